@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
     from sarathi_sim.experiments.config.deployment import Deployment
-    from sarathi_sim.experiments.run.advise import Advice
+    from sarathi_sim.experiments.run.machine import Advice
     from sarathi_sim.experiments.sweeps.plan import SweepPlan
 
 
@@ -95,7 +95,7 @@ def sweep(
 
     plan = plan_sweep(config, changes, progress)
     with ExitStack() as stack:
-        folder = Path(out or stack.enter_context(TemporaryDirectory(prefix="sarathi-sim-")))
+        folder = _folder(out, stack)
         store = Store(folder)
         store.open(resume)
         stack.enter_context(store.locked())
@@ -105,6 +105,11 @@ def sweep(
             more = f" (and {len(report.failures) - 1} more)" if len(report.failures) > 1 else ""
             raise ConfigError(f"run {key} failed: {error}{more}")
         return pd.read_parquet(folder / RESULTS)
+
+
+def _folder(out: Folder | None, stack: ExitStack) -> Path:
+    """The folder to write to; without one, a new one that goes with the stack."""
+    return Path(out or stack.enter_context(TemporaryDirectory(prefix="sarathi-sim-")))
 
 
 def describe_workload(
@@ -178,10 +183,13 @@ def find_capacity(
     in place of the shipped assumptions. ``refine`` times, deployments half-way between the best and
     its neighbours are searched, too. Raises ConfigError for what cannot run.
     """
-    from sarathi_sim.experiments.capacity.asked import answered, read_question, result_files
-    from sarathi_sim.experiments.capacity.folder import CAPACITY_FORMAT, probes_in, write_result
-    from sarathi_sim.experiments.capacity.prices import load_prices
-    from sarathi_sim.experiments.capacity.probing import Laboratory
+    from sarathi_sim.experiments.capacity.answer import (
+        answered,
+        load_prices,
+        read_question,
+        result_files,
+    )
+    from sarathi_sim.experiments.capacity.probing import CAPACITY_FORMAT, laboratory, write_result
     from sarathi_sim.experiments.capacity.written import capacities
     from sarathi_sim.experiments.config.loading import refuse_of_session
 
@@ -190,10 +198,9 @@ def find_capacity(
     for option in options:
         refuse_of_session(option.scenario, draft.source)
     with ExitStack() as stack:
-        folder = Path(out or stack.enter_context(TemporaryDirectory(prefix="sarathi-sim-")))
-        backend = stack.enter_context(closing(local_backend(workers)))
-        store = stack.enter_context(probes_in(folder, CAPACITY_FORMAT))
-        lab = Laboratory(section, store, backend, progress, silent)
+        folder = _folder(out, stack)
+        backend = local_backend(workers)
+        lab = stack.enter_context(laboratory(folder, CAPACITY_FORMAT, section, backend, progress))
         content = answered(lab, draft, options, bands, costs, refine)
         if out is not None:
             write_result(folder, CAPACITY_FORMAT, result_files(draft, section, content))
@@ -228,11 +235,10 @@ def recommend(
     those of the command. ``out`` keeps the folder that it writes. Raises ConfigError where no
     deployment keeps the SLO, and for what cannot run.
     """
-    from sarathi_sim.experiments.capacity.folder import RECOMMEND_FORMAT, probes_in, write_result
-    from sarathi_sim.experiments.capacity.layouts import wanted_of
-    from sarathi_sim.experiments.capacity.prices import load_prices
-    from sarathi_sim.experiments.capacity.probing import Laboratory
-    from sarathi_sim.experiments.capacity.recommended import recommend_files, recommended
+    from sarathi_sim.experiments.capacity.answer import load_prices
+    from sarathi_sim.experiments.capacity.options import wanted_of
+    from sarathi_sim.experiments.capacity.probing import RECOMMEND_FORMAT, laboratory, write_result
+    from sarathi_sim.experiments.capacity.recommend import recommend_files, recommended
 
     wanted = wanted_of(
         model,
@@ -251,10 +257,9 @@ def recommend(
     )
     costs = load_prices(prices)
     with ExitStack() as opened:
-        folder = Path(out or opened.enter_context(TemporaryDirectory(prefix="sarathi-sim-")))
-        backend = opened.enter_context(closing(local_backend(workers)))
-        store = opened.enter_context(probes_in(folder, RECOMMEND_FORMAT))
-        lab = Laboratory(wanted.section, store, backend, progress, silent)
+        folder, section = _folder(out, opened), wanted.section
+        backend = local_backend(workers)
+        lab = opened.enter_context(laboratory(folder, RECOMMEND_FORMAT, section, backend, progress))
         content = recommended(lab, wanted, costs, lambda text: None, refine)
         if out is not None:
             write_result(folder, RECOMMEND_FORMAT, recommend_files(wanted, content))
@@ -284,19 +289,25 @@ def find_sensitivity(
     part ``by`` less, and more. ``out`` keeps the folder that ``sarathi-sim sensitivity`` writes.
     Raises ConfigError for what cannot run.
     """
-    from sarathi_sim.experiments.capacity.folder import SENSITIVITY_FORMAT, probes_in, write_result
-    from sarathi_sim.experiments.capacity.probing import Laboratory
-    from sarathi_sim.experiments.sensitivity.elasticities import read_sensitivity, sensitivity
-    from sarathi_sim.experiments.sensitivity.tornado import sensitivity_files, table_of
+    from sarathi_sim.experiments.capacity.probing import (
+        SENSITIVITY_FORMAT,
+        laboratory,
+        write_result,
+    )
+    from sarathi_sim.experiments.capacity.sensitivity import (
+        read_sensitivity,
+        sensitivity,
+        sensitivity_files,
+        table_of,
+    )
 
     asked = read_sensitivity(
         config, changes, by=by, replications=replications, only=only, metrics=metrics
     )
     with ExitStack() as stack:
-        folder = Path(out or stack.enter_context(TemporaryDirectory(prefix="sarathi-sim-")))
-        backend = stack.enter_context(closing(local_backend(workers)))
-        store = stack.enter_context(probes_in(folder, SENSITIVITY_FORMAT))
-        content = sensitivity(Laboratory(asked.section, store, backend, progress), asked)
+        folder, kind = _folder(out, stack), SENSITIVITY_FORMAT
+        probes = laboratory(folder, kind, asked.section, local_backend(workers), progress)
+        content = sensitivity(stack.enter_context(probes), asked)
         if out is not None:
             write_result(folder, SENSITIVITY_FORMAT, sensitivity_files(asked, content))
     return table_of(content)
@@ -319,8 +330,8 @@ def advise(
     Raises ConfigError for a model without a bundle in ``profiles`` (None: the shipped ones), a
     batch that does not fit and a limit that nothing meets.
     """
-    from sarathi_sim.experiments.run.advise import advise as find
     from sarathi_sim.experiments.run.machine import Machine
+    from sarathi_sim.experiments.run.machine import advise as find
     from sarathi_sim.experiments.run.traffic import demand_of
     from sarathi_sim.profiler.bundle.schema import find_bundle, list_bundles, load_bundle
     from sarathi_sim.profiler.facts.device import load_device

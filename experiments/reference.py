@@ -16,9 +16,8 @@ from pathlib import Path
 from typing import Any
 
 from sarathi_sim.experiments.config.loading import CONFIGS
-from sarathi_sim.experiments.config.parameter_names import PARAMETERS
-from sarathi_sim.experiments.config.scenario import Header, Scenario
-from sarathi_sim.experiments.sweeps.section import SweepSpec
+from sarathi_sim.experiments.config.scenario import PARAMETERS, Header, Scenario
+from sarathi_sim.experiments.sweeps.points import SweepSpec
 from sarathi_sim.profiler.storage import not_modelled
 from sarathi_sim.profiler.storage.files import write_whole
 from sarathi_sim.profiler.storage.plain_yaml import read_mapping

@@ -23,13 +23,24 @@ from sarathi_sim.experiments.config.scenario import Scenario
 from sarathi_sim.profiler.storage.files import (
     LARGEST_DATA,
     make_folders,
+    partial,
     read_bounded,
     regular,
     remove_empty,
     restore,
+    write_whole,
 )
 from sarathi_sim.profiler.storage.folder_lock import held, is_held
-from sarathi_sim.profiler.storage.manifest import NotOursError, check_ours, replace_folder
+from sarathi_sim.profiler.storage.manifest import (
+    MANIFEST,
+    Manifest,
+    NotOursError,
+    check_ours,
+    differences,
+    read_manifest,
+    replace_folder,
+)
+from sarathi_sim.profiler.storage.manifest import held as held_by
 from sarathi_sim.profiler.storage.plain_yaml import dump_yaml, read_mapping
 from sarathi_sim.profiler.storage.strict import one_line
 from sarathi_sim.simulator.views.ledger import ACCOUNTS
@@ -88,6 +99,35 @@ def result_folder(out: Path, kind: str = FORMAT) -> Iterator[Path]:
     finally:
         shutil.rmtree(scratch, ignore_errors=True)
         remove_empty(made)
+
+
+def open_result(
+    out: Path, kind: str, apart: Callable[[str], object], where: str = ""
+) -> list[Path] | None:
+    """Make the folder of a result that grows: the folders that were made for it, None where it is
+    one of that kind already. Raises ConfigError, which begins with ``where`` (default: ``--out``),
+    where it is something else, or holds files that are not ours; but for names that are ``apart``.
+    """
+    folder, where = resolved(out), where or f"--out {out}"
+    with about_out(out):
+        made = make_folders(folder)
+    if {path.name for path in folder.iterdir()} <= {partial(folder / MANIFEST).name}:
+        write_whole(folder / MANIFEST, Manifest(kind).dump())
+        return made
+    manifest = read_manifest(folder)
+    if manifest is None or manifest.kind != kind:
+        wanted = kind.removeprefix("sarathi-sim ").rstrip(" 0123456789")
+        raise ConfigError(
+            f"{where}: exists and is no earlier result of {wanted} (it holds "
+            f"{held_by(folder)}): name another folder"
+        )
+    found = differences(folder, manifest, apart)
+    if found.changed or found.foreign:
+        raise ConfigError(
+            f"{where}: holds files that are not part of an earlier result "
+            f"({found.in_the_way()}): move them away, or name another folder"
+        )
+    return None
 
 
 @contextmanager

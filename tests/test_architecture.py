@@ -71,10 +71,6 @@ ROOMS: dict[str, str] = {
         "experiments.sweeps experiments.run experiments.figures experiments.content "
         "experiments.results experiments.config policies profiler simulator"
     ),
-    "experiments.sensitivity": (
-        "experiments.capacity experiments.sweeps experiments.run experiments.figures "
-        "experiments.content experiments.results experiments.config policies profiler simulator"
-    ),
     "experiments.score": (
         "experiments.sweeps experiments.run experiments.figures experiments.content "
         "experiments.results experiments.config policies profiler simulator"
@@ -88,12 +84,12 @@ ROOMS: dict[str, str] = {
         "experiments.config policies profiler simulator"
     ),
     "experiments.report": (
-        "experiments.sensitivity experiments.capacity experiments.score experiments.sweeps "
+        "experiments.capacity experiments.score experiments.sweeps "
         "experiments.run experiments.figures experiments.content experiments.results "
         "experiments.config profiler simulator"
     ),
     "experiments.api": (
-        "experiments.report experiments.sensitivity experiments.capacity experiments.score "
+        "experiments.report experiments.capacity experiments.score "
         "experiments.sweeps experiments.run experiments.figures experiments.content "
         "experiments.results experiments.config policies profiler simulator"
     ),

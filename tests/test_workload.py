@@ -17,8 +17,8 @@ from hypothesis import strategies as st
 from typer.testing import CliRunner
 
 from sarathi_sim.experiments.cli.app import app
+from sarathi_sim.experiments.config.base import Source
 from sarathi_sim.experiments.config.errors import ConfigError
-from sarathi_sim.experiments.config.key_paths import Source
 from sarathi_sim.experiments.config.requests import build_requests
 from sarathi_sim.experiments.config.scenario import Scenario
 from sarathi_sim.experiments.run.traffic import is_trace

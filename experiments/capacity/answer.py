@@ -1,4 +1,4 @@
-"""From a question to capacities: what the command ``capacity`` finds, as numbers and tables."""
+"""The command ``capacity``: from a file to capacities in numbers, with costs, and to files."""
 
 from __future__ import annotations
 
@@ -6,13 +6,15 @@ import math
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from pathlib import Path
+from typing import Annotated, Any, ClassVar, Literal
 
 import numpy as np
+from pydantic import Field
 
-from sarathi_sim.experiments.capacity.judgement import OVERLOAD, REJECTED, Verdict
-from sarathi_sim.experiments.capacity.options import Option, plan_of
-from sarathi_sim.experiments.capacity.probing import Laboratory
+from sarathi_sim.experiments.capacity.curves import figure_files, frontier_figures, headroom_figure
+from sarathi_sim.experiments.capacity.options import Option, option_at, options_of, plan_of
+from sarathi_sim.experiments.capacity.probing import CAPACITY_FORMAT, Laboratory
 from sarathi_sim.experiments.capacity.search import (
     AT_ONCE,
     Capacity,
@@ -24,10 +26,21 @@ from sarathi_sim.experiments.capacity.search import (
     capacity,
     crossing,
 )
+from sarathi_sim.experiments.capacity.slo import OVERLOAD, REJECTED, CapacitySection, Verdict
+from sarathi_sim.experiments.capacity.written import capacities, capacity_answer, headroom
+from sarathi_sim.experiments.config.base import Source
 from sarathi_sim.experiments.config.deployment import deploy
-from sarathi_sim.experiments.config.key_paths import Source
+from sarathi_sim.experiments.config.errors import ConfigError
+from sarathi_sim.experiments.config.loading import Assignments, Config, Draft, read_draft
 from sarathi_sim.experiments.content import assumed
+from sarathi_sim.experiments.figures.style import styled
+from sarathi_sim.experiments.results import SUMMARY, json_bytes
+from sarathi_sim.experiments.run.traffic import with_workload
 from sarathi_sim.experiments.run.uncertainty import QUANTILES, uncertainty
+from sarathi_sim.experiments.sweeps.points import between, in_order
+from sarathi_sim.profiler.storage.paths import data_dir, user_path
+from sarathi_sim.profiler.storage.plain_yaml import dump_yaml, read_mapping
+from sarathi_sim.profiler.storage.strict import STRICT, did_you_mean, parse
 from sarathi_sim.simulator.views.metrics import Analysis
 
 FINE = 0.005
@@ -69,13 +82,12 @@ def answers(lab: Laboratory, options: list[Option], where: str, bands: bool = Tr
     spreads: dict[Option, tuple[float, float]] = {}
     if bands:
         spreads = banded(lab, plans, {o: f for o, f in found.items() if isinstance(f, Capacity)})
-    return [_answer(option, found[option], spreads.get(option)) for option in options]
-
-
-def _answer(option: Option, found: Capacity | str, band: tuple[float, float] | None) -> Answer:
-    if isinstance(found, str):
-        return Answer(option, None, None, found)
-    return Answer(option, found, band)
+    return [
+        Answer(option, None, None, one)
+        if isinstance(one := found[option], str)
+        else Answer(option, one, spreads.get(option))
+        for option in options
+    ]
 
 
 def banded(
@@ -250,8 +262,7 @@ def scenario_at(option: Option, at: Mapping[str, Any], kind: str) -> dict[str, A
     """The configuration of all replicas at a load, to simulate it again: with as many requests for
     each of them as the pooled numbers ``at`` that load are from."""
     under = option.under(at["load"], kind)
-    traffic = under.workload.model_copy(update={"requests": at["requests_of_all"]})
-    under = under.model_copy(update={"workload": traffic})
+    under = under.having("workload", requests=at["requests_of_all"])
     return under.model_dump(mode="json", exclude_none=True)
 
 
@@ -281,17 +292,23 @@ def numbers(probed: Probed, option: Option) -> dict[str, Any]:
         "run": probed.run,
         "load": probed.probe.load,
         "requests": probed.probe.requests,
-        "holds": probed.verdict.holds,
-        "overloaded": probed.verdict.overloaded,
-        "rejected_share": probed.verdict.rejected,
-        "slo": probed.verdict.values,
-        "stress": probed.verdict.stresses,
+        **_judged(probed.verdict),
         "ttft_p99_s": after["ttft_s"]["p99"],
         "tbt_p99_s": after["tbt_s"]["p99"],
         "tokens_per_s_per_user": 1 / tpot if tpot else float("nan"),
         "requests_per_s": served,
         "output_tokens_per_s": tokens,
         "output_tokens_per_s_per_gpu": tokens / option.gpus,
+    }
+
+
+def _judged(verdict: Verdict) -> dict[str, Any]:
+    return {
+        "holds": verdict.holds,
+        "overloaded": verdict.overloaded,
+        "rejected_share": verdict.rejected,
+        "slo": verdict.values,
+        "stress": verdict.stresses,
     }
 
 
@@ -309,12 +326,156 @@ def pooled_numbers(at: Sequence[Probed], verdict: Verdict, option: Option) -> di
     }
     return {
         **each[0],
-        "holds": verdict.holds,
-        "overloaded": verdict.overloaded,
-        "rejected_share": verdict.rejected,
-        "slo": verdict.values,
-        "stress": verdict.stresses,
+        **_judged(verdict),
         **means,
         "runs": [probed.run for probed in at],
         "requests_of_all": at[0].probe.requests * at[0].scale,
+    }
+
+
+@dataclass(frozen=True)
+class Prices:
+    """``gpu_hour``: what an hour of one GPU costs, by device; as of ``date``. ``mark`` says where
+    the numbers are from: ``assumed``, or ``given``."""
+
+    __pydantic_config__: ClassVar = STRICT
+
+    date: str
+    gpu_hour: dict[str, Annotated[float, Field(ge=0, le=1e6)]]
+    currency: str = "USD"
+    mark: Literal["assumed", "given"] = "given"
+
+    @property
+    def stated(self) -> dict[str, str]:
+        """Where they are from, as results have it."""
+        return {"date": self.date, "currency": self.currency, "mark": self.mark}
+
+    def of(self, device: str) -> float:
+        """An hour of one GPU. Raises ConfigError where the price is not known."""
+        if device not in self.gpu_hour:
+            raise ConfigError(
+                f"prices: gpu_hour.{device}: this key is missing"
+                f"{did_you_mean(device, self.gpu_hour)}: give --prices with it"
+            )
+        return self.gpu_hour[device]
+
+
+def load_prices(path: str | None) -> Prices:
+    """The user's prices, or the shipped ones. Raises ConfigError, a line per mistake."""
+    file: Path = data_dir() / "prices.yaml" if path is None else user_path(path)
+    return parse(Prices, read_mapping(file), file)
+
+
+def per_million_tokens(gpu_hour: float, gpus: int, output_tokens_per_s: float) -> float:
+    """What a million output tokens cost at that throughput."""
+    if not output_tokens_per_s:
+        return float("inf")
+    return gpu_hour * gpus / 3600 / output_tokens_per_s * 1e6
+
+
+def add_costs(row: dict[str, Any], per_hour: float) -> None:
+    """Add to a deployment what an hour of it costs, and to it and each of its probes what a million
+    output tokens do. Its own are those at the rate that was asked for, or at its capacity; None
+    where it does not carry that."""
+    row["per_hour"], at = per_hour, row.get("at_capacity")
+    asked = row.get("at_rate")
+    for probe in (*row.get("curve", ()), *filter(None, (at, asked))):
+        tokens = probe["output_tokens_per_s"]
+        probe["per_million_output_tokens"] = per_million_tokens(per_hour, 1, tokens)
+    known = at and row["settled"] and row["capacity"]
+    there = (asked or at) if known else None
+    row["per_million_output_tokens"] = there["per_million_output_tokens"] if there else None
+
+
+def read_question(
+    config: Config, assignments: Assignments, workload: str | None = None
+) -> tuple[Draft, CapacitySection, list[Option]]:
+    """A file with a ``capacity`` section, and its deployments, checked; ``workload`` gives lengths
+    in place of its own (:func:`with_workload`). Raises ConfigError."""
+    draft = with_workload(read_draft(config, assignments), workload)
+    raw = draft.header.capacity
+    if raw is None:
+        raise ConfigError(
+            f"{draft.source.file}: capacity: this section is missing: it states the SLO, as in "
+            "capacity: {slo: 'p99 ttft 1s, p99 tbt 50ms'}"
+        )
+    section = draft.source.checked(CapacitySection, raw, "capacity")
+    return draft, section, options_of(draft, section)
+
+
+def answered(
+    lab: Laboratory,
+    draft: Draft,
+    options: list[Option],
+    bands: bool,
+    prices: Prices,
+    refine: int = 0,
+) -> dict[str, Any]:
+    """The question and the answer, as ``summary.json`` has it: with costs of GPUs with a price.
+
+    ``refine`` times, deployments half-way between the best and its neighbours are searched, too.
+    """
+    section, where = lab.section, draft.source.file
+    found = answers(lab, options, where, bands)
+    for _ in range(refine):
+        if not (further := _halfway(lab, draft, found)):
+            break
+        found += answers(lab, further, where, bands)
+        found = [found[place] for place in in_order([one.option.point for one in found])]
+    options = [one.option for one in found]
+    lab.write_tables()
+    deployments = [as_json(each, section.load) for each in found]
+    for one in deployments:
+        if (gpu_hour := prices.gpu_hour.get(one["device"])) is not None:
+            add_costs(one, gpu_hour * one["gpus"])
+    content = {
+        "format": CAPACITY_FORMAT,
+        "name": draft.header.name,
+        "description": draft.header.description,
+        "slo": section.slo,
+        "load": section.load,
+        "tolerance": section.tolerance,
+        "keep": section.replications.keep,
+        "may_reject": section.rejected,
+        "deployments": deployments,
+        **said_of(options, section.load),
+        "prices": prices.stated,
+        "probes": len(lab.runs.keys() - lab.report.failures.keys()),
+        "provenance": "predicted",
+    }
+    return content | capacity_answer(content).words()
+
+
+def _halfway(lab: Laboratory, draft: Draft, found: Sequence[Answer]) -> list[Option]:
+    """The deployments half-way between the best and its neighbours, those that can be."""
+    loads, options = [one.load for one in found], list[Option]()
+    if not any(loads):
+        return []
+    for point in between(loads.index(max(loads)), [one.option.point for one in found]):
+        scenario = point.pop("scenario")
+        try:
+            options.append(option_at(draft, lab.section, scenario, point))
+        except ConfigError as error:
+            lab.say(f"not between: {str(error).splitlines()[0]}")
+    if options:
+        lab.say(f"refining: {'; '.join(one.name for one in options)}")
+    return options
+
+
+def result_files(
+    draft: Draft, section: CapacitySection, content: Mapping[str, Any]
+) -> dict[str, bytes]:
+    """The files of the result beside its probes."""
+    found = content["deployments"]
+    header = draft.header.model_dump(include={"name", "description"})
+    question = {**header, **draft.raw, "capacity": section.model_dump(exclude_none=True)}
+    with styled():
+        fronts = frontier_figures(found, (), content["prices"]["currency"])
+        figures = figure_files({"headroom": headroom_figure(found, section), **fronts})
+    return {
+        SUMMARY: json_bytes(content),
+        "capacity.csv": capacities(found).to_csv(index=False).encode(),
+        "headroom.csv": headroom(found).to_csv(index=False).encode(),
+        "config.yaml": dump_yaml({**question, "scenarios": draft.overrides}).encode(),
+        **figures,
     }

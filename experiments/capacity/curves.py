@@ -13,10 +13,10 @@ import pandas as pd
 from matplotlib.figure import Figure
 from matplotlib.ticker import LogLocator, NullFormatter, PercentFormatter
 
-from sarathi_sim.experiments.capacity.capacity_section import CapacitySection
-from sarathi_sim.experiments.capacity.written import UNITS
-from sarathi_sim.experiments.figures.style import BLACK, line_styles, save
-from sarathi_sim.experiments.sweeps.figures.pareto import pareto_front
+from sarathi_sim.experiments.capacity.slo import CapacitySection
+from sarathi_sim.experiments.capacity.written import UNITS, panels, sides, title
+from sarathi_sim.experiments.figures.style import BLACK, BLUE, VERMILION, line_styles, save
+from sarathi_sim.experiments.sweeps.drawing import pareto_front
 from sarathi_sim.simulator.loop.records import Floats
 from sarathi_sim.simulator.views.metric_registry import number_text
 
@@ -172,4 +172,32 @@ def _figure(table: pd.DataFrame, x: str, y: str, currency: str) -> Figure:
         panel.xaxis.set_minor_formatter(NullFormatter())
     panel.set(xlabel=named(x, currency), ylabel=named(y, currency))
     figure.legend(loc="outside lower center", ncols=2)
+    return figure
+
+
+MOST_PANELS, MOST_BARS = 12, 14
+
+
+def tornado_figure(content: Mapping[str, Any]) -> Figure:
+    """A panel for each deployment and measure: how far each factor moves it, the farthest on
+    top."""
+    shown = list(panels(content).items())[:MOST_PANELS]
+    columns = max(1, min(len(content["measures"]), len(shown)))
+    lines = max(1, -(-len(shown) // columns))
+    figure = Figure(figsize=(6.4 * columns, 5.2 * lines), layout="constrained")
+    grid = figure.subplots(lines, columns, squeeze=False).ravel()
+    for panel in grid[len(shown) :]:
+        panel.set_visible(False)
+    for panel, (key, rows) in zip(grid, shown, strict=False):
+        some = rows[:MOST_BARS][::-1]
+        places = np.arange(len(some))
+        looks = zip(("low_pct", "high_pct"), (BLUE, VERMILION), sides(content), strict=True)
+        for side, colour, name in looks:
+            panel.barh(places, [row[side] for row in some], 0.7, color=colour, label=name)
+        panel.axvline(0.0, color=BLACK, linewidth=1.0)
+        panel.set_yticks(places, [row["factor"] for row in some])
+        panel.set(xlabel="change (%)", title=title(content, *key))
+        panel.grid(visible=False, axis="y")
+    if shown:
+        figure.legend(*grid[0].get_legend_handles_labels(), loc="outside lower center", ncols=2)
     return figure

@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from sarathi_sim.experiments.config.key_paths import get
+from sarathi_sim.experiments.config.base import get
 from sarathi_sim.experiments.config.scenario import KvCache, Scenario
 from sarathi_sim.policies.policy import is_pooled, memory_share_of
 from sarathi_sim.profiler.facts.hub import Checkpoint, checkpoints, find_published
@@ -35,12 +35,13 @@ class Launch:
 class _ServerCommand:
     """How an engine is started.
 
-    ``options`` take settings by their path; ``kv_names`` are its names of KV formats. A switch that
-    is off is ``--no-...`` in an engine that ``negates``, else left out. ``partition`` is the
-    environment's variable for the layers of pipeline stages. ``on_the_fly`` are the formats that it
-    makes of a checkpoint in bf16, ``reads`` those of the checkpoints that it loads (empty: all).
-    ``follows_kv``: a KV cache in bf16 is whatever the checkpoint says. ``options_file`` is the
-    content of the YAML with all else.
+    ``options`` take settings by their path. In an engine without an ``options_file`` (the content
+    of the YAML with all else) there are options that are called like the policy's keys, too.
+    ``kv_names`` are its names of KV formats. A switch that is off is ``--no-...`` in an engine that
+    ``negates``, else left out. ``partition`` is the environment's variable for the layers of
+    pipeline stages. ``on_the_fly`` are the formats that it makes of a checkpoint in bf16, ``reads``
+    those of the checkpoints that it loads (empty: all). ``follows_kv``: a KV cache in bf16 is
+    whatever the checkpoint says.
     """
 
     program: str
@@ -56,15 +57,14 @@ class _ServerCommand:
 
 
 def _of_trtllm(settings: Settings) -> dict[str, Any]:
-    policy, cache, cluster = settings["policy"], settings["kv_cache"], settings["cluster"]
-    capacity = policy["capacity_scheduler_policy"].upper()
+    policy, cache, cluster = dict(settings["policy"]), settings["kv_cache"], settings["cluster"]
+    for key in ("name", "max_num_tokens", "max_batch_size"):
+        del policy[key]
+    capacity = policy.pop("capacity_scheduler_policy").upper()
     stages = {"pp_partition": cluster["layers_per_stage"]} if cluster["pp"] > 1 else {}
     return {
         "dtype": "bfloat16",
-        "enable_chunked_prefill": policy["enable_chunked_prefill"],
-        "disable_overlap_scheduler": policy["disable_overlap_scheduler"],
-        "batch_wait_timeout_iters": policy["batch_wait_timeout_iters"] or 0,
-        "batch_wait_max_tokens_ratio": policy["batch_wait_max_tokens_ratio"],
+        **{key: _spelled(f"policy.{key}", value) for key, value in policy.items()},
         "scheduler_config": {"capacity_scheduler_policy": capacity},
         "kv_cache_config": {
             "dtype": settings["kv_cache_dtype"],
@@ -87,15 +87,6 @@ _SERVERS = {
             "--dtype": "dtype",
             "--quantization": "quantization",
             "--kv-cache-dtype": "kv_cache_dtype",
-            "--max-num-batched-tokens": "policy.max_num_batched_tokens",
-            "--max-num-seqs": "policy.max_num_seqs",
-            "--enable-chunked-prefill": "policy.enable_chunked_prefill",
-            "--scheduling-policy": "policy.scheduling_policy",
-            "--long-prefill-token-threshold": "policy.long_prefill_token_threshold",
-            "--long-prefill-token-threshold-adaptive": "policy.adaptive_threshold",
-            "--watermark": "policy.watermark",
-            "--scheduler-reserve-full-isl": "policy.scheduler_reserve_full_isl",
-            "--async-scheduling": "policy.async_scheduling",
             "--gpu-memory-utilization": "memory_share",
             "--block-size": "kv_cache.block_size",
             "--enable-prefix-caching": "kv_cache.prefix_caching",
@@ -116,14 +107,6 @@ _SERVERS = {
             "--dtype": "dtype",
             "--quantization": "quantization",
             "--kv-cache-dtype": "kv_cache_dtype",
-            "--chunked-prefill-size": "policy.chunked_prefill_size",
-            "--max-prefill-tokens": "policy.max_prefill_tokens",
-            "--max-running-requests": "policy.max_running_requests",
-            "--schedule-policy": "policy.schedule_policy",
-            "--schedule-conservativeness": "policy.schedule_conservativeness",
-            "--enable-mixed-chunk": "policy.enable_mixed_chunk",
-            "--disable-overlap-schedule": "policy.disable_overlap_schedule",
-            "--scheduler-recv-interval": "policy.scheduler_recv_interval",
             "--mem-fraction-static": "memory_share",
             "--page-size": "kv_cache.block_size",
             "--disable-radix-cache": "no_prefix_caching",
@@ -151,8 +134,18 @@ _SERVERS = {
     ),
 }
 """By policy."""
-_WITHOUT = {"policy.chunked_prefill_size": -1, "policy.long_prefill_token_threshold": 0}
+_RENAMED = {"adaptive_threshold": "long_prefill_token_threshold_adaptive"}
+"""Of the policies' keys those that are not called like the engine's option."""
+_WITHOUT = {
+    "policy.chunked_prefill_size": -1,
+    "policy.long_prefill_token_threshold": 0,
+    "policy.batch_wait_timeout_iters": 0,
+}
 """How a setting that is left empty is spelled."""
+
+
+def _spelled(path: str, value: Any) -> Any:
+    return _WITHOUT.get(path) if value is None else value
 
 
 def launch(scenario: Scenario) -> Launch:
@@ -199,9 +192,12 @@ def _command(
     }
     words = [server.program.format(model=shlex.quote(checkpoint.name))]
     words += [server.trust] if checkpoint.custom_code else []
-    for option, path in server.options.items():
-        value = get(settings, tuple(path.split(".")))
-        value = _WITHOUT.get(path) if value is None else value
+    options = dict(server.options)
+    if server.options_file is None:
+        keys = (key for key in scenario.policy.described() if key != "name")
+        options |= {f"--{_RENAMED.get(k, k).replace('_', '-')}": f"policy.{k}" for k in keys}
+    for option, path in options.items():
+        value = _spelled(path, get(settings, tuple(path.split("."))))
         if value is True:
             words.append(option)
         elif value is False:

@@ -1,20 +1,41 @@
-"""Probes as runs of a sweep: sent to its backends, kept in its folder, found again by content."""
+"""Probes as runs of a sweep: sent to its backends, found again by content; and the folder that
+keeps them beside the answer.
+
+DIR/summary.json      the question and the answer
+    capacity.csv      a row a deployment
+    headroom.csv      a row a probe: load, every clause of the SLO, throughput
+    config.yaml       the question, to ask it again
+    figures/          headroom, Pareto fronts
+    probes/           the sweep of all runs; the same question again takes them from here
+    manifest.json     names all of them but probes/, which has its own
+"""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping
+from contextlib import closing, contextmanager
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, Generic, TypeVar
 
-from sarathi_sim.experiments.capacity.capacity_section import CapacitySection
-from sarathi_sim.experiments.capacity.judgement import RunTables, judge
 from sarathi_sim.experiments.capacity.options import Option
 from sarathi_sim.experiments.capacity.search import Probe, Probed, Search, UnbreakableError
+from sarathi_sim.experiments.capacity.slo import CapacitySection, RunTables, judge
+from sarathi_sim.experiments.results import open_result
 from sarathi_sim.experiments.sweeps.backends import Backend, Bundles, Outcomes
 from sarathi_sim.experiments.sweeps.execute import Report, execute, write_tables
-from sarathi_sim.experiments.sweeps.identity import run_key
-from sarathi_sim.experiments.sweeps.plan import Run, SweepPlan
+from sarathi_sim.experiments.sweeps.plan import Run, SweepPlan, run_key
 from sarathi_sim.experiments.sweeps.store import Store
+from sarathi_sim.profiler.storage.files import remove_empty
+from sarathi_sim.profiler.storage.manifest import (
+    MANIFEST,
+    Manifest,
+    read_manifest,
+    remove_files,
+    remove_ours,
+    replace_files,
+)
 from sarathi_sim.profiler.storage.progress import Progress, Say, silent
 
 T = TypeVar("T")
@@ -150,3 +171,53 @@ class _Kept:
 
     def close(self) -> None:
         """Its owner closes it."""
+
+
+CAPACITY_FORMAT = "sarathi-sim capacity 1"
+RECOMMEND_FORMAT = "sarathi-sim recommend 2"
+SENSITIVITY_FORMAT = "sarathi-sim sensitivity 1"
+PROBES = "probes"
+_APART = re.compile(r"probes(/.*)?|figures/?|.*\.partial")
+
+
+@contextmanager
+def probes_in(out: Path, kind: str) -> Iterator[Store]:
+    """The store of the probes below ``out``, locked; where the block fails without a probe, a new
+    folder goes again, and one that was empty is left empty. Raises ConfigError where ``out`` is
+    something else, or holds files that are not ours."""
+    made = open_result(out, kind, _APART.fullmatch)
+    store = Store(out / PROBES)
+    store.open(resume=True)
+    try:
+        with store.locked():
+            yield store
+    except BaseException:
+        if made is not None and not any(store.runs.iterdir()):
+            store.runs.rmdir()
+            remove_ours(store.folder)
+            (out / MANIFEST).unlink()
+            remove_empty(made)
+        raise
+
+
+@contextmanager
+def laboratory(
+    out: Path,
+    kind: str,
+    section: CapacitySection,
+    backend: Backend,
+    progress: Progress = silent,
+    say: Say = silent,
+) -> Iterator[Laboratory]:
+    """What probes are simulated in, with its folder (:func:`probes_in`); it closes the backend."""
+    with closing(backend), probes_in(out, kind) as store:
+        yield Laboratory(section, store, backend, progress, say)
+
+
+def write_result(out: Path, kind: str, files: Mapping[str, bytes]) -> None:
+    """Write the files of the answer, each whole or as it was; an earlier one's others go."""
+    for name in files:
+        (out / name).parent.mkdir(parents=True, exist_ok=True)
+    replace_files(out, kind, files)
+    written = read_manifest(out) or Manifest(kind)
+    remove_files(out, kind, written.files.keys() - files.keys())

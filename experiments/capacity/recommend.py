@@ -10,23 +10,46 @@ The best few are then searched as ``capacity`` does, with all their replicas.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from itertools import product
+from functools import lru_cache
+from itertools import compress, product
+from typing import Any
 
 import numpy as np
+import numpy.typing as npt
+import pandas as pd
 
-from sarathi_sim.experiments.capacity.answer import Answer, answers
-from sarathi_sim.experiments.capacity.bounds import alone, most_requests_per_s
-from sarathi_sim.experiments.capacity.judgement import Verdict
-from sarathi_sim.experiments.capacity.layouts import Wanted, deployable
-from sarathi_sim.experiments.capacity.options import Option, plan_of
-from sarathi_sim.experiments.capacity.prices import Prices
-from sarathi_sim.experiments.capacity.probing import Laboratory
+from sarathi_sim.experiments.capacity.answer import (
+    Answer,
+    Prices,
+    add_costs,
+    answers,
+    as_json,
+    numbers,
+    pooled_numbers,
+    said_of,
+    scenario_at,
+)
+from sarathi_sim.experiments.capacity.curves import figure_files, frontier_figures, headroom_figure
+from sarathi_sim.experiments.capacity.launch import Launch, launch
+from sarathi_sim.experiments.capacity.options import Option, Wanted, deployable, plan_of
+from sarathi_sim.experiments.capacity.probing import RECOMMEND_FORMAT, Laboratory
 from sarathi_sim.experiments.capacity.search import Crossing, Probed, at_load, race
+from sarathi_sim.experiments.capacity.slo import STATISTICS, Objective, Verdict
+from sarathi_sim.experiments.capacity.written import headroom, loses, recommend_answer, why_best
+from sarathi_sim.experiments.config.deployment import Deployment
 from sarathi_sim.experiments.config.errors import ConfigError
-from sarathi_sim.experiments.sweeps.neighbours import between
+from sarathi_sim.experiments.config.inputs import host_of
+from sarathi_sim.experiments.figures.style import styled
+from sarathi_sim.experiments.results import SUMMARY, json_bytes
+from sarathi_sim.experiments.sweeps.points import between
+from sarathi_sim.policies.policy import chunking_of
+from sarathi_sim.profiler.storage.plain_yaml import dump_yaml
 from sarathi_sim.profiler.storage.progress import Say
+from sarathi_sim.simulator.loop.records import Floats
+from sarathi_sim.simulator.op_times.iteration import IterationCost
+from sarathi_sim.simulator.op_times.op_times import SUM, OpTimes
 from sarathi_sim.simulator.views.metric_registry import number_text
 
 FINALISTS = 4
@@ -70,7 +93,8 @@ class Screened:
 
 @dataclass(frozen=True)
 class Worth:
-    """What deployments are worth to who asks."""
+    """The value of a deployment: requests a second for a unit of money an hour, and the loads that
+    this takes."""
 
     wanted: Wanted
     prices: Prices
@@ -289,11 +313,8 @@ def _nothing(wanted: Wanted, dropped: Mapping[str, str]) -> str:
 
 def whole(option: Option, replicas: int) -> Option:
     """The deployment with so many replicas; it may have some number of them already."""
-    scenario = option.scenario
-    cluster = scenario.cluster.model_copy(update={"replicas": replicas})
-    whole = scenario.model_copy(update={"cluster": cluster})
-    deployment = replace(option.deployment, scenario=whole)
-    return Option(f"{option.name.partition(' x ')[0]} x {replicas}", option.point, deployment)
+    name = f"{option.name.partition(' x ')[0]} x {replicas}"
+    return option.changed(name, option.scenario.having("cluster", replicas=replicas))
 
 
 def _changed(option: Option, by: int) -> Option:
@@ -325,14 +346,6 @@ def carries_rate(answer: Answer, rate: float, checked: Mapping[str, AtRate]) -> 
 # The race ------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True)
-class _Goal:
-    """The load that a replica must carry, and why."""
-
-    load: float = 0.0
-    reason: str = "under any load"
-
-
 def screen(
     lab: Laboratory,
     worth: Worth,
@@ -348,12 +361,12 @@ def screen(
     while waiting:
         best = found[0] if found else None
         goals = {option: _goal(worth, option, found) for option in waiting}
-        for option, goal in goals.items():
-            if bounded[option] < goal.load:
+        for option, (load, reason) in goals.items():
+            if bounded[option] < load:
                 most = worth.of(option, bounded[option])
                 least = f"{most.replicas * option.gpus} GPUs at least"
                 told = f"at most {most.carried}" if worth.wanted.rate is None else least
-                dropped[option.name] = f"{told} by its op times: {goal.reason}"
+                dropped[option.name] = f"{told} by its op times: {reason}"
         waiting = [option for option in waiting if option.name not in dropped]
         size = WAVE if found else FIRST
         wave, waiting = waiting[:size], waiting[size:]
@@ -363,7 +376,7 @@ def screen(
             several = whole(option, worth.of(option, bounded[option]).replicas)
             one = several if several.alike > 1 else option  # else one replica, by itself
             offered = one.alike / (1 - option.deployment.rejected)  # for what is served
-            wanted, start = offered * goals[option].load, offered * LIKELY * bounded[option]
+            wanted, start = offered * goals[option][0], offered * LIKELY * bounded[option]
             searches[one] = race(replace(short, scale=one.alike), wanted, start)
             asked[one] = option
         done = total - len(waiting) - len(wave)
@@ -375,7 +388,7 @@ def screen(
                 found.append(replace(rough, kept=outcome.kept))
             elif isinstance(outcome, Probed):
                 at = worth.of(option, outcome.probe.load * served).carried
-                why = f"breaks {outcome.verdict.worst} at {at}: {goals[option].reason}"
+                why = f"breaks {outcome.verdict.worst} at {at}: {goals[option][1]}"
                 dropped[option.name] = why
             else:
                 dropped[option.name] = outcome
@@ -412,18 +425,345 @@ def _in_order(worth: Worth, bounded: Mapping[Option, float]) -> list[Option]:
     return sorted(ordered, key=lambda option: place[option])
 
 
-def _goal(worth: Worth, option: Option, found: Sequence[Screened]) -> _Goal:
-    """What it takes to be nearly as good as the best, and better than others of its layout."""
+def _goal(worth: Worth, option: Option, found: Sequence[Screened]) -> tuple[float, str]:
+    """The load that a replica must carry to be nearly as good as the best, and better than others
+    of its layout; and why."""
     if not found:
-        return _Goal()
+        return 0.0, "under any load"
     best = found[0]
     goals = [(best.value * (1 - BEHIND), f"over {BEHIND:.0%} behind {_named(best)}")]
     same = (one for one in found if one.option.point["layout"] == option.point["layout"])
     if (rival := next(same, None)) is not None:
         goals.append((rival.value * (1 + BETTER), f"no better than {_named(rival)}"))
     value, reason = max(goals)
-    return _Goal(worth.load_for(option, value), reason)
+    return worth.load_for(option, value), reason
 
 
 def _named(one: Screened) -> str:
     return f"{one.option.name} x {one.replicas}"
+
+
+def recommended(
+    lab: Laboratory, wanted: Wanted, prices: Prices, say: Say, rounds: int
+) -> dict[str, Any]:
+    """Look for the best deployments; the content of ``summary.json``. Raises ConfigError where none
+    keeps the SLO."""
+    found = refined(lab, wanted, prices, say, rounds)
+    lab.write_tables()
+    return answer_of(found, wanted, prices)
+
+
+def answer_of(found: Recommendation, wanted: Wanted, prices: Prices) -> dict[str, Any]:
+    """The content of ``summary.json``. Without a deployment that carries anything, or the rate,
+    ``winner`` and ``command`` are None; ``needs`` says which checkpoint a command would need."""
+    rows = ranked(found, wanted, prices)
+    best = found.finalists[0].option
+    carries = rows[0]["carries"]
+    started = launch(best.scenario) if carries else Launch(None)
+    content: dict[str, Any] = {
+        "format": RECOMMEND_FORMAT,
+        "name": "recommend",
+        "model": wanted.model,
+        "devices": list(wanted.devices),
+        "gpus": wanted.gpus if wanted.rate is None else None,
+        "rate": wanted.rate,
+        "slo": wanted.section.slo,
+        "load": wanted.section.load,
+        "tolerance": wanted.section.tolerance,
+        "keep": wanted.section.replications.keep,
+        "may_reject": wanted.section.rejected,
+        "workload": wanted.stated,
+        "winner": rows[0]["name"] if carries else None,
+        "command": started.command,
+        "needs": started.needs,
+        "replicas": best.scenario.cluster.replicas,
+        "deployments": rows,
+        "one_fewer": _one_fewer(found, wanted) if carries else None,
+        "screened": [_only_screened(one) for one in found.screened],
+        "dropped": found.dropped,
+        **said_of([one.option for one in found.finalists], wanted.section.load),
+        "doubts": found.doubts,
+        "not_tried": wanted.not_tried,
+        "prices": prices.stated,
+        "provenance": "predicted",
+    }
+    return content | recommend_answer(content).words()
+
+
+def ranked(found: Recommendation, wanted: Wanted, prices: Prices) -> list[dict[str, Any]]:
+    """The finalists in numbers, each with its price and what it loses by.
+
+    ``carries`` is the load that each is asked for: the rate, or its capacity; None where it does
+    not carry that. ``per_million_output_tokens`` is the price of a million at that load, and
+    ``at_rate`` what replications do at the rate.
+    """
+    rows = []
+    for answer in found.finalists:
+        row = as_json(answer, wanted.section.load)
+        row["gpus_paid"] = paid = wanted.gpus if wanted.rate is None else answer.option.gpus
+        row["carries"], row["at_rate"] = row["capacity"] or None, None
+        if wanted.rate is not None:
+            carries = carries_rate(answer, wanted.rate, found.checked)
+            row["carries"] = wanted.rate if carries else None
+            there = found.checked.get(row["name"])
+            if there is not None:
+                row["at_rate"] = at = pooled_numbers(there.at, there.verdict, there.option)
+                row["scenario"] = scenario_at(there.option, at, wanted.section.load)
+        add_costs(row, prices.of(row["device"]) * paid)
+        rows.append(row)
+    best, *others = rows
+    for row in others:
+        row["why"] = loses(row, best)
+    best["why"] = why_best(best, [row for row in others if row["carries"]], prices.currency)
+    return rows
+
+
+def _one_fewer(found: Recommendation, wanted: Wanted) -> dict[str, Any] | None:
+    """What the first does at the rate with one replica fewer, where that was run."""
+    best = found.finalists[0].option
+    name, _, replicas = best.name.rpartition(" x ")
+    there = found.checked.get(f"{name} x {int(replicas) - 1}")
+    if there is None or there.verdict.holds:
+        return None
+    worst = there.verdict.worst
+    return {"name": there.option.name, "load": wanted.rate, "breaks": worst} | {
+        "value": there.verdict.values.get(worst),
+        "slo": there.verdict.values,
+        "overloaded": there.verdict.overloaded,
+    }
+
+
+def _only_screened(one: Screened) -> dict[str, Any]:
+    """What all replicas carry, roughly, and the numbers at the largest load that short runs of one
+    were seen to carry."""
+    row: dict[str, Any] = {"name": one.option.name, "replicas": one.replicas, "curve": []}
+    row["about"], scale = one.load * one.replicas, 1
+    if one.kept is not None:
+        scale = one.kept.scale
+        row["curve"] = [numbers(one.kept, whole(one.option, scale))]
+    add_costs(row, one.per_hour * scale)
+    return row
+
+
+def recommend_files(wanted: Wanted, content: Mapping[str, Any]) -> dict[str, bytes]:
+    """The files of the result beside its probes."""
+    rows = content["deployments"]
+    table = pd.DataFrame({key: row.get(key) for key in _COLUMNS} for row in rows)
+    with styled():
+        fronts = frontier_figures(rows, content["screened"], content["prices"]["currency"])
+        drawn = figure_files({"headroom": headroom_figure(rows, wanted.section), **fronts})
+    files = {
+        SUMMARY: json_bytes(content),
+        "recommend.csv": table.to_csv(index=False).encode(),
+        "headroom.csv": headroom(rows).to_csv(index=False).encode(),
+        **drawn,
+    }
+    if content["winner"] is not None:
+        files["winner.yaml"] = dump_yaml(winner(content, wanted)).encode()
+    if content["command"] is not None:
+        files["launch.sh"] = f"{content['command']}\n".encode()
+    return files
+
+
+_COLUMNS = (
+    *("name", "device", "tp", "pp", "replicas", "gpus", "capacity", "settled", "rejected_share"),
+    *("carries", "per_hour", "per_million_output_tokens", "why"),
+)
+
+
+def winner(content: Mapping[str, Any], wanted: Wanted) -> dict[str, Any]:
+    """A configuration of the first, to simulate it again, at its capacity or at the rate asked
+    for, or to search its capacity."""
+    section = wanted.section.model_dump(mode="json", exclude_none=True)
+    return {"name": "winner", "capacity": section, **content["deployments"][0]["scenario"]}
+
+
+# Bounds --------------------------------------------------------------------------------------
+
+SAMPLE = 64
+SLACK = 1.02
+"""The best rate is looked for on a grid."""
+BATCHES = np.unique(np.geomspace(1, 4096, 80).astype(np.int64))
+OFTEN = 2.0
+"""How many times more slow chunks there may be than Poisson arrivals allow."""
+_TAIL = {"p90": 0.9, "p99": 0.99}
+_TOKENS = ("tpot_s", "tbt_s", "tbt_max_s")
+
+
+class Bounds:
+    """What a deployment can do at most, from its op times alone: no simulation is needed.
+
+    Requests that are rejected take no time, and are left out: rates are of those that are served.
+    The throughput is bounded by the GPU time that a request takes at least: all its tokens at the
+    best rate that any batch allows, its prompt's attention in one piece, its decodes' attention in
+    the batch that suits them best. Prompt tokens that a prefix cache may hold cost nothing. A limit
+    on the time between tokens bounds that batch, and how often a chunk may come that alone takes
+    longer. Latencies are bounded by a request that is alone. Deployments with the same op times
+    share their attention.
+    """
+
+    def __init__(self, option: Option) -> None:
+        self.deployment = deployment = option.deployment
+        self.cost, self.layers = _cost(deployment), deployment.layers
+        refused = deployment.refused[0]
+        served = [one.id not in refused for one in deployment.requests]
+        requests = list(compress(deployment.requests, served))
+        each = slice(None, None, max(1, len(requests) // SAMPLE))
+        sample = requests[each]
+        self.new_tokens = new_tokens(deployment)[served]
+        self.prompt = self.new_tokens[each]
+        self.output = np.array([request.output_tokens for request in sample], np.float64)
+        held = np.array([request.prompt_tokens for request in sample], np.float64)
+        self.sequences = deployment.scenario.batching.max_batch or 1
+        chunking = chunking_of(deployment.scenario.policy.build())
+        longest = int(held.max())
+        self.chunk = chunking.tokens if chunking else longest
+        rows = (chunking.rows if chunking else longest) + self.sequences
+        self.sizes = np.unique(np.geomspace(1, rows, 160).astype(np.int64))
+        self.context = float((held + self.output / 2).mean())
+        self.own_context = float((self.prompt + self.output / 2).mean())
+        self.linear = _layer(self.cost, self.sizes)
+        scale = self.cost.layer.scale
+        self.decode = scale * _decodes(self.deployment.ops, self.context)
+
+    @property
+    def token_s(self) -> float:
+        """A token of a request that is alone takes at least that long."""
+        layers = sum(self.layers) * (self.linear[0] + self.decode[0])
+        return float(layers + self._edges(np.ones(1))[0])
+
+    def _edges(self, rows: Floats) -> Floats:
+        """What an iteration takes beside its layers: the LM head, the host, the links."""
+        links = (len(self.layers) - 1) * self.cost.transfer_s(rows)
+        return np.asarray(self.cost.last_s(rows) + self.cost.host_s(rows) + links)
+
+    def requests_per_s(self, most: float = np.inf) -> float:
+        """A rate that one replica cannot exceed with at most ``most`` decodes in an iteration."""
+        most = max(1, min(self.sequences, self.deployment.kv_capacity // self.own_context, most))
+        tried = slice(0, int(np.searchsorted(BATCHES, most)) + 1)
+        batches = BATCHES[tried]
+        decode = float((self.decode[tried] / batches).min())
+        head = float((self.cost.last_s(batches) / batches).min())
+        per_row = float((self.linear / self.sizes).min())
+        # No iteration has more decodes than sequences, nor takes less than that of one row.
+        least = (self.output - 1) / most * self.linear[0]
+        rows_s = np.maximum((self.prompt + self.output - 1) * per_row, least)
+        alone_s = _prompts(self.deployment.ops, tuple(self.prompt))  # a batch may hold many
+        prompts_s = self.cost.layer.scale * self.cost.ops.together.least_s(self.prompt, alone_s)
+        of_layer = rows_s + prompts_s + (self.output - 1) * decode
+        # Each stage must do its part of every request; the last one the LM head, too.
+        last = self.layers[-1] * of_layer + self.output * head
+        return SLACK / max(float((max(self.layers) * of_layer).mean()), float(last.mean()))
+
+    def under(self, objective: Objective) -> float:
+        """A rate that one replica cannot exceed while it keeps a clause of an SLO."""
+        found = [np.inf]
+        share = 1 - (objective.share or STATISTICS[objective.statistic])
+        if objective.statistic == "mean":
+            share = 0.0
+        for metric, limit in objective.limits.items():
+            if metric not in _TOKENS:
+                continue
+            # The other share of the tokens may come in batches of any size.
+            found.append(self.requests_per_s(self._largest_batch(limit)) / (1 - share))
+            if metric != "tpot_s" and share:
+                found.append(self._slow_chunks(limit, share))
+        return min(found)
+
+    def _largest_batch(self, limit_s: float) -> int:
+        """The most decodes that an iteration can do in that time."""
+        rows = np.interp(BATCHES, self.sizes, self.linear)
+        takes = sum(self.layers) * (rows + self.decode) + self._edges(BATCHES.astype(np.float64))
+        return int(BATCHES[min(int((takes <= limit_s * SLACK).sum()), len(BATCHES) - 1)])
+
+    def _slow_chunks(self, limit_s: float, share: float) -> float:
+        """The rate at which iterations with a chunk that alone exceeds the limit hit that share
+        of the tokens.
+
+        A prompt that arrives finds as many decodes as there are on average (Poisson arrivals), so
+        the share is the rate of such iterations times the mean time between tokens. Prompts that
+        arrive during a full iteration share the next one.
+        """
+        takes = sum(self.layers) * self.linear + self._edges(np.ones(1))[0]
+        slow = self.sizes[takes > limit_s * SLACK]
+        if not len(slow) or slow[0] > self.chunk:
+            return float("inf")
+        whole, rest = np.divmod(self.prompt, self.chunk)
+        chunks = float((whole + (rest >= slow[0])).mean())
+        apart_s = self.token_s - share * float(takes[-1])
+        return OFTEN * share / (chunks * apart_s) if chunks * apart_s > 0 else float("inf")
+
+
+def new_tokens(deployment: Deployment) -> Floats:
+    """Prompt tokens of each request that no prefix cache saves: those that no earlier one had."""
+    cache, found, seen = deployment.scenario.kv_cache, [], dict[Hashable, int]()
+    for request in deployment.requests:
+        known = 0
+        if cache is not None and cache.prefix_caching:
+            known = max((min(n, seen.get(name, 0)) for name, n in request.prefix), default=0)
+            known = request.prompt_tokens if cache.prompts_cached else known
+        found.append(request.prompt_tokens - min(known, request.prompt_tokens - 1))
+        for name, tokens in request.prefix:
+            seen[name] = max(seen.get(name, 0), tokens)
+    return np.array(found, np.float64)
+
+
+def _cost(deployment: Deployment) -> IterationCost:
+    engine, cluster = deployment.scenario.engine, deployment.scenario.cluster
+    return IterationCost(
+        deployment.ops,
+        deployment.ops.whole_layer if engine.layer_time == "measured" else SUM,
+        deployment.scope if cluster.pp > 1 else None,
+        engine.lm_head,
+        host_of(engine),
+    )
+
+
+@lru_cache(maxsize=64)
+def _decodes(ops: OpTimes, context: float) -> Floats:
+    """Decode attention of :data:`BATCHES`."""
+    return ops.decode(BATCHES, context)
+
+
+@lru_cache(maxsize=64)
+def _prompts(ops: OpTimes, tokens: tuple[float, ...]) -> Floats:
+    """Attention of prompts in one piece."""
+    return ops.prefill(np.array(tokens), 0.0)
+
+
+def most_requests_per_s(option: Option, objectives: Sequence[Objective] = ()) -> float:
+    """Requests a second that one replica cannot exceed while it keeps the objectives."""
+    bounds = Bounds(option)
+    return min([bounds.requests_per_s(), *map(bounds.under, objectives)])
+
+
+def alone(option: Option, objectives: Sequence[Objective]) -> str:
+    """Why no load at all can keep the SLO: a request that is alone breaks it. Empty if it may."""
+    bounds = Bounds(option)
+    for one in objectives:
+        for metric, limit in one.limits.items():
+            if metric == "ttft_s" and one.statistic in _TAIL:
+                tokens = float(np.quantile(bounds.new_tokens, _TAIL[one.statistic]))
+                least_s = _prompt_s(bounds, tokens)
+                what = f"a prompt of {tokens:,.0f} tokens ({one.statistic}) alone"
+            elif metric in _TOKENS and one.statistic:
+                least_s, what = bounds.token_s, "a token of a request that is alone"
+            else:
+                continue
+            if least_s > limit * SLACK:
+                return f"{what} takes {1e3 * least_s:.0f} ms at least, more than {one.text}"
+    return ""
+
+
+def _layer(cost: IterationCost, tokens: npt.ArrayLike) -> Floats:
+    return np.asarray(sum(cost.layer_parts(tokens).values(), np.zeros(np.shape(tokens))))
+
+
+def _prompt_s(bounds: Bounds, tokens: float) -> float:
+    """A prompt in the chunks that the budget allows, on all stages; those that go through a
+    pipeline behind each other overlap."""
+    attention = bounds.cost.layer.scale * float(_prompts(bounds.deployment.ops, (tokens,))[0])
+    chunk = int(min(tokens, bounds.chunk))
+    passes, layers = tokens / max(chunk, 1), bounds.layers
+    piped = sum(layers) + max(layers) * (max(passes, 1.0) - 1.0)
+    return float(sum(layers) * attention + float(_layer(bounds.cost, chunk)) * piped)

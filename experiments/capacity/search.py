@@ -20,7 +20,7 @@ from collections.abc import Callable, Generator, Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
-from sarathi_sim.experiments.capacity.judgement import RunTables, Verdict
+from sarathi_sim.experiments.capacity.slo import RunTables, Verdict
 from sarathi_sim.simulator.confidence.quantile import Estimate, quantile, spread
 
 T = TypeVar("T")

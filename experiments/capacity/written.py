@@ -1,21 +1,25 @@
-"""The answer of a search for capacities, in words and tables, and its tables as CSV."""
+"""The answers of ``capacity``, ``recommend`` and ``sensitivity``: words and tables, from what their
+``summary.json`` holds; tables as CSV."""
 
 from __future__ import annotations
 
+import re
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 import pandas as pd
 
-from sarathi_sim.experiments.capacity.judgement import OVERLOAD, REJECTED
+from sarathi_sim.experiments.capacity.slo import OVERLOAD, REJECTED
 from sarathi_sim.experiments.content import (
     Section,
     SortableTable,
     assumed_of,
     doubts_of,
+    enumerated,
     number_or_dash,
 )
-from sarathi_sim.experiments.sweeps.neighbours import halfway, neighbours
+from sarathi_sim.experiments.sweeps.points import apart
 from sarathi_sim.simulator.views.metric_registry import number_text
 
 Deployments = Sequence[Mapping[str, Any]]
@@ -145,10 +149,8 @@ def _cliffs(deployments: Deployments) -> list[str]:
     return [
         f"{deployments[best]['name']} carries the most, and {deployments[place]['name']} next to "
         f"it {number_text(loads[place])}: between them another may carry more: give --refine"
-        for key, place in neighbours(best, points)
-        if loads[place] < MUCH_LESS * loads[best]
-        and deployments[place]["capacity"] is not None
-        and halfway(points[best][key], points[place][key]) is not None
+        for place in apart(best, points)
+        if loads[place] < MUCH_LESS * loads[best] and deployments[place]["capacity"] is not None
     ]
 
 
@@ -261,3 +263,305 @@ def capacities(found: Deployments) -> pd.DataFrame:
         row |= {key: one.get(key) for key in ("per_hour", "per_million_output_tokens")}
         rows.append({**row, "breaks_first": binds.get("slo"), "because": binds.get("because")})
     return pd.DataFrame(rows)
+
+
+HEADINGS = ("elasticity", "95 % interval")
+
+
+def panels(content: Mapping[str, Any]) -> dict[tuple[str, str], list[dict[str, Any]]]:
+    """The rows of every deployment and measure, those that move it most first."""
+    found: dict[tuple[str, str], list[dict[str, Any]]] = {}
+    for row in content["rows"]:
+        found.setdefault((row["deployment"], row["measure"]), []).append(row)
+    return {
+        key: sorted(rows, key=lambda row: -abs(row["elasticity"])) for key, rows in found.items()
+    }
+
+
+def title(content: Mapping[str, Any], deployment: str, measure: str) -> str:
+    """What a panel is about, with the value that nothing was changed for."""
+    (base,) = (d["base"][measure] for d in content["deployments"] if d["name"] == deployment)
+    about = f"{deployment}: " if len(content["deployments"]) > 1 else ""
+    return f"{about}{content['measures'][measure]}, {number_text(float(base))}"
+
+
+def sides(content: Mapping[str, Any]) -> tuple[str, str]:
+    """``-10 %`` and ``+10 %``."""
+    by = f"{100 * content['by']:g} %"
+    return f"-{by}", f"+{by}"
+
+
+def sensitivity_answer(found: Mapping[str, Any]) -> Section:
+    """The answer of what ``sensitivity`` found, as its ``summary.json`` has it: what each factor
+    does to each measure of each deployment."""
+    said = [_strongest(found, *key) for key in panels(found)]
+    under = f" under the SLO {found['slo']}" if found["slo"] else ""
+    rows = [
+        [name, found["measures"][measure], row["factor"], row["kind"], *cells(row)]
+        for (name, measure), some in panels(found).items()
+        for row in some
+    ]
+    headings = ("deployment", "of what", "factor", "is a", *sides(found), *HEADINGS)
+    note = (
+        "Predicted. The elasticity is percent for a percent. docs/sensitivity.md says what each "
+        "number is."
+    )
+    return Section(
+        kind="sensitivity",
+        name=str(found["name"]),
+        question=f"What moves {enumerated(list(found['measures'].values()))}{under} most?",
+        answer=f"{'; '.join(said)}." if said else "Nothing that was changed.",
+        table=SortableTable("What each factor does", headings, rows, note, text=4),
+        assumptions=assumed_of(found),
+        about=str(found["description"] or ""),
+        warnings=[*doubts_of(found), *found["warnings"]],
+    )
+
+
+def cells(row: Mapping[str, Any]) -> list[str]:
+    """Both effects, the elasticity and its interval, as text."""
+    interval = row["interval"]
+    ends = "-" if interval is None else " to ".join(f"{end:+.2f}" for end in interval)
+    return [f"{row['low_pct']:+.2f} %", f"{row['high_pct']:+.2f} %",
+            f"{row['elasticity']:+.3f}", ends]  # fmt: skip
+
+
+def _strongest(content: Mapping[str, Any], deployment: str, measure: str) -> str:
+    """What moves a measure most."""
+    rows = panels(content)[deployment, measure]
+    single = [f"{r['factor']} ({r['elasticity']:+.2f})" for r in rows if r["kind"] != "ops"][:3]
+    text = f"{title(content, deployment, measure)}: moves most with {', '.join(single)}"
+    for row in rows:
+        if row["kind"] == "ops":
+            text += f"; with {row['factor']} together {row['elasticity']:+.2f}"
+    return f"{text} (percent for a percent)"
+
+
+def why_best(best: Mapping[str, Any], others: list[dict[str, Any]], currency: str) -> str:
+    if not best["carries"]:
+        return loses(best, best)
+    share, cost = best["rejected_share"], best["per_million_output_tokens"]
+    text = (
+        f"carries {number_text(best['carries'])} requests/s at {number_text(cost)} {currency} per "
+        "million output tokens"
+    )
+    if share:
+        text += f" and rejects {share:.1%} of what is offered"
+    if best["at_rate"]:
+        dearest = best["at_capacity"]["per_million_output_tokens"]
+        text += (
+            f"; it carries up to {number_text(best['capacity'])} requests/s, then at "
+            f"{number_text(dearest)} {currency}"
+        )
+    text += f"; above that {breaks(best['binds'])}"
+    if others:
+        ahead = cost / others[0]["per_million_output_tokens"] - 1
+        text += f"; {-100 * ahead:.1f} % cheaper a token than the next"
+    return text
+
+
+def loses(row: Mapping[str, Any], best: Mapping[str, Any]) -> str:
+    if not row["capacity"]:
+        kept = f"{NOT_SETTLED}: {row.get('why_not')}" if not row["settled"] else ""
+        return str(row.get("error") or kept or "keeps the SLO under no load")
+    if not best["capacity"]:
+        return breaks(row["binds"])
+    parts = [f"{100 * (row['capacity'] / best['capacity'] - 1):+.1f} % requests/s"]
+    if row["carries"] and best["carries"]:
+        dearer = row["per_million_output_tokens"] / best["per_million_output_tokens"] - 1
+        parts.append(f"{100 * dearer:+.1f} % a token")
+    low, high = best["interval"]
+    if low <= row["capacity"] <= high:
+        parts.append("within the interval of the first")
+    binds, first = row["binds"], best["binds"]
+    for key, name in (("bubble_share", "bubbles"), ("kv_peak_share", "KV cache full")):
+        if abs(binds[key] - first[key]) >= 0.05:
+            parts.append(f"{name} {100 * binds[key]:.0f} %, there {100 * first[key]:.0f} %")
+    return f"{', '.join(parts)}; {breaks(binds)}"
+
+
+def recommend_answer(found: Mapping[str, Any]) -> Section:
+    """The answer of what ``recommend`` found, as its ``summary.json`` has it: which deployment,
+    why, what the others lose by, and the command that starts it."""
+    rows, unit, rate = found["deployments"], UNITS[found["load"]], found["rate"]
+    carried, first = found["winner"] is not None, rows[0]
+    warnings = [
+        *doubts_of(found),
+        *doubts(rows, found["tolerance"], _MORE_REQUESTS),
+        *_next_to_best(found),
+    ]
+    if carried:
+        answer = f"{first['name']} {first['why']}{_of_one_fewer(found)}."
+    elif rate:
+        answer = f"No deployment was seen to carry {rate:g} requests/s."
+    elif any(not one["settled"] for one in rows):
+        answer = "No capacity was found: the runs were too short, or failed."
+    else:
+        answer = "No deployment was seen to keep the SLO under any load."
+    others = (breaking(rows), _screened(found, unit), _dropped(found))
+    each = "" if found["replicas"] == 1 else f", for each of {found['replicas']} servers"
+    return Section(
+        kind="recommendation",
+        name=str(found["model"]),
+        question=_question(found),
+        answer=answer,
+        table=_best_table(found, unit),
+        assumptions=assumed(found),
+        details=[grid for grid in others if grid.rows],
+        configuration={f"launch.sh{each}": found["command"]} if found["command"] else {},
+        warnings=[*warnings, found["needs"]] if found["needs"] else warnings,
+    )
+
+
+def _question(found: Mapping[str, Any]) -> str:
+    devices = " or ".join(found["devices"])
+    if found["rate"] is None:
+        what = f"carries most for its price on {found['gpus']} GPUs ({devices})"
+    else:
+        what = f"is the cheapest for {found['rate']:g} requests/s ({devices})"
+    return f"Which deployment of {found['model']} {what} under the SLO {found['slo']}?"
+
+
+def _of_one_fewer(found: Mapping[str, Any]) -> str:
+    """That one replica fewer breaks the SLO at the rate, as a run of it shows."""
+    fewer = found["one_fewer"]
+    if fewer is None:
+        return ""
+    how = fewer["breaks"]
+    if fewer["value"] is not None and not fewer["overloaded"]:
+        how = f"{how} is {number_text(fewer['value'])}"
+    elif fewer["overloaded"]:
+        how = "it is overloaded"
+    return (
+        f"; one replica fewer does not do: {fewer['name']} at {number_text(fewer['load'])} "
+        f"requests/s breaks the SLO ({how})"
+    )
+
+
+def _next_to_best(found: Mapping[str, Any]) -> list[str]:
+    """What was tried next to the first, with another token budget or sequence limit, and breaks
+    the SLO or carries much less, where something lies between."""
+    best, *others = found["deployments"]
+    if found["winner"] is None or not _place(best["name"]):
+        return []
+    most, unit = best["capacity"] / best["replicas"], UNITS[found["load"]]
+    tried = {best["name"]: ""}
+    for one in (*others, *found["screened"]):
+        load = (one["about"] if "about" in one else one["capacity"] or 0.0) / one["replicas"]
+        known = load < MUCH_LESS * most and one.get("settled", True)
+        tried[one["name"]] = f"carries {number_text(load)} {unit} a replica" if known else ""
+    for name, why in found["dropped"].items():
+        tried[name] = why.partition(": ")[0] if _far_behind(why, best["capacity"]) else ""
+    first = {str(_place(name)): name for name in reversed(tried)}
+    names = list(first.values())
+    return [
+        f"{best['name']} is the best, and {names[place]} next to it is far behind "
+        f"({tried[names[place]]}): between them another may be better: give --refine"
+        for place in apart(names.index(best["name"]), [_place(name) for name in names])
+        if tried[names[place]]
+    ]
+
+
+def _far_behind(why: str, capacity: float) -> bool:
+    """Whether something was dropped because it broke the SLO, or carries much less by its bound."""
+    most = re.match(r"at most ([\d.,]+) ", why)
+    if most:
+        return float(most[1].replace(",", "")) < MUCH_LESS * capacity
+    return _kind(why) == _UNDER_ANY or (why.startswith("breaks") and "behind" in why)
+
+
+def _place(name: str) -> dict[str, Any]:
+    """The shape, token budget and sequence limit that a deployment is named after, if it is."""
+    named = re.fullmatch(r"(.+) budget (\d+) seqs (\d+)( x \d+)?", name)
+    return {"shape": named[1], "budget": int(named[2]), "seqs": int(named[3])} if named else {}
+
+
+_MORE_REQUESTS = "give `capacity` winner.yaml with capacity.requests"
+_MOST_DROPPED = 200
+_UNDER_ANY = "that break the SLO under any load"
+_UNFIT = "that do not fit or have no op times"
+
+
+def _kind(reason: str) -> str:
+    if "by its op times" in reason:
+        return "bounded by their op times"
+    if "behind" in reason or "no better" in reason:
+        return "behind after one run"
+    if "alone" in reason or "under any load" in reason:
+        return _UNDER_ANY
+    return _UNFIT
+
+
+def _best_table(found: Mapping[str, Any], unit: str) -> SortableTable:
+    """The finalists, the best first."""
+    rows = []
+    for one in found["deployments"]:
+        sure = one["interval"] if one["capacity"] is not None else None
+        cost = one.get("per_million_output_tokens")
+        numbers = (sure, one["gpus"], one.get("per_hour"), cost)
+        rows.append([one["name"], one["why"], capacity_text(one), *map(number_or_dash, numbers)])
+    currency = found["prices"]["currency"]
+    where = f"at {found['rate']:g} requests/s" if found["rate"] else "at the capacity"
+    headings = (
+        *("deployment", "why", f"capacity ({unit})", "95 % interval", "GPUs"),
+        *(f"{currency} an hour", f"{currency} a million output tokens {where}"),
+    )
+    screened, dropped = found["screened"], found["dropped"]
+    reasons = Counter(_kind(reason) for reason in dropped.values())
+    told = "".join(f", {count} {reason}" for reason, count in reasons.most_common())
+    note = (
+        f"Of {len(rows) + len(screened) + len(dropped)} deployments {len(rows)} searched, "
+        f"{len(screened)} screened{told}. Predicted; prices as stated. docs/capacity.md says what "
+        "each number is."
+    )
+    return SortableTable("The best deployments", headings, rows, note, text=2)
+
+
+def _screened(found: Mapping[str, Any], unit: str) -> SortableTable:
+    """Those that were screened only: first the best of each layout that was not searched."""
+    seen = {_layout(row["name"]) for row in found["deployments"]}
+    first, others = list[Any](), list[Any]()
+    for one in found["screened"]:
+        (others if (layout := _layout(one["name"])) in seen else first).append(one)
+        seen.add(layout)
+    rows = [
+        [one["name"], *(number_or_dash(one[key]) for key in ("replicas", "about"))]
+        for one in (*first, *others)
+    ]
+    headings = ("deployment", "replicas", f"about ({unit})")
+    note = "One replica in short runs, times their number: several percent off."
+    return SortableTable("Screened only", headings, rows, note)
+
+
+def _dropped(found: Mapping[str, Any]) -> SortableTable:
+    """Those that were left out: first one of each shape that has no other row."""
+    dropped = list((_left_out(found) | found["dropped"]).items())
+    more = len(dropped) - _MOST_DROPPED
+    note = f"And {more} more in summary.json." if more > 0 else ""
+    rows = [[name, why] for name, why in dropped[:_MOST_DROPPED]]
+    return SortableTable("Not simulated, or dropped", ("deployment", "why"), rows, note, text=2)
+
+
+def _left_out(content: Mapping[str, Any]) -> dict[str, str]:
+    """A deployment of each shape (TP, PP) that has no row of its own, with the reason: the one
+    that came furthest."""
+    named = (one["name"] for key in ("deployments", "screened") for one in content[key])
+    shown = {_shape(name) for name in named}
+    found: dict[str, str] = {}
+    dropped = content["dropped"].items()
+    # Those that were simulated came further than those that were bounded.
+    for name, why in sorted(
+        dropped, key=lambda one: "behind" not in one[1] or "op times" in one[1]
+    ):
+        if _shape(name) not in shown and _kind(why) != _UNFIT:
+            shown.add(_shape(name))
+            found[name] = why
+    return found
+
+
+def _layout(name: str) -> str:
+    return name.partition(" seqs ")[0]
+
+
+def _shape(name: str) -> str:
+    return name.partition(" budget ")[0]

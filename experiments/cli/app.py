@@ -163,9 +163,8 @@ def check(config: ConfigArgument, assignments: SetOption = None) -> None:
       sarathi-sim check gpt3_pp --set cluster.usable_memory=0.95
     """
     from sarathi_sim.experiments.config.loading import load_experiment
-    from sarathi_sim.experiments.content import assumed, assumed_of
+    from sarathi_sim.experiments.content import assumed, assumed_of, deployments_table
     from sarathi_sim.experiments.run.experiment import deploy_all
-    from sarathi_sim.experiments.run.report import deployments_table
 
     experiment = load_experiment(config, assignments or [])
     if all(scenario.device in ("cpu", "cuda") for scenario in experiment.scenarios.values()):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import closing, contextmanager
+from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -28,8 +28,8 @@ from sarathi_sim.experiments.cli.common import (
 from sarathi_sim.experiments.cli.sweep import Where, WorkersOption, backend_at, check_backend
 
 if TYPE_CHECKING:
-    from sarathi_sim.experiments.capacity.capacity_section import CapacitySection
     from sarathi_sim.experiments.capacity.probing import Laboratory
+    from sarathi_sim.experiments.capacity.slo import CapacitySection
     from sarathi_sim.experiments.sweeps.backends import Backend
 
 BackendOption = Annotated[Where, typer.Option(help="Local processes, or a Dask cluster.")]
@@ -53,16 +53,15 @@ def _laboratory(
     folder: Path, kind: str, section: CapacitySection, where: Backend, quiet: bool
 ) -> Iterator[Laboratory]:
     """What probes are simulated in, with its folder and a progress bar; it closes the backend."""
-    from sarathi_sim.experiments.capacity.folder import probes_in
-    from sarathi_sim.experiments.capacity.probing import Laboratory
+    from sarathi_sim.experiments.capacity.probing import laboratory
     from sarathi_sim.experiments.cli.common import ProgressBar
 
+    say = partial(typer.echo, err=True)
     with (
-        closing(where),
-        probes_in(folder, kind) as store,
-        ProgressBar(consoles()[1], enabled=not quiet) as progress,
+        laboratory(folder, kind, section, where, say=say) as lab,
+        ProgressBar(consoles()[1], enabled=not quiet) as lab.progress,
     ):
-        yield Laboratory(section, store, where, progress, partial(typer.echo, err=True))
+        yield lab
 
 
 def capacity(
@@ -93,9 +92,13 @@ def capacity(
       sarathi-sim capacity my.yaml --workload 1024:256 --refine 2
       sarathi-sim capacity my.yaml --out runs/capacity --json | jq '.deployments[].capacity'
     """
-    from sarathi_sim.experiments.capacity.asked import answered, read_question, result_files
-    from sarathi_sim.experiments.capacity.folder import CAPACITY_FORMAT, write_result
-    from sarathi_sim.experiments.capacity.prices import load_prices
+    from sarathi_sim.experiments.capacity.answer import (
+        answered,
+        load_prices,
+        read_question,
+        result_files,
+    )
+    from sarathi_sim.experiments.capacity.probing import CAPACITY_FORMAT, write_result
     from sarathi_sim.experiments.capacity.written import capacity_answer
 
     check_backend(backend, address, workers)
@@ -171,10 +174,11 @@ def recommend(
       sarathi-sim recommend --model llama-3.1-8b --device l40s,h100-80g-sxm --rate 20 \\
         --slo "attainment 95% ttft 1s tpot 50ms" --workload 1024:256
     """
-    from sarathi_sim.experiments.capacity import recommended as best
-    from sarathi_sim.experiments.capacity.folder import RECOMMEND_FORMAT, write_result
-    from sarathi_sim.experiments.capacity.layouts import wanted_of
-    from sarathi_sim.experiments.capacity.prices import load_prices
+    from sarathi_sim.experiments.capacity.answer import load_prices
+    from sarathi_sim.experiments.capacity.options import wanted_of
+    from sarathi_sim.experiments.capacity.probing import RECOMMEND_FORMAT, write_result
+    from sarathi_sim.experiments.capacity.recommend import recommend_files, recommended
+    from sarathi_sim.experiments.capacity.written import recommend_answer
 
     check_backend(backend, address, workers)
     wanted = wanted_of(
@@ -185,13 +189,13 @@ def recommend(
     folder, where = out or Path("runs/recommend"), backend_at(backend, address, workers)
     say = (lambda text: None) if quiet else partial(typer.echo, err=True)
     with _laboratory(folder, RECOMMEND_FORMAT, wanted.section, where, quiet) as lab:
-        content = best.recommended(lab, wanted, costs, say, refine)
-    write_result(folder, RECOMMEND_FORMAT, best.recommend_files(wanted, content))
+        content = recommended(lab, wanted, costs, say, refine)
+    write_result(folder, RECOMMEND_FORMAT, recommend_files(wanted, content))
     if json:
         print_json(content)
     if quiet:
         return
-    print_section(best.recommend_answer(content), err=json)
+    print_section(recommend_answer(content), err=json)
     print_written(folder, figures=True, err=json)
 
 
@@ -229,10 +233,10 @@ def sensitivity(
       sarathi-sim sensitivity gpt3_pp --metric makespan_s --metric tbt_s.p99
       sarathi-sim sensitivity my.yaml --by 0.2 --only 'attn_decode,link speed' --json
     """
-    from sarathi_sim.experiments.capacity.folder import SENSITIVITY_FORMAT, write_result
-    from sarathi_sim.experiments.sensitivity.elasticities import read_sensitivity
-    from sarathi_sim.experiments.sensitivity.elasticities import sensitivity as found_by
-    from sarathi_sim.experiments.sensitivity.tornado import sensitivity_answer, sensitivity_files
+    from sarathi_sim.experiments.capacity.probing import SENSITIVITY_FORMAT, write_result
+    from sarathi_sim.experiments.capacity.sensitivity import read_sensitivity, sensitivity_files
+    from sarathi_sim.experiments.capacity.sensitivity import sensitivity as found_by
+    from sarathi_sim.experiments.capacity.written import sensitivity_answer
 
     check_backend(backend, address, workers)
     asked = read_sensitivity(

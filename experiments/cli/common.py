@@ -206,7 +206,7 @@ def print_notes(notes: Iterable[str]) -> None:
 
 def print_section(section: Section, *, err: bool = False) -> None:
     """An answer, on stdout or stderr: its sentence, what was assumed, its tables, its warnings."""
-    from sarathi_sim.experiments.run.rich_table import rich_table
+    from sarathi_sim.experiments.content import rich_table
 
     typer.echo(f"{section.answer}\n", err=err)
     if section.about:
@@ -258,7 +258,7 @@ def print_table(
     text: Sequence[str], numbers: Sequence[str], rows: Iterable[Sequence[str]], **about: Any
 ) -> None:
     """A table on stdout, of what was read rather than computed: cells stand as they are."""
-    from sarathi_sim.experiments.run.rich_table import rich_table
+    from sarathi_sim.experiments.content import rich_table
 
     table = rich_table(text, numbers, rows, **about)
     consoles()[0].print(table, markup=False, highlight=False)

@@ -97,7 +97,7 @@ def _print_specs(
     what: str, specs: Mapping[str, Any], columns: Mapping[str, Callable[[Any], str]]
 ) -> None:
     """A row for each; a terminal that is too narrow for all columns has the first ones."""
-    from sarathi_sim.experiments.run.rich_table import rich_table
+    from sarathi_sim.experiments.content import rich_table
 
     rows = [(name, *(cell(spec) for cell in columns.values())) for name, spec in specs.items()]
     headings, console = (what, *columns), consoles()[0]

@@ -122,7 +122,7 @@ def advise(
     """
     from sarathi_sim.experiments.api import advise as find
     from sarathi_sim.experiments.cli.common import ProgressBar
-    from sarathi_sim.experiments.run.advise import explain
+    from sarathi_sim.experiments.run.machine import explain
 
     with ProgressBar(consoles()[1], enabled=True) as progress:
         advice = find(
@@ -141,8 +141,8 @@ def advise(
 
 def claims_table(results: Sequence[ClaimResult]) -> Table:
     """One row a claim, the variants side by side."""
+    from sarathi_sim.experiments.content import rich_table
     from sarathi_sim.experiments.paper.scrutiny import MARKS, marks
-    from sarathi_sim.experiments.run.rich_table import rich_table
 
     variants = list(dict.fromkeys(result.variant for result in results))
     bounds = {"upper bound": "<= ", "lower bound": ">= "}

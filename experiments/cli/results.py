@@ -51,8 +51,8 @@ def plot(
     """
     from sarathi_sim.experiments.cli.common import ProgressBar
     from sarathi_sim.experiments.config.errors import ConfigError
-    from sarathi_sim.experiments.run.overlay import plot_results
-    from sarathi_sim.experiments.sweeps.figures.plot import is_sweep, plot_sweep
+    from sarathi_sim.experiments.run.compare import plot_results
+    from sarathi_sim.experiments.sweeps.plot import is_sweep, plot_sweep
     from sarathi_sim.experiments.sweeps.store import RESULTS
 
     if len(folders) == 1 and is_sweep(folders[0]):
@@ -100,7 +100,7 @@ def compare(
         result = compared(a, b, progress)
     print_notes(result["notes"])
     if out is not None:
-        from sarathi_sim.experiments.run.compare_figure import write_comparison
+        from sarathi_sim.experiments.run.compare import write_comparison
 
         write_comparison(result, out)
     if json:

@@ -9,8 +9,7 @@ import typer
 from sarathi_sim.experiments.cli.common import JsonOption, consoles, print_json, print_table
 
 if TYPE_CHECKING:
-    from sarathi_sim.experiments.run.support import Combination
-    from sarathi_sim.experiments.run.support_text import Table
+    from sarathi_sim.experiments.run.support import Combination, Table
 
 
 def support(
@@ -45,7 +44,7 @@ def support(
       sarathi-sim support --model llama-3.3-70b --device h100-80g-sxm
       sarathi-sim support --device l40s --json | jq '.cells[] | select(.runs)'
     """
-    from sarathi_sim.experiments.run import support_text as text
+    from sarathi_sim.experiments.run import support as text
     from sarathi_sim.experiments.run.support import build, supported
 
     found = supported(model, device, stack, dtype)

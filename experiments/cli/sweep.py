@@ -44,7 +44,7 @@ def plan(
       sarathi-sim plan my_sweep.yaml --set sweep.seeds=5
     """
     from sarathi_sim.experiments.sweeps.backends import processors
-    from sarathi_sim.experiments.sweeps.estimate import seconds_of_work
+    from sarathi_sim.experiments.sweeps.execute import seconds_of_work
     from sarathi_sim.experiments.sweeps.printing import axes_table, duration
 
     planned = _planned(config, assignments, quiet=False)
@@ -139,7 +139,7 @@ def check_backend(where: Where, address: str | None, workers: int | None) -> Non
 def backend_at(where: Where, address: str | None, workers: int | None) -> Backend:
     """The backend that checked options ask for."""
     if where == "dask":
-        from sarathi_sim.experiments.sweeps.dask_backend import DaskWorkers
+        from sarathi_sim.experiments.sweeps.backends import DaskWorkers
 
         return DaskWorkers(str(address))
     from sarathi_sim.experiments.sweeps.backends import local_backend

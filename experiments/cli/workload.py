@@ -66,7 +66,7 @@ def workload(
 
 
 def _print(name: str, numbers: dict[str, Any], *, err: bool) -> None:
-    from sarathi_sim.experiments.run.rich_table import rich_table
+    from sarathi_sim.experiments.content import rich_table
     from sarathi_sim.simulator.load.describe import without_times
 
     kinds = ("mean", "p50", "p90", "p99", "max", "sum")

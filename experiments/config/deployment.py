@@ -1,4 +1,5 @@
-"""From a checked scenario to what the simulator takes: memory, batch, schedulers, predictor."""
+"""From a checked scenario to what the simulator takes: memory, batch, schedulers, predictor; and
+the memory that this takes on this machine, refused if it is too much."""
 
 from __future__ import annotations
 
@@ -9,21 +10,23 @@ from typing import Any, Literal
 
 import numpy as np
 
-from sarathi_sim.experiments.config.host_time import host_of, with_host_time
+from sarathi_sim.experiments.config.base import Source
+from sarathi_sim.experiments.config.errors import ConfigError
 from sarathi_sim.experiments.config.inputs import (
     device_of,
+    host_of,
     link_scope,
     model_of,
     number_bytes_of,
     op_times_of,
     provenance,
     with_formats,
+    with_host_time,
 )
-from sarathi_sim.experiments.config.key_paths import Source
-from sarathi_sim.experiments.config.memory import Need, check_memory, run_needs, workload_needs
 from sarathi_sim.experiments.config.policy import policy_errors
 from sarathi_sim.experiments.config.requests import Traffic, build_clients, build_requests
 from sarathi_sim.experiments.config.scenario import Batching, KvCache, Scenario
+from sarathi_sim.experiments.config.workload import ZipfLengths
 from sarathi_sim.policies.kv import Blocks, CachedBlocks
 from sarathi_sim.policies.micro_batches import MicroBatches
 from sarathi_sim.policies.policy import (
@@ -41,6 +44,7 @@ from sarathi_sim.profiler.facts.device import DeviceSpec
 from sarathi_sim.profiler.facts.formats import NumberBytes
 from sarathi_sim.profiler.facts.model import ModelSpec
 from sarathi_sim.profiler.physics.device_model import DOUBT
+from sarathi_sim.profiler.storage.memory import available_bytes, size_text
 from sarathi_sim.simulator.load.capacity import (
     CapacityError,
     kept_share,
@@ -251,7 +255,7 @@ def deploy(
     scenario = with_formats(scenario, model, device, source)
     layers = layers_of(scenario, model, source)
     max_length = scenario.cluster.max_length or model.max_position_embeddings
-    scenario = _with(scenario, "cluster", max_length=max_length, layers_per_stage=list(layers))
+    scenario = scenario.having("cluster", max_length=max_length, layers_per_stage=list(layers))
     numbers = number_bytes_of(scenario, model, device, source)
     check_policy(scenario, source)
     # 2. The requests.
@@ -277,19 +281,13 @@ def deploy(
     counted = scenario.kv_cache is None or scenario.kv_cache.num_blocks is None
     notes[:0] = [*_notes(max_length, limits, ops, kept, room.memory if counted else None), *said]
     # 5. The whole. This machine must be able to simulate it, and it must serve a request.
-    scenario = _with(scenario, "batching", max_batch=room.max_batch, max_in_flight=room.in_flight)
+    scenario = scenario.having("batching", max_batch=room.max_batch, max_in_flight=room.in_flight)
     scenario = scenario.model_copy(update={"engine": engine, "kv_cache": room.kv_cache})
     inputs = (model, device, layers, room.tokens, requests, ops, digest)
     found = Deployment(scenario, *inputs, tuple(notes), room.memory)
     check_memory(found.memory_needs, scenario, source)
     _refuse_if_nothing_fits(found, source)
     return found
-
-
-def _with(scenario: Scenario, section: str, **values: object) -> Scenario:
-    """The scenario with other values in a section."""
-    changed = getattr(scenario, section).model_copy(update=values)
-    return scenario.model_copy(update={section: changed})
 
 
 # 1. ------------------------------------------------------------------------------------------
@@ -505,3 +503,103 @@ def pools_of(
         settings = pool_settings(scenario, policy, max_length)
         pools.append(Pool(policy, blocks, **settings))
     return pools
+
+
+REQUEST_BYTES, RECORD_BYTES = 300, 1100
+"""A request; and what is recorded of it and worked out from that (docs/performance.md)."""
+
+TURN_BYTES = 230
+"""What a request takes more as a turn of a session."""
+
+LENGTH_CLASS_BYTES = 40
+"""A class of Zipf lengths: its tokens, weight, probability and their running sum."""
+
+GROUP_BYTES, STAGE_BYTES, REPLICA_BYTES = 700, 1000, 6000
+"""A micro-batch's books; a stage's free time and row of the ledger; the rest of a replica."""
+
+TOKEN_BYTES, POINT_BYTES, CHUNK_POINT_BYTES = 350, 330, 60
+"""A row count in the predictor's table, and a point of its attention tables: those that are made
+at once, and those of chunks, which are made block by block."""
+
+ALWAYS_FREE = 16_000_000
+"""Less than this process holds already. A sweep's small runs need no more, and asking the system
+would take a tenth of their time."""
+
+
+@dataclass(frozen=True)
+class Need:
+    """``num_bytes`` for ``what``, caused by the value of ``key``."""
+
+    what: str
+    num_bytes: int
+    key: str
+
+
+def workload_needs(scenario: Scenario) -> list[Need]:
+    """The memory for the requests. A trace's reader checks its own
+    (``simulator/load/trace.py``)."""
+    workload, lengths = scenario.workload, scenario.workload.lengths
+    each = REQUEST_BYTES + RECORD_BYTES + (TURN_BYTES if workload.sessions else 0)
+    size = each * (workload.requests or 0)
+    needs = [Need("requests and their records", size, "workload.requests")]
+    if isinstance(lengths, ZipfLengths):
+        classes = max(0, lengths.max - lengths.min) // lengths.step + 1
+        size = LENGTH_CLASS_BYTES * classes
+        needs.append(Need("classes of lengths", size, "workload.lengths.max"))
+    return needs
+
+
+def run_needs(scenario: Scenario, num_requests: int, tables: TableSizes) -> list[Need]:
+    """The memory to simulate a resolved scenario, without its requests."""
+    cluster, batching = scenario.cluster, scenario.batching
+    replica = REPLICA_BYTES + STAGE_BYTES * cluster.pp + GROUP_BYTES * (batching.max_in_flight or 1)
+    by_chunk = tables.chunk_points * CHUNK_POINT_BYTES
+    return [
+        Need("records of requests", RECORD_BYTES * num_requests, "workload.requests"),
+        Need("replicas", replica * cluster.replicas, "cluster.replicas"),
+        Need("times by tokens", TOKEN_BYTES * tables.token_rows, "workload.lengths"),
+        Need(
+            "attention of whole prompts", POINT_BYTES * tables.whole_prompts, "cluster.max_length"
+        ),
+        Need("attention of decodes", POINT_BYTES * tables.decode_points, "batching.max_batch"),
+        Need("attention of chunks", by_chunk, "policy.chunk_size"),
+    ]
+
+
+def check_memory(needs: Collection[Need], scenario: Scenario, source: Source) -> None:
+    """Raises ConfigError, naming the key that needs most, if this machine has too little."""
+    problem = shortage(needs)
+    if problem is not None:
+        largest = max(needs, key=lambda need: need.num_bytes)
+        raise source.error(largest.key, _value(scenario, largest.key), problem)
+
+
+def shortage(needs: Iterable[Need]) -> str | None:
+    """The needed and the free memory as text; None if there is enough."""
+    largest_first = sorted(needs, key=lambda need: -need.num_bytes)
+    total = sum(need.num_bytes for need in largest_first)
+    if total <= ALWAYS_FREE or total <= (free := available_bytes()):
+        return None
+    parts = ", ".join(
+        f"{n.what} {size_text(n.num_bytes)}" for n in largest_first[:3] if n.num_bytes
+    )
+    needed = f"would take about {size_text(total)} of memory ({parts})"
+    return f"{needed}, but only {size_text(free)} are free"
+
+
+def _value(scenario: Scenario, key: str) -> object:
+    value: object = scenario
+    for part in key.split("."):
+        value = getattr(value, part, None)
+    return value.model_dump() if hasattr(value, "model_dump") else value
+
+
+def check_together(needs: Iterable[tuple[str, Iterable[Need]]], file: str) -> None:
+    """Raises ConfigError if the scenarios together need more memory than is free.
+
+    ``needs`` are those of each scenario by name.
+    """
+    whole = [Need(f"scenario {name}", sum(n.num_bytes for n in each), "") for name, each in needs]
+    problem = shortage(whole)
+    if problem is not None:
+        raise ConfigError(f"{file}: scenarios: together they {problem}; run fewer at a time")

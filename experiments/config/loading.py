@@ -10,10 +10,9 @@ from typing import Any
 
 from pydantic import TypeAdapter, ValidationError
 
-from sarathi_sim.experiments.config.base import Name
-from sarathi_sim.experiments.config.errors import ConfigError
-from sarathi_sim.experiments.config.key_paths import (
+from sarathi_sim.experiments.config.base import (
     KeyPath,
+    Name,
     Source,
     assign,
     get,
@@ -22,6 +21,7 @@ from sarathi_sim.experiments.config.key_paths import (
     merge,
     without,
 )
+from sarathi_sim.experiments.config.errors import ConfigError
 from sarathi_sim.experiments.config.policy import (
     FilePolicy,
     SessionPolicy,
@@ -31,7 +31,7 @@ from sarathi_sim.experiments.config.policy import (
 from sarathi_sim.experiments.config.scenario import Header, Ratio, Scenario, Validation
 from sarathi_sim.profiler.storage.paths import user_path
 from sarathi_sim.profiler.storage.plain_yaml import parse_yaml, read_mapping
-from sarathi_sim.profiler.storage.strict import SpecError, did_you_mean, mistakes, show
+from sarathi_sim.profiler.storage.strict import SpecError, did_you_mean, show
 from sarathi_sim.simulator.views.metric_registry import METRICS
 
 CONFIGS = Path(__file__).parents[1] / "configs"
@@ -136,14 +136,10 @@ def read_draft(config: Config, assignments: Assignments = ()) -> Draft:
         given = [_parsed(text) for text in assignments]
     assigned = tuple(_assign(raw, *one) for one in given)
     overrides = raw.pop("scenarios", None)
-    raw = with_trace_path(raw, Source(str(path), "", {}, assigned))
-    header_keys = {key: raw.pop(key) for key in list(raw) if key in Header.model_fields}
     source = Source(str(path), "", {}, assigned)
-    try:
-        header = Header.model_validate(header_keys)
-    except ValidationError as error:
-        found = mistakes(error, Header, header_keys, source.name)
-        raise ConfigError("\n".join(found)) from None
+    raw = with_trace_path(raw, source)
+    header_keys = {key: raw.pop(key) for key in list(raw) if key in Header.model_fields}
+    header = source.checked(Header, header_keys)
     named = {header.name: {}} if overrides is None else _check_names(overrides, source)
     for name, override in named.items():
         own = replace(source, scenario=name, override=override)
@@ -172,12 +168,8 @@ def check_scenario(merged: Mapping[str, Any], source: Source) -> Scenario:
         merged = {**merged, "policy": read_policy(policy, source)}
     elif "policy" in merged and not isinstance(policy, _OF_YAML):
         merged = {**merged, "policy": session_policy(policy, source)}
-    try:
-        return Scenario.model_validate(merged)
-    except ValidationError as error:
-        also = () if source.override.keys() - Scenario.model_fields.keys() else _FILE_KEYS
-        found = mistakes(error, Scenario, merged, source.name, also)
-        raise ConfigError("\n".join(found)) from None
+    also = () if source.override.keys() - Scenario.model_fields.keys() else _FILE_KEYS
+    return source.checked(Scenario, merged, also=also)
 
 
 def _find(config: str) -> Path:

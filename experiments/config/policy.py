@@ -24,20 +24,12 @@ from typing import (
     get_type_hints,
 )
 
-from pydantic import (
-    Field,
-    SerializeAsAny,
-    ValidationError,
-    WrapValidator,
-    create_model,
-    model_validator,
-)
+from pydantic import Field, SerializeAsAny, WrapValidator, create_model, model_validator
 from pydantic.errors import PydanticUserError
 
-from sarathi_sim.experiments.config.base import Strict, Text, Tokens
+from sarathi_sim.experiments.config.base import Source, Strict, Text, Tokens
 from sarathi_sim.experiments.config.base import key as named
 from sarathi_sim.experiments.config.errors import ConfigError
-from sarathi_sim.experiments.config.key_paths import Source
 from sarathi_sim.policies.catalogue import (
     PolicyFileError,
     build,
@@ -50,7 +42,7 @@ from sarathi_sim.policies.policy import Builder, Policy, is_pooled, of_micro_bat
 from sarathi_sim.policies.pool import PoolPolicy
 from sarathi_sim.profiler.storage.files import read_bounded
 from sarathi_sim.profiler.storage.paths import user_path
-from sarathi_sim.profiler.storage.strict import SpecError, did_you_mean, mistakes
+from sarathi_sim.profiler.storage.strict import SpecError, did_you_mean
 from sarathi_sim.simulator.loop.simulation import SimulationError
 
 
@@ -235,7 +227,7 @@ def read_policy(keys: Mapping[str, Any], source: Source) -> FilePolicy:
 
 
 def _described(keys: Mapping[str, Any], path: Path, code: str, source: Source) -> FilePolicy:
-    found, name, given = builders_in(code, str(path)), keys.get("name"), keys.get("sha256")
+    found, name, stated = builders_in(code, str(path)), keys.get("name"), keys.get("sha256")
     if not found:
         raise PolicyFileError("marks no policy with @named")
     options, known = ", ".join(found), sha256(code.encode()).hexdigest()
@@ -244,15 +236,11 @@ def _described(keys: Mapping[str, Any], path: Path, code: str, source: Source) -
     if not isinstance(name, str) or name not in found:
         problem = f"one of {options}{did_you_mean(str(name), found)}"
         raise source.error("policy.name", name, problem)
-    if given is not None and given != known:
+    if stated is not None and stated != known:
         problem = f"{path} has another content, of SHA-256 {known}"
-        raise source.error("policy.sha256", given, problem)
-    model = file_policy(code, str(path), name)
-    try:
-        return model.model_validate({**keys, "file": str(path), "sha256": known})
-    except ValidationError as error:
-        lines = mistakes(error, model, keys, lambda key: source.name(("policy", *key)))
-        raise ConfigError("\n".join(lines)) from None
+        raise source.error("policy.sha256", stated, problem)
+    given = {**keys, "file": str(path), "sha256": known}
+    return source.checked(file_policy(code, str(path), name), given, "policy")
 
 
 def session_policy(given: Any, source: Source) -> SessionPolicy:

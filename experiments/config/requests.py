@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from sarathi_sim.experiments.config.key_paths import Source
+from sarathi_sim.experiments.config.base import Source
 from sarathi_sim.experiments.config.scenario import Scenario
 from sarathi_sim.experiments.config.workload import (
     AtOnce,
@@ -94,8 +94,9 @@ def build_requests(scenario: Scenario, max_length: int, source: Source) -> Traff
     """
     workload, seed, session = scenario.workload, scenario.seed, None
     if workload.every > 1 and workload.requests is not None:  # of them every n-th is kept
-        workload = workload.model_copy(update={"requests": workload.requests * workload.every})
-    trace = trace_of(scenario.model_copy(update={"workload": workload}), source)
+        scenario = scenario.having("workload", requests=workload.requests * workload.every)
+        workload = scenario.workload
+    trace = trace_of(scenario, source)
     prompt, output = _lengths(workload, seed, trace, source)
     prefix, shift = None if trace is None else trace.prefix, workload.shift
     if (shift.prompt, shift.output) != (1, 1):

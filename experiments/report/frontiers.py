@@ -11,12 +11,12 @@ import numpy as np
 import pandas as pd
 
 from sarathi_sim.experiments.capacity import curves
-from sarathi_sim.experiments.capacity.folder import PROBES
+from sarathi_sim.experiments.capacity.probing import PROBES
 from sarathi_sim.experiments.content import Chart, SortableTable, anchor, number_or_dash
 from sarathi_sim.experiments.figures.style import line_styles
 from sarathi_sim.experiments.report.charts import Spots, StyledLine, lines, points
 from sarathi_sim.experiments.report.provenance import first_deployments, op_times_grid
-from sarathi_sim.experiments.sweeps.figures.plot import read_table
+from sarathi_sim.experiments.sweeps.plot import read_table
 from sarathi_sim.profiler.storage.strict import UserError
 from sarathi_sim.simulator.views.metric_registry import number_text
 

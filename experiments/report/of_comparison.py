@@ -10,8 +10,13 @@ from sarathi_sim.experiments.config.errors import ConfigError
 from sarathi_sim.experiments.content import Chart, Section, SortableTable
 from sarathi_sim.experiments.figures.style import policy_styles
 from sarathi_sim.experiments.report.charts import paired_bars
-from sarathi_sim.experiments.run.compare import TITLES, by_difference, part_label, percent
-from sarathi_sim.experiments.run.compare_figure import drawn_parts
+from sarathi_sim.experiments.run.compare import (
+    TITLES,
+    by_difference,
+    drawn_parts,
+    part_label,
+    percent,
+)
 from sarathi_sim.simulator.views.metric_registry import number_text
 
 

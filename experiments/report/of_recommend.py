@@ -7,8 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from sarathi_sim.experiments.capacity.recommended import recommend_answer
-from sarathi_sim.experiments.capacity.written import UNITS
+from sarathi_sim.experiments.capacity.written import UNITS, recommend_answer
 from sarathi_sim.experiments.content import Section
 from sarathi_sim.experiments.report.frontiers import (
     MOST_LINES,

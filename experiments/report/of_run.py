@@ -23,8 +23,7 @@ from sarathi_sim.experiments.report.charts import StyledLine, lines, stacked_bar
 from sarathi_sim.experiments.report.provenance import op_times_grid
 from sarathi_sim.experiments.report.stages_chart import boxes_window, overviews, timelines
 from sarathi_sim.experiments.results import Tables, read_summary, read_text
-from sarathi_sim.experiments.run.compare import SimulatedAgain, simulate_again
-from sarathi_sim.experiments.run.overlay import labelled_tables
+from sarathi_sim.experiments.run.compare import SimulatedAgain, labelled_tables, simulate_again
 from sarathi_sim.experiments.run.run_answer import OF_SCENARIOS, ratios_table, run_answer
 from sarathi_sim.profiler.storage.progress import Progress, silent
 from sarathi_sim.profiler.storage.strict import UserError

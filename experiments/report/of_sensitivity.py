@@ -7,18 +7,13 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from sarathi_sim.experiments.capacity.curves import MOST_BARS
+from sarathi_sim.experiments.capacity.written import panels, sensitivity_answer, sides, title
 from sarathi_sim.experiments.content import Chart, Section
 from sarathi_sim.experiments.figures.style import BLUE, VERMILION
 from sarathi_sim.experiments.report.charts import paired_bars
 from sarathi_sim.experiments.report.frontiers import op_times_of_probes
 from sarathi_sim.experiments.results import read_text
-from sarathi_sim.experiments.sensitivity.tornado import (
-    MOST_BARS,
-    panels,
-    sensitivity_answer,
-    sides,
-    title,
-)
 
 _MOST_CHARTS = 24
 

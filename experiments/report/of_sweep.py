@@ -10,20 +10,23 @@ import numpy as np
 import pandas as pd
 
 from sarathi_sim.experiments.config.errors import ConfigError
-from sarathi_sim.experiments.config.parameter_names import parameter
+from sarathi_sim.experiments.config.scenario import parameter
 from sarathi_sim.experiments.content import Chart, Section, SortableTable, anchor, enumerated
 from sarathi_sim.experiments.report.charts import Spots, StyledLine, lines, points
 from sarathi_sim.experiments.report.provenance import first_deployments, op_times_grid
 from sarathi_sim.experiments.results import read_text
-from sarathi_sim.experiments.sweeps.figures.drawing import (
+from sarathi_sim.experiments.sweeps.drawing import (
+    better,
     groups,
     label,
+    layouts,
     overload_note,
     overloaded,
+    pareto_front,
+    seed_means,
     shown,
 )
-from sarathi_sim.experiments.sweeps.figures.pareto import better, layouts, pareto_front, seed_means
-from sarathi_sim.experiments.sweeps.figures.plot import (
+from sarathi_sim.experiments.sweeps.plot import (
     METRICS,
     numeric_axes,
     read_axes,

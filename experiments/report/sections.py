@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from sarathi_sim.experiments.capacity.folder import (
+from sarathi_sim.experiments.capacity.probing import (
     CAPACITY_FORMAT,
     RECOMMEND_FORMAT,
     SENSITIVITY_FORMAT,

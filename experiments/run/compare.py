@@ -1,12 +1,12 @@
-"""Two results side by side: the parts of their time, and the differences."""
+"""Results side by side: the same figures for several, and for two the parts of their time."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from rich.table import Table
@@ -14,14 +14,29 @@ from rich.table import Table
 from sarathi_sim.experiments.config.deployment import Deployment, deploy
 from sarathi_sim.experiments.config.errors import ConfigError
 from sarathi_sim.experiments.config.loading import load_experiment
-from sarathi_sim.experiments.content import assumed_of
-from sarathi_sim.experiments.results import FORMAT, SWEEP_FORMAT, no_run, read_summary, to_json
-from sarathi_sim.experiments.run.rich_table import rich_table
+from sarathi_sim.experiments.content import assumed_of, rich_table
+from sarathi_sim.experiments.results import (
+    FIGURES_FORMAT,
+    FORMAT,
+    SWEEP_FORMAT,
+    Tables,
+    check_replaceable,
+    no_run,
+    read_summary,
+    read_tables,
+    result_folder,
+    to_json,
+    write_summary,
+)
 from sarathi_sim.profiler.facts.ops import ACCOUNTS
 from sarathi_sim.profiler.storage.progress import Progress, silent
 from sarathi_sim.simulator.views.explain import Explanation
 from sarathi_sim.simulator.views.explain import explain as explanation
 from sarathi_sim.simulator.views.metrics import Analysis
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
 
 _LABELS = {
     **ACCOUNTS,
@@ -169,17 +184,13 @@ def _difference(
 ) -> dict[str, Any]:
     if sum(parts_a.values()) != a or sum(parts_b.values()) != b:  # exact: these are fractions
         raise AssertionError("the parts do not add up")
-    rows = {
-        name: {
-            "a_s": float(parts_a[name]),
-            "b_s": float(parts_b[name]),
-            "difference_s": float(parts_b[name] - parts_a[name]),
-        }
-        for name in parts_a
-        if parts_a[name] or parts_b[name]
-    }
-    total = {"a_s": float(a), "b_s": float(b), "difference_s": float(b - a)}
-    return {"total": total, "parts": rows}
+    pairs = {name: (parts_a[name], parts_b[name]) for name in parts_a}
+    rows = {name: _row(*pair) for name, pair in pairs.items() if any(pair)}
+    return {"total": _row(a, b), "parts": rows}
+
+
+def _row(a: Fraction, b: Fraction) -> dict[str, float]:
+    return {"a_s": float(a), "b_s": float(b), "difference_s": float(b - a)}
 
 
 TITLES = {
@@ -249,3 +260,131 @@ def _cells(row: Mapping[str, float], total: Mapping[str, float], divided: bool) 
 def percent(part: float, whole: float) -> str:
     """A signed share; a dash of nothing."""
     return f"{100 * part / whole:+.1f} %" if whole else "-"
+
+
+def plot_results(folders: Sequence[Path], out: Path) -> None:
+    """Draw all scenarios of the results in ``folders`` to ``out/figures``.
+
+    Raises ConfigError where a folder is not a result, or ``out`` is not ours to replace.
+    """
+    if out.resolve() in {folder.resolve() for folder in folders}:
+        raise ConfigError(f"--out {out}: is one of the results to plot: name another folder")
+    check_replaceable(out, FIGURES_FORMAT)
+    tables = {label: table for label, (_, _, table) in labelled_tables(folders).items()}
+    with result_folder(out, FIGURES_FORMAT) as scratch:
+        write_summary(scratch, FIGURES_FORMAT, {"plotted": sorted(tables)})
+        from sarathi_sim.experiments.figures.distributions import run_figures
+        from sarathi_sim.experiments.figures.drawn import draw_figures
+
+        draw_figures(run_figures(tables), scratch / "figures")
+
+
+def labelled_tables(folders: Sequence[Path]) -> dict[str, tuple[Path, str, Tables]]:
+    """Every scenario of the results: its label to its folder, its name in there, and its tables.
+
+    Raises ConfigError where a folder is not a result.
+    """
+    return {
+        name if len(folders) == 1 else f"{_label(folder, folders)}/{name}": (folder, name, table)
+        for folder in folders
+        for name, table in read_tables(folder).items()
+    }
+
+
+def _label(folder: Path, folders: Sequence[Path]) -> str:
+    """The folder's name, or all of its path where another one is called the same."""
+    name = folder.resolve().name
+    alike = [other for other in folders if other.resolve().name == name]
+    return name if len(alike) == 1 else str(folder)
+
+
+SMALLEST = 0.005
+"""Parts below this share of both totals are not drawn."""
+_SIDES = (("a", -0.2), ("b", 0.2))
+
+
+def write_comparison(result: Mapping[str, Any], out: Path) -> None:
+    """Write :func:`sarathi_sim.experiments.run.compare.compare`'s result and figure, completely or
+    not at all.
+
+    Raises ConfigError where ``out`` holds something else than an earlier one.
+    """
+    from sarathi_sim.experiments.figures.style import save, styled
+
+    with result_folder(out, FIGURES_FORMAT) as folder:
+        plotted = {"plotted": [result["a"], result["b"]]}
+        write_summary(folder, FIGURES_FORMAT, plotted | dict(result))
+        (folder / "figures").mkdir()
+        with styled():
+            save(parts_figure(result), folder / "figures", "comparison")
+
+
+def parts_figure(result: Mapping[str, Any]) -> Figure:
+    """A pair of bars for each part of the wall clock and of the mean latency, in seconds."""
+    from matplotlib.figure import Figure
+    from matplotlib.layout_engine import ConstrainedLayoutEngine
+    from matplotlib.patches import Patch
+
+    from sarathi_sim.experiments.figures.style import policy_styles
+
+    shown = {key: drawn_parts(result[key]) for key in TITLES}
+    heights = [len(names) + 1.5 for names in shown.values()]
+    layout = ConstrainedLayoutEngine(w_pad=0.2)  # text is not as wide on paper as on screen
+    figure = Figure(figsize=(10, 1.6 + 0.42 * sum(heights)), layout=layout)
+    panels = figure.subplots(len(shown), 1, height_ratios=heights)
+    colours = [style["color"] for style in policy_styles(result["policies"])]
+    for axes, (key, names) in zip(panels, shown.items(), strict=True):
+        _bars(axes, key, names, result[key], colours)
+    handles = [
+        Patch(color=colour, label=f"{side.upper()}: {result[side]}")
+        for (side, _), colour in zip(_SIDES, colours, strict=True)
+    ]
+    figure.legend(handles=handles, loc="outside upper left", fontsize=11)
+    return figure
+
+
+def drawn_parts(breakdown: Mapping[str, Any]) -> list[str]:
+    """The parts worth drawing, the largest difference first."""
+    parts, total = breakdown["parts"], breakdown["total"]
+    least = SMALLEST * max(total["a_s"], total["b_s"])
+    return [
+        name
+        for name in by_difference(parts)
+        if max(abs(parts[name]["a_s"]), abs(parts[name]["b_s"])) >= least
+    ]
+
+
+def _bars(
+    axes: Axes, key: str, names: list[str], breakdown: Mapping[str, Any], colours: list[str]
+) -> None:
+    parts, total = breakdown["parts"], breakdown["total"]
+    rows = np.arange(len(names))
+    for (side, shift), colour in zip(_SIDES, colours, strict=True):
+        seconds = [parts[name][f"{side}_s"] for name in names]
+        axes.barh(rows + shift, seconds, 0.38, color=colour)
+    for row, name in enumerate(names):
+        part = parts[name]
+        end = max(part["a_s"], part["b_s"], 0.0)
+        axes.annotate(
+            _signed(part["difference_s"]),
+            (end, row),
+            (4, 0),
+            textcoords="offset points",
+            va="center",
+            fontsize=10,
+        )
+    axes.set_yticks(rows, [part_label(key, name) for name in names])
+    axes.set_ylim(len(names) - 0.4, -0.6)
+    axes.margins(x=0.16)
+    axes.grid(False, axis="y")
+    axes.tick_params(axis="y", length=0, labelsize=11)
+    axes.set_xlabel("time (s); beside the bars B - A")
+    axes.set_title(
+        f"{TITLES[key]}:\nA {total['a_s']:,.4g} s, B {total['b_s']:,.4g} s, "
+        f"B - A {_signed(total['difference_s'])} s "
+        f"({percent(total['difference_s'], total['a_s'])} of A)"
+    )
+
+
+def _signed(seconds: float) -> str:
+    return f"{seconds:+,.0f}" if abs(seconds) >= 100 else f"{seconds:+.3g}"

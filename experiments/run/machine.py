@@ -1,17 +1,30 @@
-"""Times for the paper's claims: one iteration op by op, and a whole batch of requests."""
+"""A model on one tensor-parallel group of GPUs, timed op by op for the paper's claims; and the best
+chunk size and batch cap for a workload on it.
+
+The paper does not say how to choose the chunk (section 6). The closed form is a steady state of
+equal requests: a prompt of P tokens takes n chunks of C - (B - 1) tokens, B - 1 decodes piggybacked
+on each; decodes that find no chunk to piggyback on run on their own, B at a time. All that are near
+the best, and the fixed chunks 256 and 512, are then simulated on requests of the whole workload,
+and the best batch of each chunk is looked for between those. A simulation decides.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from math import ceil, inf
 
 import numpy as np
 
+from sarathi_sim.experiments.config.errors import ConfigError
+from sarathi_sim.experiments.run.traffic import Demand
 from sarathi_sim.policies.micro_batches import MicroBatches
 from sarathi_sim.policies.policy import Policy
+from sarathi_sim.policies.sarathi import Sarathi
 from sarathi_sim.profiler.facts.device import DeviceSpec, load_device
 from sarathi_sim.profiler.facts.ops import ATTENTION, OPS
+from sarathi_sim.simulator.load.capacity import kv_capacity_tokens, max_batch
 from sarathi_sim.simulator.load.workload import at_once, make_requests
 from sarathi_sim.simulator.loop.records import Ints, Records
 from sarathi_sim.simulator.loop.simulation import simulate
@@ -19,6 +32,7 @@ from sarathi_sim.simulator.op_times.breakdown import breakdown, mixing_s
 from sarathi_sim.simulator.op_times.iteration import MIXING, IterationCost
 from sarathi_sim.simulator.op_times.op_times import OpTimes
 from sarathi_sim.simulator.op_times.predictor import BundlePredictor
+from sarathi_sim.simulator.views.spans import Spans
 
 _LONGEST, _MOST_DECODES, _MOST_ROWS = 8192, 256, 4096
 
@@ -185,3 +199,302 @@ class Machine:
         layers = self.layers * float(log.iterations["layer_s"].sum())
         ops["attention"] = layers - sum(ops.values())
         return ops
+
+
+TILE = 128
+FIXED = (256, 512)
+_CHUNKS = (128, 256, 384, 512, 640, 768, 1024, 1536, 2048)
+_NEAR = 0.12
+"""Part of the throughput by which the closed form may be wrong."""
+_EVERY = 24
+"""Batches up to this are all tried; from then on each is an eighth larger than the last."""
+_REQUESTS = 360
+_LARGEST_BATCH = 256
+
+
+@dataclass(frozen=True, eq=False)
+class Candidate:
+    """A chunk size and batch cap, and the closed form's prediction for them.
+
+    ``seconds`` is the GPU time of a request. ``lost`` is the part of it that each term costs,
+    compared with prefill at the best rate, in one piece, with all decodes piggybacked.
+    """
+
+    chunk: int
+    batch: int
+    seconds: float
+    tbt_s: float
+    lost: dict[str, float]
+
+    @property
+    def name(self) -> str:
+        """Short."""
+        return f"chunk {self.chunk}, batch {self.batch}"
+
+
+@dataclass(frozen=True)
+class Verified:
+    """A candidate as simulated on a sample of the whole workload."""
+
+    candidate: Candidate
+    tokens_per_s: float
+    tbt_p99_s: float
+
+
+@dataclass(frozen=True)
+class Advice:
+    """All results; ``verified`` keeps the limit and is sorted, the best first. ``fixed`` is the
+    best of each fixed chunk, whether or not it keeps the limit."""
+
+    demand: Demand
+    largest_batch: int
+    excluded: Candidate | None
+    verified: list[Verified]
+    fixed: dict[int, Verified]
+
+    def regret(self, chunk: int) -> float:
+        """Percent of the best throughput that a fixed chunk loses."""
+        return 100 * (1 - self.fixed[chunk].tokens_per_s / self.verified[0].tokens_per_s)
+
+
+def advise(
+    machine: Machine,
+    demand: Demand,
+    *,
+    batch_cap: int | None = None,
+    tbt_limit_s: float | None = None,
+    progress: Callable[[int, int], None] | None = None,
+) -> Advice:
+    """The best chunk size and batch cap for a workload on one tensor-parallel group of GPUs.
+
+    ``tbt_limit_s`` bounds the time of an iteration that carries decodes, in the closed form, and
+    P99 of the time between tokens, simulated. Raises ConfigError for a cap beyond what the memory
+    holds and for a limit that nothing meets, CapacityError where not one request fits.
+    """
+    capacity = kv_capacity_tokens(
+        machine.ops.model,
+        machine.device,
+        machine.ops.tp,
+        (machine.layers,),
+        numbers=machine.ops.number_bytes,
+    )
+    fitting = min(max_batch(capacity, demand.length), _LARGEST_BATCH)
+    if batch_cap is not None and batch_cap > fitting:
+        raise ConfigError(
+            f"--batch {batch_cap}: does not fit: at most {fitting} requests of {demand.length} "
+            "tokens do"
+        )
+    search = _Search(machine, demand, batch_cap or fitting, tbt_limit_s or inf, progress)
+    likely = search.fixed()
+    search.simulate(likely.values())
+    search.race()
+    search.refine()
+    if not (verified := search.kept()):
+        shortest = min(search.shortest(p) for p in search.candidates)
+        raise ConfigError(
+            f"--tbt-limit {1e3 * search.limit_s:g}: no chunk and batch meets it; the least time "
+            f"between tokens is {1e3 * shortest:.1f} ms"
+        )
+    fastest = min(search.candidates, key=lambda p: p.seconds)
+    excluded = fastest if fastest.tbt_s > search.limit_s else None
+    fixed = {chunk: (search.kept(chunk) or [search.found[p]])[0] for chunk, p in likely.items()}
+    return Advice(demand, search.largest, excluded, verified, fixed)
+
+
+class _Search:
+    """What is known of chunks and batches: by the closed form, and by simulation.
+
+    A simulation decides; the closed form says which are worth one.
+    """
+
+    def __init__(
+        self,
+        machine: Machine,
+        demand: Demand,
+        largest: int,
+        limit_s: float,
+        progress: Callable[[int, int], None] | None,
+    ) -> None:
+        self.machine, self.demand, self.progress = machine, demand, progress
+        self.largest, self.limit_s = largest, limit_s
+        self.found: dict[Candidate, Verified] = {}
+        self._closed: dict[tuple[int, int], Candidate] = {}
+        longest = max(FIXED[-1], ceil(demand.length / TILE) * TILE)
+        self.chunks = [chunk for chunk in _CHUNKS if chunk <= longest]
+        self.candidates = [self.closed(c, b) for c in self.chunks for b in _batches(largest)]
+        self.allowed = [p for p in self.candidates if p.tbt_s <= limit_s]
+
+    def closed(self, chunk: int, batch: int) -> Candidate:
+        """By the closed form."""
+        key = chunk, batch
+        if key not in self._closed:
+            self._closed[key] = candidate(self.machine, self.demand, chunk, batch)
+        return self._closed[key]
+
+    def simulate(self, jobs: Iterable[Candidate]) -> None:
+        """Those that were not simulated yet."""
+        for job in jobs:
+            if job not in self.found:
+                self.found[job] = _simulate(self.machine, self.demand, job)
+            if self.progress is not None:
+                self.progress(len(self.found), max(len(self.found), len(self.allowed)))
+
+    def kept(self, chunk: int | None = None) -> list[Verified]:
+        """What keeps the limit (of one chunk), the best first."""
+        inside = [
+            v
+            for v in self.found.values()
+            if chunk in (None, v.candidate.chunk) and self.shortest(v.candidate) <= self.limit_s
+        ]
+        return sorted(inside, key=lambda v: -v.tokens_per_s)
+
+    def shortest(self, p: Candidate) -> float:
+        """The least limit that it keeps, as far as is known."""
+        return max(p.tbt_s, self.found[p].tbt_p99_s) if p in self.found else p.tbt_s
+
+    def fixed(self) -> dict[int, Candidate]:
+        """The likely best of each fixed chunk."""
+
+        def order(p: Candidate) -> tuple[bool, float]:
+            return p.tbt_s > self.limit_s, p.seconds
+
+        return {c: min((p for p in self.candidates if p.chunk == c), key=order) for c in FIXED}
+
+    def race(self) -> None:
+        """Simulate all that the closed form has near the best that keeps the limit."""
+        for near in sorted(self.allowed, key=lambda p: p.seconds):
+            best = min((v.candidate.seconds for v in self.kept()), default=inf)
+            if near.seconds * (1 - _NEAR) > best:
+                break
+            self.simulate([near])
+
+    def refine(self) -> None:
+        """Look for each chunk's best batch between those that were tried."""
+        for chunk in self.chunks:
+            step = 1 + self.largest // 8
+            while (step := step // 2) and (kept := self.kept(chunk)):
+                at = kept[0].candidate.batch
+                around = [b for b in (at - step, at + step) if 2 <= b <= self.largest]
+                near = (self.closed(chunk, b) for b in around)
+                self.simulate(p for p in near if p.tbt_s <= self.limit_s)
+
+
+def _batches(largest: int) -> list[int]:
+    """Batch caps up to ``largest`` that are tried first."""
+    found = [*range(min(2, largest), min(_EVERY, largest) + 1)]
+    while found[-1] < largest:
+        found.append(min(largest, found[-1] + found[-1] // 8))
+    return found
+
+
+def candidate(machine: Machine, demand: Demand, chunk: int, batch: int) -> Candidate:
+    """The closed form, averaged over the parts of the workload."""
+    parts = [_steady(machine, prompt, output, chunk, batch) for prompt, output in demand.parts]
+    terms = parts[0][1]
+    return Candidate(
+        chunk,
+        batch,
+        float(np.mean([seconds for seconds, _, _ in parts])),
+        max(tbt for _, _, tbt in parts),
+        {term: float(np.mean([lost[term] for _, lost, _ in parts])) for term in terms},
+    )
+
+
+def _steady(
+    m: Machine, prompt: int, output: int, chunk: int, batch: int
+) -> tuple[float, dict[str, float], float]:
+    """Seconds per request, the cost of each term, and the longest iteration."""
+    length, decodes = prompt + output, output - 1
+    size = Sarathi(chunk, TILE, "reserve").chunk_tokens(batch - 1, batch)
+    count = ceil(prompt / size)
+    piggybacked = min(batch - 1, decodes / count)
+    context = (prompt + length) / 2
+    alone = max(0.0, decodes - count * piggybacked) / batch
+
+    chunks = [(min(size, prompt - done), done) for done in range(0, prompt, size)]
+    m.attentions([*chunks, (prompt, 0), (size, prompt)])  # asked for at once, which is faster
+    attention = m.attentions(chunks)
+    rows = [tokens + piggybacked for tokens, _ in chunks]
+    linear_s = [_linear(m, r) for r in rows]
+    linear = sum(linear_s)
+    decoding = m.iteration(decodes=batch, context=context)
+    each = decoding.attention_s / batch
+    mixing = 0.0
+    if piggybacked:
+        mixing = sum(
+            m.mixing_s(of_rows, m.attention(*part), piggybacked * each)
+            for of_rows, part in zip(linear_s, chunks, strict=True)
+        )
+    seconds = linear + attention + mixing + count * piggybacked * each + alone * decoding.total_s
+
+    whole = TILE * max(8, ceil(length / TILE))
+    best_rate = _linear(m, whole) / whole
+    tiled = sum(_linear(m, ceil(r / TILE) * TILE) * r / (ceil(r / TILE) * TILE) for r in rows)
+    lost = {
+        "tile": max(0.0, linear - tiled),
+        "prefill efficiency": max(0.0, tiled - sum(rows) * best_rate),
+        "re-read of KV": max(0.0, attention - m.attention(prompt)),
+        "P:D balance": alone * decoding.linear_s,
+    }
+    tbt = _linear(m, size + piggybacked) + m.attention(size, prompt) + piggybacked * each
+    return seconds, lost, tbt
+
+
+def _linear(m: Machine, rows: float) -> float:
+    return m.layers * sum(m.block(rows).values())
+
+
+def _simulate(machine: Machine, demand: Demand, chosen: Candidate) -> Verified:
+    prompt, output = demand.requests(max(_REQUESTS, 10 * chosen.batch))
+    policy = Sarathi(chosen.chunk, TILE, "reserve")
+    records = machine.run(policy, chosen.batch, prompt, output)
+    gaps, weights = Spans(records.replicas[0]).token_gaps()
+    order = np.argsort(gaps)
+    index = np.searchsorted(np.cumsum(weights[order]), 0.99 * weights.sum())
+    tbt = float(gaps[order][min(int(index), len(gaps) - 1)]) if len(gaps) else 0.0
+    return Verified(chosen, int((prompt + output).sum()) / records.end_s, tbt)
+
+
+def explain(advice: Advice) -> list[str]:
+    """Six lines: the lengths, the best choice, why, its limit, other chunks, regrets."""
+    best, demand = advice.verified[0], advice.demand
+    chosen = best.candidate
+    piggybacked = chosen.batch - 1
+    size = Sarathi(chosen.chunk, TILE, "reserve").chunk_tokens(piggybacked, chosen.batch)
+    balance = "one request at a time: no decode has a chunk to piggyback on"
+    if piggybacked:
+        balance = (
+            "chunks and decodes are in balance at P:D (C - (B - 1)) / (B - 1) = "
+            f"{size / piggybacked:.1f}"
+        )
+    terms = sorted(chosen.lost.items(), key=lambda item: -item[1])
+    shares = [f"{name} {100 * cost / chosen.seconds:.1f} %" for name, cost in terms]
+    limit = f"limited by {shares[0]} of the time; then {', '.join(shares[1:])}"
+    if advice.excluded is not None:
+        gain = 100 * (chosen.seconds / advice.excluded.seconds - 1)
+        limit = (
+            f"limited by the TBT limit: {advice.excluded.name} would be {gain:.1f} % faster, at "
+            f"{1e3 * advice.excluded.tbt_s:.0f} ms an iteration; then {shares[0]}"
+        )
+    first = {v.candidate.chunk: v for v in reversed(advice.verified)}  # the best of each chunk
+    next_ones = sorted(first.values(), key=lambda v: -v.tokens_per_s)[1:4]
+    others = [f"{v.candidate.name}: {_percent(v, best)}" for v in next_ones]
+    return [
+        f"workload: {demand.line()}",
+        f"best: {chosen.name} (of at most {advice.largest_batch}): {best.tokens_per_s:,.0f} "
+        f"tokens/s simulated, {1e3 * best.tbt_p99_s:.0f} ms between tokens (p99)",
+        f"why: {balance}, and the workload's is {demand.ratio}",
+        limit,
+        f"next: {'; '.join(others) or 'nothing else was allowed'}",
+        "regret: " + "; ".join(_regret(advice, chunk) for chunk in FIXED),
+    ]
+
+
+def _regret(advice: Advice, chunk: int) -> str:
+    if advice.fixed[chunk] not in advice.verified:
+        return f"fixed {chunk} breaks the TBT limit"
+    return f"fixed {chunk} {advice.regret(chunk):.1f} %"
+
+
+def _percent(found: Verified, best: Verified) -> str:
+    return f"{100 * (found.tokens_per_s / best.tokens_per_s - 1):+.1f} %"

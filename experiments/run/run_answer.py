@@ -95,6 +95,7 @@ def run_answer(found: Mapping[str, Any], unlike: Sequence[str] = ()) -> Section:
     Runs that differ in ``unlike`` (the model, say) are set side by side, not ranked.
     """
     summaries, ratios = found["scenarios"], ratios_table(found)
+    narrow = {name: _NARROW[why] for name, why in found.get("narrow_bands", {}).items()}
     rows = filter(None, (shown_row(path, summaries.values()) for path in SHOWN))
     note = (
         "Predicted. The 90 % bands follow from the errors of the op times (docs/uncertainty.md). "
@@ -111,8 +112,8 @@ def run_answer(found: Mapping[str, Any], unlike: Sequence[str] = ()) -> Section:
         details=[] if ratios is None else [ratios],
         about=str(found.get("description") or ""),
         warnings=[
-            *(*_rejected(found), *doubts_of(found), *_overloaded(summaries)),
-            *(*_outside(found), *_narrow(found)),
+            *(*_once(found.get("rejections", {})), *doubts_of(found), *_overloaded(summaries)),
+            *(*_outside(found), *_once(narrow)),
         ],
     )
 
@@ -226,9 +227,8 @@ def ratios_table(found: Mapping[str, Any]) -> SortableTable | None:
     return SortableTable("Ratios", headings[:columns], [row[:columns] for row in rows], text=2)
 
 
-def _rejected(found: Mapping[str, Any]) -> list[str]:
-    """What share of the requests is rejected, and why, once for all runs where it is the same."""
-    said = found.get("rejections", {})
+def _once(said: Mapping[str, str]) -> list[str]:
+    """What is said of runs, once for all of which the same is."""
     return [
         f"{', '.join(name for name in said if said[name] == text)}: {text}"
         for text in dict.fromkeys(said.values())
@@ -256,12 +256,3 @@ def _outside(found: Mapping[str, Any]) -> list[str]:
             outside = Outside(**(one | {"profile": tuple(map(tuple, one["profile"]))}))
             said.setdefault(": ".join(filter(None, [bundle, str(outside)])), []).append(name)
     return [f"{', '.join(names)}: {text}" for text, names in said.items()]
-
-
-def _narrow(found: Mapping[str, Any]) -> list[str]:
-    """Why the bands of some runs are narrow although their op times are not that sure."""
-    because = found.get("narrow_bands", {})
-    return [
-        f"{', '.join(name for name in because if because[name] == reason)}: {_NARROW[reason]}"
-        for reason in dict.fromkeys(because.values())
-    ]

@@ -16,8 +16,8 @@ from typing import Any, TypeVar
 
 import numpy as np
 
+from sarathi_sim.experiments.config.base import Source
 from sarathi_sim.experiments.config.errors import ConfigError
-from sarathi_sim.experiments.config.key_paths import Source
 from sarathi_sim.experiments.config.loading import (
     Assignments,
     Config,

@@ -13,7 +13,7 @@ from __future__ import annotations
 from typing import Any
 
 from sarathi_sim.experiments.config.errors import ConfigError
-from sarathi_sim.experiments.config.host_time import HostConstants, calls_of_layer
+from sarathi_sim.experiments.config.inputs import HostConstants, calls_of_layer
 from sarathi_sim.experiments.score import mixtures
 from sarathi_sim.experiments.score.measured import Measured
 from sarathi_sim.profiler.facts.model import load_model

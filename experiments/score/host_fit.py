@@ -14,7 +14,7 @@ from dataclasses import asdict, dataclass, fields, replace
 
 import numpy as np
 
-from sarathi_sim.experiments.config.host_time import HostConstants, HostTimes, StackErrors
+from sarathi_sim.experiments.config.inputs import HostConstants, HostTimes, StackErrors
 from sarathi_sim.experiments.score.deployments import mean_prompt, server_of, stack_of
 from sarathi_sim.experiments.score.errors import ServerTimes
 from sarathi_sim.experiments.score.measured import METRICS, Measured

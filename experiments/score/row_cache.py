@@ -21,7 +21,7 @@ from typing import Any, ClassVar
 from pydantic import TypeAdapter, ValidationError
 
 from sarathi_sim.experiments.score.server_bands import OpShares
-from sarathi_sim.experiments.sweeps.identity import code_fingerprint
+from sarathi_sim.experiments.sweeps.plan import code_fingerprint
 from sarathi_sim.profiler.storage.paths import data_dir
 from sarathi_sim.profiler.storage.strict import STRICT
 

@@ -20,7 +20,7 @@ from scipy.optimize import least_squares
 
 from sarathi_sim.experiments.config.deployment import Deployment, deploy
 from sarathi_sim.experiments.config.errors import ConfigError
-from sarathi_sim.experiments.config.host_time import host_of
+from sarathi_sim.experiments.config.inputs import host_of
 from sarathi_sim.experiments.config.loading import Experiment
 from sarathi_sim.experiments.run.compare import Compared, comparison
 from sarathi_sim.experiments.score.server_files import ServerRun, read_server_run

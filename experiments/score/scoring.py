@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from sarathi_sim.experiments.config.errors import ConfigError
-from sarathi_sim.experiments.config.host_time import (
+from sarathi_sim.experiments.config.inputs import (
     Fold,
     HostConstants,
     HostTimes,

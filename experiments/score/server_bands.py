@@ -19,7 +19,7 @@ from typing import Any, ClassVar
 import numpy as np
 
 from sarathi_sim.experiments.config.deployment import Deployment
-from sarathi_sim.experiments.config.host_time import host_of
+from sarathi_sim.experiments.config.inputs import host_of
 from sarathi_sim.experiments.score.errors import ServerTimes
 from sarathi_sim.experiments.score.measured import METRICS, SCORED, Measured
 from sarathi_sim.profiler.storage.strict import STRICT

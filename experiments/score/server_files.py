@@ -21,8 +21,8 @@ import numpy as np
 import pandas as pd
 from pydantic import AliasChoices, BaseModel, ConfigDict, Field, ValidationError
 
+from sarathi_sim.experiments.config.base import Source
 from sarathi_sim.experiments.config.errors import ConfigError
-from sarathi_sim.experiments.config.key_paths import Source
 from sarathi_sim.experiments.config.scenario import Scenario
 from sarathi_sim.policies.request import Request
 from sarathi_sim.profiler.bundle.csv_cells import numbers, read_cells

@@ -8,9 +8,9 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
+from sarathi_sim.experiments.config.base import Source
 from sarathi_sim.experiments.config.deployment import Deployment, deploy
 from sarathi_sim.experiments.config.errors import ConfigError
-from sarathi_sim.experiments.config.key_paths import Source
 from sarathi_sim.experiments.config.loading import check_scenario
 from sarathi_sim.experiments.score.errors import ServerTimes
 from sarathi_sim.experiments.score.measured import Measured
@@ -18,8 +18,7 @@ from sarathi_sim.experiments.score.row_cache import RowCache, RowOutcome, outcom
 from sarathi_sim.experiments.score.server_bands import OpShares, op_shares
 from sarathi_sim.experiments.sweeps.backends import Backend
 from sarathi_sim.experiments.sweeps.execute import Report, execute
-from sarathi_sim.experiments.sweeps.identity import run_key
-from sarathi_sim.experiments.sweeps.plan import Run, SharedRequests, SweepPlan
+from sarathi_sim.experiments.sweeps.plan import Run, SharedRequests, SweepPlan, run_key
 from sarathi_sim.experiments.sweeps.store import Store
 from sarathi_sim.profiler.storage.progress import Progress, Say
 from sarathi_sim.simulator.op_times.cache import VARIABLE, cache_folder

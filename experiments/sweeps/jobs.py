@@ -8,12 +8,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from sarathi_sim.experiments.config.base import Source
 from sarathi_sim.experiments.config.deployment import deploy
-from sarathi_sim.experiments.config.key_paths import Source
 from sarathi_sim.experiments.config.scenario import Scenario
 from sarathi_sim.experiments.results import FORMAT, SUMMARY, json_bytes, parquet_bytes, run_files
-from sarathi_sim.experiments.sweeps.identity import run_key
-from sarathi_sim.experiments.sweeps.plan import Run, SharedRequests
+from sarathi_sim.experiments.sweeps.plan import Run, SharedRequests, run_key
 from sarathi_sim.profiler.storage.child import Told
 from sarathi_sim.profiler.storage.paths import user_path
 from sarathi_sim.profiler.storage.progress import silent
@@ -97,11 +96,10 @@ def located(scenario: Scenario, base: Path) -> Scenario:
         path = base / user_path(text)
         return str(path) if path.exists() else text
 
-    update: dict[str, object] = {key: find(getattr(scenario, key)) for key in ("model", "device")}
-    if scenario.profiles is not None:
-        update["profiles"] = find(scenario.profiles)
     lengths = scenario.workload.lengths
     if lengths.kind == "trace":
         trace = lengths.model_copy(update={"path": find(lengths.path)})
-        update["workload"] = scenario.workload.model_copy(update={"lengths": trace})
-    return scenario.model_copy(update=update)
+        scenario = scenario.having("workload", lengths=trace)
+    named = {key: getattr(scenario, key) for key in ("model", "device", "profiles")}
+    found = {key: find(text) for key, text in named.items() if text is not None}
+    return scenario.model_copy(update=found)

@@ -1,18 +1,24 @@
-"""From a file to its runs, each checked, resolved and keyed before any of them starts."""
+"""From a file to its runs, each checked, resolved and keyed before any of them starts.
+
+A run's key is a hash of all that its result depends on.
+"""
 
 from __future__ import annotations
 
+import json
 from collections import OrderedDict
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, replace
+from functools import lru_cache
+from hashlib import sha256
+from importlib.metadata import version
+from pathlib import Path
 from threading import Lock
 from typing import Any
 
-from pydantic import ValidationError
-
-from sarathi_sim.experiments.config.deployment import deploy
+from sarathi_sim.experiments.config.base import KeyPath, Source, assign_all, merge, overlap
+from sarathi_sim.experiments.config.deployment import Deployment, deploy
 from sarathi_sim.experiments.config.errors import ConfigError
-from sarathi_sim.experiments.config.key_paths import KeyPath, Source, assign, merge, overlap
 from sarathi_sim.experiments.config.loading import (
     Assignments,
     Config,
@@ -24,12 +30,12 @@ from sarathi_sim.experiments.config.loading import (
 from sarathi_sim.experiments.config.requests import build_requests, trace_path
 from sarathi_sim.experiments.config.scenario import Scenario
 from sarathi_sim.experiments.config.workload import TraceLengths
-from sarathi_sim.experiments.sweeps.identity import run_key
-from sarathi_sim.experiments.sweeps.points import MOST_RUNS, Point, expand
-from sarathi_sim.experiments.sweeps.section import SweepSpec
+from sarathi_sim.experiments.sweeps.points import MOST_RUNS, Point, SweepSpec, expand
 from sarathi_sim.policies.request import Request
+from sarathi_sim.profiler.storage.files import files_sha256
+from sarathi_sim.profiler.storage.paths import PACKAGE, user_path
 from sarathi_sim.profiler.storage.progress import Progress, silent
-from sarathi_sim.profiler.storage.strict import did_you_mean, mistakes
+from sarathi_sim.profiler.storage.strict import did_you_mean
 
 _MOST_KEPT = 500_000  # requests, about 130 MB
 
@@ -83,22 +89,18 @@ class SharedRequests:
         self._lock = Lock()  # a Dask worker may have several threads
 
     def __call__(self, scenario: Scenario, max_length: int, source: Source) -> list[Request]:
-        with self._lock:
-            return self._shared(scenario, max_length, source)
-
-    def _shared(self, scenario: Scenario, max_length: int, source: Source) -> list[Request]:
-        lengths = scenario.workload.lengths
-        changed = 0
+        lengths, changed = scenario.workload.lengths, 0
         if isinstance(lengths, TraceLengths):
             path = trace_path(lengths, source)
             changed = path.stat().st_mtime_ns if path.is_file() else 0
         key = (scenario.workload.model_dump_json(), scenario.seed, max_length, changed)
-        if key not in self._kept:
-            self._kept[key] = build_requests(scenario, max_length, source)
-        self._kept.move_to_end(key)
-        while sum(map(len, self._kept.values())) > _MOST_KEPT and len(self._kept) > 1:
-            self._kept.popitem(last=False)
-        return self._kept[key]
+        with self._lock:
+            if key not in self._kept:
+                self._kept[key] = build_requests(scenario, max_length, source)
+            self._kept.move_to_end(key)
+            while sum(map(len, self._kept.values())) > _MOST_KEPT and len(self._kept) > 1:
+                self._kept.popitem(last=False)
+            return self._kept[key]
 
 
 def plan_sweep(
@@ -137,8 +139,7 @@ def plan_sweep(
         override = draft.overrides[name]
         tree = merge(draft.raw, override) | ({} if seed is None else {"seed": seed})
         tree.pop("sweep", None)
-        for key, value in point.items():
-            tree = assign(tree, tuple(key.split(".")), value)
+        tree = assign_all(tree, point)
         source = _SweptSource(draft.source.file, name, override, draft.assigned, swept)
         try:
             scenario = check_scenario(tree, source)
@@ -171,14 +172,7 @@ def _spec(draft: Draft) -> SweepSpec:
     raw = draft.raw.get("sweep", {})
     if not isinstance(raw, dict):
         raise draft.source.error("sweep", raw, "expected keys such as grid and seeds")
-    try:
-        return SweepSpec.model_validate(raw)
-    except ValidationError as error:
-
-        def origin(path: KeyPath) -> str:
-            return draft.source.name(("sweep", *path))
-
-        raise ConfigError("\n".join(mistakes(error, SweepSpec, raw, origin))) from None
+    return draft.source.checked(SweepSpec, raw, "sweep")
 
 
 def _usual_contrast(spec: SweepSpec, draft: Draft) -> str | None:
@@ -241,3 +235,49 @@ def coordinates(run: Run, axes: Iterable[str]) -> dict[str, Any]:
         if isinstance(value, Mapping):
             found |= {f"{axis}.{key}": describe(item) for key, item in value.items()}
     return found
+
+
+# The code that a run's files depend on. The profiler's parts are those that read profiles.
+_CODE = (
+    *("policies/*.py", "simulator/*/*.py"),
+    *(f"profiler/{room}/*.py" for room in ("storage", "facts", "bundle", "physics", "kernels")),
+    *("experiments/config/*.py", "experiments/results.py"),
+    "experiments/sweeps/jobs.py",
+)
+_LIBRARIES = ("numpy", "scipy", "scikit-learn", "pandas", "pyarrow")
+
+
+@lru_cache(maxsize=2)
+def code_fingerprint(*also: str) -> str:
+    """Hash of the code that a result depends on, and of the versions of the numeric libraries.
+
+    The libraries count because random streams, fits and file formats may change with them.
+    ``also`` are further files.
+    """
+    files = (path for pattern in (*_CODE, *also) for path in sorted(PACKAGE.glob(pattern)))
+    return files_sha256(files, *(f"{library} {version(library)}\n" for library in _LIBRARIES))
+
+
+def run_key(deployment: Deployment, name: str) -> str:
+    """16 hexadecimal digits: the resolved scenario and its ``name``, the content of what it names
+    (model, device, profile bundle, trace, a policy's file), and the code.
+
+    The paths of these files do not matter.
+    """
+    scenario = deployment.scenario.model_dump()
+    # What bundles are made from is left out of the device: no simulation reads it.
+    device = asdict(replace(deployment.device, fitted=None))
+    scenario |= {"model": asdict(deployment.model), "device": device}
+    scenario["profiles"] = deployment.bundle_sha256
+    scenario["policy"].pop("file", None)  # its sha256 stays
+    lengths = scenario["workload"]["lengths"]
+    if lengths["kind"] == "trace":
+        path = user_path(lengths["path"])
+        lengths["path"] = _file_sha256(path, path.stat().st_mtime_ns)
+    content = json.dumps([name, scenario, code_fingerprint()], sort_keys=True)
+    return sha256(content.encode()).hexdigest()[:16]
+
+
+@lru_cache(maxsize=8)
+def _file_sha256(path: Path, changed: int) -> str:
+    return sha256(path.read_bytes()).hexdigest()

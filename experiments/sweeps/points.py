@@ -1,17 +1,17 @@
-"""From a ``sweep`` section to its points, without any knowledge of their keys."""
+"""The keys of a file's ``sweep`` section, its points, and what lies beside and between points."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Hashable, Iterable, Mapping
+from collections.abc import Hashable, Iterable, Mapping, Sequence
 from itertools import product
-from typing import Any
+from typing import Annotated, Any, Literal
 
 import numpy as np
+from pydantic import Discriminator, Field, Tag
 
+from sarathi_sim.experiments.config.base import Count, Strict, Text, key_path
 from sarathi_sim.experiments.config.errors import ConfigError
-from sarathi_sim.experiments.config.key_paths import key_path
-from sarathi_sim.experiments.sweeps.section import Axes, Range, SweepSpec
 
 MOST_RUNS = 200_000
 # As many as a place among them is a 64-bit number.
@@ -170,3 +170,134 @@ def _nth(parts: Mapping[str, list[Point]], number: int) -> list[Point]:
 
 def _joined(parts: tuple[Point, ...]) -> Point:
     return {key: value for part in parts for key, value in part.items()}
+
+
+# The numbers of a range have twelve digits.
+_FURTHEST = 1e12
+
+
+class Range(Strict):
+    """Numbers from ``from`` to ``to``, both included: every ``step``, or ``num`` of them.
+
+    ``scale`` log spaces the ``num`` numbers evenly in their logarithm.
+    """
+
+    start: Annotated[float, Field(alias="from", ge=-_FURTHEST, le=_FURTHEST)]
+    to: Annotated[float, Field(ge=-_FURTHEST, le=_FURTHEST)]
+    step: Annotated[float, Field(gt=0, le=2 * _FURTHEST)] | None = None
+    num: Annotated[int, Field(ge=2, le=100_000)] | None = None
+    scale: Literal["linear", "log"] = "linear"
+
+
+class Sample(Strict):
+    """``points`` of the points, drawn without replacement."""
+
+    points: Count
+    seed: Annotated[int, Field(ge=0, lt=2**63)] = 0
+
+
+# A mistake is about the form that the value has, rather than about every one that it might have.
+def _axis_form(value: object) -> str:
+    return "<range>" if isinstance(value, dict | Range) else "<list>"
+
+
+def _seeds_form(value: object) -> str:
+    return "<list>" if isinstance(value, list) else "<count>"
+
+
+Axis = Annotated[
+    Annotated[Range, Tag("<range>")] | Annotated[list[Any], Tag("<list>")],
+    Discriminator(_axis_form),
+]
+Axes = dict[Text, Axis]
+Seeds = Annotated[
+    Annotated[list[int], Tag("<list>")] | Annotated[int, Field(ge=1, le=100_000), Tag("<count>")],
+    Discriminator(_seeds_form),
+]
+
+
+class SweepSpec(Strict):
+    """The values of each key.
+
+    ``grid`` crosses its keys, ``zip`` combines the values of its keys element by element, ``cases``
+    lists points one by one. The three are crossed with each other, with the file's scenarios and
+    with ``seeds`` (a list, or a number, counted from the file's seed). ``sample`` draws from the
+    points. ``contrast`` is the key, or ``scenario``, whose values are compared pair by pair.
+    """
+
+    grid: Axes = Field(default_factory=dict)
+    zip: Axes = Field(default_factory=dict)
+    cases: list[dict[Text, Any]] = Field(default_factory=list)
+    sample: Sample | None = None
+    seeds: Seeds | None = None
+    contrast: Text | None = None
+
+
+STEP = 64
+"""Half-way between two multiples of it lies another multiple."""
+
+
+def neighbours(best: int, points: Sequence[Mapping[str, Any]]) -> list[tuple[str, int]]:
+    """The points beside the one at place ``best``: of every key with a number the next one below
+    and the next one above, all other keys alike. Each with that key, by its place."""
+    found, there = [], points[best]
+    for key, value in there.items():
+        if not _is_number(value):
+            continue
+        others = {
+            place: one[key]
+            for place, one in enumerate(points)
+            if _is_number(one.get(key)) and {**one, key: value} == there
+        }
+        below = [place for place in others if others[place] < value]
+        above = [place for place in others if others[place] > value]
+        found += [(key, max(below, key=lambda place: others[place]))] if below else []
+        found += [(key, min(above, key=lambda place: others[place]))] if above else []
+    return found
+
+
+def halfway(one: float, other: float) -> float | None:
+    """The value half-way between two: a multiple of 64 between multiples of it, a whole number
+    between others. None where nothing lies between."""
+    if isinstance(one, float) or isinstance(other, float):
+        return float(f"{(one + other) / 2:.6g}")
+    step = STEP if one % STEP == other % STEP == 0 else 1
+    middle = round((one + other) / (2 * step)) * step
+    return middle if min(one, other) < middle < max(one, other) else None
+
+
+def apart(best: int, points: Sequence[Mapping[str, Any]]) -> list[int]:
+    """The places of the neighbours of the best with something between."""
+    return [
+        place
+        for key, place in neighbours(best, points)
+        if halfway(points[best][key], points[place][key]) is not None
+    ]
+
+
+def between(best: int, points: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """The new points half-way between the best and its neighbours."""
+    there = points[best]
+    return [
+        {**there, key: middle}
+        for key, place in neighbours(best, points)
+        if (middle := halfway(there[key], points[place][key])) is not None
+    ]
+
+
+def in_order(points: Sequence[Mapping[str, Any]]) -> list[int]:
+    """The places of the points, ordered along their keys: numbers by value, others as they came."""
+    ranks: dict[str, list[Any]] = {}
+    for key in dict.fromkeys(key for point in points for key in point):
+        values = [point[key] for point in points if key in point]
+        numbers = sorted(value for value in values if _is_number(value))
+        ranks[key] = [*(value for value in values if not _is_number(value)), *numbers]
+    places = [
+        [ranked.index(one[key]) if key in one else -1 for key, ranked in ranks.items()]
+        for one in points
+    ]
+    return sorted(range(len(points)), key=lambda place: places[place])
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)

@@ -8,8 +8,8 @@ from typing import Any
 import pandas as pd
 from rich.table import Table
 
-from sarathi_sim.experiments.config.parameter_names import parameter, value_name
-from sarathi_sim.experiments.run.rich_table import rich_table
+from sarathi_sim.experiments.config.scenario import parameter, value_name
+from sarathi_sim.experiments.content import rich_table
 from sarathi_sim.experiments.sweeps.execute import Report
 from sarathi_sim.experiments.sweeps.plan import SweepPlan, coordinates
 from sarathi_sim.simulator.views.metric_registry import Quantity, known

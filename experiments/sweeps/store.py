@@ -26,15 +26,14 @@ from pathlib import Path
 from typing import Any
 
 from sarathi_sim.experiments.config.errors import ConfigError
-from sarathi_sim.experiments.results import FORMAT, SUMMARY, SWEEP_FORMAT, about_out, resolved
+from sarathi_sim.experiments.results import FORMAT, SUMMARY, SWEEP_FORMAT, open_result
 from sarathi_sim.experiments.sweeps.jobs import JobResult
-from sarathi_sim.profiler.storage.files import make_folders, partial, regular, write_whole
+from sarathi_sim.profiler.storage.files import make_folders, regular
 from sarathi_sim.profiler.storage.folder_lock import FolderBusyError, FolderLock
 from sarathi_sim.profiler.storage.manifest import (
     MANIFEST,
     Manifest,
     differences,
-    held,
     read_manifest,
     remove_files,
     replace_files,
@@ -62,33 +61,13 @@ class Store:
 
     def open(self, resume: bool) -> None:
         """Make the folder, or check that it holds a sweep to continue. Raises ConfigError."""
-        folder = resolved(self.folder)
-        with about_out(self.folder):
-            make_folders(folder)
-        if {path.name for path in folder.iterdir()} <= {partial(folder / MANIFEST).name}:
-            write_whole(folder / MANIFEST, Manifest(SWEEP_FORMAT).dump())
-        elif self._is_a_sweep() and not resume:
+        made = open_result(self.folder, SWEEP_FORMAT, _APART.fullmatch, self.where)
+        if made is None and not resume:
             raise ConfigError(
                 f"{self.where}: holds a sweep: give --resume to complete it (finished "
                 "runs are not repeated), or name another folder"
             )
         make_folders(self.runs)
-
-    def _is_a_sweep(self) -> bool:
-        """Whether the folder is a sweep's, without foreign files. Raises ConfigError otherwise."""
-        manifest = read_manifest(self.folder)
-        if manifest is None or manifest.kind != SWEEP_FORMAT:
-            raise ConfigError(
-                f"{self.where}: exists and is no sweep's folder (it has no {MANIFEST} of a "
-                f"sweep, but {held(self.folder)}): name another one"
-            )
-        found = differences(self.folder, manifest, _APART.fullmatch)
-        if found.changed or found.foreign:
-            raise ConfigError(
-                f"{self.where}: holds files that are not the sweep's "
-                f"({found.in_the_way()}): move that away, or name another folder"
-            )
-        return True
 
     @contextmanager
     def locked(self, busy: str | None = None) -> Iterator[None]:

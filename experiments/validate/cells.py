@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
+from sarathi_sim.experiments.config.base import Source
 from sarathi_sim.experiments.config.deployment import (
     check_left_out,
     layers_of,
@@ -13,7 +14,6 @@ from sarathi_sim.experiments.config.deployment import (
     pools_of,
 )
 from sarathi_sim.experiments.config.inputs import model_of
-from sarathi_sim.experiments.config.key_paths import Source
 from sarathi_sim.experiments.config.loading import Experiment
 from sarathi_sim.experiments.config.requests import build_requests
 from sarathi_sim.experiments.config.scenario import KvCache, Scenario

@@ -9,7 +9,7 @@ import numpy as np
 import pandas as pd
 from rich.table import Table
 
-from sarathi_sim.experiments.run.rich_table import rich_table
+from sarathi_sim.experiments.content import rich_table
 from sarathi_sim.experiments.validate.cells import Cell
 from sarathi_sim.experiments.validate.differences import Comparison
 from sarathi_sim.experiments.validate.summary import FEWEST_REPEATS

@@ -15,7 +15,7 @@ from tempfile import TemporaryDirectory
 
 import numpy as np
 
-from sarathi_sim.experiments.capacity.asked import read_question
+from sarathi_sim.experiments.capacity.answer import read_question
 from sarathi_sim.experiments.capacity.options import plan_of
 from sarathi_sim.experiments.capacity.probing import Laboratory
 from sarathi_sim.experiments.capacity.search import (

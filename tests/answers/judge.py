@@ -18,8 +18,8 @@ import numpy as np
 import numpy.typing as npt
 import pandas as pd
 
+from sarathi_sim.experiments.config.base import Source
 from sarathi_sim.experiments.config.deployment import Deployment, deploy
-from sarathi_sim.experiments.config.key_paths import Source
 from sarathi_sim.experiments.config.loading import check_scenario
 from sarathi_sim.simulator.views.metrics import Analysis
 

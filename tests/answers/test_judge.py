@@ -9,8 +9,8 @@ import numpy as np
 import pandas as pd
 import pytest
 
+from sarathi_sim.experiments.config.base import Source
 from sarathi_sim.experiments.config.deployment import deploy
-from sarathi_sim.experiments.config.key_paths import Source
 from sarathi_sim.experiments.config.loading import check_scenario
 from sarathi_sim.simulator.views.metrics import Analysis
 from tests.answers import judge

@@ -60,7 +60,7 @@ def small_sizes(page: str, monkeypatch: pytest.MonkeyPatch) -> None:
         "sarathi_sim.simulator.confidence.held_out.FOLDS": 2,
         "sarathi_sim.simulator.confidence.bands.FOLDS": 2,
         "sarathi_sim.simulator.confidence.held_out.FOREST": 5,
-        "sarathi_sim.experiments.capacity.capacity_section.BEYOND": 1,
+        "sarathi_sim.experiments.capacity.slo.BEYOND": 1,
         "sarathi_sim.experiments.capacity.options.LEAST_REQUESTS": 100,
         "sarathi_sim.experiments.capacity.options.PILOT_REQUESTS": 100,
         "sarathi_sim.experiments.capacity.options.FINEST_REQUESTS": 100,

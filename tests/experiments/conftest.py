@@ -12,8 +12,8 @@ import pytest
 
 from sarathi_sim.experiments.config import inputs
 from sarathi_sim.experiments.config.loading import load_experiment
+from sarathi_sim.experiments.run.compare import plot_results
 from sarathi_sim.experiments.run.experiment import run_experiment
-from sarathi_sim.experiments.run.overlay import plot_results
 from sarathi_sim.experiments.run.second_process import Errand, SecondProcess
 from sarathi_sim.experiments.sweeps.backends import InProcess
 from sarathi_sim.experiments.sweeps.plan import SweepPlan, plan_sweep

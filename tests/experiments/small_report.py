@@ -6,11 +6,10 @@ from pathlib import Path
 from typing import Any
 
 from sarathi_sim import find_sensitivity
-from sarathi_sim.experiments.capacity.folder import CAPACITY_FORMAT, RECOMMEND_FORMAT
-from sarathi_sim.experiments.capacity.prices import add_costs
+from sarathi_sim.experiments.capacity.answer import add_costs
+from sarathi_sim.experiments.capacity.probing import CAPACITY_FORMAT, RECOMMEND_FORMAT
 from sarathi_sim.experiments.results import SCORE_FORMAT, result_folder, write_summary
-from sarathi_sim.experiments.run.compare import compare
-from sarathi_sim.experiments.run.compare_figure import write_comparison
+from sarathi_sim.experiments.run.compare import compare, write_comparison
 
 PRICES = {"date": "2026-01-01", "currency": "USD", "mark": "assumed"}
 ALL_KINDS = (

@@ -8,10 +8,9 @@ import pytest
 from typer.testing import CliRunner
 
 from sarathi_sim.experiments.capacity.answer import said_of
-from sarathi_sim.experiments.capacity.layouts import Wanted, layouts, wanted_of
-from sarathi_sim.experiments.capacity.options import Option
+from sarathi_sim.experiments.capacity.options import Option, Wanted, layouts, wanted_of
 from sarathi_sim.experiments.capacity.recommend import doubts_by_name
-from sarathi_sim.experiments.capacity.recommended import recommend_answer
+from sarathi_sim.experiments.capacity.written import recommend_answer
 from sarathi_sim.experiments.cli.app import app
 from sarathi_sim.experiments.cli.common import print_assumed
 from sarathi_sim.experiments.config.deployment import Deployment

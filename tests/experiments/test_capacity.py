@@ -14,21 +14,18 @@ import pandas as pd
 import pytest
 from typer.testing import CliRunner
 
-from sarathi_sim.experiments.capacity.answer import Answer, _scaled_pilots, answers, as_json
-from sarathi_sim.experiments.capacity.asked import read_question
-from sarathi_sim.experiments.capacity.capacity_section import Objective, parse_slo
-from sarathi_sim.experiments.capacity.curves import cheapest, points
-from sarathi_sim.experiments.capacity.judgement import (
-    GAPS,
-    OVERLOAD,
-    REJECTED,
-    RunTables,
-    Verdict,
-    attainment,
-    judge,
+from sarathi_sim.experiments.capacity.answer import (
+    Answer,
+    _scaled_pilots,
+    add_costs,
+    answers,
+    as_json,
+    load_prices,
+    per_million_tokens,
+    read_question,
 )
+from sarathi_sim.experiments.capacity.curves import cheapest, points
 from sarathi_sim.experiments.capacity.options import options_of, plan_of
-from sarathi_sim.experiments.capacity.prices import add_costs, load_prices, per_million_tokens
 from sarathi_sim.experiments.capacity.probing import Laboratory
 from sarathi_sim.experiments.capacity.search import (
     Capacity,
@@ -42,6 +39,17 @@ from sarathi_sim.experiments.capacity.search import (
     pilot,
     race,
 )
+from sarathi_sim.experiments.capacity.slo import (
+    GAPS,
+    OVERLOAD,
+    REJECTED,
+    Objective,
+    RunTables,
+    Verdict,
+    attainment,
+    judge,
+    parse_slo,
+)
 from sarathi_sim.experiments.capacity.written import (
     breaking,
     breaks,
@@ -50,9 +58,9 @@ from sarathi_sim.experiments.capacity.written import (
     sentence,
 )
 from sarathi_sim.experiments.cli.app import app
+from sarathi_sim.experiments.config.base import Source
 from sarathi_sim.experiments.config.deployment import deploy
 from sarathi_sim.experiments.config.errors import ConfigError
-from sarathi_sim.experiments.config.key_paths import Source
 from sarathi_sim.experiments.config.loading import load_experiment
 from sarathi_sim.experiments.sweeps.backends import InProcess
 from sarathi_sim.experiments.sweeps.store import Store

@@ -16,8 +16,14 @@ from sarathi_sim.experiments.config.errors import ConfigError
 from sarathi_sim.experiments.config.loading import load_experiment
 from sarathi_sim.experiments.figures.style import policy_colour
 from sarathi_sim.experiments.results import SUMMARY
-from sarathi_sim.experiments.run.compare import TITLES, compare, comparison_tables, part_label
-from sarathi_sim.experiments.run.compare_figure import drawn_parts, parts_figure
+from sarathi_sim.experiments.run.compare import (
+    TITLES,
+    compare,
+    comparison_tables,
+    drawn_parts,
+    part_label,
+    parts_figure,
+)
 from sarathi_sim.experiments.run.experiment import run_experiment
 
 

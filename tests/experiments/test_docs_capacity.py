@@ -14,10 +14,8 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from sarathi_sim.experiments.capacity.asked import read_question
-from sarathi_sim.experiments.capacity.layouts import layouts, wanted_of
-from sarathi_sim.experiments.capacity.options import LEAST_REQUESTS, plan_of
-from sarathi_sim.experiments.capacity.prices import load_prices
+from sarathi_sim.experiments.capacity.answer import load_prices, read_question
+from sarathi_sim.experiments.capacity.options import LEAST_REQUESTS, layouts, plan_of, wanted_of
 from sarathi_sim.experiments.cli.app import app
 from sarathi_sim.experiments.report.sections import sections_of
 

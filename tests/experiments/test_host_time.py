@@ -8,9 +8,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from sarathi_sim.experiments.config.base import Source
 from sarathi_sim.experiments.config.deployment import Deployment, deploy
-from sarathi_sim.experiments.config.host_time import host_of, host_times
-from sarathi_sim.experiments.config.key_paths import Source
+from sarathi_sim.experiments.config.inputs import host_of, host_times
 from sarathi_sim.experiments.config.loading import load_experiment
 from sarathi_sim.experiments.run.experiment import deploy_all
 from sarathi_sim.simulator.op_times.iteration import NO_HOST

@@ -20,7 +20,7 @@ from typing import Any
 import pytest
 
 from sarathi_sim.experiments.capacity.launch import launch
-from sarathi_sim.experiments.config.key_paths import Source
+from sarathi_sim.experiments.config.base import Source
 from sarathi_sim.experiments.config.loading import check_scenario
 from sarathi_sim.experiments.config.scenario import Scenario
 from sarathi_sim.profiler.facts.hub import checkpoints

@@ -21,7 +21,7 @@ import sarathi_sim as sim
 from sarathi_sim.experiments import api
 from sarathi_sim.experiments.cli.app import app
 from sarathi_sim.experiments.config.loading import load_experiment
-from sarathi_sim.experiments.run.advise import explain
+from sarathi_sim.experiments.run.machine import explain
 from sarathi_sim.policies.policy import DECODES
 from tests.experiments.notebook import NOTEBOOK, Outputs, outputs
 from tests.experiments.small_config import SMALL

@@ -12,7 +12,7 @@ from typer.testing import CliRunner
 from sarathi_sim.experiments.cli.app import app
 from sarathi_sim.experiments.config.errors import ConfigError
 from sarathi_sim.experiments.config.loading import load_experiment
-from sarathi_sim.experiments.config.parameter_names import PARAMETERS
+from sarathi_sim.experiments.config.scenario import PARAMETERS
 from sarathi_sim.profiler.facts.device import list_devices, load_device
 from sarathi_sim.profiler.facts.formats import KV_DTYPES, MOE_DTYPES, STACKS, WEIGHT_DTYPES
 from sarathi_sim.profiler.facts.model import list_models, load_model

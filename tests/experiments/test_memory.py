@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from sarathi_sim.experiments.config import memory
+from sarathi_sim.experiments.config import deployment as deploying
 from sarathi_sim.experiments.config.deployment import deploy
 from sarathi_sim.experiments.config.errors import ConfigError
 from sarathi_sim.experiments.config.loading import load_experiment
@@ -28,7 +28,7 @@ DECLARED = ("workload.declared=exact", "batching.kv_reservation=declared")
 
 
 def _free(monkeypatch: pytest.MonkeyPatch, num_bytes: int) -> None:
-    monkeypatch.setattr(memory, "available_bytes", lambda: num_bytes)
+    monkeypatch.setattr(deploying, "available_bytes", lambda: num_bytes)
     monkeypatch.setattr(trace, "available_bytes", lambda: num_bytes)
 
 
@@ -85,8 +85,8 @@ def test_what_any_process_has_is_not_asked_for(
     experiment = load_experiment(write_config(SMALL))
     deployment = deploy(experiment.scenarios["orca"], experiment.sources["orca"])
     needed = sum(need.num_bytes for need in deployment.memory_needs)
-    assert 0 < needed < memory.ALWAYS_FREE
-    assert memory.shortage([memory.Need("it", memory.ALWAYS_FREE + 1, "key")]) is not None
+    assert 0 < needed < deploying.ALWAYS_FREE
+    assert deploying.shortage([deploying.Need("it", deploying.ALWAYS_FREE + 1, "key")]) is not None
 
 
 def test_scenarios_held_at_once_count_together(
@@ -148,9 +148,9 @@ def test_a_mooncake_trace_is_estimated_too(tmp_path: Path, monkeypatch: pytest.M
 @pytest.mark.parametrize(
     ("sizes", "estimate"),
     [
-        (TableSizes(100_000, 64, 1), 2**17 * memory.TOKEN_BYTES),
-        (TableSizes(1, 50_000, 1), (50_000 + 1024) * memory.POINT_BYTES),
-        (TableSizes(1, 4096, 1000), 130 * 1000 * memory.POINT_BYTES),
+        (TableSizes(100_000, 64, 1), 2**17 * deploying.TOKEN_BYTES),
+        (TableSizes(1, 50_000, 1), (50_000 + 1024) * deploying.POINT_BYTES),
+        (TableSizes(1, 4096, 1000), 130 * 1000 * deploying.POINT_BYTES),
     ],
 )
 def test_estimates_are_near_what_is_taken(sizes: TableSizes, estimate: int) -> None:

@@ -11,26 +11,27 @@ import pytest
 from typer.testing import CliRunner
 
 from sarathi_sim.experiments.capacity import recommend as chosen_by
-from sarathi_sim.experiments.capacity.answer import answers
-from sarathi_sim.experiments.capacity.bounds import alone, most_requests_per_s
-from sarathi_sim.experiments.capacity.capacity_section import (
-    CapacitySection,
-    Replications,
-    parse_slo,
-)
+from sarathi_sim.experiments.capacity.answer import Prices, answers, load_prices, per_million_tokens
 from sarathi_sim.experiments.capacity.curves import front, frontier_figures
-from sarathi_sim.experiments.capacity.judgement import judge
-from sarathi_sim.experiments.capacity.layouts import Wanted, deployable, wanted_of
-from sarathi_sim.experiments.capacity.options import Option
-from sarathi_sim.experiments.capacity.prices import Prices, load_prices, per_million_tokens
+from sarathi_sim.experiments.capacity.options import Option, Wanted, deployable, wanted_of
 from sarathi_sim.experiments.capacity.probing import Laboratory
-from sarathi_sim.experiments.capacity.recommend import SCREENING, Worth, recommend, whole
-from sarathi_sim.experiments.capacity.recommended import answer_of, recommend_files, winner
+from sarathi_sim.experiments.capacity.recommend import (
+    SCREENING,
+    Worth,
+    alone,
+    answer_of,
+    most_requests_per_s,
+    recommend,
+    recommend_files,
+    whole,
+    winner,
+)
 from sarathi_sim.experiments.capacity.search import AT_ONCE, Probe
+from sarathi_sim.experiments.capacity.slo import CapacitySection, Replications, judge, parse_slo
 from sarathi_sim.experiments.cli.app import app
+from sarathi_sim.experiments.config.base import Source
 from sarathi_sim.experiments.config.deployment import deploy
 from sarathi_sim.experiments.config.errors import ConfigError
-from sarathi_sim.experiments.config.key_paths import Source
 from sarathi_sim.experiments.config.loading import check_scenario
 from sarathi_sim.experiments.sweeps.backends import InProcess
 from sarathi_sim.experiments.sweeps.store import Store

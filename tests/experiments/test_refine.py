@@ -11,15 +11,15 @@ import pytest
 from typer.testing import CliRunner
 
 from sarathi_sim import find_capacity
-from sarathi_sim.experiments.capacity.capacity_section import CapacitySection, Replications
-from sarathi_sim.experiments.capacity.layouts import wanted_of
-from sarathi_sim.experiments.capacity.prices import load_prices
+from sarathi_sim.experiments.capacity.answer import load_prices
+from sarathi_sim.experiments.capacity.options import wanted_of
 from sarathi_sim.experiments.capacity.probing import Laboratory
-from sarathi_sim.experiments.capacity.recommend import refined
-from sarathi_sim.experiments.capacity.recommended import answer_of, recommend_answer
+from sarathi_sim.experiments.capacity.recommend import answer_of, refined
+from sarathi_sim.experiments.capacity.slo import CapacitySection, Replications
+from sarathi_sim.experiments.capacity.written import recommend_answer
 from sarathi_sim.experiments.cli.app import app
 from sarathi_sim.experiments.sweeps.backends import InProcess
-from sarathi_sim.experiments.sweeps.neighbours import between, halfway, in_order, neighbours
+from sarathi_sim.experiments.sweeps.points import between, halfway, in_order, neighbours
 from sarathi_sim.experiments.sweeps.store import Store
 
 GRID = [

@@ -10,8 +10,8 @@ import pytest
 from click.testing import Result
 from typer.testing import CliRunner
 
-from sarathi_sim.experiments.capacity.bounds import most_requests_per_s
-from sarathi_sim.experiments.capacity.layouts import deployable, wanted_of
+from sarathi_sim.experiments.capacity.options import deployable, wanted_of
+from sarathi_sim.experiments.capacity.recommend import most_requests_per_s
 from sarathi_sim.experiments.cli.app import app
 from sarathi_sim.experiments.config.deployment import deploy
 from sarathi_sim.experiments.config.errors import ConfigError

@@ -32,9 +32,8 @@ from sarathi_sim.experiments.report.of_sweep import _answer
 from sarathi_sim.experiments.report.sections import sections_of
 from sarathi_sim.experiments.report.stages_chart import boxes_window, busy_shares
 from sarathi_sim.experiments.results import read_summary
-from sarathi_sim.experiments.run.compare import simulate_again
+from sarathi_sim.experiments.run.compare import labelled_tables, simulate_again
 from sarathi_sim.experiments.run.experiment import run_experiment
-from sarathi_sim.experiments.run.overlay import labelled_tables
 from sarathi_sim.experiments.run.run_answer import answer
 from sarathi_sim.experiments.score.measured import METRICS
 from tests.experiments.small_report import ALL_KINDS

@@ -15,8 +15,8 @@ from sarathi_sim.experiments.config.errors import ConfigError
 from sarathi_sim.experiments.config.loading import SHAPE, load_experiment
 from sarathi_sim.experiments.figures.slices import Window
 from sarathi_sim.experiments.results import csv_bytes, parquet_bytes, read_tables
+from sarathi_sim.experiments.run.compare import plot_results
 from sarathi_sim.experiments.run.experiment import run_experiment
-from sarathi_sim.experiments.run.overlay import plot_results
 from sarathi_sim.experiments.run.uncertainty import PER_MAKESPAN
 from sarathi_sim.simulator.views.metric_registry import METRICS
 from tests.experiments.small_config import SMALL

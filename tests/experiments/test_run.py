@@ -18,8 +18,8 @@ from sarathi_sim.experiments.config.errors import ConfigError
 from sarathi_sim.experiments.config.loading import load_experiment
 from sarathi_sim.experiments.figures.slices import Window, parse_window, stage_slices
 from sarathi_sim.experiments.results import FORMAT
+from sarathi_sim.experiments.run.compare import plot_results
 from sarathi_sim.experiments.run.experiment import run_experiment, simulate_all
-from sarathi_sim.experiments.run.overlay import plot_results
 from sarathi_sim.simulator.views.ledger import ACCOUNTS
 from tests.experiments.small_config import SMALL
 

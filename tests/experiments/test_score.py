@@ -14,7 +14,7 @@ from typer.testing import CliRunner
 
 from sarathi_sim.experiments.cli.app import app
 from sarathi_sim.experiments.config.errors import ConfigError
-from sarathi_sim.experiments.config.host_time import NONE, HostConstants
+from sarathi_sim.experiments.config.inputs import NONE, HostConstants
 from sarathi_sim.experiments.score.deployments import MODELS, scenario_of
 from sarathi_sim.experiments.score.errors import ServerTimes, errors, grouped
 from sarathi_sim.experiments.score.league import league, predictions_table, read_peer, short_reason

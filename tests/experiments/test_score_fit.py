@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from sarathi_sim.experiments.config.host_time import NONE, HostConstants, host_times
+from sarathi_sim.experiments.config.inputs import NONE, HostConstants, host_times
 from sarathi_sim.experiments.score.deployments import scenario_of, server_of, stack_of
 from sarathi_sim.experiments.score.errors import ServerTimes, errors
 from sarathi_sim.experiments.score.host_fit import (

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from sarathi_sim.experiments.config.errors import ConfigError
-from sarathi_sim.experiments.config.host_time import NONE, HostConstants, calls_of_layer, host_times
+from sarathi_sim.experiments.config.inputs import NONE, HostConstants, calls_of_layer, host_times
 from sarathi_sim.experiments.score.deployments import mean_prompt, scenario_of, server_of
 from sarathi_sim.experiments.score.errors import ServerTimes, grouped
 from sarathi_sim.experiments.score.host_fit import LAUNCHES, fitting, grid, launching, slopes

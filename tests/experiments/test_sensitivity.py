@@ -14,11 +14,10 @@ from typer.testing import CliRunner
 
 import sarathi_sim as sim
 from sarathi_sim.experiments.capacity.options import Option
+from sarathi_sim.experiments.capacity.sensitivity import factors_of, read_sensitivity
 from sarathi_sim.experiments.cli.app import app
 from sarathi_sim.experiments.config.deployment import deploy
 from sarathi_sim.experiments.config.loading import load_experiment
-from sarathi_sim.experiments.sensitivity.elasticities import read_sensitivity
-from sarathi_sim.experiments.sensitivity.factors import factors_of
 
 # One request at a time, all alike, from clients that wait for their answers: N of them wait N times
 # the service time, so as many as the limit over the service time keep the SLO.

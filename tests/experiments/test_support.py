@@ -13,8 +13,7 @@ from typer.testing import CliRunner
 from sarathi_sim.experiments.cli.app import app
 from sarathi_sim.experiments.config.loading import load_experiment
 from sarathi_sim.experiments.run.experiment import deploy_all
-from sarathi_sim.experiments.run.support import Combination, build, cells
-from sarathi_sim.experiments.run.support_text import LEGEND, page
+from sarathi_sim.experiments.run.support import LEGEND, Combination, build, cells, page
 from sarathi_sim.profiler.facts.device import list_devices, load_device
 from sarathi_sim.profiler.facts.model import list_models, load_model
 from sarathi_sim.profiler.physics.device_model import KINDS

@@ -21,15 +21,13 @@ from typer.testing import CliRunner
 
 from sarathi_sim.experiments.cli.app import app
 from sarathi_sim.experiments.config.errors import ConfigError
+from sarathi_sim.experiments.sweeps import drawing as figures
+from sarathi_sim.experiments.sweeps import plot
 from sarathi_sim.experiments.sweeps.backends import InProcess
-from sarathi_sim.experiments.sweeps.execute import execute
-from sarathi_sim.experiments.sweeps.figures import lines as figures
-from sarathi_sim.experiments.sweeps.figures import plot
-from sarathi_sim.experiments.sweeps.figures.drawing import label
-from sarathi_sim.experiments.sweeps.figures.pareto import pareto, pareto_front
-from sarathi_sim.experiments.sweeps.figures.plot import plot_sweep
-from sarathi_sim.experiments.sweeps.paired import paired_differences
+from sarathi_sim.experiments.sweeps.drawing import label, pareto, pareto_front
+from sarathi_sim.experiments.sweeps.execute import execute, paired_differences
 from sarathi_sim.experiments.sweeps.plan import plan_sweep
+from sarathi_sim.experiments.sweeps.plot import plot_sweep
 from sarathi_sim.experiments.sweeps.store import Store
 from tests.experiments.small_sweep import SWEEP
 

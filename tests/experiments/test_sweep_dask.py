@@ -28,7 +28,7 @@ from tests.experiments.test_sweep_trust import ROOT, finished, wait_for_runs
 from tests.patience import PATIENCE_S
 
 pytest.importorskip("distributed")
-from sarathi_sim.experiments.sweeps.dask_backend import DaskWorkers
+from sarathi_sim.experiments.sweeps.backends import DaskWorkers
 
 DASK = Path(sys.executable).with_name("dask")
 
@@ -134,7 +134,7 @@ def test_a_policy_of_the_users_own_goes_along(cluster: Cluster, tmp_path: Path) 
 def test_a_cluster_that_loses_its_last_worker_is_not_waited_for_without_end(
     cluster: Cluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("sarathi_sim.experiments.sweeps.dask_backend.WITHOUT_WORKERS_S", 2)
+    monkeypatch.setattr("sarathi_sim.experiments.sweeps.backends.WITHOUT_WORKERS_S", 2)
     config = tmp_path / "tiny.yaml"
     config.write_text(SWEEP.replace("requests: 40", "requests: 400"), encoding="utf-8")
     only, out = cluster.worker(), tmp_path / "out"
@@ -181,26 +181,26 @@ def test_a_result_that_went_with_its_worker_is_waited_for_while_there_are_others
     workers: dict[str, int],
 ) -> None:
     backend = DaskWorkers.__new__(DaskWorkers)
-    backend._address = "tcp://here"
+    backend._address, backend._seen = "tcp://here", -60.0
     scheduler = SimpleNamespace(ncores=lambda: workers)
     backend._client = SimpleNamespace(scheduler=scheduler, sync=lambda f, callback_timeout: f())
     backend._checked = set(workers)
     future = Gone([TimeoutError(), TimeoutError(), "done again"])
     if workers:
-        assert backend._taken(future) == "done again"
+        assert backend._taken(future, []) == "done again"
         assert future.waited == [0.0, 60, 120, 240]
         with pytest.raises(ConfigError, match="cannot read what it was sent: ImportError"):
-            backend._taken(Gone([ImportError("no such package")]))
+            backend._taken(Gone([ImportError("no such package")]), [])
     else:
         with pytest.raises(ConfigError, match="tcp://here: the cluster has had no worker for 60 s"):
-            backend._taken(future)
+            backend._taken(future, [])
 
 
 def test_a_worker_without_the_package_is_named_and_ends_the_sweep(
     cluster: Cluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Also one that joins while runs are under way: a task must not end it without a word."""
-    monkeypatch.setattr("sarathi_sim.experiments.sweeps.dask_backend._LOOK_S", 0.01)
+    monkeypatch.setattr("sarathi_sim.experiments.sweeps.backends._LOOK_S", 0.01)
     config = tmp_path / "tiny.yaml"
     config.write_text(SWEEP, encoding="utf-8")
     store = Store(tmp_path / "there")
@@ -222,16 +222,14 @@ def test_a_worker_with_other_code_is_named(
     cluster: Cluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     cluster.worker()
-    monkeypatch.setattr(
-        "sarathi_sim.experiments.sweeps.dask_backend.code_fingerprint", lambda: "other"
-    )
+    monkeypatch.setattr("sarathi_sim.experiments.sweeps.backends.code_fingerprint", lambda: "other")
     with pytest.raises(ConfigError, match="has another version of this package"):
         DaskWorkers(cluster.address)
 
 
 @pytest.mark.slow
 def test_no_worker_and_no_scheduler(cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("sarathi_sim.experiments.sweeps.dask_backend.CONNECT_S", 5)
+    monkeypatch.setattr("sarathi_sim.experiments.sweeps.backends.CONNECT_S", 5)
     with pytest.raises(ConfigError, match=r"has no workers after 5 s: start one with: dask worker"):
         DaskWorkers(cluster.address)
     cluster.stop()

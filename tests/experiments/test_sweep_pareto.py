@@ -13,11 +13,9 @@ from pydantic import BaseModel
 from typer.testing import CliRunner
 
 from sarathi_sim.experiments.cli.app import app
-from sarathi_sim.experiments.config.parameter_names import PARAMETERS, value_name
-from sarathi_sim.experiments.config.scenario import Scenario
+from sarathi_sim.experiments.config.scenario import PARAMETERS, Scenario, value_name
 from sarathi_sim.experiments.figures.style import policy_colour
-from sarathi_sim.experiments.sweeps.figures.drawing import groups, label, ticks_at
-from sarathi_sim.experiments.sweeps.figures.pareto import pareto, seed_means
+from sarathi_sim.experiments.sweeps.drawing import groups, label, pareto, seed_means, ticks_at
 from sarathi_sim.experiments.sweeps.printing import results_table
 from tests.experiments.small_sweep import SWEEP
 

@@ -16,9 +16,8 @@ from sarathi_sim.experiments.cli.app import app
 from sarathi_sim.experiments.config.errors import ConfigError
 from sarathi_sim.experiments.config.loading import load_experiment
 from sarathi_sim.experiments.config.policy import POLICIES
-from sarathi_sim.experiments.sweeps.estimate import seconds_of_work
-from sarathi_sim.experiments.sweeps.identity import _CODE
-from sarathi_sim.experiments.sweeps.plan import SweepPlan, coordinates, plan_sweep
+from sarathi_sim.experiments.sweeps.execute import seconds_of_work
+from sarathi_sim.experiments.sweeps.plan import _CODE, SweepPlan, coordinates, plan_sweep
 from sarathi_sim.profiler.bundle.schema import load_bundle, write_bundle
 from tests.experiments.small_sweep import RUNS, SWEEP
 from tests.sampled import profile_folder

@@ -9,8 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sarathi_sim.experiments.config.errors import ConfigError
-from sarathi_sim.experiments.sweeps.points import axis_values, expand
-from sarathi_sim.experiments.sweeps.section import Range, Sample, SweepSpec
+from sarathi_sim.experiments.sweeps.points import Range, Sample, SweepSpec, axis_values, expand
 
 
 def points(contrast: str | None = None, **sections: Any) -> list[dict[str, Any]]:

@@ -267,9 +267,7 @@ def test_a_folder_is_not_overwritten(
     (tmp_path / "precious" / "thesis.tex").write_text("years of work")
     done = CliRunner().invoke(app, ["sweep", str(tiny_config), "--out", str(tmp_path / "precious")])
     assert done.exit_code == 2
-    assert (
-        "is no sweep's folder (it has no manifest.json of a sweep, but thesis.tex)" in done.stderr
-    )
+    assert "is no earlier result of sweep (it holds thesis.tex)" in done.stderr
 
 
 def test_two_sweeps_do_not_share_a_folder(tiny_plan: SweepPlan, tmp_path: Path) -> None:
@@ -307,7 +305,9 @@ def test_what_a_killed_sweep_was_writing_is_no_obstacle(tmp_path: Path) -> None:
         partial(store.folder / name).write_bytes(b"half")
     store.open(True)
     partial(store.folder / "thesis.tex").write_bytes(b"half")
-    with pytest.raises(ConfigError, match=r"are not the sweep's \(not ours: \.thesis\.tex"):
+    with pytest.raises(
+        ConfigError, match=r"not part of an earlier result \(not ours: \.thesis\.tex"
+    ):
         store.open(True)
 
 

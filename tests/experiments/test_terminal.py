@@ -18,9 +18,9 @@ from typer.testing import CliRunner
 from sarathi_sim.experiments.cli import common
 from sarathi_sim.experiments.cli.app import app
 from sarathi_sim.experiments.config.loading import load_experiment
+from sarathi_sim.experiments.content import deployments_table
 from sarathi_sim.experiments.figures.style import line_styles
 from sarathi_sim.experiments.run.experiment import deploy_all
-from sarathi_sim.experiments.run.report import deployments_table
 from tests.experiments.small_config import SMALL
 from tests.patience import PATIENCE_S
 

@@ -12,11 +12,11 @@ import pytest
 from typer.testing import CliRunner
 
 import sarathi_sim as sim
-from sarathi_sim.experiments.capacity import asked
-from sarathi_sim.experiments.capacity.layouts import deployable, wanted_of
+from sarathi_sim.experiments.capacity import answer
+from sarathi_sim.experiments.capacity.options import deployable, wanted_of
 from sarathi_sim.experiments.cli.app import app
+from sarathi_sim.experiments.config.base import Source
 from sarathi_sim.experiments.config.errors import ConfigError
-from sarathi_sim.experiments.config.key_paths import Source
 from sarathi_sim.experiments.config.loading import check_scenario, read_draft
 from sarathi_sim.experiments.config.requests import build_requests
 from sarathi_sim.experiments.run.traffic import (
@@ -167,7 +167,7 @@ def test_it_is_the_same_traffic_everywhere(word: str, monkeypatch: pytest.Monkey
         "llama-13b", "a6000", "p90 ttft 2s", 1, None, word, None, None, "bf16", "256", "8", 0.3
     )
     found["recommend"] = tokens(deployable(wanted)[0][0].deployment.requests)
-    _, _, (option,) = asked.read_question(CONFIG, (), word)
+    _, _, (option,) = answer.read_question(CONFIG, (), word)
     assert option.scenario.workload.sessions is None
     arrivals = option.scenario.workload.arrivals
     assert (arrivals.kind, option.scenario.seed) == ("gamma", 0)
@@ -177,7 +177,7 @@ def test_it_is_the_same_traffic_everywhere(word: str, monkeypatch: pytest.Monkey
     demand = demand_of(word)
     found["advise"] = demand.prompt, demand.output
     seen: list[Any] = []
-    monkeypatch.setattr(asked, "with_workload", lambda *given: seen.append(given) or 1 / 0)
+    monkeypatch.setattr(answer, "with_workload", lambda *given: seen.append(given) or 1 / 0)
     with pytest.raises(ZeroDivisionError):
         sim.find_capacity(CONFIG, workload=word)
     ((draft, given),) = seen

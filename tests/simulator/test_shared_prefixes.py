@@ -12,8 +12,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from sarathi_sim.experiments.config.base import Source
 from sarathi_sim.experiments.config.errors import ConfigError
-from sarathi_sim.experiments.config.key_paths import Source
 from sarathi_sim.experiments.config.requests import build_clients, build_requests
 from sarathi_sim.experiments.config.scenario import Scenario
 from sarathi_sim.policies.request import Request, Sequence

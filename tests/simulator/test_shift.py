@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from sarathi_sim.experiments.config.key_paths import Source
+from sarathi_sim.experiments.config.base import Source
 from sarathi_sim.experiments.config.loading import check_scenario
 from sarathi_sim.experiments.config.requests import build_requests
 from sarathi_sim.policies.request import Request

@@ -22,9 +22,8 @@ from sarathi_sim.experiments.paper.figures import costs as figures_costs
 from sarathi_sim.experiments.paper.figures import gallery
 from sarathi_sim.experiments.paper.figures.gallery import _save
 from sarathi_sim.experiments.paper.variants import VARIANTS, Lab
-from sarathi_sim.experiments.run import advise as advice_module
-from sarathi_sim.experiments.run.advise import FIXED, advise, candidate, explain
-from sarathi_sim.experiments.run.machine import Machine
+from sarathi_sim.experiments.run import machine as advice_module
+from sarathi_sim.experiments.run.machine import FIXED, Machine, advise, candidate, explain
 from sarathi_sim.experiments.run.traffic import Demand, demand_of
 from sarathi_sim.policies.sarathi import Sarathi
 from sarathi_sim.simulator.views.spans import Spans

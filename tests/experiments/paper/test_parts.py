@@ -47,8 +47,7 @@ from sarathi_sim.experiments.paper.quantities import (
     split,
 )
 from sarathi_sim.experiments.paper.variants import Constants, Lab, _op_times, calibrated
-from sarathi_sim.experiments.run.advise import candidate
-from sarathi_sim.experiments.run.machine import Machine
+from sarathi_sim.experiments.run.machine import Machine, candidate
 from sarathi_sim.experiments.run.traffic import Demand
 from sarathi_sim.policies.batch import Batch
 from sarathi_sim.policies.orca import Orca

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Sequence
 from itertools import combinations
 from pathlib import Path
@@ -12,13 +11,14 @@ import numpy as np
 import pandas as pd
 
 from sarathi_sim.experiments.config.errors import ConfigError
-from sarathi_sim.experiments.config.parameter_names import value_name
+from sarathi_sim.experiments.config.scenario import value_name
 from sarathi_sim.experiments.results import (
     FIGURES_FORMAT,
     SUMMARY,
     SWEEP_FORMAT,
     check_replaceable,
     policy_of,
+    read_summary,
     result_folder,
     write_summary,
 )
@@ -30,6 +30,7 @@ from sarathi_sim.simulator.views.metric_registry import STEADY, Better, quantity
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
+
 
 METRICS = ("output_tokens_per_s", "tbt_s.p99")
 CDF_COLUMNS = ("ttft_s", "tbt_max_s", "latency_s")
@@ -45,7 +46,7 @@ class Drawn(NamedTuple):
 
 def is_sweep(folder: Path) -> bool:
     """Whether a folder holds a sweep."""
-    return (folder / SUMMARY).is_file() and _summary(folder).get("format") == SWEEP_FORMAT
+    return (folder / SUMMARY).is_file() and read_summary(folder).get("format") == SWEEP_FORMAT
 
 
 def plot_sweep(
@@ -63,9 +64,8 @@ def plot_sweep(
     that is the same in all runs is left out, and the note names it. Raises ConfigError for an
     unknown metric or axis, or if no run has finished.
     """
-    from sarathi_sim.experiments.sweeps.figures import lines as figures
-    from sarathi_sim.experiments.sweeps.figures.drawing import overload_note, overloaded
-    from sarathi_sim.experiments.sweeps.figures.pareto import better, pareto
+    from sarathi_sim.experiments.sweeps import drawing as figures
+    from sarathi_sim.experiments.sweeps.drawing import better, overload_note, overloaded, pareto
 
     check_replaceable(out, FIGURES_FORMAT)
     table = read_table(folder)
@@ -145,14 +145,6 @@ def _save(drawn: dict[str, Callable[[], Figure]], out: Path, progress: Progress)
     return written
 
 
-def _summary(folder: Path) -> dict[str, Any]:
-    try:
-        found = json.loads(regular(folder / SUMMARY).read_bytes())
-    except (OSError, ValueError, RecursionError):
-        return {}
-    return found if isinstance(found, dict) else {}
-
-
 def read_table(folder: Path) -> pd.DataFrame:
     """A row for each finished run of a sweep. Raises ConfigError without any."""
     try:
@@ -166,7 +158,7 @@ def read_table(folder: Path) -> pd.DataFrame:
 
 def read_axes(folder: Path, table: pd.DataFrame) -> tuple[list[str], str | None]:
     """The swept keys, and the compared one. Raises ConfigError if they do not fit."""
-    summary = _summary(folder)
+    summary = read_summary(folder)
     axes: Any = summary.get("axes")
     contrast: Any = summary.get("contrast")
     names = set(map(str, table))

@@ -8,18 +8,17 @@ short runs, from the one that nothing was changed for; otherwise each run is sim
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
+import pandas as pd
 
-from sarathi_sim.experiments.capacity.answer import said_of
-from sarathi_sim.experiments.capacity.asked import read_question
-from sarathi_sim.experiments.capacity.capacity_section import CapacitySection
-from sarathi_sim.experiments.capacity.folder import SENSITIVITY_FORMAT
-from sarathi_sim.experiments.capacity.options import Option, plan_of
-from sarathi_sim.experiments.capacity.probing import NAME, Laboratory
+from sarathi_sim.experiments.capacity.answer import read_question, said_of
+from sarathi_sim.experiments.capacity.curves import figure_files, tornado_figure
+from sarathi_sim.experiments.capacity.options import Option, plan_of, slowed
+from sarathi_sim.experiments.capacity.probing import NAME, SENSITIVITY_FORMAT, Laboratory
 from sarathi_sim.experiments.capacity.search import (
     Crossing,
     Probe,
@@ -33,26 +32,133 @@ from sarathi_sim.experiments.capacity.search import (
     together,
     too_short,
 )
-from sarathi_sim.experiments.capacity.written import UNITS
-from sarathi_sim.experiments.config.deployment import deploy
+from sarathi_sim.experiments.capacity.slo import CapacitySection
+from sarathi_sim.experiments.capacity.written import UNITS, sensitivity_answer
+from sarathi_sim.experiments.config.base import Source
+from sarathi_sim.experiments.config.deployment import Deployment, deploy
 from sarathi_sim.experiments.config.errors import ConfigError
 from sarathi_sim.experiments.config.loading import (
     SHAPE,
     Assignments,
     Config,
+    Draft,
     load_experiment,
     metric,
     read_draft,
     refuse_of_session,
 )
-from sarathi_sim.experiments.sensitivity.factors import Factor, Question, chosen, factors_of
-from sarathi_sim.experiments.sensitivity.tornado import sensitivity_answer
+from sarathi_sim.experiments.config.requests import build_requests
+from sarathi_sim.experiments.config.scenario import Engine, Scenario
+from sarathi_sim.experiments.config.workload import AtOnce, Closed
+from sarathi_sim.experiments.figures.style import styled
+from sarathi_sim.experiments.results import SUMMARY, json_bytes
 from sarathi_sim.experiments.sweeps.execute import execute
-from sarathi_sim.experiments.sweeps.identity import run_key
-from sarathi_sim.experiments.sweeps.plan import Run, SweepPlan
+from sarathi_sim.experiments.sweeps.plan import Run, SweepPlan, run_key
+from sarathi_sim.profiler.facts.ops import ALL_REDUCE, ALL_TO_ALL, ATTENTION, OPS, SEND_RECV
+from sarathi_sim.profiler.storage.plain_yaml import dump_yaml
 from sarathi_sim.profiler.storage.progress import silent
+from sarathi_sim.profiler.storage.strict import did_you_mean
 from sarathi_sim.simulator.confidence.quantile import mean_and_interval
 from sarathi_sim.simulator.views.metric_registry import known
+
+HOST = tuple(key for key in Engine.model_fields if key.endswith("_s"))
+"""The engine's keys that are seconds."""
+LENGTHS = {"prompt lengths": "prompt", "output lengths": "output"}
+BURSTINESS = "burstiness"
+KINDS = ("ops", "op", "link", "host", "workload")
+
+
+@dataclass(frozen=True)
+class Factor:
+    """Something that may be so many times what it is. ``changed``: the scenario where it is."""
+
+    name: str
+    kind: str
+    changed: Callable[[Scenario, float], Scenario]
+
+    def of(self, option: Option, times: float) -> Option:
+        """The option where this is ``times`` what it was."""
+        name = f"{option.name}; {self.name} x {times:g}"
+        return option.changed(name, self.changed(option.scenario, times))
+
+    def realised(self, option: Option, times: float) -> float:
+        """How many times it really is: lengths are whole tokens, within the longest one.
+
+        Raises ConfigError where requests become too long.
+        """
+        key = LENGTHS.get(self.name)
+        if key is None:
+            return times
+        scenario, length = option.scenario, option.scenario.cluster.max_length
+        assert length is not None
+        scenario = scenario.having("workload", requests=len(option.deployment.requests))
+        source = Source(self.name, "", {}, ())
+        before, after = (
+            [getattr(request, f"{key}_tokens") for request in build_requests(one, length, source)]
+            for one in (scenario, self.changed(scenario, times))
+        )
+        return float(np.mean(after) / np.mean(before))
+
+
+@dataclass(frozen=True)
+class Question:
+    """What is asked: ``options`` and the ``factors`` of each, ``by`` which part they are changed,
+    and how often. ``measures`` are metrics; none: the capacity under the section's SLO."""
+
+    draft: Draft
+    section: CapacitySection
+    options: dict[Option, list[Factor]]
+    by: float
+    replications: int
+    measures: tuple[str, ...] = ()
+
+
+def factors_of(deployment: Deployment, gaps: bool | None = None) -> list[Factor]:
+    """All that its runs depend on. ``gaps``: whether requests arrive one after the other (None: as
+    its workload says)."""
+    ops = ops_of(deployment)
+    links = [op for op in ops if op in (ALL_REDUCE, ALL_TO_ALL, SEND_RECV)]
+    found = [Factor("all ops", "ops", _ops(ops)), *(Factor(op, "op", _ops([op])) for op in ops)]
+    if links:
+        found.append(Factor("link speed", "link", _ops(links, -1)))
+    if any(getattr(deployment.scenario.engine, key) for key in HOST):
+        found.append(Factor("host time", "host", _host))
+    found += [Factor(name, "workload", _shift(key)) for name, key in LENGTHS.items()]
+    arrivals = deployment.scenario.workload.arrivals
+    if not isinstance(arrivals, AtOnce | Closed) if gaps is None else gaps:
+        found.append(Factor(BURSTINESS, "workload", _shift(BURSTINESS)))
+    return found
+
+
+def ops_of(deployment: Deployment) -> list[str]:
+    """The ops that its batches take time for."""
+    cluster, ops = deployment.scenario.cluster, deployment.ops
+    there = {*ops.by_rows, *ATTENTION}
+    if ops.all_reduce is not None and cluster.tp > 1:
+        there.add(ALL_REDUCE)
+    if cluster.pp > 1:
+        there.add(SEND_RECV)
+    head = deployment.scenario.engine.lm_head
+    return [op for op in OPS if op in there and (head or not OPS[op].outputs)]
+
+
+def _ops(names: Iterable[str], power: int = 1) -> Callable[[Scenario, float], Scenario]:
+    return lambda scenario, times: slowed(scenario, names, times**power)
+
+
+def _host(scenario: Scenario, times: float) -> Scenario:
+    given = {key: times * (getattr(scenario.engine, key) or 0) for key in HOST}
+    return scenario.having("engine", **given)
+
+
+def _shift(key: str) -> Callable[[Scenario, float], Scenario]:
+    def changed(scenario: Scenario, times: float) -> Scenario:
+        shift = scenario.workload.shift
+        shifted = shift.model_copy(update={key: times * getattr(shift, key)})
+        return scenario.having("workload", shift=shifted)
+
+    return changed
+
 
 FINE = 0.01
 """The tolerance of searches: wide steps would hide what a tenth of a small op does."""
@@ -109,8 +215,12 @@ def read_sensitivity(
     for option in options:
         refuse_of_session(option.scenario, draft.source)
     every = {option: factors_of(option.deployment, gaps) for option in options}
-    names = {factor.name: factor for factors in every.values() for factor in factors}
-    wanted = {factor.name for factor in chosen(names.values(), only, "--only")}
+    names = dict.fromkeys(factor.name for factors in every.values() for factor in factors)
+    for name in only:
+        if name not in names:
+            hint = f"one of {', '.join(names)}{did_you_mean(name, names)}"
+            raise ConfigError(f"--only: {name!r}: {hint}")
+    wanted = only or names
     picked = {option: [f for f in every[option] if f.name in wanted] for option in options}
     return Question(draft, section, picked, by, replications, tuple(measures))
 
@@ -211,11 +321,12 @@ def _capacities(
     for number, factor in enumerate(factors):  # one at a time: all its runs share tables
         lab.progress("factors", number, len(factors))
         cases = {option: case for case, option in changed if case.factor == factor}
-        searches = {
-            option: _changed_search(base, plans[case.option])
-            for option, case in cases.items()
-            if not isinstance(base := bases[case.option], str) and base
-        }
+        searches = {}
+        for option, case in cases.items():
+            base, plan = bases[case.option], plans[case.option]
+            if not isinstance(base, str) and base:  # each replication from its own base
+                again = [crossing(one.kept.probe, one.load, one.slope, plan) for one in base]
+                searches[option] = together(again)
         for option, loads in quiet.pursue(searches).items():
             case = cases[option]
             found[case.option, factor, case.side] = _loads(loads, plans[case.option])
@@ -241,12 +352,6 @@ def _base_search(plan: SearchPlan) -> Search[list[Crossing]]:
         if longer.requests <= plan.requests:
             return crossings
         plan = longer
-
-
-def _changed_search(base: Sequence[Crossing], plan: SearchPlan) -> Search[list[Crossing | Probed]]:
-    """The same replications with something changed, each searched from its own base."""
-    found = yield from together(crossing(one.kept.probe, one.load, one.slope, plan) for one in base)
-    return found
 
 
 def _loads(found: Sequence[Crossing | Probed] | str, plan: SearchPlan) -> Any:
@@ -338,3 +443,30 @@ def _base(values: Values, option: Option, measures: Iterable[str]) -> dict[str, 
     if not isinstance(found, dict):
         return dict.fromkeys(measures)
     return {key: float(np.mean(found[key])) if found[key] else None for key in measures}
+
+
+def table_of(content: Mapping[str, Any]) -> pd.DataFrame:
+    """A row for each deployment, measure and factor."""
+    rows = []
+    for row in content["rows"]:
+        low, high = row["interval"] or (None, None)
+        plain = {key: value for key, value in row.items() if key != "interval"}
+        rows.append({**plain, "interval_low": low, "interval_high": high})
+    return pd.DataFrame(rows)
+
+
+def sensitivity_files(asked: Question, content: Mapping[str, Any]) -> dict[str, bytes]:
+    """The files of the result beside its runs."""
+    draft = asked.draft
+    header = draft.header.model_dump(include={"name", "description"})
+    config = {**header, **draft.raw, "scenarios": draft.overrides}
+    if not asked.measures:
+        config["capacity"] = asked.section.model_dump(exclude_none=True)
+    with styled():
+        figures = figure_files({"tornado": tornado_figure(content)})
+    return {
+        SUMMARY: json_bytes(content),
+        "sensitivity.csv": table_of(content).to_csv(index=False).encode(),
+        "config.yaml": dump_yaml(config).encode(),
+        **figures,
+    }

@@ -1,4 +1,0 @@
-"""Figures of a sweep's table.
-
-Read ``plot.py`` first: which figures a sweep gets.
-"""
