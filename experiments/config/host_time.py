@@ -15,9 +15,8 @@ from functools import lru_cache
 from sarathi_sim.experiments.config.scenario import Engine, Scenario
 from sarathi_sim.policies.request import Request
 from sarathi_sim.profiler.facts.model import ModelSpec
-from sarathi_sim.profiler.facts.ops import MOE, OPS
-from sarathi_sim.profiler.facts.rank_shapes import elementwise
-from sarathi_sim.profiler.storage.paths import data_dir
+from sarathi_sim.profiler.facts.ops import MOE, OPS, elementwise
+from sarathi_sim.profiler.storage.files import data_dir
 from sarathi_sim.profiler.storage.plain_yaml import read_mapping
 from sarathi_sim.profiler.storage.strict import parse, strict_dataclass
 from sarathi_sim.simulator.op_times.iteration import HostTime

@@ -11,7 +11,7 @@ from typing import Any, Literal
 from sarathi_sim.experiments.config.errors import ConfigError
 from sarathi_sim.experiments.paper.register import CLAIM_READINGS, ClaimReading
 from sarathi_sim.experiments.paper.variants import Lab, Variant
-from sarathi_sim.profiler.storage.paths import data_dir
+from sarathi_sim.profiler.storage.files import data_dir
 from sarathi_sim.profiler.storage.strict import did_you_mean
 
 TOLERANCE = 0.15

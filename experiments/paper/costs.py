@@ -8,7 +8,7 @@ from functools import partial
 from sarathi_sim.experiments.paper.register import reads
 from sarathi_sim.experiments.paper.variants import Lab
 from sarathi_sim.experiments.run.machine import Iteration, Machine
-from sarathi_sim.simulator.load.capacity import kv_capacity_tokens, max_batch, stage_layers
+from sarathi_sim.simulator.load.engine_memory import kv_capacity_tokens, max_batch, stage_layers
 
 LENGTH = 1024
 SATURATED = 1.05

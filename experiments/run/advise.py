@@ -19,7 +19,7 @@ from sarathi_sim.experiments.config.errors import ConfigError
 from sarathi_sim.experiments.run.machine import Machine
 from sarathi_sim.experiments.run.traffic import Demand
 from sarathi_sim.policies.sarathi import Sarathi
-from sarathi_sim.simulator.load.capacity import kv_capacity_tokens, max_batch
+from sarathi_sim.simulator.load.engine_memory import kv_capacity_tokens, max_batch
 from sarathi_sim.simulator.views.spans import Spans
 
 TILE = 128

@@ -10,8 +10,7 @@ from importlib.metadata import version
 from pathlib import Path
 
 from sarathi_sim.experiments.config.deployment import Deployment
-from sarathi_sim.profiler.storage.files import files_sha256
-from sarathi_sim.profiler.storage.paths import PACKAGE, user_path
+from sarathi_sim.profiler.storage.files import PACKAGE, files_sha256, user_path
 
 # The code that a run's files depend on. The profiler's parts are those that read profiles.
 _CODE = (

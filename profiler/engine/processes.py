@@ -1,6 +1,6 @@
 """An engine of several processes: starts the ranks, sends them jobs, reads their logs.
 
-No torch; the ranks are :mod:`sarathi_sim.profiler.engine.main`. All times of a run are seconds
+No torch; the ranks are :mod:`sarathi_sim.profiler.engine.rank`. All times of a run are seconds
 since it began, by the node's monotonic clock.
 """
 
@@ -68,7 +68,7 @@ class EngineProcesses:
         self.spec = spec
         self._timeout_s = timeout_s
         self._processes = RankProcesses(
-            "sarathi_sim.profiler.engine.main", self._arguments, spec.ranks, "gloo"
+            "sarathi_sim.profiler.engine.rank", self._arguments, spec.ranks, "gloo"
         )
 
     def _arguments(self, folder: Path) -> Sequence[str]:

@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from sarathi_sim.profiler.facts.ops import names
-from sarathi_sim.profiler.planning.profile_error import ProfileError
+from sarathi_sim.profiler.planning.journal import ProfileError
 
 Words = npt.NDArray[np.int32]
 

@@ -14,13 +14,10 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from sarathi_sim.profiler.first_light.ceilings import ceilings
-from sarathi_sim.profiler.first_light.correctness import correctness
-from sarathi_sim.profiler.first_light.methods import methods
-from sarathi_sim.profiler.first_light.probe_machine import probe
-from sarathi_sim.profiler.first_light.profiles import PROFILES, profile_one
+from sarathi_sim.profiler.first_light.machine_steps import ceilings, correctness, methods, probe
+from sarathi_sim.profiler.first_light.model_steps import PROFILES, profile_one
 from sarathi_sim.profiler.first_light.steps import PROBE, Found, Task
-from sarathi_sim.profiler.planning.profile_error import ProfileError
+from sarathi_sim.profiler.planning.journal import ProfileError
 from sarathi_sim.profiler.storage.child import end_with
 from sarathi_sim.profiler.storage.files import write_whole
 from sarathi_sim.profiler.storage.strict import UserError
@@ -31,8 +28,7 @@ def work_of(step: str) -> Callable[[Task], Found]:
     if step in PROFILES:
         return lambda task: profile_one(step, task)
     if step in ("tables", "validate"):  # they import more
-        from sarathi_sim.profiler.first_light.against_tables import tables
-        from sarathi_sim.profiler.first_light.engine_run import validate
+        from sarathi_sim.profiler.first_light.model_steps import tables, validate
 
         return {"tables": tables, "validate": validate}[step]
     return {

@@ -29,7 +29,7 @@ from pathlib import Path
 from queue import Empty, SimpleQueue
 from typing import IO, Any, Literal, TypeVar
 
-from sarathi_sim.profiler.storage.paths import PACKAGE
+from sarathi_sim.profiler.storage.files import PACKAGE
 from sarathi_sim.profiler.storage.strict import UserError
 from sarathi_sim.profiler.storage.threads import default_to_one_thread
 

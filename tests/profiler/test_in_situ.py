@@ -12,7 +12,7 @@ from sarathi_sim.profiler.engine.processes import StageLog
 from sarathi_sim.profiler.engine.spec import EngineSpec
 from sarathi_sim.profiler.engine.work import TIMED_OPS
 from sarathi_sim.profiler.facts.model import load_model
-from sarathi_sim.profiler.measuring.in_situ import GridWork, in_situ_bundle
+from sarathi_sim.profiler.measuring.to_bundle import GridWork, in_situ_bundle
 
 WORKS: list[GridWork] = [
     ([], [(1, 10)]),

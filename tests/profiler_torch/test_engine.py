@@ -13,7 +13,7 @@ import pytest
 torch = pytest.importorskip("torch")
 
 from sarathi_sim.policies.request import Request  # noqa: E402
-from sarathi_sim.profiler.engine.prompts import Prompts  # noqa: E402
+from sarathi_sim.profiler.engine.book import Prompts  # noqa: E402
 from sarathi_sim.profiler.engine.stage import Stage, StageShape  # noqa: E402
 from sarathi_sim.profiler.engine.work import EngineError, Work  # noqa: E402
 from sarathi_sim.profiler.facts.model import ModelSpec, load_model  # noqa: E402
