@@ -15,7 +15,7 @@ from sarathi_sim.experiments.sweeps.execute import Report, execute, write_tables
 from sarathi_sim.experiments.sweeps.identity import run_key
 from sarathi_sim.experiments.sweeps.plan import Run, SweepPlan
 from sarathi_sim.experiments.sweeps.store import Store
-from sarathi_sim.profiler.storage.progress import Progress, Say, silent
+from sarathi_sim.profiler.storage.child import Progress, Say, silent
 
 T = TypeVar("T")
 NAME = "probe"

@@ -26,7 +26,7 @@ from sarathi_sim.experiments.capacity.probing import Laboratory
 from sarathi_sim.experiments.capacity.search import Crossing, Probed, at_load, race
 from sarathi_sim.experiments.config.errors import ConfigError
 from sarathi_sim.experiments.sweeps.neighbours import between
-from sarathi_sim.profiler.storage.progress import Say
+from sarathi_sim.profiler.storage.child import Say
 from sarathi_sim.simulator.views.metric_registry import number_text
 
 FINALISTS = 4

@@ -45,8 +45,8 @@ from sarathi_sim.experiments.content import Section, SortableTable, doubts_of, n
 from sarathi_sim.experiments.figures.style import styled
 from sarathi_sim.experiments.results import SUMMARY, json_bytes
 from sarathi_sim.experiments.sweeps.neighbours import halfway, neighbours
+from sarathi_sim.profiler.storage.child import Say
 from sarathi_sim.profiler.storage.plain_yaml import dump_yaml
-from sarathi_sim.profiler.storage.progress import Say
 from sarathi_sim.simulator.views.metric_registry import number_text
 
 

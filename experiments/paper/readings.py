@@ -10,8 +10,7 @@ import numpy as np
 
 from sarathi_sim.experiments.paper.scenarios import Assumptions, Ratios, ratios
 from sarathi_sim.experiments.paper.variants import Lab
-from sarathi_sim.profiler.storage.child import mapped
-from sarathi_sim.profiler.storage.progress import silent
+from sarathi_sim.profiler.storage.child import mapped, silent
 from sarathi_sim.simulator.loop.records import Floats
 
 SEEDS = range(5)

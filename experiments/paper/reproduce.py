@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Sequence
 
 from sarathi_sim.experiments.paper.claims import Claim, ClaimResult, evaluate
 from sarathi_sim.experiments.paper.variants import Lab, Variant, load_calibration
-from sarathi_sim.profiler.storage.progress import Progress, silent
+from sarathi_sim.profiler.storage.child import Progress, silent
 
 
 def reproduce(

@@ -18,7 +18,7 @@ from sarathi_sim.experiments.content import assumed_of
 from sarathi_sim.experiments.results import FORMAT, SWEEP_FORMAT, no_run, read_summary, to_json
 from sarathi_sim.experiments.run.rich_table import rich_table
 from sarathi_sim.profiler.facts.ops import ACCOUNTS
-from sarathi_sim.profiler.storage.progress import Progress, silent
+from sarathi_sim.profiler.storage.child import Progress, silent
 from sarathi_sim.simulator.views.explain import Explanation
 from sarathi_sim.simulator.views.explain import explain as explanation
 from sarathi_sim.simulator.views.metrics import Analysis

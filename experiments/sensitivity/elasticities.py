@@ -50,7 +50,7 @@ from sarathi_sim.experiments.sensitivity.tornado import sensitivity_answer
 from sarathi_sim.experiments.sweeps.execute import execute
 from sarathi_sim.experiments.sweeps.identity import run_key
 from sarathi_sim.experiments.sweeps.plan import Run, SweepPlan
-from sarathi_sim.profiler.storage.progress import silent
+from sarathi_sim.profiler.storage.child import silent
 from sarathi_sim.simulator.confidence.quantile import mean_and_interval
 from sarathi_sim.simulator.views.metric_registry import known
 

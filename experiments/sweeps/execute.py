@@ -17,7 +17,7 @@ from sarathi_sim.experiments.sweeps.jobs import Job, JobResult
 from sarathi_sim.experiments.sweeps.paired import paired_differences
 from sarathi_sim.experiments.sweeps.plan import Run, SweepPlan, coordinates
 from sarathi_sim.experiments.sweeps.store import RESULTS, Store
-from sarathi_sim.profiler.storage.progress import Progress, Say, silent
+from sarathi_sim.profiler.storage.child import Progress, Say, silent
 
 ATTEMPTS = 3
 """How often a run is started whose worker dies. The last time nothing else runs beside it, so that

@@ -28,7 +28,7 @@ from sarathi_sim.experiments.sweeps.identity import run_key
 from sarathi_sim.experiments.sweeps.points import MOST_RUNS, Point, expand
 from sarathi_sim.experiments.sweeps.section import SweepSpec
 from sarathi_sim.policies.request import Request
-from sarathi_sim.profiler.storage.progress import Progress, silent
+from sarathi_sim.profiler.storage.child import Progress, silent
 from sarathi_sim.profiler.storage.strict import did_you_mean, mistakes
 
 _MOST_KEPT = 500_000  # requests, about 130 MB

@@ -20,7 +20,7 @@ from sarathi_sim.policies.pool import Pool, PoolPolicy
 from sarathi_sim.policies.request import Cohort, Request, Sequence
 from sarathi_sim.policies.scheduler import Scheduler
 from sarathi_sim.profiler.engine.blocks import BlockTables
-from sarathi_sim.profiler.engine.work import EngineError, Work
+from sarathi_sim.profiler.engine.spec import EngineError, Work
 
 
 class Prompts:

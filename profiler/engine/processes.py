@@ -20,8 +20,7 @@ from sarathi_sim.policies.policy import Policy, is_pooled
 from sarathi_sim.policies.pool import PoolPolicy
 from sarathi_sim.policies.request import Request
 from sarathi_sim.profiler.engine.driver import Served
-from sarathi_sim.profiler.engine.spec import EngineSpec, write_spec
-from sarathi_sim.profiler.engine.work import EngineError
+from sarathi_sim.profiler.engine.spec import EngineError, EngineSpec, write_spec
 from sarathi_sim.profiler.shard.rank_processes import RankProcesses
 
 Facts = dict[str, str | int | float]
@@ -154,7 +153,7 @@ class EngineProcesses:
         self,
         works: Sequence[tuple[Sequence[Sequence[int]], Sequence[Sequence[int]]]],
     ) -> StageLog:
-        """Execute ``(chunks, decodes)`` of :class:`~sarathi_sim.profiler.engine.work.Work` one
+        """Execute ``(chunks, decodes)`` of :class:`~sarathi_sim.profiler.engine.spec.Work` one
         after the other, as many in flight as there are stages."""
         return self._do({"kind": "play", "works": works}).stages
 

@@ -32,10 +32,9 @@ from torch import Tensor
 from sarathi_sim.policies.catalogue import build
 from sarathi_sim.profiler.engine.book import Book
 from sarathi_sim.profiler.engine.driver import Returned, Served, serve
-from sarathi_sim.profiler.engine.links import DeviceInbox, DeviceOutbox, Format, Inbox, Outbox
-from sarathi_sim.profiler.engine.spec import EngineSpec, read_spec
+from sarathi_sim.profiler.engine.links import Format, Inbox, Outbox
+from sarathi_sim.profiler.engine.spec import EngineError, EngineSpec, Words, Work, read_spec
 from sarathi_sim.profiler.engine.stage import Stage
-from sarathi_sim.profiler.engine.work import EngineError, Words, Work
 from sarathi_sim.profiler.planning.journal import ProfileError
 from sarathi_sim.profiler.shard.environment import devices_on_node, facts, memory_bytes, open_device
 from sarathi_sim.profiler.shard.rank_processes import LOST_A_PEER, channel_of_rank
@@ -127,17 +126,18 @@ class Rank:
         self.stage = Stage(shape, compute.device, compute.dtype, reduce)
         form = Format(spec.max_tokens, spec.most_words, spec.model.hidden_size, compute.dtype)
         depth = spec.pp + 1
+        apart = compute.device if compute.apart else None
         self.inbox: Inbox | None = None
         # The first stage's other ranks get the works from rank 0; they need no activations.
         if self.stage_number > 0:
-            self.inbox = self._inbox(number - spec.tp, form, depth)
+            self.inbox = Inbox(number - spec.tp, form, depth, apart)
         elif number > 0:
             self.inbox = Inbox(0, form.words_only(), depth)
         peers = range(1, spec.tp) if number == 0 else ()
         self.peers = [Outbox(peer, form.words_only(), depth) for peer in peers]
         self.next: Outbox | None = None
         if not shape.is_last:
-            self.next = self._outbox(number + spec.tp, form, depth)
+            self.next = Outbox(number + spec.tp, form, depth, apart)
         self.back: Connection | None = None
         listener = None
         if number == 0 and spec.pp > 1:
@@ -153,16 +153,6 @@ class Rank:
             self.back = Client(str(folder / "tokens"), "AF_UNIX")
         time.sleep(0.003)  # lets the transport's threads run before the first burst
         self.rows: list[list[float]] = []
-
-    def _inbox(self, source: int, form: Format, depth: int) -> Inbox:
-        if self.compute.apart:
-            return DeviceInbox(source, form, depth, self.compute.device)
-        return Inbox(source, form, depth)
-
-    def _outbox(self, target: int, form: Format, depth: int) -> Outbox:
-        if self.compute.apart:
-            return DeviceOutbox(target, form, depth, self.compute.device)
-        return Outbox(target, form, depth)
 
     def _join(self) -> Any:
         """Meet the other ranks; returns the group of this stage's, None where it is alone."""

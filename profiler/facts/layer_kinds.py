@@ -7,9 +7,8 @@ from dataclasses import fields
 
 import numpy as np
 
-from sarathi_sim.profiler.facts.hf_keys import short
 from sarathi_sim.profiler.facts.roofline import Array
-from sarathi_sim.profiler.storage.strict import strict_dataclass
+from sarathi_sim.profiler.storage.strict import short, strict_dataclass
 
 _MOST = 2**24
 

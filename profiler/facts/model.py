@@ -16,9 +16,7 @@ from typing import Literal, NamedTuple
 import numpy as np
 
 from sarathi_sim.profiler.facts.formats import KvDtype, MoeDtype, WeightDtype
-from sarathi_sim.profiler.facts.hf_config import model_fields, plain_name, read_json
-from sarathi_sim.profiler.facts.hf_families import MOST_LAYERS
-from sarathi_sim.profiler.facts.hf_keys import short
+from sarathi_sim.profiler.facts.hf_config import MOST_LAYERS, model_fields, plain_name, read_json
 from sarathi_sim.profiler.facts.layer_kinds import MOST_WIDE, Latent, Windows, mean_layer
 from sarathi_sim.profiler.facts.layer_kinds import Experts as Experts
 from sarathi_sim.profiler.facts.ops import ALL_ROW_OPS, MOE, OPS, GemmShape, Shard
@@ -26,7 +24,13 @@ from sarathi_sim.profiler.facts.roofline import Array, attended, attended_within
 from sarathi_sim.profiler.storage.files import data_dir, user_path
 from sarathi_sim.profiler.storage.not_modelled import not_modelled
 from sarathi_sim.profiler.storage.plain_yaml import read_mapping
-from sarathi_sim.profiler.storage.strict import SpecError, did_you_mean, parse, strict_dataclass
+from sarathi_sim.profiler.storage.strict import (
+    SpecError,
+    did_you_mean,
+    parse,
+    short,
+    strict_dataclass,
+)
 
 #: The key of a model's YAML with its names on the Hub.
 HUB = "hub"

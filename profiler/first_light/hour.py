@@ -25,10 +25,9 @@ from typing import Any
 
 from sarathi_sim.profiler.first_light.steps import PROBE, STEPS, HourStep, Task
 from sarathi_sim.profiler.planning.journal import ProfileError
-from sarathi_sim.profiler.storage.child import how_it_ended, start_child
+from sarathi_sim.profiler.storage.child import Say, how_it_ended, start_child
 from sarathi_sim.profiler.storage.files import write_whole
 from sarathi_sim.profiler.storage.folder_lock import FolderBusyError, FolderLock
-from sarathi_sim.profiler.storage.progress import Say
 
 LEDGER = "ledger.json"
 _FORMAT = "sarathi-sim first light 1"

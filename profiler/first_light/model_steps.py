@@ -33,8 +33,8 @@ from sarathi_sim.profiler.physics.shard_times import ShardTimes, asked_at
 from sarathi_sim.profiler.planning.journal import ProfileError
 from sarathi_sim.profiler.planning.settings import AttentionChoice, Limits, Settings, default_limits
 from sarathi_sim.profiler.shard import environment as machine
+from sarathi_sim.profiler.storage.child import silent
 from sarathi_sim.profiler.storage.files import write_whole
-from sarathi_sim.profiler.storage.progress import silent
 
 
 def published_stacks(kind: str) -> tuple[str, list[Stack]]:

@@ -23,8 +23,8 @@ from sarathi_sim.profiler.planning.settings import (
     make_grid,
 )
 from sarathi_sim.profiler.shard.rank_processes import RankProcesses
+from sarathi_sim.profiler.storage.child import Progress, Say
 from sarathi_sim.profiler.storage.files import read_bounded
-from sarathi_sim.profiler.storage.progress import Progress, Say
 
 if TYPE_CHECKING:
     from sarathi_sim.profiler.measuring.shard_ops import ShardOps

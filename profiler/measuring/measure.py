@@ -33,8 +33,8 @@ from sarathi_sim.profiler.measuring.to_bundle import (
 from sarathi_sim.profiler.planning.grid import Grid
 from sarathi_sim.profiler.planning.journal import Journal, ProfileError, settings_hash
 from sarathi_sim.profiler.planning.settings import DESIGNED, Settings
+from sarathi_sim.profiler.storage.child import Progress, Say
 from sarathi_sim.profiler.storage.manifest import check_files
-from sarathi_sim.profiler.storage.progress import Progress, Say
 from sarathi_sim.profiler.storage.strict import did_you_mean
 
 if TYPE_CHECKING:

@@ -25,8 +25,7 @@ from sarathi_sim.profiler.bundle.schema import (
 )
 from sarathi_sim.profiler.bundle.tables import OVERHEADS, TABLES, UNLABELLED, Table
 from sarathi_sim.profiler.engine.processes import StageLog
-from sarathi_sim.profiler.engine.spec import EngineSpec
-from sarathi_sim.profiler.engine.work import TIMED_OPS
+from sarathi_sim.profiler.engine.spec import TIMED_OPS, EngineSpec
 from sarathi_sim.profiler.facts.device import DeviceSpec, Link
 from sarathi_sim.profiler.facts.model import ModelSpec
 from sarathi_sim.profiler.facts.ops import (

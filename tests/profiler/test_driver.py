@@ -13,7 +13,7 @@ from sarathi_sim.policies.request import Request
 from sarathi_sim.profiler.engine import driver
 from sarathi_sim.profiler.engine.book import Book
 from sarathi_sim.profiler.engine.driver import Returned, Served, serve
-from sarathi_sim.profiler.engine.work import Work
+from sarathi_sim.profiler.engine.spec import Work
 from sarathi_sim.profiler.planning.journal import ProfileError
 from sarathi_sim.profiler.shard.rank_processes import LOST_A_PEER, RankProcesses
 

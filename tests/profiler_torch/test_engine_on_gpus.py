@@ -22,12 +22,11 @@ from sarathi_sim.profiler.engine import processes as engine_processes  # noqa: E
 from sarathi_sim.profiler.engine import rank, stage  # noqa: E402
 from sarathi_sim.profiler.engine.processes import EngineProcesses  # noqa: E402
 from sarathi_sim.profiler.engine.rank import Compute, open_compute  # noqa: E402
+from sarathi_sim.profiler.engine.spec import Work  # noqa: E402
 from sarathi_sim.profiler.engine.stage import (  # noqa: E402
-    CudaStopwatch,
-    HostStopwatch,
     Stage,
+    Stopwatch,
 )
-from sarathi_sim.profiler.engine.work import Work  # noqa: E402
 from sarathi_sim.profiler.planning.journal import ProfileError  # noqa: E402
 from sarathi_sim.profiler.shard.layer import RandomWeights  # noqa: E402
 from sarathi_sim.profiler.shard.rank_processes import RankProcesses  # noqa: E402
@@ -95,7 +94,7 @@ class Event:
 def test_a_gpus_laps_are_its_events(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(stage, "cuda_events", lambda: (Event(), Event()))
     monkeypatch.setattr(torch.cuda, "current_stream", lambda: "the current one")
-    watch = CudaStopwatch()
+    watch = Stopwatch(torch.device("cuda"))
     for _ in range(3):
         Event.step = 1.0
         watch.start()
@@ -110,7 +109,7 @@ def test_a_gpus_laps_are_its_events(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_the_hosts_laps_add_up_to_its_clock(monkeypatch: pytest.MonkeyPatch) -> None:
     ticks = iter([1.0, 1.5, 3.5, 3.75])
     monkeypatch.setattr(stage.time, "perf_counter", lambda: next(ticks))
-    watch = HostStopwatch()
+    watch = Stopwatch(torch.device("cpu"))
     watch.start()
     for name in ("gemm", "attention", "gemm"):
         watch.lap(name)
