@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from types import TracebackType
 from typing import Any
 
 import numpy as np
@@ -80,18 +79,13 @@ class EngineProcesses:
             # Importing torch and drawing weights takes longer than any sign of life later on.
             patience_s = max(_START_S[self.spec.device], self._timeout_s)
             self.environment: Facts = self._expect("ready", patience_s)
-        except BaseException as error:
-            self._processes.__exit__(type(error), error, None)
+        except BaseException:
+            self._processes.__exit__()
             raise
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self._processes.__exit__(kind, error, trace)
+    def __exit__(self, *_: object) -> None:
+        self._processes.__exit__()
 
     @property
     def pids(self) -> list[int]:

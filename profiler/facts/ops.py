@@ -245,12 +245,7 @@ def _sharing(shard: Shard) -> bool:
 
 _LIST = (
     # A layer, in the order in which it runs. QKV are one GEMM, and so are gate and up.
-    _gemm(
-        "preproj",
-        preproj,
-        "columns",
-        lambda s: s.attention_bias != "none",
-    ),
+    _gemm("preproj", preproj, "columns", lambda s: s.attention_bias != "none"),
     # Of latent attention: a head's queries, keys and values. Decodes multiply with the same matrix
     # on both sides of attention instead of projecting all that is cached: as many FLOPs and bytes.
     _gemm("q_up", q_up, "columns", present=latent_queries),
@@ -263,40 +258,21 @@ _LIST = (
         "attn_decode", "layer", (BATCH, CONTEXT), "decode", "decode_attention",
         table="attn_decode", fitted=("attn_decode", "attn_decode_mha", "attn_decode_gqa"),
     ),
+    _gemm("postproj", postproj, "rows", lambda s: s.attention_bias == "all"),
     _gemm(
-        "postproj",
-        postproj,
-        "rows",
-        lambda s: s.attention_bias == "all",
+        "ffn_ln1", lambda s: GemmShape(n=s.ffn * (2 if s.gated_ffn else 1), k=s.hidden), "columns",
+        lambda s: s.ffn_bias, "dense", _dense,
     ),
     _gemm(
-        "ffn_ln1",
-        lambda s: GemmShape(n=s.ffn * (2 if s.gated_ffn else 1), k=s.hidden),
-        "columns",
-        lambda s: s.ffn_bias,
-        "dense",
-        _dense,
-    ),
-    _gemm(
-        "ffn_ln2",
-        lambda s: GemmShape(n=s.hidden, k=s.ffn),
-        "rows",
-        lambda s: s.ffn_bias,
-        "dense",
-        _dense,
+        "ffn_ln2", lambda s: GemmShape(n=s.hidden, k=s.ffn), "rows",
+        lambda s: s.ffn_bias, "dense", _dense,
     ),
     # A mixture in its place: the router, the chosen experts, and those that all tokens share.
     _gemm(
-        "moe_router",
-        lambda s: GemmShape(n=s.experts, k=s.hidden),
-        None,
-        lambda s: s.expert_bias,
-        "sparse",
-        _mixture,
+        "moe_router", lambda s: GemmShape(n=s.experts, k=s.hidden), None,
+        lambda s: s.expert_bias, "sparse", _mixture,
     ),
-    Op(
-        "moe", "layer", (TOKENS,), "piecewise", "linear", layers="sparse", present=_mixture,
-    ),
+    Op("moe", "layer", (TOKENS,), "piecewise", "linear", layers="sparse", present=_mixture),
     # Dispatch and combine, where experts do not wait for the layer's all-reduce; a bundle has it or
     # not, whatever the model.
     Op(
@@ -304,11 +280,8 @@ _LIST = (
         present=_never,
     ),
     _gemm(
-        "shared_ln1",
-        lambda s: GemmShape(n=s.shared_ffn * (2 if s.gated_ffn else 1), k=s.hidden),
-        "columns",
-        layers="sparse",
-        present=_sharing,
+        "shared_ln1", lambda s: GemmShape(n=s.shared_ffn * (2 if s.gated_ffn else 1), k=s.hidden),
+        "columns", layers="sparse", present=_sharing,
     ),
     _gemm(
         "shared_ln2", lambda s: GemmShape(n=s.hidden, k=s.shared_ffn), "rows", layers="sparse",
@@ -325,10 +298,7 @@ _LIST = (
         table="all_reduce", calls=2, fitted=("all_reduce_{tp}",),
     ),
     # Beside the layers; whole ops.
-    Op(
-        "embedding", "first", (TOKENS,), "piecewise", "embedding_and_head",
-        streams=_embedding,
-    ),
+    Op("embedding", "first", (TOKENS,), "piecewise", "embedding_and_head", streams=_embedding),
     Op(
         "lm_head", "last", (TOKENS,), "gemm", "embedding_and_head",
         outputs=True, shape=lambda s: GemmShape(n=s.vocab_columns, k=s.hidden), fitted=("gemm",),

@@ -181,7 +181,7 @@ def test_a_terminated_command_books_the_step(tmp_path: Path) -> None:
 
 def test_every_step_has_its_work_and_needs_no_simulator() -> None:
     for name in NAMES:
-        assert callable(one_step.work_of(name))
+        assert callable(one_step.WORKS[name])
     code = (
         "import sys\n"
         "for name in ('simpy', 'sarathi_sim.simulator', 'sarathi_sim.experiments', 'bokeh',"
