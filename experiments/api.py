@@ -21,7 +21,7 @@ from sarathi_sim.experiments.run.experiment import ExperimentResult as Experimen
 from sarathi_sim.experiments.run.experiment import ScenarioRun as ScenarioRun
 from sarathi_sim.experiments.run.experiment import run_experiment, simulate_all
 from sarathi_sim.experiments.sweeps.backends import local_backend
-from sarathi_sim.profiler.storage.progress import Progress, silent
+from sarathi_sim.profiler.storage.child import Progress, silent
 
 if TYPE_CHECKING:
     import pandas as pd

@@ -13,7 +13,7 @@ import pytest
 from sarathi_sim.experiments.config.loading import load_experiment
 from sarathi_sim.experiments.reference import FILES, page
 from sarathi_sim.experiments.run.experiment import run_experiment
-from sarathi_sim.profiler.storage.progress import silent
+from sarathi_sim.profiler.storage.child import silent
 from tests.patience import PATIENCE_S
 from tests.test_architecture import MODULES
 

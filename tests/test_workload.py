@@ -167,33 +167,6 @@ def test_what_requests_declare() -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "arrival"),
-    [
-        ("arrival,prompt,decode\n5,374,44\n7.5,396,109\n", [0, 2.5]),
-        ("prompt_tokens,output_tokens\n374,44\n396,109\n", None),
-        ("num_prefill_tokens,num_decode_tokens,pd_ratio\n374,44,8.5\n396,109,3.6\n", None),
-        ("input_toks,output_toks,arrival_time_ns\n374,44,0\n396,109,2500000000\n", [0, 2.5]),
-        (
-            "TIMESTAMP,ContextTokens,GeneratedTokens\r\n2023-11-16 18:15:46.6805900,374,44\r\n"
-            "2023-11-16 18:15:49.1805900,396,109",  # the published file has no last line end
-            [0, 2.5],
-        ),
-    ],
-)
-def test_trace_formats(tmp_path: Path, text: str, arrival: list[float] | None) -> None:
-    path = tmp_path / "trace.csv"
-    path.write_text(text)
-    trace = read_trace(path)
-    assert trace.prompt.tolist() == [374, 396]
-    assert trace.output.tolist() == [44, 109]
-    if arrival is None:
-        assert trace.arrival_s is None
-    else:
-        assert trace.arrival_s is not None
-        assert trace.arrival_s.tolist() == pytest.approx(arrival)
-
-
-@pytest.mark.parametrize(
     ("rows", "expected"),
     [
         ("0,10,5\n1,nan,5\n", "row 3: prompt is 'nan': must be a whole number from 1 to 16777216"),
@@ -329,6 +302,24 @@ SECOND = 1_715_299_200  # 2024-05-10, in seconds since 1970
 @pytest.mark.parametrize(
     ("name", "text", "arrival"),
     [
+        ("t.csv", "arrival,prompt,decode\n5,374,44\n7.5,396,109\n", [0, 2.5]),
+        ("t.csv", "prompt_tokens,output_tokens\n374,44\n396,109\n", None),
+        (
+            "t.csv",
+            "num_prefill_tokens,num_decode_tokens,pd_ratio\n374,44,8.5\n396,109,3.6\n",
+            None,
+        ),
+        (
+            "t.csv",
+            "input_toks,output_toks,arrival_time_ns\n374,44,0\n396,109,2500000000\n",
+            [0, 2.5],
+        ),
+        (  # Azure 2023: the published file has no last line end
+            "t.csv",
+            "TIMESTAMP,ContextTokens,GeneratedTokens\r\n2023-11-16 18:15:46.6805900,374,44\r\n"
+            "2023-11-16 18:15:49.1805900,396,109",
+            [0, 2.5],
+        ),
         ("t.csv", "timestamp,input_tokens,output_length\n7.5,396,109\n5,374,44\n", [0, 2.5]),
         (  # Azure 2024
             "t.csv",

@@ -38,7 +38,7 @@ from sarathi_sim.experiments.results import SUMMARY, json_bytes
 from sarathi_sim.experiments.run.traffic import with_workload
 from sarathi_sim.experiments.run.uncertainty import QUANTILES, uncertainty
 from sarathi_sim.experiments.sweeps.points import between, in_order
-from sarathi_sim.profiler.storage.paths import data_dir, user_path
+from sarathi_sim.profiler.storage.files import data_dir, user_path
 from sarathi_sim.profiler.storage.plain_yaml import dump_yaml, read_mapping
 from sarathi_sim.profiler.storage.strict import STRICT, did_you_mean, parse
 from sarathi_sim.simulator.views.metrics import Analysis

@@ -14,9 +14,8 @@ from typing import Any
 from sarathi_sim.experiments.config.base import get
 from sarathi_sim.experiments.config.scenario import KvCache, Scenario
 from sarathi_sim.policies.policy import is_pooled, memory_share_of
-from sarathi_sim.profiler.facts.hub import Checkpoint, checkpoints, find_published
-from sarathi_sim.profiler.facts.model import load_model
-from sarathi_sim.profiler.storage.paths import user_path
+from sarathi_sim.profiler.facts.model import Checkpoint, checkpoints, find_published, load_model
+from sarathi_sim.profiler.storage.files import user_path
 from sarathi_sim.profiler.storage.plain_yaml import dump_yaml
 
 Settings = Mapping[str, Any]

@@ -27,6 +27,7 @@ from sarathi_sim.experiments.sweeps.backends import Backend, Bundles, Outcomes
 from sarathi_sim.experiments.sweeps.execute import Report, execute, write_tables
 from sarathi_sim.experiments.sweeps.plan import Run, SweepPlan, run_key
 from sarathi_sim.experiments.sweeps.store import Store
+from sarathi_sim.profiler.storage.child import Progress, Say, silent
 from sarathi_sim.profiler.storage.files import remove_empty
 from sarathi_sim.profiler.storage.manifest import (
     MANIFEST,
@@ -36,7 +37,6 @@ from sarathi_sim.profiler.storage.manifest import (
     remove_ours,
     replace_files,
 )
-from sarathi_sim.profiler.storage.progress import Progress, Say, silent
 
 T = TypeVar("T")
 NAME = "probe"

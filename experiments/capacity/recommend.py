@@ -45,8 +45,8 @@ from sarathi_sim.experiments.figures.style import styled
 from sarathi_sim.experiments.results import SUMMARY, json_bytes
 from sarathi_sim.experiments.sweeps.points import between
 from sarathi_sim.policies.policy import chunking_of
+from sarathi_sim.profiler.storage.child import Say
 from sarathi_sim.profiler.storage.plain_yaml import dump_yaml
-from sarathi_sim.profiler.storage.progress import Say
 from sarathi_sim.simulator.loop.records import Floats
 from sarathi_sim.simulator.op_times.iteration import IterationCost
 from sarathi_sim.simulator.op_times.op_times import SUM, OpTimes

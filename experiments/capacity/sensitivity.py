@@ -55,8 +55,8 @@ from sarathi_sim.experiments.results import SUMMARY, json_bytes
 from sarathi_sim.experiments.sweeps.execute import execute
 from sarathi_sim.experiments.sweeps.plan import Run, SweepPlan, run_key
 from sarathi_sim.profiler.facts.ops import ALL_REDUCE, ALL_TO_ALL, ATTENTION, OPS, SEND_RECV
+from sarathi_sim.profiler.storage.child import silent
 from sarathi_sim.profiler.storage.plain_yaml import dump_yaml
-from sarathi_sim.profiler.storage.progress import silent
 from sarathi_sim.profiler.storage.strict import did_you_mean
 from sarathi_sim.simulator.confidence.quantile import mean_and_interval
 from sarathi_sim.simulator.views.metric_registry import known

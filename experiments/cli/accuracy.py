@@ -124,7 +124,7 @@ def accuracy(
     from sarathi_sim.experiments.figures import kernel_errors
     from sarathi_sim.experiments.results import ACCURACY_FORMAT, maybe_result
     from sarathi_sim.profiler.kernels.stack_fit import check_fitted, fitted_devices
-    from sarathi_sim.profiler.storage.paths import public_datasets
+    from sarathi_sim.profiler.storage.files import public_datasets
 
     folder = public_datasets(datasets)
     stack = "vllm"  # of which every device has kernels

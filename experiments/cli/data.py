@@ -179,7 +179,7 @@ def calibrate(
     from sarathi_sim.experiments.config.errors import ConfigError
     from sarathi_sim.profiler.physics import calibrate as fitting
     from sarathi_sim.profiler.physics.studies import STUDIES
-    from sarathi_sim.profiler.storage.paths import public_datasets
+    from sarathi_sim.profiler.storage.files import public_datasets
 
     if report and write:
         raise ConfigError("--write: does not go with --report, which fits nothing")
@@ -207,7 +207,7 @@ def _calibrate_stack(device: str | None, stack: str, datasets: Path | None, writ
     from sarathi_sim.experiments.figures.kernel_errors import scores_of
     from sarathi_sim.profiler.kernels.stack_file import load_stack, write_stack
     from sarathi_sim.profiler.kernels.stack_fit import check_fitted, fit_stack
-    from sarathi_sim.profiler.storage.paths import data_dir
+    from sarathi_sim.profiler.storage.files import data_dir
 
     _, stderr = consoles()
     for name in check_fitted(device, stack):

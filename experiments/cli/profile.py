@@ -257,7 +257,7 @@ def first_light(
 
     from sarathi_sim.profiler.first_light.hour import Options
     from sarathi_sim.profiler.first_light.hour import first_light as run
-    from sarathi_sim.profiler.planning.profile_error import ProfileError
+    from sarathi_sim.profiler.planning.journal import ProfileError
 
     if find_spec("torch") is None:
         raise ProfileError(

@@ -45,14 +45,17 @@ from sarathi_sim.profiler.facts.formats import NumberBytes
 from sarathi_sim.profiler.facts.model import ModelSpec
 from sarathi_sim.profiler.physics.device_model import DOUBT
 from sarathi_sim.profiler.storage.memory import available_bytes, size_text
-from sarathi_sim.simulator.load.capacity import (
+from sarathi_sim.simulator.load.engine_memory import (
+    SHARES,
     CapacityError,
+    EngineMemory,
+    Step,
+    engine_memory,
     kept_share,
     kv_capacity_tokens,
     max_batch,
     stage_layers,
 )
-from sarathi_sim.simulator.load.engine_memory import SHARES, EngineMemory, Step, engine_memory
 from sarathi_sim.simulator.loop.records import Records
 from sarathi_sim.simulator.loop.replica import Predictor
 from sarathi_sim.simulator.loop.simulation import simulate

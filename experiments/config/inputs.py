@@ -27,11 +27,18 @@ from sarathi_sim.profiler.bundle.schema import BundleMeta, bundle_path
 from sarathi_sim.profiler.facts.device import DeviceSpec, load_device
 from sarathi_sim.profiler.facts.formats import TWO_BYTES, Kernels, NumberBytes
 from sarathi_sim.profiler.facts.model import ModelSpec, load_model
-from sarathi_sim.profiler.facts.ops import ALL_REDUCE, ALL_ROW_OPS, ATTENTION, MOE, OPS, SENDS
-from sarathi_sim.profiler.facts.rank_shapes import elementwise
+from sarathi_sim.profiler.facts.ops import (
+    ALL_REDUCE,
+    ALL_ROW_OPS,
+    ATTENTION,
+    MOE,
+    OPS,
+    SENDS,
+    elementwise,
+)
 from sarathi_sim.profiler.kernels.op_source import op_source, served_formats
 from sarathi_sim.profiler.kernels.stack_file import stacks_on
-from sarathi_sim.profiler.storage.paths import data_dir, user_path
+from sarathi_sim.profiler.storage.files import data_dir, user_path
 from sarathi_sim.profiler.storage.plain_yaml import read_mapping
 from sarathi_sim.profiler.storage.strict import parse, strict_dataclass
 from sarathi_sim.simulator.op_times.iteration import HostTime

@@ -29,7 +29,7 @@ from sarathi_sim.experiments.config.policy import (
     session_policy,
 )
 from sarathi_sim.experiments.config.scenario import Header, Ratio, Scenario, Validation
-from sarathi_sim.profiler.storage.paths import user_path
+from sarathi_sim.profiler.storage.files import user_path
 from sarathi_sim.profiler.storage.plain_yaml import parse_yaml, read_mapping
 from sarathi_sim.profiler.storage.strict import SpecError, did_you_mean, show
 from sarathi_sim.simulator.views.metric_registry import METRICS

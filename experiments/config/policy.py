@@ -40,8 +40,7 @@ from sarathi_sim.policies.catalogue import (
 )
 from sarathi_sim.policies.policy import Builder, Policy, is_pooled, of_micro_batches
 from sarathi_sim.policies.pool import PoolPolicy
-from sarathi_sim.profiler.storage.files import read_bounded
-from sarathi_sim.profiler.storage.paths import user_path
+from sarathi_sim.profiler.storage.files import read_bounded, user_path
 from sarathi_sim.profiler.storage.strict import SpecError, did_you_mean
 from sarathi_sim.simulator.loop.simulation import SimulationError
 

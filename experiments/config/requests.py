@@ -31,28 +31,28 @@ from sarathi_sim.experiments.config.workload import (
     ZipfLengths,
 )
 from sarathi_sim.policies.request import Prefix, Request
-from sarathi_sim.profiler.storage.paths import user_path
+from sarathi_sim.profiler.storage.files import user_path
 from sarathi_sim.profiler.storage.strict import SpecError
-from sarathi_sim.simulator.load.prefixes import (
-    draw_groups,
-    draw_sessions,
-    shared_prefixes,
-    with_turns_before,
-)
-from sarathi_sim.simulator.load.shift import burstier, longer_prefixes, longer_requests
 from sarathi_sim.simulator.load.trace import Reading, Trace, read_trace
 from sarathi_sim.simulator.load.workload import (
     WorkloadError,
     at_once,
+    burstier,
+    draw_groups,
+    draw_sessions,
     gamma_arrivals,
     log_uniform,
+    longer_prefixes,
+    longer_requests,
     make_requests,
     poisson_arrivals,
     quantile_lengths,
+    shared_prefixes,
     split_lengths,
     stream,
     uniform_lengths,
     varying_arrivals,
+    with_turns_before,
     zipf_lengths,
 )
 from sarathi_sim.simulator.loop.closed_loop import Clients, ClosedLoop, Conversations

@@ -12,7 +12,7 @@ from sarathi_sim.experiments.figures.style import BLACK, line_styles, save, styl
 from sarathi_sim.experiments.results import FITS_FORMAT, result_folder, write_summary
 from sarathi_sim.profiler.bundle.schema import Bundle
 from sarathi_sim.profiler.facts.ops import op_of
-from sarathi_sim.profiler.storage.progress import Progress
+from sarathi_sim.profiler.storage.child import Progress
 from sarathi_sim.simulator.confidence.bands import Band, coverage, fit_band
 from sarathi_sim.simulator.confidence.held_out import OpTable, held_out_errors, op_tables
 

@@ -12,9 +12,9 @@ from sarathi_sim.experiments.config.errors import ConfigError
 from sarathi_sim.experiments.paper import quantities
 from sarathi_sim.experiments.paper.variants import Lab, Variant, load_calibration
 from sarathi_sim.experiments.run.machine import Machine
-from sarathi_sim.profiler.storage.paths import data_dir
+from sarathi_sim.profiler.storage.child import Progress, silent
+from sarathi_sim.profiler.storage.files import data_dir
 from sarathi_sim.profiler.storage.plain_yaml import read_mapping
-from sarathi_sim.profiler.storage.progress import Progress, silent
 from sarathi_sim.profiler.storage.strict import did_you_mean, parse, strict_dataclass
 
 TOLERANCE = 0.15

@@ -13,8 +13,7 @@ import numpy as np
 
 from sarathi_sim.experiments.paper.claims import load_claims
 from sarathi_sim.experiments.paper.variants import Constants, Lab
-from sarathi_sim.profiler.storage.files import write_whole
-from sarathi_sim.profiler.storage.paths import data_dir
+from sarathi_sim.profiler.storage.files import data_dir, write_whole
 from sarathi_sim.profiler.storage.plain_yaml import dump_yaml
 from sarathi_sim.profiler.storage.threads import default_to_one_thread
 from sarathi_sim.simulator.loop.records import Floats

@@ -18,8 +18,7 @@ from sarathi_sim.experiments.config.loading import load_experiment
 from sarathi_sim.experiments.paper.variants import Lab, untiled
 from sarathi_sim.experiments.run.machine import Machine
 from sarathi_sim.profiler.facts.ops import ALL_REDUCE, DECODE, OTHERS, PREFILL, SEND_RECV
-from sarathi_sim.profiler.storage.child import mapped
-from sarathi_sim.profiler.storage.progress import silent
+from sarathi_sim.profiler.storage.child import mapped, silent
 from sarathi_sim.simulator.loop.pipeline import stage_times
 from sarathi_sim.simulator.loop.records import Floats, Records
 from sarathi_sim.simulator.op_times.op_times import ByPair, OpTimes

@@ -18,7 +18,7 @@ from sarathi_sim.policies.request_level import RequestLevel
 from sarathi_sim.policies.sarathi import ChunkRule, Sarathi
 from sarathi_sim.profiler.facts.device import DeviceSpec
 from sarathi_sim.profiler.facts.ops import GEMMS, GemmShape
-from sarathi_sim.simulator.load.capacity import kv_capacity_tokens, max_batch, stage_layers
+from sarathi_sim.simulator.load.engine_memory import kv_capacity_tokens, max_batch, stage_layers
 
 LENGTH = 1024
 TILE = 128

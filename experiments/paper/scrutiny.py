@@ -24,8 +24,7 @@ from sarathi_sim.experiments.paper.claims import TOLERANCE, Claim, ClaimResult, 
 from sarathi_sim.experiments.paper.variants import Lab, with_rows
 from sarathi_sim.profiler.facts.ops import DECODE, GEMMS, LAYER_OPS, OTHERS, PREFILL
 from sarathi_sim.profiler.storage.child import mapped
-from sarathi_sim.profiler.storage.files import write_whole
-from sarathi_sim.profiler.storage.paths import data_dir
+from sarathi_sim.profiler.storage.files import data_dir, write_whole
 from sarathi_sim.simulator.loop.records import Floats
 from sarathi_sim.simulator.op_times.op_times import ByPair, OpTimes, TimeBySize
 

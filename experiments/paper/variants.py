@@ -19,7 +19,7 @@ from sarathi_sim.experiments.run.machine import Machine
 from sarathi_sim.profiler.facts.model import load_model
 from sarathi_sim.profiler.facts.ops import GEMMS, LAYER_GEMMS
 from sarathi_sim.profiler.physics.shard_times import DeviceTimes
-from sarathi_sim.profiler.storage.paths import data_dir
+from sarathi_sim.profiler.storage.files import data_dir
 from sarathi_sim.profiler.storage.plain_yaml import read_mapping
 from sarathi_sim.profiler.storage.strict import parse, strict_dataclass
 from sarathi_sim.simulator.loop.records import Floats

@@ -17,9 +17,9 @@ from sarathi_sim.experiments.config.errors import ConfigError
 from sarathi_sim.experiments.content import Section, enumerated, topic_of
 from sarathi_sim.experiments.report.sections import sections_of
 from sarathi_sim.experiments.results import about_out, resolved
+from sarathi_sim.profiler.storage.child import Progress, silent
 from sarathi_sim.profiler.storage.files import LARGEST_DATA, make_folders, read_bounded, write_whole
 from sarathi_sim.profiler.storage.manifest import read_manifest
-from sarathi_sim.profiler.storage.progress import Progress, silent
 
 _SEAL = re.compile(rb"<!-- sarathi-sim report 1 ([0-9a-f]{64}) -->\n\Z")
 _PAGES = Environment(

@@ -25,7 +25,7 @@ from sarathi_sim.experiments.report.stages_chart import boxes_window, overviews,
 from sarathi_sim.experiments.results import Tables, read_summary, read_text
 from sarathi_sim.experiments.run.compare import SimulatedAgain, labelled_tables, simulate_again
 from sarathi_sim.experiments.run.run_answer import OF_SCENARIOS, ratios_table, run_answer
-from sarathi_sim.profiler.storage.progress import Progress, silent
+from sarathi_sim.profiler.storage.child import Progress, silent
 from sarathi_sim.profiler.storage.strict import UserError
 from sarathi_sim.simulator.views.metric_registry import METRICS, number_text, with_unit
 

@@ -29,8 +29,8 @@ from sarathi_sim.experiments.results import (
     SWEEP_FORMAT,
     read_summary,
 )
+from sarathi_sim.profiler.storage.child import Progress, silent
 from sarathi_sim.profiler.storage.manifest import spoken
-from sarathi_sim.profiler.storage.progress import Progress, silent
 from sarathi_sim.profiler.storage.strict import one_line
 
 SectionOf = Callable[[Path, Mapping[str, Any]], Section]

@@ -29,7 +29,7 @@ from sarathi_sim.experiments.results import (
     write_summary,
 )
 from sarathi_sim.profiler.facts.ops import ACCOUNTS
-from sarathi_sim.profiler.storage.progress import Progress, silent
+from sarathi_sim.profiler.storage.child import Progress, silent
 from sarathi_sim.simulator.views.explain import Explanation
 from sarathi_sim.simulator.views.explain import explain as explanation
 from sarathi_sim.simulator.views.metrics import Analysis

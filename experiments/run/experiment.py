@@ -48,8 +48,7 @@ from sarathi_sim.experiments.run.uncertainty import (
     uncertainty_of,
 )
 from sarathi_sim.policies.policy import chunking_of
-from sarathi_sim.profiler.storage.child import Told
-from sarathi_sim.profiler.storage.progress import Progress, silent
+from sarathi_sim.profiler.storage.child import Progress, Told, silent
 from sarathi_sim.simulator.loop.simulation import SimulationError
 from sarathi_sim.simulator.views.metrics import Analysis
 

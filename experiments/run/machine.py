@@ -24,7 +24,7 @@ from sarathi_sim.policies.policy import Policy
 from sarathi_sim.policies.sarathi import Sarathi
 from sarathi_sim.profiler.facts.device import DeviceSpec, load_device
 from sarathi_sim.profiler.facts.ops import ATTENTION, OPS
-from sarathi_sim.simulator.load.capacity import kv_capacity_tokens, max_batch
+from sarathi_sim.simulator.load.engine_memory import kv_capacity_tokens, max_batch
 from sarathi_sim.simulator.load.workload import at_once, make_requests
 from sarathi_sim.simulator.loop.records import Ints, Records
 from sarathi_sim.simulator.loop.simulation import simulate

@@ -7,8 +7,7 @@ from collections.abc import Callable
 from queue import SimpleQueue
 from typing import Any, Generic, TypeVar
 
-from sarathi_sim.profiler.storage.child import Outcome, Told, Worker, outcome
-from sarathi_sim.profiler.storage.progress import silent
+from sarathi_sim.profiler.storage.child import Outcome, Told, Worker, outcome, silent
 
 T = TypeVar("T")
 _MODULES = ("sarathi_sim.experiments.figures.drawn", "sarathi_sim.experiments.run.uncertainty")

@@ -32,8 +32,14 @@ from sarathi_sim.profiler.kernels.stack_file import load_stack, stacks_on
 from sarathi_sim.profiler.physics.device_model import KINDS, Provenance
 from sarathi_sim.profiler.physics.shard_times import DeviceTimes, ShardTimes
 from sarathi_sim.profiler.storage.strict import did_you_mean, parse
-from sarathi_sim.simulator.load.capacity import CapacityError, stage_layers
-from sarathi_sim.simulator.load.engine_memory import STACK_SHARES, EngineMemory, Step, engine_memory
+from sarathi_sim.simulator.load.engine_memory import (
+    STACK_SHARES,
+    CapacityError,
+    EngineMemory,
+    Step,
+    engine_memory,
+    stage_layers,
+)
 
 #: What a layout must hold: a sequence of so many tokens, in iterations of this size.
 SEQUENCE, ITERATION, SHARE, BLOCK = 8192, Step(tokens=2048, sequences=256), 0.9, 16

@@ -34,7 +34,7 @@ from sarathi_sim.experiments.results import (
     result_folder,
     write_summary,
 )
-from sarathi_sim.profiler.storage.paths import user_path
+from sarathi_sim.profiler.storage.files import user_path
 from sarathi_sim.simulator.load.describe import describe_workload, lengths_line
 from sarathi_sim.simulator.load.trace import NAMES, form_of, read_trace
 from sarathi_sim.simulator.load.workload import WorkloadError, at_once, make_requests

@@ -18,7 +18,7 @@ from sarathi_sim.experiments.score.row_cache import RowCache, RowOutcome
 from sarathi_sim.experiments.score.server_bands import DRAWS, HOST, HOST_SIGMA, NORMAL_90, normals
 from sarathi_sim.experiments.score.simulated import FULL, Variant, plan_rows, simulate_rows
 from sarathi_sim.experiments.sweeps.backends import Backend
-from sarathi_sim.profiler.storage.progress import Progress, Say
+from sarathi_sim.profiler.storage.child import Progress, Say
 from sarathi_sim.simulator.loop.records import Floats
 
 REDRAWS = 8

@@ -22,7 +22,7 @@ from pydantic import TypeAdapter, ValidationError
 
 from sarathi_sim.experiments.score.server_bands import OpShares
 from sarathi_sim.experiments.sweeps.plan import code_fingerprint
-from sarathi_sim.profiler.storage.paths import data_dir
+from sarathi_sim.profiler.storage.files import data_dir
 from sarathi_sim.profiler.storage.strict import STRICT
 
 _CODE = tuple(f"experiments/score/{name}.py" for name in ("row_cache", "server_bands", "simulated"))

@@ -31,7 +31,7 @@ from sarathi_sim.experiments.score.server_run import (
     from_queue,
     numbers_of,
 )
-from sarathi_sim.profiler.storage.progress import Progress
+from sarathi_sim.profiler.storage.child import Progress
 from sarathi_sim.simulator.loop.records import Floats
 from sarathi_sim.simulator.op_times.iteration import NO_HOST, HostTime
 from sarathi_sim.simulator.views.explain import explain

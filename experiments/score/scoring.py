@@ -48,8 +48,8 @@ from sarathi_sim.experiments.score.simulated import (
     times_of,
 )
 from sarathi_sim.experiments.sweeps.backends import Backend
+from sarathi_sim.profiler.storage.child import Progress, Say
 from sarathi_sim.profiler.storage.plain_yaml import dump_yaml
-from sarathi_sim.profiler.storage.progress import Progress, Say
 
 FITTED = "fitted"
 

@@ -20,7 +20,7 @@ from sarathi_sim.experiments.sweeps.backends import Backend
 from sarathi_sim.experiments.sweeps.execute import Report, execute
 from sarathi_sim.experiments.sweeps.plan import Run, SharedRequests, SweepPlan, run_key
 from sarathi_sim.experiments.sweeps.store import Store
-from sarathi_sim.profiler.storage.progress import Progress, Say
+from sarathi_sim.profiler.storage.child import Progress, Say
 from sarathi_sim.simulator.op_times.cache import VARIABLE, cache_folder
 
 NAME = "server"

@@ -26,7 +26,7 @@ from sarathi_sim.experiments.sweeps.backends import Backend, Bundles, LostJobs, 
 from sarathi_sim.experiments.sweeps.jobs import Job, JobResult
 from sarathi_sim.experiments.sweeps.plan import Run, SweepPlan, coordinates
 from sarathi_sim.experiments.sweeps.store import RESULTS, Store
-from sarathi_sim.profiler.storage.progress import Progress, Say, silent
+from sarathi_sim.profiler.storage.child import Progress, Say, silent
 from sarathi_sim.simulator.views.metric_registry import STEADY
 from sarathi_sim.simulator.views.metrics import Analysis
 

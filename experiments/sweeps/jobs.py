@@ -13,9 +13,8 @@ from sarathi_sim.experiments.config.deployment import deploy
 from sarathi_sim.experiments.config.scenario import Scenario
 from sarathi_sim.experiments.results import FORMAT, SUMMARY, json_bytes, parquet_bytes, run_files
 from sarathi_sim.experiments.sweeps.plan import Run, SharedRequests, run_key
-from sarathi_sim.profiler.storage.child import Told
-from sarathi_sim.profiler.storage.paths import user_path
-from sarathi_sim.profiler.storage.progress import silent
+from sarathi_sim.profiler.storage.child import Told, silent
+from sarathi_sim.profiler.storage.files import user_path
 from sarathi_sim.simulator.views.metrics import Analysis
 
 _requests_of = SharedRequests()

@@ -32,9 +32,8 @@ from sarathi_sim.experiments.config.scenario import Scenario
 from sarathi_sim.experiments.config.workload import TraceLengths
 from sarathi_sim.experiments.sweeps.points import MOST_RUNS, Point, SweepSpec, expand
 from sarathi_sim.policies.request import Request
-from sarathi_sim.profiler.storage.files import files_sha256
-from sarathi_sim.profiler.storage.paths import PACKAGE, user_path
-from sarathi_sim.profiler.storage.progress import Progress, silent
+from sarathi_sim.profiler.storage.child import Progress, silent
+from sarathi_sim.profiler.storage.files import PACKAGE, files_sha256, user_path
 from sarathi_sim.profiler.storage.strict import did_you_mean
 
 _MOST_KEPT = 500_000  # requests, about 130 MB

@@ -23,8 +23,8 @@ from sarathi_sim.experiments.results import (
     write_summary,
 )
 from sarathi_sim.experiments.sweeps.store import POLICY, RESULTS
+from sarathi_sim.profiler.storage.child import Progress, silent
 from sarathi_sim.profiler.storage.files import regular
-from sarathi_sim.profiler.storage.progress import Progress, silent
 from sarathi_sim.profiler.storage.strict import did_you_mean, one_line
 from sarathi_sim.simulator.views.metric_registry import STEADY, Better, quantity
 

@@ -23,7 +23,7 @@ from sarathi_sim.policies.request import Request
 from sarathi_sim.policies.scheduler import Scheduler
 from sarathi_sim.profiler.engine.spec import EngineSpec
 from sarathi_sim.profiler.facts.model import ModelSpec
-from sarathi_sim.profiler.measuring.in_situ import GridWork, grid_works
+from sarathi_sim.profiler.measuring.to_bundle import GridWork, grid_works
 from sarathi_sim.simulator.loop.quantum import quantize
 
 Dtype = Literal["float32", "bfloat16", "float16"]

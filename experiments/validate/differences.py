@@ -25,8 +25,8 @@ from sarathi_sim.experiments.validate.prediction import Links, StageTimePredicti
 from sarathi_sim.experiments.validate.session import Repeat, Session
 from sarathi_sim.experiments.validate.totals import Whole
 from sarathi_sim.profiler.engine.processes import EngineRun, StageLog
-from sarathi_sim.profiler.engine.work import TIMED_OPS
-from sarathi_sim.profiler.measuring.in_situ import in_situ_bundle
+from sarathi_sim.profiler.engine.spec import TIMED_OPS
+from sarathi_sim.profiler.measuring.to_bundle import in_situ_bundle
 from sarathi_sim.simulator.loop.records import Floats, Records
 from sarathi_sim.simulator.op_times.regression import bundle_times
 

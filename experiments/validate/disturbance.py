@@ -17,8 +17,7 @@ from sarathi_sim.experiments.validate.totals import Whole, off
 from sarathi_sim.policies.request import Request
 from sarathi_sim.policies.scheduler import Scheduler
 from sarathi_sim.profiler.engine.processes import EngineRun, StageLog
-from sarathi_sim.profiler.engine.spec import EngineSpec
-from sarathi_sim.profiler.engine.work import TIMED_OPS
+from sarathi_sim.profiler.engine.spec import TIMED_OPS, EngineSpec
 from sarathi_sim.profiler.facts.ops import ALL_REDUCE
 from sarathi_sim.simulator.loop.records import Floats
 

@@ -21,8 +21,8 @@ from sarathi_sim.policies.request import Request
 from sarathi_sim.profiler.bundle.schema import Bundle, bundle_path, list_bundles, load_bundle
 from sarathi_sim.profiler.engine.processes import EngineProcesses, EngineRun, Facts, StageLog
 from sarathi_sim.profiler.engine.spec import EngineSpec
-from sarathi_sim.profiler.measuring.in_situ import GridWork
-from sarathi_sim.profiler.storage.progress import Progress, Say
+from sarathi_sim.profiler.measuring.to_bundle import GridWork
+from sarathi_sim.profiler.storage.child import Progress, Say
 
 
 @dataclass(frozen=True)

@@ -28,7 +28,7 @@ from sarathi_sim.experiments.validate.differences import (
 from sarathi_sim.experiments.validate.disturbance import MOST_OF_TARGET, TARGETS
 from sarathi_sim.experiments.validate.session import Session
 from sarathi_sim.experiments.validate.totals import Whole, off
-from sarathi_sim.profiler.storage.progress import Progress
+from sarathi_sim.profiler.storage.child import Progress
 from sarathi_sim.simulator.loop.records import Floats
 
 FEWEST_REPEATS = 3

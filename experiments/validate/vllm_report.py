@@ -40,7 +40,7 @@ from sarathi_sim.experiments.validate.vllm_times import (
     seconds_of,
     steps_of,
 )
-from sarathi_sim.profiler.storage.progress import Progress
+from sarathi_sim.profiler.storage.child import Progress
 from sarathi_sim.simulator.loop.records import Floats
 from sarathi_sim.simulator.views.metrics import Analysis
 

@@ -27,7 +27,7 @@ from sarathi_sim.experiments.validate.cells import Cell
 from sarathi_sim.policies.request import Request
 from sarathi_sim.policies.vllm import Vllm
 from sarathi_sim.profiler.facts.model import ModelSpec
-from sarathi_sim.profiler.storage.progress import Progress
+from sarathi_sim.profiler.storage.child import Progress
 
 VARIABLE = "SARATHI_SIM_VLLM_PYTHON"
 """Names the Python that has vLLM, if this one has not."""

@@ -16,7 +16,7 @@ import numpy as np
 
 from sarathi_sim.policies.kv import Block, Blocks
 from sarathi_sim.policies.request import Sequence
-from sarathi_sim.profiler.engine.work import EngineError, Table
+from sarathi_sim.profiler.engine.spec import EngineError, Table
 
 
 @dataclass(eq=False, slots=True)

@@ -18,7 +18,7 @@ from sarathi_sim.policies.batch import Batch
 from sarathi_sim.policies.request import Request, Sequence
 from sarathi_sim.policies.scheduler import Scheduler
 from sarathi_sim.profiler.engine.book import Book
-from sarathi_sim.profiler.engine.work import EngineError, Work
+from sarathi_sim.profiler.engine.spec import EngineError, Work
 
 _QUANTA = 2**30
 _SIGN_OF_LIFE_S = 0.5

@@ -15,7 +15,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from sarathi_sim.profiler.engine.work import EngineError, Words
+from sarathi_sim.profiler.engine.spec import EngineError, Words
 
 _ALIGN = 64
 #: Tells activations that travel apart from words, where a transport has tags (NCCL has none).
@@ -72,12 +72,21 @@ class Format:
 
 
 class Inbox:
-    """Messages from one rank, in order; ``depth`` receives are posted at any time."""
+    """Messages from one rank, in order; ``depth`` receives are posted at any time.
 
-    def __init__(self, source: int, form: Format, depth: int) -> None:
-        self._source, self._form = source, form
+    With a ``device`` they are words alone, and the activations go straight to it.
+    """
+
+    def __init__(
+        self, source: int, form: Format, depth: int, device: torch.device | None = None
+    ) -> None:
+        self._source, self._device = source, device
+        self._hidden, self._dtype = form.hidden, form.dtype
+        self._form = form if device is None else form.words_only()
         self._read: Tensor | None = None
-        self._posted = deque(self._post(form.buffer()) for _ in range(depth))
+        self._posted = deque(self._post(self._form.buffer()) for _ in range(depth))
+        if device is not None:
+            self.rows(1)  # NCCL meets the peer now, not in the middle of the first run
 
     def _post(self, buffer: Tensor) -> tuple[Tensor, dist.Work]:
         work = dist.irecv(buffer, self._source)
@@ -94,71 +103,50 @@ class Inbox:
 
     def rows(self, count: int) -> Tensor:
         """The activations (count, hidden) of that message, valid until the next is received."""
-        assert self._read is not None
-        return self._form.rows(self._read, count)
+        if self._device is None:
+            assert self._read is not None
+            return self._form.rows(self._read, count)
+        x = torch.empty(count, self._hidden, dtype=self._dtype, device=self._device)
+        if count:
+            work = dist.irecv(x, self._source, tag=_APART)
+            assert work is not None
+            work.wait()
+        return x
 
 
 class Outbox:
-    """Messages to one rank; a buffer is reused after its message was taken."""
+    """Messages to one rank; a buffer is reused after its message was taken.
 
-    def __init__(self, target: int, form: Format, depth: int) -> None:
-        self._target, self._form = target, form
-        self._buffers = deque(form.buffer() for _ in range(depth))
+    With a ``device`` they are words alone, and activations are sent from it.
+    """
+
+    def __init__(
+        self, target: int, form: Format, depth: int, device: torch.device | None = None
+    ) -> None:
+        self._target, self._apart = target, device is not None
+        self._form = form.words_only() if self._apart else form
+        self._buffers = deque(self._form.buffer() for _ in range(depth))
         self._sending: deque[dist.Work] = deque()
+        # What is on its way must stay in memory until it has arrived.
+        self._going: deque[tuple[Tensor, dist.Work]] = deque()
+        if device is not None:
+            self._send(torch.zeros(1, form.hidden, dtype=form.dtype, device=device))
 
     def send(self, words: Words, x: Tensor | None = None) -> None:
-        """Start sending a message."""
+        """Start sending a message, or both."""
         if len(self._sending) == len(self._buffers):
             self._sending.popleft().wait()
         buffer = self._buffers[0]
         self._buffers.rotate(-1)
-        work = dist.isend(self._form.pack(buffer, words, x), self._target)
+        packed = self._form.pack(buffer, words, None if self._apart else x)
+        work = dist.isend(packed, self._target)
         assert work is not None
         self._sending.append(work)
-
-    def flush(self) -> None:
-        """Wait until everything was taken."""
-        while self._sending:
-            self._sending.popleft().wait()
-
-
-class DeviceInbox(Inbox):
-    """An :class:`Inbox` of words alone; the activations go straight to ``device``."""
-
-    def __init__(self, source: int, form: Format, depth: int, device: torch.device) -> None:
-        super().__init__(source, form.words_only(), depth)
-        self._hidden, self._dtype, self._device = form.hidden, form.dtype, device
-        self.rows(1)  # NCCL meets the peer now, not in the middle of the first run
-
-    def rows(self, count: int) -> Tensor:
-        """Wait for the activations (count, hidden)."""
-        if not count:
-            return torch.empty(0, self._hidden, dtype=self._dtype, device=self._device)
-        x = torch.empty(count, self._hidden, dtype=self._dtype, device=self._device)
-        work = dist.irecv(x, self._source, tag=_APART)
-        assert work is not None
-        work.wait()
-        return x
-
-
-class DeviceOutbox(Outbox):
-    """An :class:`Outbox` of words alone; activations are sent from the ``device`` they are on."""
-
-    def __init__(self, target: int, form: Format, depth: int, device: torch.device) -> None:
-        super().__init__(target, form.words_only(), depth)
-        self._depth = depth
-        # What is on its way must stay in memory until it has arrived.
-        self._going: deque[tuple[Tensor, dist.Work]] = deque()
-        self._send(torch.zeros(1, form.hidden, dtype=form.dtype, device=device))
-
-    def send(self, words: Words, x: Tensor | None = None) -> None:
-        """Start sending both messages."""
-        super().send(words)
-        if x is not None and len(x):
+        if self._apart and x is not None and len(x):
             self._send(x)
 
     def _send(self, x: Tensor) -> None:
-        if len(self._going) == self._depth:
+        if len(self._going) == len(self._buffers):
             self._going.popleft()[1].wait()
         x = x.contiguous()
         work = dist.isend(x, self._target, tag=_APART)
@@ -167,7 +155,8 @@ class DeviceOutbox(Outbox):
 
     def flush(self) -> None:
         """Wait until everything was taken."""
-        super().flush()
+        while self._sending:
+            self._sending.popleft().wait()
         while self._going:
             self._going.popleft()[1].wait()
 

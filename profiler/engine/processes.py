@@ -1,6 +1,6 @@
 """An engine of several processes: starts the ranks, sends them jobs, reads their logs.
 
-No torch; the ranks are :mod:`sarathi_sim.profiler.engine.main`. All times of a run are seconds
+No torch; the ranks are :mod:`sarathi_sim.profiler.engine.rank`. All times of a run are seconds
 since it began, by the node's monotonic clock.
 """
 
@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from types import TracebackType
 from typing import Any
 
 import numpy as np
@@ -20,8 +19,7 @@ from sarathi_sim.policies.policy import Policy, is_pooled
 from sarathi_sim.policies.pool import PoolPolicy
 from sarathi_sim.policies.request import Request
 from sarathi_sim.profiler.engine.driver import Served
-from sarathi_sim.profiler.engine.spec import EngineSpec, write_spec
-from sarathi_sim.profiler.engine.work import EngineError
+from sarathi_sim.profiler.engine.spec import EngineError, EngineSpec, write_spec
 from sarathi_sim.profiler.shard.rank_processes import RankProcesses
 
 Facts = dict[str, str | int | float]
@@ -68,7 +66,7 @@ class EngineProcesses:
         self.spec = spec
         self._timeout_s = timeout_s
         self._processes = RankProcesses(
-            "sarathi_sim.profiler.engine.main", self._arguments, spec.ranks, "gloo"
+            "sarathi_sim.profiler.engine.rank", self._arguments, spec.ranks, "gloo"
         )
 
     def _arguments(self, folder: Path) -> Sequence[str]:
@@ -81,18 +79,13 @@ class EngineProcesses:
             # Importing torch and drawing weights takes longer than any sign of life later on.
             patience_s = max(_START_S[self.spec.device], self._timeout_s)
             self.environment: Facts = self._expect("ready", patience_s)
-        except BaseException as error:
-            self._processes.__exit__(type(error), error, None)
+        except BaseException:
+            self._processes.__exit__()
             raise
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self._processes.__exit__(kind, error, trace)
+    def __exit__(self, *_: object) -> None:
+        self._processes.__exit__()
 
     @property
     def pids(self) -> list[int]:
@@ -154,7 +147,7 @@ class EngineProcesses:
         self,
         works: Sequence[tuple[Sequence[Sequence[int]], Sequence[Sequence[int]]]],
     ) -> StageLog:
-        """Execute ``(chunks, decodes)`` of :class:`~sarathi_sim.profiler.engine.work.Work` one
+        """Execute ``(chunks, decodes)`` of :class:`~sarathi_sim.profiler.engine.spec.Work` one
         after the other, as many in flight as there are stages."""
         return self._do({"kind": "play", "works": works}).stages
 

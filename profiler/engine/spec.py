@@ -1,17 +1,117 @@
-"""The specification of an engine of several ranks: model, degrees, sizes. No torch."""
+"""What an engine's ranks are told: its specification (model, degrees, sizes), and each micro-batch
+as block tables, lengths and token ids. No torch.
+
+The scheduler speaks of sequences; the stages know only blocks of the KV cache.
+:class:`~sarathi_sim.profiler.engine.book.Book` translates.
+"""
 
 from __future__ import annotations
 
 import json
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
+
+import numpy as np
+import numpy.typing as npt
 
 from sarathi_sim.profiler.facts.model import ModelSpec
-from sarathi_sim.profiler.facts.ops import LAYER_GEMMS
+from sarathi_sim.profiler.facts.ops import LAYER_GEMMS, names
+from sarathi_sim.profiler.planning.journal import ProfileError
 
-if TYPE_CHECKING:
-    from sarathi_sim.profiler.engine.stage import StageShape
+Words = npt.NDArray[np.int32]
+
+#: What a stage times within its layers, summed over them.
+TIMED_OPS = names(lambda op: op.part == "layer" and not op.rest)
+
+
+Table = tuple[int, ...]
+"""The KV blocks of a sequence, in the order of its tokens."""
+
+
+class EngineError(ProfileError):
+    """The engine cannot start or continue; the message says why."""
+
+
+@dataclass(frozen=True)
+class Work:
+    """One micro-batch to execute; its rows are the chunks' tokens, then one for each decode.
+
+    ``chunks``   ``(table, tokens, context, yields)``: ``yields`` is 1 where it ends its prompt
+    ``decodes``  ``(table, context)``: the new token is written after ``context`` cached ones
+    ``tokens``   the token id of every row, int32
+    """
+
+    index: int
+    chunks: tuple[tuple[Table, int, int, int], ...]
+    decodes: tuple[tuple[Table, int], ...]
+    tokens: Words
+
+    @property
+    def num_tokens(self) -> int:
+        """Rows of the fused linear ops."""
+        return len(self.tokens)
+
+    @property
+    def num_outputs(self) -> int:
+        """Rows that yield a token."""
+        return sum(chunk[3] for chunk in self.chunks) + len(self.decodes)
+
+    def encode(self) -> Words:
+        """As int32 words; :meth:`decode` is the inverse."""
+        flat = [self.index, len(self.chunks), len(self.decodes)]
+        for table, count, context, yields in self.chunks:
+            flat += [count, context, yields, len(table), *table]
+        for table, context in self.decodes:
+            flat += [context, len(table), *table]
+        return np.concatenate([np.array(flat, np.int32), self.tokens])
+
+    @staticmethod
+    def decode(words: Words) -> Work:
+        """The work that :meth:`encode` wrote."""
+        flat = words.tolist()
+        index, num_chunks, num_decodes = flat[:3]
+        at = 3
+
+        def entry(numbers: int) -> tuple[Table, list[int]]:
+            nonlocal at
+            found, first = flat[at : at + numbers], at + numbers + 1
+            at = first + flat[first - 1]
+            return tuple(flat[first:at]), found
+
+        chunks, decodes = [], []
+        for _ in range(num_chunks):
+            table, (count, context, yields) = entry(3)
+            chunks.append((table, count, context, yields))
+        for _ in range(num_decodes):
+            table, (context,) = entry(1)
+            decodes.append((table, context))
+        return Work(index, tuple(chunks), tuple(decodes), words[at:])
+
+
+@dataclass(frozen=True)
+class StageShape:
+    """What one rank holds: layers ``first`` to ``last - 1`` of the model, and a KV cache of
+    ``blocks`` of ``block_size`` tokens for each."""
+
+    model: ModelSpec
+    first: int
+    last: int
+    tp: int
+    rank: int
+    blocks: int
+    block_size: int
+    seed: int = 0
+
+    @property
+    def is_first(self) -> bool:
+        """Whether it embeds the tokens."""
+        return self.first == 0
+
+    @property
+    def is_last(self) -> bool:
+        """Whether it yields tokens."""
+        return self.last == self.model.num_layers
 
 
 @dataclass(frozen=True)
@@ -69,8 +169,6 @@ class EngineSpec:
 
     def stage(self, number: int) -> StageShape:
         """What rank ``number`` holds; the ranks of a stage are neighbours."""
-        from sarathi_sim.profiler.engine.stage import StageShape
-
         stage, tp_rank = divmod(number, self.tp)
         first = sum(self.layers[:stage])
         return StageShape(

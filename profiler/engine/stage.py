@@ -1,52 +1,79 @@
 """One pipeline stage of a transformer on one tensor-parallel rank, executing works. Imports torch.
 
 Its layers are those of :class:`~sarathi_sim.profiler.shard.layer.ShardLayer`. Linear ops are fused
-over all rows of a :class:`~sarathi_sim.profiler.engine.work.Work`. The KV cache is allocated once,
+over all rows of a :class:`~sarathi_sim.profiler.engine.spec.Work`. The KV cache is allocated once,
 as blocks, and written in place; a work says which blocks each of its sequences has.
 """
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from sarathi_sim.profiler.engine.stopwatch import stopwatch
-from sarathi_sim.profiler.engine.work import TIMED_OPS, Work
-from sarathi_sim.profiler.facts.model import ModelSpec
+from sarathi_sim.profiler.engine.spec import TIMED_OPS, StageShape, Work
 from sarathi_sim.profiler.facts.ops import OTHERS
 from sarathi_sim.profiler.shard.attention import KVCache, choose_attention
-from sarathi_sim.profiler.shard.layer import EMBEDDING, LM_HEAD, LayerState, ShardLayer
+from sarathi_sim.profiler.shard.layer import (
+    EMBEDDING,
+    LM_HEAD,
+    LayerState,
+    RandomWeights,
+    ShardLayer,
+)
 from sarathi_sim.profiler.shard.rows import Chunk, Decodes, Rows, places_of
-from sarathi_sim.profiler.shard.weights import RandomWeights
+from sarathi_sim.profiler.shard.timing import cuda_events
 
 
-@dataclass(frozen=True)
-class StageShape:
-    """What one rank holds: layers ``first`` to ``last - 1`` of the model, and a KV cache of
-    ``blocks`` of ``block_size`` tokens for each."""
+class Stopwatch:
+    """Splits what a stage does on ``device`` into laps, by the host's clock or, on a GPU, by events
+    in its stream.
 
-    model: ModelSpec
-    first: int
-    last: int
-    tp: int
-    rank: int
-    blocks: int
-    block_size: int
-    seed: int = 0
+    On a GPU the wait for a launch counts for the next lap. The host does not wait for laps, but
+    recording one takes about as long as launching a kernel. Events are reused, because making one
+    takes as long again.
+    """
 
-    @property
-    def is_first(self) -> bool:
-        """Whether it embeds the tokens."""
-        return self.first == 0
+    def __init__(self, device: torch.device) -> None:
+        self._on_gpu = device.type == "cuda"
+        self._marks: list[Any] = []
+        self._names: list[str] = []
 
-    @property
-    def is_last(self) -> bool:
-        """Whether it yields tokens."""
-        return self.last == self.model.num_layers
+    def start(self) -> None:
+        """Forget all laps; time runs from here."""
+        self._names.clear()
+        if self._on_gpu:
+            self._stream = torch.cuda.current_stream()  # asking for it takes longer than recording
+        self._mark()
+
+    def lap(self, name: str) -> None:
+        """All work since the last lap, or the start, was ``name``."""
+        self._names.append(name)
+        self._mark()
+
+    def _mark(self) -> None:
+        at = len(self._names)
+        if at == len(self._marks):
+            self._marks += cuda_events() if self._on_gpu else (0.0, 0.0)
+        if self._on_gpu:
+            self._marks[at].record(self._stream)
+        else:
+            self._marks[at] = time.perf_counter()
+
+    def read(self) -> dict[str, float]:
+        """Seconds by name, summed over the laps; on a GPU, waits for the last one."""
+        marks = self._marks[: len(self._names) + 1]
+        if self._on_gpu:
+            marks[-1].synchronize()
+        spent: dict[str, float] = {}
+        for name, (begin, end) in zip(self._names, pairwise(marks), strict=True):
+            seconds = begin.elapsed_time(end) * 1e-3 if self._on_gpu else end - begin
+            spent[name] = spent.get(name, 0.0) + seconds
+        return spent
 
 
 class Stage:
@@ -71,7 +98,7 @@ class Stage:
             for index in range(shape.first, shape.last)
         ]
         self.ends = drawn.ends(shape.is_first, shape.is_last)
-        self._watch = stopwatch(device)
+        self._watch = Stopwatch(device)
 
     def run(self, work: Work, x: Tensor | None = None) -> Tensor:
         """Activations (tokens, hidden) for the next stage; on the last one logits of the yielding

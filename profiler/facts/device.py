@@ -9,9 +9,8 @@ from functools import lru_cache
 from pathlib import Path
 
 from sarathi_sim.profiler.facts.ops import op_of
-from sarathi_sim.profiler.storage.files import files_sha256
+from sarathi_sim.profiler.storage.files import data_dir, files_sha256, user_path
 from sarathi_sim.profiler.storage.not_modelled import not_modelled
-from sarathi_sim.profiler.storage.paths import data_dir, user_path
 from sarathi_sim.profiler.storage.plain_yaml import read_mapping
 from sarathi_sim.profiler.storage.strict import SpecError, did_you_mean, parse, strict_dataclass
 

@@ -1,8 +1,12 @@
 """A Hugging Face ``config.json`` read as the fields of a ModelSpec: modelled completely or refused.
 
-Every key that changes the cost is used (``hf_families.py``, ``hf_quantization.py``) or refused by
-name (``hf_keys.py``). A warning names unknown keys. Of a model that reads images only the text part
-is read.
+Tables say what each key means for cost (free, refused, or one of few values), and how each type of
+model says its sizes: what differs from Llama's keys. A warning names unknown keys. Of a model that
+reads images only the text part is read. Number formats are in ``hf_quantization.py``.
+
+Elementwise parts cost next to nothing and are left out: attention sinks (gpt_oss), soft caps
+(gemma2), and what chooses the experts of a mixture (scores, groups, scales, biases). So are layers
+that predict more than one token (MTP): one token an iteration and decode is modelled.
 """
 
 from __future__ import annotations
@@ -10,17 +14,525 @@ from __future__ import annotations
 import json
 import logging
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Container, Iterable, Mapping
+from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
 from typing import Any
 
-from sarathi_sim.profiler.facts.hf_families import READERS, Fields, HfConfig
-from sarathi_sim.profiler.facts.hf_keys import ELSEWHERE, problems, short, unknown
-from sarathi_sim.profiler.facts.hf_quantization import formats
+from sarathi_sim.profiler.facts.hf_quantization import formats, inactive
 from sarathi_sim.profiler.storage.files import read_bounded
 from sarathi_sim.profiler.storage.not_modelled import not_modelled
-from sarathi_sim.profiler.storage.strict import SpecError
+from sarathi_sim.profiler.storage.strict import SpecError, short
+
+_FREE_STARTS = ("_", "rope_", "summary_", "initializer_", "rotary_", "original_max_position_")
+_FREE_ENDS = ("_token_id", "_token", "_dropout", "_pdrop", "_dropout_prob", "_eps", "_epsilon")
+
+# What the file is, and how its weights are stored or trained.
+_OF_THE_FILE = """
+    architectures auto_map model_type transformers_version torch_dtype dtype initializer_range
+    pretraining_tp use_cache use_bfloat16 fp16 bf16 fp32 torchscript tf_legacy_loss onnx_safe
+    problem_type finetuning_task id2label label2id tokenizer_class task_specific_params prefix name
+    unsloth_version unsloth_fixed max_window_layers use_sliding_window partial_rotary_factor seed
+    gradient_checkpointing attention_probs_dropout hidden_dropout is_decoder
+    """
+# Rotary positions and scales: elementwise, whatever their values.
+_ELEMENTWISE = """
+    scale_attn_weights scale_attn_by_inverse_layer_idx reorder_and_upcast_attn use_dynamic_ntk
+    use_logn_attn softmax_in_fp32 use_flash_attn use_cache_kernel n_ctx use_mrope
+    """
+_OF_SAMPLING = """
+    max_length min_length max_new_tokens do_sample early_stopping num_beams num_beam_groups
+    diversity_penalty temperature top_k top_p typical_p repetition_penalty length_penalty
+    no_repeat_ngram_size encoder_no_repeat_ngram_size bad_words_ids num_return_sequences
+    chunk_size_feed_forward output_scores return_dict_in_generate output_attentions
+    output_hidden_states return_dict remove_invalid_values exponential_decay_length_penalty
+    suppress_tokens begin_suppress_tokens
+    """
+_FREE = frozenset((_OF_THE_FILE + _ELEMENTWISE + _OF_SAMPLING).split())
+
+#: What is supported instead -> the keys that ask for something else unless they are inactive.
+#: First what other types of model have.
+_OF_OTHER_TYPES = {
+    "this type of model is modelled with attention over the whole context, so it must be null or "
+    "at least max_position_embeddings": "sliding_window",
+    "this type of model is modelled with attention over the whole context in every layer": """
+        attention_chunk_size sliding_window_pattern attention_window local_attention
+        global_attn_every_n_layers no_rope_layer_interval attn_window_size interleaved_attention
+        """,
+    "this type of model is modelled with dense FFNs; docs/models.md lists types with experts": """
+        num_local_experts num_experts n_routed_experts moe_num_experts num_moe_experts
+        n_shared_experts num_shared_experts moe_intermediate_size ffn_config
+        shared_expert_intermediate_size num_experts_per_tok num_experts_per_token moe_top_k
+        """,
+    "this type of model is modelled with keys and values of whole heads": """
+        kv_lora_rank q_lora_rank qk_nope_head_dim qk_rope_head_dim v_head_dim
+        """,
+    "number formats are read from quantization_config": """
+        quantization_config quantization compression_config use_cache_quantization
+        kv_cache_scheme
+        """,
+    "this type of model is modelled without norms of queries and keys": """
+        use_qk_norm qk_norm qk_layernorm use_qk_layernorm query_key_norm
+        """,
+    "this type of model is modelled with softmax attention without a cap or sinks": """
+        attn_logit_softcapping final_logit_softcapping attn_logit_soft_cap logit_soft_cap
+        attention_sinks
+        """,
+    "this type of model is modelled with layers that are all alike": "first_k_dense_replace",
+}
+_OF_NO_TYPE = {
+    "only attention over all tokens, or over a window of them, is modelled": """
+        full_attention_interval index_topk sparse_attention sparse_attention_config
+        """,
+    "only softmax attention without a gate is modelled": "attn_output_gate",
+    "only decoders of text are modelled": """
+        is_encoder_decoder add_cross_attention cross_attention_hidden_size cross_attention_layers
+        text_config vision_config audio_config visual encoder decoder tie_encoder_decoder
+        """,
+    "only layers of attention and FFN, all alike, are modelled": """
+        block_configs layers_block_type hybrid_override_pattern ssm_cfg mamba_d_state
+        mamba_expand linear_num_value_heads linear_num_key_heads attn_layer_indices
+        attn_layer_period num_kv_shared_layers pruned_heads altup_num_inputs
+        hidden_size_per_layer_input parallel_attn use_parallel_residual
+        """,
+    "one token an iteration and decode is modelled": "num_nextn_predict_layers medusa_num_heads",
+}
+_REFUSED = {
+    key: why for why, keys in (_OF_OTHER_TYPES | _OF_NO_TYPE).items() for key in keys.split()
+}
+#: Keys that some type of model has, and is modelled with.
+ELSEWHERE = frozenset(key for keys in _OF_OTHER_TYPES.values() for key in keys.split())
+_EXPERTS = ("num_local_experts", "num_experts", "n_routed_experts")
+
+#: Keys that must hold one of few values: what those are, and why.
+_ONE_OF: dict[str, tuple[tuple[object, ...], str]] = {
+    "torch_dtype": (
+        ("float16", "bfloat16", "float32", "auto"),
+        "the profile's dtype is what counts",
+    ),
+    "no_bias": ((True,), "only queries, keys and values may have a bias here"),
+    "position_embedding_type": (("absolute", "rope", "rotary"), "others cost differently"),
+    # One elementwise pass each.
+    "hidden_act": (
+        ("silu", "swish", "gelu", "gelu_new", "gelu_fast", "gelu_pytorch_tanh", "quick_gelu",
+         "relu"),
+        "these are one elementwise pass",
+    ),
+}  # fmt: skip
+_ONE_OF["dtype"] = _ONE_OF["torch_dtype"]
+_ONE_OF["activation_function"] = _ONE_OF["hidden_activation"] = _ONE_OF["hidden_act"]
+
+
+def problems(config: Mapping[str, Any], used: Container[str] = ()) -> list[str]:
+    """``key value: what is supported`` for every key that changes cost in a way not modelled.
+
+    ``used`` are keys whose values are modelled, or refused elsewhere.
+    """
+    found = []
+    for key, value in config.items():
+        if key in used:
+            continue
+        why = _REFUSED.get(key)
+        if why is not None and not (inactive(value) or _switched_off(key, config)):
+            found.append(f"{key} {short(value)}: not supported: {why}")
+        if key in _ONE_OF and value is not None:
+            allowed, reason = _ONE_OF[key]
+            if not any(value is one or value == one for one in allowed):
+                listed = ", ".join(str(one) for one in allowed)
+                found.append(f"{key} {short(value)}: not supported ({reason}); allowed: {listed}")
+    return found + _of_lists(config, used)
+
+
+def _switched_off(key: str, config: Mapping[str, Any]) -> bool:
+    """Whether another key says that this one has no effect."""
+    if key == "sliding_window":
+        if not config.get("use_sliding_window", True):
+            return True
+        window, longest = config[key], config.get("max_position_embeddings")
+        return isinstance(window, int) and isinstance(longest, int) and window >= longest > 0
+    if key in ("num_experts_per_tok", "num_experts_per_token", "moe_intermediate_size"):
+        given = [config[name] for name in _EXPERTS if name in config]
+        return bool(given) and all(map(inactive, given))
+    return False
+
+
+def _of_lists(config: Mapping[str, Any], used: Container[str]) -> list[str]:
+    found = []
+    types, layers = config.get("layer_types"), config.get("num_hidden_layers")
+    whole = ["full_attention"] * (layers if type(layers) is int else 0)
+    if types is not None and types != whole and "layer_types" not in used:
+        found.append(
+            f"layer_types {short(types)}: not supported; allowed: null, or full_attention for each "
+            "of num_hidden_layers"
+        )
+    heads = ("ForCausalLM", "LMHeadModel")
+    architectures = config.get("architectures") or []
+    if not isinstance(architectures, list) or not all(
+        isinstance(name, str) and name.endswith(heads) for name in architectures
+    ):
+        found.append(
+            f"architectures {short(architectures)}: not supported: only models with an LM head, "
+            "whose names end in ForCausalLM or LMHeadModel"
+        )
+    return found
+
+
+def unknown(config: Mapping[str, Any], used: set[str]) -> list[str]:
+    """Keys that are neither ``used`` nor known, and are not inactive."""
+    known = used | _FREE | _REFUSED.keys() | _ONE_OF.keys() | {"layer_types"}
+    return [
+        key
+        for key, value in config.items()
+        if key not in known
+        and not key.startswith(_FREE_STARTS)
+        and not key.endswith(_FREE_ENDS)
+        and not inactive(value)
+    ]
+
+
+Fields = dict[str, Any]
+Inside = Callable[[int], bool]
+"""Whether the layer sees only a window of the tokens."""
+
+MOST_LAYERS = 4096
+"""No model has more layers."""
+_MOST = 2**24
+"""No size of a model is larger; ModelSpec's own bounds are narrower."""
+_WINDOWED = ("sliding_attention", "chunked_attention")
+
+
+class HfConfig:
+    """Typed access to the keys of one config.json; errors name the file and the key.
+
+    ``used`` collects the keys that were asked for, and those declared to cost nothing.
+    """
+
+    def __init__(self, config: Mapping[str, Any], where: str) -> None:
+        self.config, self.where = dict(config), where
+        self.used: set[str] = set()
+
+    def error(self, text: str) -> SpecError:
+        return SpecError(f"{self.where}: {text}")
+
+    def integer(self, key: str, default: int | None = None, most: int = _MOST) -> int:
+        self.used.add(key)
+        value = self.config.get(key, default)
+        value = default if value is None else value
+        if value is None:
+            raise self.error(f"key '{key}' is missing")
+        if type(value) is not int or value <= 0:
+            raise self.error(f"{key} must be a positive integer, got {short(value)}")
+        if value > most:
+            raise self.error(f"{key} must be at most {most}, got {short(value)}")
+        return value
+
+    def count(self, key: str, default: int = 0) -> int:
+        """Zero or a positive integer; ``default`` also for null."""
+        self.used.add(key)
+        value = self.config.get(key)
+        if value is None or value is False or value == 0:
+            return default if value is None else 0
+        return self.integer(key)
+
+    def flag(self, key: str, default: bool) -> bool:
+        self.used.add(key)
+        value = self.config.get(key)
+        if value is not None and not isinstance(value, bool):
+            raise self.error(f"{key} must be true or false, got {short(value)}")
+        return default if value is None else value
+
+    def share(self, whole: str, parts: str) -> int:
+        """``whole`` over ``parts``. Raises SpecError where that leaves a remainder."""
+        size, count = self.integer(whole), self.integer(parts)
+        if size % count:
+            raise self.error(f"{whole} ({size}) must be a multiple of {parts} ({count})")
+        return size // count
+
+    def listed(self, key: str, length: int | None = None) -> list[Any] | None:
+        """A list (of that ``length``), or None."""
+        self.used.add(key)
+        value = self.config.get(key)
+        if value is not None and (not isinstance(value, list) or length not in (None, len(value))):
+            many = "" if length is None else f" of {length}"
+            raise self.error(f"{key} must be a list{many}, got {short(value)}")
+        return value
+
+    def free(self, keys: str) -> None:
+        """Declare keys to cost nothing in this type of model, whatever their values."""
+        self.used |= set(keys.split())
+
+
+def _everywhere(config: HfConfig) -> Inside:
+    return lambda layer: True
+
+
+def _even(config: HfConfig) -> Inside:
+    return lambda layer: layer % 2 == 0
+
+
+def _gemma3(config: HfConfig) -> Inside:
+    every = config.integer("sliding_window_pattern", 6)
+    return lambda layer: (layer + 1) % every > 0
+
+
+def _qwen(config: HfConfig) -> Inside | None:
+    """The layers from ``max_window_layers`` on, where it is switched on."""
+    first = config.count("max_window_layers", 28)
+    return (lambda layer: layer >= first) if config.flag("use_sliding_window", False) else None
+
+
+def _llama4(config: HfConfig) -> Inside:
+    """A token sees what is before it in its chunk, half of one on average."""
+    every = config.integer("no_rope_layer_interval", 4)
+    rotary = config.listed("no_rope_layers") or []
+    whole = len(rotary) == config.integer("num_hidden_layers")
+    return lambda layer: bool(rotary[layer] if whole else (layer + 1) % every)
+
+
+def _qwen_dense(config: HfConfig, layers: int) -> Iterable[int]:
+    step = config.integer("decoder_sparse_step", 1)
+    named = config.listed("mlp_only_layers") or []
+    return (layer for layer in range(layers) if layer in named or (layer + 1) % step)
+
+
+def _llama4_dense(config: HfConfig, layers: int) -> Iterable[int]:
+    step = config.integer("interleave_moe_layer_step", 1)
+    listed = config.listed("moe_layers")
+    sparse = range(step - 1, layers, step) if listed is None else listed
+    return (layer for layer in range(layers) if layer not in sparse)
+
+
+def _deepseek_dense(config: HfConfig, layers: int) -> Iterable[int]:
+    first, every = config.count("first_k_dense_replace"), config.integer("moe_layer_freq", 1)
+    if inactive(config.config.get("n_routed_experts")):
+        config.free("n_routed_experts num_experts_per_tok")
+        return range(layers)
+    return (layer for layer in range(layers) if layer < first or layer % every)
+
+
+def _qwen1(config: HfConfig, fields: Fields) -> Fields:
+    """``intermediate_size`` counts gate and up together."""
+    if fields["ffn_hidden_size"] % 2:
+        raise config.error("intermediate_size must be even: it counts gate and up")
+    return {
+        "ffn_hidden_size": fields["ffn_hidden_size"] // 2,
+        "head_dim": config.integer("kv_channels", fields["head_dim"]),
+        "max_position_embeddings": config.integer("seq_length", 2048),
+    }
+
+
+def _minimax(config: HfConfig, fields: Fields) -> Fields:
+    kinds = config.listed("attn_type_list") or []
+    if any(kind != 1 for kind in kinds):
+        raise config.error(f"attn_type_list {short(kinds)}: not supported; allowed: 1")
+    return {"qk_norm": config.flag("use_qk_norm", True)}
+
+
+def _latent(config: HfConfig, fields: Fields) -> Fields:
+    """The latent attention of DeepSeek V2 and V3 and of Kimi K2. What files say of ``head_dim``
+    does not concern it; a ``q_lora_rank`` of null is no low rank of queries."""
+    nope, rope = config.integer("qk_nope_head_dim", 128), config.integer("qk_rope_head_dim", 64)
+    latent = {
+        "kv_rank": config.integer("kv_lora_rank", 512),
+        "query_rank": config.count("q_lora_rank"),
+        "rope_dim": rope,
+        "nope_dim": nope,
+        "value_dim": config.integer("v_head_dim", 128),
+    }
+    return {"latent": latent, "num_kv_heads": 1, "head_dim": nope + rope}
+
+
+@dataclass(frozen=True)
+class HfType:
+    """What a ``model_type`` has that Llama has not.
+
+    ``longest``, ``head_dim``, ``tied`` and ``kv_as_heads`` (as many as heads) are for files that
+    say nothing. ``bias``: where attention has one whatever the file says. ``window``: its tokens,
+    where the file says nothing (None: this type has no windows), and ``inside`` the layers that
+    have it, where ``layer_types`` does not name them. ``experts``: the keys of their number and of
+    their intermediate size, ``dense`` the layers without them, ``shared`` the size of the shared
+    ones. ``free``: keys that cost nothing in this type. ``more``: fields that follow from others.
+    """
+
+    longest: int = 2048
+    bias: str | None = None
+    head_dim: int | None = None
+    tied: bool = False
+    kv_as_heads: bool = False
+    window: int | None = None
+    window_key: str = "sliding_window"
+    inside: Callable[[HfConfig], Inside | None] = _everywhere
+    experts: tuple[str, str] | None = None
+    dense: Callable[[HfConfig, int], Iterable[int]] = lambda config, layers: ()
+    shared: Callable[[HfConfig], int] = lambda config: 0
+    expert_bias: bool = False
+    free: str = ""
+    defaults: Mapping[str, int] = field(default_factory=dict)
+    has: Mapping[str, Any] = field(default_factory=dict)
+    more: Callable[[HfConfig, Fields], Fields] = lambda config, fields: {}
+
+    def fields(self, config: HfConfig) -> Fields:
+        """The ModelSpec fields that the file describes. Raises SpecError."""
+        config.config = {**self.defaults, **config.config}
+        config.free(self.free)
+        heads = config.integer("num_attention_heads")
+        given = "all" if config.flag("attention_bias", False) else "none"
+        if self.head_dim is None and config.config.get("head_dim") is None:
+            head_dim = config.share("hidden_size", "num_attention_heads")
+        else:
+            head_dim = config.integer("head_dim", self.head_dim)
+        fields = {
+            "num_layers": config.integer("num_hidden_layers", most=MOST_LAYERS),
+            "hidden_size": config.integer("hidden_size"),
+            "num_heads": heads,
+            "num_kv_heads": config.integer(
+                "num_key_value_heads", heads if self.kv_as_heads else None
+            ),
+            "head_dim": head_dim,
+            "ffn_hidden_size": config.integer("intermediate_size"),
+            "gated_ffn": True,
+            "ffn_bias": config.flag("mlp_bias", False),
+            "vocab_size": config.integer("vocab_size"),
+            "tied_embeddings": config.flag("tie_word_embeddings", self.tied),
+            "max_position_embeddings": config.integer("max_position_embeddings", self.longest),
+            "attention_bias": self.bias or given,
+            **self.has,
+        }
+        fields |= self.more(config, fields)
+        return fields | self._windows(config, fields) | self._mixture(config, fields)
+
+    def _windows(self, config: HfConfig, fields: Fields) -> Fields:
+        """The layers that see only the last tokens."""
+        if self.window is None:
+            return {}
+        window = self.window
+        if self.window_key in config.config:
+            window = config.count(self.window_key)  # null: no window
+        layers, inside = fields["num_layers"], self.inside(config)
+        types = config.listed("layer_types", layers)
+        if types is None:
+            seen = [inside is not None and inside(layer) for layer in range(layers)]
+            types = [_WINDOWED[0] if each else "full_attention" for each in seen]
+        for name in types:
+            if name not in ("full_attention", *_WINDOWED):
+                allowed = ", ".join(("full_attention", *_WINDOWED))
+                raise config.error(f"layer_types {short(name)}: not supported; allowed: {allowed}")
+        count = sum(name in _WINDOWED for name in types)
+        if inside is None or not count or not 0 < window < fields["max_position_embeddings"]:
+            return {}
+        return {"windows": {"tokens": window, "layers": count}}
+
+    def _mixture(self, config: HfConfig, fields: Fields) -> Fields:
+        """The experts, unless every layer is dense."""
+        if self.experts is None:
+            return {}
+        config.free(_OF_ROUTING)
+        layers, shared = fields["num_layers"], self.shared(config)
+        dense = sorted(layer for layer in self.dense(config, layers) if layer < layers)
+        if len(dense) == layers:
+            return {}
+        number, size = self.experts
+        mix = {
+            "num_experts": config.integer(number),
+            "top_k": config.integer("num_experts_per_tok"),
+            "intermediate_size": config.integer(size),
+            "shared_intermediate_size": shared,
+            "dense_layers": dense,
+            "bias": self.expert_bias,
+        }
+        return {"experts": mix} if dense else {"experts": mix, "ffn_hidden_size": 0}
+
+
+def _gpt2(config: HfConfig) -> Fields:
+    hidden, heads = config.integer("n_embd"), config.integer("n_head")
+    return {
+        "num_layers": config.integer("n_layer"),
+        "hidden_size": hidden,
+        "num_heads": heads,
+        "num_kv_heads": heads,
+        "head_dim": config.share("n_embd", "n_head"),
+        "ffn_hidden_size": config.integer("n_inner", 4 * hidden),
+        "gated_ffn": False,
+        "vocab_size": config.integer("vocab_size"),
+        "tied_embeddings": config.flag("tie_word_embeddings", True),
+        "max_position_embeddings": config.integer("n_positions", 1024),
+        "learned_positions": True,
+        "attention_bias": "all",
+        "norm_bias": True,
+        "ffn_bias": True,
+    }
+
+
+_OF_ROUTING = """
+    router_aux_loss_coef router_jitter_noise output_router_logits norm_topk_prob scoring_func
+    topk_method topk_group n_group routed_scaling_factor aux_loss_alpha seq_aux use_routing_bias
+    ep_size num_nextn_predict_layers use_mtp num_mtp_modules mtp_transformer_layers
+    """
+_OF_GEMMA = """
+    query_pre_attn_scalar attn_logit_softcapping final_logit_softcapping cache_implementation
+    sliding_window_size
+    """
+_NORMED: Fields = {"free": "use_qk_norm", "has": {"qk_norm": True}}
+"""These norms are there whatever the files say."""
+_GEMMA: Fields = {"head_dim": 256, "tied": True, "window": 4096, "free": _OF_GEMMA}
+_QWEN: Fields = {"longest": 32768, "window": 4096, "inside": _qwen}
+_QWEN_MOE = {**_QWEN, "experts": ("num_experts", "moe_intermediate_size"), "dense": _qwen_dense}
+_LOCAL = ("num_local_experts", "intermediate_size")
+_V3 = {"n_routed_experts": 256, "n_shared_experts": 1, "first_k_dense_replace": 3}
+
+
+def _deepseek(**defaults: int) -> HfType:
+    return HfType(
+        163840, head_dim=192, kv_as_heads=True, dense=_deepseek_dense, more=_latent,
+        experts=("n_routed_experts", "moe_intermediate_size"),
+        shared=lambda c: c.integer("moe_intermediate_size", 1407) * c.count("n_shared_experts"),
+        defaults={"q_lora_rank": 1536, **defaults},
+    )  # fmt: skip
+
+
+TYPES = {
+    "llama": HfType(kv_as_heads=True),
+    "mistral": HfType(131072, window=4096),
+    "phi3": HfType(4096, kv_as_heads=True, window=0),
+    "qwen": HfType(bias="qkv", kv_as_heads=True, more=_qwen1),
+    "qwen2": HfType(bias="qkv", **_QWEN),
+    "qwen3": HfType(head_dim=128, **_QWEN, **_NORMED),
+    "gemma2": HfType(8192, inside=_even, has={"norms_per_layer": 4}, **_GEMMA),
+    "gemma3_text": HfType(
+        131072, inside=_gemma3, has={"norms_per_layer": 4, "qk_norm": True}, **_GEMMA,
+        defaults={"num_attention_heads": 8, "num_key_value_heads": 4, "vocab_size": 262208},
+    ),
+    "mixtral": HfType(131072, window=0, experts=_LOCAL),
+    "qwen2_moe": HfType(
+        shared=lambda c: c.count("shared_expert_intermediate_size", 5632),
+        more=lambda c, _: {"attention_bias": "qkv" if c.flag("qkv_bias", True) else "none"},
+        **_QWEN_MOE,
+    ),
+    "qwen3_moe": HfType(**_QWEN_MOE, **_NORMED),
+    "gpt_oss": HfType(
+        131072, "all", head_dim=64, window=128, inside=_even, experts=_LOCAL, expert_bias=True,
+        free="experts_per_token swiglu_limit initial_context_length",
+    ),
+    "llama4_text": HfType(
+        131072, head_dim=128, window=8192, window_key="attention_chunk_size", inside=_llama4,
+        experts=_LOCAL, dense=_llama4_dense, shared=lambda c: c.integer("intermediate_size"),
+        more=lambda c, _: {"ffn_hidden_size": c.integer("intermediate_size_mlp", 16384)},
+        free="attn_temperature_tuning attn_scale floor_scale for_llm_compressor use_qk_norm",
+    ),
+    "minimax_m2": HfType(
+        196608, experts=_LOCAL, shared=lambda c: c.count("shared_intermediate_size"), more=_minimax,
+        free="qk_norm_type layernorm_full_attention_beta layernorm_linear_attention_beta"
+        " layernorm_mlp_beta mlp_intermediate_size shared_moe_mode",
+    ),
+    "deepseek_v2": _deepseek(),
+    "deepseek_v3": _deepseek(**_V3),
+    "kimi_k2": _deepseek(**_V3),
+}  # fmt: skip
+READERS: dict[str, Callable[[HfConfig], Fields]] = {
+    "gpt2": _gpt2, **{name: each.fields for name, each in TYPES.items()}
+}  # fmt: skip
+
 
 #: Types that read images, too: the type of their text part, which is in ``text_config``.
 NESTED = {"gemma3": "gemma3_text", "mistral3": "mistral", "llama4": "llama4_text"}

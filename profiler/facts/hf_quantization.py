@@ -10,8 +10,7 @@ import re
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from sarathi_sim.profiler.facts.hf_keys import inactive, short
-from sarathi_sim.profiler.storage.strict import SpecError
+from sarathi_sim.profiler.storage.strict import SpecError, short
 
 _KEY = "quantization_config"
 #: Modules that a checkpoint may leave in bf16: they are modelled so, or are no part of the text.
@@ -33,6 +32,11 @@ _LISTS = (
     *("ignore", "modules_to_not_convert", "ignored_layers", "exclude_modules", "exclude"),
     _RULES,
 )
+
+
+def inactive(value: object) -> bool:
+    """Whether a value switches its feature off: null, false, zero or nothing."""
+    return value is None or value is False or value in (0, "", [], {})
 
 
 class _Unsupported(Exception):

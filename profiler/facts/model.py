@@ -1,29 +1,93 @@
-"""A transformer decoder as the simulator sees it: sizes, parameters, and every op's shape."""
+"""A transformer decoder as the simulator sees it: sizes, parameters, and every op's shape; and
+names on the Hugging Face Hub.
+
+Which published checkpoints have the shape of a shipped model stands under ``hub`` in its YAML, each
+with the address where it was read. They are no part of a ModelSpec, which describes an
+architecture.
+"""
 
 from __future__ import annotations
 
 from dataclasses import replace
-from functools import cached_property, partial
+from functools import cached_property, lru_cache, partial
 from pathlib import Path
 from typing import Literal, NamedTuple
 
 import numpy as np
 
-from sarathi_sim.profiler.facts.attention_kinds import Latent, Windows, mean_layer
-from sarathi_sim.profiler.facts.experts import MOST_WIDE
-from sarathi_sim.profiler.facts.experts import Experts as Experts
 from sarathi_sim.profiler.facts.formats import KvDtype, MoeDtype, WeightDtype
-from sarathi_sim.profiler.facts.hf_config import model_fields, plain_name, read_json
-from sarathi_sim.profiler.facts.hf_families import MOST_LAYERS
-from sarathi_sim.profiler.facts.hf_keys import short
-from sarathi_sim.profiler.facts.hub import HUB, find_published
-from sarathi_sim.profiler.facts.hub import list_models as list_models
+from sarathi_sim.profiler.facts.hf_config import MOST_LAYERS, model_fields, plain_name, read_json
+from sarathi_sim.profiler.facts.layer_kinds import MOST_WIDE, Latent, Windows, mean_layer
+from sarathi_sim.profiler.facts.layer_kinds import Experts as Experts
 from sarathi_sim.profiler.facts.ops import ALL_ROW_OPS, MOE, OPS, GemmShape, Shard
 from sarathi_sim.profiler.facts.roofline import Array, attended, attended_within
+from sarathi_sim.profiler.storage.files import data_dir, user_path
 from sarathi_sim.profiler.storage.not_modelled import not_modelled
-from sarathi_sim.profiler.storage.paths import data_dir, user_path
 from sarathi_sim.profiler.storage.plain_yaml import read_mapping
-from sarathi_sim.profiler.storage.strict import SpecError, did_you_mean, parse, strict_dataclass
+from sarathi_sim.profiler.storage.strict import (
+    SpecError,
+    did_you_mean,
+    parse,
+    short,
+    strict_dataclass,
+)
+
+#: The key of a model's YAML with its names on the Hub.
+HUB = "hub"
+
+
+@strict_dataclass
+class Checkpoint:
+    """A published checkpoint: its name on the Hub, the page that shows it, its number formats.
+
+    ``kv_cache_dtype`` is fp8 where its quantisation file was seen to say so. With ``custom_code``
+    engines run Python code that it brings, for which they want the user's consent.
+    """
+
+    name: str
+    page: str
+    dtype: WeightDtype = "bf16"
+    kv_cache_dtype: KvDtype = "bf16"
+    moe_dtype: MoeDtype | None = None
+    custom_code: bool = False
+
+
+@strict_dataclass
+class _Listed:
+    hub: tuple[Checkpoint, ...] = ()
+
+
+def list_models() -> list[str]:
+    """Names of the shipped models, sorted."""
+    return sorted(path.stem for path in (data_dir() / "models").glob("*.yaml"))
+
+
+@lru_cache(maxsize=1)
+def _by_model() -> dict[str, tuple[Checkpoint, ...]]:
+    paths = {name: data_dir() / "models" / f"{name}.yaml" for name in list_models()}
+    return {name: _listed(path) for name, path in paths.items()}
+
+
+def _listed(path: Path) -> tuple[Checkpoint, ...]:
+    found = read_mapping(path)
+    return parse(_Listed, {HUB: found.get(HUB, [])}, path).hub
+
+
+def checkpoints(model: str) -> tuple[Checkpoint, ...]:
+    """Those of a shipped model, of each number format the preferred one first; () for others."""
+    return _by_model().get(model.lower(), ())
+
+
+@lru_cache(maxsize=1)
+def published() -> dict[str, tuple[str, Checkpoint]]:
+    """The shipped model and the checkpoint by every known name on the Hub."""
+    return {one.name: (model, one) for model, found in _by_model().items() for one in found}
+
+
+def find_published(name: str) -> tuple[str, Checkpoint] | None:
+    """The shipped model and the checkpoint of a name on the Hub, in small or capital letters."""
+    return {known.lower(): found for known, found in published().items()}.get(name.lower())
+
 
 #: Bounds on a model's sizes, several times what any model has.
 LARGEST = {

@@ -1,4 +1,4 @@
-"""The registry of ops: every op of a transformer on one tensor-parallel rank.
+"""The registry of ops: every op of a transformer on one tensor-parallel rank, shape and traffic.
 
 To add an op, add an entry of :data:`OPS` and its call (``profiler/shard/layer.py``), which the
 engine runs and the profiler times. The profiler's plan, the bundle format, the device models,
@@ -12,10 +12,120 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal
 
-from sarathi_sim.profiler.facts import rank_shapes
-from sarathi_sim.profiler.facts.rank_shapes import GemmShape as GemmShape
-from sarathi_sim.profiler.facts.rank_shapes import Shard as Shard
-from sarathi_sim.profiler.facts.rank_shapes import Stream as Stream
+from sarathi_sim.profiler.facts.layer_kinds import Latent
+
+
+@dataclass(frozen=True)
+class GemmShape:
+    """``out[m, n] = activations[m, k] x weights[k, n]``; m is the number of tokens."""
+
+    n: int
+    k: int
+
+
+@dataclass(frozen=True)
+class Shard:
+    """The shard of one tensor-parallel rank; ``vocab_columns`` are those of its padded LM head.
+
+    ``ffn`` is 0 without dense layers. ``experts`` are all that the router chooses from (0: no
+    mixture), ``shared_ffn`` the rank's part of the shared ones. ``sparse_share`` of the layers are
+    mixtures. ``norms`` are those of hidden states in a layer.
+    """
+
+    hidden: int
+    heads: int
+    kv_heads: int
+    head_dim: int
+    ffn: int
+    vocab_columns: int
+    gated_ffn: bool
+    attention_bias: str
+    ffn_bias: bool
+    norm_bias: bool
+    qk_norm: bool
+    learned_positions: bool
+    experts: int = 0
+    shared_ffn: int = 0
+    expert_bias: bool = False
+    sparse_share: float = 0.0
+    norms: int = 2
+    latent: Latent | None = None
+
+
+@dataclass(frozen=True)
+class Stream:
+    """``times`` elementwise kernels that move ``numbers`` values a token each.
+
+    ``kernel`` is its name in a device file.
+    """
+
+    kernel: str
+    numbers: int
+    times: float = 1
+
+
+def _activation(shard: Shard, ffn: int, layers: float) -> Stream:
+    """In a share ``layers`` of the layers."""
+    kernel, numbers = ("act", 3 * ffn) if shard.gated_ffn else ("act_plain", 2 * ffn)
+    return Stream(kernel, numbers, times=layers)
+
+
+def elementwise(shard: Shard) -> tuple[Stream, ...]:
+    """Norms, residual additions, activation and rotary of one layer."""
+    norm = Stream("layer_norm" if shard.norm_bias else "norm", 2 * shard.hidden, times=shard.norms)
+    found = [norm, Stream("add", 3 * shard.hidden, times=2)]
+    if shard.ffn:
+        found.append(_activation(shard, shard.ffn, 1 - shard.sparse_share))
+    if shard.shared_ffn:  # and their output is added to that of the routed experts
+        found.append(_activation(shard, shard.shared_ffn, shard.sparse_share))
+        found.append(Stream("add", 3 * shard.hidden, times=shard.sparse_share))
+    queries_and_keys = 2 * (shard.heads + shard.kv_heads) * shard.head_dim
+    if shard.latent is not None:
+        found.append(Stream("norm", 2 * (shard.latent.query_rank + shard.latent.kv_rank)))
+        queries_and_keys = 2 * (shard.heads + 1) * shard.latent.rope_dim
+    if shard.qk_norm:
+        found.append(Stream("norm", queries_and_keys))
+    if not shard.learned_positions:
+        found.append(Stream("rope", queries_and_keys))
+    return tuple(found)
+
+
+def latent(shard: Shard) -> bool:
+    """Whether its attention is latent."""
+    return shard.latent is not None
+
+
+def latent_queries(shard: Shard) -> bool:
+    """Whether its queries, too, are projected from a vector for all heads."""
+    return shard.latent is not None and shard.latent.query_rank > 0
+
+
+def preproj(shard: Shard) -> GemmShape:
+    """Queries, keys and values; with latent attention what every rank projects for itself."""
+    if shard.latent is None:
+        return GemmShape(n=(shard.heads + 2 * shard.kv_heads) * shard.head_dim, k=shard.hidden)
+    queries = shard.latent.query_rank or shard.heads * shard.head_dim
+    return GemmShape(n=queries + shard.latent.cached, k=shard.hidden)
+
+
+def q_up(shard: Shard) -> GemmShape:
+    """Queries of the rank's heads, with latent attention."""
+    assert shard.latent is not None
+    return GemmShape(n=shard.heads * shard.head_dim, k=shard.latent.query_rank)
+
+
+def kv_up(shard: Shard) -> GemmShape:
+    """Keys and values of the rank's heads, with latent attention."""
+    assert shard.latent is not None
+    each = shard.latent.nope_dim + shard.latent.value_dim
+    return GemmShape(n=shard.heads * each, k=shard.latent.kv_rank)
+
+
+def postproj(shard: Shard) -> GemmShape:
+    """From the values of all heads to the hidden state."""
+    values = shard.latent.value_dim if shard.latent is not None else shard.head_dim
+    return GemmShape(n=shard.hidden, k=shard.heads * values)
+
 
 SCOPES = ("inter_node", "intra_node")
 
@@ -135,16 +245,11 @@ def _sharing(shard: Shard) -> bool:
 
 _LIST = (
     # A layer, in the order in which it runs. QKV are one GEMM, and so are gate and up.
-    _gemm(
-        "preproj",
-        rank_shapes.preproj,
-        "columns",
-        lambda s: s.attention_bias != "none",
-    ),
+    _gemm("preproj", preproj, "columns", lambda s: s.attention_bias != "none"),
     # Of latent attention: a head's queries, keys and values. Decodes multiply with the same matrix
     # on both sides of attention instead of projecting all that is cached: as many FLOPs and bytes.
-    _gemm("q_up", rank_shapes.q_up, "columns", present=rank_shapes.latent_queries),
-    _gemm("kv_up", rank_shapes.kv_up, "columns", present=rank_shapes.latent),
+    _gemm("q_up", q_up, "columns", present=latent_queries),
+    _gemm("kv_up", kv_up, "columns", present=latent),
     Op(
         "attn_prefill", "layer", (CHUNK, CACHED), "prefill", "prefill_attention",
         table="attn_prefill", fitted=("attn_prefill", "attn_context"),
@@ -153,40 +258,21 @@ _LIST = (
         "attn_decode", "layer", (BATCH, CONTEXT), "decode", "decode_attention",
         table="attn_decode", fitted=("attn_decode", "attn_decode_mha", "attn_decode_gqa"),
     ),
+    _gemm("postproj", postproj, "rows", lambda s: s.attention_bias == "all"),
     _gemm(
-        "postproj",
-        rank_shapes.postproj,
-        "rows",
-        lambda s: s.attention_bias == "all",
+        "ffn_ln1", lambda s: GemmShape(n=s.ffn * (2 if s.gated_ffn else 1), k=s.hidden), "columns",
+        lambda s: s.ffn_bias, "dense", _dense,
     ),
     _gemm(
-        "ffn_ln1",
-        lambda s: GemmShape(n=s.ffn * (2 if s.gated_ffn else 1), k=s.hidden),
-        "columns",
-        lambda s: s.ffn_bias,
-        "dense",
-        _dense,
-    ),
-    _gemm(
-        "ffn_ln2",
-        lambda s: GemmShape(n=s.hidden, k=s.ffn),
-        "rows",
-        lambda s: s.ffn_bias,
-        "dense",
-        _dense,
+        "ffn_ln2", lambda s: GemmShape(n=s.hidden, k=s.ffn), "rows",
+        lambda s: s.ffn_bias, "dense", _dense,
     ),
     # A mixture in its place: the router, the chosen experts, and those that all tokens share.
     _gemm(
-        "moe_router",
-        lambda s: GemmShape(n=s.experts, k=s.hidden),
-        None,
-        lambda s: s.expert_bias,
-        "sparse",
-        _mixture,
+        "moe_router", lambda s: GemmShape(n=s.experts, k=s.hidden), None,
+        lambda s: s.expert_bias, "sparse", _mixture,
     ),
-    Op(
-        "moe", "layer", (TOKENS,), "piecewise", "linear", layers="sparse", present=_mixture,
-    ),
+    Op("moe", "layer", (TOKENS,), "piecewise", "linear", layers="sparse", present=_mixture),
     # Dispatch and combine, where experts do not wait for the layer's all-reduce; a bundle has it or
     # not, whatever the model.
     Op(
@@ -194,11 +280,8 @@ _LIST = (
         present=_never,
     ),
     _gemm(
-        "shared_ln1",
-        lambda s: GemmShape(n=s.shared_ffn * (2 if s.gated_ffn else 1), k=s.hidden),
-        "columns",
-        layers="sparse",
-        present=_sharing,
+        "shared_ln1", lambda s: GemmShape(n=s.shared_ffn * (2 if s.gated_ffn else 1), k=s.hidden),
+        "columns", layers="sparse", present=_sharing,
     ),
     _gemm(
         "shared_ln2", lambda s: GemmShape(n=s.hidden, k=s.shared_ffn), "rows", layers="sparse",
@@ -207,7 +290,7 @@ _LIST = (
     # All norms, activation, residual additions and rotary together; with several ranks, no more.
     Op(
         "others", "layer", (TOKENS,), "piecewise", "linear",
-        rest=True, streams=rank_shapes.elementwise, fitted=("norm", "add", "act", "rope"),
+        rest=True, streams=elementwise, fitted=("norm", "add", "act", "rope"),
     ),
     # After each GEMM that is split by rows, with tp > 1: one call over all ranks.
     Op(
@@ -215,10 +298,7 @@ _LIST = (
         table="all_reduce", calls=2, fitted=("all_reduce_{tp}",),
     ),
     # Beside the layers; whole ops.
-    Op(
-        "embedding", "first", (TOKENS,), "piecewise", "embedding_and_head",
-        streams=_embedding,
-    ),
+    Op("embedding", "first", (TOKENS,), "piecewise", "embedding_and_head", streams=_embedding),
     Op(
         "lm_head", "last", (TOKENS,), "gemm", "embedding_and_head",
         outputs=True, shape=lambda s: GemmShape(n=s.vocab_columns, k=s.hidden), fitted=("gemm",),
@@ -255,7 +335,7 @@ ALL_REDUCE, SEND_RECV = MESSAGES
 #: What of a layer is no op of its own.
 (OTHERS,) = names(lambda op: op.rest)
 #: Keys and values of each head from what latent attention caches.
-(KV_UP,) = names(lambda op: op.shape is rank_shapes.kv_up)
+(KV_UP,) = names(lambda op: op.shape is kv_up)
 #: The chosen experts of a mixture: both GEMMs, activation, and bringing tokens to them and back.
 MOE, ALL_TO_ALL = names(lambda op: op.layers == "sparse" and op.shape is None)
 #: What one rank of a plain dense model computes alone.

@@ -1,35 +1,235 @@
-"""The loop over the steps of a first hour: what is done stays done, whatever happens. No torch."""
+"""The loop over the steps of a first hour: what is done stays done, whatever happens. No torch.
+
+Its ledger says which step ran when, and what came of it; its archive holds everything it found.
+"""
 
 from __future__ import annotations
 
 import datetime
+import io
+import json
 import math
 import os
+import re
+import secrets
+import shutil
 import signal
 import subprocess
 import time
+import zipfile
 from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import dataclass
-from pathlib import Path
+from dataclasses import asdict, dataclass
+from pathlib import Path, PurePosixPath
 from typing import Any
 
-from sarathi_sim.profiler.first_light.archive import check_archive, pack, unpack
-from sarathi_sim.profiler.first_light.hour_ledger import (
-    DONE,
-    FAILED,
-    INTERRUPTED,
-    LATE,
-    LEDGER,
-    Entry,
-    Ledger,
-)
 from sarathi_sim.profiler.first_light.steps import PROBE, STEPS, HourStep, Task
-from sarathi_sim.profiler.first_light.twenty_lines import write_summary
-from sarathi_sim.profiler.planning.profile_error import ProfileError
-from sarathi_sim.profiler.storage.child import how_it_ended, start_child
+from sarathi_sim.profiler.planning.journal import ProfileError
+from sarathi_sim.profiler.storage.child import Say, how_it_ended, start_child
+from sarathi_sim.profiler.storage.files import write_whole
 from sarathi_sim.profiler.storage.folder_lock import FolderBusyError, FolderLock
-from sarathi_sim.profiler.storage.progress import Say
+
+LEDGER = "ledger.json"
+_FORMAT = "sarathi-sim first light 1"
+DONE, FAILED, LATE, INTERRUPTED = "done", "failed", "over its limit", "interrupted"
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One try of a step. ``why`` is empty for one that is done; ``gpu`` is the machine's."""
+
+    step: str
+    state: str
+    seconds: float
+    started: str
+    why: str = ""
+    gpu: str = ""
+
+
+class Ledger:
+    """``ledger.json`` of a folder, begun where it is missing, and written whole at each entry.
+
+    ``run`` tells hours apart. Raises ProfileError for a damaged file, and for one of a rehearsal
+    where ``rehearsal`` is not, or the other way around.
+    """
+
+    def __init__(self, folder: Path, rehearsal: bool) -> None:
+        self._path, self.rehearsal = folder / LEDGER, rehearsal
+        self.entries: list[Entry] = []
+        self.run = secrets.token_hex(8)
+        if self._path.is_file():
+            self.run, was, self.entries = parse_ledger(self._path.read_bytes(), str(self._path))
+            if was != rehearsal:
+                kind, option = ("a", "with") if was else ("no", "without")
+                raise ProfileError(
+                    f"{folder}: is {kind} rehearsal: go on {option} --dry-run, or name another "
+                    "--out"
+                )
+        else:
+            self._write()
+
+    def add(self, entry: Entry) -> None:
+        """Book a try; it is on the disk when this returns."""
+        self.entries.append(entry)
+        self._write()
+
+    def last(self, step: str) -> Entry | None:
+        """The latest try of a step."""
+        return next((e for e in reversed(self.entries) if e.step == step), None)
+
+    def is_done(self, step: str) -> bool:
+        """Whether the latest try of a step succeeded."""
+        entry = self.last(step)
+        return entry is not None and entry.state == DONE
+
+    def _write(self) -> None:
+        tree = {"format": _FORMAT, "run": self.run, "rehearsal": self.rehearsal}
+        content = tree | {"entries": [asdict(entry) for entry in self.entries]}
+        write_whole(self._path, json.dumps(content, indent=1) + "\n")
+
+
+def parse_ledger(content: bytes, where: str) -> tuple[str, bool, list[Entry]]:
+    """Which hour it is, whether a rehearsal, and its entries. Raises ProfileError."""
+    try:
+        tree: dict[str, Any] = json.loads(content)
+        if tree["format"] != _FORMAT:
+            raise ValueError
+        entries = [Entry(**entry) for entry in tree["entries"]]
+        return str(tree["run"]), bool(tree["rehearsal"]), entries
+    except (ValueError, LookupError, TypeError):
+        raise ProfileError(f"{where}: is no ledger of first-light, or a damaged one") from None
+
+
+MOST_BYTES = 16 * 10**6
+_MOST_UNPACKED = 2**30
+_LEFT_OUT = "left_out.txt"
+#: Locks, and scratch files of writers that were killed (``write_whole``, ``write_bundle``).
+_SCRATCH = re.compile(r"(^|/)(lock$|\.[^/]*\.partial$|\.tp\d+-[0-9a-f]{8}/)")
+_SAME_DATE = (1980, 1, 1, 0, 0, 0)  # the same files give the same bytes
+
+
+def pack(folder: Path, archive: Path, most_bytes: int = MOST_BYTES) -> list[str]:
+    """Write all files of ``folder`` to the file ``archive``; returns the names left out for want
+    of room, which the archive lists in ``left_out.txt``.
+
+    Logs go first, the largest of them before the others; then the largest of all others. Raises
+    ProfileError where ``archive`` exists and is of another hour, or foreign; OSError.
+    """
+    check_archive(archive, folder)
+    files = {
+        name: path
+        for path in sorted(folder.rglob("*"))
+        if path.is_file() and not _SCRATCH.search(name := path.relative_to(folder).as_posix())
+    }
+    left_out: list[str] = []
+    while len(content := _zipped(files, left_out)) > most_bytes and files.keys() != {LEDGER}:
+        with zipfile.ZipFile(io.BytesIO(content)) as packed:
+            sizes = {info.filename: info.compress_size for info in packed.infolist()}
+        excess = len(content) - most_bytes
+        order = sorted(files.keys() - {LEDGER}, key=lambda name: (not _is_log(name), -sizes[name]))
+        while excess > 0 and order:
+            name = order.pop(0)
+            excess -= sizes[name]
+            left_out.append(name)
+            del files[name]
+    write_whole(archive, content)
+    return left_out
+
+
+def _is_log(name: str) -> bool:
+    return name.startswith("logs/")
+
+
+def _zipped(files: dict[str, Path], left_out: list[str]) -> bytes:
+    stream = io.BytesIO()
+    with zipfile.ZipFile(stream, "w", zipfile.ZIP_DEFLATED) as packed:
+        for name, path in files.items():
+            packed.writestr(_zip_entry(name), path.read_bytes())
+        if left_out:
+            packed.writestr(_zip_entry(_LEFT_OUT), "".join(f"{name}\n" for name in left_out))
+    return stream.getvalue()
+
+
+def _zip_entry(name: str) -> zipfile.ZipInfo:
+    info = zipfile.ZipInfo(name, _SAME_DATE)
+    info.compress_type = zipfile.ZIP_DEFLATED
+    info.external_attr = 0o644 << 16
+    return info
+
+
+def check_archive(archive: Path, folder: Path) -> None:
+    """Check that ``archive`` is missing, or was packed from ``folder``. Raises ProfileError."""
+    if not archive.exists():
+        return
+    try:
+        with zipfile.ZipFile(archive) as packed:
+            theirs = parse_ledger(packed.read(LEDGER), f"{archive}: {LEDGER}")[0]
+    except (OSError, KeyError, zipfile.BadZipFile):
+        raise ProfileError(
+            f"{archive}: exists and is no archive of first-light, so it is not replaced: name "
+            "another --archive"
+        ) from None
+    if theirs != parse_ledger((folder / LEDGER).read_bytes(), str(folder / LEDGER))[0]:
+        raise ProfileError(
+            f"{archive}: exists and is not of {folder}: go on from it with --resume and another "
+            "--out, or name another --archive"
+        )
+
+
+def unpack(archive: Path, folder: Path) -> None:
+    """Make ``folder`` from an archive: whole or not at all.
+
+    Raises ProfileError for a file that is no archive of first-light, and a damaged one; OSError.
+    """
+    scratch = folder.with_name(f".{folder.name}-{secrets.token_hex(4)}")
+    try:
+        with zipfile.ZipFile(archive) as packed:
+            parse_ledger(packed.read(LEDGER), f"{archive}: {LEDGER}")
+            names = [PurePosixPath(name) for name in packed.namelist()]
+            if any(name.is_absolute() or ".." in name.parts for name in names):
+                raise ProfileError(f"{archive}: names files outside of the folder")
+            if sum(info.file_size for info in packed.infolist()) > _MOST_UNPACKED:
+                raise ProfileError(f"{archive}: unpacks to more than {_MOST_UNPACKED} bytes")
+            folder.parent.mkdir(parents=True, exist_ok=True)
+            packed.extractall(scratch)
+        if folder.exists():
+            folder.rmdir()  # it is empty
+        scratch.rename(folder)
+    except (KeyError, zipfile.BadZipFile, EOFError, NotImplementedError):
+        raise ProfileError(f"{archive}: is no archive of first-light, or a damaged one") from None
+    finally:
+        shutil.rmtree(scratch, ignore_errors=True)
+
+
+_MOST_LINES = 20
+_WIDEST = 150
+
+
+def write_summary(folder: Path, ledger: Ledger, steps: Sequence[HourStep]) -> list[str]:
+    """The lines, which are in ``summary.txt`` then, too."""
+    done = sum(ledger.is_done(step.name) for step in steps)
+    gpu = next((entry.gpu for entry in reversed(ledger.entries) if entry.gpu), "no GPU yet")
+    what = "rehearsal" if ledger.rehearsal else "first light"
+    lines = [f"{what} on {gpu}: {done} of {len(steps)} steps are done"]
+    width = max(len(step.name) for step in steps)
+    compared: list[str] = []
+    for step in steps:
+        entry = ledger.last(step.name)
+        text = "not begun"
+        if entry is not None:
+            text = f"{entry.state}, {entry.seconds:.0f} s: {entry.why}"
+            if entry.state == DONE:
+                found = Task(folder, 0.0, ledger.rehearsal).read(step.name)
+                text = f"{entry.state}, {entry.seconds:.0f} s: {found.get('headline', '')}"
+                compared += found.get("facts", {}).get("lines", [])
+        lines.append(f"{step.name:{width}}  {text.rstrip(' :')}"[:_WIDEST])
+    lines += compared
+    if len(lines) > _MOST_LINES:
+        more = len(lines) - _MOST_LINES + 1
+        lines[_MOST_LINES - 1 :] = [f"and {more} more lines in results/"]
+    write_whole(folder / "summary.txt", "".join(f"{line}\n" for line in lines))
+    return lines
+
 
 #: While a step runs the archive is made anew this often: whoever kills everything leaves it behind.
 _COLLECT_S = 30.0

@@ -11,36 +11,24 @@ import sys
 import traceback
 from collections.abc import Callable
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-from sarathi_sim.profiler.first_light.ceilings import ceilings
-from sarathi_sim.profiler.first_light.correctness import correctness
-from sarathi_sim.profiler.first_light.methods import methods
-from sarathi_sim.profiler.first_light.probe_machine import probe
-from sarathi_sim.profiler.first_light.profiles import PROFILES, profile_one
+from sarathi_sim.profiler.first_light.machine_steps import ceilings, correctness, methods, probe
+from sarathi_sim.profiler.first_light.model_steps import PROFILES, profile_one, tables, validate
 from sarathi_sim.profiler.first_light.steps import PROBE, Found, Task
-from sarathi_sim.profiler.planning.profile_error import ProfileError
+from sarathi_sim.profiler.planning.journal import ProfileError
 from sarathi_sim.profiler.storage.child import end_with
 from sarathi_sim.profiler.storage.files import write_whole
 from sarathi_sim.profiler.storage.strict import UserError
 
-
-def work_of(step: str) -> Callable[[Task], Found]:
-    """The function of a step."""
-    if step in PROFILES:
-        return lambda task: profile_one(step, task)
-    if step in ("tables", "validate"):  # they import more
-        from sarathi_sim.profiler.first_light.against_tables import tables
-        from sarathi_sim.profiler.first_light.engine_run import validate
-
-        return {"tables": tables, "validate": validate}[step]
-    return {
-        PROBE: probe,
-        "correctness": correctness,
-        "ceilings": ceilings,
-        "methods": methods,
-    }[step]
+WORKS: dict[str, Callable[[Task], Found]] = {
+    PROBE: probe, "correctness": correctness, "ceilings": ceilings, "methods": methods,
+    "tables": tables, "validate": validate,
+    **{name: partial(profile_one, name) for name in PROFILES},
+}  # fmt: skip
+"""The function of each step."""
 
 
 def main() -> int:
@@ -50,7 +38,7 @@ def main() -> int:
     task = Task(Path(folder), float(seconds), rehearsal == "1")
     content: dict[str, Any]
     try:
-        content = asdict(work_of(step)(task))
+        content = asdict(WORKS[step](task))
     except (ProfileError, UserError) as error:
         content = {"error": " ".join(str(error).split())}
     except Exception as error:

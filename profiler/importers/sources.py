@@ -12,7 +12,7 @@ from sarathi_sim.profiler.facts.model import ModelSpec, load_model
 from sarathi_sim.profiler.importers.aiconfigurator import import_aiconfigurator
 from sarathi_sim.profiler.importers.llmservingsim import FORMS, import_llmservingsim, measured_on
 from sarathi_sim.profiler.importers.vidur import import_vidur
-from sarathi_sim.profiler.storage.paths import WHERE
+from sarathi_sim.profiler.storage.files import WHERE
 from sarathi_sim.profiler.storage.strict import did_you_mean
 
 Importer = Callable[[Path, ModelSpec, int, DeviceSpec], Bundle]

@@ -12,7 +12,7 @@ from sarathi_sim.profiler.facts.ops import MOE
 from sarathi_sim.profiler.kernels.stack_file import load_stack, stacks_on
 from sarathi_sim.profiler.kernels.stack_times import StackTimes
 from sarathi_sim.profiler.physics.shard_times import DeviceTimes, ShardTimes
-from sarathi_sim.profiler.storage.paths import data_dir
+from sarathi_sim.profiler.storage.files import data_dir
 from sarathi_sim.profiler.storage.strict import SpecError
 
 _MXFP4, _MXFP4_FP8 = "w4a16_mxfp4", "w4a8_mxfp4_mxfp8"

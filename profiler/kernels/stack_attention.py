@@ -12,9 +12,9 @@ from functools import cached_property, lru_cache
 
 import numpy as np
 
-from sarathi_sim.profiler.facts.attention_kinds import Latent
 from sarathi_sim.profiler.facts.device import DeviceSpec
 from sarathi_sim.profiler.facts.formats import Kernels
+from sarathi_sim.profiler.facts.layer_kinds import Latent
 from sarathi_sim.profiler.facts.model import ModelSpec
 from sarathi_sim.profiler.facts.ops import PREFILL
 from sarathi_sim.profiler.facts.roofline import KEY_BLOCK, Array, attended_within

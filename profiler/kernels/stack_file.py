@@ -15,8 +15,7 @@ import numpy.typing as npt
 
 from sarathi_sim.profiler.facts.device import list_devices, load_device
 from sarathi_sim.profiler.facts.formats import STACKS, Stack
-from sarathi_sim.profiler.storage.files import files_sha256, write_whole
-from sarathi_sim.profiler.storage.paths import data_dir
+from sarathi_sim.profiler.storage.files import data_dir, files_sha256, write_whole
 from sarathi_sim.profiler.storage.plain_yaml import dump_yaml, read_mapping
 from sarathi_sim.profiler.storage.strict import SpecError, parse, strict_dataclass
 

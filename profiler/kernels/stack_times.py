@@ -8,9 +8,9 @@ from functools import cached_property, lru_cache, partial
 import numpy as np
 
 from sarathi_sim.profiler.bundle.schema import BundleMeta, KernelOrigin
-from sarathi_sim.profiler.facts.attention_kinds import mean_layer
 from sarathi_sim.profiler.facts.device import DeviceSpec, device_sha256, load_device
 from sarathi_sim.profiler.facts.formats import Kernels
+from sarathi_sim.profiler.facts.layer_kinds import mean_layer
 from sarathi_sim.profiler.facts.model import ModelSpec
 from sarathi_sim.profiler.facts.ops import (
     ALL_REDUCE,

@@ -20,8 +20,7 @@ from sarathi_sim.profiler.bundle.schema import (
     load_bundle,
     write_bundle,
 )
-from sarathi_sim.profiler.measuring.collectives import read_inter_node
-from sarathi_sim.profiler.measuring.degree import DegreeSession
+from sarathi_sim.profiler.measuring.degree import DegreeSession, read_inter_node
 from sarathi_sim.profiler.measuring.to_bundle import (
     Facts,
     borrow_collectives,
@@ -31,13 +30,11 @@ from sarathi_sim.profiler.measuring.to_bundle import (
     skipped,
     write_device,
 )
-from sarathi_sim.profiler.planning.designed import DESIGNED
 from sarathi_sim.profiler.planning.grid import Grid
-from sarathi_sim.profiler.planning.journal import Journal, settings_hash
-from sarathi_sim.profiler.planning.profile_error import ProfileError
-from sarathi_sim.profiler.planning.settings import Settings
+from sarathi_sim.profiler.planning.journal import Journal, ProfileError, settings_hash
+from sarathi_sim.profiler.planning.settings import DESIGNED, Settings
+from sarathi_sim.profiler.storage.child import Progress, Say
 from sarathi_sim.profiler.storage.manifest import check_files
-from sarathi_sim.profiler.storage.progress import Progress, Say
 from sarathi_sim.profiler.storage.strict import did_you_mean
 
 if TYPE_CHECKING:
@@ -45,7 +42,7 @@ if TYPE_CHECKING:
 
     from sarathi_sim.profiler.measuring.shard_ops import ShardOps
     from sarathi_sim.profiler.shard.attention import Attention
-    from sarathi_sim.profiler.shard.nvml import Sampler
+    from sarathi_sim.profiler.shard.timing import Sampler
 
 
 def profile(settings: Settings, say: Say, progress: Progress) -> list[Path]:
@@ -82,9 +79,7 @@ class _ProfileRun:
 
     def __init__(self, settings: Settings, say: Say, progress: Progress) -> None:
         from sarathi_sim.profiler.shard import environment as machine
-        from sarathi_sim.profiler.shard.failures import reason
-        from sarathi_sim.profiler.shard.nvml import Sampler
-        from sarathi_sim.profiler.shard.timing import Timer
+        from sarathi_sim.profiler.shard.timing import Sampler, Timer, reason
 
         self.until = time.perf_counter() + settings.max_s
 
@@ -154,7 +149,7 @@ class _ProfileRun:
     def _ops(self, tp: int, free_bytes: float) -> ShardOps:
         """The shard whose ops are timed. Raises ProfileError where it does not fit."""
         from sarathi_sim.profiler.measuring.shard_ops import ShardOps
-        from sarathi_sim.profiler.shard.failures import reason
+        from sarathi_sim.profiler.shard.timing import reason
 
         model, limits, attention = self.settings.model, self.settings.limits, self.attentions[tp][0]
         try:

@@ -28,8 +28,7 @@ from sarathi_sim.profiler.physics.fit import OpModel, columns_of, errors, fit_op
 from sarathi_sim.profiler.physics.residual import Arrays
 from sarathi_sim.profiler.physics.studies import STUDIES
 from sarathi_sim.profiler.physics.study import BINS, Study
-from sarathi_sim.profiler.storage.files import write_whole
-from sarathi_sim.profiler.storage.paths import data_dir
+from sarathi_sim.profiler.storage.files import data_dir, write_whole
 from sarathi_sim.profiler.storage.plain_yaml import dump_yaml
 from sarathi_sim.profiler.storage.strict import SpecError
 

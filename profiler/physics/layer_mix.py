@@ -9,7 +9,7 @@ from collections.abc import Callable
 
 import numpy as np
 
-from sarathi_sim.profiler.facts.attention_kinds import mean_layer
+from sarathi_sim.profiler.facts.layer_kinds import mean_layer
 from sarathi_sim.profiler.facts.model import ModelSpec
 from sarathi_sim.profiler.facts.roofline import KEY_BLOCK, Array, attended, attended_within
 

@@ -14,8 +14,12 @@ from pathlib import Path
 from typing import Any
 
 from sarathi_sim.profiler.planning.grid import Key
-from sarathi_sim.profiler.planning.profile_error import ProfileError
 from sarathi_sim.profiler.storage.folder_lock import FolderBusyError, FolderLock
+from sarathi_sim.profiler.storage.strict import UserError
+
+
+class ProfileError(UserError):
+    """A device or setting that cannot be profiled; the message says why and what to do."""
 
 
 @dataclass(frozen=True)
@@ -27,7 +31,7 @@ class Timing:
     what measuring took in all. ``time_us`` is None for a point that was skipped or failed, and
     ``note`` then says why; ``lost`` whether the GPU did no more for this process after it.
     ``kernel`` is what computed attention, where that is known of the point. The rest is the GPU's
-    state meanwhile (profiler/shard/nvml.py).
+    state meanwhile (profiler/shard/timing.py).
     """
 
     time_us: float | None

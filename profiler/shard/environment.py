@@ -11,10 +11,8 @@ from pathlib import Path
 import torch
 
 from sarathi_sim.profiler.facts.device import product_folder
-from sarathi_sim.profiler.planning.journal import Timing
-from sarathi_sim.profiler.planning.profile_error import ProfileError
-from sarathi_sim.profiler.shard.failures import guarded
-from sarathi_sim.profiler.shard.timing import Timer
+from sarathi_sim.profiler.planning.journal import ProfileError, Timing
+from sarathi_sim.profiler.shard.timing import Timer, guarded
 
 Facts = dict[str, str | int | float]
 

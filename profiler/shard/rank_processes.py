@@ -17,7 +17,7 @@ from pathlib import Path
 from queue import SimpleQueue
 from typing import Any
 
-from sarathi_sim.profiler.planning.profile_error import ProfileError
+from sarathi_sim.profiler.planning.journal import ProfileError
 from sarathi_sim.profiler.storage.child import how_it_ended, inbox, start_child
 
 _SCRATCH = "sarathi-sim-ranks-"

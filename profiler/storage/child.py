@@ -1,4 +1,5 @@
-"""Processes of ours: each ends with its parent, and has a channel of its own to it.
+"""Processes of ours: each ends with its parent, and has a channel of its own to it; and what long
+work tells those who wait for it.
 
 In the common executors (joblib, loky, ``concurrent.futures``) all workers answer through one pipe,
 and the executor keeps its writing end open. If a worker is killed while it answers, the reader
@@ -29,9 +30,19 @@ from pathlib import Path
 from queue import Empty, SimpleQueue
 from typing import IO, Any, Literal, TypeVar
 
-from sarathi_sim.profiler.storage.paths import PACKAGE
+from sarathi_sim.profiler.storage.files import PACKAGE
 from sarathi_sim.profiler.storage.strict import UserError
 from sarathi_sim.profiler.storage.threads import default_to_one_thread
+
+Progress = Callable[[str, int, int], None]
+"""Called with what is being done, how much of it is done, and how much there is to do."""
+Say = Callable[[str], object]
+"""Called with a line for the user."""
+
+
+def silent(*_: object) -> None:
+    """Tell nobody."""
+
 
 T = TypeVar("T")
 Told = Callable[[int, int], object]

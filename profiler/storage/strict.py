@@ -94,6 +94,15 @@ def show(value: object) -> str:
     return text if len(text) <= _SHOWN else f"{text[:_SHOWN]}..."
 
 
+def short(value: object) -> str:
+    """A value for a message, cut off where it is long."""
+    try:
+        text = repr(value)
+    except (ValueError, RecursionError):  # too many digits, or lists in lists
+        return "a value too long to show"
+    return text if len(text) <= 60 else f"{text[:40]}… ({len(text)} characters)"
+
+
 def mistakes(
     error: ValidationError,
     model: type[Any],

@@ -30,8 +30,7 @@ from sarathi_sim.policies.request import Prefix
 from sarathi_sim.profiler.storage.files import LARGEST_DATA, open_file, unzipped
 from sarathi_sim.profiler.storage.memory import available_bytes, size_text
 from sarathi_sim.profiler.storage.strict import UserError
-from sarathi_sim.simulator.load.prefixes import shared_prefixes
-from sarathi_sim.simulator.load.workload import WorkloadError
+from sarathi_sim.simulator.load.workload import WorkloadError, shared_prefixes
 from sarathi_sim.simulator.loop.records import Floats, Ints
 
 #: What a column means, and the names that it has in published traces and in tools' outputs; the

@@ -1,12 +1,15 @@
-"""Requests to serve: their lengths and arrivals, from distributions or from a trace.
+"""Requests to serve: their lengths and arrivals, from distributions or from a trace, what prompts
+share, and the same requests shifted.
 
 :func:`make_requests` joins lengths and arrivals. Every random choice has a stream of its own, keyed
-by its use, so a new use does not change the others.
+by its use, so a new use does not change the others. A
+:data:`~sarathi_sim.policies.request.Prefix` names what prompts share: system prompts, and the turns
+of a session. Only its length matters, not its words.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 
 import numpy as np
 import numpy.typing as npt
@@ -164,3 +167,104 @@ def make_requests(
     users = [0] * len(prompt) if user is None else user.tolist()
     shared = [()] * len(prompt) if prefix is None else prefix
     return [Request(i, *row, prefix=shared[i], user=users[i]) for i, row in requests]
+
+
+def draw_groups(count: int, shares: Sequence[float], rng: np.random.Generator) -> Ints:
+    """The group of each of ``count`` requests: 0 for the first share of all, and so on, else -1."""
+    group = np.searchsorted(np.cumsum(shares), rng.random(count), side="right")
+    return np.where(group < len(shares), group, -1)
+
+
+def draw_sessions(count: int, low: int, high: int, rng: np.random.Generator) -> Ints:
+    """The session of each of ``count`` requests, in order: 0, 0, 0, 1, 1, ...
+
+    A session has ``low`` to ``high`` turns, each number as likely; the last one may be cut short.
+    """
+    ends = np.cumsum(rng.integers(low, high, size=count, endpoint=True, dtype=np.int64))
+    return np.searchsorted(ends, np.arange(count), side="right")
+
+
+def with_turns_before(session: Ints, prompt: Ints, output: Ints) -> Ints:
+    """Prompt tokens of every turn, which hold its session's earlier prompts and answers.
+
+    ``prompt`` and ``output`` are the tokens that a turn adds.
+    """
+    total = prompt + output
+    before = np.cumsum(total) - total
+    return np.asarray(prompt + before - before[np.searchsorted(session, session)], np.int64)
+
+
+def shared_prefixes(
+    system_tokens: Sequence[int], group: Ints | None, session: Ints | None, length: Ints
+) -> list[Prefix]:
+    """The shared prefix of each request.
+
+    That is the system prompt of its ``group``, and with the other turns of its ``session`` all
+    that is in the KV cache when it is done: ``length`` (prompt and output) less the last token.
+    """
+    systems = [((("system prompt", i), tokens),) for i, tokens in enumerate(system_tokens)]
+    heads = [()] * len(length) if group is None else [systems[i] if i >= 0 else () for i in group]
+    if session is None:
+        return list(heads)
+    until = (length - 1).tolist()
+    return [
+        (*head, (("session", turn), until[i]))
+        for i, (head, turn) in enumerate(zip(heads, session.tolist(), strict=True))
+    ]
+
+
+_STEEPEST = 256.0
+"""Of the power that gaps are raised to."""
+
+
+def longer(tokens: Ints, factor: float) -> Ints:
+    """So many times as many tokens, rounded; at least one."""
+    return np.asarray(np.maximum(1, np.rint(factor * tokens)), np.int64)
+
+
+def longer_requests(
+    prompt: Ints, output: Ints, factors: tuple[float, float], max_length: int
+) -> tuple[Ints, Ints]:
+    """Prompts and outputs so many times as long. A request that fitted ``max_length`` still fits:
+    first its output is cut to it, then its prompt."""
+    fitted = prompt + output <= max_length
+    longer_output = longer(output, factors[1])
+    longer_output = np.where(fitted, np.minimum(longer_output, max_length - 1), longer_output)
+    longer_prompt = longer(prompt, factors[0])
+    most = np.where(fitted, max_length - longer_output, longer_prompt)
+    return np.minimum(longer_prompt, most), longer_output
+
+
+def longer_prefixes(prefixes: Iterable[Prefix], factor: float, ends: Ints) -> list[Prefix]:
+    """What longer prompts share: so many times as many tokens, up to each one's ``ends``."""
+    return [
+        tuple((name, min(max(1, round(factor * until)), end)) for name, until in prefix)
+        for prefix, end in zip(prefixes, ends.tolist(), strict=True)
+    ]
+
+
+def burstier(arrival_s: Floats, factor: float) -> Floats:
+    """Arrivals in the same order and time, whose gaps' coefficient of variation is ``factor`` times
+    what it was.
+
+    Each gap is raised to one power, so long ones grow and short ones shrink (of exponential gaps
+    this makes Weibull's). Equal gaps, and none, stay as they are.
+    """
+    gaps = np.diff(arrival_s)
+    if factor == 1 or len(gaps) < 2 or not gaps.std():
+        return arrival_s
+    wanted, scaled = factor * _variation(gaps), gaps / gaps.max()
+    low, high = 0.0, 1.0
+    while _variation(scaled**high) < wanted and high < _STEEPEST:
+        low, high = high, 2 * high
+    for _ in range(60):  # bisection: the variation grows with the power
+        middle = (low + high) / 2
+        low, high = (middle, high) if _variation(scaled**middle) < wanted else (low, middle)
+    raised = scaled**high
+    after = np.cumsum(raised * (gaps.sum() / raised.sum()))
+    shifted: Floats = np.concatenate([arrival_s[:1], arrival_s[0] + after])
+    return shifted
+
+
+def _variation(gaps: Floats) -> float:
+    return float(gaps.std() / gaps.mean())

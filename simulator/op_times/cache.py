@@ -19,7 +19,7 @@ from pathlib import Path
 
 import numpy as np
 
-from sarathi_sim.profiler.storage.paths import user_path
+from sarathi_sim.profiler.storage.files import user_path
 from sarathi_sim.profiler.storage.strict import SpecError
 from sarathi_sim.simulator.loop.records import Floats
 

@@ -11,8 +11,7 @@ from numpy.typing import ArrayLike
 
 from sarathi_sim.profiler.facts.ops import DECODE, OPS, PREFILL, SENDS
 from sarathi_sim.profiler.physics.shard_times import ShardTimes
-from sarathi_sim.profiler.storage.files import files_sha256
-from sarathi_sim.profiler.storage.paths import PACKAGE
+from sarathi_sim.profiler.storage.files import PACKAGE, files_sha256
 from sarathi_sim.simulator.loop.records import Floats
 from sarathi_sim.simulator.op_times.cache import kept
 from sarathi_sim.simulator.op_times.op_times import OpTimes

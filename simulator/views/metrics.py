@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import numpy.typing as npt
 import pandas as pd
 
+from sarathi_sim.policies.log import DECODE, HIT, HIT_AGAIN, LOST
 from sarathi_sim.profiler.facts.device import DeviceSpec
 from sarathi_sim.profiler.facts.model import ModelSpec
-from sarathi_sim.simulator.loop.records import Floats, Records
+from sarathi_sim.simulator.loop.records import Floats, Ints, Records, ReplicaLog
 from sarathi_sim.simulator.views.ledger import (
     ACCOUNTS,
     WAITS,
@@ -22,15 +23,100 @@ from sarathi_sim.simulator.views.ledger import (
     ledger,
 )
 from sarathi_sim.simulator.views.metric_registry import QUANTILES, STEADY
-from sarathi_sim.simulator.views.paging import (
-    extra_decodes,
-    is_paged,
-    paging_columns,
-    paging_summary,
-)
-from sarathi_sim.simulator.views.per_replica import PerReplica
 from sarathi_sim.simulator.views.spans import Counts, Spans
 from sarathi_sim.simulator.views.steady import steady_state, trend
+
+T = TypeVar("T")
+MOST_KEPT = 4_000_000
+"""Stage executions up to which the views of a run are kept: they take some 60 bytes each."""
+
+
+class PerReplica(Sequence[T]):
+    """A value computed for each replica's log at its first use, and kept unless it is large.
+
+    For a million requests the gaps of all replicas would take more memory than the records. Then
+    they are computed for one replica at a time, more than once.
+    """
+
+    def __init__(self, records: Records, work_out: Callable[[ReplicaLog], T]) -> None:
+        self._logs = records.replicas
+        self._work_out = work_out
+        self._keep = sum(log.num_iterations * log.num_stages for log in self._logs) <= MOST_KEPT
+        self._kept: dict[int, T] = {}
+
+    def __len__(self) -> int:
+        return len(self._logs)
+
+    def __getitem__(self, replica: Any) -> Any:
+        if replica >= len(self._logs):
+            raise IndexError(replica)
+        if replica in self._kept:
+            return self._kept[replica]
+        found = self._work_out(self._logs[replica])
+        if self._keep:
+            self._kept[replica] = found
+        return found
+
+
+def is_paged(records: Records) -> bool:
+    """Whether the run's replicas have paged memory."""
+    return any(log.pool is not None for log in records.replicas)
+
+
+def paging_columns(records: Records) -> dict[str, Ints]:
+    """Per request, by id.
+
+    ``preemptions``; ``hit_tokens`` found in the prefix cache when it was first admitted, which were
+    not computed; ``recomputed_tokens``: lost by preemption, and not found in the cache afterwards.
+    """
+    lost, hit, again = (np.zeros(len(records.request_id), np.int64) for _ in range(3))
+    preemptions = np.zeros(len(records.request_id), np.int64)
+    for log in records.replicas:
+        if log.pool is None:
+            continue
+        request, kind, tokens = log.pool.events.T
+        row = np.searchsorted(records.request_id, request)
+        for sums, what in ((lost, LOST), (hit, HIT), (again, HIT_AGAIN)):
+            np.add.at(sums, row[kind == what], tokens[kind == what])
+        np.add.at(preemptions, row[kind == LOST], 1)
+    # What a request finds again it had computed, or found, before.
+    return {
+        "preemptions": preemptions,
+        "hit_tokens": hit,
+        "recomputed_tokens": np.maximum(lost - again, 0),
+    }
+
+
+def extra_decodes(log: ReplicaLog) -> int:
+    """Decodes of sequences that had ended, in iterations that were formed before that was known."""
+    if log.pool is None:
+        return 0
+    _, role, _, first, last = log.spans.T
+    decoded = role == DECODE
+    return int(log.iterations["decodes"].sum()) - int((last - first + 1)[decoded].sum())
+
+
+def paging_summary(records: Records, done: Mapping[str, Ints]) -> dict[str, Any]:
+    """The run in numbers (docs/metrics.md); ``done`` are the requests that finished."""
+    extra = sum(map(extra_decodes, records.replicas))
+    computed = -extra + sum(
+        float((log.iterations["prefill_tokens"] + log.iterations["decodes"]).sum())
+        for log in records.replicas
+    )
+    prompts, finished = int(done["prompt_tokens"].sum()), len(done["request"])
+    empty = sum(
+        int(((log.iterations["chunks"] == 0) & (log.iterations["decodes"] == 0)).sum())
+        for log in records.replicas
+    )
+    return {
+        "preemptions": int(done["preemptions"].sum()),
+        "preemption_rate": float(done["preemptions"].sum()) / finished if finished else 0.0,
+        "hit_rate": float(done["hit_tokens"].sum()) / prompts if prompts else 0.0,
+        "recomputed_share": float(done["recomputed_tokens"].sum()) / computed if computed else 0.0,
+        "extra_decodes": extra,
+        "empty_iterations": empty,
+    }
+
 
 WARM_UP = 5
 """One of so many parts of a run, the first, is its warm-up where loads are compared."""

@@ -25,7 +25,7 @@ from sarathi_sim.experiments.config.loading import Experiment
 from sarathi_sim.experiments.config.requests import build_clients
 from sarathi_sim.experiments.content import rich_table
 from sarathi_sim.policies.policy import is_pooled
-from sarathi_sim.profiler.storage.progress import Progress
+from sarathi_sim.profiler.storage.child import Progress
 from sarathi_sim.simulator.load.workload import at_once, make_requests
 from sarathi_sim.simulator.loop.pipeline import stage_times
 from sarathi_sim.simulator.loop.records import Records

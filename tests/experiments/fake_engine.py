@@ -12,8 +12,8 @@ from sarathi_sim.policies.batch import Batch
 from sarathi_sim.policies.request import Request
 from sarathi_sim.profiler.engine.driver import Decision, Served
 from sarathi_sim.profiler.engine.processes import EngineRun, StageLog
-from sarathi_sim.profiler.engine.work import TIMED_OPS
-from sarathi_sim.profiler.measuring.in_situ import GridWork
+from sarathi_sim.profiler.engine.spec import TIMED_OPS
+from sarathi_sim.profiler.measuring.to_bundle import GridWork
 from sarathi_sim.simulator.loop.pipeline import stage_times
 from sarathi_sim.simulator.loop.quantum import quantize
 from sarathi_sim.simulator.loop.records import Records

@@ -22,7 +22,7 @@ from sarathi_sim.experiments.figures.accuracy import (
 from sarathi_sim.experiments.figures.kernel_page import shipped_stacks, tables
 from sarathi_sim.experiments.figures.page_tables import update
 from sarathi_sim.profiler.kernels.stack_fit import fitted_devices
-from sarathi_sim.profiler.storage.paths import data_dir, public_datasets
+from sarathi_sim.profiler.storage.files import data_dir, public_datasets
 from tests.experiments.test_uncertainty import DATASETS
 
 needs_datasets = pytest.mark.skipif(not DATASETS.is_dir(), reason="needs the public measurements")

@@ -18,7 +18,7 @@ from sarathi_sim.experiments.run.experiment import deploy_all
 from sarathi_sim.experiments.validate.cells import engine_spec, make_cells
 from sarathi_sim.experiments.validate.vllm_session import check_cells, grid_work
 from sarathi_sim.profiler.bundle.schema import bundle_path
-from sarathi_sim.profiler.storage.paths import data_dir
+from sarathi_sim.profiler.storage.files import data_dir
 from tests.experiments.small_config import SMALL, message
 from tests.sampled import profile_folder
 

@@ -24,8 +24,7 @@ from sarathi_sim.policies.micro_batches import MicroBatches
 from sarathi_sim.policies.request import Request
 from sarathi_sim.profiler.engine.driver import Decision, Served
 from sarathi_sim.profiler.engine.processes import EngineRun, StageLog
-from sarathi_sim.profiler.engine.spec import EngineSpec
-from sarathi_sim.profiler.engine.work import TIMED_OPS
+from sarathi_sim.profiler.engine.spec import TIMED_OPS, EngineSpec
 from tests.experiments.fake_engine import FakeEngine
 from tests.experiments.test_validation import cell_of, load
 

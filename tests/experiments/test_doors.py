@@ -13,7 +13,7 @@ from typer.testing import CliRunner
 from sarathi_sim.experiments.cli.app import app
 from sarathi_sim.experiments.config import inputs
 from sarathi_sim.profiler.bundle.schema import _content_sha256
-from sarathi_sim.profiler.storage.paths import data_dir, user_path
+from sarathi_sim.profiler.storage.files import data_dir, user_path
 from sarathi_sim.profiler.storage.strict import SpecError
 from tests.experiments.small_config import SMALL
 from tests.sampled import profile_folder

@@ -23,8 +23,7 @@ from sarathi_sim.experiments.capacity.launch import launch
 from sarathi_sim.experiments.config.base import Source
 from sarathi_sim.experiments.config.loading import check_scenario
 from sarathi_sim.experiments.config.scenario import Scenario
-from sarathi_sim.profiler.facts.hub import checkpoints
-from sarathi_sim.profiler.facts.model import list_models, load_model
+from sarathi_sim.profiler.facts.model import checkpoints, list_models, load_model
 from sarathi_sim.profiler.storage.plain_yaml import parse_yaml
 
 ROOT = Path(__file__).parents[2]

@@ -35,7 +35,7 @@ from sarathi_sim.experiments.config.errors import ConfigError
 from sarathi_sim.experiments.config.loading import check_scenario
 from sarathi_sim.experiments.sweeps.backends import InProcess
 from sarathi_sim.experiments.sweeps.store import Store
-from sarathi_sim.profiler.storage.progress import silent
+from sarathi_sim.profiler.storage.child import silent
 from sarathi_sim.simulator.views.metric_registry import number_text
 from sarathi_sim.simulator.views.metrics import Analysis
 

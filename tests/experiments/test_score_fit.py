@@ -37,8 +37,8 @@ from sarathi_sim.experiments.score.server_bands import (
     with_bands,
 )
 from sarathi_sim.experiments.sweeps.backends import InProcess
+from sarathi_sim.profiler.storage.child import silent
 from sarathi_sim.profiler.storage.plain_yaml import parse_yaml
-from sarathi_sim.profiler.storage.progress import silent
 
 TRUE = HostConstants(0.0008, 2e-5, 0.01)
 """What the made-up servers below have."""

@@ -13,7 +13,7 @@ from sarathi_sim.experiments.config.deployment import Deployment
 from sarathi_sim.experiments.config.loading import load_experiment
 from sarathi_sim.experiments.run.experiment import deploy_all
 from sarathi_sim.profiler.facts.model import load_model
-from sarathi_sim.profiler.storage.paths import data_dir
+from sarathi_sim.profiler.storage.files import data_dir
 from tests.experiments.small_config import message
 from tests.profiler.hf_configs import LLAMA_3, MISTRAL_1
 

@@ -16,7 +16,7 @@ from sarathi_sim.experiments.cli.app import app
 from sarathi_sim.experiments.config.loading import load_experiment
 from sarathi_sim.experiments.run.experiment import simulate_all
 from sarathi_sim.profiler.bundle.schema import bundle_path, load_bundle, write_bundle
-from sarathi_sim.profiler.storage.paths import data_dir
+from sarathi_sim.profiler.storage.files import data_dir
 from sarathi_sim.simulator.op_times.iteration import WholeLayer
 from tests.sampled import profile_folder
 from tests.simulator.test_interaction import layers

@@ -30,7 +30,7 @@ from sarathi_sim.experiments.validate.vllm_session import (
     session_of,
 )
 from sarathi_sim.experiments.validate.vllm_times import StepPrediction, StepTimes
-from sarathi_sim.profiler.storage.progress import silent
+from sarathi_sim.profiler.storage.child import silent
 
 RECORDED = Path(__file__).parent / "recorded" / "vllm.jsonl.gz"
 SMALL = [

@@ -32,7 +32,7 @@ from sarathi_sim.experiments.validate.summary import evaluate_all, report
 from sarathi_sim.experiments.validate.table import iterations, table, verdict
 from sarathi_sim.experiments.validate.totals import Whole
 from sarathi_sim.profiler.bundle.schema import bundle_path, write_bundle
-from sarathi_sim.profiler.measuring.in_situ import in_situ_bundle
+from sarathi_sim.profiler.measuring.to_bundle import in_situ_bundle
 from sarathi_sim.simulator.views.metrics import Analysis
 from tests.experiments.fake_engine import SEND_S, TURNAROUND_S, FakeEngine
 

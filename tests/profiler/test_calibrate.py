@@ -28,7 +28,7 @@ from sarathi_sim.profiler.physics.studies import STUDIES, bandwidth_share
 from sarathi_sim.profiler.physics.study import BINS, HoldOut, Origin, Study, on
 from sarathi_sim.profiler.public import frames as public_data
 from sarathi_sim.profiler.public import vidur_frames as vidur
-from sarathi_sim.profiler.storage.paths import DATASETS_VARIABLE, public_datasets
+from sarathi_sim.profiler.storage.files import DATASETS_VARIABLE, public_datasets
 from sarathi_sim.profiler.storage.strict import SpecError
 
 needs_datasets = pytest.mark.skipif(

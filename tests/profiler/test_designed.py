@@ -9,8 +9,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sarathi_sim.profiler.planning.designed import designed_points, skewed_contexts
-from sarathi_sim.profiler.planning.settings import Limits, default_limits
+from sarathi_sim.profiler.planning.settings import (
+    Limits,
+    default_limits,
+    designed_points,
+    skewed_contexts,
+)
 
 LIMITS = [
     default_limits("cpu", 2048),

@@ -56,7 +56,7 @@ def test_device_with_specifications_only_refuses_to_predict(name: str) -> None:
     ],
 )
 def test_mistakes_in_a_device_file(tmp_path: Path, old: str, new: str, message: str) -> None:
-    from sarathi_sim.profiler.storage.paths import data_dir
+    from sarathi_sim.profiler.storage.files import data_dir
 
     text = (data_dir() / "devices" / "h200-sxm.yaml").read_text()
     assert old in text

@@ -13,8 +13,8 @@ from sarathi_sim.policies.request import Request
 from sarathi_sim.profiler.engine import driver
 from sarathi_sim.profiler.engine.book import Book
 from sarathi_sim.profiler.engine.driver import Returned, Served, serve
-from sarathi_sim.profiler.engine.work import Work
-from sarathi_sim.profiler.planning.profile_error import ProfileError
+from sarathi_sim.profiler.engine.spec import Work
+from sarathi_sim.profiler.planning.journal import ProfileError
 from sarathi_sim.profiler.shard.rank_processes import LOST_A_PEER, RankProcesses
 
 
@@ -77,7 +77,7 @@ def test_an_idle_engine_shows_life(clock: SimpleNamespace) -> None:
     ],
 )
 def test_who_lost_a_peer_is_blamed_last(codes: tuple[int | None, ...], blamed: str) -> None:
-    processes = RankProcesses("sarathi_sim.profiler.engine.main", lambda folder: [], 2, "gloo")
+    processes = RankProcesses("sarathi_sim.profiler.engine.rank", lambda folder: [], 2, "gloo")
     for code in codes:
         processes.processes.append(SimpleNamespace(poll=lambda code=code: code))  # type: ignore[arg-type]
     processes._complaint = lambda first=0: ""  # type: ignore[method-assign]

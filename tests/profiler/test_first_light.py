@@ -13,11 +13,9 @@ from typing import Any
 
 import pytest
 
-from sarathi_sim.profiler.first_light.archive import pack, unpack
-from sarathi_sim.profiler.first_light.hour import Options, _Hour, first_light
-from sarathi_sim.profiler.first_light.hour_ledger import Ledger
+from sarathi_sim.profiler.first_light.hour import Ledger, Options, _Hour, first_light, pack, unpack
 from sarathi_sim.profiler.first_light.steps import STEPS, HourStep, Task
-from sarathi_sim.profiler.planning.profile_error import ProfileError
+from sarathi_sim.profiler.planning.journal import ProfileError
 
 THREE = (
     HourStep("probe", "", 20, gate=True),

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from sarathi_sim.profiler.facts import hf_config
-from sarathi_sim.profiler.facts.attention_kinds import Latent, Windows
+from sarathi_sim.profiler.facts.layer_kinds import Latent, Windows
 from sarathi_sim.profiler.facts.model import LARGEST, ModelSpec, load_model
 from sarathi_sim.profiler.storage.strict import SpecError
 from tests.profiler.hf_configs import (

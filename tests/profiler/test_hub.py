@@ -9,8 +9,7 @@ from urllib.parse import urlsplit
 
 import pytest
 
-from sarathi_sim.profiler.facts.hub import checkpoints, published
-from sarathi_sim.profiler.facts.model import list_models, load_model
+from sarathi_sim.profiler.facts.model import checkpoints, list_models, load_model, published
 from sarathi_sim.profiler.storage.not_modelled import not_modelled
 from tests.profiler.hf_configs import LLAMA_3
 

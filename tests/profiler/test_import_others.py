@@ -19,7 +19,7 @@ from sarathi_sim.profiler.facts.ops import GemmShape
 from sarathi_sim.profiler.facts.roofline import wave_fill
 from sarathi_sim.profiler.importers.shapes import ShapePool
 from sarathi_sim.profiler.importers.sources import SOURCES, import_bundle
-from sarathi_sim.profiler.storage.paths import DATASETS_VARIABLE, public_datasets
+from sarathi_sim.profiler.storage.files import DATASETS_VARIABLE, public_datasets
 
 needs_datasets = pytest.mark.skipif(
     not os.environ.get(DATASETS_VARIABLE),

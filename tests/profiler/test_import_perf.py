@@ -13,7 +13,7 @@ from sarathi_sim.profiler.bundle.schema import BundleError, write_bundle
 from sarathi_sim.profiler.facts.ops import ROW_OPS
 from sarathi_sim.profiler.importers.sources import import_bundle
 from sarathi_sim.profiler.public.perf_tables import LAYERS
-from sarathi_sim.profiler.storage.paths import DATASETS_VARIABLE, public_datasets
+from sarathi_sim.profiler.storage.files import DATASETS_VARIABLE, public_datasets
 from sarathi_sim.simulator.op_times.regression import bundle_times
 
 META = """\

@@ -21,7 +21,7 @@ from sarathi_sim.profiler.bundle.schema import (
 from sarathi_sim.profiler.facts.model import load_model
 from sarathi_sim.profiler.importers.part import half_octaves
 from sarathi_sim.profiler.importers.sources import import_bundle
-from sarathi_sim.profiler.storage.paths import DATASETS_VARIABLE, public_datasets
+from sarathi_sim.profiler.storage.files import DATASETS_VARIABLE, public_datasets
 
 needs_datasets = pytest.mark.skipif(
     not os.environ.get(DATASETS_VARIABLE),

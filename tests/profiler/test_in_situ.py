@@ -9,10 +9,9 @@ import pytest
 
 from sarathi_sim.profiler.bundle.schema import load_bundle, write_bundle
 from sarathi_sim.profiler.engine.processes import StageLog
-from sarathi_sim.profiler.engine.spec import EngineSpec
-from sarathi_sim.profiler.engine.work import TIMED_OPS
+from sarathi_sim.profiler.engine.spec import TIMED_OPS, EngineSpec
 from sarathi_sim.profiler.facts.model import load_model
-from sarathi_sim.profiler.measuring.in_situ import GridWork, in_situ_bundle
+from sarathi_sim.profiler.measuring.to_bundle import GridWork, in_situ_bundle
 
 WORKS: list[GridWork] = [
     ([], [(1, 10)]),

@@ -10,8 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from sarathi_sim.profiler.planning.journal import Journal, Timing, settings_hash
-from sarathi_sim.profiler.planning.profile_error import ProfileError
+from sarathi_sim.profiler.planning.journal import Journal, ProfileError, Timing, settings_hash
 from sarathi_sim.profiler.storage.folder_lock import FolderBusyError, FolderLock
 
 ROOT = Path(__file__).resolve().parents[2]

@@ -37,7 +37,7 @@ from sarathi_sim.profiler.physics.moe_expected import (
     parts_us,
 )
 from sarathi_sim.profiler.public import kernel_tables
-from sarathi_sim.profiler.storage.paths import public_datasets
+from sarathi_sim.profiler.storage.files import public_datasets
 from sarathi_sim.profiler.storage.strict import SpecError
 from tests.profiler.test_kernel_tables import put
 from tests.profiler.test_stack_bundles import needs_datasets

@@ -21,8 +21,7 @@ from sarathi_sim.profiler.bundle.schema import BundleError, load_bundle
 from sarathi_sim.profiler.facts.device import load_device
 from sarathi_sim.profiler.facts.model import load_model
 from sarathi_sim.profiler.storage import plain_yaml
-from sarathi_sim.profiler.storage.files import LARGEST_FILE
-from sarathi_sim.profiler.storage.paths import data_dir
+from sarathi_sim.profiler.storage.files import LARGEST_FILE, data_dir
 from sarathi_sim.profiler.storage.plain_yaml import dump_yaml, parse_yaml, read_mapping
 from sarathi_sim.profiler.storage.strict import SpecError
 

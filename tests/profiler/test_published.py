@@ -8,7 +8,7 @@ import pytest
 
 from sarathi_sim.profiler.facts.formats import Kernels
 from sarathi_sim.profiler.facts.model import list_models, load_model
-from sarathi_sim.simulator.load.capacity import stage_weight_bytes
+from sarathi_sim.simulator.load.engine_memory import stage_weight_bytes
 
 GIB = 2**30
 

@@ -24,7 +24,7 @@ from sarathi_sim.profiler.kernels.stack_fit import fit_gemm, fit_stack
 from sarathi_sim.profiler.kernels.stack_times import StackTimes
 from sarathi_sim.profiler.physics.device_model import KINDS
 from sarathi_sim.profiler.public import kernel_tables, perf_tables
-from sarathi_sim.profiler.storage.paths import DATASETS_VARIABLE, data_dir, public_datasets
+from sarathi_sim.profiler.storage.files import DATASETS_VARIABLE, data_dir, public_datasets
 from sarathi_sim.profiler.storage.strict import SpecError
 from sarathi_sim.simulator.loop.records import Floats
 from sarathi_sim.simulator.op_times.iteration import IterationCost

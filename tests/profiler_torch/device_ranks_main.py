@@ -11,10 +11,8 @@ from typing import Any
 
 import torch
 
-from sarathi_sim.profiler.engine import head as engine_head
-from sarathi_sim.profiler.engine import main as engine_main
 from sarathi_sim.profiler.engine import rank as engine_rank
-from sarathi_sim.profiler.engine.compute import Compute
+from sarathi_sim.profiler.engine.rank import Compute
 from sarathi_sim.profiler.engine.spec import EngineSpec
 
 WAIT_S = 5e-3
@@ -42,5 +40,5 @@ def no_facts(device: str, threads: int) -> dict[str, Any]:
 
 if __name__ == "__main__":
     engine_rank.open_compute = stand_in
-    engine_head.facts = no_facts
-    engine_main.main()
+    engine_rank.facts = no_facts
+    engine_rank.main()

@@ -13,8 +13,8 @@ from sarathi_sim.policies.request import Request
 from sarathi_sim.profiler.engine.book import Book
 from sarathi_sim.profiler.engine.driver import Returned, Served, serve
 from sarathi_sim.profiler.engine.rank import greedy
-from sarathi_sim.profiler.engine.stage import Stage, StageShape
-from sarathi_sim.profiler.engine.work import Work
+from sarathi_sim.profiler.engine.spec import StageShape, Work
+from sarathi_sim.profiler.engine.stage import Stage
 from sarathi_sim.profiler.facts.model import ModelSpec
 
 

@@ -10,8 +10,11 @@ import pytest
 
 torch = pytest.importorskip("torch", reason="torch is not installed")
 
-from sarathi_sim.profiler.shard.attention import KVCache  # noqa: E402
-from sarathi_sim.profiler.shard.attention_backends import SdpaAttention, XformersAttention  # noqa: E402
+from sarathi_sim.profiler.shard.attention import (  # noqa: E402
+    KVCache,
+    SdpaAttention,
+    XformersAttention,
+)
 from sarathi_sim.profiler.shard.rows import Chunk, Decodes  # noqa: E402
 
 CPU = torch.device("cpu")

@@ -17,9 +17,12 @@ torch = pytest.importorskip("torch", reason="torch is not installed")
 import torch.nn.functional as F  # noqa: E402
 from torch.nn.attention import _cur_sdpa_kernel_backends  # noqa: E402
 
-from sarathi_sim.profiler.shard import attention_backends  # noqa: E402
-from sarathi_sim.profiler.shard.attention import choose_attention  # noqa: E402
-from sarathi_sim.profiler.shard.attention_backends import SdpaAttention, XformersAttention  # noqa: E402
+from sarathi_sim.profiler.shard import attention as backends  # noqa: E402
+from sarathi_sim.profiler.shard.attention import (  # noqa: E402
+    SdpaAttention,
+    XformersAttention,
+    choose_attention,
+)
 from tests.profiler_torch import fake_cuda  # noqa: E402
 
 CUDA = torch.device("cuda")
@@ -76,9 +79,7 @@ def test_the_runtime_that_xformers_needs_is_loaded_before_it(
     files = [SimpleNamespace(name=path.name, locate=lambda path=path: path)
              for path in (tmp_path / "License.txt", library)]  # fmt: skip
     asked: list[str] = []
-    monkeypatch.setattr(
-        attention_backends.metadata, "files", lambda name: asked.append(name) or files
-    )
+    monkeypatch.setattr(backends.metadata, "files", lambda name: asked.append(name) or files)
     monkeypatch.setattr(ctypes, "CDLL", lambda path: asked.append(path))
     monkeypatch.setitem(sys.modules, "xformers", None)
     with pytest.raises(ImportError):

@@ -13,9 +13,13 @@ import pytest
 torch = pytest.importorskip("torch")
 
 from sarathi_sim.policies.request import Request  # noqa: E402
-from sarathi_sim.profiler.engine.prompts import Prompts  # noqa: E402
-from sarathi_sim.profiler.engine.stage import Stage, StageShape  # noqa: E402
-from sarathi_sim.profiler.engine.work import EngineError, Work  # noqa: E402
+from sarathi_sim.profiler.engine.book import Prompts  # noqa: E402
+from sarathi_sim.profiler.engine.spec import (  # noqa: E402
+    EngineError,
+    StageShape,
+    Work,
+)
+from sarathi_sim.profiler.engine.stage import Stage  # noqa: E402
 from sarathi_sim.profiler.facts.model import ModelSpec, load_model  # noqa: E402
 from tests.patience import PATIENCE_S  # noqa: E402
 from tests.profiler_torch.local_engine import LocalEngine, poison_block  # noqa: E402

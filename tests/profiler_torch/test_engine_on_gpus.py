@@ -18,16 +18,18 @@ from torch.utils._python_dispatch import TorchDispatchMode  # noqa: E402
 from torch.utils._pytree import tree_leaves  # noqa: E402
 
 from sarathi_sim.experiments.validate.playback import lockstep  # noqa: E402
-from sarathi_sim.profiler.engine import compute, stopwatch  # noqa: E402
 from sarathi_sim.profiler.engine import processes as engine_processes  # noqa: E402
-from sarathi_sim.profiler.engine.compute import Compute, open_compute  # noqa: E402
+from sarathi_sim.profiler.engine import rank, stage  # noqa: E402
 from sarathi_sim.profiler.engine.processes import EngineProcesses  # noqa: E402
-from sarathi_sim.profiler.engine.stage import Stage  # noqa: E402
-from sarathi_sim.profiler.engine.stopwatch import CudaStopwatch, HostStopwatch  # noqa: E402
-from sarathi_sim.profiler.engine.work import Work  # noqa: E402
-from sarathi_sim.profiler.planning.profile_error import ProfileError  # noqa: E402
+from sarathi_sim.profiler.engine.rank import Compute, open_compute  # noqa: E402
+from sarathi_sim.profiler.engine.spec import Work  # noqa: E402
+from sarathi_sim.profiler.engine.stage import (  # noqa: E402
+    Stage,
+    Stopwatch,
+)
+from sarathi_sim.profiler.planning.journal import ProfileError  # noqa: E402
+from sarathi_sim.profiler.shard.layer import RandomWeights  # noqa: E402
 from sarathi_sim.profiler.shard.rank_processes import RankProcesses  # noqa: E402
-from sarathi_sim.profiler.shard.weights import RandomWeights  # noqa: E402
 from tests.profiler_torch.device_ranks_main import WAIT_S  # noqa: E402
 from tests.profiler_torch.test_engine_processes import (  # noqa: E402
     POLICIES,
@@ -49,7 +51,7 @@ def test_activations_that_travel_apart_yield_the_same_tokens(
         expected = engine.serve(load, POLICIES["orca_best"], settings(1)).served.outputs
 
     def start(module: str, *more: Any) -> RankProcesses:
-        assert module == "sarathi_sim.profiler.engine.main"
+        assert module == "sarathi_sim.profiler.engine.rank"
         return RankProcesses("tests.profiler_torch.device_ranks_main", *more)
 
     monkeypatch.setattr(engine_processes, "RankProcesses", start)
@@ -90,9 +92,9 @@ class Event:
 
 
 def test_a_gpus_laps_are_its_events(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(stopwatch, "cuda_events", lambda: (Event(), Event()))
+    monkeypatch.setattr(stage, "cuda_events", lambda: (Event(), Event()))
     monkeypatch.setattr(torch.cuda, "current_stream", lambda: "the current one")
-    watch = CudaStopwatch()
+    watch = Stopwatch(torch.device("cuda"))
     for _ in range(3):
         Event.step = 1.0
         watch.start()
@@ -106,8 +108,8 @@ def test_a_gpus_laps_are_its_events(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_the_hosts_laps_add_up_to_its_clock(monkeypatch: pytest.MonkeyPatch) -> None:
     ticks = iter([1.0, 1.5, 3.5, 3.75])
-    monkeypatch.setattr(stopwatch.time, "perf_counter", lambda: next(ticks))
-    watch = HostStopwatch()
+    monkeypatch.setattr(stage.time, "perf_counter", lambda: next(ticks))
+    watch = Stopwatch(torch.device("cpu"))
     watch.start()
     for name in ("gemm", "attention", "gemm"):
         watch.lap(name)
@@ -176,7 +178,7 @@ def gpus(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda: (9, 0))
     monkeypatch.setattr(torch.cuda, "set_device", chosen.append)
-    monkeypatch.setattr(compute, "memory_bytes", lambda device: (5 * 10**6, 5 * 10**6))
+    monkeypatch.setattr(rank, "memory_bytes", lambda device: (5 * 10**6, 5 * 10**6))
     return chosen
 
 

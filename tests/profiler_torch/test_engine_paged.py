@@ -23,10 +23,12 @@ from sarathi_sim.policies.pool import Pool  # noqa: E402
 from sarathi_sim.policies.request import Request  # noqa: E402
 from sarathi_sim.profiler.engine.driver import Served  # noqa: E402
 from sarathi_sim.profiler.engine.processes import EngineProcesses  # noqa: E402
-from sarathi_sim.profiler.engine.spec import EngineSpec  # noqa: E402
-from sarathi_sim.profiler.engine.work import Work  # noqa: E402
+from sarathi_sim.profiler.engine.spec import (  # noqa: E402
+    EngineSpec,
+    Work,
+)
 from sarathi_sim.profiler.facts.model import load_model  # noqa: E402
-from sarathi_sim.profiler.planning.profile_error import ProfileError  # noqa: E402
+from sarathi_sim.profiler.planning.journal import ProfileError  # noqa: E402
 from sarathi_sim.simulator.loop.quantum import quantize  # noqa: E402
 from sarathi_sim.simulator.views.metrics import Analysis  # noqa: E402
 from tests.patience import PATIENCE_S  # noqa: E402

@@ -30,7 +30,7 @@ from sarathi_sim.policies.scheduler import Scheduler
 from sarathi_sim.profiler.engine.processes import EngineProcesses
 from sarathi_sim.profiler.engine.spec import EngineSpec
 from sarathi_sim.profiler.facts.model import load_model
-from sarathi_sim.profiler.planning.profile_error import ProfileError
+from sarathi_sim.profiler.planning.journal import ProfileError
 from sarathi_sim.simulator.loop.quantum import quantize
 from sarathi_sim.simulator.views.metrics import Analysis
 from tests.patience import PATIENCE_S
@@ -164,7 +164,7 @@ def test_tensor_parallel_ranks_yield_the_same_tokens(
 
 
 def test_what_sockets_and_gloo_say_of_a_lost_peer() -> None:
-    from sarathi_sim.profiler.engine.main import lost_a_peer
+    from sarathi_sim.profiler.engine.rank import lost_a_peer
 
     closed = "[../third_party/gloo/gloo/transport/tcp/pair.cc:547] Connection closed by peer"
     assert all(map(lost_a_peer, (EOFError(), BrokenPipeError(), RuntimeError(closed))))

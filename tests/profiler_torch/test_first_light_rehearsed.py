@@ -24,14 +24,16 @@ from sarathi_sim.profiler.facts.device import load_device  # noqa: E402
 from sarathi_sim.profiler.facts.formats import Kernels  # noqa: E402
 from sarathi_sim.profiler.facts.model import load_model  # noqa: E402
 from sarathi_sim.profiler.first_light import one_step  # noqa: E402
-from sarathi_sim.profiler.first_light.against_tables import tables  # noqa: E402
-from sarathi_sim.profiler.first_light.ceilings import off_ceiling, usual_product  # noqa: E402
-from sarathi_sim.profiler.first_light.correctness import correctness  # noqa: E402
-from sarathi_sim.profiler.first_light.hour import Options, _Hour, first_light  # noqa: E402
-from sarathi_sim.profiler.first_light.hour_ledger import LATE, Ledger  # noqa: E402
+from sarathi_sim.profiler.first_light.hour import LATE, Ledger, Options, _Hour, first_light  # noqa: E402
+from sarathi_sim.profiler.first_light.machine_steps import (  # noqa: E402
+    correctness,
+    off_ceiling,
+    usual_product,
+)
+from sarathi_sim.profiler.first_light.model_steps import tables  # noqa: E402
 from sarathi_sim.profiler.first_light.steps import STEPS, HourStep, Task  # noqa: E402
-from sarathi_sim.profiler.planning.profile_error import ProfileError  # noqa: E402
-from sarathi_sim.profiler.shard.attention_backends import SdpaAttention  # noqa: E402
+from sarathi_sim.profiler.planning.journal import ProfileError  # noqa: E402
+from sarathi_sim.profiler.shard.attention import SdpaAttention  # noqa: E402
 from tests.patience import PATIENCE_S  # noqa: E402
 from tests.processes import children, gone  # noqa: E402
 from tests.profiler_torch import fake_cuda  # noqa: E402
@@ -179,7 +181,7 @@ def test_a_terminated_command_books_the_step(tmp_path: Path) -> None:
 
 def test_every_step_has_its_work_and_needs_no_simulator() -> None:
     for name in NAMES:
-        assert callable(one_step.work_of(name))
+        assert callable(one_step.WORKS[name])
     code = (
         "import sys\n"
         "for name in ('simpy', 'sarathi_sim.simulator', 'sarathi_sim.experiments', 'bokeh',"

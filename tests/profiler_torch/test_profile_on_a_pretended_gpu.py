@@ -19,10 +19,10 @@ from sarathi_sim.profiler.bundle.schema import Bundle, load_bundle  # noqa: E402
 from sarathi_sim.profiler.facts.model import load_model  # noqa: E402
 from sarathi_sim.profiler.measuring import degree, shard_ops  # noqa: E402
 from sarathi_sim.profiler.measuring.measure import profile  # noqa: E402
-from sarathi_sim.profiler.planning.profile_error import ProfileError  # noqa: E402
+from sarathi_sim.profiler.planning.journal import ProfileError  # noqa: E402
 from sarathi_sim.profiler.planning.settings import Limits, Settings  # noqa: E402
 from sarathi_sim.profiler.shard import environment, timing  # noqa: E402
-from sarathi_sim.profiler.shard.nvml import GpuState, Sampler  # noqa: E402
+from sarathi_sim.profiler.shard.timing import GpuState, Sampler  # noqa: E402
 from tests.patience import PATIENCE_S  # noqa: E402
 from tests.profiler_torch import fake_cuda  # noqa: E402
 
@@ -171,7 +171,7 @@ def test_profile_imports_no_simulator() -> None:
         "sys.argv = ['sarathi-sim', 'profile', '--model', 'no-such-model']\n"
         "from sarathi_sim.experiments.cli import profile\n"
         "from sarathi_sim.profiler.measuring import measure\n"
-        "from sarathi_sim.profiler.measuring import ranks, shard_ops, overhead\n"
+        "from sarathi_sim.profiler.measuring import ranks, shard_ops\n"
         "from sarathi_sim.experiments.cli.common import ProgressBar, consoles\n"
         "ProgressBar(consoles()[1], enabled=True)\n"
         "print(*sorted({n.removeprefix('sarathi_sim.').split('.')[0] for n in sys.modules}))\n"

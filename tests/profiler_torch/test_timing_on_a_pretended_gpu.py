@@ -15,15 +15,15 @@ import pytest
 torch = pytest.importorskip("torch", reason="torch is not installed")
 
 from sarathi_sim.profiler.facts.model import load_model  # noqa: E402
-from sarathi_sim.profiler.first_light.probe_machine import probe  # noqa: E402
+from sarathi_sim.profiler.first_light.machine_steps import probe  # noqa: E402
 from sarathi_sim.profiler.first_light.steps import Task  # noqa: E402
-from sarathi_sim.profiler.measuring import degree, overhead, ranks, shard_ops  # noqa: E402
+from sarathi_sim.profiler.measuring import degree, ranks, shard_ops  # noqa: E402
 from sarathi_sim.profiler.measuring.degree import DegreeSession  # noqa: E402
 from sarathi_sim.profiler.measuring.shard_ops import ShardOps  # noqa: E402
 from sarathi_sim.profiler.planning.journal import Journal, Timing  # noqa: E402
 from sarathi_sim.profiler.planning.settings import Limits, Settings  # noqa: E402
 from sarathi_sim.profiler.shard import timing  # noqa: E402
-from sarathi_sim.profiler.shard.attention_backends import SdpaAttention  # noqa: E402
+from sarathi_sim.profiler.shard.attention import SdpaAttention  # noqa: E402
 from sarathi_sim.profiler.shard.timing import Timer  # noqa: E402
 from tests.profiler_torch import fake_cuda  # noqa: E402
 from tests.profiler_torch.pretended_gpu import no_numbers  # noqa: E402
@@ -55,7 +55,7 @@ def test_what_a_graph_reads_is_kept() -> None:
     with fake_cuda.pretend():
         lengths = torch.ones(4, device="cuda")
         known = weakref.ref(lengths)
-        replay = overhead._captured(lambda lengths=lengths: lengths + 1)  # type: ignore[misc]
+        replay = shard_ops._captured(lambda lengths=lengths: lengths + 1)  # type: ignore[misc]
         del lengths
         gc.collect()
         assert known() is not None

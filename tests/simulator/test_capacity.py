@@ -9,7 +9,7 @@ import pytest
 from sarathi_sim.profiler.facts.device import load_device
 from sarathi_sim.profiler.facts.formats import WEIGHT_BYTES, NumberBytes
 from sarathi_sim.profiler.facts.model import load_model
-from sarathi_sim.simulator.load.capacity import (
+from sarathi_sim.simulator.load.engine_memory import (
     CapacityError,
     kv_capacity_tokens,
     max_batch,

@@ -8,8 +8,13 @@ import pytest
 
 from sarathi_sim.profiler.facts.device import load_device
 from sarathi_sim.profiler.facts.model import load_model
-from sarathi_sim.simulator.load.capacity import CapacityError, stage_weight_bytes
-from sarathi_sim.simulator.load.engine_memory import EngineMemory, Step, engine_memory
+from sarathi_sim.simulator.load.engine_memory import (
+    CapacityError,
+    EngineMemory,
+    Step,
+    engine_memory,
+    stage_weight_bytes,
+)
 
 LLAMA_8B, LLAMA_70B = load_model("llama-3-8b"), load_model("llama-3-70b")
 RTX_4090, A100_40G = load_device("rtx-4090"), load_device("a100-40g-sxm")

@@ -9,8 +9,7 @@ import pandas as pd
 import pytest
 
 from sarathi_sim.profiler.bundle.schema import TABLES, Bundle
-from sarathi_sim.profiler.planning.designed import designed_points
-from sarathi_sim.profiler.planning.settings import default_limits
+from sarathi_sim.profiler.planning.settings import default_limits, designed_points
 from sarathi_sim.simulator.loop.quantum import QUANTUM_S
 from sarathi_sim.simulator.op_times.interaction import (
     SUM,

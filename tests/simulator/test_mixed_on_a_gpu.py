@@ -14,7 +14,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from sarathi_sim.profiler.storage.paths import DATASETS_VARIABLE, public_datasets
+from sarathi_sim.profiler.storage.files import DATASETS_VARIABLE, public_datasets
 from sarathi_sim.simulator.op_times.interaction import _fit_layer, _Layers
 from sarathi_sim.simulator.op_times.op_times import SUM, WholeLayer
 

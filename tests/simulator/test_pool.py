@@ -14,8 +14,7 @@ from sarathi_sim.profiler.facts.device import load_device
 from sarathi_sim.profiler.facts.model import load_model
 from sarathi_sim.simulator.loop.records import Records
 from sarathi_sim.simulator.loop.simulation import simulate
-from sarathi_sim.simulator.views.metrics import Analysis
-from sarathi_sim.simulator.views.paging import paging_summary
+from sarathi_sim.simulator.views.metrics import Analysis, paging_summary
 
 
 def a_second(batch: Batch) -> tuple[float, float, float, float]:

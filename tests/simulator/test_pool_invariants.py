@@ -17,8 +17,7 @@ from sarathi_sim.policies.log import LOST
 from sarathi_sim.policies.pool import Pool
 from sarathi_sim.policies.request import Sequence
 from sarathi_sim.simulator.views.ledger import ACCOUNTS, WAITS, gaps, iteration_bubbles
-from sarathi_sim.simulator.views.metrics import Analysis
-from sarathi_sim.simulator.views.paging import extra_decodes
+from sarathi_sim.simulator.views.metrics import Analysis, extra_decodes
 from tests.simulator.pools import PoolSystem, Who, pool_systems, vllm_policies
 
 any_system = settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.too_slow])

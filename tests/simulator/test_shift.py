@@ -9,7 +9,7 @@ from sarathi_sim.experiments.config.base import Source
 from sarathi_sim.experiments.config.loading import check_scenario
 from sarathi_sim.experiments.config.requests import build_requests
 from sarathi_sim.policies.request import Request
-from sarathi_sim.simulator.load.shift import burstier, longer_prefixes, longer_requests
+from sarathi_sim.simulator.load.workload import burstier, longer_prefixes, longer_requests
 
 
 @pytest.mark.parametrize("factor", [0.5, 0.9, 1.1, 3.0])

@@ -7,14 +7,19 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from sarathi_sim.profiler.facts.attention_kinds import Latent, Windows
 from sarathi_sim.profiler.facts.device import load_device
+from sarathi_sim.profiler.facts.layer_kinds import Latent, Windows
 from sarathi_sim.profiler.facts.model import ModelSpec, load_model
 from sarathi_sim.profiler.facts.roofline import attended, attended_within
 from sarathi_sim.profiler.physics.device_model import DeviceModel
 from sarathi_sim.profiler.physics.layer_mix import mean_time
-from sarathi_sim.simulator.load.capacity import kept_share, kv_capacity_tokens, stage_weight_bytes
-from sarathi_sim.simulator.load.engine_memory import Step, engine_memory
+from sarathi_sim.simulator.load.engine_memory import (
+    Step,
+    engine_memory,
+    kept_share,
+    kv_capacity_tokens,
+    stage_weight_bytes,
+)
 from sarathi_sim.simulator.op_times.regression import bundle_times
 from tests.sampled import device_bundle
 

@@ -37,8 +37,8 @@ from sarathi_sim.experiments.paper.gpt3 import (
     spread,
 )
 from sarathi_sim.experiments.paper.variants import Lab
+from sarathi_sim.profiler.storage.child import Progress
 from sarathi_sim.profiler.storage.files import write_whole
-from sarathi_sim.profiler.storage.progress import Progress
 from sarathi_sim.simulator.loop.records import Floats
 from sarathi_sim.simulator.views.spans import Spans
 
