@@ -20,10 +20,9 @@ from sarathi_sim.profiler.kernels.attention_grid import (
     fit_decode,
     fit_prefill,
 )
-from sarathi_sim.profiler.kernels.fitted import Fitted, record
 from sarathi_sim.profiler.kernels.gemm_lattice import GemmLattice
 from sarathi_sim.profiler.kernels.latent_rows import latent_rows
-from sarathi_sim.profiler.kernels.left_out import Errors
+from sarathi_sim.profiler.kernels.left_out import Errors, Fitted, record
 from sarathi_sim.profiler.kernels.stack_attention import LATENT, MEASURED_LATENT
 from sarathi_sim.profiler.public import kernel_tables as tables
 

@@ -16,7 +16,8 @@ import numpy.typing as npt
 import pandas as pd
 
 from sarathi_sim.profiler.facts.roofline import Array
-from sarathi_sim.profiler.kernels.gemm_lattice import Stored, packed, unpacked
+from sarathi_sim.profiler.kernels.gemm_lattice import rising
+from sarathi_sim.profiler.kernels.stack_file import Surface
 from sarathi_sim.profiler.physics.decode_law import DecodeLaw
 from sarathi_sim.profiler.physics.prompt_law import NEAR_CALLS, PromptLaw, call_rows
 
@@ -31,7 +32,7 @@ def fastest_us(num_bytes: Array, bandwidth: float) -> Array:
 
 
 @dataclass(frozen=True, eq=False)
-class HeadGrid:
+class HeadGrid(Surface):
     """``log_us[i]`` are the times of ``heads[i]`` = (query heads, KV heads), one axis a size.
 
     ``by_group``: a decode of other KV heads with as many query heads each stands in first.
@@ -41,6 +42,7 @@ class HeadGrid:
     sizes: tuple[Array, ...]
     log_us: Array
     by_group: bool = False
+    whole = ("heads",)
 
     def measured(self, heads: int, kv_heads: int) -> bool:
         """Whether these head counts are in the grid."""
@@ -92,23 +94,6 @@ class HeadGrid:
         none: the two are different kernels."""
         rows = (self.heads[:, 0] == self.heads[:, 1]) == multi_head
         return self.only(rows) if rows.any() else self
-
-    def arrays(self) -> dict[str, npt.NDArray[np.int16] | npt.NDArray[np.int32]]:
-        """As plain integers."""
-        sizes = {f"size{i}": size.astype(np.int32) for i, size in enumerate(self.sizes)}
-        way = np.array([self.by_group], dtype=np.int16)
-        heads = self.heads.astype(np.int32)
-        return {"heads": heads, **sizes, "log_us": packed(self.log_us), "by_group": way}
-
-    @classmethod
-    def from_arrays(cls, arrays: Stored) -> HeadGrid:
-        """From what :meth:`arrays` gave."""
-        sizes = tuple(
-            arrays[name].astype(np.float64) for name in ("size0", "size1") if name in arrays
-        )
-        heads = arrays["heads"].astype(np.int64)
-        log_us = unpacked(np.asarray(arrays["log_us"], np.int16))
-        return cls(heads, sizes, log_us, bool(arrays["by_group"][0]))
 
 
 def prefill_us(
@@ -252,10 +237,7 @@ def most_decode(times: Array) -> Array:
     """What a decode takes at most: as long as any measured one of no fewer sequences and no shorter
     contexts (infinite without one). ``times`` are by heads, batch and context, NaN where unknown.
     """
-    found = np.where(np.isnan(times), np.inf, times)
-    for axis in (1, 2):
-        found = np.flip(np.minimum.accumulate(np.flip(found, axis), axis=axis), axis)
-    return found
+    return rising(np.where(np.isnan(times), np.inf, times), 1, 2)
 
 
 def _heads(table: pd.DataFrame) -> npt.NDArray[np.int64]:

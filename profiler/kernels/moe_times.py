@@ -12,10 +12,10 @@ from sarathi_sim.profiler.facts.formats import MOE_BYTES, Kernels, Stack
 from sarathi_sim.profiler.facts.model import ModelSpec
 from sarathi_sim.profiler.facts.ops import ALL_TO_ALL, MOE
 from sarathi_sim.profiler.facts.roofline import HALF, Array
-from sarathi_sim.profiler.kernels.gemm_lattice import Stored
 from sarathi_sim.profiler.kernels.moe_surface import MoeSurface
 from sarathi_sim.profiler.kernels.reduce_curves import SEND_LATENCY_US, ReduceCurve, sent_us
 from sarathi_sim.profiler.kernels.stack_file import (
+    Arrays,
     KernelFit,
     StackSpec,
     load_stack,
@@ -62,7 +62,7 @@ class ExpertTimes:
         model: ModelSpec,
         tp: int,
         spec: StackSpec,
-        stored: Callable[[str], Stored],
+        stored: Callable[[str], Arrays],
     ) -> None:
         assert model.experts is not None
         self.device, self.kernels, self.tp = device, kernels, tp

@@ -25,17 +25,18 @@ from sarathi_sim.profiler.facts.ops import ALL_REDUCE, ALL_TO_ALL, MOE, OTHERS, 
 from sarathi_sim.profiler.kernels import left_out
 from sarathi_sim.profiler.kernels.attention_fit import attention_fits, fit_attention
 from sarathi_sim.profiler.kernels.attention_grid import fit_prefill
-from sarathi_sim.profiler.kernels.fitted import Fitted, record
 from sarathi_sim.profiler.kernels.gemm_lattice import (
     GemmLattice,
     choose_knots,
     fit_lattice,
     gemm_cube,
+    rising,
+    through,
 )
-from sarathi_sim.profiler.kernels.left_out import Errors
+from sarathi_sim.profiler.kernels.left_out import Errors, Fitted, record
 from sarathi_sim.profiler.kernels.moe_surface import choose_tokens, fit_moe, moe_table
 from sarathi_sim.profiler.kernels.prefix_grid import fit_prefix
-from sarathi_sim.profiler.kernels.reduce_curves import cleaned_messages, fit_reduce, stream_bytes
+from sarathi_sim.profiler.kernels.reduce_curves import fit_reduce, stream_bytes
 from sarathi_sim.profiler.kernels.stack_file import Arrays, KernelFit, StackSpec
 from sarathi_sim.profiler.physics.moe_expected import Rates, rates_of
 from sarathi_sim.profiler.physics.study import AIC, LLMSERVINGSIM
@@ -172,7 +173,7 @@ def _messages(op: str, kernels: dict[str, tuple[pd.DataFrame, str]]) -> Iterator
 def _fit_curve(table: str, rows: pd.DataFrame, version: str, off: Iterator[Errors]) -> Fitted:
     """The curve of a table by bytes."""
     time = rows.sort_values("num_bytes")["time_us"].to_numpy(np.float64)
-    fit = record(version, len(rows), time, cleaned_messages(time), len(rows), {"sizes": off})
+    fit = record(version, len(rows), time, rising(time, 0), len(rows), {"sizes": off})
     return Fitted(table, fit_reduce(rows), fit)
 
 
@@ -188,8 +189,8 @@ def fit_gemm(table: str, rows: pd.DataFrame, version: str) -> Fitted:
     raw = gemm_cube(rows)
     clean = raw.cleaned()
     # Half of the widths choose the knots, the others are scored.
-    every_k, every_m = np.arange(len(clean.k)), np.arange(len(clean.m))
-    knots = choose_knots(clean.some(np.arange(0, len(clean.n), 2), every_k, every_m))
+    half = clean.some(np.arange(0, len(clean.n), 2), np.arange(len(clean.k)), range(len(clean.m)))
+    knots = choose_knots(lambda kept: np.log(through(half, kept) / half.time_us), len(half.m))
     surface = fit_lattice(clean, knots)
     scored = np.arange(1, len(clean.n), 2)
     few = rows.groupby(["n", "k"]).ngroups < _FEWEST_SHAPES
