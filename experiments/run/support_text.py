@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 from sarathi_sim.experiments.run.support import FAMILIES, ITERATION, SEQUENCE, SHARE, Combination
 from sarathi_sim.profiler.facts.formats import WEIGHT_DTYPES
 from sarathi_sim.profiler.kernels.stack_file import load_stack
-from sarathi_sim.profiler.physics.device_model import KINDS
+from sarathi_sim.profiler.physics.shard_times import KINDS
 
 #: Kinds of op times as the matrix writes them.
 LETTERS = {"measured": "m", "interpolated": "i", "derived": "d", "modelled": "p"}

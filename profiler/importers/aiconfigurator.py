@@ -18,7 +18,7 @@ from sarathi_sim.profiler.importers.assemble import Publication, assemble
 from sarathi_sim.profiler.importers.head_counts import attention_part, with_context
 from sarathi_sim.profiler.importers.part import Part
 from sarathi_sim.profiler.importers.shapes import ShapePool
-from sarathi_sim.profiler.physics.device_model import DeviceModel
+from sarathi_sim.profiler.physics.shard_times import DeviceModel
 from sarathi_sim.profiler.physics.study import AIC
 from sarathi_sim.profiler.public import frames as data
 from sarathi_sim.profiler.public.kernel_tables import FOLDER as PARQUET

@@ -19,7 +19,7 @@ from sarathi_sim.profiler.importers.assemble import Publication, assemble
 from sarathi_sim.profiler.importers.head_counts import attention_part
 from sarathi_sim.profiler.importers.llmservingsim_perf import device_of, import_perf
 from sarathi_sim.profiler.importers.shapes import ShapePool
-from sarathi_sim.profiler.physics.device_model import DeviceModel
+from sarathi_sim.profiler.physics.shard_times import DeviceModel
 from sarathi_sim.profiler.physics.study import LLMSERVINGSIM
 from sarathi_sim.profiler.public import frames as data
 from sarathi_sim.profiler.public.measured_csv import source_folder

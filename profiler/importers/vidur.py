@@ -19,7 +19,7 @@ from sarathi_sim.profiler.importers.assemble import Publication, assemble
 from sarathi_sim.profiler.importers.head_counts import attention_part
 from sarathi_sim.profiler.importers.part import Part, half_octaves, listed
 from sarathi_sim.profiler.importers.shapes import ShapePool
-from sarathi_sim.profiler.physics.device_model import DeviceModel
+from sarathi_sim.profiler.physics.shard_times import DeviceModel
 from sarathi_sim.profiler.physics.study import VIDUR
 from sarathi_sim.profiler.public import vidur_frames as vidur
 from sarathi_sim.profiler.public.measured_csv import merged, source_folder

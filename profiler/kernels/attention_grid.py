@@ -17,7 +17,7 @@ import pandas as pd
 
 from sarathi_sim.profiler.facts.roofline import Array
 from sarathi_sim.profiler.kernels.gemm_lattice import rising
-from sarathi_sim.profiler.kernels.stack_file import Surface
+from sarathi_sim.profiler.kernels.stack_file import StoredSurface
 from sarathi_sim.profiler.physics.decode_law import DecodeLaw
 from sarathi_sim.profiler.physics.prompt_law import NEAR_CALLS, PromptLaw, call_rows
 
@@ -32,7 +32,7 @@ def fastest_us(num_bytes: Array, bandwidth: float) -> Array:
 
 
 @dataclass(frozen=True, eq=False)
-class HeadGrid(Surface):
+class HeadGrid(StoredSurface):
     """``log_us[i]`` are the times of ``heads[i]`` = (query heads, KV heads), one axis a size.
 
     ``by_group``: a decode of other KV heads with as many query heads each stands in first.

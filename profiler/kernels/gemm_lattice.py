@@ -15,7 +15,7 @@ import numpy.typing as npt
 import pandas as pd
 
 from sarathi_sim.profiler.facts.roofline import Array
-from sarathi_sim.profiler.kernels.stack_file import Surface
+from sarathi_sim.profiler.kernels.stack_file import StoredSurface
 
 #: Smaller sides than any shard of a model has; what is smaller counts as this.
 LEAST_SIDE = 256
@@ -31,7 +31,7 @@ def rising(times: Array, *axes: int) -> Array:
 
 
 @dataclass(frozen=True, eq=False)
-class GemmLattice(Surface):
+class GemmLattice(StoredSurface):
     """``log_rate[i, j, l]`` is the logarithm of microseconds / (n k) at n[i], k[j], m[l]."""
 
     n: Array

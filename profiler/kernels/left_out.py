@@ -26,7 +26,7 @@ from sarathi_sim.profiler.kernels.gemm_lattice import (
 from sarathi_sim.profiler.kernels.moe_surface import MoeTable, between_knots, fit_moe, groups
 from sarathi_sim.profiler.kernels.prefix_grid import fit_prefix, prefix_us
 from sarathi_sim.profiler.kernels.reduce_curves import fit_reduce
-from sarathi_sim.profiler.kernels.stack_file import KernelFit, LeftOut, Surface
+from sarathi_sim.profiler.kernels.stack_file import KernelFit, LeftOut, StoredSurface
 from sarathi_sim.profiler.physics.hold_out import Rows, median_p95_worst
 from sarathi_sim.profiler.physics.moe_expected import Rates
 from sarathi_sim.profiler.physics.prompt_law import NEAR_CALLS, PromptLaw
@@ -44,7 +44,7 @@ class Fitted:
     """One table's surface, and the record of it."""
 
     table: str
-    surface: Surface
+    surface: StoredSurface
     fit: KernelFit
 
 

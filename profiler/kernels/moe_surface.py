@@ -17,7 +17,7 @@ import pandas as pd
 
 from sarathi_sim.profiler.facts.roofline import Array
 from sarathi_sim.profiler.kernels.gemm_lattice import choose_knots, rising
-from sarathi_sim.profiler.kernels.stack_file import Surface
+from sarathi_sim.profiler.kernels.stack_file import StoredSurface
 from sarathi_sim.profiler.physics.moe_expected import SHAPE, Rates, expected_us, factors, parts_us
 
 #: Octaves over which two shapes become unlike; the results hardly depend on it (3 to 16).
@@ -30,7 +30,7 @@ _LEAST_OFF = 0.02
 
 
 @dataclass(frozen=True, eq=False)
-class MoeSurface(Surface):
+class MoeSurface(StoredSurface):
     """``log_ratio[i, j]`` of shape ``shapes[i]`` at ``tokens[j]``: measured over expected."""
 
     shapes: npt.NDArray[np.int64]

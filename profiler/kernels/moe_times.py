@@ -22,8 +22,8 @@ from sarathi_sim.profiler.kernels.stack_file import (
     stacks_on,
     stored,
 )
-from sarathi_sim.profiler.physics.device_model import DOUBT
 from sarathi_sim.profiler.physics.moe_expected import moved_bytes, rates_of
+from sarathi_sim.profiler.physics.shard_times import DOUBT
 
 #: Half-widths, percent, of what has no errors on rows left out: experts of which no model's like
 #: was measured in this format, and an all-to-all, whose tokens here spread evenly. Assumed.

@@ -11,7 +11,7 @@ from sarathi_sim.profiler.facts.device import Link
 from sarathi_sim.profiler.facts.ops import OPS, Shard
 from sarathi_sim.profiler.facts.roofline import HALF, Array
 from sarathi_sim.profiler.kernels.gemm_lattice import rising
-from sarathi_sim.profiler.kernels.stack_file import Surface
+from sarathi_sim.profiler.kernels.stack_file import StoredSurface
 
 #: Tokens of the largest batch that a stack captures as a CUDA graph; beyond it runs its eager
 #: kernel (assumed: vLLM's and SGLang's defaults on these GPUs).
@@ -26,7 +26,7 @@ def sent_us(num_bytes: Array, link: Link) -> Array:
 
 
 @dataclass(frozen=True, eq=False)
-class ReduceCurve(Surface):
+class ReduceCurve(StoredSurface):
     """Microseconds by bytes a rank; in proportion beyond the largest.
 
     Between sizes the share that is reached of a law (the latency of the smallest, the bandwidth of

@@ -1,6 +1,6 @@
 """The shipped kernels of a device and a stack: a YAML with their errors, a .npz of surfaces.
 
-Every surface is a :class:`Surface`: a dataclass of arrays, stored in one way.
+Every surface is a :class:`StoredSurface`: a dataclass of arrays, stored in one way.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ Arrays = Mapping[str, npt.NDArray[Any]]
 _STEPS = 1800.0
 
 
-class Surface:
+class StoredSurface:
     """A dataclass of arrays by name, one tuple ``sizes`` of them, or a flag.
 
     Logarithms (``log_...``) are stored as 16-bit integers, all else as plain integers.

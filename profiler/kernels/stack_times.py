@@ -8,7 +8,6 @@ from functools import cached_property, lru_cache, partial
 import numpy as np
 
 from sarathi_sim.profiler.bundle.schema import BundleMeta, KernelOrigin
-from sarathi_sim.profiler.facts.attention_kinds import mean_layer
 from sarathi_sim.profiler.facts.device import DeviceSpec, device_sha256, load_device
 from sarathi_sim.profiler.facts.formats import Kernels
 from sarathi_sim.profiler.facts.model import ModelSpec
@@ -45,8 +44,7 @@ from sarathi_sim.profiler.kernels.stack_file import (
     stored,
     surfaces_sha256,
 )
-from sarathi_sim.profiler.physics.device_model import Provenance
-from sarathi_sim.profiler.physics.shard_times import identity
+from sarathi_sim.profiler.physics.shard_times import Provenance, identity
 
 #: Half-widths, percent, of what was not measured: elementwise kernels, transfers, chunks after a
 #: prefix. Assumed.
@@ -167,23 +165,11 @@ class StackTimes:
 
     def prefill(self, chunk: Array, context: Array) -> Array:
         """One sequence's chunk after ``context`` cached tokens, in a mean layer."""
-        of, model = self.attention, self.model
-        return mean_layer(
-            model.windows,
-            model.num_layers,
-            of.prefill(chunk, context),
-            lambda window: of.prefill_within(chunk, context),
-        )
+        return self.attention.prefill(chunk, context)
 
     def decode(self, batch: Array, context: Array) -> Array:
         """One token for each of ``batch`` sequences with ``context`` cached tokens."""
-        of, model = self.attention, self.model
-        return mean_layer(
-            model.windows,
-            model.num_layers,
-            of.decode(batch, context),
-            lambda window: of.decode_within(batch, context),
-        )
+        return self.attention.decode(batch, context)
 
     @property
     def batches(self) -> Array:
@@ -191,12 +177,8 @@ class StackTimes:
         return self.attention.batches if self.attention.together else np.empty(0)
 
     def added(self, chunk: Array) -> Array:
-        """What each of several equal chunks in one call adds in a mean layer: a row for each of
-        :attr:`batches`."""
-        of, model = self.attention, self.model
-        return mean_layer(
-            model.windows, model.num_layers, of.added(chunk), lambda window: of.added_within(chunk)
-        )
+        """What each of several equal chunks in one call adds: a row for each of :attr:`batches`."""
+        return self.attention.added(chunk)
 
     def all_reduce(self, num_bytes: Array) -> Array:
         """One all-reduce: a captured batch by the graph's kernel, a larger one by the other."""

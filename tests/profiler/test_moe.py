@@ -28,7 +28,6 @@ from sarathi_sim.profiler.kernels.reduce_curves import ReduceCurve
 from sarathi_sim.profiler.kernels.stack_file import load_stack
 from sarathi_sim.profiler.kernels.stack_fit import expert_tables, fit_experts, fit_stack
 from sarathi_sim.profiler.kernels.stack_times import StackTimes
-from sarathi_sim.profiler.physics.device_model import DOUBT
 from sarathi_sim.profiler.physics.moe_expected import (
     SHAPE,
     Rates,
@@ -36,6 +35,7 @@ from sarathi_sim.profiler.physics.moe_expected import (
     factors,
     parts_us,
 )
+from sarathi_sim.profiler.physics.shard_times import DOUBT
 from sarathi_sim.profiler.public import kernel_tables
 from sarathi_sim.profiler.storage.paths import public_datasets
 from sarathi_sim.profiler.storage.strict import SpecError
