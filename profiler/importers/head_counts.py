@@ -8,7 +8,7 @@ import pandas as pd
 from sarathi_sim.profiler.facts.model import ModelSpec
 from sarathi_sim.profiler.facts.ops import OPS
 from sarathi_sim.profiler.facts.roofline import HALF, Array
-from sarathi_sim.profiler.importers.part import Part
+from sarathi_sim.profiler.importers.assemble import Part
 from sarathi_sim.profiler.physics.shard_times import DeviceModel
 
 

@@ -14,7 +14,9 @@ from sarathi_sim.profiler.kernels.attention_grid import (
     decode_us,
     fit_decode,
     fit_prefill,
+    fit_prefix,
     prefill_us,
+    prefix_us,
 )
 from sarathi_sim.profiler.kernels.gemm_lattice import (
     GemmCube,
@@ -24,7 +26,6 @@ from sarathi_sim.profiler.kernels.gemm_lattice import (
     through,
 )
 from sarathi_sim.profiler.kernels.moe_surface import MoeTable, between_knots, fit_moe, groups
-from sarathi_sim.profiler.kernels.prefix_grid import fit_prefix, prefix_us
 from sarathi_sim.profiler.kernels.reduce_curves import fit_reduce
 from sarathi_sim.profiler.kernels.stack_file import KernelFit, LeftOut, StoredSurface
 from sarathi_sim.profiler.physics.hold_out import Rows, median_p95_worst

@@ -20,12 +20,13 @@ from sarathi_sim.profiler.facts.ops import PREFILL
 from sarathi_sim.profiler.facts.roofline import KEY_BLOCK, Array, attended_within
 from sarathi_sim.profiler.kernels.attention_grid import (
     HeadGrid,
+    alike,
     decode_us,
     fastest_us,
     prefill_us,
+    prefix_us,
     together_us,
 )
-from sarathi_sim.profiler.kernels.prefix_grid import alike, prefix_us
 from sarathi_sim.profiler.kernels.stack_file import KernelFit, StackSpec, load_stack, stored
 from sarathi_sim.profiler.physics.shard_times import composed_prefill
 from sarathi_sim.profiler.storage.strict import SpecError

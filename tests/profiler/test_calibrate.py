@@ -24,8 +24,15 @@ from sarathi_sim.profiler.physics.fit import columns_of, errors, fit_op, held_ou
 from sarathi_sim.profiler.physics.forms import GEMM, LINK
 from sarathi_sim.profiler.physics.hold_out import fold_of, leave_one_group_out
 from sarathi_sim.profiler.physics.shard_times import DeviceModel, DeviceTimes
-from sarathi_sim.profiler.physics.studies import STUDIES, bandwidth_share
-from sarathi_sim.profiler.physics.study import BINS, HoldOut, Origin, Study, on
+from sarathi_sim.profiler.physics.studies import (
+    BINS,
+    STUDIES,
+    HoldOut,
+    Origin,
+    Study,
+    bandwidth_share,
+    on,
+)
 from sarathi_sim.profiler.public import frames as public_data
 from sarathi_sim.profiler.public import vidur_frames as vidur
 from sarathi_sim.profiler.storage.paths import DATASETS_VARIABLE, public_datasets

@@ -14,10 +14,13 @@ from sarathi_sim.profiler.kernels import left_out
 from sarathi_sim.profiler.kernels.attention_grid import (
     HeadGrid,
     decode_us,
+    expected_us,
     fit_added,
     fit_decode,
     fit_prefill,
+    fit_prefix,
     prefill_us,
+    prefix_us,
     together_us,
 )
 from sarathi_sim.profiler.kernels.gemm_lattice import (
@@ -27,7 +30,6 @@ from sarathi_sim.profiler.kernels.gemm_lattice import (
     gemm_cube,
     through,
 )
-from sarathi_sim.profiler.kernels.prefix_grid import expected_us, fit_prefix, prefix_us
 from sarathi_sim.profiler.kernels.reduce_curves import ReduceCurve, fit_reduce
 from sarathi_sim.profiler.kernels.stack_fit import check_fitted, fit_stack
 from sarathi_sim.profiler.physics.prompt_law import likeness

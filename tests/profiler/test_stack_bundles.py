@@ -17,11 +17,15 @@ from sarathi_sim.profiler.facts.formats import STACKS, Kernels
 from sarathi_sim.profiler.facts.model import load_model
 from sarathi_sim.profiler.importers.assemble import wanted_ops
 from sarathi_sim.profiler.importers.sources import import_bundle
-from sarathi_sim.profiler.kernels.attention_fit import fit_attention, fit_together, reading_us
-from sarathi_sim.profiler.kernels.attention_grid import fit_added
-from sarathi_sim.profiler.kernels.prefix_grid import alike
+from sarathi_sim.profiler.kernels.attention_grid import alike, fit_added
 from sarathi_sim.profiler.kernels.stack_file import load_stack, stack_files, stacks_on
-from sarathi_sim.profiler.kernels.stack_fit import fit_gemm, fit_stack
+from sarathi_sim.profiler.kernels.stack_fit import (
+    fit_attention,
+    fit_gemm,
+    fit_stack,
+    fit_together,
+    reading_us,
+)
 from sarathi_sim.profiler.kernels.stack_times import StackTimes
 from sarathi_sim.profiler.physics.shard_times import KINDS
 from sarathi_sim.profiler.public import kernel_tables, perf_tables
