@@ -7,7 +7,7 @@ single tokens were timed.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from datetime import UTC, datetime
 from itertools import islice, product
 from pathlib import Path
@@ -19,17 +19,14 @@ import pandas as pd
 
 from sarathi_sim.profiler.facts.device import load_device
 from sarathi_sim.profiler.facts.formats import (
-    DISTRIBUTIONS,
     KV_BYTES,
     KV_DTYPES,
-    MOE_DTYPES,
     STACKS,
     WEIGHT_DTYPES,
     KvDtype,
-    MoeDtype,
 )
 from sarathi_sim.profiler.facts.model import load_model
-from sarathi_sim.profiler.facts.ops import ALL_REDUCE, ALL_TO_ALL, MOE, OTHERS, names
+from sarathi_sim.profiler.facts.ops import ALL_REDUCE, ALL_TO_ALL, OTHERS, names
 from sarathi_sim.profiler.facts.roofline import Array
 from sarathi_sim.profiler.kernels import left_out
 from sarathi_sim.profiler.kernels.attention_grid import (
@@ -49,11 +46,10 @@ from sarathi_sim.profiler.kernels.gemm_lattice import (
     through,
 )
 from sarathi_sim.profiler.kernels.left_out import Errors, Fitted, record
-from sarathi_sim.profiler.kernels.moe_surface import choose_tokens, fit_moe, moe_table
+from sarathi_sim.profiler.kernels.own_ops import OWN_OPS
 from sarathi_sim.profiler.kernels.reduce_curves import fit_reduce, stream_bytes
 from sarathi_sim.profiler.kernels.stack_attention import LATENT, LESS, MEASURED_LATENT
 from sarathi_sim.profiler.kernels.stack_file import Arrays, KernelFit, StackSpec
-from sarathi_sim.profiler.physics.moe_expected import Rates, rates_of
 from sarathi_sim.profiler.physics.studies import AIC, LLMSERVINGSIM
 from sarathi_sim.profiler.public import kernel_tables as tables
 from sarathi_sim.profiler.public import perf_tables as perf
@@ -232,8 +228,6 @@ def _grid_times(grid: HeadGrid, rows: pd.DataFrame) -> Array:
     return np.asarray(np.exp(grid.log_us[(np.array(at), *places)]))
 
 
-ExpertTables = Mapping[str, tuple[pd.DataFrame, str, Rates]]
-
 #: Devices of LLMServingSim's profiles: the folder, and the model that ran on one GPU.
 PERF = {"rtx-4090": ("llmservingsim_rtx4090", "llama-3.1-8b")}
 #: A table with fewer shapes is a stub.
@@ -305,8 +299,8 @@ def _fits(datasets: Path, device: str, stack: str) -> Iterator[Fitted]:
                 gemms = GemmLattice.from_arrays(fitted.surface.arrays())
             yield fitted
     yield from attention_fits(datasets, device, stack, gemms)
-    for expert_dtype in MOE_DTYPES:
-        yield from fit_experts(expert_tables(datasets, device, stack, expert_dtype))
+    for own in OWN_OPS.values():
+        yield from own.fits(datasets, device, stack)
     yield from _messages(ALL_REDUCE, tables.all_reduces(datasets, device, stack))
     if (found_all := tables.all_to_alls(datasets, device)) is not None:
         yield from _messages(ALL_TO_ALL, {"nccl": found_all})
@@ -387,43 +381,6 @@ def fit_gemm(table: str, rows: pd.DataFrame, version: str) -> Fitted:
     }
     fit = record(version, len(rows), raw.time_us, clean.time_us, surface.log_rate.size, kinds)
     return Fitted(table, surface, fit)
-
-
-def expert_tables(datasets: Path, device: str, stack: str, dtype: MoeDtype) -> ExpertTables:
-    """Those of one format, by how tokens spread: rows, version, what bounds the experts."""
-    found = {d: tables.experts(datasets, device, stack, dtype, d) for d in DISTRIBUTIONS}
-    return {
-        f"{MOE}.{dtype}.{distribution}": (*table, rates_of(device, dtype, distribution))
-        for distribution, table in found.items()
-        if table is not None
-    }
-
-
-def fit_experts(format_tables: ExpertTables) -> Iterator[Fitted]:
-    """The surfaces of one format's tables of experts (sizes, tokens, time_us).
-
-    Those of the token counts that are no knots are scored together: one table has few.
-    """
-    raws = {table: moe_table(rows) for table, (rows, *_) in format_tables.items()}
-    knots: dict[str, npt.NDArray[np.intp]] = {}
-    between: list[Errors] = []
-    for table, (*_, rates) in format_tables.items():
-        # Half of the shapes choose the knots, the others are scored.
-        raw, chosen = raws[table], np.arange(len(raws[table].shapes)) % 2 == 0
-        knots[table] = choose_tokens(raw.cleaned().some(chosen), rates)
-        between += left_out.moe_tokens(raw, rates, knots[table], np.flatnonzero(~chosen))
-    for table, (rows, version, rates) in format_tables.items():
-        raw = raws[table]
-        clean = raw.cleaned()
-        surface = fit_moe(clean, rates, knots[table])
-        kinds = {
-            "between": iter(between),
-            "shapes": left_out.moe_shapes(raw, rates, inside=True),
-            "beyond": left_out.moe_shapes(raw, rates, inside=False),
-        }
-        numbers = surface.log_ratio.size
-        fit = record(version, len(rows), raw.time_us, clean.time_us, numbers, kinds)
-        yield Fitted(table, surface, fit)
 
 
 def _without_quantisation(rows: pd.DataFrame, quantisation: pd.DataFrame | None) -> pd.DataFrame:
