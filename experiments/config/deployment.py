@@ -43,7 +43,7 @@ from sarathi_sim.policies.scheduler import Scheduler
 from sarathi_sim.profiler.facts.device import DeviceSpec
 from sarathi_sim.profiler.facts.formats import NumberBytes
 from sarathi_sim.profiler.facts.model import ModelSpec
-from sarathi_sim.profiler.physics.device_model import DOUBT
+from sarathi_sim.profiler.physics.shard_times import DOUBT
 from sarathi_sim.profiler.storage.memory import available_bytes, size_text
 from sarathi_sim.simulator.load.engine_memory import (
     SHARES,

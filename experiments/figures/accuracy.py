@@ -19,7 +19,7 @@ from sarathi_sim.profiler.facts.ops import LAYER_GEMMS, GemmShape
 from sarathi_sim.profiler.physics.fit import held_out
 from sarathi_sim.profiler.physics.forms import GEMM
 from sarathi_sim.profiler.physics.hold_out import Folds, median_p95_worst
-from sarathi_sim.profiler.physics.study import on
+from sarathi_sim.profiler.physics.studies import on
 from sarathi_sim.profiler.planning.grid import Key, SizeGrid
 from sarathi_sim.profiler.planning.settings import TILE, Limits, coarse_grid
 from sarathi_sim.profiler.public import frames as data

@@ -129,7 +129,7 @@ def variant(table: str) -> str:
 
 def _score(device: str, table: str, kind: str, source: str, left: LeftOut) -> Score:
     family, _, which = table.partition(".")
-    hold = LEFT_OUT[family, kind]
+    hold = LEFT_OUT.get((family, kind), Hold(kind))
     of = f"{device} {table}"
     cause = next((why for pattern, why in hold.apart if re.search(pattern, of)), hold.cause)
     score = Score(

@@ -21,7 +21,7 @@ from sarathi_sim.profiler.facts.ops import ALL_REDUCE, DECODE, OTHERS, PREFILL, 
 from sarathi_sim.profiler.storage.child import mapped, silent
 from sarathi_sim.simulator.loop.pipeline import stage_times
 from sarathi_sim.simulator.loop.records import Floats, Records
-from sarathi_sim.simulator.op_times.op_times import ByPair, OpTimes
+from sarathi_sim.simulator.op_times.op_times import OpTimes, PairTimes
 from sarathi_sim.simulator.views.ledger import gaps, iteration_bubbles
 from sarathi_sim.simulator.views.spans import Spans
 
@@ -85,7 +85,7 @@ def changed(ops: OpTimes, assumed: Assumptions, longest: int) -> OpTimes:
         def attend(batch: ArrayLike, context: ArrayLike) -> Floats:
             return decode(batch, np.full_like(context, longest))
 
-        ops = replace(ops, decode=ByPair(attend))
+        ops = replace(ops, decode=PairTimes(attend))
     factors = dict(assumed.factors)
     linear = dict.fromkeys(ops.linear, factors.get("linear", 1.0))
     named = {op: factors.get(name, 1.0) for name, op in _NAMED.items()}

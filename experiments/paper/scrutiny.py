@@ -26,7 +26,7 @@ from sarathi_sim.profiler.facts.ops import DECODE, GEMMS, LAYER_OPS, OTHERS, PRE
 from sarathi_sim.profiler.storage.child import mapped
 from sarathi_sim.profiler.storage.files import data_dir, write_whole
 from sarathi_sim.simulator.loop.records import Floats
-from sarathi_sim.simulator.op_times.op_times import ByPair, OpTimes, TimeBySize
+from sarathi_sim.simulator.op_times.op_times import OpTimes, PairTimes, TimeBySize
 
 _FACTOR = 4.0
 _UNMOVED = 0.01
@@ -60,7 +60,7 @@ def _nothing_saved(ops: OpTimes) -> OpTimes:
     def by_pair(chunk: ArrayLike, context: ArrayLike) -> Floats:
         return pairs(chunk, context) * (ops.prefill(_PROMPT, 0) / pairs(_PROMPT, 0))
 
-    return replace(_by_rows(by_row, ops), prefill=ByPair(by_pair))
+    return replace(_by_rows(by_row, ops), prefill=PairTimes(by_pair))
 
 
 def _rows_are_free(ops: OpTimes) -> OpTimes:

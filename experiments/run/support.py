@@ -29,8 +29,7 @@ from sarathi_sim.profiler.facts.model import ModelSpec, list_models, load_model
 from sarathi_sim.profiler.facts.ops import ALL_REDUCE, ALL_ROW_OPS, ATTENTION, MOE, OPS, SENDS
 from sarathi_sim.profiler.kernels.op_source import op_source, served_formats
 from sarathi_sim.profiler.kernels.stack_file import load_stack, stacks_on
-from sarathi_sim.profiler.physics.device_model import KINDS, Provenance
-from sarathi_sim.profiler.physics.shard_times import DeviceTimes, ShardTimes
+from sarathi_sim.profiler.physics.shard_times import KINDS, DeviceTimes, Provenance, ShardTimes
 from sarathi_sim.profiler.storage.strict import did_you_mean, parse
 from sarathi_sim.simulator.load.engine_memory import (
     STACK_SHARES,

@@ -14,12 +14,11 @@ import pandas as pd
 from sarathi_sim.profiler.bundle.schema import Bundle, BundleError
 from sarathi_sim.profiler.facts.device import DeviceSpec
 from sarathi_sim.profiler.facts.model import ModelSpec
-from sarathi_sim.profiler.importers.assemble import Publication, assemble
+from sarathi_sim.profiler.importers.assemble import Part, Publication, assemble
 from sarathi_sim.profiler.importers.head_counts import attention_part, with_context
-from sarathi_sim.profiler.importers.part import Part
 from sarathi_sim.profiler.importers.shapes import ShapePool
-from sarathi_sim.profiler.physics.device_model import DeviceModel
-from sarathi_sim.profiler.physics.study import AIC
+from sarathi_sim.profiler.physics.shard_times import DeviceModel
+from sarathi_sim.profiler.physics.studies import AIC
 from sarathi_sim.profiler.public import frames as data
 from sarathi_sim.profiler.public.kernel_tables import FOLDER as PARQUET
 from sarathi_sim.profiler.public.measured_csv import source_folder

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import dataclasses
-
 import numpy as np
 import pandas as pd
 
 from sarathi_sim.profiler.facts.model import ModelSpec
 from sarathi_sim.profiler.facts.ops import OPS
 from sarathi_sim.profiler.facts.roofline import HALF, Array
-from sarathi_sim.profiler.importers.part import Part
-from sarathi_sim.profiler.physics.device_model import DeviceModel
+from sarathi_sim.profiler.importers.assemble import Part
+from sarathi_sim.profiler.physics.shard_times import DeviceModel
 
 
 def head_counts(rows: pd.DataFrame) -> list[tuple[int, int]]:
@@ -76,9 +74,10 @@ def with_context(part: Part, model: ModelSpec, tp: int, device: DeviceModel, mos
     contexts = [c for c in steps if c < most] + [most]
     chunk = part.rows["chunk_tokens"].to_numpy(np.float64)
     parts = [part.rows]
-    fresh = device.attn_prefill(chunk, np.zeros_like(chunk), model, tp)
+    heads = (*model.heads_per_rank(tp), model.head_dim)
+    fresh = device.attn_prefill(chunk, np.zeros_like(chunk), *heads)
     for context in contexts:
-        cached = device.attn_prefill(chunk, np.full_like(chunk, context), model, tp)
+        cached = device.attn_prefill(chunk, np.full_like(chunk, context), *heads)
         time = part.rows["time_us"] + np.maximum(cached - fresh, 0.0)
         parts.append(part.rows.assign(context_tokens=context, time_us=time))
     origin = f"{part.origin}; rows with cached context: plus the calibrated device model's increase"
@@ -88,10 +87,8 @@ def with_context(part: Part, model: ModelSpec, tp: int, device: DeviceModel, mos
 def _predict(
     op: str, device: DeviceModel, size: Array, context: Array, model: ModelSpec, h: tuple[int, int]
 ) -> Array:
-    # One rank of h heads looks like a whole model of h heads to the device.
-    rank = dataclasses.replace(model, num_heads=h[0], num_kv_heads=h[1])
     call = device.attn_decode if OPS[op].family == "decode" else device.attn_prefill
-    return call(size, context, rank, 1)
+    return call(size, context, *h, model.head_dim)
 
 
 def _distance(wanted: tuple[int, int], have: tuple[int, int]) -> tuple[bool, float]:

@@ -1,29 +1,140 @@
-"""LLMServingSim's A6000 profile of Llama-3.1-8B: GEMMs at every token count, flash attention.
+"""LLMServingSim: its A6000 profile of Llama-3.1-8B, and its newer ``profiler/perf`` folders.
 
-Its newer profiles (``profiler/perf``) are read by ``llmservingsim_perf.py``.
-
-The reader handles these traps: layer latencies are nanoseconds and attention milliseconds;
-kv_cache_size includes the chunk, and is the total of the batch in decode rows; q, k, v and gate, up
-are separate GEMMs, while a bundle has them fused; norms, rotary, activation and ``attn`` are
-unfused eager kernels, left out.
+The latter are read by ``public/perf_tables.py``. Of the former the reader handles these traps:
+layer latencies are nanoseconds and attention milliseconds; kv_cache_size includes the chunk, and is
+the total of the batch in decode rows; q, k, v and gate, up are separate GEMMs, while a bundle has
+them fused; norms, rotary, activation and ``attn`` are unfused eager kernels, left out.
 """
 
 from __future__ import annotations
 
+import dataclasses
 from pathlib import Path
+from typing import Any, Literal
 
-from sarathi_sim.profiler.bundle.schema import Bundle, BundleError
-from sarathi_sim.profiler.facts.device import DeviceSpec
+import numpy as np
+import pandas as pd
+
+from sarathi_sim.profiler.bundle.schema import TABLES, Bundle, BundleError
+from sarathi_sim.profiler.facts.device import DeviceSpec, list_devices
 from sarathi_sim.profiler.facts.model import ModelSpec
-from sarathi_sim.profiler.importers.assemble import Publication, assemble
+from sarathi_sim.profiler.facts.ops import DECODE, LAYER_OPS, OPS, PREFILL
+from sarathi_sim.profiler.importers.assemble import Kind, Part, Publication, assemble
 from sarathi_sim.profiler.importers.head_counts import attention_part
-from sarathi_sim.profiler.importers.llmservingsim_perf import device_of, import_perf
 from sarathi_sim.profiler.importers.shapes import ShapePool
-from sarathi_sim.profiler.physics.device_model import DeviceModel
-from sarathi_sim.profiler.physics.study import LLMSERVINGSIM
+from sarathi_sim.profiler.physics.shard_times import DeviceModel, rounded_us
+from sarathi_sim.profiler.physics.studies import LLMSERVINGSIM, Origin
 from sarathi_sim.profiler.public import frames as data
-from sarathi_sim.profiler.public.measured_csv import source_folder
-from sarathi_sim.profiler.public.perf_tables import ATTENTION, BY_SEQUENCE, DENSE, META, is_perf
+from sarathi_sim.profiler.public.measured_csv import merged, source_folder
+from sarathi_sim.profiler.public.perf_tables import (
+    ATTENTION,
+    BY_SEQUENCE,
+    DENSE,
+    LAYERS,
+    META,
+    alone,
+    attention_cells,
+    degree_folder,
+    is_perf,
+    op_rows,
+    perf_meta,
+)
+
+_DTYPES: dict[str, Literal["float16", "bfloat16"]] = {"bf16": "bfloat16", "fp16": "float16"}
+_CHUNK, _DECODES = ("prefill_chunk", "kv_prefill"), ("n_decode", "kv_decode")
+_SIZES = {
+    "num_attention_heads": "num_heads",
+    "num_key_value_heads": "num_kv_heads",
+    "intermediate_size": "ffn_hidden_size",
+    "vocab_size": "vocab_size",
+}
+
+
+def device_of(folder: Path) -> str:
+    """The shipped device that the profile was measured on. Raises BundleError where none is."""
+    hardware = str(perf_meta(folder).get("hardware"))
+    for name in list_devices():
+        if _plain(name) == _plain(hardware):
+            return name
+    raise BundleError(
+        f"{folder / META}: hardware {hardware}: no shipped device is called so "
+        f"({', '.join(list_devices())}): name the YAML of one with --device"
+    )
+
+
+def import_perf(folder: Path, model: ModelSpec, tp: int, device: DeviceSpec) -> Bundle:
+    """A bundle from a ``profiler/perf`` folder: every op as vLLM ran it on one rank.
+
+    Whole layers (``mixed.csv``) are sums of the linear ops and one attention call over a chunk and
+    decodes. Raises BundleError for another device, model, dtype or degree.
+    """
+    meta = perf_meta(folder)
+    _check(folder, meta, model, device)
+    here, parts = degree_folder(folder, tp), {}
+    for op, layers in LAYERS.items():
+        rows, text = op_rows(here, op)
+        kind: Kind = "measured" if list(layers.values()) == [1] else "combined"
+        parts[op] = Part(rows, kind, text)
+    cells = attention_cells(here)
+    for op, sizes in ((PREFILL, _CHUNK), (DECODE, _DECODES)):
+        names = dict(zip(sizes, OPS[op].columns, strict=True))
+        origin = f"rows of {ATTENTION} with nothing else in the call"
+        parts[op] = Part(alone(cells, names), "measured", origin)
+    chunks, decodes = cells["prefill_chunk"] > 0, cells["n_decode"] > 0
+    bundle = assemble(_publication(meta), device, model, tp, parts)
+    mixed = _mixed(cells[chunks & decodes], parts)
+    about = bundle.meta.environment | {"mixed": mixed.mark()}
+    meta_of_all = dataclasses.replace(bundle.meta, environment=about)
+    return dataclasses.replace(bundle, meta=meta_of_all, mixed=mixed.rows)
+
+
+def _plain(name: str) -> str:
+    return "".join(filter(str.isalnum, name)).lower()
+
+
+def _check(folder: Path, meta: dict[str, Any], model: ModelSpec, device: DeviceSpec) -> None:
+    where, hardware = folder / META, str(meta.get("hardware"))
+    if _plain(device.name) != _plain(hardware):
+        raise BundleError(f"{where}: was measured on {hardware}, not on {device.name}")
+    if meta.get("variant") not in _DTYPES:
+        raise BundleError(
+            f"{where}: variant {meta.get('variant')!r} is not modelled: must be one of "
+            f"{', '.join(_DTYPES)}"
+        )
+    engine = meta.get("engine_effective")
+    sizes = engine.get("hf_overrides") if isinstance(engine, dict) else None
+    for theirs, ours in _SIZES.items():
+        size = sizes.get(theirs) if isinstance(sizes, dict) else None
+        if size != getattr(model, ours):
+            raise BundleError(
+                f"{where}: {theirs} of {meta.get('model')} is {size}, but {model.name} has "
+                f"{getattr(model, ours)}: give the model that was measured"
+            )
+
+
+def _publication(meta: dict[str, Any]) -> Publication:
+    repository = LLMSERVINGSIM.repository.split(" @")[0]
+    return Publication(
+        "llmservingsim",
+        Origin(f"{repository}, profiled {meta.get('profiled_at')}", LLMSERVINGSIM.licence),
+        f"{meta.get('gpu')}; {meta.get('model')}, vLLM {meta.get('vllm_version')}, "
+        f"CUDA {meta.get('cuda_version')}",
+        _DTYPES[meta["variant"]],
+    )
+
+
+def _mixed(cells: pd.DataFrame, parts: dict[str, Part]) -> Part:
+    """Whole layers of a chunk and decodes: their linear ops, and the attention of both as one."""
+    rows = cells.rename(columns=dict(zip((*_CHUNK, *_DECODES), TABLES["mixed"].key, strict=True)))
+    tokens = rows["chunk_tokens"] + rows["batch_size"]
+    linear = [parts[op].rows for op in LAYER_OPS]
+    measured = tokens <= min(op["num_tokens"].max() for op in linear)
+    rows, tokens = rows[measured], tokens[measured]
+    around = sum((np.interp(tokens, op["num_tokens"], op["time_us"]) for op in linear), 0.0)
+    whole = merged(rows.assign(time_us=rows["time_us"] + around))
+    whole["time_us"] = rounded_us(whole["time_us"].to_numpy())
+    return Part(whole, "combined", f"linear ops of {DENSE} + one call of {ATTENTION}")
+
 
 FOLDER = "llmservingsim_a6000"
 _DEVICE = "a6000"

@@ -18,8 +18,8 @@ import pandas as pd
 from sarathi_sim.profiler.facts.device import DeviceSpec
 from sarathi_sim.profiler.facts.ops import GemmShape
 from sarathi_sim.profiler.facts.roofline import Array, gemm_us
-from sarathi_sim.profiler.importers.part import Part, listed
-from sarathi_sim.profiler.physics.device_model import DeviceModel
+from sarathi_sim.profiler.importers.assemble import Part, listed
+from sarathi_sim.profiler.physics.shard_times import DeviceModel
 from sarathi_sim.profiler.storage.strict import SpecError
 
 #: (tokens, shape) -> microseconds.

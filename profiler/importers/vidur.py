@@ -15,12 +15,17 @@ import pandas as pd
 from sarathi_sim.profiler.bundle.schema import Bundle
 from sarathi_sim.profiler.facts.device import DeviceSpec
 from sarathi_sim.profiler.facts.model import ModelSpec
-from sarathi_sim.profiler.importers.assemble import Publication, assemble
+from sarathi_sim.profiler.importers.assemble import (
+    Part,
+    Publication,
+    assemble,
+    half_octaves,
+    listed,
+)
 from sarathi_sim.profiler.importers.head_counts import attention_part
-from sarathi_sim.profiler.importers.part import Part, half_octaves, listed
 from sarathi_sim.profiler.importers.shapes import ShapePool
-from sarathi_sim.profiler.physics.device_model import DeviceModel
-from sarathi_sim.profiler.physics.study import VIDUR
+from sarathi_sim.profiler.physics.shard_times import DeviceModel
+from sarathi_sim.profiler.physics.studies import VIDUR
 from sarathi_sim.profiler.public import vidur_frames as vidur
 from sarathi_sim.profiler.public.measured_csv import merged, source_folder
 from sarathi_sim.profiler.public.vidur_frames import GEMMS, OTHERS, median_of

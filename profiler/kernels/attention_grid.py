@@ -3,7 +3,8 @@
 Prompts follow a law of their blocks (:mod:`sarathi_sim.profiler.physics.prompt_law`), decodes one
 of what they read (:mod:`sarathi_sim.profiler.physics.decode_law`). Decodes of other head counts are
 interpolated in the logarithm of the query heads. For KV heads that were not measured, a decode of
-``b`` sequences with twice the KV heads counts as one of ``2 b`` sequences.
+``b`` sequences with twice the KV heads counts as one of ``2 b`` sequences. A chunk after cached
+tokens takes as long as a prompt with its query-key pairs, or by the table of where it was measured.
 """
 
 from __future__ import annotations
@@ -15,8 +16,9 @@ import numpy as np
 import numpy.typing as npt
 import pandas as pd
 
-from sarathi_sim.profiler.facts.roofline import Array
-from sarathi_sim.profiler.kernels.gemm_lattice import Stored, packed, unpacked
+from sarathi_sim.profiler.facts.roofline import KEY_BLOCK, Array, attended
+from sarathi_sim.profiler.kernels.gemm_lattice import rising
+from sarathi_sim.profiler.kernels.stack_file import StoredSurface
 from sarathi_sim.profiler.physics.decode_law import DecodeLaw
 from sarathi_sim.profiler.physics.prompt_law import NEAR_CALLS, PromptLaw, call_rows
 
@@ -31,7 +33,7 @@ def fastest_us(num_bytes: Array, bandwidth: float) -> Array:
 
 
 @dataclass(frozen=True, eq=False)
-class HeadGrid:
+class HeadGrid(StoredSurface):
     """``log_us[i]`` are the times of ``heads[i]`` = (query heads, KV heads), one axis a size.
 
     ``by_group``: a decode of other KV heads with as many query heads each stands in first.
@@ -41,6 +43,7 @@ class HeadGrid:
     sizes: tuple[Array, ...]
     log_us: Array
     by_group: bool = False
+    whole = ("heads",)
 
     def measured(self, heads: int, kv_heads: int) -> bool:
         """Whether these head counts are in the grid."""
@@ -92,23 +95,6 @@ class HeadGrid:
         none: the two are different kernels."""
         rows = (self.heads[:, 0] == self.heads[:, 1]) == multi_head
         return self.only(rows) if rows.any() else self
-
-    def arrays(self) -> dict[str, npt.NDArray[np.int16] | npt.NDArray[np.int32]]:
-        """As plain integers."""
-        sizes = {f"size{i}": size.astype(np.int32) for i, size in enumerate(self.sizes)}
-        way = np.array([self.by_group], dtype=np.int16)
-        heads = self.heads.astype(np.int32)
-        return {"heads": heads, **sizes, "log_us": packed(self.log_us), "by_group": way}
-
-    @classmethod
-    def from_arrays(cls, arrays: Stored) -> HeadGrid:
-        """From what :meth:`arrays` gave."""
-        sizes = tuple(
-            arrays[name].astype(np.float64) for name in ("size0", "size1") if name in arrays
-        )
-        heads = arrays["heads"].astype(np.int64)
-        log_us = unpacked(np.asarray(arrays["log_us"], np.int16))
-        return cls(heads, sizes, log_us, bool(arrays["by_group"][0]))
 
 
 def prefill_us(
@@ -252,11 +238,82 @@ def most_decode(times: Array) -> Array:
     """What a decode takes at most: as long as any measured one of no fewer sequences and no shorter
     contexts (infinite without one). ``times`` are by heads, batch and context, NaN where unknown.
     """
-    found = np.where(np.isnan(times), np.inf, times)
-    for axis in (1, 2):
-        found = np.flip(np.minimum.accumulate(np.flip(found, axis), axis=axis), axis)
-    return found
+    return rising(np.where(np.isnan(times), np.inf, times), 1, 2)
 
 
 def _heads(table: pd.DataFrame) -> npt.NDArray[np.int64]:
     return np.array(table.index.to_list(), dtype=np.int64)
+
+
+#: Queries of a block: FlashAttention 2's on GPUs with little shared memory, which were measured.
+_BLOCK = 64
+
+
+def alike(chunk: Array, context: Array) -> Array:
+    """Tokens of the prompt with the query-key pairs of a chunk after ``context`` cached tokens.
+
+    A row of queries attends to what is before it and on average half a block of keys more.
+    """
+    pairs = attended(chunk, context, 0.5, KEY_BLOCK)[1]
+    return np.asarray(np.sqrt(KEY_BLOCK**2 + 2 * pairs) - KEY_BLOCK)
+
+
+def expected_us(
+    prompt: HeadGrid, chunk: Array, context: Array, heads: int, kv_heads: int, units: int
+) -> Array:
+    """The chunk alone, and its pairs with the cached tokens at the rate of the longest prompt.
+
+    A chunk that leaves some of the ``units`` without a block of queries takes as long as one that
+    has a block for each.
+    """
+    longest = prompt.sizes[0][-1:]
+    alone = prefill_us(prompt, np.append(longest, chunk), heads, kv_heads)
+    rate = alone[0] / attended(longest, 0 * longest, 0.5, KEY_BLOCK)[1]
+    rows = np.maximum(chunk, _BLOCK * units / heads)
+    return np.asarray(alone[1:].reshape(np.shape(chunk)) + rate * rows * context)
+
+
+def fit_prefix(rows: pd.DataFrame, prompt: HeadGrid, units: int) -> HeadGrid:
+    """Measured times over those expected, by chunk and cached tokens.
+
+    From rows (chunk, context, heads, kv_heads, time_us) with a context; head counts are pooled.
+    """
+    parts = []
+    for heads, kv_heads in rows[["heads", "kv_heads"]].drop_duplicates().to_numpy().tolist():
+        part = rows[(rows["heads"] == heads) & (rows["kv_heads"] == kv_heads)]
+        chunk, context = (part[name].to_numpy(np.float64) for name in ("chunk", "context"))
+        expected = expected_us(prompt, chunk, context, heads, kv_heads, units)
+        parts.append(part.assign(log=np.log(part["time_us"] / expected)))
+    table = pd.concat(parts).pivot_table(index="chunk", columns="context", values="log")
+    chunks, contexts = (axis.to_numpy(np.float64) for axis in (table.index, table.columns))
+    # What is missing: as at the next smaller context.
+    logs = table.ffill(axis=1).bfill(axis=1).to_numpy(np.float64)
+    return HeadGrid(np.array([[0, 0]]), (chunks, contexts), logs[None])
+
+
+def prefix_us(
+    grid: HeadGrid,
+    prompt: HeadGrid,
+    chunk: Array,
+    context: Array,
+    heads: int,
+    kv_heads: int,
+    units: int,
+) -> Array:
+    """Chunks after a prefix: linear in the cached tokens, and over what is expected linear in the
+    logarithm of the chunk; beyond the measured as far off as at the edge."""
+
+    def expected(chunk: Array, context: Array) -> Array:
+        return expected_us(prompt, chunk, context, heads, kv_heads, units)
+
+    chunks, contexts = grid.sizes
+    size, held = (np.ravel(each) for each in np.broadcast_arrays(chunk, context))
+    inside = np.clip(held, contexts[0], contexts[-1])
+    known = np.exp(grid.log_us[0]) * expected(chunks[:, None], contexts)
+    times = np.array([np.interp(inside, contexts, row) for row in known])
+    logs = np.log(times / expected(chunks[:, None], inside))
+    upper = np.clip(np.searchsorted(chunks, size), 1, len(chunks) - 1)
+    low, high, at = np.log(chunks[upper - 1]), np.log(chunks[upper]), np.arange(len(size))
+    share = np.clip((np.log(size) - low) / (high - low), 0.0, 1.0)
+    ratio = np.exp((1 - share) * logs[upper - 1, at] + share * logs[upper, at])
+    return np.asarray((ratio * expected(size, held)).reshape(np.broadcast(chunk, context).shape))

@@ -6,7 +6,7 @@ the largest n and k to n k.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import pairwise
 
@@ -15,29 +15,23 @@ import numpy.typing as npt
 import pandas as pd
 
 from sarathi_sim.profiler.facts.roofline import Array
+from sarathi_sim.profiler.kernels.stack_file import StoredSurface
 
 #: Smaller sides than any shard of a model has; what is smaller counts as this.
 LEAST_SIDE = 256
 #: Of a knot left out: the 95th percentile of its error over all shapes may be this much.
 _KNOT_P95 = 0.06
-#: Steps of a stored logarithm: 0.06 %.
-_STEPS = 1800.0
-
-Stored = Mapping[str, npt.NDArray[np.int16] | npt.NDArray[np.int32]]
 
 
-def packed(logarithm: Array) -> npt.NDArray[np.int16]:
-    """Logarithms as 16-bit integers."""
-    return np.round(_STEPS * logarithm).astype(np.int16)
-
-
-def unpacked(stored: npt.NDArray[np.int16]) -> Array:
-    """What :func:`packed` stored."""
-    return stored.astype(np.float64) / _STEPS
+def rising(times: Array, *axes: int) -> Array:
+    """Nothing larger along these axes takes less time: a running minimum from the largest on."""
+    for axis in axes:
+        times = np.flip(np.minimum.accumulate(np.flip(times, axis), axis=axis), axis)
+    return times
 
 
 @dataclass(frozen=True, eq=False)
-class GemmLattice:
+class GemmLattice(StoredSurface):
     """``log_rate[i, j, l]`` is the logarithm of microseconds / (n k) at n[i], k[j], m[l]."""
 
     n: Array
@@ -60,17 +54,6 @@ class GemmLattice:
     def measured(self, n: int, k: int) -> bool:
         """Whether (n, k) is a point of the lattice."""
         return n in self.n and k in self.k
-
-    def arrays(self) -> dict[str, npt.NDArray[np.int16] | npt.NDArray[np.int32]]:
-        """As plain integers."""
-        sizes = {name: getattr(self, name).astype(np.int32) for name in ("n", "k", "m")}
-        return {**sizes, "log_rate": packed(self.log_rate)}
-
-    @classmethod
-    def from_arrays(cls, arrays: Stored) -> GemmLattice:
-        """From what :meth:`arrays` gave."""
-        n, k, m = (arrays[name].astype(np.float64) for name in ("n", "k", "m"))
-        return cls(n, k, m, unpacked(np.asarray(arrays["log_rate"], np.int16)))
 
 
 def _between(at: float, sizes: Array, values: Array) -> Array:
@@ -103,12 +86,9 @@ class GemmCube:
         A running minimum from the largest sizes on, over each size in turn: one of the bad samples
         of the tables, or a kernel that a server avoids by padding.
         """
-        times = np.where(np.isnan(self.time_us), np.inf, self.time_us)
-        for axis in range(3):
-            times = np.flip(np.minimum.accumulate(np.flip(times, axis), axis=axis), axis)
-        return GemmCube(
-            self.n, self.k, self.m, np.where(np.isnan(self.time_us), np.nan, times)
-        )  # fmt: skip
+        unknown = np.isnan(self.time_us)
+        times = rising(np.where(unknown, np.inf, self.time_us), 0, 1, 2)
+        return GemmCube(self.n, self.k, self.m, np.where(unknown, np.nan, times))
 
 
 def gemm_cube(rows: pd.DataFrame) -> GemmCube:
@@ -147,16 +127,16 @@ def _filled(cube: GemmCube) -> Array:
     return filled
 
 
-def choose_knots(cube: GemmCube) -> npt.NDArray[np.intp]:
-    """Indices of the m to keep, so that the others are close to the lines between them.
+def choose_knots(off: Callable[[list[int]], Array], count: int) -> npt.NDArray[np.intp]:
+    """Indices of the sizes to keep, so that the others are close to the lines between them.
 
-    The m with the largest error is added until no error is above 6 % (95th percentile over the
-    shapes of ``cube``).
+    ``off(kept)`` are the logarithmic errors with these indices kept, the ``count`` sizes last. The
+    size with the largest error is added until no error is above 6 % (95th percentile over all
+    shapes).
     """
-    chosen = [0, len(cube.m) - 1]
-    while len(chosen) < len(cube.m):
-        off = np.abs(np.log(through(cube, chosen) / cube.time_us))
-        p95 = np.nanquantile(off, 0.95, axis=(0, 1))
+    chosen = [0, count - 1]
+    while len(chosen) < count:
+        p95 = np.nanquantile(np.abs(off(chosen)).reshape(-1, count), 0.95, axis=0)
         if p95.max() <= _KNOT_P95:
             break
         chosen = sorted([*chosen, int(np.argmax(p95))])

@@ -1,8 +1,9 @@
-"""Errors of the surfaces on held-out rows."""
+"""Fitted tables of a stack's kernels, and their errors on rows left out of the fit."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
 
 import numpy as np
 import pandas as pd
@@ -13,27 +14,64 @@ from sarathi_sim.profiler.kernels.attention_grid import (
     decode_us,
     fit_decode,
     fit_prefill,
+    fit_prefix,
     prefill_us,
+    prefix_us,
 )
 from sarathi_sim.profiler.kernels.gemm_lattice import (
     GemmCube,
-    GemmLattice,
     fit_lattice,
     gemm_cube,
+    rising,
     through,
 )
 from sarathi_sim.profiler.kernels.moe_surface import MoeTable, between_knots, fit_moe, groups
-from sarathi_sim.profiler.kernels.prefix_grid import fit_prefix, prefix_us
-from sarathi_sim.profiler.kernels.reduce_curves import cleaned_messages, reduce_curve
-from sarathi_sim.profiler.kernels.stack_file import LeftOut
+from sarathi_sim.profiler.kernels.reduce_curves import fit_reduce
+from sarathi_sim.profiler.kernels.stack_file import KernelFit, LeftOut, StoredSurface
 from sarathi_sim.profiler.physics.hold_out import Rows, median_p95_worst
 from sarathi_sim.profiler.physics.moe_expected import Rates
 from sarathi_sim.profiler.physics.prompt_law import NEAR_CALLS, PromptLaw
 
 #: Log errors against the cleaned rows, and against the rows as they were measured.
 Errors = tuple[Array, Array]
+#: Microseconds by two sizes and (query heads, KV heads).
+HeadTime = Callable[[Array, Array, int, int], Array]
 
 _COVER = 0.9
+
+
+@dataclass(frozen=True, eq=False)
+class Fitted:
+    """One table's surface, and the record of it."""
+
+    table: str
+    surface: StoredSurface
+    fit: KernelFit
+
+
+def record(
+    version: str,
+    rows: int,
+    time: Array,
+    clean: Array,
+    numbers: int,
+    kinds: dict[str, Iterator[Errors]],
+) -> KernelFit:
+    """The record of a fit: its rows, what cleaning did to their times, and its errors.
+
+    ``kinds`` are the errors by what was left out.
+    """
+    known = ~np.isnan(time)
+    lowered = np.log(time[known] / clean[known])
+    scores = {kind: summary(errors) for kind, errors in kinds.items()}
+    return KernelFit(
+        version=version,
+        rows=rows,
+        numbers=numbers,
+        repaired_pct=round(100 * float((lowered > np.log(1.05)).mean()), 2),
+        repaired_far_pct=round(100 * float((lowered > np.log(1.5)).mean()), 2),
+        left_out={kind: score for kind, score in scores.items() if score is not None},
+    )
 
 
 def summary(parts: Iterable[Errors]) -> LeftOut | None:
@@ -67,14 +105,30 @@ def _covering(errors: Array) -> float:
     return float(np.quantile(errors, _COVER, method="weibull"))
 
 
+def _errors(predicted: Array, measured: Array, clean: Array | None = None) -> Errors:
+    """Against the ``clean`` rows (None: they are the measured ones), and the measured ones."""
+    off = np.log(predicted / measured)
+    return off if clean is None else np.log(predicted / clean), off
+
+
+def _every_other(sizes: int) -> Iterator[tuple[Rows, Rows]]:
+    """Indices to fit and to score: each half of them in turn; the ends are always fitted."""
+    for first in (0, 1):
+        kept = np.unique([0, *range(first, sizes, 2), sizes - 1])
+        yield kept, np.setdiff1d(np.arange(sizes), kept)
+
+
+# GEMMs ------------------------------------------------------------------------------------------
+
+
 def gemm_token_counts(
     clean: GemmCube, raw: GemmCube, knots: Rows, scored: Rows
 ) -> Iterator[Errors]:
     """The token counts that are no knots, of the ``scored`` n (the others chose the knots)."""
     rest = np.setdiff1d(np.arange(len(clean.m)), knots)
     if len(rest):
-        predicted = through(clean, knots)[scored][..., rest]
-        yield _errors(predicted, clean.time_us[scored][..., rest], raw.time_us[scored][..., rest])
+        times = through(clean, knots), raw.time_us, clean.time_us
+        yield _errors(*(each[scored][..., rest] for each in times))
 
 
 def gemm_pairs(clean: GemmCube, raw: GemmCube) -> Iterator[Errors]:
@@ -86,59 +140,44 @@ def gemm_pairs(clean: GemmCube, raw: GemmCube) -> Iterator[Errors]:
             continue
         kept = np.setdiff1d(np.arange(len(clean.m)), out)
         predicted = through(clean, kept)[..., out]
-        yield _errors(predicted, clean.time_us[..., out], raw.time_us[..., out])
+        yield _errors(predicted, raw.time_us[..., out], clean.time_us[..., out])
 
 
 def gemm_shapes(clean: GemmCube, raw: GemmCube) -> Iterator[Errors]:
     """Every other n, then k, in turn: no shape with that n (or k) was fitted or cleaned with."""
-    every_m = np.arange(len(clean.m))
-    for axis, size in enumerate((clean.n, clean.k)):
-        for first in (0, 1):
-            kept = np.unique([0, *range(first, len(size), 2), len(size) - 1])
-            out = np.setdiff1d(np.arange(len(size)), kept)
-            n_kept, k_kept = (kept if a == axis else np.arange(len(s)) for a, s in _sides(clean))
-            n_out, k_out = (out if a == axis else np.arange(len(s)) for a, s in _sides(clean))
-            lattice = fit_lattice(raw.some(n_kept, k_kept, every_m).cleaned())
-            yield _scored(
-                lattice, clean.some(n_out, k_out, every_m), raw.some(n_out, k_out, every_m)
-            )
+    for axis in (0, 1):
+        for kept, out in _every_other(clean.time_us.shape[axis]):
+            yield _without(clean, raw, axis, kept, out)
+
+
+def gemm_beyond(clean: GemmCube, raw: GemmCube) -> Iterator[Errors]:
+    """The sides above 16384 and, apart, token counts above 8192, from the smaller ones."""
+    for axis, most in ((0, 16384.0), (1, 16384.0), (2, 8192.0)):
+        outside = (clean.n, clean.k, clean.m)[axis] > most
+        if outside.any():
+            yield _without(clean, raw, axis, np.flatnonzero(~outside), np.flatnonzero(outside))
 
 
 def gemm_each_shape(rows: pd.DataFrame) -> Iterator[Errors]:
     """Every (n, k) in turn, of a table with few: from all others."""
     for n, k in rows[["n", "k"]].drop_duplicates().to_numpy().tolist():
         out = rows[(rows["n"] == n) & (rows["k"] == k)]
-        raw = gemm_cube(rows.drop(out.index))
-        predicted = fit_lattice(raw.cleaned()).time_us(out["m"].to_numpy(np.float64), n, k)
-        off = np.log(predicted / out["time_us"].to_numpy())
-        yield off, off
+        lattice = fit_lattice(gemm_cube(rows.drop(out.index)).cleaned())
+        predicted = lattice.time_us(out["m"].to_numpy(np.float64), n, k)
+        yield _errors(predicted, out["time_us"].to_numpy())
 
 
-def gemm_beyond(clean: GemmCube, raw: GemmCube) -> Iterator[Errors]:
-    """The sides above 16384 and, apart, token counts above 8192, from the smaller ones."""
-    everything = [np.arange(len(s)) for s in (clean.n, clean.k, clean.m)]
-    for axis, most in ((0, 16384.0), (1, 16384.0), (2, 8192.0)):
-        size = (clean.n, clean.k, clean.m)[axis]
-        inside, outside = list(everything), list(everything)
-        inside[axis], outside[axis] = np.flatnonzero(size <= most), np.flatnonzero(size > most)
-        if len(outside[axis]):
-            lattice = fit_lattice(raw.some(*inside).cleaned())
-            yield _scored(lattice, clean.some(*outside), raw.some(*outside))
+def _without(clean: GemmCube, raw: GemmCube, axis: int, kept: Rows, out: Rows) -> Errors:
+    """``out`` of one axis, from those ``kept``: neither fitted nor cleaned with."""
+    every = [np.arange(size) for size in clean.time_us.shape]
+    fitted, scored = ([*every[:axis], rows, *every[axis + 1 :]] for rows in (kept, out))
+    lattice = fit_lattice(raw.some(*fitted).cleaned())
+    raw, clean = raw.some(*scored), clean.some(*scored)
+    predicted = [[lattice.time_us(clean.m, int(n), int(k)) for k in clean.k] for n in clean.n]
+    return _errors(np.array(predicted), raw.time_us, clean.time_us)
 
 
-def _sides(cube: GemmCube) -> tuple[tuple[int, Array], ...]:
-    return ((0, cube.n), (1, cube.k))
-
-
-def _scored(lattice: GemmLattice, clean: GemmCube, raw: GemmCube) -> Errors:
-    predicted = np.array(
-        [[lattice.time_us(clean.m, int(n), int(k)) for k in clean.k] for n in clean.n]
-    )
-    return _errors(predicted, clean.time_us, raw.time_us)
-
-
-def _errors(predicted: Array, clean: Array, raw: Array) -> Errors:
-    return np.log(predicted / clean), np.log(predicted / raw)
+# Attention --------------------------------------------------------------------------------------
 
 
 def decode_sizes(rows: pd.DataFrame, window: float = np.inf) -> Iterator[Errors]:
@@ -146,11 +185,10 @@ def decode_sizes(rows: pd.DataFrame, window: float = np.inf) -> Iterator[Errors]
     whole = fit_decode(rows, window=window)
     for column in ("context", "batch"):
         sizes = np.unique(rows[column])
-        for first in (0, 1):
-            kept = np.unique([0, *range(first, len(sizes), 2), len(sizes) - 1])
+        for kept, _ in _every_other(len(sizes)):
             fitted = rows[column].isin(sizes[kept])
             grid = fit_decode(rows[fitted], window=window)
-            yield from _decode_errors(grid, whole, rows[~fitted], window)
+            yield from _decodes(grid, whole, rows[~fitted], window)
 
 
 def decode_heads(
@@ -159,7 +197,52 @@ def decode_heads(
     """Every pair of head counts in turn; ``inside``: those between others, else those beyond."""
     whole = fit_decode(rows, by_group, window)
     for grid, out in _each_pair(whole, rows, inside, decode=True):
-        yield from _decode_errors(grid, whole, out, window)
+        yield from _decodes(grid, whole, out, window)
+
+
+def prefill_sizes(rows: pd.DataFrame, window: float = np.inf) -> Iterator[Errors]:
+    """Every inner chunk size in turn."""
+    for chunk in np.unique(rows["chunk"])[1:-1]:
+        grid = fit_prefill(rows[rows["chunk"] != chunk])
+        yield from _prompts(grid, rows[rows["chunk"] == chunk], window)
+
+
+def prefill_heads(
+    rows: pd.DataFrame, window: float = np.inf, inside: bool = True
+) -> Iterator[Errors]:
+    """Every pair of head counts in turn; ``inside``: those between others, else those beyond."""
+    for grid, out in _each_pair(fit_prefill(rows), rows, inside, decode=False):
+        yield from _prompts(grid, out, window)
+
+
+def prefix_sizes(rows: pd.DataFrame, prompt: HeadGrid, units: int) -> Iterator[Errors]:
+    """Every inner chunk, then every inner context in turn: neighbours a factor of 4 apart."""
+    for column in ("chunk", "context"):
+        for size in np.unique(rows[column])[1:-1]:
+            grid = fit_prefix(rows[rows[column] != size], prompt, units)
+            yield from _by_heads(
+                rows[rows[column] == size],
+                ("chunk", "context"),
+                lambda chunk, context, h, kv, of=grid: prefix_us(  # type: ignore[misc]
+                    of, prompt, chunk, context, h, kv, units
+                ),
+            )
+
+
+def together(rows: pd.DataFrame, window: float = np.inf) -> Iterator[Errors]:
+    """Several prompts in one call: every other batch between one prompt and the most."""
+    place, sizes = ["heads", "kv_heads", "chunk"], ["chunk", "heads", "kv_heads", "batch"]
+    order = rows.groupby(place)["batch"].rank() - 1
+    ends = (order == 0) | (order == order.groupby([rows[c] for c in place]).transform("max"))
+    for first in (0, 1):
+        fitted = ends | (order % 2 == first)
+        known, log = rows[fitted][sizes].to_numpy(float), np.log(rows["time_us"][fitted])
+
+        def law(chunk: Array, batch: Array, heads: int, kv_heads: int) -> Array:
+            pair = np.array([heads, kv_heads])
+            return PromptLaw(known, log.to_numpy(), pair, window, NEAR_CALLS).us(chunk, batch)  # noqa: B023
+
+        yield from _by_heads(rows[~fitted], ("chunk", "batch"), law)
 
 
 def _each_pair(
@@ -172,70 +255,33 @@ def _each_pair(
             yield grid, rows[(rows["heads"] == heads) & (rows["kv_heads"] == kv_heads)]
 
 
-def _decode_errors(
-    grid: HeadGrid, whole: HeadGrid, out: pd.DataFrame, window: float
+def _decodes(grid: HeadGrid, whole: HeadGrid, out: pd.DataFrame, window: float) -> Iterator[Errors]:
+    """The cleaned times are those of the ``whole`` table."""
+    predicted, clean = (
+        lambda batch, context, h, kv, of=of: decode_us(of, batch, context, h, kv, window)
+        for of in (grid, whole)
+    )
+    return _by_heads(out, ("batch", "context"), predicted, clean)
+
+
+def _prompts(grid: HeadGrid, out: pd.DataFrame, window: float) -> Iterator[Errors]:
+    return _by_heads(
+        out, ("chunk", "chunk"), lambda chunk, _, h, kv: prefill_us(grid, chunk, h, kv, window)
+    )
+
+
+def _by_heads(
+    rows: pd.DataFrame, sizes: tuple[str, str], time: HeadTime, clean: HeadTime | None = None
 ) -> Iterator[Errors]:
-    for heads, kv_heads, part in _by_heads(out):
-        batch, context = (part[c].to_numpy(np.float64) for c in ("batch", "context"))
-        predicted = decode_us(grid, batch, context, heads, kv_heads, window)
-        clean = decode_us(whole, batch, context, heads, kv_heads, window)
-        yield _errors(predicted, clean, part["time_us"].to_numpy())
-
-
-def _by_heads(rows: pd.DataFrame) -> Iterator[tuple[int, int, pd.DataFrame]]:
+    """The errors of one pair of head counts after the other."""
     for _, part in rows.groupby(["heads", "kv_heads"], sort=False):
-        yield int(part["heads"].iloc[0]), int(part["kv_heads"].iloc[0]), part
+        heads, kv_heads = int(part["heads"].iloc[0]), int(part["kv_heads"].iloc[0])
+        a, b = (part[size].to_numpy(np.float64) for size in sizes)
+        known = None if clean is None else clean(a, b, heads, kv_heads)
+        yield _errors(time(a, b, heads, kv_heads), part["time_us"].to_numpy(), known)
 
 
-def prefill_sizes(rows: pd.DataFrame, window: float = np.inf) -> Iterator[Errors]:
-    """Every inner chunk size in turn."""
-    for chunk in np.unique(rows["chunk"])[1:-1]:
-        grid = fit_prefill(rows[rows["chunk"] != chunk])
-        yield from _prefill_errors(grid, rows[rows["chunk"] == chunk], window)
-
-
-def prefill_heads(
-    rows: pd.DataFrame, window: float = np.inf, inside: bool = True
-) -> Iterator[Errors]:
-    """Every pair of head counts in turn; ``inside``: those between others, else those beyond."""
-    for grid, out in _each_pair(fit_prefill(rows), rows, inside, decode=False):
-        yield from _prefill_errors(grid, out, window)
-
-
-def together(rows: pd.DataFrame, window: float = np.inf) -> Iterator[Errors]:
-    """Several prompts in one call: every other batch between one prompt and the most."""
-    place, sizes = ["heads", "kv_heads", "chunk"], ["chunk", "heads", "kv_heads", "batch"]
-    order = rows.groupby(place)["batch"].rank() - 1
-    ends = (order == 0) | (order == order.groupby([rows[c] for c in place]).transform("max"))
-    for first in (0, 1):
-        fitted = ends | (order % 2 == first)
-        known, log_us = rows[fitted][sizes].to_numpy(float), np.log(rows["time_us"][fitted])
-        for heads, kv_heads, part in _by_heads(rows[~fitted]):
-            pair, log = np.array([heads, kv_heads]), log_us.to_numpy()
-            law = PromptLaw(known, log, pair, window, NEAR_CALLS)
-            predicted = law.us(part["chunk"].to_numpy(float), part["batch"].to_numpy(float))
-            off = np.log(predicted / part["time_us"].to_numpy())
-            yield off, off
-
-
-def prefix_sizes(rows: pd.DataFrame, prompt: HeadGrid, units: int) -> Iterator[Errors]:
-    """Every inner chunk, then every inner context in turn: neighbours a factor of 4 apart."""
-    for column in ("chunk", "context"):
-        for size in np.unique(rows[column])[1:-1]:
-            grid = fit_prefix(rows[rows[column] != size], prompt, units)
-            for heads, kv_heads, out in _by_heads(rows[rows[column] == size]):
-                chunk, context = (out[c].to_numpy(np.float64) for c in ("chunk", "context"))
-                predicted = prefix_us(grid, prompt, chunk, context, heads, kv_heads, units)
-                off = np.log(predicted / out["time_us"].to_numpy())
-                yield off, off
-
-
-def _prefill_errors(grid: HeadGrid, out: pd.DataFrame, window: float) -> Iterator[Errors]:
-    for heads, kv_heads, part in _by_heads(out):
-        chunk = part["chunk"].to_numpy(np.float64)
-        predicted = prefill_us(grid, chunk, heads, kv_heads, window)
-        off = np.log(predicted / part["time_us"].to_numpy())
-        yield off, off
+# Experts and messages ---------------------------------------------------------------------------
 
 
 def moe_tokens(raw: MoeTable, rates: Rates, knots: Rows, scored: Rows) -> Iterator[Errors]:
@@ -265,10 +311,8 @@ def moe_shapes(raw: MoeTable, rates: Rates, inside: bool) -> Iterator[Errors]:
 
 def messages(rows: pd.DataFrame) -> Iterator[Errors]:
     """Every inner message size in turn: neighbours a factor of 4 apart."""
-    ordered = rows.sort_values("num_bytes")
+    ordered = rows.sort_values("num_bytes").reset_index(drop=True)
     size, time = (ordered[c].to_numpy(np.float64) for c in ("num_bytes", "time_us"))
-    inner = np.arange(1, len(size) - 1)
-    kept = (np.arange(len(size)) != out for out in inner)
-    curves = (reduce_curve(size[rest], time[rest]) for rest in kept)
-    predicted = [curve.time_us(size[out]) for out, curve in zip(inner, curves, strict=True)]
-    yield _errors(np.array(predicted), cleaned_messages(time)[inner], time[inner])
+    inner = range(1, len(ordered) - 1)
+    predicted = [fit_reduce(ordered.drop(out)).time_us(size[out]) for out in inner]
+    yield _errors(np.array(predicted), time[1:-1], rising(time, 0)[1:-1])

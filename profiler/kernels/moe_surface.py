@@ -16,7 +16,8 @@ import numpy.typing as npt
 import pandas as pd
 
 from sarathi_sim.profiler.facts.roofline import Array
-from sarathi_sim.profiler.kernels.gemm_lattice import Stored, packed, unpacked
+from sarathi_sim.profiler.kernels.gemm_lattice import choose_knots, rising
+from sarathi_sim.profiler.kernels.stack_file import StoredSurface
 from sarathi_sim.profiler.physics.moe_expected import SHAPE, Rates, expected_us, factors, parts_us
 
 #: Octaves over which two shapes become unlike; the results hardly depend on it (3 to 16).
@@ -26,17 +27,16 @@ _OCTAVES = 12.0
 _NOISE, _DOUBT = 1e-3, 0.03
 #: The least of what half of the shapes are off (natural logarithm).
 _LEAST_OFF = 0.02
-#: Of a knot left out: the 95th percentile of its error over all shapes may be this much.
-_KNOT_P95 = 0.06
 
 
 @dataclass(frozen=True, eq=False)
-class MoeSurface:
+class MoeSurface(StoredSurface):
     """``log_ratio[i, j]`` of shape ``shapes[i]`` at ``tokens[j]``: measured over expected."""
 
     shapes: npt.NDArray[np.int64]
     tokens: Array
     log_ratio: Array
+    whole = ("shapes",)
 
     def time_us(self, tokens: Array, shape: tuple[int, ...], rates: Rates) -> Array:
         """Microseconds of one rank's experts for ``tokens`` of the layer, before the choice."""
@@ -68,7 +68,7 @@ class MoeSurface:
         middle = np.asarray(np.median(off, axis=0), np.float64)
         kriged = middle + near @ self._pull(off - middle)
         log_us = trend[own:] + _through(place[own:], grid[None], kriged)
-        return _rising(log_us) - expected[own:]
+        return rising(log_us, 1) - expected[own:]
 
     def _pull(self, off: Array) -> Array:
         """What every shape's curve weighs (kriging). Those that the other models contradict weigh
@@ -96,20 +96,6 @@ class MoeSurface:
         """These shapes alone."""
         return MoeSurface(self.shapes[rows], self.tokens, self.log_ratio[rows])
 
-    def arrays(self) -> dict[str, npt.NDArray[np.int16] | npt.NDArray[np.int32]]:
-        """As plain integers."""
-        return {
-            "shapes": self.shapes.astype(np.int32),
-            "tokens": self.tokens.astype(np.int32),
-            "log_ratio": packed(self.log_ratio),
-        }
-
-    @classmethod
-    def from_arrays(cls, arrays: Stored) -> MoeSurface:
-        """From what :meth:`arrays` gave."""
-        ratio = unpacked(np.asarray(arrays["log_ratio"], np.int16))
-        return cls(arrays["shapes"].astype(np.int64), arrays["tokens"].astype(np.float64), ratio)
-
 
 def _features(shapes: npt.NDArray[np.int64]) -> Array:
     """What a rank's kernel sees, in units of the range over which it changes."""
@@ -132,11 +118,6 @@ def _through(wanted: Array, at: Array, curves: Array) -> Array:
     return np.stack([np.interp(*row) for row in zip(where, known, curves, strict=True)])
 
 
-def _rising(times: Array) -> Array:
-    """A running minimum from the largest number of tokens on."""
-    return np.flip(np.minimum.accumulate(np.flip(times, 1), axis=1), 1)
-
-
 @dataclass(frozen=True, eq=False)
 class MoeTable:
     """Measured times by shape and tokens; shapes with a gap are left out."""
@@ -147,7 +128,7 @@ class MoeTable:
 
     def cleaned(self) -> MoeTable:
         """More tokens take no less time."""
-        return MoeTable(self.shapes, self.tokens, _rising(self.time_us))
+        return MoeTable(self.shapes, self.tokens, rising(self.time_us, 1))
 
     def some(self, rows: npt.NDArray[np.bool_]) -> MoeTable:
         """These shapes alone."""
@@ -173,19 +154,11 @@ def fit_moe(table: MoeTable, rates: Rates, knots: npt.NDArray[np.intp] | None = 
 
 
 def choose_tokens(table: MoeTable, rates: Rates) -> npt.NDArray[np.intp]:
-    """Indices of the token counts to keep, so that the others are close to the lines between them.
-
-    The one with the largest error (95th percentile over the shapes) is added until none is above
-    6 %.
-    """
+    """Indices of the token counts to keep (:func:`choose_knots`)."""
     ratio = table.log_ratio(rates)
-    chosen = [0, len(table.tokens) - 1]
-    while len(chosen) < len(table.tokens):
-        p95 = np.quantile(np.abs(between_knots(ratio, table.tokens, chosen) - ratio), 0.95, axis=0)
-        if p95.max() <= _KNOT_P95:
-            break
-        chosen = sorted([*chosen, int(np.argmax(p95))])
-    return np.array(chosen)
+    return choose_knots(
+        lambda kept: between_knots(ratio, table.tokens, kept) - ratio, len(table.tokens)
+    )
 
 
 def between_knots(ratio: Array, tokens: Array, knots: npt.ArrayLike) -> Array:

@@ -14,20 +14,21 @@ import numpy as np
 
 from sarathi_sim.profiler.facts.device import DeviceSpec
 from sarathi_sim.profiler.facts.formats import Kernels
-from sarathi_sim.profiler.facts.layer_kinds import Latent
+from sarathi_sim.profiler.facts.layer_kinds import Latent, mean_layer
 from sarathi_sim.profiler.facts.model import ModelSpec
 from sarathi_sim.profiler.facts.ops import PREFILL
 from sarathi_sim.profiler.facts.roofline import KEY_BLOCK, Array, attended_within
 from sarathi_sim.profiler.kernels.attention_grid import (
     HeadGrid,
+    alike,
     decode_us,
     fastest_us,
     prefill_us,
+    prefix_us,
     together_us,
 )
-from sarathi_sim.profiler.kernels.prefix_grid import alike, prefix_us
 from sarathi_sim.profiler.kernels.stack_file import KernelFit, StackSpec, load_stack, stored
-from sarathi_sim.profiler.physics.layer_mix import composed_decode, composed_prefill
+from sarathi_sim.profiler.physics.shard_times import composed_prefill
 from sarathi_sim.profiler.storage.strict import SpecError
 
 #: The tables of latent attention, which are by heads only.
@@ -89,54 +90,60 @@ class StackAttention:
             spec.need(kind, self._name, "KV dtype, head_dim")
 
     def prefill(self, chunk: Array, context: Array) -> Array:
-        """One sequence's chunk after ``context`` cached tokens."""
-        pairs = self._prompt(chunk, alike(chunk, context))
-        if self.model.latent is not None and self.kernels.stack in _PROJECT_AGAIN:
-            pairs = pairs + np.where(context > 0, self._kv_up(np.maximum(context, 1)), 0.0)
-        if self.prefixes is None:
-            after, least = pairs, self.decode(np.ones_like(chunk), context + chunk)
-        else:
-            grids = self._grid("prefix"), self._grid("prefill")
-            after = prefix_us(*grids, chunk, context, *self._prompt_heads, self._units)
-            least = self._fastest(self._cache_bytes(context))
-        return np.where(context > 0, np.maximum(after, least), pairs)
+        """One sequence's chunk after ``context`` cached tokens, in a mean layer."""
+        return self._mean(lambda window: self._prefill(chunk, context, window))
 
     def decode(self, batch: Array, context: Array) -> Array:
-        """One token for each of ``batch`` sequences with ``context`` cached tokens."""
-        return self._decoded(self._grid("decode"), batch, context)
-
-    def prefill_within(self, chunk: Array, context: Array) -> Array:
-        """A chunk in a layer with the model's window: as long as a prompt with as many query-key
-        pairs in such a layer, where that was measured, else composed."""
-        if not self.windows_measured:
-            whole = self.prefill
-            return composed_prefill(
-                lambda size, held, model, tp: whole(size, held), chunk, context, self.model, self.tp
-            )
-        window = self._window
-        pairs = self._prompt(chunk, alike_within(chunk, context, window), window)
-        reading = self.decode_within(np.ones_like(chunk), context + chunk)
-        return np.where(context > 0, np.maximum(pairs, reading), pairs)
-
-    def _prompt(self, chunk: Array, tokens: Array, window: int = 0) -> Array:
-        """A prompt of so many ``tokens``; no less than one of ``chunk``, which is no longer."""
-        grid, seen = self._grid("prefill", window), window or np.inf
-        alone, alike = (prefill_us(grid, n, *self._prompt_heads, seen) for n in (chunk, tokens))
-        return np.maximum(alone, alike)
+        """One token for each of ``batch`` sequences with ``context`` cached tokens, in a mean
+        layer."""
+        return self._mean(lambda window: self._decode(batch, context, window))
 
     def added(self, chunk: Array) -> Array:
-        """What each of several equal chunks in one call adds: a row for each of :attr:`batches`."""
-        return self._added(chunk)
+        """What each of several equal chunks in one call adds in a mean layer: a row for each of
+        :attr:`batches`."""
+        return self._mean(lambda window: self._added(chunk, window))
 
-    def added_within(self, chunk: Array) -> Array:
-        """The same in a layer with the model's window."""
-        if not self.windows_measured:
-            return composed_prefill(
-                lambda size, *_: self.added(size), chunk, np.zeros_like(chunk), self.model, self.tp
-            )
-        return self._added(chunk, self._window)
+    def _mean(self, time: Callable[[int], Array]) -> Array:
+        """The mean over the layers of the ``time`` with a window (0: with none)."""
+        return mean_layer(self.model.windows, self.model.num_layers, time(0), time)
+
+    def _composes(self, window: int) -> bool:
+        return window > 0 and not self.windows_measured
+
+    def _prefill(self, chunk: Array, context: Array, window: int = 0) -> Array:
+        """A window that was measured: as long as a prompt with as many query-key pairs."""
+        if self._composes(window):
+            return composed_prefill(self._prefill, chunk, context, window)
+        size = alike_within(chunk, context, window) if window else alike(chunk, context)
+        grid, seen = self._grid("prefill", window), window or np.inf
+        # A prompt of so many tokens; no less than one of the chunk, which is no longer.
+        alone, pairs = (prefill_us(grid, n, *self._prompt_heads, seen) for n in (chunk, size))
+        after = pairs = np.maximum(alone, pairs)
+        if self.prefixes is not None and not window:
+            grids = self._grid("prefix"), grid
+            after = prefix_us(*grids, chunk, context, *self._prompt_heads, self._units)
+            least = self._fastest(self._cache_bytes(context))
+        else:
+            if self.model.latent is not None and self.kernels.stack in _PROJECT_AGAIN:
+                again = np.where(context > 0, self._kv_up(np.maximum(context, 1)), 0.0)
+                after = pairs = pairs + again
+            least = self._decode(np.ones_like(chunk), context + chunk, window)
+        return np.where(context > 0, np.maximum(after, least), pairs)
+
+    def _decode(self, batch: Array, context: Array, window: int = 0) -> Array:
+        """No faster than HBM reads what is cached, up to the ``window``."""
+        if self._composes(window):
+            return self._decode(batch, np.minimum(context, window))
+        grid, seen = self._grid("decode", window), window or np.inf
+        time = decode_us(grid, batch, context + 1, self.heads, self.kv_heads, seen)
+        num_bytes = self._cache_bytes(batch * np.minimum(context, seen))
+        return np.maximum(self._slowed(time, num_bytes), self._fastest(num_bytes))
 
     def _added(self, chunk: Array, window: int = 0) -> Array:
+        if self._composes(window):
+            return composed_prefill(
+                lambda size, _: self._added(size), chunk, np.zeros_like(chunk), window
+            )
         grids = self._grid("prefill", window), self._grid("added", window)
         batch, seen = self.batches[:, None], window or np.inf
         return together_us(*grids, batch, chunk, *self._prompt_heads, seen) / batch
@@ -146,15 +153,6 @@ class StackAttention:
         """Numbers of prompts in one call: those that were measured, from 2, and halves between."""
         measured = self._grid("added").sizes[0]
         return np.union1d(measured, 1.5 * measured[:-1])
-
-    def decode_within(self, batch: Array, context: Array) -> Array:
-        """Decodes in a layer with the model's window."""
-        if not self.windows_measured:
-            whole = self.decode
-            return composed_decode(
-                lambda size, held, model, tp: whole(size, held), batch, context, self.model, self.tp
-            )
-        return self._decoded(self._grid("decode", self._window), batch, context, self._window)
 
     def measured(self, op: str) -> tuple[KernelFit, str]:
         """The table of an op, and where in it this rank's head counts are: empty where they were
@@ -195,17 +193,9 @@ class StackAttention:
     def windows_measured(self) -> bool:
         """Whether the stack's tables hold the model's window."""
         return self.model.windows is not None and all(
-            f"{kind}.{self._name}w{self._window}" in self.spec.kernels
+            f"{kind}.{self._name}w{self.model.windows.tokens}" in self.spec.kernels
             for kind in ("prefill", "decode")
         )
-
-    def _decoded(
-        self, grid: HeadGrid, batch: Array, context: Array, window: float = np.inf
-    ) -> Array:
-        """No faster than HBM reads what is cached, up to the ``window``."""
-        time = decode_us(grid, batch, context + 1, self.heads, self.kv_heads, window)
-        num_bytes = self._cache_bytes(batch * np.minimum(context, window))
-        return np.maximum(self._slowed(time, num_bytes), self._fastest(num_bytes))
 
     def _cache_bytes(self, tokens: Array) -> Array:
         numbers = 1.0 * tokens * self.model.cached_numbers(self.tp)
@@ -213,11 +203,6 @@ class StackAttention:
 
     def _fastest(self, num_bytes: Array) -> Array:
         return fastest_us(num_bytes, self._bandwidth)
-
-    @property
-    def _window(self) -> int:
-        assert self.model.windows is not None
-        return self.model.windows.tokens
 
     @property
     def _name(self) -> str:

@@ -1,4 +1,7 @@
-"""The shipped kernels of a device and a stack: a YAML with their errors, a .npz of surfaces."""
+"""The shipped kernels of a device and a stack: a YAML with their errors, a .npz of surfaces.
+
+Every surface is a :class:`StoredSurface`: a dataclass of arrays, stored in one way.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +11,7 @@ from collections.abc import Iterator, Mapping
 from functools import lru_cache
 from io import BytesIO
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar, Self
 
 import numpy as np
 import numpy.typing as npt
@@ -20,6 +23,50 @@ from sarathi_sim.profiler.storage.plain_yaml import dump_yaml, read_mapping
 from sarathi_sim.profiler.storage.strict import SpecError, parse, strict_dataclass
 
 Arrays = Mapping[str, npt.NDArray[Any]]
+#: Steps of a stored logarithm: 0.06 %.
+_STEPS = 1800.0
+
+
+class StoredSurface:
+    """A dataclass of arrays by name, one tuple ``sizes`` of them, or a flag.
+
+    Logarithms (``log_...``) are stored as 16-bit integers, all else as plain integers.
+    """
+
+    whole: ClassVar[tuple[str, ...]] = ()
+    """Fields that are integers in use, too."""
+
+    def arrays(self) -> dict[str, npt.NDArray[Any]]:
+        """As plain integers."""
+        found: dict[str, npt.NDArray[Any]] = {}
+        for field in dataclasses.fields(self):  # type: ignore[arg-type]
+            name, value = field.name, getattr(self, field.name)
+            if name.startswith("log_"):
+                found[name] = np.round(_STEPS * value).astype(np.int16)
+            elif isinstance(value, bool):
+                found[name] = np.array([value], np.int16)
+            elif isinstance(value, tuple):
+                found |= {f"size{i}": size.astype(np.int32) for i, size in enumerate(value)}
+            else:
+                found[name] = value.astype(np.int32)
+        return found
+
+    @classmethod
+    def from_arrays(cls, arrays: Arrays) -> Self:
+        """From what :meth:`arrays` gave."""
+        found: dict[str, Any] = {}
+        for field in dataclasses.fields(cls):  # type: ignore[arg-type]
+            name = field.name
+            if name.startswith("log_"):
+                found[name] = arrays[name].astype(np.float64) / _STEPS
+            elif isinstance(field.default, bool):
+                found[name] = bool(arrays[name][0])
+            elif name == "sizes":
+                axes = [key for key in ("size0", "size1") if key in arrays]
+                found[name] = tuple(arrays[key].astype(np.float64) for key in axes)
+            else:
+                found[name] = arrays[name].astype(np.int64 if name in cls.whole else np.float64)
+        return cls(**found)
 
 
 @strict_dataclass

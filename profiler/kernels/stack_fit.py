@@ -1,10 +1,15 @@
-"""From the public tables to a stack's surfaces: cleaning, fits, and errors."""
+"""From the public tables to a stack's surfaces: cleaning, fits, and errors.
+
+Of latent attention some stacks publish the kernel alone. Of others there is the whole block of
+attention: from it the GEMMs of the same stack are taken, and the launches that nothing hid when
+single tokens were timed.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from datetime import UTC, datetime
-from itertools import islice
+from itertools import islice, product
 from pathlib import Path
 from typing import Any
 
@@ -14,44 +19,219 @@ import pandas as pd
 
 from sarathi_sim.profiler.facts.device import load_device
 from sarathi_sim.profiler.facts.formats import (
-    DISTRIBUTIONS,
-    MOE_DTYPES,
+    KV_BYTES,
+    KV_DTYPES,
     STACKS,
     WEIGHT_DTYPES,
-    MoeDtype,
+    KvDtype,
 )
 from sarathi_sim.profiler.facts.model import load_model
-from sarathi_sim.profiler.facts.ops import ALL_REDUCE, ALL_TO_ALL, MOE, OTHERS, names
+from sarathi_sim.profiler.facts.ops import ALL_REDUCE, ALL_TO_ALL, OTHERS, names
+from sarathi_sim.profiler.facts.roofline import Array
 from sarathi_sim.profiler.kernels import left_out
-from sarathi_sim.profiler.kernels.attention_fit import attention_fits, fit_attention
-from sarathi_sim.profiler.kernels.attention_grid import fit_prefill
-from sarathi_sim.profiler.kernels.fitted import Fitted, record
+from sarathi_sim.profiler.kernels.attention_grid import (
+    HeadGrid,
+    fastest_us,
+    fit_added,
+    fit_decode,
+    fit_prefill,
+    fit_prefix,
+)
 from sarathi_sim.profiler.kernels.gemm_lattice import (
     GemmLattice,
     choose_knots,
     fit_lattice,
     gemm_cube,
+    rising,
+    through,
 )
-from sarathi_sim.profiler.kernels.left_out import Errors
-from sarathi_sim.profiler.kernels.moe_surface import choose_tokens, fit_moe, moe_table
-from sarathi_sim.profiler.kernels.prefix_grid import fit_prefix
-from sarathi_sim.profiler.kernels.reduce_curves import cleaned_messages, fit_reduce, stream_bytes
+from sarathi_sim.profiler.kernels.left_out import Errors, Fitted, record
+from sarathi_sim.profiler.kernels.own_ops import OWN_OPS
+from sarathi_sim.profiler.kernels.reduce_curves import fit_reduce, stream_bytes
+from sarathi_sim.profiler.kernels.stack_attention import LATENT, LESS, MEASURED_LATENT
 from sarathi_sim.profiler.kernels.stack_file import Arrays, KernelFit, StackSpec
-from sarathi_sim.profiler.physics.moe_expected import Rates, rates_of
-from sarathi_sim.profiler.physics.study import AIC, LLMSERVINGSIM
+from sarathi_sim.profiler.physics.studies import AIC, LLMSERVINGSIM
 from sarathi_sim.profiler.public import kernel_tables as tables
 from sarathi_sim.profiler.public import perf_tables as perf
 from sarathi_sim.profiler.public.measured_csv import source_folder
 from sarathi_sim.profiler.storage.strict import SpecError, did_you_mean
 
-ExpertTables = Mapping[str, tuple[pd.DataFrame, str, Rates]]
+#: The hidden state of the published blocks.
+_HIDDEN = 7168
+#: Above this the fastest rows (first percentile) are launches of the host: not used.
+_LAUNCH_US = 40.0
+#: What the kernel takes for one token and no context, where it was timed alone (10 to 13 us).
+_FASTEST_US = 10.0
+
+
+def latent_rows(
+    datasets: Path,
+    device: str,
+    stack: str,
+    kind: str,
+    kv_dtype: KvDtype,
+    gemms: GemmLattice | None,
+) -> tuple[pd.DataFrame, str] | None:
+    """Rows (heads, kv_heads, chunk or batch and context, time_us) and the stack's version.
+
+    ``gemms`` are the stack's in bf16. None where nothing usable is published.
+    """
+    found = tables.latent(datasets, device, stack, kind, kv_dtype)
+    if found is None or found[0]["time_us"].quantile(0.01) > _LAUNCH_US:
+        blocks = tables.latent(datasets, device, stack, kind, kv_dtype, whole=True)
+        single = tables.latent(datasets, device, stack, "decode", kv_dtype, whole=True)
+        if blocks is None or single is None or gemms is None:
+            return None
+        if not set(blocks[0]["heads"]) <= set(single[0]["heads"]):
+            return None
+        least = _rest(single[0], gemms, "batch").groupby(single[0]["heads"]).min()
+        launches = (least - _FASTEST_US).clip(lower=0.0).loc[blocks[0]["heads"]].to_numpy()
+        rest = _rest(blocks[0], gemms, "chunk" if kind == "prefill" else "batch") - launches
+        rows = blocks[0].assign(time_us=rest.clip(lower=_FASTEST_US))
+        found = rows, f"{blocks[1]} {LESS}"
+    rows, version = found
+    # Prompts have keys for every head; decodes read one vector for all.
+    return rows.assign(kv_heads=rows["heads"] if kind == "prefill" else 1), version
+
+
+def _rest(rows: pd.DataFrame, gemms: GemmLattice, tokens: str) -> pd.Series[float]:
+    """The block's time without its GEMMs."""
+    left = rows["time_us"].copy()
+    for heads, part in rows.groupby("heads"):
+        count = int(str(heads))
+        m = part[tokens].to_numpy(np.float64)
+        left.loc[part.index] -= sum((gemms.time_us(m, n, k) for n, k in _shapes(count)), 0 * m)
+    return left
+
+
+def _shapes(heads: int) -> tuple[tuple[int, int], ...]:
+    """(n, k) of the block's GEMMs on a rank with so many heads."""
+    latent = MEASURED_LATENT
+    return (
+        (latent.query_rank + latent.cached, _HIDDEN),
+        (heads * (latent.nope_dim + latent.rope_dim), latent.query_rank),
+        (heads * (latent.nope_dim + latent.value_dim), latent.kv_rank),
+        (_HIDDEN, heads * latent.value_dim),
+    )
+
+
+#: A table with fewer pairs of head counts is a stub.
+_FEWEST_HEADS = 4
+#: Head dimensions of plain attention, by sliding window (0: none); those with which published
+#: models use a window.
+_WINDOWS = {0: (64, 128, 256), 128: (64,), 1024: (128, 256), 8192: (128,)}
+
+
+def attention_fits(
+    datasets: Path, device: str, stack: str, gemms: GemmLattice | None
+) -> Iterator[Fitted]:
+    """Every table of attention; ``gemms`` are the stack's in bf16."""
+    rate = load_device(device).memory_bandwidth
+    for kv_dtype, kind in product(KV_DTYPES, ("prefill", "decode")):
+        read = tables.prefill if kind == "prefill" else tables.decode
+        for window, head_dims in _WINDOWS.items():
+            attention = read(datasets, device, stack, kv_dtype, window)
+            for head_dim in head_dims if attention else ():
+                assert attention
+                rows = attention[0].query(f"head_dim == {head_dim}").drop(columns="head_dim")
+                if rows.groupby(["heads", "kv_heads"]).ngroups < _FEWEST_HEADS:
+                    continue
+                name = f"{kv_dtype}.{head_dim}" + (f"w{window}" if window else "")
+                seen = window or np.inf
+                if kind == "decode":
+                    numbers = 2 * head_dim * rows["kv_heads"]
+                    least = reading_us(rows, numbers, kv_dtype, rate, seen)
+                    yield fit_attention(kind, f"decode.{name}", rows, attention[1], least, seen)
+                    continue
+                alone = rows[rows["batch"] == 1]
+                yield fit_attention(kind, f"prefill.{name}", alone, attention[1], window=seen)
+                if len(alone) < len(rows):
+                    yield fit_together(f"added.{name}", rows, attention[1], seen)
+        latent = latent_rows(datasets, device, stack, kind, kv_dtype, gemms)
+        if latent is not None:
+            rows, version = latent
+            reading: Array | float = 0.0
+            if kind == "decode":
+                reading = reading_us(rows, MEASURED_LATENT.cached, kv_dtype, rate)
+            yield fit_attention(kind, f"{kind}.{kv_dtype}.{LATENT}", rows, version, reading)
+
+
+def reading_us(
+    rows: pd.DataFrame,
+    numbers: pd.Series[int] | int,
+    kv_dtype: KvDtype,
+    bandwidth: float,
+    window: float = np.inf,
+) -> Array:
+    """What reading the cache of decodes takes at least: ``numbers`` a token, up to the window."""
+    tokens = rows["batch"] * np.minimum(rows["context"] - 1, window)
+    num_bytes = KV_BYTES[kv_dtype] * numbers * tokens
+    return fastest_us(num_bytes.to_numpy(np.float64), bandwidth)
+
+
+def fit_attention(
+    kind: str,
+    table: str,
+    rows: pd.DataFrame,
+    version: str,
+    least_us: Array | float = 0.0,
+    window: float = np.inf,
+) -> Fitted:
+    """The surface of a table of prefill or decode attention of one head dimension.
+
+    ``least_us`` is what reading each decode's cache from HBM takes at least; queries see
+    ``window`` keys.
+    """
+    if kind == "prefill":
+        grid = fit_prefill(rows)
+        time = clean = rows["time_us"].to_numpy(np.float64)
+        kinds = {
+            "sizes": left_out.prefill_sizes(rows, window),
+            "heads": left_out.prefill_heads(rows, window),
+            "beyond": left_out.prefill_heads(rows, window, inside=False),
+        }
+    else:
+        published = rows["time_us"].to_numpy(np.float64)
+        rows = rows.assign(time_us=np.maximum(published, least_us))
+        # Whichever of two ways to other head counts is less far off on those left out.
+        ways = {way: [*left_out.decode_heads(rows, way, window)] for way in (False, True)}
+        by_group = _p95(ways[True]) < _p95(ways[False])
+        grid = fit_decode(rows, by_group, window)
+        time, clean = published, _grid_times(grid, rows)
+        kinds = {
+            "sizes": left_out.decode_sizes(rows, window),
+            "heads": iter(ways[by_group]),
+            "beyond": left_out.decode_heads(rows, by_group, window, inside=False),
+        }
+    fit = record(version, len(rows), time, clean, grid.log_us.size, kinds)
+    return Fitted(table, grid, fit)
+
+
+def fit_together(table: str, rows: pd.DataFrame, version: str, window: float = np.inf) -> Fitted:
+    """What prompts add to a batch of several, from a table of one head dimension."""
+    grid, time = fit_added(rows), rows["time_us"].to_numpy(np.float64)
+    kinds = {"batches": left_out.together(rows, window)}
+    return Fitted(table, grid, record(version, len(rows), time, time, grid.log_us.size, kinds))
+
+
+def _p95(errors: list[Errors]) -> float:
+    found = left_out.summary(errors)
+    return found.p95_pct if found is not None else np.inf
+
+
+def _grid_times(grid: HeadGrid, rows: pd.DataFrame) -> Array:
+    known = {tuple(pair): at for at, pair in enumerate(grid.heads.tolist())}
+    pairs = zip(rows["heads"].tolist(), rows["kv_heads"].tolist(), strict=True)
+    at = [known[pair] for pair in pairs]
+    batches, contexts = grid.sizes
+    places = np.searchsorted(batches, rows["batch"]), np.searchsorted(contexts, rows["context"])
+    return np.asarray(np.exp(grid.log_us[(np.array(at), *places)]))
+
 
 #: Devices of LLMServingSim's profiles: the folder, and the model that ran on one GPU.
 PERF = {"rtx-4090": ("llmservingsim_rtx4090", "llama-3.1-8b")}
 #: A table with fewer shapes is a stub.
 _FEWEST_SHAPES = 100
-#: Of the fastest GEMMs (the first percentile): above this the host's launches were measured.
-_LAUNCH_US = 40.0
 #: Of a GEMM with dynamic quantisation, what is left at least when that is subtracted.
 _LEAST_SHARE = 0.25
 #: Where no quantisation table is: what vLLM's and SGLang's tables agree on for other devices.
@@ -119,8 +299,8 @@ def _fits(datasets: Path, device: str, stack: str) -> Iterator[Fitted]:
                 gemms = GemmLattice.from_arrays(fitted.surface.arrays())
             yield fitted
     yield from attention_fits(datasets, device, stack, gemms)
-    for expert_dtype in MOE_DTYPES:
-        yield from fit_experts(expert_tables(datasets, device, stack, expert_dtype))
+    for own in OWN_OPS.values():
+        yield from own.fits(datasets, device, stack)
     yield from _messages(ALL_REDUCE, tables.all_reduces(datasets, device, stack))
     if (found_all := tables.all_to_alls(datasets, device)) is not None:
         yield from _messages(ALL_TO_ALL, {"nccl": found_all})
@@ -172,7 +352,7 @@ def _messages(op: str, kernels: dict[str, tuple[pd.DataFrame, str]]) -> Iterator
 def _fit_curve(table: str, rows: pd.DataFrame, version: str, off: Iterator[Errors]) -> Fitted:
     """The curve of a table by bytes."""
     time = rows.sort_values("num_bytes")["time_us"].to_numpy(np.float64)
-    fit = record(version, len(rows), time, cleaned_messages(time), len(rows), {"sizes": off})
+    fit = record(version, len(rows), time, rising(time, 0), len(rows), {"sizes": off})
     return Fitted(table, fit_reduce(rows), fit)
 
 
@@ -188,8 +368,8 @@ def fit_gemm(table: str, rows: pd.DataFrame, version: str) -> Fitted:
     raw = gemm_cube(rows)
     clean = raw.cleaned()
     # Half of the widths choose the knots, the others are scored.
-    every_k, every_m = np.arange(len(clean.k)), np.arange(len(clean.m))
-    knots = choose_knots(clean.some(np.arange(0, len(clean.n), 2), every_k, every_m))
+    half = clean.some(np.arange(0, len(clean.n), 2), np.arange(len(clean.k)), range(len(clean.m)))
+    knots = choose_knots(lambda kept: np.log(through(half, kept) / half.time_us), len(half.m))
     surface = fit_lattice(clean, knots)
     scored = np.arange(1, len(clean.n), 2)
     few = rows.groupby(["n", "k"]).ngroups < _FEWEST_SHAPES
@@ -201,43 +381,6 @@ def fit_gemm(table: str, rows: pd.DataFrame, version: str) -> Fitted:
     }
     fit = record(version, len(rows), raw.time_us, clean.time_us, surface.log_rate.size, kinds)
     return Fitted(table, surface, fit)
-
-
-def expert_tables(datasets: Path, device: str, stack: str, dtype: MoeDtype) -> ExpertTables:
-    """Those of one format, by how tokens spread: rows, version, what bounds the experts."""
-    found = {d: tables.experts(datasets, device, stack, dtype, d) for d in DISTRIBUTIONS}
-    return {
-        f"{MOE}.{dtype}.{distribution}": (*table, rates_of(device, dtype, distribution))
-        for distribution, table in found.items()
-        if table is not None
-    }
-
-
-def fit_experts(format_tables: ExpertTables) -> Iterator[Fitted]:
-    """The surfaces of one format's tables of experts (sizes, tokens, time_us).
-
-    Those of the token counts that are no knots are scored together: one table has few.
-    """
-    raws = {table: moe_table(rows) for table, (rows, *_) in format_tables.items()}
-    knots: dict[str, npt.NDArray[np.intp]] = {}
-    between: list[Errors] = []
-    for table, (*_, rates) in format_tables.items():
-        # Half of the shapes choose the knots, the others are scored.
-        raw, chosen = raws[table], np.arange(len(raws[table].shapes)) % 2 == 0
-        knots[table] = choose_tokens(raw.cleaned().some(chosen), rates)
-        between += left_out.moe_tokens(raw, rates, knots[table], np.flatnonzero(~chosen))
-    for table, (rows, version, rates) in format_tables.items():
-        raw = raws[table]
-        clean = raw.cleaned()
-        surface = fit_moe(clean, rates, knots[table])
-        kinds = {
-            "between": iter(between),
-            "shapes": left_out.moe_shapes(raw, rates, inside=True),
-            "beyond": left_out.moe_shapes(raw, rates, inside=False),
-        }
-        numbers = surface.log_ratio.size
-        fit = record(version, len(rows), raw.time_us, clean.time_us, numbers, kinds)
-        yield Fitted(table, surface, fit)
 
 
 def _without_quantisation(rows: pd.DataFrame, quantisation: pd.DataFrame | None) -> pd.DataFrame:

@@ -10,14 +10,11 @@ import numpy as np
 from sarathi_sim.profiler.bundle.schema import BundleMeta, KernelOrigin
 from sarathi_sim.profiler.facts.device import DeviceSpec, device_sha256, load_device
 from sarathi_sim.profiler.facts.formats import Kernels
-from sarathi_sim.profiler.facts.layer_kinds import mean_layer
 from sarathi_sim.profiler.facts.model import ModelSpec
 from sarathi_sim.profiler.facts.ops import (
     ALL_REDUCE,
-    ALL_TO_ALL,
     DECODE,
     KV_UP,
-    MOE,
     OPS,
     PREFILL,
     SENDS,
@@ -26,7 +23,7 @@ from sarathi_sim.profiler.facts.ops import (
 from sarathi_sim.profiler.facts.roofline import HALF, HBM_SHARE, Array
 from sarathi_sim.profiler.kernels.attention_grid import HeadGrid
 from sarathi_sim.profiler.kernels.gemm_lattice import GemmLattice
-from sarathi_sim.profiler.kernels.moe_times import ExpertTimes, experts_name
+from sarathi_sim.profiler.kernels.own_ops import OWN_OPS
 from sarathi_sim.profiler.kernels.reduce_curves import (
     CAPTURED_TOKENS,
     SEND_LATENCY_US,
@@ -45,8 +42,7 @@ from sarathi_sim.profiler.kernels.stack_file import (
     stored,
     surfaces_sha256,
 )
-from sarathi_sim.profiler.physics.device_model import Provenance
-from sarathi_sim.profiler.physics.shard_times import identity
+from sarathi_sim.profiler.physics.shard_times import Provenance, identity
 
 #: Half-widths, percent, of what was not measured: elementwise kernels, transfers, chunks after a
 #: prefix. Assumed.
@@ -98,10 +94,10 @@ class StackTimes:
         )  # fmt: skip
         if tp > 1:
             self.spec.need(ALL_REDUCE, f"{self._captured}.{tp}", "kernel, tp")
-        if model.experts is not None:
-            self.spec.need(MOE, experts_name(kernels), "moe_dtype, expert_distribution")
-            tables = partial(stored, self._arrays)
-            self._experts = ExpertTimes(self.device, kernels, model, tp, self.spec, tables)
+        rank = self.device, kernels, model, tp, self.spec, partial(stored, self._arrays)
+        self._own = {
+            op: own.times(*rank) for op, own in OWN_OPS.items() if own.runs(model, kernels, tp)
+        }
 
     @property
     def longest_context(self) -> int:
@@ -141,10 +137,9 @@ class StackTimes:
     def by_rows(self, op: str, tokens: Array) -> Array:
         """An op on ``tokens`` rows: a GEMM, or elementwise kernels in turn."""
         found, shard = OPS[op], self.model.shard(self.tp)
-        if op == MOE:
-            return self._as_on(*self._experts.time_us(tokens))
-        if op == ALL_TO_ALL:
-            return self._experts.all_to_all_us(tokens)
+        if op in self._own:
+            time, moved = self._own[op].time_us(tokens)
+            return self._as_on(time, moved) if self._own[op].of_chip else time
         if found.shape is not None:
             shape = found.shape(shard)
             kernels = (lattice.time_us(tokens, shape.n, shape.k) for lattice in self._choices(op))
@@ -167,23 +162,11 @@ class StackTimes:
 
     def prefill(self, chunk: Array, context: Array) -> Array:
         """One sequence's chunk after ``context`` cached tokens, in a mean layer."""
-        of, model = self.attention, self.model
-        return mean_layer(
-            model.windows,
-            model.num_layers,
-            of.prefill(chunk, context),
-            lambda window: of.prefill_within(chunk, context),
-        )
+        return self.attention.prefill(chunk, context)
 
     def decode(self, batch: Array, context: Array) -> Array:
         """One token for each of ``batch`` sequences with ``context`` cached tokens."""
-        of, model = self.attention, self.model
-        return mean_layer(
-            model.windows,
-            model.num_layers,
-            of.decode(batch, context),
-            lambda window: of.decode_within(batch, context),
-        )
+        return self.attention.decode(batch, context)
 
     @property
     def batches(self) -> Array:
@@ -191,12 +174,8 @@ class StackTimes:
         return self.attention.batches if self.attention.together else np.empty(0)
 
     def added(self, chunk: Array) -> Array:
-        """What each of several equal chunks in one call adds in a mean layer: a row for each of
-        :attr:`batches`."""
-        of, model = self.attention, self.model
-        return mean_layer(
-            model.windows, model.num_layers, of.added(chunk), lambda window: of.added_within(chunk)
-        )
+        """What each of several equal chunks in one call adds: a row for each of :attr:`batches`."""
+        return self.attention.added(chunk)
 
     def all_reduce(self, num_bytes: Array) -> Array:
         """One all-reduce: a captured batch by the graph's kernel, a larger one by the other."""
@@ -229,10 +208,9 @@ class StackTimes:
                 else f"modelled: {floor}; floor {self.spec.floor_source}",
                 _half_width(fit, "sizes") if fit else _ASSUMED_PCT,
             )
-        if self.model.experts is not None:
-            found[MOE] = self._measured_on(*self._experts.provenance())
-        if self.exchanges:
-            found[ALL_TO_ALL] = Provenance(*self._experts.all_to_all_provenance())
+        for op, own in self._own.items():
+            origin = self._measured_on if own.of_chip else Provenance
+            found[op] = origin(*own.provenance())
         if self.tp > 1:
             fit = self.spec.kernels[f"{ALL_REDUCE}.{self._captured}.{self.tp}"]
             both = " and eager" if "eager" in self._reduces else ""
@@ -258,11 +236,6 @@ class StackTimes:
         others = f", or {' or '.join(self._others)}'s where faster" if self._tuned(op) else ""
         mark = f"{origin}: {dtype} GEMM of {self._name(fit)}{others}, {how}"
         return self._measured_on(mark, _half_width(fit, kind))
-
-    @property
-    def exchanges(self) -> bool:
-        """Whether tokens are sent to their experts and back."""
-        return self.kernels.moe_a2a_backend != "none" and self.tp > 1
 
     def _of_attention(self, op: str) -> Provenance:
         fit, where = self.attention.measured(op)

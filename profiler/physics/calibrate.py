@@ -26,8 +26,7 @@ from sarathi_sim.profiler.facts.device import (
 )
 from sarathi_sim.profiler.physics.fit import OpModel, columns_of, errors, fit_op, held_out
 from sarathi_sim.profiler.physics.residual import Arrays
-from sarathi_sim.profiler.physics.studies import STUDIES
-from sarathi_sim.profiler.physics.study import BINS, Study
+from sarathi_sim.profiler.physics.studies import BINS, STUDIES, Study
 from sarathi_sim.profiler.storage.files import data_dir, write_whole
 from sarathi_sim.profiler.storage.plain_yaml import dump_yaml
 from sarathi_sim.profiler.storage.strict import SpecError

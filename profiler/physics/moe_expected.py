@@ -18,16 +18,12 @@ from sarathi_sim.profiler.facts.device import load_device
 from sarathi_sim.profiler.facts.expert_loads import busiest
 from sarathi_sim.profiler.facts.formats import MOE_BYTES, MOE_SPEEDUP, MoeDtype, exponent_of
 from sarathi_sim.profiler.facts.roofline import HALF, HBM_SHARE, Array
+from sarathi_sim.profiler.public.kernel_tables import SYSTEMS
 
 #: The columns of a shape: a model's sizes, and how its experts are divided among ranks.
 SHAPE = ("hidden", "inter", "top_k", "experts", "tp", "ep")
 #: Of the expected time: a launch of both GEMMs and the routing, and the share of the peak FLOP/s.
 _LAUNCH_US, _FLOP_SHARE = 20.0, 0.6
-#: L2 of a device, MiB (data sheets). A table's loop finds weights there that a layer left.
-_L2_MIB = {
-    "a100-80g-sxm": 40, "h100-80g-sxm": 50, "h200-sxm": 50, "b200-sxm": 126, "b300-sxm": 126,
-    "gb200": 126, "l40s": 96, "rtx-pro-6000": 128,
-}  # fmt: skip
 #: Factors of the trend's parts, to which a table's lean that it does not determine (few models, or
 #: ranks of one kind); how much that counts beside the mean of the squared errors.
 _USUAL = (20.0, 1.25, 0.5, 1.7, 0.1, 4.0, 4.0, 2.0, 1.0, 1.0, 0.05)
@@ -55,7 +51,7 @@ def rates_of(device: str, dtype: MoeDtype, distribution: str) -> Rates:
     spec = load_device(device)
     return Rates(
         spec.peak_flops * MOE_SPEEDUP[dtype], spec.memory_bandwidth, MOE_BYTES[dtype],
-        2.0**20 * _L2_MIB.get(device, 0), exponent_of(distribution),
+        2.0**20 * SYSTEMS.get(device, ("", 0))[1], exponent_of(distribution),
     )  # fmt: skip
 
 

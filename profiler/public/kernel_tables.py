@@ -22,16 +22,17 @@ from sarathi_sim.profiler.public.measured_csv import merged, source_folder
 from sarathi_sim.profiler.storage.files import regular
 
 FOLDER = "aiconfigurator"
-#: What the tables call our devices.
+#: What the tables call our devices, and their L2 in MiB (data sheets): a table's loop finds weights
+#: there that a layer left.
 SYSTEMS = {
-    "a100-80g-sxm": "a100_sxm",
-    "h100-80g-sxm": "h100_sxm",
-    "h200-sxm": "h200_sxm",
-    "b200-sxm": "b200_sxm",
-    "b300-sxm": "b300_sxm",
-    "gb200": "gb200",
-    "l40s": "l40s",
-    "rtx-pro-6000": "rtx_pro_6000_server",
+    "a100-80g-sxm": ("a100_sxm", 40),
+    "h100-80g-sxm": ("h100_sxm", 50),
+    "h200-sxm": ("h200_sxm", 50),
+    "b200-sxm": ("b200_sxm", 126),
+    "b300-sxm": ("b300_sxm", 126),
+    "gb200": ("gb200", 126),
+    "l40s": ("l40s", 96),
+    "rtx-pro-6000": ("rtx_pro_6000_server", 128),
 }
 #: The tables that are read, and where they lie.
 FORMS = (
@@ -207,7 +208,7 @@ def _messages(rows: pd.DataFrame) -> pd.DataFrame:
 
 def _versions(datasets: Path, device: str, family: str, stack: str, table: str) -> list[Path]:
     """The files of one table, newest version first."""
-    root = source_folder(datasets, FOLDER) / SYSTEMS[device]
+    root = source_folder(datasets, FOLDER) / SYSTEMS[device][0]
     if not root.is_dir():
         raise FileNotFoundError(f"{root}: no such folder among the public measurements")
     found = (root / family / stack).glob(f"*/{table}.parquet")

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from sarathi_sim.profiler.physics.hold_out import Bools, Folds, Rows
+from sarathi_sim.simulator.confidence.coverage import MeasuredRegion
 from sarathi_sim.simulator.confidence.held_out import (
     FOLDS,
     Fit,
@@ -15,7 +16,6 @@ from sarathi_sim.simulator.confidence.held_out import (
     beyond,
     residuals,
 )
-from sarathi_sim.simulator.confidence.region import MeasuredRegion
 from sarathi_sim.simulator.loop.records import Floats
 from sarathi_sim.simulator.op_times.surface import coordinates
 

@@ -26,7 +26,7 @@ import numpy as np
 
 from sarathi_sim.profiler.bundle.schema import BundleMeta
 from sarathi_sim.profiler.facts.device import DeviceSpec, load_device
-from sarathi_sim.profiler.physics.device_model import DOUBT
+from sarathi_sim.profiler.physics.shard_times import DOUBT
 from sarathi_sim.profiler.storage.strict import SpecError
 from sarathi_sim.simulator.confidence.bands import UNKNOWN, Band, covering_width, fit_band
 from sarathi_sim.simulator.confidence.held_out import OpTable, modelled_tables, op_tables

@@ -98,7 +98,7 @@ class IterationCost:
 
     def saved(self, chunk: Floats, alone_s: Floats) -> Floats:
         """What chunks that take ``alone_s`` without context take less in a batch with others
-        (:meth:`~sarathi_sim.simulator.op_times.together.Together.saved`)."""
+        (:meth:`~sarathi_sim.simulator.op_times.op_times.Together.saved`)."""
         scale = self.layer.scale
         return scale * self.ops.together.saved(chunk, alone_s / scale)
 

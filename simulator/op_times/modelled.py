@@ -14,8 +14,7 @@ from sarathi_sim.profiler.physics.shard_times import ShardTimes
 from sarathi_sim.profiler.storage.files import PACKAGE, files_sha256
 from sarathi_sim.simulator.loop.records import Floats
 from sarathi_sim.simulator.op_times.cache import kept
-from sarathi_sim.simulator.op_times.op_times import OpTimes
-from sarathi_sim.simulator.op_times.together import Together
+from sarathi_sim.simulator.op_times.op_times import OpTimes, PairTimes, Together
 
 MOST_ROWS = 1 << 17
 """Token rows up to which times are tabulated."""
@@ -83,24 +82,6 @@ class RowTimes:
                 self.identity, f"{self.op} {size}", lambda: self.time(np.arange(1, size + 1))
             )
         return np.asarray(self._tables[size][np.maximum(whole, 1) - 1])
-
-
-@dataclass(frozen=True, eq=False)
-class PairTimes:
-    """Attention by two sizes."""
-
-    time: Asked
-    identity: str
-    op: str
-
-    def __call__(self, a: ArrayLike, b: ArrayLike) -> Floats:
-        """Seconds, of the broadcast shape of both."""
-        return self.time(a, b)
-
-    def table(self, a: Floats, b: Floats) -> Floats:
-        """Of every ``a`` with every ``b``."""
-        sizes = np.concatenate([a, b]).astype(np.float64).tobytes()
-        return kept(self.identity, f"{self.op} {len(a)}", lambda: self.time(a[:, None], b), sizes)
 
 
 @dataclass(frozen=True, eq=False)

@@ -22,7 +22,40 @@ from sarathi_sim.profiler.facts.ops import (
     SEND_RECV,
 )
 from sarathi_sim.simulator.loop.records import Floats
-from sarathi_sim.simulator.op_times.together import Together
+from sarathi_sim.simulator.op_times.cache import kept
+
+
+@dataclass(frozen=True, eq=False)
+class Together:
+    """In a call of ``batches[i]`` equal chunks of n tokens, each takes ``added(n)[i]`` seconds.
+
+    Calls of other batches lie on the line between two; beyond the largest, shares stay. A chunk of
+    n tokens in a batch of N takes its share of a call of N / n such chunks: that many keep the GPU
+    as busy.
+    """
+
+    batches: Floats
+    added: Callable[[Floats], Floats]
+
+    def saved(self, chunk: Floats, alone_s: Floats) -> Floats:
+        """Of chunks that take ``alone_s`` alone, (gain, launch): in a batch of N tokens each takes
+        ``gain - launch / N`` less. Shape (chunks, batches + 1, 2): from one batch to the next."""
+        sizes, calls = self._calls(chunk, alone_s)
+        slope = np.append(np.diff(calls) / np.diff(sizes), calls[:, -1:] / sizes[-1], axis=-1)
+        launch = chunk[:, None] * (calls - slope * sizes)
+        return np.stack([alone_s[:, None] - slope, launch], axis=-1)
+
+    def least_s(self, chunk: Floats, alone_s: Floats) -> Floats:
+        """What each chunk takes at least, alone or with others."""
+        sizes, calls = self._calls(chunk, alone_s)
+        return np.asarray((calls / sizes).min(axis=-1))
+
+    def _calls(self, chunk: Floats, alone_s: Floats) -> tuple[Floats, Floats]:
+        """The batches from one on, and each chunk's calls: more chunks take no less time."""
+        sizes = np.append(1.0, self.batches)
+        shares = np.vstack([alone_s, self.added(chunk)]).T
+        return sizes, np.maximum.accumulate(sizes * shares, axis=-1)
+
 
 Seconds = TypeVar("Seconds", float, Floats)
 TimeBySize = Callable[[ArrayLike], Floats]
@@ -37,6 +70,25 @@ class TimeByPair(Protocol):
 
     def table(self, a: Floats, b: Floats) -> Floats:
         """Of every ``a`` with every ``b``: shape (a, b)."""
+
+
+@dataclass(frozen=True, eq=False)
+class PairTimes:
+    """A function of two sizes; tables of it are kept on disk (``cache.py``) under the hash of all
+    that they depend on, if it has one."""
+
+    time: Callable[[ArrayLike, ArrayLike], Floats]
+    identity: str = ""
+    op: str = ""
+
+    def __call__(self, a: ArrayLike, b: ArrayLike) -> Floats:
+        return self.time(a, b)
+
+    def table(self, a: Floats, b: Floats) -> Floats:
+        """Of every ``a`` with every ``b``."""
+        sizes = np.concatenate([a, b]).astype(np.float64).tobytes()
+        what = f"{self.op} {len(a)}"
+        return kept(self.identity, what, lambda: self.time(a[:, None], b), sizes)
 
 
 @dataclass(frozen=True)
@@ -165,17 +217,3 @@ class Scaled:
     def table(self, a: Floats, b: Floats) -> Floats:
         """The other's table, multiplied: what is kept on disk is not scaled."""
         return self.factor * self.time.table(a, b)  # type: ignore[attr-defined, no-any-return]
-
-
-@dataclass(frozen=True)
-class ByPair:
-    """A function of two sizes."""
-
-    time: Callable[[ArrayLike, ArrayLike], Floats]
-
-    def __call__(self, a: ArrayLike, b: ArrayLike) -> Floats:
-        return self.time(a, b)
-
-    def table(self, a: Floats, b: Floats) -> Floats:
-        """Of every ``a`` with every ``b``."""
-        return np.asarray(self.time(a[:, None], b))

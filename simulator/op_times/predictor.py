@@ -88,7 +88,7 @@ class BundlePredictor:
     one attention of all decodes. The first stage adds the embedding of M tokens and the time of the
     ``host``, the last the LM head for the rows that yield a token. To the next stage goes M *
     hidden / TP numbers per rank. Where calls of several chunks were measured, each chunk takes its
-    share of one (:mod:`sarathi_sim.simulator.op_times.together`).
+    share of one (:mod:`sarathi_sim.simulator.op_times.op_times`).
 
     If the bundle timed whole layers, ``layer_time`` "measured" corrects this sum by them, also for
     the extra time of a chunk and decodes in one batch

@@ -27,7 +27,14 @@ from sarathi_sim.simulator.op_times.cache import kept
 from sarathi_sim.simulator.op_times.interaction import fit_skew, fit_whole_layer
 from sarathi_sim.simulator.op_times.linear import PiecewiseLinear, PooledRoofline
 from sarathi_sim.simulator.op_times.modelled import modelled_times
-from sarathi_sim.simulator.op_times.op_times import SUM, OpTimes, TimeBySize, WholeLayer
+from sarathi_sim.simulator.op_times.op_times import (
+    SUM,
+    OpTimes,
+    PairTimes,
+    TimeBySize,
+    Together,
+    WholeLayer,
+)
 from sarathi_sim.simulator.op_times.surface import (
     LEAVES,
     TREES,
@@ -35,7 +42,6 @@ from sarathi_sim.simulator.op_times.surface import (
     decode_surface,
     prefill_surface,
 )
-from sarathi_sim.simulator.op_times.together import Together
 
 FITS = 2
 """Of the regressions: to be raised with every change of what they give."""
@@ -64,11 +70,15 @@ def bundle_times(bundle: Bundle) -> OpTimes:
     if rest is not None:
         by_rows = {op: by_rows.get(op, time) for op, time in rest.by_rows.items()}
         send = {**rest.send, **send}
+
+    def attention(op: str) -> PairTimes:
+        return PairTimes(AttentionFit(bundle, op), _identity(bundle), op)
+
     found = OpTimes(
         meta=meta,
         by_rows=by_rows,
-        prefill=rest.prefill if rest and PREFILL in lacking else BundleAttention(bundle, PREFILL),
-        decode=rest.decode if rest and DECODE in lacking else BundleAttention(bundle, DECODE),
+        prefill=rest.prefill if rest and PREFILL in lacking else attention(PREFILL),
+        decode=rest.decode if rest and DECODE in lacking else attention(DECODE),
         all_reduce=(
             None
             if meta.tp == 1
@@ -119,24 +129,17 @@ class Stacked:
 
 
 @dataclass(frozen=True, eq=False)
-class BundleAttention:
-    """Attention fitted to a bundle's points when it is first asked; tables of it are kept on disk
-    (``cache.py``)."""
+class AttentionFit:
+    """Attention fitted to a bundle's points when it is first asked."""
 
     bundle: Bundle
     op: str
 
     def __call__(self, a: ArrayLike, b: ArrayLike) -> Floats:
-        return self._surface(a, b)
-
-    def table(self, a: Floats, b: Floats) -> Floats:
-        """Of every ``a`` with every ``b``."""
-        sizes = np.concatenate([a, b]).astype(np.float64).tobytes()
-        what = f"{self.op.removeprefix('attn_')} {len(a)}"
-        return kept_of(self.bundle, what, lambda: self(a[:, None], b), sizes)
+        return self._fitted(a, b)
 
     @cached_property
-    def _surface(self) -> PhysicalSurface:
+    def _fitted(self) -> PhysicalSurface:
         fit = prefill_surface if self.op == PREFILL else decode_surface
         windows = self.bundle.meta.model_spec.windows
         columns = self.bundle.tables()[self.op][[*OPS[self.op].columns, "time_us"]]
@@ -144,14 +147,17 @@ class BundleAttention:
         return fit(first, second, time_us * 1e-6, windows.tokens if windows else 0)
 
 
-def kept_of(bundle: Bundle, what: str, make: Callable[[], Floats], sizes: bytes = b"") -> Floats:
-    """What ``make`` computes from a bundle (and ``sizes``), kept on disk (``cache.py``) under the
-    hash of all that it depends on: the bundle's content, and how it is fitted."""
+def kept_of(bundle: Bundle, what: str, make: Callable[[], Floats]) -> Floats:
+    """What ``make`` computes from a bundle, kept on disk (``cache.py``)."""
+    return kept(_identity(bundle), what, make)
+
+
+def _identity(bundle: Bundle) -> str:
+    """The hash of a bundle's content and of how it is fitted; none of what was made in memory."""
     meta = bundle.meta
     about = (FITS, TREES, LEAVES, version("scikit-learn"), meta.tp, meta.dtype, meta.tile)
     known = hashlib.sha256(repr((meta.content_sha256, about, meta.model_spec)).encode())
-    # What was made in memory has no identity.
-    return kept(known.hexdigest() if meta.content_sha256 else "", what, make, sizes)
+    return known.hexdigest() if meta.content_sha256 else ""
 
 
 Gemms = dict[str, tuple[GemmShape, Floats, Floats]]

@@ -11,7 +11,7 @@ from sarathi_sim.experiments.config.deployment import Deployment
 from sarathi_sim.experiments.config.loading import load_experiment
 from sarathi_sim.experiments.run.experiment import deploy_all
 from sarathi_sim.profiler.facts.ops import ALL_REDUCE, ATTENTION
-from sarathi_sim.profiler.physics.device_model import KINDS
+from sarathi_sim.profiler.physics.shard_times import KINDS
 from tests.profiler.hf_configs import DEEPSEEK_V3, GPT_OSS_20B
 
 TEXT = """\

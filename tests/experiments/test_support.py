@@ -16,7 +16,7 @@ from sarathi_sim.experiments.run.experiment import deploy_all
 from sarathi_sim.experiments.run.support import LEGEND, Combination, build, cells, page
 from sarathi_sim.profiler.facts.device import list_devices, load_device
 from sarathi_sim.profiler.facts.model import list_models, load_model
-from sarathi_sim.profiler.physics.device_model import KINDS
+from sarathi_sim.profiler.physics.shard_times import KINDS
 
 Write = Callable[[str], Path]
 ROOT = Path(__file__).resolve().parents[2]

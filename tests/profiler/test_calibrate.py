@@ -20,12 +20,19 @@ from sarathi_sim.profiler.physics.calibrate import (
     report_from_yaml,
     structure_from_yaml,
 )
-from sarathi_sim.profiler.physics.device_model import DeviceModel
 from sarathi_sim.profiler.physics.fit import columns_of, errors, fit_op, held_out
 from sarathi_sim.profiler.physics.forms import GEMM, LINK
 from sarathi_sim.profiler.physics.hold_out import fold_of, leave_one_group_out
-from sarathi_sim.profiler.physics.studies import STUDIES, bandwidth_share
-from sarathi_sim.profiler.physics.study import BINS, HoldOut, Origin, Study, on
+from sarathi_sim.profiler.physics.shard_times import DeviceModel, DeviceTimes
+from sarathi_sim.profiler.physics.studies import (
+    BINS,
+    STUDIES,
+    HoldOut,
+    Origin,
+    Study,
+    bandwidth_share,
+    on,
+)
 from sarathi_sim.profiler.public import frames as public_data
 from sarathi_sim.profiler.public import vidur_frames as vidur
 from sarathi_sim.profiler.storage.files import DATASETS_VARIABLE, public_datasets
@@ -245,7 +252,7 @@ def test_the_band_of_a_gemm_covers_other_stacks() -> None:
     for rows in others:
         rows = rows.query("n >= 512 and k >= 512 and n * k >= 2**20")
         shape = {side: rows[side].to_numpy(np.float64) for side in "mnk"}
-        off = np.abs(np.log(times._predict("gemm", **shape) / rows["time_us"]))
+        off = np.abs(np.log(times.predict("gemm", **shape) / rows["time_us"]))
         for term, shares in covered.items():
             width = replace(fit, stack_pct=term).half_width_pct / 100
             shares.append(float((off <= width).mean()))
@@ -272,7 +279,7 @@ def test_the_band_of_attention_covers_other_stacks(op: str) -> None:
         else:
             rows = rows[bandwidth_share(rows, device) <= 0.9].query("15 <= context <= 32768")
             rows = rows[(rows["heads"] == rows["kv_heads"]) == (op == "attn_decode_mha")]
-        off = np.abs(np.log(times._predict(op, **columns_of(rows)) / rows["time_us"]))
+        off = np.abs(np.log(times.predict(op, **columns_of(rows)) / rows["time_us"]))
         for term, shares in covered.items():
             width = replace(fit, stack_pct=term).half_width_pct / 100
             shares.append(float((off <= width).mean()))
@@ -287,7 +294,8 @@ def test_an_all_reduce_and_its_launch_are_what_was_measured() -> None:
     for gpus in (2, 4, 8):
         calls, empty_us = vidur.all_reduce_2023(datasets, gpus)
         launch = empty_us - public_data.aic_all_reduce(datasets, gpus)["time_us"].min()
-        transfer = times.all_reduce(calls["num_bytes"].to_numpy(np.float64), gpus)
+        size = calls["num_bytes"].to_numpy(np.float64)
+        transfer = times.predict(f"all_reduce_{gpus}", num_bytes=size)
         off = np.abs(np.log(transfer / (calls["time_us"] - launch)))
         fit = times.spec.op(f"all_reduce_{gpus}")
         assert (off <= fit.half_width_pct / 100).mean() > 0.88
@@ -299,7 +307,7 @@ def test_an_all_reduce_and_its_launch_are_what_was_measured() -> None:
 def test_an_attention_that_was_lent_says_so_and_is_wide() -> None:
     """The A40 has the A6000's kernel; paged kernels are 2 to 3 times slower in prefill."""
     own, lent = (
-        DeviceModel(name).provenance(load_model("llama-3.1-8b"), 1) for name in ("a6000", "a40")
+        DeviceTimes(name, load_model("llama-3.1-8b"), 1).provenance() for name in ("a6000", "a40")
     )
     for op, least in (("attn_prefill", 100), ("attn_decode", 35)):
         assert "(lent)" in lent[op].mark and "(lent)" not in own[op].mark

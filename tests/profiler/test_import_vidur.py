@@ -19,7 +19,7 @@ from sarathi_sim.profiler.bundle.schema import (
     write_bundle,
 )
 from sarathi_sim.profiler.facts.model import load_model
-from sarathi_sim.profiler.importers.part import half_octaves
+from sarathi_sim.profiler.importers.assemble import half_octaves
 from sarathi_sim.profiler.importers.sources import import_bundle
 from sarathi_sim.profiler.storage.files import DATASETS_VARIABLE, public_datasets
 

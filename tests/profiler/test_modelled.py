@@ -10,7 +10,6 @@ import pytest
 from sarathi_sim.profiler.facts.device import device_files, device_sha256
 from sarathi_sim.profiler.facts.model import load_model
 from sarathi_sim.profiler.facts.ops import LAYER_GEMMS, SCOPES
-from sarathi_sim.profiler.physics.device_model import DeviceModel
 from sarathi_sim.profiler.physics.shard_times import DeviceTimes
 from sarathi_sim.profiler.storage.strict import SpecError
 from sarathi_sim.simulator.op_times.modelled import modelled_times
@@ -39,13 +38,15 @@ def layer_s(ops: OpTimes, tokens: int) -> float:
 @pytest.mark.parametrize(("device", "model", "tp"), MODELLED)
 def test_a_run_gets_what_the_device_says(device: str, model: str, tp: int) -> None:
     """To the last bit, at sizes that no table of the profiler has; and it says where from."""
-    ops, times, spec = times_of(device, model, tp), DeviceModel(device), load_model(model)
+    ops, spec = times_of(device, model, tp), load_model(model)
+    times = DeviceTimes(device, spec, tp)
+    heads = (*spec.heads_per_rank(tp), spec.head_dim)
     rows, batch, held = np.array([1, 237, 5001]), np.array([3.0, 77.0]), np.array([33.0, 4099.0])
     for op in spec.row_ops:
-        expected = 1e-6 * times.by_rows(op, rows.astype(float), spec, tp)
+        expected = 1e-6 * times.by_rows(op, rows.astype(float))
         assert np.array_equal(ops.by_rows[op](rows), expected), op
-    assert np.array_equal(ops.decode(batch, held), 1e-6 * times.attn_decode(batch, held, spec, tp))
-    chunk = 1e-6 * times.attn_prefill(batch, held, spec, tp)
+    assert np.array_equal(ops.decode(batch, held), 1e-6 * times.attn_decode(batch, held, *heads))
+    chunk = 1e-6 * times.attn_prefill(batch, held, *heads)
     assert np.array_equal(ops.prefill(batch, held), chunk)
     assert np.array_equal(ops.prefill.table(batch, held).diagonal(), chunk)
     for scope in SCOPES:

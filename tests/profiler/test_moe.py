@@ -24,11 +24,11 @@ from sarathi_sim.profiler.kernels.moe_surface import (
     groups,
     moe_table,
 )
+from sarathi_sim.profiler.kernels.own_ops import expert_tables, fit_experts
 from sarathi_sim.profiler.kernels.reduce_curves import ReduceCurve
 from sarathi_sim.profiler.kernels.stack_file import load_stack
-from sarathi_sim.profiler.kernels.stack_fit import expert_tables, fit_experts, fit_stack
+from sarathi_sim.profiler.kernels.stack_fit import fit_stack
 from sarathi_sim.profiler.kernels.stack_times import StackTimes
-from sarathi_sim.profiler.physics.device_model import DOUBT
 from sarathi_sim.profiler.physics.moe_expected import (
     SHAPE,
     Rates,
@@ -36,6 +36,7 @@ from sarathi_sim.profiler.physics.moe_expected import (
     factors,
     parts_us,
 )
+from sarathi_sim.profiler.physics.shard_times import DOUBT
 from sarathi_sim.profiler.public import kernel_tables
 from sarathi_sim.profiler.storage.files import public_datasets
 from sarathi_sim.profiler.storage.strict import SpecError
@@ -360,20 +361,20 @@ def test_expert_parallel_ranks_may_send_tokens_instead_of_adding_up() -> None:
     num_bytes = 2 * 1024 * 4 * (1 - 0.75**8) * 2048
     spec, arrays = load_stack("h100-80g-sxm", "vllm")
     name = "all_to_all.nccl.4"
-    sizes, log_us = 128.0 * arrays[f"{name}.size"], arrays[f"{name}.log_us"] / 1800
+    sizes, log_us = arrays[f"{name}.size"], arrays[f"{name}.log_us"] / 1800
     expected = 2 * ReduceCurve(sizes, log_us).time_us(np.float64(num_bytes))
     assert us(sending, ALL_TO_ALL, 4096) == pytest.approx(expected) and name in spec.kernels
 
 
 def test_without_a_table_the_all_to_all_follows_from_the_link() -> None:
-    times = StackTimes("h100-80g-sxm", Kernels("vllm", expert_parallel=True), QWEN, 4)
-    experts = times._experts
+    sending = Kernels("vllm", expert_parallel=True, moe_a2a_backend="nccl")
+    experts = StackTimes("h100-80g-sxm", sending, QWEN, 4)._own[ALL_TO_ALL]
     experts.spec = replace(experts.spec, kernels={})
     # 4096 tokens: 1024 a rank to 3.6 ranks each, 3/4 of them over the link at 450 GB/s.
     num_bytes = 2 * 1024 * 4 * (1 - 0.75**8) * 2048 * 3 / 4
     expected = 2 * (10 + 1e6 * num_bytes / 450e9)
-    assert experts.all_to_all_us(np.array([4096.0]))[0] == pytest.approx(expected)
-    assert experts.all_to_all_provenance()[0].startswith("modelled: 10 us + bytes / NVLink")
+    assert experts.time_us(np.array([4096.0]))[0] == pytest.approx(expected)
+    assert experts.provenance()[0].startswith("modelled: 10 us + bytes / NVLink")
 
 
 def test_weights_of_a_gpu_are_the_same_however_experts_are_divided() -> None:

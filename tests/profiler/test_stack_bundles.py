@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -16,13 +17,17 @@ from sarathi_sim.profiler.facts.formats import STACKS, Kernels
 from sarathi_sim.profiler.facts.model import load_model
 from sarathi_sim.profiler.importers.assemble import wanted_ops
 from sarathi_sim.profiler.importers.sources import import_bundle
-from sarathi_sim.profiler.kernels.attention_fit import fit_attention, fit_together, reading_us
-from sarathi_sim.profiler.kernels.attention_grid import fit_added
-from sarathi_sim.profiler.kernels.prefix_grid import alike
+from sarathi_sim.profiler.kernels.attention_grid import alike, fit_added
 from sarathi_sim.profiler.kernels.stack_file import load_stack, stack_files, stacks_on
-from sarathi_sim.profiler.kernels.stack_fit import fit_gemm, fit_stack
+from sarathi_sim.profiler.kernels.stack_fit import (
+    fit_attention,
+    fit_gemm,
+    fit_stack,
+    fit_together,
+    reading_us,
+)
 from sarathi_sim.profiler.kernels.stack_times import StackTimes
-from sarathi_sim.profiler.physics.device_model import KINDS
+from sarathi_sim.profiler.physics.shard_times import KINDS
 from sarathi_sim.profiler.public import kernel_tables, perf_tables
 from sarathi_sim.profiler.storage.files import DATASETS_VARIABLE, data_dir, public_datasets
 from sarathi_sim.profiler.storage.strict import SpecError
@@ -90,12 +95,18 @@ def test_a_run_gets_what_the_tables_give() -> None:
     included."""
     model, rows = load_model("gemma-3-12b"), np.array([1.0, 237.0, 5001.0])
     times = StackTimes("h100-80g-sxm", Kernels("vllm"), model, 2)
-    ops, of = modelled_times(times), times.attention
+    ops, windows = modelled_times(times), model.windows
     for op in model.row_ops:
         assert np.array_equal(ops.by_rows[op](rows), 1e-6 * times.by_rows(op, rows)), op
-    whole, near = of.decode(rows, 7 * rows), of.decode_within(rows, 7 * rows)
-    share = model.windows.layers / model.num_layers if model.windows else 0.0
+    assert windows is not None
+    share, everywhere = windows.layers / model.num_layers, replace(windows, layers=model.num_layers)
     assert 0 < share < 1
+    whole, near = (
+        StackTimes("h100-80g-sxm", Kernels("vllm"), replace(model, windows=of), 2).decode(
+            rows, 7 * rows
+        )
+        for of in (None, everywhere)
+    )
     mean = 1e-6 * ((1 - share) * whole + share * near)
     np.testing.assert_allclose(ops.decode(rows, 7 * rows), mean, rtol=1e-12)
     assert ops.all_reduce is not None

@@ -8,7 +8,7 @@ from scipy.spatial import ConvexHull
 
 from sarathi_sim.profiler.facts.ops import GemmShape
 from sarathi_sim.profiler.facts.roofline import gemm_us
-from sarathi_sim.simulator.confidence.region import SLACK, MeasuredRegion
+from sarathi_sim.simulator.confidence.coverage import SLACK, MeasuredRegion
 from sarathi_sim.simulator.op_times.linear import PiecewiseLinear, PooledRoofline
 from sarathi_sim.simulator.op_times.surface import coordinates
 

@@ -24,11 +24,10 @@ from sarathi_sim.simulator.loop.quantum import QUANTUM_S
 from sarathi_sim.simulator.op_times import surface
 from sarathi_sim.simulator.op_times.iteration import HostTime, WholeLayer, counted_context
 from sarathi_sim.simulator.op_times.linear import PiecewiseLinear
-from sarathi_sim.simulator.op_times.op_times import OpTimes
+from sarathi_sim.simulator.op_times.op_times import OpTimes, Together
 from sarathi_sim.simulator.op_times.predictor import BundlePredictor
 from sarathi_sim.simulator.op_times.regression import Stacked, bundle_times
 from sarathi_sim.simulator.op_times.surface import Kind, PhysicalSurface, decode_surface
-from sarathi_sim.simulator.op_times.together import Together
 from tests.sampled import profile_folder
 
 GPT3 = load_model("gpt3-175b")

@@ -11,8 +11,7 @@ from sarathi_sim.profiler.facts.device import load_device
 from sarathi_sim.profiler.facts.layer_kinds import Latent, Windows
 from sarathi_sim.profiler.facts.model import ModelSpec, load_model
 from sarathi_sim.profiler.facts.roofline import attended, attended_within
-from sarathi_sim.profiler.physics.device_model import DeviceModel
-from sarathi_sim.profiler.physics.layer_mix import mean_time
+from sarathi_sim.profiler.physics.shard_times import DeviceTimes
 from sarathi_sim.simulator.load.engine_memory import (
     Step,
     engine_memory,
@@ -55,13 +54,10 @@ def test_attention_of_a_mean_layer() -> None:
 
 def test_the_regression_knows_the_window() -> None:
     """Between the points of the bundle, and beyond: a layer's mean, the device model's."""
-    times, fitted = (
-        DeviceModel("a100-80g-sxm"),
-        bundle_times(device_bundle("a100-80g-sxm", WINDOWED, 1)),
-    )
+    times = DeviceTimes("a100-80g-sxm", WINDOWED, 1)
+    fitted = bundle_times(device_bundle("a100-80g-sxm", WINDOWED, 1))
     for batch, context in ((8.0, 300.0), (64.0, 2000.0), (64.0, 7000.0), (64.0, 16000.0)):
-        pair = np.array([batch]), np.array([context])
-        expected = mean_time(times.attn_decode, times.decode_within, *pair, WINDOWED, 1)
+        expected = times.decode(np.array([batch]), np.array([context]))
         assert 1e6 * float(fitted.decode(batch, context)) == pytest.approx(expected[0], rel=0.12)
 
 

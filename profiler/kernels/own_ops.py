@@ -1,29 +1,54 @@
-"""The time of a mixture's experts on one rank, and of sending tokens to them and back."""
+"""Ops with a behaviour of their own, neither a GEMM nor elementwise kernels: :data:`OWN_OPS`.
+
+They are a mixture's experts on one rank, and sending tokens to them and back. Another op is another
+entry: what times it, and what fits its tables.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping
 from functools import cached_property
+from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
+import numpy.typing as npt
+import pandas as pd
 
 from sarathi_sim.profiler.facts.device import DeviceSpec
-from sarathi_sim.profiler.facts.formats import MOE_BYTES, Kernels, Stack
+from sarathi_sim.profiler.facts.formats import (
+    DISTRIBUTIONS,
+    MOE_BYTES,
+    MOE_DTYPES,
+    Kernels,
+    MoeDtype,
+    Stack,
+)
 from sarathi_sim.profiler.facts.model import ModelSpec
 from sarathi_sim.profiler.facts.ops import ALL_TO_ALL, MOE
 from sarathi_sim.profiler.facts.roofline import HALF, Array
-from sarathi_sim.profiler.kernels.gemm_lattice import Stored
-from sarathi_sim.profiler.kernels.moe_surface import MoeSurface
+from sarathi_sim.profiler.kernels import left_out
+from sarathi_sim.profiler.kernels.left_out import Errors, Fitted, record
+from sarathi_sim.profiler.kernels.moe_surface import (
+    MoeSurface,
+    choose_tokens,
+    fit_moe,
+    moe_table,
+)
 from sarathi_sim.profiler.kernels.reduce_curves import SEND_LATENCY_US, ReduceCurve, sent_us
 from sarathi_sim.profiler.kernels.stack_file import (
+    Arrays,
     KernelFit,
     StackSpec,
     load_stack,
     stacks_on,
     stored,
 )
-from sarathi_sim.profiler.physics.device_model import DOUBT
-from sarathi_sim.profiler.physics.moe_expected import moved_bytes, rates_of
+from sarathi_sim.profiler.physics.moe_expected import Rates, moved_bytes, rates_of
+from sarathi_sim.profiler.physics.shard_times import DOUBT
+from sarathi_sim.profiler.public import kernel_tables as tables
+
+ExpertTables = Mapping[str, tuple[pd.DataFrame, str, Rates]]
 
 #: Half-widths, percent, of what has no errors on rows left out: experts of which no model's like
 #: was measured in this format, and an all-to-all, whose tokens here spread evenly. Assumed.
@@ -51,9 +76,11 @@ def experts_name(kernels: Kernels) -> str:
 class ExpertTimes:
     """Of one ``tp`` rank of a mixture, microseconds.
 
-    ``stored`` gives a table's arrays by its name. Raises ValueError where ``tp`` does not divide
-    the experts.
+    ``stored`` gives a table's arrays by its name. Raises SpecError where the experts were not
+    measured, ValueError where ``tp`` does not divide them.
     """
+
+    of_chip = True
 
     def __init__(
         self,
@@ -62,9 +89,10 @@ class ExpertTimes:
         model: ModelSpec,
         tp: int,
         spec: StackSpec,
-        stored: Callable[[str], Stored],
+        stored: Callable[[str], Arrays],
     ) -> None:
         assert model.experts is not None
+        spec.need(MOE, experts_name(kernels), "moe_dtype, expert_distribution")
         self.device, self.kernels, self.tp = device, kernels, tp
         self.hidden, self.mix = model.hidden_size, model.experts
         self.spec, self._stored = spec, stored
@@ -87,18 +115,6 @@ class ExpertTimes:
         moved = moved_bytes(np.array([self.shape], np.float64), flat, MOE_BYTES[dtype])
         kernels = (one.time_us(tokens, self.shape, rates) for one in self._choices.values())
         return np.minimum.reduce([*kernels]), moved.reshape(np.shape(tokens))
-
-    def all_to_all_us(self, tokens: Array) -> Array:
-        """Each rank sends its share of the tokens to the ranks of their experts, and back.
-
-        A token goes once to every rank that holds one or more of its experts.
-        """
-        reached = self.tp * (1 - (1 - 1 / self.tp) ** self.mix.top_k)
-        num_bytes = HALF * tokens / self.tp * reached * self.hidden
-        if self._exchange is not None:
-            curve = ReduceCurve.from_arrays(self._stored(f"{ALL_TO_ALL}.nccl.{self.tp}"))
-            return 2 * curve.time_us(num_bytes)
-        return 2 * sent_us(num_bytes * (self.tp - 1) / self.tp, self.device.intra_node)
 
     def provenance(self) -> tuple[str, float]:
         """The origin of the experts' times, and the half-width of their band in percent."""
@@ -154,20 +170,6 @@ class ExpertTimes:
             pct,
         )
 
-    def all_to_all_provenance(self) -> tuple[str, float]:
-        """As :meth:`provenance`."""
-        what = "dispatch and combine in bf16, tokens spread evenly over ranks (assumed)"
-        fit = self._exchange
-        if fit is None:
-            link = f"{SEND_LATENCY_US:g} us + bytes / {self.device.intra_node.kind}"
-            return f"modelled: {link} (formula, no data); {what}", _EVEN_PCT
-        width = max(fit.left_out["sizes"].half_width_pct, _EVEN_PCT)
-        return f"measured: NCCL {fit.version} all-to-all; {what}", width
-
-    @property
-    def _exchange(self) -> KernelFit | None:
-        return self.spec.kernels.get(f"{ALL_TO_ALL}.nccl.{self.tp}")
-
     @cached_property
     def _choices(self) -> dict[str, MoeSurface]:
         """The kernels among which the stack chooses, by whose they are; its own first."""
@@ -191,3 +193,99 @@ class ExpertTimes:
         theirs = MoeSurface.from_arrays(stored(arrays, table)) if table in spec.kernels else mine
         alone = theirs.from_what(self.shape) == "between" != mine.from_what(self.shape)
         return {other: theirs} if alone else {}
+
+
+class ExchangeTimes(ExpertTimes):
+    """Dispatch and combine: each rank sends its share of the tokens to the ranks of their experts,
+    and back."""
+
+    of_chip = False
+
+    def time_us(self, tokens: Array) -> tuple[Array, Array]:
+        """A token goes once to every rank that holds one or more of its experts."""
+        reached = self.tp * (1 - (1 - 1 / self.tp) ** self.mix.top_k)
+        num_bytes = HALF * tokens / self.tp * reached * self.hidden
+        if self._exchange is not None:
+            curve = ReduceCurve.from_arrays(self._stored(f"{ALL_TO_ALL}.nccl.{self.tp}"))
+            return 2 * curve.time_us(num_bytes), num_bytes
+        link = self.device.intra_node
+        return 2 * sent_us(num_bytes * (self.tp - 1) / self.tp, link), num_bytes
+
+    def provenance(self) -> tuple[str, float]:
+        what = "dispatch and combine in bf16, tokens spread evenly over ranks (assumed)"
+        fit = self._exchange
+        if fit is None:
+            link = f"{SEND_LATENCY_US:g} us + bytes / {self.device.intra_node.kind}"
+            return f"modelled: {link} (formula, no data); {what}", _EVEN_PCT
+        width = max(fit.left_out["sizes"].half_width_pct, _EVEN_PCT)
+        return f"measured: NCCL {fit.version} all-to-all; {what}", width
+
+    @property
+    def _exchange(self) -> KernelFit | None:
+        return self.spec.kernels.get(f"{ALL_TO_ALL}.nccl.{self.tp}")
+
+
+def expert_tables(datasets: Path, device: str, stack: str, dtype: MoeDtype) -> ExpertTables:
+    """Those of one format, by how tokens spread: rows, version, what bounds the experts."""
+    found = {d: tables.experts(datasets, device, stack, dtype, d) for d in DISTRIBUTIONS}
+    return {
+        f"{MOE}.{dtype}.{distribution}": (*table, rates_of(device, dtype, distribution))
+        for distribution, table in found.items()
+        if table is not None
+    }
+
+
+def fit_experts(format_tables: ExpertTables) -> Iterator[Fitted]:
+    """The surfaces of one format's tables of experts (sizes, tokens, time_us).
+
+    Those of the token counts that are no knots are scored together: one table has few.
+    """
+    raws = {table: moe_table(rows) for table, (rows, *_) in format_tables.items()}
+    knots: dict[str, npt.NDArray[np.intp]] = {}
+    between: list[Errors] = []
+    for table, (*_, rates) in format_tables.items():
+        # Half of the shapes choose the knots, the others are scored.
+        raw, chosen = raws[table], np.arange(len(raws[table].shapes)) % 2 == 0
+        knots[table] = choose_tokens(raw.cleaned().some(chosen), rates)
+        between += left_out.moe_tokens(raw, rates, knots[table], np.flatnonzero(~chosen))
+    for table, (rows, version, rates) in format_tables.items():
+        raw = raws[table]
+        clean = raw.cleaned()
+        surface = fit_moe(clean, rates, knots[table])
+        kinds = {
+            "between": iter(between),
+            "shapes": left_out.moe_shapes(raw, rates, inside=True),
+            "beyond": left_out.moe_shapes(raw, rates, inside=False),
+        }
+        numbers = surface.log_ratio.size
+        fit = record(version, len(rows), raw.time_us, clean.time_us, numbers, kinds)
+        yield Fitted(table, surface, fit)
+
+
+def _fit_all(datasets: Path, device: str, stack: str) -> Iterator[Fitted]:
+    for dtype in MOE_DTYPES:
+        yield from fit_experts(expert_tables(datasets, device, stack, dtype))
+
+
+class OwnOp(NamedTuple):
+    """One op. ``times(device, kernels, model, tp, spec, stored)`` is like :class:`ExpertTimes`:
+    ``time_us`` gives times and the bytes moved, ``provenance`` their mark and half-width, and
+    ``of_chip`` says whether a device with the same chip and other memory is slower.
+
+    ``runs`` says whether a model has the op; ``fits(datasets, device, stack)`` fits its tables.
+    """
+
+    times: Callable[..., ExpertTimes]
+    runs: Callable[[ModelSpec, Kernels, int], bool]
+    fits: Callable[[Path, str, str], Iterator[Fitted]] = lambda *_: iter(())
+
+
+OWN_OPS = {
+    MOE: OwnOp(ExpertTimes, lambda model, kernels, tp: model.experts is not None, _fit_all),
+    ALL_TO_ALL: OwnOp(
+        ExchangeTimes,
+        lambda model, kernels, tp: (
+            model.experts is not None and kernels.moe_a2a_backend != "none" and tp > 1
+        ),
+    ),
+}
