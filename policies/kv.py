@@ -86,6 +86,9 @@ class Blocks:
     def enter(self, sequence: Sequence, tokens: int) -> None:
         """Note that the sequence's first ``tokens`` tokens are known: nothing to do here."""
 
+    def preload(self, sequence: Sequence) -> None:
+        """Note the full blocks of the sequence's prompt as cached: nothing to do here."""
+
     @property
     def blank(self) -> int:
         """Free blocks that can be written to at once."""
