@@ -81,7 +81,7 @@ class RadixBlocks(Blocks):
         """Free pages it takes: new ones, and hits (those found last) that nobody has locked."""
         if not hits:
             return Blocks.need(self, sequence, tokens)
-        unlocked = sum(node.end - node.start for node in _path(self._found) if not node.locks)
+        unlocked = sum(node.end - node.start for node in path(self._found) if not node.locks)
         return max(self.blocks(tokens) - len(hits), 0) + unlocked
 
     def take(
@@ -129,8 +129,12 @@ class RadixBlocks(Blocks):
         """
         if not again:
             self.computed(sequence, min(tokens, known + 1))
+        self._give_back(sequence, self.blocks(tokens))
+
+    def _give_back(self, sequence: Sequence, pages: int) -> None:
+        """Take back the sequence's own pages, and its lock on the others."""
         node = self._ends.pop(sequence)
-        self.free += self.blocks(tokens) - node.end
+        self.free += pages - node.end
         self._unlock(node)
         sequence.held = 0
 
@@ -148,7 +152,7 @@ class RadixBlocks(Blocks):
                 node = self._split(child, until)
                 break
             node = child
-        for each in reversed(_path(node)):
+        for each in reversed(path(node)):
             self._use(each)
         return node
 
@@ -216,14 +220,14 @@ class RadixBlocks(Blocks):
         heappush(leaves, (node.used, id(node), node))
 
     def _lock(self, node: Node) -> None:
-        for each in _path(node):
+        for each in path(node):
             if not each.locks:
                 self._evictable -= each.end - each.start
                 self.free -= each.end - each.start
             each.locks += 1
 
     def _unlock(self, node: Node) -> None:
-        for each in _path(node):
+        for each in path(node):
             each.locks -= 1
             if not each.locks:
                 self._evictable += each.end - each.start
@@ -231,7 +235,7 @@ class RadixBlocks(Blocks):
                 self._note(each)
 
 
-def _path(node: Node) -> list[Node]:
+def path(node: Node) -> list[Node]:
     """A node and those above it, without the root."""
     found = []
     while node.parent is not None:
