@@ -298,11 +298,19 @@ class Pool(Scheduler):
         cohort = sequence.cohort
         return sequence.held if cohort is None else cohort.context_of(sequence)
 
-    def on_their_way(self, sequence: Sequence) -> int:
-        """Tokens of a decoding sequence that are scheduled and have not come."""
-        if not self.policy.ahead:
-            return 0
-        return len(self._out(sequence)) + sequence.yielding
+    def generated(self, sequences: Iterable[Sequence]) -> list[int]:
+        """Tokens that each of these running sequences has generated, without those on their way."""
+        counts = []
+        for sequence in sequences:
+            cohort, before = sequence.cohort, sequence.prompt_tokens - 1 + sequence.yielding
+            if cohort is None:
+                counts.append(sequence.target - sequence.prompt_tokens)
+            elif sequence in self._abroad or sequence in cohort.drained:
+                counts.append(self._returned(sequence) + sequence.yielding - before)
+            else:
+                first, oldest = cohort.members[sequence], cohort.iteration - cohort.outstanding
+                counts.append(sequence.offset + (oldest if oldest > first else first) - before)
+        return counts
 
     @property
     def drained(self) -> int:
@@ -312,6 +320,8 @@ class Pool(Scheduler):
     def put_back(self, sequences: Iterable[Sequence]) -> None:
         """Let these running sequences follow all others in the order of admission."""
         for sequence in sequences:
+            del self.running[sequence]
+            self.running[sequence] = None
             sequence.order = self._orders
             self._orders += 1
 

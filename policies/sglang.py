@@ -12,7 +12,7 @@ from collections.abc import Callable
 from typing import Any, Literal
 
 from sarathi_sim.policies.policy import Chunking, named
-from sarathi_sim.policies.pool import Pool, by_admission
+from sarathi_sim.policies.pool import Pool
 from sarathi_sim.policies.radix import RadixBlocks, common_tokens
 from sarathi_sim.policies.request import Sequence, check_at_least_1
 
@@ -112,10 +112,7 @@ class Sglang:
         state.update(decoding=decoding, joining=0, cut=False)
         self._receive(pool)
         state["prefilled"] = self._prefill(pool)
-        if state["prefilled"]:
-            if self.enable_mixed_chunk and decoding:
-                self._mix(pool)
-        elif decoding:
+        if decoding and not state["prefilled"]:
             self._decode(pool)
 
     def _receive(self, pool: Pool) -> None:
@@ -165,6 +162,8 @@ class Sglang:
             return False
         blocks.reserve(budget.pages - (blank - blocks.blank))
         state.update(joining=len(budget.given) - budget.cut, cut=budget.cut)
+        if self.enable_mixed_chunk and state["decoding"]:
+            self._mix(pool, budget)
         return True
 
     def _go_on(self, pool: Pool, budget: _Budget, sequence: Sequence) -> None:
@@ -254,7 +253,7 @@ class Sglang:
 
     # Decode --------------------------------------------------------------------------------------
 
-    def _mix(self, pool: Pool) -> None:
+    def _mix(self, pool: Pool, budget: _Budget) -> None:
         """Let the decodes join the prefill batch, if the memory suffices."""
         state = pool.state
         if pool.drained:
@@ -263,7 +262,8 @@ class Sglang:
         pool.blocks.reserve(pool.decode_blocks)
         if pool.num_decodes and pool.decode_blocks <= pool.blocks.free:
             pool.blocks.reserve(pool.num_decodes)
-            pool.put_back([each for each in pool.eligible() if each not in pool.partials])
+            if budget.decoding[0].order < budget.given[-1].order:
+                pool.put_back(budget.decoding)
             pool.decodes_all()
             state.update(joining=state["joining"] + state["decoding"], decoding=0)
 
@@ -287,7 +287,8 @@ class Sglang:
     def _retract(self, pool: Pool) -> None:
         """Retract who has generated least, of those the longest prompt, until the rest fits."""
         decoding = [each for each in pool.eligible() if each not in pool.partials]
-        decoding.sort(key=lambda each: (-_generated(pool, each), each.prompt_tokens))
+        keys = dict(zip(decoding, pool.generated(decoding), strict=True))
+        decoding.sort(key=lambda each: (-keys[each], each.prompt_tokens))
         blocks = pool.blocks
         # (The engine gives up on the last one, if it does not fit alone.)
         while decoding and pool.decode_blocks > blocks.free:
@@ -295,7 +296,7 @@ class Sglang:
             blocks.reserve(blocks.blocks(len(decoding) * RETRACT_DECODE_STEPS))
             blocks.reserve(pool.decode_blocks)
         pool.put_back(decoding)
-        total = sum(_generated(pool, each) for each in decoding)
+        total = sum(keys[each] for each in decoding)
         most = sum(each.max_tokens for each in decoding)
         estimate = (total + RETRACT_DECODE_STEPS * len(decoding)) / (most + 1)
         pool.state["ratio"] = min(1.0, estimate) if decoding else self.initial_ratio
@@ -312,21 +313,21 @@ class _Budget:
     def __init__(self, policy: Sglang, pool: Pool) -> None:
         self.page = pool.blocks.block_size
         ratio = 1.0 if policy.ignore_eos else pool.state["ratio"]
-        self.decoding = [each for each in pool.running if each not in pool.partials]
-        mixed = 0
-        if policy.enable_mixed_chunk:
-            mixed = len(self.decoding)
-            self.decoding.sort(key=by_admission)
+        self.decoding = list(pool.running)
+        for each in pool.partials:
+            self.decoding.remove(each)
+        mixed = len(self.decoding) if policy.enable_mixed_chunk else 0
         self.input: float = policy.max_prefill_tokens - mixed
         size = policy.chunked_prefill_size
         self.chunk: float = float("inf") if size is None else size - mixed
         self.free = pool.blocks.free * self.page
         self.taken = mixed
         expected = 0.0
-        for each in self.decoding:  # (added one by one, as the engine does)
-            left = each.max_tokens - _generated(pool, each)
-            expected += min(left, CLIP_MAX_NEW_TOKENS) * ratio
-        self.expected = mixed + expected
+        generated = pool.generated(self.decoding)
+        for each, tokens in zip(self.decoding, generated, strict=True):
+            left = each.max_tokens - tokens
+            expected += (left if left < CLIP_MAX_NEW_TOKENS else CLIP_MAX_NEW_TOKENS) * ratio
+        self.expected = mixed + expected  # (added one by one, as the engine does)
         self.given: list[Sequence] = []
         self.cut = False
         self.tokens = 0
@@ -372,7 +373,8 @@ class _Budget:
             return False
         own = _end(sequence, sequence.target - sequence.prompt_tokens)
         if self._ends is None:
-            ends = [own, *(_end(each, _generated(pool, each)) for each in self.decoding)]
+            generated = pool.generated(self.decoding)
+            ends = [own, *map(_end, self.decoding, generated)]
             ends += [_end(each, each.target - each.prompt_tokens) for each in self.given]
             self._ends = sorted((each for each in ends if each[0] > 0), key=lambda end: end[0])
         elif own[0] > 0:
@@ -397,11 +399,6 @@ def _expected(sequence: Sequence) -> int:
     """Tokens that a waiting sequence may still generate, as far as they count."""
     left = sequence.max_tokens - (sequence.target - sequence.prompt_tokens)
     return min(max(left, 0), CLIP_MAX_NEW_TOKENS)
-
-
-def _generated(pool: Pool, sequence: Sequence) -> int:
-    """Tokens that a sequence past its prompt has generated, without those on their way."""
-    return pool.held(sequence) + 1 - sequence.prompt_tokens - pool.on_their_way(sequence)
 
 
 def _end(sequence: Sequence, generated: int) -> tuple[int, int]:

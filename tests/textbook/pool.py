@@ -9,6 +9,7 @@ it alone. A request ends by its own output length.
 from __future__ import annotations
 
 from array import array
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any, cast
 
@@ -141,9 +142,9 @@ class TextbookPool:
         """Tokens that a running sequence has blocks for, a decode of this iteration left out."""
         return self.members[sequence].holds - (sequence in self.ready and sequence in self.given)
 
-    def on_their_way(self, sequence: Sequence) -> int:
-        """Tokens of a decoding sequence that are scheduled and have not come."""
-        return self.members[sequence].pending
+    def generated(self, sequences: Iterable[Sequence]) -> list[int]:
+        """Tokens that each of these sequences has generated, without those on their way."""
+        return [self.members[sequence].generated for sequence in sequences]
 
     @property
     def drained(self) -> int:
