@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from bisect import insort
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 from dataclasses import KW_ONLY, dataclass, field
 from functools import partial
 from typing import Any, Protocol
@@ -300,16 +300,21 @@ class Pool(Scheduler):
 
     def generated(self, sequences: Iterable[Sequence]) -> list[int]:
         """Tokens that each of these running sequences has generated, without those on their way."""
-        counts = []
+        counts, home, oldest = [], None, 0
+        moved: Collection[Sequence] = self._abroad
+        members: dict[Sequence, int] = {}
         for sequence in sequences:
-            cohort, before = sequence.cohort, sequence.prompt_tokens - 1 + sequence.yielding
+            cohort = sequence.cohort
+            if cohort is not home and cohort is not None:
+                home, members, oldest = cohort, cohort.members, cohort.iteration
+                oldest -= cohort.outstanding
             if cohort is None:
-                counts.append(sequence.target - sequence.prompt_tokens)
-            elif sequence in self._abroad or sequence in cohort.drained:
-                counts.append(self._returned(sequence) + sequence.yielding - before)
-            else:
-                first, oldest = cohort.members[sequence], cohort.iteration - cohort.outstanding
-                counts.append(sequence.offset + (oldest if oldest > first else first) - before)
+                known = sequence.target - 1
+            elif (first := members.get(sequence)) is None or (moved and sequence in moved):
+                known = self._returned(sequence)
+            else:  # what is out is left out
+                known = sequence.offset + (oldest if oldest > first else first) - sequence.yielding
+            counts.append(known + 1 - sequence.prompt_tokens)
         return counts
 
     @property

@@ -143,6 +143,8 @@ class RadixBlocks(Blocks):
     def _match(self, sequence: Sequence, pages: int) -> Node:
         """The node that the sequence's first pages end with, as far as they are cached."""
         node = self._root
+        if sequence.order < 0 and sequence.shared_tokens < self.block_size:
+            return node  # it never ran, and shares no page
         while node.end < pages:
             child = self._child(node, sequence)
             if child is None:

@@ -9,6 +9,8 @@ Source: SGLang 0.5.23, ``sglang/srt/managers/scheduler.py`` (``get_next_batch_to
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import reduce
+from operator import add
 from typing import Any, Literal
 
 from sarathi_sim.policies.policy import Chunking, named
@@ -105,12 +107,15 @@ class Sglang:
                 state.setdefault(name, 0)
         for sequence in pool.partials:
             pool.blocks.computed(sequence, sequence.prefilled)
-        decoding, before, joining = _decoding(pool), state["decoding"], state["joining"]
+        decoding, before = len(pool.running) - len(pool.partials), state["decoding"]
+        if joining := state["joining"]:
+            before, state["joining"] = before and before + joining, 0
         # Somebody left, or the engine's running batch is a new object.
-        if decoding < before + joining or (joining and not before) or not decoding or state["cut"]:
-            state["full"] = False
-        state.update(decoding=decoding, joining=0, cut=False)
-        self._receive(pool)
+        if decoding < before or not before or state["cut"]:
+            state["full"] = state["cut"] = False
+        state["decoding"] = decoding
+        if self.scheduler_recv_interval > 1:
+            self._receive(pool)
         state["prefilled"] = self._prefill(pool)
         if decoding and not state["prefilled"]:
             self._decode(pool)
@@ -118,8 +123,6 @@ class Sglang:
     def _receive(self, pool: Pool) -> None:
         """Look for new requests if it is time; ``state["received"]`` are those who wait and are
         known."""
-        if self.scheduler_recv_interval == 1:
-            return
         state = pool.state
         known: set[int] = state.setdefault("received", set())
         decodes = state.get("unseen", 0) + 1
@@ -134,9 +137,10 @@ class Sglang:
 
     def _prefill(self, pool: Pool) -> bool:
         """Form a prefill batch; returns whether there is one."""
-        state, blocks, cut = pool.state, pool.blocks, list(pool.partials)
-        if not cut and (state["full"] or not pool.waiting):
+        state = pool.state
+        if not pool.partials and (state["full"] or not pool.waiting):
             return False
+        blocks, cut = pool.blocks, list(pool.partials)
         rows = self.max_num_seqs - state["decoding"]
         if not cut and rows <= 0:
             state["full"] = True
@@ -269,20 +273,20 @@ class Sglang:
 
     def _decode(self, pool: Pool) -> None:
         """Let all decode, without those whose last token is on its way."""
-        state, blocks, drained = pool.state, pool.blocks, pool.drained
-        before = state["decoding"]
-        if pool.num_decodes:
+        state, blocks, fits = pool.state, pool.blocks, pool.decode_blocks <= pool.blocks.free
+        if fits and pool.num_decodes:
+            ratio = state["ratio"] - self.decay
+            state["ratio"] = ratio if ratio > self.least_ratio else self.least_ratio
+        elif not fits:
             blocks.reserve(pool.decode_blocks)
-            if pool.decode_blocks <= blocks.free:
-                state["ratio"] = max(state["ratio"] - self.decay, self.least_ratio)
-            elif not drained:
+            if not pool.drained:  # (what those hold is free soon)
                 self._retract(pool)
-            if pool.num_decodes and pool.decode_blocks <= blocks.free:
-                blocks.reserve(pool.num_decodes)
-                pool.decodes_all()
-        state["decoding"] = pool.num_decodes
-        if pool.num_decodes < before:
-            state["full"] = False
+                fits = pool.decode_blocks <= blocks.free
+        if pool.num_decodes < state["decoding"]:
+            state.update(decoding=pool.num_decodes, full=False)
+        if fits and pool.num_decodes:
+            blocks.reserve(pool.num_decodes)
+            pool.decodes_all()
 
     def _retract(self, pool: Pool) -> None:
         """Retract who has generated least, of those the longest prompt, until the rest fits."""
@@ -322,12 +326,13 @@ class _Budget:
         self.chunk: float = float("inf") if size is None else size - mixed
         self.free = pool.blocks.free * self.page
         self.taken = mixed
-        expected = 0.0
-        generated = pool.generated(self.decoding)
-        for each, tokens in zip(self.decoding, generated, strict=True):
-            left = each.max_tokens - tokens
-            expected += (left if left < CLIP_MAX_NEW_TOKENS else CLIP_MAX_NEW_TOKENS) * ratio
-        self.expected = mixed + expected  # (added one by one, as the engine does)
+        generated, clip = pool.generated(self.decoding), CLIP_MAX_NEW_TOKENS
+        expected = (
+            (left if (left := each.max_tokens - tokens) < clip else clip) * ratio
+            for each, tokens in zip(self.decoding, generated, strict=True)
+        )
+        # (Added one by one, as the engine does. Later versions of Python's `sum` do not.)
+        self.expected = mixed + reduce(add, expected, 0.0)
         self.given: list[Sequence] = []
         self.cut = False
         self.tokens = 0
@@ -388,11 +393,6 @@ class _Budget:
                 return False
             left += held
         return True
-
-
-def _decoding(pool: Pool) -> int:
-    """Running sequences whose prompt is all scheduled."""
-    return len(pool.running) - len(pool.partials)
 
 
 def _expected(sequence: Sequence) -> int:
