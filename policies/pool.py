@@ -324,11 +324,12 @@ class Pool(Scheduler):
 
     def put_back(self, sequences: Iterable[Sequence]) -> None:
         """Let these running sequences follow all others in the order of admission."""
-        for sequence in sequences:
-            del self.running[sequence]
-            self.running[sequence] = None
-            sequence.order = self._orders
-            self._orders += 1
+        running, last = self.running, self._orders
+        for last, sequence in enumerate(sequences, last + 1):
+            del running[sequence]
+            running[sequence] = None
+            sequence.order = last - 1
+        self._orders = last
 
     def newest(self) -> Sequence:
         """The running sequence that was admitted last."""

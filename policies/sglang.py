@@ -9,7 +9,7 @@ Source: SGLang 0.5.23, ``sglang/srt/managers/scheduler.py`` (``get_next_batch_to
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import reduce
+from functools import partial, reduce
 from operator import add
 from typing import Any, Literal
 
@@ -231,9 +231,9 @@ class Sglang:
         locked = blocks.need(sequence, sequence.target, hits) * page - whole
         counted = self.ignore_eos and not blocks.caching
         if pool.running and not (
-            budget.can_finish(pool, sequence, whole + page)
+            budget.can_finish(sequence, whole + page)
             if counted
-            else rest + _expected(sequence) + page < budget.memory - locked
+            else budget.fits(rest + _expected(sequence) + page + locked)
         ):
             pool.state["full"] = bool(budget.given or pool.state["decoding"])
             return False
@@ -316,7 +316,7 @@ class _Budget:
 
     def __init__(self, policy: Sglang, pool: Pool) -> None:
         self.page = pool.blocks.block_size
-        ratio = 1.0 if policy.ignore_eos else pool.state["ratio"]
+        self.ratio = 1.0 if policy.ignore_eos else pool.state["ratio"]
         self.decoding = list(pool.running)
         for each in pool.partials:
             self.decoding.remove(each)
@@ -326,13 +326,9 @@ class _Budget:
         self.chunk: float = float("inf") if size is None else size - mixed
         self.free = pool.blocks.free * self.page
         self.taken = mixed
-        generated, clip = pool.generated(self.decoding), CLIP_MAX_NEW_TOKENS
-        expected = (
-            (left if (left := each.max_tokens - tokens) < clip else clip) * ratio
-            for each, tokens in zip(self.decoding, generated, strict=True)
-        )
-        # (Added one by one, as the engine does. Later versions of Python's `sum` do not.)
-        self.expected = mixed + reduce(add, expected, 0.0)
+        self.expected: float = mixed
+        self.counted = False  # whether ``expected`` holds what the running requests may take
+        self.generated = partial(pool.generated, self.decoding)
         self.given: list[Sequence] = []
         self.cut = False
         self.tokens = 0
@@ -341,6 +337,14 @@ class _Budget:
     @property
     def memory(self) -> float:
         """Tokens that nobody holds or is expected to take."""
+        if not self.counted:
+            self.counted, ratio, clip = True, self.ratio, CLIP_MAX_NEW_TOKENS
+            growth = (
+                (left if (left := each.max_tokens - tokens) < clip else clip) * ratio
+                for each, tokens in zip(self.decoding, self.generated(), strict=True)
+            )
+            # (Added one by one, as the engine does. Later versions of Python's `sum` do not.)
+            self.expected += reduce(add, growth, 0.0)
         return self.free - self.expected
 
     @property
@@ -353,7 +357,11 @@ class _Budget:
     @property
     def spent(self) -> bool:
         """Whether no prompt can be added for want of tokens (of memory, the next one finds out)."""
-        return self.memory > 0 and (self.input <= 0 or self.chunk <= 0)
+        return (self.input <= 0 or self.chunk <= 0) and self.memory > 0
+
+    def fits(self, tokens: int) -> bool:
+        """Whether so many tokens are left."""
+        return tokens < self.free and tokens < self.memory  # (which takes longer to count)
 
     def charge(self, sequence: Sequence, tokens: int, rest: int) -> None:
         """Count a prompt's tokens, in whole pages, and what it may generate if it is not cut."""
@@ -369,7 +377,7 @@ class _Budget:
         self.tokens += tokens
         self.given.append(sequence)
 
-    def can_finish(self, pool: Pool, sequence: Sequence, paged: int) -> bool:
+    def can_finish(self, sequence: Sequence, paged: int) -> bool:
         """Whether all of known length can finish, each giving its memory to those that end later.
 
         ``paged`` are the tokens that the sequence takes at once.
@@ -378,8 +386,7 @@ class _Budget:
             return False
         own = _end(sequence, sequence.target - sequence.prompt_tokens)
         if self._ends is None:
-            generated = pool.generated(self.decoding)
-            ends = [own, *map(_end, self.decoding, generated)]
+            ends = [own, *map(_end, self.decoding, self.generated())]
             ends += [_end(each, each.target - each.prompt_tokens) for each in self.given]
             self._ends = sorted((each for each in ends if each[0] > 0), key=lambda end: end[0])
         elif own[0] > 0:
