@@ -147,7 +147,7 @@ def _check(log: DecisionLog) -> None:
             value = show(settings.get(name))
             raise ConfigError(f"{where}: {name} {value}: must be true or false")
     for name, least in engine.numbers.items():
-        given = settings.get(name)
+        given = settings.get(name, least - 1)
         if type(given) not in (int, float) or not least <= given <= 1 << 40:
             problem = f"must be a number from {least}"
             raise ConfigError(f"{where}: {name} {show(given)}: {problem}")
