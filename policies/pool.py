@@ -324,12 +324,13 @@ class Pool(Scheduler):
 
     def put_back(self, sequences: Iterable[Sequence]) -> None:
         """Let these running sequences follow all others in the order of admission."""
-        running, last = self.running, self._orders
-        for last, sequence in enumerate(sequences, last + 1):
+        running, place = self.running, self._orders
+        for sequence in sequences:
             del running[sequence]
             running[sequence] = None
-            sequence.order = last - 1
-        self._orders = last
+            sequence.order = place
+            place += 1
+        self._orders = place
 
     def newest(self) -> Sequence:
         """The running sequence that was admitted last."""
