@@ -4,7 +4,7 @@ A log (``*.jsonl``, also gzipped) holds a header, a JSON object, and then one ev
 order in which they happened, so that a replay needs no clock::
 
     ["add", ID]                          a request arrived
-    ["schedule", STEP, ...]              a decision: what an :class:`Engine` says
+    ["schedule", STEP, ...]              a decision: what the engine's ``state`` has
     ["return", STEP, [FINISHED IDS]]     that batch's result was booked
 
 The header's ``config`` holds the engine's settings, its ``requests`` rows of id, arrival, prompt
@@ -16,10 +16,9 @@ from __future__ import annotations
 
 import json
 import zlib
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field, TypeAdapter, ValidationError
 
@@ -39,8 +38,9 @@ _OF_TRAFFIC = {
     "ties", "rate", "min_prompt", "max_prompt", "min_output", "max_output", "groups",
 }  # fmt: skip
 """What recorders keep beside them: how they drew the requests, which stand in the header."""
+_MANY = 1 << 40
 _Count = Annotated[int, Field(strict=True, ge=1, le=1 << 24)]
-_Whole = Annotated[int, Field(strict=True, ge=-1, le=1 << 40)]
+_Whole = Annotated[int, Field(strict=True, ge=-1, le=_MANY)]
 _Time = Annotated[float, Field(ge=0, le=1e12)]
 _ROWS = TypeAdapter(
     list[
@@ -48,10 +48,8 @@ _ROWS = TypeAdapter(
         | tuple[_Whole, _Time, _Count, _Count, _Whole, _Whole, _Whole, _Count]
     ]
 )
-_Chunk = tuple[_Whole, _Whole, _Whole]
-_Chunks = list[_Chunk]
-_Add = tuple[Literal["add"], _Whole]
-_Return = tuple[Literal["return"], _Whole, list[_Whole]]
+_Chunks = list[tuple[_Whole, _Whole, _Whole]]
+_Ids = list[_Whole]
 
 
 @dataclass(frozen=True)
@@ -60,8 +58,8 @@ class DecisionLog:
     events."""
 
     path: Path
-    engine: Engine
-    version: str
+    engine: type[_Player]
+    version: Any
     depth: int
     settings: dict[str, Any]
     requests: list[list[Any]]
@@ -107,15 +105,14 @@ def read_log(path: Path) -> DecisionLog:
     if engine is None:
         problem = f"must be {' or '.join(map(repr, ENGINES))}"
         raise ConfigError(f"{path}: line 1: engine {show(name)}: {problem}")
-    known = next((each for each in engine.versions if version.startswith(f"{each}.")), None)
-    known = version if version in engine.versions else known
+    known = next((each for each in engine.versions if f"{version}.".startswith(f"{each}.")), None)
     if known is None:
         problem = f"must be {' or '.join(engine.versions)}, whose decisions the policy {name} makes"
         raise ConfigError(f"{path}: line 1: version {show(header.get('version'))}: {problem}")
     try:
-        config = engine.defaults | dict(header["config"])
-        depth = engine.depth(config) if engine.depth else header["depth"]
-        log = DecisionLog(path, engine, known, depth, config, list(header["requests"]), rows[1:])
+        config, requests = engine.defaults | dict(header["config"]), list(header["requests"])
+        depth = header["depth"] if name == "vllm" else 2 - bool(config["disable_overlap_schedule"])
+        log = DecisionLog(path, engine, known, depth, config, requests, rows[1:])
     except KeyError as error:
         raise ConfigError(f"{path}: line 1: the key {error.args[0]} is missing") from None
     except (TypeError, ValueError):
@@ -127,30 +124,15 @@ def read_log(path: Path) -> DecisionLog:
 
 def _check(log: DecisionLog) -> None:
     """Raises ConfigError for a setting that the engine does not allow."""
-    where, engine, settings = f"{log.path}: line 1", log.engine, log.settings
-    for name in settings:
-        if name not in engine.known | _OF_TRAFFIC:
-            close = did_you_mean(name, engine.known)
+    where, engine = f"{log.path}: line 1", log.engine
+    for name in log.settings:
+        if name not in engine.settings and name not in _OF_TRAFFIC:
+            close = did_you_mean(name, set(engine.settings))
             raise ConfigError(f"{where}: config.{name}: a setting that is not modelled{close}")
-    found = {name: settings.get(name) for name in engine.counts} | {"depth": log.depth}
-    for name, value in found.items():
-        most = engine.counts.get(name, 1 << 16)
-        if type(value) is not int or not 1 <= value <= most:
-            problem = f"must be a whole number from 1 to {most}"
-            raise ConfigError(f"{where}: {name} {show(value)}: {problem}")
-    for name, allowed in engine.choices.items():
-        if settings.get(name) not in allowed:
-            problem = f"must be {' or '.join(allowed)}"
-            raise ConfigError(f"{where}: {name} {show(settings.get(name))}: {problem}")
-    for name in engine.switches:
-        if not isinstance(settings.get(name), bool):
-            value = show(settings.get(name))
-            raise ConfigError(f"{where}: {name} {value}: must be true or false")
-    for name, least in engine.numbers.items():
-        given = settings.get(name, least - 1)
-        if type(given) not in (int, float) or not least <= given <= 1 << 40:
-            problem = f"must be a number from {least}"
-            raise ConfigError(f"{where}: {name} {show(given)}: {problem}")
+    for name, allowed in {"depth": 1 << 16, **engine.settings}.items():
+        value = log.depth if name == "depth" else log.settings.get(name)
+        if problem := _problem(value, allowed):
+            raise ConfigError(f"{where}: {name} {show(value)}: must be {problem}")
     try:
         _ROWS.validate_python(log.requests)
     except ValidationError as error:
@@ -159,11 +141,28 @@ def _check(log: DecisionLog) -> None:
         problem = "must be the numbers that docs/lockstep.md names"
         raise ConfigError(f"{where}: requests: row {number}: {row}: {problem}") from None
     try:
-        engine.events.validate_python(log.events)
+        add: Any = tuple[Literal["add"], _Whole]
+        decision = tuple.__class_getitem__((Literal["schedule"], _Whole, *engine.state))
+        events = list.__class_getitem__(add | decision | tuple[Literal["return"], _Whole, _Ids])
+        TypeAdapter(events).validate_python(log.events)
     except ValidationError as error:
         line = int(error.errors()[0]["loc"][0]) + 2
         problem = "not an event: must be add, schedule or return, as docs/lockstep.md has them"
         raise ConfigError(f"{log.path}: line {line}: {problem}") from None
+
+
+def _problem(value: Any, allowed: Any) -> str | None:
+    """What a setting must be that is not what is allowed: `bool`, one of a tuple, a number from a
+    float on, or a whole number from 1 up to an int."""
+    if allowed is bool:
+        return None if isinstance(value, bool) else "true or false"
+    if isinstance(allowed, tuple):
+        return None if value in allowed else " or ".join(allowed)
+    if isinstance(allowed, float):
+        fits = type(value) in (int, float) and allowed <= value <= _MANY
+        return None if fits else f"a number from {allowed:.0f}"
+    fits = type(value) is int and 1 <= value <= allowed
+    return None if fits else f"a whole number from 1 to {allowed}"
 
 
 def _parsed(path: Path, number: int, line: str) -> Any:
@@ -180,7 +179,7 @@ def replay(log: DecisionLog) -> Replay:
     """
     line = 1
     try:
-        player = log.engine.player(log)
+        player = log.engine(log)
         for line, event in enumerate(log.events, 2):
             difference = player.play(event)
             if difference is not None:
@@ -195,7 +194,17 @@ def replay(log: DecisionLog) -> Replay:
 
 
 class _Player:
-    """Our scheduler under the settings of a log."""
+    """Our scheduler under the settings of a log; a subclass for each engine.
+
+    ``versions`` are those whose decisions ours are: they change between minor releases.
+    ``settings`` decide, with what each may be (:func:`_problem`); ``defaults`` are those of
+    settings that may be missing. ``state`` is what a decision holds.
+    """
+
+    versions: ClassVar[tuple[str, ...]]
+    settings: ClassVar[dict[str, Any]]
+    defaults: ClassVar[dict[str, Any]] = {}
+    state: ClassVar[tuple[Any, ...]]
 
     def __init__(self, log: DecisionLog) -> None:
         self.decisions = sum(event[0] == "schedule" for event in log.events)
@@ -204,16 +213,14 @@ class _Player:
         self._requests: dict[int, Request] = {}
         for row in log.requests:
             id, arrival, prompt, output, priority, group, shared = row[:7]
-            declared = row[7] if len(row) > 7 else output
-            declared, output = self._lengths(log.settings, prompt, declared, output)
+            declared = min(row[7] if len(row) > 7 else output, self._most(log.settings, prompt))
+            output = declared if log.settings.get("ignore_eos") else min(output, declared)
             prefix = ((("group", group), shared),) if group >= 0 else ()
             self._requests[id] = Request(id, arrival, prompt, output, declared, priority, prefix)
         self._pool = self._build(log)
 
-    def _lengths(
-        self, c: dict[str, Any], prompt: int, declared: int, output: int
-    ) -> tuple[int, int]:
-        """The output tokens that a request may have, and has, under these settings."""
+    def _most(self, c: dict[str, Any], prompt: int) -> int:
+        """The output tokens that the engine allows a request."""
         raise NotImplementedError
 
     def _build(self, log: DecisionLog) -> Pool:
@@ -253,11 +260,18 @@ class _Player:
 
 
 class _Vllm(_Player):
-    def _lengths(
-        self, c: dict[str, Any], prompt: int, declared: int, output: int
-    ) -> tuple[int, int]:
-        declared = min(declared, c["max_model_len"] - prompt)  # the longest end by their length
-        return declared, min(output, declared)
+    versions = ("0.32", "0.33")
+    settings: ClassVar[dict[str, Any]] = {
+        "block_size": 1 << 16, "num_blocks": _MANY, "max_num_seqs": _MANY,
+        "max_num_batched_tokens": _MANY, "max_model_len": _MANY, "pp": 1 << 16,
+        "policy": ("fcfs", "priority"), "chunked": bool, "caching": bool, "adaptive": bool,
+        "reserve_full_isl": bool, "async_sched": bool, "v2": bool, "threshold": 0.0,
+        "watermark": 0.0,
+    }  # fmt: skip
+    state = (_Chunks, _Ids, _Whole, _Whole, _Whole)
+
+    def _most(self, c: dict[str, Any], prompt: int) -> int:
+        return int(c["max_model_len"]) - prompt  # the longest end by their length
 
     def _build(self, log: DecisionLog) -> Pool:
         c = log.settings
@@ -271,7 +285,7 @@ class _Vllm(_Player):
             watermark=c["watermark"],
             scheduler_reserve_full_isl=c["reserve_full_isl"],
             async_scheduling=c["async_sched"],
-            version="0.33" if log.version == "0.33" else "0.32",
+            version=log.version,
         )
         blocks = CachedBlocks if c["caching"] else Blocks
         return Pool(
@@ -288,22 +302,32 @@ class _Sglang(_Player):
     _idle = 0  # how often the engine's loop went round while nobody was there
     _nothing = False  # whether the last decision was to do nothing
 
-    def _lengths(
-        self, c: dict[str, Any], prompt: int, declared: int, output: int
-    ) -> tuple[int, int]:
+    versions = ("0.5.23",)
+    settings: ClassVar[dict[str, Any]] = {
+        "page_size": 1 << 16, "capacity": _MANY, "context_length": _MANY,
+        "disable_radix_cache": bool, "chunked_prefill_size": -1.0, "max_prefill_tokens": _MANY,
+        "max_running_requests": _MANY, "scheduler_recv_interval": _MANY,
+        "schedule_conservativeness": 0.0, "schedule_policy": ("fcfs", "lpm", "lof"),
+        "enable_mixed_chunk": bool, "disable_overlap_schedule": bool, "ignore_eos": bool,
+    }  # fmt: skip
+    defaults: ClassVar[dict[str, Any]] = {"ignore_eos": False}
+    state = (
+        Literal["extend", "mixed", "decode"] | None, _Chunks, _Ids, _Whole, _Whole, _Whole, float,
+        _Whole, bool,
+    )  # fmt: skip
+
+    def _most(self, c: dict[str, Any], prompt: int) -> int:
         page, capacity = c["page_size"], c["capacity"]
-        longest = min(c["context_length"], capacity) - 1
         paged = -(-prompt // page) * page
-        declared = min(declared, longest - prompt - 1, capacity - paged - page - 1)
-        return declared, declared if c["ignore_eos"] else min(output, declared)
+        longest = min(c["context_length"], capacity) - 1
+        return int(min(longest - prompt - 1, capacity - paged - page - 1))
 
     def _build(self, log: DecisionLog) -> Pool:
         c = log.settings
-        size = c["chunked_prefill_size"]
-        policy = Sglang(
-            chunked_prefill_size=None if size == -1 else size,
-            **{name: c[name] for name in _SGLANG_KEYS},
-        )
+        keys = {name: c[name] for name in list(self.settings)[4:]}  # without those of the memory
+        if keys["chunked_prefill_size"] == -1:
+            keys["chunked_prefill_size"] = None
+        policy = Sglang(**keys)
         blocks = Blocks if c["disable_radix_cache"] else RadixBlocks
         return Pool(
             policy,
@@ -333,85 +357,5 @@ class _Sglang(_Player):
         return [kind, rows, preempted, free, decoding, waiting, ratio, cut, full]
 
 
-@dataclass(frozen=True)
-class Engine:
-    """What the logs of an engine hold.
-
-    ``versions``   whose decisions ours are: they change between minor releases
-    ``counts``     settings that are whole numbers from 1 on, and the largest they may be
-    ``switches``, ``numbers`` (with the least), ``choices``   other settings that decide
-    ``defaults``   of settings that may be missing
-    ``events``     what an event looks like
-    ``player``     replays a log
-    ``depth``      batches that may be in flight, where the header does not say it
-    """
-
-    versions: tuple[str, ...]
-    counts: dict[str, int]
-    switches: tuple[str, ...]
-    numbers: dict[str, int]
-    choices: dict[str, tuple[str, ...]]
-    defaults: dict[str, Any]
-    events: TypeAdapter[Any]
-    player: type[_Player]
-    depth: Callable[[dict[str, Any]], int] | None = None
-
-    @property
-    def known(self) -> set[str]:
-        """Every setting that decides."""
-        return {*self.counts, *self.switches, *self.numbers, *self.choices}
-
-
-_MANY = 1 << 40
-_SGLANG_KEYS = (
-    "max_prefill_tokens", "max_running_requests", "schedule_conservativeness", "schedule_policy",
-    "enable_mixed_chunk", "disable_overlap_schedule", "scheduler_recv_interval", "ignore_eos",
-)  # fmt: skip
-ENGINES = {
-    "vllm": Engine(
-        versions=("0.32", "0.33"),
-        counts={
-            "block_size": 1 << 16, "num_blocks": _MANY, "max_num_seqs": _MANY,
-            "max_num_batched_tokens": _MANY, "max_model_len": _MANY, "pp": 1 << 16,
-        },
-        switches=("chunked", "caching", "adaptive", "reserve_full_isl", "async_sched", "v2"),
-        numbers={"threshold": 0, "watermark": 0},
-        choices={"policy": ("fcfs", "priority")},
-        defaults={},
-        events=TypeAdapter(
-            list[
-                _Add
-                | tuple[Literal["schedule"], _Whole, _Chunks, list[_Whole], _Whole, _Whole, _Whole]
-                | _Return
-            ]
-        ),
-        player=_Vllm,
-    ),
-    "sglang": Engine(
-        versions=("0.5.23",),
-        counts={
-            "page_size": 1 << 16, "capacity": _MANY, "context_length": _MANY,
-            "max_prefill_tokens": _MANY, "max_running_requests": _MANY,
-            "scheduler_recv_interval": _MANY,
-        },
-        switches=(
-            "enable_mixed_chunk", "disable_overlap_schedule", "disable_radix_cache", "ignore_eos",
-        ),
-        numbers={"schedule_conservativeness": 0, "chunked_prefill_size": -1},
-        choices={"schedule_policy": ("fcfs", "lpm", "lof")},
-        defaults={"ignore_eos": False},
-        events=TypeAdapter(
-            list[
-                _Add
-                | tuple[
-                    Literal["schedule"], _Whole, Literal["extend", "mixed", "decode"] | None,
-                    _Chunks, list[_Whole], _Whole, _Whole, _Whole, float, _Whole, bool,
-                ]
-                | _Return
-            ]
-        ),
-        player=_Sglang,
-        depth=lambda config: 1 if config.get("disable_overlap_schedule") else 2,
-    ),
-}  # fmt: skip
+ENGINES: dict[str, type[_Player]] = {"vllm": _Vllm, "sglang": _Sglang}
 """By the name in the header."""
