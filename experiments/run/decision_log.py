@@ -143,7 +143,9 @@ def _check(log: DecisionLog) -> None:
     try:
         add: Any = tuple[Literal["add"], _Whole]
         decision = tuple.__class_getitem__((Literal["schedule"], _Whole, *engine.state))
-        events = list.__class_getitem__(add | decision | tuple[Literal["return"], _Whole, _Ids])
+        events: Any = list.__class_getitem__(
+            add | decision | tuple[Literal["return"], _Whole, _Ids]
+        )
         TypeAdapter(events).validate_python(log.events)
     except ValidationError as error:
         line = int(error.errors()[0]["loc"][0]) + 2
