@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from typing import Protocol
 
 from sarathi_sim.policies.batch import Batch
@@ -23,8 +24,8 @@ class Endings(Protocol):
     def preempted(self, sequence: Sequence) -> None:
         """A sequence has to compute its tokens again, and may end with a chunk of them."""
 
-    def ended(self, batch: Batch) -> list[Sequence]:
-        """The sequences whose last token came with this batch."""
+    def ended(self, batch: Batch, dropped: Collection[Sequence] = ()) -> list[Sequence]:
+        """The sequences whose last token came with this batch; those of some are ``dropped``."""
 
 
 class OutputLengths:
@@ -61,8 +62,8 @@ class OutputLengths:
         """A sequence has to compute its tokens again, and may end with a chunk of them."""
         self._with_chunks = True
 
-    def ended(self, batch: Batch) -> list[Sequence]:
-        """Those whose last token came with this batch."""
+    def ended(self, batch: Batch, dropped: Collection[Sequence] = ()) -> list[Sequence]:
+        """Those whose last token came with this batch; those of some are ``dropped``."""
         found = self._due.pop((batch.slot, batch.iteration), None)
         if self._with_chunks and batch.yields:
             for sequence, tokens, context in batch.chunks:
@@ -70,6 +71,8 @@ class OutputLengths:
                     found = [*(found or ()), sequence]
         if found is None:
             return []
+        if dropped:
+            found = [sequence for sequence in found if sequence not in dropped]
         for sequence in found:
             del self._position[sequence.id]
         return found

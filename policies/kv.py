@@ -26,6 +26,10 @@ class Blocks:
 
     sharing: Collection[Sequence] = ()
     """Sequences of which others may look for what they generate, in the order of admission."""
+    caching = False
+    """Whether blocks are found again."""
+    late = False
+    """Whether they are found again only when they have been computed (:meth:`computed`)."""
 
     def __init__(self, num_blocks: int, block_size: int) -> None:
         if num_blocks < 2 or block_size < 1:
@@ -81,6 +85,24 @@ class Blocks:
 
     def enter(self, sequence: Sequence, tokens: int) -> None:
         """Note that the sequence's first ``tokens`` tokens are known: nothing to do here."""
+
+    def preload(self, sequence: Sequence) -> None:
+        """Note the full blocks of the sequence's prompt as cached: nothing to do here."""
+
+    @property
+    def blank(self) -> int:
+        """Free blocks that can be written to at once."""
+        return self.free
+
+    def reserve(self, pages: int) -> None:
+        """See to it that so many blocks are blank, as far as possible: all free ones are, here."""
+
+    def touch(self, sequence: Sequence) -> int:
+        """Use what is cached of the sequence; returns how many tokens that is."""
+        return len(self.lookup(sequence)) * self.block_size
+
+    def computed(self, sequence: Sequence, tokens: int) -> None:
+        """Note that the sequence's first ``tokens`` tokens have been computed."""
 
     def release(self, sequence: Sequence, tokens: int, known: int, again: bool) -> None:
         """Take back the blocks of a sequence that holds ``tokens`` tokens.
@@ -152,6 +174,8 @@ class CachedBlocks(Blocks):
     of a preempted sequence, which looks up its own. All others are counted, so growing decodes cost
     no more than without caching.
     """
+
+    caching = True
 
     def __init__(self, num_blocks: int, block_size: int) -> None:
         super().__init__(num_blocks, block_size)

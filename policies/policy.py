@@ -7,7 +7,9 @@ from collections.abc import Callable, KeysView
 from dataclasses import dataclass
 from typing import NamedTuple, Protocol, TypeGuard, TypeVar, cast
 
+from sarathi_sim.policies.kv import CachedBlocks
 from sarathi_sim.policies.pool import PoolPolicy
+from sarathi_sim.policies.radix import RadixBlocks
 from sarathi_sim.policies.request import Sequence
 
 
@@ -117,6 +119,12 @@ def is_pooled(policy: Policy | PoolPolicy) -> TypeGuard[PoolPolicy]:
 def memory_share_of(policy: PoolPolicy) -> str:
     """The engine's name for the share of the memory that it takes: attribute ``memory_share``."""
     return str(getattr(policy, "memory_share", "gpu_memory_utilization"))
+
+
+def cached_blocks_of(policy: PoolPolicy) -> type[CachedBlocks] | type[RadixBlocks]:
+    """The policy's blocks with prefix caching: attribute ``cached_blocks``."""
+    found: type[CachedBlocks] | type[RadixBlocks] = getattr(policy, "cached_blocks", CachedBlocks)
+    return found
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from bisect import insort
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 from dataclasses import KW_ONLY, dataclass, field
 from functools import partial
 from typing import Any, Protocol
@@ -32,7 +32,9 @@ class PoolPolicy(Protocol):
     first, or None for first come, first served. A policy that bounds the tokens of an iteration has
     the attribute ``chunking``, as a ``Policy`` has. ``memory_share`` is the engine's name for
     its share of the memory, if this is not ``gpu_memory_utilization``. A policy whose settings may
-    leave requests unserved has the method ``refusal`` (``refusal_of``).
+    leave requests unserved has the method ``refusal`` (``refusal_of``). ``cached_blocks`` is its
+    kind of blocks with prefix caching, if these are not ``CachedBlocks``. With ``drops`` the tokens
+    on their way to a sequence that is preempted are lost.
     """
 
     pooled: bool
@@ -93,6 +95,7 @@ class Pool(Scheduler):
     _formed_as: dict[tuple[int, int], int] = field(init=False, default_factory=dict)
     _returns: deque[tuple[int, Batch]] = field(init=False)
     _in_flight: int = field(init=False, default=0)
+    _drops: bool = field(init=False, default=False)
     _empty: int = field(init=False, default=0)  # those of them in which nobody takes part
     _finished: int = field(init=False, default=0)
     # Preemptions since progress was looked at, and what it was then: finished, and tokens.
@@ -112,6 +115,7 @@ class Pool(Scheduler):
         Scheduler.__post_init__(self)
         self._returns = deque(maxlen=self.max_in_flight)
         self.max_batch = self.policy.max_num_seqs
+        self._drops = getattr(self.policy, "drops", False)
         if self.policy.order is not None:
             self.waiting = Ordered(self.policy.order)
 
@@ -188,37 +192,50 @@ class Pool(Scheduler):
         if ahead:
             del self._formed_as[batch.slot, batch.iteration]
             self._returns.append((self._num_formed, batch))
+        stale = self._stale.pop((batch.slot, batch.iteration), []) if self._stale else []
+        for sequence in stale:
+            sequence.stale -= 1
+            sequence.target += not self._drops
+            self._settled = False
         if batch.chunks:
-            self._book_chunks(batch, cohort)
+            stale += self._book_chunks(batch, cohort)
         elif not batch.num_decodes:
             self._empty -= 1
-        ended = self.endings.ended(batch)
-        if self._stale:
-            for sequence in self._stale.pop((batch.slot, batch.iteration), ()):
-                sequence.stale -= 1
-                sequence.target += 1
-                self._settled = False
+        dropped = stale if self._drops else ()
+        ended = self.endings.ended(batch, dropped)
         if ahead and self.blocks.sharing:
             self._enter_returned(cohort)
         if ended:
             self._settled = self._settled and not self.waiting
             if len(ended) > 1:
                 ended.sort(key=by_admission)
-            for sequence in ended:
+        rows = ended
+        if self.blocks.late and batch.yields:
+            own = [each for each in batch.yields if each not in dropped]
+            rows = own + [each for each in ended if each not in own]
+        for sequence in rows:
+            if sequence in ended:
                 self._end(sequence, cohort, batch.iteration)
+            else:
+                self.blocks.computed(sequence, sequence.target)
         return ended
 
-    def _book_chunks(self, batch: Batch, cohort: Cohort) -> None:
+    def _book_chunks(self, batch: Batch, cohort: Cohort) -> list[Sequence]:
+        """Book a batch's chunks; returns whose tokens come although they were preempted."""
+        stale = []
         for sequence, tokens, done in batch.chunks:
             sequence.awaited -= tokens
             if sequence.stale:
                 self._settled = False
                 sequence.stale -= tokens
-                sequence.target += sequence in batch.yields
+                if sequence in batch.yields:
+                    stale.append(sequence)
+                    sequence.target += not self._drops
             elif done + tokens == sequence.target:
                 sequence.yielding = False
                 if not self.policy.ahead:
                     self._join(sequence, cohort, sequence.target)
+        return stale
 
     def _decode_one(self, sequence: Sequence) -> None:
         """Schedule the decode of one of the possible ones."""
@@ -280,6 +297,40 @@ class Pool(Scheduler):
         counted."""
         cohort = sequence.cohort
         return sequence.held if cohort is None else cohort.context_of(sequence)
+
+    def generated(self, sequences: Iterable[Sequence]) -> list[int]:
+        """Tokens that each of these running sequences has generated, without those on their way."""
+        counts, home, oldest = [], None, 0
+        moved: Collection[Sequence] = self._abroad
+        members: dict[Sequence, int] = {}
+        for sequence in sequences:
+            cohort = sequence.cohort
+            if cohort is not home and cohort is not None:
+                home, members, oldest = cohort, cohort.members, cohort.iteration
+                oldest -= cohort.outstanding
+            if cohort is None:
+                known = sequence.target - 1
+            elif (first := members.get(sequence)) is None or (moved and sequence in moved):
+                known = self._returned(sequence)
+            else:  # what is out is left out
+                known = sequence.offset + (oldest if oldest > first else first) - sequence.yielding
+            counts.append(known + 1 - sequence.prompt_tokens)
+        return counts
+
+    @property
+    def drained(self) -> int:
+        """Running sequences that decode no longer, because all their tokens are scheduled."""
+        return sum(len(cohort.drained) for cohort in self.cohorts)
+
+    def put_back(self, sequences: Iterable[Sequence]) -> None:
+        """Let these running sequences follow all others in the order of admission."""
+        running, place = self.running, self._orders
+        for sequence in sequences:
+            del running[sequence]
+            running[sequence] = None
+            sequence.order = place
+            place += 1
+        self._orders = place
 
     def newest(self) -> Sequence:
         """The running sequence that was admitted last."""

@@ -1,18 +1,21 @@
 """SGLang's scheduler, with the names it gives its settings.
 
 Source: SGLang 0.5.23, ``sglang/srt/managers/scheduler.py`` (``get_next_batch_to_run``),
-``schedule_policy.py`` (``PrefillAdder``), ``schedule_batch.py`` (``retract_decode``) and
-``scheduler_components/new_token_ratio_tracker.py``. Not compared with recorded decisions:
-docs/engines.md lists the differences.
+``schedule_policy.py`` (``PrefillAdder``), ``schedule_batch.py`` (``retract_decode``),
+``mem_cache/prefill_budget.py`` and ``scheduler_components/`` (``new_token_ratio_tracker.py``,
+``recv_skipper.py``). Its decisions are reproduced call by call (``sarathi-sim lockstep``).
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial, reduce
+from operator import add
 from typing import Any, Literal
 
 from sarathi_sim.policies.policy import Chunking, named
 from sarathi_sim.policies.pool import Pool
+from sarathi_sim.policies.radix import RadixBlocks, common_tokens
 from sarathi_sim.policies.request import Sequence, check_at_least_1
 
 CLIP_MAX_NEW_TOKENS = 4096
@@ -22,6 +25,10 @@ NEW_TOKEN_RATIO_DECAY_STEPS = 600
 RETRACT_DECODE_STEPS = 20
 LPM_MOST_WAITING = 128
 """With more waiting requests, longest prefix match becomes first come, first served."""
+LPM_SHARED = 32
+"""Of those who share so many tokens, and have no more cached, all but the first wait longer."""
+TOUCH_EVERY = 32
+"""Looks at the queue after which what is cached of those who wait counts as used again."""
 
 SchedulePolicy = Literal["fcfs", "lpm", "lof"]
 
@@ -38,9 +45,12 @@ class Sglang:
     the requests that have generated least are retracted. ``enable_mixed_chunk`` lets the decodes
     join a prefill batch. A page is a block of the KV cache. While requests decode, new ones are
     looked for every ``scheduler_recv_interval`` iterations only; after a prefill batch at once.
+    ``ignore_eos`` says that requests end by their length alone: all of it is expected of them.
     """
 
     pooled = True
+    drops = True
+    cached_blocks = RadixBlocks
     memory_share = "mem_fraction_static"
     order: Callable[[Sequence], Any] | None = None
 
@@ -54,6 +64,7 @@ class Sglang:
         enable_mixed_chunk: bool = False,
         disable_overlap_schedule: bool = False,
         scheduler_recv_interval: int = 1,
+        ignore_eos: bool = False,
     ) -> None:
         if chunked_prefill_size is not None and chunked_prefill_size < 1:
             problem = f"must be at least 1 or left empty, not {chunked_prefill_size}"
@@ -68,9 +79,10 @@ class Sglang:
         self.max_num_seqs = max_running_requests
         self.schedule_conservativeness = schedule_conservativeness
         self.schedule_policy = schedule_policy
-        self.enable_mixed_chunk = enable_mixed_chunk
+        self.enable_mixed_chunk = enable_mixed_chunk and chunked_prefill_size is not None
         self.ahead = not disable_overlap_schedule
         self.scheduler_recv_interval = scheduler_recv_interval
+        self.ignore_eos = ignore_eos
         self.initial_ratio = min(INIT_NEW_TOKEN_RATIO * schedule_conservativeness, 1.0)
         self.least_ratio = self.initial_ratio * MIN_NEW_TOKEN_RATIO_FACTOR
         self.decay = (self.initial_ratio - self.least_ratio) / NEW_TOKEN_RATIO_DECAY_STEPS
@@ -81,34 +93,43 @@ class Sglang:
             self.chunking = Chunking(most, most)
 
     def plan(self, pool: Pool) -> None:
-        """A prefill batch if there can be one, else the decodes."""
+        """A prefill batch if there can be one, else the decodes.
+
+        ``state["full"]``: nobody is admitted until somebody leaves. ``decoding``: how many decode
+        in the engine's "running batch", which those of the last prefill batch (``joining``) join
+        now; ``cut``: whether a prompt of that was cut. ``ratio``: the share of what the requests
+        may generate that is expected of them.
+        """
         state = pool.state
         if state.get("emptied") != pool.emptied:
-            state.update(emptied=pool.emptied, ratio=self.initial_ratio, full=False, running=0)
-        if len(pool.running) < state["running"] or pool.partials:
-            state["full"] = False  # somebody left, or is cut and goes on
-        if len(pool.running) == len(pool.partials):
-            state["full"] = False
-        self._receive(pool)
+            state.update(emptied=pool.emptied, ratio=self.initial_ratio)
+            for name in ("full", "decoding", "joining", "cut", "prefilled", "looks"):
+                state.setdefault(name, 0)
+        for sequence in pool.partials:
+            pool.blocks.computed(sequence, sequence.prefilled)
+        decoding, before = len(pool.running) - len(pool.partials), state["decoding"]
+        if joining := state["joining"]:
+            before, state["joining"] = before and before + joining, 0
+        # Somebody left, or the engine's running batch is a new object.
+        if decoding < before or not before or state["cut"]:
+            state["full"] = state["cut"] = False
+        state["decoding"] = decoding
+        if self.scheduler_recv_interval > 1:
+            self._receive(pool)
         state["prefilled"] = self._prefill(pool)
-        if state["prefilled"]:
-            fits = pool.decode_blocks <= pool.blocks.free
-            if self.enable_mixed_chunk and pool.num_decodes and fits:
-                pool.decodes_all()
-        elif pool.num_decodes:
+        if decoding and not state["prefilled"]:
             self._decode(pool)
-        state["running"] = len(pool.running)
 
     def _receive(self, pool: Pool) -> None:
         """Look for new requests if it is time; ``state["received"]`` are those who wait and are
         known."""
-        if self.scheduler_recv_interval == 1:
-            return
         state = pool.state
         known: set[int] = state.setdefault("received", set())
         decodes = state.get("unseen", 0) + 1
-        if not pool.running or state.get("prefilled") or decodes >= self.scheduler_recv_interval:
-            known.update(each.id for each in pool.waiting)
+        if not pool.running or state["prefilled"] or decodes >= self.scheduler_recv_interval:
+            new = [each for each in pool.waiting if each.id not in known]
+            self._reorder(pool, [each for each in pool.waiting if each.id in known], new)
+            known.update(each.id for each in new)
             decodes = 0
         state["unseen"] = decodes
 
@@ -119,12 +140,21 @@ class Sglang:
         state = pool.state
         if not pool.partials and (state["full"] or not pool.waiting):
             return False
-        budget = _Budget(self, pool)
-        formed = self._go_on(pool, budget)
-        for sequence in self._in_order(pool):
+        blocks, cut = pool.blocks, list(pool.partials)
+        rows = self.max_num_seqs - state["decoding"]
+        if not cut and rows <= 0:
+            state["full"] = True
+            return False
+        queue = self._in_order(pool)
+        if not cut and not queue:
+            return False
+        budget, blank = _Budget(self, pool), blocks.blank
+        for sequence in cut:
+            self._go_on(pool, budget, sequence)
+        for sequence in queue:
             if budget.spent:
                 break
-            if len(pool.running) >= self.max_num_seqs:
+            if len(budget.given) >= rows:
                 state["full"] = True
             if state["full"]:
                 break
@@ -132,60 +162,94 @@ class Sglang:
                 continue  # its tokens from before it was retracted are still to come
             if not self._add(pool, budget, sequence):
                 break
-            formed = True
-        return formed
+        if not budget.given:
+            return False
+        blocks.reserve(budget.pages - (blank - blocks.blank))
+        state.update(joining=len(budget.given) - budget.cut, cut=budget.cut)
+        if self.enable_mixed_chunk and state["decoding"]:
+            self._mix(pool, budget)
+        return True
 
-    def _go_on(self, pool: Pool, budget: _Budget) -> bool:
-        """Continue a cut prompt; returns whether there was one."""
-        formed = False
-        for sequence in list(pool.partials):
-            rest = sequence.remaining_prompt
-            tokens = min(rest, int(budget.chunk))
-            if 0 < int(budget.memory) < tokens:
-                tokens = int(budget.memory)
-            # (The engine takes it for granted that there are free pages.)
-            pages = pool.blocks.blocks(sequence.prefilled) + pool.blocks.free
-            tokens = min(tokens, pages * budget.page - sequence.prefilled)
-            if tokens > 0:
-                pool.run(sequence, tokens)
-                budget.charge(tokens, 0 if tokens < rest else sequence.max_tokens)
-                formed = True
-        return formed
+    def _go_on(self, pool: Pool, budget: _Budget, sequence: Sequence) -> None:
+        """Continue a cut prompt."""
+        rest, memory = sequence.remaining_prompt, int(budget.memory)
+        tokens = min(rest, int(budget.chunk))
+        if 0 < memory < tokens:
+            tokens = memory
+        # (The engine takes it for granted that there are free pages.)
+        pages = pool.blocks.blocks(sequence.prefilled) + pool.blocks.free
+        tokens = min(tokens, pages * budget.page - sequence.prefilled)
+        if tokens > 0:
+            pool.run(sequence, tokens)
+            budget.charge(sequence, tokens, rest)
 
     def _in_order(self, pool: Pool) -> list[Sequence]:
         """Those who wait, in the order in which they are looked at."""
-        queue = list(pool.waiting)
-        if (known := pool.state.get("received")) is not None:
+        queue, others, state = list(pool.waiting), [], pool.state
+        if (known := state.get("received")) is not None:
+            others = [each for each in queue if each.id not in known]
             queue = [each for each in queue if each.id in known]
-        if self.schedule_policy == "lpm" and len(queue) <= LPM_MOST_WAITING:
-            queue.sort(key=lambda each: -len(pool.blocks.lookup(each)))
-        elif self.schedule_policy == "lof":
+        if self.schedule_policy == "lof":
             queue.sort(key=lambda each: -each.max_tokens)
+        if not pool.blocks.caching or not queue:
+            return queue
+        if self.schedule_policy == "lpm" and len(queue) <= LPM_MOST_WAITING:
+            self._sort_by_prefix(pool, queue)
+            self._reorder(pool, queue, others)
+            return queue
+        if state["looks"] % TOUCH_EVERY == 0:
+            for sequence in reversed(queue[:LPM_MOST_WAITING]):
+                pool.blocks.touch(sequence)
+        state["looks"] += 1
         return queue
+
+    def _sort_by_prefix(self, pool: Pool, queue: list[Sequence]) -> None:
+        """The longest cached prefix first. Of those who share one that is not cached, the first
+        goes before, and the others last."""
+        keys: dict[Sequence, float] = {}
+        firsts: list[Sequence] = []
+        for sequence in queue:
+            cached = pool.blocks.touch(sequence)
+            keys[sequence] = -min(cached, sequence.target - 1)
+            if cached <= LPM_SHARED <= sequence.shared_tokens:
+                if any(common_tokens(sequence, each) >= LPM_SHARED for each in firsts):
+                    keys[sequence] = 1.0
+                else:
+                    firsts.append(sequence)
+        queue.sort(key=keys.__getitem__)
+
+    def _reorder(self, pool: Pool, queue: list[Sequence], others: list[Sequence]) -> None:
+        pool.waiting.clear()
+        pool.waiting.extend(queue + others)
 
     def _add(self, pool: Pool, budget: _Budget, sequence: Sequence) -> bool:
         """Admit a sequence, cut if need be; returns whether the next one may be looked at."""
-        blocks = pool.blocks
-        page = blocks.block_size
+        blocks, page = pool.blocks, budget.page
         hits = blocks.lookup(sequence)
         rest = sequence.target - len(hits) * page
-        locked = blocks.need(sequence, sequence.target, hits) - blocks.blocks(rest)
-        generated = sequence.target - sequence.prompt_tokens
-        expected = min(max(sequence.max_tokens - generated, 0), CLIP_MAX_NEW_TOKENS)
-        if pool.running and rest + expected + page >= budget.memory - locked * page:
-            pool.state["full"] = bool(pool.running)
-            return False
         whole = blocks.blocks(rest) * page
-        if self.chunked_prefill_size is None and budget.charged and whole >= budget.input:
+        locked = blocks.need(sequence, sequence.target, hits) * page - whole
+        counted = self.ignore_eos and not blocks.caching
+        if pool.running and not (
+            budget.can_finish(sequence, whole + page)
+            if counted
+            else budget.fits(rest + _expected(sequence) + page + locked)
+        ):
+            pool.state["full"] = bool(budget.given or pool.state["decoding"])
+            return False
+        another = self.chunked_prefill_size is None and budget.given and not counted
+        if another and whole >= budget.input:
             return False
         tokens = rest
-        if whole > budget.chunk:
+        if counted and rest > budget.chunk:
+            tokens = int(budget.chunk)
+        elif not counted and whole > budget.chunk:
             tokens = int(budget.chunk) // page * page
-            if tokens <= 0:
-                return False
-        budget.memory -= locked * page
+        if tokens <= 0:
+            return False
+        budget.free -= locked
         pool.admit(sequence, tokens, hits)
-        budget.charge(tokens, 0 if tokens < rest else sequence.max_tokens)
+        budget.charge(sequence, tokens, rest)
         if budget.memory <= 0:
             pool.state["full"] = True
             return False
@@ -193,65 +257,157 @@ class Sglang:
 
     # Decode --------------------------------------------------------------------------------------
 
-    def _decode(self, pool: Pool) -> None:
+    def _mix(self, pool: Pool, budget: _Budget) -> None:
+        """Let the decodes join the prefill batch, if the memory suffices."""
         state = pool.state
-        if pool.decode_blocks <= pool.blocks.free:
-            state["ratio"] = max(state["ratio"] - self.decay, self.least_ratio)
-        else:
-            self._retract(pool)
-        if pool.num_decodes:
+        if pool.drained:
+            state["full"] = False
+        state["decoding"] = pool.num_decodes
+        pool.blocks.reserve(pool.decode_blocks)
+        if pool.num_decodes and pool.decode_blocks <= pool.blocks.free:
+            pool.blocks.reserve(pool.num_decodes)
+            if budget.decoding[0].order < budget.given[-1].order:
+                pool.put_back(budget.decoding)
+            pool.decodes_all()
+            state.update(joining=state["joining"] + state["decoding"], decoding=0)
+
+    def _decode(self, pool: Pool) -> None:
+        """Let all decode, without those whose last token is on its way."""
+        state, blocks, fits = pool.state, pool.blocks, pool.decode_blocks <= pool.blocks.free
+        if fits and pool.num_decodes:
+            ratio = state["ratio"] - self.decay
+            state["ratio"] = ratio if ratio > self.least_ratio else self.least_ratio
+        elif not fits:
+            blocks.reserve(pool.decode_blocks)
+            if not pool.drained:  # (what those hold is free soon)
+                self._retract(pool)
+                fits = pool.decode_blocks <= blocks.free
+        if pool.num_decodes < state["decoding"]:
+            state.update(decoding=pool.num_decodes, full=False)
+        if fits and pool.num_decodes:
+            blocks.reserve(pool.num_decodes)
             pool.decodes_all()
 
     def _retract(self, pool: Pool) -> None:
         """Retract who has generated least, of those the longest prompt, until the rest fits."""
         decoding = [each for each in pool.eligible() if each not in pool.partials]
-        decoding.sort(key=lambda each: (-_generated(pool, each), each.prompt_tokens))
-        while decoding and pool.decode_blocks > pool.blocks.free:
+        keys = dict(zip(decoding, pool.generated(decoding), strict=True))
+        decoding.sort(key=lambda each: (-keys[each], each.prompt_tokens))
+        blocks = pool.blocks
+        # (The engine gives up on the last one, if it does not fit alone.)
+        while decoding and pool.decode_blocks > blocks.free:
             pool.preempt(decoding.pop(), last=True)
-        total = sum(_generated(pool, each) for each in decoding)
+            blocks.reserve(blocks.blocks(len(decoding) * RETRACT_DECODE_STEPS))
+            blocks.reserve(pool.decode_blocks)
+        pool.put_back(decoding)
+        total = sum(keys[each] for each in decoding)
         most = sum(each.max_tokens for each in decoding)
         estimate = (total + RETRACT_DECODE_STEPS * len(decoding)) / (most + 1)
-        ratio = min(1.0, estimate) if decoding else self.initial_ratio
-        pool.state.update(ratio=ratio, full=False)
+        pool.state["ratio"] = min(1.0, estimate) if decoding else self.initial_ratio
 
 
 class _Budget:
     """What is left for a prefill batch: ``input`` and ``chunk`` tokens, and the ``memory`` that
-    nobody is expected to take, in tokens."""
+    nobody is expected to take, in tokens.
+
+    ``decoding`` are the running sequences past their prompts, ``given`` those in the batch; ``cut``
+    says whether the prompt of one is.
+    """
 
     def __init__(self, policy: Sglang, pool: Pool) -> None:
-        blocks = pool.blocks
-        self.page = blocks.block_size
-        ratio = pool.state["ratio"]
-        decoding = [each for each in pool.running if each not in pool.partials]
-        mixed = len(decoding) if policy.enable_mixed_chunk else 0
+        self.page = pool.blocks.block_size
+        self.ratio = 1.0 if policy.ignore_eos else pool.state["ratio"]
+        self.decoding = list(pool.running)
+        for each in pool.partials:
+            self.decoding.remove(each)
+        mixed = len(self.decoding) if policy.enable_mixed_chunk else 0
         self.input: float = policy.max_prefill_tokens - mixed
         size = policy.chunked_prefill_size
         self.chunk: float = float("inf") if size is None else size - mixed
-        self.memory = (
-            blocks.free * self.page
-            - mixed
-            - sum(
-                min(each.max_tokens - _generated(pool, each), CLIP_MAX_NEW_TOKENS) * ratio
-                for each in decoding
+        self.free = pool.blocks.free * self.page
+        self.taken = mixed
+        self.expected: float = mixed
+        self.counted = False  # whether ``expected`` holds what the running requests may take
+        self.generated = partial(pool.generated, self.decoding)
+        self.given: list[Sequence] = []
+        self.cut = False
+        self.tokens = 0
+        self._ends: list[tuple[int, int]] | None = None
+
+    @property
+    def memory(self) -> float:
+        """Tokens that nobody holds or is expected to take."""
+        if not self.counted:
+            self.counted, ratio, clip = True, self.ratio, CLIP_MAX_NEW_TOKENS
+            growth = (
+                (left if (left := each.max_tokens - tokens) < clip else clip) * ratio
+                for each, tokens in zip(self.decoding, self.generated(), strict=True)
             )
-        )
-        self.charged = False
+            # (Added one by one, as the engine does. Later versions of Python's `sum` do not.)
+            self.expected += reduce(add, growth, 0.0)
+        return self.free - self.expected
+
+    @property
+    def pages(self) -> int:
+        """Pages that the engine makes room for: one more than needed for each prompt."""
+        if self.page == 1:
+            return self.tokens
+        return -(-self.tokens // self.page) + len(self.given)
 
     @property
     def spent(self) -> bool:
         """Whether no prompt can be added for want of tokens (of memory, the next one finds out)."""
-        return self.memory > 0 and (self.input <= 0 or self.chunk <= 0)
+        return (self.input <= 0 or self.chunk <= 0) and self.memory > 0
 
-    def charge(self, tokens: int, max_tokens: int) -> None:
-        """Count a prompt's tokens, in whole pages, and what it may generate."""
+    def fits(self, tokens: int) -> bool:
+        """Whether so many tokens are left."""
+        return tokens < self.free and tokens < self.memory  # (which takes longer to count)
+
+    def charge(self, sequence: Sequence, tokens: int, rest: int) -> None:
+        """Count a prompt's tokens, in whole pages, and what it may generate if it is not cut."""
         pages = -(-tokens // self.page) * self.page
         self.input -= pages
         self.chunk -= pages
-        self.memory -= pages + self.page + min(max_tokens, CLIP_MAX_NEW_TOKENS)
-        self.charged = True
+        self.taken += pages + self.page
+        self.expected += pages + self.page
+        if tokens < rest:
+            self.cut = True
+        else:
+            self.expected += min(sequence.max_tokens, CLIP_MAX_NEW_TOKENS)
+        self.tokens += tokens
+        self.given.append(sequence)
+
+    def can_finish(self, sequence: Sequence, paged: int) -> bool:
+        """Whether all of known length can finish, each giving its memory to those that end later.
+
+        ``paged`` are the tokens that the sequence takes at once.
+        """
+        if paged > min(self.free - self.taken, self.memory):
+            return False
+        own = _end(sequence, sequence.target - sequence.prompt_tokens)
+        if self._ends is None:
+            ends = [own, *map(_end, self.decoding, self.generated())]
+            ends += [_end(each, each.target - each.prompt_tokens) for each in self.given]
+            self._ends = sorted((each for each in ends if each[0] > 0), key=lambda end: end[0])
+        elif own[0] > 0:
+            ends = self._ends
+            later = (i for i, end in enumerate(ends) if own[0] <= end[0])
+            ends.insert(next(later, max(len(ends) - 1, 0)), own)  # (as the engine does)
+        left = self.free - self.taken - paged
+        for place, (tokens, held) in enumerate(self._ends):
+            size = len(self._ends) - place
+            if left - tokens * size <= size:
+                return False
+            left += held
+        return True
 
 
-def _generated(pool: Pool, sequence: Sequence) -> int:
-    """Tokens that a sequence past its prompt has generated, the one on its way included."""
-    return pool.held(sequence) + 1 - sequence.prompt_tokens
+def _expected(sequence: Sequence) -> int:
+    """Tokens that a waiting sequence may still generate, as far as they count."""
+    left = sequence.max_tokens - (sequence.target - sequence.prompt_tokens)
+    return min(max(left, 0), CLIP_MAX_NEW_TOKENS)
+
+
+def _end(sequence: Sequence, generated: int) -> tuple[int, int]:
+    """The tokens that a sequence has still to generate, and those that it holds now."""
+    return sequence.max_tokens - generated, sequence.prompt_tokens + generated

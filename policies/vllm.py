@@ -1,7 +1,7 @@
 """vLLM v1's scheduler, with the names it gives its settings.
 
-Source: vLLM 0.32.0, ``vllm/v1/core/sched/scheduler.py`` and ``async_scheduler.py``. Its decisions
-are reproduced call by call (``sarathi-sim lockstep``).
+Source: vLLM 0.32.0 and 0.33.0, ``vllm/v1/core/sched/scheduler.py`` and ``async_scheduler.py``. Its
+decisions are reproduced call by call (``sarathi-sim lockstep``).
 """
 
 from __future__ import annotations
@@ -28,7 +28,8 @@ class Vllm:
     with the lowest priority). It computes its tokens again later. ``watermark`` is the share of
     the blocks that an admission leaves free. ``scheduler_reserve_full_isl`` admits a request only
     if its whole prompt fits. ``async_scheduling`` forms an iteration before the tokens of the last
-    one are known; under pipeline parallelism this is Model Runner V2.
+    one are known; under pipeline parallelism this is Model Runner V2. ``version`` is vLLM's: under
+    ``priority``, 0.33 goes on to serve those after a request that preempted itself.
     """
 
     pooled = True
@@ -44,6 +45,7 @@ class Vllm:
         watermark: float = 0.0,
         scheduler_reserve_full_isl: bool = True,
         async_scheduling: bool = False,
+        version: Literal["0.32", "0.33"] = "0.32",
     ) -> None:
         check_at_least_1(max_num_batched_tokens=max_num_batched_tokens, max_num_seqs=max_num_seqs)
         if not 0 <= watermark < 1:
@@ -58,6 +60,7 @@ class Vllm:
         self.watermark = watermark
         self.scheduler_reserve_full_isl = scheduler_reserve_full_isl
         self.ahead = async_scheduling
+        self.version = version
         self.order: Callable[[Sequence], Any] | None = (
             _by_priority if scheduling_policy == "priority" else None
         )
@@ -125,9 +128,13 @@ class Vllm:
                 budget += pool.preempt(victim)
                 preempted = True
                 if victim is sequence:
-                    return budget, True
-            pool.run(sequence, tokens)
-            budget -= tokens
+                    break
+            else:
+                pool.run(sequence, tokens)
+                budget -= tokens
+                continue
+            if self.order is None or self.version == "0.32":
+                break
         return budget, preempted
 
     def elsewhere(self, sequence: Sequence) -> bool:

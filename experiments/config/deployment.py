@@ -27,10 +27,11 @@ from sarathi_sim.experiments.config.policy import policy_errors
 from sarathi_sim.experiments.config.requests import Traffic, build_clients, build_requests
 from sarathi_sim.experiments.config.scenario import Batching, KvCache, Scenario
 from sarathi_sim.experiments.config.workload import ZipfLengths
-from sarathi_sim.policies.kv import Blocks, CachedBlocks
+from sarathi_sim.policies.kv import Blocks
 from sarathi_sim.policies.micro_batches import MicroBatches
 from sarathi_sim.policies.policy import (
     Longest,
+    cached_blocks_of,
     chunking_of,
     is_pooled,
     memory_share_of,
@@ -497,9 +498,9 @@ def pools_of(
     for _ in range(count):
         policy = scenario.policy.build()
         assert is_pooled(policy) and cache is not None and cache.num_blocks
-        kind = CachedBlocks if cache.prefix_caching else Blocks
+        kind = cached_blocks_of(policy) if cache.prefix_caching else Blocks
         blocks = kind(cache.num_blocks, cache.block_size)
-        if isinstance(blocks, CachedBlocks) and cache.prompts_cached:
+        if cache.prompts_cached:
             for r in requests:
                 own = Sequence(r.id, r.prompt_tokens, r.max_tokens, 0, prefix=r.prefix)
                 blocks.preload(own)

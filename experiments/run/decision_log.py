@@ -4,11 +4,12 @@ A log (``*.jsonl``, also gzipped) holds a header, a JSON object, and then one ev
 order in which they happened, so that a replay needs no clock::
 
     ["add", ID]                          a request arrived
-    ["schedule", STEP, [[ID, COMPUTED, TOKENS], ...], [PREEMPTED IDS], FREE, RUNNING, WAITING]
+    ["schedule", STEP, ...]              a decision: what the engine's ``state`` has
     ["return", STEP, [FINISHED IDS]]     that batch's result was booked
 
-The header's ``config`` holds vLLM's settings, its ``requests`` rows of id, arrival, prompt tokens,
-output tokens, priority, prefix group or -1, prefix tokens and, where EOS ends it, max_tokens.
+The header's ``config`` holds the engine's settings, its ``requests`` rows of id, arrival, prompt
+tokens, output tokens, priority, prefix group or -1, prefix tokens and, where EOS ends it,
+max_tokens.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ import json
 import zlib
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field, TypeAdapter, ValidationError
 
@@ -25,29 +26,21 @@ from sarathi_sim.experiments.config.errors import ConfigError
 from sarathi_sim.policies.batch import Batch
 from sarathi_sim.policies.kv import Blocks, CachedBlocks
 from sarathi_sim.policies.pool import Pool
+from sarathi_sim.policies.radix import RadixBlocks
 from sarathi_sim.policies.request import Request
+from sarathi_sim.policies.sglang import Sglang
 from sarathi_sim.policies.vllm import Vllm
 from sarathi_sim.profiler.storage.files import LARGEST_DATA, open_file, unzipped
 from sarathi_sim.profiler.storage.strict import did_you_mean, one_line, show
 
-_MOST = {
-    "block_size": 1 << 16,
-    "num_blocks": 1 << 40,
-    "max_num_seqs": 1 << 40,
-    "max_num_batched_tokens": 1 << 40,
-    "max_model_len": 1 << 40,
-    "pp": 1 << 16,
-}
-"""Settings that are whole numbers from 1 on, and the largest they may be."""
-_SWITCHES = ("chunked", "caching", "adaptive", "reserve_full_isl", "async_sched", "v2")
-_KNOWN = {*_MOST, *_SWITCHES, "policy", "threshold", "watermark"}
-"""Every setting that decides."""
-_OF_TRAFFIC = {"requests", "per_second", "longest_prompt", "longest_output", "share", "eos", "ties"}
-"""What the recorder keeps beside them: how it drew the requests, which stand in the header."""
-_VERSION = "0.32"
-"""The vLLM whose decisions ours are. They change between minor releases."""
+_OF_TRAFFIC = {
+    "requests", "per_second", "longest_prompt", "longest_output", "share", "shared_prefix", "eos",
+    "ties", "rate", "min_prompt", "max_prompt", "min_output", "max_output", "groups",
+}  # fmt: skip
+"""What recorders keep beside them: how they drew the requests, which stand in the header."""
+_MANY = 1 << 40
 _Count = Annotated[int, Field(strict=True, ge=1, le=1 << 24)]
-_Whole = Annotated[int, Field(strict=True, ge=-1, le=1 << 40)]
+_Whole = Annotated[int, Field(strict=True, ge=-1, le=_MANY)]
 _Time = Annotated[float, Field(ge=0, le=1e12)]
 _ROWS = TypeAdapter(
     list[
@@ -55,21 +48,18 @@ _ROWS = TypeAdapter(
         | tuple[_Whole, _Time, _Count, _Count, _Whole, _Whole, _Whole, _Count]
     ]
 )
-_Chunk = tuple[_Whole, _Whole, _Whole]
-_EVENTS: TypeAdapter[Any] = TypeAdapter(
-    list[
-        tuple[Literal["add"], _Whole]
-        | tuple[Literal["schedule"], _Whole, list[_Chunk], list[_Whole], _Whole, _Whole, _Whole]
-        | tuple[Literal["return"], _Whole, list[_Whole]]
-    ]
-)
+_Chunks = list[tuple[_Whole, _Whole, _Whole]]
+_Ids = list[_Whole]
 
 
 @dataclass(frozen=True)
 class DecisionLog:
-    """A recorded log: its file, how many batches may be in flight, settings, requests, events."""
+    """A recorded log: its file and engine, how many batches may be in flight, settings, requests,
+    events."""
 
     path: Path
+    engine: type[_Player]
+    version: Any
     depth: int
     settings: dict[str, Any]
     requests: list[list[Any]]
@@ -110,15 +100,19 @@ def read_log(path: Path) -> DecisionLog:
     if not rows or not isinstance(rows[0], dict) or rows[0].get("format") != 1:
         raise ConfigError(f"{path}: line 1: not the header of a log (an object with format 1)")
     header = rows[0]
-    if header.get("engine") != "vllm":
-        raise ConfigError(f"{path}: line 1: engine {show(header.get('engine'))}: must be 'vllm'")
-    if not str(header.get("version")).startswith(f"{_VERSION}."):
-        problem = f"must be {_VERSION}.x, whose decisions the policy vllm makes"
+    name, version = header.get("engine"), str(header.get("version"))
+    engine = ENGINES.get(name) if isinstance(name, str) else None
+    if engine is None:
+        problem = f"must be {' or '.join(map(repr, ENGINES))}"
+        raise ConfigError(f"{path}: line 1: engine {show(name)}: {problem}")
+    known = next((each for each in engine.versions if f"{version}.".startswith(f"{each}.")), None)
+    if known is None:
+        problem = f"must be {' or '.join(engine.versions)}, whose decisions the policy {name} makes"
         raise ConfigError(f"{path}: line 1: version {show(header.get('version'))}: {problem}")
     try:
-        log = DecisionLog(
-            path, header["depth"], dict(header["config"]), list(header["requests"]), rows[1:]
-        )
+        config, requests = engine.defaults | dict(header["config"]), list(header["requests"])
+        depth = header["depth"] if name == "vllm" else 2 - bool(config["disable_overlap_schedule"])
+        log = DecisionLog(path, engine, known, depth, config, requests, rows[1:])
     except KeyError as error:
         raise ConfigError(f"{path}: line 1: the key {error.args[0]} is missing") from None
     except (TypeError, ValueError):
@@ -129,29 +123,16 @@ def read_log(path: Path) -> DecisionLog:
 
 
 def _check(log: DecisionLog) -> None:
-    """Raises ConfigError for a setting that vLLM does not allow."""
-    where = f"{log.path}: line 1"
+    """Raises ConfigError for a setting that the engine does not allow."""
+    where, engine = f"{log.path}: line 1", log.engine
     for name in log.settings:
-        if name not in _KNOWN | _OF_TRAFFIC:
-            close = did_you_mean(name, _KNOWN)
+        if name not in engine.settings and name not in _OF_TRAFFIC:
+            close = did_you_mean(name, set(engine.settings))
             raise ConfigError(f"{where}: config.{name}: a setting that is not modelled{close}")
-    found = {name: log.settings.get(name) for name in _MOST} | {"depth": log.depth}
-    for name, value in found.items():
-        most = _MOST.get(name, 1 << 16)
-        if type(value) is not int or not 1 <= value <= most:
-            problem = f"must be a whole number from 1 to {most}"
-            raise ConfigError(f"{where}: {name} {show(value)}: {problem}")
-    policy = log.settings.get("policy")
-    if policy not in ("fcfs", "priority"):
-        raise ConfigError(f"{where}: policy {show(policy)}: must be fcfs or priority")
-    for name in _SWITCHES:
-        if not isinstance(log.settings.get(name), bool):
-            value = show(log.settings.get(name))
-            raise ConfigError(f"{where}: {name} {value}: must be true or false")
-    for name in ("threshold", "watermark"):
-        given = log.settings.get(name, -1)
-        if type(given) not in (int, float) or not 0 <= given <= 1 << 40:
-            raise ConfigError(f"{where}: {name} {show(given)}: must be a number from 0")
+    for name, allowed in {"depth": 1 << 16, **engine.settings}.items():
+        value = log.depth if name == "depth" else log.settings.get(name)
+        if problem := _problem(value, allowed):
+            raise ConfigError(f"{where}: {name} {show(value)}: must be {problem}")
     try:
         _ROWS.validate_python(log.requests)
     except ValidationError as error:
@@ -160,11 +141,30 @@ def _check(log: DecisionLog) -> None:
         problem = "must be the numbers that docs/lockstep.md names"
         raise ConfigError(f"{where}: requests: row {number}: {row}: {problem}") from None
     try:
-        _EVENTS.validate_python(log.events)
+        add: Any = tuple[Literal["add"], _Whole]
+        decision = tuple.__class_getitem__((Literal["schedule"], _Whole, *engine.state))
+        events: Any = list.__class_getitem__(
+            add | decision | tuple[Literal["return"], _Whole, _Ids]
+        )
+        TypeAdapter(events).validate_python(log.events)
     except ValidationError as error:
         line = int(error.errors()[0]["loc"][0]) + 2
         problem = "not an event: must be add, schedule or return, as docs/lockstep.md has them"
         raise ConfigError(f"{log.path}: line {line}: {problem}") from None
+
+
+def _problem(value: Any, allowed: Any) -> str | None:
+    """What a setting must be that is not what is allowed: `bool`, one of a tuple, a number from a
+    float on, or a whole number from 1 up to an int."""
+    if allowed is bool:
+        return None if isinstance(value, bool) else "true or false"
+    if isinstance(allowed, tuple):
+        return None if value in allowed else " or ".join(allowed)
+    if isinstance(allowed, float):
+        fits = type(value) in (int, float) and allowed <= value <= _MANY
+        return None if fits else f"a number from {allowed:.0f}"
+    fits = type(value) is int and 1 <= value <= allowed
+    return None if fits else f"a whole number from 1 to {allowed}"
 
 
 def _parsed(path: Path, number: int, line: str) -> Any:
@@ -181,7 +181,7 @@ def replay(log: DecisionLog) -> Replay:
     """
     line = 1
     try:
-        player = _Player(log)
+        player = log.engine(log)
         for line, event in enumerate(log.events, 2):
             difference = player.play(event)
             if difference is not None:
@@ -196,43 +196,38 @@ def replay(log: DecisionLog) -> Replay:
 
 
 class _Player:
-    """Our scheduler under the settings of a log."""
+    """Our scheduler under the settings of a log; a subclass for each engine.
+
+    ``versions`` are those whose decisions ours are: they change between minor releases.
+    ``settings`` decide, with what each may be (:func:`_problem`); ``defaults`` are those of
+    settings that may be missing. ``state`` is what a decision holds.
+    """
+
+    versions: ClassVar[tuple[str, ...]]
+    settings: ClassVar[dict[str, Any]]
+    defaults: ClassVar[dict[str, Any]] = {}
+    state: ClassVar[tuple[Any, ...]]
 
     def __init__(self, log: DecisionLog) -> None:
-        c = log.settings
         self.decisions = sum(event[0] == "schedule" for event in log.events)
         self.identical = 0
         self._flight: dict[int, Batch] = {}
-        longest = c["max_model_len"]
         self._requests: dict[int, Request] = {}
         for row in log.requests:
             id, arrival, prompt, output, priority, group, shared = row[:7]
-            most = longest - prompt  # the longest sequences end by their length
-            declared = min(row[7] if len(row) > 7 else output, most)
+            declared = min(row[7] if len(row) > 7 else output, self._most(log.settings, prompt))
+            output = declared if log.settings.get("ignore_eos") else min(output, declared)
             prefix = ((("group", group), shared),) if group >= 0 else ()
-            self._requests[id] = Request(
-                id, arrival, prompt, min(output, declared), declared, priority, prefix
-            )
-        policy = Vllm(
-            max_num_batched_tokens=c["max_num_batched_tokens"],
-            max_num_seqs=c["max_num_seqs"],
-            long_prefill_token_threshold=c["threshold"] or None,
-            adaptive_threshold=c["adaptive"],
-            enable_chunked_prefill=c["chunked"],
-            scheduling_policy=c["policy"],
-            watermark=c["watermark"],
-            scheduler_reserve_full_isl=c["reserve_full_isl"],
-            async_scheduling=c["async_sched"],
-        )
-        blocks = CachedBlocks if c["caching"] else Blocks
-        self._pool = Pool(
-            policy,
-            blocks(c["num_blocks"], c["block_size"]),
-            max_in_flight=log.depth,
-            max_length=longest,
-            # Decodes of one sequence are a pipeline apart with Model Runner V2 only.
-            stages=c["pp"] if c["v2"] else 1,
-        )
+            self._requests[id] = Request(id, arrival, prompt, output, declared, priority, prefix)
+        self._pool = self._build(log)
+
+    def _most(self, c: dict[str, Any], prompt: int) -> int:
+        """The output tokens that the engine allows a request."""
+        raise NotImplementedError
+
+    def _build(self, log: DecisionLog) -> Pool:
+        """Our scheduler."""
+        raise NotImplementedError
 
     def play(self, event: list[Any]) -> str | None:
         """Feed an event; returns how we differ from it."""
@@ -259,5 +254,110 @@ class _Player:
         rows = [(s.order, s.id, context, tokens) for s, tokens, context in batch.chunks]
         rows += [(s.order, s.id, s.offset + batch.iteration, 1) for s in batch.decodes]
         preempted = sorted(s.id for s in before if s not in pool.running)
-        state = [pool.blocks.free, len(pool.running), len(pool.waiting)]
-        return [[list(row[1:]) for row in sorted(rows)], preempted, *state], batch
+        return self._stated(batch, [list(row[1:]) for row in sorted(rows)], preempted), batch
+
+    def _stated(self, batch: Batch, rows: list[list[int]], preempted: list[int]) -> list[Any]:
+        pool = self._pool
+        return [rows, preempted, pool.blocks.free, len(pool.running), len(pool.waiting)]
+
+
+class _Vllm(_Player):
+    versions = ("0.32", "0.33")
+    settings: ClassVar[dict[str, Any]] = {
+        "block_size": 1 << 16, "num_blocks": _MANY, "max_num_seqs": _MANY,
+        "max_num_batched_tokens": _MANY, "max_model_len": _MANY, "pp": 1 << 16,
+        "policy": ("fcfs", "priority"), "chunked": bool, "caching": bool, "adaptive": bool,
+        "reserve_full_isl": bool, "async_sched": bool, "v2": bool, "threshold": 0.0,
+        "watermark": 0.0,
+    }  # fmt: skip
+    state = (_Chunks, _Ids, _Whole, _Whole, _Whole)
+
+    def _most(self, c: dict[str, Any], prompt: int) -> int:
+        return int(c["max_model_len"]) - prompt  # the longest end by their length
+
+    def _build(self, log: DecisionLog) -> Pool:
+        c = log.settings
+        policy = Vllm(
+            max_num_batched_tokens=c["max_num_batched_tokens"],
+            max_num_seqs=c["max_num_seqs"],
+            long_prefill_token_threshold=c["threshold"] or None,
+            adaptive_threshold=c["adaptive"],
+            enable_chunked_prefill=c["chunked"],
+            scheduling_policy=c["policy"],
+            watermark=c["watermark"],
+            scheduler_reserve_full_isl=c["reserve_full_isl"],
+            async_scheduling=c["async_sched"],
+            version=log.version,
+        )
+        blocks = CachedBlocks if c["caching"] else Blocks
+        return Pool(
+            policy,
+            blocks(c["num_blocks"], c["block_size"]),
+            max_in_flight=log.depth,
+            max_length=c["max_model_len"],
+            # Decodes of one sequence are a pipeline apart with Model Runner V2 only.
+            stages=c["pp"] if c["v2"] else 1,
+        )
+
+
+class _Sglang(_Player):
+    _idle = 0  # how often the engine's loop went round while nobody was there
+    _nothing = False  # whether the last decision was to do nothing
+
+    versions = ("0.5.23",)
+    settings: ClassVar[dict[str, Any]] = {
+        "page_size": 1 << 16, "capacity": _MANY, "context_length": _MANY,
+        "disable_radix_cache": bool, "chunked_prefill_size": -1.0, "max_prefill_tokens": _MANY,
+        "max_running_requests": _MANY, "scheduler_recv_interval": _MANY,
+        "schedule_conservativeness": 0.0, "schedule_policy": ("fcfs", "lpm", "lof"),
+        "enable_mixed_chunk": bool, "disable_overlap_schedule": bool, "ignore_eos": bool,
+    }  # fmt: skip
+    defaults: ClassVar[dict[str, Any]] = {"ignore_eos": False}
+    state = (
+        Literal["extend", "mixed", "decode"] | None, _Chunks, _Ids, _Whole, _Whole, _Whole, float,
+        _Whole, bool,
+    )  # fmt: skip
+
+    def _most(self, c: dict[str, Any], prompt: int) -> int:
+        page, capacity = c["page_size"], c["capacity"]
+        paged = -(-prompt // page) * page
+        longest = min(c["context_length"], capacity) - 1
+        return int(min(longest - prompt - 1, capacity - paged - page - 1))
+
+    def _build(self, log: DecisionLog) -> Pool:
+        c = log.settings
+        keys = {name: c[name] for name in list(self.settings)[4:]}  # without those of the memory
+        if keys["chunked_prefill_size"] == -1:
+            keys["chunked_prefill_size"] = None
+        policy = Sglang(**keys)
+        blocks = Blocks if c["disable_radix_cache"] else RadixBlocks
+        return Pool(
+            policy,
+            blocks(c["capacity"] // c["page_size"] + 1, c["page_size"]),
+            max_in_flight=log.depth,
+            max_length=c["context_length"],
+        )
+
+    def _schedule(self) -> tuple[list[Any], Batch]:
+        # The loop goes round once more, with nobody there, only if its last step was not an end.
+        self._pool.emptied = self._idle
+        stated, batch = super()._schedule()
+        nothing = not stated[1]
+        if nothing and not self._pool.num_unfinished:
+            self._idle += self._nothing or not self._pool.policy.ahead
+        self._nothing = nothing
+        return stated, batch
+
+    def _stated(self, batch: Batch, rows: list[list[int]], preempted: list[int]) -> list[Any]:
+        pool, state = self._pool, self._pool.state
+        kinds = ("extend", "mixed") if batch.chunks else (None, "decode")
+        free = pool.blocks.free * pool.blocks.block_size
+        cut = next((sequence.id for sequence in pool.partials), -1)
+        full, ratio = bool(state["full"]), round(state["ratio"], 6)
+        decoding, waiting = state["decoding"], len(pool.waiting)
+        kind = kinds[batch.num_decodes > 0]
+        return [kind, rows, preempted, free, decoding, waiting, ratio, cut, full]
+
+
+ENGINES: dict[str, type[_Player]] = {"vllm": _Vllm, "sglang": _Sglang}
+"""By the name in the header."""

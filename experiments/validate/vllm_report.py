@@ -14,7 +14,7 @@ import numpy as np
 import pandas as pd
 
 from sarathi_sim.experiments.config.loading import Experiment
-from sarathi_sim.experiments.run.decision_log import DecisionLog, Replay, replay
+from sarathi_sim.experiments.run.decision_log import ENGINES, DecisionLog, Replay, replay
 from sarathi_sim.experiments.validate.cells import Cell
 from sarathi_sim.experiments.validate.differences import MOST_DRIFT, PREDICTIONS
 from sarathi_sim.experiments.validate.summary import (
@@ -91,7 +91,9 @@ def decision_log(cell: Cell, served: VllmRun) -> DecisionLog:
     rows = [
         [r.id, r.arrival_s, r.prompt_tokens, r.output_tokens, 0, -1, 0] for r in served.requests
     ]
-    return DecisionLog(Path(cell.name), 1, settings, rows, served.run["events"])
+    events = served.run["events"]
+    version = str(pool.get("version", "0.32"))
+    return DecisionLog(Path(cell.name), ENGINES["vllm"], version, 1, settings, rows, events)
 
 
 def totals(arrival: Floats, first: Floats, last: Floats, output: Floats) -> dict[str, float]:

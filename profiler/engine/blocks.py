@@ -7,7 +7,7 @@ by its tokens and those before it, as in vLLM. Both must have the same hits.
 
 from __future__ import annotations
 
-from collections import OrderedDict
+from collections import OrderedDict, deque
 from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from hashlib import sha256
@@ -15,6 +15,7 @@ from hashlib import sha256
 import numpy as np
 
 from sarathi_sim.policies.kv import Block, Blocks
+from sarathi_sim.policies.radix import Node, RadixBlocks, path
 from sarathi_sim.policies.request import Sequence
 from sarathi_sim.profiler.engine.spec import EngineError, Table
 
@@ -42,6 +43,7 @@ class BlockTables(Blocks):
     ) -> None:
         super().__init__(num_blocks, block_size)
         self._tokens, self._on_new = tokens, on_new
+        self.caching = tokens is not None
         self._queue = OrderedDict((NumberedBlock(number=n), None) for n in range(self.capacity))
         self._tables: dict[Sequence, list[NumberedBlock]] = {}
         # By the digest of all tokens up to its end, the blocks that hold them, the first in front.
@@ -162,3 +164,83 @@ class BlockTables(Blocks):
                 self._queue[block] = None
                 self._queue.move_to_end(block, last=block.content is not None)
         self.free = len(self._queue)
+
+
+class RadixTables(RadixBlocks):
+    """A radix tree of numbered pages, and the table of each sequence, for SGLang's policy.
+
+    A page gets its number when its sequence is executed: by then the policy has made room.
+    ``on_new`` is told it.
+    """
+
+    def __init__(self, num_blocks: int, block_size: int, on_new: Callable[[int], object]) -> None:
+        super().__init__(num_blocks, block_size)
+        self._on_new = on_new
+        self._queue = deque(range(self.capacity))
+        self._numbers: dict[Node, list[int]] = {}
+        self._tables: dict[Sequence, list[int]] = {}
+        self._pages: dict[Sequence, int] = {}
+
+    def __contains__(self, sequence: Sequence) -> bool:
+        """Whether a sequence has pages."""
+        return sequence in self._tables
+
+    def table(self, sequence: Sequence) -> Table:
+        """The numbers of a sequence's pages."""
+        table = self._tables[sequence]
+        while len(table) < self._pages[sequence]:
+            if not self._queue:
+                raise EngineError(f"all {self.capacity} KV blocks are taken")
+            table.append(self._queue.popleft())
+            self._on_new(table[-1])
+        return tuple(table)
+
+    def take(
+        self, sequence: Sequence, tokens: int, hits: tuple[Block, ...] = (), known: int = 0
+    ) -> None:
+        """Give the sequence the hits (those found last), and new pages up to ``tokens`` tokens."""
+        super().take(sequence, tokens, hits, known)
+        if sequence not in self._tables:
+            self._tables[sequence] = self._tree(sequence)
+        self._pages[sequence] = self.blocks(sequence.held)
+
+    def grow(self, sequences: Collection[Sequence]) -> None:
+        """Give each of these decoding sequences, whose pages are full, one more."""
+        super().grow(sequences)
+        for sequence in sequences:
+            self._pages[sequence] += 1
+
+    def computed(self, sequence: Sequence, tokens: int) -> None:
+        """Enter the full pages of the sequence's first ``tokens`` tokens; its copies are free."""
+        super().computed(sequence, tokens)
+        table, tree = self._tables[sequence], self._tree(sequence)
+        self._queue.extend(own for own, cached in zip(table, tree, strict=False) if own != cached)
+        table[: len(tree)] = tree
+
+    def _give_back(self, sequence: Sequence, pages: int) -> None:
+        table = self._tables.pop(sequence)
+        if len(table) != pages or self._pages.pop(sequence) != pages:
+            raise EngineError(f"{sequence} has {len(table)} KV blocks, not {pages}")
+        self._queue.extend(table[self._ends[sequence].end :])
+        super()._give_back(sequence, pages)
+
+    def _tree(self, sequence: Sequence) -> list[int]:
+        """The numbers of a running sequence's pages in the tree."""
+        nodes = reversed(path(self._ends[sequence]))
+        return [number for node in nodes for number in self._numbers[node]]
+
+    def _grown(self, parent: Node, sequence: Sequence, pages: int) -> Node:
+        node = super()._grown(parent, sequence, pages)
+        self._numbers[node] = self._tables[sequence][node.start : node.end]
+        return node
+
+    def _split(self, node: Node, until: int) -> Node:
+        upper = super()._split(node, until)
+        numbers = self._numbers[node]
+        size = upper.end - upper.start
+        self._numbers[upper], self._numbers[node] = numbers[:size], numbers[size:]
+        return upper
+
+    def _evict(self, node: Node, parent: Node) -> None:
+        super()._evict(node, parent)
+        self._queue.extend(self._numbers.pop(node))

@@ -7,7 +7,8 @@ length.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Iterable
+from collections.abc import Callable, Collection, Hashable, Iterable
+from functools import partial
 from hashlib import sha256
 from typing import Any
 
@@ -15,11 +16,12 @@ import numpy as np
 
 from sarathi_sim.policies.batch import Batch
 from sarathi_sim.policies.micro_batches import MicroBatches
-from sarathi_sim.policies.policy import Policy, is_pooled, of_micro_batches
+from sarathi_sim.policies.policy import Policy, cached_blocks_of, is_pooled, of_micro_batches
 from sarathi_sim.policies.pool import Pool, PoolPolicy
+from sarathi_sim.policies.radix import RadixBlocks
 from sarathi_sim.policies.request import Cohort, Request, Sequence
 from sarathi_sim.policies.scheduler import Scheduler
-from sarathi_sim.profiler.engine.blocks import BlockTables
+from sarathi_sim.profiler.engine.blocks import BlockTables, RadixTables
 from sarathi_sim.profiler.engine.spec import EngineError, Work
 
 
@@ -95,7 +97,8 @@ class Book:
         self._prompts = Prompts(vocab_size, seed)
         self._eos = eos
         known = self.tokens if prefix_caching else None
-        self.blocks = BlockTables(num_blocks, block_size, known, on_new)
+        self.blocks: BlockTables | RadixTables = BlockTables(num_blocks, block_size, known, on_new)
+        self._radix = partial(RadixTables, num_blocks, block_size, on_new)
         self._tokens: dict[int, list[int]] = {}
         self._over: set[int] = set()
         self._ended: dict[Batch, list[Sequence]] = {}
@@ -103,6 +106,8 @@ class Book:
     def scheduler(self, policy: Policy | PoolPolicy, settings: dict[str, Any]) -> Scheduler:
         """A scheduler or pool with these blocks, which learns the ends of sequences from this."""
         if is_pooled(policy):
+            if self.blocks.caching and cached_blocks_of(policy) is RadixBlocks:
+                self.blocks = self._radix()
             return Pool(policy, self.blocks, endings=self, **settings)
         return MicroBatches(of_micro_batches(policy), endings=self, **settings)
 
@@ -198,6 +203,9 @@ class Book:
     def preempted(self, sequence: Sequence) -> None:
         """A sequence has to compute its tokens again."""
 
-    def ended(self, batch: Batch) -> list[Sequence]:
-        """The sequences whose last token came with this batch."""
-        return self._ended.pop(batch)
+    def ended(self, batch: Batch, dropped: Collection[Sequence] = ()) -> list[Sequence]:
+        """The sequences whose last token came with this batch; those of some are ``dropped``."""
+        for sequence in dropped:
+            self._tokens[sequence.id].pop()
+            self._over.discard(sequence.id)
+        return [sequence for sequence in self._ended.pop(batch) if sequence not in dropped]

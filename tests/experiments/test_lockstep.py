@@ -1,4 +1,4 @@
-"""`sarathi-sim lockstep`: recorded decisions of vLLM's scheduler beside those of ours."""
+"""`sarathi-sim lockstep`: recorded decisions of engines' schedulers beside those of ours."""
 
 from __future__ import annotations
 
@@ -16,10 +16,13 @@ import pytest
 from typer.testing import CliRunner
 
 from sarathi_sim.experiments.cli.app import app
-from tests.vllm_recorder import SHIPPED
+from tests import sglang_recorder, vllm_recorder
 
 ROOT = Path(__file__).parents[2]
-LOGS = sorted((ROOT / "tests/data/vllm").glob("*.jsonl.gz"))
+LOGS = {
+    engine: sorted((ROOT / "tests/data" / engine).glob("*.jsonl.gz"))
+    for engine in ("vllm", "sglang")
+}
 Events = list[Any]
 
 
@@ -29,8 +32,8 @@ def lockstep(*arguments: object) -> tuple[int, str]:
     return result.exit_code, result.output
 
 
-def read(name: str) -> Events:
-    with gzip.open(ROOT / f"tests/data/vllm/{name}.jsonl.gz", "rt") as file:
+def read(name: str, engine: str = "vllm") -> Events:
+    with gzip.open(ROOT / f"tests/data/{engine}/{name}.jsonl.gz", "rt") as file:
         return [json.loads(line) for line in file]
 
 
@@ -44,22 +47,26 @@ def decisions(lines: Events) -> Events:
 
 
 def test_the_shipped_logs_are_those_of_the_recorder_and_cover_what_they_should() -> None:
-    logs = {path.name.removesuffix(".jsonl.gz"): path for path in LOGS}
-    assert sorted(logs) == sorted(SHIPPED)
-    assert sum(path.stat().st_size for path in LOGS) < 150_000
+    for engine, recorder in (("vllm", vllm_recorder), ("sglang", sglang_recorder)):
+        names = [path.name.removesuffix(".jsonl.gz") for path in LOGS[engine]]
+        assert names == sorted(recorder.SHIPPED)  # type: ignore[attr-defined]
+        assert sum(path.stat().st_size for path in LOGS[engine]) < 150_000
     for name in ("few_blocks", "shared_prefixes", "priorities", "pp2", "async_pp2_v2", "watermark"):
         assert any(event[3] for event in decisions(read(name))), f"{name}: nobody is preempted"
     for name in ("pp2", "async_pp2_v2"):
         assert any(not event[2] for event in decisions(read(name))), f"{name}: no empty batch"
+    for name in ("mixed", "overlap_eos", "groups", "lpm", "lof"):
+        assert any(event[4] for event in decisions(read(name, "sglang"))), f"{name}: no retraction"
+    assert any(event[2] == "mixed" for event in decisions(read("mixed", "sglang")))
 
 
-@pytest.mark.parametrize("path", LOGS, ids=lambda path: path.name.split(".")[0])
-def test_every_decision_is_the_same(path: Path) -> None:
-    code, output = lockstep(path, "--json")
-    (found,) = json.loads(output)["logs"].values()
+@pytest.mark.parametrize("engine", LOGS)
+def test_every_decision_is_the_same(engine: str) -> None:
+    code, output = lockstep(*LOGS[engine], "--json")
     assert code == 0
-    assert found["first_difference"] is None
-    assert found["identical"] == found["decisions"] == len(decisions(read(path.name.split(".")[0])))
+    for name, found in json.loads(output)["logs"].items():
+        assert found["first_difference"] is None
+        assert found["identical"] == found["decisions"] == len(decisions(read(name, engine)))
 
 
 def a_preemption(events: Events) -> Any:
@@ -103,6 +110,17 @@ def count(place: int) -> Callable[[Events], Any]:
     return alter
 
 
+def at(place: int, change: Callable[[Any], Any]) -> Callable[[Events], Any]:
+    """Changes one number of the decision that first retracts a request of SGLang's."""
+
+    def alter(events: Events) -> Any:
+        event = next(e for e in events if e[0] == "schedule" and e[4])
+        event[place] = change(event[place])
+        return event
+
+    return alter
+
+
 def somebody_ends_later(events: Events) -> Any:
     event = next(e for e in events if e[0] == "return" and e[2])
     event[2].pop()
@@ -121,9 +139,31 @@ ALTERATIONS = {
 }
 
 
-@pytest.mark.parametrize("alter", ALTERATIONS.values(), ids=ALTERATIONS)
-def test_the_first_difference_is_found(alter: Callable[[Events], Any], tmp_path: Path) -> None:
-    lines = read("few_blocks")
+ALTERATIONS_OF_SGLANG = {
+    "another kind": at(2, lambda kind: "mixed"),
+    "another order": at(3, lambda rows: rows[::-1]),
+    "nobody retracted": at(4, lambda ids: []),
+    "a free token more": at(5, lambda free: free + 1),
+    "one more running": at(6, lambda running: running + 1),
+    "one more waiting": at(7, lambda waiting: waiting + 1),
+    "another ratio": at(8, lambda ratio: ratio + 1e-6),
+    "a prompt is cut": at(9, lambda cut: 5),
+    "not full": at(10, lambda full: not full),
+}
+ALTERED = [("vllm", "few_blocks", name, alter) for name, alter in ALTERATIONS.items()] + [
+    ("sglang", "overlap_eos", name, alter) for name, alter in ALTERATIONS_OF_SGLANG.items()
+]
+
+
+@pytest.mark.parametrize(
+    ("engine", "log", "alter"),
+    [(engine, log, alter) for engine, log, _, alter in ALTERED],
+    ids=[f"{engine}, {name}" for engine, _, name, _ in ALTERED],
+)
+def test_the_first_difference_is_found(
+    engine: str, log: str, alter: Callable[[Events], Any], tmp_path: Path
+) -> None:
+    lines = read(log, engine)
     event = alter(lines[1:])
     number = next(i for i, line in enumerate(lines) if line is event)
     path = write(tmp_path / "altered.jsonl", lines)
@@ -159,18 +199,18 @@ def test_logs_of_one_name_are_told_apart(tmp_path: Path) -> None:
     assert sorted(json.loads(output)["logs"]) == sorted(map(str, paths))
 
 
-def another_header(**changes: object) -> bytes:
-    lines = read("plain")
+def another_header(of: str = "vllm", **changes: object) -> bytes:
+    lines = read("plain", of)
     lines[0] |= changes
     return "".join(json.dumps(line) + "\n" for line in lines).encode()
 
 
-def another_config(**changes: object) -> bytes:
-    return another_header(config=read("plain")[0]["config"] | changes)
+def another_config(of: str = "vllm", **changes: object) -> bytes:
+    return another_header(of, config=read("plain", of)[0]["config"] | changes)
 
 
-def with_event(event: object) -> bytes:
-    lines = read("plain")
+def with_event(event: object, of: str = "vllm") -> bytes:
+    lines = read("plain", of)
     return "".join(json.dumps(line) + "\n" for line in [lines[0], event]).encode()
 
 
@@ -181,7 +221,10 @@ BAD: dict[str, tuple[Callable[[], bytes], str]] = {
     "binary": (lambda: b"\xff\xfe\x00", "not a log of decisions"),
     "half a gzip": (lambda: gzip.compress(another_header())[:900], "not a log of decisions"),
     "half a line": (lambda: another_header()[:-9], "not JSON"),
-    "another engine": (lambda: another_header(engine="x"), "engine 'x': must be 'vllm'"),
+    "another engine": (
+        lambda: another_header(engine="x"),
+        "engine 'x': must be 'vllm' or 'sglang'",
+    ),
     "cut at the end of a line": (
         lambda: gzip.compress(another_header() + b"\n" * 10**6)[:-40],
         "not a log of decisions: it is cut short",
@@ -193,7 +236,36 @@ BAD: dict[str, tuple[Callable[[], bytes], str]] = {
     "no blocks": (lambda: another_config(num_blocks=0), "line 1: num_blocks 0: must be"),
     "blocks of text": (lambda: another_config(num_blocks="many"), "num_blocks 'many': must"),
     "no such order": (lambda: another_config(policy="lifo"), "line 1: policy 'lifo': must be fcfs"),
-    "another version": (lambda: another_header(version="0.33.0"), "version '0.33.0': must be 0.32"),
+    "another version": (lambda: another_header(version="0.34.0"), "version '0.34.0': must be 0.32"),
+    "another SGLang": (
+        lambda: another_header("sglang", version="0.5.22"),
+        "version '0.5.22': must be 0.5.23, whose decisions the policy sglang makes",
+    ),
+    "an engine's list": (lambda: another_header(engine=[]), "engine []: must be"),
+    "an order of SGLang's": (
+        lambda: another_config("sglang", schedule_policy="dfs-weight"),
+        "schedule_policy 'dfs-weight': must be fcfs or lpm or lof",
+    ),
+    "a setting of SGLang's": (
+        lambda: another_config("sglang", enable_hierarchical_cache=True),
+        "config.enable_hierarchical_cache: a setting that is not modelled",
+    ),
+    "a page of SGLang's": (
+        lambda: another_config("sglang", page_size=0),
+        "line 1: page_size 0: must be a whole number from 1",
+    ),
+    "a chunk of SGLang's": (
+        lambda: another_config("sglang", chunked_prefill_size="many"),
+        "line 1: chunked_prefill_size 'many': must be a number from -1",
+    ),
+    "no chunk of SGLang's": (
+        lambda: another_config("sglang", chunked_prefill_size=0),
+        "chunked_prefill_size must be at least 1 or left empty, not 0",
+    ),
+    "vLLM's decision in SGLang's log": (
+        lambda: with_event(["schedule", 0, [], [], 0, 0, 0], "sglang"),
+        "line 2: not an event",
+    ),
     "no version": (lambda: another_header(version=None), "version null: must be 0.32"),
     "an unknown setting": (
         lambda: another_config(num_speculative_tokens=3),
@@ -247,20 +319,20 @@ def test_no_such_log_is_one_line(tmp_path: Path) -> None:
     assert f"{tmp_path / 'none.gz'}: " in refused(tmp_path / "none.gz")
 
 
-INTERPRETER = os.environ.get("SARATHI_SIM_VLLM_PYTHON") or (
-    sys.executable if importlib.util.find_spec("vllm") else None
-)
+def interpreter(engine: str) -> str | None:
+    """A Python with this engine."""
+    own = sys.executable if importlib.util.find_spec(engine) else None
+    return os.environ.get(f"SARATHI_SIM_{engine.upper()}_PYTHON") or own
 
 
-@pytest.mark.skipif(
-    INTERPRETER is None,
-    reason="no vLLM: install the extra `vllm`, or name in SARATHI_SIM_VLLM_PYTHON a Python with it",
-)
-def test_fresh_logs_of_random_settings(tmp_path: Path) -> None:
+@pytest.mark.parametrize("engine", LOGS)
+def test_fresh_logs_of_random_settings(engine: str, tmp_path: Path) -> None:
     """The seed may be set, so that every run may see other settings."""
-    assert INTERPRETER is not None
-    seed = os.environ.get("SARATHI_SIM_VLLM_SEED", "1")
-    command = [INTERPRETER, "-m", "tests.vllm_recorder", "--random", "50"]
+    python = interpreter(engine)
+    if python is None:
+        pytest.skip(f"no {engine}: name a Python with it in SARATHI_SIM_{engine.upper()}_PYTHON")
+    seed = os.environ.get(f"SARATHI_SIM_{engine.upper()}_SEED", "1")
+    command = [python, "-m", f"tests.{engine}_recorder", "--random", "50"]
     subprocess.run(
         [*command, "--seed", seed, "--out", str(tmp_path)], cwd=ROOT, check=True, timeout=800
     )

@@ -8,8 +8,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from sarathi_sim.policies.batch import Batch
-from sarathi_sim.policies.kv import Blocks, CachedBlocks
+from sarathi_sim.policies.kv import Blocks
 from sarathi_sim.policies.log import LOST
+from sarathi_sim.policies.policy import cached_blocks_of
 from sarathi_sim.policies.pool import Pool, PoolPolicy
 from sarathi_sim.policies.request import Prefix, Request
 
@@ -56,7 +57,7 @@ def schedule(
     can be used (one more is the null block)."""
     pool = Pool(
         policy,
-        (CachedBlocks if caching else Blocks)(blocks + 1, block_size),
+        (cached_blocks_of(policy) if caching else Blocks)(blocks + 1, block_size),
         max_in_flight=in_flight,
         max_length=10_000,
         stages=stages,

@@ -16,9 +16,9 @@ torch = pytest.importorskip("torch", reason="torch is not installed")
 
 from sarathi_sim.experiments.validate.playback import lockstep, measured_records  # noqa: E402
 from sarathi_sim.policies.catalogue import build  # noqa: E402
-from sarathi_sim.policies.kv import Blocks, CachedBlocks  # noqa: E402
+from sarathi_sim.policies.kv import Blocks  # noqa: E402
 from sarathi_sim.policies.log import HIT, LOST  # noqa: E402
-from sarathi_sim.policies.policy import is_pooled  # noqa: E402
+from sarathi_sim.policies.policy import cached_blocks_of, is_pooled  # noqa: E402
 from sarathi_sim.policies.pool import Pool  # noqa: E402
 from sarathi_sim.policies.request import Request  # noqa: E402
 from sarathi_sim.profiler.engine.driver import Served  # noqa: E402
@@ -122,7 +122,7 @@ def pool(policy: str, pp: int, caching: bool, load: list[Request]) -> Pool:
     """The simulator's."""
     built = build(**POLICIES[policy])
     assert is_pooled(built)
-    blocks = (CachedBlocks if caching else Blocks)(BLOCKS, BLOCK)
+    blocks = (cached_blocks_of(built) if caching else Blocks)(BLOCKS, BLOCK)
     return Pool(built, blocks, **settings(policy, pp))
 
 

@@ -11,8 +11,9 @@ from hypothesis import reject
 from hypothesis import strategies as st
 
 from sarathi_sim.policies.batch import Batch
-from sarathi_sim.policies.kv import Blocks, CachedBlocks
+from sarathi_sim.policies.kv import Blocks
 from sarathi_sim.policies.log import LivelockError
+from sarathi_sim.policies.policy import cached_blocks_of
 from sarathi_sim.policies.pool import Pool, PoolPolicy
 from sarathi_sim.policies.request import Prefix, Request
 from sarathi_sim.policies.sarathi_serve import SarathiServe
@@ -70,10 +71,11 @@ class PoolSystem:
         return {"switches": switches, "router": self.router, "seed": 7, "clients": clients}
 
     def pools(self, kind: type[Pool] = Pool) -> list[Pool]:
+        blocks = cached_blocks_of(self.policy) if self.caching else Blocks
         return [
             kind(
                 self.policy,
-                (CachedBlocks if self.caching else Blocks)(self.num_blocks, self.block_size),
+                blocks(self.num_blocks, self.block_size),
                 max_in_flight=self.depth,
                 max_length=self.max_length,
                 stages=len(self.layers),
@@ -159,10 +161,27 @@ def vllm_policies(draw: st.DrawFn) -> Vllm:
     )
 
 
+@st.composite
+def sglang_policies(draw: st.DrawFn) -> Sglang:
+    return Sglang(
+        chunked_prefill_size=draw(st.sampled_from([None, 12, 24, 64])),
+        max_prefill_tokens=draw(st.sampled_from([9, 40, 160])),
+        max_running_requests=draw(st.sampled_from([1, 3, 8])),
+        schedule_conservativeness=draw(st.sampled_from([0.0, 0.3, 1.0])),
+        schedule_policy=draw(st.sampled_from(["fcfs", "lpm", "lof"])),
+        enable_mixed_chunk=draw(st.booleans()),
+        disable_overlap_schedule=draw(st.booleans()),
+        scheduler_recv_interval=draw(st.sampled_from([1, 1, 3])),
+        ignore_eos=draw(st.booleans()),
+    )
+
+
 OTHERS: dict[str, PoolPolicy] = {
     "sarathi_serve": SarathiServe(chunk_size=32, max_num_seqs=8),
     "sglang": Sglang(24, 80, 8),
     "sglang_mixed": Sglang(24, 80, 8, enable_mixed_chunk=True, disable_overlap_schedule=True),
+    "sglang_lpm": Sglang(24, 80, 8, schedule_policy="lpm", enable_mixed_chunk=True),
+    "sglang_tight": Sglang(None, 80, 8, schedule_conservativeness=0.0, ignore_eos=True),
     "trtllm": Trtllm(180, 8),
     "vllm_v0": VllmV0(24, 8),
     "trtllm_max": Trtllm(40, 8, "max_utilization", enable_chunked_prefill=True),

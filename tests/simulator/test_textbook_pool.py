@@ -16,7 +16,14 @@ from sarathi_sim.simulator.loop.quantum import quantize
 from sarathi_sim.simulator.loop.records import Records
 from sarathi_sim.simulator.loop.simulation import SimulationError, simulate
 from tests.simulator.oracle import assert_bitwise_equal, predict
-from tests.simulator.pools import OTHERS, PoolSystem, Who, pool_requests, pool_systems
+from tests.simulator.pools import (
+    OTHERS,
+    PoolSystem,
+    Who,
+    pool_requests,
+    pool_systems,
+    sglang_policies,
+)
 
 
 def compare(system: PoolSystem) -> Records:
@@ -100,6 +107,12 @@ def test_what_is_known_of_decodes_that_are_out(seed: int) -> None:
 @settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(pool_systems())
 def test_any_system(system: PoolSystem) -> None:
+    compare(system)
+
+
+@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@given(pool_systems(sglang_policies()))
+def test_any_system_of_sglang(system: PoolSystem) -> None:
     compare(system)
 
 

@@ -90,6 +90,21 @@ class TextbookBlocks:
             self.known.setdefault(block.content, []).append(block)
             self.entered[sequence] = index + 1
 
+    @property
+    def blank(self) -> int:
+        """Blocks that can be written to at once: all free ones."""
+        return self.free
+
+    def reserve(self, blocks: int) -> None:
+        """See to it that so many blocks are blank, as far as possible."""
+
+    def touch(self, sequence: Sequence) -> int:
+        """Use what is cached of the sequence; returns how many tokens that is."""
+        return len(self.lookup(sequence)) * self.block_size
+
+    def computed(self, sequence: Sequence, tokens: int) -> None:
+        """Note that the sequence's first ``tokens`` tokens have been computed."""
+
     def release(self, sequence: Sequence) -> None:
         """Take back all its blocks, the last first."""
         for block in reversed(self.tables.pop(sequence)):

@@ -9,12 +9,13 @@ it alone. A request ends by its own output length.
 from __future__ import annotations
 
 from array import array
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any, cast
 
 from sarathi_sim.policies.batch import Batch
 from sarathi_sim.policies.log import HIT, HIT_AGAIN, LOST
-from sarathi_sim.policies.pool import PoolPolicy
+from sarathi_sim.policies.pool import PoolPolicy, by_admission
 from sarathi_sim.policies.request import Sequence
 from tests.textbook.blocks import TextbookBlock, TextbookBlocks
 from tests.textbook.pipeline import Member
@@ -45,6 +46,12 @@ class PoolMember(Member):
     def partial(self) -> bool:
         """Whether it has tokens to process before it decodes."""
         return self.computed < self.sequence.target
+
+
+def _place(row: Row) -> tuple[bool, int]:
+    """Chunks are booked before decodes, each in the order of admission."""
+    member, _, chunk, _ = row
+    return not chunk, member.sequence.order
 
 
 Row = tuple[PoolMember, int, bool, bool]
@@ -135,6 +142,26 @@ class TextbookPool:
         """Tokens that a running sequence has blocks for, a decode of this iteration left out."""
         return self.members[sequence].holds - (sequence in self.ready and sequence in self.given)
 
+    def generated(self, sequences: Iterable[Sequence]) -> list[int]:
+        """Tokens that each of these sequences has generated, without those on their way."""
+        return [self.members[sequence].generated for sequence in sequences]
+
+    @property
+    def drained(self) -> int:
+        """Running sequences that decode no longer, because all their tokens are scheduled."""
+        if not self.policy.ahead:
+            return 0
+        members = [self.members[s] for s in self.running]
+        return sum(self._over(m) and self.step >= m.decode_at for m in members)
+
+    def put_back(self, sequences: list[Sequence]) -> None:
+        """Let these running sequences follow all others."""
+        for sequence in sequences:
+            sequence.order = self._admitted
+            self._admitted += 1
+        self.running.sort(key=by_admission)
+        self.ready.sort(key=by_admission)
+
     def newest(self) -> Sequence:
         """The running sequence that was admitted last."""
         return self.running[-1]
@@ -199,9 +226,13 @@ class TextbookPool:
         if not self.policy.ahead:
             return member.computed < member.known
         # Until all the tokens it may have are on their way.
+        return not self._over(member) and self.step >= member.decode_at
+
+    def _over(self, member: PoolMember) -> bool:
+        """Whether all the tokens that it may have are there or on their way."""
         request = member.request
         longest = min(request.prompt_tokens + request.max_tokens, self.max_length)
-        return member.known + member.pending < longest and self.step >= member.decode_at
+        return not member.partial and member.known + member.pending >= longest
 
     def _batch(self) -> Batch:
         chunks = [(s, n, self.context(s)) for s, n in self.given.items() if s not in self.ready]
@@ -233,7 +264,8 @@ class TextbookPool:
 
     def returned(self, rows: list[Row], now: float) -> None:
         """What an iteration computed has come back."""
-        for member, tokens, chunk, yields in rows:
+        drops = getattr(self.policy, "drops", False)
+        for member, tokens, chunk, yields in sorted(rows, key=_place):
             sequence = member.sequence
             if chunk:
                 sequence.awaited -= tokens
@@ -241,7 +273,7 @@ class TextbookPool:
             stale = sequence.stale > 0
             if stale:
                 sequence.stale -= tokens
-            if not yields or member.finish_s >= 0:
+            if not yields or member.finish_s >= 0 or (stale and drops):
                 continue
             if not member.generated:
                 member.first_token_s = now
@@ -256,10 +288,13 @@ class TextbookPool:
                 member.finish_s = now
                 if sequence in self.running:
                     self.running.remove(sequence)
+                    self.blocks.computed(sequence, min(member.computed, member.known))
                     self.blocks.release(sequence)
                 else:
                     self.waiting.remove(sequence)
                 self.emptied += not (self.running or self.waiting)
+            elif chunk and not stale:
+                self.blocks.computed(sequence, sequence.target)
         self._checked()
 
     def _checked(self) -> None:

@@ -9,8 +9,9 @@ import simpy
 
 from sarathi_sim.policies.batch import Batch
 from sarathi_sim.policies.log import LivelockError
-from sarathi_sim.policies.policy import Policy, View
+from sarathi_sim.policies.policy import Policy, View, cached_blocks_of
 from sarathi_sim.policies.pool import PoolPolicy
+from sarathi_sim.policies.radix import RadixBlocks
 from sarathi_sim.policies.request import Request, Sequence
 from sarathi_sim.simulator.loop.jitter import Jitter
 from sarathi_sim.simulator.loop.replica import Predictor
@@ -18,6 +19,7 @@ from sarathi_sim.simulator.loop.switches import DEFAULT, Switches
 from tests.textbook.blocks import TextbookBlocks
 from tests.textbook.pipeline import Member, Micro, TextbookPipeline
 from tests.textbook.pool import PoolMember, Row, TextbookPool
+from tests.textbook.radix import TextbookRadix
 
 MANY_ITERATIONS = 2000
 """In so many iterations of a pool somebody must have got a token."""
@@ -202,6 +204,8 @@ class TextbookPoolReplica(TextbookPipeline):
     ) -> None:
         super().__init__(env, predict, layers, switches, jitter)
         blocks = TextbookBlocks(num_blocks, block_size, caching)
+        if caching and cached_blocks_of(policy) is RadixBlocks:
+            blocks = TextbookRadix(num_blocks, block_size)
         self.pool = TextbookPool(policy, blocks, max_length, len(layers), check)
         self.max_in_flight = max_in_flight
         self.rows: dict[Micro, list[Row]] = {}

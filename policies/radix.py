@@ -1,0 +1,252 @@
+"""SGLang's prefix cache: a radix tree whose nodes hold runs of pages.
+
+Source: SGLang 0.5.23, ``sglang/srt/mem_cache/unified_radix_cache.py`` and
+``unified_cache/unified_tree_core.py``. A request's pages enter the tree when they are computed. If
+another request has entered the same tokens meanwhile, its own pages are given back. A node that a
+running request begins with is locked. Of the others, leaves are evicted as a whole, those first
+that were used longest ago.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable
+from dataclasses import dataclass, field
+from heapq import heapify, heappop, heappush
+
+from sarathi_sim.policies.kv import Block, Blocks
+from sarathi_sim.policies.request import Sequence
+
+_PAGE = Block()
+_FEW = 64
+
+
+@dataclass(eq=False, slots=True)
+class Node:
+    """Pages ``start`` to ``end`` of every sequence that agrees with ``key`` so far.
+
+    ``locks`` is the number of running sequences that begin with it, ``used`` grows with every use.
+    """
+
+    parent: Node | None
+    key: Sequence | None
+    start: int
+    end: int
+    locks: int = 0
+    used: int = 0
+    children: dict[Hashable, Node] = field(default_factory=dict)
+
+
+class RadixBlocks(Blocks):
+    """A paged KV cache whose pages are found again in a radix tree.
+
+    ``free`` counts the pages that nobody uses: the ``blank`` ones, and those that can be evicted.
+    """
+
+    caching = True
+    late = True
+
+    def __init__(self, num_blocks: int, block_size: int) -> None:
+        super().__init__(num_blocks, block_size)
+        self._root = Node(None, None, 0, 0)
+        self._ends: dict[Sequence, Node] = {}  # what a running sequence locks ends with this
+        self._found = self._root  # by the last lookup
+        self._evictable = 0
+        self._nodes = 0
+        self._uses = 0
+        # Leaves that could be evicted when they were used, the one used longest ago first.
+        self._leaves: list[tuple[int, int, Node]] = []
+
+    @property
+    def blank(self) -> int:
+        """Pages that hold nothing."""
+        return self.free - self._evictable
+
+    def preload(self, sequence: Sequence) -> None:
+        """Note the full pages of the sequence's prompt as cached, if so many are blank."""
+        full = sequence.prompt_tokens // self.block_size
+        if full <= self.blank:
+            node, matched = self._insert(sequence, full)
+            self.free -= node.end - matched
+
+    def lookup(self, sequence: Sequence) -> tuple[Block, ...]:
+        """The cached pages with which the sequence begins, its last token left out."""
+        self._found = self._match(sequence, (sequence.target - 1) // self.block_size)
+        return (_PAGE,) * self._found.end
+
+    def touch(self, sequence: Sequence) -> int:
+        """Use what is cached of the sequence; returns how many tokens that is."""
+        return self._match(sequence, sequence.target // self.block_size).end * self.block_size
+
+    def need(self, sequence: Sequence, tokens: int, hits: tuple[Block, ...] = ()) -> int:
+        """Free pages it takes: new ones, and hits (those found last) that nobody has locked."""
+        if not hits:
+            return Blocks.need(self, sequence, tokens)
+        unlocked = sum(node.end - node.start for node in path(self._found) if not node.locks)
+        return max(self.blocks(tokens) - len(hits), 0) + unlocked
+
+    def take(
+        self, sequence: Sequence, tokens: int, hits: tuple[Block, ...] = (), known: int = 0
+    ) -> None:
+        """Give the sequence the hits (those found last), and new pages up to ``tokens`` tokens."""
+        if sequence not in self._ends:
+            node = self._ends[sequence] = self._found if hits else self._root
+            self._lock(node)
+            sequence.held = len(hits) * self.block_size
+        Blocks.take(self, sequence, tokens)
+
+    def reserve(self, pages: int) -> None:
+        """Evict until so many pages are blank, or none can be evicted."""
+        while self.free - self._evictable < pages and self._evictable:
+            used, _, node = heappop(self._leaves)
+            if used == node.used and not node.locks and not node.children and node.parent:
+                self._evict(node, node.parent)
+
+    def _evict(self, node: Node, parent: Node) -> None:
+        assert node.key is not None
+        del parent.children[node.key.content(node.start, self.block_size)]
+        self._evictable -= node.end - node.start
+        self._nodes -= 1
+        node.parent = None
+        self._note(parent)
+
+    def computed(self, sequence: Sequence, tokens: int) -> None:
+        """Enter the full pages of the sequence's first ``tokens`` tokens."""
+        pages, before = tokens // self.block_size, self._ends[sequence]
+        node, matched = self._insert(sequence, pages)
+        if matched > before.end:
+            self.free += matched - before.end  # its own copies
+        prompt = sequence.prompt_tokens // self.block_size
+        if prompt < pages:
+            self._insert(sequence, prompt)  # (splits what was entered)
+        self._lock(node)
+        self._unlock(before)
+        self._ends[sequence] = node
+
+    def release(self, sequence: Sequence, tokens: int, known: int, again: bool) -> None:
+        """Take back a sequence's pages; if it has ended, what it computed stays in the tree.
+
+        Its last token has no KV, unless it was processed in vain.
+        """
+        if not again:
+            self.computed(sequence, min(tokens, known + 1))
+        self._give_back(sequence, self.blocks(tokens))
+
+    def _give_back(self, sequence: Sequence, pages: int) -> None:
+        """Take back the sequence's own pages, and its lock on the others."""
+        node = self._ends.pop(sequence)
+        self.free += pages - node.end
+        self._unlock(node)
+        sequence.held = 0
+
+    # The tree ------------------------------------------------------------------------------------
+
+    def _match(self, sequence: Sequence, pages: int) -> Node:
+        """The node that the sequence's first pages end with, as far as they are cached."""
+        node = self._root
+        if sequence.order < 0 and sequence.shared_tokens < self.block_size:
+            return node  # it never ran, and shares no page
+        while node.end < pages:
+            child = self._child(node, sequence)
+            if child is None:
+                break
+            until = min(self._common(sequence, child), pages)
+            if until < child.end:
+                node = self._split(child, until)
+                break
+            node = child
+        for each in reversed(path(node)):
+            self._use(each)
+        return node
+
+    def _insert(self, sequence: Sequence, pages: int) -> tuple[Node, int]:
+        """The node that the sequence's first pages end with, and how many of them were there."""
+        node = self._root
+        while node.end < pages:
+            child = self._child(node, sequence)
+            if child is None:
+                break
+            self._use(child)
+            until = min(self._common(sequence, child), pages)
+            node = self._split(child, until) if until < child.end else child
+        matched = node.end
+        if matched < pages:
+            node = self._grown(node, sequence, pages)
+        return node, matched
+
+    def _grown(self, parent: Node, sequence: Sequence, pages: int) -> Node:
+        node = Node(parent, sequence, parent.end, pages)
+        parent.children[sequence.content(parent.end, self.block_size)] = node
+        self._nodes += 1
+        self._evictable += pages - parent.end
+        self.free += pages - parent.end
+        self._use(node)
+        return node
+
+    def _split(self, node: Node, until: int) -> Node:
+        """Cut a node in two; returns the first of both."""
+        parent, key = node.parent, node.key
+        assert parent is not None and key is not None
+        upper = Node(parent, key, node.start, until, node.locks)
+        parent.children[key.content(node.start, self.block_size)] = upper
+        upper.children[key.content(until, self.block_size)] = node
+        node.parent, node.start = upper, until
+        self._nodes += 1
+        self._use(upper)
+        self._use(node)
+        return upper
+
+    def _child(self, node: Node, sequence: Sequence) -> Node | None:
+        return node.children.get(sequence.content(node.end, self.block_size))
+
+    def _common(self, sequence: Sequence, node: Node) -> int:
+        """The pages up to the node's end in which the sequence agrees with it."""
+        key = node.key
+        assert key is not None
+        if key is sequence:
+            return node.end
+        return min(common_tokens(sequence, key) // self.block_size, node.end)
+
+    def _use(self, node: Node) -> None:
+        self._uses += 1
+        node.used = self._uses
+        self._note(node)
+
+    def _note(self, node: Node) -> None:
+        """Let a node be evicted from now on, if it is an unlocked leaf."""
+        if node.locks or node.children or node.parent is None:
+            return
+        leaves = self._leaves
+        if len(leaves) > _FEW + 2 * self._nodes:
+            leaves[:] = {id(each[2]): each for each in leaves if each[0] == each[2].used}.values()
+            heapify(leaves)
+        heappush(leaves, (node.used, id(node), node))
+
+    def _lock(self, node: Node) -> None:
+        for each in path(node):
+            if not each.locks:
+                self._evictable -= each.end - each.start
+                self.free -= each.end - each.start
+            each.locks += 1
+
+    def _unlock(self, node: Node) -> None:
+        for each in path(node):
+            each.locks -= 1
+            if not each.locks:
+                self._evictable += each.end - each.start
+                self.free += each.end - each.start
+                self._note(each)
+
+
+def path(node: Node) -> list[Node]:
+    """A node and those above it, without the root."""
+    found = []
+    while node.parent is not None:
+        found.append(node)
+        node = node.parent
+    return found
+
+
+def common_tokens(one: Sequence, other: Sequence) -> int:
+    """The tokens in which two sequences agree, by the names of their prefixes."""
+    until = dict(other.prefix)
+    return max((min(end, until[name]) for name, end in one.prefix if name in until), default=0)
