@@ -11,9 +11,9 @@ from sarathi_sim.experiments.cli.common import (
     JsonOption,
     QuietOption,
     consoles,
-    print_assumed,
     print_json,
     print_notes,
+    print_section,
     print_written,
 )
 
@@ -91,27 +91,22 @@ def compare(
     from sarathi_sim.experiments.cli.common import ProgressBar
     from sarathi_sim.experiments.results import FIGURES_FORMAT, check_replaceable
     from sarathi_sim.experiments.run.compare import compare as compared
-    from sarathi_sim.experiments.run.compare import comparison_tables
+    from sarathi_sim.experiments.run.compare import comparison_answer
 
     if out is not None:
         check_replaceable(out, FIGURES_FORMAT)
-    stdout, stderr = consoles()
-    with ProgressBar(stderr, enabled=True) as progress:
+    with ProgressBar(consoles()[1], enabled=True) as progress:
         result = compared(a, b, progress)
-    print_notes(result["notes"])
     if out is not None:
         from sarathi_sim.experiments.run.compare import write_comparison
 
         write_comparison(result, out)
+    section = comparison_answer(result)
     if json:
-        print_json(result)
+        print_json(result | section.words())
         return
     typer.echo(f"A: {a}\nB: {b}\n")
-    print_assumed(result["assumptions"])
-    if not result["same_requests"]:
-        typer.echo("A and B serve different requests.")
-    for table in comparison_tables(result):
-        stdout.print(table)
+    print_section(section)
     print_written(out, figures=True)
 
 

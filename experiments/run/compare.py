@@ -9,12 +9,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from rich.table import Table
 
 from sarathi_sim.experiments.config.deployment import Deployment, deploy
 from sarathi_sim.experiments.config.errors import ConfigError
 from sarathi_sim.experiments.config.loading import load_experiment
-from sarathi_sim.experiments.content import assumed_of, rich_table
+from sarathi_sim.experiments.content import Section, SortableTable, assumed_of
 from sarathi_sim.experiments.results import (
     FIGURES_FORMAT,
     FORMAT,
@@ -32,6 +31,7 @@ from sarathi_sim.profiler.facts.ops import ACCOUNTS
 from sarathi_sim.profiler.storage.child import Progress, silent
 from sarathi_sim.simulator.views.explain import Explanation
 from sarathi_sim.simulator.views.explain import explain as explanation
+from sarathi_sim.simulator.views.metric_registry import number_text
 from sarathi_sim.simulator.views.metrics import Analysis
 
 if TYPE_CHECKING:
@@ -216,33 +216,59 @@ NEAR_NOTHING = 0.01
 """Share of the larger total below which a difference is too small to be divided in percent."""
 
 
-def comparison_tables(result: Mapping[str, Any]) -> list[Table]:
-    """Both breakdowns as tables, largest difference first.
-
-    They give each part's difference in seconds and in percent of A's total. They also give it in
-    percent of the whole difference, unless this is a small difference of large parts.
+def comparison_answer(found: Mapping[str, Any]) -> Section:
+    """What makes B differ from A, of :func:`comparison`: each part's difference in seconds and in
+    percent of A's total; also of the whole difference, unless this is a small one of large parts.
     """
-    tables = []
-    for key, title in TITLES.items():
-        total, parts = result[key]["total"], result[key]["parts"]
-        divided = divisible(total)
-        headings = ("A", "B", "B - A", "of A's total", "of the difference")
-        too_little = "The totals differ by less than 1 %: too little for shares."
-        table = rich_table(
-            ["seconds"],
-            headings[: 5 if divided else 4],
-            (
-                [part_label(key, name), *_cells(parts[name], total, divided)]
-                for name in by_difference(parts)
-            ),
-            title=title,
-            title_style="bold",
-            caption=None if divided else too_little,
-        )
-        table.add_section()
-        table.add_row("in all", *_cells(total, total, divided))
-        tables.append(table)
-    return tables
+    a, b = (Path(found[side]).name for side in "ab")
+    if a == b:
+        a, b = found["a"], found["b"]
+    unlike = [] if found["same_requests"] else ["A and B serve different requests."]
+    table, *details = [_parts_table(title, key, found[key]) for key, title in TITLES.items()]
+    return Section(
+        kind="comparison",
+        name=f"{a} and {b}",
+        question=f"Which part of the time makes {b} (B) differ from {a} (A)?",
+        answer=f"{_said(found['wall'], a, b)}; {_said(found['mean_latency'], a, b, True)}.",
+        table=table,
+        assumptions=found.get("assumptions", ()),
+        details=details,
+        warnings=[*found["notes"], *unlike],
+    )
+
+
+def _said(breakdown: Mapping[str, Any], a: str, b: str, latency: bool = False) -> str:
+    """How far B is off A, and the part that differs most, in words."""
+    total, parts = breakdown["total"], breakdown["parts"]
+    of, verb = ("a request's mean latency", "is") if latency else (f"{b} (B)", "takes")
+    if not total["difference_s"]:
+        return f"{of} {verb} {number_text(total['a_s'])} s in both"
+    same_way = [n for n in parts if parts[n]["difference_s"] * total["difference_s"] > 0]
+    most = max(same_way, key=lambda name: abs(parts[name]["difference_s"]))
+    share = percent(abs(total["difference_s"]), total["a_s"]).lstrip("+")
+    more = "more" if total["difference_s"] > 0 else "less"
+    label = part_label("mean_latency" if latency else "wall", most)
+    return (
+        f"{of} {verb} {number_text(total['b_s'])} s, {share} {more} than the "
+        f"{number_text(total['a_s'])} s of {a} (A), the largest part of it {label} "
+        f"({_signed(parts[most]['difference_s'])} s)"
+    )
+
+
+def _parts_table(title: str, key: str, breakdown: Mapping[str, Any]) -> SortableTable:
+    total, parts = breakdown["total"], breakdown["parts"]
+    divided = divisible(total)
+    rows = [(part_label(key, name), parts[name]) for name in by_difference(parts)]
+    return SortableTable(
+        title,
+        ["part", *_HEADINGS[: 5 if divided else 4]],
+        [[label, *_cells(row, total, divided)] for label, row in [*rows, ("in all", total)]],
+        "The parts add up to the difference exactly."
+        + ("" if divided else " The totals differ by less than 1 %: too little for shares of it."),
+    )
+
+
+_HEADINGS = ("A (s)", "B (s)", "B - A (s)", "of A's total", "of the difference")
 
 
 def divisible(total: Mapping[str, float]) -> bool:
@@ -298,8 +324,9 @@ def _label(folder: Path, folders: Sequence[Path]) -> str:
     return name if len(alike) == 1 else str(folder)
 
 
-SMALLEST = 0.005
-"""Parts below this share of both totals are not drawn."""
+SMALLEST, NOTICED = 0.005, 0.05
+"""Parts below the first share of both totals are not drawn, unless their difference is at least the
+second share of the largest one."""
 _SIDES = (("a", -0.2), ("b", 0.2))
 
 
@@ -347,11 +374,22 @@ def drawn_parts(breakdown: Mapping[str, Any]) -> list[str]:
     """The parts worth drawing, the largest difference first."""
     parts, total = breakdown["parts"], breakdown["total"]
     least = SMALLEST * max(total["a_s"], total["b_s"])
+    ordered = by_difference(parts)
+    noticed = NOTICED * max((abs(part["difference_s"]) for part in parts.values()), default=0.0)
     return [
         name
-        for name in by_difference(parts)
+        for name in ordered
         if max(abs(parts[name]["a_s"]), abs(parts[name]["b_s"])) >= least
+        or abs(parts[name]["difference_s"]) >= noticed > 0
     ]
+
+
+def left_out(breakdown: Mapping[str, Any]) -> str:
+    """How many parts are not drawn, and what they come to; empty if all are."""
+    parts = breakdown["parts"]
+    rest = [parts[name]["difference_s"] for name in parts.keys() - set(drawn_parts(breakdown))]
+    parts_are = "part is" if len(rest) == 1 else "parts are"
+    return f"{len(rest)} smaller {parts_are} left out ({_signed(sum(rest))} s)" if rest else ""
 
 
 def _bars(
@@ -378,7 +416,8 @@ def _bars(
     axes.margins(x=0.16)
     axes.grid(False, axis="y")
     axes.tick_params(axis="y", length=0, labelsize=11)
-    axes.set_xlabel("time (s); beside the bars B - A")
+    missing = left_out(breakdown)
+    axes.set_xlabel("time (s); beside the bars B - A" + (f"; {missing}" if missing else ""))
     axes.set_title(
         f"{TITLES[key]}:\nA {total['a_s']:,.4g} s, B {total['b_s']:,.4g} s, "
         f"B - A {_signed(total['difference_s'])} s "

@@ -19,8 +19,9 @@ from sarathi_sim.experiments.results import SUMMARY
 from sarathi_sim.experiments.run.compare import (
     TITLES,
     compare,
-    comparison_tables,
+    comparison_answer,
     drawn_parts,
+    left_out,
     part_label,
     parts_figure,
 )
@@ -51,8 +52,31 @@ def test_small_parts_are_not_drawn() -> None:
         "total": {"a_s": 1.01, "b_s": 2.001, "difference_s": 0.991},
     }
     assert drawn_parts(breakdown) == ["linear"]
+    assert left_out(breakdown) == "1 smaller part is left out (-0.009 s)"
     breakdown["parts"]["fill"] = {**small, "a_s": 0.02}
     assert drawn_parts(breakdown) == ["linear", "fill"]
+    assert left_out(breakdown) == ""
+    # Small, but the second largest of the differences.
+    breakdown["parts"] = {"linear": {**part, "b_s": 1.01, "difference_s": 0.01}, "fill": small}
+    assert drawn_parts(breakdown) == ["linear", "fill"]
+
+
+def test_the_headline_says_what_differs() -> None:
+    breakdown = _breakdown(10.0, 15.0, {"linear": (9.0, 13.0), "pb1": (1.0, 2.0)})
+    found = {"a": "runs/orca", "b": "runs/sarathi", "notes": [], "same_requests": False}
+    section = comparison_answer(found | dict.fromkeys(TITLES, breakdown))
+    assert section.answer == (
+        "sarathi (B) takes 15.00 s, 50.0 % more than the 10.00 s of orca (A), the largest part of "
+        "it linear ops (+4 s); a request's mean latency is 15.00 s, 50.0 % more than the 10.00 s "
+        "of orca (A), the largest part of it linear ops (+4 s)."
+    )
+    # What goes the other way is no part of it.
+    breakdown = _breakdown(10.0, 11.0, {"linear": (9.0, 4.0), "pb1": (1.0, 7.0)})
+    assert (
+        "the largest part of it PB1"
+        in comparison_answer(found | dict.fromkeys(TITLES, breakdown)).answer
+    )
+    assert section.warnings == ["A and B serve different requests."]
 
 
 def _breakdown(total_a: float, total_b: float, parts: dict[str, tuple[float, float]]) -> Any:
@@ -65,17 +89,16 @@ def _breakdown(total_a: float, total_b: float, parts: dict[str, tuple[float, flo
 
 def _cells(breakdown: Any) -> tuple[list[str], dict[str, list[str]]]:
     """Headings, and the cells of every row."""
-    table = comparison_tables(dict.fromkeys(TITLES, breakdown))[0]
-    columns = [list(map(str, column.cells)) for column in table.columns]
-    rows = zip(*columns, strict=True)
-    return [str(c.header) for c in table.columns], {row[0]: list(row[1:]) for row in rows}
+    sides = {"a": "one/x", "b": "two/y", "notes": [], "same_requests": True}
+    table = comparison_answer(sides | dict.fromkeys(TITLES, breakdown)).table
+    return list(table.headings), {row[0]: list(row[1:]) for row in table.rows}
 
 
 def test_of_a_difference_near_nothing_no_shares_are_printed() -> None:
     """1.37 s of 0.05 s would be +2740 %: parts that cancel."""
     parts = {"linear": (800.0, 801.37), "decode_attention": (7.9, 6.58)}
     headings, rows = _cells(_breakdown(807.9, 807.95, parts))
-    assert headings == ["seconds", "A", "B", "B - A", "of A's total"]
+    assert headings == ["part", "A (s)", "B (s)", "B - A (s)", "of A's total"]
     assert rows["linear ops"] == ["800.0000", "801.3700", "+1.3700", "+0.2 %"]
     assert rows["in all"] == ["807.9000", "807.9500", "+0.0500", "+0.0 %"]
 
