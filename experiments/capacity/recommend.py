@@ -156,9 +156,7 @@ class Recommendation:
     doubts: dict[str, list[str]] = field(default_factory=dict)
 
 
-def recommend(
-    lab: Laboratory, wanted: Wanted, prices: Prices, say: Say, most: int = FINALISTS
-) -> Recommendation:
+def recommend(lab: Laboratory, wanted: Wanted, prices: Prices, say: Say) -> Recommendation:
     """The best deployments. Raises ConfigError where none keeps the SLO, under the rate if any."""
     options, dropped = deployable(wanted)
     bounded, worth = dict[Option, float](), Worth(wanted, prices)
@@ -180,7 +178,7 @@ def recommend(
             screened.append(one)
     if not screened:
         raise ConfigError(_nothing(wanted, dropped))
-    found, chosen = list[Answer](), finalists(screened, most)
+    found, chosen = list[Answer](), finalists(screened)
     searched = list[Screened]()
     while chosen:
         say(f"searching {len(chosen)} of them exactly")
@@ -398,7 +396,7 @@ def screen(
     return found
 
 
-def finalists(screened: Sequence[Screened], most: int) -> list[Screened]:
+def finalists(screened: Sequence[Screened]) -> list[Screened]:
     """The best of each layout that is not too far behind the best of all; the second anyway, if it
     was screened to the end."""
     of_layout: dict[object, Screened] = {}
@@ -408,7 +406,7 @@ def finalists(screened: Sequence[Screened], most: int) -> list[Screened]:
     near = [one for one in of_layout.values() if one.value >= best * (1 - BEHIND)]
     return [
         one
-        for place, one in enumerate(near[:most])
+        for place, one in enumerate(near[:FINALISTS])
         if place < 2 or one.value >= best * (1 - MARGIN)
     ]
 

@@ -350,9 +350,9 @@ def too_short(plan: SearchPlan, at: Sequence[Probed]) -> str:
 # One replication -----------------------------------------------------------------------------
 
 
-def pilot(plan: SearchPlan, slower: float = 1.0) -> Search[tuple[Probed | None, Crossing | Probed]]:
+def pilot(plan: SearchPlan) -> Search[tuple[Probed | None, Crossing | Probed]]:
     """A rough capacity from short runs of one seed, and the run with all requests at once."""
-    short = Probe(0, plan.seed, plan.pilot_requests, slower)
+    short = Probe(0, plan.seed, plan.pilot_requests)
     if plan.whole:
         found = yield from crossing(short, 32.0, SLOPE, plan)
         return None, found

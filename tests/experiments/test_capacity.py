@@ -159,12 +159,16 @@ def test_attainment_counts_requests_that_keep_all_limits() -> None:
     assert attainment(one, table, warmup=0) == 0.4
 
 
+def ran(state: str = "steady", rejected: int = 0, **after: Any) -> dict[str, Any]:
+    """The summary of a run of four requests; ``after``: numbers after its warm-up."""
+    usual = {"warmup_requests": 0, "ttft_s": {"p99": 0.5}, "latency_trend": 0, "arrivals_s": 100.0}
+    usual |= {"latency_s": {"mean": 0.1}, "offered_per_s": 1.0, "served_per_s": 1.0}
+    about = {"steady": {"state": state}, "requests": 4, "rejected": rejected}
+    return {"after_warmup": usual | after, **about}
+
+
 def test_overload_breaks_an_slo_where_requests_arrive_by_themselves() -> None:
-    after = {"warmup_requests": 0, "ttft_s": {"p99": 0.5}, "latency_trend": 0}
-    after |= {"latency_s": {"mean": 0.1}, "arrivals_s": 100.0}
-    after |= {"offered_per_s": 1.0, "served_per_s": 0.9}
-    summary = {"after_warmup": after, "steady": {"state": "overloaded"}}
-    summary |= {"requests": 4, "rejected": 0}
+    summary = ran("overloaded", served_per_s=0.9)
     slo = parse_slo("p99 ttft 1s")
     verdict = judge(slo, [(summary, None)], open_loop=True)
     assert (verdict.stress, verdict.holds, verdict.worst) == (0.5, False, "overload")
@@ -180,19 +184,14 @@ def test_a_batch_that_fills_up_is_an_overload(
 ) -> None:
     """Nobody waits yet, but latencies rise, and fewer leave than come: in 100 s 50 requests, where
     10 are under way; not where 60 are."""
-    after = {"warmup_requests": 0, "tpot_s": {"mean": 0.04}, "latency_trend": trend}
-    after |= {"latency_s": {"mean": latency_s}, "arrivals_s": 100.0}
-    after |= {"offered_per_s": 10.0, "served_per_s": served}
-    summary = {"after_warmup": after, "steady": {"state": "steady"}, "rejected": 0, "requests": 9}
+    latencies = {"tpot_s": {"mean": 0.04}, "latency_s": {"mean": latency_s}}
+    summary = ran(**latencies, latency_trend=trend, offered_per_s=10.0, served_per_s=served)
     verdict = judge(parse_slo("mean tpot 50ms"), [(summary, None)], open_loop=True)
     assert verdict.overloaded is overloaded
 
 
 def test_rejected_requests_break_an_slo() -> None:
-    after = {"warmup_requests": 0, "ttft_s": {"p99": 0.5}, "latency_trend": 0}
-    after |= {"latency_s": {"mean": 0.1}, "arrivals_s": 100.0}
-    after |= {"offered_per_s": 1.0, "served_per_s": 1.0}
-    summary = {"after_warmup": after, "steady": {"state": "steady"}, "requests": 4, "rejected": 1}
+    summary = ran(rejected=1)
     slo = parse_slo("p99 ttft 1s")
     verdict = judge(slo, [(summary, None)], open_loop=True)
     assert (verdict.holds, verdict.rejected, verdict.worst) == (False, 0.25, REJECTED)
@@ -210,10 +209,7 @@ def test_runs_are_pooled_request_by_request(tmp_path: Path) -> None:
         pd.DataFrame(table).to_parquet(folder / "requests.parquet")
         gap = times * rng.random(1000)
         pd.DataFrame({"tbt_s": gap, "tokens": np.ones(1000)}).to_parquet(folder / GAPS)
-        after = {"warmup_requests": 20, "latency_trend": 0, "served_per_s": 1.0}
-        after |= {"latency_s": {"mean": 1.0}, "arrivals_s": 100.0}
-        summary = {"after_warmup": after | {"offered_per_s": 1.0}, "requests": 100, "rejected": 0}
-        runs.append((summary | {"steady": {"state": "steady"}}, RunTables(folder)))
+        runs.append((ran(warmup_requests=20), RunTables(folder)))
         ttft.append(table["ttft_s"][20:])
         gaps.append(gap)
     slo = parse_slo("p90 ttft 1s, p90 tbt 1s, mean tbt 1s, p99 tpot 1s, attainment 50% ttft 1s")
