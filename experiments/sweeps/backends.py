@@ -191,6 +191,7 @@ class DaskWorkers:
             ) from None
         self._address = address
         self._checked: set[str] = set()
+        self._seen = time.monotonic()
         try:
             self._client.wait_for_workers(1, timeout=CONNECT_S)
             self.workers = sum(self._client.nthreads().values())
@@ -267,7 +268,8 @@ class DaskWorkers:
             if future is not None:
                 yield self._taken(future, under_way.pop(future))
                 future.release()
-                began, patience = time.monotonic(), PATIENCE_S
+                self._seen = began = time.monotonic()
+                patience = PATIENCE_S
             elif (waited_s := time.monotonic() - began) >= patience:
                 patience *= 2
                 left = [job for jobs in under_way.values() for job in jobs]
