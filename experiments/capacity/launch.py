@@ -135,6 +135,8 @@ _SERVERS = {
 """By policy."""
 _RENAMED = {"adaptive_threshold": "long_prefill_token_threshold_adaptive"}
 """Of the policies' keys those that are not called like the engine's option."""
+_NO_OPTION = ("name", "version", "ignore_eos")
+"""Of a policy's keys those that no option sets."""
 _WITHOUT = {
     "policy.chunked_prefill_size": -1,
     "policy.long_prefill_token_threshold": 0,
@@ -193,7 +195,7 @@ def _command(
     words += [server.trust] if checkpoint.custom_code else []
     options = dict(server.options)
     if server.options_file is None:
-        keys = (key for key in scenario.policy.described() if key != "name")
+        keys = (key for key in scenario.policy.described() if key not in _NO_OPTION)
         options |= {f"--{_RENAMED.get(k, k).replace('_', '-')}": f"policy.{k}" for k in keys}
     for option, path in options.items():
         value = _spelled(path, get(settings, tuple(path.split("."))))

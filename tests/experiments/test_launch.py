@@ -40,6 +40,7 @@ OTHERWISE: dict[str, dict[str, Any]] = {
         "watermark": 0.0625,
         "scheduler_reserve_full_isl": False,
         "async_scheduling": True,
+        "version": "0.33",
     },
     "sglang": {
         "chunked_prefill_size": None,
@@ -50,6 +51,7 @@ OTHERWISE: dict[str, dict[str, Any]] = {
         "enable_mixed_chunk": True,
         "disable_overlap_schedule": True,
         "scheduler_recv_interval": 3,
+        "ignore_eos": True,
     },
     "trtllm": {
         "max_num_tokens": 4096,
@@ -240,6 +242,7 @@ def cached(key: str, otherwise: Any = None) -> Reading:
     return lambda one: getattr(one.kv_cache, key) or otherwise
 
 
+UNLIKE = ("adaptive_threshold", "version", "ignore_eos")
 PARSED: dict[str, dict[str, Reading]] = {
     "vllm": {
         "tensor_parallel_size": lambda one: one.cluster.tp,
@@ -248,7 +251,7 @@ PARSED: dict[str, dict[str, Reading]] = {
         "max_model_len": lambda one: one.cluster.max_length,
         "dtype": lambda one: "bfloat16",
         "kv_cache_dtype": lambda one: "fp8" if one.kv_cache_dtype == "fp8" else "bfloat16",
-        **{key: setting(key) for key in OTHERWISE["vllm"] if key != "adaptive_threshold"},
+        **{key: setting(key) for key in OTHERWISE["vllm"] if key not in UNLIKE},
         "long_prefill_token_threshold": lambda one: (
             setting("long_prefill_token_threshold")(one) or 0
         ),
@@ -264,7 +267,7 @@ PARSED: dict[str, dict[str, Reading]] = {
         "context_length": lambda one: one.cluster.max_length,
         "dtype": lambda one: "bfloat16",
         "kv_cache_dtype": lambda one: "fp8_e4m3" if one.kv_cache_dtype == "fp8" else "bf16",
-        **{key: setting(key) for key in OTHERWISE["sglang"]},
+        **{key: setting(key) for key in OTHERWISE["sglang"] if key not in UNLIKE},
         "chunked_prefill_size": lambda one: setting("chunked_prefill_size")(one) or -1,
         "mem_fraction_static": cached("mem_fraction_static", 0.9),
         "page_size": cached("block_size"),
