@@ -393,7 +393,7 @@ def score_files(
     ``peers`` are other predictors' files; ``fit`` fits the host's constants anew. Raises
     ConfigError for a file that cannot be read.
     """
-    from sarathi_sim.experiments.score.league import read_peer
+    from sarathi_sim.experiments.score.errors import read_peer
     from sarathi_sim.experiments.score.runs import cases_of, content_of, score_runs
     from sarathi_sim.experiments.score.scoring import read_rows, score_rows
 
@@ -435,9 +435,9 @@ def plot_ledger(axes: Axes, shown: Shown, scenario: str) -> None:
 
 def plot_timeline(axes: Axes, run: ScenarioRun, start_s: float, length_s: float) -> None:
     """Draw the work of every stage from ``start_s`` on, for ``length_s`` seconds."""
-    from sarathi_sim.experiments.figures.gantt import draw_stages
     from sarathi_sim.experiments.figures.slices import Window, stage_slices
     from sarathi_sim.experiments.figures.style import policy_colour
+    from sarathi_sim.experiments.figures.timeline import draw_stages
 
     window = Window(start_s, length_s)
     policy = run.deployment.scenario.policy.name

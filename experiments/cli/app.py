@@ -16,8 +16,7 @@ from typing import Annotated, Any, TextIO
 
 import typer
 
-from sarathi_sim.experiments.cli.accuracy import accuracy, fit
-from sarathi_sim.experiments.cli.bundles import import_profile, profile_check, profile_diff
+from sarathi_sim.experiments.cli.beside import lockstep, replay, score, validate
 from sarathi_sim.experiments.cli.capacity import capacity, recommend, sensitivity
 from sarathi_sim.experiments.cli.common import (
     Commands,
@@ -35,16 +34,19 @@ from sarathi_sim.experiments.cli.common import (
     print_section,
     print_written,
 )
-from sarathi_sim.experiments.cli.data import calibrate, devices, models, policies
-from sarathi_sim.experiments.cli.lockstep import lockstep, replay
+from sarathi_sim.experiments.cli.data import calibrate, devices, models, policies, support, workload
 from sarathi_sim.experiments.cli.paper import advise, reproduce
-from sarathi_sim.experiments.cli.profile import first_light, profile
+from sarathi_sim.experiments.cli.profile import (
+    accuracy,
+    first_light,
+    fit,
+    import_profile,
+    profile,
+    profile_check,
+    profile_diff,
+)
 from sarathi_sim.experiments.cli.results import compare, plot, report
-from sarathi_sim.experiments.cli.score import score
-from sarathi_sim.experiments.cli.support import support
 from sarathi_sim.experiments.cli.sweep import plan, sweep
-from sarathi_sim.experiments.cli.validate import validate
-from sarathi_sim.experiments.cli.workload import workload
 from sarathi_sim.profiler.storage.threads import default_to_one_thread
 
 app = typer.Typer(
@@ -168,8 +170,8 @@ def check(config: ConfigArgument, assignments: SetOption = None) -> None:
 
     experiment = load_experiment(config, assignments or [])
     if all(scenario.device in ("cpu", "cuda") for scenario in experiment.scenarios.values()):
-        from sarathi_sim.experiments.validate.cells import make_cells
-        from sarathi_sim.experiments.validate.table import cells_table
+        from sarathi_sim.experiments.validate.session import make_cells
+        from sarathi_sim.experiments.validate.summary import cells_table
 
         cells = make_cells(experiment)
         typer.echo(f"{experiment.file}: good, for sarathi-sim validate")

@@ -1,7 +1,8 @@
-"""The commands about models, devices, policies and profiles."""
+"""The commands about models, devices, policies, workloads, and which models run where."""
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -9,9 +10,12 @@ import typer
 from sarathi_sim.experiments.cli.common import (
     DatasetsOption,
     JsonOption,
+    SetOption,
+    WorkloadOption,
     consoles,
     print_json,
     print_table,
+    print_written,
 )
 
 if TYPE_CHECKING:
@@ -19,6 +23,8 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     import pandas as pd
+
+    from sarathi_sim.experiments.run.support import Combination, Table
 
 
 def models(json: JsonOption = False) -> None:
@@ -203,7 +209,7 @@ def calibrate(
 
 def _calibrate_stack(device: str | None, stack: str, datasets: Path | None, write: bool) -> None:
     """Fit a stack's kernels on one device or all; without ``datasets`` print what is stored."""
-    from sarathi_sim.experiments.cli.accuracy import print_scores
+    from sarathi_sim.experiments.cli.profile import print_scores
     from sarathi_sim.experiments.figures.kernel_errors import scores_of
     from sarathi_sim.profiler.kernels.stack_file import load_stack, write_stack
     from sarathi_sim.profiler.kernels.stack_fit import check_fitted, fit_stack
@@ -249,3 +255,154 @@ def _print_frame(frame: pd.DataFrame) -> None:
         for row in frame.itertuples(index=False)
     ]
     print_table([str(column) for column in frame.columns], (), rows)
+
+
+def support(
+    model: Annotated[
+        str | None, typer.Option(help="A shipped model, its Hub name, or a config.json.")
+    ] = None,
+    device: Annotated[str | None, typer.Option(help="A shipped device, or a device YAML.")] = None,
+    stack: Annotated[
+        str | None, typer.Option(help="Of this stack only: vllm, sglang, trtllm.  [default: all]")
+    ] = None,
+    dtype: Annotated[
+        str | None, typer.Option(help="Of these weights only.  [default: all; of the matrix, bf16]")
+    ] = None,
+    json: JsonOption = False,
+    markdown: Annotated[
+        bool, typer.Option("--markdown", help="Print docs/support.md on stdout.")
+    ] = False,
+    check: Annotated[
+        bool, typer.Option("--check", help="Time every op of every cell that is said to run.")
+    ] = False,
+) -> None:
+    """Say which model runs on which device.
+
+    For each stack and number format: from measured, interpolated or modelled op times, with their
+    error; the smallest layout that holds the model; what is refused, and why. With --model and
+    --device, also the origin of every op, and the parts of a GPU's memory.
+
+    \b
+    Examples:
+      sarathi-sim support
+      sarathi-sim support --dtype fp8 --stack sglang
+      sarathi-sim support --model llama-3.3-70b --device h100-80g-sxm
+      sarathi-sim support --device l40s --json | jq '.cells[] | select(.runs)'
+    """
+    from sarathi_sim.experiments.run import support as text
+    from sarathi_sim.experiments.run.support import build, supported
+
+    found = supported(model, device, stack, dtype)
+    runs = [cell for cell in found if cell.memory is not None]
+    if check:
+        for cell in runs:
+            build(cell)
+        typer.echo(f"built: {len(runs)} cells, every op at every TP degree", err=True)
+    if json:
+        print_json({"cells": [cell.as_json() for cell in found]})
+    elif markdown:
+        typer.echo(text.page(found), nl=False)
+    elif model is None and device is None:
+        _print_rows(text.by_device(found))
+        headings, rows = text.matrix(found, dtype or "bf16")
+        _print_rows((tuple(name.replace("-", "\n") for name in headings), rows))
+        consoles()[0].print(text.LEGEND, markup=False, highlight=False)
+    else:
+        _print_rows(text.details(runs))
+        if model and device:
+            for cell in runs:
+                _print_cell(cell)
+        _print_rows(text.refusals(found))
+
+
+def _print_rows(table: Table) -> None:
+    headings, rows = table
+    if rows:
+        print_table(headings, (), rows)
+
+
+def _print_cell(cell: Combination) -> None:
+    """Every op's origin, and the memory of a GPU in the smallest layout."""
+    assert cell.memory is not None
+    (tp, pp), memory = cell.memory
+    kernels = cell.kernels.name if cell.kernels else "calibrated device"
+    rows = [(op, f"{o.half_width_pct:.1f}", o.mark) for op, o in cell.origins.items()]
+    title = f"{kernels}, tp {tp}, pp {pp}"
+    print_table(("op", "±%", "from"), (), rows, title=title)
+    parts = [(name, f"{size / 1e9:.2f}", how) for name, size, how in memory.parts()]
+    print_table(("a GPU's", "GB", "origin"), (), parts, title=title)
+
+
+def workload(
+    what: Annotated[
+        str | None,
+        typer.Argument(metavar="FILE", help="A trace (CSV, JSON), or a configuration."),
+    ] = None,
+    workload: WorkloadOption = None,
+    assignments: SetOption = None,
+    column: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="MEANING=NAME",
+            help="A column of a trace with a name of its own: arrival, prompt, output, user, "
+            "session or turn. May be repeated.",
+        ),
+    ] = None,
+    json: JsonOption = False,
+    out: Annotated[
+        Path | None, typer.Option(help="Also write the numbers and a figure to this folder.")
+    ] = None,
+) -> None:
+    """Say what is in a workload.
+
+    Prints lengths, rates, burstiness and how much of the prompts is shared. FILE is a trace as
+    `workload.lengths.path` takes it, or a configuration, of which the requests are drawn. In its
+    place --workload takes what it takes elsewhere.
+
+    \b
+    Examples:
+      sarathi-sim workload trace.csv
+      sarathi-sim workload log.jsonl --column prompt=tokens_in --column output=tokens_out
+      sarathi-sim workload failures.csv --set workload.lengths.skip_empty=true
+      sarathi-sim workload shared_prefixes --out runs/workload
+      sarathi-sim workload --workload 1024:256~0.5 --json
+    """
+    from sarathi_sim.experiments.config.errors import ConfigError
+    from sarathi_sim.experiments.run.traffic import describe
+
+    if (what is None) == (workload is None):
+        raise ConfigError("FILE and --workload: give one of them")
+    columns = dict(text.partition("=")[::2] for text in column or [])
+    described = describe(str(what or workload), assignments or [], columns, out)
+    if json:
+        print_json(described)
+    for name, numbers in described.items():
+        _print(name, numbers, err=json)
+    print_written(out, err=json)
+
+
+def _print(name: str, numbers: dict[str, Any], *, err: bool) -> None:
+    from sarathi_sim.experiments.content import rich_table
+    from sarathi_sim.simulator.load.describe import without_times
+
+    kinds = ("mean", "p50", "p90", "p99", "max", "sum")
+    rows = [
+        (what, *(f"{numbers[f'{what}_tokens'][kind]:,.0f}" for kind in kinds))
+        for what in ("prompt", "output", "total")
+    ]
+    said = [f"{numbers['requests']:,} requests", f"P:D {numbers['pd_ratio']:.3g}"]
+    if numbers["left_out"]:
+        said.append(f"{numbers['left_out']:,} without prompt or output tokens left out")
+    if numbers["users"] > 1:
+        said.append(f"{numbers['users']:,} users")
+    if numbers["rate"] is None:
+        said.append(without_times(numbers["clients"]))
+    else:
+        said.append(f"{numbers['rate']:.3g} a second over {numbers['duration_s']:,.0f} s")
+        said.append(f"{numbers['peak_rate']:.3g} in the busiest minute")
+        said.append(f"variation of gaps {numbers['gap_cv']:.2f} (Poisson: 1)")
+    said.append(f"{numbers['shared']:.1%} of prompt tokens shared")
+    table = rich_table(("tokens",), kinds, rows)
+    console = consoles()[int(err)]
+    console.print(f"{name}: {', '.join(said)}", markup=False, highlight=False)
+    console.print(table)

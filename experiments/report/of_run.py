@@ -19,9 +19,15 @@ from sarathi_sim.experiments.figures.distributions import (
     table_styles,
 )
 from sarathi_sim.experiments.figures.slices import memory_curves
-from sarathi_sim.experiments.report.charts import StyledLine, lines, stacked_bars
-from sarathi_sim.experiments.report.provenance import op_times_grid
-from sarathi_sim.experiments.report.stages_chart import boxes_window, overviews, timelines
+from sarathi_sim.experiments.report.charts import (
+    StyledLine,
+    boxes_window,
+    lines,
+    overviews,
+    stacked_bars,
+    timelines,
+)
+from sarathi_sim.experiments.report.of_capacity import op_times_grid
 from sarathi_sim.experiments.results import Tables, read_summary, read_text
 from sarathi_sim.experiments.run.compare import SimulatedAgain, labelled_tables, simulate_again
 from sarathi_sim.experiments.run.run_answer import OF_SCENARIOS, ratios_table, run_answer

@@ -13,7 +13,7 @@ from sarathi_sim.experiments.config.errors import ConfigError
 from sarathi_sim.experiments.config.scenario import parameter
 from sarathi_sim.experiments.content import Chart, Section, SortableTable, anchor, enumerated
 from sarathi_sim.experiments.report.charts import Spots, StyledLine, lines, points
-from sarathi_sim.experiments.report.provenance import first_deployments, op_times_grid
+from sarathi_sim.experiments.report.of_capacity import first_deployments, op_times_grid
 from sarathi_sim.experiments.results import read_text
 from sarathi_sim.experiments.sweeps.drawing import (
     better,

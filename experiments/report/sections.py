@@ -14,12 +14,14 @@ from sarathi_sim.experiments.capacity.probing import (
 )
 from sarathi_sim.experiments.config.errors import ConfigError
 from sarathi_sim.experiments.content import Section
-from sarathi_sim.experiments.report.of_capacity import capacity_section
+from sarathi_sim.experiments.report.of_capacity import (
+    capacity_section,
+    recommend_section,
+    sensitivity_section,
+)
 from sarathi_sim.experiments.report.of_comparison import comparison_section
-from sarathi_sim.experiments.report.of_recommend import recommend_section
 from sarathi_sim.experiments.report.of_run import run_section
 from sarathi_sim.experiments.report.of_score import score_section
-from sarathi_sim.experiments.report.of_sensitivity import sensitivity_section
 from sarathi_sim.experiments.report.of_sweep import sweep_section
 from sarathi_sim.experiments.results import (
     FIGURES_FORMAT,

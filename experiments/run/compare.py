@@ -300,7 +300,7 @@ def plot_results(folders: Sequence[Path], out: Path) -> None:
     with result_folder(out, FIGURES_FORMAT) as scratch:
         write_summary(scratch, FIGURES_FORMAT, {"plotted": sorted(tables)})
         from sarathi_sim.experiments.figures.distributions import run_figures
-        from sarathi_sim.experiments.figures.drawn import draw_figures
+        from sarathi_sim.experiments.figures.timeline import draw_figures
 
         draw_figures(run_figures(tables), scratch / "figures")
 

@@ -233,7 +233,7 @@ def run_experiment(
         outcome = _with_bands(experiment, runs, effects)
         _write_summary(outcome, folder)
         if trace:
-            from sarathi_sim.experiments.figures.perfetto import write_trace
+            from sarathi_sim.experiments.figures.slices import write_trace
 
             for name, run in runs.items():
                 write_trace(run.analysis, window, folder / name / "timeline.json.gz")
@@ -321,7 +321,9 @@ def _narrow_by(run: ScenarioRun) -> str | None:
 
 
 def _draw(drawing: Drawing, folder: Path, told: Told) -> None:
-    from sarathi_sim.experiments.figures.drawn import draw  # which the first process never imports
+    from sarathi_sim.experiments.figures.timeline import (
+        draw,  # which the first process never imports
+    )
 
     draw(drawing, folder, told)
 

@@ -10,7 +10,7 @@ from typing import Any, Generic, TypeVar
 from sarathi_sim.profiler.storage.child import Outcome, Told, Worker, outcome, silent
 
 T = TypeVar("T")
-_MODULES = ("sarathi_sim.experiments.figures.drawn", "sarathi_sim.experiments.run.uncertainty")
+_MODULES = ("sarathi_sim.experiments.figures.timeline", "sarathi_sim.experiments.run.uncertainty")
 """Imported at once, while this process does the same with its own."""
 
 

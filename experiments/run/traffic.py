@@ -300,8 +300,8 @@ def describe(
         for name, (requests, clients) in found.items()
     }
     if out is not None:
+        from sarathi_sim.experiments.figures.distributions import workload_figure
         from sarathi_sim.experiments.figures.style import save, styled
-        from sarathi_sim.experiments.figures.workload_figure import workload_figure
 
         with result_folder(out, WORKLOAD_FORMAT) as folder:
             write_summary(folder, WORKLOAD_FORMAT, {"workloads": described})

@@ -23,13 +23,14 @@ from sarathi_sim.experiments.config.errors import ConfigError
 from sarathi_sim.experiments.config.inputs import host_of
 from sarathi_sim.experiments.config.loading import Experiment
 from sarathi_sim.experiments.run.compare import Compared, comparison
-from sarathi_sim.experiments.score.server_files import ServerRun, read_server_run
 from sarathi_sim.experiments.score.server_run import (
     MEASURES,
+    ServerRun,
     beside,
     counts_of,
     from_queue,
     numbers_of,
+    read_server_run,
 )
 from sarathi_sim.profiler.storage.child import Progress
 from sarathi_sim.simulator.loop.records import Floats

@@ -18,7 +18,7 @@ from sarathi_sim.experiments.config.inputs import (
     host_times,
 )
 from sarathi_sim.experiments.score.deployments import scenario_of, server_of, stack_of
-from sarathi_sim.experiments.score.errors import ServerTimes, errors, grouped
+from sarathi_sim.experiments.score.errors import ServerTimes, errors, grouped, league, of_groups
 from sarathi_sim.experiments.score.host_fit import (
     BASE,
     CROSS_VALIDATED,
@@ -36,14 +36,14 @@ from sarathi_sim.experiments.score.host_fit import (
     parts,
     slopes,
 )
-from sarathi_sim.experiments.score.league import league, of_groups
 from sarathi_sim.experiments.score.measured import METRICS, Measured, read_measured
-from sarathi_sim.experiments.score.redrawn import REDRAWS, redrawn
 from sarathi_sim.experiments.score.server_bands import DRAWS, draws, with_bands
 from sarathi_sim.experiments.score.simulated import (
+    REDRAWS,
     Variant,
     kept_runs,
     plan_rows,
+    redrawn,
     simulate_rows,
     times_of,
 )

@@ -1,17 +1,13 @@
-"""The differences between simulation and measurement, and their causes: functions of sessions.
-
-Errors are fractions, predicted / measured - 1; an iteration's is absolute, and that of the
-micro-batch's time summed over the stages.
-"""
+"""The differences between simulation and measurement, and their causes: functions of sessions."""
 
 from __future__ import annotations
 
+import dataclasses
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
-from sarathi_sim.experiments.validate.cells import Cell
-from sarathi_sim.experiments.validate.disturbance import LostTime, lost
 from sarathi_sim.experiments.validate.playback import (
     KINDS,
     Parity,
@@ -22,13 +18,123 @@ from sarathi_sim.experiments.validate.playback import (
     stage_times,
 )
 from sarathi_sim.experiments.validate.prediction import Links, StageTimePrediction, bundle_predictor
-from sarathi_sim.experiments.validate.session import Repeat, Session
-from sarathi_sim.experiments.validate.totals import Whole
+from sarathi_sim.experiments.validate.session import Cell, Repeat, Session
+from sarathi_sim.policies.request import Request
+from sarathi_sim.policies.scheduler import Scheduler
 from sarathi_sim.profiler.engine.processes import EngineRun, StageLog
-from sarathi_sim.profiler.engine.spec import TIMED_OPS
+from sarathi_sim.profiler.engine.spec import TIMED_OPS, EngineSpec
+from sarathi_sim.profiler.facts.ops import ALL_REDUCE
 from sarathi_sim.profiler.measuring.to_bundle import in_situ_bundle
 from sarathi_sim.simulator.loop.records import Floats, Records
 from sarathi_sim.simulator.op_times.regression import bundle_times
+from sarathi_sim.simulator.views.ledger import WAITS
+from sarathi_sim.simulator.views.metrics import Analysis
+
+
+@dataclass(frozen=True)
+class Whole:
+    """A run in totals. Bubbles are those of the ledger, communication and turn-around included."""
+
+    makespan_s: float
+    tokens_per_s: float
+    ttft_p50_s: float
+    ttft_p90_s: float
+    bubble_s: float
+    bubble_by_stage_s: tuple[float, ...]
+    bubble_per_request_s: float
+
+    @staticmethod
+    def of(records: Records) -> Whole:
+        """The totals of a simulated or a measured run."""
+        analysis = Analysis(records)
+        table = analysis.requests
+        stages = [
+            sum(float(row[f"{name}_s"]) for name in WAITS) for _, row in analysis.ledger.iterrows()
+        ]
+        tokens = int(records.prompt_tokens.sum() + records.output_tokens.sum())
+        makespan = records.end_s - float(records.arrival_s.min())
+        return Whole(
+            makespan,
+            tokens / makespan,
+            float(table["ttft_s"].quantile(0.5)),
+            float(table["ttft_s"].quantile(0.9)),
+            sum(stages),
+            tuple(stages),
+            float(table["bubble_s"].mean()),
+        )
+
+
+def off(simulated: float, measured: float) -> float:
+    """The relative error; NaN if the measured value is 0 (a run without bubbles, for example)."""
+    return simulated / measured - 1 if measured else float("nan")
+
+
+TARGETS = {
+    "iteration_error_median": 0.05,
+    "iteration_error_p90": 0.15,
+    "makespan_error": 0.05,
+    "bubble_error": 0.10,
+}
+"""How far a prediction may be off."""
+
+MOST_OF_TARGET = 0.5
+"""What lost time may use up of a target: half. A prediction that misses it all the same is then off
+by more than the machine was."""
+
+
+@dataclass(frozen=True)
+class LostTime:
+    """The apparent errors of a perfect prediction of the undisturbed run.
+
+    Fractions, by the same names as :data:`TARGETS`. NaN if they are unknown: on a GPU, whose work
+    takes no CPU time, and for bubbles if there are none.
+    """
+
+    iteration_error_median: float
+    iteration_error_p90: float
+    makespan_error: float
+    bubble_error: float
+
+    def too_much(self) -> str | None:
+        """The target of which it uses up too much, in words, or None."""
+        for name, share in dataclasses.asdict(self).items():
+            limit = MOST_OF_TARGET * TARGETS[name]
+            if abs(share) > limit:
+                return (
+                    f"preempted work accounts for {abs(share):.1%} of {name}, "
+                    f"and {limit:.2%} is allowed"
+                )
+        return None
+
+
+def lost_seconds(log: StageLog) -> Floats:
+    """Lost time of each stage's work on each micro-batch."""
+    wall = log.finish - log.start - log.ops[:, :, TIMED_OPS.index(ALL_REDUCE)]
+    return np.asarray(np.maximum(0.0, wall - log.cpu))
+
+
+def lost(
+    spec: EngineSpec,
+    run: EngineRun,
+    requests: Sequence[Request],
+    scheduler: Callable[[], Scheduler],
+) -> LostTime:
+    """The effect of lost time on a run: on its iterations and, through the pipeline, on its totals.
+
+    ``scheduler`` makes a fresh one like the engine's.
+    """
+    if spec.device == "cuda":
+        return LostTime(*[float("nan")] * 4)
+    seconds, times = lost_seconds(run.stages), stage_times(run)
+    shares = seconds.sum(axis=1) / (times.finish - times.start).sum(axis=1)
+    as_it_was = Whole.of(replay(run, requests, scheduler()))
+    undisturbed = Whole.of(replay(run, requests, scheduler(), less=seconds))
+    makespan = off(undisturbed.makespan_s, as_it_was.makespan_s)
+    bubble = float("nan")
+    if spec.pp > 1:
+        bubble = off(undisturbed.bubble_s, as_it_was.bubble_s)
+    return LostTime(float(np.median(shares)), float(np.quantile(shares, 0.9)), makespan, bubble)
+
 
 MOST_DRIFT = 0.05
 """Decided beforehand: a repeat beyond it says something of the machine, not of the model."""

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from sarathi_sim.experiments.validate.cells import Cell
 from sarathi_sim.experiments.validate.playback import links, stage_times
+from sarathi_sim.experiments.validate.session import Cell
 from sarathi_sim.policies.batch import Batch
 from sarathi_sim.policies.policy import chunking_of
 from sarathi_sim.policies.request import Request

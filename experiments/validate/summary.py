@@ -1,4 +1,4 @@
-"""The report of a validation: the content of ``validation.json``, and the met targets."""
+"""The report of a validation: content of validation.json, met targets, tables, figures."""
 
 from __future__ import annotations
 
@@ -9,27 +9,37 @@ from datetime import UTC, datetime
 from typing import Any
 
 import numpy as np
+import pandas as pd
+from matplotlib.figure import Figure
+from matplotlib.ticker import LogLocator, NullFormatter
+from rich.table import Table
 
 from sarathi_sim.experiments.config.loading import Experiment
+from sarathi_sim.experiments.content import rich_table
+from sarathi_sim.experiments.figures.slices import Window, stage_slices
+from sarathi_sim.experiments.figures.style import BLACK, GREY, KIND_COLOURS
+from sarathi_sim.experiments.figures.timeline import stage_timeline
 from sarathi_sim.experiments.results import VALIDATION_FORMAT
-from sarathi_sim.experiments.validate.cells import Cell
 from sarathi_sim.experiments.validate.differences import (
     MOST_DRIFT,
+    MOST_OF_TARGET,
     PREDICTIONS,
+    TARGETS,
     Comparison,
+    Whole,
     drift,
     errors_by_kind,
     evaluate,
     iteration_errors,
     noise_floor,
+    off,
     online_outcome,
     rejection,
 )
-from sarathi_sim.experiments.validate.disturbance import MOST_OF_TARGET, TARGETS
-from sarathi_sim.experiments.validate.session import Session
-from sarathi_sim.experiments.validate.totals import Whole, off
+from sarathi_sim.experiments.validate.session import Cell, Session
 from sarathi_sim.profiler.storage.child import Progress
 from sarathi_sim.simulator.loop.records import Floats
+from sarathi_sim.simulator.views.metrics import Analysis
 
 FEWEST_REPEATS = 3
 """Accepted repeats below which nothing is claimed."""
@@ -273,3 +283,159 @@ def judged(what: str, of: str, limit: float, value: float, *, may: bool) -> list
         return []
     met = abs(value) <= limit if may else None
     return [{"what": what, "cell": of, "limit": limit, "value": value, "met": met}]
+
+
+def cells_table(cells: Sequence[Cell]) -> Table:
+    """What a validation would run, side by side."""
+    rows: dict[str, list[str]] = {
+        "model": [cell.model.name for cell in cells],
+        "this machine's": [cell.device for cell in cells],
+        "policy": [cell.scenario.policy.name for cell in cells],
+        "TP x PP": [f"{tp} x {pp}" for pp, tp in (cell.layout for cell in cells)],
+        "sequences of a micro-batch": [str(cell.sequences) for cell in cells],
+        "requests": [f"{len(cell.requests()):,}" for cell in cells],
+    }
+    return rich_table([""], [cell.name for cell in cells], [[k, *v] for k, v in rows.items()])
+
+
+def table(result: Mapping[str, Any]) -> Table:
+    """The cells side by side; medians over the accepted repeats, with their range."""
+    rows = [
+        [label, *(_cell_text(cell, keys) for cell in result["cells"].values())]
+        for label, keys in _ROWS.items()
+    ]
+    rows = [row for row in rows if set(row[1:]) != {"-"}]
+    for name, ratio in result["ratios"].items():
+        both = (_ratio_text(ratio[key]["median"]) for key in ("measured", "calibrated"))
+        rows.append([f"ratio {name}: measured / simulated", " / ".join(both)])
+    return rich_table([""], list(result["cells"]), rows, title=result["name"], title_style="bold")
+
+
+_ROWS = {
+    "scheduling: batches identical": ("parity",),
+    "prediction: iteration error, median": ("iteration_error_median",),
+    "prediction: iteration error, p90": ("iteration_error_p90",),
+    "the same from the grid alone, median": ("grid", "iteration_error_median"),
+    "noise floor, repeat against repeat": ("noise_floor",),
+    "whole: makespan error": ("makespan_error",),
+    "the same from the profile of single ops": ("isolated", "makespan_error"),
+    "whole: throughput error": ("throughput_error",),
+    "whole: TTFT error, mean": ("ttft_error",),
+    "whole: TPOT error, mean": ("tpot_error",),
+    "whole: total bubble error": ("bubble_error",),
+    "whole: TTFT error, median": ("calibrated", "ttft_p50_error"),
+    "replay of measured times: makespan error": ("replay", "makespan_error"),
+    "spread of the measured makespan": ("makespan_spread",),
+    "share of GEMMs, attention, all-reduces, LM head in the stages' time": ("op_share",),
+}
+
+
+def iterations(outcomes: Mapping[str, Sequence[Comparison]]) -> pd.DataFrame:
+    """Every micro-batch of every repeat, rejected ones included: measured and predicted seconds."""
+    return pd.concat(
+        [
+            pd.DataFrame(
+                {
+                    "cell": name,
+                    "repeat": number,
+                    "micro_batch": np.arange(len(outcome.kinds)),
+                    "kind": outcome.kinds,
+                    "measured_s": outcome.measured_iterations,
+                    **{f"{key}_s": outcome.iterations[key] for key in outcome.iterations},
+                }
+            )
+            for name, repeats in outcomes.items()
+            for number, outcome in enumerate(repeats)
+        ],
+        ignore_index=True,
+    )
+
+
+def _cell_text(cell: Mapping[str, Any], keys: Sequence[str]) -> str:
+    node: Any = cell
+    for key in keys:
+        node = node.get(key) if isinstance(node, Mapping) else None
+    if node is None:
+        return "-"
+    if isinstance(node, Mapping):
+        if node["median"] is None:
+            return "-"
+        if keys == ("op_share",):
+            return f"{node['median']:.0%}"
+        return f"{node['median']:+.1%} ({node['min']:+.1%} to {node['max']:+.1%})"
+    return f"{node:.0%}" if keys == ("parity",) else f"{node:.1%}"
+
+
+def _ratio_text(value: float | None) -> str:
+    return "-" if value is None else f"{value:.2f}"
+
+
+def verdict(result: Mapping[str, Any]) -> list[str]:
+    """The conclusions in sentences, layout by layout."""
+    lines = []
+    for layout, entry in result["repeats"].items():
+        lines += [f"{layout}: repeat {r['repeat']} rejected: {r['why']}" for r in entry["rejected"]]
+    missed = [row for row in result["targets"] if row["met"] is False]
+    lines += [
+        f"missed: {row['what']} of {row['cell']} is {row['value']:+.1%}, "
+        f"and should be within {row['limit']:.0%}"
+        for row in missed
+    ]
+    lines += [
+        f"{layout}: the machine was not quiet: {entry['accepted']} of {entry['run']} repeats were "
+        f"accepted, fewer than {FEWEST_REPEATS}, so nothing is claimed of predicted times"
+        for layout, entry in result["repeats"].items()
+        if not entry["quiet"]
+    ]
+    unjudged = any(row["met"] is None for row in result["targets"])
+    if not missed:
+        lines.append("all targets that could be judged were met" if unjudged else "all targets met")
+    return lines
+
+
+_MARKS = {"prefill": "s", "mixed": "D", "decode": "o"}
+
+
+def iterations_figure(outcomes: Mapping[str, Comparison], prediction: str) -> Figure:
+    """A panel a cell: every micro-batch's time, predicted over measured; the line is equality."""
+    across = min(2, len(outcomes))
+    down = -(-len(outcomes) // across)
+    figure = Figure(figsize=(5 * across, 0.6 + 4 * down), layout="constrained")
+    panels = figure.subplots(down, across, squeeze=False).ravel()
+    for axes in panels[len(outcomes) :]:
+        axes.remove()
+    for axes, (name, outcome) in zip(panels, outcomes.items(), strict=False):
+        measured = 1e3 * outcome.measured_iterations
+        predicted = 1e3 * outcome.iterations[prediction]
+        kind = np.array(outcome.kinds)
+        for label, mark in _MARKS.items():
+            some = kind == label
+            if some.any():
+                axes.plot(
+                    measured[some], predicted[some], mark, color=KIND_COLOURS[label],
+                    markeredgecolor=BLACK, markeredgewidth=0.5, markersize=6, label=label,
+                )  # fmt: skip
+        ends = [min(measured.min(), predicted.min()), max(measured.max(), predicted.max())]
+        axes.plot(ends, ends, "-", color=BLACK, linewidth=1.2)
+        for factor in (0.9, 1.1):
+            axes.plot(ends, [factor * end for end in ends], ":", color=GREY, linewidth=1.2)
+        axes.set(xscale="log", yscale="log")
+        for axis in (axes.xaxis, axes.yaxis):
+            axis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+            axis.set_major_formatter("{x:g}")
+            axis.set_minor_formatter(NullFormatter())
+        axes.set(title=name, xlabel="measured (ms)", ylabel="predicted (ms)")
+        axes.legend(loc="upper left", title="dotted: 10 % off")
+    return figure
+
+
+def timelines_figure(outcomes: Mapping[str, Comparison], prediction: str) -> Figure:
+    """Measured and simulated stages above each other, cell by cell, in the middle of the run."""
+    runs = {}
+    for name, outcome in outcomes.items():
+        runs[f"{name}: measured"] = Analysis(outcome.records["measured"])
+        runs[f"{name}: simulated"] = Analysis(outcome.records[prediction])
+    shortest = min(analysis.records.end_s for analysis in runs.values())
+    window = Window(0.3 * shortest, 0.25 * shortest)
+    panels = {name: stage_slices(analysis, window) for name, analysis in runs.items()}
+    return stage_timeline(panels, window)

@@ -23,7 +23,7 @@ from typing import Any
 
 from sarathi_sim.experiments.config.errors import ConfigError
 from sarathi_sim.experiments.config.scenario import Validation
-from sarathi_sim.experiments.validate.cells import Cell
+from sarathi_sim.experiments.validate.session import Cell
 from sarathi_sim.policies.request import Request
 from sarathi_sim.policies.vllm import Vllm
 from sarathi_sim.profiler.facts.model import ModelSpec

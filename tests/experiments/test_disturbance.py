@@ -11,14 +11,14 @@ import numpy as np
 import pytest
 
 from sarathi_sim.experiments.config.loading import load_experiment
-from sarathi_sim.experiments.validate.cells import Cell, engine_spec, make_cells
-from sarathi_sim.experiments.validate.disturbance import (
+from sarathi_sim.experiments.validate.differences import (
     MOST_OF_TARGET,
     TARGETS,
     LostTime,
     lost,
     lost_seconds,
 )
+from sarathi_sim.experiments.validate.session import Cell, engine_spec, make_cells
 from sarathi_sim.policies.catalogue import build
 from sarathi_sim.policies.micro_batches import MicroBatches
 from sarathi_sim.policies.request import Request

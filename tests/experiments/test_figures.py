@@ -10,9 +10,9 @@ import pytest
 
 from sarathi_sim.experiments.config.loading import load_experiment
 from sarathi_sim.experiments.figures.distributions import cdf, completions, ledger_bars, run_figures
-from sarathi_sim.experiments.figures.gantt import stage_timeline
 from sarathi_sim.experiments.figures.slices import Window, stage_slices
 from sarathi_sim.experiments.figures.style import BLUE, VERMILION, policy_colour, policy_styles
+from sarathi_sim.experiments.figures.timeline import stage_timeline
 from sarathi_sim.experiments.results import Tables
 from sarathi_sim.experiments.run.experiment import simulate_all, tables_of
 from sarathi_sim.simulator.views.ledger import ACCOUNTS

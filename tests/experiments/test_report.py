@@ -24,13 +24,19 @@ from sarathi_sim.experiments.cli.app import app
 from sarathi_sim.experiments.config.errors import ConfigError
 from sarathi_sim.experiments.config.loading import load_experiment
 from sarathi_sim.experiments.content import Chart, Section, enumerated
-from sarathi_sim.experiments.report.charts import Spots, StyledLine, lines, points
+from sarathi_sim.experiments.report.charts import (
+    Spots,
+    StyledLine,
+    boxes_window,
+    busy_shares,
+    lines,
+    points,
+)
 from sarathi_sim.experiments.report.html_page import page, write_report
 from sarathi_sim.experiments.report.of_run import _ledger
 from sarathi_sim.experiments.report.of_score import score_section
 from sarathi_sim.experiments.report.of_sweep import _answer
 from sarathi_sim.experiments.report.sections import sections_of
-from sarathi_sim.experiments.report.stages_chart import boxes_window, busy_shares
 from sarathi_sim.experiments.results import read_summary
 from sarathi_sim.experiments.run.compare import labelled_tables, simulate_again
 from sarathi_sim.experiments.run.experiment import run_experiment

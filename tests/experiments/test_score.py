@@ -16,16 +16,24 @@ from sarathi_sim.experiments.cli.app import app
 from sarathi_sim.experiments.config.errors import ConfigError
 from sarathi_sim.experiments.config.inputs import NONE, HostConstants
 from sarathi_sim.experiments.score.deployments import MODELS, scenario_of
-from sarathi_sim.experiments.score.errors import ServerTimes, errors, grouped
-from sarathi_sim.experiments.score.league import league, predictions_table, read_peer, short_reason
+from sarathi_sim.experiments.score.errors import (
+    ServerTimes,
+    errors,
+    grouped,
+    league,
+    predictions_table,
+    read_peer,
+    short_reason,
+)
 from sarathi_sim.experiments.score.measured import Measured, read_measured
-from sarathi_sim.experiments.score.row_cache import (
+from sarathi_sim.experiments.score.simulated import (
     RowCache,
     RowOutcome,
+    RowPlan,
     data_fingerprint,
     outcome_key,
+    plan_rows,
 )
-from sarathi_sim.experiments.score.simulated import RowPlan, plan_rows
 from sarathi_sim.experiments.sweeps.store import Store
 from sarathi_sim.profiler.facts.model import list_models
 

@@ -26,8 +26,6 @@ from sarathi_sim.experiments.score.host_fit import (
     slopes,
 )
 from sarathi_sim.experiments.score.measured import Measured
-from sarathi_sim.experiments.score.redrawn import REDRAWS, drawn, redrawn
-from sarathi_sim.experiments.score.row_cache import RowCache, RowOutcome
 from sarathi_sim.experiments.score.scoring import host_time_yaml, to_ship
 from sarathi_sim.experiments.score.server_bands import (
     DRAWS,
@@ -36,6 +34,7 @@ from sarathi_sim.experiments.score.server_bands import (
     stack_sigma,
     with_bands,
 )
+from sarathi_sim.experiments.score.simulated import REDRAWS, RowCache, RowOutcome, drawn, redrawn
 from sarathi_sim.experiments.sweeps.backends import InProcess
 from sarathi_sim.profiler.storage.child import silent
 from sarathi_sim.profiler.storage.plain_yaml import parse_yaml
@@ -223,8 +222,8 @@ def test_only_rows_with_a_full_cache_are_drawn_again(monkeypatch: pytest.MonkeyP
         }
         return SimpleNamespace(known=known)
 
-    monkeypatch.setattr("sarathi_sim.experiments.score.redrawn.plan_rows", plan)
-    monkeypatch.setattr("sarathi_sim.experiments.score.redrawn.simulate_rows", lambda *_: {})
+    monkeypatch.setattr("sarathi_sim.experiments.score.simulated.plan_rows", plan)
+    monkeypatch.setattr("sarathi_sim.experiments.score.simulated.simulate_rows", lambda *_: {})
     where = (Path(), RowCache(None))
     found = redrawn("f.csv", rows, lambda _: {}, outcomes, where, InProcess(), silent, silent)
     assert asked == [rows[1].id, rows[2].id] and list(found) == [rows[1].id]

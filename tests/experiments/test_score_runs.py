@@ -24,7 +24,7 @@ from sarathi_sim.experiments.score.runs import (
     fitted_to,
     score_runs,
 )
-from sarathi_sim.experiments.score.server_files import ServerRun, read_server_run
+from sarathi_sim.experiments.score.server_run import ServerRun, read_server_run
 from sarathi_sim.profiler.storage.child import silent
 from sarathi_sim.simulator.op_times.iteration import HostTime
 from tests.experiments.test_server_run import SMALL

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from sarathi_sim.experiments.config.loading import load_experiment
-from sarathi_sim.experiments.figures.drawn import draw
 from sarathi_sim.experiments.figures.slices import Drawing, Window, stage_slices
+from sarathi_sim.experiments.figures.timeline import draw
 from sarathi_sim.experiments.run.experiment import run_experiment, simulate_all, tables_of
 from sarathi_sim.experiments.run.second_process import SecondProcess
 

@@ -14,8 +14,12 @@ from typer.testing import CliRunner
 from sarathi_sim.experiments.cli.app import app
 from sarathi_sim.experiments.config.errors import ConfigError
 from sarathi_sim.experiments.config.loading import load_experiment
-from sarathi_sim.experiments.score.server_files import read_server_run, read_ticks
-from sarathi_sim.experiments.score.server_run import replay_server, simulated_ticks
+from sarathi_sim.experiments.score.server_run import (
+    read_server_run,
+    read_ticks,
+    replay_server,
+    simulated_ticks,
+)
 
 SMALL = """\
 name: server

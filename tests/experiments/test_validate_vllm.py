@@ -17,9 +17,16 @@ from sarathi_sim.experiments.config.errors import ConfigError
 from sarathi_sim.experiments.config.loading import Experiment, load_experiment
 from sarathi_sim.experiments.results import to_json
 from sarathi_sim.experiments.validate import vllm_session
-from sarathi_sim.experiments.validate.cells import Cell, make_cells
-from sarathi_sim.experiments.validate.table import table, verdict
-from sarathi_sim.experiments.validate.vllm_report import evaluate_all, iterations, report, totals
+from sarathi_sim.experiments.validate.session import Cell, make_cells
+from sarathi_sim.experiments.validate.summary import table, verdict
+from sarathi_sim.experiments.validate.vllm_report import (
+    StepPrediction,
+    StepTimes,
+    evaluate_all,
+    iterations,
+    report,
+    totals,
+)
 from sarathi_sim.experiments.validate.vllm_session import (
     VllmSession,
     check_cells,
@@ -29,7 +36,6 @@ from sarathi_sim.experiments.validate.vllm_session import (
     plan_of,
     session_of,
 )
-from sarathi_sim.experiments.validate.vllm_times import StepPrediction, StepTimes
 from sarathi_sim.profiler.storage.child import silent
 
 RECORDED = Path(__file__).parent / "recorded" / "vllm.jsonl.gz"

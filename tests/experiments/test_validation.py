@@ -16,8 +16,9 @@ from sarathi_sim.experiments.cli.app import app
 from sarathi_sim.experiments.config.errors import ConfigError
 from sarathi_sim.experiments.config.loading import Experiment, load_experiment
 from sarathi_sim.experiments.results import to_json
-from sarathi_sim.experiments.validate.cells import Cell, engine_spec, grid_of, make_cells
 from sarathi_sim.experiments.validate.differences import (
+    LostTime,
+    Whole,
     _joined,
     errors_by_kind,
     evaluate,
@@ -25,12 +26,24 @@ from sarathi_sim.experiments.validate.differences import (
     noise_floor,
     rejection,
 )
-from sarathi_sim.experiments.validate.disturbance import LostTime
 from sarathi_sim.experiments.validate.playback import links, lockstep, measured_records, replay
-from sarathi_sim.experiments.validate.session import CellRuns, Repeat, Session, isolated_bundle
-from sarathi_sim.experiments.validate.summary import evaluate_all, report
-from sarathi_sim.experiments.validate.table import iterations, table, verdict
-from sarathi_sim.experiments.validate.totals import Whole
+from sarathi_sim.experiments.validate.session import (
+    Cell,
+    CellRuns,
+    Repeat,
+    Session,
+    engine_spec,
+    grid_of,
+    isolated_bundle,
+    make_cells,
+)
+from sarathi_sim.experiments.validate.summary import (
+    evaluate_all,
+    iterations,
+    report,
+    table,
+    verdict,
+)
 from sarathi_sim.profiler.bundle.schema import bundle_path, write_bundle
 from sarathi_sim.profiler.measuring.to_bundle import in_situ_bundle
 from sarathi_sim.simulator.views.metrics import Analysis

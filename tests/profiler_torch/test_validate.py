@@ -12,9 +12,8 @@ import pytest
 import yaml
 
 from sarathi_sim.experiments.config.loading import load_experiment
-from sarathi_sim.experiments.validate.cells import make_cells
 from sarathi_sim.experiments.validate.playback import lockstep
-from sarathi_sim.experiments.validate.session import run_sessions
+from sarathi_sim.experiments.validate.session import make_cells, run_sessions
 from tests.experiments.test_validation import CONFIG, PAGED
 from tests.patience import PATIENCE_S
 

@@ -1,8 +1,9 @@
-"""The stage timeline: the work of every stage in a window, as a Gantt chart."""
+"""The figures of a run: its stage timeline, the use of paged memory, and what draws them all."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -11,8 +12,18 @@ from matplotlib.collections import PolyCollection
 from matplotlib.figure import Figure
 from matplotlib.patches import Patch
 
-from sarathi_sim.experiments.figures.slices import KINDS, StageSlices, Window
-from sarathi_sim.experiments.figures.style import BLACK, KIND_COLOURS, VERMILION, policy_colour
+from sarathi_sim.experiments.figures.distributions import run_figures
+from sarathi_sim.experiments.figures.slices import KINDS, Drawing, MemoryCurves, StageSlices, Window
+from sarathi_sim.experiments.figures.style import (
+    BLACK,
+    GREY,
+    KIND_COLOURS,
+    VERMILION,
+    policy_colour,
+    policy_styles,
+    save,
+    styled,
+)
 from sarathi_sim.simulator.loop.records import Floats
 
 _MOST_ROWS = 16
@@ -98,3 +109,61 @@ def _boxes(start: Floats, finish: Floats, row: int) -> Floats:
     x = np.stack([start, finish, finish, start], axis=1)
     y = np.stack([low, low, high, high], axis=1)
     return np.stack([x, y], axis=2)
+
+
+def occupancy(
+    curves: Mapping[str, MemoryCurves], policies: Mapping[str, str], budgets: Mapping[str, int]
+) -> Figure:
+    """KV occupancy, tokens of an iteration and running sequences of the runs with paged memory.
+
+    Over simulated time, one line per scenario. ``policies`` are the scenarios'. ``budgets`` are the
+    largest numbers of tokens in an iteration, of the scenarios that have one: dotted lines.
+    """
+    figure = Figure(figsize=(8.0, 8.4), layout="constrained")
+    panels = figure.subplots(3, 1, sharex=True)
+    styles = policy_styles([policies[name] for name in curves])
+    for (name, values), style in zip(curves.items(), styles, strict=True):
+        for axes, curve in zip(panels, values, strict=True):
+            axes.plot(*curve, label=name, drawstyle="steps-mid", **style)
+    for number, budget in enumerate(sorted(set(budgets.values()))):
+        label = "" if number else "token budget of an iteration"
+        panels[1].axhline(budget, color=GREY, linestyle=":", label=label)
+    panels[0].set(ylabel="KV blocks in use (%)", ylim=(0, 102))
+    panels[1].set_ylabel("tokens of an iteration")
+    panels[2].set(ylabel="sequences of an iteration", xlabel="time (s)")
+    for axes in panels[1:]:
+        axes.set_ylim(bottom=0)
+    handles = panels[1].get_legend_handles_labels()
+    figure.legend(*handles, loc="outside upper left", ncols=2)
+    return figure
+
+
+Drawn = Callable[[int, int], object]
+"""Called with how many figures are drawn, and how many there are to draw."""
+
+
+def draw(drawing: Drawing, folder: Path, drawn: Drawn) -> None:
+    """Draw all figures of a run into ``folder``. Raises OSError."""
+    tables = drawing.tables
+    policies = {name: table.policy for name, table in tables.items()}
+    figures = {
+        **run_figures(tables),
+        "timeline": lambda: stage_timeline(drawing.slices, drawing.window, policies),
+    }
+    if drawing.memory:
+        figures["occupancy"] = lambda: occupancy(drawing.memory, policies, drawing.budgets)
+    draw_figures(figures, folder, drawn)
+
+
+def draw_figures(
+    figures: Mapping[str, Callable[[], Figure]], folder: Path, drawn: Drawn | None = None
+) -> list[Path]:
+    """Draw figures by file name; returns what was written. Raises OSError."""
+    folder.mkdir(exist_ok=True)
+    written = []
+    for done, (name, figure) in enumerate(figures.items()):
+        if drawn is not None:
+            drawn(done, len(figures))
+        with styled():
+            written += save(figure(), folder, name)
+    return written
