@@ -353,7 +353,7 @@ class Head(Rank):
 
 def main() -> None:
     """Join the others, then work until told to stop."""
-    parser = argparse.ArgumentParser(prog="python -m sarathi_sim.profiler.engine.main")
+    parser = argparse.ArgumentParser(prog="python -m sarathi_sim.profiler.engine.rank")
     parser.add_argument("parent")
     parser.add_argument("--spec", type=Path, required=True)
     parser.add_argument("--rank", type=int, required=True)

@@ -164,7 +164,7 @@ class EngineSpec:
     @property
     def most_words(self) -> int:
         """Words that describe a micro-batch
-        (:meth:`~sarathi_sim.profiler.engine.work.Work.encode`)."""
+        (:meth:`~sarathi_sim.profiler.engine.spec.Work.encode`)."""
         return 16 + (4 + len(self.table(0))) * self.slots + self.max_tokens
 
     def stage(self, number: int) -> StageShape:

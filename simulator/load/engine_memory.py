@@ -276,7 +276,7 @@ def engine_memory(
 ) -> EngineMemory:
     """The memory of a GPU of the fullest stage under the engine's formula.
 
-    A share ``kept`` of the tokens is in the cache (``capacity.kept_share``).
+    A share ``kept`` of the tokens is in the cache (:func:`kept_share`).
     Raises :class:`CapacityError` where not even two blocks fit.
     """
     non_torch = step.non_torch_bytes

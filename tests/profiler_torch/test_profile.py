@@ -131,12 +131,12 @@ def test_killed_and_started_again_it_measures_only_what_is_missing(tmp_path: Pat
     assert finished >= 40
     first = yaml.safe_load(journals[0].read_bytes().splitlines()[0])
     # With borrowed collectives, so that this is tested as well.
-    shipped = ROOT / "data" / "profiles" / "a6000" / "llama-13b"
-    again = sarathi_sim(*profile(tmp_path, "--budget", "0", "--collectives", str(shipped)))
+    others = profile_folder("a6000", "llama-13b", 1)
+    again = sarathi_sim(*profile(tmp_path, "--budget", "0", "--collectives", str(others.parent)))
     assert again.returncode == 0, again.stderr
     assert f"resuming, {finished} points are finished already" in again.stderr
     bundle = load_bundle(bundle_path(tmp_path, "cpu", "tiny-llama-40m", 1))
-    assert bundle.send_recv.equals(load_bundle(shipped / "tp1").send_recv)
+    assert bundle.send_recv.equals(load_bundle(others).send_recv)
     assert "those of a6000/llama-13b/tp1 (modelled)" in bundle.meta.notes
     linear = bundle.linear
     kept = linear[(linear["op"] == first["op"]) & (linear["num_tokens"] == first["key"][0])]
