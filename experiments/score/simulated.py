@@ -49,7 +49,7 @@ from sarathi_sim.profiler.storage.strict import STRICT
 from sarathi_sim.simulator.loop.records import Floats
 from sarathi_sim.simulator.op_times.cache import VARIABLE, cache_folder
 
-_CODE = tuple(f"experiments/score/{name}.py" for name in ("row_cache", "server_bands", "simulated"))
+_CODE = tuple(f"experiments/score/{name}.py" for name in ("server_bands", "simulated"))
 _DATA = ("models", "devices", "kernels", "profiles")
 
 

@@ -118,7 +118,7 @@ def test_a_metric_that_nothing_moves_has_no_best_point() -> None:
 
 def test_the_parts_of_a_comparison(sections: dict[str, Section], reported: dict[str, Path]) -> None:
     section, found = sections["comparison"], read_summary(reported["comparison"])
-    assert "shorter" in section.answer
+    assert "% less than" in section.answer
     assert float(section.table.rows[-1][1]) == pytest.approx(
         found["wall"]["total"]["a_s"], abs=1e-4
     )
