@@ -122,9 +122,6 @@ class Bundle:
     attn_decode_skew: pd.DataFrame = field(
         default_factory=lambda: empty_table(TABLES["attn_decode_skew"])
     )
-    attn_prefill_added: pd.DataFrame = field(
-        default_factory=lambda: empty_table(TABLES["attn_prefill_added"])
-    )
     mixed: pd.DataFrame = field(default_factory=lambda: empty_table(TABLES["mixed"]))
     overhead: pd.DataFrame = field(default_factory=lambda: empty_table(TABLES["overhead"]))
 

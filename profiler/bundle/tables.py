@@ -69,13 +69,6 @@ TABLES: dict[str, Table] = {
         minimum={"context_tokens": 0},
         optional=True,
     ),
-    # Of batch_size equal chunks without context in one call, what each adds: its share.
-    "attn_prefill_added": Table(
-        columns=("batch_size", "chunk_tokens", "time_us"),
-        key=("batch_size", "chunk_tokens"),
-        minimum={"batch_size": 2},
-        optional=True,
-    ),
     # context_tokens per sequence, cached before the new token; all sequences equal.
     "attn_decode": Table(
         columns=("batch_size", "context_tokens", "time_us"),

@@ -124,6 +124,14 @@ class WholeLayer:
 SUM = WholeLayer()
 
 
+def _nothing(chunk: Floats) -> Floats:
+    return np.empty((0, len(chunk)))
+
+
+ALONE = Together(np.empty(0), _nothing)
+"""Calls of several were not measured."""
+
+
 @dataclass(frozen=True, eq=False)
 class OpTimes:
     """Every op's time in seconds, for one layer on one tensor-parallel rank.
@@ -150,8 +158,8 @@ class OpTimes:
     decode: TimeByPair
     all_reduce: TimeBySize | None
     send: Mapping[str, TimeBySize]
-    together: Together
     longest_context: int
+    together: Together = ALONE
     whole_layer: WholeLayer = SUM
     skew: float = 0.0
     bundle: Bundle | None = None

@@ -32,7 +32,6 @@ from sarathi_sim.simulator.op_times.op_times import (
     OpTimes,
     PairTimes,
     TimeBySize,
-    Together,
     WholeLayer,
 )
 from sarathi_sim.simulator.op_times.surface import (
@@ -87,7 +86,6 @@ def bundle_times(bundle: Bundle) -> OpTimes:
             else _by_bytes(bundle.all_reduce)
         ),
         send=send,
-        together=_together(bundle.attn_prefill_added),
         longest_context=rest.longest_context if rest and contexts.empty else int(contexts.max()),
         bundle=bundle,
     )
@@ -111,23 +109,6 @@ def _by_bytes(rows: pd.DataFrame) -> PiecewiseLinear:
     return PiecewiseLinear(rows["num_bytes"], rows["time_us"] * 1e-6)
 
 
-def _together(added: pd.DataFrame) -> Together:
-    batches = np.unique(added["batch_size"]).astype(np.float64)
-    parts = (added[added["batch_size"] == batch] for batch in batches)
-    each = (PiecewiseLinear(one["chunk_tokens"], one["time_us"] * 1e-6) for one in parts)
-    return Together(batches, Stacked((*each,)))
-
-
-@dataclass(frozen=True, eq=False)
-class Stacked:
-    """The values of several functions: a row each."""
-
-    each: tuple[TimeBySize, ...]
-
-    def __call__(self, size: Floats) -> Floats:
-        return np.array([time(size) for time in self.each])
-
-
 @dataclass(frozen=True, eq=False)
 class AttentionFit:
     """Attention fitted to a bundle's points when it is first asked."""
@@ -141,10 +122,9 @@ class AttentionFit:
     @cached_property
     def _fitted(self) -> PhysicalSurface:
         fit = prefill_surface if self.op == PREFILL else decode_surface
-        windows = self.bundle.meta.model_spec.windows
         columns = self.bundle.tables()[self.op][[*OPS[self.op].columns, "time_us"]]
         first, second, time_us = columns.to_numpy(np.float64).T
-        return fit(first, second, time_us * 1e-6, windows.tokens if windows else 0)
+        return fit(first, second, time_us * 1e-6)
 
 
 def kept_of(bundle: Bundle, what: str, make: Callable[[], Floats]) -> Floats:

@@ -9,7 +9,7 @@ from functools import lru_cache
 import numpy as np
 import numpy.typing as npt
 
-from sarathi_sim.profiler.facts.roofline import attended, attended_within
+from sarathi_sim.profiler.facts.roofline import attended
 from sarathi_sim.profiler.physics.residual import Trees, fit_trees
 from sarathi_sim.simulator.loop.records import Floats
 
@@ -115,40 +115,11 @@ def _decode_features(batch: Floats, context: Floats) -> Floats:
     return np.stack(columns, axis=-1)
 
 
-def _prefill_with(window: int) -> Columns:
-    """The terms of prefill, and the pairs within a window."""
-
-    def terms(chunk: Floats, context: Floats) -> Floats:
-        pairs = attended_within(chunk, context, window)
-        return np.concatenate([_prefill_terms(chunk, context), pairs[..., None]], axis=-1)
-
-    return terms
+def prefill_surface(chunk: Floats, context: Floats, time_s: Floats) -> PhysicalSurface:
+    """Attention of one chunk, by its tokens and the tokens cached before it."""
+    return PhysicalSurface(chunk, context, time_s, Kind(_prefill_terms, _prefill_features))
 
 
-def _decode_with(window: int) -> Columns:
-    """The terms of decode, and those of contexts up to a window."""
-
-    def terms(batch: Floats, context: Floats) -> Floats:
-        near = _decode_terms(batch, np.minimum(context, window))[..., 2:]
-        return np.concatenate([_decode_terms(batch, context), near], axis=-1)
-
-    return terms
-
-
-def prefill_surface(
-    chunk: Floats, context: Floats, time_s: Floats, window: int = 0
-) -> PhysicalSurface:
-    """Attention of one chunk, by its tokens and the tokens cached before it.
-
-    Some of the layers have a ``window`` of so many tokens (0: none has).
-    """
-    terms = _prefill_with(window) if window else _prefill_terms
-    return PhysicalSurface(chunk, context, time_s, Kind(terms, _prefill_features))
-
-
-def decode_surface(
-    batch: Floats, context: Floats, time_s: Floats, window: int = 0
-) -> PhysicalSurface:
+def decode_surface(batch: Floats, context: Floats, time_s: Floats) -> PhysicalSurface:
     """Attention of a batch of decodes, by their number and mean context."""
-    terms = _decode_with(window) if window else _decode_terms
-    return PhysicalSurface(batch, context, time_s, Kind(terms, _decode_features))
+    return PhysicalSurface(batch, context, time_s, Kind(_decode_terms, _decode_features))

@@ -48,9 +48,6 @@ def make(tp: int = 2) -> Bundle:
         send_recv=pd.DataFrame(
             {"num_bytes": [8, 8], "scope": ["inter_node", "intra_node"], "time_us": [5.0, 2.0]}
         ),
-        attn_prefill_added=pd.DataFrame(
-            {"batch_size": [2, 2], "chunk_tokens": [1, 64], "time_us": [0.5, 0.75]}
-        ),
         attn_decode_skew=pd.DataFrame(
             [(4, 16, 20, 6.0), (4, 16, 64, 8.0)],
             columns=["batch_size", "context_tokens", "max_context_tokens", "time_us"],
@@ -364,7 +361,7 @@ def test_bundles_without_the_newer_tables_load_as_before(tmp_path: Path) -> None
     )  # fmt: skip
     write_bundle(old, tmp_path / "b")
     names = {path.name for path in (tmp_path / "b").iterdir()}
-    newer = ("attn_prefill_added", "attn_decode_skew", "mixed", "overhead")
+    newer = ("attn_decode_skew", "mixed", "overhead")
     assert not names & {f"{name}.csv" for name in newer}
     read = load_bundle(tmp_path / "b")
     for name in newer:

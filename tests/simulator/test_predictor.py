@@ -26,7 +26,7 @@ from sarathi_sim.simulator.op_times.iteration import HostTime, WholeLayer, count
 from sarathi_sim.simulator.op_times.linear import PiecewiseLinear
 from sarathi_sim.simulator.op_times.op_times import OpTimes, Together
 from sarathi_sim.simulator.op_times.predictor import BundlePredictor
-from sarathi_sim.simulator.op_times.regression import Stacked, bundle_times
+from sarathi_sim.simulator.op_times.regression import bundle_times
 from sarathi_sim.simulator.op_times.surface import Kind, PhysicalSurface, decode_surface
 from tests.sampled import profile_folder
 
@@ -269,12 +269,12 @@ def test_the_same_points_are_fitted_once_a_process(monkeypatch: pytest.MonkeyPat
 def test_a_batch_takes_what_an_iteration_costs(layer_time: str, skew: float) -> None:
     """The predictor's tables say what the one function of costs says, term by term."""
     _, ops = shipped("a100-80g-sxm", "gpt3-175b", 8)
-    each = (PiecewiseLinear([1.0, 512.0], [1e-7, time]) for time in (2e-5, 1e-5))
+    each = [PiecewiseLinear([1.0, 512.0], [1e-7, time]) for time in (2e-5, 1e-5)]
     changed = dataclasses.replace(
         ops,
         whole_layer=WholeLayer(scale=1.1, extra_s=2e-5, both=0.05, decode=0.1, both_s=1e-5),
         skew=skew,
-        together=Together(np.array([2.0, 4.0]), Stacked((*each,))),
+        together=Together(np.array([2.0, 4.0]), lambda n: np.array([time(n) for time in each])),
     )
     predict = BundlePredictor(
         changed, max_tokens=512, max_length=1024, max_batch=8, num_stages=8, layer_time=layer_time

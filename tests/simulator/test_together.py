@@ -9,18 +9,12 @@ import pytest
 from sarathi_sim.simulator.op_times.iteration import IterationCost
 from sarathi_sim.simulator.op_times.linear import PiecewiseLinear
 from sarathi_sim.simulator.op_times.op_times import OpTimes, Together, WholeLayer
-from sarathi_sim.simulator.op_times.regression import Stacked
 
 #: Calls of 1, 2 and 4 chunks: 100 tokens take 10, 12 and 20 s, 300 tokens 30, 60 and 120.
 ALONE = PiecewiseLinear([100.0, 300.0], [10.0, 30.0])
 CALLS = Together(
     np.array([2.0, 4.0]),
-    Stacked(
-        (
-            PiecewiseLinear([100.0, 300.0], [6.0, 30.0]),
-            PiecewiseLinear([100.0, 300.0], [5.0, 30.0]),
-        )
-    ),
+    lambda size: np.array([np.interp(size, [100, 300], [of_100, 30]) for of_100 in (6, 5)]),
 )
 
 
@@ -48,7 +42,7 @@ def test_a_chunk_takes_its_share_of_as_many_equal_ones(chunks: list[int], expect
 
 def test_a_batch_takes_no_less_than_its_longest_chunk() -> None:
     """Two of 100 tokens take less than one: noise of a table. And a call of many is no slower."""
-    calls = Together(np.array([2.0]), Stacked((PiecewiseLinear([100.0], [4.0]),)))
+    calls = Together(np.array([2.0]), lambda size: np.array([size / 25]))
     gain, launch = calls.saved(np.array([100.0]), np.array([10.0]))[0].T
     assert gain - launch / np.array([100, 200]) == pytest.approx([0, 5])
     assert calls.least_s(np.array([100.0]), np.array([10.0])) == pytest.approx([5])

@@ -11,7 +11,6 @@ from sarathi_sim.profiler.facts.device import load_device
 from sarathi_sim.profiler.facts.layer_kinds import Latent, Windows
 from sarathi_sim.profiler.facts.model import ModelSpec, load_model
 from sarathi_sim.profiler.facts.roofline import attended, attended_within
-from sarathi_sim.profiler.physics.shard_times import DeviceTimes
 from sarathi_sim.simulator.load.engine_memory import (
     Step,
     engine_memory,
@@ -19,7 +18,6 @@ from sarathi_sim.simulator.load.engine_memory import (
     kv_capacity_tokens,
     stage_weight_bytes,
 )
-from sarathi_sim.simulator.op_times.regression import bundle_times
 from tests.sampled import device_bundle
 
 LLAMA = load_model("llama-3-8b")
@@ -50,15 +48,6 @@ def test_attention_of_a_mean_layer() -> None:
                for m in (LLAMA, WINDOWED)]  # fmt: skip
     ratio = prompts[1]["time_us"].item() / prompts[0]["time_us"].item()
     assert 0.25 + 0.75 * 512 / 3072 < ratio < 0.75  # pairs alone, and no less
-
-
-def test_the_regression_knows_the_window() -> None:
-    """Between the points of the bundle, and beyond: a layer's mean, the device model's."""
-    times = DeviceTimes("a100-80g-sxm", WINDOWED, 1)
-    fitted = bundle_times(device_bundle("a100-80g-sxm", WINDOWED, 1))
-    for batch, context in ((8.0, 300.0), (64.0, 2000.0), (64.0, 7000.0), (64.0, 16000.0)):
-        expected = times.decode(np.array([batch]), np.array([context]))
-        assert 1e6 * float(fitted.decode(batch, context)) == pytest.approx(expected[0], rel=0.12)
 
 
 def test_what_the_cache_keeps() -> None:
