@@ -193,7 +193,8 @@ def calibrate(
         _calibrate_stack(device, stack, None if report else public_datasets(datasets), write)
         return
     if report:
-        _print_errors(fitting.report_from_yaml(device), fitting.structure_from_yaml(device))
+        for name, fitted in fitting.fitted_devices(device).items():
+            _print_errors(name, fitting.report(name, fitted), fitting.structure(name, fitted))
         return
     folder = public_datasets(datasets)
     _, stderr = consoles()
@@ -201,7 +202,8 @@ def calibrate(
         result = fitting.calibrate(
             name, folder, lambda step: stderr.print(step, style="dim", highlight=False)
         )
-        _print_errors(result.report(), result.structure())
+        errors = fitting.report(name, result.fitted), fitting.structure(name, result.fitted)
+        _print_errors(name, *errors)
         if write:
             for path in result.write():
                 typer.echo(f"written: {path}")
@@ -239,14 +241,12 @@ _HEADINGS = {
 }
 
 
-def _print_errors(report: pd.DataFrame, structure: pd.DataFrame) -> None:
+def _print_errors(device: str, report: pd.DataFrame, structure: pd.DataFrame) -> None:
     # The sources take a paragraph each: see the device file and data/README.md.
-    for device, errors in report.groupby("device", sort=False):
-        typer.echo(f"{device}: error of predicted times on rows held out of the fit, in percent")
-        _print_frame(errors.drop(columns=["device", "source"]).rename(columns=_HEADINGS))
-        typer.echo(f"{device}: by range, at tile edges, and on other sources' rows")
-        where = structure[structure["device"] == device]
-        _print_frame(where.drop(columns="device").rename(columns=_HEADINGS))
+    typer.echo(f"{device}: error of predicted times on rows held out of the fit, in percent")
+    _print_frame(report.drop(columns=["device", "source"]).rename(columns=_HEADINGS))
+    typer.echo(f"{device}: by range, at tile edges, and on other sources' rows")
+    _print_frame(structure.drop(columns="device").rename(columns=_HEADINGS))
 
 
 def _print_frame(frame: pd.DataFrame) -> None:

@@ -15,8 +15,7 @@ from sarathi_sim.profiler.bundle.schema import Bundle, BundleError
 from sarathi_sim.profiler.facts.device import DeviceSpec
 from sarathi_sim.profiler.facts.model import ModelSpec
 from sarathi_sim.profiler.importers.assemble import Part, Publication, assemble
-from sarathi_sim.profiler.importers.head_counts import attention_part, with_context
-from sarathi_sim.profiler.importers.shapes import ShapePool
+from sarathi_sim.profiler.importers.shapes import ShapePool, attention_part, with_context
 from sarathi_sim.profiler.physics.shard_times import DeviceModel
 from sarathi_sim.profiler.physics.studies import AIC
 from sarathi_sim.profiler.public import frames as data

@@ -20,8 +20,7 @@ from sarathi_sim.profiler.facts.device import DeviceSpec, list_devices
 from sarathi_sim.profiler.facts.model import ModelSpec
 from sarathi_sim.profiler.facts.ops import DECODE, LAYER_OPS, OPS, PREFILL
 from sarathi_sim.profiler.importers.assemble import Kind, Part, Publication, assemble
-from sarathi_sim.profiler.importers.head_counts import attention_part
-from sarathi_sim.profiler.importers.shapes import ShapePool
+from sarathi_sim.profiler.importers.shapes import ShapePool, attention_part
 from sarathi_sim.profiler.physics.shard_times import DeviceModel, rounded_us
 from sarathi_sim.profiler.physics.studies import LLMSERVINGSIM, Origin
 from sarathi_sim.profiler.public import frames as data

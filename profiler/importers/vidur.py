@@ -22,8 +22,7 @@ from sarathi_sim.profiler.importers.assemble import (
     half_octaves,
     listed,
 )
-from sarathi_sim.profiler.importers.head_counts import attention_part
-from sarathi_sim.profiler.importers.shapes import ShapePool
+from sarathi_sim.profiler.importers.shapes import ShapePool, attention_part
 from sarathi_sim.profiler.physics.shard_times import DeviceModel
 from sarathi_sim.profiler.physics.studies import VIDUR
 from sarathi_sim.profiler.public import vidur_frames as vidur

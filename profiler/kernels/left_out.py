@@ -25,11 +25,10 @@ from sarathi_sim.profiler.kernels.gemm_lattice import (
     rising,
     through,
 )
-from sarathi_sim.profiler.kernels.moe_surface import MoeTable, between_knots, fit_moe, groups
+from sarathi_sim.profiler.kernels.moe_surface import MoeTable, Rates, between_knots, fit_moe, groups
 from sarathi_sim.profiler.kernels.reduce_curves import fit_reduce
 from sarathi_sim.profiler.kernels.stack_file import KernelFit, LeftOut, StoredSurface
 from sarathi_sim.profiler.physics.hold_out import Rows, median_p95_worst
-from sarathi_sim.profiler.physics.moe_expected import Rates
 from sarathi_sim.profiler.physics.prompt_law import NEAR_CALLS, PromptLaw
 
 #: Log errors against the cleaned rows, and against the rows as they were measured.

@@ -31,9 +31,12 @@ from sarathi_sim.profiler.kernels import left_out
 from sarathi_sim.profiler.kernels.left_out import Errors, Fitted, record
 from sarathi_sim.profiler.kernels.moe_surface import (
     MoeSurface,
+    Rates,
     choose_tokens,
     fit_moe,
     moe_table,
+    moved_bytes,
+    rates_of,
 )
 from sarathi_sim.profiler.kernels.reduce_curves import SEND_LATENCY_US, ReduceCurve, sent_us
 from sarathi_sim.profiler.kernels.stack_file import (
@@ -44,7 +47,6 @@ from sarathi_sim.profiler.kernels.stack_file import (
     stacks_on,
     stored,
 )
-from sarathi_sim.profiler.physics.moe_expected import Rates, moved_bytes, rates_of
 from sarathi_sim.profiler.physics.shard_times import DOUBT
 from sarathi_sim.profiler.public import kernel_tables as tables
 

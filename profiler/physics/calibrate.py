@@ -18,7 +18,6 @@ import numpy as np
 import pandas as pd
 
 from sarathi_sim.profiler.facts.device import (
-    DeviceSpec,
     ErrorStats,
     FittedOp,
     list_devices,
@@ -44,14 +43,6 @@ class CalibrationResult:
     device: str
     fitted: dict[str, FittedOp]
     residuals: Arrays
-
-    def report(self) -> pd.DataFrame:
-        """One row an op: rows, held-out median, p95, worst, and the same for the roofline alone."""
-        return _report(self.device, self.fitted)
-
-    def structure(self) -> pd.DataFrame:
-        """Held-out errors by ranges of the inputs, tile edges, and rows of other sources."""
-        return _structure(self.device, self.fitted)
 
     def write(self, folder: Path | None = None) -> list[Path]:
         """Write ``<device>.yaml`` (below its marker) and ``<device>.npz``; returns both paths.
@@ -147,27 +138,16 @@ def _again(study: Study) -> dict[str, ErrorStats]:
     return {study.again.name: errors(scores)}
 
 
-def report_from_yaml(device: str | None = None) -> pd.DataFrame:
-    """The errors stored in the device files, of one device or all fitted; needs no datasets."""
-    return pd.concat([_report(d.name, d.fitted or {}) for d in _fitted(device)], ignore_index=True)
-
-
-def structure_from_yaml(device: str | None = None) -> pd.DataFrame:
-    """The stored errors by ranges of the inputs; needs no datasets."""
-    parts = [_structure(d.name, d.fitted or {}) for d in _fitted(device)]
-    return pd.concat(parts, ignore_index=True)
-
-
-def _fitted(device: str | None) -> list[DeviceSpec]:
+def fitted_devices(device: str | None) -> dict[str, dict[str, FittedOp]]:
+    """What the device files store, of one device or all fitted; needs no datasets."""
     if device is not None:
-        spec = load_device(device)
-        if spec.fitted is None:
-            spec.op("gemm")  # raises, saying which devices are fitted
-        return [spec]
-    return [d for d in map(load_device, list_devices()) if d.fitted is not None]
+        load_device(device).op("gemm")  # raises, saying which devices are fitted
+    specs = map(load_device, [device] if device else list_devices())
+    return {spec.name: spec.fitted for spec in specs if spec.fitted is not None}
 
 
-def _report(device: str, fitted: dict[str, FittedOp]) -> pd.DataFrame:
+def report(device: str, fitted: dict[str, FittedOp]) -> pd.DataFrame:
+    """One row an op: rows, held-out median, p95, worst, and the same for the roofline alone."""
     rows = []
     for op, fit in fitted.items():
         row: dict[str, object] = {"device": device, "op": op, "rows": fit.rows}
@@ -177,7 +157,8 @@ def _report(device: str, fitted: dict[str, FittedOp]) -> pd.DataFrame:
     return pd.DataFrame(rows)
 
 
-def _structure(device: str, fitted: dict[str, FittedOp]) -> pd.DataFrame:
+def structure(device: str, fitted: dict[str, FittedOp]) -> pd.DataFrame:
+    """Held-out errors by ranges of the inputs, tile edges, and rows of other sources."""
     rows = []
     for op, fit in fitted.items():
         for kind, table in (("held out", fit.structure), ("other source", fit.checks)):

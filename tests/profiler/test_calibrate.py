@@ -17,8 +17,9 @@ from sarathi_sim.profiler.facts.roofline import gemm_us
 from sarathi_sim.profiler.physics.calibrate import (
     CalibrationResult,
     calibrate,
-    report_from_yaml,
-    structure_from_yaml,
+    fitted_devices,
+    report,
+    structure,
 )
 from sarathi_sim.profiler.physics.fit import columns_of, errors, fit_op, held_out
 from sarathi_sim.profiler.physics.forms import GEMM, LINK
@@ -93,7 +94,7 @@ def test_calibration_finds_the_constants_and_reports_the_errors_of_what_it_did_n
 ) -> None:
     rows = gemm_rows(quirk=0.3)
     result = calibrated(monkeypatch, tmp_path, rows)
-    report = result.report().set_index(["device", "op"]).loc[("a6000", "gemm")]
+    errors = report("a6000", result.fitted).set_index("op").loc["gemm"]
     # The same by hand: each half is predicted by a fit of the other.
     form = replace(GEMM, choices=[{"tile_m": 128.0, "tile_n": 128.0}], iterations=60)
     half = fold_of(rows[["n", "k"]], 2)
@@ -105,12 +106,12 @@ def test_calibration_finds_the_constants_and_reports_the_errors_of_what_it_did_n
             ratio = predict(columns_of(unseen)) / unseen["time_us"].to_numpy()
             found[half == fold] = 100 * np.abs(ratio - 1)
     for name, found in (("", miss), ("roofline_", physics_miss)):
-        assert report[f"{name}median_pct"] == pytest.approx(np.quantile(found, 0.5), abs=0.006)
-        assert report[f"{name}p95_pct"] == pytest.approx(np.quantile(found, 0.95), abs=0.006)
-        assert report[f"{name}worst_pct"] == pytest.approx(found.max(), abs=0.006)
-    assert report["rows"] == len(rows)
+        assert errors[f"{name}median_pct"] == pytest.approx(np.quantile(found, 0.5), abs=0.006)
+        assert errors[f"{name}p95_pct"] == pytest.approx(np.quantile(found, 0.95), abs=0.006)
+        assert errors[f"{name}worst_pct"] == pytest.approx(found.max(), abs=0.006)
+    assert errors["rows"] == len(rows)
     # The bins part the rows, and a check of other rows is scored by the final fit.
-    where = result.structure().set_index("where")
+    where = structure("a6000", result.fitted).set_index("where")
     for name, some in (("0 < m <= 128", rows["m"] <= 128), ("128 < m <= 4096", rows["m"] > 128)):
         stated = where.loc[name, "median_pct"]
         assert stated == pytest.approx(np.quantile(miss[some], 0.5), abs=0.006)
@@ -123,28 +124,29 @@ def test_constants_are_those_that_made_the_times(
     result = calibrated(monkeypatch, tmp_path, gemm_rows(quirk=0.0))
     constants = result.fitted["gemm"].constants
     assert {n: constants[n] for n in TRUE} == pytest.approx(TRUE, rel=0.02)
-    assert result.report()["roofline_p95_pct"].item() < 0.5
+    assert report("a6000", result.fitted)["roofline_p95_pct"].item() < 0.5
 
 
 def test_the_residual_learns_what_the_physics_lacks(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    row = calibrated(monkeypatch, tmp_path, gemm_rows(quirk=0.3)).report().iloc[0]
+    fitted = calibrated(monkeypatch, tmp_path, gemm_rows(quirk=0.3)).fitted
+    row = report("a6000", fitted).iloc[0]
     assert row["roofline_p95_pct"] > 15
     assert row["p95_pct"] < 0.5 * row["roofline_p95_pct"]
 
 
 def test_the_stored_report_covers_every_op() -> None:
-    report = report_from_yaml().set_index("device")
-    for device in STUDIES:
-        fitted = load_device(device).fitted
-        assert fitted is not None
+    assert {*fitted_devices(None)} == {*STUDIES}
+    for device, fitted in fitted_devices(None).items():
         assert all(fit.origin and fit.licence and fit.date and fit.rows for fit in fitted.values())
-        assert report.loc[device, "op"].tolist() == list(fitted)
+        assert report(device, fitted)["op"].tolist() == list(fitted)
 
 
 def test_structure_tells_tile_edges_apart() -> None:
-    where = structure_from_yaml("a100-80g-sxm").query("op == 'gemm'")["where"]
+    where = structure("a100-80g-sxm", fitted_devices("a100-80g-sxm")["a100-80g-sxm"]).query(
+        "op == 'gemm'"
+    )["where"]
     assert any("end of a tile" in w for w in where) and any("new tile" in w for w in where)
 
 
@@ -152,7 +154,7 @@ def test_devices_without_measurements_are_refused(tmp_path: Path) -> None:
     with pytest.raises(SpecError, match=r"h200-sxm' has no public measurements.*allowed: a100"):
         calibrate("h200-sxm", tmp_path)
     with pytest.raises(SpecError, match="specifications only"):
-        report_from_yaml("h200-sxm")
+        fitted_devices("h200-sxm")
 
 
 def test_public_datasets_are_named_by_flag_or_environment(
@@ -204,11 +206,13 @@ def test_leaving_groups_out_fits_to_all_others_and_scores_what_counts() -> None:
 @needs_datasets
 def test_a6000_calibration_is_what_the_device_file_records(tmp_path: Path) -> None:
     seen: list[str] = []
-    stored = report_from_yaml("a6000")
+    stored = report("a6000", fitted_devices("a6000")["a6000"])
     result = calibrate("a6000", public_datasets(), progress=seen.append, date="2025-01-01")
     assert len(seen) == len(stored)
     for column in ("median_pct", "p95_pct", "roofline_median_pct"):
-        np.testing.assert_allclose(result.report()[column], stored[column], rtol=0.15, atol=0.3)
+        np.testing.assert_allclose(
+            report("a6000", result.fitted)[column], stored[column], rtol=0.15, atol=0.3
+        )
     first = [path.read_bytes() for path in result.write(tmp_path)]
     assert first == [path.read_bytes() for path in result.write(tmp_path)]
     assert load_device(tmp_path / "a6000.yaml").fitted == result.fitted

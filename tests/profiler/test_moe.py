@@ -17,25 +17,23 @@ from sarathi_sim.profiler.facts.model import load_model
 from sarathi_sim.profiler.facts.ops import ALL_TO_ALL, MOE
 from sarathi_sim.profiler.kernels import left_out
 from sarathi_sim.profiler.kernels.moe_surface import (
+    SHAPE,
     MoeSurface,
     MoeTable,
+    Rates,
     choose_tokens,
+    expected_us,
+    factors,
     fit_moe,
     groups,
     moe_table,
+    parts_us,
 )
 from sarathi_sim.profiler.kernels.own_ops import expert_tables, fit_experts
 from sarathi_sim.profiler.kernels.reduce_curves import ReduceCurve
 from sarathi_sim.profiler.kernels.stack_file import load_stack
 from sarathi_sim.profiler.kernels.stack_fit import fit_stack
 from sarathi_sim.profiler.kernels.stack_times import StackTimes
-from sarathi_sim.profiler.physics.moe_expected import (
-    SHAPE,
-    Rates,
-    expected_us,
-    factors,
-    parts_us,
-)
 from sarathi_sim.profiler.physics.shard_times import DOUBT
 from sarathi_sim.profiler.public import kernel_tables
 from sarathi_sim.profiler.storage.files import public_datasets
