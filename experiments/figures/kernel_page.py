@@ -41,8 +41,10 @@ def tables(specs: Sequence[StackSpec]) -> str:
             ("classes", ("left out", "tables", "aim", "tables that meet it",
                          "median of their medians, of their p95", "covered by the band"),
              _classes(specs)),
-            ("gemm", (where, "weights", *fit, "shapes", "shapes, raw", "beyond"), _gemms(specs)),
-            ("experts", (where, "experts", *fit, "shapes", "alone"), _experts(specs)),
+            ("gemm", (where, "weights", *fit, "shapes", "shapes, raw", "beyond"),
+             _each(specs, "gemm", ("between", "shapes", "shapes,raw", "beyond"))),
+            ("experts", (where, "experts", *fit, "shapes", "alone"),
+             _each(specs, MOE, ("between", "shapes", "beyond"), "power_law_1.2")),
             ("attention", (where, "chunk sizes", "heads, prefill", "several prompts",
                            "batch or context", "heads, decode", "messages, most GPUs"),
              _attention(specs)),
@@ -63,22 +65,15 @@ def _classes(specs: Sequence[StackSpec]) -> Rows:
         yield one.group, str(one.scores), aim, met, f"{one.median:.1f} / {one.p95:.1f}", covered
 
 
-def _gemms(specs: Sequence[StackSpec]) -> Rows:
+def _each(specs: Sequence[StackSpec], family: str, kinds: Sequence[str], spread: str = "") -> Rows:
+    """Every table of a family (of one spread of tokens), and its errors by these kinds."""
     for spec in specs:
-        for dtype in _measured(spec, "gemm"):
-            fit = spec.kernels[f"gemm.{dtype}"]
-            cells = [_error(fit, kind) for kind in ("between", "shapes")]
-            yield (_source(spec, fit), dtype, *_rows(fit), *cells,
-                   _error(fit, "shapes", raw=True), _error(fit, "beyond"))  # fmt: skip
-
-
-def _experts(specs: Sequence[StackSpec]) -> Rows:
-    for spec in specs:
-        for name in _measured(spec, MOE):
-            fit, (dtype, _, spread) = spec.kernels[f"{MOE}.{name}"], name.partition(".")
-            if spread == "power_law_1.2":
-                cells = (_error(fit, kind) for kind in ("between", "shapes", "beyond"))
-                yield _source(spec, fit), dtype, *_rows(fit), *cells
+        for table, fit in spec.kernels.items():
+            of, _, name = table.partition(".")
+            dtype, _, tail = name.partition(".")
+            if (of, tail) == (family, spread):
+                errors = (_error(fit, *kind.partition(",")[::2]) for kind in kinds)
+                yield f"{spec.device}, {spec.stack} {fit.version}", dtype, *_rows(fit), *errors
 
 
 def _attention(specs: Sequence[StackSpec]) -> Rows:
@@ -92,7 +87,7 @@ def _attention(specs: Sequence[StackSpec]) -> Rows:
             if name.startswith("graph.")
         )
         last = spec.kernels.get(f"{ALL_REDUCE}.{reduces[-1][1]}") if reduces else None
-        source = _source(spec, spec.kernels["decode.bf16.128"])
+        source = f"{spec.device}, {spec.stack} {spec.kernels['decode.bf16.128'].version}"
         yield source, *cells, _error(last, "sizes")
 
 
@@ -101,7 +96,9 @@ def _latent(specs: Sequence[StackSpec]) -> Rows:
         prompts, decodes = (spec.kernels.get(f"{f}.bf16.mla") for f in ("prefill", "decode"))
         if prompts is not None and decodes is not None:
             version, _, of_block = decodes.version.partition(" ")
-            errors = (_error(fit, k, 0) for fit in (prompts, decodes) for k in ("sizes", "heads"))
+            errors = (
+                _error(fit, k, digits=0) for fit in (prompts, decodes) for k in ("sizes", "heads")
+            )
             yield (f"{spec.device}, {spec.stack}", version + (" (block)" if of_block else ""),
                    f"{prompts.rows + decodes.rows:,}", *errors)  # fmt: skip
 
@@ -119,21 +116,12 @@ def _windows(specs: Sequence[StackSpec]) -> Rows:
             yield called, str(head_dim), f"{window:,}", str(len(fits)), *cells
 
 
-def _measured(spec: StackSpec, family: str) -> list[str]:
-    start = f"{family}."
-    return [name.removeprefix(start) for name in spec.kernels if name.startswith(start)]
-
-
-def _source(spec: StackSpec, fit: KernelFit) -> str:
-    return f"{spec.device}, {spec.stack} {fit.version}"
-
-
 def _rows(fit: KernelFit) -> tuple[str, str]:
     return f"{fit.rows:,}", f"{fit.repaired_pct:.0f}, {fit.repaired_far_pct:.1f}"
 
 
-def _error(fit: KernelFit | None, kind: str, digits: int = 1, raw: bool = False) -> str:
-    """Median / 95th percentile, the latter with so many digits."""
+def _error(fit: KernelFit | None, kind: str, raw: str = "", digits: int = 1) -> str:
+    """Median / 95th percentile, the latter with so many digits; ``raw``: of the measured rows."""
     if fit is None or (left := fit.left_out.get(kind)) is None:
         return "-"
     middle, far = left.median_pct, left.p95_pct

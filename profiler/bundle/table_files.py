@@ -8,7 +8,13 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from sarathi_sim.profiler.bundle.csv_cells import numbers, read_cells, refuse, whole_numbers
+from sarathi_sim.profiler.bundle.csv_cells import (
+    check_end,
+    numbers,
+    read_cells,
+    refuse,
+    whole_numbers,
+)
 from sarathi_sim.profiler.bundle.tables import (
     LONGEST_US,
     REAL,
@@ -60,11 +66,8 @@ def read_table(path: Path, table: Table) -> pd.DataFrame:
 
 
 def _read_text_cells(path: Path) -> pd.DataFrame:
-    lines = read_bounded(path, LARGEST_DATA).split(b"\n")
-    if lines[-1]:  # as we write them; a number that was cut short is another one
-        problem = "is truncated: the file does not end with a newline"
-        raise BundleError(f"{path}: row {len(lines)} {problem}")
-    for number, line in enumerate(lines, start=1):
+    check_end(path)  # as we write them
+    for number, line in enumerate(read_bounded(path, LARGEST_DATA).split(b"\n"), start=1):
         if line.count(b'"') % 2:  # no cell has more than one line
             raise BundleError(f"{path}: row {number} is truncated: a quoted cell does not end")
     return read_cells(path, dtype=str, keep_default_na=False)

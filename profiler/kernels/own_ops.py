@@ -46,6 +46,7 @@ from sarathi_sim.profiler.kernels.stack_file import (
     load_stack,
     stacks_on,
     stored,
+    tables_beside,
 )
 from sarathi_sim.profiler.physics.shard_times import DOUBT
 from sarathi_sim.profiler.public import kernel_tables as tables
@@ -178,10 +179,7 @@ class ExpertTimes:
         table = f"{MOE}.{experts_name(self.kernels)}"
         found = {self.kernels.stack: self._stored(table)}
         if (self.kernels.stack, self.kernels.experts_in, self.device.name) in _TUNED:
-            for stack in stacks_on(self.device.name):
-                spec, arrays = load_stack(self.device.name, stack)
-                if table in spec.kernels:
-                    found.setdefault(stack, stored(arrays, table))
+            found |= tables_beside(self.device.name, self.kernels.stack, table)
         surfaces = {str(stack): MoeSurface.from_arrays(arrays) for stack, arrays in found.items()}
         return self._shared(table) or surfaces
 

@@ -197,6 +197,13 @@ def load_stack(device: str, stack: str) -> tuple[StackSpec, Arrays]:
     return spec, _Unpacked(files[1].read_bytes())
 
 
+def tables_beside(device: str, stack: str, table: str) -> dict[Stack, Arrays]:
+    """The other stacks' tables of this name on a device: where a stack chooses among kernels."""
+    others = (other for other in stacks_on(device) if other != stack)
+    found = {other: stored(load_stack(device, other)[1], table) for other in others}
+    return {other: arrays for other, arrays in found.items() if arrays}
+
+
 def stack_sha256(device: str, stack: str) -> str:
     """Hash of a stack's files."""
     return files_sha256(stack_files(device, stack))

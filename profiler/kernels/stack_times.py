@@ -38,9 +38,9 @@ from sarathi_sim.profiler.kernels.stack_file import (
     StackSpec,
     load_stack,
     stack_sha256,
-    stacks_on,
     stored,
     surfaces_sha256,
+    tables_beside,
 )
 from sarathi_sim.profiler.physics.shard_times import Provenance, identity
 
@@ -300,12 +300,8 @@ class StackTimes:
     @cached_property
     def _others(self) -> dict[str, GemmLattice]:
         """The other stacks' GEMMs of this dtype on this device."""
-        table, found = f"gemm.{self.kernels.dtype}", dict[str, GemmLattice]()
-        for stack in stacks_on(self.device.name):
-            arrays = load_stack(self.device.name, stack)[1] if stack != self.kernels.stack else {}
-            if mine := stored(arrays, table):
-                found[stack] = GemmLattice.from_arrays(mine)
-        return found
+        found = tables_beside(self.device.name, self.kernels.stack, f"gemm.{self.kernels.dtype}")
+        return {stack: GemmLattice.from_arrays(arrays) for stack, arrays in found.items()}
 
     @cached_property
     def _reduces(self) -> set[str]:
