@@ -27,7 +27,7 @@ from sarathi_sim.profiler.public import vidur_frames as vidur
 from sarathi_sim.simulator.confidence.bands import scored
 from sarathi_sim.simulator.confidence.held_out import OpTable, far_gemm, linear_fit, surface_fit
 from sarathi_sim.simulator.loop.records import Floats, Ints
-from sarathi_sim.simulator.op_times.surface import coordinates, decode_surface, prefill_surface
+from sarathi_sim.simulator.op_times.regression import coordinates, decode_surface, prefill_surface
 
 LAYER_SHAPES = {(4096, 4096): 2, (1024, 4096): 2, (14336, 4096): 2, (4096, 14336): 1}
 """Llama-3.1-8B's GEMMs as they were measured, unfused, and how many of each a layer has."""

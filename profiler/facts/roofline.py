@@ -10,7 +10,7 @@ the curves through a bundle's points (``simulator/op_times``). How that becomes 
 for GEMMs, :func:`gemm_time_us`. For attention it is two, as there are two models. A device model
 knows heads, SMs and rates, and its constants serve all shapes: a soft maximum of compute, memory
 and the walk over the keys. A bundle holds one shape on an unknown device, in a hundred points; its
-times are a non-negative sum of terms (``surface.py``), whose few coefficients such points
+times are a non-negative sum of terms (``regression.py``), whose few coefficients such points
 determine. Either in the place of the other would give other times.
 """
 

@@ -17,7 +17,7 @@ from sarathi_sim.simulator.confidence.held_out import (
     residuals,
 )
 from sarathi_sim.simulator.loop.records import Floats
-from sarathi_sim.simulator.op_times.surface import coordinates
+from sarathi_sim.simulator.op_times.regression import coordinates
 
 LEVEL = 0.9
 FEWEST = 8

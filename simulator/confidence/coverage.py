@@ -10,7 +10,7 @@ from sarathi_sim.profiler.facts.ops import op_of
 from sarathi_sim.simulator.confidence.held_out import OpTable
 from sarathi_sim.simulator.loop.records import Floats
 from sarathi_sim.simulator.op_times.breakdown import OpUse, distinct_sizes
-from sarathi_sim.simulator.op_times.surface import coordinates
+from sarathi_sim.simulator.op_times.regression import coordinates
 
 SLACK = 1e-9
 
@@ -19,7 +19,7 @@ class MeasuredRegion:
     """The region that measured points span.
 
     Over one size this is the range. Over two it is the convex hull in the regression's coordinates
-    (:func:`~sarathi_sim.simulator.op_times.surface.coordinates`), outside of which the regression
+    (:func:`~sarathi_sim.simulator.op_times.regression.coordinates`), outside of which it
     extrapolates.
     """
 

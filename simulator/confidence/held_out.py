@@ -38,10 +38,14 @@ from sarathi_sim.profiler.physics.hold_out import (
     median_p95_worst,
 )
 from sarathi_sim.simulator.loop.records import Floats
-from sarathi_sim.simulator.op_times.linear import PiecewiseLinear
 from sarathi_sim.simulator.op_times.op_times import OpTimes
-from sarathi_sim.simulator.op_times.regression import Gemms, pooled_roofline
-from sarathi_sim.simulator.op_times.surface import decode_surface, prefill_surface
+from sarathi_sim.simulator.op_times.regression import (
+    Gemms,
+    PiecewiseLinear,
+    decode_surface,
+    pooled_roofline,
+    prefill_surface,
+)
 
 Model = Callable[[Floats], Floats]
 Fit = Callable[[Floats, Floats], Model]

@@ -55,7 +55,6 @@ def small_sizes(page: str, monkeypatch: pytest.MonkeyPatch) -> None:
     if page not in WHOLE:
         monkeypatch.setattr(loading, "read_mapping", smaller)
     for name, size in {
-        "sarathi_sim.simulator.op_times.surface.TREES": 20,
         "sarathi_sim.simulator.op_times.regression.TREES": 20,
         "sarathi_sim.simulator.confidence.held_out.FOLDS": 2,
         "sarathi_sim.simulator.confidence.bands.FOLDS": 2,

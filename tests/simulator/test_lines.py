@@ -9,8 +9,7 @@ from scipy.spatial import ConvexHull
 from sarathi_sim.profiler.facts.ops import GemmShape
 from sarathi_sim.profiler.facts.roofline import gemm_us
 from sarathi_sim.simulator.confidence.coverage import SLACK, MeasuredRegion
-from sarathi_sim.simulator.op_times.linear import PiecewiseLinear, PooledRoofline
-from sarathi_sim.simulator.op_times.surface import coordinates
+from sarathi_sim.simulator.op_times.regression import PiecewiseLinear, PooledRoofline, coordinates
 
 SHAPES = (GemmShape(4096, 1024), GemmShape(1024, 4096), GemmShape(8192, 1024))
 TRUE = np.array([5.0, 1.5e8, 0.6e6, 2.0, 0.5])

@@ -21,13 +21,17 @@ from sarathi_sim.profiler.bundle.schema import (
 from sarathi_sim.profiler.facts.model import load_model
 from sarathi_sim.profiler.physics.residual import Trees, fit_trees
 from sarathi_sim.simulator.loop.quantum import QUANTUM_S
-from sarathi_sim.simulator.op_times import surface
+from sarathi_sim.simulator.op_times import regression
 from sarathi_sim.simulator.op_times.iteration import HostTime, WholeLayer, counted_context
-from sarathi_sim.simulator.op_times.linear import PiecewiseLinear
 from sarathi_sim.simulator.op_times.op_times import OpTimes, Together
 from sarathi_sim.simulator.op_times.predictor import BundlePredictor
-from sarathi_sim.simulator.op_times.regression import bundle_times
-from sarathi_sim.simulator.op_times.surface import Kind, PhysicalSurface, decode_surface
+from sarathi_sim.simulator.op_times.regression import (
+    Kind,
+    PhysicalSurface,
+    PiecewiseLinear,
+    bundle_times,
+    decode_surface,
+)
 from tests.sampled import profile_folder
 
 GPT3 = load_model("gpt3-175b")
@@ -256,10 +260,10 @@ def test_the_same_points_are_fitted_once_a_process(monkeypatch: pytest.MonkeyPat
         fitted.append(trees)
         return fit_trees(features, left, trees, leaves)
 
-    monkeypatch.setattr(surface, "fit_trees", fit)
+    monkeypatch.setattr(regression, "fit_trees", fit)
     size = np.arange(1.0, 41)
     for time, trees in ((size + 0.5, 3), (size + 0.5, 3), (size + 0.25, 3), (size + 0.5, 4)):
-        monkeypatch.setattr(surface, "TREES", trees)
+        monkeypatch.setattr(regression, "TREES", trees)
         decode_surface(size, 8 * size, time)
     assert fitted == [3, 3, 4]
 

@@ -21,8 +21,7 @@ from sarathi_sim.simulator.loop.simulation import simulate
 from sarathi_sim.simulator.op_times.breakdown import OpUse, breakdown, whole_layer
 from sarathi_sim.simulator.op_times.op_times import OpTimes
 from sarathi_sim.simulator.op_times.predictor import BundlePredictor
-from sarathi_sim.simulator.op_times.regression import bundle_times
-from sarathi_sim.simulator.op_times.surface import decode_surface
+from sarathi_sim.simulator.op_times.regression import bundle_times, decode_surface
 from sarathi_sim.simulator.views.metrics import Analysis
 from tests.simulator.test_predictor import simple_bundle
 

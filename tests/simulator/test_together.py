@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 
 from sarathi_sim.simulator.op_times.iteration import IterationCost
-from sarathi_sim.simulator.op_times.linear import PiecewiseLinear
 from sarathi_sim.simulator.op_times.op_times import OpTimes, Together, WholeLayer
+from sarathi_sim.simulator.op_times.regression import PiecewiseLinear
 
 #: Calls of 1, 2 and 4 chunks: 100 tokens take 10, 12 and 20 s, 300 tokens 30, 60 and 120.
 ALONE = PiecewiseLinear([100.0, 300.0], [10.0, 30.0])
