@@ -9,7 +9,7 @@ that were used longest ago.
 
 from __future__ import annotations
 
-from collections.abc import Hashable
+from collections.abc import Callable, Hashable
 from dataclasses import dataclass, field
 from heapq import heapify, heappop, heappush
 
@@ -25,6 +25,7 @@ class Node:
     """Pages ``start`` to ``end`` of every sequence that agrees with ``key`` so far.
 
     ``locks`` is the number of running sequences that begin with it, ``used`` grows with every use.
+    ``numbers`` are those of the pages, in a real engine.
     """
 
     parent: Node | None
@@ -34,6 +35,7 @@ class Node:
     locks: int = 0
     used: int = 0
     children: dict[Hashable, Node] = field(default_factory=dict)
+    numbers: list[int] = field(default_factory=list)
 
 
 class RadixBlocks(Blocks):
@@ -142,36 +144,32 @@ class RadixBlocks(Blocks):
 
     def _match(self, sequence: Sequence, pages: int) -> Node:
         """The node that the sequence's first pages end with, as far as they are cached."""
-        node = self._root
         if sequence.order < 0 and sequence.shared_tokens < self.block_size:
-            return node  # it never ran, and shares no page
-        while node.end < pages:
-            child = self._child(node, sequence)
-            if child is None:
-                break
-            until = min(self._common(sequence, child), pages)
-            if until < child.end:
-                node = self._split(child, until)
-                break
-            node = child
+            return self._root  # it never ran, and shares no page
+        node = self._walk(sequence, pages)
         for each in reversed(path(node)):
             self._use(each)
         return node
 
     def _insert(self, sequence: Sequence, pages: int) -> tuple[Node, int]:
         """The node that the sequence's first pages end with, and how many of them were there."""
+        node = self._walk(sequence, pages, self._use)
+        matched = node.end
+        return node if matched == pages else self._grown(node, sequence, pages), matched
+
+    def _walk(
+        self, sequence: Sequence, pages: int, seen: Callable[[Node], None] = lambda node: None
+    ) -> Node:
+        """As far as the sequence's first pages are in the tree; the last node is split there."""
         node = self._root
         while node.end < pages:
-            child = self._child(node, sequence)
+            child = node.children.get(sequence.content(node.end, self.block_size))
             if child is None:
                 break
-            self._use(child)
+            seen(child)
             until = min(self._common(sequence, child), pages)
             node = self._split(child, until) if until < child.end else child
-        matched = node.end
-        if matched < pages:
-            node = self._grown(node, sequence, pages)
-        return node, matched
+        return node
 
     def _grown(self, parent: Node, sequence: Sequence, pages: int) -> Node:
         node = Node(parent, sequence, parent.end, pages)
@@ -190,13 +188,12 @@ class RadixBlocks(Blocks):
         parent.children[key.content(node.start, self.block_size)] = upper
         upper.children[key.content(until, self.block_size)] = node
         node.parent, node.start = upper, until
+        size = until - upper.start
+        upper.numbers, node.numbers = node.numbers[:size], node.numbers[size:]
         self._nodes += 1
         self._use(upper)
         self._use(node)
         return upper
-
-    def _child(self, node: Node, sequence: Sequence) -> Node | None:
-        return node.children.get(sequence.content(node.end, self.block_size))
 
     def _common(self, sequence: Sequence, node: Node) -> int:
         """The pages up to the node's end in which the sequence agrees with it."""
