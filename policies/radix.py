@@ -17,7 +17,6 @@ from sarathi_sim.policies.kv import Block, Blocks
 from sarathi_sim.policies.request import Sequence
 
 _PAGE = Block()
-_FEW = 64
 
 
 @dataclass(eq=False, slots=True)
@@ -29,7 +28,7 @@ class Node:
     """
 
     parent: Node | None
-    key: Sequence | None
+    key: Sequence
     start: int
     end: int
     locks: int = 0
@@ -49,7 +48,7 @@ class RadixBlocks(Blocks):
 
     def __init__(self, num_blocks: int, block_size: int) -> None:
         super().__init__(num_blocks, block_size)
-        self._root = Node(None, None, 0, 0)
+        self._root = Node(None, Sequence(-1, 1, 1, 0), 0, 0)
         self._ends: dict[Sequence, Node] = {}  # what a running sequence locks ends with this
         self._found = self._root  # by the last lookup
         self._evictable = 0
@@ -104,7 +103,6 @@ class RadixBlocks(Blocks):
                 self._evict(node, node.parent)
 
     def _evict(self, node: Node, parent: Node) -> None:
-        assert node.key is not None
         del parent.children[node.key.content(node.start, self.block_size)]
         self._evictable -= node.end - node.start
         self._nodes -= 1
@@ -121,7 +119,7 @@ class RadixBlocks(Blocks):
         if prompt < pages:
             self._insert(sequence, prompt)  # (splits what was entered)
         self._lock(node)
-        self._unlock(before)
+        self._lock(before, -1)
         self._ends[sequence] = node
 
     def release(self, sequence: Sequence, tokens: int, known: int, again: bool) -> None:
@@ -137,7 +135,7 @@ class RadixBlocks(Blocks):
         """Take back the sequence's own pages, and its lock on the others."""
         node = self._ends.pop(sequence)
         self.free += pages - node.end
-        self._unlock(node)
+        self._lock(node, -1)
         sequence.held = 0
 
     # The tree ------------------------------------------------------------------------------------
@@ -167,7 +165,7 @@ class RadixBlocks(Blocks):
             if child is None:
                 break
             seen(child)
-            until = min(self._common(sequence, child), pages)
+            until = min(common_tokens(sequence, child.key) // self.block_size, child.end, pages)
             node = self._split(child, until) if until < child.end else child
         return node
 
@@ -183,7 +181,7 @@ class RadixBlocks(Blocks):
     def _split(self, node: Node, until: int) -> Node:
         """Cut a node in two; returns the first of both."""
         parent, key = node.parent, node.key
-        assert parent is not None and key is not None
+        assert parent is not None
         upper = Node(parent, key, node.start, until, node.locks)
         parent.children[key.content(node.start, self.block_size)] = upper
         upper.children[key.content(until, self.block_size)] = node
@@ -195,14 +193,6 @@ class RadixBlocks(Blocks):
         self._use(node)
         return upper
 
-    def _common(self, sequence: Sequence, node: Node) -> int:
-        """The pages up to the node's end in which the sequence agrees with it."""
-        key = node.key
-        assert key is not None
-        if key is sequence:
-            return node.end
-        return min(common_tokens(sequence, key) // self.block_size, node.end)
-
     def _use(self, node: Node) -> None:
         self._uses += 1
         node.used = self._uses
@@ -213,24 +203,19 @@ class RadixBlocks(Blocks):
         if node.locks or node.children or node.parent is None:
             return
         leaves = self._leaves
-        if len(leaves) > _FEW + 2 * self._nodes:
-            leaves[:] = {id(each[2]): each for each in leaves if each[0] == each[2].used}.values()
+        if len(leaves) > 2 * self._nodes + 64:  # without those that are used again, or gone
+            current = (each for each in leaves if each[0] == each[2].used and each[2].parent)
+            leaves[:] = {id(each[2]): each for each in current}.values()
             heapify(leaves)
         heappush(leaves, (node.used, id(node), node))
 
-    def _lock(self, node: Node) -> None:
+    def _lock(self, node: Node, by: int = 1) -> None:
+        """Lock a node and those above it once more (or less, with ``by`` -1)."""
         for each in path(node):
-            if not each.locks:
-                self._evictable -= each.end - each.start
-                self.free -= each.end - each.start
-            each.locks += 1
-
-    def _unlock(self, node: Node) -> None:
-        for each in path(node):
-            each.locks -= 1
-            if not each.locks:
-                self._evictable += each.end - each.start
-                self.free += each.end - each.start
+            before, each.locks = each.locks, each.locks + by
+            if not (before and each.locks):
+                self._evictable -= by * (each.end - each.start)
+                self.free -= by * (each.end - each.start)
                 self._note(each)
 
 
@@ -245,5 +230,7 @@ def path(node: Node) -> list[Node]:
 
 def common_tokens(one: Sequence, other: Sequence) -> int:
     """The tokens in which two sequences agree, by the names of their prefixes."""
+    if one is other:
+        return 1 << 40
     until = dict(other.prefix)
     return max((min(end, until[name]) for name, end in one.prefix if name in until), default=0)
