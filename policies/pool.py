@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from bisect import insort
 from collections import deque
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import KW_ONLY, dataclass, field
 from functools import partial
 from typing import Any, Protocol
@@ -300,19 +300,15 @@ class Pool(Scheduler):
 
     def generated(self, sequences: Iterable[Sequence]) -> list[int]:
         """Tokens that each of these running sequences has generated, without those on their way."""
-        counts, home, oldest = [], None, 0
-        moved: Collection[Sequence] = self._abroad
-        members: dict[Sequence, int] = {}
+        counts = []
         for sequence in sequences:
             cohort = sequence.cohort
-            if cohort is not home and cohort is not None:
-                home, members, oldest = cohort, cohort.members, cohort.iteration
-                oldest -= cohort.outstanding
             if cohort is None:
                 known = sequence.target - 1
-            elif (first := members.get(sequence)) is None or (moved and sequence in moved):
+            elif sequence in self._abroad or sequence in cohort.drained:
                 known = self._returned(sequence)
             else:  # what is out is left out
+                first, oldest = cohort.members[sequence], cohort.iteration - cohort.outstanding
                 known = sequence.offset + (oldest if oldest > first else first) - sequence.yielding
             counts.append(known + 1 - sequence.prompt_tokens)
         return counts

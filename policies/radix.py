@@ -9,7 +9,7 @@ that were used longest ago.
 
 from __future__ import annotations
 
-from collections.abc import Hashable
+from collections.abc import Callable, Hashable
 from dataclasses import dataclass, field
 from heapq import heapify, heappop, heappush
 
@@ -17,7 +17,6 @@ from sarathi_sim.policies.kv import Block, Blocks
 from sarathi_sim.policies.request import Sequence
 
 _PAGE = Block()
-_FEW = 64
 
 
 @dataclass(eq=False, slots=True)
@@ -25,15 +24,17 @@ class Node:
     """Pages ``start`` to ``end`` of every sequence that agrees with ``key`` so far.
 
     ``locks`` is the number of running sequences that begin with it, ``used`` grows with every use.
+    ``numbers`` are those of the pages, in a real engine.
     """
 
     parent: Node | None
-    key: Sequence | None
+    key: Sequence
     start: int
     end: int
     locks: int = 0
     used: int = 0
     children: dict[Hashable, Node] = field(default_factory=dict)
+    numbers: list[int] = field(default_factory=list)
 
 
 class RadixBlocks(Blocks):
@@ -47,7 +48,7 @@ class RadixBlocks(Blocks):
 
     def __init__(self, num_blocks: int, block_size: int) -> None:
         super().__init__(num_blocks, block_size)
-        self._root = Node(None, None, 0, 0)
+        self._root = Node(None, Sequence(-1, 1, 1, 0), 0, 0)
         self._ends: dict[Sequence, Node] = {}  # what a running sequence locks ends with this
         self._found = self._root  # by the last lookup
         self._evictable = 0
@@ -102,7 +103,6 @@ class RadixBlocks(Blocks):
                 self._evict(node, node.parent)
 
     def _evict(self, node: Node, parent: Node) -> None:
-        assert node.key is not None
         del parent.children[node.key.content(node.start, self.block_size)]
         self._evictable -= node.end - node.start
         self._nodes -= 1
@@ -119,7 +119,7 @@ class RadixBlocks(Blocks):
         if prompt < pages:
             self._insert(sequence, prompt)  # (splits what was entered)
         self._lock(node)
-        self._unlock(before)
+        self._lock(before, -1)
         self._ends[sequence] = node
 
     def release(self, sequence: Sequence, tokens: int, known: int, again: bool) -> None:
@@ -135,43 +135,39 @@ class RadixBlocks(Blocks):
         """Take back the sequence's own pages, and its lock on the others."""
         node = self._ends.pop(sequence)
         self.free += pages - node.end
-        self._unlock(node)
+        self._lock(node, -1)
         sequence.held = 0
 
     # The tree ------------------------------------------------------------------------------------
 
     def _match(self, sequence: Sequence, pages: int) -> Node:
         """The node that the sequence's first pages end with, as far as they are cached."""
-        node = self._root
         if sequence.order < 0 and sequence.shared_tokens < self.block_size:
-            return node  # it never ran, and shares no page
-        while node.end < pages:
-            child = self._child(node, sequence)
-            if child is None:
-                break
-            until = min(self._common(sequence, child), pages)
-            if until < child.end:
-                node = self._split(child, until)
-                break
-            node = child
+            return self._root  # it never ran, and shares no page
+        node = self._walk(sequence, pages)
         for each in reversed(path(node)):
             self._use(each)
         return node
 
     def _insert(self, sequence: Sequence, pages: int) -> tuple[Node, int]:
         """The node that the sequence's first pages end with, and how many of them were there."""
+        node = self._walk(sequence, pages, self._use)
+        matched = node.end
+        return node if matched == pages else self._grown(node, sequence, pages), matched
+
+    def _walk(
+        self, sequence: Sequence, pages: int, seen: Callable[[Node], None] = lambda node: None
+    ) -> Node:
+        """As far as the sequence's first pages are in the tree; the last node is split there."""
         node = self._root
         while node.end < pages:
-            child = self._child(node, sequence)
+            child = node.children.get(sequence.content(node.end, self.block_size))
             if child is None:
                 break
-            self._use(child)
-            until = min(self._common(sequence, child), pages)
+            seen(child)
+            until = min(common_tokens(sequence, child.key) // self.block_size, child.end, pages)
             node = self._split(child, until) if until < child.end else child
-        matched = node.end
-        if matched < pages:
-            node = self._grown(node, sequence, pages)
-        return node, matched
+        return node
 
     def _grown(self, parent: Node, sequence: Sequence, pages: int) -> Node:
         node = Node(parent, sequence, parent.end, pages)
@@ -185,26 +181,17 @@ class RadixBlocks(Blocks):
     def _split(self, node: Node, until: int) -> Node:
         """Cut a node in two; returns the first of both."""
         parent, key = node.parent, node.key
-        assert parent is not None and key is not None
+        assert parent is not None
         upper = Node(parent, key, node.start, until, node.locks)
         parent.children[key.content(node.start, self.block_size)] = upper
         upper.children[key.content(until, self.block_size)] = node
         node.parent, node.start = upper, until
+        size = until - upper.start
+        upper.numbers, node.numbers = node.numbers[:size], node.numbers[size:]
         self._nodes += 1
         self._use(upper)
         self._use(node)
         return upper
-
-    def _child(self, node: Node, sequence: Sequence) -> Node | None:
-        return node.children.get(sequence.content(node.end, self.block_size))
-
-    def _common(self, sequence: Sequence, node: Node) -> int:
-        """The pages up to the node's end in which the sequence agrees with it."""
-        key = node.key
-        assert key is not None
-        if key is sequence:
-            return node.end
-        return min(common_tokens(sequence, key) // self.block_size, node.end)
 
     def _use(self, node: Node) -> None:
         self._uses += 1
@@ -216,24 +203,19 @@ class RadixBlocks(Blocks):
         if node.locks or node.children or node.parent is None:
             return
         leaves = self._leaves
-        if len(leaves) > _FEW + 2 * self._nodes:
-            leaves[:] = {id(each[2]): each for each in leaves if each[0] == each[2].used}.values()
+        if len(leaves) > 2 * self._nodes + 64:  # without those that are used again, or gone
+            current = (each for each in leaves if each[0] == each[2].used and each[2].parent)
+            leaves[:] = {id(each[2]): each for each in current}.values()
             heapify(leaves)
         heappush(leaves, (node.used, id(node), node))
 
-    def _lock(self, node: Node) -> None:
+    def _lock(self, node: Node, by: int = 1) -> None:
+        """Lock a node and those above it once more (or less, with ``by`` -1)."""
         for each in path(node):
-            if not each.locks:
-                self._evictable -= each.end - each.start
-                self.free -= each.end - each.start
-            each.locks += 1
-
-    def _unlock(self, node: Node) -> None:
-        for each in path(node):
-            each.locks -= 1
-            if not each.locks:
-                self._evictable += each.end - each.start
-                self.free += each.end - each.start
+            before, each.locks = each.locks, each.locks + by
+            if not (before and each.locks):
+                self._evictable -= by * (each.end - each.start)
+                self.free -= by * (each.end - each.start)
                 self._note(each)
 
 
@@ -248,5 +230,7 @@ def path(node: Node) -> list[Node]:
 
 def common_tokens(one: Sequence, other: Sequence) -> int:
     """The tokens in which two sequences agree, by the names of their prefixes."""
+    if one is other:
+        return 1 << 40
     until = dict(other.prefix)
     return max((min(end, until[name]) for name, end in one.prefix if name in until), default=0)

@@ -233,7 +233,7 @@ class Sglang:
         if pool.running and not (
             budget.can_finish(sequence, whole + page)
             if counted
-            else budget.fits(rest + _expected(sequence) + page + locked)
+            else budget.fits(sequence, rest + page + locked)
         ):
             pool.state["full"] = bool(budget.given or pool.state["decoding"])
             return False
@@ -359,8 +359,10 @@ class _Budget:
         """Whether no prompt can be added for want of tokens (of memory, the next one finds out)."""
         return (self.input <= 0 or self.chunk <= 0) and self.memory > 0
 
-    def fits(self, tokens: int) -> bool:
-        """Whether so many tokens are left."""
+    def fits(self, sequence: Sequence, tokens: int) -> bool:
+        """Whether a waiting sequence can have ``tokens``, and what it may still generate."""
+        left, _ = _end(sequence, sequence.target - sequence.prompt_tokens)
+        tokens += min(max(left, 0), CLIP_MAX_NEW_TOKENS)
         return tokens < self.free and tokens < self.memory  # (which takes longer to count)
 
     def charge(self, sequence: Sequence, tokens: int, rest: int) -> None:
@@ -400,12 +402,6 @@ class _Budget:
                 return False
             left += held
         return True
-
-
-def _expected(sequence: Sequence) -> int:
-    """Tokens that a waiting sequence may still generate, as far as they count."""
-    left = sequence.max_tokens - (sequence.target - sequence.prompt_tokens)
-    return min(max(left, 0), CLIP_MAX_NEW_TOKENS)
 
 
 def _end(sequence: Sequence, generated: int) -> tuple[int, int]:

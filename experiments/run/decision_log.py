@@ -261,7 +261,7 @@ class _Player:
         return [rows, preempted, pool.blocks.free, len(pool.running), len(pool.waiting)]
 
 
-class _Vllm(_Player):
+class _VllmPlayer(_Player):
     versions = ("0.32", "0.33")
     settings: ClassVar[dict[str, Any]] = {
         "block_size": 1 << 16, "num_blocks": _MANY, "max_num_seqs": _MANY,
@@ -300,7 +300,7 @@ class _Vllm(_Player):
         )
 
 
-class _Sglang(_Player):
+class _SglangPlayer(_Player):
     _idle = 0  # how often the engine's loop went round while nobody was there
     _nothing = False  # whether the last decision was to do nothing
 
@@ -359,5 +359,5 @@ class _Sglang(_Player):
         return [kind, rows, preempted, free, decoding, waiting, ratio, cut, full]
 
 
-ENGINES: dict[str, type[_Player]] = {"vllm": _Vllm, "sglang": _Sglang}
+ENGINES: dict[str, type[_Player]] = {"vllm": _VllmPlayer, "sglang": _SglangPlayer}
 """By the name in the header."""

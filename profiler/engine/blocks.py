@@ -56,8 +56,8 @@ class BlockTables(Blocks):
         """Whether a sequence has blocks."""
         return sequence in self._tables
 
-    def table(self, sequence: Sequence) -> Table:
-        """The numbers of a sequence's blocks."""
+    def table(self, sequence: Sequence, tokens: int) -> Table:
+        """The numbers of a sequence's blocks, for so many tokens."""
         return tuple(block.number for block in self._tables[sequence])
 
     def lookup(self, sequence: Sequence) -> tuple[NumberedBlock, ...]:
@@ -177,38 +177,23 @@ class RadixTables(RadixBlocks):
         super().__init__(num_blocks, block_size)
         self._on_new = on_new
         self._queue = deque(range(self.capacity))
-        self._numbers: dict[Node, list[int]] = {}
         self._tables: dict[Sequence, list[int]] = {}
-        self._pages: dict[Sequence, int] = {}
 
     def __contains__(self, sequence: Sequence) -> bool:
         """Whether a sequence has pages."""
-        return sequence in self._tables
+        return sequence in self._ends
 
-    def table(self, sequence: Sequence) -> Table:
-        """The numbers of a sequence's pages."""
+    def table(self, sequence: Sequence, tokens: int) -> Table:
+        """The numbers of a sequence's pages, for so many tokens."""
+        if sequence not in self._tables:
+            self._tables[sequence] = self._tree(sequence)
         table = self._tables[sequence]
-        while len(table) < self._pages[sequence]:
+        while len(table) < self.blocks(tokens):
             if not self._queue:
                 raise EngineError(f"all {self.capacity} KV blocks are taken")
             table.append(self._queue.popleft())
             self._on_new(table[-1])
         return tuple(table)
-
-    def take(
-        self, sequence: Sequence, tokens: int, hits: tuple[Block, ...] = (), known: int = 0
-    ) -> None:
-        """Give the sequence the hits (those found last), and new pages up to ``tokens`` tokens."""
-        super().take(sequence, tokens, hits, known)
-        if sequence not in self._tables:
-            self._tables[sequence] = self._tree(sequence)
-        self._pages[sequence] = self.blocks(sequence.held)
-
-    def grow(self, sequences: Collection[Sequence]) -> None:
-        """Give each of these decoding sequences, whose pages are full, one more."""
-        super().grow(sequences)
-        for sequence in sequences:
-            self._pages[sequence] += 1
 
     def computed(self, sequence: Sequence, tokens: int) -> None:
         """Enter the full pages of the sequence's first ``tokens`` tokens; its copies are free."""
@@ -219,7 +204,7 @@ class RadixTables(RadixBlocks):
 
     def _give_back(self, sequence: Sequence, pages: int) -> None:
         table = self._tables.pop(sequence)
-        if len(table) != pages or self._pages.pop(sequence) != pages:
+        if len(table) != pages:
             raise EngineError(f"{sequence} has {len(table)} KV blocks, not {pages}")
         self._queue.extend(table[self._ends[sequence].end :])
         super()._give_back(sequence, pages)
@@ -227,20 +212,13 @@ class RadixTables(RadixBlocks):
     def _tree(self, sequence: Sequence) -> list[int]:
         """The numbers of a running sequence's pages in the tree."""
         nodes = reversed(path(self._ends[sequence]))
-        return [number for node in nodes for number in self._numbers[node]]
+        return [number for node in nodes for number in node.numbers]
 
     def _grown(self, parent: Node, sequence: Sequence, pages: int) -> Node:
         node = super()._grown(parent, sequence, pages)
-        self._numbers[node] = self._tables[sequence][node.start : node.end]
+        node.numbers = self._tables[sequence][node.start : node.end]
         return node
-
-    def _split(self, node: Node, until: int) -> Node:
-        upper = super()._split(node, until)
-        numbers = self._numbers[node]
-        size = upper.end - upper.start
-        self._numbers[upper], self._numbers[node] = numbers[:size], numbers[size:]
-        return upper
 
     def _evict(self, node: Node, parent: Node) -> None:
         super()._evict(node, parent)
-        self._queue.extend(self._numbers.pop(node))
+        self._queue.extend(node.numbers)

@@ -154,13 +154,13 @@ class Book:
                 self.blocks.take(sequence, 1)
             tokens = self.tokens(sequence)
             ends = sequence in yields
-            chunks.append((self.blocks.table(sequence), count, context, int(ends)))
+            chunks.append((self.blocks.table(sequence, context + count), count, context, int(ends)))
             rows += tokens[context : context + count]
             if ends:
                 owners.append(sequence)
         for sequence in batch.decodes:
             context, tokens = self._context(sequence, batch), self.tokens(sequence)
-            decodes.append((self.blocks.table(sequence), context))
+            decodes.append((self.blocks.table(sequence, context + 1), context))
             if context >= len(tokens):
                 if sequence.id not in self._over:
                     raise EngineError(f"{sequence} decodes before its last token is there")

@@ -159,6 +159,63 @@ def test_the_order_of_the_queue(keys: dict[str, Any], order: list[tuple[int, int
     assert chunks(steps) == [[(0, 9)], order]
 
 
+def test_a_prefix_is_found_when_it_has_been_computed() -> None:
+    """Pages of one token. Requests 0 and 1 come together, and both compute the 32 tokens that they
+    share: 80 pages. Then request 1 gives its copy back: 48 are taken. Request 2 finds them, and has
+    left before the last step: then 48 are held, and two tokens of either of the others."""
+    shared = (("system", 32),)
+    both = [request(0, 40, 3, prefix=shared), request(1, 40, 3, prefix=shared)]
+    arrivals = {0: both, 1: [request(2, 40, 2, prefix=shared)]}
+    steps = schedule(sglang(), arrivals, blocks=1000, block_size=1, caching=True)
+    assert chunks(steps) == [[(0, 40), (1, 40)], [(2, 8)], [], []]
+    assert [step.free for step in steps] == [920, 944, 941, 948]
+
+
+def test_decodes_wait_although_the_memory_is_used_up() -> None:
+    """10 pages of 4 tokens, and nobody is expected to generate anything (a ratio of 0).
+
+    36 tokens are free beside request 0. Request 1 needs fewer, 5 + 25 + a page. Counted in pages it
+    leaves none: nobody else is admitted before somebody has left, and this is a prefill batch.
+    """
+    arrivals = {0: [request(0, 4, 3)], 1: [request(1, 5, 2, 25), request(2, 1, 1)]}
+    steps = schedule(sglang(schedule_conservativeness=0.0), arrivals, blocks=10)
+    assert chunks(steps) == [[(0, 4)], [(1, 5)], [], [(2, 1)], []]
+    assert decodes(steps) == [[], [], [0, 1], [], [0]]
+
+
+@pytest.mark.parametrize(
+    ("caching", "prompt", "at_once"),
+    [(True, 14, True), (True, 15, False), (False, 30, True), (False, 31, False)],
+)
+def test_a_length_that_is_known_is_expected(caching: bool, prompt: int, at_once: bool) -> None:
+    """100 pages of one token. Request 0 holds 20 and takes 49 more, for certain: 31 are left.
+
+    With the radix cache, request 1 must need fewer: its prompt, 15 tokens and a page. Without it,
+    the engine sees that request 1 ends first and gives its memory back, so that only its prompt and
+    a page must be there now.
+    """
+    arrivals = {0: [request(0, 20, 50)], 1: [request(1, prompt, 15)]}
+    policy = sglang(ignore_eos=True)
+    steps = schedule(policy, arrivals, blocks=100, block_size=1, caching=caching)
+    starts = [number for number, step in enumerate(steps) if (1, prompt) in step.chunks]
+    assert starts == [1 if at_once else 50]
+
+
+def test_with_overlap_a_retracted_request_loses_the_token_on_its_way() -> None:
+    """20 pages of one token, and nobody is expected to generate anything (a ratio of 0).
+
+    The prompts take 7, six decodes 12. For the seventh there is one page: both have 6 tokens (and
+    one on its way), the longer prompt goes. Request 0 goes on to its twelfth token. When that is
+    booked, request 1 computes its 4 + 6 tokens again.
+    """
+    arrivals = {0: [request(0, 3, 12)], 1: [request(1, 4, 11)]}
+    policy = Sglang(schedule_conservativeness=0.0)
+    steps = schedule(policy, arrivals, blocks=20, block_size=1, in_flight=2)
+    assert [step.preempted for step in steps[:9]] == [*[[]] * 8, [1]]
+    assert chunks(steps)[:15] == [[(0, 3)], [(1, 4)], *[[]] * 12, [(1, 10)]]
+    assert decodes(steps)[:15] == [[], [], *[[0, 1]] * 6, *[[0]] * 5, [], []]
+
+
 def test_max_running_requests() -> None:
     arrivals = {0: [request(id, 2, 2) for id in range(3)]}
     steps = schedule(sglang(max_running_requests=2), arrivals, blocks=100)

@@ -15,10 +15,11 @@ from sarathi_sim.policies.fair import Fair
 from sarathi_sim.policies.kv import CachedBlocks
 from sarathi_sim.policies.log import LOST
 from sarathi_sim.policies.pool import Pool
+from sarathi_sim.policies.radix import RadixBlocks, path
 from sarathi_sim.policies.request import Sequence
 from sarathi_sim.simulator.views.ledger import ACCOUNTS, WAITS, gaps, iteration_bubbles
 from sarathi_sim.simulator.views.metrics import Analysis, extra_decodes
-from tests.simulator.pools import PoolSystem, Who, pool_systems, vllm_policies
+from tests.simulator.pools import PoolSystem, Who, pool_systems, sglang_policies, vllm_policies
 
 any_system = settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 
@@ -48,6 +49,14 @@ class AuditedPool(Pool):
             used -= sum(map(len, tables.values()))
             used += len({block for table in tables.values() for block in table})
             assert all(block.holders for table in tables.values() for block in table)
+        if isinstance(blocks, RadixBlocks):
+            ends = {each: end for each, end in blocks._ends.items() if each in self.running}
+            assert ends == blocks._ends
+            used -= sum(end.end for end in ends.values())
+            shared = {node for end in ends.values() for node in path(end)}
+            used += sum(node.end - node.start for node in shared)
+            assert all(node.locks for node in shared)
+            assert 0 <= blocks.blank <= blocks.free
         assert used + blocks.free == blocks.capacity
 
 
@@ -78,7 +87,7 @@ def test_1_every_request_completes_once_or_is_rejected(system: PoolSystem) -> No
 
 
 @any_system
-@given(pool_systems())
+@given(pool_systems(vllm_policies() | sglang_policies()))
 def test_2_every_block_is_free_or_held(system: PoolSystem) -> None:
     pools = system.pools(AuditedPool)
     system.fast(pools=pools)
