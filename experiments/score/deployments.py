@@ -183,7 +183,8 @@ def _policy(row: Measured) -> dict[str, Any]:
             "async_scheduling": True,
         }
     if row.backend == "sglang":
-        return {"name": "sglang", "chunked_prefill_size": 8192}
+        # The load tools ask for outputs of a fixed length (ignore-eos).
+        return {"name": "sglang", "chunked_prefill_size": 8192, "ignore_eos": True}
     waits = not dynamo and row.isl == row.osl == 1024 and (row.tp or 0) < 8
     wait = {"batch_wait_timeout_iters": 20, "batch_wait_max_tokens_ratio": 0.9}
     return {
