@@ -9,6 +9,7 @@ import sys
 import time
 from pathlib import Path
 
+import pandas as pd
 import pytest
 import yaml
 from typer.testing import CliRunner
@@ -58,7 +59,8 @@ def profile(out: Path, *more: str) -> tuple[str, ...]:
 
 @pytest.mark.slow
 def test_profile_check_fit_run(tmp_path: Path) -> None:
-    """The whole road, sends between nodes included: two processes of torchrun stand for those."""
+    """The whole road, from a profile on the CPU to the CDFs of a sweep, sends between nodes
+    included: two processes of torchrun stand for those."""
     profiles, sends = tmp_path / "profiles", tmp_path / "inter_node.jsonl"
     between = subprocess.run(
         [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2",
@@ -102,14 +104,23 @@ def test_profile_check_fit_run(tmp_path: Path) -> None:
     device = load_device(profiles / "cpu.yaml")
     assert device.peak_flops > 1e9
     assert device.memory_bandwidth > 1e8
-    config = tmp_path / "tiny.yaml"
+    config, many = tmp_path / "tiny.yaml", tmp_path / "many.yaml"
     config.write_text(yaml.safe_dump(CONFIG))
-    run = sarathi_sim(
-        "run", str(config), "--set", f"device={profiles / 'cpu.yaml'}",
-        "--set", f"profiles={profiles}", "--no-figures", "--out", str(tmp_path / "result"),
+    swept = {"grid": {"policy.chunk_size": [32, 64]}}
+    many.write_text(yaml.safe_dump(CONFIG | {"sweep": swept}))
+    measured = (
+        "--set", f"device={profiles / 'cpu.yaml'}", "--set", f"profiles={profiles}",
     )  # fmt: skip
+    run = sarathi_sim("run", str(config), *measured, "--no-figures", "--out", f"{tmp_path}/run")
     assert run.returncode == 0, run.stderr
     assert "makespan" in run.stdout
+    folder = tmp_path / "sweep"
+    sweep = sarathi_sim("sweep", str(many), *measured, "--workers", "1", "--out", str(folder))
+    assert sweep.returncode == 0, sweep.stderr
+    assert len(pd.read_parquet(folder / "results.parquet")) == 2
+    plot = sarathi_sim("plot", str(folder))
+    assert plot.returncode == 0, plot.stderr
+    assert (folder / "figures" / "cdf.png").stat().st_size > 10_000
 
 
 @pytest.mark.slow
