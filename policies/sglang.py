@@ -140,7 +140,8 @@ class Sglang:
         state = pool.state
         if not pool.partials and (state["full"] or not pool.waiting):
             return False
-        blocks, cut = pool.blocks, list(pool.partials)
+        blocks = pool.blocks
+        cut = sorted(pool.partials, key=lambda each: each.order)
         rows = self.max_num_seqs - state["decoding"]
         if not cut and rows <= 0:
             state["full"] = True

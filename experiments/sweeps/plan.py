@@ -239,7 +239,10 @@ def coordinates(run: Run, axes: Iterable[str]) -> dict[str, Any]:
 # The code that a run's files depend on. The profiler's parts are those that read profiles.
 _CODE = (
     *("policies/*.py", "simulator/*/*.py"),
-    *(f"profiler/{room}/*.py" for room in ("storage", "facts", "bundle", "physics", "kernels")),
+    *(
+        f"profiler/{room}/*.py"
+        for room in ("storage", "facts", "bundle", "public", "physics", "kernels")
+    ),
     *("experiments/config/*.py", "experiments/results.py"),
     "experiments/sweeps/jobs.py",
 )

@@ -58,8 +58,7 @@ def one_process(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture
 def few_trees(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Op times of fewer trees: less exact, and a bundle is fitted in a tenth of the time."""
-    for module in ("surface", "regression"):  # in the fits, and in the key of what is kept of them
-        monkeypatch.setattr(f"sarathi_sim.simulator.op_times.{module}.TREES", 20)
+    monkeypatch.setattr("sarathi_sim.simulator.op_times.regression.TREES", 20)
     _forget_op_times()
     yield
     _forget_op_times()

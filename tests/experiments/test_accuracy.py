@@ -50,6 +50,7 @@ def scores(study: str) -> dict[tuple[str, str], Score]:
     return {(score.what, score.source): score for score in STUDIES[study](folder)}
 
 
+@pytest.mark.slow
 @needs_datasets
 def test_what_is_reached_today() -> None:
     """As in data/README.md, a little above: other versions of the libraries round otherwise."""
@@ -76,6 +77,7 @@ def test_what_is_reached_today() -> None:
             assert inside_aim(one.covered), one
 
 
+@pytest.mark.slow
 @needs_datasets
 def test_gemms_beyond_the_range() -> None:
     found = scores("GEMMs beyond")

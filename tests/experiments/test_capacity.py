@@ -443,6 +443,7 @@ def test_a_queue_with_one_server_carries_what_theory_says(tmp_path: Path) -> Non
     assert as_json(found, "rate")["binds"]["because"] in ("queueing", "iterations")
 
 
+@pytest.mark.slow
 def test_slower_ops_cost_what_theory_says(tmp_path: Path) -> None:
     """The band of a capacity: with f times the service time D the mean time in the system,
     f D (1 + x / (2 (1 - x))) at a utilisation of x = f load D, is 1.5 D at another load."""
@@ -544,6 +545,7 @@ def test_mistakes_are_named(old: str, new: str, message: str, tmp_path: Path) ->
     assert not (tmp_path / "out").exists()
 
 
+@pytest.mark.slow
 def test_the_command(tmp_path: Path) -> None:
     path, out = asked(tmp_path, REGULAR), tmp_path / "out"
     words = ["capacity", str(path), "--out", str(out), "--workers", "1", "--json"]

@@ -151,6 +151,7 @@ def test_an_overloaded_run_is_named(tmp_path: Path) -> None:
     assert all("overloaded: its queue grows" in note for note in notes)
 
 
+@pytest.mark.slow
 def test_the_frontend_is_part_of_a_latency_as_in_the_summary(tmp_path: Path) -> None:
     """The clock runs from t = 0, and so is not the makespan, which begins at the first arrival."""
     (tmp_path / "c.yaml").write_text(

@@ -75,6 +75,7 @@ def test_the_examples(told: dict[str, Any]) -> None:
     assert "cluster.pp: value 0" in pp and "not modelled: speculative decoding" in speculative
 
 
+@pytest.mark.slow
 def test_what_commands_answer(told: dict[str, Any]) -> None:
     assert told["found"]["winner"] == told["found"]["deployments"][0]["name"]
     assert told["matrix"].set_index("dtype")["runs"].to_dict() == {

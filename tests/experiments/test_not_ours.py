@@ -65,7 +65,7 @@ def test_a_sweep_is_not_resumed_in_a_folder_that_only_looks_like_one(
     before = tree(out)
     for flags in ([], ["--resume"]):
         done = command("sweep", sweep_config, "--out", out, "--workers", 1, *flags)
-        refused(done, "no sweep's folder", "runs/.git/HEAD", "failed/thesis.txt")
+        refused(done, "exists and is no earlier", "runs/.git/HEAD", "failed/thesis.txt")
         assert "--resume" not in done.stderr, "nobody is invited to try that"
         assert tree(out) == before
 

@@ -50,6 +50,7 @@ ASKED = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("command", ASKED)
 def test_terminal_json_and_page_say_the_same(
     command: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -120,6 +120,7 @@ def price_at(rate: float, option: Option, prices: Prices) -> float:
     return prices.of(device) * option.gpus / (3600 * rate * float(tokens)) * 1e6
 
 
+@pytest.mark.slow
 def test_the_replicas_for_a_rate_are_the_fewest(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -294,6 +294,7 @@ def test_several_runs_are_one_section(result: Path, tmp_path: Path) -> None:
     assert [grid.title for grid in section.details].count("Ratios") == 2
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("changes", "unlike"),
     [

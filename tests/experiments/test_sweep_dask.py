@@ -131,6 +131,7 @@ def test_a_policy_of_the_users_own_goes_along(cluster: Cluster, tmp_path: Path) 
     assert tree(there.folder) == tree(here.folder)
 
 
+@pytest.mark.slow
 def test_a_cluster_that_loses_its_last_worker_is_not_waited_for_without_end(
     cluster: Cluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -42,6 +42,7 @@ from tests.profiler_torch.test_engine_processes import (  # noqa: E402
 CPU = torch.device("cpu")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("pp", "tp"), [(2, 1), (2, 2)])
 def test_activations_that_travel_apart_yield_the_same_tokens(
     monkeypatch: pytest.MonkeyPatch, pp: int, tp: int

@@ -205,6 +205,7 @@ def test_a_rank_that_dies_or_hangs_ends_the_run(
     assert alive(pids) == []
 
 
+@pytest.mark.slow
 def test_neither_a_rank_nor_its_scratch_outlives_the_parent(tmp_path: Path) -> None:
     code = (
         "import sys, time\n"
@@ -228,6 +229,7 @@ def test_neither_a_rank_nor_its_scratch_outlives_the_parent(tmp_path: Path) -> N
     assert not Path(scratch).exists()
 
 
+@pytest.mark.slow
 def test_what_does_not_fit_is_said() -> None:
     with EngineProcesses(spec(2, max_tokens=40), PATIENCE_S) as engine:
         with pytest.raises(ProfileError, match="2 micro-batches of 5 sequences need more KV slots"):

@@ -132,6 +132,7 @@ def test_the_memory_is_that_of_all_experts(model: ModelSpec) -> None:
     assert memory_needs(model, 2, 4, LIMITS, copies=3)["weights"] == 4 * held
 
 
+@pytest.mark.slow
 def test_a_profile_of_a_mixture_on_a_pretended_gpu(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -60,6 +60,7 @@ def journal(out: Path) -> str:
     return path.read_text()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("failure", ["out of memory", "cublas", "refused"])
 @pytest.mark.parametrize("at", [12, 80], ids=["a probe", "a point"])
 def test_a_point_that_fails_is_a_row_with_its_reason(tmp_path: Path, failure: str, at: int) -> None:
@@ -127,6 +128,7 @@ def test_weights_that_no_longer_fit_are_one_line(
     )
 
 
+@pytest.mark.slow
 def test_another_machine_with_the_same_gpu_goes_on(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -204,6 +206,7 @@ def test_clock_power_and_throttling_are_those_of_each_point(tmp_path: Path) -> N
     assert "sm_clock_mhz_before" not in known
 
 
+@pytest.mark.slow
 def test_without_nvml_a_profile_has_no_such_columns(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -213,6 +216,7 @@ def test_without_nvml_a_profile_has_no_such_columns(
     assert "power_w" not in bundle.linear
 
 
+@pytest.mark.slow
 def test_only_some_ops_first_and_the_rest_later(tmp_path: Path) -> None:
     lines: list[str] = []
     with fake_cuda.pretend():
@@ -229,6 +233,7 @@ def test_only_some_ops_first_and_the_rest_later(tmp_path: Path) -> None:
         measured(tmp_path / "other", ops=("prepro",))
 
 
+@pytest.mark.slow
 def test_seconds_are_a_hard_limit(tmp_path: Path) -> None:
     with fake_cuda.pretend():
         with pytest.raises(ProfileError, match=r"--max-seconds are over, \d+ points are finished"):
@@ -236,6 +241,7 @@ def test_seconds_are_a_hard_limit(tmp_path: Path) -> None:
         measured(tmp_path)
 
 
+@pytest.mark.slow
 def test_the_announced_time_holds_the_flush(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -309,12 +315,14 @@ def test_a_search_that_gets_no_better_is_over() -> None:
     assert degree.stalled([0.5] * 40 + [0.4] * 16 + [0.39] * 16)
 
 
+@pytest.mark.slow
 def test_others_are_timed_in_fused_kernels_too(tmp_path: Path) -> None:
     with fake_cuda.pretend():
         known = measured(tmp_path).meta.environment
     assert known["others_fused_pct"] == 100.0  # every call takes as long here
 
 
+@pytest.mark.slow
 def test_fp8_gemms_are_measured_and_held_to_the_peak_of_fp8(tmp_path: Path) -> None:
     with fake_cuda.pretend(), CountedOps() as ops:
         bundle = measured(tmp_path, weights="fp8")

@@ -91,6 +91,7 @@ def test_an_unseen_shape_is_known_from_the_others() -> None:
     assert len(unseen_shape(plain, tables)) == 0
 
 
+@pytest.mark.slow
 def test_the_command_writes_table_and_figures(tmp_path: Path) -> None:
     folder, out = tmp_path / "bundle", tmp_path / "fits"
     write_bundle(simple_bundle(), folder)

@@ -169,8 +169,14 @@ class TextbookPipeline:
         yield self.env.timeout(self.turnaround_s)
         self._book(micro, now)
         if self.answer is not None:
-            for member in self.everybody():
+            # Answers of one instant go out in the order of admission, where there is one.
+            for member in sorted(self.everybody(), key=_admission):
                 if member.finish_s >= 0 and member.request.id not in self._answered:
                     self._answered.add(member.request.id)
                     self.answer(member)
         self._wake()
+
+
+def _admission(member: Member) -> int:
+    sequence = getattr(member, "sequence", None)
+    return 0 if sequence is None else sequence.order

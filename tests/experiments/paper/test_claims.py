@@ -43,6 +43,7 @@ def test_every_claim_has_one_reading() -> None:
     assert load_claims().keys() == recorded().keys()
 
 
+@pytest.mark.slow
 def test_nothing_reproduced_is_lost_or_moves_unnoticed(results: list[ClaimResult]) -> None:
     """Each value is within 3 % of the one written down, and as good or bad as that."""
     today = recorded()
@@ -55,12 +56,14 @@ def test_nothing_reproduced_is_lost_or_moves_unnoticed(results: list[ClaimResult
     assert moved == []
 
 
+@pytest.mark.slow
 def test_as_many_as_promised(results: list[ClaimResult]) -> None:
     counts = summary(results)
     assert counts["predicted"][0] >= 42
     assert counts["paper-calibrated"][0] >= 55
 
 
+@pytest.mark.slow
 def test_only_the_named_claims_are_fitted(results: list[ClaimResult]) -> None:
     named = load_calibration().fitted
     fitted = {(r.claim.id, r.variant) for r in results if r.fitted}
@@ -68,6 +71,7 @@ def test_only_the_named_claims_are_fitted(results: list[ClaimResult]) -> None:
     assert len(named) <= 21
 
 
+@pytest.mark.slow
 def test_what_follows_from_fitted_claims_is_marked(results: list[ClaimResult]) -> None:
     """A claim that is a sum or a quotient of fitted ones is no prediction."""
     ours = {r.claim.id: r for r in results if r.variant == "paper-calibrated"}

@@ -155,6 +155,7 @@ def simulated(machine: Machine, demand: Demand, chunk: int, batch: int) -> tuple
     return int((prompt + output).sum()) / records.end_s, tbt_s
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("text", "limit_s"),
     [("1K@14", None), ("1K@5..50", 0.09), ("2K@27", None), ("512:64~0.5", 0.085)],
@@ -263,6 +264,7 @@ def test_samples_have_the_ratios_asked_for() -> None:
     assert demand_of("1K@5..50").ratio == "5 to 50"
 
 
+@pytest.mark.slow
 def test_one_request_at_a_time() -> None:
     """LLaMA-33B leaves an A100 room for a single sequence of 3K."""
     found = advise(Lab("predicted").a100, demand_of("3K@10"))
