@@ -425,6 +425,7 @@ def served_s(path: Path) -> float:
     return float(Analysis(single.simulate()).requests["latency_s"].iloc[0])
 
 
+@pytest.mark.slow
 def test_a_queue_with_one_server_carries_what_theory_says(tmp_path: Path) -> None:
     """M/D/1: the mean time in the system is D (1 + load D / (2 (1 - load D)))."""
     path = asked(tmp_path, ONE_SERVER)

@@ -123,6 +123,7 @@ def test_a_trace_too_large_for_the_machine(tmp_path: Path, monkeypatch: pytest.M
     assert len(read_trace(path).prompt) == 40_000
 
 
+@pytest.mark.slow
 def test_a_mooncake_trace_is_estimated_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """By its lines and by the blocks in them, not under what reading it takes."""
     path = tmp_path / "trace.jsonl"
@@ -145,6 +146,7 @@ def test_a_mooncake_trace_is_estimated_too(tmp_path: Path, monkeypatch: pytest.M
     assert len(read_trace(path).prompt) == 12_000
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("sizes", "estimate"),
     [

@@ -557,6 +557,7 @@ def test_a_damaged_result(reported: dict[str, Path], tmp_path: Path, kind: str) 
     assert f"the result of {command} is damaged" in refused(tmp_path / "x")
 
 
+@pytest.mark.slow
 def test_the_commands_of_the_page_about_reports(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -156,6 +156,7 @@ def test_mistakes_are_named(options: list[str], message: str, tmp_path: Path) ->
     assert not out.exists()
 
 
+@pytest.mark.slow
 def test_the_commands_of_the_page(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """On fewer requests, that of minutes up to its first run; the page names every file."""
     page = (DOCS / "sensitivity.md").read_text(encoding="utf-8")

@@ -85,6 +85,7 @@ def cluster(tmp_path: Path) -> Iterator[Cluster]:
     found.stop()
 
 
+@pytest.mark.slow
 def test_one_of_two_workers_is_killed_half_way(cluster: Cluster, tmp_path: Path) -> None:
     config = tmp_path / "tiny.yaml"
     config.write_text(SWEEP.replace("requests: 40", "requests: 400"), encoding="utf-8")
@@ -197,6 +198,7 @@ def test_a_result_that_went_with_its_worker_is_waited_for_while_there_are_others
             backend._taken(future, [])
 
 
+@pytest.mark.slow
 def test_a_worker_without_the_package_is_named_and_ends_the_sweep(
     cluster: Cluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -219,6 +221,7 @@ def test_a_worker_without_the_package_is_named_and_ends_the_sweep(
         execute(plan_sweep(config), store, backend)
 
 
+@pytest.mark.slow
 def test_a_worker_with_other_code_is_named(
     cluster: Cluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -224,6 +224,7 @@ def test_a_full_disk(
     assert tree(folder) == tiny_files
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_interrupted(tiny_config: Path, tmp_path: Path, number: signal.Signals) -> None:
     out = tmp_path / "sweep"

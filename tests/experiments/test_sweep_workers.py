@@ -119,6 +119,7 @@ def test_workers_that_cannot_start(
         execute(tiny_plan, store, LocalProcesses(2))
 
 
+@pytest.mark.slow
 def test_workers_end_when_their_parent_is_killed(tmp_path: Path) -> None:
     config = tmp_path / "tiny.yaml"
     config.write_text(SWEEP, encoding="utf-8")

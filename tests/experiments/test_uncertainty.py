@@ -61,6 +61,7 @@ def test_what_does_not_follow_from_the_makespan_has_no_band(write_config: Write)
     assert outcome.ratio_bands == {}
 
 
+@pytest.mark.slow
 def test_whole_layers_that_scatter_make_a_run_less_sure(
     write_config: Write, tmp_path: Path
 ) -> None:

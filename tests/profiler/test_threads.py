@@ -52,6 +52,7 @@ def threads(code: str, **chosen: str) -> list[list[int]]:
     return [json.loads(line) for line in done.stdout.splitlines()]
 
 
+@pytest.mark.slow
 def test_before_and_after_numpy_is_imported() -> None:
     (before,) = threads(BEFORE + IMPORTS + COUNT)
     (after,) = threads(IMPORTS + BEFORE + COUNT)
@@ -59,6 +60,7 @@ def test_before_and_after_numpy_is_imported() -> None:
     assert len(before) >= 2, "numpy and scikit-learn bring one each"
 
 
+@pytest.mark.slow
 def test_the_users_choice_counts() -> None:
     (all_of_them,) = threads(BEFORE + IMPORTS + COUNT, OMP_NUM_THREADS="2")
     assert set(all_of_them) == {2}

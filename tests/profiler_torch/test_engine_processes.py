@@ -184,6 +184,7 @@ def alive(pids: list[int]) -> list[int]:
     return running
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("number", "silence_s", "complaint"),
     [

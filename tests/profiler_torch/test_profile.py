@@ -203,6 +203,7 @@ def test_without_torch_it_says_how_to_get_it(tmp_path: Path) -> None:
     assert "pip install 'sarathi-sim[profiler]'" in done.stderr
 
 
+@pytest.mark.slow
 def test_collectives_that_hang_or_fail_leave_nobody_behind(tmp_path: Path) -> None:
     with pytest.raises(ProfileError, match=r"rank . of 2 ended with code"):
         list(time_collectives(2, "gloo", "no_such_dtype", [1024], []))

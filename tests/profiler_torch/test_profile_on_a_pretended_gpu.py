@@ -74,6 +74,7 @@ def test_a_point_that_fails_is_a_row_with_its_reason(tmp_path: Path, failure: st
     assert "1 points without a time" in bundle.meta.notes
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("at", [12, 80], ids=["a probe", "a point"])
 def test_after_a_lost_gpu_the_same_command_goes_on(tmp_path: Path, at: int) -> None:
     with (
@@ -165,6 +166,7 @@ def test_another_gpu_torch_or_format_starts_anew(
     assert not any("resuming" in line for line in lines)
 
 
+@pytest.mark.slow
 def test_profile_imports_no_simulator() -> None:
     """Neither it nor what a simulation needs: a GPU node has torch, pandas, scipy and typer."""
     code = (
@@ -187,6 +189,7 @@ def test_profile_imports_no_simulator() -> None:
     assert not loaded & needless
 
 
+@pytest.mark.slow
 def test_clock_power_and_throttling_are_those_of_each_point(tmp_path: Path) -> None:
     """Not those of an idle GPU before and after."""
     with fake_cuda.pretend() as gpu:

@@ -17,6 +17,7 @@ from sarathi_sim.simulator.confidence.held_out import held_out_errors, op_tables
 from tests.simulator.test_predictor import GPT3, LAYER_OPS, shipped, simple_bundle
 
 
+@pytest.mark.slow
 def test_a_straight_line_is_known_between_and_beyond_its_points() -> None:
     """Times in proportion to the tokens: piecewise linear is exact, a forest cannot extrapolate."""
     tokens = np.arange(1, 201) * 16

@@ -193,6 +193,7 @@ def test_the_batch_that_just_keeps_the_limit(
     assert (found.verified[0].candidate.chunk, found.verified[0].candidate.batch) == chosen
 
 
+@pytest.mark.slow
 def test_what_breaks_the_limit_only_when_simulated_does_not_win(
     a6000: Machine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
