@@ -38,7 +38,11 @@ Door = Callable[[Random, Path], Command]
 def _damage(path: Path, how: Callable[[bytes, Random], bytes], rng: Random) -> None:
     """Damage what is in a file; now and then put a folder, a link or nothing in its place."""
     if rng.random() < 0.94:
-        path.write_bytes(how(path.read_bytes(), rng))
+        content = path.read_bytes()
+        try:
+            path.write_bytes(how(content, rng))
+        except (ValueError, yaml.YAMLError):  # it was damaged before
+            path.write_bytes(damaged_bytes(content, rng))
         return
     path.unlink()
     kind = rng.choice(("nothing", "folder", "loop", "zero", "pipe", "locked"))
