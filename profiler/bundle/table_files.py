@@ -25,7 +25,7 @@ from sarathi_sim.profiler.bundle.tables import (
     empty_table,
 )
 from sarathi_sim.profiler.storage.files import LARGEST_DATA, read_bounded
-from sarathi_sim.profiler.storage.strict import did_you_mean
+from sarathi_sim.profiler.storage.strict import did_you_mean, show
 
 
 def read_table(path: Path, table: Table) -> pd.DataFrame:
@@ -41,12 +41,14 @@ def read_table(path: Path, table: Table) -> pd.DataFrame:
     raw = _read_text_cells(path)
     for column in table.columns:
         if column not in raw.columns:
-            raise BundleError(f"{path}: column {column!r} is missing; has {list(raw.columns)}")
+            raise BundleError(
+                f"{path}: column {column!r} is missing; has {show(list(raw.columns))}"
+            )
     allowed = (*table.columns, *table.extras)
     unknown = [c for c in raw.columns if c not in allowed]
     if unknown:
         raise BundleError(
-            f"{path}: unknown column {unknown[0]!r}{did_you_mean(unknown[0], allowed)}; "
+            f"{path}: unknown column {show(unknown[0])}{did_you_mean(unknown[0], allowed)}; "
             f"allowed {list(allowed)}"
         )
     short = np.asarray(raw.fillna("") == "").any(axis=1)

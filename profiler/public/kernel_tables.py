@@ -20,6 +20,7 @@ from sarathi_sim.profiler.bundle.tables import BundleError
 from sarathi_sim.profiler.facts.formats import KvDtype, MoeDtype, WeightDtype
 from sarathi_sim.profiler.public.measured_csv import merged, source_folder
 from sarathi_sim.profiler.storage.files import regular
+from sarathi_sim.profiler.storage.strict import show
 
 FOLDER = "aiconfigurator"
 #: What the tables call our devices, and their L2 in MiB (data sheets): a table's loop finds weights
@@ -241,7 +242,7 @@ def _read(
             filters.append(("window_size", "==", window))
         for column in (*counts, *keep, "latency", *chosen):
             if column not in has:
-                raise BundleError(f"{path}: column {column!r} is missing; has {sorted(has)}")
+                raise BundleError(f"{path}: column {column!r} is missing; has {show(sorted(has))}")
         if window and "window_size" not in has:
             filters.append((counts[0], "<", 0))  # none
         rows = pd.read_parquet(path, columns=[*counts, *keep, "latency"], filters=filters or None)

@@ -16,6 +16,7 @@ from sarathi_sim.profiler.bundle.csv_cells import (
     whole_numbers,
 )
 from sarathi_sim.profiler.bundle.tables import BundleError
+from sarathi_sim.profiler.storage.strict import show
 
 #: Two rows for one point may differ by this factor; they are merged by their median.
 _REPEAT_FACTOR = 2.0
@@ -53,7 +54,9 @@ def read_measurements(
     wanted = [*labels, *counts, *from_zero, *times]
     for column in [*wanted, *([keep[0]] if keep else [])]:
         if column not in raw.columns:
-            raise BundleError(f"{path}: column {column!r} is missing; has {list(raw.columns)}")
+            raise BundleError(
+                f"{path}: column {column!r} is missing; has {show(list(raw.columns))}"
+            )
     if keep is not None:
         raw = raw[_chosen(raw, path, *keep)]
     found: dict[str, Any] = {column: raw[column] for column in labels}

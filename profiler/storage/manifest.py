@@ -116,15 +116,14 @@ def write_manifest(folder: Path, kind: str) -> None:
 def read_manifest(folder: Path) -> Manifest | None:
     """The manifest of ``folder``; None where it has none of ours, or a damaged one."""
     try:
-        tree = json.loads(regular(folder / MANIFEST).read_bytes())
-        if tree["format"] != _FORMAT:
-            return None
+        content = regular(folder / MANIFEST).read_bytes()
+        tree = json.loads(content)
         found = Manifest(
             str(tree["kind"]), _digests(tree["files"]), _digests(tree.get("earlier", {}))
         )
     except (OSError, ValueError, LookupError, TypeError, AttributeError, RecursionError):
         return None
-    return found
+    return found if found.dump() == content else None
 
 
 def _digests(tree: dict[str, dict[str, object]]) -> dict[str, Digest]:

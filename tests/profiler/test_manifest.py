@@ -80,6 +80,11 @@ def test_what_is_missing_is_no_obstacle(place: Path) -> None:
     assert (place / "c.txt").exists()
 
 
+def _add_a_key(file: Path) -> None:
+    """A manifest that somebody edited is theirs, too."""
+    file.write_text(file.read_text().replace("{", '{"x": null, ', 1))
+
+
 def _link(place: Path) -> None:
     """A folder of ours becomes a link to one with the same content."""
     (place / "below").rename(place.parent / "elsewhere")
@@ -96,6 +101,7 @@ def _link(place: Path) -> None:
         (lambda p: (p / "x\ny").write_text(""), r"not ours: 'x\\ny'"),
         (lambda p: os.mkfifo(p / "pipe"), "not ours: pipe"),
         (lambda p: (p / MANIFEST).write_text("{}"), "has no manifest.json of ours, but a.txt"),
+        (lambda p: _add_a_key(p / MANIFEST), "has no manifest.json of ours, but a.txt"),
         (lambda p: (p / MANIFEST).unlink(), "has no manifest.json of ours, but a.txt"),
         (lambda p: [(p / f"{i:02}").touch() for i in range(30)], "08, 09 and 20 more"),
         (_link, "not ours: below"),

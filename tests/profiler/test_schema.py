@@ -166,6 +166,10 @@ MALFORMED = {
         replace("attn_decode.csv", "batch_size", "batch"),
         "column 'batch_size' is missing",
     ),
+    "a long column beside a missing one": (
+        edit("all_reduce.csv", lambda t: f"num_bytes,{'9' * 5000}\n1,2.0\n"),
+        r"all_reduce\.csv: column 'time_us' is missing; has .{150,250}$",
+    ),
     "unknown column": (
         edit("all_reduce.csv", lambda t: "num_bytes,time_us,x\n1,2.0,3\n"),
         "unknown column 'x'",
