@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack, closing
-from dataclasses import replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
@@ -393,18 +392,15 @@ def score_files(
     ``peers`` are other predictors' files; ``fit`` fits the host's constants anew. Raises
     ConfigError for a file that cannot be read.
     """
-    from sarathi_sim.experiments.score.errors import read_peer
-    from sarathi_sim.experiments.score.runs import cases_of, content_of, score_runs
-    from sarathi_sim.experiments.score.scoring import read_rows, score_rows
+    from sarathi_sim.experiments.beside.recorded import cases_of, score_runs
+    from sarathi_sim.experiments.beside.scoring import score_servers
 
     paths = [Path(one) for one in ([files] if isinstance(files, str | Path) else files)]
     if config is not None:
-        return content_of(score_runs(cases_of(load(config, changes), paths), progress))
-    rows, refused = read_rows(paths)
-    theirs = {str(path): read_peer(Path(path)) for path in peers}
+        return score_runs(cases_of(load(config, changes), paths), progress).content()
+    theirs = [Path(one) for one in peers]
     with closing(local_backend(workers)) as backend:
-        found = score_rows(str(paths[0]), rows, backend, progress, lambda text: None, fit=fit)
-    return replace(found, refused=refused | {**found.refused}).content(theirs)
+        return score_servers(paths, theirs, backend, progress, silent, fit=fit).content()
 
 
 def plot_cdf(axes: Axes, shown: Shown, metric: str = "ttft_s") -> None:

@@ -71,7 +71,7 @@ ROOMS: dict[str, str] = {
         "experiments.sweeps experiments.run experiments.figures experiments.content "
         "experiments.results experiments.config policies profiler simulator"
     ),
-    "experiments.score": (
+    "experiments.beside": (
         "experiments.sweeps experiments.run experiments.figures experiments.content "
         "experiments.results experiments.config policies profiler simulator"
     ),
@@ -79,17 +79,13 @@ ROOMS: dict[str, str] = {
         "experiments.run experiments.figures experiments.content experiments.results "
         "experiments.config policies profiler simulator"
     ),
-    "experiments.validate": (
-        "experiments.run experiments.figures experiments.content experiments.results "
-        "experiments.config policies profiler simulator"
-    ),
     "experiments.report": (
-        "experiments.capacity experiments.score experiments.sweeps "
+        "experiments.capacity experiments.beside experiments.sweeps "
         "experiments.run experiments.figures experiments.content experiments.results "
         "experiments.config profiler simulator"
     ),
     "experiments.api": (
-        "experiments.report experiments.capacity experiments.score "
+        "experiments.report experiments.capacity experiments.beside "
         "experiments.sweeps experiments.run experiments.figures experiments.content "
         "experiments.results experiments.config policies profiler simulator"
     ),

@@ -16,7 +16,7 @@ from typing import Annotated, Any, TextIO
 
 import typer
 
-from sarathi_sim.experiments.cli.beside import lockstep, replay, score, validate
+from sarathi_sim.experiments.cli.beside import accuracy, lockstep, replay, score, validate
 from sarathi_sim.experiments.cli.capacity import capacity, recommend, sensitivity
 from sarathi_sim.experiments.cli.common import (
     Commands,
@@ -37,7 +37,6 @@ from sarathi_sim.experiments.cli.common import (
 from sarathi_sim.experiments.cli.data import calibrate, devices, models, policies, support, workload
 from sarathi_sim.experiments.cli.paper import advise, reproduce
 from sarathi_sim.experiments.cli.profile import (
-    accuracy,
     first_light,
     fit,
     import_profile,
@@ -170,8 +169,7 @@ def check(config: ConfigArgument, assignments: SetOption = None) -> None:
 
     experiment = load_experiment(config, assignments or [])
     if all(scenario.device in ("cpu", "cuda") for scenario in experiment.scenarios.values()):
-        from sarathi_sim.experiments.validate.session import make_cells
-        from sarathi_sim.experiments.validate.summary import cells_table
+        from sarathi_sim.experiments.beside.session import cells_table, make_cells
 
         cells = make_cells(experiment)
         typer.echo(f"{experiment.file}: good, for sarathi-sim validate")

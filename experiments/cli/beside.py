@@ -1,9 +1,9 @@
-"""The commands that set the simulator beside an engine: score, replay, lockstep, validate."""
+"""The commands that set what was measured beside what is simulated: score, replay, lockstep,
+validate, accuracy."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
@@ -13,6 +13,7 @@ import typer
 from sarathi_sim.experiments.cli.common import (
     PROFILES,
     ConfigArgument,
+    DatasetsOption,
     FiguresOption,
     JsonOption,
     ProfilesOption,
@@ -22,106 +23,22 @@ from sarathi_sim.experiments.cli.common import (
     consoles,
     finite,
     print_json,
-    print_notes,
+    print_section,
     print_table,
     print_written,
 )
 from sarathi_sim.experiments.cli.sweep import WorkersOption
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
-
-    from sarathi_sim.experiments.cli.common import ProgressBar
-    from sarathi_sim.experiments.config.loading import Experiment
-    from sarathi_sim.experiments.validate.session import Cell
-    from sarathi_sim.experiments.validate.summary import Comparisons
-
-_SMALLEST_S = 0.005
-"""Parts of the latency below this are not printed."""
+    from sarathi_sim.experiments.content import Section
+    from sarathi_sim.experiments.figures.accuracy import Score, Study
 
 
-def score_recorded(
-    files: Sequence[Path],
-    config: str,
-    assignments: Sequence[str],
-    out: Path | None,
-    *,
-    json: bool,
-    quiet: bool,
-) -> None:
-    """Score runs under a configuration; print, and write ``summary.json``, ``requests.csv`` and a
-    figure a run to ``out``."""
-    from sarathi_sim.experiments.cli.common import ProgressBar
-    from sarathi_sim.experiments.config.loading import load_experiment
-    from sarathi_sim.experiments.figures.style import save, styled
-    from sarathi_sim.experiments.results import SCORE_FORMAT, result_folder, write_summary
-    from sarathi_sim.experiments.score.figure import distributions
-    from sarathi_sim.experiments.score.runs import cases_of, content_of, requests_table, score_runs
-
-    cases = cases_of(load_experiment(config, assignments), files)
-    with ProgressBar(consoles()[1], enabled=not (quiet or json)) as progress:
-        scored = score_runs(cases, progress)
-    content = content_of(scored)
-    if out is not None:
-        with result_folder(out, SCORE_FORMAT) as folder, styled():
-            write_summary(folder, SCORE_FORMAT, content)
-            table = requests_table(scored)
-            table.to_csv(folder / "requests.csv", index=False, float_format="%.6g")
-            (folder / "figures").mkdir()
-            for each in scored:
-                save(distributions(each), folder / "figures", each.case.file_name)
+def _print(content: Mapping[str, Any], section: Section, *, json: bool) -> None:
     if json:
-        print_json(content)
+        print_json({**content, **section.words()})
     else:
-        print_notes(note for each in scored for note in each.case.deployment.remarks)
-        _print_recorded(content["runs"])
-    print_written(out, figures=out is not None, err=True)
-
-
-def _print_recorded(runs: Mapping[str, Any]) -> None:
-    from sarathi_sim.experiments.run.compare import part_label
-    from sarathi_sim.experiments.score.figure import LABELS
-    from sarathi_sim.experiments.score.server_run import NUMBERS
-    from sarathi_sim.simulator.views.metric_registry import known
-
-    lacking, groups = [], []
-    for name, run in runs.items():
-        variants = {key: label for key, label in LABELS.items() if "off_pct" in run.get(key, {})}
-        rows = [
-            [
-                known(path).axis,
-                cell(run["measured"], path),
-                *(cell(run[key]["off_pct"], path, "{:+.1f}") for key in variants),
-            ]
-            for path in NUMBERS
-        ]
-        headings = ["measured", *(f"{label} (off, %)" for label in variants.values())]
-        title = f"{name} ({run['scenario']}, {run['requests']} requests)"
-        print_table((title,), headings, rows)
-        remains = run["remains"]
-        parts = ", ".join(
-            f"{part_label('mean_latency', part)} {value:+.3f}"
-            for part, value in sorted(remains["parts"].items(), key=lambda one: -abs(one[1]))
-            if abs(value) >= _SMALLEST_S
-        )
-        keys = ("latency_s", "host", "frontend", "first_token", "later_tokens")
-        lacking.append([name, parts, *(f"{remains[key]:+.3f}" for key in keys)])
-        for group in run["by_batch"]:
-            times = [f"{1e3 * group[f'{k}_s']:.1f}" for k in ("measured", "zero", "fitted")]
-            groups.append([name, str(group["requests"]), f"{group['running']:.0f}", *times])
-    what = ["in all", "host, fitted", "frontend, fitted", "first token", "later tokens"]
-    title = "What the mean latency lacks without host time (s)"
-    print_table(("", "of which the host's"), what, lacking, title=title)
-    columns = ("requests", "running", "TPOT measured (ms)", "no host time", "fitted")
-    print_table(("by requests running beside",), columns, groups)
-
-
-def cell(numbers: Mapping[str, Any], path: str, form: str = "{:.4g}") -> str:
-    """The number at ``KEY`` or ``KEY.STATISTIC``; a dash where there is none."""
-    key, _, statistic = path.partition(".")
-    value = numbers.get(key)
-    value = value[statistic] if statistic and value is not None else value
-    return "-" if value is None else form.format(value)
+        print_section(section)
 
 
 def score(
@@ -172,134 +89,63 @@ def score(
       sarathi-sim score inferencex_dev.csv --peer aiconfigurator.csv --out runs/score --json
     """
     from sarathi_sim.experiments.config.errors import ConfigError
-    from sarathi_sim.experiments.results import SCORE_FORMAT, check_replaceable
 
-    if out is not None:
-        check_replaceable(out, SCORE_FORMAT)
-    if config is None:
-        if recorded := next((path for path in files if path.suffix in (".json", ".jsonl")), None):
-            raise ConfigError(f"{recorded}: a recorded run needs --config, what served it")
-        if assignments:
-            raise ConfigError("--set goes with --config")
-        _score_rows(files, peer or [], out, workers, fit=fit, json=json, quiet=quiet)
-        return
-    if peer or fit:
-        given = "--peer" if peer else "--fit"
-        raise ConfigError(f"{given} goes with tables of servers, not with --config")
-    score_recorded(files, config, assignments or [], out, json=json, quiet=quiet)
+    recorded = next((path for path in files if path.suffix in (".json", ".jsonl")), None)
+    for wrong, problem in (
+        (config is None and recorded, f"{recorded}: a recorded run needs --config, what served it"),
+        (config is None and assignments, "--set goes with --config"),
+        (config and peer, "--peer goes with tables of servers, not with --config"),
+        (config and fit, "--fit goes with tables of servers, not with --config"),
+    ):
+        if wrong:
+            raise ConfigError(problem)
+    _score(files, config, assignments or [], peer or [], out, workers, fit, json, quiet)
 
 
-def _score_rows(
+def _score(
     files: list[Path],
-    peer: list[Path],
+    config: str | None,
+    assignments: list[str],
+    peers: list[Path],
     out: Path | None,
     workers: int | None,
-    *,
     fit: bool,
     json: bool,
     quiet: bool,
 ) -> None:
+    from sarathi_sim.experiments.beside.answers import score_answer
+    from sarathi_sim.experiments.beside.recorded import ScoredRuns, cases_of, score_runs
+    from sarathi_sim.experiments.beside.scoring import ScoredRows, score_servers
     from sarathi_sim.experiments.cli.common import ProgressBar
-    from sarathi_sim.experiments.figures.style import save, styled
-    from sarathi_sim.experiments.results import SCORE_FORMAT, result_folder, write_summary
-    from sarathi_sim.experiments.score.errors import predictions_table, read_peer
-    from sarathi_sim.experiments.score.figure import (
-        error_by_concurrency,
-        measured_against_predicted,
+    from sarathi_sim.experiments.config.loading import load_experiment
+    from sarathi_sim.experiments.results import (
+        SCORE_FORMAT,
+        check_replaceable,
+        result_folder,
+        write_summary,
     )
-    from sarathi_sim.experiments.score.scoring import host_time_yaml, read_rows, score_rows
     from sarathi_sim.experiments.sweeps.backends import local_backend
-    from sarathi_sim.profiler.storage.files import write_whole
 
-    rows, refused = read_rows(files)
-    peers = {str(path): read_peer(path) for path in peer}
-    with ProgressBar(consoles()[1], enabled=not (quiet or json)) as progress:
-        say = partial(typer.echo, err=True)
-        found = score_rows(str(files[0]), rows, local_backend(workers), progress, say, fit=fit)
-    predictions, refused = found.best, {**refused, **found.refused}
-    found = replace(found, refused=refused)
-    content = found.content(peers)
     if out is not None:
+        check_replaceable(out, SCORE_FORMAT)
+    found: ScoredRows | ScoredRuns
+    with ProgressBar(consoles()[1], enabled=not (quiet or json)) as progress:
+        if config is not None:
+            found = score_runs(cases_of(load_experiment(config, assignments), files), progress)
+        else:
+            say, backend = partial(typer.echo, err=True), local_backend(workers)
+            found = score_servers(files, peers, backend, progress, say, fit=fit)
+    content = found.content()
+    section = score_answer(content)
+    if out is not None:
+        from sarathi_sim.experiments.beside.pictures import draw_score
+
         with result_folder(out, SCORE_FORMAT) as folder:
-            write_summary(folder, SCORE_FORMAT, content)
-            table = predictions_table(rows, predictions, refused)
-            table.to_csv(folder / "predictions.csv", index=False, float_format="%.6g")
-            for name, shipped in (
-                ("host_time.yaml", found.shipped),
-                ("host_time_mixtures.yaml", found.mixtures),
-            ):
-                if shipped is not None:
-                    write_whole(folder / name, host_time_yaml(shipped).encode())
-            plain = [row for row in rows if not row.flags and row.id in predictions]
-            if plain:
-                (folder / "figures").mkdir()
-                with styled():
-                    for name, draw in (
-                        ("measured_predicted", measured_against_predicted),
-                        ("error_by_concurrency", error_by_concurrency),
-                    ):
-                        save(draw(plain, predictions), folder / "figures", name)
-    if json:
-        print_json(content)
-    else:
-        _print(content)
-    print_written(out, err=True)
-
-
-def _print(content: Mapping[str, Any]) -> None:
-    for path, peer in content.get("peers", {}).items():
-        rows = [
-            [name, str(one["n"]), *_cells(one["ours"]), *_cells(one["theirs"])]
-            for name, one in peer["groups"].items()
-            if one["n"]
-        ]
-        numbers = ["rows", "TTFT", "TPOT", "TTFT there", "TPOT there"]
-        print_table(("mean / median error (%)",), numbers, rows, title=f"beside {path}")
-    for title, groups in {"predicted": content["groups"], **content["variants"]}.items():
-        _print_groups(title.replace("_", " "), groups)
-    typer.echo(f"{content['answered']} of {content['rows']} rows answered")
-    typer.echo(f"host time: {content['constants']}")
-    typer.echo(f"host time of mixtures of experts: {content['constants_of_mixtures']}")
-    drawn, again = content["bands"]["draws"], content["bands"]["redrawn"]
-    typer.echo(
-        f"90 % bands: {drawn} joint draws of op errors, host time and the stack's error; "
-        f"{again['rows']} rows with a full KV cache were simulated again under {again['draws']}"
-    )
-    for kind, models in (("host_time", ""), ("host_time_of_mixtures", " (mixtures of experts)")):
-        for stack, host in content.get(kind, {}).items():
-            listed = ", ".join(f"{name} {1e3 * value:.4g} ms" for name, value in host.items())
-            typer.echo(f"  {stack}{models}: {listed}")
-    for reason, count in content["refused"].items():
-        typer.echo(f"  {count:5d} refused: {reason}")
-
-
-def _print_groups(title: str, groups: Mapping[str, Any]) -> None:
-    """All of what every row was measured for; of latency and throughput error and coverage."""
-    from sarathi_sim.experiments.score.measured import METRICS, SCORED
-
-    scored = [m for m in SCORED if any(one[m] for one in groups.values())]
-    rows = []
-    for name, one in groups.items():
-        if one["n"]:
-            cells = [name, str(one["n"])]
-            for metric in scored:
-                of = one[metric] or dict.fromkeys(("mape", "median", "p90", "bias", "coverage"))
-                cells.append(f"{of['mape']:.1f} / {of['median']:.1f}" if one[metric] else "")
-                if metric in METRICS:
-                    cells += [f"{of['p90']:.1f}", f"{of['bias']:+.1f}"]
-                cells.append("" if of["coverage"] is None else f"{of['coverage']:.0f}")
-            rows.append(cells)
-    if not rows:
-        return
-    numbers = ["rows"]
-    for metric in scored:
-        numbers.append(metric.upper() if metric in METRICS else metric)
-        numbers += ["p90", "bias", "in band"] if metric in METRICS else ["in band"]
-    print_table(("mean / median error (%)",), numbers, rows, title=title)
-
-
-def _cells(one: Mapping[str, Any]) -> list[str]:
-    return [f"{one[m]['mape']:.1f} / {one[m]['median']:.1f}" for m in ("ttft", "tpot")]
+            write_summary(folder, SCORE_FORMAT, content | section.words())
+            found.write(folder)
+            draw_score(found, folder / "figures")
+    _print(content, section, json=json)
+    print_written(out, figures=config is not None, err=True)
 
 
 def lockstep(
@@ -317,28 +163,20 @@ def lockstep(
       sarathi-sim lockstep tests/data/vllm/*.jsonl.gz
       sarathi-sim lockstep base.jsonl.gz --json
     """
+    from sarathi_sim.experiments.beside.answers import lockstep_answer
     from sarathi_sim.experiments.cli.common import ProgressBar
-    from sarathi_sim.experiments.run.decision_log import read_log, replay
+    from sarathi_sim.experiments.run.decision_log import read_log
+    from sarathi_sim.experiments.run.decision_log import replay as replayed
 
-    _, err = consoles()
     read = [read_log(path) for path in logs]
     found = {}
-    with ProgressBar(err, enabled=not json) as progress:
+    with ProgressBar(consoles()[1], enabled=not json) as progress:
         for number, (path, log) in enumerate(zip(logs, read, strict=True)):
             name = log.name if sum(each.name == log.name for each in read) == 1 else str(path)
-            found[name] = replay(log)
+            found[name] = replayed(log)
             progress("logs", number + 1, len(read))
-    if json:
-        print_json({"logs": {name: vars(one) for name, one in found.items()}})
-    else:
-        width = max(map(len, found))
-        for name, one in found.items():
-            typer.echo(f"{name:{width}s} {one.identical:7,} of {one.decisions:7,} identical")
-            if one.first_difference is not None:
-                typer.echo(f"  first difference: {one.first_difference}")
-        total = sum(one.decisions for one in found.values())
-        same = sum(one.identical for one in found.values())
-        typer.echo(f"{len(found)} logs, {same:,} of {total:,} decisions identical")
+    content = {"logs": {name: vars(one) for name, one in found.items()}}
+    _print(content, lockstep_answer(found), json=json)
     if any(one.first_difference is not None for one in found.values()):
         raise typer.Exit(1)
 
@@ -366,41 +204,14 @@ def replay(
       sarathi-sim replay docs/real_servers/rtx4090.yaml requests.jsonl --ticks timeseries.csv
       sarathi-sim replay my.yaml requests.jsonl --set kv_cache.num_blocks=2588 --json
     """
+    from sarathi_sim.experiments.beside.answers import replay_answer
+    from sarathi_sim.experiments.beside.recorded import read_server_run, read_ticks, replay_server
     from sarathi_sim.experiments.config.loading import load_experiment
-    from sarathi_sim.experiments.score.server_run import (
-        COUNTS,
-        NUMBERS,
-        TICK_LABELS,
-        read_server_run,
-        read_ticks,
-        replay_server,
-    )
-    from sarathi_sim.simulator.views.metric_registry import known
 
     log = read_ticks(ticks) if ticks is not None else None
-    found = replay_server(
-        load_experiment(config, assignments or []), read_server_run(requests), log
-    )
-    if json:
-        print_json(found)
-        return
-    scenarios = list(found["scenarios"].values())
-    print_notes(note for one in scenarios for note in one["notes"])
-    rows = []
-    labels = {path: known(path).axis for path in NUMBERS}
-    if log is not None:
-        labels |= TICK_LABELS
-    for path, label in labels.items():
-        cells = [label, cell(found["measured"], path)]
-        for one in scenarios:
-            cells += [cell(one, path), cell(one["off_pct"], path, "{:+.1f} %")]
-        rows.append(cells)
-    for key in COUNTS:
-        if any(key in one for one in scenarios):
-            cells = [key.replace("_", " "), "not recorded"]
-            rows.append(cells + [text for one in scenarios for text in (cell(one, key), "")])
-    headings = ["measured", *(text for name in found["scenarios"] for text in (name, "off"))]
-    print_table(("",), headings, rows)
+    experiment = load_experiment(config, assignments or [])
+    found = replay_server(experiment, read_server_run(requests), log)
+    _print(found, replay_answer(found, requests.name), json=json)
 
 
 ConfigOption = Annotated[
@@ -459,20 +270,28 @@ def validate(
       sarathi-sim validate validate_gpu --set model=llama-3-8b
       sudo sarathi-sim validate validate_cpu --realtime
     """
+    from sarathi_sim.experiments.beside.answers import validation_answer
+    from sarathi_sim.experiments.beside.pictures import draw_validation
+    from sarathi_sim.experiments.beside.session import make_cells
+    from sarathi_sim.experiments.beside.validation import check_engine, iterations, measure
     from sarathi_sim.experiments.cli.common import ProgressBar
     from sarathi_sim.experiments.config.loading import load_experiment
-    from sarathi_sim.experiments.results import VALIDATION_FORMAT, check_replaceable, result_folder
-    from sarathi_sim.experiments.validate.session import make_cells
-    from sarathi_sim.experiments.validate.summary import table, verdict
+    from sarathi_sim.experiments.results import (
+        ITERATIONS,
+        VALIDATION,
+        VALIDATION_FORMAT,
+        check_replaceable,
+        json_bytes,
+        result_folder,
+    )
 
-    stdout, stderr = consoles()
-    shipped = {"torch": "validate_cpu", "vllm": "validate_vllm"}
-    experiment = load_experiment(config or shipped[engine], assignments or [])
-    _check_ratios(experiment)
+    stderr = consoles()[1]
+    shipped = "validate_vllm" if engine == "vllm" else "validate_cpu"
+    experiment = load_experiment(config or shipped, assignments or [])
     folder = out or Path("runs") / experiment.name
     cells = make_cells(experiment)
     check_replaceable(folder, VALIDATION_FORMAT)
-    _check_engine(engine, cells, realtime)
+    check_engine(engine, experiment, cells, realtime=realtime)
 
     def say(line: str) -> None:
         if not quiet:
@@ -484,132 +303,80 @@ def validate(
         result_folder(folder, VALIDATION_FORMAT) as scratch,
         ProgressBar(stderr, enabled=not quiet) as progress,
     ):
-        if engine == "vllm":
-            result = _measure_vllm(experiment, cells, timeout or 300, progress, scratch)
-        else:
-            result, outcomes = _measure(
-                experiment, cells, realtime, timeout or 30, profiles, progress, say
-            )
-            _write(result, outcomes, scratch)
-            if figures:
-                _draw(outcomes, scratch / "figures")
+        result, outcomes = measure(
+            *(engine, experiment, cells, timeout, profiles, progress, say), realtime=realtime
+        )
+        section = validation_answer(result)
+        (scratch / VALIDATION).write_bytes(json_bytes(result | section.words()))
+        iterations(outcomes).to_parquet(scratch / ITERATIONS, index=False)
+        if drawn := figures and engine == "torch":
+            draw_validation(outcomes, scratch / "figures")
     if not quiet:
-        stdout.print(table(result))
-        for line in verdict(result):
-            typer.echo(line)
-        print_written(folder, figures=figures and engine == "torch")
+        print_section(section)
+        print_written(folder, figures=drawn)
     if any(cell["parity"] < 1 for cell in result["cells"].values()):
         raise typer.Exit(1)
 
 
-def _check_ratios(experiment: Experiment) -> None:
-    """Raises ConfigError where ``compare`` asks for a metric that an engine's runs do not have."""
-    from sarathi_sim.experiments.config.errors import ConfigError
-    from sarathi_sim.experiments.validate.summary import COMPARABLE
+def accuracy(
+    datasets: DatasetsOption = None,
+    out: Annotated[Path | None, typer.Option(help="Also write the scores to this folder.")] = None,
+    json: JsonOption = False,
+    kernels: Annotated[
+        list[str] | None,
+        typer.Option(help="Fit the kernels of this device again (one option a device)."),
+    ] = None,
+) -> None:
+    """Score the regressions on public measurements (needs them).
 
-    for name, ratio in experiment.compare.items():
-        if ratio.metric not in COMPARABLE:
-            raise ConfigError(
-                f"{experiment.file}: compare.{name}.metric: value {ratio.metric!r}: "
-                f"a validation compares {' or '.join(COMPARABLE)}"
-            )
+    Only rows that were not fitted count: a row a score, with its aims and why it misses one; then
+    a row a class of scores. The errors of the stacks' kernels are those of the shipped surfaces,
+    recorded when these were fitted, but for the devices named with --kernels.
 
+    data/README.md lists the files and their sources.
 
-def _measure(
-    experiment: Experiment,
-    cells: list[Cell],
-    realtime: bool,
-    timeout_s: float,
-    profiles: Path,
-    progress: ProgressBar,
-    say: Callable[[str], None],
-) -> tuple[dict[str, Any], Comparisons]:
-    """Run the engine, and compare; returns the content of ``validation.json`` and the comparisons.
-
-    Raises ProfileError where the engine cannot run this.
+    \b
+    Examples:
+      sarathi-sim accuracy --datasets measurements
+      SARATHI_SIM_DATASETS=measurements sarathi-sim accuracy --json | jq .classes
+      sarathi-sim accuracy --datasets measurements --kernels h100-80g-sxm --kernels b200-sxm
     """
-    from sarathi_sim.experiments.results import to_json
-    from sarathi_sim.experiments.validate.session import run_sessions
-    from sarathi_sim.experiments.validate.summary import evaluate_all, report
+    from dataclasses import asdict
 
-    sessions = run_sessions(
-        cells,
-        experiment.validation,
-        realtime=realtime,
-        timeout_s=timeout_s,
-        progress=progress,
-        say=say,
-        profiles=profiles,
-    )
-    outcomes = evaluate_all(sessions, progress)
-    result: dict[str, Any] = to_json(report(experiment, sessions, outcomes))
-    result["realtime"] = realtime
-    return result, outcomes
+    from sarathi_sim.experiments.beside.answers import accuracy_answer
+    from sarathi_sim.experiments.cli.common import ProgressBar
+    from sarathi_sim.experiments.figures import accuracy as studies
+    from sarathi_sim.experiments.figures import kernel_errors
+    from sarathi_sim.experiments.results import ACCURACY_FORMAT, maybe_result
+    from sarathi_sim.profiler.kernels.stack_fit import check_fitted, fitted_devices
+    from sarathi_sim.profiler.storage.files import public_datasets
 
-
-def _measure_vllm(
-    experiment: Experiment,
-    cells: list[Cell],
-    timeout_s: float,
-    progress: ProgressBar,
-    folder: Path,
-) -> dict[str, Any]:
-    """Run vLLM, compare and write; returns the content of ``validation.json``."""
-    from sarathi_sim.experiments.results import ITERATIONS, VALIDATION, json_bytes, to_json
-    from sarathi_sim.experiments.validate.vllm_report import evaluate_all, iterations, report
-    from sarathi_sim.experiments.validate.vllm_session import run_session
-
-    session = run_session(cells, experiment.validation, timeout_s, progress)
-    outcomes = evaluate_all(session, progress)
-    result: dict[str, Any] = to_json(report(experiment, session, outcomes))
-    (folder / VALIDATION).write_bytes(json_bytes(result))
-    iterations(outcomes).to_parquet(folder / ITERATIONS, index=False)
-    return result
+    folder = public_datasets(datasets)
+    stack = "vllm"  # of which every device has kernels
+    again = [name for device in kernels or [] for name in check_fitted(device, stack)]
+    wanted: list[Study] = [*studies.STUDIES.values()]
+    for device in fitted_devices(stack):
+        kind = kernel_errors.kernels if device in again else kernel_errors.shipped
+        wanted.append(partial(kind, device=device))
+    scores = []
+    bar = ProgressBar(consoles()[1], enabled=True)
+    with bar as progress, maybe_result(out, ACCURACY_FORMAT) as write:
+        for done, study in enumerate(wanted):
+            progress("studies", done, len(wanted))
+            scores += list(study(folder))
+        content = {
+            "scores": [score.content() for score in scores],
+            "classes": [asdict(one) for one in studies.by_class(scores)],
+        }
+        section = accuracy_answer(content)
+        write(content | section.words())
+    _print(content, section, json=json)
+    print_written(out, err=json)
 
 
-def _write(result: Mapping[str, Any], outcomes: Comparisons, folder: Path) -> None:
-    from sarathi_sim.experiments.results import ITERATIONS, VALIDATION, json_bytes
-    from sarathi_sim.experiments.validate.summary import iterations
+def print_scores(scores: Sequence[Score]) -> None:
+    """A row a score, with its aim beside it, and why it misses one."""
+    from sarathi_sim.experiments.beside.answers import scores_table
 
-    (folder / VALIDATION).write_bytes(json_bytes(result))
-    iterations(outcomes).to_parquet(folder / ITERATIONS, index=False)
-
-
-def _check_engine(engine: str, cells: list[Cell], realtime: bool) -> None:
-    """Raises ConfigError, before the work, where the engine cannot run."""
-    import importlib.util
-    import os
-
-    from sarathi_sim.experiments.config.errors import ConfigError
-
-    if engine == "vllm":
-        from sarathi_sim.experiments.validate.vllm_session import check_cells, find_python
-
-        if realtime:
-            raise ConfigError("--realtime: only for the engine in torch; vLLM's clock is CPU time")
-        check_cells(cells)
-        find_python()
-        return
-    if importlib.util.find_spec("torch") is None:
-        raise ConfigError(
-            "the engine needs torch, which is not installed: pip install 'sarathi-sim[profiler]'"
-        )
-    if realtime and (not hasattr(os, "sched_setscheduler") or os.geteuid() != 0):
-        raise ConfigError("--realtime: needs Linux, and root")
-
-
-def _draw(outcomes: Comparisons, folder: Path) -> None:
-    """The middle repeat of every cell."""
-    from sarathi_sim.experiments.figures.style import save, styled
-    from sarathi_sim.experiments.validate.summary import iterations_figure, timelines_figure
-
-    folder.mkdir()
-    middle = {
-        name: sorted(repeats, key=lambda o: o.measured.makespan_s)[len(repeats) // 2]
-        for name, repeats in outcomes.items()
-    }
-    pipelines = {n: o for n, o in middle.items() if len(o.measured.bubble_by_stage_s) > 1}
-    with styled():
-        save(iterations_figure(middle, "calibrated"), folder, "iterations")
-        if pipelines:
-            save(timelines_figure(pipelines, "calibrated"), folder, "timelines")
+    grid = scores_table(score.content() for score in scores)
+    print_table(grid.headings[: grid.text], grid.headings[grid.text :], grid.rows)

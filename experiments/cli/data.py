@@ -211,7 +211,7 @@ def calibrate(
 
 def _calibrate_stack(device: str | None, stack: str, datasets: Path | None, write: bool) -> None:
     """Fit a stack's kernels on one device or all; without ``datasets`` print what is stored."""
-    from sarathi_sim.experiments.cli.profile import print_scores
+    from sarathi_sim.experiments.cli.beside import print_scores
     from sarathi_sim.experiments.figures.kernel_errors import scores_of
     from sarathi_sim.profiler.kernels.stack_file import load_stack, write_stack
     from sarathi_sim.profiler.kernels.stack_fit import check_fitted, fit_stack

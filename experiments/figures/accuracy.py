@@ -8,8 +8,9 @@ optimistic.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -70,6 +71,10 @@ class Score:
         far = {"median": self.median > most[0], "p95": self.p95 > most[1]}
         far["band"] = self.covered is not None and not inside_aim(self.covered)
         return [name for name, missed in far.items() if missed]
+
+    def content(self) -> dict[str, Any]:
+        """As ``accuracy --json`` prints it."""
+        return {**asdict(self), "met": self.met, "missed": self.missed}
 
     def because(self, errors: str, band: str) -> Score:
         """With the causes of what it misses: of its errors, and of its band."""

@@ -7,6 +7,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from sarathi_sim.experiments.beside.answers import accuracy_answer, validation_answer
 from sarathi_sim.experiments.capacity.probing import (
     CAPACITY_FORMAT,
     RECOMMEND_FORMAT,
@@ -24,11 +25,13 @@ from sarathi_sim.experiments.report.of_run import run_section
 from sarathi_sim.experiments.report.of_score import score_section
 from sarathi_sim.experiments.report.of_sweep import sweep_section
 from sarathi_sim.experiments.results import (
+    ACCURACY_FORMAT,
     FIGURES_FORMAT,
     FORMAT,
     SCORE_FORMAT,
     SUMMARY,
     SWEEP_FORMAT,
+    VALIDATION_FORMAT,
     read_summary,
 )
 from sarathi_sim.profiler.storage.child import Progress, silent
@@ -43,6 +46,8 @@ SECTIONS: dict[str, SectionOf] = {
     CAPACITY_FORMAT: capacity_section,
     RECOMMEND_FORMAT: recommend_section,
     SENSITIVITY_FORMAT: sensitivity_section,
+    VALIDATION_FORMAT: lambda _, found: validation_answer(found),
+    ACCURACY_FORMAT: lambda _, found: accuracy_answer(found),
 }
 """By the format of the result's summary, which they get with its folder. Runs are shown together:
 :func:`run_section`."""

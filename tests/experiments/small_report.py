@@ -21,11 +21,12 @@ ALL_KINDS = (
 def write_score(folder: Path) -> Path:
     """The summary of a score of three rows, one of them refused."""
     errors = {
-        "ttft": {"mape": 46.0, "median": 45.0, "p90": 61.0, "bias": 46.0},
-        "tpot": {"mape": 34.0, "median": 33.0, "p90": 37.0, "bias": -33.0},
+        "ttft": {"mape": 46.0, "median": 45.0, "p90": 61.0, "bias": 46.0, "coverage": 50.0},
+        "tpot": {"mape": 34.0, "median": 33.0, "p90": 37.0, "bias": -33.0, "coverage": None},
     }
     groups = {"all": {"n": 2, **errors}, "engine vllm": {"n": 2, **errors}, "none": {"n": 0}}
     content = {"rows": 3, "answered": 2, "groups": groups, "refused": {"not modelled": 1}}
+    content["variants"] = {"zero_fit": groups}
     with result_folder(folder, SCORE_FORMAT) as scratch:
         write_summary(scratch, SCORE_FORMAT, content)
     return folder

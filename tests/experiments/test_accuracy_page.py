@@ -5,9 +5,11 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+from sarathi_sim.experiments.beside.accuracy_page import DENSE, MIXTURES, tables
+from sarathi_sim.experiments.beside.answers import KINDS
 from sarathi_sim.experiments.figures.page_tables import update
-from sarathi_sim.experiments.score.accuracy_page import ALL, MIXTURES, tables
 
+ALL, OF_MIXTURES = KINDS[DENSE], KINDS[MIXTURES]
 PAGE = (Path(__file__).parents[2] / "docs" / "accuracy.md").read_text(encoding="utf-8")
 
 
@@ -25,6 +27,8 @@ CONTENT = {
     },
     "peers": {"peer.csv": {"groups": {ALL: {"n": 2, "ours": of(3.0), "theirs": of(40.0)}}}},
     "host_time": {"vllm": {"host_iteration_s": 1e-3, "host_sequence_s": 2e-5, "frontend_s": 0.01}},
+    "rows": 5,
+    "answered": 3,
     "refused": {"mode disagg": 2},
 }
 
@@ -40,7 +44,7 @@ def test_every_table_of_the_page_is_made() -> None:
     made = made_with(
         CONTENT,
         "| ours, nothing fitted to such rows | 3 | 6.0 / 3.0 | 6.0 / 3.0 |",
-        "| AIConfigurator 0.12.0, on the rows that it answers | 2 | 40.0 / 20.0 | 40.0 / 20.0 |",
+        "| peer, on the rows that it answers | 2 | 40.0 / 20.0 | 40.0 / 20.0 |",
         "| cross validated | 3 | 4.0 / 2.0 | 4.0 / 2.0 | 4.0 / 2.0 | 88 % | 88 % | 91 % |",
         "| engine vllm | 3 | 5.0 / 2.5 | -1.0 | 88 % | 7.0 / 3.5 | 5.0 / 2.5 |",
         "| vllm | 1.00 | 0.0200 | 10.0 |",
@@ -56,15 +60,17 @@ def test_the_page_has_its_numbers() -> None:
 
 def test_a_score_of_mixtures_alone_leaves_the_other_tables() -> None:
     content = {
-        "groups": {ALL: {"n": 0}, MIXTURES: of(8.0), "model gpt": of(9.0), "mode agg": of(8.0)},
+        "groups": {ALL: {"n": 0}, OF_MIXTURES: of(8.0), "model gpt": of(9.0), "mode agg": of(8.0)},
         "variants": {
-            "zero_fit": {MIXTURES: of(30.0), "model gpt": of(31.0)},
-            "cross_validated": {MIXTURES: of(8.5)},
+            "zero_fit": {OF_MIXTURES: of(30.0), "model gpt": of(31.0)},
+            "cross_validated": {OF_MIXTURES: of(8.5)},
         },
         "host_time_of_mixtures": {
             "trtllm": {"host_iteration_s": 0.0, "host_sequence_s": 0.0, "frontend_s": 0.0,
                        "frontend_token_s": 4.8e-6, "launch_s": 7.5e-5},
         },
+        "rows": 3,
+        "answered": 3,
         "refused": {},
     }  # fmt: skip
     made = made_with(

@@ -10,15 +10,16 @@ from typing import Any
 import numpy as np
 import pytest
 
-from sarathi_sim.experiments.config.loading import load_experiment
-from sarathi_sim.experiments.validate.differences import (
+from sarathi_sim.experiments.beside.session import Cell, make_cells
+from sarathi_sim.experiments.beside.torch_session import (
     MOST_OF_TARGET,
     TARGETS,
     LostTime,
+    engine_spec,
     lost,
     lost_seconds,
 )
-from sarathi_sim.experiments.validate.session import Cell, engine_spec, make_cells
+from sarathi_sim.experiments.config.loading import load_experiment
 from sarathi_sim.policies.catalogue import build
 from sarathi_sim.policies.micro_batches import MicroBatches
 from sarathi_sim.policies.request import Request

@@ -20,6 +20,7 @@ import pytest
 from bokeh.models import GlyphRenderer, Step, TapTool, Text
 from typer.testing import CliRunner
 
+from sarathi_sim.experiments.beside.servers import METRICS
 from sarathi_sim.experiments.cli.app import app
 from sarathi_sim.experiments.config.errors import ConfigError
 from sarathi_sim.experiments.config.loading import load_experiment
@@ -41,7 +42,6 @@ from sarathi_sim.experiments.results import read_summary
 from sarathi_sim.experiments.run.compare import labelled_tables, simulate_again
 from sarathi_sim.experiments.run.experiment import run_experiment
 from sarathi_sim.experiments.run.run_answer import answer
-from sarathi_sim.experiments.score.measured import METRICS
 from tests.experiments.small_report import ALL_KINDS
 
 PAGE = re.compile(r"<script.*?</script>", re.DOTALL)
@@ -128,7 +128,10 @@ def test_the_parts_of_a_comparison(sections: dict[str, Section], reported: dict[
 
 def test_the_groups_of_a_score(sections: dict[str, Section]) -> None:
     section = sections["score"]
-    assert section.table.rows[0][:3] == ["all", "2", "46.0"]
+    row = ("all", "2", "46.0 / 45.0", "61.0", "+46.0", "50 %", "46.0 / 45.0")
+    assert section.table.rows[0][: len(row)] == row
+    assert section.table.headings[6] == "TTFT, zero-fit"
+    assert "Flagged rows are doubtful" in section.table.note
     assert section.answer == (
         "2 of 3 rows have a prediction; the median error is 45.0 % for TTFT and 33.0 % for TPOT."
     )

@@ -12,21 +12,7 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from sarathi_sim.experiments.cli.app import app
-from sarathi_sim.experiments.config.errors import ConfigError
-from sarathi_sim.experiments.config.inputs import NONE, HostConstants
-from sarathi_sim.experiments.score.deployments import MODELS, scenario_of
-from sarathi_sim.experiments.score.errors import (
-    ServerTimes,
-    errors,
-    grouped,
-    league,
-    predictions_table,
-    read_peer,
-    short_reason,
-)
-from sarathi_sim.experiments.score.measured import Measured, read_measured
-from sarathi_sim.experiments.score.simulated import (
+from sarathi_sim.experiments.beside.row_runs import (
     RowCache,
     RowOutcome,
     RowPlan,
@@ -34,6 +20,24 @@ from sarathi_sim.experiments.score.simulated import (
     outcome_key,
     plan_rows,
 )
+from sarathi_sim.experiments.beside.scoring import (
+    ScoredRows,
+    errors,
+    grouped,
+    predictions_table,
+    read_peer,
+    short_reason,
+)
+from sarathi_sim.experiments.beside.servers import (
+    MODELS,
+    Measured,
+    ServerTimes,
+    read_measured,
+    scenario_of,
+)
+from sarathi_sim.experiments.cli.app import app
+from sarathi_sim.experiments.config.errors import ConfigError
+from sarathi_sim.experiments.config.inputs import NONE, HostConstants
 from sarathi_sim.experiments.sweeps.store import Store
 from sarathi_sim.profiler.facts.model import list_models
 
@@ -87,13 +91,6 @@ def test_a_broken_row_is_refused_alone(tmp_path: Path, row: str, reason: str) ->
     assert refused["a"].startswith(reason), refused["a"]
 
 
-def test_the_last_newline_may_be_missing(tmp_path: Path) -> None:
-    path = table(tmp_path, f"{ROW},80,20", f"b{ROW[1:]},81,21")
-    path.write_text(path.read_text().rstrip("\n"))
-    rows, refused = read_measured(path)
-    assert [row.tpot_ms for row in rows] == [20.0, 21.0] and not refused
-
-
 def test_an_id_is_one_rows(tmp_path: Path) -> None:
     rows, refused = read_measured(table(tmp_path, f"{ROW},80,20", f"{ROW},81,20"))
     assert [row.ttft_ms for row in rows] == [80.0]
@@ -136,13 +133,11 @@ def test_errors_by_hand() -> None:
         "d": ServerTimes(100.0, 10.0),
     }
     found = errors(rows, predictions, "ttft")
-    assert found is not None
-    assert found.mape == pytest.approx(22.5)
-    assert found.median == pytest.approx(15.0)
-    assert found.p90 == pytest.approx(20 + 0.7 * 40)
-    assert found.bias == pytest.approx(12.5)
-    assert found.coverage == 50.0
-    assert errors(rows, predictions, "tpot").mape == 0.0  # type: ignore[union-attr]
+    assert found == pytest.approx(
+        {"mape": 22.5, "median": 15.0, "p90": 20 + 0.7 * 40, "bias": 12.5, "coverage": 50.0}
+    )
+    tpot = errors(rows, predictions, "tpot")
+    assert tpot is not None and tpot["mape"] == 0.0
     assert errors(rows[4:], predictions, "ttft") is None
 
 
@@ -172,11 +167,12 @@ def test_groups_go_by_number_only_where_they_have_one() -> None:
     ]
 
 
-def test_the_league_by_hand() -> None:
+def test_a_score_by_hand() -> None:
     """Ours is off by 10 % on a and b, the peer by 20 % on a, and it lacks b."""
     rows = [measured("a", 100.0, 10.0), measured("b", 100.0, 10.0), measured("c", 1.0, 1.0)]
-    ours = {name: ServerTimes(110.0, 9.0) for name in "ab"}
-    found = league(rows, ours, {"c": "no", "row 9": "no"}, {"peer": {"a": ServerTimes(80.0, 12.0)}})
+    ours, refused = {name: ServerTimes(110.0, 9.0) for name in "ab"}, {"c": "no", "row 9": "no"}
+    peers = {"peer": {"a": ServerTimes(80.0, 12.0)}}
+    found = ScoredRows(rows, ours, ours, refused, peers=peers).content()
     assert (found["rows"], found["answered"], found["refused"]) == (4, 2, {"no": 2})
     every = found["groups"]["all"]
     assert every["n"] == 2 and every["tpot"]["bias"] == pytest.approx(-10.0)
@@ -227,17 +223,17 @@ def test_a_closed_loop_is_what_a_row_describes() -> None:
     plan = planned(row, some=host, no=NONE)
     runs = plan.runs["some"]
     assert plan.refused == {} and plan.runs["no"]["a"].key != runs["a"].key
-    engine = runs["a"].scenario.engine
+    scenario = runs["a"].run.scenario
+    engine = scenario.engine
     assert (engine.host_iteration_s, engine.host_sequence_s, engine.frontend_s) == (
         0.001, 2e-5, 0.004,
     )  # fmt: skip
-    workload = runs["a"].scenario.workload
+    workload = scenario.workload
     assert workload.requests == 80 and workload.arrivals.kind == "closed_loop"
     assert workload.arrivals.clients == 8
     assert workload.lengths.kind == "random" and workload.lengths.range_ratio == 0.8
     assert workload.lengths.bounds(1024) == (819, 1024), "as InferenceX draws"
-    assert runs["a"].scenario.kv_cache is not None
-    assert runs["a"].scenario.kv_cache.prefix_caching is False
+    assert scenario.kv_cache is not None and scenario.kv_cache.prefix_caching is False
 
 
 def test_what_a_row_does_not_say_is_inferred() -> None:
@@ -275,9 +271,9 @@ def test_the_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert [line.split(",")[0] for line in lines] == ["id", "a", "b", "c"]
     assert (tmp_path / "out" / "figures" / "measured_predicted.png").stat().st_size > 10_000
     monkeypatch.setattr(
-        "sarathi_sim.experiments.score.simulated.deploy", None
+        "sarathi_sim.experiments.beside.row_runs.deploy", None
     )  # nothing is built again,
-    monkeypatch.setattr("sarathi_sim.experiments.score.simulated.execute", None)  # nothing is run
+    monkeypatch.setattr("sarathi_sim.experiments.beside.row_runs.execute", None)  # nothing is run
     again = CliRunner().invoke(app, call)
     assert again.stdout == first.stdout
 
@@ -289,7 +285,7 @@ def test_a_table_without_an_answer_draws_and_fits_nothing(tmp_path: Path) -> Non
         with warnings.catch_warnings(action="error"):
             done = CliRunner().invoke(app, call)
         assert done.exit_code == 0, done.output
-        assert done.stdout.startswith(f"0 of {len(rows)} rows answered")
+        assert done.stdout.startswith(f"0 of {len(rows)} rows have a prediction.")
         assert "host time of mixtures" in done.stdout
         assert not (out / "figures").exists() and not list(out.glob("host_time*"))
 
@@ -353,10 +349,12 @@ def test_latency_and_throughput_are_scored() -> None:
     row = measured("a", 100.0, 10.0, osl=10, length_range_ratio=0.8, output_tokens_per_s=50.0)
     times = ServerTimes(100.0, 10.0, 55.0, {"latency": (170.0, 179.0), "throughput": (45.0, 55.0)})
     latency, rate = (errors([row], {"a": times}, name) for name in ("latency", "throughput"))
-    assert latency is not None and (latency.mape, latency.coverage) == (0.0, 0.0)
-    assert rate is not None and rate.bias == pytest.approx(10.0) and rate.coverage == 100.0
+    assert latency is not None and (latency["mape"], latency["coverage"]) == (0.0, 0.0)
+    assert rate is not None and rate["bias"] == pytest.approx(10.0)
+    assert rate["coverage"] == 100.0
     given = row.model_copy(update={"latency_ms": 200.0, "output_tokens_per_s": None})
-    assert errors([given], {"a": times}, "latency").bias == pytest.approx(-10.0)  # type: ignore[union-attr]
+    latency = errors([given], {"a": times}, "latency")
+    assert latency is not None and latency["bias"] == pytest.approx(-10.0)
     assert errors([given], {"a": times}, "throughput") is None
 
 

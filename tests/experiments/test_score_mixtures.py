@@ -8,13 +8,24 @@ from typing import Any
 import numpy as np
 import pytest
 
+from sarathi_sim.experiments.beside.row_runs import OpShares
+from sarathi_sim.experiments.beside.scoring import (
+    LAUNCHES,
+    fitting,
+    grid,
+    grouped,
+    launching,
+    slopes,
+)
+from sarathi_sim.experiments.beside.servers import (
+    Measured,
+    ServerTimes,
+    mean_prompt,
+    scenario_of,
+    server_of,
+)
 from sarathi_sim.experiments.config.errors import ConfigError
 from sarathi_sim.experiments.config.inputs import NONE, HostConstants, calls_of_layer, host_times
-from sarathi_sim.experiments.score.deployments import mean_prompt, scenario_of, server_of
-from sarathi_sim.experiments.score.errors import ServerTimes, grouped
-from sarathi_sim.experiments.score.host_fit import LAUNCHES, fitting, grid, launching, slopes
-from sarathi_sim.experiments.score.measured import Measured
-from sarathi_sim.experiments.score.server_bands import OpShares
 from sarathi_sim.profiler.facts.model import load_model
 
 DEEPSEEK = {"model": "deepseek-ai/DeepSeek-R1", "precision": "fp4", "system": "b200_sxm", "tp": 8}

@@ -12,19 +12,19 @@ import numpy as np
 import pytest
 from typer.testing import CliRunner
 
+from sarathi_sim.experiments.beside.recorded import (
+    Case,
+    Overheads,
+    ServerRun,
+    cases_of,
+    fitted_to,
+    read_server_run,
+    score_runs,
+)
 from sarathi_sim.experiments.cli.app import app
 from sarathi_sim.experiments.config.deployment import deploy
 from sarathi_sim.experiments.config.errors import ConfigError
 from sarathi_sim.experiments.config.loading import load_experiment
-from sarathi_sim.experiments.score.runs import (
-    Case,
-    Overheads,
-    cases_of,
-    content_of,
-    fitted_to,
-    score_runs,
-)
-from sarathi_sim.experiments.score.server_run import ServerRun, read_server_run
 from sarathi_sim.profiler.storage.child import silent
 from sarathi_sim.simulator.op_times.iteration import HostTime
 from tests.experiments.test_server_run import SMALL
@@ -131,7 +131,7 @@ def test_a_fit_finds_the_host_time(measured: list[Case]) -> None:
 
 
 def test_what_is_scored(measured: list[Case]) -> None:
-    runs = content_of(score_runs(measured, silent))["runs"]
+    runs = score_runs(measured, silent).content()["runs"]
     slow = runs["slow"]
     assert set(slow) >= {"zero", "fitted", "left_out"} and "configured" not in slow
     assert slow["zero"]["off_pct"]["tpot_s"]["mean"] < -10

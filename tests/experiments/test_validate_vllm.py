@@ -12,30 +12,25 @@ import numpy as np
 import pytest
 from typer.testing import CliRunner
 
-from sarathi_sim.experiments.cli.app import app
-from sarathi_sim.experiments.config.errors import ConfigError
-from sarathi_sim.experiments.config.loading import Experiment, load_experiment
-from sarathi_sim.experiments.results import to_json
-from sarathi_sim.experiments.validate import vllm_session
-from sarathi_sim.experiments.validate.session import Cell, make_cells
-from sarathi_sim.experiments.validate.summary import table, verdict
-from sarathi_sim.experiments.validate.vllm_report import (
+from sarathi_sim.experiments.beside import vllm_session
+from sarathi_sim.experiments.beside.answers import validation_answer
+from sarathi_sim.experiments.beside.session import Cell, make_cells, plan_of
+from sarathi_sim.experiments.beside.validation import evaluate_all, iterations, report
+from sarathi_sim.experiments.beside.vllm_session import (
     StepPrediction,
     StepTimes,
-    evaluate_all,
-    iterations,
-    report,
-    totals,
-)
-from sarathi_sim.experiments.validate.vllm_session import (
     VllmSession,
     check_cells,
     find_python,
     grid_work,
     job_of,
-    plan_of,
     session_of,
+    totals_of,
 )
+from sarathi_sim.experiments.cli.app import app
+from sarathi_sim.experiments.config.errors import ConfigError
+from sarathi_sim.experiments.config.loading import Experiment, load_experiment
+from sarathi_sim.experiments.results import to_json
 from sarathi_sim.profiler.storage.child import silent
 
 RECORDED = Path(__file__).parent / "recorded" / "vllm.jsonl.gz"
@@ -62,11 +57,15 @@ def answers() -> list[dict[str, Any]]:
     return [json.loads(line) for line in gzip.decompress(RECORDED.read_bytes()).splitlines()]
 
 
-@pytest.fixture
-def session(answers: list[dict[str, Any]]) -> VllmSession:
+def recorded_session(answers: list[dict[str, Any]]) -> VllmSession:
     experiment, cells = small()
     plan = plan_of(cells, experiment.validation)
     return session_of(cells, plan, answers, [1.0] * len(answers), 9.0)
+
+
+@pytest.fixture
+def session(answers: list[dict[str, Any]]) -> VllmSession:
+    return recorded_session(answers)
 
 
 def test_the_order_of_the_work(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -89,7 +88,7 @@ def test_the_order_of_the_work(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_every_recorded_decision_is_ours(session: VllmSession) -> None:
     """Prompts are cut, and decodes run beside them."""
-    outcomes = evaluate_all(session, silent)
+    outcomes = evaluate_all([session], silent)
     for name in ("low", "high"):
         (outcome,) = outcomes[name]
         assert outcome.parity.first_difference is None
@@ -97,33 +96,35 @@ def test_every_recorded_decision_is_ours(session: VllmSession) -> None:
         assert set(outcome.whole) == {"grid", "calibrated"}
         # The worst that a busy machine did to a run of half a second.
         assert 0.3 < outcome.whole["grid"]["tpot"] / outcome.measured["tpot"] < 3
-        assert (outcome.steps[:, 0] * outcome.steps[:, 2] > 0).any(), "decodes beside a prompt"
+        beside = outcome.steps["decodes"] * outcome.steps["prompt_tokens"]
+        assert (beside > 0).any(), "decodes beside a prompt"
     table_of = iterations(outcomes)
     assert set(table_of["cell"]) == {"low", "high"} and (table_of["measured_s"] > 0).all()
 
 
 def test_a_changed_decision_is_found(session: VllmSession) -> None:
-    events = session.repeats[0].served["low"].run.run["events"]
+    events = session.repeats[0].served["low"].run["events"]
     first = next(event for event in events if event[0] == "schedule" and event[2])
     first[2][0][2] -= 1
-    (outcome,) = evaluate_all(session, silent)["low"]
+    (outcome,) = evaluate_all([session], silent)["low"]
     assert "decision of step 0" in str(outcome.parity.first_difference)
 
 
 def test_the_verdict_is_honest(session: VllmSession) -> None:
     """One repeat is too few to claim anything; three that drifted are rejected."""
     experiment, _ = small()
-    result = to_json(report(experiment, session, evaluate_all(session, silent)))
+    result = to_json(report(experiment, [session], evaluate_all([session], silent)))
     assert result["quiet"] is False and result["cells"]["low"]["parity"] == 1
     judged = {(row["what"], row["met"]) for row in result["targets"]}
     assert ("parity", True) in judged and ("ttft_error", None) in judged
-    assert any("nothing is claimed" in line for line in verdict(result))
-    assert table(result).row_count > 5
+    section = validation_answer(result)
+    assert any("nothing is claimed" in line for line in section.warnings)
+    assert len(section.table.rows) > 5
     before, after = session.repeats[0].grids
     for rows, slower in ((before, 1.0), (after, 1.2)):
-        for row in rows:
+        for row in rows["grid"]:
             row[3:] = [slower * (10 + row[0] + row[2])] * 2
-    result = report(experiment, session, evaluate_all(session, silent))
+    result = report(experiment, [session], evaluate_all([session], silent))
     assert result["repeats"]["vllm"]["rejected"] == [
         {"repeat": 0, "why": "the grid took 1.20 times as long after as before"}
     ]
@@ -168,7 +169,7 @@ def test_a_simulation_takes_the_grids_times() -> None:
 
 
 def test_totals_by_hand() -> None:
-    found = totals(*(np.array(row, float) for row in ([0, 1], [0.5, 2.0], [2.5, 2.0], [5, 1])))
+    found = totals_of(*(np.array(row, float) for row in ([0, 1], [0.5, 2.0], [2.5, 2.0], [5, 1])))
     assert found == {"ttft": 0.75, "tpot": 0.5, "latency": 1.75, "throughput": 6 / 2.5}
 
 

@@ -17,7 +17,7 @@ torch = pytest.importorskip("torch", reason="torch is not installed")
 from torch.utils._python_dispatch import TorchDispatchMode  # noqa: E402
 from torch.utils._pytree import tree_leaves  # noqa: E402
 
-from sarathi_sim.experiments.validate.playback import lockstep  # noqa: E402
+from sarathi_sim.experiments.beside.torch_session import lockstep  # noqa: E402
 from sarathi_sim.profiler.engine import processes as engine_processes  # noqa: E402
 from sarathi_sim.profiler.engine import rank, stage  # noqa: E402
 from sarathi_sim.profiler.engine.processes import EngineProcesses  # noqa: E402
@@ -61,7 +61,7 @@ def test_activations_that_travel_apart_yield_the_same_tokens(
         for policy in ("orca_best", "sarathi_fill"):
             run = engine.serve(load, POLICIES[policy], settings(pp))
             assert run.served.outputs == expected
-            assert lockstep(run, load, scheduler(policy, pp)).identical
+            assert lockstep(run, load, scheduler(policy, pp)) is None
             log = run.stages
             assert ((log.finish - log.start) > WAIT_S).all(), "a stage's time ends with its work"
             # Both stages' devices are waited for before the second one's input is there. (The first

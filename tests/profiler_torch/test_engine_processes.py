@@ -16,8 +16,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from sarathi_sim.experiments.validate.playback import (
-    compare,
+from sarathi_sim.experiments.beside.torch_session import (
+    first_difference,
     lockstep,
     measured_records,
     replay,
@@ -92,10 +92,8 @@ def test_lockstep_forms_the_same_batches(engine: EngineProcesses, rate: float | 
     outputs = []
     for policy, named in POLICIES.items():
         run = engine.serve(load, named, settings(pp))
-        parity = lockstep(run, load, scheduler(policy, pp))
-        assert parity.identical, f"{policy}: {parity.difference}"
-        assert parity.engine_sha256 == parity.simulator_sha256
-        assert parity.batches == len(run.served.decisions) > 10
+        assert lockstep(run, load, scheduler(policy, pp)) is None, policy
+        assert len(run.served.decisions) > 10
         assert run.served.margin > 4e-5  # the logits' rounding could change no token
         outputs.append(run.served.outputs)
         _check_books(run.served.outputs, load)
@@ -125,14 +123,12 @@ def test_a_difference_is_found_and_said(engine: EngineProcesses) -> None:
     load, pp = requests(None), engine.spec.pp
     run = engine.serve(load, POLICIES["sarathi_fill"], settings(pp))
     other = lockstep(run, load, scheduler("sarathi_fixed", pp))
-    assert not other.identical
-    assert other.difference is not None
-    assert other.difference.startswith("batch 0: engine micro-batch 0, chunks ((0, ")
-    assert other.engine_sha256 != other.simulator_sha256
-    short = compare(run.served.decisions, [])
-    assert short.difference == f"engine {len(run.served.decisions)} batches; simulator 0"
+    assert other is not None
+    assert other.startswith("batch 0: engine micro-batch 0, chunks ((0, ")
+    short = first_difference(run.served.decisions, [])
+    assert short == f"engine {len(run.served.decisions)} batches; simulator 0"
     later = [replace(request, arrival_s=0.5) for request in load]
-    assert not lockstep(run, later, scheduler("sarathi_fill", pp)).identical
+    assert lockstep(run, later, scheduler("sarathi_fill", pp)) is not None
 
 
 def test_the_replay_takes_no_longer_than_the_measurement(engine: EngineProcesses) -> None:
@@ -160,7 +156,7 @@ def test_tensor_parallel_ranks_yield_the_same_tokens(
         for policy in ("orca_best", "sarathi_fill"):
             run = parallel.serve(load, POLICIES[policy], settings(pp))
             assert run.served.outputs == expected
-            assert lockstep(run, load, scheduler(policy, pp)).identical
+            assert lockstep(run, load, scheduler(policy, pp)) is None
 
 
 def test_what_sockets_and_gloo_say_of_a_lost_peer() -> None:

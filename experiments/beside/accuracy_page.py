@@ -1,0 +1,60 @@
+"""Put the tables and the figure of ``sarathi-sim score FILE --fit --peer FILE --out DIR`` into
+docs/accuracy.md: ``python -m sarathi_sim.experiments.beside.accuracy_page DIR DOCS``. FILE has rows
+of dense models alone, or of mixtures of experts alone; the tables of the others stay.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from sarathi_sim.experiments.beside.answers import KINDS, score_answer
+from sarathi_sim.experiments.figures.page_tables import markdown, update
+from sarathi_sim.experiments.results import SUMMARY
+from sarathi_sim.profiler.storage.files import write_whole
+
+DENSE, MIXTURES = KINDS
+OTHERS = (
+    ("AISimulate (its own mixtures of experts)", "other rows", "76.7", "28.4"),
+    ("LLMServingSim (its own runs)", "other rows", "not found", "not found"),
+    ("BLIS (its own runs)", "other rows", "not found", "not found"),
+)
+"""What others state for theirs, where we know of a number: mean errors on sets of their own."""
+_APART = {DENSE: ("class ", "mode ", "model "), MIXTURES: ("class ", "mode ")}
+"""Groups that the page leaves out: all rows of one, or of too many."""
+
+
+def kind_of(content: Mapping[str, Any]) -> str:
+    """Of which models the rows are."""
+    return DENSE if content["groups"].get(KINDS[DENSE], {"n": 0})["n"] else MIXTURES
+
+
+def tables(content: Mapping[str, Any]) -> str:
+    """The tables of a score as Markdown, each under its title and the kind of its models."""
+    kind, section = kind_of(content), score_answer(content)
+    found = []
+    for grid in (section.table, *section.details):
+        title = grid.title if kind in grid.title else f"{grid.title}, {kind}"
+        rows = list(grid.rows)
+        if grid is section.table:
+            rows = [row for row in rows if not row[0].startswith(_APART[kind])]
+        if title == f"League, {DENSE}":
+            rows += OTHERS
+        shown = [n for n, heading in enumerate(grid.headings) if not heading.endswith("p90")]
+        cells = ([row[n] for n in shown] for row in rows)
+        found.append(markdown(title, [grid.headings[n] for n in shown], cells))
+    return "\n".join(found)
+
+
+if __name__ == "__main__":
+    result, docs = map(Path, sys.argv[1:])
+    page = docs / "accuracy.md"
+    content = json.loads((result / SUMMARY).read_text("utf-8"))
+    text = update(page.read_text(encoding="utf-8"), tables(content), some=True)
+    if kind_of(content) == DENSE:
+        shutil.copy(result / "figures" / "measured_predicted.png", docs / "images" / "score.png")
+    write_whole(page, text)

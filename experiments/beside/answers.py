@@ -1,0 +1,454 @@
+"""The answers of score, replay, lockstep, validate and accuracy: from numbers to sections."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from sarathi_sim.experiments.beside.recorded import COUNTS, MEASURES, NUMBERS, TICK_LABELS, VARIANTS
+from sarathi_sim.experiments.beside.servers import METRICS, SCORED
+from sarathi_sim.experiments.content import Section, SortableTable, enumerated, thinned
+from sarathi_sim.experiments.run.compare import part_label
+from sarathi_sim.experiments.run.decision_log import Replay
+from sarathi_sim.simulator.views.metric_registry import METRICS as METRICS_BY_KEY
+from sarathi_sim.simulator.views.metric_registry import known, number_text
+
+# Tables of measured servers ---------------------------------------------------------------------
+
+KINDS = {"dense models": "class dense", "mixtures of experts": "class mixture of experts"}
+"""Their groups: rows without flags."""
+ZERO_FIT = "zero_fit"
+_ERRORS = (
+    "TTFT, TPOT: mean / median absolute error in percent. Bias: the mean signed one, positive "
+    "where predictions are too slow. In band: measured values inside the 90 % band. Zero-fit: "
+    "without any constant fitted to such rows. Flagged rows are doubtful: the column flags of the "
+    "table says why. They are in no other group, and in no fit."
+)
+_CONSTANTS = {
+    "host_iteration_s": (1e3, ".2f", "ms an iteration"),
+    "host_sequence_s": (1e3, ".4f", "ms a sequence"),
+    "frontend_s": (1e3, ".1f", "ms a request"),
+    "frontend_token_s": (1e6, ".1f", "us a prompt's token"),
+    "launch_s": (1e6, ".0f", "us a launch"),
+}
+"""A constant's factor, digits and heading; dense models have the first three."""
+
+
+def score_answer(content: Mapping[str, Any], name: str = "") -> Section:
+    """Of what ``score --json`` prints; of recorded runs the headline is the mean latency."""
+    return (_recorded_answer if "runs" in content else _servers_answer)(content, name)
+
+
+def _servers_answer(content: Mapping[str, Any], name: str) -> Section:
+    groups = {group: one for group, one in content["groups"].items() if one["n"]}
+    drawn = content.get("bands", {})
+    again = drawn.get("redrawn", {})
+    told = {
+        "host time": content.get("constants"),
+        "host time of mixtures of experts": content.get("constants_of_mixtures"),
+        "90 % bands": drawn
+        and f"{drawn['draws']} joint draws of op errors, host time and the stack's error; "
+        f"{again['rows']} rows with a full KV cache were simulated again under {again['draws']}",
+    }
+    details = [_latency_and_throughput(groups)]
+    for kind, which in KINDS.items():
+        if content.get("variants", {}).get(ZERO_FIT, {}).get(which, {"n": 0})["n"]:
+            details += [_league(content, kind, which), _left_out(content, kind, which)]
+    details += [_beside_peer(path, peer) for path, peer in content.get("peers", {}).items()]
+    for kind, key in zip(KINDS, ("host_time", "host_time_of_mixtures"), strict=True):
+        details.append(_constants(kind, content.get(key, {})))
+    refused = [(reason, f"{count:,}") for reason, count in content["refused"].items()]
+    details.append(SortableTable("Rows without a prediction", ("reason", "rows"), refused))
+    return Section(
+        kind="score",
+        name=name,
+        question="How far are predictions of TTFT and TPOT from measured servers?",
+        answer=_of_groups(content, groups),
+        table=_by_group(content),
+        assumptions=[f"{topic}: {text}" for topic, text in told.items() if text],
+        details=[grid for grid in details if grid.rows],
+    )
+
+
+def _of_groups(content: Mapping[str, Any], groups: Mapping[str, Any]) -> str:
+    answered = f"{content['answered']:,} of {content['rows']:,} rows have a prediction"
+    which = next((name for name in ("all", "flagged") if name in groups), None)
+    if which is None:
+        return f"{answered}."
+    one, flagged = groups[which], groups.get("flagged")
+    errors = " and ".join(f"{one[m]['median']:.1f} % for {m.upper()}" for m in METRICS)
+    of = (
+        ""
+        if flagged is None
+        else f" of the {one['n']:,} that are {'not ' * (which == 'all')}flagged"
+    )
+    return f"{answered}; the median error{of} is {errors}."
+
+
+def _error(one: Mapping[str, Any] | None) -> str:
+    return "" if one is None else f"{one['mape']:.1f} / {one['median']:.1f}"
+
+
+def _percent(share: float | None) -> str:
+    return "" if share is None else f"{share:.0f} %"
+
+
+def _errors_table(
+    title: str,
+    rows: Iterable[tuple[str, Mapping[str, Any]]],
+    columns: Iterable[str],
+    note: str = "",
+) -> SortableTable:
+    """A row for each group that holds rows. A column is ``METRIC`` or ``METRIC, PART`` or ``METRIC
+    in band``; the part is a key of the group's where this has such errors beside its own."""
+    columns = list(columns)
+
+    def cell(group: Mapping[str, Any], column: str) -> str:
+        metric, _, part = column.lower().partition(", ")
+        one = group.get(part, group).get(metric.removesuffix(" in band"))
+        if one is None or metric.endswith(" in band"):
+            return _percent(None if one is None else one.get("coverage"))
+        if part in ("p90", "bias"):
+            return f"{one[part]:+.1f}" if part == "bias" else f"{one[part]:.1f}"
+        return _error(one)
+
+    cells = [
+        (name, f"{of['n']:,}", *(cell(of, c) for c in columns)) for name, of in rows if of["n"]
+    ]
+    return SortableTable(title, ("group", "rows", *columns), cells, note)
+
+
+def _by_group(content: Mapping[str, Any]) -> SortableTable:
+    zero = content.get("variants", {}).get(ZERO_FIT, {})
+    rows = (
+        (name, {**one, "zero-fit": zero.get(name, {})}) for name, one in content["groups"].items()
+    )
+    parts = ("", ", p90", ", bias", " in band", ", zero-fit")
+    columns = (f"{metric.upper()}{part}" for metric in METRICS for part in parts)
+    return _errors_table("Errors by group", rows, columns, _ERRORS)
+
+
+def _latency_and_throughput(groups: Mapping[str, Any]) -> SortableTable:
+    of = [m for m in SCORED if m not in METRICS and any(one.get(m) for one in groups.values())]
+    columns = (f"{metric}{part}" for metric in of for part in ("", " in band"))
+    return _errors_table("Latency and throughput", groups.items() if of else (), columns)
+
+
+def _league(content: Mapping[str, Any], kind: str, which: str) -> SortableTable:
+    """Beside other predictors: with nothing fitted, fitted to other servers, and on their rows."""
+    rows = [
+        ("ours, nothing fitted to such rows", content["variants"][ZERO_FIT][which]),
+        ("ours, fitted to other servers (cross-validated)", content["groups"][which]),
+    ]
+    for path, peer in content.get("peers", {}).items():
+        both = peer["groups"][which]
+        of = f"{Path(path).stem}, on the rows that it answers"
+        rows += [(of, {**both["theirs"], "n": both["n"]})]
+        rows += [("ours on those, cross-validated", {**both["ours"], "n": both["n"]})]
+    return _errors_table(f"League, {kind}", rows, ("TTFT", "TPOT"))
+
+
+def _left_out(content: Mapping[str, Any], kind: str, which: str) -> SortableTable:
+    """Errors by what was left out of the fit."""
+    variants = content["variants"].items()
+    rows = [(name.replace("_", " "), of[which]) for name, of in variants if name != ZERO_FIT]
+    of = ("TTFT", "TPOT", "latency")
+    columns = (*of, *(f"{name} in band" for name in of))
+    return _errors_table(f"Left out of the fit, {kind}", rows, columns)
+
+
+def _beside_peer(path: str, peer: Mapping[str, Any]) -> SortableTable:
+    columns = (f"{m.upper()}, {side}" for m in METRICS for side in ("ours", "theirs"))
+    return _errors_table(f"Errors beside {Path(path).name}", peer["groups"].items(), columns)
+
+
+def _constants(kind: str, hosts: Mapping[str, Mapping[str, float]]) -> SortableTable:
+    """The host's time as fitted to all rows."""
+    of = {name: _CONSTANTS[name] for name in [*_CONSTANTS][: 3 if kind == "dense models" else None]}
+    rows = [
+        (stack, *(f"{factor * host[n]:{digits}}" for n, (factor, digits, _) in of.items()))
+        for stack, host in hosts.items()
+    ]
+    headings = ("stack", *(heading for _, _, heading in of.values()))
+    return SortableTable(f"Host time fitted, {kind}", headings, rows)
+
+
+# Recorded runs ----------------------------------------------------------------------------------
+
+SMALLEST_S = 0.005
+"""Parts of the latency below this are not shown."""
+
+
+def _recorded_answer(content: Mapping[str, Any], name: str) -> Section:
+    runs = content["runs"]
+    rows, worst = [], dict[str, list[float]]()
+    for run, found in runs.items():
+        for label, one in variants_of(found).items():
+            errors = [one["off_pct"][m]["mean"] for m in MEASURES]
+            rows.append([run, label, f"{found['requests']:,}", *(f"{e:+.1f}" for e in errors)])
+            worst.setdefault(label, []).append(abs(errors[-1]))
+    said = enumerated(
+        [f"{number_text(max(e))} % ({w})" for w, e in worst.items() if len(e) == len(runs)]
+    )
+    off = (f"mean {METRICS_BY_KEY[m].name} (off, %)" for m in MEASURES)
+    headings = ("run", "host time", "requests", *off)
+    note = "Predicted beside measured. 'Fitted to these' has seen the run, the others have not."
+    whole = {run: found for run, found in runs.items() if "remains" in found}
+    details = [
+        beside_table(run, found["measured"], variants_of(found), NUMBERS)
+        for run, found in whole.items()
+    ]
+    notes = (note for found in whole.values() for note in found["zero"]["notes"])
+    return Section(
+        kind="score",
+        name=name,
+        question="How far are simulated runs of a server from the recorded ones?",
+        answer=f"The mean latency of {len(runs)} recorded runs is off by at most {said}.",
+        table=SortableTable("Errors by run", headings, rows, note, text=2),
+        assumptions=thinned(notes),
+        details=[*details, *([_lacking(whole), _beside_others(whole)] if whole else [])],
+    )
+
+
+def variants_of(run: Mapping[str, Any]) -> dict[str, Any]:
+    """The simulations of a recorded run, by what they are shown as."""
+    return {label: run[key] for key, label in VARIANTS.items() if "off_pct" in run.get(key, {})}
+
+
+def beside_table(
+    title: str, measured: Mapping[str, Any], simulated: Mapping[str, Any], paths: Iterable[str]
+) -> SortableTable:
+    """A row a number: what was measured, and each simulation with how far it is off."""
+    rows = []
+    for path in paths:
+        label = TICK_LABELS.get(path) or known(path).axis
+        off = [
+            (_number(one, path), _number(one["off_pct"], path, "{:+.1f} %"))
+            for one in simulated.values()
+        ]
+        rows.append((label, _number(measured, path), *(f"{value} ({far})" for value, far in off)))
+    for key in COUNTS:
+        if any(key in one for one in simulated.values()):
+            counts = (_number(one, key) for one in simulated.values())
+            rows.append((key.replace("_", " "), "not recorded", *counts))
+    return SortableTable(title, ("", "measured", *(f"{name} (off)" for name in simulated)), rows)
+
+
+def _number(numbers: Mapping[str, Any], path: str, form: str = "{:.4g}") -> str:
+    """The number at ``KEY`` or ``KEY.STATISTIC``; a dash where there is none."""
+    key, _, statistic = path.partition(".")
+    value = numbers.get(key)
+    value = value[statistic] if statistic and value is not None else value
+    return "-" if value is None else form.format(value)
+
+
+def _lacking(runs: Mapping[str, Any]) -> SortableTable:
+    rows = []
+    for name, run in runs.items():
+        remains = run["remains"]
+        parts = ", ".join(
+            f"{part_label('mean_latency', part)} {value:+.3f}"
+            for part, value in sorted(remains["parts"].items(), key=lambda one: -abs(one[1]))
+            if abs(value) >= SMALLEST_S
+        )
+        keys = ("latency_s", "host", "frontend", "first_token", "later_tokens")
+        rows.append((name, parts, *(f"{remains[key]:+.3f}" for key in keys)))
+    what = ("in all", "host, fitted", "frontend, fitted", "first token", "later tokens")
+    title = "What the mean latency lacks without host time (s)"
+    return SortableTable(title, ("run", "of which the host's", *what), rows, text=2)
+
+
+def _beside_others(runs: Mapping[str, Any]) -> SortableTable:
+    rows = [
+        (
+            *(name, str(group["requests"]), f"{group['running']:.0f}"),
+            *(f"{1e3 * group[f'{key}_s']:.1f}" for key in ("measured", "zero", "fitted")),
+        )
+        for name, run in runs.items()
+        for group in run["by_batch"]
+    ]
+    headings = ("run", "requests", "running", "TPOT measured (ms)", "no host time", "fitted")
+    return SortableTable("By requests running beside", headings, rows)
+
+
+def replay_answer(found: Mapping[str, Any], name: str) -> Section:
+    """Of what ``replay --json`` prints."""
+    scenarios, ticks = found["scenarios"], [key for key in TICK_LABELS if key in found["measured"]]
+    said = [
+        f"{_number(one['off_pct'], 'latency_s.mean', '{:+.1f} %')} ({scenario})"
+        for scenario, one in scenarios.items()
+    ]
+    return Section(
+        kind="replay",
+        name=name,
+        question="How far is a recorded run from its simulation?",
+        answer=f"The mean latency of {found['requests']:,} requests is off by {enumerated(said)}.",
+        table=beside_table(name, found["measured"], scenarios, [*NUMBERS, *ticks]),
+        assumptions=thinned(note for one in scenarios.values() for note in one["notes"]),
+    )
+
+
+# Recorded decisions -----------------------------------------------------------------------------
+
+
+def lockstep_answer(logs: Mapping[str, Replay]) -> Section:
+    """Decisions of ours beside those of engines, log by log."""
+    total, same = (sum(getattr(one, key) for one in logs.values()) for key in _COUNTED)
+    rows = [(name, *(f"{getattr(one, key):,}" for key in _COUNTED)) for name, one in logs.items()]
+    return Section(
+        kind="lockstep",
+        name=enumerated([*logs][:1]),
+        question="Does our scheduler decide what the engine's decided?",
+        answer=f"{len(logs)} logs, {same:,} of {total:,} decisions identical.",
+        table=SortableTable("Decisions", ("log", *_COUNTED), rows),
+        warnings=[
+            f"{name}: first difference: {one.first_difference}"
+            for name, one in logs.items()
+            if one.first_difference is not None
+        ],
+    )
+
+
+_COUNTED = ("decisions", "identical")
+
+# A real engine ----------------------------------------------------------------------------------
+
+_VALIDATED = {
+    "scheduling: batches identical": ("parity",),
+    "prediction: iteration error, median": ("iteration_error_median",),
+    "prediction: iteration error, p90": ("iteration_error_p90",),
+    "the same from the grid alone, median": ("grid", "iteration_error_median"),
+    "noise floor, repeat against repeat": ("noise_floor",),
+    "whole: makespan error": ("makespan_error",),
+    "the same from the profile of single ops": ("isolated", "makespan_error"),
+    "whole: throughput error": ("throughput_error",),
+    "whole: TTFT error, mean": ("ttft_error",),
+    "whole: TPOT error, mean": ("tpot_error",),
+    "whole: total bubble error": ("bubble_error",),
+    "whole: TTFT error, median": ("calibrated", "ttft_p50_error"),
+    "replay of measured times: makespan error": ("replay", "makespan_error"),
+    "spread of the measured makespan": ("makespan_spread",),
+    "share of GEMMs, attention, all-reduces, LM head in the stages' time": ("op_share",),
+}
+
+
+def validation_answer(result: Mapping[str, Any]) -> Section:
+    """Of the content of ``validation.json``: the cells side by side (medians over the accepted
+    repeats, with their range), and what was missed or cannot be said."""
+    cells, repeats = result["cells"], result["repeats"]
+    fewest = result["gates"]["fewest_repeats"]
+    rows = [
+        [label, *(_cell_text(cell, keys) for cell in cells.values())]
+        for label, keys in _VALIDATED.items()
+    ]
+    rows = [row for row in rows if set(row[1:]) != {"-"}]
+    ratios = [
+        [name, *(_ratio_text(ratio[key]["median"]) for key in ("measured", "calibrated"))]
+        for name, ratio in result["ratios"].items()
+    ]
+    missed = [row for row in result["targets"] if row["met"] is False]
+    same = sum(cell["parity"] == 1 for cell in cells.values())
+    return Section(
+        kind="validation",
+        name=str(result["name"]),
+        question="Does a real engine do what the simulator says?",
+        answer=f"Batches are identical in {same} of {len(cells)} cells; {_verdict(result)}.",
+        table=SortableTable("Cells", ["", *cells], rows, "Medians over the accepted repeats."),
+        details=[SortableTable("Ratios", ["ratio", "measured", "simulated"], ratios)]
+        if ratios
+        else [],
+        warnings=[
+            *(
+                f"{layout}: repeat {r['repeat']} rejected: {r['why']}"
+                for layout, entry in repeats.items()
+                for r in entry["rejected"]
+            ),
+            *(
+                f"missed: {row['what']} of {row['cell']} is {row['value']:+.1%}, and should be "
+                f"within {row['limit']:.0%}"
+                for row in missed
+            ),
+            *(
+                f"{layout}: the machine was not quiet: {entry['accepted']} of {entry['run']} "
+                f"repeats were accepted, fewer than {fewest}, so nothing is claimed of "
+                "predicted times"
+                for layout, entry in repeats.items()
+                if not entry["quiet"]
+            ),
+        ],
+    )
+
+
+def _verdict(result: Mapping[str, Any]) -> str:
+    met = [row["met"] for row in result["targets"]]
+    if False in met:
+        return f"{met.count(False)} of {len(met)} targets are missed"
+    return "all targets that could be judged were met" if None in met else "all targets met"
+
+
+def _cell_text(cell: Mapping[str, Any], keys: Sequence[str]) -> str:
+    node: Any = cell
+    for key in keys:
+        node = node.get(key) if isinstance(node, Mapping) else None
+    if isinstance(node, Mapping):
+        node, ends = node["median"], (node["min"], node["max"])
+        if node is not None and keys != ("op_share",):
+            return "{:+.1%} ({:+.1%} to {:+.1%})".format(node, *ends)
+    if node is None:
+        return "-"
+    return f"{node:.0%}" if keys in (("parity",), ("op_share",)) else f"{node:.1%}"
+
+
+def _ratio_text(value: float | None) -> str:
+    return "-" if value is None else f"{value:.2f}"
+
+
+# Regressions on public measurements -------------------------------------------------------------
+
+
+def accuracy_answer(content: Mapping[str, Any]) -> Section:
+    """Of what ``accuracy --json`` prints."""
+    scores, classes = content["scores"], content["classes"]
+    judged = [score["met"] for score in scores if score["met"] is not None]
+    return Section(
+        kind="accuracy",
+        name="accuracy",
+        question="How far are the fitted op times off on rows that were not fitted?",
+        answer=f"{sum(judged):,} of {len(judged):,} scores meet their aims.",
+        table=scores_table(scores),
+        details=[_classes_table(classes)],
+    )
+
+
+def scores_table(scores: Iterable[Mapping[str, Any]]) -> SortableTable:
+    """A row a score, with its aim beside it, and why it misses one."""
+    rows = []
+    for score in scores:
+        said = "" if score["aim"] is None else "met"
+        if score["missed"]:
+            said = f"missed {', '.join(score['missed'])}: {'; '.join(score['causes'])}"
+        numbers = (f"{score['rows']:,}", f"{score['median']:.2f}", f"{score['p95']:.2f}")
+        text = (score["what"], score["source"], score["fitted"])
+        rows.append((*text, *numbers, _aim(score["aim"]), _percent(score["covered"]), said))
+    text = ("what", "measured on", "fitted to")
+    headings = (*text, "rows", "median %", "p95 %", "aim", "in band", "")
+    return SortableTable("Errors on rows that were not fitted", headings, rows, text=3)
+
+
+def _classes_table(classes: Iterable[Mapping[str, Any]]) -> SortableTable:
+    rows = []
+    for one in classes:
+        covered = _percent(one["covered"])
+        if one["covered_range"] and one["scores"] > 1:
+            covered += " ({:.0f} to {:.0f})".format(*one["covered_range"])
+        met = "" if one["met"] is None else f"{one['met']} of {one['scores']}"
+        numbers = (f"{one['median']:.1f}", f"{one['p95']:.1f}", _aim(one["aim"]), met, covered)
+        rows.append((one["group"], str(one["scores"]), *numbers, "; ".join(one["causes"])))
+    headings = ("what", "scores", "median %", "p95 %", "aim", "met by", "in band", "")
+    title = "By class: medians of the scores, and why some miss"
+    return SortableTable(title, headings, rows)
+
+
+def _aim(aim: Sequence[float] | None) -> str:
+    return "" if aim is None else f"{aim[0]:g} / {aim[1]:g}"

@@ -1,0 +1,597 @@
+"""Recorded runs of real servers, request by request, beside their simulation.
+
+The files of load tools are read, and what the server logged every second. ``replay`` simulates a
+run under every scenario of a configuration. ``score`` simulates each run without host time
+(``zero``: nothing fitted), as its configuration says (``configured``, where this gives a host
+time), with host time fitted to all the configuration's runs (``fitted``), and with one fitted to
+its other runs (``left_out``, where there are any).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from fnmatch import fnmatchcase
+from functools import cached_property
+from pathlib import Path
+from typing import Annotated, Any, Literal, TypeVar
+
+import numpy as np
+import pandas as pd
+from pydantic import AliasChoices, BaseModel, ConfigDict, Field, ValidationError
+from scipy.optimize import least_squares
+
+from sarathi_sim.experiments.config.base import Source
+from sarathi_sim.experiments.config.deployment import Deployment, deploy
+from sarathi_sim.experiments.config.errors import ConfigError
+from sarathi_sim.experiments.config.inputs import host_of
+from sarathi_sim.experiments.config.loading import Experiment
+from sarathi_sim.experiments.config.scenario import Scenario
+from sarathi_sim.experiments.run.compare import Compared, comparison
+from sarathi_sim.policies.request import Request
+from sarathi_sim.profiler.bundle.csv_cells import numbers, read_cells
+from sarathi_sim.profiler.storage.child import Progress
+from sarathi_sim.profiler.storage.files import LARGEST_DATA, read_bounded
+from sarathi_sim.simulator.load.workload import make_requests
+from sarathi_sim.simulator.loop.records import Floats
+from sarathi_sim.simulator.op_times.iteration import NO_HOST, HostTime
+from sarathi_sim.simulator.views.explain import explain
+from sarathi_sim.simulator.views.metrics import Analysis
+
+TOOL_SEED = 0
+"""The seed that ``benchmark_serving`` takes unless another is given."""
+_TICK_COLUMNS = ("t", "prompt_throughput", "gen_throughput", "running", "waiting", "kv_cache_pct")
+TICK_LABELS = {
+    "running": "requests running, mean",
+    "waiting": "requests waiting, mean",
+    "kv_cache_pct": "KV cache in use, mean (%)",
+    "decode_ms": "iteration of decodes alone, nobody waiting (ms)",
+}
+
+_Count = Annotated[int, Field(ge=1, le=2**24)]
+_Time = Annotated[float, Field(ge=0, le=1e12)]
+_READING = ConfigDict(strict=True, allow_inf_nan=False, extra="ignore", populate_by_name=True)
+
+
+class _Line(BaseModel):
+    model_config = _READING
+
+    input_toks: _Count
+    output_toks: _Count
+    queued_ts: _Time
+    first_token_ts: _Time
+    last_token_ts: _Time
+
+
+class _Benchmark(BaseModel):
+    model_config = _READING
+
+    request_rate: Literal["inf"] | Annotated[float, Field(gt=0)]
+    burstiness: Annotated[float, Field(gt=0)] = 1.0
+    input_lens: Annotated[list[_Count], Field(min_length=1)]
+    output_lens: list[_Count]
+    ttfts: list[_Time] = Field(validation_alias=AliasChoices("ttfts", "ttfts_s"))
+    itls: list[list[_Time]] = Field(validation_alias=AliasChoices("itls", "itls_s"))
+
+    def arrivals(self) -> Floats:
+        """When the tool sends its requests: its gaps are drawn one by one from numpy's legacy
+        generator, the first request is sent at once."""
+        count = len(self.input_lens)
+        if self.request_rate == "inf":
+            return np.zeros(count)
+        scale = 1 / (self.request_rate * self.burstiness)
+        gaps = np.random.RandomState(TOOL_SEED).gamma(self.burstiness, scale, count - 1)
+        return np.concatenate([[0.0], np.cumsum(gaps)])
+
+
+_Kind = TypeVar("_Kind", bound=BaseModel)
+
+
+@dataclass(frozen=True, eq=False)
+class ServerRun:
+    """What was measured, a row a request in order of arrival; ``requests`` has ``arrival_s``,
+    ``prompt_tokens``, ``output_tokens``, ``ttft_s``, ``tpot_s`` (NaN for one token) and
+    ``latency_s``, times in seconds after the first arrival."""
+
+    requests: pd.DataFrame
+
+    def for_scenario(self, scenario: Scenario, max_length: int, source: Source) -> list[Request]:
+        """Its requests, instead of the ``workload`` section's; they declare what they generate."""
+        rows = self.requests
+        longest = int((rows["prompt_tokens"] + rows["output_tokens"]).max())
+        if longest > max_length:
+            problem = f"must be at least {longest}, the longest request of the run"
+            raise source.error("cluster.max_length", max_length, problem)
+        columns = (
+            rows[name].to_numpy() for name in ("arrival_s", "prompt_tokens", "output_tokens")
+        )
+        return make_requests(*columns, max_length=max_length, declare_exact=True)
+
+
+def read_server_run(path: Path) -> ServerRun:
+    """The run in a file. Raises ConfigError, naming file, line and key, where it is not one."""
+    content = read_bounded(path, LARGEST_DATA)
+    if path.suffix == ".json":
+        return _benchmark(path, content)
+    return _lines(path, content)
+
+
+def _benchmark(path: Path, content: bytes) -> ServerRun:
+    found = _checked(_Benchmark, content, str(path))
+    count = len(found.input_lens)
+    for key in ("output_lens", "ttfts", "itls"):
+        if len(getattr(found, key)) != count:
+            raise ConfigError(f"{path}: {key}: must have {count} entries, as input_lens has")
+    return _run(
+        found.arrivals(),
+        np.array(found.input_lens),
+        np.array(found.output_lens),
+        np.array(found.ttfts),
+        np.array([sum(gaps) for gaps in found.itls]),
+    )
+
+
+def _lines(path: Path, content: bytes) -> ServerRun:
+    rows = []
+    for number, text in enumerate(content.splitlines(), 1):
+        if not text.strip():
+            continue
+        line = _checked(_Line, text, f"{path}: line {number}")
+        if not line.queued_ts < line.first_token_ts <= line.last_token_ts:
+            order = "queued_ts, first_token_ts and last_token_ts must follow each other"
+            raise ConfigError(f"{path}: line {number}: {order}")
+        rows.append(line.model_dump())
+    if not rows:
+        raise ConfigError(f"{path}: holds no requests")
+    frame = pd.DataFrame(rows).sort_values("queued_ts", kind="stable", ignore_index=True)
+    names = ("input_toks", "output_toks", "queued_ts", "first_token_ts", "last_token_ts")
+    prompt, output, queued, first, last = (frame[name].to_numpy() for name in names)
+    return _run(queued - queued.min(), prompt, output, first - queued, last - first)
+
+
+def _run(arrival_s: Floats, prompt: Any, output: Any, ttft_s: Floats, rest_s: Floats) -> ServerRun:
+    return ServerRun(
+        pd.DataFrame(
+            {
+                "arrival_s": arrival_s,
+                "prompt_tokens": prompt,
+                "output_tokens": output,
+                "ttft_s": ttft_s,
+                "tpot_s": rest_s / np.where(output > 1, output - 1, np.nan),
+                "latency_s": ttft_s + rest_s,
+            }
+        )
+    )
+
+
+def _checked(kind: type[_Kind], content: bytes, where: str) -> _Kind:
+    try:
+        return kind.model_validate_json(content)
+    except ValidationError as error:
+        problem = error.errors()[0]
+        key = ".".join(map(str, problem["loc"])) or "the line"
+        raise ConfigError(f"{where}: {key}: {problem['msg']}") from None
+
+
+@dataclass(frozen=True, eq=False)
+class Ticks:
+    """A row a tick: ``t`` (s), ``prompt`` and ``generated`` tokens since the tick before, and
+    ``running``, ``waiting``, ``kv_cache_pct`` at it."""
+
+    t: Floats
+    prompt: Floats
+    generated: Floats
+    running: Floats
+    waiting: Floats
+    kv_cache_pct: Floats
+
+    def means(self) -> dict[str, float | None]:
+        """Means over ticks; ``decode_ms`` is the time of an iteration while only decodes run:
+        between ticks without prompts at which nobody waits."""
+        calm = (self.waiting[1:] == 0) & (self.waiting[:-1] == 0) & (self.prompt[1:] == 0)
+        calm &= self.generated[1:] > 0
+        decoding_s = ((self.running[1:] + self.running[:-1]) / 2 * np.diff(self.t))[calm].sum()
+        tokens = self.generated[1:][calm].sum()
+        found = {key: float(getattr(self, key).mean()) for key in TICK_LABELS if key != "decode_ms"}
+        return {**found, "decode_ms": float(1e3 * decoding_s / tokens) if tokens else None}
+
+
+def read_ticks(path: Path) -> Ticks:
+    """The ticks of a file. Raises ConfigError, naming file, row and column."""
+    raw = read_cells(path)
+    missing = [name for name in _TICK_COLUMNS if name not in raw.columns]
+    if missing:
+        raise ConfigError(f"{path}: column {missing[0]} is missing; has {', '.join(raw.columns)}")
+    columns = [numbers(raw[name], path) for name in _TICK_COLUMNS]
+    if len(raw) < 2 or (np.diff(columns[0]) <= 0).any():
+        raise ConfigError(f"{path}: t must grow from row to row, over two rows at least")
+    return Ticks(*columns)
+
+
+def simulated_ticks(
+    t: Floats, iterations: pd.DataFrame, requests: pd.DataFrame, kv_capacity: int
+) -> Ticks:
+    """What the server's log would be of a simulated run: at the times ``t``, from its tables and
+    the KV tokens that it has room for."""
+    size = (iterations["chunks"] + iterations["decodes"]).to_numpy(np.float64)
+    start, finish = (iterations[name].to_numpy() for name in ("start_s", "finish_s"))
+    running = _until(t, start, size) - _until(t, finish, size)
+    arrival, one = requests["arrival_s"].to_numpy(), np.ones(len(requests))
+    inside = _until(t, arrival, one) - _until(t, arrival + requests["latency_s"].to_numpy(), one)
+    formed = np.searchsorted(np.sort(start), t, "right") - 1
+    kv_tokens = iterations["kv_tokens"].to_numpy(np.float64)[np.argsort(start, kind="stable")]
+    in_use = np.where(running > 0, kv_tokens[np.maximum(formed, 0)], 0.0)
+    prompt, generated = (
+        np.diff(_until(t, finish, iterations[name].to_numpy(np.float64)), prepend=0.0)
+        for name in ("prefill_tokens", "decodes")
+    )
+    share = 100 * in_use / kv_capacity
+    return Ticks(t, prompt, generated, running, inside - running, share)
+
+
+def _until(t: Floats, when: Floats, amount: Floats) -> Floats:
+    """The amounts of everything that happened by each time."""
+    order = np.argsort(when, kind="stable")
+    total = np.concatenate([[0.0], np.cumsum(amount[order])])
+    return np.asarray(total[np.searchsorted(when[order], t, "right")])
+
+
+# Measured beside simulated ----------------------------------------------------------------------
+
+MEASURES = ("ttft_s", "tpot_s", "latency_s")
+STATISTICS = ("mean", "p50", "p90", "p99")
+NUMBERS = (
+    *("makespan_s", "output_tokens_per_s"),
+    *(f"{key}.{each}" for key in MEASURES for each in STATISTICS),
+)
+COUNTS = ("preemptions", "hit_rate", "num_blocks")
+VARIANTS = {
+    "measured": "measured",
+    "zero": "no host time",
+    "configured": "as configured",
+    "fitted": "fitted to these",
+    "left_out": "fitted to others",
+}
+"""What a run of a score is shown as."""
+UNITS = np.array([1e-3, 5e-5])
+"""Host seconds of an iteration and of a sequence that the fit takes as 1."""
+STEP = 0.5
+"""By how many of them it looks ahead: far enough that another schedule does not matter."""
+MOST_STEPS = 8
+MOST_FRONTEND_S = 0.05
+"""What HTTP and a tokeniser may take of a request; more is something else."""
+BATCHES = 4
+"""Groups of requests, by how many ran beside them."""
+
+
+def numbers_of(table: pd.DataFrame) -> dict[str, Any]:
+    """The :data:`NUMBERS` of a table of requests, measured or simulated."""
+    makespan = float((table["arrival_s"] + table["latency_s"]).max())
+    found: dict[str, Any] = {
+        "makespan_s": makespan,
+        "output_tokens_per_s": int(table["output_tokens"].sum()) / makespan,
+    }
+    for key in MEASURES:
+        values = table[key].dropna().to_numpy(np.float64)
+        quantiles = np.quantile(values, [0.5, 0.9, 0.99]).tolist() if len(values) else [None] * 3
+        mean = float(values.mean()) if len(values) else None
+        found[key] = dict(zip(STATISTICS, [mean, *quantiles], strict=True))
+    return found
+
+
+def _off(found: Mapping[str, Any], measured: Mapping[str, Any]) -> dict[str, Any]:
+    """Percent, number by number."""
+    return {
+        key: _off(found[key], value)
+        if isinstance(value, dict)
+        else None
+        if not value or found[key] is None
+        else 100 * (found[key] / value - 1)
+        for key, value in measured.items()
+    }
+
+
+@dataclass(frozen=True)
+class Overheads:
+    """Time outside of the GPUs: the host's, and ``frontend_s`` seconds of each request outside of
+    the engine (HTTP, tokeniser)."""
+
+    host: HostTime = NO_HOST
+    frontend_s: float = 0.0
+
+
+@dataclass(frozen=True, eq=False)
+class Case:
+    """A recorded run, and the deployment that served it.
+
+    ``server`` is the same for runs of one server, which share its time outside of the GPUs: all, or
+    where every scenario describes every run, those of one scenario.
+    """
+
+    name: str
+    scenario: str
+    run: ServerRun
+    deployment: Deployment
+    server: str = ""
+
+    @property
+    def configured(self) -> Overheads:
+        """Those of the configuration, or of its stack."""
+        engine = self.deployment.scenario.engine
+        return Overheads(host_of(engine), engine.frontend_s or 0.0)
+
+    def under(self, overheads: Overheads) -> Simulated:
+        """Its simulation with that time outside of the GPUs."""
+        scenario, host = self.deployment.scenario, overheads.host
+        engine = scenario.engine.model_copy(
+            update={
+                "host_iteration_s": host.iteration_s,
+                "host_sequence_s": host.sequence_s,
+                "frontend_s": overheads.frontend_s,
+                "launch_layer_s": host.launch_layer_s,
+            }
+        )
+        changed = replace(self.deployment, scenario=scenario.model_copy(update={"engine": engine}))
+        return simulated(changed)
+
+    @cached_property
+    def beside(self) -> Floats:
+        """How many requests were between their first and last token, in the mean over each one's
+        own time between them; as measured."""
+        rows = self.run.requests
+        first = (rows["arrival_s"] + rows["ttft_s"]).to_numpy()
+        last = (rows["arrival_s"] + rows["latency_s"]).to_numpy()
+        shared = np.minimum.outer(last, last) - np.maximum.outer(first, first)
+        own = np.where(last > first, last - first, np.nan)
+        return np.asarray(np.maximum(shared, 0).sum(axis=1) / own)
+
+
+@dataclass(frozen=True, eq=False)
+class Simulated:
+    """A simulation of a run."""
+
+    deployment: Deployment
+    analysis: Analysis
+
+    @property
+    def requests(self) -> pd.DataFrame:
+        """Its table of requests."""
+        return self.analysis.requests
+
+    def off(self, case: Case, key: str) -> Floats:
+        """Relative errors of a measure, request by request; NaN where it has none."""
+        return np.asarray(self.requests[key] / case.run.requests[key] - 1, np.float64)
+
+    def beside(
+        self, run: ServerRun, measured: Mapping[str, Any], ticks: Ticks | None = None
+    ) -> dict[str, Any]:
+        """The numbers that ``measured`` has, and the :data:`COUNTS`; ``off_pct`` (how far each is
+        off), ``per_request_pct`` (the median over requests of the absolute error), ``notes``."""
+        deployment, analysis, requests = self.deployment, self.analysis, self.requests
+        found = numbers_of(requests)
+        if ticks is not None:
+            tables = (analysis.iterations, requests)
+            found |= simulated_ticks(ticks.t, *tables, deployment.kv_capacity).means()
+        each = {key: requests[key] / run.requests[key] - 1 for key in MEASURES}
+        tp, cache = deployment.scenario.cluster.tp, deployment.scenario.kv_cache
+        counts = analysis.summary(deployment.model, deployment.device, tp)
+        counts |= {"num_blocks": cache.num_blocks} if cache is not None else {}
+        return {
+            **found,
+            "off_pct": _off(found, measured),
+            "per_request_pct": {key: float((100 * e.abs()).median()) for key, e in each.items()},
+            **{key: counts[key] for key in COUNTS if key in counts},
+            "notes": list(deployment.remarks),
+        }
+
+    def compared(self, label: str) -> Compared:
+        """Its parts, as ``compare`` takes them."""
+        parts = explain(self.analysis, self.deployment.predictor)
+        return Compared(label, self.deployment.scenario.policy.name, parts, (), ())
+
+
+def simulated(deployment: Deployment) -> Simulated:
+    """Serve its requests."""
+    return Simulated(deployment, Analysis(deployment.simulate()))
+
+
+def case_of(experiment: Experiment, scenario: str, run: ServerRun, name: str = "") -> Case:
+    """A run under a scenario, without the frontend unless it is given: what lies before the
+    scheduler is not in every recorded run. Raises ConfigError as :func:`deploy` does."""
+    given = experiment.scenarios[scenario]
+    engine = given.engine.model_copy(update={"frontend_s": given.engine.frontend_s or 0.0})
+    described = given.model_copy(update={"engine": engine})
+    deployment = deploy(described, experiment.sources[scenario], run.for_scenario)
+    return Case(name, scenario, run, deployment, "" if experiment.runs else scenario)
+
+
+def cases_of(experiment: Experiment, files: Sequence[Path]) -> list[Case]:
+    """Every run under the scenarios that describe it: all, or the first one of ``runs`` whose
+    pattern its file name has. Raises ConfigError for a run that none describes."""
+    cases: dict[str, Case] = {}
+    for file in files:
+        run = read_server_run(file)
+        matching = [s for s, pattern in experiment.runs.items() if fnmatchcase(file.name, pattern)]
+        scenarios = matching[:1] if experiment.runs else list(experiment.scenarios)
+        if not scenarios:
+            patterns = ", ".join(experiment.runs.values())
+            raise ConfigError(f"{file}: no scenario of {experiment.file} is for it ({patterns})")
+        for scenario in scenarios:
+            name = file.stem if len(scenarios) == 1 else f"{file.stem}, {scenario}"
+            if name in cases:
+                raise ConfigError(f"{file}: another run is called {name}, too")
+            cases[name] = case_of(experiment, scenario, run, name)
+    return list(cases.values())
+
+
+def replay_server(
+    experiment: Experiment, run: ServerRun, ticks: Ticks | None = None
+) -> dict[str, Any]:
+    """Every scenario under the run's requests, beside what was measured.
+
+    ``measured`` has the :data:`NUMBERS` (seconds, tokens a second) and, with ``ticks``, the keys of
+    :data:`TICK_LABELS`; ``scenarios`` hold what :meth:`Simulated.beside` has. Raises ConfigError as
+    :func:`deploy` does.
+    """
+    cases = [case_of(experiment, scenario, run) for scenario in experiment.scenarios]
+    measured = numbers_of(run.requests) | (ticks.means() if ticks is not None else {})
+    scenarios = {
+        case.scenario: simulated(case.deployment).beside(run, measured, ticks) for case in cases
+    }
+    return {"requests": len(run.requests), "measured": measured, "scenarios": scenarios}
+
+
+def fitted_to(cases: Sequence[Case]) -> Overheads:
+    """What these runs say of the time outside of the GPUs. None of it is negative.
+
+    Host time gives the least squares of the relative errors of the times per output token. The time
+    of a request is then the median, over the runs, of what the median time to first token lacks;
+    at most :data:`MOST_FRONTEND_S`.
+    """
+
+    def errors(found: Floats) -> Floats:
+        each = [case.under(_overheads(found)).off(case, "tpot_s") for case in cases]
+        together = np.concatenate(each)
+        return np.asarray(together[~np.isnan(together)])
+
+    def slopes(found: Floats) -> Floats:
+        now = errors(found)
+        return np.stack([(errors(found + one) - now) / STEP for one in STEP * np.eye(2)], axis=1)
+
+    found = least_squares(
+        errors, np.ones(2), slopes, bounds=(0, np.inf), ftol=1e-3, xtol=2e-2, max_nfev=MOST_STEPS
+    )
+    host = _overheads(found.x)
+    lacking = [
+        np.median((case.run.requests["ttft_s"] - case.under(host).requests["ttft_s"]).to_numpy())
+        for case in cases
+    ]
+    frontend_s = float(np.clip(np.median(lacking), 0.0, MOST_FRONTEND_S))
+    return replace(host, frontend_s=frontend_s)
+
+
+def _overheads(units: Floats) -> Overheads:
+    iteration, sequence = (units * UNITS).tolist()
+    return Overheads(HostTime(iteration, sequence))
+
+
+@dataclass(frozen=True, eq=False)
+class ScoredRun:
+    """A run beside its simulations, by name, as the module's docstring has them; ``overheads`` are
+    what each has outside of the GPUs."""
+
+    case: Case
+    simulated: Mapping[str, Simulated]
+    overheads: Mapping[str, Overheads]
+
+    def content(self) -> dict[str, Any]:
+        """Its numbers; ``remains`` divides the difference in the mean latency, ``by_batch`` has the
+        time per output token of requests by how many ran beside them."""
+        case = self.case
+        measured = numbers_of(case.run.requests)
+        content: dict[str, Any] = {
+            "scenario": case.scenario,
+            "requests": len(case.run.requests),
+            "measured": measured,
+        }
+        for name, one in self.simulated.items():
+            outside = self.overheads[name]
+            content[name] = {
+                **one.beside(case.run, measured),
+                "overheads": {**asdict(outside.host), "frontend_s": outside.frontend_s},
+            }
+        return content | {"remains": self._remains(), "by_batch": self._by_batch()}
+
+    def _remains(self) -> dict[str, Any]:
+        """What the mean latency lacks without host time, in seconds.
+
+        ``host`` is what the fitted one brings, directly and by what follows from it (``parts``, as
+        ``compare`` has them), ``frontend`` the fitted time outside of the engine. Of the rest,
+        ``first_token`` is before the first token (scheduling, admission, prompts), ``later_tokens``
+        after it (ops, and host time of another shape).
+        """
+        zero, fitted = (self.simulated[name] for name in ("zero", "fitted"))
+        frontend_s = self.overheads["fitted"].frontend_s
+        tables = (self.case.run.requests, zero.requests, fitted.requests)
+        (ttft, latency), (_, before), (first, after) = (
+            (float(table["ttft_s"].mean()), float(table["latency_s"].mean())) for table in tables
+        )
+        both = comparison(zero.compared("zero"), fitted.compared("fitted"))
+        parts = both["mean_latency"]["parts"]
+        parts.pop("frontend", None)  # has its own line
+        return {
+            "latency_s": latency - before,
+            "host": after - before - frontend_s,
+            "frontend": frontend_s,
+            "first_token": ttft - first,
+            "later_tokens": (latency - ttft) - (after - first),
+            "parts": {name: part["difference_s"] for name, part in parts.items()},
+            "predicted_parts": {name: part["a_s"] for name, part in parts.items()},
+        }
+
+    def _by_batch(self) -> list[dict[str, Any]]:
+        """Groups of equally many requests: the median of those beside, and mean times per output
+        token."""
+        columns = {"running": self.case.beside, "measured_s": self.case.run.requests["tpot_s"]}
+        columns |= {f"{n}_s": s.requests["tpot_s"] for n, s in self.simulated.items()}
+        table = pd.DataFrame(columns).dropna().sort_values("running", ignore_index=True)
+        groups = [table.iloc[each] for each in np.array_split(np.arange(len(table)), BATCHES)]
+        return [
+            {
+                "requests": len(rows),
+                "running": float(rows["running"].median()),
+                **{name: float(rows[name].mean()) for name in columns if name != "running"},
+            }
+            for rows in groups
+            if len(rows)
+        ]
+
+
+@dataclass(frozen=True, eq=False)
+class ScoredRuns:
+    """All runs of a configuration."""
+
+    runs: Sequence[ScoredRun]
+
+    def content(self) -> dict[str, Any]:
+        """As ``score --json`` prints it: ``runs`` by name."""
+        return {"runs": {each.case.name: each.content() for each in self.runs}}
+
+    def requests(self) -> pd.DataFrame:
+        """A row a request: its run, lengths, and the measures as measured and as simulated."""
+        tables = []
+        for each in self.runs:
+            rows = each.case.run.requests
+            columns: dict[str, Any] = {"run": each.case.name, "request": np.arange(len(rows))}
+            columns |= {
+                name: rows[name] for name in ("arrival_s", "prompt_tokens", "output_tokens")
+            }
+            columns |= {f"measured_{key}": rows[key] for key in MEASURES}
+            for name, one in each.simulated.items():
+                columns |= {f"{name}_{key}": one.requests[key] for key in MEASURES}
+            tables.append(pd.DataFrame(columns))
+        return pd.concat(tables, ignore_index=True)
+
+    def write(self, folder: Path) -> None:
+        """``requests.csv``."""
+        self.requests().to_csv(folder / "requests.csv", index=False, float_format="%.6g")
+
+
+def score_runs(cases: Sequence[Case], progress: Progress) -> ScoredRuns:
+    """Simulate and fit."""
+    found, together = [], dict[str, Overheads]()
+    for done, case in enumerate(cases):
+        progress("fits", done, len(cases))
+        alike = [each for each in cases if each.server == case.server]
+        if case.server not in together:
+            together[case.server] = fitted_to(alike)
+        variants = {"zero": Overheads(), "configured": case.configured}
+        variants["fitted"] = together[case.server]
+        if case.configured.host == NO_HOST:
+            del variants["configured"]
+        if others := [each for each in alike if each is not case]:
+            variants["left_out"] = fitted_to(others)
+        runs = {name: case.under(overheads) for name, overheads in variants.items()}
+        found.append(ScoredRun(case, runs, variants))
+    progress("fits", len(cases), len(cases))
+    return ScoredRuns(found)

@@ -1,0 +1,496 @@
+"""Rows of measured servers simulated, and bands of 90 % for what they predict.
+
+A row has a run for each variant of its scenario. Outcomes are kept, and rows with a full KV cache
+are simulated again under joint draws of what may be off.
+
+**Bands** are of TTFT, TPOT, latency and throughput. A row's times are divided among the ops of its
+bundle, as they stand in the life of a request beside its neighbours: its own prompt and the others'
+that run meanwhile, and its decodes. Each op's error is drawn from the half-width of its kernels on
+rows left out of their fits, the host's from a factor of two. What the errors of scored servers show
+beyond that is the error of the stack: its settings, its version and its scheduler. It is calibrated
+on servers other than the row's own. A latency has the draws of TTFT and TPOT together. In a closed
+loop throughput goes as one over the latency.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import zlib
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, field, replace
+from functools import lru_cache, partial
+from hashlib import sha256
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any, ClassVar
+
+import numpy as np
+from pydantic import TypeAdapter, ValidationError
+
+from sarathi_sim.experiments.beside.servers import METRICS, SCORED, Measured, ServerTimes
+from sarathi_sim.experiments.config.base import Source
+from sarathi_sim.experiments.config.deployment import Deployment, deploy
+from sarathi_sim.experiments.config.errors import ConfigError
+from sarathi_sim.experiments.config.inputs import host_of
+from sarathi_sim.experiments.config.loading import check_scenario
+from sarathi_sim.experiments.sweeps.backends import Backend
+from sarathi_sim.experiments.sweeps.execute import Report, execute
+from sarathi_sim.experiments.sweeps.plan import (
+    Run,
+    SharedRequests,
+    SweepPlan,
+    code_fingerprint,
+    run_key,
+)
+from sarathi_sim.experiments.sweeps.store import Store
+from sarathi_sim.profiler.storage.child import Progress, Say
+from sarathi_sim.profiler.storage.files import data_dir, write_whole
+from sarathi_sim.profiler.storage.strict import STRICT
+from sarathi_sim.simulator.confidence.bands import UNKNOWN
+from sarathi_sim.simulator.loop.records import Floats
+from sarathi_sim.simulator.op_times.cache import VARIABLE, cache_folder
+from sarathi_sim.simulator.op_times.iteration import LAST, IterationCost
+
+_CODE = ("experiments/beside/row_runs.py",)
+_DATA = ("models", "devices", "kernels", "profiles")
+
+DRAWS = 512
+"""Joint draws: an end of a 90 % band is then known to about a twentieth of its width."""
+NORMAL_90 = 1.645
+HOST = "host"
+HOST_SIGMA = float(np.log(2)) / NORMAL_90
+"""Of the host's time: a factor of two either way. Assumed."""
+LARGEST_SIGMA = 2.0
+NAME = "server"
+"""What each run's scenario is called: rows that describe the same one share a run."""
+FULL = 0.98
+"""From this share of its KV cache on a server counts as full."""
+
+
+@dataclass(frozen=True)
+class OpShares:
+    """The shares of ops and host in a metric's time, and the standard deviations of the logarithm
+    of each op's time; both by op, ``shares`` by metric."""
+
+    __pydantic_config__: ClassVar[Any] = STRICT
+
+    shares: Mapping[str, Mapping[str, float]]
+    sigmas: Mapping[str, float]
+
+
+def op_shares(deployment: Deployment, row: Measured) -> OpShares:
+    """Of one row. A request decodes ``osl`` tokens beside ``concurrency`` others (or as many as fit
+    into the memory), and meanwhile each of them processes one prompt."""
+    engine, meta = deployment.scenario.engine, deployment.ops.meta
+    host = host_of(engine)
+    cost = IterationCost(deployment.ops, host=host)
+    context = row.isl + row.osl / 2
+    fitting = max(1, int(deployment.kv_capacity // (row.isl + row.osl)))
+    beside = float(min(row.concurrency, fitting))
+    layers = sum(deployment.layers)
+    none, chunk = np.zeros(1), np.array([float(row.isl)])
+    batch = np.array([beside])
+
+    def parts(
+        rows: Floats, prefill_s: Floats, decode_s: Floats, outputs: Floats
+    ) -> dict[str, float]:
+        found = cost.layer_parts(rows, prefill_s, decode_s)
+        times = {op: layers * float(time_s[0]) for op, time_s in found.items()}
+        times[LAST[0]] = float(cost.last_s(outputs)[0])
+        times[HOST] = float(cost.host_s(outputs)[0])
+        return times
+
+    prompt = parts(chunk, cost.prefill_s(chunk, none), none, np.ones(1))
+    decode = parts(batch, none, cost.decode_s(batch, np.array([context])), batch)
+    life = {op: beside * prompt[op] + row.osl * decode[op] for op in prompt}
+    half = meta.kernels.half_width_pct if meta.kernels is not None else {}
+    return OpShares(
+        {"ttft": _of_one(prompt), "tpot": _of_one(life)},
+        {
+            op: HOST_SIGMA
+            if op == HOST
+            else np.log1p(half.get(op, 100 * UNKNOWN) / 100) / NORMAL_90
+            for op in prompt
+        },
+    )
+
+
+def _of_one(times: Mapping[str, float]) -> dict[str, float]:
+    total = sum(times.values())
+    return {op: time_s / total for op, time_s in times.items() if time_s}
+
+
+@dataclass(frozen=True)
+class RowOutcome:
+    """Of a row simulated with one host: ``numbers`` by name, and the shares of the ops in them.
+    Where the row has none, ``refused`` says why."""
+
+    __pydantic_config__: ClassVar[Any] = STRICT
+
+    numbers: dict[str, float] = field(default_factory=dict)
+    shares: OpShares | None = None
+    refused: str = ""
+
+
+_OUTCOME = TypeAdapter(RowOutcome)
+
+
+@lru_cache(maxsize=1)
+def data_fingerprint(root: Path) -> str:
+    """Hash of all files that deployments may read."""
+    digest = sha256()
+    for path in sorted(path for room in _DATA for path in (root / room).rglob("*")):
+        if path.is_file():
+            digest.update(f"{path.relative_to(root)} {path.stat().st_size}\n".encode())
+            digest.update(path.read_bytes())
+    return digest.hexdigest()
+
+
+def outcome_key(scenario: Mapping[str, Any]) -> str:
+    """32 hexadecimal digits: what a row's outcome depends on."""
+    known = [scenario, code_fingerprint(*_CODE), data_fingerprint(data_dir())]
+    return sha256(json.dumps(known, sort_keys=True).encode()).hexdigest()[:32]
+
+
+class RowCache:
+    """Outcomes by key below ``folder``; None keeps nothing.
+
+    A damaged file counts as none, and a folder that cannot be written costs time, nothing else.
+    """
+
+    def __init__(self, folder: Path | None) -> None:
+        self.folder = folder
+
+    def read(self, key: str) -> RowOutcome | None:
+        """The outcome of that key, if it is kept as it was written."""
+        if self.folder is None:
+            return None
+        try:
+            digest, _, content = self._file(self.folder, key).read_bytes().partition(b"\n")
+            return _OUTCOME.validate_json(content) if digest == _digest(key, content) else None
+        except (OSError, ValidationError):
+            return None
+
+    def write(self, key: str, outcome: RowOutcome) -> None:
+        """Keep an outcome: a reader sees all of it or none."""
+        if self.folder is not None:
+            content, file = json.dumps(asdict(outcome)).encode(), self._file(self.folder, key)
+            with contextlib.suppress(OSError):
+                file.parent.mkdir(parents=True, exist_ok=True)
+                write_whole(file, _digest(key, content) + b"\n" + content)
+
+    @staticmethod
+    def _file(folder: Path, key: str) -> Path:
+        return folder / key[:2] / key[2:]
+
+
+def _digest(key: str, content: bytes) -> bytes:
+    return sha256(key.encode() + content).hexdigest().encode()
+
+
+Variant = Callable[[Measured], dict[str, Any] | None]
+"""The scenario that a row is simulated as; None if it is not. Raises ConfigError, as
+``scenario_of`` does."""
+
+
+@dataclass(frozen=True)
+class PlannedRow:
+    """A row's run still to be simulated, the key of its outcome, and its ops' shares."""
+
+    run: Run
+    key: str
+    shares: OpShares
+
+
+@dataclass(frozen=True)
+class RowPlan:
+    """What each row is simulated as, by variant and id: ``known`` outcomes, and the ``runs`` of
+    others. ``refused`` rows have none, with the reason."""
+
+    known: dict[str, dict[str, RowOutcome]]
+    runs: dict[str, dict[str, PlannedRow]]
+    refused: dict[str, str]
+
+    def drop(self, id: str) -> None:
+        """Forget a row: it has no outcome in any variant."""
+        for name in self.known:
+            self.known[name].pop(id, None)
+            self.runs[name].pop(id, None)
+
+
+def plan_rows(
+    file: str,
+    rows: Sequence[Measured],
+    progress: Progress,
+    variants: Mapping[str, Variant],
+    kept: RowCache,
+) -> RowPlan:
+    """What is known of each row and variant, and runs of the rest. Rows of one server follow each
+    other: they share op times, and workers take runs in this order."""
+    plan = RowPlan({name: {} for name in variants}, {name: {} for name in variants}, {})
+    requests_of = SharedRequests()
+    alike = sorted(rows, key=lambda r: (r.system, r.backend, r.model, r.precision, r.tp or 0))
+    for done, row in enumerate(alike):
+        progress("checking", done, len(alike))
+        source = Source(f"{file}: {row.id}", NAME, {}, ())
+        try:
+            for name, variant in variants.items():
+                if (scenario := variant(row)) is None:
+                    continue
+                found = _known_or_planned(row, scenario, source, kept, requests_of)
+                if isinstance(found, RowOutcome):
+                    plan.known[name][row.id] = found
+                else:
+                    plan.runs[name][row.id] = found
+        except ConfigError as error:
+            plan.refused[row.id] = _without_file(error, source)
+            plan.drop(row.id)
+    return plan
+
+
+def _known_or_planned(
+    row: Measured,
+    scenario: Mapping[str, Any],
+    source: Source,
+    kept: RowCache,
+    requests_of: SharedRequests,
+) -> RowOutcome | PlannedRow:
+    """Raises ConfigError where the row cannot be simulated; that is kept, too."""
+    key = outcome_key(scenario)
+    outcome = kept.read(key)
+    if outcome is None:
+        try:
+            found = deploy(check_scenario(scenario, source), source, requests_of)
+        except ConfigError as error:
+            outcome = RowOutcome(refused=_without_file(error, source))
+            kept.write(key, outcome)
+        else:
+            run = Run(run_key(found, NAME), NAME, found.scenario.seed, {}, found.scenario)
+            return PlannedRow(run, key, op_shares(found, row))
+    if outcome.refused:
+        raise ConfigError(outcome.refused)
+    return outcome
+
+
+def _without_file(error: ConfigError, source: Source) -> str:
+    return str(error).replace(f"{source.file}: ", "")
+
+
+@contextmanager
+def kept_runs() -> Iterator[tuple[Path, RowCache]]:
+    """The folder of finished runs and the outcomes, in the cache, or nowhere if there is none."""
+    cache = cache_folder()
+    if cache is not None:
+        yield cache / "scores", RowCache(cache / "outcomes")
+        return
+    with TemporaryDirectory() as scratch:
+        yield Path(scratch) / "scores", RowCache(None)
+
+
+def simulate_rows(
+    plan: RowPlan, where: tuple[Path, RowCache], backend: Backend, progress: Progress, say: Say
+) -> dict[str, str]:
+    """Simulate the planned runs; ``plan`` then knows all outcomes. Returns the errors of runs that
+    failed, by id: such a row has no outcome in any variant. ``where`` keeps finished runs."""
+    folder, kept = where
+    ids = dict.fromkeys(id for runs in plan.runs.values() for id in runs)
+    distinct = {
+        planned.run.key: planned.run
+        for id in ids
+        for runs in plan.runs.values()
+        if (planned := runs.get(id))
+    }
+    if not distinct:
+        return {}
+    sweep = SweepPlan("", "score", "", (), None, tuple(distinct.values()), ())
+    store, report = Store(folder, f"{VARIABLE}: {folder}"), Report(len(distinct))
+    store.open(resume=True)
+    with store.locked(f"another score is at work: wait for it, or set {VARIABLE}=off"):
+        execute(sweep, store, backend, progress, report, say)
+        every = [(name, id, one) for name, runs in plan.runs.items() for id, one in runs.items()]
+        failed = {
+            id: report.failures[one.run.key]
+            for _, id, one in every
+            if one.run.key in report.failures
+        }
+        for name, id, one in every:
+            if id not in failed:
+                found = _outcome(one, store.summary(one.run.key, NAME))
+                plan.known[name][id] = found
+                kept.write(one.key, found)
+    for id in failed:
+        plan.drop(id)
+    return failed
+
+
+def _outcome(planned: PlannedRow, summary: Mapping[str, Any]) -> RowOutcome:
+    cache = planned.run.scenario.kv_cache
+    numbers = {
+        "ttft_ms": 1e3 * summary["ttft_s"]["mean"],
+        "tpot_ms": 1e3 * summary["tpot_s"]["mean"],
+        "output_tokens_per_s": summary["output_tokens_per_s"],
+        "kv_peak_share": summary["kv_peak_share"],
+        "num_blocks": float(cache.num_blocks or 0) if cache is not None else 0.0,
+    }
+    return RowOutcome(numbers, planned.shares)
+
+
+def times_of(outcome: RowOutcome) -> ServerTimes:
+    """The predictions of an outcome, without bands."""
+    numbers = outcome.numbers
+    ttft, tpot, rate = (numbers[name] for name in ("ttft_ms", "tpot_ms", "output_tokens_per_s"))
+    return ServerTimes(ttft, tpot, rate, kv_full=numbers["kv_peak_share"] >= FULL)
+
+
+REDRAWS = 8
+"""Simulations of each such row: pairs of draws with opposite signs."""
+BLOCKS_SIGMA = float(np.log1p(0.05)) / NORMAL_90
+"""Of the KV blocks: 5 % either way, about one percent of a GPU's memory. Assumed."""
+
+
+def redrawn(
+    file: str,
+    rows: Sequence[Measured],
+    described: Variant,
+    outcomes: Mapping[str, RowOutcome],
+    where: tuple[Path, RowCache],
+    backend: Backend,
+    progress: Progress,
+    say: Say,
+) -> dict[str, dict[str, Floats]]:
+    """Logarithms of the factors on a row's times under each draw, by id and metric, of the rows
+    whose KV cache was full in ``outcomes``; ``described`` is what those were simulated as."""
+    full = [
+        row
+        for row in rows
+        if row.id in outcomes and outcomes[row.id].numbers["kv_peak_share"] >= FULL
+    ]
+    variants: dict[str, Variant] = {
+        f"draw {n}": partial(drawn, described, outcomes, n) for n in range(REDRAWS)
+    }
+    plan = plan_rows(file, full, progress, variants, where[1])
+    simulate_rows(plan, where, backend, progress, say)
+    found = {}
+    for row in full:
+        numbers = [known[row.id].numbers for known in plan.known.values() if row.id in known]
+        if len(numbers) == REDRAWS:
+            base = outcomes[row.id].numbers
+            found[row.id] = {
+                metric: np.resize(
+                    [np.log(one[f"{metric}_ms"] / base[f"{metric}_ms"]) for one in numbers], DRAWS
+                )
+                for metric in METRICS
+            }
+    return found
+
+
+def drawn(
+    described: Variant, outcomes: Mapping[str, RowOutcome], number: int, row: Measured
+) -> dict[str, Any] | None:
+    """The scenario of a row under one draw of op errors, host time and KV blocks."""
+    scenario, outcome = described(row), outcomes[row.id]
+    if scenario is None or outcome.shares is None:
+        return None
+    half = REDRAWS // 2
+    at = number if number < half else DRAWS // 2 + number - half
+
+    def factor(name: str, sigma: float) -> float:
+        return float(np.exp(sigma * normals(name)[at]))
+
+    engine, host = dict(scenario["engine"]), factor(HOST, HOST_SIGMA)
+    for key in ("host_iteration_s", "host_sequence_s"):
+        engine[key] *= host
+    ops = {op: factor(op, sigma) for op, sigma in outcome.shares.sigmas.items() if op != HOST}
+    blocks = round(outcome.numbers["num_blocks"] * factor("KV blocks", BLOCKS_SIGMA))
+    cache = {**scenario["kv_cache"], "num_blocks": blocks}
+    return {**scenario, "engine": {**engine, "op_scale": ops}, "kv_cache": cache}
+
+
+# Bands ------------------------------------------------------------------------------------------
+
+Draws = Mapping[str, Mapping[str, Floats]]
+"""Logarithms of the factors on a row's times under each joint draw, by id and metric."""
+
+
+def draws(found: OpShares) -> dict[str, Floats]:
+    """The logarithm of each metric's factor under each joint draw of op errors. An op has the same
+    draws in all metrics and rows."""
+    factors = {metric: np.zeros(DRAWS) for metric in METRICS}
+    for op, sigma in found.sigmas.items():
+        factor = np.exp(sigma * normals(op))
+        for metric in METRICS:
+            factors[metric] += found.shares[metric].get(op, 0.0) * factor
+    return {metric: np.asarray(np.log(factors[metric])) for metric in METRICS}
+
+
+@lru_cache(maxsize=256)
+def normals(name: str) -> Floats:
+    """The draws of what has that name: pairs of opposite sign."""
+    half = np.random.default_rng(zlib.crc32(name.encode())).standard_normal(DRAWS // 2)
+    return np.concatenate([half, -half])
+
+
+def stack_sigma(off: Floats, known: Sequence[Floats], share: float = 0.9) -> float:
+    """The standard deviation of a stack's own error with which ``share`` of the errors ``off`` (log
+    of measured / predicted) lie inside their bands; ``known`` are the ops' draws of each row.
+
+    0 where the ops' errors alone cover them.
+    """
+    if not len(off):
+        return float(np.log1p(UNKNOWN)) / NORMAL_90
+    low, high = 0.0, LARGEST_SIGMA
+    if _covered(off, known, low) >= share:
+        return 0.0
+    for _ in range(20):
+        middle = (low + high) / 2
+        low, high = (low, middle) if _covered(off, known, middle) >= share else (middle, high)
+    return high
+
+
+def _covered(off: Floats, known: Sequence[Floats], sigma: float) -> float:
+    ends = np.array([_ends(one, sigma) for one in known])
+    return float(np.mean((ends[:, 0] <= off) & (off <= ends[:, 1])))
+
+
+def _ends(known: Floats, sigma: float) -> tuple[float, float]:
+    low, high = np.quantile(known + sigma * normals("stack"), (0.05, 0.95))
+    return float(low), float(high)
+
+
+def with_bands(
+    rows: Iterable[Measured],
+    predictions: Mapping[str, ServerTimes],
+    known: Draws,
+    sigma_of: Mapping[str, Mapping[str, float]],
+) -> dict[str, ServerTimes]:
+    """The predictions of these rows with bands; ``known`` are the draws of what is known to be off,
+    ``sigma_of`` holds the stack's standard deviation by id and metric."""
+    return {
+        row.id: replace(
+            predictions[row.id],
+            bands=_bands(row, predictions[row.id], known[row.id], sigma_of[row.id]),
+        )
+        for row in rows
+        if row.id in predictions
+    }
+
+
+def _bands(
+    row: Measured,
+    times: ServerTimes,
+    known: Mapping[str, Floats],
+    sigma: Mapping[str, float],
+) -> dict[str, tuple[float, float]]:
+    ttft, tpot = (
+        getattr(times, SCORED[metric]) * np.exp(known[metric] + sigma[metric] * normals("stack"))
+        for metric in METRICS
+    )
+    latency = row.latency_of(ttft, tpot)
+    drawn = {"ttft": ttft, "tpot": tpot, "latency": latency}
+    if times.output_tokens_per_s is not None:
+        slower = latency / row.latency_of(times.ttft_ms, times.tpot_ms)
+        drawn["throughput"] = times.output_tokens_per_s / slower
+    ends = np.quantile(np.stack([*drawn.values()]), (0.05, 0.95), axis=1).T.tolist()
+    return {metric: (low, high) for metric, (low, high) in zip(drawn, ends, strict=True)}
