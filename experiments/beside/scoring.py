@@ -40,6 +40,7 @@ from sarathi_sim.experiments.beside.servers import (
     SCORED,
     Measured,
     ServerTimes,
+    campaign_of,
     mean_prompt,
     measured_cold,
     read_measured,
@@ -80,6 +81,10 @@ CLIENTS, MOST_TOKENS = (4, 16, 64), 2048
 BASE = "zero_fit"
 CROSS_VALIDATED, ONE_GPU_OUT = "cross_validated", "leave_one_gpu_out"
 FITTED = "fitted"
+APART = ", apart"
+"""Behind the name of a variant whose clients have drifted apart."""
+UNKNOWN = 0.5
+"""How far apart the clients of an unknown campaign are: from 0, in lock-step, to 1."""
 
 
 # Errors by group --------------------------------------------------------------------------------
@@ -135,7 +140,8 @@ def errors(
 
     ``mape``, ``median`` and ``p90`` are of absolute errors; ``bias`` is the mean signed one, so
     positive where predictions are too slow. ``coverage`` is the share of measured values inside the
-    predicted bands, in percent; None where no prediction has one.
+    predicted bands, in percent, and ``interval_score`` the mean width of these plus 20 times what
+    they miss by (for bands of 90 %); None where no prediction has one.
     """
     pairs = [
         (value, given, times.bands.get(metric))
@@ -145,13 +151,18 @@ def errors(
     if not pairs:
         return None
     off = np.array([100 * (predicted / measured - 1) for measured, predicted, _ in pairs])
-    inside = [band[0] <= measured <= band[1] for measured, _, band in pairs if band is not None]
+    ends = np.array([[measured, *band] for measured, _, band in pairs if band is not None])
+    measured, low, high = ends.reshape(-1, 3).T
+    missed = np.maximum(np.maximum(low - measured, measured - high), 0)
     return {
         "mape": float(np.abs(off).mean()),
         "median": float(np.median(np.abs(off))),
         "p90": float(np.quantile(np.abs(off), 0.9)),
         "bias": float(off.mean()),
-        "coverage": 100 * float(np.mean(inside)) if inside else None,
+        "coverage": 100 * float(np.mean(missed == 0)) if len(ends) else None,
+        "interval_score": 100 * float(np.mean((high - low + 20 * missed) / measured))
+        if len(ends)
+        else None,
     }
 
 
@@ -261,7 +272,7 @@ def fitting(row: Measured, mixtures: bool = False) -> bool:
 class Slopes:
     """Rows, and their times in ms as linear functions of the constants; ``times`` has shape
     (metric, row, 1 + constants). ``launched`` is what the :data:`LAUNCHES` add, (metric, row,
-    launches), without any 0."""
+    launches), without any 0. ``apart`` are these with clients that have drifted apart."""
 
     rows: Sequence[Measured]
     times: Floats
@@ -270,6 +281,7 @@ class Slopes:
     draws: Draws
     base: Sequence[ServerTimes]
     limits: HostTimes
+    apart: Slopes | None = None
 
     @property
     def names(self) -> list[str]:
@@ -285,29 +297,65 @@ class Slopes:
         """The constants with the least absolute errors of the logarithms, within their ranges."""
         from scipy.optimize import minimize
 
-        measured, names = self.measured_ms[:, which], self.names
+        names = self.names
         bounds = np.array([self.limits.constants[name].range for name in names])
         unit = bounds[:, 1]
 
         def host_of(values: Floats) -> HostConstants:
             return HostConstants(**dict(zip(names, (values * unit).tolist(), strict=True)))
 
-        def loss(values: Floats) -> float:
-            found = self.predicted(which, host_of(values))
-            off = np.abs(np.log(np.maximum(found, 1e-6) / measured))
-            ttft, tpot = np.minimum(off, LARGEST_ERROR).mean(axis=1)
-            return float(ttft + TPOT_WEIGHT * tpot)
-
         starts = (
             np.array([0.2, 0.3, 0.2, 0.3, 0.3][: len(names)]),
             np.array([0.6, 0.6, 0.5, 0.6, 0.6][: len(names)]),
         )
         tried = [
-            minimize(loss, start, method="Nelder-Mead", bounds=bounds / unit[:, None])
+            minimize(
+                lambda values: self.loss(which, host_of(values)),
+                start,
+                method="Nelder-Mead",
+                bounds=bounds / unit[:, None],
+            )
             for start in starts
         ]
         best = min(tried, key=lambda one: one.fun).x
         return _rounded(np.array([*asdict(host_of(best)).values()]))
+
+    def loss(self, which: Ints, host: HostConstants) -> float:
+        """The mean absolute logarithm of TTFT's errors and, with more weight, TPOT's."""
+        found = np.maximum(self.predicted(which, host), 1e-6)
+        off = np.abs(np.log(found / self.measured_ms[:, which]))
+        ttft, tpot = np.minimum(off, LARGEST_ERROR).mean(axis=1)
+        return float(ttft + TPOT_WEIGHT * tpot)
+
+    def mixed(self, shares: Mapping[str, float]) -> Slopes:
+        """With the clients of each campaign so far apart."""
+        if self.apart is None:
+            return self
+        share = np.array([shares.get(campaign_of(row), 0.0) for row in self.rows])[:, None]
+        times = self.times + share * (self.apart.times - self.times)
+        launched = self.launched + share * (self.apart.launched - self.launched)
+        return replace(self, times=times, launched=launched)
+
+    def shares(self, which: Ints) -> dict[str, float]:
+        """How far apart the clients of each campaign are, so that the rows ``which`` are predicted
+        best with constants of their own."""
+        campaigns = np.array([campaign_of(self.rows[row]) for row in which])
+        found = {}
+        for campaign in filter(None, np.unique(campaigns)):
+            own = which[campaigns == campaign]
+            stacks = [rows for _, rows in _by_stack(self.rows, own) if len(rows) >= FEWEST]
+            tried = {share: self.mixed({campaign: share}) for share in (UNKNOWN, 0.0, 1.0)}
+            losses = {
+                share: sum(len(rows) * one.loss(rows, one.fitted(rows)) for rows in stacks)
+                for share, one in tried.items()
+            }
+            found[str(campaign)] = min(losses, key=losses.__getitem__)
+        return found
+
+    def settled(self, which: Ints) -> Slopes:
+        """With clients as far apart as the rows ``which`` say; halfway where they say nothing."""
+        unknown = dict.fromkeys(map(campaign_of, self.rows), UNKNOWN)
+        return self.mixed(unknown | self.shares(which))
 
     def host_of(self, which: Ints, stack: str) -> HostConstants:
         """A stack's constants by the rows ``which``: fitted to its own, where there are enough. Of
@@ -358,7 +406,12 @@ def slopes(
     limits: HostTimes,
 ) -> Slopes:
     """From the simulations with :func:`grid` (and :func:`launching`, where there are such), of the
-    rows that are answered and :func:`fitting`."""
+    rows that are answered and :func:`fitting`; also with clients that have drifted apart."""
+    if BASE + APART in simulated:
+        near = {name: of for name, of in simulated.items() if not name.endswith(APART)}
+        far = {name: of | simulated.get(name + APART, {}) for name, of in near.items()}
+        found = slopes(rows, near, draws, limits)
+        return replace(found, apart=slopes(rows, far, draws, limits))
     launches = [name for name in LAUNCHES if name in simulated]
     mixtures = bool(launches)
     rows = [row for row in rows if row.id in simulated[BASE] and fitting(row, mixtures)]
@@ -403,6 +456,7 @@ SCHEMES: Mapping[str, Callable[[Measured], str]] = {
     "leave_one_stack_out": stack_of,
     ONE_GPU_OUT: lambda row: row.system,
     "leave_one_model_out": lambda row: row.model,
+    "leave_one_triple_out": lambda row: f"{row.model}, {row.system}, {row.backend}",
 }
 
 
@@ -425,8 +479,9 @@ def left_out(found: Slopes, scheme: str) -> dict[str, ServerTimes]:
     split = parts(found.rows, scheme)
     for _, out in split:
         fit_to = np.setdiff1d(np.arange(len(found.rows)), out)
+        settled = found.settled(fit_to)
         for stack, which in _by_stack(found.rows, out):
-            predicted[:, which] = found.predicted(which, found.host_of(fit_to, stack))
+            predicted[:, which] = settled.predicted(which, settled.host_of(fit_to, stack))
     sigma: dict[str, dict[str, float]] = {}
     for fit_to, out in split:
         for stack, which in _by_stack(found.rows, out):
@@ -462,7 +517,8 @@ def names(rows: Sequence[Measured]) -> list[str]:
 
 def constants(found: Slopes, which: Ints) -> dict[str, HostConstants]:
     """Of every stack and engine among the rows, fitted to ``which`` of them."""
-    return {name: found.host_of(which, name) for name in names(found.rows)}
+    settled = found.settled(which)
+    return {name: settled.host_of(which, name) for name in names(found.rows)}
 
 
 # A score ----------------------------------------------------------------------------------------
@@ -564,12 +620,14 @@ def score_servers(
     rows, unread = read_rows(files)
     theirs = {str(path): read_peer(path) for path in peers}
     known, file = host_times(), str(files[0])
-    variants: dict[str, Variant] = {}
+    hosts: dict[str, Host] = {}
     if fit:
-        variants = {name: _fitting(host) for name, host in grid(known.measured).items()}
-        variants |= {n: _fitting(host, False) for n, host in launching(known.measured).items()}
-    variants[BASE] = _variant(lambda _: known.measured)
-    variants[FITTED] = _variant(lambda row: None if fit and fitting(row) else _without(row)[0])
+        hosts = {name: _fitting(host) for name, host in grid(known.measured).items()}
+        hosts |= {n: _fitting(host, False) for n, host in launching(known.measured).items()}
+    hosts[BASE] = lambda _: known.measured
+    hosts[FITTED] = lambda row: None if fit and fitting(row) else _without(row)[0]
+    variants = {name: _variant(host) for name, host in hosts.items()}
+    variants |= {name + APART: _variant(host, apart=True) for name, host in hosts.items()}
     with kept_runs() as where:
         plan = plan_rows(file, rows, progress, variants, where[1])
         failed = simulate_rows(plan, where, backend, progress, say)
@@ -581,13 +639,15 @@ def score_servers(
     }
     off = {id: draws(one.shares) for id, one in answered.items() if one.shares} | redrawn_rows
     error_of = {row.id: asdict(_without(row)[1]) for row in rows if row.id in answered}
-    zero_fit = with_bands(rows, simulated[BASE], off, error_of)
-    best = with_bands(rows, simulated[FITTED], off, error_of)
+    unknown = _between(rows, simulated, BASE, lambda row: UNKNOWN)
+    shipped_apart = _between(rows, simulated, FITTED, _shipped_share)
+    zero_fit = with_bands(rows, unknown, off, error_of)
+    best = with_bands(rows, shipped_apart, off, error_of)
     refused = unread | plan.refused | failed
     scored = ScoredRows(rows, best, zero_fit, refused, redrawn=len(redrawn_rows), peers=theirs)
     if not fit:
         return scored
-    dense = {name: times for name, times in simulated.items() if name not in LAUNCHES}
+    dense = {n: times for n, times in simulated.items() if n.removesuffix(APART) not in LAUNCHES}
     found = slopes(rows, dense, off, known)
     fits = {scheme: left_out(found, scheme) for scheme in SCHEMES}
     shipped = to_ship(found, fits, file, known) if found.rows else None
@@ -599,19 +659,48 @@ def score_servers(
     return replace(scored, best=best, fits=both, shipped=shipped, mixtures=mixtures)
 
 
-def _variant(host: Callable[[Measured], HostConstants | None]) -> Variant:
-    """Rows with these constants; none where there are none."""
+Host = Callable[[Measured], HostConstants | None]
+"""The constants that a row is simulated with; None if it is not."""
+
+
+def _variant(host: Host, apart: bool = False) -> Variant:
+    """Rows with these constants; with clients ``apart`` those whose load tool is not recorded."""
 
     def variant(row: Measured) -> dict[str, Any] | None:
-        given = host(row)
-        return None if given is None else scenario_of(row, given)
+        given = None if apart and not campaign_of(row) else host(row)
+        return None if given is None else scenario_of(row, given, apart)
 
     return variant
 
 
-def _fitting(host: HostConstants, dense: bool = True) -> Variant:
-    """Rows that are fitted to: mixtures, and dense models or not."""
-    return _variant(lambda row: host if fitting(row, True) or (dense and fitting(row)) else None)
+def _fitting(host: HostConstants, dense: bool = True) -> Host:
+    """For rows that are fitted to: mixtures, and dense models or not."""
+    return lambda row: host if fitting(row, True) or (dense and fitting(row)) else None
+
+
+def _shipped_share(row: Measured) -> float:
+    """How far apart the row's clients are by the shipped constants, fitted without its server."""
+    known = host_times(not row.dense).fitted_without(server_of(row)).apart
+    return known.get(campaign_of(row), UNKNOWN)
+
+
+def _between(
+    rows: Iterable[Measured],
+    simulated: Mapping[str, Mapping[str, ServerTimes]],
+    name: str,
+    share_of: Callable[[Measured], float],
+) -> dict[str, ServerTimes]:
+    """A variant's times, with clients so far apart where that is not recorded."""
+    found = dict(simulated[name])
+    for row in rows:
+        if row.id in found and (far := simulated[name + APART].get(row.id)) is not None:
+            near, share = found[row.id], share_of(row)
+            ttft, tpot = (
+                one + share * (other - one)
+                for one, other in ((near.ttft_ms, far.ttft_ms), (near.tpot_ms, far.tpot_ms))
+            )
+            found[row.id] = _instead(near, row, ttft, tpot)
+    return found
 
 
 def _without(row: Measured) -> tuple[HostConstants, StackErrors]:
@@ -635,13 +724,17 @@ def to_ship(
             sorted({server_of(found.rows[row]) for row in out}),
             constants(found, fit_to),
             _errors(found, fits[CROSS_VALIDATED], fit_to),
+            found.shares(fit_to),
         )
         for fit_to, out in parts(found.rows, CROSS_VALIDATED)
     ]
     every = np.arange(len(found.rows))
     elsewhere = fits[ONE_GPU_OUT] or fits[CROSS_VALIDATED]
-    apart = _errors(found, elsewhere, every) if elsewhere else {}
-    return replace(known, fitted_to=note, stacks=constants(found, every), errors=apart, folds=folds)
+    errors_apart = _errors(found, elsewhere, every) if elsewhere else {}
+    stacks, shares = constants(found, every), found.shares(every)
+    return replace(
+        known, fitted_to=note, stacks=stacks, errors=errors_apart, folds=folds, apart=shares
+    )
 
 
 def _errors(

@@ -188,6 +188,10 @@ TRTLLM_MEMORY = 0.75
 """TensorRT-LLM's share of what the weights leave, under Dynamo: inferred from one GPU that serves
 Qwen3 32B in fp8, where requests begin to wait between 278 and 295 thousand tokens."""
 
+APART = 0.95
+"""The shortest length as a share of the longest where clients have drifted apart: assumed. With
+equal lengths they go on in lock-step, as they began."""
+
 DYNAMO = "under dynamo"
 _MEMORY = {
     f"sglang {DYNAMO}": {"mem_fraction_static": SGLANG_MEMORY},
@@ -207,14 +211,23 @@ def server_of(row: Measured) -> str:
     return f"{stack_of(row)}, {row.model}, {row.system}, {row.precision}, {layout}"
 
 
+def campaign_of(row: Measured) -> str:
+    """The measurements that the row is one of, where their load tool is not recorded, so that its
+    clients may have drifted apart; else empty. Their lengths tell campaigns of one source apart."""
+    if row.source == "inferencex" or row.length_range_ratio < 1:
+        return ""
+    return f"{row.source}, {'multiples of 1,000' if row.isl % 1000 == 0 else 'powers of two'}"
+
+
 def mean_prompt(row: Measured) -> float:
     """Tokens."""
     return row.isl * (1 + row.length_range_ratio) / 2
 
 
-def scenario_of(row: Measured, host: HostConstants) -> dict[str, Any]:
-    """The row's scenario as a configuration would have it, with the ``host``'s constants. Raises
-    ConfigError for what is not modelled, with the reason."""
+def scenario_of(row: Measured, host: HostConstants, apart: bool = False) -> dict[str, Any]:
+    """The row's scenario as a configuration would have it, with the ``host``'s constants; its
+    clients may be ``apart``, with lengths of the same mean. Raises ConfigError for what is not
+    modelled, with the reason."""
     for name, value, allowed in (
         ("model", row.model, MODELS),
         ("system", row.system, DEVICES),
@@ -232,6 +245,8 @@ def scenario_of(row: Measured, host: HostConstants) -> dict[str, Any]:
     mixture = row.model in MIXTURES
     if mixture:
         _refuse_mixture(row)
+    ratio = APART if apart else row.length_range_ratio
+    isl, osl = (round(most * 2 / (1 + ratio)) if apart else most for most in (row.isl, row.osl))
     return {
         "model": MODELS[row.model],
         "device": DEVICES[row.system],
@@ -241,17 +256,17 @@ def scenario_of(row: Measured, host: HostConstants) -> dict[str, Any]:
         "cluster": {
             "tp": row.tp,
             "pp": row.pp,
-            "max_length": row.isl + row.osl,
+            "max_length": isl + osl,
             **({"expert_parallel": _expert_parallel(row)} if mixture else {}),
         },
         "workload": {
             "requests": ROUNDS * row.concurrency,
             "lengths": {
                 "kind": "random",
-                "prompt": row.isl,
-                "decode": row.osl,
+                "prompt": isl,
+                "decode": osl,
                 "tool": "sglang",
-                "range_ratio": row.length_range_ratio,
+                "range_ratio": ratio,
             },
             "arrivals": {
                 "kind": "closed_loop",

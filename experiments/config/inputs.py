@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, fields
+from dataclasses import asdict, field, fields
 from functools import lru_cache
 from hashlib import sha256
 from pathlib import Path
@@ -111,8 +111,8 @@ def _profiles(scenario: Scenario, source: Source) -> Path:
 
 def _needing(section: Strict, prefix: str = "") -> Iterator[tuple[str, object, str]]:
     """Path and value of each key of a section that is given and needs something, and what."""
-    for name, field in type(section).model_fields.items():
-        extra, value = field.json_schema_extra, getattr(section, name)
+    for name, about in type(section).model_fields.items():
+        extra, value = about.json_schema_extra, getattr(section, name)
         if isinstance(extra, dict) and "needs" in extra and value is not None:
             yield f"{prefix}{name}", value, str(extra["needs"])
 
@@ -311,11 +311,13 @@ class Meaning:
 
 @strict_dataclass
 class Fold:
-    """The constants by stack that were fitted without some ``servers``."""
+    """The constants by stack that were fitted without some ``servers``; and how far ``apart`` the
+    clients of campaigns are whose load tool is not recorded (from 0, in lock-step, to 1)."""
 
     servers: list[str]
     stacks: dict[str, HostConstants]
     errors: dict[str, StackErrors]
+    apart: dict[str, float] = field(default_factory=dict)
 
 
 @strict_dataclass
@@ -330,11 +332,16 @@ class HostTimes:
     stacks: dict[str, HostConstants]
     errors: dict[str, StackErrors]
     folds: list[Fold]
+    apart: dict[str, float] = field(default_factory=dict)
+
+    def fitted_without(self, server: str) -> Fold | HostTimes:
+        """What was fitted without a server, where it was among those fitted to."""
+        return next((fold for fold in self.folds if server in fold.servers), self)
 
     def without(self, stack: str, server: str) -> tuple[HostConstants, StackErrors]:
         """The stack's constants and errors as fitted without a server, where it was among those
         fitted to. A stack of which nothing is known has its engine's."""
-        fold = next((fold for fold in self.folds if server in fold.servers), self)
+        fold = self.fitted_without(server)
         known = stack if stack in fold.stacks else stack.partition(" ")[0]
         return fold.stacks[known], fold.errors[known]
 
