@@ -1,11 +1,7 @@
 """From a measured row to the scenario that describes its server and its load.
 
-What a row does not say about its engine is stated here, each setting with its source. Nothing is
-fitted to the rows, but the settings marked as inferred were found by looking at such rows.
-
-Source: the launch scripts of SemiAnalysis InferenceX (``benchmarks/single_node`` and its older
-versions) and its ``perf-changelog.yaml``. What is inferred about rows ``nvidia_gap_*`` is in
-docs/accuracy.md.
+What a row does not say about its engine is in ``data/serving/launch_scripts.yaml``, with the
+document that says it, or with what it was inferred from. Nothing is fitted to the rows.
 """
 
 from __future__ import annotations
@@ -15,8 +11,16 @@ from typing import Any
 from sarathi_sim.experiments.config.errors import ConfigError
 from sarathi_sim.experiments.config.inputs import HostConstants, calls_of_layer
 from sarathi_sim.experiments.score import mixtures
+from sarathi_sim.experiments.score.launch_scripts import (
+    launch_scripts,
+    origin,
+    settings_of,
+    sglang_memory,
+)
 from sarathi_sim.experiments.score.measured import Measured
+from sarathi_sim.profiler.facts.device import load_device
 from sarathi_sim.profiler.facts.model import load_model
+from sarathi_sim.simulator.load.engine_memory import SHARES
 
 #: Hugging Face name -> shipped model. InferenceX serves Llama 3.3 under the name of Llama 3.1.
 MODELS = {
@@ -42,30 +46,18 @@ DEVICES = {
 }
 STACKS = ("vllm", "sglang", "trtllm")
 DTYPES = {"bf16": "bf16", "fp16": "bf16", "fp8": "fp8", "fp4": "nvfp4", "nvfp4": "nvfp4"}
+DTYPES |= {"int4": "int4_wo"}
 
-ROUNDS = 10
-"""Requests a client sends; both sources' tools (of ``nvidia_gap_*`` inferred)."""
 THINK_S = 0.003
 """Seconds in the mean until a client's next request reaches the engine: assumed."""
 
-SGLANG_MEMORY = 0.8
-"""SGLang's share of the memory under Dynamo: inferred from one GPU of 80 GB that holds 66 GB of
-weights. Its own default would leave room for twice as many requests."""
-TRTLLM_MEMORY = 0.75
-"""TensorRT-LLM's share of what the weights leave, under Dynamo: inferred from one GPU that serves
-Qwen3 32B in fp8, where requests begin to wait between 278 and 295 thousand tokens."""
-
 DYNAMO = "under dynamo"
-_MEMORY = {
-    f"sglang {DYNAMO}": {"mem_fraction_static": SGLANG_MEMORY},
-    f"trtllm {DYNAMO}": {"free_gpu_memory_fraction": TRTLLM_MEMORY},
-}
 
 
 def stack_of(row: Measured) -> str:
     """Which host runs the row's engine: the engine's own server, or NVIDIA Dynamo's frontend (its
-    images served ``nvidia_gap_*``). Constants of the host are by this name."""
-    return f"{row.backend} {DYNAMO}" if row.source.startswith("nvidia_gap") else row.backend
+    images served ``nvidia_gap_sweep``). Constants of the host are by this name."""
+    return f"{row.backend} {DYNAMO}" if origin(row).startswith("nvidia_gap") else row.backend
 
 
 def server_of(row: Measured) -> str:
@@ -96,18 +88,25 @@ def scenario_of(row: Measured, host: HostConstants) -> dict[str, Any]:
         raise ConfigError("tp: this key is missing")
     if (dp := mixtures.attention_ranks(row)) > 1:
         raise ConfigError(f"data-parallel attention: not modelled; dp {dp}")
-    mixture = row.model in mixtures.MIXTURES
-    if mixture:
-        mixtures.refuse(row)
+    if row.model in mixtures.MIXTURES:
+        mixtures.check_layout(row)
+    known = settings_of(row)
+    if reason := known.pop("refused", None):
+        raise ConfigError(reason)
+    if row.backend == "sglang":
+        # The load tools ask for outputs of a fixed length (ignore-eos).
+        device = load_device(DEVICES[row.system])
+        known = sglang_memory(device, row.tp, row.pp) | {"ignore_eos": True} | known
+    known.pop("attention_dp", None)
     return {
         "model": MODELS[row.model],
         "device": DEVICES[row.system],
         "stack": row.backend,
         **_weights(row),
-        "kv_cache_dtype": _kv_cache_dtype(row),
-        "cluster": _cluster(row),
+        "kv_cache_dtype": known.pop("kv_cache_dtype"),
+        "cluster": _cluster(row, known.pop("expert_parallel", "as_row")),
         "workload": {
-            "requests": ROUNDS * row.concurrency,
+            "requests": launch_scripts().load.rounds * row.concurrency,
             "lengths": {
                 "kind": "random",
                 "prompt": row.isl,
@@ -122,13 +121,12 @@ def scenario_of(row: Measured, host: HostConstants) -> dict[str, Any]:
             },
             "declared": "exact",
         },
-        "policy": _policy(row) | (mixtures.policy(row) if mixture else {}),
-        "engine": _engine(row, host),
         "kv_cache": {
             "prefix_caching": False,
-            **_MEMORY.get(stack_of(row), {}),
-            **(mixtures.memory(row) if mixture else {}),
+            **{share: known.pop(share) for share in SHARES if share in known},
         },
+        "policy": {"name": row.backend, **known},
+        "engine": _engine(row, host),
     }
 
 
@@ -155,42 +153,8 @@ def _weights(row: Measured) -> dict[str, str]:
     return {"dtype": "fp8_block" if in_blocks else dtype}
 
 
-def _cluster(row: Measured) -> dict[str, Any]:
+def _cluster(row: Measured, spread: bool | str) -> dict[str, Any]:
     found: dict[str, Any] = {"tp": row.tp, "pp": row.pp, "max_length": row.isl + row.osl}
     if row.model in mixtures.MIXTURES:
-        found["expert_parallel"] = mixtures.expert_parallel(row)
+        found["expert_parallel"] = row.moe_ep > 1 if spread == "as_row" else spread
     return found
-
-
-def _kv_cache_dtype(row: Measured) -> str:
-    """bf16 for unquantised models. For others the launch scripts say fp8; vLLM 0.10 on H100 behaves
-    as with bf16 (inferred)."""
-    if DTYPES[row.precision] == "bf16" or (row.backend == "vllm" and row.system == "h100_sxm"):
-        return "bf16"
-    return "fp8"
-
-
-def _policy(row: Measured) -> dict[str, Any]:
-    """The engine's settings: of InferenceX its launch scripts'. For ``nvidia_gap_*`` they are not
-    recorded; about one new prompt an iteration is inferred for vLLM and TensorRT-LLM, where the
-    end of a prompt that decodes push out runs in the next."""
-    dynamo = stack_of(row).endswith(DYNAMO)
-    if row.backend == "vllm":
-        return {
-            "name": "vllm",
-            "max_num_batched_tokens": row.isl + row.concurrency if dynamo else 8192,
-            "max_num_seqs": max(row.concurrency, 16),
-            "async_scheduling": True,
-        }
-    if row.backend == "sglang":
-        # The load tools ask for outputs of a fixed length (ignore-eos).
-        return {"name": "sglang", "chunked_prefill_size": 8192, "ignore_eos": True}
-    waits = not dynamo and row.isl == row.osl == 1024 and (row.tp or 0) < 8
-    wait = {"batch_wait_timeout_iters": 20, "batch_wait_max_tokens_ratio": 0.9}
-    return {
-        "name": "trtllm",
-        "max_num_tokens": row.isl if dynamo else max(16384, row.isl),
-        "enable_chunked_prefill": dynamo,
-        "max_batch_size": max(row.concurrency, 16),
-        **(wait if waits else {}),
-    }

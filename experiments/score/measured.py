@@ -49,6 +49,7 @@ class Measured(BaseModel):
     tp: _Count | None = None
     pp: _Count = 1
     dp: _Count = 1
+    moe_tp: _Count | None = None
     moe_ep: Annotated[int, Field(ge=0, le=2**20)] = 1
     precision: str = "bf16"
     mode: str = "agg"
