@@ -26,6 +26,7 @@ SCORED |= {"throughput": "output_tokens_per_s"}
 
 _Number = TypeVar("_Number", float, Floats)
 _Count = Annotated[int, Field(ge=1, le=2**20)]
+_Layout = Annotated[int, Field(ge=0, le=2**20)]  # dense rows may have 0
 _Milliseconds = Annotated[float, Field(gt=0, le=1e9)]
 
 
@@ -49,8 +50,8 @@ class Measured(BaseModel):
     tp: _Count | None = None
     pp: _Count = 1
     dp: _Count = 1
-    moe_tp: _Count | None = None
-    moe_ep: Annotated[int, Field(ge=0, le=2**20)] = 1
+    moe_tp: _Layout = 0
+    moe_ep: _Layout = 1
     precision: str = "bf16"
     mode: str = "agg"
     dense: bool = True

@@ -62,9 +62,10 @@ def formats(row: Measured) -> dict[str, str]:
 
 def check_layout(row: Measured) -> None:
     """Raises ConfigError where the experts are on other GPUs than the columns of attention have:
-    hidden data-parallel attention."""
-    ranks, experts = (row.tp or 1) * row.dp, (row.moe_tp or 0) * row.moe_ep
-    if experts not in (0, ranks) and settings_of(row).get("attention_dp", True):
+    hidden data-parallel attention. InferenceX's rows have theirs in ``dp``, and TP in ``moe_tp``
+    (.github/configs/nvidia-master.yaml in InferenceMAX/InferenceMAX at 525079a)."""
+    ranks, experts = (row.tp or 1) * row.dp, row.moe_tp * row.moe_ep
+    if origin(row) != INFERENCEX and experts not in (0, ranks):
         raise ConfigError(
             f"data-parallel attention: not modelled; moe_tp x moe_ep is {experts}, tp x dp {ranks}"
         )

@@ -155,24 +155,25 @@ def test_only_some_servers_wait_to_fill_their_batches() -> None:
         (row("r1", "trtllm", "b200_sxm", backend_version="1.1.0rc2.post2"), MTP),
         (row("r1-fp8", "sglang", "b200_sxm"), MTP),
         (row("gpt-oss", "vllm", concurrency=512), "sent at once"),
+        (row("r1", "trtllm", "gb200"), "prefill and decode on GPUs of their own"),
         (row("minimax-fp4", "vllm", "b200_sxm", backend_version="0.19.0", tp=2, dp=2, moe_ep=4,
              concurrency=512), "data-parallel attention: not modelled; dp 2"),
-        (row("qwen-235b", "sglang", "h200_sxm", tp=2, moe_tp=1, moe_ep=8),
-         "data-parallel attention: not modelled; moe_tp x moe_ep is 8, tp x dp 2"),
+        (row("qwen-235b", "vllm", "h200_sxm", source="nvidia_gap_sweep", tp=2, moe_tp=2, moe_ep=2),
+         "data-parallel attention: not modelled; moe_tp x moe_ep is 4, tp x dp 2"),
     ],
 )  # fmt: skip
 def test_servers_that_did_what_is_not_modelled(server: Measured, reason: str) -> None:
     with pytest.raises(ConfigError, match=reason):
         scenario_of(server, NONE)
-    plain = {"source": "elsewhere", "dp": 1, "moe_tp": None}
+    plain = {"source": "elsewhere", "dp": 1, "moe_tp": 0}
     assert scenario_of(server.model_copy(update=plain), NONE)["policy"]
 
 
-def test_what_a_script_cannot_ask_for_is_no_hidden_data_parallel_attention() -> None:
-    """SGLang's scripts for R1 have none; experts on all GPUs of the row's layout hide none."""
+def test_experts_on_all_gpus_of_attention_hide_nothing() -> None:
+    """InferenceX's rows repeat TP in ``moe_tp``."""
     for server in (
         row("r1", "sglang", "b200_sxm", tp=4, moe_tp=4, moe_ep=4),
-        row("qwen-235b", "sglang", "h200_sxm", tp=4, moe_tp=1, moe_ep=4),
+        row("qwen-235b", "sglang", "h200_sxm", source="nvidia_gap_sweep", tp=4, moe_tp=1, moe_ep=4),
     ):
         assert scenario_of(server, NONE)["cluster"]["tp"] == 4
 
