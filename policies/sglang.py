@@ -27,6 +27,9 @@ LPM_MOST_WAITING = 128
 """With more waiting requests, longest prefix match becomes first come, first served."""
 LPM_SHARED = 32
 """Of those who share so many tokens, and have no more cached, all but the first wait longer."""
+LEAST_MAX_RUNNING = 2048
+"""The engine's own limit of running requests, at least (at most half the tokens of its KV cache):
+``resolve_max_num_reqs`` of ``mem_cache/kv_cache_configurator.py``."""
 TOUCH_EVERY = 32
 """Looks at the queue after which what is cached of those who wait counts as used again."""
 
@@ -58,7 +61,7 @@ class Sglang:
         self,
         chunked_prefill_size: int | None = 8192,
         max_prefill_tokens: int = 16384,
-        max_running_requests: int = 256,
+        max_running_requests: int = LEAST_MAX_RUNNING,
         schedule_conservativeness: float = 1.0,
         schedule_policy: SchedulePolicy = "fcfs",
         enable_mixed_chunk: bool = False,

@@ -35,18 +35,20 @@ from sarathi_sim.experiments.beside.row_runs import (
     times_of,
     with_bands,
 )
+from sarathi_sim.experiments.beside.row_scenarios import (
+    campaign_of,
+    mean_prompt,
+    measured_cold,
+    scenario_of,
+    server_of,
+    stack_of,
+)
 from sarathi_sim.experiments.beside.servers import (
     METRICS,
     SCORED,
     Measured,
     ServerTimes,
-    campaign_of,
-    mean_prompt,
-    measured_cold,
     read_measured,
-    scenario_of,
-    server_of,
-    stack_of,
 )
 from sarathi_sim.experiments.config.errors import ConfigError
 from sarathi_sim.experiments.config.inputs import (

@@ -20,6 +20,7 @@ from sarathi_sim.experiments.beside.row_runs import (
     outcome_key,
     plan_rows,
 )
+from sarathi_sim.experiments.beside.row_scenarios import MODELS, scenario_of
 from sarathi_sim.experiments.beside.scoring import (
     ScoredRows,
     errors,
@@ -28,13 +29,7 @@ from sarathi_sim.experiments.beside.scoring import (
     read_peer,
     short_reason,
 )
-from sarathi_sim.experiments.beside.servers import (
-    MODELS,
-    Measured,
-    ServerTimes,
-    read_measured,
-    scenario_of,
-)
+from sarathi_sim.experiments.beside.servers import Measured, ServerTimes, read_measured
 from sarathi_sim.experiments.cli.app import app
 from sarathi_sim.experiments.config.errors import ConfigError
 from sarathi_sim.experiments.config.inputs import NONE, HostConstants
@@ -236,18 +231,10 @@ def test_a_closed_loop_is_what_a_row_describes() -> None:
     assert scenario.kv_cache is not None and scenario.kv_cache.prefix_caching is False
 
 
-def test_what_a_row_does_not_say_is_inferred() -> None:
-    qwen = {"model": "Qwen/Qwen3-32B", "tp": 4, "precision": "fp8"}
-    blocks = scenario_of(
-        measured("a", 1.0, 1.0, **{**qwen, "backend": "sglang", "source": "nvidia_gap_csv"}), NONE
-    )
-    assert blocks["dtype"] == "fp8_block" and blocks["kv_cache"]["mem_fraction_static"] == 0.8
-    more = {"backend": "trtllm", "source": "nvidia_gap_csv"}
-    dynamo = scenario_of(measured("a", 1.0, 1.0, **{**qwen, **more}), NONE)
-    assert dynamo["kv_cache"] == {"prefix_caching": False, "free_gpu_memory_fraction": 0.75}
-    other = {**qwen, "model": "meta-llama/Llama-3.1-70B"}
-    llama = scenario_of(measured("a", 1.0, 1.0, **other), NONE)
-    assert llama["dtype"] == "fp8" and "mem_fraction_static" not in llama["kv_cache"]
+def test_qwens_fp8_is_in_blocks() -> None:
+    for model, dtype in (("Qwen/Qwen3-32B", "fp8_block"), ("meta-llama/Llama-3.1-70B", "fp8")):
+        row = measured("a", 1.0, 1.0, model=model, tp=4, precision="fp8")
+        assert scenario_of(row, NONE)["dtype"] == dtype
 
 
 def test_the_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

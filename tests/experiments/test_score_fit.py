@@ -23,6 +23,7 @@ from sarathi_sim.experiments.beside.row_runs import (
     stack_sigma,
     with_bands,
 )
+from sarathi_sim.experiments.beside.row_scenarios import scenario_of, server_of, stack_of
 from sarathi_sim.experiments.beside.scoring import (
     BASE,
     FOLDS,
@@ -37,13 +38,7 @@ from sarathi_sim.experiments.beside.scoring import (
     slopes,
     to_ship,
 )
-from sarathi_sim.experiments.beside.servers import (
-    Measured,
-    ServerTimes,
-    scenario_of,
-    server_of,
-    stack_of,
-)
+from sarathi_sim.experiments.beside.servers import Measured, ServerTimes
 from sarathi_sim.experiments.config.inputs import NONE, HostConstants, host_times
 from sarathi_sim.experiments.sweeps.backends import InProcess
 from sarathi_sim.profiler.storage.child import silent

@@ -1,14 +1,14 @@
-"""How measured mixtures of experts were served, and the constants that only they have."""
+"""How measured mixtures of experts are named and grouped, and the constants that only they have."""
 
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any
 
 import numpy as np
 import pytest
 
 from sarathi_sim.experiments.beside.row_runs import OpShares
+from sarathi_sim.experiments.beside.row_scenarios import mean_prompt, scenario_of, server_of
 from sarathi_sim.experiments.beside.scoring import (
     LAUNCHES,
     fitting,
@@ -17,14 +17,7 @@ from sarathi_sim.experiments.beside.scoring import (
     launching,
     slopes,
 )
-from sarathi_sim.experiments.beside.servers import (
-    Measured,
-    ServerTimes,
-    mean_prompt,
-    scenario_of,
-    server_of,
-)
-from sarathi_sim.experiments.config.errors import ConfigError
+from sarathi_sim.experiments.beside.servers import Measured, ServerTimes
 from sarathi_sim.experiments.config.inputs import NONE, HostConstants, calls_of_layer, host_times
 from sarathi_sim.profiler.facts.model import load_model
 
@@ -41,51 +34,6 @@ def row(**given: object) -> Measured:
     return Measured.model_validate(usual | given)
 
 
-def policy(**given: object) -> dict[str, Any]:
-    found: dict[str, Any] = scenario_of(row(**given), NONE)["policy"]
-    return found
-
-
-@pytest.mark.parametrize(
-    ("server", "reason"),
-    [
-        ({**DEEPSEEK, "backend_version": "1.2.0rc6.post3"}, "speculative decoding"),
-        (
-            {**DEEPSEEK, "backend_version": "1.1.0rc2.post2", "measured_date": "2026-01-14"},
-            "speculative decoding",
-        ),
-        ({**DEEPSEEK, "backend": "sglang", "precision": "fp8"}, "speculative decoding"),
-        ({**GPT_OSS, "backend": "vllm", "concurrency": 512}, "sent at once"),
-        (
-            {
-                **MINIMAX,
-                "precision": "fp4",
-                "tp": 2,
-                "dp": 2,
-                "moe_ep": 4,
-                "concurrency": 512,
-                "backend": "vllm",
-                "measured_date": "2026-04-22",
-            },
-            "data-parallel attention: not modelled; dp 2",
-        ),
-    ],
-)
-def test_servers_that_are_known_to_do_what_is_not_modelled(
-    server: dict[str, object], reason: str
-) -> None:
-    with pytest.raises(ConfigError, match=reason):
-        scenario_of(row(**server), NONE)
-    given = {"source": "elsewhere", "dp": 1}
-    assert scenario_of(row(**{**server, **given}), NONE)["policy"]
-
-
-def test_plain_deepseek_is_answered() -> None:
-    plain = {"backend_version": "1.1.0rc2.post2", "measured_date": "2025-12-15"}
-    for server in (plain, {"backend_version": "1.2.0rc6.post2"}, {"backend": "sglang"}):
-        assert scenario_of(row(**DEEPSEEK, **server), NONE)["model"] == "deepseek-r1"
-
-
 def test_minimax_has_its_tp_in_dp_where_its_experts_are_spread() -> None:
     """One server under two names: it is left out of a fit with both."""
     vllm = {**MINIMAX, "backend": "vllm"}
@@ -93,18 +41,6 @@ def test_minimax_has_its_tp_in_dp_where_its_experts_are_spread() -> None:
     assert scenario_of(twice, NONE) == scenario_of(once, NONE)
     assert scenario_of(twice, NONE)["cluster"]["expert_parallel"] is True
     assert server_of(twice) == server_of(once)
-    for change in ({"moe_ep": 4}, {"tp": 2}, {"model": "openai/gpt-oss-120b", "precision": "fp4"}):
-        with pytest.raises(ConfigError, match="data-parallel attention: not modelled; dp 4"):
-            scenario_of(row(**{**vllm, "dp": 4, "moe_ep": 16, **change}), NONE)
-
-
-def test_an_early_script_always_spread_the_experts() -> None:
-    vllm = {**MINIMAX, "backend": "vllm"}
-    found = [
-        scenario_of(row(**vllm, backend_version=version), NONE)["cluster"]["expert_parallel"]
-        for version in ("0.17.0", "0.19.0")
-    ]
-    assert found == [True, False]
 
 
 def test_a_server_measured_cold_is_answered_and_not_fitted_to() -> None:
@@ -115,55 +51,6 @@ def test_a_server_measured_cold_is_answered_and_not_fitted_to() -> None:
     assert [fitting(one, mixtures=True) for one in (early, later)] == [False, True]
     found = grouped([early, later])
     assert found["measured cold"] == [early] and found["all"] == [early, later]
-
-
-def test_tensorrt_llm_takes_one_prompt_beside_the_decodes() -> None:
-    early = policy(**DEEPSEEK, concurrency=100)
-    assert early["max_num_tokens"] == 1216, "1,024 + 100 + 64 in multiples of 64"
-    later = policy(**DEEPSEEK, concurrency=100, backend_version="1.2.0rc6.post2")
-    assert later["max_num_tokens"] == 8192 and not later["enable_chunked_prefill"]
-    assert policy(**{**GPT_OSS, "system": "b200_sxm"})["max_num_tokens"] == 20000
-
-
-def test_many_decodes_leave_short_prompts_room_under_dynamo() -> None:
-    qwen = {"model": "Qwen/Qwen3-235B-A22B-FP8", "precision": "fp8", "system": "h100_sxm", "tp": 4}
-    found = policy(**qwen, source="nvidia_gap_sweep", isl=128, concurrency=128)
-    assert found["max_num_tokens"] == 1628
-
-
-def test_only_deepseek_in_fp8_waits_for_full_batches() -> None:
-    """With 1,024 tokens in and out; dense models do below TP 8."""
-    fp8 = {**DEEPSEEK, "precision": "fp8", "backend_version": "1.2.0rc6.post2"}
-    waits = "batch_wait_timeout_iters"
-    assert policy(**fp8, concurrency=64)[waits] == 40
-    for server in ({**fp8, "concurrency": 32}, {**fp8, "concurrency": 64, "osl": 8192}, DEEPSEEK,
-                   {**GPT_OSS, "system": "b200_sxm", "concurrency": 64}):  # fmt: skip
-        assert policy(**server)[waits] is None
-
-
-def test_sglang_looks_for_new_requests_now_and_then() -> None:
-    few, many = (policy(**DEEPSEEK, backend="sglang", concurrency=n) for n in (8, 16))
-    assert (few["scheduler_recv_interval"], many["scheduler_recv_interval"]) == (10, 30)
-    fp8 = {**DEEPSEEK, "model": "deepseek-ai/DeepSeek-V3", "backend": "sglang", "precision": "fp8"}
-    assert policy(**fp8)["max_running_requests"] == 128
-    assert policy(**{**fp8, "tp": 4}, concurrency=16)["scheduler_recv_interval"] == 10
-
-
-@pytest.mark.parametrize(
-    ("server", "share"),
-    [
-        ({**DEEPSEEK, "backend": "sglang"}, {"mem_fraction_static": 0.85}),
-        (
-            {**DEEPSEEK, "backend": "sglang", "precision": "fp8", "tp": 4},
-            {"mem_fraction_static": 0.95},
-        ),
-        (DEEPSEEK, {"free_gpu_memory_fraction": 0.8}),
-        ({**MINIMAX, "backend": "vllm"}, {"gpu_memory_utilization": 0.95}),
-        ({**MINIMAX, "backend": "vllm", "system": "h100_sxm"}, {}),
-    ],
-)
-def test_the_share_of_the_memory(server: dict[str, object], share: dict[str, float]) -> None:
-    assert scenario_of(row(**server), NONE)["kv_cache"] == {"prefix_caching": False, **share}
 
 
 def test_launching_and_the_prompts_tokens_are_an_engines_times() -> None:

@@ -1,0 +1,149 @@
+"""How a measured server was started: ``data/serving/launch_scripts.yaml``, read for one row.
+
+Its entries are the engines' defaults, what is known of ``nvidia_gap_sweep``, and the launch scripts
+of SemiAnalysis InferenceX (``benchmarks/single_node`` and its older versions). Those that fit a row
+are laid over each other in their order. What an entry has from no document is ``inferred``, and
+says on what it rests.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import field
+from functools import lru_cache
+from typing import Any
+
+from sarathi_sim.experiments.beside.servers import Measured
+from sarathi_sim.profiler.facts.device import DeviceSpec
+from sarathi_sim.profiler.storage.files import data_dir
+from sarathi_sim.profiler.storage.plain_yaml import read_mapping
+from sarathi_sim.profiler.storage.strict import parse, strict_dataclass
+
+Condition = dict[str, Any]
+Settings = dict[str, Any]
+
+INFERENCEX = "inferencex"
+#: AIConfigurator's tables under this name repeat InferenceX's numbers (58 of 61 loads of both).
+_REPEATED = "nvidia_gap_csv"
+_MIB = 2**20
+_RELEASE = re.compile(r"\d+(?:\.\d+)*")
+
+
+@strict_dataclass
+class Load:
+    """What each benchmark sends: so many ``rounds`` of requests a client, and ``warm_since`` a day
+    so many before them."""
+
+    documents: list[str]
+    rounds: int
+    warm_up_rounds: int
+    warm_since: str
+
+
+@strict_dataclass
+class Case:
+    """Settings of some rows of an entry."""
+
+    when: Condition
+    set: Settings
+
+
+@strict_dataclass
+class Entry:
+    """Settings of all rows with the columns ``of``, and those of its ``cases``, in their order.
+
+    A condition is a value, several of them, or a range ``{from: ..., below: ...}``, which a row
+    without that column is not in. A setting is a value, or so many times columns of the row,
+    ``plus`` a number, rounded up to a ``multiple``, and at ``least`` one. ``expert_parallel:
+    as_row`` and ``attention_dp: true`` trust the row's layout. ``also`` is what no scenario says.
+    """
+
+    of: Condition
+    set: Settings
+    documents: list[str] = field(default_factory=list)
+    inferred: str = ""
+    cases: list[Case] = field(default_factory=list)
+    also: dict[str, Any] = field(default_factory=dict)
+
+
+@strict_dataclass
+class LaunchScripts:
+    """The file."""
+
+    load: Load
+    entries: list[Entry]
+
+
+@lru_cache(maxsize=1)
+def launch_scripts() -> LaunchScripts:
+    """What ships. Raises SpecError where the file is damaged."""
+    path = data_dir() / "serving" / "launch_scripts.yaml"
+    return parse(LaunchScripts, read_mapping(path), path)
+
+
+def origin(row: Measured) -> str:
+    """Whose servers the row measured: the row's source, or what that repeats."""
+    return INFERENCEX if row.source == _REPEATED else row.source
+
+
+def settings_of(row: Measured) -> Settings:
+    """All that is known: settings of the policy and the memory by their names in a configuration,
+    ``kv_cache_dtype``, ``expert_parallel`` and ``attention_dp``."""
+    known: Settings = {}
+    for entry in launch_scripts().entries:
+        if _holds(row, entry.of):
+            parts = [entry.set, *(case.set for case in entry.cases if _holds(row, case.when))]
+            known |= {key: _value(row, it) for part in parts for key, it in part.items()}
+    return known
+
+
+def sglang_memory(device: DeviceSpec, tp: int, pp: int = 1) -> Settings:
+    """SGLang's defaults that follow from a GPU's memory: the chunk, and the static share.
+
+    Reserved are, in MiB, 512, 1.5 a token of the chunk, 2 a sequence of the largest CUDA graph, and
+    128 a GPU; at least 10 GiB of more than 60. Source: ``handle_gpu_memory_settings`` of SGLang
+    0.5.23, ``arg_groups/memory_hook.py``, without what it reserves for CUDA graphs of prompts;
+    older versions have the same form.
+    """
+    total = (device.reported_bytes or device.memory_bytes) / _MIB
+    large = total >= 60 * 1024
+    chunk = 16384 if total >= 160 * 1024 else 8192 if large else 4096
+    graph = 512 if total >= 160 * 1024 or (large and tp >= 4) else 256
+    if not large:
+        graph = 160 if tp >= 4 else 32
+    reserved = 512 + 1.5 * chunk + 2 * graph + tp * pp / 8 * 1024
+    if large:
+        reserved = max(reserved, 10 * 1024)
+    share = round((total - reserved) / total, 3)
+    return {"chunked_prefill_size": chunk, "mem_fraction_static": share}
+
+
+def _release(text: str) -> tuple[int, ...]:
+    """``1.2.0rc6.post3`` as 1, 2, 0; empty for what begins with no number."""
+    found = _RELEASE.match(text)
+    return tuple(map(int, found[0].split("."))) if found else ()
+
+
+def _holds(row: Measured, when: Condition) -> bool:
+    return all(_matches(row, column, wanted) for column, wanted in when.items())
+
+
+def _matches(row: Measured, column: str, wanted: Any) -> bool:
+    value = origin(row) if column == "source" else getattr(row, column)
+    if not isinstance(wanted, dict):
+        return value in wanted if isinstance(wanted, list) else value == wanted
+    of: Any = _release if column == "backend_version" else lambda bound: bound
+    if not (known := of(value) if value else None):
+        return False
+    low, high = wanted.get("from"), wanted.get("below")
+    return (low is None or of(low) <= known) and (high is None or known < of(high))
+
+
+def _value(row: Measured, given: Any) -> Any:
+    if not isinstance(given, Mapping):
+        return given
+    terms = dict(given)
+    step, least, total = terms.pop("multiple", 1), terms.pop("least", 0), terms.pop("plus", 0)
+    total += sum(times * getattr(row, column) for column, times in terms.items())
+    return max(-(-total // step) * step, least)

@@ -1,0 +1,230 @@
+"""From a measured row to the scenario that describes its server and its load.
+
+What a row does not say about its engine is in ``data/serving/launch_scripts.yaml``, with the
+document that says it, or with what it was inferred from. Nothing is fitted to the rows.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from sarathi_sim.experiments.beside.launch_scripts import (
+    INFERENCEX,
+    launch_scripts,
+    origin,
+    settings_of,
+    sglang_memory,
+)
+from sarathi_sim.experiments.beside.servers import Measured
+from sarathi_sim.experiments.config.errors import ConfigError
+from sarathi_sim.experiments.config.inputs import HostConstants, calls_of_layer
+from sarathi_sim.profiler.facts.device import load_device
+from sarathi_sim.profiler.facts.formats import STACKS
+from sarathi_sim.profiler.facts.model import load_model
+from sarathi_sim.profiler.public.kernel_tables import SYSTEMS
+from sarathi_sim.simulator.load.engine_memory import SHARES
+
+_IN_BLOCKS = ("fp8_block", "fp8_block")
+#: DeepSeek's fp4 checkpoint quantises attention's largest matrix and shared experts, too (the card
+#: of nvidia/DeepSeek-R1-0528-FP4-v2).
+_DEEPSEEK = {"fp8": _IN_BLOCKS, "fp4": ("nvfp4", "nvfp4")}
+#: The shipped model, and the formats of a layer's weights and of its experts by the row's
+#: precision. Their fp8 is in blocks; gpt-oss's fp4 is MXFP4. Kimi K2.5's text model has the shape
+#: of Kimi K2 (config.json in ai-dynamo/aiconfigurator at 202f06a); all but routed experts are bf16.
+MIXTURES = {
+    "Qwen/Qwen3-235B-A22B-FP8": ("qwen3-235b-a22b", {"fp8": _IN_BLOCKS}),
+    "MiniMaxAI/MiniMax-M2.5": ("minimax-m2", {"fp8": _IN_BLOCKS, "fp4": ("bf16", "nvfp4")}),
+    "deepseek-ai/DeepSeek-V3": ("deepseek-v3", _DEEPSEEK),
+    "deepseek-ai/DeepSeek-R1": ("deepseek-r1", _DEEPSEEK),
+    "openai/gpt-oss-120b": ("gpt-oss-120b", {"fp4": ("bf16", "w4a16_mxfp4")}),
+    "moonshotai/Kimi-K2.5": (
+        "kimi-k2",
+        {"fp4": ("bf16", "nvfp4"), "int4": ("bf16", "int4_wo")},
+    ),
+}
+_BLACKWELL = ("b200_sxm", "b300_sxm", "gb200")
+
+
+#: Hugging Face name -> shipped model. InferenceX serves Llama 3.3 under the name of Llama 3.1.
+MODELS = {
+    "meta-llama/Llama-3.1-70B": "llama-3.3-70b",
+    "meta-llama/Llama-3.3-70B-Instruct": "llama-3.3-70b",
+    "meta-llama/Llama-3.1-8B-Instruct": "llama-3.1-8b",
+    "meta-llama/Llama-3.1-405B": "llama-3.1-405b",
+    "Qwen/Qwen3-8B": "qwen3-8b",
+    "Qwen/Qwen3-32B": "qwen3-32b",
+    "nvidia/Qwen3-32B-NVFP4": "qwen3-32b",
+}
+MODELS |= {name: model for name, (model, _) in MIXTURES.items()}
+#: AIConfigurator's system -> shipped device.
+DEVICES = {system: device for device, (system, _) in SYSTEMS.items()}
+DTYPES = {"bf16": "bf16", "fp16": "bf16", "fp8": "fp8", "fp4": "nvfp4", "nvfp4": "nvfp4"}
+DTYPES |= {"int4": "int4_wo"}
+
+THINK_S = 0.003
+"""Seconds in the mean until a client's next request reaches the engine: assumed."""
+
+APART = 0.95
+"""The shortest length as a share of the longest where clients have drifted apart: assumed. With
+equal lengths they go on in lock-step, as they began."""
+
+DYNAMO = "under dynamo"
+
+
+def stack_of(row: Measured) -> str:
+    """Which host runs the row's engine: the engine's own server, or NVIDIA Dynamo's frontend (its
+    images served ``nvidia_gap_sweep``). Constants of the host are by this name."""
+    return f"{row.backend} {DYNAMO}" if origin(row).startswith("nvidia_gap") else row.backend
+
+
+def server_of(row: Measured) -> str:
+    """The row's server without its load. Rows of one are fitted to, or left out, together."""
+    layout = f"tp{row.tp} pp{row.pp} dp{attention_ranks(row)}"
+    return f"{stack_of(row)}, {row.model}, {row.system}, {row.precision}, {layout}"
+
+
+def campaign_of(row: Measured) -> str:
+    """The measurements that the row is one of, where their load tool is not recorded, so that its
+    clients may have drifted apart; else empty. Their lengths tell campaigns of one source apart."""
+    if origin(row) == INFERENCEX or row.length_range_ratio < 1:
+        return ""
+    return f"{row.source}, {'multiples of 1,000' if row.isl % 1000 == 0 else 'powers of two'}"
+
+
+def mean_prompt(row: Measured) -> float:
+    """Tokens."""
+    return row.isl * (1 + row.length_range_ratio) / 2
+
+
+def scenario_of(row: Measured, host: HostConstants, apart: bool = False) -> dict[str, Any]:
+    """The row's scenario as a configuration would have it, with the ``host``'s constants; its
+    clients may be ``apart``, with lengths of the same mean. Raises ConfigError for what is not
+    modelled, with the reason."""
+    for name, value, allowed in (
+        ("model", row.model, MODELS),
+        ("system", row.system, DEVICES),
+        ("backend", row.backend, STACKS),
+        ("precision", row.precision, DTYPES),
+    ):
+        if value not in allowed:
+            raise ConfigError(f"{name} {value}: not modelled; modelled: {', '.join(allowed)}")
+    if row.mode != "agg":
+        raise ConfigError(f"prefill and decode on GPUs of their own: not modelled; mode {row.mode}")
+    if row.tp is None:
+        raise ConfigError("tp: this key is missing")
+    if (dp := attention_ranks(row)) > 1:
+        raise ConfigError(f"data-parallel attention: not modelled; dp {dp}")
+    if row.model in MIXTURES:
+        _check_layout(row)
+    known = settings_of(row)
+    if reason := known.pop("refused", None):
+        raise ConfigError(reason)
+    if row.backend == "sglang":
+        # The load tools ask for outputs of a fixed length (ignore-eos).
+        device = load_device(DEVICES[row.system])
+        known = sglang_memory(device, row.tp, row.pp) | {"ignore_eos": True} | known
+    known.pop("attention_dp", None)
+    ratio = APART if apart else row.length_range_ratio
+    isl, osl = (round(most * 2 / (1 + ratio)) if apart else most for most in (row.isl, row.osl))
+    return {
+        "model": MODELS[row.model],
+        "device": DEVICES[row.system],
+        "stack": row.backend,
+        **_weights(row),
+        "kv_cache_dtype": known.pop("kv_cache_dtype"),
+        "cluster": {
+            "tp": row.tp,
+            "pp": row.pp,
+            "max_length": isl + osl,
+            **_spread(row, known.pop("expert_parallel", "as_row")),
+        },
+        "workload": {
+            "requests": launch_scripts().load.rounds * row.concurrency,
+            "lengths": {
+                "kind": "random",
+                "prompt": isl,
+                "decode": osl,
+                "tool": "sglang",
+                "range_ratio": ratio,
+            },
+            "arrivals": {
+                "kind": "closed_loop",
+                "clients": row.concurrency,
+                "think_s": THINK_S,
+            },
+            "declared": "exact",
+        },
+        "kv_cache": {
+            "prefix_caching": False,
+            **{share: known.pop(share) for share in SHARES if share in known},
+        },
+        "policy": {"name": row.backend, **known},
+        "engine": _engine(row, host),
+    }
+
+
+def _engine(row: Measured, host: HostConstants) -> dict[str, float]:
+    found = {
+        "host_iteration_s": host.host_iteration_s,
+        "host_sequence_s": host.host_sequence_s,
+        "frontend_s": host.frontend_s + mean_prompt(row) * host.frontend_token_s,
+    }
+    if row.model in MIXTURES:
+        found["launch_layer_s"] = 0.0
+    if host.launch_s:
+        calls = calls_of_layer(load_model(MODELS[row.model]), _weights(row)["dtype"])
+        found["launch_layer_s"] = host.launch_s * calls
+    return found
+
+
+def _weights(row: Measured) -> dict[str, str]:
+    """Qwen3's published fp8 checkpoints (``Qwen/Qwen3-32B-FP8``) are quantised in blocks."""
+    if row.model in MIXTURES:
+        return _formats(row)
+    dtype = DTYPES[row.precision]
+    in_blocks = dtype == "fp8" and row.model.startswith("Qwen/Qwen3-")
+    return {"dtype": "fp8_block" if in_blocks else dtype}
+
+
+def _spread(row: Measured, spread: bool | str) -> dict[str, Any]:
+    if row.model not in MIXTURES:
+        return {}
+    return {"expert_parallel": row.moe_ep > 1 if spread == "as_row" else spread}
+
+
+def attention_ranks(row: Measured) -> int:
+    """How many ranks have attention of their own: one where the launch script cannot ask for more.
+    (Rows have ``tp`` in ``dp``, too, where vLLM spreads experts; 17 loads of MiniMax that were
+    measured under both names have the same TPOT within 1 %.)"""
+    return row.dp if settings_of(row).get("attention_dp", True) else 1
+
+
+def measured_cold(row: Measured) -> bool:
+    """Whether SGLang compiled kernels of a mixture while the first requests waited: seconds of its
+    TTFT, which are not modelled. Its TPOT has no part in them."""
+    early = origin(row) == INFERENCEX and row.measured_date < launch_scripts().load.warm_since
+    return early and row.backend == "sglang" and row.model in MIXTURES
+
+
+def _formats(row: Measured) -> dict[str, str]:
+    """``dtype`` and ``moe_dtype``. gpt-oss computes with fp8 activations on Blackwell."""
+    known = MIXTURES[row.model][1]
+    if row.precision not in known:
+        raise ConfigError(
+            f"precision {row.precision} of {row.model}: not modelled; modelled: {', '.join(known)}"
+        )
+    dtype, experts = known[row.precision]
+    if experts == "w4a16_mxfp4" and row.system in _BLACKWELL:
+        experts = "w4a8_mxfp4_mxfp8"
+    return {"dtype": dtype, "moe_dtype": experts}
+
+
+def _check_layout(row: Measured) -> None:
+    """Raises ConfigError where the experts are on other GPUs than the columns of attention have:
+    hidden data-parallel attention. InferenceX's rows have theirs in ``dp``, and TP in ``moe_tp``
+    (.github/configs/nvidia-master.yaml in InferenceMAX/InferenceMAX at 525079a)."""
+    ranks, experts = (row.tp or 1) * row.dp, row.moe_tp * row.moe_ep
+    if origin(row) != INFERENCEX and experts not in (0, ranks):
+        raise ConfigError(
+            f"data-parallel attention: not modelled; moe_tp x moe_ep is {experts}, tp x dp {ranks}"
+        )

@@ -1,0 +1,212 @@
+"""How measured servers were started: what the documents say, looked up for rows of each kind."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import pytest
+
+from sarathi_sim.experiments.beside.launch_scripts import (
+    launch_scripts,
+    settings_of,
+    sglang_memory,
+)
+from sarathi_sim.experiments.beside.row_scenarios import MODELS, scenario_of
+from sarathi_sim.experiments.beside.servers import Measured
+from sarathi_sim.experiments.config.errors import ConfigError
+from sarathi_sim.experiments.config.inputs import NONE
+from sarathi_sim.profiler.facts.device import load_device
+
+NAMES = {
+    "llama": ("meta-llama/Llama-3.1-70B", "fp8"),
+    "qwen": ("Qwen/Qwen3-32B", "fp8"),
+    "qwen-235b": ("Qwen/Qwen3-235B-A22B-FP8", "fp8"),
+    "gpt-oss": ("openai/gpt-oss-120b", "fp4"),
+    "r1-fp8": ("deepseek-ai/DeepSeek-R1", "fp8"),
+    "r1": ("deepseek-ai/DeepSeek-R1", "fp4"),
+    "minimax": ("MiniMaxAI/MiniMax-M2.5", "fp8"),
+    "minimax-fp4": ("MiniMaxAI/MiniMax-M2.5", "fp4"),
+    "kimi": ("moonshotai/Kimi-K2.5", "fp4"),
+    "kimi-int4": ("moonshotai/Kimi-K2.5", "int4"),
+}
+
+
+def row(name: str, backend: str, system: str = "h100_sxm", **given: object) -> Measured:
+    model, precision = NAMES[name]
+    usual = {"id": "a", "backend": backend, "system": system, "model": model, "isl": 1024,
+             "precision": precision, "source": "inferencex", "osl": 1024, "concurrency": 16,
+             "tp": 8, "length_range_ratio": 0.8, "dense": name in ("llama", "qwen"),
+             "ttft_ms": 1.0, "tpot_ms": 1.0, "measured_date": "2026-03-25"}  # fmt: skip
+    return Measured.model_validate(usual | given)
+
+
+def started(one: Measured) -> dict[str, Any]:
+    """The row's settings as one mapping: of the policy, the memory and the KV cache."""
+    found = scenario_of(one, NONE)
+    spread = {"expert_parallel": found["cluster"].get("expert_parallel")}
+    number = {"kv": found["kv_cache_dtype"]}
+    return found["policy"] | found["kv_cache"] | spread | number
+
+
+VLLM = {"max_num_batched_tokens": 8192, "max_num_seqs": 1024, "async_scheduling": True,
+        "gpu_memory_utilization": 0.9, "kv": "bf16"}  # fmt: skip
+MTP = "speculative decoding"
+
+
+@pytest.mark.parametrize(
+    ("server", "settings"),
+    [
+        # Engines' defaults.
+        (row("qwen", "vllm", source=""), VLLM),
+        (row("qwen", "vllm", "l40s", source=""),
+         VLLM | {"max_num_batched_tokens": 2048, "max_num_seqs": 256}),
+        (row("qwen", "vllm", "b200_sxm", source="", backend_version="0.28.1"),
+         VLLM | {"max_num_batched_tokens": 16384}),
+        (row("qwen", "vllm", source="", backend_version="0.13.0rc2"),
+         VLLM | {"async_scheduling": False}),
+        (row("qwen", "sglang", source=""),
+         {"max_prefill_tokens": 16384, "max_running_requests": 2048, "kv": "bf16",
+          "chunked_prefill_size": 8192, "mem_fraction_static": 0.817}),
+        (row("qwen", "trtllm", source=""),
+         {"max_num_tokens": 8192, "max_batch_size": 2048, "enable_chunked_prefill": False,
+          "free_gpu_memory_fraction": 0.9, "kv": "bf16"}),
+        # nvidia_gap: SGLang as it comes, a share of the memory by TensorRT-LLM's version.
+        (row("qwen", "sglang", source="nvidia_gap_sweep", tp=1), {"mem_fraction_static": 0.834}),
+        (row("qwen", "trtllm", source="nvidia_gap_sweep", backend_version="1.0.0rc3"),
+         {"free_gpu_memory_fraction": 0.8, "max_num_tokens": 1024, "kv": "fp8"}),
+        (row("qwen-235b", "trtllm", source="nvidia_gap_sweep", isl=128, concurrency=128,
+             backend_version="1.2.0rc6"),
+         {"free_gpu_memory_fraction": 0.9, "max_num_tokens": 1628, "max_batch_size": 128}),
+        (row("qwen", "vllm", source="nvidia_gap_sweep", backend_version="0.12.0"),
+         {"async_scheduling": False, "max_num_batched_tokens": 1040, "max_num_seqs": 16}),
+        # InferenceX.
+        (row("llama", "vllm"),
+         {"max_num_seqs": 16, "async_scheduling": False, "kv": "bf16"}),
+        (row("llama", "vllm", "b200_sxm"),
+         {"max_num_seqs": 512, "async_scheduling": True, "kv": "fp8"}),
+        (row("llama", "trtllm", source="nvidia_gap_csv", tp=4),
+         {"max_num_tokens": 16384, "batch_wait_timeout_iters": 20, "kv": "fp8"}),
+        (row("gpt-oss", "vllm", "h200_sxm", tp=2, dp=2, moe_ep=4),
+         {"kv": "bf16", "max_num_seqs": 16, "expert_parallel": False}),
+        (row("gpt-oss", "vllm", "b200_sxm"), {"kv": "fp8", "max_num_seqs": 512}),
+        (row("gpt-oss", "vllm", "b200_sxm", measured_date="2025-11-02"), {"kv": "bf16"}),
+        (row("gpt-oss", "trtllm", "b200_sxm"),
+         {"kv": "fp8", "max_num_tokens": 20000, "max_batch_size": 512,
+          "free_gpu_memory_fraction": 0.85}),
+        (row("gpt-oss", "trtllm", "h200_sxm"), {"kv": "bf16", "max_batch_size": 16}),
+        (row("r1-fp8", "sglang", "h200_sxm"),
+         {"kv": "bf16", "mem_fraction_static": 0.82, "chunked_prefill_size": 32768,
+          "max_prefill_tokens": 32768, "max_running_requests": 512}),
+        (row("r1-fp8", "sglang", "h200_sxm", isl=8192), {"max_running_requests": 256}),
+        (row("r1", "sglang", "b200_sxm", concurrency=8),
+         {"kv": "fp8", "scheduler_recv_interval": 10, "mem_fraction_static": 0.85}),
+        (row("r1", "sglang", "b200_sxm"), {"scheduler_recv_interval": 30}),
+        (row("r1-fp8", "sglang", "b200_sxm", tp=4),
+         {"scheduler_recv_interval": 10, "max_running_requests": 32,
+          "mem_fraction_static": 0.95}),
+        (row("r1", "trtllm", "b200_sxm", measured_date="2025-12-15", concurrency=100),
+         {"max_num_tokens": 1216, "enable_chunked_prefill": False}),
+        (row("r1", "trtllm", "b200_sxm", backend_version="1.2.0rc6.post2", concurrency=100),
+         {"max_num_tokens": 8192, "free_gpu_memory_fraction": 0.8, "max_batch_size": 2048}),
+        (row("r1-fp8", "trtllm", "b200_sxm", backend_version="1.2.0rc6.post2", concurrency=64),
+         {"batch_wait_timeout_iters": 40, "batch_wait_max_tokens_ratio": 0.8}),
+        (row("r1-fp8", "trtllm", "b200_sxm", backend_version="1.2.0rc6.post2", osl=8192,
+             concurrency=256), {"free_gpu_memory_fraction": 0.7}),
+        (row("minimax", "vllm", "b200_sxm", backend_version="0.17.0", tp=4, dp=4, moe_ep=16),
+         {"gpu_memory_utilization": 0.95, "kv": "bf16", "expert_parallel": True,
+          "max_num_batched_tokens": 8192}),
+        (row("minimax", "vllm", "b200_sxm", backend_version="0.19.0"),
+         {"gpu_memory_utilization": 0.9, "kv": "fp8", "expert_parallel": False,
+          "max_num_batched_tokens": 2048, "max_num_seqs": 1024}),
+        (row("minimax", "vllm"), {"gpu_memory_utilization": 0.9, "max_num_seqs": 256}),
+        (row("minimax", "vllm", "h200_sxm"),
+         {"gpu_memory_utilization": 0.95, "kv": "bf16", "expert_parallel": True}),
+        (row("minimax-fp4", "vllm", "b200_sxm", backend_version="nightly-1"),
+         {"max_num_seqs": 16, "kv": "fp8", "gpu_memory_utilization": 0.9}),
+        (row("kimi", "vllm", "b200_sxm", dp=4, moe_ep=4, measured_date="2026-04-17"),
+         {"kv": "fp8", "expert_parallel": False, "max_num_batched_tokens": 2048}),
+        (row("kimi-int4", "vllm", "b200_sxm"),
+         {"kv": "bf16", "gpu_memory_utilization": 0.95, "max_num_seqs": 16}),
+    ],
+)  # fmt: skip
+def test_settings_of_a_server(server: Measured, settings: dict[str, Any]) -> None:
+    found = started(server)
+    assert {key: found[key] for key in settings} == settings
+    assert found["prefix_caching"] is False
+
+
+def test_only_some_servers_wait_to_fill_their_batches() -> None:
+    fp8 = {"backend_version": "1.2.0rc6.post2", "concurrency": 64}
+    for server in (
+        row("r1-fp8", "trtllm", "b200_sxm", **{**fp8, "concurrency": 32}),
+        row("r1-fp8", "trtllm", "b200_sxm", osl=8192, **fp8),
+        row("r1", "trtllm", "b200_sxm", **fp8),
+        row("llama", "trtllm", "b200_sxm"),
+        row("gpt-oss", "trtllm", "b200_sxm"),
+    ):
+        assert "batch_wait_timeout_iters" not in started(server)
+
+
+@pytest.mark.parametrize(
+    ("server", "reason"),
+    [
+        (row("r1", "trtllm", "b200_sxm", backend_version="1.2.0rc6.post3"), MTP),
+        (row("r1", "trtllm", "b200_sxm", backend_version="1.1.0rc2.post2"), MTP),
+        (row("r1-fp8", "sglang", "b200_sxm"), MTP),
+        (row("gpt-oss", "vllm", concurrency=512), "sent at once"),
+        (row("r1", "trtllm", "gb200"), "prefill and decode on GPUs of their own"),
+        (row("minimax-fp4", "vllm", "b200_sxm", backend_version="0.19.0", tp=2, dp=2, moe_ep=4,
+             concurrency=512), "data-parallel attention: not modelled; dp 2"),
+        (row("qwen-235b", "vllm", "h200_sxm", source="nvidia_gap_sweep", tp=2, moe_tp=2, moe_ep=2),
+         "data-parallel attention: not modelled; moe_tp x moe_ep is 4, tp x dp 2"),
+    ],
+)  # fmt: skip
+def test_servers_that_did_what_is_not_modelled(server: Measured, reason: str) -> None:
+    with pytest.raises(ConfigError, match=reason):
+        scenario_of(server, NONE)
+    plain = {"source": "elsewhere", "dp": 1, "moe_tp": 0}
+    assert scenario_of(server.model_copy(update=plain), NONE)["policy"]
+
+
+def test_experts_on_all_gpus_of_attention_hide_nothing() -> None:
+    """InferenceX's rows repeat TP in ``moe_tp``."""
+    for server in (
+        row("r1", "sglang", "b200_sxm", tp=4, moe_tp=4, moe_ep=4),
+        row("qwen-235b", "sglang", "h200_sxm", source="nvidia_gap_sweep", tp=4, moe_tp=1, moe_ep=4),
+    ):
+        assert scenario_of(server, NONE)["cluster"]["tp"] == 4
+
+
+@pytest.mark.parametrize(
+    ("device", "tp", "chunk", "reserved_mib"),
+    [
+        ("l40s", 1, 4096, 512 + 1.5 * 4096 + 2 * 32 + 128),
+        ("l40s", 4, 4096, 512 + 1.5 * 4096 + 2 * 160 + 4 * 128),
+        ("h100-80g-sxm", 1, 8192, 512 + 1.5 * 8192 + 2 * 256 + 128),
+        ("h200-sxm", 8, 8192, 512 + 1.5 * 8192 + 2 * 512 + 8 * 128),
+        ("b200-sxm", 2, 16384, 512 + 1.5 * 16384 + 2 * 512 + 2 * 128),
+    ],
+)
+def test_sglangs_memory_by_hand(device: str, tp: int, chunk: int, reserved_mib: float) -> None:
+    gpu = load_device(device)
+    total = (gpu.reported_bytes or gpu.memory_bytes) / 2**20
+    assert sglang_memory(gpu, tp) == {
+        "chunked_prefill_size": chunk,
+        "mem_fraction_static": pytest.approx(1 - reserved_mib / total, abs=6e-4),
+    }
+
+
+def test_the_file_names_what_rows_and_policies_have() -> None:
+    """Every entry has a document, or says what it rests on; a file's version is a commit."""
+    known = launch_scripts()
+    columns, models = set(Measured.model_fields), set()
+    for entry in known.entries:
+        assert entry.documents or entry.inferred, entry.of
+        assert columns >= set(entry.of).union(*(case.when for case in entry.cases))
+        given = entry.of.get("model", [])
+        models |= {given} if isinstance(given, str) else set(given)
+        for revision in re.findall(r" @ (\w+)", " ".join(entry.documents)):
+            assert len(revision) == 40, revision
+    assert models <= set(MODELS)
+    assert settings_of(row("llama", "another")) == {}
