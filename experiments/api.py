@@ -392,15 +392,18 @@ def score_files(
     ``peers`` are other predictors' files; ``fit`` fits the host's constants anew. Raises
     ConfigError for a file that cannot be read.
     """
+    from sarathi_sim.experiments.beside.answers import score_answer
     from sarathi_sim.experiments.beside.recorded import cases_of, score_runs
     from sarathi_sim.experiments.beside.scoring import score_servers
 
     paths = [Path(one) for one in ([files] if isinstance(files, str | Path) else files)]
     if config is not None:
-        return score_runs(cases_of(load(config, changes), paths), progress).content()
-    theirs = [Path(one) for one in peers]
-    with closing(local_backend(workers)) as backend:
-        return score_servers(paths, theirs, backend, progress, silent, fit=fit).content()
+        content = score_runs(cases_of(load(config, changes), paths), progress).content()
+    else:
+        theirs = [Path(one) for one in peers]
+        with closing(local_backend(workers)) as backend:
+            content = score_servers(paths, theirs, backend, progress, silent, fit=fit).content()
+    return content | score_answer(content).words()
 
 
 def plot_cdf(axes: Axes, shown: Shown, metric: str = "ttft_s") -> None:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -51,11 +52,7 @@ def _servers_answer(content: Mapping[str, Any], name: str) -> Section:
         and f"{drawn['draws']} joint draws of op errors, host time and the stack's error; "
         f"{again['rows']} rows with a full KV cache were simulated again under {again['draws']}",
     }
-    details = [_latency_and_throughput(groups)]
-    for kind, which in KINDS.items():
-        if content.get("variants", {}).get(ZERO_FIT, {}).get(which, {"n": 0})["n"]:
-            details += [_league(content, kind, which), _left_out(content, kind, which)]
-    details += [_beside_peer(path, peer) for path, peer in content.get("peers", {}).items()]
+    table, *details = (_errors_table(*each) for each in _tables(content))
     for kind, key in zip(KINDS, ("host_time", "host_time_of_mixtures"), strict=True):
         details.append(_constants(kind, content.get(key, {})))
     refused = [(reason, f"{count:,}") for reason, count in content["refused"].items()]
@@ -65,7 +62,7 @@ def _servers_answer(content: Mapping[str, Any], name: str) -> Section:
         name=name,
         question="How far are predictions of TTFT and TPOT from measured servers?",
         answer=_of_groups(content, groups),
-        table=_by_group(content),
+        table=replace(table, note=_ERRORS),
         assumptions=[f"{topic}: {text}" for topic, text in told.items() if text],
         details=[grid for grid in details if grid.rows],
     )
@@ -95,14 +92,10 @@ def _percent(share: float | None) -> str:
 
 
 def _errors_table(
-    title: str,
-    rows: Iterable[tuple[str, Mapping[str, Any]]],
-    columns: Iterable[str],
-    note: str = "",
+    title: str, rows: Iterable[tuple[str, Mapping[str, Any]]], columns: Sequence[str]
 ) -> SortableTable:
     """A row for each group that holds rows. A column is ``METRIC`` or ``METRIC, PART`` or ``METRIC
     in band``; the part is a key of the group's where this has such errors beside its own."""
-    columns = list(columns)
 
     def cell(group: Mapping[str, Any], column: str) -> str:
         metric, _, part = column.lower().partition(", ")
@@ -116,51 +109,43 @@ def _errors_table(
     cells = [
         (name, f"{of['n']:,}", *(cell(of, c) for c in columns)) for name, of in rows if of["n"]
     ]
-    return SortableTable(title, ("group", "rows", *columns), cells, note)
+    return SortableTable(title, ("group", "rows", *columns), cells)
 
 
-def _by_group(content: Mapping[str, Any]) -> SortableTable:
-    zero = content.get("variants", {}).get(ZERO_FIT, {})
-    rows = (
-        (name, {**one, "zero-fit": zero.get(name, {})}) for name, one in content["groups"].items()
-    )
+def _tables(
+    content: Mapping[str, Any],
+) -> Iterator[tuple[str, Iterable[tuple[str, Mapping[str, Any]]], Sequence[str]]]:
+    """Title, groups and columns of each table of errors, that of all groups first."""
+    groups, variants = content["groups"], content.get("variants", {})
+    zero, peers = variants.get(ZERO_FIT, {}), content.get("peers", {}).items()
+    both = [(name, {**one, "zero-fit": zero.get(name, {})}) for name, one in groups.items()]
     parts = ("", ", p90", ", bias", " in band", ", zero-fit")
-    columns = (f"{metric.upper()}{part}" for metric in METRICS for part in parts)
-    return _errors_table("Errors by group", rows, columns, _ERRORS)
-
-
-def _latency_and_throughput(groups: Mapping[str, Any]) -> SortableTable:
-    of = [m for m in SCORED if m not in METRICS and any(one.get(m) for one in groups.values())]
-    columns = (f"{metric}{part}" for metric in of for part in ("", " in band"))
-    return _errors_table("Latency and throughput", groups.items() if of else (), columns)
-
-
-def _league(content: Mapping[str, Any], kind: str, which: str) -> SortableTable:
-    """Beside other predictors: with nothing fitted, fitted to other servers, and on their rows."""
-    rows = [
-        ("ours, nothing fitted to such rows", content["variants"][ZERO_FIT][which]),
-        ("ours, fitted to other servers (cross-validated)", content["groups"][which]),
-    ]
-    for path, peer in content.get("peers", {}).items():
-        both = peer["groups"][which]
-        of = f"{Path(path).stem}, on the rows that it answers"
-        rows += [(of, {**both["theirs"], "n": both["n"]})]
-        rows += [("ours on those, cross-validated", {**both["ours"], "n": both["n"]})]
-    return _errors_table(f"League, {kind}", rows, ("TTFT", "TPOT"))
-
-
-def _left_out(content: Mapping[str, Any], kind: str, which: str) -> SortableTable:
-    """Errors by what was left out of the fit."""
-    variants = content["variants"].items()
-    rows = [(name.replace("_", " "), of[which]) for name, of in variants if name != ZERO_FIT]
-    of = ("TTFT", "TPOT", "latency")
-    columns = (*of, *(f"{name} in band" for name in of))
-    return _errors_table(f"Left out of the fit, {kind}", rows, columns)
-
-
-def _beside_peer(path: str, peer: Mapping[str, Any]) -> SortableTable:
-    columns = (f"{m.upper()}, {side}" for m in METRICS for side in ("ours", "theirs"))
-    return _errors_table(f"Errors beside {Path(path).name}", peer["groups"].items(), columns)
+    yield "Errors by group", both, [f"{m.upper()}{part}" for m in METRICS for part in parts]
+    more = [m for m in SCORED if m not in METRICS and any(one.get(m) for one in groups.values())]
+    if more:
+        columns = [f"{metric}{part}" for metric in more for part in ("", " in band")]
+        yield "Latency and throughput", groups.items(), columns
+    for kind, which in KINDS.items():
+        if not zero.get(which, {"n": 0})["n"]:
+            continue
+        league = [
+            ("ours, nothing fitted to such rows", zero[which]),
+            ("ours, fitted to other servers (cross-validated)", groups[which]),
+        ]
+        for path, peer in peers:
+            one = peer["groups"][which]
+            there = f"{Path(path).stem}, on the rows that it answers"
+            league.append((there, {**one["theirs"], "n": one["n"]}))
+            league.append(("ours on those, cross-validated", {**one["ours"], "n": one["n"]}))
+        yield f"League, {kind}", league, ("TTFT", "TPOT")
+        others = [name for name in variants if name != ZERO_FIT]
+        fits = [(name.replace("_", " "), variants[name][which]) for name in others]
+        of = ("TTFT", "TPOT", "latency")
+        columns = [*of, *(f"{name} in band" for name in of)]
+        yield f"Left out of the fit, {kind}", fits, columns
+    for path, peer in peers:
+        columns = [f"{m.upper()}, {side}" for m in METRICS for side in ("ours", "theirs")]
+        yield f"Errors beside {Path(path).name}", peer["groups"].items(), columns
 
 
 def _constants(kind: str, hosts: Mapping[str, Mapping[str, float]]) -> SortableTable:

@@ -9,7 +9,7 @@ its other runs (``left_out``, where there are any).
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from fnmatch import fnmatchcase
 from functools import cached_property
@@ -110,10 +110,7 @@ class ServerRun:
 
 def read_server_run(path: Path) -> ServerRun:
     """The run in a file. Raises ConfigError, naming file, line and key, where it is not one."""
-    content = read_bounded(path, LARGEST_DATA)
-    if path.suffix == ".json":
-        return _benchmark(path, content)
-    return _lines(path, content)
+    return READERS.get(path.suffix, _lines)(path, read_bounded(path, LARGEST_DATA))
 
 
 def _benchmark(path: Path, content: bytes) -> ServerRun:
@@ -147,6 +144,10 @@ def _lines(path: Path, content: bytes) -> ServerRun:
     names = ("input_toks", "output_toks", "queued_ts", "first_token_ts", "last_token_ts")
     prompt, output, queued, first, last = (frame[name].to_numpy() for name in names)
     return _run(queued - queued.min(), prompt, output, first - queued, last - first)
+
+
+READERS: dict[str, Callable[[Path, bytes], ServerRun]] = {".json": _benchmark, ".jsonl": _lines}
+"""What a load tool's file is, by its suffix; other names hold lines, too."""
 
 
 def _run(arrival_s: Floats, prompt: Any, output: Any, ttft_s: Floats, rest_s: Floats) -> ServerRun:
@@ -557,8 +558,9 @@ class ScoredRuns:
         """As ``score --json`` prints it: ``runs`` by name."""
         return {"runs": {each.case.name: each.content() for each in self.runs}}
 
-    def requests(self) -> pd.DataFrame:
-        """A row a request: its run, lengths, and the measures as measured and as simulated."""
+    def write(self, folder: Path) -> None:
+        """``requests.csv``, a row a request: its run, lengths, and the measures as measured and as
+        simulated."""
         tables = []
         for each in self.runs:
             rows = each.case.run.requests
@@ -570,11 +572,8 @@ class ScoredRuns:
             for name, one in each.simulated.items():
                 columns |= {f"{name}_{key}": one.requests[key] for key in MEASURES}
             tables.append(pd.DataFrame(columns))
-        return pd.concat(tables, ignore_index=True)
-
-    def write(self, folder: Path) -> None:
-        """``requests.csv``."""
-        self.requests().to_csv(folder / "requests.csv", index=False, float_format="%.6g")
+        table = pd.concat(tables, ignore_index=True)
+        table.to_csv(folder / "requests.csv", index=False, float_format="%.6g")
 
 
 def score_runs(cases: Sequence[Case], progress: Progress) -> ScoredRuns:

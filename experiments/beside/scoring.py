@@ -93,6 +93,7 @@ UNKNOWN = 0.5
 
 
 #: What rows are grouped by: the group's first word, and how a row says which one it is in.
+#: Concurrencies go by the power of two up to which they lie.
 GROUPS: Mapping[str, Callable[[Measured], str]] = {
     "engine": lambda row: row.backend,
     "gpu": lambda row: row.system,
@@ -100,7 +101,7 @@ GROUPS: Mapping[str, Callable[[Measured], str]] = {
     "class": lambda row: "dense" if row.dense else "mixture of experts",
     "mode": lambda row: row.mode,
     "model": lambda row: row.model,
-    "concurrency": lambda row: row.concurrency_class,
+    "concurrency": lambda row: f"<= {2 ** (row.concurrency - 1).bit_length()}",
 }
 
 MEMORY = "memory"
@@ -363,13 +364,11 @@ class Slopes:
         """A stack's constants by the rows ``which``: fitted to its own, where there are enough. Of
         any other stack they are the median of those of all stacks there and of those measured
         elsewhere."""
-        names = np.array([stack_of(self.rows[row]) for row in which])
-        enough = [name for name in np.unique(names) if self._enough(which[names == name])]
-        if stack in enough:
-            return self.fitted(which[names == stack])
-        known = [self.limits.measured, *(self.fitted(which[names == name]) for name in enough)]
-        values = np.median([[*asdict(host).values()] for host in known], axis=0)
-        return _rounded(values)
+        own = {name: rows for name, rows in _by_stack(self.rows, which) if self._enough(rows)}
+        if stack in own:
+            return self.fitted(own[stack])
+        known = [self.limits.measured, *map(self.fitted, own.values())]
+        return _rounded(np.median([[*asdict(host).values()] for host in known], axis=0))
 
     def _enough(self, which: Ints) -> bool:
         """A server says something of two constants."""
@@ -448,8 +447,8 @@ def _ms(times: Iterable[ServerTimes | Measured]) -> Floats:
 
 def alike(rows: Sequence[Measured], which: Ints, stack: str) -> Ints:
     """Of the rows ``which``, those that say most of a stack's errors: its own, or all."""
-    own = np.array([stack_of(rows[row]) == stack for row in which], bool)
-    return np.asarray(which[own]) if own.sum() >= FEWEST else which
+    own = dict(_by_stack(rows, which)).get(stack, which)
+    return own if len(own) >= FEWEST else which
 
 
 #: What is left out together: the name of the scheme, and how a row says which part it is in.
@@ -622,6 +621,7 @@ def score_servers(
     rows, unread = read_rows(files)
     theirs = {str(path): read_peer(path) for path in peers}
     known, file = host_times(), str(files[0])
+    origin = " and ".join(path.name for path in files)
     hosts: dict[str, Host] = {}
     if fit:
         hosts = {name: _fitting(host) for name, host in grid(known.measured).items()}
@@ -652,10 +652,10 @@ def score_servers(
     dense = {n: times for n, times in simulated.items() if n.removesuffix(APART) not in LAUNCHES}
     found = slopes(rows, dense, off, known)
     fits = {scheme: left_out(found, scheme) for scheme in SCHEMES}
-    shipped = to_ship(found, fits, file, known) if found.rows else None
+    shipped = to_ship(found, fits, origin, known) if found.rows else None
     mixed = slopes(rows, simulated, off, host_times(mixtures=True))
     of_mixtures = {scheme: left_out(mixed, scheme) for scheme in SCHEMES}
-    mixtures = to_ship(mixed, of_mixtures, file, mixed.limits) if mixed.rows else None
+    mixtures = to_ship(mixed, of_mixtures, origin, mixed.limits) if mixed.rows else None
     best = best | fits[CROSS_VALIDATED]
     both = {scheme: fits[scheme] | of_mixtures[scheme] for scheme in SCHEMES}
     return replace(scored, best=best, fits=both, shipped=shipped, mixtures=mixtures)
@@ -717,7 +717,7 @@ def to_ship(
     count = len({server_of(row) for row in found.rows})
     kind = "dense" if found.rows and found.rows[0].dense else "mixtures'"
     ttft, tpot = (errors(found.rows, fits[CROSS_VALIDATED], metric) for metric in METRICS)
-    note = f"fitted to {len(found.rows)} {kind} rows of {count} servers of {Path(file).name}"
+    note = f"fitted to {len(found.rows)} {kind} rows of {count} servers of {file}"
     if ttft is not None and tpot is not None:
         off = f"TTFT is off by {ttft['mape']:.1f} % and TPOT by {tpot['mape']:.1f} %"
         note += f"; on servers left out mean {off}"

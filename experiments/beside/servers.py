@@ -78,11 +78,6 @@ class Measured(BaseModel):
         found: float | None = getattr(self, SCORED[metric])
         return found
 
-    @property
-    def concurrency_class(self) -> str:
-        """The power of two up to which the concurrency lies, as a group's name."""
-        return f"<= {2 ** (self.concurrency - 1).bit_length()}"
-
 
 @dataclass(frozen=True)
 class ServerTimes:

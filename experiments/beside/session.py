@@ -224,7 +224,7 @@ class Comparison:
     measured: dict[str, float]
     whole: dict[str, dict[str, float]]
     records: dict[str, Records] = field(default_factory=dict)
-    more: Any = None
+    more: dict[str, Any] = field(default_factory=dict)
 
 
 def off(simulated: float, measured: float) -> float:

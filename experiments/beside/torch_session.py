@@ -519,19 +519,10 @@ def totals(records: Records) -> dict[str, float]:
 
 
 @dataclass(frozen=True)
-class TorchOutcome:
-    """What our engine's log tells beyond any engine's: the totals ``replayed`` with measured times;
-    ``op_share``, the part of the time in GEMMs, attention, all-reduces and the LM head."""
-
-    batches_sha256: str
-    replayed: dict[str, float]
-    lost: LostTime
-    op_share: float
-
-
-@dataclass(frozen=True)
 class TorchSession(Session):
-    """The measurements on one engine of ours; ``isolated`` is what ``profile`` measured of the same
+    """The measurements on one engine of ours, its runs in totals ``replayed`` with measured times,
+    and ``op_share``, the part of the time in GEMMs, attention, all-reduces and the LM head.
+    ``isolated`` is what ``profile`` measured of the same
     model on the same device, op by op."""
 
     spec: EngineSpec
@@ -551,7 +542,7 @@ class TorchSession(Session):
         return float(np.median(after / before))
 
     def spoilt(self, outcome: Comparison) -> str | None:
-        found: LostTime = outcome.more.lost
+        found: LostTime = outcome.more["lost"]
         return found.too_much()
 
     def evaluate(self, repeat: Repeat, cell: Cell) -> Comparison:
@@ -580,22 +571,22 @@ class TorchSession(Session):
             measured=totals(measured),
             whole={name: totals(records) for name, records in simulated.items()},
             records={"measured": measured, **simulated},
-            more=TorchOutcome(
-                batches_sha256(decisions),
-                totals(replay(run, requests, cell.scheduler())),
-                lost(self.spec, run, requests, cell.scheduler),
-                _op_share(run.stages),
-            ),
+            more={
+                "batches_sha256": batches_sha256(decisions),
+                "replayed": totals(replay(run, requests, cell.scheduler())),
+                "lost": lost(self.spec, run, requests, cell.scheduler),
+                "op_share": _op_share(run.stages),
+            },
         )
 
     def entry(
         self, cell: Cell, outcomes: Sequence[Comparison], some: Sequence[Comparison]
     ) -> dict[str, Any]:
         return {
-            "batches_sha256": sorted({outcome.more.batches_sha256 for outcome in outcomes}),
-            "lost": [asdict(outcome.more.lost) for outcome in outcomes],
-            "op_share": middle([outcome.more.op_share for outcome in some]),
-            "replay": middles([total_errors(o.more.replayed, o.measured) for o in some]),
+            "batches_sha256": sorted({outcome.more["batches_sha256"] for outcome in outcomes}),
+            "lost": [asdict(outcome.more["lost"]) for outcome in outcomes],
+            "op_share": middle([outcome.more["op_share"] for outcome in some]),
+            "replay": middles([total_errors(o.more["replayed"], o.measured) for o in some]),
         }
 
     def served_once(self) -> dict[str, dict[str, Any]]:

@@ -243,21 +243,13 @@ class StepTimes:
         tables = [pd.DataFrame(rows, columns=list(COLUMNS)) for rows in grids]
         table = pd.concat([each.assign(long=each.index >= len(each) // 2) for each in tables])
         decodes, prompts = sorted(table["decodes"].unique()), sorted(table["prompt"].unique())
-        busy = table[table["decodes"] > 0]
-        contexts = busy.groupby("long")["context"].median().to_numpy()
+        contexts = table[table["decodes"] > 0].groupby("long")["context"].median().to_numpy()
         cells = table.groupby(["decodes", "long", "prompt"])["step_s"].median()
+        values = cells.unstack().to_numpy(copy=True).reshape(len(decodes), 2, len(prompts))
         prefill = table[table["decodes"] == 0].groupby("prompt")["step_s"].median()
-        values = np.empty((len(decodes), 2, len(prompts)))
-        for i, count in enumerate(decodes):
-            for j, far in enumerate((False, True)):
-                for k, tokens in enumerate(prompts):
-                    alone = not count and tokens
-                    if alone:
-                        values[i, j, k] = prefill[tokens]
-                    elif count:
-                        values[i, j, k] = cells[count, far, tokens]
         one, two = prompts[1:3]  # a step of nothing, from those of few tokens
-        values[0, :, 0] = prefill[one] - (prefill[two] - prefill[one]) * one / (two - one)
+        nothing = prefill[one] - (prefill[two] - prefill[one]) * one / (two - one)
+        values[0] = [nothing, *prefill]
         surface = RegularGridInterpolator(
             (decodes, contexts, prompts), values, bounds_error=False, fill_value=None
         )
@@ -342,22 +334,25 @@ class StepPrediction:
 # Measured beside simulated ----------------------------------------------------------------------
 
 
+_OF_LOG = {
+    **{n: n for n in ("block_size", "max_num_seqs", "max_num_batched_tokens", "max_model_len")},
+    "watermark": "watermark",
+    "num_blocks": "num_gpu_blocks_override",
+    "chunked": "enable_chunked_prefill",
+    "caching": "enable_prefix_caching",
+    "policy": "scheduling_policy",
+    "threshold": "long_prefill_token_threshold",
+    "reserve_full_isl": "scheduler_reserve_full_isl",
+}
+"""The settings of a log of decisions, and what ``EngineArgs`` calls them."""
+
+
 def decision_log(cell: Cell, run: Answer, requests: Sequence[Request]) -> DecisionLog:
     """The run's decisions as ``lockstep`` takes them."""
     engine, pool = engine_arguments(cell), cell.scenario.policy.described()
-    settings = {name: engine[name] for name in ("block_size", "max_num_seqs", "watermark")}
-    settings |= {name: engine[name] for name in ("max_num_batched_tokens", "max_model_len")}
-    settings |= {
-        "num_blocks": engine["num_gpu_blocks_override"],
-        "chunked": engine["enable_chunked_prefill"],
-        "caching": engine["enable_prefix_caching"],
-        "policy": engine["scheduling_policy"],
-        "threshold": engine["long_prefill_token_threshold"],
+    settings = {ours: engine[theirs] for ours, theirs in _OF_LOG.items()} | {
         "adaptive": bool(pool.get("adaptive_threshold")),
-        "reserve_full_isl": engine["scheduler_reserve_full_isl"],
-        "async_sched": False,
-        "v2": False,
-        "pp": 1,
+        **{"async_sched": False, "v2": False, "pp": 1},
     }
     rows = [[r.id, r.arrival_s, r.prompt_tokens, r.output_tokens, 0, -1, 0] for r in requests]
     version = str(pool.get("version", "0.32"))

@@ -88,9 +88,10 @@ def score(
       sarathi-sim score inferencex_dev.csv --fit --out runs/fit
       sarathi-sim score inferencex_dev.csv --peer aiconfigurator.csv --out runs/score --json
     """
+    from sarathi_sim.experiments.beside.recorded import READERS
     from sarathi_sim.experiments.config.errors import ConfigError
 
-    recorded = next((path for path in files if path.suffix in (".json", ".jsonl")), None)
+    recorded = next((path for path in files if path.suffix in READERS), None)
     for wrong, problem in (
         (config is None and recorded, f"{recorded}: a recorded run needs --config, what served it"),
         (config is None and assignments, "--set goes with --config"),

@@ -21,6 +21,7 @@ from sarathi_sim.experiments.figures.accuracy import (
 )
 from sarathi_sim.experiments.figures.kernel_page import shipped_stacks, tables
 from sarathi_sim.experiments.figures.page_tables import update
+from sarathi_sim.experiments.report.sections import sections_of
 from sarathi_sim.profiler.kernels.stack_fit import fitted_devices
 from sarathi_sim.profiler.storage.files import data_dir, public_datasets
 from tests.experiments.test_uncertainty import DATASETS
@@ -113,12 +114,14 @@ def test_accuracy_has_every_shipped_kernel_and_names_what_misses(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(accuracy, "STUDIES", {})
-    found = CliRunner().invoke(app, ["accuracy", "--datasets", str(tmp_path), "--json"])
-    content = json.loads(found.stdout)
+    call = ["accuracy", "--datasets", str(tmp_path), "--json", "--out", str(tmp_path / "out")]
+    content = json.loads(CliRunner().invoke(app, call).stdout)
     scores = content["scores"]
     assert {s["source"].partition(",")[0] for s in scores} == {*fitted_devices("vllm")}
     assert all(bool(s["missed"]) == bool(all(s["causes"]) and s["causes"]) for s in scores)
     assert sum(one["scores"] for one in content["classes"]) == len(scores)
+    (section,) = sections_of([tmp_path / "out"])
+    assert section.answer == content["answer"] and len(section.table.rows) == len(scores)
     assert {family for family, _ in kernel_errors.LEFT_OUT} == {
         s["what"].split()[0] for s in scores
     }
