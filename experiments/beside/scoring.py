@@ -342,8 +342,10 @@ class Slopes:
     def shares(self, which: Ints) -> dict[str, float]:
         """How far apart the clients of each campaign are, so that the rows ``which`` are predicted
         best with constants of their own."""
+        found: dict[str, float] = {}
+        if self.apart is None:
+            return found
         campaigns = np.array([campaign_of(self.rows[row]) for row in which])
-        found = {}
         for campaign in filter(None, np.unique(campaigns)):
             own = which[campaigns == campaign]
             stacks = [rows for _, rows in _by_stack(self.rows, own) if len(rows) >= FEWEST]

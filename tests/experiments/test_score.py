@@ -129,8 +129,9 @@ def test_errors_by_hand() -> None:
     }
     found = errors(rows, predictions, "ttft")
     assert found == pytest.approx(
-        {"mape": 22.5, "median": 15.0, "p90": 20 + 0.7 * 40, "bias": 12.5, "coverage": 50.0}
-    )
+        {"mape": 22.5, "median": 15.0, "p90": 20 + 0.7 * 40, "bias": 12.5, "coverage": 50.0,
+         "interval_score": (30 + 24 + 20 * 1) / 2}
+    )  # fmt: skip
     tpot = errors(rows, predictions, "tpot")
     assert tpot is not None and tpot["mape"] == 0.0
     assert errors(rows[4:], predictions, "ttft") is None

@@ -23,8 +23,14 @@ from sarathi_sim.experiments.beside.row_runs import (
     stack_sigma,
     with_bands,
 )
-from sarathi_sim.experiments.beside.row_scenarios import scenario_of, server_of, stack_of
+from sarathi_sim.experiments.beside.row_scenarios import (
+    campaign_of,
+    scenario_of,
+    server_of,
+    stack_of,
+)
 from sarathi_sim.experiments.beside.scoring import (
+    APART,
     BASE,
     FOLDS,
     SCHEMES,
@@ -98,6 +104,36 @@ def test_a_row_of_dynamo_has_another_stack() -> None:
     row = server(0, 4)
     assert stack_of(row) == "vllm"
     assert stack_of(row.model_copy(update={"source": "nvidia_gap_sweep"})) == "vllm under dynamo"
+
+
+def test_how_far_clients_are_apart_is_what_others_of_their_campaign_say() -> None:
+    """Two load tools, told apart by lengths: one keeps clients in lock-step, one lets them drift,
+    where TTFT is a fifth and TPOT half as long again. A campaign that is left out is between."""
+    rows = [
+        server(number, clients, isl=isl, id=f"{isl} {number} {clients}", source="someone's")
+        for isl in (1000, 1024) for number in range(4) for clients in (4, 16, 64, 128)
+    ]  # fmt: skip
+    known = host_times()
+    near = {n: {r.id: simulated(r, h) for r in rows} for n, h in grid(known.measured).items()}
+    far = {
+        name + APART: {id: ServerTimes(t.ttft_ms / 5, t.tpot_ms * 1.5) for id, t in of.items()}
+        for name, of in near.items()
+    }
+    rows = [
+        row
+        if row.isl == 1024
+        else row.model_copy(update={"ttft_ms": row.ttft_ms / 5, "tpot_ms": row.tpot_ms * 1.5})
+        for row in rows
+    ]
+    found = slopes(rows, near | far, {row.id: draws(SHARES) for row in rows}, known)
+    apart, together = "someone's, multiples of 1,000", "someone's, powers of two"
+    every = np.arange(len(rows))
+    assert [campaign_of(rows[0]), campaign_of(rows[-1])] == [apart, together]
+    assert found.shares(every) == {apart: 1.0, together: 0.0}
+    assert found.shares(every[16:]) == {together: 0.0}
+    host = grid(known.measured)[BASE]
+    ttft = found.settled(every[16:]).predicted(every[:1], host)[0, 0]
+    assert ttft == pytest.approx(near[BASE][rows[0].id].ttft_ms * (1 + 1 / 5) / 2)
 
 
 def test_linear_times_are_those_simulated() -> None:
@@ -250,7 +286,7 @@ def test_cross_validated_bands_cover_nine_tenths() -> None:
 def test_what_ships_can_be_read_again_and_leaves_servers_out(tmp_path: object) -> None:
     found = some(noise=0.05)
     fits = {scheme: left_out(found, scheme) for scheme in SCHEMES}
-    shipped = to_ship(found, fits, "folder/rows.csv", found.limits)
+    shipped = to_ship(found, fits, "rows.csv", found.limits)
     assert shipped.fitted_to.startswith("fitted to 32 dense rows of 8 servers of rows.csv; on ")
     assert parse_yaml(host_time_yaml(shipped), "x")["stacks"]["vllm"] == asdict(
         shipped.stacks["vllm"]

@@ -12,7 +12,7 @@ from sarathi_sim.experiments.beside.launch_scripts import (
     settings_of,
     sglang_memory,
 )
-from sarathi_sim.experiments.beside.row_scenarios import MODELS, scenario_of
+from sarathi_sim.experiments.beside.row_scenarios import MODELS, campaign_of, scenario_of
 from sarathi_sim.experiments.beside.servers import Measured
 from sarathi_sim.experiments.config.errors import ConfigError
 from sarathi_sim.experiments.config.inputs import NONE
@@ -210,3 +210,13 @@ def test_the_file_names_what_rows_and_policies_have() -> None:
             assert len(revision) == 40, revision
     assert models <= set(MODELS)
     assert settings_of(row("llama", "another")) == {}
+
+
+def test_clients_apart_have_lengths_of_the_same_mean() -> None:
+    """95 to 100 % of 1,050: 1,024 in the mean. Not where the tool is recorded."""
+    gap = row("qwen", "sglang", source="nvidia_gap_sweep", tp=2, length_range_ratio=1.0)
+    lengths = scenario_of(gap, NONE, apart=True)["workload"]["lengths"]
+    assert (lengths["prompt"], lengths["decode"], lengths["range_ratio"]) == (1050, 1050, 0.95)
+    assert scenario_of(gap, NONE)["workload"]["lengths"]["range_ratio"] == 1.0
+    assert campaign_of(gap) == "nvidia_gap_sweep, powers of two"
+    assert campaign_of(row("qwen", "sglang")) == ""
