@@ -10,9 +10,10 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 import pytest
+import yaml
 
 from sarathi_sim.experiments.config.errors import ConfigError
-from sarathi_sim.experiments.config.loading import SHAPE, load_experiment
+from sarathi_sim.experiments.config.loading import SHAPE, Experiment, load_experiment
 from sarathi_sim.experiments.figures.slices import Window
 from sarathi_sim.experiments.results import csv_bytes, parquet_bytes, read_tables
 from sarathi_sim.experiments.run.compare import plot_results
@@ -21,8 +22,6 @@ from sarathi_sim.experiments.run.uncertainty import PER_MAKESPAN
 from sarathi_sim.simulator.views.metric_registry import METRICS
 from tests.experiments.small_config import SMALL
 
-Write = Callable[[str], Path]
-
 
 @pytest.fixture
 def copy(result: Path, tmp_path: Path) -> Path:
@@ -30,37 +29,34 @@ def copy(result: Path, tmp_path: Path) -> Path:
     return Path(shutil.copytree(result, tmp_path / "copy"))
 
 
-def test_the_users_files_are_not_deleted(write_config: Write, copy: Path) -> None:
-    (copy / "notes.md").write_text("mine")
-    with pytest.raises(ConfigError, match=r"not part of an earlier result \(not ours: notes\.md\)"):
-        run_experiment(load_experiment(write_config(SMALL)), copy)
-    assert (copy / "notes.md").read_text() == "mine"
+@pytest.fixture
+def small() -> Experiment:
+    return load_experiment(yaml.safe_load(SMALL))
 
 
 def test_the_folder_of_the_command_is_not_replaced(
-    write_config: Write, copy: Path, monkeypatch: pytest.MonkeyPatch
+    small: Experiment, copy: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    experiment = load_experiment(write_config(SMALL))
     monkeypatch.chdir(copy / "orca")
     for out in (Path(), Path("..")):
         with pytest.raises(ConfigError, match="the command runs in this folder"):
-            run_experiment(experiment, out)
+            run_experiment(small, out)
 
 
 def test_a_run_does_not_replace_figures_nor_the_reverse(
-    write_config: Write, result: Path, copy: Path, plotted: Path
+    small: Experiment, result: Path, copy: Path, plotted: Path
 ) -> None:
     with pytest.raises(ConfigError, match=r"another kind \(figures\)"):
-        run_experiment(load_experiment(write_config(SMALL)), plotted)
+        run_experiment(small, plotted)
     with pytest.raises(ConfigError, match=r"another kind \(result\)"):
         plot_results([result], copy)
     with pytest.raises(ConfigError, match="name the runs' own folders"):
         read_tables(plotted)
 
 
-def test_a_name_that_is_not_text(write_config: Write, tmp_path: Path) -> None:
+def test_a_name_that_is_not_text(small: Experiment, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="is not a name in UTF-8"):
-        run_experiment(load_experiment(write_config(SMALL)), tmp_path / "a\udcff")
+        run_experiment(small, tmp_path / "a\udcff")
 
 
 def _drop(path: Path, column: str) -> None:
@@ -93,30 +89,29 @@ def test_damaged_tables(copy: Path, damage: Callable[[Path], object], expected: 
         read_tables(copy)
 
 
-@pytest.mark.parametrize("scenarios", [None, [], {}, "orca", 3])
-def test_damaged_summaries(copy: Path, scenarios: object) -> None:
+def test_damaged_summaries(copy: Path) -> None:
     content = json.loads((copy / "summary.json").read_text())
-    (copy / "summary.json").write_text(json.dumps({**content, "scenarios": scenarios}))
-    with pytest.raises(ConfigError, match=r"summary\.json names no scenarios"):
-        read_tables(copy)
+    for scenarios in (None, [], {}, "orca", 3):
+        (copy / "summary.json").write_text(json.dumps({**content, "scenarios": scenarios}))
+        with pytest.raises(ConfigError, match=r"summary\.json names no scenarios"):
+            read_tables(copy)
 
 
-def test_a_window_after_the_end_writes_nothing(write_config: Write, tmp_path: Path) -> None:
-    experiment = load_experiment(write_config(SMALL))
+def test_a_window_after_the_end_writes_nothing(small: Experiment, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"--window 1e\+06:1: nothing happens there: START must"):
-        run_experiment(experiment, tmp_path / "a" / "b", window=Window(1e6, 1))
+        run_experiment(small, tmp_path / "a" / "b", window=Window(1e6, 1))
     assert not (tmp_path / "a").exists()
 
 
 def test_where_nothing_can_be_written_nothing_is_simulated(
-    write_config: Write, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    small: Experiment, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "file").write_text("")
     monkeypatch.setattr(
         "sarathi_sim.experiments.run.experiment._run", lambda *_: pytest.fail("simulated")
     )
     with pytest.raises(ConfigError, match=r"--out .*file/run: "):
-        run_experiment(load_experiment(write_config(SMALL)), tmp_path / "file" / "run")
+        run_experiment(small, tmp_path / "file" / "run")
 
 
 def test_the_metrics_one_can_name_are_those_of_a_run(result: Path) -> None:
