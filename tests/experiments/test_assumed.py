@@ -2,21 +2,23 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from typer.testing import CliRunner
+import yaml
 
 from sarathi_sim.experiments.capacity.answer import said_of
 from sarathi_sim.experiments.capacity.options import Option, Wanted, layouts, wanted_of
 from sarathi_sim.experiments.capacity.recommend import doubts_by_name
-from sarathi_sim.experiments.capacity.written import recommend_answer
-from sarathi_sim.experiments.cli.app import app
+from sarathi_sim.experiments.cli import common
 from sarathi_sim.experiments.cli.common import print_assumed
 from sarathi_sim.experiments.config.deployment import Deployment
 from sarathi_sim.experiments.config.loading import load_experiment
-from sarathi_sim.experiments.content import assumed, assumed_of, topic_of
+from sarathi_sim.experiments.content import Section, assumed, assumed_of, topic_of
 from sarathi_sim.experiments.run.experiment import deploy_all, simulate_all
+from tests.experiments.small_config import called
+from tests.experiments.small_laboratory import recommendation
 
 MIXTURE: dict[str, Any] = {
     "name": "mixture",
@@ -86,6 +88,10 @@ def test_settings_that_are_varied_are_no_assumption() -> None:
     assert "max_num_seqs" not in line and "max_num_batched_tokens 2048" in line
 
 
+GAMMA = "Gamma-distributed gaps, coefficient of variation"
+LOOP = "at a time: a client sends its next request when it has its answer"
+
+
 @pytest.mark.parametrize(
     ("arrivals", "searched", "told"),
     [
@@ -93,16 +99,8 @@ def test_settings_that_are_varied_are_no_assumption() -> None:
         ({"kind": "poisson", "rate": 3}, "rate", "Poisson; the rate is searched"),
         ({"kind": "at_once"}, None, "all arrive at once"),
         ({"kind": "at_once"}, "rate", "Poisson; the rate is searched"),
-        (
-            {"kind": "gamma", "rate": 2, "cv": 0.5},
-            None,
-            "Gamma-distributed gaps, coefficient of variation 0.5, 2 requests/s",
-        ),
-        (
-            {"kind": "closed_loop", "clients": 7},
-            None,
-            "7 at a time: a client sends its next request when it has its answer",
-        ),
+        ({"kind": "gamma", "rate": 2, "cv": 0.5}, None, f"{GAMMA} 0.5, 2 requests/s"),
+        ({"kind": "closed_loop", "clients": 7}, None, f"7 {LOOP}"),
     ],
 )
 def test_arrivals_in_words(arrivals: dict[str, Any], searched: str | None, told: str) -> None:
@@ -120,12 +118,7 @@ def test_lines_of_some_say_of_which_and_stand_together() -> None:
 def test_the_block_is_aligned(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from sarathi_sim.experiments.cli import common
-
-    class Narrow:
-        width = 30
-
-    monkeypatch.setattr(common, "consoles", lambda: (Narrow(), Narrow()))
+    monkeypatch.setattr(common, "consoles", lambda: 2 * (SimpleNamespace(width=30),))
     print_assumed(["traffic: prompts of 1,024 tokens in all", "engine: off", "no topic"])
     assert capsys.readouterr().out.splitlines() == [
         "Assumed",
@@ -147,17 +140,8 @@ def wanted(model: str, workload: str | None, **given: object) -> Wanted:
     return wanted_of(model=model, workload=workload, **asked)  # type: ignore[arg-type]
 
 
-def answered(asked: Wanted, **given: object) -> Any:
-    row = {"name": "TP 8", "why": "", "capacity": 0.0, "settled": True, "interval": [0, 0],
-           "gpus": 8, "replicas": 1, "rejected_share": 0.0, "curve": []}  # fmt: skip
-    prices = {"currency": "USD", "date": "2026-01-01", "mark": "assumed"}
-    return recommend_answer({
-        "deployments": [row], "load": "rate", "rate": None, "tolerance": 0.05, "winner": None,
-        "one_fewer": None, "screened": [], "dropped": {}, "replicas": 1, "model": "m",
-        "devices": ["d"], "gpus": 8, "slo": "p99 ttft 1s", "command": None,
-        "needs": None, "keep": 0.9,
-        "prices": prices, "workload": asked.stated, "not_tried": asked.not_tried, **given,
-    })  # fmt: skip
+def answered(asked: Wanted, **given: object) -> Section:
+    return recommendation(workload=asked.stated, not_tried=asked.not_tried, **given)
 
 
 def test_azures_conversations_are_named_where_no_workload_was_given() -> None:
@@ -211,15 +195,9 @@ def test_fp8_experts_on_hopper_are_warned_of_and_have_a_wide_band() -> None:
     assert narrow[1] / narrow[0] < 1.2
 
 
-def test_check_warns_of_fp8_experts_and_says_what_is_assumed(
-    tmp_path: Any, write_config: Any
-) -> None:
-    import yaml
-
-    config = write_config(yaml.safe_dump({**MIXTURE, "dtype": "fp8"}))
-    done = CliRunner().invoke(app, ["check", str(config)])
-    assert done.exit_code == 0, done.stderr
-    assert "\n  traffic " in done.stderr and "give dtype fp8_block" in done.stderr
+def test_check_warns_of_fp8_experts_and_says_what_is_assumed(write_config: Any) -> None:
+    said = called("check", write_config(yaml.safe_dump({**MIXTURE, "dtype": "fp8"}))).stderr
+    assert "\n  traffic " in said and "give dtype fp8_block" in said
 
 
 def test_recommend_warns_of_fp8_even_where_it_was_dropped() -> None:

@@ -10,18 +10,16 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from typer.testing import CliRunner
 
-from sarathi_sim.experiments.cli.app import app
 from tests.answers.judge import judged
+from tests.experiments.small_config import called
 
 pytestmark = pytest.mark.slow
 
 
 def answered(out: Path, *words: str) -> dict[str, Any]:
     """The ``summary.json`` of a command."""
-    done = CliRunner().invoke(app, [*words, "--out", str(out), "--quiet"])
-    assert done.exit_code == 0, done.stderr
+    called(*words, "--out", out, "--quiet")
     found: dict[str, Any] = json.loads((out / "summary.json").read_text())
     return found
 

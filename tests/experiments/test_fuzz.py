@@ -53,10 +53,9 @@ def edited(text: str, changes: list[tuple[int, int, str]]) -> bytes:
 def test_a_damaged_sweep_file(tmp_path: Path, changes: list[tuple[int, int, str]]) -> None:
     path = tmp_path / "sweep.yaml"
     path.write_bytes(edited(SWEEP, changes))
-    with contextlib.suppress(ConfigError):
-        plan_sweep(path)
-    with contextlib.suppress(ConfigError):
-        load_experiment(path)
+    for read in (plan_sweep, load_experiment):
+        with contextlib.suppress(ConfigError):
+            read(path)
 
 
 @given(st.text(max_size=60))
@@ -100,38 +99,31 @@ def test_a_damaged_trace(tmp_path: Path, changes: list[tuple[int, int, str]]) ->
         read_trace(path)
 
 
-@pytest.mark.parametrize(
-    "tag",
-    ["!!python/object/apply:os.system", "!!python/name:os.system", "!!python/object/new:os.x"],
-)
-def test_no_tag_is_executed(tmp_path: Path, tag: str) -> None:
-    proof = tmp_path / "proof"
-    path = tmp_path / "evil.yaml"
-    path.write_text(f"name: x\nmodel: {tag} ['touch {proof}']\n")
-    with pytest.raises(ConfigError, match="not valid YAML"):
-        plan_sweep(path)
-    with pytest.raises(SpecError, match="not valid YAML"):
-        read_mapping(path)
-    bundle = tmp_path / "bundle"
-    bundle.mkdir()
-    (bundle / "meta.yaml").write_text(path.read_text())
-    with pytest.raises(SpecError, match="not valid YAML"):
-        load_bundle(bundle)
+@pytest.mark.parametrize("name", ["object/apply:os.system", "name:os.system", "object/new:os.x"])
+def test_no_tag_is_executed(tmp_path: Path, name: str) -> None:
+    proof, path = tmp_path / "proof", tmp_path / "meta.yaml"
+    path.write_text(f"name: x\nmodel: !!python/{name} ['touch {proof}']\n")
+    for read, place in ((plan_sweep, path), (read_mapping, path), (load_bundle, tmp_path)):
+        with pytest.raises((ConfigError, SpecError), match="not valid YAML"):
+            read(place)  # type: ignore[operator]
     assert not proof.exists()
 
 
 @pytest.mark.parametrize("name", ["../../escape", "/escape", "a/b", "..", ".hidden", "a\\b"])
-def test_no_name_leaves_the_output_folder(tmp_path: Path, name: str) -> None:
+def test_no_name_leaves_the_output_folder(name: str) -> None:
     tree = yaml.safe_load(SWEEP)
-    path = tmp_path / "sweep.yaml"
     for change in ({"name": name}, {"scenarios": {name: tree["scenarios"]["orca"]}}):
-        path.write_text(yaml.safe_dump(tree | change))
         with pytest.raises(ConfigError, match="letters, digits"):
-            plan_sweep(path)
+            plan_sweep(tree | change)
 
 
 def test_nothing_unpickles() -> None:
     """No call that reads a pickle, in any package."""
+    patterns: dict[type[ast.AST], str] = {
+        ast.Import: r"\b(pickle|dill|shelve)\b",
+        ast.ImportFrom: r"\b(pickle|dill|shelve)\b",
+        ast.Call: r"read_pickle|allow_pickle=True|joblib\.load",
+    }
     found = []
     for package in ("policies", "profiler", "simulator", "experiments"):
         for path in (ROOT / package).rglob("*.py"):
@@ -139,17 +131,7 @@ def test_nothing_unpickles() -> None:
             if not re.search("pickle|dill|shelve|joblib", source):
                 continue  # none of the words below
             for node in ast.walk(ast.parse(source)):
-                if isinstance(node, ast.Import | ast.ImportFrom):
-                    names = [getattr(node, "module", None), *(alias.name for alias in node.names)]
-                    found += [
-                        f"{path.name}: {n}" for n in names if n in ("pickle", "dill", "shelve")
-                    ]
-                if isinstance(node, ast.Call):
-                    text = ast.unparse(node)
-                    if (
-                        "read_pickle" in text
-                        or "allow_pickle=True" in text
-                        or "joblib.load" in text
-                    ):
-                        found.append(f"{path.name}: {text}")
+                pattern = patterns.get(type(node))
+                if pattern and re.search(pattern, ast.unparse(node)):
+                    found.append(f"{path.name}: {ast.unparse(node)}")
     assert found == []

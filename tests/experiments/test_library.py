@@ -15,16 +15,14 @@ import pandas as pd
 import pytest
 import yaml
 from matplotlib.figure import Figure
-from typer.testing import CliRunner
 
 import sarathi_sim as sim
 from sarathi_sim.experiments import api
-from sarathi_sim.experiments.cli.app import app
 from sarathi_sim.experiments.config.loading import load_experiment
 from sarathi_sim.experiments.run.machine import explain
 from sarathi_sim.policies.policy import DECODES
 from tests.experiments.notebook import NOTEBOOK, Outputs, outputs
-from tests.experiments.small_config import SMALL
+from tests.experiments.small_config import SMALL, called, refused
 from tests.experiments.small_sweep import RUNS, SWEEP
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -110,8 +108,8 @@ def test_a_workload_is_described(tmp_path: Path) -> None:
 
 def test_advice_is_that_of_the_command() -> None:
     advice = sim.advise("llama-13b", "a6000", "1K@14", batch=18)
-    command = ["advise", "--model", "LLAMA-13B", "--device", "A6000", "--workload", "1K@14"]
-    lines = CliRunner().invoke(app, [*command, "--batch", "18"]).stdout.splitlines()
+    asked = ("--model", "LLAMA-13B", "--device", "A6000", "--workload", "1K@14", "--batch", "18")
+    lines = called("advise", *asked).stdout.splitlines()
     assert lines == explain(advice) and advice.verified[0].candidate.name in lines[1]
     with pytest.raises(sim.ConfigError, match="not modelled: models that read images"):
         sim.advise("llava-13b", "a6000", "1K@14")
@@ -121,14 +119,7 @@ def test_a_score_is_that_of_the_command(tmp_path: Path) -> None:
     (tmp_path / "x.csv").write_text("id\n1\n", encoding="utf-8")
     with pytest.raises(sim.ConfigError) as caught:
         sim.score_files(tmp_path / "x.csv")
-    said = CliRunner().invoke(app, ["score", str(tmp_path / "x.csv")]).stderr
-    assert said == f"error: {caught.value}\n"
-
-
-def test_no_name_is_that_of_a_room() -> None:
-    """A room that was imported would take its place."""
-    rooms = {path.stem for path in (ROOT / "sarathi_sim").iterdir()}
-    assert not rooms & set(sim.__all__)
+    assert refused("score", tmp_path / "x.csv") == f"error: {caught.value}"
 
 
 @pytest.mark.slow
@@ -177,9 +168,7 @@ def test_the_axes_hold_what_was_drawn(told: dict[str, Any]) -> None:
 
 
 def test_a_mapping_is_what_a_file_holds(tmp_path: Path) -> None:
-    from yaml import safe_load
-
-    tree = safe_load(SMALL)
+    tree = yaml.safe_load(SMALL)
     before = repr(tree)
     loaded = sim.load(tree, {"seed": 5, "cluster": {"tp": 8, "pp": 4}})
     path = tmp_path / "small.yaml"
@@ -208,26 +197,20 @@ def test_a_mistake_is_a_config_error(changes: dict[str, Any], said: str) -> None
 
 def test_a_policy_of_the_session_is_not_kept(tmp_path: Path) -> None:
     """Neither a result nor a sweep could be repeated; nothing is written."""
-    from yaml import safe_load
-
-    tree = safe_load(SMALL) | {"scenarios": {"mine": {"policy": Decoder()}}, "compare": {}}
-    with pytest.raises(sim.ConfigError, match="is an object of this session"):
-        sim.simulate(tree, out=tmp_path / "x")
-    with pytest.raises(sim.ConfigError, match="is an object of this session"):
-        sim.sweep(tree | {"sweep": {"seeds": 2}}, out=tmp_path / "y")
-    with pytest.raises(sim.ConfigError, match="is an object of this session"):
-        sim.find_capacity(tree | {"capacity": {"slo": "p50 ttft 1s"}}, out=tmp_path / "z")
+    tree = yaml.safe_load(SMALL) | {"scenarios": {"mine": {"policy": Decoder()}}, "compare": {}}
+    for command, more in (
+        (sim.simulate, {}),
+        (sim.sweep, {"sweep": {"seeds": 2}}),
+        (sim.find_capacity, {"capacity": {"slo": "p50 ttft 1s"}}),
+    ):
+        with pytest.raises(sim.ConfigError, match="is an object of this session"):
+            command(tree | more, out=tmp_path / "x")  # type: ignore[operator]
     assert not list(tmp_path.iterdir())
-
-
-def test_changes_go_with_a_configuration() -> None:
     with pytest.raises(sim.ConfigError, match="changes: give them to load"):
         sim.simulate(sim.load("first_experiment"), {"seed": 1})
 
 
 def test_a_failed_run_of_a_sweep_is_an_error(tmp_path: Path) -> None:
-    from yaml import safe_load
-
     file = tmp_path / "odd.py"
     file.write_text(
         "from sarathi_sim.policies.policy import DECODES, named\n@named('odd')\nclass Odd:\n"
@@ -235,7 +218,7 @@ def test_a_failed_run_of_a_sweep_is_an_error(tmp_path: Path) -> None:
         "    def plan(self, view):\n        raise RuntimeError('odd')\n"
     )
     scenario = {"policy": {"file": str(file), "name": "odd"}}
-    tree = safe_load(SWEEP) | {"scenarios": {"odd": scenario}}
+    tree = yaml.safe_load(SWEEP) | {"scenarios": {"odd": scenario}}
     with pytest.raises(sim.ConfigError, match=r"run [0-9a-f]{16} failed: .*\(and 8 more\)"):
         sim.sweep(tree)
 
@@ -249,15 +232,12 @@ def test_the_example_of_the_readme() -> None:
     assert 0 < said[0] < 1000
 
 
-def test_a_result_is_shown_in_a_line(told: dict[str, Any]) -> None:
+def test_a_result_is_shown_in_a_line_and_knows_its_metrics(told: dict[str, Any]) -> None:
     outcome = told["outcome"]
     assert repr(outcome) == f"<ExperimentResult of {outcome.experiment.name}: orca, sarathi>"
     assert repr(outcome["sarathi"]) == "<ScenarioRun of 200 requests>"
-
-
-def test_an_unknown_metric_is_refused(told: dict[str, Any]) -> None:
     with pytest.raises(sim.ConfigError, match="metric: value 'speed': one of"):
-        sim.plot_cdf(Figure().subplots(), told["outcome"], "speed")
+        sim.plot_cdf(Figure().subplots(), outcome, "speed")
 
 
 def test_the_numbers_of_a_folder_and_of_a_session_are_the_same(result: Path) -> None:
@@ -268,7 +248,10 @@ def test_the_numbers_of_a_folder_and_of_a_session_are_the_same(result: Path) -> 
         assert np.array_equal(table.ledger["busy_s"], outcome[name].ledger["busy_s"])
 
 
-def test_every_name_is_there_and_documented() -> None:
+def test_every_name_is_there_documented_and_not_that_of_a_room() -> None:
+    """A room that was imported would take its place."""
+    assert not {path.stem for path in (ROOT / "sarathi_sim").iterdir()} & set(sim.__all__)
+    assert sim.__doc__
     for name in sim.__all__:
         assert getattr(sim, name) is getattr(api, name)
         assert getattr(api, name).__doc__
@@ -279,23 +262,19 @@ def test_every_name_is_there_and_documented() -> None:
         _ = sim.nothing
 
 
-def test_imports_are_light() -> None:
-    code = (
-        "import sys, sarathi_sim\n"
-        "from sarathi_sim import policies, profiler, simulator, experiments\n"
-        "assert sarathi_sim.__doc__ and 'simulate' in dir(sarathi_sim)\n"
-        f"print([name for name in {HEAVY!r} if name in sys.modules])\n"
-    )
-    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True)
-    assert done.stdout == "[]\n", done.stdout + done.stderr
+LIGHT = "from sarathi_sim import policies, profiler, simulator, experiments; dir(sarathi_sim)"
 
 
-def test_a_simulation_draws_nothing(result: Path) -> None:
-    """Loading the library itself imports no matplotlib, nor does a simulation."""
-    code = (
-        "import sys, sarathi_sim as sim\n"
-        f"sim.simulate({str(result / 'config.yaml')!r})\n"  # its op times are kept already
-        "print([name for name in ('matplotlib', 'bokeh', 'torch') if name in sys.modules])\n"
-    )
+@pytest.mark.parametrize(
+    ("does", "heavy"),
+    [
+        (LIGHT, HEAVY),
+        # Its op times are kept already. Loading the library draws nothing, nor does a simulation.
+        ("sarathi_sim.simulate({config!r})", ("matplotlib", "bokeh", "torch")),
+    ],
+)
+def test_imports_are_light(does: str, heavy: tuple[str, ...], result: Path) -> None:
+    code = f"import sys, sarathi_sim; {does.format(config=str(result / 'config.yaml'))}; "
+    code += f"print([name for name in {heavy!r} if name in sys.modules])"
     done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True)
     assert done.stdout == "[]\n", done.stdout + done.stderr

@@ -8,12 +8,11 @@ import re
 from pathlib import Path
 
 import pytest
-from typer.testing import CliRunner
 
 from sarathi_sim.experiments.capacity import options
-from sarathi_sim.experiments.cli.app import app
 from sarathi_sim.experiments.cli.common import print_section
 from sarathi_sim.experiments.content import Section, SortableTable, thinned, topic_of
+from tests.experiments.small_config import called
 
 # Poisson arrivals and two requests at a time: short runs differ, so there is much to warn of.
 SERVER = """\
@@ -60,8 +59,7 @@ def test_terminal_json_and_page_say_the_same(
         monkeypatch.setattr(options, most, 400)  # of recommend, which chooses its runs itself
     Path("server.yaml").write_text(SERVER)
     Path("searched.yaml").write_text(SERVER + SEARCHED)
-    done = CliRunner().invoke(app, [*ASKED[command], "--out", "out", "--json"])
-    assert done.exit_code == 0, done.stderr
+    done = called(*ASKED[command], "--out", "out", "--json")
     content, told = json.loads(done.stdout), done.stderr.splitlines()
     stored = json.loads(Path("out/summary.json").read_bytes())
     words = {key: content[key] for key in ("question", "answer", "assumptions", "warnings")}
@@ -80,16 +78,14 @@ def test_terminal_json_and_page_say_the_same(
     warned = [n for n, line in enumerate(told) if line.startswith("warning: ")]
     assert began < first_table < min(warned)
 
-    done = CliRunner().invoke(app, ["report", "out", "--out", "page.html"])
-    assert done.exit_code == 0, done.stderr
+    called("report", "out", "--out", "page.html")
     page = Path("page.html").read_text()
     (question,) = re.findall("<h2>(.*?)</h2>", page)
     (answer,) = re.findall('<p class="answer">(.*?)</p>', page)
     (assumed,) = re.findall('<details class="assumed".*?</details>', page, re.DOTALL)
     (aside,) = re.findall("<aside>.*?</aside>", page, re.DOTALL)
-    assert [html.unescape(text) for text in (question, answer)] == [
-        *(words["question"], words["answer"])
-    ]
+    assert html.unescape(question) == words["question"]
+    assert html.unescape(answer) == words["answer"]
     drawn = re.findall("<dt>(.*?)</dt><dd>(.*?)</dd>", assumed)
     said = [topic_of(one) for one in words["assumptions"]]
     assert [tuple(map(html.unescape, one)) for one in drawn] == said

@@ -8,7 +8,6 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 import pytest
-from typer.testing import CliRunner
 
 from sarathi_sim.experiments.capacity import recommend as chosen_by
 from sarathi_sim.experiments.capacity.answer import Prices, answers, load_prices, per_million_tokens
@@ -23,12 +22,12 @@ from sarathi_sim.experiments.capacity.recommend import (
     most_requests_per_s,
     recommend,
     recommend_files,
+    refined,
     whole,
     winner,
 )
 from sarathi_sim.experiments.capacity.search import AT_ONCE, Probe
-from sarathi_sim.experiments.capacity.slo import CapacitySection, Replications, judge, parse_slo
-from sarathi_sim.experiments.cli.app import app
+from sarathi_sim.experiments.capacity.slo import CapacitySection, Replications, parse_slo
 from sarathi_sim.experiments.config.base import Source
 from sarathi_sim.experiments.config.deployment import deploy
 from sarathi_sim.experiments.config.errors import ConfigError
@@ -38,6 +37,8 @@ from sarathi_sim.experiments.sweeps.store import Store
 from sarathi_sim.profiler.storage.child import silent
 from sarathi_sim.simulator.views.metric_registry import number_text
 from sarathi_sim.simulator.views.metrics import Analysis
+from tests.experiments.small_config import called
+from tests.experiments.small_laboratory import analysed, opened, verdict_of
 
 SLO = "p90 ttft 2s, mean tbt 150ms"
 SHORT = {"requests": 400, "replications": Replications(least=2, most=2)}
@@ -57,15 +58,11 @@ def laboratory(folder: Path, asked: Wanted) -> Laboratory:
     return Laboratory(asked.section, store, InProcess())
 
 
-def regular(asked: Wanted, **given: object) -> Wanted:
+def regular(asked: Wanted, cv: float = 0.2, **given: object) -> Wanted:
     """With nearly regular arrivals short runs are alike, and capacities precise."""
     section = CapacitySection(slo=asked.section.slo, **given)  # type: ignore[arg-type]
-    return replace(with_arrivals(asked, 0.2), section=section)
-
-
-def with_arrivals(asked: Wanted, cv: float) -> Wanted:
     arrivals = {"kind": "gamma", "rate": 1, "cv": cv}
-    return replace(asked, workload={**asked.workload, "arrivals": arrivals})
+    return replace(asked, section=section, workload={**asked.workload, "arrivals": arrivals})
 
 
 @pytest.mark.slow
@@ -152,12 +149,7 @@ def test_the_replicas_for_a_rate_are_the_fewest(
             under = again.under(20.0, "rate")
             traffic = under.workload.model_copy(update={"requests": 800})
             under = under.model_copy(update={"workload": traffic, "seed": 77})
-            deployment = deploy(under, Source("", "x", {}, ()))
-            analysis = Analysis(deployment.simulate())
-            summary = analysis.summary(deployment.model, deployment.device, 1)
-            summary |= {"after_warmup": analysis.after_warmup()}
-            verdict = judge(asked.section.objectives, [(summary, None)], open_loop=True)
-            assert verdict.holds == holds, name
+            assert verdict_of(under, asked.section.objectives).holds == holds, name
 
 
 def test_a_rate_beyond_the_gpus_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -226,9 +218,7 @@ def test_one_replica_is_served_as_behind_a_router_that_takes_turns(
     under = several.under(30.0, "rate")
     traffic = under.workload.model_copy(update={"requests": 1600})
     four = under.model_copy(update={"workload": traffic, "seed": 3})
-    alone, behind = (
-        Analysis(deploy(each, Source("", "x", {}, ())).simulate()).requests for each in (one, four)
-    )
+    alone, behind = (analysed(each).requests for each in (one, four))
     first = behind[behind["replica"] == 0]
     assert len(first) == len(alone) == 400
     for column in ("arrival_s", "prompt_tokens", "ttft_s", "latency_s"):
@@ -316,6 +306,23 @@ def test_fronts() -> None:
     ],
 )
 def test_mistakes_are_named(options: list[str], message: str) -> None:
-    words = ["recommend", "--model", "llama-13b", "--device", "a6000", "--slo", SLO, *options]
-    done = CliRunner().invoke(app, words)
-    assert (done.exit_code, message in done.stderr) == (2, True), done.stderr
+    words = ("recommend", "--model", "llama-13b", "--device", "a6000", "--slo", SLO, *options)
+    assert message in called(*words, code=2).stderr
+
+
+def test_recommend_refines_on_request(tmp_path: Path) -> None:
+    few = Replications(least=2, most=2)
+    asked = wanted(gpus=1, slo="p90 ttft 1s, p90 tbt_max 150ms", workload="600:10", seqs="4",
+                   budget="128,1024", tolerance=0.5)  # fmt: skip
+    asked = regular(asked, 0.1, tolerance=0.5, requests=200, replications=few)
+    prices, said = load_prices(None), list[str]()
+    with opened(tmp_path, asked.section) as lab:
+        found = refined(lab, asked, prices, said.append, 1)
+    assert "refining: budgets (128, 576, 1024), sequence limits (4,)" in said
+    named = {one.option.name for one in (*found.finalists, *found.screened)} | found.dropped.keys()
+    assert {name.partition(" x ")[0] for name in named} == {
+        f"TP 1 budget {budget} seqs 4" for budget in (128, 576, 1024)
+    }
+    content = answer_of(found, asked, prices)
+    assert content["winner"] == "TP 1 budget 128 seqs 4 x 1"
+    assert any("TP 1 budget 576 seqs 4 next to it" in line for line in content["warnings"])

@@ -3,24 +3,15 @@
 from __future__ import annotations
 
 import json
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
-from typer.testing import CliRunner
 
 from sarathi_sim import find_capacity
-from sarathi_sim.experiments.capacity.answer import load_prices
-from sarathi_sim.experiments.capacity.options import wanted_of
-from sarathi_sim.experiments.capacity.probing import Laboratory
-from sarathi_sim.experiments.capacity.recommend import answer_of, refined
-from sarathi_sim.experiments.capacity.slo import CapacitySection, Replications
-from sarathi_sim.experiments.capacity.written import recommend_answer
-from sarathi_sim.experiments.cli.app import app
-from sarathi_sim.experiments.sweeps.backends import InProcess
 from sarathi_sim.experiments.sweeps.points import between, halfway, in_order, neighbours
-from sarathi_sim.experiments.sweeps.store import Store
+from tests.experiments.small_config import called
+from tests.experiments.small_laboratory import recommendation
 
 GRID = [
     {"scenario": "a", "pp": pp, "policy.chunk_size": chunk}
@@ -87,21 +78,15 @@ def test_new_points_lie_between_the_best_and_its_neighbours() -> None:
         *((1, chunk) for chunk in (256, 384, 512, 768, 1024)),
         *((2, chunk) for chunk in (256, 512, 1024)),
     ]
-
-
-def test_the_order_of_words_stays() -> None:
     points = [{"policy": {"name": "b"}}, {"policy": {"name": "a"}}, {}, {"policy": None}]
-    assert in_order(points) == [2, 0, 1, 3]
+    assert in_order(points) == [2, 0, 1, 3], "the order of words stays"
 
 
 def asked(tmp_path: Path, *words: str) -> tuple[dict[str, Any], str]:
-    path, out = tmp_path / "cliff.yaml", tmp_path / "out"
-    path.write_text(CLIFF)
-    given = ["capacity", str(path), "--out", str(out), "--workers", "1", "--no-bands", "--json"]
-    done = CliRunner().invoke(app, [*given, *words])
-    assert done.exit_code == 0, done.stderr
-    content: dict[str, Any] = json.loads(done.stdout)
-    return content, done.stderr
+    (path := tmp_path / "cliff.yaml").write_text(CLIFF)
+    given = ("--out", tmp_path / "out", "--workers", "1", "--no-bands", "--json")
+    done = called("capacity", path, *given, *words)
+    return json.loads(done.stdout), done.stderr
 
 
 @pytest.mark.slow
@@ -144,19 +129,10 @@ def answer(dropped: dict[str, str], **given: Any) -> list[str]:
     """The warnings of a recommendation whose first carries 20 requests/s with two replicas."""
     binds = {"slo": "p99 tbt 50ms", "because": "iterations", "at_load": 21.0, "mean_batch": 9}
     binds |= {"kv_peak_share": 0.5, "bubble_share": 0.0, "queueing_share_of_ttft": 0.1}
-    row = {
-        "name": "TP 2 budget 512 seqs 128 x 2", "why": "carries 20", "capacity": 20.0,
-        "carries": 20.0, "replicas": 2, "settled": True, "interval": [19.8, 20.2], "gpus": 4,
-        "rejected_share": 0.0, "binds": binds, "curve": [],
-    }  # fmt: skip
-    found = {
-        "deployments": [row], "load": "rate", "rate": None, "tolerance": 0.05, "winner": "x",
-        "one_fewer": None, "screened": [], "dropped": dropped, "replicas": 2, "model": "m",
-        "devices": ["d"], "gpus": 4, "slo": "p99 tbt 50ms", "command": "vllm serve m",
-        "prices": {"currency": "USD", "date": "2025", "mark": "assumed"},
-        "keep": 0.9, "needs": None, **given,
-    }  # fmt: skip
-    return list(recommend_answer(found).warnings)
+    row = {"name": "TP 2 budget 512 seqs 128 x 2", "why": "carries 20", "capacity": 20.0}
+    row |= {"carries": 20.0, "replicas": 2, "interval": [19.8, 20.2], "gpus": 4, "binds": binds}
+    about = {"winner": "x", "replicas": 2, "gpus": 4, "command": "vllm serve m", **given}
+    return list(recommendation(row=row, dropped=dropped, **about).warnings)
 
 
 def test_an_answer_without_a_command_says_which_checkpoint_it_needs() -> None:
@@ -192,27 +168,3 @@ def test_what_was_screened_is_compared_by_replicas() -> None:
     assert answer({}, screened=[{**there, "about": 11.0}]) == []
     (warning,) = answer({}, screened=[{**there, "about": 9.0}])
     assert "(carries 4.50 requests/s a replica)" in warning
-
-
-def test_recommend_refines_on_request(tmp_path: Path) -> None:
-    asked = wanted_of(
-        *("llama-13b", "a6000", "p90 ttft 1s, p90 tbt_max 150ms", 1, None, "600:10", None, None),
-        *("bf16", "128,1024", "4", 0.5),
-    )
-    few = Replications(least=2, most=2)
-    section = CapacitySection(slo=asked.section.slo, tolerance=0.5, requests=200, replications=few)
-    arrivals = {"kind": "gamma", "rate": 1, "cv": 0.1}
-    asked = replace(asked, section=section, workload={**asked.workload, "arrivals": arrivals})
-    store, said = Store(tmp_path), list[str]()
-    store.open(resume=True)
-    lab, prices = Laboratory(section, store, InProcess()), load_prices(None)
-    with store.locked():
-        found = refined(lab, asked, prices, said.append, 1)
-    assert "refining: budgets (128, 576, 1024), sequence limits (4,)" in said
-    named = {one.option.name for one in (*found.finalists, *found.screened)} | found.dropped.keys()
-    assert {name.partition(" x ")[0] for name in named} == {
-        f"TP 1 budget {budget} seqs 4" for budget in (128, 576, 1024)
-    }
-    content = answer_of(found, asked, prices)
-    assert content["winner"] == "TP 1 budget 128 seqs 4 x 1"
-    assert any("TP 1 budget 576 seqs 4 next to it" in line for line in content["warnings"])

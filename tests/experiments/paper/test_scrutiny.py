@@ -13,6 +13,7 @@ from matplotlib.figure import Figure
 from matplotlib.text import Text
 
 from sarathi_sim.experiments.figures.style import styled
+from sarathi_sim.experiments.paper import scrutiny
 from sarathi_sim.experiments.paper.claims import (
     ClaimResult,
     counts_text,
@@ -22,26 +23,12 @@ from sarathi_sim.experiments.paper.claims import (
     load_claims,
     summary,
 )
-from sarathi_sim.experiments.paper.figures import bubbles as figures_pipeline
-from sarathi_sim.experiments.paper.figures import chunks as figures_chunks
-from sarathi_sim.experiments.paper.figures import costs as figures_costs
-from sarathi_sim.experiments.paper.figures import throughput as figures_throughput
+from sarathi_sim.experiments.paper.figures import bubbles, chunks, costs, throughput
 from sarathi_sim.experiments.paper.figures.costs import Labs
 from sarathi_sim.experiments.paper.figures.gallery import DPI, LOOK
 from sarathi_sim.experiments.paper.figures.markdown import claims_table, gains_table
 from sarathi_sim.experiments.paper.quantities import ORCA_BEST, end_to_end, gain, sarathi
-from sarathi_sim.experiments.paper.scrutiny import (
-    CANNOT_FAIL,
-    CONTROL_HOLDS,
-    DISTORTIONS,
-    NO_GAIN,
-    NO_GAIN_PASSES,
-    UNMOVED,
-    load_scrutiny,
-    marks,
-    scrutinise,
-    values,
-)
+from sarathi_sim.experiments.paper.scrutiny import load_scrutiny
 from sarathi_sim.experiments.paper.variants import TILE, VARIANTS, Lab
 from tests.experiments.paper.test_claims import recorded
 
@@ -95,9 +82,9 @@ def test_the_counts_are_said_in_the_command_and_in_the_documents() -> None:
 def test_marks_are_what_is_computed() -> None:
     """Those of the claims that cost little, again."""
     cheap = ("max_batch_1k", "pp_batch", "tp_batch", "tile_256", "ablation_attn_64", "orca_worst")
-    found = scrutinise(cheap)
+    found = scrutiny.scrutinise(cheap)
     assert found == {id: load_scrutiny()[id] for id in cheap}
-    assert found["tile_256"].passes < len(DISTORTIONS)
+    assert found["tile_256"].passes < len(scrutiny.DISTORTIONS)
     assert load_scrutiny().keys() == load_claims().keys()
 
 
@@ -120,14 +107,16 @@ def test_claims_that_no_gain_would_pass_are_marked() -> None:
 
 def test_without_anything_saved_there_is_no_gain() -> None:
     ids = ("sarathi_1k", "peak_13b_1k_decode", "ablation_attn_64", "proj_reduction_max")
-    assert values(NO_GAIN, ids) == pytest.approx([1.0] * len(ids), abs=0.06)
+    assert scrutiny.values(scrutiny.NO_GAIN, ids) == pytest.approx([1.0] * len(ids), abs=0.06)
 
 
 def test_the_tables_show_the_marks() -> None:
     results = as_recorded()
     rows = {row.split("`")[1]: row for row in claims_table(results).splitlines() if "`" in row}
-    assert f"| `orca_worst` | {CANNOT_FAIL} {NO_GAIN_PASSES} |" in rows["orca_worst"]
-    assert f"| {UNMOVED} |" in rows["pd_peak_256_at"]
+    assert (
+        f"| `orca_worst` | {scrutiny.CANNOT_FAIL} {scrutiny.NO_GAIN_PASSES} |" in rows["orca_worst"]
+    )
+    assert f"| {scrutiny.UNMOVED} |" in rows["pd_peak_256_at"]
     assert rows["tile_257"].startswith("| `tile_257` |  |")
     assert "| `orca_best_1k` | 11 % | **4.2 %** | **0.38** |" in gains_table(results)
 
@@ -137,14 +126,14 @@ def test_256_over_320_does_not_need_the_tile() -> None:
     lab = Lab("predicted")
     result = evaluate(load_claims()["ablation_256_over_320"], lab)
     assert result.ok and result.control_holds
-    assert CONTROL_HOLDS in marks([result])
-    assert CONTROL_HOLDS not in marks([replace(result, control=0.0)])
+    assert scrutiny.CONTROL_HOLDS in scrutiny.marks([result])
+    assert scrutiny.CONTROL_HOLDS not in scrutiny.marks([replace(result, control=0.0)])
     # The tile's step costs 320 something, and 256 next to nothing.
-    costs = {
+    added = {
         chunk: end_to_end(lab.untiled.a6000, chunk) - end_to_end(lab.a6000, chunk)
         for chunk in (256, 320)
     }
-    assert costs[320] > 0.02 and abs(costs[256]) < costs[320] / 4
+    assert added[320] > 0.02 and abs(added[256]) < added[320] / 4
     assert [id for id, claim in load_claims().items() if claim.control] == ["ablation_256_over_320"]
 
 
@@ -174,10 +163,10 @@ def test_with_fill_the_curves_are_as_the_paper_says(variant: str) -> None:
 
 
 DRAWN = (
-    figures_chunks.attention_mask,
-    figures_costs.tile_quantisation,
-    figures_costs.decode_speedups,
-    figures_pipeline.bubble_schedule,
+    chunks.attention_mask,
+    costs.tile_quantisation,
+    costs.decode_speedups,
+    bubbles.bubble_schedule,
 )
 
 
@@ -196,8 +185,8 @@ def test_figures_are_legible_at_half_their_size(draw: object) -> None:
 
 def test_both_chunk_rules_are_drawn(monkeypatch: pytest.MonkeyPatch) -> None:
     """A row of panels each, by length."""
-    monkeypatch.setattr(figures_throughput, "gains", lambda *_: {1.0: 1.0})
-    figure = figures_throughput.throughput_over_pd([Lab("predicted")] * 2)
+    monkeypatch.setattr(throughput, "gains", lambda *_: {1.0: 1.0})
+    figure = throughput.throughput_over_pd([Lab("predicted")] * 2)
     titles = [axes.get_title() for axes in figure.axes]
     assert [title.split("\n")[1].split(":")[0] for title in titles] == ["reserve"] * 3 + [
         "fill"
