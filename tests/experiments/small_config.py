@@ -37,6 +37,32 @@ compare:
   speedup: {metric: makespan_s, over: [orca, sarathi], paper: 1.5}
 """
 
+AT_MOST = '''"""Mine."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from sarathi_sim.policies.policy import DECODES, Plan, View, named
+
+
+@named("at_most")
+@dataclass
+class AtMost:
+    """Whole prompts, at most so many an iteration."""
+
+    prompts: int
+    eager: bool = True
+    holds_finished = False
+
+    def plan(self, view: View) -> Plan | None:
+        joining = view.admissible()[: self.prompts]
+        if joining:
+            return Plan(tuple((s, s.prompt_tokens) for s in joining))
+        return DECODES if view.num_decodes else None
+'''
+"""A policy of a user's own."""
+
 
 def deployed(config: Path | str, *assignments: str) -> dict[str, Deployment]:
     """The deployments of a file, of a shipped configuration's name, or of a text of YAML."""

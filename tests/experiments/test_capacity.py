@@ -126,12 +126,15 @@ def ran(state: str = "steady", rejected: int = 0, **after: Any) -> dict[str, Any
     return {"after_warmup": usual | after, **about}
 
 
-def test_overload_breaks_an_slo_where_requests_arrive_by_themselves() -> None:
-    summary = ran("overloaded", served_per_s=0.9)
-    slo = parse_slo("p99 ttft 1s")
-    verdict = judge(slo, [(summary, None)], open_loop=True)
+def test_overload_and_rejected_requests_break_an_slo() -> None:
+    """Overload does where requests arrive by themselves, rejections where none are allowed."""
+    slo, over, some = parse_slo("p99 ttft 1s"), ran("overloaded", served_per_s=0.9), ran(rejected=1)
+    verdict = judge(slo, [(over, None)], open_loop=True)
     assert (verdict.stress, verdict.holds, verdict.worst) == (0.5, False, "overload")
-    assert judge(slo, [(summary, None)], open_loop=False).holds
+    assert judge(slo, [(over, None)], open_loop=False).holds
+    verdict = judge(slo, [(some, None)], open_loop=True)
+    assert (verdict.holds, verdict.rejected, verdict.worst) == (False, 0.25, slos.REJECTED)
+    assert judge(slo, [(some, None)], open_loop=True, may_reject=0.25).holds
 
 
 @pytest.mark.parametrize(
@@ -147,14 +150,6 @@ def test_a_batch_that_fills_up_is_an_overload(
     summary = ran(**latencies, latency_trend=trend, offered_per_s=10.0, served_per_s=served)
     verdict = judge(parse_slo("mean tpot 50ms"), [(summary, None)], open_loop=True)
     assert verdict.overloaded is overloaded
-
-
-def test_rejected_requests_break_an_slo() -> None:
-    summary = ran(rejected=1)
-    slo = parse_slo("p99 ttft 1s")
-    verdict = judge(slo, [(summary, None)], open_loop=True)
-    assert (verdict.holds, verdict.rejected, verdict.worst) == (False, 0.25, slos.REJECTED)
-    assert judge(slo, [(summary, None)], open_loop=True, may_reject=0.25).holds
 
 
 def test_runs_are_pooled_request_by_request(tmp_path: Path) -> None:
@@ -284,17 +279,14 @@ def test_replications_come_until_the_interval_is_narrow() -> None:
     assert len(narrow.crossings) == 5
 
 
-def test_clients_are_whole() -> None:
+def test_clients_are_whole_and_some_slo_no_load_keeps() -> None:
     found, _ = searched(plan(0.03, 2, 2, whole=True), {0: 41.7, 1: 40.2}, 2)
     assert [one.load for one in found.crossings] == [41, 40]
     assert found.load == 39  # a tenth of such replications has less than 39.6
     few, _ = searched(plan(0.03, 2, 2, whole=True), {0: 1.5, 1: 1.2}, 2)
     assert few.load == 1
-
-
-def test_what_no_load_keeps_has_no_capacity() -> None:
-    found, probes = searched(plan(0.03, 2, 2), {0: 1e-9, 1: 1e-9}, 0.01)
-    assert (found.load, found.carried, found.crossings) == (0.0, 0.0, ())
+    none, probes = searched(plan(0.03, 2, 2), {0: 1e-9, 1: 1e-9}, 0.01)
+    assert (none.load, none.carried, none.crossings) == (0.0, 0.0, ())
     assert len(probes) < 40
 
 
@@ -455,11 +447,14 @@ def test_a_little_less_holds_and_a_little_more_breaks(
                 assert verdict.holds is holds, (one.option.name, part, verdict)
 
 
-def test_runs_too_short_for_the_percentile_are_refused(tmp_path: Path) -> None:
+def test_runs_are_too_short_for_the_percentile_or_longer_than_usual(tmp_path: Path) -> None:
     text = REGULAR.replace("p90 ttft", "p99 ttft").replace("requests: 1500", "requests: 100")
     draft, section, options = read_question(asked(tmp_path, text), [])
     with pytest.raises(ConfigError, match=r"capacity\.requests: 100 requests .* at least 1000"):
         plan_of(options[0], section, draft.source.file)
+    many = "capacity={slo: mean ttft 1s, requests: 10000000, most_requests: 10000000}"
+    draft, section, (option,) = read_question(asked(tmp_path, ONE_SERVER), [many])
+    assert plan_of(option, section, draft.source.file).requests == 10_000_000
 
 
 def test_runs_are_as_long_as_the_tolerance_asks(tmp_path: Path) -> None:
@@ -656,10 +651,3 @@ def test_a_crossing_knows_its_slope() -> None:
         return Probed(Probe(load, 0, 1), "", {}, verdict)
 
     assert Crossing(1.0, probed(1.0, 0.9), probed(1.1, 0.9 * 1.1**4)).slope == pytest.approx(4)
-
-
-def test_more_requests_may_be_asked_for(tmp_path: Path) -> None:
-    path = asked(tmp_path, ONE_SERVER)
-    many = "capacity={slo: mean ttft 1s, requests: 10000000, most_requests: 10000000}"
-    draft, section, (option,) = read_question(path, [many])
-    assert plan_of(option, section, draft.source.file).requests == 10_000_000

@@ -31,17 +31,6 @@ def test_scenarios_that_are_none(write_config: Write, scenarios: str, assignment
     assert "scenario" in refused("check", path, "--set", assignment)
 
 
-@pytest.mark.parametrize(
-    ("cv", "bound"),
-    [("1.0e-300", "at least 0.001"), ("1000", "at most 10"), ("0", "at least 0.001")],
-)
-def test_a_burstiness_that_is_none(write_config: Write, cv: str, bound: str) -> None:
-    kind = f"workload.arrivals={{kind: gamma, rate: 1, cv: {cv}}}"
-    line = refused("check", write_config(SMALL), "--set", kind)
-    assert "--set workload.arrivals.cv: value" in line
-    assert f"must be {bound}" in line
-
-
 TRACE = "workload={{lengths: {{kind: trace, path: {}}}}}"
 PATHS = ["model={}", "device={}", "profiles={}", TRACE]
 
@@ -73,12 +62,6 @@ def test_the_home_of_nobody_as_config_and_as_cache(
     assert not (tmp_path / "out").exists()
 
 
-def test_the_home_of_nobody_in_a_sweep(write_config: Write) -> None:
-    path = write_config(ALONE.replace("  pd_ratio: 5\n", ""))
-    line = refused("plan", path, "--set", TRACE.format("~nosuch/x"))
-    assert "workload.lengths.path: ~nosuch/x: there is no home folder ~nosuch" in line
-
-
 def test_a_home_means_the_same_everywhere(
     write_config: Write, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -102,65 +85,60 @@ def test_a_home_means_the_same_everywhere(
         user_path("~nosuch/x")
 
 
-@pytest.mark.parametrize(
-    ("axis", "problem"),
-    [
-        ("{from: 1, to: 2, step: 1.0e-320}", "too small for a range from 1 to 2, which may have"),
-        ("{from: 0, to: 1.0e+12, step: 1}", "which may have at most 200000 values"),
-        ("{from: 0, to: 1.0e+308, step: 1}", "to: value 1e+308: must be at most 1e+12"),
-        ("{from: 0, to: 1.0e+308, num: 3}", "to: value 1e+308: must be at most 1e+12"),
-        ("{from: 0, to: 1, step: 1.0e+308}", "step: value 1e+308: must be at most 2e+12"),
-        ("{from: 5, to: 5, num: 3}", "the range has 3 values, but 5 more than once"),
-        ("{from: 1, to: 1.00000000000001, num: 4}", "the range has 4 values, but 1 more than once"),
-        ("{from: 5, to: 5, num: 3, scale: log}", "the range has 3 values, but 5 more than once"),
-    ],
-)
-def test_ranges_that_are_none(write_config: Write, axis: str, problem: str) -> None:
-    line = refused("plan", write_config(ALONE), "--set", f"sweep={{grid: {{seed: {axis}}}}}")
-    assert problem in line
-    assert "sweep.grid.seed" in line
-
-
 KEYS = ["seed", "cluster.pp", "cluster.tp", "cluster.max_length", "batching.max_batch"]
 KEYS += ["workload.requests", "workload.pd_ratio"]
 MANY = f"grid: {{{', '.join(f'{key}: {{from: 1, to: 2000, step: 1}}' for key in KEYS)}}}"
 WIDE = f"grid: {{{', '.join(f'k{n}: {{from: 1, to: 2, num: 100000}}' for n in range(3000))}}}"
+LONG = ".".join("a" * 5000)
+
+
+def gamma(cv: str) -> str:
+    return f"workload.arrivals={{kind: gamma, rate: 1, cv: {cv}}}"
+
+
+def seeds(axis: str) -> str:
+    return f"sweep={{grid: {{seed: {{{axis}}}}}}}"
 
 
 @pytest.mark.parametrize(
-    ("sweep", "problem"),
+    ("assignment", "problem"),
     [
-        (f"sample: {{points: 3}}, {MANY}", "draws from more than 10^21 points: at most 9,223,372,"),
-        (WIDE, "its keys have more than 200,000 values together"),
-        (f"grid: {{{'.'.join('a' * 401)}: [1]}}", "is not a key path"),
+        (gamma("1.0e-300"), "--set workload.arrivals.cv: value 1e-300: must be at least 0.001"),
+        (gamma("1000"), "--set workload.arrivals.cv: value 1000: must be at most 10"),
+        (gamma("0"), "--set workload.arrivals.cv: value 0: must be at least 0.001"),
+        (f"{LONG}=1", "expected KEY.PATH=VALUE"),
+        (f"sweep={{grid: {{{LONG[:801]}: [1]}}}}", "is not a key path"),
+        (TRACE.format("~nosuch/x"), "lengths.path: ~nosuch/x: there is no home folder ~nosuch"),
+        (seeds("from: 1, to: 2, step: 1.0e-320"), "too small for a range from 1 to 2, which may"),
+        (seeds("from: 0, to: 1.0e+12, step: 1"), "which may have at most 200000 values"),
+        (seeds("from: 0, to: 1.0e+308, step: 1"), "to: value 1e+308: must be at most 1e+12"),
+        (seeds("from: 0, to: 1.0e+308, num: 3"), "to: value 1e+308: must be at most 1e+12"),
+        (seeds("from: 0, to: 1, step: 1.0e+308"), "step: value 1e+308: must be at most 2e+12"),
+        (seeds("from: 5, to: 5, num: 3"), "the range has 3 values, but 5 more than once"),
+        (seeds("from: 1, to: 1.00000000000001, num: 4"), "has 4 values, but 1 more than once"),
+        (seeds("from: 5, to: 5, num: 3, scale: log"), "has 3 values, but 5 more than once"),
+        (f"sweep={{sample: {{points: 3}}, {MANY}}}", "more than 10^21 points: at most 9,223,372"),
+        (f"sweep={{{WIDE}}}", "its keys have more than 200,000 values together"),
     ],
-    ids=["points", "values", "path"],
+    ids=lambda text: text[-60:],
 )
-def test_a_sweep_of_too_much(write_config: Write, sweep: str, problem: str) -> None:
-    assert problem in refused("plan", write_config(ALONE), "--set", f"sweep={{{sweep}}}")
+def test_values_that_are_none(write_config: Write, assignment: str, problem: str) -> None:
+    path = write_config(ALONE.replace("  pd_ratio: 5\n", "") if "trace" in assignment else ALONE)
+    line = refused("plan", path, "--set", assignment)
+    assert problem in line
+    assert "sweep.grid.seed" in line or "{seed: " not in assignment
 
 
-def test_a_long_list_of_values_is_compared_soon(write_config: Write) -> None:
+def test_long_lists_and_long_values(write_config: Write) -> None:
+    """They are compared soon, mistakes are counted, and megabytes are not repeated."""
     values = ", ".join(map(str, range(150_000)))
     path = write_config(f"{ALONE}sweep: {{grid: {{seed: [{values}, 0]}}}}\n")
     assert "sweep.grid.seed: value 0: is given twice" in refused("plan", path)
-
-
-def test_a_key_path_of_thousands(write_config: Write) -> None:
-    path = ".".join("a" * 5000)
-    assert "expected KEY.PATH=VALUE" in refused("check", write_config(SMALL), "--set", f"{path}=1")
-
-
-def test_a_list_of_mistakes_is_counted(write_config: Write) -> None:
     path = write_config(f"{ALONE}sweep: {{seeds: [{'a, ' * 5000}]}}\n")
     lines = called("plan", path, code=2).stderr.splitlines()
     assert len(lines) == 21
     assert lines[-1].endswith("... and 4980 more mistakes")
-
-
-def test_a_value_of_megabytes_is_not_repeated(write_config: Write) -> None:
-    path = write_config(ALONE.replace("seed: 7", f"seed: {'x' * 2_000_000}"))
-    line = refused("check", path)
+    line = refused("check", write_config(ALONE.replace("seed: 7", f"seed: {'x' * 2_000_000}")))
     assert line.endswith("must be a whole number")
     assert len(line) < 5000
 
@@ -253,7 +231,7 @@ def test_an_error_of_ours_is_one_line_and_70(
         assert done.stderr.splitlines()[-1] == line
 
 
-def test_a_value_of_an_option_is_not_repeated_whole() -> None:
+def test_a_wrong_option_is_typers_and_its_value_not_repeated_whole() -> None:
     for arguments in (
         ["run", "gpt3_pp", f"--{'x' * 5000}"],
         ["sweep", "pd_sweep", "--workers", "9" * 5000],
@@ -261,8 +239,5 @@ def test_a_value_of_an_option_is_not_repeated_whole() -> None:
         ["x" * 5000],
     ):
         assert len(called(*arguments, code=2).stderr) < 1500, arguments
-
-
-def test_a_wrong_option_is_still_typers(write_config: Write) -> None:
-    said = called("check", write_config(SMALL), "--sett", "a=1", code=2).stderr
+    said = called("check", "gpt3_pp", "--sett", "a=1", code=2).stderr
     assert "Usage:" in said and "No such option" in said

@@ -150,6 +150,7 @@ def test_nothing_that_is_modelled_is_called_not_modelled() -> None:
     keys = {part for key in PARAMETERS for part in key.split(".")}
     formats = (*WEIGHT_DTYPES, *KV_DTYPES, *MOE_DTYPES, *STACKS)
     assert not [name for name in (*keys, *formats) if not_modelled(name)]
+    assert load_experiment("vllm_llama3_8b").scenarios
     assert not [name for name in list_models() if not_modelled(name, "model")]
     assert not [name for name in list_devices() if not_modelled(name, "device")]
 
@@ -173,7 +174,3 @@ def test_where_a_format_that_was_not_measured_comes_from(tmp_path: Path) -> None
     text = message(SMALL, "model=Qwen/Qwen3-8B-AWQ", *served)
     assert "; dtype int4_wo is that of Qwen/Qwen3-8B-AWQ: give another dtype" in text
     assert "is that of" not in message(SMALL, "model=qwen3-8b", "dtype=nvfp4", *served)
-
-
-def test_a_configuration_that_names_none_of_it_is_read() -> None:
-    assert load_experiment("vllm_llama3_8b").scenarios

@@ -72,6 +72,7 @@ def test_what_any_process_has_is_not_asked_for(monkeypatch: pytest.MonkeyPatch) 
 def test_scenarios_held_at_once_count_together(monkeypatch: pytest.MonkeyPatch) -> None:
     _free(monkeypatch, 20_000_000)
     text = message(SMALL, "workload.requests=10000")
+    assert (size_text(2.34e10), size_text(5e7)) == ("23.4 GB", "50 MB")
     assert "scenarios: together they would take about 28 MB of memory (scenario orca 14 MB" in text
 
 
@@ -154,7 +155,3 @@ def test_idle_replicas_cost_no_analysis() -> None:
     assert set(analysis.iterations["replica"]) == set(analysis.at_work)
     idle = analysis.ledger[analysis.ledger["replica"] == 4095]
     assert len(idle) == 8 and (idle["no_work_s"] == idle["wall_s"]).all()
-
-
-def test_sizes_read_well() -> None:
-    assert (size_text(2.34e10), size_text(5e7)) == ("23.4 GB", "50 MB")

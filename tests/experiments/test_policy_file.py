@@ -20,33 +20,9 @@ from sarathi_sim.experiments.run.experiment import run_experiment, simulate_all
 from sarathi_sim.experiments.sweeps.backends import Backend, InProcess, LocalProcesses
 from sarathi_sim.experiments.sweeps.plan import plan_sweep
 from sarathi_sim.policies.catalogue import build
-from tests.experiments.small_config import SMALL, called, message, refused
+from tests.experiments.small_config import AT_MOST, SMALL, called, message, refused
 from tests.experiments.small_sweep import SWEEP, swept, tree
 
-AT_MOST = '''"""Mine."""
-
-from __future__ import annotations
-
-from dataclasses import dataclass
-
-from sarathi_sim.policies.policy import DECODES, Plan, View, named
-
-
-@named("at_most")
-@dataclass
-class AtMost:
-    """Whole prompts, at most so many an iteration."""
-
-    prompts: int
-    eager: bool = True
-    holds_finished = False
-
-    def plan(self, view: View) -> Plan | None:
-        joining = view.admissible()[: self.prompts]
-        if joining:
-            return Plan(tuple((s, s.prompt_tokens) for s in joining))
-        return DECODES if view.num_decodes else None
-'''
 KEYS = "policy: {name: sarathi, chunk_size: 256}"
 CONSTRUCTOR = "    def __post_init__(self):\n        "
 OWN = "policy: {file: mine.py, name: at_most, prompts: 2}"

@@ -232,9 +232,12 @@ def test_the_help_has_an_example(command: str) -> None:
     assert "--workload 1024:256" in said and "1K@5..50" in said
 
 
-def test_one_of_a_file_and_lengths() -> None:
+def test_what_the_command_refuses(tmp_path: Path) -> None:
     for words in ([], ["shared_prefixes", "--workload", "9:3"]):
         assert "FILE and --workload: give one of them" in called("workload", *words, code=2).stderr
+    (log := tmp_path / "log.csv").write_text("prompt,decode\n8,2\n")
+    for key, value in (("seed", 3), ("workload.arrivals.scale", 2)):
+        assert f"--set {key}: a trace has" in refused("workload", log, "--set", f"{key}={value}")
 
 
 def test_a_trace_with_failed_requests(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -259,10 +262,3 @@ def test_a_trace_with_failed_requests(tmp_path: Path, monkeypatch: pytest.Monkey
     monkeypatch.chdir(tmp_path / "elsewhere")
     called("report", "../result", "--out", "page.html")
     assert "no timeline" not in Path("page.html").read_text()
-
-
-@pytest.mark.parametrize("given", ["seed=3", "workload.arrivals.scale=2"])
-def test_a_trace_alone_has_only_its_lengths(given: str, tmp_path: Path) -> None:
-    (tmp_path / "log.csv").write_text("prompt,decode\n8,2\n")
-    line = refused("workload", tmp_path / "log.csv", "--set", given)
-    assert f"--set {given.split('=')[0]}: a trace has" in line
