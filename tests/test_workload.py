@@ -68,15 +68,18 @@ def test_zipf_frequencies_follow_the_closed_form(theta: float, step: int) -> Non
     assert np.abs(np.cumsum(observed - expected)).max() < 2.7 / np.sqrt(count)
 
 
+def test_uniform_lengths_and_exponential_gaps() -> None:
+    found = uniform_lengths(60_000, 1, 6, stream(0, "lengths"))
+    assert np.allclose(np.bincount(found)[1:] / 60_000, 1 / 6, atol=0.01)
+    gaps = np.diff(poisson_arrivals(100_000, 2.0, stream(1, "arrivals")), prepend=0.0)
+    share = np.arange(1, len(gaps) + 1) / len(gaps)
+    assert np.abs(share - (1 - np.exp(-2.0 * np.sort(gaps)))).max() < 0.01
+
+
 @given(seeds, lengths, st.integers(0, 5000))
 def test_uniform_bounds(seed: int, low: int, span: int) -> None:
     found = uniform_lengths(50, low, low + span, stream(seed, "lengths"))
     assert low <= found.min() <= found.max() <= low + span
-
-
-def test_uniform_reaches_both_ends_evenly() -> None:
-    found = uniform_lengths(60_000, 1, 6, stream(0, "lengths"))
-    assert np.allclose(np.bincount(found)[1:] / 60_000, 1 / 6, atol=0.01)
 
 
 @given(st.lists(st.integers(2, 100_000), min_size=1), st.floats(0.01, 1000))
@@ -118,12 +121,6 @@ def test_gamma_gaps_have_the_rate_and_variation_asked_for(cv: float) -> None:
     assert (gaps >= 0).all()
 
 
-def test_poisson_gaps_are_exponential() -> None:
-    gaps = np.diff(poisson_arrivals(100_000, 2.0, stream(1, "arrivals")), prepend=0.0)
-    share = np.arange(1, len(gaps) + 1) / len(gaps)
-    assert np.abs(share - (1 - np.exp(-2.0 * np.sort(gaps)))).max() < 0.01
-
-
 @pytest.mark.parametrize("kind", ["poisson", "gamma"])
 def test_a_scenarios_arrivals_follow_its_seed(kind: str) -> None:
     workload = {
@@ -141,21 +138,18 @@ def test_a_scenarios_arrivals_follow_its_seed(kind: str) -> None:
     assert not set(arrivals(3)) & set(arrivals(4))
 
 
-def test_equal_lengths_are_one_object() -> None:
-    """As with a million of them they would take a third of the memory of all requests."""
-    lengths = np.array([700, 900, 700])
-    first, _, last = make_requests(at_once(3), lengths, lengths, max_length=1600)
-    assert first.prompt_tokens is last.output_tokens
-    assert first.max_tokens is last.max_tokens
-
-
 def test_what_requests_declare() -> None:
+    """Equal lengths are one object, as of a million of them they would take much memory."""
     prompt, output = np.array([10, 90, 10]), np.array([5, 20, 95])
     requests = make_requests(at_once(3), prompt, output, max_length=100)
     assert [r.max_tokens for r in requests] == [90, 20, 95], "what fits, or what is needed"
     assert [r.id for r in requests] == [0, 1, 2]
     exact = make_requests(at_once(3), prompt, output, max_length=100, declare_exact=True)
     assert [r.max_tokens for r in exact] == [5, 20, 95]
+    long = np.array([700, 900, 700])
+    first, _, last = make_requests(at_once(3), long, long, max_length=1600)
+    assert first.prompt_tokens is last.output_tokens
+    assert first.max_tokens is last.max_tokens
 
 
 # Traces --------------------------------------------------------------------------------------

@@ -1,21 +1,35 @@
-"""What an answer rests on is said first, and what is in doubt is warned of."""
+"""What an answer rests on is said first, what is in doubt is warned of, and terminal, JSON and HTML
+say the same.
+"""
 
 from __future__ import annotations
 
+import html
+import json
+import re
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import yaml
 
+from sarathi_sim.experiments.capacity import options
 from sarathi_sim.experiments.capacity.answer import said_of
 from sarathi_sim.experiments.capacity.options import Option, Wanted, layouts, wanted_of
 from sarathi_sim.experiments.capacity.recommend import doubts_by_name
 from sarathi_sim.experiments.cli import common
-from sarathi_sim.experiments.cli.common import print_assumed
+from sarathi_sim.experiments.cli.common import print_assumed, print_section
 from sarathi_sim.experiments.config.deployment import Deployment
 from sarathi_sim.experiments.config.loading import load_experiment
-from sarathi_sim.experiments.content import Section, assumed, assumed_of, topic_of
+from sarathi_sim.experiments.content import (
+    Section,
+    SortableTable,
+    assumed,
+    assumed_of,
+    thinned,
+    topic_of,
+)
 from sarathi_sim.experiments.run.experiment import deploy_all, simulate_all
 from tests.experiments.small_config import called
 from tests.experiments.small_laboratory import recommendation
@@ -108,11 +122,17 @@ def test_arrivals_in_words(arrivals: dict[str, Any], searched: str | None, told:
 
 
 def test_lines_of_some_say_of_which_and_stand_together() -> None:
+    """Many that differ in numbers are one."""
     notes = {name: ["traffic: short", "engine: a"] for name in ("one", "two")}
     notes["three"] = ["traffic: short", "engine: b"]
     assert assumed_of({"notes": notes}) == [
         *("traffic: short", "engine: a (of one and two)", "engine: b (of three)")
     ]
+    blocks = [f"{count:,} KV blocks a replica" for count in range(28_000, 28_005)]
+    assert thinned([*blocks, "op times: all modelled", *blocks]) == [
+        *(blocks[0], "and 4 more like this, with other numbers", "op times: all modelled")
+    ]
+    assert thinned(blocks[:3]) == blocks[:3]
 
 
 def test_the_block_is_aligned(
@@ -207,3 +227,97 @@ def test_recommend_warns_of_fp8_even_where_it_was_dropped() -> None:
     assert list(doubts) == ["TP 2"]
     (warning,) = answered(wanted("llama-3.1-8b", "1024:128"), doubts=doubts).warnings
     assert "give dtype fp8_block" in warning
+
+
+# In three places --------------------------------------------------------------------------------
+
+# Poisson arrivals and two requests at a time: short runs differ, so there is much to warn of.
+SERVER = """\
+name: server
+model: llama-13b
+device: a6000
+workload:
+  requests: 120
+  lengths: {kind: fixed, prompt: 200, decode: 8}
+  arrivals: {kind: poisson, rate: 0.5}
+cluster: {max_length: 512}
+batching: {max_batch: 2}
+policy: {name: sarathi, chunk_size: 256}
+"""
+SEARCHED = """\
+capacity:
+  slo: p90 ttft 500ms
+  tolerance: 0.03
+  requests: 200
+  replications: {least: 2, most: 2}
+"""
+ASKED = {
+    "run": ["run", "server.yaml", "--no-figures"],
+    "capacity": ["capacity", "searched.yaml", "--no-bands", "--workers", "1"],
+    "recommend": [
+        *("recommend", "--model", "llama-13b", "--device", "a6000", "--gpus", "2"),
+        *("--slo", "p90 ttft 1s", "--workload", "256:8", "--budget", "128", "--seqs", "2,4"),
+        *("--tolerance", "0.05", "--workers", "1"),
+    ],
+    "sensitivity": [
+        *("sensitivity", "server.yaml", "--metric", "makespan_s", "--replications", "1"),
+        *("--only", "all ops,output lengths", "--by", "0.01", "--workers", "1"),
+    ],
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("command", ASKED)
+def test_terminal_json_and_page_say_the_same(
+    command: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    for most in ("LEAST_REQUESTS", "FINEST_REQUESTS", "PILOT_REQUESTS"):
+        monkeypatch.setattr(options, most, 400)  # of recommend, which chooses its runs itself
+    Path("server.yaml").write_text(SERVER)
+    Path("searched.yaml").write_text(SERVER + SEARCHED)
+    done = called(*ASKED[command], "--out", "out", "--json")
+    content, told = json.loads(done.stdout), done.stderr.splitlines()
+    stored = json.loads(Path("out/summary.json").read_bytes())
+    words = {key: content[key] for key in ("question", "answer", "assumptions", "warnings")}
+    assert words == {key: stored[key] for key in words}
+    assert words["assumptions"] and words["warnings"]
+
+    began = told.index(words["answer"])
+    lines = [line.partition(": ") for line in told[began:]]
+    block = told.index("Assumed", began) + 1
+    printed = told[block : told.index("", block)]
+    for said, line in zip(words["assumptions"], printed, strict=True):
+        topic, text = topic_of(said)
+        assert line.startswith(f"  {topic} ") and line.endswith(f"  {text}")
+    assert [rest for mark, _, rest in lines if mark == "warning"] == words["warnings"]
+    first_table = next(n for n, line in enumerate(told) if line.startswith("┏"))
+    warned = [n for n, line in enumerate(told) if line.startswith("warning: ")]
+    assert began < first_table < min(warned)
+
+    called("report", "out", "--out", "page.html")
+    page = Path("page.html").read_text()
+    (question,) = re.findall("<h2>(.*?)</h2>", page)
+    (answer,) = re.findall('<p class="answer">(.*?)</p>', page)
+    (assumed,) = re.findall('<details class="assumed".*?</details>', page, re.DOTALL)
+    (aside,) = re.findall("<aside>.*?</aside>", page, re.DOTALL)
+    assert html.unescape(question) == words["question"]
+    assert html.unescape(answer) == words["answer"]
+    drawn = re.findall("<dt>(.*?)</dt><dd>(.*?)</dd>", assumed)
+    said = [topic_of(one) for one in words["assumptions"]]
+    assert [tuple(map(html.unescape, one)) for one in drawn] == said
+    items = [html.unescape(text) for text in re.findall("<li>(.*?)</li>", aside)]
+    assert items == words["warnings"]
+    assert page.index(assumed) < page.index(aside) < page.index("<table>")
+
+
+def test_what_is_drawn_is_text(capsys: pytest.CaptureFixture[str]) -> None:
+    """Brackets are no markup; a long table of details ends with the number of its further rows."""
+    table = SortableTable("T", ("a [b]", "n"), [["[red]x", str(n)] for n in range(32)], "Noted.")
+    section = Section("run", "r", "?", "Is [bold]so[/].", table, details=[table], warnings=["[w]"])
+    print_section(section)
+    told = capsys.readouterr().out
+    assert told.startswith("Is [bold]so[/].\n")
+    assert "a [b]" in told and told.count("[red]x") == 32 + 30
+    assert "And 2 more: see --json. Noted." in told
+    assert told.endswith("warning: [w]\n")

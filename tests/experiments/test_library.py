@@ -87,11 +87,6 @@ def test_what_commands_answer(told: dict[str, Any]) -> None:
     assert parts["same_requests"] and latencies[0] != latencies[1]
 
 
-def test_the_runs_of_a_sweep_are_listed_unrun() -> None:
-    runs = sim.plan(yaml.safe_load(SWEEP)).runs
-    assert len(runs) == len({run.key for run in runs}) == RUNS
-
-
 def test_a_workload_is_described(tmp_path: Path) -> None:
     (tmp_path / "log.csv").write_text("tokens_in,decode,arrival\n30,3,1\n20,2,0\n9,0,2\n25,9,4\n")
     columns, skip = {"prompt": "tokens_in"}, {"workload.lengths.skip_empty": True}
@@ -106,16 +101,13 @@ def test_a_workload_is_described(tmp_path: Path) -> None:
         sim.describe_workload(tmp_path / "log.csv", columns={"size": "4"})
 
 
-def test_advice_is_that_of_the_command() -> None:
+def test_answers_are_those_of_the_commands(tmp_path: Path) -> None:
     advice = sim.advise("llama-13b", "a6000", "1K@14", batch=18)
     asked = ("--model", "LLAMA-13B", "--device", "A6000", "--workload", "1K@14", "--batch", "18")
     lines = called("advise", *asked).stdout.splitlines()
     assert lines == explain(advice) and advice.verified[0].candidate.name in lines[1]
     with pytest.raises(sim.ConfigError, match="not modelled: models that read images"):
         sim.advise("llava-13b", "a6000", "1K@14")
-
-
-def test_a_score_is_that_of_the_command(tmp_path: Path) -> None:
     (tmp_path / "x.csv").write_text("id\n1\n", encoding="utf-8")
     with pytest.raises(sim.ConfigError) as caught:
         sim.score_files(tmp_path / "x.csv")
@@ -150,21 +142,23 @@ def texts(given: Outputs) -> list[str]:
     return found
 
 
-def test_a_policy_of_the_session_runs(told: dict[str, Any]) -> None:
-    """As the same policy does from a file; the others are not changed by it."""
-    iterations = told["mine"]["mine"].iterations
-    assert "mixed" not in set(iterations["kind"])
-    assert told["mine"]["orca"].summary == told["outcome"]["orca"].summary
-    assert told["mine"]["mine"].deployment.scenario.policy.name == "PrefillFirst"
-
-
-def test_the_axes_hold_what_was_drawn(told: dict[str, Any]) -> None:
+def test_what_the_page_leaves_behind(told: dict[str, Any]) -> None:
+    """A policy of the session runs as from a file does, and changes no other; the axes hold what
+    was drawn; a result is shown in a line and knows its metrics."""
+    outcome, mine = told["outcome"], told["mine"]
+    assert "mixed" not in set(mine["mine"].iterations["kind"])
+    assert mine["orca"].summary == outcome["orca"].summary
+    assert mine["mine"].deployment.scenario.policy.name == "PrefillFirst"
     cdf, completions, ledger, timeline = told["axes"].ravel()
     assert [line.get_label().split(":")[0] for line in cdf.lines] == ["orca", "sarathi"]
     assert len(completions.lines) == 3  # and what arrived
     assert len(ledger.patches) >= 8
     assert timeline.get_xlim() == (2.0, 3.0)
     assert len(timeline.collections) == 4
+    assert repr(outcome) == f"<ExperimentResult of {outcome.experiment.name}: orca, sarathi>"
+    assert repr(outcome["sarathi"]) == "<ScenarioRun of 200 requests>"
+    with pytest.raises(sim.ConfigError, match="metric: value 'speed': one of"):
+        sim.plot_cdf(Figure().subplots(), outcome, "speed")
 
 
 def test_a_mapping_is_what_a_file_holds(tmp_path: Path) -> None:
@@ -219,6 +213,8 @@ def test_a_failed_run_of_a_sweep_is_an_error(tmp_path: Path) -> None:
     )
     scenario = {"policy": {"file": str(file), "name": "odd"}}
     tree = yaml.safe_load(SWEEP) | {"scenarios": {"odd": scenario}}
+    runs = sim.plan(yaml.safe_load(SWEEP)).runs
+    assert len(runs) == len({run.key for run in runs}) == RUNS, "listed unrun"
     with pytest.raises(sim.ConfigError, match=r"run [0-9a-f]{16} failed: .*\(and 8 more\)"):
         sim.sweep(tree)
 
@@ -230,14 +226,6 @@ def test_the_example_of_the_readme() -> None:
     exec(code, {"print": said.append})
     assert len(said) == 1
     assert 0 < said[0] < 1000
-
-
-def test_a_result_is_shown_in_a_line_and_knows_its_metrics(told: dict[str, Any]) -> None:
-    outcome = told["outcome"]
-    assert repr(outcome) == f"<ExperimentResult of {outcome.experiment.name}: orca, sarathi>"
-    assert repr(outcome["sarathi"]) == "<ScenarioRun of 200 requests>"
-    with pytest.raises(sim.ConfigError, match="metric: value 'speed': one of"):
-        sim.plot_cdf(Figure().subplots(), outcome, "speed")
 
 
 def test_the_numbers_of_a_folder_and_of_a_session_are_the_same(result: Path) -> None:

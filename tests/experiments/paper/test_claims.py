@@ -38,11 +38,6 @@ def results() -> list[ClaimResult]:
     return [evaluate(claim, lab) for claim in load_claims().values() for lab in labs]
 
 
-def test_every_claim_has_one_reading() -> None:
-    assert len(load_claims()) == 85
-    assert load_claims().keys() == recorded().keys()
-
-
 @pytest.mark.slow
 def test_nothing_reproduced_is_lost_or_moves_unnoticed(results: list[ClaimResult]) -> None:
     """Each value is within 3 % of the one written down, and as good or bad as that."""
@@ -57,14 +52,12 @@ def test_nothing_reproduced_is_lost_or_moves_unnoticed(results: list[ClaimResult
 
 
 @pytest.mark.slow
-def test_as_many_as_promised(results: list[ClaimResult]) -> None:
+def test_as_many_as_promised_and_only_the_named_claims_are_fitted(
+    results: list[ClaimResult],
+) -> None:
     counts = summary(results)
     assert counts["predicted"][0] >= 42
     assert counts["paper-calibrated"][0] >= 55
-
-
-@pytest.mark.slow
-def test_only_the_named_claims_are_fitted(results: list[ClaimResult]) -> None:
     named = load_calibration().fitted
     fitted = {(r.claim.id, r.variant) for r in results if r.fitted}
     assert fitted == {(id, "paper-calibrated") for id in named}
@@ -86,23 +79,18 @@ def test_what_follows_from_fitted_claims_is_marked(results: list[ClaimResult]) -
 
 
 @pytest.mark.parametrize(
-    ("kind", "ours", "holds"),
+    ("kind", "ours", "not_ours"),
     [
-        ("ratio", 11.5, True),
-        ("ratio", 11.6, False),
-        ("absolute", 8.5, True),
-        ("absolute", 8.4, False),
-        ("upper bound", 10.0, True),
-        ("upper bound", 10.1, False),
-        ("lower bound", 10.0, True),
-        ("lower bound", 9.9, False),
-        ("ordering", 10.0, True),
-        ("ordering", 9.9, False),
+        ("ratio", 11.5, 11.6),
+        ("absolute", 8.5, 8.4),
+        ("upper bound", 10.0, 10.1),
+        ("lower bound", 10.0, 9.9),
+        ("ordering", 10.0, 9.9),
     ],
 )
-def test_how_a_claim_is_judged(kind: str, ours: float, holds: bool) -> None:
+def test_how_a_claim_is_judged(kind: str, ours: float, not_ours: float) -> None:
     claim = replace(load_claims()["tile_256"], paper=10.0, kind=kind)  # type: ignore[arg-type]
-    assert claim.holds(ours) is holds
+    assert claim.holds(ours) and not claim.holds(not_ours)
 
 
 def test_a_row_has_what_readers_of_the_json_expect() -> None:
@@ -114,6 +102,7 @@ def test_a_row_has_what_readers_of_the_json_expect() -> None:
 
 
 def test_an_unknown_claim_is_named_with_what_is_meant() -> None:
+    assert len(load_claims()) == 85 and load_claims().keys() == recorded().keys()
     with pytest.raises(ConfigError, match="tile_25: no such claim"):
         pick_claims(["tile_25"])
     assert [claim.id for claim in pick_claims(["tp_batch", "tile_128", "tp_batch"])] == [

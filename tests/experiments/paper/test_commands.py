@@ -44,10 +44,6 @@ def test_reproduce_writes_what_it_prints(tmp_path: Path, monkeypatch: pytest.Mon
     assert [row["status"] for row in rows] == ["predicted", "fitted", "predicted", "predicted"]
     assert [path.name for path in tmp_path.iterdir()] == ["out"]
     assert json.loads(called(*words, "--json").stdout) == {"claims": rows}
-
-
-def test_reproduce_of_one_variant_and_the_list() -> None:
-    """It says how each claim is read."""
     told = called("reproduce", "tp_batch", "--variant", "predicted").output
     assert "paper-calibrated" not in told
     listed = called("reproduce", "--list").output.splitlines()
@@ -187,13 +183,6 @@ def test_what_breaks_the_limit_only_when_simulated_does_not_win(
         advise(a6000, demand, batch_cap=6, tbt_limit_s=0.02)
 
 
-def test_the_closed_form_is_near_the_simulation(a6000: Machine) -> None:
-    """Where prompts are whole chunks and decodes fill the batch, within 5 %."""
-    found = advise(a6000, demand_of("1K@14"), batch_cap=18)
-    for checked in found.verified[:2]:
-        assert 1024 / checked.candidate.seconds == pytest.approx(checked.tokens_per_s, rel=0.05)
-
-
 def test_a_limit_on_the_time_between_tokens_is_kept(a6000: Machine) -> None:
     demand = demand_of("1K@28")
     free = advise(a6000, demand, batch_cap=18)
@@ -208,11 +197,17 @@ def test_a_limit_on_the_time_between_tokens_is_kept(a6000: Machine) -> None:
         advise(a6000, demand, batch_cap=30)
 
 
-@pytest.mark.parametrize(("ratio", "term"), [(2, "P:D balance"), (14, "prefill efficiency")])
-def test_the_limiting_term_is_named(a6000: Machine, ratio: float, term: str) -> None:
-    """Few prompt tokens leave decodes without a chunk; at the balance it is the chunk's size."""
-    found = advise(a6000, demand_of(f"1K@{ratio}"), batch_cap=18)
-    assert explain(found)[3].startswith(f"limited by {term}")
+def test_the_closed_form_is_near_the_simulation_and_names_the_limiting_term(
+    a6000: Machine,
+) -> None:
+    """Within 5 %, where prompts are whole chunks and decodes fill the batch. Few prompt tokens
+    leave decodes without a chunk; at the balance it is the chunk's size."""
+    found = advise(a6000, demand_of("1K@14"), batch_cap=18)
+    for checked in found.verified[:2]:
+        assert 1024 / checked.candidate.seconds == pytest.approx(checked.tokens_per_s, rel=0.05)
+    assert explain(found)[3].startswith("limited by prefill efficiency")
+    few = advise(a6000, demand_of("1K@2"), batch_cap=18)
+    assert explain(few)[3].startswith("limited by P:D balance")
 
 
 def test_the_lengths_that_were_read() -> None:
