@@ -351,11 +351,7 @@ def _policy(draw: Draw, stack: str, budget: int, sequences: int) -> dict[str, An
     """Sections of a configuration, ``policy`` and ``batching``."""
     vllm = {"name": "vllm", "max_num_batched_tokens": budget, "max_num_seqs": sequences}
     sarathi_serve = {"name": "sarathi_serve", "chunk_size": budget, "max_num_seqs": sequences}
-    sglang = {
-        "name": "sglang",
-        "chunked_prefill_size": budget,
-        "max_running_requests": sequences,
-    }
+    sglang = {"name": "sglang", "chunked_prefill_size": budget, "max_running_requests": sequences}
     trtllm = {
         "name": "trtllm",
         "max_num_tokens": budget,

@@ -341,11 +341,7 @@ def test_the_curve_shows_where_the_slo_breaks() -> None:
 def test_an_slo_that_no_load_breaks_ends_the_search(laboratory: Laboratory, tmp_path: Path) -> None:
     for whole in (False, True):
         with pytest.raises(searching.UnbreakableError, match="holds under any load"):
-            searched(
-                plan(0.03, 2, 2, whole=whole, budget=4000),
-                {0: 1e30, 1: 1e30},
-                1.0,
-            )
+            searched(plan(0.03, 2, 2, whole=whole, budget=4000), {0: 1e30, 1: 1e30}, 1.0)
     text = REGULAR.replace("p90 ttft 500ms, mean tbt 100ms", "mean tbt 100s, p50 ttft 300s")
     text = text.replace("requests: 1500", "requests: 40\n  most_requests: 40\n  load: clients")
     _, section, options = read_question(asked(tmp_path, text), [])

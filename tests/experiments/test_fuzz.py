@@ -17,7 +17,7 @@ from sarathi_sim.experiments.config.loading import load_experiment
 from sarathi_sim.experiments.sweeps.plan import plan_sweep
 from sarathi_sim.profiler.bundle.schema import TABLES, BundleError, load_bundle
 from sarathi_sim.profiler.bundle.table_files import read_table
-from sarathi_sim.profiler.storage.plain_yaml import parse_yaml, read_mapping
+from sarathi_sim.profiler.storage.plain_yaml import read_mapping
 from sarathi_sim.profiler.storage.strict import SpecError
 from sarathi_sim.simulator.load.trace import read_trace
 from sarathi_sim.simulator.load.workload import WorkloadError
@@ -56,12 +56,6 @@ def test_a_damaged_sweep_file(tmp_path: Path, changes: list[tuple[int, int, str]
     for read in (plan_sweep, load_experiment):
         with contextlib.suppress(ConfigError):
             read(path)
-
-
-@given(st.text(max_size=60))
-def test_any_text_as_yaml(text: str) -> None:
-    with contextlib.suppress(SpecError):
-        parse_yaml(text, "here")
 
 
 @given(st.sampled_from(sorted(TABLES)), edits)

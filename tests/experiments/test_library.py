@@ -219,15 +219,6 @@ def test_a_failed_run_of_a_sweep_is_an_error(tmp_path: Path) -> None:
         sim.sweep(tree)
 
 
-def test_the_example_of_the_readme() -> None:
-    readme = (ROOT / "README.md").read_text(encoding="utf-8")
-    (code,) = re.findall(r"```python\n(import sarathi_sim.*?)```", readme, re.DOTALL)
-    said: list[float] = []
-    exec(code, {"print": said.append})
-    assert len(said) == 1
-    assert 0 < said[0] < 1000
-
-
 def test_the_numbers_of_a_folder_and_of_a_session_are_the_same(result: Path) -> None:
     tables = sim.read(result)
     outcome = sim.simulate(result / "config.yaml")

@@ -22,11 +22,7 @@ from sarathi_sim.experiments.config.loading import SHAPE, Experiment, load_exper
 from sarathi_sim.experiments.figures.slices import Window, parse_window, stage_slices
 from sarathi_sim.experiments.results import FORMAT, csv_bytes, parquet_bytes, read_tables
 from sarathi_sim.experiments.run.compare import plot_results
-from sarathi_sim.experiments.run.experiment import (
-    ExperimentResult,
-    run_experiment,
-    simulate_all,
-)
+from sarathi_sim.experiments.run.experiment import ExperimentResult, run_experiment, simulate_all
 from sarathi_sim.experiments.run.uncertainty import PER_MAKESPAN
 from sarathi_sim.simulator.views.ledger import ACCOUNTS
 from sarathi_sim.simulator.views.metric_registry import METRICS

@@ -22,7 +22,7 @@ from sarathi_sim.profiler.storage.files import data_dir
 from sarathi_sim.simulator.op_times.breakdown import breakdown
 from sarathi_sim.simulator.op_times.iteration import NO_HOST
 from sarathi_sim.simulator.views.metrics import Analysis
-from tests.experiments.small_config import called, deployed, message
+from tests.experiments.small_config import deployed, message
 from tests.profiler.hf_configs import DEEPSEEK_V3, GPT_OSS_20B, LLAMA_3, MISTRAL_1
 
 STACKS = """\
@@ -98,12 +98,6 @@ def test_number_formats_decide_memory_and_op_times() -> None:
     note = note_of(runs["fp8"], "op times: ")
     assert "; modelled: others, embedding" in note and "measured: preproj, postproj" in note
     assert len(note) < 300  # the sources themselves are in meta.yaml
-
-
-def test_the_commands() -> None:
-    told = called("calibrate", "--report", "--stack", "vllm", "--device", "h100-80g-sxm").output
-    assert "gemm fp8" in told and "met" in told and "missed" in told
-    assert "sglang, trtllm, vllm" in called("devices").output
 
 
 def test_a_checkpoint_on_disk_sets_the_number_formats(tmp_path: Path) -> None:

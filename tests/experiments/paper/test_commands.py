@@ -197,9 +197,7 @@ def test_a_limit_on_the_time_between_tokens_is_kept(a6000: Machine) -> None:
         advise(a6000, demand, batch_cap=30)
 
 
-def test_the_closed_form_is_near_the_simulation_and_names_the_limiting_term(
-    a6000: Machine,
-) -> None:
+def test_the_closed_form_is_near_the_simulation_and_names_the_limiting_term(a6000: Machine) -> None:
     """Within 5 %, where prompts are whole chunks and decodes fill the batch. Few prompt tokens
     leave decodes without a chunk; at the balance it is the chunk's size."""
     found = advise(a6000, demand_of("1K@14"), batch_cap=18)
