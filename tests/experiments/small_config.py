@@ -8,8 +8,7 @@ from typing import Any
 
 import pytest
 import yaml
-from click.testing import Result
-from typer.testing import CliRunner
+from typer.testing import CliRunner, Result
 
 from sarathi_sim.experiments.cli.app import app
 from sarathi_sim.experiments.config.deployment import Deployment

@@ -99,7 +99,7 @@ def test_no_tag_is_executed(tmp_path: Path, name: str) -> None:
     path.write_text(f"name: x\nmodel: !!python/{name} ['touch {proof}']\n")
     for read, place in ((plan_sweep, path), (read_mapping, path), (load_bundle, tmp_path)):
         with pytest.raises((ConfigError, SpecError), match="not valid YAML"):
-            read(place)  # type: ignore[operator]
+            read(place)
     assert not proof.exists()
 
 

@@ -198,7 +198,7 @@ def test_a_policy_of_the_session_is_not_kept(tmp_path: Path) -> None:
         (sim.find_capacity, {"capacity": {"slo": "p50 ttft 1s"}}),
     ):
         with pytest.raises(sim.ConfigError, match="is an object of this session"):
-            command(tree | more, out=tmp_path / "x")  # type: ignore[operator]
+            command(tree | more, out=tmp_path / "x")
     assert not list(tmp_path.iterdir())
     with pytest.raises(sim.ConfigError, match="changes: give them to load"):
         sim.simulate(sim.load("first_experiment"), {"seed": 1})

@@ -10,6 +10,8 @@ import pytest
 import yaml
 
 from sarathi_sim.experiments.config import deployment as deploying
+from sarathi_sim.experiments.config.deployment import deploy
+from sarathi_sim.experiments.config.errors import ConfigError
 from sarathi_sim.experiments.config.loading import load_experiment
 from sarathi_sim.experiments.run.experiment import simulate_all
 from sarathi_sim.profiler.storage.memory import size_text
@@ -57,7 +59,10 @@ def test_more_than_there_is(
     monkeypatch: pytest.MonkeyPatch, assignment: str, key: str, what: str
 ) -> None:
     _free(monkeypatch, 50_000_000)
-    text = message(ALONE, assignment)
+    one = load_experiment(yaml.safe_load(ALONE), [assignment])
+    with pytest.raises(ConfigError) as caught:
+        deploy(one.scenarios["small"], one.sources["small"])
+    text = str(caught.value)
     assert f"--set {key}: would take about " in text and f" of memory ({what} " in text
     assert text.endswith("but only 50 MB are free")
 

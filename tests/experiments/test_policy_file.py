@@ -263,7 +263,7 @@ def test_a_sweep_sends_it_along(tmp_path: Path) -> None:
         file.parent.mkdir()
         file.write_text(AT_MOST)
         file.with_name("sweep.yaml").write_text(OWN_SWEEP.replace("mine.py", file.name))
-    backends = InProcess(), LocalProcesses(2)
+    backends: tuple[Backend, Backend] = InProcess(), LocalProcesses(2)
     one, other = (swept_without(file, each) for file, each in zip(files, backends, strict=True))
     assert tree(one / "runs") == tree(other / "runs")
     codes = [name for name in tree(one) if name.endswith("policy.py")]

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from click.testing import Result
+from typer.testing import Result
 
 from sarathi_sim.experiments.capacity.options import deployable, wanted_of
 from sarathi_sim.experiments.capacity.recommend import most_requests_per_s

@@ -273,6 +273,7 @@ def test_outs_that_are_refused(
     ):
         with pytest.raises(ConfigError, match=expected):
             run_experiment(loaded(), out)
+    monkeypatch.chdir(tmp_path)
     with pytest.raises(ConfigError, match=r"another kind \(result\)"):
         plot_results([result], copy)
     with pytest.raises(ConfigError, match="name the runs' own folders"):

@@ -126,8 +126,8 @@ def test_a_checkpoint_on_disk_sets_the_number_formats(tmp_path: Path) -> None:
 
 def test_windows_leave_room_for_more_sequences(tmp_path: Path) -> None:
     folder = checkpoint(tmp_path / "windowed", MISTRAL_1)
-    long = ("workload.lengths={kind: uniform, min: 7000, max: 8000}", "workload.pd_ratio=50")
-    long += ("cluster={tp: 1, max_length: 16384}",)
+    long = ["workload.lengths={kind: uniform, min: 7000, max: 8000}", "workload.pd_ratio=50"]
+    long += ["cluster={tp: 1, max_length: 16384}"]
     run, full = (deployed(STACKS, f"model={m}", *long)["bf16"] for m in (folder, "mistral-7b"))
     assert run.model.windows is not None
     share = full.kv_capacity / run.kv_capacity
