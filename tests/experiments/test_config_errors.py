@@ -116,7 +116,9 @@ def test_set_errors(assignment: str, expected: str) -> None:
     assert expected in message(SMALL, assignment)
 
 
-def test_set_that_every_scenario_overrides_is_an_error() -> None:
+def test_messages_tell_an_override_from_what_is_set_above_it(write_config: Write) -> None:
+    found = message(write_config(SMALL.replace("orca: {}", "orca: {seed: x}")), "seed=3")
+    assert "small.yaml: scenarios.orca.seed: value 'x'" in found
     text = SMALL.replace("  orca: {}", "  orca: {seed: 1}")
     found = message(text.replace("  sarathi: {", "  sarathi: {seed: 2, "), "seed=3")
     assert "--set seed: value 3: has no effect" in found
@@ -152,25 +154,18 @@ def test_all_mistakes_are_said_at_once_and_one_at_the_top_only_once() -> None:
     assert len(message(wrong.replace("seed: 7", "seed: x")).splitlines()) == 2
 
 
-def test_messages_tell_an_override_from_what_is_set_above_it(write_config: Write) -> None:
-    found = message(write_config(SMALL.replace("orca: {}", "orca: {seed: x}")), "seed=3")
-    assert "small.yaml: scenarios.orca.seed: value 'x'" in found
-
-
-def test_the_default_batch_shares_memory_among_micro_batches_in_flight() -> None:
-    text = SMALL.replace("batching: {max_batch: 4}", "batching: {max_in_flight: 4}")
-    found = deployed(text)["orca"]
+def test_what_is_filled_in_and_told() -> None:
+    """The default batch shares memory among micro-batches in flight (the demo has the paper's); a
+    file without scenarios is one; contexts beyond the model are noted."""
+    found = deployed(SMALL.replace("{max_batch: 4}", "{max_in_flight: 4}"))["orca"]
     assert found.scenario.batching.max_batch == found.kv_capacity // 1024 // 4
-
-
-def test_a_note_for_contexts_beyond_the_model() -> None:
+    demo = deployed("gpt3_pp", "workload.requests=10")
+    sizes = {name: one.scenario.batching.max_batch for name, one in demo.items()}
+    assert sizes == {"orca_pp": 27, "sarathi_pp": 27, "orca_tp": 11}
+    assert list(deployed(SMALL[: SMALL.index("scenarios:")])) == ["small"]
     notes = deployed(SMALL, "cluster.max_length=16384")["orca"].notes
     assert "max_length 16384 is more than 2048, the context of gpt3-175b" in notes[0]
     assert "the longest measured context of" in notes[1]
-
-
-def test_a_file_without_scenarios_is_one() -> None:
-    assert list(deployed(SMALL[: SMALL.index("scenarios:")])) == ["small"]
 
 
 def test_every_key_has_a_bound_or_a_choice() -> None:
@@ -222,12 +217,6 @@ def test_shipped_configs_are_good(name: str) -> None:
         assert 16e9 < needed < 0.9 * 24e9, "what the file says"
     else:
         deploy_all(experiment)
-
-
-def test_the_demo_reproduces_the_papers_batch_sizes() -> None:
-    deployments = deploy_all(load_experiment("gpt3_pp", ["workload.requests=10"]))
-    found = {name: d.scenario.batching.max_batch for name, d in deployments.items()}
-    assert found == {"orca_pp": 27, "sarathi_pp": 27, "orca_tp": 11}
 
 
 scalars = st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=8)

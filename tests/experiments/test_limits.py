@@ -20,8 +20,11 @@ from tests.profiler.hf_configs import LLAMA_3
 ROOT = Path(__file__).resolve().parents[2]
 
 
-def test_the_page_is_up_to_date() -> None:
+def test_the_page_is_up_to_date_and_a_name_stands_in_one_row_only() -> None:
     """``python -m sarathi_sim.experiments.reference docs`` writes it."""
+    rows: list[Limit] = [row for kind in LIMITS.values() for row in kind]
+    names = [name for row in rows for name in row.names.split()]
+    assert len(names) == len(set(names)) and len({row.what for row in rows}) == len(rows)
     assert (ROOT / "docs/limits.md").read_text(encoding="utf-8") == page()
 
 
@@ -153,13 +156,6 @@ def test_nothing_that_is_modelled_is_called_not_modelled() -> None:
     assert load_experiment("vllm_llama3_8b").scenarios
     assert not [name for name in list_models() if not_modelled(name, "model")]
     assert not [name for name in list_devices() if not_modelled(name, "device")]
-
-
-def test_a_name_stands_in_one_row_only() -> None:
-    names = [name for kind in LIMITS.values() for row in kind for name in row.names.split()]
-    assert len(names) == len(set(names))
-    rows: list[Limit] = [row for kind in LIMITS.values() for row in kind]
-    assert len({row.what for row in rows}) == len(rows)
 
 
 def test_where_a_format_that_was_not_measured_comes_from(tmp_path: Path) -> None:

@@ -68,17 +68,15 @@ def test_more_than_there_is(
 
 
 def test_what_any_process_has_is_not_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    """And scenarios that are held at once count together."""
+    _free(monkeypatch, 20_000_000)
+    text = message(SMALL, "workload.requests=10000")
+    assert "scenarios: together they would take about 28 MB of memory (scenario orca 14 MB" in text
+    assert (size_text(2.34e10), size_text(5e7)) == ("23.4 GB", "50 MB")
     _free(monkeypatch, 0)
     needed = sum(need.num_bytes for need in deployed(ALONE)["small"].memory_needs)
     assert 0 < needed < deploying.ALWAYS_FREE
     assert deploying.shortage([deploying.Need("it", deploying.ALWAYS_FREE + 1, "key")]) is not None
-
-
-def test_scenarios_held_at_once_count_together(monkeypatch: pytest.MonkeyPatch) -> None:
-    _free(monkeypatch, 20_000_000)
-    text = message(SMALL, "workload.requests=10000")
-    assert (size_text(2.34e10), size_text(5e7)) == ("23.4 GB", "50 MB")
-    assert "scenarios: together they would take about 28 MB of memory (scenario orca 14 MB" in text
 
 
 def test_a_trace_that_is_no_file_or_has_no_line_ends(tmp_path: Path) -> None:

@@ -161,7 +161,9 @@ def test_figures_with_a_file_of_the_users_are_not_replaced(
 # profiles -----------------------------------------------------------------------------------------
 
 
-def test_a_bundle_with_a_file_of_the_users_is_not_replaced(tmp_path: Path) -> None:
+def test_a_bundle_with_a_file_of_the_users_and_no_bundle_are_not_replaced(
+    tmp_path: Path,
+) -> None:
     root = tmp_path / "P"
     bundle = written(root)
     assert written(root) == bundle, "ours is replaced"
@@ -172,13 +174,10 @@ def test_a_bundle_with_a_file_of_the_users_is_not_replaced(tmp_path: Path) -> No
         with pytest.raises(BundleError, match=r"changed: linear.csv.*not ours: raw/nsight.rep"):
             written(root, force=force)
         assert tree(root) == before
-
-
-def test_a_folder_that_is_no_bundle_is_not_replaced(tmp_path: Path) -> None:
-    put(tmp_path / "a6000" / "tiny-llama-40m" / "tp1" / "thesis.tex")
+    put(tmp_path / "Q" / "a6000" / "tiny-llama-40m" / "tp1" / "thesis.tex")
     with pytest.raises(BundleError, match=r"not an earlier result.*thesis.tex"):
-        written(tmp_path)
-    assert tree(tmp_path) == {"a6000/tiny-llama-40m/tp1/thesis.tex": b"mine"}
+        written(tmp_path / "Q")
+    assert tree(tmp_path / "Q") == {"a6000/tiny-llama-40m/tp1/thesis.tex": b"mine"}
 
 
 def written(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import errno
-import gzip
 import json
 import os
 import shutil
@@ -20,7 +19,7 @@ from sarathi_sim.experiments.results import read_summary, result_folder
 from sarathi_sim.profiler.storage.files import LARGEST_FILE, open_file, read_bounded
 from sarathi_sim.profiler.storage.folder_lock import held, is_held
 from sarathi_sim.profiler.storage.strict import SpecError
-from tests.experiments.small_config import SMALL, called, refused
+from tests.experiments.small_config import SMALL, refused
 
 ROOT = Path(__file__).parents[2]
 Write = Callable[[str], Path]
@@ -94,15 +93,6 @@ def test_the_opener(tmp_path: Path) -> None:
         file.truncate(LARGEST_FILE + 1)
     with pytest.raises(SpecError, match=r"\(8 MiB\)$"):
         read_bounded(tmp_path / "large")
-
-
-def test_a_gzipped_trace_in_a_command(tmp_path: Path) -> None:
-    """tests/test_workload.py reads packed traces of every form."""
-    rows = "".join(f"{i}.5,{20 + i},{4 + i}\n" for i in range(30))
-    path = tmp_path / "trace.csv.gz"
-    path.write_bytes(gzip.compress(f"arrival,prompt,decode\n{rows}".encode()))
-    (described,) = json.loads(called("workload", path, "--json").stdout).values()
-    assert described["requests"] == 30
 
 
 @pytest.mark.parametrize(
