@@ -12,7 +12,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from tests.hostile.box import Command
-from tests.hostile.doors import _REPORTED, BUNDLE
+from tests.hostile.doors import _REPORTED, BUNDLE, _out
 from tests.hostile.template import HF_CONFIG, SWEEP
 from tests.hostile.values import laughs
 
@@ -51,23 +51,13 @@ def _config(**keys: object) -> Known:
     return _file("hf/tiny/config.json", json.dumps({**HF_CONFIG, **keys}), check)
 
 
-def _added(name: str, command: Command) -> Known:
-    def prepare(box: Path) -> Command:
-        path = box / name
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text("the user's\n")
-        return command
-
-    return prepare
-
-
 def _giant(name: str) -> Known:
     """A result all of whose numbers have 400 digits more."""
 
     def prepare(box: Path) -> Command:
         path = box / name / "summary.json"
         path.write_text(re.sub(r"(: -?\d+)\b", rf"\g<1>{'0' * 400}", path.read_text()))
-        return Command(["report", name, "--quiet", "--out", "page.html"], "page.html")
+        return _out(f"report {name} --quiet", "page.html")
 
     return prepare
 
@@ -107,12 +97,11 @@ KNOWN: dict[str, Known] = {
         "policy={name: sarathi, chunk_size: 16777216}", "scenarios={}", command="run"
     ),
     "max_batch 10000000": _set("batching.max_batch=10000000", *_DECLARED, command="run"),
-    "a note in figures": _added(
-        "drawn/notes.txt",
-        Command(["compare", "result/orca", "result/sarathi", "--out", "drawn"], "drawn"),
+    "a note in figures": _file(
+        "drawn/notes.txt", "the user's\n", _out("compare result/orca result/sarathi", "drawn")
     ),
-    "reproduce --out in a folder of the user's": lambda box: Command(
-        ["reproduce", "tile_257", "--variant", "predicted", "--out", "mine"], "mine"
+    "reproduce --out in a folder of the user's": lambda box: _out(
+        "reproduce tile_257 --variant predicted", "mine"
     ),
     **{
         f"{words} of {odd}": lambda box, words=words, odd=odd: Command([words, odd])
@@ -120,9 +109,7 @@ KNOWN: dict[str, Known] = {
         for odd in ("pipe", "/dev/zero")
     },
     **{
-        f"report of {name}": lambda box, name=name: Command(
-            ["report", name, "--quiet", "--out", "page.html"], "page.html"
-        )
+        f"report of {name}": lambda box, name=name: _out(f"report {name} --quiet", "page.html")
         for name in _REPORTED
     },
     **{f"a {name} with numbers of 400 digits": _giant(name) for name in _REPORTED},
