@@ -107,7 +107,7 @@ def test_check_says_what_would_run_and_version(write_config: Write) -> None:
 
 
 def test_many_notes_that_differ_in_numbers_are_one(capsys: pytest.CaptureFixture[str]) -> None:
-    """tests/experiments/test_one_answer.py says which."""
+    """tests/experiments/test_assumed.py says which."""
     print_notes([f"{count:,} KV blocks a replica" for count in range(28_000, 28_005)])
     first, rest = capsys.readouterr().err.splitlines()
     assert first == "note: 28,000 KV blocks a replica"
