@@ -64,7 +64,7 @@ def test_mistakes_give_one_message(words: tuple[str, ...], said: str) -> None:
 
 
 def test_a_figure_is_a_small_file(tmp_path: Path) -> None:
-    """test_scrutiny.py draws the others."""
+    """test_claims.py draws the others."""
     labs = [Lab(variant) for variant in VARIANTS]
     _save(lambda: figures_pipeline.bubble_schedule(labs), tmp_path / "figure.png")
     assert 10_000 < (tmp_path / "figure.png").stat().st_size < 130_000
