@@ -8,7 +8,7 @@ import pytest
 
 from tests.hostile.harness import Harness, inputs
 
-#: Beside all the known ones, which are about as many.
+#: Beside all the known ones.
 SAMPLE = 12
 
 

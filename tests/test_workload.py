@@ -14,9 +14,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from typer.testing import CliRunner
 
-from sarathi_sim.experiments.cli.app import app
 from sarathi_sim.experiments.config.base import Source
 from sarathi_sim.experiments.config.errors import ConfigError
 from sarathi_sim.experiments.config.requests import build_requests
@@ -38,6 +36,7 @@ from sarathi_sim.simulator.load.workload import (
     zipf_lengths,
     zipf_probabilities,
 )
+from tests.experiments.small_config import called, refused
 
 SOURCE = Source("here.yaml", "one", {}, ())
 SCENARIO = {"model": "m", "device": "d", "policy": {"name": "orca"}}
@@ -69,15 +68,18 @@ def test_zipf_frequencies_follow_the_closed_form(theta: float, step: int) -> Non
     assert np.abs(np.cumsum(observed - expected)).max() < 2.7 / np.sqrt(count)
 
 
+def test_uniform_lengths_and_exponential_gaps() -> None:
+    found = uniform_lengths(60_000, 1, 6, stream(0, "lengths"))
+    assert np.allclose(np.bincount(found)[1:] / 60_000, 1 / 6, atol=0.01)
+    gaps = np.diff(poisson_arrivals(100_000, 2.0, stream(1, "arrivals")), prepend=0.0)
+    share = np.arange(1, len(gaps) + 1) / len(gaps)
+    assert np.abs(share - (1 - np.exp(-2.0 * np.sort(gaps)))).max() < 0.01
+
+
 @given(seeds, lengths, st.integers(0, 5000))
 def test_uniform_bounds(seed: int, low: int, span: int) -> None:
     found = uniform_lengths(50, low, low + span, stream(seed, "lengths"))
     assert low <= found.min() <= found.max() <= low + span
-
-
-def test_uniform_reaches_both_ends_evenly() -> None:
-    found = uniform_lengths(60_000, 1, 6, stream(0, "lengths"))
-    assert np.allclose(np.bincount(found)[1:] / 60_000, 1 / 6, atol=0.01)
 
 
 @given(st.lists(st.integers(2, 100_000), min_size=1), st.floats(0.01, 1000))
@@ -94,13 +96,9 @@ def test_split_keeps_totals_and_ratio(totals: list[int], ratio: float) -> None:
     assert ((output <= np.maximum(exact, 1)) & (output > exact - 1)).all()
 
 
-def test_split_of_the_paper() -> None:
+def test_split_of_the_paper_and_of_a_total_too_short() -> None:
     prompt, output = split_lengths([1024, 4096], 10)
-    assert prompt.tolist() == [931, 3724]
-    assert output.tolist() == [93, 372]
-
-
-def test_a_total_too_short_to_split() -> None:
+    assert (prompt.tolist(), output.tolist()) == ([931, 3724], [93, 372])
     with pytest.raises(WorkloadError, match=r"1 tokens cannot be split .* at P:D 10"):
         split_lengths([5, 1], 10)
 
@@ -123,12 +121,6 @@ def test_gamma_gaps_have_the_rate_and_variation_asked_for(cv: float) -> None:
     assert (gaps >= 0).all()
 
 
-def test_poisson_gaps_are_exponential() -> None:
-    gaps = np.diff(poisson_arrivals(100_000, 2.0, stream(1, "arrivals")), prepend=0.0)
-    share = np.arange(1, len(gaps) + 1) / len(gaps)
-    assert np.abs(share - (1 - np.exp(-2.0 * np.sort(gaps)))).max() < 0.01
-
-
 @pytest.mark.parametrize("kind", ["poisson", "gamma"])
 def test_a_scenarios_arrivals_follow_its_seed(kind: str) -> None:
     workload = {
@@ -146,24 +138,23 @@ def test_a_scenarios_arrivals_follow_its_seed(kind: str) -> None:
     assert not set(arrivals(3)) & set(arrivals(4))
 
 
-def test_equal_lengths_are_one_object() -> None:
-    """As with a million of them they would take a third of the memory of all requests."""
-    lengths = np.array([700, 900, 700])
-    first, _, last = make_requests(at_once(3), lengths, lengths, max_length=1600)
-    assert first.prompt_tokens is last.output_tokens
-    assert first.max_tokens is last.max_tokens
-
-
 def test_what_requests_declare() -> None:
+    """Equal lengths are one object, as of a million of them they would take much memory."""
     prompt, output = np.array([10, 90, 10]), np.array([5, 20, 95])
     requests = make_requests(at_once(3), prompt, output, max_length=100)
     assert [r.max_tokens for r in requests] == [90, 20, 95], "what fits, or what is needed"
     assert [r.id for r in requests] == [0, 1, 2]
     exact = make_requests(at_once(3), prompt, output, max_length=100, declare_exact=True)
     assert [r.max_tokens for r in exact] == [5, 20, 95]
+    long = np.array([700, 900, 700])
+    first, _, last = make_requests(at_once(3), long, long, max_length=1600)
+    assert first.prompt_tokens is last.output_tokens
+    assert first.max_tokens is last.max_tokens
 
 
 # Traces --------------------------------------------------------------------------------------
+
+ZEROS = "0" * 5000
 
 
 @pytest.mark.parametrize(
@@ -182,12 +173,18 @@ def test_what_requests_declare() -> None:
         ("0,10,5\nnan,10,5\n", "row 3: arrival is 'nan': must be a number"),
         ("0,10,5\ninf,10,5\n", "row 3: arrival is 'inf': must be a number"),
         ('0,10,"5\n', "row 2 is not readable CSV"),
+        ("-1e308,5,5\n1e308,5,5\n", "row 2: arrival is '-1e308'"),  # beyond any clock
+        ("0,5,5\n1,5,\xff\n", "row 3 is not readable CSV: it is not UTF-8 text"),
+        (f"0,{ZEROS}99999999,1\n", "must be a whole number from 1"),
+        (f"0,{'9' * 5000},1\n", "must be a whole number from 1"),
+        (f"0,{ZEROS},1\n", "row 2: prompt is "),
         ("", "expected a header and at least one request"),
     ],
+    ids=lambda text: text[:30],
 )
 def test_trace_errors_name_file_and_row(tmp_path: Path, rows: str, expected: str) -> None:
     path = tmp_path / "trace.csv"
-    path.write_text("arrival,prompt,decode\n" + rows)
+    path.write_text("arrival,prompt,decode\n" + rows, encoding="latin-1")
     with pytest.raises(WorkloadError) as caught:
         read_trace(path)
     assert expected in str(caught.value)
@@ -262,22 +259,19 @@ def test_a_damaged_packed_trace_is_refused(
         read_trace(path)
 
 
-def test_limit(tmp_path: Path) -> None:
+def test_limit_and_leading_zeros(tmp_path: Path) -> None:
     path = tmp_path / "trace.csv"
-    path.write_text("prompt,decode\n1,2\n3,4\n5,6\nbad,7\n")
+    path.write_text(f"prompt,decode\n1,2\n{ZEROS}3,4\n5,6\nbad,7\n")
     assert read_trace(path, limit=2).prompt.tolist() == [1, 3]
 
 
+@pytest.mark.skipif("SARATHI_SIM_DATASETS" not in os.environ, reason="needs the public data")
 def test_the_azure_trace_loads_as_it_is() -> None:
-    folder = os.environ.get("SARATHI_SIM_DATASETS")
-    if not folder:
-        pytest.skip("SARATHI_SIM_DATASETS does not name the public measurements")
-    trace = read_trace(Path(folder) / "traces" / "AzureLLMInferenceTrace_conv_2023.csv")
-    assert len(trace.prompt) == 19366
-    assert trace.arrival_s is not None
-    assert trace.arrival_s[0] == 0
+    folder = Path(os.environ["SARATHI_SIM_DATASETS"]) / "traces"
+    trace = read_trace(folder / "AzureLLMInferenceTrace_conv_2023.csv")
+    assert (len(trace), trace.prompt[0], trace.output[0]) == (19366, 374, 44)
+    assert trace.arrival_s is not None and trace.arrival_s[0] == 0
     assert trace.arrival_s[-1] == pytest.approx(3501.721937)
-    assert (trace.prompt[0], trace.output[0]) == (374, 44)
 
 
 def test_a_trace_may_name_users(tmp_path: Path) -> None:
@@ -304,16 +298,8 @@ SECOND = 1_715_299_200  # 2024-05-10, in seconds since 1970
     [
         ("t.csv", "arrival,prompt,decode\n5,374,44\n7.5,396,109\n", [0, 2.5]),
         ("t.csv", "prompt_tokens,output_tokens\n374,44\n396,109\n", None),
-        (
-            "t.csv",
-            "num_prefill_tokens,num_decode_tokens,pd_ratio\n374,44,8.5\n396,109,3.6\n",
-            None,
-        ),
-        (
-            "t.csv",
-            "input_toks,output_toks,arrival_time_ns\n374,44,0\n396,109,2500000000\n",
-            [0, 2.5],
-        ),
+        ("t.csv", "num_prefill_tokens,num_decode_tokens,x\n374,44,8.5\n396,109,3.6\n", None),
+        ("t.csv", "input_toks,output_toks,arrival_time_ns\n374,44,0\n396,109,2500000000", [0, 2.5]),
         (  # Azure 2023: the published file has no last line end
             "t.csv",
             "TIMESTAMP,ContextTokens,GeneratedTokens\r\n2023-11-16 18:15:46.6805900,374,44\r\n"
@@ -570,7 +556,7 @@ def test_a_varying_rate_has_its_integral(
 
 
 def test_rates_that_make_no_sense_are_refused() -> None:
-    def refused(*rates: tuple[float, float], repeat: bool = False) -> str:
+    def said(*rates: tuple[float, float], repeat: bool = False) -> str:
         points = [{"at_s": at, "rate": rate} for at, rate in rates]
         arrivals = {"kind": "varying", "rates": points, "repeat": repeat}
         lengths = {"kind": "fixed", "prompt": 8, "decode": 8}
@@ -580,10 +566,10 @@ def test_rates_that_make_no_sense_are_refused() -> None:
             build_requests(scenario, 1000, SOURCE)
         return str(caught.value)
 
-    assert "workload.arrivals.rates" in refused((5, 1), (0, 1))
-    assert "at_s must not fall" in refused((5, 1), (0, 1))
-    assert "must not end with rate 0" in refused((0, 1), (9, 0))
-    assert "must not be 0 all the time" in refused((0, 1), repeat=True)
+    assert "workload.arrivals.rates" in said((5, 1), (0, 1))
+    assert "at_s must not fall" in said((5, 1), (0, 1))
+    assert "must not end with rate 0" in said((0, 1), (9, 0))
+    assert "must not be 0 all the time" in said((0, 1), repeat=True)
 
 
 def test_a_workload_in_numbers() -> None:
@@ -605,27 +591,20 @@ def test_a_workload_in_numbers() -> None:
 
 def test_the_command_prints_and_draws(tmp_path: Path) -> None:
     (tmp_path / "log.csv").write_text("tokens_in,decode,arrival\n30,3,1\n20,2,0\n25,9,4\n")
-    words = ["workload", str(tmp_path / "log.csv"), "--out", str(tmp_path / "out"), "--json"]
-    done = CliRunner().invoke(app, [*words, "--column", "prompt=tokens_in"])
-    assert done.exit_code == 0, done.output
+    words = ("workload", tmp_path / "log.csv", "--out", tmp_path / "out", "--json")
+    done = called(*words, "--column", "prompt=tokens_in")
     assert json.loads(done.stdout)["log"]["prompt_tokens"]["mean"] == 25
     assert "3 requests, P:D 5.36, 0.5 a second over 4 s" in done.stderr
     assert (tmp_path / "out" / "figures" / "log.png").stat().st_size > 10_000
-    refused = CliRunner().invoke(app, words)
-    assert refused.exit_code == 2
-    assert "name the one with the prompt tokens in lengths.columns.prompt" in refused.stderr
-    refused = CliRunner().invoke(app, [*words, "--column", "size=4"])
-    assert "--column size=4: must be arrival or prompt or" in refused.stderr
-    done = CliRunner().invoke(app, ["workload", "shared_prefixes"])
-    assert done.exit_code == 0, done.output
-    assert "of prompt tokens shared" in done.stdout
+    assert "name the one with the prompt tokens in lengths.columns.prompt" in refused(*words)
+    assert "--column size=4: must be arrival or" in refused(*words, "--column", "size=4")
+    assert "of prompt tokens shared" in called("workload", "shared_prefixes").stdout
 
 
 def test_a_closed_loop_does_not_arrive_at_once() -> None:
     arrivals = "workload.arrivals={kind: closed_loop, clients: 8}"
-    words = ["workload", "shared_prefixes", "--json"]
-    done = CliRunner().invoke(app, [*words, "--set", arrivals, "--set", "workload.sessions=null"])
-    assert done.exit_code == 0, done.output
+    alone = ("--set", arrivals, "--set", "workload.sessions=null")
+    done = called("workload", "shared_prefixes", "--json", *alone)
     assert {found["clients"] for found in json.loads(done.stdout).values()} == {8}
     assert "8 at a time: a client sends its next request when it has its answer" in done.stderr
 

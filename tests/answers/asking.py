@@ -17,7 +17,7 @@ import yaml
 
 from sarathi_sim.experiments.config.errors import ConfigError
 from tests.answers.judge import SEEDS, Judgement, Scenario, judged, load_of
-from tests.answers.questions import Question
+from tests.answers.questions import LIMITS, Question, limited
 from tests.answers.questions import question as one_question
 
 LIMIT_S = 600.0
@@ -202,16 +202,7 @@ def _same(one: Scenario, other: Scenario) -> bool:
     return facts(one) == facts(other)
 
 
-_LIMITS = {
-    "name",
-    "chunk_size",
-    "max_num_batched_tokens",
-    "chunked_prefill_size",
-    "max_num_tokens",
-    "max_num_seqs",
-    "max_running_requests",
-    "max_batch_size",
-}
+_LIMITS = {"name", "chunk_size", *itertools.chain(*LIMITS.values())}
 
 
 def _grid(question: Question, first: Scenario) -> Iterator[tuple[str, dict[str, Any]]]:
@@ -232,18 +223,11 @@ def _enumerated(question: Question, first: Scenario) -> Iterator[tuple[str, dict
     gpus, options = question.options["gpus"], question.options
     budgets, limits = (options[key].split(",") for key in ("budget", "seqs"))
     degrees = (1, 2, 4, 8)
-    keys = {
-        "sglang": ("chunked_prefill_size", "max_running_requests"),
-        "trtllm": ("max_num_tokens", "max_batch_size"),
-    }
     for stack in str(options.get("stack", "")).split(","):
-        names = keys.get(stack, ("max_num_batched_tokens", "max_num_seqs"))
         for tp, pp, *numbers in itertools.product(degrees, degrees, budgets, limits):
             if tp * pp > gpus:
                 continue
-            policy = {"name": stack or "vllm", **dict(zip(names, map(int, numbers), strict=True))}
-            if stack == "trtllm":
-                policy["enable_chunked_prefill"] = True
+            policy = limited(stack or "vllm", *map(int, numbers))
             scenario = {key: first[key] for key in ("model", "device", "workload")}
             cluster = {"tp": tp, "pp": pp, "replicas": gpus // (tp * pp)}
             cluster["max_length"] = first["cluster"]["max_length"]
@@ -258,10 +242,10 @@ def _enumerated(question: Question, first: Scenario) -> Iterator[tuple[str, dict
 
 def counts(found: list[dict[str, Any]]) -> dict[str, Any]:
     """What the issue asks to be counted, of all questions; with the names of those that failed."""
-    at = [(one["name"], each) for one in found for each in one.get("at", [])]
-    above = [(one["name"], each) for one in found for each in one.get("above", [])]
-    fewer = [(one["name"], each) for one in found for each in one.get("fewer", [])]
-    brute = [(one["name"], each) for one in found for each in one.get("brute", [])]
+    at, above, fewer, brute = (
+        [(one["name"], each) for one in found for each in one.get(key, [])]
+        for key in ("at", "above", "fewer", "brute")
+    )
     outcomes = [one["outcome"] for one in found]
 
     def part(number: int, whole: int) -> float | None:

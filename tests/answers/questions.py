@@ -7,6 +7,7 @@ most questions have an answer. Nothing here comes from the search that is judged
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -347,46 +348,31 @@ def _recommend(number: int, draw: Draw, hard: bool) -> Question:
     )
 
 
+LIMITS = {
+    "vllm": ("max_num_batched_tokens", "max_num_seqs"),
+    "sglang": ("chunked_prefill_size", "max_running_requests"),
+    "trtllm": ("max_num_tokens", "max_batch_size"),
+    "sarathi_serve": ("chunk_size", "max_num_seqs"),
+}
+"""The keys of a paged policy for its token budget and for the sequences of a batch."""
+
+
+def limited(name: str, budget: int, sequences: int) -> dict[str, Any]:
+    """A paged policy with these limits."""
+    policy = {"name": name, **dict(zip(LIMITS[name], (budget, sequences), strict=True))}
+    return policy | ({"enable_chunked_prefill": True} if name == "trtllm" else {})
+
+
 def _policy(draw: Draw, stack: str, budget: int, sequences: int) -> dict[str, Any]:
     """Sections of a configuration, ``policy`` and ``batching``."""
-    vllm = {"name": "vllm", "max_num_batched_tokens": budget, "max_num_seqs": sequences}
-    sarathi_serve = {"name": "sarathi_serve", "chunk_size": budget, "max_num_seqs": sequences}
-    sglang = {
-        "name": "sglang",
-        "chunked_prefill_size": budget,
-        "max_running_requests": sequences,
-    }
-    trtllm = {
-        "name": "trtllm",
-        "max_num_tokens": budget,
-        "max_batch_size": sequences,
-        "enable_chunked_prefill": True,
-    }
-    own = {"vllm": vllm, "sglang": sglang, "trtllm": trtllm}.get(stack, vllm)
     reserved = {"max_batch": sequences, "kv_reservation": "declared"}
     choice = draw.one(("own", "own", "own", "vllm", "sarathi", "sarathi_serve", "orca"))
     if choice == "sarathi":
         return {"policy": {"name": "sarathi", "chunk_size": budget}, "batching": reserved}
     if choice == "orca":
         return {"policy": {"name": "orca", "case": "best"}, "batching": reserved}
-    return {"policy": {"own": own, "vllm": vllm, "sarathi_serve": sarathi_serve}[choice]}
-
-
-_BUDGET_KEYS = {
-    "vllm": "max_num_batched_tokens",
-    "sglang": "chunked_prefill_size",
-    "trtllm": "max_num_tokens",
-    "sarathi": "chunk_size",
-    "sarathi_serve": "chunk_size",
-}
-_SEQUENCE_KEYS = {
-    "vllm": "policy.max_num_seqs",
-    "sglang": "policy.max_running_requests",
-    "trtllm": "policy.max_batch_size",
-    "sarathi": "batching.max_batch",
-    "sarathi_serve": "policy.max_num_seqs",
-    "orca": "batching.max_batch",
-}
+    name = (stack or "vllm") if choice == "own" else choice
+    return {"policy": limited(name, budget, sequences)}
 
 
 def _capacity(number: int, draw: Draw, hard: bool) -> Question:
@@ -399,7 +385,6 @@ def _capacity(number: int, draw: Draw, hard: bool) -> Question:
     scale = Scale(MODELS[model], gpu, tp, prompt, output)
     policy = _policy(draw, stack, budget, sequences)
     named = policy["policy"]["name"]
-    paged = named in ("vllm", "sglang", "trtllm", "sarathi_serve")
     cluster: dict[str, Any] = {"tp": tp, "pp": 1, "max_length": longest}
     kind = draw.one(("bursty", "bursty", "clients", "prefixes", "sessions", "trace", "trace"))
     if kind in ("prefixes", "sessions") and named not in ("vllm", "sglang", "trtllm"):
@@ -453,7 +438,7 @@ def _capacity(number: int, draw: Draw, hard: bool) -> Question:
     if stack:
         config |= {"stack": stack, "dtype": "bf16"}
     config |= {"workload": workload, "cluster": cluster, **policy}
-    if paged:
+    if named in LIMITS:
         config["kv_cache"] = {"prefix_caching": kind in ("prefixes", "sessions")}
     load = "clients" if kind == "clients" else "rate"
     config["capacity"] = {"slo": slo, "load": load, "tolerance": tolerance}
@@ -485,15 +470,14 @@ def _space(
 ) -> tuple[dict[str, list[int]], int]:
     """A grid of one to six deployments, and their number."""
     space: dict[str, list[int]] = {}
-    if policy in _BUDGET_KEYS and draw.chance(0.5):
-        space[f"policy.{_BUDGET_KEYS[policy]}"] = draw.one(([budget, 2 * budget], [256, budget]))
+    tokens, most = LIMITS.get(policy, ("chunk_size", "max_batch"))
+    if policy != "orca" and draw.chance(0.5):
+        space[f"policy.{tokens}"] = draw.one(([budget, 2 * budget], [256, budget]))
     if draw.chance(0.3):
-        space[_SEQUENCE_KEYS[policy]] = [sequences // 2, sequences]
+        section = "policy" if policy in LIMITS else "batching"
+        space[f"{section}.{most}"] = [sequences // 2, sequences]
     if draw.chance(0.2) and tp < 4:
         space["cluster.tp"] = [tp, 2 * tp]
     elif draw.chance(0.15):
         space["cluster.pp"] = [1, 2]
-    layouts = 1
-    for values in space.values():
-        layouts *= len(values)
-    return space, layouts
+    return space, math.prod(map(len, space.values()))

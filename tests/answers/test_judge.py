@@ -18,20 +18,11 @@ from tests.answers.questions import Trace, questions
 
 
 def scenario(**workload: Any) -> dict[str, Any]:
-    return {
-        "model": "llama-13b",
-        "device": "a6000",
-        "workload": {
-            "requests": 4000,
-            "lengths": {"kind": "fixed", "prompt": 256, "decode": 1},
-            "arrivals": {"kind": "poisson", "rate": 1.0},
-            "declared": "exact",
-            **workload,
-        },
-        "cluster": {"max_length": 1024},
-        "policy": {"name": "sarathi", "chunk_size": 256},
-        "batching": {"max_batch": 1},
-    }
+    usual = {"requests": 4000, "lengths": {"kind": "fixed", "prompt": 256, "decode": 1}}
+    usual |= {"arrivals": {"kind": "poisson", "rate": 1.0}, "declared": "exact"}
+    policy = {"policy": {"name": "sarathi", "chunk_size": 256}, "batching": {"max_batch": 1}}
+    about = {"model": "llama-13b", "device": "a6000", "cluster": {"max_length": 1024}}
+    return {**about, **policy, "workload": usual | workload}
 
 
 def deployed(of: dict[str, Any]) -> Any:

@@ -1,11 +1,17 @@
-"""The text of a small experiment, and the message that a mistake in one gives."""
+"""The text of a small experiment, what becomes of one, and of a command line."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import pytest
+import yaml
+from typer.testing import CliRunner, Result
 
+from sarathi_sim.experiments.cli.app import app
+from sarathi_sim.experiments.config.deployment import Deployment
 from sarathi_sim.experiments.config.errors import ConfigError
 from sarathi_sim.experiments.config.loading import load_experiment
 from sarathi_sim.experiments.run.experiment import deploy_all
@@ -30,8 +36,58 @@ compare:
   speedup: {metric: makespan_s, over: [orca, sarathi], paper: 1.5}
 """
 
+AT_MOST = '''"""Mine."""
 
-def message(path: Path, *assignments: str) -> str:
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from sarathi_sim.policies.policy import DECODES, Plan, View, named
+
+
+@named("at_most")
+@dataclass
+class AtMost:
+    """Whole prompts, at most so many an iteration."""
+
+    prompts: int
+    eager: bool = True
+    holds_finished = False
+
+    def plan(self, view: View) -> Plan | None:
+        joining = view.admissible()[: self.prompts]
+        if joining:
+            return Plan(tuple((s, s.prompt_tokens) for s in joining))
+        return DECODES if view.num_decodes else None
+'''
+"""A policy of a user's own."""
+
+
+def deployed(config: Path | str, *assignments: str) -> dict[str, Deployment]:
+    """The deployments of a file, of a shipped configuration's name, or of a text of YAML."""
+    tree = yaml.safe_load(config) if isinstance(config, str) else config
+    return deploy_all(load_experiment(tree, assignments))
+
+
+def message(config: Path | str | Mapping[str, Any], *assignments: str) -> str:
+    """The lines that say what is wrong with it."""
+    tree = yaml.safe_load(config) if isinstance(config, str) else config
     with pytest.raises(ConfigError) as caught:
-        deploy_all(load_experiment(path, assignments))
+        deploy_all(load_experiment(tree, assignments))
     return str(caught.value)
+
+
+def called(*words: object, code: int = 0) -> Result:
+    """What a command line says that ends with this exit code."""
+    done = CliRunner().invoke(app, [str(word) for word in words])
+    assert done.exit_code == code, done.output
+    return done
+
+
+def refused(*words: object) -> str:
+    """The one line of a command that ends with exit code 2."""
+    done = called(*words, code=2)
+    assert isinstance(done.exception, SystemExit)
+    (line,) = done.stderr.splitlines()
+    assert line.startswith("error: ")
+    return line

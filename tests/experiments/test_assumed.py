@@ -1,22 +1,38 @@
-"""What an answer rests on is said first, and what is in doubt is warned of."""
+"""What an answer rests on is said first, what is in doubt is warned of, and terminal, JSON and HTML
+say the same.
+"""
 
 from __future__ import annotations
 
+import html
+import json
+import re
+from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from typer.testing import CliRunner
+import yaml
 
+from sarathi_sim.experiments.capacity import options
 from sarathi_sim.experiments.capacity.answer import said_of
 from sarathi_sim.experiments.capacity.options import Option, Wanted, layouts, wanted_of
 from sarathi_sim.experiments.capacity.recommend import doubts_by_name
-from sarathi_sim.experiments.capacity.written import recommend_answer
-from sarathi_sim.experiments.cli.app import app
-from sarathi_sim.experiments.cli.common import print_assumed
+from sarathi_sim.experiments.cli import common
+from sarathi_sim.experiments.cli.common import print_assumed, print_section
 from sarathi_sim.experiments.config.deployment import Deployment
 from sarathi_sim.experiments.config.loading import load_experiment
-from sarathi_sim.experiments.content import assumed, assumed_of, topic_of
+from sarathi_sim.experiments.content import (
+    Section,
+    SortableTable,
+    assumed,
+    assumed_of,
+    thinned,
+    topic_of,
+)
 from sarathi_sim.experiments.run.experiment import deploy_all, simulate_all
+from tests.experiments.small_config import called
+from tests.experiments.small_laboratory import recommendation
 
 MIXTURE: dict[str, Any] = {
     "name": "mixture",
@@ -86,6 +102,10 @@ def test_settings_that_are_varied_are_no_assumption() -> None:
     assert "max_num_seqs" not in line and "max_num_batched_tokens 2048" in line
 
 
+GAMMA = "Gamma-distributed gaps, coefficient of variation"
+LOOP = "at a time: a client sends its next request when it has its answer"
+
+
 @pytest.mark.parametrize(
     ("arrivals", "searched", "told"),
     [
@@ -93,16 +113,8 @@ def test_settings_that_are_varied_are_no_assumption() -> None:
         ({"kind": "poisson", "rate": 3}, "rate", "Poisson; the rate is searched"),
         ({"kind": "at_once"}, None, "all arrive at once"),
         ({"kind": "at_once"}, "rate", "Poisson; the rate is searched"),
-        (
-            {"kind": "gamma", "rate": 2, "cv": 0.5},
-            None,
-            "Gamma-distributed gaps, coefficient of variation 0.5, 2 requests/s",
-        ),
-        (
-            {"kind": "closed_loop", "clients": 7},
-            None,
-            "7 at a time: a client sends its next request when it has its answer",
-        ),
+        ({"kind": "gamma", "rate": 2, "cv": 0.5}, None, f"{GAMMA} 0.5, 2 requests/s"),
+        ({"kind": "closed_loop", "clients": 7}, None, f"7 {LOOP}"),
     ],
 )
 def test_arrivals_in_words(arrivals: dict[str, Any], searched: str | None, told: str) -> None:
@@ -110,22 +122,23 @@ def test_arrivals_in_words(arrivals: dict[str, Any], searched: str | None, told:
 
 
 def test_lines_of_some_say_of_which_and_stand_together() -> None:
+    """Many that differ in numbers are one."""
     notes = {name: ["traffic: short", "engine: a"] for name in ("one", "two")}
     notes["three"] = ["traffic: short", "engine: b"]
     assert assumed_of({"notes": notes}) == [
         *("traffic: short", "engine: a (of one and two)", "engine: b (of three)")
     ]
+    blocks = [f"{count:,} KV blocks a replica" for count in range(28_000, 28_005)]
+    assert thinned([*blocks, "op times: all modelled", *blocks]) == [
+        *(blocks[0], "and 4 more like this, with other numbers", "op times: all modelled")
+    ]
+    assert thinned(blocks[:3]) == blocks[:3]
 
 
 def test_the_block_is_aligned(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from sarathi_sim.experiments.cli import common
-
-    class Narrow:
-        width = 30
-
-    monkeypatch.setattr(common, "consoles", lambda: (Narrow(), Narrow()))
+    monkeypatch.setattr(common, "consoles", lambda: 2 * (SimpleNamespace(width=30),))
     print_assumed(["traffic: prompts of 1,024 tokens in all", "engine: off", "no topic"])
     assert capsys.readouterr().out.splitlines() == [
         "Assumed",
@@ -147,17 +160,8 @@ def wanted(model: str, workload: str | None, **given: object) -> Wanted:
     return wanted_of(model=model, workload=workload, **asked)  # type: ignore[arg-type]
 
 
-def answered(asked: Wanted, **given: object) -> Any:
-    row = {"name": "TP 8", "why": "", "capacity": 0.0, "settled": True, "interval": [0, 0],
-           "gpus": 8, "replicas": 1, "rejected_share": 0.0, "curve": []}  # fmt: skip
-    prices = {"currency": "USD", "date": "2026-01-01", "mark": "assumed"}
-    return recommend_answer({
-        "deployments": [row], "load": "rate", "rate": None, "tolerance": 0.05, "winner": None,
-        "one_fewer": None, "screened": [], "dropped": {}, "replicas": 1, "model": "m",
-        "devices": ["d"], "gpus": 8, "slo": "p99 ttft 1s", "command": None,
-        "needs": None, "keep": 0.9,
-        "prices": prices, "workload": asked.stated, "not_tried": asked.not_tried, **given,
-    })  # fmt: skip
+def answered(asked: Wanted, **given: object) -> Section:
+    return recommendation(workload=asked.stated, not_tried=asked.not_tried, **given)
 
 
 def test_azures_conversations_are_named_where_no_workload_was_given() -> None:
@@ -211,15 +215,9 @@ def test_fp8_experts_on_hopper_are_warned_of_and_have_a_wide_band() -> None:
     assert narrow[1] / narrow[0] < 1.2
 
 
-def test_check_warns_of_fp8_experts_and_says_what_is_assumed(
-    tmp_path: Any, write_config: Any
-) -> None:
-    import yaml
-
-    config = write_config(yaml.safe_dump({**MIXTURE, "dtype": "fp8"}))
-    done = CliRunner().invoke(app, ["check", str(config)])
-    assert done.exit_code == 0, done.stderr
-    assert "\n  traffic " in done.stderr and "give dtype fp8_block" in done.stderr
+def test_check_warns_of_fp8_experts_and_says_what_is_assumed(write_config: Any) -> None:
+    said = called("check", write_config(yaml.safe_dump({**MIXTURE, "dtype": "fp8"}))).stderr
+    assert "\n  traffic " in said and "give dtype fp8_block" in said
 
 
 def test_recommend_warns_of_fp8_even_where_it_was_dropped() -> None:
@@ -229,3 +227,97 @@ def test_recommend_warns_of_fp8_even_where_it_was_dropped() -> None:
     assert list(doubts) == ["TP 2"]
     (warning,) = answered(wanted("llama-3.1-8b", "1024:128"), doubts=doubts).warnings
     assert "give dtype fp8_block" in warning
+
+
+# In three places --------------------------------------------------------------------------------
+
+# Poisson arrivals and two requests at a time: short runs differ, so there is much to warn of.
+SERVER = """\
+name: server
+model: llama-13b
+device: a6000
+workload:
+  requests: 120
+  lengths: {kind: fixed, prompt: 200, decode: 8}
+  arrivals: {kind: poisson, rate: 0.5}
+cluster: {max_length: 512}
+batching: {max_batch: 2}
+policy: {name: sarathi, chunk_size: 256}
+"""
+SEARCHED = """\
+capacity:
+  slo: p90 ttft 500ms
+  tolerance: 0.03
+  requests: 200
+  replications: {least: 2, most: 2}
+"""
+ASKED = {
+    "run": ["run", "server.yaml", "--no-figures"],
+    "capacity": ["capacity", "searched.yaml", "--no-bands", "--workers", "1"],
+    "recommend": [
+        *("recommend", "--model", "llama-13b", "--device", "a6000", "--gpus", "2"),
+        *("--slo", "p90 ttft 1s", "--workload", "256:8", "--budget", "128", "--seqs", "2,4"),
+        *("--tolerance", "0.05", "--workers", "1"),
+    ],
+    "sensitivity": [
+        *("sensitivity", "server.yaml", "--metric", "makespan_s", "--replications", "1"),
+        *("--only", "all ops,output lengths", "--by", "0.01", "--workers", "1"),
+    ],
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("command", ASKED)
+def test_terminal_json_and_page_say_the_same(
+    command: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    for most in ("LEAST_REQUESTS", "FINEST_REQUESTS", "PILOT_REQUESTS"):
+        monkeypatch.setattr(options, most, 400)  # of recommend, which chooses its runs itself
+    Path("server.yaml").write_text(SERVER)
+    Path("searched.yaml").write_text(SERVER + SEARCHED)
+    done = called(*ASKED[command], "--out", "out", "--json")
+    content, told = json.loads(done.stdout), done.stderr.splitlines()
+    stored = json.loads(Path("out/summary.json").read_bytes())
+    words = {key: content[key] for key in ("question", "answer", "assumptions", "warnings")}
+    assert words == {key: stored[key] for key in words}
+    assert words["assumptions"] and words["warnings"]
+
+    began = told.index(words["answer"])
+    lines = [line.partition(": ") for line in told[began:]]
+    block = told.index("Assumed", began) + 1
+    printed = told[block : told.index("", block)]
+    for said, line in zip(words["assumptions"], printed, strict=True):
+        topic, text = topic_of(said)
+        assert line.startswith(f"  {topic} ") and line.endswith(f"  {text}")
+    assert [rest for mark, _, rest in lines if mark == "warning"] == words["warnings"]
+    first_table = next(n for n, line in enumerate(told) if line.startswith("┏"))
+    warned = [n for n, line in enumerate(told) if line.startswith("warning: ")]
+    assert began < first_table < min(warned)
+
+    called("report", "out", "--out", "page.html")
+    page = Path("page.html").read_text()
+    (question,) = re.findall("<h2>(.*?)</h2>", page)
+    (answer,) = re.findall('<p class="answer">(.*?)</p>', page)
+    (assumed,) = re.findall('<details class="assumed".*?</details>', page, re.DOTALL)
+    (aside,) = re.findall("<aside>.*?</aside>", page, re.DOTALL)
+    assert html.unescape(question) == words["question"]
+    assert html.unescape(answer) == words["answer"]
+    drawn = re.findall("<dt>(.*?)</dt><dd>(.*?)</dd>", assumed)
+    said = [topic_of(one) for one in words["assumptions"]]
+    assert [tuple(map(html.unescape, one)) for one in drawn] == said
+    items = [html.unescape(text) for text in re.findall("<li>(.*?)</li>", aside)]
+    assert items == words["warnings"]
+    assert page.index(assumed) < page.index(aside) < page.index("<table>")
+
+
+def test_what_is_drawn_is_text(capsys: pytest.CaptureFixture[str]) -> None:
+    """Brackets are no markup; a long table of details ends with the number of its further rows."""
+    table = SortableTable("T", ("a [b]", "n"), [["[red]x", str(n)] for n in range(32)], "Noted.")
+    section = Section("run", "r", "?", "Is [bold]so[/].", table, details=[table], warnings=["[w]"])
+    print_section(section)
+    told = capsys.readouterr().out
+    assert told.startswith("Is [bold]so[/].\n")
+    assert "a [b]" in told and told.count("[red]x") == 32 + 30
+    assert "And 2 more: see --json. Noted." in told
+    assert told.endswith("warning: [w]\n")

@@ -1,36 +1,41 @@
-"""What comes in by the other doors than YAML's grammar: one line and exit code 2, soon."""
+"""What comes in by the other doors than YAML's grammar: one line and exit code 2, soon. And
+whatever is in a file, a message or a result.
+"""
 
 from __future__ import annotations
 
+import ast
+import contextlib
 import errno
+import re
 import shutil
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+import yaml
+from hypothesis import HealthCheck, example, given, settings
+from hypothesis import strategies as st
 from typer.testing import CliRunner
 
 from sarathi_sim.experiments.cli.app import app
 from sarathi_sim.experiments.config import inputs
-from sarathi_sim.profiler.bundle.schema import _content_sha256
+from sarathi_sim.experiments.config.errors import ConfigError
+from sarathi_sim.experiments.config.loading import load_experiment
+from sarathi_sim.experiments.sweeps.plan import plan_sweep
+from sarathi_sim.profiler.bundle.schema import TABLES, BundleError, _content_sha256, load_bundle
+from sarathi_sim.profiler.bundle.table_files import read_table
 from sarathi_sim.profiler.storage.files import data_dir, user_path
+from sarathi_sim.profiler.storage.plain_yaml import read_mapping
 from sarathi_sim.profiler.storage.strict import SpecError
-from tests.experiments.small_config import SMALL
+from sarathi_sim.simulator.load.trace import read_trace
+from sarathi_sim.simulator.load.workload import WorkloadError
+from tests.experiments.small_config import SMALL, called, refused
+from tests.experiments.small_sweep import SWEEP
 from tests.sampled import profile_folder
 
 Write = Callable[[str], Path]
 ALONE = SMALL[: SMALL.index("scenarios:")]
-
-
-def refused(*arguments: object) -> str:
-    """The one line that a command ends in."""
-    done = CliRunner().invoke(app, [str(argument) for argument in arguments])
-    assert done.exit_code == 2, done.output
-    assert isinstance(done.exception, SystemExit)
-    lines = done.stderr.splitlines()
-    assert len(lines) == 1, lines
-    assert lines[0].startswith("error: ")
-    return lines[0]
 
 
 @pytest.mark.parametrize(
@@ -42,27 +47,23 @@ def test_scenarios_that_are_none(write_config: Write, scenarios: str, assignment
     assert "scenario" in refused("check", path, "--set", assignment)
 
 
-@pytest.mark.parametrize(
-    ("cv", "bound"),
-    [("1.0e-300", "at least 0.001"), ("1000", "at most 10"), ("0", "at least 0.001")],
-)
-def test_a_burstiness_that_is_none(write_config: Write, cv: str, bound: str) -> None:
-    kind = f"workload.arrivals={{kind: gamma, rate: 1, cv: {cv}}}"
-    line = refused("check", write_config(SMALL), "--set", kind)
-    assert "--set workload.arrivals.cv: value" in line
-    assert f"must be {bound}" in line
-
-
 TRACE = "workload={{lengths: {{kind: trace, path: {}}}}}"
 PATHS = ["model={}", "device={}", "profiles={}", TRACE]
 
 
 @pytest.mark.parametrize("form", PATHS)
-@pytest.mark.parametrize("place", ["~nosuch/x", "~nosuch/x.yaml"])
-def test_the_home_of_nobody(write_config: Write, form: str, place: str) -> None:
+@pytest.mark.parametrize(
+    ("place", "problem"),
+    [
+        ("~nosuch/x", "~nosuch/x: there is no home folder ~nosuch"),
+        ("~nosuch/x.yaml", "~nosuch/x.yaml: there is no home folder ~nosuch"),
+        (r'"a\0b"', "must not hold the character NUL"),
+        (r'"a\0b.yaml"', "must not hold the character NUL"),
+    ],
+)
+def test_a_place_that_cannot_be(write_config: Write, form: str, place: str, problem: str) -> None:
     line = refused("check", write_config(SMALL), "--set", form.format(place))
-    assert f"{place}: there is no home folder ~nosuch" in line
-    assert "--set " in line
+    assert problem in line and "--set " in line
 
 
 def test_the_home_of_nobody_as_config_and_as_cache(
@@ -75,12 +76,6 @@ def test_the_home_of_nobody_as_config_and_as_cache(
     line = refused("run", write_config(ALONE), "--out", tmp_path / "out", "--quiet")
     assert line.startswith("error: SARATHI_SIM_CACHE: ~nosuch/x: there is no home folder ~nosuch")
     assert not (tmp_path / "out").exists()
-
-
-def test_the_home_of_nobody_in_a_sweep(write_config: Write) -> None:
-    path = write_config(ALONE.replace("  pd_ratio: 5\n", ""))
-    line = refused("plan", path, "--set", TRACE.format("~nosuch/x"))
-    assert "workload.lengths.path: ~nosuch/x: there is no home folder ~nosuch" in line
 
 
 def test_a_home_means_the_same_everywhere(
@@ -98,87 +93,68 @@ def test_a_home_means_the_same_everywhere(
         "a100-80g-sxm", "~/mine/a100-80g-sxm.yaml\nprofiles: ~/mine/profiles"
     )
     shutil.copy(write_config(home), tmp_path / "mine" / "config.yaml")
-    assignments = [
-        *("--set", "model=~/mine/gpt3-175b.yaml", "--set", "device=~/mine/a100-80g-sxm.yaml"),
-        *("--set", "profiles=~/mine/profiles"),
-    ]
-    for more in ([], assignments):
-        done = CliRunner().invoke(app, ["check", "~/mine/config.yaml", *more])
-        assert done.exit_code == 0, done.output
+    assignments = ["--set", "model=~/mine/gpt3-175b.yaml", "--set", "profiles=~/mine/profiles"]
+    for more in ([], [*assignments, "--set", "device=~/mine/a100-80g-sxm.yaml"]):
+        called("check", "~/mine/config.yaml", *more)
     assert user_path("~/x") == tmp_path / "x"
     with pytest.raises(SpecError, match=r"a folder of this name is \./~nosuch"):
         user_path("~nosuch/x")
 
 
-@pytest.mark.parametrize("form", PATHS)
-@pytest.mark.parametrize("name", [r'"a\0b"', r'"a\0b.yaml"'])
-def test_a_name_with_nul(write_config: Write, form: str, name: str) -> None:
-    line = refused("check", write_config(SMALL), "--set", form.format(name))
-    assert "must not hold the character NUL" in line
+KEYS = ["seed", "cluster.pp", "cluster.tp", "cluster.max_length", "batching.max_batch"]
+KEYS += ["workload.requests", "workload.pd_ratio"]
+MANY = f"grid: {{{', '.join(f'{key}: {{from: 1, to: 2000, step: 1}}' for key in KEYS)}}}"
+WIDE = f"grid: {{{', '.join(f'k{n}: {{from: 1, to: 2, num: 100000}}' for n in range(3000))}}}"
+LONG = ".".join("a" * 5000)
+
+
+def gamma(cv: str) -> str:
+    return f"workload.arrivals={{kind: gamma, rate: 1, cv: {cv}}}"
+
+
+def seeds(axis: str) -> str:
+    return f"sweep={{grid: {{seed: {{{axis}}}}}}}"
 
 
 @pytest.mark.parametrize(
-    ("axis", "problem"),
+    ("assignment", "problem"),
     [
-        ("{from: 1, to: 2, step: 1.0e-320}", "too small for a range from 1 to 2, which may have"),
-        ("{from: 0, to: 1.0e+12, step: 1}", "which may have at most 200000 values"),
-        ("{from: 0, to: 1.0e+308, step: 1}", "to: value 1e+308: must be at most 1e+12"),
-        ("{from: 0, to: 1.0e+308, num: 3}", "to: value 1e+308: must be at most 1e+12"),
-        ("{from: 0, to: 1, step: 1.0e+308}", "step: value 1e+308: must be at most 2e+12"),
-        ("{from: 5, to: 5, num: 3}", "the range has 3 values, but 5 more than once"),
-        ("{from: 1, to: 1.00000000000001, num: 4}", "the range has 4 values, but 1 more than once"),
-        ("{from: 5, to: 5, num: 3, scale: log}", "the range has 3 values, but 5 more than once"),
+        (gamma("1.0e-300"), "--set workload.arrivals.cv: value 1e-300: must be at least 0.001"),
+        (gamma("1000"), "--set workload.arrivals.cv: value 1000: must be at most 10"),
+        (gamma("0"), "--set workload.arrivals.cv: value 0: must be at least 0.001"),
+        (f"{LONG}=1", "expected KEY.PATH=VALUE"),
+        (f"sweep={{grid: {{{LONG[:801]}: [1]}}}}", "is not a key path"),
+        (TRACE.format("~nosuch/x"), "lengths.path: ~nosuch/x: there is no home folder ~nosuch"),
+        (seeds("from: 1, to: 2, step: 1.0e-320"), "too small for a range from 1 to 2, which may"),
+        (seeds("from: 0, to: 1.0e+12, step: 1"), "which may have at most 200000 values"),
+        (seeds("from: 0, to: 1.0e+308, step: 1"), "to: value 1e+308: must be at most 1e+12"),
+        (seeds("from: 0, to: 1.0e+308, num: 3"), "to: value 1e+308: must be at most 1e+12"),
+        (seeds("from: 0, to: 1, step: 1.0e+308"), "step: value 1e+308: must be at most 2e+12"),
+        (seeds("from: 5, to: 5, num: 3"), "the range has 3 values, but 5 more than once"),
+        (seeds("from: 1, to: 1.00000000000001, num: 4"), "has 4 values, but 1 more than once"),
+        (seeds("from: 5, to: 5, num: 3, scale: log"), "has 3 values, but 5 more than once"),
+        (f"sweep={{sample: {{points: 3}}, {MANY}}}", "more than 10^21 points: at most 9,223,372"),
+        (f"sweep={{{WIDE}}}", "its keys have more than 200,000 values together"),
     ],
+    ids=lambda text: text[-60:],
 )
-def test_ranges_that_are_none(write_config: Write, axis: str, problem: str) -> None:
-    line = refused("plan", write_config(ALONE), "--set", f"sweep={{grid: {{seed: {axis}}}}}")
+def test_values_that_are_none(write_config: Write, assignment: str, problem: str) -> None:
+    path = write_config(ALONE.replace("  pd_ratio: 5\n", "") if "trace" in assignment else ALONE)
+    line = refused("plan", path, "--set", assignment)
     assert problem in line
-    assert "sweep.grid.seed" in line
+    assert "sweep.grid.seed" in line or not assignment.startswith("sweep={grid: {seed: ")
 
 
-KEYS = ["seed", "cluster.pp", "cluster.tp", "cluster.max_length", "batching.max_batch"]
-KEYS += ["workload.requests", "workload.pd_ratio"]
-
-
-def test_a_sample_of_more_points_than_can_be_counted(write_config: Write) -> None:
-    axes = ", ".join(f"{key}: {{from: 1, to: 2000, step: 1}}" for key in KEYS)
-    line = refused(
-        "plan", write_config(ALONE), "--set", f"sweep={{sample: {{points: 3}}, grid: {{{axes}}}}}"
-    )
-    assert "sweep.sample: draws from more than 10^21 points: at most 9,223,372," in line
-
-
-def test_more_values_than_a_sweep_has_runs(write_config: Write) -> None:
-    axes = ", ".join(f"k{n}: {{from: 1, to: 2, num: 100000}}" for n in range(3000))
-    line = refused("plan", write_config(ALONE), "--set", f"sweep={{grid: {{{axes}}}}}")
-    assert "its keys have more than 200,000 values together" in line
-
-
-def test_a_long_list_of_values_is_compared_soon(write_config: Write) -> None:
+def test_long_lists_and_long_values(write_config: Write) -> None:
+    """They are compared soon, mistakes are counted, and megabytes are not repeated."""
     values = ", ".join(map(str, range(150_000)))
     path = write_config(f"{ALONE}sweep: {{grid: {{seed: [{values}, 0]}}}}\n")
     assert "sweep.grid.seed: value 0: is given twice" in refused("plan", path)
-
-
-def test_a_key_path_of_thousands(write_config: Write) -> None:
-    path = ".".join("a" * 5000)
-    assert "expected KEY.PATH=VALUE" in refused("check", write_config(SMALL), "--set", f"{path}=1")
-    sweep = f"sweep={{grid: {{{path[:801]}: [1]}}}}"
-    assert "is not a key path" in refused("plan", write_config(ALONE), "--set", sweep)
-
-
-def test_a_list_of_mistakes_is_counted(write_config: Write) -> None:
     path = write_config(f"{ALONE}sweep: {{seeds: [{'a, ' * 5000}]}}\n")
-    done = CliRunner().invoke(app, ["plan", str(path)])
-    assert done.exit_code == 2
-    lines = done.stderr.splitlines()
+    lines = called("plan", path, code=2).stderr.splitlines()
     assert len(lines) == 21
     assert lines[-1].endswith("... and 4980 more mistakes")
-
-
-def test_a_value_of_megabytes_is_not_repeated(write_config: Write) -> None:
-    path = write_config(ALONE.replace("seed: 7", f"seed: {'x' * 2_000_000}"))
-    line = refused("check", path)
+    line = refused("check", write_config(ALONE.replace("seed: 7", f"seed: {'x' * 2_000_000}")))
     assert line.endswith("must be a whole number")
     assert len(line) < 5000
 
@@ -220,20 +196,15 @@ def test_a_run_applies_the_errors_of_profile_check(
         assert "--set profiles: " in line
         assert problem in line
     assert not out.exists()
-    done = CliRunner().invoke(app, ["profile-check", str(root)])
-    assert done.exit_code == 2
-    assert problem in done.output
+    assert problem in called("profile-check", root, code=2).output
 
 
 def test_warnings_of_profile_check_do_not_keep_a_run_from_starting(
     write_config: Write, tmp_path: Path
 ) -> None:
     root = spoilt(tmp_path, "900")
-    for command in (["profile-check", root], ["check", write_config(ALONE)]):
-        more = [] if command[0] == "profile-check" else ["--set", f"profiles={root}"]
-        done = CliRunner().invoke(app, [*map(str, command), *more])
-        assert done.exit_code == 0, done.output
-        assert "outlier: 900 us at num_tokens=256" in done.output or more
+    assert "outlier: 900 us at num_tokens=256" in called("profile-check", root).output
+    called("check", write_config(ALONE), "--set", f"profiles={root}")
 
 
 class Untold(Exception):
@@ -262,9 +233,7 @@ def test_an_error_of_ours_is_one_line_and_70(
         raise fault
 
     monkeypatch.setattr("sarathi_sim.experiments.config.loading.load_experiment", fail)
-    done = CliRunner().invoke(app, ["check", "gpt3_pp"])
-    (line,) = done.stderr.splitlines()
-    assert done.exit_code == code
+    (line,) = called("check", "gpt3_pp", code=code).stderr.splitlines()
     assert line.startswith(f"error: {named}")
     assert ("an error of sarathi-sim, not yours: please report it" in line) == (code == 70)
     for arguments, variable in (
@@ -278,19 +247,122 @@ def test_an_error_of_ours_is_one_line_and_70(
         assert done.stderr.splitlines()[-1] == line
 
 
-def test_a_value_of_an_option_is_not_repeated_whole() -> None:
+def test_a_wrong_option_is_typers_and_its_value_not_repeated_whole() -> None:
     for arguments in (
         ["run", "gpt3_pp", f"--{'x' * 5000}"],
         ["sweep", "pd_sweep", "--workers", "9" * 5000],
         [f"--{'x' * 5000}"],
         ["x" * 5000],
     ):
-        done = CliRunner().invoke(app, arguments)
-        assert done.exit_code == 2
-        assert len(done.stderr) < 1500, arguments
+        assert len(called(*arguments, code=2).stderr) < 1500, arguments
+    said = called("check", "gpt3_pp", "--sett", "a=1", code=2).stderr
+    assert "Usage:" in said and "No such option" in said
 
 
-def test_a_wrong_option_is_still_typers(write_config: Write) -> None:
-    done = CliRunner().invoke(app, ["check", str(write_config(SMALL)), "--sett", "a=1"])
-    assert done.exit_code == 2
-    assert "Usage:" in done.stderr and "No such option" in done.stderr
+# Whatever is in a file --------------------------------------------------------------------------
+
+ROOT = Path(__file__).resolve().parents[2]
+# Digits are left out: a longer number of requests is not a mistake, it only takes long.
+edits = st.lists(
+    st.tuples(
+        st.integers(0, 2000),
+        st.integers(0, 12),
+        st.text(alphabet=" \n\t:{}[],-&*!|>'\"#%@`?~abexXnul.é\x00\ud800", max_size=6),
+    ),
+    min_size=1,
+    max_size=4,
+)
+same_folder = settings(
+    suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=120
+)
+
+
+def edited(text: str, changes: list[tuple[int, int, str]]) -> bytes:
+    for place, cut, new in changes:
+        place %= len(text) + 1
+        text = text[:place] + new + text[place + cut :]
+    return text.encode("utf-8", "surrogatepass")
+
+
+@given(edits)
+@example([(0, 0, "\x00")])
+@same_folder
+def test_a_damaged_sweep_file(tmp_path: Path, changes: list[tuple[int, int, str]]) -> None:
+    path = tmp_path / "sweep.yaml"
+    path.write_bytes(edited(SWEEP, changes))
+    for read in (plan_sweep, load_experiment):
+        with contextlib.suppress(ConfigError):
+            read(path)
+
+
+@given(st.sampled_from(sorted(TABLES)), edits)
+@same_folder
+def test_a_damaged_profile(tmp_path: Path, name: str, changes: list[tuple[int, int, str]]) -> None:
+    shipped = profile_folder("a100-80g-sxm", "gpt3-175b", 8) / f"{name}.csv"
+    if shipped.is_file():
+        lines = shipped.read_text(encoding="utf-8").splitlines(keepends=True)[:60]
+    else:  # a table that only measured bundles have
+        columns = (*TABLES[name].columns, *TABLES[name].extras)
+        lines = [
+            ",".join(row) + "\n"
+            for row in (columns, *(map(str, [i] * len(columns)) for i in (1, 2)))
+        ]
+    path = tmp_path / f"{name}.csv"
+    path.write_bytes(edited("".join(lines), changes))
+    with contextlib.suppress(BundleError):
+        read_table(path, TABLES[name])
+
+
+def test_a_row_with_more_cells_than_the_header(tmp_path: Path) -> None:
+    path = tmp_path / "all_reduce.csv"
+    path.write_text("num_bytes,time_us\n1024,2.0,5\n2048,3.0,5\n")
+    with pytest.raises(BundleError, match="more cells than the header"):
+        read_table(path, TABLES["all_reduce"])
+
+
+@given(edits)
+@same_folder
+def test_a_damaged_trace(tmp_path: Path, changes: list[tuple[int, int, str]]) -> None:
+    path = tmp_path / "trace.csv"
+    rows = [f"{i * 0.5},{100 + i},{10 + i % 7}" for i in range(40)]
+    path.write_bytes(edited("\n".join(["arrival,prompt,decode", *rows, ""]), changes))
+    with contextlib.suppress(WorkloadError):
+        read_trace(path)
+
+
+@pytest.mark.parametrize("name", ["object/apply:os.system", "name:os.system", "object/new:os.x"])
+def test_no_tag_is_executed(tmp_path: Path, name: str) -> None:
+    proof, path = tmp_path / "proof", tmp_path / "meta.yaml"
+    path.write_text(f"name: x\nmodel: !!python/{name} ['touch {proof}']\n")
+    for read, place in ((plan_sweep, path), (read_mapping, path), (load_bundle, tmp_path)):
+        with pytest.raises((ConfigError, SpecError), match="not valid YAML"):
+            read(place)
+    assert not proof.exists()
+
+
+@pytest.mark.parametrize("name", ["../../escape", "/escape", "a/b", "..", ".hidden", "a\\b"])
+def test_no_name_leaves_the_output_folder(name: str) -> None:
+    tree = yaml.safe_load(SWEEP)
+    for change in ({"name": name}, {"scenarios": {name: tree["scenarios"]["orca"]}}):
+        with pytest.raises(ConfigError, match="letters, digits"):
+            plan_sweep(tree | change)
+
+
+def test_nothing_unpickles() -> None:
+    """No call that reads a pickle, in any package."""
+    patterns: dict[type[ast.AST], str] = {
+        ast.Import: r"\b(pickle|dill|shelve)\b",
+        ast.ImportFrom: r"\b(pickle|dill|shelve)\b",
+        ast.Call: r"read_pickle|allow_pickle=True|joblib\.load",
+    }
+    found = []
+    for package in ("policies", "profiler", "simulator", "experiments"):
+        for path in (ROOT / package).rglob("*.py"):
+            source = path.read_text(encoding="utf-8")
+            if not re.search("pickle|dill|shelve|joblib", source):
+                continue  # none of the words below
+            for node in ast.walk(ast.parse(source)):
+                pattern = patterns.get(type(node))
+                if pattern and re.search(pattern, ast.unparse(node)):
+                    found.append(f"{path.name}: {ast.unparse(node)}")
+    assert found == []

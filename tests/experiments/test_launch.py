@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 
 from sarathi_sim.experiments.capacity.launch import launch
 from sarathi_sim.experiments.config.base import Source
@@ -25,44 +26,22 @@ from sarathi_sim.experiments.config.loading import check_scenario
 from sarathi_sim.experiments.config.scenario import Scenario
 from sarathi_sim.profiler.facts.model import checkpoints, list_models, load_model
 from sarathi_sim.profiler.storage.plain_yaml import parse_yaml
+from tests.profiler.hf_configs import LLAMA_3
 
 ROOT = Path(__file__).parents[2]
 ENGINES = ("vllm", "sglang", "trtllm")
 WORKLOAD = {"requests": 4, "lengths": {"kind": "fixed", "prompt": 200, "decode": 20}}
-OTHERWISE: dict[str, dict[str, Any]] = {
-    "vllm": {
-        "max_num_batched_tokens": 8192,
-        "max_num_seqs": 17,
-        "long_prefill_token_threshold": 512,
-        "adaptive_threshold": True,
-        "enable_chunked_prefill": False,
-        "scheduling_policy": "priority",
-        "watermark": 0.0625,
-        "scheduler_reserve_full_isl": False,
-        "async_scheduling": True,
-        "version": "0.33",
-    },
-    "sglang": {
-        "chunked_prefill_size": None,
-        "max_prefill_tokens": 4096,
-        "max_running_requests": 17,
-        "schedule_conservativeness": 0.3,
-        "schedule_policy": "lpm",
-        "enable_mixed_chunk": True,
-        "disable_overlap_schedule": True,
-        "scheduler_recv_interval": 3,
-        "ignore_eos": True,
-    },
-    "trtllm": {
-        "max_num_tokens": 4096,
-        "max_batch_size": 17,
-        "capacity_scheduler_policy": "max_utilization",
-        "enable_chunked_prefill": True,
-        "batch_wait_timeout_iters": 5,
-        "batch_wait_max_tokens_ratio": 0.5,
-        "disable_overlap_scheduler": True,
-    },
-}
+OTHERWISE: dict[str, dict[str, Any]] = yaml.safe_load("""
+vllm: {max_num_batched_tokens: 8192, max_num_seqs: 17, long_prefill_token_threshold: 512,
+  adaptive_threshold: true, enable_chunked_prefill: false, scheduling_policy: priority,
+  watermark: 0.0625, scheduler_reserve_full_isl: false, async_scheduling: true, version: "0.33"}
+sglang: {chunked_prefill_size: null, max_prefill_tokens: 4096, max_running_requests: 17,
+  schedule_conservativeness: 0.3, schedule_policy: lpm, enable_mixed_chunk: true,
+  disable_overlap_schedule: true, scheduler_recv_interval: 3, ignore_eos: true}
+trtllm: {max_num_tokens: 4096, max_batch_size: 17, capacity_scheduler_policy: max_utilization,
+  enable_chunked_prefill: true, batch_wait_timeout_iters: 5, batch_wait_max_tokens_ratio: 0.5,
+  disable_overlap_scheduler: true}
+""")
 """Of every policy a value that is not its default."""
 SHARES = {
     "vllm": "gpu_memory_utilization",
@@ -73,16 +52,9 @@ SHARES = {
 
 def scenario(engine: str, model: str, otherwise: bool = False, **keys: Any) -> Scenario:
     """With every setting at its default, or every one at another value."""
-    tree: dict[str, Any] = {
-        "model": model,
-        "device": "h100-80g-sxm",
-        "stack": engine,
-        "workload": WORKLOAD,
-        "cluster": {"tp": 2, "max_length": 4096},
-        "policy": {"name": engine},
-        "kv_cache": {},
-        **keys,
-    }
+    tree: dict[str, Any] = {"model": model, "device": "h100-80g-sxm", "stack": engine}
+    tree |= {"workload": WORKLOAD, "cluster": {"tp": 2, "max_length": 4096}}
+    tree |= {"policy": {"name": engine}, "kv_cache": {}, **keys}
     if otherwise:
         tree["cluster"] |= {"pp": 2, "layers_per_stage": [3, 5], "expert_parallel": True}
         tree["policy"] |= OTHERWISE[engine]
@@ -168,12 +140,8 @@ def test_without_a_known_checkpoint_there_is_a_line_and_no_command(
 
 
 def test_a_checkpoint_of_ones_own_is_its_folder(tmp_path: Path) -> None:
-    folder = tmp_path / "my model"
-    folder.mkdir()
-    sizes = {"model_type": "llama", "num_hidden_layers": 2, "hidden_size": 64}
-    sizes |= {"num_attention_heads": 2, "num_key_value_heads": 2, "intermediate_size": 128}
-    sizes |= {"vocab_size": 256, "max_position_embeddings": 512}
-    (folder / "config.json").write_text(json.dumps(sizes))
+    (folder := tmp_path / "my model").mkdir()
+    (folder / "config.json").write_text(json.dumps(LLAMA_3))
     command = launch(scenario("vllm", str(folder))).command
     assert command is not None and words(command)[0] == str(folder)
     needs = launch(scenario("vllm", str(folder), dtype="int4_wo")).needs
@@ -181,16 +149,14 @@ def test_a_checkpoint_of_ones_own_is_its_folder(tmp_path: Path) -> None:
     assert launch(scenario("vllm", str(folder / "config.json"))).command is None
 
 
-def test_code_of_a_checkpoint_is_consented_to() -> None:
+def test_what_only_some_are_told() -> None:
+    """Consent to a checkpoint's own code; uneven stages."""
     assert "--trust-remote-code" in str(launch(scenario("vllm", "qwen-72b")).command)
-    assert "--trust" not in str(launch(scenario("vllm", "qwen3-32b")).command)
-
-
-def test_uneven_stages_are_told_to_the_engine() -> None:
     for engine in ("vllm", "sglang"):
-        command = launch(scenario(engine, "qwen3-32b", otherwise=True)).command
-        assert str(command).startswith(f"{engine.upper()}_PP_LAYER_PARTITION=3,5 ")
-        assert "PARTITION" not in str(launch(scenario(engine, "qwen3-32b")).command)
+        usual = str(launch(scenario(engine, "qwen3-32b")).command)
+        assert "--trust" not in usual and "PARTITION" not in usual
+        uneven = str(launch(scenario(engine, "qwen3-32b", otherwise=True)).command)
+        assert uneven.startswith(f"{engine.upper()}_PP_LAYER_PARTITION=3,5 ")
 
 
 @pytest.mark.parametrize("otherwise", [False, True])
@@ -200,13 +166,12 @@ def test_all_settings_of_tensorrt_llm(otherwise: bool) -> None:
     assert command is not None
     before, _, rest = command.partition("END\n")
     assert before.startswith("cat > trtllm.yaml <<'END'\n")
+    same = ("enable_chunked_prefill", "disable_overlap_scheduler", "batch_wait_max_tokens_ratio")
     content = parse_yaml(before.partition("\n")[2], "trtllm.yaml")
     assert content == {
         "dtype": "bfloat16",
-        "enable_chunked_prefill": policy["enable_chunked_prefill"],
-        "disable_overlap_scheduler": policy["disable_overlap_scheduler"],
+        **{key: policy[key] for key in same},
         "batch_wait_timeout_iters": policy["batch_wait_timeout_iters"] or 0,
-        "batch_wait_max_tokens_ratio": policy["batch_wait_max_tokens_ratio"],
         "scheduler_config": {
             "capacity_scheduler_policy": "MAX_UTILIZATION" if otherwise else "GUARANTEED_NO_EVICT"
         },
@@ -297,13 +262,9 @@ def test_the_engines_own_parser_reads_every_command(engine: str) -> None:
         pytest.skip(f"no {engine}: name in {variable} a Python with it")
     found = [(one, launch(one).command) for one in shipped(engine)]
     commands = [(one, words(command)) for one, command in found if command is not None]
+    call, given = [python, "-m", "tests.engine_parsers", engine], [line for _, line in commands]
     done = subprocess.run(
-        [python, "-m", "tests.engine_parsers", engine],
-        cwd=ROOT,
-        input=json.dumps([line for _, line in commands]),
-        capture_output=True,
-        text=True,
-        timeout=600,
+        call, cwd=ROOT, input=json.dumps(given), capture_output=True, text=True, timeout=600
     )
     assert done.returncode == 0, done.stderr[-2000:]
     read = json.loads(done.stdout)

@@ -15,16 +15,14 @@ import pandas as pd
 import pytest
 import yaml
 from matplotlib.figure import Figure
-from typer.testing import CliRunner
 
 import sarathi_sim as sim
 from sarathi_sim.experiments import api
-from sarathi_sim.experiments.cli.app import app
 from sarathi_sim.experiments.config.loading import load_experiment
 from sarathi_sim.experiments.run.machine import explain
 from sarathi_sim.policies.policy import DECODES
 from tests.experiments.notebook import NOTEBOOK, Outputs, outputs
-from tests.experiments.small_config import SMALL
+from tests.experiments.small_config import SMALL, called, refused
 from tests.experiments.small_sweep import RUNS, SWEEP
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -89,11 +87,6 @@ def test_what_commands_answer(told: dict[str, Any]) -> None:
     assert parts["same_requests"] and latencies[0] != latencies[1]
 
 
-def test_the_runs_of_a_sweep_are_listed_unrun() -> None:
-    runs = sim.plan(yaml.safe_load(SWEEP)).runs
-    assert len(runs) == len({run.key for run in runs}) == RUNS
-
-
 def test_a_workload_is_described(tmp_path: Path) -> None:
     (tmp_path / "log.csv").write_text("tokens_in,decode,arrival\n30,3,1\n20,2,0\n9,0,2\n25,9,4\n")
     columns, skip = {"prompt": "tokens_in"}, {"workload.lengths.skip_empty": True}
@@ -108,27 +101,17 @@ def test_a_workload_is_described(tmp_path: Path) -> None:
         sim.describe_workload(tmp_path / "log.csv", columns={"size": "4"})
 
 
-def test_advice_is_that_of_the_command() -> None:
+def test_answers_are_those_of_the_commands(tmp_path: Path) -> None:
     advice = sim.advise("llama-13b", "a6000", "1K@14", batch=18)
-    command = ["advise", "--model", "LLAMA-13B", "--device", "A6000", "--workload", "1K@14"]
-    lines = CliRunner().invoke(app, [*command, "--batch", "18"]).stdout.splitlines()
+    asked = ("--model", "LLAMA-13B", "--device", "A6000", "--workload", "1K@14", "--batch", "18")
+    lines = called("advise", *asked).stdout.splitlines()
     assert lines == explain(advice) and advice.verified[0].candidate.name in lines[1]
     with pytest.raises(sim.ConfigError, match="not modelled: models that read images"):
         sim.advise("llava-13b", "a6000", "1K@14")
-
-
-def test_a_score_is_that_of_the_command(tmp_path: Path) -> None:
     (tmp_path / "x.csv").write_text("id\n1\n", encoding="utf-8")
     with pytest.raises(sim.ConfigError) as caught:
         sim.score_files(tmp_path / "x.csv")
-    said = CliRunner().invoke(app, ["score", str(tmp_path / "x.csv")]).stderr
-    assert said == f"error: {caught.value}\n"
-
-
-def test_no_name_is_that_of_a_room() -> None:
-    """A room that was imported would take its place."""
-    rooms = {path.stem for path in (ROOT / "sarathi_sim").iterdir()}
-    assert not rooms & set(sim.__all__)
+    assert refused("score", tmp_path / "x.csv") == f"error: {caught.value}"
 
 
 @pytest.mark.slow
@@ -159,27 +142,27 @@ def texts(given: Outputs) -> list[str]:
     return found
 
 
-def test_a_policy_of_the_session_runs(told: dict[str, Any]) -> None:
-    """As the same policy does from a file; the others are not changed by it."""
-    iterations = told["mine"]["mine"].iterations
-    assert "mixed" not in set(iterations["kind"])
-    assert told["mine"]["orca"].summary == told["outcome"]["orca"].summary
-    assert told["mine"]["mine"].deployment.scenario.policy.name == "PrefillFirst"
-
-
-def test_the_axes_hold_what_was_drawn(told: dict[str, Any]) -> None:
+def test_what_the_page_leaves_behind(told: dict[str, Any]) -> None:
+    """A policy of the session runs as from a file does, and changes no other; the axes hold what
+    was drawn; a result is shown in a line and knows its metrics."""
+    outcome, mine = told["outcome"], told["mine"]
+    assert "mixed" not in set(mine["mine"].iterations["kind"])
+    assert mine["orca"].summary == outcome["orca"].summary
+    assert mine["mine"].deployment.scenario.policy.name == "PrefillFirst"
     cdf, completions, ledger, timeline = told["axes"].ravel()
     assert [line.get_label().split(":")[0] for line in cdf.lines] == ["orca", "sarathi"]
     assert len(completions.lines) == 3  # and what arrived
     assert len(ledger.patches) >= 8
     assert timeline.get_xlim() == (2.0, 3.0)
     assert len(timeline.collections) == 4
+    assert repr(outcome) == f"<ExperimentResult of {outcome.experiment.name}: orca, sarathi>"
+    assert repr(outcome["sarathi"]) == "<ScenarioRun of 200 requests>"
+    with pytest.raises(sim.ConfigError, match="metric: value 'speed': one of"):
+        sim.plot_cdf(Figure().subplots(), outcome, "speed")
 
 
 def test_a_mapping_is_what_a_file_holds(tmp_path: Path) -> None:
-    from yaml import safe_load
-
-    tree = safe_load(SMALL)
+    tree = yaml.safe_load(SMALL)
     before = repr(tree)
     loaded = sim.load(tree, {"seed": 5, "cluster": {"tp": 8, "pp": 4}})
     path = tmp_path / "small.yaml"
@@ -208,26 +191,20 @@ def test_a_mistake_is_a_config_error(changes: dict[str, Any], said: str) -> None
 
 def test_a_policy_of_the_session_is_not_kept(tmp_path: Path) -> None:
     """Neither a result nor a sweep could be repeated; nothing is written."""
-    from yaml import safe_load
-
-    tree = safe_load(SMALL) | {"scenarios": {"mine": {"policy": Decoder()}}, "compare": {}}
-    with pytest.raises(sim.ConfigError, match="is an object of this session"):
-        sim.simulate(tree, out=tmp_path / "x")
-    with pytest.raises(sim.ConfigError, match="is an object of this session"):
-        sim.sweep(tree | {"sweep": {"seeds": 2}}, out=tmp_path / "y")
-    with pytest.raises(sim.ConfigError, match="is an object of this session"):
-        sim.find_capacity(tree | {"capacity": {"slo": "p50 ttft 1s"}}, out=tmp_path / "z")
+    tree = yaml.safe_load(SMALL) | {"scenarios": {"mine": {"policy": Decoder()}}, "compare": {}}
+    for command, more in (
+        (sim.simulate, {}),
+        (sim.sweep, {"sweep": {"seeds": 2}}),
+        (sim.find_capacity, {"capacity": {"slo": "p50 ttft 1s"}}),
+    ):
+        with pytest.raises(sim.ConfigError, match="is an object of this session"):
+            command(tree | more, out=tmp_path / "x")
     assert not list(tmp_path.iterdir())
-
-
-def test_changes_go_with_a_configuration() -> None:
     with pytest.raises(sim.ConfigError, match="changes: give them to load"):
         sim.simulate(sim.load("first_experiment"), {"seed": 1})
 
 
 def test_a_failed_run_of_a_sweep_is_an_error(tmp_path: Path) -> None:
-    from yaml import safe_load
-
     file = tmp_path / "odd.py"
     file.write_text(
         "from sarathi_sim.policies.policy import DECODES, named\n@named('odd')\nclass Odd:\n"
@@ -235,29 +212,11 @@ def test_a_failed_run_of_a_sweep_is_an_error(tmp_path: Path) -> None:
         "    def plan(self, view):\n        raise RuntimeError('odd')\n"
     )
     scenario = {"policy": {"file": str(file), "name": "odd"}}
-    tree = safe_load(SWEEP) | {"scenarios": {"odd": scenario}}
+    tree = yaml.safe_load(SWEEP) | {"scenarios": {"odd": scenario}}
+    runs = sim.plan(yaml.safe_load(SWEEP)).runs
+    assert len(runs) == len({run.key for run in runs}) == RUNS, "listed unrun"
     with pytest.raises(sim.ConfigError, match=r"run [0-9a-f]{16} failed: .*\(and 8 more\)"):
         sim.sweep(tree)
-
-
-def test_the_example_of_the_readme() -> None:
-    readme = (ROOT / "README.md").read_text(encoding="utf-8")
-    (code,) = re.findall(r"```python\n(import sarathi_sim.*?)```", readme, re.DOTALL)
-    said: list[float] = []
-    exec(code, {"print": said.append})
-    assert len(said) == 1
-    assert 0 < said[0] < 1000
-
-
-def test_a_result_is_shown_in_a_line(told: dict[str, Any]) -> None:
-    outcome = told["outcome"]
-    assert repr(outcome) == f"<ExperimentResult of {outcome.experiment.name}: orca, sarathi>"
-    assert repr(outcome["sarathi"]) == "<ScenarioRun of 200 requests>"
-
-
-def test_an_unknown_metric_is_refused(told: dict[str, Any]) -> None:
-    with pytest.raises(sim.ConfigError, match="metric: value 'speed': one of"):
-        sim.plot_cdf(Figure().subplots(), told["outcome"], "speed")
 
 
 def test_the_numbers_of_a_folder_and_of_a_session_are_the_same(result: Path) -> None:
@@ -268,7 +227,10 @@ def test_the_numbers_of_a_folder_and_of_a_session_are_the_same(result: Path) -> 
         assert np.array_equal(table.ledger["busy_s"], outcome[name].ledger["busy_s"])
 
 
-def test_every_name_is_there_and_documented() -> None:
+def test_every_name_is_there_documented_and_not_that_of_a_room() -> None:
+    """A room that was imported would take its place."""
+    assert not {path.stem for path in (ROOT / "sarathi_sim").iterdir()} & set(sim.__all__)
+    assert sim.__doc__
     for name in sim.__all__:
         assert getattr(sim, name) is getattr(api, name)
         assert getattr(api, name).__doc__
@@ -279,23 +241,19 @@ def test_every_name_is_there_and_documented() -> None:
         _ = sim.nothing
 
 
-def test_imports_are_light() -> None:
-    code = (
-        "import sys, sarathi_sim\n"
-        "from sarathi_sim import policies, profiler, simulator, experiments\n"
-        "assert sarathi_sim.__doc__ and 'simulate' in dir(sarathi_sim)\n"
-        f"print([name for name in {HEAVY!r} if name in sys.modules])\n"
-    )
-    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True)
-    assert done.stdout == "[]\n", done.stdout + done.stderr
+LIGHT = "from sarathi_sim import policies, profiler, simulator, experiments; dir(sarathi_sim)"
 
 
-def test_a_simulation_draws_nothing(result: Path) -> None:
-    """Loading the library itself imports no matplotlib, nor does a simulation."""
-    code = (
-        "import sys, sarathi_sim as sim\n"
-        f"sim.simulate({str(result / 'config.yaml')!r})\n"  # its op times are kept already
-        "print([name for name in ('matplotlib', 'bokeh', 'torch') if name in sys.modules])\n"
-    )
+@pytest.mark.parametrize(
+    ("does", "heavy"),
+    [
+        (LIGHT, HEAVY),
+        # Its op times are kept already. Loading the library draws nothing, nor does a simulation.
+        ("sarathi_sim.simulate({config!r})", ("matplotlib", "bokeh", "torch")),
+    ],
+)
+def test_imports_are_light(does: str, heavy: tuple[str, ...], result: Path) -> None:
+    code = f"import sys, sarathi_sim; {does.format(config=str(result / 'config.yaml'))}; "
+    code += f"print([name for name in {heavy!r} if name in sys.modules])"
     done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True)
     assert done.stdout == "[]\n", done.stdout + done.stderr

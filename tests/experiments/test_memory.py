@@ -4,26 +4,27 @@ from __future__ import annotations
 
 import gc
 import tracemalloc
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+import yaml
 
 from sarathi_sim.experiments.config import deployment as deploying
 from sarathi_sim.experiments.config.deployment import deploy
 from sarathi_sim.experiments.config.errors import ConfigError
 from sarathi_sim.experiments.config.loading import load_experiment
-from sarathi_sim.experiments.run.experiment import deploy_all, simulate_all
+from sarathi_sim.experiments.run.experiment import simulate_all
 from sarathi_sim.profiler.storage.memory import size_text
 from sarathi_sim.simulator.load import trace
 from sarathi_sim.simulator.load.trace import read_trace
 from sarathi_sim.simulator.load.workload import WorkloadError
 from sarathi_sim.simulator.op_times.predictor import BundlePredictor, TableSizes
 from sarathi_sim.simulator.op_times.regression import bundle_times
-from tests.experiments.small_config import SMALL, message
+from tests.experiments.small_config import SMALL, deployed, message
 from tests.simulator.test_predictor import simple_bundle
 
-Write = Callable[[str], Path]
+ALONE = SMALL.partition("scenarios:")[0]
+LONG = "{kind: zipf, theta: 1, min: 2, max: 16777216}"
 DECLARED = ("workload.declared=exact", "batching.kv_reservation=declared")
 
 
@@ -32,26 +33,18 @@ def _free(monkeypatch: pytest.MonkeyPatch, num_bytes: int) -> None:
     monkeypatch.setattr(trace, "available_bytes", lambda: num_bytes)
 
 
-def test_a_chunk_longer_than_any_prompt_takes_nothing(write_config: Write) -> None:
-    path = write_config(SMALL)
-    huge = load_experiment(path, ["scenarios.sarathi.policy.chunk_size=16777216"])
-    sizes = deploy_all(huge)["sarathi"].table_sizes
+def test_tables_are_no_larger_than_the_workload() -> None:
+    """A chunk longer than any prompt, a batch larger than the workload, a long limit."""
+    sizes = deployed(SMALL, "scenarios.sarathi.policy.chunk_size=16777216")["sarathi"].table_sizes
     assert sizes.tokens < 600 and sizes.chunk_blocks < 600 / 32
-
-
-def test_a_batch_larger_than_the_workload_takes_nothing(write_config: Write) -> None:
-    path = write_config(SMALL)
-    wide = ["batching.max_batch=10000000", *DECLARED]
-    few = deploy_all(load_experiment(path, wide))["orca"]
+    wide = ("batching.max_batch=10000000", *DECLARED)
+    few = deployed(SMALL, *wide)["orca"]
     assert few.scenario.batching.max_batch == 10_000_000 and few.table_sizes.sequences == 60
     # As many as the KV cache holds of the shortest, where there are more requests than that.
-    many = deploy_all(load_experiment(path, [*wide, "workload.requests=20000"]))["orca"]
+    many = deployed(SMALL, *wide, "workload.requests=20000")["orca"]
     assert many.table_sizes.sequences == many.kv_capacity // 200
-
-
-def test_a_long_limit_takes_no_more_than_the_prompts(write_config: Write) -> None:
-    long = load_experiment(write_config(SMALL), ["cluster.max_length=16777216", *DECLARED])
-    assert deploy_all(long)["orca"].table_sizes.whole_prompts == 512
+    long = deployed(SMALL, "cluster.max_length=16777216", *DECLARED)["orca"]
+    assert long.table_sizes.whole_prompts == 512
 
 
 @pytest.mark.parametrize(
@@ -59,53 +52,37 @@ def test_a_long_limit_takes_no_more_than_the_prompts(write_config: Write) -> Non
     [
         ("workload.requests=9000000", "workload.requests: value 9000000", "requests and their"),
         ("cluster.replicas=4096", "cluster.replicas: value 4096", "replicas"),
-        (
-            "workload.lengths={kind: zipf, theta: 1, min: 2, max: 16777216}",
-            "workload.lengths.max: value 16777216",
-            "classes of lengths",
-        ),
+        (f"workload.lengths={LONG}", "workload.lengths.max: value 16777216", "classes of lengths"),
     ],
 )
 def test_more_than_there_is(
-    write_config: Write, monkeypatch: pytest.MonkeyPatch, assignment: str, key: str, what: str
+    monkeypatch: pytest.MonkeyPatch, assignment: str, key: str, what: str
 ) -> None:
     _free(monkeypatch, 50_000_000)
-    experiment = load_experiment(write_config(SMALL), [assignment])
+    one = load_experiment(yaml.safe_load(ALONE), [assignment])
     with pytest.raises(ConfigError) as caught:
-        deploy(experiment.scenarios["orca"], experiment.sources["orca"])
+        deploy(one.scenarios["small"], one.sources["small"])
     text = str(caught.value)
     assert f"--set {key}: would take about " in text and f" of memory ({what} " in text
     assert text.endswith("but only 50 MB are free")
 
 
-def test_what_any_process_has_is_not_asked_for(
-    write_config: Write, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_any_process_has_is_not_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    """And scenarios that are held at once count together."""
+    _free(monkeypatch, 20_000_000)
+    text = message(SMALL, "workload.requests=10000")
+    assert "scenarios: together they would take about 28 MB of memory (scenario orca 14 MB" in text
+    assert (size_text(2.34e10), size_text(5e7)) == ("23.4 GB", "50 MB")
     _free(monkeypatch, 0)
-    experiment = load_experiment(write_config(SMALL))
-    deployment = deploy(experiment.scenarios["orca"], experiment.sources["orca"])
-    needed = sum(need.num_bytes for need in deployment.memory_needs)
+    needed = sum(need.num_bytes for need in deployed(ALONE)["small"].memory_needs)
     assert 0 < needed < deploying.ALWAYS_FREE
     assert deploying.shortage([deploying.Need("it", deploying.ALWAYS_FREE + 1, "key")]) is not None
 
 
-def test_scenarios_held_at_once_count_together(
-    write_config: Write, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    _free(monkeypatch, 20_000_000)
-    text = message(write_config(SMALL), "workload.requests=10000")
-    assert "scenarios: together they would take about 28 MB of memory (scenario orca 14 MB" in text
-
-
-def test_a_trace_that_is_no_file(write_config: Write) -> None:
-    text = message(
-        write_config(SMALL.replace("  pd_ratio: 5\n", "")),
-        "workload.lengths={kind: trace, path: /dev/zero}",
-    )
+def test_a_trace_that_is_no_file_or_has_no_line_ends(tmp_path: Path) -> None:
+    zero = "workload.lengths={kind: trace, path: /dev/zero}"
+    text = message(SMALL, "workload.pd_ratio=null", zero)
     assert text.endswith("workload.lengths.path: /dev/zero: not a regular file")
-
-
-def test_a_trace_without_line_ends(tmp_path: Path) -> None:
     path = tmp_path / "trace.csv"
     with path.open("wb") as file:
         file.truncate(50_000_000)  # sparse
@@ -127,13 +104,11 @@ def test_a_trace_too_large_for_the_machine(tmp_path: Path, monkeypatch: pytest.M
 def test_a_mooncake_trace_is_estimated_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """By its lines and by the blocks in them, not under what reading it takes."""
     path = tmp_path / "trace.jsonl"
-    path.write_text(
-        "".join(
-            f'{{"timestamp": {i}, "input_length": 2000, "output_length": 9, '
-            f'"hash_ids": [0, {3 * i + 1}, {3 * i + 2}, {3 * i + 3}]}}\n'
-            for i in range(12_000)
-        )
+    row = (
+        '{{"timestamp": {}, "input_length": 2000, "output_length": 9, "hash_ids": [0, {}, {}, {}]}}'
     )
+    lines = [row.format(i, 3 * i + 1, 3 * i + 2, 3 * i + 3) for i in range(12_000)]
+    path.write_text("\n".join(lines))
     tracemalloc.start()
     assert len(read_trace(path).prompt) == 12_000
     peak = tracemalloc.get_traced_memory()[1]
@@ -174,18 +149,12 @@ def test_estimates_are_near_what_is_taken(sizes: TableSizes, estimate: int) -> N
     assert peak < estimate * 1.1 and estimate < 3 * peak
 
 
-def test_idle_replicas_cost_no_analysis(write_config: Write) -> None:
+def test_idle_replicas_cost_no_analysis() -> None:
     """4,096 replicas for 60 requests: views are made of those that served, and nothing else."""
-    assignments = ["cluster.replicas=4096", "workload.requests=5"]
-    experiment = load_experiment(write_config(SMALL.partition("scenarios:")[0]), assignments)
-    run = simulate_all(experiment).runs["small"]
-    analysis = run.analysis
+    many = load_experiment(yaml.safe_load(ALONE), ["cluster.replicas=4096", "workload.requests=5"])
+    analysis = simulate_all(many).runs["small"].analysis
     assert analysis.at_work == [0, 1, 2, 3, 4]
     assert set(analysis.spans._kept) == set(analysis.gaps._kept) == set(analysis.at_work)
     assert set(analysis.iterations["replica"]) == set(analysis.at_work)
     idle = analysis.ledger[analysis.ledger["replica"] == 4095]
     assert len(idle) == 8 and (idle["no_work_s"] == idle["wall_s"]).all()
-
-
-def test_sizes_read_well() -> None:
-    assert (size_text(2.34e10), size_text(5e7)) == ("23.4 GB", "50 MB")

@@ -11,9 +11,9 @@ from typing import Any, Literal
 
 import pytest
 from typer.main import get_command
-from typer.testing import CliRunner, Result
 
 from sarathi_sim.experiments.cli.app import app
+from sarathi_sim.experiments.sweeps.store import Store
 from sarathi_sim.profiler.bundle.schema import BundleError, bundle_path, load_bundle, write_bundle
 from sarathi_sim.profiler.facts.device import load_device
 from sarathi_sim.profiler.facts.model import load_model
@@ -22,23 +22,24 @@ from sarathi_sim.profiler.measuring.to_bundle import write_device
 from sarathi_sim.profiler.planning.settings import Limits, Settings
 from sarathi_sim.profiler.storage.files import remove_empty
 from sarathi_sim.profiler.storage.strict import UserError
-from tests.experiments.small_config import SMALL
+from tests.experiments.small_config import SMALL, called, refused
 from tests.experiments.small_sweep import SWEEP, tree
 from tests.sampled import device_bundle, profile_folder
 
 Write = Callable[[str], Path]
 
 
-def command(*words: object) -> Result:
-    return CliRunner().invoke(app, [str(word) for word in words])
+def put(path: Path, text: str = "mine") -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(text)
 
 
-def refused(result: Result, *expected: str) -> None:
-    assert result.exit_code == 2, result.output
-    assert result.stderr.startswith("error: ")
-    assert result.stderr.count("\n") == 1, "one line"
-    for text in expected:
-        assert text in result.stderr
+def untouched(folder: Path, *words: object) -> str:
+    """The line of a command that is refused, and leaves the folder as it is."""
+    before = tree(folder)
+    line = refused(*words)
+    assert tree(folder) == before
+    return line
 
 
 @pytest.fixture
@@ -54,32 +55,37 @@ def copy(result: Path, tmp_path: Path) -> Path:
     return Path(shutil.copytree(result, tmp_path / "r1"))
 
 
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of a sweep, beside its configuration."""
+    folder = tmp_path_factory.mktemp("sweep")
+    (folder / "sweep.yaml").write_text(SWEEP)
+    called("sweep", folder / "sweep.yaml", "--out", folder / "out", "--workers", 1, "--quiet")
+    return folder / "out"
+
+
+@pytest.fixture
+def swept(finished: Path, tmp_path: Path) -> Path:
+    """A sweep that a test may disturb."""
+    return Path(shutil.copytree(finished, tmp_path / "out"))
+
+
+def resumed(finished: Path, out: Path) -> tuple[object, ...]:
+    return "sweep", finished.with_name("sweep.yaml"), "--out", out, "--resume", "--workers", 1
+
+
 def test_a_sweep_is_not_resumed_in_a_folder_that_only_looks_like_one(
     tmp_path: Path, sweep_config: Path
 ) -> None:
     out = tmp_path / "precious"
     for name in ("runs/.git/HEAD", "runs/notes.md", "failed/thesis.txt", "summary.json", "lock"):
-        (out / name).parent.mkdir(parents=True, exist_ok=True)
-        (out / name).write_text(f"my {name}")
-    (out / "results.parquet").write_bytes(b"mine")
-    before = tree(out)
+        put(out / name)
+    put(out / "results.parquet")
     for flags in ([], ["--resume"]):
-        done = command("sweep", sweep_config, "--out", out, "--workers", 1, *flags)
-        refused(done, "exists and is no earlier", "runs/.git/HEAD", "failed/thesis.txt")
-        assert "--resume" not in done.stderr, "nobody is invited to try that"
-        assert tree(out) == before
-
-
-@pytest.fixture(scope="module")
-def finished(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
-    """A sweep's configuration, and its folder."""
-    folder = tmp_path_factory.mktemp("sweep")
-    (folder / "sweep.yaml").write_text(SWEEP)
-    done = command(
-        "sweep", folder / "sweep.yaml", "--out", folder / "out", "--workers", 1, "--quiet"
-    )
-    assert done.exit_code == 0, done.output
-    return folder / "sweep.yaml", folder / "out"
+        line = untouched(out, "sweep", sweep_config, "--out", out, "--workers", 1, *flags)
+        assert "exists and is no earlier" in line and "runs/.git/HEAD" in line
+        assert "failed/thesis.txt" in line
+        assert "--resume" not in line, "nobody is invited to try that"
 
 
 @pytest.mark.parametrize(
@@ -95,45 +101,26 @@ def finished(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
     ],
 )
 def test_a_resumed_sweep_touches_only_what_is_its_own(
-    finished: tuple[Path, Path], tmp_path: Path, name: str, named: str
+    finished: Path, swept: Path, name: str, named: str
 ) -> None:
-    config, original = finished
-    out = Path(shutil.copytree(original, tmp_path / "out"))
-    (out / name).parent.mkdir(parents=True, exist_ok=True)
-    (out / name).write_text("mine")
-    before = tree(out)
-    refused(command("sweep", config, "--out", out, "--resume", "--workers", 1), named)
-    assert tree(out) == before
+    put(swept / name)
+    assert named in untouched(swept, *resumed(finished, swept))
 
 
-def test_figures_in_a_sweep_are_no_obstacle_and_stay(
-    finished: tuple[Path, Path], tmp_path: Path
-) -> None:
-    config, original = finished
-    out = Path(shutil.copytree(original, tmp_path / "out"))
-    (out / "figures").mkdir()
-    (out / "figures" / "mine.svg").write_text("mine")
-    before = tree(out)
-    done = command("sweep", config, "--out", out, "--resume", "--workers", 1)
-    assert (done.exit_code, tree(out)) == (0, before), done.output
+def test_figures_in_a_sweep_are_no_obstacle_and_stay(finished: Path, swept: Path) -> None:
+    put(swept / "figures" / "mine.svg")
+    before = tree(swept)
+    called(*resumed(finished, swept))
+    assert tree(swept) == before
 
 
-def test_a_traceback_that_was_annotated_stays(finished: tuple[Path, Path], tmp_path: Path) -> None:
-    from sarathi_sim.experiments.sweeps.store import Store
-
-    config, original = finished
-    out = Path(shutil.copytree(original, tmp_path / "out"))
-    Store(out).write_failure("0" * 16, "Traceback")
-    assert command("sweep", config, "--out", out, "--resume", "--workers", 1).exit_code == 0
-    assert not (out / "failed").exists(), "the sweep's own are dropped"
-    Store(out).write_failure("0" * 16, "Traceback")
-    (out / "failed" / f"{'0' * 16}.txt").write_text("Traceback: because of the cache")
-    before = tree(out)
-    refused(
-        command("sweep", config, "--out", out, "--resume", "--workers", 1),
-        f"changed: failed/{'0' * 16}.txt",
-    )
-    assert tree(out) == before
+def test_a_traceback_that_was_annotated_stays(finished: Path, swept: Path) -> None:
+    Store(swept).write_failure("0" * 16, "Traceback")
+    called(*resumed(finished, swept))
+    assert not (swept / "failed").exists(), "the sweep's own are dropped"
+    Store(swept).write_failure("0" * 16, "Traceback")
+    put(swept / "failed" / f"{'0' * 16}.txt", "Traceback: because of the cache")
+    assert f"changed: failed/{'0' * 16}.txt" in untouched(swept, *resumed(finished, swept))
 
 
 @pytest.mark.parametrize(
@@ -149,59 +136,48 @@ def test_a_traceback_that_was_annotated_stays(finished: tuple[Path, Path], tmp_p
 def test_a_result_with_a_file_of_the_users_is_not_replaced(
     write_config: Write, copy: Path, name: str, named: str
 ) -> None:
-    (copy / name).parent.mkdir(parents=True, exist_ok=True)
-    (copy / name).write_text("mine")
-    before = tree(copy)
-    refused(command("run", write_config(SMALL), "--out", copy, "--no-figures", "--quiet"), named)
-    assert tree(copy) == before
+    put(copy / name)
+    words = ("run", write_config(SMALL), "--out", copy, "--no-figures", "--quiet")
+    assert named in untouched(copy, *words)
 
 
 def test_figures_with_a_file_of_the_users_are_not_replaced(
-    copy: Path, plotted: Path, tmp_path: Path
+    copy: Path, plotted: Path, finished: Path, tmp_path: Path
 ) -> None:
+    """Of a run, and of a sweep: ours alone are replaced."""
     out = Path(shutil.copytree(plotted, tmp_path / "plotted"))
-    assert command("plot", copy, "--out", out).exit_code == 0, "ours is replaced"
-    (out / "figures" / "mine.svg").write_text("mine")
-    before = tree(out)
-    refused(command("plot", copy, "--out", out), "not ours: figures/mine.svg")
-    assert tree(out) == before
-
-
-def test_figures_of_a_sweep_replace_only_such(finished: tuple[Path, Path], tmp_path: Path) -> None:
+    called("plot", copy, "--out", out)
+    put(out / "figures" / "mine.svg")
+    assert "not ours: figures/mine.svg" in untouched(out, "plot", copy, "--out", out)
     out = tmp_path / "figures"
-    assert command("plot", finished[1], "--out", out).exit_code == 0
-    assert command("plot", finished[1], "--out", out).exit_code == 0
-    (out / "mine.svg").write_text("mine")
-    (out / "cdf.svg").write_text("edited")
-    before = tree(out)
-    refused(command("plot", finished[1], "--out", out), "changed: cdf.svg", "not ours: mine.svg")
-    assert tree(out) == before
+    for _ in range(2):
+        called("plot", finished, "--out", out)
+    put(out / "mine.svg")
+    put(out / "cdf.svg")
+    line = untouched(out, "plot", finished, "--out", out)
+    assert "changed: cdf.svg" in line and "not ours: mine.svg" in line
 
 
 # profiles -----------------------------------------------------------------------------------------
 
 
-def test_a_bundle_with_a_file_of_the_users_is_not_replaced(tmp_path: Path) -> None:
+def test_a_bundle_with_a_file_of_the_users_and_no_bundle_are_not_replaced(
+    tmp_path: Path,
+) -> None:
     root = tmp_path / "P"
     bundle = written(root)
     assert written(root) == bundle, "ours is replaced"
-    (bundle / "raw").mkdir()
-    (bundle / "raw" / "nsight.rep").write_text("hours")
-    (bundle / "linear.csv").write_text("edited")
+    put(bundle / "raw" / "nsight.rep")
+    put(bundle / "linear.csv")
     before = tree(root)
     for force in (False, True):
         with pytest.raises(BundleError, match=r"changed: linear.csv.*not ours: raw/nsight.rep"):
             written(root, force=force)
         assert tree(root) == before
-
-
-def test_a_folder_that_is_no_bundle_is_not_replaced(tmp_path: Path) -> None:
-    bundle = tmp_path / "a6000" / "tiny-llama-40m" / "tp1"
-    bundle.mkdir(parents=True)
-    (bundle / "thesis.tex").write_text("years of work")
+    put(tmp_path / "Q" / "a6000" / "tiny-llama-40m" / "tp1" / "thesis.tex")
     with pytest.raises(BundleError, match=r"not an earlier result.*thesis.tex"):
-        written(tmp_path)
-    assert tree(tmp_path) == {"a6000/tiny-llama-40m/tp1/thesis.tex": b"years of work"}
+        written(tmp_path / "Q")
+    assert tree(tmp_path / "Q") == {"a6000/tiny-llama-40m/tp1/thesis.tex": b"mine"}
 
 
 def written(
@@ -303,10 +279,8 @@ def test_json_and_out_mean_the_same_in_every_command() -> None:
     ],
 )
 def test_a_file_is_not_overwritten(tmp_path: Path, words: tuple[str, ...]) -> None:
-    keep = tmp_path / "keep.json"
-    keep.write_text("mine")
-    done = command(*(str(keep) if word == "FILE" else word for word in words))
-    assert done.exit_code == 2
+    put(keep := tmp_path / "keep.json")
+    called(*(keep if word == "FILE" else word for word in words), code=2)
     assert tree(tmp_path) == {"keep.json": b"mine"}
 
 
@@ -319,11 +293,9 @@ def test_the_papers_figures_replace_only_such(
     monkeypatch.setattr("sarathi_sim.experiments.paper.figures.gallery.write_gallery", drawn)
     out = tmp_path / "paper"
     for _ in range(2):
-        assert command("reproduce", "tile_257", "--out", out).exit_code == 0
-    (out / "notes.md").write_text("mine")
-    before = tree(out)
-    refused(command("reproduce", "tile_257", "--out", out), "not ours: notes.md")
-    assert tree(out) == before
+        called("reproduce", "tile_257", "--out", out)
+    put(out / "notes.md")
+    assert "not ours: notes.md" in untouched(out, "reproduce", "tile_257", "--out", out)
 
 
 # where --out leads --------------------------------------------------------------------------------
@@ -335,18 +307,15 @@ def test_out_on_a_loop_of_links(tmp_path: Path, sweep_config: Path, name: str) -
     (tmp_path / "b").symlink_to(tmp_path / "a")
     config = sweep_config if name == "sweep" else "first_experiment"
     for out in (tmp_path / "a", tmp_path / "a" / "below"):
-        refused(command(name, config, "--out", out), "its links lead in a circle")
+        assert "its links lead in a circle" in refused(name, config, "--out", out)
 
 
 def test_out_through_a_link_is_written_where_it_leads(write_config: Write, tmp_path: Path) -> None:
     (tmp_path / "there").mkdir()
-    (tmp_path / "link").symlink_to(tmp_path / "there")
+    (link := tmp_path / "link").symlink_to(tmp_path / "there")
     for _ in range(2):
-        done = command(
-            "run", write_config(SMALL), "--out", tmp_path / "link", "--no-figures", "--quiet"
-        )
-        assert done.exit_code == 0, done.output
-    assert (tmp_path / "link").is_symlink()
+        called("run", write_config(SMALL), "--out", link, "--no-figures", "--quiet")
+    assert link.is_symlink()
     assert (tmp_path / "there" / "summary.json").is_file()
 
 
@@ -356,11 +325,9 @@ def test_out_on_two_thousand_nested_folders(
     """Too long a path for the system: one line, and none of the folders is left."""
     config = write_config(SMALL)
     monkeypatch.chdir(tmp_path)
-    before = tree(tmp_path)
     for words in (("run", config), ("sweep", sweep_config), ("plot", "nothing")):
-        done = command(*words, "--out", "/".join(["dd"] * 2000))
-        refused(done)
-        assert (tree(tmp_path), (tmp_path / "dd").exists()) == (before, False)
+        untouched(tmp_path, *words, "--out", "/".join(["dd"] * 2000))
+        assert not (tmp_path / "dd").exists()
 
 
 def test_out_below_the_recursion_limit_and_the_longest_path(
@@ -368,8 +335,7 @@ def test_out_below_the_recursion_limit_and_the_longest_path(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     out = Path(*["d"] * 1500)
-    done = command("run", write_config(SMALL), "--out", out, "--no-figures", "--quiet")
-    assert done.exit_code == 0, done.output
+    called("run", write_config(SMALL), "--out", out, "--no-figures", "--quiet")
     assert (out / "summary.json").is_file()
     shutil.move(out, tmp_path / "result")
     remove_empty([out.parent, *out.parent.parents])

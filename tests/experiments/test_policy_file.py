@@ -12,46 +12,19 @@ from pathlib import Path
 
 import pytest
 import yaml
-from typer.testing import CliRunner
 
-from sarathi_sim.experiments.cli.app import app
 from sarathi_sim.experiments.config.errors import ConfigError
 from sarathi_sim.experiments.config.loading import load_experiment
 from sarathi_sim.experiments.config.policy import FilePolicy
 from sarathi_sim.experiments.run.experiment import run_experiment, simulate_all
-from sarathi_sim.experiments.sweeps.backends import InProcess, LocalProcesses
-from sarathi_sim.experiments.sweeps.execute import execute
+from sarathi_sim.experiments.sweeps.backends import Backend, InProcess, LocalProcesses
 from sarathi_sim.experiments.sweeps.plan import plan_sweep
-from sarathi_sim.experiments.sweeps.store import Store
 from sarathi_sim.policies.catalogue import build
-from tests.experiments.small_config import SMALL, message
-from tests.experiments.small_sweep import SWEEP, tree
+from tests.experiments.small_config import AT_MOST, SMALL, called, message, refused
+from tests.experiments.small_sweep import SWEEP, swept, tree
 
-AT_MOST = '''"""Mine."""
-
-from __future__ import annotations
-
-from dataclasses import dataclass
-
-from sarathi_sim.policies.policy import DECODES, Plan, View, named
-
-
-@named("at_most")
-@dataclass
-class AtMost:
-    """Whole prompts, at most so many an iteration."""
-
-    prompts: int
-    eager: bool = True
-    holds_finished = False
-
-    def plan(self, view: View) -> Plan | None:
-        joining = view.admissible()[: self.prompts]
-        if joining:
-            return Plan(tuple((s, s.prompt_tokens) for s in joining))
-        return DECODES if view.num_decodes else None
-'''
 KEYS = "policy: {name: sarathi, chunk_size: 256}"
+CONSTRUCTOR = "    def __post_init__(self):\n        "
 OWN = "policy: {file: mine.py, name: at_most, prompts: 2}"
 Write = Callable[[str], Path]
 
@@ -92,78 +65,71 @@ def test_of_set_it_is_found_where_the_command_runs(
     assert own(write_config(SMALL), change).build().prompts == 3  # type: ignore[attr-defined]
 
 
+AT = "file: mine.py, name: at_most"
 MISTAKES = {
-    "no such file": (
-        AT_MOST,
-        "file: none.py, name: at_most, prompts: 2",
-        "none.py: No such file or directory",
-    ),
+    "no such file": (AT_MOST, "file: none.py, name: at_most", "none.py: No such file or directory"),
     "a folder": (AT_MOST, "file: ., name: at_most, prompts: 2", ": not a regular file"),
     "not a path": (AT_MOST, "file: 3, name: at_most", "must be the path of a Python file"),
     "no home": (AT_MOST, "file: ~nosuch/mine.py, name: at_most", "there is no home folder ~nosuch"),
     "a NUL": (AT_MOST, 'file: "a\\0b", name: at_most', "policy.file: value 'a\\x00b': "),
-    "syntax": ("x = (\n", "file: mine.py, name: a", "line 1: '(' was never closed"),
-    "a NUL within": ("x = 1\0\n", "file: mine.py, name: a", "null bytes"),
-    "too deep": ("x = " + "(" * 500, "file: mine.py, name: a", "too many nested parentheses"),
-    "raises": ("\n1 / 0\n", "file: mine.py, name: a", "line 2: ZeroDivisionError: division by"),
-    "exits": ("raise SystemExit(3)\n", "file: mine.py, name: a", "line 1: SystemExit: 3"),
-    "imports": ("import nosuch\n", "file: mine.py, name: a", "line 1: ModuleNotFoundError: No"),
+    "syntax": ("x = (\n", AT, "line 1: '(' was never closed"),
+    "a NUL within": ("x = 1\0\n", AT, "null bytes"),
+    "too deep": ("x = " + "(" * 500, AT, "too many nested parentheses"),
+    "raises": ("\n1 / 0\n", AT, "line 2: ZeroDivisionError: division by"),
+    "exits": ("raise SystemExit(3)\n", AT, "line 1: SystemExit: 3"),
+    "imports": ("import nosuch\n", AT, "line 1: ModuleNotFoundError: No"),
     "a former name": (
         AT_MOST.replace("sarathi_sim.", ""),
-        "file: mine.py, name: at_most, prompts: 2",
+        AT,
         "line 7: ModuleNotFoundError: No module named 'policies': from sarathi_sim.policies... is",
     ),
-    "no policy": ("x = 1\n", "file: mine.py, name: a", "marks no policy with @named"),
+    "no policy": ("x = 1\n", AT, "marks no policy with @named"),
     "no such name": (AT_MOST, "file: mine.py, name: at_mots", "one of at_most (did you mean at_"),
     "a list": (AT_MOST, "file: mine.py, name: [1]", "policy.name: value [1]: one of at_most"),
     "no name": (AT_MOST, "file: mine.py", "policy.name: this key is missing; one of at_most"),
-    "missing": (AT_MOST, "file: mine.py, name: at_most", "policy.prompts: this key is missing"),
+    "missing": (AT_MOST, AT, "policy.prompts: this key is missing"),
     "unknown": (
         AT_MOST,
-        "file: mine.py, name: at_most, prompts: 2, eagre: true",
+        f"{AT}, prompts: 2, eagre: true",
         "policy.eagre: unknown key (did you mean eager?); allowed: name, file, sha256, prompts",
     ),
-    "type": (
-        AT_MOST,
-        "file: mine.py, name: at_most, prompts: x",
-        "policy.prompts: value 'x': must be a whole number",
-    ),
-    "another content": (
-        AT_MOST,
-        "file: mine.py, name: at_most, prompts: 2, sha256: abc",
-        "policy.sha256: value 'abc': ",
-    ),
+    "type": (AT_MOST, f"{AT}, prompts: x", "policy.prompts: value 'x': must be a whole number"),
+    "another content": (AT_MOST, f"{AT}, prompts: 2, sha256: abc", "policy.sha256: value 'abc': "),
     "two of a name": (
         AT_MOST + "\n\n@named('at_most')\nclass Two:\n    pass\n",
-        "file: mine.py, name: at_most",
+        AT,
         "there are two policies called 'at_most'",
     ),
     "a parameter that is taken": (
         AT_MOST.replace("prompts: int", "file: int"),
-        "file: mine.py, name: at_most",
+        AT,
         "a parameter cannot be called file: the key is taken",
     ),
     "a parameter of no such type": (
         AT_MOST.replace("prompts: int", "prompts: View"),
-        "file: mine.py, name: at_most",
+        AT,
         "its parameters cannot be keys: ",
     ),
     "an unknown type": (
         AT_MOST.replace("prompts: int", "prompts: Nosuch"),
-        "file: mine.py, name: at_most",
+        AT,
         "its parameters cannot be read: ",
     ),
     "not a policy": (
         AT_MOST.replace("    def plan", "    def plans"),
-        "file: mine.py, name: at_most, prompts: 2",
+        f"{AT}, prompts: 2",
         "at_most cannot be built: AttributeError: 'AtMost' object has no attribute 'plan'",
     ),
     "its constructor raises": (
-        AT_MOST.replace(
-            "    def plan", "    def __post_init__(self):\n        1 / 0\n    def plan"
-        ),
-        "file: mine.py, name: at_most, prompts: 2",
+        AT_MOST.replace("    def plan", f"{CONSTRUCTOR}1 / 0\n    def plan"),
+        f"{AT}, prompts: 2",
         "at_most cannot be built: line 20: ZeroDivisionError: division by zero",
+    ),
+    "no text": ("x = '\xff'\n", f"{AT}, prompts: 2", "mine.py': is not UTF-8 text"),
+    "too large": (
+        "#" * 1_000_001,
+        f"{AT}, prompts: 2",
+        "mine.py: holds 1,000,001 bytes: must be at most 1,000,000",
     ),
 }
 
@@ -171,24 +137,17 @@ MISTAKES = {
 @pytest.mark.parametrize("mistake", MISTAKES)
 def test_a_mistake_is_one_line(write_config: Write, tmp_path: Path, mistake: str) -> None:
     code, keys, expected = MISTAKES[mistake]
-    (tmp_path / "mine.py").write_text(code, encoding="utf-8")
+    (tmp_path / "mine.py").write_text(code, encoding="latin-1")
     text = SMALL.replace("policy: {name: orca, case: best}\n", "", 1).replace(
         "orca: {}", "orca: {policy: {name: orca}}"
     )
     config = write_config(text.replace(KEYS, f"policy: {{{keys}}}"))
-    done = CliRunner().invoke(app, ["check", str(config)])
-    assert done.exit_code == 2
-    lines = done.stderr.splitlines()
-    assert len(lines) == 1
-    assert re.match(rf"error: {config}: (scenarios\.sarathi\.)?policy\.", lines[0])
-    assert expected in lines[0]
+    line = refused("check", config)
+    assert re.match(rf"error: {config}: (scenarios\.sarathi\.)?policy\.", line)
+    assert expected in line
 
 
-def test_a_file_that_is_not_text_or_too_large(config: Path, tmp_path: Path) -> None:
-    (tmp_path / "mine.py").write_bytes(b"x = '\xff'\n")
-    assert "mine.py': is not UTF-8 text" in message(config)
-    (tmp_path / "mine.py").write_bytes(b"#" * 1_000_001)
-    assert "mine.py: holds 1,000,001 bytes: must be at most 1,000,000" in message(config)
+UNTOLD = "raise type('Untold', (Exception,), {'__str__': lambda self: 1 / 0})"
 
 
 @pytest.mark.parametrize(
@@ -200,10 +159,7 @@ def test_a_file_that_is_not_text_or_too_large(config: Path, tmp_path: Path) -> N
         ("raise SystemExit(3)", "policy at_most: line 20: SystemExit: 3"),
         ("raise BaseException('all of it')", "policy at_most: line 20: BaseException: all of it"),
         ("raise GeneratorExit", "policy at_most: line 20: GeneratorExit"),
-        (
-            "raise type('Untold', (Exception,), {'__str__': lambda self: 1 / 0})",
-            "policy at_most: line 20: Untold",
-        ),
+        (UNTOLD, "policy at_most: line 20: Untold"),
     ],
 )
 def test_a_plan_that_goes_wrong_is_one_line(
@@ -233,7 +189,7 @@ odd = Odd()
         ("@named", "raise SystemExit(0)\n@named"),
         ("@named", f"{ODD}@named"),
         ("    prompts: int", "    prompts: exit(0)"),
-        ("    def plan", "    def __post_init__(self):\n        exit(0)\n\n    def plan"),
+        ("    def plan", f"{CONSTRUCTOR}exit(0)\n\n    def plan"),
         ("        joining", "        exit(0)\n        joining"),
         ('    """Whole prompts', '    __doc__ = 5\n    """Whole prompts'),
     ],
@@ -243,11 +199,8 @@ def test_no_policy_ends_a_command_by_itself(
 ) -> None:
     code = AT_MOST.replace(old, new, 1)
     (tmp_path / "mine.py").write_text(code, encoding="utf-8")
-    words = ["run", str(config), "--no-figures", "--quiet", "--out", str(tmp_path / "out")]
-    done = CliRunner().invoke(app, words)
-    assert done.exit_code == 2, done.output
-    (line,) = done.stderr.splitlines()
-    assert line.startswith("error: ") and "mine.py" in line
+    words = ("run", config, "--no-figures", "--quiet", "--out", tmp_path / "out")
+    assert "mine.py" in refused(*words)
 
 
 def test_batches_that_leave_together_need_bound_ones(config: Path, tmp_path: Path) -> None:
@@ -263,36 +216,26 @@ def test_a_result_can_be_simulated_again_anywhere(config: Path, tmp_path: Path) 
     shutil.move(tmp_path / "first", moved)
     (tmp_path / "mine.py").unlink()
     stored = yaml.safe_load((moved / "config.yaml").read_text())["scenarios"]["sarathi"]["policy"]
-    assert stored == {
-        "name": "at_most",
-        "file": "sarathi/policy.py",
-        "sha256": hashlib.sha256(AT_MOST.encode()).hexdigest(),
-        "prompts": 2,
-        "eager": True,
-    }
+    digest = hashlib.sha256(AT_MOST.encode()).hexdigest()
+    assert stored.pop("sha256") == digest
+    told = {"name": "at_most", "file": "sarathi/policy.py", "prompts": 2, "eager": True}
+    assert stored == told
     again = tmp_path / "again"
     run_experiment(load_experiment(moved / "config.yaml"), again, figures=False)
     assert (again / "config.yaml").read_bytes() == (moved / "config.yaml").read_bytes()
     name = "sarathi/requests.parquet"
     assert (again / name).read_bytes() == (moved / name).read_bytes()
 
-    words = ["compare", str(moved / "orca"), str(moved / "sarathi"), "--json"]
-    compared = CliRunner().invoke(app, words)
-    assert compared.exit_code == 0, compared.output
-    assert json.loads(compared.stdout)["notes"] == []
-    plotted = CliRunner().invoke(app, ["plot", str(moved), "--out", str(tmp_path / "plot")])
-    assert plotted.exit_code == 0, plotted.output
+    words = ("compare", moved / "orca", moved / "sarathi", "--json")
+    assert json.loads(called(*words).stdout)["notes"] == []
+    called("plot", moved, "--out", tmp_path / "plot")
 
     file = moved / "sarathi" / "policy.py"
     file.write_text(AT_MOST + "# changed\n")
-    done = CliRunner().invoke(app, words)
-    assert (done.exit_code, len(done.stderr.splitlines())) == (2, 1)
-    assert "policy.sha256: value '" in done.stderr
-    assert "policy.py has another content" in done.stderr
+    line = refused(*words)
+    assert "policy.sha256: value '" in line and "policy.py has another content" in line
     file.unlink()
-    done = CliRunner().invoke(app, words)
-    assert (done.exit_code, len(done.stderr.splitlines())) == (2, 1)
-    assert f"value 'sarathi/policy.py': {file}: No such file or directory" in done.stderr
+    assert f"value 'sarathi/policy.py': {file}: No such file or directory" in refused(*words)
 
 
 OWN_SWEEP = SWEEP.replace("policy: {name: sarathi, chunk_size: 128}", OWN).replace(
@@ -300,33 +243,32 @@ OWN_SWEEP = SWEEP.replace("policy: {name: sarathi, chunk_size: 128}", OWN).repla
 )
 
 
-def swept(config: Path, out: Path, backend: InProcess | LocalProcesses, meanwhile: Path) -> Path:
-    """A sweep during which the policy's file is away."""
-    plan = plan_sweep(config)
-    code = meanwhile.read_bytes()
-    meanwhile.unlink()
-    store = Store(out)
-    store.open(False)
-    report = execute(plan, store, backend)
+def swept_without(file: Path, backend: Backend) -> Path:
+    """The folder of a sweep beside the policy's file, which is away meanwhile."""
+    plan, code, out = (
+        plan_sweep(file.with_name("sweep.yaml")),
+        file.read_bytes(),
+        file.parent / "out",
+    )
+    file.unlink()
+    report = swept(plan, out, backend)
     assert (report.finished, report.failures) == (12, {})
-    meanwhile.write_bytes(code)
+    file.write_bytes(code)
     return out
 
 
 def test_a_sweep_sends_it_along(tmp_path: Path) -> None:
-    first, second = tmp_path / "here", tmp_path / "there"
-    for folder, spelled in ((first, "mine.py"), (second, "called_otherwise.py")):
-        folder.mkdir()
-        (folder / spelled).write_text(AT_MOST)
-        (folder / "sweep.yaml").write_text(OWN_SWEEP.replace("mine.py", spelled))
-    one = swept(first / "sweep.yaml", first / "out", InProcess(), first / "mine.py")
-    other = swept(
-        second / "sweep.yaml", second / "out", LocalProcesses(2), second / "called_otherwise.py"
-    )
+    files = tmp_path / "here" / "mine.py", tmp_path / "there" / "called_otherwise.py"
+    for file in files:
+        file.parent.mkdir()
+        file.write_text(AT_MOST)
+        file.with_name("sweep.yaml").write_text(OWN_SWEEP.replace("mine.py", file.name))
+    backends: tuple[Backend, Backend] = InProcess(), LocalProcesses(2)
+    one, other = (swept_without(file, each) for file, each in zip(files, backends, strict=True))
     assert tree(one / "runs") == tree(other / "runs")
-    files = [name for name in tree(one) if name.endswith("policy.py")]
-    assert len(files) == 6
-    again = load_experiment((one / files[0]).parents[1] / "config.yaml")
+    codes = [name for name in tree(one) if name.endswith("policy.py")]
+    assert len(codes) == 6
+    again = load_experiment((one / codes[0]).parents[1] / "config.yaml")
     assert simulate_all(again).runs["sarathi"].summary["finished"] == 40
 
 
@@ -362,15 +304,9 @@ def test_it_can_be_swept(tmp_path: Path) -> None:
         plan_sweep(config)
 
 
-def test_it_travels_as_its_code(config: Path, tmp_path: Path) -> None:
+def test_it_travels_as_its_code_also_to_the_real_engine(config: Path, tmp_path: Path) -> None:
     policy = own(config)
-    sent = pickle.dumps(policy)
+    sent, described = pickle.dumps(policy), json.loads(json.dumps(policy.described()))
     (tmp_path / "mine.py").unlink()
     assert pickle.loads(sent) == policy  # noqa: S301
-
-
-def test_the_real_engine_gets_its_code(config: Path, tmp_path: Path) -> None:
-    (scenario,) = (load_experiment(config).scenarios["sarathi"],)
-    described = json.loads(json.dumps(scenario.policy.described()))
-    (tmp_path / "mine.py").unlink()
     assert build(**described).prompts == 2  # type: ignore[attr-defined]

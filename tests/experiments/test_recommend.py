@@ -1,15 +1,19 @@
-"""From a model, devices and an SLO to a deployment: bounds, prices, command lines, the ranking."""
+"""From a model, devices and an SLO to a deployment: bounds, prices, command lines, the ranking;
+where the best stands next to one that carries much less.
+"""
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pandas as pd
 import pytest
-from typer.testing import CliRunner
 
+from sarathi_sim import find_capacity
 from sarathi_sim.experiments.capacity import recommend as chosen_by
 from sarathi_sim.experiments.capacity.answer import Prices, answers, load_prices, per_million_tokens
 from sarathi_sim.experiments.capacity.curves import front, frontier_figures
@@ -23,21 +27,24 @@ from sarathi_sim.experiments.capacity.recommend import (
     most_requests_per_s,
     recommend,
     recommend_files,
+    refined,
     whole,
     winner,
 )
 from sarathi_sim.experiments.capacity.search import AT_ONCE, Probe
-from sarathi_sim.experiments.capacity.slo import CapacitySection, Replications, judge, parse_slo
-from sarathi_sim.experiments.cli.app import app
+from sarathi_sim.experiments.capacity.slo import CapacitySection, Replications, parse_slo
 from sarathi_sim.experiments.config.base import Source
 from sarathi_sim.experiments.config.deployment import deploy
 from sarathi_sim.experiments.config.errors import ConfigError
 from sarathi_sim.experiments.config.loading import check_scenario
 from sarathi_sim.experiments.sweeps.backends import InProcess
+from sarathi_sim.experiments.sweeps.points import between, halfway, in_order, neighbours
 from sarathi_sim.experiments.sweeps.store import Store
 from sarathi_sim.profiler.storage.child import silent
 from sarathi_sim.simulator.views.metric_registry import number_text
 from sarathi_sim.simulator.views.metrics import Analysis
+from tests.experiments.small_config import called
+from tests.experiments.small_laboratory import analysed, opened, recommendation, verdict_of
 
 SLO = "p90 ttft 2s, mean tbt 150ms"
 SHORT = {"requests": 400, "replications": Replications(least=2, most=2)}
@@ -57,15 +64,11 @@ def laboratory(folder: Path, asked: Wanted) -> Laboratory:
     return Laboratory(asked.section, store, InProcess())
 
 
-def regular(asked: Wanted, **given: object) -> Wanted:
+def regular(asked: Wanted, cv: float = 0.2, **given: object) -> Wanted:
     """With nearly regular arrivals short runs are alike, and capacities precise."""
     section = CapacitySection(slo=asked.section.slo, **given)  # type: ignore[arg-type]
-    return replace(with_arrivals(asked, 0.2), section=section)
-
-
-def with_arrivals(asked: Wanted, cv: float) -> Wanted:
     arrivals = {"kind": "gamma", "rate": 1, "cv": cv}
-    return replace(asked, workload={**asked.workload, "arrivals": arrivals})
+    return replace(asked, section=section, workload={**asked.workload, "arrivals": arrivals})
 
 
 @pytest.mark.slow
@@ -152,12 +155,7 @@ def test_the_replicas_for_a_rate_are_the_fewest(
             under = again.under(20.0, "rate")
             traffic = under.workload.model_copy(update={"requests": 800})
             under = under.model_copy(update={"workload": traffic, "seed": 77})
-            deployment = deploy(under, Source("", "x", {}, ()))
-            analysis = Analysis(deployment.simulate())
-            summary = analysis.summary(deployment.model, deployment.device, 1)
-            summary |= {"after_warmup": analysis.after_warmup()}
-            verdict = judge(asked.section.objectives, [(summary, None)], open_loop=True)
-            assert verdict.holds == holds, name
+            assert verdict_of(under, asked.section.objectives).holds == holds, name
 
 
 def test_a_rate_beyond_the_gpus_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -226,9 +224,7 @@ def test_one_replica_is_served_as_behind_a_router_that_takes_turns(
     under = several.under(30.0, "rate")
     traffic = under.workload.model_copy(update={"requests": 1600})
     four = under.model_copy(update={"workload": traffic, "seed": 3})
-    alone, behind = (
-        Analysis(deploy(each, Source("", "x", {}, ())).simulate()).requests for each in (one, four)
-    )
+    alone, behind = (analysed(each).requests for each in (one, four))
     first = behind[behind["replica"] == 0]
     assert len(first) == len(alone) == 400
     for column in ("arrival_s", "prompt_tokens", "ttft_s", "latency_s"):
@@ -316,6 +312,182 @@ def test_fronts() -> None:
     ],
 )
 def test_mistakes_are_named(options: list[str], message: str) -> None:
-    words = ["recommend", "--model", "llama-13b", "--device", "a6000", "--slo", SLO, *options]
-    done = CliRunner().invoke(app, words)
-    assert (done.exit_code, message in done.stderr) == (2, True), done.stderr
+    words = ("recommend", "--model", "llama-13b", "--device", "a6000", "--slo", SLO, *options)
+    assert message in called(*words, code=2).stderr
+
+
+def test_recommend_refines_on_request(tmp_path: Path) -> None:
+    few = Replications(least=2, most=2)
+    asked = wanted(gpus=1, slo="p90 ttft 1s, p90 tbt_max 150ms", workload="600:10", seqs="4",
+                   budget="128,1024", tolerance=0.5)  # fmt: skip
+    asked = regular(asked, 0.1, tolerance=0.5, requests=200, replications=few)
+    prices, said = load_prices(None), list[str]()
+    with opened(tmp_path, asked.section) as lab:
+        found = refined(lab, asked, prices, said.append, 1)
+    assert "refining: budgets (128, 576, 1024), sequence limits (4,)" in said
+    named = {one.option.name for one in (*found.finalists, *found.screened)} | found.dropped.keys()
+    assert {name.partition(" x ")[0] for name in named} == {
+        f"TP 1 budget {budget} seqs 4" for budget in (128, 576, 1024)
+    }
+    content = answer_of(found, asked, prices)
+    assert content["winner"] == "TP 1 budget 128 seqs 4 x 1"
+    assert any("TP 1 budget 576 seqs 4 next to it" in line for line in content["warnings"])
+
+
+# Next to the best -------------------------------------------------------------------------------
+
+GRID = [
+    {"scenario": "a", "pp": pp, "policy.chunk_size": chunk}
+    for pp in (1, 2)
+    for chunk in (512, 256, 1024)
+]
+CLIFF = """
+name: cliff
+model: llama-13b
+device: a6000
+workload:
+  requests: 500
+  lengths: {kind: fixed, prompt: 600, decode: 10}
+  arrivals: {kind: gamma, rate: 1, cv: 0.1}
+cluster: {max_length: 1024}
+batching: {max_batch: 4}
+policy: {name: sarathi, chunk_size: 256}
+capacity:
+  slo: p90 ttft 1s, p90 tbt_max 150ms
+  tolerance: 0.5
+  requests: 200
+  replications: {least: 2, most: 2}
+  space:
+    grid: {policy.chunk_size: [128, 1024]}
+"""
+
+
+def test_neighbours_differ_in_one_key() -> None:
+    assert neighbours(0, GRID) == [("pp", 3), ("policy.chunk_size", 1), ("policy.chunk_size", 2)]
+    assert neighbours(5, GRID) == [("pp", 2), ("policy.chunk_size", 3)]
+    kinds = [{"name": "a", "eager": True}, {"name": "b", "eager": True}, {"name": "a"}]
+    assert neighbours(0, kinds) == [], "neither a word nor a switch is an axis"
+    assert neighbours(0, [{"tp": 1, "pp": 2}, {"tp": 2, "pp": 1}]) == [], "two keys differ"
+    mixed = [{"requests": 5}, {"requests": None}, {"requests": 9}]
+    assert neighbours(0, mixed) == [("requests", 2)]
+
+
+@pytest.mark.parametrize(
+    ("one", "other", "middle"),
+    [
+        (512, 1024, 768),
+        (1024, 512, 768),
+        (512, 768, 640),
+        (512, 704, 640),  # 608 lies as near to 576
+        (512, 576, None),
+        (100, 512, 306),
+        (1, 2, None),
+        (1, 4, 2),
+        (0.8, 0.9, 0.85),
+        (1, 1.5, 1.25),
+    ],
+)
+def test_half_way(one: float, other: float, middle: float | None) -> None:
+    assert halfway(one, other) == middle
+
+
+def test_new_points_lie_between_the_best_and_its_neighbours() -> None:
+    best = {"scenario": "a", "pp": 1}
+    chunks = [{**best, "policy.chunk_size": chunk} for chunk in (384, 768)]
+    assert between(0, GRID) == chunks, "nothing lies between 1 and 2 stages"
+    points = GRID + chunks
+    ordered = [points[place] for place in in_order(points)]
+    assert [(one["pp"], one["policy.chunk_size"]) for one in ordered] == [
+        *((1, chunk) for chunk in (256, 384, 512, 768, 1024)),
+        *((2, chunk) for chunk in (256, 512, 1024)),
+    ]
+    points = [{"policy": {"name": "b"}}, {"policy": {"name": "a"}}, {}, {"policy": None}]
+    assert in_order(points) == [2, 0, 1, 3], "the order of words stays"
+
+
+def asked(tmp_path: Path, *words: str) -> tuple[dict[str, Any], str]:
+    (path := tmp_path / "cliff.yaml").write_text(CLIFF)
+    given = ("--out", tmp_path / "out", "--workers", "1", "--no-bands", "--json")
+    done = called("capacity", path, *given, *words)
+    return json.loads(done.stdout), done.stderr
+
+
+@pytest.mark.slow
+def test_capacity_refines_on_request(tmp_path: Path) -> None:
+    content, printed = asked(tmp_path)
+    best, far = (one["capacity"] for one in content["deployments"])
+    assert best > 2 * far, "a chunk of 600 tokens takes longer than 150 ms"
+    (warning,) = (line for line in content["warnings"] if "next to it" in line)
+    assert warning.startswith("chunk 128 carries the most, and chunk 1024 next to it ")
+    assert "give --refine" in warning and f"warning: {warning}" in printed
+    runs = tmp_path / "out" / "probes" / "runs"
+    before = {path.name: path.stat().st_mtime_ns for path in runs.iterdir()}
+
+    finer, _ = asked(tmp_path, "--refine", "2")
+    names = [one["name"] for one in finer["deployments"]]
+    assert names == [f"chunk {chunk}" for chunk in (128, 384, 576, 768, 1024)]
+    assert [finer["deployments"][place] for place in (0, 4)] == content["deployments"]
+    assert finer["answer"].startswith("chunk 384 carries the most")
+    assert max(one["capacity"] for one in finer["deployments"]) > 1.2 * best
+    assert not any("next to it" in line for line in finer["warnings"]), "576 carries 94 % of it"
+    kept = {path.name: path.stat().st_mtime_ns for path in runs.iterdir()}
+    assert before.items() < kept.items(), "finished probes are kept"
+
+    table = find_capacity(tmp_path / "cliff.yaml", out=tmp_path / "out", bands=False, refine=2)
+    assert list(table["name"]) == names
+    assert list(table["capacity"]) == [one["capacity"] for one in finer["deployments"]]
+    assert len(list(runs.iterdir())) == len(kept)
+
+
+@pytest.mark.slow
+def test_what_cannot_be_deployed_is_left_out(tmp_path: Path) -> None:
+    """Between TP 2 and TP 4 lies 3, which divides no heads."""
+    space = "capacity.space={cases: [{cluster.tp: 2}, {cluster.tp: 4}]}"
+    content, printed = asked(tmp_path, "--refine", "1", "--set", space)
+    assert [one["name"] for one in content["deployments"]] == ["TP 2", "TP 4"]
+    assert "not between: " in printed and "cluster.tp" in printed
+
+
+def answer(dropped: dict[str, str], **given: Any) -> list[str]:
+    """The warnings of a recommendation whose first carries 20 requests/s with two replicas."""
+    binds = {"slo": "p99 tbt 50ms", "because": "iterations", "at_load": 21.0, "mean_batch": 9}
+    binds |= {"kv_peak_share": 0.5, "bubble_share": 0.0, "queueing_share_of_ttft": 0.1}
+    row = {"name": "TP 2 budget 512 seqs 128 x 2", "why": "carries 20", "capacity": 20.0}
+    row |= {"carries": 20.0, "replicas": 2, "interval": [19.8, 20.2], "gpus": 4, "binds": binds}
+    about = {"winner": "x", "replicas": 2, "gpus": 4, "command": "vllm serve m", **given}
+    return list(recommendation(row=row, dropped=dropped, **about).warnings)
+
+
+def test_an_answer_without_a_command_says_which_checkpoint_it_needs() -> None:
+    needs = "no launch file: no checkpoint of m in int4_wo that vllm loads is known by name"
+    assert answer({}, command=None, needs=needs)[-1] == needs
+    assert not [line for line in answer({}) if "launch" in line]
+
+
+@pytest.mark.parametrize(
+    ("name", "why", "told"),
+    [
+        ("budget 1024 seqs 128", "breaks p99 tbt 50ms at 14 requests/s: over 30% behind X", True),
+        ("budget 1024 seqs 128", "breaks p99 tbt 50ms at 0.01 requests/s: under any load", True),
+        ("budget 1024 seqs 128", "at most 9.9 requests/s by its op times: over 30% behind", True),
+        ("budget 1024 seqs 128", "at most 13 requests/s by its op times: over 30% behind", False),
+        ("budget 512 seqs 64", "breaks p90 ttft 1s at 20 requests/s: no better than X", False),
+        ("budget 1024 seqs 128", "weights take 70 GB, more than the memory", False),
+        ("budget 576 seqs 128", "breaks p99 tbt 50ms at 14 requests/s: over 30% behind X", False),
+        ("budget 1024 seqs 64", "breaks p99 tbt 50ms at 14 requests/s: over 30% behind X", False),
+    ],
+)
+def test_recommend_names_what_breaks_next_to_the_best(name: str, why: str, told: bool) -> None:
+    warnings = answer({f"TP 2 {name}": why, "TP 1 budget 1024 seqs 128": "breaks p: behind"})
+    assert len(warnings) == told
+    if told:
+        reason = why.partition(":")[0]
+        assert f"and TP 2 {name} next to it is far behind ({reason})" in warnings[0]
+        assert "give --refine" in warnings[0]
+
+
+def test_what_was_screened_is_compared_by_replicas() -> None:
+    there = {"name": "TP 2 budget 1024 seqs 128", "replicas": 2, "curve": []}
+    assert answer({}, screened=[{**there, "about": 11.0}]) == []
+    (warning,) = answer({}, screened=[{**there, "about": 9.0}])
+    assert "(carries 4.50 requests/s a replica)" in warning

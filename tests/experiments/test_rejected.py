@@ -7,16 +7,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from click.testing import Result
-from typer.testing import CliRunner
+from typer.testing import Result
 
 from sarathi_sim.experiments.capacity.options import deployable, wanted_of
 from sarathi_sim.experiments.capacity.recommend import most_requests_per_s
-from sarathi_sim.experiments.cli.app import app
-from sarathi_sim.experiments.config.deployment import deploy
-from sarathi_sim.experiments.config.errors import ConfigError
-from sarathi_sim.experiments.config.loading import load_experiment
 from sarathi_sim.experiments.report.html_page import write_page
+from tests.experiments.small_config import called, message
 
 ASKED = {
     "model": "llama-13b", "device": "a6000", "gpus": 1, "rate": None, "stack": None,
@@ -51,41 +47,37 @@ def trace(tmp_path: Path) -> Path:
     return tmp_path / "long.csv"
 
 
-def called(*words: object) -> Result:
-    return CliRunner().invoke(app, [str(word) for word in words])
+@pytest.fixture
+def half(trace: Path) -> Path:
+    """A configuration of it."""
+    (path := trace.parent / "half.yaml").write_text(HALF.replace("long.csv", str(trace)))
+    return path
 
 
-def recommended(trace: Path, *words: object) -> Result:
+def recommended(trace: Path, *words: object, code: int = 0) -> Result:
     given = [(f"--{key}", value) for key, value in ASKED.items() if value is not None]
     asked = [word for pair in given for word in pair]
     out = trace.parent / "recommend"
-    return called("recommend", *asked, "--workload", trace, "--out", out, *words)
+    return called("recommend", *asked, "--workload", trace, "--out", out, *words, code=code)
 
 
-def capacities(trace: Path, *words: str) -> dict[str, Any]:
-    (trace.parent / "half.yaml").write_text(HALF.replace("long.csv", str(trace)))
-    out = trace.parent / "capacity"
+def capacities(half: Path, *words: str) -> dict[str, Any]:
+    out = half.with_name("capacity")
     words = ("--no-bands", "--workers", "1", "--json", "--out", str(out), *words)
-    done = called("capacity", trace.parent / "half.yaml", *words)
-    assert done.exit_code == 0, done.stderr
-    content: dict[str, Any] = json.loads(done.stdout)
-    return content | {"printed": done.stderr}
-
-
-def test_recommend_says_what_share_does_not_fit(trace: Path) -> None:
-    done = recommended(trace, "--max-length", 512)
-    assert done.exit_code == 2
-    for said in ("50.0% of the requests are rejected", "needs 904 tokens", "--rejected"):
-        assert said in done.stderr
-    assert "--max-length" in done.stderr and "carries" not in done.stdout
+    done = called("capacity", half, *words)
+    return {**json.loads(done.stdout), "printed": done.stderr}
 
 
 @pytest.mark.parametrize("there", [False, True])
-def test_a_refusal_leaves_the_folder_as_it_was(trace: Path, there: bool) -> None:
+def test_recommend_says_what_share_does_not_fit(trace: Path, there: bool) -> None:
+    """And leaves the folder as it was."""
     out = trace.parent / "recommend"
     if there:
         out.mkdir()
-    assert recommended(trace, "--max-length", 512).exit_code == 2
+    done = recommended(trace, "--max-length", 512, code=2)
+    for said in ("50.0% of the requests are rejected", "needs 904 tokens", "--rejected"):
+        assert said in done.stderr
+    assert "--max-length" in done.stderr and "carries" not in done.stdout
     assert (list(out.iterdir()) == []) if there else not out.exists()
 
 
@@ -99,7 +91,6 @@ def test_recommend_chooses_a_length_that_fits(trace: Path) -> None:
 @pytest.mark.slow
 def test_recommend_counts_what_is_served(trace: Path) -> None:
     done = recommended(trace, "--max-length", 512, "--rejected", 0.5, "--workers", 1, "--json")
-    assert done.exit_code == 0, done.stderr
     content = json.loads(done.stdout)
     best = content["deployments"][0]
     assert (content["may_reject"], best["rejected_share"]) == (0.5, 0.5)
@@ -124,11 +115,11 @@ def test_what_is_rejected_is_no_work(trace: Path) -> None:
 
 def test_a_share_is_less_than_all(trace: Path) -> None:
     for wrong in ("1", "-0.1", "nan"):
-        assert recommended(trace, "--rejected", wrong).exit_code == 2
+        recommended(trace, "--rejected", wrong, code=2)
 
 
-def test_capacity_carries_nothing_where_requests_are_rejected(trace: Path) -> None:
-    content = capacities(trace)
+def test_capacity_carries_nothing_where_requests_are_rejected(half: Path) -> None:
+    content = capacities(half)
     (one,) = content["deployments"]
     assert (one["capacity"], one["rejected_share"]) == (0.0, 0.5)
     assert content["answer"] == (
@@ -139,26 +130,26 @@ def test_capacity_carries_nothing_where_requests_are_rejected(trace: Path) -> No
     assert "max_length is 512" in warning
 
 
-def test_capacity_counts_what_is_served(trace: Path) -> None:
-    content = capacities(trace, "--set", "capacity.rejected=0.5")
+def test_capacity_counts_what_is_served(half: Path) -> None:
+    content = capacities(half, "--set", "capacity.rejected=0.5")
     (one,) = content["deployments"]
     assert one["settled"], one["why_not"]
     assert one["capacity"] == pytest.approx(one["offered"] / 2)
     assert one["capacity"] <= one["saturation"]
     assert "and rejects 50.0% of what is offered" in content["answer"]
     assert "(50.0% more rejected)" in content["printed"]
-    page = trace.parent / "report.html"
-    write_page([trace.parent / "capacity"], page, None)
+    page = half.with_name("report.html")
+    write_page([half.with_name("capacity")], page, None)
     assert "50.0% of the requests are rejected: the longest one needs 904" in page.read_text()
 
 
-def test_where_nearly_all_is_rejected_no_load_holds(trace: Path) -> None:
+def test_where_nearly_all_is_rejected_no_load_holds(trace: Path, half: Path) -> None:
     rows = trace.read_text().splitlines()
     rows[1:] = [
         row.replace(",100,", ",900,") if n % 25 > 1 else row for n, row in enumerate(rows[1:])
     ]
     trace.write_text("\n".join(rows))
-    content = capacities(trace)
+    content = capacities(half)
     (one,) = content["deployments"]
     assert one["capacity"] == 0
     assert one["rejected_share"] > 0.9
@@ -167,26 +158,20 @@ def test_where_nearly_all_is_rejected_no_load_holds(trace: Path) -> None:
 
 @pytest.mark.parametrize("policy", ["vllm", "sglang", "trtllm", "sarathi_serve"])
 def test_a_cache_smaller_than_every_request_is_no_result(policy: str, tmp_path: Path) -> None:
+    """Nor has it a capacity."""
     few = f"scenarios={{v: {{policy: {{name: {policy}}}, kv_cache: {{num_blocks: 8}}}}}}"
-    done = called("run", "vllm_llama3_8b", "--set", few, "--out", tmp_path / "run")
-    assert done.exit_code == 2
-    assert "scenarios.v.kv_cache.num_blocks: value 8: every request is rejected" in done.stderr
-    assert not (tmp_path / "run").exists()
+    words, out = ("vllm_llama3_8b", "--set", few, "--out", tmp_path / "out"), tmp_path / "out"
+    said = "scenarios.v.kv_cache.num_blocks: value 8: every request is rejected"
+    assert said in called("run", *words, code=2).stderr
+    if policy == "vllm":
+        done = called("capacity", *words, "--set", "capacity.slo=p90 ttft 2s", code=2)
+        assert "every request is rejected" in done.stderr and "Traceback" not in done.stderr
+    assert not out.exists()
 
 
-def test_nor_has_it_a_capacity(tmp_path: Path) -> None:
-    few = "scenarios={v: {policy: {name: vllm}, kv_cache: {num_blocks: 8}}}"
-    words = ("capacity", "vllm_llama3_8b", "--set", few, "--set", "capacity.slo=p90 ttft 2s")
-    done = called(*words, "--out", tmp_path / "capacity")
-    assert done.exit_code == 2
-    assert "every request is rejected" in done.stderr and "Traceback" not in done.stderr
-
-
-def test_a_run_warns_of_rejections(trace: Path) -> None:
-    (trace.parent / "half.yaml").write_text(HALF.replace("long.csv", str(trace)))
-    out = trace.parent / "run"
-    done = called("run", trace.parent / "half.yaml", "--out", out, "--json")
-    assert done.exit_code == 0, done.stderr
+def test_a_run_warns_of_rejections(half: Path) -> None:
+    out, page = half.with_name("run"), half.with_name("report.html")
+    done = called("run", half, "--out", out, "--json")
     content = json.loads(done.stdout)
     ((name, summary),) = content["scenarios"].items()
     told = f"{name}: 50.0% of the requests are rejected: the longest one needs 904 tokens"
@@ -194,16 +179,11 @@ def test_a_run_warns_of_rejections(trace: Path) -> None:
     assert content["warnings"][0].startswith(told)
     assert f"warning: {told}" in done.stderr
     assert not any("rejected" in one for one in content["assumptions"])
-    page = trace.parent / "report.html"
     write_page([out], page, None)
     assert told in page.read_text()
-    checked = called("check", trace.parent / "half.yaml")
-    assert "note: 50.0% of the requests are rejected" in checked.stderr
+    assert "note: 50.0% of the requests are rejected" in called("check", half).stderr
 
 
-def test_every_request_must_not_be_too_long(trace: Path) -> None:
-    (trace.parent / "half.yaml").write_text(HALF.replace("long.csv", str(trace)))
-    experiment = load_experiment(trace.parent / "half.yaml", ["cluster.max_length=100"])
-    ((name, scenario),) = experiment.scenarios.items()
-    with pytest.raises(ConfigError, match="value 100: every request is rejected: the longest"):
-        deploy(scenario, experiment.sources[name])
+def test_every_request_must_not_be_too_long(half: Path) -> None:
+    said = "value 100: every request is rejected: the longest"
+    assert said in message(half, "cluster.max_length=100")

@@ -1,4 +1,6 @@
-"""A run's folder: complete, the same bytes every time, and there only if the run succeeded."""
+"""A run's folder: complete, the same bytes every time, there only if the run succeeded; folders
+that are refused, and results that are damaged.
+"""
 
 from __future__ import annotations
 
@@ -12,20 +14,30 @@ from xml.etree import ElementTree
 import numpy as np
 import pandas as pd
 import pytest
+import yaml
 from PIL import Image
 
 from sarathi_sim.experiments.config.errors import ConfigError
-from sarathi_sim.experiments.config.loading import load_experiment
+from sarathi_sim.experiments.config.loading import SHAPE, Experiment, load_experiment
 from sarathi_sim.experiments.figures.slices import Window, parse_window, stage_slices
-from sarathi_sim.experiments.results import FORMAT
+from sarathi_sim.experiments.results import FORMAT, csv_bytes, parquet_bytes, read_tables
 from sarathi_sim.experiments.run.compare import plot_results
-from sarathi_sim.experiments.run.experiment import run_experiment, simulate_all
+from sarathi_sim.experiments.run.experiment import ExperimentResult, run_experiment, simulate_all
+from sarathi_sim.experiments.run.uncertainty import PER_MAKESPAN
 from sarathi_sim.simulator.views.ledger import ACCOUNTS
+from sarathi_sim.simulator.views.metric_registry import METRICS
 from tests.experiments.small_config import SMALL
 
 CDFS = ("ttft_cdf", "tbt_cdf", "latency_cdf", "bubble_cdf")
 FIGURES = (*CDFS, "completions", "ledger", "timeline")
-Write = Callable[[str], Path]
+
+
+def loaded(*changes: str) -> Experiment:
+    return load_experiment(yaml.safe_load(SMALL), changes)
+
+
+def simulated(*changes: str) -> ExperimentResult:
+    return simulate_all(loaded(*changes))
 
 
 def test_the_folder_is_complete(result: Path) -> None:
@@ -69,125 +81,99 @@ def test_the_resolved_config_gives_the_same_result(result: Path, tmp_path: Path)
         assert (tmp_path / "again" / name).read_bytes() == (result / name).read_bytes(), name
 
 
-def test_same_seed_same_bytes(write_config: Write, result: Path, tmp_path: Path) -> None:
-    run_experiment(load_experiment(write_config(SMALL)), tmp_path / "again", trace=True)
+def test_same_seed_same_bytes(result: Path, tmp_path: Path) -> None:
+    run_experiment(load_experiment(result.parent / "small.yaml"), tmp_path / "again", trace=True)
     for path in sorted(result.rglob("*")):
         if path.is_file():
             again = tmp_path / "again" / path.relative_to(result)
             assert again.read_bytes() == path.read_bytes(), path.name
 
 
-def test_another_seed_gives_another_result(write_config: Write) -> None:
-    config = write_config(SMALL)
-    first, second = (
-        simulate_all(load_experiment(config, [f"seed={seed}"])).summary() for seed in (1, 2)
-    )
-    assert first != second
+@pytest.mark.parametrize("given", [[], ["engine.jitter=0.1"]])
+def test_a_run_follows_its_seed(given: list[str]) -> None:
+    runs = [simulated(*given, f"seed={seed}").summary() for seed in (1, 1, 2)]
+    assert runs[0] == runs[1] != runs[2]
 
 
-def test_jitter_follows_the_seed(write_config: Write) -> None:
-    config = write_config(SMALL)
-    runs = [
-        simulate_all(load_experiment(config, ["engine.jitter=0.1", f"seed={seed}"])).summary()
-        for seed in (1, 1, 2)
-    ]
-    assert runs[0] == runs[1]
-    assert runs[0] != runs[2]
-
-
-def test_requests_that_are_too_long_are_rejected(write_config: Write) -> None:
-    config = write_config(SMALL)
-    outcome = simulate_all(
-        load_experiment(config, ["cluster.max_length=400", "workload.too_long=reject"])
-    )
-    run = outcome.runs["orca"]
-    too_long = run.analysis.requests["prompt_tokens"] + run.analysis.requests["output_tokens"] > 400
+def test_requests_that_are_too_long_are_rejected() -> None:
+    run = simulated("cluster.max_length=400", "workload.too_long=reject").runs["orca"]
+    requests = run.analysis.requests
+    too_long = requests["prompt_tokens"] + requests["output_tokens"] > 400
     assert 0 < too_long.sum() < 60
     assert run.summary["rejected"] == too_long.sum()
-    assert (run.analysis.requests["rejected"].notna() == too_long).all()
+    assert (requests["rejected"].notna() == too_long).all()
 
 
-def test_a_run_in_which_nothing_finishes(write_config: Write, tmp_path: Path) -> None:
+def test_a_run_in_which_nothing_finishes(tmp_path: Path) -> None:
     """Where every request is rejected there is nothing to run; where all but the shortest are, the
     share and the longest one are told."""
-    changes = ["cluster.max_length=10", "workload.too_long=reject"]
-    config = write_config(SMALL)
     with pytest.raises(ConfigError, match="max_length: value 10: every request is rejected: the "):
-        run_experiment(load_experiment(config, changes), tmp_path / "run")
+        run_experiment(
+            loaded("cluster.max_length=10", "workload.too_long=reject"), tmp_path / "run"
+        )
     assert not (tmp_path / "run").exists()
-    changes[0] = "cluster.max_length=210"
-    outcome = run_experiment(load_experiment(config, changes), tmp_path / "run", figures=False)
-    orca = outcome.summary()["scenarios"]["orca"]
+    summary = simulated("cluster.max_length=210", "workload.too_long=reject").summary()
+    orca, told = summary["scenarios"]["orca"], summary["rejections"]["orca"]
     served = 60 - orca["rejected"]
     assert orca["finished"] == served and 0 < served < 10
-    told = outcome.summary()["rejections"]["orca"]
     assert told.startswith(f"{(60 - served) / 60:.1%} of the requests are rejected: the longest ")
 
 
-def test_json_has_no_nan(write_config: Write, tmp_path: Path) -> None:
+def test_json_has_no_nan(tmp_path: Path) -> None:
     """Outputs of one token have no time between tokens."""
     one = "workload.lengths={kind: fixed, prompt: 100, decode: 1}"
-    config = write_config(SMALL.replace("  pd_ratio: 5\n", ""))
     ratio = "compare.speedup={metric: tbt_s.p99, over: [orca, sarathi]}"
-    outcome = run_experiment(load_experiment(config, [one, ratio]), tmp_path / "run", figures=False)
-    assert outcome.summary()["scenarios"]["orca"]["tbt_s"]["p99"] is None
-    assert outcome.summary()["ratios"] == {"speedup": None}, "JSON has no NaN"
+    short = loaded("workload.pd_ratio=null", one, ratio)
+    summary = run_experiment(short, tmp_path / "run", figures=False).summary()
+    assert summary["scenarios"]["orca"]["tbt_s"]["p99"] is None
+    assert summary["ratios"] == {"speedup": None}, "JSON has no NaN"
     assert "NaN" not in (tmp_path / "run" / "summary.json").read_text()
 
 
-def test_a_run_that_fails_leaves_nothing(
-    write_config: Write, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    experiment = load_experiment(write_config(SMALL))
+def test_a_run_that_fails_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """And over an earlier result it leaves that as it was."""
 
     def full_disk(*_: object) -> None:
         raise OSError(28, "No space left on device")
 
-    out = tmp_path / "out" / "run"
-    with monkeypatch.context() as patch:
-        patch.setattr("sarathi_sim.experiments.run.experiment._write_tables", full_disk)
-        with pytest.raises(OSError, match="No space left"):
-            run_experiment(experiment, out)
-    assert not out.parent.exists()
+    def fails() -> None:
+        with monkeypatch.context() as patch, pytest.raises(OSError, match="No space left"):
+            patch.setattr("sarathi_sim.experiments.run.experiment._write_tables", full_disk)
+            run_experiment(loaded(), out)
 
-    # The same over an earlier result: it stays as it was.
-    run_experiment(experiment, out, figures=False)
+    out = tmp_path / "out" / "run"
+    fails()
+    assert not out.parent.exists()
+    run_experiment(loaded(), out, figures=False)
     before = (out / "summary.json").read_bytes()
-    with monkeypatch.context() as patch:
-        patch.setattr("sarathi_sim.experiments.run.experiment._write_tables", full_disk)
-        with pytest.raises(OSError, match="No space left"):
-            run_experiment(experiment, out)
+    fails()
     assert [path.name for path in out.parent.iterdir()] == ["run"]
     assert (out / "summary.json").read_bytes() == before
 
 
-def test_an_earlier_result_is_replaced_whole(
-    write_config: Write, result: Path, tmp_path: Path
-) -> None:
+def test_an_earlier_result_is_replaced_whole_and_nothing_else(result: Path, tmp_path: Path) -> None:
     out = Path(shutil.copytree(result, tmp_path / "run"))
-    run_experiment(load_experiment(write_config(SMALL)), out, figures=False)
+    run_experiment(loaded(), out, figures=False)
     assert not (out / "figures").exists()
     assert [path.name for path in tmp_path.iterdir() if path.is_dir()] == ["run"]
-
-
-def test_what_is_not_ours_is_not_replaced(write_config: Write, tmp_path: Path) -> None:
-    out = tmp_path / "precious"
-    out.mkdir()
-    (out / "thesis.tex").write_text("years of work")
+    (tmp_path / "precious").mkdir()
+    (tmp_path / "precious" / "thesis.tex").write_text("years of work")
     with pytest.raises(ConfigError, match="exists and is not an earlier result"):
-        run_experiment(load_experiment(write_config(SMALL)), out)
-    assert [path.name for path in out.iterdir()] == ["thesis.tex"]
+        run_experiment(loaded(), tmp_path / "precious")
+    assert [path.name for path in (tmp_path / "precious").iterdir()] == ["thesis.tex"]
 
 
-def test_unknown_metric_names_what_there_is(write_config: Write) -> None:
-    for metric, expected in (
+@pytest.mark.parametrize(
+    ("metric", "expected"),
+    [
         ("makespan", "makespan is not one of requests, finished"),
         ("bubble_s", r"is not a number; one of bubble_s\.mean"),
         ("bubble_s.p51", "p51 is not one of mean, p50"),
-    ):
-        config = write_config(SMALL.replace("metric: makespan_s", f"metric: {metric}"))
-        with pytest.raises(ConfigError, match=expected):
-            simulate_all(load_experiment(config))
+    ],
+)
+def test_unknown_metric_names_what_there_is(metric: str, expected: str) -> None:
+    with pytest.raises(ConfigError, match=expected):
+        simulated(f"compare.speedup.metric={metric}")
 
 
 def test_figures_show_something(result: Path) -> None:
@@ -218,8 +204,8 @@ def test_the_trace_is_one_that_perfetto_reads(result: Path) -> None:
         assert all(a <= b for a, b in zip(ends, starts[1:], strict=False)), "slices overlap"
 
 
-def test_slices_of_a_window(write_config: Write) -> None:
-    run = simulate_all(load_experiment(write_config(SMALL))).runs["orca"]
+def test_slices_of_a_window() -> None:
+    run = simulated().runs["orca"]
     whole = stage_slices(run.analysis, Window(0, run.analysis.records.end_s))
     assert [len(stage.row) for stage in whole] == [run.summary["iterations"]] * 8
     busy = sum((stage.finish - stage.start).sum() for stage in whole)
@@ -231,14 +217,11 @@ def test_slices_of_a_window(write_config: Write) -> None:
     assert 0 < sum(len(stage.row) for stage in some) < 100
 
 
-@pytest.mark.parametrize("text", ["1", "1:", ":1", "-1:2", "1:0", "1:-2", "a:b", "nan:1", "1:inf"])
-def test_bad_windows(text: str) -> None:
-    with pytest.raises(ConfigError, match="expected START:LENGTH"):
-        parse_window(text)
-
-
-def test_window() -> None:
+def test_windows() -> None:
     assert parse_window("120:1.5") == Window(120.0, 1.5)
+    for text in ("1", "1:", ":1", "-1:2", "1:0", "1:-2", "a:b", "nan:1", "1:inf"):
+        with pytest.raises(ConfigError, match="expected START:LENGTH"):
+            parse_window(text)
 
 
 def test_plot_joins_runs(result: Path, plotted: Path, tmp_path: Path) -> None:
@@ -249,13 +232,119 @@ def test_plot_joins_runs(result: Path, plotted: Path, tmp_path: Path) -> None:
 
 
 def test_plot_errors(result: Path, tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="not the result of a run"):
-        plot_results([tmp_path], tmp_path / "out")
-    (tmp_path / "summary.json").write_text('{"format": "sarathi-sim score 1"}')
-    with pytest.raises(ConfigError, match=r"is the answer of score, .* report"):
-        plot_results([tmp_path], tmp_path / "out")
-    with pytest.raises(ConfigError, match="no such folder"):
-        plot_results([tmp_path / "absent"], tmp_path / "out")
-    with pytest.raises(ConfigError, match="is one of the results to plot"):
-        plot_results([result], result)
-    assert not (tmp_path / "out").exists()
+    score, out = tmp_path / "score", tmp_path / "out"
+    score.mkdir()
+    (score / "summary.json").write_text('{"format": "sarathi-sim score 1"}')
+    for folder, where, expected in (
+        (tmp_path, out, "not the result of a run"),
+        (score, out, r"is the answer of score, .* report"),
+        (tmp_path / "absent", out, "no such folder"),
+        (result, result, "is one of the results to plot"),
+    ):
+        with pytest.raises(ConfigError, match=expected):
+            plot_results([folder], where)
+    assert not out.exists()
+
+
+# What is refused --------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def copy(result: Path, tmp_path: Path) -> Path:
+    """A result that a test may damage."""
+    return Path(shutil.copytree(result, tmp_path / "copy"))
+
+
+def test_outs_that_are_refused(
+    result: Path, copy: Path, plotted: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nothing is simulated for a folder that cannot be written, or is not to be replaced."""
+    monkeypatch.setattr(
+        "sarathi_sim.experiments.run.experiment._run", lambda *_: pytest.fail("simulated")
+    )
+    monkeypatch.chdir(copy / "orca")
+    (tmp_path / "file").write_text("")
+    for out, expected in (
+        (Path(), "the command runs in this folder"),
+        (Path(".."), "the command runs in this folder"),
+        (plotted, r"another kind \(figures\)"),
+        (tmp_path / "a\udcff", "is not a name in UTF-8"),
+        (tmp_path / "file" / "run", r"--out .*file/run: "),
+    ):
+        with pytest.raises(ConfigError, match=expected):
+            run_experiment(loaded(), out)
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(ConfigError, match=r"another kind \(result\)"):
+        plot_results([result], copy)
+    with pytest.raises(ConfigError, match="name the runs' own folders"):
+        read_tables(plotted)
+
+
+def _drop(path: Path, column: str) -> None:
+    if path.suffix == ".csv":
+        pd.read_csv(path).drop(columns=column).to_csv(path, index=False)
+    else:
+        pd.read_parquet(path).drop(columns=column).to_parquet(path)
+
+
+def _swap(folder: Path) -> None:
+    tables = folder / "requests.parquet", folder / "ledger.csv"
+    first, second = (path.read_bytes() for path in tables)
+    tables[0].write_bytes(second)
+    tables[1].write_bytes(first)
+
+
+@pytest.mark.parametrize(
+    ("damage", "expected"),
+    [
+        (lambda f: _drop(f / "orca" / "ledger.csv", "busy_s"), "no column busy_s"),
+        (lambda f: _drop(f / "orca" / "requests.parquet", "finish_s"), "no column finish_s"),
+        (lambda f: _swap(f / "orca"), "the result is damaged"),
+        (lambda f: (f / "orca" / "ledger.csv").write_text(""), "the result is damaged"),
+        (lambda f: (f / "orca" / "ledger.csv").unlink(), "the result is damaged"),
+    ],
+)
+def test_damaged_tables(copy: Path, damage: Callable[[Path], object], expected: str) -> None:
+    damage(copy)
+    with pytest.raises(ConfigError, match=expected):
+        read_tables(copy)
+
+
+def test_damaged_summaries(copy: Path) -> None:
+    content = json.loads((copy / "summary.json").read_text())
+    for scenarios in (None, [], {}, "orca", 3):
+        (copy / "summary.json").write_text(json.dumps({**content, "scenarios": scenarios}))
+        with pytest.raises(ConfigError, match=r"summary\.json names no scenarios"):
+            read_tables(copy)
+
+
+def test_a_window_after_the_end_writes_nothing(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"--window 1e\+06:1: nothing happens there: START must"):
+        run_experiment(loaded(), tmp_path / "a" / "b", window=Window(1e6, 1))
+    assert not (tmp_path / "a").exists()
+
+
+def test_the_metrics_one_can_name_are_those_of_a_run(result: Path) -> None:
+    def keys(tree: object) -> object:
+        return {k: keys(v) for k, v in tree.items()} if isinstance(tree, dict) else None
+
+    for summary in json.loads((result / "summary.json").read_text())["scenarios"].values():
+        numbers = {k: v for k, v in summary.items() if not isinstance(v, list)}
+        unpaged = {k: v for k, v in SHAPE.items() if k not in METRICS or not METRICS[k].paged}
+        assert keys(numbers) == keys(unpaged)
+        assert set(summary) - set(numbers) == {
+            "outside_profile",
+            *(f"{metric}_band" for metric in ("makespan_s", *PER_MAKESPAN)),
+        }
+
+
+@pytest.mark.parametrize("reasons", [[None] * 3, [None, "too long", None], ["a", "b", "c"], []])
+def test_tables_are_to_the_byte_those_of_pandas(reasons: list[str | None]) -> None:
+    table = {
+        "request": np.arange(len(reasons)),
+        "ttft_s": np.array([0.1, np.nan, 1e-17][: len(reasons)]),
+        "rejected": np.array(reasons, object),
+    }
+    assert parquet_bytes(table) == pd.DataFrame(table).to_parquet(index=False)
+    ledger = {"stage": np.arange(4), "busy_s": np.array([0.1, 1 / 3, 1e-17, 2e22])}
+    assert csv_bytes(ledger) == pd.DataFrame(ledger).to_csv(index=False).encode()

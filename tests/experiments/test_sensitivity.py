@@ -10,19 +10,18 @@ from typing import Any
 
 import pandas as pd
 import pytest
-from typer.testing import CliRunner
 
 import sarathi_sim as sim
 from sarathi_sim.experiments.capacity.options import Option
 from sarathi_sim.experiments.capacity.sensitivity import factors_of, read_sensitivity
-from sarathi_sim.experiments.cli.app import app
 from sarathi_sim.experiments.config.deployment import deploy
 from sarathi_sim.experiments.config.loading import load_experiment
+from tests.experiments.small_config import called
 
 # One request at a time, all alike, from clients that wait for their answers: N of them wait N times
 # the service time, so as many as the limit over the service time keep the SLO.
 DOCS = Path(__file__).resolve().parents[2] / "docs"
-ONE_SERVER: dict[str, Any] = {
+WITHOUT: dict[str, Any] = {
     "name": "one_server",
     "model": "llama-13b",
     "device": "a6000",
@@ -34,11 +33,9 @@ ONE_SERVER: dict[str, Any] = {
     "cluster": {"max_length": 512},
     "batching": {"max_batch": 1},
     "policy": {"name": "sarathi", "chunk_size": 256},
-    "capacity": {"slo": "p50 ttft 700ms", "load": "clients", "requests": 100},
 }
-
-
-WITHOUT = {key: value for key, value in ONE_SERVER.items() if key != "capacity"}
+SLO = {"slo": "p50 ttft 700ms", "load": "clients", "requests": 100}
+ONE_SERVER = WITHOUT | {"capacity": SLO}
 
 
 def service_s(**scale: float) -> float:
@@ -86,17 +83,12 @@ def test_a_run_bound_by_its_ops(tmp_path: Path) -> None:
     """All requests at once: a percent of all ops is a percent of the throughput, and each op has
     its share of it, all-reduces that of the links; what one op takes nearly alone moves with it."""
     path, out = tmp_path / "bound.yaml", tmp_path / "out"
-    given = dict(WITHOUT)
-    given["workload"] = {
-        "requests": 4,
-        "lengths": {"kind": "fixed", "prompt": 200, "decode": 4},
-    }
+    lengths = {"kind": "fixed", "prompt": 200, "decode": 4}
+    given = WITHOUT | {"workload": {"requests": 4, "lengths": lengths}}
     given["cluster"] = {"max_length": 512, "tp": 2}
     path.write_text(json.dumps(given))
-    words = ["sensitivity", str(path), "--out", str(out), "--workers", "1", "--json"]
-    words += ["--replications", "1", "--metric", "output_tokens_per_s"]
-    done = CliRunner().invoke(app, words)
-    assert done.exit_code == 0, done.stderr
+    words = ("sensitivity", path, "--out", out, "--workers", "1", "--json", "--replications", "1")
+    done = called(*words, "--metric", "output_tokens_per_s")
     content = json.loads(done.stdout)
     assert content == json.loads((out / "summary.json").read_text())
     rows = {row["factor"]: row["elasticity"] for row in content["rows"]}
@@ -148,12 +140,10 @@ def test_every_factor_changes_its_own_keys() -> None:
     ],
 )
 def test_mistakes_are_named(options: list[str], message: str, tmp_path: Path) -> None:
-    path = tmp_path / "asked.yaml"
-    path.write_text(json.dumps(ONE_SERVER))
-    out = tmp_path / "out"
-    done = CliRunner().invoke(app, ["sensitivity", str(path), "--out", str(out), *options])
-    assert (done.exit_code, message in done.stderr) == (2, True), done.stderr
-    assert not out.exists()
+    (path := tmp_path / "asked.yaml").write_text(json.dumps(ONE_SERVER))
+    done = called("sensitivity", path, "--out", tmp_path / "out", *options, code=2)
+    assert message in done.stderr
+    assert not (tmp_path / "out").exists()
 
 
 @pytest.mark.slow
@@ -179,7 +169,6 @@ def test_the_commands_of_the_page(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
         given = [word for change in quick[words[1]] for word in ("--set", change)]
         more = [*given, "--workers", "1", "--replications", "1"]
         more += [] if "--only" in words else ["--only", "all ops,prompt lengths"]
-        done = CliRunner().invoke(app, [*words, *more])
-        assert done.exit_code == 0, f"{line}: {done.output}"
+        called(*words, *more)
     for path in Path("runs/sensitivity").iterdir():
         assert path.name == "manifest.json" or path.name in page

@@ -1,23 +1,31 @@
-"""A configuration that names a stack: op times made on the fly, memory by number format."""
+"""A configuration that names a stack: op times made on the fly, memory by number format, mixtures
+of experts, the host's constants, and the models that people serve today on their GPUs.
+"""
 
 from __future__ import annotations
 
 import json
+from dataclasses import asdict
 from pathlib import Path
 
+import numpy as np
 import pytest
-from typer.testing import CliRunner
 
-from sarathi_sim.experiments.cli.app import app
-from sarathi_sim.experiments.config.deployment import Deployment
-from sarathi_sim.experiments.config.loading import load_experiment
-from sarathi_sim.experiments.run.experiment import deploy_all
+from sarathi_sim.experiments.config.base import Source
+from sarathi_sim.experiments.config.deployment import Deployment, deploy
+from sarathi_sim.experiments.config.inputs import host_of, host_times
+from sarathi_sim.profiler.facts.formats import MOE_BYTES
 from sarathi_sim.profiler.facts.model import load_model
+from sarathi_sim.profiler.facts.ops import ALL_REDUCE, ALL_TO_ALL, ATTENTION, MOE, OPS
+from sarathi_sim.profiler.physics.shard_times import KINDS
 from sarathi_sim.profiler.storage.files import data_dir
-from tests.experiments.small_config import message
-from tests.profiler.hf_configs import LLAMA_3, MISTRAL_1
+from sarathi_sim.simulator.op_times.breakdown import breakdown
+from sarathi_sim.simulator.op_times.iteration import NO_HOST
+from sarathi_sim.simulator.views.metrics import Analysis
+from tests.experiments.small_config import deployed, message
+from tests.profiler.hf_configs import DEEPSEEK_V3, GPT_OSS_20B, LLAMA_3, MISTRAL_1
 
-TEXT = """\
+STACKS = """\
 name: stacks
 seed: 7
 model: llama-3.1-8b
@@ -31,21 +39,46 @@ scenarios:
   fp8: {dtype: fp8}
   fp8_cache: {dtype: fp8, kv_cache_dtype: fp8}
 """
+MIXTURES = f"""\
+{STACKS[: STACKS.index("cluster")].replace("llama-3.1-8b", "qwen3-30b-a3b")}\
+dtype: fp8
+cluster: {{tp: 2, max_length: 1024}}
+policy: {{name: vllm, max_num_batched_tokens: 1024, max_num_seqs: 16}}
+scenarios:
+  divided: {{}}
+  sent: {{cluster: {{expert_parallel: true, moe_a2a_backend: nccl}}}}
+"""
+HOSTS = """\
+name: hosts
+model: llama-3.1-8b
+device: h100-80g-sxm
+stack: vllm
+workload:
+  requests: 12
+  lengths: {kind: random, prompt: 64, decode: 8, tool: sglang, range_ratio: 0.8}
+  arrivals: {kind: closed_loop, clients: 4}
+  declared: exact
+cluster: {max_length: 128}
+policy: {name: vllm}
+scenarios: {it: {}}
+"""
 
 
-@pytest.fixture
-def config(tmp_path: Path) -> Path:
-    path = tmp_path / "stacks.yaml"
-    path.write_text(TEXT)
-    return path
+def checkpoint(folder: Path, config: dict[str, object]) -> Path:
+    """A folder with a ``config.json``."""
+    folder.mkdir(exist_ok=True)
+    (folder / "config.json").write_text(json.dumps(config))
+    return folder
 
 
-def deployed(path: Path, *assignments: str) -> dict[str, Deployment]:
-    return deploy_all(load_experiment(path, assignments))
+def note_of(deployment: Deployment, topic: str) -> str:
+    """The one note that begins so."""
+    (note,) = (note for note in deployment.notes if note.startswith(topic))
+    return note
 
 
-def test_number_formats_decide_memory_and_op_times(config: Path) -> None:
-    runs = deployed(config)
+def test_number_formats_decide_memory_and_op_times() -> None:
+    runs = deployed(STACKS)
     model = load_model("llama-3.1-8b")
     usable = 0.9 * 80e9
     _, matrices, norms = model.parameters_in()
@@ -60,45 +93,15 @@ def test_number_formats_decide_memory_and_op_times(config: Path) -> None:
     assert len({run.bundle_sha256 for run in runs.values()}) == 3
     layer = [float(run.ops.by_rows["ffn_ln1"](64)) for run in runs.values()]
     assert layer[1] == layer[2] < 0.75 * layer[0]
-
-
-def test_a_simulation_runs_and_says_where_its_op_times_come_from(config: Path) -> None:
-    run = deployed(config)["fp8"]
-    (log,) = run.simulate().replicas
+    (log,) = runs["fp8"].simulate().replicas
     assert log.stage_durations().sum() > 0
-    (note,) = (note for note in run.notes if note.startswith("op times: "))
+    note = note_of(runs["fp8"], "op times: ")
     assert "; modelled: others, embedding" in note and "measured: preproj, postproj" in note
     assert len(note) < 300  # the sources themselves are in meta.yaml
 
 
-@pytest.mark.parametrize(
-    ("assignments", "expected"),
-    [
-        (("stack=null", "dtype=fp8"), "dtype: value 'fp8': needs stack: sglang, trtllm, vllm"),
-        (("stack=vlm",), "stack: value 'vlm': "),
-        (("dtype=nvfp4",), "stack: no gemm of vllm was measured on h100-80g-sxm for dtype nvfp4"),
-        (("device=a6000",), "stack: no kernels of stack vllm were fitted on device a6000"),
-    ],
-)
-def test_mistakes(config: Path, assignments: tuple[str, ...], expected: str) -> None:
-    text = message(config, *assignments)
-    assert expected in text and "\n" not in text.strip()
-
-
-def test_the_commands(tmp_path: Path) -> None:
-    def say(*arguments: str) -> tuple[int, str]:
-        done = CliRunner().invoke(app, list(arguments))
-        return done.exit_code, done.output
-
-    code, text = say("calibrate", "--report", "--stack", "vllm", "--device", "h100-80g-sxm")
-    assert code == 0 and "gemm fp8" in text and "met" in text and "missed" in text
-    assert "sglang, trtllm, vllm" in say("devices")[1]
-
-
-def test_a_checkpoint_on_disk_sets_the_number_formats(config: Path, tmp_path: Path) -> None:
+def test_a_checkpoint_on_disk_sets_the_number_formats(tmp_path: Path) -> None:
     """A folder or its config.json; what the configuration says goes before the checkpoint."""
-    folder = tmp_path / "my-llama"
-    folder.mkdir()
     cached = {"type": "float", "num_bits": 8}
     weights = {**cached, "strategy": "tensor"}
     section = {
@@ -106,38 +109,208 @@ def test_a_checkpoint_on_disk_sets_the_number_formats(config: Path, tmp_path: Pa
         "config_groups": {"group_0": {"weights": weights, "input_activations": cached}},
         "kv_cache_scheme": cached,
     }
-    (folder / "config.json").write_text(json.dumps({**LLAMA_3, "quantization_config": section}))
+    folder = checkpoint(tmp_path / "my-llama", {**LLAMA_3, "quantization_config": section})
     for path in (folder, folder / "config.json"):
-        runs = deployed(config, f"model={path}")
-        assert runs["bf16"].bundle_name == "h100-80g-sxm/my-llama/tp1-vllm-fp8-kv-fp8"
-        assert runs["bf16"].scenario.dtype == "fp8"
-    plain = deployed(config, f"model={folder}", "dtype=bf16", "kv_cache_dtype=bf16")["bf16"]
-    assert plain.kv_capacity == deployed(config)["bf16"].kv_capacity
-    text = message(config, f"model={folder}", "stack=null", "scenarios={a: {}}")
+        run = deployed(STACKS, f"model={path}")["bf16"]
+        assert run.bundle_name == "h100-80g-sxm/my-llama/tp1-vllm-fp8-kv-fp8"
+        assert run.scenario.dtype == "fp8"
+    plain = deployed(STACKS, f"model={folder}", "dtype=bf16", "kv_cache_dtype=bf16")["bf16"]
+    assert plain.kv_capacity == deployed(STACKS)["bf16"].kv_capacity
+    text = message(STACKS, f"model={folder}", "stack=null", "scenarios={a: {}}")
     assert "stack: is needed for my-llama (dtype fp8, kv_cache_dtype fp8)" in text
     section["quant_method"] = "hqq"
-    (folder / "config.json").write_text(json.dumps({**LLAMA_3, "quantization_config": section}))
-    text = message(config, f"model={folder}")
+    checkpoint(folder, {**LLAMA_3, "quantization_config": section})
+    text = message(STACKS, f"model={folder}")
     assert "quantization_config.quant_method 'hqq': not supported" in text
 
 
-def test_windows_leave_room_for_more_sequences(config: Path, tmp_path: Path) -> None:
-    folder = tmp_path / "windowed"
-    folder.mkdir()
-    (folder / "config.json").write_text(json.dumps(MISTRAL_1))
-    lengths = "workload.lengths={kind: uniform, min: 7000, max: 8000}"
-    cluster = "cluster={tp: 1, max_length: 16384}"
-    run = deployed(config, f"model={folder}", lengths, cluster, "workload.pd_ratio=50")["bf16"]
+def test_windows_leave_room_for_more_sequences(tmp_path: Path) -> None:
+    folder = checkpoint(tmp_path / "windowed", MISTRAL_1)
+    long = ["workload.lengths={kind: uniform, min: 7000, max: 8000}", "workload.pd_ratio=50"]
+    long += ["cluster={tp: 1, max_length: 16384}"]
+    run, full = (deployed(STACKS, f"model={m}", *long)["bf16"] for m in (folder, "mistral-7b"))
     assert run.model.windows is not None
-    full = deployed(config, "model=mistral-7b", lengths, cluster, "workload.pd_ratio=50")["bf16"]
     share = full.kv_capacity / run.kv_capacity
     assert 4096 / 8000 < share < 4096 / 6800
-    (note,) = (note for note in run.notes if note.startswith("windows: "))
-    assert note == f"windows: the KV cache keeps {share:.0%} of this workload's tokens"
+    told = f"windows: the KV cache keeps {share:.0%} of this workload's tokens"
+    assert note_of(run, "windows: ") == told
 
 
-def test_a_device_of_the_users_has_no_stack(config: Path, tmp_path: Path) -> None:
+def test_a_device_of_the_users_has_no_stack(tmp_path: Path) -> None:
     sheet = (data_dir() / "devices" / "h100-80g-sxm.yaml").read_text().partition("# --- below")[0]
     (tmp_path / "own.yaml").write_text(sheet.replace("name: h100-80g-sxm", "name: own"))
     said = "were fitted on own, a device of yours; take the closest shipped one"
-    assert said in message(config, f"device={tmp_path / 'own.yaml'}")
+    assert said in message(STACKS, f"device={tmp_path / 'own.yaml'}")
+
+
+@pytest.mark.parametrize(
+    ("text", "assignments", "expected"),
+    [
+        (STACKS, "stack=null dtype=fp8", "dtype: value 'fp8': needs stack: sglang, trtllm, vllm"),
+        (STACKS, "stack=vlm", "stack: value 'vlm': "),
+        (STACKS, "dtype=nvfp4", "no gemm of vllm was measured on h100-80g-sxm for dtype nvfp4"),
+        (STACKS, "device=a6000", "stack: no kernels of stack vllm were fitted on device a6000"),
+        (MIXTURES, "model=llama-3.1-8b", "cluster.expert_parallel: value true: model llama-3.1-8b"),
+        (MIXTURES, "cluster.moe_a2a_backend=nccl", "nccl': needs cluster.expert_parallel: true"),
+        (MIXTURES, "cluster.dp=2", "cluster.dp: value 2: must be 1: not modelled: data-parallel"),
+        (MIXTURES, "expert_distribution=even", "expert_distribution: value 'even': "),
+        (MIXTURES, "stack=null dtype=null moe_dtype=fp8", "moe_dtype: value 'fp8': needs stack: "),
+    ],
+)
+def test_mistakes(text: str, assignments: str, expected: str) -> None:
+    said = message(text, *assignments.split())
+    assert expected in said and (text == MIXTURES or "\n" not in said.strip())
+
+
+# Mixtures of experts -------------------------------------------------------------------------
+
+
+def test_mixtures_run_and_say_where_their_experts_times_come_from() -> None:
+    runs = deployed(MIXTURES)
+    run, sent = runs["divided"], runs["sent"]
+    assert MOE in note_of(run, "op times: ")
+    mark = str(run.ops.meta.environment[MOE])
+    assert mark.startswith("measured: fp8 experts of vllm 0.24.0") and "tp 2 x ep 1" in mark
+    (log,) = run.simulate().replicas
+    used = breakdown(log, run.predictor)
+    assert used[MOE].time_s.sum() > used["moe_router"].time_s.sum() > 0
+    assert ALL_TO_ALL not in used and run.ops.reduces == OPS["all_reduce"].calls
+    assert sent.bundle_name.endswith("qwen3-30b-a3b/tp2-vllm-fp8-ep-a2a-nccl")
+    assert run.kv_capacity == sent.kv_capacity
+    assert ALL_TO_ALL in sent.ops.linear and sent.ops.reduces == 1
+    marks = {op: str(mark) for op, mark in sent.ops.meta.environment.items()}
+    assert "NCCL" in marks[ALL_TO_ALL] and "dispatch and combine" in marks[ALL_TO_ALL]
+    assert "tp 1 x ep 2" in marks[MOE]
+    parts, whole = (one.predictor.cost.layer_parts(64) for one in (sent, run))
+    assert parts["all_reduce"] == whole["all_reduce"] / 2 and parts[ALL_TO_ALL] > 0
+
+
+def test_experts_count_in_the_memory_by_their_own_format() -> None:
+    model = load_model("qwen3-30b-a3b")
+    routed, matrices, plain = model.parameters_in(tp=2)
+    tables = 2 * 2 * model.vocab_size * model.hidden_size
+    for assignments, dtype in (((), "fp8"), (("moe_dtype=bf16",), "bf16")):
+        memory = deployed(MIXTURES, *assignments)["divided"].memory
+        expected = (MOE_BYTES[dtype] * routed + matrices + 2 * plain + tables) / 2
+        assert memory is not None and memory.weight_bytes == pytest.approx(expected)
+
+
+# The host's constants ------------------------------------------------------------------------
+
+
+def test_a_stack_has_its_constants_and_says_so() -> None:
+    found = deployed(HOSTS)["it"]
+    shipped = asdict(host_times().stacks["vllm"])
+    assert shipped["host_iteration_s"] > 0 and shipped["host_sequence_s"] > 0
+    engine = found.scenario.engine
+    assert all(getattr(engine, key) == shipped[key] for key in host_times().constants)
+    assert engine.launch_layer_s == 0
+    assert found.predictor.cost.host.iteration_s == shipped["host_iteration_s"]
+    note = note_of(found, "host time: vllm's, ")
+    assert host_times().fitted_to in note and "host_sequence_s" in note
+    again = deploy(found.scenario, Source("config.yaml of a result", "it", {}, ()))
+    assert note in again.notes, "what is simulated again says it, too"
+
+
+def test_a_mixture_has_the_constants_of_mixtures() -> None:
+    """A frontend's time a token counts for the mean prompt, a launch for each call of a layer."""
+    sizes = ("model=gpt-oss-20b", "workload.lengths.range_ratio=1", "workload.lengths.prompt=100")
+    found = deployed(HOSTS, *sizes)["it"]
+    shipped, engine = host_times(mixtures=True).stacks["vllm"], found.scenario.engine
+    assert shipped != host_times().stacks["vllm"]
+    assert engine.host_sequence_s == shipped.host_sequence_s
+    prompts = [request.prompt_tokens for request in found.requests]
+    tokens_s = shipped.frontend_token_s * sum(prompts) / len(prompts)
+    assert tokens_s > 0 and engine.frontend_s == pytest.approx(shipped.frontend_s + tokens_s)
+    assert engine.launch_layer_s == pytest.approx(12 * shipped.launch_s)
+    assert found.predictor.cost.host == host_of(engine)
+    note = note_of(found, "host time: vllm's, ")
+    assert "launch_layer_s" in note and host_times(mixtures=True).fitted_to in note
+    given = deployed(HOSTS, *sizes, "engine.launch_layer_s=0", "engine.frontend_s=0.25")["it"]
+    assert (given.scenario.engine.launch_layer_s, given.scenario.engine.frontend_s) == (0, 0.25)
+
+
+def test_what_is_given_stays_and_without_a_stack_there_is_none() -> None:
+    given = ("engine.host_iteration_s=0", "engine.host_sequence_s=0.001", "engine.frontend_s=0")
+    found = deployed(HOSTS, *given)["it"]
+    engine = found.scenario.engine
+    assert (engine.host_iteration_s, engine.frontend_s, engine.host_sequence_s) == (0, 0, 0.001)
+    assert note_of(found, "host time: as configured, ").endswith(", host_sequence_s 1 ms")
+    run = deployed("first_experiment")["sarathi"]
+    engine = run.scenario.engine
+    assert (engine.host_iteration_s, engine.host_sequence_s, engine.frontend_s) == (0, 0, 0)
+    assert run.predictor.cost.host == NO_HOST
+
+
+def test_a_frontend_counts_in_ttft_and_latency_and_delays_the_next_request() -> None:
+    plain, later = (
+        Analysis(deployed(HOSTS, f"engine.frontend_s={s}")["it"].simulate()).request_columns
+        for s in (0.0, 0.25)
+    )
+    first = slice(0, 4)  # the burst: the same schedule
+    assert later["ttft_s"][first] == pytest.approx(plain["ttft_s"][first] + 0.25, abs=1e-8)
+    within = later["finish_s"] - later["arrival_s"]
+    assert later["latency_s"] == pytest.approx(within + 0.25, abs=1e-8)
+    finish = np.sort(later["finish_s"])[:8]
+    assert np.sort(later["arrival_s"])[4:] == pytest.approx(finish + 0.25, abs=1e-8)
+
+
+# What people serve today ---------------------------------------------------------------------
+
+SERVED = """\
+name: served
+workload: {{requests: 4, lengths: {{kind: uniform, min: 200, max: 600}}, pd_ratio: 5}}
+policy: {{name: vllm}}
+model: {model}
+device: {device}
+stack: {stack}
+cluster: {{tp: {tp}, pp: {pp}, max_length: 1024}}
+scenarios: {{a: {changes}}}
+"""
+# Model, device, stack, tp, pp, number format (None: the checkpoint's), and what then is used.
+CELLS = [
+    ("llama-3.3-70b", "h100-80g-sxm", "vllm", 4, 1, "fp8", "fp8"),
+    ("llama-3.3-70b", "h200-sxm", "trtllm", 2, 1, None, "bf16"),
+    ("llama-3.3-70b", "b200-sxm", "sglang", 1, 1, "nvfp4", "nvfp4"),
+    ("qwen3-32b", "h100-80g-sxm", "sglang", 2, 1, None, "bf16"),
+    ("qwen3-32b", "h200-sxm", "vllm", 1, 1, "fp8", "fp8"),
+    ("qwen3-32b", "b200-sxm", "vllm", 1, 1, "nvfp4", "nvfp4"),
+    ("gpt-oss-120b", "h100-80g-sxm", "vllm", 2, 1, None, "bf16-moe-w4a16_mxfp4"),
+    ("gpt-oss-120b", "h200-sxm", "vllm", 1, 1, None, "bf16-moe-w4a16_mxfp4"),
+    # Blackwell computes with fp8 activations.
+    ("gpt-oss-120b", "b200-sxm", "trtllm", 1, 1, None, "bf16-moe-w4a8_mxfp4_mxfp8"),
+    ("deepseek-v3", "h100-80g-sxm", "sglang", 8, 2, None, "fp8_block"),
+    ("deepseek-v3", "h200-sxm", "vllm", 8, 1, None, "fp8_block"),
+    ("deepseek-v3", "b200-sxm", "trtllm", 8, 1, "nvfp4", "nvfp4"),
+]
+
+
+def served(
+    model: object, device: str, stack: str, tp: int, pp: int, dtype: str | None
+) -> Deployment:
+    changes = json.dumps({"dtype": dtype} if dtype else {})
+    text = SERVED.format(model=model, device=device, stack=stack, tp=tp, pp=pp, changes=changes)
+    return deployed(text)["a"]
+
+
+@pytest.mark.parametrize("cell", CELLS, ids=lambda cell: "-".join(map(str, cell[:3])))
+def test_by_name(cell: tuple[str, str, str, int, int, str | None, str]) -> None:
+    model, device, stack, tp, *_, used = cell
+    run = served(*cell[:-1])
+    assert run.bundle_name == f"{device}/{model}/tp{tp}-{stack}-{used}"
+    note, marks = note_of(run, "op times: "), run.ops.meta.environment
+    for op in (*run.model.row_ops, *ATTENTION, *([ALL_REDUCE] if tp > 1 else [])):
+        assert str(marks[op]).startswith(KINDS) and op in note
+    assert run.memory is not None and run.memory.num_blocks > 100
+
+
+@pytest.mark.parametrize(
+    ("config", "name"), [(DEEPSEEK_V3, "deepseek-v3"), (GPT_OSS_20B, "gpt-oss-20b")]
+)
+def test_from_a_config_json(tmp_path: Path, config: dict[str, object], name: str) -> None:
+    """The same op times as by name, and a run of them."""
+    folder = checkpoint(tmp_path / name, config)
+    found, named = (served(model, "h200-sxm", "vllm", 8, 1, None) for model in (folder, name))
+    assert found.bundle_sha256 == named.bundle_sha256
+    (log,) = found.simulate().replicas
+    assert log.stage_durations().sum() > 0

@@ -9,12 +9,11 @@ from typing import Any
 
 import numpy as np
 import pytest
-from typer.testing import CliRunner
+import yaml
 
 import sarathi_sim as sim
 from sarathi_sim.experiments.capacity import answer
 from sarathi_sim.experiments.capacity.options import deployable, wanted_of
-from sarathi_sim.experiments.cli.app import app
 from sarathi_sim.experiments.config.base import Source
 from sarathi_sim.experiments.config.errors import ConfigError
 from sarathi_sim.experiments.config.loading import check_scenario, read_draft
@@ -28,24 +27,24 @@ from sarathi_sim.experiments.run.traffic import (
 )
 from sarathi_sim.policies.request import Request
 from sarathi_sim.simulator.load.describe import lengths_line, traffic_line
+from tests.experiments.small_config import called, refused
 
 SOURCE = Source("", "x", {}, ())
-CONFIG: dict[str, Any] = {
-    "name": "x",
-    "model": "llama-13b",
-    "device": "a6000",
-    "workload": {
-        "requests": 300,
-        "lengths": {"kind": "uniform", "min": 64, "max": 128},
-        "pd_ratio": 3,
-        "sessions": {"max_turns": 3, "think_s": 1.0},
-        "arrivals": {"kind": "gamma", "rate": 1, "cv": 0.5},
-    },
-    "cluster": {"max_length": 2048},
-    "policy": {"name": "sarathi", "chunk_size": 256},
-    "batching": {"max_batch": 8},
-    "capacity": {"slo": "p90 ttft 2s", "requests": 200},
-}
+CONFIG: dict[str, Any] = yaml.safe_load("""
+name: x
+model: llama-13b
+device: a6000
+workload:
+  requests: 300
+  lengths: {kind: uniform, min: 64, max: 128}
+  pd_ratio: 3
+  sessions: {max_turns: 3, think_s: 1.0}
+  arrivals: {kind: gamma, rate: 1, cv: 0.5}
+cluster: {max_length: 2048}
+policy: {name: sarathi, chunk_size: 256}
+batching: {max_batch: 8}
+capacity: {slo: p90 ttft 2s, requests: 200}
+""")
 WORDS = ["1024:256", "1024:256~0.5", "1K@14", "1K@5..50", "1K@?"]
 
 
@@ -57,10 +56,8 @@ def drawn(workload: dict[str, Any], requests: int = 20_000) -> tuple[np.ndarray,
 
 
 def tokens(requests: list[Request]) -> tuple[np.ndarray, np.ndarray]:
-    return (
-        np.array([request.prompt_tokens for request in requests]),
-        np.array([request.output_tokens for request in requests]),
-    )
+    prompt, output = np.array([(one.prompt_tokens, one.output_tokens) for one in requests]).T
+    return prompt, output
 
 
 @pytest.mark.parametrize("ratio", [0, 0.07, 0.3, 0.5, 0.999])
@@ -68,9 +65,8 @@ def test_the_stated_length_is_the_mean(ratio: float) -> None:
     """Today's vLLM: floor(100 (1 - r)) to ceil(100 (1 + r)), each as likely."""
     lengths = {"kind": "random", "prompt": 100, "decode": 7, "range_ratio": ratio}
     prompt, output = drawn({"lengths": lengths})
-    low, high = {0: (100, 100), 0.07: (93, 107), 0.3: (70, 130), 0.5: (50, 150)}.get(
-        ratio, (1, 199)
-    )
+    bounds = {0: (100, 100), 0.07: (93, 107), 0.3: (70, 130), 0.5: (50, 150), 0.999: (1, 199)}
+    low, high = bounds[ratio]
     counts = Counter(prompt.tolist())
     assert set(counts) == set(range(low, high + 1))
     expected = len(prompt) / len(counts)
@@ -186,9 +182,7 @@ def test_it_is_the_same_traffic_everywhere(word: str, monkeypatch: pytest.Monkey
     alike = {name: sorted(zip(*map(np.ndarray.tolist, pair), strict=True))
              for name, pair in found.items()}  # fmt: skip
     assert all(pairs == alike["function"] for pairs in alike.values()), alike.keys()
-    done = CliRunner().invoke(app, ["workload", "--workload", word, "--json"])
-    assert done.exit_code == 0, done.output
-    (numbers,) = json.loads(done.stdout).values()
+    (numbers,) = json.loads(called("workload", "--workload", word, "--json").stdout).values()
     prompt, output = found["function"]
     assert numbers["prompt_tokens"]["sum"] == prompt.sum()
     assert numbers["output_tokens"]["sum"] == output.sum()
@@ -196,10 +190,8 @@ def test_it_is_the_same_traffic_everywhere(word: str, monkeypatch: pytest.Monkey
     assert lengths_line(prompt, output) in demand.line()
 
 
-def test_1024_to_256() -> None:
-    requests = requests_of("1024:256")
-    assert {(one.prompt_tokens, one.output_tokens) for one in requests} == {(1024, 256)}
-    assert traffic_line(requests) == (
+def test_a_line_of_traffic() -> None:
+    assert traffic_line(requests_of("1024:256")) == (
         "prompts of 1,024 tokens in the mean (P50 1,024, P99 1,024), "
         "outputs of 256 (P50 256, P99 256)"
     )
@@ -236,20 +228,22 @@ def test_a_trace_brings_its_own_number_and_its_longest_request(tmp_path: Path) -
 
 @pytest.mark.parametrize("command", ["recommend", "capacity", "advise", "workload"])
 def test_the_help_has_an_example(command: str) -> None:
-    said = " ".join(CliRunner().invoke(app, [command, "--help"]).output.split())
+    said = " ".join(called(command, "--help").output.split())
     assert "--workload 1024:256" in said and "1K@5..50" in said
 
 
-def test_one_of_a_file_and_lengths() -> None:
+def test_what_the_command_refuses(tmp_path: Path) -> None:
     for words in ([], ["shared_prefixes", "--workload", "9:3"]):
-        done = CliRunner().invoke(app, ["workload", *words])
-        assert done.exit_code == 2 and "FILE and --workload: give one of them" in done.stderr
+        assert "FILE and --workload: give one of them" in called("workload", *words, code=2).stderr
+    (log := tmp_path / "log.csv").write_text("prompt,decode\n8,2\n")
+    for key, value in (("seed", 3), ("workload.arrivals.scale", 2)):
+        assert f"--set {key}: a trace has" in refused("workload", log, "--set", f"{key}={value}")
 
 
 def test_a_trace_with_failed_requests(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """It stands beside its configuration, which may be read from anywhere; so may the result."""
-    (tmp_path / "beside").mkdir()
-    (tmp_path / "elsewhere").mkdir()
+    for folder in ("beside", "elsewhere"):
+        (tmp_path / folder).mkdir()
     (tmp_path / "beside" / "log.csv").write_text("prompt,decode\n8,2\n9,0\n20,2\n")
     lengths = {"kind": "trace", "path": "log.csv", "skip_empty": True}
     config = {
@@ -259,24 +253,12 @@ def test_a_trace_with_failed_requests(tmp_path: Path, monkeypatch: pytest.Monkey
     }  # fmt: skip
     (tmp_path / "beside" / "failed.yaml").write_text(json.dumps(config))
     monkeypatch.chdir(tmp_path)
-    said = run("workload", "beside/log.csv", "--set", "workload.lengths.skip_empty=true")
+    skip = ("--set", "workload.lengths.skip_empty=true")
+    said = called("workload", "beside/log.csv", *skip).output
     assert "2 requests" in said and "1 without prompt or output tokens left out" in said
-    assert "left out" in run("workload", "beside/failed.yaml")
-    said = run("run", "beside/failed.yaml", "--no-figures", "--out", "result")
+    assert "left out" in called("workload", "beside/failed.yaml").output
+    said = called("run", "beside/failed.yaml", "--no-figures", "--out", "result").output
     assert "(skip_empty): 1 left out" in said
     monkeypatch.chdir(tmp_path / "elsewhere")
-    run("report", "../result", "--out", "page.html")
+    called("report", "../result", "--out", "page.html")
     assert "no timeline" not in Path("page.html").read_text()
-
-
-@pytest.mark.parametrize("given", ["seed=3", "workload.arrivals.scale=2"])
-def test_a_trace_alone_has_only_its_lengths(given: str, tmp_path: Path) -> None:
-    (tmp_path / "log.csv").write_text("prompt,decode\n8,2\n")
-    done = CliRunner().invoke(app, ["workload", str(tmp_path / "log.csv"), "--set", given])
-    assert (done.exit_code, f"--set {given.split('=')[0]}: a trace has" in done.stderr) == (2, True)
-
-
-def run(*words: str) -> str:
-    done = CliRunner().invoke(app, words)
-    assert done.exit_code == 0, done.output
-    return done.output

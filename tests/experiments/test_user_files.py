@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import gzip
+import errno
 import json
 import os
 import shutil
@@ -13,29 +13,20 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from typer.testing import CliRunner
 
-from sarathi_sim.experiments.cli.app import app
 from sarathi_sim.experiments.config.errors import ConfigError
 from sarathi_sim.experiments.results import read_summary, result_folder
 from sarathi_sim.profiler.storage.files import LARGEST_FILE, open_file, read_bounded
 from sarathi_sim.profiler.storage.folder_lock import held, is_held
 from sarathi_sim.profiler.storage.strict import SpecError
-from sarathi_sim.simulator.load.trace import read_trace
-from sarathi_sim.simulator.load.workload import WorkloadError
-from tests.experiments.small_config import SMALL
+from tests.experiments.small_config import SMALL, refused
 
 ROOT = Path(__file__).parents[2]
 Write = Callable[[str], Path]
 RTX = str(ROOT / "docs/real_servers/rtx4090.yaml")
 TICKS = "t,prompt_throughput,gen_throughput,running,waiting,kv_cache_pct\n"
-REQUEST = {
-    "input_toks": 20,
-    "output_toks": 5,
-    "queued_ts": 0.0,
-    "first_token_ts": 0.1,
-    "last_token_ts": 0.2,
-}
+REQUEST = {"input_toks": 20, "output_toks": 5, "queued_ts": 0.0, "first_token_ts": 0.1}
+REQUEST |= {"last_token_ts": 0.2}
 
 
 @pytest.fixture(autouse=True)
@@ -50,14 +41,6 @@ def _no_waiting() -> Iterator[None]:
     yield
     signal.alarm(0)
     signal.signal(signal.SIGALRM, before)
-
-
-def refused(*arguments: object) -> str:
-    """The one line that a command ends in."""
-    done = CliRunner().invoke(app, [str(argument) for argument in arguments])
-    assert done.exit_code == 2, done.output
-    (line,) = done.stderr.splitlines()
-    return line
 
 
 @pytest.mark.parametrize("kind", ["pipe", "/dev/zero"])
@@ -112,51 +95,23 @@ def test_the_opener(tmp_path: Path) -> None:
         read_bounded(tmp_path / "large")
 
 
-CSV = "arrival,prompt,decode\n" + "".join(f"{i}.5,{20 + i},{4 + i}\n" for i in range(30))
-LINES = "".join(
-    json.dumps({"timestamp": 1000 * i, "input_length": 20 + i, "output_length": 4}) + "\n"
-    for i in range(30)
+@pytest.mark.parametrize(
+    ("rows", "expected"),
+    [
+        (
+            f"0,1,1,1,1,1\n1,{'9' * 400},1,1,1,1\n",
+            "row 3: prompt_throughput must be a finite number, got 999",
+        ),
+        ("0,1,1,1,1,1", "over two rows at least"),  # without a newline at its end
+    ],
 )
-SERVED = json.dumps({"input_lens": [20, 21], "output_lens": [4, 5]})
-
-
-@pytest.mark.parametrize(("name", "text"), [("a.csv", CSV), ("a.jsonl", LINES), ("a.json", SERVED)])
-def test_gzipped_traces_are_read(tmp_path: Path, name: str, text: str) -> None:
-    (tmp_path / name).write_text(text)
-    plain = read_trace(tmp_path / name)
-    packed = tmp_path / f"{name}.gz"
-    packed.write_bytes(gzip.compress(text.encode()))
-    found = read_trace(packed)
-    assert found.prompt.tolist() == plain.prompt.tolist()
-    assert found.output.tolist() == plain.output.tolist()
-    packed.write_bytes(packed.read_bytes()[:-12])
-    with pytest.raises(WorkloadError, match=r"\.gz: the gzipped file is damaged: "):
-        read_trace(packed)
-
-
-def test_a_gzipped_trace_in_a_command(tmp_path: Path) -> None:
-    path = tmp_path / "trace.csv.gz"
-    path.write_bytes(gzip.compress(CSV.encode()))
-    done = CliRunner().invoke(app, ["workload", str(path), "--json"])
-    assert done.exit_code == 0, done.output
-    (described,) = json.loads(done.stdout).values()
-    assert described["requests"] == 30
-
-
-def test_a_number_of_400_digits_in_a_table(tmp_path: Path) -> None:
+def test_ticks_that_are_none(tmp_path: Path, rows: str, expected: str) -> None:
     requests, ticks = tmp_path / "requests.jsonl", tmp_path / "ticks.csv"
     requests.write_text(json.dumps(REQUEST) + "\n")
-    ticks.write_text(f"{TICKS}0,1,1,1,1,1\n1,{'9' * 400},1,1,1,1\n")
+    ticks.write_text(TICKS + rows)
     line = refused("replay", RTX, requests, "--ticks", ticks)
-    assert "row 3: prompt_throughput must be a finite number, got 999" in line
+    assert expected in line
     assert len(line) < 500
-
-
-def test_ticks_may_end_without_a_newline(tmp_path: Path) -> None:
-    requests, ticks = tmp_path / "requests.jsonl", tmp_path / "ticks.csv"
-    requests.write_text(json.dumps(REQUEST) + "\n")
-    ticks.write_text(f"{TICKS}0,1,1,1,1,1")
-    assert "over two rows at least" in refused("replay", RTX, requests, "--ticks", ticks)
 
 
 def test_a_number_of_400_digits_in_a_summary(result: Path, tmp_path: Path) -> None:
@@ -179,25 +134,20 @@ def test_a_rate_beyond_all_clocks(write_config: Write) -> None:
     assert "the last request arrives after" in line
 
 
-def test_names_that_are_too_long_name_the_option(write_config: Write) -> None:
-    config = write_config(SMALL)
-    for out in ("x" * 300, "x" * 300 + "/y"):
-        line = refused("run", config, "--no-figures", "--quiet", "--out", out)
-        assert line.startswith("error: --out 'xxx")
-        assert "File name too long" in line and "Errno" not in line
-
-
-def test_a_folder_that_cannot_be_written(
+def test_an_out_that_cannot_be_written_names_the_option(
     write_config: Write, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    import errno
+    words = ("run", write_config(SMALL), "--no-figures", "--quiet", "--out")
+    for out in ("x" * 300, "x" * 300 + "/y"):
+        line = refused(*words, out)
+        assert line.startswith("error: --out 'xxx")
+        assert "File name too long" in line and "Errno" not in line
 
     def fail(self: Path, *_: object, **__: object) -> None:
         raise OSError(errno.EROFS, "Read-only file system", str(self))
 
-    config = write_config(SMALL)
     monkeypatch.setattr(Path, "mkdir", fail)
-    line = refused("run", config, "--no-figures", "--quiet", "--out", tmp_path / "out")
+    line = refused(*words, tmp_path / "out")
     assert line.startswith(f"error: --out {tmp_path / 'out'}: Read-only file system")
 
 
@@ -217,23 +167,17 @@ def test_one_command_at_a_time_writes_a_result(tmp_path: Path) -> None:
         (again / "a").write_text("second")
     assert (out / "a").read_text() == "second"
     assert sorted(path.name for path in tmp_path.iterdir()) == ["out", "out.b"]
-
-
-def test_a_folder_left_by_a_killed_process_is_not_held(tmp_path: Path) -> None:
-    assert not is_held(tmp_path) and not is_held(tmp_path / "none")
-    with held(tmp_path):
-        assert is_held(tmp_path)
-    assert not is_held(tmp_path)
+    assert not is_held(out) and not is_held(tmp_path / "none")
+    with held(out):
+        assert is_held(out)
+    assert not is_held(out)
 
 
 @pytest.mark.slow
 def test_a_reader_that_leaves_is_no_failure() -> None:
-    command = (
-        f"{sys.executable} -m sarathi_sim support | head -1 > /dev/null; echo ${{PIPESTATUS[0]}}"
-    )
-    done = subprocess.run(
-        ["bash", "-c", command], cwd=ROOT, capture_output=True, text=True, check=True
-    )
+    command = f"{sys.executable} -m sarathi_sim support | head -1 > /dev/null; "
+    words = ["bash", "-c", command + "echo ${PIPESTATUS[0]}"]
+    done = subprocess.run(words, cwd=ROOT, capture_output=True, text=True, check=True)
     assert (done.stdout, done.stderr) == ("0\n", "")
 
 
@@ -242,14 +186,7 @@ def test_names_beyond_ascii_in_the_locale_c(write_config: Write, tmp_path: Path)
     folder.mkdir()
     shutil.copy(write_config(SMALL), folder / "k\u00e4se.yaml")
     environment = {**os.environ, "PYTHONUTF8": "0", "LC_ALL": "C", "PYTHONPATH": str(ROOT)}
-    command = [
-        sys.executable,
-        "-m",
-        "sarathi_sim",
-        "run",
-        "k\u00e4se.yaml",
-        "--no-figures",
-        "--quiet",
-    ]
-    subprocess.run([*command, "--out", "\u00e9"], cwd=folder, env=environment, check=True)
+    command = [sys.executable, "-m", "sarathi_sim", "run", "k\u00e4se.yaml", "--no-figures"]
+    command += ["--quiet", "--out", "\u00e9"]
+    subprocess.run(command, cwd=folder, env=environment, check=True)
     assert (folder / "\u00e9/summary.json").is_file()

@@ -296,26 +296,27 @@ def _vandalise(folder: Path, rng: Random) -> None:
                 new.symlink_to(rng.choice(("loop", "../mine", "linked", "../../mine", "/dev/zero")))
 
 
+def _out(line: str, target: str) -> Command:
+    return Command([*line.split(), "--out", target], target)
+
+
 def result(rng: Random, box: Path) -> Command:
     """The damaged result of a run, and commands that read or replace it."""
     _vandalise(box / "result", rng)
     kind = rng.random()
     if kind < 0.35:
-        return Command(["run", "exp.yaml", "--quiet", "--no-figures", "--out", "result"], "result")
+        return _out("run exp.yaml --quiet --no-figures", "result")
     if kind < 0.75:
-        return Command(
-            ["compare", "result/orca", rng.choice(("result/sarathi", "result", "swept"))]
-        )
+        other = rng.choice(("result/sarathi", "result", "swept"))
+        return Command(["compare", "result/orca", other])
     if kind < 0.85:
-        return Command(
-            ["sweep", "sweep.yaml", "--workers", "1", "--quiet", "--out", "result"], "result"
-        )
+        return _out("sweep sweep.yaml --workers 1 --quiet", "result")
     if kind < 0.9:
         _vandalise(box / "drawn", rng)
-        return Command(["compare", "result/orca", "result/sarathi", "--out", "drawn"], "drawn")
+        return _out("compare result/orca result/sarathi", "drawn")
     if kind < 0.95:
-        return Command(["plot", "swept", "--metric", "makespan_s", "--out", "result"], "result")
-    return Command(["plot", "result", "--quiet", "--out", "new"], "new")
+        return _out("plot swept --metric makespan_s", "result")
+    return _out("plot result --quiet", "new")
 
 
 _REPORTED = (
@@ -336,17 +337,17 @@ def swept(rng: Random, box: Path) -> Command:
     """The damaged folder of a sweep, and commands that read, complete or replace it."""
     _vandalise(box / "swept", rng)
     kind = rng.random()
-    call = ["sweep", "sweep.yaml", "--workers", "1", "--quiet", "--out", "swept"]
+    call = _out("sweep sweep.yaml --workers 1 --quiet", "swept")
     if kind < 0.6:
-        return Command([*call, "--resume"], "swept")
+        return Command([*call.argv, "--resume"], "swept")
     if kind < 0.8:
-        return Command(call, "swept")
+        return call
     if kind < 0.9:
-        return Command(["run", "exp.yaml", "--quiet", "--no-figures", "--out", "swept"], "swept")
+        return _out("run exp.yaml --quiet --no-figures", "swept")
     if kind < 0.95:
         run = rng.choice(sorted((box / "swept/runs").glob("*")) or [box / "swept"])
         return Command(["compare", str(run.relative_to(box)), "result/orca"])
-    return Command(["plot", "swept", "--quiet", "--metric", "makespan_s", "--out", "new"], "new")
+    return _out("plot swept --quiet --metric makespan_s", "new")
 
 
 _OUTS = (
@@ -360,19 +361,16 @@ _OUTS = (
 def out(rng: Random, box: Path) -> Command:
     """``--out`` and ``--json`` on what is there already, or cannot be there."""
     target = rng.choice(_OUTS)
-    calls = (
-        ["run", "exp.yaml", "--quiet", "--no-figures", "--out", target],
-        ["run", "exp.yaml", "--quiet", "--no-figures", "--out", target],
-        ["sweep", "sweep.yaml", "--workers", "1", "--quiet", "--out", target],
-        ["sweep", "sweep.yaml", "--workers", "1", "--quiet", "--resume", "--out", target],
-        ["compare", "result/orca", "result/sarathi", "--out", target],
-        ["plot", "swept", "--quiet", "--metric", "makespan_s", "--out", target],
-        ["fit", BUNDLE, "--out", target],
-        ["reproduce", "--list", "tile_257", "--out", target],
-    )
-    # Seconds, where the others take milliseconds.
-    weights = [0.2 if call[0] == "fit" else 1.0 for call in calls]
-    return Command(rng.choices(calls, weights)[0], target)
+    calls = {
+        "run exp.yaml --quiet --no-figures": 2.0,
+        "sweep sweep.yaml --workers 1 --quiet": 1.0,
+        "sweep sweep.yaml --workers 1 --quiet --resume": 1.0,
+        "compare result/orca result/sarathi": 1.0,
+        "plot swept --quiet --metric makespan_s": 1.0,
+        f"fit {BUNDLE}": 0.2,  # seconds, where the others take milliseconds
+        "reproduce --list tile_257": 1.0,
+    }
+    return _out(rng.choices([*calls], [*calls.values()])[0], target)
 
 
 DOORS: dict[str, tuple[Door, int]] = {

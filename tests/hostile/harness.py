@@ -19,18 +19,13 @@ from random import Random
 
 from tests.hostile import box as boxes
 from tests.hostile.box import Command, Outcome, Snapshot
-from tests.hostile.doors import DOORS
+from tests.hostile.doors import _REPORTED, DOORS
 from tests.hostile.known import KNOWN
 from tests.hostile.template import write_results, write_template
 
 KNOWN_DOOR = "known"
 #: Inputs that are tried in one child. A fork takes as long as a command.
 _BATCH = 10
-#: Folders of earlier results. Only the doors that are about them get copies.
-_EARLIER = (
-    *("result", "swept", "drawn", "scored", "recorded", "capacities", "recommended"),
-    "sensitivity",
-)
 
 
 @dataclass(frozen=True)
@@ -138,7 +133,7 @@ class Harness:
                 shutil.rmtree(name)
             Path("page.html").unlink()
             self.earlier.mkdir()
-            for name in _EARLIER:
+            for name in _REPORTED:
                 Path(name).rename(self.earlier / name)
             names.write_text(json.dumps([n for n in sys.modules if "__main__" not in n]))
 

@@ -1,16 +1,19 @@
-"""Inputs that once ended in a traceback, a hang, or the loss of a user's file."""
+"""Inputs that once ended in a traceback, a hang, or the loss of a user's file.
+
+Others have a test of their own, which has the message, too: tests/experiments/test_doors.py,
+test_user_files.py, test_not_ours.py and test_policy_file.py.
+"""
 
 from __future__ import annotations
 
 import json
-import os
 import re
 from collections.abc import Callable
 from pathlib import Path
 
 from tests.hostile.box import Command
-from tests.hostile.doors import _REPORTED, BUNDLE, _sign
-from tests.hostile.template import EXPERIMENT, HF_CONFIG, SWEEP
+from tests.hostile.doors import _REPORTED, BUNDLE, _out
+from tests.hostile.template import HF_CONFIG, SWEEP
 from tests.hostile.values import laughs
 
 Known = Callable[[Path], Command]
@@ -48,70 +51,15 @@ def _config(**keys: object) -> Known:
     return _file("hf/tiny/config.json", json.dumps({**HF_CONFIG, **keys}), check)
 
 
-def _added(name: str, command: Command) -> Known:
-    def prepare(box: Path) -> Command:
-        path = box / name
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text("the user's\n")
-        return command
-
-    return prepare
-
-
-def _any_runs(box: Path) -> Command:
-    """Somebody's folder that happens to have ``runs/`` in it."""
-    for name in (
-        "work/runs/.git/HEAD",
-        "work/failed/why.txt",
-        "work/summary.json",
-        "work/results.parquet",
-    ):
-        (box / name).parent.mkdir(parents=True, exist_ok=True)
-        (box / name).write_text("the user's\n")
-    return Command([*_SWEEP, "work", "--resume"], "work")
-
-
-def _in_runs(box: Path) -> Command:
-    for name in ("swept/runs/.git/HEAD", "swept/failed/why.txt"):
-        (box / name).parent.mkdir(parents=True, exist_ok=True)
-        (box / name).write_text("the user's\n")
-    return Command([*_SWEEP, "swept", "--resume"], "swept")
-
-
-def _absurd_time(box: Path) -> Command:
-    path = box / BUNDLE / "linear.csv"
-    lines = path.read_text().splitlines()
-    lines[5] = lines[5].rpartition(",")[0] + ",1e308"
-    path.write_text("\n".join(lines) + "\n")
-    _sign(box / BUNDLE)
-    return Command([*_RUN, "new"], "new")
-
-
-def _zeros(box: Path) -> Command:
-    lengths = "workload.lengths={kind: trace, path: /dev/zero}"
-    return Command(["check", "exp.yaml", "--set", lengths, "--set", "workload.pd_ratio=null"])
-
-
-def _replicas(box: Path) -> Command:
-    assert os.path.isdir(box)  # noqa: PTH112
-    return Command([*_RUN, "new", "--set", "cluster.replicas=4096"], "new")
-
-
 def _giant(name: str) -> Known:
     """A result all of whose numbers have 400 digits more."""
 
     def prepare(box: Path) -> Command:
         path = box / name / "summary.json"
         path.write_text(re.sub(r"(: -?\d+)\b", rf"\g<1>{'0' * 400}", path.read_text()))
-        return Command(["report", name, "--quiet", "--out", "page.html"], "page.html")
+        return _out(f"report {name} --quiet", "page.html")
 
     return prepare
-
-
-def _axis(text: str, *more: str) -> Known:
-    return _set(
-        "sweep.grid={engine.jitter: " + text + "}", *more, config="sweep.yaml", command="plan"
-    )
 
 
 _DEEP = "[" * 100_000 + "]" * 100_000
@@ -133,48 +81,6 @@ KNOWN: dict[str, Known] = {
     ),
     "aliases without end in a model": _edited("model.yaml", "name: tiny", f"name: {laughs(9)}"),
     "rate: 1:30": _edited("exp.yaml", "rate: 50.0", "rate: 1:30"),
-    "a duplicate key": _file("exp.yaml", EXPERIMENT + "seed: 8\n"),
-    "scenarios: 5 and --set": _edited(
-        "exp.yaml",
-        EXPERIMENT[EXPERIMENT.index("scenarios:") :],
-        "scenarios: 5\n",
-        Command(["check", "exp.yaml", "--set", "seed=3"]),
-    ),
-    "cv 1e-300": _set("workload.arrivals.cv=1.0e-300"),
-    "cv 1000": _set("workload.arrivals.cv=1000"),
-    "profiles: ~nosuch/x": _set("profiles=~nosuch/x"),
-    "a trace in ~nosuch": _set(
-        "workload.lengths={kind: trace, path: ~nosuch/x}", "workload.pd_ratio=null"
-    ),
-    "a NUL in a path": _set('profiles="a\\0b"'),
-    "a NUL in a model": _set('model="a\\0b"'),
-    "a NUL in a device": _set('device="a\\0b.yaml"'),
-    "--out on a loop of links": lambda box: Command([*_RUN, "loop"], "loop"),
-    "--out below a loop of links": lambda box: Command([*_RUN, "loop/x"], "loop/x"),
-    "--out in 2,000 folders": lambda box: Command([*_RUN, "a/" * 2000 + "b"], "a"),
-    "step 1e-320": _axis("{from: 1, to: 2, step: 1.0e-320}"),
-    "to 1e308, step": _axis("{from: 0, to: 1.0e+308, step: 1}"),
-    "to 1e308, num": _axis("{from: 0, to: 1.0e+308, num: 5}"),
-    "from 5 to 5": _axis("{from: 0.5, to: 0.5, num: 3}"),
-    "a sample of 10^21 points": _set(
-        "sweep.grid={"
-        + ", ".join(
-            f"{key}: {{from: 0.001, to: 0.9, num: 1000}}"
-            for key in (
-                "engine.jitter",
-                "engine.turnaround_s",
-                "cluster.usable_memory",
-                "workload.pd_ratio",
-                "workload.arrivals.rate",
-                "workload.arrivals.cv",
-                "workload.lengths.theta",
-            )
-        )
-        + "}",
-        "sweep.sample={points: 3}",
-        config="sweep.yaml",
-        command="plan",
-    ),
     "JSON 100,000 deep": _file(
         "hf/tiny/config.json", _DEEP, Command(["check", "exp.yaml", "--set", "model=hf/tiny"])
     ),
@@ -187,75 +93,29 @@ KNOWN: dict[str, Known] = {
     "hidden_act": _config(hidden_act="relu"),
     "layer_types": _config(layer_types=["sliding_attention"] * 4),
     "sliding_window": _config(sliding_window=16),
-    "~ as CONFIG": lambda box: Command(["check", "~/exp.yaml"]),
-    "~nosuch as CONFIG": lambda box: Command(["check", "~nosuch/exp.yaml"]),
-    "a bundle's time of 1e308": _absurd_time,
     "chunk_size 16777216": _set(
         "policy={name: sarathi, chunk_size: 16777216}", "scenarios={}", command="run"
     ),
     "max_batch 10000000": _set("batching.max_batch=10000000", *_DECLARED, command="run"),
-    "a trace of /dev/zero": _zeros,
-    "4,096 replicas": _replicas,
-    "a folder with runs/ of the user's": _any_runs,
-    "files of the user's in a sweep": _in_runs,
-    "a notebook in a result": _added(
-        "result/orca/analysis.ipynb", Command([*_RUN, "result"], "result")
+    "a note in figures": _file(
+        "drawn/notes.txt", "the user's\n", _out("compare result/orca result/sarathi", "drawn")
     ),
-    "a notebook in a result's figures": _added(
-        "result/figures/x.ipynb", Command([*_RUN, "result"], "result")
-    ),
-    "a note in figures": _added(
-        "drawn/notes.txt",
-        Command(["compare", "result/orca", "result/sarathi", "--out", "drawn"], "drawn"),
-    ),
-    "reproduce --out over a file": _added(
-        "keep.json",
-        Command(
-            ["reproduce", "tile_257", "--variant", "predicted", "--out", "keep.json"], "keep.json"
-        ),
-    ),
-    "reproduce --out in a folder of the user's": lambda box: Command(
-        ["reproduce", "tile_257", "--variant", "predicted", "--out", "mine"], "mine"
+    "reproduce --out in a folder of the user's": lambda box: _out(
+        "reproduce tile_257 --variant predicted", "mine"
     ),
     **{
-        f"{words} of {odd}": lambda box, words=words, odd=odd: Command([*words.split(), odd])
-        for words in (
-            *("score", "score --config exp.yaml", "score measured.csv --peer", "lockstep"),
-            *("replay exp.yaml", "replay exp.yaml server.jsonl --ticks", "report", "plot"),
-            "workload",
-        )
+        f"{words} of {odd}": lambda box, words=words, odd=odd: Command([words, odd])
+        for words in ("report", "plot")
         for odd in ("pipe", "/dev/zero")
     },
     **{
-        f"report of {name}": lambda box, name=name: Command(
-            ["report", name, "--quiet", "--out", "page.html"], "page.html"
-        )
+        f"report of {name}": lambda box, name=name: _out(f"report {name} --quiet", "page.html")
         for name in _REPORTED
     },
     **{f"a {name} with numbers of 400 digits": _giant(name) for name in _REPORTED},
-    **{
-        f"a policy that says {ending} at {place.strip()}": _edited(
-            "mine.py",
-            place,
-            f"{place[: len(place) - len(place.lstrip())]}{ending}\n{place}",
-            Command(["run", "own.yaml", "--quiet", "--no-figures", "--out", "new"], "new"),
-        )
-        for ending in ("raise BaseException", "raise SystemExit(3)", "exit(0)")
-        for place in ("@named", "        joining")
-    },
-    "a rate of 1e-9 that varies": _set(
-        "workload.arrivals={kind: varying, rates: [{at_s: 0, rate: 1.0e-9}]}"
-    ),
-    "ticks with 400 digits": _edited(
-        "ticks.csv",
-        "0,20,5",
-        f"0,{'9' * 400},5",
-        Command(["replay", "exp.yaml", "server.jsonl", "--ticks", "ticks.csv"]),
-    ),
     "a mapping as a request of a log": _edited(
         "decisions.jsonl", '["add",0]', '["add",{"a":1}]', Command(["lockstep", "decisions.jsonl"])
     ),
-    "an option of 5,000 characters": lambda box: Command(["sweep", "--workers", "x" * 5000]),
     "a deep sweep file": _file(
         "sweep.yaml", SWEEP + "x: " + _DEEP, Command(["plan", "sweep.yaml"])
     ),

@@ -11,6 +11,7 @@ import pandas as pd
 
 from sarathi_sim.profiler.bundle.schema import Bundle, bundle_path, write_bundle
 from sarathi_sim.profiler.facts.model import load_model
+from tests.experiments.small_config import AT_MOST
 from tests.experiments.small_report import (
     write_capacities,
     write_recommendation,
@@ -114,28 +115,7 @@ MOONCAKE = "".join(
     for i in range(8)
 )
 
-POLICY = '''\
-"""A policy of the user's own."""
-
-from dataclasses import dataclass
-
-from sarathi_sim.policies.policy import DECODES, Plan, View, named
-
-
-@named("at_most")
-@dataclass
-class AtMost:
-    """Whole prompts, at most so many an iteration."""
-
-    prompts: int = 2
-    holds_finished = False
-
-    def plan(self, view: View) -> Plan | None:
-        joining = view.admissible()[: self.prompts]
-        if joining:
-            return Plan(tuple((s, s.prompt_tokens) for s in joining))
-        return DECODES if view.num_decodes else None
-'''
+POLICY = AT_MOST.replace("prompts: int", "prompts: int = 2")
 OWN = EXPERIMENT[: EXPERIMENT.index("policy:")] + "policy: {file: mine.py, name: at_most}\n"
 
 MEASURED = "id,backend,model,system,isl,osl,concurrency,ttft_ms,tpot_ms,tp,precision\n" + "".join(

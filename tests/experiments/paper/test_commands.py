@@ -11,14 +11,10 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from typer.testing import CliRunner
 
-from sarathi_sim.experiments.cli.app import app
 from sarathi_sim.experiments.config.errors import ConfigError
 from sarathi_sim.experiments.paper.claims import load_claims, pick_claims, reproduce
 from sarathi_sim.experiments.paper.figures import bubbles as figures_pipeline
-from sarathi_sim.experiments.paper.figures import chunks as figures_chunks
-from sarathi_sim.experiments.paper.figures import costs as figures_costs
 from sarathi_sim.experiments.paper.figures import gallery
 from sarathi_sim.experiments.paper.figures.gallery import _save
 from sarathi_sim.experiments.paper.variants import VARIANTS, Lab
@@ -27,11 +23,7 @@ from sarathi_sim.experiments.run.machine import FIXED, Machine, advise, candidat
 from sarathi_sim.experiments.run.traffic import Demand, demand_of
 from sarathi_sim.policies.sarathi import Sarathi
 from sarathi_sim.simulator.views.spans import Spans
-
-
-def invoke(*words: str) -> tuple[int, str]:
-    done = CliRunner().invoke(app, words)
-    return done.exit_code, done.output
+from tests.experiments.small_config import called, refused
 
 
 @pytest.fixture(scope="module")
@@ -43,23 +35,20 @@ def test_reproduce_writes_what_it_prints(tmp_path: Path, monkeypatch: pytest.Mon
     monkeypatch.setattr(gallery, "write_gallery", lambda *_: None)  # it takes a minute
     out = tmp_path / "out"
     words = ("reproduce", "tile_257", "tp_batch", "--out", str(out))
-    code, output = invoke(*words)
-    assert code == 0
-    content = json.loads((out / "summary.json").read_text(encoding="utf-8"))
-    rows = content["claims"]
+    output = called(*words).output
+    rows = json.loads((out / "summary.json").read_text(encoding="utf-8"))["claims"]
     assert [(row["id"], row["variant"]) for row in rows] == [
         (id, variant) for id in ("tile_257", "tp_batch") for variant in VARIANTS
     ]
     assert "predicted: 2 of 2 reproduced" in output
     assert [row["status"] for row in rows] == ["predicted", "fitted", "predicted", "predicted"]
     assert [path.name for path in tmp_path.iterdir()] == ["out"]
-    done = CliRunner().invoke(app, [*words, "--json"])
-    assert (done.exit_code, json.loads(done.stdout)) == (0, {"claims": rows}), done.output
-
-
-def test_reproduce_of_one_variant() -> None:
-    code, output = invoke("reproduce", "tp_batch", "--variant", "predicted")
-    assert code == 0 and "paper-calibrated" not in output
+    assert json.loads(called(*words, "--json").stdout) == {"claims": rows}
+    told = called("reproduce", "tp_batch", "--variant", "predicted").output
+    assert "paper-calibrated" not in told
+    listed = called("reproduce", "--list").output.splitlines()
+    claims = [line for line in listed if not line.startswith(" ")]
+    assert len(claims) == 85 and all(" (section " in line for line in claims)
 
 
 @pytest.mark.parametrize(
@@ -71,27 +60,15 @@ def test_reproduce_of_one_variant() -> None:
     ],
 )
 def test_mistakes_give_one_message(words: tuple[str, ...], said: str) -> None:
-    code, output = invoke("reproduce", *words)
-    assert code == 2 and said in output and len(output.strip().splitlines()) == 1
+    assert said in refused("reproduce", *words)
 
 
-def test_list_says_how_each_claim_is_read() -> None:
-    code, output = invoke("reproduce", "--list")
-    claims = [line for line in output.splitlines() if not line.startswith(" ")]
-    assert code == 0 and len(claims) == 85 and all(" (section " in line for line in claims)
-
-
-def test_figures_are_drawn(tmp_path: Path) -> None:
+def test_a_figure_is_a_small_file(tmp_path: Path) -> None:
+    """test_claims.py draws the others."""
     labs = [Lab(variant) for variant in VARIANTS]
-    for draw in (
-        figures_chunks.attention_mask,
-        figures_costs.tile_quantisation,
-        figures_pipeline.bubble_schedule,
-    ):
-        file = tmp_path / f"{draw.__name__}.png"
-        _save(lambda draw=draw: draw(labs), file)  # type: ignore[misc]
-        assert 10_000 < file.stat().st_size < 130_000
-    assert len(list(tmp_path.iterdir())) == 3
+    _save(lambda: figures_pipeline.bubble_schedule(labs), tmp_path / "figure.png")
+    assert 10_000 < (tmp_path / "figure.png").stat().st_size < 130_000
+    assert len(list(tmp_path.iterdir())) == 1
 
 
 def test_what_was_served_for_the_claims_is_not_served_again_for_the_gallery(
@@ -130,12 +107,9 @@ def test_the_schedule_has_the_papers_bubbles(a6000: Machine) -> None:
 
 def test_advice_on_the_papers_settings() -> None:
     """1K, B = 18, at the paper's P:D: chunk 256, in five lines below the lengths that were read."""
-    code, output = invoke(
-        *("advise", "--model", "llama-13b", "--device", "a6000"),
-        *("--workload", "1K@14", "--batch", "18"),
-    )
-    read, *lines = output.strip().splitlines()
-    assert code == 0 and len(lines) == 5
+    asked = ("--model", "llama-13b", "--device", "a6000", "--workload", "1K@14", "--batch", "18")
+    read, *lines = called("advise", *asked).output.strip().splitlines()
+    assert len(lines) == 5
     assert read == (
         "workload: requests of 1,024 tokens in all, P:D 14: prompts of 956 tokens in the mean "
         "(P50 956, P99 956), outputs of 68 (P50 68, P99 68)"
@@ -209,13 +183,6 @@ def test_what_breaks_the_limit_only_when_simulated_does_not_win(
         advise(a6000, demand, batch_cap=6, tbt_limit_s=0.02)
 
 
-def test_the_closed_form_is_near_the_simulation(a6000: Machine) -> None:
-    """Where prompts are whole chunks and decodes fill the batch, within 5 %."""
-    found = advise(a6000, demand_of("1K@14"), batch_cap=18)
-    for checked in found.verified[:2]:
-        assert 1024 / checked.candidate.seconds == pytest.approx(checked.tokens_per_s, rel=0.05)
-
-
 def test_a_limit_on_the_time_between_tokens_is_kept(a6000: Machine) -> None:
     demand = demand_of("1K@28")
     free = advise(a6000, demand, batch_cap=18)
@@ -226,18 +193,19 @@ def test_a_limit_on_the_time_between_tokens_is_kept(a6000: Machine) -> None:
     assert limited.verified[0].tokens_per_s < free.verified[0].tokens_per_s
     with pytest.raises(ConfigError, match="no chunk and batch meets it"):
         advise(a6000, demand, tbt_limit_s=0.001)
-
-
-@pytest.mark.parametrize(("ratio", "term"), [(2, "P:D balance"), (14, "prefill efficiency")])
-def test_the_limiting_term_is_named(a6000: Machine, ratio: float, term: str) -> None:
-    """Few prompt tokens leave decodes without a chunk; at the balance it is the chunk's size."""
-    found = advise(a6000, demand_of(f"1K@{ratio}"), batch_cap=18)
-    assert explain(found)[3].startswith(f"limited by {term}")
-
-
-def test_a_batch_that_does_not_fit(a6000: Machine) -> None:
     with pytest.raises(ConfigError, match="--batch 30: does not fit: at most 20"):
-        advise(a6000, demand_of("1K@14"), batch_cap=30)
+        advise(a6000, demand, batch_cap=30)
+
+
+def test_the_closed_form_is_near_the_simulation_and_names_the_limiting_term(a6000: Machine) -> None:
+    """Within 5 %, where prompts are whole chunks and decodes fill the batch. Few prompt tokens
+    leave decodes without a chunk; at the balance it is the chunk's size."""
+    found = advise(a6000, demand_of("1K@14"), batch_cap=18)
+    for checked in found.verified[:2]:
+        assert 1024 / checked.candidate.seconds == pytest.approx(checked.tokens_per_s, rel=0.05)
+    assert explain(found)[3].startswith("limited by prefill efficiency")
+    few = advise(a6000, demand_of("1K@2"), batch_cap=18)
+    assert explain(few)[3].startswith("limited by P:D balance")
 
 
 def test_the_lengths_that_were_read() -> None:

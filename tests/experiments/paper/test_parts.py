@@ -13,39 +13,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sarathi_sim.experiments.figures.page_tables import markdown
+from sarathi_sim.experiments.paper import gpt3, quantities
 from sarathi_sim.experiments.paper.claims import load_claims
-from sarathi_sim.experiments.paper.gpt3 import (
-    CHANGES,
-    GPT3,
-    ORCA,
-    SARATHI,
-    SCENARIO_READINGS,
-    TP_ONLY,
-    Assumptions,
-    Ratios,
-    changed,
-    relevant,
-    request_waits,
-    run,
-    spread,
-)
+from sarathi_sim.experiments.paper.gpt3 import Assumptions, changed, relevant, run
 from sarathi_sim.experiments.paper.page import update
-from sarathi_sim.experiments.paper.quantities import (
-    BASELINE,
-    attention_intensity,
-    balanced,
-    decode_speedup,
-    decode_token_ms,
-    fitting_batch,
-    gemm_intensity,
-    iteration_growth,
-    one_layer_batch,
-    piggybacked_decode_gain,
-    piggybacked_token_ms,
-    sarathi,
-    saturation,
-    split,
-)
+from sarathi_sim.experiments.paper.quantities import BASELINE, balanced, sarathi, split
 from sarathi_sim.experiments.paper.variants import Constants, Lab, _op_times, calibrated
 from sarathi_sim.experiments.run.machine import Machine, candidate
 from sarathi_sim.experiments.run.traffic import Demand
@@ -117,7 +89,7 @@ def test_decode_speedup_by_hand() -> None:
     """(1 ms + 2 us B + 3 us B) / B over (2 us + 3 us), at context 1000 and B = 6."""
     machine = Machine(plain_ops(), "a6000")
     expected = ((1e-3 + 6 * 5e-6) / 6) / 5e-6
-    assert decode_speedup(machine, 6, 1000) == pytest.approx(expected)
+    assert quantities.decode_speedup(machine, 6, 1000) == pytest.approx(expected)
 
 
 def test_chunks_of_a_prompt_add_up() -> None:
@@ -148,8 +120,8 @@ def test_the_steady_state_by_hand(output: int, piggybacked: float, alone: float)
 
 def test_saturation_is_the_first_size_that_doubling_hardly_helps() -> None:
     rate = {1: 1.0, 2: 2.0, 4: 2.09, 8: 4.0}
-    assert saturation(lambda n: rate[n], (1, 2, 4)) == 2
-    assert saturation(float, (1, 2, 4)) == 8
+    assert quantities.saturation(lambda n: rate[n], (1, 2, 4)) == 2
+    assert quantities.saturation(float, (1, 2, 4)) == 8
 
 
 @pytest.mark.parametrize(
@@ -196,7 +168,7 @@ def test_rounds_of_the_baseline_are_alike() -> None:
 
 
 def test_a_calibrated_gemm() -> None:
-    """Its two limits, and a started tile that costs a whole one."""
+    """Its two limits, and a started tile that costs a whole one; without p all stays."""
     before = _op_times("a6000", "llama-13b", 1)
     after = calibrated(before, Constants(read=1.5, compute=0.5, p=30.0, attn_decode=2.0))
     old, new = before.linear["ffn_ln1"], after.linear["ffn_ln1"]
@@ -206,12 +178,8 @@ def test_a_calibrated_gemm() -> None:
     assert new(1025) > new(1024)
     assert after.decode(4, 1000) == pytest.approx(2 * before.decode(4, 1000))
     assert after.prefill(64, 100) == before.prefill(64, 100)
-
-
-def test_without_p_gemms_stay_as_shipped() -> None:
-    before = _op_times("a6000", "llama-13b", 1)
-    after = calibrated(before, Constants(read=3.0))
-    assert after.linear["preproj"](300) == before.linear["preproj"](300)
+    without_p = calibrated(before, Constants(read=3.0))
+    assert without_p.linear["preproj"](300) == before.linear["preproj"](300), "as shipped"
 
 
 def test_kept_tables_of_other_constants_are_not_mixed_up() -> None:
@@ -239,19 +207,19 @@ def test_assumptions_change_op_times() -> None:
 
 def test_runs_that_an_assumption_does_not_change_are_shared() -> None:
     pipeline_only = Assumptions(("engine.send=blocking", "batching.formation=lazy"))
-    assert relevant(pipeline_only, TP_ONLY) == Assumptions()
-    assert relevant(pipeline_only, ORCA) == pipeline_only
+    assert relevant(pipeline_only, gpt3.TP_ONLY) == Assumptions()
+    assert relevant(pipeline_only, gpt3.ORCA) == pipeline_only
     both = Assumptions(("engine.jitter=0.05", "engine.send=blocking"), padded=True)
-    assert relevant(both, TP_ONLY) == Assumptions(("engine.jitter=0.05",), padded=True)
-    chunk = Assumptions((f"scenarios.{SARATHI}.policy.chunk_size=512",))
-    assert relevant(chunk, SARATHI) == chunk
-    assert relevant(chunk, ORCA) == relevant(chunk, TP_ONLY) == Assumptions()
+    assert relevant(both, gpt3.TP_ONLY) == Assumptions(("engine.jitter=0.05",), padded=True)
+    chunk = Assumptions((f"scenarios.{gpt3.SARATHI}.policy.chunk_size=512",))
+    assert relevant(chunk, gpt3.SARATHI) == chunk
+    assert relevant(chunk, gpt3.ORCA) == relevant(chunk, gpt3.TP_ONLY) == Assumptions()
 
 
 def test_without_a_pipeline_sends_and_formation_make_no_difference() -> None:
-    machine, few = Lab("predicted").machine(*GPT3), "workload.requests=200"
+    machine, few = Lab("predicted").machine(*gpt3.GPT3), "workload.requests=200"
     plain, changed_too = (
-        run(machine, TP_ONLY, Assumptions((few, *settings))).end_s
+        run(machine, gpt3.TP_ONLY, Assumptions((few, *settings))).end_s
         for settings in ((), ("engine.send=blocking", "batching.formation=lazy"))
     )
     assert plain == changed_too
@@ -260,7 +228,7 @@ def test_without_a_pipeline_sends_and_formation_make_no_difference() -> None:
 @given(st.lists(st.floats(0.1, 10), min_size=1, max_size=7))
 @settings(max_examples=30, deadline=None)
 def test_the_spread_holds_the_middle(values: list[float]) -> None:
-    middle, low, high = spread(Ratios(v, 1.0, 2.0, 3.0, 4.0) for v in values)
+    middle, low, high = gpt3.spread(gpt3.Ratios(v, 1.0, 2.0, 3.0, 4.0) for v in values)
     assert (low.orca_over_sarathi, high.orca_over_sarathi) == (min(values), max(values))
     assert low.orca_over_sarathi <= middle.orca_over_sarathi <= high.orca_over_sarathi
     assert (middle.orca_over_tp, middle.bubble) == (1.0, 3.0)
@@ -269,7 +237,7 @@ def test_the_spread_holds_the_middle(values: list[float]) -> None:
 def test_waiting_by_hand() -> None:
     """What is left of a request's time without its micro-batches' stages and links, one by one."""
     lab, few = Lab("predicted"), "workload.requests=60"
-    records = run(lab.machine(*GPT3), SARATHI, Assumptions((few,)))
+    records = run(lab.machine(*gpt3.GPT3), gpt3.SARATHI, Assumptions((few,)))
     log = records.replicas[0]
     times, rows = stage_times(log), log.iterations
     of_group = {g: np.flatnonzero(rows["group"] == g) for g in np.unique(rows["group"])}
@@ -284,7 +252,7 @@ def test_waiting_by_hand() -> None:
             for row in mine
         )
         waits.append(float(rows["finish_s"][mine[-1]] - rows["ready_s"][mine[0]]) - served)
-    assert request_waits(records) == pytest.approx(waits, abs=1e-9)
+    assert gpt3.request_waits(records) == pytest.approx(waits, abs=1e-9)
     assert min(waits) >= -1e-9
 
 
@@ -292,29 +260,31 @@ def test_quotients_of_iterations_by_hand() -> None:
     """40 layers of 1 ms and 2 us a row, 1 ns a query and key, 3 us a decode at context 1000."""
     machine = Machine(plain_ops(), "a6000")
     one, two = (LAYERS * (1e-3 + (2e-6 + 1e-9) * rows) for rows in (128, 256))
-    assert iteration_growth(machine, 128, 256) == pytest.approx(100 * (two / one - 1))
+    assert quantities.iteration_growth(machine, 128, 256) == pytest.approx(100 * (two / one - 1))
     alone = LAYERS * (1e-3 + 4 * (2e-6 + 3e-9 * 1024)) / 4
-    assert decode_token_ms(machine, 4) == pytest.approx(1e3 * alone)
+    assert quantities.decode_token_ms(machine, 4) == pytest.approx(1e3 * alone)
     # Rows are as many; three pairs of query and key less, and three decodes' attention more.
     extra = LAYERS * (3 * 3e-9 * 1024 - 3 * 1e-9) / 3
-    assert piggybacked_token_ms(machine, 1021, 3) == pytest.approx(1e3 * extra)
-    assert piggybacked_decode_gain(machine, 4, 1021, 3) == pytest.approx(alone / extra)
+    assert quantities.piggybacked_token_ms(machine, 1021, 3) == pytest.approx(1e3 * extra)
+    assert quantities.piggybacked_decode_gain(machine, 4, 1021, 3) == pytest.approx(alone / extra)
 
 
 def test_one_layer_and_intensity_by_hand() -> None:
     """An op's intensity at m rows is m n k / (m k + k n + m n); a decode's at 1024 is near 1."""
     shape = GemmShape(5120, 5120)
-    assert gemm_intensity(shape, 1024) == pytest.approx(1024 * 5120 / (2 * 1024 + 5120))
+    assert quantities.gemm_intensity(shape, 1024) == pytest.approx(1024 * 5120 / (2 * 1024 + 5120))
     machine = Lab("predicted").a6000
-    assert attention_intensity(machine, 1) == pytest.approx(1024 / 1025)
+    assert quantities.attention_intensity(machine, 1) == pytest.approx(1024 / 1025)
     usable, weights = 0.9 * machine.device.memory_bytes, 2 * 13.016e9
-    assert one_layer_batch(machine) > machine.layers, "the weights shrink, too"
-    assert fitting_batch(machine, 1024) == (usable - weights) // (1024 * 40 * 2 * 2 * 5120)
+    assert quantities.one_layer_batch(machine) > machine.layers, "the weights shrink, too"
+    assert quantities.fitting_batch(machine, 1024) == (usable - weights) // (
+        1024 * 40 * 2 * 2 * 5120
+    )
 
 
 def test_names_are_unique() -> None:
-    assert len({reading.name for reading in SCENARIO_READINGS}) == len(SCENARIO_READINGS)
-    assert len({change.name for change in CHANGES}) == len(CHANGES)
+    assert len({reading.name for reading in gpt3.SCENARIO_READINGS}) == len(gpt3.SCENARIO_READINGS)
+    assert len({change.name for change in gpt3.CHANGES}) == len(gpt3.CHANGES)
 
 
 def test_the_page_takes_tables_of_its_titles() -> None:

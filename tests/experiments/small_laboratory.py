@@ -1,0 +1,55 @@
+"""A laboratory in a folder, a scenario judged by a run of its own, and an answer in words."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from sarathi_sim.experiments.capacity.probing import Laboratory
+from sarathi_sim.experiments.capacity.slo import CapacitySection, Objective, Verdict, judge
+from sarathi_sim.experiments.capacity.written import recommend_answer
+from sarathi_sim.experiments.config.base import Source
+from sarathi_sim.experiments.config.deployment import deploy
+from sarathi_sim.experiments.config.scenario import Scenario
+from sarathi_sim.experiments.content import Section
+from sarathi_sim.experiments.sweeps.backends import InProcess
+from sarathi_sim.experiments.sweeps.store import Store
+from sarathi_sim.simulator.views.metrics import Analysis
+
+
+@contextmanager
+def opened(folder: Path, section: CapacitySection) -> Iterator[Laboratory]:
+    """A laboratory whose probes lie in the folder, in this process."""
+    store = Store(folder)
+    store.open(resume=True)
+    with store.locked():
+        yield Laboratory(section, store, InProcess())
+
+
+def analysed(scenario: Scenario) -> Analysis:
+    """A run of the scenario."""
+    return Analysis(deploy(scenario, Source("", "x", {}, ())).simulate())
+
+
+def verdict_of(scenario: Scenario, objectives: Sequence[Objective]) -> Verdict:
+    """Whether a run of the scenario keeps them."""
+    deployment = deploy(scenario, Source("", "x", {}, ()))
+    analysis = Analysis(deployment.simulate())
+    summary = analysis.summary(deployment.model, deployment.device, 1)
+    summary["after_warmup"] = analysis.after_warmup()
+    return judge(objectives, [(summary, None)], open_loop=True)
+
+
+def recommendation(**given: Any) -> Section:
+    """The answer of ``recommend`` on a deployment that carries nothing, or on what is given."""
+    row = {"name": "TP 8", "why": "", "capacity": 0.0, "settled": True, "interval": [0, 0],
+           "gpus": 8, "replicas": 1, "rejected_share": 0.0, "curve": []}  # fmt: skip
+    prices = {"currency": "USD", "date": "2026-01-01", "mark": "assumed"}
+    return recommend_answer({
+        "deployments": [row | given.pop("row", {})], "load": "rate", "rate": None,
+        "tolerance": 0.05, "winner": None, "one_fewer": None, "screened": [], "dropped": {},
+        "replicas": 1, "model": "m", "devices": ["d"], "gpus": 8, "slo": "p99 ttft 1s",
+        "command": None, "needs": None, "keep": 0.9, "prices": prices, **given,
+    })  # fmt: skip
