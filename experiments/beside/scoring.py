@@ -412,7 +412,7 @@ def slopes(
     rows that are answered and :func:`fitting`; also with clients that have drifted apart."""
     if BASE + APART in simulated:
         near = {name: of for name, of in simulated.items() if not name.endswith(APART)}
-        far = {name: of | simulated.get(name + APART, {}) for name, of in near.items()}
+        far = {name: {**of, **simulated.get(name + APART, {})} for name, of in near.items()}
         found = slopes(rows, near, draws, limits)
         return replace(found, apart=slopes(rows, far, draws, limits))
     launches = [name for name in LAUNCHES if name in simulated]
