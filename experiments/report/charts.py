@@ -109,7 +109,7 @@ def lines(
     """Curves, logarithmic in x where their values differ by much.
 
     ``share``: y is a share of all. ``marks``: a point stands at each value. A line stands at the
-    ``limit``, and y goes up to twice as far at most.
+    ``limit``, with half as much above it at least, and as much at most.
     """
     values = np.concatenate([np.asarray(curve.x, np.float64) for curve in curves.values()])
     positive = values[values > 0]
@@ -129,7 +129,7 @@ def lines(
     if limit is not None:
         chart.add_layout(Span(location=limit, dimension="width", line_color=SEEN, line_width=1.5))
         highest = max((float(y) for curve in curves.values() for y in curve.y), default=0.0)
-        chart.y_range = Range1d(0, 1.05 * min(max(highest, limit), 2 * limit))
+        chart.y_range = Range1d(0, min(max(1.05 * highest, 1.5 * limit), 2.1 * limit))
     if share:
         chart.yaxis.formatter = NumeralTickFormatter(format="0 %")
     drawn, hovered = {}, []

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 from pathlib import Path
 
@@ -12,7 +13,13 @@ from typer.testing import CliRunner
 
 from sarathi_sim.experiments.capacity import recommend as chosen_by
 from sarathi_sim.experiments.capacity.answer import Prices, answers, load_prices, per_million_tokens
-from sarathi_sim.experiments.capacity.curves import front, frontier_figures
+from sarathi_sim.experiments.capacity.curves import (
+    PAIRS,
+    front,
+    frontier_figures,
+    headroom_figure,
+    points,
+)
 from sarathi_sim.experiments.capacity.options import Option, Wanted, deployable, wanted_of
 from sarathi_sim.experiments.capacity.probing import Laboratory
 from sarathi_sim.experiments.capacity.recommend import (
@@ -38,6 +45,7 @@ from sarathi_sim.experiments.sweeps.store import Store
 from sarathi_sim.profiler.storage.child import silent
 from sarathi_sim.simulator.views.metric_registry import number_text
 from sarathi_sim.simulator.views.metrics import Analysis
+from tests.experiments.small_report import searched, write_recommendation
 
 SLO = "p90 ttft 2s, mean tbt 150ms"
 SHORT = {"requests": 400, "replications": Replications(least=2, most=2)}
@@ -300,7 +308,32 @@ def test_fronts() -> None:
     assert both.index.tolist() == [0, 1]
     # Two latencies are compared at the capacities only.
     assert front(table, "ttft_p99_s", "tbt_p99_s").index.tolist() == [1, 2]
-    assert frontier_figures([]) == {}
+    nothing = {"deployments": [], "load": "rate", "prices": {"currency": "USD"}}
+    assert frontier_figures(nothing) == {}
+
+
+def test_pictures_list_their_points_and_show_both_sides_of_the_limit(tmp_path: Path) -> None:
+    content = json.loads((write_recommendation(tmp_path / "r") / "summary.json").read_text())
+    table = points(content["deployments"], content["screened"]).set_index("number")
+    for name, figure in frontier_figures(content).items():
+        (panel,), (legend,) = figure.axes, figure.legends
+        x, y = PAIRS[name.removeprefix("pareto_")]
+        listed = [text.get_text() for text in legend.get_texts()]
+        assert legend.get_title().get_text() == "deployment, load (requests/s)"
+        assert "TP 8 budget 256 seqs 16, 8.00, its capacity" in listed
+        assert "TP 4 budget 256 seqs 16, 2.50, screened only" in listed
+        # A number a point of the list, at its place; the others are dots.
+        numbers = [int(text.get_text()) for text in panel.texts]
+        assert len(numbers) == len(set(numbers)) == sum(", " in line for line in listed)
+        assert [text.xy for text in panel.texts] == [(table[x][n], table[y][n]) for n in numbers]
+        assert ("another load" in listed) == (len(numbers) < len(table))
+    assert numbers
+    section = CapacitySection(slo=content["slo"], load="rate")
+    drawn = headroom_figure([searched("TP 2", 2, 3.0)], section)
+    low, high = drawn.axes[0].get_ylim()
+    assert low < 0.5 and high > 2
+    names = [text.get_text() for text in drawn.legends[0].get_texts()]
+    assert names == ["TP 2", "at its capacity", "the limit"]  # no probe is overloaded
 
 
 @pytest.mark.parametrize(
