@@ -32,7 +32,6 @@ from sarathi_sim.simulator.loop.records import Floats
 from sarathi_sim.simulator.views.metric_registry import number_text
 
 MOST_LINES = 14
-_CAPACITY, _OVERLOADED = "at its capacity", "overloaded"
 _MARK: dict[str, Any] = {"color": BLACK, "linestyle": "none", "markersize": 9}
 
 
@@ -43,35 +42,33 @@ def headroom_figure(found: Sequence[Mapping[str, Any]], section: CapacitySection
     shown = [one for one in found if one.get("curve")][:MOST_LINES]
     figure = Figure(figsize=(6.2 * len(clauses), 4.8), layout="constrained")
     panels = figure.subplots(1, len(clauses), squeeze=False)[0]
-    key: dict[str, Any] = {}
+    key, marks = dict[str, Any](), dict[str, Any]()
     for panel, clause in zip(panels, clauses, strict=True):
-        lowest, highest = 0.5, 2.0
         for one, style in zip(shown, line_styles(), strict=False):
             loads = [probe["load"] for probe in one["curve"]]
             parts = [max(probe["stress"][clause], 1e-2) for probe in one["curve"]]
-            lowest, highest = min(lowest, *parts), max(highest, *parts)
             (key[one["name"]],) = panel.plot(loads, parts, marker=".", **style)
             for probe, part in zip(one["curve"], parts, strict=True):
                 if probe["overloaded"]:
                     panel.plot(probe["load"], part, "x", color=style["color"], markersize=9)
-                    key[_OVERLOADED] = Line2D([], [], marker="x", **_MARK)
+                    marks["overloaded"] = Line2D([], [], marker="x", **_MARK)
                 if one["at_capacity"] and probe["run"] == one["at_capacity"]["run"]:
                     ring = {"markersize": 9, "markerfacecolor": "none"}
                     panel.plot(probe["load"], part, "o", color=style["color"], **ring)
-                    key[_CAPACITY] = Line2D([], [], marker="o", markerfacecolor="none", **_MARK)
-        key["the limit"] = panel.axhline(1.0, color=BLACK, linewidth=1.2)
+                    circle = Line2D([], [], marker="o", markerfacecolor="none", **_MARK)
+                    marks["at its capacity"] = circle
+        marks["the limit"] = panel.axhline(1.0, color=BLACK, linewidth=1.2)
         panel.set(yscale="log", xlabel=f"load ({UNITS[section.load]})")
-        panel.set_ylim(lowest / 1.2, highest * 1.2)
+        low, high = panel.get_ylim()
+        panel.set_ylim(min(low, 0.45), max(high, 2.2))
         panel.yaxis.set_minor_locator(LogLocator(subs=(2, 5)))
         panel.yaxis.set_major_formatter(PercentFormatter(1.0, decimals=0))
         panel.yaxis.set_minor_formatter(PercentFormatter(1.0, decimals=0))
         panel.set_ylabel("part of the limit")
         panel.set_title(clause)
     if shown:
-        last = [name for name in (_CAPACITY, _OVERLOADED, "the limit") if name in key]
-        names = [*(name for name in key if name not in last), *last]
-        handles = [key[name] for name in names]
-        figure.legend(handles, names, loc="outside lower center", ncols=3)
+        key |= marks
+        figure.legend(key.values(), key.keys(), loc="outside lower center", ncols=3)
     return figure
 
 
@@ -118,7 +115,7 @@ def points(
     so that the load just keeps them: less than 1 where the SLO holds. No limit helps an overloaded
     one (NaN).
     """
-    rows = []
+    rows = list[dict[str, Any]]()
     grouped = [(one, one["name"]) for one in found] + [(one, SCREENED) for one in screened]
     for one, group in grouped:
         for probe in one.get("curve", ()):
@@ -188,18 +185,19 @@ def _figure(table: pd.DataFrame, x: str, y: str, unit: str, currency: str) -> Fi
         drawn.set_urls([_url(run) for run in small["run"]])
         if x == STRESS and name != SCREENED:
             panel.step(*cheapest(rows), where="post", color=colour, linewidth=1)
-        for place, row in rows[rows["shown"]].iterrows():
-            number, over = str(row["number"]), {"zorder": 4 + float(place) / len(table)}
-            panel.scatter(row[x], row[y], s=170, **look, **over).set_urls([_url(row["run"])])
-            digits: dict[str, Any] = {"ha": "center", "va": "center_baseline", "fontsize": 8}
-            ink = ink_on(colour)
-            panel.annotate(number, (row[x], row[y]), color=ink, **digits, **over)
-            dot = Line2D([], [], marker="o", color=colour, markersize=12, linestyle="none")
-            of_dot = {"color": ink, "markersize": 4 * len(number), "markeredgewidth": 0}
-            mark = Line2D([], [], marker=f"${number}$", linestyle="none", **of_dot)
+        for _, row in rows[rows["shown"]].iterrows():
+            number, over = str(row["number"]), 4 + row["number"] / 1e4
+            dot = panel.scatter(row[x], row[y], s=170, zorder=over, **look)
+            dot.set_urls([_url(row["run"])])
+            ink: dict[str, Any] = {"color": ink_on(colour)}
+            digits = ink | {"ha": "center", "va": "center_baseline", "fontsize": 8}
+            panel.annotate(number, (row[x], row[y]), zorder=over, **digits)
+            ink |= {"linestyle": "none", "markersize": 4 * len(number), "markeredgewidth": 0}
+            mark = Line2D([], [], marker=f"${number}$", **ink)
+            spot = Line2D([], [], marker="o", color=colour, markersize=12, linestyle="none")
             where = ", its capacity" if row["full"] else ""
             where = ", screened only" if name == SCREENED else where
-            key[f"{row['deployment']}, {number_text(row['load'])}{where}"] = (dot, mark)
+            key[f"{row['deployment']}, {number_text(row['load'])}{where}"] = (spot, mark)
     together: dict[str, Any] = {"drawstyle": "steps-post"} if x == STRESS else {}
     (key["the front"],) = panel.plot(best[x], best[y], color=BLACK, linewidth=1.2, **together)
     if x == STRESS:

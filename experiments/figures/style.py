@@ -28,7 +28,10 @@ WHITE, DARK_PAGE = "#ffffff", "#14171c"
 # A prompt is blue, a decode yellow; a batch of both is what blue and yellow mix to.
 KIND_COLOURS = {"prefill": BLUE, "mixed": GREEN, "decode": YELLOW}
 
-_POLICY_COLOURS = {"sarathi": BLUE, "orca": VERMILION, "request_level": GREEN}
+_POLICY_COLOURS = {
+    **{"sarathi": BLUE, "orca": VERMILION, "request_level": GREEN},
+    **{"vllm": PURPLE, "sglang": ORANGE},
+}
 _OTHER_POLICIES = (PURPLE, ORANGE, SKY, BLACK)
 
 _LEAST, _MOST = 3.1, 12.0
@@ -118,12 +121,13 @@ def _shade(colour: str, index: int, total: int) -> str:
 
 
 def dark_colour(colour: str) -> str:
-    """What a colour becomes on a dark page: at least as far from it as it was from a white one. A
-    grey keeps its distance."""
+    """What a colour becomes on a dark page: a brighter one, at least as far from it as the colour
+    is from a white page. A grey is as far."""
     own = _luminance(colour)
     mirrored = (_luminance(DARK_PAGE) + 0.05) * contrast(colour, WHITE) - 0.05
     grey = max(to_rgb(colour)) - min(to_rgb(colour)) < 0.1
-    return _with_luminance(colour, min(mirrored if grey else max(own, mirrored), 1.0))
+    brighter = max(own, min(1.4 * own, 0.6), mirrored)
+    return _with_luminance(colour, min(mirrored if grey else brighter, 1.0))
 
 
 def contrast(one: str, other: str) -> float:

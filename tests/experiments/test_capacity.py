@@ -619,8 +619,9 @@ def test_a_relaxed_slo_costs_less() -> None:
 
 
 def found_at(name: str, load: float, low: float, high: float) -> dict[str, Any]:
-    known = {"settled": True, "rejected_share": 0.0}
-    return {"name": name, "capacity": load, "gpus": 1, "interval": [low, high], **known}
+    known: dict[str, Any] = {"settled": True, "rejected_share": 0.0}
+    known |= {"gpus": 1, "replicas": 1, "tp": 1, "pp": 1}
+    return {"name": name, "capacity": load, "interval": [low, high], **known}
 
 
 def test_a_limit_that_nothing_keeps_says_by_how_much() -> None:
@@ -648,7 +649,13 @@ def test_an_overload_is_said_in_plain_words() -> None:
 def test_the_answer_is_a_sentence() -> None:
     best, near = found_at("TP 2", 4.0, 3.9, 4.1), found_at("TP 1", 3.95, 3.8, 4.0)
     far = found_at("TP 4", 2.0, 1.9, 2.1)
-    assert sentence([best], "requests/s", "USD") == "TP 2 carries 4.00 requests/s on 1 GPU."
+    said = sentence([best], "requests/s", "USD")
+    assert said == "TP 2, 1 server of 1 GPU (TP 1), carries 4.00 requests/s."
+    large = best | {"gpus": 16, "replicas": 2, "tp": 4, "pp": 2, "per_million_output_tokens": 2.5}
+    assert sentence([large], "requests/s", "USD") == (
+        "TP 2, 2 servers of 8 GPUs each (TP 4 PP 2), carries 4.00 requests/s at 2.50 USD per "
+        "million output tokens."
+    )
     assert sentence([near, far, best], "requests/s", "USD").endswith(
         "(1 % more than TP 1, whose interval overlaps)."
     )

@@ -64,7 +64,7 @@ def test_a_wide_tolerance_carries_no_more(tmp_path: Path) -> None:
         first = found["deployments"][0]
         assert (first["gpus"], first["carries"]) == (16, 50)
         assert judgement(first, found["slo"], tmp_path)
-        assert "one replica fewer does not do" in found["answer"]
+        assert "one server fewer is too few" in found["answer"]
         paid = first["per_million_output_tokens"] * 50 * 192 * 3600 / 1e6
         assert paid == pytest.approx(first["per_hour"], rel=0.02), "the price of that rate"
 

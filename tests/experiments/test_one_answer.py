@@ -86,7 +86,7 @@ def test_terminal_json_and_page_say_the_same(
     (question,) = re.findall("<h2>(.*?)</h2>", page)
     (answer,) = re.findall('<p class="answer">(.*?)</p>', page)
     (assumed,) = re.findall('<details class="assumed".*?</details>', page, re.DOTALL)
-    (aside,) = re.findall("<aside>.*?</aside>", page, re.DOTALL)
+    (aside,) = re.findall('<div class="warnings">.*?</div>', page, re.DOTALL)
     assert [html.unescape(text) for text in (question, answer)] == [
         *(words["question"], words["answer"])
     ]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from dataclasses import replace
 from pathlib import Path
 
@@ -149,9 +150,14 @@ def test_the_replicas_for_a_rate_are_the_fewest(
         first, fewer = content["deployments"][0], content["one_fewer"]
         assert first["capacity"] > 20 and (first["carries"], first["settled"]) == (20, True)
         assert first["at_rate"]["holds"] and first["at_rate"]["load"] == fewer["load"] == 20
-        told = f"carries 20.00 requests/s at {number_text(first['per_million_output_tokens'])} USD"
-        assert content["answer"].startswith(f"{content['winner']} {told} per million output tokens")
-        assert f"; one replica fewer does not do: {fewer['name']} at 20.00 " in content["answer"]
+        cost = number_text(first["per_million_output_tokens"])
+        told = f"carry 20.00 requests/s at {cost} USD per million output tokens"
+        assert re.match(
+            rf"{first['replicas']} servers of \d GPUs? each \(TP \d\), max_num_batched_tokens \d+, "
+            rf"max_num_seqs \d+, {told}",
+            content["answer"],
+        )
+        assert "; one server fewer is too few: at 20.00 requests/s it b" in content["answer"]
         price = pytest.approx(price_at(20.0, found.finalists[0].option, prices), rel=1e-9)
         assert first["per_million_output_tokens"] == price
         assert winner(content, asked)["workload"]["arrivals"]["rate"] == 20

@@ -119,7 +119,7 @@ def test_capacity_refines_on_request(tmp_path: Path) -> None:
     names = [one["name"] for one in finer["deployments"]]
     assert names == [f"chunk {chunk}" for chunk in (128, 384, 576, 768, 1024)]
     assert [finer["deployments"][place] for place in (0, 4)] == content["deployments"]
-    assert finer["answer"].startswith("chunk 384 carries the most")
+    assert finer["answer"].startswith("chunk 384, 1 server of 1 GPU (TP 1), carries ")
     assert max(one["capacity"] for one in finer["deployments"]) > 1.2 * best
     assert not any("next to it" in line for line in finer["warnings"]), "576 carries 94 % of it"
     kept = {path.name: path.stat().st_mtime_ns for path in runs.iterdir()}
