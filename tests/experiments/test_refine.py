@@ -147,7 +147,7 @@ def answer(dropped: dict[str, str], **given: Any) -> list[str]:
     row = {
         "name": "TP 2 budget 512 seqs 128 x 2", "why": "carries 20", "capacity": 20.0,
         "carries": 20.0, "replicas": 2, "settled": True, "interval": [19.8, 20.2], "gpus": 4,
-        "rejected_share": 0.0, "binds": binds, "curve": [],
+        "rejected_share": 0.0, "binds": binds, "curve": [], "scenario": {"policy": {}},
     }  # fmt: skip
     found = {
         "deployments": [row], "load": "rate", "rate": None, "tolerance": 0.05, "winner": "x",
