@@ -52,7 +52,7 @@ class Section:
     ``answer`` is one sentence, ``table`` the numbers behind it, ``details`` are further tables.
     ``assumptions`` say what was assumed, ``topic: text`` each, ``warnings`` what to keep in mind.
     ``about`` is the description of its configuration, ``configuration`` maps names of files to
-    their text.
+    their text. ``command`` is the command line that starts what is answered with, if any.
     """
 
     kind: str
@@ -64,6 +64,7 @@ class Section:
     charts: Sequence[Chart] = ()
     details: Sequence[SortableTable] = ()
     about: str = ""
+    command: str = ""
     configuration: dict[str, str] = field(default_factory=dict)
     warnings: Sequence[str] = ()
 

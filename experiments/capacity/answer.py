@@ -470,7 +470,7 @@ def result_files(
     header = draft.header.model_dump(include={"name", "description"})
     question = {**header, **draft.raw, "capacity": section.model_dump(exclude_none=True)}
     with styled():
-        fronts = frontier_figures(found, (), content["prices"]["currency"])
+        fronts = frontier_figures(content)
         figures = figure_files({"headroom": headroom_figure(found, section), **fronts})
     return {
         SUMMARY: json_bytes(content),

@@ -9,47 +9,66 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import pandas as pd
 from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
 from matplotlib.ticker import LogLocator, NullFormatter, PercentFormatter
 
 from sarathi_sim.experiments.capacity.slo import CapacitySection
 from sarathi_sim.experiments.capacity.written import UNITS, panels, sides, title
-from sarathi_sim.experiments.figures.style import BLACK, BLUE, VERMILION, line_styles, save
+from sarathi_sim.experiments.figures.style import (
+    BLACK,
+    BLUE,
+    GREY,
+    VERMILION,
+    WHITE,
+    ink_on,
+    line_styles,
+    save,
+)
 from sarathi_sim.experiments.sweeps.drawing import pareto_front
 from sarathi_sim.simulator.loop.records import Floats
 from sarathi_sim.simulator.views.metric_registry import number_text
 
 MOST_LINES = 14
+_MARK: dict[str, Any] = {"color": BLACK, "linestyle": "none", "markersize": 9}
 
 
 def headroom_figure(found: Sequence[Mapping[str, Any]], section: CapacitySection) -> Figure:
-    """A panel a clause: its part of the limit over the load. Above the black line the SLO breaks; a
-    ring is the capacity, a cross an overloaded probe."""
+    """A panel a clause: its part of the limit over the load, on both sides of the limit. Above the
+    black line the SLO breaks; a ring is the capacity, a cross an overloaded probe."""
     clauses = [one.text for one in section.objectives]
     shown = [one for one in found if one.get("curve")][:MOST_LINES]
     figure = Figure(figsize=(6.2 * len(clauses), 4.8), layout="constrained")
     panels = figure.subplots(1, len(clauses), squeeze=False)[0]
+    key, marks = dict[str, Any](), dict[str, Any]()
     for panel, clause in zip(panels, clauses, strict=True):
         for one, style in zip(shown, line_styles(), strict=False):
             loads = [probe["load"] for probe in one["curve"]]
             parts = [max(probe["stress"][clause], 1e-2) for probe in one["curve"]]
-            panel.plot(loads, parts, marker=".", label=one["name"], **style)
+            (key[one["name"]],) = panel.plot(loads, parts, marker=".", **style)
             for probe, part in zip(one["curve"], parts, strict=True):
                 if probe["overloaded"]:
                     panel.plot(probe["load"], part, "x", color=style["color"], markersize=9)
+                    marks["overloaded"] = Line2D([], [], marker="x", **_MARK)
                 if one["at_capacity"] and probe["run"] == one["at_capacity"]["run"]:
                     ring = {"markersize": 9, "markerfacecolor": "none"}
                     panel.plot(probe["load"], part, "o", color=style["color"], **ring)
-        panel.axhline(1.0, color=BLACK, linewidth=1.2)
+                    circle = Line2D([], [], marker="o", markerfacecolor="none", **_MARK)
+                    marks["at its capacity"] = circle
+        marks["the limit"] = panel.axhline(1.0, color=BLACK, linewidth=1.2)
         panel.set(yscale="log", xlabel=f"load ({UNITS[section.load]})")
+        low, high = panel.get_ylim()
+        panel.set_ylim(min(low, 0.45), max(high, 2.2))
         panel.yaxis.set_minor_locator(LogLocator(subs=(2, 5)))
         panel.yaxis.set_major_formatter(PercentFormatter(1.0, decimals=0))
         panel.yaxis.set_minor_formatter(PercentFormatter(1.0, decimals=0))
         panel.set_ylabel("part of the limit")
         panel.set_title(clause)
     if shown:
-        figure.legend(*panel.get_legend_handles_labels(), loc="outside lower center", ncols=3)
+        key |= marks
+        figure.legend(key.values(), key.keys(), loc="outside lower center", ncols=3)
     return figure
 
 
@@ -91,12 +110,12 @@ def points(
 ) -> pd.DataFrame:
     """Every deployment under every load of its curve; ``full``: the load is its capacity.
 
-    They are grouped by deployment and labelled with their load; those that were only ``screened``
-    are one group, labelled with their name. ``stress`` is by how much all limits may be multiplied
+    They are numbered, and grouped by deployment; those that were only ``screened`` are one group.
+    ``stress`` is by how much all limits may be multiplied
     so that the load just keeps them: less than 1 where the SLO holds. No limit helps an overloaded
     one (NaN).
     """
-    rows = []
+    rows = list[dict[str, Any]]()
     grouped = [(one, one["name"]) for one in found] + [(one, SCREENED) for one in screened]
     for one, group in grouped:
         for probe in one.get("curve", ()):
@@ -105,7 +124,7 @@ def points(
             row |= {"deployment": one["name"], STRESS: stress}
             at = one.get("at_capacity") or {}
             row |= {"group": group, "full": group == SCREENED or probe["run"] == at.get("run")}
-            row["label"] = one["name"] if group == SCREENED else number_text(probe["load"])
+            row["number"] = len(rows) + 1
             row |= {COST: probe[COST]} if COST in probe else {}
             rows.append(row)
     return pd.DataFrame(rows)
@@ -127,17 +146,19 @@ def cheapest(rows: pd.DataFrame) -> tuple[Floats, Floats]:
     return rows[STRESS].to_numpy(np.float64), rows[COST].cummin().to_numpy(np.float64)
 
 
-def frontier_figures(
-    found: Sequence[Mapping[str, Any]],
-    screened: Sequence[Mapping[str, Any]] = (),
-    currency: str = "",
-) -> dict[str, Figure]:
-    """A figure a pair: every point labelled, and in the SVG a link to its run. Costs are in the
-    currency."""
-    table = points(found, screened)
+def numbered(table: pd.DataFrame, best: pd.DataFrame) -> npt.NDArray[np.bool_]:
+    """Which points have their number beside them: those on the front, and at a capacity."""
+    return np.asarray(table["full"] | table.index.isin(best.index))
+
+
+def frontier_figures(content: Mapping[str, Any]) -> dict[str, Figure]:
+    """A figure a pair of what ``capacity`` or ``recommend`` found: the numbers of points are listed
+    beside it, and in the SVG each point is a link to its run."""
+    table = points(content["deployments"], content.get("screened", ()))
+    unit, currency = UNITS[content["load"]], content["prices"]["currency"]
     return {
         f"pareto_{name}": _figure(
-            table.dropna(subset=[x, y]).reset_index(drop=True), x, y, currency
+            table.dropna(subset=[x, y]).reset_index(drop=True), x, y, unit, currency
         )
         for name, (x, y) in PAIRS.items()
         if {x, y} <= set(table)
@@ -149,32 +170,60 @@ def named(key: str, currency: str) -> str:
     return f"{NAMES[key]} ({currency})" if key == COST and currency else NAMES[key]
 
 
-def _figure(table: pd.DataFrame, x: str, y: str, currency: str) -> Figure:
-    figure = Figure(figsize=(8, 5.6), layout="constrained")
+def _figure(table: pd.DataFrame, x: str, y: str, unit: str, currency: str) -> Figure:
+    best = front(table, x, y)
+    table["shown"] = numbered(table, best)
+    figure = Figure(figsize=(11, max(6.0, 0.22 * table["shown"].sum() + 1.6)), layout="constrained")
     panel = figure.subplots()
+    key: dict[str, Any] = {}
     groups = table.groupby("group", sort=False)
     for (name, rows), style in zip(groups, line_styles(), strict=False):
-        drawn = panel.scatter(rows[x], rows[y], s=36, color=style["color"], label=str(name))
-        drawn.set_urls([f"../probes/runs/{run}/summary.json" for run in rows["run"]])
+        colour = style["color"]
+        look: dict[str, Any] = {"color": colour, "edgecolors": WHITE, "linewidths": 0.6}
+        small = rows[~rows["shown"]]
+        drawn = panel.scatter(small[x], small[y], s=30, zorder=3, **look)
+        drawn.set_urls([_url(run) for run in small["run"]])
         if x == STRESS and name != SCREENED:
-            panel.step(*cheapest(rows), where="post", color=style["color"], linewidth=1)
-        for _, row in rows.iterrows():
-            about: dict[str, Any] = {"textcoords": "offset points", "fontsize": 8}
-            panel.annotate(row["label"], (row[x], row[y]), (4, 4), **about)
-    best = front(table, x, y)
+            panel.step(*cheapest(rows), where="post", color=colour, linewidth=1)
+        for _, row in rows[rows["shown"]].iterrows():
+            number, over = str(row["number"]), 4 + row["number"] / 1e4
+            dot = panel.scatter(row[x], row[y], s=170, zorder=over, **look)
+            dot.set_urls([_url(row["run"])])
+            ink: dict[str, Any] = {"color": ink_on(colour)}
+            digits = ink | {"ha": "center", "va": "center_baseline", "fontsize": 8}
+            panel.annotate(number, (row[x], row[y]), zorder=over, **digits)
+            ink |= {"linestyle": "none", "markersize": 4 * len(number), "markeredgewidth": 0}
+            mark = Line2D([], [], marker=f"${number}$", **ink)
+            spot = Line2D([], [], marker="o", color=colour, markersize=12, linestyle="none")
+            where = ", its capacity" if row["full"] else ""
+            where = ", screened only" if name == SCREENED else where
+            key[f"{row['deployment']}, {number_text(row['load'])}{where}"] = (spot, mark)
     together: dict[str, Any] = {"drawstyle": "steps-post"} if x == STRESS else {}
-    panel.plot(best[x], best[y], color=BLACK, linewidth=1.2, label="front", **together)
+    (key["the front"],) = panel.plot(best[x], best[y], color=BLACK, linewidth=1.2, **together)
     if x == STRESS:
-        panel.axvline(1.0, color=BLACK, linewidth=0.8, linestyle=":")
+        line: dict[str, Any] = {"color": BLACK, "linewidth": 0.8, "linestyle": ":"}
+        key["the SLO"] = panel.axvline(1.0, **line)
+        low, high = panel.get_xlim()
         panel.set_xscale("log")
-        panel.xaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+        panel.xaxis.set_major_locator(LogLocator(subs=_FINE if high < 5 * low else _COARSE))
         panel.xaxis.set_major_formatter("{x:g}")
         panel.xaxis.set_minor_formatter(NullFormatter())
+    if not table["shown"].all():
+        key["another load"] = Line2D([], [], marker="o", color=GREY, markersize=5, linestyle="none")
     panel.set(xlabel=named(x, currency), ylabel=named(y, currency))
-    figure.legend(loc="outside lower center", ncols=2)
+    look = {"fontsize": 9, "title_fontsize": 10, "labelspacing": 0.7, "alignment": "left"}
+    look["title"] = f"deployment, load ({unit})"
+    figure.legend(key.values(), key.keys(), loc="outside right upper", **look)
     return figure
 
 
+def _url(run: str) -> str:
+    """Where the folder of the figures leads to a run."""
+    return f"../probes/runs/{run}/summary.json"
+
+
+_FINE, _COARSE = tuple(range(1, 10)), (1, 2, 3, 5, 7)
+"""Ticks of a decade of a logarithmic axis, where it shows less than one and where it shows more."""
 MOST_PANELS, MOST_BARS = 12, 14
 
 
@@ -192,8 +241,8 @@ def tornado_figure(content: Mapping[str, Any]) -> Figure:
         some = rows[:MOST_BARS][::-1]
         places = np.arange(len(some))
         looks = zip(("low_pct", "high_pct"), (BLUE, VERMILION), sides(content), strict=True)
-        for side, colour, name in looks:
-            panel.barh(places, [row[side] for row in some], 0.7, color=colour, label=name)
+        for up, (side, colour, name) in zip((0.2, -0.2), looks, strict=True):
+            panel.barh(places + up, [row[side] for row in some], 0.4, color=colour, label=name)
         panel.axvline(0.0, color=BLACK, linewidth=1.0)
         panel.set_yticks(places, [row["factor"] for row in some])
         panel.set(xlabel="change (%)", title=title(content, *key))

@@ -548,7 +548,7 @@ def recommend_files(wanted: Wanted, content: Mapping[str, Any]) -> dict[str, byt
     rows = content["deployments"]
     table = pd.DataFrame({key: row.get(key) for key in _COLUMNS} for row in rows)
     with styled():
-        fronts = frontier_figures(rows, content["screened"], content["prices"]["currency"])
+        fronts = frontier_figures(content)
         drawn = figure_files({"headroom": headroom_figure(rows, wanted.section), **fronts})
     files = {
         SUMMARY: json_bytes(content),

@@ -183,9 +183,13 @@ def sentence(deployments: Deployments, unit: str, currency: str) -> str:
             )
         return "No deployment holds the SLO, even under a small load."
     best, *others = sorted(able, key=lambda one: -one["capacity"])
+    layout = f"TP {best['tp']}" + (f" PP {best['pp']}" if best["pp"] > 1 else "")
     what = "carries the most," if others else "carries"
-    gpus = f"{best['gpus']} GPU{'s' if best['gpus'] > 1 else ''}"
-    said = f"{best['name']} {what} {number_text(best['capacity'])} {unit} on {gpus}"
+    said = (
+        f"{best['name']}, {_servers(best, layout)}, {what} {number_text(best['capacity'])} {unit}"
+    )
+    if best.get("per_million_output_tokens"):
+        said += f" at {_price(best, currency)}"
     if best["rejected_share"]:
         said += f" and rejects {best['rejected_share']:.1%} of what is offered"
     if others:
@@ -199,15 +203,27 @@ def sentence(deployments: Deployments, unit: str, currency: str) -> str:
     if binds:
         said += f"; above that {breaks(binds)}"
     cheap = [one for one in able if one.get("per_million_output_tokens")]
-    if len(cheap) > 1:
-        one = min(cheap, key=lambda one: one["per_million_output_tokens"])
-        cost = number_text(one["per_million_output_tokens"])
-        said += f"; {one['name']} is the cheapest, {cost} {currency} a million output tokens"
+    one = min(cheap, key=lambda one: one["per_million_output_tokens"], default=best)
+    if one is not best:
+        said += f"; {one['name']} is the cheapest, {_price(one, currency)}"
     per_gpu = max(able, key=lambda one: one["capacity"] / one["gpus"])
     if per_gpu["gpus"] != best["gpus"]:
         rate = number_text(per_gpu["capacity"] / per_gpu["gpus"])
         said += f"; {per_gpu['name']} carries the most a GPU, {rate} {unit}"
     return f"{said}."
+
+
+def _servers(one: Mapping[str, Any], layout: str) -> str:
+    """A deployment in words: ``2 servers of 4 GPUs each (TP 4)``."""
+    replicas, gpus = one["replicas"], one["gpus"] // one["replicas"]
+    of = f"{gpus} GPU{'s' if gpus > 1 else ''}"
+    many = f"{replicas} servers of {of} each" if replicas > 1 else f"1 server of {of}"
+    return f"{many} ({layout})"
+
+
+def _price(one: Mapping[str, Any], currency: str) -> str:
+    cost = number_text(one["per_million_output_tokens"])
+    return f"{cost} {currency} per million output tokens"
 
 
 def breaking(deployments: Deployments) -> SortableTable:
@@ -341,10 +357,7 @@ def why_best(best: Mapping[str, Any], others: list[dict[str, Any]], currency: st
     if not best["carries"]:
         return loses(best, best)
     share, cost = best["rejected_share"], best["per_million_output_tokens"]
-    text = (
-        f"carries {number_text(best['carries'])} requests/s at {number_text(cost)} {currency} per "
-        "million output tokens"
-    )
+    text = f"carries {number_text(best['carries'])} requests/s at {_price(best, currency)}"
     if share:
         text += f" and rejects {share:.1%} of what is offered"
     if best["at_rate"]:
@@ -391,7 +404,9 @@ def recommend_answer(found: Mapping[str, Any]) -> Section:
         *_next_to_best(found),
     ]
     if carried:
-        answer = f"{first['name']} {first['why']}{_of_one_fewer(found)}."
+        verb = "carries" if first["replicas"] == 1 else "carry"
+        told = f"{verb}{first['why'].removeprefix('carries')}"
+        answer = f"{_in_words(first)}, {told}{_of_one_fewer(found)}."
     elif rate:
         answer = f"No deployment was seen to carry {rate:g} requests/s."
     elif any(not one["settled"] for one in rows):
@@ -399,7 +414,6 @@ def recommend_answer(found: Mapping[str, Any]) -> Section:
     else:
         answer = "No deployment was seen to keep the SLO under any load."
     others = (breaking(rows), _screened(found, unit), _dropped(found))
-    each = "" if found["replicas"] == 1 else f", for each of {found['replicas']} servers"
     return Section(
         kind="recommendation",
         name=str(found["model"]),
@@ -408,9 +422,23 @@ def recommend_answer(found: Mapping[str, Any]) -> Section:
         table=_best_table(found, unit),
         assumptions=assumed(found),
         details=[grid for grid in others if grid.rows],
-        configuration={f"launch.sh{each}": found["command"]} if found["command"] else {},
+        command=found["command"] or "",
         warnings=[*warnings, found["needs"]] if found["needs"] else warnings,
     )
+
+
+_SETTINGS = (
+    *("max_num_batched_tokens", "chunked_prefill_size", "max_num_tokens"),
+    *("max_num_seqs", "max_running_requests", "max_batch_size"),
+)
+"""Token budgets and sequence limits, by the names that engines give them."""
+
+
+def _in_words(one: Mapping[str, Any]) -> str:
+    """What is recommended: the servers, and the engine's settings that were chosen."""
+    policy = one["scenario"]["policy"]
+    chosen = [f"{key} {policy[key]}" for key in _SETTINGS if key in policy]
+    return ", ".join([_servers(one, _shape(one["name"])), *chosen])
 
 
 def _question(found: Mapping[str, Any]) -> str:
@@ -433,8 +461,8 @@ def _of_one_fewer(found: Mapping[str, Any]) -> str:
     elif fewer["overloaded"]:
         how = "it is overloaded"
     return (
-        f"; one replica fewer does not do: {fewer['name']} at {number_text(fewer['load'])} "
-        f"requests/s breaks the SLO ({how})"
+        f"; one server fewer is too few: at {number_text(fewer['load'])} requests/s it breaks the "
+        f"SLO ({how})"
     )
 
 

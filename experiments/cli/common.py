@@ -185,11 +185,12 @@ def _shortened(line: str, longest: int = _LONGEST_LINE) -> str:
 
 
 def consoles() -> tuple[Console, Console]:
-    """stdout and stderr. Away from a terminal tables are as wide as they need to be."""
+    """stdout and stderr. Tables are as wide as the terminal, or as COLUMNS says; else as they need
+    to be."""
     from rich.console import Console
 
     def wide(console: Console) -> Console:
-        if not console.is_terminal:
+        if not console.is_terminal and "COLUMNS" not in os.environ:
             console.width = 10_000
         return console
 
@@ -208,7 +209,8 @@ def print_section(section: Section, *, err: bool = False) -> None:
     """An answer, on stdout or stderr: its sentence, what was assumed, its tables, its warnings."""
     from sarathi_sim.experiments.content import rich_table
 
-    typer.echo(f"{section.answer}\n", err=err)
+    command = f"\nThis starts a server:\n{section.command}\n" if section.command else ""
+    typer.echo(f"{section.answer}\n{command}", err=err)
     if section.about:
         consoles()[err].print(section.about, markup=False, highlight=False)
     print_assumed(section.assumptions, err=err)
@@ -220,8 +222,6 @@ def print_section(section: Section, *, err: bool = False) -> None:
         consoles()[err].print(table, markup=False, highlight=False)
         note = f"And {more} more: see --json. {grid.note}" if more else grid.note
         typer.echo(f"{note}\n" if note else "", err=err)
-    for name, text in section.configuration.items():
-        typer.echo(f"{name}: {text.strip()}", err=err)
     for line in section.warnings:
         typer.echo(f"warning: {line}", err=err)
 

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Iterator, Sequence
+from colorsys import hls_to_rgb, rgb_to_hls
 from contextlib import contextmanager
 from itertools import count, cycle
 from pathlib import Path
@@ -20,12 +22,21 @@ from matplotlib.figure import Figure
 BLUE, VERMILION, GREEN, PURPLE = "#0072B2", "#D55E00", "#009E73", "#CC79A7"
 ORANGE, SKY, YELLOW, BLACK = "#E69F00", "#56B4E9", "#F0E442", "#000000"
 GREY = "#7f7f7f"
+WHITE, DARK_PAGE = "#ffffff", "#14171c"
+"""What figures stand on: paper, and the page of a report in the dark."""
 
 # A prompt is blue, a decode yellow; a batch of both is what blue and yellow mix to.
 KIND_COLOURS = {"prefill": BLUE, "mixed": GREEN, "decode": YELLOW}
 
-_POLICY_COLOURS = {"sarathi": BLUE, "orca": VERMILION, "request_level": GREEN}
+_POLICY_COLOURS = {
+    **{"sarathi": BLUE, "orca": VERMILION, "request_level": GREEN},
+    **{"vllm": PURPLE, "sglang": ORANGE},
+}
 _OTHER_POLICIES = (PURPLE, ORANGE, SKY, BLACK)
+
+_LEAST, _MOST = 3.1, 12.0
+"""Contrast of a line with what it stands on: WCAG 2 asks for 3; the first of a policy's shades has
+this much, or that of the policy's colour, the last has the other."""
 
 # Line styles differ too, for grey-scale prints.
 _LINES = (
@@ -70,7 +81,7 @@ def line_styles() -> Iterator[dict[str, Any]]:
     for number in count():
         turn, index = divmod(number, len(_LINES))
         dash = _LINES[(index + turn) % len(_LINES)][1]
-        yield {"color": _LINES[index][0], "linestyle": dash}
+        yield {"color": _shade(_LINES[index][0], 0, 1), "linestyle": dash}
 
 
 def policy_colour(policy: str) -> str:
@@ -87,8 +98,8 @@ def policy_colour(policy: str) -> str:
 def policy_styles(policies: Sequence[str]) -> list[dict[str, Any]]:
     """Colour and dash of a line for each of ``policies``, which may name one several times.
 
-    The lines of one policy are shades of its colour, from dark to light. All differ in dash, so
-    that coinciding lines can be seen.
+    The lines of one policy are shades of its colour, all of which can be seen on white. All differ
+    in dash, so that coinciding lines can be seen.
     """
     colours = [policy_colour(policy) for policy in policies]
     alike, seen = Counter(colours), Counter[str]()
@@ -101,25 +112,63 @@ def policy_styles(policies: Sequence[str]) -> list[dict[str, Any]]:
 
 
 def _shade(colour: str, index: int, total: int) -> str:
-    """One of ``total`` shades of a colour. The first of two is the colour itself."""
-    darkest = 0.0 if total <= 2 else -0.45
-    towards = darkest + (0.45 - darkest) * index / max(total - 1, 1)
-    if not towards:
+    """One of ``total`` shades of a colour: the first is the colour itself, or a darker one that
+    can be seen on white."""
+    first = max(contrast(colour, WHITE), _LEAST)
+    last = _MOST if first < _MOST / 2 else _LEAST
+    wanted = first * (last / first) ** (index / max(total - 1, 1))
+    return _with_luminance(colour, 1.05 / wanted - 0.05)
+
+
+def dark_colour(colour: str) -> str:
+    """What a colour becomes on a dark page: a brighter one, at least as far from it as the colour
+    is from a white page. A grey is as far."""
+    own = _luminance(colour)
+    mirrored = (_luminance(DARK_PAGE) + 0.05) * contrast(colour, WHITE) - 0.05
+    grey = max(to_rgb(colour)) - min(to_rgb(colour)) < 0.1
+    brighter = max(own, min(1.4 * own, 0.6), mirrored)
+    return _with_luminance(colour, min(mirrored if grey else brighter, 1.0))
+
+
+def contrast(one: str, other: str) -> float:
+    """The contrast ratio of two colours, as WCAG 2 defines it: 1 to 21."""
+    low, high = sorted((_luminance(one), _luminance(other)))
+    return (high + 0.05) / (low + 0.05)
+
+
+def ink_on(colour: str) -> str:
+    """Black or white: what is read best on a colour."""
+    return max(BLACK, WHITE, key=lambda ink: contrast(ink, colour))
+
+
+def _luminance(colour: str) -> float:
+    """Relative luminance, as WCAG 2 defines it: 0 to 1."""
+    parts = [p / 12.92 if p <= 0.04045 else ((p + 0.055) / 1.055) ** 2.4 for p in to_rgb(colour)]
+    return 0.2126 * parts[0] + 0.7152 * parts[1] + 0.0722 * parts[2]
+
+
+def _with_luminance(colour: str, wanted: float) -> str:
+    """The colour, its hue kept, as light or dark as that luminance asks for."""
+    if math.isclose(wanted, _luminance(colour), abs_tol=1e-9):
         return colour
-    end = 1.0 if towards > 0 else 0.0
-    red, green, blue = ((1 - abs(towards)) * part + abs(towards) * end for part in to_rgb(colour))
-    return str(to_hex((red, green, blue)))
+    hue, _, saturation = rgb_to_hls(*to_rgb(colour))
+    low, high = 0.0, 1.0
+    for _ in range(20):
+        middle = (low + high) / 2
+        found = str(to_hex(hls_to_rgb(hue, middle, saturation)))
+        low, high = (middle, high) if _luminance(found) < wanted else (low, middle)
+    return found
 
 
 def save(figure: Figure, folder: Path, name: str) -> list[Path]:
     """Write ``name.png`` and ``name.svg``; returns their paths."""
     paths = [folder / f"{name}.png", folder / f"{name}.svg"]
     # Laid out once for both files, and drawn once for each: `savefig` does so two times.
+    figure.dpi = 150
     layout = figure.get_layout_engine()
     if layout is not None:
         layout.execute(figure)
     figure.set_layout_engine("none")
-    figure.dpi = 150
     pixels, lines = FigureCanvasAgg(figure), FigureCanvasSVG(figure)
     pixels.print_png(paths[0], metadata={"Software": None})  # type: ignore[no-untyped-call]
     metadata = {"Date": None, "Creator": None}

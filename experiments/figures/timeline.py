@@ -56,8 +56,15 @@ def stage_timeline(
         )
     grid[-1].set(xlim=(window.start_s, window.end_s), xlabel="time (s)")
     grid[-1].ticklabel_format(axis="x", useOffset=False)
-    handles = [Patch(facecolor=KIND_COLOURS[kind], label=kind) for kind in KINDS]
-    handles.append(Patch(label="bubble", **_BUBBLE))
+    drawn = [stage for stages in panels.values() for stage in stages[:_MOST_ROWS]]
+    kinds = {kind for stage in drawn for kind in stage.kind}
+    handles = [
+        Patch(facecolor=KIND_COLOURS[label], label=label)
+        for kind, label in enumerate(KINDS)
+        if kind in kinds
+    ]
+    if any((stage.bubble_s > 0).any() for stage in drawn):
+        handles.append(Patch(label="bubble", **_BUBBLE))
     figure.legend(handles=handles, loc="outside upper left", ncols=4)
     return figure
 

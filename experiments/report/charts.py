@@ -36,13 +36,14 @@ from sarathi_sim.experiments.figures.slices import (
     iteration_kinds,
     stage_slices,
 )
-from sarathi_sim.experiments.figures.style import BLACK, KIND_COLOURS, VERMILION
+from sarathi_sim.experiments.figures.style import KIND_COLOURS, VERMILION
 from sarathi_sim.simulator.loop.records import Floats, Ints
 from sarathi_sim.simulator.views.ledger import BUBBLES
+from sarathi_sim.simulator.views.metric_registry import number_text
 from sarathi_sim.simulator.views.metrics import Analysis
 
 SEEN = "#6b7280"
-"""A grey that can be told from a light page and from a dark one; it stands for black."""
+"""Of limits, fronts and labels."""
 _TOOLS = "pan,box_zoom,wheel_zoom,reset,save"
 _DASHES = {"-": "solid", "--": "dashed", "-.": "dotdash", ":": "dotted"}
 _ROW = 22  # pixels of a bar
@@ -77,11 +78,6 @@ def canvas(x: str, y: str, *, height: int = 340, **options: Any) -> Any:
     return made
 
 
-def visible(colour: str) -> str:
-    """The colour, or a grey for black, which a dark page hides."""
-    return SEEN if colour == BLACK else colour
-
-
 def legend_below(chart: Any, items: Mapping[str, Sequence[Any]], columns: int = 1) -> None:
     """A legend below the axes; a click on a line of it hides what it stands for."""
     made = Legend(
@@ -109,7 +105,7 @@ def lines(
     """Curves, logarithmic in x where their values differ by much.
 
     ``share``: y is a share of all. ``marks``: a point stands at each value. A line stands at the
-    ``limit``, and y goes up to twice as far at most.
+    ``limit``, with half as much above it at least, and as much at most.
     """
     values = np.concatenate([np.asarray(curve.x, np.float64) for curve in curves.values()])
     positive = values[values > 0]
@@ -129,12 +125,12 @@ def lines(
     if limit is not None:
         chart.add_layout(Span(location=limit, dimension="width", line_color=SEEN, line_width=1.5))
         highest = max((float(y) for curve in curves.values() for y in curve.y), default=0.0)
-        chart.y_range = Range1d(0, 1.05 * min(max(highest, limit), 2 * limit))
+        chart.y_range = Range1d(0, min(max(1.05 * highest, 1.5 * limit), 2.1 * limit))
     if share:
         chart.yaxis.formatter = NumeralTickFormatter(format="0 %")
     drawn, hovered = {}, []
     for name, curve in curves.items():
-        colour, dash = visible(curve.style["color"]), curve.style["linestyle"]
+        colour, dash = curve.style["color"], curve.style["linestyle"]
         source = ColumnDataSource({"x": np.asarray(curve.x), "y": np.asarray(curve.y)})
         look = {"line_width": 2.4, "name": name, "source": source}
         dashes = _DASHES[dash] if isinstance(dash, str) else [round(4 * part) for part in dash[1]]
@@ -147,6 +143,36 @@ def lines(
     chart.add_tools(HoverTool(renderers=hovered, tooltips=tips, line_policy="nearest"))
     legend_below(chart, drawn)
     return chart
+
+
+_TOLD, _MOST_TOLD = 5, 40
+
+
+def described(model: Any) -> list[str]:
+    """What a chart shows, in words: some values of each curve, and the values of bars and points,
+    forty at most."""
+    told = []
+    for chart in getattr(model, "children", [model]):
+        axes = [axis[0].axis_label for axis in (chart.yaxis, chart.xaxis)]
+        told.append(": ".join(filter(None, [chart.title.text, " over ".join(filter(None, axes))])))
+        told += [f"{drawn.name}: {_values(drawn)}" for drawn in chart.renderers if drawn.name]
+    return told
+
+
+def _values(drawn: Any) -> str:
+    data = drawn.data_source.data
+    if "row" in data:
+        rows = [row if isinstance(row, str) else " ".join(row) for row in data["row"]]
+        values = zip(rows, data.get("value", data["right"]), strict=True)
+        return ", ".join(f"{row} {number_text(v)}" for row, v in list(values)[:_MOST_TOLD])
+    if "left" in data:
+        return f"{len(data['left']):,} boxes"
+    if "y" not in data:  # a part of a stack
+        return f"{number_text(np.mean(data[drawn.name]))} in the mean"
+    x, y = data["x"], data["y"]
+    most = _MOST_TOLD if "anchor" in data else _TOLD
+    some = np.unique(np.linspace(0, len(x) - 1, min(len(x), most)).round().astype(int))
+    return ", ".join(f"{number_text(y[place])} at {number_text(x[place])}" for place in some)
 
 
 def _log_ticks(low: float, high: float) -> list[float]:
@@ -176,7 +202,7 @@ def stacked_bars(
             "right",
             "left",
             source=source,
-            color=visible(colour),
+            color=colour,
             line_width=0,
             name=label,
         )
@@ -206,7 +232,7 @@ def paired_bars(
         bar = chart.hbar(
             *(place, 0.9 * each, "right"),
             source=ColumnDataSource({"row": names, "right": list(values)}),
-            color=visible(colour),
+            color=colour,
             line_width=0,
             name=side,
         )
@@ -236,6 +262,7 @@ def points(
 ) -> Any:
     """Points by their group's name, and the line of the best ones."""
     chart = canvas(x, y, height=420, **options)
+    chart.y_range.range_padding = 0.2  # room for labels
     chart.line(*front, color=SEEN, line_dash="dashed", line_width=1.5)
     drawn, spots = {}, []
     labelled = sum(len(group.x) for group in groups.values()) <= _MOST_LABELS
@@ -252,7 +279,7 @@ def points(
                 "shift": np.where(right, -6, 6),
             }
         )  # fmt: skip
-        colour = visible(group.colour)
+        colour = group.colour
         spot = chart.scatter("x", "y", source=source, size=10, color=colour, name=name)
         drawn[name] = [spot]
         if group.steps is not None:

@@ -15,6 +15,8 @@ from jinja2 import Environment, PackageLoader
 
 from sarathi_sim.experiments.config.errors import ConfigError
 from sarathi_sim.experiments.content import Section, enumerated, topic_of
+from sarathi_sim.experiments.figures.style import DARK_PAGE, dark_colour
+from sarathi_sim.experiments.report.charts import described
 from sarathi_sim.experiments.report.sections import sections_of
 from sarathi_sim.experiments.results import about_out, resolved
 from sarathi_sim.profiler.storage.child import Progress, silent
@@ -43,8 +45,10 @@ def page(title: str, sections: Sequence[Section]) -> str:
         for index, chart in enumerate(section.charts):
             place = f"chart-{number}-{index}"
             items[place] = json_item(chart.model, place)
-            places.append((place, chart))
+            places.append((place, chart, described(chart.model)))
         charts.append(places)
+    drawn = json.dumps(items, separators=(",", ":"))
+    dark = {colour: dark_colour(colour) for colour in re.findall(r'"(#[0-9a-fA-F]{6})"', drawn)}
     # In Bokeh's own strings, this means the same.
     bokeh = "\n".join(Resources("inline", components=["bokeh"]).js_raw)
     scripts = [bokeh.replace("</script", "<\\/script").replace("<!--", "<\\!--"), _PAGE_SCRIPT]
@@ -52,7 +56,9 @@ def page(title: str, sections: Sequence[Section]) -> str:
         title=title,
         sections=list(zip(sections, charts, strict=True)),
         # No text in JSON can end the script element that it stands in.
-        items=json.dumps(items, separators=(",", ":")).replace("<", "\\u003c") if items else "",
+        items=drawn.replace("<", "\\u003c") if items else "",
+        dark=json.dumps(dict(sorted(dark.items()))),
+        dark_page=DARK_PAGE,
         scripts=scripts if items else scripts[-1:],
         hashes=[b64encode(sha256(text.encode()).digest()).decode() for text in scripts],
     )

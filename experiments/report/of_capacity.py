@@ -122,6 +122,7 @@ def frontier_charts(
         some = table.dropna(subset=[x, y]).reset_index(drop=True)
         some[[x, y]] = some[[x, y]].astype(float)
         best = curves.front(some, x, y)
+        labels = some["number"].map(str).where(curves.numbered(some, best), "")
         parts, relaxed = {}, x == curves.STRESS
         groups = some.groupby("group", sort=False)
         for (name, rows), style in zip(groups, line_styles(), strict=False):
@@ -130,7 +131,7 @@ def frontier_charts(
                 f"{'holds' if row['holds'] else 'breaks'} the SLO"
                 for _, row in rows.iterrows()
             ]
-            spots = (rows[x].to_numpy(), rows[y].to_numpy(), said, rows["label"].tolist())
+            spots = (rows[x].to_numpy(), rows[y].to_numpy(), said, labels[rows.index].tolist())
             anchors = [anchor(run) for run in rows["run"]]
             steps = curves.cheapest(rows) if relaxed and name != curves.SCREENED else None
             parts[str(name)] = Spots(style["color"], *spots, anchors, steps)
@@ -139,10 +140,10 @@ def frontier_charts(
         chart = points(parts, line, curves.named(x, currency), curves.named(y, currency), **options)
         caption = _RELAXED if relaxed else ""
         caption += (
-            f"Each point is labelled with its load ({unit}), or with what was only screened, one "
-            "replica of it. The dashed line joins those that no other one beats in both (of two "
-            "latencies: where each deployment carries all it can). A click on a point leads to its "
-            "row."
+            "A point is a deployment under a load; its number is that of its row in 'Every "
+            "point', to which a click leads. The dashed line joins those that no other one beats "
+            "in both (of two latencies: where each deployment carries all it can). They and the "
+            "capacities have their number beside them."
         )
         title = f"{curves.NAMES[y]} against {curves.NAMES[x]}"
         charts.append(Chart(title, chart, caption))
@@ -159,12 +160,13 @@ def points_table(
     for _, row in table.iterrows():
         numbers = (None if pd.isna(row[key]) else float(row[key]) for key in ("load", *keys))
         slo = "holds" if row["holds"] else "breaks"
-        rows.append([row["deployment"], slo, row["run"], *map(number_or_dash, numbers)])
+        words = (str(row["number"]), row["deployment"], slo, row["run"])
+        rows.append([*words, *map(number_or_dash, numbers)])
     shown = [curves.named(key, currency) for key in keys]
-    headings = ["deployment", "SLO", "run", f"load ({unit})", *shown]
+    headings = ["point", "deployment", "SLO", "run", f"load ({unit})", *shown]
     note = "probes/runs/RUN of the result has the configuration and the requests of each run."
     anchors = [anchor(run) for run in table["run"]] if len(table) else []
-    return SortableTable("Every point", headings, rows, note, text=3, anchors=anchors)
+    return SortableTable("Every point", headings, rows, note, text=4, anchors=anchors)
 
 
 def capacity_section(folder: Path, found: Mapping[str, Any]) -> Section:

@@ -45,7 +45,8 @@ def verdict_of(scenario: Scenario, objectives: Sequence[Objective]) -> Verdict:
 def recommendation(**given: Any) -> Section:
     """The answer of ``recommend`` on a deployment that carries nothing, or on what is given."""
     row = {"name": "TP 8", "why": "", "capacity": 0.0, "settled": True, "interval": [0, 0],
-           "gpus": 8, "replicas": 1, "rejected_share": 0.0, "curve": []}  # fmt: skip
+           "gpus": 8, "replicas": 1, "rejected_share": 0.0, "curve": [], "tp": 8, "pp": 1,
+           "scenario": {"policy": {}}}  # fmt: skip
     prices = {"currency": "USD", "date": "2026-01-01", "mark": "assumed"}
     return recommend_answer({
         "deployments": [row | given.pop("row", {})], "load": "rate", "rate": None,

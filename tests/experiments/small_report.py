@@ -66,7 +66,9 @@ def searched(name: str, gpus: int, capacity: float) -> dict[str, Any]:
     numbers = {"capacity": capacity, "interval": [0.9 * capacity, capacity], "band": [1.0, 9.0]}
     numbers |= {"settled": True, "why_not": "", "rejected_share": 0.0, "offered": capacity}
     numbers |= {"replicas": 1, "simulated_replicas": 1, "point": {"scenario": name}}
-    numbers |= {"carries": capacity}
+    numbers |= {"carries": capacity, "tp": gpus, "pp": 1}
+    policy = {"name": "vllm", "max_num_batched_tokens": 256, "max_num_seqs": 16}
+    numbers["scenario"] = {"policy": policy}
     curve = [probe(0.5 * capacity, 0.4), probe(capacity, 1.0), probe(1.1 * capacity, 3.0)]
     binds = {"slo": "p99 ttft 1s", "because": "queueing", "at_load": 1.1 * capacity}
     binds |= {"kv_peak_share": 0.25, "bubble_share": 0.1, "queueing_share_of_ttft": 0.9}

@@ -300,7 +300,7 @@ def test_terminal_json_and_page_say_the_same(
     (question,) = re.findall("<h2>(.*?)</h2>", page)
     (answer,) = re.findall('<p class="answer">(.*?)</p>', page)
     (assumed,) = re.findall('<details class="assumed".*?</details>', page, re.DOTALL)
-    (aside,) = re.findall("<aside>.*?</aside>", page, re.DOTALL)
+    (aside,) = re.findall('<div class="warnings">.*?</div>', page, re.DOTALL)
     assert html.unescape(question) == words["question"]
     assert html.unescape(answer) == words["answer"]
     drawn = re.findall("<dt>(.*?)</dt><dd>(.*?)</dd>", assumed)

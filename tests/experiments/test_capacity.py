@@ -569,8 +569,9 @@ def sentence(rows: list[dict[str, Any]]) -> str:
 
 
 def found_at(name: str, load: float, low: float, high: float) -> dict[str, Any]:
-    known = {"settled": True, "rejected_share": 0.0}
-    return {"name": name, "capacity": load, "gpus": 1, "interval": [low, high], **known}
+    known: dict[str, Any] = {"settled": True, "rejected_share": 0.0}
+    known |= {"gpus": 1, "replicas": 1, "tp": 1, "pp": 1}
+    return {"name": name, "capacity": load, "interval": [low, high], **known}
 
 
 def test_a_limit_that_nothing_keeps_says_by_how_much() -> None:
@@ -601,7 +602,13 @@ def test_an_overload_is_said_in_plain_words() -> None:
 def test_the_answer_is_a_sentence() -> None:
     best, near = found_at("TP 2", 4.0, 3.9, 4.1), found_at("TP 1", 3.95, 3.8, 4.0)
     far = found_at("TP 4", 2.0, 1.9, 2.1)
-    assert sentence([best]) == "TP 2 carries 4.00 requests/s on 1 GPU."
+    said = sentence([best])
+    assert said == "TP 2, 1 server of 1 GPU (TP 1), carries 4.00 requests/s."
+    large = best | {"gpus": 16, "replicas": 2, "tp": 4, "pp": 2, "per_million_output_tokens": 2.5}
+    assert sentence([large]) == (
+        "TP 2, 2 servers of 8 GPUs each (TP 4 PP 2), carries 4.00 requests/s at 2.50 USD per "
+        "million output tokens."
+    )
     assert sentence([near, far, best]).endswith("(1 % more than TP 1, whose interval overlaps).")
     assert sentence([far, best]).endswith("(100 % more than TP 4).")
     none = found_at("TP 1", 0.0, 0.0, 0.0)
@@ -700,7 +707,7 @@ def test_a_wide_tolerance_carries_no_more(tmp_path: Path) -> None:
         first = found["deployments"][0]
         assert (first["gpus"], first["carries"]) == (16, 50)
         assert judgement(first, found["slo"], tmp_path)
-        assert "one replica fewer does not do" in found["answer"]
+        assert "one server fewer is too few" in found["answer"]
         paid = first["per_million_output_tokens"] * 50 * 192 * 3600 / 1e6
         assert paid == pytest.approx(first["per_hour"], rel=0.02), "the price of that rate"
 

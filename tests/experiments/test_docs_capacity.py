@@ -71,7 +71,9 @@ def the_cheapest_for_the_rate(out: Path) -> None:
     assert link in (out / "figures" / "pareto_cost_slo.svg").read_text()
     assert (out / "figures" / link).resolve().is_file()
     (section,) = sections_of([out])
-    assert section.answer.startswith(f"{content['winner']} carries 6.00 requests/s at ")
+    said = "1 server of 1 GPU (TP 1), max_num_batched_tokens 256, max_num_seqs 16, carries 6.00 "
+    assert section.answer.startswith(f"{said}requests/s at ")
+    assert section.command == (out / "launch.sh").read_text().strip()
     assert {grid.title for grid in section.details} >= {"Every point", "Op times: origin and error"}
     assert (out / "figures" / "pareto_throughput_interactivity.svg").is_file()
     checked = CliRunner().invoke(app, ["check", str(out / "winner.yaml")])

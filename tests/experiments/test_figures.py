@@ -10,8 +10,17 @@ import pytest
 
 from sarathi_sim.experiments.config.loading import load_experiment
 from sarathi_sim.experiments.figures.distributions import cdf, completions, ledger_bars, run_figures
-from sarathi_sim.experiments.figures.slices import Window, stage_slices
-from sarathi_sim.experiments.figures.style import BLUE, VERMILION, policy_colour, policy_styles
+from sarathi_sim.experiments.figures.slices import KINDS, StageSlices, Window, stage_slices
+from sarathi_sim.experiments.figures.style import (
+    BLUE,
+    DARK_PAGE,
+    VERMILION,
+    WHITE,
+    dark_colour,
+    line_styles,
+    policy_colour,
+    policy_styles,
+)
 from sarathi_sim.experiments.figures.timeline import stage_timeline
 from sarathi_sim.experiments.results import Tables
 from sarathi_sim.experiments.run.experiment import simulate_all, tables_of
@@ -126,6 +135,50 @@ def test_a_policy_has_one_colour_whatever_stands_beside_it() -> None:
     figure = stage_timeline(slices, window, policies)
     colours = [axes.title.get_color() for axes in figure.axes]
     assert colours == [VERMILION, BLUE]
+
+
+def test_a_legend_names_what_is_drawn() -> None:
+    """Here no batch is a prefill alone, and nothing waits."""
+    three = np.zeros(3, np.int64)
+    times = {"start": three + 1.0, "finish": three + 2.0, "bubble_start": three + 1.0}
+    stage = StageSlices(
+        replica=0,
+        stage=0,
+        row=three,
+        kind=three + 2,
+        bubble_s=three + 0.0,
+        bubble_kind=three,
+        **times,
+    )
+    figure = stage_timeline({"a": [stage]}, Window(0.0, 3.0))
+    assert [text.get_text() for text in figure.legends[0].get_texts()] == [KINDS[2]]
+
+
+def _wcag(one: str, other: str) -> float:
+    """The contrast ratio of WCAG 2.2, by its text."""
+
+    def luminance(colour: str) -> float:
+        shares = [int(colour[i : i + 2], 16) / 255 for i in (1, 3, 5)]
+        red, green, blue = (
+            c / 12.92 if c <= 0.04045 else ((c + 0.055) / 1.055) ** 2.4 for c in shares
+        )
+        return 0.2126 * red + 0.7152 * green + 0.0722 * blue
+
+    low, high = sorted((luminance(one), luminance(other)))
+    return (high + 0.05) / (low + 0.05)
+
+
+def test_every_line_can_be_seen_on_a_light_and_on_a_dark_page() -> None:
+    """All shades of every colour that a policy may have, with a contrast of 3 at least."""
+    assert _wcag("#000000", "#ffffff") == pytest.approx(21)
+    names = ["sarathi", "orca", "request_level", "", *(f"mine {i}" for i in range(20))]
+    lines = [style["color"] for _, style in zip(range(7), line_styles(), strict=False)]
+    for count in range(1, 8):
+        lines += [style["color"] for name in names for style in policy_styles([name] * count)]
+    assert len(set(lines)) > 100
+    for colour in set(lines):
+        assert _wcag(colour, WHITE) >= 3, colour
+        assert _wcag(dark_colour(colour), DARK_PAGE) >= 3, colour
 
 
 def test_lines_of_one_policy_are_shades_that_differ() -> None:

@@ -5,6 +5,7 @@ where the best stands next to one that carries much less.
 from __future__ import annotations
 
 import json
+import re
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -16,7 +17,13 @@ import pytest
 from sarathi_sim import find_capacity
 from sarathi_sim.experiments.capacity import recommend as chosen_by
 from sarathi_sim.experiments.capacity.answer import Prices, answers, load_prices, per_million_tokens
-from sarathi_sim.experiments.capacity.curves import front, frontier_figures
+from sarathi_sim.experiments.capacity.curves import (
+    PAIRS,
+    front,
+    frontier_figures,
+    headroom_figure,
+    points,
+)
 from sarathi_sim.experiments.capacity.options import Option, Wanted, deployable, wanted_of
 from sarathi_sim.experiments.capacity.probing import Laboratory
 from sarathi_sim.experiments.capacity.recommend import (
@@ -45,6 +52,7 @@ from sarathi_sim.simulator.views.metric_registry import number_text
 from sarathi_sim.simulator.views.metrics import Analysis
 from tests.experiments.small_config import called
 from tests.experiments.small_laboratory import analysed, opened, recommendation, verdict_of
+from tests.experiments.small_report import searched, write_recommendation
 
 SLO = "p90 ttft 2s, mean tbt 150ms"
 SHORT = {"requests": 400, "replications": Replications(least=2, most=2)}
@@ -144,9 +152,14 @@ def test_the_replicas_for_a_rate_are_the_fewest(
         first, fewer = content["deployments"][0], content["one_fewer"]
         assert first["capacity"] > 20 and (first["carries"], first["settled"]) == (20, True)
         assert first["at_rate"]["holds"] and first["at_rate"]["load"] == fewer["load"] == 20
-        told = f"carries 20.00 requests/s at {number_text(first['per_million_output_tokens'])} USD"
-        assert content["answer"].startswith(f"{content['winner']} {told} per million output tokens")
-        assert f"; one replica fewer does not do: {fewer['name']} at 20.00 " in content["answer"]
+        cost = number_text(first["per_million_output_tokens"])
+        told = f"carry 20.00 requests/s at {cost} USD per million output tokens"
+        assert re.match(
+            rf"{first['replicas']} servers of \d GPUs? each \(TP \d\), max_num_batched_tokens \d+, "
+            rf"max_num_seqs \d+, {told}",
+            content["answer"],
+        )
+        assert "; one server fewer is too few: at 20.00 requests/s it b" in content["answer"]
         price = pytest.approx(price_at(20.0, found.finalists[0].option, prices), rel=1e-9)
         assert first["per_million_output_tokens"] == price
         assert winner(content, asked)["workload"]["arrivals"]["rate"] == 20
@@ -296,7 +309,32 @@ def test_fronts() -> None:
     assert both.index.tolist() == [0, 1]
     # Two latencies are compared at the capacities only.
     assert front(table, "ttft_p99_s", "tbt_p99_s").index.tolist() == [1, 2]
-    assert frontier_figures([]) == {}
+    nothing = {"deployments": [], "load": "rate", "prices": {"currency": "USD"}}
+    assert frontier_figures(nothing) == {}
+
+
+def test_pictures_list_their_points_and_show_both_sides_of_the_limit(tmp_path: Path) -> None:
+    content = json.loads((write_recommendation(tmp_path / "r") / "summary.json").read_text())
+    table = points(content["deployments"], content["screened"]).set_index("number")
+    for name, figure in frontier_figures(content).items():
+        (panel,), (legend,) = figure.axes, figure.legends
+        x, y = PAIRS[name.removeprefix("pareto_")]
+        listed = [text.get_text() for text in legend.get_texts()]
+        assert legend.get_title().get_text() == "deployment, load (requests/s)"
+        assert "TP 8 budget 256 seqs 16, 8.00, its capacity" in listed
+        assert "TP 4 budget 256 seqs 16, 2.50, screened only" in listed
+        # A number a point of the list, at its place; the others are dots.
+        numbers = [int(text.get_text()) for text in panel.texts]
+        assert len(numbers) == len(set(numbers)) == sum(", " in line for line in listed)
+        assert [text.xy for text in panel.texts] == [(table[x][n], table[y][n]) for n in numbers]
+        assert ("another load" in listed) == (len(numbers) < len(table))
+    assert numbers
+    section = CapacitySection(slo=content["slo"], load="rate")
+    drawn = headroom_figure([searched("TP 2", 2, 3.0)], section)
+    low, high = drawn.axes[0].get_ylim()
+    assert low < 0.5 and high > 2
+    names = [text.get_text() for text in drawn.legends[0].get_texts()]
+    assert names == ["TP 2", "at its capacity", "the limit"]  # no probe is overloaded
 
 
 @pytest.mark.parametrize(
@@ -427,7 +465,7 @@ def test_capacity_refines_on_request(tmp_path: Path) -> None:
     names = [one["name"] for one in finer["deployments"]]
     assert names == [f"chunk {chunk}" for chunk in (128, 384, 576, 768, 1024)]
     assert [finer["deployments"][place] for place in (0, 4)] == content["deployments"]
-    assert finer["answer"].startswith("chunk 384 carries the most")
+    assert finer["answer"].startswith("chunk 384, 1 server of 1 GPU (TP 1), carries ")
     assert max(one["capacity"] for one in finer["deployments"]) > 1.2 * best
     assert not any("next to it" in line for line in finer["warnings"]), "576 carries 94 % of it"
     kept = {path.name: path.stat().st_mtime_ns for path in runs.iterdir()}

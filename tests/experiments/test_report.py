@@ -163,9 +163,10 @@ def test_capacities(sections: dict[str, Section]) -> None:
     section = sections["capacity"]
     assert section.question.endswith("hold the SLO p99 ttft 1s?")
     assert section.answer == (
-        "TP 8 carries the most, 8.00 requests/s on 8 GPUs (167 % more than TP 2); above that p99 "
-        "ttft 1s breaks first, because requests wait for their first chunk; TP 2 is the cheapest, "
-        "4.63 USD a million output tokens; TP 2 carries the most a GPU, 1.50 requests/s."
+        "TP 8, 1 server of 8 GPUs (TP 8), carries the most, 8.00 requests/s at 6.94 USD per "
+        "million output tokens (167 % more than TP 2); above that p99 ttft 1s breaks first, "
+        "because requests wait for their first chunk; TP 2 is the cheapest, 4.63 USD per million "
+        "output tokens; TP 2 carries the most a GPU, 1.50 requests/s."
     )
     assert section.table.rows[0][3:] == [
         "3.00",
@@ -209,7 +210,10 @@ def test_recommendations(sections: dict[str, Section]) -> None:
         "Which deployment of llama-13b carries most for its price on 8 GPUs (a6000) under the SLO "
         "p99 ttft 1s?"
     )
-    assert section.answer == "TP 8 budget 256 seqs 16 carries 8.00 requests/s."
+    assert section.answer == (
+        "1 server of 8 GPUs (TP 8), max_num_batched_tokens 256, max_num_seqs 16, carries 8.00 "
+        "requests/s."
+    )
     assert section.table.rows[1] == [
         *(
             "TP 2 budget 256 seqs 16 x 4",
@@ -230,10 +234,8 @@ def test_recommendations(sections: dict[str, Section]) -> None:
     assert [grid.title for grid in section.details] == [
         *("What breaks first", "Screened only", "Not simulated, or dropped", "Every point")
     ]
-    assert section.configuration == {
-        "winner.yaml": "name: winner\n",
-        "launch.sh": "vllm serve llama-13b",
-    }
+    assert section.configuration == {"winner.yaml": "name: winner\n"}
+    assert section.command == "vllm serve llama-13b"
     assert section.assumptions[0] == "traffic: all alike"
     assert section.assumptions[-1] == "prices: USD of 2026-01-01, assumed"
     assert section.warnings[0].startswith(
@@ -246,8 +248,8 @@ def test_what_was_screened_is_in_the_fronts(sections: dict[str, Section]) -> Non
     labels = {
         drawn.name: drawn.data_source.data["label"] for drawn in chart.renderers if drawn.name
     }
-    assert labels["screened only"] == ["TP 4 budget 256 seqs 16"] * 3
-    assert labels["TP 8 budget 256 seqs 16"] == ["4.00", "8.00", "8.80"]
+    assert labels["screened only"] == ["7", "8", "9"]
+    assert labels["TP 8 budget 256 seqs 16"] == ["1", "2", "3"]
 
 
 def test_sensitivities(sections: dict[str, Section]) -> None:
@@ -263,7 +265,7 @@ def test_sensitivities(sections: dict[str, Section]) -> None:
 
 
 @pytest.mark.parametrize("kind", ["sweep", "capacity", "recommend"])
-def test_every_point_is_labelled_and_leads_to_a_row(
+def test_every_point_leads_to_its_row_by_its_number(
     sections: dict[str, Section], kind: str
 ) -> None:
     section = sections[kind]
@@ -279,7 +281,13 @@ def test_every_point_is_labelled_and_leads_to_a_row(
         labels = [text.data_source.data["label"] for text in front.select({"type": GlyphRenderer})
                   if isinstance(text.glyph, Text)]  # fmt: skip
         assert [len(each) for each in labels] == [len(data["x"]) for data in sources]
-        assert all(label for each in labels for label in each)
+        if kind == "sweep":
+            assert all(label for each in labels for label in each)
+            continue
+        cells = dict(zip(section.details[-1].anchors, section.details[-1].rows, strict=True))
+        for data in sources:
+            for name, label in zip(data["anchor"], data["label"], strict=True):
+                assert label in ("", cells[name][0])
 
 
 def test_a_run_that_did_nothing_has_no_ledger_chart(result: Path) -> None:
@@ -397,7 +405,7 @@ def test_no_text_of_a_chart_ends_its_script(sections: dict[str, Section], evil: 
     found = Scripts()
     found.feed(text)
     assert not found.handlers and not {"img", "b", "svg"} & set(found.tags)
-    assert found.tags.count("script") == 3
+    assert found.tags.count("script") == 4
     items = re.search(r'<script type="application/json" id="charts">(.*?)</script>', text)
     assert items is not None and json.dumps(evil) in json.dumps(json.loads(items[1]))
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
@@ -9,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from sarathi_sim.experiments.figures.style import BLUE, dark_colour
 from sarathi_sim.experiments.report.html_page import page, write_report
 from sarathi_sim.experiments.report.sections import sections_of
 
@@ -144,7 +146,7 @@ def test_a_click_on_a_heading_sorts(opened: Opened) -> None:
         heading.locator("button").click()
         assert speeds() == wanted
         assert heading.get_attribute("aria-sort") == sort
-    assert table.locator("tbody td:first-child").all_inner_texts() == ["TP 2"] * 3 + ["TP 8"] * 3
+    assert table.locator("tbody td:nth-child(2)").all_inner_texts() == ["TP 2"] * 3 + ["TP 8"] * 3
 
 
 def test_a_pointer_over_the_timeline_says_what_is_there(opened: Opened) -> None:
@@ -185,9 +187,51 @@ def test_a_click_on_a_point_leads_to_its_row(opened: Opened) -> None:
     opened.tab.mouse.click(x, y)
     opened.until("document.querySelector('tr:target') !== null")
     row = opened.tab.locator("tr:target")
-    assert row.locator("td").nth(0).inner_text() == "TP 2"
+    assert row.locator("td").nth(1).inner_text() == "TP 2"
     assert row.bounding_box()["y"] < 900
     assert opened.errors == []
+
+
+@pytest.mark.parametrize("look", [(1400, "light"), (390, "dark")])
+def test_nobody_is_shut_out(browser: Any, report_file: Path, look: tuple[int, str]) -> None:
+    """axe-core finds nothing serious, everything opened; and each chart is there in words, too."""
+    axe = pytest.importorskip("axe_playwright_python.sync_playwright", reason="needs axe-core")
+    width, scheme = look
+    view = {"viewport": {"width": width, "height": 900}, "color_scheme": scheme}
+    found = Opened(browser, report_file, bypass_csp=True, **view)
+    found.tab.evaluate("document.querySelectorAll('details').forEach(each => each.open = true)")
+    seen = axe.Axe().run(found.tab, options={"resultTypes": ["violations", "passes"]}).response
+    assert {"color-contrast", "heading-order"} <= {rule["id"] for rule in seen["passes"]}
+    grave = [one for one in seen["violations"] if one["impact"] in ("serious", "critical")]
+    assert [(one["id"], one["nodes"][0]["html"]) for one in grave] == []
+    for chart in found.tab.locator("figure.chart").all():
+        told = found.tab.locator(f"#{chart.get_attribute('aria-describedby')}").inner_text()
+        assert re.search(r": .*\d", told), told
+    found.context.close()
+
+
+@pytest.mark.parametrize("width", [1400, 800, 390])
+def test_no_box_hides_rows_or_columns(browser: Any, report_file: Path, width: int) -> None:
+    found = Opened(browser, report_file, viewport={"width": width, "height": 900})
+    hiding = """() => [...document.querySelectorAll("*")].filter(e => !e.closest(".chart")
+        && getComputedStyle(e).overflow.match(/auto|scroll|hidden/)
+        && (e.scrollWidth > e.clientWidth + 1 || e.scrollHeight > e.clientHeight + 1))
+        .map(e => e.className)"""
+    assert found.tab.evaluate(hiding) == []
+    assert found.tab.evaluate("document.documentElement.scrollWidth") <= width
+    found.context.close()
+
+
+def test_paper_shows_whole_charts(opened: Opened) -> None:
+    """An A4 page has 186 x 273 mm within its margins, which is 703 x 1,031 pixels of CSS."""
+    opened.tab.evaluate("dispatchEvent(new Event('beforeprint'))")
+    opened.tab.emulate_media(media="print")
+    charts = opened.tab.locator(".chart > div").all()
+    sizes = [chart.bounding_box() for chart in charts]
+    hidden = [chart.evaluate("d => d.scrollWidth - d.clientWidth") for chart in charts]
+    opened.tab.emulate_media(media="screen")
+    assert all(0 < box["width"] <= 703 and 0 < box["height"] <= 1031 for box in sizes)
+    assert max(hidden) <= 1
 
 
 def test_dark_and_narrow(browser: Any, report_file: Path) -> None:
@@ -200,8 +244,14 @@ def test_dark_and_narrow(browser: Any, report_file: Path) -> None:
     inks = """() => Bokeh.documents.flatMap(d => d.roots()).flatMap(r => [...r.references()])
         .filter(m => m.type === "LinearAxis").map(m => m.axis_label_text_color)"""
     assert set(found.tab.evaluate(inks)) == {"#e3e6ea"}
+    lines = """() => Bokeh.documents.flatMap(d => d.roots()).flatMap(r => [...r.references()])
+        .filter(m => m.type === "Line").map(m => m.line_color.value ?? m.line_color)"""
+    dark = set(found.tab.evaluate(lines))
+    assert dark_colour(BLUE) in dark and BLUE not in dark
     found.tab.emulate_media(color_scheme="light")
     found.until(f"({inks})().every(ink => ink === '#1d2129')")
     assert found.tab.evaluate(COLOUR) == "rgb(255, 255, 255)"
+    light = set(found.tab.evaluate(lines))
+    assert BLUE in light and {dark_colour(one) for one in light} == dark
     assert found.tab.pdf()[:5] == b"%PDF-"
     found.context.close()

@@ -12,6 +12,7 @@ import pandas as pd
 import pytest
 
 import sarathi_sim as sim
+from sarathi_sim.experiments.capacity.curves import figure_files, tornado_figure
 from sarathi_sim.experiments.capacity.options import Option
 from sarathi_sim.experiments.capacity.sensitivity import factors_of, read_sensitivity
 from sarathi_sim.experiments.config.deployment import deploy
@@ -106,6 +107,23 @@ def test_a_run_bound_by_its_ops(tmp_path: Path) -> None:
         only=["ffn_ln1"], replications=1,
     )  # fmt: skip
     assert one["elasticity"].item() == pytest.approx(-1, abs=0.02)
+
+
+def test_both_bars_of_a_factor_are_seen_whatever_their_signs() -> None:
+    row = {"deployment": "d", "measure": "m", "factor": "prompt lengths", "elasticity": 1.0}
+    content = {
+        "measures": {"m": "load"},
+        "deployments": [{"name": "d", "base": {"m": 1.0}}],
+        "by": 0.1,
+        "rows": [row | {"low_pct": 2.0, "high_pct": 5.0}],
+    }
+    figure = tornado_figure(content)
+    (first, second) = (bar for bars in figure.axes[0].containers for bar in bars)
+    assert (first.get_width(), second.get_width()) == (2.0, 5.0)
+    assert first.get_y() > second.get_y() + second.get_height() - 1e-9
+    figure_files({"tornado": figure})  # laid out as it is written
+    (label,) = figure.axes[0].get_yticklabels()
+    assert label.get_window_extent().x0 > 0
 
 
 def test_every_factor_changes_its_own_keys() -> None:

@@ -42,6 +42,13 @@ def test_other_encodings(write_config: Write, encoding: str) -> None:
     assert b"unknown model" in done.stderr
 
 
+def test_tables_are_as_wide_as_columns_says(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "72")
+    assert [console.width for console in common.consoles()] == [72, 72]
+    monkeypatch.delenv("COLUMNS")
+    assert common.consoles()[0].width == 10_000
+
+
 def test_a_narrow_terminal_shows_every_value_whole() -> None:
     table = deployments_table(deploy_all(load_experiment("gpt3_pp", ["workload.requests=10"])))
     console = Console(width=80, record=True, file=io.StringIO())

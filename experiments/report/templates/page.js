@@ -19,7 +19,34 @@ for (const heading of document.querySelectorAll("th")) {
     body.append(...(down ? rows.reverse() : rows));
   });
 }
+// A table that is wider than its place becomes a list of rows, each a list of its cells.
+for (const table of document.querySelectorAll("table"))
+  for (const row of table.tBodies[0].rows)
+    for (const cell of row.cells) cell.dataset.heading = table.tHead.rows[0].cells[cell.cellIndex].textContent.trim();
+function fit() {
+  for (const box of document.querySelectorAll(".scroll")) {
+    box.classList.remove("rows");
+    box.classList.toggle("rows", box.scrollWidth > box.clientWidth + 1);
+  }
+}
+fit();
+addEventListener("resize", fit);
+// A printed chart keeps its size, and is then made as small as an A4 page needs it (in pixels of CSS). So is a table,
+// whose text is three quarters as large on paper.
+addEventListener("beforeprint", () => {
+  for (const box of document.querySelectorAll(".chart > div")) {
+    const { width, height } = box.getBoundingClientRect();
+    box.style.setProperty("--width", `${width}px`);
+    box.style.setProperty("--fit", Math.min(1, 690 / width, 900 / height));
+  }
+  for (const table of document.querySelectorAll("table")) {
+    table.style.width = "min-content";
+    table.style.setProperty("--fit", Math.min(1, 690 / (0.75 * table.offsetWidth)));
+    table.style.width = "";
+  }
+});
 // Charts, in the colours of the page: text and lines of a canvas do not follow its style.
+const palette = JSON.parse(document.getElementById("dark")?.textContent ?? "{}"), light = {};
 const dark = window.matchMedia("(prefers-color-scheme: dark)");
 function colours() {
   const style = getComputedStyle(document.documentElement);
@@ -36,9 +63,15 @@ function paint() {
   for (const drawn of Bokeh.documents)
     for (const root of drawn.roots())
       for (const model of root.references())
-        if (/Axis$|Grid$|^Legend$|^Title$/.test(model.type))
+        if (/Axis$|Grid$|^Legend$|^Title$/.test(model.type)) {
           for (const [name, colour] of Object.entries(wanted))
             if (name in model.properties) model[name] = colour;
+        } else
+          for (const name of ["line_color", "fill_color", "text_color"]) {
+            if (!(name in model.properties)) continue;
+            const given = (light[model.id + name] ??= model[name]), colour = palette[given?.value ?? given];
+            if (colour) model[name] = dark.matches ? (given.value ? { value: colour } : colour) : given;
+          }
 }
 async function draw() {
   const items = JSON.parse(document.getElementById("charts").textContent);
