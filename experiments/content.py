@@ -49,7 +49,8 @@ class Chart:
 class Section:
     """One result, or several runs beside each other.
 
-    ``answer`` is one sentence, ``table`` the numbers behind it, ``details`` are further tables.
+    ``answer`` is one sentence, ``command`` the line that runs what it names, ``table`` the numbers
+    behind it, ``details`` are further tables.
     ``assumptions`` say what was assumed, ``topic: text`` each, ``warnings`` what to keep in mind.
     ``about`` is the description of its configuration, ``configuration`` maps names of files to
     their text.
@@ -66,6 +67,7 @@ class Section:
     about: str = ""
     configuration: dict[str, str] = field(default_factory=dict)
     warnings: Sequence[str] = ()
+    command: str = ""
 
     def words(self) -> dict[str, Any]:
         """JSON-able: what is said in words, as a result's summary has it beside its numbers."""

@@ -16,7 +16,7 @@ from matplotlib.ticker import LogLocator, NullFormatter, PercentFormatter
 from sarathi_sim.experiments.capacity.slo import CapacitySection
 from sarathi_sim.experiments.capacity.written import UNITS, panels, sides, title
 from sarathi_sim.experiments.figures.style import BLACK, BLUE, VERMILION, line_styles, save
-from sarathi_sim.experiments.sweeps.drawing import pareto_front
+from sarathi_sim.experiments.run.trade_off import pareto_front
 from sarathi_sim.simulator.loop.records import Floats
 from sarathi_sim.simulator.views.metric_registry import number_text
 

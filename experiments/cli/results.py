@@ -52,6 +52,7 @@ def plot(
     from sarathi_sim.experiments.cli.common import ProgressBar
     from sarathi_sim.experiments.config.errors import ConfigError
     from sarathi_sim.experiments.run.compare import plot_results
+    from sarathi_sim.experiments.sweeps.answer import sweep_answer
     from sarathi_sim.experiments.sweeps.plot import is_sweep, plot_sweep
     from sarathi_sim.experiments.sweeps.store import RESULTS
 
@@ -60,6 +61,7 @@ def plot(
         with ProgressBar(consoles()[1], enabled=not quiet) as progress:
             drawn = plot_sweep(folders[0], target, metrics or [], over or [], progress)
         if not quiet:
+            print_section(sweep_answer(drawn.swept), rest=RESULTS)
             if drawn.note:
                 print_notes([f"{drawn.note}; their numbers are in {folders[0] / RESULTS}"])
             typer.echo(f"figures: {target}")
