@@ -452,9 +452,15 @@ def one(state: str, makespan: float, p99: float | None, finished: int = 100) -> 
         ({"a": one("closed", 10, 2.0)}, "all requests arrive at once"),
         ({"a": one("steady", 10, 2.0), "b": one("steady", 20, 1.0)}, "a is the fastest"),
         # The makespan follows the arrivals: the latency decides.
-        ({"a": one("steady", 10, 2.0), "b": one("steady", 10.1, 1.0)}, "b has the lowest latency"),
-        ({"a": one("overloaded", 10, 2.0), "b": one("steady", 20, 1.0)}, "s; a: overloaded."),
-        ({"a": one("overloaded", 10, 2.0), "b": one("overloaded", 20, 1.0)}, "All are overloaded"),
+        (
+            {"a": one("steady", 10, 2.0), "b": one("steady", 10.05, 1.0)},
+            "b has the shortest p99 time to first token: 1.00 s (a 2.00 s); none has a better p99 ",
+        ),
+        ({"a": one("overloaded", 10, 2.0), "b": one("steady", 20, 1.0)}, "s; overloaded: a."),
+        (
+            {"a": one("overloaded", 10, 2.0), "b": one("overloaded", 20, 1.0)},
+            "; overloaded: a and b.",
+        ),
     ],
 )
 def test_the_answer(runs: dict[str, dict[str, Any]], said: str) -> None:
