@@ -1,5 +1,5 @@
-"""What an answer holds, whatever was asked: terminal, JSON and HTML draw the same one; and every
-table that a command prints."""
+"""What an answer holds, whatever was asked: terminal, JSON, HTML and Markdown draw the same one;
+and every table that a command prints."""
 
 from __future__ import annotations
 
@@ -73,6 +73,18 @@ class Section:
         """JSON-able: what is said in words, as a result's summary has it beside its numbers."""
         lists = {"assumptions": list(self.assumptions), "warnings": list(self.warnings)}
         return {"question": self.question, "answer": self.answer, **lists}
+
+
+def markdown(section: Section) -> str:
+    """The text of a section as a page."""
+    parts = [f"# {section.question}", section.about, section.answer]
+    parts.append(f"    {section.command}" if section.command else "")
+    for grid in (section.table, *section.details):
+        ruler = ["---" if at < grid.text else "---:" for at in range(len(grid.headings))]
+        lines = (f"| {' | '.join(cells)} |" for cells in (grid.headings, ruler, *grid.rows))
+        parts += [f"## {grid.title}", "\n".join(lines), grid.note]
+    parts += [f"- {line}" for line in (*section.assumptions, *section.warnings)]
+    return "\n\n".join(filter(None, parts)) + "\n"
 
 
 def anchor(run: str) -> str:

@@ -181,7 +181,7 @@ def _state(one: Mapping[str, Any]) -> str:
 def _part(one: Mapping[str, Any]) -> Mapping[str, Any]:
     """What latencies are read from: the steady part of a run, all of a closed one, nothing of an
     overloaded one."""
-    parts = {"steady": one["steady"], "overloaded": {}}
+    parts: dict[str, Mapping[str, Any]] = {"steady": one["steady"], "overloaded": {}}
     return parts.get(_state(one), one)
 
 

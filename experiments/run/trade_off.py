@@ -164,9 +164,9 @@ def trade_off(loads: Sequence[Load]) -> str:
         said += [f"{words}: {enumerated(some)}"] if some else []
     growing = list(dict.fromkeys(option for load in loads for option in load.overloaded))
     if growing:
-        some = [load for load in loads if load.overloaded]
+        where = _at([load for load in loads if load.overloaded], loads)
         named = growing if len(growing) <= _MOST_NAMED else [f"{len(growing)} of them"]
-        said.append(f"overloaded{_at(some, loads)}: {enumerated(named)}")
+        said.append(f"overloaded{where}: {enumerated(named)}")
     return "; ".join(filter(None, said))
 
 
