@@ -52,9 +52,9 @@ def plot(
     from sarathi_sim.experiments.cli.common import ProgressBar
     from sarathi_sim.experiments.config.errors import ConfigError
     from sarathi_sim.experiments.run.compare import plot_results
-    from sarathi_sim.experiments.sweeps.answer import sweep_answer
     from sarathi_sim.experiments.sweeps.plot import is_sweep, plot_sweep
     from sarathi_sim.experiments.sweeps.store import RESULTS
+    from sarathi_sim.experiments.sweeps.sweep_answer import sweep_answer
 
     if len(folders) == 1 and is_sweep(folders[0]):
         target = out or folders[0] / "figures"

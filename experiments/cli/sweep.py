@@ -156,8 +156,8 @@ def _execute(planned: SweepPlan, store: Store, where: Backend, report: Report, q
 
 
 def _report(planned: SweepPlan, store: Store, report: Report, workers: int, quiet: bool) -> None:
-    from sarathi_sim.experiments.sweeps.answer import read_sweep, sweep_answer
     from sarathi_sim.experiments.sweeps.store import RESULTS
+    from sarathi_sim.experiments.sweeps.sweep_answer import read_sweep, sweep_answer
 
     shown = list(report.failures.items())[:5]
     for key, error in shown:

@@ -19,9 +19,9 @@ from sarathi_sim.experiments.report.of_capacity import first_deployments, op_tim
 from sarathi_sim.experiments.results import read_text
 from sarathi_sim.experiments.run.trade_off import ALIKE, Load
 from sarathi_sim.experiments.sweeps import drawing
-from sarathi_sim.experiments.sweeps.answer import Sweep, read_sweep, sweep_answer
 from sarathi_sim.experiments.sweeps.drawing import few, groups, label, over, shown, varies
 from sarathi_sim.experiments.sweeps.plot import METRICS, numeric_axes, that_vary
+from sarathi_sim.experiments.sweeps.sweep_answer import Sweep, read_sweep, sweep_answer
 
 _MOST_AXES, _MOST_LOADS, _MOST_CHARTS = 6, 3, 24
 

@@ -107,6 +107,8 @@ class Load:
         another that it is ahead of in one of them, and that is not ahead of it in the other."""
         both = [self.means(metric) for metric in metrics]
         options = [option for option in both[0] if option in both[1]]
+        if not options:
+            return []
         ways = [known(metric).metric.better for metric in metrics]
         along, up = (
             np.array([(1 if way is Better.MORE else -1) * means[option] for option in options])

@@ -17,7 +17,8 @@ from matplotlib.ticker import FuncFormatter
 from sarathi_sim.experiments.config.scenario import parameter, value_name
 from sarathi_sim.experiments.figures.style import BLACK, line_styles, policy_styles
 from sarathi_sim.experiments.run.trade_off import ALIKE, Load
-from sarathi_sim.experiments.sweeps.answer import (
+from sarathi_sim.experiments.sweeps.store import POLICY
+from sarathi_sim.experiments.sweeps.sweep_answer import (
     Sweep,
     called,
     grouped,
@@ -25,7 +26,6 @@ from sarathi_sim.experiments.sweeps.answer import (
     short_names,
     varying,
 )
-from sarathi_sim.experiments.sweeps.store import POLICY
 from sarathi_sim.simulator.loop.records import Floats
 from sarathi_sim.simulator.views.metric_registry import STEADY, Better, known, quantity
 
@@ -58,7 +58,8 @@ def better(metric: str) -> Better:
 
 def few(parts: Sequence[T], most: int) -> list[T]:
     """At most so many of them, spread evenly from the first to the last."""
-    return [parts[round(at)] for at in np.linspace(0, len(parts) - 1, min(most, len(parts)))]
+    count = min(most, len(parts))
+    return [parts[round(at)] for at in np.linspace(0, len(parts) - 1, count)] if parts else []
 
 
 def within(column: str, axis: str) -> bool:
@@ -228,12 +229,15 @@ def lines(swept: Sweep, x: str, metrics: Sequence[str]) -> Figure:
             for name, rows, style in part.groups:
                 found = shown(rows, metric).groupby(rows[x])
                 middle = found.median().dropna()
+                if middle.empty:
+                    continue
                 low, high = found.quantile(lower), found.quantile(upper)
                 axes.plot(middle.index, middle, marker="o", markersize=5, label=name, **style)
                 colour = style["color"]
                 axes.fill_between(low.index, low, high, color=colour, alpha=alpha, linewidth=0)
-            scale(axes, "x", table[x])
-            ticks_at(axes, table[x])
+            if axes.has_data():
+                scale(axes, "x", table[x])
+                ticks_at(axes, table[x])
             scale(axes, "y", pd.concat([shown(line.rows, metric) for line in part.groups]))
             axes.set(xlabel=label(x), ylabel=label(metric), title=part.load)
     legend(figure, drawn.ravel(), lines_by(swept, x))
@@ -344,11 +348,11 @@ def pareto(swept: Sweep, x: str, y: str) -> Figure | None:
     A point is the mean over its seeds, its whiskers their smallest and largest value. A letter
     stands for what else was chosen, such as its layout. Both metrics must have a better direction.
     """
-    loads = [load for load in swept.loads((x, y)) if min(map(load.spread, (x, y))) > ALIKE]
+    found = [load for load in swept.loads((x, y)) if min(map(load.spread, (x, y))) > ALIKE]
+    loads = few([load for load in found if load.front(x, y)], _MOST_PANELS)
     if not loads:
         return None
-    loads, by = few(loads, _MOST_PANELS), swept.contrast
-    parts = [points(swept, load, x, y) for load in loads]
+    parts, by = [points(swept, load, x, y) for load in loads], swept.contrast
     every = pd.concat(parts)
     figure = Figure(figsize=panel_size(len(parts), 4.4, 2.2), layout="constrained")
     drawn = panels(figure, len(parts), sharex=True)
@@ -357,8 +361,8 @@ def pareto(swept: Sweep, x: str, y: str) -> Figure | None:
     labelled = []
     for panel, load, rows in zip(drawn, loads, parts, strict=True):
         for number, (line, all_of_it, style) in enumerate(lines):
-            found = all_of_it[all_of_it.index.isin(rows.index)]
-            _points(panel, found, x, y, line, style["color"], _MARKERS[number % len(_MARKERS)])
+            mine = all_of_it[all_of_it.index.isin(rows.index)]
+            _points(panel, mine, x, y, line, style["color"], _MARKERS[number % len(_MARKERS)])
         front = rows.set_index("_option", drop=False).loc[load.front(x, y)]
         look: dict[str, Any] = {"drawstyle": "steps-post", "color": "k", "linewidth": 1.2}
         ring: dict[str, Any] = {"marker": "o", "markersize": 13, "fillstyle": "none"}

@@ -21,7 +21,7 @@ from sarathi_sim.experiments.results import (
     write_summary,
 )
 from sarathi_sim.experiments.run.trade_off import ALIKE
-from sarathi_sim.experiments.sweeps.answer import Sweep, overload_note, read_sweep
+from sarathi_sim.experiments.sweeps.sweep_answer import Sweep, overload_note, read_sweep
 from sarathi_sim.profiler.storage.child import Progress, silent
 from sarathi_sim.profiler.storage.files import regular
 from sarathi_sim.profiler.storage.strict import did_you_mean, one_line

@@ -24,13 +24,13 @@ from sarathi_sim.experiments.config.errors import ConfigError
 from sarathi_sim.experiments.run.trade_off import pareto_front
 from sarathi_sim.experiments.sweeps import drawing as figures
 from sarathi_sim.experiments.sweeps import plot
-from sarathi_sim.experiments.sweeps.answer import Sweep
 from sarathi_sim.experiments.sweeps.backends import InProcess
 from sarathi_sim.experiments.sweeps.drawing import label, pareto
 from sarathi_sim.experiments.sweeps.execute import execute, paired_differences
 from sarathi_sim.experiments.sweeps.plan import plan_sweep
 from sarathi_sim.experiments.sweeps.plot import plot_sweep
 from sarathi_sim.experiments.sweeps.store import Store
+from sarathi_sim.experiments.sweeps.sweep_answer import Sweep
 from tests.experiments.small_sweep import SWEEP
 
 

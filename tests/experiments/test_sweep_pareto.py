@@ -15,8 +15,8 @@ from typer.testing import CliRunner
 from sarathi_sim.experiments.cli.app import app
 from sarathi_sim.experiments.config.scenario import PARAMETERS, Scenario, value_name
 from sarathi_sim.experiments.figures.style import policy_colour
-from sarathi_sim.experiments.sweeps.answer import Sweep, sweep_answer
 from sarathi_sim.experiments.sweeps.drawing import groups, label, pareto, points, ticks_at
+from sarathi_sim.experiments.sweeps.sweep_answer import Sweep, sweep_answer
 from tests.experiments.small_sweep import SWEEP
 
 AXES = ["cluster.tp", "cluster.pp", "seed"]

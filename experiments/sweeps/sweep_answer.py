@@ -34,8 +34,9 @@ from sarathi_sim.simulator.views.metric_registry import METRICS, STEADY, Quantit
 _SHOWN = ("output_tokens_per_s", "ttft_s.p50", "ttft_s.p99", "tbt_s.p99", "latency_s.p50", "mfu")
 _PAIRED = ("makespan_s", "ttft_s.p50", "tbt_s.p99", "latency_s.p50")
 _MOST_POINTS, _FEW = 1000, 3
-_GIVEN = ("workload", "model")
-"""What comes from outside; all else that is swept is a choice."""
+_GIVEN = ("workload", "model", "load", "requests")
+"""What comes from outside (the last two: of the probes of a capacity); all else that is swept is a
+choice."""
 
 
 @dataclass(frozen=True, eq=False)
