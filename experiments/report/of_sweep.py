@@ -89,7 +89,7 @@ def _axes_charts(swept: Sweep, metrics: list[str]) -> list[Chart]:
                         x, y = np.asarray(middle.index, float), np.asarray(middle, float)
                         curves[name or "all"] = StyledLine(x, y, style)
                 drawn = pd.Series(np.concatenate([[], *(curve.y for curve in curves.values())]))
-                if varies(drawn):
+                if len(drawn) and varies(drawn):
                     chart = lines(curves, label(axis), label(metric), marks=True)
                     where = f" ({load})" if load else ""
                     title = f"{label(metric)} over {parameter(axis).name}{where}"

@@ -161,7 +161,8 @@ def trade_off(loads: Sequence[Load]) -> str:
         rest = [m for m in present if m not in (metric, *equal)]
         said = [_lead(loads, metric, best), *(_cost(loads, m, best) for m in rest)]
     same = {m: max(load.spread(m) for load in loads) <= ALIKE for m in equal}
-    for alike, words in ((True, "equal"), (False, "not told apart by the seeds")):
+    all_of_them = "equal" if said else f"all {len(loads[0].options)} are equal"
+    for alike, words in ((True, all_of_them), (False, "not told apart by the seeds")):
         some = [f"{spoken(m)}, {_range(loads, m)}" for m in equal if same[m] is alike]
         said += [f"{words}: {enumerated(some)}"] if some else []
     growing = list(dict.fromkeys(option for load in loads for option in load.overloaded))

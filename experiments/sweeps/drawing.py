@@ -246,15 +246,17 @@ def lines(swept: Sweep, x: str, metrics: Sequence[str]) -> Figure:
     return figure
 
 
-def heat_maps(swept: Sweep, x: str, y: str, metric: str) -> Figure:
+def heat_maps(swept: Sweep, x: str, y: str, metric: str) -> Figure | None:
     """A metric over two axes, a panel per load and value of what is compared (of many, some); the
-    median over the other axes."""
+    median over the other axes. None where no run has it."""
     table = swept.policies.dropna(subset=[x, y])
     table = table.assign(**{metric: shown(table, metric)})
     compared = [swept.contrast] if swept.contrast else []
     apart = list(dict.fromkeys((*swept.given, *compared)))
     apart = [axis for axis in apart if not within(x, axis) and not within(y, axis)]
     parts = [part for part in grouped(table, apart) if part[1][metric].notna().any()]
+    if not parts:
+        return None
     parts = few(parts, _MOST_PANELS)
     figure = Figure(figsize=panel_size(len(parts), 3.8, 0.6), layout="constrained")
     drawn = panels(figure, len(parts))

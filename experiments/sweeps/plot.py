@@ -68,10 +68,11 @@ def plot_sweep(
 
     check_replaceable(out, FIGURES_FORMAT)
     swept = read_sweep(folder)
-    chosen = list(metrics or METRICS)
-    _known("--metric", chosen, [c for c in swept.table if quantity(str(c)) is not None])
-    for metric in chosen:
-        if drawing.shown(swept.table, metric).isna().all():
+    _known("--metric", metrics, [c for c in swept.table if quantity(str(c)) is not None])
+    empty = [m for m in metrics or METRICS if drawing.shown(swept.table, m).isna().all()]
+    chosen = [metric for metric in metrics or METRICS if metric not in empty]
+    for metric in metrics:
+        if metric in empty:
             raise ConfigError(f"--metric {metric}: no run has it, or all that do are overloaded")
     chosen, flat_note = that_vary(swept, chosen)
     numeric = numeric_axes(swept)

@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
+from pandas.api.types import is_numeric_dtype
 
 from sarathi_sim.experiments.config.errors import ConfigError
 from sarathi_sim.experiments.config.scenario import parameter, value_name
@@ -219,7 +220,7 @@ def _question(swept: Sweep) -> str:
     if not choices:
         return f"What does the {short_names(loads) or 'load'} do to throughput and latencies?"
     what = short_names(choices) if len(choices) < 2 else f"combination of {short_names(choices)}"
-    if len(choices) == 1 and len(values) <= _FEW and swept.table[choices[0]].dtype == object:
+    if len(choices) == 1 and len(values) <= _FEW and not is_numeric_dtype(swept.table[choices[0]]):
         what = f"of {enumerated(values)}"
     return f"Which {what} is best{each}, and what does it cost?"
 

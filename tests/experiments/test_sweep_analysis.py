@@ -319,6 +319,7 @@ def test_a_heat_map_keeps_the_points_where_every_run_is_overloaded() -> None:
     table["ttft_s.p50"] = np.arange(1.0, 7.0)
     table["steady.state"] = ["steady"] * 4 + ["overloaded"] * 2
     figure = figures.heat_maps(of(table, ["x", "y"]), "x", "y", "ttft_s.p50")
+    assert figure is not None
     (image,) = figure.axes[0].images
     shown = np.ma.filled(image.get_array(), np.nan)
     assert np.array_equal(shown, [[1, 3, np.nan], [2, 4, np.nan]], equal_nan=True)
@@ -340,6 +341,7 @@ def test_no_line_and_no_map_is_of_several_loads() -> None:
     along = figures.lines(swept, RATE, ["tbt_s.p99"])
     assert len(along.axes) == 1 and "median over TP; band" in along.get_suptitle()
     maps = figures.heat_maps(swept, CHUNK, "cluster.tp", "tbt_s.p99")
+    assert maps is not None
     assert [axes.get_title() for axes in maps.axes[:2]] == ["rate 1", "rate 2"]
 
 
