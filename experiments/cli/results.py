@@ -54,14 +54,13 @@ def plot(
     from sarathi_sim.experiments.run.compare import plot_results
     from sarathi_sim.experiments.sweeps.plot import is_sweep, plot_sweep
     from sarathi_sim.experiments.sweeps.store import RESULTS
-    from sarathi_sim.experiments.sweeps.sweep_answer import sweep_answer
 
     if len(folders) == 1 and is_sweep(folders[0]):
         target = out or folders[0] / "figures"
         with ProgressBar(consoles()[1], enabled=not quiet) as progress:
             drawn = plot_sweep(folders[0], target, metrics or [], over or [], progress)
         if not quiet:
-            print_section(sweep_answer(drawn.swept), rest=RESULTS)
+            print_section(drawn.section, rest=RESULTS)
             if drawn.note:
                 print_notes([f"{drawn.note}; their numbers are in {folders[0] / RESULTS}"])
             typer.echo(f"figures: {target}")

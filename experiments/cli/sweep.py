@@ -157,7 +157,7 @@ def _execute(planned: SweepPlan, store: Store, where: Backend, report: Report, q
 
 def _report(planned: SweepPlan, store: Store, report: Report, workers: int, quiet: bool) -> None:
     from sarathi_sim.experiments.sweeps.store import RESULTS
-    from sarathi_sim.experiments.sweeps.sweep_answer import read_sweep, sweep_answer
+    from sarathi_sim.experiments.sweeps.sweep_answer import read_answer
 
     shown = list(report.failures.items())[:5]
     for key, error in shown:
@@ -173,7 +173,7 @@ def _report(planned: SweepPlan, store: Store, report: Report, workers: int, quie
     if quiet:
         return
     if report.finished:
-        print_section(sweep_answer(read_sweep(store.folder)), rest=RESULTS)
+        print_section(read_answer(store.folder)[1], rest=RESULTS)
     typer.echo(_outcome(report, workers))
     print_written(store.folder)
 

@@ -21,15 +21,15 @@ from sarathi_sim.experiments.run.trade_off import ALIKE, Load
 from sarathi_sim.experiments.sweeps import drawing
 from sarathi_sim.experiments.sweeps.drawing import few, groups, label, over, shown, varies
 from sarathi_sim.experiments.sweeps.plot import METRICS, numeric_axes, that_vary
-from sarathi_sim.experiments.sweeps.sweep_answer import Sweep, read_sweep, sweep_answer
+from sarathi_sim.experiments.sweeps.sweep_answer import Sweep, read_answer
 
 _MOST_AXES, _MOST_LOADS, _MOST_CHARTS = 6, 3, 24
 
 
 def sweep_section(folder: Path, found: Mapping[str, Any]) -> Section:
     """The finished runs of a sweep. Raises ConfigError where it is damaged, or none is finished."""
-    swept = read_sweep(folder)
-    section, metrics = sweep_answer(swept), that_vary(swept, METRICS)[0]
+    swept, section = read_answer(folder)
+    metrics = that_vary(swept, METRICS)[0]
     deployments, problems = first_deployments(folder, swept.table)
     op_times = op_times_grid(deployments)
     return replace(

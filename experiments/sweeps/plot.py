@@ -11,6 +11,7 @@ import numpy as np
 import pandas as pd
 
 from sarathi_sim.experiments.config.errors import ConfigError
+from sarathi_sim.experiments.content import Section
 from sarathi_sim.experiments.results import (
     FIGURES_FORMAT,
     SUMMARY,
@@ -21,7 +22,7 @@ from sarathi_sim.experiments.results import (
     write_summary,
 )
 from sarathi_sim.experiments.run.trade_off import ALIKE
-from sarathi_sim.experiments.sweeps.sweep_answer import Sweep, overload_note, read_sweep
+from sarathi_sim.experiments.sweeps.sweep_answer import Sweep, overload_note, read_answer
 from sarathi_sim.profiler.storage.child import Progress, silent
 from sarathi_sim.profiler.storage.files import regular
 from sarathi_sim.profiler.storage.strict import did_you_mean, one_line
@@ -37,9 +38,9 @@ _MOST_HEAT_MAPS, _MOST_REQUESTS = 6, 2_000_000
 
 
 class Drawn(NamedTuple):
-    """The sweep, the files written, and what the figures leave out, if anything."""
+    """The answer, the files written, and what the figures leave out, if anything."""
 
-    swept: Sweep
+    section: Section
     files: list[Path]
     note: str
 
@@ -67,7 +68,7 @@ def plot_sweep(
     from sarathi_sim.experiments.sweeps.drawing import better
 
     check_replaceable(out, FIGURES_FORMAT)
-    swept = read_sweep(folder)
+    swept, section = read_answer(folder)
     _known("--metric", metrics, [c for c in swept.table if quantity(str(c)) is not None])
     empty = [m for m in metrics or METRICS if drawing.shown(swept.table, m).isna().all()]
     chosen = [metric for metric in metrics or METRICS if metric not in empty]
@@ -93,7 +94,7 @@ def plot_sweep(
     with result_folder(out, FIGURES_FORMAT) as scratch:
         files = _save(drawn, scratch, progress)
         write_summary(scratch, FIGURES_FORMAT, {"plotted": [folder.name]})
-    return Drawn(swept, [out / file.name for file in files], "; ".join(filter(None, notes)))
+    return Drawn(section, [out / file.name for file in files], "; ".join(filter(None, notes)))
 
 
 def that_vary(swept: Sweep, metrics: Sequence[str]) -> tuple[list[str], str]:

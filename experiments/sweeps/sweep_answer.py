@@ -138,6 +138,19 @@ def read_sweep(folder: Path) -> Sweep:
     return Sweep(folder, table, axes, contrast, summary)
 
 
+def read_answer(folder: Path) -> tuple[Sweep, Section]:
+    """A sweep and its answer. Raises ConfigError where its folder holds anything but what ``sweep``
+    wrote, which may end in any error."""
+    try:
+        swept = read_sweep(folder)
+        return swept, sweep_answer(swept)
+    except (ConfigError, MemoryError):
+        raise
+    except Exception as error:
+        problem = f"{type(error).__name__}: {one_line(error)}"
+        raise ConfigError(f"{folder}: the sweep is damaged: {problem}") from error
+
+
 def read_table(folder: Path) -> pd.DataFrame:
     """A row for each finished run of a sweep. Raises ConfigError without any."""
     try:

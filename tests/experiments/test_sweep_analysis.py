@@ -30,7 +30,7 @@ from sarathi_sim.experiments.sweeps.execute import execute, paired_differences
 from sarathi_sim.experiments.sweeps.plan import plan_sweep
 from sarathi_sim.experiments.sweeps.plot import plot_sweep
 from sarathi_sim.experiments.sweeps.store import Store
-from sarathi_sim.experiments.sweeps.sweep_answer import Sweep
+from sarathi_sim.experiments.sweeps.sweep_answer import Sweep, read_sweep
 from tests.experiments.small_sweep import SWEEP
 
 
@@ -190,6 +190,8 @@ def damaged(sweep: Path, to: Path, change: Callable[[pd.DataFrame, dict[str, Any
         lambda table, summary: summary.pop("axes"),
         lambda table, summary: summary.update(axes=["no.such.key"]),
         lambda table, summary: summary.update(contrast="policy"),
+        lambda table, summary: summary.update(paired=3),
+        lambda table, summary: summary.update(notes=[{}]),
         lambda table, summary: table.pop("requests"),
         lambda table, summary: (
             table.insert(0, "../escape", range(len(table))),
@@ -353,7 +355,7 @@ def test_an_axis_of_equal_values_shows_them_as_equal() -> None:
 
 
 def test_scenarios_of_other_requests_are_loads(sweep: Path) -> None:
-    swept = plot.read_sweep(sweep)
+    swept = read_sweep(sweep)
     assert (swept.given, swept.chosen) == ([], ["batching.max_batch", "scenario"])
     same = Sweep.configured
 
@@ -363,7 +365,7 @@ def test_scenarios_of_other_requests_are_loads(sweep: Path) -> None:
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(Sweep, "configured", other)
-        assert plot.read_sweep(sweep).given == ["scenario"]
+        assert read_sweep(sweep).given == ["scenario"]
 
 
 def test_a_sweep_among_results_is_named(sweep: Path, result: Path, tmp_path: Path) -> None:
