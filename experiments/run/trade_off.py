@@ -188,7 +188,8 @@ def _lead(loads: Sequence[Load], metric: str, best: str) -> str:
     led = [load for load in loads if best in load.leaders(metric)]
     lost = [load for load in loads if load not in led and best in load.means(metric)]
     others = list(dict.fromkeys(o for load in led for o in load.means(metric) if o != best))
-    tied = [o for o in others if all(o in load.leaders(metric) for load in led)]
+    equal = set.intersection(*(set(load.leaders(metric)) for load in led))
+    tied = [option for option in others if option in equal]
     text = f"{best} has the {best_word(known(metric))} {spoken(metric)}{_at(led, loads)}: "
     text += _range(led, metric, best)
     if others:

@@ -100,10 +100,13 @@ class Sweep:
 
     def loads(self, metrics: Sequence[str]) -> list[Load]:
         """What every choice came to under each load. Latencies of overloaded runs are NaN."""
-        return [self._load(name, rows, metrics) for name, rows in grouped(self.table, self.given)]
+        parts, swept = grouped(self.table, self.given), varying(self.table, self.chosen)
+        return [self._load(name, rows, swept, metrics) for name, rows in parts]
 
-    def _load(self, name: str, rows: pd.DataFrame, metrics: Sequence[str]) -> Load:
-        swept, growing = varying(self.table, self.chosen), rows["steady.state"] == "overloaded"
+    def _load(
+        self, name: str, rows: pd.DataFrame, swept: Sequence[str], metrics: Sequence[str]
+    ) -> Load:
+        growing = rows["steady.state"] == "overloaded"
         choice = rows.groupby(self.chosen or ["name"], dropna=False, sort=False).ngroup()
         first = rows[~choice.duplicated()]
         seed, seeds = pd.factorize(rows["seed"]) if "seed" in rows else (0, [0])
