@@ -1,5 +1,5 @@
-"""What an answer holds, whatever was asked: terminal, JSON and HTML draw the same one; and every
-table that a command prints."""
+"""What an answer holds, whatever was asked: terminal, JSON, HTML and Markdown draw the same one;
+and every table that a command prints."""
 
 from __future__ import annotations
 
@@ -49,10 +49,11 @@ class Chart:
 class Section:
     """One result, or several runs beside each other.
 
-    ``answer`` is one sentence, ``table`` the numbers behind it, ``details`` are further tables.
+    ``answer`` is one sentence, ``command`` the line that runs what it names (a server, a
+    simulation), ``table`` the numbers behind it, ``details`` are further tables.
     ``assumptions`` say what was assumed, ``topic: text`` each, ``warnings`` what to keep in mind.
     ``about`` is the description of its configuration, ``configuration`` maps names of files to
-    their text. ``command`` is the command line that starts what is answered with, if any.
+    their text.
     """
 
     kind: str
@@ -72,6 +73,18 @@ class Section:
         """JSON-able: what is said in words, as a result's summary has it beside its numbers."""
         lists = {"assumptions": list(self.assumptions), "warnings": list(self.warnings)}
         return {"question": self.question, "answer": self.answer, **lists}
+
+
+def markdown(section: Section) -> str:
+    """The text of a section as a page."""
+    parts = [f"# {section.question}", section.about, section.answer]
+    parts.append(f"    {section.command}" if section.command else "")
+    for grid in (section.table, *section.details):
+        ruler = ["---" if at < grid.text else "---:" for at in range(len(grid.headings))]
+        lines = (f"| {' | '.join(cells)} |" for cells in (grid.headings, ruler, *grid.rows))
+        parts += [f"## {grid.title}", "\n".join(lines), grid.note]
+    parts += [f"- {line}" for line in (*section.assumptions, *section.warnings)]
+    return "\n\n".join(filter(None, parts)) + "\n"
 
 
 def anchor(run: str) -> str:

@@ -27,7 +27,7 @@ from sarathi_sim.experiments.figures.style import (
     line_styles,
     save,
 )
-from sarathi_sim.experiments.sweeps.drawing import pareto_front
+from sarathi_sim.experiments.run.trade_off import pareto_front
 from sarathi_sim.simulator.loop.records import Floats
 from sarathi_sim.simulator.views.metric_registry import number_text
 

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from rich.console import Console
     from rich.progress import TaskID
 
-    from sarathi_sim.experiments.content import Section
+    from sarathi_sim.experiments.content import Section, SortableTable
 
 PROFILES = Path("profiles")
 """Where bundles are written by default."""
@@ -205,25 +205,36 @@ def print_notes(notes: Iterable[str]) -> None:
         typer.echo(f"note: {note}", err=True)
 
 
-def print_section(section: Section, *, err: bool = False) -> None:
-    """An answer, on stdout or stderr: its sentence, what was assumed, its tables, its warnings."""
-    from sarathi_sim.experiments.content import rich_table
+def print_section(section: Section, *, err: bool = False, rest: str = "") -> None:
+    """An answer, on stdout or stderr: its sentence, what was assumed, its tables, its warnings.
 
-    command = f"\nThis starts a server:\n{section.command}\n" if section.command else ""
+    The first table is whole, unless it is said where the ``rest`` of all tables is.
+    """
+    command = f"\nThis runs it:\n{section.command}\n" if section.command else ""
     typer.echo(f"{section.answer}\n{command}", err=err)
     if section.about:
         consoles()[err].print(section.about, markup=False, highlight=False)
     print_assumed(section.assumptions, err=err)
-    details = [(grid, grid.rows[:_MOST_ROWS]) for grid in section.details]
-    for grid, rows in [(section.table, section.table.rows), *details]:
-        more = len(grid.rows) - len(rows)
-        headings = (grid.headings[: grid.text], grid.headings[grid.text :])
-        table = rich_table(*headings, rows, title=grid.title)
-        consoles()[err].print(table, markup=False, highlight=False)
-        note = f"And {more} more: see --json. {grid.note}" if more else grid.note
-        typer.echo(f"{note}\n" if note else "", err=err)
+    for grid in (section.table, *section.details):
+        whole = grid is section.table and not rest
+        print_grid(grid, err=err, rest="" if whole else rest or "--json")
+    for name, text in section.configuration.items():
+        typer.echo(f"{name}: {text.strip()}", err=err)
     for line in section.warnings:
         typer.echo(f"warning: {line}", err=err)
+
+
+def print_grid(grid: SortableTable, *, err: bool = False, rest: str = "") -> None:
+    """A table and its note; its first rows, where it is said where the ``rest`` is."""
+    from sarathi_sim.experiments.content import rich_table
+
+    rows = grid.rows[:_MOST_ROWS] if rest else grid.rows
+    headings = (grid.headings[: grid.text], grid.headings[grid.text :])
+    table = rich_table(*headings, rows, title=grid.title)
+    consoles()[err].print(table, markup=False, highlight=False)
+    more = len(grid.rows) - len(rows)
+    note = f"And {more} more: see {rest}. {grid.note}" if more else grid.note
+    typer.echo(f"{note}\n" if note else "", err=err)
 
 
 def print_assumed(lines: Sequence[str], *, err: bool = False) -> None:

@@ -14,6 +14,7 @@ from sarathi_sim.experiments.cli.common import (
     WorkloadOption,
     consoles,
     print_json,
+    print_section,
     print_table,
     print_written,
 )
@@ -23,8 +24,6 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     import pandas as pd
-
-    from sarathi_sim.experiments.run.support import Combination, Table
 
 
 def models(json: JsonOption = False) -> None:
@@ -289,48 +288,20 @@ def support(
       sarathi-sim support --model llama-3.3-70b --device h100-80g-sxm
       sarathi-sim support --device l40s --json | jq '.cells[] | select(.runs)'
     """
-    from sarathi_sim.experiments.run import support as text
-    from sarathi_sim.experiments.run.support import build, supported
+    from sarathi_sim.experiments.run.support import build, page, support_answer, supported
 
     found = supported(model, device, stack, dtype)
-    runs = [cell for cell in found if cell.memory is not None]
     if check:
+        runs = [cell for cell in found if cell.memory is not None]
         for cell in runs:
             build(cell)
         typer.echo(f"built: {len(runs)} cells, every op at every TP degree", err=True)
     if json:
         print_json({"cells": [cell.as_json() for cell in found]})
     elif markdown:
-        typer.echo(text.page(found), nl=False)
-    elif model is None and device is None:
-        _print_rows(text.by_device(found))
-        headings, rows = text.matrix(found, dtype or "bf16")
-        _print_rows((tuple(name.replace("-", "\n") for name in headings), rows))
-        consoles()[0].print(text.LEGEND, markup=False, highlight=False)
+        typer.echo(page(found), nl=False)
     else:
-        _print_rows(text.details(runs))
-        if model and device:
-            for cell in runs:
-                _print_cell(cell)
-        _print_rows(text.refusals(found))
-
-
-def _print_rows(table: Table) -> None:
-    headings, rows = table
-    if rows:
-        print_table(headings, (), rows)
-
-
-def _print_cell(cell: Combination) -> None:
-    """Every op's origin, and the memory of a GPU in the smallest layout."""
-    assert cell.memory is not None
-    (tp, pp), memory = cell.memory
-    kernels = cell.kernels.name if cell.kernels else "calibrated device"
-    rows = [(op, f"{o.half_width_pct:.1f}", o.mark) for op, o in cell.origins.items()]
-    title = f"{kernels}, tp {tp}, pp {pp}"
-    print_table(("op", "±%", "from"), (), rows, title=title)
-    parts = [(name, f"{size / 1e9:.2f}", how) for name, size, how in memory.parts()]
-    print_table(("a GPU's", "GB", "origin"), (), parts, title=title)
+        print_section(support_answer(found, model, device, dtype))
 
 
 def workload(
@@ -368,7 +339,7 @@ def workload(
       sarathi-sim workload --workload 1024:256~0.5 --json
     """
     from sarathi_sim.experiments.config.errors import ConfigError
-    from sarathi_sim.experiments.run.traffic import describe
+    from sarathi_sim.experiments.run.traffic import describe, workload_answer
 
     if (what is None) == (workload is None):
         raise ConfigError("FILE and --workload: give one of them")
@@ -376,33 +347,5 @@ def workload(
     described = describe(str(what or workload), assignments or [], columns, out)
     if json:
         print_json(described)
-    for name, numbers in described.items():
-        _print(name, numbers, err=json)
+    print_section(workload_answer(described), err=json)
     print_written(out, err=json)
-
-
-def _print(name: str, numbers: dict[str, Any], *, err: bool) -> None:
-    from sarathi_sim.experiments.content import rich_table
-    from sarathi_sim.simulator.load.describe import without_times
-
-    kinds = ("mean", "p50", "p90", "p99", "max", "sum")
-    rows = [
-        (what, *(f"{numbers[f'{what}_tokens'][kind]:,.0f}" for kind in kinds))
-        for what in ("prompt", "output", "total")
-    ]
-    said = [f"{numbers['requests']:,} requests", f"P:D {numbers['pd_ratio']:.3g}"]
-    if numbers["left_out"]:
-        said.append(f"{numbers['left_out']:,} without prompt or output tokens left out")
-    if numbers["users"] > 1:
-        said.append(f"{numbers['users']:,} users")
-    if numbers["rate"] is None:
-        said.append(without_times(numbers["clients"]))
-    else:
-        said.append(f"{numbers['rate']:.3g} a second over {numbers['duration_s']:,.0f} s")
-        said.append(f"{numbers['peak_rate']:.3g} in the busiest minute")
-        said.append(f"variation of gaps {numbers['gap_cv']:.2f} (Poisson: 1)")
-    said.append(f"{numbers['shared']:.1%} of prompt tokens shared")
-    table = rich_table(("tokens",), kinds, rows)
-    console = consoles()[int(err)]
-    console.print(f"{name}: {', '.join(said)}", markup=False, highlight=False)
-    console.print(table)

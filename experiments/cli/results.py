@@ -60,6 +60,7 @@ def plot(
         with ProgressBar(consoles()[1], enabled=not quiet) as progress:
             drawn = plot_sweep(folders[0], target, metrics or [], over or [], progress)
         if not quiet:
+            print_section(drawn.section, rest=RESULTS)
             if drawn.note:
                 print_notes([f"{drawn.note}; their numbers are in {folders[0] / RESULTS}"])
             typer.echo(f"figures: {target}")

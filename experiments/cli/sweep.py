@@ -14,6 +14,8 @@ from sarathi_sim.experiments.cli.common import (
     SetOption,
     consoles,
     print_notes,
+    print_section,
+    print_table,
     print_written,
 )
 
@@ -45,15 +47,15 @@ def plan(
     """
     from sarathi_sim.experiments.sweeps.backends import processors
     from sarathi_sim.experiments.sweeps.execute import seconds_of_work
-    from sarathi_sim.experiments.sweeps.printing import axes_table, duration
+    from sarathi_sim.experiments.sweeps.plan import axes_rows
 
     planned = _planned(config, assignments, quiet=False)
     print_notes(planned.notes)
-    consoles()[0].print(axes_table(planned))
+    print_table(("axis", "values", ""), (), axes_rows(planned))
     processes = workers or processors()
     work_s = seconds_of_work(planned)
     typer.echo(
-        f"{len(planned.runs)} runs, predicted {duration(work_s / processes)} "
+        f"{len(planned.runs)} runs, predicted {_duration(work_s / processes)} "
         f"on {processes} worker{'s' if processes > 1 else ''}"
     )
 
@@ -98,8 +100,6 @@ def sweep(
     try:
         store.open(resume)
         with store.locked():
-            if not quiet:
-                print_notes(planned.notes)
             _execute(planned, store, where, report, quiet)
     except BaseException:
         if report.wall_s:  # it had begun
@@ -156,14 +156,9 @@ def _execute(planned: SweepPlan, store: Store, where: Backend, report: Report, q
 
 
 def _report(planned: SweepPlan, store: Store, report: Report, workers: int, quiet: bool) -> None:
-    from json import loads
-
-    from pandas import read_parquet
-
-    from sarathi_sim.experiments.sweeps.printing import outcome, paired_table, results_table
     from sarathi_sim.experiments.sweeps.store import RESULTS
+    from sarathi_sim.experiments.sweeps.sweep_answer import read_answer
 
-    stdout, _ = consoles()
     shown = list(report.failures.items())[:5]
     for key, error in shown:
         typer.echo(f"failed: run {key}: {error}", err=True)
@@ -177,9 +172,32 @@ def _report(planned: SweepPlan, store: Store, report: Report, workers: int, quie
         )
     if quiet:
         return
-    results = results_table(read_parquet(store.folder / RESULTS), planned.axes)
-    paired = paired_table(loads((store.folder / "summary.json").read_bytes()))
-    for table in filter(None, (results, paired)):
-        stdout.print(table)
-    typer.echo(outcome(report, workers))
+    if report.finished:
+        print_section(read_answer(store.folder)[1], rest=RESULTS)
+    typer.echo(_outcome(report, workers))
     print_written(store.folder)
+
+
+def _duration(seconds: float) -> str:
+    """Seconds as text with a suitable unit."""
+    if seconds < 90:
+        return f"{seconds:.0f} s"
+    if seconds < 5400:
+        return f"{seconds / 60:.0f} min"
+    return f"{seconds / 3600:.1f} h"
+
+
+def _outcome(report: Report, workers: int) -> str:
+    """One line: finished runs, time, and the workers' share of time in runs."""
+    ran = report.finished - report.earlier
+    parts = [f"{report.finished} of {report.total} runs finished"]
+    if report.earlier:
+        parts.append(f"{report.earlier} of them earlier")
+    if ran:
+        parts.append(
+            f"{_duration(report.wall_s)} on {workers} worker{'s' if workers > 1 else ''}, "
+            f"{100 * report.busy:.0f} % of it in runs"
+        )
+    if report.lost_workers:
+        parts.append(f"{report.lost_workers} bundles were sent again after their worker died")
+    return ", ".join(parts)

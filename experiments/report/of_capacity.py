@@ -28,7 +28,7 @@ from sarathi_sim.experiments.content import Chart, Section, SortableTable, ancho
 from sarathi_sim.experiments.figures.style import BLUE, VERMILION, line_styles
 from sarathi_sim.experiments.report.charts import Spots, StyledLine, lines, paired_bars, points
 from sarathi_sim.experiments.results import read_text
-from sarathi_sim.experiments.sweeps.plot import read_table
+from sarathi_sim.experiments.sweeps.sweep_answer import read_table
 from sarathi_sim.profiler.storage.strict import UserError
 from sarathi_sim.simulator.confidence.op_errors import NORMAL_90, OpError, op_errors
 from sarathi_sim.simulator.views.metric_registry import number_text

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
+
+import numpy as np
 
 from sarathi_sim.experiments.content import (
     Section,
@@ -14,6 +17,7 @@ from sarathi_sim.experiments.content import (
     number_or_dash,
 )
 from sarathi_sim.experiments.results import SUMMARY
+from sarathi_sim.experiments.run.trade_off import WEIGHED, Load, trade_off
 from sarathi_sim.simulator.confidence.coverage import Outside
 from sarathi_sim.simulator.views.metric_registry import (
     STEADY,
@@ -64,12 +68,7 @@ def shown_row(path: str, summaries: Iterable[Mapping[str, Any]]) -> list[str] | 
 
 def _value(summary: Mapping[str, Any], path: str, quantity: Quantity) -> str | None:
     """A cell. Latencies are of the steady part of a run that has one, none of an overloaded one."""
-    metric, state = quantity.metric, summary["steady"]["state"]
-    if metric.grows and state == "overloaded":
-        return None
-    found: Any = summary["steady"] if metric.grows and state == "steady" else summary
-    for part in path.split("."):
-        found = found.get(part)
+    found = _found(_part(summary) if quantity.metric.grows else summary, path)
     if isinstance(found, list):
         return " to ".join(map(quantity.text, found))
     return None if found is None else quantity.text(found)
@@ -152,7 +151,7 @@ def answer(summaries: Summaries) -> str:
         return f"{said}; {_waits(one)}."
     spans = {name: float(one["makespan_s"] or 0.0) for name, one in summaries.items()}
     served = {one["finished"] for one in summaries.values()}
-    growing = [name for name, one in summaries.items() if _latency(one) is None]
+    growing = any(_state(one) == "overloaded" for one in summaries.values())
     if len(served) == 1 and not growing and max(spans.values()) > _ALIKE * min(spans.values()) > 0:
         first, *others = sorted(spans, key=lambda name: spans[name])
         ratios = enumerated(
@@ -160,46 +159,50 @@ def answer(summaries: Summaries) -> str:
         )
         said = f"{first} is the fastest: it is done after {number_text(spans[first])} s, {ratios}"
         return f"{said}; {_waits(summaries[first])}."
-    rated = {
-        name: number for name, one in summaries.items() if (number := _latency(one)) is not None
-    }
-    if not rated:
-        most = max(summaries, key=lambda name: summaries[name]["output_tokens_per_s"] or 0.0)
-        rate = _text(summaries[most], "output_tokens_per_s")
-        return f"All are overloaded; {most} has the most output tokens/s, {rate}."
-    best = min(rated, key=lambda name: rated[name])
-    rest = enumerated([f"{name} {number_text(rated[name])} s" for name in rated if name != best])
-    beside = f" ({rest})" if len(rated) > 1 else ""
-    said = (
-        f"{best} has the lowest latency: 99 % of its requests are done within "
-        f"{number_text(rated[best])} s{beside}"
-    )
-    return said + (f"; {enumerated(growing)}: overloaded." if growing else ".")
+    said = trade_off([_load(summaries)])
+    return f"{said}." if said else "No scenario has a number that can be compared."
 
 
-def _latency(one: Mapping[str, Any]) -> float | None:
-    """The 99th percentile of the latency, of the steady part where there is one."""
-    state = one["steady"]["state"]
-    part = one["steady"] if state == "steady" else one
-    found = part["latency_s"]["p99"]
-    return None if state == "overloaded" or found is None else float(found)
+def _load(summaries: Summaries) -> Load:
+    """The scenarios as options under one load; latencies of the steady part where there is one."""
+    values = {}
+    for metric in WEIGHED:
+        parts = [_part(one) if known(metric).metric.grows else one for one in summaries.values()]
+        found = [_found(part, metric) for part in parts]
+        values[metric] = np.array([[math.nan if one is None else one] for one in found])
+    growing = [name for name, one in summaries.items() if _state(one) == "overloaded"]
+    return Load("", list(summaries), values, overloaded=growing)
+
+
+def _state(one: Mapping[str, Any]) -> str:
+    return str(one["steady"]["state"])
+
+
+def _part(one: Mapping[str, Any]) -> Mapping[str, Any]:
+    """What latencies are read from: the steady part of a run, all of a closed one, nothing of an
+    overloaded one."""
+    parts: dict[str, Mapping[str, Any]] = {"steady": one["steady"], "overloaded": {}}
+    return parts.get(_state(one), one)
 
 
 def _waits(one: Mapping[str, Any]) -> str:
-    state = one["steady"]["state"]
-    if state == "overloaded":
+    if _state(one) == "overloaded":
         return "it is overloaded: its queue grows while requests arrive"
-    part = one["steady"] if state == "steady" else one
     gap = f"99 % of the gaps between tokens are at most {_text(one, 'tbt_s.p99')} s"
-    if state == "closed":
+    if _state(one) == "closed":
         return f"{gap} (all requests arrive at once, so most wait long for their first token)"
-    return f"99 % of the first tokens come within {_text(part, 'ttft_s.p99')} s, and {gap}"
+    return f"99 % of the first tokens come within {_text(_part(one), 'ttft_s.p99')} s, and {gap}"
+
+
+def _found(summary: Mapping[str, Any], path: str) -> Any:
+    found: Any = summary
+    for part in path.split("."):
+        found = found.get(part) if found else None
+    return found
 
 
 def _text(summary: Mapping[str, Any], path: str) -> str:
-    found: Any = summary
-    for part in path.split("."):
-        found = found.get(part)
+    found = _found(summary, path)
     return "-" if found is None else known(path).text(found)
 
 
@@ -212,7 +215,7 @@ def ratios_table(found: Mapping[str, Any]) -> SortableTable | None:
     for name, value in ratios.items():
         asked = {"metric": name, "over": (), **found.get("compare", {}).get(name, {})}
         growing = asked["metric"].startswith(STEADY) and any(
-            scenarios[over]["steady"]["state"] == "overloaded" for over in asked["over"]
+            _state(scenarios[over]) == "overloaded" for over in asked["over"]
         )
         label, stated, off = asked.get("label"), asked.get("paper"), ""
         if stated is not None and value is not None and not growing:
@@ -243,7 +246,7 @@ def _overloaded(summaries: Summaries) -> list[str]:
         f"length of the run and are not printed. Those over all its {summary['finished']:,} "
         f"requests are in {SUMMARY} (scenarios.{name}: {', '.join(STEADY)})"
         for name, summary in summaries.items()
-        if summary["steady"]["state"] == "overloaded"
+        if _state(summary) == "overloaded"
     ]
 
 

@@ -6,6 +6,7 @@ Every answer is :func:`op_source`'s, which ``run`` asks too, and the engine's me
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import cached_property
@@ -15,6 +16,7 @@ from typing import Any
 import numpy as np
 
 from sarathi_sim.experiments.config.errors import ConfigError
+from sarathi_sim.experiments.content import Section, SortableTable, markdown
 from sarathi_sim.profiler.facts.device import DeviceSpec, list_devices, load_device
 from sarathi_sim.profiler.facts.formats import (
     KV_DTYPES,
@@ -247,12 +249,59 @@ LEGEND = (
     "GEMMs. The stack that needs the fewest GPUs counts, then the most direct. -: refused."
 )
 
-Rows = list[tuple[str, ...]]
-Table = tuple[tuple[str, ...], Rows]
-"""Headings and rows."""
+
+def support_answer(
+    found: Sequence[Combination], model: str | None, device: str | None, dtype: str | None
+) -> Section:
+    """What runs of the cells of a model or a device; without either, the matrix of ``dtype``."""
+    runs = [cell for cell in found if cell.memory is not None]
+    if model is None and device is None:
+        grid = matrix(found, dtype or WEIGHT_DTYPES[0])
+        broken = [name.replace("-", "\n") for name in grid.headings]  # for a narrow terminal
+        return _section(found, [by_device(found), replace(grid, headings=broken)])
+    tables = [details(runs)]
+    if model and device:
+        tables += [grid for cell in runs for grid in _of_cell(cell)]
+    return _section(found, [grid for grid in (*tables, refusals(found)) if grid.rows] or tables)
 
 
-def matrix(found: Sequence[Combination], dtype: str) -> Table:
+def page(found: Sequence[Combination]) -> str:
+    """docs/support.md."""
+    runs = _pairs(cell for cell in found if cell.memory is not None)
+    first = [cell for cell in found if cell.dtype == WEIGHT_DTYPES[0]]
+    never = [cell for cell in first if not _pairs([cell]) & runs]
+    tables = [by_device(found), *(matrix(found, dtype) for dtype in WEIGHT_DTYPES)]
+    tables.append(refusals(never, " on a device with every stack"))
+    about = (
+        "`sarathi-sim support --markdown > docs/support.md` makes this page, from what `run` takes "
+        "op times from. `sarathi-sim support --model M --device D` has every op's origin and "
+        "error, and the memory."
+    )
+    return markdown(replace(_section(found, tables), about=about))
+
+
+def _pairs(cells: Iterable[Combination]) -> set[tuple[str, str]]:
+    return {(cell.model.name, cell.device.name) for cell in cells}
+
+
+def _section(found: Sequence[Combination], tables: Sequence[SortableTable]) -> Section:
+    every, runs = _pairs(found), _pairs(cell for cell in found if cell.memory is not None)
+    answer = f"{len(runs)} of {len(every)} pairs of a model and a device run."
+    if len(every) == 1:
+        ((model, device),) = every
+        least = min((math.prod(cell.memory[0]) for cell in found if cell.memory), default=0)
+        answer = f"{model} {f'runs on {least} x' if least else 'does not run on'} {device}."
+    question = "What runs where?"
+    return Section("support", "models", question, answer, tables[0], details=tables[1:])
+
+
+def _grid(
+    title: str, headings: Sequence[str], rows: Sequence[Sequence[str]], note: str = ""
+) -> SortableTable:
+    return SortableTable(title, headings, rows, note, text=len(headings))
+
+
+def matrix(found: Sequence[Combination], dtype: str) -> SortableTable:
     """Models by devices in one number format of the weights."""
     devices = list(dict.fromkeys(cell.device.name for cell in found))
     best: dict[tuple[str, str], Combination] = {}
@@ -262,8 +311,9 @@ def matrix(found: Sequence[Combination], dtype: str) -> Table:
             best[key] = min(best.get(key, cell), cell, key=_rank)
     used = [name for name in devices if any(key[1] == name for key in best)]
     models = dict.fromkeys(cell.model.name for cell in found)
-    rows: Rows = [(m, *(_short(best.get((m, d))) for d in used)) for m in models]
-    return ("model", *used), rows
+    rows = [(m, *(_short(best.get((m, d))) for d in used)) for m in models]
+    note = LEGEND if dtype == WEIGHT_DTYPES[0] else ""
+    return _grid(f"Models, {dtype}", ("model", *used), rows, note)
 
 
 def _rank(cell: Combination) -> tuple[int, int, float]:
@@ -284,9 +334,9 @@ def _layout(cell: Combination) -> str:
     return f"{tp}" if pp == 1 else f"{tp}x{pp}"
 
 
-def by_device(found: Sequence[Combination]) -> Table:
+def by_device(found: Sequence[Combination]) -> SortableTable:
     """What was measured on each device: stacks, versions, number formats."""
-    rows: Rows = []
+    rows = list[tuple[str, ...]]()
     for device, stack in dict.fromkeys((cell.device.name, cell.stack) for cell in found):
         mine = [c for c in found if (c.device.name, c.stack) == (device, stack)]
         dtypes = [d for d in WEIGHT_DTYPES if any(c.dtype == d and c.sources for c in mine)]
@@ -303,12 +353,12 @@ def by_device(found: Sequence[Combination]) -> Table:
                 f"{len({c.model.name for c in mine if c.memory})}",
             )
         )
-    return ("device", "kernels of", "versions", "dtypes", "TP", "models"), rows
+    return _grid("Devices", ("device", "kernels of", "versions", "dtypes", "TP", "models"), rows)
 
 
-def details(found: Iterable[Combination]) -> Table:
+def details(found: Iterable[Combination]) -> SortableTable:
     """A row for every cell that runs."""
-    rows: Rows = []
+    rows = list[tuple[str, ...]]()
     for cell in found:
         if cell.memory is not None:
             off = (f"{cell.off_pct[f]:.0f}" if f in cell.off_pct else "-" for f in FAMILIES)
@@ -318,48 +368,28 @@ def details(found: Iterable[Combination]) -> Table:
             rows.append((*where, cache, degrees, _layout(cell), cell.kind, *off))
     half_widths = (f"{family} ±%" for family in FAMILIES)
     about = ("model", "device", "stack", "dtype", "KV cache", "TP", "smallest", "op times")
-    return (*about, *half_widths), rows
+    return _grid("Layouts and op times", (*about, *half_widths), rows)
 
 
-def refusals(found: Iterable[Combination]) -> Table:
+def _of_cell(cell: Combination) -> list[SortableTable]:
+    """Every op's origin, and the memory of a GPU in the smallest layout."""
+    assert cell.memory is not None
+    (tp, pp), memory = cell.memory
+    title = f"{cell.kernels.name if cell.kernels else 'calibrated device'}, tp {tp}, pp {pp}"
+    ops = [(op, f"{one.half_width_pct:.1f}", one.mark) for op, one in cell.origins.items()]
+    parts = [(name, f"{size / 1e9:.2f}", how) for name, size, how in memory.parts()]
+    return [
+        _grid(title, ("op", "±%", "from"), ops),
+        _grid(title, ("a GPU's", "GB", "origin"), parts),
+    ]
+
+
+def refusals(found: Iterable[Combination], where: str = "") -> SortableTable:
     """Reasons, each with the TP degrees that it keeps out and the models that it is about."""
     models: dict[tuple[str, str], dict[str, None]] = {}
     for cell in found:
         for reason, degrees in cell.refused.items():
             key = reason, ", ".join(map(str, degrees))
             models.setdefault(key, {})[cell.model.name] = None
-    rows: Rows = [(reason, tps, ", ".join(names)) for (reason, tps), names in models.items()]
-    return ("refused because", "TP", "models"), rows
-
-
-def page(found: Sequence[Combination]) -> str:
-    """docs/support.md."""
-    parts = [
-        "# What runs where",
-        "`sarathi-sim support --markdown > docs/support.md` makes this page, from what `run` "
-        "takes op times from. `sarathi-sim support --model M --device D` has every op's origin and "
-        "error, and the memory.",
-        "## Devices",
-        _markdown(by_device(found)),
-        "## Models",
-        LEGEND,
-    ]
-    for dtype in WEIGHT_DTYPES:
-        parts += [f"### {dtype}", _markdown(matrix(found, dtype))]
-    runs = {(cell.model.name, cell.device.name) for cell in found if cell.memory is not None}
-    never = [
-        cell
-        for cell in found
-        if cell.dtype == WEIGHT_DTYPES[0] and (cell.model.name, cell.device.name) not in runs
-    ]
-    parts += [
-        "## Refused on a device with every stack",
-        _markdown(refusals(never)),
-    ]
-    return "\n\n".join(parts) + "\n"
-
-
-def _markdown(table: Table) -> str:
-    headings, rows = table
-    lines = [headings, ["---"] * len(headings), *rows]
-    return "\n".join(f"| {' | '.join(cells)} |" for cells in lines)
+    rows = [(reason, tps, ", ".join(names)) for (reason, tps), names in models.items()]
+    return _grid(f"Refused{where}", ("refused because", "TP", "models"), rows)

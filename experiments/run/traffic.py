@@ -28,6 +28,7 @@ from sarathi_sim.experiments.config.loading import (
 )
 from sarathi_sim.experiments.config.requests import Traffic, build_requests, trace_of
 from sarathi_sim.experiments.config.workload import RandomLengths
+from sarathi_sim.experiments.content import Section, SortableTable, enumerated
 from sarathi_sim.experiments.results import (
     WORKLOAD_FORMAT,
     check_replaceable,
@@ -35,7 +36,7 @@ from sarathi_sim.experiments.results import (
     write_summary,
 )
 from sarathi_sim.profiler.storage.files import user_path
-from sarathi_sim.simulator.load.describe import describe_workload, lengths_line
+from sarathi_sim.simulator.load.describe import describe_workload, lengths_line, without_times
 from sarathi_sim.simulator.load.trace import NAMES, form_of, read_trace
 from sarathi_sim.simulator.load.workload import WorkloadError, at_once, make_requests
 from sarathi_sim.simulator.loop.records import Ints
@@ -311,6 +312,38 @@ def describe(
                     drawn = workload_figure(requests, name, clients)
                     save(drawn, folder / "figures", re.sub("[:@?~]", "-", name))
     return described
+
+
+def workload_answer(described: Mapping[str, Mapping[str, Any]]) -> Section:
+    """What :func:`describe` found, in words and as a table of lengths."""
+    kinds = ("mean", "p50", "p90", "p99", "max", "sum")
+    rows = [
+        [name, what, *(f"{numbers[f'{what}_tokens'][kind]:,.0f}" for kind in kinds)]
+        for name, numbers in described.items()
+        for what in ("prompt", "output", "total")
+    ]
+    return Section(
+        kind="workload",
+        name=enumerated(list(described)),
+        question="What is in these requests?",
+        answer="\n".join(f"{name}: {_told(numbers)}." for name, numbers in described.items()),
+        table=SortableTable("Lengths", ("requests", "tokens", *kinds), rows, text=2),
+    )
+
+
+def _told(numbers: Mapping[str, Any]) -> str:
+    said = [f"{numbers['requests']:,} requests", f"P:D {numbers['pd_ratio']:.3g}"]
+    if numbers["left_out"]:
+        said.append(f"{numbers['left_out']:,} without prompt or output tokens left out")
+    if numbers["users"] > 1:
+        said.append(f"{numbers['users']:,} users")
+    if numbers["rate"] is None:
+        said.append(without_times(numbers["clients"]))
+    else:
+        said.append(f"{numbers['rate']:.3g} a second over {numbers['duration_s']:,.0f} s")
+        said.append(f"{numbers['peak_rate']:.3g} in the busiest minute")
+        said.append(f"variation of gaps {numbers['gap_cv']:.2f} (Poisson: 1)")
+    return ", ".join([*said, f"{numbers['shared']:.1%} of prompt tokens shared"])
 
 
 def _requests(what: Config, changes: Assignments, columns: Mapping[str, str]) -> Found:

@@ -1,12 +1,12 @@
-"""Figures of a sweep, from its table and, for the distributions, from its runs' requests; the
-Pareto front has the points that no other one beats in both of two metrics."""
+"""Figures of a sweep, each load by itself: lines over an axis, heat maps over two, CDFs of
+requests, and the Pareto front: the choices that no other one beats in both of two metrics."""
 
 from __future__ import annotations
 
 import textwrap
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from string import ascii_uppercase
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 import pandas as pd
@@ -16,11 +16,22 @@ from matplotlib.ticker import FuncFormatter
 
 from sarathi_sim.experiments.config.scenario import parameter, value_name
 from sarathi_sim.experiments.figures.style import BLACK, line_styles, policy_styles
+from sarathi_sim.experiments.run.trade_off import ALIKE, Load
 from sarathi_sim.experiments.sweeps.store import POLICY
+from sarathi_sim.experiments.sweeps.sweep_answer import (
+    Sweep,
+    called,
+    grouped,
+    overload_note,
+    short_names,
+    varying,
+)
 from sarathi_sim.simulator.loop.records import Floats
-from sarathi_sim.simulator.views.metric_registry import METRICS, STEADY, Better, quantity
+from sarathi_sim.simulator.views.metric_registry import STEADY, Better, known, quantity
 
+T = TypeVar("T")
 _MOST_LINES, _MOST_TICKS = 9, 6
+_MOST_LOADS, _MOST_PANELS = 3, 12
 
 
 def label(column: str) -> str:
@@ -30,24 +41,35 @@ def label(column: str) -> str:
 
 
 def shown(table: pd.DataFrame, metric: str) -> pd.Series[float]:
-    """A metric's column in the unit of its label."""
+    """A metric's column in the unit of its label; without the latencies of overloaded runs, which
+    say how long the run was."""
     found = quantity(metric)
-    return table[metric] if found is None else found.metric.scale * table[metric]
+    values = table[metric] if found is None else found.metric.scale * table[metric]
+    return (
+        values.mask(table["steady.state"] == "overloaded") if metric.startswith(STEADY) else values
+    )
 
 
-def overloaded(table: pd.DataFrame) -> pd.Series[bool]:
-    """Which runs' latencies (:data:`STEADY`) say how long the run was: no figure shows them."""
-    return table["steady.state"] == "overloaded"
+def better(metric: str) -> Better:
+    """The better direction, from :mod:`sarathi_sim.simulator.views.metric_registry`."""
+    found = quantity(metric)
+    return Better.NEITHER if found is None else found.metric.better
 
 
-def overload_note(table: pd.DataFrame, columns: Sequence[str]) -> str:
-    """The number of runs left out, and of which columns; empty if there are none."""
-    count = int(overloaded(table).sum())
-    keys = [column.partition(".")[0] for column in columns]
-    latencies = [METRICS[key].name for key in dict.fromkeys(keys) if key in STEADY]
-    if not count or not latencies:
-        return ""
-    return f"{count} of {len(table)} runs are overloaded and left out of: {', '.join(latencies)}"
+def few(parts: Sequence[T], most: int) -> list[T]:
+    """At most so many of them, spread evenly from the first to the last."""
+    count = min(most, len(parts))
+    return [parts[round(at)] for at in np.linspace(0, len(parts) - 1, count)] if parts else []
+
+
+def within(column: str, axis: str) -> bool:
+    """Whether a column is an axis, or a key within one."""
+    return column == axis or column.startswith(f"{axis}.")
+
+
+def varies(values: pd.Series[float]) -> bool:
+    """Whether some value differs from another by more than what counts as equal."""
+    return bool(values.abs().max() > ALIKE * values.abs().min())
 
 
 class RunGroup(NamedTuple):
@@ -82,13 +104,51 @@ def _policy(rows: pd.DataFrame) -> str:
     return str(names.pop()) if len(names) == 1 else ""
 
 
+class Panel(NamedTuple):
+    """A load, and its runs, a group for each line."""
+
+    load: str
+    groups: list[RunGroup]
+
+
+def over(swept: Sweep, x: str) -> tuple[list[Panel], str]:
+    """The runs with a value of ``x``: a panel for each load (which may differ in x itself), a group
+    for each value of what is compared. And what a line is the median over, in words; empty where
+    it has a single run at each place.
+    """
+    table, by = swept.policies.dropna(subset=[x]), lines_by(swept, x)
+    given = [axis for axis in swept.given if not within(x, axis) and axis != by]
+    rest = [a for a in varying(table, swept.axes) if not within(x, a) and a not in (by, *given)]
+    return by_load(table, given, by), f"median over {short_names(rest)}" if rest else ""
+
+
+def by_load(table: pd.DataFrame, given: Sequence[str], by: str | None) -> list[Panel]:
+    """A panel for each load (of many, some), and a group for each value of ``by``."""
+    lines, panels = groups(table, by), []
+    for load, rows in few(list(grouped(table, given)), _MOST_LOADS):
+        mine = (line._replace(rows=line.rows[line.rows.index.isin(rows.index)]) for line in lines)
+        panels.append(Panel(load, [line for line in mine if len(line.rows)]))
+    return panels
+
+
+def lines_by(swept: Sweep, x: str) -> str | None:
+    """The axis with a line per value: the compared one; or another one if x is part of it."""
+    if swept.contrast is not None and not within(x, swept.contrast):
+        return swept.contrast
+    others = (a for a in swept.chosen if not within(x, a) and 1 < swept.table[a].nunique() < 10)
+    return next(others, None)
+
+
 def scale(axes: Axes, which: str, values: pd.Series[float]) -> None:
-    """Logarithmic where the values span more than a factor of twenty."""
+    """Logarithmic where the values span more than a factor of twenty; where they are all but
+    equal, an axis as wide as a tenth of them."""
     positive = values[values > 0]
     if len(positive) == len(values.dropna()) and positive.max() > 20 * positive.min():
         getattr(axes, f"set_{which}scale")("log")
         axis = getattr(axes, f"{which}axis")
         axis.set_major_formatter(FuncFormatter(lambda v, _: f"{v:g}"))
+    elif len(values.dropna()) and not varies(values):
+        getattr(axes, f"set_{which}lim")(0.95 * values.min(), 1.05 * values.max() or 1.0)
 
 
 def ticks_at(axes: Axes, values: pd.Series[float]) -> None:
@@ -116,15 +176,18 @@ def panel_size(count: int, height: float, more: float) -> tuple[float, float]:
     return max(7.0, 1.0 + 4.6 * columns), more + height * -(-count // columns)
 
 
-def legend(figure: Figure, axes: Axes, by: str | None) -> None:
+def legend(figure: Figure, drawn: Iterable[Axes], by: str | None) -> None:
     """The legend below the panels, with the keys that distinguish the lines."""
-    handles, labels = axes.get_legend_handles_labels()
-    if any(labels):
+    handles: dict[str, Any] = {}
+    for axes in drawn:
+        found, labels = axes.get_legend_handles_labels()
+        handles = dict(zip(labels, found, strict=True)) | handles
+    if any(handles):
         figure.legend(
-            handles,
-            labels,
+            list(handles.values()),
+            list(handles),
             loc="outside lower center",
-            ncols=int(np.clip(figure.get_figwidth() // 3.2, 1, len(labels))),
+            ncols=int(np.clip(figure.get_figwidth() // 3.2, 1, len(handles))),
             fontsize=12,
             title=None if by is None else label(by),
             title_fontsize=12,
@@ -145,58 +208,70 @@ _PANEL = (5.6, 4.4)
 _MOST_POINTS = 600
 
 
-def lines(table: pd.DataFrame, x: str, by: str | None, metrics: Sequence[str]) -> Figure:
-    """Each metric over one axis, a line per value of another.
+def lines(swept: Sweep, x: str, metrics: Sequence[str]) -> Figure:
+    """Each metric over one axis: a row of panels for each load, a line per value of another axis.
 
-    The line is the median over the other axes and the seeds, the band its 10th to 90th percentile;
-    of fewer than ten values somewhere, from the smallest to the largest.
+    The line is the median over the other choices and the seeds, the band its 10th to 90th
+    percentile; of fewer than ten values somewhere, from the smallest to the largest.
     """
-    figure = Figure(figsize=(_PANEL[0] * len(metrics), _PANEL[1] + 1.0), layout="constrained")
-    drawn = figure.subplots(1, len(metrics), squeeze=False).ravel()
-    known = table.dropna(subset=[x])
-    keys = [x, "_by"]
-    fewest = known.assign(_by="" if by is None else known[by].map(value_name)).groupby(keys).size()
-    many = fewest.min() >= LEAST_FOR_PERCENTILES
+    parts, pooled = over(swept, x)
+    table = pd.concat([line.rows for part in parts for line in part.groups])
+    size = (_PANEL[0] * len(metrics), _PANEL[1] * len(parts) + 1.0)
+    figure = Figure(figsize=size, layout="constrained")
+    drawn = figure.subplots(len(parts), len(metrics), squeeze=False)
+    sizes = [line.rows.groupby(x).size() for part in parts for line in part.groups]
+    many = min(size.min() for size in sizes) >= LEAST_FOR_PERCENTILES
     lower, upper = (LOWER, UPPER) if many else (0.0, 1.0)
     band = "10th to 90th percentile" if many else "smallest to largest"
-    said = f"median over the other axes and seeds; band: {band}" if fewest.max() > 1 else ""
-    for axes, metric in zip(drawn, metrics, strict=True):
-        found_groups = groups(known, by)
-        alpha = 0.15 if len(found_groups) < 5 else 0.06
-        for name, rows, style in found_groups:
-            found = shown(rows, metric).groupby(rows[x])
-            middle = found.median().dropna()
-            low, high = found.quantile(lower), found.quantile(upper)
-            axes.plot(middle.index, middle, marker="o", markersize=5, label=name, **style)
-            axes.fill_between(low.index, low, high, color=style["color"], alpha=alpha, linewidth=0)
-        scale(axes, "x", known[x])
-        ticks_at(axes, known[x])
-        scale(axes, "y", shown(known, metric))
-        axes.set(xlabel=label(x), ylabel=label(metric))
-    legend(figure, drawn[0], by)
-    heading(figure, said, overload_note(known, metrics))
+    for row, part in zip(drawn, parts, strict=True):
+        alpha = 0.15 if len(part.groups) < 5 else 0.06
+        for axes, metric in zip(row, metrics, strict=True):
+            for name, rows, style in part.groups:
+                found = shown(rows, metric).groupby(rows[x])
+                middle = found.median().dropna()
+                if middle.empty:
+                    continue
+                low, high = found.quantile(lower), found.quantile(upper)
+                axes.plot(middle.index, middle, marker="o", markersize=5, label=name, **style)
+                colour = style["color"]
+                axes.fill_between(low.index, low, high, color=colour, alpha=alpha, linewidth=0)
+            if axes.has_data():
+                scale(axes, "x", table[x])
+                ticks_at(axes, table[x])
+            scale(axes, "y", pd.concat([shown(line.rows, metric) for line in part.groups]))
+            axes.set(xlabel=label(x), ylabel=label(metric), title=part.load)
+    legend(figure, drawn.ravel(), lines_by(swept, x))
+    several = max(size.max() for size in sizes) > 1
+    heading(figure, f"{pooled}; band: {band}" if several else "", overload_note(table, metrics))
     return figure
 
 
-def heat_maps(table: pd.DataFrame, x: str, y: str, by: str | None, metric: str) -> Figure:
-    """A metric over two axes, a panel per value of a third; the median over the other axes."""
-    known = table.dropna(subset=[x, y])
-    known = known.assign(**{metric: shown(known, metric)})
-    parts = [group for group in groups(known, by) if group.rows[metric].notna().any()]
+def heat_maps(swept: Sweep, x: str, y: str, metric: str) -> Figure | None:
+    """A metric over two axes, a panel per load and value of what is compared (of many, some); the
+    median over the other axes. None where no run has it."""
+    table = swept.policies.dropna(subset=[x, y])
+    table = table.assign(**{metric: shown(table, metric)})
+    compared = [swept.contrast] if swept.contrast else []
+    apart = list(dict.fromkeys((*swept.given, *compared)))
+    apart = [axis for axis in apart if not within(x, axis) and not within(y, axis)]
+    parts = [part for part in grouped(table, apart) if part[1][metric].notna().any()]
+    if not parts:
+        return None
+    parts = few(parts, _MOST_PANELS)
     figure = Figure(figsize=panel_size(len(parts), 3.8, 0.6), layout="constrained")
     drawn = panels(figure, len(parts))
-    grids = [part.rows.groupby([y, x])[metric].median().unstack(x) for part in parts]
+    grids = [rows.groupby([y, x])[metric].median().unstack(x) for _, rows in parts]
     values = np.concatenate([grid.to_numpy().ravel() for grid in grids])
     low, high = float(np.nanmin(values)), float(np.nanmax(values))
     image = None
-    for axes, part, grid in zip(drawn, parts, grids, strict=True):
+    for axes, (name, _), grid in zip(drawn, parts, grids, strict=True):
         image = axes.imshow(
             grid, origin="lower", aspect="auto", cmap="viridis", vmin=low, vmax=high
         )
         axes.set_xticks(range(len(grid.columns)), [f"{v:g}" for v in grid.columns])
         axes.set_yticks(range(len(grid.index)), [f"{v:g}" for v in grid.index])
         axes.grid(False)
-        axes.set_title(part.name, fontsize=12)
+        axes.set_title(name, fontsize=12)
         axes.set_xlabel(label(x), fontsize=12)
         axes.set_ylabel(label(y), fontsize=12)
         for (row, column), value in np.ndenumerate(grid.to_numpy()):
@@ -205,7 +280,7 @@ def heat_maps(table: pd.DataFrame, x: str, y: str, by: str | None, metric: str) 
             axes.text(column, row, text, ha="center", va="center", fontsize=10, color=ink)
     if image is not None:
         figure.colorbar(image, ax=drawn, label=label(metric))
-    heading(figure, overload_note(known, [metric]))
+    heading(figure, overload_note(table, [metric]))
     return figure
 
 
@@ -214,40 +289,39 @@ def _short(value: float) -> str:
 
 
 def cdfs(
-    table: pd.DataFrame,
-    requests: Mapping[str, pd.DataFrame],
-    columns: Sequence[str],
-    by: str | None,
+    swept: Sweep, requests: Callable[[pd.DataFrame], pd.DataFrame], columns: Sequence[str]
 ) -> Figure:
-    """CDFs over the requests of all runs with the same value of ``by``, which are in ``requests``.
+    """CDFs over the requests of all runs of a line, a row of panels for each load; ``requests``
+    reads those of some runs, NaN where they are left out.
 
-    NaNs are left out. The name of a line gives the number of its overloaded runs: without its
-    heaviest loads a line looks better than it is.
+    The name of a line gives the number of its overloaded runs: without them it looks better than
+    it is.
     """
-    growing = overloaded(table)
-    figure = Figure(figsize=(_PANEL[0] * len(columns), _PANEL[1] + 0.8), layout="constrained")
-    drawn = figure.subplots(1, len(columns), squeeze=False).ravel()
-    styles = {name: style for name, _, style in groups(table, by, most=None)}
-    for axes, column in zip(drawn, columns, strict=True):
-        seen = []
-        for name, rows in requests.items():
-            values = np.sort(rows[column].dropna().to_numpy())
-            count = min(len(values), _MOST_POINTS)
-            keep = np.unique(np.linspace(0, len(values) - 1, count).astype(int))
-            said = name
-            if by is not None and (its := growing[table[by].map(value_name) == name]).any():
-                said += f": {its.sum()} of {len(its)} runs overloaded"
-            axes.plot(values[keep], (keep + 1) / len(values), label=said, **styles.get(name, {}))
-            seen.append(pd.Series(values))
-        if seen:
-            scale(axes, "x", pd.concat(seen))
-        axes.set(ylim=(0, 1.02), xlabel=label(column), ylabel="share of requests")
-    legend(figure, drawn[0], by)
-    heading(figure, overload_note(table, columns))
+    by = swept.contrast
+    parts = by_load(swept.policies, [axis for axis in swept.given if axis != by], by)
+    size = (_PANEL[0] * len(columns), _PANEL[1] * len(parts) + 0.8)
+    figure = Figure(figsize=size, layout="constrained")
+    drawn = figure.subplots(len(parts), len(columns), squeeze=False)
+    for row, part in zip(drawn, parts, strict=True):
+        seen: dict[str, list[Floats]] = {column: [] for column in columns}
+        for name, rows, style in part.groups:
+            served, lost = requests(rows), int((rows["steady.state"] == "overloaded").sum())
+            said = f"{name}: {lost} of {len(rows)} runs overloaded" if lost and by else name
+            for axes, column in zip(row, columns, strict=True):
+                values = np.sort(served[column].dropna().to_numpy(np.float64))
+                count = min(len(values), _MOST_POINTS)
+                keep = np.unique(np.linspace(0, len(values) - 1, count).astype(int))
+                axes.plot(values[keep], (keep + 1) / len(values), label=said, **style)
+                seen[column].append(values)
+        for axes, (column, found) in zip(row, seen.items(), strict=True):
+            scale(axes, "x", pd.Series(np.concatenate(found)))
+            axes.set(ylim=(0, 1.02), xlabel=label(column), ylabel="share of requests")
+            axes.set_title(part.load)
+    legend(figure, drawn.ravel(), by)
+    heading(figure, overload_note(swept.table, columns))
     return figure
 
 
-Places = np.ndarray[tuple[int], np.dtype[np.intp]]
 _MARKERS = "os^Dv"
 _OFFSETS = [(x, y) for far in (9, 20, 31) for y in (far, -far) for x in (9, -9, 20, -20)]
 """From a point to its letter, in points; the first that is free is taken."""
@@ -255,103 +329,69 @@ _ALL_LABELLED = 12
 """Points of a panel up to which all of them are labelled, not only those of the front."""
 
 
-def better(metric: str) -> Better:
-    """The better direction, from :mod:`sarathi_sim.simulator.views.metric_registry`."""
-    found = quantity(metric)
-    return Better.NEITHER if found is None else found.metric.better
+def points(swept: Sweep, load: Load, *metrics: str) -> pd.DataFrame:
+    """A row per choice that has both metrics for each seed: of each metric, in the unit of its
+    label, the mean over the seeds, and its smallest and largest value as ``NAME low`` and ``NAME
+    high``; ``_option`` and, without the value of what is compared, ``_layout`` are its name."""
+    rows = swept.policies.loc[list(load.places)]
+    rest = [axis for axis in varying(swept.table, swept.chosen) if axis != swept.contrast]
+    rows = rows.assign(_option=load.options, _layout=called(rows, rest))
+    for metric in metrics:
+        values = load.values[metric] * known(metric).metric.scale
+        ends = {"": values.mean(axis=1), " low": values.min(axis=1), " high": values.max(axis=1)}
+        rows = rows.assign(**{metric + end: found for end, found in ends.items()})
+    return rows.dropna(subset=list(metrics))
 
 
-def pareto_front(cost: Floats, gain: Floats) -> Places:
-    """Indices of the points that no other one beats (as cheap and better, or as good and cheaper).
+def pareto(swept: Sweep, x: str, y: str) -> Figure | None:
+    """Two metrics of every choice, a panel per load where they differ (of many, some), with the
+    front; None where they differ under none.
 
-    In order of cost.
+    A point is the mean over its seeds, its whiskers their smallest and largest value. A letter
+    stands for what else was chosen, such as its layout. Both metrics must have a better direction.
     """
-    order = np.lexsort((-gain, cost))
-    best = np.maximum.accumulate(gain[order])
-    before = np.concatenate([[-np.inf], best[:-1]])
-    return np.asarray(order[gain[order] > before], np.intp)
-
-
-def seed_means(table: pd.DataFrame, metrics: Sequence[str], axes: Sequence[str]) -> pd.DataFrame:
-    """A row per point of the ``axes`` but the seed: of each metric the mean over the seeds, and its
-    smallest and largest value as ``NAME low`` and ``NAME high``.
-
-    A point that lacks a metric for some seed is left out: its other seeds may be better than
-    average.
-    """
-    keys = [axis for axis in axes if axis != "seed"]
-    if not keys:
-        table, keys = table.assign(_all=0), ["_all"]
-    found = []
-    for _, rows in table.groupby(keys, dropna=False, sort=False):
-        row = rows.iloc[0].copy()
-        for metric in metrics:
-            values = shown(rows, metric)
-            row[metric] = values.mean(skipna=False)
-            row[f"{metric} low"], row[f"{metric} high"] = values.min(), values.max()
-        found.append(row)
-    return pd.DataFrame(found).dropna(subset=list(metrics))
-
-
-def pareto(
-    table: pd.DataFrame,
-    x: str,
-    y: str,
-    axes: Sequence[str],
-    by: str | None,
-    panel_by: str | None,
-) -> Figure:
-    """Two metrics of every point of the swept ``axes``, coloured by ``by``, with the front.
-
-    A point is the mean over its seeds, its whiskers their smallest and largest value. There is a
-    panel per value of ``panel_by``, because points of different workloads do not compete. A letter
-    stands for the other swept values of a point, such as its layout. Both metrics must have a
-    better direction.
-    """
-    points = seed_means(table, (x, y), axes)
-    swept = [axis for axis in axes if axis not in (by, panel_by, "seed")]
-    points["_layout"] = layouts(points, [a for a in swept if points[a].map(str).nunique() > 1])
-    parts = groups(points, panel_by, most=None)
+    found = [load for load in swept.loads((x, y)) if min(map(load.spread, (x, y))) > ALIKE]
+    loads = few([load for load in found if load.front(x, y)], _MOST_PANELS)
+    if not loads:
+        return None
+    parts, by = [points(swept, load, x, y) for load in loads], swept.contrast
+    every = pd.concat(parts)
     figure = Figure(figsize=panel_size(len(parts), 4.4, 2.2), layout="constrained")
     drawn = panels(figure, len(parts), sharex=True)
     # The groups of all panels in every one, also where they are empty: a colour stays theirs.
-    lines = groups(points, by)
+    lines = groups(every, by, most=None)
     labelled = []
-    for panel, (name, rows, _) in zip(drawn, parts, strict=True):
+    for panel, load, rows in zip(drawn, loads, parts, strict=True):
         for number, (line, all_of_it, style) in enumerate(lines):
-            found = all_of_it[all_of_it.index.isin(rows.index)]
-            _points(panel, found, x, y, line, style["color"], _MARKERS[number % len(_MARKERS)])
-        front = _front(panel, rows, x, y)
-        labelled.append(rows if len(rows) <= _ALL_LABELLED else rows.iloc[front])
-        scale(panel, "x", points[x])
+            mine = all_of_it[all_of_it.index.isin(rows.index)]
+            _points(panel, mine, x, y, line, style["color"], _MARKERS[number % len(_MARKERS)])
+        front = rows.set_index("_option", drop=False).loc[load.front(x, y)]
+        look: dict[str, Any] = {"drawstyle": "steps-post", "color": "k", "linewidth": 1.2}
+        ring: dict[str, Any] = {"marker": "o", "markersize": 13, "fillstyle": "none"}
+        panel.plot(front[x], front[y], label="front", **look, **ring)
+        labelled.append(rows if len(rows) <= _ALL_LABELLED else front)
+        scale(panel, "x", every[x])
         scale(panel, "y", rows[y])
         panel.margins(x=0.1, y=0.1)
         panel.tick_params(labelbottom=True)
-        panel.set_title("" if panel_by is None else parameter(panel_by).called(name), fontsize=12)
+        panel.set_title(load.name, fontsize=12)
         panel.set_xlabel(f"{label(x)},\n{better(x)} is better", fontsize=12)
         panel.set_ylabel(f"{label(y)},\n{better(y)} is better", fontsize=12)
     letters = _letters(pd.concat(labelled)["_layout"])
     for panel, rows in zip(drawn, labelled, strict=True):
         _write_letters(panel, rows, x, y, letters)
-    legend(figure, drawn[0], by)
-    seeds = table["seed"].nunique() if "seed" in axes else 1
-    said = f"mean over {seeds} seeds; whiskers: smallest and largest" if seeds > 1 else ""
+    legend(figure, drawn[:1], by)
+    seeds = swept.table["seed"].nunique() if "seed" in swept.axes else 1
+    said = "front: not beaten by more than 1 %"
+    if seeds > 1:
+        said = f"mean over {seeds} seeds; whiskers: smallest and largest; {said} and the noise"
     # No-break spaces: a line ends between layouts.
     entries = (
         f"{letter}: {layout}".replace(" ", "\N{NO-BREAK SPACE}")
         for layout, letter in letters.items()
     )
-    key = "; ".join(entries)
-    heading(figure, said, key, overload_note(table, [x, y]))
+    heading(figure, said, "; ".join(entries), overload_note(swept.table, [x, y]))
     return figure
-
-
-def layouts(points: pd.DataFrame, swept: Sequence[str]) -> list[str]:
-    """The other swept values of each point, in words: ``TP 4, PP 2``."""
-    return [
-        ", ".join(parameter(axis).value(row[axis]) for axis in swept if not pd.isna(row[axis]))
-        for _, row in points.iterrows()
-    ]
 
 
 def _letters(layouts: pd.Series[str]) -> dict[str, str]:
@@ -368,23 +408,6 @@ def _points(
     panel.hlines(rows[y], rows[f"{x} low"], rows[f"{x} high"], **look)
     panel.vlines(rows[x], rows[f"{y} low"], rows[f"{y} high"], **look)
     panel.plot(rows[x], rows[y], marker, markersize=7, label=name, color=colour)
-
-
-def _front(panel: Axes, rows: pd.DataFrame, x: str, y: str) -> Places:
-    horizontal, vertical = rows[x].to_numpy(np.float64), rows[y].to_numpy(np.float64)
-    front = pareto_front(
-        horizontal if better(x) is Better.LESS else -horizontal,
-        vertical if better(y) is Better.MORE else -vertical,
-    )
-    panel.plot(
-        horizontal[front],
-        vertical[front],
-        drawstyle="steps-post",
-        color="k",
-        linewidth=1.2,
-        label="front",
-    )
-    return front
 
 
 def _write_letters(

@@ -22,6 +22,7 @@ import pandas as pd
 from sarathi_sim.experiments.config.base import Source
 from sarathi_sim.experiments.config.deployment import deploy
 from sarathi_sim.experiments.results import SUMMARY, SWEEP_FORMAT, json_bytes, parquet_bytes
+from sarathi_sim.experiments.run.trade_off import half_width
 from sarathi_sim.experiments.sweeps.backends import Backend, Bundles, LostJobs, Waiting
 from sarathi_sim.experiments.sweeps.jobs import Job, JobResult
 from sarathi_sim.experiments.sweeps.plan import Run, SweepPlan, coordinates
@@ -172,6 +173,7 @@ def write_tables(plan: SweepPlan, store: Store, failures: dict[str, str]) -> Non
         "format": SWEEP_FORMAT,
         "name": plan.name,
         "description": plan.description,
+        "notes": list(plan.notes),
         "axes": list(plan.axes),
         "contrast": plan.contrast,
         "runs": len(plan.runs),
@@ -209,7 +211,6 @@ METRICS = (
     "latency_s.p50",
     "bubble_s.p50",
 )
-CONFIDENCE = 0.95
 
 
 def paired_differences(
@@ -277,19 +278,12 @@ def _ratio(base: pd.Series[float], other: pd.Series[float]) -> dict[str, Any] | 
     mean, count = float(logs.mean()), len(logs)
     entry: dict[str, Any] = {"ratio": math.exp(mean), "low": None, "high": None, "unpaired": None}
     if count > 1:
-        half = _half_width(float(logs.std(ddof=1)), count, count - 1)
+        half = half_width(float(logs.std(ddof=1)), count, count - 1)
         entry |= {"low": math.exp(mean - half), "high": math.exp(mean + half)}
         # Two samples have more degrees of freedom than their differences, which narrows it.
         apart = math.hypot(float(np.log(below).std(ddof=1)), float(np.log(above).std(ddof=1)))
-        entry["unpaired"] = _half_width(apart, count, 2 * (count - 1)) / half if half else None
+        entry["unpaired"] = half_width(apart, count, 2 * (count - 1)) / half if half else None
     return entry
-
-
-def _half_width(spread: float, count: int, freedom: int) -> float:
-    """The half-width of a Student-t interval."""
-    from scipy.stats import t
-
-    return float(t.ppf((1 + CONFIDENCE) / 2, freedom)) * spread / math.sqrt(count)
 
 
 PROBES, PROBE_REQUESTS = 6, 200

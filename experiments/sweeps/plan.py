@@ -37,6 +37,7 @@ from sarathi_sim.profiler.storage.files import PACKAGE, files_sha256, user_path
 from sarathi_sim.profiler.storage.strict import did_you_mean
 
 _MOST_KEPT = 500_000  # requests, about 130 MB
+_MOST_SHOWN = 12
 
 
 @dataclass(frozen=True)
@@ -234,6 +235,19 @@ def coordinates(run: Run, axes: Iterable[str]) -> dict[str, Any]:
         if isinstance(value, Mapping):
             found |= {f"{axis}.{key}": describe(item) for key, item in value.items()}
     return found
+
+
+def axes_rows(plan: SweepPlan) -> list[list[str]]:
+    """A row for every axis: its values, and whether they are compared pair by pair."""
+    rows = []
+    cells = [coordinates(run, plan.axes) for run in plan.runs]
+    for axis in plan.axes:
+        values = list(dict.fromkeys(str(cell.get(axis)) for cell in cells))
+        many = len(values) > _MOST_SHOWN
+        shown = [*values[: _MOST_SHOWN - 1], "…", values[-1]] if many else values
+        note = "compared pair by pair" if axis == plan.contrast else ""
+        rows.append([axis, f"{len(values)}: {', '.join(shown)}", note])
+    return rows
 
 
 # The code that a run's files depend on. The profiler's parts are those that read profiles.

@@ -13,7 +13,7 @@ from typer.testing import CliRunner
 from sarathi_sim.experiments.cli.app import app
 from sarathi_sim.experiments.config.loading import load_experiment
 from sarathi_sim.experiments.run.experiment import deploy_all
-from sarathi_sim.experiments.run.support import LEGEND, Combination, build, cells, page
+from sarathi_sim.experiments.run.support import Combination, build, cells, page
 from sarathi_sim.profiler.facts.device import list_devices, load_device
 from sarathi_sim.profiler.facts.model import list_models, load_model
 from sarathi_sim.profiler.physics.shard_times import KINDS
@@ -57,12 +57,9 @@ def test_what_it_calls_supported_has_op_times(every: list[Combination]) -> None:
 
 
 @pytest.mark.slow
-def test_the_page_has_every_model_and_device(every: list[Combination]) -> None:
-    """Whoever adds one makes it again with the command that it names."""
-    made, shipped = page(every), (ROOT / "docs/support.md").read_text(encoding="utf-8")
-    for name in (*list_models(), *list_devices()):
-        assert f"| {name} |" in made
-    assert made.splitlines()[:3] == shipped.splitlines()[:3] and LEGEND in shipped
+def test_the_page_is_what_the_command_prints(every: list[Combination]) -> None:
+    """Whoever adds a model or a device makes it again with the command that it names."""
+    assert page(every) == (ROOT / "docs/support.md").read_text(encoding="utf-8")
 
 
 def test_details_are_those_of_a_run(write_config: Write) -> None:
@@ -97,6 +94,7 @@ def test_a_calibrated_device_needs_no_bundle(write_config: Write) -> None:
 
 def test_the_text() -> None:
     both = say("--model", "llama-2-70b", "--device", "a100-40g-sxm")
+    assert both.startswith("llama-2-70b runs on 1 x a100-40g-sxm.")
     for part in ("derived: from a100-80g-sxm", "NCCL buffers", "assumed: engines' logs", "weights"):
         assert part in both
     assert "head_dim bf16.64" in say("--model", "tiny-llama-40m", "--device", "a100-40g-sxm")

@@ -21,14 +21,16 @@ from typer.testing import CliRunner
 
 from sarathi_sim.experiments.cli.app import app
 from sarathi_sim.experiments.config.errors import ConfigError
+from sarathi_sim.experiments.run.trade_off import pareto_front
 from sarathi_sim.experiments.sweeps import drawing as figures
 from sarathi_sim.experiments.sweeps import plot
 from sarathi_sim.experiments.sweeps.backends import InProcess
-from sarathi_sim.experiments.sweeps.drawing import label, pareto, pareto_front
+from sarathi_sim.experiments.sweeps.drawing import label, pareto
 from sarathi_sim.experiments.sweeps.execute import execute, paired_differences
 from sarathi_sim.experiments.sweeps.plan import plan_sweep
 from sarathi_sim.experiments.sweeps.plot import plot_sweep
 from sarathi_sim.experiments.sweeps.store import Store
+from sarathi_sim.experiments.sweeps.sweep_answer import Sweep, read_sweep
 from tests.experiments.small_sweep import SWEEP
 
 
@@ -149,7 +151,7 @@ def test_labels(column: str, expected: str) -> None:
 
 
 def test_figures(sweep: Path, tmp_path: Path) -> None:
-    written, note = plot_sweep(sweep, tmp_path / "figures")
+    _, written, note = plot_sweep(sweep, tmp_path / "figures")
     assert note == "", "none of its runs is overloaded"
     names = {path.stem for path in written}
     assert {"lines_batching.max_batch", "pareto", "cdf"} <= names
@@ -188,6 +190,8 @@ def damaged(sweep: Path, to: Path, change: Callable[[pd.DataFrame, dict[str, Any
         lambda table, summary: summary.pop("axes"),
         lambda table, summary: summary.update(axes=["no.such.key"]),
         lambda table, summary: summary.update(contrast="policy"),
+        lambda table, summary: summary.update(paired=3),
+        lambda table, summary: summary.update(notes=[{}]),
         lambda table, summary: table.pop("requests"),
         lambda table, summary: (
             table.insert(0, "../escape", range(len(table))),
@@ -211,7 +215,7 @@ def drawn(
     metrics: list[str],
 ) -> set[str]:
     """Names of the figures of a changed sweep, all drawn but the CDFs."""
-    monkeypatch.setattr(plot, "_requests", lambda *_: {})
+    monkeypatch.setattr(figures, "cdfs", lambda *_: Figure())
     folder = damaged(sweep, to / "copy", change)
     return {path.stem for path in plot_sweep(folder, to / "figures", metrics).files}
 
@@ -239,21 +243,16 @@ def test_a_switch_is_no_axis(sweep: Path, tmp_path: Path, monkeypatch: pytest.Mo
     assert "lines_engine.lm_head" not in drawn(sweep, tmp_path, monkeypatch, switched, [])
 
 
-def test_latencies_of_overloaded_runs_are_not_drawn(
-    sweep: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    shown: list[pd.DataFrame] = []
-    monkeypatch.setattr(figures, "lines", lambda table, *_: shown.append(table) or Figure())
-
-    def some(table: pd.DataFrame, summary: dict[str, Any]) -> None:
-        table.loc[:3, "steady.state"] = "overloaded"
+def test_latencies_of_overloaded_runs_are_not_drawn(sweep: Path, tmp_path: Path) -> None:
+    table = pd.read_parquet(sweep / "results.parquet")
+    table.loc[:3, "steady.state"] = "overloaded"
+    found = figures.shown(table, "latency_s.p50")
+    assert found.isna().tolist() == [True] * 4 + [False] * (len(table) - 4)
+    assert figures.shown(table, "makespan_s").notna().all()
 
     def all_of_them(table: pd.DataFrame, summary: dict[str, Any]) -> None:
         table["steady.state"] = "overloaded"
 
-    drawn(sweep, tmp_path, monkeypatch, some, ["latency_s.p50", "makespan_s"])
-    assert shown[0]["latency_s.p50"].isna().tolist() == [True] * 4 + [False] * (len(shown[0]) - 4)
-    assert shown[0]["makespan_s"].notna().all()
     folder = damaged(sweep, tmp_path / "all", all_of_them)
     with pytest.raises(ConfigError, match=r"--metric latency_s\.p50: no run has it, or all"):
         plot_sweep(folder, tmp_path / "more", ["latency_s.p50"])
@@ -264,15 +263,17 @@ def test_cdfs_leave_the_latencies_of_overloaded_runs_out_and_say_so(
 ) -> None:
     states = ["overloaded"] * 4 + ["steady"] * 14
     folder = damaged(sweep, tmp_path / "copy", lambda t, _: t.update({"steady.state": states}))
-    figure: list[Figure] = []
-    monkeypatch.setattr(plot, "_save", lambda drawn, *_: figure.append(drawn["cdf"]()) or [])
+    drawn: list[Figure] = []
+    monkeypatch.setattr(
+        plot, "_save", lambda all_of_them, *_: drawn.append(all_of_them["cdf"]()) or []
+    )
     found = plot_sweep(folder, tmp_path / "figures")
     assert found.note == "4 of 18 runs are overloaded and left out of: time to first token, latency"
-    assert figure[0].get_suptitle() == found.note
+    assert drawn[0].get_suptitle() == found.note
 
     table = pd.read_parquet(folder / "results.parquet")
     steady = table["steady.state"] == "steady"
-    for axes, column in zip(figure[0].axes, plot.CDF_COLUMNS, strict=True):
+    for axes, column in zip(drawn[0].axes, plot.CDF_COLUMNS, strict=True):
         shown = table if column == "tbt_max_s" else table[steady]
         for line, name in zip(axes.lines, ("orca", "sarathi"), strict=True):
             runs = shown[shown["name"] == name]
@@ -285,36 +286,86 @@ def test_cdfs_leave_the_latencies_of_overloaded_runs_out_and_say_so(
             assert line.get_label() == (f"{name}: {lost} of 9 runs overloaded" if lost else name)
 
 
+RATE, CHUNK = "workload.arrivals.rate", "policy.chunk_size"
+
+
+def of(table: pd.DataFrame, axes: list[str], contrast: str | None = None) -> Sweep:
+    own = {"name": "a", "policy.name": "sarathi", "steady.state": "steady"}
+    own |= {"run": table.index.map(str)}
+    missing = {key: value for key, value in own.items() if key not in table}
+    return Sweep(Path("sweep"), table.assign(**missing), axes, contrast, {})
+
+
 def test_a_colour_stays_with_its_policy_where_another_is_left_out() -> None:
     """Policy a is overloaded at the second rate, and so has no point in that panel."""
     table = pd.DataFrame(
         {
-            "policy": ["a", "b", "a", "b"],
-            "rate": [1, 1, 2, 2],
-            "steady.state": ["steady", "steady", "overloaded", "steady"],
-            "latency_s.p50": [3.0, 2.0, np.nan, 4.0],
-            "tokens_per_s": [1.0, 1.0, 2.0, 2.0],
+            "policy": ["a", "b", "c"] * 2,
+            RATE: [1, 1, 1, 2, 2, 2],
+            "steady.state": [*["steady"] * 3, "overloaded", *["steady"] * 2],
+            "latency_s.p50": [3.0, 2.0, 1.0, 9.0, 4.0, 3.0],
+            "tokens_per_s": [1.0, 2.0, 3.0] * 2,
         }
     )
-    axes = ["policy", "rate"]
-    figure = pareto(table, "latency_s.p50", "tokens_per_s", axes, "policy", "rate")
+    figure = pareto(of(table, ["policy", RATE], "policy"), "latency_s.p50", "tokens_per_s")
+    assert figure is not None
     first, second = ({line.get_label(): line for line in axes.lines} for axes in figure.axes)
     assert first["b"].get_color() == second["b"].get_color() != first["a"].get_color()
     assert (list(second["a"].get_xdata()), list(second["b"].get_xdata())) == ([], [4.0])
-    assert figure.get_suptitle() == "1 of 4 runs are overloaded and left out of: latency"
+    assert figure.get_suptitle().endswith("1 of 6 runs are overloaded and left out of: latency")
 
 
 def test_a_heat_map_keeps_the_points_where_every_run_is_overloaded() -> None:
     points = [(x, y) for x in (1, 2, 3) for y in (10, 20)]
-    table = pd.DataFrame(points, columns=["x", "y"]).assign(mfu=1.0)
-    table["ttft_s.p50"] = [1.0, 2.0, 3.0, 4.0, np.nan, np.nan]
+    table = pd.DataFrame(points, columns=["x", "y"])
+    table["ttft_s.p50"] = np.arange(1.0, 7.0)
     table["steady.state"] = ["steady"] * 4 + ["overloaded"] * 2
-    figure = figures.heat_maps(table, "x", "y", None, "ttft_s.p50")
+    figure = figures.heat_maps(of(table, ["x", "y"]), "x", "y", "ttft_s.p50")
+    assert figure is not None
     (image,) = figure.axes[0].images
     shown = np.ma.filled(image.get_array(), np.nan)
     assert np.array_equal(shown, [[1, 3, np.nan], [2, 4, np.nan]], equal_nan=True)
     assert [tick.get_text() for tick in figure.axes[0].get_xticklabels()] == ["1", "2", "3"]
     assert figure.get_suptitle().startswith("2 of 6 runs are overloaded and left out of: time to")
+
+
+def test_no_line_and_no_map_is_of_several_loads() -> None:
+    """Ten times as long under the second load: a median over both would be nobody's."""
+    rows = [(rate, chunk, tp) for rate in (1, 2) for chunk in (128, 256) for tp in (1, 2)]
+    table = pd.DataFrame(rows, columns=[RATE, CHUNK, "cluster.tp"])
+    table["tbt_s.p99"] = table[CHUNK] * 10.0 ** table[RATE] * table["cluster.tp"]
+    swept = of(table, [RATE, CHUNK, "cluster.tp"])
+    figure = figures.lines(swept, CHUNK, ["tbt_s.p99"])
+    assert [axes.get_title() for axes in figure.axes] == ["rate 1", "rate 2"]
+    for axes, factor in zip(figure.axes, (10, 100), strict=True):
+        heights = [list(line.get_ydata()) for line in axes.lines]
+        assert heights == [[factor * tp * chunk for chunk in (128, 256)] for tp in (1, 2)]
+    along = figures.lines(swept, RATE, ["tbt_s.p99"])
+    assert len(along.axes) == 1 and "median over TP; band" in along.get_suptitle()
+    maps = figures.heat_maps(swept, CHUNK, "cluster.tp", "tbt_s.p99")
+    assert maps is not None
+    assert [axes.get_title() for axes in maps.axes[:2]] == ["rate 1", "rate 2"]
+
+
+def test_an_axis_of_equal_values_shows_them_as_equal() -> None:
+    table = pd.DataFrame({CHUNK: [128, 256], "tbt_s.p99": [0.1, 0.100003]})
+    (axes,) = figures.lines(of(table, [CHUNK]), CHUNK, ["tbt_s.p99"]).axes
+    low, high = axes.get_ylim()
+    assert high - low > 0.09 * 0.1
+
+
+def test_scenarios_of_other_requests_are_loads(sweep: Path) -> None:
+    swept = read_sweep(sweep)
+    assert (swept.given, swept.chosen) == ([], ["batching.max_batch", "scenario"])
+    same = Sweep.configured
+
+    def other(self: Sweep, run: str, scenario: str) -> dict[str, Any]:
+        found = dict(same(self, run, scenario))
+        return found | ({"workload": {"requests": 9}} if scenario == "orca" else {})
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Sweep, "configured", other)
+        assert read_sweep(sweep).given == ["scenario"]
 
 
 def test_a_sweep_among_results_is_named(sweep: Path, result: Path, tmp_path: Path) -> None:
@@ -390,7 +441,9 @@ def test_a_band_of_few_values_is_their_range(
         for x in (1, 2)
         for value in range(1, count + 1)
     ]
-    figure = figures.lines(pd.DataFrame(rows), "x", None, ["tbt_s.p99"])
+    table = pd.DataFrame(rows).assign(seed=0)
+    table["seed"] = table.groupby("x").cumcount()
+    figure = figures.lines(of(table, ["x", "seed"]), "x", ["tbt_s.p99"])
     (axes,) = figure.axes
     heights = axes.collections[0].get_paths()[0].vertices[:, 1]
     assert (float(heights.min()), float(heights.max())) == ends

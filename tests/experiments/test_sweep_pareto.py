@@ -15,8 +15,8 @@ from typer.testing import CliRunner
 from sarathi_sim.experiments.cli.app import app
 from sarathi_sim.experiments.config.scenario import PARAMETERS, Scenario, value_name
 from sarathi_sim.experiments.figures.style import policy_colour
-from sarathi_sim.experiments.sweeps.drawing import groups, label, pareto, seed_means, ticks_at
-from sarathi_sim.experiments.sweeps.printing import results_table
+from sarathi_sim.experiments.sweeps.drawing import groups, label, pareto, points, ticks_at
+from sarathi_sim.experiments.sweeps.sweep_answer import Sweep, sweep_answer
 from tests.experiments.small_sweep import SWEEP
 
 AXES = ["cluster.tp", "cluster.pp", "seed"]
@@ -32,10 +32,21 @@ def _table() -> pd.DataFrame:
                 {
                     "cluster.tp": tp, "cluster.pp": pp, "seed": seed, "steady.state": "steady",
                     "policy.name": "sarathi", "tokens_per_s": tokens + 10 * off,
-                    "latency_s.p50": latency + off, "makespan_s": latency, "mfu": 0.5,
+                    "latency_s.p50": latency + off, "makespan_s": latency, "mfu": 0.05 * tp,
+                    "run": f"{tp} {seed}", "name": "a",
                 }
             )  # fmt: skip
     return pd.DataFrame(rows)
+
+
+def of(table: pd.DataFrame, axes: list[str], contrast: str | None = None) -> Sweep:
+    return Sweep(Path("sweep"), table, axes, contrast, {"name": "layouts"})
+
+
+def drawn(table: pd.DataFrame, x: str, y: str, axes: list[str] = AXES) -> Figure:
+    figure = pareto(of(table, axes), x, y)
+    assert figure is not None
+    return figure
 
 
 def _front(panel: Axes) -> list[tuple[float, float]]:
@@ -46,19 +57,19 @@ def _front(panel: Axes) -> list[tuple[float, float]]:
 def test_each_metric_has_its_own_direction() -> None:
     """Whatever stands first: less latency is better, more tokens are."""
     table = _table()
-    panel = pareto(table, "latency_s.p50", "tokens_per_s", AXES, None, None).axes[0]
+    panel = drawn(table, "latency_s.p50", "tokens_per_s").axes[0]
     assert _front(panel) == [(2.0, 100.0), (3.0, 120.0)]
     assert panel.get_xlabel() == "latency, median (s),\nless is better"
     assert panel.get_ylabel() == "token throughput (tokens/s),\nmore is better"
-    turned = pareto(table, "tokens_per_s", "latency_s.p50", AXES, None, None).axes[0]
+    turned = drawn(table, "tokens_per_s", "latency_s.p50").axes[0]
     assert _front(turned) == [(120.0, 3.0), (100.0, 2.0)]
-    both = pareto(table, "makespan_s", "latency_s.p50", AXES, None, None).axes[0]
+    both = drawn(table, "makespan_s", "latency_s.p50").axes[0]
     assert _front(both) == [(2.0, 2.0)], "of two metrics of which less is better"
 
 
 def test_seeds_are_averaged_and_their_spread_is_drawn() -> None:
     table = _table()
-    figure = pareto(table, "latency_s.p50", "tokens_per_s", AXES, None, None)
+    figure = drawn(table, "latency_s.p50", "tokens_per_s")
     (points,) = (line for line in figure.axes[0].lines if line.get_label() != "front")
     assert np.allclose(np.asarray(points.get_xydata()), [(2, 100), (3, 120), (4, 90)])
     across, up = (
@@ -71,14 +82,25 @@ def test_seeds_are_averaged_and_their_spread_is_drawn() -> None:
     assert figure.get_suptitle().startswith("mean over 2 seeds; whiskers: smallest and largest")
 
 
-def test_a_point_that_lacks_a_seed_is_left_out() -> None:
+def test_a_point_that_lacks_a_seed_is_left_out_and_shares_are_in_percent() -> None:
     table = _table()
     table.loc[0, "latency_s.p50"] = np.nan
-    assert seed_means(table, ["latency_s.p50"], AXES)["cluster.tp"].tolist() == [2, 4]
+    swept = of(table, AXES)
+    metrics = ("latency_s.p50", "mfu")
+    (load,) = swept.loads(metrics)
+    found = points(swept, load, *metrics)
+    assert found["_option"].tolist() == ["TP 2, PP 2", "TP 4, PP 1"]
+    assert found["mfu"].tolist() == pytest.approx([10.0, 20.0])
 
 
-def test_shares_are_in_percent() -> None:
-    assert seed_means(_table(), ["mfu"], AXES)["mfu"].tolist() == [50.0] * 3
+def test_an_equal_value_puts_no_point_on_the_front() -> None:
+    """The third layout is worse in latency, and has 0.5 % more tokens than the second."""
+    table = _table()
+    table["tokens_per_s"] = [100.0, 100, 120, 120, 120.6, 120.6]
+    panel = drawn(table, "latency_s.p50", "tokens_per_s").axes[0]
+    assert _front(panel) == [(2.0, 100.0), (3.0, 120.0)]
+    table["tokens_per_s"] = 120.0
+    assert pareto(of(table, AXES), "latency_s.p50", "tokens_per_s") is None
 
 
 @pytest.mark.parametrize(
@@ -92,7 +114,7 @@ def test_doubled_values_do_not_lie_on_each_other(values: list[int], axis: str) -
 
 
 def test_layouts_are_labelled() -> None:
-    figure = pareto(_table(), "latency_s.p50", "tokens_per_s", AXES, None, None)
+    figure = drawn(_table(), "latency_s.p50", "tokens_per_s")
     written = {text.get_text(): text.xy for text in figure.axes[0].texts}  # type: ignore[attr-defined]
     assert {letter: tuple(np.round(xy, 6)) for letter, xy in written.items()} == {
         "A": (2.0, 100.0),
@@ -104,20 +126,21 @@ def test_layouts_are_labelled() -> None:
 
 
 def test_a_panel_says_which_workload_it_is() -> None:
-    table = _table().assign(**{"workload.pd_ratio": 10})
-    axes = [*AXES, "workload.pd_ratio"]
-    figure = pareto(table, "latency_s.p50", "tokens_per_s", axes, None, "workload.pd_ratio")
-    assert figure.axes[0].get_title() == "P:D 10"
+    table = pd.concat([_table().assign(**{"workload.pd_ratio": ratio}) for ratio in (10, 20)])
+    table, axes = table.reset_index(drop=True), [*AXES, "workload.pd_ratio"]
+    figure = drawn(table, "latency_s.p50", "tokens_per_s", axes)
+    assert [panel.get_title() for panel in figure.axes] == ["P:D 10", "P:D 20"]
 
 
 def test_many_letters_do_not_lie_on_each_other() -> None:
     table = pd.DataFrame(
         {
-            "cluster.tp": range(12), "steady.state": "steady",
+            "cluster.tp": range(12), "steady.state": "steady", "run": map(str, range(12)),
+            "name": "a", "policy.name": "sarathi",
             "tokens_per_s": [100.0, 200.0] * 6, "latency_s.p50": [2.0, 3.0] * 6,
         }
     )  # fmt: skip
-    panel = pareto(table, "latency_s.p50", "tokens_per_s", ["cluster.tp"], None, None).axes[0]
+    panel = drawn(table, "latency_s.p50", "tokens_per_s", ["cluster.tp"]).axes[0]
     places = [(*text.xy, *text.get_position()) for text in panel.texts]  # type: ignore[attr-defined]
     assert len(set(places)) == 12
 
@@ -164,7 +187,7 @@ def test_names_of_values(value: object, text: str) -> None:
     assert value_name(value) == text
 
 
-def test_a_sweep_prints_its_table_at_the_end(tmp_path: Path) -> None:
+def test_a_sweep_prints_its_answer_at_the_end(tmp_path: Path) -> None:
     config = tmp_path / "tiny.yaml"
     config.write_text(SWEEP, encoding="utf-8")
     words = ["sweep", str(config), "--out", str(tmp_path / "out"), "--workers", "1"]
@@ -175,28 +198,87 @@ def test_a_sweep_prints_its_table_at_the_end(tmp_path: Path) -> None:
     table = pd.read_parquet(tmp_path / "out" / "results.parquet")
     mine = table[(table["batching.max_batch"] == 2) & (table["scenario"] == "orca")]
     assert f"{mine['tbt_s.p99'].mean():.3g}" in done.stdout
+    means = table.groupby(["batching.max_batch", "scenario"])["output_tokens_per_s"].mean()
+    ((batch, scenario),) = means.nlargest(1).index
+    assert done.stdout.startswith(f"batch {batch}, {scenario} has the highest output token through")
+    printed = CliRunner().invoke(app, ["plot", str(tmp_path / "out"), "--out", str(tmp_path / "f")])
+    assert printed.stdout.split("\n")[:9] == done.stdout.split("\n")[:9]
 
 
-def _printed(table: pd.DataFrame, axes: list[str]) -> tuple[dict[str, list[str]], str]:
-    found = results_table(table, axes)
-    assert found is not None
-    columns = {str(column.header): list(map(str, column.cells)) for column in found.columns}
-    return columns, str(found.caption)
+PATHS = ("output_tokens_per_s", "ttft_s.p50", "ttft_s.p99", "tbt_s.p99", "latency_s.p50", "mfu")
+
+
+def runs(**columns: list[object]) -> pd.DataFrame:
+    """Runs whose metrics are 0.5 where nothing is said, each under a key of its own."""
+    count = len(next(iter(columns.values())))
+    given = {"steady.state": "steady", "name": "a", "run": [f"{n:016x}" for n in range(count)]}
+    return pd.DataFrame(dict.fromkeys(PATHS, 0.5) | given | columns, index=range(count))
 
 
 def test_the_table_says_which_points_are_overloaded_and_where_their_numbers_are() -> None:
-    paths = ("output_tokens_per_s", "ttft_s.p50", "ttft_s.p99", "tbt_s.p99", "latency_s.p50", "mfu")
-    table = pd.DataFrame(
-        {"seed": [0, 1] * 2, "cluster.tp": [1, 1, 2, 2]} | dict.fromkeys(paths, 0.5)
-    )
+    table = runs(**{"seed": [0, 1] * 2, "cluster.tp": [1, 1, 2, 2]})
     table["steady.state"] = ["steady", "overloaded", "steady", "steady"]
-    columns, caption = _printed(table, ["cluster.tp", "seed"])
-    assert columns["latency, median (s)"] == ["overloaded", "0.5"]
-    assert columns["time between tokens, p99 (s)"] == ["0.5", "0.5"]
-    assert columns["model FLOPs utilisation (%)"] == ["50.00", "50.00"]
-    assert "overloaded runs are in results.parquet" in caption
-    many = pd.concat([table.assign(**{"cluster.tp": n}) for n in range(25)])
-    columns, caption = _printed(many, ["cluster.tp", "seed"])
-    assert len(columns["TP"]) == 20
-    assert "and 5 more in results.parquet" in caption
-    assert results_table(table[:0], ["cluster.tp"]) is None
+    found = sweep_answer(of(table, ["cluster.tp", "seed"])).table
+    columns = dict(zip(found.headings, zip(*found.rows, strict=True), strict=True))
+    assert columns["latency, median (s)"] == ("overloaded", "0.5")
+    assert columns["time between tokens, p99 (s)"] == ("0.5", "0.5")
+    assert columns["model FLOPs utilisation (%)"] == ("50.00", "50.00")
+    assert found.note == (
+        "Predicted, means over 2 seeds. Latencies of overloaded runs are in results.parquet, over "
+        "all their requests."
+    )
+
+
+RATE, CHUNK = "workload.arrivals.rate", "policy.chunk_size"
+
+
+def test_choices_are_ranked_at_equal_load() -> None:
+    """The highest offered rate wins nothing: the arrivals set the throughput."""
+    table = runs(**{RATE: [1, 1, 2, 2], CHUNK: [128, 256] * 2})
+    table["output_tokens_per_s"] = [100, 100.5, 200, 201]
+    table["tbt_s.p99"] = [0.05, 0.1, 0.06, 0.12]
+    table["ttft_s.p99"] = [0.3, 0.2, 0.4, 0.4]
+    section = sweep_answer(of(table, [RATE, CHUNK]))
+    assert section.question == "Which chunk is best at each rate, and what does it cost?"
+    assert section.answer == (
+        "chunk 128 has the shortest p99 time between tokens at all 2 loads: 0.05 to 0.06 s "
+        "(chunk 256 0.1 to 0.12 s); its p99 time to first token at 1 of 2 loads is 50 % "
+        "longer: 0.3 s (chunk 256 0.2 s); equal: output token throughput, 100.0 to 201.0 "
+        "tokens/s."
+    )
+    assert section.command == f"sarathi-sim run sweep/runs/{2:016x}/config.yaml"
+    assert section.table.rows == [
+        ["rate 1", "100.5: all equal", "0.2: chunk 256", "0.05: chunk 128"],
+        ["rate 2", "201.0: all equal", "0.4: all equal", "0.06: chunk 128"],
+    ]
+    alone = sweep_answer(of(table[::2], [RATE]))
+    assert alone.question == "What does the rate do to throughput and latencies?"
+    assert alone.answer.startswith("From rate 1 to rate 2: output token throughput 100.0 to 200.0")
+
+
+def test_what_the_seeds_do_not_tell_apart_is_not_ranked() -> None:
+    """Both differ by 20 % in the mean; only one of them does so for every seed."""
+    table = runs(**{"seed": [0, 1, 2] * 2, CHUNK: [128] * 3 + [256] * 3})
+    table["tbt_s.p99"] = [1.0, 2.0, 3.0, 1.2, 2.4, 3.6]
+    table["ttft_s.p99"] = [1.0, 2.0, 3.0, 3.6, 2.4, 1.2]
+    section = sweep_answer(of(table, [CHUNK, "seed"]))
+    assert section.answer == (
+        "chunk 128 has the shortest p99 time between tokens: 2.00 s (chunk 256 2.40 s); "
+        "equal: output token throughput, 0.5 tokens/s; not told apart by the seeds: p99 time to "
+        "first token, 2.00 to 2.40 s."
+    )
+
+
+def test_an_overloaded_choice_competes_with_others_of_its_kind() -> None:
+    table = runs(**{CHUNK: [128, 256, 512], "output_tokens_per_s": [120.0, 119.5, 80.0]})
+    table["ttft_s.p99"] = [0.2, 0.1, 0.01]
+    table["steady.state"] = ["steady", "steady", "overloaded"]
+    assert sweep_answer(of(table, [CHUNK])).answer == (
+        "chunk 256 has the shortest p99 time to first token: 0.1 s (chunk 128 0.2 s); equal: "
+        "output token throughput, 119.5 to 120.0 tokens/s and p99 time between tokens, 0.5 s; "
+        "overloaded: chunk 512."
+    )
+    table["steady.state"], table[RATE] = "overloaded", 1
+    assert sweep_answer(of(table, [CHUNK, RATE])).answer.startswith(
+        "chunk 128 has the highest output token throughput: 120.0 tokens/s (the others 80.00 to "
+    )
