@@ -40,12 +40,13 @@ def from_memory(time_us: Array, read_us: Array, cache_us: float, fastest: float 
     much as L2 holds ``cache_us``. What is faster than ``fastest`` of it takes instead as many times
     as much as the median of the shapes that no L2 can hold does, with as many tokens.
     """
-    share = time_us / read_us
-    beyond = np.where(read_us > _BEYOND * cache_us, share, np.nan).reshape(-1, share.shape[-1])
+    share, beyond = time_us / read_us, read_us > _BEYOND * cache_us
+    shares = np.where(beyond, share, np.nan).reshape(-1, share.shape[-1])
     usual = np.full(share.shape[-1], 1 / HBM_SHARE)
-    known = ~np.isnan(beyond).all(axis=0)
-    usual[known] = np.nanmedian(beyond[:, known], axis=0)
-    return np.where(share < fastest, np.maximum(usual, fastest) * read_us, time_us)
+    known = ~np.isnan(shares).all(axis=0)
+    usual[known] = np.nanmedian(shares[:, known], axis=0)
+    faulty = share < np.where(beyond, LEAST, fastest)
+    return np.where(faulty, np.maximum(usual, fastest) * read_us, time_us)
 
 
 def rising(times: Array, *axes: int) -> Array:

@@ -135,6 +135,8 @@ def factors(parts: Array, time_us: Array) -> Array:
     return np.asarray(found * usual)
 
 
+#: Tokens at which reading the chosen experts' weights is counted.
+_COUNTS = np.unique(np.round(np.exp2(np.arange(0.0, 14.6, 0.5))))
 #: Octaves over which two shapes become unlike; the results hardly depend on it (3 to 16).
 _OCTAVES = 12.0
 #: Variance of a point's own noise over that between shapes; what it grows by where the other
@@ -162,7 +164,8 @@ class MoeSurface(StoredSurface):
         at = np.log(np.clip(wanted, self.tokens[0], self.tokens[-1]))
         ratio = np.exp(np.interp(at, np.log(self.tokens), curve))
         expected = expected_us(of.astype(np.float64), wanted.reshape(-1), rates)
-        return np.asarray(ratio * expected.reshape(wanted.shape))
+        least = np.interp(wanted, _COUNTS, LEAST * read_us(of, _COUNTS, rates)[0])
+        return np.maximum(ratio * expected.reshape(wanted.shape), least)
 
     def unmeasured(self, shapes: npt.NDArray[np.int64], rates: Rates) -> Array:
         """The logarithms of the ratio at the knots, for each of ``shapes``, from the others.

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import lru_cache
 from io import BytesIO
@@ -241,7 +241,7 @@ def _drifted(fit: KernelFit, table: str, engine: str, version: str) -> KernelFit
     return replace(fit, left_out=wider)
 
 
-def _nearest(each: list[tuple[StackSpec, Arrays]], version: str) -> tuple[StackSpec, Arrays]:
+def _nearest(each: Sequence[tuple[StackSpec, Arrays]], version: str) -> tuple[StackSpec, Arrays]:
     """Of each table the one of the version nearest to this, the newest's (first) of equals. What
     several prompts take in one call comes from where one prompt alone does.
 

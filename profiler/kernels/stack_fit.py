@@ -154,12 +154,12 @@ def attention_fits(
                 if kind == "decode":
                     numbers = 2 * head_dim * rows["kv_heads"]
                     least = reading_us(rows, numbers, kv_dtype, rate, seen)
-                    of = (f"decode.{name}", rows, attention[1], least, seen, scored)
-                    yield fit_attention(kind, *of)
+                    table = f"decode.{name}"
+                    yield fit_attention(kind, table, rows, attention[1], least, seen, scored)
                     continue
                 alone = rows[rows["batch"] == 1]
-                of = (f"prefill.{name}", alone, attention[1], 0.0, seen, scored)
-                yield fit_attention(kind, *of)
+                table = f"prefill.{name}"
+                yield fit_attention(kind, table, alone, attention[1], 0.0, seen, scored)
                 if len(alone) < len(rows):
                     yield fit_together(f"added.{name}", rows, attention[1], seen, scored)
         latent = latent_rows(datasets, device, stack, kind, kv_dtype, gemms)

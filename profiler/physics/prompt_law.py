@@ -83,7 +83,9 @@ class PromptLaw:
         if calls not in self._tables:
             first, last = np.log2(self._ends)
             steps = np.exp2(np.linspace(first, last, int(_STEPS * (last - first)) + 2))[1:-1]
-            known = np.unique(self._rows[:, 0])
+            batches = np.unique(self._rows[:, 3])
+            near = batches[min(int(np.searchsorted(batches, calls)), len(batches) - 1)]
+            known = np.unique(self._rows[self._rows[:, 3] == near, 0])
             most = np.minimum.accumulate(self._kriged(known, np.full(len(known), calls))[::-1])
             sizes = np.union1d(steps[(steps > known[0]) & (steps < known[-1])], known)
             times = self._kriged(sizes, np.full(len(sizes), calls))
