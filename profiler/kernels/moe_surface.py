@@ -165,7 +165,7 @@ class MoeSurface(StoredSurface):
         ratio = np.exp(np.interp(at, np.log(self.tokens), curve))
         expected = expected_us(of.astype(np.float64), wanted.reshape(-1), rates)
         least = np.interp(wanted, _COUNTS, LEAST * read_us(of, _COUNTS, rates)[0])
-        return np.maximum(ratio * expected.reshape(wanted.shape), least)
+        return np.asarray(np.maximum(ratio * expected.reshape(wanted.shape), least))
 
     def unmeasured(self, shapes: npt.NDArray[np.int64], rates: Rates) -> Array:
         """The logarithms of the ratio at the knots, for each of ``shapes``, from the others.

@@ -71,7 +71,8 @@ class PromptLaw:
             sizes, rising = self._rising(float(calls))
             here = (many == calls) & (size <= sizes[-1])
             at = np.searchsorted(sizes, size[here])
-            time[here] = np.clip(time[here], rising[np.maximum(at - 1, 0)], rising[at])
+            least = np.where(at > 0, rising[np.maximum(at - 1, 0)], 0.0)
+            time[here] = np.clip(time[here], least, rising[at])
         return time.reshape(shape)
 
     def _rising(self, calls: float) -> tuple[Array, Array]:
