@@ -6,6 +6,7 @@ document that says it, or with what it was inferred from. Nothing is fitted to t
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 from sarathi_sim.experiments.beside.launch_scripts import (
@@ -77,6 +78,14 @@ def stack_of(row: Measured) -> str:
     return f"{row.backend} {DYNAMO}" if origin(row).startswith("nvidia_gap") else row.backend
 
 
+def _stack(row: Measured) -> str:
+    """With the version of the engine, where the row says it: not of a nightly build, nor of an
+    image of Dynamo, which names its own."""
+    version = re.fullmatch(r"\d+(\.\w+)*", row.backend_version)
+    dynamo = row.backend == "trtllm" and row.backend_version.startswith("0.")
+    return f"{row.backend}@{row.backend_version}" if version and not dynamo else row.backend
+
+
 def server_of(row: Measured) -> str:
     """The row's server without its load. Rows of one are fitted to, or left out, together."""
     layout = f"tp{row.tp} pp{row.pp} dp{attention_ranks(row)}"
@@ -129,7 +138,7 @@ def scenario_of(row: Measured, host: HostConstants, apart: bool = False) -> dict
     return {
         "model": MODELS[row.model],
         "device": DEVICES[row.system],
-        "stack": row.backend,
+        "stack": _stack(row),
         **_weights(row),
         "kv_cache_dtype": known.pop("kv_cache_dtype"),
         "cluster": {

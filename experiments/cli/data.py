@@ -161,6 +161,10 @@ def calibrate(
         str | None,
         typer.Option(help="Fit the kernels of vllm, sglang or trtllm instead of device models."),
     ] = None,
+    tables: Annotated[
+        str | None,
+        typer.Option(help="Of a stack, fit these only: gemm,attention,moe,all_reduce,all_to_all."),
+    ] = None,
     datasets: DatasetsOption = None,
     report: Annotated[
         bool, typer.Option("--report", help="Print the stored errors instead of fitting again.")
@@ -189,7 +193,8 @@ def calibrate(
     if report and write:
         raise ConfigError("--write: does not go with --report, which fits nothing")
     if stack is not None:
-        _calibrate_stack(device, stack, None if report else public_datasets(datasets), write)
+        folder = None if report else public_datasets(datasets)
+        _calibrate_stack(device, stack, folder, write, tables)
         return
     if report:
         for name, fitted in fitting.fitted_devices(device).items():
@@ -208,21 +213,32 @@ def calibrate(
                 typer.echo(f"written: {path}")
 
 
-def _calibrate_stack(device: str | None, stack: str, datasets: Path | None, write: bool) -> None:
+def _calibrate_stack(
+    device: str | None, stack: str, datasets: Path | None, write: bool, tables: str | None
+) -> None:
     """Fit a stack's kernels on one device or all; without ``datasets`` print what is stored."""
     from sarathi_sim.experiments.cli.beside import print_scores
+    from sarathi_sim.experiments.config.errors import ConfigError
     from sarathi_sim.experiments.figures.kernel_errors import scores_of
     from sarathi_sim.profiler.kernels.stack_file import load_stack, write_stack
-    from sarathi_sim.profiler.kernels.stack_fit import check_fitted, fit_stack
+    from sarathi_sim.profiler.kernels.stack_fit import FAMILIES, check_fitted, fit_stack
     from sarathi_sim.profiler.storage.files import data_dir
 
     _, stderr = consoles()
+    families = (tables or ",".join(FAMILIES)).split(",")
+    for name in families:
+        if name not in FAMILIES:
+            raise ConfigError(f"--tables {name}: must be one of {', '.join(FAMILIES)}")
     for name in check_fitted(device, stack):
         if datasets is None:
             print_scores(list(scores_of(load_stack(name, stack)[0])))
             continue
         spec, arrays = fit_stack(
-            datasets, name, stack, lambda step: stderr.print(step, style="dim", highlight=False)
+            datasets,
+            name,
+            stack,
+            lambda step: stderr.print(step, style="dim", highlight=False),
+            families=families,
         )
         print_scores(list(scores_of(spec)))
         for path in write_stack(spec, arrays, data_dir() / "kernels") if write else ():

@@ -25,7 +25,7 @@ from sarathi_sim.policies.request import Request
 from sarathi_sim.profiler.bundle.check import load_plausible
 from sarathi_sim.profiler.bundle.schema import BundleMeta, bundle_path
 from sarathi_sim.profiler.facts.device import DeviceSpec, load_device
-from sarathi_sim.profiler.facts.formats import TWO_BYTES, Kernels, NumberBytes
+from sarathi_sim.profiler.facts.formats import TWO_BYTES, Kernels, NumberBytes, named_stack
 from sarathi_sim.profiler.facts.model import ModelSpec, load_model
 from sarathi_sim.profiler.facts.ops import (
     ALL_REDUCE,
@@ -87,7 +87,8 @@ def with_formats(
 
     Raises ConfigError for a quantised checkpoint without a stack.
     """
-    own = served_formats(model, device.name, scenario.stack)
+    engine = named_stack(scenario.stack)[0] if scenario.stack else None
+    own = served_formats(model, device.name, engine)
     found = {k: v for k, v in own.items() if getattr(scenario, k) is None}
     if found and scenario.stack is None:
         formats = ", ".join(f"{key} {value}" for key, value in found.items())
@@ -367,7 +368,8 @@ def with_host_time(
     A mixture of experts has the constants of mixtures. Those of a prompt's token and of a launch
     count for the mean prompt of ``requests`` and for the calls of the ``model``'s layer.
     """
-    given, stack = scenario.engine, scenario.stack
+    given = scenario.engine
+    stack = named_stack(scenario.stack)[0] if scenario.stack else None
     times = host_times(mixtures=model.experts is not None)
     known = times.stacks[stack] if stack else NONE
     defaults = {key: getattr(known, key, 0.0) for key in DEFAULTS}

@@ -11,7 +11,15 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal, get_args
 
-from pydantic import BaseModel, BeforeValidator, Field, StringConstraints, field_validator
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    BeforeValidator,
+    Field,
+    StringConstraints,
+    WithJsonSchema,
+    field_validator,
+)
 
 from sarathi_sim.experiments.config.base import (
     Count,
@@ -28,13 +36,14 @@ from sarathi_sim.experiments.config.base import (
 from sarathi_sim.experiments.config.policy import PolicyConfig
 from sarathi_sim.experiments.config.workload import Workload
 from sarathi_sim.profiler.facts.formats import (
+    STACKS,
     A2aBackend,
     Distribution,
     Kernels,
     KvDtype,
     MoeDtype,
-    Stack,
     WeightDtype,
+    named_stack,
 )
 from sarathi_sim.profiler.facts.ops import OPS
 from sarathi_sim.profiler.storage.not_modelled import not_modelled
@@ -49,6 +58,17 @@ def _one_kind(value: Any) -> Any:
     if isinstance(value, list | dict):
         raise ValueError(f"must be one; {not_modelled('heterogeneous')}")
     return value
+
+
+def _stack(value: str) -> str:
+    named_stack(value)
+    return value
+
+
+#: A stack with the version whose kernels run, or without: the newest.
+StackName = Annotated[
+    str, AfterValidator(_stack), WithJsonSchema({"enum": [*STACKS, "vllm@VERSION"]})
+]
 
 
 def _no_rate(value: Any) -> Any:
@@ -168,10 +188,10 @@ class Scenario(Strict):
     ``model`` is a shipped model, a published checkpoint of one by its name on the Hugging Face Hub,
     or the path of a ``config.json``; ``device`` a shipped device or a device YAML; ``profiles`` the
     folder of profile bundles (default: the shipped one). ``stack`` takes the kernels of a serving
-    stack, with weights in ``dtype`` and a KV cache in ``kv_cache_dtype`` (by default the
-    checkpoint's); without it op times are the profile's own. A mixture's experts are in
-    ``moe_dtype`` (default: ``dtype``), and tokens spread over them by ``expert_distribution``
-    (default: power_law_1.2).
+    stack (``vllm@0.19``: each as the nearest version that was measured has it), with weights in
+    ``dtype`` and a KV cache in ``kv_cache_dtype`` (by default the checkpoint's); without it op
+    times are the profile's own. A mixture's experts are in ``moe_dtype`` (default: ``dtype``), and
+    tokens spread over them by ``expert_distribution`` (default: power_law_1.2).
     Paths are relative to the current folder.
     """
 
@@ -179,7 +199,7 @@ class Scenario(Strict):
     model: Text = key("model")
     device: Annotated[Text, BeforeValidator(_one_kind)] = key("device")
     profiles: Text | None = key("profiles", default=None)
-    stack: Stack | None = key("serving stack", default=None)
+    stack: StackName | None = key("serving stack", default=None)
     dtype: WeightDtype | None = key("number format", needs="stack", default=None)
     kv_cache_dtype: KvDtype | None = key(
         "number format of the KV cache", needs="stack", default=None
@@ -205,14 +225,16 @@ class Scenario(Strict):
         """Whose kernels run, where a stack is named."""
         if self.stack is None:
             return None
+        engine, version = named_stack(self.stack)
         return Kernels(
-            self.stack,
+            engine,
             self.dtype or "bf16",
             self.kv_cache_dtype or "bf16",
             self.moe_dtype,
             self.expert_distribution or Kernels.expert_distribution,
             bool(self.cluster.expert_parallel),
             self.cluster.moe_a2a_backend or "none",
+            version,
         )
 
 

@@ -30,7 +30,7 @@ from sarathi_sim.profiler.facts.formats import (
 from sarathi_sim.profiler.facts.model import ModelSpec, list_models, load_model
 from sarathi_sim.profiler.facts.ops import ALL_REDUCE, ALL_ROW_OPS, ATTENTION, MOE, OPS, SENDS
 from sarathi_sim.profiler.kernels.op_source import op_source, served_formats
-from sarathi_sim.profiler.kernels.stack_file import load_stack, stacks_on
+from sarathi_sim.profiler.kernels.stack_file import load_stack, stacks_on, versions_on
 from sarathi_sim.profiler.physics.shard_times import KINDS, DeviceTimes, Provenance, ShardTimes
 from sarathi_sim.profiler.storage.strict import did_you_mean, parse
 from sarathi_sim.simulator.load.engine_memory import (
@@ -342,6 +342,7 @@ def by_device(found: Sequence[Combination]) -> SortableTable:
         dtypes = [d for d in WEIGHT_DTYPES if any(c.dtype == d and c.sources for c in mine)]
         kernels = load_stack(device, stack)[0].kernels if stack else {}
         versions = {fit.version for name, fit in kernels.items() if "nccl" not in name}
+        versions |= {*versions_on(device, stack)} if stack else set()
         degrees = sorted({tp for cell in mine for tp in cell.sources})
         rows.append(
             (

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from typing import Literal, get_args
 
@@ -77,9 +78,28 @@ def exponent_of(distribution: str) -> float:
     return 0.0 if distribution == "balanced" else float(distribution.removeprefix("power_law_"))
 
 
+def named_stack(text: str) -> tuple[Stack, str]:
+    """The engine and the version (empty: the newest) that ``vllm`` or ``vllm@0.24`` names.
+
+    Raises ValueError for an engine that is none, and for a version without a number.
+    """
+    engine, at, version = text.partition("@")
+    if engine not in STACKS or bool(at) != bool(re.fullmatch(r"\d+(\.\w+)*", version)):
+        engines = ", ".join(STACKS)
+        raise ValueError(f"must be one of {engines}, with a version or without (vllm@0.24)")
+    return engine, version
+
+
+def release(version: str) -> float:
+    """A version on a line: releases of one kind are as far apart as their numbers."""
+    parts = re.findall(r"\d+", version.partition(" ")[0])[:4]
+    return float(sum(int(part) * 100.0**-place for place, part in enumerate(parts)))
+
+
 @strict_dataclass
 class Kernels:
-    """Whose kernels run: a stack's, with weights of a layer in ``dtype``.
+    """Whose kernels run: a stack's, with weights of a layer in ``dtype``; each table of the version
+    nearest to ``version`` (empty: the newest).
 
     Embedding, LM head and activations between ops are bf16 whatever ``dtype`` is. A mixture's
     experts are in ``moe_dtype`` (None: in ``dtype``), and tokens spread over them by
@@ -95,6 +115,12 @@ class Kernels:
     expert_distribution: Distribution = "power_law_1.2"
     expert_parallel: bool = False
     moe_a2a_backend: A2aBackend = "none"
+    version: str = ""
+
+    @property
+    def named(self) -> str:
+        """The stack as a configuration names it."""
+        return f"{self.stack}@{self.version}" if self.version else self.stack
 
     @property
     def experts_in(self) -> MoeDtype:
@@ -110,7 +136,7 @@ class Kernels:
     @property
     def name(self) -> str:
         """As folders and messages call it: ``vllm-fp8``, ``vllm-fp8-kv-fp8``."""
-        found = f"{self.stack}-{self.dtype}"
+        found = f"{self.named}-{self.dtype}"
         found += "" if self.kv_cache_dtype == "bf16" else f"-kv-{self.kv_cache_dtype}"
         found += f"-moe-{self.moe_dtype}" if self.moe_dtype else ""
         found += "-ep" if self.expert_parallel else ""

@@ -14,13 +14,39 @@ import numpy as np
 import numpy.typing as npt
 import pandas as pd
 
-from sarathi_sim.profiler.facts.roofline import Array
+from sarathi_sim.profiler.facts.roofline import HBM_SHARE, Array
 from sarathi_sim.profiler.kernels.stack_file import StoredSurface
 
 #: Smaller sides than any shard of a model has; what is smaller counts as this.
 LEAST_SIDE = 256
 #: Of a knot left out: the 95th percentile of its error over all shapes may be this much.
 _KNOT_P95 = 0.06
+
+
+#: Of what its bytes and FLOPs take at the data sheet's rates a kernel takes at least this much:
+#: clocks are above the sheet's, and some activations are still in L2.
+LEAST = 0.9
+#: Beyond so many times L2 a loop finds none of its weights there; GEMMs of up to so many tokens
+#: wait for them.
+_BEYOND, _WAITING = 2.0, 256
+#: Of these the fastest are the quantile of all that says how fast weights may come.
+_FASTEST = 0.01
+
+
+def from_memory(time_us: Array, read_us: Array, cache_us: float, fastest: float = LEAST) -> Array:
+    """Times by shape and, last, tokens: those that only weights in L2 make possible are faults.
+
+    Reading the weights from memory takes ``read_us`` at the data sheet's bandwidth, and reading as
+    much as L2 holds ``cache_us``. What is faster than ``fastest`` of it takes instead as many times
+    as much as the median of the shapes that no L2 can hold does, with as many tokens.
+    """
+    share, beyond = time_us / read_us, read_us > _BEYOND * cache_us
+    shares = np.where(beyond, share, np.nan).reshape(-1, share.shape[-1])
+    usual = np.full(share.shape[-1], 1 / HBM_SHARE)
+    known = ~np.isnan(shares).all(axis=0)
+    usual[known] = np.nanmedian(shares[:, known], axis=0)
+    faulty = share < np.where(beyond, LEAST, fastest)
+    return np.where(faulty, np.maximum(usual, fastest) * read_us, time_us)
 
 
 def rising(times: Array, *axes: int) -> Array:
@@ -79,6 +105,16 @@ class GemmCube:
         """The cube of these indices."""
         i, j, at = np.asarray(n), np.asarray(k), np.asarray(m)
         return GemmCube(self.n[i], self.k[j], self.m[at], self.time_us[np.ix_(i, j, at)])
+
+    def from_memory(self, weight_us: float, cache_us: float) -> GemmCube:
+        """Without weights found in L2 (:func:`from_memory`): none come faster than those of the
+        shapes that it cannot hold. Reading one takes ``weight_us``."""
+        read = weight_us * self.n[:, None, None] * self.k[None, :, None] + 0 * self.time_us
+        share = (self.time_us / read)[..., self.m <= _WAITING]
+        beyond = share[(read > _BEYOND * cache_us)[..., self.m <= _WAITING] & ~np.isnan(share)]
+        fastest = np.quantile(beyond, _FASTEST) if len(beyond) else LEAST
+        times = from_memory(self.time_us, read, cache_us, max(float(fastest), LEAST))
+        return GemmCube(self.n, self.k, self.m, times)
 
     def cleaned(self) -> GemmCube:
         """No GEMM takes longer than one that contains it (m, n and k no smaller).

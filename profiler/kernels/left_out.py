@@ -55,10 +55,12 @@ def record(
     clean: Array,
     numbers: int,
     kinds: dict[str, Iterator[Errors]],
+    timed: Array | None = None,
 ) -> KernelFit:
     """The record of a fit: its rows, what cleaning did to their times, and its errors.
 
-    ``kinds`` are the errors by what was left out.
+    ``kinds`` are the errors by what was left out; ``timed`` are the times before those below what
+    memory allows were raised (None: none were).
     """
     known = ~np.isnan(time)
     lowered = np.log(time[known] / clean[known])
@@ -70,6 +72,7 @@ def record(
         repaired_pct=round(100 * float((lowered > np.log(1.05)).mean()), 2),
         repaired_far_pct=round(100 * float((lowered > np.log(1.5)).mean()), 2),
         left_out={kind: score for kind, score in scores.items() if score is not None},
+        raised_pct=0.0 if timed is None else round(100 * float((time > timed)[known].mean()), 2),
     )
 
 

@@ -24,7 +24,7 @@ from sarathi_sim.profiler.facts.device import load_device
 from sarathi_sim.profiler.facts.expert_loads import busiest
 from sarathi_sim.profiler.facts.formats import MOE_BYTES, MOE_SPEEDUP, MoeDtype, exponent_of
 from sarathi_sim.profiler.facts.roofline import HALF, HBM_SHARE, Array
-from sarathi_sim.profiler.kernels.gemm_lattice import choose_knots, rising
+from sarathi_sim.profiler.kernels.gemm_lattice import LEAST, choose_knots, from_memory, rising
 from sarathi_sim.profiler.kernels.stack_file import StoredSurface
 from sarathi_sim.profiler.public.kernel_tables import SYSTEMS
 
@@ -74,6 +74,15 @@ def moved_bytes(shapes: Array, tokens: Array, weight_bytes: float) -> Array:
     numbers = rows * (2 * hidden + 3 * width) + 2 * tokens * hidden
     found: Array = weight_bytes * chosen * 3 * hidden * width + HALF * numbers
     return found
+
+
+def read_us(shapes: npt.NDArray[np.int64], tokens: Array, rates: Rates) -> Array:
+    """Reading the weights of the busiest rank's chosen experts from memory: [shape, tokens]."""
+    at, (hidden, inter, *_, tp, _) = tuple(tokens.tolist()), shapes.astype(np.float64).T
+    loads = (busiest(*shape, at, rates.exponent) for shape in shapes[:, [3, 2, 5]].tolist())
+    touched = np.array([load.touched for load in loads])
+    expert_us = 3e6 * rates.weight_bytes * hidden * inter / tp / rates.bandwidth
+    return np.asarray(expert_us[:, None] * touched)
 
 
 def expected_us(shapes: Array, tokens: Array, rates: Rates) -> Array:
@@ -126,6 +135,8 @@ def factors(parts: Array, time_us: Array) -> Array:
     return np.asarray(found * usual)
 
 
+#: Tokens at which reading the chosen experts' weights is counted.
+_COUNTS = np.unique(np.round(np.exp2(np.arange(0.0, 14.6, 0.5))))
 #: Octaves over which two shapes become unlike; the results hardly depend on it (3 to 16).
 _OCTAVES = 12.0
 #: Variance of a point's own noise over that between shapes; what it grows by where the other
@@ -153,7 +164,8 @@ class MoeSurface(StoredSurface):
         at = np.log(np.clip(wanted, self.tokens[0], self.tokens[-1]))
         ratio = np.exp(np.interp(at, np.log(self.tokens), curve))
         expected = expected_us(of.astype(np.float64), wanted.reshape(-1), rates)
-        return np.asarray(ratio * expected.reshape(wanted.shape))
+        least = np.interp(wanted, _COUNTS, LEAST * read_us(of, _COUNTS, rates)[0])
+        return np.asarray(np.maximum(ratio * expected.reshape(wanted.shape), least))
 
     def unmeasured(self, shapes: npt.NDArray[np.int64], rates: Rates) -> Array:
         """The logarithms of the ratio at the knots, for each of ``shapes``, from the others.
@@ -174,7 +186,8 @@ class MoeSurface(StoredSurface):
         middle = np.asarray(np.median(off, axis=0), np.float64)
         kriged = middle + near @ self._pull(off - middle)
         log_us = trend[own:] + _through(place[own:], grid[None], kriged)
-        return rising(log_us, 1) - expected[own:]
+        least = np.log(LEAST * read_us(shapes, self.tokens, rates))
+        return np.maximum(rising(log_us, 1), least) - expected[own:]
 
     def _pull(self, off: Array) -> Array:
         """What every shape's curve weighs (kriging). Those that the other models contradict weigh
@@ -231,6 +244,12 @@ class MoeTable:
     shapes: npt.NDArray[np.int64]
     tokens: Array
     time_us: Array
+
+    def from_memory(self, rates: Rates) -> MoeTable:
+        """Without weights found in L2, and other times below what memory allows
+        (:func:`~sarathi_sim.profiler.kernels.gemm_lattice.from_memory`)."""
+        read, cache = read_us(self.shapes, self.tokens, rates), 1e6 * rates.cache / rates.bandwidth
+        return MoeTable(self.shapes, self.tokens, from_memory(self.time_us, read, cache))
 
     def cleaned(self) -> MoeTable:
         """More tokens take no less time."""

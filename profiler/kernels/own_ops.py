@@ -240,7 +240,8 @@ def fit_experts(format_tables: ExpertTables) -> Iterator[Fitted]:
 
     Those of the token counts that are no knots are scored together: one table has few.
     """
-    raws = {table: moe_table(rows) for table, (rows, *_) in format_tables.items()}
+    timed = {table: moe_table(rows) for table, (rows, *_) in format_tables.items()}
+    raws = {table: timed[table].from_memory(rates) for table, (*_, rates) in format_tables.items()}
     knots: dict[str, npt.NDArray[np.intp]] = {}
     between: list[Errors] = []
     for table, (*_, rates) in format_tables.items():
@@ -258,7 +259,8 @@ def fit_experts(format_tables: ExpertTables) -> Iterator[Fitted]:
             "beyond": left_out.moe_shapes(raw, rates, inside=False),
         }
         numbers = surface.log_ratio.size
-        fit = record(version, len(rows), raw.time_us, clean.time_us, numbers, kinds)
+        as_timed = timed[table].time_us
+        fit = record(version, len(rows), raw.time_us, clean.time_us, numbers, kinds, as_timed)
         yield Fitted(table, surface, fit)
 
 

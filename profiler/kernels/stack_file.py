@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from functools import lru_cache
 from io import BytesIO
 from pathlib import Path
@@ -17,7 +18,7 @@ import numpy as np
 import numpy.typing as npt
 
 from sarathi_sim.profiler.facts.device import list_devices, load_device
-from sarathi_sim.profiler.facts.formats import STACKS, Stack
+from sarathi_sim.profiler.facts.formats import STACKS, Stack, release
 from sarathi_sim.profiler.storage.files import data_dir, files_sha256, write_whole
 from sarathi_sim.profiler.storage.plain_yaml import dump_yaml, read_mapping
 from sarathi_sim.profiler.storage.strict import SpecError, parse, strict_dataclass
@@ -93,7 +94,8 @@ class KernelFit:
     """One table's surface: the version of the stack, its number of rows, and its errors.
 
     ``repaired_pct`` of the rows were lowered by more than 5 % by the cleaning, and
-    ``repaired_far_pct`` by more than a third. ``left_out`` is by what was left out of the fit.
+    ``repaired_far_pct`` by more than a third. ``raised_pct`` were faster than memory allows.
+    ``left_out`` is by what was left out of the fit.
     """
 
     version: str
@@ -102,6 +104,7 @@ class KernelFit:
     repaired_pct: float
     repaired_far_pct: float
     left_out: dict[str, LeftOut]
+    raised_pct: float = 0.0
 
 
 @strict_dataclass
@@ -171,9 +174,19 @@ def _folder(device: str) -> Path:
 
 
 def stack_files(device: str, stack: str) -> list[Path]:
-    """The two files of a stack on a device, where they ship."""
-    folder = _folder(device)
-    return [path for path in (folder / f"{stack}.yaml", folder / f"{stack}.npz") if path.is_file()]
+    """The two files of a stack on a device, where they ship; of every version where one is named
+    (``vllm@0.19``), the newest's first."""
+    engine, at, _ = stack.partition("@")
+    folder, older = _folder(device), versions_on(device, engine) if at else []
+    names = [engine, *(f"{engine}@{version}" for version in older)]
+    paths = (folder / f"{name}{suffix}" for name in names for suffix in (".yaml", ".npz"))
+    return [path for path in paths if path.is_file()]
+
+
+def versions_on(device: str, engine: Stack | str) -> list[str]:
+    """The versions of a stack on a device that ship beside the newest of each table."""
+    found = (path.stem.partition("@")[2] for path in _folder(device).glob(f"{engine}@*.npz"))
+    return sorted(found, key=release)
 
 
 def stacks_on(device: str) -> list[Stack]:
@@ -183,7 +196,8 @@ def stacks_on(device: str) -> list[Stack]:
 
 @lru_cache(maxsize=32)
 def load_stack(device: str, stack: str) -> tuple[StackSpec, Arrays]:
-    """A shipped stack; its arrays are unpacked when asked for.
+    """A shipped stack; its arrays are unpacked when asked for. With a version (``vllm@0.19``) every
+    table is the nearest version's.
 
     Raises SpecError where there is none, saying which there are.
     """
@@ -193,13 +207,79 @@ def load_stack(device: str, stack: str) -> tuple[StackSpec, Arrays]:
         raise SpecError(
             f"no kernels of stack {stack} were fitted on device {device}; there: {there}"
         )
-    spec = parse(StackSpec, read_mapping(files[0]), files[0])
-    return spec, _Unpacked(files[1].read_bytes())
+    each = [
+        (parse(StackSpec, read_mapping(text), text), _Unpacked(numbers.read_bytes()))
+        for text, numbers in zip(files[::2], files[1::2], strict=True)
+    ]
+    return _nearest(each, stack.partition("@")[2]) if "@" in stack else each[0]
+
+
+#: By how much, in percent, kernels moved from one version of an engine to another: the medians of
+#: nine in ten tables of H100, H200 and B200 moved by less.
+DRIFT_PCT = {"gemm": 38.0, "attention": 44.0, "moe": 41.0, "all_reduce": 33.0}
+#: How far apart those versions are (:func:`release`): vLLM 0.19 and 0.24, SGLang 0.5.9 and 0.5.14,
+#: TensorRT-LLM 1.2 and 1.3. Nearer ones differ less, as the root of how far apart they are.
+_SPAN = {"vllm": 0.05, "sglang": 5e-4, "trtllm": 0.01}
+
+
+def family_of(table: str) -> str:
+    """Of tables that are fitted, and move from version to version, together."""
+    family = table.partition(".")[0]
+    return "attention" if family in ("prefill", "decode", "added", "prefix") else family
+
+
+def _drifted(fit: KernelFit, table: str, engine: str, version: str) -> KernelFit:
+    """With the bands of a table widened by how far its version may be from another one."""
+    if ".nccl." in table or family_of(table) not in DRIFT_PCT:
+        return fit
+    apart = abs(release(fit.version) - release(version)) / _SPAN[engine]
+    drift = DRIFT_PCT[family_of(table)] * min(1.0, apart) ** 0.5
+    wider = {
+        kind: replace(of, half_width_pct=round(float(np.hypot(of.half_width_pct, drift)), 2))
+        for kind, of in fit.left_out.items()
+    }
+    return replace(fit, left_out=wider)
+
+
+def _nearest(each: Sequence[tuple[StackSpec, Arrays]], version: str) -> tuple[StackSpec, Arrays]:
+    """Of each table the one of the version nearest to this, the newest's (first) of equals. What
+    several prompts take in one call comes from where one prompt alone does.
+
+    Older versions' tables have the newest's errors on rows left out. All bands are widened by how
+    far the versions are apart."""
+    newest, wanted = each[0][0], release(version)
+    fits, arrays = dict[str, KernelFit](), dict[str, Arrays]()
+    for table, fit in newest.kernels.items():
+        family, _, rest = table.partition(".")
+        alone = f"prefill.{rest}" if family == "added" else table
+        having = [one for one in each if alone in one[0].kernels]
+        spec, of = min(having, key=lambda one: abs(release(one[0].kernels[alone].version) - wanted))
+        if table in spec.kernels:
+            chosen = replace(spec.kernels[table], left_out=fit.left_out)
+            fits[table] = _drifted(chosen, table, newest.stack, version)
+            arrays |= {name: of for name in of if name.startswith(f"{table}.")}
+    return replace(newest, kernels=fits), _Chosen(arrays)
+
+
+class _Chosen(Arrays):
+    """Arrays, each from where it is."""
+
+    def __init__(self, where: Mapping[str, Arrays]) -> None:
+        self._where = where
+
+    def __getitem__(self, name: str) -> npt.NDArray[Any]:
+        return self._where[name][name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._where)
+
+    def __len__(self) -> int:
+        return len(self._where)
 
 
 def tables_beside(device: str, stack: str, table: str) -> dict[Stack, Arrays]:
     """The other stacks' tables of this name on a device: where a stack chooses among kernels."""
-    others = (other for other in stacks_on(device) if other != stack)
+    others = (other for other in stacks_on(device) if other != stack.partition("@")[0])
     found = {other: stored(load_stack(device, other)[1], table) for other in others}
     return {other: arrays for other, arrays in found.items() if arrays}
 
@@ -230,5 +310,9 @@ def write_stack(
     np.savez_compressed(content, allow_pickle=False, **dict(sorted(arrays.items())))
     text, numbers = target / f"{spec.stack}.yaml", target / f"{spec.stack}.npz"
     write_whole(numbers, content.getvalue())
-    write_whole(text, dump_yaml(dataclasses.asdict(spec), width=96))
+    plain = dataclasses.asdict(spec)
+    for fit in plain["kernels"].values():
+        if not fit["raised_pct"]:
+            del fit["raised_pct"]
+    write_whole(text, dump_yaml(plain, width=96))
     return [text, numbers]

@@ -7,8 +7,9 @@ single tokens were timed.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator, Mapping
 from datetime import UTC, datetime
+from functools import partial
 from itertools import islice, product
 from pathlib import Path
 from typing import Any
@@ -17,17 +18,18 @@ import numpy as np
 import numpy.typing as npt
 import pandas as pd
 
-from sarathi_sim.profiler.facts.device import load_device
+from sarathi_sim.profiler.facts.device import DeviceSpec, load_device
 from sarathi_sim.profiler.facts.formats import (
     KV_BYTES,
     KV_DTYPES,
     STACKS,
     WEIGHT_DTYPES,
     KvDtype,
+    named_stack,
 )
 from sarathi_sim.profiler.facts.model import load_model
-from sarathi_sim.profiler.facts.ops import ALL_REDUCE, ALL_TO_ALL, OTHERS, names
-from sarathi_sim.profiler.facts.roofline import Array
+from sarathi_sim.profiler.facts.ops import ALL_REDUCE, ALL_TO_ALL, MOE, OTHERS, names
+from sarathi_sim.profiler.facts.roofline import HBM_SHARE, Array
 from sarathi_sim.profiler.kernels import left_out
 from sarathi_sim.profiler.kernels.attention_grid import (
     HeadGrid,
@@ -46,16 +48,25 @@ from sarathi_sim.profiler.kernels.gemm_lattice import (
     through,
 )
 from sarathi_sim.profiler.kernels.left_out import Errors, Fitted, record
+from sarathi_sim.profiler.kernels.moe_surface import Rates, rates_of
 from sarathi_sim.profiler.kernels.own_ops import OWN_OPS
 from sarathi_sim.profiler.kernels.reduce_curves import fit_reduce, stream_bytes
 from sarathi_sim.profiler.kernels.stack_attention import LATENT, LESS, MEASURED_LATENT
-from sarathi_sim.profiler.kernels.stack_file import Arrays, KernelFit, StackSpec
+from sarathi_sim.profiler.kernels.stack_file import (
+    Arrays,
+    KernelFit,
+    StackSpec,
+    family_of,
+    load_stack,
+)
 from sarathi_sim.profiler.physics.studies import AIC, LLMSERVINGSIM
 from sarathi_sim.profiler.public import kernel_tables as tables
 from sarathi_sim.profiler.public import perf_tables as perf
 from sarathi_sim.profiler.public.measured_csv import source_folder
 from sarathi_sim.profiler.storage.strict import SpecError, did_you_mean
 
+#: Of tables that are fitted together.
+FAMILIES = ("gemm", "attention", MOE, ALL_REDUCE, ALL_TO_ALL, "elementwise")
 #: The hidden state of the published blocks.
 _HIDDEN = 7168
 #: Above this the fastest rows (first percentile) are launches of the host: not used.
@@ -115,6 +126,8 @@ def _shapes(heads: int) -> tuple[tuple[int, int], ...]:
     )
 
 
+#: Rows (gpus, num_bytes, time_us) and version by kernel.
+MessageTables = dict[str, tuple[pd.DataFrame, str]]
 #: A table with fewer pairs of head counts is a stub.
 _FEWEST_HEADS = 4
 #: Head dimensions of plain attention, by sliding window (0: none); those with which published
@@ -126,7 +139,7 @@ def attention_fits(
     datasets: Path, device: str, stack: str, gemms: GemmLattice | None
 ) -> Iterator[Fitted]:
     """Every table of attention; ``gemms`` are the stack's in bf16."""
-    rate = load_device(device).memory_bandwidth
+    rate, scored = load_device(device).memory_bandwidth, "@" not in stack
     for kv_dtype, kind in product(KV_DTYPES, ("prefill", "decode")):
         read = tables.prefill if kind == "prefill" else tables.decode
         for window, head_dims in _WINDOWS.items():
@@ -141,19 +154,22 @@ def attention_fits(
                 if kind == "decode":
                     numbers = 2 * head_dim * rows["kv_heads"]
                     least = reading_us(rows, numbers, kv_dtype, rate, seen)
-                    yield fit_attention(kind, f"decode.{name}", rows, attention[1], least, seen)
+                    table = f"decode.{name}"
+                    yield fit_attention(kind, table, rows, attention[1], least, seen, scored)
                     continue
                 alone = rows[rows["batch"] == 1]
-                yield fit_attention(kind, f"prefill.{name}", alone, attention[1], window=seen)
+                table = f"prefill.{name}"
+                yield fit_attention(kind, table, alone, attention[1], 0.0, seen, scored)
                 if len(alone) < len(rows):
-                    yield fit_together(f"added.{name}", rows, attention[1], seen)
+                    yield fit_together(f"added.{name}", rows, attention[1], seen, scored)
         latent = latent_rows(datasets, device, stack, kind, kv_dtype, gemms)
         if latent is not None:
             rows, version = latent
             reading: Array | float = 0.0
             if kind == "decode":
                 reading = reading_us(rows, MEASURED_LATENT.cached, kv_dtype, rate)
-            yield fit_attention(kind, f"{kind}.{kv_dtype}.{LATENT}", rows, version, reading)
+            table = f"{kind}.{kv_dtype}.{LATENT}"
+            yield fit_attention(kind, table, rows, version, reading, scored=scored)
 
 
 def reading_us(
@@ -176,11 +192,12 @@ def fit_attention(
     version: str,
     least_us: Array | float = 0.0,
     window: float = np.inf,
+    scored: bool = True,
 ) -> Fitted:
     """The surface of a table of prefill or decode attention of one head dimension.
 
     ``least_us`` is what reading each decode's cache from HBM takes at least; queries see
-    ``window`` keys.
+    ``window`` keys. It is ``scored`` on rows left out, or not.
     """
     if kind == "prefill":
         grid = fit_prefill(rows)
@@ -194,7 +211,8 @@ def fit_attention(
         published = rows["time_us"].to_numpy(np.float64)
         rows = rows.assign(time_us=np.maximum(published, least_us))
         # Whichever of two ways to other head counts is less far off on those left out.
-        ways = {way: [*left_out.decode_heads(rows, way, window)] for way in (False, True)}
+        off = partial(left_out.decode_heads, window=window)
+        ways = {way: [*off(rows, way)] if scored else [] for way in (False, True)}
         by_group = _p95(ways[True]) < _p95(ways[False])
         grid = fit_decode(rows, by_group, window)
         time, clean = published, _grid_times(grid, rows)
@@ -203,14 +221,17 @@ def fit_attention(
             "heads": iter(ways[by_group]),
             "beyond": left_out.decode_heads(rows, by_group, window, inside=False),
         }
+    kinds = kinds if scored else {}
     fit = record(version, len(rows), time, clean, grid.log_us.size, kinds)
     return Fitted(table, grid, fit)
 
 
-def fit_together(table: str, rows: pd.DataFrame, version: str, window: float = np.inf) -> Fitted:
+def fit_together(
+    table: str, rows: pd.DataFrame, version: str, window: float = np.inf, scored: bool = True
+) -> Fitted:
     """What prompts add to a batch of several, from a table of one head dimension."""
     grid, time = fit_added(rows), rows["time_us"].to_numpy(np.float64)
-    kinds = {"batches": left_out.together(rows, window)}
+    kinds = {"batches": left_out.together(rows, window)} if scored else {}
     return Fitted(table, grid, record(version, len(rows), time, time, grid.log_us.size, kinds))
 
 
@@ -248,6 +269,7 @@ def check_fitted(device: str | None, stack: str) -> list[str]:
 
     Raises SpecError for a device or a stack that is not among the tables.
     """
+    stack = stack.partition("@")[0]
     devices = fitted_devices(stack)
     for what, name, known in (("device", device, devices), ("stack", stack, STACKS)):
         if name is not None and name not in known:
@@ -264,46 +286,77 @@ def fit_stack(
     stack: str,
     progress: Callable[[str], None] | None = None,
     date: str | None = None,
+    families: Collection[str] = FAMILIES,
 ) -> tuple[StackSpec, Arrays]:
     """Every surface of one stack on one device; deterministic but for ``date`` (default today).
 
+    Tables of other families than :data:`FAMILIES` named stay as they are shipped.
     Raises FileNotFoundError for a missing folder, BundleError for a table that cannot be used.
     """
     fits: dict[str, KernelFit] = {}
     arrays: dict[str, npt.NDArray[Any]] = {}
-    for found in _fits(datasets, device, stack):
+    order: Mapping[str, KernelFit] = {}
+    engine, version = named_stack(stack)
+    if set(families) != set(FAMILIES) and not version:
+        spec, kept = load_stack(device, stack)
+        order = spec.kernels
+        fits = {table: fit for table, fit in order.items() if family_of(table) not in families}
+        arrays = {name: kept[name] for name in kept if family_of(name) not in families}
+    shipped = load_stack(device, engine)[0].kernels if version else {}
+    for found in _fits(datasets, device, stack, families):
+        if version and (
+            found.table not in shipped or found.fit.version == shipped[found.table].version
+        ):
+            continue
         if progress is not None:
             progress(f"{device} {stack}: {found.table} ({found.fit.rows} rows)")
         fits[found.table] = found.fit
         stored = found.surface.arrays()
         arrays.update({f"{found.table}.{name}": array for name, array in stored.items()})
-    floor, source = _floor(datasets, device, stack)
+    fits = {table: fits[table] for table in dict.fromkeys((*order, *fits)) if table in fits}
+    floor, source = _floor(datasets, device, engine)
     today = date or datetime.now(UTC).date().isoformat()
     origin = LLMSERVINGSIM if device in PERF else AIC
     about = (device, stack, origin.repository, origin.licence)
     return StackSpec(*about, today, floor, source, fits), arrays
 
 
-def _fits(datasets: Path, device: str, stack: str) -> Iterator[Fitted]:
+def _fits(datasets: Path, device: str, stack: str, families: Collection[str]) -> Iterator[Fitted]:
     if device in PERF:
-        yield from _perf_fits(datasets, device)
+        found = _perf_fits(datasets, device)
+        yield from (one for one in found if family_of(one.table) in families)
         return
+    if {"gemm", "attention"} & set(families):
+        yield from _gemms_and_attention(datasets, device, stack, families)
+    for op, own in OWN_OPS.items():
+        yield from own.fits(datasets, device, stack) if op in families else ()
+    if ALL_REDUCE in families:
+        reduces = tables.all_reduces(datasets, device, stack)
+        yield from _messages(ALL_REDUCE, without_launches(reduces, load_device(device)))
+    found_all = tables.all_to_alls(datasets, device) if ALL_TO_ALL in families else None
+    if found_all is not None and "@" not in stack:
+        yield from _messages(ALL_TO_ALL, {"nccl": found_all})
+
+
+def _gemms_and_attention(
+    datasets: Path, device: str, stack: str, families: Collection[str]
+) -> Iterator[Fitted]:
+    """The GEMMs in bf16 say what blocks of latent attention take without theirs."""
     gemms: GemmLattice | None = None
     for dtype in WEIGHT_DTYPES:
         found = filter(_is_whole, tables.gemms(datasets, device, stack, dtype))
         for rows, version in islice(found, 1):
-            if dtype == "fp8" and stack == "trtllm":
-                rows = _without_quantisation(rows, tables.quantisation(datasets, device, stack))
-            fitted = fit_gemm(f"gemm.{dtype}", rows, version)
-            if dtype == "bf16":  # as it is stored
-                gemms = GemmLattice.from_arrays(fitted.surface.arrays())
-            yield fitted
-    yield from attention_fits(datasets, device, stack, gemms)
-    for own in OWN_OPS.values():
-        yield from own.fits(datasets, device, stack)
-    yield from _messages(ALL_REDUCE, tables.all_reduces(datasets, device, stack))
-    if (found_all := tables.all_to_alls(datasets, device)) is not None:
-        yield from _messages(ALL_TO_ALL, {"nccl": found_all})
+            engine = named_stack(stack)[0]
+            if dtype == "fp8" and engine == "trtllm":
+                rows = _without_quantisation(rows, tables.quantisation(datasets, device, engine))
+            table = f"gemm.{dtype}"
+            if dtype == "bf16" and "attention" in families:  # as timed: so were the blocks
+                gemms = GemmLattice.from_arrays(fit_gemm(table, rows, version).surface.arrays())
+            if "gemm" in families:
+                rates, scored = rates_of(device, dtype, "balanced"), "@" not in stack
+                yield fit_gemm(table, rows, version, rates, scored)
+    if "attention" in families:
+        yield from attention_fits(datasets, device, stack, gemms)
 
 
 def _perf_fits(datasets: Path, device: str) -> Iterator[Fitted]:
@@ -340,7 +393,26 @@ def _perf_fits(datasets: Path, device: str) -> Iterator[Fitted]:
     yield fit_attention("decode", f"decode.{kind}", grown, version)
 
 
-def _messages(op: str, kernels: dict[str, tuple[pd.DataFrame, str]]) -> Iterator[Fitted]:
+def without_launches(kernels: MessageTables, device: DeviceSpec) -> MessageTables:
+    """The eager kernel without the host's launches.
+
+    An eager call copies the message to where the other ranks can read it, then runs the kernel of
+    the graph: what it was timed to take beyond both is the host's, which launches ahead in a server
+    (and is counted there: ``launch_layer_s``). B200, SGLang: 20 us with 0.5.9 and 29 with 0.5.14,
+    64 on 4 GPUs, whatever the message, where the graph's kernel takes 4 to 7.
+    """
+    if not {"graph", "eager"} <= set(kernels):
+        return kernels
+    eager, version = kernels["eager"]
+    known = eager.merge(kernels["graph"][0], on=["gpus", "num_bytes"], suffixes=("", "_graph"))
+    copied = known["time_us_graph"] + 2e6 * known["num_bytes"] / (
+        HBM_SHARE * device.memory_bandwidth
+    )
+    rows = known.assign(time_us=np.minimum(known["time_us"], copied))[eager.columns]
+    return {**kernels, "eager": (rows, version)}
+
+
+def _messages(op: str, kernels: MessageTables) -> Iterator[Fitted]:
     for kernel, (rows, version) in kernels.items():
         parts = {int(gpus): rows[rows["gpus"] == gpus] for gpus in np.unique(rows["gpus"])}
         # One number of ranks has too few sizes to say how far off they are.
@@ -363,23 +435,34 @@ def _is_whole(table: tuple[pd.DataFrame, str]) -> bool:
     return rows.groupby(["n", "k"]).ngroups >= _FEWEST_SHAPES and fastest <= _LAUNCH_US
 
 
-def fit_gemm(table: str, rows: pd.DataFrame, version: str) -> Fitted:
-    """The surface of a table of GEMMs (m, n, k, time_us)."""
-    raw = gemm_cube(rows)
+def fit_gemm(
+    table: str,
+    rows: pd.DataFrame,
+    version: str,
+    rates: Rates | None = None,
+    scored: bool = True,
+) -> Fitted:
+    """The surface of a table of GEMMs (m, n, k, time_us); ``rates`` are the device's, where no
+    weights may be found in L2."""
+    raw = timed = gemm_cube(rows)
+    if rates is not None:
+        weight_us = 1e6 * rates.weight_bytes / rates.bandwidth
+        raw = timed.from_memory(weight_us, 1e6 * rates.cache / rates.bandwidth)
     clean = raw.cleaned()
     # Half of the widths choose the knots, the others are scored.
     half = clean.some(np.arange(0, len(clean.n), 2), np.arange(len(clean.k)), range(len(clean.m)))
     knots = choose_knots(lambda kept: np.log(through(half, kept) / half.time_us), len(half.m))
     surface = fit_lattice(clean, knots)
-    scored = np.arange(1, len(clean.n), 2)
+    others = np.arange(1, len(clean.n), 2)
     few = rows.groupby(["n", "k"]).ngroups < _FEWEST_SHAPES
     kinds = {
-        "between": left_out.gemm_token_counts(clean, raw, knots, scored),
+        "between": left_out.gemm_token_counts(clean, raw, knots, others),
         "token pairs": left_out.gemm_pairs(clean, raw),
         "shapes": left_out.gemm_each_shape(rows) if few else left_out.gemm_shapes(clean, raw),
         "beyond": left_out.gemm_beyond(clean, raw),
     }
-    fit = record(version, len(rows), raw.time_us, clean.time_us, surface.log_rate.size, kinds)
+    numbers, kinds = surface.log_rate.size, kinds if scored else {}
+    fit = record(version, len(rows), raw.time_us, clean.time_us, numbers, kinds, timed.time_us)
     return Fitted(table, surface, fit)
 
 

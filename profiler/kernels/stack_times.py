@@ -9,7 +9,7 @@ import numpy as np
 
 from sarathi_sim.profiler.bundle.schema import BundleMeta, KernelOrigin
 from sarathi_sim.profiler.facts.device import DeviceSpec, device_sha256, load_device
-from sarathi_sim.profiler.facts.formats import Kernels
+from sarathi_sim.profiler.facts.formats import SPEEDUP, Kernels
 from sarathi_sim.profiler.facts.model import ModelSpec
 from sarathi_sim.profiler.facts.ops import (
     ALL_REDUCE,
@@ -22,7 +22,7 @@ from sarathi_sim.profiler.facts.ops import (
 )
 from sarathi_sim.profiler.facts.roofline import HALF, HBM_SHARE, Array
 from sarathi_sim.profiler.kernels.attention_grid import HeadGrid
-from sarathi_sim.profiler.kernels.gemm_lattice import GemmLattice
+from sarathi_sim.profiler.kernels.gemm_lattice import LEAST, GemmLattice
 from sarathi_sim.profiler.kernels.own_ops import OWN_OPS
 from sarathi_sim.profiler.kernels.reduce_curves import (
     CAPTURED_TOKENS,
@@ -80,12 +80,12 @@ class StackTimes:
         """``fitted`` are other surfaces than the shipped ones."""
         self.device: DeviceSpec = load_device(device)
         self.kernels, self.model, self.tp = kernels, model, tp
-        self.spec, self._arrays = fitted or load_stack(device, kernels.stack)
+        self.spec, self._arrays = fitted or load_stack(device, kernels.named)
         self._fitted_sha256 = surfaces_sha256(fitted[1]) if fitted else ""
         model.check_tp(tp)
         self.spec.need("gemm", kernels.dtype, "dtype")
         self.spec.need("gemm", "bf16", "dtype")
-        grid: Callable[[str], HeadGrid] = partial(shipped_grid, device, kernels.stack)
+        grid: Callable[[str], HeadGrid] = partial(shipped_grid, device, kernels.named)
         if fitted is not None:
             grid = lru_cache(lambda table: HeadGrid.from_arrays(stored(self._arrays, table)))
         self.attention = StackAttention(
@@ -108,7 +108,7 @@ class StackTimes:
     def meta(self) -> BundleMeta:
         """Where the times come from: the same files give the same."""
         kernels, origins = self.kernels, self.provenance()
-        files = self._fitted_sha256 or stack_sha256(self.device.name, kernels.stack)
+        files = self._fitted_sha256 or stack_sha256(self.device.name, kernels.named)
         data_sheet = device_sha256(self.device.name)
         return BundleMeta(
             device=self.device.name,
@@ -146,7 +146,10 @@ class StackTimes:
             time = np.minimum.reduce([*kernels])
             weight = self.kernels.number_bytes.weight if found.split else HALF
             moved = weight * (shape.n * shape.k + tokens * shape.k) + HALF * tokens * shape.n
-            return self._as_on(time, moved)
+            flop_us = 2e6 * tokens * shape.n * shape.k / self.device.peak_flops
+            flop_us /= SPEEDUP[self.kernels.dtype] if found.split else 1.0
+            least = np.maximum(1e6 * moved / self.device.memory_bandwidth, flop_us)
+            return np.maximum(self._as_on(time, moved), LEAST * least)
         assert found.streams is not None
         if self._elementwise(op) in self.spec.kernels:
             curve = ReduceCurve.from_arrays(stored(self._arrays, self._elementwise(op)))

@@ -25,6 +25,8 @@ _CHUNK_FOLDS, _HEAD_FOLDS, _KV_FOLDS, _BATCH_FOLDS = 2.5, 8.0, 8.0, 8.0
 _BLOCK_FOLDS, _WAVE_HEAD_FOLDS, _WAVES = 0.8, 2.0, 0.25
 #: What a row says of its own head counts alone: e-folds of the chunk, and share.
 _OWN_FOLDS, _OWN = 0.1, 0.04
+#: Lengths an octave at which a prompt is compared with longer ones.
+_STEPS = 32
 #: A row that takes so many times as long as a longer prompt is a fault of the measurement.
 _FAULT = 4.0
 
@@ -55,19 +57,51 @@ class PromptLaw:
         self._weights = np.linalg.solve(likeness(rows[at], rows[at]), off)
         self._rows, self._heads, self._window = rows[at], heads, window
         self._ends = rows[:, 0].min(), rows[:, 0].max()
+        self._tables: dict[float, tuple[Array, Array]] = {}
 
     def us(self, chunk: Array, batch: Array | float = 1.0) -> Array:
-        """Calls of ``batch`` prompts of ``chunk`` tokens. Longer prompts than measured take as much
-        more as the law says, shorter ones as long as the shortest."""
+        """Calls of ``batch`` prompts of ``chunk`` tokens: no longer than those of longer ones take.
+        Longer prompts than measured take as much more as the law says, shorter ones as long as the
+        shortest."""
         shape = np.broadcast(chunk, batch).shape
         size, many = (np.broadcast_to(each, shape).ravel() for each in (chunk, batch))
         size = np.maximum(size, self._ends[0])
+        time = self._kriged(size, many)
+        for calls in np.unique(many):
+            sizes, rising = self._rising(float(calls))
+            here = (many == calls) & (size <= sizes[-1])
+            at = np.searchsorted(sizes, size[here])
+            least = np.where(at > 0, rising[np.maximum(at - 1, 0)], 0.0)
+            time[here] = np.clip(time[here], least, rising[at])
+        return time.reshape(shape)
+
+    def _rising(self, calls: float) -> tuple[Array, Array]:
+        """Lengths, close to each other, and times of calls of a prompt of each, which do not fall.
+
+        Of two lengths that were measured the shorter takes no longer (a kernel that does is not
+        chosen, or was not timed well), and lengths between two of them no less than the shorter.
+        """
+        if calls not in self._tables:
+            first, last = np.log2(self._ends)
+            steps = np.exp2(np.linspace(first, last, int(_STEPS * (last - first)) + 2))[1:-1]
+            batches = np.unique(self._rows[:, 3])
+            near = batches[min(int(np.searchsorted(batches, calls)), len(batches) - 1)]
+            known = np.unique(self._rows[self._rows[:, 3] == near, 0])
+            most = np.minimum.accumulate(self._kriged(known, np.full(len(known), calls))[::-1])
+            sizes = np.union1d(steps[(steps > known[0]) & (steps < known[-1])], known)
+            times = self._kriged(sizes, np.full(len(sizes), calls))
+            times = np.minimum(times, most[::-1][np.searchsorted(known, sizes)])
+            self._tables[calls] = sizes, np.maximum.accumulate(times)
+        return self._tables[calls]
+
+    def _kriged(self, size: Array, many: Array) -> Array:
+        """The law, and what the rows near by are off it."""
         pair = np.broadcast_to(self._heads, (len(size), 2))
         law = _work(np.column_stack([size, pair, many]), self._window) @ self._rates
         held, over = np.log(np.minimum(size, self._ends[1])), np.empty(len(size))
         for calls in np.unique(many):
             over[many == calls] = self._over(held[many == calls], np.log(calls))
-        return np.asarray(law * np.exp(over)).reshape(shape)
+        return np.asarray(law * np.exp(over))
 
     def _over(self, size: Array, batch: float) -> Array:
         """:func:`likeness` of calls of so many e-folds of tokens and prompts, times the weights."""

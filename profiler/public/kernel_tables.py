@@ -159,7 +159,7 @@ def experts(
         rows = _read(path, tuple(_MOE), chosen, keep=("kernel_source",)).rename(columns=_MOE)
         other = rows.pop("kernel_source").astype(str).str.contains("nongated|situ")
         ungated = (rows["top_k"] == 22) | (rows["hidden"] == 2688)  # Nemotron 3, in every stack
-        if distribution == "balanced" and stack != "trtllm":
+        if distribution == "balanced" and not stack.startswith("trtllm"):
             ungated |= (rows["hidden"] == 7168) & (rows["inter"] == 2048) & (rows["experts"] == 256)
         ranks = rows["tp"] * rows["ep"]
         one_way = (rows["tp"] == 1) | (rows["ep"] == 1)
@@ -190,10 +190,12 @@ def all_reduces(datasets: Path, device: str, stack: str) -> dict[str, tuple[pd.D
         rows = _read(path, ("num_gpus", "message_size"), {}, keep=("kernel_source",))
         kernel = rows.pop("kernel_source").astype(str)
         for variant in ("graph", "eager"):
-            mine = rows[kernel.str.endswith(variant) | (kernel == "TRTLLM")]
+            own = stack.startswith("trtllm")  # SGLang 0.5.6's table holds TensorRT-LLM's kernel
+            mine = rows[kernel.str.endswith(variant) | ((kernel == "TRTLLM") & own)]
             if len(mine):
                 found[variant] = _messages(mine), path.parent.name
-    for path in _versions(datasets, device, "comm", "nccl", "nccl_perf")[:1]:
+    nccl = [] if "@" in stack else _versions(datasets, device, "comm", "nccl", "nccl_perf")[:1]
+    for path in nccl:
         chosen = {"op_name": "all_reduce", "nccl_dtype": "half"}
         rows = _read(path, ("num_gpus", "message_size"), chosen)
         found["nccl"] = _messages(rows), path.parent.name
@@ -208,11 +210,13 @@ def _messages(rows: pd.DataFrame) -> pd.DataFrame:
 
 
 def _versions(datasets: Path, device: str, family: str, stack: str, table: str) -> list[Path]:
-    """The files of one table, newest version first."""
+    """The files of one table, newest version first; of one version only where that is named
+    (``vllm@0.14.0``)."""
     root = source_folder(datasets, FOLDER) / SYSTEMS[device][0]
     if not root.is_dir():
         raise FileNotFoundError(f"{root}: no such folder among the public measurements")
-    found = (root / family / stack).glob(f"*/{table}.parquet")
+    engine, _, version = stack.partition("@")
+    found = (root / family / engine).glob(f"{version or '*'}/{table}.parquet")
     return sorted(found, key=lambda path: _numbers(path.parent.name), reverse=True)
 
 

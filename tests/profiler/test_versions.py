@@ -1,0 +1,102 @@
+"""Kernels of a version of an engine: the nearest that was measured, with bands as wide as it is
+far."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from sarathi_sim.profiler.facts.formats import Kernels, named_stack, release
+from sarathi_sim.profiler.facts.model import load_model
+from sarathi_sim.profiler.kernels import stack_file
+from sarathi_sim.profiler.kernels.stack_file import DRIFT_PCT, load_stack, versions_on
+from sarathi_sim.profiler.kernels.stack_fit import fit_stack
+from sarathi_sim.profiler.kernels.stack_times import StackTimes
+from tests.profiler.test_kernel_tables import GEMM, put
+
+MODEL = load_model("llama-3-8b")
+
+
+def test_releases_are_in_order() -> None:
+    assert named_stack("vllm") == ("vllm", "")
+    assert named_stack("sglang@0.5.6.post2") == ("sglang", "0.5.6.post2")
+    for wrong in ("tgi", "vllm@", "vllm@new", "vllm@0.19@1"):
+        with pytest.raises(ValueError, match="must be one of vllm, sglang, trtllm, with a version"):
+            named_stack(wrong)
+    versions = ["0.5.6", "0.5.6.post2", "0.5.10", "0.14.0", "0.24", "1.2.0rc5", "1.3.0rc20 (block)"]
+    assert all(release(a) < release(b) for a, b in pairwise(versions))
+    assert release("0.24") == release("0.24.0")
+
+
+def test_each_table_is_of_the_nearest_version() -> None:
+    newest = load_stack("b200-sxm", "vllm")[0].kernels
+    assert versions_on("b200-sxm", "vllm") == ["0.19.0"]
+    for asked, of_gemms in (("0.19.0", "0.19.0"), ("0.12", "0.19.0"), ("0.23", "0.24.0")):
+        spec, arrays = load_stack("b200-sxm", f"vllm@{asked}")
+        assert spec.kernels["gemm.bf16"].version == of_gemms
+        assert spec.kernels["moe.bf16.balanced"].version == "0.24.0", "one version only"
+        assert spec.kernels["gemm.bf16"].left_out.keys() == newest["gemm.bf16"].left_out.keys()
+        for table in spec.kernels:
+            family, _, rest = table.partition(".")
+            assert any(name.startswith(f"{table}.") for name in arrays), table
+            if family == "added":
+                assert spec.kernels[table].version == spec.kernels[f"prefill.{rest}"].version
+
+
+def test_bands_know_how_far_the_version_is() -> None:
+    newest = load_stack("b200-sxm", "vllm")[0].kernels
+
+    def widths(asked: str, table: str) -> list[float]:
+        found = load_stack("b200-sxm", f"vllm@{asked}")[0].kernels[table].left_out
+        return [one.half_width_pct for one in found.values()]
+
+    for table in ("gemm.bf16", "prefill.bf16.128", "all_reduce.graph.2", "moe.bf16.balanced"):
+        own = [one.half_width_pct for one in newest[table].left_out.values()]
+        assert widths("0.24.0", table) == own
+        drift = DRIFT_PCT[stack_file.family_of(table)]
+        far = np.hypot(own, drift)
+        np.testing.assert_allclose(widths("0.10.2", table), far, atol=0.01)
+        some = np.array(widths("0.22.0", table))
+        assert (some > own).all() and (some < far).all()
+    assert widths("0.10.2", "all_reduce.nccl.2") == [
+        one.half_width_pct for one in newest["all_reduce.nccl.2"].left_out.values()
+    ]
+
+
+def test_a_server_has_the_times_of_its_version() -> None:
+    now, then, later = (
+        StackTimes("b200-sxm", Kernels("vllm", version=version), MODEL, 1)
+        for version in ("", "0.19", "0.24")
+    )
+    chunk, context = np.array([2048.0]), np.array([0.0])
+    assert now.prefill(chunk, context) == later.prefill(chunk, context)
+    assert now.prefill(chunk, context) > 1.1 * then.prefill(chunk, context), "as was measured"
+    hashes = {each.meta.content_sha256 for each in (now, then, later)}
+    assert len(hashes) == 3 and then.kernels.name == "vllm@0.19-bf16"
+    assert "vllm 0.19.0" in then.provenance()["preproj"].mark
+
+
+def test_another_version_is_fitted_beside_the_newest(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its own rows alone, unscored; a table of the newest's very version is left out."""
+    rows = [
+        {**GEMM, "m": m, "n": n, "k": k, "latency": 1e-3 * m}
+        for m in (1, 2)
+        for n in range(256, 2817, 256)
+        for k in range(256, 2817, 256)
+    ]
+    for version, slower in (("0.14.0", 2.0), ("0.24.0", 1.0)):
+        slow = [{**row, "latency": slower * row["latency"]} for row in rows]
+        put(tmp_path, f"gemm/vllm/{version}/gemm_perf.parquet", *slow)
+    for version, tables in (("0.14.0", ["gemm.bf16"]), ("0.24.0", [])):
+        spec, arrays = fit_stack(
+            tmp_path, "h100-80g-sxm", f"vllm@{version}", families=("gemm",), date="2026-01-01"
+        )
+        assert [*spec.kernels] == tables and spec.stack == f"vllm@{version}"
+        assert all(not fit.left_out for fit in spec.kernels.values())
+        if tables:
+            assert spec.kernels["gemm.bf16"].version == version and len(arrays) == 4
