@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterable
 from functools import cache
 from pathlib import Path
@@ -9,6 +10,7 @@ from tempfile import TemporaryDirectory
 
 import numpy as np
 import pandas as pd
+import pytest
 
 from sarathi_sim.profiler.bundle.schema import Bundle, bundle_path, write_bundle
 from sarathi_sim.profiler.facts.formats import Kernels
@@ -16,7 +18,12 @@ from sarathi_sim.profiler.facts.model import ModelSpec, load_model
 from sarathi_sim.profiler.facts.ops import ALL_ROW_OPS, OPS, SCOPES
 from sarathi_sim.profiler.kernels.stack_times import StackTimes
 from sarathi_sim.profiler.physics.shard_times import TILE, DeviceTimes, ShardTimes, asked_at
+from sarathi_sim.profiler.storage.files import DATASETS_VARIABLE
 
+needs_datasets = pytest.mark.skipif(
+    not os.environ.get(DATASETS_VARIABLE),
+    reason=f"needs the public measurements: set {DATASETS_VARIABLE} to their folder",
+)
 _MOST_LOGIT_ROWS = 4096
 _FAR = {2**i * half // 2 for i in range(13, 18) for half in (2, 3)}
 _NEAR = {1, 8, *range(32, 257, 32), *range(33, 258, 32)}

@@ -10,17 +10,13 @@ a virtual clock, and tokens are made up. Each log is recorded in a process of it
 
 from __future__ import annotations
 
-import argparse
-import gzip
 import importlib
 import importlib.abc
 import importlib.machinery
-import json
 import multiprocessing
 import os
 import random
 import sys
-import tempfile
 from array import array
 from collections import deque
 from dataclasses import asdict, dataclass, replace
@@ -29,9 +25,8 @@ from types import ModuleType, SimpleNamespace
 from typing import Any
 from unittest.mock import MagicMock
 
-from tests.vllm_recorder import TINY_MODEL
+from tests.vllm_recorder import EOS, chosen, write
 
-EOS = 2
 NOT_NEEDED = {"torchvision", "sgl_kernel"}
 """What SGLang imports, and its scheduler never uses."""
 
@@ -396,42 +391,20 @@ def load_sglang() -> None:
 
 
 def record(name: str, settings: Settings, seed: int, folder: Path) -> None:
-    """Write ``folder/name.jsonl.gz``."""
+    """Write one log."""
     import sglang
 
-    rows = workload(settings, seed)
-    with tempfile.TemporaryDirectory() as model:
-        (Path(model) / "config.json").write_text(json.dumps(TINY_MODEL))
-        recording = Recording(settings, rows, Path(model))
-        recording.run()
-    header = {
-        "format": 1, "engine": "sglang", "version": sglang.__version__, "name": name, "seed": seed,
-        "config": asdict(settings), "requests": rows,
-    }  # fmt: skip
-    lines = [json.dumps(line, separators=(",", ":")) for line in (header, *recording.events)]
-    content = gzip.compress("".join(f"{line}\n" for line in lines).encode(), 9, mtime=0)
-    (folder / f"{name}.jsonl.gz").write_bytes(content)
+    header = {"engine": "sglang", "version": sglang.__version__, "name": name, "seed": seed}
+    write(folder, header, settings, workload(settings, seed), Recording)
 
 
 def main() -> None:
     """The command line."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--out", type=Path, required=True)
-    parser.add_argument("--random", type=int, default=0, metavar="COUNT")
-    parser.add_argument("--seed", type=int, default=0)
-    arguments = parser.parse_args()
-    arguments.out.mkdir(parents=True, exist_ok=True)
-    chosen = {name: (each, arguments.seed + i) for i, (name, each) in enumerate(SHIPPED.items())}
-    if arguments.random:
-        draws = [random.Random(f"{arguments.seed} {i}") for i in range(arguments.random)]
-        chosen = {
-            f"random{number:03d}": (random_settings(draw), draw.randrange(10**6))
-            for number, draw in enumerate(draws)
-        }
+    folder, logs = chosen(__doc__, SHIPPED, random_settings)
     load_sglang()
     forked = multiprocessing.get_context("fork")
-    for name, (settings, seed) in chosen.items():
-        work = forked.Process(target=record, args=(name, settings, seed, arguments.out))
+    for name, (settings, seed) in logs.items():
+        work = forked.Process(target=record, args=(name, settings, seed, folder))
         work.start()
         work.join()
         if work.exitcode:

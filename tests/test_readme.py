@@ -14,7 +14,7 @@ from sarathi_sim.experiments.config.loading import load_experiment, shipped_conf
 from sarathi_sim.experiments.run.experiment import simulate_all
 from tests.policies import by_hand
 from tests.simulator import oracle
-from tests.simulator.test_textbook import assert_bitwise_equal
+from tests.simulator.oracle import assert_bitwise_equal
 from tests.test_architecture import imports, within
 
 README = (Path(__file__).parent.parent / "README.md").read_text(encoding="utf-8")

@@ -16,6 +16,7 @@ import os
 import random
 import tempfile
 from collections import deque
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -296,39 +297,51 @@ class Recording:
         self.events.append(["return", step, sorted(map(int, ended))])
 
 
-def record(name: str, settings: Settings, seed: int, folder: Path) -> None:
-    """Write ``folder/name.jsonl.gz``."""
-    import vllm
-
-    rows = workload(settings, seed)
+def write(
+    folder: Path,
+    header: dict[str, Any],
+    settings: Any,
+    rows: list[list[Any]],
+    recording: Callable[[Any, list[list[Any]], Path], Any],
+) -> None:
+    """Record what an engine's scheduler decides: ``folder/name.jsonl.gz``, with ``header``."""
     with tempfile.TemporaryDirectory() as model:
         (Path(model) / "config.json").write_text(json.dumps(TINY_MODEL))
-        recording = Recording(settings, rows, Path(model))
-        recording.run()
-    header = {
-        "format": 1, "engine": "vllm", "version": vllm.__version__, "name": name, "seed": seed,
-        "depth": recording.depth, "config": asdict(settings), "requests": rows,
-    }  # fmt: skip
-    lines = [json.dumps(line, separators=(",", ":")) for line in (header, *recording.events)]
+        made = recording(settings, rows, Path(model))
+        made.run()
+    depth = {"depth": made.depth} if hasattr(made, "depth") else {}
+    header = {"format": 1, **header, **depth, "config": asdict(settings), "requests": rows}
+    lines = [json.dumps(line, separators=(",", ":")) for line in (header, *made.events)]
     content = gzip.compress("".join(f"{line}\n" for line in lines).encode(), 9, mtime=0)
-    (folder / f"{name}.jsonl.gz").write_bytes(content)
+    (folder / f"{header['name']}.jsonl.gz").write_bytes(content)
+
+
+def chosen(
+    description: str | None, shipped: Mapping[str, Any], drawn: Callable[[random.Random], Any]
+) -> tuple[Path, dict[str, tuple[Any, int]]]:
+    """What the command line asks for: a folder, and by name each log's settings and seed."""
+    parser = argparse.ArgumentParser(description=description)
+    parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument("--random", type=int, default=0, metavar="COUNT")
+    parser.add_argument("--seed", type=int, default=0)
+    given = parser.parse_args()
+    given.out.mkdir(parents=True, exist_ok=True)
+    logs = {name: (each, given.seed + i) for i, (name, each) in enumerate(shipped.items())}
+    if given.random:
+        draws = [random.Random(f"{given.seed} {i}") for i in range(given.random)]
+        logs = {f"random{i:03d}": (drawn(d), d.randrange(10**6)) for i, d in enumerate(draws)}
+    return given.out, logs
 
 
 def main() -> None:
     """The command line."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--out", type=Path, required=True)
-    parser.add_argument("--random", type=int, default=0, metavar="COUNT")
-    parser.add_argument("--seed", type=int, default=0)
-    arguments = parser.parse_args()
+    folder, logs = chosen(__doc__, SHIPPED, random_settings)
     os.environ |= {"VLLM_LOGGING_LEVEL": "ERROR", "VLLM_NO_USAGE_STATS": "1", "HF_HUB_OFFLINE": "1"}
-    arguments.out.mkdir(parents=True, exist_ok=True)
-    if not arguments.random:
-        for number, (name, settings) in enumerate(SHIPPED.items()):
-            record(name, settings, arguments.seed + number, arguments.out)
-    for number in range(arguments.random):
-        draw = random.Random(f"{arguments.seed} {number}")
-        record(f"random{number:03d}", random_settings(draw), draw.randrange(10**6), arguments.out)
+    import vllm
+
+    for name, (settings, seed) in logs.items():
+        header = {"engine": "vllm", "version": vllm.__version__, "name": name, "seed": seed}
+        write(folder, header, settings, workload(settings, seed), Recording)
 
 
 if __name__ == "__main__":

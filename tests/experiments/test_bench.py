@@ -11,8 +11,7 @@ from sarathi_sim.experiments.config.errors import ConfigError
 from sarathi_sim.experiments.config.loading import load_experiment
 from tests.bench import main
 from tests.benchmarks.timing import _fast, _textbook, benchmark
-from tests.simulator import test_textbook_pool
-from tests.simulator.test_textbook import assert_bitwise_equal
+from tests.simulator.oracle import assert_bitwise_equal
 
 SWITCHES = (
     "workload.requests=40",
@@ -47,7 +46,7 @@ def test_paged_memory_on_both_sides() -> None:
     deployment = deploy(experiment.scenarios["vllm"], experiment.sources["vllm"])
     records = _fast(deployment)
     assert records.replicas[0].pool is not None and len(records.replicas[0].pool.events)
-    test_textbook_pool.assert_bitwise_equal(records, _textbook(deployment))
+    assert_bitwise_equal(records, _textbook(deployment))
 
 
 def test_any_experiment_may_be_timed() -> None:

@@ -1,18 +1,35 @@
-"""What each policy plans, on views written out by hand."""
+"""Policies on views written out by hand, the scheduler's books step by step, and the catalogue."""
 
 from __future__ import annotations
 
+import re
+import subprocess
+import sys
 from collections import deque
+from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from sarathi_sim.experiments.config.policy import POLICIES
+from sarathi_sim.policies import catalogue
+from sarathi_sim.policies.batch import Batch
+from sarathi_sim.policies.fair import Fair
+from sarathi_sim.policies.log import DECODE, PADDING, PREFILL, PolicyError
+from sarathi_sim.policies.micro_batches import MicroBatches
 from sarathi_sim.policies.orca import Orca, OrcaWorstCase
-from sarathi_sim.policies.policy import View
+from sarathi_sim.policies.policy import Plan, Policy, View
 from sarathi_sim.policies.request import Request, Sequence
 from sarathi_sim.policies.request_level import RequestLevel
 from sarathi_sim.policies.sarathi import Sarathi
+from sarathi_sim.policies.sarathi_serve import SarathiServe
+from sarathi_sim.policies.sglang import Sglang
+from sarathi_sim.policies.trtllm import Trtllm
+
+DYNAMIC = {"enable_dynamic_chunking_schedule": True}
+ONE = {"id": 3, "arrival_s": 0.0, "prompt_tokens": 4, "output_tokens": 6, "max_tokens": 5}
 
 
 def waiting(*prompts: int, kv: int = 10) -> deque[Sequence]:
@@ -106,37 +123,6 @@ def test_sarathi_always_makes_progress(chunk: int, tile: int, decodes: int, rule
         assert (tokens + decodes) % tile == 0
 
 
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        ({"chunk_size": 0}, "at least 1"),
-        ({"tile": -1}, "at least 1"),
-        ({"chunk_rule": "most"}, "fill, reserve, fixed or equal_time"),
-    ],
-)
-def test_sarathi_refuses_nonsense(arguments: dict[str, object], message: str) -> None:
-    with pytest.raises(ValueError, match=message):
-        Sarathi(**arguments)  # type: ignore[arg-type]
-
-
-def test_orca_refuses_nonsense() -> None:
-    with pytest.raises(ValueError, match="at least 1"):
-        Orca(max_prefills=0)
-
-
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        ((0, 0.0, 0, 1, 5), "at least 1"),
-        ((0, 0.0, 4, 0, 5), "at least 1"),
-        ((3, 0.0, 4, 6, 5), "request 3: generates 6 tokens but declares at most 5"),
-    ],
-)
-def test_requests_are_checked(arguments: tuple[object, ...], message: str) -> None:
-    with pytest.raises(ValueError, match=message):
-        Request(*arguments)  # type: ignore[arg-type]
-
-
 def test_equal_time_takes_the_largest_chunk_in_time() -> None:
     """A token costs 1 s, a cached token 0.01 s, a decode 2 s. Tiles of 4; at most 32 rows."""
 
@@ -166,13 +152,267 @@ def test_equal_time_takes_the_largest_chunk_in_time() -> None:
 
 
 @pytest.mark.parametrize(
-    "keys",
+    ("kind", "message", "refused"),
     [
-        {"chunk_rule": "equal_time"},
-        {"iteration_s": 0.1},
-        {"chunk_rule": "equal_time", "iteration_s": 0.0},
+        (Sarathi, "at least 1", [{"chunk_size": 0}, {"tile": -1}]),
+        (Sarathi, "fill, reserve, fixed or equal_time", [{"chunk_rule": "most"}]),
+        (Sarathi, "iteration_s must be", [{"chunk_rule": "equal_time"}, {"iteration_s": 0.1}]),
+        (Sarathi, "iteration_s must be", [{"chunk_rule": "equal_time", "iteration_s": 0.0}]),
+        (Orca, "at least 1", [{"max_prefills": 0}]),
+        (Fair, "at least 1", [{"max_num_batched_tokens": 0}]),
+        (SarathiServe, "must be", [{"chunk_size": 0}, {"max_num_seqs": 0}]),
+        (SarathiServe, "must be", [DYNAMIC | {"low_chunk_size": 40}]),
+        (SarathiServe, "must be", [DYNAMIC | {"low_chunk_size": 64, "high_chunk_size": 32}]),
+        (Sglang, "must be at least 1", [{"chunked_prefill_size": 0}, {"max_prefill_tokens": 0}]),
+        (Sglang, "must be at least 1, not 0", [{"max_running_requests": 0}]),
+        (Sglang, "scheduler_recv_interval must be at least 1", [{"scheduler_recv_interval": 0}]),
+        (Trtllm, "must", [{"max_num_tokens": 0}, {"max_batch_size": 0}]),
+        (Trtllm, "must", [{"batch_wait_max_tokens_ratio": 1.5}]),
+        (Request, "at least 1", [ONE | {"prompt_tokens": 0}, ONE | {"output_tokens": 0}]),
+        (Request, "request 3: generates 6 tokens but declares at most 5", [ONE]),
     ],
 )
-def test_equal_time_needs_a_time(keys: dict[str, object]) -> None:
-    with pytest.raises(ValueError, match="iteration_s must be"):
-        Sarathi(**keys)  # type: ignore[arg-type]
+def test_what_makes_no_sense_is_refused(
+    kind: type, message: str, refused: list[dict[str, object]]
+) -> None:
+    for keys in refused:
+        with pytest.raises(ValueError, match=message):
+            kind(**keys)
+
+
+# The scheduler's books, step by step, and the plans it refuses
+
+
+def scheduler(policy: Policy, **options: object) -> MicroBatches:
+    settings = {"max_batch": 2, "max_in_flight": 1, "kv_capacity": 100, "max_length": 20}
+    return MicroBatches(policy, **(settings | options))  # type: ignore[arg-type]
+
+
+def request(id: int, prompt: int, output: int) -> Request:
+    return Request(id, 0.0, prompt, output, 20 - prompt)
+
+
+def shape(batch: Batch | None) -> tuple[list[tuple[int, int, int]], int, int, int]:
+    assert batch is not None
+    chunks = [(s.id, n, context) for s, n, context in batch.chunks]
+    return chunks, batch.num_decodes, batch.decode_context, batch.padding
+
+
+def drain(books: MicroBatches) -> list[tuple[list[tuple[int, int, int]], int, int, int]]:
+    shapes = []
+    while (batch := books.next_batch()) is not None:
+        shapes.append(shape(batch))
+        books.complete(batch)
+    return shapes
+
+
+def spans(books: MicroBatches) -> list[tuple[int, ...]]:
+    return [tuple(books.spans[i : i + 5]) for i in range(0, len(books.spans), 5)]
+
+
+def test_a_request_takes_one_decode_less_than_it_outputs() -> None:
+    books = scheduler(Sarathi(chunk_size=4, tile=1))
+    books.add(request(0, 6, 3))
+    # Chunks of 4 and 2; then two decodes that find 6 and 7 tokens in the cache.
+    assert drain(books) == [
+        ([(0, 4, 0)], 0, 0, 0),
+        ([(0, 2, 4)], 0, 0, 0),
+        ([], 1, 6, 0),
+        ([], 1, 7, 0),
+    ]
+    assert spans(books) == [(0, PREFILL, 0, 0, 1), (0, DECODE, 0, 2, 3)]
+    assert books.blocks.free == 100
+    assert books.num_unfinished == 0
+
+
+def test_finished_members_stay_as_padding() -> None:
+    books = scheduler(RequestLevel())
+    for each in (request(0, 4, 1), request(1, 5, 3), request(2, 3, 1)):
+        books.add(each)
+    assert drain(books) == [
+        ([(0, 4, 0), (1, 5, 0)], 0, 0, 0),
+        ([], 2, 9, 1),  # 0 is done, but computes on against its 4 tokens
+        ([], 2, 10, 1),
+        ([(2, 3, 0)], 0, 0, 0),
+    ]
+    assert spans(books) == [
+        (0, PREFILL, 0, 0, 0),
+        (1, PREFILL, 0, 0, 0),
+        (1, DECODE, 0, 1, 2),
+        (0, PADDING, 0, 1, 2),
+        (2, PREFILL, 0, 3, 3),
+    ]
+
+
+class Scripted:
+    """Plans what the test says."""
+
+    holds_finished = False
+
+    def __init__(self, *plans: Callable[[View], Plan | None]) -> None:
+        self.plans = list(plans)
+
+    def plan(self, view: View) -> Plan | None:
+        return self.plans.pop(0)(view) if self.plans else None
+
+
+def test_a_skipped_decode_waits_and_loses_nothing() -> None:
+    def both(view: View) -> Plan:
+        return Plan(tuple((s, s.prompt_tokens) for s in view.waiting))
+
+    def skip_first(view: View) -> Plan:
+        return Plan(skip=(next(iter(view.decoding)),))
+
+    def all_run(view: View) -> Plan:
+        return Plan()
+
+    books = scheduler(Scripted(both, skip_first, skip_first, all_run, all_run))
+    books.add(request(0, 4, 3))
+    books.add(request(1, 5, 4))
+    assert drain(books) == [
+        ([(0, 4, 0), (1, 5, 0)], 0, 0, 0),
+        ([], 1, 5, 0),
+        ([], 1, 6, 0),
+        ([], 2, 4 + 7, 0),  # request 1 is done after this one
+        ([], 1, 5, 0),
+    ]
+    assert spans(books) == [
+        (0, PREFILL, 0, 0, 0),
+        (1, PREFILL, 0, 0, 0),
+        (1, DECODE, 0, 1, 3),
+        (0, DECODE, 0, 3, 4),
+    ]
+
+
+def test_the_free_pool_fills_a_micro_batch_from_others_that_are_back() -> None:
+    books = scheduler(Orca(max_prefills=1), max_batch=3, max_in_flight=2, free_pool=True)
+    for i in range(2):
+        books.add(request(i, 4, 4))
+    first, second = books.next_batch(), books.next_batch()
+    assert first and second
+    books.complete(first)
+    books.complete(second)
+    # Both are back when the next batch is formed: it takes in the other one's member.
+    merged = books.next_batch()
+    assert shape(merged) == ([], 2, 8, 0)
+    assert books.next_batch() is None
+    assert merged
+    assert [s.id for s in merged.decodes] == [0, 1]
+
+
+@pytest.mark.parametrize(
+    ("plan", "message"),
+    [
+        (lambda view: Plan(((view.waiting[0], 5),)), "chunk of 5 tokens does not fit"),
+        (lambda view: Plan(((view.waiting[0], 0),)), "chunk of 0 tokens does not fit"),
+        (lambda view: Plan(tuple((s, 4) for s in view.waiting)), "without a free slot"),
+        (lambda view: Plan(), "the plan is empty"),
+        (lambda view: Plan(skip=(view.waiting[0],)), "does not decode"),
+        (lambda view: Plan(skip=(view.waiting[0],) * 2), "skips a sequence twice"),
+        (lambda view: Plan(((view.waiting[0], 2),) * 2), "two chunks of"),
+        (lambda view: Plan(((Sequence(9, 4, 4, 4), 2),)), "neither waiting nor a member"),
+    ],
+)
+def test_impossible_plans_are_refused(plan: Callable[[View], Plan | None], message: str) -> None:
+    books = scheduler(Scripted(plan))
+    for i in range(3):
+        books.add(request(i, 4, 2))
+    with pytest.raises(PolicyError, match=message):
+        books.next_batch()
+
+
+def test_requests_that_can_never_fit_are_rejected_with_a_reason() -> None:
+    books = scheduler(Orca(), kv_capacity=15, reserve_declared=True)
+    assert books.add(Request(0, 0.0, 10, 2, 4)) is None
+    reason = books.add(Request(1, 0.0, 10, 2, 8))
+    assert reason == "reserves 18 KV tokens, but the replica holds 15"
+    reason = books.add(Request(2, 0.0, 15, 2, 8))
+    assert reason is not None and "needs 23 tokens" in reason and "max_length is 20" in reason
+
+
+@pytest.mark.parametrize("name", ["max_batch", "max_in_flight", "kv_capacity", "max_length"])
+def test_settings_are_checked(name: str) -> None:
+    with pytest.raises(ValueError, match=f"{name} must be at least 1, not 0"):
+        scheduler(Orca(), **{name: 0})
+
+
+def test_padding_needs_bound_micro_batches() -> None:
+    with pytest.raises(ValueError, match="bound"):
+        scheduler(RequestLevel(), free_pool=True)
+
+
+# A policy is one file: it is found by its name, with its arguments as keys
+
+
+ROOT = Path(__file__).resolve().parents[2]
+SHORTEST_FIRST = '''
+from sarathi_sim.policies.policy import DECODES, Plan, View, named
+
+
+@named("at_most")
+class AtMost:
+    """Whole prompts, at most so many an iteration."""
+
+    holds_finished = False
+
+    def __init__(self, prompts: int, eager: bool = True) -> None:
+        self.prompts, self.eager = prompts, eager
+
+    def plan(self, view: View) -> Plan | None:
+        joining = view.admissible()[: self.prompts]
+        if joining:
+            return Plan(tuple((s, s.prompt_tokens) for s in joining))
+        return DECODES if view.num_decodes else None
+'''
+
+
+def test_the_shipped_policies_are_found() -> None:
+    assert {"orca", "request_level", "sarathi"} <= set(catalogue.builders())  # and the reader's
+    assert isinstance(catalogue.build("orca", case="worst"), OrcaWorstCase)
+    best, free = catalogue.build("orca"), catalogue.build("orca", case="unconstrained")
+    assert isinstance(best, Orca)
+    assert isinstance(free, Orca)
+    assert (best.max_prefills, free.max_prefills) == (1, None)
+    assert type(catalogue.build("request_level")) is RequestLevel
+    sarathi = catalogue.build("sarathi", chunk_size=64, chunk_rule="fixed")
+    assert isinstance(sarathi, Sarathi)
+    assert (sarathi.chunk_size, sarathi.tile, sarathi.chunk_rule) == (64, 128, "fixed")
+
+
+def test_what_builds_a_policy_says_its_keys() -> None:
+    fields = POLICIES["sarathi"].model_fields
+    assert list(fields) == ["name", "chunk_size", "tile", "chunk_rule", "iteration_s"]
+    assert fields["chunk_size"].default == 256
+    assert POLICIES["orca"].model_fields["case"].default == "best"
+
+
+def test_a_new_file_is_all_it_takes(tmp_path: Path) -> None:
+    """In a process of its own, with a folder of policies beside the shipped ones."""
+    (tmp_path / "at_most.py").write_text(SHORTEST_FIRST)
+    code = (
+        f"from sarathi_sim import policies; policies.__path__.append({str(tmp_path)!r})\n"
+        "from sarathi_sim.experiments.run.experiment import simulate_all\n"
+        "from sarathi_sim.experiments.config.loading import load_experiment\n"
+        "e = load_experiment('first_experiment', ['workload.requests=30',\n"
+        "    'scenarios.orca.policy={name: at_most, prompts: 2}'])\n"
+        "print(vars(e.scenarios['orca'].policy.build()))\n"
+        "print(simulate_all(e).runs['orca'].summary['finished'])\n"
+        "load_experiment('first_experiment', ['scenarios.orca.policy={name: at_most}'])\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True)
+    assert done.stdout.splitlines() == ["{'prompts': 2, 'eager': True}", "30"]
+    assert re.search(r"policy\.prompts: this key is missing", done.stderr), done.stderr
+
+
+def test_two_policies_of_one_name_are_an_error(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("one", "other"):
+        (tmp_path / f"{name}.py").write_text(SHORTEST_FIRST)
+    from sarathi_sim import policies
+
+    monkeypatch.setattr(policies, "__path__", [*policies.__path__, str(tmp_path)])
+    with pytest.raises(ValueError, match="two policies called 'at_most'"):
+        catalogue.builders.__wrapped__()
+    for name in ("one", "other"):
+        sys.modules.pop(f"sarathi_sim.policies.{name}", None)

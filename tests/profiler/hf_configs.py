@@ -6,394 +6,221 @@ from typing import Any
 
 Config = dict[str, Any]
 
-# What nearly every file has beside its sizes, none of which changes cost.
-COMMON: Config = {
-    "_name_or_path": "someone/some-model",
-    "attention_dropout": 0.0,
-    "bos_token_id": 1,
-    "eos_token_id": [2, 3],
-    "initializer_range": 0.02,
-    "rms_norm_eps": 1e-05,
-    "rope_theta": 500000.0,
+# What files have beside what says their cost, whatever its values.
+FREE = """
+    _name_or_path attention_dropout attn_dropout_prob attn_pdrop auto_map bf16 bos_token_id
+    embd_pdrop eos_token_id fp16 initializer_range layer_norm_epsilon n_ctx onnx_safe
+    original_max_position_embeddings pretraining_tp resid_pdrop rms_norm_eps rope_scaling rope_theta
+    rotary_dim rotary_emb_base rotary_pct scale_attn_weights summary_type summary_use_proj
+    task_specific_params transformers_version use_cache use_dynamic_ntk use_flash_attn
+    use_logn_attn use_mrope
+    """
+FREE_OF_MIXTURES = """
+    aux_loss_alpha ep_size mtp_transformer_layers n_group norm_topk_prob num_mtp_modules
+    output_router_logits routed_scaling_factor router_aux_loss_coef router_jitter_noise scoring_func
+    seq_aux topk_group topk_method use_mtp use_routing_bias
+    """
+
+
+def _free(names: str) -> Config:
+    return dict.fromkeys(names.split(), 0.5)
+
+
+def _model(
+    base: Config, kind: str = "", sizes: tuple[int, ...] = (), free: str = "", **changes: Any
+) -> Config:
+    """A base with other keys. ``sizes`` are layers, hidden size, heads, KV heads, FFN, vocabulary;
+    the ``free`` keys cost nothing in this type of model."""
+    names = "num_hidden_layers hidden_size num_attention_heads num_key_value_heads"
+    named = dict(zip([*names.split(), "intermediate_size", "vocab_size"], sizes, strict=False))
+    return {**base, **({"model_type": kind} if kind else {}), **named, **_free(free), **changes}
+
+
+BASE: Config = {
+    **_free(FREE),
+    "architectures": ["SomeForCausalLM"],
+    "attention_bias": False,
+    "hidden_act": "silu",
+    "max_position_embeddings": 131072,
+    "tie_word_embeddings": False,
     "torch_dtype": "bfloat16",
-    "transformers_version": "4.44.0",
-    "use_cache": True,
 }
-
-
-def _sizes(layers: int, hidden: int, heads: int, kv: int, ffn: int, vocab: int) -> Config:
-    return {
-        **COMMON,
-        "num_hidden_layers": layers,
-        "hidden_size": hidden,
-        "num_attention_heads": heads,
-        "num_key_value_heads": kv,
-        "intermediate_size": ffn,
-        "vocab_size": vocab,
-    }
-
-
-LLAMA_2: Config = {
-    **_sizes(32, 4096, 32, 32, 11008, 32000),
-    "architectures": ["LlamaForCausalLM"],
-    "model_type": "llama",
-    "hidden_act": "silu",
-    "max_position_embeddings": 4096,
-    "pretraining_tp": 1,
-    "rope_scaling": None,
-    "tie_word_embeddings": False,
-}
-LLAMA_3: Config = {
-    **LLAMA_2,
-    **_sizes(32, 4096, 32, 8, 14336, 128256),
-    "attention_bias": False,
-    "mlp_bias": False,
-    "head_dim": 128,
-    "max_position_embeddings": 131072,
-    "rope_scaling": {"factor": 8.0, "rope_type": "llama3"},
-}
-LLAMA_3_2_1B: Config = {
-    **LLAMA_3,
-    **_sizes(16, 2048, 32, 8, 8192, 128256),
-    "head_dim": 64,
-    "tie_word_embeddings": True,
-}
-QWEN_2: Config = {
-    **_sizes(28, 3584, 28, 4, 18944, 152064),
-    "architectures": ["Qwen2ForCausalLM"],
-    "model_type": "qwen2",
-    "hidden_act": "silu",
-    "max_position_embeddings": 131072,
-    "max_window_layers": 28,
-    "sliding_window": 4096,
-    "use_sliding_window": False,
-    "use_mrope": False,
-    "tie_word_embeddings": False,
-}
-QWEN_2_5_SMALL: Config = {
-    **QWEN_2,
-    **_sizes(24, 896, 14, 2, 4864, 151936),
-    "layer_types": ["full_attention"] * 24,
-    "sliding_window": None,
-    "tie_word_embeddings": True,
-}
-QWEN_3: Config = {
-    **QWEN_2,
-    **_sizes(36, 4096, 32, 8, 12288, 151936),
-    "architectures": ["Qwen3ForCausalLM"],
-    "model_type": "qwen3",
-    "attention_bias": False,
-    "head_dim": 128,
-    "max_position_embeddings": 40960,
-    "max_window_layers": 36,
-    "sliding_window": None,
-}
-QWEN_3_SMALL: Config = {
-    **QWEN_3,
-    **_sizes(28, 1024, 16, 8, 3072, 151936),
-    "tie_word_embeddings": True,
-}
-MISTRAL_3: Config = {
-    **_sizes(32, 4096, 32, 8, 14336, 32768),
-    "architectures": ["MistralForCausalLM"],
-    "model_type": "mistral",
-    "hidden_act": "silu",
-    "max_position_embeddings": 32768,
-    "sliding_window": None,
-    "tie_word_embeddings": False,
-}
-PHI_3_128K: Config = {
-    **_sizes(32, 3072, 32, 32, 8192, 32064),
-    "architectures": ["Phi3ForCausalLM"],
-    "auto_map": {"AutoConfig": "configuration_phi3.Phi3Config"},
-    "model_type": "phi3",
-    "attention_bias": False,
-    "embd_pdrop": 0.0,
-    "resid_pdrop": 0.0,
-    "hidden_act": "silu",
-    "max_position_embeddings": 131072,
-    "original_max_position_embeddings": 4096,
-    "sliding_window": 262144,  # never reached
-    "tie_word_embeddings": False,
-}
-QWEN_1: Config = {
-    **COMMON,
-    "architectures": ["QWenLMHeadModel"],
-    "model_type": "qwen",
-    "attn_dropout_prob": 0.0,
-    "emb_dropout_prob": 0.0,
-    "bf16": True,
-    "fp16": False,
-    "fp32": False,
-    "hidden_size": 8192,
-    "intermediate_size": 49152,
-    "kv_channels": 128,
-    "layer_norm_epsilon": 1e-05,
-    "max_position_embeddings": 32768,
-    "no_bias": True,
-    "num_attention_heads": 64,
-    "num_hidden_layers": 80,
-    "onnx_safe": None,
-    "rotary_emb_base": 1000000,
-    "rotary_pct": 1.0,
-    "scale_attn_weights": True,
-    "seq_length": 32768,
-    "tie_word_embeddings": False,
-    "use_dynamic_ntk": False,
-    "use_flash_attn": "auto",
-    "use_logn_attn": False,
-    "vocab_size": 152064,
-}
+LLAMA_2 = _model(
+    BASE, "llama", (32, 4096, 32, 32, 11008, 32000), mlp_bias=False, max_position_embeddings=4096
+)
+LLAMA_3 = _model(
+    LLAMA_2, "", (32, 4096, 32, 8, 14336, 128256), head_dim=128, max_position_embeddings=131072
+)
+LLAMA_3_2_1B = _model(
+    LLAMA_3, "", (16, 2048, 32, 8, 8192, 128256), head_dim=64, tie_word_embeddings=True
+)
+_WINDOW: Config = {"max_window_layers": 28, "sliding_window": 4096, "use_sliding_window": False}
+QWEN_2 = _model({**BASE, **_WINDOW}, "qwen2", (28, 3584, 28, 4, 18944, 152064))
+QWEN_2_5_SMALL = _model(
+    {**QWEN_2, "layer_types": ["full_attention"] * 24, "sliding_window": None},
+    *("", (24, 896, 14, 2, 4864, 151936)),
+    tie_word_embeddings=True,
+)
+QWEN_3 = _model(
+    {**QWEN_2, "max_window_layers": 36, "sliding_window": None},
+    *("qwen3", (36, 4096, 32, 8, 12288, 151936)),
+    head_dim=128,
+    max_position_embeddings=40960,
+)
+QWEN_3_SMALL = _model(QWEN_3, "", (28, 1024, 16, 8, 3072, 151936), tie_word_embeddings=True)
+MISTRAL_3 = _model(BASE, "mistral", (32, 4096, 32, 8, 14336, 32768), sliding_window=None)
+MISTRAL_1 = _model(MISTRAL_3, vocab_size=32000, sliding_window=4096)
+# Its window is never reached.
+PHI_3_128K = _model(BASE, "phi3", (32, 3072, 32, 32, 8192, 32064), sliding_window=262144)
+PHI_3_4K = _model(PHI_3_128K, max_position_embeddings=4096, sliding_window=2047)
+PHI_4 = _model(PHI_3_128K, "", (40, 5120, 40, 10, 17920, 100352), sliding_window=None)
+_QWEN_1 = _model({**_free(FREE), "fp32": False}, "qwen", (80, 8192, 64, 64, 49152, 152064))
+QWEN_1 = _model(_QWEN_1, kv_channels=128, no_bias=True, seq_length=32768, tie_word_embeddings=False)
+del QWEN_1["num_key_value_heads"]
 GPT_2: Config = {
+    **_free(FREE),
     "activation_function": "gelu_new",
     "architectures": ["GPT2LMHeadModel"],
-    "attn_pdrop": 0.1,
-    "bos_token_id": 50256,
-    "embd_pdrop": 0.1,
-    "initializer_range": 0.02,
-    "layer_norm_epsilon": 1e-05,
     "model_type": "gpt2",
-    "n_ctx": 1024,
     "n_embd": 768,
     "n_head": 12,
     "n_layer": 12,
     "n_positions": 1024,
-    "resid_pdrop": 0.1,
-    "summary_type": "cls_index",
-    "summary_use_proj": True,
-    "task_specific_params": {"text-generation": {"do_sample": True, "max_length": 50}},
     "vocab_size": 50257,
 }
-
-MISTRAL_1: Config = {**MISTRAL_3, "vocab_size": 32000, "sliding_window": 4096}
-PHI_3_4K: Config = {**PHI_3_128K, "max_position_embeddings": 4096, "sliding_window": 2047}
-PHI_4: Config = {
-    **PHI_3_128K,
-    **_sizes(40, 5120, 40, 10, 17920, 100352),
-    "max_position_embeddings": 16384,
-    "original_max_position_embeddings": 16384,
-    "sliding_window": None,
-}
-GEMMA_2_9B: Config = {
-    **_sizes(42, 3584, 16, 8, 14336, 256000),
-    "architectures": ["Gemma2ForCausalLM"],
-    "model_type": "gemma2",
-    "attn_logit_softcapping": 50.0,
-    "cache_implementation": "hybrid",
-    "final_logit_softcapping": 30.0,
-    "head_dim": 256,
-    "hidden_act": "gelu_pytorch_tanh",
-    "hidden_activation": "gelu_pytorch_tanh",
-    "max_position_embeddings": 8192,
-    "query_pre_attn_scalar": 256,
-    "sliding_window": 4096,
-    "sliding_window_size": 4096,
-}
+GEMMA_2_9B = _model(
+    _free(FREE),
+    "gemma2",
+    (42, 3584, 16, 8, 14336, 256000),
+    "attn_logit_softcapping cache_implementation final_logit_softcapping query_pre_attn_scalar"
+    " sliding_window_size",
+    head_dim=256,
+    hidden_activation="gelu_pytorch_tanh",
+    max_position_embeddings=8192,
+    sliding_window=4096,
+)
 # What it leaves out are the type's defaults: 8 and 4 heads of 256, a vocabulary of 262,208.
 GEMMA_3_4B: Config = {
     "architectures": ["Gemma3ForConditionalGeneration"],
     "boi_token_index": 255999,
-    "image_token_index": 262144,
-    "mm_tokens_per_image": 256,
     "model_type": "gemma3",
     "text_config": {
         "hidden_size": 2560,
         "intermediate_size": 10240,
         "model_type": "gemma3_text",
         "num_hidden_layers": 34,
-        "rope_scaling": {"factor": 8.0, "rope_type": "linear"},
         "sliding_window": 1024,
     },
     "torch_dtype": "bfloat16",
     "vision_config": {"hidden_size": 1152, "num_hidden_layers": 27},
 }
-_MIXTURE: Config = {"output_router_logits": False, "router_aux_loss_coef": 0.001}
-MIXTRAL_8X7B: Config = {
-    **MISTRAL_3,
-    **_MIXTURE,
-    "architectures": ["MixtralForCausalLM"],
-    "model_type": "mixtral",
-    "num_experts_per_tok": 2,
-    "num_local_experts": 8,
-    "vocab_size": 32000,
-}
-QWEN_3_30B: Config = {
-    **QWEN_3,
-    **_MIXTURE,
-    **_sizes(48, 2048, 32, 4, 6144, 151936),
-    "architectures": ["Qwen3MoeForCausalLM"],
-    "decoder_sparse_step": 1,
-    "mlp_only_layers": [],
-    "model_type": "qwen3_moe",
-    "moe_intermediate_size": 768,
-    "norm_topk_prob": True,
-    "num_experts": 128,
-    "num_experts_per_tok": 8,
-}
-QWEN_3_CODER: Config = {
-    **QWEN_3_30B,
-    **_sizes(62, 6144, 96, 8, 8192, 151936),
-    "max_position_embeddings": 262144,
-    "moe_intermediate_size": 2560,
-    "num_experts": 160,
-    "qkv_bias": False,
-    "shared_expert_intermediate_size": 0,
-    "use_qk_norm": True,
-}
-QWEN_15_MOE: Config = {
-    **QWEN_2,
-    **_MIXTURE,
-    **_sizes(24, 2048, 16, 16, 5632, 151936),
-    "architectures": ["Qwen2MoeForCausalLM"],
-    "decoder_sparse_step": 1,
-    "model_type": "qwen2_moe",
-    "moe_intermediate_size": 1408,
-    "norm_topk_prob": False,
-    "num_experts": 60,
-    "num_experts_per_tok": 4,
-    "qkv_bias": True,
-    "shared_expert_intermediate_size": 5632,
-}
-GPT_OSS_20B: Config = {
-    **_sizes(24, 2880, 64, 8, 2880, 201088),
-    "architectures": ["GptOssForCausalLM"],
-    "attention_bias": True,
-    "experts_per_token": 4,
-    "head_dim": 64,
-    "hidden_act": "silu",
-    "initial_context_length": 4096,
-    "layer_types": ["sliding_attention", "full_attention"] * 12,
-    "max_position_embeddings": 131072,
-    "model_type": "gpt_oss",
-    "num_experts_per_tok": 4,
-    "num_local_experts": 32,
-    "output_router_logits": False,
-    "quantization_config": {
+MIXTRAL_8X7B = _model(
+    *(MISTRAL_1, "mixtral", (), FREE_OF_MIXTURES),
+    sliding_window=None,
+    num_experts_per_tok=2,
+    num_local_experts=8,
+)
+QWEN_3_30B = _model(
+    {**QWEN_3, "decoder_sparse_step": 1, "mlp_only_layers": []},
+    *("qwen3_moe", (48, 2048, 32, 4, 6144, 151936), FREE_OF_MIXTURES),
+    moe_intermediate_size=768,
+    num_experts=128,
+    num_experts_per_tok=8,
+)
+QWEN_3_CODER = _model(
+    {**QWEN_3_30B, "qkv_bias": False, "shared_expert_intermediate_size": 0, "use_qk_norm": True},
+    *("", (62, 6144, 96, 8, 8192, 151936)),
+    moe_intermediate_size=2560,
+    num_experts=160,
+)
+QWEN_15_MOE = _model(
+    {**QWEN_2, "decoder_sparse_step": 1, "shared_expert_intermediate_size": 5632},
+    *("qwen2_moe", (24, 2048, 16, 16, 5632, 151936), FREE_OF_MIXTURES),
+    moe_intermediate_size=1408,
+    num_experts=60,
+    num_experts_per_tok=4,
+    qkv_bias=True,
+)
+GPT_OSS_20B = _model(
+    {**BASE, "layer_types": ["sliding_attention", "full_attention"] * 12},
+    *("gpt_oss", (24, 2880, 64, 8, 2880, 201088), FREE_OF_MIXTURES),
+    attention_bias=True,
+    head_dim=64,
+    num_experts_per_tok=4,
+    num_local_experts=32,
+    quantization_config={
         "modules_to_not_convert": ["model.layers.*.self_attn", "model.layers.*.mlp.router"],
         "quant_method": "mxfp4",
     },
-    "router_aux_loss_coef": 0.9,
-    "sliding_window": 128,
-    "swiglu_limit": 7.0,
-    "tie_word_embeddings": False,
-}
+    sliding_window=128,
+    **_free("experts_per_token initial_context_length swiglu_limit"),
+)
 FP8_BLOCKS: Config = {
     "activation_scheme": "dynamic",
     "fmt": "e4m3",
     "quant_method": "fp8",
     "weight_block_size": [128, 128],
 }
-DEEPSEEK_V3: Config = {
-    **_sizes(61, 7168, 128, 128, 18432, 129280),
-    "architectures": ["DeepseekV3ForCausalLM"],
-    "attention_bias": False,
-    "ep_size": 1,
-    "first_k_dense_replace": 3,
-    "hidden_act": "silu",
+_LATENT: Config = {
     "kv_lora_rank": 512,
-    "max_position_embeddings": 163840,
-    "model_type": "deepseek_v3",
-    "moe_intermediate_size": 2048,
-    "moe_layer_freq": 1,
-    "n_group": 8,
-    "n_routed_experts": 256,
-    "n_shared_experts": 1,
-    "norm_topk_prob": True,
-    "num_experts_per_tok": 8,
-    "num_nextn_predict_layers": 1,
     "q_lora_rank": 1536,
     "qk_nope_head_dim": 128,
     "qk_rope_head_dim": 64,
-    "quantization_config": FP8_BLOCKS,
-    "routed_scaling_factor": 2.5,
-    "scoring_func": "sigmoid",
-    "tie_word_embeddings": False,
-    "topk_group": 4,
-    "topk_method": "noaux_tc",
     "v_head_dim": 128,
 }
+DEEPSEEK_V3 = _model(
+    {**BASE, **_LATENT, "moe_layer_freq": 1, "num_nextn_predict_layers": 1},
+    *("deepseek_v3", (61, 7168, 128, 128, 18432, 129280), FREE_OF_MIXTURES),
+    first_k_dense_replace=3,
+    max_position_embeddings=163840,
+    moe_intermediate_size=2048,
+    n_routed_experts=256,
+    n_shared_experts=1,
+    num_experts_per_tok=8,
+    quantization_config=FP8_BLOCKS,
+)
 # 27 layers, the first of them dense, no low rank of queries.
-DEEPSEEK_V2_LITE: Config = {
-    **DEEPSEEK_V3,
-    **_sizes(27, 2048, 16, 16, 10944, 102400),
-    "architectures": ["DeepseekV2ForCausalLM"],
-    "aux_loss_alpha": 0.001,
-    "first_k_dense_replace": 1,
-    "model_type": "deepseek_v2",
-    "moe_intermediate_size": 1408,
-    "n_routed_experts": 64,
-    "n_shared_experts": 2,
-    "num_experts_per_tok": 6,
-    "num_nextn_predict_layers": None,
-    "q_lora_rank": None,
-    "quantization_config": None,
-    "seq_aux": True,
-}
-KIMI_K2: Config = {
-    **DEEPSEEK_V3,
-    "first_k_dense_replace": 1,
-    "model_type": "kimi_k2",
-    "n_routed_experts": 384,
-    "num_attention_heads": 64,
-    "num_key_value_heads": 64,
-    "vocab_size": 163840,
-}
+DEEPSEEK_V2_LITE = _model(
+    {**DEEPSEEK_V3, "num_nextn_predict_layers": None, "quantization_config": None},
+    *("deepseek_v2", (27, 2048, 16, 16, 10944, 102400)),
+    first_k_dense_replace=1,
+    moe_intermediate_size=1408,
+    n_routed_experts=64,
+    n_shared_experts=2,
+    num_experts_per_tok=6,
+    q_lora_rank=None,
+)
 LLAMA_4_SCOUT: Config = {
     "architectures": ["Llama4ForConditionalGeneration"],
     "boi_token_index": 200080,
     "model_type": "llama4",
-    "text_config": {
-        **_sizes(48, 5120, 40, 8, 8192, 202048),
-        "attention_bias": False,
-        "attention_chunk_size": 8192,
-        "attn_scale": 0.1,
-        "attn_temperature_tuning": 4,
-        "floor_scale": 8192,
-        "for_llm_compressor": False,
-        "head_dim": 128,
-        "hidden_act": "silu",
-        "interleave_moe_layer_step": 1,
-        "intermediate_size_mlp": 16384,
-        "max_position_embeddings": 10485760,
-        "model_type": "llama4_text",
-        "no_rope_layers": [],
-        "num_experts_per_tok": 1,
-        "num_local_experts": 16,
-        "output_router_logits": False,
-        "router_aux_loss_coef": 0.001,
-        "router_jitter_noise": 0.0,
-        "use_qk_norm": True,
-    },
+    "text_config": _model(
+        {**BASE, "attention_chunk_size": 8192, "no_rope_layers": []},
+        *("llama4_text", (48, 5120, 40, 8, 8192, 202048), FREE_OF_MIXTURES),
+        head_dim=128,
+        interleave_moe_layer_step=1,
+        intermediate_size_mlp=16384,
+        max_position_embeddings=10485760,
+        num_experts_per_tok=1,
+        num_local_experts=16,
+        use_qk_norm=True,
+        **_free("attn_scale attn_temperature_tuning floor_scale for_llm_compressor"),
+    ),
     "vision_config": {"model_type": "llama4_vision_model"},
 }
-MINIMAX_M2: Config = {
-    **_sizes(62, 3072, 48, 8, 1536, 200064),
-    "architectures": ["MiniMaxM2ForCausalLM"],
-    "attn_type_list": [1] * 62,
-    "head_dim": 128,
-    "hidden_act": "silu",
-    "layernorm_full_attention_beta": 1.0,
-    "max_position_embeddings": 196608,
-    "mlp_intermediate_size": 8192,
-    "model_type": "minimax_m2",
-    "mtp_transformer_layers": 1,
-    "num_experts_per_tok": 8,
-    "num_local_experts": 256,
-    "num_mtp_modules": 3,
-    "qk_norm_type": "per_layer",
-    "quantization_config": {
+MINIMAX_M2 = _model(
+    {**BASE, "attn_type_list": [1] * 62, "shared_intermediate_size": 0, "use_qk_norm": True},
+    *("minimax_m2", (62, 3072, 48, 8, 1536, 200064), FREE_OF_MIXTURES),
+    head_dim=128,
+    max_position_embeddings=196608,
+    num_experts_per_tok=8,
+    num_local_experts=256,
+    quantization_config={
         **FP8_BLOCKS,
         "modules_to_not_convert": ["gate", "e_score_correction_bias", "lm_head"],
     },
-    "rotary_dim": 64,
-    "scoring_func": "sigmoid",
-    "shared_intermediate_size": 0,
-    "shared_moe_mode": "sigmoid",
-    "tie_word_embeddings": False,
-    "use_mtp": True,
-    "use_qk_norm": True,
-    "use_routing_bias": True,
-}
+    **_free("layernorm_full_attention_beta mlp_intermediate_size qk_norm_type shared_moe_mode"),
+)
 
 # Totals of the model cards' safetensors; of those with images what is left without their encoder.
 MODELLED = {
@@ -539,52 +366,45 @@ UNQUANTISED: dict[str, tuple[Config, str]] = {
     "experts": ({"quant_method": "mxfp4"}, "quant_method 'mxfp4': not supported: this model has"),
 }  # fmt: skip
 
-REFUSED: dict[str, tuple[Config, tuple[str, ...]]] = {
+#: Configurations that are refused, and how the line goes on after the name of the file.
+REFUSED: dict[str, tuple[Config, str]] = {
     "deepseek-v3.2": (
         {**DEEPSEEK_V3, "model_type": "deepseek_v32", "index_topk": 2048},
-        (
-            "model_type 'deepseek_v32': not modelled: attention that picks tokens by an index "
-            "(DeepSeek V3.2); deepseek-v3 has its sizes",
-        ),
+        "model_type 'deepseek_v32': not modelled: attention that picks tokens by an index "
+        "(DeepSeek V3.2); deepseek-v3 has its sizes",
     ),
     "qwen2-vl": (
         {**QWEN_2, "model_type": "qwen2_vl", "vision_config": {"depth": 32}},
-        ("model_type 'qwen2_vl': not modelled: models that read images or sound; of gemma3, ",),
+        "model_type 'qwen2_vl': not modelled: models that read images or sound; of gemma3, ",
     ),
     "gemma-3n": (
         {**GEMMA_2_9B, "model_type": "gemma3n", "hidden_size_per_layer_input": 256},
-        ("model_type 'gemma3n': not modelled: Gemma 3n: its layers share",),
+        "model_type 'gemma3n': not modelled: Gemma 3n: its layers share",
     ),
     "granite-3.0-1b-a400m": (
-        {
-            **{**LLAMA_3, "model_type": "granitemoe", "num_local_experts": 32},
-            **{"num_experts_per_tok": 8, "embedding_multiplier": 12.0, "logits_scaling": 6.0},
-        },
-        ("model_type 'granitemoe': not modelled: Granite mixtures of experts: no reader of their",),
+        {**LLAMA_3, "model_type": "granitemoe", "num_local_experts": 32, "logits_scaling": 6.0},
+        "model_type 'granitemoe': not modelled: Granite mixtures of experts: no reader of their",
     ),
     "command-r-plus": (
         {**LLAMA_3, "model_type": "cohere", "use_qk_norm": True, "logit_scale": 0.8333},
-        ("model_type 'cohere': not modelled: Command R and R+: attention and FFN of a layer run",),
+        "model_type 'cohere': not modelled: Command R and R+: attention and FFN of a layer run",
     ),
     "olmo-2": (
         {**LLAMA_3, "model_type": "olmo2"},
-        ("model_type 'olmo2': not modelled: OLMo 2 and 3: norms come after attention and FFN",),
+        "model_type 'olmo2': not modelled: OLMo 2 and 3: norms come after attention and FFN",
     ),
     "qwen3-next": (
         {**LLAMA_3, "model_type": "qwen3_next", "linear_num_key_heads": 16},
-        ("model_type 'qwen3_next': not modelled: models whose layers have linear attention",),
+        "model_type 'qwen3_next': not modelled: models whose layers have linear attention",
     ),
-    "an indexed deepseek_v3": ({**DEEPSEEK_V3, "index_topk": 64}, ("index_topk 64: not supp",)),
     "types of layers": (
         {**GEMMA_2_9B, "layer_types": ["linear_attention"] * 42},
-        ("layer_types 'linear_attention': not supported; allowed: full_attention, sliding_",),
+        "layer_types 'linear_attention': not supported; allowed: full_attention, sliding_",
     ),
-    "linear layers": (
-        {**MINIMAX_M2, "attn_type_list": [0] * 62},
-        ("attn_type_list [0, 0, 0, 0, …",),
-    ),
+    "an indexed deepseek_v3": ({**DEEPSEEK_V3, "index_topk": 64}, "index_topk 64: not supp"),
+    "linear layers": ({**MINIMAX_M2, "attn_type_list": [0] * 62}, "attn_type_list [0, 0, 0, 0, "),
     "no text": (
         {**GEMMA_3_4B, "text_config": None},
-        ("text_config None: must hold the sizes of the text part",),
+        "text_config None: must hold the sizes of the text part",
     ),
 }

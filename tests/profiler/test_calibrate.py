@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import os
+from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
 
@@ -10,10 +10,10 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from sarathi_sim.profiler.facts.device import load_device
+from sarathi_sim.profiler.facts.device import FittedOp, load_device
 from sarathi_sim.profiler.facts.model import load_model
 from sarathi_sim.profiler.facts.ops import GemmShape
-from sarathi_sim.profiler.facts.roofline import gemm_us
+from sarathi_sim.profiler.facts.roofline import Array, gemm_us
 from sarathi_sim.profiler.physics.calibrate import (
     CalibrationResult,
     calibrate,
@@ -38,11 +38,7 @@ from sarathi_sim.profiler.public import frames as public_data
 from sarathi_sim.profiler.public import vidur_frames as vidur
 from sarathi_sim.profiler.storage.files import DATASETS_VARIABLE, public_datasets
 from sarathi_sim.profiler.storage.strict import SpecError
-
-needs_datasets = pytest.mark.skipif(
-    not os.environ.get(DATASETS_VARIABLE),
-    reason=f"needs the public measurements: set {DATASETS_VARIABLE} to their folder",
-)
+from tests.sampled import needs_datasets
 
 #: The constants of a made-up device whose kernels the tests below fit.
 TRUE = {
@@ -245,6 +241,18 @@ def test_shipped_a100_model_is_close_to_rows_it_was_fitted_on() -> None:
     assert errors(rows.assign(predicted_us=times)).median_pct < 3
 
 
+def covered(fit: FittedOp, stacks: Iterable[tuple[Array, Array]]) -> list[list[float]]:
+    """The shares of each stack's (predicted, measured) times that the band covers: without the
+    stack's term, and with it."""
+    shares: list[list[float]] = [[], []]
+    for predicted, measured in stacks:
+        off = np.abs(np.log(predicted / measured))
+        for found, term in zip(shares, (0.0, fit.stack_pct), strict=True):
+            width = replace(fit, stack_pct=term).half_width_pct / 100
+            found.append(float((off <= width).mean()))
+    return shares
+
+
 @needs_datasets
 def test_the_band_of_a_gemm_covers_other_stacks() -> None:
     """None of these rows was fitted. Without the stack's term it covers 70 % of them, by stack."""
@@ -252,16 +260,14 @@ def test_the_band_of_a_gemm_covers_other_stacks() -> None:
     fit = times.spec.op("gemm")
     others = [vidur.mlp(datasets, "a100")["gemm"]]
     others += [public_data.aic_gemm(datasets, framework) for framework in ("VLLM", "TRTLLM")]
-    covered: dict[float, list[float]] = {0.0: [], fit.stack_pct: []}
+    pairs = []
     for rows in others:
         rows = rows.query("n >= 512 and k >= 512 and n * k >= 2**20")
         shape = {side: rows[side].to_numpy(np.float64) for side in "mnk"}
-        off = np.abs(np.log(times.predict("gemm", **shape) / rows["time_us"]))
-        for term, shares in covered.items():
-            width = replace(fit, stack_pct=term).half_width_pct / 100
-            shares.append(float((off <= width).mean()))
-    assert 0.65 < np.mean(covered[0.0]) < 0.75
-    assert np.mean(covered[fit.stack_pct]) > 0.9 and min(covered[fit.stack_pct]) > 0.8
+        pairs.append((times.predict("gemm", **shape), rows["time_us"]))
+    without, whole = covered(fit, pairs)
+    assert 0.65 < np.mean(without) < 0.75
+    assert np.mean(whole) > 0.9 and min(whole) > 0.8
 
 
 @needs_datasets
@@ -276,19 +282,17 @@ def test_the_band_of_attention_covers_other_stacks(op: str) -> None:
     others = [read(datasets, stack) for stack in {"VLLM", "SGLang", "TRTLLM"} - {mine}]
     if op == "attn_decode_gqa":
         others.append(vidur.decode(datasets))
-    covered: dict[float, list[float]] = {0.0: [], fit.stack_pct: []}
+    pairs = []
     for rows in others:
         if op == "attn_prefill":
             rows = rows.query("batch == 1 and chunk > 1")
         else:
             rows = rows[bandwidth_share(rows, device) <= 0.9].query("15 <= context <= 32768")
             rows = rows[(rows["heads"] == rows["kv_heads"]) == (op == "attn_decode_mha")]
-        off = np.abs(np.log(times.predict(op, **columns_of(rows)) / rows["time_us"]))
-        for term, shares in covered.items():
-            width = replace(fit, stack_pct=term).half_width_pct / 100
-            shares.append(float((off <= width).mean()))
-    assert np.mean(covered[0.0]) < 0.4
-    assert 0.85 < np.mean(covered[fit.stack_pct]) < 0.95, covered
+        pairs.append((times.predict(op, **columns_of(rows)), rows["time_us"]))
+    without, whole = covered(fit, pairs)
+    assert np.mean(without) < 0.4
+    assert 0.85 < np.mean(whole) < 0.95, whole
 
 
 @needs_datasets

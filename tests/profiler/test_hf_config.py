@@ -58,8 +58,8 @@ def test_modelled(tmp_path: Path, caplog: pytest.LogCaptureFixture, name: str) -
 
 @pytest.mark.parametrize("name", WINDOWED)
 def test_windows(tmp_path: Path, name: str) -> None:
-    config, (tokens, layers) = WINDOWED[name]
-    assert _load(tmp_path, config).windows == Windows(tokens, layers)
+    config, window = WINDOWED[name]
+    assert _load(tmp_path, config).windows == Windows(*window)
 
 
 @pytest.mark.parametrize("name", QUANTISED)
@@ -194,10 +194,7 @@ def test_a_type_that_nobody_knows_is_not_refused_for_what_others_are_modelled_wi
 @pytest.mark.parametrize("name", REFUSED)
 def test_refused(tmp_path: Path, name: str) -> None:
     config, expected = REFUSED[name]
-    text = _refusal(tmp_path, config)
-    for part in expected:
-        start, _, _ = part.partition("…")
-        assert start in text
+    assert f"config.json: {expected}" in _refusal(tmp_path, config)
 
 
 @pytest.mark.parametrize(
@@ -283,6 +280,10 @@ def test_a_key_that_nobody_knows_is_named(tmp_path: Path, caplog: pytest.LogCapt
 @pytest.mark.parametrize(
     ("change", "message"),
     [
+        ({"model_type": "bloom"}, "model_type 'bloom' is not supported; allowed: deepseek_v2, "),
+        ({"hidden_size": None}, "key 'hidden_size' is missing"),
+        ({"hidden_size": "big"}, "hidden_size must be a positive integer, got 'big'"),
+        ({"num_key_value_heads": 5}, "must be a multiple of num_kv_heads"),
         ({"hidden_size": 10**12}, "hidden_size must be at most 16777216, got 1000000000000"),
         ({"vocab_size": 10**400}, "vocab_size must be at most 16777216, got 1000"),
         ({"hidden_size": 2**23}, f"hidden_size must be at most {LARGEST['hidden_size']}"),
@@ -317,15 +318,11 @@ def test_files_that_are_no_configuration(tmp_path: Path, text: str, message: str
     assert message in _refusal(tmp_path, text)
 
 
-def test_a_link_to_itself(tmp_path: Path) -> None:
-    (tmp_path / "config.json").symlink_to("config.json")
-    with pytest.raises(SpecError, match=r"config\.json: Too many levels of symbolic links"):
+@pytest.mark.parametrize(
+    ("target", "message"),
+    [("config.json", "Too many levels of symbolic links"), ("/dev/zero", "not a regular file")],
+)
+def test_links_that_lead_to_no_file(tmp_path: Path, target: str, message: str) -> None:
+    (tmp_path / "config.json").symlink_to(target)
+    with pytest.raises(SpecError, match=rf"config\.json: {message}"):
         load_model(tmp_path / "config.json")
-
-
-def test_a_device_for_a_file(tmp_path: Path) -> None:
-    folder = tmp_path / "some-model"
-    folder.mkdir()
-    (folder / "config.json").symlink_to("/dev/zero")
-    with pytest.raises(SpecError, match=r"config\.json: not a regular file"):
-        load_model(folder / "config.json")

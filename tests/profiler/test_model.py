@@ -1,38 +1,30 @@
-"""Parameters, shapes and KV sizes against published counts and hand computation."""
+"""Models and devices: shapes and sizes by hand, mixtures of experts, names on the Hub, data sheets.
+In test_published.py are the counts that others publish."""
 
 from __future__ import annotations
 
 import json
 import re
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
+from urllib.parse import urlsplit
 
 import pytest
 
-from sarathi_sim.profiler.facts.model import list_models, load_model
-from sarathi_sim.profiler.facts.ops import OPS, GemmShape, Stream
-from sarathi_sim.profiler.storage.strict import SpecError
-
-# Hugging Face model cards (safetensors totals without rotary buffers), and for LLaMA 13B and 33B
-# the counts of the converted checkpoints. GPT-3: 12 h^2 + 13 h a layer, tables and final norm.
-PUBLISHED = {
-    "llama-2-7b": 6_738_415_616,
-    "llama-13b": 13_015_864_320,
-    "llama-33b": 32_528_943_616,
-    "llama-2-70b": 68_976_648_192,
-    "llama-3-8b": 8_030_261_248,
-    "llama-3-70b": 70_553_706_496,
-    "mistral-7b": 7_241_732_096,
-    "qwen-72b": 72_287_920_128,
-    "llama-3.1-8b": 8_030_261_248,
-    "llama-3.1-70b": 70_553_706_496,
-    "llama-3.1-405b": 405_853_388_800,
-    "llama-3.3-70b": 70_553_706_496,
-    "qwen3-8b": 8_190_735_360,
-    "qwen3-32b": 32_762_123_264,
-    "mistral-small-24b": 23_572_403_200,
-    "gpt3-175b": 96 * (12 * 12288**2 + 13 * 12288) + (50257 + 2048) * 12288 + 2 * 12288,
-}
+from sarathi_sim.profiler.facts.device import list_devices, load_device
+from sarathi_sim.profiler.facts.model import (
+    Experts,
+    ModelSpec,
+    checkpoints,
+    list_models,
+    load_model,
+    published,
+)
+from sarathi_sim.profiler.facts.ops import MOE, OPS, GemmShape, Stream
+from sarathi_sim.profiler.storage.files import data_dir
+from sarathi_sim.profiler.storage.not_modelled import not_modelled
+from sarathi_sim.profiler.storage.strict import SpecError, parse
+from tests.profiler.hf_configs import LLAMA_3
 
 
 @pytest.mark.parametrize(
@@ -51,13 +43,7 @@ def test_a_name_of_the_hub_that_is_not_listed_leads_to_the_shipped_model(
         load_model(hub)
 
 
-@pytest.mark.parametrize("name", PUBLISHED)
-def test_parameter_count_is_the_published_one(name: str) -> None:
-    assert load_model(name).num_parameters == PUBLISHED[name]
-
-
 def test_every_shipped_model_loads() -> None:
-    assert set(PUBLISHED) < set(list_models())
     assert {load_model(name).name for name in list_models()} == set(list_models())
 
 
@@ -68,12 +54,6 @@ def test_normed_queries_and_keys_are_one_more_elementwise_kernel() -> None:
     shard = load_model("qwen3-8b").shard(4)
     extra = set(streams(shard)) - set(streams(replace(shard, qk_norm=False)))
     assert extra == {Stream("norm", 2 * (8 + 2) * 128)}
-
-
-def test_kv_bytes_per_token() -> None:
-    assert load_model("gpt3-175b").kv_bytes_per_token() == 2 * 96 * 12288 * 2
-    assert load_model("llama-2-70b").kv_bytes_per_token() == 2 * 80 * 8 * 128 * 2
-    assert load_model("llama-13b").kv_bytes_per_token(dtype_bytes=4) == 2 * 40 * 5120 * 4
 
 
 @pytest.mark.parametrize(
@@ -95,11 +75,6 @@ def test_gemm_shapes(name: str, tp: int, expected: tuple[tuple[int, int], ...]) 
     assert tuple(gemms.values())[:4] == tuple(GemmShape(n, k) for n, k in expected)
 
 
-def test_lm_head_is_padded_to_64_columns_a_rank() -> None:
-    assert load_model("gpt3-175b").gemms(8)["lm_head"] == GemmShape(6336, 12288)
-    assert load_model("llama-13b").gemms(1)["lm_head"] == GemmShape(32000, 5120)
-
-
 @pytest.mark.parametrize(
     ("name", "tp", "message"),
     [
@@ -113,9 +88,13 @@ def test_tp_that_does_not_fit(name: str, tp: int, message: str) -> None:
         load_model(name).gemms(tp)
 
 
-def test_flops() -> None:
+def test_flops_lm_head_and_kv_bytes() -> None:
     model = load_model("gpt3-175b")
     assert model.linear_flops_per_token() == 2 * 96 * 12 * 12288**2
+    # The LM head is padded to 64 columns a rank.
+    assert model.gemms(8)["lm_head"] == GemmShape(6336, 12288)
+    assert load_model("llama-13b").gemms(1)["lm_head"] == GemmShape(32000, 5120)
+    assert load_model("llama-13b").kv_bytes_per_token(dtype_bytes=4) == 2 * 40 * 5120 * 4
     assert model.lm_head_flops_per_token() == 2 * 12288 * 50257
 
 
@@ -128,73 +107,15 @@ def test_maximum_batch_of_the_paper_needs_decimal_memory() -> None:
     assert int((usable - weights / 8) / (request / 8) / 8) == 27
 
 
-LLAMA = {
-    "model_type": "llama",
-    "hidden_size": 4096,
-    "intermediate_size": 11008,
-    "num_attention_heads": 32,
-    "num_hidden_layers": 32,
-    "vocab_size": 32000,
-}
-
-
-def write(folder: Path, config: object) -> Path:
-    path = folder / "my-model" / "config.json"
-    path.parent.mkdir(exist_ok=True)
-    path.write_text(json.dumps(config))
-    return path
-
-
-def test_hugging_face_configs(tmp_path: Path) -> None:
-    model = load_model(write(tmp_path, LLAMA))
-    assert model.name == "my-model" and model.num_parameters == PUBLISHED["llama-2-7b"]
-    assert load_model(tmp_path / "my-model") == model
-    mistral = {
-        **LLAMA,
-        "model_type": "mistral",
-        "num_key_value_heads": 8,
-        "intermediate_size": 14336,
-        "sliding_window": None,
-    }
-    assert load_model(write(tmp_path, mistral)).num_parameters == PUBLISHED["mistral-7b"]
-    # GPT-2 small: 124,439,808 parameters on its model card.
-    gpt2 = {"model_type": "gpt2", "n_layer": 12, "n_embd": 768, "n_head": 12, "vocab_size": 50257}
-    assert load_model(write(tmp_path, gpt2)).num_parameters == 124_439_808
-    # Qwen2-7B: 7,615,616,512 parameters on its model card.
-    qwen2 = {
-        **LLAMA,
-        "model_type": "qwen2",
-        "hidden_size": 3584,
-        "intermediate_size": 18944,
-        "num_attention_heads": 28,
-        "num_key_value_heads": 4,
-        "num_hidden_layers": 28,
-        "vocab_size": 152064,
-    }
-    assert load_model(write(tmp_path, qwen2)).num_parameters == 7_615_616_512
-
-
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [
-        ({"model_type": "bloom"}, "model_type 'bloom' is not supported; allowed: deepseek_v2, "),
-        ({"hidden_size": None}, "key 'hidden_size' is missing"),
-        ({"hidden_size": "big"}, "hidden_size must be a positive integer, got 'big'"),
-        ({"num_key_value_heads": 5}, "must be a multiple of num_kv_heads"),
-    ],
-)
-def test_bad_hugging_face_config(tmp_path: Path, change: dict[str, object], message: str) -> None:
-    path = write(tmp_path, {**LLAMA, **change})
-    with pytest.raises(SpecError, match=message) as caught:
-        load_model(path)
-    assert str(path) in str(caught.value)
-
-
 def test_unknown_names_and_broken_files(tmp_path: Path) -> None:
     with pytest.raises(SpecError, match=r"did you mean llama-13b\?\); shipped: deepseek-r1"):
         load_model("llama13b")
     with pytest.raises(SpecError, match="No such file"):
         load_model(tmp_path / "config.json")
+    (tmp_path / "my-model").mkdir()
+    (tmp_path / "my-model" / "config.json").write_text(json.dumps(LLAMA_3))
+    found = load_model(tmp_path / "my-model")
+    assert found == load_model(tmp_path / "my-model" / "config.json") and found.name == "my-model"
     (tmp_path / "config.json").write_text("{")
     with pytest.raises(SpecError, match="not valid JSON"):
         load_model(tmp_path)
@@ -206,3 +127,201 @@ def test_a_wrong_value_is_repeated_in_part(tmp_path: Path) -> None:
     with pytest.raises(SpecError) as caught:
         load_model(path)
     assert max(map(len, str(caught.value).splitlines())) < 500
+
+
+# Mixtures of experts ---------------------------------------------------------------------------
+
+# DeepSeek-V3's layers with the attention of a plain model: three dense layers, one shared expert.
+LIKE_DEEPSEEK = ModelSpec(
+    "like-deepseek", 61, 7168, 128, 128, 128, 18432, True, 129280, False, 4096,
+    experts=Experts(256, 8, 2048, shared_intermediate_size=2048, dense_layers=(0, 1, 2)),
+)  # fmt: skip
+
+
+def test_shared_experts_and_dense_layers_count_where_they_are() -> None:
+    model = LIKE_DEEPSEEK
+    attention, norms = 4 * 7168 * 128 * 128, 2 * 7168
+    dense = 3 * (attention + 3 * 7168 * 18432)
+    assert model.parameters_in(range(3)) == (0, dense, 3 * norms)
+    routed, matrices, plain = model.parameters_in(range(3, 61))
+    assert routed == 58 * 256 * 3 * 7168 * 2048
+    assert matrices == 58 * (attention + 3 * 7168 * 2048)
+    assert plain == 58 * (norms + 256 * 7168)
+    unused = 58 * 248 * 3 * 7168 * 2048
+    assert model.active_parameters == model.num_parameters - unused
+
+
+def test_a_bias_of_every_expert_and_of_the_router_counts() -> None:
+    """gpt-oss-20b: 32 experts of 2880 x 2880, gate and up of 5760."""
+    model = replace(
+        LIKE_DEEPSEEK, hidden_size=2880, num_heads=64, num_kv_heads=8, head_dim=64, num_layers=1,
+        ffn_hidden_size=0, experts=Experts(32, 4, 2880, bias=True),
+    )  # fmt: skip
+    routed, _, plain = model.parameters_in()
+    assert routed == 32 * (2880 * 5760 + 5760 + 2880 * 2880 + 2880)
+    assert plain - replace(model, experts=Experts(32, 4, 2880)).parameters_in().plain == 32
+
+
+def test_ops_of_a_mixture() -> None:
+    model = load_model("qwen3-30b-a3b")
+    assert MOE in model.row_ops and not {"ffn_ln1", "ffn_ln2", "shared_ln1"} & set(model.row_ops)
+    gemms = model.gemms(4)
+    assert (gemms["moe_router"].n, gemms["moe_router"].k) == (128, 2048)  # whole on every rank
+    assert MOE not in load_model("llama-3-8b").row_ops
+    assert {"ffn_ln1", "shared_ln1", "shared_ln2", MOE} <= set(LIKE_DEEPSEEK.row_ops)
+    assert LIKE_DEEPSEEK.share("ffn_ln1") == pytest.approx(3 / 61)
+    assert LIKE_DEEPSEEK.share(MOE) == pytest.approx(58 / 61)
+    assert LIKE_DEEPSEEK.share("preproj") == 1
+
+
+def test_flops_are_those_of_the_chosen_experts() -> None:
+    model = load_model("mixtral-8x7b")
+    attention = (32 + 2 * 8) * 128 * 4096 + 4096 * 4096
+    expected = 2 * 32 * (attention + 8 * 4096 + 2 * 3 * 4096 * 14336)
+    assert model.linear_flops_per_token() == expected
+
+
+def test_activations_of_dense_layers_and_shared_experts_are_elementwise() -> None:
+    streams = OPS["others"].streams
+    assert streams is not None
+    found = streams(LIKE_DEEPSEEK.shard(8))
+    acts = [stream for stream in found if stream.kernel == "act"]
+    assert acts == [
+        Stream("act", 3 * 18432 // 8, times=pytest.approx(3 / 61)),
+        Stream("act", 3 * 2048 // 8, times=pytest.approx(58 / 61)),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"top_k": 200}, "top_k must be from 1 to num_experts"),
+        ({"num_experts": 0}, "num_experts must be from 1"),
+        ({"dense_layers": [2, 1]}, "dense_layers must rise"),
+        ({"dense_layers": [48]}, "dense_layers must be below num_layers"),
+        ({"choose": 3}, "unknown key"),
+        ({"top_k": "8"}, "top_k"),
+    ],
+)
+def test_a_wrong_mixture_is_refused(change: dict[str, object], message: str) -> None:
+    fields = asdict(load_model("qwen3-30b-a3b"))
+    fields["experts"] = {**fields["experts"], **change}
+    fields["ffn_hidden_size"] = 6144 if "dense_layers" in change else 0
+    with pytest.raises(SpecError, match=message):
+        parse(ModelSpec, fields, "f")
+
+
+def test_sizes_of_a_mixture_that_contradict_each_other_are_refused() -> None:
+    with pytest.raises(ValueError, match="ffn_hidden_size must be 0 without dense layers"):
+        replace(load_model("qwen3-30b-a3b"), ffn_hidden_size=6144)
+    model = replace(load_model("mixtral-8x7b"), experts=Experts(6, 2, 100))
+    with pytest.raises(ValueError, match="divides neither the experts' intermediate_size"):
+        model.check_tp(8)
+    model.check_tp(2)
+
+
+# Names on the Hub ------------------------------------------------------------------------------
+
+
+def test_a_name_belongs_to_one_model_and_has_a_page() -> None:
+    listed = [one for model in list_models() for one in checkpoints(model)]
+    assert len(listed) == len(published())
+    for one in listed:
+        owner, _, name = one.name.partition("/")
+        assert owner and name
+        assert urlsplit(one.page).scheme == "https"
+        # A page of the Hub is the checkpoint's own.
+        assert "huggingface.co" not in one.page or one.page == f"https://huggingface.co/{one.name}"
+
+
+@pytest.mark.parametrize("model", list_models())
+def test_the_formats_of_a_checkpoint_can_be_simulated(model: str) -> None:
+    """They are formats that the model's own shape accepts; the shipped YAML's are among them."""
+    spec, found = load_model(model), checkpoints(model)
+    for one in found:
+        replace(spec, dtype=one.dtype, kv_cache_dtype=one.kv_cache_dtype, moe_dtype=one.moe_dtype)
+        assert one.moe_dtype is None or spec.experts is not None
+    own = (spec.dtype, spec.kv_cache_dtype, spec.moe_dtype)
+    formats = [(one.dtype, one.kv_cache_dtype, one.moe_dtype) for one in found]
+    assert not formats or formats[0] == own
+
+
+@pytest.mark.parametrize("name", published())
+def test_a_name_is_taken_where_a_model_is(name: str) -> None:
+    shipped, one = published()[name]
+    found = load_model(name)
+    formats = {k: getattr(one, k) for k in ("dtype", "kv_cache_dtype", "moe_dtype")}
+    assert found == replace(load_model(shipped), **formats)
+    assert load_model(name.lower()) == found and not not_modelled(name, "model")
+
+
+def test_a_folder_of_that_name_goes_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    own = tmp_path / "Qwen" / "Qwen3-8B"
+    own.mkdir(parents=True)
+    assert load_model("Qwen/Qwen3-8B").name == "qwen3-8b"  # an empty folder is no model
+    (own / "config.json").write_text(json.dumps(LLAMA_3))
+    assert load_model("Qwen/Qwen3-8B").num_layers == LLAMA_3["num_hidden_layers"]
+    assert load_model("Qwen3-8B") == load_model("qwen3-8b")
+
+
+def test_a_name_leads_to_its_model_and_formats() -> None:
+    assert checkpoints("gpt3-175b") == checkpoints("no-such-model") == ()
+    model, one = published()["nvidia/Qwen3-32B-NVFP4"]
+    assert (model, one.dtype, one.kv_cache_dtype) == ("qwen3-32b", "nvfp4", "fp8")
+    assert published()["openai/gpt-oss-20b"][1].moe_dtype == "w4a16_mxfp4"
+
+
+# Device files: what is there, and what a mistake in one says
+
+
+def test_every_shipped_device_loads_under_its_own_name() -> None:
+    assert list_devices() == [
+        *("a100-40g-sxm", "a100-80g-sxm", "a40", "a6000", "b200-sxm", "b300-sxm", "gb200"),
+        *("h100-80g-sxm", "h200-sxm", "l40s", "rtx-4090", "rtx-pro-6000"),
+    ]
+    assert [load_device(name).name for name in list_devices()] == list_devices()
+
+
+def test_memory_is_decimal_on_the_data_sheet_and_another_number_to_the_driver() -> None:
+    assert load_device("a100-80g-sxm").memory_bytes == 80e9
+    assert load_device("a6000").memory_bytes == 48e9
+    assert load_device("rtx-4090").reported_bytes == 25_250_627_584
+    assert load_device("a100-80g-sxm").reported_bytes == pytest.approx(79.15 * 2**30, rel=1e-3)
+    for name in list_devices():
+        assert load_device(name).reported_bytes is not None, name
+
+
+def test_unknown_device_names_a_close_one() -> None:
+    with pytest.raises(SpecError, match=r"did you mean a100-80g-sxm\?"):
+        load_device("a100-80g")
+
+
+@pytest.mark.parametrize("name", ["a100-40g-sxm", "h100-80g-sxm", "h200-sxm", "rtx-4090"])
+def test_device_with_specifications_only_refuses_to_predict(name: str) -> None:
+    with pytest.raises(SpecError, match=f"device {name} has specifications only"):
+        load_device(name).op("gemm")
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "message"),
+    [
+        ("num_sms", "sms", r"mine\.yaml: sms: unknown key.*\n?.*num_sms"),
+        ("num_sms: 132", "num_sms: many", "num_sms: value 'many': must be a whole number"),
+        ("num_sms: 132", "num_sms: 0", "num_sms must be positive, got 0"),
+        ("4800.0e+9", ".nan", "memory_bandwidth"),
+        (
+            "bandwidth: 450.0e+9",
+            "bandwith: 1.0",
+            r"intra_node\.bandwith: unknown key \(did you mean bandwidth\?\)",
+        ),
+    ],
+)
+def test_mistakes_in_a_device_file(tmp_path: Path, old: str, new: str, message: str) -> None:
+    text = (data_dir() / "devices" / "h200-sxm.yaml").read_text()
+    assert old in text
+    path = tmp_path / "mine.yaml"
+    path.write_text(text.replace(old, new, 1))
+    with pytest.raises(SpecError, match=message) as caught:
+        load_device(path)
+    assert str(path) in str(caught.value)

@@ -37,15 +37,13 @@ from sarathi_sim.profiler.kernels.stack_times import StackTimes
 from sarathi_sim.profiler.physics.shard_times import DOUBT
 from sarathi_sim.profiler.public import kernel_tables
 from sarathi_sim.profiler.storage.files import public_datasets
-from sarathi_sim.profiler.storage.strict import SpecError
 from tests.profiler.test_kernel_tables import put
-from tests.profiler.test_stack_bundles import needs_datasets
-from tests.sampled import stack_bundle
+from tests.sampled import needs_datasets, stack_bundle
 
 RATES = Rates(1e15, 3e12, 2.0)
 TOKENS = [1, 4, 16, 64, 256, 1024, 4096]
 MODELS = [(2048, 768, 8, 128), (4096, 1536, 8, 128), (4096, 14336, 2, 8), (3072, 1024, 8, 256)]
-QWEN, MIXTRAL = load_model("qwen3-30b-a3b"), load_model("mixtral-8x7b")
+QWEN = load_model("qwen3-30b-a3b")
 ROW = {
     "moe_dtype": "bfloat16", "hidden_size": 2048, "inter_size": 768, "topk": 8,
     "num_experts": 128, "moe_tp_size": 1, "moe_ep_size": 4, "distribution": "balanced",
@@ -147,15 +145,12 @@ def test_a_power_law_gives_the_busiest_rank_more_and_no_expert_a_token_twice() -
     assert (both.rows, both.touched) == (200, 2) and 192 <= both.padded <= 256
 
 
-def test_where_a_shape_comes_from() -> None:
+def test_where_a_shape_comes_from_and_what_it_reads() -> None:
     surface = fit_moe(moe_table(rows()), RATES)
     assert surface.from_what((2048, 768, 8, 128, 2, 1)) == "between"
     assert surface.from_what((2048, 768, 8, 128, 8, 1)) == "shapes"
     assert surface.from_what((2048, 768, 6, 128, 1, 1)) == "beyond"
-
-
-def test_few_tokens_read_few_experts() -> None:
-    """One token of Mixtral reads two of eight experts; many read all of them once."""
+    # One token of Mixtral reads two of eight experts; many read all of them once.
     shape = np.array([(4096, 14336, 2, 8, 1, 1)], np.float64)
     one, all_of_them = expected_us(shape, np.array([1.0, 64.0]), RATES)[0] - 20
     assert all_of_them / one == pytest.approx(4, rel=0.05)
@@ -269,9 +264,7 @@ def test_experts_take_longer_with_more_tokens_and_bytes() -> None:
     assert us(replace(bf16, moe_dtype="fp8_block"), tp=1) < us(bf16, tp=1)
     even = replace(bf16, expert_distribution="balanced")
     assert us(even) != us(bf16)
-
-
-def test_a_router_is_in_bf16_whatever_the_weights_are() -> None:
+    # A router is in bf16, whatever the weights are.
     assert us(Kernels("vllm", "fp8"), "moe_router") == us(Kernels("vllm"), "moe_router")
 
 
@@ -380,26 +373,3 @@ def test_weights_of_a_gpu_are_the_same_however_experts_are_divided() -> None:
     assert (numbers.weight, numbers.expert_weight) == (2.0, 0.5 + 1 / 32)
     assert Kernels("vllm", "fp8").number_bytes.expert_weight == 1.0
     assert set(WEIGHT_BYTES) < set(MOE_BYTES)
-
-
-@pytest.mark.parametrize(
-    ("kernels", "model", "tp", "expected"),
-    [
-        (Kernels("sglang", "fp8"), QWEN, 1, "no moe of sglang was measured .*fp8.power_law_1.2"),
-        (Kernels("vllm", "bf16", expert_parallel=True), MIXTRAL, 1, None),
-        (
-            Kernels("vllm", expert_parallel=True),
-            replace(MIXTRAL, experts=replace(MIXTRAL.experts, num_experts=6)),
-            4,
-            "tp 4 does not divide num_experts .6.; allowed here: expert_parallel: false",
-        ),
-    ],
-)
-def test_what_cannot_be_had_is_refused(
-    kernels: Kernels, model: object, tp: int, expected: str | None
-) -> None:
-    if expected is None:
-        StackTimes("h100-80g-sxm", kernels, model, tp)  # type: ignore[arg-type]
-        return
-    with pytest.raises((SpecError, ValueError), match=expected):
-        StackTimes("h100-80g-sxm", kernels, model, tp)  # type: ignore[arg-type]

@@ -135,6 +135,30 @@ def pretend(
         yield gpu
 
 
+_for_good = ExitStack()  # never closed
+
+
+@contextmanager
+def no_numbers() -> Iterator[None]:
+    """What asks the pretended GPU for one gets next to none; a mask is only a shape."""
+    answers = {
+        "item": lambda self: 1e-9,
+        "__float__": lambda self: 1e-9,
+        "triu": lambda self, *_: self,
+    }
+    with ExitStack() as stack:
+        for name, answer in answers.items():
+            stack.enter_context(mock.patch.object(FakeTensor, name, answer))
+        yield
+
+
+def pretend_for_good() -> None:
+    """As :func:`fake_cuda.pretend` with :func:`no_numbers`, until the process ends."""
+    _for_good.enter_context(pretend())
+    _for_good.enter_context(no_numbers())
+    _for_good.enter_context(mock.patch.object(torch.cuda, "_sleep", lambda cycles: None))
+
+
 class _Event:
     def __init__(self, gpu: Gpu) -> None:
         self._gpu = gpu

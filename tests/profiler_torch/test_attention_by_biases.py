@@ -10,12 +10,8 @@ import pytest
 
 torch = pytest.importorskip("torch", reason="torch is not installed")
 
-from sarathi_sim.profiler.shard.attention import (  # noqa: E402
-    KVCache,
-    SdpaAttention,
-    XformersAttention,
-)
-from sarathi_sim.profiler.shard.rows import Chunk, Decodes  # noqa: E402
+from sarathi_sim.profiler.shard.attention import KVCache, SdpaAttention, XformersAttention
+from sarathi_sim.profiler.shard.rows import Chunk, Decodes
 
 CPU = torch.device("cpu")
 

@@ -14,16 +14,12 @@ import pytest
 
 torch = pytest.importorskip("torch", reason="torch is not installed")
 
-import torch.nn.functional as F  # noqa: E402
-from torch.nn.attention import _cur_sdpa_kernel_backends  # noqa: E402
+import torch.nn.functional as F
+from torch.nn.attention import _cur_sdpa_kernel_backends
 
-from sarathi_sim.profiler.shard import attention as backends  # noqa: E402
-from sarathi_sim.profiler.shard.attention import (  # noqa: E402
-    SdpaAttention,
-    XformersAttention,
-    choose_attention,
-)
-from tests.profiler_torch import fake_cuda  # noqa: E402
+from sarathi_sim.profiler.shard import attention as backends
+from sarathi_sim.profiler.shard.attention import SdpaAttention, XformersAttention, choose_attention
+from tests.profiler_torch import fake_cuda
 
 CUDA = torch.device("cuda")
 GQA = (32, 8, 128)

@@ -12,18 +12,14 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from sarathi_sim.policies.request import Request  # noqa: E402
-from sarathi_sim.profiler.engine.book import Prompts  # noqa: E402
-from sarathi_sim.profiler.engine.spec import (  # noqa: E402
-    EngineError,
-    StageShape,
-    Work,
-)
-from sarathi_sim.profiler.engine.stage import Stage  # noqa: E402
-from sarathi_sim.profiler.facts.model import ModelSpec, load_model  # noqa: E402
-from tests.patience import PATIENCE_S  # noqa: E402
-from tests.profiler_torch.local_engine import LocalEngine, poison_block  # noqa: E402
-from tests.simulator.oracle import POLICIES  # noqa: E402
+from sarathi_sim.policies.request import Request
+from sarathi_sim.profiler.engine.book import Prompts
+from sarathi_sim.profiler.engine.spec import EngineError, StageShape, Work
+from sarathi_sim.profiler.engine.stage import Stage
+from sarathi_sim.profiler.facts.model import ModelSpec, load_model
+from tests.patience import PATIENCE_S
+from tests.profiler_torch.local_engine import LocalEngine, poison_block
+from tests.simulator.oracle import POLICIES
 
 CPU = torch.device("cpu")
 MHA = replace(load_model("tiny-llama-40m"), num_layers=3, hidden_size=64, num_heads=4,

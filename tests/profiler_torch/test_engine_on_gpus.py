@@ -14,30 +14,21 @@ import pytest
 
 torch = pytest.importorskip("torch", reason="torch is not installed")
 
-from torch.utils._python_dispatch import TorchDispatchMode  # noqa: E402
-from torch.utils._pytree import tree_leaves  # noqa: E402
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 
-from sarathi_sim.experiments.beside.torch_session import lockstep  # noqa: E402
-from sarathi_sim.profiler.engine import processes as engine_processes  # noqa: E402
-from sarathi_sim.profiler.engine import rank, stage  # noqa: E402
-from sarathi_sim.profiler.engine.processes import EngineProcesses  # noqa: E402
-from sarathi_sim.profiler.engine.rank import Compute, open_compute  # noqa: E402
-from sarathi_sim.profiler.engine.spec import Work  # noqa: E402
-from sarathi_sim.profiler.engine.stage import (  # noqa: E402
-    Stage,
-    Stopwatch,
-)
-from sarathi_sim.profiler.planning.journal import ProfileError  # noqa: E402
-from sarathi_sim.profiler.shard.layer import RandomWeights  # noqa: E402
-from sarathi_sim.profiler.shard.rank_processes import RankProcesses  # noqa: E402
-from tests.profiler_torch.device_ranks_main import WAIT_S  # noqa: E402
-from tests.profiler_torch.test_engine_processes import (  # noqa: E402
-    POLICIES,
-    requests,
-    scheduler,
-    settings,
-    spec,
-)
+from sarathi_sim.experiments.beside.torch_session import lockstep
+from sarathi_sim.profiler.engine import processes as engine_processes
+from sarathi_sim.profiler.engine import rank, stage
+from sarathi_sim.profiler.engine.processes import EngineProcesses
+from sarathi_sim.profiler.engine.rank import Compute, open_compute
+from sarathi_sim.profiler.engine.spec import Work
+from sarathi_sim.profiler.engine.stage import Stage, Stopwatch
+from sarathi_sim.profiler.planning.journal import ProfileError
+from sarathi_sim.profiler.shard.layer import RandomWeights
+from sarathi_sim.profiler.shard.rank_processes import RankProcesses
+from tests.profiler_torch.device_ranks_main import WAIT_S
+from tests.profiler_torch.test_engine_processes import POLICIES, requests, scheduler, settings, spec
 
 CPU = torch.device("cpu")
 

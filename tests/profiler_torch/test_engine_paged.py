@@ -14,25 +14,22 @@ import pytest
 torch = pytest.importorskip("torch", reason="torch is not installed")
 
 
-from sarathi_sim.experiments.beside.torch_session import lockstep, measured_records  # noqa: E402
-from sarathi_sim.policies.catalogue import build  # noqa: E402
-from sarathi_sim.policies.kv import Blocks  # noqa: E402
-from sarathi_sim.policies.log import HIT, LOST  # noqa: E402
-from sarathi_sim.policies.policy import cached_blocks_of, is_pooled  # noqa: E402
-from sarathi_sim.policies.pool import Pool  # noqa: E402
-from sarathi_sim.policies.request import Request  # noqa: E402
-from sarathi_sim.profiler.engine.driver import Served  # noqa: E402
-from sarathi_sim.profiler.engine.processes import EngineProcesses  # noqa: E402
-from sarathi_sim.profiler.engine.spec import (  # noqa: E402
-    EngineSpec,
-    Work,
-)
-from sarathi_sim.profiler.facts.model import load_model  # noqa: E402
-from sarathi_sim.profiler.planning.journal import ProfileError  # noqa: E402
-from sarathi_sim.simulator.loop.quantum import quantize  # noqa: E402
-from sarathi_sim.simulator.views.metrics import Analysis  # noqa: E402
-from tests.patience import PATIENCE_S  # noqa: E402
-from tests.profiler_torch.local_engine import LocalEngine  # noqa: E402
+from sarathi_sim.experiments.beside.torch_session import lockstep, measured_records
+from sarathi_sim.policies.catalogue import build
+from sarathi_sim.policies.kv import Blocks
+from sarathi_sim.policies.log import HIT, LOST
+from sarathi_sim.policies.policy import cached_blocks_of, is_pooled
+from sarathi_sim.policies.pool import Pool
+from sarathi_sim.policies.request import Request
+from sarathi_sim.profiler.engine.driver import Served
+from sarathi_sim.profiler.engine.processes import EngineProcesses
+from sarathi_sim.profiler.engine.spec import EngineSpec, Work
+from sarathi_sim.profiler.facts.model import load_model
+from sarathi_sim.profiler.planning.journal import ProfileError
+from sarathi_sim.simulator.loop.quantum import quantize
+from sarathi_sim.simulator.views.metrics import Analysis
+from tests.patience import PATIENCE_S
+from tests.profiler_torch.local_engine import LocalEngine
 
 MODEL = replace(load_model("tiny-llama-40m"), num_layers=2, hidden_size=64, num_heads=4,
                 num_kv_heads=2, head_dim=16, ffn_hidden_size=128, vocab_size=96)  # fmt: skip

@@ -19,26 +19,22 @@ import yaml
 
 torch = pytest.importorskip("torch", reason="torch is not installed")
 
-from sarathi_sim.profiler.bundle.schema import bundle_path, write_bundle  # noqa: E402
-from sarathi_sim.profiler.facts.device import load_device  # noqa: E402
-from sarathi_sim.profiler.facts.formats import Kernels  # noqa: E402
-from sarathi_sim.profiler.facts.model import load_model  # noqa: E402
-from sarathi_sim.profiler.first_light import one_step  # noqa: E402
-from sarathi_sim.profiler.first_light.hour import LATE, Ledger, Options, _Hour, first_light  # noqa: E402
-from sarathi_sim.profiler.first_light.machine_steps import (  # noqa: E402
-    correctness,
-    off_ceiling,
-    usual_product,
-)
-from sarathi_sim.profiler.first_light.model_steps import tables  # noqa: E402
-from sarathi_sim.profiler.first_light.steps import STEPS, HourStep, Task  # noqa: E402
-from sarathi_sim.profiler.planning.journal import ProfileError  # noqa: E402
-from sarathi_sim.profiler.shard.attention import SdpaAttention  # noqa: E402
-from tests.patience import PATIENCE_S  # noqa: E402
-from tests.processes import children, gone  # noqa: E402
-from tests.profiler_torch import fake_cuda  # noqa: E402
-from tests.profiler_torch.pretended_gpu import pretend_for_good  # noqa: E402
-from tests.sampled import stack_bundle  # noqa: E402
+from sarathi_sim.profiler.bundle.schema import bundle_path, write_bundle
+from sarathi_sim.profiler.facts.device import load_device
+from sarathi_sim.profiler.facts.formats import Kernels
+from sarathi_sim.profiler.facts.model import load_model
+from sarathi_sim.profiler.first_light import one_step
+from sarathi_sim.profiler.first_light.hour import LATE, Ledger, Options, _Hour, first_light
+from sarathi_sim.profiler.first_light.machine_steps import correctness, off_ceiling, usual_product
+from sarathi_sim.profiler.first_light.model_steps import tables
+from sarathi_sim.profiler.first_light.steps import STEPS, HourStep, Task
+from sarathi_sim.profiler.planning.journal import ProfileError
+from sarathi_sim.profiler.shard.attention import SdpaAttention
+from tests.patience import PATIENCE_S
+from tests.processes import children, gone
+from tests.profiler_torch import fake_cuda
+from tests.profiler_torch.fake_cuda import pretend_for_good
+from tests.sampled import stack_bundle
 
 ROOT = Path(__file__).resolve().parents[2]
 SEES_A_GPU = os.pathsep.join(map(str, (Path(__file__).parent / "pretended", ROOT)))

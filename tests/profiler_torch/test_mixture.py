@@ -10,29 +10,21 @@ import pytest
 
 torch = pytest.importorskip("torch", reason="torch is not installed")
 
-from sarathi_sim.profiler.bundle.schema import load_bundle  # noqa: E402
-from sarathi_sim.profiler.facts.formats import Distribution  # noqa: E402
-from sarathi_sim.profiler.facts.layer_kinds import Experts  # noqa: E402
-from sarathi_sim.profiler.facts.model import ModelSpec, load_model  # noqa: E402
-from sarathi_sim.profiler.measuring import degree  # noqa: E402
-from sarathi_sim.profiler.measuring.measure import profile  # noqa: E402
-from sarathi_sim.profiler.measuring.shard_ops import (  # noqa: E402
-    ShardOps,
-    memory_needs,
-    overheads,
-)
-from sarathi_sim.profiler.planning.journal import ProfileError  # noqa: E402
-from sarathi_sim.profiler.planning.settings import Limits, Settings  # noqa: E402
-from sarathi_sim.profiler.shard.attention import SdpaAttention  # noqa: E402
-from sarathi_sim.profiler.shard.layer import (  # noqa: E402
-    LayerState,
-    RandomWeights,
-    ShardLayer,
-)
-from sarathi_sim.profiler.shard.rows import Chunk, Rows  # noqa: E402
-from sarathi_sim.profiler.shard.timing import Timer, no_garbage_collection  # noqa: E402
-from sarathi_sim.simulator.op_times.regression import bundle_times  # noqa: E402
-from tests.profiler_torch import fake_cuda  # noqa: E402
+from sarathi_sim.profiler.bundle.schema import load_bundle
+from sarathi_sim.profiler.facts.formats import Distribution
+from sarathi_sim.profiler.facts.layer_kinds import Experts
+from sarathi_sim.profiler.facts.model import ModelSpec, load_model
+from sarathi_sim.profiler.measuring import degree
+from sarathi_sim.profiler.measuring.measure import profile
+from sarathi_sim.profiler.measuring.shard_ops import ShardOps, memory_needs, overheads
+from sarathi_sim.profiler.planning.journal import ProfileError
+from sarathi_sim.profiler.planning.settings import Limits, Settings
+from sarathi_sim.profiler.shard.attention import SdpaAttention
+from sarathi_sim.profiler.shard.layer import LayerState, RandomWeights, ShardLayer
+from sarathi_sim.profiler.shard.rows import Chunk, Rows
+from sarathi_sim.profiler.shard.timing import Timer, no_garbage_collection
+from sarathi_sim.simulator.op_times.regression import bundle_times
+from tests.profiler_torch import fake_cuda
 
 CPU = torch.device("cpu")
 MIX = Experts(num_experts=6, top_k=2, intermediate_size=32)

@@ -10,25 +10,18 @@ import pytest
 
 torch = pytest.importorskip("torch", reason="torch is not installed")
 
-from sarathi_sim.profiler.bundle.check import check_folder  # noqa: E402
-from sarathi_sim.profiler.bundle.schema import load_bundle  # noqa: E402
-from sarathi_sim.profiler.facts.device import shipped_device  # noqa: E402
-from sarathi_sim.profiler.facts.layer_kinds import Experts  # noqa: E402
-from sarathi_sim.profiler.facts.model import ModelSpec, load_model  # noqa: E402
-from sarathi_sim.profiler.measuring.measure import profile  # noqa: E402
-from sarathi_sim.profiler.measuring.shard_ops import (  # noqa: E402
-    ShardOps,
-    overheads,
-)
-from sarathi_sim.profiler.planning.settings import Limits, Settings  # noqa: E402
-from sarathi_sim.profiler.shard.attention import KVCache, choose_attention  # noqa: E402
-from sarathi_sim.profiler.shard.layer import LayerState  # noqa: E402
-from sarathi_sim.profiler.shard.rows import Chunk, Decodes  # noqa: E402
-from sarathi_sim.profiler.shard.timing import (  # noqa: E402
-    Sampler,
-    Timer,
-    guarded,
-)
+from sarathi_sim.profiler.bundle.check import check_folder
+from sarathi_sim.profiler.bundle.schema import load_bundle
+from sarathi_sim.profiler.facts.device import shipped_device
+from sarathi_sim.profiler.facts.layer_kinds import Experts
+from sarathi_sim.profiler.facts.model import ModelSpec, load_model
+from sarathi_sim.profiler.measuring.measure import profile
+from sarathi_sim.profiler.measuring.shard_ops import ShardOps, overheads
+from sarathi_sim.profiler.planning.settings import Limits, Settings
+from sarathi_sim.profiler.shard.attention import KVCache, choose_attention
+from sarathi_sim.profiler.shard.layer import LayerState
+from sarathi_sim.profiler.shard.rows import Chunk, Decodes
+from sarathi_sim.profiler.shard.timing import Sampler, Timer, guarded
 
 pytestmark = [
     pytest.mark.gpu,

@@ -13,18 +13,18 @@ import pytest
 
 torch = pytest.importorskip("torch", reason="torch is not installed")
 
-from torch.utils._python_dispatch import TorchDispatchMode  # noqa: E402
+from torch.utils._python_dispatch import TorchDispatchMode
 
-from sarathi_sim.profiler.bundle.schema import Bundle, load_bundle  # noqa: E402
-from sarathi_sim.profiler.facts.model import load_model  # noqa: E402
-from sarathi_sim.profiler.measuring import degree, shard_ops  # noqa: E402
-from sarathi_sim.profiler.measuring.measure import profile  # noqa: E402
-from sarathi_sim.profiler.planning.journal import ProfileError  # noqa: E402
-from sarathi_sim.profiler.planning.settings import Limits, Settings  # noqa: E402
-from sarathi_sim.profiler.shard import environment, timing  # noqa: E402
-from sarathi_sim.profiler.shard.timing import GpuState, Sampler  # noqa: E402
-from tests.patience import PATIENCE_S  # noqa: E402
-from tests.profiler_torch import fake_cuda  # noqa: E402
+from sarathi_sim.profiler.bundle.schema import Bundle, load_bundle
+from sarathi_sim.profiler.facts.model import load_model
+from sarathi_sim.profiler.measuring import degree, shard_ops
+from sarathi_sim.profiler.measuring.measure import profile
+from sarathi_sim.profiler.planning.journal import ProfileError
+from sarathi_sim.profiler.planning.settings import Limits, Settings
+from sarathi_sim.profiler.shard import environment, timing
+from sarathi_sim.profiler.shard.timing import GpuState, Sampler
+from tests.patience import PATIENCE_S
+from tests.profiler_torch import fake_cuda
 
 ROOT = Path(__file__).resolve().parents[2]
 TINY = replace(load_model("tiny-llama-40m"), hidden_size=256, num_heads=4, num_kv_heads=2,
@@ -129,41 +129,42 @@ def test_weights_that_no_longer_fit_are_one_line(
     )
 
 
-@pytest.mark.slow
-def test_another_machine_with_the_same_gpu_goes_on(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    with fake_cuda.pretend(fail_at={80: "sticky"}), pytest.raises(ProfileError):
-        measured(tmp_path)
-    other = {
-        "processor": "another CPU", "system": "Linux 6.99", "python": "3.12.1", "gpus": 8,
-        "driver": "999.9",
-    }  # fmt: skip
-    facts = environment.facts
-    monkeypatch.setattr(environment, "facts", lambda *a: facts(*a) | other)
-    lines: list[str] = []
-    with fake_cuda.pretend():
-        bundle = measured(tmp_path, lines)
-    assert any("resuming" in line for line in lines)
-    assert bundle.meta.environment["processor"] == "another CPU"
+OTHER_MACHINE = {
+    "processor": "another CPU", "system": "Linux 6.99", "python": "3.12.1", "gpus": 8,
+    "driver": "999.9",
+}  # fmt: skip
+H100 = "NVIDIA H100 80GB HBM3"
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    "change", [{"name": "NVIDIA H200"}, {"torch": "2.99"}, {"dtype": "float16"}], ids=str
+    ("other", "gpu", "dtype", "resumes"),
+    [
+        (OTHER_MACHINE, H100, "bfloat16", True),
+        ({}, "NVIDIA H200", "bfloat16", False),
+        ({"torch": "2.99"}, H100, "bfloat16", False),
+        ({}, H100, "float16", False),
+    ],
+    ids=["machine", "gpu", "torch", "format"],
 )
-def test_another_gpu_torch_or_format_starts_anew(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, change: dict[str, str]
+def test_another_machine_with_the_same_gpu_torch_and_format_goes_on(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    other: dict[str, Any],
+    gpu: str,
+    dtype: str,
+    resumes: bool,
 ) -> None:
     with fake_cuda.pretend(fail_at={80: "sticky"}), pytest.raises(ProfileError):
         measured(tmp_path, device_name="gpu")
     facts = environment.facts
-    named = {"torch": change["torch"]} if "torch" in change else {}
-    monkeypatch.setattr(environment, "facts", lambda *a: facts(*a) | named)
+    monkeypatch.setattr(environment, "facts", lambda *a: facts(*a) | other)
     lines: list[str] = []
-    with fake_cuda.pretend(change.get("name", "NVIDIA H100 80GB HBM3")):
-        measured(tmp_path, lines, device_name="gpu", dtype=change.get("dtype", "bfloat16"))
-    assert not any("resuming" in line for line in lines)
+    with fake_cuda.pretend(gpu):
+        bundle = measured(tmp_path, lines, device_name="gpu", dtype=dtype)
+    assert any("resuming" in line for line in lines) == resumes
+    if resumes:
+        assert bundle.meta.environment["processor"] == "another CPU"
 
 
 @pytest.mark.slow
@@ -207,6 +208,7 @@ def test_clock_power_and_throttling_are_those_of_each_point(tmp_path: Path) -> N
     assert known["sustained_power_w"] == 543.2
     assert (known["flush"], known["event_floor_us"]) == ("read", 50.0)
     assert "sm_clock_mhz_before" not in known
+    assert known["others_fused_pct"] == 100.0  # every call takes as long here
 
 
 @pytest.mark.slow
@@ -316,13 +318,6 @@ def test_a_search_that_gets_no_better_is_over() -> None:
     assert degree.stalled([0.5] * 32)
     assert not degree.stalled([0.5] * 16 + [0.4] * 16)
     assert degree.stalled([0.5] * 40 + [0.4] * 16 + [0.39] * 16)
-
-
-@pytest.mark.slow
-def test_others_are_timed_in_fused_kernels_too(tmp_path: Path) -> None:
-    with fake_cuda.pretend():
-        known = measured(tmp_path).meta.environment
-    assert known["others_fused_pct"] == 100.0  # every call takes as long here
 
 
 @pytest.mark.slow

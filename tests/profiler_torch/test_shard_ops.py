@@ -9,32 +9,20 @@ import pytest
 
 torch = pytest.importorskip("torch", reason="torch is not installed")
 
-from sarathi_sim.profiler.facts.model import ModelSpec, load_model  # noqa: E402
-from sarathi_sim.profiler.facts.ops import LAYER_GEMMS, LOCAL, OPS  # noqa: E402
-from sarathi_sim.profiler.measuring.shard_ops import (  # noqa: E402
-    ShardOps,
-    advice,
-    overheads,
-)
-from sarathi_sim.profiler.planning.journal import relative_iqr  # noqa: E402
-from sarathi_sim.profiler.planning.settings import (  # noqa: E402
+from sarathi_sim.profiler.facts.model import ModelSpec, load_model
+from sarathi_sim.profiler.facts.ops import LAYER_GEMMS, LOCAL, OPS
+from sarathi_sim.profiler.measuring.shard_ops import ShardOps, advice, overheads
+from sarathi_sim.profiler.planning.journal import relative_iqr
+from sarathi_sim.profiler.planning.settings import (
     DESIGNED,
     Limits,
     designed_points,
     skewed_contexts,
 )
-from sarathi_sim.profiler.shard.attention import (  # noqa: E402
-    KVCache,
-    SdpaAttention,
-    choose_attention,
-)
-from sarathi_sim.profiler.shard.layer import (  # noqa: E402
-    LayerState,
-    RandomWeights,
-    ShardLayer,
-)
-from sarathi_sim.profiler.shard.rows import Chunk, Decodes, Rows  # noqa: E402
-from sarathi_sim.profiler.shard.timing import Timer, no_garbage_collection  # noqa: E402
+from sarathi_sim.profiler.shard.attention import KVCache, SdpaAttention, choose_attention
+from sarathi_sim.profiler.shard.layer import LayerState, RandomWeights, ShardLayer
+from sarathi_sim.profiler.shard.rows import Chunk, Decodes, Rows
+from sarathi_sim.profiler.shard.timing import Timer, no_garbage_collection
 
 CPU = torch.device("cpu")
 SDPA = SdpaAttention(CPU, torch.float32)

@@ -1,4 +1,4 @@
-"""How a GPU is timed, on a pretended one: clocks, graphs, compilers, fp8."""
+"""How a GPU is timed, on a pretended one: clocks, graphs, compilers, fp8, collectives."""
 
 from __future__ import annotations
 
@@ -14,19 +14,19 @@ import pytest
 
 torch = pytest.importorskip("torch", reason="torch is not installed")
 
-from sarathi_sim.profiler.facts.model import load_model  # noqa: E402
-from sarathi_sim.profiler.first_light.machine_steps import probe  # noqa: E402
-from sarathi_sim.profiler.first_light.steps import Task  # noqa: E402
-from sarathi_sim.profiler.measuring import degree, ranks, shard_ops  # noqa: E402
-from sarathi_sim.profiler.measuring.degree import DegreeSession  # noqa: E402
-from sarathi_sim.profiler.measuring.shard_ops import ShardOps  # noqa: E402
-from sarathi_sim.profiler.planning.journal import Journal, Timing  # noqa: E402
-from sarathi_sim.profiler.planning.settings import Limits, Settings  # noqa: E402
-from sarathi_sim.profiler.shard import timing  # noqa: E402
-from sarathi_sim.profiler.shard.attention import SdpaAttention  # noqa: E402
-from sarathi_sim.profiler.shard.timing import Timer  # noqa: E402
-from tests.profiler_torch import fake_cuda  # noqa: E402
-from tests.profiler_torch.pretended_gpu import no_numbers  # noqa: E402
+from sarathi_sim.profiler.facts.model import load_model
+from sarathi_sim.profiler.first_light.machine_steps import probe
+from sarathi_sim.profiler.first_light.steps import Task
+from sarathi_sim.profiler.measuring import degree, ranks, shard_ops
+from sarathi_sim.profiler.measuring.degree import DegreeSession
+from sarathi_sim.profiler.measuring.shard_ops import ShardOps
+from sarathi_sim.profiler.planning.journal import Journal, Timing
+from sarathi_sim.profiler.planning.settings import Limits, Settings
+from sarathi_sim.profiler.shard import timing
+from sarathi_sim.profiler.shard.attention import SdpaAttention
+from sarathi_sim.profiler.shard.timing import Timer
+from tests.profiler_torch import fake_cuda
+from tests.profiler_torch.fake_cuda import no_numbers
 
 CUDA, BF16 = torch.device("cuda"), torch.bfloat16
 LIMITS = Limits(16, 32, 2)
@@ -150,3 +150,31 @@ def test_ranks_agree_on_a_pretended_gpu(monkeypatch: pytest.MonkeyPatch) -> None
     monkeypatch.setattr(ranks.dist, "all_reduce", lambda tensor, op: None)
     with fake_cuda.pretend():
         assert ranks._agreed("all_reduce", [0.5, 0.25, 2.0], CUDA) == [1.0, 1.0, 1.0]
+
+
+def test_a_sample_of_a_collective_holds_no_launch() -> None:
+    """By hand: the events are 2 ms apart, so each of 20 calls, enqueued while the GPU waits, takes
+    100 us."""
+    times: list[float] = []
+    with fake_cuda.pretend() as gpu:
+        gpu.call_ms = 2.0
+        ranks._timed_region(lambda: gpu.log.append("call"), CUDA, times)
+    assert gpu.log == ["wait", "sleep", "record", *20 * ["call"], "record", "wait"]
+    assert times == [pytest.approx(100e-6)]
+
+
+def test_an_all_reduce_of_many_repeats_does_not_overflow(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Doubled by every call (two ranks of equal numbers), a one would be infinite in fp16."""
+    seen: list[float] = []
+
+    def doubled(tensor: Any, op: Any = None) -> None:
+        if tensor.dtype == torch.float16:
+            tensor.mul_(2)
+            seen.append(float(tensor.abs().max()))
+
+    for name, stand_in in {"all_reduce": doubled, "barrier": lambda: None,
+                           "get_rank": lambda: 0}.items():  # fmt: skip
+        monkeypatch.setattr(ranks.dist, name, stand_in)
+    found = ranks._measure("all_reduce", 1024, torch.device("cpu"), "float16", 20)
+    assert found["num_bytes"] == 1024
+    assert len(seen) >= 25 and max(seen) < float("inf")

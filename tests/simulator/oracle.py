@@ -12,11 +12,11 @@ from hypothesis import strategies as st
 from sarathi_sim.policies.batch import Batch
 from sarathi_sim.policies.micro_batches import MicroBatches
 from sarathi_sim.policies.orca import Orca, OrcaWorstCase
-from sarathi_sim.policies.policy import Policy
+from sarathi_sim.policies.policy import Plan, Policy, View
 from sarathi_sim.policies.request import Request
 from sarathi_sim.policies.request_level import RequestLevel
 from sarathi_sim.policies.sarathi import Sarathi
-from sarathi_sim.simulator.loop.closed_loop import ClosedLoop
+from sarathi_sim.simulator.loop.closed_loop import Clients, ClosedLoop
 from sarathi_sim.simulator.loop.pipeline import stage_times
 from sarathi_sim.simulator.loop.quantum import quantize
 from sarathi_sim.simulator.loop.records import Records
@@ -27,11 +27,24 @@ from tests.textbook.pipeline import Micro, TextbookPipeline
 from tests.textbook.replicas import TextbookPoolReplica, TextbookReplica
 from tests.textbook.simulation import simulate_textbook
 
+
+class Skipping(Orca):
+    """Orca, but some decodes sit out, now one, now several, now the longest."""
+
+    def plan(self, view: View) -> Plan | None:
+        plan = super().plan(view)
+        if plan is None:
+            return None
+        skip = tuple(s for s in view.decoding if (s.id + view.num_decodes) % 3 == 0)
+        return Plan(plan.chunks, skip[not plan.chunks and len(skip) == view.num_decodes :])
+
+
 POLICIES: dict[str, Policy] = {
     "request_level": RequestLevel(),
     "orca_unconstrained": Orca(),
     "orca_best": Orca(max_prefills=1),
     "orca_worst": OrcaWorstCase(),
+    "skipping": Skipping(max_prefills=1),
     "sarathi_fill": Sarathi(chunk_size=32, tile=8),
     "sarathi_reserve": Sarathi(chunk_size=16, tile=4, chunk_rule="reserve"),
     "sarathi_equal_time": Sarathi(32, tile=4, chunk_rule="equal_time", iteration_s=1.5e-3),
@@ -51,9 +64,51 @@ def predict(batch: Batch) -> tuple[float, float, float, float]:
     return tuple(float(quantize(t)) for t in (layer, first, last, send))  # type: ignore[return-value]
 
 
+@dataclass(frozen=True, kw_only=True)
+class Surroundings:
+    """What a system has around its schedulers, which both implementations understand."""
+
+    lazy: bool = False
+    blocking_send: bool = False
+    turnaround_s: float = 0.0
+    replicas: int = 1
+    router: Router = "round_robin"
+    jitter: float = 0.0
+    clients: int = 0  # of a closed loop; none: requests arrive by themselves
+    think_s: float = 0.0
+    sender: Clients | None = None  # of other clients
+    requests: list[Request] = field(default_factory=list)
+
+    def _around(self) -> dict[str, Any]:
+        clients = self.sender or closed_loop(self.clients, self.think_s, len(self.requests))
+        switches = Switches(self.turnaround_s, self.jitter, self.lazy, self.blocking_send)
+        return {"switches": switches, "router": self.router, "seed": 7, "clients": clients}
+
+
+@st.composite
+def surroundings(draw: st.DrawFn) -> dict[str, Any]:
+    """Any, and the layers of any pipeline."""
+    stages = draw(st.integers(1, 4))
+    return {
+        "layers": tuple(draw(st.lists(st.integers(1, 4), min_size=stages, max_size=stages))),
+        "lazy": draw(st.booleans()),
+        "blocking_send": draw(st.booleans()),
+        "turnaround_s": draw(st.sampled_from([0.0, 1e-3, 0.01])),
+        "jitter": draw(st.sampled_from([0.0, 0.0, 0.3])),
+        "replicas": draw(st.integers(1, 3)),
+        "router": draw(st.sampled_from(["round_robin", "least_tokens"])),
+        "clients": draw(st.sampled_from([0, 0, 1, 3])),
+        "think_s": draw(st.sampled_from([0.0, 0.05])),
+    }
+
+
+#: On a coarse grid, so that several fall on one instant (or on a batch's return).
+arrivals = st.integers(0, 30).map(lambda k: k * 2.0**-7)
+
+
 @dataclass(frozen=True)
-class System:
-    """A configuration that both implementations understand."""
+class System(Surroundings):
+    """Micro-batches with reserved memory."""
 
     policy: str = "orca_best"
     layers: tuple[int, ...] = (3, 3)
@@ -63,15 +118,6 @@ class System:
     kv_tokens: int = 0  # in place of the above, if given
     free_pool: bool = False
     reserve_declared: bool = False
-    lazy: bool = False
-    blocking_send: bool = False
-    turnaround_s: float = 0.0
-    replicas: int = 1
-    router: Router = "round_robin"
-    jitter: float = 0.0
-    clients: int = 0  # of a closed loop; none: requests arrive by themselves
-    think_s: float = 0.0
-    requests: list[Request] = field(default_factory=list)
 
     def settings(self) -> dict[str, Any]:
         return {
@@ -81,14 +127,6 @@ class System:
             "max_length": MAX_LENGTH,
             "reserve_declared": self.reserve_declared,
             "free_pool": self.free_pool,
-        }
-
-    def _switches(self) -> dict[str, Any]:
-        return {
-            "switches": Switches(self.turnaround_s, self.jitter, self.lazy, self.blocking_send),
-            "router": self.router,
-            "seed": 7,
-            "clients": closed_loop(self.clients, self.think_s, len(self.requests)),
         }
 
     def schedulers(self) -> list[MicroBatches]:
@@ -101,7 +139,7 @@ class System:
             extra.pop("schedulers", None) or self.schedulers(),
             predict,
             self.layers,
-            **self._switches(),
+            **self._around(),
             **extra,
         )
 
@@ -112,7 +150,7 @@ class System:
             predict,
             self.layers,
             replicas=self.replicas,
-            **self._switches(),
+            **self._around(),
             **self.settings(),
         )
 
@@ -188,13 +226,8 @@ def assert_bitwise_equal(records: Records, oracle: Sequence[TextbookPipeline]) -
 def systems(draw: st.DrawFn) -> System:
     """Any small system: policies, pipelines, switches, lengths and arrivals."""
     policy = draw(st.sampled_from(sorted(POLICIES)))
-    stages = draw(st.integers(1, 4))
-    in_flight = draw(st.integers(1, 5))
-    max_batch = draw(st.integers(1, 6))
     declared = draw(st.booleans())
-    # Arrivals on a coarse grid, so that several fall on one instant (or on a batch's return).
-    arrival = st.integers(0, 30).map(lambda k: k * 2.0**-7)
-    lengths = st.tuples(st.integers(1, 60), st.integers(1, 12), st.integers(0, 8), arrival)
+    lengths = st.tuples(st.integers(1, 60), st.integers(1, 12), st.integers(0, 8), arrivals)
     requests = [
         Request(i, at, prompt, output, min(output + slack, MAX_LENGTH - prompt))
         for i, (prompt, output, slack, at) in enumerate(
@@ -202,22 +235,14 @@ def systems(draw: st.DrawFn) -> System:
         )
     ]
     return System(
-        policy=policy,
-        layers=tuple(draw(st.lists(st.integers(1, 4), min_size=stages, max_size=stages))),
-        max_batch=max_batch,
-        max_in_flight=in_flight,
+        policy,
+        max_batch=draw(st.integers(1, 6)),
+        max_in_flight=draw(st.integers(1, 5)),
         kv_sequences=draw(st.integers(1, 12)),
-        free_pool=policy != "request_level" and draw(st.booleans()),
-        reserve_declared=declared,
         # A cache so small that some requests can never fit.
         kv_tokens=draw(st.sampled_from([0, 30])) if declared else 0,
-        lazy=draw(st.booleans()),
-        blocking_send=draw(st.booleans()),
-        turnaround_s=draw(st.sampled_from([0.0, 1e-3, 0.01])),
-        replicas=draw(st.integers(1, 3)),
-        router=draw(st.sampled_from(["round_robin", "least_tokens"])),
-        jitter=draw(st.sampled_from([0.0, 0.0, 0.3])),
-        clients=draw(st.sampled_from([0, 0, 1, 3])),
-        think_s=draw(st.sampled_from([0.0, 0.05])),
+        free_pool=policy != "request_level" and draw(st.booleans()),
+        reserve_declared=declared,
         requests=requests,
+        **draw(surroundings()),
     )

@@ -11,6 +11,7 @@ from hypothesis import reject
 from hypothesis import strategies as st
 
 from sarathi_sim.policies.batch import Batch
+from sarathi_sim.policies.fair import Fair
 from sarathi_sim.policies.kv import Blocks
 from sarathi_sim.policies.log import LivelockError
 from sarathi_sim.policies.policy import cached_blocks_of
@@ -21,11 +22,15 @@ from sarathi_sim.policies.sglang import Sglang
 from sarathi_sim.policies.trtllm import Trtllm
 from sarathi_sim.policies.vllm import Vllm
 from sarathi_sim.policies.vllm_v0 import VllmV0
-from sarathi_sim.simulator.loop.closed_loop import Clients
 from sarathi_sim.simulator.loop.records import Records
-from sarathi_sim.simulator.loop.simulation import Router, SimulationError, simulate
-from sarathi_sim.simulator.loop.switches import Switches
-from tests.simulator.oracle import closed_loop, predict
+from sarathi_sim.simulator.loop.simulation import SimulationError, simulate
+from tests.simulator.oracle import (
+    Surroundings,
+    arrivals,
+    assert_bitwise_equal,
+    predict,
+    surroundings,
+)
 from tests.textbook.replicas import TextbookPoolReplica
 from tests.textbook.simulation import simulate_textbook
 
@@ -40,8 +45,8 @@ def who(batch: Batch) -> Who:
 
 
 @dataclass(frozen=True)
-class PoolSystem:
-    """A configuration that both implementations understand."""
+class PoolSystem(Surroundings):
+    """Pools with paged memory."""
 
     policy: PoolPolicy = field(default_factory=Vllm)
     layers: tuple[int, ...] = (3,)
@@ -49,26 +54,11 @@ class PoolSystem:
     block_size: int = 4
     caching: bool = False
     max_in_flight: int | None = None
-    lazy: bool = False
-    blocking_send: bool = False
-    turnaround_s: float = 0.0
-    jitter: float = 0.0
-    replicas: int = 1
-    router: Router = "round_robin"
-    clients: int = 0  # of a closed loop; none: requests arrive by themselves
-    think_s: float = 0.0
-    requests: list[Request] = field(default_factory=list)
     max_length: int = MAX_LENGTH
-    sender: Clients | None = None  # of other clients
 
     @property
     def depth(self) -> int:
         return self.max_in_flight or len(self.layers) + self.policy.ahead
-
-    def _switches(self) -> dict[str, Any]:
-        switches = Switches(self.turnaround_s, self.jitter, self.lazy, self.blocking_send)
-        clients = self.sender or closed_loop(self.clients, self.think_s, len(self.requests))
-        return {"switches": switches, "router": self.router, "seed": 7, "clients": clients}
 
     def pools(self, kind: type[Pool] = Pool) -> list[Pool]:
         blocks = cached_blocks_of(self.policy) if self.caching else Blocks
@@ -91,7 +81,7 @@ class PoolSystem:
                 pools or self.pools(),
                 predict if seen is None else watched(seen),
                 self.layers,
-                **self._switches(),
+                **self._around(),
             )
         except SimulationError as error:
             if isinstance(error.__cause__, LivelockError):
@@ -111,7 +101,7 @@ class PoolSystem:
             max_in_flight=self.depth,
             max_length=self.max_length,
             check=True,
-            **self._switches(),
+            **self._around(),
         )
 
 
@@ -123,6 +113,17 @@ def watched(seen: list[Who]) -> Callable[[Batch], tuple[float, float, float, flo
         return predict(batch)
 
     return look
+
+
+def compare(system: PoolSystem) -> Records:
+    """Fast and textbook, bitwise; and whom each batch held, if there is one replica."""
+    ours: list[Who] = []
+    theirs: list[Who] = []
+    records, oracle = system.fast(seen=ours), system.textbook(seen=theirs)
+    if system.replicas == 1:
+        assert ours == theirs
+    assert_bitwise_equal(records, oracle)
+    return records
 
 
 def pool_requests(count: int, *, seed: int = 0, rate: float | None = None) -> list[Request]:
@@ -185,7 +186,15 @@ OTHERS: dict[str, PoolPolicy] = {
     "trtllm": Trtllm(180, 8),
     "vllm_v0": VllmV0(24, 8),
     "trtllm_max": Trtllm(40, 8, "max_utilization", enable_chunked_prefill=True),
-}
+    "trtllm_waits": Trtllm(
+        400, 8, "max_utilization", batch_wait_timeout_iters=3, batch_wait_max_tokens_ratio=0.1
+    ),
+    "serve_dynamic": SarathiServe(
+        max_num_seqs=6, enable_dynamic_chunking_schedule=True, low_chunk_size=32,
+        high_chunk_size=64, chunk_schedule_max_tokens=64, chunk_schedule_stages=2,
+    ),
+    "fair": Fair(48, 8),
+}  # fmt: skip
 
 
 @st.composite
@@ -194,10 +203,8 @@ def pool_systems(
     policies: st.SearchStrategy[Any] = vllm_policies(),  # noqa: B008
 ) -> PoolSystem:
     """Any small system with paged memory."""
-    # Arrivals on a coarse grid, so that several fall on one instant (or on a batch's return).
-    arrival = st.integers(0, 30).map(lambda k: k * 2.0**-7)
     rows = st.tuples(
-        st.integers(1, 60), st.integers(1, 20), st.integers(0, 8), arrival, st.integers(0, 2),
+        st.integers(1, 60), st.integers(1, 20), st.integers(0, 8), arrivals, st.integers(0, 2),
         st.integers(0, 90), st.integers(0, 3),
     )  # fmt: skip
     requests = []
@@ -206,22 +213,13 @@ def pool_systems(
         until = min(shared, prompt + output - 1)
         prefix = ((("group", group), until),) if group and until else ()
         requests.append(Request(i, at, prompt, output, output + slack, priority, prefix))
-    stages = draw(st.integers(1, 4))
     return PoolSystem(
-        policy=draw(policies),
-        layers=tuple(draw(st.lists(st.integers(1, 4), min_size=stages, max_size=stages))),
+        draw(policies),
         # So few that some requests can never fit.
         num_blocks=draw(st.sampled_from([16, 26, 40, 200])),
         block_size=draw(st.sampled_from([1, 3, 4])),
         caching=draw(st.booleans()),
         max_in_flight=draw(st.sampled_from([None, None, None, 1, 2])),
-        lazy=draw(st.booleans()),
-        blocking_send=draw(st.booleans()),
-        turnaround_s=draw(st.sampled_from([0.0, 1e-3, 0.01])),
-        jitter=draw(st.sampled_from([0.0, 0.0, 0.3])),
-        replicas=draw(st.integers(1, 2)),
-        router=draw(st.sampled_from(["round_robin", "least_tokens"])),
-        clients=draw(st.sampled_from([0, 0, 1, 3])),
-        think_s=draw(st.sampled_from([0.0, 0.05])),
         requests=requests,
+        **draw(surroundings()),
     )

@@ -1,36 +1,57 @@
-"""Schedules of four requests A to D on two stages, computed by hand (section 3.2 of the paper).
+"""Schedules, ledgers and summaries worked out by hand: pipelines with reserved memory, and paged
+memory, preemption and prefix caching under vLLM's policy.
 
-Times are in units of 2**-10 s, which are whole quanta. One layer a stage and no transfer, so a
-micro-batch takes the same time on both stages: its prefill tokens plus half the decodes' summed
-context, rounded down.
-"""
+For the former every decision and every duration can be checked on paper. Times are in units of
+2^-10 s, so all are whole quanta. One layer a stage and no transfer, so a micro-batch takes the same
+time on both stages: its prefill tokens plus half the decodes' summed context, rounded down."""
 
 from __future__ import annotations
 
+import numpy as np
+import pandas as pd
 import pytest
 
 from sarathi_sim.policies.batch import Batch
+from sarathi_sim.policies.kv import Blocks, CachedBlocks
+from sarathi_sim.policies.log import DECODE, HIT, HIT_AGAIN, LOST, PART, PREFILL, RECOMPUTE
 from sarathi_sim.policies.micro_batches import MicroBatches
 from sarathi_sim.policies.orca import Orca
 from sarathi_sim.policies.policy import Policy
+from sarathi_sim.policies.pool import Pool
 from sarathi_sim.policies.request import Request
 from sarathi_sim.policies.sarathi import Sarathi
+from sarathi_sim.policies.vllm import Vllm
+from sarathi_sim.profiler.facts.device import load_device
+from sarathi_sim.profiler.facts.model import load_model
 from sarathi_sim.simulator.loop.pipeline import stage_times
-from sarathi_sim.simulator.loop.records import Records
+from sarathi_sim.simulator.loop.records import Records, ReplicaLog
+from sarathi_sim.simulator.loop.replica import Predictor
 from sarathi_sim.simulator.loop.simulation import simulate
-from sarathi_sim.simulator.views.metrics import Analysis
+from sarathi_sim.simulator.loop.switches import DEFAULT, Switches
+from sarathi_sim.simulator.views.metrics import QUANTILES, Analysis, _spreads, paging_summary
 
 UNIT = 2.0**-10
+BEST = [(4, 3), (2, 2), (6, 2), (2, 2)]
+MODEL, DEVICE = load_model("llama-2-7b"), load_device("a40")
 
 
 def predict(batch: Batch) -> tuple[float, float, float, float]:
     return (batch.prefill_tokens + batch.decode_context // 2) * UNIT, 0.0, 0.0, 0.0
 
 
-def run(policy: Policy, lengths: list[tuple[int, int]]) -> Records:
+def run(
+    policy: Policy,
+    lengths: list[tuple[int, int]],
+    times: Predictor = predict,
+    stages: int = 2,
+    max_batch: int = 2,
+    switches: Switches = DEFAULT,
+) -> Records:
     requests = [Request(i, 0.0, prompt, output, 8) for i, (prompt, output) in enumerate(lengths)]
-    scheduler = MicroBatches(policy, max_batch=2, max_in_flight=2, kv_capacity=64, max_length=16)
-    return simulate(requests, [scheduler], predict, (1, 1))
+    scheduler = MicroBatches(
+        policy, max_batch=max_batch, max_in_flight=stages, kv_capacity=64, max_length=16
+    )
+    return simulate(requests, [scheduler], times, (1,) * stages, switches=switches)
 
 
 def spans(records: Records) -> list[list[tuple[float, float]]]:
@@ -51,7 +72,7 @@ def accounts(records: Records) -> list[dict[str, float]]:
 
 def test_orca_best_case() -> None:
     """A and B are prefilled alone, C joins A's decode, D with B's; then decodes only."""
-    records = run(Orca(max_prefills=1), [(4, 3), (2, 2), (6, 2), (2, 2)])
+    records = run(Orca(max_prefills=1), BEST)
     # A | B | C+a | D+b | a c | d
     assert spans(records) == [
         [(0, 4), (4, 6), (8, 16), (16, 19), (24, 29), (29, 30)],
@@ -70,12 +91,38 @@ def test_orca_best_case() -> None:
     assert (table["bubble_s"] / UNIT).tolist() == [15, 0, 15, 0]
     assert (table["tbt_max_s"] / UNIT).tolist() == [16, 17, 10, 8]
     # Gaps between tokens: A 16 and 10, B 17, C 10, D 8.
-    assert [q / UNIT for q in Analysis(records).tbt_quantiles((0.2, 0.6, 0.8, 1.0))] == [
-        8,
-        10,
-        16,
-        17,
-    ]
+    quantiles = Analysis(records).tbt_quantiles((0.2, 0.6, 0.8, 1.0))
+    assert [q / UNIT for q in quantiles] == [8, 10, 16, 17]
+
+
+def test_the_summary_of_that_schedule() -> None:
+    """It lasts 35 units on two stages."""
+    records = run(Orca(max_prefills=1), BEST)
+    summary = Analysis(records).summary(MODEL, DEVICE, tp=2)
+    assert summary["makespan_s"] == 35 * UNIT
+    assert summary["tokens_per_s"] == pytest.approx((14 + 9) / (35 * UNIT))
+    assert summary["output_tokens_per_s"] == pytest.approx(9 / (35 * UNIT))
+    assert summary["requests_per_s"] == pytest.approx(4 / (35 * UNIT))
+    assert (summary["gpus"], summary["iterations"], summary["stage_executions"]) == (4, 6, 12)
+    # A | B | C+a | D+b | a c | d
+    assert summary["mean_batch"] == pytest.approx((1 + 1 + 2 + 2 + 2 + 1) / 6)
+    # Request bubbles are 15, 0, 15, 0; those of both stages 7 and 8 of 35 each.
+    assert summary["bubble_s"]["mean"] == pytest.approx(7.5 * UNIT)
+    assert summary["bubble_share"] == pytest.approx((7 + 8) / 70)
+    # Request A: first token at 8, last at 34, two tokens after the first.
+    assert Analysis(records).requests["tpot_s"][0] == pytest.approx((34 - 8) / 2 * UNIT)
+    # A 4, B 2; C+a adds 6 + 1, D+b 2 + 1, and a c 2 more before B leaves with its 3.
+    assert summary["kv_peak_share"] == pytest.approx(18 / 64)
+    processed = [prompt + output - 1 for prompt, output in BEST]
+    # A token attends to those before it and itself: scores and weighted sum, 2 FLOPs each a number.
+    attended = sum(sum(range(1, n + 1)) for n in processed)
+    flops = (
+        sum(processed) * MODEL.linear_flops_per_token()
+        + 4 * MODEL.num_layers * MODEL.num_heads * MODEL.head_dim * attended
+        + 9 * MODEL.lm_head_flops_per_token()
+    )
+    assert summary["mfu"] == pytest.approx(flops / (35 * UNIT * 4 * DEVICE.peak_flops))
+    assert summary["ledger_s"]["wall"] == 70 * UNIT
 
 
 def test_orca_unconstrained() -> None:
@@ -102,15 +149,7 @@ def test_sarathi_has_equal_work_and_no_bubble() -> None:
     def two_units(batch: Batch) -> tuple[float, float, float, float]:
         return 2 * UNIT * bool(batch.num_tokens), 0.0, 0.0, 0.0
 
-    requests = [Request(i, 0.0, 4, 2, 8) for i in range(4)]
-    scheduler = MicroBatches(
-        Sarathi(chunk_size=2, tile=2, chunk_rule="fixed"),
-        max_batch=2,
-        max_in_flight=2,
-        kv_capacity=64,
-        max_length=16,
-    )
-    records = simulate(requests, [scheduler], two_units, (1, 1))
+    records = run(Sarathi(2, tile=2, chunk_rule="fixed"), [(4, 2)] * 4, two_units)
     totals = Analysis(records).ledger
     assert totals[["pb1_s", "pb2_s", "pb3_s", "equal_s"]].to_numpy().sum() == 0
     # A A C+a C | c for one micro-batch, the same for the other: 5 iterations of 2 units each.
@@ -123,10 +162,7 @@ def test_one_request_alone(stages: int) -> None:
     """Closed form: each of the D iterations takes the sum of the stages; all idle time is fill,
     drain or no work, since no second micro-batch exists."""
     prompt, output = 6, 4
-    scheduler = MicroBatches(
-        Orca(), max_batch=1, max_in_flight=stages, kv_capacity=16, max_length=16
-    )
-    records = simulate([Request(0, 0.0, prompt, output, 8)], [scheduler], predict, (1,) * stages)
+    records = run(Orca(), [(prompt, output)], stages=stages, max_batch=1)
     work = prompt + sum((prompt + i) // 2 for i in range(output - 1))
     assert records.end_s == stages * work * UNIT
     rows = Analysis(records).ledger
@@ -142,12 +178,250 @@ def test_pipeline_of_equal_batches_has_no_bubbles() -> None:
     def constant(batch: Batch) -> tuple[float, float, float, float]:
         return 3 * UNIT, 0.0, 0.0, 0.0
 
-    requests = [Request(i, 0.0, 2, output, 8) for i in range(stages)]
-    scheduler = MicroBatches(
-        Orca(), max_batch=1, max_in_flight=stages, kv_capacity=64, max_length=16
-    )
-    records = simulate(requests, [scheduler], constant, (1,) * stages)
+    records = run(Orca(), [(2, output)] * stages, constant, stages, max_batch=1)
     assert records.end_s == (stages * output + stages - 1) * 3 * UNIT
     rows = Analysis(records).ledger
     assert (rows["busy_s"] == stages * output * 3 * UNIT).all()
     assert rows[["pb1_s", "pb2_s", "pb3_s", "equal_s", "no_work_s"]].to_numpy().sum() == 0
+
+
+def test_bubble_share_leaves_out_what_blocks_the_sender() -> None:
+    def sends(batch: Batch) -> tuple[float, float, float, float]:
+        return (*predict(batch)[:3], 3 * UNIT)
+
+    blocking = Switches(blocking_send=True)
+    found = Analysis(run(Orca(), [(4, 3)] * 4, sends, max_batch=1, switches=blocking))
+    summary = found.summary(MODEL, DEVICE, tp=1)
+    assert summary["ledger_s"]["sending"] == 3 * UNIT * 12
+    assert summary["bubble_share"] * summary["ledger_s"]["wall"] == pytest.approx(
+        found.iterations["bubble_s"].sum()
+    )
+
+
+@pytest.mark.parametrize("count", [0, 1, 7, 1000, 10_007])
+def test_spreads_are_to_the_bit_those_of_pandas(count: int) -> None:
+    """Of columns that go together and of one that has gaps, hence another length."""
+    columns = {name: np.random.default_rng(count + i).exponential(3.0, count)
+               for i, name in enumerate("abc")}  # fmt: skip
+    columns["b"][::5] = np.nan
+    for name, found in _spreads(columns).items():
+        series = pd.Series(columns[name], dtype=float)
+        expected = [float(series.mean()), *series.quantile(list(QUANTILES)).tolist()]
+        assert np.array_equal(list(found.values()), expected, equal_nan=True)
+
+
+# Paged memory, preemption and prefix caching under vLLM's policy: schedules worked out by hand
+
+
+def a_second(batch: Batch) -> tuple[float, float, float, float]:
+    """Every iteration that does anything takes a second."""
+    return (1.0 if batch.num_tokens else 0.0), 0.0, 0.0, 0.0
+
+
+def pool(policy: Vllm, blocks: Blocks, depth: int = 1) -> Pool:
+    return Pool(policy, blocks, max_in_flight=depth, max_length=100)
+
+
+def served(requests: list[Request], scheduler: Pool, stages: int = 1) -> ReplicaLog:
+    """What the one replica did."""
+    return simulate(requests, [scheduler], a_second, (1,) * stages).replicas[0]
+
+
+def events(log: ReplicaLog) -> list[list[int]]:
+    assert log.pool is not None
+    return log.pool.events.tolist()
+
+
+def two_requests_in_five_blocks(output_tokens: int = 3) -> tuple[Records, Pool]:
+    """Blocks of 2 tokens, 5 of them; both prompts fill two.
+
+    it 0  both prompts                      4 blocks in use
+       1  each needs a block, 1 is free: request 1 is preempted; request 0 decodes on 4 tokens
+       2  request 0 (5 tokens); request 1 would need 3 blocks for its 5 tokens, 2 are free
+       3  request 0 (6 tokens) takes a fourth block, and is done
+       4  request 1 computes its 4 prompt tokens and the one it had generated: its second token
+       5  request 1 decodes on 5 tokens: its third
+    """
+    requests = [Request(0, 0.0, 4, 4, 6), Request(1, 0.0, 4, output_tokens, 6)]
+    scheduler = pool(Vllm(max_num_batched_tokens=8, max_num_seqs=4), Blocks(6, 2))
+    return simulate(requests, [scheduler], a_second, (1,)), scheduler
+
+
+def test_a_preempted_request_computes_its_tokens_again() -> None:
+    records, scheduler = two_requests_in_five_blocks()
+    columns = records.replicas[0].iterations
+    assert columns["prefill_tokens"].tolist() == [8, 0, 0, 0, 5, 0]
+    assert columns["decodes"].tolist() == [0, 1, 1, 1, 0, 1]
+    assert columns["decode_context"].tolist() == [0, 4, 5, 6, 0, 5]
+    paged = records.replicas[0].pool
+    assert paged is not None
+    assert paged.kv_tokens.tolist() == [8, 6, 6, 8, 6, 6]
+    assert paged.events.tolist() == [[1, LOST, 4]]
+    assert sorted(records.replicas[0].spans.tolist()) == [
+        [0, PREFILL, 0, 0, 0],
+        [0, DECODE, 0, 1, 3],
+        [1, PREFILL, 0, 0, 0],
+        [1, DECODE, 0, 5, 5],
+        [1, RECOMPUTE, 0, 4, 4],
+    ]
+    assert scheduler.blocks.free == 5 and scheduler.num_unfinished == 0
+
+
+def test_what_preemption_does_to_a_request_is_measured() -> None:
+    records, _ = two_requests_in_five_blocks()
+    table = Analysis(records).requests
+    assert table["ttft_s"].tolist() == [1, 1], "the first token is that of the first prefill"
+    assert table["finish_s"].tolist() == [4, 6]
+    assert table["tbt_max_s"].tolist() == [1, 4], "request 1: tokens at 1, 5 and 6 s"
+    assert table["preemptions"].tolist() == [0, 1]
+    assert table["recomputed_tokens"].tolist() == [0, 4]
+    assert table["hit_tokens"].tolist() == [0, 0]
+    gaps, counts = Analysis(records).spans[0].token_gaps()
+    assert sorted(gaps.repeat(counts).tolist()) == [1, 1, 1, 1, 4]
+    found = paging_summary(records, table)
+    # 8 + 3 + 5 + 1 tokens were computed, 4 of them for the second time.
+    assert found == {
+        "preemptions": 1,
+        "preemption_rate": 0.5,
+        "hit_rate": 0.0,
+        "recomputed_share": 4 / 17,
+        "extra_decodes": 0,
+        "empty_iterations": 0,
+    }
+
+
+def test_decodes_after_the_end_are_booked_apart() -> None:
+    """Of 3 of 9 tokens, with the next iteration formed before the last one is back: a prompt of 4,
+    two decodes that yield, and one that was formed before it was known that there is no more. Where
+    3 tokens are declared, the end is foreseen."""
+    model, device = load_model("llama-3-8b"), load_device("a6000")
+    for declared, extra in ((9, 1), (3, 0)):
+        requests = [Request(0, 0.0, 4, 3, declared)]
+        scheduler = pool(Vllm(async_scheduling=True), Blocks(20, 2), depth=2)
+        records = simulate(requests, [scheduler], a_second, (1,))
+        assert records.replicas[0].iterations["decodes"].sum() == 2 + extra
+        analysis = Analysis(records)
+        assert paging_summary(records, analysis.requests)["extra_decodes"] == extra
+        assert analysis.requests["finish_s"].tolist() == [3] and scheduler.blocks.free == 19
+        if extra:
+            assert analysis.summary(model, device, tp=1)["mean_batch"] == 3 / 4
+
+
+def test_recomputation_that_yields_the_last_token_is_a_gap() -> None:
+    records, _ = two_requests_in_five_blocks(output_tokens=2)
+    table = Analysis(records).requests
+    assert table["finish_s"].tolist() == [4, 5]
+    assert table["tbt_max_s"].tolist() == [1, 4]
+
+
+def test_a_prompt_is_found_in_the_cache_within_the_same_iteration() -> None:
+    requests = [Request(i, 0.0, 6, 1, 1, prefix=(("same", 6),)) for i in range(2)]
+    scheduler = pool(Vllm(max_num_batched_tokens=16), CachedBlocks(20, 2))
+    log = served(requests, scheduler)
+    # Of 6 tokens the last must be computed, so at most 5, hence 2 blocks, are found.
+    assert log.iterations["prefill_tokens"].tolist() == [6 + 2]
+    assert events(log) == [[1, HIT, 4]] and scheduler.blocks.free == 19
+
+
+def test_a_preempted_request_finds_its_own_blocks_again() -> None:
+    requests = [Request(0, 0.0, 4, 4, 6), Request(1, 0.0, 4, 3, 6)]
+    scheduler = pool(Vllm(max_num_batched_tokens=8, max_num_seqs=4), CachedBlocks(6, 2))
+    records = simulate(requests, [scheduler], a_second, (1,))
+    # As above, but request 1 frees two known blocks. Request 0 takes the oldest free ones: the
+    # fifth block in iteration 1, then in iteration 3 the one that held the end of 1's prompt.
+    assert events(records.replicas[0]) == [[1, LOST, 4], [1, HIT_AGAIN, 2]]
+    assert records.replicas[0].iterations["prefill_tokens"].tolist() == [8, 0, 0, 0, 3, 0]
+    assert Analysis(records).requests["recomputed_tokens"].tolist() == [0, 2]
+
+
+def test_chunks_of_one_prompt_follow_each_other_through_the_pipeline() -> None:
+    scheduler = pool(Vllm(max_num_batched_tokens=4), Blocks(20, 2), depth=2)
+    log = served([Request(0, 0.0, 10, 2, 2)], scheduler, stages=2)
+    columns = log.iterations
+    busy = columns["prefill_tokens"] + columns["decodes"] > 0
+    # Chunks of 4, 4 and 2 a second apart; then a decode, for which its token must be back.
+    assert columns["prefill_tokens"][busy].tolist() == [4, 4, 2, 0]
+    assert columns["finish_s"][busy].tolist() == [2, 3, 4, 6]
+    assert log.spans[:, 1].tolist() == [PART, PART, PREFILL, DECODE]
+
+
+@pytest.mark.parametrize(("tokens", "blocks"), [(95, 49), (99, 51)])
+def test_what_could_never_be_held_is_rejected(tokens: int, blocks: int) -> None:
+    scheduler = pool(Vllm(), Blocks(30, 2))
+    reason = scheduler.add(Request(0, 0.0, tokens - 3, 1, 4))
+    if tokens + 1 > 100:
+        assert reason is not None and "max_length is 100" in reason
+    else:
+        assert reason == f"needs {(tokens + 1) // 2} KV blocks, but the replica holds 29"
+
+
+class Asked(Vllm):
+    """Counts how often it is asked to plan."""
+
+    times = 0
+
+    def plan(self, pool: Pool) -> bool:
+        self.times += 1
+        return super().plan(pool)
+
+
+@pytest.mark.parametrize("depth", [1, 2])
+@pytest.mark.parametrize("seqs", [2, 9])
+def test_a_policy_is_asked_again_only_when_something_has_happened(depth: int, seqs: int) -> None:
+    """At 0 the first two are admitted. What changes then: the third arrives (once there is room for
+    it it is admitted); two end. With two slots it waits, and is admitted at the first end."""
+    requests = [Request(i, 10.5 * (i == 2), 4, output, 60) for i, output in enumerate((30, 50, 20))]
+    policy = Asked(8, seqs, async_scheduling=depth == 2)
+    assert served(requests, pool(policy, Blocks(90, 2), depth)).num_iterations >= 50
+    assert policy.times <= 6
+
+
+def test_nobody_waits_longer_because_a_policy_is_not_asked() -> None:
+    """The third prompt needs 4 blocks of 4 tokens; the cache has 7. 0 and 1 hold 2 each and grow.
+    When 0 ends, in iteration 2, it is admitted in the next one; not before, and not later."""
+    requests = [Request(0, 0.0, 5, 3, 9), Request(1, 0.0, 5, 6, 9), Request(2, 0.0, 15, 2, 4)]
+    log = served(requests, pool(Vllm(64, 8), Blocks(8, 4)))
+    assert log.iterations["prefill_tokens"].tolist() == [10, 0, 0, 15, 0, 0]
+
+
+def test_running_requests_enter_their_blocks_in_the_order_of_admission() -> None:
+    """Blocks of two tokens, at most two tokens of a prompt an iteration; all share 8 tokens.
+
+    Iteration 2 processes the tokens 4 and 5 of request 0, a piece of its prompt, and of request 1,
+    a decode: two blocks of the same content, and that of 0, admitted first, is the one found. It is
+    free again when request 2 comes, at 4, while that of 1 is in use. So request 2 takes a block for
+    it, and one of its own; request 1 has four.
+    """
+    session = ((("session", 0), 8),)
+    rows = ((0.0, 8, 1), (0.0, 4, 9), (4.0, 8, 1))
+    requests = [Request(i, at, p, n, n, 0, session) for i, (at, p, n) in enumerate(rows)]
+    policy = Vllm(16, 8, long_prefill_token_threshold=2)
+    log = served(requests, pool(policy, CachedBlocks(30, 2)))
+    assert log.pool is not None and events(log) == [[1, HIT, 2], [2, HIT, 6]]
+    assert log.pool.kv_tokens.tolist() == [4, 8, 10, 14, 12, 10, 10, 12, 12]
+
+
+class Lazy(Vllm):
+    """Never lets anybody run."""
+
+    def plan(self, pool: Pool) -> bool:
+        return False
+
+
+def test_iterations_that_are_withdrawn_leave_nothing_behind() -> None:
+    scheduler = pool(Lazy(async_scheduling=True), Blocks(9, 2), 2)
+    scheduler.add(Request(0, 0.0, 4, 2, 2))
+    assert scheduler.next_batch() is None
+    assert not scheduler._formed_as and not scheduler.kv_log and scheduler.idle
+
+
+def test_what_is_generated_ahead_is_found_as_soon_as_it_is_there() -> None:
+    """Blocks of one token; request 0's tokens are looked for. Two iterations are under way.
+
+    By 3 its prompt and two decodes have returned: 3 + 3 tokens are there. The iteration formed then
+    schedules its seventh, and enters the sixth before request 1, which came at 2.5, is looked at.
+    """
+    session = ((("session", 0), 12),)
+    requests = [Request(0, 0.0, 3, 9, 9, 0, session), Request(1, 2.5, 9, 1, 1, 0, session)]
+    scheduler = pool(Vllm(64, 8, async_scheduling=True), CachedBlocks(60, 1), 2)
+    assert events(served(requests, scheduler)) == [[1, HIT, 6]]

@@ -1,44 +1,52 @@
-"""The simulator's invariants 1 to 8 (ARCHITECTURE.md), on any small system."""
+"""The simulator's invariants 1 to 8 (ARCHITECTURE.md), on any small system, and views of it against
+counts of everything."""
 
 from __future__ import annotations
 
 from dataclasses import replace
-from itertools import pairwise
+from itertools import combinations, pairwise
 
 import numpy as np
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from sarathi_sim.policies.batch import Batch
-from sarathi_sim.policies.log import PADDING
+from sarathi_sim.policies.fair import Fair
+from sarathi_sim.policies.kv import CachedBlocks
+from sarathi_sim.policies.log import LOST, PADDING
 from sarathi_sim.policies.micro_batches import MicroBatches
 from sarathi_sim.policies.policy import Plan, Policy, View
+from sarathi_sim.policies.pool import Pool
+from sarathi_sim.policies.radix import RadixBlocks, path
 from sarathi_sim.policies.request import Request, Sequence
 from sarathi_sim.simulator.loop.pipeline import stage_times
 from sarathi_sim.simulator.views.ledger import ACCOUNTS, WAITS, gaps, iteration_bubbles
-from sarathi_sim.simulator.views.metrics import Analysis
+from sarathi_sim.simulator.views.metrics import Analysis, extra_decodes
 from sarathi_sim.simulator.views.spans import Spans
 from tests.simulator.oracle import MAX_LENGTH, POLICIES, System, make_requests, systems
-from tests.simulator.pools import PoolSystem, pool_systems
+from tests.simulator.pools import PoolSystem, Who, pool_systems, sglang_policies, vllm_policies
 from tests.textbook.pipeline import Micro
+from tests.textbook.pool import PoolMember
 from tests.textbook.replicas import TextbookReplica
 
 any_system = settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 
 
-class Audited(MicroBatches):
+class Audited:
     """Checks the books after every step."""
 
     def next_batch(self) -> Batch | None:
-        batch = super().next_batch()
+        batch = super().next_batch()  # type: ignore[misc]
         self._audit()
         return batch
 
     def complete(self, batch: Batch) -> list[Sequence]:
-        finished = super().complete(batch)
+        finished = super().complete(batch)  # type: ignore[misc]
         self._audit()
         return finished
 
+
+class AuditedMicroBatches(Audited, MicroBatches):
     def _audit(self) -> None:
         assert sum(s.kv_tokens for s in self.running) + self.blocks.free == self.kv_capacity
         assert self.blocks.free >= 0  # invariant 2
@@ -48,27 +56,62 @@ class Audited(MicroBatches):
         assert all(slot.size <= self.max_batch for slot in self.cohorts)
 
 
-@any_system
-@given(systems())
-def test_1_every_request_completes_once_or_is_rejected(system: System) -> None:
+class AuditedPool(Audited, Pool):
+    """Counts every block."""
+
+    def _audit(self) -> None:
+        blocks = self.blocks
+        assert 0 <= blocks.free <= blocks.capacity
+        assert not set(self.waiting) & set(self.running)
+        counts = {sequence: blocks.blocks(self.held(sequence)) for sequence in self.running}
+        used = sum(counts.values())
+        if isinstance(blocks, CachedBlocks):
+            # What several hold counts once.
+            tables = blocks._held
+            used -= sum(map(len, tables.values()))
+            used += len({block for table in tables.values() for block in table})
+            assert all(block.holders for table in tables.values() for block in table)
+        if isinstance(blocks, RadixBlocks):
+            ends = {each: end for each, end in blocks._ends.items() if each in self.running}
+            assert ends == blocks._ends
+            used -= sum(end.end for end in ends.values())
+            shared = {node for end in ends.values() for node in path(end)}
+            used += sum(node.end - node.start for node in shared)
+            assert all(node.locks for node in shared)
+            assert 0 <= blocks.blank <= blocks.free
+        assert used + blocks.free == blocks.capacity
+
+
+either = st.one_of(systems(), pool_systems())
+
+
+@settings(max_examples=100, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@given(either)
+def test_1_every_request_completes_once_or_is_rejected(system: System | PoolSystem) -> None:
     records = system.fast()
     table = Analysis(records).requests
     rejected = table["replica"] < 0
     assert (table["rejected"].notna() == rejected).all()
     assert table["finish_s"].isna().equals(rejected)
-    too_long = [
-        bool(system.kv_tokens) and r.prompt_tokens + r.max_tokens > system.kv_tokens
-        for r in system.requests
-    ]
-    assert rejected.tolist() == too_long
+    longest = [r.prompt_tokens + r.max_tokens for r in system.requests]
     served = table[~rejected]
-    processed = sum(
-        log.iterations["prefill_tokens"].sum()
-        + log.iterations["decodes"].sum()
-        - log.iterations["padding"].sum()
-        for log in records.replicas
-    )
-    assert processed == (served["prompt_tokens"] + served["output_tokens"] - 1).sum()
+    due = (served["prompt_tokens"] + served["output_tokens"] - 1).sum()
+    names = ("prefill_tokens", "decodes")
+    processed = sum(log.iterations[name].sum() for log in records.replicas for name in names)
+    processed -= sum(log.iterations["padding"].sum() for log in records.replicas)
+    if isinstance(system, PoolSystem):
+        most = (system.num_blocks - 1) * system.block_size + 1
+        pools = [log.pool for log in records.replicas if log.pool is not None]
+        events = np.concatenate([pool.events for pool in pools])
+        lost = events[events[:, 1] == LOST, 2].sum()
+        hits = events[events[:, 1] != LOST, 2].sum()
+        extra = sum(map(extra_decodes, records.replicas))
+        assert system.policy.ahead or not extra
+        assert due <= processed - extra + hits <= due + lost
+    else:
+        most = system.kv_tokens or MAX_LENGTH
+        assert processed == due
+    assert rejected.tolist() == [length > most for length in longest]
     assert (served["ttft_s"] > 0).all()
     assert (served["latency_s"] >= served["ttft_s"]).all()
 
@@ -77,7 +120,8 @@ def test_1_every_request_completes_once_or_is_rejected(system: System) -> None:
 @given(systems())
 def test_2_kv_tokens_are_allocated_or_free(system: System) -> None:
     audited = [
-        Audited(POLICIES[system.policy], **system.settings()) for _ in range(system.replicas)
+        AuditedMicroBatches(POLICIES[system.policy], **system.settings())
+        for _ in range(system.replicas)
     ]
     records = system.fast(schedulers=audited)
     for number, scheduler in enumerate(audited):
@@ -89,8 +133,19 @@ def test_2_kv_tokens_are_allocated_or_free(system: System) -> None:
             assert tokens[-1] == 0
 
 
+@any_system
+@given(pool_systems(vllm_policies() | sglang_policies()))
+def test_2_every_block_is_free_or_held(system: PoolSystem) -> None:
+    pools = system.pools(AuditedPool)
+    system.fast(pools=pools)
+    for pool in pools:
+        assert pool.blocks.free == pool.blocks.capacity
+        assert pool.num_unfinished == 0
+        assert not pool.running and not pool.waiting
+
+
 @settings(max_examples=100, deadline=None, suppress_health_check=[HealthCheck.too_slow])
-@given(st.one_of(systems(), pool_systems()))
+@given(either)
 def test_3_and_5_stages_run_in_order_and_never_wait_for_nothing(
     system: System | PoolSystem,
 ) -> None:
@@ -114,7 +169,7 @@ def test_3_and_5_stages_run_in_order_and_never_wait_for_nothing(
 
 
 @settings(max_examples=100, deadline=None, suppress_health_check=[HealthCheck.too_slow])
-@given(st.one_of(systems(), pool_systems()))
+@given(either)
 def test_4_same_seed_same_bytes(system: System | PoolSystem) -> None:
     first, second = (system.fast() for _ in range(2))
     for one, other in zip(first.replicas, second.replicas, strict=True):
@@ -197,13 +252,30 @@ def test_6_a_policy_never_sees_the_output_length(system: System) -> None:
 
 
 @any_system
-@given(systems())
-def test_7_the_ledger_closes_to_the_bit(system: System) -> None:
+@given(pool_systems())
+def test_6_a_pools_policy_never_sees_the_output_length(system: PoolSystem) -> None:
+    """With all outputs longer, batches are the same until the first one's last token."""
+    requests = [replace(r, max_tokens=60, prefix=()) for r in system.requests]
+    longer = [replace(r, output_tokens=r.output_tokens + 17) for r in requests]
+    system = replace(system, num_blocks=400, replicas=1)
+    seen: list[list[Who]] = [[], []]
+    records = [
+        replace(system, requests=variant).fast(seen=who)
+        for variant, who in zip((requests, longer), seen, strict=True)
+    ]
+    first_done = Analysis(records[0]).requests["finish_s"].min()
+    alike = int((records[0].replicas[0].iterations["ready_s"] < first_done).sum())
+    assert alike and seen[0][:alike] == seen[1][:alike]
+
+
+@settings(max_examples=100, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@given(either)
+def test_7_the_ledger_closes_to_the_bit(system: System | PoolSystem) -> None:
     records = system.fast()
     rows = Analysis(records).ledger
     parts = rows[[f"{name}_s" for name in ACCOUNTS]]
     assert (parts.to_numpy() >= 0).all()
-    assert (parts.sum(axis=1) == rows["wall_s"]).all()
+    assert (parts.sum(axis=1) == rows["wall_s"]).all() and (rows["wall_s"] == records.end_s).all()
     bubbles = sum(
         iteration_bubbles(gaps(log)).sum() for log in records.replicas if log.num_iterations
     )
@@ -305,6 +377,28 @@ def test_8_first_come_first_served(system: System) -> None:
         assert served["begin_s"].is_monotonic_increasing
 
 
+@any_system
+@given(pool_systems(st.one_of(vllm_policies(), st.just(Fair(20, 3)), st.just(Fair(64, 8)))))
+def test_8_first_come_first_served_in_a_pool(system: PoolSystem) -> None:
+    """By arrival; under priorities by those, among who is there; under ``fair`` user by user."""
+    system = replace(system, requests=[replace(r, user=r.priority) for r in system.requests])
+    analysis = Analysis(system.fast())
+    by_id = {request.id: request for request in system.requests}
+    table = analysis.requests.set_index("request")
+    for log, spans in zip(analysis.records.replicas, analysis.spans, strict=True):
+        formed = log.iterations["ready_s"][spans.first_row()].tolist()
+        queues: dict[int, list[tuple[int, float, str | int, float]]] = {}
+        for id, begun in zip(spans.requests.tolist(), formed, strict=True):
+            request, arrival = by_id[id], table.loc[id, "arrival_s"]
+            fcfs = system.policy.order is None
+            key = (0, arrival, id) if fcfs else (request.priority, arrival, str(id))
+            user = request.user if isinstance(system.policy, Fair) else 0
+            queues.setdefault(user, []).append((*key, begun))
+        for queue in queues.values():
+            for first, then in combinations(sorted(queue), 2):
+                assert first[3] <= then[3] or first[1] > then[3]
+
+
 def test_bubble_time_of_a_request_is_the_sum_over_its_batches() -> None:
     """Against a loop over the oracle's batches, for every policy."""
     for policy in POLICIES:
@@ -350,18 +444,22 @@ def test_kv_tokens_against_a_count_of_them_all(system: System) -> None:
         assert table[table["replica"] == number]["kv_tokens"].tolist() == naive
 
 
-@any_system
-@given(systems(), st.integers(1, 20))
-def test_times_between_tokens_against_a_list_of_them_all(system: System, twentieths: int) -> None:
-    gaps_seen = []
+@settings(max_examples=100, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@given(either, st.integers(1, 20))
+def test_times_between_tokens_against_a_list_of_them_all(
+    system: System | PoolSystem, twentieths: int
+) -> None:
+    seen: list[float] = []
     for replica in system.textbook():
-        for member in replica.members.values():
-            at = [replica.micros[i].returned_s for i in member.iterations]
-            tokens = [t for t in at if t >= member.first_token_s]
-            gaps_seen += np.diff(tokens[: member.request.output_tokens]).tolist()
+        for member in replica.everybody():
+            if isinstance(member, PoolMember):
+                tokens = list(member.token_s)
+            else:
+                at = [replica.micros[i].returned_s for i in member.iterations]
+                tokens = [t for t in at if t >= member.first_token_s]
+            seen += np.diff(tokens[: member.request.output_tokens]).tolist()
     (found,) = Analysis(system.fast()).tbt_quantiles([twentieths / 20])
-    if gaps_seen:
-        rank = -(-twentieths * len(gaps_seen) // 20)
-        assert found == sorted(gaps_seen)[rank - 1]
+    if seen:
+        assert found == sorted(seen)[-(-twentieths * len(seen) // 20) - 1]
     else:
         assert np.isnan(found)

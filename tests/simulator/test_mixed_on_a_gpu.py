@@ -7,16 +7,16 @@ from the same source.
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 
 import numpy as np
 import pandas as pd
 import pytest
 
-from sarathi_sim.profiler.storage.files import DATASETS_VARIABLE, public_datasets
+from sarathi_sim.profiler.storage.files import public_datasets
 from sarathi_sim.simulator.op_times.interaction import _fit_layer, _Layers
 from sarathi_sim.simulator.op_times.op_times import SUM, WholeLayer
+from tests.sampled import needs_datasets
 
 LINEAR = ("qkv_proj", "o_proj", "gate_up_proj", "down_proj", "act_fn", "rotary_emb")
 
@@ -50,10 +50,7 @@ def errors(layers: _Layers, terms: WholeLayer) -> tuple[float, float]:
     return float(np.median(off)), float(np.percentile(off, 95))
 
 
-@pytest.mark.skipif(
-    not os.environ.get(DATASETS_VARIABLE),
-    reason=f"needs the public measurements: set {DATASETS_VARIABLE} to their folder",
-)
+@needs_datasets
 def test_a_few_cells_tell_what_decodes_cost_beside_a_chunk() -> None:
     layers = mixed_layers(public_datasets() / "llmservingsim_rtx4090")
     assert len(layers.time) == 8448

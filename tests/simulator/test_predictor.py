@@ -1,35 +1,48 @@
-"""From a bundle's points to a batch's time."""
+"""From a bundle's points to a batch's time: lines through and beyond them, chunks in one call, and
+arrays that are kept on disk."""
 
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Callable
 from functools import cache
+from pathlib import Path
+from types import SimpleNamespace
+from typing import cast
 
 import numpy as np
 import pandas as pd
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from scipy.spatial import ConvexHull
 
 from sarathi_sim.policies.batch import Batch
 from sarathi_sim.policies.request import Sequence
-from sarathi_sim.profiler.bundle.schema import (
-    Bundle,
-    BundleMeta,
-    load_bundle,
-)
+from sarathi_sim.profiler.bundle.schema import Bundle, BundleMeta, load_bundle
 from sarathi_sim.profiler.facts.model import load_model
+from sarathi_sim.profiler.facts.ops import GemmShape
+from sarathi_sim.profiler.facts.roofline import gemm_us
 from sarathi_sim.profiler.physics.residual import Trees, fit_trees
+from sarathi_sim.simulator.confidence.coverage import SLACK, MeasuredRegion
 from sarathi_sim.simulator.loop.quantum import QUANTUM_S
 from sarathi_sim.simulator.op_times import regression
-from sarathi_sim.simulator.op_times.iteration import HostTime, WholeLayer, counted_context
+from sarathi_sim.simulator.op_times.cache import VARIABLE, cache_folder, cached
+from sarathi_sim.simulator.op_times.iteration import (
+    HostTime,
+    IterationCost,
+    WholeLayer,
+    counted_context,
+)
 from sarathi_sim.simulator.op_times.op_times import OpTimes, Together
 from sarathi_sim.simulator.op_times.predictor import BundlePredictor
 from sarathi_sim.simulator.op_times.regression import (
     Kind,
     PhysicalSurface,
     PiecewiseLinear,
+    PooledRoofline,
     bundle_times,
+    coordinates,
     decode_surface,
 )
 from tests.sampled import profile_folder
@@ -311,3 +324,243 @@ def test_a_batch_takes_what_an_iteration_costs(layer_time: str, skew: float) -> 
         assert sum(parts.values())[0] == pytest.approx(layer_s, abs=2 * QUANTUM_S)
         assert float(cost.first_s(tokens)) == pytest.approx(first_s, abs=QUANTUM_S)
         assert float(cost.transfer_s(tokens)) == pytest.approx(send_s, abs=QUANTUM_S)
+
+
+# Piecewise-linear times, and GEMMs beyond their last point
+
+
+SHAPES = (GemmShape(4096, 1024), GemmShape(1024, 4096), GemmShape(8192, 1024))
+TRUE = np.array([5.0, 1.5e8, 0.6e6, 2.0, 0.5])
+
+
+def roofline_s(shape: GemmShape, tokens: np.ndarray) -> np.ndarray:
+    """By hand: overhead, and the root of the squares of compute and memory time."""
+    rows = tokens + 0.5 * (np.ceil(tokens / 128) * 128 - tokens)
+    compute = 2 * rows * shape.n * shape.k / 1.5e8
+    numbers = shape.n * shape.k + tokens * (shape.n + shape.k)
+    return np.asarray(1e-6 * (5 + np.hypot(compute, numbers / 0.6e6)))
+
+
+def test_the_pooled_roofline_is_found_and_continues_a_gemm() -> None:
+    tokens = np.array([1, 16, 64, 128, 129, 200, 256, 257, 384, 512, 640, 900, 1000, 1024.0])
+    pooled = PooledRoofline({s: (tokens, roofline_s(s, tokens)) for s in SHAPES})
+    assert pooled.constants == pytest.approx(TRUE, rel=1e-3)
+    far = np.array([1025.0, 2000, 4096, 100_000])
+    for shape in SHAPES:
+        time = roofline_s(shape, tokens)
+        line = PiecewiseLinear(tokens, time, pooled.beyond(shape, tokens, time))
+        assert line(far) == pytest.approx(roofline_s(shape, far), rel=1e-3)
+        assert np.array_equal(line(tokens), time)
+
+
+def test_half_of_a_late_deviation_lasts() -> None:
+    """A kernel 21 % slower than the roofline is expected to be 10 % slower further on."""
+    tokens = np.arange(32.0, 1025, 32)
+    pooled = PooledRoofline({s: (tokens, roofline_s(s, tokens)) for s in SHAPES})
+    slow = 1.21 * roofline_s(SHAPES[0], tokens)
+    beyond = pooled.beyond(SHAPES[0], tokens, slow)
+    far = np.array([4096.0])
+    assert beyond(far) == pytest.approx(1.1 * roofline_s(SHAPES[0], far), rel=1e-3)
+
+
+def test_times_beyond_never_fall_below_the_last() -> None:
+    line = PiecewiseLinear([1, 10], [1.0, 5.0], lambda size: size * 0.01)
+    assert line([10, 11, 1000]).tolist() == [5.0, 5.0, 10.0]
+    assert PiecewiseLinear([1, 10], [1.0, 5.0])([20, 0.5]).tolist() == [10.0, 1.0]
+
+
+def test_how_far_beyond_a_hull_something_is() -> None:
+    """Of one size: its range. Of two: chunks to 1024 without context, contexts to 1024 for small
+    ones, never both. Largest measured: chunk 1024, context 992, sum 1024, product 512 x 512."""
+    region = MeasuredRegion(np.array([[2.0], [8.0], [4.0]]))
+    wanted = np.array([[1.0], [2.0], [8.0], [12.0]])
+    assert region.outside(wanted).tolist() == [True, False, False, True]
+    assert region.times_beyond(wanted).tolist() == [1.0, 1.0, 1.0, 1.5]
+    region = MeasuredRegion(np.array([(16.0, 0), (1024, 0), (16, 992), (512, 512), (128, 896)]))
+    beyond = region.times_beyond(np.array([(1024.0, 1024), (2048, 0), (8, 0)]))
+    assert beyond == pytest.approx([4.0, 2.0, 1.0])
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_a_hull_is_that_of_qhull(seed: int) -> None:
+    """On a grid with missing corners, so that points lie on its sides, too."""
+    draw = np.random.default_rng(seed)
+    grid = np.stack(np.meshgrid(2.0 ** np.arange(9), 64.0 * np.arange(9)), axis=-1).reshape(-1, 2)
+    points = grid[draw.random(len(grid)) < 0.7]
+    exact, region = ConvexHull(coordinates(*points.T)), MeasuredRegion(points)
+    assert not region.outside(points).any()
+    wanted = np.concatenate([draw.uniform(0, 600, (4000, 2)), grid, 1.01 * points[exact.vertices]])
+    away = coordinates(*wanted.T) @ exact.equations[:, :2].T + exact.equations[:, 2]
+    beyond = ((wanted < points.min(axis=0)) | (wanted > points.max(axis=0))).any(axis=1)
+    assert np.array_equal(region.outside(wanted), beyond | (away > SLACK).any(axis=1))
+
+
+def test_points_on_a_line_have_a_box_for_a_hull() -> None:
+    region = MeasuredRegion(np.array([(16.0, 0), (64, 0), (256, 0)]))
+    wanted = np.array([(100.0, 0), (100, 5), (300, 0)])
+    assert region.outside(wanted).tolist() == [False, True, True]
+
+
+def test_a_bundles_gemm_is_a_device_models_without_its_waves() -> None:
+    """One formula: rates a microsecond here, those of the hardware and efficiencies there."""
+    tokens = np.array([1, 100, 128, 200, 1000.0])
+    pooled = PooledRoofline({s: (tokens, roofline_s(s, tokens)) for s in SHAPES})
+    overhead, flops, numbers, p, paid = pooled.constants
+    shape = SHAPES[0]
+    columns = {"m": tokens, "n": np.full(5, shape.n), "k": np.full(5, shape.k),
+               "num_sms": np.full(5, 108.0), "peak_flops": np.full(5, 2e6 * flops),
+               "bandwidth": np.full(5, 4e6 * numbers)}  # fmt: skip
+    constants = {"overhead_us": overhead, "compute": 0.5, "memory": 0.5, "p": p, "wave_share": 0.0,
+                 "tile_share": paid, "tile_m": 128.0, "tile_n": 128.0}  # fmt: skip
+    assert pooled.time_s(shape, tokens) == pytest.approx(1e-6 * gemm_us(columns, constants), 1e-12)
+
+
+# Chunks in one call, computed by hand
+
+
+#: Calls of 1, 2 and 4 chunks: 100 tokens take 10, 12 and 20 s, 300 tokens 30, 60 and 120.
+ALONE = PiecewiseLinear([100.0, 300.0], [10.0, 30.0])
+CALLS = Together(
+    np.array([2.0, 4.0]),
+    lambda size: np.array([np.interp(size, [100, 300], [of_100, 30]) for of_100 in (6, 5)]),
+)
+
+
+OPS = cast(OpTimes, SimpleNamespace(together=CALLS, prefill=lambda chunk, context: ALONE(chunk)))
+
+
+@pytest.mark.parametrize(
+    ("chunks", "expected"),
+    [
+        ([100], 10),
+        ([100] * 2, 12),
+        ([100] * 3, 16),  # between two and four
+        ([100] * 4, 20),
+        ([100] * 8, 40),  # beyond the most: as much each
+        ([100, 300], 35),  # of 400 tokens: a quarter of four of the one, and nothing saved
+        ([], 0),
+    ],
+)
+def test_a_chunk_takes_its_share_of_as_many_equal_ones(chunks: list[int], expected: float) -> None:
+    size = np.array(chunks, np.float64)
+    assert ALONE(size).sum() - IterationCost(OPS).saved_s(size) == pytest.approx(expected)
+    twice = IterationCost(OPS, WholeLayer(scale=2.0))
+    assert twice.saved_s(size) == pytest.approx(2 * IterationCost(OPS).saved_s(size))
+
+
+def test_a_batch_takes_no_less_than_its_longest_chunk() -> None:
+    """Two of 100 tokens take less than one: noise of a table. And a call of many is no slower."""
+    calls = Together(np.array([2.0]), lambda size: np.array([size / 25]))
+    gain, launch = calls.saved(np.array([100.0]), np.array([10.0]))[0].T
+    assert gain - launch / np.array([100, 200]) == pytest.approx([0, 5])
+    assert calls.least_s(np.array([100.0]), np.array([10.0])) == pytest.approx([5])
+    assert CALLS.least_s(np.array([100.0, 300.0]), np.array([10.0, 30.0])) == pytest.approx([5, 30])
+
+
+# Arrays kept on disk: the same as computed ones, and never in the way
+
+
+ARRAY = np.array([[0.1, 2**-40], [np.pi, 0.0]])
+
+
+def fail() -> np.ndarray:
+    raise AssertionError("computed again")
+
+
+def test_an_array_is_computed_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(VARIABLE, str(tmp_path / "new" / "folder"))
+    assert np.array_equal(cached("key", lambda: ARRAY), ARRAY)
+    assert np.array_equal(cached("key", fail), ARRAY)
+    assert [path.name for path in (tmp_path / "new" / "folder").iterdir()] == ["key.2.npz"]
+    with pytest.raises(AssertionError):
+        cached("other", fail)
+
+
+def test_a_file_with_any_byte_changed_is_computed_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Flags and methods of the archive among them, which zipfile answers in ways of their own."""
+    monkeypatch.setenv(VARIABLE, str(tmp_path))
+    file = tmp_path / "key.2.npz"
+    cached("key", lambda: ARRAY)
+    good = file.read_bytes()
+    for place in range(len(good)):
+        for change in (0x01, 0xFF):
+            file.write_bytes(good[:place] + bytes([good[place] ^ change]) + good[place + 1 :])
+            assert np.array_equal(cached("key", lambda: ARRAY), ARRAY)
+
+
+def other_content(array: np.ndarray) -> Callable[[Path], object]:
+    def write(file: Path) -> None:
+        with np.load(file) as stored:
+            digest = stored["sha256"]
+        np.savez(file, array=array, sha256=digest)
+
+    return write
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        other_content(ARRAY[:1]),
+        other_content(ARRAY.reshape(4)),
+        other_content(ARRAY * 2),
+        other_content(ARRAY.astype(np.float32)),
+        lambda file: np.savez(file, array=ARRAY),
+        lambda file: file.write_bytes(file.with_name("other.2.npz").read_bytes()),
+        lambda file: np.savez(file, array=np.array([{}], dtype=object)),  # to be unpickled
+        lambda file: file.write_bytes(b""),
+        lambda file: file.write_bytes(b"PK\x03\x04 cut short"),
+        lambda file: file.write_bytes(b"no archive"),
+    ],
+)
+def test_another_content_is_found_out_and_said(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    damage: Callable[[Path], object],
+) -> None:
+    monkeypatch.setenv(VARIABLE, str(tmp_path))
+    cached("key", lambda: ARRAY)
+    cached("other", lambda: ARRAY + 1)
+    assert caplog.messages == []
+    damage(tmp_path / "key.2.npz")
+    assert np.array_equal(cached("key", lambda: ARRAY), ARRAY)
+    (message,) = caplog.messages
+    assert str(tmp_path / "key.2.npz") in message and "computed anew" in message
+    assert "\n" not in message
+    assert np.array_equal(cached("key", fail), ARRAY)
+
+
+def test_it_can_be_switched_off_and_may_fail(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(VARIABLE, "off")
+    assert cache_folder() is None
+    assert cached("key", lambda: ARRAY) is ARRAY
+    (tmp_path / "file").touch()
+    monkeypatch.setenv(VARIABLE, str(tmp_path / "file" / "below"))
+    assert cached("key", lambda: ARRAY) is ARRAY
+    monkeypatch.delenv(VARIABLE)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    assert cache_folder() == tmp_path / "sarathi-sim"
+
+
+def test_times_are_the_same_with_and_without(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """To the bit, lazily tabulated chunks included; a hit fits nothing."""
+    bundle, _ = shipped("a6000", "llama-13b", 1)
+
+    def tables(ops: OpTimes) -> list[object]:
+        predict = BundlePredictor(ops, max_tokens=64, max_length=512, max_batch=4)
+        predict._tabulate_chunks(40)
+        return [predict._whole, predict._decode_rows, predict._chunk_rows, predict._by_tokens]
+
+    monkeypatch.setenv(VARIABLE, "off")
+    without = tables(bundle_times(bundle))
+    monkeypatch.setenv(VARIABLE, str(tmp_path))
+    assert tables(bundle_times(bundle)) == without
+    again = bundle_times(bundle)
+    assert tables(again) == without
+    assert "_surface" not in vars(again.prefill) and "_surface" not in vars(again.decode)

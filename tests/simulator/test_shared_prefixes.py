@@ -22,8 +22,7 @@ from sarathi_sim.simulator.load.trace import read_trace
 from sarathi_sim.simulator.load.workload import WorkloadError
 from sarathi_sim.simulator.loop.quantum import quantize
 from sarathi_sim.simulator.views.metrics import Analysis
-from tests.simulator.pools import OTHERS, PoolSystem
-from tests.simulator.test_textbook_pool import compare
+from tests.simulator.pools import OTHERS, PoolSystem, compare
 
 LONGEST = 4000
 

@@ -1,6 +1,8 @@
-"""Routers, arrivals, jitter and theory."""
+"""Routers, arrivals, clients, jitter and theory."""
 
 from __future__ import annotations
+
+from typing import Any
 
 import numpy as np
 import pytest
@@ -8,8 +10,11 @@ import pytest
 from sarathi_sim.policies.batch import Batch
 from sarathi_sim.policies.micro_batches import MicroBatches
 from sarathi_sim.policies.orca import Orca
-from sarathi_sim.policies.policy import Plan, View
+from sarathi_sim.policies.policy import Plan, Policy, View
 from sarathi_sim.policies.request import Request
+from sarathi_sim.profiler.facts.device import load_device
+from sarathi_sim.profiler.facts.model import load_model
+from sarathi_sim.simulator.loop.closed_loop import Arrival, ClosedLoop
 from sarathi_sim.simulator.loop.jitter import Jitter
 from sarathi_sim.simulator.loop.quantum import HORIZON_S, QUANTUM_S, quantize
 from sarathi_sim.simulator.loop.records import Records
@@ -25,13 +30,16 @@ def constant(batch: Batch) -> tuple[float, float, float, float]:
     return SERVICE_S, 0.0, 0.0, 0.0
 
 
+def scheduler(*, policy: Policy | None = None, max_batch: int = 1, max_length: int = 100) -> Any:
+    return MicroBatches(
+        policy or Orca(), max_batch=max_batch, kv_capacity=10_000, max_length=max_length
+    )
+
+
 def serve(
     requests: list[Request], replicas: int = 1, router: Router = "round_robin", max_batch: int = 1
 ) -> Records:
-    schedulers = [
-        MicroBatches(Orca(), max_batch=max_batch, kv_capacity=10_000, max_length=100)
-        for _ in range(replicas)
-    ]
+    schedulers = [scheduler(max_batch=max_batch) for _ in range(replicas)]
     return simulate(requests, schedulers, constant, (1,), router=router)
 
 
@@ -53,24 +61,12 @@ def test_single_server_queue_agrees_with_lindley_and_with_m_d_1() -> None:
     assert np.mean(waits) == pytest.approx(load * SERVICE_S / (2 * (1 - load)), rel=0.09)
 
 
-def test_round_robin_takes_turns() -> None:
-    records = serve([Request(i, i * 1.0, 4, 2, 9) for i in range(7)], replicas=3)
-    assert records.replica.tolist() == [0, 1, 2, 0, 1, 2, 0]
-
-
 def test_least_tokens_avoids_the_loaded_replica() -> None:
     lengths = [50, 5, 5, 5, 5, 50]
     requests = [Request(i, 0.0, p, 2, 10) for i, p in enumerate(lengths)]
     # 60 | 15 | 15; then 30, 30, and the tie between the two goes to the first of them.
     records = serve(requests, replicas=3, router="least_tokens")
     assert records.replica.tolist() == [0, 1, 2, 1, 2, 1]
-
-
-def test_least_tokens_sees_what_has_finished_by_the_instant_of_arrival() -> None:
-    # Request 0, the larger by declaration, finishes exactly when request 2 arrives.
-    requests = [Request(0, 0.0, 4, 1, 20), Request(1, 0.0, 4, 9, 9)]
-    requests.append(Request(2, SERVICE_S, 4, 1, 9))
-    assert serve(requests, replicas=2, router="least_tokens").replica.tolist() == [0, 1, 0]
 
 
 def test_arrivals_at_the_instant_of_a_return_are_in_the_next_batch() -> None:
@@ -91,45 +87,36 @@ def test_jitter_does_not_depend_on_how_it_is_drawn() -> None:
         Jitter(-1, 2, seed)
 
 
-def test_every_replica_has_its_own_jitter() -> None:
-    """Twice the same requests on two replicas: alike without jitter, not with it."""
-    requests = [Request(i, 0.0, 20, 10, 20) for i in range(8)]
-    for jitter in (0.0, 0.2):
-        system = System(replicas=2, jitter=jitter, requests=requests)
-        one, other = (log.iterations["finish_s"].tolist() for log in system.fast().replicas)
-        assert (one == other) == (jitter == 0.0)
-        assert [one, other] == [[m.returned_s for m in r.micros] for r in system.textbook()]
+class Idle:
+    """Plans nothing."""
+
+    holds_finished = False
+
+    def plan(self, view: View) -> Plan | None:
+        return None
 
 
-def test_a_rejected_request_is_no_load() -> None:
-    """60 tokens that can never fit do not keep the next request from the first replica."""
-    requests = [Request(0, 0.0, 50, 2, 60), Request(1, 1.0, 4, 2, 9)]
-    records = serve(requests, replicas=2, router="least_tokens")
-    assert records.replica.tolist() == [-1, 0]
+def test_simulations_that_cannot_be() -> None:
+    def slow(batch: Batch) -> tuple[float, float, float, float]:
+        return 3000.0, 0.0, 0.0, 0.0
 
-
-def test_a_policy_that_stops_planning_is_an_error() -> None:
-    class Idle:
-        holds_finished = False
-
-        def plan(self, view: View) -> Plan | None:
-            return None
-
-    scheduler = MicroBatches(Idle(), max_batch=1, kv_capacity=100, max_length=100)
+    one = [Request(0, 0.0, 4, 2, 9)]
     with pytest.raises(SimulationError, match="1 of 1 requests were never finished"):
-        simulate([Request(0, 0.0, 4, 2, 9)], [scheduler], constant, (1,))
-
-
-def test_arrivals_must_lie_within_the_horizon() -> None:
+        simulate(one, [scheduler(policy=Idle())], constant, (1,))
     for late in (-1.0, HORIZON_S):
         with pytest.raises(SimulationError, match="arrivals must lie between"):
             serve([Request(0, late, 4, 2, 9)])
+    with pytest.raises(SimulationError, match="24 days"):
+        simulate([Request(0, 0.0, 4, 1000, 8000)], [scheduler(max_length=9000)], slow, (1,))
+    with pytest.raises(ValueError, match="two requests have the same id"):
+        serve(one * 2)
+    used = scheduler()
+    simulate(one, [used], constant, (1,))
+    with pytest.raises(ValueError, match="has served before"):
+        simulate(one, [used], constant, (1,))
 
 
 def test_no_requests_at_all() -> None:
-    from sarathi_sim.profiler.facts.device import load_device
-    from sarathi_sim.profiler.facts.model import load_model
-
     summary = Analysis(serve([])).summary(load_model("llama-2-7b"), load_device("a40"), 1)
     assert summary["requests"] == 0 and summary["makespan_s"] == 0.0
 
@@ -186,19 +173,52 @@ def test_a_free_pool_keeps_its_members_together(lazy: bool) -> None:
     assert len(system.fast().replicas[0].spans) == 2 * 16
 
 
-def test_ids_and_schedulers_are_used_once() -> None:
-    with pytest.raises(ValueError, match="two requests have the same id"):
-        serve([Request(0, 0.0, 4, 2, 9)] * 2)
-    scheduler = MicroBatches(Orca(), max_batch=1, kv_capacity=100, max_length=100)
-    simulate([Request(0, 0.0, 4, 2, 9)], [scheduler], constant, (1,))
-    with pytest.raises(ValueError, match="has served before"):
-        simulate([Request(0, 0.0, 4, 2, 9)], [scheduler], constant, (1,))
+# Clients that wait for an answer before they send the next request
 
 
-def test_no_simulation_beyond_the_exact_range() -> None:
-    def slow(batch: Batch) -> tuple[float, float, float, float]:
-        return 3000.0, 0.0, 0.0, 0.0
+UNIT = 2.0**-10
 
-    scheduler = MicroBatches(Orca(), max_batch=1, kv_capacity=9000, max_length=9000)
-    with pytest.raises(SimulationError, match="24 days"):
-        simulate([Request(0, 0.0, 4, 1000, 8000)], [scheduler], slow, (1,))
+
+def predict(batch: Batch) -> tuple[float, float, float, float]:
+    """A unit for each token of a prompt."""
+    return batch.prefill_tokens * UNIT, 0.0, 0.0, 0.0
+
+
+def run(prompts: list[int], clients: object) -> Records:
+    """One stage; each request is served alone and ends with its prompt."""
+    requests = [Request(10 + i, 0.0, prompt, 1, 1) for i, prompt in enumerate(prompts)]
+    scheduler = MicroBatches(
+        Orca(max_prefills=1), max_batch=2, max_in_flight=1, kv_capacity=64, max_length=16
+    )
+    return simulate(requests, [scheduler], predict, (1,), clients=clients)  # type: ignore[arg-type]
+
+
+def units(records: Records, column: str) -> list[float]:
+    return (Analysis(records).requests[column] / UNIT).tolist()
+
+
+def test_two_clients_by_hand() -> None:
+    """A is served until 4 and B until 6. A's answer sends C 7 later, B's sends D at once."""
+    records = run([4, 2, 3, 5], ClosedLoop(2, np.array([0, 0, 7, 0]) * UNIT))
+    assert units(records, "arrival_s") == [0, 0, 11, 6]
+    assert units(records, "finish_s") == [4, 6, 14, 11]
+    assert units(records, "queueing_s") == [0, 4, 0, 0]
+
+
+def test_never_more_under_way_than_clients() -> None:
+    records = run([1 + i % 7 for i in range(60)], ClosedLoop(3, np.zeros(60)))
+    table = Analysis(records).requests
+    events = sorted([(at, 1) for at in table["arrival_s"]] + [(at, -1) for at in table["finish_s"]])
+    under_way = np.cumsum([change for _, change in events])
+    assert under_way.max() == 3
+    # One is always sent where one finishes, until there are no more.
+    assert (under_way[3:-4] >= 2).all()
+
+
+def test_clients_who_forget_a_request() -> None:
+    class Forgetful(ClosedLoop):
+        def answered(self, position: int, now: float) -> list[Arrival]:
+            return []
+
+    with pytest.raises(SimulationError, match="2 of 3 requests were never sent"):
+        run([1, 2, 3], Forgetful(1, np.zeros(3)))

@@ -55,7 +55,11 @@ class Micro:
 
 
 class TextbookPipeline:
-    """A pipeline of processes. A subclass forms the batches and books their results."""
+    """A pipeline of processes.
+
+    A subclass takes requests (``submit``), lists those accepted (``everybody``), forms the batches
+    (``_form``: the next one, or None), and books their results (``_book``, with when it returned).
+    """
 
     def __init__(
         self,
@@ -84,22 +88,6 @@ class TextbookPipeline:
             env.process(self._stage(stage))
         for hop in range(len(layers) - 1):
             env.process(self._link(hop))
-
-    def submit(self, request: Request) -> None:
-        """A request arrives."""
-        raise NotImplementedError
-
-    def everybody(self) -> list[Member]:
-        """All requests that were accepted."""
-        raise NotImplementedError
-
-    def _form(self) -> Micro | None:
-        """The next micro-batch, or None if there is none to form."""
-        raise NotImplementedError
-
-    def _book(self, micro: Micro, now: float) -> None:
-        """A micro-batch has returned; its results were there at ``now``."""
-        raise NotImplementedError
 
     def _micro(
         self,

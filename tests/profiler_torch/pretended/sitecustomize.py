@@ -4,6 +4,6 @@
 import sys
 
 if any(word.startswith("sarathi_sim.profiler.") for word in sys.orig_argv):
-    from tests.profiler_torch.pretended_gpu import pretend_for_good
+    from tests.profiler_torch.fake_cuda import pretend_for_good
 
     pretend_for_good()

@@ -1,0 +1,353 @@
+"""Memory, windows and what-if workloads, by hand and against two real servers."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from sarathi_sim.experiments.config.base import Source
+from sarathi_sim.experiments.config.loading import check_scenario
+from sarathi_sim.experiments.config.requests import build_requests
+from sarathi_sim.policies.request import Request
+from sarathi_sim.profiler.facts.device import load_device
+from sarathi_sim.profiler.facts.formats import WEIGHT_BYTES, NumberBytes
+from sarathi_sim.profiler.facts.layer_kinds import Latent, Windows
+from sarathi_sim.profiler.facts.model import ModelSpec, load_model
+from sarathi_sim.profiler.facts.roofline import attended, attended_within
+from sarathi_sim.simulator.load.engine_memory import (
+    CapacityError,
+    EngineMemory,
+    Step,
+    engine_memory,
+    kept_share,
+    kv_capacity_tokens,
+    max_batch,
+    stage_layers,
+    stage_weight_bytes,
+)
+from sarathi_sim.simulator.load.workload import burstier, longer_prefixes, longer_requests
+from tests.sampled import device_bundle
+
+LLAMA_8B, LLAMA_70B = load_model("llama-3-8b"), load_model("llama-3-70b")
+RTX_4090, A100_40G = load_device("rtx-4090"), load_device("a100-40g-sxm")
+A100, GPT3 = load_device("a100-80g-sxm"), load_model("gpt3-175b")
+VLLM = "gpu_memory_utilization"
+ITERATION = Step(tokens=2048, sequences=256)
+
+
+def memory(setting: str = VLLM, share: float = 0.9, step: Step = ITERATION) -> EngineMemory:
+    return engine_memory(LLAMA_8B, RTX_4090, 1, (32,), 16, setting, share, step)
+
+
+def test_two_real_servers() -> None:
+    """Llama-3.1-8B on an RTX 4090, vLLM 0.19 (LLMServingSim's run): 2,588 blocks of 16.
+    Llama-3.3-70B, TP 4 and PP 2 on A100s of 40 GB, vLLM 0.8.3 (surajssd/llm-k8s): 25,588."""
+    assert memory().num_blocks == pytest.approx(2588, rel=0.05)
+    sharded = engine_memory(LLAMA_70B, A100_40G, 4, (40, 40), 16, VLLM, 0.9, ITERATION)
+    assert sharded.num_blocks == pytest.approx(25588, rel=0.05)
+    assert sharded.assumed == ("activations", "outside of torch")
+
+
+def test_what_the_engine_printed_leaves_nothing_to_assume() -> None:
+    given = memory(step=replace(ITERATION, activation_bytes=1e9, non_torch_bytes=2e8))
+    weights = stage_weight_bytes(LLAMA_8B, (32,), 0)
+    assert given.kv_bytes == pytest.approx(0.9 * 25_250_627_584 - weights - 1.2e9)
+    assert given.block_bytes == 16 * LLAMA_8B.kv_bytes_per_token()
+    assert given.num_blocks == given.kv_bytes // given.block_bytes
+    assert given.assumed == () and "assumed" not in given.text()
+    assert "activations 1.26 GB (assumed)" in memory().text()
+
+
+def test_every_part_of_the_memory_says_where_it_comes_from() -> None:
+    """The parts fill the GPU, and CUDA graphs count where an engine measures them beforehand."""
+    sharded = engine_memory(LLAMA_70B, A100_40G, 4, (40, 40), 16, VLLM, 0.9, ITERATION)
+    alone, graphs = memory(), memory(step=replace(ITERATION, cuda_graph_bytes=4e8))
+    for found in (alone, sharded, graphs, memory("mem_fraction_static", 0.85)):
+        (whole, total, _), *parts = found.parts()
+        assert whole == "memory" and sum(size for _, size, _ in parts) == pytest.approx(total)
+        hows = {name: how.split(":")[0].split()[0] for name, _, how in found.parts()}
+        assert (hows["weights"], hows["KV cache"]) == ("computed", "computed")
+        assert (hows["memory"], hows["CUDA context"]) == ("measured", "assumed")
+        assert ("NCCL buffers" in hows) == (found is sharded)
+    nccl = {name: size for name, size, _ in sharded.parts()}["NCCL buffers"]
+    assert nccl == pytest.approx((2.10 - 0.14) * 2**30)
+    assert alone.num_blocks - graphs.num_blocks in (190, 191), "0.4 GB less"
+    assert "CUDA graphs 0.40 GB (given)" in graphs.text() and "GB left over" in alone.text()
+
+
+def test_each_engine_takes_its_share_of_something_else() -> None:
+    step = replace(ITERATION, activation_bytes=1e9, non_torch_bytes=2e8)
+    total, weights = 25_250_627_584, stage_weight_bytes(LLAMA_8B, (32,), 0)
+    sglang = memory("mem_fraction_static", 0.85, step)
+    assert sglang.kv_bytes == pytest.approx(0.85 * (total - 2e8) - weights)
+    trtllm = memory("free_gpu_memory_fraction", 0.9, step)
+    assert trtllm.kv_bytes == pytest.approx(0.9 * (total - weights - 1.2e9))
+
+
+def test_the_fullest_stage_counts() -> None:
+    """The last one has the LM head and samples; a longer one holds more of every block."""
+    even = engine_memory(LLAMA_70B, A100_40G, 4, (40, 40), 16, VLLM, 0.9, ITERATION)
+    uneven = engine_memory(LLAMA_70B, A100_40G, 4, (42, 38), 16, VLLM, 0.9, ITERATION)
+    assert even.activation_bytes > 256 * LLAMA_70B.vocab_size * 38
+    assert uneven.block_bytes == 2 * 16 * 42 * 2 * 128 * 2 > even.block_bytes
+    assert uneven.activation_bytes < even.activation_bytes, "its first stage does not sample"
+    assert uneven.num_blocks < even.num_blocks
+
+
+def test_more_tokens_a_step_leave_fewer_blocks() -> None:
+    blocks = [memory(step=Step(tokens, 256)).num_blocks for tokens in (2048, 8192, 32768)]
+    assert blocks == sorted(blocks, reverse=True) and len(set(blocks)) == 3
+
+
+def test_memory_that_no_driver_reported_is_assumed() -> None:
+    plain = replace(RTX_4090, reported_bytes=None)
+    found = engine_memory(LLAMA_8B, plain, 1, (32,), 16, VLLM, 0.9, ITERATION)
+    assert found.total_bytes == 24e9 and "memory" in found.assumed
+    assert "24.00 GB (assumed: the data sheet's)" in found.text()
+
+
+def test_what_does_not_fit_is_said() -> None:
+    with pytest.raises(CapacityError, match=r"gpt3-175b does not fit: stage 0 of 1 .*usable"):
+        kv_capacity_tokens(GPT3, A100, 1, (96,))
+    with pytest.raises(CapacityError, match="holds 2 sequences of 4096 tokens, too few for 8"):
+        max_batch(9000, 4096, 8)
+    with pytest.raises(CapacityError, match=r"llama-3-70b leaves no room.* weights 141.* another"):
+        engine_memory(LLAMA_70B, RTX_4090, 1, (80,), 16, VLLM, 0.9, ITERATION)
+
+
+def test_the_papers_batch_sizes_for_gpt3() -> None:
+    """Section 5.3: 27 with TP 8 and PP 8, 11 with TP 8 alone, lengths up to 4K."""
+    assert max_batch(kv_capacity_tokens(GPT3, A100, 8, stage_layers(96, 8)), 4096, 8) == 27
+    assert max_batch(kv_capacity_tokens(GPT3, A100, 8, (96,)), 4096) == 11
+
+
+def test_capacity_by_hand() -> None:
+    """Llama-2-7b on one A40: 0.9 * 48e9 bytes, less 13.48e9 of weights, at 512 KiB a token."""
+    model, device = load_model("llama-2-7b"), load_device("a40")
+    weights = 2 * (model.num_parameters - model.hidden_size)  # the final norm is not counted
+    assert stage_weight_bytes(model, (32,), 0) == weights
+    expected = int((0.9 * device.memory_bytes - weights) // (512 * 1024))
+    assert kv_capacity_tokens(model, device, 1, (32,)) == expected
+
+
+def test_replicated_kv_heads_take_their_bytes() -> None:
+    model = load_model("llama-2-70b")  # 8 KV heads
+    at_8 = kv_capacity_tokens(model, A100, 8, (80,), usable_memory=0.9)
+    at_16 = kv_capacity_tokens(model, A100, 16, (80,), usable_memory=0.9)
+    weights = {tp: stage_weight_bytes(model, (80,), 0, tp=tp) for tp in (8, 16)}
+    per_token = model.kv_bytes_per_token()
+    assert at_8 == int((0.9 * 8 * 80e9 - weights[8]) // per_token)
+    assert at_16 == int((0.9 * 16 * 80e9 - weights[16]) // (2 * per_token))
+
+
+def test_every_rank_has_routers_and_norms_whole_and_in_two_bytes() -> None:
+    """DeepSeek-V3 in blocks of fp8, TP 8, layer by layer from its published sizes: 61 layers of
+    7,168, the last 58 with 256 experts; attention of ranks 1,536 and 512, with 64."""
+    heads, hidden, width = 128, 7168, 2048
+    own = hidden * (1536 + 512 + 64)
+    divided = heads * (1536 * (128 + 64) + 512 * (128 + 128) + 128 * hidden)
+    shared, dense, routed = (3 * hidden * each for each in (width, 18432, 256 * width))
+    fp8 = 61 * (divided + 8 * own) + 58 * (shared + routed) + 3 * dense
+    whole = 58 * 256 * hidden + 61 * (2 * hidden + 1536 + 512)
+    tables = 2 * 129280 * hidden
+    numbers = NumberBytes(2, WEIGHT_BYTES["fp8_block"], 2)
+    assert stage_weight_bytes(load_model("deepseek-v3"), (61,), 0, numbers, 8) == int(
+        WEIGHT_BYTES["fp8_block"] * fp8 + 2 * (8 * whole + tables)
+    )
+
+
+def test_replicated_kv_heads_take_their_weights() -> None:
+    """Qwen3-235B has 4 KV heads: on 8 ranks their projections are there twice."""
+    model = load_model("qwen3-235b-a22b")
+    more = model.parameters_in(tp=8).matrices - model.parameters_in(tp=4).matrices
+    assert more == 94 * 4096 * 2 * 4 * 128
+
+
+def test_layers_are_spread_evenly() -> None:
+    assert stage_layers(96, 8) == (12,) * 8
+    assert stage_layers(10, 4) == (3, 3, 2, 2)
+    for pp in (0, 11):
+        with pytest.raises(CapacityError, match="10 layers"):
+            stage_layers(10, pp)
+
+
+def test_tables_that_a_stage_holds() -> None:
+    """Tied tables count once on a single stage and twice on two; positions on the first."""
+    tied = replace(load_model("llama-2-7b"), tied_embeddings=True, learned_positions=True)
+    table = tied.vocab_size * tied.hidden_size
+    positions = tied.max_position_embeddings * tied.hidden_size
+    layer = sum(tied.parameters_in(range(1)))
+    assert stage_weight_bytes(tied, (32,), 0) == 2 * (32 * layer + table + positions)
+    assert stage_weight_bytes(tied, (16, 16), 0) == 2 * (16 * layer + table + positions)
+    assert stage_weight_bytes(tied, (16, 16), 1) == 2 * (16 * layer + table)
+    assert stage_weight_bytes(tied, (11, 11, 10), 1) == 2 * 11 * layer
+
+
+# Sliding windows and latent attention: pairs, KV cache, capacity, and the simulator's surfaces
+
+
+LLAMA = load_model("llama-3-8b")
+WINDOWED = replace(LLAMA, windows=Windows(512, 24))  # of 32 layers
+
+
+@pytest.mark.parametrize(("chunk", "context"), [(1, 0), (5, 3), (40, 0), (40, 90), (7, 14), (8, 8)])
+def test_pairs_are_counted_one_by_one(chunk: int, context: int) -> None:
+    window = 16
+    by_hand = sum(min(context + i, window) for i in range(1, chunk + 1))
+    one = np.ones(1)
+    assert attended_within(chunk * one, context * one, window)[0] == by_hand
+    wide = attended_within(chunk * one, context * one, 1000)
+    assert wide == attended(chunk * one, context * one)[1]
+
+
+def test_attention_of_a_mean_layer() -> None:
+    """A quarter of the layers sees everything; the others cost what the window leaves."""
+    bundles = {m: device_bundle("a100-80g-sxm", m, 1) for m in (LLAMA, WINDOWED)}
+    whole, some = (bundles[m].attn_decode for m in (LLAMA, WINDOWED))
+    near = whole.context_tokens <= 512
+    assert np.allclose(some.time_us[near], whole.time_us[near], rtol=1e-4)
+    long = (whole.batch_size == 64) & (whole.context_tokens == 8192)
+    at_window = (whole.batch_size == 64) & (whole.context_tokens == 512)
+    expected = 0.25 * whole.time_us[long].item() + 0.75 * whole.time_us[at_window].item()
+    assert some.time_us[long].item() == pytest.approx(expected, rel=1e-4)
+    prompts = [bundles[m].attn_prefill.query("chunk_tokens == 6144 and context_tokens == 0")
+               for m in (LLAMA, WINDOWED)]  # fmt: skip
+    ratio = prompts[1]["time_us"].item() / prompts[0]["time_us"].item()
+    assert 0.25 + 0.75 * 512 / 3072 < ratio < 0.75  # pairs alone, and no less
+
+
+def test_what_the_cache_keeps() -> None:
+    assert kept_share(LLAMA, np.array([100.0]), np.array([50.0])) == 1
+    assert kept_share(WINDOWED, np.array([100.0]), np.array([50.0])) == 1
+    # A context that grows from 4,096 to 4,098: three of four layers keep 512 tokens of it.
+    share = kept_share(WINDOWED, np.array([4096.0]), np.array([2.0]))
+    assert share == pytest.approx(0.25 + 0.75 * 512 / 4097, rel=1e-6)
+    # Many steps weigh more than few: contexts from 1,000 to 3,000 against one step of 10.
+    both = kept_share(WINDOWED, np.array([1000.0, 10.0]), np.array([2000.0, 1.0]))
+    alone = kept_share(WINDOWED, np.array([1000.0]), np.array([2000.0]))
+    assert both == pytest.approx(alone, rel=1e-3)
+
+
+def test_capacity_counts_what_is_kept() -> None:
+    device = load_device("a100-80g-sxm")
+    plain = kv_capacity_tokens(LLAMA, device, 1, (32,))
+    assert kv_capacity_tokens(WINDOWED, device, 1, (32,), kept=0.5) == pytest.approx(
+        2 * plain, abs=2
+    )
+    step = Step(2048, 256)
+    blocks = [
+        engine_memory(
+            LLAMA, device, 1, (32,), 16, "gpu_memory_utilization", 0.9, step, kept=kept
+        ).num_blocks
+        for kept in (1.0, 0.5)
+    ]
+    assert blocks[1] == pytest.approx(2 * blocks[0], abs=2)
+
+
+def test_latent_attention_is_cached_whole_on_every_rank() -> None:
+    model, device = load_model("deepseek-v3"), load_device("h200-sxm")
+    assert [model.cached_numbers(tp) for tp in (1, 8)] == [576, 576]
+    one, eight = (stage_weight_bytes(model, (61,), 0, tp=tp) for tp in (1, 8))
+    # On each rank: what it projects for itself, four norms a layer, and the routers of 58 layers.
+    whole = 61 * 7168 * (1536 + 576) + 61 * (2 * 7168 + 1536 + 512) + 58 * 256 * 7168
+    assert eight - one == 2 * 7 * whole
+    # Fewer layers, so that it fits: each of eight GPUs holds every token.
+    small = replace(model, num_layers=2, experts=None)
+    tokens = [kv_capacity_tokens(small, device, tp, (2,)) for tp in (1, 8)]
+    free = [0.9 * 141e9 * tp - stage_weight_bytes(small, (2,), 0, tp=tp) for tp in (1, 8)]
+    assert tokens == [
+        int(left // (2 * 576 * 2 * tp)) for left, tp in zip(free, (1, 8), strict=True)
+    ]
+
+
+def test_ops_of_latent_attention() -> None:
+    model = load_model("deepseek-v3")
+    gemms = model.gemms(8)
+    assert {op: (gemms[op].n, gemms[op].k) for op in ("preproj", "q_up", "kv_up", "postproj")} == {
+        "preproj": (1536 + 576, 7168),
+        "q_up": (16 * 192, 1536),
+        "kv_up": (16 * 256, 512),
+        "postproj": (7168, 16 * 128),
+    }
+    assert {"q_up", "kv_up"}.isdisjoint(LLAMA.row_ops)
+    direct = replace(model, latent=Latent(512, 64, 128, 128))
+    assert "q_up" not in direct.row_ops
+    assert direct.gemms(1)["preproj"].n == 128 * 192 + 576
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"windows": Windows(512, 33)}, "windows.layers must be at most num_layers"),
+        ({"latent": Latent(512, 64, 128, 128)}, "num_kv_heads must be 1 and head_dim 192"),
+    ],
+)
+def test_what_does_not_fit_the_model(change: dict[str, object], message: str) -> None:
+    fields = {**LLAMA.__dict__, **change}
+    with pytest.raises(ValueError, match=message):
+        ModelSpec(**{k: v for k, v in fields.items() if k in ModelSpec.__dataclass_fields__})
+    with pytest.raises(ValueError, match="tokens must be positive"):
+        Windows(0, 3)
+
+
+def test_plain_sources_refuse_them() -> None:
+    for model in (WINDOWED, load_model("deepseek-v3")):
+        with pytest.raises(ValueError, match="the profiler knows no"):
+            model.check_plain("the profiler")
+    LLAMA.check_plain("the profiler")
+
+
+# What-if workloads: longer prompts and outputs, burstier arrivals
+
+
+@pytest.mark.parametrize("factor", [0.5, 0.9, 1.1, 3.0])
+def test_gaps_vary_as_much_more_as_asked(factor: float) -> None:
+    arrival_s = np.cumsum(np.random.default_rng(1).exponential(0.5, 5000))
+    shifted = burstier(arrival_s, factor)
+    before, after = np.diff(arrival_s), np.diff(shifted)
+    assert after.std() / after.mean() == pytest.approx(factor * before.std() / before.mean())
+    assert shifted[[0, -1]] == pytest.approx(arrival_s[[0, -1]])
+    assert (np.argsort(after) == np.argsort(before)).all()
+
+
+def test_what_has_no_gaps_stays() -> None:
+    for arrival_s in (np.zeros(5), np.arange(5.0), np.array([1.0]), np.array([])):
+        assert burstier(arrival_s, 2.0) is arrival_s
+    assert np.isfinite(burstier(np.array([0.0, 0, 0, 1]), 100.0)).all()  # as far as it goes
+
+
+def test_longer_requests_still_fit() -> None:
+    prompt, output = np.array([1, 100, 900, 900]), np.array([1, 10, 100, 200])
+    longer = longer_requests(prompt, output, (1.2, 1.1), 1000)
+    assert longer[0].tolist() == [1, 120, 890, 1080]  # the last was too long before, too
+    assert longer[1].tolist() == [1, 11, 110, 220]
+    prefixes = longer_prefixes([(("a", 50), ("b", 900))], 1.2, np.array([890]))
+    assert prefixes == [(("a", 60), ("b", 890))]
+
+
+def requests(**workload: object) -> list[Request]:
+    lengths = {"kind": "random", "prompt": 200, "decode": 40, "tool": "sglang", "range_ratio": 0.5}
+    arrivals = {"kind": "poisson", "rate": 2.0}
+    given = {"lengths": lengths, "arrivals": arrivals, "requests": 400, **workload}
+    tree = {"model": "llama-13b", "device": "a6000", "workload": given, "policy": {"name": "orca"}}
+    return build_requests(
+        check_scenario(tree, Source("", "x", {}, ())), 1024, Source("", "x", {}, ())
+    )
+
+
+def test_a_shifted_workload_has_the_same_requests() -> None:
+    base, shifted = requests(), requests(shift={"prompt": 1.5, "burstiness": 2.0})
+    assert [round(1.5 * one.prompt_tokens) for one in base] == [
+        pytest.approx(one.prompt_tokens, abs=1) for one in shifted
+    ]
+    assert [one.output_tokens for one in base] == [one.output_tokens for one in shifted]
+    gaps = [np.diff([one.arrival_s for one in each]) for each in (base, shifted)]
+    assert gaps[1].std() == pytest.approx(2 * gaps[0].std(), rel=1e-3)
+
+
+def test_turns_grow_with_the_turns_before_them() -> None:
+    sessions = {"min_turns": 2, "max_turns": 3, "think_s": 1.0}
+    base, longer = requests(sessions=sessions), requests(sessions=sessions, shift={"output": 2.0})
+    assert longer[1].prompt_tokens == base[1].prompt_tokens + base[0].output_tokens
