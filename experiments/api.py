@@ -392,9 +392,9 @@ def score_files(
     ``peers`` are other predictors' files; ``fit`` fits the host's constants anew. Raises
     ConfigError for a file that cannot be read.
     """
-    from sarathi_sim.experiments.beside.answers import score_answer
-    from sarathi_sim.experiments.beside.recorded import cases_of, score_runs
-    from sarathi_sim.experiments.beside.scoring import score_servers
+    from sarathi_sim.experiments.measured.answers import score_answer
+    from sarathi_sim.experiments.measured.recorded import cases_of, score_runs
+    from sarathi_sim.experiments.measured.scoring import score_servers
 
     paths = [Path(one) for one in ([files] if isinstance(files, str | Path) else files)]
     if config is not None:

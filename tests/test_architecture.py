@@ -71,7 +71,7 @@ ROOMS: dict[str, str] = {
         "experiments.sweeps experiments.run experiments.figures experiments.content "
         "experiments.results experiments.config policies profiler simulator"
     ),
-    "experiments.beside": (
+    "experiments.measured": (
         "experiments.sweeps experiments.run experiments.figures experiments.content "
         "experiments.results experiments.config policies profiler simulator"
     ),
@@ -80,12 +80,12 @@ ROOMS: dict[str, str] = {
         "experiments.config policies profiler simulator"
     ),
     "experiments.report": (
-        "experiments.capacity experiments.beside experiments.sweeps "
+        "experiments.capacity experiments.measured experiments.sweeps "
         "experiments.run experiments.figures experiments.content experiments.results "
         "experiments.config profiler simulator"
     ),
     "experiments.api": (
-        "experiments.report experiments.capacity experiments.beside "
+        "experiments.report experiments.capacity experiments.measured "
         "experiments.sweeps experiments.run experiments.figures experiments.content "
         "experiments.results experiments.config policies profiler simulator"
     ),

@@ -16,7 +16,6 @@ from typing import Annotated, Any, TextIO
 
 import typer
 
-from sarathi_sim.experiments.cli.beside import accuracy, lockstep, replay, score, validate
 from sarathi_sim.experiments.cli.capacity import capacity, recommend, sensitivity
 from sarathi_sim.experiments.cli.common import (
     Commands,
@@ -35,6 +34,7 @@ from sarathi_sim.experiments.cli.common import (
     print_written,
 )
 from sarathi_sim.experiments.cli.data import calibrate, devices, models, policies, support, workload
+from sarathi_sim.experiments.cli.measured import accuracy, lockstep, replay, score, validate
 from sarathi_sim.experiments.cli.paper import advise, reproduce
 from sarathi_sim.experiments.cli.profile import (
     first_light,
@@ -169,7 +169,7 @@ def check(config: ConfigArgument, assignments: SetOption = None) -> None:
 
     experiment = load_experiment(config, assignments or [])
     if all(scenario.device in ("cpu", "cuda") for scenario in experiment.scenarios.values()):
-        from sarathi_sim.experiments.beside.session import cells_table, make_cells
+        from sarathi_sim.experiments.measured.session import cells_table, make_cells
 
         cells = make_cells(experiment)
         typer.echo(f"{experiment.file}: good, for sarathi-sim validate")

@@ -217,7 +217,7 @@ def _calibrate_stack(
     device: str | None, stack: str, datasets: Path | None, write: bool, tables: str | None
 ) -> None:
     """Fit a stack's kernels on one device or all; without ``datasets`` print what is stored."""
-    from sarathi_sim.experiments.cli.beside import print_scores
+    from sarathi_sim.experiments.cli.measured import print_scores
     from sarathi_sim.experiments.config.errors import ConfigError
     from sarathi_sim.experiments.figures.kernel_errors import scores_of
     from sarathi_sim.profiler.kernels.stack_file import load_stack, write_stack

@@ -7,10 +7,10 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from sarathi_sim.experiments.beside.answers import score_answer, variants_of
-from sarathi_sim.experiments.beside.servers import METRICS
 from sarathi_sim.experiments.content import Chart, Section
 from sarathi_sim.experiments.figures.style import BLUE, ORANGE, line_styles
+from sarathi_sim.experiments.measured.answers import score_answer, variants_of
+from sarathi_sim.experiments.measured.servers import METRICS
 from sarathi_sim.experiments.report.charts import paired_bars
 
 _MOST_DRAWN = 40

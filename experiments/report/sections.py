@@ -7,7 +7,6 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from sarathi_sim.experiments.beside.answers import accuracy_answer, validation_answer
 from sarathi_sim.experiments.capacity.probing import (
     CAPACITY_FORMAT,
     RECOMMEND_FORMAT,
@@ -15,6 +14,7 @@ from sarathi_sim.experiments.capacity.probing import (
 )
 from sarathi_sim.experiments.config.errors import ConfigError
 from sarathi_sim.experiments.content import Section
+from sarathi_sim.experiments.measured.answers import accuracy_answer, validation_answer
 from sarathi_sim.experiments.report.of_capacity import (
     capacity_section,
     recommend_section,

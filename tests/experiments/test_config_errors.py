@@ -11,12 +11,12 @@ import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sarathi_sim.experiments.beside.session import make_cells
-from sarathi_sim.experiments.beside.torch_session import engine_spec
-from sarathi_sim.experiments.beside.vllm_session import check_cells, grid_work
 from sarathi_sim.experiments.config.errors import ConfigError
 from sarathi_sim.experiments.config.loading import load_experiment, shipped_configs
 from sarathi_sim.experiments.config.scenario import Scenario
+from sarathi_sim.experiments.measured.session import make_cells
+from sarathi_sim.experiments.measured.torch_session import engine_spec
+from sarathi_sim.experiments.measured.vllm_session import check_cells, grid_work
 from sarathi_sim.experiments.run.experiment import deploy_all
 from sarathi_sim.profiler.bundle.schema import bundle_path
 from sarathi_sim.profiler.facts.hf_config import model_fields

@@ -13,7 +13,11 @@ import pandas as pd
 import pytest
 from typer.testing import CliRunner
 
-from sarathi_sim.experiments.beside.recorded import (
+from sarathi_sim.experiments.cli.app import app
+from sarathi_sim.experiments.config.deployment import deploy
+from sarathi_sim.experiments.config.errors import ConfigError
+from sarathi_sim.experiments.config.loading import load_experiment
+from sarathi_sim.experiments.measured.recorded import (
     Case,
     Overheads,
     ServerRun,
@@ -25,10 +29,6 @@ from sarathi_sim.experiments.beside.recorded import (
     score_runs,
     simulated_ticks,
 )
-from sarathi_sim.experiments.cli.app import app
-from sarathi_sim.experiments.config.deployment import deploy
-from sarathi_sim.experiments.config.errors import ConfigError
-from sarathi_sim.experiments.config.loading import load_experiment
 from sarathi_sim.profiler.storage.child import silent
 from sarathi_sim.simulator.op_times.iteration import HostTime
 

@@ -20,11 +20,11 @@ import pytest
 from bokeh.models import GlyphRenderer, Step, TapTool, Text
 from typer.testing import CliRunner
 
-from sarathi_sim.experiments.beside.servers import METRICS
 from sarathi_sim.experiments.cli.app import app
 from sarathi_sim.experiments.config.errors import ConfigError
 from sarathi_sim.experiments.config.loading import load_experiment
 from sarathi_sim.experiments.content import Chart, Section, enumerated
+from sarathi_sim.experiments.measured.servers import METRICS
 from sarathi_sim.experiments.report.charts import (
     Spots,
     StyledLine,

@@ -12,7 +12,10 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from sarathi_sim.experiments.beside.row_runs import (
+from sarathi_sim.experiments.cli.app import app
+from sarathi_sim.experiments.config.errors import ConfigError
+from sarathi_sim.experiments.config.inputs import NONE, HostConstants
+from sarathi_sim.experiments.measured.row_runs import (
     RowCache,
     RowOutcome,
     RowPlan,
@@ -20,8 +23,8 @@ from sarathi_sim.experiments.beside.row_runs import (
     outcome_key,
     plan_rows,
 )
-from sarathi_sim.experiments.beside.row_scenarios import MODELS, scenario_of
-from sarathi_sim.experiments.beside.scoring import (
+from sarathi_sim.experiments.measured.row_scenarios import MODELS, scenario_of
+from sarathi_sim.experiments.measured.scoring import (
     ScoredRows,
     errors,
     grouped,
@@ -29,10 +32,7 @@ from sarathi_sim.experiments.beside.scoring import (
     read_peer,
     short_reason,
 )
-from sarathi_sim.experiments.beside.servers import Measured, ServerTimes, read_measured
-from sarathi_sim.experiments.cli.app import app
-from sarathi_sim.experiments.config.errors import ConfigError
-from sarathi_sim.experiments.config.inputs import NONE, HostConstants
+from sarathi_sim.experiments.measured.servers import Measured, ServerTimes, read_measured
 from sarathi_sim.experiments.sweeps.store import Store
 from sarathi_sim.profiler.facts.model import list_models
 
@@ -259,9 +259,9 @@ def test_the_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert [line.split(",")[0] for line in lines] == ["id", "a", "b", "c"]
     assert (tmp_path / "out" / "figures" / "measured_predicted.png").stat().st_size > 10_000
     monkeypatch.setattr(
-        "sarathi_sim.experiments.beside.row_runs.deploy", None
+        "sarathi_sim.experiments.measured.row_runs.deploy", None
     )  # nothing is built again,
-    monkeypatch.setattr("sarathi_sim.experiments.beside.row_runs.execute", None)  # nothing is run
+    monkeypatch.setattr("sarathi_sim.experiments.measured.row_runs.execute", None)  # nothing is run
     again = CliRunner().invoke(app, call)
     assert again.stdout == first.stdout
 

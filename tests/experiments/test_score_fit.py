@@ -11,7 +11,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from sarathi_sim.experiments.beside.row_runs import (
+from sarathi_sim.experiments.config.inputs import NONE, HostConstants, host_times
+from sarathi_sim.experiments.measured.row_runs import (
     DRAWS,
     REDRAWS,
     OpShares,
@@ -23,13 +24,13 @@ from sarathi_sim.experiments.beside.row_runs import (
     stack_sigma,
     with_bands,
 )
-from sarathi_sim.experiments.beside.row_scenarios import (
+from sarathi_sim.experiments.measured.row_scenarios import (
     campaign_of,
     scenario_of,
     server_of,
     stack_of,
 )
-from sarathi_sim.experiments.beside.scoring import (
+from sarathi_sim.experiments.measured.scoring import (
     APART,
     BASE,
     FOLDS,
@@ -44,8 +45,7 @@ from sarathi_sim.experiments.beside.scoring import (
     slopes,
     to_ship,
 )
-from sarathi_sim.experiments.beside.servers import Measured, ServerTimes
-from sarathi_sim.experiments.config.inputs import NONE, HostConstants, host_times
+from sarathi_sim.experiments.measured.servers import Measured, ServerTimes
 from sarathi_sim.experiments.sweeps.backends import InProcess
 from sarathi_sim.profiler.storage.child import silent
 from sarathi_sim.profiler.storage.plain_yaml import parse_yaml
@@ -263,8 +263,8 @@ def test_only_rows_with_a_full_cache_are_drawn_again(monkeypatch: pytest.MonkeyP
         }
         return SimpleNamespace(known=known)
 
-    monkeypatch.setattr("sarathi_sim.experiments.beside.row_runs.plan_rows", plan)
-    monkeypatch.setattr("sarathi_sim.experiments.beside.row_runs.simulate_rows", lambda *_: {})
+    monkeypatch.setattr("sarathi_sim.experiments.measured.row_runs.plan_rows", plan)
+    monkeypatch.setattr("sarathi_sim.experiments.measured.row_runs.simulate_rows", lambda *_: {})
     where = (Path(), RowCache(None))
     found = redrawn("f.csv", rows, lambda _: {}, outcomes, where, InProcess(), silent, silent)
     assert asked == [rows[1].id, rows[2].id] and list(found) == [rows[1].id]

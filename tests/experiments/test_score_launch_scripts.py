@@ -7,15 +7,15 @@ from typing import Any
 
 import pytest
 
-from sarathi_sim.experiments.beside.launch_scripts import (
+from sarathi_sim.experiments.config.errors import ConfigError
+from sarathi_sim.experiments.config.inputs import NONE
+from sarathi_sim.experiments.measured.launch_scripts import (
     launch_scripts,
     settings_of,
     sglang_memory,
 )
-from sarathi_sim.experiments.beside.row_scenarios import MODELS, campaign_of, scenario_of
-from sarathi_sim.experiments.beside.servers import Measured
-from sarathi_sim.experiments.config.errors import ConfigError
-from sarathi_sim.experiments.config.inputs import NONE
+from sarathi_sim.experiments.measured.row_scenarios import MODELS, campaign_of, scenario_of
+from sarathi_sim.experiments.measured.servers import Measured
 from sarathi_sim.profiler.facts.device import load_device
 
 NAMES = {

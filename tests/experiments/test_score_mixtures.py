@@ -7,9 +7,10 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from sarathi_sim.experiments.beside.row_runs import OpShares
-from sarathi_sim.experiments.beside.row_scenarios import mean_prompt, scenario_of, server_of
-from sarathi_sim.experiments.beside.scoring import (
+from sarathi_sim.experiments.config.inputs import NONE, HostConstants, calls_of_layer, host_times
+from sarathi_sim.experiments.measured.row_runs import OpShares
+from sarathi_sim.experiments.measured.row_scenarios import mean_prompt, scenario_of, server_of
+from sarathi_sim.experiments.measured.scoring import (
     LAUNCHES,
     fitting,
     grid,
@@ -17,8 +18,7 @@ from sarathi_sim.experiments.beside.scoring import (
     launching,
     slopes,
 )
-from sarathi_sim.experiments.beside.servers import Measured, ServerTimes
-from sarathi_sim.experiments.config.inputs import NONE, HostConstants, calls_of_layer, host_times
+from sarathi_sim.experiments.measured.servers import Measured, ServerTimes
 from sarathi_sim.profiler.facts.model import load_model
 
 DEEPSEEK = {"model": "deepseek-ai/DeepSeek-R1", "precision": "fp4", "system": "b200_sxm", "tp": 8}

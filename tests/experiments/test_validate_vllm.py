@@ -12,11 +12,14 @@ import numpy as np
 import pytest
 from typer.testing import CliRunner
 
-from sarathi_sim.experiments.beside import vllm_session
-from sarathi_sim.experiments.beside.answers import validation_answer
-from sarathi_sim.experiments.beside.session import Cell, make_cells, plan_of
-from sarathi_sim.experiments.beside.validation import evaluate_all, iterations, report
-from sarathi_sim.experiments.beside.vllm_session import (
+from sarathi_sim.experiments.cli.app import app
+from sarathi_sim.experiments.config.errors import ConfigError
+from sarathi_sim.experiments.config.loading import Experiment, load_experiment
+from sarathi_sim.experiments.measured import vllm_session
+from sarathi_sim.experiments.measured.answers import validation_answer
+from sarathi_sim.experiments.measured.session import Cell, make_cells, plan_of
+from sarathi_sim.experiments.measured.validation import evaluate_all, iterations, report
+from sarathi_sim.experiments.measured.vllm_session import (
     StepPrediction,
     StepTimes,
     VllmSession,
@@ -27,9 +30,6 @@ from sarathi_sim.experiments.beside.vllm_session import (
     session_of,
     totals_of,
 )
-from sarathi_sim.experiments.cli.app import app
-from sarathi_sim.experiments.config.errors import ConfigError
-from sarathi_sim.experiments.config.loading import Experiment, load_experiment
 from sarathi_sim.experiments.results import to_json
 from sarathi_sim.profiler.storage.child import silent
 

@@ -12,8 +12,11 @@ import pytest
 import yaml
 from typer.testing import CliRunner
 
-from sarathi_sim.experiments.beside.answers import validation_answer
-from sarathi_sim.experiments.beside.session import (
+from sarathi_sim.experiments.cli.app import app
+from sarathi_sim.experiments.config.errors import ConfigError
+from sarathi_sim.experiments.config.loading import Experiment, load_experiment
+from sarathi_sim.experiments.measured.answers import validation_answer
+from sarathi_sim.experiments.measured.session import (
     Cell,
     CellRuns,
     Repeat,
@@ -22,7 +25,7 @@ from sarathi_sim.experiments.beside.session import (
     make_cells,
     noise_floor,
 )
-from sarathi_sim.experiments.beside.torch_session import (
+from sarathi_sim.experiments.measured.torch_session import (
     MOST_OF_TARGET,
     TARGETS,
     LostTime,
@@ -39,10 +42,7 @@ from sarathi_sim.experiments.beside.torch_session import (
     replay,
     totals,
 )
-from sarathi_sim.experiments.beside.validation import evaluate_all, iterations, rejected, report
-from sarathi_sim.experiments.cli.app import app
-from sarathi_sim.experiments.config.errors import ConfigError
-from sarathi_sim.experiments.config.loading import Experiment, load_experiment
+from sarathi_sim.experiments.measured.validation import evaluate_all, iterations, rejected, report
 from sarathi_sim.experiments.report.sections import sections_of
 from sarathi_sim.experiments.results import to_json
 from sarathi_sim.policies.catalogue import build

@@ -17,7 +17,7 @@ torch = pytest.importorskip("torch", reason="torch is not installed")
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from sarathi_sim.experiments.beside.torch_session import lockstep
+from sarathi_sim.experiments.measured.torch_session import lockstep
 from sarathi_sim.profiler.engine import processes as engine_processes
 from sarathi_sim.profiler.engine import rank, stage
 from sarathi_sim.profiler.engine.processes import EngineProcesses

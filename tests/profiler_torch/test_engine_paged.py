@@ -14,7 +14,7 @@ import pytest
 torch = pytest.importorskip("torch", reason="torch is not installed")
 
 
-from sarathi_sim.experiments.beside.torch_session import lockstep, measured_records
+from sarathi_sim.experiments.measured.torch_session import lockstep, measured_records
 from sarathi_sim.policies.catalogue import build
 from sarathi_sim.policies.kv import Blocks
 from sarathi_sim.policies.log import HIT, LOST

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from sarathi_sim.experiments.beside.torch_session import (
+from sarathi_sim.experiments.measured.torch_session import (
     first_difference,
     lockstep,
     measured_records,

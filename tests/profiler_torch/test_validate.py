@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 import yaml
 
-from sarathi_sim.experiments.beside.session import make_cells
-from sarathi_sim.experiments.beside.torch_session import lockstep, run_sessions
 from sarathi_sim.experiments.config.loading import load_experiment
+from sarathi_sim.experiments.measured.session import make_cells
+from sarathi_sim.experiments.measured.torch_session import lockstep, run_sessions
 from tests.experiments.test_validation import CONFIG, PAGED
 from tests.patience import PATIENCE_S
 

@@ -14,7 +14,7 @@ from dataclasses import field
 from functools import lru_cache
 from typing import Any
 
-from sarathi_sim.experiments.beside.servers import Measured
+from sarathi_sim.experiments.measured.servers import Measured
 from sarathi_sim.profiler.facts.device import DeviceSpec
 from sarathi_sim.profiler.storage.files import data_dir
 from sarathi_sim.profiler.storage.plain_yaml import read_mapping

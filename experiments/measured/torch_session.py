@@ -16,7 +16,8 @@ from typing import Any, ClassVar, Literal
 import numpy as np
 import pandas as pd
 
-from sarathi_sim.experiments.beside.session import (
+from sarathi_sim.experiments.config.scenario import Validation
+from sarathi_sim.experiments.measured.session import (
     Cell,
     Comparison,
     Repeat,
@@ -27,7 +28,6 @@ from sarathi_sim.experiments.beside.session import (
     repeats_of,
     total_errors,
 )
-from sarathi_sim.experiments.config.scenario import Validation
 from sarathi_sim.experiments.run.decision_log import Replay
 from sarathi_sim.policies.batch import Batch
 from sarathi_sim.policies.policy import chunking_of

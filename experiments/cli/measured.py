@@ -88,8 +88,8 @@ def score(
       sarathi-sim score inferencex_dev.csv --fit --out runs/fit
       sarathi-sim score inferencex_dev.csv --peer aiconfigurator.csv --out runs/score --json
     """
-    from sarathi_sim.experiments.beside.recorded import READERS
     from sarathi_sim.experiments.config.errors import ConfigError
+    from sarathi_sim.experiments.measured.recorded import READERS
 
     recorded = next((path for path in files if path.suffix in READERS), None)
     for wrong, problem in (
@@ -114,11 +114,11 @@ def _score(
     json: bool,
     quiet: bool,
 ) -> None:
-    from sarathi_sim.experiments.beside.answers import score_answer
-    from sarathi_sim.experiments.beside.recorded import ScoredRuns, cases_of, score_runs
-    from sarathi_sim.experiments.beside.scoring import ScoredRows, score_servers
     from sarathi_sim.experiments.cli.common import ProgressBar
     from sarathi_sim.experiments.config.loading import load_experiment
+    from sarathi_sim.experiments.measured.answers import score_answer
+    from sarathi_sim.experiments.measured.recorded import ScoredRuns, cases_of, score_runs
+    from sarathi_sim.experiments.measured.scoring import ScoredRows, score_servers
     from sarathi_sim.experiments.results import (
         SCORE_FORMAT,
         check_replaceable,
@@ -139,7 +139,7 @@ def _score(
     content = found.content()
     section = score_answer(content)
     if out is not None:
-        from sarathi_sim.experiments.beside.pictures import draw_score
+        from sarathi_sim.experiments.measured.pictures import draw_score
 
         with result_folder(out, SCORE_FORMAT) as folder:
             write_summary(folder, SCORE_FORMAT, content | section.words())
@@ -164,8 +164,8 @@ def lockstep(
       sarathi-sim lockstep tests/data/vllm/*.jsonl.gz
       sarathi-sim lockstep base.jsonl.gz --json
     """
-    from sarathi_sim.experiments.beside.answers import lockstep_answer
     from sarathi_sim.experiments.cli.common import ProgressBar
+    from sarathi_sim.experiments.measured.answers import lockstep_answer
     from sarathi_sim.experiments.run.decision_log import read_log
     from sarathi_sim.experiments.run.decision_log import replay as replayed
 
@@ -205,9 +205,9 @@ def replay(
       sarathi-sim replay docs/real_servers/rtx4090.yaml requests.jsonl --ticks timeseries.csv
       sarathi-sim replay my.yaml requests.jsonl --set kv_cache.num_blocks=2588 --json
     """
-    from sarathi_sim.experiments.beside.answers import replay_answer
-    from sarathi_sim.experiments.beside.recorded import read_server_run, read_ticks, replay_server
     from sarathi_sim.experiments.config.loading import load_experiment
+    from sarathi_sim.experiments.measured.answers import replay_answer
+    from sarathi_sim.experiments.measured.recorded import read_server_run, read_ticks, replay_server
 
     log = read_ticks(ticks) if ticks is not None else None
     experiment = load_experiment(config, assignments or [])
@@ -271,12 +271,12 @@ def validate(
       sarathi-sim validate validate_gpu --set model=llama-3-8b
       sudo sarathi-sim validate validate_cpu --realtime
     """
-    from sarathi_sim.experiments.beside.answers import validation_answer
-    from sarathi_sim.experiments.beside.pictures import draw_validation
-    from sarathi_sim.experiments.beside.session import make_cells
-    from sarathi_sim.experiments.beside.validation import check_engine, iterations, measure
     from sarathi_sim.experiments.cli.common import ProgressBar
     from sarathi_sim.experiments.config.loading import load_experiment
+    from sarathi_sim.experiments.measured.answers import validation_answer
+    from sarathi_sim.experiments.measured.pictures import draw_validation
+    from sarathi_sim.experiments.measured.session import make_cells
+    from sarathi_sim.experiments.measured.validation import check_engine, iterations, measure
     from sarathi_sim.experiments.results import (
         ITERATIONS,
         VALIDATION,
@@ -344,10 +344,10 @@ def accuracy(
     """
     from dataclasses import asdict
 
-    from sarathi_sim.experiments.beside.answers import accuracy_answer
     from sarathi_sim.experiments.cli.common import ProgressBar
     from sarathi_sim.experiments.figures import accuracy as studies
     from sarathi_sim.experiments.figures import kernel_errors
+    from sarathi_sim.experiments.measured.answers import accuracy_answer
     from sarathi_sim.experiments.results import ACCURACY_FORMAT, maybe_result
     from sarathi_sim.profiler.kernels.stack_fit import check_fitted, fitted_devices
     from sarathi_sim.profiler.storage.files import public_datasets
@@ -377,7 +377,7 @@ def accuracy(
 
 def print_scores(scores: Sequence[Score]) -> None:
     """A row a score, with its aim beside it, and why it misses one."""
-    from sarathi_sim.experiments.beside.answers import scores_table
+    from sarathi_sim.experiments.measured.answers import scores_table
 
     grid = scores_table(score.content() for score in scores)
     print_table(grid.headings[: grid.text], grid.headings[grid.text :], grid.rows)

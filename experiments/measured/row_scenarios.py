@@ -9,16 +9,16 @@ from __future__ import annotations
 import re
 from typing import Any
 
-from sarathi_sim.experiments.beside.launch_scripts import (
+from sarathi_sim.experiments.config.errors import ConfigError
+from sarathi_sim.experiments.config.inputs import HostConstants, calls_of_layer
+from sarathi_sim.experiments.measured.launch_scripts import (
     INFERENCEX,
     launch_scripts,
     origin,
     settings_of,
     sglang_memory,
 )
-from sarathi_sim.experiments.beside.servers import Measured
-from sarathi_sim.experiments.config.errors import ConfigError
-from sarathi_sim.experiments.config.inputs import HostConstants, calls_of_layer
+from sarathi_sim.experiments.measured.servers import Measured
 from sarathi_sim.profiler.facts.device import load_device
 from sarathi_sim.profiler.facts.formats import STACKS
 from sarathi_sim.profiler.facts.model import load_model

@@ -1,6 +1,6 @@
 """Real vLLM on the CPU, in a Python of its own: how it is run, and its runs beside the simulator.
 
-:mod:`sarathi_sim.experiments.beside.vllm_server` is the program that serves; it is started once,
+:mod:`sarathi_sim.experiments.measured.vllm_server` is the program that serves; it is started once,
 and never imported here with vLLM in it. Its steps are predicted from a grid of its own steps.
 """
 
@@ -23,7 +23,9 @@ import numpy as np
 import pandas as pd
 from scipy.interpolate import RegularGridInterpolator
 
-from sarathi_sim.experiments.beside.session import (
+from sarathi_sim.experiments.config.errors import ConfigError
+from sarathi_sim.experiments.config.scenario import Validation
+from sarathi_sim.experiments.measured.session import (
     Cell,
     Comparison,
     Plan,
@@ -33,8 +35,6 @@ from sarathi_sim.experiments.beside.session import (
     plan_of,
     repeats_of,
 )
-from sarathi_sim.experiments.config.errors import ConfigError
-from sarathi_sim.experiments.config.scenario import Validation
 from sarathi_sim.experiments.run.decision_log import ENGINES, DecisionLog, replay
 from sarathi_sim.policies.batch import Batch
 from sarathi_sim.policies.request import Request

@@ -11,9 +11,6 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import LogLocator, MaxNLocator, NullFormatter
 
-from sarathi_sim.experiments.beside.recorded import MEASURES, VARIANTS, ScoredRun, ScoredRuns
-from sarathi_sim.experiments.beside.scoring import ScoredRows
-from sarathi_sim.experiments.beside.servers import METRICS, Measured, ServerTimes
 from sarathi_sim.experiments.figures.slices import Window, stage_slices
 from sarathi_sim.experiments.figures.style import (
     BLACK,
@@ -28,12 +25,15 @@ from sarathi_sim.experiments.figures.style import (
     styled,
 )
 from sarathi_sim.experiments.figures.timeline import stage_timeline
+from sarathi_sim.experiments.measured.recorded import MEASURES, VARIANTS, ScoredRun, ScoredRuns
+from sarathi_sim.experiments.measured.scoring import ScoredRows
+from sarathi_sim.experiments.measured.servers import METRICS, Measured, ServerTimes
 from sarathi_sim.simulator.loop.records import Floats
 from sarathi_sim.simulator.views.metric_registry import METRICS as METRICS_BY_KEY
 from sarathi_sim.simulator.views.metrics import Analysis
 
 if TYPE_CHECKING:
-    from sarathi_sim.experiments.beside.session import Comparison
+    from sarathi_sim.experiments.measured.session import Comparison
 
 _NAMES = {"ttft": "time to first token", "tpot": "time per output token"}
 _STYLES: dict[str, dict[str, Any]] = {

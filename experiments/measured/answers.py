@@ -7,9 +7,15 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from sarathi_sim.experiments.beside.recorded import COUNTS, MEASURES, NUMBERS, TICK_LABELS, VARIANTS
-from sarathi_sim.experiments.beside.servers import METRICS, SCORED
 from sarathi_sim.experiments.content import Section, SortableTable, enumerated, thinned
+from sarathi_sim.experiments.measured.recorded import (
+    COUNTS,
+    MEASURES,
+    NUMBERS,
+    TICK_LABELS,
+    VARIANTS,
+)
+from sarathi_sim.experiments.measured.servers import METRICS, SCORED
 from sarathi_sim.experiments.run.compare import part_label
 from sarathi_sim.experiments.run.decision_log import Replay
 from sarathi_sim.simulator.views.metric_registry import METRICS as METRICS_BY_KEY

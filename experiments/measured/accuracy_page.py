@@ -1,6 +1,6 @@
 """Put the tables and the figure of ``sarathi-sim score FILE --fit --peer FILE --out DIR`` into
-docs/accuracy.md: ``python -m sarathi_sim.experiments.beside.accuracy_page DIR DOCS``. FILE has rows
-of dense models alone, or of mixtures of experts alone; the tables of the others stay.
+docs/accuracy.md: ``python -m sarathi_sim.experiments.measured.accuracy_page DIR DOCS``. FILE has
+rows of dense models alone, or of mixtures of experts alone; the tables of the others stay.
 """
 
 from __future__ import annotations
@@ -12,8 +12,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from sarathi_sim.experiments.beside.answers import KINDS, score_answer
 from sarathi_sim.experiments.figures.page_tables import markdown, update
+from sarathi_sim.experiments.measured.answers import KINDS, score_answer
 from sarathi_sim.experiments.results import SUMMARY
 from sarathi_sim.profiler.storage.files import write_whole
 

@@ -11,7 +11,9 @@ from typing import Any
 
 import pandas as pd
 
-from sarathi_sim.experiments.beside.session import (
+from sarathi_sim.experiments.config.errors import ConfigError
+from sarathi_sim.experiments.config.loading import Experiment
+from sarathi_sim.experiments.measured.session import (
     Cell,
     Comparison,
     Session,
@@ -24,14 +26,12 @@ from sarathi_sim.experiments.beside.session import (
     prediction_errors,
     spread,
 )
-from sarathi_sim.experiments.beside.torch_session import (
+from sarathi_sim.experiments.measured.torch_session import (
     MOST_OF_TARGET,
     TorchSession,
     run_sessions,
 )
-from sarathi_sim.experiments.beside.vllm_session import check_cells, find_python, run_session
-from sarathi_sim.experiments.config.errors import ConfigError
-from sarathi_sim.experiments.config.loading import Experiment
+from sarathi_sim.experiments.measured.vllm_session import check_cells, find_python, run_session
 from sarathi_sim.experiments.results import VALIDATION_FORMAT, to_json
 from sarathi_sim.profiler.storage.child import Progress, Say
 

@@ -21,7 +21,15 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from sarathi_sim.experiments.beside.row_runs import (
+from sarathi_sim.experiments.config.errors import ConfigError
+from sarathi_sim.experiments.config.inputs import (
+    Fold,
+    HostConstants,
+    HostTimes,
+    StackErrors,
+    host_times,
+)
+from sarathi_sim.experiments.measured.row_runs import (
     DRAWS,
     REDRAWS,
     Draws,
@@ -35,7 +43,7 @@ from sarathi_sim.experiments.beside.row_runs import (
     times_of,
     with_bands,
 )
-from sarathi_sim.experiments.beside.row_scenarios import (
+from sarathi_sim.experiments.measured.row_scenarios import (
     campaign_of,
     mean_prompt,
     measured_cold,
@@ -43,20 +51,12 @@ from sarathi_sim.experiments.beside.row_scenarios import (
     server_of,
     stack_of,
 )
-from sarathi_sim.experiments.beside.servers import (
+from sarathi_sim.experiments.measured.servers import (
     METRICS,
     SCORED,
     Measured,
     ServerTimes,
     read_measured,
-)
-from sarathi_sim.experiments.config.errors import ConfigError
-from sarathi_sim.experiments.config.inputs import (
-    Fold,
-    HostConstants,
-    HostTimes,
-    StackErrors,
-    host_times,
 )
 from sarathi_sim.experiments.sweeps.backends import Backend
 from sarathi_sim.profiler.bundle.csv_cells import as_numbers, read_cells
