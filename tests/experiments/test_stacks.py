@@ -143,6 +143,15 @@ def test_a_device_of_the_users_has_no_stack(tmp_path: Path) -> None:
     assert said in message(STACKS, f"device={tmp_path / 'own.yaml'}")
 
 
+def test_a_stack_may_name_its_version() -> None:
+    newest, older = (deployed(STACKS, *s)["bf16"] for s in ((), ("stack=vllm@0.14",)))
+    assert older.bundle_name == "h100-80g-sxm/llama-3.1-8b/tp1-vllm@0.14-bf16"
+    assert older.scenario.engine == newest.scenario.engine, "the engine's host"
+    assert older.bundle_sha256 != newest.bundle_sha256
+    problem = message(STACKS, "stack=tgi@1")
+    assert "stack" in problem and "with a version or without (vllm@0.24)" in problem
+
+
 @pytest.mark.parametrize(
     ("text", "assignments", "expected"),
     [
