@@ -215,9 +215,9 @@ def print_section(section: Section, *, err: bool = False, rest: str = "") -> Non
     if section.about:
         consoles()[err].print(section.about, markup=False, highlight=False)
     print_assumed(section.assumptions, err=err)
-    for grid in (section.table, *section.details):
-        whole = grid is section.table and not rest
-        print_grid(grid, err=err, rest="" if whole else rest or "--json")
+    print_grid(section.table, err=err, rest=rest)
+    for grid in section.details:
+        print_grid(grid, err=err, rest=rest or "--json")
     for name, text in section.configuration.items():
         typer.echo(f"{name}: {text.strip()}", err=err)
     for line in section.warnings:

@@ -31,7 +31,7 @@ _RELEASE = re.compile(r"\d+(?:\.\d+)*")
 
 
 @strict_dataclass
-class Load:
+class BenchmarkLoad:
     """What each benchmark sends: so many ``rounds`` of requests a client, and ``warm_since`` a day
     so many before them."""
 
@@ -42,7 +42,7 @@ class Load:
 
 
 @strict_dataclass
-class Case:
+class ScriptCase:
     """Settings of some rows of an entry."""
 
     when: Condition
@@ -50,7 +50,7 @@ class Case:
 
 
 @strict_dataclass
-class Entry:
+class LaunchScript:
     """Settings of all rows with the columns ``of``, and those of its ``cases``, in their order.
 
     A condition is a value, several of them, or a range ``{from: ..., below: ...}``, which a row
@@ -63,7 +63,7 @@ class Entry:
     set: Settings
     documents: list[str] = field(default_factory=list)
     inferred: str = ""
-    cases: list[Case] = field(default_factory=list)
+    cases: list[ScriptCase] = field(default_factory=list)
     also: dict[str, Any] = field(default_factory=dict)
 
 
@@ -71,8 +71,8 @@ class Entry:
 class LaunchScripts:
     """The file."""
 
-    load: Load
-    entries: list[Entry]
+    load: BenchmarkLoad
+    entries: list[LaunchScript]
 
 
 @lru_cache(maxsize=1)

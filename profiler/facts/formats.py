@@ -6,7 +6,7 @@ import re
 from dataclasses import dataclass
 from typing import Literal, get_args
 
-from sarathi_sim.profiler.storage.strict import strict_dataclass
+from sarathi_sim.profiler.storage.strict import did_you_mean, strict_dataclass
 
 Stack = Literal["vllm", "sglang", "trtllm"]
 WeightDtype = Literal["bf16", "fp8", "fp8_block", "nvfp4", "int4_wo"]
@@ -85,8 +85,8 @@ def named_stack(text: str) -> tuple[Stack, str]:
     """
     engine, at, version = text.partition("@")
     if engine not in STACKS or bool(at) != bool(re.fullmatch(r"\d+(\.\w+)*", version)):
-        engines = ", ".join(STACKS)
-        raise ValueError(f"must be one of {engines}, with a version or without (vllm@0.24)")
+        allowed = f"one of {', '.join(STACKS)}, with a version or without (vllm@0.24)"
+        raise ValueError(f"must be {allowed}{did_you_mean(engine, STACKS)}")
     return engine, version
 
 
