@@ -19,6 +19,7 @@ import numpy.typing as npt
 
 from sarathi_sim.profiler.facts.device import list_devices, load_device
 from sarathi_sim.profiler.facts.formats import STACKS, Stack, release
+from sarathi_sim.profiler.facts.ops import ALL_REDUCE, MOE
 from sarathi_sim.profiler.storage.files import data_dir, files_sha256, write_whole
 from sarathi_sim.profiler.storage.plain_yaml import dump_yaml, read_mapping
 from sarathi_sim.profiler.storage.strict import SpecError, parse, strict_dataclass
@@ -216,7 +217,7 @@ def load_stack(device: str, stack: str) -> tuple[StackSpec, Arrays]:
 
 #: By how much, in percent, kernels moved from one version of an engine to another: the medians of
 #: nine in ten tables of H100, H200 and B200 moved by less.
-DRIFT_PCT = {"gemm": 38.0, "attention": 44.0, "moe": 41.0, "all_reduce": 33.0}
+DRIFT_PCT = {"gemm": 38.0, "attention": 44.0, MOE: 41.0, ALL_REDUCE: 33.0}
 #: How far apart those versions are (:func:`release`): vLLM 0.19 and 0.24, SGLang 0.5.9 and 0.5.14,
 #: TensorRT-LLM 1.2 and 1.3. Nearer ones differ less, as the root of how far apart they are.
 _SPAN = {"vllm": 0.05, "sglang": 5e-4, "trtllm": 0.01}
