@@ -141,11 +141,11 @@ class MicroBatches(Scheduler):
         for slot in idle:
             if pooled:
                 self._gather(slot)
-            view, decodes = slot.view, len(slot.members)
+            view = slot.view
+            decodes = view.num_decodes = len(slot.members)
             prefilling = view.prefilling
             if not (decodes or prefilling or self.waiting):
                 continue  # a policy could do nothing
-            view.num_decodes = decodes
             view.free_slots = self.max_batch - len(prefilling) - decodes
             view.free_kv = self.blocks.free
             plan = self.policy.plan(view)
@@ -192,7 +192,8 @@ class MicroBatches(Scheduler):
         iteration, decodes, context = slot.iteration, len(slot.members), slot.context
         padding, skip, given = len(slot.held), plan.skip, plan.chunks
         chunks: tuple[Chunk, ...] = ()
-        prefill_tokens, yields = 0, skip[:0]
+        yields: tuple[Sequence, ...] = ()
+        prefill_tokens = 0
         if skip:
             skipped, longest = self._skip(slot, skip)
             decodes -= len(skip)
