@@ -119,15 +119,16 @@ def open_file(file: Path) -> BufferedReader:
 
     Raises SpecError where it is missing, may not be read, or is a folder, a device or a pipe.
     """
+    name = str(file) if str(file).isprintable() else ascii(str(file))
     try:
         found = os.open(file, os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC)
     except OSError as error:
-        raise SpecError(f"{file}: {error.strerror or error}") from None
+        raise SpecError(f"{name}: {error.strerror or error}") from None
     except ValueError:  # a NUL in its name, or what is no UTF-8
         raise SpecError(f"{str(file)!a}: is no name of a file") from None
     if not stat.S_ISREG(os.fstat(found).st_mode):
         os.close(found)
-        raise SpecError(f"{file}: not a regular file")
+        raise SpecError(f"{name}: not a regular file")
     return open(found, "rb")  # noqa: PTH123
 
 

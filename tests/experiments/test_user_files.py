@@ -89,6 +89,8 @@ def test_the_opener(tmp_path: Path) -> None:
             open_file(odd)
     with pytest.raises(SpecError, match="is no name of a file"):
         open_file(Path("a\0b"))
+    with pytest.raises(SpecError, match=r"^'two\\nlines': No such file or directory$"):
+        open_file(Path("two\nlines"))
     with (tmp_path / "large").open("wb") as file:
         file.truncate(LARGEST_FILE + 1)
     with pytest.raises(SpecError, match=r"\(8 MiB\)$"):
