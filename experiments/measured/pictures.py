@@ -159,7 +159,7 @@ def distributions(scored: ScoredRun) -> Figure:
 def draw_validation(outcomes: Mapping[str, Sequence[Comparison]], folder: Path) -> None:
     """The repeat of each cell with the middle makespan."""
     middle = {
-        name: sorted(repeats, key=lambda o: o.measured["makespan_s"])[len(repeats) // 2]
+        name: sorted(repeats, key=lambda o: o.measured["makespan"])[len(repeats) // 2]
         for name, repeats in outcomes.items()
     }
     pipelines = {name: one for name, one in middle.items() if "bubble_stage1" in one.measured}

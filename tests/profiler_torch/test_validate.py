@@ -59,7 +59,7 @@ def test_validate_writes_its_report(tmp_path: Path) -> None:
     assert result["ratios"]["bubble"]["measured"]["median"] > 0
     for name in ("iterations", "timelines"):
         assert (out / "figures" / f"{name}.png").stat().st_size > 10_000
-    assert "scheduling: batches identical" in done.stdout
+    assert "Batches are identical in 3 of 3 cells" in done.stdout
     # It replaces its own result, and nothing else.
     again = validate(config(tmp_path), "--out", str(tmp_path))
     assert again.returncode == 2
