@@ -300,15 +300,17 @@ class Pool(Scheduler):
 
     def generated(self, sequences: Iterable[Sequence]) -> list[int]:
         """Tokens that each of these running sequences has generated, without those on their way."""
-        counts = []
+        counts, abroad, cohort = [], self._abroad, None
         for sequence in sequences:
-            cohort = sequence.cohort
+            if sequence.cohort is not cohort and (cohort := sequence.cohort) is not None:
+                members, drained = cohort.members, cohort.drained
+                oldest = cohort.iteration - cohort.outstanding  # what is out is left out
             if cohort is None:
                 known = sequence.target - 1
-            elif sequence in self._abroad or sequence in cohort.drained:
+            elif sequence in drained or sequence in abroad:
                 known = self._returned(sequence)
-            else:  # what is out is left out
-                first, oldest = cohort.members[sequence], cohort.iteration - cohort.outstanding
+            else:
+                first = members[sequence]
                 known = sequence.offset + (oldest if oldest > first else first) - sequence.yielding
             counts.append(known + 1 - sequence.prompt_tokens)
         return counts

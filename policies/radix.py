@@ -66,8 +66,9 @@ class RadixBlocks(Blocks):
         """Note the full pages of the sequence's prompt as cached, if so many are blank."""
         full = sequence.prompt_tokens // self.block_size
         if full <= self.blank:
-            node, matched = self._insert(sequence, full)
+            node, matched = self._insert(sequence, full, self._root)
             self.free -= node.end - matched
+            self._note(node)
 
     def lookup(self, sequence: Sequence) -> tuple[Block, ...]:
         """The cached pages with which the sequence begins, its last token left out."""
@@ -111,15 +112,19 @@ class RadixBlocks(Blocks):
 
     def computed(self, sequence: Sequence, tokens: int) -> None:
         """Enter the full pages of the sequence's first ``tokens`` tokens."""
-        pages, before = tokens // self.block_size, self._ends[sequence]
-        node, matched = self._insert(sequence, pages)
+        before = self._ends[sequence]
+        self._enter(sequence, tokens)
+        self._lock(self._ends[sequence])
+        self._lock(before, -1)
+
+    def _enter(self, sequence: Sequence, tokens: int) -> None:
+        pages, prompt = tokens // self.block_size, sequence.prompt_tokens // self.block_size
+        before = self._ends[sequence]
+        node, matched = self._insert(sequence, pages, before)
         if matched > before.end:
             self.free += matched - before.end  # its own copies
-        prompt = sequence.prompt_tokens // self.block_size
-        if prompt < pages:
-            self._insert(sequence, prompt)  # (splits what was entered)
-        self._lock(node)
-        self._lock(before, -1)
+        if before.end < prompt < pages:
+            self._insert(sequence, prompt, before)  # (splits what was entered)
         self._ends[sequence] = node
 
     def release(self, sequence: Sequence, tokens: int, known: int, again: bool) -> None:
@@ -127,16 +132,17 @@ class RadixBlocks(Blocks):
 
         Its last token has no KV, unless it was processed in vain.
         """
+        locked = self._ends[sequence]
         if not again:
-            self.computed(sequence, min(tokens, known + 1))
+            self._enter(sequence, min(tokens, known + 1))
+            self._note(self._ends[sequence])
         self._give_back(sequence, self.blocks(tokens))
+        self._lock(locked, -1)
+        sequence.held = 0
 
     def _give_back(self, sequence: Sequence, pages: int) -> None:
-        """Take back the sequence's own pages, and its lock on the others."""
-        node = self._ends.pop(sequence)
-        self.free += pages - node.end
-        self._lock(node, -1)
-        sequence.held = 0
+        """Take back those of the sequence's pages that are not in the tree."""
+        self.free += pages - self._ends.pop(sequence).end
 
     # The tree ------------------------------------------------------------------------------------
 
@@ -144,22 +150,28 @@ class RadixBlocks(Blocks):
         """The node that the sequence's first pages end with, as far as they are cached."""
         if sequence.order < 0 and sequence.shared_tokens < self.block_size:
             return self._root  # it never ran, and shares no page
-        node = self._walk(sequence, pages)
+        node = self._walk(sequence, pages, self._root)
         for each in reversed(path(node)):
             self._use(each)
         return node
 
-    def _insert(self, sequence: Sequence, pages: int) -> tuple[Node, int]:
+    def _insert(self, sequence: Sequence, pages: int, begin: Node) -> tuple[Node, int]:
         """The node that the sequence's first pages end with, and how many of them were there."""
-        node = self._walk(sequence, pages, self._use)
+        for each in reversed(path(begin)):
+            self._use(each)
+        node = self._walk(sequence, pages, begin, self._use)
         matched = node.end
         return node if matched == pages else self._grown(node, sequence, pages), matched
 
     def _walk(
-        self, sequence: Sequence, pages: int, seen: Callable[[Node], None] = lambda node: None
+        self,
+        sequence: Sequence,
+        pages: int,
+        node: Node,
+        seen: Callable[[Node], None] = lambda node: None,
     ) -> Node:
-        """As far as the sequence's first pages are in the tree; the last node is split there."""
-        node = self._root
+        """As far as the sequence's first pages are in the tree, from a node of theirs on; the last
+        node is split there."""
         while node.end < pages:
             child = node.children.get(sequence.content(node.end, self.block_size))
             if child is None:
@@ -175,7 +187,8 @@ class RadixBlocks(Blocks):
         self._nodes += 1
         self._evictable += pages - parent.end
         self.free += pages - parent.end
-        self._use(node)
+        self._uses += 1
+        node.used = self._uses
         return node
 
     def _split(self, node: Node, until: int) -> Node:
@@ -196,7 +209,8 @@ class RadixBlocks(Blocks):
     def _use(self, node: Node) -> None:
         self._uses += 1
         node.used = self._uses
-        self._note(node)
+        if not node.locks:
+            self._note(node)
 
     def _note(self, node: Node) -> None:
         """Let a node be evicted from now on, if it is an unlocked leaf."""
@@ -211,12 +225,14 @@ class RadixBlocks(Blocks):
 
     def _lock(self, node: Node, by: int = 1) -> None:
         """Lock a node and those above it once more (or less, with ``by`` -1)."""
-        for each in path(node):
-            before, each.locks = each.locks, each.locks + by
-            if not (before and each.locks):
-                self._evictable -= by * (each.end - each.start)
-                self.free -= by * (each.end - each.start)
-                self._note(each)
+        while (parent := node.parent) is not None:
+            before, node.locks = node.locks, node.locks + by
+            if not (before and node.locks):
+                self._evictable -= by * (node.end - node.start)
+                self.free -= by * (node.end - node.start)
+                if not node.locks:
+                    self._note(node)
+            node = parent
 
 
 def path(node: Node) -> list[Node]:

@@ -195,9 +195,8 @@ class RadixTables(RadixBlocks):
             self._on_new(table[-1])
         return tuple(table)
 
-    def computed(self, sequence: Sequence, tokens: int) -> None:
-        """Enter the full pages of the sequence's first ``tokens`` tokens; its copies are free."""
-        super().computed(sequence, tokens)
+    def _enter(self, sequence: Sequence, tokens: int) -> None:
+        super()._enter(sequence, tokens)
         table, tree = self._tables[sequence], self._tree(sequence)
         self._queue.extend(own for own, cached in zip(table, tree, strict=False) if own != cached)
         table[: len(tree)] = tree
