@@ -15,6 +15,7 @@ from sarathi_sim.experiments.measured.recorded import (
     TICK_LABELS,
     VARIANTS,
 )
+from sarathi_sim.experiments.measured.scoring import TOO_WIDE
 from sarathi_sim.experiments.measured.servers import METRICS, SCORED
 from sarathi_sim.experiments.run.compare import part_label
 from sarathi_sim.experiments.run.decision_log import Replay
@@ -75,7 +76,10 @@ def _servers_answer(content: Mapping[str, Any], name: str) -> Section:
 
 
 def _of_groups(content: Mapping[str, Any], groups: Mapping[str, Any]) -> str:
-    answered = f"{content['answered']:,} of {content['rows']:,} rows have a prediction"
+    wide = content.get("too_wide", 0)
+    answered = f"{content['answered'] + wide:,} of {content['rows']:,} rows have a prediction"
+    if wide:
+        answered += f" ({wide:,} with {TOO_WIDE})"
     which = next((name for name in ("all", "flagged") if name in groups), None)
     if which is None:
         return f"{answered}."

@@ -71,9 +71,12 @@ FEWEST = 8
 """Rows to which constants are fitted."""
 LARGEST_ERROR = float(np.log(2))
 """An error counts as a factor of two at most: requests that wait for memory would rule a fit."""
-INSIDE, INSIDE_OF_MIXTURES = 0.9, 0.94
-"""Shares of the errors that the bands shall hold: more of the mixtures', since loads that are not
-fitted to are further off."""
+INSIDE = 0.92
+"""The share of the errors that bands of 90 % shall hold: other servers, and loads that are not
+fitted to, are further off."""
+WIDEST = 0.6
+"""The half-width of a band, as a share of the prediction, beyond which nobody can use it."""
+TOO_WIDE = f"a band over {100 * WIDEST:.0f} % either way: no answer"
 TPOT_WEIGHT = 2.0
 ITERATION, SEQUENCE = "longer iteration", "longer sequence"
 LAUNCHES = {"launches": 4e-5, "long launches": 1e-4}
@@ -169,6 +172,13 @@ def errors(
     }
 
 
+def too_wide(times: ServerTimes) -> bool:
+    """Whether the band of TTFT or TPOT is wider than :data:`WIDEST` either way: this is no answer,
+    but counts in errors and coverage."""
+    bands = ((times.bands.get(name, _NO_BAND), getattr(times, SCORED[name])) for name in METRICS)
+    return any(high - low > 2 * WIDEST * value for (low, high), value in bands)
+
+
 _NO_BAND = (np.nan, np.nan)
 _PREDICTED = [*SCORED.values(), *(f"{n}_{end}" for n in SCORED.values() for end in ("low", "high"))]
 _OF_KEY = {
@@ -240,6 +250,8 @@ def predictions_table(
             for metric, name in SCORED.items():
                 line[name] = times.of(by_id[id], metric)
                 line[f"{name}_low"], line[f"{name}_high"] = times.bands.get(metric, _NO_BAND)
+            if too_wide(times):
+                line |= {"reason": TOO_WIDE, "detail": TOO_WIDE}
         elif id in refused:
             line |= {"reason": short_reason(refused[id]), "detail": " ".join(refused[id].split())}
         table.append(line)
@@ -357,10 +369,11 @@ class Slopes:
             found[str(campaign)] = min(losses, key=losses.__getitem__)
         return found
 
-    def settled(self, which: Ints) -> Slopes:
-        """With clients as far apart as the rows ``which`` say; halfway where they say nothing."""
+    def settled(self, which: Ints, elsewhere: Mapping[str, float]) -> Slopes:
+        """With clients as far apart as the rows ``which`` say, or else those ``elsewhere``; halfway
+        where nothing is said."""
         unknown = dict.fromkeys(map(campaign_of, self.rows), UNKNOWN)
-        return self.mixed(unknown | self.shares(which))
+        return self.mixed(unknown | dict(elsewhere) | self.shares(which))
 
     def host_of(self, which: Ints, stack: str) -> HostConstants:
         """A stack's constants by the rows ``which``: fitted to its own, where there are enough. Of
@@ -383,8 +396,7 @@ class Slopes:
         for number, metric in enumerate(METRICS):
             off = np.log(self.measured_ms[number, which] / predicted[number])
             known = [self.draws[self.rows[row].id][metric] for row in which]
-            share = INSIDE if self.rows[0].dense else INSIDE_OF_MIXTURES
-            found.append(round(stack_sigma(off, known, share), 4))
+            found.append(round(stack_sigma(off, known, INSIDE), 4))
         return StackErrors(*found)
 
 
@@ -476,13 +488,17 @@ def parts(rows: Sequence[Measured], scheme: str) -> list[tuple[Ints, Ints]]:
     return list(splits.split(np.zeros(len(rows)), groups=groups))
 
 
-def left_out(found: Slopes, scheme: str) -> dict[str, ServerTimes]:
-    """Predictions with bands of every row, by constants and stack errors from other rows alone."""
+def left_out(found: Slopes, scheme: str, others: Slopes) -> dict[str, ServerTimes]:
+    """Predictions with bands of every row, by constants and stack errors from other rows alone.
+    ``others`` (mixtures beside dense models, or the reverse) say how far apart the clients of a
+    campaign are of which no row is left; those of a part that is left out are left out, too."""
     predicted = np.full(found.measured_ms.shape, np.nan)
-    split = parts(found.rows, scheme)
+    split, part_of = parts(found.rows, scheme), SCHEMES[scheme]
     for _, out in split:
         fit_to = np.setdiff1d(np.arange(len(found.rows)), out)
-        settled = found.settled(fit_to)
+        gone = {part_of(found.rows[row]) for row in out}
+        kept = [i for i, row in enumerate(others.rows) if part_of(row) not in gone]
+        settled = found.settled(fit_to, others.shares(np.array(kept, int)))
         for stack, which in _by_stack(found.rows, out):
             predicted[:, which] = settled.predicted(which, settled.host_of(fit_to, stack))
     sigma: dict[str, dict[str, float]] = {}
@@ -520,7 +536,7 @@ def names(rows: Sequence[Measured]) -> list[str]:
 
 def constants(found: Slopes, which: Ints) -> dict[str, HostConstants]:
     """Of every stack and engine among the rows, fitted to ``which`` of them."""
-    settled = found.settled(which)
+    settled = found.settled(which, {})
     return {name: settled.host_of(which, name) for name in names(found.rows)}
 
 
@@ -549,9 +565,11 @@ class ScoredRows:
         on the rows that both answer."""
         best, known = self.best, {row.id for row in self.rows}
         groups = grouped(self.rows, {id for id, times in best.items() if times.kv_full})
+        wide = sum(map(too_wide, best.values()))
         content: dict[str, Any] = {
             "rows": len(self.rows) + sum(name not in known for name in self.refused),
-            "answered": len(best),
+            "answered": len(best) - wide,
+            "too_wide": wide,
             "groups": of_groups(groups, best),
             "refused": dict(Counter(map(short_reason, self.refused.values())).most_common()),
         }
@@ -653,10 +671,10 @@ def score_servers(
         return scored
     dense = {n: times for n, times in simulated.items() if n.removesuffix(APART) not in LAUNCHES}
     found = slopes(rows, dense, off, known)
-    fits = {scheme: left_out(found, scheme) for scheme in SCHEMES}
-    shipped = to_ship(found, fits, origin, known) if found.rows else None
     mixed = slopes(rows, simulated, off, host_times(mixtures=True))
-    of_mixtures = {scheme: left_out(mixed, scheme) for scheme in SCHEMES}
+    fits = {scheme: left_out(found, scheme, mixed) for scheme in SCHEMES}
+    of_mixtures = {scheme: left_out(mixed, scheme, found) for scheme in SCHEMES}
+    shipped = to_ship(found, fits, origin, known) if found.rows else None
     mixtures = to_ship(mixed, of_mixtures, origin, mixed.limits) if mixed.rows else None
     best = best | fits[CROSS_VALIDATED]
     both = {scheme: fits[scheme] | of_mixtures[scheme] for scheme in SCHEMES}

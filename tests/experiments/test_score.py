@@ -176,6 +176,12 @@ def test_a_score_by_hand() -> None:
     assert beside["n"] == 1
     assert beside["ours"]["ttft"]["mape"] == pytest.approx(10.0)
     assert beside["theirs"]["ttft"]["mape"] == pytest.approx(20.0)
+    bands = {"a": (44.0, 170.0), "b": (44.0, 177.0)}  # of 110: b's is wider than 60 % either way
+    banded = {name: replace(ours[name], bands={"ttft": band}) for name, band in bands.items()}
+    wide = ScoredRows(rows, banded, ours, refused).content()
+    assert (wide["answered"], wide["too_wide"]) == (1, 1)
+    assert wide["groups"]["all"]["n"] == 2 and wide["groups"]["all"]["ttft"]["coverage"] == 100.0
+    assert "no answer" in predictions_table(rows, banded, {})["reason"][1]
     table = predictions_table(rows, ours, {"c": "no", "row 9": "broken"})
     assert table["id"].tolist() == ["a", "b", "c", "row 9"]
     assert table["ttft_ms"].isna().tolist() == [False, False, True, True]
