@@ -177,9 +177,8 @@ def _engine(row: Measured, host: HostConstants) -> dict[str, float]:
         "host_iteration_s": host.host_iteration_s,
         "host_sequence_s": host.host_sequence_s,
         "frontend_s": host.frontend_s + mean_prompt(row) * host.frontend_token_s,
+        "launch_layer_s": 0.0,
     }
-    if row.model in MIXTURES:
-        found["launch_layer_s"] = 0.0
     if host.launch_s:
         calls = calls_of_layer(load_model(MODELS[row.model]), _weights(row)["dtype"])
         found["launch_layer_s"] = host.launch_s * calls

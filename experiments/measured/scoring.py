@@ -3,9 +3,9 @@
 With ``fit`` the host's constants are fitted to other rows, and scored on those left out. A row is
 then simulated three times: with the constants measured elsewhere, with a longer iteration, and
 with a longer time a sequence. Between and beyond these, TTFT and TPOT are taken as linear in the
-constants. So a fit needs no more simulations, however many rows it leaves out. Mixtures of experts
-have two constants more. One of them, launching, matters only where it takes longer than the
-kernels: it is simulated at two values, and TTFT and TPOT are linear between these.
+constants. So a fit needs no more simulations, however many rows it leaves out. Launching matters
+only where it takes longer than the kernels: it is simulated at two values, and TTFT and TPOT are
+linear between these. Mixtures of experts have constants of their own, one more.
 """
 
 from __future__ import annotations
@@ -78,6 +78,9 @@ WIDEST = 0.6
 """The half-width of a band, as a share of the prediction, beyond which nobody can use it."""
 TOO_WIDE = f"a band over {100 * WIDEST:.0f} % either way: no answer"
 TPOT_WEIGHT = 2.0
+PRIOR_ROWS = 2
+FRONTEND_S = 0.01
+"""What a frontend takes of a request where none was measured: of 10 to 60 ms, the least."""
 ITERATION, SEQUENCE = "longer iteration", "longer sequence"
 LAUNCHES = {"launches": 4e-5, "long launches": 1e-4}
 """Seconds of launching a call that are simulated, beside 0."""
@@ -271,7 +274,7 @@ def grid(measured: HostConstants) -> dict[str, HostConstants]:
 
 
 def launching(measured: HostConstants) -> dict[str, HostConstants]:
-    """Those that a row of a mixture is simulated with on top."""
+    """Those that it is simulated with on top."""
     return {name: replace(measured, launch_s=seconds) for name, seconds in LAUNCHES.items()}
 
 
@@ -309,28 +312,31 @@ class Slopes:
         return np.asarray(linear + self.launched[:, which] @ _between_launches(host.launch_s))
 
     def fitted(self, which: Ints) -> HostConstants:
-        """The constants with the least absolute errors of the logarithms, within their ranges."""
+        """The constants with the least absolute errors of the logarithms, within their ranges.
+        Those measured elsewhere weigh as much as :data:`PRIOR_ROWS` rows, so that what the rows do
+        not tell stays there."""
         from scipy.optimize import minimize
 
         names = self.names
         bounds = np.array([self.limits.constants[name].range for name in names])
         unit = bounds[:, 1]
+        elsewhere = replace(self.limits.measured, frontend_s=FRONTEND_S)
+        prior = np.minimum([getattr(elsewhere, name) for name in names] / unit, 1.0)
 
         def host_of(values: Floats) -> HostConstants:
             return HostConstants(**dict(zip(names, (values * unit).tolist(), strict=True)))
 
-        starts = (
-            np.array([0.2, 0.3, 0.2, 0.3, 0.3][: len(names)]),
-            np.array([0.6, 0.6, 0.5, 0.6, 0.6][: len(names)]),
-        )
         tried = [
             minimize(
-                lambda values: self.loss(which, host_of(values)),
+                lambda values: (
+                    self.loss(which, host_of(values))
+                    + PRIOR_ROWS / len(which) * float(np.abs(values - prior).mean())
+                ),
                 start,
-                method="Nelder-Mead",
+                method="Powell",
                 bounds=bounds / unit[:, None],
             )
-            for start in starts
+            for start in (prior, np.full(len(names), 0.5))
         ]
         best = min(tried, key=lambda one: one.fun).x
         return _rounded(np.array([*asdict(host_of(best)).values()]))
@@ -419,16 +425,16 @@ def slopes(
     simulated: Mapping[str, Mapping[str, ServerTimes]],
     draws: Draws,
     limits: HostTimes,
+    mixtures: bool = False,
 ) -> Slopes:
     """From the simulations with :func:`grid` (and :func:`launching`, where there are such), of the
     rows that are answered and :func:`fitting`; also with clients that have drifted apart."""
     if BASE + APART in simulated:
         near = {name: of for name, of in simulated.items() if not name.endswith(APART)}
         far = {name: {**of, **simulated.get(name + APART, {})} for name, of in near.items()}
-        found = slopes(rows, near, draws, limits)
-        return replace(found, apart=slopes(rows, far, draws, limits))
+        found = slopes(rows, near, draws, limits, mixtures)
+        return replace(found, apart=slopes(rows, far, draws, limits, mixtures))
     launches = [name for name in LAUNCHES if name in simulated]
-    mixtures = bool(launches)
     rows = [row for row in rows if row.id in simulated[BASE] and fitting(row, mixtures)]
     hosts = grid(limits.measured)
     base = limits.measured
@@ -644,8 +650,8 @@ def score_servers(
     origin = " and ".join(path.name for path in files)
     hosts: dict[str, Host] = {}
     if fit:
-        hosts = {name: _fitting(host) for name, host in grid(known.measured).items()}
-        hosts |= {n: _fitting(host, False) for n, host in launching(known.measured).items()}
+        every = grid(known.measured) | launching(known.measured)
+        hosts = {name: _fitting(host) for name, host in every.items()}
     hosts[BASE] = lambda _: known.measured
     hosts[FITTED] = lambda row: None if fit and fitting(row) else _without(row)[0]
     variants = {name: _variant(host) for name, host in hosts.items()}
@@ -669,9 +675,8 @@ def score_servers(
     scored = ScoredRows(rows, best, zero_fit, refused, redrawn=len(redrawn_rows), peers=theirs)
     if not fit:
         return scored
-    dense = {n: times for n, times in simulated.items() if n.removesuffix(APART) not in LAUNCHES}
-    found = slopes(rows, dense, off, known)
-    mixed = slopes(rows, simulated, off, host_times(mixtures=True))
+    found = slopes(rows, simulated, off, known)
+    mixed = slopes(rows, simulated, off, host_times(mixtures=True), mixtures=True)
     fits = {scheme: left_out(found, scheme, mixed) for scheme in SCHEMES}
     of_mixtures = {scheme: left_out(mixed, scheme, found) for scheme in SCHEMES}
     shipped = to_ship(found, fits, origin, known) if found.rows else None
@@ -695,9 +700,9 @@ def _variant(host: Host, apart: bool = False) -> Variant:
     return variant
 
 
-def _fitting(host: HostConstants, dense: bool = True) -> Host:
-    """For rows that are fitted to: mixtures, and dense models or not."""
-    return lambda row: host if fitting(row, True) or (dense and fitting(row)) else None
+def _fitting(host: HostConstants) -> Host:
+    """For rows that are fitted to."""
+    return lambda row: host if fitting(row, not row.dense) else None
 
 
 def _shipped_share(row: Measured) -> float:

@@ -103,7 +103,7 @@ def test_launches_are_linear_between_those_simulated() -> None:
         one.model_copy(update={"ttft_ms": truth[one.id].ttft_ms, "tpot_ms": truth[one.id].tpot_ms})
         for one in rows
     ]
-    found = slopes(rows, simulated, {one.id: SHARES for one in rows}, limits)
+    found = slopes(rows, simulated, {one.id: SHARES for one in rows}, limits, mixtures=True)
     every = np.arange(len(rows))
     for name, launch_s in LAUNCHES.items():
         at = found.predicted(every, replace(limits.measured, launch_s=launch_s))
