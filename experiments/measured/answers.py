@@ -40,7 +40,7 @@ _CONSTANTS = {
     "frontend_token_s": (1e6, ".1f", "us a prompt's token"),
     "launch_s": (1e6, ".0f", "us a launch"),
 }
-"""A constant's factor, digits and heading; dense models have the first three."""
+"""A constant's factor, digits and heading."""
 
 
 def score_answer(content: Mapping[str, Any], name: str = "") -> Section:
@@ -160,7 +160,11 @@ def _tables(
 
 def _constants(kind: str, hosts: Mapping[str, Mapping[str, float]]) -> SortableTable:
     """The host's time as fitted to all rows."""
-    of = {name: _CONSTANTS[name] for name in [*_CONSTANTS][: 3 if kind == "dense models" else None]}
+    of = {
+        name: of
+        for name, of in _CONSTANTS.items()
+        if any(host.get(name) for host in hosts.values())
+    }
     rows = [
         (stack, *(f"{factor * host[n]:{digits}}" for n, (factor, digits, _) in of.items()))
         for stack, host in hosts.items()

@@ -16,7 +16,7 @@ from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import pandas as pd
@@ -65,6 +65,7 @@ from sarathi_sim.profiler.storage.files import write_whole
 from sarathi_sim.profiler.storage.plain_yaml import dump_yaml
 from sarathi_sim.simulator.loop.records import Floats, Ints
 
+T = TypeVar("T")
 FOLDS = 5
 """Parts of the servers that are left out in turn."""
 FEWEST = 8
@@ -568,7 +569,8 @@ class ScoredRows:
 
     def content(self) -> dict[str, Any]:
         """As ``score --json`` prints it; percentages. Of each other predictor the errors, and ours
-        on the rows that both answer."""
+        on the rows that both answer. Of dense models and mixtures together ``classes`` has the same
+        of each."""
         best, known = self.best, {row.id for row in self.rows}
         groups = grouped(self.rows, {id for id, times in best.items() if times.kv_full})
         wide = sum(map(too_wide, best.values()))
@@ -600,7 +602,29 @@ class ScoredRows:
         for key, found in (("host_time", self.shipped), ("host_time_of_mixtures", self.mixtures)):
             if found is not None:
                 content[key] = {name: asdict(host) for name, host in found.stacks.items()}
+        if len({row.dense for row in self.rows}) == 2:
+            classes = {"dense": True, "mixtures": False}
+            content["classes"] = {n: self._of(dense).content() for n, dense in classes.items()}
         return content
+
+    def _of(self, dense: bool) -> ScoredRows:
+        """Of dense models, or of mixtures, alone."""
+        rows = [row for row in self.rows if row.dense == dense]
+
+        def own(of: Mapping[str, T]) -> dict[str, T]:
+            return {row.id: of[row.id] for row in rows if row.id in of}
+
+        return replace(
+            self,
+            rows=rows,
+            best=own(self.best),
+            zero_fit=own(self.zero_fit),
+            refused=own(self.refused),
+            fits={name: own(of) for name, of in self.fits.items()},
+            shipped=self.shipped if dense else None,
+            mixtures=None if dense else self.mixtures,
+            peers={name: own(of) for name, of in self.peers.items()},
+        )
 
     def write(self, folder: Path) -> None:
         """``predictions.csv``, and the constants that were fitted."""

@@ -151,6 +151,18 @@ def test_groups() -> None:
     assert found["class dense"] == ["a"] and found["class mixture of experts"] == ["b"]
 
 
+def test_dense_models_and_mixtures_have_a_score_each() -> None:
+    rows = [measured("a", 100.0, 10.0), measured("b", 100.0, 10.0, dense=False)]
+    ours = {"a": ServerTimes(110.0, 9.0), "b": ServerTimes(150.0, 10.0)}
+    found = ScoredRows(rows, ours, ours, {"row 9": "no"}, peers={"peer": ours}).content()
+    assert (found["rows"], found["answered"]) == (3, 2)
+    for name, error in (("dense", 10.0), ("mixtures", 50.0)):
+        one = found["classes"][name]
+        assert (one["rows"], one["answered"], one["refused"]) == (1, 1, {})
+        assert one["groups"]["all"]["ttft"]["mape"] == pytest.approx(error)
+        assert one["peers"]["peer"]["groups"]["all"]["n"] == 1 and "classes" not in one
+
+
 def test_groups_go_by_number_only_where_they_have_one() -> None:
     """Python reads no integer of over 4,300 digits; a text of them is a name as any other."""
     digits = "7" * 5001
