@@ -32,6 +32,8 @@ from sarathi_sim.profiler.public.kernel_tables import SYSTEMS
 SHAPE = ("hidden", "inter", "top_k", "experts", "tp", "ep")
 #: Of the expected time: a launch of both GEMMs and the routing, and the share of the peak FLOP/s.
 _LAUNCH_US, _FLOP_SHARE = 20.0, 0.6
+TILE = 128
+"""Rows of a tile of DeepGEMM's grouped GEMM."""
 #: Factors of the trend's parts, to which a table's lean that it does not determine (few models, or
 #: ranks of one kind); how much that counts beside the mean of the squared errors.
 _USUAL = (20.0, 1.25, 0.5, 1.7, 0.1, 4.0, 4.0, 2.0, 1.0, 1.0, 0.05)
@@ -92,6 +94,18 @@ def expected_us(shapes: Array, tokens: Array, rates: Rates) -> Array:
     memory = 1e6 * moved / (HBM_SHARE * rates.bandwidth)
     compute = 6e6 * tokens * top_k / ep * hidden * inter / tp / (_FLOP_SHARE * rates.flops)
     found: Array = _LAUNCH_US + np.hypot(memory, compute)
+    return found
+
+
+def padded_us(shape: tuple[int, ...], tokens: Array, rates: Rates) -> Array:
+    """Experts in tiles of :data:`TILE` rows, all of them, chosen or not: the longer of reading
+    their weights and of the padded rows' FLOPs, and a launch. Rows are padded by a tile less one
+    an expert."""
+    hidden, inter, top_k, experts, tp, ep = shape
+    rows = (np.asarray(tokens) * top_k + (TILE - 1) * experts) / ep
+    compute = 6e6 * rows * hidden * inter / tp / (_FLOP_SHARE * rates.flops)
+    weights = 3 * rates.weight_bytes * experts / ep * hidden * inter / tp
+    found: Array = _LAUNCH_US + np.maximum(compute, 1e6 * weights / (HBM_SHARE * rates.bandwidth))
     return found
 
 

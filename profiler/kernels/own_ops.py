@@ -23,6 +23,7 @@ from sarathi_sim.profiler.facts.formats import (
     Kernels,
     MoeDtype,
     Stack,
+    release,
 )
 from sarathi_sim.profiler.facts.model import ModelSpec
 from sarathi_sim.profiler.facts.ops import ALL_TO_ALL, MOE
@@ -30,12 +31,14 @@ from sarathi_sim.profiler.facts.roofline import HALF, Array
 from sarathi_sim.profiler.kernels import left_out
 from sarathi_sim.profiler.kernels.left_out import Errors, Fitted, record
 from sarathi_sim.profiler.kernels.moe_surface import (
+    TILE,
     MoeSurface,
     Rates,
     choose_tokens,
     fit_moe,
     moe_table,
     moved_bytes,
+    padded_us,
     rates_of,
 )
 from sarathi_sim.profiler.kernels.reduce_curves import SEND_LATENCY_US, ReduceCurve, sent_us
@@ -59,6 +62,11 @@ _UNLIKE_PCT, _EVEN_PCT = 50.0, 25.0
 #: Where a stack's table holds DeepGEMM, and the other stacks' hold TensorRT-LLM's own kernels
 #: (``flashinfer_trtllm``), which its server chooses among (inferred).
 _TUNED = {("trtllm", "fp8_block", device) for device in ("b200-sxm", "b300-sxm", "gb200")}
+#: vLLM's default on Hopper from 0.11 until before 0.14 was DeepGEMM, which pads each expert's rows
+#: to tiles (pull requests 39331 in vllm-project/vllm, 120 in vllm-project/recipes; the end is
+#: inferred). The tables hold Triton's kernel.
+_PADDED = {("vllm", "fp8_block", device) for device in ("h100-80g-sxm", "h200-sxm")}
+_PADDED_FROM, _PADDED_BELOW = release("0.11"), release("0.14")
 #: On Blackwell vLLM and SGLang both run gpt-oss's experts in FlashInfer's ``trtllm_moe``. Where one
 #: table lacks a shape in this format that the other holds, the other's counts.
 _SHARED: dict[tuple[str, str], Stack] = {("vllm", "w4a8_mxfp4_mxfp8"): "sglang"}
@@ -116,11 +124,16 @@ class ExpertTimes:
         device, spread = self.device.same_chip or self.device.name, self.kernels.expert_distribution
         rates = rates_of(device, dtype, spread)
         moved = moved_bytes(np.array([self.shape], np.float64), flat, MOE_BYTES[dtype])
+        if self._padded:
+            return padded_us(self.shape, tokens, rates), moved.reshape(np.shape(tokens))
         kernels = (one.time_us(tokens, self.shape, rates) for one in self._choices.values())
         return np.minimum.reduce([*kernels]), moved.reshape(np.shape(tokens))
 
     def provenance(self) -> tuple[str, float]:
         """The origin of the experts' times, and the half-width of their band in percent."""
+        if self._padded:
+            named = f"{self.kernels.experts_in} experts of {self.kernels.named} on Hopper"
+            return f"modelled: {named}, all of them in tiles of {TILE} rows", _UNLIKE_PCT
         own, *others = self._choices
         known = self.spec
         if own != self.kernels.stack:
@@ -172,6 +185,13 @@ class ExpertTimes:
             f"{DOUBT}{doubt}{advice} (their band reaches down by a factor of {best.max():.1f})",
             pct,
         )
+
+    @property
+    def _padded(self) -> bool:
+        """Whether all experts are computed, in tiles."""
+        kernels = self.kernels
+        within = _PADDED_FROM <= release(kernels.version or "999") < _PADDED_BELOW
+        return within and (kernels.stack, kernels.experts_in, self.device.name) in _PADDED
 
     @cached_property
     def _choices(self) -> dict[str, MoeSurface]:

@@ -15,6 +15,7 @@ from sarathi_sim.profiler.facts.expert_loads import busiest
 from sarathi_sim.profiler.facts.formats import MOE_BYTES, WEIGHT_BYTES, Kernels, Stack, WeightDtype
 from sarathi_sim.profiler.facts.model import load_model
 from sarathi_sim.profiler.facts.ops import ALL_TO_ALL, MOE
+from sarathi_sim.profiler.facts.roofline import HBM_SHARE
 from sarathi_sim.profiler.kernels import left_out
 from sarathi_sim.profiler.kernels.moe_surface import (
     SHAPE,
@@ -27,6 +28,7 @@ from sarathi_sim.profiler.kernels.moe_surface import (
     fit_moe,
     groups,
     moe_table,
+    padded_us,
     parts_us,
 )
 from sarathi_sim.profiler.kernels.own_ops import expert_tables, fit_experts
@@ -373,3 +375,28 @@ def test_weights_of_a_gpu_are_the_same_however_experts_are_divided() -> None:
     assert (numbers.weight, numbers.expert_weight) == (2.0, 0.5 + 1 / 32)
     assert Kernels("vllm", "fp8").number_bytes.expert_weight == 1.0
     assert set(WEIGHT_BYTES) < set(MOE_BYTES)
+
+
+def test_padded_experts_by_hand() -> None:
+    """4 of 16 experts a token, in tiles of 128 rows: few tokens wait for the weights of all,
+    many for their FLOPs, and twice the ranks halve both."""
+    rates = Rates(flops=1e12, bandwidth=1e9, weight_bytes=1.0)
+    tokens = np.array([1.0, 1e6])
+    few, many = padded_us((64, 32, 4, 16, 1, 1), tokens, rates) - 20.0
+    assert few == pytest.approx(1e6 * 16 * 3 * 64 * 32 / (HBM_SHARE * 1e9))
+    assert many == pytest.approx(6e6 * (4e6 + 127 * 16) * 64 * 32 / (0.6 * 1e12))
+    for ranks in ((2, 1), (1, 2)):
+        halved = padded_us((64, 32, 4, 16, *ranks), tokens, rates) - 20.0
+        assert halved == pytest.approx([few / 2, many / 2])
+
+
+@pytest.mark.parametrize(
+    ("version", "padded"), [("0.12.0", True), ("0.14.0", False), ("0.10.2", False), ("", False)]
+)
+def test_vllm_computed_all_experts_in_some_versions(version: str, padded: bool) -> None:
+    """A decode of Qwen3-235B in blocks on H200 took as long with 4 sequences as with 64."""
+    kernels = Kernels("vllm", dtype="fp8_block", version=version)
+    times = StackTimes("h200-sxm", kernels, load_model("qwen3-235b-a22b"), 2)
+    few, many = times.by_rows(MOE, np.array([4.0, 64.0]))
+    assert (few == pytest.approx(many)) == padded
+    assert ("tiles of 128 rows" in times.provenance()[MOE].mark) == padded
