@@ -29,7 +29,8 @@ KINDS = {"dense models": "class dense", "mixtures of experts": "class mixture of
 ZERO_FIT = "zero_fit"
 _ERRORS = (
     "TTFT, TPOT: mean / median absolute error in percent. Bias: the mean signed one, positive "
-    "where predictions are too slow. In band: measured values inside the 90 % band. Zero-fit: "
+    "where predictions are too slow. In band: measured values inside the 90 % band, and the 95 % "
+    "interval of that share, were servers drawn again. Zero-fit: "
     "without any constant fitted to such rows. Flagged rows are doubtful: the column flags of the "
     "table says why. They are in no other group, and in no fit."
 )
@@ -97,8 +98,9 @@ def _error(one: Mapping[str, Any] | None) -> str:
     return "" if one is None else f"{one['mape']:.1f} / {one['median']:.1f}"
 
 
-def _percent(share: float | None) -> str:
-    return "" if share is None else f"{share:.0f} %"
+def _percent(share: float | None, half_width: float | None = None) -> str:
+    known = "" if half_width is None else f" ± {half_width:.0f}"
+    return "" if share is None else f"{share:.0f}{known} %"
 
 
 def _errors_table(
@@ -111,7 +113,7 @@ def _errors_table(
         metric, _, part = column.lower().partition(", ")
         one = group.get(part, group).get(metric.removesuffix(" in band"))
         if one is None or metric.endswith(" in band"):
-            return _percent(None if one is None else one.get("coverage"))
+            return "" if one is None else _percent(one.get("coverage"), one.get("coverage_pm"))
         if part in ("p90", "bias"):
             return f"{one[part]:+.1f}" if part == "bias" else f"{one[part]:.1f}"
         return _error(one)

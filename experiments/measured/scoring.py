@@ -151,25 +151,32 @@ def errors(
     ``mape``, ``median`` and ``p90`` are of absolute errors; ``bias`` is the mean signed one, so
     positive where predictions are too slow. ``coverage`` is the share of measured values inside the
     predicted bands, in percent, and ``interval_score`` the mean width of these plus 20 times what
-    they miss by (for bands of 90 %); None where no prediction has one.
+    they miss by (for bands of 90 %); None where no prediction has one. ``coverage_pm`` is the half
+    width of the coverage's 95 % interval, with servers (not their rows) as independent; None for
+    fewer than two.
     """
     pairs = [
-        (value, given, times.bands.get(metric))
+        (value, given, times.bands.get(metric), server_of(row))
         for row, times in ((row, predictions[row.id]) for row in rows if row.id in predictions)
         if (value := row.of(metric)) is not None and (given := times.of(row, metric)) is not None
     ]
     if not pairs:
         return None
-    off = np.array([100 * (predicted / measured - 1) for measured, predicted, _ in pairs])
-    ends = np.array([[measured, *band] for measured, _, band in pairs if band is not None])
+    off = np.array([100 * (predicted / measured - 1) for measured, predicted, *_ in pairs])
+    ends = np.array([[measured, *band] for measured, _, band, _ in pairs if band is not None])
     measured, low, high = ends.reshape(-1, 3).T
     missed = np.maximum(np.maximum(low - measured, measured - high), 0)
+    inside = pd.Series((missed == 0) - np.mean(missed == 0) if len(ends) else [], dtype=float)
+    by_server = inside.groupby([server for *_, band, server in pairs if band is not None]).sum()
     return {
         "mape": float(np.abs(off).mean()),
         "median": float(np.median(np.abs(off))),
         "p90": float(np.quantile(np.abs(off), 0.9)),
         "bias": float(off.mean()),
         "coverage": 100 * float(np.mean(missed == 0)) if len(ends) else None,
+        "coverage_pm": 196 * float(np.sqrt((by_server**2).sum())) / len(ends)
+        if len(by_server) > 1
+        else None,
         "interval_score": 100 * float(np.mean((high - low + 20 * missed) / measured))
         if len(ends)
         else None,

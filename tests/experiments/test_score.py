@@ -130,8 +130,11 @@ def test_errors_by_hand() -> None:
     found = errors(rows, predictions, "ttft")
     assert found == pytest.approx(
         {"mape": 22.5, "median": 15.0, "p90": 20 + 0.7 * 40, "bias": 12.5, "coverage": 50.0,
-         "interval_score": (30 + 24 + 20 * 1) / 2}
+         "interval_score": (30 + 24 + 20 * 1) / 2, "coverage_pm": None}
     )  # fmt: skip
+    two = [rows[0], rows[1].model_copy(update={"tp": 8})]  # servers: one inside, one not
+    both = errors(two, predictions, "ttft")
+    assert both is not None and both["coverage_pm"] == pytest.approx(196 * 0.5**0.5 / 2)
     tpot = errors(rows, predictions, "tpot")
     assert tpot is not None and tpot["mape"] == 0.0
     assert errors(rows[4:], predictions, "ttft") is None
