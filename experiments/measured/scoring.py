@@ -383,11 +383,10 @@ class Slopes:
             found[str(campaign)] = min(losses, key=losses.__getitem__)
         return found
 
-    def settled(self, which: Ints, elsewhere: Mapping[str, float]) -> Slopes:
-        """With clients as far apart as the rows ``which`` say, or else those ``elsewhere``; halfway
-        where nothing is said."""
+    def settled(self, which: Ints) -> Slopes:
+        """With clients as far apart as the rows ``which`` say; halfway where they say nothing."""
         unknown = dict.fromkeys(map(campaign_of, self.rows), UNKNOWN)
-        return self.mixed(unknown | dict(elsewhere) | self.shares(which))
+        return self.mixed(unknown | self.shares(which))
 
     def host_of(self, which: Ints, stack: str) -> HostConstants:
         """A stack's constants by the rows ``which``: fitted to its own, where there are enough. Of
@@ -502,17 +501,13 @@ def parts(rows: Sequence[Measured], scheme: str) -> list[tuple[Ints, Ints]]:
     return list(splits.split(np.zeros(len(rows)), groups=groups))
 
 
-def left_out(found: Slopes, scheme: str, others: Slopes) -> dict[str, ServerTimes]:
-    """Predictions with bands of every row, by constants and stack errors from other rows alone.
-    ``others`` (mixtures beside dense models, or the reverse) say how far apart the clients of a
-    campaign are of which no row is left; those of a part that is left out are left out, too."""
+def left_out(found: Slopes, scheme: str) -> dict[str, ServerTimes]:
+    """Predictions with bands of every row, by constants and stack errors from other rows alone."""
     predicted = np.full(found.measured_ms.shape, np.nan)
-    split, part_of = parts(found.rows, scheme), SCHEMES[scheme]
+    split = parts(found.rows, scheme)
     for _, out in split:
         fit_to = np.setdiff1d(np.arange(len(found.rows)), out)
-        gone = {part_of(found.rows[row]) for row in out}
-        kept = [i for i, row in enumerate(others.rows) if part_of(row) not in gone]
-        settled = found.settled(fit_to, others.shares(np.array(kept, int)))
+        settled = found.settled(fit_to)
         for stack, which in _by_stack(found.rows, out):
             predicted[:, which] = settled.predicted(which, settled.host_of(fit_to, stack))
     sigma: dict[str, dict[str, float]] = {}
@@ -550,7 +545,7 @@ def names(rows: Sequence[Measured]) -> list[str]:
 
 def constants(found: Slopes, which: Ints) -> dict[str, HostConstants]:
     """Of every stack and engine among the rows, fitted to ``which`` of them."""
-    settled = found.settled(which, {})
+    settled = found.settled(which)
     return {name: settled.host_of(which, name) for name in names(found.rows)}
 
 
@@ -708,8 +703,8 @@ def score_servers(
         return scored
     found = slopes(rows, simulated, off, known)
     mixed = slopes(rows, simulated, off, host_times(mixtures=True), mixtures=True)
-    fits = {scheme: left_out(found, scheme, mixed) for scheme in SCHEMES}
-    of_mixtures = {scheme: left_out(mixed, scheme, found) for scheme in SCHEMES}
+    fits = {scheme: left_out(found, scheme) for scheme in SCHEMES}
+    of_mixtures = {scheme: left_out(mixed, scheme) for scheme in SCHEMES}
     shipped = to_ship(found, fits, origin, known) if found.rows else None
     mixtures = to_ship(mixed, of_mixtures, origin, mixed.limits) if mixed.rows else None
     best = best | fits[CROSS_VALIDATED]

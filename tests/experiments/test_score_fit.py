@@ -132,10 +132,8 @@ def test_how_far_clients_are_apart_is_what_others_of_their_campaign_say() -> Non
     assert found.shares(every) == {apart: 1.0, together: 0.0}
     assert found.shares(every[16:]) == {together: 0.0}
     host = grid(known.measured)[BASE]
-    for elsewhere, share in (({}, 0.5), ({apart: 1.0}, 1.0), ({together: 1.0}, 0.5)):
-        ttft = found.settled(every[16:], elsewhere).predicted(every[:1], host)[0, 0]
-        expected = near[BASE][rows[0].id].ttft_ms * (1 + share * (1 / 5 - 1))
-        assert ttft == pytest.approx(expected)
+    ttft = found.settled(every[16:]).predicted(every[:1], host)[0, 0]
+    assert ttft == pytest.approx(near[BASE][rows[0].id].ttft_ms * (1 + 1 / 5) / 2)
 
 
 def test_linear_times_are_those_simulated() -> None:
@@ -162,7 +160,7 @@ def test_left_out_rows_are_predicted_from_others() -> None:
     strange = found.measured_ms.copy()
     own = [i for i, row in enumerate(found.rows) if row.tp == 1]
     strange[:, own] *= 3
-    there = left_out(replace(found, measured_ms=strange), "cross_validated", found)
+    there = left_out(replace(found, measured_ms=strange), "cross_validated")
     assert set(there) == {row.id for row in found.rows}
     for i in own:
         assert there[found.rows[i].id].tpot_ms == pytest.approx(found.measured_ms[1, i], rel=0.05)
@@ -280,14 +278,14 @@ def test_only_rows_with_a_full_cache_are_drawn_again(monkeypatch: pytest.MonkeyP
 
 def test_cross_validated_bands_cover_nine_tenths() -> None:
     found = some(noise=0.1)
-    predictions = left_out(found, "cross_validated", found)
+    predictions = left_out(found, "cross_validated")
     covered = errors(found.rows, predictions, "ttft")
     assert covered is not None and 75 <= (covered["coverage"] or 0) <= 100
 
 
 def test_what_ships_can_be_read_again_and_leaves_servers_out(tmp_path: object) -> None:
     found = some(noise=0.05)
-    fits = {scheme: left_out(found, scheme, found) for scheme in SCHEMES}
+    fits = {scheme: left_out(found, scheme) for scheme in SCHEMES}
     shipped = to_ship(found, fits, "rows.csv", found.limits)
     assert shipped.fitted_to.startswith("fitted to 32 dense rows of 8 servers of rows.csv; on ")
     assert parse_yaml(host_time_yaml(shipped), "x")["stacks"]["vllm"] == asdict(
