@@ -64,9 +64,8 @@ class OutputLengths:
 
     def ended(self, batch: Batch, dropped: Collection[Sequence] = ()) -> list[Sequence]:
         """Those whose last token came with this batch; those of some are ``dropped``."""
-        key = batch.slot, batch.iteration
-        found = self._due.pop(key) if key in self._due else None
-        if self._with_chunks and batch.yields:
+        found = self._due.pop((batch.slot, batch.iteration), None)
+        if batch.yields and self._with_chunks:
             for sequence, tokens, context in batch.chunks:
                 if context + tokens - 1 == self._position.get(sequence.id):
                     found = [*(found or ()), sequence]

@@ -189,7 +189,7 @@ class MicroBatches(Scheduler):
 
     def _form(self, slot: Slot, plan: Plan) -> Batch:
         """Admit, skip, and form the batch."""
-        iteration, decodes, context = slot.iteration, len(slot.members), slot.context
+        iteration, decodes, context = slot.iteration, slot.view.num_decodes, slot.context
         padding, skip, given = len(slot.held), plan.skip, plan.chunks
         chunks: tuple[Chunk, ...] = ()
         yields: tuple[Sequence, ...] = ()
