@@ -1,9 +1,9 @@
-"""The loop of a sweep: send missing runs, write their results, and report failures; its tables, and
-the time it will take.
+"""The loop of a sweep: send missing runs, write their results, report failures; write its tables,
+and predict its time.
 
 All runs of one seed serve the same requests, whatever the policy (common random numbers). For two
-policies the logarithm of a metric's ratio is taken seed by seed, where common effects cancel. Its
-mean over the seeds gets a Student-t interval.
+policies the logarithm of a metric's ratio is taken seed by seed, so common effects cancel. Its mean
+over the seeds gets a Student-t interval.
 """
 
 from __future__ import annotations
@@ -32,13 +32,13 @@ from sarathi_sim.simulator.views.metric_registry import STEADY
 from sarathi_sim.simulator.views.metrics import Analysis
 
 ATTEMPTS = 3
-"""How often a run is started whose worker dies. The last time nothing else runs beside it, so that
-a run that kills its worker is told from those that only were there."""
+"""Attempts for a run whose worker dies. At the last one nothing else runs beside it, so that a run
+that kills its worker is told from runs that died beside it."""
 
 
 @dataclass
 class Report:
-    """The outcome of a sweep. ``busy`` is the share of the workers' time that was spent in runs."""
+    """The outcome of a sweep. ``busy`` is the share of the workers' time spent in runs."""
 
     total: int
     finished: int = 0
@@ -55,7 +55,7 @@ class Report:
 
 
 Follow = Callable[[Run], Iterable[Run]]
-"""The runs that the result of one leads to: called with each that is finished, or failed."""
+"""Called with each finished or failed run; returns further runs that follow from its result."""
 
 
 def execute(
@@ -80,7 +80,7 @@ def execute(
     work_s = 0.0
 
     def missing(runs: Iterable[Run]) -> list[Job]:
-        """The jobs of runs that are not finished; what follows from the others, too."""
+        """The jobs of unfinished runs, and of the runs that follow from finished ones."""
         waiting, todo = list(runs), []
         while waiting:
             unique.update({run.key: run for run in waiting})
@@ -96,7 +96,7 @@ def execute(
     todo = missing(unique.values())
 
     def taken_in(what: list[Job], attempt: int) -> list[Job]:
-        """One pass over jobs; returns those that were lost."""
+        """One pass over jobs; returns the jobs whose workers died."""
         nonlocal work_s
         lost: list[Job] = []
         bundles = Bundles(what, backend.workers, single=attempt > 0)
@@ -141,7 +141,7 @@ def execute(
 
 
 def waited_for(waiting: Waiting) -> str:
-    """The message that no result has come for a while, with the missing runs."""
+    """The message that no result came for a while, with the missing runs."""
     parts = []
     for who, jobs in waiting.under_way.items():
         more = f" and {len(jobs) - 1} more" if len(jobs) > 1 else ""
@@ -161,7 +161,7 @@ def _keep(result: JobResult, store: Store, report: Report) -> None:
 def write_tables(plan: SweepPlan, store: Store, failures: dict[str, str]) -> None:
     """Write the table of all finished runs, and the sweep's summary.
 
-    Both are made from the runs' folders, so they do not depend on when and where each was
+    Both are made from the runs' folders, so they do not depend on when and where runs were
     simulated.
     """
     finished = store.finished()
