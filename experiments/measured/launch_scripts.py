@@ -33,7 +33,7 @@ _RELEASE = re.compile(r"\d+(?:\.\d+)*")
 @strict_dataclass
 class BenchmarkLoad:
     """The requests of each benchmark: ``rounds`` of requests per client and, from the day
-    ``warm_since`` on, warm-up requests before them."""
+    ``warm_since`` on, ``warm_up_rounds`` before them."""
 
     documents: list[str]
     rounds: int
