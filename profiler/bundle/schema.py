@@ -61,7 +61,7 @@ _NAMED = 8
 
 @strict_dataclass
 class KernelOrigin:
-    """Whose kernels a modelled bundle holds: ``sha256`` of their files, and of every op the
+    """The origin of a modelled bundle's kernels: ``sha256`` of their files, and every op's
     half-width in percent of the 90 % band around its fitted times."""
 
     used: Kernels
@@ -71,7 +71,7 @@ class KernelOrigin:
 
 @strict_dataclass
 class BundleMeta:
-    """Where a bundle's numbers come from.
+    """The origin of a bundle's numbers.
 
     ``device_file_sha256`` is the device model's hash for a modelled bundle. ``tile`` is the token
     granularity both sides of whose multiples are sampled. ``environment`` holds what a measurement
