@@ -32,7 +32,7 @@ class Recorded:
 
     ``service`` on each stage, shape (batches, stages); ``send`` from stage 0 to 1, 1 to 2, ...,
     shape (batches, stages - 1); ``turnaround`` from the last stage's finish until the scheduler had
-    handled the return, shape (batches,). ``clock`` is what each decision saw, or None.
+    handled the return, shape (batches,). ``clock`` is the clock at each decision, or None.
     """
 
     service: Floats

@@ -55,7 +55,7 @@ class Service(Protocol):
 class Replica:
     """A scheduler in front of a pipeline of ``len(layers)`` stages.
 
-    ``service``      replaces the stages' nominal times: jitter, or what a real engine recorded
+    ``service``      replaces the stages' nominal times: jitter, or times recorded on a real engine
     ``opens``        the earliest instant at which the next batch may be formed; with lazy formation
                      that is when stage 0 is free
     ``on_finished``  called with the requests that a returned batch finished, and when

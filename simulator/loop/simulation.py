@@ -45,7 +45,7 @@ def simulate(
     clients: Clients | None = None,
     progress: abc.Callable[[int], None] | None = None,
 ) -> Records:
-    """Serve ``requests`` on one replica per scheduler and record what happened.
+    """Serve ``requests`` on one replica per scheduler; returns the records of the run.
 
     ``layers`` are the transformer layers of each pipeline stage. ``router`` sends an arriving
     request to the replicas in turn, or to the one with the fewest declared tokens (prompt +
