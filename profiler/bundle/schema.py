@@ -75,7 +75,7 @@ class BundleMeta:
 
     ``device_file_sha256`` is the device model's hash for a modelled bundle. ``tile`` is the token
     granularity both sides of whose multiples are sampled. ``environment`` holds the facts of a
-    measurement (driver, torch, backend, clocks). ``content_sha256`` covers the CSVs; writing sets it.
+    measurement (driver, torch, clocks, ...). ``content_sha256`` covers the CSVs; writing sets it.
     """
 
     device: str
