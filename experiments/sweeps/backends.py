@@ -7,6 +7,7 @@ lost; ``execute.py`` decides what to do with it.
 from __future__ import annotations
 
 import asyncio
+import logging
 import math
 import time
 from collections import deque
@@ -155,6 +156,8 @@ class DaskWorkers:
             raise ConfigError(
                 "--backend dask needs dask and distributed: pip install 'sarathi-sim[cluster]'"
             ) from None
+        for name in ("distributed", "distributed.client"):  # 30 lines for a lost scheduler
+            logging.getLogger(name).setLevel(logging.CRITICAL)
         self._address, self._checked = address, set[str]()
 
         async def knock() -> None:
@@ -167,8 +170,9 @@ class DaskWorkers:
             self._client = self._dask.Client(address, timeout=CONNECT_S, set_as_default=False)
         except Exception as error:
             raise ConfigError(
-                f"--address {address}: no Dask scheduler answers there ({error}): give one as in "
-                "tcp://127.0.0.1:8786, or tls://HOST:PORT (docs/sweeps.md has the settings for TLS)"
+                f"--address {address}: no Dask scheduler answers there "
+                f"({str(error) or 'no answer'}): give one as in tcp://127.0.0.1:8786, or "
+                "tls://HOST:PORT (docs/sweeps.md has the settings for TLS)"
             ) from None
         try:
             self.workers = sum(self._look(CONNECT_S).values())
@@ -182,7 +186,6 @@ class DaskWorkers:
         Raises ConfigError for other code, for a lost scheduler, and where there is no worker for
         ``patience_s``: runs sent to such a cluster would never end.
         """
-        threads: dict[str, int]
         try:
             while not (threads := self._client.nthreads()):
                 self._client.wait_for_workers(1, timeout=patience_s)
@@ -199,14 +202,13 @@ class DaskWorkers:
             if answer == code_fingerprint():
                 self._checked.add(worker)
             elif not isinstance(answer, OSError):  # it has ended again, or will be asked again
-                said = (
-                    f"cannot import this package ({answer!r}): install it in their Python"
-                    if isinstance(answer, Exception)
-                    else "has another version of this package, or of numpy, scipy, pandas or "
-                    "pyarrow, than this computer: its results would differ: install the same"
-                )
+                said = "has another version of this package, or of numpy, scipy, pandas or "
+                said += "pyarrow, than this computer: its results would differ: install the same"
+                if isinstance(answer, Exception):
+                    said = f"cannot import this package ({answer!r}): install it in the Python "
+                    said += "that the workers run in"
                 raise ConfigError(f"--backend dask: the worker {worker} {said}")
-        return threads
+        return dict(threads)
 
     def run(self, bundles: Bundles, *, ahead: int) -> Outcomes:
         """Yield what comes of each bundle; those whose workers kept dying as lost.
@@ -250,8 +252,9 @@ class DaskWorkers:
                 self._look(WITHOUT_WORKERS_S)
             except self._dask.KilledWorker:
                 return "lost", jobs, None
-            except self._dask.CancelledError as error:
-                raise ConfigError(f"--backend dask: the scheduler was lost: {error}") from None
+            except self._dask.CancelledError:
+                said = "--backend dask: the scheduler was lost, or cancelled the runs"
+                raise ConfigError(said) from None
             except Exception as error:  # not of a run: what a run raises is its result
                 self._look(WITHOUT_WORKERS_S)  # names a worker that has joined with other code
                 said = f"--backend dask: a worker cannot read what it was sent: {error!r}"

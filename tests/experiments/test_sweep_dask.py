@@ -139,7 +139,7 @@ def test_a_policy_of_the_users_own_goes_along(cluster: Cluster, tmp_path: Path) 
     ("lost", "says"),
     [
         (1, "has had no worker for 2 s: start one with: dask worker"),
-        (0, "--backend dask: the scheduler was lost: "),
+        (0, "--backend dask: the scheduler was lost"),
     ],
 )
 def test_a_cluster_that_loses_its_last_worker_or_its_scheduler_is_not_waited_for_without_end(
