@@ -93,7 +93,7 @@ def execute(
             report.total += len(waiting)
         return todo
 
-    todo = missing(unique.values())
+    lost = missing(unique.values())
 
     def taken_in(what: list[Job], attempt: int) -> list[Job]:
         """One pass over jobs; returns the jobs whose workers died."""
@@ -105,26 +105,24 @@ def execute(
             for kind, jobs, value in outcomes:
                 if kind == "raised":
                     raise value
-                if kind == "lost":
+                elif kind == "waiting":
+                    say(waited_for(jobs, value))
+                elif kind == "lost":
                     lost += jobs
                     report.lost_workers += 1
-                if kind == "waiting":
-                    say(waited_for(jobs, value))
-                if kind != "returned":
-                    continue
-                bundles.took(value)
-                for result in value:
-                    work_s += result.seconds
-                    _keep(result, store, report)
-                    if follow is not None:
-                        more = list(follow(unique[result.key]))
-                        report.total += len(more)
-                        bundles.add(missing(more))
-                progress("runs", report.finished + len(report.failures), report.total)
+                else:
+                    bundles.took(value)
+                    for result in value:
+                        work_s += result.seconds
+                        _keep(result, store, report)
+                        if follow is not None:
+                            more = list(follow(unique[result.key]))
+                            report.total += len(more)
+                            bundles.add(missing(more))
+                    progress("runs", report.finished + len(report.failures), report.total)
         return lost
 
     try:
-        lost = todo
         for attempt in range(ATTEMPTS):
             if lost:
                 lost = taken_in(lost, attempt)
