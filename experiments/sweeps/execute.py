@@ -23,7 +23,7 @@ from sarathi_sim.experiments.config.base import Source
 from sarathi_sim.experiments.config.deployment import deploy
 from sarathi_sim.experiments.results import SUMMARY, SWEEP_FORMAT, json_bytes, parquet_bytes
 from sarathi_sim.experiments.run.trade_off import half_width
-from sarathi_sim.experiments.sweeps.backends import Backend, Bundles, LostJobs, Waiting
+from sarathi_sim.experiments.sweeps.backends import Backend, Bundles
 from sarathi_sim.experiments.sweeps.jobs import Job, JobResult
 from sarathi_sim.experiments.sweeps.plan import Run, SweepPlan, coordinates
 from sarathi_sim.experiments.sweeps.store import RESULTS, Store
@@ -93,7 +93,7 @@ def execute(
             report.total += len(waiting)
         return todo
 
-    todo = missing(unique.values())
+    lost = missing(unique.values())
 
     def taken_in(what: list[Job], attempt: int) -> list[Job]:
         """One pass over jobs; returns the jobs whose workers died."""
@@ -102,27 +102,27 @@ def execute(
         bundles = Bundles(what, backend.workers, single=attempt > 0)
         ahead = 1 if attempt == ATTEMPTS - 1 else 2 * backend.workers
         with closing(backend.run(bundles, ahead=ahead)) as outcomes:
-            for results in outcomes:
-                if isinstance(results, Waiting):
-                    say(waited_for(results))
-                    continue
-                if isinstance(results, LostJobs):
-                    lost += results.jobs
+            for kind, jobs, value in outcomes:
+                if kind == "raised":
+                    raise value
+                elif kind == "waiting":
+                    say(waited_for(jobs, value))
+                elif kind == "lost":
+                    lost += jobs
                     report.lost_workers += 1
-                    continue
-                bundles.took(results)
-                work_s += sum(result.seconds for result in results)
-                for result in results:
-                    _keep(result, store, report)
-                    if follow is not None:
-                        more = list(follow(unique[result.key]))
-                        report.total += len(more)
-                        bundles.add(missing(more))
-                progress("runs", report.finished + len(report.failures), report.total)
+                else:
+                    bundles.took(value)
+                    for result in value:
+                        work_s += result.seconds
+                        _keep(result, store, report)
+                        if follow is not None:
+                            more = list(follow(unique[result.key]))
+                            report.total += len(more)
+                            bundles.add(missing(more))
+                    progress("runs", report.finished + len(report.failures), report.total)
         return lost
 
     try:
-        lost = todo
         for attempt in range(ATTEMPTS):
             if lost:
                 lost = taken_in(lost, attempt)
@@ -140,13 +140,13 @@ def execute(
     return report
 
 
-def waited_for(waiting: Waiting) -> str:
-    """The message that no result came for a while, with the missing runs."""
+def waited_for(under_way: dict[str, list[Job]], seconds: float) -> str:
+    """The message that no result came for a while, with the missing runs by worker."""
     parts = []
-    for who, jobs in waiting.under_way.items():
+    for who, jobs in under_way.items():
         more = f" and {len(jobs) - 1} more" if len(jobs) > 1 else ""
         parts.append(f"run {jobs[0].run.key} ({jobs[0].run.name}){more} with {who}")
-    return f"no result for {waiting.seconds:.0f} s; waiting for {'; '.join(parts)}"
+    return f"no result for {seconds:.0f} s; waiting for {'; '.join(parts)}"
 
 
 def _keep(result: JobResult, store: Store, report: Report) -> None:

@@ -87,11 +87,6 @@ class EngineProcesses:
     def __exit__(self, *_: object) -> None:
         self._processes.__exit__()
 
-    @property
-    def pids(self) -> list[int]:
-        """The ranks' processes."""
-        return [process.pid for process in self._processes.processes]
-
     def serve(
         self,
         requests: Sequence[Request],

@@ -52,11 +52,6 @@ class Work:
         """Rows of the fused linear ops."""
         return len(self.tokens)
 
-    @property
-    def num_outputs(self) -> int:
-        """Rows that yield a token."""
-        return sum(chunk[3] for chunk in self.chunks) + len(self.decodes)
-
     def encode(self) -> Words:
         """The work as int32 words; :meth:`decode` is the inverse."""
         flat = [self.index, len(self.chunks), len(self.decodes)]
