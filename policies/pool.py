@@ -299,10 +299,11 @@ class Pool(Scheduler):
 
     def generated(self, sequences: Iterable[Sequence]) -> list[int]:
         """Tokens that each of these running sequences has generated, without those in flight."""
-        counts, abroad, cohort = [], self._abroad, None
+        counts, abroad, last = [], self._abroad, None
         for sequence in sequences:
-            if sequence.cohort is not cohort and (cohort := sequence.cohort) is not None:
-                members, drained = cohort.members, cohort.drained
+            cohort = sequence.cohort
+            if cohort is not last and cohort is not None:
+                last, members, drained = cohort, cohort.members, cohort.drained
                 oldest = cohort.iteration - cohort.outstanding  # the oldest iteration in flight
             if cohort is None:
                 known = sequence.target - 1
