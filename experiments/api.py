@@ -33,11 +33,11 @@ if TYPE_CHECKING:
 
 Folder = str | Path
 Shown = ExperimentResult | Mapping[str, Tables]
-"""What is plotted: the outcome of :func:`simulate`, or what :func:`read` found in a folder."""
+"""The input of a plot: the outcome of :func:`simulate`, or the tables of :func:`read`."""
 
 
 def load(config: Config, changes: Assignments = ()) -> Experiment:
-    """Read a configuration: a file, a shipped one's name, or a mapping with what such a file holds.
+    """Read a configuration: a file, the name of a shipped one, or a mapping with a file's content.
 
     ``changes`` are values by key path, ``{"cluster.pp": 4}``. In a mapping, a policy may also be an
     object or a class of the session. Raises ConfigError, a line per mistake.
@@ -56,7 +56,7 @@ def simulate(
     """Simulate every scenario of a configuration.
 
     With ``out``, write the folder that ``sarathi-sim run`` writes, with ``figures`` if wanted.
-    Raises ConfigError for whatever cannot run, and where ``out`` holds what is not ours.
+    Raises ConfigError for a scenario that cannot run, and if ``out`` holds foreign files.
     """
     experiment = config if isinstance(config, Experiment) else load(config, changes)
     if isinstance(config, Experiment) and changes:

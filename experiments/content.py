@@ -1,5 +1,5 @@
-"""What an answer holds, whatever was asked: terminal, JSON, HTML and Markdown draw the same one;
-and every table that a command prints."""
+"""The content of every answer, which terminal, JSON, HTML and Markdown draw; and every table that a
+command prints."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from sarathi_sim.simulator.views.metric_registry import number_text
 
 _MOST_ALIKE = 3
 _NOT_MODELLED = "data-parallel attention, multi-token prediction (MTP): docs/limits.md"
-"""Of mixtures, which are often served with both."""
+"""Said of mixtures of experts, which are often served with both."""
 
 
 @dataclass(frozen=True)
@@ -38,7 +38,7 @@ class SortableTable:
 
 @dataclass(frozen=True)
 class Chart:
-    """An interactive chart: a model of Bokeh's, with what it shows in words."""
+    """An interactive chart: a Bokeh model, with a text alternative."""
 
     title: str
     model: Any
@@ -49,11 +49,10 @@ class Chart:
 class Section:
     """One result, or several runs beside each other.
 
-    ``answer`` is one sentence, ``command`` the line that runs what it names (a server, a
-    simulation), ``table`` the numbers behind it, ``details`` are further tables.
-    ``assumptions`` say what was assumed, ``topic: text`` each, ``warnings`` what to keep in mind.
-    ``about`` is the description of its configuration, ``configuration`` maps names of files to
-    their text.
+    ``answer`` is one sentence, ``command`` the command line for the server or simulation that it
+    names, ``table`` the numbers behind it, ``details`` are further tables. ``assumptions`` are
+    lines ``topic: text``, ``warnings`` are caveats. ``about`` is the description of the
+    configuration, ``configuration`` maps names of files to their text.
     """
 
     kind: str
@@ -70,13 +69,13 @@ class Section:
     warnings: Sequence[str] = ()
 
     def words(self) -> dict[str, Any]:
-        """JSON-able: what is said in words, as a result's summary has it beside its numbers."""
+        """JSON-able: the texts of the section, which a result's summary has beside its numbers."""
         lists = {"assumptions": list(self.assumptions), "warnings": list(self.warnings)}
         return {"question": self.question, "answer": self.answer, **lists}
 
 
 def markdown(section: Section) -> str:
-    """The text of a section as a page."""
+    """A section as a Markdown page."""
     parts = [f"# {section.question}", section.about, section.answer]
     parts.append(f"    {section.command}" if section.command else "")
     for grid in (section.table, *section.details):
@@ -105,8 +104,8 @@ def number_or_dash(value: float | list[float] | None) -> str:
 
 
 def assumed_of(found: Mapping[str, Any]) -> list[str]:
-    """What was assumed of the deployments of a result (its ``notes``): each line once, with whose
-    it is where it is not of all."""
+    """The assumptions about a result's deployments (its ``notes``): each line once, with the names
+    of its deployments if not all have it."""
     notes: Mapping[str, Sequence[str]] = found.get("notes", {})
     whose: dict[str, list[str]] = {}
     for name, lines in notes.items():
@@ -122,7 +121,7 @@ def assumed_of(found: Mapping[str, Any]) -> list[str]:
 
 
 def doubts_of(found: Mapping[str, Any]) -> list[str]:
-    """What is in doubt about the op times of a result's deployments (its ``doubts``), once."""
+    """The doubts about the op times of a result's deployments (its ``doubts``), each once."""
     said: Mapping[str, Sequence[str]] = found.get("doubts", {})
     return list(dict.fromkeys(line for lines in said.values() for line in lines))
 
@@ -147,18 +146,17 @@ def thinned(notes: Iterable[str]) -> list[str]:
     return found
 
 
-# What is assumed of a deployment ---------------------------------------------------------------
+# The assumptions about a deployment -------------------------------------------------------------
 
 
 def assumed(
     deployment: Deployment, searched: str | None = None, varied: Collection[str] = ()
 ) -> list[str]:
-    """``topic: text`` lines: the traffic, its arrivals, the engine's settings that have their
-    default (but those that are ``varied``: they are no assumption), number formats, what is not
-    modelled, and the notes of the deployment (op times, memory, host's time).
+    """``topic: text`` lines: the traffic, its arrivals, the engine's settings at their default
+    (without ``varied`` ones, which are no assumption), number formats, what is not modelled, and
+    the notes of the deployment (op times, memory, host time).
 
-    ``searched`` is the kind of load that is looked for (rate or clients; None: the run has its
-    own).
+    ``searched`` is the kind of load that is searched (rate or clients; None: the load is given).
     """
     found = {
         "traffic": traffic_line(deployment.requests),
@@ -191,8 +189,8 @@ def _arrivals(workload: Workload, searched: str | None) -> str:
 
 
 def _defaults(deployment: Deployment, varied: Collection[str]) -> str:
-    """The settings of the engine that have their default, in words; empty if none has. So what is
-    simulated again from a resolved configuration says the same."""
+    """The settings of the engine at their default, in words; empty if none is. A run from a
+    resolved configuration gets the same text."""
     scenario, memory = deployment.scenario, deployment.memory
     policy, cache, cluster = scenario.policy, scenario.kv_cache, scenario.cluster
     usual = {key: one.default for key, one in type(policy).model_fields.items()}

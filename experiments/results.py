@@ -1,4 +1,4 @@
-"""The folder of a finished run: written completely or not at all, and read back for plots."""
+"""The folder of a finished run: written completely or not at all, and read for plots."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ SCORE_FORMAT = "sarathi-sim score 1"
 WORKLOAD_FORMAT = "sarathi-sim workload 1"
 ITERATIONS = "iterations.parquet"
 TOKEN_GAPS = "token_gaps.parquet"
-# What figures need of the tables.
+# The columns that figures need.
 REQUEST_COLUMNS = ("arrival_s", "finish_s", "ttft_s", "latency_s", "bubble_s")
 GAP_COLUMNS = ("share", "tbt_s")
 LEDGER_COLUMNS = (
@@ -104,9 +104,9 @@ def result_folder(out: Path, kind: str = FORMAT) -> Iterator[Path]:
 def open_result(
     out: Path, kind: str, apart: Callable[[str], object], where: str = ""
 ) -> list[Path] | None:
-    """Make the folder of a result that grows: the folders that were made for it, None where it is
-    one of that kind already. Raises ConfigError, which begins with ``where`` (default: ``--out``),
-    where it is something else, or holds files that are not ours; but for names that are ``apart``.
+    """Make the folder of a result that grows. Returns the folders that were made, or None if it is
+    a result of that kind already. Raises ConfigError, which begins with ``where`` (default:
+    ``--out``), if it is something else, or holds foreign files other than the names ``apart``.
     """
     folder, where = resolved(out), where or f"--out {out}"
     with about_out(out):
@@ -142,7 +142,7 @@ def maybe_result(out: Path | None, kind: str) -> Iterator[Callable[[Mapping[str,
 
 
 def write_summary(folder: Path, kind: str, content: Mapping[str, Any]) -> None:
-    """Write ``summary.json``, which says of what kind the folder is."""
+    """Write ``summary.json``, which holds the kind of the folder."""
     (folder / SUMMARY).write_bytes(json_bytes({"format": kind, **content}))
 
 
@@ -182,7 +182,7 @@ def resolved(out: Path) -> Path:
 
 @contextmanager
 def about_out(out: Path) -> Iterator[None]:
-    """Names ``--out`` in refusals to replace it, and where the system cannot write it."""
+    """Turns refusals to replace ``--out``, and failures to write it, into errors that name it."""
     try:
         yield
     except NotOursError as error:
@@ -203,13 +203,13 @@ def read_summary(folder: Path) -> dict[str, Any]:
 
 
 def _whole(digits: str) -> int:
-    """A whole number of JSON. Raises OverflowError beyond what a float can be: none of ours is."""
+    """A whole number of JSON. Raises OverflowError beyond a float's range: results stay below."""
     float(found := int(digits))
     return found
 
 
 def no_run(folder: Path, otherwise: str) -> ConfigError:
-    """What is said of a folder that holds no result of a run: what it holds instead."""
+    """The error for a folder without the result of a run: it says what the folder holds."""
     held = str(read_summary(folder).get("format", ""))
     for kind in ("capacity", "recommend", "sensitivity", "score"):
         if held.startswith(f"sarathi-sim {kind} "):
@@ -238,8 +238,8 @@ def run_files(
 def parquet_bytes(table: Table) -> bytes:
     """The bytes of ``DataFrame(table).to_parquet(index=False)``, of numbers, texts and None.
 
-    If there are few rows this takes a third of the time: what the file says of the columns is
-    computed once for all tables alike.
+    For few rows this takes a third of the time: the file's schema is computed once for all tables
+    with the same columns.
     """
     import pyarrow as pa
     import pyarrow.parquet as pq
@@ -261,7 +261,7 @@ def parquet_bytes(table: Table) -> bytes:
 
 @lru_cache(maxsize=16)
 def _schema(columns: tuple[tuple[str, np.dtype[Any], bool], ...]) -> pa.Schema:
-    """What pandas says of columns: name, type, and whether there are texts."""
+    """The schema that pandas writes for columns of (name, type, whether they hold texts)."""
     import pyarrow as pa
 
     sample = {
@@ -298,9 +298,9 @@ def to_json(value: Any) -> Any:
 class Tables:
     """One scenario's tables, as the figures take them, and the policy it ran.
 
-    ``token_gaps`` is that of :class:`sarathi_sim.simulator.views.metrics.Analysis`, None where it
-    was not kept; ``steady`` that of the summary: whether the run is overloaded, and how long it
-    warmed up.
+    ``token_gaps`` is the table of :class:`sarathi_sim.simulator.views.metrics.Analysis`, None if it
+    was not kept; ``steady`` is the summary's section: whether the run is overloaded, and its
+    warm-up.
     """
 
     requests: pd.DataFrame
@@ -355,7 +355,7 @@ def policy_of(folder: Path, scenario: str) -> str:
 
 def _tables(folder: Path, policy: str, steady: dict[str, Any]) -> Tables:
     requests, ledger = folder / "requests.parquet", folder / "ledger.csv"
-    gaps = folder / TOKEN_GAPS  # which the runs of a sweep do not keep
+    gaps = folder / TOKEN_GAPS  # the runs of a sweep do not keep it
     try:
         token_gaps = pd.read_parquet(regular(gaps)) if gaps.exists() else None
         served, idle = pd.read_parquet(regular(requests)), pd.read_csv(regular(ledger))

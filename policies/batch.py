@@ -15,18 +15,18 @@ Chunk = tuple[Sequence, int, int]
 class Batch:
     """One iteration of one micro-batch slot.
 
-    ``slot``            which of the micro-batches in flight it is
+    ``slot``            number of the micro-batch slot
     ``chunks``          prefill chunks; their linear ops are fused with those of the decodes
-    ``prefill_tokens``  those of the chunks, summed
+    ``prefill_tokens``  tokens of the chunks, summed
     ``num_decodes``     sequences that process one token each
-    ``decode_context``  KV tokens those hold before this iteration, summed
-    ``longest_context`` KV tokens of the decode that holds the most
-    ``padding``         how many of the decodes are finished sequences held as padding
+    ``decode_context``  KV tokens the decodes hold before this iteration, summed
+    ``longest_context`` KV tokens of the decode with the longest context
+    ``padding``         decodes that are finished sequences held as padding
     ``skip``            decoding members of the slot that sit this iteration out
-    ``members``         gives the slot's decoding sequences, for who executes the batch: nothing
-                        that times it needs them one by one
-    ``yields``          in a pool, those whose chunk is their last: it yields a token
-    ``iteration``       in a pool, which one of the slot's it is
+    ``members``         returns the slot's decoding sequences: an engine that executes the batch
+                        needs them, the predictor does not
+    ``yields``          in a pool, sequences whose last chunk is in the batch: it yields a token
+    ``iteration``       in a pool, number of the iteration within its slot
     """
 
     slot: int

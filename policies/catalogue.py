@@ -17,7 +17,7 @@ from sarathi_sim import policies
 from sarathi_sim.policies.policy import Builder, Policy
 from sarathi_sim.policies.pool import PoolPolicy
 
-# What older files of users import, and is now in ``sarathi_sim``.
+# Old top-level packages, now in ``sarathi_sim``: users' older policy files import them.
 _FORMER = ("policies", "profiler", "simulator", "experiments")
 
 
@@ -99,7 +99,7 @@ def build(
 
 
 def _collect(module: ModuleType, found: dict[str, Builder]) -> None:
-    """Add what ``module`` itself marks, not what it imports."""
+    """Add the policies that ``module`` itself defines, not those that it imports."""
     for item in vars(module).values():
         name = getattr(item, "policy_name", None)
         if not (isinstance(name, str) and callable(item)) or item.__module__ != module.__name__:

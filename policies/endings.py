@@ -1,4 +1,4 @@
-"""Who has ended: the one thing that a scheduler is told by its driver."""
+"""Which sequences have ended: all that a driver tells its scheduler."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ class Endings(Protocol):
         """A sequence decodes from the cohort's next iteration on."""
 
     def left(self, sequence: Sequence, cohort: Cohort) -> None:
-        """A sequence that has not ended stops decoding, from the next iteration to be formed on."""
+        """An unfinished sequence stops decoding from the cohort's next iteration on."""
 
     def preempted(self, sequence: Sequence) -> None:
         """A sequence has to compute its tokens again, and may end with a chunk of them."""
 
     def ended(self, batch: Batch, dropped: Collection[Sequence] = ()) -> list[Sequence]:
-        """The sequences whose last token came with this batch; those of some are ``dropped``."""
+        """The sequences whose last token this batch yields; ``dropped`` ones lose theirs."""
 
 
 class OutputLengths:
@@ -36,7 +36,7 @@ class OutputLengths:
     """
 
     def __init__(self) -> None:
-        # The position of the last token that each request processes: it yields the last one.
+        # By request, the position of the last token it processes, which yields its last output.
         self._position: dict[int, int] = {}
         self._due: dict[tuple[int, int], list[Sequence]] = {}  # by slot and iteration
         self._with_chunks = False  # whether a chunk has ever been able to yield a last token
@@ -53,7 +53,7 @@ class OutputLengths:
             self._due.setdefault((cohort.index, last), []).append(sequence)
 
     def left(self, sequence: Sequence, cohort: Cohort) -> None:
-        """A sequence that has not ended decodes no longer in iterations that are not formed."""
+        """An unfinished sequence stops decoding from the cohort's next iteration on."""
         last = self._position[sequence.id] - sequence.offset
         if last >= cohort.iteration:
             self._due[cohort.index, last].remove(sequence)
@@ -63,10 +63,9 @@ class OutputLengths:
         self._with_chunks = True
 
     def ended(self, batch: Batch, dropped: Collection[Sequence] = ()) -> list[Sequence]:
-        """Those whose last token came with this batch; those of some are ``dropped``."""
-        key = batch.slot, batch.iteration
-        found = self._due.pop(key) if key in self._due else None
-        if self._with_chunks and batch.yields:
+        """The sequences whose last token this batch yields; ``dropped`` ones lose theirs."""
+        found = self._due.pop((batch.slot, batch.iteration), None)
+        if batch.yields and self._with_chunks:
             for sequence, tokens, context in batch.chunks:
                 if context + tokens - 1 == self._position.get(sequence.id):
                     found = [*(found or ()), sequence]

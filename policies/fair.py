@@ -81,7 +81,7 @@ class Fair(Vllm):
         while turns:
             _, user = turns[0]
             sequence = queues[user].popleft()
-            first = sequence.order < 0  # what is computed again is not charged again
+            first = sequence.order < 0  # recomputed tokens are not charged again
             if not sequence.stale:
                 yield sequence
             if first and sequence in pool.running:

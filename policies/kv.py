@@ -25,11 +25,11 @@ class Blocks:
     """
 
     sharing: Collection[Sequence] = ()
-    """Sequences of which others may look for what they generate, in the order of admission."""
+    """Sequences whose generated tokens other sequences may look up, in the order of admission."""
     caching = False
-    """Whether blocks are found again."""
+    """Whether there is prefix caching."""
     late = False
-    """Whether they are found again only when they have been computed (:meth:`computed`)."""
+    """Whether a block is in the prefix cache only once it is computed (:meth:`computed`)."""
 
     def __init__(self, num_blocks: int, block_size: int) -> None:
         if num_blocks < 2 or block_size < 1:
@@ -43,7 +43,7 @@ class Blocks:
         self.free = self.capacity
 
     def blocks(self, tokens: int) -> int:
-        """The number of blocks for so many tokens."""
+        """The number of blocks that hold ``tokens`` tokens."""
         return -(-tokens // self.block_size)
 
     def refusal(self, request: Request) -> str | None:
@@ -63,14 +63,14 @@ class Blocks:
         return ()
 
     def need(self, sequence: Sequence, tokens: int, hits: tuple[Block, ...] = ()) -> int:
-        """Free blocks it takes for the sequence to hold ``tokens`` tokens."""
+        """Free blocks that the sequence needs to hold ``tokens`` tokens."""
         held, size = sequence.held, self.block_size
         return -held // size - -tokens // size if tokens > held else 0
 
     def take(
         self, sequence: Sequence, tokens: int, hits: tuple[Block, ...] = (), known: int = 0
     ) -> None:
-        """Give the sequence, which has blocks for ``sequence.held`` tokens, for ``tokens``.
+        """Give the sequence blocks for ``tokens`` tokens; it has them for ``sequence.held``.
 
         Its first ``known`` tokens are known: see :meth:`enter`.
         """
@@ -95,10 +95,10 @@ class Blocks:
         return self.free
 
     def reserve(self, pages: int) -> None:
-        """See to it that so many blocks are blank, as far as possible: all free ones are, here."""
+        """Evict until ``pages`` blocks are blank, if possible; here all free blocks are."""
 
     def touch(self, sequence: Sequence) -> int:
-        """Use what is cached of the sequence; returns how many tokens that is."""
+        """Mark the sequence's cached prefix as used; returns its tokens."""
         return len(self.lookup(sequence)) * self.block_size
 
     def computed(self, sequence: Sequence, tokens: int) -> None:
@@ -107,18 +107,18 @@ class Blocks:
     def release(self, sequence: Sequence, tokens: int, known: int, again: bool) -> None:
         """Take back the blocks of a sequence that holds ``tokens`` tokens.
 
-        The content of the first ``known`` is known; ``again`` says that the sequence will come back
-        for them.
+        The content of the first ``known`` tokens is known. With ``again`` the sequence was
+        preempted, and will look them up.
         """
         self.free -= -tokens // self.block_size
         sequence.held = 0
 
 
 class Reserved(Blocks):
-    """KV memory that is not paged: an admission reserves all that a request may come to hold.
+    """KV memory that is not paged: an admission reserves the request's largest length.
 
-    That is ``each`` tokens (the paper's pre-allocation), or without it prompt and declared output.
-    So every admitted sequence can finish (invariant 2). Its blocks are single tokens.
+    This is ``each`` tokens (the paper's pre-allocation), or without it prompt and declared output.
+    So every admitted sequence can finish (invariant 2). A block is a single token.
     """
 
     def __init__(self, capacity: int, each: int | None = None) -> None:
@@ -140,11 +140,11 @@ class Reserved(Blocks):
     def take(
         self, sequence: Sequence, tokens: int, hits: tuple[Block, ...] = (), known: int = 0
     ) -> None:
-        """Reserve what the sequence may come to hold."""
+        """Reserve the sequence's largest length."""
         self.free -= sequence.kv_tokens
 
     def release(self, sequence: Sequence, tokens: int, known: int, again: bool) -> None:
-        """Take back what was reserved."""
+        """Take back the reservation."""
         self.free += sequence.kv_tokens
 
 
@@ -158,7 +158,7 @@ class Block:
 
 @dataclass(eq=False, slots=True)
 class _PlainBlocks:
-    """A run of free blocks whose content no sequence will look up."""
+    """Consecutive free blocks whose content no sequence will look up."""
 
     count: int
 
@@ -183,7 +183,7 @@ class CachedBlocks(Blocks):
         self._held: dict[Sequence, list[Block]] = {}
         self._entered: dict[Sequence, int] = {}
         self._known: dict[Hashable, dict[Block, None]] = {}
-        # Sequences that share more than their prompts: what they generate is looked for, too.
+        # Sequences that share more than their prompts: others look up their generated tokens.
         self.sharing: dict[Sequence, None] = {}  # in the order of admission
         # Free blocks: those of unknown content, which are used first, then in order of their use.
         self._blank = self.capacity
@@ -203,7 +203,7 @@ class CachedBlocks(Blocks):
     def lookup(self, sequence: Sequence) -> tuple[Block, ...]:
         """The cached blocks with which the sequence begins.
 
-        At most those of all its tokens but the last, which must be computed to yield the next one.
+        The last token is never among them: it must be computed to yield the next one.
         """
         if sequence.order < 0 and sequence.shared_tokens < self.block_size:
             return ()  # it never ran, and shares no block
@@ -252,7 +252,7 @@ class CachedBlocks(Blocks):
             self.enter(sequence, known)
 
     def _use(self, count: int) -> None:
-        """Take free blocks, and forget what they held."""
+        """Take free blocks, and forget their content."""
         self.free -= count
         self._blank -= count
         if self._blank >= 0:
@@ -284,7 +284,7 @@ class CachedBlocks(Blocks):
                         held.append(Block(1))
 
     def enter(self, sequence: Sequence, tokens: int) -> None:
-        """Note that the sequence's first ``tokens`` tokens are known, as far as others may look."""
+        """Note that the sequence's first ``tokens`` tokens are known, where others may look."""
         held = self._held.get(sequence)
         if held is None:
             return
@@ -299,7 +299,7 @@ class CachedBlocks(Blocks):
         self._known.setdefault(content, {})[block] = None
 
     def release(self, sequence: Sequence, tokens: int, known: int, again: bool) -> None:
-        """Take back a sequence's blocks, the last first; what is known stays until it is used."""
+        """Take back a sequence's blocks, the last first; known content stays until evicted."""
         held: list[Block] = []
         if sequence in self._held:
             held = self._held.pop(sequence)

@@ -1,4 +1,4 @@
-"""What schedulers log, as integers, and the errors that end a run.
+"""The integers that schedulers log, and the errors that end a run.
 
 A *span* is a run of consecutive iterations of one slot in which a request took part in one role.
 """
@@ -8,7 +8,7 @@ from __future__ import annotations
 from struct import Struct
 
 PREFILL, DECODE, PADDING, RECOMPUTE, PART = 0, 1, 2, 3, 4
-"""What a request does in a span. RECOMPUTE: it processes again what it lost, up to its next token.
+"""The role of a request in a span. RECOMPUTE: it computes lost tokens again, up to its next token.
 PART: chunks that end with no token, because they did not go on in the slot's next iteration."""
 
 HIT, HIT_AGAIN, LOST = 0, 1, 2
@@ -16,7 +16,7 @@ HIT, HIT_AGAIN, LOST = 0, 1, 2
 preemption."""
 
 span = Struct("5q").pack
-"""A row of the log ``spans``: request, what it does, slot, first and last iteration."""
+"""A row of the log ``spans``: request, role, slot, first and last iteration."""
 
 
 class PolicyError(Exception):
@@ -24,4 +24,4 @@ class PolicyError(Exception):
 
 
 class LivelockError(Exception):
-    """Nobody will ever get a token: sequences preempt each other for ever, say."""
+    """The schedule makes no progress: sequences preempt each other for ever, for example."""

@@ -21,10 +21,10 @@ from sarathi_sim.policies.scheduler import Scheduler
 class Slot(Cohort):
     """One micro-batch: a cohort that its members are bound to, with their prompts.
 
-    ``view``         what the policy sees of it, ``view.prefilling`` its unfinished prompts
+    ``view``         the policy's view of the slot; ``view.prefilling`` has its unfinished prompts
     ``held``         members that have finished, but stay as padding until all have: each still
                      computes a token an iteration, against the context it ended with
-    ``held_longest`` the largest of those contexts
+    ``held_longest`` the longest context of a held member
     """
 
     view: View = field(init=False)
@@ -38,7 +38,7 @@ class Slot(Cohort):
 
     @property
     def longest(self) -> int:
-        """KV tokens of the decode that holds the most."""
+        """The longest context of a decode, in KV tokens."""
         running = self.offsets[-1] + self.iteration if self.offsets else 0
         return max(running, self.held_longest)
 
@@ -56,7 +56,7 @@ class Slot(Cohort):
         self.members[sequence] = self.iteration
 
     def release(self) -> list[Sequence]:
-        """Take out the held ones, who are all there are."""
+        """Take out the held members; call it when all members are held."""
         released, self.held = self.held, []
         for sequence in released:
             del self.members[sequence]
@@ -189,7 +189,7 @@ class MicroBatches(Scheduler):
 
     def _form(self, slot: Slot, plan: Plan) -> Batch:
         """Admit, skip, and form the batch."""
-        iteration, decodes, context = slot.iteration, len(slot.members), slot.context
+        iteration, decodes, context = slot.iteration, slot.view.num_decodes, slot.context
         padding, skip, given = len(slot.held), plan.skip, plan.chunks
         chunks: tuple[Chunk, ...] = ()
         yields: tuple[Sequence, ...] = ()
@@ -227,7 +227,7 @@ class MicroBatches(Scheduler):
     def _skip(self, slot: Slot, skipped: tuple[Sequence, ...]) -> tuple[int, int]:
         """Postpone the skipped members' decodes.
 
-        Returns the context they hold, summed, and the longest of the members that remain.
+        Returns the sum of their contexts, and the longest context of the remaining members.
         """
         if len(set(skipped)) < len(skipped):
             raise PolicyError("the plan skips a sequence twice")
@@ -245,7 +245,7 @@ class MicroBatches(Scheduler):
         return held, longest
 
     def _hold(self, slot: Slot, finished: list[Sequence], iteration: int) -> list[Sequence]:
-        """Keep the finished as padding; release them once all members are done."""
+        """Keep finished sequences as padding; release them once all members are done."""
         for sequence in finished:
             self._log(sequence, DECODE, slot.index, slot.members[sequence], iteration)
             slot.hold(sequence)

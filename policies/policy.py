@@ -20,10 +20,10 @@ class View:
     ``waiting``     sequences not admitted yet, oldest first (shared by all micro-batches)
     ``prefilling``  members of this micro-batch whose prompt is unfinished, in order of joining it
     ``decoding``    members of this micro-batch that generate, in the order of their first tokens
-                    (with a free pool: its own before those it took in from others)
-    ``num_decodes`` how many those are (finished members that are held as padding included)
+                    (with a free pool: the slot's own before members of other slots)
+    ``num_decodes`` number of decodes (with finished members that are held as padding)
     ``max_batch``   most sequences one micro-batch may hold
-    ``free_slots``  how many more it may take now
+    ``free_slots``  sequences that may still join the micro-batch
     ``free_kv``     KV tokens that are not reserved; admitting ``s`` takes ``s.kv_tokens``
     ``cost``        ``cost(s, n)``: seconds that the slowest stage would take for ``n`` prompt
                     tokens of ``s`` and all decodes; None in a real engine, which does not know
@@ -129,8 +129,8 @@ def cached_blocks_of(policy: PoolPolicy) -> type[CachedBlocks] | type[RadixBlock
 
 @dataclass(frozen=True)
 class Longest:
-    """What a policy is to serve, in tokens: the longest ``prompt``, the longest that requests may
-    become, and a KV block."""
+    """The lengths that a policy must cope with, in tokens: the longest ``prompt``, the longest
+    request with its output, and a KV block."""
 
     prompt: int
     max_length: int
@@ -138,8 +138,8 @@ class Longest:
 
 
 def refusal_of(policy: PoolPolicy, longest: Longest) -> tuple[str, str] | None:
-    """The setting with which the engine refuses this demand, and what it must be; None where it
-    does not. It is what the policy's method ``refusal`` says, if it has one."""
+    """The setting with which the engine would refuse these lengths, and its allowed value; None if
+    it accepts them. The policy's method ``refusal`` decides; without it nothing is refused."""
     refusal: Callable[[Longest], tuple[str, str] | None] | None = getattr(policy, "refusal", None)
     return None if refusal is None else refusal(longest)
 

@@ -20,7 +20,7 @@ from sarathi_sim.policies.request import Cohort, Request, Sequence
 from sarathi_sim.policies.scheduler import Scheduler
 
 MANY_PREEMPTIONS = 1000
-"""After so many, and ten for each running sequence, somebody must have got a token."""
+"""Preemptions without a new token that are too many; ten more for each running sequence."""
 
 
 class PoolPolicy(Protocol):
@@ -33,8 +33,8 @@ class PoolPolicy(Protocol):
     the attribute ``chunking``, as a ``Policy`` has. ``memory_share`` is the engine's name for
     its share of the memory, if this is not ``gpu_memory_utilization``. A policy whose settings may
     leave requests unserved has the method ``refusal`` (``refusal_of``). ``cached_blocks`` is its
-    kind of blocks with prefix caching, if these are not ``CachedBlocks``. With ``drops`` the tokens
-    on their way to a sequence that is preempted are lost.
+    kind of blocks with prefix caching, if these are not ``CachedBlocks``. With ``drops`` a
+    preempted sequence loses its tokens in flight.
     """
 
     pooled: bool
@@ -43,23 +43,23 @@ class PoolPolicy(Protocol):
     order: Callable[[Sequence], Any] | None
 
     def plan(self, pool: Pool) -> bool | None:
-        """Put together the next iteration; it may stay empty.
+        """Choose the chunks and decodes of the next iteration; it may stay empty.
 
-        Returns True if those who wait have to, whatever the iteration, until somebody arrives, ends
-        or is preempted, or can be admitted again. Up to then, while no prompt is under way and the
-        blocks suffice, whoever can decode does, and the policy is not asked.
+        Returns True if no waiting request can be admitted until a request arrives, ends or is
+        preempted, or may be admitted again. Until then, while no prompt is under way and the blocks
+        suffice, every possible decode runs, and the policy is not asked.
         """
 
 
 class Ordered(list[Sequence]):
-    """A queue in the order of a key, smallest first; those of one key as they came."""
+    """A queue sorted by a key, smallest first; equal keys in the order of insertion."""
 
     def __init__(self, key: Callable[[Sequence], Any]) -> None:
         super().__init__()
         self._key = key
 
     def append(self, sequence: Sequence) -> None:
-        """Let a sequence wait."""
+        """Add a waiting sequence in its place."""
         insort(self, sequence, key=self._key)
 
     appendleft = append
@@ -70,11 +70,11 @@ class Pool(Scheduler):
     """The scheduler of one replica with paged memory, on which the policy acts.
 
     ``partials`` running sequences whose prompt is not all scheduled, in the order of admission
-    ``step``     how often an iteration was formed
+    ``step``     number of iterations formed
     ``num_decodes`` sequences that could decode in this iteration; ``decode_blocks`` the free KV
-                 blocks that it takes if they all do
-    ``state``    what the policy remembers of this replica from one call to the next
-    ``emptied``  how often everybody had been served
+                 blocks that they need for it
+    ``state``    the policy's state for this replica, kept from one call to the next
+    ``emptied``  how often the replica ran out of requests
     """
 
     policy: PoolPolicy
@@ -89,24 +89,24 @@ class Pool(Scheduler):
     cohorts: list[Cohort] = field(init=False, default_factory=list)
     # Iterations in which a sequence decoded before it moved to another slot, while in flight.
     _abroad: dict[Sequence, list[tuple[int, int]]] = field(init=False, default_factory=dict)
-    # With iterations formed ahead: the number of each one that is out, by slot and iteration;
-    # and those that returned last, with the number of iterations formed by then.
+    # With iterations formed ahead: by slot and iteration, the number of each iteration in flight;
+    # and the batches that returned last, with the number of iterations formed by then.
     _num_formed: int = field(init=False, default=0)
     _formed_as: dict[tuple[int, int], int] = field(init=False, default_factory=dict)
     _returns: deque[tuple[int, Batch]] = field(init=False)
     _in_flight: int = field(init=False, default=0)
     _drops: bool = field(init=False, default=False)
-    _empty: int = field(init=False, default=0)  # those of them in which nobody takes part
+    _empty: int = field(init=False, default=0)  # iterations in flight without any sequence
     _finished: int = field(init=False, default=0)
-    # Preemptions since progress was looked at, and what it was then: finished, and tokens.
+    # Preemptions since the last look at progress, and progress then: finished requests, tokens.
     _preempted: int = field(init=False, default=0)
     _progress: tuple[int, int] = field(init=False, default=(-1, -1))
-    # Preempted while decoding in iterations that are out, by slot and iteration.
+    # By slot and iteration in flight, the sequences preempted while they decoded in it.
     _stale: dict[tuple[int, int], list[Sequence]] = field(init=False, default_factory=dict)
-    # What the policy said last, if nothing has happened since: nobody could be admitted.
+    # Whether the policy said last that no request can be admitted, and nothing happened since.
     _settled: bool = field(init=False, default=False)
-    # The iteration that is being put together: its chunks, who could decode, and who does (None:
-    # all of those).
+    # The iteration that is being formed: its chunks, the possible decodes, and the chosen decodes
+    # (None: all possible ones).
     _chunks: dict[Sequence, int] = field(init=False, default_factory=dict)
     _ready: Cohort = field(init=False, default_factory=lambda: Cohort(0, 1))
     _decodes: dict[Sequence, None] | None = field(init=False, default_factory=dict)
@@ -135,8 +135,8 @@ class Pool(Scheduler):
         batch = self.form()
         if self._in_flight > self._empty:
             return batch
-        # Without anything in flight an empty iteration has no use: it is formed again until the
-        # last step that a decode waits for, or until all running sequences could be preempted.
+        # With nothing in flight an empty iteration is useless. Form another one, until the step
+        # that the last decode waits for, or until all running sequences could be preempted.
         for _ in range(self.stages + len(self.running)):
             self._withdraw(batch)
             batch = self.form()
@@ -169,7 +169,7 @@ class Pool(Scheduler):
             return self._formed(ready)
         self.num_decodes, self.decode_blocks = len(ready.members), len(full)
         self._chunks, self._decodes = {}, {}
-        # (A waiting request might find what these decodes generate.)
+        # (A waiting request might find tokens in the cache that these decodes generate.)
         self._settled = bool(self.policy.plan(self)) and not self.blocks.sharing
         ready = self._split() if self._decodes is not None else ready
         if not self._chunks:
@@ -221,7 +221,7 @@ class Pool(Scheduler):
         return ended
 
     def _book_chunks(self, batch: Batch, cohort: Cohort) -> list[Sequence]:
-        """Book a batch's chunks; returns whose tokens come although they were preempted."""
+        """Book a batch's chunks; returns the preempted sequences for which it yields a token."""
         stale = []
         for sequence, tokens, done in batch.chunks:
             sequence.awaited -= tokens
@@ -238,7 +238,7 @@ class Pool(Scheduler):
         return stale
 
     def _decode_one(self, sequence: Sequence) -> None:
-        """Schedule the decode of one of the possible ones."""
+        """Schedule one of the possible decodes."""
         ready, blocks = self._ready, self.blocks
         if sequence in ready.at_block_end():
             blocks.grow((sequence,))
@@ -278,7 +278,7 @@ class Pool(Scheduler):
         return sequence.prefilled
 
     def needs(self, sequence: Sequence, tokens: int) -> int:
-        """Free blocks it takes for an eligible sequence to compute ``tokens`` more tokens."""
+        """Free blocks that an eligible sequence needs to compute ``tokens`` more tokens."""
         if sequence in self._ready.members:
             return int(sequence in self._ready.at_block_end())
         return self.blocks.need(sequence, sequence.prefilled + tokens)
@@ -293,18 +293,18 @@ class Pool(Scheduler):
         self._chunks[sequence] = tokens
 
     def held(self, sequence: Sequence) -> int:
-        """Tokens that a running sequence has blocks for, those of this iteration's decode not
-        counted."""
+        """Tokens that a running sequence has blocks for, without this iteration's decode."""
         cohort = sequence.cohort
         return sequence.held if cohort is None else cohort.context_of(sequence)
 
     def generated(self, sequences: Iterable[Sequence]) -> list[int]:
-        """Tokens that each of these running sequences has generated, without those on their way."""
-        counts, abroad, cohort = [], self._abroad, None
+        """Tokens that each of these running sequences has generated, without those in flight."""
+        counts, abroad, last = [], self._abroad, None
         for sequence in sequences:
-            if sequence.cohort is not cohort and (cohort := sequence.cohort) is not None:
-                members, drained = cohort.members, cohort.drained
-                oldest = cohort.iteration - cohort.outstanding  # what is out is left out
+            cohort = sequence.cohort
+            if cohort is not last and cohort is not None:
+                last, members, drained = cohort, cohort.members, cohort.drained
+                oldest = cohort.iteration - cohort.outstanding  # the oldest iteration in flight
             if cohort is None:
                 known = sequence.target - 1
             elif sequence in drained or sequence in abroad:
@@ -317,11 +317,11 @@ class Pool(Scheduler):
 
     @property
     def drained(self) -> int:
-        """Running sequences that decode no longer, because all their tokens are scheduled."""
+        """The number of running sequences that stopped decoding: all their tokens are scheduled."""
         return sum(len(cohort.drained) for cohort in self.cohorts)
 
     def put_back(self, sequences: Iterable[Sequence]) -> None:
-        """Let these running sequences follow all others in the order of admission."""
+        """Move these running sequences to the end of the order of admission."""
         running, place = self.running, self._orders
         for sequence in sequences:
             del running[sequence]
@@ -338,8 +338,8 @@ class Pool(Scheduler):
         """Preempt a running sequence: it loses its memory and waits again, with its generated
         tokens.
 
-        It waits before all others, or with ``last`` behind them. Returns the tokens that it had
-        been given in this iteration. Raises LivelockError where preempting leads nowhere.
+        It waits before all others, or with ``last`` behind them. Returns the tokens that this
+        iteration had scheduled for it. Raises LivelockError if preemptions bring no progress.
         """
         given = self._chunks.pop(sequence, 0)
         del self.running[sequence]
@@ -360,7 +360,7 @@ class Pool(Scheduler):
             sequence.stale = len(out) + sequence.awaited
             sequence.target = context + 1 - len(out) - sequence.yielding
         else:
-            # Its chunks count as processed, but for the one of this iteration.
+            # Its chunks count as processed, except this iteration's chunk.
             self.partials.pop(sequence, None)
             lost = sequence.prefilled
             known = min(lost + given, sequence.target)
@@ -379,7 +379,7 @@ class Pool(Scheduler):
         return given
 
     def _look_for_progress(self) -> None:
-        """Raise LivelockError if nobody has got a token since it was last called."""
+        """Raise LivelockError if no sequence got a token since the last call."""
         here = [*self.running, *self.waiting]
         tokens = sum(s.target if s.cohort is None else self.held(s) for s in here)
         before, self._progress = self._progress, (self._finished, tokens)
@@ -445,8 +445,7 @@ class Pool(Scheduler):
         )  # fmt: skip
 
     def _split(self) -> Cohort:
-        """Keep decoding sequences together: the ones left out move to another slot, or the others
-        do."""
+        """The cohort of the chosen decodes; the other possible decodes are in another slot then."""
         ready, chosen = self._ready, self._decodes
         assert chosen is not None
         if len(chosen) == len(ready.members):
@@ -461,13 +460,13 @@ class Pool(Scheduler):
         return ready
 
     def _end(self, sequence: Sequence, cohort: Cohort, iteration: int) -> None:
-        """A sequence has its last token, which an iteration of a cohort yielded."""
+        """Book the end of a sequence, whose last token ``iteration`` of ``cohort`` yielded."""
         self._finished += 1
         if sequence not in self.running:  # preempted, with this token on its way
             self.num_unfinished -= 1
             self.waiting.remove(sequence)
         elif sequence.cohort is cohort:
-            # Iterations that were formed after the one that ended it were in vain.
+            # Later iterations that were already formed computed tokens in vain.
             known = sequence.offset + iteration + 1
             self._finish(sequence, self._leave(sequence, iteration), known)
         else:
@@ -475,9 +474,9 @@ class Pool(Scheduler):
             self._finish(sequence, self._leave(sequence, -1), known)
         self.emptied += not self.num_unfinished
 
-    # Who decodes where, what of it is out, and what is known. An iteration is *out* from when it
-    # is formed until it returns. Where iterations are formed ahead, a sequence may decode in
-    # several that are out, and may have moved to another slot meanwhile.
+    # Which slot a sequence decodes in, its decodes in flight, and its known tokens. An iteration
+    # is *out* (in flight) from when it is formed until it returns. Where iterations are formed
+    # ahead, a sequence may decode in several of them, and may have changed its slot meanwhile.
 
     def _free_cohort(self, taken: Cohort | None = None) -> Cohort:
         """A slot with no members and nothing in flight."""
@@ -507,9 +506,9 @@ class Pool(Scheduler):
         return largest
 
     def _drain(self, cohort: Cohort) -> None:
-        """Take out those all of whose tokens are scheduled."""
+        """Take out the sequences whose tokens are all scheduled."""
         for sequence in cohort.stops.pop(cohort.iteration, ()):
-            # (It may have been preempted, and have come again with a later stop, meanwhile.)
+            # (It may have been preempted, and have joined again with a later stop, meanwhile.)
             if sequence in cohort.members and self._stop(sequence) <= cohort.iteration:
                 cohort.drain(sequence)
 
@@ -520,7 +519,7 @@ class Pool(Scheduler):
             cohort.stops.setdefault(stop, []).append(sequence)
 
     def _stop(self, sequence: Sequence) -> int:
-        """The iteration before which all tokens that a decoding sequence may have are scheduled."""
+        """The iteration before which a decoding sequence's last possible token is scheduled."""
         most = min(sequence.prompt_tokens + sequence.max_tokens, self.max_length)
         return most - 1 - sequence.offset
 
@@ -535,7 +534,7 @@ class Pool(Scheduler):
             self._abroad[sequence] = out
 
     def _out(self, sequence: Sequence) -> list[tuple[int, int]]:
-        """Slot and iteration of every decode of a sequence that has not returned."""
+        """Slot and iteration of every decode of a sequence that is in flight."""
         cohort = sequence.cohort
         assert cohort is not None
         first, stop = cohort.part(sequence)
@@ -548,7 +547,7 @@ class Pool(Scheduler):
         return out + [(cohort.index, i) for i in range(max(first, oldest), stop)]
 
     def _returned(self, sequence: Sequence) -> int:
-        """Tokens of a decoding sequence that are processed and known: what is out is left out."""
+        """Processed and known tokens of a decoding sequence, without those in flight."""
         cohort = sequence.cohort
         assert cohort is not None
         return cohort.context_of(sequence) - len(self._out(sequence)) - sequence.yielding
@@ -572,9 +571,9 @@ class Pool(Scheduler):
         return not any(map(took_part, later))
 
     def _enter_returned(self, cohort: Cohort, more: int = 0) -> None:
-        """Note which blocks of generated tokens are known now, in the order of admission.
+        """Note the blocks of generated tokens that are known now, in the order of admission.
 
-        With ``more`` 1 the cohort's members decode now, and the token that came last counts too.
+        With ``more`` 1 the cohort's members decode now, and their latest token counts, too.
         """
         sharing = self.blocks.sharing
         filled = cohort.at_block_end(more - cohort.outstanding)

@@ -1,4 +1,4 @@
-"""What arrives, what a policy may know of it, and the cohorts in which sequences decode."""
+"""Requests, the sequences that policies see, and the cohorts in which sequences decode."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from operator import itemgetter
 
 Prefix = tuple[tuple[Hashable, int], ...]
-"""What a prompt shares with others: names, each with the token up to which it holds, ascending.
+"""The prefixes a prompt shares: names, each with the token up to which it holds, ascending.
 
 Sequences that carry the same name agree in all tokens up to there."""
 
@@ -73,8 +73,8 @@ class Sequence:
     """A request as policies see it: prompt, declared limit, and processed prompt tokens.
 
     ``kv_tokens`` is what its admission reserves in the KV cache, in tokens. ``target`` is the
-    number of tokens to process before it decodes: its prompt and, after a preemption, what it had
-    generated. ``prefilled`` of them are processed.
+    number of tokens to process before it decodes: its prompt and, after a preemption, its
+    generated tokens. ``prefilled`` of them are processed.
     """
 
     id: int
@@ -88,14 +88,14 @@ class Sequence:
     target: int = field(init=False)
     shared_tokens: int = field(init=False)
     prefilled: int = field(default=0, init=False)
-    # Its chunks, kept by the scheduler: the slot that they are in (-1: none), the iteration that
-    # their span began with, and the one after its last so far.
+    # Its chunks, kept by the scheduler: their slot (-1: none), the first iteration of their span,
+    # and the iteration after the span's last one so far.
     _group: int = field(default=-1, init=False)
     _span_first: int = field(default=0, init=False)
     _next_iteration: int = field(default=0, init=False)
-    # Its place in the order of admission; the cohort that it decodes in; its context less that
-    # one's iteration; chunk tokens in flight; those of them from before a preemption; whether its
-    # first token is on the way; the tokens that it has blocks for while its prompt is processed.
+    # Its place in the order of admission; the cohort it decodes in; its context minus the cohort's
+    # iteration; chunk tokens in flight; tokens in flight from before a preemption; whether its
+    # first token is in flight; the tokens it has blocks for while its prompt is processed.
     order: int = field(default=-1, init=False)
     cohort: Cohort | None = field(default=None, init=False)
     offset: int = field(default=0, init=False)
@@ -134,17 +134,17 @@ class Cohort:
     ``iteration`` stays constant (its ``offset``). Which members open a new KV block in an iteration
     depends only on ``(offset + iteration) mod block_size``: they are kept by that phase.
 
-    ``iteration``   the next one to be formed
-    ``outstanding`` how many formed ones have not returned
-    ``opens``       the scheduling step from which on the next one may be formed
+    ``iteration``   number of the next iteration to be formed
+    ``outstanding`` iterations in flight
+    ``opens``       the scheduling step from which on the next iteration may be formed
     ``context``     KV tokens of the members before the next iteration, summed
     ``members``     in the order of joining, each with the first iteration it decodes in
-    ``keys``        gives them without it
+    ``keys``        returns the members alone
     ``offsets``     of the members, ascending (moving the tail of a short list is quicker than
                     keeping a heap)
-    ``stops``       by iteration, the members that will have all the tokens they may then
-    ``drained``     sequences that decode no longer, because all their tokens are scheduled, and
-                    wait for the last one to return: their :meth:`part`
+    ``stops``       by iteration, the members whose tokens are all scheduled by then
+    ``drained``     the :meth:`part` of sequences that stopped decoding, because all their tokens
+                    are scheduled, and wait for the last one to return
     """
 
     index: int
@@ -171,13 +171,13 @@ class Cohort:
         return iter(self.members)
 
     def context_of(self, sequence: Sequence) -> int:
-        """KV tokens that a member holds before the next iteration, or a drained one in the end."""
+        """KV tokens of a member before the next iteration, or of a drained sequence at its end."""
         stop = self.part(sequence)[1] if self.drained else self.iteration
         return sequence.offset + stop
 
     def part(self, sequence: Sequence) -> tuple[int, int]:
-        """The first iteration in which a member or drained sequence decodes here, and the one after
-        its last so far."""
+        """The first iteration in which a member or drained sequence decodes here, and the iteration
+        after its last one so far."""
         return self.drained.get(sequence) or (self.members[sequence], self.iteration)
 
     def at_block_end(self, ahead: int = 0) -> dict[Sequence, None]:
@@ -194,7 +194,7 @@ class Cohort:
             self._phases[-offset % self._block_size][sequence] = None
 
     def drain(self, sequence: Sequence) -> None:
-        """Let a member decode no longer, although it has not left."""
+        """Stop a member's decoding; it leaves later."""
         self.drained[sequence] = self.leave(sequence)
 
     def leave(self, sequence: Sequence) -> tuple[int, int]:
@@ -209,5 +209,5 @@ class Cohort:
         return self.members.pop(sequence), iteration
 
     def members_at(self, iteration: int) -> list[Sequence]:
-        """Those of the members who decode in an iteration."""
+        """The members that decode in ``iteration``."""
         return [sequence for sequence, first in self.members.items() if first <= iteration]

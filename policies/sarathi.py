@@ -85,7 +85,7 @@ class Sarathi:
 
     def _in_time(self, view: View, sequence: Sequence, most: int, left: int) -> int:
         """The largest chunk, a whole number of tiles below ``most``, that takes no more than
-        ``iteration_s``; the smallest one if all take more. ``left`` is what is left of the prompt.
+        ``iteration_s``; the smallest one if all take more. ``left`` is the rest of the prompt.
         """
         cost, limit = view.cost, self.iteration_s
         if cost is None or limit is None:

@@ -7,7 +7,7 @@ The simulator and the real engine drive it with three calls::
     finished = scheduler.complete(batch)
 
 It reads no clock, because the driver keeps the times. It knows no output length: the driver's
-:class:`~sarathi_sim.policies.endings.Endings` say who has ended.
+:class:`~sarathi_sim.policies.endings.Endings` say which sequences have ended.
 
 How an iteration is put together depends on the policy. In a
 :class:`~sarathi_sim.policies.pool.Pool` it may hold any request, in
@@ -48,13 +48,13 @@ class Scheduler:
     ``policy``   decides what an iteration does
     ``blocks``   the KV cache
     ``waiting``  sequences that hold no memory, in the order in which they are served
-    ``running``  those that do, in the order of admission
-    ``cohorts``  by slot, those that decode
-    ``idle``     true where one more iteration may be in flight
-    ``spans``    the log of who took part in what: request, what it does, slot, first and last
-                 iteration. Those of one request are in order
+    ``running``  sequences that hold memory, in the order of admission
+    ``cohorts``  by slot, the decoding sequences
+    ``idle``     true if one more iteration may be in flight
+    ``spans``    the log of the iterations of each request: request, role, slot, first and last
+                 iteration. The spans of one request are in order
     ``events``   the log of the cache: request, what happened (HIT, HIT_AGAIN or LOST), tokens
-    ``kv_log``   blocks in use after each iteration was formed, where they are paged
+    ``kv_log``   blocks in use after each iteration was formed, with paged memory
     """
 
     policy: Any
@@ -128,7 +128,7 @@ class Scheduler:
     ) -> None:
         """Let a waiting sequence run: it has the ``hits``, and computes ``tokens`` tokens more.
 
-        It takes blocks for those, or for its first ``hold`` tokens if that is more. Raises
+        It takes blocks for these tokens, or for its first ``hold`` tokens if that is more. Raises
         PolicyError for a sequence that is not waiting.
         """
         try:
@@ -151,9 +151,9 @@ class Scheduler:
     def _close_chunks(
         self, home: Cohort, given: Iterable[tuple[Sequence, int]]
     ) -> tuple[tuple[Chunk, ...], int, tuple[Sequence, ...]]:
-        """The chunks of a cohort's next iteration, their tokens, and who yields one with it.
+        """The chunks of a cohort's next iteration, their tokens, and the prompts that end with it.
 
-        Raises PolicyError for one that is not within the rest of its prompt.
+        Raises PolicyError for a chunk that is not within the rest of its prompt.
         """
         chunks: list[Chunk] = []
         yields: list[Sequence] = []
@@ -197,9 +197,9 @@ class Scheduler:
         self.endings.joined(sequence, cohort)
 
     def _leave(self, sequence: Sequence, last: int | None = None) -> int:
-        """Take a sequence from where it decodes; returns its context.
+        """Take a sequence out of its cohort; returns its context.
 
-        If it has ended, ``last`` is the iteration that its span ends with, if it took part in that.
+        If it has ended, ``last`` is the last iteration of its span, if it took part in it.
         """
         cohort, sequence.cohort = sequence.cohort, None
         assert cohort is not None
@@ -216,8 +216,8 @@ class Scheduler:
         self._join(sequence, to, self._leave(sequence))
 
     def _finish(self, sequence: Sequence, context: int = 0, known: int = 0) -> None:
-        """A running sequence has its last token: it gives back the memory of its ``context``
-        tokens, of which the first ``known`` may be found again."""
+        """A running sequence has its last token: release the memory of its ``context`` tokens, of
+        which the first ``known`` may stay in the prefix cache."""
         self.num_unfinished -= 1
         del self.running[sequence]
         self.blocks.release(sequence, context, known, again=False)

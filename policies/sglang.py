@@ -26,12 +26,12 @@ RETRACT_DECODE_STEPS = 20
 LPM_MOST_WAITING = 128
 """With more waiting requests, longest prefix match becomes first come, first served."""
 LPM_SHARED = 32
-"""Of those who share so many tokens, and have no more cached, all but the first wait longer."""
+"""Among requests that share so many tokens and have no more cached, all but the first wait on."""
 LEAST_MAX_RUNNING = 2048
-"""The engine's own limit of running requests, at least (at most half the tokens of its KV cache):
+"""Lower bound of the engine's own limit of running requests (at most half its KV tokens):
 ``resolve_max_num_reqs`` of ``mem_cache/kv_cache_configurator.py``."""
 TOUCH_EVERY = 32
-"""Looks at the queue after which what is cached of those who wait counts as used again."""
+"""Looks at the queue after which the waiting requests' cached tokens count as used again."""
 
 SchedulePolicy = Literal["fcfs", "lpm", "lof"]
 
@@ -43,12 +43,12 @@ class Sglang:
     A prefill batch takes prompts up to ``max_prefill_tokens`` and ``chunked_prefill_size`` tokens,
     each prompt counted in whole pages. The prompt that does not fit is cut, and continues first in
     the next batch. A request is admitted if the free memory holds its whole length and the expected
-    growth of the running requests: ``new_token_ratio`` of all that they may generate. This ratio
+    growth of the running requests: ``new_token_ratio`` of the tokens they may generate. The ratio
     starts at 0.7 x ``schedule_conservativeness`` and falls with every decode. If it was too low,
     the requests that have generated least are retracted. ``enable_mixed_chunk`` lets the decodes
     join a prefill batch. A page is a block of the KV cache. While requests decode, new ones are
     looked for every ``scheduler_recv_interval`` iterations only; after a prefill batch at once.
-    ``ignore_eos`` says that requests end by their length alone: all of it is expected of them.
+    ``ignore_eos`` says that requests generate all their declared tokens: all are expected.
     """
 
     pooled = True
@@ -98,10 +98,10 @@ class Sglang:
     def plan(self, pool: Pool) -> None:
         """A prefill batch if there can be one, else the decodes.
 
-        ``state["full"]``: nobody is admitted until somebody leaves. ``decoding``: how many decode
-        in the engine's "running batch", which those of the last prefill batch (``joining``) join
-        now; ``cut``: whether a prompt of that was cut. ``ratio``: the share of what the requests
-        may generate that is expected of them.
+        ``state["full"]``: no request is admitted until one leaves. ``decoding``: sequences in the
+        engine's "running batch". The sequences of the last prefill batch (``joining``) join it now;
+        ``cut``: whether one of their prompts was cut. ``ratio``: the share of the tokens that
+        requests may generate that they are expected to generate.
         """
         state = pool.state
         if state.get("emptied") != pool.emptied:
@@ -113,7 +113,7 @@ class Sglang:
         decoding, before = len(pool.running) - len(pool.partials), state["decoding"]
         if joining := state["joining"]:
             before, state["joining"] = before and before + joining, 0
-        # Somebody left, or the engine's running batch is a new object.
+        # A request left, or the engine's running batch is a new object.
         if decoding < before or not before or state["cut"]:
             state["full"] = state["cut"] = False
         state["decoding"] = decoding
@@ -124,8 +124,8 @@ class Sglang:
             self._decode(pool)
 
     def _receive(self, pool: Pool) -> None:
-        """Look for new requests if it is time; ``state["received"]`` are those who wait and are
-        known."""
+        """Look for new requests if it is time; ``state["received"]`` are the waiting requests that
+        the engine has seen."""
         state = pool.state
         known: set[int] = state.setdefault("received", set())
         decodes = state.get("unseen", 0) + 1
@@ -188,7 +188,7 @@ class Sglang:
             budget.charge(sequence, tokens, rest)
 
     def _in_order(self, pool: Pool) -> list[Sequence]:
-        """Those who wait, in the order in which they are looked at."""
+        """The waiting requests, in the order in which admission tries them."""
         queue, others, state = list(pool.waiting), [], pool.state
         if (known := state.get("received")) is not None:
             others = [each for each in queue if each.id not in known]
@@ -208,8 +208,8 @@ class Sglang:
         return queue
 
     def _sort_by_prefix(self, pool: Pool, queue: list[Sequence]) -> None:
-        """The longest cached prefix first. Of those who share one that is not cached, the first
-        goes before, and the others last."""
+        """Sort by the longest cached prefix. Of requests that share an uncached prefix, the first
+        keeps its place, and the others go last."""
         keys: dict[Sequence, float] = {}
         firsts: list[Sequence] = []
         for sequence in queue:
@@ -227,7 +227,7 @@ class Sglang:
         pool.waiting.extend(queue + others)
 
     def _add(self, pool: Pool, budget: _Budget, sequence: Sequence) -> bool:
-        """Admit a sequence, cut if need be; returns whether the next one may be looked at."""
+        """Admit a sequence, cut if need be; returns whether the next one may be tried."""
         blocks, page = pool.blocks, budget.page
         hits = blocks.lookup(sequence)
         rest = sequence.target - len(hits) * page
@@ -276,14 +276,14 @@ class Sglang:
             state.update(joining=state["joining"] + state["decoding"], decoding=0)
 
     def _decode(self, pool: Pool) -> None:
-        """Let all decode, without those whose last token is on its way."""
+        """Schedule all decodes, except sequences whose last token is in flight."""
         state, blocks, fits = pool.state, pool.blocks, pool.decode_blocks <= pool.blocks.free
         if fits and pool.num_decodes:
             ratio = state["ratio"] - self.decay
             state["ratio"] = ratio if ratio > self.least_ratio else self.least_ratio
         elif not fits:
             blocks.reserve(pool.decode_blocks)
-            if not pool.drained:  # (what those hold is free soon)
+            if not pool.drained:  # (drained sequences free their memory soon)
                 self._retract(pool)
                 fits = pool.decode_blocks <= blocks.free
         if pool.num_decodes < state["decoding"]:
@@ -293,12 +293,12 @@ class Sglang:
             pool.decodes_all()
 
     def _retract(self, pool: Pool) -> None:
-        """Retract who has generated least, of those the longest prompt, until the rest fits."""
+        """Retract the requests that generated least, longest prompts first, until the rest fits."""
         decoding = [each for each in pool.eligible() if each not in pool.partials]
         keys = dict(zip(decoding, pool.generated(decoding), strict=True))
         decoding.sort(key=lambda each: (-keys[each], each.prompt_tokens))
         blocks = pool.blocks
-        # (The engine gives up on the last one, if it does not fit alone.)
+        # (The engine aborts the last request, if it does not fit alone.)
         while decoding and pool.decode_blocks > blocks.free:
             pool.preempt(decoding.pop(), last=True)
             blocks.reserve(blocks.blocks(len(decoding) * RETRACT_DECODE_STEPS))
@@ -311,11 +311,11 @@ class Sglang:
 
 
 class _Budget:
-    """What is left for a prefill batch: ``input`` and ``chunk`` tokens, and the ``memory`` that
-    nobody is expected to take, in tokens.
+    """The rest of a prefill batch's budgets: ``input`` and ``chunk`` tokens, and ``memory``, the
+    tokens that no request holds or is expected to take.
 
-    ``decoding`` are the running sequences past their prompts, ``given`` those in the batch; ``cut``
-    says whether the prompt of one is.
+    ``decoding`` are the running sequences past their prompts, ``given`` the sequences in the batch;
+    ``cut`` says whether one of their prompts is cut.
     """
 
     def __init__(self, policy: Sglang, pool: Pool) -> None:
@@ -331,7 +331,7 @@ class _Budget:
         self.free = pool.blocks.free * self.page
         self.taken = mixed
         self.expected: float = mixed
-        self.counted = False  # whether ``expected`` holds what the running requests may take
+        self.counted = False  # whether ``expected`` includes the running requests
         self.generated = partial(pool.generated, self.decoding)
         self.given: list[Sequence] = []
         self.cut = False
@@ -340,7 +340,7 @@ class _Budget:
 
     @property
     def memory(self) -> float:
-        """Tokens that nobody holds or is expected to take."""
+        """Tokens that no request holds or is expected to take."""
         if not self.counted:
             self.counted, ratio, clip = True, self.ratio, CLIP_MAX_NEW_TOKENS
             growth = (
@@ -360,17 +360,17 @@ class _Budget:
 
     @property
     def spent(self) -> bool:
-        """Whether no prompt can be added for want of tokens (of memory, the next one finds out)."""
+        """Whether a token budget is used up, but not the memory (which each prompt checks)."""
         return (self.input <= 0 or self.chunk <= 0) and self.memory > 0
 
     def fits(self, sequence: Sequence, tokens: int) -> bool:
-        """Whether a waiting sequence can have ``tokens``, and what it may still generate."""
+        """Whether the memory holds a waiting sequence's ``tokens`` and its expected output."""
         left, _ = _end(sequence, sequence.target - sequence.prompt_tokens)
         tokens += min(max(left, 0), CLIP_MAX_NEW_TOKENS)
-        return tokens < self.free and tokens < self.memory  # (which takes longer to count)
+        return tokens < self.free and tokens < self.memory  # (slower to compute, so last)
 
     def charge(self, sequence: Sequence, tokens: int, rest: int) -> None:
-        """Count a prompt's tokens, in whole pages, and what it may generate if it is not cut."""
+        """Charge a prompt's tokens, in whole pages, and its expected output if it is not cut."""
         pages = -(-tokens // self.page) * self.page
         self.input -= pages
         self.chunk -= pages
@@ -384,7 +384,7 @@ class _Budget:
         self.given.append(sequence)
 
     def can_finish(self, sequence: Sequence, paged: int) -> bool:
-        """Whether all of known length can finish, each giving its memory to those that end later.
+        """Whether all requests of known length can finish, if each frees its memory for later ones.
 
         ``paged`` are the tokens that the sequence takes at once.
         """
@@ -409,5 +409,5 @@ class _Budget:
 
 
 def _end(sequence: Sequence, generated: int) -> tuple[int, int]:
-    """The tokens that a sequence has still to generate, and those that it holds now."""
+    """The tokens that a sequence has still to generate, and the tokens that it holds now."""
     return sequence.max_tokens - generated, sequence.prompt_tokens + generated

@@ -135,7 +135,7 @@ class Trtllm:
         return self.max_num_batched_tokens
 
     def _cut(self, contexts: list[Context], left: int, unit: int) -> list[Context]:
-        """The contexts with the tokens that each may process now, ``left`` in all."""
+        """The contexts, cut to the tokens that each may process now, at most ``left`` in all."""
         found: list[Context] = []
         for sequence, rest in contexts:
             tokens = min(rest, left)
@@ -159,7 +159,7 @@ class Trtllm:
 
 
 def _all_blocks(pool: Pool, sequence: Sequence) -> int:
-    """The blocks that a sequence may come to take."""
+    """The blocks of a sequence at its largest length."""
     return pool.blocks.blocks(sequence.prompt_tokens + sequence.max_tokens)
 
 
@@ -170,7 +170,7 @@ def _serve_contexts(pool: Pool, contexts: list[Context]) -> None:
         if sequence in pool.running:
             pool.run(sequence, tokens)
             continue
-        # Those before it may have used what it would have found, or left it more.
+        # The contexts before it may have evicted blocks of its prefix, or added some.
         hits = blocks.lookup(sequence)
         if blocks.need(sequence, sequence.target, hits) > blocks.free:
             return

@@ -29,7 +29,7 @@ class Vllm:
     the blocks that an admission leaves free. ``scheduler_reserve_full_isl`` admits a request only
     if its whole prompt fits. ``async_scheduling`` forms an iteration before the tokens of the last
     one are known; under pipeline parallelism this is Model Runner V2. ``version`` is vLLM's: under
-    ``priority``, 0.33 goes on to serve those after a request that preempted itself.
+    ``priority``, 0.33 still serves the requests behind one that preempted itself.
     """
 
     pooled = True
@@ -82,7 +82,7 @@ class Vllm:
         decodes = pool.num_decodes
         if pool.partials or decodes > budget or pool.decode_blocks > pool.blocks.free:
             budget, preempted = self._serve_running(pool, most)
-        elif decodes:  # the common case: all who run decode, and there is room
+        elif decodes:  # the common case: all running requests decode, and there are free blocks
             budget -= pool.decodes_all()
         if preempted:
             return False
@@ -105,7 +105,7 @@ class Vllm:
         budget, preempted = self.max_num_batched_tokens, False
         decodes = pool.num_decodes
         if (
-            # Prompts are not cut short, so the one that is unfinished was admitted last.
+            # Prompts are not cut short, so the only unfinished prompt was admitted last.
             decodes <= budget and not self.long_prefill_token_threshold and self.order is None
         ) or self._order_is_irrelevant(pool, most):
             while pool.decode_blocks > pool.blocks.free:
@@ -142,9 +142,9 @@ class Vllm:
         return False
 
     def _order_is_irrelevant(self, pool: Pool, most: int) -> bool:
-        """Whether everybody who runs gets all they can take, in whatever order."""
+        """Whether every running request gets all its tokens in any order."""
         if pool.blocks.sharing:
-            return False  # of blocks with the same content the one entered first is found
+            return False  # of blocks with the same content, a look-up finds the first entered
         budget = self.max_num_batched_tokens - pool.num_decodes
         blocks = pool.blocks.free - pool.decode_blocks
         for sequence in pool.partials:
@@ -159,9 +159,9 @@ class Vllm:
         return max(pool.running, key=lambda each: (each.priority, each.arrival_s))
 
     def _admit(self, pool: Pool, most: int, budget: int) -> bool:
-        """From the head of the queue; who does not fit is not overtaken.
+        """Admit from the head of the queue; a request that does not fit is not overtaken.
 
-        Returns whether the others have to wait for somebody to end.
+        Returns whether the other requests have to wait until one ends.
         """
         blocks = pool.blocks
         reserve = int(self.watermark * blocks.num_blocks)
@@ -188,9 +188,9 @@ class Vllm:
         return True
 
     def in_turn(self, pool: Pool) -> Iterator[Sequence]:
-        """Those who wait, in order, while they are admitted and thereby taken out of the queue.
+        """The waiting requests in order, while they are admitted and so leave the queue.
 
-        A preempted request is passed over while tokens from before that are still to come.
+        A preempted request is passed over while it has tokens in flight from before.
         """
         waiting, passed = pool.waiting, 0
         while passed < len(waiting):

@@ -19,7 +19,7 @@ class VllmV0(Vllm):
     """As ``vllm``, but each micro-batch has requests of its own, about as many as the others.
 
     A V0 engine has one scheduler a pipeline stage, and gives a request to the one with the fewest.
-    ``max_num_batched_tokens`` is each scheduler's, ``max_num_seqs`` here that of all.
+    ``max_num_batched_tokens`` is each scheduler's limit, ``max_num_seqs`` the limit of all.
     """
 
     def __init__(
@@ -37,7 +37,7 @@ class VllmV0(Vllm):
         )
 
     def plan(self, pool: Pool) -> bool:
-        """Plan as vLLM does; who is not admitted here may be in the next micro-batch."""
+        """Plan as vLLM does; the next micro-batch may admit requests that this one does not."""
         super().plan(pool)
         return False
 
@@ -46,7 +46,7 @@ class VllmV0(Vllm):
         return sequence.awaited > 0
 
     def in_turn(self, pool: Pool) -> Iterator[Sequence]:
-        """Waiting requests, until the micro-batch has its share of all that are unfinished."""
+        """Waiting requests, until the micro-batch has its share of all unfinished requests."""
         share = -(-(len(pool.running) + len(pool.waiting)) // pool.stages)
         mine, before = pool.num_decodes, len(pool.running)
         for sequence in super().in_turn(pool):

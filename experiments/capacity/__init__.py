@@ -1,7 +1,7 @@
-"""How much load deployments carry under an SLO, which one to choose, and what moves that. Imports
+"""The capacity of deployments under an SLO, the choice of one, and the sensitivity of both. Imports
 ``sweeps``.
 
 Read ``search.py`` first (from probes to a capacity), then ``probing.py`` (probes as runs of a
-sweep), ``recommend.py`` (from a question to deployments) and ``sensitivity.py`` (what is changed,
-one at a time, and what that does).
+sweep), ``recommend.py`` (from a question to deployments) and ``sensitivity.py`` (the effect of each
+factor, changed one at a time).
 """

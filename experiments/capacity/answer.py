@@ -46,16 +46,15 @@ from sarathi_sim.simulator.views.metrics import Analysis
 FINE = 0.005
 """The tolerance of searches for a band, which is a few percent wide."""
 FULL, MANY_BUBBLES, MOSTLY = 0.97, 0.1, 0.5
-"""Shares from which on something is said to bind: of the KV cache, of the stages' time, of a
-latency."""
+"""Shares from which on a resource binds: of the KV cache, of the stages' time, of a latency."""
 
 
 @dataclass(frozen=True)
 class Answer:
     """The capacity of one deployment.
 
-    ``band`` is what it carries under op times that are slower, and faster, by their joint 90 % band
-    (None: not asked for). ``error`` says why there is no capacity.
+    ``band`` is the capacity with op times slower, and faster, by their joint 90 % band (None: not
+    asked for). ``error`` says why there is no capacity.
     """
 
     option: Option
@@ -65,18 +64,18 @@ class Answer:
 
     @property
     def load(self) -> float:
-        """What it carries; 0 where that is nothing, or not known."""
+        """The carried load; 0 if it is nothing, or not known."""
         return self.found.carried if self.found is not None else 0.0
 
     @property
     def unsettled(self) -> str:
-        """Why it is not known what it carries; empty where it is."""
+        """Why the carried load is not known; empty if it is."""
         return self.error if self.found is None else self.found.unsettled
 
 
 def answers(lab: Laboratory, options: list[Option], where: str, bands: bool = True) -> list[Answer]:
-    """The capacity of every option, in their order. Raises ConfigError for an SLO that the runs are
-    too short for."""
+    """The capacity of every option, in order. Raises ConfigError if the runs are too short for the
+    SLO."""
     plans = {option: plan_of(option, lab.section, where) for option in options}
     found = lab.pursue({option: capacity(plans[option]) for option in options})
     spreads: dict[Option, tuple[float, float]] = {}
@@ -95,8 +94,8 @@ def banded(
 ) -> dict[Option, tuple[float, float]]:
     """Each capacity if all ops were slower, or faster, by the joint 90 % band of their errors.
 
-    The band is that of a saturated run's makespan. Pilots under these op times and under the
-    profile's have the same random numbers; the ratio of what they carry is the capacity's.
+    The band is that of a saturated run's makespan. Pilots with these op times and with the
+    profile's have the same random numbers; the ratio of their loads scales the capacity.
     """
     searches = {}
     for number, (option, one) in enumerate(found.items()):
@@ -114,7 +113,7 @@ def banded(
 
 
 def _slower(option: Option, plan: SearchPlan, rough: Crossing) -> list[float]:
-    """The quantiles of how many times longer a loaded run takes under errors of its op times."""
+    """Quantiles of the factor by which op errors lengthen a loaded run."""
     at_once = Probe(AT_ONCE, plan.seed, plan.pilot_requests)
     probe, kind = (rough.broken.probe, "clients") if plan.whole else (at_once, "rate")
     where = Source("capacity", option.name, {}, ())
@@ -143,11 +142,11 @@ def _scaled_pilots(
 
 
 def binding(answer: Answer) -> dict[str, Any]:
-    """What breaks first when the load rises, and why: numbers of a probe just above the crossing of
-    a replication, for what breaks in most of them.
+    """The clause that breaks first when the load rises, and the cause: numbers of a probe just
+    above a replication's crossing, for the clause that breaks in most replications.
 
-    ``slo`` is the clause that breaks, ``because`` one of memory, bubbles, queueing, and iterations
-    (the time of the batches themselves).
+    ``slo`` is the clause, ``because`` one of memory, bubbles, queueing, and iterations (the time of
+    the batches themselves).
     """
     found = answer.found
     if found is None:
@@ -178,7 +177,7 @@ def binding(answer: Answer) -> dict[str, Any]:
 
 
 def _queueing(summary: Mapping[str, Any]) -> float:
-    """The share of the time to first token that requests wait for their first chunk, at P99."""
+    """The share of the time to first token before a request's first chunk, at P99."""
     after = summary["after_warmup"]
     return float(after["queueing_s"]["p99"] / after["ttft_s"]["p99"])
 
@@ -202,8 +201,8 @@ def _cause(broken: Probed, evidence: Mapping[str, Any], option: Option) -> str:
 
 
 def said_of(options: Iterable[Option], load: str | None) -> dict[str, dict[str, list[str]]]:
-    """By option: the ``notes``, what is assumed of it under a kind of ``load`` that is searched
-    (None: under its own), and its ``doubts``."""
+    """By option: its ``notes``, the assumptions under the searched kind of ``load`` (None: under
+    its own load), and its ``doubts``."""
     each = {option.name: option.deployment for option in options}
     settings = [one.scenario.policy.model_dump() for one in each.values()]
     values = [(key, value) for one in settings for key, value in one.items()]
@@ -217,7 +216,7 @@ def said_of(options: Iterable[Option], load: str | None) -> dict[str, dict[str, 
 def as_json(answer: Answer, kind: str) -> dict[str, Any]:
     """One deployment's answer in numbers; ``kind`` of load: rate or clients.
 
-    ``capacity`` is what is carried: the load ``offered`` less the ``rejected_share``. Without an
+    ``capacity`` is the carried load: the load ``offered`` less the ``rejected_share``. Without an
     error ``settled`` says whether it is known, and ``why_not`` why it is not.
     """
     option, found = answer.option, answer.found
@@ -259,15 +258,15 @@ def as_json(answer: Answer, kind: str) -> dict[str, Any]:
 
 
 def scenario_at(option: Option, at: Mapping[str, Any], kind: str) -> dict[str, Any]:
-    """The configuration of all replicas at a load, to simulate it again: with as many requests for
-    each of them as the pooled numbers ``at`` that load are from."""
+    """The configuration of all replicas at a load, to simulate it again: with as many requests per
+    replica as the pooled numbers ``at`` that load."""
     under = option.under(at["load"], kind)
     under = under.having("workload", requests=at["requests_of_all"])
     return under.model_dump(mode="json", exclude_none=True)
 
 
 def curve(found: Capacity) -> list[Probed]:
-    """All probes of the headroom curve, by load: the single ones, and one at the capacity."""
+    """All probes of the headroom curve, by load: the single probes, and a probe at the capacity."""
     probes = {probed.probe.load: probed for probed in found.curve}
     if found.at:
         probes[found.load] = found.at[0]
@@ -277,10 +276,10 @@ def curve(found: Capacity) -> list[Probed]:
 
 
 def numbers(probed: Probed, option: Option) -> dict[str, Any]:
-    """A probe's load, values, and what a user of it, and a GPU, gets.
+    """A probe's load, values, and throughput per user and per GPU.
 
-    ``output_tokens_per_s`` are those of all replicas if everything that is not rejected is served:
-    a run takes longer than its requests take to arrive. Of a closed loop they are the run's own.
+    ``output_tokens_per_s`` is the rate of all replicas if every accepted request is served: a run
+    takes longer than its requests take to arrive. For a closed loop it is the run's own rate.
     """
     summary, after = probed.summary, probed.summary["after_warmup"]
     tpot, served = after["tpot_s"]["p50"], probed.scale * summary["requests_per_s"]
@@ -313,8 +312,8 @@ def _judged(verdict: Verdict) -> dict[str, Any]:
 
 
 def pooled_numbers(at: Sequence[Probed], verdict: Verdict, option: Option) -> dict[str, Any]:
-    """The numbers of replications at one load: of the SLO pooled, of the others their mean;
-    ``runs`` are theirs, and ``requests_of_all`` those of one of them on all replicas."""
+    """The numbers of replications at one load: SLO values pooled, the other numbers as means;
+    ``runs`` names the replications, ``requests_of_all`` is the requests of one on all replicas."""
     each = [numbers(probed, option) for probed in at]
     keys = (
         *("ttft_p99_s", "tbt_p99_s", "tokens_per_s_per_user", "requests_per_s"),
@@ -335,8 +334,8 @@ def pooled_numbers(at: Sequence[Probed], verdict: Verdict, option: Option) -> di
 
 @dataclass(frozen=True)
 class Prices:
-    """``gpu_hour``: what an hour of one GPU costs, by device; as of ``date``. ``mark`` says where
-    the numbers are from: ``assumed``, or ``given``."""
+    """``gpu_hour``: the cost of an hour of one GPU, by device, as of ``date``. ``mark`` is the
+    origin of the prices: ``assumed`` or ``given``."""
 
     __pydantic_config__: ClassVar = STRICT
 
@@ -347,11 +346,11 @@ class Prices:
 
     @property
     def stated(self) -> dict[str, str]:
-        """Where they are from, as results have it."""
+        """The origin of the prices, for results."""
         return {"date": self.date, "currency": self.currency, "mark": self.mark}
 
     def of(self, device: str) -> float:
-        """An hour of one GPU. Raises ConfigError where the price is not known."""
+        """The price of an hour of one GPU. Raises ConfigError if it is not known."""
         if device not in self.gpu_hour:
             raise ConfigError(
                 f"prices: gpu_hour.{device}: this key is missing"
@@ -367,16 +366,16 @@ def load_prices(path: str | None) -> Prices:
 
 
 def per_million_tokens(gpu_hour: float, gpus: int, output_tokens_per_s: float) -> float:
-    """What a million output tokens cost at that throughput."""
+    """The cost of a million output tokens at a throughput."""
     if not output_tokens_per_s:
         return float("inf")
     return gpu_hour * gpus / 3600 / output_tokens_per_s * 1e6
 
 
 def add_costs(row: dict[str, Any], per_hour: float) -> None:
-    """Add to a deployment what an hour of it costs, and to it and each of its probes what a million
-    output tokens do. Its own are those at the rate that was asked for, or at its capacity; None
-    where it does not carry that."""
+    """Add the cost per hour to a deployment, and the cost of a million output tokens to it and each
+    of its probes. The deployment's tokens cost as at the rate that was asked for, or at its
+    capacity; None if it does not carry the rate."""
     row["per_hour"], at = per_hour, row.get("at_capacity")
     asked = row.get("at_rate")
     for probe in (*row.get("curve", ()), *filter(None, (at, asked))):
@@ -411,9 +410,9 @@ def answered(
     prices: Prices,
     refine: int = 0,
 ) -> dict[str, Any]:
-    """The question and the answer, as ``summary.json`` has it: with costs of GPUs with a price.
+    """The question and the answer, as in ``summary.json``, with the costs of GPUs with a price.
 
-    ``refine`` times, deployments half-way between the best and its neighbours are searched, too.
+    ``refine`` times, deployments halfway between the best and its neighbours are searched, too.
     """
     section, where = lab.section, draft.source.file
     found = answers(lab, options, where, bands)
@@ -447,7 +446,7 @@ def answered(
 
 
 def _halfway(lab: Laboratory, draft: Draft, found: Sequence[Answer]) -> list[Option]:
-    """The deployments half-way between the best and its neighbours, those that can be."""
+    """The possible deployments halfway between the best and its neighbours."""
     loads, options = [one.load for one in found], list[Option]()
     if not any(loads):
         return []

@@ -1,5 +1,5 @@
-"""The figures: headroom (load against every clause of the SLO), and Pareto fronts of deployments
-under loads (what a GPU gives against what a user gets)."""
+"""The figures: headroom (every clause of the SLO over the load), and Pareto fronts of deployments
+under loads (throughput per GPU against speed per user)."""
 
 from __future__ import annotations
 
@@ -89,7 +89,7 @@ PAIRS = {
     "ttft_tbt": ("ttft_p99_s", "tbt_p99_s"),
     "cost_slo": (STRESS, COST),
 }
-"""Figures by name: what is along, and what is up."""
+"""Figures by name: the metrics of the x and y axes."""
 NAMES = {
     "tokens_per_s_per_user": "tokens/s a user (1 / median TPOT)",
     "output_tokens_per_s_per_gpu": "output tokens/s a GPU",
@@ -99,9 +99,9 @@ NAMES = {
     COST: "cost of a million output tokens",
 }
 _MORE = ("tokens_per_s_per_user", "output_tokens_per_s_per_gpu")
-"""What is better the more there is; of all else less is better."""
+"""Metrics of which more is better; of all others less is better."""
 _GAINS = (*_MORE, COST)
-"""What a deployment is worth under a load; the others are latencies."""
+"""The metrics of value under a load; the others are latencies."""
 _OF_PROBE = (*_MORE, "ttft_p99_s", "tbt_p99_s", "load", "holds", "run")
 
 
@@ -110,10 +110,9 @@ def points(
 ) -> pd.DataFrame:
     """Every deployment under every load of its curve; ``full``: the load is its capacity.
 
-    They are numbered, and grouped by deployment; those that were only ``screened`` are one group.
-    ``stress`` is by how much all limits may be multiplied
-    so that the load just keeps them: less than 1 where the SLO holds. No limit helps an overloaded
-    one (NaN).
+    Points are numbered, and grouped by deployment; deployments that were only ``screened`` are one
+    group. ``stress`` is the factor on all limits under which the load just keeps them: less than 1
+    if the SLO holds. For an overloaded point there is none (NaN).
     """
     rows = list[dict[str, Any]]()
     grouped = [(one, one["name"]) for one in found] + [(one, SCREENED) for one in screened]
@@ -131,8 +130,8 @@ def points(
 
 
 def front(table: pd.DataFrame, x: str, y: str) -> pd.DataFrame:
-    """Rows that no other one beats in both, in order of x. Two latencies are compared where each
-    deployment carries all it can: under a smaller load both are always lower."""
+    """The rows of the Pareto front, in order of x. Two latencies are compared at each deployment's
+    capacity: under a smaller load both are always lower."""
     table = table if {x, y} & set(_GAINS) else table[table["full"]]
     along = table[x].to_numpy(np.float64) * (-1 if x in _MORE else 1)
     up = table[y].to_numpy(np.float64) * (1 if y in _MORE else -1)
@@ -147,13 +146,13 @@ def cheapest(rows: pd.DataFrame) -> tuple[Floats, Floats]:
 
 
 def numbered(table: pd.DataFrame, best: pd.DataFrame) -> npt.NDArray[np.bool_]:
-    """Which points have their number beside them: those on the front, and at a capacity."""
+    """Whether a point has its number beside it: on the front, and at a capacity."""
     return np.asarray(table["full"] | table.index.isin(best.index))
 
 
 def frontier_figures(content: Mapping[str, Any]) -> dict[str, Figure]:
-    """A figure a pair of what ``capacity`` or ``recommend`` found: the numbers of points are listed
-    beside it, and in the SVG each point is a link to its run."""
+    """A figure for each pair of metrics, from the summary of ``capacity`` or ``recommend``: the
+    numbers of points are listed beside it, and in the SVG each point is a link to its run."""
     table = points(content["deployments"], content.get("screened", ()))
     unit, currency = UNITS[content["load"]], content["prices"]["currency"]
     return {
@@ -166,7 +165,7 @@ def frontier_figures(content: Mapping[str, Any]) -> dict[str, Figure]:
 
 
 def named(key: str, currency: str) -> str:
-    """What an axis shows; a cost with its currency."""
+    """The label of an axis; a cost with its currency."""
     return f"{NAMES[key]} ({currency})" if key == COST and currency else NAMES[key]
 
 
@@ -218,18 +217,17 @@ def _figure(table: pd.DataFrame, x: str, y: str, unit: str, currency: str) -> Fi
 
 
 def _url(run: str) -> str:
-    """Where the folder of the figures leads to a run."""
+    """The path from the figures' folder to a run."""
     return f"../probes/runs/{run}/summary.json"
 
 
 _FINE, _COARSE = tuple(range(1, 10)), (1, 2, 3, 5, 7)
-"""Ticks of a decade of a logarithmic axis, where it shows less than one and where it shows more."""
+"""Ticks within a decade of a logarithmic axis: for an axis of less than a decade, and of more."""
 MOST_PANELS, MOST_BARS = 12, 14
 
 
 def tornado_figure(content: Mapping[str, Any]) -> Figure:
-    """A panel for each deployment and measure: how far each factor moves it, the farthest on
-    top."""
+    """A panel for each deployment and measure: the effect of each factor, the largest on top."""
     shown = list(panels(content).items())[:MOST_PANELS]
     columns = max(1, min(len(content["measures"]), len(shown)))
     lines = max(1, -(-len(shown) // columns))

@@ -23,8 +23,8 @@ Settings = Mapping[str, Any]
 
 @dataclass(frozen=True)
 class Launch:
-    """The shell command that starts one replica; or, where no checkpoint is known by name, which
-    one it ``needs``."""
+    """The shell command that starts one replica; or, if no checkpoint is known by name, the
+    checkpoint that it ``needs``."""
 
     command: str | None
     needs: str | None = None
@@ -32,15 +32,15 @@ class Launch:
 
 @dataclass(frozen=True)
 class _ServerCommand:
-    """How an engine is started.
+    """The start command of an engine.
 
-    ``options`` take settings by their path. In an engine without an ``options_file`` (the content
-    of the YAML with all else) there are options that are called like the policy's keys, too.
-    ``kv_names`` are its names of KV formats. A switch that is off is ``--no-...`` in an engine that
-    ``negates``, else left out. ``partition`` is the environment's variable for the layers of
-    pipeline stages. ``on_the_fly`` are the formats that it makes of a checkpoint in bf16, ``reads``
-    those of the checkpoints that it loads (empty: all). ``follows_kv``: a KV cache in bf16 is
-    whatever the checkpoint says.
+    ``options`` map the paths of settings to options. An engine without an ``options_file`` (the
+    content of the YAML with all other settings) also has options with the names of the policy's
+    keys. ``kv_names`` are its names of KV formats. If it ``negates``, a switch that is off is
+    ``--no-...``, else it is left out. ``partition`` is the environment variable for the layers of
+    pipeline stages. ``on_the_fly`` are the formats to which it quantises a bf16 checkpoint,
+    ``reads`` the formats of checkpoints that it loads (empty: all). ``follows_kv``: instead of a KV
+    cache in bf16 it takes the checkpoint's KV format.
     """
 
     program: str
@@ -132,17 +132,17 @@ _SERVERS = {
         options_file=_of_trtllm,
     ),
 }
-"""By policy."""
+"""Start commands by policy."""
 _RENAMED = {"adaptive_threshold": "long_prefill_token_threshold_adaptive"}
-"""Of the policies' keys those that are not called like the engine's option."""
+"""Engine options for those keys of policies that have another name."""
 _NO_OPTION = ("name", "version", "ignore_eos")
-"""Of a policy's keys those that no option sets."""
+"""Keys of policies that no option sets."""
 _WITHOUT = {
     "policy.chunked_prefill_size": -1,
     "policy.long_prefill_token_threshold": 0,
     "policy.batch_wait_timeout_iters": 0,
 }
-"""How a setting that is left empty is spelled."""
+"""The spelling of an empty setting."""
 
 
 def _spelled(path: str, value: Any) -> Any:
@@ -150,8 +150,8 @@ def _spelled(path: str, value: Any) -> Any:
 
 
 def launch(scenario: Scenario) -> Launch:
-    """What starts one replica of a resolved scenario. Raises KeyError for a policy that is no
-    engine's."""
+    """The launch of one replica of a resolved scenario. Raises KeyError for a policy of no
+    engine."""
     server = _SERVERS[scenario.policy.name]
     formats = _formats(scenario.dtype, scenario.moe_dtype)
     kv = scenario.kv_cache_dtype or "bf16"
@@ -236,7 +236,7 @@ def _of(one: Checkpoint) -> tuple[str, str]:
 
 
 def _formats(dtype: str | None, moe_dtype: str | None) -> tuple[str, str]:
-    """Of the weights of layers and of experts, as they are stored: activations in MXFP8 need no
+    """The stored formats of the weights of layers and of experts: activations in MXFP8 need no
     other checkpoint."""
     experts = moe_dtype or dtype or "bf16"
     return dtype or "bf16", "w4a16_mxfp4" if experts == "w4a8_mxfp4_mxfp8" else experts

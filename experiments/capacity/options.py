@@ -1,10 +1,10 @@
 """The deployments to choose from: every scenario of a file at every point of its space, or the
 sensible ones of a model, enumerated.
 
-Of a model, tensor parallelism stays inside a node and pipeline stages go across; replicas fill what
-is left of the GPUs. A mixture's experts are divided among the ranks, or whole on one each (EP).
-Each layout comes with several token budgets and sequence limits. Those that cannot be deployed are
-dropped with the reason."""
+For a model, tensor parallelism stays inside a node and pipeline stages span nodes; replicas fill
+the remaining GPUs. A mixture's experts are sharded over the ranks, or whole on one rank each (EP).
+Each layout comes with several token budgets and sequence limits. Deployments that are not possible
+are dropped with the reason."""
 
 from __future__ import annotations
 
@@ -47,18 +47,18 @@ from sarathi_sim.profiler.storage.strict import did_you_mean
 
 PILOT_REQUESTS = 1000
 LEAST_REQUESTS = 2500
-"""Of a run on one replica, times the variance of its gaps and lengths."""
+"""Least requests of a run on one replica, for each unit of variance of its gaps and lengths."""
 FINEST_REQUESTS = 20_000
-"""Of a run whose length follows from the tolerance."""
+"""Most requests of a run whose length follows from the tolerance."""
 MOST_REQUESTS = 100_000
-"""Of a run on one replica that must last longer."""
+"""Most requests of a run on one replica that must last longer."""
 BLOCKS = 20
 """A trace is resampled in so many blocks."""
 
 
 @dataclass(frozen=True, eq=False)
 class Option:
-    """A deployment to choose: its name, its place in the space, and the resolved deployment."""
+    """A candidate deployment: its name, its point of the space, and the resolved deployment."""
 
     name: str
     point: Point
@@ -71,8 +71,8 @@ class Option:
 
     @cached_property
     def natural_rate(self) -> float:
-        """Its requests a second, as the configuration has them arrive; of a rate that varies and
-        repeats, the mean over a period."""
+        """The configured arrival rate in requests a second; for a rate that varies and repeats, the
+        mean over a period."""
         arrivals = self.scenario.workload.arrivals
         if isinstance(arrivals, Varying) and arrivals.repeat:
             at_s, rate = np.array([(each.at_s, each.rate) for each in arrivals.rates]).T
@@ -89,11 +89,10 @@ class Option:
 
     @property
     def alike(self) -> int:
-        """How many replicas are simulated as one: all, or 1.
+        """The number of replicas that one simulated replica stands for: all, or 1.
 
-        A router that takes turns hands every n-th request to one of n replicas, so all of them see
-        the same traffic, and if it arrives by itself none sees what the others do: one then stands
-        for all.
+        A round-robin router gives every n-th request to one of n replicas, so all see the same
+        traffic. If arrivals do not depend on answers, replicas do not interact: one stands for all.
         """
         scenario, workload = self.scenario, self.scenario.workload
         turns = scenario.cluster.router == "round_robin"
@@ -114,7 +113,7 @@ class Option:
 
     def under(self, load: float, kind: str) -> Scenario:
         """The scenario of all replicas at a load. A trace is resampled, so that a run may be
-        longer than it."""
+        longer than the trace."""
         workload = self.scenario.workload
         update: dict[str, Any] = {}
         update["arrivals"] = arrivals_at(self.scenario, load, kind, self.natural_rate)
@@ -124,19 +123,19 @@ class Option:
         return self.scenario.having("workload", **update)
 
     def changed(self, name: str, scenario: Scenario) -> Option:
-        """The same with a name and a resolved scenario of its own."""
+        """The option with another name and another resolved scenario."""
         return Option(name, self.point, replace(self.deployment, scenario=scenario))
 
 
 def slowed(scenario: Scenario, ops: Iterable[str], times: float) -> Scenario:
-    """The scenario with these ops taking so many times as long."""
+    """The scenario with these ops taking ``times`` as long."""
     scale = scenario.engine.op_scale
     slower = {op: times * scale.get(op, 1.0) for op in ops}
     return scenario.having("engine", op_scale={**scale, **slower})
 
 
 def arrivals_at(scenario: Scenario, load: float, kind: str, natural: float) -> Any:
-    """The arrivals of a scenario at another load; ``natural`` is the mean rate it has by itself."""
+    """The arrivals of a scenario at another load; ``natural`` is its configured mean rate."""
     given = scenario.workload.arrivals
     if kind == "clients":
         think_s = given.think_s if isinstance(given, Closed) else 0.0
@@ -172,7 +171,7 @@ def option_at(
     point: Point,
     requests_of: Requests = build_requests,
 ) -> Option:
-    """The deployment that a scenario is at a point of the space. Raises ConfigError."""
+    """The deployment of a scenario at a point of the space. Raises ConfigError."""
     override = draft.overrides[scenario]
     tree = assign_all(merge(draft.raw, override), point)
     source = replace(draft.source, scenario=scenario, override=override)
@@ -193,7 +192,7 @@ def _pilot_of(scenario: Scenario, section: CapacitySection) -> Scenario:
     """The scenario with the requests of a pilot, so that checking it takes no time."""
     workload = scenario.workload
     whole = isinstance(workload.lengths, TraceLengths) or isinstance(workload.arrivals, Varying)
-    if whole:  # its mean rate and lengths are those of all requests
+    if whole:  # its mean rate and lengths need all requests
         return scenario
     count = min(pilot_requests(section), workload.requests or MOST_REQUESTS)
     return scenario.having("workload", requests=count)
@@ -220,8 +219,8 @@ def pilot_requests(section: CapacitySection) -> int:
 
 
 def plan_of(option: Option, section: CapacitySection, where: str) -> SearchPlan:
-    """How to search for an option's capacity. Raises ConfigError for runs too short for the SLO,
-    or longer than a search may be."""
+    """The plan of the search for an option's capacity. Raises ConfigError for runs too short for
+    the SLO, or longer than the budget of a search."""
     given = section.replications
     if given.least > given.most:
         raise ConfigError(
@@ -266,7 +265,7 @@ BEYOND_TEXT = "ten of them lie beyond the percentile"
 
 
 def _pattern_s(arrivals: Arrivals) -> float:
-    """How long arrivals must last to show how their rate varies: all of it, or three periods."""
+    """Seconds that arrivals must last to cover a varying rate: all of it, or three periods."""
     if not isinstance(arrivals, Varying):
         return 0.0
     last_s = arrivals.rates[-1].at_s
@@ -279,10 +278,10 @@ def _pooled(section: CapacitySection, probes: Sequence[Probed]) -> Verdict:
 
 
 def _variance(option: Option, section: CapacitySection, scale: int) -> float:
-    """The variance of the gap before a request and of its tokens, both relative to their means, of
-    one of ``scale`` replicas that take turns."""
+    """The relative variance of the gap before a request plus that of its tokens, for one of
+    ``scale`` replicas behind a round-robin router."""
     requests = option.deployment.requests
-    refused = option.deployment.refused[0]  # they are no work
+    refused = option.deployment.refused[0]  # rejected requests are no work
     tokens = np.array(
         [0 if r.id in refused else r.prompt_tokens + r.output_tokens for r in requests], np.float64
     )
@@ -297,8 +296,8 @@ def _variance(option: Option, section: CapacitySection, scale: int) -> float:
 def _long_enough(variance: float, section: CapacitySection) -> int:
     """Requests of a run on one replica, before its latencies are known.
 
-    The load that a run happens to offer scatters with the square root of variance over requests.
-    That is at most half the tolerance, up to :data:`FINEST_REQUESTS`, and at most that of
+    A run's offered load scatters by the square root of variance over requests. The scatter is at
+    most half the tolerance (up to :data:`FINEST_REQUESTS`), and at most the scatter of
     :data:`LEAST_REQUESTS` Poisson arrivals.
     """
     fine = min(variance / (section.tolerance / 2) ** 2, FINEST_REQUESTS)
@@ -310,14 +309,14 @@ BUDGETS = (512, 1024, 2048, 4096, 8192)
 SEQUENCES = (64, 128, 256, 512)
 MOST_STAGES = 8
 TRAFFIC = "capacity_llama3_70b"
-"""Whose lengths there are, unless said: those of Azure's conversations of 2023."""
+"""The default lengths: Azure's conversations of 2023."""
 MOST_GPUS = 64
 """For a rate, unless said."""
 
 
 @dataclass(frozen=True)
 class Wanted:
-    """What is asked for: a model on ``gpus`` GPUs of one of the devices, or as many as ``rate``
+    """The question: a model on ``gpus`` GPUs of one of the devices, or on as many as ``rate``
     requests a second need (at most ``gpus``). ``stated`` is the text of ``--workload``, if any."""
 
     model: str
@@ -335,7 +334,7 @@ class Wanted:
 
     @property
     def not_tried(self) -> str:
-        """What may be better, and was not looked at, in words."""
+        """The settings that were not searched and may be better, in words."""
         stacks = self.stacks or {s for name in self.devices for s in _stacks(load_device(name))}
         listed: dict[str, Iterable[object]] = {"token budgets": self.budgets}
         listed["sequence limits"] = self.sequences
@@ -358,7 +357,7 @@ def layouts(wanted: Wanted) -> Iterator[tuple[Point, dict[str, Any]]]:
 
 
 def _stacks(device: DeviceSpec) -> tuple[str, ...]:
-    """vLLM where its kernels were fitted; without any stack the device's own profile."""
+    """The stacks to try: vLLM if its kernels were fitted; without any, the device's own profile."""
     there = stacks_on(device.name)
     return ("vllm",) if "vllm" in there else tuple(there[:1]) or ("",)
 
@@ -366,7 +365,7 @@ def _stacks(device: DeviceSpec) -> tuple[str, ...]:
 def _shapes(
     model: ModelSpec, device: DeviceSpec, gpus: int, stack: bool
 ) -> Iterator[dict[str, Any]]:
-    """``tp``, ``pp`` and, of a mixture under a stack, ``expert_parallel``."""
+    """The layouts to try: ``tp``, ``pp`` and, for a mixture with a stack, ``expert_parallel``."""
     tp = 1
     while tp <= min(gpus, device.gpus_per_node):
         try:
@@ -455,7 +454,7 @@ def wanted_of(
     tolerance: float,
     rejected: float = 0.0,
 ) -> Wanted:
-    """What the command's options ask for, checked; without ``dtype`` the checkpoint's number
+    """The question of the command's options, checked; without ``dtype`` the checkpoint's number
     format. Raises ConfigError."""
     if (gpus is None) == (rate is None):
         raise ConfigError("--gpus and --rate: give one of them")

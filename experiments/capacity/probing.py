@@ -40,13 +40,13 @@ from sarathi_sim.profiler.storage.manifest import (
 
 T = TypeVar("T")
 NAME = "probe"
-"""What each run's scenario is called: options that describe the same one share a run."""
+"""The common name of all runs' scenarios, so that options with equal scenarios share a run."""
 AXES = ("deployment", "load", "requests", "slower", "seed")
 
 
 @dataclass
 class Laboratory:
-    """Where probes are simulated and kept, and what is asked of them."""
+    """The folder, the backend and the question of probes."""
 
     section: CapacitySection
     store: Store
@@ -59,7 +59,7 @@ class Laboratory:
     def pursue(
         self, searches: Mapping[Option, Search[T]], before: int = 0, total: int | None = None
     ) -> dict[Option, T | str]:
-        """What the searches found; of those with a run that failed, its error.
+        """The results of the searches; the error of a search with a failed run.
 
         Call it under the store's lock. Of ``total`` deployments ``before`` are done already.
         """
@@ -71,15 +71,15 @@ class Laboratory:
         return chase.found
 
     def write_tables(self) -> None:
-        """The tables of the sweep that the probes are, in an order that does not depend on when
-        each was simulated."""
+        """Write the tables of the probes' sweep, in an order that does not depend on when each was
+        simulated."""
         runs = sorted(self.runs.values(), key=lambda run: (*run.point.values(), run.seed))
         plan = SweepPlan("", "capacity", "", AXES, None, tuple(runs), ())
         write_tables(plan, self.store, self.report.failures)
 
 
 class _Chase(Generic[T]):
-    """Searches under way: which of them waits for which run."""
+    """Searches under way, and the runs that each waits for."""
 
     def __init__(
         self, lab: Laboratory, searches: Mapping[Option, Search[T]], before: int, total: int
@@ -99,7 +99,7 @@ class _Chase(Generic[T]):
             yield from self._ask(option, next(search))
 
     def follow(self, run: Run) -> list[Run]:
-        """What the searches that waited for this run need next."""
+        """The next runs of the searches that waited for this run."""
         options = self._waiting.pop(run.key, [])
         error = self.lab.report.failures.get(run.key)
         if error is None:
@@ -113,7 +113,7 @@ class _Chase(Generic[T]):
         return more
 
     def _answered(self, option: Option) -> list[Run]:
-        """Go on where every probe asked for has its result."""
+        """Continue a search if all its probes have results; returns its next runs."""
         asked = self._asked[option]
         if any(key not in self._summaries for _, key in asked):
             return []
@@ -133,7 +133,7 @@ class _Chase(Generic[T]):
         self.lab.progress("deployments", self._before + len(self.found), self._total)
 
     def _ask(self, option: Option, probes: list[Probe]) -> list[Run]:
-        """The runs of the probes that nobody has asked for yet."""
+        """The runs of the probes that no search has asked for yet."""
         runs, asked = [], []
         for probe in probes:
             deployment = option.at(probe, self.lab.section.load)
@@ -161,7 +161,7 @@ class _Chase(Generic[T]):
 
 @dataclass
 class _Kept:
-    """A backend that goes on living when a sweep on it has ended."""
+    """A backend that outlives a sweep on it."""
 
     backend: Backend
     workers: int
@@ -182,9 +182,9 @@ _APART = re.compile(r"probes(/.*)?|figures/?|.*\.partial")
 
 @contextmanager
 def probes_in(out: Path, kind: str) -> Iterator[Store]:
-    """The store of the probes below ``out``, locked; where the block fails without a probe, a new
-    folder goes again, and one that was empty is left empty. Raises ConfigError where ``out`` is
-    something else, or holds files that are not ours."""
+    """The store of the probes below ``out``, locked. If the block fails without a probe, a new
+    folder is removed, and an empty one is left empty. Raises ConfigError if ``out`` is something
+    else, or holds files that are not ours."""
     made = open_result(out, kind, _APART.fullmatch)
     store = Store(out / PROBES)
     store.open(resume=True)
@@ -209,13 +209,13 @@ def laboratory(
     progress: Progress = silent,
     say: Say = silent,
 ) -> Iterator[Laboratory]:
-    """What probes are simulated in, with its folder (:func:`probes_in`); it closes the backend."""
+    """A laboratory with its folder (:func:`probes_in`); it closes the backend."""
     with closing(backend), probes_in(out, kind) as store:
         yield Laboratory(section, store, backend, progress, say)
 
 
 def write_result(out: Path, kind: str, files: Mapping[str, bytes]) -> None:
-    """Write the files of the answer, each whole or as it was; an earlier one's others go."""
+    """Write the files of the answer, each whole or as it was; remove an earlier answer's others."""
     for name in files:
         (out / name).parent.mkdir(parents=True, exist_ok=True)
     replace_files(out, kind, files)

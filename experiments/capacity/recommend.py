@@ -1,9 +1,9 @@
 """From a question to a deployment: which layout carries most for its price under an SLO?
 
-What cannot be deployed, or cannot keep the SLO even alone, is dropped without a simulation. The
-others race with short runs of one replica. They start in the order of their bounds. Once one was
-seen to carry something, another one needs a single run: at the load that would make it nearly as
-good. Only if it keeps the SLO there it is searched further. All runs share their random numbers.
+Layouts that do not fit, or break the SLO with a single request, are dropped without a simulation.
+The others race with short runs of one replica, in the order of their bounds. Once a deployment was
+seen to carry a load, each next one needs a single run: at the load that would make it nearly as
+good. Only if it keeps the SLO there, it is searched further. All runs share their random numbers.
 The best few are then searched as ``capacity`` does, with all their replicas.
 """
 
@@ -53,29 +53,29 @@ from sarathi_sim.simulator.op_times.op_times import SUM, OpTimes
 from sarathi_sim.simulator.views.metric_registry import number_text
 
 FINALISTS = 4
-"""How many are searched exactly, at first."""
+"""Deployments that are searched exactly, at first."""
 MOST_SEARCHED = 8
-"""How many in all."""
+"""Most deployments that are searched exactly."""
 CLOSE = 0.03
-"""How much worse than the best, by its screening, another one may be that is searched, too."""
+"""The margin behind the best, by screening, within which a deployment is searched exactly, too."""
 FIRST, WAVE = 4, 16
 """Deployments screened side by side before they are compared again: the first time, and later."""
 SCREENING = 0.05
 """The tolerance of screening."""
 BEHIND, MARGIN = 0.3, 0.1
-"""How far below the best another layout may be: to be screened to the end, and a finalist."""
+"""The margin below the best for another layout: to be screened to the end, and to be a finalist."""
 BETTER = 0.01
-"""How much more than another sequence limit of its layout a deployment must carry."""
+"""The margin by which a deployment must exceed other sequence limits of its layout."""
 LIKELY = 0.6
-"""The part of its bound where the search for a deployment starts that has no rival yet."""
+"""The part of its bound at which the search for a deployment without a rival starts."""
 
 
 @dataclass(frozen=True)
 class Screened:
-    """A deployment after screening: what one replica carries, and how many replicas there are.
+    """A deployment after screening: the load that one replica carries, and the number of replicas.
 
-    ``value`` is what is ranked: requests a second for a unit of money an hour. ``per_hour`` is what
-    is paid for one replica, ``kept`` the largest load that it was seen to carry.
+    ``value`` ranks it: requests a second for a unit of money an hour. ``per_hour`` is the price of
+    one replica, ``kept`` the largest load at which a run kept the SLO.
     """
 
     option: Option
@@ -93,8 +93,8 @@ class Screened:
 
 @dataclass(frozen=True)
 class Worth:
-    """The value of a deployment: requests a second for a unit of money an hour, and the loads that
-    this takes."""
+    """The value of a deployment: requests a second for a unit of money an hour; and the load that a
+    value takes."""
 
     wanted: Wanted
     prices: Prices
@@ -135,7 +135,7 @@ class Worth:
 
 @dataclass(frozen=True)
 class AtRate:
-    """What a deployment does at the rate that was asked for: the replications, pooled."""
+    """A deployment's replications at the rate that was asked for, pooled."""
 
     option: Option
     at: list[Probed]
@@ -144,10 +144,10 @@ class AtRate:
 
 @dataclass(frozen=True)
 class Recommendation:
-    """The finalists' answers, the best first; the others that were screened; why others were
-    dropped. ``checked`` has, by name, what deployments do at the rate: finalists, and the first
-    with one replica fewer. ``doubts`` are those about the op times of all that could be deployed,
-    each with the first that it is about."""
+    """The finalists' answers, the best first; the other screened deployments; the reasons of the
+    dropped ones. ``checked`` has, by name, the runs at the rate: of finalists, and of the first
+    with one replica fewer. ``doubts`` are about the op times of all possible deployments, each with
+    the first deployment that has it."""
 
     finalists: list[Answer]
     screened: list[Screened]
@@ -195,7 +195,7 @@ def recommend(lab: Laboratory, wanted: Wanted, prices: Prices, say: Say) -> Reco
 
 
 def doubts_by_name(options: Sequence[Option]) -> dict[str, list[str]]:
-    """Each doubt about op times, by the first option that it is about."""
+    """Each doubt about op times, by the first option that has it."""
     first = {line: one.name for one in reversed(options) for line in one.deployment.doubts}
     return {name: [line for line in first if first[line] == name] for name in first.values()}
 
@@ -203,8 +203,8 @@ def doubts_by_name(options: Sequence[Option]) -> dict[str, list[str]]:
 def refined(
     lab: Laboratory, wanted: Wanted, prices: Prices, say: Say, rounds: int
 ) -> Recommendation:
-    """The best deployments; each of the rounds also tries the token budgets and sequence limits
-    half-way between the best's and the next ones. Raises ConfigError as :func:`recommend` does."""
+    """The best deployments; each round also tries the token budgets and sequence limits halfway
+    between the best deployment's and the next ones. Raises ConfigError as :func:`recommend`."""
     found = recommend(lab, wanted, prices, say)
     for _ in range(rounds):
         best = found.finalists[0]
@@ -228,9 +228,8 @@ def _contenders(
     found: Sequence[Answer],
     worth: Worth,
 ) -> list[Screened]:
-    """Those that were screened only, and would be nearly as good as the best of those that were
-    searched, or better, if the exact search took as much from them; the next two where all of
-    those carry nothing."""
+    """Screened deployments that may be nearly as good as the best searched one, or better, if the
+    exact search lowers their load by as much; the next two if all searched ones carry nothing."""
     others = [one for one in screened if one not in searched]
     exact = [
         worth.of(one.option, answer.load / one.replicas).value if answer.load else 0.0
@@ -245,11 +244,11 @@ def _contenders(
 def _least_replicas(
     lab: Laboratory, found: list[Answer], wanted: Wanted, prices: Prices
 ) -> tuple[list[Answer], dict[str, AtRate]]:
-    """The answers, and those with other numbers of replicas; and what was run at the rate.
+    """The answers, also with other numbers of replicas; and the runs at the rate.
 
-    What falls short of the rate is searched with one replica more. What carries it runs at the
-    rate, and again with one replica fewer, if that would be the cheapest: where this keeps the SLO,
-    it is searched, too.
+    A deployment that falls short of the rate is searched with one replica more. One that carries it
+    runs at the rate, and again with one replica fewer, if that would be the cheapest: if this keeps
+    the SLO, it is searched, too.
     """
     rate = wanted.rate
     assert rate is not None
@@ -280,8 +279,7 @@ def _least_replicas(
 
 
 def _run_at(lab: Laboratory, like: list[Answer], by: int, rate: float) -> dict[str, AtRate]:
-    """Deployments with so many replicas more (``by``) under the rate, with runs as long as those of
-    the answers."""
+    """Deployments with ``by`` more replicas under the rate, with runs as long as the answers'."""
     searches, options = {}, {}
     for one in like:
         assert one.found is not None
@@ -310,18 +308,18 @@ def _nothing(wanted: Wanted, dropped: Mapping[str, str]) -> str:
 
 
 def whole(option: Option, replicas: int) -> Option:
-    """The deployment with so many replicas; it may have some number of them already."""
+    """The deployment with ``replicas`` replicas in place of its own number."""
     name = f"{option.name.partition(' x ')[0]} x {replicas}"
     return option.changed(name, option.scenario.having("cluster", replicas=replicas))
 
 
 def _changed(option: Option, by: int) -> Option:
-    """The deployment with so many replicas more than it has."""
+    """The deployment with ``by`` more replicas."""
     return whole(option, option.scenario.cluster.replicas + by)
 
 
 def _per_hour(option: Option, prices: Prices) -> float:
-    """What the GPUs of all replicas cost an hour."""
+    """The cost of all replicas' GPUs for an hour."""
     return max(prices.of(option.deployment.device.name), 1e-9) * option.gpus
 
 
@@ -330,7 +328,7 @@ def _value(answer: Answer, wanted: Wanted, prices: Prices, checked: Mapping[str,
     price = _per_hour(answer.option, prices) * idle
     if wanted.rate is None:
         return answer.load / price
-    # Of those that carry the rate the cheapest, and then the one with most to spare.
+    # The cheapest deployment that carries the rate, then the largest reserve.
     carries = carries_rate(answer, wanted.rate, checked)
     return (1e6 + answer.load if carries else answer.load) / price
 
@@ -351,9 +349,9 @@ def screen(
     dropped: dict[str, str],
     say: Say,
 ) -> list[Screened]:
-    """What each carries, roughly, the best first; adds those that are behind to ``dropped``.
+    """A rough capacity of each deployment, the best first; adds those left behind to ``dropped``.
 
-    ``bounded`` has for each one a load that a replica cannot exceed.
+    ``bounded`` has for each option a load that a replica cannot exceed.
     """
     waiting, found, total = _in_order(worth, bounded), list[Screened](), len(bounded)
     while waiting:
@@ -372,8 +370,8 @@ def screen(
         for option in wave:
             short = replace(plan_of(option, lab.section, "recommend"), tolerance=SCREENING)
             several = whole(option, worth.of(option, bounded[option]).replicas)
-            one = several if several.alike > 1 else option  # else one replica, by itself
-            offered = one.alike / (1 - option.deployment.rejected)  # for what is served
+            one = several if several.alike > 1 else option  # else a single replica
+            offered = one.alike / (1 - option.deployment.rejected)  # goals count served requests
             wanted, start = offered * goals[option][0], offered * LIKELY * bounded[option]
             searches[one] = race(replace(short, scale=one.alike), wanted, start)
             asked[one] = option
@@ -397,8 +395,8 @@ def screen(
 
 
 def finalists(screened: Sequence[Screened]) -> list[Screened]:
-    """The best of each layout that is not too far behind the best of all; the second anyway, if it
-    was screened to the end."""
+    """The best deployment of each layout within the margin of the best of all; the second in any
+    case, if it was screened to the end."""
     of_layout: dict[object, Screened] = {}
     for one in screened:
         of_layout.setdefault(one.option.point["layout"], one)
@@ -412,7 +410,7 @@ def finalists(screened: Sequence[Screened]) -> list[Screened]:
 
 
 def _in_order(worth: Worth, bounded: Mapping[Option, float]) -> list[Option]:
-    """By their bounds; first one of each layout, then others, with other sequence limits."""
+    """Options by their bounds; first one of each layout, then other sequence limits."""
     value = {option: worth.of(option, load).value for option, load in bounded.items()}
     ordered = sorted(bounded, key=lambda option: -value[option])
     place: dict[Option, int] = {}
@@ -444,7 +442,7 @@ def _named(one: Screened) -> str:
 def recommended(
     lab: Laboratory, wanted: Wanted, prices: Prices, say: Say, rounds: int
 ) -> dict[str, Any]:
-    """Look for the best deployments; the content of ``summary.json``. Raises ConfigError where none
+    """Search the best deployments; the content of ``summary.json``. Raises ConfigError if none
     keeps the SLO."""
     found = refined(lab, wanted, prices, say, rounds)
     lab.write_tables()
@@ -452,8 +450,8 @@ def recommended(
 
 
 def answer_of(found: Recommendation, wanted: Wanted, prices: Prices) -> dict[str, Any]:
-    """The content of ``summary.json``. Without a deployment that carries anything, or the rate,
-    ``winner`` and ``command`` are None; ``needs`` says which checkpoint a command would need."""
+    """The content of ``summary.json``. If no deployment carries a load, or the rate, ``winner`` and
+    ``command`` are None; ``needs`` names the checkpoint that a command would need."""
     rows = ranked(found, wanted, prices)
     best = found.finalists[0].option
     carries = rows[0]["carries"]
@@ -489,11 +487,11 @@ def answer_of(found: Recommendation, wanted: Wanted, prices: Prices) -> dict[str
 
 
 def ranked(found: Recommendation, wanted: Wanted, prices: Prices) -> list[dict[str, Any]]:
-    """The finalists in numbers, each with its price and what it loses by.
+    """The finalists in numbers, each with its price and its loss against the first.
 
-    ``carries`` is the load that each is asked for: the rate, or its capacity; None where it does
-    not carry that. ``per_million_output_tokens`` is the price of a million at that load, and
-    ``at_rate`` what replications do at the rate.
+    ``carries`` is the rate, or without one the capacity; None if a finalist does not carry the
+    rate. ``per_million_output_tokens`` is the price of a million tokens at that load, and
+    ``at_rate`` has the replications at the rate.
     """
     rows = []
     for answer in found.finalists:
@@ -517,7 +515,7 @@ def ranked(found: Recommendation, wanted: Wanted, prices: Prices) -> list[dict[s
 
 
 def _one_fewer(found: Recommendation, wanted: Wanted) -> dict[str, Any] | None:
-    """What the first does at the rate with one replica fewer, where that was run."""
+    """The first deployment at the rate with one replica fewer; None if this was not run."""
     best = found.finalists[0].option
     name, _, replicas = best.name.rpartition(" x ")
     there = found.checked.get(f"{name} x {int(replicas) - 1}")
@@ -532,8 +530,8 @@ def _one_fewer(found: Recommendation, wanted: Wanted) -> dict[str, Any] | None:
 
 
 def _only_screened(one: Screened) -> dict[str, Any]:
-    """What all replicas carry, roughly, and the numbers at the largest load that short runs of one
-    were seen to carry."""
+    """A rough capacity of all replicas, and the numbers at the largest load that short runs of one
+    replica carried."""
     row: dict[str, Any] = {"name": one.option.name, "replicas": one.replicas, "curve": []}
     row["about"], scale = one.load * one.replicas, 1
     if one.kept is not None:
@@ -570,8 +568,8 @@ _COLUMNS = (
 
 
 def winner(content: Mapping[str, Any], wanted: Wanted) -> dict[str, Any]:
-    """A configuration of the first, to simulate it again, at its capacity or at the rate asked
-    for, or to search its capacity."""
+    """A configuration of the first deployment, to simulate it again at its capacity or at the rate
+    asked for, or to search its capacity."""
     section = wanted.section.model_dump(mode="json", exclude_none=True)
     return {"name": "winner", "capacity": section, **content["deployments"][0]["scenario"]}
 
@@ -580,24 +578,23 @@ def winner(content: Mapping[str, Any], wanted: Wanted) -> dict[str, Any]:
 
 SAMPLE = 64
 SLACK = 1.02
-"""The best rate is looked for on a grid."""
+"""Slack of a bound, because the best rate is searched on a grid."""
 BATCHES = np.unique(np.geomspace(1, 4096, 80).astype(np.int64))
 OFTEN = 2.0
-"""How many times more slow chunks there may be than Poisson arrivals allow."""
+"""Safety factor on the rate of slow chunks that Poisson arrivals allow."""
 _TAIL = {"p90": 0.9, "p99": 0.99}
 _TOKENS = ("tpot_s", "tbt_s", "tbt_max_s")
 
 
 class Bounds:
-    """What a deployment can do at most, from its op times alone: no simulation is needed.
+    """Upper bounds of a deployment's rate, from its op times alone, without a simulation.
 
-    Requests that are rejected take no time, and are left out: rates are of those that are served.
-    The throughput is bounded by the GPU time that a request takes at least: all its tokens at the
-    best rate that any batch allows, its prompt's attention in one piece, its decodes' attention in
-    the batch that suits them best. Prompt tokens that a prefix cache may hold cost nothing. A limit
-    on the time between tokens bounds that batch, and how often a chunk may come that alone takes
-    longer. Latencies are bounded by a request that is alone. Deployments with the same op times
-    share their attention.
+    Rejected requests take no time: rates count served requests. The throughput is bounded by the
+    least GPU time of a request: all its tokens at the best rate of any batch, its prompt's
+    attention in one piece, its decodes' attention in the best batch. Prompt tokens that a prefix
+    cache may hold cost nothing. A limit on the time between tokens bounds this batch, and the rate
+    of chunks that alone take longer. Latencies are bounded by the latency of a single request.
+    Deployments with the same op times share their attention.
     """
 
     def __init__(self, option: Option) -> None:
@@ -626,12 +623,12 @@ class Bounds:
 
     @property
     def token_s(self) -> float:
-        """A token of a request that is alone takes at least that long."""
+        """The least time per token of a single request."""
         layers = sum(self.layers) * (self.linear[0] + self.decode[0])
         return float(layers + self._edges(np.ones(1))[0])
 
     def _edges(self, rows: Floats) -> Floats:
-        """What an iteration takes beside its layers: the LM head, the host, the links."""
+        """The time of an iteration outside its layers: the LM head, the host, the links."""
         links = (len(self.layers) - 1) * self.cost.transfer_s(rows)
         return np.asarray(self.cost.last_s(rows) + self.cost.host_s(rows) + links)
 
@@ -643,13 +640,13 @@ class Bounds:
         decode = float((self.decode[tried] / batches).min())
         head = float((self.cost.last_s(batches) / batches).min())
         per_row = float((self.linear / self.sizes).min())
-        # No iteration has more decodes than sequences, nor takes less than that of one row.
+        # No iteration has more decodes than sequences, nor takes less than an iteration of one row.
         least = (self.output - 1) / most * self.linear[0]
         rows_s = np.maximum((self.prompt + self.output - 1) * per_row, least)
         alone_s = _prompts(self.deployment.ops, tuple(self.prompt))  # a batch may hold many
         prompts_s = self.cost.layer.scale * self.cost.ops.together.least_s(self.prompt, alone_s)
         of_layer = rows_s + prompts_s + (self.output - 1) * decode
-        # Each stage must do its part of every request; the last one the LM head, too.
+        # Each stage runs its part of every request; the last stage also the LM head.
         last = self.layers[-1] * of_layer + self.output * head
         return SLACK / max(float((max(self.layers) * of_layer).mean()), float(last.mean()))
 
@@ -662,25 +659,25 @@ class Bounds:
         for metric, limit in objective.limits.items():
             if metric not in _TOKENS:
                 continue
-            # The other share of the tokens may come in batches of any size.
+            # The rest of the tokens may be in batches of any size.
             found.append(self.requests_per_s(self._largest_batch(limit)) / (1 - share))
             if metric != "tpot_s" and share:
                 found.append(self._slow_chunks(limit, share))
         return min(found)
 
     def _largest_batch(self, limit_s: float) -> int:
-        """The most decodes that an iteration can do in that time."""
+        """The most decodes of an iteration that takes at most ``limit_s``."""
         rows = np.interp(BATCHES, self.sizes, self.linear)
         takes = sum(self.layers) * (rows + self.decode) + self._edges(BATCHES.astype(np.float64))
         return int(BATCHES[min(int((takes <= limit_s * SLACK).sum()), len(BATCHES) - 1)])
 
     def _slow_chunks(self, limit_s: float, share: float) -> float:
-        """The rate at which iterations with a chunk that alone exceeds the limit hit that share
-        of the tokens.
+        """The request rate at which slow iterations, whose chunk alone exceeds the limit, delay
+        ``share`` of the tokens.
 
-        A prompt that arrives finds as many decodes as there are on average (Poisson arrivals), so
-        the share is the rate of such iterations times the mean time between tokens. Prompts that
-        arrive during a full iteration share the next one.
+        An arriving prompt meets the mean number of decodes (Poisson arrivals), so the share is the
+        rate of slow iterations times the mean time between tokens. Prompts that arrive during a
+        full iteration share the next one.
         """
         takes = sum(self.layers) * self.linear + self._edges(np.ones(1))[0]
         slow = self.sizes[takes > limit_s * SLACK]
@@ -693,7 +690,7 @@ class Bounds:
 
 
 def new_tokens(deployment: Deployment) -> Floats:
-    """Prompt tokens of each request that no prefix cache saves: those that no earlier one had."""
+    """Prompt tokens of each request that no earlier request left in a prefix cache."""
     cache, found, seen = deployment.scenario.kv_cache, [], dict[Hashable, int]()
     for request in deployment.requests:
         known = 0
@@ -736,7 +733,7 @@ def most_requests_per_s(option: Option, objectives: Sequence[Objective] = ()) ->
 
 
 def alone(option: Option, objectives: Sequence[Objective]) -> str:
-    """Why no load at all can keep the SLO: a request that is alone breaks it. Empty if it may."""
+    """Why no load can keep the SLO: a single request breaks it. Empty if it may keep it."""
     bounds = Bounds(option)
     for one in objectives:
         for metric, limit in one.limits.items():
@@ -758,8 +755,8 @@ def _layer(cost: IterationCost, tokens: npt.ArrayLike) -> Floats:
 
 
 def _prompt_s(bounds: Bounds, tokens: float) -> float:
-    """A prompt in the chunks that the budget allows, on all stages; those that go through a
-    pipeline behind each other overlap."""
+    """Seconds of a prompt, in the chunks that the budget allows, on all stages; successive chunks
+    overlap in the pipeline."""
     attention = bounds.cost.layer.scale * float(_prompts(bounds.deployment.ops, (tokens,))[0])
     chunk = int(min(tokens, bounds.chunk))
     passes, layers = tokens / max(chunk, 1), bounds.layers

@@ -1,13 +1,13 @@
 """From probes to a capacity: the highest load at which 90 % of replications keep an SLO.
 
-A search is a generator: it yields the probes that it needs, gets their results, and returns what it
-found. Who simulates them, where and in which order, is ``probing.py``'s business, so what is found
-does not depend on it.
+A search is a generator: it yields the probes that it needs, gets their results, and returns its
+result. ``probing.py`` decides which worker simulates them and in which order, so the result does
+not depend on it.
 
 Each replication (one seed) has a load where its SLO breaks: under its random numbers the same
 requests come faster or slower, so its latencies grow with the load, and bisection finds its
-*crossing*. Short runs, the pilot, say where to look and how long a run must be; the runs that count
-take three or four probes for each replication. The capacity is the quantile of the crossings that
+*crossing*. Short runs, the pilot, give a starting load and the necessary length of a run; the full
+runs take three or four probes per replication. The capacity is the quantile of the crossings that
 90 % of replications exceed (``confidence/quantile.py``), and at most the saturation. All
 replications then run at it: pooled, they must keep the SLO, and their arrivals must last long
 enough to show an overload.
@@ -27,38 +27,38 @@ T = TypeVar("T")
 AT_ONCE = math.inf
 """The load of a probe whose requests all arrive at once: about the highest throughput."""
 SLOPE = 6.0
-"""Of the stress, before any is known."""
+"""The slope of the stress that is assumed before it is known."""
 SMALLEST = 1e-3
-"""Of the throughput: where the SLO breaks even under this load, the capacity is 0."""
+"""Part of the throughput: if the SLO breaks even under this load, the capacity is 0."""
 LARGEST = 1e3
-"""Of the load where a search begins: where the SLO holds even under this one, it always does."""
+"""Multiple of a search's first load: if the SLO holds even under this load, it always does."""
 NEAREST = 0.05
-"""How far apart, at most, the loads are between which a crossing is interpolated."""
+"""Largest relative distance of the two loads between which a crossing is interpolated."""
 LASTS = 20
-"""How many times as long as the mean latency, and as the SLO's largest limit, arrivals last."""
+"""Arrivals last so many times the mean latency, and the SLO's largest limit."""
 SCATTER = 0.05
-"""The standard deviation of the crossings, relative, above which runs are made longer, once."""
+"""The relative standard deviation of crossings above which runs are made longer, once."""
 LONGEST = 4
-"""How many times as long runs may become at a time."""
+"""The largest factor by which runs are made longer at a time."""
 LONGEST_PILOT = 16_000
-"""Requests of the longest pilot, where no load breaks the SLO in shorter ones."""
+"""Requests of the longest pilot, for an SLO that no load breaks in shorter ones."""
 OVERLOADS = (1.5, 3.0, 6.0)
-"""Loads of the saturated run, in parts of what was served when all requests came at once."""
+"""Loads of the saturated run, in parts of the throughput when all requests come at once."""
 BELOW, ABOVE = (0.5, 0.7, 0.85, 0.95), (1.05, 1.1, 1.2, 1.35, 1.6, 2.0)
-"""The loads of the headroom curve, in parts of the capacity; above it up to the first that breaks
-the SLO."""
+"""The loads of the headroom curve, in parts of the capacity; above it only up to the first load
+that breaks the SLO."""
 RESOLUTION = 2.0
-"""Standard deviations of the load that a run happens to offer: nearer than that to the saturation a
-run is too short to know whether its queue ends (a queue forgets in variance / distance ** 2
-requests, so a run then lasts four times that)."""
+"""Standard deviations of a run's offered load: at a smaller distance from the saturation a run is
+too short to show whether its queue ends (a queue's memory is variance / distance ** 2 requests, so
+a run then lasts four times its memory)."""
 STEPS = 6
 """How often the load is lowered, at most, until the pooled replications keep the SLO."""
 
 
 @dataclass(frozen=True)
 class Probe:
-    """One run: ``load`` in requests a second or clients, its seed, its length, and how many times
-    longer every op takes than the profile says."""
+    """One run: ``load`` in requests a second or clients, its seed, its length, and the factor on
+    every op's time."""
 
     load: float
     seed: int
@@ -68,9 +68,9 @@ class Probe:
 
 @dataclass(frozen=True)
 class Probed:
-    """A finished probe: its run's key and summary, and how it fares under the SLO.
+    """A finished probe: its run's key and summary, and its verdict under the SLO.
 
-    ``scale`` is how many times the deployment's replicas are those of the run (see
+    ``scale`` is the deployment's replicas over the run's (see
     :attr:`~sarathi_sim.experiments.capacity.options.Option.alike`). ``tables`` are the run's.
     """
 
@@ -88,7 +88,7 @@ class Probed:
 
     @property
     def arrivals_s(self) -> float:
-        """How long the arrivals last."""
+        """The time from the first to the last arrival."""
         return float(self.summary["after_warmup"]["arrivals_s"])
 
     @property
@@ -111,12 +111,12 @@ class UnbreakableError(ValueError):
 
 @dataclass(frozen=True)
 class SearchPlan:
-    """How exactly to search, and for what.
+    """The precision and the target of a search.
 
-    ``requests`` of a run, more where it must last longer, up to ``budget``: ``limit_s`` is the
-    SLO's largest limit, and arrivals last at least ``pattern_s``. ``scale`` is that of the probes,
-    ``variance`` that of a request's work and gap, relative, times the replicas of a run. The share
-    ``keep`` of replications keeps the SLO at a capacity. ``whole``: the load counts clients.
+    A run has ``requests``, more if it must last longer, up to ``budget``: ``limit_s`` is the SLO's
+    largest limit, and arrivals last at least ``pattern_s``. ``scale`` is the probes' scale,
+    ``variance`` the relative variance of a request's work and gap, times the replicas of a run. The
+    share ``keep`` of replications keeps the SLO at a capacity. ``whole``: the load counts clients.
     ``pooled`` judges several probes as one.
     """
 
@@ -138,7 +138,7 @@ class SearchPlan:
 
 @dataclass(frozen=True)
 class Crossing:
-    """Where one replication's SLO breaks, between a load that kept it and one that did not."""
+    """The load where one replication's SLO breaks, between a load that kept it and one above."""
 
     load: float
     kept: Probed
@@ -146,19 +146,19 @@ class Crossing:
 
     @property
     def slope(self) -> float:
-        """How steeply the stress rises: percent, for a percent of load."""
+        """The rise of the stress in percent, for a percent of load."""
         return _slope(self.kept, self.broken)
 
 
 @dataclass(frozen=True)
 class Capacity:
     """The highest ``load`` at which the asked share of replications keeps the SLO, and its 95 %
-    ``interval``; both 0 where the SLO breaks under any load (``pilot`` then is that probe).
+    ``interval``; both 0 if the SLO breaks under any load (then ``pilot`` is a probe that shows it).
 
-    ``crossings`` has one for each replication, ``at`` one probe each at the capacity, and
-    ``verdict`` is that of these pooled. ``saturation``: requests/s served under overload (infinite
-    for clients). ``curve``: single probes at parts of the load. ``unsettled`` says why the load is
-    no capacity: the runs are too short to know.
+    For each replication, ``crossings`` has a crossing and ``at`` a probe at the capacity;
+    ``verdict`` judges these probes, pooled. ``saturation``: requests/s served under overload
+    (infinite for clients). ``curve``: single probes at parts of the load. ``unsettled`` says why
+    the load is no capacity: the runs are too short.
     """
 
     load: float = 0.0
@@ -173,19 +173,19 @@ class Capacity:
 
     @property
     def spread(self) -> float:
-        """The standard deviation of one replication, relative."""
+        """The relative standard deviation of one replication's crossing."""
         return spread([one.load for one in self.crossings])
 
     @property
     def rejected(self) -> float:
-        """The share of requests that are rejected at the capacity, or where nothing is carried."""
+        """The share of rejected requests at the capacity, or at the pilot if nothing is carried."""
         if isinstance(self.pilot, Probed):
             return self.pilot.verdict.rejected
         return self.verdict.rejected if self.verdict is not None else 0.0
 
     @property
     def carried(self) -> float:
-        """The load less what is rejected; 0 where the search did not settle."""
+        """The load less the rejected requests; 0 if the search did not settle."""
         return 0.0 if self.unsettled else self.load * (1 - self.rejected)
 
 
@@ -223,7 +223,7 @@ def capacity(plan: SearchPlan) -> Search[Capacity]:
 def breakable_pilot(
     plan: SearchPlan,
 ) -> Search[tuple[Probed | None, Crossing | Probed, SearchPlan]]:
-    """The pilot, with longer runs where no load breaks the SLO in short ones."""
+    """The pilot, with longer runs if no load breaks the SLO in short ones."""
     while True:
         try:
             at_once, rough = yield from pilot(plan)
@@ -237,8 +237,8 @@ def breakable_pilot(
 
 
 def replications(plan: SearchPlan, start: Crossing) -> Search[list[Crossing | Probed]]:
-    """The crossing of each replication: more of them until the capacity's interval is no wider
-    than the tolerance. Ends early where one breaks the SLO under any load."""
+    """The crossing of each replication: more replications until the capacity's interval is no wider
+    than the tolerance. Ends early if a replication breaks the SLO under any load."""
     first = yield from crossing(Probe(0, plan.seed, plan.requests), start.load, start.slope, plan)
     found: list[Crossing | Probed] = [first]
     if not isinstance(first, Crossing):
@@ -275,7 +275,7 @@ def _saturation(plan: SearchPlan, at_once: Probed | None) -> Search[float]:
 def _kept(
     plan: SearchPlan, load: float, crossings: Sequence[Crossing]
 ) -> Search[tuple[float, tuple[Probed, ...], Verdict]]:
-    """The replications at ``load``, or at a little less where pooled they do not keep the SLO."""
+    """The replications at ``load``, or at a lower load if, pooled, they break the SLO."""
     slope = max(1.0, min(one.slope for one in crossings))
     seeds = range(plan.seed, plan.seed + len(crossings))
     for _ in range(STEPS):
@@ -315,9 +315,9 @@ def _curve(plan: SearchPlan, load: float) -> Search[tuple[Probed, ...]]:
 
 
 def lengthened(plan: SearchPlan, at: Sequence[Probed], scatter: float = 0.0) -> SearchPlan:
-    """The plan with as many requests as it takes that arrivals last :data:`LASTS` times the largest
-    limit and the mean latency; with ``scatter`` times too much of it in the crossings, as many as
-    it takes against that; at most the budget."""
+    """The plan with enough requests that arrivals last :data:`LASTS` times the largest limit and
+    the mean latency; and, if crossings scatter by ``scatter`` times too much, that they no longer
+    do; at most the budget."""
     wanted = max(_needed(plan, probed) for probed in at)
     wanted = math.ceil(1.1 * wanted) if wanted > plan.requests else plan.requests
     if scatter > 1:
@@ -332,7 +332,7 @@ def _needed(plan: SearchPlan, probed: Probed) -> int:
 
 
 def too_short(plan: SearchPlan, at: Sequence[Probed]) -> str:
-    """Why runs of this length do not show whether the load is carried; empty if they do."""
+    """Why runs of this length are too short to judge the load; empty if they are not."""
     wanted, requests = max(_needed(plan, probed) for probed in at), at[0].probe.requests
     if wanted <= requests:
         return ""
@@ -364,13 +364,13 @@ def pilot(plan: SearchPlan) -> Search[tuple[Probed | None, Crossing | Probed]]:
 
 
 def _throughput(at_once: Probed) -> float:
-    """The load of which all that is not rejected is served, about."""
+    """The approximate load of which every accepted request is served."""
     served = at_once.scale * float(at_once.summary["requests_per_s"])
     return served / (1 - at_once.verdict.rejected)
 
 
 def race(plan: SearchPlan, goal: float, start: float) -> Search[Crossing | Probed]:
-    """A rough capacity from short runs, if it reaches ``goal``; else the probe of that load.
+    """A rough capacity from short runs, if it reaches ``goal``; else the probe at that load.
 
     Without a goal (0) the search begins at ``start``. Arrivals last ten times the largest limit.
     """
@@ -386,13 +386,13 @@ def race(plan: SearchPlan, goal: float, start: float) -> Search[Crossing | Probe
 def crossing(
     like: Probe, start: float, slope: float, plan: SearchPlan
 ) -> Search[Crossing | Probed]:
-    """Where the SLO breaks for probes ``like`` this one, first looked for at ``start``.
+    """The load where the SLO breaks for probes ``like`` this one, searched from ``start``.
 
-    From the first probe on, the stress and its ``slope`` say where it would be 1, and a load a
-    little further brackets it. Then bisection, until the two loads are the tolerance apart, at
-    most :data:`NEAREST`: the middle is where the stress, linear in both logarithms, would be 1.
-    Returns the probe of the smallest load where the SLO breaks even there. Raises UnbreakableError
-    where it holds when all requests come at once.
+    From the first probe on, the stress and its ``slope`` predict the load of stress 1, and a load a
+    little beyond brackets it. Then bisection, until the two loads are the tolerance apart, at most
+    :data:`NEAREST`: the middle is the load of stress 1, interpolated in logarithms of both. Returns
+    the probe of the smallest load if the SLO breaks even there. Raises UnbreakableError if it holds
+    when all requests come at once.
     """
     fine = min(plan.tolerance, NEAREST)
     margin, smallest = 1 + fine / 3, SMALLEST * start
@@ -434,7 +434,7 @@ def crossing(
 
 
 def exact(found: Crossing, plan: SearchPlan) -> float:
-    """Where the stress is 1: between two numbers of clients, too."""
+    """The load of stress 1, also between two numbers of clients."""
     if not plan.whole:
         return found.load
     gap = found.broken.probe.load - found.kept.probe.load
@@ -442,7 +442,7 @@ def exact(found: Crossing, plan: SearchPlan) -> float:
 
 
 def _part(kept: Probed, broken: Probed) -> float:
-    """How far from one load to the other the stress would be 1, linear in its logarithm."""
+    """The place of stress 1 between two loads, from 0 to 1, linear in the stress's logarithm."""
     low, high = math.log(_stress(kept)), math.log(_stress(broken))
     return low / (low - high)
 
@@ -453,7 +453,7 @@ def _slope(kept: Probed, broken: Probed) -> float:
 
 
 def _stress(probed: Probed) -> float:
-    """The stress, within bounds, and above 1 where the SLO breaks because of overload alone."""
+    """The stress within bounds; above 1 if the SLO breaks because of overload alone."""
     stress = probed.verdict.stress
     if probed.verdict.holds:
         return min(max(stress, 0.05), 0.9999)
@@ -465,14 +465,14 @@ def _at(like: Probe, load: float) -> Probe:
 
 
 def _rounded(load: float, plan: SearchPlan, up: bool = False) -> float:
-    """A load that may be asked for: whole clients, or six digits, as it is printed."""
+    """The nearest load that a probe may have: whole clients, or six digits, as printed."""
     if plan.whole:
         return float(max(1, math.ceil(load) if up else round(load)))
     return float(f"{load:.6g}")
 
 
 def _down(load: float, plan: SearchPlan) -> float:
-    """The largest load that may be asked for and is no more than this one."""
+    """The largest load that a probe may have and that does not exceed ``load``."""
     if plan.whole:
         return float(max(1, math.floor(load + 1e-9)))
     digits = 10.0 ** (5 - math.floor(math.log10(load)))
@@ -480,7 +480,7 @@ def _down(load: float, plan: SearchPlan) -> float:
 
 
 def together(searches: Iterable[Search[T]]) -> Search[list[T]]:
-    """Searches side by side: each round asks for what all of them need."""
+    """Searches side by side: each round yields the probes that all of them need."""
     under_way = dict(enumerate(searches))
     wanted = {number: next(search) for number, search in under_way.items()}
     found: dict[int, T] = {}

@@ -1,8 +1,8 @@
-"""How capacity, or the metrics of a run, move with each op's time, links, the host, the workload.
+"""The sensitivity of capacity, or of a run's metrics, to op times, links, the host, the workload.
 
-One factor at a time is a part ``by`` less, and more. All runs share their random numbers, so small
-differences show. With a ``capacity`` section each replication's capacity is searched again, with
-short runs, from the one that nothing was changed for; otherwise each run is simulated again.
+One factor at a time is lowered, and raised, by the part ``by``. All runs share their random
+numbers, so small differences show. With a ``capacity`` section each replication's capacity is
+searched again, with short runs, from the unchanged one; else each run is simulated again.
 """
 
 from __future__ import annotations
@@ -70,19 +70,19 @@ KINDS = ("ops", "op", "link", "host", "workload")
 
 @dataclass(frozen=True)
 class Factor:
-    """Something that may be so many times what it is. ``changed``: the scenario where it is."""
+    """An input that can be scaled. ``changed(scenario, times)`` is the scenario with it scaled."""
 
     name: str
     kind: str
     changed: Callable[[Scenario, float], Scenario]
 
     def of(self, option: Option, times: float) -> Option:
-        """The option where this is ``times`` what it was."""
+        """The option with this factor scaled by ``times``."""
         name = f"{option.name}; {self.name} x {times:g}"
         return option.changed(name, self.changed(option.scenario, times))
 
     def realised(self, option: Option, times: float) -> float:
-        """How many times it really is: lengths are whole tokens, within the longest one.
+        """The scale that is reached: lengths are whole tokens, at most the longest.
 
         Raises ConfigError where requests become too long.
         """
@@ -102,8 +102,8 @@ class Factor:
 
 @dataclass(frozen=True)
 class Question:
-    """What is asked: ``options`` and the ``factors`` of each, ``by`` which part they are changed,
-    and how often. ``measures`` are metrics; none: the capacity under the section's SLO."""
+    """The question: ``options`` and the ``factors`` of each, the relative change ``by``, and the
+    number of replications. ``measures`` are metrics; none: the capacity under the section's SLO."""
 
     draft: Draft
     section: CapacitySection
@@ -114,8 +114,8 @@ class Question:
 
 
 def factors_of(deployment: Deployment, gaps: bool | None = None) -> list[Factor]:
-    """All that its runs depend on. ``gaps``: whether requests arrive one after the other (None: as
-    its workload says)."""
+    """All factors of a deployment's runs. ``gaps``: whether requests arrive one after the other
+    (None: as its workload says)."""
     ops = ops_of(deployment)
     links = [op for op in ops if op in (ALL_REDUCE, ALL_TO_ALL, SEND_RECV)]
     found = [Factor("all ops", "ops", _ops(ops)), *(Factor(op, "op", _ops([op])) for op in ops)]
@@ -131,7 +131,7 @@ def factors_of(deployment: Deployment, gaps: bool | None = None) -> list[Factor]
 
 
 def ops_of(deployment: Deployment) -> list[str]:
-    """The ops that its batches take time for."""
+    """The ops that take time in the deployment's batches."""
     cluster, ops = deployment.scenario.cluster, deployment.ops
     there = {*ops.by_rows, *ATTENTION}
     if ops.all_reduce is not None and cluster.tp > 1:
@@ -161,7 +161,7 @@ def _shift(key: str) -> Callable[[Scenario, float], Scenario]:
 
 
 FINE = 0.01
-"""The tolerance of searches: wide steps would hide what a tenth of a small op does."""
+"""The tolerance of searches: wide steps would hide the effect of a tenth of a small op."""
 CAPACITY = "capacity"
 METRICS = ("ttft_s.p99", "tbt_s.p99", "output_tokens_per_s")
 SIDES = (-1, 1)
@@ -174,7 +174,7 @@ _ANY_SLO = CapacitySection(slo="mean latency 1s")
 
 @dataclass(frozen=True)
 class Shifted:
-    """An option with a factor at one side (0: nothing changed), really ``times`` what it was."""
+    """An option with a factor at one side (0: unchanged), scaled by ``times`` in effect."""
 
     option: Option
     factor: str = ""
@@ -183,7 +183,7 @@ class Shifted:
 
 
 Values = dict[tuple[Option, str, int], dict[str, list[float]] | str]
-"""By option, factor and side: each measure's values, one a replication; or why there are none."""
+"""By option, factor and side: each measure's values by replication; or the reason for none."""
 
 
 def read_sensitivity(
@@ -226,8 +226,8 @@ def read_sensitivity(
 
 
 def sensitivity(lab: Laboratory, asked: Question) -> dict[str, Any]:
-    """The question and the answer, as ``summary.json`` has it. Raises ConfigError for an SLO that
-    the runs are too short for."""
+    """The question and the answer, as in ``summary.json``. Raises ConfigError if the runs are too
+    short for the SLO."""
     changed, notes = list[tuple[Shifted, Option]](), list[str]()
     if asked.replications == 1:
         notes.append(ONE_RUN)
@@ -284,7 +284,7 @@ def label(measure: str, section: CapacitySection) -> str:
 def _sides(
     option: Option, factor: Factor, by: float, notes: list[str]
 ) -> Iterator[tuple[Shifted, Option]]:
-    """The option with this factor less, and more; a note where it does not change."""
+    """The option with this factor lower, and higher; a note if it does not change."""
     for side in SIDES:
         times = 1 + side * by
         try:
@@ -304,8 +304,8 @@ def _sides(
 def _capacities(
     lab: Laboratory, asked: Question, changed: list[tuple[Shifted, Option]], notes: list[str]
 ) -> Values:
-    """Each replication's load in every case; a note where its run is too short for the SLO. Raises
-    ConfigError where no load breaks the SLO."""
+    """Each replication's load in every case; a note if its run is too short for the SLO. Raises
+    ConfigError if no load breaks the SLO."""
     plans, found = dict[Option, SearchPlan](), Values()
     for option in asked.options:
         plan = plan_of(option, asked.section, asked.draft.source.file)
@@ -337,7 +337,7 @@ def _capacities(
 
 def _base_search(plan: SearchPlan) -> Search[list[Crossing]]:
     """The load where each replication's SLO breaks, in runs that last long enough to show an
-    overload; none where the SLO breaks under any load."""
+    overload; none if the SLO breaks under any load."""
     _, rough, plan = yield from breakable_pilot(plan)
     if not isinstance(rough, Crossing):
         return []
@@ -355,7 +355,7 @@ def _base_search(plan: SearchPlan) -> Search[list[Crossing]]:
 
 
 def _loads(found: Sequence[Crossing | Probed] | str, plan: SearchPlan) -> Any:
-    """The loads; 0 where the SLO breaks under any load. Or why a run failed."""
+    """The loads; 0 if the SLO breaks under any load. Or the error of a failed run."""
     if isinstance(found, str):
         return found
     return {CAPACITY: [exact(one, plan) if isinstance(one, Crossing) else 0.0 for one in found]}
@@ -386,7 +386,7 @@ def _metrics(lab: Laboratory, asked: Question, changed: list[tuple[Shifted, Opti
 
 
 def _number(summary: Mapping[str, Any], path: str) -> float:
-    """NaN for a metric that no request has: single tokens have no time between them."""
+    """A metric; NaN if no request has it: single tokens have no time between them."""
     try:
         return metric(summary, path, "summary")
     except ConfigError:
@@ -433,12 +433,12 @@ def _row(
         "low_pct": 100 * float(np.mean(down / base) - 1),
         "high_pct": 100 * float(np.mean(up / base) - 1),
         "elasticity": mean,
-        "interval": list(interval) if len(set(each)) > 1 else None,  # not of one run, repeated
+        "interval": list(interval) if len(set(each)) > 1 else None,  # equal runs are one run
     }
 
 
 def _base(values: Values, option: Option, measures: Iterable[str]) -> dict[str, float | None]:
-    """What nothing was changed for, by measure."""
+    """The values without any change, by measure."""
     found = values.get((option, "", 0))
     if not isinstance(found, dict):
         return dict.fromkeys(measures)

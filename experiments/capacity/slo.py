@@ -1,5 +1,5 @@
-"""The ``capacity`` section (an SLO, which load is searched, how exactly, over which space), and
-whether probes keep the SLO: one of them, or several pooled as one."""
+"""The ``capacity`` section (SLO, kind of load, precision, space of deployments), and the verdict
+whether one probe, or several pooled as one, keep the SLO."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from sarathi_sim.simulator.loop.records import Floats
 from sarathi_sim.simulator.views.metrics import weighted_quantiles
 
 STATISTICS = {"mean": 0.5, "p50": 0.5, "p90": 0.9, "p99": 0.99}
-"""What an SLO may bound, and the quantile that decides how many requests it needs."""
+"""The statistics that an SLO may bound, and the quantile that decides the requests it needs."""
 LATENCIES = {
     **{"ttft": "ttft_s", "tbt": "tbt_s", "itl": "tbt_s", "tbt_max": "tbt_max_s"},
     **{"tpot": "tpot_s", "latency": "latency_s", "e2e": "latency_s"},
@@ -39,8 +39,8 @@ _GRAMMAR = (
 class Objective:
     """One clause of an SLO: ``limits`` in seconds by metric.
 
-    ``statistic`` of the metric must not exceed its limit; or, with ``share``, at least that share
-    of the requests must keep all limits.
+    ``statistic`` of the metric must not exceed its limit; or at least a ``share`` of the requests
+    must keep all limits.
     """
 
     text: str
@@ -143,23 +143,23 @@ class CapacitySection(Strict):
 
 
 OVERLOAD = "overload"
-"""What binds where the queue grows without bound although every clause still holds."""
+"""The bound if the queue grows without end although every clause still holds."""
 REJECTED = "rejected requests"
-"""What binds where more requests are rejected than may be."""
+"""The bound if more requests are rejected than the section allows."""
 TREND = 27
 """Kendall's S of ten blocks from which on latencies are said to rise (one-sided 1 %)."""
 UNSERVED = 0.01
-"""The share of arrivals that is left over, at least, in an overload."""
+"""The least share of arrivals that an overload leaves unserved."""
 
 
 @dataclass(frozen=True)
 class Verdict:
     """Probes against an SLO.
 
-    ``values`` has, by the text of each clause, its value (seconds; of an attainment the share) and
-    ``stresses`` what part of the limit that is: more than 1 breaks it (of an attainment: the share
-    that missed over the share that may). ``rejected`` is the share of requests that were rejected,
-    and ``rejects`` whether it is more than may be.
+    By the text of each clause, ``values`` has its value (seconds; for an attainment the share) and
+    ``stresses`` the value over the limit: more than 1 breaks the clause (for an attainment: the
+    share of misses over the allowed share). ``rejected`` is the share of rejected requests, and
+    ``rejects`` whether it is more than allowed.
     """
 
     values: dict[str, float]
@@ -170,7 +170,7 @@ class Verdict:
 
     @property
     def stress(self) -> float:
-        """The largest part of any limit."""
+        """The largest stress of any clause."""
         return max(self.stresses.values())
 
     @property
@@ -180,8 +180,8 @@ class Verdict:
 
     @property
     def worst(self) -> str:
-        """What breaks: the rejections, the clause with the largest stress, or the overload of a run
-        that keeps all clauses."""
+        """The bound that breaks: the rejections, the clause with the largest stress, or the
+        overload of a run that keeps all clauses."""
         if self.rejects:
             return REJECTED
         if self.overloaded and self.stress <= 1:
@@ -191,7 +191,7 @@ class Verdict:
 
 @dataclass(frozen=True)
 class RunTables:
-    """The tables of a finished run, read when they are asked for."""
+    """The tables of a finished run, read at their first use."""
 
     folder: Path
 
@@ -200,7 +200,7 @@ class RunTables:
         return pd.read_parquet(self.folder / "requests.parquet")
 
     def gaps(self) -> pd.DataFrame:
-        """Times between tokens after the warm-up, ``tbt_s``, and how many ``tokens`` have each."""
+        """Times between tokens after the warm-up, ``tbt_s``, and the ``tokens`` that have each."""
         return pd.read_parquet(self.folder / GAPS)
 
 
@@ -216,9 +216,9 @@ def judge(
 ) -> Verdict:
     """Judge runs, pooled as one: their summaries and tables.
 
-    A run's warm-up is left out. Of several runs, and for an attainment, the tables are read. Only
-    where requests arrive by themselves can a run be overloaded; of several, when half of them are.
-    A metric that no request has (the time per output token of single tokens) keeps its limit.
+    A run's warm-up is left out. For several runs, and for an attainment, the tables are read. Only
+    an open loop can be overloaded; several runs are if half of them are. A metric that no request
+    has (the time per output token of single tokens) keeps its limit.
     """
     values, stresses = {}, {}
     for one in objectives:
@@ -238,12 +238,12 @@ def judge(
 
 
 def overloaded(summary: Mapping[str, Any]) -> bool:
-    """Whether more requests arrive than are served: fewer leave than come, and queueing delays rise
-    over the run (:mod:`sarathi_sim.simulator.views.steady`), or as long as a batch fills up,
-    latencies.
+    """Whether arrivals exceed the service: fewer requests finish than arrive, and queueing delays
+    (or latencies, while a batch fills up) rise over the run
+    (:mod:`sarathi_sim.simulator.views.steady`).
 
-    Both happen by chance, too, where a queue comes and goes. So more requests must be left over
-    than are under way in the mean (by Little's law, their latency's share of the arrivals' time).
+    Both happen by chance, too, when a queue grows for a while. So the unserved requests must exceed
+    the mean number in flight (by Little's law, the latency's share of the arrivals' time).
     """
     after = summary["after_warmup"]
     usual = float(after["latency_s"]["mean"] or 0.0) / max(float(after["arrivals_s"]), 1e-9)

@@ -1,5 +1,5 @@
-"""The answers of ``capacity``, ``recommend`` and ``sensitivity``: words and tables, from what their
-``summary.json`` holds; tables as CSV."""
+"""The answers of ``capacity``, ``recommend`` and ``sensitivity``: words and tables, from their
+``summary.json``; tables as CSV."""
 
 from __future__ import annotations
 
@@ -40,8 +40,8 @@ MUCH_LESS = 0.5
 
 
 def capacity_answer(found: Mapping[str, Any]) -> Section:
-    """The answer of what ``capacity`` found, as its ``summary.json`` has it: which deployment
-    carries how much, how sure that is, what binds, and what its tokens cost."""
+    """The answer of ``capacity``, from its ``summary.json``: each deployment's capacity with its
+    interval, its bound, and the cost of its tokens."""
     deployments, unit, load = list(found["deployments"]), UNITS[found["load"]], found["load"]
     currency = found["prices"]["currency"]
     what = "rate of requests" if load == "rate" else "number of clients"
@@ -92,7 +92,7 @@ def capacity_text(one: Mapping[str, Any]) -> str:
 
 
 def assumed(found: Mapping[str, Any]) -> list[str]:
-    """What was assumed: of the deployments, of capacities and prices, and what was not tried."""
+    """The assumptions: on deployments, capacities and prices, and the settings not tried."""
     prices, told = found["prices"], assumed_of(found)
     if found.get("workload", "") is None:
         told.insert(0, "workload: none was given, so Azure's conversations of 2023")
@@ -118,8 +118,8 @@ def assumed(found: Mapping[str, Any]) -> list[str]:
 
 
 def doubts(deployments: Deployments, tolerance: float, advice: str) -> list[str]:
-    """Capacities that are not known, or less certain than the tolerance asks for, with what to do
-    about it; and those that stand next to one that breaks."""
+    """Capacities that are not known, or less certain than the tolerance, with a remedy; and
+    neighbours of the best that carry much less."""
     lines = []
     for one in deployments:
         if one.get("error"):
@@ -143,7 +143,7 @@ def doubts(deployments: Deployments, tolerance: float, advice: str) -> list[str]
 
 
 def _cliffs(deployments: Deployments) -> list[str]:
-    """Each neighbour of the best that carries much less, with something between them."""
+    """Each neighbour of the best that carries much less, if there are deployments between them."""
     loads = [one["capacity"] or 0.0 for one in deployments]
     best, points = loads.index(max(loads)), [one.get("point", {}) for one in deployments]
     return [
@@ -160,7 +160,7 @@ def _refuses(one: Mapping[str, Any]) -> bool:
 
 
 def breaks(binds: Mapping[str, Any], much: str = "") -> str:
-    """What breaks first above a capacity (by ``much``), and why, in words."""
+    """The clause that breaks first above a capacity (by ``much``), and the cause, in words."""
     why = _BECAUSE[binds["because"]]
     if binds["slo"] == REJECTED:
         return f"too many requests are rejected, because {why}"
@@ -171,7 +171,7 @@ def breaks(binds: Mapping[str, Any], much: str = "") -> str:
 
 
 def sentence(deployments: Deployments, unit: str, currency: str) -> str:
-    """The answer in a sentence: which deployment carries most, by how much, and what binds it."""
+    """The answer in a sentence: the deployment that carries most, its lead, and its bound."""
     able = [one for one in deployments if one["capacity"]]
     if not able:
         if any(not one["settled"] for one in deployments):
@@ -227,7 +227,7 @@ def _price(one: Mapping[str, Any], currency: str) -> str:
 
 
 def breaking(deployments: Deployments) -> SortableTable:
-    """For each deployment whose search ended: what breaks first, why, and how busy it is then."""
+    """For each finished search: the clause that breaks first, the cause, and the utilisation."""
     rows = []
     for one in deployments:
         binds = one.get("binds")
@@ -285,7 +285,7 @@ HEADINGS = ("elasticity", "95 % interval")
 
 
 def panels(content: Mapping[str, Any]) -> dict[tuple[str, str], list[dict[str, Any]]]:
-    """The rows of every deployment and measure, those that move it most first."""
+    """The rows of every deployment and measure, the strongest factor first."""
     found: dict[tuple[str, str], list[dict[str, Any]]] = {}
     for row in content["rows"]:
         found.setdefault((row["deployment"], row["measure"]), []).append(row)
@@ -295,7 +295,7 @@ def panels(content: Mapping[str, Any]) -> dict[tuple[str, str], list[dict[str, A
 
 
 def title(content: Mapping[str, Any], deployment: str, measure: str) -> str:
-    """What a panel is about, with the value that nothing was changed for."""
+    """The title of a panel, with the value without any change."""
     (base,) = (d["base"][measure] for d in content["deployments"] if d["name"] == deployment)
     about = f"{deployment}: " if len(content["deployments"]) > 1 else ""
     return f"{about}{content['measures'][measure]}, {number_text(float(base))}"
@@ -308,8 +308,8 @@ def sides(content: Mapping[str, Any]) -> tuple[str, str]:
 
 
 def sensitivity_answer(found: Mapping[str, Any]) -> Section:
-    """The answer of what ``sensitivity`` found, as its ``summary.json`` has it: what each factor
-    does to each measure of each deployment."""
+    """The answer of ``sensitivity``, from its ``summary.json``: the effect of each factor on each
+    measure of each deployment."""
     said = [_strongest(found, *key) for key in panels(found)]
     under = f" under the SLO {found['slo']}" if found["slo"] else ""
     rows = [
@@ -343,7 +343,7 @@ def cells(row: Mapping[str, Any]) -> list[str]:
 
 
 def _strongest(content: Mapping[str, Any], deployment: str, measure: str) -> str:
-    """What moves a measure most."""
+    """The factors that move a measure most, in words."""
     rows = panels(content)[deployment, measure]
     single = [f"{r['factor']} ({r['elasticity']:+.2f})" for r in rows if r["kind"] != "ops"][:3]
     text = f"{title(content, deployment, measure)}: moves most with {', '.join(single)}"
@@ -394,8 +394,8 @@ def loses(row: Mapping[str, Any], best: Mapping[str, Any]) -> str:
 
 
 def recommend_answer(found: Mapping[str, Any]) -> Section:
-    """The answer of what ``recommend`` found, as its ``summary.json`` has it: which deployment,
-    why, what the others lose by, and the command that starts it."""
+    """The answer of ``recommend``, from its ``summary.json``: the deployment, the reason, the
+    losses of the others, and the command that starts it."""
     rows, unit, rate = found["deployments"], UNITS[found["load"]], found["rate"]
     carried, first = found["winner"] is not None, rows[0]
     warnings = [
@@ -435,7 +435,7 @@ _SETTINGS = (
 
 
 def _in_words(one: Mapping[str, Any]) -> str:
-    """What is recommended: the servers, and the engine's settings that were chosen."""
+    """The recommendation in words: the servers, and the chosen settings of the engine."""
     policy = one["scenario"]["policy"]
     chosen = [f"{key} {policy[key]}" for key in _SETTINGS if key in policy]
     return ", ".join([_servers(one, _shape(one["name"])), *chosen])
@@ -451,7 +451,7 @@ def _question(found: Mapping[str, Any]) -> str:
 
 
 def _of_one_fewer(found: Mapping[str, Any]) -> str:
-    """That one replica fewer breaks the SLO at the rate, as a run of it shows."""
+    """A clause that says that one replica fewer breaks the SLO at the rate; empty without it."""
     fewer = found["one_fewer"]
     if fewer is None:
         return ""
@@ -467,8 +467,8 @@ def _of_one_fewer(found: Mapping[str, Any]) -> str:
 
 
 def _next_to_best(found: Mapping[str, Any]) -> list[str]:
-    """What was tried next to the first, with another token budget or sequence limit, and breaks
-    the SLO or carries much less, where something lies between."""
+    """Neighbours of the first, with another token budget or sequence limit, that break the SLO or
+    carry much less, if there are deployments between them."""
     best, *others = found["deployments"]
     if found["winner"] is None or not _place(best["name"]):
         return []
@@ -491,7 +491,7 @@ def _next_to_best(found: Mapping[str, Any]) -> list[str]:
 
 
 def _far_behind(why: str, capacity: float) -> bool:
-    """Whether something was dropped because it broke the SLO, or carries much less by its bound."""
+    """Whether a deployment was dropped because it breaks the SLO, or has a much lower bound."""
     most = re.match(r"at most ([\d.,]+) ", why)
     if most:
         return float(most[1].replace(",", "")) < MUCH_LESS * capacity
@@ -546,7 +546,7 @@ def _best_table(found: Mapping[str, Any], unit: str) -> SortableTable:
 
 
 def _screened(found: Mapping[str, Any], unit: str) -> SortableTable:
-    """Those that were screened only: first the best of each layout that was not searched."""
+    """The deployments that were only screened: first the best of each layout not searched."""
     seen = {_layout(row["name"]) for row in found["deployments"]}
     first, others = list[Any](), list[Any]()
     for one in found["screened"]:
@@ -562,7 +562,7 @@ def _screened(found: Mapping[str, Any], unit: str) -> SortableTable:
 
 
 def _dropped(found: Mapping[str, Any]) -> SortableTable:
-    """Those that were left out: first one of each shape that has no other row."""
+    """The deployments left out: first one of each shape that has no other row."""
     dropped = list((_left_out(found) | found["dropped"]).items())
     more = len(dropped) - _MOST_DROPPED
     note = f"And {more} more in summary.json." if more > 0 else ""
@@ -571,13 +571,13 @@ def _dropped(found: Mapping[str, Any]) -> SortableTable:
 
 
 def _left_out(content: Mapping[str, Any]) -> dict[str, str]:
-    """A deployment of each shape (TP, PP) that has no row of its own, with the reason: the one
-    that came furthest."""
+    """For each shape (TP, PP) without a row of its own, the deployment that came furthest, with the
+    reason why it was dropped."""
     named = (one["name"] for key in ("deployments", "screened") for one in content[key])
     shown = {_shape(name) for name in named}
     found: dict[str, str] = {}
     dropped = content["dropped"].items()
-    # Those that were simulated came further than those that were bounded.
+    # Simulated deployments came further than bounded ones.
     for name, why in sorted(
         dropped, key=lambda one: "behind" not in one[1] or "op times" in one[1]
     ):

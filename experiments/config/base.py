@@ -1,5 +1,5 @@
-"""What all keys of a configuration have in common: strictness, names, and bounds with a name; trees
-of keys, as YAML gives them, by key path; and where a value comes from."""
+"""The base of all configuration keys: strict sections, key names and bounds; trees of keys, as YAML
+gives them, by key path; and the origin of each value."""
 
 from __future__ import annotations
 
@@ -48,9 +48,9 @@ def key(
     needs: Literal["", "stack", "experts"] = "",
     **field: Any,
 ) -> Any:
-    """A key that figures and tables call by ``name``, and beside a point by ``short``: ``TP 4``.
+    """A key with its ``name`` in figures and tables, and its ``short`` name: ``TP 4``.
 
-    One that ``needs`` a stack, or a stack and a model with experts, is refused without them.
+    A key that ``needs`` a stack, or a stack and a model with experts, is refused without them.
     ``field`` is what pydantic's ``Field`` takes: default and bounds.
     """
     given = {"unit": unit, "short": short, "needs": needs}
@@ -67,7 +67,7 @@ class Strict(BaseModel):
 S = TypeVar("S", bound=BaseModel)
 #: No configuration has keys that lie deeper.
 DEEPEST = 100
-# The keys that say which alternative a mapping is.
+# The keys that select a mapping's alternative.
 _TAGS = ("kind", "name")
 
 
@@ -78,7 +78,7 @@ def key_path(text: str) -> KeyPath | None:
 
 
 def overlap(path: KeyPath, key: KeyPath) -> bool:
-    """Whether one equals the other, or is below it."""
+    """Whether one key path equals the other, or is below it."""
     return key[: len(path)] == path[: len(key)]
 
 
@@ -92,7 +92,7 @@ def without(tree: Mapping[str, Any], key: KeyPath) -> dict[str, Any]:
 
 
 def assign(tree: Mapping[str, Any], key: KeyPath, value: Any) -> dict[str, Any]:
-    """A copy with one value set; a whole mapping replaces the one there."""
+    """A copy with one value set; a mapping replaces the whole mapping there."""
     below = without(tree, key) if isinstance(value, dict) else tree
     for name in reversed(key):
         value = {name: value}
@@ -189,7 +189,7 @@ class Source:
             raise ConfigError("\n".join(found)) from None
 
     def error(self, key: str, value: object, problem: str) -> ConfigError:
-        """The error for a value of the right type that is not allowed, or (None) that is missing or
-        names something that cannot be used."""
+        """The error for a value that is not allowed although its type is right; or, with None, for
+        a key that is missing or whose file cannot be used."""
         shown = "" if value is None else f"value {show(value)}: "
         return ConfigError(f"{self.name(tuple(key.split('.')))}: {shown}{problem}")

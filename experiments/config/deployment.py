@@ -1,5 +1,5 @@
-"""From a checked scenario to what the simulator takes: memory, batch, schedulers, predictor; and
-the memory that this takes on this machine, refused if it is too much."""
+"""From a checked scenario to the simulator's inputs: KV cache, batch size, schedulers, predictor;
+and the memory that a run needs on this machine, refused if it is too much."""
 
 from __future__ import annotations
 
@@ -69,9 +69,9 @@ from sarathi_sim.simulator.op_times.predictor import CHUNK_BLOCK, BundlePredicto
 class Deployment:
     """A scenario with every default filled in, ready to run.
 
-    ``scenario`` is the resolved one: running it again gives the same result. ``notes`` are messages
-    for the user. ``bundle_sha256`` identifies the content of the profile bundle. ``memory`` is what
-    a paged KV cache is made of.
+    ``scenario`` is the resolved scenario: running it again gives the same result. ``notes`` are
+    messages for the user. ``bundle_sha256`` identifies the content of the profile bundle.
+    ``memory`` is the breakdown of a GPU's memory, with a paged KV cache.
     """
 
     scenario: Scenario
@@ -87,12 +87,12 @@ class Deployment:
 
     @property
     def scope(self) -> Literal["intra_node", "inter_node"]:
-        """Which link a pipeline's stages send over."""
+        """The kind of link between a pipeline's stages."""
         return link_scope(self.scenario, self.device)
 
     @property
     def bundle_name(self) -> str:
-        """Which bundle its op times come from."""
+        """The name of the bundle of the op times."""
         found = f"{self.device.name}/{self.model.name}/tp{self.scenario.cluster.tp}"
         kernels = self.scenario.kernels
         return f"{found}-{kernels.name}" if kernels else found
@@ -108,7 +108,7 @@ class Deployment:
         )
 
     def schedulers(self, replicas: int | None = None) -> list[Scheduler]:
-        """One fresh scheduler per replica (or so many)."""
+        """One fresh scheduler per replica, or ``replicas`` of them."""
         cluster, batching = self.scenario.cluster, self.scenario.batching
         replicas = replicas or cluster.replicas
         assert batching.max_batch and batching.max_in_flight and cluster.max_length
@@ -147,20 +147,20 @@ class Deployment:
 
     @property
     def rejections(self) -> str:
-        """What share of the requests is rejected, and why, in words; empty without any."""
+        """The share of rejected requests and the reason, in words; empty if none is rejected."""
         share, why = self.rejected, self.refused[1]
         return f"{share:.1%} of the requests are rejected: the longest one {why}" if share else ""
 
     @property
     def doubts(self) -> tuple[str, ...]:
-        """What is in doubt about its op times, by what its profile says of their origin."""
+        """Doubts about the op times, from their origins in the profile."""
         origins = self.ops.meta.environment
         parts = {op: str(mark).partition(DOUBT) for op, mark in origins.items()}
         return tuple(f"{op}: {doubt}" for op, (_, found, doubt) in parts.items() if found)
 
     @property
     def remarks(self) -> tuple[str, ...]:
-        """All that the user is told of it: its rejections, its doubts, and its notes."""
+        """All messages for the user: rejections, doubts and notes."""
         return (*filter(None, [self.rejections]), *self.doubts, *self.notes)
 
     @cached_property
@@ -182,17 +182,17 @@ class Deployment:
         chunking = chunking_of(scenario.policy.build())
         if chunking is None:
             if scenario.kv_cache is not None:
-                longest = length  # a prompt computed again, with all that was generated
+                longest = length  # a prompt computed again, with its generated tokens
             return TableSizes(longest + sequences, length, sequences, longest)
         if scenario.kv_cache is not None:
-            # Any chunk may occur; what is computed again may be longer than a prompt.
+            # Any chunk may occur; recomputed tokens may be longer than a prompt.
             longest = min(chunking.tokens, length)
             different = min(longest, CHUNK_BLOCK * (1 + len(requests)))
             rows = min(chunking.rows, sequences * length)
             return TableSizes(rows, length, sequences, longest, -(-different // CHUNK_BLOCK))
-        # Decodes beside chunks of equal size, or those that fill a chunk between them.
+        # Decodes beside chunks of equal size, or the decodes that share a chunk's tokens with it.
         rows = min(chunking.rows, longest) + 2 * sequences
-        # What is left of a chunk beside decodes, and of each prompt at its end.
+        # The tokens left in a chunk beside decodes, and the last chunk of each prompt.
         different = min(chunking.tokens, longest, sequences + CHUNK_BLOCK * (1 + len(requests)))
         return TableSizes(rows, length, sequences, longest, -(-different // CHUNK_BLOCK))
 
@@ -254,7 +254,7 @@ def deploy(
     ``requests_of`` lets a sweep share requests between scenarios. Raises ConfigError, naming file,
     key, value and what is allowed.
     """
-    # 1. What it names: model, device and number formats. Which layers each stage has.
+    # 1. The names: model, device and number formats; and the layers of each stage.
     model, device = model_of(scenario, source), device_of(scenario, source)
     scenario = with_formats(scenario, model, device, source)
     layers = layers_of(scenario, model, source)
@@ -266,7 +266,7 @@ def deploy(
     check_memory(workload_needs(scenario), scenario, source)
     requests = requests_of(scenario, max_length, source)
     notes = [requests.note] if isinstance(requests, Traffic) and requests.note else []
-    # 3. What the memory holds beside the weights: KV cache and batch.
+    # 3. The memory beside the weights: KV cache and batch size.
     kept = 1.0
     if model.windows is not None:
         sizes = np.array([(r.prompt_tokens, r.output_tokens) for r in requests], dtype=float)
@@ -275,7 +275,7 @@ def deploy(
     if room.kv_cache is not None:
         _refuse_as_engine(scenario, room.kv_cache, requests, source)
         requests = with_own_prompts(requests) if room.kv_cache.prompts_cached else requests
-    # 4. How long its ops take, and its host.
+    # 4. The times of its ops and of its host.
     ops, digest = op_times_of(scenario, model, device, source)
     engine, said = with_host_time(scenario, model, requests)
     limits = {
@@ -284,7 +284,7 @@ def deploy(
     }
     counted = scenario.kv_cache is None or scenario.kv_cache.num_blocks is None
     notes[:0] = [*_notes(max_length, limits, ops, kept, room.memory if counted else None), *said]
-    # 5. The whole. This machine must be able to simulate it, and it must serve a request.
+    # 5. The deployment. This machine must be able to simulate it, and it must serve a request.
     scenario = scenario.having("batching", max_batch=room.max_batch, max_in_flight=room.in_flight)
     scenario = scenario.model_copy(update={"engine": engine, "kv_cache": room.kv_cache})
     inputs = (model, device, layers, room.tokens, requests, ops, digest)
@@ -313,7 +313,7 @@ def layers_of(scenario: Scenario, model: ModelSpec, source: Source) -> tuple[int
 
 
 def check_policy(scenario: Scenario, source: Source) -> None:
-    """Raise ConfigError for a setting that does not go with the policy."""
+    """Raise ConfigError for a setting that the policy does not allow."""
     policy, batching, cache = scenario.policy.build(), scenario.batching, scenario.kv_cache
     name = scenario.policy.name
     if is_pooled(policy):
@@ -350,7 +350,7 @@ def check_left_out(scenario: Scenario, max_num_seqs: int, source: Source) -> Non
 
 
 def with_own_prompts(requests: Iterable[Request]) -> list[Request]:
-    """The requests, each with a name for its whole prompt, to be found in the cache."""
+    """The requests, each with its whole prompt as a prefix that the cache can hold."""
     return [
         each
         if each.prefix and each.prefix[-1][1] >= each.prompt_tokens
@@ -361,8 +361,8 @@ def with_own_prompts(requests: Iterable[Request]) -> list[Request]:
 
 @dataclass(frozen=True)
 class Room:
-    """What a replica's memory holds: KV ``tokens``, for batches of ``max_batch`` sequences, of
-    which ``in_flight`` are under way; the paged cache, and what its GPUs' memory is taken by."""
+    """The capacity of a replica: KV ``tokens``, ``in_flight`` micro-batches of ``max_batch``
+    sequences each; the paged cache, and the breakdown of a GPU's memory."""
 
     tokens: int
     max_batch: int
@@ -379,8 +379,8 @@ def _room(
     kept: float,
     source: Source,
 ) -> Room:
-    """What fits, where a share ``kept`` of the tokens is in the cache. Raises ConfigError where the
-    weights, a request, or the batch or blocks that are asked for do not."""
+    """The capacity of a replica whose cache keeps a share ``kept`` of the tokens. Raises
+    ConfigError if the weights, a request, or the configured batch or blocks do not fit."""
     cluster, policy, cache = scenario.cluster, scenario.policy.build(), scenario.kv_cache
     layers, max_length = cluster.layers_per_stage, cluster.max_length
     assert layers and max_length
@@ -414,8 +414,8 @@ def _room(
 
 
 def _reserved(scenario: Scenario, tokens: int, max_length: int, source: Source) -> Room:
-    """The batch where each sequence reserves its memory. Raises ConfigError for a larger one, and
-    CapacityError where none fits."""
+    """The capacity where each sequence reserves its memory. Raises ConfigError for a configured
+    batch that does not fit, and CapacityError if not one sequence does."""
     batching, pp = scenario.batching, scenario.cluster.pp
     in_flight = batching.max_in_flight or pp
     batch = batching.max_batch or max_batch(tokens, max_length, in_flight)
@@ -454,7 +454,7 @@ def _notes(
     kept: float,
     memory: EngineMemory | None,
 ) -> list[str]:
-    """What the user is told of a deployment; ``memory`` where its blocks were counted here."""
+    """Messages about a deployment for the user; ``memory`` if its blocks were computed here."""
     notes = [
         f"longest sequence: cluster.max_length {max_length} is more than {limit}, {what}"
         for what, limit in limits.items()
@@ -483,8 +483,8 @@ def _refuse_if_nothing_fits(found: Deployment, source: Source) -> None:
 
 
 def pool_settings(scenario: Scenario, policy: PoolPolicy, max_length: int) -> dict[str, Any]:
-    """Keyword arguments of a pool. One micro-batch a stage is in flight, and one more where they
-    are formed ahead."""
+    """Keyword arguments of a pool. One micro-batch per stage is in flight, and one more if the
+    policy forms iterations ahead."""
     pp = scenario.cluster.pp
     depth = scenario.batching.max_in_flight or pp + policy.ahead
     return {"max_in_flight": depth, "max_length": max_length, "stages": pp}
@@ -510,24 +510,24 @@ def pools_of(
 
 
 REQUEST_BYTES, RECORD_BYTES = 300, 1100
-"""A request; and what is recorded of it and worked out from that (docs/performance.md)."""
+"""Memory of a request; of its records and metrics (docs/performance.md)."""
 
 TURN_BYTES = 230
-"""What a request takes more as a turn of a session."""
+"""Additional memory of a request that is a turn of a session."""
 
 LENGTH_CLASS_BYTES = 40
 """A class of Zipf lengths: its tokens, weight, probability and their running sum."""
 
 GROUP_BYTES, STAGE_BYTES, REPLICA_BYTES = 700, 1000, 6000
-"""A micro-batch's books; a stage's free time and row of the ledger; the rest of a replica."""
+"""A micro-batch's records; a stage's idle times and row of the ledger; the rest of a replica."""
 
 TOKEN_BYTES, POINT_BYTES, CHUNK_POINT_BYTES = 350, 330, 60
-"""A row count in the predictor's table, and a point of its attention tables: those that are made
-at once, and those of chunks, which are made block by block."""
+"""A row count in the predictor's table; a point of its attention tables that are computed at once;
+a point of the chunks' tables, which are computed block by block."""
 
 ALWAYS_FREE = 16_000_000
-"""Less than this process holds already. A sweep's small runs need no more, and asking the system
-would take a tenth of their time."""
+"""Needs below this are not checked: a sweep's small runs need no more, and asking the system for
+free memory would take a tenth of their time."""
 
 
 @dataclass(frozen=True)
@@ -601,7 +601,7 @@ def _value(scenario: Scenario, key: str) -> object:
 def check_together(needs: Iterable[tuple[str, Iterable[Need]]], file: str) -> None:
     """Raises ConfigError if the scenarios together need more memory than is free.
 
-    ``needs`` are those of each scenario by name.
+    ``needs`` are each scenario's name and needs.
     """
     whole = [Need(f"scenario {name}", sum(n.num_bytes for n in each), "") for name, each in needs]
     problem = shortage(whole)

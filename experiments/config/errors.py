@@ -1,6 +1,6 @@
 """The exception for a user's mistake; its text is all that the user needs.
 
-It is the base of all such errors: what lower rooms raise needs no translation here.
+It is the base of all such errors, so errors of lower rooms need no translation.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""The inputs of a scenario, read and checked: its model, its device, its profile bundle, and what
-an engine's host adds to its kernels' times.
+"""The inputs of a scenario, read and checked: its model, its device, its profile bundle, and the
+host times of its engine.
 
-They are kept for the next scenario, because a sweep names the same few in every run.
+They are cached for the next scenario, because all runs of a sweep name the same few.
 ``data/host_time.yaml`` holds the host's constants by serving stack, with origin, plausible ranges
 and what they were fitted to: the defaults of ``engine.host_iteration_s``, ``host_sequence_s`` and
 ``frontend_s``. ``host_time_mixtures.yaml`` holds those of servers of mixtures of experts, and of
@@ -48,7 +48,7 @@ from sarathi_sim.simulator.op_times.regression import bundle_times
 
 
 def model_of(scenario: Scenario, source: Source) -> ModelSpec:
-    """The model. Raises ConfigError where there is none of that name, or where TP cannot cut it."""
+    """The model. Raises ConfigError for an unknown name, or if TP cannot divide the model."""
     try:
         path = user_path(scenario.model)
         model = _load_model(scenario.model, _changed(path) or _changed(path / "config.json"))
@@ -83,7 +83,7 @@ def device_of(scenario: Scenario, source: Source) -> DeviceSpec:
 def with_formats(
     scenario: Scenario, model: ModelSpec, device: DeviceSpec, source: Source
 ) -> Scenario:
-    """The scenario with the checkpoint's number formats, where it names no others.
+    """The scenario with the checkpoint's number formats, unless it names its own.
 
     Raises ConfigError for a quantised checkpoint without a stack.
     """
@@ -111,7 +111,7 @@ def _profiles(scenario: Scenario, source: Source) -> Path:
 
 
 def _needing(section: Strict, prefix: str = "") -> Iterator[tuple[str, object, str]]:
-    """Path and value of each key of a section that is given and needs something, and what."""
+    """Path, value and need of each key of a section that is set and ``needs`` something."""
     for name, about in type(section).model_fields.items():
         extra, value = about.json_schema_extra, getattr(section, name)
         if isinstance(extra, dict) and "needs" in extra and value is not None:
@@ -150,8 +150,8 @@ def number_bytes_of(
 def op_times_of(
     scenario: Scenario, model: ModelSpec, device: DeviceSpec, source: Source
 ) -> tuple[OpTimes, str]:
-    """The op times, and what identifies them: the digest of their bundle, or of the files that a
-    stack's and a device's are computed from (:func:`op_source`)."""
+    """The op times and their digest: of their bundle, or of the files from which a stack's or a
+    device's times are computed (:func:`op_source`)."""
     ops, digest = _op_times(scenario, model, device, source)
     scale = scenario.engine.op_scale
     return (_scaled(ops, tuple(sorted(scale.items()))) if scale else ops), digest
@@ -159,14 +159,14 @@ def op_times_of(
 
 @lru_cache(maxsize=16)
 def _scaled(ops: OpTimes, factors: tuple[tuple[str, float], ...]) -> OpTimes:
-    """One object for all scenarios alike: they share its tables."""
+    """The op times with each op scaled by its factor; equal scenarios share the object's tables."""
     return ops.scaled(dict(factors))
 
 
 def _op_times(
     scenario: Scenario, model: ModelSpec, device: DeviceSpec, source: Source
 ) -> tuple[OpTimes, str]:
-    """Those of the profile, as it holds them."""
+    """The op times of the profile, not scaled."""
     kernels, tp = scenario.kernels, scenario.cluster.tp
     profiles = _profiles(scenario, source) if scenario.profiles else None
     key = "profiles" if kernels is None else "stack"
@@ -199,7 +199,7 @@ def _op_times(
 
 
 def _of_checkpoint(scenario: Scenario, model: ModelSpec, problem: str) -> str:
-    """Where a number format comes from that was not measured, if from the checkpoint."""
+    """A hint for ``problem`` if the unmeasured number format is the checkpoint's; else empty."""
     wanted = problem.partition("; there: ")[0]
     for key, value in model.formats.items():
         of_cache = (key == "kv_cache_dtype") == ("KV" in wanted)
@@ -215,7 +215,7 @@ def _config_json(model: str) -> bool:
 
 
 def provenance(meta: BundleMeta) -> str:
-    """What kind of origin the times of every op have, ops of one kind together."""
+    """The kind of origin of every op's times, in words; ops of one kind together."""
     kinds: dict[str, list[str]] = {}
     for op in (*ALL_ROW_OPS, *ATTENTION, ALL_REDUCE, *SENDS):
         if op in meta.environment:
@@ -228,7 +228,7 @@ def provenance(meta: BundleMeta) -> str:
 
 
 def link_scope(scenario: Scenario, device: DeviceSpec) -> Literal["intra_node", "inter_node"]:
-    """Which link a pipeline's stages send over."""
+    """The kind of link between a pipeline's stages."""
     gpus = scenario.cluster.tp * scenario.cluster.pp
     node = scenario.cluster.gpus_per_node or device.gpus_per_node
     return "intra_node" if gpus <= node else "inter_node"
@@ -264,7 +264,7 @@ def _load(path: Path, digest: str) -> OpTimes:
 
 @lru_cache(maxsize=16)
 def _modelled(device: str, model: ModelSpec, tp: int, kernels: Kernels | None) -> OpTimes:
-    """The op times that no folder holds; scenarios share them, and so their tables."""
+    """Modelled op times, which no folder holds; scenarios share them, and so their tables."""
     source = op_source(load_device(device), model, tp, kernels)
     assert not isinstance(source, Path)
     return modelled_times(source)
@@ -272,9 +272,9 @@ def _modelled(device: str, model: ModelSpec, tp: int, kernels: Kernels | None) -
 
 @strict_dataclass
 class HostConstants:
-    """Seconds: of an iteration, of each sequence in it, and of a request on its way from the client
-    to the scheduler and of its first token back (``frontend_token_s`` of these for each token of
-    its prompt); and of launching a call of a layer where no CUDA graph does."""
+    """Host seconds: of an iteration; of each sequence in it; of a request on its way from the
+    client to the scheduler and of its first token back (``frontend_token_s`` more for each token of
+    its prompt); and of the launch of one of a layer's kernels without a CUDA graph."""
 
     host_iteration_s: float
     host_sequence_s: float
@@ -285,8 +285,8 @@ class HostConstants:
 
 @strict_dataclass
 class StackErrors:
-    """Standard deviations of the logarithm of a server's mean TTFT and TPOT that the errors of its
-    ops do not explain: settings, version, scheduler."""
+    """Standard deviations of the logarithm of a server's mean TTFT and TPOT from causes other than
+    op times: settings, version, scheduler."""
 
     ttft: float
     tpot: float
@@ -304,7 +304,7 @@ _FUSED = ("add", "rope")
 
 @strict_dataclass
 class Meaning:
-    """A constant: what it stands for, and the plausible range that bounds its fit, in seconds."""
+    """The meaning of a constant, and the plausible range that bounds its fit, in seconds."""
 
     meaning: str
     range: tuple[float, float]
@@ -312,8 +312,8 @@ class Meaning:
 
 @strict_dataclass
 class Fold:
-    """The constants by stack that were fitted without some ``servers``; and how far ``apart`` the
-    clients of campaigns are whose load tool is not recorded (from 0, in lock-step, to 1)."""
+    """The constants by stack that were fitted without some ``servers``. ``apart`` says how far the
+    clients of campaigns without a recorded load tool are spread (from 0, in lock-step, to 1)."""
 
     servers: list[str]
     stacks: dict[str, HostConstants]
@@ -323,8 +323,8 @@ class Fold:
 
 @strict_dataclass
 class HostTimes:
-    """The file. ``measured`` is of another engine and data set, ``stacks`` was ``fitted_to`` rows
-    of measured servers, and so was each of ``folds`` without its servers."""
+    """The file. ``measured`` constants are of another engine and data set; ``stacks`` were
+    ``fitted_to`` rows of measured servers, and each of ``folds`` without its servers' rows."""
 
     constants: dict[str, Meaning]
     measured: HostConstants
@@ -336,12 +336,12 @@ class HostTimes:
     apart: dict[str, float] = field(default_factory=dict)
 
     def fitted_without(self, server: str) -> Fold | HostTimes:
-        """What was fitted without a server, where it was among those fitted to."""
+        """The fold without a server's rows; the whole file if no constant was fitted to them."""
         return next((fold for fold in self.folds if server in fold.servers), self)
 
     def without(self, stack: str, server: str) -> tuple[HostConstants, StackErrors]:
-        """The stack's constants and errors as fitted without a server, where it was among those
-        fitted to. A stack of which nothing is known has its engine's."""
+        """The stack's constants and errors, from the fold without a server's rows if there is one.
+        An unknown stack has the constants of its engine."""
         fold = self.fitted_without(server)
         known = stack if stack in fold.stacks else stack.partition(" ")[0]
         return fold.stacks[known], fold.errors[known]
@@ -355,7 +355,7 @@ def host_times(mixtures: bool = False) -> HostTimes:
 
 
 def host_of(engine: Engine) -> HostTime:
-    """The host's time in each iteration, as the engine's section has it."""
+    """The host's times in an iteration, from the ``engine`` section."""
     given = {key.removeprefix("host_"): value for key, value in engine}
     return HostTime(**{each.name: given[each.name] or 0.0 for each in fields(HostTime)})
 
@@ -365,8 +365,8 @@ def with_host_time(
 ) -> tuple[Engine, tuple[str, ...]]:
     """The engine's section with every constant filled in, and notes on its host's time.
 
-    A mixture of experts has the constants of mixtures. Those of a prompt's token and of a launch
-    count for the mean prompt of ``requests`` and for the calls of the ``model``'s layer.
+    A mixture of experts has the constants of mixtures. The constant of a prompt token is taken
+    times the mean prompt of ``requests``, that of a launch times the calls of a layer of ``model``.
     """
     given = scenario.engine
     stack = named_stack(scenario.stack)[0] if scenario.stack else None

@@ -36,7 +36,7 @@ from sarathi_sim.simulator.views.metric_registry import METRICS
 
 CONFIGS = Path(__file__).parents[1] / "configs"
 
-# Files and folders of a result that a scenario must not be called like.
+# Files and folders of a result, which are no names for a scenario.
 _RESERVED = ("figures", "config.yaml", "summary.json")
 TRACE_PATH = ("workload", "lengths", "path")
 _OF_YAML = (Mapping, list, str, int, float, type(None))
@@ -66,7 +66,7 @@ def shipped_configs() -> list[str]:
 class Draft:
     """A file with the values of the ``--set`` options, not yet turned into scenarios.
 
-    ``raw`` is what all scenarios share, ``overrides`` what each of them changes.
+    ``raw`` has the keys that all scenarios share, ``overrides`` the changes of each.
     """
 
     header: Header
@@ -77,7 +77,7 @@ class Draft:
 
 
 Config = str | Path | Mapping[str, Any]
-"""The path of a file, the name of a shipped one, or what such a file holds."""
+"""The path of a file, the name of a shipped configuration, or the content of one."""
 Assignments = Iterable[str] | Mapping[str, Any]
 """``key.path=value``, as of ``--set``; or values by key path."""
 
@@ -299,8 +299,8 @@ def _shape() -> dict[str, Any]:
 
 
 SHAPE: dict[str, Any] = _shape()
-"""The keys of :meth:`sarathi_sim.simulator.views.metrics.Analysis.summary`: what can be asked for
-before a run.
+"""The keys of :meth:`sarathi_sim.simulator.views.metrics.Analysis.summary`: the metrics that a file
+can name before a run.
 
 Bands and warnings, which a run adds, are no numbers to compare."""
 
@@ -325,7 +325,7 @@ def metric(summary: Mapping[str, Any], path: str, where: str) -> float:
 
 
 def refuse_of_session(scenario: Scenario, source: Source) -> None:
-    """Raises ConfigError for a policy that neither a file nor another process can have."""
+    """Raises ConfigError for a session's policy: no file and no other process can hold it."""
     if isinstance(scenario.policy, SessionPolicy):
         problem = (
             "is an object of this session, which a folder cannot keep: write the policy to a file, "
@@ -337,8 +337,8 @@ def refuse_of_session(scenario: Scenario, source: Source) -> None:
 def stored(scenario: Scenario, name: str) -> tuple[dict[str, Any], dict[str, bytes]]:
     """A resolved scenario as in a result's ``config.yaml``, and the files stored with it.
 
-    A user's policy is stored, so that the result can be simulated again anywhere; profiles have
-    their whole path, so that this machine can from any folder.
+    A user's policy is stored, so that the result can be simulated again anywhere; profiles are
+    stored as absolute paths, so on this machine it can be from any folder.
     """
     content, policy = scenario.model_dump(), scenario.policy
     if scenario.profiles:

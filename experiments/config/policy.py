@@ -1,4 +1,4 @@
-"""The ``policy`` section: every shipped policy by its name, or one of a user's file.
+"""The ``policy`` section: a shipped policy by its name, or a policy of a user's file.
 
 The parameters of a policy's constructor are its keys. A user's file is kept with a result; an
 object of the caller's session cannot be.
@@ -60,7 +60,7 @@ class NamedPolicy(Strict):
 
 
 class ShippedPolicy(NamedPolicy):
-    """One of the package's. Its class is made at run time, so it is pickled by name."""
+    """A shipped policy. Its class is made at run time, so it is pickled by name."""
 
     @model_validator(mode="after")
     def _can_be_built(self) -> Self:
@@ -107,7 +107,7 @@ class SessionPolicy(NamedPolicy):
 
 
 def _complete(policy: Policy | PoolPolicy) -> Policy | PoolPolicy:
-    """The policy, if it has what the loop asks of one. Raises AttributeError."""
+    """The policy, if it has all attributes that the loop needs. Raises AttributeError."""
     policy.plan  # noqa: B018
     if not is_pooled(policy):
         of_micro_batches(policy).holds_finished  # noqa: B018
@@ -121,9 +121,9 @@ _BOUNDED: dict[Any, Any] = {
     float: Annotated[float, Field(ge=0, le=1e12)],
     float | None: Annotated[float, Field(ge=0, le=1e12)] | None,
 }
-"""What numbers a policy takes: counts are at least 1, all others at least 0."""
+"""Bounds of a policy's numbers: counts are at least 1, all others at least 0."""
 _NAMES = {"chunk_size": ("chunk size", "tokens", "chunk"), "tile": ("tile", "tokens")}
-"""Of policies' keys those that are not called by their words alone."""
+"""Names of those keys of policies whose words alone are no good name."""
 _FILE_KEYS = ("name", "file", "sha256", "code")
 
 
@@ -202,7 +202,7 @@ else:
     ]
 
 
-# A policy of the user's -----------------------------------------------------------------------
+# A user's policy ------------------------------------------------------------------------------
 
 
 def read_policy(keys: Mapping[str, Any], source: Source) -> FilePolicy:
@@ -243,7 +243,7 @@ def _described(keys: Mapping[str, Any], path: Path, code: str, source: Source) -
 
 
 def session_policy(given: Any, source: Source) -> SessionPolicy:
-    """The policy that a class or an object of the caller's session is. Raises ConfigError."""
+    """The policy of a class or an object of the caller's session. Raises ConfigError."""
     builder = given if isinstance(given, type) else type(given)
     try:
         made = _complete(given() if given is builder else given)

@@ -61,7 +61,7 @@ from sarathi_sim.simulator.loop.records import Floats, Ints
 
 
 def build_clients(scenario: Scenario, requests: Sequence[Request]) -> Clients | None:
-    """Who sends the requests of sessions and closed loops; None where they arrive by themselves."""
+    """The clients of sessions and closed loops; None if requests arrive at times of their own."""
     arrivals, sessions = scenario.workload.arrivals, scenario.workload.sessions
     sender = arrivals if sessions is None else sessions
     if not isinstance(sender, Closed | Sessions):
@@ -81,19 +81,19 @@ class Traffic(list[Request]):
 
     @property
     def note(self) -> str:
-        """What is left out, in words; empty for nothing."""
+        """The number of rows left out, in words; empty if none is."""
         what = "workload: requests of the trace without prompt or output tokens (skip_empty)"
         return f"{what}: {self.left_out:,} left out" if self.left_out else ""
 
 
 def build_requests(scenario: Scenario, max_length: int, source: Source) -> Traffic:
-    """The requests, in order of arrival; those of sessions one session behind the other.
+    """The requests, in order of arrival; sessions one after the other.
 
     None is longer than ``max_length`` unless ``too_long`` is ``reject``. Raises ConfigError, naming
     the key at fault.
     """
     workload, seed, session = scenario.workload, scenario.seed, None
-    if workload.every > 1 and workload.requests is not None:  # of them every n-th is kept
+    if workload.every > 1 and workload.requests is not None:  # only every n-th request is kept
         scenario = scenario.having("workload", requests=workload.requests * workload.every)
         workload = scenario.workload
     trace = trace_of(scenario, source)
@@ -110,7 +110,7 @@ def build_requests(scenario: Scenario, max_length: int, source: Source) -> Traff
     count = len(prompt) if session is None else int(session[-1]) + 1
     arrival_s = burstier(_arrivals(workload, seed, count, trace, source), shift.burstiness)
     if session is not None:
-        arrival_s = arrival_s[session]  # of the session's first turn; the others' are not known yet
+        arrival_s = arrival_s[session]  # the first turn's; later turns wait for their answers
     if not arrival_s.max(initial=0.0) < HORIZON_S:
         raise source.error(*_of_arrivals(workload), _too_late(float(arrival_s.max())))
     too_long = prompt + output > max_length
@@ -139,7 +139,7 @@ def build_requests(scenario: Scenario, max_length: int, source: Source) -> Traff
 
 
 def _refusals(workload: Workload) -> Iterator[tuple[str, object, str]]:
-    """What does not go together, or makes no sense: key, value, and what is allowed."""
+    """Contradictions and settings without a meaning: key, value, and what is allowed."""
     lengths, arrivals, sessions = workload.lengths, workload.arrivals, workload.sessions
     groups, pd_ratio = workload.system_prompts, workload.pd_ratio
 
@@ -205,7 +205,7 @@ def _refusals(workload: Workload) -> Iterator[tuple[str, object, str]]:
 
 
 def _rates(arrivals: Varying) -> tuple[Floats, Floats]:
-    """When the rate is stated, and what it is then."""
+    """The times at which the rate is stated, and the rates there."""
     return np.array([r.at_s for r in arrivals.rates]), np.array([r.rate for r in arrivals.rates])
 
 
@@ -217,7 +217,7 @@ def _too_late(last_s: float) -> str:
 
 
 def _of_arrivals(workload: Workload) -> tuple[str, object]:
-    """The key that says how late requests arrive, and its value."""
+    """The key that sets how late requests arrive, and its value."""
     arrivals = workload.arrivals
     if isinstance(arrivals, Varying):
         return "workload.arrivals.rates", [each.model_dump() for each in arrivals.rates]
@@ -227,8 +227,8 @@ def _of_arrivals(workload: Workload) -> tuple[str, object]:
 
 
 def trace_of(scenario: Scenario, source: Source) -> Trace | None:
-    """What the trace holds, as ``lengths`` asks for it; None where lengths are drawn. Raises
-    ConfigError for a file that is no trace, and for keys of the workload that make no sense."""
+    """The trace, read as ``lengths`` says; None if lengths are drawn. Raises ConfigError for a file
+    that is no trace, and for contradictory keys of the workload."""
     workload, lengths = scenario.workload, scenario.workload.lengths
     for key, value, problem in _refusals(workload):
         raise source.error(f"workload.{key}", value, problem)
@@ -274,8 +274,8 @@ def _turns(sessions: Sessions, count: int, seed: int) -> Ints:
 def _sharing(
     workload: Workload, seed: int, prompt: Ints, output: Ints
 ) -> tuple[Ints, list[Prefix], Ints | None]:
-    """Whole prompts, their prefixes, and the session of each, where prompts share their beginning:
-    turns of sessions have those before them, and system prompts come first."""
+    """Whole prompts, their shared prefixes, and the session of each request: a turn begins with the
+    earlier turns of its session, and system prompts come first."""
     groups, session, group = list(workload.system_prompts.values()), None, None
     count, tokens = len(prompt), [each.tokens for each in groups]
     if workload.sessions is not None:

@@ -216,13 +216,13 @@ class Scenario(Strict):
     engine: Engine = key("engine", default=Engine())
 
     def having(self, section: str, **values: Any) -> Scenario:
-        """With other values in a section; they are not checked."""
+        """The scenario with other values in a section, which are not checked."""
         changed = getattr(self, section).model_copy(update=values)
         return self.model_copy(update={section: changed})
 
     @property
     def kernels(self) -> Kernels | None:
-        """Whose kernels run, where a stack is named."""
+        """The kernels of the stack; None without a stack."""
         if self.stack is None:
             return None
         engine, version = named_stack(self.stack)
@@ -242,7 +242,7 @@ class Scenario(Strict):
 
 
 class Ratio(Strict):
-    """A metric of one scenario divided by that of another, beside the value a paper states.
+    """A metric of one scenario divided by the same metric of another, beside a paper's value.
 
     ``metric`` is a dotted path into the summary, such as ``makespan_s`` or ``bubble_s.p50``.
     """
@@ -254,8 +254,8 @@ class Ratio(Strict):
 
 
 class Validation(Strict):
-    """What ``sarathi-sim validate`` does with the scenarios: how often it runs each, how long the
-    calibration runs around each are, and the ``dtype`` that the engine computes in."""
+    """The settings of ``sarathi-sim validate``: the runs of each scenario, the length of the
+    calibration runs around each, and the ``dtype`` that the engine computes in."""
 
     repeats: Annotated[int, Field(ge=1, le=100)] = 5
     calibration_requests: Annotated[int, Field(ge=1, le=10_000)] = 10
@@ -301,7 +301,7 @@ class Parameter:
         return with_unit(self.short or self.name, self.unit)
 
     def value(self, value: object) -> str:
-        """Beside a point: ``TP 4``, ``chunk size 256``; of a text, it alone."""
+        """A value as text, beside a point: ``TP 4``, ``chunk size 256``; a text value alone."""
         text = number_text(value) if isinstance(value, float) else str(value)
         return text if isinstance(value, str) else self.called(text)
 
@@ -320,13 +320,13 @@ def _named(model: type[BaseModel], section: str = "") -> Iterator[tuple[str, Par
             called = Parameter(field.title, unit, extra.get("short", ""))
             yield path, called
         for inner in _sections(field.annotation):
-            # What says which of several sections it is goes by the section's name.
+            # The key that selects one of several sections has the section's name.
             yield from ((f"{path}.{tag}", called) for tag in _TAGS if tag in inner.model_fields)
             yield from _named(inner, path)
 
 
 def _sections(annotation: Any) -> Iterator[type[BaseModel]]:
-    """The sections that a value may be."""
+    """The sections that a key's value may be."""
     if isinstance(annotation, type) and issubclass(annotation, BaseModel):
         yield annotation
     for inner in get_args(annotation):
@@ -334,7 +334,7 @@ def _sections(annotation: Any) -> Iterator[type[BaseModel]]:
 
 
 PARAMETERS = dict(_named(Scenario))
-"""By key path. What is missing, such as a policy's own keys, is called by the key's words."""
+"""Names by key path. A missing key, such as a policy's own, is named by its words."""
 
 
 def parameter(path: str) -> Parameter:
@@ -343,7 +343,7 @@ def parameter(path: str) -> Parameter:
 
 
 def value_name(value: object) -> str:
-    """A swept value in a legend; of a policy's keys the words."""
+    """A swept value in a legend; a policy's keys as words."""
     if isinstance(value, float):
         return f"{value:g}"
     name, space, keys = str(value).partition(" ")

@@ -107,7 +107,7 @@ class QuantileLengths(Strict):
     decode: Percentiles = key("output", "tokens")
 
     def tokens(self, key: str) -> dict[float, float]:
-        """Those of ``prompt`` or ``decode`` by percent, in order."""
+        """The tokens of ``prompt`` or ``decode`` by percent, in order."""
         given: dict[str, float] = getattr(self, key)
         return dict(sorted((float(name.removeprefix("p")), n) for name, n in given.items()))
 

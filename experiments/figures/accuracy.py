@@ -31,13 +31,13 @@ from sarathi_sim.simulator.loop.records import Floats, Ints
 from sarathi_sim.simulator.op_times.regression import coordinates, decode_surface, prefill_surface
 
 LAYER_SHAPES = {(4096, 4096): 2, (1024, 4096): 2, (14336, 4096): 2, (4096, 14336): 1}
-"""Llama-3.1-8B's GEMMs as they were measured, unfused, and how many of each a layer has."""
+"""Llama-3.1-8B's GEMMs as measured, unfused, and their number in a layer."""
 
 
 Aim = tuple[float, float]
-"""What the median and the 95th percentile of the errors should be at most, in percent."""
+"""The aims: largest median and 95th percentile of the errors, in percent."""
 BAND = (85, 95)
-"""What a 90 % band should cover at least and at most, in whole percent."""
+"""The aim of a 90 % band: least and largest coverage, in whole percent."""
 
 
 @dataclass(frozen=True)
@@ -45,7 +45,7 @@ class Score:
     """Absolute errors in percent on rows not fitted, and the aim where there is one.
 
     ``covered`` is the share of these rows inside the 90 % band, in percent; None without a band.
-    ``group`` is the class that the score counts in. ``causes`` say why it misses what it misses.
+    ``group`` is the class that the score counts in. ``causes`` are the reasons of missed aims.
     """
 
     what: str
@@ -77,13 +77,13 @@ class Score:
         return {**asdict(self), "met": self.met, "missed": self.missed}
 
     def because(self, errors: str, band: str) -> Score:
-        """With the causes of what it misses: of its errors, and of its band."""
+        """The score with the causes of missed aims: of its errors, and of its band."""
         causes = dict.fromkeys(band if miss == "band" else errors for miss in self.missed)
         return replace(self, causes=tuple(causes))
 
 
 def inside_aim(covered: float) -> bool:
-    """Whether a band covers as much as it should."""
+    """Whether the coverage of a band is within the aim."""
     return BAND[0] <= round(covered) <= BAND[1]
 
 
@@ -231,7 +231,7 @@ def gemm_in_range(datasets: Path) -> Iterator[Score]:
 
 
 def gemm_beyond(datasets: Path) -> Iterator[Score]:
-    """GEMMs up to 1024 tokens, extrapolated to 4096 (A6000: 2048), with what one bundle holds."""
+    """GEMMs up to 1024 tokens, extrapolated to 4096 (A6000: 2048), from one bundle's shapes."""
     sources = {
         "A100 (Vidur)": vidur.gemms_by_tp(datasets, "a100"),
         "A40 (Vidur)": vidur.gemms_by_tp(datasets, "a40"),
@@ -256,9 +256,9 @@ def gemm_beyond(datasets: Path) -> Iterator[Score]:
 
 
 def gemm_unseen(datasets: Path) -> Iterator[Score]:
-    """GEMMs of a model of which nothing was fitted, from the GPU's other models (Vidur).
+    """GEMMs of a held-out model, from the GPU's other models (Vidur).
 
-    By the device models' form: a roofline with learned residual, over all shapes at once.
+    The form is the device models': a roofline with learned residual, over all shapes at once.
     """
     for name, device in (("a100", "a100-80g-sxm"), ("a40", "a40")):
         source, spec = f"{name.upper()} (Vidur)", load_device(device)

@@ -79,7 +79,7 @@ def cdf(key: str, tables: Mapping[str, Tables]) -> Figure:
 
 
 def draw_cdf(axes: Axes, key: str, tables: Mapping[str, Tables]) -> None:
-    """What :func:`cdf` shows, on given axes."""
+    """Draw :func:`cdf` on given axes."""
     metric = METRICS[key]
     shown = [np.zeros(0)]
     for (name, table), style in zip(tables.items(), table_styles(tables), strict=True):
@@ -96,7 +96,7 @@ def draw_cdf(axes: Axes, key: str, tables: Mapping[str, Tables]) -> None:
 
 
 def distribution(table: Tables, key: str) -> tuple[Floats, Floats]:
-    """Values in rising order, and the share of all that is no larger."""
+    """Values in rising order, and the cumulative share of each."""
     if key == "tbt_s":
         gaps = table.token_gaps
         if gaps is None:
@@ -144,7 +144,7 @@ def _log_where_wide(axes: Axes, values: Floats, unit: str) -> str:
 
 
 def completions(tables: Mapping[str, Tables]) -> Figure:
-    """Requests completed over time, one line per scenario; and arrived, where they share that."""
+    """Completed requests over time, one line per scenario; and arrivals, if all share them."""
     figure, axes = _panel()
     draw_completions(axes, tables)
     _legend(figure)
@@ -152,7 +152,7 @@ def completions(tables: Mapping[str, Tables]) -> Figure:
 
 
 def draw_completions(axes: Axes, tables: Mapping[str, Tables]) -> None:
-    """What :func:`completions` shows, on given axes."""
+    """Draw :func:`completions` on given axes."""
     arrivals = [np.sort(table.requests["arrival_s"].to_numpy()) for table in tables.values()]
     alike = all(np.array_equal(arrivals[0], other) for other in arrivals[1:])
     if alike and arrivals[0][-1] > arrivals[0][0]:
@@ -244,7 +244,7 @@ def stage_shares(ledger: pd.DataFrame) -> pd.DataFrame:
 
 
 def steps(x: Floats, y: Floats) -> tuple[Floats, Floats]:
-    """The curve from zero, thinned to what a figure can show."""
+    """The curve from zero, thinned to the resolution of a figure."""
     if not len(x):
         return x, y
     keep = np.unique(np.linspace(0, len(x) - 1, min(len(x), _MOST_POINTS)).round().astype(int))

@@ -15,10 +15,10 @@ from sarathi_sim.profiler.kernels.stack_fit import check_fitted, fit_stack, fitt
 
 
 class Hold(NamedTuple):
-    """What was left out of the fit of a family's tables, the aim, and why tables miss it.
+    """The hold-out of a family's tables, the aim, and the causes of misses.
 
-    ``apart`` are the causes of some tables: those whose device and name match a pattern.
-    Shares "of what is far off" are of the rows off by more than 12 % on H100, B200 and L40S.
+    ``apart`` are the causes for tables whose device and name match a pattern. Shares "of what is
+    far off" are of the rows with errors above 12 % on H100, B200 and L40S.
     """
 
     called: str
@@ -97,7 +97,7 @@ _VARIANTS = {r"\.\d+w\d+$": ", windows", _MLA: ", latent"}
 
 
 def kernels(datasets: Path, device: str) -> Iterator[Score]:
-    """The surfaces of every stack's kernels on a device, fitted again, on what was left out.
+    """The held-out scores of every stack's surfaces on a device, fitted again.
 
     Raises SpecError for a device without published kernels.
     """
@@ -108,14 +108,14 @@ def kernels(datasets: Path, device: str) -> Iterator[Score]:
 
 
 def shipped(datasets: Path, device: str) -> Iterator[Score]:
-    """The same as recorded when the shipped surfaces were fitted: reads no ``datasets``."""
+    """The held-out scores stored with the shipped surfaces: reads no ``datasets``."""
     for stack in STACKS:
         if device in fitted_devices(stack):
             yield from scores_of(load_stack(device, stack)[0])
 
 
 def scores_of(spec: StackSpec) -> Iterator[Score]:
-    """A stack's surfaces on what was left out of their fits."""
+    """The stored held-out scores of a stack's surfaces."""
     for table, fit in spec.kernels.items():
         source = f"{spec.device}, {spec.stack} {fit.version}"
         for kind, left in fit.left_out.items():
@@ -123,7 +123,7 @@ def scores_of(spec: StackSpec) -> Iterator[Score]:
 
 
 def variant(table: str) -> str:
-    """Of a table of attention: whether it is of layers within windows, or of latent attention."""
+    """The variant of an attention table: within windows, or latent attention."""
     return next((called for pattern, called in _VARIANTS.items() if re.search(pattern, table)), "")
 
 

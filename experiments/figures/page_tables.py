@@ -7,8 +7,8 @@ from collections.abc import Iterable, Sequence
 
 
 def update(page: str, tables: str, some: bool = False) -> str:
-    """The page with what stands between ``<!-- table: TITLE -->`` and ``<!-- end -->`` replaced by
-    the table of that title. Raises KeyError without one, unless ``some`` may stay as they are."""
+    """The page with the text between ``<!-- table: TITLE -->`` and ``<!-- end -->`` replaced by the
+    table of that title. Raises KeyError for a missing table, unless ``some`` may stay unchanged."""
     parts = dict(re.findall(r"^## (.+?)\n\n((?:\|.*\n)+)", tables, re.MULTILINE))
 
     def table(match: re.Match[str]) -> str:

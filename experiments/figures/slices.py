@@ -62,7 +62,7 @@ class Drawing:
     """The content of a run's figures, so that another process can draw them.
 
     ``slices`` are each scenario's in the ``window`` of the timeline; ``memory`` are the curves of
-    those with paged memory, ``budgets`` the token budgets of those that have one.
+    scenarios with paged memory, ``budgets`` the token budgets of scenarios that have one.
     """
 
     tables: Mapping[str, Tables]
@@ -73,9 +73,9 @@ class Drawing:
 
 
 def default_window(runs: list[Records]) -> Window:
-    """From the middle of the shortest run, four passes through the slowest pipeline long.
+    """A window in the middle of the shortest run: four passes through the slowest pipeline.
 
-    Where there is no pipeline it is forty iterations of the slowest replica.
+    Without a pipeline it is forty iterations of the slowest replica.
     """
     ends = [records.end_s for records in runs if records.end_s > 0]
     if not ends:

@@ -23,9 +23,9 @@ BLUE, VERMILION, GREEN, PURPLE = "#0072B2", "#D55E00", "#009E73", "#CC79A7"
 ORANGE, SKY, YELLOW, BLACK = "#E69F00", "#56B4E9", "#F0E442", "#000000"
 GREY = "#7f7f7f"
 WHITE, DARK_PAGE = "#ffffff", "#14171c"
-"""What figures stand on: paper, and the page of a report in the dark."""
+"""Backgrounds of figures: paper, and a report's page in dark mode."""
 
-# A prompt is blue, a decode yellow; a batch of both is what blue and yellow mix to.
+# A prompt is blue, a decode yellow; a batch of both has the mixture of blue and yellow.
 KIND_COLOURS = {"prefill": BLUE, "mixed": GREEN, "decode": YELLOW}
 
 _POLICY_COLOURS = {
@@ -35,8 +35,8 @@ _POLICY_COLOURS = {
 _OTHER_POLICIES = (PURPLE, ORANGE, SKY, BLACK)
 
 _LEAST, _MOST = 3.1, 12.0
-"""Contrast of a line with what it stands on: WCAG 2 asks for 3; the first of a policy's shades has
-this much, or that of the policy's colour, the last has the other."""
+"""Contrasts of a line with its background, for the first and the last shade of a policy (the first
+may be the policy's own colour). WCAG 2 asks for 3."""
 
 # Line styles differ too, for grey-scale prints.
 _LINES = (
@@ -121,8 +121,8 @@ def _shade(colour: str, index: int, total: int) -> str:
 
 
 def dark_colour(colour: str) -> str:
-    """What a colour becomes on a dark page: a brighter one, at least as far from it as the colour
-    is from a white page. A grey is as far."""
+    """The brighter colour for a dark page: its contrast is at least the colour's on a white page,
+    and equal to it for a grey."""
     own = _luminance(colour)
     mirrored = (_luminance(DARK_PAGE) + 0.05) * contrast(colour, WHITE) - 0.05
     grey = max(to_rgb(colour)) - min(to_rgb(colour)) < 0.1
@@ -137,7 +137,7 @@ def contrast(one: str, other: str) -> float:
 
 
 def ink_on(colour: str) -> str:
-    """Black or white: what is read best on a colour."""
+    """Black or white: the more legible ink on a colour."""
     return max(BLACK, WHITE, key=lambda ink: contrast(ink, colour))
 
 
@@ -148,7 +148,7 @@ def _luminance(colour: str) -> float:
 
 
 def _with_luminance(colour: str, wanted: float) -> str:
-    """The colour, its hue kept, as light or dark as that luminance asks for."""
+    """The colour with its hue and the ``wanted`` luminance."""
     if math.isclose(wanted, _luminance(colour), abs_tol=1e-9):
         return colour
     hue, _, saturation = rgb_to_hls(*to_rgb(colour))

@@ -1,4 +1,4 @@
-"""The figures of a run: its stage timeline, the use of paged memory, and what draws them all."""
+"""The figures of a run: stage timeline and use of paged memory; :func:`draw` draws all figures."""
 
 from __future__ import annotations
 
@@ -146,7 +146,7 @@ def occupancy(
 
 
 Drawn = Callable[[int, int], object]
-"""Called with how many figures are drawn, and how many there are to draw."""
+"""Called with the number of drawn figures, and the number of all."""
 
 
 def draw(drawing: Drawing, folder: Path, drawn: Drawn) -> None:
@@ -165,7 +165,7 @@ def draw(drawing: Drawing, folder: Path, drawn: Drawn) -> None:
 def draw_figures(
     figures: Mapping[str, Callable[[], Figure]], folder: Path, drawn: Drawn | None = None
 ) -> list[Path]:
-    """Draw figures by file name; returns what was written. Raises OSError."""
+    """Draw figures by file name; returns the written paths. Raises OSError."""
     folder.mkdir(exist_ok=True)
     written = []
     for done, (name, figure) in enumerate(figures.items()):

@@ -24,13 +24,13 @@ OTHERS = (
     ("LLMServingSim (its own runs)", "other rows", "not found", "not found"),
     ("BLIS (its own runs)", "other rows", "not found", "not found"),
 )
-"""What others state for theirs, where we know of a number: mean errors on sets of their own."""
+"""Errors that other simulators state: means on data sets of their own, where a number is known."""
 _APART = {DENSE: ("class ", "mode ", "model "), MIXTURES: ("class ", "mode ")}
-"""Groups that the page leaves out: all rows of one, or of too many."""
+"""Groupings that the page leaves out: they have a single group, or too many."""
 
 
 def kind_of(content: Mapping[str, Any]) -> str:
-    """Of which models the rows are."""
+    """The kind of the rows' models."""
     return DENSE if content["groups"].get(KINDS[DENSE], {"n": 0})["n"] else MIXTURES
 
 

@@ -1,9 +1,9 @@
-"""How a measured server was started: ``data/serving/launch_scripts.yaml``, read for one row.
+"""The launch settings of a measured server: ``data/serving/launch_scripts.yaml``, read for one row.
 
-Its entries are the engines' defaults, what is known of ``nvidia_gap_sweep``, and the launch scripts
-of SemiAnalysis InferenceX (``benchmarks/single_node`` and its older versions). Those that fit a row
-are laid over each other in their order. What an entry has from no document is ``inferred``, and
-says on what it rests.
+Its entries are the engines' defaults, the known settings of ``nvidia_gap_sweep``, and the launch
+scripts of SemiAnalysis InferenceX (``benchmarks/single_node`` and its older versions). Entries that
+fit a row override each other in order. A setting from no document is ``inferred``, with the
+evidence.
 """
 
 from __future__ import annotations
@@ -32,8 +32,8 @@ _RELEASE = re.compile(r"\d+(?:\.\d+)*")
 
 @strict_dataclass
 class BenchmarkLoad:
-    """What each benchmark sends: so many ``rounds`` of requests a client, and ``warm_since`` a day
-    so many before them."""
+    """The requests of each benchmark: ``rounds`` of requests per client and, from the day
+    ``warm_since`` on, ``warm_up_rounds`` before them."""
 
     documents: list[str]
     rounds: int
@@ -53,10 +53,10 @@ class ScriptCase:
 class LaunchScript:
     """Settings of all rows with the columns ``of``, and those of its ``cases``, in their order.
 
-    A condition is a value, several of them, or a range ``{from: ..., below: ...}``, which a row
-    without that column is not in. A setting is a value, or so many times columns of the row,
-    ``plus`` a number, rounded up to a ``multiple``, and at ``least`` one. ``expert_parallel:
-    as_row`` and ``attention_dp: true`` trust the row's layout. ``also`` is what no scenario says.
+    A condition is a value, a list of values, or a range ``{from: ..., below: ...}``, which excludes
+    rows without the column. A setting is a value, or a factor times columns of the row, ``plus`` a
+    number, rounded up to a ``multiple``, and at ``least`` one. ``expert_parallel: as_row`` and
+    ``attention_dp: true`` trust the row's layout. ``also`` are settings that no scenario has.
     """
 
     of: Condition
@@ -77,19 +77,19 @@ class LaunchScripts:
 
 @lru_cache(maxsize=1)
 def launch_scripts() -> LaunchScripts:
-    """What ships. Raises SpecError where the file is damaged."""
+    """The shipped file. Raises SpecError if it is damaged."""
     path = data_dir() / "serving" / "launch_scripts.yaml"
     return parse(LaunchScripts, read_mapping(path), path)
 
 
 def origin(row: Measured) -> str:
-    """Whose servers the row measured: the row's source, or what that repeats."""
+    """The origin of the row's measurement: its source, or the source that this one repeats."""
     return INFERENCEX if row.source == _REPEATED else row.source
 
 
 def settings_of(row: Measured) -> Settings:
-    """All that is known: settings of the policy and the memory by their names in a configuration,
-    ``kv_cache_dtype``, ``expert_parallel`` and ``attention_dp``."""
+    """The known settings of the row's server: of the policy and the memory by their names in a
+    configuration, ``kv_cache_dtype``, ``expert_parallel`` and ``attention_dp``."""
     known: Settings = {}
     for entry in launch_scripts().entries:
         if _holds(row, entry.of):
@@ -120,7 +120,7 @@ def sglang_memory(device: DeviceSpec, tp: int, pp: int = 1) -> Settings:
 
 
 def _release(text: str) -> tuple[int, ...]:
-    """``1.2.0rc6.post3`` as 1, 2, 0; empty for what begins with no number."""
+    """``1.2.0rc6.post3`` as 1, 2, 0; empty for a text that begins with no number."""
     found = _RELEASE.match(text)
     return tuple(map(int, found[0].split("."))) if found else ()
 

@@ -1,4 +1,4 @@
-"""Figures of what was measured beside what was simulated."""
+"""Figures of measurements beside simulations."""
 
 from __future__ import annotations
 
@@ -55,8 +55,8 @@ def _save(figures: Mapping[str, Figure], folder: Path) -> None:
 def _draw_equality(
     axes: Axes, times: Sequence[float] | Floats, factors: Iterable[float], title: str
 ) -> None:
-    """Logarithmic axes with a line where predicted and measured ``times`` are equal, and others at
-    ``factors`` of that."""
+    """Logarithmic axes with a line of equal predicted and measured ``times``, and lines at
+    ``factors`` of it."""
     ends = np.array([min(times), max(times)])
     axes.plot(ends, ends, "-", color=BLACK, linewidth=1.0)
     for factor in factors:
@@ -86,8 +86,8 @@ def draw_score(found: ScoredRows | ScoredRuns, folder: Path) -> None:
 def measured_against_predicted(
     rows: Sequence[Measured], predictions: Mapping[str, ServerTimes]
 ) -> Figure:
-    """A point a row, a colour an engine, both axes logarithmic. The line is where both are equal;
-    the dotted ones are off by a quarter."""
+    """A point a row, a colour an engine, both axes logarithmic. The line is equality; the dotted
+    lines are off by a quarter."""
     figure = Figure(figsize=(9.6, 4.6), layout="constrained")
     for axes, metric in zip(figure.subplots(1, 2), METRICS, strict=True):
         for engine, style in zip(_engines(rows), line_styles(), strict=False):

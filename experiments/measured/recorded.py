@@ -1,10 +1,10 @@
 """Recorded runs of real servers, request by request, beside their simulation.
 
-The files of load tools are read, and what the server logged every second. ``replay`` simulates a
-run under every scenario of a configuration. ``score`` simulates each run without host time
-(``zero``: nothing fitted), as its configuration says (``configured``, where this gives a host
-time), with host time fitted to all the configuration's runs (``fitted``), and with one fitted to
-its other runs (``left_out``, where there are any).
+It reads the files of load tools, and the server's log of every second. ``replay`` simulates a run
+under every scenario of a configuration. ``score`` simulates each run without host time (``zero``:
+nothing fitted), with the configuration's host time (``configured``, if it gives one), with a host
+time fitted to all the configuration's runs (``fitted``), and with one fitted to its other runs
+(``left_out``, if there are any).
 """
 
 from __future__ import annotations
@@ -74,8 +74,8 @@ class _Benchmark(BaseModel):
     itls: list[list[_Time]] = Field(validation_alias=AliasChoices("itls", "itls_s"))
 
     def arrivals(self) -> Floats:
-        """When the tool sends its requests: its gaps are drawn one by one from numpy's legacy
-        generator, the first request is sent at once."""
+        """The times at which the tool sends its requests: the first at once, with gaps drawn one by
+        one from numpy's legacy generator."""
         count = len(self.input_lens)
         if self.request_rate == "inf":
             return np.zeros(count)
@@ -89,14 +89,14 @@ _Kind = TypeVar("_Kind", bound=BaseModel)
 
 @dataclass(frozen=True, eq=False)
 class ServerRun:
-    """What was measured, a row a request in order of arrival; ``requests`` has ``arrival_s``,
-    ``prompt_tokens``, ``output_tokens``, ``ttft_s``, ``tpot_s`` (NaN for one token) and
-    ``latency_s``, times in seconds after the first arrival."""
+    """A measured run. ``requests`` has a row a request in order of arrival: ``arrival_s`` (after
+    the first), ``prompt_tokens``, ``output_tokens``, ``ttft_s``, ``tpot_s`` (NaN for one token) and
+    ``latency_s``, in seconds."""
 
     requests: pd.DataFrame
 
     def for_scenario(self, scenario: Scenario, max_length: int, source: Source) -> list[Request]:
-        """Its requests, instead of the ``workload`` section's; they declare what they generate."""
+        """Its requests, in place of the ``workload`` section's; they declare their true output."""
         rows = self.requests
         longest = int((rows["prompt_tokens"] + rows["output_tokens"]).max())
         if longest > max_length:
@@ -109,7 +109,7 @@ class ServerRun:
 
 
 def read_server_run(path: Path) -> ServerRun:
-    """The run in a file. Raises ConfigError, naming file, line and key, where it is not one."""
+    """The run in a file. Raises ConfigError, naming file, line and key, if it is not one."""
     return READERS.get(path.suffix, _lines)(path, read_bounded(path, LARGEST_DATA))
 
 
@@ -147,7 +147,7 @@ def _lines(path: Path, content: bytes) -> ServerRun:
 
 
 READERS: dict[str, Callable[[Path, bytes], ServerRun]] = {".json": _benchmark, ".jsonl": _lines}
-"""What a load tool's file is, by its suffix; other names hold lines, too."""
+"""Readers of load tools' files by suffix; files of other names hold JSON lines, too."""
 
 
 def _run(arrival_s: Floats, prompt: Any, output: Any, ttft_s: Floats, rest_s: Floats) -> ServerRun:
@@ -177,7 +177,7 @@ def _checked(kind: type[_Kind], content: bytes, where: str) -> _Kind:
 @dataclass(frozen=True, eq=False)
 class Ticks:
     """A row a tick: ``t`` (s), ``prompt`` and ``generated`` tokens since the tick before, and
-    ``running``, ``waiting``, ``kv_cache_pct`` at it."""
+    ``running``, ``waiting``, ``kv_cache_pct`` at the tick."""
 
     t: Floats
     prompt: Floats
@@ -212,8 +212,8 @@ def read_ticks(path: Path) -> Ticks:
 def simulated_ticks(
     t: Floats, iterations: pd.DataFrame, requests: pd.DataFrame, kv_capacity: int
 ) -> Ticks:
-    """What the server's log would be of a simulated run: at the times ``t``, from its tables and
-    the KV tokens that it has room for."""
+    """The server's log of a simulated run at the times ``t``, from its tables and its KV
+    capacity in tokens."""
     size = (iterations["chunks"] + iterations["decodes"]).to_numpy(np.float64)
     start, finish = (iterations[name].to_numpy() for name in ("start_s", "finish_s"))
     running = _until(t, start, size) - _until(t, finish, size)
@@ -231,7 +231,7 @@ def simulated_ticks(
 
 
 def _until(t: Floats, when: Floats, amount: Floats) -> Floats:
-    """The amounts of everything that happened by each time."""
+    """The sum of ``amount`` over all events up to each time ``t``."""
     order = np.argsort(when, kind="stable")
     total = np.concatenate([[0.0], np.cumsum(amount[order])])
     return np.asarray(total[np.searchsorted(when[order], t, "right")])
@@ -253,16 +253,16 @@ VARIANTS = {
     "fitted": "fitted to these",
     "left_out": "fitted to others",
 }
-"""What a run of a score is shown as."""
+"""Names of a run's simulations in a score."""
 UNITS = np.array([1e-3, 5e-5])
 """Host seconds of an iteration and of a sequence that the fit takes as 1."""
 STEP = 0.5
-"""By how many of them it looks ahead: far enough that another schedule does not matter."""
+"""Units by which the fit looks ahead: so large that a changed schedule does not matter."""
 MOST_STEPS = 8
 MOST_FRONTEND_S = 0.05
-"""What HTTP and a tokeniser may take of a request; more is something else."""
+"""Most seconds that HTTP and a tokeniser take for a request; more has another cause."""
 BATCHES = 4
-"""Groups of requests, by how many ran beside them."""
+"""Groups of requests by the number of requests that ran beside them."""
 
 
 def numbers_of(table: pd.DataFrame) -> dict[str, Any]:
@@ -281,7 +281,7 @@ def numbers_of(table: pd.DataFrame) -> dict[str, Any]:
 
 
 def _off(found: Mapping[str, Any], measured: Mapping[str, Any]) -> dict[str, Any]:
-    """Percent, number by number."""
+    """Errors in percent, number by number."""
     return {
         key: _off(found[key], value)
         if isinstance(value, dict)
@@ -294,8 +294,8 @@ def _off(found: Mapping[str, Any], measured: Mapping[str, Any]) -> dict[str, Any
 
 @dataclass(frozen=True)
 class Overheads:
-    """Time outside of the GPUs: the host's, and ``frontend_s`` seconds of each request outside of
-    the engine (HTTP, tokeniser)."""
+    """Time outside of the GPUs: the host's time, and ``frontend_s`` seconds of each request outside
+    of the engine (HTTP, tokeniser)."""
 
     host: HostTime = NO_HOST
     frontend_s: float = 0.0
@@ -305,8 +305,8 @@ class Overheads:
 class Case:
     """A recorded run, and the deployment that served it.
 
-    ``server`` is the same for runs of one server, which share its time outside of the GPUs: all, or
-    where every scenario describes every run, those of one scenario.
+    ``server`` is the same for runs of one server, which share its time outside of the GPUs: all
+    runs or, if every scenario describes every run, the runs of one scenario.
     """
 
     name: str
@@ -317,12 +317,12 @@ class Case:
 
     @property
     def configured(self) -> Overheads:
-        """Those of the configuration, or of its stack."""
+        """The overheads of the configuration, or of its stack."""
         engine = self.deployment.scenario.engine
         return Overheads(host_of(engine), engine.frontend_s or 0.0)
 
     def under(self, overheads: Overheads) -> Simulated:
-        """Its simulation with that time outside of the GPUs."""
+        """The run's simulation with these overheads."""
         scenario, host = self.deployment.scenario, overheads.host
         engine = scenario.engine.model_copy(
             update={
@@ -337,8 +337,8 @@ class Case:
 
     @cached_property
     def beside(self) -> Floats:
-        """How many requests were between their first and last token, in the mean over each one's
-        own time between them; as measured."""
+        """For each request, the mean number of requests that decoded while it decoded, as
+        measured."""
         rows = self.run.requests
         first = (rows["arrival_s"] + rows["ttft_s"]).to_numpy()
         last = (rows["arrival_s"] + rows["latency_s"]).to_numpy()
@@ -356,18 +356,18 @@ class Simulated:
 
     @property
     def requests(self) -> pd.DataFrame:
-        """Its table of requests."""
+        """The simulation's table of requests."""
         return self.analysis.requests
 
     def off(self, case: Case, key: str) -> Floats:
-        """Relative errors of a measure, request by request; NaN where it has none."""
+        """Relative errors of a measure, request by request; NaN for requests without it."""
         return np.asarray(self.requests[key] / case.run.requests[key] - 1, np.float64)
 
     def beside(
         self, run: ServerRun, measured: Mapping[str, Any], ticks: Ticks | None = None
     ) -> dict[str, Any]:
-        """The numbers that ``measured`` has, and the :data:`COUNTS`; ``off_pct`` (how far each is
-        off), ``per_request_pct`` (the median over requests of the absolute error), ``notes``."""
+        """The simulated values of the numbers in ``measured``, and the :data:`COUNTS`; ``off_pct``
+        (their errors), ``per_request_pct`` (medians of absolute errors by request), ``notes``."""
         deployment, analysis, requests = self.deployment, self.analysis, self.requests
         found = numbers_of(requests)
         if ticks is not None:
@@ -392,13 +392,13 @@ class Simulated:
 
 
 def simulated(deployment: Deployment) -> Simulated:
-    """Serve its requests."""
+    """Simulate a deployment with its own requests."""
     return Simulated(deployment, Analysis(deployment.simulate()))
 
 
 def case_of(experiment: Experiment, scenario: str, run: ServerRun, name: str = "") -> Case:
-    """A run under a scenario, without the frontend unless it is given: what lies before the
-    scheduler is not in every recorded run. Raises ConfigError as :func:`deploy` does."""
+    """A run under a scenario, without frontend time unless it is given: not every recorded run
+    includes the time before the scheduler. Raises ConfigError as :func:`deploy` does."""
     given = experiment.scenarios[scenario]
     engine = given.engine.model_copy(update={"frontend_s": given.engine.frontend_s or 0.0})
     described = given.model_copy(update={"engine": engine})
@@ -407,8 +407,8 @@ def case_of(experiment: Experiment, scenario: str, run: ServerRun, name: str = "
 
 
 def cases_of(experiment: Experiment, files: Sequence[Path]) -> list[Case]:
-    """Every run under the scenarios that describe it: all, or the first one of ``runs`` whose
-    pattern its file name has. Raises ConfigError for a run that none describes."""
+    """Every run under the scenarios that describe it: all or, with ``runs``, the first whose
+    pattern its file name matches. Raises ConfigError for a run without a scenario."""
     cases: dict[str, Case] = {}
     for file in files:
         run = read_server_run(file)
@@ -428,10 +428,10 @@ def cases_of(experiment: Experiment, files: Sequence[Path]) -> list[Case]:
 def replay_server(
     experiment: Experiment, run: ServerRun, ticks: Ticks | None = None
 ) -> dict[str, Any]:
-    """Every scenario under the run's requests, beside what was measured.
+    """Every scenario with the run's requests, beside the measurement.
 
     ``measured`` has the :data:`NUMBERS` (seconds, tokens a second) and, with ``ticks``, the keys of
-    :data:`TICK_LABELS`; ``scenarios`` hold what :meth:`Simulated.beside` has. Raises ConfigError as
+    :data:`TICK_LABELS`; ``scenarios`` hold :meth:`Simulated.beside`. Raises ConfigError as
     :func:`deploy` does.
     """
     cases = [case_of(experiment, scenario, run) for scenario in experiment.scenarios]
@@ -443,11 +443,11 @@ def replay_server(
 
 
 def fitted_to(cases: Sequence[Case]) -> Overheads:
-    """What these runs say of the time outside of the GPUs. None of it is negative.
+    """The overheads fitted to these runs; none is negative.
 
-    Host time gives the least squares of the relative errors of the times per output token. The time
-    of a request is then the median, over the runs, of what the median time to first token lacks;
-    at most :data:`MOST_FRONTEND_S`.
+    The host time minimises the squared relative errors of the times per output token. The frontend
+    time is then the median, over the runs, of the residual of the median time to first token; at
+    most :data:`MOST_FRONTEND_S`.
     """
 
     def errors(found: Floats) -> Floats:
@@ -478,8 +478,8 @@ def _overheads(units: Floats) -> Overheads:
 
 @dataclass(frozen=True, eq=False)
 class ScoredRun:
-    """A run beside its simulations, by name, as the module's docstring has them; ``overheads`` are
-    what each has outside of the GPUs."""
+    """A run beside its simulations by name (see the module's docstring); ``overheads`` has each
+    simulation's time outside of the GPUs."""
 
     case: Case
     simulated: Mapping[str, Simulated]
@@ -487,7 +487,7 @@ class ScoredRun:
 
     def content(self) -> dict[str, Any]:
         """Its numbers; ``remains`` divides the difference in the mean latency, ``by_batch`` has the
-        time per output token of requests by how many ran beside them."""
+        time per output token by the number of requests beside."""
         case = self.case
         measured = numbers_of(case.run.requests)
         content: dict[str, Any] = {
@@ -504,10 +504,10 @@ class ScoredRun:
         return content | {"remains": self._remains(), "by_batch": self._by_batch()}
 
     def _remains(self) -> dict[str, Any]:
-        """What the mean latency lacks without host time, in seconds.
+        """The residual of the mean latency without host time, in seconds, in parts.
 
-        ``host`` is what the fitted one brings, directly and by what follows from it (``parts``, as
-        ``compare`` has them), ``frontend`` the fitted time outside of the engine. Of the rest,
+        ``host`` is the effect of the fitted host time, direct and indirect (``parts``, as in
+        ``compare``), ``frontend`` the fitted time outside of the engine. Of the rest,
         ``first_token`` is before the first token (scheduling, admission, prompts), ``later_tokens``
         after it (ops, and host time of another shape).
         """
@@ -531,7 +531,7 @@ class ScoredRun:
         }
 
     def _by_batch(self) -> list[dict[str, Any]]:
-        """Groups of equally many requests: the median of those beside, and mean times per output
+        """Groups of equally many requests: the median of requests beside, and mean times per output
         token."""
         columns = {"running": self.case.beside, "measured_s": self.case.run.requests["tpot_s"]}
         columns |= {f"{n}_s": s.requests["tpot_s"] for n, s in self.simulated.items()}

@@ -1,15 +1,15 @@
-"""Rows of measured servers simulated, and bands of 90 % for what they predict.
+"""Rows of measured servers, simulated; and 90 % bands of the predictions.
 
-A row has a run for each variant of its scenario. Outcomes are kept, and rows with a full KV cache
-are simulated again under joint draws of what may be off.
+A row has a run for each variant of its scenario. Outcomes are cached, and rows with a full KV cache
+are simulated again under joint draws of the errors of op times, host time and KV blocks.
 
 **Bands** are of TTFT, TPOT, latency and throughput. A row's times are divided among the ops of its
-bundle, as they stand in the life of a request beside its neighbours: its own prompt and the others'
-that run meanwhile, and its decodes. Each op's error is drawn from the half-width of its kernels on
-rows left out of their fits, the host's from a factor of two. What the errors of scored servers show
-beyond that is the error of the stack: its settings, its version and its scheduler. It is calibrated
-on servers other than the row's own. A latency has the draws of TTFT and TPOT together. In a closed
-loop throughput goes as one over the latency.
+bundle by their shares in the life of a request: its own prompt, the prompts of others that run
+meanwhile, and its decodes. Each op's error is drawn from the half-width of its kernels on rows left
+out of their fits, the host's from a factor of two. The residual of scored servers beyond that is
+the error of the stack: its settings, its version and its scheduler. It is calibrated on servers
+other than the row's own. A latency has the draws of TTFT and TPOT together. In a closed loop
+throughput is inversely proportional to the latency.
 """
 
 from __future__ import annotations
@@ -57,22 +57,22 @@ _CODE = ("experiments/measured/row_runs.py",)
 _DATA = ("models", "devices", "kernels", "profiles")
 
 DRAWS = 512
-"""Joint draws: an end of a 90 % band is then known to about a twentieth of its width."""
+"""Joint draws: the ends of a 90 % band are then accurate to about a twentieth of its width."""
 NORMAL_90 = 1.645
 HOST = "host"
 HOST_SIGMA = float(np.log(2)) / NORMAL_90
-"""Of the host's time: a factor of two either way. Assumed."""
+"""The 90 % half-width of the host's time: a factor of two. Assumed."""
 LARGEST_SIGMA = 2.0
 NAME = "server"
-"""What each run's scenario is called: rows that describe the same one share a run."""
+"""The common name of all runs' scenarios, so that rows with equal scenarios share a run."""
 FULL = 0.98
-"""From this share of its KV cache on a server counts as full."""
+"""Share of the KV cache in use from which on a server counts as full."""
 
 
 @dataclass(frozen=True)
 class OpShares:
-    """The shares of ops and host in a metric's time, and the standard deviations of the logarithm
-    of each op's time; both by op, ``shares`` by metric."""
+    """The shares of ops and host in each metric's time, by metric and op, and the standard
+    deviation of the logarithm of each op's time."""
 
     __pydantic_config__: ClassVar[Any] = STRICT
 
@@ -81,8 +81,8 @@ class OpShares:
 
 
 def op_shares(deployment: Deployment, row: Measured) -> OpShares:
-    """Of one row. A request decodes ``osl`` tokens beside ``concurrency`` others (or as many as fit
-    into the memory), and meanwhile each of them processes one prompt."""
+    """The shares of one row. A request decodes ``osl`` tokens beside ``concurrency`` requests (or
+    as many as fit into the memory), and meanwhile each of them processes one prompt."""
     engine, meta = deployment.scenario.engine, deployment.ops.meta
     host = host_of(engine)
     cost = IterationCost(deployment.ops, host=host)
@@ -124,8 +124,8 @@ def _of_one(times: Mapping[str, float]) -> dict[str, float]:
 
 @dataclass(frozen=True)
 class RowOutcome:
-    """Of a row simulated with one host: ``numbers`` by name, and the shares of the ops in them.
-    Where the row has none, ``refused`` says why."""
+    """The outcome of a row with one host time: ``numbers`` by name, and the shares of the ops in
+    them; or, in ``refused``, the reason for none."""
 
     __pydantic_config__: ClassVar[Any] = STRICT
 
@@ -149,7 +149,7 @@ def data_fingerprint(root: Path) -> str:
 
 
 def outcome_key(scenario: Mapping[str, Any]) -> str:
-    """32 hexadecimal digits: what a row's outcome depends on."""
+    """32 hexadecimal digits: the hash of all inputs of a row's outcome."""
     known = [scenario, code_fingerprint(*_CODE), data_fingerprint(data_dir())]
     return sha256(json.dumps(known, sort_keys=True).encode()).hexdigest()[:32]
 
@@ -157,14 +157,14 @@ def outcome_key(scenario: Mapping[str, Any]) -> str:
 class RowCache:
     """Outcomes by key below ``folder``; None keeps nothing.
 
-    A damaged file counts as none, and a folder that cannot be written costs time, nothing else.
+    A damaged file is ignored, and a folder that cannot be written only costs time.
     """
 
     def __init__(self, folder: Path | None) -> None:
         self.folder = folder
 
     def read(self, key: str) -> RowOutcome | None:
-        """The outcome of that key, if it is kept as it was written."""
+        """The outcome of ``key``; None if its file is missing or changed."""
         if self.folder is None:
             return None
         try:
@@ -191,7 +191,7 @@ def _digest(key: str, content: bytes) -> bytes:
 
 
 Variant = Callable[[Measured], dict[str, Any] | None]
-"""The scenario that a row is simulated as; None if it is not. Raises ConfigError, as
+"""Returns the scenario of a row; None if it is not simulated. Raises ConfigError, as
 ``scenario_of`` does."""
 
 
@@ -206,8 +206,8 @@ class PlannedRow:
 
 @dataclass(frozen=True)
 class RowPlan:
-    """What each row is simulated as, by variant and id: ``known`` outcomes, and the ``runs`` of
-    others. ``refused`` rows have none, with the reason."""
+    """The work for all rows, by variant and id: ``known`` outcomes, and the ``runs`` of the others.
+    ``refused`` rows have neither, but a reason."""
 
     known: dict[str, dict[str, RowOutcome]]
     runs: dict[str, dict[str, PlannedRow]]
@@ -227,7 +227,7 @@ def plan_rows(
     variants: Mapping[str, Variant],
     kept: RowCache,
 ) -> RowPlan:
-    """What is known of each row and variant, and runs of the rest. Rows of one server follow each
+    """The known outcomes of rows and variants, and runs of the rest. Rows of one server follow each
     other: they share op times, and workers take runs in this order."""
     plan = RowPlan({name: {} for name in variants}, {name: {} for name in variants}, {})
     requests_of = SharedRequests()
@@ -257,7 +257,7 @@ def _known_or_planned(
     kept: RowCache,
     requests_of: SharedRequests,
 ) -> RowOutcome | PlannedRow:
-    """Raises ConfigError where the row cannot be simulated; that is kept, too."""
+    """Add a row's outcome or run. Raises ConfigError if it cannot be simulated, and caches that."""
     key = outcome_key(scenario)
     outcome = kept.read(key)
     if outcome is None:
@@ -345,9 +345,9 @@ def times_of(outcome: RowOutcome) -> ServerTimes:
 
 
 REDRAWS = 8
-"""Simulations of each such row: pairs of draws with opposite signs."""
+"""Simulations of each row with a full KV cache: pairs of draws with opposite signs."""
 BLOCKS_SIGMA = float(np.log1p(0.05)) / NORMAL_90
-"""Of the KV blocks: 5 % either way, about one percent of a GPU's memory. Assumed."""
+"""The half-width of the KV blocks: 5 %, about one percent of a GPU's memory. Assumed."""
 
 
 def redrawn(
@@ -360,8 +360,8 @@ def redrawn(
     progress: Progress,
     say: Say,
 ) -> dict[str, dict[str, Floats]]:
-    """Logarithms of the factors on a row's times under each draw, by id and metric, of the rows
-    whose KV cache was full in ``outcomes``; ``described`` is what those were simulated as."""
+    """Logarithms of the factors on a row's times under each draw, by id and metric, for the rows
+    whose KV cache was full in ``outcomes``; ``described`` has their scenarios."""
     full = [
         row
         for row in rows
@@ -427,7 +427,7 @@ def draws(found: OpShares) -> dict[str, Floats]:
 
 @lru_cache(maxsize=256)
 def normals(name: str) -> Floats:
-    """The draws of what has that name: pairs of opposite sign."""
+    """The draws for ``name``, the same in every call: pairs of opposite sign."""
     half = np.random.default_rng(zlib.crc32(name.encode())).standard_normal(DRAWS // 2)
     return np.concatenate([half, -half])
 
@@ -436,7 +436,7 @@ def stack_sigma(off: Floats, known: Sequence[Floats], share: float = 0.9) -> flo
     """The standard deviation of a stack's own error with which ``share`` of the errors ``off`` (log
     of measured / predicted) lie inside their bands; ``known`` are the ops' draws of each row.
 
-    0 where the ops' errors alone cover them.
+    It is 0 if the ops' errors alone cover them.
     """
     if not len(off):
         return float(np.log1p(UNKNOWN)) / NORMAL_90
@@ -465,7 +465,7 @@ def with_bands(
     known: Draws,
     sigma_of: Mapping[str, Mapping[str, float]],
 ) -> dict[str, ServerTimes]:
-    """The predictions of these rows with bands; ``known`` are the draws of what is known to be off,
+    """The predictions of these rows with bands; ``known`` are the draws of op and host errors,
     ``sigma_of`` holds the stack's standard deviation by id and metric."""
     return {
         row.id: replace(

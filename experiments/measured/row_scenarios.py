@@ -1,7 +1,7 @@
 """From a measured row to the scenario that describes its server and its load.
 
-What a row does not say about its engine is in ``data/serving/launch_scripts.yaml``, with the
-document that says it, or with what it was inferred from. Nothing is fitted to the rows.
+Engine settings that a row lacks are in ``data/serving/launch_scripts.yaml``, each with the document
+or the evidence that it comes from. Nothing is fitted to the rows.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ DTYPES = {"bf16": "bf16", "fp16": "bf16", "fp8": "fp8", "fp4": "nvfp4", "nvfp4":
 DTYPES |= {"int4": "int4_wo"}
 
 THINK_S = 0.003
-"""Seconds in the mean until a client's next request reaches the engine: assumed."""
+"""Mean seconds until a client's next request reaches the engine: assumed."""
 
 APART = 0.95
 """The shortest length as a share of the longest where clients have drifted apart: assumed. With
@@ -73,35 +73,35 @@ DYNAMO = "under dynamo"
 
 
 def stack_of(row: Measured) -> str:
-    """Which host runs the row's engine: the engine's own server, or NVIDIA Dynamo's frontend (its
-    images served ``nvidia_gap_sweep``). Constants of the host are by this name."""
+    """The name by which host constants are stored: the engine's own server, or NVIDIA Dynamo's
+    frontend (its images served ``nvidia_gap_sweep``)."""
     return f"{row.backend} {DYNAMO}" if origin(row).startswith("nvidia_gap") else row.backend
 
 
 def _stack(row: Measured) -> str:
-    """With the version of the engine, where the row says it: not of a nightly build, nor of an
-    image of Dynamo, which names its own."""
+    """The stack with the engine's version, if the row has it: not for a nightly build, nor for an
+    image of Dynamo, which names its own version."""
     version = re.fullmatch(r"\d+(\.\w+)*", row.backend_version)
     dynamo = row.backend == "trtllm" and row.backend_version.startswith("0.")
     return f"{row.backend}@{row.backend_version}" if version and not dynamo else row.backend
 
 
 def server_of(row: Measured) -> str:
-    """The row's server without its load. Rows of one are fitted to, or left out, together."""
+    """The row's server, without its load. A server's rows are fitted, or left out, together."""
     layout = f"tp{row.tp} pp{row.pp} dp{attention_ranks(row)}"
     return f"{stack_of(row)}, {row.model}, {row.system}, {row.precision}, {layout}"
 
 
 def campaign_of(row: Measured) -> str:
-    """The measurements that the row is one of, where their load tool is not recorded, so that its
-    clients may have drifted apart; else empty. Their lengths tell campaigns of one source apart."""
+    """The row's measurement campaign, if its load tool is not recorded, so that its clients may
+    have drifted apart; else empty. Lengths tell campaigns of one source apart."""
     if origin(row) == INFERENCEX or row.length_range_ratio < 1:
         return ""
     return f"{row.source}, {'multiples of 1,000' if row.isl % 1000 == 0 else 'powers of two'}"
 
 
 def mean_prompt(row: Measured) -> float:
-    """Tokens."""
+    """Mean tokens of the row's prompts."""
     return row.isl * (1 + row.length_range_ratio) / 2
 
 
@@ -201,15 +201,15 @@ def _spread(row: Measured, spread: bool | str) -> dict[str, Any]:
 
 
 def attention_ranks(row: Measured) -> int:
-    """How many ranks have attention of their own: one where the launch script cannot ask for more.
+    """Ranks of data-parallel attention: one if the launch script cannot ask for more.
     (Rows have ``tp`` in ``dp``, too, where vLLM spreads experts; 17 loads of MiniMax that were
     measured under both names have the same TPOT within 1 %.)"""
     return row.dp if settings_of(row).get("attention_dp", True) else 1
 
 
 def measured_cold(row: Measured) -> bool:
-    """Whether SGLang compiled kernels of a mixture while the first requests waited: seconds of its
-    TTFT, which are not modelled. Its TPOT has no part in them."""
+    """Whether SGLang compiled kernels of a mixture while the first requests waited. This adds
+    seconds to the TTFT, which are not modelled, and nothing to the TPOT."""
     early = origin(row) == INFERENCEX and row.measured_date < launch_scripts().load.warm_since
     return early and row.backend == "sglang" and row.model in MIXTURES
 
@@ -228,8 +228,8 @@ def _formats(row: Measured) -> dict[str, str]:
 
 
 def _check_layout(row: Measured) -> None:
-    """Raises ConfigError where the experts are on other GPUs than the columns of attention have:
-    hidden data-parallel attention. InferenceX's rows have theirs in ``dp``, and TP in ``moe_tp``
+    """Raises ConfigError if the experts' GPUs differ from those in the columns of attention, which
+    is hidden data-parallel attention. InferenceX's rows have it in ``dp``, and TP in ``moe_tp``
     (.github/configs/nvidia-master.yaml in InferenceMAX/InferenceMAX at 525079a)."""
     ranks, experts = (row.tp or 1) * row.dp, row.moe_tp * row.moe_ep
     if origin(row) != INFERENCEX and experts not in (0, ranks):

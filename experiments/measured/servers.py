@@ -1,10 +1,10 @@
-"""Tables of measured servers, and what is predicted of each row.
+"""Tables of measured servers, and the predictions for each row.
 
-A row has a deployment, a load, and what was measured: the columns of NVIDIA AIConfigurator's
+A row has a deployment, a load, and measured means: the columns of NVIDIA AIConfigurator's
 ``silicon_sample.csv``. The load is a closed loop of ``concurrency`` clients with prompts of ``isl``
-and outputs of ``osl`` tokens, each between ``length_range_ratio`` and 1 of that. ``latency_ms`` and
-``output_tokens_per_s`` are scored, too, where a table has them. A row that cannot be read is
-refused alone.
+and outputs of ``osl`` tokens, each times a factor between ``length_range_ratio`` and 1.
+``latency_ms`` and ``output_tokens_per_s`` are scored, too, if a table has them. A row that cannot
+be read is refused alone.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ from sarathi_sim.profiler.storage.strict import did_you_mean, mistakes
 from sarathi_sim.simulator.loop.records import Floats
 
 METRICS = ("ttft", "tpot")
-"""What every row was measured for, and what constants are fitted to."""
+"""The metrics that every row has, to which constants are fitted."""
 SCORED = {metric: f"{metric}_ms" for metric in (*METRICS, "latency")}
 SCORED |= {"throughput": "output_tokens_per_s"}
-"""All that is predicted and scored, with its name in tables."""
+"""All predicted and scored metrics, with their names in tables."""
 
 _Number = TypeVar("_Number", float, Floats)
 _Count = Annotated[int, Field(ge=1, le=2**20)]
@@ -71,8 +71,8 @@ class Measured(BaseModel):
         return ttft_ms + (self.osl * (1 + self.length_range_ratio) / 2 - 1) * tpot_ms
 
     def of(self, metric: str) -> float | None:
-        """One of :data:`SCORED`; None where it was not measured. The latency follows from the
-        others where the table does not have it."""
+        """The measured value of one of :data:`SCORED`; None if there is none. A latency that the
+        table lacks follows from the others."""
         if metric == "latency" and self.latency_ms is None:
             return self.latency_of(self.ttft_ms, self.tpot_ms)
         found: float | None = getattr(self, SCORED[metric])
@@ -92,7 +92,7 @@ class ServerTimes:
     kv_full: bool = False
 
     def of(self, row: Measured, metric: str) -> float | None:
-        """One of :data:`SCORED` for that row; None where it is not predicted."""
+        """The predicted value of one of :data:`SCORED` for a row; None if there is none."""
         if metric == "latency":
             return row.latency_of(self.ttft_ms, self.tpot_ms)
         found: float | None = getattr(self, SCORED[metric])
@@ -103,7 +103,7 @@ NEEDED = tuple(name for name, field in Measured.model_fields.items() if field.is
 
 
 def read_measured(path: Path) -> tuple[list[Measured], dict[str, str]]:
-    """The rows of a file, and why others are refused, by id (or ``row N`` where it has none).
+    """The rows of a file, and the reasons of refused rows by id (or ``row N`` without an id).
 
     Raises ConfigError for a file that is no such table.
     """

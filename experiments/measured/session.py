@@ -1,5 +1,5 @@
-"""A real engine beside the simulator, whatever the engine: what is run in which order, how far
-simulations are off, and the verdict.
+"""Any real engine beside the simulator: the order of its runs, the errors of simulations, and the
+verdict.
 
 A cell is a scenario that an engine serves and the simulator simulates. A session's repeat is a
 grid of synthetic work; for each cell a calibration, the workload and a calibration; and a grid.
@@ -101,14 +101,14 @@ class Cell:
 
     @property
     def memory(self) -> dict[str, Any]:
-        """What :meth:`EngineProcesses.serve` takes of a paged cache."""
+        """The arguments of :meth:`EngineProcesses.serve` for a paged cache."""
         if self.kv_cache is None:
             return {}
         cache = self.kv_cache
         return {"num_blocks": cache.num_blocks, "prefix_caching": cache.prefix_caching}
 
     def scheduler(self, requests: Sequence[Request] | None = None) -> Scheduler:
-        """A fresh one for the simulator, which serves these requests (the workload by default)."""
+        """A fresh scheduler for the simulator and these requests (the workload by default)."""
         policy = self.scenario.policy.build()
         if is_pooled(policy):
             load = self.requests() if requests is None else requests
@@ -116,7 +116,7 @@ class Cell:
         return MicroBatches(of_micro_batches(policy), **self.settings)
 
     def requests(self, seed: int | None = None, count: int | None = None) -> list[Request]:
-        """The workload; with another seed or count one of the same kind, to calibrate on."""
+        """The workload; with another seed or count a similar workload for calibration."""
         scenario = self.scenario
         update: dict[str, Any] = {} if seed is None else {"seed": seed}
         if count is not None:
@@ -150,7 +150,7 @@ def _cell(name: str, scenario: Scenario, source: Source) -> Cell:
         raise source.error("model", scenario.model, str(error)) from None
     policy_name, cache, pooled = scenario.policy.name, scenario.kv_cache, is_pooled(policy)
     given = scenario.engine.model_dump(exclude_defaults=True)
-    # Key, value, whether the engine can do that, and what it can do.
+    # Key, value, whether the engine supports the value, and what it supports.
     for key, value, good, problem in (
         ("device", scenario.device, scenario.device in ("cpu", "cuda"),
          "must be cpu or cuda: the machine that runs this command is validated"),
@@ -190,7 +190,7 @@ def _cell(name: str, scenario: Scenario, source: Source) -> Cell:
 
 
 def cells_table(cells: Sequence[Cell]) -> Table:
-    """What a validation would run, side by side."""
+    """The cells of a validation, side by side."""
     rows: dict[str, list[str]] = {
         "model": [cell.model.name for cell in cells],
         "this machine's": [cell.device for cell in cells],
@@ -212,9 +212,9 @@ KINDS = ("prefill", "decode", "mixed")
 class Comparison:
     """One cell in one repeat. ``iterations`` and ``whole`` are by prediction.
 
-    ``steps`` has a row an iteration: what it held. ``measured_iterations`` is the time of each,
+    ``steps`` has a row an iteration: its content. ``measured_iterations`` is the time of each,
     summed over the stages. ``measured`` and ``whole`` are totals of runs by name, in seconds and
-    tokens a second. ``more`` is what one engine alone tells.
+    tokens a second. ``more`` are results of one kind of engine only.
     """
 
     parity: Replay
@@ -244,14 +244,14 @@ def total_errors(simulated: Mapping[str, float], measured: Mapping[str, float]) 
 
 
 def prediction_errors(outcome: Comparison, prediction: str) -> dict[str, float]:
-    """Of iterations the median and 90th percentile, and of each total."""
+    """Errors of iterations (median and 90th percentile), and of each total."""
     spread = median_p90(iteration_errors(outcome, prediction))
     of_iterations = {f"iteration_error_{name}": value for name, value in spread.items()}
     return of_iterations | total_errors(outcome.whole[prediction], outcome.measured)
 
 
 def median_p90(errors: Floats) -> dict[str, float]:
-    """Of absolute errors."""
+    """Median and 90th percentile of absolute errors."""
     return {"median": float(np.median(errors)), "p90": float(np.quantile(errors, 0.9))}
 
 
@@ -277,7 +277,7 @@ def spread(values: Sequence[float]) -> float:
 def noise_floor(repeats: list[Floats]) -> float:
     """Median relative difference of a micro-batch's time between two repeats, over all pairs.
 
-    NaN where there is but one repeat. Only repeats with the same micro-batches compare.
+    NaN for a single repeat. Only repeats with the same micro-batches are compared.
     """
     differences = [
         np.abs(one / other - 1)
@@ -306,7 +306,7 @@ def errors_by_kind(repeats: list[Comparison], prediction: str) -> dict[str, dict
 
 
 def judged(what: str, of: str, limit: float, value: float, *, may: bool) -> list[dict[str, Any]]:
-    """A target's row: whether it was met, or None where one ``may`` not say. None for a NaN."""
+    """A target's row: whether it was met, None unless it ``may`` be judged. Empty for a NaN."""
     if not np.isfinite(value):
         return []
     met = abs(value) <= limit if may else None
@@ -316,12 +316,12 @@ def judged(what: str, of: str, limit: float, value: float, *, may: bool) -> list
 # A session --------------------------------------------------------------------------------------
 
 Plan = list[tuple[str, list[Request] | None]]
-"""What is done in turn: the name of a cell and its requests, or a grid, which has none."""
+"""The work in order: items of a cell's name and its requests, or of a grid, without either."""
 
 
 def plan_of(cells: Sequence[Cell], settings: Validation, once: Sequence[Cell] = ()) -> Plan:
-    """All work of a session: every shape once, so that none is met cold; the repeats; those of the
-    cells that are served ``once``. Calibration has other seeds than the workloads."""
+    """All work of a session: every shape once, as a warm-up; the repeats; the cells that are served
+    ``once``. Calibration runs have other seeds than the workloads."""
     few = settings.calibration_requests
     plan: Plan = [("grid", None), ("warm-up", cells[0].requests(seed=1, count=few))]
     apart = {cell.name for cell in once}
@@ -344,7 +344,7 @@ class CellRuns:
 
 @dataclass(frozen=True)
 class Repeat:
-    """One repeat: the grids before and after, what each cell served, and the load average then."""
+    """One repeat: the grids before and after, the runs of each cell, and the load average then."""
 
     grids: tuple[Any, Any]
     served: dict[str, CellRuns]
@@ -354,8 +354,8 @@ class Repeat:
 def repeats_of(
     plan: Plan, answers: Sequence[Any], loads: Sequence[float]
 ) -> tuple[list[Repeat], dict[str, Any]]:
-    """The engine's answers, which follow each other as in the plan: the repeats, and the runs of
-    the cells that were served once."""
+    """The engine's answers, in the order of the plan, as repeats, and the runs of the cells that
+    were served once."""
     work: list[Any] = list(zip(plan, answers, loads, strict=True))[2:]
     repeats = []
     while work and work[0][0][1] is None:
@@ -371,8 +371,8 @@ def repeats_of(
 
 @dataclass(frozen=True)
 class Session(ABC):
-    """All that one engine measured: the name of its layout, the cells, their repeats, and the runs
-    of those that were served once (``online``). ``about`` is what a report says of the engine."""
+    """All measurements of one engine: the name of its layout, the cells, their repeats, and the
+    runs of cells that were served once (``online``). ``about`` describes the engine in a report."""
 
     layout: str
     cells: list[Cell]
@@ -382,29 +382,29 @@ class Session(ABC):
     about: dict[str, Any]
 
     targets: ClassVar[dict[str, float]]
-    """How far a prediction may be off; decided beforehand."""
+    """The allowed errors of a prediction; decided beforehand."""
     measures: ClassVar[dict[str, str]]
-    """The totals that a report shows as measured, with their names there."""
+    """The measured totals in a report, with their names."""
     by_clock: ClassVar[bool] = False
-    """Whether another run of any cell may have other batches."""
+    """Whether batches may differ between runs of a cell."""
 
     @abstractmethod
     def evaluate(self, repeat: Repeat, cell: Cell) -> Comparison:
-        """Everything about one cell in one repeat."""
+        """The comparison of one cell in one repeat."""
 
     @abstractmethod
     def drift(self, repeat: Repeat) -> float:
         """The grid's time after the repeat over that before it (1: no drift)."""
 
     def spoilt(self, outcome: Comparison) -> str | None:
-        """Why what other programs did to a run makes it useless, or None."""
+        """Why disturbance by other programs makes a run useless, or None."""
         return None
 
     def entry(self, cell: Cell, outcomes: Sequence[Comparison], some: Sequence[Comparison]) -> Any:
-        """What a report says of a cell beyond what it says of every engine's: of all ``outcomes``,
-        or of ``some`` that were accepted."""
+        """The engine's own part of a cell's report: of all ``outcomes``, or of ``some`` that were
+        accepted."""
         return {}
 
     def served_once(self) -> dict[str, dict[str, Any]]:
-        """What a report says of the :attr:`online` runs."""
+        """The report's part on the :attr:`online` runs."""
         return {}

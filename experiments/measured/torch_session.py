@@ -1,5 +1,5 @@
-"""Our engine in torch: how it is run, its log in the simulator's terms (records, lock-step,
-replay), predictions of its times, what disturbs it, and its runs beside the simulator."""
+"""Our engine in torch: its sessions, its log in the simulator's terms (records, lock-step, replay),
+predictions of its times, its disturbance, and its runs beside the simulator."""
 
 from __future__ import annotations
 
@@ -69,8 +69,8 @@ TARGETS = {
     "bubble_error": 0.10,
 }
 MOST_OF_TARGET = 0.5
-"""What lost time may use up of a target: half. A prediction that misses it all the same is then off
-by more than the machine was."""
+"""The part of a target that lost time may use up: half. If a prediction still misses the target,
+its own error is larger than the machine's."""
 
 
 def engine_spec(
@@ -95,7 +95,7 @@ def engine_spec(
         first.model,
         first.layers,
         first.scenario.cluster.tp,
-        slots=slots + 1,  # the grid's chunk has one of its own
+        slots=slots + 1,  # the grid's chunk has a slot of its own
         max_length=longest,
         max_tokens=batch * longest,
         num_blocks=max(cell.memory.get("num_blocks", 0) for cell in cells),
@@ -111,7 +111,7 @@ def _block_size(cell: Cell) -> int | None:
 
 
 def grid_of(cells: Sequence[Cell]) -> list[GridWork]:
-    """Micro-batches that cover those of the cells."""
+    """Micro-batches that cover the range of the cells' micro-batches."""
     batch = max(cell.sequences for cell in cells)
     requests = [request for cell in cells for request in cell.requests()]
     prompt = max(request.prompt_tokens for request in requests)
@@ -127,8 +127,8 @@ def grid_of(cells: Sequence[Cell]) -> list[GridWork]:
 
 
 def isolated_bundle(root: Path, spec: EngineSpec, known: Facts) -> Bundle | None:
-    """The bundle under ``root`` that ``profile`` measured of the engine's model, TP degree and
-    number format, on the device that the engine's facts name; None without one."""
+    """The bundle under ``root`` that ``profile`` measured for the engine's model, TP degree and
+    number format, on the device in the engine's facts; None without one."""
     hardware = "gpu" if spec.device == "cuda" else "processor"
     for device, model, tp in list_bundles(root):
         if (model, tp) != (spec.model.name, spec.tp):
@@ -172,7 +172,7 @@ def links(run: EngineRun) -> tuple[Floats, float]:
         idle = np.ones(len(finish), np.bool_)
         idle[1:] = finish[1:, stage - 1] > finish[:-1, stage]
         took = (log.arrived[:, stage] - finish[:, stage - 1])[idle]
-        # A message may be there before the sender has noted that it is on its way.
+        # A message may arrive before the sender has logged the send.
         sends.append(max(0.0, float(np.median(took))))
     returned = np.array([decision.returned_s for decision in decisions])
     if finish.shape[1] == 1:
@@ -186,7 +186,7 @@ def links(run: EngineRun) -> tuple[Floats, float]:
 
 
 def pool_log(served: Served, block_size: int) -> PoolLog:
-    """What the engine did with its paged memory."""
+    """The engine's log of its paged memory."""
     return PoolLog(
         np.array(served.kv_log, np.int32),
         block_size,
@@ -197,7 +197,7 @@ def pool_log(served: Served, block_size: int) -> PoolLog:
 def measured_records(run: EngineRun, requests: Sequence[Request], scheduler: Scheduler) -> Records:
     """The run as the simulator would record it, so that the same metrics apply.
 
-    ``scheduler`` is one like the engine's, for its sizes.
+    ``scheduler`` has the sizes of the engine's.
     """
     served = run.served
     times = stage_times(run)
@@ -237,8 +237,8 @@ def measured_records(run: EngineRun, requests: Sequence[Request], scheduler: Sch
 
 
 def lockstep(run: EngineRun, requests: Sequence[Request], scheduler: Scheduler) -> str | None:
-    """How the simulator's loop differs first, with the measured times and the clocks that the
-    decisions saw; None where it does not.
+    """The first difference of the simulator's loop from the run, given the measured times and the
+    clocks of the decisions; None if there is none.
 
     Each batch must be the same, and be formed at the same clock: by then its requests had returned
     or arrived in the simulation, too.
@@ -246,7 +246,7 @@ def lockstep(run: EngineRun, requests: Sequence[Request], scheduler: Scheduler) 
     log, decisions = run.stages, run.served.decisions
     clock = np.array([decision.clock_s for decision in decisions])
     returned = np.array([decision.returned_s for decision in decisions])
-    # Everything between a decision and its return counts, so that the times add up to it.
+    # The times must add up to the whole time between a decision and its return.
     taken = np.column_stack([clock, log.arrived[:, 1:]])
     recorded = Recorded(
         log.finish - taken,
@@ -285,7 +285,7 @@ def _words(batch: tuple[object, ...]) -> str:
 
 
 def _memory_difference(engine: PoolLog, simulated: PoolLog | None) -> str | None:
-    """Whether as many blocks were in use at each decision, and the same tokens hit and lost."""
+    """The first difference in blocks in use at a decision, or in tokens hit and lost; or None."""
     assert simulated is not None
     differ = np.flatnonzero(engine.kv_tokens != simulated.kv_tokens)
     if differ.size:
@@ -299,7 +299,7 @@ def _memory_difference(engine: PoolLog, simulated: PoolLog | None) -> str | None
 
 
 def batches_sha256(decisions: Sequence[Decision]) -> str:
-    """Of the batches, without their times."""
+    """The hash of the batches, without their times."""
     batches = [signature(decision) for decision in decisions]
     return hashlib.sha256(json.dumps(batches).encode()).hexdigest()
 
@@ -329,8 +329,8 @@ def replay(
 class Links:
     """Seconds around the stages' work, medians over calibration runs.
 
-    ``send_s`` to the next stage, ``turnaround_s`` from the last stage's finish until rank 0 had
-    handled it, ``decide_s`` that a decision takes of the first stage's time.
+    ``send_s`` to the next stage; ``turnaround_s`` from the last stage's finish until rank 0 had
+    handled it; ``decide_s`` for a decision, within the first stage's time.
     """
 
     send_s: float
@@ -367,7 +367,7 @@ class StageTimePrediction:
         """What the simulator asks; see :class:`~sarathi_sim.simulator.loop.replica.Predictor`."""
         layer_s, first_s, last_s, send_s = self.bundle(batch)
         layers = self.cell.layers
-        offset = self.offset_s * len(layers) / sum(layers)  # a stage's, spread over its layers
+        offset = self.offset_s * len(layers) / sum(layers)  # a stage's offset, over its layers
         times = (
             max(0.0, offset + self.factor * layer_s),
             self.factor * (first_s + self.links.decide_s),
@@ -406,7 +406,7 @@ class StageTimePrediction:
         )
 
     def calibrated(self, runs: Sequence[tuple[EngineRun, list[Request]]]) -> StageTimePrediction:
-        """With offset and factor fitted to the relative errors of other runs' stage times."""
+        """The prediction with offset and factor fitted to relative errors of other runs' stages."""
         predicted, measured = [], []
         for run, requests in runs:
             times = stage_times(run)
@@ -419,7 +419,7 @@ class StageTimePrediction:
 
 
 def bundle_predictor(cell: Cell, ops: OpTimes) -> BundlePredictor:
-    """The cell's, over the op times of its engine."""
+    """The predictor of a cell, from the op times of its engine."""
     chunking = chunking_of(cell.scenario.policy.build())
     # A micro-batch may hold several chunks.
     rows = 0 if chunking is None else chunking.rows + cell.sequences
@@ -433,7 +433,7 @@ def bundle_predictor(cell: Cell, ops: OpTimes) -> BundlePredictor:
     )
 
 
-# What disturbed a run ---------------------------------------------------------------------------
+# The disturbance of a run -----------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -450,7 +450,7 @@ class LostTime:
     bubble_error: float
 
     def too_much(self) -> str | None:
-        """The target of which it uses up too much, in words, or None."""
+        """The first target of which lost time uses up too much, in words, or None."""
         for name, share in asdict(self).items():
             limit = MOST_OF_TARGET * TARGETS[name]
             if abs(share) > limit:
@@ -475,7 +475,7 @@ def lost(
 ) -> LostTime:
     """The effect of lost time on a run: on its iterations and, through the pipeline, on its totals.
 
-    ``scheduler`` makes a fresh one like the engine's.
+    ``scheduler`` makes a fresh scheduler like the engine's.
     """
     if spec.device == "cuda":
         return LostTime(*[float("nan")] * 4)
@@ -495,8 +495,7 @@ def lost(
 def totals(records: Records) -> dict[str, float]:
     """A run in totals: seconds, and tokens a second.
 
-    Bubbles are those of the ledger, communication and turn-around included; by stage where there is
-    a pipeline.
+    Bubbles are the ledger's, with communication and turn-around; by stage if there is a pipeline.
     """
     analysis = Analysis(records)
     table = analysis.requests
@@ -520,10 +519,9 @@ def totals(records: Records) -> dict[str, float]:
 
 @dataclass(frozen=True)
 class TorchSession(Session):
-    """The measurements on one engine of ours, its runs in totals ``replayed`` with measured times,
+    """The measurements on one engine of ours; totals of its runs ``replayed`` with measured times;
     and ``op_share``, the part of the time in GEMMs, attention, all-reduces and the LM head.
-    ``isolated`` is what ``profile`` measured of the same
-    model on the same device, op by op."""
+    ``isolated`` is the bundle that ``profile`` measured for this model and device, op by op."""
 
     spec: EngineSpec
     works: list[GridWork]
@@ -606,20 +604,20 @@ class TorchSession(Session):
 
 
 def joined(grids: tuple[StageLog, StageLog]) -> StageLog:
-    """The grids before and after, one behind the other."""
+    """The logs of the grids before and after, concatenated."""
     before, after = grids
     columns = ("arrived", "start", "finish", "cpu", "ops")
     return StageLog(*(np.concatenate([getattr(before, c), getattr(after, c)]) for c in columns))
 
 
 def _op_share(log: StageLog) -> float:
-    """The share without norms, rotary, activation and residuals: these are timed together with the
-    Python code between the ops."""
+    """The share of the time without norms, rotary, activation and residuals: these are timed
+    together with the Python code between the ops."""
     layers, head = log.ops[..., : len(TIMED_OPS)], log.ops[..., -1]
     return float((layers.sum() + head.sum()) / (log.finish - log.start).sum())
 
 
-# What is run -------------------------------------------------------------------------------------
+# Sessions ----------------------------------------------------------------------------------------
 
 
 def run_sessions(

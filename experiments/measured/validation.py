@@ -36,24 +36,24 @@ from sarathi_sim.experiments.results import VALIDATION_FORMAT, to_json
 from sarathi_sim.profiler.storage.child import Progress, Say
 
 FEWEST_REPEATS = 3
-"""Accepted repeats below which nothing is claimed."""
+"""Accepted repeats below which no target is judged."""
 MOST_DRIFT = 0.05
-"""Decided beforehand: a repeat beyond it says something of the machine, not of the model."""
+"""Limit of a repeat's drift, decided beforehand: beyond it the machine changed."""
 RATIO_TARGET = 0.10
 REPLAY_TARGET = 0.03
 PREDICTIONS = ("calibrated", "grid")
 _RATIOS = {"makespan_s": "makespan", "bubble_s.mean": "bubble_per_request"}
-"""What a ``compare`` section may ask of a validation."""
+"""The metrics that the ``compare`` section of a validation may name."""
 
 Comparisons = dict[str, list[Comparison]]
-"""Of each cell, repeat by repeat."""
+"""The comparisons of each cell, repeat by repeat."""
 
 
 def check_engine(
     engine: str, experiment: Experiment, cells: Sequence[Cell], *, realtime: bool
 ) -> None:
-    """Raises ConfigError, before the work, where the engine cannot run, or where ``compare`` asks
-    for a metric that an engine's runs do not have."""
+    """Raises ConfigError, before the work, if the engine cannot run, or if ``compare`` names a
+    metric that an engine's runs do not have."""
     for name, ratio in experiment.compare.items():
         if ratio.metric not in _RATIOS:
             raise ConfigError(
@@ -87,7 +87,7 @@ def measure(
 ) -> tuple[dict[str, Any], Comparisons]:
     """Run the engine, and compare; returns the content of ``validation.json`` and the comparisons.
 
-    Raises ProfileError, or ConfigError of vLLM, where the engine cannot run this.
+    Raises ProfileError (vLLM: ConfigError) if the engine cannot run the cells.
     """
     settings = experiment.validation
     sessions: Sequence[Session]
@@ -127,7 +127,7 @@ def evaluate_all(sessions: Sequence[Session], progress: Progress) -> Comparisons
 
 
 def iterations(outcomes: Mapping[str, Sequence[Comparison]]) -> pd.DataFrame:
-    """Every iteration of every repeat, rejected ones included: what it held, measured and predicted
+    """Every iteration of every repeat, also of rejected ones: its content, measured and predicted
     seconds."""
     tables = [
         outcome.steps.assign(
@@ -193,7 +193,7 @@ def report(
 
 
 def rejected(session: Session, outcomes: Comparisons) -> dict[int, str]:
-    """The repeats that say something of the machine, and why."""
+    """The repeats that the machine disturbed too much, with the reasons."""
     found = {}
     for number, repeat in enumerate(session.repeats):
         reasons = []
@@ -220,7 +220,7 @@ def _about(cell: Cell) -> dict[str, Any]:
 def _compared(
     session: Session, cell: Cell, outcomes: list[Comparison], kept: list[int]
 ) -> dict[str, Any]:
-    """All repeats are listed; statistics are over the accepted ones, or all where none was."""
+    """A cell's report: all repeats, and statistics over the accepted ones, or all if none was."""
     some = [outcomes[n] for n in kept] or outcomes
     parities = [outcome.parity for outcome in outcomes]
     counts = [len(outcome.measured_iterations) for outcome in outcomes]
@@ -235,7 +235,7 @@ def _compared(
         },
         **session.entry(cell, outcomes, some),
     }
-    if session.by_clock or cell.online:  # each repeat takes a course of its own
+    if session.by_clock or cell.online:  # the batches differ between repeats
         entry["iterations"] = sum(counts)
     else:
         entry["iterations"] = len(some[0].measured_iterations)
@@ -247,7 +247,7 @@ def _compared(
         }
         if "kind" in some[0].steps:
             entry[prediction]["by_kind"] = errors_by_kind(some, prediction)
-    # The calibrated prediction is judged; that of the grid alone is reported, too.
+    # The calibrated prediction is judged; the prediction of the grid alone is reported, too.
     return entry | {key: entry["calibrated"][key] for key in (*session.targets, "throughput_error")}
 
 
@@ -297,7 +297,7 @@ def _judged(
             replayed = cell["replay"]["makespan_error"]["median"]
             rows += judged("replay makespan", name, REPLAY_TARGET, replayed, may=quiet)
     for name, ratio in result["ratios"].items():
-        # Those that both accepted: two layouts may have rejected different repeats.
+        # Only repeats that both layouts accepted: each may have rejected different ones.
         enough = ratio["repeats"] >= FEWEST_REPEATS
         rows += judged("ratio", name, RATIO_TARGET, ratio["error"], may=enough)
     return rows

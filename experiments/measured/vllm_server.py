@@ -8,9 +8,9 @@ configuration), ``engine`` (arguments of vLLM's ``EngineArgs``) and ``work``: it
     {"serve": [[arrival_s, prompt, output], ...]}     requests over time
     {"grid": {"decodes": [...], "contexts": [...], "prompts": [...], "times": N}}
 
-For each item a line of JSON goes to stdout. **Its clock is the CPU time of this process**, less
-what it idles: it goes on to the next arrival where nobody is served. So other programs delay the
-run and hardly change it. ``wall_s`` says how long the item took by the wall clock.
+For each item a line of JSON goes to stdout. **Its clock is the CPU time of this process**, without
+idle time: with no request to serve it jumps to the next arrival. So other programs delay the run
+but hardly change it. ``wall_s`` is the item's time by the wall clock.
 """
 
 from __future__ import annotations
@@ -34,14 +34,14 @@ QUIET = {
     "OMP_NUM_THREADS": "1",
 }
 WIDEST_TOKEN = 2000
-"""Prompts are of random tokens up to this."""
+"""Prompts are random tokens up to this number."""
 
 
 class Server:
     """vLLM's engine, its decisions and its steps.
 
-    ``events`` are those of a log of decisions (``experiments/run/decision_log.py``), ``steps`` rows
-    of the clock before the requests of a step were added, after they were, and at its end.
+    ``events`` has the form of a log of decisions (``experiments/run/decision_log.py``), ``steps``
+    rows of clocks: before a step's requests were added, after that, and at the step's end.
     """
 
     def __init__(self, model: Path, settings: dict[str, Any]) -> None:
@@ -101,7 +101,7 @@ class Server:
         self.engine.add_request(str(number), {"prompt_token_ids": tokens}, sampling)
 
     def serve(self, rows: list[list[Any]]) -> dict[str, Any]:
-        """Serve requests as they arrive; times since the first step may begin."""
+        """Serve requests as they arrive; times count from when the first step may begin."""
         self.events, self.steps, self._decisions = [], [], 0
         times = [[0.0, 0.0] for _ in rows]
         start, coming = self.now(), 0
@@ -124,8 +124,8 @@ class Server:
         return {"events": self.events, "steps": self.steps, "times": times}
 
     def grid(self, decodes: list[int], contexts: list[int], prompts: list[int], times: int) -> Any:
-        """Rows of decodes, their mean context, tokens of a new prompt, seconds with and without
-        what it takes to add this. A step of ``prompts`` 0 has decodes alone."""
+        """Rows of decodes, their mean context, tokens of a new prompt, seconds with and without the
+        time to add it. A step of ``prompts`` 0 has decodes alone."""
         rows, number = [], 0
         for context in contexts:
             for count in decodes:
@@ -157,7 +157,7 @@ class Server:
 
 
 def _number(name: str) -> int:
-    """The request's number; vLLM may add something behind it."""
+    """The request's number; vLLM may append a suffix to it."""
     return int(str(name).partition("-")[0])
 
 

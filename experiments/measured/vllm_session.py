@@ -1,4 +1,4 @@
-"""Real vLLM on the CPU, in a Python of its own: how it is run, and its runs beside the simulator.
+"""Real vLLM on the CPU, in a Python of its own: its session, and its runs beside the simulator.
 
 :mod:`sarathi_sim.experiments.measured.vllm_server` is the program that serves; it is started once,
 and never imported here with vLLM in it. Its steps are predicted from a grid of its own steps.
@@ -48,20 +48,20 @@ from sarathi_sim.simulator.loop.switches import Switches
 from sarathi_sim.simulator.views.metrics import Analysis
 
 VARIABLE = "SARATHI_SIM_VLLM_PYTHON"
-"""Names the Python that has vLLM, if this one has not."""
+"""The environment variable that names the Python with vLLM, if this one lacks it."""
 TIMES = 5
-"""How often the grid times each of its cells."""
+"""Repetitions of each cell of the grid."""
 SHORT = 16
 """Tokens of the grid's shorter contexts."""
 COLUMNS = ("decodes", "context", "prompt", "seconds", "step_s")
-"""Of a grid's rows; ``seconds`` includes what it takes to add the prompt's request."""
+"""Columns of a grid's rows; ``seconds`` includes the time to add the prompt's request."""
 
 Answer = dict[str, Any]
-"""What the program says of a grid, or of a workload that it served."""
+"""The program's answer for a grid or a workload."""
 
 
 def find_python() -> str:
-    """The Python with vLLM. Raises ConfigError where there is none."""
+    """The Python with vLLM. Raises ConfigError if there is none."""
     found = os.environ.get(VARIABLE) or (sys.executable if importlib.util.find_spec("vllm") else "")
     if not found:
         raise ConfigError(
@@ -72,7 +72,7 @@ def find_python() -> str:
 
 
 def check_cells(cells: Sequence[Cell]) -> None:
-    """Raises ConfigError for what this engine does not run, or not in one process."""
+    """Raises ConfigError for settings that this engine does not run, or not in one process."""
     for cell in cells:
         policy, cluster = cell.scenario.policy.build(), cell.scenario.cluster
         plain = type(policy) is Vllm and not policy.ahead
@@ -135,7 +135,7 @@ def grid_work(cells: Sequence[Cell]) -> dict[str, Any]:
     room = max(1, budget - most)
     decodes = sorted({0, 1, 2, 4, most // 2, most} - {n for n in (1, 2, 4) if n > most})
     prompts = sorted({0, *(max(1, room * part // 8) for part in (1, 2, 4, 6, 8))})
-    # All of them must fit into the blocks, with what they generate and a prompt beside them.
+    # All sequences must fit into the blocks, with their generated tokens and a prompt beside them.
     size = arguments["block_size"]
     fitting = (arguments["num_gpu_blocks_override"] - 1) * size - room
     context = min(longest, fitting // max(most, 1) - TIMES * len(prompts) - size)
@@ -148,7 +148,7 @@ def grid_work(cells: Sequence[Cell]) -> dict[str, Any]:
 
 
 def job_of(cells: Sequence[Cell], plan: Plan) -> dict[str, Any]:
-    """What the program gets."""
+    """The program's job."""
     grid = grid_work(cells)
     work: list[dict[str, Any]] = [
         {"grid": grid}
@@ -163,7 +163,7 @@ def job_of(cells: Sequence[Cell], plan: Plan) -> dict[str, Any]:
 def run_session(
     cells: list[Cell], settings: Validation, timeout_s: float, progress: Progress
 ) -> VllmSession:
-    """Do everything. Raises ConfigError where vLLM is missing, fails, or is silent for too long."""
+    """Run the whole session. Raises ConfigError if vLLM is missing, fails, or stays silent."""
     python, plan, began = find_python(), plan_of(cells, settings), time.perf_counter()
     answers, loads = list[Answer](), list[float]()
     for answer in _answers(python, job_of(cells, plan), timeout_s):
@@ -180,10 +180,10 @@ def session_of(
     loads: Sequence[float],
     seconds: float,
 ) -> VllmSession:
-    """The program's answers (the first one is about itself) in the order of the plan."""
+    """The session of the program's answers (the first describes it), in the order of the plan."""
     engine, *done = answers
     repeats, _ = repeats_of(plan, done, loads[1:])
-    # How much longer a run took than its own CPU time is what other programs took.
+    # The difference of a run's wall time and its CPU time was spent by other programs.
     shares = [
         float(run["wall_s"] / run["cpu_s"])
         for (_, requests), run in list(zip(plan, done, strict=True))[2:]
@@ -194,7 +194,7 @@ def session_of(
 
 
 def _answers(python: str, job: dict[str, Any], timeout_s: float) -> Iterator[dict[str, Any]]:
-    """The lines of the program as they come; it is ended if none comes for so long."""
+    """The lines of the program as they come; it is ended after ``timeout_s`` without one."""
     program = Path(__file__).with_name("vllm_server.py")
     with TemporaryFile() as said:
         try:
@@ -229,14 +229,14 @@ def _answers(python: str, job: dict[str, Any], timeout_s: float) -> Iterator[dic
 
 @dataclass(frozen=True)
 class StepTimes:
-    """Seconds of a step; a sum over the requests that it adds is ``add_s`` each."""
+    """Seconds of a step; each request that it adds takes ``add_s`` more."""
 
     surface: RegularGridInterpolator
     add_s: float
 
     @staticmethod
     def of(*grids: Sequence[Sequence[float]]) -> StepTimes:
-        """From the rows of grids; medians over the times that each cell was run.
+        """Step times from the rows of grids; medians over the repetitions of each cell.
 
         The first half of a grid's rows have the short contexts.
         """
@@ -247,7 +247,7 @@ class StepTimes:
         cells = table.groupby(["decodes", "long", "prompt"])["step_s"].median()
         values = cells.unstack().to_numpy(copy=True).reshape(len(decodes), 2, len(prompts))
         prefill = table[table["decodes"] == 0].groupby("prompt")["step_s"].median()
-        one, two = prompts[1:3]  # a step of nothing, from those of few tokens
+        one, two = prompts[1:3]  # the time of an empty step, extrapolated from few tokens
         nothing = prefill[one] - (prefill[two] - prefill[one]) * one / (two - one)
         values[0] = [nothing, *prefill]
         surface = RegularGridInterpolator(
@@ -279,7 +279,7 @@ def steps_of(run: Answer, requests: Sequence[Request]) -> Floats:
 
 
 def seconds_of(run: Answer) -> Floats:
-    """The measured seconds of its steps, each with the requests that it added."""
+    """The measured seconds of its steps, with the time to add their requests."""
     steps = np.array(run["steps"])
     return np.asarray(steps[:, 2] - steps[:, 0])
 
@@ -321,9 +321,9 @@ class StepPrediction:
         )
 
     def calibrated(self, runs: Sequence[tuple[Answer, list[Request]]]) -> StepPrediction:
-        """With offset and factor fitted to other runs' steps, by errors relative to the prediction.
+        """The prediction with offset and factor fitted to other runs' steps, by relative errors.
 
-        Errors relative to the measurement would favour short times where those are noisy.
+        Errors are relative to the prediction: relative to noisy times they would favour short ones.
         """
         predicted = np.concatenate([self.of(steps_of(*served)) for served in runs])
         measured = np.concatenate([seconds_of(run) for run, _ in runs])
@@ -344,11 +344,11 @@ _OF_LOG = {
     "threshold": "long_prefill_token_threshold",
     "reserve_full_isl": "scheduler_reserve_full_isl",
 }
-"""The settings of a log of decisions, and what ``EngineArgs`` calls them."""
+"""The settings of a log of decisions, and their names in ``EngineArgs``."""
 
 
 def decision_log(cell: Cell, run: Answer, requests: Sequence[Request]) -> DecisionLog:
-    """The run's decisions as ``lockstep`` takes them."""
+    """The run's decisions in the form of ``lockstep``."""
     engine, pool = engine_arguments(cell), cell.scenario.policy.described()
     settings = {ours: engine[theirs] for ours, theirs in _OF_LOG.items()} | {
         "adaptive": bool(pool.get("adaptive_threshold")),
@@ -372,7 +372,7 @@ def totals_of(arrival: Floats, first: Floats, last: Floats, output: Floats) -> d
 
 @dataclass(frozen=True)
 class VllmSession(Session):
-    """All that vLLM did."""
+    """The measurements on vLLM."""
 
     targets: ClassVar[dict[str, float]] = {
         "iteration_error_median": 0.05,

@@ -25,7 +25,7 @@ Kind = Literal["ratio", "absolute", "upper bound", "lower bound", "ordering"]
 
 @strict_dataclass
 class GPUs:
-    """What a number was measured on; ``parallelism`` begins with the tensor-parallel degree."""
+    """The setting of a number; ``parallelism`` begins with the tensor-parallel degree."""
 
     model: str
     device: str
@@ -177,7 +177,7 @@ def reproduce(
 
 
 Tally = dict[Variant, tuple[int, int]]
-"""By variant: claims reproduced, and claims in all."""
+"""By variant: the number of reproduced claims, and of all claims."""
 
 
 def summary(
@@ -192,7 +192,7 @@ def summary(
 
 
 def independent(results: Iterable[ClaimResult]) -> list[ClaimResult]:
-    """Those whose claims no constant was fitted to, in either variant."""
+    """The rows whose claims no constant was fitted to, in either variant."""
     fitted = load_calibration().fitted
     return [result for result in results if result.claim.id not in fitted]
 

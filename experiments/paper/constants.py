@@ -50,7 +50,7 @@ TARGETS: dict[str, Target] = {
             "decode4_attn",
             "peak_13b_1k_decode",
         ),
-        # Of the mixed batch too, its ops being those of the other two at nearly the same sizes.
+        # The mixed batch counts, too: its ops are the other two's at nearly the same sizes.
         follow=(
             "tile_growth_256",
             "tile_growth_257",

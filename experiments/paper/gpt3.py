@@ -162,7 +162,7 @@ _PIPELINE = ("batching.formation", "batching.micro_batches", "engine.send")
 
 
 def relevant(assumed: Assumptions, scenario: str) -> Assumptions:
-    """The assumptions without those that do not affect a scenario: its run may exist already."""
+    """The assumptions that affect a scenario, so that equal runs are found again."""
     ignored = tuple(f"scenarios.{s}." for s in (ORCA, SARATHI, TP_ONLY) if s != scenario)
     if scenario == TP_ONLY:
         ignored += _PIPELINE

@@ -71,13 +71,13 @@ def decode_token_ms(m: Machine, batch: int) -> float:
 
 
 def piggybacked_token_ms(m: Machine, prompt: int, decodes: int) -> float:
-    """Milliseconds a decode adds to an iteration whose rows would else all be a prompt's."""
+    """Milliseconds that a decode adds to an iteration with otherwise only prompt rows."""
     mixed = iteration_ms(m, prompt=prompt, decodes=decodes, context=LENGTH)
     return (mixed - iteration_ms(m, prompt=prompt + decodes)) / decodes
 
 
 def piggybacked_decode_gain(m: Machine, batch: int, prompt: int, decodes: int) -> float:
-    """Time of a decode in a batch of decodes / time that one adds to a prompt."""
+    """Time of a decode in a batch of decodes / time that a piggybacked decode adds to a prompt."""
     return decode_token_ms(m, batch) / piggybacked_token_ms(m, prompt, decodes)
 
 
@@ -119,7 +119,7 @@ def decode_scaling(m: Machine, batch: int) -> float:
 
 
 def saturation(rate: Callable[[int], float], sizes: Sequence[int]) -> float:
-    """The first of ``sizes`` (each twice the one before) that the next gains less than 5 % on."""
+    """The first of ``sizes`` (each twice the one before) after which the rate gains under 5 %."""
     for size in sizes:
         if rate(2 * size) < SATURATED * rate(size):
             return size
@@ -151,7 +151,7 @@ def attention_intensity(m: Machine, new: int) -> float:
 
 
 def intensity_drop(m: Machine) -> float:
-    """Arithmetic intensity of a prompt of 1024 / of a decode, of the op where it drops least."""
+    """Arithmetic intensity of a prompt of 1024 / of a decode, for the op with the smallest drop."""
     shapes = m.ops.model.gemms(1).values()
     drops = [gemm_intensity(shape, LENGTH) / gemm_intensity(shape, 1) for shape in shapes]
     return min(*drops, attention_intensity(m, LENGTH) / attention_intensity(m, 1))
@@ -162,13 +162,13 @@ def ridge(m: Machine) -> float:
     return m.device.peak_flops / m.device.memory_bandwidth
 
 
-# What fits: B = floor((M_G - M_S) / (L * m_kv)) (3.1, 5.2, 5.3) -----------------------------------
+# Largest batch: B = floor((M_G - M_S) / (L * m_kv)) (3.1, 5.2, 5.3) -------------------------------
 
 
 def fitting_batch(m: Machine, length: int, pp: int = 1, layers: int | None = None) -> float:
     """Requests in each of ``pp`` micro-batches, with 0.9 of the memory usable.
 
-    ``layers`` are those of a model cut short.
+    ``layers`` is the number of layers of a truncated model.
     """
     stages = stage_layers(layers or m.layers, pp)
     return max_batch(kv_capacity_tokens(m.ops.model, m.device, m.ops.tp, stages), length, pp)
@@ -190,7 +190,7 @@ CHUNK = 256
 
 
 def decode_speedup(m: Machine, batch: int, length: int) -> float:
-    """Section 5.1.1's definition: marginal time is that over the chunk alone."""
+    """Section 5.1.1's definition: a decode's marginal time is the time beyond the chunk alone."""
     piggybacked = batch - 1
     alone = [(CHUNK - piggybacked, 0)]
     only = m.iteration(decodes=batch, context=length).total_s / batch
@@ -199,7 +199,7 @@ def decode_speedup(m: Machine, batch: int, length: int) -> float:
 
 
 def extreme_decode_speedup(m: Machine, which: Extreme) -> float:
-    """Over all batches from 2 to what fits, and all lengths."""
+    """The least or largest speedup over all lengths and batches from 2 to the largest."""
     values = [
         decode_speedup(m, batch, length)
         for length, most in MAX_BATCH.items()
@@ -220,10 +220,10 @@ LINEAR = {"ffn": ("ffn_ln1", "ffn_ln2"), "proj": ("preproj", "postproj")}
 PD_RANGE = (*range(1, 60), *range(60, 201, 20))
 """P:D from 1 to 200, the range that the paper says it covers (section 6)."""
 BATCHES = {1024: (4, 8, 12, 18), 2048: (4, 6, 8, 10), 3072: (4, 5, 6)}
-"""Batch sizes by length: up to what fits, and from where P:D = C/(B-1) is at most 200."""
+"""Batch sizes by length: up to the largest batch, and from where P:D = C/(B-1) is at most 200."""
 
 Scheduling = Orca | OrcaWorstCase | RequestLevel | Sarathi
-"""What is compared; each one object, so that what it served can be kept."""
+"""The compared policies; each is one object, so that its results can be cached."""
 
 BASELINE, ORCA_BEST, ORCA_WORST = RequestLevel(), Orca(max_prefills=1), OrcaWorstCase()
 
@@ -238,7 +238,7 @@ def split(length: int, pd_ratio: float) -> tuple[int, int]:
 
 
 def balanced(chunk: int, batch: int) -> float:
-    """P:D at which chunks and decode iterations are equally many."""
+    """P:D with equal numbers of chunks and decode iterations."""
     return (chunk - (batch - 1)) / (batch - 1)
 
 
@@ -262,14 +262,14 @@ def scheduling(name: str | int) -> Scheduling:
 def served(m: Machine, policy: Scheduling, batch: int, length: int, pd_ratio: float) -> Throughput:
     """Equal requests of one length and P:D under a policy.
 
-    The baseline's batches follow each other without overlap, so one of them says it all.
+    The baseline's batches follow each other without overlap, so a single one is enough.
     """
     rounds = 1 if policy is BASELINE else 20
     return m.serve(policy, batch, *split(length, pd_ratio), rounds)
 
 
 def gain(m: Machine, policy: Scheduling, batch: int, length: int, pd_ratio: float) -> float:
-    """Throughput over that of the baseline."""
+    """Throughput over the baseline's throughput."""
     ours = served(m, policy, batch, length, pd_ratio).tokens_per_s
     return ours / served(m, BASELINE, batch, length, pd_ratio).tokens_per_s
 
@@ -293,7 +293,7 @@ def balanced_gain(m: Machine, policy: str | int, length: int, chunk: int = CHUNK
 
 
 def farthest_gain(m: Machine, policy: str) -> float:
-    """Of :func:`balanced_gain` at the three lengths the farthest from 1."""
+    """The :func:`balanced_gain` that is farthest from 1, over the three lengths."""
     return max((balanced_gain(m, policy, n) for n in MAX_BATCH), key=lambda value: abs(value - 1))
 
 
@@ -385,7 +385,7 @@ _ASSUMED = Assumptions()
 
 
 def makespan_ratio(m: Machine, of: str, over: str) -> float:
-    """Seconds until the last request is done, plain reading, seed 0."""
+    """The ratio of two makespans, plain reading, seed 0."""
     return outcome(m, of, _ASSUMED, 0).makespan_s / outcome(m, over, _ASSUMED, 0).makespan_s
 
 
@@ -410,6 +410,6 @@ def held_out_error(m: Machine) -> float:
 
 
 def _median_error(device: DeviceSpec, op: str) -> float:
-    """Percent; of several models of the op, the one of multi-head attention."""
+    """The median error in percent; of several models of the op, that of multi-head attention."""
     fitted = device.fitted or {}
     return fitted[op if op in fitted else f"{op}_mha"].held_out.median_pct

@@ -149,7 +149,7 @@ MARKS = (
     f"{NO_GAIN_PASSES}: no gain at all would pass. "
     f"{CONTROL_HOLDS}: holds in its control, without the reason that the paper gives."
 )
-"""What the marks of a claim mean."""
+"""The meaning of a claim's marks."""
 
 
 def marks(results: Sequence[ClaimResult]) -> str:

@@ -53,7 +53,7 @@ class Constants:
 
 @strict_dataclass
 class DeviceFit:
-    """One device's constants, the claims they were fitted to and those that follow from these."""
+    """One device's constants, the claims they were fitted to, and the claims derived from these."""
 
     constants: Constants
     fitted_to: list[str]
@@ -82,8 +82,8 @@ def load_calibration() -> Calibration:
 class Lab:
     """The machines of one variant, each made at its first use.
 
-    ``constants`` are those fitted to the paper, by device; a device without is as shipped.
-    ``change`` makes other op times of a machine's, for controls.
+    ``constants`` are fitted to the paper, by device; a device without constants is as shipped.
+    ``change`` replaces a machine's op times, for controls.
     """
 
     def __init__(
@@ -117,7 +117,7 @@ class Lab:
 
     @cached_property
     def untiled(self) -> Lab:
-        """The same with no step past a multiple of the tile."""
+        """The lab without a step of GEMM times past a multiple of the tile."""
         return Lab(self.variant, self._constants, untiled)
 
     @property

@@ -43,7 +43,7 @@ from sarathi_sim.simulator.views.metric_registry import number_text
 from sarathi_sim.simulator.views.metrics import Analysis
 
 SEEN = "#6b7280"
-"""Of limits, fronts and labels."""
+"""The colour of limits, fronts and labels."""
 _TOOLS = "pan,box_zoom,wheel_zoom,reset,save"
 _DASHES = {"-": "solid", "--": "dashed", "-.": "dotdash", ":": "dotted"}
 _ROW = 22  # pixels of a bar
@@ -79,7 +79,7 @@ def canvas(x: str, y: str, *, height: int = 340, **options: Any) -> Any:
 
 
 def legend_below(chart: Any, items: Mapping[str, Sequence[Any]], columns: int = 1) -> None:
-    """A legend below the axes; a click on a line of it hides what it stands for."""
+    """A legend below the axes; a click on an entry hides its curve."""
     made = Legend(
         items=[LegendItem(label=label, renderers=list(drawn)) for label, drawn in items.items()],
         click_policy="hide",
@@ -102,10 +102,10 @@ def lines(
     marks: bool = False,
     limit: float | None = None,
 ) -> Any:
-    """Curves, logarithmic in x where their values differ by much.
+    """Curves, logarithmic in x if their values differ by much.
 
-    ``share``: y is a share of all. ``marks``: a point stands at each value. A line stands at the
-    ``limit``, with half as much above it at least, and as much at most.
+    ``share``: y is a share of all. ``marks``: each value has a point. A line marks the ``limit``;
+    above it the axis has room for half of the limit at least, and for as much at most.
     """
     values = np.concatenate([np.asarray(curve.x, np.float64) for curve in curves.values()])
     positive = values[values > 0]
@@ -149,8 +149,8 @@ _TOLD, _MOST_TOLD = 5, 40
 
 
 def described(model: Any) -> list[str]:
-    """What a chart shows, in words: some values of each curve, and the values of bars and points,
-    forty at most."""
+    """The text alternative of a chart: some values of each curve, and the values of bars and
+    points, forty at most."""
     told = []
     for chart in getattr(model, "children", [model]):
         axes = [axis[0].axis_label for axis in (chart.yaxis, chart.xaxis)]
@@ -245,8 +245,8 @@ def paired_bars(
 
 @dataclass(frozen=True)
 class Spots:
-    """Points of one colour, each with words that appear over it, a label that stands beside it, and
-    the row of a table that a click leads to; and the ends of the ``steps`` between them, if any."""
+    """Points of one colour, each with a hover text, a label beside it, and the row of a table to
+    which a click leads; and the ends of the ``steps`` between them, if any."""
 
     colour: str
     x: Floats

@@ -63,8 +63,8 @@ def _percent(error: OpError) -> float:
 
 
 def first_deployments(folder: Path, table: pd.DataFrame) -> tuple[list[Deployment], list[str]]:
-    """Those of a sweep's first run of each model, device and layout, to see their op times; and why
-    others cannot be."""
+    """The deployments of a sweep's first run of each model, device and layout, for their op times;
+    and the reasons why others fail."""
     by = [key for key in _BUNDLE_KEYS if key in table] or ["name"]
     found, problems = [], []
     for _, rows in list(table.groupby(by, dropna=False, sort=False))[:_MOST_BUNDLES]:
@@ -95,7 +95,7 @@ def op_times_of_probes(folder: Path) -> tuple[list[SortableTable], list[str]]:
 
 
 def headroom_charts(drawn: Deployments, unit: str) -> list[Chart]:
-    """For each clause of the SLO: the part of its limit that each load takes."""
+    """For each clause of the SLO: its value over its limit, by load."""
     probes = [probe for one in drawn for probe in one["curve"]]
     clauses = dict.fromkeys(key for probe in probes for key in probe["stress"])
     charts = []
@@ -114,7 +114,7 @@ def headroom_charts(drawn: Deployments, unit: str) -> list[Chart]:
 def frontier_charts(
     drawn: Deployments, unit: str, currency: str, screened: Deployments = ()
 ) -> list[Chart]:
-    """Every deployment under every load, with the points that no other one beats in both."""
+    """Every deployment under every load, with the Pareto front."""
     table, charts = curves.points(drawn, screened), []
     for x, y in curves.PAIRS.values():
         if not {x, y} <= set(table):
@@ -153,7 +153,7 @@ def frontier_charts(
 def points_table(
     drawn: Deployments, unit: str, currency: str, screened: Deployments = ()
 ) -> SortableTable:
-    """The row that each point of the fronts leads to: its numbers, and where its run is."""
+    """A row for each point of the fronts: its numbers and the place of its run."""
     table = curves.points(drawn, screened)
     keys = [key for key in curves.NAMES if key in table]
     rows = []
@@ -170,7 +170,7 @@ def points_table(
 
 
 def capacity_section(folder: Path, found: Mapping[str, Any]) -> Section:
-    """What ``capacity`` wrote."""
+    """The section of a ``capacity`` result."""
     section, unit = capacity_answer(found), UNITS[found["load"]]
     currency = found["prices"]["currency"]
     drawn = [one for one in found["deployments"] if one.get("curve")][:MOST_LINES]
@@ -185,7 +185,7 @@ def capacity_section(folder: Path, found: Mapping[str, Any]) -> Section:
 
 
 def recommend_section(folder: Path, found: Mapping[str, Any]) -> Section:
-    """What ``recommend`` wrote."""
+    """The section of a ``recommend`` result."""
     section, unit = recommend_answer(found), UNITS[found["load"]]
     currency = found["prices"]["currency"]
     drawn = [one for one in found["deployments"] if one.get("curve")][:MOST_LINES]
@@ -206,7 +206,7 @@ _MOST_CHARTS = 24
 
 
 def sensitivity_section(folder: Path, found: Mapping[str, Any]) -> Section:
-    """What ``sensitivity`` wrote."""
+    """The section of a ``sensitivity`` result."""
     op_times, problems = op_times_of_probes(folder)
     section = sensitivity_answer(found)
     return replace(

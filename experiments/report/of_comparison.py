@@ -1,4 +1,4 @@
-"""The section of two results compared: what makes them differ."""
+"""The section of two compared results: the parts of their difference."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from sarathi_sim.experiments.run.compare import (
 
 
 def comparison_section(folder: Path, found: Mapping[str, Any]) -> Section:
-    """What ``compare --out`` wrote. Raises ConfigError for other figures."""
+    """The section of a ``compare --out`` folder. Raises ConfigError for other figures."""
     if not found.keys() >= {"a", "b", "policies", "notes", *TITLES}:
         raise ConfigError(f"{folder}: holds figures only: name the folders of the results in them")
     colours = [style["color"] for style in policy_styles(found["policies"])]

@@ -91,7 +91,7 @@ def _together(
 
 
 def _unlike(content: Mapping[str, Any], again: Mapping[str, SimulatedAgain]) -> list[str]:
-    """In what the runs of several results differ, so that no number says which one is better."""
+    """The inputs in which the runs of several results differ, so that they cannot be ranked."""
     served, workloads = (
         content["deployments"].values(),
         [each.deployment.scenario.workload for each in again.values()],
@@ -129,7 +129,7 @@ def _tables_charts(tables: Mapping[str, Tables]) -> list[Chart]:
 
 
 def _ledger(tables: Mapping[str, Tables]) -> list[Chart]:
-    """Where the stages' time goes; nothing where no stage did anything."""
+    """The accounts of the stages' time; empty if no stage was busy."""
     shares = {name: stage_shares(table.ledger) for name, table in tables.items()}
     rows = [(name, str(stage)) for name, share in shares.items() for stage in share.index]
     parts = {}
@@ -147,7 +147,7 @@ def _ledger(tables: Mapping[str, Tables]) -> list[Chart]:
 
 
 def _again_charts(again: Mapping[str, SimulatedAgain], tables: Mapping[str, Tables]) -> list[Chart]:
-    """What only the records of a run show."""
+    """The charts that need the records of a run."""
     worked = {n: each.analysis for n, each in again.items() if each.analysis.records.end_s > 0}
     if not worked:
         return []

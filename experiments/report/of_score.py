@@ -1,4 +1,4 @@
-"""The section of a score: measured servers, or recorded runs, beside what was predicted."""
+"""The section of a score: measured servers, or recorded runs, beside their predictions."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _COLOURS = dict(zip(METRICS, (BLUE, ORANGE), strict=True))
 
 
 def score_section(folder: Path, found: Mapping[str, Any]) -> Section:
-    """What ``score --out`` wrote."""
+    """The section of a ``score --out`` folder."""
     section = score_answer(found, folder.resolve().name)
     chart = _latencies(found["runs"]) if "runs" in found else _medians(found["groups"])
     return replace(section, charts=[chart] if section.table.rows else [])
@@ -33,7 +33,7 @@ def _medians(groups: Mapping[str, Any]) -> Chart:
 
 
 def _latencies(runs: Mapping[str, Any]) -> Chart:
-    """Of the simulations that every run has."""
+    """The errors of the mean latency, for the simulations that every run has."""
     latencies: dict[str, list[float]] = {}
     for run in runs.values():
         for label, one in variants_of(run).items():

@@ -42,7 +42,7 @@ def sweep_section(folder: Path, found: Mapping[str, Any]) -> Section:
 
 
 def _fronts(swept: Sweep) -> list[Chart]:
-    """Every choice under a load, in each two metrics that differ there, with the best ones."""
+    """Every choice under a load, in each pair of metrics that differ there, with the front."""
     loads = [load for load in swept.weighed if len(load.options) > 1]
     return [
         _front(swept, load, x, y)

@@ -1,4 +1,4 @@
-"""From results to the sections of a report: each kind of result has its own."""
+"""From results to the sections of a report: a function for each kind of result."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ def sections_of(folders: Sequence[Path], progress: Progress = silent) -> list[Se
 
 @contextmanager
 def _damaged(where: str, command: str) -> Iterator[None]:
-    """Anything but what ``command`` wrote may end a section in any error: the result is damaged."""
+    """Turns any error of a section into a ConfigError: the result of ``command`` is damaged."""
     try:
         yield
     except (ConfigError, MemoryError):

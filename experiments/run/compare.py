@@ -1,4 +1,4 @@
-"""Results side by side: the same figures for several, and for two the parts of their time."""
+"""Results side by side: common figures of several, and the difference of two, part by part."""
 
 from __future__ import annotations
 
@@ -64,8 +64,8 @@ _LABELS = {
 
 @dataclass(frozen=True)
 class Compared:
-    """One of the two: its name, its policy, its parts, the requests it served (prompt, output
-    tokens), and what its result says was assumed."""
+    """One of two compared runs: name, policy, parts of its time, served requests (prompt, output
+    tokens), and the assumptions of its result."""
 
     label: str
     policy: str
@@ -78,8 +78,8 @@ class Compared:
 def explain(folder: Path, progress: Progress = silent) -> Compared:
     """Simulate a result's configuration again and divide its time.
 
-    ``folder`` is that of a run with one scenario, a scenario's folder in it, or ``runs/KEY`` of a
-    sweep. Raises ConfigError where it is none of these.
+    ``folder`` is the folder of a run with one scenario, a scenario's folder in it, or ``runs/KEY``
+    of a sweep. Raises ConfigError if it is none of these.
     """
     where, scenario = _find(folder)
     again = simulate_again(where, scenario, str(folder), progress)
@@ -103,8 +103,8 @@ def explain(folder: Path, progress: Progress = silent) -> Compared:
 
 @dataclass(frozen=True, eq=False)
 class SimulatedAgain:
-    """A scenario of a result as it comes out now. ``notes`` say if that is not as it was;
-    ``state`` is whether the run is steady or overloaded."""
+    """A scenario of a result, simulated again. ``notes`` say if its makespan changed; ``state`` is
+    whether the run is steady or overloaded."""
 
     deployment: Deployment
     analysis: Analysis
@@ -117,7 +117,7 @@ def simulate_again(
 ) -> SimulatedAgain:
     """Simulate a scenario of the result in ``folder`` from its ``config.yaml``.
 
-    Raises ConfigError where that cannot be read or cannot run.
+    Raises ConfigError if the file cannot be read or the scenario cannot run.
     """
     experiment = load_experiment(folder / "config.yaml")
     if scenario not in experiment.scenarios:
@@ -203,7 +203,7 @@ TITLES = {
 def part_label(key: str, name: str) -> str:
     """The name of a part of the breakdown ``key``."""
     if key == "mean_latency" and name == "prefill_attention":
-        return "attention of prompts"  # chunks' extra is not told apart there
+        return "attention of prompts"  # this breakdown includes the extra time of chunking
     return _LABELS[name]
 
 
@@ -213,12 +213,12 @@ def by_difference(parts: Mapping[str, Mapping[str, float]]) -> list[str]:
 
 
 NEAR_NOTHING = 0.01
-"""Share of the larger total below which a difference is too small to be divided in percent."""
+"""Share of the larger total below which percentages of a difference have no meaning."""
 
 
 def comparison_answer(found: Mapping[str, Any]) -> Section:
-    """What makes B differ from A, of :func:`comparison`: each part's difference in seconds and in
-    percent of A's total; also of the whole difference, unless this is a small one of large parts.
+    """The answer of a :func:`comparison`: each part's difference in seconds, in percent of A's
+    total and, unless the totals are nearly equal, in percent of the whole difference.
     """
     a, b = (Path(found[side]).name for side in "ab")
     if a == b:
@@ -238,7 +238,7 @@ def comparison_answer(found: Mapping[str, Any]) -> Section:
 
 
 def _said(breakdown: Mapping[str, Any], a: str, b: str, latency: bool = False) -> str:
-    """How far B is off A, and the part that differs most, in words."""
+    """The difference of B from A, and the part that differs most, in words."""
     total, parts = breakdown["total"], breakdown["parts"]
     of, verb = ("a request's mean latency", "is") if latency else (f"{b} (B)", "takes")
     if not total["difference_s"]:
@@ -284,7 +284,7 @@ def _cells(row: Mapping[str, float], total: Mapping[str, float], divided: bool) 
 
 
 def percent(part: float, whole: float) -> str:
-    """A signed share; a dash of nothing."""
+    """A signed share in percent; a dash if ``whole`` is 0."""
     return f"{100 * part / whole:+.1f} %" if whole else "-"
 
 
@@ -306,7 +306,7 @@ def plot_results(folders: Sequence[Path], out: Path) -> None:
 
 
 def labelled_tables(folders: Sequence[Path]) -> dict[str, tuple[Path, str, Tables]]:
-    """Every scenario of the results: its label to its folder, its name in there, and its tables.
+    """Every scenario of the results, by label: its folder, its name in it, and its tables.
 
     Raises ConfigError where a folder is not a result.
     """
@@ -318,7 +318,7 @@ def labelled_tables(folders: Sequence[Path]) -> dict[str, tuple[Path, str, Table
 
 
 def _label(folder: Path, folders: Sequence[Path]) -> str:
-    """The folder's name, or all of its path where another one is called the same."""
+    """The folder's name, or its whole path if another folder has the same name."""
     name = folder.resolve().name
     alike = [other for other in folders if other.resolve().name == name]
     return name if len(alike) == 1 else str(folder)
@@ -334,7 +334,7 @@ def write_comparison(result: Mapping[str, Any], out: Path) -> None:
     """Write :func:`sarathi_sim.experiments.run.compare.compare`'s result and figure, completely or
     not at all.
 
-    Raises ConfigError where ``out`` holds something else than an earlier one.
+    Raises ConfigError if ``out`` holds anything but an earlier comparison.
     """
     from sarathi_sim.experiments.figures.style import save, styled
 
@@ -356,7 +356,7 @@ def parts_figure(result: Mapping[str, Any]) -> Figure:
 
     shown = {key: drawn_parts(result[key]) for key in TITLES}
     heights = [len(names) + 1.5 for names in shown.values()]
-    layout = ConstrainedLayoutEngine(w_pad=0.2)  # text is not as wide on paper as on screen
+    layout = ConstrainedLayoutEngine(w_pad=0.2)  # text widths differ between paper and screen
     figure = Figure(figsize=(10, 1.6 + 0.42 * sum(heights)), layout=layout)
     panels = figure.subplots(len(shown), 1, height_ratios=heights)
     colours = [style["color"] for style in policy_styles(result["policies"])]
@@ -385,7 +385,7 @@ def drawn_parts(breakdown: Mapping[str, Any]) -> list[str]:
 
 
 def left_out(breakdown: Mapping[str, Any]) -> str:
-    """How many parts are not drawn, and what they come to; empty if all are."""
+    """The number of parts that are not drawn, and their sum, in words; empty if all are."""
     parts = breakdown["parts"]
     rest = [parts[name]["difference_s"] for name in parts.keys() - set(drawn_parts(breakdown))]
     parts_are = "part is" if len(rest) == 1 else "parts are"

@@ -37,7 +37,7 @@ _OF_TRAFFIC = {
     "requests", "per_second", "longest_prompt", "longest_output", "share", "shared_prefix", "eos",
     "ties", "rate", "min_prompt", "max_prompt", "min_output", "max_output", "groups",
 }  # fmt: skip
-"""What recorders keep beside them: how they drew the requests, which stand in the header."""
+"""Keys that recorders add to the settings: how they drew the requests, which are in the header."""
 _MANY = 1 << 40
 _Count = Annotated[int, Field(strict=True, ge=1, le=1 << 24)]
 _Whole = Annotated[int, Field(strict=True, ge=-1, le=_MANY)]
@@ -67,7 +67,7 @@ class DecisionLog:
 
     @property
     def name(self) -> str:
-        """The file's name, without what says of which kind it is."""
+        """The file's name without its suffixes."""
         return self.path.name.removesuffix(".gz").removesuffix(".jsonl")
 
 
@@ -76,7 +76,7 @@ class Replay:
     """The result of a replay: calls of the scheduler, identical decisions, and the first
     difference.
 
-    A difference that is not in a decision (a request that ends elsewhere) counts, too.
+    A difference outside of a decision (a request that ends in another batch) counts, too.
     """
 
     decisions: int
@@ -85,7 +85,7 @@ class Replay:
 
 
 def read_log(path: Path) -> DecisionLog:
-    """Raises ConfigError, naming file and line, where it is not such a log."""
+    """Read a log. Raises ConfigError, naming file and line, if the file is not one."""
     try:
         with open_file(path) as file:
             content = unzipped(file).read(LARGEST_DATA + 1)
@@ -154,8 +154,8 @@ def _check(log: DecisionLog) -> None:
 
 
 def _problem(value: Any, allowed: Any) -> str | None:
-    """What a setting must be that is not what is allowed: `bool`, one of a tuple, a number from a
-    float on, or a whole number from 1 up to an int."""
+    """The allowed values of a setting, in words, if ``value`` is not one; else None. ``allowed`` is
+    `bool`, a tuple of values, a float (a lower bound) or an int (whole numbers from 1 up to it)."""
     if allowed is bool:
         return None if isinstance(value, bool) else "true or false"
     if isinstance(allowed, tuple):
@@ -198,9 +198,9 @@ def replay(log: DecisionLog) -> Replay:
 class _Player:
     """Our scheduler under the settings of a log; a subclass for each engine.
 
-    ``versions`` are those whose decisions ours are: they change between minor releases.
-    ``settings`` decide, with what each may be (:func:`_problem`); ``defaults`` are those of
-    settings that may be missing. ``state`` is what a decision holds.
+    ``versions`` are the releases that our policy reproduces: decisions change between minor ones.
+    ``settings`` are the settings that matter, with their allowed values (:func:`_problem`);
+    ``defaults`` are for settings that may be missing. ``state`` names the fields of a decision.
     """
 
     versions: ClassVar[tuple[str, ...]]
@@ -230,7 +230,7 @@ class _Player:
         raise NotImplementedError
 
     def play(self, event: list[Any]) -> str | None:
-        """Feed an event; returns how we differ from it."""
+        """Feed an event; returns the difference of our decision from it, in words, or None."""
         if event[0] == "add":
             reason = self._pool.add(self._requests[event[1]])
             return reason and f"request {event[1]} is rejected: {reason}"
@@ -247,7 +247,7 @@ class _Player:
         return None
 
     def _schedule(self) -> tuple[list[Any], Batch]:
-        """A decision of ours, as a log states it."""
+        """Our next decision, in the form of a log."""
         pool = self._pool
         before = list(pool.running)
         batch = pool.form()
@@ -273,7 +273,7 @@ class _VllmPlayer(_Player):
     state = (_Chunks, _Ids, _Whole, _Whole, _Whole)
 
     def _most(self, c: dict[str, Any], prompt: int) -> int:
-        return int(c["max_model_len"]) - prompt  # the longest end by their length
+        return int(c["max_model_len"]) - prompt  # generation stops at this length
 
     def _build(self, log: DecisionLog) -> Pool:
         c = log.settings
@@ -295,13 +295,13 @@ class _VllmPlayer(_Player):
             blocks(c["num_blocks"], c["block_size"]),
             max_in_flight=log.depth,
             max_length=c["max_model_len"],
-            # Decodes of one sequence are a pipeline apart with Model Runner V2 only.
+            # Only with Model Runner V2 two decodes of a sequence are a whole pipeline apart.
             stages=c["pp"] if c["v2"] else 1,
         )
 
 
 class _SglangPlayer(_Player):
-    _idle = 0  # how often the engine's loop went round while nobody was there
+    _idle = 0  # rounds of the engine's loop without any request
     _nothing = False  # whether the last decision was to do nothing
 
     versions = ("0.5.23",)
@@ -339,7 +339,7 @@ class _SglangPlayer(_Player):
         )
 
     def _schedule(self) -> tuple[list[Any], Batch]:
-        # The loop goes round once more, with nobody there, only if its last step was not an end.
+        # The loop makes one more round without requests only if none ended in its last step.
         self._pool.emptied = self._idle
         stated, batch = super()._schedule()
         nothing = not stated[1]
@@ -360,4 +360,4 @@ class _SglangPlayer(_Player):
 
 
 ENGINES: dict[str, type[_Player]] = {"vllm": _VllmPlayer, "sglang": _SglangPlayer}
-"""By the name in the header."""
+"""Players by the engine's name in the header."""

@@ -56,7 +56,7 @@ if TYPE_CHECKING:
     import pandas as pd
 
 OF_ARRIVALS = 0.9
-"""With this share of the makespan before the last arrival, the arrivals set the throughput."""
+"""If this share of the makespan is before the last arrival, the arrivals set the throughput."""
 MOST_SENT = 500_000
 """Iterations of a scenario up to which a second process computes its bands: some 100 MB."""
 
@@ -89,7 +89,7 @@ class ScenarioRun:
 
     @property
     def ledger(self) -> pd.DataFrame:
-        """A row for each replica and stage: what its time went to, in seconds."""
+        """A row for each replica and stage: the accounts of its time, in seconds."""
         return self.analysis.ledger
 
 
@@ -121,10 +121,9 @@ class ExperimentResult:
         {name: value}, "ratio_bands": …}``.
 
         A scenario's summary has the keys of docs/metrics.md, bands and warnings included. ``notes``
-        are what was assumed of its deployment: traffic, arrivals, settings at their default,
-        number formats, the origin of every op's times, of the memory and of the host's time;
-        ``rejections`` has an entry where requests are rejected, ``doubts`` where op times are not
-        to be trusted.
+        are the assumptions about its deployment: traffic, arrivals, settings at their default,
+        number formats, and the origins of op times, memory and host times. ``rejections`` has an
+        entry if requests are rejected, ``doubts`` if op times are doubtful.
         """
         scenarios = {}
         for name, run in self.runs.items():
@@ -151,7 +150,7 @@ class ExperimentResult:
 def deploy_all(experiment: Experiment) -> dict[str, Deployment]:
     """Every scenario, checked against model, device, profiles, workload and this machine's memory.
 
-    Their results are all kept until the end.
+    The memory must hold all scenarios' results at once: they are kept until the end.
     """
     scenarios = experiment.scenarios
     check_together([(n, workload_needs(s)) for n, s in scenarios.items()], experiment.file)
@@ -202,19 +201,19 @@ def run_experiment(
 ) -> ExperimentResult:
     """Simulate every scenario and write the result folder ``out``, whole or not at all.
 
-    ``figures`` are drawn by a ``second`` process, which is started here if there is none yet, and
-    ends. ``trace`` adds a Perfetto trace of the ``window`` (default: some passes through the
-    pipeline in the middle of the run), which is also what the stage timeline shows. Raises
-    ConfigError, before anything is simulated, for whatever the user can get wrong.
+    A ``second`` process draws the ``figures``; without one it is started here, and ends here.
+    ``trace`` adds a Perfetto trace of the ``window`` (default: some passes through the pipeline in
+    the middle of the run). The stage timeline shows the same window. Raises ConfigError, before
+    any simulation, for mistakes of the user.
     """
     check_replaceable(out)
     for name, scenario in experiment.scenarios.items():
         refuse_of_session(scenario, experiment.sources[name])
     deployments = deploy_all(experiment)
     with ExitStack() as stack:
-        # Before simulating, because writing there may not be allowed.
+        # Made before simulating: writing there may not be allowed.
         folder = stack.enter_context(result_folder(out))
-        # It ends before the folder goes, if anything is wrong.
+        # After an error it must end before the folder is removed.
         second = stack.enter_context(second or SecondProcess()) if figures else None
         runs, begun = dict[str, ScenarioRun](), dict[str, Errand[Uncertainty | None]]()
         for name, deployment in deployments.items():
@@ -310,7 +309,7 @@ def _ratio(
 
 
 def _narrow_by(run: ScenarioRun) -> str | None:
-    """What keeps a run's band narrow although its op times are not that sure."""
+    """The reason why a run's band is narrower than its op errors would make it; None without."""
     workload, sent_s = run.deployment.scenario.workload, run.analysis.records.arrival_s
     if run.uncertainty is None:
         return None
@@ -329,7 +328,7 @@ def _draw(drawing: Drawing, folder: Path, told: Told) -> None:
 
 
 def _is_small(run: ScenarioRun) -> bool:
-    """Whether a second process may hold its records, too."""
+    """Whether a run's records are small enough to be held by a second process, too."""
     return sum(log.num_iterations for log in run.analysis.records.replicas) <= MOST_SENT
 
 

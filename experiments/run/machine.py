@@ -3,9 +3,9 @@ chunk size and batch cap for a workload on it.
 
 The paper does not say how to choose the chunk (section 6). The closed form is a steady state of
 equal requests: a prompt of P tokens takes n chunks of C - (B - 1) tokens, B - 1 decodes piggybacked
-on each; decodes that find no chunk to piggyback on run on their own, B at a time. All that are near
+on each; decodes without a chunk to piggyback on run on their own, B at a time. All candidates near
 the best, and the fixed chunks 256 and 512, are then simulated on requests of the whole workload,
-and the best batch of each chunk is looked for between those. A simulation decides.
+and the best batch of each chunk is searched between them. The simulation decides.
 """
 
 from __future__ import annotations
@@ -67,14 +67,14 @@ class Throughput:
         return self.tokens / self.seconds
 
     def share(self, ops: Iterable[str]) -> float:
-        """Seconds in these ops a token."""
+        """Seconds per token in these ops."""
         return sum(self.ops[op] for op in ops) / self.tokens
 
 
 class Machine:
     """A model on one tensor-parallel group of GPUs, timed by a bundle's regressions.
 
-    Its iterations cost what the predictor's do, without tables between.
+    An iteration takes the predictor's time, computed without tables.
     """
 
     def __init__(self, ops: OpTimes, device: str) -> None:
@@ -106,8 +106,8 @@ class Machine:
     def attentions(self, chunks: Iterable[tuple[float, float]]) -> float:
         """Seconds of the attention of chunks ``(tokens, cached tokens)``, summed, in all layers.
 
-        A regression takes about as long for one pair as for a thousand, so all that are not known
-        yet are asked for at once, and kept.
+        A regression takes about as long for one pair as for a thousand, so all unknown pairs are
+        computed at once, and cached.
         """
         wanted = list(chunks)
         if missing := list(dict.fromkeys(c for c in wanted if c not in self._attention)):
@@ -117,7 +117,7 @@ class Machine:
         return sum(self._attention[chunk] for chunk in wanted)
 
     def _saved(self, chunks: Sequence[tuple[int, int]]) -> float:
-        """Seconds less, in all layers, for the attention of chunks in one call."""
+        """Seconds saved, in all layers, by one attention call for these chunks."""
         return self.layers * self.cost.saved_s(np.array([size for size, _ in chunks], np.float64))
 
     def decode_attention(self, batch: int, context: float) -> float:
@@ -135,7 +135,7 @@ class Machine:
     def mixing_s(self, linear_s: float, prefill_s: float, decode_s: float) -> float:
         """Extra seconds for a chunk and decodes in one iteration, in all layers.
 
-        The arguments are those of all layers: linear ops, attention of chunks and of decodes.
+        The arguments are times of all layers: linear ops, attention of chunks and of decodes.
         """
         ops_s = (linear_s + prefill_s + decode_s) / self.layers
         return self.layers * self.cost.layer.mixing_s(ops_s, decode_s / self.layers)
@@ -162,14 +162,14 @@ class Machine:
     def serve(
         self, policy: Policy, batch: int, prompt: int, output: int, rounds: int = 20
     ) -> Throughput:
-        """Serve ``rounds * batch`` equal requests, all there at once, ``batch`` at a time."""
+        """Serve ``rounds * batch`` equal requests that arrive at once, ``batch`` at a time."""
         count = rounds * batch
         prompts, outputs = np.full(count, prompt, np.int64), np.full(count, output, np.int64)
         records = self.run(policy, batch, prompts, outputs)
         return Throughput(records.end_s, count * (prompt + output), self._by_op(records))
 
     def run(self, policy: Policy, batch: int, prompt: Ints, output: Ints) -> Records:
-        """Serve requests of these lengths, all there at once, ``batch`` at a time."""
+        """Serve requests of these lengths that arrive at once, ``batch`` at a time."""
         longest = int((prompt + output).max())
         scheduler = MicroBatches(
             policy,
@@ -189,7 +189,7 @@ class Machine:
         )
 
     def _by_op(self, records: Records) -> dict[str, float]:
-        """Seconds in each op over the run; what is left of a layer's time is attention."""
+        """Seconds in each op over the run; the rest of a layer's time is attention."""
         log = records.replicas[0]
         used = breakdown(log, self.predictor)
         times = {op: use.time_s for op, use in used.items() if OPS[op].part == "layer"}
@@ -205,9 +205,9 @@ TILE = 128
 FIXED = (256, 512)
 _CHUNKS = (128, 256, 384, 512, 640, 768, 1024, 1536, 2048)
 _NEAR = 0.12
-"""Part of the throughput by which the closed form may be wrong."""
+"""Relative error of the closed form's throughput that is allowed for."""
 _EVERY = 24
-"""Batches up to this are all tried; from then on each is an eighth larger than the last."""
+"""All batch sizes up to this are tried; larger ones grow by an eighth."""
 _REQUESTS = 360
 _LARGEST_BATCH = 256
 
@@ -216,8 +216,8 @@ _LARGEST_BATCH = 256
 class Candidate:
     """A chunk size and batch cap, and the closed form's prediction for them.
 
-    ``seconds`` is the GPU time of a request. ``lost`` is the part of it that each term costs,
-    compared with prefill at the best rate, in one piece, with all decodes piggybacked.
+    ``seconds`` is the GPU time of a request. ``lost`` is each term's part of it, compared with
+    prefill at the best rate, in one piece, with all decodes piggybacked.
     """
 
     chunk: int
@@ -243,8 +243,8 @@ class Verified:
 
 @dataclass(frozen=True)
 class Advice:
-    """All results; ``verified`` keeps the limit and is sorted, the best first. ``fixed`` is the
-    best of each fixed chunk, whether or not it keeps the limit."""
+    """All results. ``verified`` candidates keep the limit, the best first. ``fixed`` is the best
+    candidate of each fixed chunk, whether or not it keeps the limit."""
 
     demand: Demand
     largest_batch: int
@@ -302,9 +302,9 @@ def advise(
 
 
 class _Search:
-    """What is known of chunks and batches: by the closed form, and by simulation.
+    """The results for chunks and batches so far: by the closed form, and by simulation.
 
-    A simulation decides; the closed form says which are worth one.
+    The closed form selects candidates, the simulation decides.
     """
 
     def __init__(
@@ -325,14 +325,14 @@ class _Search:
         self.allowed = [p for p in self.candidates if p.tbt_s <= limit_s]
 
     def closed(self, chunk: int, batch: int) -> Candidate:
-        """By the closed form."""
+        """A candidate by the closed form."""
         key = chunk, batch
         if key not in self._closed:
             self._closed[key] = candidate(self.machine, self.demand, chunk, batch)
         return self._closed[key]
 
     def simulate(self, jobs: Iterable[Candidate]) -> None:
-        """Those that were not simulated yet."""
+        """Simulate the candidates that were not simulated yet."""
         for job in jobs:
             if job not in self.found:
                 self.found[job] = _simulate(self.machine, self.demand, job)
@@ -340,7 +340,7 @@ class _Search:
                 self.progress(len(self.found), max(len(self.found), len(self.allowed)))
 
     def kept(self, chunk: int | None = None) -> list[Verified]:
-        """What keeps the limit (of one chunk), the best first."""
+        """The simulated candidates (of one chunk) that keep the limit, the best first."""
         inside = [
             v
             for v in self.found.values()
@@ -349,7 +349,7 @@ class _Search:
         return sorted(inside, key=lambda v: -v.tokens_per_s)
 
     def shortest(self, p: Candidate) -> float:
-        """The least limit that it keeps, as far as is known."""
+        """The smallest TBT limit that a candidate keeps, by the best estimate so far."""
         return max(p.tbt_s, self.found[p].tbt_p99_s) if p in self.found else p.tbt_s
 
     def fixed(self) -> dict[int, Candidate]:
@@ -361,7 +361,7 @@ class _Search:
         return {c: min((p for p in self.candidates if p.chunk == c), key=order) for c in FIXED}
 
     def race(self) -> None:
-        """Simulate all that the closed form has near the best that keeps the limit."""
+        """Simulate all candidates whose closed form is near the best that keeps the limit."""
         for near in sorted(self.allowed, key=lambda p: p.seconds):
             best = min((v.candidate.seconds for v in self.kept()), default=inf)
             if near.seconds * (1 - _NEAR) > best:
@@ -369,7 +369,7 @@ class _Search:
             self.simulate([near])
 
     def refine(self) -> None:
-        """Look for each chunk's best batch between those that were tried."""
+        """Search each chunk's best batch between the batches already tried."""
         for chunk in self.chunks:
             step = 1 + self.largest // 8
             while (step := step // 2) and (kept := self.kept(chunk)):
@@ -412,7 +412,7 @@ def _steady(
     alone = max(0.0, decodes - count * piggybacked) / batch
 
     chunks = [(min(size, prompt - done), done) for done in range(0, prompt, size)]
-    m.attentions([*chunks, (prompt, 0), (size, prompt)])  # asked for at once, which is faster
+    m.attentions([*chunks, (prompt, 0), (size, prompt)])  # computed at once, which is faster
     attention = m.attentions(chunks)
     rows = [tokens + piggybacked for tokens, _ in chunks]
     linear_s = [_linear(m, r) for r in rows]

@@ -29,7 +29,7 @@ from sarathi_sim.simulator.views.metric_registry import (
 
 Summaries = Mapping[str, Mapping[str, Any]]
 OF_SCENARIOS = ("scenarios", "deployments", "notes", "doubts", "rejections", "narrow_bands")
-"""The keys of a run's summary that have an entry for each scenario, or for some."""
+"""The keys of a run's summary with entries by scenario."""
 
 SHOWN = (
     *("makespan_s", "makespan_s_band", "requests_per_s", "tokens_per_s", "tokens_per_s_band"),
@@ -46,12 +46,12 @@ SHOWN = (
     *("ttft_s.p50", "ttft_s.p99", "tbt_s.p50", "tbt_s.p99"),
     *("latency_s.p50", "latency_s.p99", "bubble_s.p50", "bubble_share", "rejected"),
 )
-"""Paths of the metrics that the table shows; with ``_band`` at its end, its 90 % band."""
+"""Paths of the metrics in the table; ``_band`` at the end stands for a metric's 90 % band."""
 _WHERE_ANY = (
     *("bubble_s.p50", "bubble_share", "rejected"),
     *("hit_rate", "preemption_rate", "recomputed_share", "extra_decodes", "empty_iterations"),
 )
-"""Those that are shown where some scenario has any."""
+"""Metrics that the table leaves out if they are 0 in every scenario."""
 
 
 def shown_row(path: str, summaries: Iterable[Mapping[str, Any]]) -> list[str] | None:
@@ -67,7 +67,7 @@ def shown_row(path: str, summaries: Iterable[Mapping[str, Any]]) -> list[str] | 
 
 
 def _value(summary: Mapping[str, Any], path: str, quantity: Quantity) -> str | None:
-    """A cell. Latencies are of the steady part of a run that has one, none of an overloaded one."""
+    """A cell. Latencies are those of the steady part, if a run has one; overloaded: none."""
     found = _found(_part(summary) if quantity.metric.grows else summary, path)
     if isinstance(found, list):
         return " to ".join(map(quantity.text, found))
@@ -75,7 +75,7 @@ def _value(summary: Mapping[str, Any], path: str, quantity: Quantity) -> str | N
 
 
 _ALIKE = 1.02
-"""Makespans within this factor follow the arrivals, and say nothing of the scenarios."""
+"""Makespans within this factor are set by the arrivals, and do not distinguish scenarios."""
 _NARROW = {
     "clients": (
         "the 90 % bands are too narrow: they keep the arrivals as they were, although with slower "
@@ -89,7 +89,7 @@ _NARROW = {
 
 
 def run_answer(found: Mapping[str, Any], unlike: Sequence[str] = ()) -> Section:
-    """The answer of what ``run`` found, as its ``summary.json`` has it.
+    """The answer of a run, from the content of its ``summary.json``.
 
     Runs that differ in ``unlike`` (the model, say) are set side by side, not ranked.
     """
@@ -179,8 +179,8 @@ def _state(one: Mapping[str, Any]) -> str:
 
 
 def _part(one: Mapping[str, Any]) -> Mapping[str, Any]:
-    """What latencies are read from: the steady part of a run, all of a closed one, nothing of an
-    overloaded one."""
+    """The numbers from which latencies are read: the steady part of a run, all of a closed run,
+    nothing of an overloaded run."""
     parts: dict[str, Mapping[str, Any]] = {"steady": one["steady"], "overloaded": {}}
     return parts.get(_state(one), one)
 
@@ -231,7 +231,7 @@ def ratios_table(found: Mapping[str, Any]) -> SortableTable | None:
 
 
 def _once(said: Mapping[str, str]) -> list[str]:
-    """What is said of runs, once for all of which the same is."""
+    """Each text once, with the names of all runs that have it."""
     return [
         f"{', '.join(name for name in said if said[name] == text)}: {text}"
         for text in dict.fromkeys(said.values())
@@ -251,7 +251,7 @@ def _overloaded(summaries: Summaries) -> list[str]:
 
 
 def _outside(found: Mapping[str, Any]) -> list[str]:
-    """Each op with batches outside the measured region, once for all runs that have the same."""
+    """Each op with batches outside the measured region, once for all runs with the same text."""
     said: dict[str, list[str]] = {}
     for name, summary in found["scenarios"].items():
         bundle = found.get("deployments", {}).get(name, {}).get("op_times")

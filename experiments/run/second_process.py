@@ -11,7 +11,7 @@ from sarathi_sim.profiler.storage.child import Outcome, Told, Worker, outcome, s
 
 T = TypeVar("T")
 _MODULES = ("sarathi_sim.experiments.figures.timeline", "sarathi_sim.experiments.run.uncertainty")
-"""Imported at once, while this process does the same with its own."""
+"""Modules that the second process imports at its start, while this process imports its own."""
 
 
 class Errand(Generic[T]):
@@ -23,7 +23,7 @@ class Errand(Generic[T]):
 
 
 class SecondProcess:
-    """Calls functions for this process, in the order given. It is gone when the context ends."""
+    """Calls functions for this process, in the order given. It ends with the context."""
 
     def __init__(self) -> None:
         self._outcomes: SimpleQueue[tuple[Worker, Outcome, Any]] = SimpleQueue()
@@ -45,7 +45,7 @@ class SecondProcess:
         return work
 
     def result(self, work: Errand[T], told: Told = silent) -> T:
-        """Wait for the value of a work. If the process was killed, it is computed here.
+        """Wait for an errand's result. If the process was killed, compute it here.
 
         ``told`` gets its progress. Raises what the function raised.
         """
@@ -62,7 +62,7 @@ class SecondProcess:
                 return result
 
     def _receive(self) -> None:
-        """Take one answer, of the first work that is not done."""
+        """Take one message, for the first unfinished errand."""
         _, kind, value = self._outcomes.get()
         if kind == "lost":
             kind, value = outcome(*self._left[0].call, silent)

@@ -1,7 +1,7 @@
-"""What runs where: each model on each device, by stack and number format, how far off it is, and
-all of it as tables, on a terminal and as docs/support.md.
+"""Which models run on which devices, by stack and number format, with the error of their op times;
+as tables, on a terminal and as docs/support.md.
 
-Every answer is :func:`op_source`'s, which ``run`` asks too, and the engine's memory formula.
+Op times come from :func:`op_source`, as for ``run``, layouts from the engine's memory formula.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ from sarathi_sim.simulator.load.engine_memory import (
     stage_layers,
 )
 
-#: What a layout must hold: a sequence of so many tokens, in iterations of this size.
+#: A layout must hold a sequence of so many tokens, in iterations of this size.
 SEQUENCE, ITERATION, SHARE, BLOCK = 8192, Step(tokens=2048, sequences=256), 0.9, 16
 _MOST_STAGES = 16
 FAMILIES = {
@@ -79,7 +79,7 @@ class Combination:
 
     @property
     def kernels(self) -> Kernels | None:
-        """As a configuration names them."""
+        """The kernels, as a configuration names them; None for physics."""
         return _kernels(self.stack, self.dtype, self.model, self.device)
 
     @cached_property
@@ -107,7 +107,7 @@ class Combination:
 
     @cached_property
     def origins(self) -> dict[str, Provenance]:
-        """Of every op in the smallest layout; empty where nothing runs."""
+        """The origin of every op's times in the smallest layout; empty if no layout runs."""
         if self.memory is None:
             return {}
         return self.sources[self.memory[0][0]].provenance()
@@ -146,7 +146,7 @@ class Combination:
         return found
 
     def as_json(self) -> dict[str, Any]:
-        """Everything of it as plain values."""
+        """The combination as plain values."""
         about = {"model": self.model.name, "device": self.device.name, "stack": self.stack}
         common = {**about, "dtype": self.dtype, "tp": sorted(self.sources), "refused": self.refused}
         if self.memory is None:
@@ -169,9 +169,9 @@ def supported(
     stack: str | None = None,
     dtype: str | None = None,
 ) -> list[Combination]:
-    """The cells of these, or of all where nothing is named.
+    """The cells of the given names; a name that is None stands for all.
 
-    Raises ConfigError for a name that is none.
+    Raises ConfigError for an unknown name.
     """
     named = (("--stack", stack, STACKS), ("--dtype", dtype, WEIGHT_DTYPES))
     for option, value, allowed in named:
@@ -206,7 +206,7 @@ def _cell(
     for tp in (2**i for i in range(device.gpus_per_node.bit_length())):
         try:
             found = op_source(device, model, tp, kernels)
-            if isinstance(found, Path):  # a shipped profile: the table is of what it stands for
+            if isinstance(found, Path):  # a shipped profile: the table lists its device model
                 found = DeviceTimes(device.name, model, tp)
             sources[tp] = found
         except ValueError as error:
@@ -253,7 +253,7 @@ LEGEND = (
 def support_answer(
     found: Sequence[Combination], model: str | None, device: str | None, dtype: str | None
 ) -> Section:
-    """What runs of the cells of a model or a device; without either, the matrix of ``dtype``."""
+    """The answer for the cells of a model or a device; without either, the matrix of ``dtype``."""
     runs = [cell for cell in found if cell.memory is not None]
     if model is None and device is None:
         grid = matrix(found, dtype or WEIGHT_DTYPES[0])
@@ -335,7 +335,7 @@ def _layout(cell: Combination) -> str:
 
 
 def by_device(found: Sequence[Combination]) -> SortableTable:
-    """What was measured on each device: stacks, versions, number formats."""
+    """The measurements of each device: stacks, versions, number formats."""
     rows = list[tuple[str, ...]]()
     for device, stack in dict.fromkeys((cell.device.name, cell.stack) for cell in found):
         mine = [c for c in found if (c.device.name, c.stack) == (device, stack)]
@@ -386,7 +386,7 @@ def _of_cell(cell: Combination) -> list[SortableTable]:
 
 
 def refusals(found: Iterable[Combination], where: str = "") -> SortableTable:
-    """Reasons, each with the TP degrees that it keeps out and the models that it is about."""
+    """Reasons for refusals, each with its TP degrees and models."""
     models: dict[tuple[str, str], dict[str, None]] = {}
     for cell in found:
         for reason, degrees in cell.refused.items():

@@ -1,9 +1,9 @@
-"""Options under equal load: which is best in what, what the best one costs, and what is equal.
+"""Options under equal load: the best option in each metric, its cost in the others, and ties.
 
-An *option* is what one may choose (a policy, a chunk size, a layout), a *load* what comes from
-outside (requests, their rate). Values are equal within :data:`ALIKE`, or within the noise of the
-seeds: seed by seed all options serve the same requests, so the logarithm of a ratio is taken seed
-by seed, and its mean has a Student-t interval.
+An *option* is a choice (a policy, a chunk size, a layout), a *load* comes from outside (requests,
+their rate). Values are equal within :data:`ALIKE`, or within the noise of the seeds: seed by seed
+all options serve the same requests, so the logarithm of a ratio is taken seed by seed, and its mean
+has a Student-t interval.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ from sarathi_sim.simulator.loop.records import Floats
 from sarathi_sim.simulator.views.metric_registry import Better, Quantity, known
 
 WEIGHED = ("output_tokens_per_s", "ttft_s.p99", "tbt_s.p99")
-"""What an option is chosen by. The first decides where it differs by over :data:`DECIDES`, else
-the latency that differs most."""
+"""The metrics that rank options. The first decides if it differs by over :data:`DECIDES`, else the
+latency that differs most."""
 ALIKE, DECIDES = 1.01, 1.05
 _MOST_NAMED = 3
 CONFIDENCE = 0.95
@@ -40,10 +40,10 @@ def half_width(spread: Spread, count: int, freedom: int) -> Spread:
 
 
 def ahead(these: Floats, others: Floats, better: Better) -> Bools:
-    """Whether an option of ``these`` (row) is better than one of ``others`` (column) by more than
-    what counts as equal.
+    """Whether an option of ``these`` (row) is better than an option of ``others`` (column), beyond
+    a tie.
 
-    Both have a row per option and a column per seed. An option that lacks a value is neither.
+    Both have a row per option and a column per seed. An option that lacks a value is never better.
     """
     with np.errstate(divide="ignore", invalid="ignore"):
         first, second = (
@@ -58,7 +58,7 @@ def ahead(these: Floats, others: Floats, better: Better) -> Bools:
 
 
 def pareto_front(cost: Floats, gain: Floats) -> Places:
-    """Indices of the points that no other one beats (as cheap and better, or as good and cheaper).
+    """Indices of the points on the front: no point is as cheap and better, or as good and cheaper.
 
     In order of cost.
     """
@@ -70,9 +70,9 @@ def pareto_front(cost: Floats, gain: Floats) -> Places:
 
 @dataclass(frozen=True)
 class Load:
-    """What each option came to under one load: by metric a row per option and a column per seed,
-    NaN where a run has no such number (it is overloaded, say). ``places`` are where the options
-    stand in a table, ``overloaded`` those whose queue grows."""
+    """The results of each option under one load: by metric a row per option and a column per seed,
+    NaN if a run lacks the number (because it is overloaded, say). ``places`` are the options'
+    places in a table, ``overloaded`` the options whose queue grows."""
 
     name: str
     options: Sequence[str]
@@ -81,14 +81,14 @@ class Load:
     overloaded: Sequence[str] = ()
 
     def means(self, metric: str) -> dict[str, float]:
-        """Over the seeds, of the options that have a value for each of them. An overloaded option
-        does not compete with others that are not."""
+        """Means over the seeds, for options with a value for each seed. An overloaded option does
+        not compete with steady ones."""
         found = zip(self.options, self.values[metric].mean(axis=1).tolist(), strict=True)
         out = () if set(self.overloaded) == set(self.options) else self.overloaded
         return {name: mean for name, mean in found if not (math.isnan(mean) or name in out)}
 
     def leaders(self, metric: str) -> list[str]:
-        """The best option, then those that are equal to it; empty where none has a value."""
+        """The best option, then the options equal to it; empty if none has a value."""
         means, better = self.means(metric), known(metric).metric.better
         if not means:
             return []
@@ -103,8 +103,8 @@ class Load:
         return len(self.leaders(metric)) == len(self.means(metric))
 
     def front(self, *metrics: str) -> list[str]:
-        """The options that no other one beats in two metrics, in order of the first one. One beats
-        another that it is ahead of in one of them, and that is not ahead of it in the other."""
+        """The Pareto front in two metrics, in order of the first. An option beats another if it is
+        ahead in one metric and not behind in the other."""
         both = [self.means(metric) for metric in metrics]
         options = [option for option in both[0] if option in both[1]]
         if not options:
@@ -128,13 +128,13 @@ class Load:
 
 
 def best_word(quantity: Quantity) -> str:
-    """``highest``, ``lowest``; of a time ``shortest``."""
+    """``highest`` or ``lowest``; for a time ``shortest``."""
     low = "shortest" if quantity.metric.unit == "s" else "lowest"
     return "highest" if quantity.metric.better is Better.MORE else low
 
 
 def deciding(loads: Sequence[Load]) -> str | None:
-    """The metric by which options are chosen; None where all are equal in all of them."""
+    """The metric by which options are chosen; None if all options are equal in all metrics."""
     first, *latencies = WEIGHED
     differ = [m for m in WEIGHED if not all(load.equal(m) for load in loads)]
     if first in differ and np.median([load.spread(first) for load in loads]) > DECIDES:
@@ -144,7 +144,7 @@ def deciding(loads: Sequence[Load]) -> str | None:
 
 
 def winner(loads: Sequence[Load], metric: str) -> str:
-    """The option that leads under most loads; of several the one that leads in most else."""
+    """The option that leads under most loads; a tie goes to the lead in most other metrics."""
     count = Counter(option for load in loads for option in load.leaders(metric))
     also = Counter(option for load in loads for m in WEIGHED for option in load.leaders(m))
     return max(count, key=lambda option: (count[option], also[option]))
@@ -174,7 +174,7 @@ def trade_off(loads: Sequence[Load]) -> str:
 
 
 def over_loads(loads: Sequence[Load]) -> str:
-    """What a single option comes to, from one load to the other."""
+    """The results of a single option over its loads, in words."""
     present = [m for m in WEIGHED if any(load.means(m) for load in loads)]
     found = [f"{spoken(m)} {_range(loads, m)}" for m in present]
     ends = dict.fromkeys(load.name for load in (loads[0], loads[-1]))
@@ -183,8 +183,8 @@ def over_loads(loads: Sequence[Load]) -> str:
 
 
 def _lead(loads: Sequence[Load], metric: str, best: str) -> str:
-    """``b has the highest output token throughput: 12 tokens/s (a 10 tokens/s)``; and where it has
-    not, by how much it is worse."""
+    """``b has the highest output token throughput: 12 tokens/s (a 10 tokens/s)``; and its loss
+    under loads where another option leads."""
     led = [load for load in loads if best in load.leaders(metric)]
     lost = [load for load in loads if load not in led and best in load.means(metric)]
     others = list(dict.fromkeys(o for load in led for o in load.means(metric) if o != best))
@@ -241,8 +241,8 @@ def _at(some: Sequence[Load], loads: Sequence[Load]) -> str:
 
 
 def _range(loads: Sequence[Load], metric: str, *options: str, best_only: bool = False) -> str:
-    """The values of options (default: of all) under some loads, from the smallest to the largest;
-    of each load's best one only."""
+    """The values of options (default: all) under some loads, from the smallest to the largest; with
+    ``best_only`` of each load's best option."""
     quantity, values = known(metric), list[float]()
     for load in loads:
         means, leaders = load.means(metric), load.leaders(metric)[:1]

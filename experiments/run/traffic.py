@@ -1,7 +1,7 @@
-"""What the option ``--workload`` may say: lengths in a word, a trace, or a configuration.
+"""The option ``--workload``: lengths in a word, a trace, or a configuration.
 
-:func:`describe` says what is in it. :class:`Demand` has them as advice needs them: a sample, and a
-few that stand for all.
+:func:`describe` reports its numbers. :class:`Demand` has its lengths in the form that advice needs:
+a sample, and a few representative requests.
 """
 
 from __future__ import annotations
@@ -50,11 +50,11 @@ FORMS = (
 TRACES = (".csv", ".json", ".jsonl")
 POISSON: dict[str, Any] = {"kind": "poisson", "rate": 1}
 REQUESTS = 10_000
-"""Of lengths in a word."""
+"""Requests that are drawn for lengths in a word."""
 LONGEST = 2**24
-"""Tokens: for whom any request will do."""
+"""Most tokens of a request that lengths in a word state."""
 FURTHEST = 8192
-"""Tokens of a request that advice is for: as far as the machine's times go."""
+"""Most tokens of a request for which advice is given: the range of the machine's tables."""
 _LENGTHS = ("lengths", "pd_ratio", "system_prompts", "sessions")
 _GIVEN = {("workload", key) for key in _LENGTHS}
 _NUMBER = r"\d+(?:\.\d+)?"
@@ -67,7 +67,7 @@ def in_a_word(text: str) -> tuple[dict[str, Any], int] | None:
     """The lengths of requests that a word such as ``1024:256`` states, as keys of the section
     ``workload``, and the longest request they allow; None where the text is no such word.
 
-    Raises ConfigError for one that is wrong, with all that is allowed.
+    Raises ConfigError for a wrong word, with all allowed forms.
     """
     word = text.replace(" ", "")
     try:
@@ -111,10 +111,10 @@ def _total(total: int, low: float, high: float) -> tuple[dict[str, Any], int]:
 
 
 def parse_workload(text: str, max_length: int | None) -> tuple[dict[str, Any], int]:
-    """The section ``workload``, and the longest sequence to be served: ``max_length``, or else the
-    longest request rounded up to 512 tokens (of a configuration: what it states).
+    """The section ``workload``, and the length of the longest sequence: ``max_length``, or else the
+    longest request rounded up to 512 tokens (for a configuration: its ``cluster.max_length``).
 
-    Raises ConfigError for a text of no such form, and for a file that cannot be read.
+    Raises ConfigError for a text of another form, and for a file that cannot be read.
     """
     usual = {"arrivals": POISSON, "declared": "exact", "too_long": "reject"}
     if stated := in_a_word(text):
@@ -139,7 +139,7 @@ def parse_workload(text: str, max_length: int | None) -> tuple[dict[str, Any], i
 
 
 def is_trace(text: str) -> bool:
-    """Whether this names a trace, by the end of its name."""
+    """Whether ``text`` names a trace, by its suffix."""
     return form_of(Path(text)) in TRACES
 
 
@@ -153,8 +153,8 @@ def _rounded(tokens: int) -> int:
 
 
 def or_forms(read: Callable[[str], T], text: str) -> T:
-    """What ``read`` makes of a configuration. Raises its ConfigError; where there is no such file,
-    with all that the option may say."""
+    """The result of ``read`` for a configuration. Raises its ConfigError; if there is no such file,
+    with all forms of the option."""
     try:
         return read(text)
     except ConfigError as error:
@@ -175,10 +175,10 @@ def requests_of(text: str, *, arrivals: Mapping[str, Any] | None = None) -> Traf
 
 
 def with_workload(draft: Draft, text: str | None) -> Draft:
-    """A configuration with these lengths in place of its own, in all scenarios (None: as it is).
+    """A configuration with these lengths in place of its own, in all scenarios (None: unchanged).
 
     Number and arrivals of the requests stay; a trace has its own number. Raises ConfigError for a
-    text of no such form, and where ``--set`` gives lengths, too.
+    text of another form, and if ``--set`` gives lengths, too.
     """
     if text is None:
         return draft
@@ -213,7 +213,7 @@ class Demand:
 
     @classmethod
     def of(cls, prompt: Ints, output: Ints) -> Demand:
-        """Of requests in any order."""
+        """The demand of requests in any order."""
         order = np.argsort(prompt / output, kind="stable")
         return cls(np.asarray(prompt)[order], np.asarray(output)[order])
 
@@ -224,7 +224,7 @@ class Demand:
 
     @cached_property
     def parts(self) -> list[tuple[int, int]]:
-        """Mean prompt and output of five equally likely parts; of one where all are alike."""
+        """Mean prompt and output of five equally likely parts; of one part if all are alike."""
         if len(np.unique(np.stack([self.prompt, self.output]), axis=1).T) == 1:
             return [(int(self.prompt[0]), int(self.output[0]))]
         places = np.array_split(np.arange(len(self.prompt)), 5)
@@ -253,7 +253,7 @@ class Demand:
 
 
 def demand_of(text: str) -> Demand:
-    """The lengths that ``--workload`` states. Raises ConfigError for what is not allowed there."""
+    """The lengths of a ``--workload``. Raises ConfigError for a wrong one."""
     word = text.replace(" ", "")
     if old := re.fullmatch(r"(\d+(?:\.\d+)?[kK]):(\d+)", word):
         raise ConfigError(
@@ -278,7 +278,7 @@ def _plain(thousands: str) -> str:
     return f"{1024 * float(thousands[:-1]):g}"
 
 
-# What is in it ---------------------------------------------------------------------------------
+# A workload in numbers -------------------------------------------------------------------------
 
 Found = dict[str, tuple[Traffic, int | None]]
 """By name, the requests and the clients of a closed loop."""
@@ -315,7 +315,7 @@ def describe(
 
 
 def workload_answer(described: Mapping[str, Mapping[str, Any]]) -> Section:
-    """What :func:`describe` found, in words and as a table of lengths."""
+    """The numbers of :func:`describe` in words and as a table of lengths."""
     kinds = ("mean", "p50", "p90", "p99", "max", "sum")
     rows = [
         [name, what, *(f"{numbers[f'{what}_tokens'][kind]:,.0f}" for kind in kinds)]

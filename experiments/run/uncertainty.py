@@ -21,7 +21,7 @@ from sarathi_sim.simulator.op_times.predictor import BundlePredictor
 from sarathi_sim.simulator.views.metrics import Analysis
 
 PER_MAKESPAN = ("requests_per_s", "tokens_per_s", "output_tokens_per_s", "mfu")
-"""The numbers of a summary that are something over the makespan."""
+"""The numbers of a summary that are inversely proportional to the makespan."""
 
 QUANTILES = (0.05, 0.95)
 
@@ -60,7 +60,7 @@ def uncertainty(deployment: Deployment, analysis: Analysis) -> Uncertainty | Non
 
 
 def timing(deployment: Deployment) -> tuple[OpTimes, BundlePredictor, str]:
-    """What a run's uncertainty needs of its deployment: op times, predictor, scope of its links."""
+    """The inputs of a run's uncertainty: op times, predictor, kind of its links."""
     return deployment.ops, deployment.predictor, deployment.scope
 
 
@@ -101,7 +101,7 @@ def ratio_band(
 ) -> list[float] | None:
     """The band of a metric's ratio of two runs; None if it does not follow from the makespan.
 
-    Both runs are re-timed under the same draws: errors they have in common cancel.
+    Both runs are re-timed under the same draws, so common errors cancel.
     """
     if above is None or below is None:
         return None

@@ -6,20 +6,22 @@ lost; ``execute.py`` decides what to do with it.
 
 from __future__ import annotations
 
+import asyncio
+import logging
 import math
-import re
 import time
 from collections import deque
 from collections.abc import Generator, Iterable, Iterator, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from importlib import import_module
+from itertools import chain
 from queue import Empty, SimpleQueue
 from typing import Any, Protocol
 
 from sarathi_sim.experiments.config.errors import ConfigError
 from sarathi_sim.experiments.sweeps.jobs import Job, JobResult, work
 from sarathi_sim.experiments.sweeps.plan import code_fingerprint
-from sarathi_sim.profiler.storage.child import Workers
+from sarathi_sim.profiler.storage.child import Outcome, Workers
 
 BUNDLE_S = 0.5
 """Seconds of work that a bundle should hold: sending one costs a few milliseconds."""
@@ -28,22 +30,10 @@ PATIENCE_S = 60.0
 """Seconds without any result after which a backend says what is under way; then twice as many."""
 
 
-@dataclass(frozen=True)
-class LostJobs:
-    """Jobs whose worker died before it answered."""
-
-    jobs: list[Job]
-
-
-@dataclass(frozen=True)
-class Waiting:
-    """No result for ``seconds``: the jobs under way, by worker."""
-
-    under_way: dict[str, list[Job]]
-    seconds: float
-
-
-Outcomes = Generator["list[JobResult] | LostJobs | Waiting", None, None]
+Outcomes = Generator[tuple[Outcome, Any, Any], None, None]
+"""What comes of bundles: "returned", the jobs and their results; "raised", the jobs and an error;
+"lost", the jobs whose worker died, and None; or "waiting" where no result has come for a while: the
+jobs under way by worker, and the seconds."""
 
 
 class Bundles:
@@ -90,7 +80,7 @@ class Backend(Protocol):
     workers: int
 
     def run(self, bundles: Bundles, *, ahead: int) -> Outcomes:
-        """Yield the result of each bundle. At most ``ahead`` bundles are under way."""
+        """Yield what comes of each bundle. At most ``ahead`` bundles are under way."""
         ...
 
     def close(self) -> None:
@@ -105,7 +95,7 @@ class InProcess:
 
     def run(self, bundles: Bundles, *, ahead: int) -> Outcomes:
         for jobs in bundles:
-            yield work(jobs)
+            yield "returned", jobs, work(jobs)
 
     def close(self) -> None:
         """Nothing to release."""
@@ -119,19 +109,8 @@ class LocalProcesses(Workers):
         self.workers = workers
 
     def run(self, bundles: Bundles, *, ahead: int) -> Outcomes:
-        """Yield the result of each bundle; or the jobs under way, if no result comes for a while.
-
-        Raises ConfigError where worker processes cannot be started.
-        """
-        for kind, jobs, value in self.calls(work, bundles, ahead, PATIENCE_S):
-            if kind == "waiting":
-                yield Waiting(jobs, value)
-            elif kind == "lost":
-                yield LostJobs(jobs)
-            elif kind == "raised":
-                raise value
-            else:
-                yield value
+        """Yield what comes of each bundle. Raises ConfigError where workers cannot be started."""
+        return self.calls(work, bundles, ahead, PATIENCE_S)
 
 
 def processors() -> int:
@@ -148,15 +127,11 @@ def local_backend(workers: int | None) -> Backend:
 
 
 CONNECT_S = 10
+"""How long a sweep waits for the scheduler's answer, and for the cluster's first worker."""
 WITHOUT_WORKERS_S = 60
-"""How long a sweep waits for a cluster that has lost its last worker to get another one."""
-_LOOK_S = 1.0
-# A Client that refuses an address leaves a thread behind, which complains at length.
-_ADDRESS = re.compile(
-    r"((?P<scheme>tcp|tls|ws|wss)://)?(\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9_.-]+):(?P<port>\d{1,5})"
-)
-RETRIES = 2
-"""How often the scheduler itself sends a bundle again whose worker went away."""
+"""How long it waits for a cluster that has lost its last worker to get another one."""
+LOOK_S = 1.0
+"""How often it looks for workers that are new."""
 
 # Text, because a worker ends, and says nothing to us, if it cannot unpickle a function of ours (or
 # its arguments): so Dask reads them within the call. The modules of a run are imported before their
@@ -170,166 +145,121 @@ _WORK = f"{_OURS.format('jobs', 'work')}({_READ})"
 class DaskWorkers:
     """All workers of the cluster at ``address``.
 
-    Raises ConfigError for a wrong address, without a scheduler or a worker, and if a worker lacks
-    this package or has another version of it.
+    Raises ConfigError where no scheduler answers there, where it has no worker, and if a worker
+    lacks this package or has another version of it.
     """
 
     def __init__(self, address: str) -> None:
         try:
-            from distributed import Client
+            self._dask: Any = import_module("distributed")
         except ImportError:
             raise ConfigError(
                 "--backend dask needs dask and distributed: pip install 'sarathi-sim[cluster]'"
             ) from None
-        _check_address(address)
+        for name in ("distributed", "distributed.client"):  # 30 lines for a lost scheduler
+            logging.getLogger(name).setLevel(logging.CRITICAL)
+        self._address, self._checked = address, set[str]()
+
+        async def knock() -> None:
+            settings = self._dask.Security().get_connection_args("client")
+            await (await self._dask.comm.connect(address, CONNECT_S, **settings)).close()
+
         try:
-            connect: Any = Client  # distributed is typed in part only
-            self._client = connect(address, timeout=CONNECT_S, set_as_default=False)
-        except (TimeoutError, OSError, ValueError) as error:
+            # A Client that is refused leaves a thread behind, which complains at length.
+            asyncio.run(asyncio.wait_for(knock(), 2 * CONNECT_S))
+            self._client = self._dask.Client(address, timeout=CONNECT_S, set_as_default=False)
+        except Exception as error:
             raise ConfigError(
-                f"--address {address}: no Dask scheduler answers there ({error})"
+                f"--address {address}: no Dask scheduler answers there "
+                f"({str(error) or 'no answer'}): give one as in tcp://127.0.0.1:8786, or "
+                "tls://HOST:PORT (docs/sweeps.md has the settings for TLS)"
             ) from None
-        self._address = address
-        self._checked: set[str] = set()
-        self._seen = time.monotonic()
         try:
-            self._client.wait_for_workers(1, timeout=CONNECT_S)
-            self.workers = sum(self._client.nthreads().values())
-            self._look()
-        except TimeoutError:
-            self.close()
-            raise self._no_worker(f"the scheduler has no workers after {CONNECT_S} s") from None
+            self.workers = sum(self._look(CONNECT_S).values())
         except BaseException:
             self.close()
             raise
 
-    def _no_worker(self, said: str) -> ConfigError:
-        start = f"start one with: dask worker {self._address} --nthreads 1"
-        return ConfigError(f"--address {self._address}: {said}: {start}")
+    def _look(self, patience_s: float) -> dict[str, int]:
+        """The threads of each worker; waits for a first one, and checks the code of new ones.
 
-    def _look(self) -> None:
-        """Check the workers that are new. Raises ConfigError for one with other code, and where
-        there has been none for WITHOUT_WORKERS_S: runs sent to such a cluster would never end."""
-        self._looked = time.monotonic()
+        Raises ConfigError for other code, for a lost scheduler, and where there is no worker for
+        ``patience_s``: runs sent to such a cluster would never end.
+        """
         try:
-            workers = self._client.sync(self._client.scheduler.ncores, callback_timeout=CONNECT_S)
-        except OSError:  # the scheduler does not answer
-            workers = {}
-        if new := [worker for worker in workers if worker not in self._checked]:
-            self._check_package(new)
-        if workers:
-            self._seen = self._looked
-        elif self._looked - self._seen >= WITHOUT_WORKERS_S:
-            raise self._no_worker(f"the cluster has had no worker for {WITHOUT_WORKERS_S} s")
-
-    def _check_package(self, workers: list[str]) -> None:
-        found = self._client.run(eval, _CHECK, workers=workers, on_error="return")
-        here = code_fingerprint()
+            while not (threads := self._client.nthreads()):
+                self._client.wait_for_workers(1, timeout=patience_s)
+        except TimeoutError:
+            raise ConfigError(
+                f"--address {self._address}: the cluster has had no worker for {patience_s} s: "
+                f"start one with: dask worker {self._address} --nthreads 1"
+            ) from None
+        except OSError as error:
+            raise ConfigError(f"--backend dask: the scheduler was lost: {error}") from None
+        new = [worker for worker in threads if worker not in self._checked]
+        found = self._client.run(eval, _CHECK, workers=new, on_error="return") if new else {}
         for worker, answer in found.items():
-            if isinstance(answer, OSError) and self._checked:
-                continue  # it has ended as soon as it had come, or is asked again
-            said = ""
-            if isinstance(answer, ImportError):
-                said = f"cannot import this package ({answer}): install it in the Python that the "
-                said += "workers run in"
-            elif isinstance(answer, BaseException):
-                said = f"fails: {answer!r}"
-            elif answer != here:
+            if answer == code_fingerprint():
+                self._checked.add(worker)
+            elif not isinstance(answer, OSError):  # it has ended again, or will be asked again
                 said = "has another version of this package, or of numpy, scipy, pandas or "
                 said += "pyarrow, than this computer: its results would differ: install the same"
-            if said:
+                if isinstance(answer, Exception):
+                    said = f"cannot import this package ({answer!r}): install it in the Python "
+                    said += "that the workers run in"
                 raise ConfigError(f"--backend dask: the worker {worker} {said}")
-            self._checked.add(worker)
+        return dict(threads)
 
     def run(self, bundles: Bundles, *, ahead: int) -> Outcomes:
-        """Yield what came of each bundle; those whose workers kept dying as lost.
+        """Yield what comes of each bundle; those whose workers kept dying as lost.
 
-        Raises ConfigError if the cluster is lost, has no worker for WITHOUT_WORKERS_S, or gets one
-        with other code.
+        Raises ConfigError if the scheduler or all workers are lost, or a worker has other code.
         """
-        from distributed.protocol.serialize import serialize
-
         under_way: dict[Any, list[Job]] = {}
         finished: SimpleQueue[Any] = SimpleQueue()
-        began, patience = time.monotonic(), PATIENCE_S
+        last = looked = time.monotonic()
+        patience = PATIENCE_S
         while True:
             while len(under_way) < ahead and (jobs := next(bundles, None)) is not None:
-                sent = {"jobs": serialize(jobs, serializers=("pickle",))}
-                future = self._client.submit(eval, _WORK, sent, pure=False, retries=RETRIES)
+                sent = self._dask.protocol.serialize(jobs, serializers=("pickle",))
+                future = self._client.submit(eval, _WORK, {"jobs": sent}, pure=False)
                 under_way[future] = jobs
                 future.add_done_callback(finished.put)
             if not under_way:
                 return
             future = None
             with suppress(Empty):
-                future = finished.get(timeout=_LOOK_S)
-            if future is None or time.monotonic() - self._looked >= _LOOK_S:
-                self._look()
+                future = finished.get(timeout=LOOK_S)
+            if time.monotonic() - looked >= LOOK_S:
+                self._look(WITHOUT_WORKERS_S)
+                looked = time.monotonic()
             if future is not None:
-                yield self._taken(future, under_way.pop(future))
-                future.release()
-                self._seen = began = time.monotonic()
-                patience = PATIENCE_S
-            elif (waited_s := time.monotonic() - began) >= patience:
+                yield self._outcome(future, under_way.pop(future))
+                last, patience = time.monotonic(), PATIENCE_S
+            elif (waited_s := time.monotonic() - last) >= patience:
+                yield "waiting", {"the cluster": list(chain(*under_way.values()))}, waited_s
                 patience *= 2
-                left = [job for jobs in under_way.values() for job in jobs]
-                yield Waiting({"the cluster": left}, waited_s)
 
-    def _taken(self, future: Any, jobs: list[Job]) -> list[JobResult] | LostJobs:
-        """The result of a finished bundle, from the worker that has it; lost jobs, if the workers
-        keep dying.
-
-        If this worker has ended, the cluster runs the bundle again, and this waits for it.
-        """
-        from distributed import KilledWorker
-
+    def _outcome(self, future: Any, jobs: list[Job]) -> tuple[Outcome, Any, Any]:
+        """What came of a finished bundle. If the worker that has the result has ended, the cluster
+        runs the bundle again, and this waits for it."""
         patience = WITHOUT_WORKERS_S
-        while not future.cancelled():
+        while True:
             try:
-                results: list[JobResult] = future.result(timeout=patience)
-                return results
-            except KilledWorker:
-                return LostJobs(jobs)
+                return "returned", jobs, future.result(timeout=patience)
             except TimeoutError:
-                self._look()
                 patience *= 2  # a large result takes its time on a slow network
-            except Exception as error:
-                if future.cancelled():
-                    break
-                # What a run raises comes back as its result: this is a worker that joined later
-                # and has other code, or the cluster itself.
-                self._look()
-                raise ConfigError(
-                    f"--backend dask: a worker cannot read what it was sent: {error!r}"
-                ) from error
-        raise ConfigError("--backend dask: the scheduler was lost, or cancelled the runs")
+                self._look(WITHOUT_WORKERS_S)
+            except self._dask.KilledWorker:
+                return "lost", jobs, None
+            except self._dask.CancelledError:
+                said = "--backend dask: the scheduler was lost, or cancelled the runs"
+                raise ConfigError(said) from None
+            except Exception as error:  # not of a run: what a run raises is its result
+                self._look(WITHOUT_WORKERS_S)  # names a worker that has joined with other code
+                said = f"--backend dask: a worker cannot read what it was sent: {error!r}"
+                raise ConfigError(said) from error
 
     def close(self) -> None:
         """Disconnect, and cancel the bundles under way. The cluster stays."""
         self._client.close()
-
-
-def _check_address(address: str) -> None:
-    """Raises ConfigError, in one line, for an address that a Client would refuse."""
-    from distributed.security import Security
-
-    match = _ADDRESS.fullmatch(address)
-    if match is None or not 0 < int(match["port"]) < 65_536:
-        raise ConfigError(
-            f"--address {address}: not the address of a Dask scheduler: give one as in "
-            "tcp://127.0.0.1:8786, or tls://HOST:PORT"
-        )
-    of_client: Any = Security  # distributed is typed in part only
-    try:
-        settings = of_client().get_connection_args("client")
-    except (OSError, ValueError, TypeError) as error:
-        raise ConfigError(f"--backend dask: Dask's TLS settings cannot be used: {error}") from None
-    encrypted = match["scheme"] in ("tls", "wss")
-    if encrypted and settings["ssl_context"] is None:
-        raise ConfigError(
-            f"--address {address}: Dask's settings name no certificates (docs/sweeps.md shows how)"
-        )
-    if settings["require_encryption"] and not encrypted:
-        raise ConfigError(
-            f"--address {address}: Dask's settings require encryption: give a tls:// address"
-        )

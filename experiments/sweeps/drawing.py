@@ -1,5 +1,5 @@
-"""Figures of a sweep, each load by itself: lines over an axis, heat maps over two, CDFs of
-requests, and the Pareto front: the choices that no other one beats in both of two metrics."""
+"""Figures of a sweep, a panel for each load: lines over an axis, heat maps over two axes, CDFs of
+requests, and the Pareto front of two metrics."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def label(column: str) -> str:
 
 def shown(table: pd.DataFrame, metric: str) -> pd.Series[float]:
     """A metric's column in the unit of its label; without the latencies of overloaded runs, which
-    say how long the run was."""
+    grow with the length of the run."""
     found = quantity(metric)
     values = table[metric] if found is None else found.metric.scale * table[metric]
     return (
@@ -57,7 +57,7 @@ def better(metric: str) -> Better:
 
 
 def few(parts: Sequence[T], most: int) -> list[T]:
-    """At most so many of them, spread evenly from the first to the last."""
+    """At most ``most`` of the parts, spread evenly from the first to the last."""
     count = min(most, len(parts))
     return [parts[round(at)] for at in np.linspace(0, len(parts) - 1, count)] if parts else []
 
@@ -68,7 +68,7 @@ def within(column: str, axis: str) -> bool:
 
 
 def varies(values: pd.Series[float]) -> bool:
-    """Whether some value differs from another by more than what counts as equal."""
+    """Whether two values differ by more than a tie."""
     return bool(values.abs().max() > ALIKE * values.abs().min())
 
 
@@ -81,9 +81,9 @@ class RunGroup(NamedTuple):
 
 
 def groups(table: pd.DataFrame, by: str | None, most: int | None = _MOST_LINES) -> list[RunGroup]:
-    """The rows of each value of ``by``, in the sweep's order; all of them without it.
+    """The rows of each value of ``by``, in the sweep's order; a single group without it.
 
-    Where every line is of one policy it has that policy's colour.
+    If every line has one policy, it has the policy's colour.
     """
     parts = [("", table)]
     if by is not None:
@@ -99,7 +99,7 @@ def groups(table: pd.DataFrame, by: str | None, most: int | None = _MOST_LINES) 
 
 
 def _policy(rows: pd.DataFrame) -> str:
-    """The policy of all of them; empty if there are several."""
+    """The policy of all rows; empty if there are several."""
     names = set(rows[POLICY]) if POLICY in rows else set()
     return str(names.pop()) if len(names) == 1 else ""
 
@@ -113,8 +113,8 @@ class Panel(NamedTuple):
 
 def over(swept: Sweep, x: str) -> tuple[list[Panel], str]:
     """The runs with a value of ``x``: a panel for each load (which may differ in x itself), a group
-    for each value of what is compared. And what a line is the median over, in words; empty where
-    it has a single run at each place.
+    for each value of the compared axis. And the axes over which a line is the median, in words;
+    empty if it has a single run at each place.
     """
     table, by = swept.policies.dropna(subset=[x]), lines_by(swept, x)
     given = [axis for axis in swept.given if not within(x, axis) and axis != by]
@@ -123,7 +123,7 @@ def over(swept: Sweep, x: str) -> tuple[list[Panel], str]:
 
 
 def by_load(table: pd.DataFrame, given: Sequence[str], by: str | None) -> list[Panel]:
-    """A panel for each load (of many, some), and a group for each value of ``by``."""
+    """A panel for each load (for some of many), and a group for each value of ``by``."""
     lines, panels = groups(table, by), []
     for load, rows in few(list(grouped(table, given)), _MOST_LOADS):
         mine = (line._replace(rows=line.rows[line.rows.index.isin(rows.index)]) for line in lines)
@@ -132,7 +132,7 @@ def by_load(table: pd.DataFrame, given: Sequence[str], by: str | None) -> list[P
 
 
 def lines_by(swept: Sweep, x: str) -> str | None:
-    """The axis with a line per value: the compared one; or another one if x is part of it."""
+    """The axis with a line per value: the compared axis, or another axis if x is part of it."""
     if swept.contrast is not None and not within(x, swept.contrast):
         return swept.contrast
     others = (a for a in swept.chosen if not within(x, a) and 1 < swept.table[a].nunique() < 10)
@@ -140,8 +140,8 @@ def lines_by(swept: Sweep, x: str) -> str | None:
 
 
 def scale(axes: Axes, which: str, values: pd.Series[float]) -> None:
-    """Logarithmic where the values span more than a factor of twenty; where they are all but
-    equal, an axis as wide as a tenth of them."""
+    """Make an axis logarithmic if its values span more than a factor of twenty; if they are nearly
+    equal, make it as wide as a tenth of them."""
     positive = values[values > 0]
     if len(positive) == len(values.dropna()) and positive.max() > 20 * positive.min():
         getattr(axes, f"set_{which}scale")("log")
@@ -152,7 +152,7 @@ def scale(axes: Axes, which: str, values: pd.Series[float]) -> None:
 
 
 def ticks_at(axes: Axes, values: pd.Series[float]) -> None:
-    """Ticks where there are values, if those are few; logarithmic where they would be too close."""
+    """Ticks at the values, if they are few; on a logarithmic axis if they would be too close."""
     few = sorted(values.dropna().unique())
     if len(few) <= _MOST_TICKS:
         if few[0] > 0 and len(few) > 2 and np.diff(few).min() < 0.1 * (few[-1] - few[0]):
@@ -171,7 +171,7 @@ def panels(figure: Figure, count: int, **options: Any) -> list[Axes]:
 
 
 def panel_size(count: int, height: float, more: float) -> tuple[float, float]:
-    """The size of the figure with so many panels, in inches; ``more`` is for their surroundings."""
+    """The size of a figure of ``count`` panels in inches; ``more`` is for their surroundings."""
     columns = min(3, count)
     return max(7.0, 1.0 + 4.6 * columns), more + height * -(-count // columns)
 
@@ -211,8 +211,8 @@ _MOST_POINTS = 600
 def lines(swept: Sweep, x: str, metrics: Sequence[str]) -> Figure:
     """Each metric over one axis: a row of panels for each load, a line per value of another axis.
 
-    The line is the median over the other choices and the seeds, the band its 10th to 90th
-    percentile; of fewer than ten values somewhere, from the smallest to the largest.
+    The line is the median over the other choices and the seeds, the band the 10th to 90th
+    percentile; with fewer than ten values somewhere, the smallest to the largest value.
     """
     parts, pooled = over(swept, x)
     table = pd.concat([line.rows for part in parts for line in part.groups])
@@ -247,8 +247,8 @@ def lines(swept: Sweep, x: str, metrics: Sequence[str]) -> Figure:
 
 
 def heat_maps(swept: Sweep, x: str, y: str, metric: str) -> Figure | None:
-    """A metric over two axes, a panel per load and value of what is compared (of many, some); the
-    median over the other axes. None where no run has it."""
+    """A metric over two axes, a panel per load and value of the compared axis (some of many); the
+    median over the other axes. None if no run has the metric."""
     table = swept.policies.dropna(subset=[x, y])
     table = table.assign(**{metric: shown(table, metric)})
     compared = [swept.contrast] if swept.contrast else []
@@ -292,7 +292,7 @@ def cdfs(
     swept: Sweep, requests: Callable[[pd.DataFrame], pd.DataFrame], columns: Sequence[str]
 ) -> Figure:
     """CDFs over the requests of all runs of a line, a row of panels for each load; ``requests``
-    reads those of some runs, NaN where they are left out.
+    reads the requests of some runs, with NaN for latencies that are left out.
 
     The name of a line gives the number of its overloaded runs: without them it looks better than
     it is.
@@ -324,15 +324,15 @@ def cdfs(
 
 _MARKERS = "os^Dv"
 _OFFSETS = [(x, y) for far in (9, 20, 31) for y in (far, -far) for x in (9, -9, 20, -20)]
-"""From a point to its letter, in points; the first that is free is taken."""
+"""Offsets of a letter from its point, in points; the first free place is taken."""
 _ALL_LABELLED = 12
-"""Points of a panel up to which all of them are labelled, not only those of the front."""
+"""With up to so many points in a panel all are labelled, not only the front."""
 
 
 def points(swept: Sweep, load: Load, *metrics: str) -> pd.DataFrame:
-    """A row per choice that has both metrics for each seed: of each metric, in the unit of its
-    label, the mean over the seeds, and its smallest and largest value as ``NAME low`` and ``NAME
-    high``; ``_option`` and, without the value of what is compared, ``_layout`` are its name."""
+    """A row per choice that has both metrics for each seed: each metric's mean over the seeds, in
+    the unit of its label, and its smallest and largest value as ``NAME low`` and ``NAME high``;
+    ``_option`` is the choice's name, ``_layout`` the name without the compared value."""
     rows = swept.policies.loc[list(load.places)]
     rest = [axis for axis in varying(swept.table, swept.chosen) if axis != swept.contrast]
     rows = rows.assign(_option=load.options, _layout=called(rows, rest))
@@ -344,11 +344,11 @@ def points(swept: Sweep, load: Load, *metrics: str) -> pd.DataFrame:
 
 
 def pareto(swept: Sweep, x: str, y: str) -> Figure | None:
-    """Two metrics of every choice, a panel per load where they differ (of many, some), with the
-    front; None where they differ under none.
+    """Two metrics of every choice and their front, a panel per load where they differ (some of
+    many); None if they differ under none.
 
     A point is the mean over its seeds, its whiskers their smallest and largest value. A letter
-    stands for what else was chosen, such as its layout. Both metrics must have a better direction.
+    stands for the rest of the choice, such as its layout. Both metrics must have a direction.
     """
     found = [load for load in swept.loads((x, y)) if min(map(load.spread, (x, y))) > ALIKE]
     loads = few([load for load in found if load.front(x, y)], _MOST_PANELS)
@@ -358,7 +358,7 @@ def pareto(swept: Sweep, x: str, y: str) -> Figure | None:
     every = pd.concat(parts)
     figure = Figure(figsize=panel_size(len(parts), 4.4, 2.2), layout="constrained")
     drawn = panels(figure, len(parts), sharex=True)
-    # The groups of all panels in every one, also where they are empty: a colour stays theirs.
+    # Every panel has all groups, also empty ones, so each group keeps its colour.
     lines = groups(every, by, most=None)
     labelled = []
     for panel, load, rows in zip(drawn, loads, parts, strict=True):

@@ -1,9 +1,9 @@
-"""The loop of a sweep: send missing runs, write their results, and report failures; its tables, and
-the time it will take.
+"""The loop of a sweep: send missing runs, write their results, report failures; write its tables,
+and predict its time.
 
 All runs of one seed serve the same requests, whatever the policy (common random numbers). For two
-policies the logarithm of a metric's ratio is taken seed by seed, where common effects cancel. Its
-mean over the seeds gets a Student-t interval.
+policies the logarithm of a metric's ratio is taken seed by seed, so common effects cancel. Its mean
+over the seeds gets a Student-t interval.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from sarathi_sim.experiments.config.base import Source
 from sarathi_sim.experiments.config.deployment import deploy
 from sarathi_sim.experiments.results import SUMMARY, SWEEP_FORMAT, json_bytes, parquet_bytes
 from sarathi_sim.experiments.run.trade_off import half_width
-from sarathi_sim.experiments.sweeps.backends import Backend, Bundles, LostJobs, Waiting
+from sarathi_sim.experiments.sweeps.backends import Backend, Bundles
 from sarathi_sim.experiments.sweeps.jobs import Job, JobResult
 from sarathi_sim.experiments.sweeps.plan import Run, SweepPlan, coordinates
 from sarathi_sim.experiments.sweeps.store import RESULTS, Store
@@ -32,13 +32,13 @@ from sarathi_sim.simulator.views.metric_registry import STEADY
 from sarathi_sim.simulator.views.metrics import Analysis
 
 ATTEMPTS = 3
-"""How often a run is started whose worker dies. The last time nothing else runs beside it, so that
-a run that kills its worker is told from those that only were there."""
+"""Attempts for a run whose worker dies. At the last one nothing else runs beside it, so that a run
+that kills its worker is told from runs that died beside it."""
 
 
 @dataclass
 class Report:
-    """The outcome of a sweep. ``busy`` is the share of the workers' time that was spent in runs."""
+    """The outcome of a sweep. ``busy`` is the share of the workers' time spent in runs."""
 
     total: int
     finished: int = 0
@@ -55,7 +55,7 @@ class Report:
 
 
 Follow = Callable[[Run], Iterable[Run]]
-"""The runs that the result of one leads to: called with each that is finished, or failed."""
+"""Called with each finished or failed run; returns further runs that follow from its result."""
 
 
 def execute(
@@ -80,7 +80,7 @@ def execute(
     work_s = 0.0
 
     def missing(runs: Iterable[Run]) -> list[Job]:
-        """The jobs of runs that are not finished; what follows from the others, too."""
+        """The jobs of unfinished runs, and of the runs that follow from finished ones."""
         waiting, todo = list(runs), []
         while waiting:
             unique.update({run.key: run for run in waiting})
@@ -93,36 +93,36 @@ def execute(
             report.total += len(waiting)
         return todo
 
-    todo = missing(unique.values())
+    lost = missing(unique.values())
 
     def taken_in(what: list[Job], attempt: int) -> list[Job]:
-        """One pass over jobs; returns those that were lost."""
+        """One pass over jobs; returns the jobs whose workers died."""
         nonlocal work_s
         lost: list[Job] = []
         bundles = Bundles(what, backend.workers, single=attempt > 0)
         ahead = 1 if attempt == ATTEMPTS - 1 else 2 * backend.workers
         with closing(backend.run(bundles, ahead=ahead)) as outcomes:
-            for results in outcomes:
-                if isinstance(results, Waiting):
-                    say(waited_for(results))
-                    continue
-                if isinstance(results, LostJobs):
-                    lost += results.jobs
+            for kind, jobs, value in outcomes:
+                if kind == "raised":
+                    raise value
+                elif kind == "waiting":
+                    say(waited_for(jobs, value))
+                elif kind == "lost":
+                    lost += jobs
                     report.lost_workers += 1
-                    continue
-                bundles.took(results)
-                work_s += sum(result.seconds for result in results)
-                for result in results:
-                    _keep(result, store, report)
-                    if follow is not None:
-                        more = list(follow(unique[result.key]))
-                        report.total += len(more)
-                        bundles.add(missing(more))
-                progress("runs", report.finished + len(report.failures), report.total)
+                else:
+                    bundles.took(value)
+                    for result in value:
+                        work_s += result.seconds
+                        _keep(result, store, report)
+                        if follow is not None:
+                            more = list(follow(unique[result.key]))
+                            report.total += len(more)
+                            bundles.add(missing(more))
+                    progress("runs", report.finished + len(report.failures), report.total)
         return lost
 
     try:
-        lost = todo
         for attempt in range(ATTEMPTS):
             if lost:
                 lost = taken_in(lost, attempt)
@@ -140,13 +140,13 @@ def execute(
     return report
 
 
-def waited_for(waiting: Waiting) -> str:
-    """The message that no result has come for a while, with the missing runs."""
+def waited_for(under_way: dict[str, list[Job]], seconds: float) -> str:
+    """The message that no result came for a while, with the missing runs by worker."""
     parts = []
-    for who, jobs in waiting.under_way.items():
+    for who, jobs in under_way.items():
         more = f" and {len(jobs) - 1} more" if len(jobs) > 1 else ""
         parts.append(f"run {jobs[0].run.key} ({jobs[0].run.name}){more} with {who}")
-    return f"no result for {waiting.seconds:.0f} s; waiting for {'; '.join(parts)}"
+    return f"no result for {seconds:.0f} s; waiting for {'; '.join(parts)}"
 
 
 def _keep(result: JobResult, store: Store, report: Report) -> None:
@@ -161,7 +161,7 @@ def _keep(result: JobResult, store: Store, report: Report) -> None:
 def write_tables(plan: SweepPlan, store: Store, failures: dict[str, str]) -> None:
     """Write the table of all finished runs, and the sweep's summary.
 
-    Both are made from the runs' folders, so they do not depend on when and where each was
+    Both are made from the runs' folders, so they do not depend on when and where runs were
     simulated.
     """
     finished = store.finished()

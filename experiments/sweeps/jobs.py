@@ -32,7 +32,7 @@ class Job:
 class JobResult:
     """The result of a run: the files of its folder, or the reason why there are none.
 
-    ``seconds`` is how long it took, ``error`` one line, ``details`` the traceback.
+    ``seconds`` is the time of the run, ``error`` one line, ``details`` the traceback.
     """
 
     key: str
@@ -63,7 +63,7 @@ def folder_files(job: Job) -> dict[str, bytes]:
     """The files of one run's folder by name: a result such as ``sarathi-sim run`` writes, without
     the iterations and the figures.
 
-    Raises RuntimeError if this worker would compute another run than the one asked for.
+    Raises RuntimeError if this worker's inputs differ from the sender's, so its key does, too.
     """
     run = job.run
     name = run.name

@@ -1,6 +1,6 @@
 """From a file to its runs, each checked, resolved and keyed before any of them starts.
 
-A run's key is a hash of all that its result depends on.
+A run's key is a hash of all inputs of its result.
 """
 
 from __future__ import annotations
@@ -108,7 +108,7 @@ def plan_sweep(
     assignments: Assignments = (),
     progress: Progress = silent,
 ) -> SweepPlan:
-    """Read a sweep, check every run of it and fill in its defaults.
+    """Read a sweep, check its runs and fill in their defaults.
 
     Raises ConfigError, a line per mistake, for everything that would stop a run at its start.
     """
@@ -213,7 +213,7 @@ def _check_keys(draft: Draft, spec: SweepSpec, swept: tuple[KeyPath, ...], where
 
 
 def describe(value: object) -> str | int | float | bool | None:
-    """A swept value as one cell: a policy by its name and what else it sets."""
+    """A swept value as one cell: a policy by its name and its other keys."""
     if isinstance(value, Mapping):
         rest = dict(value)
         tag = rest.pop("name", rest.pop("kind", None))
@@ -275,13 +275,13 @@ def code_fingerprint(*also: str) -> str:
 
 
 def run_key(deployment: Deployment, name: str) -> str:
-    """16 hexadecimal digits: the resolved scenario and its ``name``, the content of what it names
+    """16 hexadecimal digits: the resolved scenario and its ``name``, the content of its files
     (model, device, profile bundle, trace, a policy's file), and the code.
 
     The paths of these files do not matter.
     """
     scenario = deployment.scenario.model_dump()
-    # What bundles are made from is left out of the device: no simulation reads it.
+    # Without the device's keys from which bundles are made: no simulation reads them.
     device = asdict(replace(deployment.device, fitted=None))
     scenario |= {"model": asdict(deployment.model), "device": device}
     scenario["profiles"] = deployment.bundle_sha256

@@ -38,7 +38,7 @@ _MOST_HEAT_MAPS, _MOST_REQUESTS = 6, 2_000_000
 
 
 class Drawn(NamedTuple):
-    """The answer, the files written, and what the figures leave out, if anything."""
+    """The answer, the written files, and a note on data that the figures leave out."""
 
     section: Section
     files: list[Path]
@@ -98,8 +98,8 @@ def plot_sweep(
 
 
 def that_vary(swept: Sweep, metrics: Sequence[str]) -> tuple[list[str], str]:
-    """The metrics that are not equal under each load (without choices: in all runs), and which ones
-    are; all if none varies."""
+    """The metrics that vary under some load (without choices: over the runs), and a note on the
+    others; all metrics if none varies."""
     loads, said, left = swept.loads(metrics), [], []
     for metric in metrics:
         column = swept.table[metric].dropna()
@@ -131,7 +131,7 @@ def _save(
 
 
 def numeric_axes(swept: Sweep) -> list[str]:
-    """Those of the swept keys, and of the keys within them, that have several numbers."""
+    """The swept keys, and keys within them, that have several numbers as values."""
     from sarathi_sim.experiments.sweeps.drawing import within
 
     table = swept.table
@@ -155,8 +155,8 @@ def _known(option: str, given: Sequence[str], allowed: Sequence[Any]) -> None:
 
 
 def _requests(folder: Path, runs: pd.DataFrame) -> pd.DataFrame:
-    """The requests of some runs; of very many, a regular sample. The latencies of overloaded runs
-    are NaN."""
+    """The requests of some runs; a regular sample of very many. Latencies of overloaded runs are
+    NaN."""
     latencies = [column for column in CDF_COLUMNS if column.startswith(STEADY)]
     step = max(1, int(np.ceil(runs["requests"].sum() / _MOST_REQUESTS)))
     found = []

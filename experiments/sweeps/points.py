@@ -1,4 +1,4 @@
-"""The keys of a file's ``sweep`` section, its points, and what lies beside and between points."""
+"""The keys of a file's ``sweep`` section, its points, their neighbours and points between them."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from sarathi_sim.experiments.config.base import Count, Strict, Text, key_path
 from sarathi_sim.experiments.config.errors import ConfigError
 
 MOST_RUNS = 200_000
-# As many as a place among them is a 64-bit number.
+# A place among the points must be a 64-bit number.
 _MOST_DRAWN_FROM = 2**63 - 1
 
 Point = dict[str, Any]
@@ -196,7 +196,7 @@ class Sample(Strict):
     seed: Annotated[int, Field(ge=0, lt=2**63)] = 0
 
 
-# A mistake is about the form that the value has, rather than about every one that it might have.
+# A mistake is reported for the form that the value has, not for every possible form.
 def _axis_form(value: object) -> str:
     return "<range>" if isinstance(value, dict | Range) else "<list>"
 
@@ -234,12 +234,12 @@ class SweepSpec(Strict):
 
 
 STEP = 64
-"""Half-way between two multiples of it lies another multiple."""
+"""Halfway between two multiples of this, the nearest multiple of it is taken."""
 
 
 def neighbours(best: int, points: Sequence[Mapping[str, Any]]) -> list[tuple[str, int]]:
-    """The points beside the one at place ``best``: of every key with a number the next one below
-    and the next one above, all other keys alike. Each with that key, by its place."""
+    """The neighbours of the point at place ``best``: for every numeric key the next point below and
+    the next above, all other keys equal. Each is a place and the key that differs."""
     found, there = [], points[best]
     for key, value in there.items():
         if not _is_number(value):
@@ -257,8 +257,8 @@ def neighbours(best: int, points: Sequence[Mapping[str, Any]]) -> list[tuple[str
 
 
 def halfway(one: float, other: float) -> float | None:
-    """The value half-way between two: a multiple of 64 between multiples of it, a whole number
-    between others. None where nothing lies between."""
+    """The value halfway between two: a multiple of 64 between multiples of 64, a whole number
+    between others. None if there is none between."""
     if isinstance(one, float) or isinstance(other, float):
         return float(f"{(one + other) / 2:.6g}")
     step = STEP if one % STEP == other % STEP == 0 else 1
@@ -267,7 +267,7 @@ def halfway(one: float, other: float) -> float | None:
 
 
 def apart(best: int, points: Sequence[Mapping[str, Any]]) -> list[int]:
-    """The places of the neighbours of the best with something between."""
+    """The places of those neighbours of the best point that leave a value between."""
     return [
         place
         for key, place in neighbours(best, points)
@@ -276,7 +276,7 @@ def apart(best: int, points: Sequence[Mapping[str, Any]]) -> list[int]:
 
 
 def between(best: int, points: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """The new points half-way between the best and its neighbours."""
+    """The new points halfway between the best point and its neighbours."""
     there = points[best]
     return [
         {**there, key: middle}
@@ -286,7 +286,7 @@ def between(best: int, points: Sequence[Mapping[str, Any]]) -> list[dict[str, An
 
 
 def in_order(points: Sequence[Mapping[str, Any]]) -> list[int]:
-    """The places of the points, ordered along their keys: numbers by value, others as they came."""
+    """The places of the points, sorted by their keys: numbers by value, others as listed."""
     ranks: dict[str, list[Any]] = {}
     for key in dict.fromkeys(key for point in points for key in point):
         values = [point[key] for point in points if key in point]

@@ -48,7 +48,7 @@ _APART = re.compile(
     r"lock|figures|damaged/?|\.figures\.\w+|runs/|runs/\.?[0-9a-f]{16}|failed/"
     r"|\.(summary\.json|results\.parquet)\.partial|failed/\.[0-9a-f]{16}\.txt\.partial"
 )
-"""What a sweep's own manifest does not name: what has one of its own, and what a kill may leave."""
+"""Names that a sweep's manifest leaves out: what has its own manifest, and leftovers of a kill."""
 
 
 class Store:
@@ -71,8 +71,8 @@ class Store:
 
     @contextmanager
     def locked(self, busy: str | None = None) -> Iterator[None]:
-        """Lock the folder against other sweeps. Raises ConfigError if one works in it: ``busy``, or
-        else a line about the folder.
+        """Lock the folder against other sweeps. Raises ConfigError if another sweep works in it,
+        with the line ``busy`` or a line about the folder.
 
         With the lock, remove the files that a killed process left half-written: without it, another
         sweep may be writing them now.
@@ -95,9 +95,9 @@ class Store:
         return {entry.name for entry in os.scandir(self.runs) if not entry.name.startswith(".")}
 
     def intact(self, keys: Iterable[str], say: Callable[[str], object]) -> set[str]:
-        """Those of the keys whose runs are finished, with every file unchanged.
+        """The keys whose runs are finished, with every file unchanged.
 
-        A damaged folder is moved away, so that its run is done again and no edit is lost; ``say``
+        A damaged folder is moved away, so that its run is repeated and no edit is lost; ``say``
         gets a message. Files added to a folder stay. Raises OSError.
         """
         found = set()

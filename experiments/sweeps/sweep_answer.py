@@ -1,4 +1,4 @@
-"""The answer of a sweep: which of what was swept is best under each load, and what it costs."""
+"""The answer of a sweep: the best choice under each load, and its cost in other metrics."""
 
 from __future__ import annotations
 
@@ -36,14 +36,14 @@ _SHOWN = ("output_tokens_per_s", "ttft_s.p50", "ttft_s.p99", "tbt_s.p99", "laten
 _PAIRED = ("makespan_s", "ttft_s.p50", "tbt_s.p99", "latency_s.p50")
 _MOST_POINTS, _FEW = 1000, 3
 _GIVEN = ("workload", "model", "load", "requests")
-"""What comes from outside (the last two: of the probes of a capacity); all else that is swept is a
-choice."""
+"""Swept keys that are a load (the last two: of a capacity's probes); all other swept keys are
+choices."""
 
 
 @dataclass(frozen=True, eq=False)
 class Sweep:
-    """The finished runs of a sweep: a row each, the swept keys (``axes``), the one that is compared
-    pair by pair (``contrast``), and what its summary says."""
+    """The finished runs of a sweep, a row each; the swept keys (``axes``), the key that is compared
+    pair by pair (``contrast``), and the sweep's summary."""
 
     folder: Path
     table: pd.DataFrame
@@ -53,7 +53,7 @@ class Sweep:
 
     @cached_property
     def given(self) -> list[str]:
-        """The swept keys that are a load: a model, or of the workload; the scenario, where the
+        """The swept keys that are a load: the model, keys of the workload, and the scenario if its
         workload differs."""
         if "scenario" not in self.axes:
             return [axis for axis in self.axes if axis.partition(".")[0] in _GIVEN]
@@ -76,7 +76,7 @@ class Sweep:
 
     @cached_property
     def policies(self) -> pd.DataFrame:
-        """The table with the policy of every run: the one swept, or that of the run's scenario."""
+        """The table with the policy of every run: the swept one, or its scenario's."""
         swept = self.table[POLICY].astype(object) if POLICY in self.table else None
         found = pd.Series(np.nan, self.table.index, object) if swept is None else swept.copy()
         for name, rows in self.table[found.isna()].groupby("name"):
@@ -95,11 +95,11 @@ class Sweep:
 
     @cached_property
     def weighed(self) -> list[Load]:
-        """:meth:`loads`, of what choices are weighed by."""
+        """:meth:`loads`, with the metrics that rank choices."""
         return self.loads(WEIGHED)
 
     def loads(self, metrics: Sequence[str]) -> list[Load]:
-        """What every choice came to under each load. Latencies of overloaded runs are NaN."""
+        """The results of every choice under each load. Latencies of overloaded runs are NaN."""
         parts, swept = grouped(self.table, self.given), varying(self.table, self.chosen)
         return [self._load(name, rows, swept, metrics) for name, rows in parts]
 
@@ -123,7 +123,7 @@ class Sweep:
 
 
 def read_sweep(folder: Path) -> Sweep:
-    """The finished runs in the folder of a sweep. Raises ConfigError without any, and where it is
+    """The finished runs in the folder of a sweep. Raises ConfigError if there are none, or if it is
     damaged."""
     table, summary = read_table(folder), read_summary(folder)
     axes: Any = summary.get("axes")
@@ -142,8 +142,8 @@ def read_sweep(folder: Path) -> Sweep:
 
 
 def read_answer(folder: Path) -> tuple[Sweep, Section]:
-    """A sweep and its answer. Raises ConfigError where its folder holds anything but what ``sweep``
-    wrote, which may end in any error."""
+    """A sweep and its answer. Raises ConfigError for a changed folder, whatever the error that its
+    content causes."""
     try:
         swept = read_sweep(folder)
         return swept, sweep_answer(swept)
@@ -155,7 +155,7 @@ def read_answer(folder: Path) -> tuple[Sweep, Section]:
 
 
 def read_table(folder: Path) -> pd.DataFrame:
-    """A row for each finished run of a sweep. Raises ConfigError without any."""
+    """A row for each finished run of a sweep. Raises ConfigError if there are none."""
     try:
         table = pd.read_parquet(regular(folder / RESULTS))
     except (OSError, ValueError) as error:
@@ -166,7 +166,7 @@ def read_table(folder: Path) -> pd.DataFrame:
 
 
 def varying(table: pd.DataFrame, axes: Sequence[str]) -> list[str]:
-    """Those with several values."""
+    """The axes with several values."""
     return [axis for axis in axes if table[axis].map(str).nunique() > 1]
 
 
@@ -195,7 +195,7 @@ def grouped(table: pd.DataFrame, axes: Sequence[str]) -> Iterator[tuple[str, pd.
 
 
 def overload_note(table: pd.DataFrame, columns: Sequence[str]) -> str:
-    """The number of runs left out, and of which columns; empty if there are none."""
+    """The number of overloaded runs and the columns that leave them out; empty without any."""
     count = int((table["steady.state"] == "overloaded").sum())
     keys = [column.partition(".")[0] for column in columns]
     latencies = [METRICS[key].name for key in dict.fromkeys(keys) if key in STEADY]

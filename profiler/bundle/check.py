@@ -1,5 +1,5 @@
-"""Whether a bundle is plausible: times that are impossible or faster than the device's data sheet
-allows, and suspicious points, by name."""
+"""Checks of a bundle's plausibility: times that are impossible or faster than the device's data
+sheet allows, and suspicious points, by name."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from sarathi_sim.profiler.storage.strict import UserError
 _SLACK = 1.05
 #: Below this traffic a profiling loop may find its data in L2 (at most 50 MB here) again.
 _FROM_MEMORY = 200e6
-#: How much faster than HBM L2 may be.
+#: Largest ratio of L2's bandwidth to HBM's.
 _L2_SPEEDUP = 6.0
 
 
@@ -117,14 +117,14 @@ def _compare(
     )
 
 
-#: A time may drop by this share from one size to the next before it is worth a word.
+#: A larger drop of the time, as a share, from one size to the next is reported.
 DROP = 0.10
 #: A point this far from the line between its neighbours, and outside them, is an outlier.
 OFF = 0.40
-#: Half of a point's samples lie within this share of its median, or it is worth a word.
+#: A point is reported unless half of its samples lie within this share of its median.
 SCATTER_PCT = 20.0
-#: From one size to the next a time grows by at most this times the square of what the size does,
-#: and falls to no less than one part in as many: else it was never measured so.
+#: From one size to the next a time grows by at most this times the square of the size's growth, and
+#: falls at most by this factor: else the measurement is impossible.
 IMPOSSIBLE = 100.0
 #: Points named in one message; the others are counted.
 _NAMED = 3
@@ -141,7 +141,7 @@ class Finding:
 
 @dataclass(frozen=True, eq=False)
 class Checked:
-    """One bundle folder: what it holds by op, and what was found. ``bundle`` None: not loaded."""
+    """One bundle folder: its content by op, and the findings. ``bundle`` None: not loaded."""
 
     path: Path
     bundle: Bundle | None
@@ -325,7 +325,7 @@ def _backends(table: Table, name: str, rows: pd.DataFrame) -> Iterator[Finding]:
 
 
 def _coverage(bundle: Bundle) -> dict[str, str]:
-    """Per op: how many points, over which range."""
+    """Per op: the number of points and their range."""
     found = {}
     for op, rows in bundle.linear.groupby("op"):
         found[str(op)] = f"{len(rows)} points, num_tokens {_range(rows['num_tokens'])}"

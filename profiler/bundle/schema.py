@@ -61,7 +61,7 @@ _NAMED = 8
 
 @strict_dataclass
 class KernelOrigin:
-    """Whose kernels a modelled bundle holds: ``sha256`` of their files, and of every op the
+    """The origin of a modelled bundle's kernels: ``sha256`` of their files, and every op's
     half-width in percent of the 90 % band around its fitted times."""
 
     used: Kernels
@@ -71,11 +71,11 @@ class KernelOrigin:
 
 @strict_dataclass
 class BundleMeta:
-    """Where a bundle's numbers come from.
+    """The origin of a bundle's numbers.
 
     ``device_file_sha256`` is the device model's hash for a modelled bundle. ``tile`` is the token
-    granularity both sides of whose multiples are sampled. ``environment`` holds what a measurement
-    records (driver, torch, backend, clocks). ``content_sha256`` covers the CSVs; writing sets it.
+    granularity both sides of whose multiples are sampled. ``environment`` holds the facts of a
+    measurement (driver, torch, clocks, ...). ``content_sha256`` covers the CSVs; writing sets it.
     """
 
     device: str
@@ -110,7 +110,7 @@ class Bundle:
     """Op times of one model shard on one device; the frames have the columns of TABLES.
 
     Each frame of a measured bundle also has the ``extras`` of its table.
-    ``all_reduce`` is empty for tp 1; ``send_recv`` may be empty, as those after it often are.
+    ``all_reduce`` is empty for tp 1; ``send_recv`` may be empty, as the later tables often are.
     """
 
     meta: BundleMeta
@@ -189,7 +189,7 @@ def load_bundle(path: Path) -> Bundle:
 
     Raises UserError, naming file, row (the header is row 1) and value: a missing file or column, a
     truncated line, NaN or a wrong type, a time that is not positive, an unknown op, a duplicated
-    or unsorted key, or content that is not what ``meta.yaml`` hashes.
+    or unsorted key, or content that does not match the hash in ``meta.yaml``.
     """
     meta_path = path / "meta.yaml"
     if not meta_path.is_file():

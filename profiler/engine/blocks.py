@@ -1,8 +1,8 @@
 """The blocks of an engine's KV cache: the table of each sequence, and their content. No torch.
 
 A :class:`~sarathi_sim.policies.pool.Pool` uses them like the simulator's blocks, which are mostly
-only counted and named after the workload. Here every block has a number. A full one is found again
-by its tokens and those before it, as in vLLM. Both must have the same hits.
+only counted and named after the workload. Here every block has a number. A full block is found by
+its tokens and all tokens before it, as in vLLM. Both must have the same hits.
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ class NumberedBlock(Block):
 class BlockTables(Blocks):
     """A table of blocks for each sequence, and the queue of the free ones.
 
-    ``tokens`` gives the tokens of a sequence that are known; without it nothing is found again.
-    ``on_new`` is told the number of every block that a sequence gets to write to.
+    ``tokens`` returns the known tokens of a sequence; without it there is no prefix caching.
+    ``on_new`` is called with the number of every block that a sequence gets to write to.
     """
 
     def __init__(
@@ -57,7 +57,7 @@ class BlockTables(Blocks):
         return sequence in self._tables
 
     def table(self, sequence: Sequence, tokens: int) -> Table:
-        """The numbers of a sequence's blocks, for so many tokens."""
+        """The numbers of the blocks of a sequence's first ``tokens`` tokens."""
         return tuple(block.number for block in self._tables[sequence])
 
     def lookup(self, sequence: Sequence) -> tuple[NumberedBlock, ...]:
@@ -73,7 +73,7 @@ class BlockTables(Blocks):
         return tuple(hits)
 
     def _digest(self, sequence: Sequence, index: int) -> bytes:
-        """Of the tokens up to the end of block ``index``."""
+        """The digest of the tokens up to the end of block ``index``."""
         assert self._tokens is not None
         digests = self._digests.setdefault(sequence, [])
         while len(digests) <= index:
@@ -86,7 +86,7 @@ class BlockTables(Blocks):
         return digests[index]
 
     def need(self, sequence: Sequence, tokens: int, hits: tuple[Block, ...] = ()) -> int:
-        """Free blocks it takes: new ones, and hits that no sequence holds."""
+        """Free blocks needed: new ones, and hits that no sequence holds."""
         held = len(self._tables.get(sequence, ())) + len(hits)
         return max(self.blocks(tokens) - held, 0) + sum(not hit.holders for hit in hits)
 
@@ -118,7 +118,7 @@ class BlockTables(Blocks):
         self.free = len(self._queue)
 
     def _new(self) -> NumberedBlock:
-        """The first of the free blocks; what it held is forgotten."""
+        """The first free block; its content is forgotten."""
         if not self._queue:
             raise EngineError(f"all {self.capacity} KV blocks are taken")
         block, _ = self._queue.popitem(last=False)
@@ -134,7 +134,7 @@ class BlockTables(Blocks):
         return block
 
     def enter(self, sequence: Sequence, tokens: int) -> None:
-        """Note what the full blocks of the sequence's first ``tokens`` tokens hold."""
+        """Note the content of the full blocks of the sequence's first ``tokens`` tokens."""
         if self._tokens is None:
             return
         for index in range(self._entered.get(sequence, 0), tokens // self.block_size):
@@ -145,9 +145,9 @@ class BlockTables(Blocks):
             self._entered[sequence] = index + 1
 
     def release(self, sequence: Sequence, tokens: int, known: int, again: bool) -> None:
-        """Take back a sequence's blocks, the last first; what is known stays until it is used.
+        """Take back a sequence's blocks, the last first; known content stays until evicted.
 
-        Raises EngineError where its table is not what ``tokens`` tokens take.
+        Raises EngineError if its table does not have the blocks of ``tokens`` tokens.
         """
         self.enter(sequence, known)
         table = self._tables.pop(sequence)
@@ -184,7 +184,7 @@ class RadixTables(RadixBlocks):
         return sequence in self._ends
 
     def table(self, sequence: Sequence, tokens: int) -> Table:
-        """The numbers of a sequence's pages, for so many tokens."""
+        """The numbers of the pages of a sequence's first ``tokens`` tokens."""
         if sequence not in self._tables:
             self._tables[sequence] = self._tree(sequence)
         table = self._tables[sequence]

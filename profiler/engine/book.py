@@ -26,11 +26,10 @@ from sarathi_sim.profiler.engine.spec import EngineError, Work
 
 
 class Prompts:
-    """Draws the prompt of each request, from ``seed`` and its id; what it shares, from the name.
+    """Draws the prompt of each request, from ``seed`` and its id; a shared prefix, from its name.
 
-    Under each name of a :data:`~sarathi_sim.policies.request.Prefix` stand the tokens from the
-    beginning on, so that a turn of a session begins with those before it, what was generated
-    included.
+    Each name of a :data:`~sarathi_sim.policies.request.Prefix` has the tokens from the beginning
+    on, so that a turn of a session begins with the earlier turns, generated tokens included.
     """
 
     def __init__(self, vocab_size: int, seed: int) -> None:
@@ -74,11 +73,11 @@ class Book:
     """Tokens and KV blocks of every sequence, and the ends of sequences
     (:class:`~sarathi_sim.policies.endings.Endings`).
 
-    A request ends with its ``output_tokens``-th token; with ``eos`` (a token id) where that is
-    generated, or with its ``max_tokens``-th. A :class:`~sarathi_sim.policies.pool.Pool` gives
-    blocks out as it decides; for :class:`~sarathi_sim.policies.micro_batches.MicroBatches` every
-    sequence has one block, which holds all it may come to. ``num_blocks`` includes one that is
-    never used. For the rest see :class:`~sarathi_sim.profiler.engine.blocks.BlockTables`.
+    A request ends with its ``output_tokens``-th token; with ``eos`` (a token id) when this token is
+    generated, or with its ``max_tokens``-th. A :class:`~sarathi_sim.policies.pool.Pool` assigns
+    blocks itself; for :class:`~sarathi_sim.policies.micro_batches.MicroBatches` every sequence has
+    one block of its largest length. ``num_blocks`` includes one that is never used. For the rest
+    see :class:`~sarathi_sim.profiler.engine.blocks.BlockTables`.
     """
 
     def __init__(
@@ -104,7 +103,7 @@ class Book:
         self._ended: dict[Batch, list[Sequence]] = {}
 
     def scheduler(self, policy: Policy | PoolPolicy, settings: dict[str, Any]) -> Scheduler:
-        """A scheduler or pool with these blocks, which learns the ends of sequences from this."""
+        """A scheduler or pool with these blocks, and this book as its ``Endings``."""
         if is_pooled(policy):
             if self.blocks.caching and cached_blocks_of(policy) is RadixBlocks:
                 self.blocks = self._radix()
@@ -113,13 +112,13 @@ class Book:
 
     @property
     def outputs(self) -> dict[int, list[int]]:
-        """Generated tokens of each request that was begun."""
+        """Generated tokens of each started request."""
         return {
             id: tokens[self._requests[id].prompt_tokens :] for id, tokens in self._tokens.items()
         }
 
     def tokens(self, sequence: Sequence) -> list[int]:
-        """A sequence's prompt, and what it has generated."""
+        """A sequence's prompt and its generated tokens."""
         found = self._tokens.get(sequence.id)
         if found is None:
             found = self._prompts.draw(self._requests[sequence.id])
@@ -135,16 +134,16 @@ class Book:
         )
 
     def _context(self, sequence: Sequence, batch: Batch) -> int:
-        """KV tokens that a decode has before a batch; those of padding are no longer more."""
+        """KV tokens of a decode before a batch; the context of padding does not grow."""
         if batch.padding and sequence.id in self._over:
             return len(self.tokens(sequence)) - 1
         return sequence.offset + batch.iteration
 
     def work(self, index: int, batch: Batch) -> tuple[Work, list[Sequence]]:
-        """The batch to execute, just formed, and whose each output is.
+        """The work of a batch just formed, and the sequence of each output.
 
-        Raises EngineError where more sequences are admitted than there are blocks for, or where
-        one decodes whose last token nobody computes.
+        Raises EngineError if more sequences are admitted than there are blocks for, or if a
+        sequence decodes whose last token no batch computes.
         """
         chunks, decodes, owners = [], [], []
         rows: list[int] = []
@@ -189,13 +188,13 @@ class Book:
         if sequence in self.blocks:
             self.blocks.release(sequence, 1, 0, again=False)
 
-    # What tells a scheduler who ends --------------------------------------------------------------
+    # Endings, for the scheduler -------------------------------------------------------------------
 
     def added(self, request: Request) -> None:
-        """A request was accepted: this knows it already."""
+        """A request was accepted: the book knows it already."""
 
     def joined(self, sequence: Sequence, cohort: Cohort) -> None:
-        """A sequence decodes: when it ends its tokens will tell."""
+        """A sequence decodes: its tokens will show its end."""
 
     def left(self, sequence: Sequence, cohort: Cohort) -> None:
         """A sequence decodes no longer."""
@@ -204,7 +203,7 @@ class Book:
         """A sequence has to compute its tokens again."""
 
     def ended(self, batch: Batch, dropped: Collection[Sequence] = ()) -> list[Sequence]:
-        """The sequences whose last token came with this batch; those of some are ``dropped``."""
+        """The sequences whose last token this batch yields; ``dropped`` ones lose theirs."""
         for sequence in dropped:
             self._tokens[sequence.id].pop()
             self._over.discard(sequence.id)

@@ -22,13 +22,13 @@ from sarathi_sim.profiler.engine.spec import EngineError, Work
 
 _QUANTA = 2**30
 _SIGN_OF_LIFE_S = 0.5
-"""How long the loop sleeps at most between two arrivals before it says that it is alive."""
+"""Longest sleep of the loop, in seconds, before it gives a sign of life."""
 
 
 @dataclass(frozen=True)
 class Returned:
-    """A returned micro-batch: a token for each output, and the smallest lead of the best logit over
-    the second."""
+    """A returned micro-batch: a token for each output, and the smallest difference between the best
+    and the second-best logit."""
 
     index: int
     tokens: list[int]
@@ -53,8 +53,8 @@ class Decision:
     """One micro-batch: the decision and its time. Times are seconds since the run began.
 
     ``chunks``    ``[request, tokens, context]``
-    ``decodes``   requests that decode, finished ones that are held as padding included
-    ``clock_s``   what the scheduler's decision saw; ``returned_s`` when the result was handled
+    ``decodes``   requests that decode, with finished ones held as padding
+    ``clock_s``   the clock at the decision; ``returned_s`` the clock when its result was handled
     """
 
     group: int
@@ -82,9 +82,9 @@ class Decision:
 
 @dataclass
 class Served:
-    """A finished run: every decision, what the scheduler logged, and what was generated.
+    """A finished run: every decision, the scheduler's logs, and the generated tokens.
 
-    ``events`` and ``kv_log`` are a pool's: what was hit and lost, blocks in use at each decision.
+    ``events`` and ``kv_log`` are a pool's: tokens hit and lost, blocks in use at each decision.
     """
 
     began: float = 0.0
@@ -115,7 +115,7 @@ def serve(
     arrivals = deque(sorted(requests, key=lambda request: request.arrival_s))
     run = Served()
     in_flight: deque[tuple[Batch, list[Sequence], Decision]] = deque()
-    back: deque[tuple[Batch, Decision]] = deque()  # their tokens are known, but not the scheduler's
+    back: deque[tuple[Batch, Decision]] = deque()  # returned, but not booked by the scheduler yet
     done = 0
     run.began = began = time.perf_counter()
 
@@ -124,7 +124,7 @@ def serve(
         return int((time.perf_counter() - began) * _QUANTA) / _QUANTA
 
     def receive(until: float | None) -> bool:
-        """Take the next result, if one is there by then."""
+        """Take the next result, if one arrives until then."""
         result = executor.returned(until) if in_flight else None
         if result is None:
             return False
@@ -156,7 +156,7 @@ def serve(
         if batch is not None:
             decision = Decision.of(batch, now)
             while book.waits(batch) and receive(None):
-                pass  # it was formed ahead of the tokens that it goes on from
+                pass  # it was formed before the tokens that it continues from were known
             work, owners = book.work(len(run.decisions), batch)
             run.decisions.append(decision)
             in_flight.append((batch, owners, decision))

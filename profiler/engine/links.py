@@ -127,7 +127,7 @@ class Outbox:
         self._form = form.words_only() if self._apart else form
         self._buffers = deque(self._form.buffer() for _ in range(depth))
         self._sending: deque[dist.Work] = deque()
-        # What is on its way must stay in memory until it has arrived.
+        # Messages in flight must stay in memory until they arrive.
         self._going: deque[tuple[Tensor, dist.Work]] = deque()
         if device is not None:
             self._send(torch.zeros(1, form.hidden, dtype=form.dtype, device=device))
@@ -154,7 +154,7 @@ class Outbox:
         self._going.append((x, work))
 
     def flush(self) -> None:
-        """Wait until everything was taken."""
+        """Wait until all messages are received."""
         while self._sending:
             self._sending.popleft().wait()
         while self._going:

@@ -33,11 +33,11 @@ _ARRIVED, _START, _FINISH, _CPU, _OPS = 1, 2, 3, 4, 5
 
 @dataclass(frozen=True)
 class StageLog:
-    """What rank 0 of each stage measured, shape (micro-batches, stages), in seconds.
+    """The measurements of rank 0 of each stage, shape (micro-batches, stages), in seconds.
 
-    ``arrived``: the input was there (or was taken up, if that was later); ``start`` and ``finish``
-    of the work, sending on included; ``cpu`` the thread's CPU time of it. ``ops`` has a last axis
-    of ``work.TIMED_OPS``, all layers, and the LM head.
+    ``arrived``: the arrival of the input (or its receipt, if later); ``start`` and ``finish`` of
+    the work with its sends; ``cpu`` the thread's CPU time of the work. ``ops`` has a last axis of
+    ``work.TIMED_OPS``, all layers, and the LM head.
     """
 
     arrived: Floats
@@ -87,11 +87,6 @@ class EngineProcesses:
     def __exit__(self, *_: object) -> None:
         self._processes.__exit__()
 
-    @property
-    def pids(self) -> list[int]:
-        """The ranks' processes."""
-        return [process.pid for process in self._processes.processes]
-
     def serve(
         self,
         requests: Sequence[Request],
@@ -126,7 +121,7 @@ class EngineProcesses:
     def _check(
         self, policy: Policy | PoolPolicy, scheduler: dict[str, Any], num_blocks: int
     ) -> None:
-        """Whether what the engine was started with is enough. Raises EngineError."""
+        """Raises EngineError if the started engine is too small for a job."""
         spec = self.spec
         if is_pooled(policy) != bool(spec.num_blocks):
             needs = "paged memory" if is_pooled(policy) else "memory that is not paged"

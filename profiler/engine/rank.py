@@ -44,8 +44,8 @@ from sarathi_sim.profiler.shard.rank_processes import LOST_A_PEER, channel_of_ra
 class Compute:
     """A device, and the communication of its ranks.
 
-    ``backend`` is that of torch.distributed. ``apart``: activations are messages of their own, from
-    device to device; else they are sent with the words that describe them.
+    ``backend`` is torch.distributed's. ``apart``: activations are separate messages from device to
+    device; else they are sent with the words that describe them.
     """
 
     device: torch.device
@@ -97,13 +97,13 @@ def _check_memory(who: str, spec: EngineSpec, ranks: range | list[int]) -> None:
 
 
 WORK, FLUSH, STOP = 0, 1, 2
-"""What a message is: a work, the end of a run, the end."""
+"""Kinds of messages: a work, the end of a run, the end of the engine."""
 
 RESULT = struct.Struct("<idi")
 
 
 def greedy(logits: torch.Tensor) -> tuple[list[int], float]:
-    """The token of every row, and the smallest lead over the second best."""
+    """The token of every row, and the smallest difference to the second-best logit."""
     if not len(logits):
         return [], float("inf")
     best = logits.topk(2, dim=-1)
@@ -143,7 +143,7 @@ class Rank:
         if number == 0 and spec.pp > 1:
             listener = Listener(str(folder / "tokens"), "AF_UNIX")
         if dist.is_initialized():
-            # A barrier of the host's; and the stage's ranks meet where they compute.
+            # A barrier of the hosts; then one of the stage's ranks on their devices.
             dist.all_reduce(torch.zeros(1))
             if reduce is not None:
                 reduce(torch.zeros(1, device=compute.device))
@@ -155,7 +155,7 @@ class Rank:
         self.rows: list[list[float]] = []
 
     def _join(self) -> Any:
-        """Meet the other ranks; returns the group of this stage's, None where it is alone."""
+        """Join the other ranks; returns the group of this stage's ranks, None for a single rank."""
         spec = self.spec
         world = spec.tp * spec.pp
         if world == 1:
@@ -176,7 +176,7 @@ class Rank:
         return stages[self.stage_number]
 
     def run(self) -> None:
-        """Execute what arrives until told to stop."""
+        """Execute arriving works until told to stop."""
         assert self.inbox is not None
         while True:
             words = self.inbox.receive()
@@ -319,7 +319,7 @@ class Head(Rank):
             outbox.send(message)
             outbox.flush()
 
-    # What makes it an Executor -------------------------------------------------------------------
+    # The Executor's methods ----------------------------------------------------------------------
 
     def submit(self, work: Work) -> None:
         """Run the first stage on a work, and send it to the next one."""
@@ -334,7 +334,7 @@ class Head(Rank):
         self.execute(words, work, None, time.perf_counter())
 
     def give_back(self, result: Returned) -> None:
-        """Of a pipeline of one stage, whose last rank is this one."""
+        """Return a result of a pipeline of one stage, whose last rank is this one."""
         self._own.append(result)
 
     def returned(self, until: float | None = 0.0) -> Returned | None:
@@ -375,7 +375,7 @@ def main() -> None:
         traceback.print_exc()
         sys.stderr.flush()
         os._exit(LOST_A_PEER if lost_a_peer(error) else 1)
-    os._exit(0)  # destroying a group can hang where a peer is gone already
+    os._exit(0)  # destroying a group can hang if a peer is gone already
 
 
 def lost_a_peer(error: Exception) -> bool:

@@ -1,4 +1,4 @@
-"""What an engine's ranks are told: its specification (model, degrees, sizes), and each micro-batch
+"""The input of an engine's ranks: its specification (model, degrees, sizes), and each micro-batch
 as block tables, lengths and token ids. No torch.
 
 The scheduler speaks of sequences; the stages know only blocks of the KV cache.
@@ -21,7 +21,7 @@ from sarathi_sim.profiler.planning.journal import ProfileError
 
 Words = npt.NDArray[np.int32]
 
-#: What a stage times within its layers, summed over them.
+#: The ops that a stage times within its layers, summed over them.
 TIMED_OPS = names(lambda op: op.part == "layer" and not op.rest)
 
 
@@ -52,13 +52,8 @@ class Work:
         """Rows of the fused linear ops."""
         return len(self.tokens)
 
-    @property
-    def num_outputs(self) -> int:
-        """Rows that yield a token."""
-        return sum(chunk[3] for chunk in self.chunks) + len(self.decodes)
-
     def encode(self) -> Words:
-        """As int32 words; :meth:`decode` is the inverse."""
+        """The work as int32 words; :meth:`decode` is the inverse."""
         flat = [self.index, len(self.chunks), len(self.decodes)]
         for table, count, context, yields in self.chunks:
             flat += [count, context, yields, len(table), *table]
@@ -91,7 +86,7 @@ class Work:
 
 @dataclass(frozen=True)
 class StageShape:
-    """What one rank holds: layers ``first`` to ``last - 1`` of the model, and a KV cache of
+    """The part of one rank: layers ``first`` to ``last - 1`` of the model, and a KV cache of
     ``blocks`` of ``block_size`` tokens for each."""
 
     model: ModelSpec
@@ -118,10 +113,10 @@ class StageShape:
 class EngineSpec:
     """An engine of ``pp`` stages of ``tp`` ranks, a process each, on CPU cores or a GPU each.
 
-    ``layers`` are those of each stage. A rank holds ``slots`` sequences of ``max_length`` tokens; a
-    micro-batch has at most ``max_tokens`` rows. With ``num_blocks`` memory is paged, in blocks of
-    ``block_size`` tokens, one of which is never used; else each sequence has one block, which holds
-    all of it. ``threads`` are torch's on a CPU; ``realtime`` asks for SCHED_FIFO.
+    ``layers`` has the layers of each stage. A rank holds ``slots`` sequences of ``max_length``
+    tokens; a micro-batch has at most ``max_tokens`` rows. With ``num_blocks`` memory is paged, in
+    blocks of ``block_size`` tokens, one of which is never used; else each sequence has one block
+    for its whole length. ``threads`` are torch's on a CPU; ``realtime`` asks for SCHED_FIFO.
     """
 
     model: ModelSpec
@@ -156,7 +151,7 @@ class EngineSpec:
         return self.slots, self.max_length
 
     def table(self, slot: int) -> tuple[int, ...]:
-        """The blocks of a made-up sequence: others may have them too, where there are few."""
+        """The blocks of a synthetic sequence; if blocks are few, sequences share them."""
         blocks, block_size = self.blocks
         each = -(-self.max_length // block_size)
         return tuple((slot * each + i) % blocks for i in range(each))
@@ -168,7 +163,7 @@ class EngineSpec:
         return 16 + (4 + len(self.table(0))) * self.slots + self.max_tokens
 
     def stage(self, number: int) -> StageShape:
-        """What rank ``number`` holds; the ranks of a stage are neighbours."""
+        """The part of rank ``number``; the ranks of a stage are neighbours."""
         stage, tp_rank = divmod(number, self.tp)
         first = sum(self.layers[:stage])
         return StageShape(
@@ -177,8 +172,8 @@ class EngineSpec:
         )  # fmt: skip
 
     def bytes_needed(self, number: int) -> int:
-        """Of one rank: weights, tables, KV caches, message buffers, a micro-batch's activations at
-        the widest GEMM, and the largest matrix as it is drawn, whole and in fp32."""
+        """The bytes of one rank: weights, tables, KV caches, message buffers, a micro-batch's
+        activations at the widest GEMM, and the largest matrix as drawn, whole and in fp32."""
         stage = number // self.tp
         hidden = self.model.hidden_size
         gemms, kv_heads = self.model.gemms(self.tp), self.model.heads_per_rank(self.tp)[1]
@@ -199,12 +194,12 @@ class EngineSpec:
 
 
 def write_spec(spec: EngineSpec, path: Path) -> None:
-    """As JSON, for the ranks."""
+    """Write a specification as JSON, for the ranks."""
     path.write_text(json.dumps(asdict(spec)), encoding="utf-8")
 
 
 def read_spec(path: Path) -> EngineSpec:
-    """What :func:`write_spec` wrote."""
+    """Read the specification that :func:`write_spec` wrote."""
     content = json.loads(path.read_text(encoding="utf-8"))
     content["model"] = ModelSpec(**content["model"])
     content["layers"] = tuple(content["layers"])

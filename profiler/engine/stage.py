@@ -30,8 +30,8 @@ from sarathi_sim.profiler.shard.timing import cuda_events
 
 
 class Stopwatch:
-    """Splits what a stage does on ``device`` into laps, by the host's clock or, on a GPU, by events
-    in its stream.
+    """Splits the work of a stage on ``device`` into laps, by the host's clock or, on a GPU, by
+    events in its stream.
 
     On a GPU the wait for a launch counts for the next lap. The host does not wait for laps, but
     recording one takes about as long as launching a kernel. Events are reused, because making one
@@ -108,7 +108,7 @@ class Stage:
         this rank's part of the vocabulary).
         """
         self._watch.start()
-        if not work.num_tokens:  # it only takes its place in the pipeline
+        if not work.num_tokens:  # an empty work only keeps its place in the pipeline
             width = self.ends.columns if self.shape.is_last else self.shape.model.hidden_size
             return torch.empty(0, width, device=self.device, dtype=self.dtype)
         with torch.inference_mode():
@@ -120,7 +120,7 @@ class Stage:
         return out
 
     def seconds(self) -> list[float]:
-        """Of the last work: :data:`TIMED_OPS` over all layers, the layers in all, the LM head.
+        """Seconds of the last work: :data:`TIMED_OPS` over all layers, all layers, the LM head.
 
         A GPU's times are its own; its wait for a launch counts for the next op.
         """
@@ -130,7 +130,7 @@ class Stage:
         return [*(spent.get(op, 0.0) for op in TIMED_OPS), sum(spent.values()), head]
 
     def _rows(self, work: Work) -> Rows:
-        """What the layers share; what the rows are counts as embedding, the rest as the layers'."""
+        """The inputs that all layers share; row indices count as embedding, the rest apart."""
         shape, device = self.shape, self.device
         parts = [torch.arange(context, context + count) for _, count, context, _ in work.chunks]
         if work.decodes:

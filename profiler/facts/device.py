@@ -65,8 +65,8 @@ class FittedOp:
 
     @property
     def half_width_pct(self) -> float:
-        """Of the 90 % band: the held-out errors (their 95th percentile, as a normal's) and the
-        stack's, which are independent."""
+        """The half-width of the 90 % band: the held-out errors (their 95th percentile, as a
+        normal's) and the independent error of the stack."""
         return math.hypot(_NINETY * self.held_out.p95_pct, self.stack_pct)
 
 
@@ -155,9 +155,9 @@ def product_folder(product: str) -> str:
 
 
 def shipped_device(name: str, product: str = "") -> DeviceSpec | None:
-    """The data sheet of a bundle's device: of this name, or of the ``product`` it was measured on.
+    """The data sheet of a bundle's device: by its name, or by the ``product`` it was measured on.
 
-    None where none is shipped. ``name`` may be :func:`product_folder`'s.
+    None if none is shipped. ``name`` may be :func:`product_folder`'s.
     """
     known = {product_folder(product): shipped for product, shipped in _PRODUCTS.items()}
     for found in (_PRODUCTS.get(product), name, product_folder(product), known.get(name)):

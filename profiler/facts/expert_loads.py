@@ -1,8 +1,8 @@
-"""How a layer's tokens load the experts of a rank, spread as the measured tables spread them.
+"""The load of a rank's experts by a layer's tokens, with the distributions of the measured tables.
 
-``balanced``: every expert is given as many rows, and rank 0 at least one. A power law: each expert
-draws from it, from 1 row to 0.8 of the tokens (from 0.01 to 2 where the rows are no more than the
-experts), scaled to all rows and rounded; an expert is given each token once at most. The rank with
+``balanced``: every expert has equally many rows, and rank 0 at least one. A power law: each expert
+draws its rows from it, from 1 row to 0.8 of the tokens (from 0.01 to 2 if there are no more rows
+than experts), scaled to all rows and rounded; an expert gets each token at most once. The rank with
 the most rows is timed.
 """
 
@@ -18,12 +18,12 @@ from sarathi_sim.profiler.facts.roofline import Array
 
 #: Rows of a tile of the grouped GEMM: an expert's rows are computed in whole tiles.
 TILE = 64
-#: Of a power law the mean over so many samples is taken.
+#: Samples of a power law over which the mean is taken.
 _SAMPLES = 16
 
 
 class Loads(NamedTuple):
-    """Of the busiest rank, by number of tokens: rows, experts with any, rows in whole tiles."""
+    """The busiest rank, by number of tokens: rows, experts with any, rows in whole tiles."""
 
     rows: Array
     touched: Array
@@ -34,9 +34,9 @@ class Loads(NamedTuple):
 def busiest(
     experts: int, top_k: int, ranks: int, tokens: tuple[float, ...], exponent: float
 ) -> Loads:
-    """Of the rank with the most rows where ``ranks`` divide the experts, for each of ``tokens``.
+    """The load of the busiest rank, for each of ``tokens``; ``ranks`` divide the experts.
 
-    ``exponent`` is that of the power law, 0 for balanced.
+    ``exponent`` is the exponent of the power law, 0 for balanced.
     """
     of = [_skewed(experts, top_k, ranks, t, exponent) for t in tokens] if exponent else [
         _even(experts / ranks, max(t * top_k / ranks, 1.0)) for t in tokens
@@ -54,7 +54,7 @@ def rows_of_experts(
 ) -> npt.NDArray[np.int64]:
     """Rows of each expert of a layer, ``tokens * top_k`` together: one sample, in whole numbers.
 
-    What rounding left over goes, in parts as equal as may be, to the experts with the fewest rows.
+    The rows lost by rounding go, in equal parts if possible, to the experts with the fewest rows.
     """
     wanted = tokens * top_k
     if not exponent:
@@ -84,7 +84,7 @@ def _skewed(
 ) -> tuple[float, float, float]:
     wanted = tokens * top_k
     load = _drawn(experts, top_k, tokens, exponent).reshape(_SAMPLES, ranks, -1)
-    # What rounding left over, in equal parts to the ranks, one row to each expert without any.
+    # The rows lost by rounding: in equal parts to the ranks, one row to each expert without any.
     more = (wanted - load.sum(axis=(1, 2))) / ranks
     rows = load.sum(axis=2) + more[:, None]
     which = np.arange(_SAMPLES), rows.argmax(axis=1)

@@ -10,12 +10,12 @@ from sarathi_sim.profiler.storage.strict import did_you_mean, strict_dataclass
 
 Stack = Literal["vllm", "sglang", "trtllm"]
 WeightDtype = Literal["bf16", "fp8", "fp8_block", "nvfp4", "int4_wo"]
-#: Of routed experts: those of any weight, and 4-bit floats in blocks of 32 (MXFP4), computed in
-#: bf16 or, with activations in fp8 blocks, in fp8.
+#: Formats of routed experts: those of any weight, and 4-bit floats in blocks of 32 (MXFP4),
+#: computed in bf16 or, with activations in fp8 blocks, in fp8.
 MoeDtype = Literal[
     "bf16", "fp8", "fp8_block", "nvfp4", "int4_wo", "w4a16_mxfp4", "w4a8_mxfp4_mxfp8"
 ]
-#: How tokens spread over the experts: evenly, or by a power law with this exponent.
+#: Distributions of tokens over experts: even, or a power law with this exponent.
 Distribution = Literal["balanced", "power_law_1.01", "power_law_1.2"]
 A2aBackend = Literal["none", "nccl"]
 KvDtype = Literal["bf16", "fp8"]
@@ -25,7 +25,7 @@ MOE_DTYPES: tuple[MoeDtype, ...] = get_args(MoeDtype)
 DISTRIBUTIONS: tuple[Distribution, ...] = get_args(Distribution)
 KV_DTYPES: tuple[KvDtype, ...] = get_args(KvDtype)
 
-#: Bytes that a weight takes, its share of the scales included: one float32 a block of 128 x 128
+#: Bytes of a weight, with its share of the scales: one float32 a block of 128 x 128
 #: (fp8_block), one fp8 number for 16 (nvfp4), one fp16 number for 128 (int4_wo).
 WEIGHT_BYTES: dict[WeightDtype, float] = {
     "bf16": 2.0,
@@ -40,7 +40,7 @@ MOE_BYTES: dict[MoeDtype, float] = {
     "w4a8_mxfp4_mxfp8": 0.5 + 1 / 32,
 }
 KV_BYTES: dict[KvDtype, int] = {"bf16": 2, "fp8": 1}
-#: FLOP/s of a format's matrix units over those of bf16, at most (data sheets).
+#: Peak FLOP/s of a format's matrix units over those of bf16 (data sheets).
 SPEEDUP: dict[WeightDtype, float] = {
     "bf16": 1.0, "fp8": 2.1, "fp8_block": 2.1, "nvfp4": 6.3, "int4_wo": 1.0,
 }  # fmt: skip
@@ -74,14 +74,14 @@ MOE_SPEEDUP: dict[MoeDtype, float] = {
 
 
 def exponent_of(distribution: str) -> float:
-    """Of the power law; 0 for evenly."""
+    """The exponent of a distribution's power law; 0 for an even one."""
     return 0.0 if distribution == "balanced" else float(distribution.removeprefix("power_law_"))
 
 
 def named_stack(text: str) -> tuple[Stack, str]:
     """The engine and the version (empty: the newest) that ``vllm`` or ``vllm@0.24`` names.
 
-    Raises ValueError for an engine that is none, and for a version without a number.
+    Raises ValueError for an unknown engine, and for a version without a number.
     """
     engine, at, version = text.partition("@")
     if engine not in STACKS or bool(at) != bool(re.fullmatch(r"\d+(\.\w+)*", version)):
@@ -91,14 +91,14 @@ def named_stack(text: str) -> tuple[Stack, str]:
 
 
 def release(version: str) -> float:
-    """A version on a line: releases of one kind are as far apart as their numbers."""
+    """A version as a number: the distance of two releases is the difference of their numbers."""
     parts = re.findall(r"\d+", version.partition(" ")[0])[:4]
     return float(sum(int(part) * 100.0**-place for place, part in enumerate(parts)))
 
 
 @strict_dataclass
 class Kernels:
-    """Whose kernels run: a stack's, with weights of a layer in ``dtype``; each table of the version
+    """The kernels of a stack, with weights of a layer in ``dtype``; each table is of the version
     nearest to ``version`` (empty: the newest).
 
     Embedding, LM head and activations between ops are bf16 whatever ``dtype`` is. A mixture's
@@ -129,13 +129,13 @@ class Kernels:
 
     @property
     def number_bytes(self) -> NumberBytes:
-        """What its numbers take."""
+        """The bytes of its numbers."""
         kv, expert = KV_BYTES[self.kv_cache_dtype], MOE_BYTES[self.experts_in]
         return NumberBytes(2, WEIGHT_BYTES[self.dtype], kv, expert)
 
     @property
     def name(self) -> str:
-        """As folders and messages call it: ``vllm-fp8``, ``vllm-fp8-kv-fp8``."""
+        """The name in folders and messages: ``vllm-fp8``, ``vllm-fp8-kv-fp8``."""
         found = f"{self.named}-{self.dtype}"
         found += "" if self.kv_cache_dtype == "bf16" else f"-kv-{self.kv_cache_dtype}"
         found += f"-moe-{self.moe_dtype}" if self.moe_dtype else ""

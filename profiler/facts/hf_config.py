@@ -1,11 +1,11 @@
 """A Hugging Face ``config.json`` read as the fields of a ModelSpec: modelled completely or refused.
 
-Tables say what each key means for cost (free, refused, or one of few values), and how each type of
-model says its sizes: what differs from Llama's keys. A warning names unknown keys. Of a model that
-reads images only the text part is read. Number formats are in ``hf_quantization.py``.
+Tables hold the effect of each key on cost (free, refused, or one of few values), and each model
+type's keys for its sizes, if they differ from Llama's. A warning names unknown keys. For a model
+that reads images only the text part is read. Number formats are in ``hf_quantization.py``.
 
 Elementwise parts cost next to nothing and are left out: attention sinks (gpt_oss), soft caps
-(gemma2), and what chooses the experts of a mixture (scores, groups, scales, biases). So are layers
+(gemma2), and the routing of experts (scores, groups, scales, biases). So are layers
 that predict more than one token (MTP): one token an iteration and decode is modelled.
 """
 
@@ -51,8 +51,8 @@ _OF_SAMPLING = """
     """
 _FREE = frozenset((_OF_THE_FILE + _ELEMENTWISE + _OF_SAMPLING).split())
 
-#: What is supported instead -> the keys that ask for something else unless they are inactive.
-#: First what other types of model have.
+#: The supported alternative -> the keys that ask for something else unless they are inactive.
+#: First the keys of other types of model.
 _OF_OTHER_TYPES = {
     "this type of model is modelled with attention over the whole context, so it must be null or "
     "at least max_position_embeddings": "sliding_window",
@@ -105,7 +105,7 @@ _REFUSED = {
 ELSEWHERE = frozenset(key for keys in _OF_OTHER_TYPES.values() for key in keys.split())
 _EXPERTS = ("num_local_experts", "num_experts", "n_routed_experts")
 
-#: Keys that must hold one of few values: what those are, and why.
+#: Keys that must hold one of few values: these values, and the reason.
 _ONE_OF: dict[str, tuple[tuple[object, ...], str]] = {
     "torch_dtype": (
         ("float16", "bfloat16", "float32", "auto"),
@@ -145,7 +145,7 @@ def problems(config: Mapping[str, Any], used: Container[str] = ()) -> list[str]:
 
 
 def _switched_off(key: str, config: Mapping[str, Any]) -> bool:
-    """Whether another key says that this one has no effect."""
+    """Whether another key switches this key off."""
     if key == "sliding_window":
         if not config.get("use_sliding_window", True):
             return True
@@ -283,7 +283,7 @@ def _qwen(config: HfConfig) -> Inside | None:
 
 
 def _llama4(config: HfConfig) -> Inside:
-    """A token sees what is before it in its chunk, half of one on average."""
+    """A token sees the tokens before it in its chunk, half a chunk on average."""
     every = config.integer("no_rope_layer_interval", 4)
     rotary = config.listed("no_rope_layers") or []
     whole = len(rotary) == config.integer("num_hidden_layers")
@@ -345,14 +345,14 @@ def _latent(config: HfConfig, fields: Fields) -> Fields:
 
 @dataclass(frozen=True)
 class HfType:
-    """What a ``model_type`` has that Llama has not.
+    """The differences of a ``model_type`` from Llama.
 
-    ``longest``, ``head_dim``, ``tied`` and ``kv_as_heads`` (as many as heads) are for files that
-    say nothing. ``bias``: where attention has one whatever the file says. ``window``: its tokens,
-    where the file says nothing (None: this type has no windows), and ``inside`` the layers that
-    have it, where ``layer_types`` does not name them. ``experts``: the keys of their number and of
-    their intermediate size, ``dense`` the layers without them, ``shared`` the size of the shared
-    ones. ``free``: keys that cost nothing in this type. ``more``: fields that follow from others.
+    ``longest``, ``head_dim``, ``tied`` and ``kv_as_heads`` (as many KV heads as heads) are defaults
+    for missing keys. ``bias``: the attention bias, whatever the file says. ``window``: its default
+    in tokens (None: this type has no windows), and ``inside`` the layers with a window, unless
+    ``layer_types`` names them. ``experts``: the keys of their number and of their intermediate
+    size, ``dense`` the layers without experts, ``shared`` the size of shared experts. ``free``:
+    keys that cost nothing in this type. ``more``: fields that follow from others.
     """
 
     longest: int = 2048
@@ -474,7 +474,7 @@ _OF_GEMMA = """
     sliding_window_size
     """
 _NORMED: Fields = {"free": "use_qk_norm", "has": {"qk_norm": True}}
-"""These norms are there whatever the files say."""
+"""These types have norms of queries and keys, whatever the files say."""
 _GEMMA: Fields = {"head_dim": 256, "tied": True, "window": 4096, "free": _OF_GEMMA}
 _QWEN: Fields = {"longest": 32768, "window": 4096, "inside": _qwen}
 _QWEN_MOE = {**_QWEN, "experts": ("num_experts", "moe_intermediate_size"), "dense": _qwen_dense}
@@ -578,7 +578,7 @@ def model_fields(config: Mapping[str, Any], where: str) -> Fields:
 
 
 def _text_part(config: Mapping[str, Any], where: str) -> Mapping[str, Any]:
-    """What of a configuration describes the decoder of text."""
+    """The part of a configuration that describes the text decoder."""
     kind = config.get("model_type")
     if not isinstance(kind, str) or kind not in NESTED:
         return config
@@ -621,6 +621,6 @@ def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 
 def plain_name(name: str) -> str:
-    """A model's name on the hub as shipped models are called: no owner, no variant, small."""
+    """A model's name on the hub in the form of shipped names: no owner, no variant, lower case."""
     own = name.rpartition("/")[2].lower().removeprefix("meta-").replace("_", "-")
     return re.sub(r"-(instruct|chat|it|hf|bf16|fp8)\b", "", own)

@@ -18,7 +18,7 @@ _LEFT_OUT = re.compile(
     r"lm_head|embed|norm|router|(mlp|moe|feed_forward)\.gate([^_\w]|$)|(^|\.)gate$|shared_expert_gate"
     r"|e_score_correction_bias|vision|visual|vit|multi_modal|projector|mtp|eh_proj|kv_b_proj"
 )
-#: What else a mixture may leave in bf16: everything beside its routed experts.
+#: Further modules that a mixture may leave in bf16: everything beside its routed experts.
 _BESIDE_EXPERTS = re.compile(r"self_attn|shared_expert|(mlp|feed_forward)\.\(?(gate|up|down)[_|]")
 _ALL_ATTENTION = re.compile(r"self_attn(\.o_proj|\W*$)")
 _ONE_FORMAT = (
@@ -40,13 +40,13 @@ def inactive(value: object) -> bool:
 
 
 class _Unsupported(Exception):
-    """What of the section is not supported."""
+    """A part of the section is not supported; the message names it."""
 
 
 def formats(config: Mapping[str, Any], fields: Mapping[str, Any], where: str) -> dict[str, str]:
-    """``dtype``, ``moe_dtype`` and ``kv_cache_dtype``, where the checkpoint has another than bf16.
+    """``dtype``, ``moe_dtype`` and ``kv_cache_dtype`` of the checkpoint, unless they are bf16.
 
-    ``fields`` are the model's sizes. MXFP4 says nothing of activations: they are taken to be bf16.
+    ``fields`` are the model's sizes. MXFP4 leaves activations open: they are taken to be bf16.
 
     Raises SpecError for a format that is not modelled; the line names the key.
     """
@@ -162,7 +162,7 @@ _METHODS: dict[str, Callable[[Mapping[str, Any]], str]] = {
 
 
 def _experts_alone(section: Mapping[str, Any], fields: Mapping[str, Any]) -> bool:
-    """Whether the checkpoint leaves all attention, so that only the experts have its format.
+    """Whether the checkpoint leaves all attention in bf16, so that only experts have its format.
 
     Raises _Unsupported for lists of modules left out that are not modelled.
     """

@@ -1,4 +1,4 @@
-"""How a model's layers differ from dense ones with whole heads over the whole context."""
+"""Kinds of layers beside dense ones with plain attention: windows, latent attention, experts."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ _MOST = 2**24
 
 @strict_dataclass
 class Windows:
-    """Sliding windows: a token of ``layers`` layers attends to the last ``tokens`` tokens, its own
-    included, and one of the other layers to all. Raises ValueError for what is not positive."""
+    """Sliding windows: in ``layers`` layers a token attends to the last ``tokens`` tokens, its own
+    included; in the other layers to all. Raises ValueError for sizes that are not positive."""
 
     tokens: int
     layers: int
@@ -28,7 +28,7 @@ class Windows:
 def mean_layer(
     windows: Windows | None, layers: int, whole: Array, within: Callable[[int], Array]
 ) -> Array:
-    """The mean over ``layers`` of what holds for ``whole`` contexts and ``within`` a window."""
+    """The mean over ``layers`` of the values for ``whole`` contexts and ``within`` a window."""
     if windows is None:
         return whole
     share = windows.layers / layers
@@ -56,12 +56,12 @@ class Latent:
 
     @property
     def kernel(self) -> tuple[int, int, int, int]:
-        """What its attention kernel depends on beside the number of heads."""
+        """The sizes of its attention kernel beside the number of heads."""
         return self.kv_rank, self.rope_dim, self.nope_dim, self.value_dim
 
     @property
     def cached(self) -> int:
-        """Numbers that the KV cache holds of a token, in one layer on every rank."""
+        """Numbers per token in the KV cache, in one layer on every rank."""
         return self.kv_rank + self.rope_dim
 
 

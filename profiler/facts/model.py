@@ -1,9 +1,8 @@
 """A transformer decoder as the simulator sees it: sizes, parameters, and every op's shape; and
 names on the Hugging Face Hub.
 
-Which published checkpoints have the shape of a shipped model stands under ``hub`` in its YAML, each
-with the address where it was read. They are no part of a ModelSpec, which describes an
-architecture.
+The published checkpoints of a shipped model are listed under ``hub`` in its YAML, each with the
+address where it was read. They are no part of a ModelSpec, which describes an architecture.
 """
 
 from __future__ import annotations
@@ -40,8 +39,8 @@ HUB = "hub"
 class Checkpoint:
     """A published checkpoint: its name on the Hub, the page that shows it, its number formats.
 
-    ``kv_cache_dtype`` is fp8 where its quantisation file was seen to say so. With ``custom_code``
-    engines run Python code that it brings, for which they want the user's consent.
+    ``kv_cache_dtype`` is fp8 if its quantisation file says so. With ``custom_code`` engines run its
+    own Python code, which needs the user's consent.
     """
 
     name: str
@@ -74,7 +73,7 @@ def _listed(path: Path) -> tuple[Checkpoint, ...]:
 
 
 def checkpoints(model: str) -> tuple[Checkpoint, ...]:
-    """Those of a shipped model, of each number format the preferred one first; () for others."""
+    """The checkpoints of a shipped model (else none), the preferred one of each format first."""
     return _by_model().get(model.lower(), ())
 
 
@@ -103,8 +102,8 @@ LARGEST = {
 
 
 class LayerParameters(NamedTuple):
-    """Parameters of layers: of the ``routed`` experts, of the other ``matrices``, and what no
-    number format of the weights applies to (``plain``: routers, biases, norms)."""
+    """Parameters of layers: of the ``routed`` experts, of the other ``matrices``, and the ``plain``
+    ones that stay in bf16 (routers, biases, norms)."""
 
     routed: int
     matrices: int
@@ -194,8 +193,8 @@ class ModelSpec:
     def parameters_in(self, layers: range | None = None, tp: int = 1) -> LayerParameters:
         """Parameters of these layers (default all) on ``tp`` ranks together.
 
-        What every rank has whole counts on each: routers, norms, replicated KV heads, what a rank
-        of latent attention projects for itself, and the biases of outputs that ranks add up.
+        Replicated parameters count on each rank: routers, norms, replicated KV heads, the own
+        projections of latent attention, and the biases of outputs that ranks add up.
         """
         chosen = range(self.num_layers) if layers is None else layers
         dense = [at for at in self.experts.dense_layers if at in chosen] if self.experts else chosen
@@ -243,7 +242,7 @@ class ModelSpec:
 
     @property
     def active_parameters(self) -> int:
-        """Parameters that one token meets: all but those of experts not chosen for it."""
+        """Parameters that one token uses: all but the experts not chosen for it."""
         if self.experts is None:
             return self.num_parameters
         unused = self.experts.num_experts - self.experts.top_k
@@ -339,7 +338,7 @@ class ModelSpec:
         return {"all": 1.0, "dense": 1 - sparse, "sparse": sparse}[OPS[op].layers]
 
     def shard(self, tp: int) -> Shard:
-        """What one of ``tp`` ranks holds. Raises ValueError where ``tp`` does not fit the model."""
+        """The shard of one of ``tp`` ranks. Raises ValueError if ``tp`` does not fit the model."""
         heads, kv_heads = self.heads_per_rank(tp)
         return Shard(
             hidden=self.hidden_size,
@@ -363,7 +362,7 @@ class ModelSpec:
         )
 
     def layer_weights(self, tp: int) -> int:
-        """Numbers in the matrices that a token meets in a mean layer on one of ``tp`` ranks."""
+        """Numbers in the matrices that a token uses in a mean layer on one of ``tp`` ranks."""
         found = sum(
             self.share(op) * shape.n * shape.k
             for op, shape in self.gemms(tp).items()

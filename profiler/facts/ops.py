@@ -25,11 +25,11 @@ class GemmShape:
 
 @dataclass(frozen=True)
 class Shard:
-    """The shard of one tensor-parallel rank; ``vocab_columns`` are those of its padded LM head.
+    """The shard of one tensor-parallel rank; ``vocab_columns`` are the columns of its LM head.
 
-    ``ffn`` is 0 without dense layers. ``experts`` are all that the router chooses from (0: no
-    mixture), ``shared_ffn`` the rank's part of the shared ones. ``sparse_share`` of the layers are
-    mixtures. ``norms`` are those of hidden states in a layer.
+    ``ffn`` is 0 without dense layers. ``experts`` is the number of routed experts (0: no mixture),
+    ``shared_ffn`` the rank's part of the shared experts. ``sparse_share`` of the layers are
+    mixtures. ``norms`` is the number of norms of hidden states in a layer.
     """
 
     hidden: int
@@ -65,7 +65,7 @@ class Stream:
 
 
 def _activation(shard: Shard, ffn: int, layers: float) -> Stream:
-    """In a share ``layers`` of the layers."""
+    """The activation of an FFN, which a share ``layers`` of the layers has."""
     kernel, numbers = ("act", 3 * ffn) if shard.gated_ffn else ("act_plain", 2 * ffn)
     return Stream(kernel, numbers, times=layers)
 
@@ -91,17 +91,17 @@ def elementwise(shard: Shard) -> tuple[Stream, ...]:
 
 
 def latent(shard: Shard) -> bool:
-    """Whether its attention is latent."""
+    """Whether the shard's attention is latent."""
     return shard.latent is not None
 
 
 def latent_queries(shard: Shard) -> bool:
-    """Whether its queries, too, are projected from a vector for all heads."""
+    """Whether the shard's queries, too, are projected from one vector for all heads."""
     return shard.latent is not None and shard.latent.query_rank > 0
 
 
 def preproj(shard: Shard) -> GemmShape:
-    """Queries, keys and values; with latent attention what every rank projects for itself."""
+    """Queries, keys and values; with latent attention the projections that every rank repeats."""
     if shard.latent is None:
         return GemmShape(n=(shard.heads + 2 * shard.kv_heads) * shard.head_dim, k=shard.hidden)
     queries = shard.latent.query_rank or shard.heads * shard.head_dim
@@ -130,7 +130,7 @@ def postproj(shard: Shard) -> GemmShape:
 SCOPES = ("inter_node", "intra_node")
 
 Part = Literal["layer", "first", "last", "transfer"]
-#: Where an op runs: in each layer, on the first or the last stage, between two stages.
+#: The place of an op: each layer, the first or the last stage, or between two stages.
 PARTS: tuple[Part, ...] = ("layer", "first", "last", "transfer")
 
 
@@ -170,21 +170,21 @@ def _always(shard: Shard) -> bool:
 class Op:
     """One op of one rank.
 
-    ``part``      where it runs; the layer's run in each layer
-    ``sizes``     what its time depends on, as columns of its table
+    ``part``      its place (:data:`Part`); ops of the layer run in each layer
+    ``sizes``     the sizes that its time depends on, as columns of its table
     ``family``    its regression: piecewise linear, beyond the points with a roofline (``gemm``) or
                   in proportion (``piecewise``); or over two sizes (``prefill``, ``decode``)
-    ``account``   its place in an explanation of where the time went
+    ``account``   its account in the explanation of a run's time
     ``table``     the CSV of a bundle with its times: one for all ops by token rows, or its own
-    ``outputs``   its rows are those that yield a token, not all of a batch
-    ``calls``     how often a layer runs it
-    ``rest``      it is whatever of its part is not another op
-    ``shape``     of a GEMM
-    ``split``     which side of a layer's GEMM is divided among the ranks; None: every rank has all
+    ``outputs``   whether its rows are only those that yield a token
+    ``calls``     its calls in a layer
+    ``rest``      whether it takes the remaining time of its part, beyond all other ops
+    ``shape``     the shape of a GEMM
+    ``split``     the side of a layer's GEMM that the ranks share; None: every rank has all of it
     ``biased``    whether the GEMM has a bias
-    ``streams``   of elementwise ops: what they move
+    ``streams``   the memory traffic of elementwise ops
     ``fitted``    the fits of a device file behind it, ``{tp}`` being the ranks; empty: its name
-    ``layers``    of a layer's op: in which layers it runs
+    ``layers``    the layers that run an op of the layer
     ``present``   whether a model has it
     """
 
@@ -224,7 +224,7 @@ def _gemm(
     layers: Layers = "all",
     present: Callable[[Shard], bool] = _always,
 ) -> Op:
-    """One of a layer's."""
+    """A GEMM of a layer."""
     return Op(
         name, "layer", (TOKENS,), "gemm", "linear", shape=shape, split=split, biased=biased,
         fitted=("gemm",), layers=layers, present=present,
@@ -246,8 +246,8 @@ def _sharing(shard: Shard) -> bool:
 _LIST = (
     # A layer, in the order in which it runs. QKV are one GEMM, and so are gate and up.
     _gemm("preproj", preproj, "columns", lambda s: s.attention_bias != "none"),
-    # Of latent attention: a head's queries, keys and values. Decodes multiply with the same matrix
-    # on both sides of attention instead of projecting all that is cached: as many FLOPs and bytes.
+    # Latent attention: a head's queries, keys and values. Decodes multiply with the same matrix on
+    # both sides of attention, instead of projecting all cached tokens: as many FLOPs and bytes.
     _gemm("q_up", q_up, "columns", present=latent_queries),
     _gemm("kv_up", kv_up, "columns", present=latent),
     Op(
@@ -267,14 +267,14 @@ _LIST = (
         "ffn_ln2", lambda s: GemmShape(n=s.hidden, k=s.ffn), "rows",
         lambda s: s.ffn_bias, "dense", _dense,
     ),
-    # A mixture in its place: the router, the chosen experts, and those that all tokens share.
+    # Instead of a dense FFN, a mixture: the router, the chosen experts, and the shared experts.
     _gemm(
         "moe_router", lambda s: GemmShape(n=s.experts, k=s.hidden), None,
         lambda s: s.expert_bias, "sparse", _mixture,
     ),
     Op("moe", "layer", (TOKENS,), "piecewise", "linear", layers="sparse", present=_mixture),
-    # Dispatch and combine, where experts do not wait for the layer's all-reduce; a bundle has it or
-    # not, whatever the model.
+    # Dispatch and combine, which replace the layer's all-reduce after the experts; a bundle has it
+    # or not, whatever the model.
     Op(
         "all_to_all", "layer", (TOKENS,), "piecewise", "all_reduce", layers="sparse",
         present=_never,
@@ -297,7 +297,7 @@ _LIST = (
         "all_reduce", "layer", (BYTES,), "piecewise", "all_reduce",
         table="all_reduce", calls=2, fitted=("all_reduce_{tp}",),
     ),
-    # Beside the layers; whole ops.
+    # Outside of the layers: times of whole ops.
     Op("embedding", "first", (TOKENS,), "piecewise", "embedding_and_head", streams=_embedding),
     Op(
         "lm_head", "last", (TOKENS,), "gemm", "embedding_and_head",
@@ -332,15 +332,15 @@ ATTENTION = names(lambda op: op.family in ("prefill", "decode"))
 PREFILL, DECODE = ATTENTION
 MESSAGES = names(lambda op: op.sizes == (BYTES,))
 ALL_REDUCE, SEND_RECV = MESSAGES
-#: What of a layer is no op of its own.
+#: The rest of a layer that is no op of its own.
 (OTHERS,) = names(lambda op: op.rest)
-#: Keys and values of each head from what latent attention caches.
+#: Projects each head's keys and values from the cached vector of latent attention.
 (KV_UP,) = names(lambda op: op.shape is kv_up)
-#: The chosen experts of a mixture: both GEMMs, activation, and bringing tokens to them and back.
+#: The chosen experts of a mixture: both GEMMs, activation, and permutation of the tokens.
 MOE, ALL_TO_ALL = names(lambda op: op.layers == "sparse" and op.shape is None)
-#: What one rank of a plain dense model computes alone.
+#: The ops that one rank of a plain dense model computes alone.
 LOCAL = (*ROW_OPS, *ATTENTION)
-#: Transfers between two stages as ops of their own, and whom they reach.
+#: Transfers between two stages as separate ops, and their kind of link.
 SENDS = {f"{SEND_RECV}_{scope}": scope for scope in SCOPES}  # fmt: skip
 
 
@@ -349,7 +349,7 @@ def op_of(name: str) -> Op:
     return OPS[name.removesuffix(f"_{SENDS[name]}") if name in SENDS else name]
 
 
-#: What the accounts are called in tables.
+#: Names of the accounts in tables.
 ACCOUNTS = {
     "linear": "linear ops",
     "prefill_attention": "attention of prompts",

@@ -5,13 +5,13 @@ Inputs are columns (1-D arrays of equal length), among them the hardware's ``pea
 devices can be fitted together. The soft maximum ``(a^p + b^p)^(1/p)`` of compute and memory time,
 rather than a hard one, is what measurements show near the ridge.
 
-What an op computes and moves is said here once, for both kinds of regression: device models, and
-the curves through a bundle's points (``simulator/op_times``). How that becomes time is one formula
-for GEMMs, :func:`gemm_time_us`. For attention it is two, as there are two models. A device model
-knows heads, SMs and rates, and its constants serve all shapes: a soft maximum of compute, memory
-and the walk over the keys. A bundle holds one shape on an unknown device, in a hundred points; its
-times are a non-negative sum of terms (``regression.py``), whose few coefficients such points
-determine. Either in the place of the other would give other times.
+The FLOPs and bytes of an op are defined here once, for both kinds of regression: device models, and
+the curves through a bundle's points (``simulator/op_times``). Their conversion into time is one
+formula for GEMMs, :func:`gemm_time_us`. For attention there are two. A device model knows heads,
+SMs and rates, and its constants serve all shapes: a soft maximum of compute, memory and the walk
+over the keys. A bundle holds one shape on an unknown device, in a hundred points; its times are a
+non-negative sum of terms (``regression.py``), whose few coefficients such points determine. The two
+are not interchangeable: they give different times.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ Size = Array | float
 GEMM_TILES = ((64, 64), (128, 64), (64, 128), (128, 128), (256, 128))
 HALF = 2.0  # bytes of an fp16 or bf16 number
 KEY_BLOCK = 64.0  # keys: half a block, which a row of queries computes beyond its own
-HBM_SHARE = 0.8  # of its bandwidth that HBM gives to a long read
+HBM_SHARE = 0.8  # the share of its bandwidth that HBM reaches in a long read
 
 
 def soft_max(p: float, *times: Array) -> Array:
@@ -67,12 +67,11 @@ def gemm_time_us(
     stretch: Size = 1.0,
     us: float = 1.0,
 ) -> Array:
-    """Of ``out[m, n] = a[m, k] x b[k, n]``: overhead, and the soft maximum of compute and memory.
+    """``out[m, n] = a[m, k] x b[k, n]``: overhead, and the soft maximum of compute and memory.
 
-    The rows count as rounded up to ``tile_m``, by the share of that padding which is paid
-    (``tile_share``): real libraries choose among several tiles. ``stretch`` is what else lengthens
-    the computation. Rates are FLOPs, and numbers read and written, in a unit of time that has
-    ``us`` microseconds.
+    The rows are rounded up to ``tile_m``; the share ``tile_share`` of this padding is paid, because
+    libraries choose among several tiles. ``stretch`` is a further factor on the computation. Rates
+    are FLOPs, and numbers read and written, in a unit of time of ``us`` microseconds.
     """
     tile = constants["tile_m"]
     rows = m + constants["tile_share"] * (np.ceil(m / tile) * tile - m)
@@ -84,7 +83,7 @@ def gemm_time_us(
 def gemm_us(c: Columns, k: Constants) -> Array:
     """``m x n x k`` GEMM on a known device: :func:`gemm_time_us`, in whole waves of output tiles.
 
-    ``wave_share`` says how much of the last wave's idling is paid.
+    ``wave_share`` is the share of the last wave's idle time that is paid.
     """
     m, n, sms = c["m"], c["n"], c["num_sms"]
     blocks = np.ceil(m / k["tile_m"]) * np.ceil(n / k["tile_n"])
@@ -134,8 +133,8 @@ def attn_prefill_us(c: Columns, k: Constants) -> Array:
 def attn_context_us(c: Columns, k: Constants) -> Array:
     """Attention of one chunk after ``context`` cached tokens, given ``base_us`` without them.
 
-    Added is the time of ``chunk x context`` score pairs, a share of which suffers from SMs left
-    idle by the last wave of blocks, and ``step_us`` for reading a paged cache at all.
+    It adds the time of ``chunk x context`` score pairs, a share of which suffers from SMs left idle
+    by the last wave of blocks, and ``step_us`` for reading a paged cache at all.
     """
     work = 4e6 * c["head_dim"] * c["heads"] * c["chunk"] * c["context"]
     blocks = c["heads"] * np.ceil(c["chunk"] / k["tile_m"])

@@ -1,6 +1,6 @@
-"""The loop over the steps of a first hour: what is done stays done, whatever happens. No torch.
+"""The loop over the steps of a first hour: finished steps stay finished, after any error. No torch.
 
-Its ledger says which step ran when, and what came of it; its archive holds everything it found.
+Its ledger has the time and the outcome of each step; its archive holds all results.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ class Entry:
 
 
 class Ledger:
-    """``ledger.json`` of a folder, begun where it is missing, and written whole at each entry.
+    """``ledger.json`` of a folder, created if it is missing, and written whole at each entry.
 
     ``run`` tells hours apart. Raises ProfileError for a damaged file, and for one of a rehearsal
     where ``rehearsal`` is not, or the other way around.
@@ -239,7 +239,7 @@ _AGAIN_S = 15.0
 
 @dataclass(frozen=True)
 class Options:
-    """What ``sarathi-sim first-light`` was asked for.
+    """The options of ``sarathi-sim first-light``.
 
     ``minutes``: no step begins that could end later. ``keep_going``: no gate ends the hour.
     """
@@ -351,7 +351,7 @@ class _Hour:
         return entry
 
     def _run_process(self, name: str, task: Task) -> int | None:
-        """Its exit code; None where its time was over."""
+        """The exit code of a step; None if its time was over."""
         step = (name, str(task.folder), str(task.seconds), str(int(task.rehearsal)))
         deadline = time.monotonic() + task.seconds
         with (task.folder / "logs" / f"{name}.log").open("ab") as log:
@@ -369,7 +369,7 @@ class _Hour:
                 self._collect()
             return None
         finally:
-            with suppress(ProcessLookupError):  # also what it has left behind
+            with suppress(ProcessLookupError):  # also processes that it left behind
                 os.killpg(process.pid, signal.SIGKILL)
             process.wait()
             channel.close()

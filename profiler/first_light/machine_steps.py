@@ -103,7 +103,7 @@ def probe(task: Task) -> Found:
 
 
 def _sdpa_refusal(backend: SDPBackend, device: torch.device, dtype: torch.dtype) -> str:
-    """Why SDPA does not take this kernel for a causal prompt with GQA; empty where it does."""
+    """Why SDPA does not take this kernel for a causal prompt with GQA; empty if it does."""
     heads, kv_heads, dim = SHAPES["GQA"]
     q = torch.zeros(1, heads, 64, dim, device=device, dtype=dtype)
     k = torch.zeros(1, kv_heads, 64, dim, device=device, dtype=dtype)
@@ -146,7 +146,7 @@ def rounding(dtype: torch.dtype, terms: int) -> float:
 
 
 class _Checks:
-    """Differences of one attention from float64, by what was computed, over what is allowed."""
+    """Differences of one attention from float64, by case, over the allowed ones."""
 
     def __init__(
         self, attention: Attention, shape: tuple[int, int, int], dev: torch.device, dt: torch.dtype
@@ -165,7 +165,7 @@ class _Checks:
         return tuple(torch.empty(s, device=self._device, dtype=self.dtype).normal_() for s in sizes)
 
     def differ(self, what: str, out: Tensor, expected: Tensor, terms: int) -> None:
-        """Note the largest difference over what rounding allows; NaN counts as infinite."""
+        """Note the largest difference over the rounding error; NaN counts as infinite."""
         allowed = rounding(self.dtype, terms) * self.cache.v.abs().max().double()
         off = float(((out.double() - expected).abs().max() / allowed).item())
         self.found[what] = round(off, 4) if isfinite(off) else inf
@@ -280,7 +280,7 @@ def ceilings(task: Task) -> Found:
 
 
 def off_ceiling(found: dict[str, float], usual: dict[str, float], most: dict[str, float]) -> str:
-    """What is wrong with these rates; empty where nothing is."""
+    """The problems of these rates; empty if there are none."""
     wrong = []
     for what, rate in found.items():
         if rate < (1 - _OFF) * usual[what]:

@@ -32,7 +32,7 @@ WORKS: dict[str, Callable[[Task], Found]] = {
 
 
 def main() -> int:
-    """Do the step; 0 where it is done."""
+    """Do the step; 0 if it is done."""
     parent, step, folder, seconds, rehearsal = sys.argv[1:]
     end_with(int(parent))
     task = Task(Path(folder), float(seconds), rehearsal == "1")

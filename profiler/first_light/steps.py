@@ -72,7 +72,7 @@ class Task:
         return self.folder / "results" / f"{step}.json"
 
     def read(self, step: str) -> dict[str, Any]:
-        """What a step has written; empty where it has not."""
+        """The content that a step has written; empty if it has written nothing."""
         try:
             found: dict[str, Any] = json.loads(self.result(step).read_bytes())
         except (OSError, ValueError):
@@ -80,14 +80,14 @@ class Task:
         return found
 
     def facts(self, step: str) -> dict[str, Any]:
-        """The facts that a step has found; empty where it has not."""
+        """The facts that a step has found; empty if it found none."""
         found: dict[str, Any] = self.read(step).get("facts", {})
         return found
 
 
 @dataclass(frozen=True)
 class Found:
-    """What a step found: a few words for the summary, and all of it."""
+    """The outcome of a step: a few words for the summary, and all results."""
 
     headline: str
     facts: dict[str, Any] = field(default_factory=dict)

@@ -55,7 +55,7 @@ def half_octaves(rows: pd.DataFrame) -> pd.DataFrame:
 
 
 def listed(names: Iterable[object]) -> str:
-    """``a, b, c``; ``none`` where there is nothing."""
+    """``a, b, c``; ``none`` for an empty list."""
     return ", ".join(str(name) for name in names) or "none"
 
 
@@ -131,7 +131,7 @@ def wanted_ops(tp: int) -> list[str]:
 def _modelled(
     source: Publication, device: DeviceSpec, model: ModelSpec, tp: int, missing: list[str]
 ) -> dict[str, str]:
-    """The marks of ops that the device's calibrated model has; raises where it lacks them."""
+    """The marks of ops that the device's calibrated model has; raises if it lacks one."""
     try:
         has = DeviceTimes(device.name, model, tp).provenance()
     except (SpecError, ValueError) as error:

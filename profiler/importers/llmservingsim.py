@@ -50,7 +50,7 @@ _SIZES = {
 
 
 def device_of(folder: Path) -> str:
-    """The shipped device that the profile was measured on. Raises BundleError where none is."""
+    """The shipped device that the profile was measured on. Raises BundleError if none ships."""
     hardware = str(perf_meta(folder).get("hardware"))
     for name in list_devices():
         if _plain(name) == _plain(hardware):

@@ -1,4 +1,4 @@
-"""GEMM shapes and head counts that a source has not measured, from those that it has.
+"""GEMM shapes and head counts that a source has not measured, from its measured ones.
 
 Attention is scaled to another head count, and extended to cached context, by the calibrated device
 model. Of GEMMs not the time is interpolated over (n, k), but the ratio of measured to expected
@@ -27,7 +27,7 @@ from sarathi_sim.profiler.storage.strict import SpecError
 
 #: (tokens, shape) -> microseconds.
 Expectation = Callable[[Array, GemmShape], Array]
-#: Neighbours further apart than this factor say too little about what lies between.
+#: Between neighbours further apart than this factor nothing is interpolated.
 _WIDEST = 16.0
 #: Beyond the outermost measured shape the ratio is kept, up to this factor.
 _BEYOND = 2.0

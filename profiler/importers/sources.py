@@ -18,13 +18,13 @@ from sarathi_sim.profiler.storage.strict import did_you_mean
 Importer = Callable[[Path, ModelSpec, int, DeviceSpec], Bundle]
 """Makes the bundle of a model at a TP degree on a device from a source's folder.
 
-Raises BundleError for what cannot be had from it.
+Raises BundleError for requests that the source cannot meet.
 """
 
 
 @dataclass(frozen=True)
 class Publisher:
-    """Its reader, the device that a folder is of where none is named, and the files that it has."""
+    """A source: its reader, the default device of a folder, and its files."""
 
     read: Importer
     usual_device: Callable[[Path], str]

@@ -75,7 +75,7 @@ def _is(model: ModelSpec, row: pd.Series[int]) -> bool:
 
 
 def _layer(raw: pd.DataFrame, name: str, tp: int) -> dict[str, Part]:
-    """The parts of the model's own file at ``tp``; none where it lacks that degree."""
+    """The parts of the model's own file at ``tp``; none if it lacks this degree."""
     if raw.empty:
         return {}
     tokens = raw["num_tokens"]

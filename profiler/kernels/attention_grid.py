@@ -1,10 +1,10 @@
 """Attention times by head counts: prefill over the chunk, decode over batch and context.
 
-Prompts follow a law of their blocks (:mod:`sarathi_sim.profiler.physics.prompt_law`), decodes one
-of what they read (:mod:`sarathi_sim.profiler.physics.decode_law`). Decodes of other head counts are
-interpolated in the logarithm of the query heads. For KV heads that were not measured, a decode of
-``b`` sequences with twice the KV heads counts as one of ``2 b`` sequences. A chunk after cached
-tokens takes as long as a prompt with its query-key pairs, or by the table of where it was measured.
+Prompts follow a law of their blocks (:mod:`sarathi_sim.profiler.physics.prompt_law`), decodes a law
+of the KV tokens read (:mod:`sarathi_sim.profiler.physics.decode_law`). Decodes of other head counts
+are interpolated in the logarithm of the query heads. For unmeasured KV heads, a decode of ``b``
+sequences with twice the KV heads counts as a decode of ``2 b`` sequences. A chunk after cached
+tokens takes as long as a prompt with its query-key pairs, or its measured time.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ from sarathi_sim.profiler.kernels.stack_file import StoredSurface
 from sarathi_sim.profiler.physics.decode_law import DecodeLaw
 from sarathi_sim.profiler.physics.prompt_law import NEAR_CALLS, PromptLaw, call_rows
 
-#: Of its bandwidth what HBM gives at most: tables exceed it where their loop finds the cache in L2
-#: (TensorRT-LLM on A100 by 65 %), which a server's weights evict.
+#: Largest reachable share of HBM's bandwidth: tables exceed it if their loop finds the KV cache in
+#: L2 (TensorRT-LLM on A100 by 65 %), from which a server's weights evict it.
 _MOST_OF_HBM = 0.9
 
 
 def fastest_us(num_bytes: Array, bandwidth: float) -> Array:
-    """What reading so much from a memory of ``bandwidth`` takes at least."""
+    """The least time to read ``num_bytes`` from a memory of ``bandwidth``."""
     return np.asarray(1e6 * num_bytes / (_MOST_OF_HBM * bandwidth))
 
 
@@ -36,7 +36,7 @@ def fastest_us(num_bytes: Array, bandwidth: float) -> Array:
 class HeadGrid(StoredSurface):
     """``log_us[i]`` are the times of ``heads[i]`` = (query heads, KV heads), one axis a size.
 
-    ``by_group``: a decode of other KV heads with as many query heads each stands in first.
+    ``by_group``: for unmeasured KV heads, decodes with as many query heads per KV head come first.
     """
 
     heads: npt.NDArray[np.int64]
@@ -50,9 +50,9 @@ class HeadGrid(StoredSurface):
         return bool((self.heads == (heads, kv_heads)).all(axis=1).any())
 
     def around(self, heads: float, kv_heads: int) -> list[tuple[int, float]]:
-        """(row, weight) of the query heads below and above, by the ratio; one beyond the measured.
+        """(row, weight) of the query heads below and above, by ratio; a single row at the ends.
 
-        Only rows with these very KV heads count.
+        Only rows with exactly these KV heads count.
         """
         mine = np.flatnonzero(self.heads[:, 1] == kv_heads)
         rows = mine[np.argsort(self.heads[mine, 0])].tolist()
@@ -76,10 +76,10 @@ class HeadGrid(StoredSurface):
         return bool(have.min() <= wanted <= have.max())
 
     def nearest_kv(self, heads: int, kv_heads: int) -> int:
-        """The measured number of KV heads that is nearest by ratio; ``by_group`` of the same group
-        where there is one.
+        """The measured number of KV heads that is nearest by ratio; with ``by_group`` of the same
+        group, if there is one.
 
-        A power of two counts as an octave nearer: it leads from measured batches to measured ones.
+        A power of two counts as an octave nearer: it maps measured batches to measured batches.
         """
         alike = self.heads[:, 0] * kv_heads == self.heads[:, 1] * heads
         have = np.unique(self.heads[alike if self.by_group and alike.any() else slice(None), 1])
@@ -87,7 +87,7 @@ class HeadGrid(StoredSurface):
         return int(have[np.argmin(octaves + (octaves % 1 > 0))])
 
     def only(self, rows: npt.NDArray[np.bool_]) -> HeadGrid:
-        """These pairs of head counts."""
+        """The grid with these pairs of head counts alone."""
         return HeadGrid(self.heads[rows], self.sizes, self.log_us[rows], self.by_group)
 
     def of_kind(self, multi_head: bool) -> HeadGrid:
@@ -143,8 +143,8 @@ def decode_us(
     kv_heads: int,
     window: float = np.inf,
 ) -> Array:
-    """One new token for each of ``batch`` sequences that hold ``context`` tokens each, of which
-    ``window`` are read."""
+    """One new token for each of ``batch`` sequences of ``context`` tokens, which read the last
+    ``window`` of them."""
     law, rows = _law(grid, window), grid.of_kind(heads == kv_heads)
     near = rows.nearest_kv(heads, kv_heads)
     parts = rows.around(heads / kv_heads * near, near)
@@ -157,7 +157,7 @@ def decode_us(
 
 @lru_cache(maxsize=256)
 def _law(grid: HeadGrid, window: float) -> DecodeLaw:
-    """Of what did not fit the memory of a measurement, no less than any smaller decode takes."""
+    """The law of a table; sizes beyond a measurement's memory take no less than smaller decodes."""
     log_us = np.maximum.accumulate(np.maximum.accumulate(grid.log_us, axis=1), axis=2)
     return DecodeLaw(grid.heads, grid.sizes, log_us, window)
 
@@ -178,10 +178,10 @@ def fit_prefill(rows: pd.DataFrame) -> HeadGrid:
 
 
 def fit_added(rows: pd.DataFrame) -> HeadGrid:
-    """What a prompt adds to a batch: its share of 2, 4, ... equal ones in one call.
+    """The time that a prompt adds to a batch: its share of a call of 2, 4, ... equal prompts.
 
-    From rows (batch, chunk, heads, kv_heads, time_us) of one head dimension. A batch that is not
-    in them lies on the line between its neighbours; beyond the largest one shares stay.
+    From rows (batch, chunk, heads, kv_heads, time_us) of one head dimension. Batches between are
+    interpolated linearly; beyond the largest the shares stay.
     """
     table = rows.pivot_table(
         index=["heads", "kv_heads", "chunk"], columns="batch", values="time_us"
@@ -195,7 +195,7 @@ def fit_added(rows: pd.DataFrame) -> HeadGrid:
 
 
 def _shares(batches: Array, times: Array) -> Array:
-    """Of calls with as many equal prompts, what each takes; NaN where a time is not known."""
+    """The share of each prompt in calls of equal prompts; NaN where a time is not known."""
     known = ~np.isnan(times)
     most = batches[known][-1]
     inside = np.interp(batches, batches[known], times[known]) / batches
@@ -205,8 +205,8 @@ def _shares(batches: Array, times: Array) -> Array:
 def fit_decode(rows: pd.DataFrame, by_group: bool = False, window: float = np.inf) -> HeadGrid:
     """From rows (batch, context, heads, kv_heads, time_us) of one head dimension.
 
-    A larger batch or context takes no less time: a running minimum from the largest on. What did
-    not fit the memory takes as much longer as the law of decodes within ``window`` says.
+    A larger batch or context takes no less time: a running minimum from the largest on. Sizes that
+    did not fit the memory are extrapolated by the law of decodes within ``window``.
     """
     table = rows.pivot_table(
         index=["heads", "kv_heads"], columns=["batch", "context"], values="time_us"
@@ -221,7 +221,7 @@ def fit_decode(rows: pd.DataFrame, by_group: bool = False, window: float = np.in
     times = np.where(np.isnan(known), np.nan, most)
     law = DecodeLaw(_heads(table), (batches, contexts), np.log(times), window).expected
     along = [(np.moveaxis(times, axis, 0), np.moveaxis(law, axis, 0)) for axis in (1, 2)]
-    for rows_of, expected in along:  # what did not fit the memory
+    for rows_of, expected in along:  # sizes that did not fit the memory
         for at in range(1, len(rows_of)):
             missing = np.isnan(rows_of[at])
             grown = rows_of[at - 1] * expected[at] / expected[at - 1]
@@ -235,9 +235,9 @@ def fit_decode(rows: pd.DataFrame, by_group: bool = False, window: float = np.in
 
 
 def most_decode(times: Array) -> Array:
-    """What a decode takes at most: as long as any measured one of no fewer sequences and no shorter
-    contexts (infinite without one). ``times`` are by heads, batch and context, NaN where unknown.
-    """
+    """The upper bound of each decode: the least time of measured decodes with no fewer sequences
+    and no shorter contexts (infinite without any). ``times`` are by heads, batch and context, NaN
+    where unknown."""
     return rising(np.where(np.isnan(times), np.inf, times), 1, 2)
 
 
@@ -245,14 +245,14 @@ def _heads(table: pd.DataFrame) -> npt.NDArray[np.int64]:
     return np.array(table.index.to_list(), dtype=np.int64)
 
 
-#: Queries of a block: FlashAttention 2's on GPUs with little shared memory, which were measured.
+#: Queries of a block in FlashAttention 2 on GPUs with little shared memory, as measured.
 _BLOCK = 64
 
 
 def alike(chunk: Array, context: Array) -> Array:
     """Tokens of the prompt with the query-key pairs of a chunk after ``context`` cached tokens.
 
-    A row of queries attends to what is before it and on average half a block of keys more.
+    A row of queries attends to the tokens before it and, on average, half a block of keys more.
     """
     pairs = attended(chunk, context, 0.5, KEY_BLOCK)[1]
     return np.asarray(np.sqrt(KEY_BLOCK**2 + 2 * pairs) - KEY_BLOCK)
@@ -263,8 +263,7 @@ def expected_us(
 ) -> Array:
     """The chunk alone, and its pairs with the cached tokens at the rate of the longest prompt.
 
-    A chunk that leaves some of the ``units`` without a block of queries takes as long as one that
-    has a block for each.
+    A chunk with fewer blocks of queries than ``units`` takes as long as one with a block for each.
     """
     longest = prompt.sizes[0][-1:]
     alone = prefill_us(prompt, np.append(longest, chunk), heads, kv_heads)
@@ -286,7 +285,7 @@ def fit_prefix(rows: pd.DataFrame, prompt: HeadGrid, units: int) -> HeadGrid:
         parts.append(part.assign(log=np.log(part["time_us"] / expected)))
     table = pd.concat(parts).pivot_table(index="chunk", columns="context", values="log")
     chunks, contexts = (axis.to_numpy(np.float64) for axis in (table.index, table.columns))
-    # What is missing: as at the next smaller context.
+    # Missing ratios are those of the next smaller context.
     logs = table.ffill(axis=1).bfill(axis=1).to_numpy(np.float64)
     return HeadGrid(np.array([[0, 0]]), (chunks, contexts), logs[None])
 
@@ -300,8 +299,8 @@ def prefix_us(
     kv_heads: int,
     units: int,
 ) -> Array:
-    """Chunks after a prefix: linear in the cached tokens, and over what is expected linear in the
-    logarithm of the chunk; beyond the measured as far off as at the edge."""
+    """Chunks after a prefix: the expected time times a ratio that is linear in the cached tokens
+    and in the logarithm of the chunk; beyond the measured range the ratio at its edge."""
 
     def expected(chunk: Array, context: Array) -> Array:
         return expected_us(prompt, chunk, context, heads, kv_heads, units)

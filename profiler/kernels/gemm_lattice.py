@@ -17,28 +17,28 @@ import pandas as pd
 from sarathi_sim.profiler.facts.roofline import HBM_SHARE, Array
 from sarathi_sim.profiler.kernels.stack_file import StoredSurface
 
-#: Smaller sides than any shard of a model has; what is smaller counts as this.
+#: Smaller sides of a GEMM count as this; no shard of a model has any.
 LEAST_SIDE = 256
-#: Of a knot left out: the 95th percentile of its error over all shapes may be this much.
+#: Largest 95th percentile, over all shapes, of the error at a size that is no knot.
 _KNOT_P95 = 0.06
 
 
-#: Of what its bytes and FLOPs take at the data sheet's rates a kernel takes at least this much:
+#: A kernel takes at least this part of the time of its bytes and FLOPs at the data sheet's rates:
 #: clocks are above the sheet's, and some activations are still in L2.
 LEAST = 0.9
-#: Beyond so many times L2 a loop finds none of its weights there; GEMMs of up to so many tokens
-#: wait for them.
+#: With weights of more than so many times L2 a loop finds none in L2; GEMMs of up to so many tokens
+#: are bound by reading them.
 _BEYOND, _WAITING = 2.0, 256
-#: Of these the fastest are the quantile of all that says how fast weights may come.
+#: The quantile of these GEMMs that gives the fastest reading of weights.
 _FASTEST = 0.01
 
 
 def from_memory(time_us: Array, read_us: Array, cache_us: float, fastest: float = LEAST) -> Array:
-    """Times by shape and, last, tokens: those that only weights in L2 make possible are faults.
+    """Times by shape and, last, tokens, without times that only weights in L2 make possible.
 
-    Reading the weights from memory takes ``read_us`` at the data sheet's bandwidth, and reading as
-    much as L2 holds ``cache_us``. What is faster than ``fastest`` of it takes instead as many times
-    as much as the median of the shapes that no L2 can hold does, with as many tokens.
+    Reading the weights from memory takes ``read_us`` at the data sheet's bandwidth; reading all of
+    L2 takes ``cache_us``. A time below ``fastest`` times ``read_us`` is replaced by ``read_us``
+    times the median ratio of the shapes too large for L2, at the same number of tokens.
     """
     share, beyond = time_us / read_us, read_us > _BEYOND * cache_us
     shares = np.where(beyond, share, np.nan).reshape(-1, share.shape[-1])
@@ -107,8 +107,8 @@ class GemmCube:
         return GemmCube(self.n[i], self.k[j], self.m[at], self.time_us[np.ix_(i, j, at)])
 
     def from_memory(self, weight_us: float, cache_us: float) -> GemmCube:
-        """Without weights found in L2 (:func:`from_memory`): none come faster than those of the
-        shapes that it cannot hold. Reading one takes ``weight_us``."""
+        """The cube without weights found in L2 (:func:`from_memory`): no weights are read faster
+        than those of shapes too large for L2. Reading a weight takes ``weight_us``."""
         read = weight_us * self.n[:, None, None] * self.k[None, :, None] + 0 * self.time_us
         share = (self.time_us / read)[..., self.m <= _WAITING]
         beyond = share[(read > _BEYOND * cache_us)[..., self.m <= _WAITING] & ~np.isnan(share)]
@@ -117,10 +117,10 @@ class GemmCube:
         return GemmCube(self.n, self.k, self.m, times)
 
     def cleaned(self) -> GemmCube:
-        """No GEMM takes longer than one that contains it (m, n and k no smaller).
+        """The cube in which no GEMM takes longer than a larger one (m, n and k no smaller).
 
-        A running minimum from the largest sizes on, over each size in turn: one of the bad samples
-        of the tables, or a kernel that a server avoids by padding.
+        A running minimum from the largest sizes on, over each size in turn: a longer time is a bad
+        sample of the tables, or a kernel that a server avoids by padding.
         """
         unknown = np.isnan(self.time_us)
         times = rising(np.where(unknown, np.inf, self.time_us), 0, 1, 2)
@@ -145,7 +145,7 @@ def fit_lattice(cube: GemmCube, knots: npt.ArrayLike | None = None) -> GemmLatti
 
 
 def _filled(cube: GemmCube) -> Array:
-    """Missing times: along m in proportion to m, and by the next smaller n or k to n k."""
+    """The times, with missing ones in proportion to m, or to n k from the next smaller n or k."""
     times = cube.time_us.copy()
     for i, j in np.argwhere(np.isnan(times).any(axis=2)):
         known = ~np.isnan(times[i, j])
@@ -164,7 +164,7 @@ def _filled(cube: GemmCube) -> Array:
 
 
 def choose_knots(off: Callable[[list[int]], Array], count: int) -> npt.NDArray[np.intp]:
-    """Indices of the sizes to keep, so that the others are close to the lines between them.
+    """Indices of the sizes to keep as knots, so that lines between them fit the other sizes.
 
     ``off(kept)`` are the logarithmic errors with these indices kept, the ``count`` sizes last. The
     size with the largest error is added until no error is above 6 % (95th percentile over all

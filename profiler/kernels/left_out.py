@@ -57,10 +57,10 @@ def record(
     kinds: dict[str, Iterator[Errors]],
     timed: Array | None = None,
 ) -> KernelFit:
-    """The record of a fit: its rows, what cleaning did to their times, and its errors.
+    """The record of a fit: its rows, the effect of cleaning on their times, and its errors.
 
-    ``kinds`` are the errors by what was left out; ``timed`` are the times before those below what
-    memory allows were raised (None: none were).
+    ``kinds`` are the errors by kind of hold-out; ``timed`` are the times before those below the
+    memory's bound were raised (None: none were).
     """
     known = ~np.isnan(time)
     lowered = np.log(time[known] / clean[known])
@@ -77,7 +77,7 @@ def record(
 
 
 def summary(parts: Iterable[Errors]) -> LeftOut | None:
-    """All errors of one kind of hold-out together; None where there are none."""
+    """All errors of one kind of hold-out together; None without any."""
     found = list(parts)
     if not found:
         return None
@@ -102,13 +102,13 @@ def summary(parts: Iterable[Errors]) -> LeftOut | None:
 
 
 def _covering(errors: Array) -> float:
-    """What covers 90 % of further errors like these n: the one at 0.9 (n + 1) in their order, or
-    the largest of fewer than nine."""
+    """The half-width that covers 90 % of further errors: of n errors in order, the one at
+    0.9 (n + 1), or the largest of fewer than nine."""
     return float(np.quantile(errors, _COVER, method="weibull"))
 
 
 def _errors(predicted: Array, measured: Array, clean: Array | None = None) -> Errors:
-    """Against the ``clean`` rows (None: they are the measured ones), and the measured ones."""
+    """Errors against the ``clean`` rows (None: the measured ones), and the measured rows."""
     off = np.log(predicted / measured)
     return off if clean is None else np.log(predicted / clean), off
 
@@ -134,7 +134,7 @@ def gemm_token_counts(
 
 
 def gemm_pairs(clean: GemmCube, raw: GemmCube) -> Iterator[Errors]:
-    """Every inner token count in turn with its neighbour one token on, from what is around."""
+    """Every inner token count in turn, with its neighbour one token on, from the counts around."""
     group = np.cumsum(np.concatenate([[1], np.diff(clean.m) > 1]))
     for number in np.unique(group)[1:-1]:
         out = np.flatnonzero(group == number)
@@ -161,7 +161,7 @@ def gemm_beyond(clean: GemmCube, raw: GemmCube) -> Iterator[Errors]:
 
 
 def gemm_each_shape(rows: pd.DataFrame) -> Iterator[Errors]:
-    """Every (n, k) in turn, of a table with few: from all others."""
+    """Every (n, k) in turn, from all others, for a table with few."""
     for n, k in rows[["n", "k"]].drop_duplicates().to_numpy().tolist():
         out = rows[(rows["n"] == n) & (rows["k"] == k)]
         lattice = fit_lattice(gemm_cube(rows.drop(out.index)).cleaned())
@@ -170,7 +170,7 @@ def gemm_each_shape(rows: pd.DataFrame) -> Iterator[Errors]:
 
 
 def _without(clean: GemmCube, raw: GemmCube, axis: int, kept: Rows, out: Rows) -> Errors:
-    """``out`` of one axis, from those ``kept``: neither fitted nor cleaned with."""
+    """The errors at ``out`` of one axis, fitted and cleaned with the ``kept`` indices alone."""
     every = [np.arange(size) for size in clean.time_us.shape]
     fitted, scored = ([*every[:axis], rows, *every[axis + 1 :]] for rows in (kept, out))
     lattice = fit_lattice(raw.some(*fitted).cleaned())
@@ -258,7 +258,7 @@ def _each_pair(
 
 
 def _decodes(grid: HeadGrid, whole: HeadGrid, out: pd.DataFrame, window: float) -> Iterator[Errors]:
-    """The cleaned times are those of the ``whole`` table."""
+    """Errors of decodes; the cleaned times are those of the ``whole`` table."""
     predicted, clean = (
         lambda batch, context, h, kv, of=of: decode_us(of, batch, context, h, kv, window)
         for of in (grid, whole)
@@ -294,13 +294,13 @@ def moe_tokens(raw: MoeTable, rates: Rates, knots: Rows, scored: Rows) -> Iterat
         ratio = clean.log_ratio(rates)
         off = (between_knots(ratio, clean.tokens, knots) - ratio)[scored][:, rest]
         lowered = np.log(clean.time_us / raw.time_us)[scored][:, rest]
-        yield off.T, (off + lowered).T  # every second one: of other shapes
+        yield off.T, (off + lowered).T  # every second shape is scored
 
 
 def moe_shapes(raw: MoeTable, rates: Rates, inside: bool) -> Iterator[Errors]:
-    """Each model's shapes in turn, from those of the others.
+    """Each model's shapes in turn, from the other models' shapes.
 
-    ``inside``: models of whose number of chosen experts there is another; else the others.
+    ``inside``: models that share their number of chosen experts with another; else the others.
     """
     clean = raw.cleaned()
     surface = fit_moe(clean, rates)

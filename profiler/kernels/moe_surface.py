@@ -1,14 +1,14 @@
 """Times of a mixture's experts: measured over expected, interpolated over shapes and tokens.
 
-Expected is a roofline, one formula for every device. The logarithm of measured / expected is linear
-in the logarithm of the tokens. A measured shape keeps its own curve. Any other takes the trend of
-the table, and a weighted mean of what the measured shapes are off it (kriging with an exponential
-covariance: a near shape's own, far ones' median).
+The expected time is a roofline, one formula for every device. The logarithm of measured / expected
+is linear in the logarithm of the tokens. A measured shape keeps its own curve. Any other shape
+takes the trend of the table, and a weighted mean of the measured shapes' residuals (kriging with an
+exponential covariance: a near shape's residual, the median of far ones).
 
-The trend is a sum of what takes time on the busiest rank, each part with a factor fitted to the
-table (non-negative least squares of the relative errors): a launch; weights read from HBM and from
-L2; FLOPs of whole tiles of rows; rows in and out; a part for every expert. Some kernels also carry
-the rows of all ranks, or compute them, which are parts of their own.
+The trend is a sum of parts of the busiest rank's time, each with a factor fitted to the table
+(non-negative least squares of the relative errors): a launch; weights read from HBM and from L2;
+FLOPs of whole tiles of rows; rows in and out; a part for every expert. Some kernels also carry the
+rows of all ranks, or compute them, which are parts of their own.
 """
 
 from __future__ import annotations
@@ -28,25 +28,25 @@ from sarathi_sim.profiler.kernels.gemm_lattice import LEAST, choose_knots, from_
 from sarathi_sim.profiler.kernels.stack_file import StoredSurface
 from sarathi_sim.profiler.public.kernel_tables import SYSTEMS
 
-#: The columns of a shape: a model's sizes, and how its experts are divided among ranks.
+#: The columns of a shape: a model's sizes, and the sharding of its experts over ranks.
 SHAPE = ("hidden", "inter", "top_k", "experts", "tp", "ep")
-#: Of the expected time: a launch of both GEMMs and the routing, and the share of the peak FLOP/s.
+#: In the expected time: the launch of both GEMMs and the routing, and the share of peak FLOP/s.
 _LAUNCH_US, _FLOP_SHARE = 20.0, 0.6
 TILE = 128
 """Rows of a tile of DeepGEMM's grouped GEMM."""
-#: Factors of the trend's parts, to which a table's lean that it does not determine (few models, or
-#: ranks of one kind); how much that counts beside the mean of the squared errors.
+#: Prior factors of the trend's parts, for parts that a table does not determine (few models, or
+#: ranks of one kind); the prior's weight beside the mean of the squared errors.
 _USUAL = (20.0, 1.25, 0.5, 1.7, 0.1, 4.0, 4.0, 2.0, 1.0, 1.0, 0.05)
 _LEAN = 1e-4
-#: Weights up to the first share of L2 are found there, from the second on none is.
+#: Weights up to the first share of L2 are all found in it, from the second share on none.
 _FITS, _OUTGROWS = 0.8, 1.2
 
 
 @dataclass(frozen=True)
 class Rates:
-    """What bounds the experts: FLOP/s and bytes/s at peak, bytes of a weight; L2, bytes.
+    """The rates that bound the experts: peak FLOP/s and bytes/s, bytes of a weight, bytes of L2.
 
-    ``exponent`` is that of the power law by which tokens spread, 0 for evenly.
+    ``exponent`` is the exponent of the power law of tokens over experts, 0 for evenly.
     """
 
     flops: float
@@ -57,7 +57,7 @@ class Rates:
 
 
 def rates_of(device: str, dtype: MoeDtype, distribution: str) -> Rates:
-    """Those of a shipped device for experts in ``dtype``."""
+    """The rates of a shipped device for experts in ``dtype``."""
     spec = load_device(device)
     return Rates(
         spec.peak_flops * MOE_SPEEDUP[dtype], spec.memory_bandwidth, MOE_BYTES[dtype],
@@ -66,7 +66,7 @@ def rates_of(device: str, dtype: MoeDtype, distribution: str) -> Rates:
 
 
 def moved_bytes(shapes: Array, tokens: Array, weight_bytes: float) -> Array:
-    """Weights of the experts that some token chose, and rows in and out of them and the layer.
+    """Bytes of the weights of chosen experts, and of rows in and out of them and the layer.
 
     One row a shape (:data:`SHAPE`), one column a number of tokens.
     """
@@ -88,7 +88,7 @@ def read_us(shapes: npt.NDArray[np.int64], tokens: Array, rates: Rates) -> Array
 
 
 def expected_us(shapes: Array, tokens: Array, rates: Rates) -> Array:
-    """One row a shape (:data:`SHAPE`), one column a number of tokens."""
+    """The expected time: one row a shape (:data:`SHAPE`), one column a number of tokens."""
     hidden, inter, top_k, _, tp, ep = shapes.T[:, :, None]
     moved = moved_bytes(shapes, tokens, rates.weight_bytes)
     memory = 1e6 * moved / (HBM_SHARE * rates.bandwidth)
@@ -137,7 +137,7 @@ def parts_us(shapes: npt.NDArray[np.int64], tokens: Array, rates: Rates) -> Arra
 
 
 def factors(parts: Array, time_us: Array) -> Array:
-    """Of each part, so that their sum is near the times, relatively."""
+    """The factor of each part, by least squares of the relative errors of their sum."""
     from scipy.optimize import nnls
 
     usual = np.array(_USUAL)
@@ -151,12 +151,12 @@ def factors(parts: Array, time_us: Array) -> Array:
 
 #: Tokens at which reading the chosen experts' weights is counted.
 _COUNTS = np.unique(np.round(np.exp2(np.arange(0.0, 14.6, 0.5))))
-#: Octaves over which two shapes become unlike; the results hardly depend on it (3 to 16).
+#: Correlation length of two shapes in octaves; the results hardly depend on it (3 to 16).
 _OCTAVES = 12.0
-#: Variance of a point's own noise over that between shapes; what it grows by where the other
-#: models' shapes say something else, as far as half of the shapes are off.
+#: Variance of a point's own noise over the variance between shapes; its growth for a shape that the
+#: other models' shapes contradict by as much as the median error.
 _NOISE, _DOUBT = 1e-3, 0.03
-#: The least of what half of the shapes are off (natural logarithm).
+#: Lower bound of the median error of the shapes (natural logarithm).
 _LEAST_OFF = 0.02
 
 
@@ -182,7 +182,7 @@ class MoeSurface(StoredSurface):
         return np.asarray(np.maximum(ratio * expected.reshape(wanted.shape), least))
 
     def unmeasured(self, shapes: npt.NDArray[np.int64], rates: Rates) -> Array:
-        """The logarithms of the ratio at the knots, for each of ``shapes``, from the others.
+        """The logarithms of the ratio at the knots, for each of ``shapes``, from the measured ones.
 
         More tokens take no less time, as in a cleaned table.
         """
@@ -191,12 +191,12 @@ class MoeSurface(StoredSurface):
         parts = parts_us(every, self.tokens, rates)
         log_us = self.log_ratio + expected[:own]
         trend = np.log(np.maximum(parts @ factors(parts[:own], np.exp(log_us)), 1.0))
-        # Kernels change with the tokens, and with the rows that an expert is given: half of each.
+        # Kernels change with the tokens, and with the rows of an expert: half of each.
         place = np.log2(self.tokens) + 0.5 * np.log2(every[:, [2]] / every[:, [3]])
         grid = np.arange(np.floor(place.min()), np.ceil(place.max()) + 0.5, 0.5)
         off = _through(grid[None], place[:own], log_us - trend[:own])
         features = _features(every)
-        near = _alike(features[own:], features[:own])
+        near = _covariance(features[own:], features[:own])
         middle = np.asarray(np.median(off, axis=0), np.float64)
         kriged = middle + near @ self._pull(off - middle)
         log_us = trend[own:] + _through(place[own:], grid[None], kriged)
@@ -204,10 +204,10 @@ class MoeSurface(StoredSurface):
         return np.maximum(rising(log_us, 1), least) - expected[own:]
 
     def _pull(self, off: Array) -> Array:
-        """What every shape's curve weighs (kriging). Those that the other models contradict weigh
-        less: a kernel that its library chose badly says little about another shape."""
+        """The kriging weights of the shapes' curves. Shapes that other models contradict weigh
+        less: a badly chosen kernel says little about another shape."""
         models = [mine for mine, _ in groups(self.shapes)]
-        alike = _alike(*[_features(self.shapes)] * 2)
+        alike = _covariance(*[_features(self.shapes)] * 2)
         noise = np.full(len(off), _NOISE)
         for _ in range(2):
             inverse = np.linalg.inv(alike + np.diag(noise))
@@ -219,8 +219,8 @@ class MoeSurface(StoredSurface):
         return np.asarray(np.linalg.solve(alike + np.diag(noise), off), np.float64)
 
     def from_what(self, shape: tuple[int, ...]) -> str:
-        """What the times of a shape come from, as the errors of a fit call it: ``between`` its own
-        token counts, other ``shapes``, or ``beyond`` them: none chooses as many experts."""
+        """The kind of hold-out that judges a shape: ``between`` its own token counts, from other
+        ``shapes``, or ``beyond`` them (no shape chooses as many experts)."""
         if (self.shapes == shape).all(axis=1).any():
             return "between"
         return "shapes" if shape[SHAPE.index("top_k")] in self.shapes[:, 2] else "beyond"
@@ -231,13 +231,13 @@ class MoeSurface(StoredSurface):
 
 
 def _features(shapes: npt.NDArray[np.int64]) -> Array:
-    """What a rank's kernel sees, in units of the range over which it changes."""
+    """The features of a rank's kernel, in units of the range over which it changes."""
     hidden, inter, top_k, experts, tp, ep = shapes.T.astype(np.float64)
     seen = np.stack([hidden, inter / tp, experts / ep, top_k / experts, top_k, ep], axis=-1)
     return np.asarray(np.log2(seen) / _OCTAVES)
 
 
-def _alike(some: Array, others: Array) -> Array:
+def _covariance(some: Array, others: Array) -> Array:
     """The covariance of the curves of two shapes, 1 for the same."""
     far = np.sqrt(((some[:, None] - others[None]) ** 2).sum(axis=-1))
     found: Array = np.exp(-far)
@@ -260,13 +260,13 @@ class MoeTable:
     time_us: Array
 
     def from_memory(self, rates: Rates) -> MoeTable:
-        """Without weights found in L2, and other times below what memory allows
+        """The table without weights found in L2, and other times below the memory's bound
         (:func:`~sarathi_sim.profiler.kernels.gemm_lattice.from_memory`)."""
         read, cache = read_us(self.shapes, self.tokens, rates), 1e6 * rates.cache / rates.bandwidth
         return MoeTable(self.shapes, self.tokens, from_memory(self.time_us, read, cache))
 
     def cleaned(self) -> MoeTable:
-        """More tokens take no less time."""
+        """The table in which more tokens take no less time."""
         return MoeTable(self.shapes, self.tokens, rising(self.time_us, 1))
 
     def some(self, rows: npt.NDArray[np.bool_]) -> MoeTable:

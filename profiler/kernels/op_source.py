@@ -1,4 +1,4 @@
-"""Where the op times of a model's shard on a device come from. One answer for all who ask."""
+"""The source of the op times of a model's shard on a device, the same for every command."""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ def op_source(
     kernels: Kernels | None = None,
     profiles: Path | None = None,
 ) -> Path | ShardTimes:
-    """The folder of the bundle, or what times the ops without one.
+    """The folder of the bundle, or the source of op times without one.
 
-    With ``kernels`` these are a stack's. Without, a bundle under ``profiles`` (None: the shipped
-    ones) goes before the calibrated device, which is not asked if ``profiles`` are the user's own.
-    Raises UserError for what was not measured, ValueError for a tp that does not fit the model.
-    """
+    With ``kernels`` it is a stack's tables. Without, a bundle under ``profiles`` (None: the shipped
+    ones) has precedence over the calibrated device, which is not used if ``profiles`` are the
+    user's own. Raises UserError for unmeasured kernels, ValueError for a tp that does not fit the
+    model."""
     if kernels is not None and device.name not in list_devices():
         raise SpecError(
             f"no kernels of stack {kernels.stack} were fitted on {device.name}, a device of yours; "

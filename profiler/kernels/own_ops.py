@@ -1,7 +1,7 @@
 """Ops with a behaviour of their own, neither a GEMM nor elementwise kernels: :data:`OWN_OPS`.
 
-They are a mixture's experts on one rank, and sending tokens to them and back. Another op is another
-entry: what times it, and what fits its tables.
+They are a mixture's experts on one rank, and the exchange of tokens with other ranks' experts. A
+further op is a further entry: the class that times it, and the function that fits its tables.
 """
 
 from __future__ import annotations
@@ -56,8 +56,8 @@ from sarathi_sim.profiler.public import kernel_tables as tables
 
 ExpertTables = Mapping[str, tuple[pd.DataFrame, str, Rates]]
 
-#: Half-widths, percent, of what has no errors on rows left out: experts of which no model's like
-#: was measured in this format, and an all-to-all, whose tokens here spread evenly. Assumed.
+#: Half-widths in percent of times without held-out errors: experts unlike those of every measured
+#: model in this format, and an all-to-all, whose tokens here spread evenly. Assumed.
 _UNLIKE_PCT, _EVEN_PCT = 50.0, 25.0
 #: Where a stack's table holds DeepGEMM, and the other stacks' hold TensorRT-LLM's own kernels
 #: (``flashinfer_trtllm``), which its server chooses among (inferred).
@@ -80,12 +80,12 @@ _FROM = {
 
 
 def experts_name(kernels: Kernels) -> str:
-    """What the tables call the experts of these kernels."""
+    """The tables' name of the experts of these kernels."""
     return f"{kernels.experts_in}.{kernels.expert_distribution}"
 
 
 class ExpertTimes:
-    """Of one ``tp`` rank of a mixture, microseconds.
+    """Times of the experts of one ``tp`` rank of a mixture, in microseconds.
 
     ``stored`` gives a table's arrays by its name. Raises SpecError where the experts were not
     measured, ValueError where ``tp`` does not divide them.
@@ -119,7 +119,7 @@ class ExpertTimes:
         self.shape = (self.hidden, mix.intermediate_size, mix.top_k, mix.num_experts, *self.ranks)
 
     def time_us(self, tokens: Array) -> tuple[Array, Array]:
-        """The chosen experts of a layer's ``tokens``, and the bytes that they move."""
+        """The time of the chosen experts of a layer's ``tokens``, and the bytes moved."""
         dtype, flat = self.kernels.experts_in, np.ravel(tokens)
         device, spread = self.device.same_chip or self.device.name, self.kernels.expert_distribution
         rates = rates_of(device, dtype, spread)
@@ -152,12 +152,12 @@ class ExpertTimes:
         return mark + doubt, max(width, doubted_pct)
 
     def _doubt(self, version: str) -> tuple[str, float]:
-        """Why experts in fp8 are in doubt, and the percent by which their times may be another
-        kernel's; nothing where they are faster than those in bf16.
+        """The doubt about experts in fp8, and the percent by which a faster kernel may undercut
+        them; empty if they are faster than experts in bf16.
 
-        Half the bytes at twice the FLOP/s cannot take longer in a kernel as good. On Hopper vLLM's
-        table of fp8 holds FlashInfer's CUTLASS kernel for ModelOpt's checkpoints only, those of
-        bf16 and fp8_block hold Triton's, too. How far fp8 is above the fastest of them is known.
+        Half the bytes at twice the FLOP/s cannot take longer in an equally good kernel. On Hopper
+        vLLM's table of fp8 holds FlashInfer's CUTLASS kernel for ModelOpt's checkpoints only, the
+        tables of bf16 and fp8_block hold Triton's, too. The ratio of fp8 to the fastest is known.
         """
         if self.kernels.experts_in != "fp8":
             return "", 0.0
@@ -195,7 +195,7 @@ class ExpertTimes:
 
     @cached_property
     def _choices(self) -> dict[str, MoeSurface]:
-        """The kernels among which the stack chooses, by whose they are; its own first."""
+        """The kernels among which the stack chooses, by their stacks; its own first."""
         table = f"{MOE}.{experts_name(self.kernels)}"
         found = {self.kernels.stack: self._stored(table)}
         if (self.kernels.stack, self.kernels.experts_in, self.device.name) in _TUNED:
@@ -204,7 +204,7 @@ class ExpertTimes:
         return self._shared(table) or surfaces
 
     def _shared(self, table: str) -> dict[str, MoeSurface]:
-        """The surface of the stack that runs the same kernel and alone measured this shape."""
+        """The surface of a stack that runs the same kernel, if it alone measured this shape."""
         other = _SHARED.get((self.kernels.stack, self.kernels.experts_in))
         if other is None or other not in stacks_on(self.device.name):
             return {}
@@ -246,7 +246,7 @@ class ExchangeTimes(ExpertTimes):
 
 
 def expert_tables(datasets: Path, device: str, stack: str, dtype: MoeDtype) -> ExpertTables:
-    """Those of one format, by how tokens spread: rows, version, what bounds the experts."""
+    """The tables of one format, by distribution of tokens: rows, version, rates."""
     found = {d: tables.experts(datasets, device, stack, dtype, d) for d in DISTRIBUTIONS}
     return {
         f"{MOE}.{dtype}.{distribution}": (*table, rates_of(device, dtype, distribution))
@@ -258,7 +258,7 @@ def expert_tables(datasets: Path, device: str, stack: str, dtype: MoeDtype) -> E
 def fit_experts(format_tables: ExpertTables) -> Iterator[Fitted]:
     """The surfaces of one format's tables of experts (sizes, tokens, time_us).
 
-    Those of the token counts that are no knots are scored together: one table has few.
+    Token counts that are no knots are scored together over all tables: each has few.
     """
     timed = {table: moe_table(rows) for table, (rows, *_) in format_tables.items()}
     raws = {table: timed[table].from_memory(rates) for table, (*_, rates) in format_tables.items()}

@@ -1,4 +1,4 @@
-"""Times by bytes: messages of a stack's, by ranks; elementwise kernels where measured."""
+"""Times by bytes: a stack's messages, by ranks; and measured elementwise kernels."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from sarathi_sim.profiler.kernels.stack_file import StoredSurface
 #: Tokens of the largest batch that a stack captures as a CUDA graph; beyond it runs its eager
 #: kernel (assumed: vLLM's and SGLang's defaults on these GPUs).
 CAPTURED_TOKENS = 512
-#: Until a message of one byte arrives: AIConfigurator's assumption for all systems.
+#: Latency of a message of one byte: AIConfigurator's assumption for all systems.
 SEND_LATENCY_US = 10.0
 
 
@@ -29,8 +29,8 @@ def sent_us(num_bytes: Array, link: Link) -> Array:
 class ReduceCurve(StoredSurface):
     """Microseconds by bytes a rank; in proportion beyond the largest.
 
-    Between sizes the share that is reached of a law (the latency of the smallest, the bandwidth of
-    the largest) is linear in the logarithm of the bytes; no less time than the next smaller takes.
+    Between sizes the ratio to a law (latency of the smallest, bandwidth of the largest) is linear
+    in the logarithm of the bytes; no message takes less time than the next smaller size.
     """
 
     size: Array

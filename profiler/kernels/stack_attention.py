@@ -1,8 +1,8 @@
 """Attention of a model's shard from a stack's tables: whole contexts, windows, latent attention.
 
-A chunk after cached tokens is composed, unless that was measured: it takes as long as a prompt with
-as many query-key pairs, in blocks of keys, and no less than one decode at that context, or than it
-takes alone.
+A chunk after cached tokens is composed, unless it was measured: it takes as long as a prompt with
+as many query-key pairs, in blocks of keys, and no less than a decode at that context, or than the
+chunk alone.
 """
 
 from __future__ import annotations
@@ -45,12 +45,12 @@ Slowed = Callable[[Array, Array], Array]
 
 @lru_cache(maxsize=256)
 def shipped_grid(device: str, stack: str, table: str) -> HeadGrid:
-    """A shipped table of attention; what is fitted over it (:func:`decode_us`) is kept with it."""
+    """A shipped table of attention, cached with the laws fitted to it (:func:`decode_us`)."""
     return HeadGrid.from_arrays(stored(load_stack(device, stack)[1], table))
 
 
 def alike_within(chunk: Array, context: Array, window: float) -> Array:
-    """The same in a layer with a window."""
+    """As :func:`alike`, in a layer with a window."""
     pairs = attended_within(chunk, context, window, KEY_BLOCK)
     short = np.sqrt(KEY_BLOCK**2 + 2 * pairs) - KEY_BLOCK
     # From the window on every token more brings as many pairs.
@@ -99,8 +99,8 @@ class StackAttention:
         return self._mean(lambda window: self._decode(batch, context, window))
 
     def added(self, chunk: Array) -> Array:
-        """What each of several equal chunks in one call adds in a mean layer: a row for each of
-        :attr:`batches`."""
+        """The time that each of several equal chunks adds to their call, in a mean layer: a row for
+        each of :attr:`batches`."""
         return self._mean(lambda window: self._added(chunk, window))
 
     def _mean(self, time: Callable[[int], Array]) -> Array:
@@ -150,13 +150,13 @@ class StackAttention:
 
     @property
     def batches(self) -> Array:
-        """Numbers of prompts in one call: those that were measured, from 2, and halves between."""
+        """Numbers of prompts in one call: the measured ones, from 2, and halves between."""
         measured = self._grid("added").sizes[0]
         return np.union1d(measured, 1.5 * measured[:-1])
 
     def measured(self, op: str) -> tuple[KernelFit, str]:
-        """The table of an op, and where in it this rank's head counts are: empty where they were
-        measured, "heads" between those measured, "beyond" them."""
+        """The table of an op, and the place of this rank's head counts in it: empty if measured,
+        "heads" between measured ones, "beyond" them."""
         kind = "prefill" if op == PREFILL else "decode"
         heads = self._prompt_heads if op == PREFILL else (self.heads, self.kv_heads)
         fit, grid = self.spec.kernels[f"{kind}.{self._name}"], self._grid(kind)
@@ -166,12 +166,12 @@ class StackAttention:
 
     @property
     def prefixes(self) -> KernelFit | None:
-        """The table of chunks after cached tokens, where these were measured."""
+        """The table of chunks after cached tokens; None if they were not measured."""
         return self.spec.kernels.get(f"prefix.{self._name}")
 
     @property
     def together(self) -> KernelFit | None:
-        """The table of several prompts in one call, where these were measured."""
+        """The table of several prompts in one call; None if they were not measured."""
         return self.spec.kernels.get(f"added.{self._name}")
 
     @property
@@ -181,7 +181,7 @@ class StackAttention:
 
     @property
     def about_windows(self) -> str:
-        """Of a model with windows: where the times within them come from."""
+        """The origin of times within windows, in words; empty for a model without windows."""
         if self.model.windows is None:
             return ""
         how = "measured" if self.windows_measured else "composed"

@@ -55,7 +55,7 @@ class StoredSurface:
 
     @classmethod
     def from_arrays(cls, arrays: Arrays) -> Self:
-        """From what :meth:`arrays` gave."""
+        """The surface of stored :meth:`arrays`."""
         found: dict[str, Any] = {}
         for field in dataclasses.fields(cls):  # type: ignore[arg-type]
             name = field.name
@@ -76,8 +76,8 @@ class LeftOut:
     """Absolute errors in percent on ``rows`` left out of the fit.
 
     ``median_pct`` and ``p95_pct`` are against the cleaned rows, ``measured_*`` against the rows as
-    published. ``half_width_pct`` covers 90 % of further errors like these; ``covered_pct`` is what
-    one taken from the other half of the rows covers.
+    published. ``half_width_pct`` covers 90 % of further errors; ``covered_pct`` is the coverage of
+    a half-width taken from the other half of the rows.
     """
 
     rows: int
@@ -96,7 +96,7 @@ class KernelFit:
 
     ``repaired_pct`` of the rows were lowered by more than 5 % by the cleaning, and
     ``repaired_far_pct`` by more than a third. ``raised_pct`` were faster than memory allows.
-    ``left_out`` is by what was left out of the fit.
+    ``left_out`` has the errors by kind of hold-out.
     """
 
     version: str
@@ -129,7 +129,7 @@ class StackSpec:
     kernels: dict[str, KernelFit]
 
     def having(self, family: str) -> list[str]:
-        """What ``family.<...>`` there is, as the dots say it."""
+        """The names of the tables ``family.<name>``."""
         start = f"{family}."
         return sorted(k.removeprefix(start) for k in self.kernels if k.startswith(start))
 
@@ -169,14 +169,14 @@ def stored(arrays: Arrays, table: str) -> Arrays:
 
 
 def _folder(device: str) -> Path:
-    """Where a device's kernels are: its own, or those of the device with the same chip."""
+    """The folder of a device's kernels, or of the device with the same chip."""
     spec = load_device(device) if device in list_devices() else None
     return data_dir() / "kernels" / (spec.same_chip if spec and spec.same_chip else device)
 
 
 def stack_files(device: str, stack: str) -> list[Path]:
-    """The two files of a stack on a device, where they ship; of every version where one is named
-    (``vllm@0.19``), the newest's first."""
+    """The two shipped files of a stack on a device; if a version is named (``vllm@0.19``), the
+    files of every version, the newest first."""
     engine, at, _ = stack.partition("@")
     folder, older = _folder(device), versions_on(device, engine) if at else []
     names = [engine, *(f"{engine}@{version}" for version in older)]
@@ -200,7 +200,7 @@ def load_stack(device: str, stack: str) -> tuple[StackSpec, Arrays]:
     """A shipped stack; its arrays are unpacked when asked for. With a version (``vllm@0.19``) every
     table is the nearest version's.
 
-    Raises SpecError where there is none, saying which there are.
+    Raises SpecError for an unknown stack, naming the known ones.
     """
     files = stack_files(device, stack)
     if len(files) < 2:
@@ -215,22 +215,22 @@ def load_stack(device: str, stack: str) -> tuple[StackSpec, Arrays]:
     return _nearest(each, stack.partition("@")[2]) if "@" in stack else each[0]
 
 
-#: By how much, in percent, kernels moved from one version of an engine to another: the medians of
-#: nine in ten tables of H100, H200 and B200 moved by less.
+#: Drift of kernels between two versions of an engine, in percent: the medians of nine in ten tables
+#: of H100, H200 and B200 moved by less.
 DRIFT_PCT = {"gemm": 38.0, "attention": 44.0, MOE: 41.0, ALL_REDUCE: 33.0}
-#: How far apart those versions are (:func:`release`): vLLM 0.19 and 0.24, SGLang 0.5.9 and 0.5.14,
-#: TensorRT-LLM 1.2 and 1.3. Nearer ones differ less, as the root of how far apart they are.
+#: Distance of these versions (:func:`release`): vLLM 0.19 and 0.24, SGLang 0.5.9 and 0.5.14,
+#: TensorRT-LLM 1.2 and 1.3. The drift grows with the root of the distance.
 _SPAN = {"vllm": 0.05, "sglang": 5e-4, "trtllm": 0.01}
 
 
 def family_of(table: str) -> str:
-    """Of tables that are fitted, and move from version to version, together."""
+    """The family of a table: tables that are fitted together, and drift together."""
     family = table.partition(".")[0]
     return "attention" if family in ("prefill", "decode", "added", "prefix") else family
 
 
 def _drifted(fit: KernelFit, table: str, engine: str, version: str) -> KernelFit:
-    """With the bands of a table widened by how far its version may be from another one."""
+    """A fit with its bands widened by the drift between its version and ``version``."""
     if ".nccl." in table or family_of(table) not in DRIFT_PCT:
         return fit
     apart = abs(release(fit.version) - release(version)) / _SPAN[engine]
@@ -243,11 +243,11 @@ def _drifted(fit: KernelFit, table: str, engine: str, version: str) -> KernelFit
 
 
 def _nearest(each: Sequence[tuple[StackSpec, Arrays]], version: str) -> tuple[StackSpec, Arrays]:
-    """Of each table the one of the version nearest to this, the newest's (first) of equals. What
-    several prompts take in one call comes from where one prompt alone does.
+    """Each table of the nearest version; of equally near ones the newest (first). Times of several
+    prompts in one call come from the version that times a single prompt.
 
-    Older versions' tables have the newest's errors on rows left out. All bands are widened by how
-    far the versions are apart."""
+    Older versions' tables have the newest's held-out errors. All bands are widened by the drift
+    between the versions."""
     newest, wanted = each[0][0], release(version)
     fits, arrays = dict[str, KernelFit](), dict[str, Arrays]()
     for table, fit in newest.kernels.items():
@@ -263,7 +263,7 @@ def _nearest(each: Sequence[tuple[StackSpec, Arrays]], version: str) -> tuple[St
 
 
 class _Chosen(Arrays):
-    """Arrays, each from where it is."""
+    """Arrays by name from several files."""
 
     def __init__(self, where: Mapping[str, Arrays]) -> None:
         self._where = where
@@ -279,7 +279,7 @@ class _Chosen(Arrays):
 
 
 def tables_beside(device: str, stack: str, table: str) -> dict[Stack, Arrays]:
-    """The other stacks' tables of this name on a device: where a stack chooses among kernels."""
+    """The other stacks' tables of this name on a device, for a stack that chooses among kernels."""
     others = (other for other in stacks_on(device) if other != stack.partition("@")[0])
     found = {other: stored(load_stack(device, other)[1], table) for other in others}
     return {other: arrays for other, arrays in found.items() if arrays}

@@ -65,13 +65,13 @@ from sarathi_sim.profiler.public import perf_tables as perf
 from sarathi_sim.profiler.public.measured_csv import source_folder
 from sarathi_sim.profiler.storage.strict import SpecError, did_you_mean
 
-#: Of tables that are fitted together.
+#: Families of tables that are fitted together.
 FAMILIES = ("gemm", "attention", MOE, ALL_REDUCE, ALL_TO_ALL, "elementwise")
 #: The hidden state of the published blocks.
 _HIDDEN = 7168
 #: Above this the fastest rows (first percentile) are launches of the host: not used.
 _LAUNCH_US = 40.0
-#: What the kernel takes for one token and no context, where it was timed alone (10 to 13 us).
+#: The kernel's time for one token without context, as timed alone (10 to 13 us).
 _FASTEST_US = 10.0
 
 
@@ -179,7 +179,7 @@ def reading_us(
     bandwidth: float,
     window: float = np.inf,
 ) -> Array:
-    """What reading the cache of decodes takes at least: ``numbers`` a token, up to the window."""
+    """The least time to read the KV cache of decodes: ``numbers`` a token, up to the window."""
     tokens = rows["batch"] * np.minimum(rows["context"] - 1, window)
     num_bytes = KV_BYTES[kv_dtype] * numbers * tokens
     return fastest_us(num_bytes.to_numpy(np.float64), bandwidth)
@@ -196,8 +196,8 @@ def fit_attention(
 ) -> Fitted:
     """The surface of a table of prefill or decode attention of one head dimension.
 
-    ``least_us`` is what reading each decode's cache from HBM takes at least; queries see
-    ``window`` keys. It is ``scored`` on rows left out, or not.
+    ``least_us`` is the least time to read each decode's KV cache from HBM; queries see ``window``
+    keys. With ``scored`` it is scored on rows left out.
     """
     if kind == "prefill":
         grid = fit_prefill(rows)
@@ -210,7 +210,7 @@ def fit_attention(
     else:
         published = rows["time_us"].to_numpy(np.float64)
         rows = rows.assign(time_us=np.maximum(published, least_us))
-        # Whichever of two ways to other head counts is less far off on those left out.
+        # Of two ways to other head counts, the one with the smaller held-out error.
         off = partial(left_out.decode_heads, window=window)
         ways = {way: [*off(rows, way)] if scored else [] for way in (False, True)}
         by_group = _p95(ways[True]) < _p95(ways[False])
@@ -229,7 +229,7 @@ def fit_attention(
 def fit_together(
     table: str, rows: pd.DataFrame, version: str, window: float = np.inf, scored: bool = True
 ) -> Fitted:
-    """What prompts add to a batch of several, from a table of one head dimension."""
+    """The shares of prompts in calls of several, from a table of one head dimension."""
     grid, time = fit_added(rows), rows["time_us"].to_numpy(np.float64)
     kinds = {"batches": left_out.together(rows, window)} if scored else {}
     return Fitted(table, grid, record(version, len(rows), time, time, grid.log_us.size, kinds))
@@ -253,9 +253,9 @@ def _grid_times(grid: HeadGrid, rows: pd.DataFrame) -> Array:
 PERF = {"rtx-4090": ("llmservingsim_rtx4090", "llama-3.1-8b")}
 #: A table with fewer shapes is a stub.
 _FEWEST_SHAPES = 100
-#: Of a GEMM with dynamic quantisation, what is left at least when that is subtracted.
+#: Least share of a GEMM's time that is left when its dynamic quantisation is subtracted.
 _LEAST_SHARE = 0.25
-#: Where no quantisation table is: what vLLM's and SGLang's tables agree on for other devices.
+#: Without a table of quantisation: the value on which vLLM's and SGLang's tables agree elsewhere.
 _ASSUMED_FLOOR_US = 2.1
 
 
@@ -341,7 +341,7 @@ def _fits(datasets: Path, device: str, stack: str, families: Collection[str]) ->
 def _gemms_and_attention(
     datasets: Path, device: str, stack: str, families: Collection[str]
 ) -> Iterator[Fitted]:
-    """The GEMMs in bf16 say what blocks of latent attention take without theirs."""
+    """GEMMs and attention: blocks of latent attention are taken without their GEMMs in bf16."""
     gemms: GemmLattice | None = None
     for dtype in WEIGHT_DTYPES:
         found = filter(_is_whole, tables.gemms(datasets, device, stack, dtype))
@@ -396,10 +396,10 @@ def _perf_fits(datasets: Path, device: str) -> Iterator[Fitted]:
 def without_launches(kernels: MessageTables, device: DeviceSpec) -> MessageTables:
     """The eager kernel without the host's launches.
 
-    An eager call copies the message to where the other ranks can read it, then runs the kernel of
-    the graph: what it was timed to take beyond both is the host's, which launches ahead in a server
-    (and is counted there: ``launch_layer_s``). B200, SGLang: 20 us with 0.5.9 and 29 with 0.5.14,
-    64 on 4 GPUs, whatever the message, where the graph's kernel takes 4 to 7.
+    An eager call copies the message to memory that the other ranks can read, then runs the kernel
+    of the graph. The rest of its measured time is the host's, which in a server launches ahead (and
+    is counted as ``launch_layer_s``). B200, SGLang: 20 us with 0.5.9 and 29 with 0.5.14, 64 on 4
+    GPUs, for every message size; the graph's kernel takes 4 to 7.
     """
     if not {"graph", "eager"} <= set(kernels):
         return kernels
@@ -415,7 +415,7 @@ def without_launches(kernels: MessageTables, device: DeviceSpec) -> MessageTable
 def _messages(op: str, kernels: MessageTables) -> Iterator[Fitted]:
     for kernel, (rows, version) in kernels.items():
         parts = {int(gpus): rows[rows["gpus"] == gpus] for gpus in np.unique(rows["gpus"])}
-        # One number of ranks has too few sizes to say how far off they are.
+        # One number of ranks has too few sizes for an error.
         off = [errors for part in parts.values() for errors in left_out.messages(part)]
         for gpus, part in parts.items():
             yield _fit_curve(f"{op}.{kernel}.{gpus}", part, version, iter(off))
@@ -442,8 +442,8 @@ def fit_gemm(
     rates: Rates | None = None,
     scored: bool = True,
 ) -> Fitted:
-    """The surface of a table of GEMMs (m, n, k, time_us); ``rates`` are the device's, where no
-    weights may be found in L2."""
+    """The surface of a table of GEMMs (m, n, k, time_us); ``rates`` are the device's, given if
+    weights in L2 are to be ruled out."""
     raw = timed = gemm_cube(rows)
     if rates is not None:
         weight_us = 1e6 * rates.weight_bytes / rates.bandwidth

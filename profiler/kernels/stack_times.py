@@ -44,19 +44,19 @@ from sarathi_sim.profiler.kernels.stack_file import (
 )
 from sarathi_sim.profiler.physics.shard_times import Provenance, identity
 
-#: Half-widths, percent, of what was not measured: elementwise kernels, transfers, chunks after a
-#: prefix. Assumed.
+#: Half-widths, percent, of unmeasured ops: elementwise kernels, transfers, chunks after a prefix.
+#: Assumed.
 _ASSUMED_PCT = 25.0
 #: Formats whose table holds one kernel, though the stack's autotuner chooses among several at its
 #: start: TensorRT-LLM's nvfp4 rows grow with k whatever n and m are, and are up to twice as slow as
 #: those of the same kind in the other stacks' tables. The fastest counts.
 _AUTOTUNED = {("trtllm", "nvfp4")}
-#: Of chunks after a prefix: measured on an RTX 4090 (vLLM 0.19.0), chunks of 256 tokens and more.
+#: Half-width of chunks after a prefix, from an RTX 4090 (vLLM 0.19.0), chunks from 256 tokens on.
 _COMPOSED_PCT = 15.0
-#: Of windows that were not measured, from the whole context: off by 30 % in the median of vLLM's
-#: and TensorRT-LLM's prompts with windows of 128 and 1,024 tokens, by 3 to 38 % of their decodes.
+#: Half-width of windows composed from the whole context: the median error is 30 % for vLLM's and
+#: TensorRT-LLM's prompts with windows of 128 and 1,024 tokens, 3 to 38 % for their decodes.
 _WINDOWED_PCT = 40.0
-#: The longest context of a model that the tables are said to cover; at least so many tokens.
+#: The tables cover contexts up to the model's longest, at least so many tokens.
 _MOST_CONTEXT, _LEAST_CONTEXT = 131072, 8192
 #: What the same chip with other memory adds to a half-width, percent. Assumed.
 _DERIVED_PCT = 10.0
@@ -101,12 +101,12 @@ class StackTimes:
 
     @property
     def longest_context(self) -> int:
-        """Up to which contexts a run is not said to go beyond what was measured."""
+        """The longest context that counts as measured."""
         return min(max(self.model.max_position_embeddings, _LEAST_CONTEXT), _MOST_CONTEXT)
 
     @property
     def meta(self) -> BundleMeta:
-        """Where the times come from: the same files give the same."""
+        """The origin of the times; the same files give the same."""
         kernels, origins = self.kernels, self.provenance()
         files = self._fitted_sha256 or stack_sha256(self.device.name, kernels.named)
         data_sheet = device_sha256(self.device.name)
@@ -173,15 +173,15 @@ class StackTimes:
 
     @property
     def batches(self) -> Array:
-        """Numbers of chunks in one call; none where calls of several were not measured."""
+        """Numbers of chunks in one call; empty if calls of several were not measured."""
         return self.attention.batches if self.attention.together else np.empty(0)
 
     def added(self, chunk: Array) -> Array:
-        """What each of several equal chunks in one call adds: a row for each of :attr:`batches`."""
+        """The time that each of several equal chunks adds: a row for each of :attr:`batches`."""
         return self.attention.added(chunk)
 
     def all_reduce(self, num_bytes: Array) -> Array:
-        """One all-reduce: a captured batch by the graph's kernel, a larger one by the other."""
+        """One all-reduce: a captured batch by the graph's kernel, a larger one by the eager one."""
         captured = self._curve(self._captured).time_us(num_bytes)
         if "eager" not in self._reduces:
             return captured
@@ -199,7 +199,7 @@ class StackTimes:
         return HALF * CAPTURED_TOKENS * self.model.hidden_size
 
     def provenance(self) -> dict[str, Provenance]:
-        """Of every op of a bundle."""
+        """The provenance of every op of a bundle."""
         found = {op: self._of_gemm(op) for op in self.model.gemms(self.tp)}
         found |= {kind: self._of_attention(kind) for kind in (PREFILL, DECODE)}
         floor = f"max({self.spec.floor_us} us, bytes / {HBM_SHARE} of HBM bandwidth) a kernel"

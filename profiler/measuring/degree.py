@@ -214,7 +214,7 @@ class DegreeSession:
             )
 
     def _adapt(self, grids: dict[str, Grid]) -> None:
-        # What finished points took counts after a restart too, so that it ends where it would have.
+        # The time of finished points counts after a restart too, so that it ends as without one.
         beforehand = self.coarse | self.designed
         before = sum(self._point(op, key).seconds for op in beforehand for key in beforehand[op])
         self.spent_s, room = before, max(0.0, self.budget_s - before)
@@ -276,7 +276,7 @@ class DegreeSession:
                 return
 
     def overhead(self) -> None:
-        """Measure the launch overhead of a layer, and print what it means for a simulation."""
+        """Measure the launch overhead of a layer, and print its effect on a simulation."""
         from sarathi_sim.profiler.measuring.shard_ops import advice, overheads
         from sarathi_sim.profiler.shard.timing import guarded
 

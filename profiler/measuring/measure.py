@@ -75,7 +75,7 @@ def profile(settings: Settings, say: Say, progress: Progress) -> list[Path]:
 
 
 class _ProfileRun:
-    """The opened device, and what all TP degrees measured on it share."""
+    """The opened device, and the state that all its TP degrees share."""
 
     def __init__(self, settings: Settings, say: Say, progress: Progress) -> None:
         from sarathi_sim.profiler.shard import environment as machine
@@ -135,7 +135,7 @@ class _ProfileRun:
                     return None, run.spent_s
                 run.overhead()
                 run.sustained()
-                run.fused()  # last: nobody knows how long a compiler takes
+                run.fused()  # last: compilation may take long
             _measure_collectives(run, self.per_node)
             write_bundle(self._bundle(run, grids), path, force=settings.force)
             journal.remove()
@@ -147,7 +147,7 @@ class _ProfileRun:
             self.say(f"tp {tp}: {no_xformers}; torch SDPA is timed instead")
 
     def _ops(self, tp: int, free_bytes: float) -> ShardOps:
-        """The shard whose ops are timed. Raises ProfileError where it does not fit."""
+        """The shard whose ops are timed. Raises ProfileError if it does not fit."""
         from sarathi_sim.profiler.measuring.shard_ops import ShardOps
         from sarathi_sim.profiler.shard.timing import reason
 
@@ -163,7 +163,7 @@ class _ProfileRun:
             raise ProfileError(f"tp {tp}: the shard cannot be made: {reason(error)}") from None
 
     def _bundle(self, run: DegreeSession, grids: Mapping[str, Grid]) -> Bundle:
-        """What was measured, with collectives of another bundle where the settings say so."""
+        """The measured bundle, with collectives of another one if the settings say so."""
         settings, tp, journal = self.settings, run.tp, run.journal
         attention, no_xformers = self.attentions[tp]
         more: Facts = {"attention": attention.name, "attention_fallback": no_xformers}
@@ -185,7 +185,7 @@ class _ProfileRun:
         return bundle
 
     def device_file(self) -> Path:
-        """Write what a simulation needs to know of the device."""
+        """Write the device file for simulations."""
         settings, machine = self.settings, self.machine
         total, free = machine.memory_bytes(settings.device)
         return write_device(
@@ -238,7 +238,7 @@ def _was_measured(path: Path, asked: str) -> bool:
 
 
 def asked_for(settings: Settings, identity: Mapping[str, object]) -> str:
-    """A hash of all that a bundle depends on: what its points do, and which points they are."""
+    """A hash of the inputs of a bundle: the code of its points, and the points."""
     grid = {
         "limits": asdict(settings.limits),
         "budget_s": settings.budget_s,

@@ -2,7 +2,7 @@
 a layer. Imports torch.
 
 The calls are the engine's own: :class:`~sarathi_sim.profiler.shard.layer.ShardLayer` goes through
-an iteration, stand-ins take the place of what ops would give, and the calls of one op are kept.
+an iteration, stand-ins replace the results of ops, and the calls of one op are kept.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ _NUMBERS, _ALIGNED = 2**22, 128
 ATTENTION_POINTS = (*ATTENTION, SKEWED)
 
 Calls = list[tuple[Callable[..., Any], tuple[Any, ...]]]
-"""Those of an op, and the inputs of each."""
+"""The calls of an op, and the inputs of each."""
 
 
 class ShardOps:
@@ -92,7 +92,7 @@ class ShardOps:
         self.sets = [drawn.layer(index) for index in range(copies)]
         self._ends = drawn.ends()
         kv_bytes = 2 * layer.kv_heads * model.head_dim * self.size
-        # Half of what is left at most: the inputs, outputs and masks come on top.
+        # At most half of the free memory: inputs, outputs and masks need the rest.
         affordable = min(needs["kv_cache"], (budget_bytes - fixed) / 2)
         slots = max(limits.max_context, int(affordable // kv_bytes))
         self.cache = KVCache(slots, layer.kv_heads, model.head_dim, device, dtype)
@@ -101,7 +101,7 @@ class ShardOps:
         self._taken = 0
 
     def measure(self, op: str, key: Key) -> Timing:
-        """Time one point; a Timing without a time, and with a note, where that fails."""
+        """Time one point; if it fails, a Timing without a time, and with a note."""
         self.attention.kernel = None
         timing = self._guarded(op, key, lambda: self.timer(self.call(op, key)))
         if op in ATTENTION_POINTS and self.attention.kernel:
@@ -219,7 +219,7 @@ class ShardOps:
         return chosen, self._stand_in(tokens, mix.top_k).softmax(-1)
 
     def _calls(self, op: str, rows: Rows) -> Calls:
-        """The calls of an op in a layer, or beside it. Raises ValueError where there are none."""
+        """The calls of an op in a layer, or beside it. Raises ValueError without any."""
         found: Calls = []
         shapes = self.layer.shapes
 
@@ -251,7 +251,7 @@ class ShardOps:
         return self._numbers[first : first + count].view(shape)
 
     def fused_others(self, key: Key) -> Timing:
-        """As :meth:`measure`, of ``others`` in fused kernels, as engines run it."""
+        """As :meth:`measure`, for ``others`` in fused kernels, as engines run it."""
 
         def measure() -> Timing:
             inputs = [each for _, each in self._others(key[0])]
@@ -330,7 +330,7 @@ _OVERHEAD_CONTEXT = 16
 
 
 def overheads(ops: ShardOps) -> dict[str, Callable[[], Timing]]:
-    """What measures each of ``OVERHEADS`` that this device has.
+    """The measurement of each of ``OVERHEADS`` that this device has.
 
     A layer of one decode with a short cache is launched, and run: kernel by kernel, and on a GPU as
     a CUDA graph.
@@ -360,7 +360,7 @@ def overheads(ops: ShardOps) -> dict[str, Callable[[], Timing]]:
 
 
 def _narrow_layer(ops: ShardOps) -> Callable[[int], object]:
-    """The same calls on matrices of next to nothing: what is left is Python and dispatch."""
+    """The same calls on tiny matrices, whose time is Python and dispatch alone."""
     model, heads, kv_heads = ops.model, ops.layer.heads, ops.layer.kv_heads
     mix = model.experts
     if mix:
@@ -381,7 +381,7 @@ def _narrow_layer(ops: ShardOps) -> Callable[[int], object]:
 
 @torch.inference_mode()
 def _host_time(call: Callable[[int], object], repeats: int) -> Timing:
-    """What the host takes to enqueue, the device being idle; one call in ten is a warm-up."""
+    """The host's time to enqueue on an idle device; one call in ten is a warm-up."""
     began = time.perf_counter()
     samples = []
     for number in range(11 * repeats):
@@ -407,7 +407,7 @@ def _captured(call: Callable[[], object]) -> Callable[[int], object]:
     with torch.cuda.graph(graph):
         call()
 
-    def replay(index: int, inputs: object = call) -> None:  # the graph reads what ``call`` holds
+    def replay(index: int, inputs: object = call) -> None:  # the graph reads ``call``'s inputs
         graph.replay()
 
     return replay

@@ -64,7 +64,7 @@ def measured_bundle(
 ) -> Bundle:
     """The bundle of everything in the journal.
 
-    ``inter_node`` are sends by bytes, ``backend`` is what computed the attention.
+    ``inter_node`` are sends by bytes, ``backend`` names the attention kernel.
     """
     points = {op: measured(journal, op) for op in (*_LOCAL, *UNLABELLED, "send_recv", "overhead")}
     meta = BundleMeta(
@@ -164,7 +164,7 @@ def spreads(journal: Journal) -> Facts:
 
 
 def gpu_facts(journal: Journal) -> Facts:
-    """The GPU's state over all points: clocks (MHz), the highest temperature, what slowed it."""
+    """The GPU's state over all points: clocks (MHz), highest temperature, throttling."""
     points = [t for op in (*_LOCAL, *DESIGNED) for t in measured(journal, op).values()]
     clocks = sorted(timing.clock_mhz for timing in points if timing.clock_mhz)
     if not clocks:
@@ -208,7 +208,7 @@ def best_gemm(bundles: list[Bundle]) -> tuple[float, str]:
 
 
 def best_send(bundles: list[Bundle], scope: str) -> float:
-    """The highest bytes per second of any message in the bundles; 0 where none was sent."""
+    """The highest bytes per second of any message in the bundles; 0 without any."""
     rates = [0.0]
     for bundle in bundles:
         rows = bundle.send_recv[bundle.send_recv["scope"] == scope]
@@ -225,7 +225,7 @@ def write_device(
     per_node: int,
     hardware: str,
 ) -> Path:
-    """Write ``root/<name>.yaml``, so that ``run`` can use what was measured; returns its path.
+    """Write ``root/<name>.yaml``, so that ``run`` can use the measurements; returns its path.
 
     The peak is that of the best GEMM in any measured bundle of the device under ``root``, links
     those of the fastest message. Raises NotOursError where a file of that name is not ours.
@@ -265,7 +265,7 @@ _LAYERS, _HEAD = len(TIMED_OPS), len(TIMED_OPS) + 1
 
 
 def grid_works(max_batch: int, chunks: list[int], whole: list[int], longest: int) -> list[GridWork]:
-    """Micro-batches that cover those of a workload.
+    """Micro-batches that cover the range of a workload's micro-batches.
 
     Decodes alone: every number up to ``max_batch``, at three contexts up to ``longest``, and some
     with unequal ones. Chunks alone: those of ``chunks`` with and without context, those of
@@ -306,7 +306,7 @@ def in_situ_bundle(
     """The bundle of a played grid; ``works`` may hold each micro-batch several times, which gives a
     median and a spread.
 
-    ``send_s`` is what a transfer between two stages takes, whatever its size.
+    ``send_s`` is the time of a transfer between two stages, for any size.
     """
     # One layer of an op: the stages' sums, over all their layers.
     per_layer = log.ops[:, :, : _LAYERS + 1].sum(axis=1) / sum(spec.layers)

@@ -139,7 +139,7 @@ def _again(study: Study) -> dict[str, ErrorStats]:
 
 
 def fitted_devices(device: str | None) -> dict[str, dict[str, FittedOp]]:
-    """What the device files store, of one device or all fitted; needs no datasets."""
+    """The stored fits of one device, or of all fitted devices; needs no datasets."""
     if device is not None:
         load_device(device).op("gemm")  # raises, saying which devices are fitted
     specs = map(load_device, [device] if device else list_devices())

@@ -1,10 +1,10 @@
-"""Decodes by what the kernel does: a law, and how far the measured ones near by are off it.
+"""Attention of decodes: a law of the kernel's work, and the kriged residual of measured decodes.
 
 The law is a soft maximum of a launch, the sequences (times KV heads) and the cached tokens read
 (times KV heads, up to a window). The rates of the last two change from octave to octave, because a
-loop that measures finds a small cache in L2; all head counts of a table share them. What is
-measured over the law is interpolated (kriging) among the sizes of the same head counts: decodes say
-the more of one another the nearer they are in batch, in context, and in the cache that they read.
+measuring loop finds a small KV cache in L2; all head counts of a table share them. The residual of
+the law is interpolated (kriging) among the sizes of the same head counts: two decodes correlate
+more the nearer they are in batch, in context, and in the KV tokens that they read.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import numpy.typing as npt
 
 from sarathi_sim.profiler.facts.roofline import Array
 
-#: Octaves of batch, context and cached tokens over which decodes are alike; 8 to 32 are as good.
+#: Correlation length in octaves of batch, context and cached tokens; 8 to 32 are as good.
 _OCTAVES = 16.0
 
 
@@ -35,10 +35,10 @@ class DecodeLaw:
     window: float
 
     def us(self, heads: npt.NDArray[np.int64], batch: Array, context: Array) -> Array:
-        """Microseconds of a measured pair of head counts; no less than its smallest decode takes.
+        """Microseconds of a measured pair of head counts; no less than for its smallest decode.
 
-        Between sizes neither below what the next smaller measured decode takes, nor above the next
-        larger one; beyond the largest on the line through the last two.
+        Between sizes, times are bounded by the next smaller and the next larger measured decode;
+        beyond the largest they are on the line through the last two.
         """
         from scipy.interpolate import RegularGridInterpolator
 
@@ -80,7 +80,7 @@ class DecodeLaw:
         return np.asarray(np.sqrt(squares))
 
     def _work(self, nodes: Array, kv_heads: int) -> Array:
-        """The squares of what the law counts, octave by octave: a column each."""
+        """The squares of the law's counts, octave by octave: a column each."""
         parts = [np.ones((len(nodes), 1))]
         for count, ends in zip(self._counts(nodes, kv_heads), self._octaves, strict=True):
             upper = np.append(ends[1:], np.inf)
@@ -93,8 +93,8 @@ class DecodeLaw:
 
     @cached_property
     def _octaves(self) -> list[Array]:
-        """Where the rates change. With one number of KV heads they do not: no other has cache
-        sizes between the measured ones."""
+        """The sizes at which the rates change. With a single number of KV heads they do not: no
+        other has cache sizes between the measured ones."""
         kv_heads = np.unique(self.heads[:, 1]).tolist()
         counts = zip(*(self._counts(self._nodes, kv) for kv in kv_heads), strict=True)
         ends = [2.0 ** np.unique(np.round(np.log2(np.concatenate(count)))) for count in counts]
@@ -116,21 +116,21 @@ class DecodeLaw:
 
     @cached_property
     def _weights(self) -> Array:
-        """What the measured sizes weigh: a column for each pair of head counts."""
+        """The kriging weights of the measured sizes: a column for each pair of head counts."""
         off = (self.log_us - np.log(self.expected)).reshape(len(self.heads), -1)
-        return np.asarray(np.linalg.solve(self._alike(self._nodes), off.T), np.float64)
+        return np.asarray(np.linalg.solve(self._covariance(self._nodes), off.T), np.float64)
 
     def _over(self, nodes: Array, weights: Array) -> Array:
-        """The logarithm of how far ``nodes`` are off the law, by the measured sizes' ``weights``;
-        batch by batch, as arrays of all pairs would not fit the processor's cache."""
+        """The log residual of the law at ``nodes``, from the measured sizes' ``weights``; batch by
+        batch, as arrays of all pairs would not fit the processor's cache."""
         found = np.empty(len(nodes))
         for batch in np.unique(nodes[:, 0]):
             here = nodes[:, 0] == batch
-            found[here] = self._alike(nodes[here]) @ weights
+            found[here] = self._covariance(nodes[here]) @ weights
         return found
 
-    def _alike(self, nodes: Array) -> Array:
-        """How much decodes of one batch say of each measured size: shape (nodes, sizes)."""
+    def _covariance(self, nodes: Array) -> Array:
+        """The covariance of decodes with each measured size: shape (nodes, sizes)."""
         mine, theirs = self._octaves_of(nodes), self._octaves_of(self._nodes)
         apart = sum(np.abs(a[:, None] - b) for a, b in zip(mine, theirs, strict=True))
         return np.asarray(np.exp(-apart / _OCTAVES))

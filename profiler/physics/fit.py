@@ -76,9 +76,9 @@ def fit_constants(
     high: Array,
     max_steps: int | None = None,
 ) -> tuple[Array, float]:
-    """The constants (all positive) with which ``physics_us`` comes closest to measured times.
+    """The constants (all positive) with which ``physics_us`` fits the measured times best.
 
-    Least squares on the logarithm of the ratio. Returns the constants and what they leave over.
+    Least squares on the logarithm of the ratio. Returns the constants and the residuals.
     """
     from scipy.optimize import least_squares
 

@@ -1,10 +1,10 @@
-"""Prompts' attention by what the kernel does: a law, and how far the rows near by are off it.
+"""Attention of prompts: a law of the kernel's work, and the kriged residual of measured rows.
 
 The law is a launch, the keys that the last block of queries walks through, the rows of all heads
-and their query-key pairs, each with a rate fitted to all rows of the table. What is measured over
-the law is interpolated (kriging): rows say something of another the nearer they are in chunk, head
-counts and batch (of equal prompts in one call), and besides where as many blocks (chunk times query
-heads times batch) fill the GPU in waves.
+and their query-key pairs, each with a rate fitted to all rows of the table. The residual of the law
+is interpolated (kriging): two rows correlate more the nearer they are in chunk, head counts and
+batch (of equal prompts in one call), and also if their blocks (chunk times query heads times batch)
+fill the GPU in equal waves.
 The constants are the same for every table; they were chosen on rows left out of 27 of 284 tables.
 """
 
@@ -15,15 +15,15 @@ import numpy.typing as npt
 
 from sarathi_sim.profiler.facts.roofline import Array, attended_within
 
-#: Pairs of head counts that say something of another, and in calls of several prompts.
+#: Nearest pairs of head counts that count for another, and in calls of several prompts.
 _NEAR, NEAR_CALLS = 8, 4
 #: Queries of a block; the first block belongs to the launch.
 _BLOCK = 128
-#: E-folds of the chunk, the query heads, the KV heads and the batch over which rows are alike.
+#: Correlation lengths in e-folds of the chunk, the query heads, the KV heads and the batch.
 _CHUNK_FOLDS, _HEAD_FOLDS, _KV_FOLDS, _BATCH_FOLDS = 2.5, 8.0, 8.0, 8.0
-#: E-folds of the blocks and the query heads over which waves are alike, and their share.
+#: Correlation lengths of waves in e-folds of the blocks and the query heads, and their share.
 _BLOCK_FOLDS, _WAVE_HEAD_FOLDS, _WAVES = 0.8, 2.0, 0.25
-#: What a row says of its own head counts alone: e-folds of the chunk, and share.
+#: Correlation within the same head counts: length in e-folds of the chunk, and share.
 _OWN_FOLDS, _OWN = 0.1, 0.04
 #: Lengths an octave at which a prompt is compared with longer ones.
 _STEPS = 32
@@ -37,8 +37,8 @@ class PromptLaw:
     """Microseconds of calls of equal prompts of one pair of ``heads`` = (query heads, KV heads).
 
     ``rows`` are (chunk, query heads, KV heads, batch), as :func:`call_rows` gives, and each took
-    ``exp(log_us)`` microseconds; a query sees ``window`` keys. ``near`` pairs of head counts say
-    something of another. Faults of a measurement say nothing, not even of themselves.
+    ``exp(log_us)`` microseconds; a query sees ``window`` keys. The ``near`` nearest pairs of head
+    counts count. Faults of a measurement count nowhere, not even at their own size.
     """
 
     def __init__(
@@ -60,8 +60,8 @@ class PromptLaw:
         self._tables: dict[float, tuple[Array, Array]] = {}
 
     def us(self, chunk: Array, batch: Array | float = 1.0) -> Array:
-        """Calls of ``batch`` prompts of ``chunk`` tokens: no longer than those of longer ones take.
-        Longer prompts than measured take as much more as the law says, shorter ones as long as the
+        """Calls of ``batch`` prompts of ``chunk`` tokens, no slower than calls of longer prompts.
+        Longer prompts than measured are extrapolated by the law; shorter ones take the time of the
         shortest."""
         shape = np.broadcast(chunk, batch).shape
         size, many = (np.broadcast_to(each, shape).ravel() for each in (chunk, batch))
@@ -76,10 +76,10 @@ class PromptLaw:
         return time.reshape(shape)
 
     def _rising(self, calls: float) -> tuple[Array, Array]:
-        """Lengths, close to each other, and times of calls of a prompt of each, which do not fall.
+        """A dense grid of lengths, and the times of calls of each, which do not fall.
 
-        Of two lengths that were measured the shorter takes no longer (a kernel that does is not
-        chosen, or was not timed well), and lengths between two of them no less than the shorter.
+        A shorter measured length takes no longer than a longer one (else its kernel is not chosen,
+        or was badly timed), and lengths between two measured ones no less than the shorter.
         """
         if calls not in self._tables:
             first, last = np.log2(self._ends)
@@ -95,7 +95,7 @@ class PromptLaw:
         return self._tables[calls]
 
     def _kriged(self, size: Array, many: Array) -> Array:
-        """The law, and what the rows near by are off it."""
+        """The law, times the kriged residual of the rows near by."""
         pair = np.broadcast_to(self._heads, (len(size), 2))
         law = _work(np.column_stack([size, pair, many]), self._window) @ self._rates
         held, over = np.log(np.minimum(size, self._ends[1])), np.empty(len(size))
@@ -139,7 +139,7 @@ def call_rows(heads: Heads, batches: Array, lengths: Array) -> Array:
 
 
 def _faults(rows: Array, log_us: Array) -> npt.NDArray[np.bool_]:
-    """Which rows take far longer than a longer prompt with the same head counts and batch."""
+    """Whether a row takes far longer than a longer prompt with the same head counts and batch."""
     alike = (rows[:, None, 1:] == rows[None, :, 1:]).all(axis=2)
     longer = alike & (rows[:, None, 0] < rows[None, :, 0])
     least = np.where(longer, log_us, np.inf).min(axis=1)
@@ -147,7 +147,7 @@ def _faults(rows: Array, log_us: Array) -> npt.NDArray[np.bool_]:
 
 
 def _work(rows: Array, window: float) -> Array:
-    """What the law counts of ``rows``: a column each."""
+    """The law's counts for ``rows``: a column each."""
     chunk, heads, _, batch = rows.T
     walked = np.clip(chunk, _BLOCK, window + 2 * _BLOCK) - _BLOCK
     pairs = attended_within(chunk, np.zeros_like(chunk), np.minimum(window, chunk), edge=0.0)
@@ -156,7 +156,7 @@ def _work(rows: Array, window: float) -> Array:
 
 
 def likeness(left: Array, right: Array) -> Array:
-    """How much rows (chunk, query heads, KV heads, batch) say of each other: 1.29 of themselves."""
+    """The covariance of rows (chunk, query heads, KV heads, batch): 1.29 of a row with itself."""
     a, b = np.log(left).T[:, :, None], np.log(right).T[:, None, :]
     size, heads, kv, batch = np.abs(a - b)
     blocks = np.abs(a[0] + a[1] + a[3] - b[0] - b[1] - b[3])

@@ -1,4 +1,4 @@
-"""Op times without a profile: those of a stack's tables or of a calibrated device, by any size."""
+"""Op times without a profile, at any size: from a stack's tables or from a calibrated device."""
 
 from __future__ import annotations
 
@@ -43,8 +43,8 @@ from sarathi_sim.profiler.storage.strict import SpecError
 TILE = 128
 #: The longest context of the measurements behind the device models.
 _DEVICE_CONTEXT = 8192
-#: Keys beyond the window that a row of queries costs, as if it read them: kernels mask whole blocks
-#: of queries and keys. Fitted to vLLM's and TensorRT-LLM's rows with windows of 128 and 1,024.
+#: Additional keys per row of queries with a window, because kernels mask whole blocks of queries
+#: and keys. Fitted to vLLM's and TensorRT-LLM's rows with windows of 128 and 1,024.
 _WINDOW_EDGE = 600.0
 
 DOUBT = "; in doubt: "
@@ -54,8 +54,8 @@ DOUBT = "; in doubt: "
 class Provenance:
     """The origin of an op's times, and the half-width of their 90 % band in percent.
 
-    ``mark`` begins with one of :data:`KINDS` and a colon; what follows :data:`DOUBT` in it says why
-    the times may be another kernel's.
+    ``mark`` begins with one of :data:`KINDS` and a colon; the text after :data:`DOUBT` in it says
+    why another kernel may run than the one that was timed.
     """
 
     mark: str
@@ -63,7 +63,7 @@ class Provenance:
 
     @property
     def kind(self) -> str:
-        """Its first word."""
+        """The kind of origin: the first word of ``mark``."""
         return self.mark.partition(":")[0]
 
 
@@ -73,12 +73,12 @@ KINDS = ("measured", "interpolated", "derived", "modelled")
 
 
 class ShardTimes(Protocol):
-    """How long each op of one tensor-parallel rank of a model takes, in microseconds.
+    """The times of the ops of one tensor-parallel rank of a model, in microseconds.
 
-    Inputs are arrays of equal shape. ``added`` (None where that was not measured) gives what each
-    of several equal chunks in one call adds: a row for each of ``batches`` chunks. ``meta`` says
-    where the times come from, and identifies them; up to ``longest_context`` cached tokens they
-    rest on measurements.
+    Inputs are arrays of equal shape. ``added`` gives the time that each of several equal chunks
+    adds to their call: a row for each of ``batches`` chunks (none if it was not measured). ``meta``
+    holds the origin of the times, and identifies them; up to ``longest_context`` cached tokens they
+    are supported by measurements.
     """
 
     model: ModelSpec
@@ -103,7 +103,7 @@ class ShardTimes(Protocol):
         """Attention of one token for each of ``batch`` sequences with ``context`` cached tokens."""
 
     def added(self, chunk: Array) -> Array:
-        """What each of several equal chunks in one call adds: shape (batches, chunks)."""
+        """The time that each of several equal chunks adds to a call: shape (batches, chunks)."""
 
     def all_reduce(self, num_bytes: Array) -> Array:
         """One all-reduce of ``num_bytes`` on each rank."""
@@ -112,14 +112,14 @@ class ShardTimes(Protocol):
         """One message over a link."""
 
     def provenance(self) -> dict[str, Provenance]:
-        """Of every op."""
+        """The provenance of every op."""
 
 
 def composed_prefill(
     time: Callable[[Array, Array], Array], chunk: Array, context: Array, window: int
 ) -> Array:
-    """A chunk in a layer with a window, from its ``time`` by (chunk, context) without one: by the
-    share of the query-key pairs that the window leaves."""
+    """The time of a chunk in a layer with a window: its ``time`` by (chunk, context) without a
+    window, times the share of query-key pairs within the window."""
     near = np.minimum(context, window)
     left = attended_within(chunk, context, window, _WINDOW_EDGE)
     share = left / attended(chunk, near, 0.5, KEY_BLOCK)[1]
@@ -229,7 +229,7 @@ class DeviceTimes(DeviceModel):
 
     @property
     def meta(self) -> BundleMeta:
-        """Where the times come from; the same device files give the same."""
+        """The origin of the times; the same device files give the same."""
         spec, files = self.spec, device_sha256(self.spec.name)
         return BundleMeta(
             device=spec.name,
@@ -307,12 +307,12 @@ class DeviceTimes(DeviceModel):
 
 
 def identity(*what: object) -> str:
-    """The hash of what op times are computed from."""
+    """The hash of the inputs of op times."""
     return hashlib.sha256(repr(what).encode()).hexdigest()
 
 
 def asked_at(times: ShardTimes, sizes: Bundle) -> Bundle:
-    """The bundle of these times at the sizes of another one's ops, transfers and attention."""
+    """The bundle of these times at the sizes of another bundle's ops, transfers and attention."""
 
     def timed(rows: pd.DataFrame, time_us: Callable[..., Array], *keys: str) -> pd.DataFrame:
         rows = rows.drop(columns=[name for name in rows if name in _MEASURED])
@@ -338,7 +338,7 @@ def asked_at(times: ShardTimes, sizes: Bundle) -> Bundle:
     )
 
 
-#: Columns that a bundle has only of what was measured.
+#: Columns of measured bundles only.
 _MEASURED = ("time_us", *TABLES[PREFILL].extras)
 
 

@@ -1,4 +1,4 @@
-"""The fits of each device that public measurements cover: of every op rows, form and hold-outs.
+"""The fits of each device that public measurements cover: rows, form and hold-outs of every op.
 
 The paper's own timings are not among the sources, so that a comparison with it is a prediction.
 """
@@ -33,7 +33,7 @@ BINS = {
     "context": (0, 256, 1024, 4096, 40000),
     "num_bytes": (0, 2**14, 2**18, 2**21, 2**24, 2**40),
 }
-"""By what held-out errors are split: a column, and the limits of its ranges."""
+"""The ranges by which held-out errors are split: a column, and its limits."""
 
 
 @dataclass(frozen=True)
@@ -65,7 +65,7 @@ class HoldOut:
     scored: str | None = None
 
     def splits(self, rows: pd.DataFrame) -> Folds:
-        """What to fit and what to score, a pair a fold; ``rows`` must have a plain index."""
+        """Rows to fit and rows to score, a pair a fold; ``rows`` must have a plain index."""
         scored = np.full(len(rows), self.scored is None)
         if self.scored is not None:
             scored[rows.query(self.scored).index] = True
@@ -77,7 +77,7 @@ class Study:
     """One op of one device. The column ``bin_by``, one of :data:`BINS`, splits the held-out errors.
 
     ``again`` is a second hold-out, reported beside the first; ``checks`` are named rows of other
-    sources, never fitted; ``stack_pct`` is what another stack's kernels add to the band.
+    sources, never fitted; ``stack_pct`` is the half-width that another stack's kernels add.
     """
 
     op: str
@@ -268,7 +268,7 @@ def _a100_decode(datasets: Path, device: DeviceSpec) -> Iterator[Study]:
 
 
 def bandwidth_share(rows: pd.DataFrame, device: DeviceSpec) -> pd.Series[float]:
-    """The part of HBM bandwidth that reading every row's KV cache once in its time takes."""
+    """The share of HBM bandwidth at which each row's KV cache is read once in its time."""
     kv_bytes = 4 * rows["head_dim"] * rows["kv_heads"] * rows["batch"] * rows["context"]
     return 1e6 * kv_bytes / rows["time_us"] / device.memory_bandwidth
 

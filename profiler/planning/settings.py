@@ -1,4 +1,4 @@
-"""What a profile measures: the ops, their coarse grids and their limits; and points chosen
+"""The settings of a profile: the ops, their coarse grids and their limits; and points chosen
 beforehand, of whole layers of mixed batches, and of decodes of unequal contexts. No torch.
 """
 
@@ -18,7 +18,7 @@ from sarathi_sim.profiler.facts.ops import ATTENTION, OPS
 from sarathi_sim.profiler.planning.grid import Floats, Grid, Key, SizeGrid, Surface
 
 TILE = 128
-#: What computes attention: xformers where it works, else SDPA's flash or efficient kernel; or one
+#: The attention backend: xformers where it works, else SDPA's flash or efficient kernel; or one
 #: and nothing else: cudnn is SDPA's cuDNN kernel, fa3 FlashAttention 3 in SDPA.
 AttentionChoice = Literal["auto", "xformers", "sdpa", "cudnn", "fa3"]
 #: How the L2 of a GPU is made cold before each sample; see profiler/shard/timing.py.
@@ -40,7 +40,7 @@ class Limits:
 
 @dataclass(frozen=True)
 class Settings:
-    """What to profile.
+    """The settings of a profile.
 
     ``target`` is the held-out error (a fraction) at which the adaptive grid stops, ``budget_s`` the
     seconds for all of ``tps`` together after which it stops anyway (the coarse grid is always
@@ -77,7 +77,7 @@ class Settings:
 
     @property
     def local_ops(self) -> tuple[str, ...]:
-        """What one rank of the model computes alone."""
+        """The ops that one rank of the model computes alone."""
         return (*self.model.row_ops, *ATTENTION)
 
 

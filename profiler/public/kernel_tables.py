@@ -23,7 +23,7 @@ from sarathi_sim.profiler.storage.files import regular
 from sarathi_sim.profiler.storage.strict import show
 
 FOLDER = "aiconfigurator"
-#: What the tables call our devices, and their L2 in MiB (data sheets): a table's loop finds weights
+#: The tables' names of our devices, and their L2 in MiB (data sheets): a table's loop finds weights
 #: there that a layer left.
 SYSTEMS = {
     "a100-80g-sxm": ("a100_sxm", 40),
@@ -42,7 +42,7 @@ FORMS = (
     "context_mla_perf, generation_mla_perf, mla_context_module_perf, mla_generation_module_perf, "
     "moe_perf, custom_allreduce_perf, nccl_perf"
 )
-#: What they call number formats, where they do not call them as we do.
+#: The tables' names of number formats, if they differ from ours.
 _THEIRS = {"bf16": "bfloat16"}
 _HALF = 2
 _MOE = {
@@ -92,7 +92,7 @@ def prefill(
     """Causal attention of ``batch`` equal sequences without a prefix: batch, chunk, heads,
     kv_heads, head_dim.
 
-    ``window``: within the last so many tokens (0: over all).
+    ``window``: attention within the last ``window`` tokens (0: over all).
     With an fp8 cache the kernel that computes in fp8 counts, where the stack has one.
     """
     columns = ("batch_size", "isl", "step", *_HEADS, "head_dim")
@@ -171,7 +171,7 @@ def experts(
 
 
 def all_to_alls(datasets: Path, device: str) -> tuple[pd.DataFrame, str] | None:
-    """NCCL's all-to-all (gpus, num_bytes, time_us): what a rank sends in all, itself included."""
+    """NCCL's all-to-all (gpus, num_bytes, time_us): all bytes that a rank sends, also to itself."""
     for path in _versions(datasets, device, "comm", "nccl", "nccl_perf")[:1]:
         chosen = {"op_name": "alltoall", "nccl_dtype": "half"}
         rows = _read(path, ("num_gpus", "message_size"), chosen)

@@ -23,7 +23,7 @@ _REPEAT_FACTOR = 2.0
 
 
 def source_folder(datasets: Path, name: str) -> Path:
-    """``datasets/name``, or ``datasets`` itself where that is already the source's own folder."""
+    """``datasets/name``, or ``datasets`` if it is already the source's own folder."""
     inside = datasets / name
     return inside if inside.is_dir() else datasets
 

@@ -41,7 +41,7 @@ def is_perf(folder: Path) -> bool:
 
 
 def perf_meta(folder: Path) -> dict[str, Any]:
-    """What the folder says of itself."""
+    """The metadata of the folder."""
     return dict(read_mapping(folder / META))
 
 

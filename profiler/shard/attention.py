@@ -1,8 +1,8 @@
 """Attention on a pre-allocated KV cache, through xformers or torch's SDPA. Imports torch.
 
-Both backends have the same methods. q is (tokens, heads, dim), the new tokens' keys and values
-included in those that they see. xformers is used on CUDA where trial calls work; the reason for
-falling back is kept, for the bundle's meta.
+Both backends have the same methods. q is (tokens, heads, dim); the keys and values include those of
+the new tokens. xformers is used on CUDA if trial calls work; the reason for falling back is kept,
+for the bundle's meta.
 """
 
 from __future__ import annotations
@@ -254,8 +254,8 @@ class KVCache:
 Attention = SdpaAttention | XformersAttention
 """One way to compute attention. q is (tokens, heads, dim); k and v (tokens, kv_heads, dim).
 
-A bias says who sees whom: an engine makes it once an iteration, not once a layer, so it is not
-timed. ``kernel`` is what computed the last call; None makes the next one find out.
+A bias is the attention mask: an engine makes it once an iteration, not once a layer, so it is not
+timed. ``kernel`` is the kernel of the last call; None lets the next call find it.
 """
 
 

@@ -128,7 +128,7 @@ class RandomWeights:
 
     @cached_property
     def _experts(self) -> tuple[Tensor, Tensor] | None:
-        """What a rank has of every expert: a part."""
+        """A rank's part of every expert."""
         model, mix = self.model, self.model.experts
         if mix is None:
             return None
@@ -145,7 +145,7 @@ class RandomWeights:
         )
 
     def ends(self, first: bool = True, last: bool = True) -> Ends:
-        """What is beside the layers of a stage that is the ``first``, the ``last``."""
+        """The weights beside the layers of a stage that is the ``first``, the ``last``."""
         model, hidden = self.model, self.model.hidden_size
         table = positions = None
         if first:
@@ -177,7 +177,7 @@ EMBEDDING, LM_HEAD = EDGE_OPS
 
 
 class LayerState(NamedTuple):
-    """What one layer holds."""
+    """The weights of one layer."""
 
     weights: Weights
     cache: KVCache
@@ -195,7 +195,7 @@ def at_once(op: str, call: Callable[..., Any], state: object, *inputs: Any) -> A
 class ShardLayer:
     """The ops on one of ``tp`` ranks. Activations are (tokens, width).
 
-    ``reduce`` sums a tensor over the ranks, in place; without it the sums are those of one rank.
+    ``reduce`` sums a tensor over the ranks, in place; without it sums are of one rank only.
     ``fp8``: the inputs of a layer's GEMMs are float8_e4m3fn, as their weights, with one scale a
     tensor, as a GPU from compute capability 8.9 on takes them; sums are accumulated in the fast way
     of its fp8 units, as engines have it. Raises ValueError where ``tp`` does not divide the model.
@@ -273,7 +273,7 @@ class ShardLayer:
     def _attend(
         self, layer: LayerState, new: tuple[Tensor, ...], rows: Rows, do: Do
     ) -> list[Tensor]:
-        """Of the chunks, then of the decodes."""
+        """Attention of the chunks, then of the decodes."""
         first, parts = sum(chunk.tokens for chunk in rows.chunks), []
         if rows.decodes is not None:  # before the chunks, which may share a block that this fills
             last = (part[first:] for part in new)
@@ -287,7 +287,7 @@ class ShardLayer:
     # The ops: state, then inputs ----------------------------------------------------------------
 
     def embed(self, ends: Ends, tokens: Tensor, positions: Tensor) -> Tensor:
-        """The rows of the tokens, and of their positions where those are learned."""
+        """The embeddings of the tokens, plus learned positions, if any."""
         assert ends.table is not None
         x = F.embedding(tokens, ends.table)
         return x if ends.positions is None else x + F.embedding(positions, ends.positions)

@@ -84,7 +84,7 @@ class RankProcesses:
             raise ProfileError(f"rank 0 is gone; {self._complaint()}") from None
 
     def entry(self, what: str, timeout_s: float, rank: int = 0) -> dict[str, Any] | None:
-        """What the rank sends next; None once it has ended well.
+        """The rank's next message; None once it has ended well.
 
         Raises ProfileError where a rank fails, or where nothing comes for ``timeout_s``; the
         message says that ``what`` is at fault.

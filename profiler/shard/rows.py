@@ -23,7 +23,7 @@ _ALIKE = 0.8
 Decode = tuple[tuple[int, ...], int]
 """The blocks of a sequence, and how many tokens it has cached."""
 Routing = tuple[Tensor, Tensor]
-"""Of each token, (tokens, top_k): the numbers of its experts, and the weights of their outputs."""
+"""The numbers of each token's experts, (tokens, top_k), and the weights of their outputs."""
 
 
 def places_of(
@@ -77,7 +77,7 @@ class _Call:
 
 
 class Decodes:
-    """One new token for each of several sequences; ``at`` is where it goes in a flat cache."""
+    """One new token for each of several sequences; ``at`` are their places in a flat cache."""
 
     def __init__(
         self, attention: Attention, at: Tensor, calls: list[_Call], block_size: int
@@ -114,7 +114,7 @@ class Decodes:
             contexts = [context for _, context in some]
             longest = max(contexts) + 1
             most = -(-longest // size)
-            # Whatever block stands for those that a shorter sequence lacks is masked.
+            # Blocks that a shorter sequence lacks are masked, so any block may stand for them.
             tables = [[*table[:most], *(most - len(table)) * (0,)] for table, _ in some]
             bias = attention.skewed_bias(contexts, longest if most == 1 else most * size)
             where = None if rows is None else torch.tensor(rows).to(device)

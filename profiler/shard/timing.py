@@ -153,7 +153,7 @@ class Sampler:
 
 
 def _handle(nvml: Any) -> Any:
-    """The GPU that torch calls 0: NVML counts all, torch those that CUDA_VISIBLE_DEVICES names."""
+    """torch's GPU 0: NVML counts all GPUs, torch only those in CUDA_VISIBLE_DEVICES."""
     first = os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",")[0].strip()
     if first.startswith(("GPU-", "MIG-")):
         return nvml.nvmlDeviceGetHandleByUUID(first)
@@ -161,7 +161,7 @@ def _handle(nvml: Any) -> Any:
 
 
 def guarded(measure: Callable[[], Timing], device: torch.device) -> Timing:
-    """What ``measure`` gives, or a Timing without a time that holds the reason for its failure.
+    """The result of ``measure``, or a Timing without a time, with the reason for its failure.
 
     ``lost`` is set where the GPU answers nothing after it: an illegal access or a failed assertion
     ends a process's CUDA context for good.
@@ -170,7 +170,7 @@ def guarded(measure: Callable[[], Timing], device: torch.device) -> Timing:
         return measure()
     except Exception as error:  # memory, a library, a kernel that refuses: one point, not a profile
         failed = Timing(None, note=reason(error))
-    # The exception is gone, and with it what its frames held.
+    # The exception is gone, and with it the objects of its frames.
     return replace(failed, lost=device.type == "cuda" and not _answers())
 
 
@@ -197,7 +197,7 @@ _FLUSH_BYTES = 256 * 2**20
 _FLUSHES = 16
 #: Clock cycles that a GPU waits instead, where nothing is flushed: about a millisecond.
 _WAIT_CYCLES = 1_500_000
-#: Above the copy bandwidth by more than this, what was read came from the L2.
+#: A read faster than the copy bandwidth by more than this came from the L2.
 _FROM_L2 = 1.02
 _MOST_WARM_UPS = 12
 #: An idle GPU's clock takes many samples to rise: at the idle clock two in a row are alike, too.
@@ -351,7 +351,7 @@ class Timer:
         return replace(timing, **asdict(self._sampler.since(from_s)))
 
     def event_floor(self) -> Timing:
-        """What an empty pair of events tells: it is in every time of a GPU, and not taken off."""
+        """The time between two events without work: every GPU time includes it."""
         return self(lambda index: None)
 
     def _cpu_sample(self, call: Callable[[int], object], index: int) -> float:

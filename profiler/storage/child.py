@@ -1,5 +1,5 @@
-"""Processes of ours: each ends with its parent, and has a channel of its own to it; and what long
-work tells those who wait for it.
+"""Processes of ours: each ends with its parent, and has a channel of its own to it; and the reports
+of progress.
 
 In the common executors (joblib, loky, ``concurrent.futures``) all workers answer through one pipe,
 and the executor keeps its writing end open. If a worker is killed while it answers, the reader
@@ -35,13 +35,13 @@ from sarathi_sim.profiler.storage.strict import UserError
 from sarathi_sim.profiler.storage.threads import default_to_one_thread
 
 Progress = Callable[[str, int, int], None]
-"""Called with what is being done, how much of it is done, and how much there is to do."""
+"""Called with the name of the work, the finished amount, and the total."""
 Say = Callable[[str], object]
 """Called with a line for the user."""
 
 
 def silent(*_: object) -> None:
-    """Tell nobody."""
+    """Ignore the progress."""
 
 
 T = TypeVar("T")
@@ -51,7 +51,7 @@ Outcome = Literal["told", "returned", "raised", "lost", "waiting"]
 
 MODULE = "sarathi_sim.profiler.storage.child"
 READY = "ready"
-"""What a worker sends first, once everything is imported."""
+"""A worker's first message, sent when everything is imported."""
 STARTS = 3
 """Workers that may die one after the other before they are ready."""
 _PR_SET_PDEATHSIG = 1
@@ -113,7 +113,7 @@ def how_it_ended(code: int) -> str:
 
 
 def end_with(parent: int) -> None:
-    """From now on Linux ends this process at once when its parent, that process, ends."""
+    """Let Linux end this process as soon as its parent ends."""
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     if os.getppid() != parent:  # it was gone before that
@@ -127,7 +127,7 @@ def channel_to_parent() -> Connection:
 
 
 def inbox(channel: Connection, scratch: Path | None = None) -> SimpleQueue[Any]:
-    """What the parent sends, taken in by a thread while this process works.
+    """The parent's messages, received by a thread while this process works.
 
     The thread also is the watch on the parent: this process ends when the channel does, or when
     what was sent cannot be read. First it removes the folder ``scratch``.
@@ -157,7 +157,7 @@ def main() -> None:
     channel = channel_to_parent()
     for name in sys.argv[2:]:
         import_module(name)
-    gc.freeze()  # what was imported stays: a run's collections need not go through it
+    gc.freeze()  # imported objects stay: a run's collections need not visit them
 
     def told(done: int, total: int) -> None:
         channel.send(("told", (done, total)))
@@ -173,7 +173,7 @@ def main() -> None:
 def outcome(
     function: Callable[..., object], arguments: tuple[Any, ...], told: Told
 ) -> tuple[Outcome, Any]:
-    """What ``function(*arguments, told)`` returns or raises."""
+    """The outcome of ``function(*arguments, told)``: its value or its exception."""
     try:
         return "returned", function(*arguments, told)
     except Exception as error:
@@ -203,7 +203,7 @@ class Worker:
         threading.Thread(target=self._talk, daemon=True).start()
 
     def begin(self, function: Callable[..., object], *arguments: Any) -> None:
-        """Have ``function(*arguments, told)`` called after what was begun before."""
+        """Queue a call of ``function(*arguments, told)``."""
         self.since = time.monotonic()
         self._calls.put((function, arguments))
 
@@ -216,7 +216,7 @@ class Worker:
                 while kind == "told":
                     kind, value = self._channel.recv()
                     self._outcomes.put((self, kind, value))
-            except Exception:  # whatever it is, there will be no answer
+            except Exception:  # after any error there will be no answer
                 self._outcomes.put((self, "lost", None))
         self._channel.close()
 
@@ -314,7 +314,7 @@ def mapped(
 ) -> list[T]:
     """``function(item)`` of every item, in order, on ``workers`` processes.
 
-    ``progress`` is called with the number of those that are done. Raises what the function raises,
+    ``progress`` is called with the number of finished calls. Raises what the function raises,
     and UserError where a process dies.
     """
     found: dict[int, T] = {}

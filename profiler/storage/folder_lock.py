@@ -10,7 +10,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 _HOLDER = "process "
-"""What a lock of ours begins with."""
+"""The first bytes of a lock of ours."""
 
 
 class FolderBusyError(Exception):

@@ -74,7 +74,7 @@ class Manifest:
 class Differences:
     """The differences between a folder and its manifest; names are relative to it.
 
-    ``changed`` are files with another content, ``missing`` those that are not there, ``foreign``
+    ``changed`` are files with another content, ``missing`` absent files, ``foreign``
     is everything that the manifest does not name (up to a thousand of each).
     """
 
@@ -107,14 +107,14 @@ def file_digest(file: Path) -> Digest:
 def write_manifest(folder: Path, kind: str) -> None:
     """Name everything that ``folder`` holds in its manifest, which is not flushed. Raises OSError.
 
-    Only for a folder that nobody else looks at yet.
+    Only for a folder that no other process uses yet.
     """
     files = {name: file_digest(folder / name) for name in _entries(folder) if name != MANIFEST}
     (folder / MANIFEST).write_bytes(Manifest(kind, files).dump())
 
 
 def read_manifest(folder: Path) -> Manifest | None:
-    """The manifest of ``folder``; None where it has none of ours, or a damaged one."""
+    """The manifest of ``folder``; None if it has none of ours, or a damaged one."""
     try:
         content = regular(folder / MANIFEST).read_bytes()
         tree = json.loads(content)
@@ -286,7 +286,7 @@ def remove_ours(folder: Path) -> None:
     (folder / MANIFEST).unlink(missing_ok=True)
     partial(folder / MANIFEST).unlink(missing_ok=True)
     for path in sorted(above, key=lambda path: len(path.parts), reverse=True):
-        with contextlib.suppress(OSError):  # missing, or somebody put something there
+        with contextlib.suppress(OSError):  # missing, or another process wrote into it
             (folder / path).rmdir()
 
 

@@ -35,7 +35,7 @@ def size_text(num_bytes: float) -> str:
 
 
 def _limits() -> Iterator[tuple[int, int]]:
-    """Each limit on this process, and what of it is used: ulimit's, and those of its control
+    """Each limit on this process, and the used part of it: ulimit's, and those of its control
     groups (versions 1 and 2) and of all groups above."""
     if hasattr(psutil, "RLIMIT_AS"):  # Linux only
         process = psutil.Process()

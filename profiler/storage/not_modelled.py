@@ -1,4 +1,4 @@
-"""What is not modelled, by the names that users of serving engines know it by, and what to do.
+"""Features that are not modelled, by their names in serving engines, and what to do instead.
 
 Every door that refuses an unknown name asks :func:`not_modelled` first (``strict.py``).
 docs/limits.md is made from :data:`LIMITS` (``python -m sarathi_sim.experiments.reference docs``).
@@ -35,7 +35,7 @@ _PROFILE = "profile it: `profiles` takes op times measured on it, `device` a YAM
 _DENSE = "give a `config.json` of a type that docs/models.md lists"
 
 Kind = Literal["feature", "model", "device", "format"]
-#: What becomes modelled loses its line.
+#: A feature that becomes modelled loses its line.
 LIMITS: dict[Kind, tuple[Limit, ...]] = {
     "feature": (
         Limit(
@@ -257,7 +257,7 @@ LIMITS: dict[Kind, tuple[Limit, ...]] = {
 def not_modelled(name: str, *kinds: Kind) -> str:
     """``not modelled: what; what to do`` where a name asks for one of :data:`LIMITS`, else empty.
 
-    ``kinds`` are those that the name may be of (none: a feature or a format).
+    ``kinds`` are the possible kinds of the name (none: a feature or a format).
     """
     plain = _plain(name)
     for kind in kinds or ("feature", "format"):

@@ -38,7 +38,7 @@ _SURROGATE = re.compile("[\ud800-\udfff]")
 
 
 class _Refused(ValueError):
-    """What is wrong, beginning with the line."""
+    """The mistake in words, beginning with its line."""
 
     def __init__(self, event: Any, problem: str) -> None:
         super().__init__(f"line {event.start_mark.line + 1}: {problem}")
@@ -152,7 +152,7 @@ def _scalar(event: Any) -> str | int | float | bool | None:
 
 @lru_cache(maxsize=4096)
 def _resolved(text: str) -> str | int | float | bool | None:
-    """What a plain scalar means in the core schema. Raises ValueError for an endless number."""
+    """A plain scalar's value in the core schema. Raises ValueError for an endless number."""
     if text in _NULL:
         return None
     if text in _BOOL:

@@ -21,7 +21,7 @@ KeyPath = tuple[str, ...]
 #: Mistakes of one mapping that are spelt out; the others are counted.
 MOST = 20
 
-#: For what a file fills: unknown keys, wrong types, NaN and infinity are errors.
+#: For models filled from files: unknown keys, wrong types, NaN and infinity are errors.
 STRICT = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False)
 
 #: Characters of a wrong value that a message repeats.
@@ -36,7 +36,7 @@ def strict_dataclass(cls: type[T]) -> type[T]:
 
 
 class UserError(ValueError):
-    """What the user can mend. The message, a line a mistake, says where, what, and what is allowed.
+    """A mistake that the user can correct; the message says where, what, and what is allowed.
 
     The command line prints it and exits with code 2.
     """
@@ -85,7 +85,7 @@ def _dotted(key: KeyPath) -> list[str]:
 
 
 def show(value: object) -> str:
-    """A value as YAML spells it, where that is not how Python does."""
+    """A value as YAML spells it, if Python spells it differently."""
     if value is None:
         return "null"
     if isinstance(value, bool):
@@ -95,7 +95,7 @@ def show(value: object) -> str:
 
 
 def short(value: object) -> str:
-    """A value for a message, cut off where it is long."""
+    """A value for a message, cut off if it is long."""
     try:
         text = repr(value)
     except (ValueError, RecursionError):  # too many digits, or lists in lists
@@ -113,7 +113,7 @@ def mistakes(
     """``FILE: key.path: value VALUE: what is allowed``, one line each.
 
     ``origin`` turns a key path into the part before the value; ``also`` are keys that the file
-    may have at the top level beside those of ``model``.
+    may have at the top level beside the keys of ``model``.
     """
     lines = []
     found = error.errors(include_url=False)
@@ -188,7 +188,7 @@ def _line(
 
 
 def _none_of(value: object, options: list[str]) -> str:
-    """What is said of a value that is none of the options."""
+    """The message for a value that is none of the options."""
     return f"value {show(value)}: one of {', '.join(options)}{did_you_mean(str(value), options)}"
 
 

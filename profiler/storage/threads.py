@@ -17,7 +17,7 @@ _BLAS = ("OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "VECLIB_MAXIMUM_THREADS")
 
 
 def default_to_one_thread(environment: MutableMapping[str, str] = os.environ) -> None:
-    """Give this process, and those that it starts, one thread per library.
+    """Give this process and its children one thread per library.
 
     ``environment`` is that of a process to be started instead. The user's own variables have
     priority, and ``OMP_NUM_THREADS`` holds for every library. A library reads them when it is
@@ -31,7 +31,7 @@ def default_to_one_thread(environment: MutableMapping[str, str] = os.environ) ->
 
 
 def one_thread() -> AbstractContextManager[Any]:
-    """The same during this context, for a process that is not ours."""
+    """As :func:`default_to_one_thread`, within this context, for a foreign process."""
     return _limit(os.environ)
 
 

@@ -1,4 +1,4 @@
-"""The 90 % band of a predicted op time, from the residuals of points that no fit saw."""
+"""The 90 % band of a predicted op time, from the residuals of held-out points."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ from sarathi_sim.simulator.op_times.regression import coordinates
 
 LEVEL = 0.9
 FEWEST = 8
-"""Residuals needed for a width; with fewer, the next wider kind is used."""
+"""Residuals needed for a half-width; with fewer, the next wider kind of residual is used."""
 
 NEAR = 0.1
-"""Octaves from a measured point up to which times of an op over two sizes differ by noise alone."""
+"""Distance in octaves within which times of an op over two sizes differ by noise alone."""
 AT_ONCE = 1000
 TINY = 1e-9
 UNKNOWN = 0.25
@@ -35,9 +35,9 @@ UNKNOWN = 0.25
 class Band:
     """Half-widths on the logarithm of an op's time.
 
-    ``inside`` holds in the measured region, ``edges`` at tile edges that were not measured, both in
-    units of :func:`_unit`; and ``beyond``, per octave, outside of the region (for at least one).
-    So a band is narrow where times are smooth, the grid is dense, or a measured point is near.
+    ``inside`` holds in the measured region, ``edges`` at unmeasured tile edges, both in units of
+    :func:`_unit`; ``beyond`` holds outside of the region, for each octave (at least one). So a band
+    is narrow where times are smooth, the grid is dense, or a measured point is near.
     """
 
     inside: float
@@ -46,7 +46,7 @@ class Band:
     floor: float
 
     def half_widths(self, table: OpTable, points: Floats) -> Floats:
-        """Of predictions at ``points`` by a fit to ``table``."""
+        """Half-widths of predictions at ``points`` by a fit to ``table``."""
         region = MeasuredRegion(table.points)
         octaves = np.log2(region.times_beyond(points))
         measured = np.isin(points[:, 0], table.points[:, 0])
@@ -57,12 +57,12 @@ class Band:
 
 
 def _unit(table: OpTable, points: Floats, floor: float) -> Floats:
-    """The unit of half-widths inside.
+    """The unit of half-widths inside the measured region.
 
-    Over one size: the local roughness (how far the surrounding points are from the line through
-    their neighbours; at most how far their times are apart) in the middle of a gap, less towards
-    its ends, as for a parabola or a step that may be anywhere in the gap; plus ``floor``. Over two:
-    the root of the distance to the nearest measured point, as for a random walk.
+    Over one size: the local roughness (distance of the surrounding points from the line through
+    their neighbours; at most the difference of their times) in the middle of a gap, less towards
+    its ends, as for a parabola or a step anywhere in the gap; plus ``floor``. Over two sizes: the
+    root of the distance to the nearest measured point, as for a random walk.
     """
     if points.shape[1] > 1:
         return np.sqrt(np.maximum(_octaves_away(table.points, points), NEAR))
@@ -93,10 +93,10 @@ def _octaves_away(measured: Floats, points: Floats) -> Floats:
 
 
 def _left_out(table: OpTable) -> tuple[Folds, Floats]:
-    """Points to leave out in turn, and how much each point counts.
+    """Points to leave out in turn, and each point's weight.
 
-    Over one size: every fifth, so that no two neighbours are away together; and by the octaves that
-    each stands for, because a profile is dense where times are rough, and its uses are not.
+    Over one size: every fifth point, so that no two neighbours are left out together, weighted by
+    the octaves around it, because a profile is dense where times are rough, and its uses are not.
     """
     count = len(table.points)
     if table.points.shape[1] > 1 or count < 3:
@@ -138,9 +138,9 @@ def fit_band(table: OpTable) -> Band:
 
 
 def scored(table: OpTable, folds: Folds, fit: Fit) -> tuple[Floats, Bools, Rows]:
-    """Of all scored rows: log errors, whether the band covers them, and their indices.
+    """Log errors of all scored rows, whether the band covers them, and the rows' indices.
 
-    The band as well is that of a fold's fitted rows alone.
+    The band, too, is fitted to a fold's fitted rows alone.
     """
     off, rows = residuals(table, folds, fit)
     widths = [np.empty(0)]
@@ -151,11 +151,11 @@ def scored(table: OpTable, folds: Folds, fit: Fit) -> tuple[Floats, Bools, Rows]
 
 
 def coverage(table: OpTable) -> tuple[int, float]:
-    """The number of points that tested the band, and the share that it covered, each point counted
-    as :func:`_left_out` says.
+    """The number of points that tested the band, and the weighted share that it covered
+    (:func:`_left_out`).
 
-    The points inside, a fifth at a time (over two sizes: two fifths, which takes seconds enough):
-    neither the fit nor the residuals that gave the width saw them.
+    Points inside the region are held out, a fifth at a time (over two sizes two fifths only, which
+    already takes seconds), from the fit and from the residuals that set the half-width.
     """
     folds, counts = _left_out(table)
     folds = folds if table.points.shape[1] == 1 else folds[:2]
@@ -165,17 +165,17 @@ def coverage(table: OpTable) -> tuple[int, float]:
 
 
 def covering_width(misses: Floats, default: float, weight: Floats | None = None) -> float:
-    """The smallest width that covers :data:`LEVEL`, of a finite sample (split conformal, weighted
-    where misses count for more or less)."""
+    """The smallest half-width that covers :data:`LEVEL` of future residuals, by split conformal
+    prediction from a finite, possibly weighted sample of ``misses``."""
     if len(misses) < FEWEST:
         return default
     counts = np.ones(len(misses)) if weight is None else weight
-    own = (counts**2).sum() / counts.sum() ** 2  # the weight to expect of one miss more
+    own = (counts**2).sum() / counts.sum() ** 2  # expected weight of one more residual
     return _quantile(misses, counts, LEVEL * (1 + own))
 
 
 def _quantile(values: Floats, weight: Floats, share: float) -> float:
-    """The least of the values up to which a share of the weight lies; the largest if none is."""
+    """The smallest value with ``share`` of the weight up to it; the largest if there is none."""
     order = np.argsort(values, kind="stable")
     reached = np.cumsum(weight[order])
     at = np.searchsorted(reached, share * reached[-1] - 1e-9 * reached[-1])

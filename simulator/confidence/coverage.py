@@ -19,7 +19,7 @@ class MeasuredRegion:
     """The region that measured points span.
 
     Over one size this is the range. Over two it is the convex hull in the regression's coordinates
-    (:func:`~sarathi_sim.simulator.op_times.regression.coordinates`), outside of which it
+    (:func:`~sarathi_sim.simulator.op_times.regression.coordinates`): outside of it the regression
     extrapolates.
     """
 
@@ -40,7 +40,7 @@ class MeasuredRegion:
     def times_beyond(self, wanted: Floats) -> Floats:
         """The largest ratio to the measured points: in a size, in the sum or product of both.
 
-        It is 1 for sizes that are no larger, also if they are below or beside the points.
+        It is 1 if no size is larger, also for sizes below or beside the points.
         """
         over = (_extents(wanted) / np.maximum(self._largest, 1)).max(axis=1)
         return np.asarray(np.where(self.outside(wanted), np.maximum(over, 1.0), 1.0))
@@ -49,8 +49,8 @@ class MeasuredRegion:
 def _sides(points: Floats) -> Floats | None:
     """Outward unit normal and offset of each side of the points' convex hull, shape (sides, 3).
 
-    None if all are on one line: the box has to do. This is Andrew's monotone chain: scipy's hull is
-    the same, but takes a quarter of a second to import.
+    None if all points are on one line: then their bounding box counts. This is Andrew's monotone
+    chain; scipy's hull gives the same, but takes a quarter of a second to import.
     """
     if np.linalg.matrix_rank(points - points[0]) < 2:
         return None
@@ -82,16 +82,16 @@ def _extents(points: Floats) -> Floats:
 
 
 FEW = 3
-"""Points that are proposed for an op."""
+"""The most points proposed for an op."""
 
 
 @dataclass(frozen=True)
 class Outside:
     """One op's sizes outside the measured region.
 
-    ``iterations`` is their share of the iterations that use the op, ``time`` that of the op's
-    time, ``beyond`` the largest ratio to the measured sizes (1: beside or below them), ``profile``
-    the points that would bring most of them inside, as keys of the op's table.
+    ``iterations`` is their share of the iterations that use the op, ``time`` their share of the
+    op's time, ``beyond`` the largest ratio to the measured sizes (1: beside or below them),
+    ``profile`` the points to measure to bring most of them inside, as keys of the op's table.
     """
 
     op: str
@@ -147,9 +147,9 @@ def queries_outside(uses: list[dict[str, OpUse]], tables: dict[str, OpTable]) ->
 
 
 def _proposed(points: Floats, weight: Floats, low: Floats) -> tuple[tuple[int, ...], ...]:
-    """Where most of the time outside is, by octave: each octave's far end.
+    """Points to profile: the far ends of the octaves with most of the time outside.
 
-    That is its largest size, or its smallest where it lies below all that was measured.
+    The far end is the largest size, or the smallest in octaves below the measured sizes.
     """
     octave = np.floor(np.log2(np.maximum(points, 1)))
     cells, which = np.unique(octave, axis=0, return_inverse=True)

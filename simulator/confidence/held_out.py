@@ -3,7 +3,7 @@
 Every error comes from a model fitted without the scored points:
 
 ``between``  a random fifth left out in turn (the ends of the range stay): inside the range
-``edges``    of those, tokens at a multiple of the bundle's tile and one above it
+``edges``    the ``between`` points at a multiple of the bundle's tile, and one token above it
 ``beyond``   fitted up to a quarter of the range, scored on the rest: extrapolation
 ``unseen``   a GEMM's shape, predicted from the bundle's other GEMMs
 
@@ -60,9 +60,9 @@ _SURFACES = {"prefill": prefill_surface, "decode": decode_surface}
 
 @dataclass(frozen=True)
 class OpTable:
-    """One op of a bundle: points, shape (n, sizes), times in seconds, and how they are fitted.
+    """One op of a bundle: points, shape (n, sizes), times in seconds, and its regression ``fit``.
 
-    ``far`` fits what is used beyond the range, where that differs.
+    ``far`` is the regression used beyond the range, if it differs.
     """
 
     op: str
@@ -99,7 +99,7 @@ def op_tables(bundle: Bundle) -> list[OpTable]:
             far = far_gemm(gemms[op], others)
         found.append(OpTable(op, points, time, linear_fit, far, tile, gemms.get(op)))
     for op in ATTENTION:
-        if bundle.tables()[op].empty:  # of an import that has none
+        if bundle.tables()[op].empty:  # an imported bundle may lack it
             continue
         points, time = _columns(bundle.tables()[op], *OPS[op].columns)
         fit = surface_fit(_SURFACES[OPS[op].family])
@@ -114,10 +114,10 @@ def op_tables(bundle: Bundle) -> list[OpTable]:
 
 
 def modelled_tables(ops: OpTimes) -> list[OpTable]:
-    """Of op times that are asked and not fitted: the corners of the sizes that they are good for.
+    """Tables of modelled op times, which are not fitted: the corners of their supported sizes.
 
-    These are as many tokens, sequences and bytes as batches have, and contexts up to the longest
-    that was measured.
+    These are the tokens, sequences and bytes of batches, and contexts up to the longest that was
+    measured.
     """
     longest = float(ops.longest_context)
     chunks = np.array([(c, k) for c in (1.0, longest) for k in (0.0, longest)])
@@ -141,8 +141,8 @@ def _columns(table: pd.DataFrame, *names: str) -> tuple[Floats, Floats]:
 
 
 def between(table: OpTable) -> Folds:
-    """A random fifth of the points, left out in turn; the ends of the range (over two sizes: its
-    corners) stay, so that none lies beyond the others."""
+    """Folds that leave out a random fifth of the points; the ends of the range (over two sizes: its
+    corners) stay in, so that no point left out lies beyond the others."""
     points = table.points
     low, high = points.min(axis=0), points.max(axis=0)
     ends = ((points == low) | (points == high)).all(axis=1)
@@ -153,7 +153,7 @@ def between(table: OpTable) -> Folds:
 
 
 def beyond(table: OpTable, share: int = 4) -> Folds:
-    """The points up to ``1 / share`` of the range, and the rest; none if that is too little."""
+    """The fold of the points up to ``1 / share`` of the range, and the rest; empty if too few."""
     points = table.points
     near = (points <= points.max(axis=0) / share).all(axis=1)
     if near.sum() < 8 or near.all():
@@ -175,7 +175,7 @@ def residuals(table: OpTable, folds: Folds, fit: Fit) -> tuple[Floats, Rows]:
 def unseen_shape(table: OpTable, tables: list[OpTable]) -> Floats:
     """``log(predicted / measured)`` of a GEMM, from the bundle's GEMMs of other shapes.
 
-    Empty for what is no GEMM, or where there is no other shape.
+    Empty for an op that is no GEMM, or without another shape.
     """
     others = {
         t.op: (t.shape, t.points[:, 0], t.time_s)
@@ -212,7 +212,7 @@ def held_out_errors(
 def _beside_baselines(
     table: OpTable, where: str, folds: Folds, fit: Fit
 ) -> list[dict[str, object]]:
-    """The row of ``where``; after "between" that of the tile edges among the same rows."""
+    """The row of ``where``; for "between" also the row of the tile edges among its points."""
     errors, rows = residuals(table, folds, fit)
     forest, poly3 = (residuals(table, folds, other)[0] for other in (_forest, _polynomial))
     kinds = {where: np.ones(len(rows), bool)}
@@ -250,7 +250,7 @@ def linear_fit(points: Floats, time: Floats) -> Model:
 
 
 def far_gemm(shape: GemmShape, others: Gemms) -> Fit:
-    """A GEMM beyond its range; the other GEMMs are known as far as it is."""
+    """The fit of a GEMM beyond its range; the other GEMMs are cut to the same range."""
 
     def fit(points: Floats, time: Floats) -> Model:
         tokens = points[:, 0]

@@ -6,13 +6,13 @@ sources add up:
 
 - a bundle's own regression, by its held-out residuals, local: inside the measured region, and
   growing with the octaves beyond it;
-- where an op was not measured on this shape (``modelled``; in an imported bundle what is marked
-  so, or ``scaled``, or ``interpolated``), the held-out error of the device's calibrated model, or
-  ``UNKNOWN`` where the device has none; for what is ``modelled`` also the difference of another
-  software stack's kernels (``stack_pct``). Where the origin is in doubt (``DOUBT``), the times may
-  be a slower kernel's than the one that runs: the error is common, and only makes them shorter.
+- for an op that was not measured on this shape (marked ``modelled``, or in an imported bundle
+  ``scaled`` or ``interpolated``), the held-out error of the device's calibrated model, or
+  ``UNKNOWN`` if the device has none; for a ``modelled`` op also the difference of another software
+  stack's kernels (``stack_pct``). If its origin is in doubt (``DOUBT``), a faster kernel may run
+  than the one that was timed: this error is common, and only makes times shorter.
 
-Where whole layers were measured, their error beyond that of their ops is an error of its own.
+If whole layers were measured, their error beyond their ops' errors is a separate error.
 
 Not included are common errors of all measurements of a bundle (clocks, drivers, another library).
 """
@@ -36,7 +36,7 @@ from sarathi_sim.simulator.op_times.op_times import OpTimes
 from sarathi_sim.simulator.op_times.regression import kept_of
 
 COMMON_SHARE = 0.25
-"""Of the variance of a device model's held-out error, what all sizes of one shape share.
+"""The share of a device model's held-out error variance that all sizes of one shape have in common.
 
 Measured on the public data with the hold-outs of ``calibrate``: 0.05 (A100) and 0.23 (A6000) for
 GEMMs, 0.01 to 0.58 for attention.
@@ -48,16 +48,16 @@ NORMAL_90, NORMAL_95 = 1.645, 1.96
 OCTAVES = 48
 
 _MODELLED = Band(inside=0.0, edges=0.0, beyond=UNKNOWN, floor=0.0)
-"""Of op times that are asked and not fitted: no error of their own up to the sizes of
-:func:`modelled_tables`, beyond them assumed."""
+"""The band of modelled op times: no regression error up to the sizes of :func:`modelled_tables`,
+an assumed one beyond."""
 
 
 @dataclass(frozen=True)
 class OpError:
     """One op's errors: standard deviations on the logarithm of its time.
 
-    ``common`` and ``local`` are those of the device model behind it (0 where it was measured);
-    ``band`` is of the regression, by place. ``slow`` is common, too, and only takes time off.
+    ``common`` and ``local`` come from the device model behind the op (0 if it was measured),
+    ``band`` from the regression, by place. ``slow`` is common, too, and only makes times shorter.
     """
 
     table: OpTable
@@ -74,7 +74,7 @@ class OpError:
 
 @dataclass(frozen=True)
 class LayerError:
-    """The error of measured layers beyond that of their ops, with the fitted whole-layer terms: one
+    """The error of measured layers beyond their ops' errors, with the fitted whole-layer terms: one
     local standard deviation for all sizes, on the logarithm of a layer's time."""
 
     local: float
@@ -124,8 +124,8 @@ def op_errors(ops: OpTimes) -> dict[str, OpError]:
 
 
 def _model_error(meta: BundleMeta, op: str, device: DeviceSpec | None) -> tuple[float, ...]:
-    """(common, local) standard deviations of the device model behind an op, else zeros; and what is
-    slow where it is in doubt."""
+    """(common, local, slow) standard deviations of the device model behind an op; zeros without
+    one."""
     if meta.kernels is not None:
         half_width = meta.kernels.half_width_pct.get(op, 100 * UNKNOWN)
         sigma = float(np.log1p(half_width / 100)) / NORMAL_90
@@ -137,10 +137,9 @@ def _model_error(meta: BundleMeta, op: str, device: DeviceSpec | None) -> tuple[
     behind = device.behind(op, meta.tp) if device is not None else []
     if not behind:
         return _split(UNKNOWN / NORMAL_90)
-    # The 95th percentile rather than the median: errors have heavy tails, and it is the wide ones
-    # that make a band.
+    # The 95th percentile, not the median: errors have heavy tails, and large errors set the band.
     p95_pct = float(np.mean([fit.held_out.p95_pct for fit in behind]))
-    # A source's own stack is behind what is interpolated or scaled from its measurements.
+    # Interpolated and scaled times come from measurements of the source's own stack.
     stack_pct = float(np.mean([fit.stack_pct for fit in behind])) if mark == "modelled" else 0.0
     return _split(float(np.hypot(p95_pct / 100 / NORMAL_95, stack_pct / 100 / NORMAL_90)))
 
@@ -150,10 +149,10 @@ def _split(sigma: float) -> tuple[float, float]:
 
 
 def standard_normals(key: str, samples: int) -> Floats:
-    """Draws that belong to ``key``, shape (1 + OCTAVES, samples): a common one, one per octave.
+    """Draws for ``key``, shape (1 + OCTAVES, samples): a common draw, and one per octave.
 
-    Samples come in pairs of opposite sign, so that their mean is no error. The same key gives the
-    same draws: what two runs have in common cancels in their ratio.
+    Samples come in pairs of opposite sign, so their mean is 0. The same key gives the same draws,
+    so errors that two runs share cancel in their ratio.
     """
     half = np.random.default_rng(zlib.crc32(key.encode())).standard_normal(
         (1 + OCTAVES, samples // 2)

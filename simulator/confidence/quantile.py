@@ -1,10 +1,9 @@
-"""The load that a share of all replications carries, from the crossings of a few.
+"""The load that a share of all replications carries, estimated from the crossings of a few.
 
 Logarithms of crossings are taken as normally distributed. Then a quantile lies ``k`` standard
 deviations below the mean of ``n`` of them, where ``k sqrt(n)`` is a quantile of the noncentral t
-distribution (the tolerance factor of a normal sample): the median estimate has the quantile of
-0.5. So the estimate does not depend on how many replications there are, and the interval is that of
-the quantile itself.
+distribution (the tolerance factor of a normal sample). The estimate takes its median, so it does
+not depend on the number of replications; the interval covers the quantile itself.
 """
 
 from __future__ import annotations
@@ -18,9 +17,9 @@ import numpy as np
 from scipy.special import nctdtrit, ndtri, stdtrit
 
 LEVEL = 0.97
-"""Of the interval of a fixed number. With the rule of
+"""Confidence of the interval for a fixed number of replications. The rule of
 :func:`sarathi_sim.experiments.capacity.search.replications`, which stops when the interval is
-narrow, 95 % remain (tests/experiments/test_quantile.py)."""
+narrow, leaves 95 % (tests/experiments/test_quantile.py)."""
 
 
 class Estimate(NamedTuple):
@@ -33,7 +32,7 @@ class Estimate(NamedTuple):
 def quantile(values: Sequence[float], share: float) -> Estimate:
     """The value that ``share`` of all replications lies below, from a sample of positive values.
 
-    Of one value, or of values that are all alike, that value.
+    For a single value, or for equal values, it is this value.
     """
     count, logs = len(values), np.log(values)
     mean = float(logs.mean())
@@ -46,7 +45,7 @@ def quantile(values: Sequence[float], share: float) -> Estimate:
 
 @lru_cache(maxsize=256)
 def _factors(count: int, share: float) -> tuple[float, float, float]:
-    """Standard deviations below the mean: of the interval's lower end, the middle, the upper."""
+    """Standard deviations below the mean: for the interval's lower end, the estimate, the upper."""
     root = math.sqrt(count)
     below = -float(ndtri(share)) * root
     tail = (1 - LEVEL) / 2
@@ -55,12 +54,12 @@ def _factors(count: int, share: float) -> tuple[float, float, float]:
 
 
 def spread(values: Sequence[float]) -> float:
-    """The standard deviation of one replication, relative to their mean; NaN of a single one."""
+    """The standard deviation of replications, relative to their mean; NaN for a single one."""
     return float(np.std(values, ddof=1) / np.mean(values)) if len(values) > 1 else float("nan")
 
 
 def mean_and_interval(values: Sequence[float]) -> tuple[float, tuple[float, float]]:
-    """The mean, and Student's 95 % interval of it; of a single value no more than that."""
+    """The mean and its 95 % Student interval; for a single value an interval of width 0."""
     mean, count = float(np.mean(values)), len(values)
     if count < 2:
         return mean, (mean, mean)

@@ -6,7 +6,7 @@ recurrence. It is evaluated for all samples at once, along the diagonals (batch 
 one step handles every stage of every replica. With the recorded durations it gives the recorded
 finish times, to the bit.
 
-It does not cover other decisions of the scheduler under other durations.
+With other durations the scheduler might decide otherwise: this is not covered.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ from sarathi_sim.simulator.loop.records import Floats, Ints, Records, ReplicaLog
 from sarathi_sim.simulator.views.spans import Spans
 
 CHUNK = 256
-"""Diagonals whose durations are prepared at a time: about what a cache holds."""
+"""Diagonals whose durations are prepared at a time: they fit into a CPU's cache."""
 
 Extra = Callable[[int, Ints], tuple[Floats, Floats, Floats, Floats]]
-"""``extra(replica, rows)``: what each sample adds, in seconds, to the time of one layer, of the
-first stage, of the last and of the transfer, in these iterations; shapes (rows, samples)."""
+"""``extra(replica, rows)``: seconds that each sample adds to one layer, to the first stage, to the
+last stage and to the transfer, in these iterations; shapes (rows, samples)."""
 
 
 @dataclass(frozen=True)
@@ -40,8 +40,8 @@ class Causes:
 def causes(log: ReplicaLog, spans: Spans, arrival_s: Floats) -> Causes:
     """The events that every batch waited for, from the records.
 
-    ``arrival_s`` are the arrivals of ``spans.requests``. Batches come back in launch order, so
-    the last of those awaited stands for all.
+    ``arrival_s`` are the arrivals of ``spans.requests``. Batches return in launch order, so the
+    last awaited batch stands for all.
     """
     columns = log.iterations
     ready, back = columns["ready_s"], columns["finish_s"] + log.switches.turnaround_s
@@ -57,8 +57,8 @@ def causes(log: ReplicaLog, spans: Spans, arrival_s: Floats) -> Causes:
     arrived = np.full(len(ready), -np.inf)
     np.maximum.at(arrived, spans.first_row(), arrival_s)
     known = np.maximum(np.where(after >= 0, back[after], -np.inf), arrived)
-    # Formed later than that: when another batch came back (which freed memory, say), or stage 0
-    # was free, or else when something arrived that did not join.
+    # Batches formed later than that waited for another batch (which freed memory, say), for stage
+    # 0, or else for the arrival of a request that did not join.
     other = np.searchsorted(back, ready)
     caused = (known < ready) & (back[np.minimum(other, len(back) - 1)] == ready)
     after = np.where(caused, np.maximum(after, other), after)
@@ -69,7 +69,7 @@ def causes(log: ReplicaLog, spans: Spans, arrival_s: Floats) -> Causes:
 
 
 def _wait_for(after: Ints, batches: Ints, before: Ints, ready: Floats, back: Floats) -> None:
-    """Note that ``batches`` waited for those ``before``, unless they were formed without them."""
+    """Note that ``batches`` waited for the batches ``before``, unless they were formed earlier."""
     waited = back[before] <= ready[batches]
     np.maximum.at(after, batches[waited], before[waited])
 
@@ -122,8 +122,8 @@ class _Diagonals:
     """One replica's batches, spread over the diagonals of the recurrence.
 
     Batch k enters stage 0 at diagonal ``enters[k]`` and leaves the last stage ``stages - 1``
-    later. Where it must wait for one further ahead than the pipeline is long, diagonals stay
-    empty: a batch that takes no time and changes nothing.
+    later. If it waits for a batch that is still in the pipeline, diagonals in between stay empty:
+    an empty batch takes no time and changes nothing.
     """
 
     def __init__(self, number: int, log: ReplicaLog, spans: Spans, records: Records) -> None:
@@ -198,7 +198,7 @@ class _Diagonals:
 
 
 def _entries(after: Ints, stages: int) -> Ints:
-    """The diagonal at which each batch enters: after the one before it, and once that of
+    """The diagonal at which each batch enters: after the batch before it, and once the batch
     ``after`` (-1: none) has left ``stages`` stages."""
     enters = np.arange(len(after))
     late = np.flatnonzero((after >= 0) & (after + stages > enters))

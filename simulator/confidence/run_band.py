@@ -23,20 +23,20 @@ from sarathi_sim.simulator.views.spans import Spans
 Errors = Mapping[str, OpError | LayerError]
 
 SAMPLES = 64
-"""Joint draws of the op errors. The ends of a 90 % band then vary by about a tenth of its width."""
+"""Joint draws of the op errors: the ends of a 90 % band then vary by about a tenth of its width."""
 
 STAGES_AT_ONCE = 512
 """Stages, over all replicas, whose durations are laid out together: about 0.3 GB."""
 
 WHOLE_LAYER = "whole_layer"
-"""The name of what a layer takes beyond its ops, among their errors."""
+"""The name, among the op errors, of the error of a layer beyond its ops."""
 
 
 class _Perturbed:
     """The changes of the recorded times of one replica's iterations by op errors.
 
-    All sizes of an op that lie in one octave have one relative error in each sample. Such an (op,
-    octave) is a column of a table of times; times the table of errors it gives what is added.
+    All sizes of an op in one octave share one relative error in each sample. Each (op, octave) is a
+    column of a table of times; its product with the table of errors gives the added times.
     """
 
     def __init__(self, uses: Mapping[str, OpUse], errors: Errors, key: str) -> None:
@@ -57,7 +57,7 @@ class _Perturbed:
             size = distinct.prod(axis=1) if decoding else distinct[:, 0]
             octaves = np.minimum(np.log2(np.maximum(size, 1)).astype(np.int64), OCTAVES - 1)
             present, index = np.unique(octaves, return_inverse=True)
-            # One deviation an octave: that of its sizes, weighted by the time spent in each.
+            # One standard deviation an octave: of its sizes, weighted by the time spent in each.
             weighted = np.bincount(index, seconds * errors[op].sigmas(distinct))
             sigma = weighted / np.bincount(index, seconds)
             normal = standard_normals(f"{key} {op}", SAMPLES)

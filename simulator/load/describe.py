@@ -1,4 +1,4 @@
-"""What is in a workload: rates, burstiness, lengths, and how much of the prompts is shared."""
+"""A workload in numbers: rates, burstiness, lengths, and the shared part of its prompts."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def describe_workload(requests: Sequence[Request], clients: int | None = None) -
 
 
 def traffic_line(requests: Sequence[Request]) -> str:
-    """Mean, P50 and P99 of prompts and outputs, in words: what stands beside every answer."""
+    """Mean, P50 and P99 of prompts and outputs, in words, printed beside every answer."""
     return lengths_line(
         np.array([request.prompt_tokens for request in requests]),
         np.array([request.output_tokens for request in requests]),
@@ -69,7 +69,7 @@ def lengths_line(prompt: Ints, output: Ints) -> str:
 
 
 def without_times(clients: int | None) -> str:
-    """When requests come that have no times of arrival of their own, in words."""
+    """In words, when requests without arrival times are sent."""
     if clients is None:
         return "all arrive at once"
     return f"{clients:,} at a time: a client sends its next request when it has its answer"
@@ -94,7 +94,7 @@ def peak_rate(arrival_s: Floats) -> float:
 
 
 def shared_tokens(requests: Iterable[Request]) -> int:
-    """Prompt tokens that an earlier request has left in a prefix cache of endless size.
+    """Prompt tokens that a prefix cache of unlimited size would find, left by earlier requests.
 
     Whole blocks only, and never the last token of a prompt.
     """

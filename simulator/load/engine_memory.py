@@ -76,7 +76,7 @@ def kv_capacity_tokens(
     numbers: NumberBytes = TWO_BYTES,
     kept: float = 1.0,
 ) -> int:
-    """KV tokens that one replica holds: those of its fullest stage.
+    """KV tokens that one replica holds, which its fullest stage limits.
 
     A stage has ``tp`` GPUs, of whose memory M_G the fraction ``usable_memory`` may hold weights
     M_S and KV cache; a token takes m_kv bytes for the stage's layers. Where ``tp`` exceeds the KV
@@ -114,7 +114,7 @@ def kept_share(model: ModelSpec, prompt: Floats, output: Floats) -> float:
 
 
 def max_batch(capacity_tokens: int, max_length: int, micro_batches: int = 1) -> int:
-    """Sequences of up to ``max_length`` tokens that each of ``micro_batches`` may hold.
+    """Sequences of up to ``max_length`` tokens that each of ``micro_batches`` can hold.
 
     For GPT-3 on A100s with 0.9 of 80e9 bytes and 4096 tokens this gives the paper's 11 (TP 8) and
     27 (TP 8, PP 8, eight micro-batches). Raises :class:`CapacityError` when not even one fits.
@@ -134,8 +134,8 @@ def max_batch(capacity_tokens: int, max_length: int, micro_batches: int = 1) -> 
 #: Start-up logs agree: Llama-3-8B with 256 sequences 1.26 GiB (vllm-project/vllm, pull 10511), with
 #: 1,024 sequences 4.76 GiB (llm-d-planner).
 FP32, SORTED_LOGIT = 4, 38
-#: Outside of torch on one GPU. Alone: 0.13 to 0.14 GiB (llm-d-planner). Beside tensor-parallel ones
-#: it holds NCCL's buffers: 2.10 GiB (8 x A100 40 GB, vLLM V0; llm-d-planner, vLLM 0.19).
+#: Memory outside of torch on one GPU. With TP 1: 0.13 to 0.14 GiB (llm-d-planner). With TP > 1 it
+#: holds NCCL's buffers: 2.10 GiB (8 x A100 40 GB, vLLM V0; llm-d-planner, vLLM 0.19).
 NON_TORCH_ALONE, NON_TORCH_SHARDED = 0.14 * 2**30, 2.10 * 2**30
 
 
@@ -143,9 +143,9 @@ NON_TORCH_ALONE, NON_TORCH_SHARDED = 0.14 * 2**30, 2.10 * 2**30
 class Share:
     """The engine's setting for its share of a GPU's memory.
 
-    ``of_rest``: the share is of what weights, activations and the rest leave. ``keeps_peak``:
-    activations are to fit into what the share leaves. ``sampler_bytes`` a logit are alive at the
-    peak of sampling.
+    ``of_rest``: it is a share of the memory left by weights, activations and other parts.
+    ``keeps_peak``: activations must fit into the memory outside of the share. At the peak of
+    sampling each logit takes ``sampler_bytes``.
     """
 
     of_rest: bool = False
@@ -168,7 +168,7 @@ class EngineMemory:
 
     ``share`` of ``total_bytes`` is taken by the rule of ``setting``. ``assumed`` names the parts
     that were neither given nor measured. ``cuda_graph_bytes`` count in vLLM from 0.21 on; other
-    engines capture their graphs in what the share leaves.
+    engines capture their graphs in the memory outside of the share.
     """
 
     setting: str
@@ -326,10 +326,10 @@ def _peak_bytes(
 ) -> float:
     """The peak memory: a layer's widest tensors, or on the last stage logits during sampling.
 
-    The ranks gather whole rows of logits. Of a forward pass hidden states stay meanwhile.
+    The ranks gather whole rows of logits. Meanwhile the pass's hidden states stay in memory.
     """
     shard = model.shard(tp)
-    # Gate and up, and their product; of experts for each one chosen, and their output.
+    # Gate and up, and their product; with experts, for each chosen expert, and their output.
     inner = max(shard.ffn, shard.shared_ffn) * (3 if shard.gated_ffn else 2)
     if model.experts is not None:
         width = -(-model.experts.intermediate_size // tp)

@@ -1,4 +1,4 @@
-"""Request traces: what is in one, and the reader of their files.
+"""Request traces, and the reader of their files.
 
 Files have three forms: CSV, an object of JSON a line, and a result of vLLM's ``bench serve``. Each
 is a stream of rows by name; :data:`NAMES` says what the names mean.
@@ -33,8 +33,8 @@ from sarathi_sim.profiler.storage.strict import UserError
 from sarathi_sim.simulator.load.workload import WorkloadError, shared_prefixes
 from sarathi_sim.simulator.loop.records import Floats, Ints
 
-#: What a column means, and the names that it has in published traces and in tools' outputs; the
-#: first one that a file has counts. ``a.b`` is the key b of the object a in a line of JSON.
+#: Each column's meaning, and its names in published traces and in tools' outputs; the first name
+#: in a file counts. ``a.b`` is the key b of the object a in a line of JSON.
 NAMES: dict[str, tuple[str, ...]] = {
     "arrival": (
         *("arrival_s", "arrival", "arrived_at", "arrival_time", "arrival_time_ns"),
@@ -65,32 +65,32 @@ OF_TEXT = (
     "(docs/workloads.md shows both)"
 )
 UNITS_S = {"s": 1.0, "ms": 1e-3, "us": 1e-6, "ns": 1e-9}
-# Numbers from here on are no seconds: counted from 1970, today is 1.8e9 s.
+# Larger times are not in seconds: since 1970, 1.8e9 s have passed.
 _EPOCHS = (("ns", 1e17), ("us", 1e14), ("ms", 1e11))
 
 
-#: Of vLLM's results: what the lists mean. Its releases since 2025 record when each request started.
+#: Meanings of the lists in vLLM's results. Releases since 2025 record each request's start.
 _VLLM = {"prompt": "input_lens", "output": "output_lens", "arrival": "start_times"}
 _BLOCKS = "hash_ids"
 _MOONCAKE = {"arrival": "timestamp", "prompt": "input_length", "output": "output_length"}
 BLOCK_TOKENS = 512
-"""Tokens of a prompt that a number of ``hash_ids`` stands for."""
+"""Tokens of a prompt for each number of ``hash_ids``."""
 
 _MOST_TOKENS = 2**24
 _MOST_SECONDS = 1e12  # far beyond any clock; differences of two stay exact enough
-_SAMPLED_ROWS = 10_000  # tell how large the rest will be
+_SAMPLED_ROWS = 10_000  # rows from which the memory of all is estimated
 _LONGEST_LINE = 2**20
-_MEASURED = 16  # MiB of content, which tell how much larger it is than the file
-_BLOCK_BYTES = 250  # of a block of which a prompt is the first to have it
+_MEASURED = 16  # MiB of content from which a gzipped file's whole size is estimated
+_BLOCK_BYTES = 250  # memory of a new block of a prompt
 _PLACES = 4 * 8  # bytes of a cell in a list, an array, one that is sorted, and in pandas
 _START = 2**12  # characters that show what a file is
 
 
 @dataclass(frozen=True)
 class Trace:
-    """Prompt and output tokens, arrivals in seconds after the first, users by number, what prompts
-    share with others, and sessions by number (None: not recorded). ``left_out`` is the number of
-    rows read without prompt or output tokens."""
+    """Prompt and output tokens, arrivals in seconds after the first, users by number, shared
+    prefixes, and sessions by number (None: not recorded). ``left_out`` is the number of skipped
+    rows without prompt or output tokens."""
 
     prompt: Ints
     output: Ints
@@ -151,7 +151,7 @@ class Trace:
         return found
 
     def clipped(self, most_prompt: int | None, most_output: int | None) -> Trace:
-        """Longer prompts and outputs are cut to these (None: as they are)."""
+        """The trace with prompts and outputs cut to these lengths (None: not cut)."""
         prompt = self.prompt if most_prompt is None else np.minimum(self.prompt, most_prompt)
         output = self.output if most_output is None else np.minimum(self.output, most_output)
         prefix = self.prefix
@@ -169,9 +169,9 @@ def _cut(prefix: Prefix, end: int) -> Prefix:
 
 @dataclass(frozen=True)
 class Reading:
-    """How to read a trace. ``columns`` names the columns that go by other names than :data:`NAMES`;
+    """How to read a trace. ``columns`` names columns whose names are not in :data:`NAMES`;
     ``time_unit`` is the unit of arrivals that are numbers (None: by the column's name, or seconds);
-    ``skip_empty`` leaves out requests without prompt or output, which logs have of failures."""
+    ``skip_empty`` leaves out requests without prompt or output: failed ones, in logs."""
 
     columns: Mapping[str, str] = field(default_factory=dict)
     time_unit: str | None = None
@@ -245,7 +245,7 @@ def read_trace(path: Path, limit: int | None = None, reading: Reading = _PLAIN) 
 
 
 def form_of(path: Path) -> str:
-    """The end of a trace's name that says what it is, such as ".csv", without ".gz"."""
+    """The suffix of a trace's name that tells its form, such as ".csv", without ".gz"."""
     return path.with_suffix("").suffix if path.suffix == ".gz" else path.suffix
 
 
@@ -264,7 +264,7 @@ def _columns(
 
 
 def find_columns(path: Path, header: Sequence[str], columns: Mapping[str, str]) -> dict[str, str]:
-    """What each column of ``header`` that is read means: ``{"prompt": "input_length", ...}``.
+    """The column of ``header`` for each meaning: ``{"prompt": "input_length", ...}``.
 
     Raises WorkloadError for a column that is named and absent, and without prompts or outputs.
     """
@@ -345,10 +345,10 @@ class _Tree:
         return len(self._nodes)
 
     def prefix(self, blocks: object, tokens: int) -> Prefix:
-        """What a prompt of ``tokens`` tokens shares with those that begin with the same blocks.
+        """The prefix that a prompt of ``tokens`` tokens shares with prompts of the same blocks.
 
-        A block is named by its node, and so by all blocks before it. Of the last one, if it is not
-        full, there may be none. Raises WorkloadError.
+        A block is named by its node, and so by all blocks before it. The last block may be missing
+        if it is not full. Raises WorkloadError.
         """
         if not isinstance(blocks, list) or any(type(block) is not int for block in blocks):
             shown = _text(blocks)[:40]
@@ -373,18 +373,18 @@ class _Tree:
 
 
 _Row = tuple[int, Mapping[str, Any]]
-"""How many characters it takes in the file (0: does not matter), and its cells by column."""
+"""A row: its characters in the file (0: not needed), and its cells by column."""
 
 
 def _csv_rows(path: Path, file: TextIO) -> Iterator[_Row]:
-    """Each as long as the header."""
+    """The rows of a CSV, each with as many fields as the header."""
     places, number, empty = dict[str, int](), 0, 0
     try:
         for number, row in enumerate(csv.reader(_lines(path, file), strict=True), 1):
             "".join(row).encode()  # bytes that are not UTF-8 fail here, where the row is known
             if number == 1:
                 header, places = row, {name: row.index(name) for name in row}
-            elif not row:  # at the end of a file it is no row
+            elif not row:  # an empty line; at the end of the file it is no mistake
                 empty = empty or number
             elif empty:
                 raise WorkloadError(f"{path}: row {empty} is empty")
@@ -407,7 +407,7 @@ def _json_rows(path: Path, file: TextIO) -> Iterator[_Row]:
 
 
 def _benchmark_rows(path: Path, file: TextIO) -> Iterator[_Row]:
-    """Of a result that was saved with ``--save-detailed``."""
+    """The requests of a vLLM benchmark result that was saved with ``--save-detailed``."""
     start = file.read(_START)
     if start.lstrip().startswith("[") and '"conversations"' in start:
         raise WorkloadError(f"{path}: {OF_TEXT}")
@@ -430,7 +430,7 @@ def _benchmark_rows(path: Path, file: TextIO) -> Iterator[_Row]:
 
 
 class _TraceForm(NamedTuple):
-    """How a file is read, what its rows are called, the number of the first; what it must hold."""
+    """A form of trace files: reader, name of a row, number of the first row, required content."""
 
     rows: Callable[[Path, TextIO], Iterator[_Row]]
     word: str
@@ -522,7 +522,7 @@ def _check_memory(path: Path, rows: int, read: int, num_bytes: int, limit: int |
 
 
 def _content_bytes(path: Path) -> float:
-    """The size of the content; of a gzipped file as its beginning has it."""
+    """The size of the content; for a gzipped file, estimated from its beginning."""
     with open_file(path) as raw:
         file = unzipped(raw)
         content = sum(len(file.read(2**20)) for _ in range(_MEASURED))

@@ -1,10 +1,10 @@
-"""Requests to serve: their lengths and arrivals, from distributions or from a trace, what prompts
-share, and the same requests shifted.
+"""Requests: their lengths and arrivals, from distributions or from a trace, their shared prefixes,
+and the same requests shifted.
 
 :func:`make_requests` joins lengths and arrivals. Every random choice has a stream of its own, keyed
 by its use, so a new use does not change the others. A
-:data:`~sarathi_sim.policies.request.Prefix` names what prompts share: system prompts, and the turns
-of a session. Only its length matters, not its words.
+:data:`~sarathi_sim.policies.request.Prefix` names a shared prefix: a system prompt, or the turns of
+a session. Only its length matters, not its words.
 """
 
 from __future__ import annotations
@@ -71,8 +71,8 @@ def log_uniform(count: int, low: float, high: float, rng: np.random.Generator) -
 
 
 def split_lengths(total: npt.ArrayLike, pd_ratio: float | Floats) -> tuple[Ints, Ints]:
-    """(prompt, output) tokens with prompt : output about ``pd_ratio``, both at least 1. It is one
-    for all, or one each.
+    """(prompt, output) tokens with prompt : output about ``pd_ratio``, both at least 1.
+    ``pd_ratio`` is one number for all requests, or one for each.
 
     output = max(1, floor(total / (pd_ratio + 1))), prompt = total - output. Raises WorkloadError
     where a total is too short to split.
@@ -97,8 +97,8 @@ def at_once(count: int) -> Floats:
 
 
 def gamma_arrivals(count: int, rate: float, cv: float, rng: np.random.Generator) -> Floats:
-    """Arrival times in seconds; gaps are gamma distributed with mean 1/rate and that coefficient
-    of variation. The first gap counts, so the first arrival is not at 0.
+    """Arrival times in seconds; gaps are gamma distributed with mean 1/rate and coefficient of
+    variation ``cv``. The first gap counts, so the first arrival is not at 0.
     """
     shape = cv**-2
     return np.cumsum(rng.gamma(shape, 1 / (rate * shape), count))
@@ -114,9 +114,9 @@ def varying_arrivals(
 ) -> Floats:
     """Arrival times in seconds of a Poisson process whose rate varies.
 
-    The rate is straight between ``rate`` at ``at_s`` (seconds, not falling; two alike are a jump),
-    before the first as at the first, after the last as at the last, or with ``repeat`` from the
-    first again. Arrivals of rate 1 are moved by the inverse of the rate's integral, which is exact.
+    The rate is linear between the points ``rate`` at ``at_s`` (seconds, not falling; two equal
+    times are a jump), and constant before and after them; with ``repeat`` it starts again after
+    the last. Arrivals of rate 1 are mapped by the inverse of the rate's integral, which is exact.
     """
     if not repeat and at_s[0] > 0:
         at_s, rate = np.array([0.0, *at_s]), np.array([rate[0], *rate])
@@ -129,7 +129,7 @@ def varying_arrivals(
     segment = np.minimum(np.searchsorted(ends, events, side="right") - 1, len(at_s) - 1)
     slope = np.append(np.divide(np.diff(rate), spans, out=np.zeros_like(spans), where=spans > 0), 0)
     left, low = events - ends[segment], rate[segment]
-    # The root of low t + slope t^2 / 2 = left, in the form that has no difference of equals.
+    # The root of low t + slope t^2 / 2 = left, in the form without cancellation.
     root = np.sqrt(np.maximum(low**2 + 2 * slope[segment] * left, 0.0))
     within = 2 * left / np.maximum(low + root, 1e-300)
     start = at_s[segment] - (at_s[0] if repeat else 0.0)
@@ -154,11 +154,11 @@ def make_requests(
 
     A request declares that it may fill ``max_length``, or its true output length
     (``declare_exact``). A request longer than ``max_length`` declares its length, so the scheduler
-    rejects it. Without ``user`` all requests belong to user 0. ``prefix`` is what each request
-    shares with others (None: nothing).
+    rejects it. Without ``user`` all requests belong to user 0. ``prefix`` is each request's shared
+    prefix (None: none).
     """
     declared = output if declare_exact else np.maximum(output, max_length - prompt)
-    # Lengths that are equal are one object: a million requests take 80 MB less.
+    # Equal lengths are one object: a million requests take 80 MB less.
     one: dict[int, int] = {}
     p, o, d = ([one.setdefault(n, n) for n in c.tolist()] for c in (prompt, output, declared))
     requests = enumerate(zip(arrival_s.tolist(), p, o, d, strict=True))
@@ -170,7 +170,7 @@ def make_requests(
 
 
 def draw_groups(count: int, shares: Sequence[float], rng: np.random.Generator) -> Ints:
-    """The group of each of ``count`` requests: 0 for the first share of all, and so on, else -1."""
+    """The group of each of ``count`` requests: i with probability ``shares[i]``, else -1."""
     group = np.searchsorted(np.cumsum(shares), rng.random(count), side="right")
     return np.where(group < len(shares), group, -1)
 
@@ -199,8 +199,8 @@ def shared_prefixes(
 ) -> list[Prefix]:
     """The shared prefix of each request.
 
-    That is the system prompt of its ``group``, and with the other turns of its ``session`` all
-    that is in the KV cache when it is done: ``length`` (prompt and output) less the last token.
+    It is the system prompt of its ``group`` and, for the later turns of its ``session``, the KV
+    tokens that it leaves: ``length`` (prompt and output) less the last token.
     """
     systems = [((("system prompt", i), tokens),) for i, tokens in enumerate(system_tokens)]
     heads = [()] * len(length) if group is None else [systems[i] if i >= 0 else () for i in group]
@@ -214,19 +214,19 @@ def shared_prefixes(
 
 
 _STEEPEST = 256.0
-"""Of the power that gaps are raised to."""
+"""Bound of the exponent that gaps are raised to."""
 
 
 def longer(tokens: Ints, factor: float) -> Ints:
-    """So many times as many tokens, rounded; at least one."""
+    """``tokens`` times ``factor``, rounded; at least one."""
     return np.asarray(np.maximum(1, np.rint(factor * tokens)), np.int64)
 
 
 def longer_requests(
     prompt: Ints, output: Ints, factors: tuple[float, float], max_length: int
 ) -> tuple[Ints, Ints]:
-    """Prompts and outputs so many times as long. A request that fitted ``max_length`` still fits:
-    first its output is cut to it, then its prompt."""
+    """Prompts and outputs times their factors. A request that fitted ``max_length`` still fits:
+    first its output is cut, then its prompt."""
     fitted = prompt + output <= max_length
     longer_output = longer(output, factors[1])
     longer_output = np.where(fitted, np.minimum(longer_output, max_length - 1), longer_output)
@@ -236,7 +236,7 @@ def longer_requests(
 
 
 def longer_prefixes(prefixes: Iterable[Prefix], factor: float, ends: Ints) -> list[Prefix]:
-    """What longer prompts share: so many times as many tokens, up to each one's ``ends``."""
+    """The shared prefixes of longer prompts: ``factor`` times as long, at most ``ends`` each."""
     return [
         tuple((name, min(max(1, round(factor * until)), end)) for name, until in prefix)
         for prefix, end in zip(prefixes, ends.tolist(), strict=True)
@@ -244,11 +244,11 @@ def longer_prefixes(prefixes: Iterable[Prefix], factor: float, ends: Ints) -> li
 
 
 def burstier(arrival_s: Floats, factor: float) -> Floats:
-    """Arrivals in the same order and time, whose gaps' coefficient of variation is ``factor`` times
-    what it was.
+    """Arrivals in the same order and total time, with ``factor`` times the gaps' coefficient of
+    variation.
 
-    Each gap is raised to one power, so long ones grow and short ones shrink (of exponential gaps
-    this makes Weibull's). Equal gaps, and none, stay as they are.
+    All gaps are raised to the same power, so long gaps grow and short ones shrink (exponential
+    gaps become Weibull-distributed). Equal gaps stay as they are.
     """
     gaps = np.diff(arrival_s)
     if factor == 1 or len(gaps) < 2 or not gaps.std():

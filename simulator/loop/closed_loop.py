@@ -60,7 +60,7 @@ class Conversations:
 
     ``session[place]`` is the conversation of a request. Its turns follow each other in the list.
     The first is sent at its ``arrival_s``. Each other one is sent ``think_s[place]`` seconds after
-    the one before it was finished, or rejected.
+    the turn before it was finished, or rejected.
     """
 
     session: Ints
@@ -73,7 +73,7 @@ class Conversations:
         return list(zip(self.arrival_s[first].tolist(), first.tolist(), strict=True))
 
     def answered(self, position: int, now: float) -> list[Arrival]:
-        """The next turn, where there is one."""
+        """The conversation's next turn, if there is one."""
         place = position + 1
         if place == len(self.session) or self.session[place] != self.session[position]:
             return []

@@ -32,7 +32,7 @@ class Recorded:
 
     ``service`` on each stage, shape (batches, stages); ``send`` from stage 0 to 1, 1 to 2, ...,
     shape (batches, stages - 1); ``turnaround`` from the last stage's finish until the scheduler had
-    handled the return, shape (batches,). ``clock`` is what each decision saw, or None.
+    handled the return, shape (batches,). ``clock`` is the clock at each decision, or None.
     """
 
     service: Floats
@@ -58,10 +58,10 @@ class Formed:
 
 
 class _Recording:
-    """The k-th batch takes the k-th recorded times, the last ones again when they run out.
+    """The k-th batch takes the k-th recorded times; batches beyond the record take the last ones.
 
-    It is what a :class:`~sarathi_sim.simulator.loop.replica.Replica` takes as predictor, as service
-    and, where there are clocks, as what opens the next batch. It keeps what was ``formed``.
+    A :class:`~sarathi_sim.simulator.loop.replica.Replica` uses it as its predictor, its service
+    and, where clocks were recorded, its ``opens``. ``formed`` lists the batches of the playback.
     """
 
     def __init__(self, recorded: Recorded) -> None:
@@ -73,7 +73,7 @@ class _Recording:
         return min(len(self.formed), len(self._recorded.service) - 1)
 
     def predict(self, batch: Batch) -> tuple[float, float, float, float]:
-        """What the log's columns say: it has one number for all links, their mean."""
+        """The times in the log's columns, which hold one transfer time: the mean of all links."""
         sends = self._recorded.send[self._row]
         return 1.0, 0.0, 0.0, float(sends.mean()) if len(sends) else 0.0
 
@@ -103,8 +103,8 @@ class _Recording:
         assert clock is not None
         return float(clock[len(self.formed)]) if len(self.formed) < len(clock) else math.inf
 
-    def as_it_was(self, log: ReplicaLog) -> ReplicaLog:
-        """``log`` with the stages' times: its one number a link does not reproduce them."""
+    def with_stage_times(self, log: ReplicaLog) -> ReplicaLog:
+        """``log`` with its stage times, which one mean transfer time cannot reproduce."""
         assert log.stage_s is not None
         rows = np.minimum(np.arange(log.num_iterations), len(self._recorded.send) - 1)
         ready = log.iterations["ready_s"]
@@ -116,8 +116,8 @@ def play_back(
 ) -> tuple[list[Formed], Records]:
     """Serve the requests on one replica with recorded times; returns the batches and the records.
 
-    A batch is formed when stage 0 is free, or at its recorded clock where there are clocks. With
-    fewer records than batches the last one counts for the rest.
+    A batch is formed when stage 0 is free, or at its recorded clock where there are clocks. If
+    there are fewer records than batches, the last record serves the rest.
     """
     recording = _Recording(
         Recorded(
@@ -149,7 +149,7 @@ def play_back(
     for request in requests:
         Moment(env, float(quantize(request.arrival_s)), ARRIVAL, arrive, request)
     env.run()
-    log = recording.as_it_was(replica.log())
+    log = recording.with_stage_times(replica.log())
     return recording.formed, records_of_one(requests, rejections, log)
 
 

@@ -7,8 +7,8 @@ from typing import Any
 
 import simpy
 
-# Within one instant, in this order: batches return, requests arrive, batches are formed. What is
-# formed at an instant has thus seen everything that happened at it.
+# Within one instant, in this order: batches return, requests arrive, batches are formed. A batch
+# formed at an instant thus follows all other events of this instant.
 RETURN, ARRIVAL, DISPATCH = 1, 2, 3
 
 

@@ -32,15 +32,14 @@ class Pipeline:
         self.layers = layers
         self.blocking_send = blocking_send
         self.free = [0.0] * len(layers)
-        # Later stages, by what they take: a layer's time is multiplied once for all stages alike.
+        # Stages 1 and later. If all have as many layers, the layer time is multiplied only once.
         self._alike = range(1, len(layers)) if len(set(layers)) == 1 else None
         self._later = tuple(enumerate(layers))[1:]
 
     def launch(
         self, now: float, layer_s: float, first_s: float, last_s: float, send_s: float
     ) -> float:
-        """Send a batch down stages that take their layers' time; returns when the last one is
-        done."""
+        """Send a batch down the pipeline at its predicted times; returns its finish time."""
         if self.blocking_send:
             times = nominal_times(self.layers, layer_s, first_s, last_s, send_s)
             return self.launch_stages(now, *times)
@@ -72,9 +71,9 @@ class Pipeline:
     def launch_stages(
         self, now: float, durations: Sequence[float], sends: Sequence[float]
     ) -> float:
-        """Send a batch down stages that take these times, over links that take ``sends``.
+        """Send a batch down the pipeline at given times; returns its finish time.
 
-        ``sends`` has one value fewer than there are stages. Returns when the last stage is done.
+        ``durations`` has a value for each stage, ``sends`` for each link between two stages.
         """
         free = self.free
         last = len(free) - 1
@@ -150,8 +149,8 @@ def scan(ready_s: Floats, durations: Floats, sends: Floats, blocking_send: bool)
 class Diagonal:
     """The recurrence on all stages at once, each with a batch of its own, for many samples.
 
-    ``shape`` is (stages, replicas, samples), that of ``free``, when each stage is released, and of
-    ``arrival``, when its next batch arrives there. The caller sets ``arrival[0]``.
+    ``free`` holds when each stage is released, ``arrival`` when its next batch arrives. Both have
+    the shape (stages, replicas, samples). The caller sets ``arrival[0]``.
     """
 
     def __init__(self, shape: tuple[int, int, int], blocking_send: bool) -> None:

@@ -37,7 +37,7 @@ ROW = Struct("".join("d" if name.endswith("_s") else "q" for name in ITERATION_C
 of them would take twice the time, and four times the memory."""
 
 COUNTED = ("group", "chunks", "prefill_tokens", "decodes", "padding")
-"""Those of the columns that fit four bytes: they count groups, sequences, or what they process."""
+"""The columns stored in four bytes: counts of groups, of sequences, or of one batch's tokens."""
 
 
 class Columns(Mapping[str, Floats]):
@@ -144,7 +144,7 @@ class ReplicaLog:
         if self.stage_s is not None:
             return self.stage_s
         columns = self.iterations
-        # Stage by stage in memory, as whatever is worked out from them.
+        # Each stage is contiguous in memory, as in every array computed from them.
         durations: Floats = np.multiply.outer(np.array(self.layers, float), columns["layer_s"]).T
         durations[:, 0] += columns["first_s"]
         durations[:, -1] += columns["last_s"]
@@ -156,8 +156,8 @@ class Records:
     """A finished simulation.
 
     The request columns are aligned: ``replica`` is where a request went, or -1 if it was rejected
-    (then ``rejections`` says why). ``frontend_s`` is how long each took to its scheduler and its
-    answer back; ``arrival_s`` is when the scheduler had it.
+    (then ``rejections`` says why). ``arrival_s`` is when it reached the scheduler; ``frontend_s``
+    is the time that each request spent in the front end, before and after the engine.
     """
 
     request_id: Ints

@@ -26,8 +26,8 @@ from sarathi_sim.simulator.loop.records import ROW, Columns, PoolLog, ReplicaLog
 from sarathi_sim.simulator.loop.switches import DEFAULT, Switches
 
 FIRST_ROWS, MOST_ROWS = 16, 2048
-"""Iterations in the first block that goes to the columns, and in the largest. Each has twice as
-many as the one before."""
+"""Iterations in the first block that is copied to the columns, and in the largest block. Block
+sizes double from the first to the largest."""
 _ROW_BYTES, _write_row = ROW.size, ROW.pack_into
 
 Nominal = tuple[float, float, float, float]
@@ -55,7 +55,7 @@ class Service(Protocol):
 class Replica:
     """A scheduler in front of a pipeline of ``len(layers)`` stages.
 
-    ``service``      replaces the stages' nominal times: jitter, or what a real engine recorded
+    ``service``      replaces the stages' nominal times: jitter, or times recorded on a real engine
     ``opens``        the earliest instant at which the next batch may be formed; with lazy formation
                      that is when stage 0 is free
     ``on_finished``  called with the requests that a returned batch finished, and when
@@ -75,7 +75,7 @@ class Replica:
     ) -> None:
         self.env = env
         self.scheduler = scheduler
-        self.predict = predict.__call__  # found here, not for every batch: that takes longer
+        self.predict = predict.__call__  # looked up once: a look-up for every batch is slower
         self.pipeline = Pipeline(layers, switches.blocking_send)
         self.switches = replace(switches, turnaround_s=float(quantize(switches.turnaround_s)))
         self.service = service
@@ -87,14 +87,14 @@ class Replica:
         self._block, self._filled = bytearray(FIRST_ROWS * ROW.size), 0
         self._columns = Columns()
         self._stage_rows: list[abc.Sequence[float]] = []
-        self._in_flight: deque[tuple[float, Batch]] = deque()  # when each comes back, in order
-        self._awaiting = False  # whether a moment is set for the first of them
-        self._wake_at = -1.0  # when a dispatch is set for
+        self._in_flight: deque[tuple[float, Batch]] = deque()  # with return times
+        self._awaiting = False  # whether an event is set for the next return
+        self._wake_at = -1.0  # the instant of the next dispatch event
 
     def submit(self, request: Request) -> str | None:
         """Queue an arrived request. Returns why it is rejected, or None."""
         reason = self.scheduler.add(request)
-        if reason is None and self.scheduler.idle:  # else whatever returns next forms batches
+        if reason is None and self.scheduler.idle:  # else the next return forms batches
             self._wake(self.env.now)
         return reason
 
@@ -154,7 +154,7 @@ class Replica:
         """Book the batch that came back from the last stage and form its successor.
 
         Batches come back in launch order. As long as nothing else in the simulation happens before
-        the next return, that one is handled here, without an event.
+        the next return, this return is handled here, too, without an event.
         """
         self._awaiting = False
         env, scheduler, in_flight = self.env, self.scheduler, self._in_flight
@@ -163,13 +163,13 @@ class Replica:
             finished = scheduler.complete(in_flight.popleft()[1])
             if finished and self.on_finished is not None:
                 self.on_finished(finished, now)
-                others = env.peek()  # clients may have sent something
+                others = env.peek()  # clients may have sent their next requests
             if others > now:
                 self._dispatch(now)
                 if self.opens is not None:
-                    others = env.peek()  # may have woken itself for when stage 0 is free
+                    others = env.peek()  # _dispatch may have set an event for a free stage 0
             else:
-                self._wake(now)  # not before everything that happens at this instant
+                self._wake(now)  # after all other events of this instant
             if not in_flight or in_flight[0][0] >= others:
                 break
             now = in_flight[0][0]

@@ -45,7 +45,7 @@ def simulate(
     clients: Clients | None = None,
     progress: abc.Callable[[int], None] | None = None,
 ) -> Records:
-    """Serve ``requests`` on one replica per scheduler and record what happened.
+    """Serve ``requests`` on one replica per scheduler; returns the records of the run.
 
     ``layers`` are the transformer layers of each pipeline stage. ``router`` sends an arriving
     request to the replicas in turn, or to the one with the fewest declared tokens (prompt +
@@ -86,10 +86,7 @@ def simulate(
 
 @contextmanager
 def _no_collector() -> abc.Iterator[None]:
-    """Pause Python's cycle collector: the loop makes no cycles.
-
-    Nor do the rows that it leaves, until they are columns.
-    """
+    """Pause Python's cycle collector: neither the loop nor its records make cycles."""
     enabled = gc.isenabled()
     gc.disable()
     try:
@@ -121,7 +118,7 @@ class _Replicas:
         self._rejections: dict[int, str] = {}
         self._outstanding: list[int] = []
         self._clients = clients
-        # An array rather than numbers: with a million requests the difference is 100 MB.
+        # An array, not a list: with a million requests this saves 100 MB.
         self._arrival_s: Floats = quantize(np.array([r.arrival_s for r in requests], np.float64))
         self._arrived = 0
 
@@ -132,7 +129,7 @@ class _Replicas:
             self._send(self._clients.begin())
         elif len(self.requests):
             order = np.argsort(self._arrival_s, kind="stable")
-            # Views that give plain numbers.
+            # Memory views, whose items are plain Python numbers.
             self._order, self._times = order.data, self._arrival_s[order].data
             first, last = self._times[0], self._times[-1]
             if first < 0 or last >= HORIZON_S:
@@ -219,7 +216,7 @@ class _Replicas:
         ids = ids[order]
         logs = [replica.log() for replica in self.replicas]
         went = np.full(len(ids), -1)
-        for number, log in enumerate(logs):  # all that was accepted has finished, so it rode
+        for number, log in enumerate(logs):  # each accepted request has finished, so it has spans
             went[np.searchsorted(ids, log.spans[:, 0])] = number
         records = Records(
             request_id=ids,

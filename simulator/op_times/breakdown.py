@@ -31,7 +31,7 @@ def breakdown(log: ReplicaLog, predict: BundlePredictor) -> dict[str, OpUse]:
 
     Linear ops and all-reduces follow from the token rows, decode attention from the decodes and
     their mean context. If there are chunks, the rest of a layer is prefill attention with the extra
-    time of mixing, and what launching the kernels takes longer than they do; its sizes are the
+    time of mixing, and the launch time that exceeds the kernels' time; its sizes are the
     *mean* chunk and its mean context. Else the rest is decode attention (unequal contexts). The
     time of a whole layer beyond its ops is in the op ``others``.
     """
@@ -55,7 +55,7 @@ def breakdown(log: ReplicaLog, predict: BundlePredictor) -> dict[str, OpUse]:
     used[DECODE] = OpUse(attention, np.stack([decodes, mean_context], axis=1))
     size = np.stack([columns["prefill_tokens"], columns["prefill_context"]], axis=1)
     used[PREFILL] = OpUse(np.where(chunks > 0, rest, 0), size / np.maximum(chunks, 1)[:, None])
-    # The prompts that end in a batch are not recorded apart from the chunks.
+    # The log counts a batch's chunks, but not how many of them end their prompt.
     outputs = decodes + chunks
     embedding_s = columns["first_s"] - predict.host_s(outputs.astype(np.int64))
     used |= _divided(embedding_s, FIRST, rows, cost)
@@ -78,7 +78,7 @@ def _divided(
 def mixing_s(log: ReplicaLog, predict: BundlePredictor, used: dict[str, OpUse]) -> Floats:
     """Extra seconds of a layer for a chunk and decodes in one batch; ``used`` is its breakdown.
 
-    They are part of the prefill attention there.
+    The breakdown counts them as prefill attention.
     """
     columns = log.iterations
     mixed = (columns["prefill_tokens"] > 0) & (columns["decodes"] > 0)
@@ -96,7 +96,7 @@ def whole_layer(log: ReplicaLog, used: dict[str, OpUse]) -> OpUse:
 
 
 def distinct_sizes(sizes: Floats) -> tuple[Floats, Ints]:
-    """The distinct rows of ``sizes``, rounded to whole numbers, and the index of each row there."""
+    """The distinct rows of ``sizes``, rounded to whole numbers, and each row's index in them."""
     whole = np.round(sizes).astype(np.int64)
     # As one number a row: np.unique over rows takes ten times as long.
     span = int(whole[:, -1].max(initial=0)) + 1

@@ -1,4 +1,4 @@
-"""Arrays that take long to compute, cached on disk under a hash of all that they depend on.
+"""Arrays that take long to compute, cached on disk under a hash of their inputs.
 
 The folder is ``$SARATHI_SIM_CACHE``, else ``$XDG_CACHE_HOME/sarathi-sim``, else
 ``~/.cache/sarathi-sim``; ``SARATHI_SIM_CACHE=off`` switches it off. It may be deleted at any time.
@@ -25,7 +25,7 @@ from sarathi_sim.simulator.loop.records import Floats
 
 VARIABLE = "SARATHI_SIM_CACHE"
 _FORMAT = 2
-"""Part of the files' names: to be raised with every change of what they hold."""
+"""Format version, part of the files' names: raise it with every change of their content."""
 _LOG = logging.getLogger(__name__)
 
 
@@ -58,7 +58,7 @@ def kept(identity: str, what: str, make: Callable[[], Floats], sizes: bytes = b"
 
 
 def cached(key: str, make: Callable[[], Floats]) -> Floats:
-    """The same under a hash of everything that the array depends on."""
+    """As :func:`kept`, under a ``key`` that covers everything the array depends on."""
     folder = cache_folder()
     if folder is None:
         return make()
@@ -78,7 +78,7 @@ def _read(path: Path, key: str) -> Floats | None:
             digest = str(stored["sha256"])
         if array.dtype == np.float64 and digest == _digest(key, array):
             return array
-        why = "its content is not what was written"
+        why = "its content was changed"
     except (FileNotFoundError, NotADirectoryError):
         return None
     except Exception as error:  # a damaged archive fails in a dozen ways
@@ -88,7 +88,7 @@ def _read(path: Path, key: str) -> Floats | None:
 
 
 def _digest(key: str, array: Floats) -> str:
-    """Covers the shape, and the key, so that a file with another's content is detected."""
+    """Hash of content, shape and key, so that a file with another key's content is detected."""
     return sha256(f"{key} {array.shape} ".encode() + array.tobytes()).hexdigest()
 
 

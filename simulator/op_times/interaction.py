@@ -1,6 +1,6 @@
 """The time of a whole layer beyond the sum of its ops, and of decodes beyond their mean context.
 
-Ops are measured one by one. Two tables of a bundle hold what this misses. A few parameters are
+Ops are measured one by one. Two tables of a bundle measure how they interact. A few parameters are
 fitted to each; without the tables the sum and the mean are used.
 
 *Whole layers* (``mixed``): a layer of a chunk alone or of decodes alone takes ``scale`` times the
@@ -9,8 +9,8 @@ the shares ``both`` of the sum and ``decode`` of its decode attention. Reasons a
 share a launch or the caches.
 
 *Skewed decodes* (``attn_decode_skew``): a batch takes the time of equal contexts of ``mean + skew *
-(longest - mean)`` tokens. A skew of 0 is a kernel that reads only the existing tokens; 1 is one
-that pads to the longest.
+(longest - mean)`` tokens. A kernel with skew 0 reads only the existing tokens; with skew 1 it pads
+to the longest.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from sarathi_sim.simulator.loop.records import Floats
 from sarathi_sim.simulator.op_times.iteration import IterationCost, counted_context
 from sarathi_sim.simulator.op_times.op_times import SUM, OpTimes, WholeLayer
 
-#: Weight of "there is no such effect" in units of measured points.
+#: Weight of the prior "no such effect", in measured points.
 _PRIOR = 0.05
 _MICRO = 1e-6
 
@@ -62,7 +62,7 @@ def interaction_errors(bundle: Bundle, ops: OpTimes) -> pd.DataFrame:
 
 @dataclass(frozen=True, eq=False)
 class _Layers:
-    """Measured layers: tokens, seconds in all, of the ops one by one, of the decode attention."""
+    """Measured layers: tokens; seconds of the layer, of its ops one by one, of decode attention."""
 
     tokens: npt.NDArray[np.int64]
     time: Floats
@@ -165,7 +165,7 @@ def skew_errors(bundle: Bundle, ops: OpTimes) -> pd.DataFrame:
 def _skewed(
     decode: Callable[[Floats, Floats], Floats], rows: pd.DataFrame
 ) -> tuple[Floats, Floats, Floats]:
-    """Seconds with all contexts the mean, with all the longest, and as measured."""
+    """Seconds with every context at the mean, with every context at the longest, and measured."""
     batch, mean, longest, time_us = (
         rows[name].to_numpy(np.float64)
         for name in ("batch_size", "context_tokens", "max_context_tokens", "time_us")

@@ -17,16 +17,16 @@ from sarathi_sim.simulator.loop.records import Floats
 from sarathi_sim.simulator.op_times.op_times import SUM, OpTimes, Seconds, WholeLayer
 
 MIXING = "mixing"
-"""Of a layer's parts, the one that is no op: what a chunk and decodes in one batch add."""
+"""The part of a layer that is no op: the extra time of a chunk and decodes in one batch."""
 FIRST = names(lambda op: op.part == "first")
 LAST = names(lambda op: op.part == "last")
 
 
 @dataclass(frozen=True)
 class HostTime:
-    """Seconds of the engine's host that no GPU time hides: of an iteration, and of each sequence
-    in it. Scheduling, preparing inputs and sampling are such times. ``launch_layer_s`` is the least
-    time of a layer with prompts, whose kernels no CUDA graph launches."""
+    """Seconds of the engine's host that no GPU time hides, for an iteration and for each sequence
+    in it: scheduling, preparing inputs, sampling. ``launch_layer_s`` is the least time of a layer
+    with prompts, whose kernels no CUDA graph launches."""
 
     iteration_s: float = 0.0
     sequence_s: float = 0.0
@@ -37,7 +37,7 @@ NO_HOST = HostTime()
 
 
 def counted_context(mean: Seconds, longest: Seconds, skew: Seconds | float) -> Seconds:
-    """The context of equal decodes that take as long as these."""
+    """The equal context with which decodes would take as long as with these contexts."""
     return mean + skew * (longest - mean)
 
 
@@ -45,8 +45,8 @@ def counted_context(mean: Seconds, longest: Seconds, skew: Seconds | float) -> S
 class IterationCost:
     """The times of an iteration's parts in seconds, by its sizes.
 
-    ``scope`` is how far the next stage is (None: there is none). Without ``include_head`` the first
-    and the last stage do their layers only. ``host`` comes on top on the first stage.
+    ``scope`` is the link to the next stage (None: a single stage). Without ``include_head`` the
+    first and the last stage run their layers only. ``host`` time is added on the first stage.
     """
 
     ops: OpTimes
@@ -97,14 +97,14 @@ class IterationCost:
         return self.layer.scale * self.ops.prefill(chunk, context)
 
     def saved(self, chunk: Floats, alone_s: Floats) -> Floats:
-        """What chunks that take ``alone_s`` without context take less in a batch with others
+        """The time that chunks without context, ``alone_s`` each, save in a batch with others
         (:meth:`~sarathi_sim.simulator.op_times.op_times.Together.saved`)."""
         scale = self.layer.scale
         return scale * self.ops.together.saved(chunk, alone_s / scale)
 
     def saved_s(self, chunks: Floats) -> float:
-        """What the attention of these chunks in one batch takes less than that of each alone. No
-        batch without context takes less than its longest chunk."""
+        """The attention time that these chunks save in one batch, against one call each. No batch
+        without context takes less than its longest chunk."""
         if len(chunks) < 2 or not len(self.ops.together.batches):
             return 0.0
         alone, tokens = self.prefill_s(chunks, 0.0), chunks.sum()
@@ -125,7 +125,7 @@ class IterationCost:
         return self._edges(LAST, outputs)
 
     def host_s(self, sequences: npt.ArrayLike) -> Floats:
-        """What the host adds to an iteration of so many sequences."""
+        """Host time of an iteration of ``sequences`` sequences."""
         return self.host.iteration_s + self.host.sequence_s * np.asarray(sequences, np.float64)
 
     def transfer_s(self, tokens: npt.ArrayLike) -> Floats:

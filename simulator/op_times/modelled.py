@@ -25,15 +25,15 @@ def modelled_times(source: ShardTimes) -> OpTimes:
     meta = source.meta
     identity = f"{meta.content_sha256} {_code()}"
     rows = (op for op in source.provenance() if op in OPS and OPS[op].table == "linear")
-    send = {scope: Asked(partial(source.send_recv, scope=scope)) for scope in SENDS.values()}
+    send = {scope: InSeconds(partial(source.send_recv, scope=scope)) for scope in SENDS.values()}
     return OpTimes(
         meta=meta,
-        by_rows={op: RowTimes(Asked(partial(source.by_rows, op)), identity, op) for op in rows},
-        prefill=PairTimes(Asked(source.prefill, (1.0, 0.0)), identity, PREFILL),
-        decode=PairTimes(Asked(source.decode, (1.0, 0.0)), identity, DECODE),
-        all_reduce=Asked(source.all_reduce) if source.tp > 1 else None,
+        by_rows={op: RowTimes(InSeconds(partial(source.by_rows, op)), identity, op) for op in rows},
+        prefill=PairTimes(InSeconds(source.prefill, (1.0, 0.0)), identity, PREFILL),
+        decode=PairTimes(InSeconds(source.decode, (1.0, 0.0)), identity, DECODE),
+        all_reduce=InSeconds(source.all_reduce) if source.tp > 1 else None,
         send=send,
-        together=Together(source.batches, Added(source)),
+        together=Together(source.batches, ChunkShare(source)),
         longest_context=source.longest_context,
     )
 
@@ -47,14 +47,14 @@ def _code() -> str:
 
 
 @dataclass(frozen=True, eq=False)
-class Asked:
-    """Seconds from a function that gives microseconds; sizes below ``least`` count as that."""
+class InSeconds:
+    """Seconds from a function that gives microseconds; sizes are raised to ``least``."""
 
     time_us: Callable[..., Floats]
     least: tuple[float, ...] = (1.0,)
 
     def __call__(self, *sizes: ArrayLike) -> Floats:
-        """Of the broadcast shape of the sizes."""
+        """Seconds, of the broadcast shape of the sizes."""
         arrays = np.broadcast_arrays(*(np.asarray(size, np.float64) for size in sizes))
         flat = (np.maximum(a.ravel(), low) for a, low in zip(arrays, self.least, strict=True))
         return np.reshape(1e-6 * self.time_us(*flat), arrays[0].shape)
@@ -62,9 +62,9 @@ class Asked:
 
 @dataclass(frozen=True, eq=False)
 class RowTimes:
-    """An op by token rows: whole numbers are looked up, in tables up to a power of two."""
+    """Times of an op by token rows: whole numbers are looked up, in tables up to a power of two."""
 
-    time: Asked
+    time: InSeconds
     identity: str
     op: str
     _tables: dict[int, Floats] = field(default_factory=dict)
@@ -85,8 +85,8 @@ class RowTimes:
 
 
 @dataclass(frozen=True, eq=False)
-class Added:
-    """What each of several chunks in one call adds, in seconds: shape (batches, chunks)."""
+class ChunkShare:
+    """Seconds that each of several chunks adds to their common call: shape (batches, chunks)."""
 
     source: ShardTimes
 

@@ -1,4 +1,4 @@
-"""What the loop asks: every op's time as a function of its sizes."""
+"""Every op's time as a function of its sizes: all that the loop asks for."""
 
 from __future__ import annotations
 
@@ -29,29 +29,29 @@ from sarathi_sim.simulator.op_times.cache import kept
 class Together:
     """In a call of ``batches[i]`` equal chunks of n tokens, each takes ``added(n)[i]`` seconds.
 
-    Calls of other batches lie on the line between two; beyond the largest, shares stay. A chunk of
-    n tokens in a batch of N takes its share of a call of N / n such chunks: that many keep the GPU
-    as busy.
+    Other batch sizes are interpolated linearly; beyond the largest, a chunk's share stays. A chunk
+    of n tokens in a batch of N tokens takes its share of a call of N / n such chunks, which keeps
+    the GPU as busy.
     """
 
     batches: Floats
     added: Callable[[Floats], Floats]
 
     def saved(self, chunk: Floats, alone_s: Floats) -> Floats:
-        """Of chunks that take ``alone_s`` alone, (gain, launch): in a batch of N tokens each takes
-        ``gain - launch / N`` less. Shape (chunks, batches + 1, 2): from one batch to the next."""
+        """(gain, launch) of chunks that take ``alone_s`` alone: in a batch of N tokens each saves
+        ``gain - launch / N``. Shape (chunks, batches + 1, 2): one for each interval of batches."""
         sizes, calls = self._calls(chunk, alone_s)
         slope = np.append(np.diff(calls) / np.diff(sizes), calls[:, -1:] / sizes[-1], axis=-1)
         launch = chunk[:, None] * (calls - slope * sizes)
         return np.stack([alone_s[:, None] - slope, launch], axis=-1)
 
     def least_s(self, chunk: Floats, alone_s: Floats) -> Floats:
-        """What each chunk takes at least, alone or with others."""
+        """The least time of each chunk, alone or with others."""
         sizes, calls = self._calls(chunk, alone_s)
         return np.asarray((calls / sizes).min(axis=-1))
 
     def _calls(self, chunk: Floats, alone_s: Floats) -> tuple[Floats, Floats]:
-        """The batches from one on, and each chunk's calls: more chunks take no less time."""
+        """Batch sizes from 1 on, and the time of a call of so many chunks, which never falls."""
         sizes = np.append(1.0, self.batches)
         shares = np.vstack([alone_s, self.added(chunk)]).T
         return sizes, np.maximum.accumulate(sizes * shares, axis=-1)
@@ -59,23 +59,23 @@ class Together:
 
 Seconds = TypeVar("Seconds", float, Floats)
 TimeBySize = Callable[[ArrayLike], Floats]
-"""Seconds by one size, of its shape."""
+"""Seconds by one size, in the shape of the sizes."""
 
 
 class TimeByPair(Protocol):
     """Seconds by two sizes (chunk and context, batch and mean context)."""
 
     def __call__(self, a: ArrayLike, b: ArrayLike, /) -> Floats:
-        """Of the broadcast shape of both."""
+        """Seconds, of the broadcast shape of both."""
 
     def table(self, a: Floats, b: Floats) -> Floats:
-        """Of every ``a`` with every ``b``: shape (a, b)."""
+        """Seconds of every ``a`` with every ``b``: shape (a, b)."""
 
 
 @dataclass(frozen=True, eq=False)
 class PairTimes:
-    """A function of two sizes; tables of it are kept on disk (``cache.py``) under the hash of all
-    that they depend on, if it has one."""
+    """A function of two sizes; its tables are kept on disk (``cache.py``) under the hash
+    ``identity`` of their inputs, if it has one."""
 
     time: Callable[[ArrayLike, ArrayLike], Floats]
     identity: str = ""
@@ -85,7 +85,7 @@ class PairTimes:
         return self.time(a, b)
 
     def table(self, a: Floats, b: Floats) -> Floats:
-        """Of every ``a`` with every ``b``."""
+        """Seconds of every ``a`` with every ``b``."""
         sizes = np.concatenate([a, b]).astype(np.float64).tobytes()
         what = f"{self.op} {len(a)}"
         return kept(self.identity, what, lambda: self.time(a[:, None], b), sizes)
@@ -95,9 +95,9 @@ class PairTimes:
 class WholeLayer:
     """The time of a layer beyond its ops.
 
-    It takes ``scale`` times their sum, and ``extra_s``. A layer with a chunk and decodes takes on
-    top: the share ``both`` of all its scaled ops, the share ``decode`` of the scaled decode
-    attention, and ``both_s``.
+    A layer takes ``scale`` times the sum of its ops, plus ``extra_s``. With a chunk and decodes it
+    takes in addition: the share ``both`` of all its scaled ops, the share ``decode`` of the scaled
+    decode attention, and ``both_s``.
     """
 
     scale: float = 1.0
@@ -117,7 +117,7 @@ class WholeLayer:
         return self.both * ops_s + self.decode * decode_s + self.both_s
 
     def mixing_within_s(self, mixed_s: Seconds, decode_s: Seconds) -> Seconds:
-        """The same, from the ``mixed_s`` that the ops take with it."""
+        """The extra time of mixing, from the ``mixed_s`` that the ops take including it."""
         return mixed_s - (mixed_s - self.decode * decode_s - self.both_s) / (1 + self.both)
 
 
@@ -129,7 +129,7 @@ def _nothing(chunk: Floats) -> Floats:
 
 
 ALONE = Together(np.empty(0), _nothing)
-"""Calls of several were not measured."""
+"""For stacks whose calls of several chunks were not measured."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -140,16 +140,16 @@ class OpTimes:
     to a profile, :func:`~sarathi_sim.simulator.op_times.modelled.modelled_times` asks a stack's
     tables or a calibrated device.
 
-    ``meta``        where they come from; its ``content_sha256`` identifies them
-    ``by_rows``     of each op by token rows
-    ``prefill``     attention of a chunk after cached tokens; ``together``: of several in one call
-    ``decode``      attention of a batch of decodes with equal contexts; of unequal ones the share
-                    ``skew`` of the way from the mean to the longest context counts
-    ``all_reduce``  by bytes on each rank; None without other ranks
-    ``send``        a message to another stage by bytes, by how far it is
-    ``whole_layer`` what a layer takes beyond its ops
-    ``longest_context`` up to which they rest on measurements
-    ``bundle``      the profile, where they are fitted to one
+    ``meta``        origin of the times; its ``content_sha256`` identifies them
+    ``by_rows``     each op by token rows
+    ``prefill``     attention of a chunk after cached tokens; ``together``: several in one call
+    ``decode``      attention of a batch of decodes with equal contexts. Unequal contexts count as
+                    ``mean + skew * (longest - mean)``
+    ``all_reduce``  by bytes on each rank; None for a single rank
+    ``send``        a message to the next stage by bytes, for each kind of link
+    ``whole_layer`` the time of a layer beyond its ops
+    ``longest_context`` longest context that measurements support
+    ``bundle``      the profile, if the times are fitted to one
     """
 
     meta: BundleMeta
@@ -187,15 +187,14 @@ class OpTimes:
 
     @property
     def reduces(self) -> float:
-        """All-reduces of a mean layer: sending tokens to their experts and back takes one's
-        place."""
+        """All-reduces of a mean layer. Sending tokens to experts and back replaces one."""
         calls = OPS[ALL_REDUCE].calls
         return calls - self.model.share(ALL_TO_ALL) if ALL_TO_ALL in self.by_rows else calls
 
     def scaled(self, factors: Mapping[str, float]) -> OpTimes:
         """These op times, where each op takes ``factors[op]`` times as long (1 where not named).
 
-        What whole layers add to the sum of their ops stays.
+        The time of whole layers beyond their ops stays.
         """
 
         def of(op: str, time: Callable[..., Floats]) -> Scaled:
@@ -223,5 +222,5 @@ class Scaled:
         return self.factor * self.time(*sizes)
 
     def table(self, a: Floats, b: Floats) -> Floats:
-        """The other's table, multiplied: what is kept on disk is not scaled."""
+        """The table of ``time``, multiplied: the table on disk is not scaled."""
         return self.factor * self.time.table(a, b)  # type: ignore[attr-defined, no-any-return]

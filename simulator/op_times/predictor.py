@@ -20,7 +20,7 @@ from sarathi_sim.simulator.op_times.iteration import (
 from sarathi_sim.simulator.op_times.op_times import SUM, OpTimes
 
 ROW_STEP, MOST_POINTS = 32, 1024
-"""Attention rows hold a time every so many tokens of context, or coarser for very long ones."""
+"""Tokens of context between two points of an attention row (more for very long contexts)."""
 
 CHUNK_BLOCK = 32
 """Chunk sizes whose rows are tabulated at a time."""
@@ -28,9 +28,8 @@ CHUNK_BLOCK = 32
 
 @dataclass(frozen=True)
 class TableSizes:
-    """What a predictor tabulates: row counts up to ``tokens`` at least, contexts up to
-    ``max_length``, and up to ``sequences`` in a micro-batch. It tabulates more when a batch needs
-    them.
+    """The sizes of a predictor's tables: row counts up to ``tokens`` at least, contexts up to
+    ``max_length``, and up to ``sequences`` in a micro-batch. They grow when a batch needs more.
 
     ``max_prompt`` is the longest prompt (None: ``max_length``), and ``chunk_blocks`` the largest
     number of blocks of chunk sizes.
@@ -71,7 +70,7 @@ class TableSizes:
 
     @property
     def chunk_points(self) -> int:
-        """Points of the chunks' rows; a run makes only those that it needs."""
+        """Points of the chunks' rows; a run computes only the rows that it needs."""
         return self.chunk_blocks * CHUNK_BLOCK * self.row_points
 
 
@@ -86,18 +85,18 @@ class BundlePredictor:
     batch with M token rows takes the linear ops and elementwise ones of M tokens (fused over chunks
     and decodes), two all-reduces of M * hidden numbers (TP > 1), the attention of each chunk, and
     one attention of all decodes. The first stage adds the embedding of M tokens and the time of the
-    ``host``, the last the LM head for the rows that yield a token. To the next stage goes M *
-    hidden / TP numbers per rank. Where calls of several chunks were measured, each chunk takes its
-    share of one (:mod:`sarathi_sim.simulator.op_times.op_times`).
+    ``host``, the last the LM head for the rows that yield a token. Each rank sends M * hidden / TP
+    numbers to the next stage. Where calls of several chunks were measured, each chunk takes its
+    share of such a call (:mod:`sarathi_sim.simulator.op_times.op_times`).
 
     If the bundle timed whole layers, ``layer_time`` "measured" corrects this sum by them, also for
     the extra time of a chunk and decodes in one batch
     (:mod:`sarathi_sim.simulator.op_times.interaction`); "sum" does not. A layer with chunks takes
-    as long as the ``host`` needs to launch its kernels.
+    at least the time in which the ``host`` launches its kernels.
 
     ``max_tokens`` is the most token rows and ``max_batch`` the most decodes tabulated beforehand
     (more are tabulated when met), ``max_length`` the longest context, ``max_prompt`` the longest
-    prompt (None: that long).
+    prompt (None: ``max_length``).
     """
 
     def __init__(
@@ -198,7 +197,7 @@ class BundlePredictor:
         return np.asarray(first + (second - first) * (position - low))
 
     def host_s(self, sequences: Ints) -> Floats:
-        """Seconds that the host adds to iterations of so many sequences; whole quanta."""
+        """Host seconds of iterations of ``sequences`` sequences; whole quanta."""
         return quantize(self.cost.host_s(sequences))
 
     def whole_prompt_s(self, tokens: Ints) -> Floats:
@@ -218,7 +217,7 @@ class BundlePredictor:
         return self._chunk_rows[chunk]
 
     def _tabulate_saved(self, chunk: int) -> list[tuple[float, float]]:
-        """What chunks of the block of sizes around ``chunk`` take less in a batch with others."""
+        """The time that chunks of the sizes around ``chunk`` save in a batch with others."""
         first = (chunk - 1) // CHUNK_BLOCK * CHUNK_BLOCK + 1
         sizes = np.arange(first, min(first + CHUNK_BLOCK, len(self._whole)))
         alone_s = np.array(self._whole[first : first + CHUNK_BLOCK])
@@ -243,8 +242,8 @@ class BundlePredictor:
 def _context_grid(points: int, step: int) -> Floats:
     """The contexts of an attention row.
 
-    The first time is that of one cached token: none at all may be a faster kernel, and is tabulated
-    apart.
+    The first point is one cached token. A context of 0 may run a faster kernel, so it has a table
+    of its own.
     """
     return np.maximum(np.arange(points) * step, 1.0)
 
@@ -253,8 +252,8 @@ def _context_grid(points: int, step: int) -> Floats:
 def _token_rows(
     cost: IterationCost, most: int
 ) -> tuple[list[tuple[float, float, float]], list[float]]:
-    """By number of token rows: layer, first stage and transfer; and what of the layer neither scale
-    nor mixing concerns."""
+    """By number of token rows: layer, first stage and transfer; and the part of the layer without
+    scale and mixing."""
     tokens = np.arange(1, most + 1)
     layer = sum(cost.layer_parts(tokens).values(), np.zeros(most))
     first, send = quantize(cost.first_s(tokens)), quantize(cost.transfer_s(tokens))
@@ -285,5 +284,5 @@ def _prefill_rows(
 
 @lru_cache(maxsize=16)
 def _saved_rows(cost: IterationCost) -> dict[int, list[tuple[float, float]]]:
-    """By chunk, what it takes less in a batch with others; so far none."""
+    """By chunk, the time it saves in a batch with others; empty at first."""
     return {}

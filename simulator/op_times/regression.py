@@ -39,7 +39,7 @@ from sarathi_sim.simulator.op_times.op_times import (
 )
 
 FITS = 2
-"""Of the regressions: to be raised with every change of what they give."""
+"""Version of the regressions: raise it with every change of their results."""
 
 Curve = Callable[[Floats], Floats]
 
@@ -47,8 +47,8 @@ Curve = Callable[[Floats], Floats]
 class PiecewiseLinear:
     """Time in seconds through points ``(size, time)``; sizes ascending.
 
-    Below the first point it is constant. Beyond the last one it is ``beyond(size)``, but never
-    less than at the last; without it, proportional to the size.
+    Below the first point it is constant. Beyond the last point it is ``beyond(size)``, but never
+    less than at the last point; without ``beyond`` it is proportional to the size.
     """
 
     def __init__(
@@ -127,7 +127,7 @@ TREES, LEAVES = 200, 15
 
 @dataclass(frozen=True)
 class Kind:
-    """What is known beforehand of an op over two sizes ``a`` and ``b``.
+    """Prior knowledge of an op over two sizes ``a`` and ``b``.
 
     ``terms(a, b)`` are its physical terms and ``features(a, b)`` what the residual may depend on,
     shape (..., columns).
@@ -138,9 +138,9 @@ class Kind:
 
 
 def coordinates(a: Floats, b: Floats) -> Floats:
-    """Coordinates in which neighbours are found, shape (..., 2)."""
-    # + 32: a context of 0 is a point of its own, and not infinitely far from 1. A first size of 0,
-    # which takes no time, is outside of every region.
+    """Logarithmic coordinates for distances between points, shape (..., 2)."""
+    # + 32 keeps a context of 0 at a finite distance from 1. A first size of 0, which takes no time,
+    # is outside of every region.
     return np.stack([np.log2(np.maximum(a, 1)), np.log2(b + 32)], axis=-1)
 
 
@@ -148,10 +148,10 @@ class PhysicalSurface:
     """Time in seconds over two sizes, as a product of three factors.
 
     Non-negative physical terms, fitted to relative errors (not those of the device models:
-    ``profiler/facts/roofline.py`` says why); boosted trees on the logarithm of what they leave over
-    (tile edges, split keys, other kernels); and the ratio that still remains at the points,
-    interpolated between them in logarithms of the sizes. So it passes through the points, and
-    beyond them the physics extrapolates with the residual at the edge.
+    ``profiler/facts/roofline.py`` says why); boosted trees on the logarithm of their residual
+    (tile edges, split keys, other kernels); and the remaining residual at the points, interpolated
+    between them in logarithms of the sizes. So it passes through the points, and beyond them the
+    physics extrapolates with the residual at the edge.
     """
 
     def __init__(self, a: Floats, b: Floats, time_s: Floats, kind: Kind) -> None:
@@ -169,7 +169,7 @@ class PhysicalSurface:
         left -= self._trees.predict(features)
         points = coordinates(a, b)
         self._nearest = NearestNDInterpolator(points, left, rescale=True)
-        # Points on one line cannot be triangulated; then the nearest one has to do.
+        # Points on one line cannot be triangulated; then the nearest point counts.
         flat = np.linalg.matrix_rank(points - points[0]) < 2
         self._between = None if flat else LinearNDInterpolator(points, left, rescale=True)
 
@@ -188,7 +188,7 @@ class PhysicalSurface:
 
 @lru_cache(maxsize=64)
 def _fitted(shape: tuple[int, int], features: bytes, left: bytes, trees: int, leaves: int) -> Trees:
-    """Runs and hold-outs of one process often fit the same points, which takes 0.2 s."""
+    """Boosted trees fitted to a residual in 0.2 s; cached, as runs and hold-outs share points."""
     x, y = (np.frombuffer(array).copy() for array in (features, left))
     return fit_trees(x.reshape(shape), y, trees, leaves)
 
@@ -234,8 +234,8 @@ def decode_surface(batch: Floats, context: Floats, time_s: Floats) -> PhysicalSu
 
 
 def bundle_times(bundle: Bundle) -> OpTimes:
-    """The op times fitted to a bundle's points; for ops that an import has none of, the calibrated
-    device is asked."""
+    """The op times fitted to a bundle's points; the calibrated device times ops that an imported
+    bundle lacks."""
     meta, rest = bundle.meta, None
     if bundle.modelled:
         rest = modelled_times(DeviceTimes(meta.device, meta.model_spec, meta.tp))
@@ -315,12 +315,12 @@ class AttentionFit:
 
 
 def kept_of(bundle: Bundle, what: str, make: Callable[[], Floats]) -> Floats:
-    """What ``make`` computes from a bundle, kept on disk (``cache.py``)."""
+    """The array that ``make`` computes from a bundle, kept on disk (``cache.py``)."""
     return kept(_identity(bundle), what, make)
 
 
 def _identity(bundle: Bundle) -> str:
-    """The hash of a bundle's content and of how it is fitted; none of what was made in memory."""
+    """The hash of a bundle's content and of its fit; empty for a bundle made in memory."""
     meta = bundle.meta
     about = (FITS, TREES, LEAVES, version("scikit-learn"), meta.tp, meta.dtype, meta.tile)
     known = hashlib.sha256(repr((meta.content_sha256, about, meta.model_spec)).encode())
@@ -332,7 +332,7 @@ Gemms = dict[str, tuple[GemmShape, Floats, Floats]]
 
 
 def gemm_points(bundle: Bundle) -> Gemms:
-    """Of a bundle."""
+    """The measured points of a bundle's GEMMs."""
     shapes, found = bundle.meta.model_spec.gemms(bundle.meta.tp), dict[str, Any]()
     for op, rows in bundle.linear.groupby("op"):
         if op in shapes:
@@ -343,7 +343,7 @@ def gemm_points(bundle: Bundle) -> Gemms:
 
 @dataclass(frozen=True, eq=False)
 class Roofline:
-    """What all GEMMs of a bundle have in common; fitted when first asked beyond the range."""
+    """The roofline that a bundle's GEMMs share; fitted at the first size beyond the range."""
 
     gemms: Gemms
 
@@ -358,7 +358,7 @@ class Roofline:
 
 
 def pooled_roofline(gemms: Gemms) -> PooledRoofline:
-    """Fitted to (shape, tokens, seconds) of several ops; those of one shape count together."""
+    """A roofline fitted to (shape, tokens, seconds) of several ops; equal shapes are pooled."""
     points: dict[GemmShape, list[tuple[Floats, Floats]]] = {}
     for shape, tokens, time_s in gemms.values():
         points.setdefault(shape, []).append((tokens, time_s))

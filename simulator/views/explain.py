@@ -7,9 +7,8 @@ answer two questions:
 clock: the bubble ledger, with ``busy`` divided into ops.
 
 *Of the requests' latency* (the mean over those that finished): the engine's frontend; queueing;
-then, for each micro-batch of a request, the ops of the whole micro-batch, its transfers, and its
-waits for a stage that another micro-batch occupied; and the time from one micro-batch to the
-request's next one.
+for each micro-batch of a request, the ops of the whole micro-batch, its transfers, and its waits
+for a stage that another micro-batch occupies; and the time until the request's next micro-batch.
 
 Of one layer's recorded time (``breakdown.py``), ``linear`` is the linear ops and others, ``mixing``
 the extra time of a chunk and decodes in one batch, and ``prefill_attention`` the rest. ``chunking``
@@ -33,7 +32,7 @@ from sarathi_sim.simulator.views.ledger import ACCOUNTS, WAITS
 from sarathi_sim.simulator.views.metrics import Analysis
 from sarathi_sim.simulator.views.spans import Spans
 
-# A layer's accounts that follow from its rows, then decodes; prefill attention is the rest.
+# A layer's accounts: those computed from its rows, then decodes; prefill attention is the rest.
 _ROWS = [op.account for op in OPS.values() if op.part == "layer" and op.name not in ATTENTION]
 _KNOWN = tuple(dict.fromkeys([*_ROWS, "decode_attention"]))
 _LINEAR, *_BESIDE = (name for name in _KNOWN if name != "decode_attention")
@@ -58,7 +57,7 @@ Parts = dict[str, Fraction]
 
 @dataclass(frozen=True)
 class Explanation:
-    """Seconds, exactly. ``stages`` adds up to ``wall``, ``latency`` to ``mean_latency``."""
+    """Exact seconds. ``stages`` adds up to ``wall``, ``latency`` to ``mean_latency``."""
 
     wall: Fraction
     stages: Parts
@@ -121,7 +120,7 @@ def _iteration_parts(log: ReplicaLog, predict: BundlePredictor) -> dict[str, Int
     left = left - parts[MIXING]
     for name in _KNOWN:
         times = (used[op].time_s for op in with_account(name) if op in used)
-        # What is rounded apart may exceed the whole by a quantum.
+        # Parts are rounded one by one, so their sum may exceed the whole by a quantum.
         parts[name] = np.minimum(_quanta(sum(times, np.zeros(log.num_iterations))), left)
         left = left - parts[name]
     parts["decode_attention"] += np.where(with_chunks, 0, left)

@@ -44,7 +44,7 @@ class Gaps:
     """The idle time before each micro-batch on each stage by cause: seconds, (iterations, stages).
 
     ``kind`` indexes :data:`BUBBLES`, shape (iterations,); row 0 of everything but ``fill`` is 0.
-    What there is none of takes no memory, and cannot be written.
+    A cause that never occurs takes no memory, and its array cannot be written.
     """
 
     times: StageTimes
@@ -98,10 +98,9 @@ class StarvedTime:
         when = np.concatenate(instants)
         order = np.argsort(when, kind="stable")
         starved = np.cumsum(np.concatenate(changes)[order], dtype=np.int32) < enough
-        turns = np.flatnonzero(np.diff(starved, prepend=~starved[:1]))  # when it begins or ends
+        turns = np.flatnonzero(np.diff(starved, prepend=~starved[:1]))  # where it begins or ends
         self._when = when[order[turns]]
-        # After each turn, and before the first: starved seconds are slope * t + until (whole
-        # quanta, so exact).
+        # Between two turns the starved seconds are slope * t + until (whole quanta, so exact).
         self._slope = np.append(0.0, starved[turns])
         until = np.zeros(len(turns))
         np.cumsum(np.diff(self._when) * self._slope[1:-1], out=until[1:])
@@ -148,7 +147,7 @@ def gaps(log: ReplicaLog) -> Gaps:
 
 
 def _just_returned(log: ReplicaLog) -> np.ndarray[tuple[int], np.dtype[np.bool_]]:
-    """Whether a batch was formed at the instant when the return of its group's last was handled."""
+    """Whether a batch was formed at the instant when its group's previous batch returned."""
     group, ready = log.iterations["group"], log.iterations["ready_s"]
     back = log.iterations["finish_s"] + log.switches.turnaround_s
     order = np.argsort(group, kind="stable")
@@ -213,7 +212,7 @@ def _accounts(log: ReplicaLog, split: Gaps, end: float) -> dict[str, Floats | fl
 def iteration_bubbles(split: Gaps, cause: str = "bubble") -> Floats:
     """For every micro-batch, the idle seconds before it, summed over the stages.
 
-    ``bubble`` is all but fill, drain and no-work; the others are the parts of it, :data:`WAITS`.
+    ``bubble`` is all idle time but fill, drain and no-work; the other causes are its :data:`WAITS`.
     """
     if cause in ("communication", "turnaround"):
         return _over_stages(getattr(split, cause))
@@ -224,6 +223,6 @@ def iteration_bubbles(split: Gaps, cause: str = "bubble") -> Floats:
 
 
 def _over_stages(seconds: Floats) -> Floats:
-    if not any(seconds.strides):  # there is none of it
+    if not any(seconds.strides):  # a cause that never occurs
         return np.zeros(len(seconds))
     return np.asarray(seconds.sum(axis=1) if seconds.shape[1] > 1 else seconds[:, 0])

@@ -103,12 +103,12 @@ METRICS = {metric.key: metric for metric in _ALL}
 """By key."""
 
 STEADY = tuple(key for key, metric in METRICS.items() if metric.grows)
-"""What a run that is not steady has no quantiles of that mean anything."""
+"""Metrics whose quantiles have a meaning in a steady run only."""
 
 
 @dataclass(frozen=True)
 class Quantity:
-    """A metric, and which of its statistics: one number of a run."""
+    """One number of a run: a metric and, for a distribution, one of its statistics."""
 
     metric: Metric
     statistic: str = ""
@@ -116,7 +116,7 @@ class Quantity:
 
     @property
     def path(self) -> str:
-        """Where it is in the summary, as in ``ttft_s.p99``."""
+        """The place in the summary, as in ``ttft_s.p99``."""
         path = ".".join(filter(None, (self.metric.key, self.statistic)))
         return _STEADY + path if self.of_steady_part else path
 
@@ -161,7 +161,7 @@ def known(path: str) -> Quantity:
 
 
 def with_unit(name: str, unit: str) -> str:
-    """``latency (s)``; the name alone for what has no unit."""
+    """``latency (s)``; the name alone without a unit."""
     return f"{name} ({unit})" if unit else name
 
 

@@ -1,4 +1,4 @@
-"""The metrics of a run, per request, per iteration and in all. See docs/metrics.md."""
+"""The metrics of a run: per request, per iteration and in total. See docs/metrics.md."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def paging_columns(records: Records) -> dict[str, Ints]:
     """Per request, by id.
 
     ``preemptions``; ``hit_tokens`` found in the prefix cache when it was first admitted, which were
-    not computed; ``recomputed_tokens``: lost by preemption, and not found in the cache afterwards.
+    not computed; ``recomputed_tokens`` lost by preemption, and not found in the cache afterwards.
     """
     lost, hit, again = (np.zeros(len(records.request_id), np.int64) for _ in range(3))
     preemptions = np.zeros(len(records.request_id), np.int64)
@@ -79,7 +79,7 @@ def paging_columns(records: Records) -> dict[str, Ints]:
         for sums, what in ((lost, LOST), (hit, HIT), (again, HIT_AGAIN)):
             np.add.at(sums, row[kind == what], tokens[kind == what])
         np.add.at(preemptions, row[kind == LOST], 1)
-    # What a request finds again it had computed, or found, before.
+    # Tokens found at a later admission were computed, or found, before.
     return {
         "preemptions": preemptions,
         "hit_tokens": hit,
@@ -88,7 +88,7 @@ def paging_columns(records: Records) -> dict[str, Ints]:
 
 
 def extra_decodes(log: ReplicaLog) -> int:
-    """Decodes of sequences that had ended, in iterations that were formed before that was known."""
+    """Decodes of sequences that had ended, in iterations formed before the scheduler knew it."""
     if log.pool is None:
         return 0
     _, role, _, first, last = log.spans.T
@@ -119,20 +119,20 @@ def paging_summary(records: Records, done: Mapping[str, Ints]) -> dict[str, Any]
 
 
 WARM_UP = 5
-"""One of so many parts of a run, the first, is its warm-up where loads are compared."""
+"""Where loads are compared, the first of so many parts of a run is its warm-up."""
 GAP_SHARES = tuple(part / 1000 for part in range(1001))
 COUNTS = ("chunks", "prefill_tokens", "prefill_context", "decodes", "decode_context", "padding")
 
 Table = dict[str, npt.NDArray[Any]]
-"""Columns by name. Where tables are many and short, pandas takes longer than what is in them."""
+"""Columns by name: faster than pandas for many short tables."""
 
 
 class Analysis:
     """The views of one finished run, each computed at its first use and then kept.
 
-    ``requests``, ``iterations`` and ``ledger`` are data frames, the first and last of which there
-    are as plain columns, too; :meth:`summary` is the run in numbers. Nothing here changes
-    ``records``.
+    ``requests``, ``iterations`` and ``ledger`` are data frames (``request_columns`` and
+    ``ledger_columns`` the plain columns); :meth:`summary` is the run in numbers. Nothing here
+    changes ``records``.
     """
 
     def __init__(self, records: Records) -> None:
@@ -218,7 +218,7 @@ class Analysis:
         summed over the stages).
         """
         tables = []
-        for number in self.at_work or [0]:  # without any, the columns of an empty table
+        for number in self.at_work or [0]:  # if none served a request, an empty table's columns
             log, spans, split = self.records.replicas[number], self.spans[number], self.gaps[number]
             columns = log.iterations
             changed_s, kv_tokens = self.kv_occupancy(number)
@@ -267,12 +267,12 @@ class Analysis:
 
     def after_warmup(self) -> dict[str, Any]:
         """Mean and quantiles of the latencies, and of the times between tokens, without the
-        warm-up (the first fifth of the requests that are served, ``warmup_requests``), in whatever
-        state the run is.
+        warm-up (the first fifth of the served requests, ``warmup_requests``), whether or not the
+        run is steady.
 
-        ``arrivals_s`` is how long all arrivals last. After the warm-up, up to the last arrival,
-        ``offered_per_s`` requests arrive a second and ``served_per_s`` are finished (0 where that
-        is no time at all), and ``latency_trend`` is Kendall's S of ten blocks' mean latencies.
+        ``arrivals_s`` is the time from the first to the last arrival. Between the warm-up and the
+        last arrival, ``offered_per_s`` requests arrive a second and ``served_per_s`` finish (0 if
+        this time is 0). ``latency_trend`` is Kendall's S of ten blocks' mean latencies.
         """
         done, part = self.request_columns, self._steady_part
         names = (*STEADY, "tbt_max_s")
@@ -301,9 +301,9 @@ class Analysis:
 
     @cached_property
     def _steady_part(self) -> npt.NDArray[np.intp]:
-        """The requests that were served, by order of arrival, without the warm-up.
+        """The served requests in order of arrival, without the warm-up.
 
-        MSER-5 would choose it by the latencies, and so leave out the worst of a queue now and then.
+        MSER-5 would choose the warm-up by latencies, and so sometimes drop the worst of a queue.
         """
         done = self.request_columns
         order = np.argsort(done["arrival_s"], kind="stable")
@@ -317,8 +317,8 @@ class Analysis:
         return self._gaps_between_tokens(since_s)
 
     def gaps_after_warmup(self) -> Table:
-        """Times between tokens without the warm-up, ``tbt_s``: a thousand quantiles, each of which
-        stands for as many ``tokens`` as the others."""
+        """Times between tokens without the warm-up, ``tbt_s``: a thousand quantiles, each for an
+        equal number of ``tokens``."""
         gaps_s, counts = self._gaps_after_warmup
         if not len(gaps_s):
             return {"tbt_s": np.zeros(0), "tokens": np.zeros(0)}
@@ -328,7 +328,7 @@ class Analysis:
 
     @cached_property
     def token_gaps(self) -> pd.DataFrame:
-        """The distribution of the time between tokens: that time, tbt_s, at shares 0 to 1 of all.
+        """The distribution of the time between tokens, tbt_s, at shares 0 to 1.
 
         The first row is the shortest gap, the last one the longest. Empty without any.
         """
@@ -338,13 +338,13 @@ class Analysis:
     def kv_occupancy(self, replica: int) -> tuple[Floats, Floats]:
         """KV tokens written on one replica: times in seconds, and the tokens from then on.
 
-        A micro-batch's tokens count from when it is formed; those of requests that finish in it
-        go when it returns.
+        A micro-batch's tokens count from when it is formed; the tokens of requests that finish in
+        it are freed when it returns.
         """
         records, spans = self.records, self.spans[replica]
         log = records.replicas[replica]
         columns = log.iterations
-        if log.pool is not None:  # the room of the blocks in use
+        if log.pool is not None:  # the capacity of the blocks in use
             return columns["ready_s"], log.pool.kv_tokens.astype(np.float64)
         grown = columns["prefill_tokens"] + columns["decodes"] - columns["padding"]
         held = np.searchsorted(records.request_id, spans.requests)
@@ -358,7 +358,7 @@ class Analysis:
         """The run in numbers, JSON-able (docs/metrics.md gives each one's formula)."""
         records, logs = self.records, self.records.replicas
         done = self.request_columns
-        if records.rejections:  # a copy, which a long run can do without
+        if records.rejections:  # this copies, so only if needed
             there = records.replica >= 0
             done = {name: column[there] for name, column in done.items()}
         finished = len(done["request"])
@@ -398,7 +398,7 @@ class Analysis:
         }
 
     def _steady(self, done: Table) -> dict[str, Any]:
-        """The state of the run, and quantiles over its steady part; NaN where there is none."""
+        """The state of the run, and quantiles over its steady part; NaN if it has none."""
         served = {name: done[name] for name in ("arrival_s", *STEADY)}
         arrival = served["arrival_s"]
         if np.any(arrival[1:] < arrival[:-1]):
@@ -415,7 +415,7 @@ class Analysis:
 
 
 def _spreads(columns: Mapping[str, Floats]) -> dict[str, dict[str, float]]:
-    """Mean and quantiles of each column without its NaNs; those of one length go together."""
+    """Mean and quantiles of each column without its NaNs; columns of equal length are batched."""
     there = {name: values[~np.isnan(values)] for name, values in columns.items()}
     nothing = _named([float("nan")] * len(QUANTILES), float("nan"))
     spreads = dict.fromkeys(columns, nothing)
@@ -428,7 +428,7 @@ def _spreads(columns: Mapping[str, Floats]) -> dict[str, dict[str, float]]:
 
 
 def weighted_quantiles(values: Floats, weights: Counts, quantiles: Sequence[float]) -> list[float]:
-    """The smallest value such that at least that share of all is no larger. NaN without any."""
+    """For each quantile, the smallest value with that share of the weight up to it; else NaN."""
     if not len(values):
         return [float("nan")] * len(quantiles)
     order = np.argsort(values)

@@ -12,7 +12,7 @@ Counts = npt.NDArray[np.int32]
 
 
 class Spans:
-    """One replica's spans, sorted by request (and by time within each).
+    """One replica's spans, sorted by request (and by time within a request).
 
     ``requests`` are the distinct request ids, ascending. ``by_group`` lists the iterations' rows
     group by group; quantities per iteration are indexed in that order to sum them along a span.
@@ -25,7 +25,7 @@ class Spans:
         del group  # a long run has millions of iterations
         offset = np.concatenate([[0], np.cumsum(self._counts)])
 
-        # Column by column: together they take as much memory as the log once more.
+        # Column by column: a sorted copy of all would take as much memory as the log.
         order = np.argsort(log.spans[:, 0], kind="stable")
         self.role = log.spans[order, 1].astype(np.int8)
         start = offset[log.spans[order, 2]]
@@ -36,13 +36,13 @@ class Spans:
         self._finish = self._grouped(log.iterations["finish_s"])
 
     def _grouped(self, per_iteration: Floats) -> Floats:
-        """A quantity group by group: as it is, if there is one group."""
+        """A quantity in the order of ``by_group``; unchanged if there is only one group."""
         alone = self._counts.max(initial=0) == len(per_iteration)
         return per_iteration if alone else np.asarray(per_iteration[self.by_group])
 
     @property
     def number(self) -> Ints:
-        """Which one of its group's iterations each row of the log is."""
+        """For each row of the log, its iteration number within the group."""
         offset = np.cumsum(self._counts) - self._counts
         number = np.empty(len(self.by_group), np.int64)
         number[self.by_group] = np.arange(len(number)) - np.repeat(offset, self._counts)
@@ -67,7 +67,7 @@ class Spans:
     def total(self, per_iteration: Floats) -> Floats:
         """Sum of a quantity over the iterations that each request took part in.
 
-        Exact where the quantity is whole quanta: then a difference of prefix sums is.
+        Exact for whole quanta, whose prefix sums and differences are exact.
         """
         until = np.zeros(len(per_iteration) + 1)
         np.cumsum(self._grouped(per_iteration), out=until[1:])
@@ -112,18 +112,18 @@ class Spans:
         return np.where(result < 0, np.nan, result)
 
     def _recomputed(self) -> Ints:
-        """The spans that recompute lost tokens, and end with a new token."""
+        """The spans that recompute lost tokens and end with a new token."""
         return np.flatnonzero(self.role == RECOMPUTE)
 
     def _entry_gaps(self, spans: Ints) -> Floats:
-        """From the token before these spans of decodes or recomputation to their first one.
+        """Seconds from the token before each of these decode or recompute spans to its first token.
 
-        A request's first token is that of its prefill, so there always is one before.
+        The prefill yields a request's first token, so there always is a token before.
         """
         yields = np.where(self.role != PART, np.arange(len(self.role)), -1)
         before = np.maximum.accumulate(yields)[spans - 1]
         return np.asarray(self._finish[self._first_token(spans)] - self._finish[self.last[before]])
 
     def _first_token(self, spans: Ints) -> Ints:
-        """Where these spans yield their first token."""
+        """The position in ``by_group`` at which each of these spans yields its first token."""
         return np.where(self.role[spans] == DECODE, self.first[spans], self.last[spans])

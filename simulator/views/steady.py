@@ -24,7 +24,7 @@ from sarathi_sim.simulator.loop.records import Floats
 
 BLOCKS, CRITICAL = 10, 27
 FEWEST = 50
-"""Requests below which nothing is said."""
+"""Requests below which a run is not judged."""
 
 State = Literal["steady", "overloaded", "closed", "short"]
 
@@ -34,7 +34,7 @@ class SteadyState:
     """``state`` is closed if all requests arrive at once, and short if there are too few.
 
     ``kendall_s`` is the trend of the queueing delay, -45 to 45 (0 where not tested);
-    ``warmup_requests`` how many of the first requests a steady state leaves out.
+    ``warmup_requests`` is the number of first requests that a steady state leaves out.
     """
 
     state: State
@@ -73,8 +73,8 @@ def mser5(values: Floats) -> int:
     if count < 2:
         return 0
     means = values[: 5 * count].reshape(count, 5).mean(axis=1)
-    # Sums of what is left when the first d are dropped, for every d at once. Centred, because the
-    # variance is a difference of two of them.
+    # Sums of the values left when the first d are dropped, for every d at once. Values are centred,
+    # because the variance is a difference of two sums.
     centred = means - means.mean()
     left = count - np.arange(count)
     total = np.cumsum(centred[::-1])[::-1]

@@ -22,7 +22,6 @@ from sarathi_sim.experiments.sweeps.backends import (
     Bundles,
     InProcess,
     LocalProcesses,
-    LostJobs,
     Outcomes,
 )
 from sarathi_sim.experiments.sweeps.execute import ATTEMPTS
@@ -110,7 +109,7 @@ class Deadly(InProcess):
                 self.left[key] -= 1
             for jobs in under_way:
                 self.ran += [job.run.key for job in jobs]
-                yield LostJobs(jobs) if guilty else work(jobs)
+                yield ("lost", jobs, None) if guilty else ("returned", jobs, work(jobs))
 
 
 def test_what_was_lost_is_sent_again(
@@ -147,7 +146,7 @@ class Flaky(InProcess):
         lose = len(self.bundles) <= self.losses
         for jobs in bundles:
             self.bundles[-1].append(len(jobs))
-            yield LostJobs(jobs) if lose else work(jobs)
+            yield ("lost", jobs, None) if lose else ("returned", jobs, work(jobs))
 
 
 def test_what_was_lost_runs_one_by_one_even_if_that_is_everything(

@@ -17,7 +17,7 @@ from types import SimpleNamespace
 import pytest
 
 from sarathi_sim.experiments.config.errors import ConfigError
-from sarathi_sim.experiments.sweeps.backends import Bundles, LocalProcesses, Waiting
+from sarathi_sim.experiments.sweeps.backends import Bundles, LocalProcesses
 from sarathi_sim.experiments.sweeps.execute import execute, waited_for
 from sarathi_sim.experiments.sweeps.jobs import Job
 from sarathi_sim.experiments.sweeps.plan import SweepPlan
@@ -84,8 +84,8 @@ def test_what_is_waited_for_is_said_by_run(tiny_plan: SweepPlan) -> None:
     jobs = [Job(run, "") for run in tiny_plan.runs[:3]]
     keys = [run.key for run in tiny_plan.runs]
     name = tiny_plan.runs[0].name
-    waiting = Waiting({"process 7 for 90 s": jobs, "process 8 for 60 s": jobs[2:]}, 60)
-    assert waited_for(waiting) == (
+    under_way = {"process 7 for 90 s": jobs, "process 8 for 60 s": jobs[2:]}
+    assert waited_for(under_way, 60) == (
         f"no result for 60 s; waiting for run {keys[0]} ({name}) and 2 more with process 7 "
         f"for 90 s; run {keys[2]} ({name}) with process 8 for 60 s"
     )
@@ -103,7 +103,7 @@ def test_the_wait_is_counted_from_the_last_result(
     monkeypatch.setattr("sarathi_sim.profiler.storage.child.Worker", lambda *_: Silent())
     monkeypatch.setattr("sarathi_sim.experiments.sweeps.backends.PATIENCE_S", 0.01)
     jobs = Bundles([Job(tiny_plan.runs[0], "")], 1)
-    waits = [each.seconds for each in islice(LocalProcesses(1).run(jobs, ahead=1), 3)]
+    waits = [seconds for _, _, seconds in islice(LocalProcesses(1).run(jobs, ahead=1), 3)]
     assert waits[0] >= 0.01 and waits[1] >= waits[0] + 0.02 and waits[2] >= waits[1] + 0.04
 
 

@@ -7,7 +7,6 @@ import signal
 import subprocess
 import sys
 import threading
-import time
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -34,6 +33,7 @@ from sarathi_sim.profiler.planning.journal import ProfileError
 from sarathi_sim.simulator.loop.quantum import quantize
 from sarathi_sim.simulator.views.metrics import Analysis
 from tests.patience import PATIENCE_S
+from tests.processes import children, gone
 
 ROOT = Path(__file__).resolve().parents[2]
 MODEL = replace(load_model("tiny-llama-40m"), num_layers=4, hidden_size=64, num_heads=4,
@@ -170,16 +170,6 @@ def test_what_sockets_and_gloo_say_of_a_lost_peer() -> None:
 # What goes wrong -------------------------------------------------------------------------------
 
 
-def alive(pids: list[int]) -> list[int]:
-    """Those that still run (a zombie does not)."""
-    running = []
-    for pid in pids:
-        stat = Path(f"/proc/{pid}/stat")
-        if stat.exists() and stat.read_text().rpartition(")")[2].split()[0] != "Z":
-            running.append(pid)
-    return running
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("number", "silence_s", "complaint"),
@@ -195,11 +185,11 @@ def test_a_rank_that_dies_or_hangs_ends_the_run(
         pytest.raises(ProfileError, match=complaint),
         EngineProcesses(spec(2), silence_s) as engine,
     ):
-        pids = engine.pids
+        pids = [process.pid for process in engine._processes.processes]
         threading.Timer(0.3, os.kill, (pids[1], number)).start()
         while True:
             engine.serve(requests(20.0), POLICIES["orca_best"], settings(2))
-    assert alive(pids) == []
+    assert gone(pids, seconds=0)
 
 
 @pytest.mark.slow
@@ -208,21 +198,18 @@ def test_neither_a_rank_nor_its_scratch_outlives_the_parent(tmp_path: Path) -> N
         "import sys, time\n"
         "from tests.profiler_torch.test_engine_processes import EngineProcesses, spec\n"
         "with EngineProcesses(spec(2)) as engine:\n"
-        "    print(engine._processes.folder, *engine.pids, flush=True)\n"
+        "    print(engine._processes.folder, flush=True)\n"
         "    time.sleep(60)\n"
     )
     parent = subprocess.Popen([sys.executable, "-c", code], cwd=ROOT, stdout=subprocess.PIPE)
     assert parent.stdout is not None
-    scratch, *words = parent.stdout.readline().decode().split()
-    pids = [int(pid) for pid in words]
-    assert len(alive(pids)) == 2 and Path(scratch).is_dir()
+    scratch = parent.stdout.readline().decode().strip()
+    pids = children(parent.pid)
+    assert len(pids) == 2 and Path(scratch).is_dir()
     parent.kill()
     parent.wait()
     parent.stdout.close()
-    deadline = time.monotonic() + PATIENCE_S
-    while alive(pids) and time.monotonic() < deadline:
-        time.sleep(0.05)
-    assert alive(pids) == []
+    assert gone(pids, PATIENCE_S)
     assert not Path(scratch).exists()
 
 

@@ -40,11 +40,13 @@ addEventListener("beforeprint", () => {
     box.style.setProperty("--fit", Math.min(1, 690 / width, 900 / height));
   }
   for (const table of document.querySelectorAll("table")) {
+    table.parentElement.classList.remove("rows");
     table.style.width = "min-content";
     table.style.setProperty("--fit", Math.min(1, 690 / (0.75 * table.offsetWidth)));
     table.style.width = "";
   }
 });
+addEventListener("afterprint", fit);
 // Charts, in the colours of the page: text and lines of a canvas do not follow its style.
 const palette = JSON.parse(document.getElementById("dark")?.textContent ?? "{}"), light = {};
 const dark = window.matchMedia("(prefers-color-scheme: dark)");
