@@ -241,8 +241,10 @@ def _said(breakdown: Mapping[str, Any], a: str, b: str, latency: bool = False) -
     """The difference of B from A, and the part that differs most, in words."""
     total, parts = breakdown["total"], breakdown["parts"]
     of, verb = ("a request's mean latency", "is") if latency else (f"{b} (B)", "takes")
-    if not total["difference_s"]:
-        return f"{of} {verb} {number_text(total['a_s'])} s in both"
+    if not divisible(total):
+        ours, theirs = number_text(total["b_s"]), number_text(total["a_s"])
+        same = f"{theirs} s in both" if ours == theirs else f"{ours} s, within 1 % of {a} (A)"
+        return f"{of} {verb} {same}"
     same_way = [n for n in parts if parts[n]["difference_s"] * total["difference_s"] > 0]
     most = max(same_way, key=lambda name: abs(parts[name]["difference_s"]))
     share = percent(abs(total["difference_s"]), total["a_s"]).lstrip("+")

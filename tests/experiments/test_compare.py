@@ -77,6 +77,9 @@ def test_the_headline_says_what_differs() -> None:
         in comparison_answer(found | dict.fromkeys(TITLES, breakdown)).answer
     )
     assert section.warnings == ["A and B serve different requests."]
+    alike = _breakdown(10.0, 9.95, {"linear": (10.0, 9.95)})
+    answer = comparison_answer(found | {"wall": alike, "mean_latency": breakdown}).answer
+    assert answer.startswith("sarathi (B) takes 9.95 s, within 1 % of orca (A); a request's mean")
 
 
 def _breakdown(total_a: float, total_b: float, parts: dict[str, tuple[float, float]]) -> Any:
