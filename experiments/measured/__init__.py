@@ -2,6 +2,7 @@
 
 Readers: ``servers.py`` (tables of means: a row is a deployment, a load, and its measured means),
 ``recorded.py`` (the times of every request), ``torch_session.py`` and ``vllm_session.py`` (engines
-that are run here; ``session.py`` has the order of runs). Comparisons: ``scoring.py`` of tables,
+that are run here; ``session.py`` has the order of runs). Comparisons: ``scoring.py`` of tables
+(``host_fit.py`` fits the host's constants, ``row_errors.py`` has errors by group),
 ``comparison.py`` and ``validation.py`` of engines. ``answers.py`` makes the answer of each.
 """

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from sarathi_sim.experiments.content import Section, SortableTable, enumerated, thinned
+from sarathi_sim.experiments.measured.host_fit import BASE
 from sarathi_sim.experiments.measured.recorded import (
     COUNTS,
     MEASURES,
@@ -15,7 +16,7 @@ from sarathi_sim.experiments.measured.recorded import (
     TICK_LABELS,
     VARIANTS,
 )
-from sarathi_sim.experiments.measured.scoring import TOO_WIDE
+from sarathi_sim.experiments.measured.row_errors import TOO_WIDE
 from sarathi_sim.experiments.measured.servers import METRICS, SCORED
 from sarathi_sim.experiments.run.compare import part_label
 from sarathi_sim.experiments.run.decision_log import Replay
@@ -26,7 +27,6 @@ from sarathi_sim.simulator.views.metric_registry import known, number_text
 
 KINDS = {"dense models": "class dense", "mixtures of experts": "class mixture of experts"}
 """Their groups: rows without flags."""
-ZERO_FIT = "zero_fit"
 _ERRORS = (
     "TTFT, TPOT: mean / median absolute error in percent. Bias: the mean signed one, positive "
     "where predictions are too slow. In band: measured values inside the 90 % band, and the 95 % "
@@ -129,7 +129,7 @@ def _tables(
 ) -> Iterator[tuple[str, Iterable[tuple[str, Mapping[str, Any]]], Sequence[str]]]:
     """Title, groups and columns of each table of errors, that of all groups first."""
     groups, variants = content["groups"], content.get("variants", {})
-    zero, peers = variants.get(ZERO_FIT, {}), content.get("peers", {}).items()
+    zero, peers = variants.get(BASE, {}), content.get("peers", {}).items()
     both = [(name, {**one, "zero-fit": zero.get(name, {})}) for name, one in groups.items()]
     parts = ("", ", p90", ", bias", " in band", ", zero-fit")
     yield "Errors by group", both, [f"{m.upper()}{part}" for m in METRICS for part in parts]
@@ -150,7 +150,7 @@ def _tables(
             league.append((there, {**one["theirs"], "n": one["n"]}))
             league.append(("ours on those, cross-validated", {**one["ours"], "n": one["n"]}))
         yield f"League, {kind}", league, ("TTFT", "TPOT")
-        others = [name for name in variants if name != ZERO_FIT]
+        others = [name for name in variants if name != BASE]
         fits = [(name.replace("_", " "), variants[name][which]) for name in others]
         of = ("TTFT", "TPOT", "latency")
         columns = [*of, *(f"{name} in band" for name in of)]

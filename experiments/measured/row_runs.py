@@ -450,13 +450,8 @@ def stack_sigma(off: Floats, known: Sequence[Floats], share: float = 0.9) -> flo
 
 
 def _covered(off: Floats, known: Sequence[Floats], sigma: float) -> float:
-    ends = np.array([_ends(one, sigma) for one in known])
-    return float(np.mean((ends[:, 0] <= off) & (off <= ends[:, 1])))
-
-
-def _ends(known: Floats, sigma: float) -> tuple[float, float]:
-    low, high = np.quantile(known + sigma * normals("stack"), (0.05, 0.95))
-    return float(low), float(high)
+    low, high = np.quantile(np.stack(known) + sigma * normals("stack"), (0.05, 0.95), axis=1)
+    return float(np.mean((low <= off) & (off <= high)))
 
 
 def with_bands(

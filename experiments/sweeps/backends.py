@@ -168,7 +168,7 @@ class DaskWorkers:
             # A Client that is refused leaves a thread behind, which complains at length.
             asyncio.run(asyncio.wait_for(knock(), 2 * CONNECT_S))
             self._client = self._dask.Client(address, timeout=CONNECT_S, set_as_default=False)
-        except Exception as error:
+        except (OSError, RuntimeError, TypeError, ValueError) as error:
             raise ConfigError(
                 f"--address {address}: no Dask scheduler answers there "
                 f"({str(error) or 'no answer'}): give one as in tcp://127.0.0.1:8786, or "
@@ -183,16 +183,17 @@ class DaskWorkers:
     def _look(self, patience_s: float) -> dict[str, int]:
         """The threads of each worker; waits for a first one, and checks the code of new ones.
 
-        Raises ConfigError for other code, for a lost scheduler, and where there is no worker for
-        ``patience_s``: runs sent to such a cluster would never end.
+        Raises ConfigError for other code, for a lost scheduler, and where there is no worker, or
+        no answer, for ``patience_s``: runs sent to such a cluster would never end.
         """
+        ask = self._client.scheduler.ncores
         try:
-            while not (threads := self._client.nthreads()):
+            while not (threads := self._client.sync(ask, callback_timeout=patience_s)):
                 self._client.wait_for_workers(1, timeout=patience_s)
         except TimeoutError:
             raise ConfigError(
-                f"--address {self._address}: the cluster has had no worker for {patience_s} s: "
-                f"start one with: dask worker {self._address} --nthreads 1"
+                f"--address {self._address}: the scheduler has not answered, or had no worker, for "
+                f"{patience_s} s: start one with: dask worker {self._address} --nthreads 1"
             ) from None
         except OSError as error:
             raise ConfigError(f"--backend dask: the scheduler was lost: {error}") from None

@@ -190,8 +190,8 @@ class ExpertTimes:
     def _padded(self) -> bool:
         """Whether all experts are computed, in tiles."""
         kernels = self.kernels
-        within = _PADDED_FROM <= release(kernels.version or "999") < _PADDED_BELOW
-        return within and (kernels.stack, kernels.experts_in, self.device.name) in _PADDED
+        old = bool(kernels.version) and _PADDED_FROM <= release(kernels.version) < _PADDED_BELOW
+        return old and (kernels.stack, kernels.experts_in, self.device.name) in _PADDED
 
     @cached_property
     def _choices(self) -> dict[str, MoeSurface]:

@@ -15,6 +15,13 @@ from typer.testing import CliRunner
 from sarathi_sim.experiments.cli.app import app
 from sarathi_sim.experiments.config.errors import ConfigError
 from sarathi_sim.experiments.config.inputs import NONE, HostConstants
+from sarathi_sim.experiments.measured.row_errors import (
+    errors,
+    grouped,
+    predictions_table,
+    read_peer,
+    short_reason,
+)
 from sarathi_sim.experiments.measured.row_runs import (
     RowCache,
     RowOutcome,
@@ -24,14 +31,7 @@ from sarathi_sim.experiments.measured.row_runs import (
     plan_rows,
 )
 from sarathi_sim.experiments.measured.row_scenarios import MODELS, scenario_of
-from sarathi_sim.experiments.measured.scoring import (
-    ScoredRows,
-    errors,
-    grouped,
-    predictions_table,
-    read_peer,
-    short_reason,
-)
+from sarathi_sim.experiments.measured.scoring import ScoredRows
 from sarathi_sim.experiments.measured.servers import Measured, ServerTimes, read_measured
 from sarathi_sim.experiments.sweeps.store import Store
 from sarathi_sim.profiler.facts.model import list_models

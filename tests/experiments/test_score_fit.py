@@ -12,6 +12,21 @@ import numpy as np
 import pytest
 
 from sarathi_sim.experiments.config.inputs import NONE, HostConstants, host_times
+from sarathi_sim.experiments.measured.host_fit import (
+    APART,
+    BASE,
+    FOLDS,
+    SCHEMES,
+    Slopes,
+    alike,
+    grid,
+    host_time_yaml,
+    left_out,
+    parts,
+    slopes,
+    to_ship,
+)
+from sarathi_sim.experiments.measured.row_errors import errors
 from sarathi_sim.experiments.measured.row_runs import (
     DRAWS,
     REDRAWS,
@@ -29,21 +44,6 @@ from sarathi_sim.experiments.measured.row_scenarios import (
     scenario_of,
     server_of,
     stack_of,
-)
-from sarathi_sim.experiments.measured.scoring import (
-    APART,
-    BASE,
-    FOLDS,
-    SCHEMES,
-    Slopes,
-    alike,
-    errors,
-    grid,
-    host_time_yaml,
-    left_out,
-    parts,
-    slopes,
-    to_ship,
 )
 from sarathi_sim.experiments.measured.servers import Measured, ServerTimes
 from sarathi_sim.experiments.sweeps.backends import InProcess

@@ -8,16 +8,10 @@ import numpy as np
 import pytest
 
 from sarathi_sim.experiments.config.inputs import NONE, HostConstants, calls_of_layer, host_times
+from sarathi_sim.experiments.measured.host_fit import LAUNCHES, fitting, grid, launching, slopes
+from sarathi_sim.experiments.measured.row_errors import grouped
 from sarathi_sim.experiments.measured.row_runs import OpShares
 from sarathi_sim.experiments.measured.row_scenarios import mean_prompt, scenario_of, server_of
-from sarathi_sim.experiments.measured.scoring import (
-    LAUNCHES,
-    fitting,
-    grid,
-    grouped,
-    launching,
-    slopes,
-)
 from sarathi_sim.experiments.measured.servers import Measured, ServerTimes
 from sarathi_sim.profiler.facts.model import load_model
 

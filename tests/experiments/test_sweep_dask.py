@@ -136,14 +136,15 @@ def test_a_policy_of_the_users_own_goes_along(cluster: Cluster, tmp_path: Path) 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("lost", "says"),
+    ("lost", "by", "says"),
     [
-        (1, "has had no worker for 2 s: start one with: dask worker"),
-        (0, "--backend dask: the scheduler was lost"),
+        (1, signal.SIGKILL, "has not answered, or had no worker, for 2 s: start one with: dask"),
+        (0, signal.SIGKILL, "--backend dask: the scheduler was lost"),
+        (0, signal.SIGSTOP, "has not answered, or had no worker, for 2 s"),
     ],
 )
 def test_a_cluster_that_loses_its_last_worker_or_its_scheduler_is_not_waited_for_without_end(
-    cluster: Cluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, lost: int, says: str
+    cluster: Cluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, lost: int, by: int, says: str
 ) -> None:
     monkeypatch.setattr("sarathi_sim.experiments.sweeps.backends.WITHOUT_WORKERS_S", 2)
     config = tmp_path / "tiny.yaml"
@@ -153,7 +154,7 @@ def test_a_cluster_that_loses_its_last_worker_or_its_scheduler_is_not_waited_for
 
     def kill() -> None:
         wait_for_runs(out, 3)
-        os.killpg(doomed, signal.SIGKILL)
+        os.killpg(doomed, by)
 
     words = ["sweep", str(config), "--out", str(out), "--quiet"]
     killer = threading.Thread(target=kill)
@@ -195,7 +196,11 @@ def test_a_result_that_went_with_its_worker_is_waited_for_while_there_are_others
 ) -> None:
     backend = DaskWorkers.__new__(DaskWorkers)
     backend._address, backend._checked, backend._dask = "tcp://here", set(workers), distributed
-    backend._client = SimpleNamespace(nthreads=lambda: workers, wait_for_workers=nobody_comes)
+    backend._client = SimpleNamespace(
+        scheduler=SimpleNamespace(ncores=lambda: workers),
+        sync=lambda ask, callback_timeout: ask(),
+        wait_for_workers=nobody_comes,
+    )
     future = Gone([TimeoutError(), TimeoutError(), "done again"])
     if workers:
         assert backend._outcome(future, []) == ("returned", [], "done again")
@@ -203,7 +208,7 @@ def test_a_result_that_went_with_its_worker_is_waited_for_while_there_are_others
         with pytest.raises(ConfigError, match="cannot read what it was sent: ImportError"):
             backend._outcome(Gone([ImportError("no such package")]), [])
     else:
-        with pytest.raises(ConfigError, match="tcp://here: the cluster has had no worker for 60 s"):
+        with pytest.raises(ConfigError, match="not answered, or had no worker, for 60 s"):
             backend._outcome(future, [])
 
 
@@ -243,7 +248,7 @@ def test_a_worker_with_other_code_is_named(
 @pytest.mark.slow
 def test_no_worker_and_no_scheduler(cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("sarathi_sim.experiments.sweeps.backends.CONNECT_S", 5)
-    with pytest.raises(ConfigError, match="has had no worker for 5 s: start one with: dask worker"):
+    with pytest.raises(ConfigError, match="or had no worker, for 5 s: start one with: dask worker"):
         DaskWorkers(cluster.address)
     cluster.stop()
     with pytest.raises(ConfigError, match="no Dask scheduler answers there"):

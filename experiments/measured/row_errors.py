@@ -1,0 +1,190 @@
+"""Errors of predictions of measured servers, by group, beside another predictor's."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from sarathi_sim.experiments.config.errors import ConfigError
+from sarathi_sim.experiments.measured.row_scenarios import measured_cold, server_of
+from sarathi_sim.experiments.measured.servers import METRICS, SCORED, Measured, ServerTimes
+from sarathi_sim.profiler.bundle.csv_cells import as_numbers, read_cells
+
+WIDEST = 0.6
+"""The half-width of a band, as a share of the prediction, beyond which nobody can use it."""
+TOO_WIDE = f"a band over {100 * WIDEST:.0f} % either way: no answer"
+
+#: What rows are grouped by: the group's first word, and how a row says which one it is in.
+#: Concurrencies go by the power of two up to which they lie.
+GROUPS: Mapping[str, Callable[[Measured], str]] = {
+    "engine": lambda row: row.backend,
+    "gpu": lambda row: row.system,
+    "precision": lambda row: row.precision,
+    "class": lambda row: "dense" if row.dense else "mixture of experts",
+    "mode": lambda row: row.mode,
+    "model": lambda row: row.model,
+    "concurrency": lambda row: f"<= {2 ** (row.concurrency - 1).bit_length()}",
+}
+
+MEMORY = "memory"
+COLD = "measured cold"
+
+
+def grouped(rows: Iterable[Measured], full: Collection[str] = ()) -> dict[str, list[Measured]]:
+    """Rows by group. ``all`` holds those without flags, and so do the groups of :data:`GROUPS`;
+    those with flags are in ``flagged``, and nowhere else. ``full`` are the ids of those whose KV
+    cache was full: where requests wait for memory, TTFT is a matter of its size. Those that were
+    ``measured cold`` are such a group, too."""
+    found: dict[str, list[Measured]] = {"all": []}
+    for row in rows:
+        names = ["all", *(f"{word} {of(row)}" for word, of in GROUPS.items())]
+        if full:
+            names.append(f"{MEMORY} {'full' if row.id in full else 'not full'}")
+        if measured_cold(row):
+            names.append(COLD)
+        for name in ["flagged"] if row.flags else names:
+            found.setdefault(name, []).append(row)
+    order = ["all", *GROUPS, MEMORY, COLD, "flagged"]
+
+    def place(name: str) -> tuple[int, int, str]:
+        word, _, which = (name, "", "") if name in order else name.partition(" ")
+        number = int(which.removeprefix("<= ")) if word == "concurrency" else 0
+        return order.index(word), number, which
+
+    return {name: found[name] for name in sorted(found, key=place)}
+
+
+Errors = dict[str, float | None]
+
+
+def errors(
+    rows: Iterable[Measured], predictions: Mapping[str, ServerTimes], metric: str
+) -> Errors | None:
+    """Of the rows where one of :data:`SCORED` was measured and predicted, in percent of what was
+    measured; None where there is no such row.
+
+    ``mape``, ``median`` and ``p90`` are of absolute errors; ``bias`` is the mean signed one, so
+    positive where predictions are too slow. ``coverage`` is the share of measured values inside the
+    predicted bands, in percent, and ``interval_score`` the mean width of these plus 20 times what
+    they miss by (for bands of 90 %); None where no prediction has one. ``coverage_pm`` is the half
+    width of the coverage's 95 % interval, with servers (not their rows) as independent; None for
+    fewer than two.
+    """
+    pairs = [
+        (value, given, times.bands.get(metric), server_of(row))
+        for row, times in ((row, predictions[row.id]) for row in rows if row.id in predictions)
+        if (value := row.of(metric)) is not None and (given := times.of(row, metric)) is not None
+    ]
+    if not pairs:
+        return None
+    off = np.array([100 * (predicted / measured - 1) for measured, predicted, *_ in pairs])
+    ends = np.array([[measured, *band] for measured, _, band, _ in pairs if band is not None])
+    measured, low, high = ends.reshape(-1, 3).T
+    missed = np.maximum(np.maximum(low - measured, measured - high), 0)
+    inside = pd.Series((missed == 0) - np.mean(missed == 0) if len(ends) else [], dtype=float)
+    by_server = inside.groupby([server for *_, band, server in pairs if band is not None]).sum()
+    return {
+        "mape": float(np.abs(off).mean()),
+        "median": float(np.median(np.abs(off))),
+        "p90": float(np.quantile(np.abs(off), 0.9)),
+        "bias": float(off.mean()),
+        "coverage": 100 * float(np.mean(missed == 0)) if len(ends) else None,
+        "coverage_pm": 196 * float(np.sqrt((by_server**2).sum())) / len(ends)
+        if len(by_server) > 1
+        else None,
+        "interval_score": 100 * float(np.mean((high - low + 20 * missed) / measured))
+        if len(ends)
+        else None,
+    }
+
+
+def too_wide(times: ServerTimes) -> bool:
+    """Whether the band of TTFT or TPOT is wider than :data:`WIDEST` either way: this is no answer,
+    but counts in errors and coverage."""
+    bands = ((times.bands.get(name, _NO_BAND), getattr(times, SCORED[name])) for name in METRICS)
+    return any(high - low > 2 * WIDEST * value for (low, high), value in bands)
+
+
+_NO_BAND = (np.nan, np.nan)
+_PREDICTED = [*SCORED.values(), *(f"{n}_{end}" for n in SCORED.values() for end in ("low", "high"))]
+_OF_KEY = {
+    "cluster.tp": "tp that the model, or a node, cannot have",
+    "kv_cache": "no room for a KV cache beside the weights",
+    "stack": "kernels that were not measured",
+}
+"""Why a configuration is refused, by the key that its message begins with."""
+_VALUE = re.compile(r"value ('[^']*'|\"[^\"]*\"|[^:]*): ")
+"""What rows that are refused for one reason differ in."""
+_PEER_COLUMNS = (("ttft_ms", "tpot_ms"), ("predicted_ttft_ms", "predicted_tpot_ms"))
+
+
+def read_peer(path: Path) -> dict[str, ServerTimes]:
+    """Another predictor's file: ``id``, and ``ttft_ms, tpot_ms`` (as this program's
+    ``predictions.csv`` has them) or the same with ``predicted_`` before. Rows without both numbers
+    are left out. Raises ConfigError for a file that is no such table.
+    """
+    cells = read_cells(path)
+    for both in _PEER_COLUMNS:
+        if {"id", *both} <= set(cells.columns):
+            columns = (as_numbers(cells[name]).tolist() for name in both)
+            found = zip(cells["id"].astype(str), zip(*columns, strict=True), strict=True)
+            return {
+                name: ServerTimes(*pair)
+                for name, pair in found
+                if all(0 < x < math.inf for x in pair)
+            }
+    raise ConfigError(f"{path}: needs the columns id, ttft_ms and tpot_ms")
+
+
+def short_reason(message: str) -> str:
+    """A refusal in a few words, the same for rows alike; ``message`` is all of it."""
+    text = message.partition("\n")[0]
+    key = text.partition(": ")[0]
+    if key in _OF_KEY:
+        return _OF_KEY[key]
+    return _VALUE.sub("", text, count=1).partition(";")[0]
+
+
+def of_groups(
+    groups: Mapping[str, Sequence[Measured]], predictions: Mapping[str, ServerTimes]
+) -> dict[str, Any]:
+    """Answered rows and errors of each group."""
+    return {
+        name: {"n": sum(row.id in predictions for row in group), **of_group(group, predictions)}
+        for name, group in groups.items()
+    }
+
+
+def of_group(
+    rows: Sequence[Measured], predictions: Mapping[str, ServerTimes]
+) -> dict[str, Errors | None]:
+    """Errors by metric; None where no row has a prediction, or was measured for it."""
+    return {metric: errors(rows, predictions, metric) for metric in SCORED}
+
+
+def predictions_table(
+    rows: Sequence[Measured], predictions: Mapping[str, ServerTimes], refused: Mapping[str, str]
+) -> pd.DataFrame:
+    """A row for each measured one, in their order: id, all that is predicted, the ends of its
+    bands, reason and detail. Rows that could not be read come last."""
+    by_id = {row.id: row for row in rows}
+    table: list[dict[str, Any]] = []
+    for id in dict.fromkeys([*by_id, *refused]):
+        line: dict[str, Any] = dict.fromkeys(_PREDICTED, np.nan)
+        line |= {"id": id, "reason": "", "detail": ""}
+        if (times := predictions.get(id)) is not None:
+            for metric, name in SCORED.items():
+                line[name] = times.of(by_id[id], metric)
+                line[f"{name}_low"], line[f"{name}_high"] = times.bands.get(metric, _NO_BAND)
+            if too_wide(times):
+                line |= {"reason": TOO_WIDE, "detail": TOO_WIDE}
+        elif id in refused:
+            line |= {"reason": short_reason(refused[id]), "detail": " ".join(refused[id].split())}
+        table.append(line)
+    return pd.DataFrame(table, columns=["id", *_PREDICTED, "reason", "detail"])
