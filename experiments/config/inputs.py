@@ -20,6 +20,7 @@ from typing import Literal
 
 from sarathi_sim.experiments.config.base import Source, Strict
 from sarathi_sim.experiments.config.errors import ConfigError
+from sarathi_sim.experiments.config.links import PCIE, links_of, node_gpus
 from sarathi_sim.experiments.config.scenario import Engine, Scenario
 from sarathi_sim.policies.request import Request
 from sarathi_sim.profiler.bundle.check import load_plausible
@@ -42,6 +43,7 @@ from sarathi_sim.profiler.storage.files import data_dir, user_path
 from sarathi_sim.profiler.storage.plain_yaml import read_mapping
 from sarathi_sim.profiler.storage.strict import parse, strict_dataclass
 from sarathi_sim.simulator.op_times.iteration import HostTime
+from sarathi_sim.simulator.op_times.links import Links
 from sarathi_sim.simulator.op_times.modelled import modelled_times
 from sarathi_sim.simulator.op_times.op_times import OpTimes
 from sarathi_sim.simulator.op_times.regression import bundle_times
@@ -67,16 +69,17 @@ def device_of(scenario: Scenario, source: Source) -> DeviceSpec:
         device = load_device(scenario.device)
     except ConfigError as error:
         raise source.error("device", None, str(error)) from None
-    node = min(scenario.cluster.gpus_per_node or device.gpus_per_node, device.gpus_per_node)
-    if scenario.cluster.tp > node:
-        which = f"the GPUs of a node of {device.name}"
-        if node < device.gpus_per_node:
-            which = "the GPUs of a node (cluster.gpus_per_node)"
-        problem = (
-            f"must be at most {node}, {which}: tensor parallelism between nodes is not modelled; "
-            "pipeline stages may be on several nodes (cluster.pp)"
-        )
-        raise source.error("cluster.tp", scenario.cluster.tp, problem)
+    cluster, node = scenario.cluster, node_gpus(scenario, device)
+    if cluster.tp > node and cluster.tp % node:
+        problem = f"must be at most {node}, the GPUs of a node, or a multiple of that"
+        raise source.error("cluster.tp", cluster.tp, problem)
+    if cluster.tp > node and cluster.moe_a2a_backend not in (None, "none"):
+        problem = f"must be none: between nodes of {node} GPUs experts add up by all-reduce"
+        raise source.error("cluster.moe_a2a_backend", cluster.moe_a2a_backend, problem)
+    link, own = cluster.intra_node, device.intra_node
+    if link and link.kind == "nvlink" and not link.bandwidth and own.bandwidth <= PCIE:
+        problem = f"is needed for NVLink on {device.name}, whose own link is {own.kind}"
+        raise source.error("cluster.intra_node.bandwidth", None, problem)
     return device
 
 
@@ -153,8 +156,14 @@ def op_times_of(
     """The op times and their digest: of their bundle, or of the files from which a stack's or a
     device's times are computed (:func:`op_source`)."""
     ops, digest = _op_times(scenario, model, device, source)
+    ops = _linked(ops, links_of(scenario, device))
     scale = scenario.engine.op_scale
     return (_scaled(ops, tuple(sorted(scale.items()))) if scale else ops), digest
+
+
+@lru_cache(maxsize=16)
+def _linked(ops: OpTimes, links: Links) -> OpTimes:
+    return links.of(ops)
 
 
 @lru_cache(maxsize=16)
@@ -230,8 +239,7 @@ def provenance(meta: BundleMeta) -> str:
 def link_scope(scenario: Scenario, device: DeviceSpec) -> Literal["intra_node", "inter_node"]:
     """The kind of link between a pipeline's stages."""
     gpus = scenario.cluster.tp * scenario.cluster.pp
-    node = scenario.cluster.gpus_per_node or device.gpus_per_node
-    return "intra_node" if gpus <= node else "inter_node"
+    return "intra_node" if gpus <= node_gpus(scenario, device) else "inter_node"
 
 
 def bundle_digest(path: Path) -> str:

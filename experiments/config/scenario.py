@@ -50,6 +50,7 @@ from sarathi_sim.profiler.storage.not_modelled import not_modelled
 from sarathi_sim.simulator.loop.switches import EngineSwitches
 from sarathi_sim.simulator.views.metric_registry import number_text, with_unit
 
+Bandwidth = Annotated[float, Field(gt=0, le=1e14)]
 Bytes = Annotated[float, Field(ge=0, le=1e15)]
 OpName = Literal[*OPS]  # type: ignore[valid-type]
 
@@ -77,16 +78,36 @@ def _no_rate(value: Any) -> Any:
     return value
 
 
+class NodeLink(Strict):
+    """The link between the GPUs of a node: ``nvlink``, ``pcie_peer`` (PCIe, where a GPU can write
+    into another one's memory) or ``pcie`` (through the host's memory). ``bandwidth`` and
+    ``latency_s`` of a message are one GPU's; what is not given is the device's, or assumed."""
+
+    kind: Literal["nvlink", "pcie_peer", "pcie"] | None = key("kind of link", default=None)
+    bandwidth: Bandwidth | None = key("bandwidth", "bytes/s", default=None)
+    latency_s: Seconds | None = key("latency", default=None)
+
+
+class NetworkLink(Strict):
+    """The link between nodes: ``infiniband`` or ``roce``, an adapter for each GPU, or ``tcp``, one
+    adapter for the GPUs of a node, whose ``bandwidth`` they share."""
+
+    kind: Literal["infiniband", "roce", "tcp"] | None = key("kind of link", default=None)
+    bandwidth: Bandwidth | None = key("bandwidth", "bytes/s", default=None)
+    latency_s: Seconds | None = key("latency", default=None)
+
+
 class Cluster(Strict):
     """``replicas`` pipelines of ``pp`` stages, each on ``tp`` GPUs, behind a router.
 
     ``max_length`` is the longest prompt + output a sequence may have (default: the model's).
     ``layers_per_stage`` defaults to an even split, ``gpus_per_node`` to the device's: a pipeline
-    with more GPUs sends between nodes, from every stage to the next one. A stage, all its ``tp``
-    GPUs, is in one node. Of a mixture's experts each of the ``tp`` GPUs
-    holds a part of every one or, with ``expert_parallel``, some whole; ``moe_a2a_backend`` sends
-    tokens to them and back (none: the layer's all-reduce adds up). ``dp`` is 1: data-parallel
-    attention is not modelled.
+    with more GPUs sends between nodes, from every stage to the next one. A stage with more GPUs is
+    on several nodes, and its all-reduces go between them. ``intra_node`` and ``inter_node`` are
+    the links, by default those over which the op times were measured. Of a mixture's experts each
+    of the ``tp`` GPUs holds a part of every one or, with ``expert_parallel``, some whole;
+    ``moe_a2a_backend`` sends tokens to them and back (none: the layer's all-reduce adds up).
+    ``dp`` is 1: data-parallel attention is not modelled.
     """
 
     tp: Degree = key("tensor-parallel degree", short="TP", default=1)
@@ -97,6 +118,8 @@ class Cluster(Strict):
     usable_memory: Share = key("usable share of the memory", default=0.9)
     max_length: Tokens | None = key("longest sequence", "tokens", default=None)
     gpus_per_node: Degree | None = key("GPUs of a node", default=None)
+    intra_node: NodeLink | None = key("link within a node", default=None)
+    inter_node: NetworkLink | None = key("link between nodes", default=None)
     expert_parallel: bool | None = key("expert parallel", needs="experts", default=None)
     moe_a2a_backend: A2aBackend | None = key(
         "all-to-all of the experts", needs="experts", default=None

@@ -21,10 +21,14 @@ _NAME = re.compile(r"[\w.-]{1,64}", re.ASCII)
 
 @strict_dataclass
 class Link:
-    """A connection between GPUs: ``bandwidth`` in bytes per second, one GPU, one direction."""
+    """A connection between GPUs: ``bandwidth`` in bytes per second, one GPU, one direction.
+
+    Without ``peers`` a GPU cannot write into another one's memory: messages go through the host's.
+    """
 
     kind: str
     bandwidth: float
+    peers: bool = True
 
 
 @strict_dataclass

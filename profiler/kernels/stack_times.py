@@ -93,7 +93,7 @@ class StackTimes:
             lambda tokens: self.by_rows(KV_UP, tokens),
         )  # fmt: skip
         if tp > 1:
-            self.spec.need(ALL_REDUCE, f"{self._captured}.{tp}", "kernel, tp")
+            self.spec.need(ALL_REDUCE, f"{self._captured}.{self._ranks}", "kernel, tp")
         rank = self.device, kernels, model, tp, self.spec, partial(stored, self._arrays)
         self._own = {
             op: own.times(*rank) for op, own in OWN_OPS.items() if own.runs(model, kernels, tp)
@@ -189,9 +189,10 @@ class StackTimes:
         return np.where(num_bytes <= self.captured_bytes, captured, np.maximum(eager, captured))
 
     def send_recv(self, num_bytes: Array, scope: str) -> Array:
-        """One message: no data, so latency and the link's bandwidth."""
+        """One message: no data, so latency and the link's bandwidth. Stacks send the residual, too:
+        twice the hidden states (vLLM's and SGLang's tensors of a pipeline)."""
         link = self.device.intra_node if scope == "intra_node" else self.device.inter_node
-        return sent_us(num_bytes, link)
+        return sent_us(2 * num_bytes, link)
 
     @property
     def captured_bytes(self) -> float:
@@ -215,7 +216,7 @@ class StackTimes:
             origin = self._measured_on if own.of_chip else Provenance
             found[op] = origin(*own.provenance())
         if self.tp > 1:
-            fit = self.spec.kernels[f"{ALL_REDUCE}.{self._captured}.{self.tp}"]
+            fit = self.spec.kernels[f"{ALL_REDUCE}.{self._captured}.{self._ranks}"]
             both = " and eager" if "eager" in self._reduces else ""
             mark = f"measured: {self._captured}{both} kernel of {self._name(fit)}"
             found[ALL_REDUCE] = self._measured_on(mark, _half_width(fit, "sizes"))
@@ -310,14 +311,19 @@ class StackTimes:
     def _reduces(self) -> set[str]:
         """The kernels of the stack at this ``tp``."""
         pairs = (name.split(".") for name in self.spec.having(ALL_REDUCE))
-        return {kernel for kernel, gpus in pairs if gpus == str(self.tp)}
+        return {kernel for kernel, gpus in pairs if gpus == str(self._ranks)}
+
+    @property
+    def _ranks(self) -> int:
+        """The GPUs of the all-reduce's table: between nodes, which have none, those of a node."""
+        return min(self.tp, self.device.gpus_per_node)
 
     @property
     def _captured(self) -> str:
         return "graph" if "graph" in self._reduces else "nccl"
 
     def _curve(self, kernel: str) -> ReduceCurve:
-        return ReduceCurve.from_arrays(stored(self._arrays, f"{ALL_REDUCE}.{kernel}.{self.tp}"))
+        return ReduceCurve.from_arrays(stored(self._arrays, f"{ALL_REDUCE}.{kernel}.{self._ranks}"))
 
 
 def _half_width(fit: KernelFit, kind: str) -> float:

@@ -1,0 +1,136 @@
+"""Links other than the measured ones: rings by hand, and deployments that differ in a link."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from sarathi_sim.experiments.config.deployment import Deployment, deploy
+from sarathi_sim.experiments.config.errors import ConfigError
+from sarathi_sim.experiments.config.loading import load_experiment
+from sarathi_sim.profiler.facts.ops import ALL_REDUCE
+from sarathi_sim.simulator.op_times.links import Reduce, Route
+
+SLOW = Route("pcie", 10e9, 5e-6)
+NET = Route("tcp", 1e9, 100e-6)
+
+
+def measured(num_bytes: Any) -> Any:
+    """8 us, and 100 GB/s."""
+    return 8e-6 + np.asarray(num_bytes) / 100e9
+
+
+def test_a_ring_by_hand() -> None:
+    # Four ranks: six messages of 250 kB, each 5 us + 25 us.
+    assert SLOW.ring_s(np.array(1e6), 4) == pytest.approx(6 * 30e-6)
+    assert SLOW.ring_s(np.array(1e6), 1) == 0
+
+
+def test_an_all_reduce_over_a_slower_link_and_between_nodes_by_hand() -> None:
+    size = np.array([1e6])
+    alone = Reduce(measured, 1, 1, None, True, NET)
+    assert alone(size) == pytest.approx(18e-6)
+    # Two ranks, each way 5 us + 50 us, after the 8 us of a small one.
+    over = Reduce(measured, 2, 1, SLOW, True, NET)
+    assert over(size) == pytest.approx(8e-6 + 2 * 55e-6, rel=1e-5)
+    # Two nodes of four: each GPU sends its quarter, 250 kB, in two halves to its peer.
+    assert Reduce(measured, 4, 2, None, True, NET)(size) == pytest.approx(18e-6 + 2 * 225e-6)
+
+
+def test_a_slower_link_is_never_faster_than_measured_and_a_faster_one_may_be() -> None:
+    fast = Route("nvlink", 1e12, 0.0)
+    size = np.array([1e9])
+    assert Reduce(measured, 2, 1, fast, True, NET)(size) == measured(size)
+    assert Reduce(measured, 2, 1, fast, False, NET)(size) == pytest.approx(8e-6 + 1e-3, rel=1e-4)
+
+
+FILE = """
+name: one
+model: llama-3-8b
+device: {device}
+stack: vllm
+workload:
+  requests: 1
+  lengths: {{kind: fixed, prompt: 100, decode: 10}}
+  arrivals: {{kind: poisson, rate: 1}}
+policy: {{name: vllm, max_num_batched_tokens: 512, max_num_seqs: 8}}
+kv_cache: {{}}
+cluster: {{max_length: 1024, {cluster}}}
+"""
+
+
+def deployment(tmp_path: Any, cluster: str, device: str = "h100-80g-sxm") -> Deployment:
+    path = tmp_path / "one.yaml"
+    path.write_text(FILE.format(device=device, cluster=cluster))
+    experiment = load_experiment(str(path))
+    ((name, scenario),) = experiment.scenarios.items()
+    return deploy(scenario, experiment.sources[name])
+
+
+def reduce_s(found: Deployment, num_bytes: float = 1e6) -> float:
+    assert found.ops.all_reduce is not None
+    return float(found.ops.all_reduce(np.array([num_bytes]))[0])
+
+
+def test_without_keys_the_measured_link_is_meant(tmp_path: Any) -> None:
+    plain = deployment(tmp_path, "tp: 4")
+    named = deployment(tmp_path, "tp: 4, intra_node: {kind: nvlink}")
+    assert plain.ops is named.ops
+    assert plain.ops.meta.environment[ALL_REDUCE].startswith("measured")
+
+
+def test_pcie_is_slower_and_without_peer_access_slower_still(tmp_path: Any) -> None:
+    plain, peers, host = (
+        deployment(tmp_path, f"tp: 4, intra_node: {{{link}}}")
+        for link in ("kind: nvlink", "kind: pcie_peer", "kind: pcie")
+    )
+    assert reduce_s(plain) < reduce_s(peers) < reduce_s(host)
+    assert "16 GB/s" in host.ops.meta.environment[ALL_REDUCE]
+    kernels = host.ops.meta.kernels
+    assert kernels is not None and kernels.half_width_pct[ALL_REDUCE] == 50
+    assert host.ops.meta.content_sha256 != peers.ops.meta.content_sha256
+
+
+def test_a_device_without_peer_access_says_so_and_a_user_may_know_better(tmp_path: Any) -> None:
+    device = "rtx-pro-6000"
+    assumed, peers = (
+        deployment(tmp_path, f"tp: 2, {key}", device)
+        for key in ("pp: 1", "intra_node: {kind: pcie_peer}")
+    )
+    assert peers.ops.meta.environment[ALL_REDUCE].startswith("measured")
+    assert reduce_s(assumed) > 2 * reduce_s(peers)
+
+
+def test_tensor_parallelism_between_nodes_costs_its_network(tmp_path: Any) -> None:
+    inside = deployment(tmp_path, "tp: 8")
+    fast, slow = (
+        deployment(tmp_path, f"tp: 8, gpus_per_node: 4, inter_node: {{kind: {kind}}}")
+        for kind in ("infiniband", "tcp")
+    )
+    # Two nodes of four: two messages of 125 kB; TCP's 5 GB/s are shared by four.
+    of_fast = 2 * (10e-6 + 125e3 / 50e9)
+    assert reduce_s(fast) == pytest.approx(reduce_s(inside) + of_fast)
+    assert reduce_s(slow) == pytest.approx(reduce_s(inside) + 2 * (60e-6 + 125e3 / 1.25e9))
+    beyond = deployment(tmp_path, "tp: 8, gpus_per_node: 2")
+    assert reduce_s(beyond) > reduce_s(fast)
+
+
+def test_sends_take_the_link_that_is_named(tmp_path: Any) -> None:
+    found = deployment(
+        tmp_path, "tp: 2, pp: 2, gpus_per_node: 2, inter_node: {kind: tcp, bandwidth: 2.0e+9}"
+    )
+    assert found.scope == "inter_node"
+    assert found.ops.send["inter_node"](np.array(1e6)) == pytest.approx(60e-6 + 1e-3)
+    assert "tcp" in found.ops.meta.environment["send_recv_inter_node"]
+
+
+def test_a_stage_fills_whole_nodes(tmp_path: Any) -> None:
+    with pytest.raises(ConfigError, match="at most 3, the GPUs of a node, or a multiple of that"):
+        deployment(tmp_path, "tp: 8, gpus_per_node: 3")
+
+
+def test_nvlink_on_a_card_without_needs_its_bandwidth(tmp_path: Any) -> None:
+    with pytest.raises(ConfigError, match="bandwidth: is needed for NVLink on rtx-pro-6000"):
+        deployment(tmp_path, "tp: 2, intra_node: {kind: nvlink}", "rtx-pro-6000")
