@@ -237,6 +237,7 @@ class Deployment:
                 router=scenario.cluster.router,
                 seed=scenario.seed,
                 clients=build_clients(scenario, self.requests),
+                admission_s=scenario.engine.admission_s or 0.0,
                 progress=progress,
             )
             return replace(records, frontend_s=scenario.engine.frontend_s or 0.0)

@@ -180,8 +180,9 @@ class Engine(Strict, EngineSwitches):  # type: ignore[misc]  # both are frozen
     of variation), sends that occupy the stage or not, whether logits are computed, and the host's
     time that no GPU time hides: of each iteration, and of each sequence in it. ``frontend_s`` is
     what a request takes from its client to the scheduler and back; it counts in TTFT and latency.
+    ``admission_s`` is what a replica's front end takes for each request, one after the other.
     ``launch_layer_s`` is the host's time to launch a layer's kernels one by one: a layer with
-    prompts takes that long at least (the rest counts as prefill attention). These four are by
+    prompts takes that long at least (the rest counts as prefill attention). These five are by
     default the stack's (``data/host_time.yaml``; ``host_time_mixtures.yaml`` for mixtures of
     experts, the only ones whose launches count), without a stack 0.
 
@@ -197,6 +198,7 @@ class Engine(Strict, EngineSwitches):  # type: ignore[misc]  # both are frozen
         "host time of a sequence", short="host a sequence", default=None
     )
     frontend_s: Seconds | None = key("frontend time of a request", short="frontend", default=None)
+    admission_s: Seconds | None = key("admission of a request", short="admission", default=None)
     launch_layer_s: Seconds | None = key(
         "time to launch a layer's kernels", short="launch", default=None
     )

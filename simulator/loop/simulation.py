@@ -43,6 +43,7 @@ def simulate(
     router: Router = "round_robin",
     seed: int = 0,
     clients: Clients | None = None,
+    admission_s: float = 0.0,
     progress: abc.Callable[[int], None] | None = None,
 ) -> Records:
     """Serve ``requests`` on one replica per scheduler; returns the records of the run.
@@ -50,8 +51,9 @@ def simulate(
     ``layers`` are the transformer layers of each pipeline stage. ``router`` sends an arriving
     request to the replicas in turn, or to the one with the fewest declared tokens (prompt +
     ``max_tokens``) of unfinished requests. Jitter is drawn from ``seed``. Requests arrive at their
-    ``arrival_s``, or when ``clients`` send them. ``progress`` is called from time to time with the
-    number of finished requests.
+    ``arrival_s``, or when ``clients`` send them. Each replica has a front end that takes them to
+    the scheduler one after the other, ``admission_s`` each. ``progress`` is called from time to
+    time with the number of finished requests.
 
     Raises :class:`SimulationError` if simulated time passes 24 days, or if a policy leaves
     requests unserved or lets them preempt each other for ever; ValueError for two requests of one
@@ -61,7 +63,7 @@ def simulate(
         raise ValueError("two requests have the same id")
     if any(scheduler.spans or scheduler.num_unfinished for scheduler in schedulers):
         raise ValueError("a scheduler has served before: each simulation needs fresh ones")
-    cluster = _Replicas(requests, router, clients, progress)
+    cluster = _Replicas(requests, router, clients, len(schedulers), admission_s, progress)
     streams = np.random.SeedSequence(seed).spawn(len(schedulers))
     cluster.replicas = [
         Replica(
@@ -104,6 +106,8 @@ class _Replicas:
         requests: abc.Sequence[Request],
         router: Router,
         clients: Clients | None,
+        count: int,
+        admission_s: float,
         progress: abc.Callable[[int], None] | None,
     ) -> None:
         self.env = simpy.Environment()
@@ -121,6 +125,8 @@ class _Replicas:
         # An array, not a list: with a million requests this saves 100 MB.
         self._arrival_s: Floats = quantize(np.array([r.arrival_s for r in requests], np.float64))
         self._arrived = 0
+        self._admission_s = float(quantize(admission_s))
+        self._admitted_at = [0.0] * count  # the last request of each front end
 
     def begin(self) -> None:
         """Set the first arrivals."""
@@ -155,20 +161,31 @@ class _Replicas:
         """A client's request arrives."""
         place, now = moment._value, self.env.now
         self._arrival_s[place] = now
-        if not self._submit(replace(self.requests[place], arrival_s=now)) and self._clients:
-            self._send(self._clients.answered(place, now))
+        self._submit(replace(self.requests[place], arrival_s=now))
 
-    def _submit(self, request: Request) -> bool:
-        """Route a request. Returns whether it is accepted."""
+    def _submit(self, request: Request) -> None:
+        """Route a request, and queue it at its replica's front end if that takes time."""
         self._arrived += 1
         target = self._route(request)
+        if not self._admission_s:
+            return self._admit(target, request)
+        now, free = self.env.now, self._admitted_at[target]
+        self._admitted_at[target] = ready = max(now, free) + self._admission_s
+        Moment(self.env, ready - now, ARRIVAL, self._admitted, (target, request))
+
+    def _admitted(self, moment: Moment) -> None:
+        self._admit(*moment._value)
+
+    def _admit(self, target: int, request: Request) -> None:
+        """Hand a request to the scheduler, which may reject it."""
         reason = self.replicas[target].submit(request)
         if reason is None:
             self._accepted += 1
-        else:
-            self._rejections[request.id] = reason
-            self._account(target, -request.prompt_tokens - request.max_tokens)
-        return reason is None
+            return
+        self._rejections[request.id] = reason
+        self._account(target, -request.prompt_tokens - request.max_tokens)
+        if self._clients is not None:
+            self._send(self._clients.answered(self._place[request.id], self.env.now))
 
     def _route(self, request: Request) -> int:
         if self.router == "round_robin":

@@ -77,12 +77,19 @@ class Surroundings:
     clients: int = 0  # of a closed loop; none: requests arrive by themselves
     think_s: float = 0.0
     sender: Clients | None = None  # of other clients
+    admission_s: float = 0.0
     requests: list[Request] = field(default_factory=list)
 
     def _around(self) -> dict[str, Any]:
         clients = self.sender or closed_loop(self.clients, self.think_s, len(self.requests))
         switches = Switches(self.turnaround_s, self.jitter, self.lazy, self.blocking_send)
-        return {"switches": switches, "router": self.router, "seed": 7, "clients": clients}
+        return {
+            "switches": switches,
+            "router": self.router,
+            "seed": 7,
+            "clients": clients,
+            "admission_s": self.admission_s,
+        }
 
 
 @st.composite
@@ -99,6 +106,7 @@ def surroundings(draw: st.DrawFn) -> dict[str, Any]:
         "router": draw(st.sampled_from(["round_robin", "least_tokens"])),
         "clients": draw(st.sampled_from([0, 0, 1, 3])),
         "think_s": draw(st.sampled_from([0.0, 0.05])),
+        "admission_s": draw(st.sampled_from([0.0, 0.0, 2.0**-8, 0.03])),
     }
 
 

@@ -387,7 +387,7 @@ def test_a_run_scales_with_its_durations(factor: float, system: System) -> None:
     at_once = [
         Request(r.id, 0.0, r.prompt_tokens, r.output_tokens, r.max_tokens) for r in system.requests
     ]
-    alone = {"requests": at_once, "turnaround_s": 0.0, "clients": 0}
+    alone = {"requests": at_once, "turnaround_s": 0.0, "clients": 0, "admission_s": 0.0}
     records = System(**{**vars(system), **alone}).fast()
 
     def scaled(replica: int, rows: Ints) -> tuple[Floats, ...]:

@@ -381,7 +381,8 @@ def test_8_first_come_first_served(system: System) -> None:
 @given(pool_systems(st.one_of(vllm_policies(), st.just(Fair(20, 3)), st.just(Fair(64, 8)))))
 def test_8_first_come_first_served_in_a_pool(system: PoolSystem) -> None:
     """By arrival; under priorities by those, among who is there; under ``fair`` user by user."""
-    system = replace(system, requests=[replace(r, user=r.priority) for r in system.requests])
+    users = [replace(r, user=r.priority) for r in system.requests]
+    system = replace(system, requests=users, admission_s=0.0)
     analysis = Analysis(system.fast())
     by_id = {request.id: request for request in system.requests}
     table = analysis.requests.set_index("request")

@@ -184,13 +184,14 @@ def predict(batch: Batch) -> tuple[float, float, float, float]:
     return batch.prefill_tokens * UNIT, 0.0, 0.0, 0.0
 
 
-def run(prompts: list[int], clients: object) -> Records:
+def run(prompts: list[int], clients: object, admission_s: float = 0.0) -> Records:
     """One stage; each request is served alone and ends with its prompt."""
     requests = [Request(10 + i, 0.0, prompt, 1, 1) for i, prompt in enumerate(prompts)]
     scheduler = MicroBatches(
         Orca(max_prefills=1), max_batch=2, max_in_flight=1, kv_capacity=64, max_length=16
     )
-    return simulate(requests, [scheduler], predict, (1,), clients=clients)  # type: ignore[arg-type]
+    around: dict[str, Any] = {"clients": clients, "admission_s": admission_s}
+    return simulate(requests, [scheduler], predict, (1,), **around)
 
 
 def units(records: Records, column: str) -> list[float]:
@@ -203,6 +204,15 @@ def test_two_clients_by_hand() -> None:
     assert units(records, "arrival_s") == [0, 0, 11, 6]
     assert units(records, "finish_s") == [4, 6, 14, 11]
     assert units(records, "queueing_s") == [0, 4, 0, 0]
+
+
+def test_a_front_end_admits_one_after_the_other_by_hand() -> None:
+    """Each admission takes 3: A is in at 3 and served until 7, B in at 6. A's answer sends C, in at
+    10; B is served until 9, and sends D, which waits for C: it is in at 13."""
+    records = run([4, 2, 3, 5], ClosedLoop(2, np.zeros(4)), 3 * UNIT)
+    assert units(records, "arrival_s") == [0, 0, 7, 9]
+    assert units(records, "finish_s") == [7, 9, 13, 18]
+    assert units(records, "queueing_s") == [3, 7, 3, 4]
 
 
 def test_never_more_under_way_than_clients() -> None:

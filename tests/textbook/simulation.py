@@ -28,7 +28,7 @@ from sarathi_sim.simulator.loop.quantum import quantize
 from sarathi_sim.simulator.loop.replica import Predictor
 from sarathi_sim.simulator.loop.simulation import Router
 from sarathi_sim.simulator.loop.switches import DEFAULT, Switches
-from tests.textbook.pipeline import Member, TextbookPipeline
+from tests.textbook.pipeline import TextbookPipeline
 from tests.textbook.replicas import TextbookPoolReplica, TextbookReplica
 
 
@@ -43,6 +43,7 @@ def simulate_textbook(
     router: Router = "round_robin",
     seed: int = 0,
     clients: Clients | None = None,
+    admission_s: float = 0.0,
     **options: Any,
 ) -> list[TextbookPipeline]:
     """Serve ``requests`` on several replicas.
@@ -60,15 +61,48 @@ def simulate_textbook(
             if is_pooled(policy)
             else TextbookReplica(env, of_micro_batches(policy), predict, layers, **common)
         )
+    fronts = [FrontEnd(env, replica, float(quantize(admission_s))) for replica in cluster]
     if clients is not None:
-        _Sent(env, requests, cluster, router, clients)
+        _Sent(env, requests, fronts, router, clients)
     else:
         for number, request in enumerate(sorted(requests, key=lambda r: r.arrival_s)):
-            in_turn = cluster[number % replicas] if router == "round_robin" else None
-            arrive = partial(_submit, cluster, in_turn)
+            in_turn = fronts[number % replicas] if router == "round_robin" else None
+            arrive = partial(_submit, fronts, in_turn)
             Moment(env, float(quantize(request.arrival_s)), ARRIVAL, arrive, request)
     env.run()
     return cluster
+
+
+class FrontEnd:
+    """A queue before a replica, whose only server takes ``admission_s`` a request."""
+
+    def __init__(
+        self, env: simpy.Environment, replica: TextbookPipeline, admission_s: float
+    ) -> None:
+        self.env, self.replica, self.admission_s = env, replica, admission_s
+        self.waiting: list[Request] = []
+        self.rejected: abc.Callable[[Request], None] = lambda _: None
+
+    def submit(self, request: Request) -> None:
+        self.waiting.append(request)
+        if not self.admission_s:
+            self._admit()
+        elif len(self.waiting) == 1:
+            self._serve()
+
+    def _serve(self) -> None:
+        Moment(self.env, self.admission_s, ARRIVAL, self._served)
+
+    def _served(self, _: Moment) -> None:
+        self._admit()
+        if self.waiting:
+            self._serve()
+
+    def _admit(self) -> None:
+        request = self.waiting.pop(0)
+        self.replica.submit(request)
+        if request.id in self.replica.rejected:
+            self.rejected(request)
 
 
 class _Sent:
@@ -78,15 +112,16 @@ class _Sent:
         self,
         env: simpy.Environment,
         requests: abc.Sequence[Request],
-        cluster: list[TextbookPipeline],
+        fronts: list[FrontEnd],
         router: Router,
         clients: Clients,
     ) -> None:
-        self.env, self.requests, self.cluster = env, list(requests), cluster
+        self.env, self.requests, self.fronts = env, list(requests), fronts
         self.router, self.clients = router, clients
         self.sent = 0
-        for replica in cluster:
-            replica.answer = self._answered
+        for front in fronts:
+            front.rejected = self._sent_next
+            front.replica.answer = lambda member: self._sent_next(member.request)
         self._send(clients.begin())
 
     def _send(self, arrivals: abc.Iterable[Arrival]) -> None:
@@ -95,28 +130,24 @@ class _Sent:
 
     def _arrives(self, event: Moment) -> None:
         request = replace(self.requests[event._value], arrival_s=self.env.now)
-        target = self.cluster[self.sent % len(self.cluster)]
+        target = self.fronts[self.sent % len(self.fronts)]
         if self.router == "least_tokens":
-            target = min(self.cluster, key=_declared_tokens)
+            target = min(self.fronts, key=_declared_tokens)
         self.sent += 1
         target.submit(request)
-        if request.id in target.rejected:
-            self._send(self.clients.answered(event._value, self.env.now))
 
-    def _answered(self, member: Member) -> None:
-        place = next(n for n, r in enumerate(self.requests) if r.id == member.request.id)
+    def _sent_next(self, request: Request) -> None:
+        place = next(n for n, r in enumerate(self.requests) if r.id == request.id)
         self._send(self.clients.answered(place, self.env.now))
 
 
-def _submit(
-    cluster: list[TextbookPipeline], target: TextbookPipeline | None, event: Moment
-) -> None:
+def _submit(fronts: list[FrontEnd], target: FrontEnd | None, event: Moment) -> None:
     """Send a request to its replica, or to the one with the fewest declared unfinished tokens."""
     if target is None:
-        target = min(cluster, key=_declared_tokens)
+        target = min(fronts, key=_declared_tokens)
     target.submit(event._value)
 
 
-def _declared_tokens(replica: TextbookPipeline) -> int:
-    unfinished = (m.request for m in replica.everybody() if m.finish_s < 0)
-    return sum(request.prompt_tokens + request.max_tokens for request in unfinished)
+def _declared_tokens(front: FrontEnd) -> int:
+    unfinished = [m.request for m in front.replica.everybody() if m.finish_s < 0]
+    return sum(r.prompt_tokens + r.max_tokens for r in [*unfinished, *front.waiting])
