@@ -78,8 +78,9 @@ def score(
     of such a server gets those that were fitted without it. --fit fits them anew to FILE: each row
     is predicted from other servers' rows alone; then without its stack, its GPU, its model.
 
-    With --config each FILE is a run with the times of every request: vLLM's benchmark_serving JSON,
-    or LLMServingSim's JSON lines. Their distributions are compared, and what remains is divided.
+    With --config each FILE has runs with the times of every request, as vLLM, SGLang, AIPerf,
+    guidellm and LLMServingSim save them (docs/real_servers.md). Their distributions are compared,
+    and what remains is divided.
 
     \b
     Examples:
@@ -89,9 +90,9 @@ def score(
       sarathi-sim score inferencex_dev.csv --peer aiconfigurator.csv --out runs/score --json
     """
     from sarathi_sim.experiments.config.errors import ConfigError
-    from sarathi_sim.experiments.measured.recorded import READERS
+    from sarathi_sim.experiments.measured.benchmarks import SUFFIXES
 
-    recorded = next((path for path in files if path.suffix in READERS), None)
+    recorded = next((path for path in files if path.suffix in SUFFIXES), None)
     for wrong, problem in (
         (config is None and recorded, f"{recorded}: a recorded run needs --config, what served it"),
         (config is None and assignments, "--set goes with --config"),
@@ -186,7 +187,7 @@ def replay(
     config: ConfigArgument,
     requests: Annotated[
         Path,
-        typer.Argument(metavar="REQUESTS", help="A server's run: JSON lines, one per request."),
+        typer.Argument(metavar="REQUESTS", help="A server's run, as a load tool saves it."),
     ],
     assignments: SetOption = None,
     ticks: Annotated[

@@ -1,24 +1,23 @@
 """Recorded runs of real servers, request by request, beside their simulation.
 
-It reads the files of load tools, and the server's log of every second. ``replay`` simulates a run
-under every scenario of a configuration. ``score`` simulates each run without host time (``zero``:
-nothing fitted), with the configuration's host time (``configured``, if it gives one), with a host
-time fitted to all the configuration's runs (``fitted``), and with one fitted to its other runs
-(``left_out``, if there are any).
+``benchmarks.py`` reads the runs, this module the server's log of every second. ``replay`` simulates
+a run under every scenario of a configuration. ``score`` simulates each run without host time
+(``zero``: nothing fitted), with the configuration's host time (``configured``, if it gives one),
+with a host time fitted to all the configuration's runs (``fitted``), and with one fitted to its
+other runs (``left_out``, if there are any).
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from fnmatch import fnmatchcase
 from functools import cached_property
 from pathlib import Path
-from typing import Annotated, Any, Literal, TypeVar
+from typing import Any
 
 import numpy as np
 import pandas as pd
-from pydantic import AliasChoices, BaseModel, ConfigDict, Field, ValidationError
 from scipy.optimize import least_squares
 
 from sarathi_sim.experiments.config.base import Source
@@ -27,19 +26,17 @@ from sarathi_sim.experiments.config.errors import ConfigError
 from sarathi_sim.experiments.config.inputs import host_of
 from sarathi_sim.experiments.config.loading import Experiment
 from sarathi_sim.experiments.config.scenario import Scenario
+from sarathi_sim.experiments.measured.benchmarks import TOOLS, read_benchmarks
 from sarathi_sim.experiments.run.compare import Compared, comparison
 from sarathi_sim.policies.request import Request
 from sarathi_sim.profiler.bundle.csv_cells import numbers, read_cells
 from sarathi_sim.profiler.storage.child import Progress
-from sarathi_sim.profiler.storage.files import LARGEST_DATA, read_bounded
 from sarathi_sim.simulator.load.workload import make_requests
 from sarathi_sim.simulator.loop.records import Floats
 from sarathi_sim.simulator.op_times.iteration import NO_HOST, HostTime
 from sarathi_sim.simulator.views.explain import explain
 from sarathi_sim.simulator.views.metrics import Analysis
 
-TOOL_SEED = 0
-"""The seed that ``benchmark_serving`` takes unless another is given."""
 _TICK_COLUMNS = ("t", "prompt_throughput", "gen_throughput", "running", "waiting", "kv_cache_pct")
 TICK_LABELS = {
     "running": "requests running, mean",
@@ -47,44 +44,6 @@ TICK_LABELS = {
     "kv_cache_pct": "KV cache in use, mean (%)",
     "decode_ms": "iteration of decodes alone, nobody waiting (ms)",
 }
-
-_Count = Annotated[int, Field(ge=1, le=2**24)]
-_Time = Annotated[float, Field(ge=0, le=1e12)]
-_READING = ConfigDict(strict=True, allow_inf_nan=False, extra="ignore", populate_by_name=True)
-
-
-class _Line(BaseModel):
-    model_config = _READING
-
-    input_toks: _Count
-    output_toks: _Count
-    queued_ts: _Time
-    first_token_ts: _Time
-    last_token_ts: _Time
-
-
-class _Benchmark(BaseModel):
-    model_config = _READING
-
-    request_rate: Literal["inf"] | Annotated[float, Field(gt=0)]
-    burstiness: Annotated[float, Field(gt=0)] = 1.0
-    input_lens: Annotated[list[_Count], Field(min_length=1)]
-    output_lens: list[_Count]
-    ttfts: list[_Time] = Field(validation_alias=AliasChoices("ttfts", "ttfts_s"))
-    itls: list[list[_Time]] = Field(validation_alias=AliasChoices("itls", "itls_s"))
-
-    def arrivals(self) -> Floats:
-        """The times at which the tool sends its requests: the first at once, with gaps drawn one by
-        one from numpy's legacy generator."""
-        count = len(self.input_lens)
-        if self.request_rate == "inf":
-            return np.zeros(count)
-        scale = 1 / (self.request_rate * self.burstiness)
-        gaps = np.random.RandomState(TOOL_SEED).gamma(self.burstiness, scale, count - 1)
-        return np.concatenate([[0.0], np.cumsum(gaps)])
-
-
-_Kind = TypeVar("_Kind", bound=BaseModel)
 
 
 @dataclass(frozen=True, eq=False)
@@ -108,70 +67,25 @@ class ServerRun:
         return make_requests(*columns, max_length=max_length, declare_exact=True)
 
 
+def read_server_runs(path: Path) -> dict[str, ServerRun]:
+    """The runs in a load tool's file by name. Raises ConfigError as :func:`read_benchmarks` does,
+    and for a run of which only means were kept."""
+    runs = {}
+    for found in read_benchmarks(path):
+        if found.requests is None:
+            command = TOOLS.get(found.tool, TOOLS["AIPerf"])
+            kept = f"these keep the times of every request: {command}"
+            raise ConfigError(f"{path}: {found.name}: holds means only; {kept}")
+        runs[found.name] = ServerRun(found.requests)
+    return runs
+
+
 def read_server_run(path: Path) -> ServerRun:
-    """The run in a file. Raises ConfigError, naming file, line and key, if it is not one."""
-    return READERS.get(path.suffix, _lines)(path, read_bounded(path, LARGEST_DATA))
-
-
-def _benchmark(path: Path, content: bytes) -> ServerRun:
-    found = _checked(_Benchmark, content, str(path))
-    count = len(found.input_lens)
-    for key in ("output_lens", "ttfts", "itls"):
-        if len(getattr(found, key)) != count:
-            raise ConfigError(f"{path}: {key}: must have {count} entries, as input_lens has")
-    return _run(
-        found.arrivals(),
-        np.array(found.input_lens),
-        np.array(found.output_lens),
-        np.array(found.ttfts),
-        np.array([sum(gaps) for gaps in found.itls]),
-    )
-
-
-def _lines(path: Path, content: bytes) -> ServerRun:
-    rows = []
-    for number, text in enumerate(content.splitlines(), 1):
-        if not text.strip():
-            continue
-        line = _checked(_Line, text, f"{path}: line {number}")
-        if not line.queued_ts < line.first_token_ts <= line.last_token_ts:
-            order = "queued_ts, first_token_ts and last_token_ts must follow each other"
-            raise ConfigError(f"{path}: line {number}: {order}")
-        rows.append(line.model_dump())
-    if not rows:
-        raise ConfigError(f"{path}: holds no requests")
-    frame = pd.DataFrame(rows).sort_values("queued_ts", kind="stable", ignore_index=True)
-    names = ("input_toks", "output_toks", "queued_ts", "first_token_ts", "last_token_ts")
-    prompt, output, queued, first, last = (frame[name].to_numpy() for name in names)
-    return _run(queued - queued.min(), prompt, output, first - queued, last - first)
-
-
-READERS: dict[str, Callable[[Path, bytes], ServerRun]] = {".json": _benchmark, ".jsonl": _lines}
-"""Readers of load tools' files by suffix; files of other names hold JSON lines, too."""
-
-
-def _run(arrival_s: Floats, prompt: Any, output: Any, ttft_s: Floats, rest_s: Floats) -> ServerRun:
-    return ServerRun(
-        pd.DataFrame(
-            {
-                "arrival_s": arrival_s,
-                "prompt_tokens": prompt,
-                "output_tokens": output,
-                "ttft_s": ttft_s,
-                "tpot_s": rest_s / np.where(output > 1, output - 1, np.nan),
-                "latency_s": ttft_s + rest_s,
-            }
-        )
-    )
-
-
-def _checked(kind: type[_Kind], content: bytes, where: str) -> _Kind:
-    try:
-        return kind.model_validate_json(content)
-    except ValidationError as error:
-        problem = error.errors()[0]
-        key = ".".join(map(str, problem["loc"])) or "the line"
-        raise ConfigError(f"{where}: {key}: {problem['msg']}") from None
+    """The only run in a file. Raises ConfigError as :func:`read_server_runs` does, and for more."""
+    name, *others = runs = read_server_runs(path)
+    if others:
+        raise ConfigError(f"{path}: holds {len(runs)} runs; must hold one (score takes them all)")
+    return runs[name]
 
 
 @dataclass(frozen=True, eq=False)
@@ -410,15 +324,15 @@ def cases_of(experiment: Experiment, files: Sequence[Path]) -> list[Case]:
     """Every run under the scenarios that describe it: all or, with ``runs``, the first whose
     pattern its file name matches. Raises ConfigError for a run without a scenario."""
     cases: dict[str, Case] = {}
-    for file in files:
-        run = read_server_run(file)
+    runs = [(file, *each) for file in files for each in read_server_runs(file).items()]
+    for file, run_name, run in runs:
         matching = [s for s, pattern in experiment.runs.items() if fnmatchcase(file.name, pattern)]
         scenarios = matching[:1] if experiment.runs else list(experiment.scenarios)
         if not scenarios:
             patterns = ", ".join(experiment.runs.values())
             raise ConfigError(f"{file}: no scenario of {experiment.file} is for it ({patterns})")
         for scenario in scenarios:
-            name = file.stem if len(scenarios) == 1 else f"{file.stem}, {scenario}"
+            name = run_name if len(scenarios) == 1 else f"{run_name}, {scenario}"
             if name in cases:
                 raise ConfigError(f"{file}: another run is called {name}, too")
             cases[name] = case_of(experiment, scenario, run, name)
