@@ -10,7 +10,7 @@ other runs (``left_out``, if there are any).
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from functools import cached_property
 from pathlib import Path
@@ -18,7 +18,6 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
-from scipy.optimize import least_squares
 
 from sarathi_sim.experiments.config.base import Source
 from sarathi_sim.experiments.config.deployment import Deployment, deploy
@@ -27,13 +26,14 @@ from sarathi_sim.experiments.config.inputs import host_of
 from sarathi_sim.experiments.config.loading import Experiment
 from sarathi_sim.experiments.config.scenario import Scenario
 from sarathi_sim.experiments.measured.benchmarks import TOOLS, read_benchmarks
+from sarathi_sim.experiments.measured.tuning import Overheads, fit
 from sarathi_sim.experiments.run.compare import Compared, comparison
 from sarathi_sim.policies.request import Request
 from sarathi_sim.profiler.bundle.csv_cells import numbers, read_cells
 from sarathi_sim.profiler.storage.child import Progress
 from sarathi_sim.simulator.load.workload import make_requests
 from sarathi_sim.simulator.loop.records import Floats
-from sarathi_sim.simulator.op_times.iteration import NO_HOST, HostTime
+from sarathi_sim.simulator.op_times.iteration import NO_HOST
 from sarathi_sim.simulator.views.explain import explain
 from sarathi_sim.simulator.views.metrics import Analysis
 
@@ -168,13 +168,6 @@ VARIANTS = {
     "left_out": "fitted to others",
 }
 """Names of a run's simulations in a score."""
-UNITS = np.array([1e-3, 5e-5])
-"""Host seconds of an iteration and of a sequence that the fit takes as 1."""
-STEP = 0.5
-"""Units by which the fit looks ahead: so large that a changed schedule does not matter."""
-MOST_STEPS = 8
-MOST_FRONTEND_S = 0.05
-"""Most seconds that HTTP and a tokeniser take for a request; more has another cause."""
 BATCHES = 4
 """Groups of requests by the number of requests that ran beside them."""
 
@@ -206,15 +199,6 @@ def _off(found: Mapping[str, Any], measured: Mapping[str, Any]) -> dict[str, Any
     }
 
 
-@dataclass(frozen=True)
-class Overheads:
-    """Time outside of the GPUs: the host's time, and ``frontend_s`` seconds of each request outside
-    of the engine (HTTP, tokeniser)."""
-
-    host: HostTime = NO_HOST
-    frontend_s: float = 0.0
-
-
 @dataclass(frozen=True, eq=False)
 class Case:
     """A recorded run, and the deployment that served it.
@@ -233,21 +217,20 @@ class Case:
     def configured(self) -> Overheads:
         """The overheads of the configuration, or of its stack."""
         engine = self.deployment.scenario.engine
-        return Overheads(host_of(engine), engine.frontend_s or 0.0)
+        return Overheads(host_of(engine), engine.frontend_s or 0.0, engine.admission_s or 0.0)
 
     def under(self, overheads: Overheads) -> Simulated:
         """The run's simulation with these overheads."""
-        scenario, host = self.deployment.scenario, overheads.host
-        engine = scenario.engine.model_copy(
-            update={
-                "host_iteration_s": host.iteration_s,
-                "host_sequence_s": host.sequence_s,
-                "frontend_s": overheads.frontend_s,
-                "launch_layer_s": host.launch_layer_s,
-            }
-        )
-        changed = replace(self.deployment, scenario=scenario.model_copy(update={"engine": engine}))
-        return simulated(changed)
+        return simulated(overheads.of(self.deployment))
+
+    @cached_property
+    def measured(self) -> dict[str, Any]:
+        """The run's numbers."""
+        return numbers_of(self.run.requests)
+
+    def numbers(self, overheads: Overheads) -> dict[str, Any]:
+        """Its simulated ones."""
+        return numbers_of(self.under(overheads).requests)
 
     @cached_property
     def beside(self) -> Floats:
@@ -356,40 +339,6 @@ def replay_server(
     return {"requests": len(run.requests), "measured": measured, "scenarios": scenarios}
 
 
-def fitted_to(cases: Sequence[Case]) -> Overheads:
-    """The overheads fitted to these runs; none is negative.
-
-    The host time minimises the squared relative errors of the times per output token. The frontend
-    time is then the median, over the runs, of the residual of the median time to first token; at
-    most :data:`MOST_FRONTEND_S`.
-    """
-
-    def errors(found: Floats) -> Floats:
-        each = [case.under(_overheads(found)).off(case, "tpot_s") for case in cases]
-        together = np.concatenate(each)
-        return np.asarray(together[~np.isnan(together)])
-
-    def slopes(found: Floats) -> Floats:
-        now = errors(found)
-        return np.stack([(errors(found + one) - now) / STEP for one in STEP * np.eye(2)], axis=1)
-
-    found = least_squares(
-        errors, np.ones(2), slopes, bounds=(0, np.inf), ftol=1e-3, xtol=2e-2, max_nfev=MOST_STEPS
-    )
-    host = _overheads(found.x)
-    lacking = [
-        np.median((case.run.requests["ttft_s"] - case.under(host).requests["ttft_s"]).to_numpy())
-        for case in cases
-    ]
-    frontend_s = float(np.clip(np.median(lacking), 0.0, MOST_FRONTEND_S))
-    return replace(host, frontend_s=frontend_s)
-
-
-def _overheads(units: Floats) -> Overheads:
-    iteration, sequence = (units * UNITS).tolist()
-    return Overheads(HostTime(iteration, sequence))
-
-
 @dataclass(frozen=True, eq=False)
 class ScoredRun:
     """A run beside its simulations by name (see the module's docstring); ``overheads`` has each
@@ -413,7 +362,7 @@ class ScoredRun:
             outside = self.overheads[name]
             content[name] = {
                 **one.beside(case.run, measured),
-                "overheads": {**asdict(outside.host), "frontend_s": outside.frontend_s},
+                "overheads": outside.content(),
             }
         return content | {"remains": self._remains(), "by_batch": self._by_batch()}
 
@@ -497,13 +446,13 @@ def score_runs(cases: Sequence[Case], progress: Progress) -> ScoredRuns:
         progress("fits", done, len(cases))
         alike = [each for each in cases if each.server == case.server]
         if case.server not in together:
-            together[case.server] = fitted_to(alike)
+            together[case.server] = fit(alike, case.configured).overheads
         variants = {"zero": Overheads(), "configured": case.configured}
         variants["fitted"] = together[case.server]
         if case.configured.host == NO_HOST:
             del variants["configured"]
         if others := [each for each in alike if each is not case]:
-            variants["left_out"] = fitted_to(others)
+            variants["left_out"] = fit(others, case.configured).overheads
         runs = {name: case.under(overheads) for name, overheads in variants.items()}
         found.append(ScoredRun(case, runs, variants))
     progress("fits", len(cases), len(cases))

@@ -1,0 +1,235 @@
+"""One server's constants, fitted to few runs of it and shrunk towards what its stack has elsewhere.
+
+The fit minimises the sum of squared residuals: of the logarithms of TTFT and TPOT (means, medians
+and 90th percentiles), divided by how far repeated runs differ; and of the logarithms of the
+constants, divided by how far servers of one stack differ. Where the sum is least, its curvature says
+how far each constant is known (Laplace's approximation).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from typing import Any, Protocol
+
+import numpy as np
+
+from sarathi_sim.experiments.config.deployment import Deployment
+from sarathi_sim.experiments.config.scenario import Engine
+from sarathi_sim.profiler.facts.ops import ALL_REDUCE, ALL_TO_ALL, OPS, SEND_RECV
+from sarathi_sim.profiler.storage.child import Progress, silent
+from sarathi_sim.simulator.loop.records import Floats
+from sarathi_sim.simulator.op_times.iteration import NO_HOST, HostTime
+
+NOISE = {"ttft_s": 0.1, "tpot_s": 0.03}
+"""Standard deviations of the logarithm between runs of one server under one load, and of what a
+simulation leaves out: twice the noise of the public rows (docs/accuracy.md)."""
+STATISTICS = ("mean", "p50", "p90")
+LINKS = (ALL_REDUCE, ALL_TO_ALL, SEND_RECV)
+STEP = 0.5
+"""The step of a slope, in standard deviations: so large that a changed schedule does not matter."""
+MOST_STEPS = 8
+
+
+@dataclass(frozen=True)
+class Overheads:
+    """What sets a server apart from its op times: the host's time, ``frontend_s`` seconds of each
+    request outside of the engine (HTTP, tokeniser), ``admission_s`` of each, one after the other,
+    and factors on the times of ``kernels`` and of messages over ``links``."""
+
+    host: HostTime = NO_HOST
+    frontend_s: float = 0.0
+    admission_s: float = 0.0
+    kernels: float = 1.0
+    links: float = 1.0
+
+    def content(self) -> dict[str, float]:
+        """All of them by name."""
+        found = asdict(self)
+        return {**found.pop("host"), **found}
+
+    def engine(self, given: Engine) -> Engine:
+        """The engine's section with these constants; factors multiply those that it has."""
+        factors = {op: self.links if op in LINKS else self.kernels for op in OPS}
+        scale = {op: f * given.op_scale.get(op, 1.0) for op, f in factors.items() if f != 1.0}
+        return given.model_copy(
+            update={
+                "host_iteration_s": self.host.iteration_s,
+                "host_sequence_s": self.host.sequence_s,
+                "launch_layer_s": self.host.launch_layer_s,
+                "frontend_s": self.frontend_s,
+                "admission_s": self.admission_s,
+                "op_scale": {**given.op_scale, **scale},
+            }
+        )
+
+    def of(self, deployment: Deployment) -> Deployment:
+        """A deployment with these; its op times have no factors yet."""
+        engine = self.engine(deployment.scenario.engine)
+        scenario = deployment.scenario.model_copy(update={"engine": engine})
+        factors = {op: self.links if op in LINKS else self.kernels for op in OPS}
+        ops = deployment.ops
+        if (self.kernels, self.links) != (1.0, 1.0):
+            ops = ops.scaled(factors)
+        return replace(deployment, scenario=scenario, ops=ops)
+
+
+@dataclass(frozen=True)
+class Knob:
+    """A constant that is fitted: ``sd`` is the standard deviation of its logarithm between servers of
+    one stack. It starts at the stack's value, at ``least`` if that is lower."""
+
+    name: str
+    sd: float
+    least: float
+    get: Callable[[Overheads], float]
+    set: Callable[[Overheads, float], Overheads]
+
+    def moved(self, start: Overheads, by: float) -> Overheads:
+        """With the constant ``by`` standard deviations from ``start``."""
+        return self.set(start, max(self.get(start), self.least) * math.exp(by * self.sd))
+
+
+def _host(name: str) -> Callable[[Overheads, float], Overheads]:
+    return lambda one, value: replace(one, host=replace(one.host, **{name: value}))
+
+
+#: The host's constants differ by a factor of three between the stacks of data/host_time.yaml. The
+#: others are assumed: kernels are half of a band of TPOT for a server left out.
+KNOBS = (
+    Knob("host_iteration_s", 1.0, 1e-4, lambda one: one.host.iteration_s, _host("iteration_s")),
+    Knob("host_sequence_s", 1.0, 5e-6, lambda one: one.host.sequence_s, _host("sequence_s")),
+    Knob(
+        *("frontend_s", 1.0, 2e-3, lambda one: one.frontend_s),
+        lambda one, value: replace(one, frontend_s=value),
+    ),
+    Knob(
+        *("admission_s", 1.0, 3e-4, lambda one: one.admission_s),
+        lambda one, value: replace(one, admission_s=value),
+    ),
+    Knob(
+        "kernels",
+        0.08,
+        0.0,
+        lambda one: one.kernels,
+        lambda one, value: replace(one, kernels=value),
+    ),
+    Knob("links", 0.3, 0.0, lambda one: one.links, lambda one, value: replace(one, links=value)),
+)
+
+
+class Target(Protocol):
+    """A measured run: its numbers by metric and statistic, and its simulation."""
+
+    @property
+    def name(self) -> str: ...
+    @property
+    def measured(self) -> Mapping[str, Any]: ...
+    @property
+    def deployment(self) -> Deployment: ...
+    def numbers(self, overheads: Overheads) -> Mapping[str, Any]:
+        """The simulated numbers, as :attr:`measured` has them."""
+        ...
+
+
+@dataclass(frozen=True, eq=False)
+class Fitted:
+    """The constants of a server, and how far they are known: the covariance of the ``knobs``, in
+    standard deviations of what they were before the runs."""
+
+    overheads: Overheads
+    before: Overheads
+    knobs: Sequence[Knob]
+    covariance: Floats = field(repr=False)
+
+    @property
+    def known(self) -> dict[str, float]:
+        """By knob: 1 if the runs settle it, 0 if they say nothing of it."""
+        sd = np.sqrt(np.diag(self.covariance))
+        return {knob.name: float(1 - min(1.0, s)) for knob, s in zip(self.knobs, sd, strict=True)}
+
+    @property
+    def mixed_up(self) -> list[tuple[str, str]]:
+        """Pairs that the runs cannot tell apart: much correlated, and neither of them settled."""
+        sd = np.sqrt(np.diag(self.covariance))
+        related = self.covariance / np.outer(sd, sd)
+        names = [knob.name for knob in self.knobs]
+        return [
+            (names[i], names[j])
+            for i in range(len(names))
+            for j in range(i)
+            if abs(related[i, j]) > 0.7 and min(sd[i], sd[j]) > 0.3
+        ]
+
+    def gain(self, slopes: Floats) -> float:
+        """What a run with these slopes would tell: half the logarithm of the factor by which the
+        volume of what is possible shrinks."""
+        return 0.5 * float(
+            np.linalg.slogdet(np.eye(len(slopes)) + slopes @ self.covariance @ slopes.T)[1]
+        )
+
+
+def fit(targets: Sequence[Target], before: Overheads, progress: Progress = silent) -> Fitted:
+    """The constants fitted to these runs of one server; ``before`` are those of its stack."""
+    from scipy.optimize import least_squares
+
+    several = any(sum(target.deployment.layers) and _sends(target.deployment) for target in targets)
+    knobs = [knob for knob in KNOBS if several or knob.name != "links"]
+    calls = 0
+
+    def moved(x: Floats) -> Overheads:
+        found = before
+        for knob, by in zip(knobs, x, strict=True):
+            found = knob.moved(found, float(by))
+        return found
+
+    def off(x: Floats) -> Floats:
+        nonlocal calls
+        calls += 1
+        progress("tuning", min(calls, most - 1), most)
+        overheads = moved(x)
+        return np.concatenate([residuals(target, overheads) for target in targets])
+
+    most = MOST_STEPS * (len(knobs) + 1)
+    every = np.eye(len(knobs))
+
+    def slopes(x: Floats) -> Floats:
+        now = off(x)
+        return np.stack([(off(x + STEP * one) - now) / STEP for one in every], axis=1)
+
+    found = least_squares(
+        lambda x: np.concatenate([off(x), x]),
+        np.zeros(len(knobs)),
+        lambda x: np.vstack([slopes(x), every]),
+        ftol=1e-3,
+        xtol=1e-2,
+        max_nfev=MOST_STEPS,
+    )
+    progress("tuning", most, most)
+    covariance = np.linalg.inv(found.jac.T @ found.jac)
+    return Fitted(moved(found.x), before, knobs, np.asarray(covariance, np.float64))
+
+
+def residuals(target: Target, overheads: Overheads) -> Floats:
+    """Of the run's statistics, in standard deviations. Those of one metric count as one."""
+    simulated, found = target.numbers(overheads), []
+    for metric, noise in NOISE.items():
+        known = target.measured.get(metric) or {}
+        kept = [s for s in STATISTICS if known.get(s)]
+        for statistic in kept:
+            off = np.log(max(simulated[metric][statistic], 1e-6) / known[statistic])
+            found.append(off / noise / np.sqrt(len(kept)))
+    return np.array(found)
+
+
+def slopes_at(target: Target, fitted: Fitted) -> Floats:
+    """The slopes of a run's residuals, where it was not measured yet: by statistic and knob."""
+    now = residuals(target, fitted.overheads)
+    each = [residuals(target, knob.moved(fitted.overheads, STEP)) for knob in fitted.knobs]
+    return np.stack([(one - now) / STEP for one in each], axis=1)
+
+
+def _sends(deployment: Deployment) -> bool:
+    cluster = deployment.scenario.cluster
+    return cluster.tp > 1 or cluster.pp > 1
