@@ -41,8 +41,8 @@ TOOLS = {
     "SGLang": "python -m sglang.bench_serving --output-file FILE --output-details",
     "AIPerf": "aiperf profile --streaming --export-level records, which writes "
     "profile_export.jsonl",
-    "guidellm": "guidellm benchmark, which writes benchmarks.json (before 0.7 with "
-    "--sample-requests, at least the number of requests)",
+    "guidellm": "guidellm run --output kind=json without a sample_size, or before 0.7 guidellm "
+    "benchmark with --sample-requests, at least the number of requests",
     "LLMServingSim": "its bench, which writes requests.jsonl",
 }
 """Load tools, and the commands by which they keep the times of every request."""
@@ -208,6 +208,7 @@ class _Serve(_Given):
 
     request_rate: _Infinite
     burstiness: _Infinite = 1.0
+    request_goodput: Any = None
     max_concurrency: _Count | None = None
 
 
@@ -232,19 +233,27 @@ class _ServeDetails(_Serve):
     errors: list[str | None] | None = None
     start_times: list[_Time] | None = None
 
+    @property
+    def stretched(self) -> bool:
+        """Whether it is of ``bench serve``, not ``benchmark_serving`` or SGLang."""
+        return {"request_goodput", "burstiness"} <= self.model_fields_set
+
     def sent(self, rest_s: Sequence[float]) -> list[float]:
         """When each request was sent, in seconds.
 
-        Where it was not recorded, the gaps are those that vLLM's ``benchmark_serving`` draws with
-        its seed, one by one from numpy's legacy generator (SGLang's are of the same distribution),
-        and a request waits until fewer than ``max_concurrency`` are under way.
+        Where it was not recorded, the gaps are those that vLLM's tool draws with its seed, one by
+        one from numpy's legacy generator (SGLang's are of the same distribution). ``bench serve``
+        stretches them to the mean rate. A request waits until fewer than ``max_concurrency`` are
+        under way.
         """
         if self.start_times is not None:
             return self.start_times
-        shape = min(self.burstiness, 1e12)  # almost constant
+        count, shape = len(rest_s), min(self.burstiness, 1e12)  # almost constant
         scale = 1 / (self.request_rate * shape)
-        gaps = np.random.RandomState(TOOL_SEED).gamma(shape, scale, len(rest_s) - 1)
-        sent, ends = [0.0, *np.cumsum(gaps).tolist()], list[float]()
+        gaps = np.random.RandomState(TOOL_SEED).gamma(shape, scale, count)
+        if self.stretched and scale:
+            gaps *= count / self.request_rate / gaps.sum()
+        sent, ends = [0.0, *np.cumsum(gaps[1:] if self.stretched else gaps[:-1])], list[float]()
         for n, (ttft, rest) in enumerate(zip(self.ttfts, rest_s, strict=True)):
             if len(ends) == self.max_concurrency:
                 sent[n] = max(sent[n], heappop(ends))
@@ -441,13 +450,16 @@ def _run(where: str, content: dict[str, Any]) -> Benchmark:
     the run did have failed."""
     found = _checked(_GuidellmRun, content, where)
     strategy, totals = found.strategy, found.totals
+    failed = totals.errored + totals.incomplete
+    clients = 1 if strategy.type_ == "synchronous" else strategy.clients
+    if clients is not None and clients >= totals.successful + failed:
+        clients = None  # no limit: the tool writes a large one where none is given
     offered: dict[str, Any] = {
         "tool": "guidellm",
         "rate": strategy.rate,
         "burstiness": inf if strategy.type_ == "constant" else 1.0,
-        "concurrency": 1 if strategy.type_ == "synchronous" else strategy.clients,
+        "concurrency": clients,
     }
-    failed = totals.errored + totals.incomplete
     if len(found.completed) < totals.successful:
         means = vars(_checked(_GuidellmMeans, content, where))
         return Benchmark(**offered, **means, requests_count=totals.successful, failed=failed)
