@@ -11,6 +11,7 @@ from typing import Any, Literal
 import numpy as np
 
 from sarathi_sim.experiments.config.base import Source
+from sarathi_sim.experiments.config.calibration import calibration_of
 from sarathi_sim.experiments.config.errors import ConfigError
 from sarathi_sim.experiments.config.inputs import (
     device_of,
@@ -278,7 +279,7 @@ def deploy(
         requests = with_own_prompts(requests) if room.kv_cache.prompts_cached else requests
     # 4. The times of its ops and of its host.
     ops, digest = op_times_of(scenario, model, device, source)
-    engine, said = with_host_time(scenario, model, requests)
+    engine, said = with_host_time(scenario, model, requests, calibration_of(scenario, source))
     limits = {
         f"the context of {model.name}": model.max_position_embeddings,
         f"the longest measured context of {model.name} on {device.name}": ops.longest_context,

@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Literal
 
 from sarathi_sim.experiments.config.base import Source, Strict
+from sarathi_sim.experiments.config.calibration import Calibration, calibration_of
 from sarathi_sim.experiments.config.errors import ConfigError
 from sarathi_sim.experiments.config.links import PCIE, links_of, node_gpus
 from sarathi_sim.experiments.config.scenario import Engine, Scenario
@@ -157,6 +158,8 @@ def op_times_of(
     device's times are computed (:func:`op_source`)."""
     ops, digest = _op_times(scenario, model, device, source)
     ops = _linked(ops, links_of(scenario, device))
+    if (tuned := calibration_of(scenario, source)) is not None:
+        ops = tuned.of(ops)
     scale = scenario.engine.op_scale
     return (_scaled(ops, tuple(sorted(scale.items()))) if scale else ops), digest
 
@@ -302,7 +305,9 @@ class StackErrors:
 
 NONE = HostConstants(0.0, 0.0, 0.0)
 #: The engine's keys that have a default by stack.
-DEFAULTS = tuple(key for key, field in Engine.model_fields.items() if field.default is None)
+DEFAULTS = tuple(
+    key for key, of in Engine.model_fields.items() if of.default is None and key.endswith("_s")
+)
 #: Calls of a layer beside its GEMMs, norms and activations (additions are fused with norms, rotary
 #: with attention): routing, permutation and the experts; attention and what writes the cache; two
 #: all-reduces. Assumed.
@@ -332,7 +337,8 @@ class Fold:
 @strict_dataclass
 class HostTimes:
     """The file. ``measured`` constants are of another engine and data set; ``stacks`` were
-    ``fitted_to`` rows of measured servers, and each of ``folds`` without its servers' rows."""
+    ``fitted_to`` rows of measured servers, and each of ``folds`` without its servers' rows;
+    ``executors`` to recorded runs (docs/real_servers.md)."""
 
     constants: dict[str, Meaning]
     measured: HostConstants
@@ -342,6 +348,7 @@ class HostTimes:
     errors: dict[str, StackErrors]
     folds: list[Fold]
     apart: dict[str, float] = field(default_factory=dict)
+    executors: dict[str, dict[str, float]] = field(default_factory=dict)
 
     def fitted_without(self, server: str) -> Fold | HostTimes:
         """The fold without a server's rows; the whole file if no constant was fitted to them."""
@@ -369,7 +376,10 @@ def host_of(engine: Engine) -> HostTime:
 
 
 def with_host_time(
-    scenario: Scenario, model: ModelSpec, requests: Sequence[Request]
+    scenario: Scenario,
+    model: ModelSpec,
+    requests: Sequence[Request],
+    tuned: Calibration | None = None,
 ) -> tuple[Engine, tuple[str, ...]]:
     """The engine's section with every constant filled in, and notes on its host's time.
 
@@ -386,6 +396,12 @@ def with_host_time(
         defaults["frontend_s"] += known.frontend_token_s * mean_prompt
     if known.launch_s:
         defaults["launch_layer_s"] = known.launch_s * calls_of_layer(model, scenario.dtype)
+    defaults |= times.executors.get(given.executor or "", {})
+    whose = (
+        f"{stack}'s over {given.executor}" if given.executor in times.executors else f"{stack}'s"
+    )
+    if tuned is not None:
+        defaults, whose = defaults | tuned.engine, f"{scenario.calibration}'s"
     missing = {key: value for key, value in defaults.items() if getattr(given, key) is None}
     engine = given.model_copy(update=missing)
     shipped, own = list[str](), list[str]()
@@ -393,7 +409,8 @@ def with_host_time(
         if value := getattr(engine, key):
             where = shipped if value == defaults[key] else own
             where.append(f"{key} {1e3 * value:.3g} ms")
-    notes = [f"host time: {stack}'s, {', '.join(shipped)}; {times.fitted_to}"] if shipped else []
+    of = times.fitted_to if tuned is None else f"tuned to {', '.join(tuned.runs)}"
+    notes = [f"host time: {whose}, {', '.join(shipped)}; {of}"] if shipped else []
     notes += [f"host time: as configured, {', '.join(own)}"] if own else []
     return engine, tuple(notes)
 

@@ -343,6 +343,8 @@ def stored(scenario: Scenario, name: str) -> tuple[dict[str, Any], dict[str, byt
     content, policy = scenario.model_dump(), scenario.policy
     if scenario.profiles:
         content["profiles"] = str(user_path(scenario.profiles).absolute())
+    if scenario.calibration:
+        content["calibration"] = str(user_path(scenario.calibration).absolute())
     if not isinstance(policy, FilePolicy):
         return content, {}
     content["policy"]["file"] = f"{name}/policy.py"

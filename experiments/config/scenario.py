@@ -181,6 +181,8 @@ class Engine(Strict, EngineSwitches):  # type: ignore[misc]  # both are frozen
     time that no GPU time hides: of each iteration, and of each sequence in it. ``frontend_s`` is
     what a request takes from its client to the scheduler and back; it counts in TTFT and latency.
     ``admission_s`` is what a replica's front end takes for each request, one after the other.
+    An ``executor`` starts and feeds the GPUs' processes (vLLM's names); ``ray`` has constants of
+    its own.
     ``launch_layer_s`` is the host's time to launch a layer's kernels one by one: a layer with
     prompts takes that long at least (the rest counts as prefill attention). These five are by
     default the stack's (``data/host_time.yaml``; ``host_time_mixtures.yaml`` for mixtures of
@@ -193,6 +195,7 @@ class Engine(Strict, EngineSwitches):  # type: ignore[misc]  # both are frozen
     send: Literal["overlapped", "blocking"] = key("sends", default="overlapped")
     lm_head: bool = key("LM head", default=True)
     layer_time: Literal["measured", "sum"] = key("layer time", default="measured")
+    executor: Literal["uni", "mp", "ray"] | None = key("executor", needs="stack", default=None)
     host_iteration_s: Seconds | None = key("host time of an iteration", short="host", default=None)
     host_sequence_s: Seconds | None = key(
         "host time of a sequence", short="host a sequence", default=None
@@ -216,8 +219,9 @@ class Scenario(Strict):
     stack (``vllm@0.19``: each as the nearest version that was measured has it), with weights in
     ``dtype`` and a KV cache in ``kv_cache_dtype`` (by default the checkpoint's); without it op
     times are the profile's own. A mixture's experts are in ``moe_dtype`` (default: ``dtype``), and
-    tokens spread over them by ``expert_distribution`` (default: power_law_1.2).
-    Paths are relative to the current folder.
+    tokens spread over them by ``expert_distribution`` (default: power_law_1.2). ``calibration`` is
+    what ``sarathi-sim tune`` found of a server of this stack. Paths are relative to the current
+    folder.
     """
 
     seed: int = key("seed", default=0, ge=0, lt=2**63)
@@ -233,6 +237,7 @@ class Scenario(Strict):
     expert_distribution: Distribution | None = key(
         "spread of tokens over experts", needs="experts", default=None
     )
+    calibration: Text | None = key("calibration", needs="stack", default=None)
     workload: Workload = key("workload")
     cluster: Cluster = key("cluster", default=Cluster())
     policy: PolicyConfig = key("policy")

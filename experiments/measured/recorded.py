@@ -50,9 +50,10 @@ TICK_LABELS = {
 class ServerRun:
     """A measured run. ``requests`` has a row a request in order of arrival: ``arrival_s`` (after
     the first), ``prompt_tokens``, ``output_tokens``, ``ttft_s``, ``tpot_s`` (NaN for one token) and
-    ``latency_s``, in seconds."""
+    ``latency_s``, in seconds: ``at_client``, or by the server's own clock."""
 
     requests: pd.DataFrame
+    at_client: bool = True
 
     def for_scenario(self, scenario: Scenario, max_length: int, source: Source) -> list[Request]:
         """Its requests, in place of the ``workload`` section's; they declare their true output."""
@@ -76,7 +77,7 @@ def read_server_runs(path: Path) -> dict[str, ServerRun]:
             command = TOOLS.get(found.tool, TOOLS["AIPerf"])
             kept = f"these keep the times of every request: {command}"
             raise ConfigError(f"{path}: {found.name}: holds means only; {kept}")
-        runs[found.name] = ServerRun(found.requests)
+        runs[found.name] = ServerRun(found.requests, found.tool != "LLMServingSim")
     return runs
 
 
@@ -294,10 +295,11 @@ def simulated(deployment: Deployment) -> Simulated:
 
 
 def case_of(experiment: Experiment, scenario: str, run: ServerRun, name: str = "") -> Case:
-    """A run under a scenario, without frontend time unless it is given: not every recorded run
-    includes the time before the scheduler. Raises ConfigError as :func:`deploy` does."""
+    """A run under a scenario; without front-end time, unless it is given, where a run by the
+    server's clock does not include it. Raises ConfigError as :func:`deploy` does."""
     given = experiment.scenarios[scenario]
-    engine = given.engine.model_copy(update={"frontend_s": given.engine.frontend_s or 0.0})
+    frontend_s = given.engine.frontend_s if run.at_client else given.engine.frontend_s or 0.0
+    engine = given.engine.model_copy(update={"frontend_s": frontend_s})
     described = given.model_copy(update={"engine": engine})
     deployment = deploy(described, experiment.sources[scenario], run.for_scenario)
     return Case(name, scenario, run, deployment, "" if experiment.runs else scenario)

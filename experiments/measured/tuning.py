@@ -2,8 +2,8 @@
 
 The fit minimises the sum of squared residuals: of the logarithms of TTFT and TPOT (means, medians
 and 90th percentiles), divided by how far repeated runs differ; and of the logarithms of the
-constants, divided by how far servers of one stack differ. Where the sum is least, its curvature says
-how far each constant is known (Laplace's approximation).
+constants, divided by how far servers of one stack differ. Where the sum is least, its curvature
+says how far each constant is known (Laplace's approximation).
 """
 
 from __future__ import annotations
@@ -15,9 +15,9 @@ from typing import Any, Protocol
 
 import numpy as np
 
+from sarathi_sim.experiments.config.calibration import LINKS
 from sarathi_sim.experiments.config.deployment import Deployment
-from sarathi_sim.experiments.config.scenario import Engine
-from sarathi_sim.profiler.facts.ops import ALL_REDUCE, ALL_TO_ALL, OPS, SEND_RECV
+from sarathi_sim.profiler.facts.ops import OPS
 from sarathi_sim.profiler.storage.child import Progress, silent
 from sarathi_sim.simulator.loop.records import Floats
 from sarathi_sim.simulator.op_times.iteration import NO_HOST, HostTime
@@ -26,7 +26,6 @@ NOISE = {"ttft_s": 0.1, "tpot_s": 0.03}
 """Standard deviations of the logarithm between runs of one server under one load, and of what a
 simulation leaves out: twice the noise of the public rows (docs/accuracy.md)."""
 STATISTICS = ("mean", "p50", "p90")
-LINKS = (ALL_REDUCE, ALL_TO_ALL, SEND_RECV)
 STEP = 0.5
 """The step of a slope, in standard deviations: so large that a changed schedule does not matter."""
 MOST_STEPS = 8
@@ -49,36 +48,25 @@ class Overheads:
         found = asdict(self)
         return {**found.pop("host"), **found}
 
-    def engine(self, given: Engine) -> Engine:
-        """The engine's section with these constants; factors multiply those that it has."""
-        factors = {op: self.links if op in LINKS else self.kernels for op in OPS}
-        scale = {op: f * given.op_scale.get(op, 1.0) for op, f in factors.items() if f != 1.0}
-        return given.model_copy(
-            update={
-                "host_iteration_s": self.host.iteration_s,
-                "host_sequence_s": self.host.sequence_s,
-                "launch_layer_s": self.host.launch_layer_s,
-                "frontend_s": self.frontend_s,
-                "admission_s": self.admission_s,
-                "op_scale": {**given.op_scale, **scale},
-            }
-        )
-
     def of(self, deployment: Deployment) -> Deployment:
-        """A deployment with these; its op times have no factors yet."""
-        engine = self.engine(deployment.scenario.engine)
-        scenario = deployment.scenario.model_copy(update={"engine": engine})
-        factors = {op: self.links if op in LINKS else self.kernels for op in OPS}
-        ops = deployment.ops
+        """A deployment with these, in place of its own constants and on top of its op times."""
+        constants = {
+            "host_iteration_s": self.host.iteration_s,
+            "host_sequence_s": self.host.sequence_s,
+            "launch_layer_s": self.host.launch_layer_s,
+            "frontend_s": self.frontend_s,
+            "admission_s": self.admission_s,
+        }
+        ops, scenario = deployment.ops, deployment.scenario.having("engine", **constants)
         if (self.kernels, self.links) != (1.0, 1.0):
-            ops = ops.scaled(factors)
+            ops = ops.scaled({op: self.links if op in LINKS else self.kernels for op in OPS})
         return replace(deployment, scenario=scenario, ops=ops)
 
 
 @dataclass(frozen=True)
 class Knob:
-    """A constant that is fitted: ``sd`` is the standard deviation of its logarithm between servers of
-    one stack. It starts at the stack's value, at ``least`` if that is lower."""
+    """A constant that is fitted: ``sd`` is the standard deviation of its logarithm between servers
+    of one stack. It starts at the stack's value, at ``least`` if that is lower."""
 
     name: str
     sd: float

@@ -285,6 +285,8 @@ def run_key(deployment: Deployment, name: str) -> str:
     device = asdict(replace(deployment.device, fitted=None))
     scenario |= {"model": asdict(deployment.model), "device": device}
     scenario["profiles"] = deployment.bundle_sha256
+    if (calibration := deployment.scenario.calibration) is not None:
+        scenario["calibration"] = files_sha256([user_path(calibration)])
     scenario["policy"].pop("file", None)  # its sha256 stays
     lengths = scenario["workload"]["lengths"]
     if lengths["kind"] == "trace":
