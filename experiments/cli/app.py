@@ -34,7 +34,14 @@ from sarathi_sim.experiments.cli.common import (
     print_written,
 )
 from sarathi_sim.experiments.cli.data import calibrate, devices, models, policies, support, workload
-from sarathi_sim.experiments.cli.measured import accuracy, lockstep, replay, score, validate
+from sarathi_sim.experiments.cli.measured import (
+    accuracy,
+    lockstep,
+    replay,
+    score,
+    tune,
+    validate,
+)
 from sarathi_sim.experiments.cli.paper import advise, reproduce
 from sarathi_sim.experiments.cli.profile import (
     first_light,
@@ -195,6 +202,7 @@ GROUPS: dict[str, dict[str, Callable[..., None]]] = {
         "lockstep": lockstep,
         "replay": replay,
         "score": score,
+        "tune": tune,
     },
     "Sweep": {"plan": plan, "sweep": sweep},
     "Decide": {"capacity": capacity, "recommend": recommend, "sensitivity": sensitivity},

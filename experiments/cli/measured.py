@@ -150,6 +150,47 @@ def _score(
     print_written(out, figures=config is not None, err=True)
 
 
+def tune(
+    files: Annotated[
+        list[Path], typer.Argument(metavar="BENCH...", help="Runs, as a load tool saves them.")
+    ],
+    config: Annotated[str, typer.Option(help="The deployment that served them: a YAML file.")],
+    out: Annotated[Path, typer.Option(help="The calibration: a YAML file.")],
+    assignments: SetOption = None,
+    json: JsonOption = False,
+    quiet: QuietOption = False,
+) -> None:
+    """Calibrate the simulation with runs of your own server.
+
+    Each BENCH holds one run or several, of vLLM's bench serve, SGLang's bench_serving, AIPerf,
+    GenAI-Perf or guidellm (docs/real_servers.md). The engine's constants, and factors on the times
+    of kernels and messages, are fitted to them, and shrunk towards those of the engine elsewhere.
+    Other configurations of the server take them by: calibration: tuned.yaml
+
+    \b
+    Examples:
+      sarathi-sim tune bench.json --config server.yaml --out tuned.yaml
+      sarathi-sim tune rate4.json burst.json --config server.yaml --out tuned.yaml --json
+      sarathi-sim capacity server.yaml --set calibration=tuned.yaml
+    """
+    from sarathi_sim.experiments.cli.common import ProgressBar
+    from sarathi_sim.experiments.config.calibration import MARK
+    from sarathi_sim.experiments.config.errors import ConfigError
+    from sarathi_sim.experiments.config.loading import load_experiment
+    from sarathi_sim.experiments.measured.own_server import tune as tuned
+    from sarathi_sim.experiments.measured.own_server import tune_answer
+    from sarathi_sim.profiler.storage.files import read_bounded, write_whole
+
+    if out.exists() and not read_bounded(out).startswith(MARK.encode()):
+        raise ConfigError(f"{out}: exists, and tune did not write it: give another --out")
+    with ProgressBar(consoles()[1], enabled=not (quiet or json)) as progress:
+        found = tuned(load_experiment(config, assignments or []), files, progress)
+        content = found.content()
+    write_whole(out, found.calibration.text())
+    _print(content, tune_answer(content), json=json)
+    print_written(out, err=True)
+
+
 def lockstep(
     logs: Annotated[list[Path], typer.Argument(metavar="LOG...", help="Recorded decisions.")],
     json: JsonOption = False,

@@ -22,7 +22,6 @@ import pandas as pd
 from sarathi_sim.experiments.config.base import Source
 from sarathi_sim.experiments.config.deployment import Deployment, deploy
 from sarathi_sim.experiments.config.errors import ConfigError
-from sarathi_sim.experiments.config.inputs import host_of
 from sarathi_sim.experiments.config.loading import Experiment
 from sarathi_sim.experiments.config.scenario import Scenario
 from sarathi_sim.experiments.measured.benchmarks import TOOLS, read_benchmarks
@@ -217,8 +216,7 @@ class Case:
     @property
     def configured(self) -> Overheads:
         """The overheads of the configuration, or of its stack."""
-        engine = self.deployment.scenario.engine
-        return Overheads(host_of(engine), engine.frontend_s or 0.0, engine.admission_s or 0.0)
+        return Overheads.configured(self.deployment.scenario.engine)
 
     def under(self, overheads: Overheads) -> Simulated:
         """The run's simulation with these overheads."""

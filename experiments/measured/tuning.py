@@ -17,6 +17,8 @@ import numpy as np
 
 from sarathi_sim.experiments.config.calibration import LINKS
 from sarathi_sim.experiments.config.deployment import Deployment
+from sarathi_sim.experiments.config.inputs import host_of
+from sarathi_sim.experiments.config.scenario import Engine
 from sarathi_sim.profiler.facts.ops import OPS
 from sarathi_sim.profiler.storage.child import Progress, silent
 from sarathi_sim.simulator.loop.records import Floats
@@ -42,6 +44,11 @@ class Overheads:
     admission_s: float = 0.0
     kernels: float = 1.0
     links: float = 1.0
+
+    @staticmethod
+    def configured(engine: Engine) -> Overheads:
+        """Those of a resolved engine."""
+        return Overheads(host_of(engine), engine.frontend_s or 0.0, engine.admission_s or 0.0)
 
     def content(self) -> dict[str, float]:
         """All of them by name."""
