@@ -113,9 +113,7 @@ def tune(experiment: Experiment, files: Sequence[Path], progress: Progress) -> T
     """
     if len(experiment.scenarios) > 1:
         names = ", ".join(experiment.scenarios)
-        raise ConfigError(
-            f"{experiment.file}: describes {names}: tune needs one (--set, or a file)"
-        )
+        raise ConfigError(f"{experiment.file}: has the scenarios {names}: tune needs just one")
     ((name, scenario),) = experiment.scenarios.items()
     source = experiment.sources[name]
     if scenario.stack is None:

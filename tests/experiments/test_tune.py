@@ -1,0 +1,257 @@
+"""A server whose constants are known is measured by each load tool, and tuned to."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pytest
+from typer.testing import CliRunner
+
+from sarathi_sim.experiments.cli.app import app
+from sarathi_sim.experiments.config.calibration import read_calibration
+from sarathi_sim.experiments.config.deployment import Deployment
+from sarathi_sim.experiments.config.errors import ConfigError
+from sarathi_sim.experiments.config.loading import load_experiment
+from sarathi_sim.experiments.measured.benchmarks import Benchmark
+from sarathi_sim.experiments.measured.own_server import TunedServer, tune, under_load
+from sarathi_sim.experiments.measured.recorded import simulated
+from sarathi_sim.experiments.measured.tuning import Overheads
+from sarathi_sim.profiler.storage.child import silent
+from sarathi_sim.simulator.op_times.iteration import HostTime
+from tests.experiments.test_benchmarks import guidellm, record, report
+
+CONFIG = """\
+name: server
+model: llama-3-8b
+device: h100-80g-sxm
+stack: vllm
+workload:
+  requests: 40
+  lengths: {kind: fixed, prompt: 400, decode: 30}
+  arrivals: {kind: poisson, rate: 4}
+cluster: {max_length: 2048}
+policy: {name: vllm, max_num_batched_tokens: 2048, max_num_seqs: 64}
+kv_cache: {prefix_caching: false}
+"""
+TRUTH = Overheads(HostTime(0.004, 6e-5), 0.02, 0.01, kernels=1.1)
+CLIENTS = Benchmark(
+    tool="", concurrency=8, requests_count=40, mean_prompt=400, mean_output=30, ttft_s=1, tpot_s=1,
+    output_tokens_per_s=1, duration_s=1,
+)  # fmt: skip
+BURST = replace(CLIENTS, concurrency=None)
+
+
+@pytest.fixture
+def config(tmp_path: Path) -> Path:
+    path = tmp_path / "server.yaml"
+    path.write_text(CONFIG)
+    return path
+
+
+def deployment(config: Path, load: Benchmark, *assignments: str) -> Deployment:
+    experiment = load_experiment(str(config), [*assignments])
+    return under_load(experiment.scenarios["server"], experiment.sources["server"], load)
+
+
+def measured(config: Path, load: Benchmark) -> pd.DataFrame:
+    """What a load tool would see of the server."""
+    return simulated(TRUTH.of(deployment(config, load))).requests
+
+
+def gaps(row: pd.Series[Any]) -> list[float]:
+    return [row["tpot_s"]] * (int(row["output_tokens"]) - 1)
+
+
+def vllm(table: pd.DataFrame, load: Benchmark) -> Any:
+    return {
+        "request_rate": "inf",
+        "max_concurrency": load.concurrency,
+        "request_goodput": None,
+        "input_lens": table["prompt_tokens"].tolist(),
+        "output_lens": table["output_tokens"].tolist(),
+        "ttfts": table["ttft_s"].tolist(),
+        "itls": [gaps(row) for _, row in table.iterrows()],
+        "start_times": (100 + table["arrival_s"]).tolist(),
+    }
+
+
+def sglang(table: pd.DataFrame, load: Benchmark) -> Any:
+    """Means only: without --output-details."""
+    end = float((table["arrival_s"] + table["latency_s"]).max())
+    return {
+        "backend": "sglang",
+        "dataset_name": "random",
+        "request_rate": float("inf"),
+        "max_concurrency": load.concurrency,
+        "duration": end,
+        "completed": len(table),
+        "total_input_tokens": int(table["prompt_tokens"].sum()),
+        "total_output_tokens": int(table["output_tokens"].sum()),
+        "output_throughput": float(table["output_tokens"].sum()) / end,
+        "mean_ttft_ms": 1e3 * table["ttft_s"].mean(),
+        "mean_tpot_ms": 1e3 * table["tpot_s"].mean(),
+    }
+
+
+def aiperf(table: pd.DataFrame, load: Benchmark) -> Any:
+    return "\n".join(
+        json.dumps(
+            record(
+                int(1e9 * (100 + row["arrival_s"])),
+                int(row["prompt_tokens"]),
+                int(row["output_tokens"]),
+                1e3 * row["ttft_s"],
+                1e3 * row["latency_s"],
+            )
+        )
+        for _, row in table.iterrows()
+    )
+
+
+def guide(table: pd.DataFrame, load: Benchmark) -> Any:
+    calls = [
+        {
+            "request_start_time": 100 + row["arrival_s"],
+            "prompt_tokens": int(row["prompt_tokens"]),
+            "output_tokens": int(row["output_tokens"]),
+            "time_to_first_token_ms": 1e3 * row["ttft_s"],
+            "inter_token_latency_ms": 1e3 * row["tpot_s"],
+        }
+        for _, row in table.iterrows()
+    ]
+    return report(guidellm({"type_": "concurrent", "streams": load.concurrency}, calls))
+
+
+def bench(config: Path, load: Benchmark, tool: Callable[..., Any], name: str = "run") -> Path:
+    path = config.with_name(f"{name}.json")
+    content = tool(measured(config, load), load)
+    path.write_text(content if isinstance(content, str) else json.dumps(content))
+    return path
+
+
+def tuned(config: Path, *files: Path) -> TunedServer:
+    return tune(load_experiment(str(config)), files, silent)
+
+
+def off(config: Path, load: Benchmark, *assignments: str) -> tuple[float, float]:
+    """Percent by which mean TTFT and TPOT of another load are off."""
+    truth = measured(config, load)
+    ours = simulated(deployment(config, load, *assignments)).requests
+    ttft, tpot = (100 * (ours[m].mean() / truth[m].mean() - 1) for m in ("ttft_s", "tpot_s"))
+    return float(ttft), float(tpot)
+
+
+@pytest.mark.parametrize("tool", [vllm, sglang, aiperf, guide])
+def test_one_run_of_each_tool_predicts_another_load(config: Path, tool: Callable[..., Any]) -> None:
+    """As the recipe has it: the command, then the calibration in a configuration."""
+    path, out = bench(config, CLIENTS, tool), config.with_name("tuned.yaml")
+    words = ["tune", str(path), "--config", str(config), "--out", str(out)]
+    done = CliRunner().invoke(app, words)
+    assert done.exit_code == 0, done.output
+    assert f"written: {out}" in done.output
+    before, after = off(config, BURST), off(config, BURST, f"calibration={out}")
+    assert abs(before[1]) > 20 and abs(after[1]) < 8
+    assert abs(after[0]) < abs(before[0])
+    if tool is sglang:
+        assert "holds means only" in done.output and "--output-details" in done.output
+
+
+def test_two_loads_settle_what_one_leaves_open(config: Path) -> None:
+    one = tuned(config, bench(config, CLIENTS, vllm))
+    burst = replace(BURST, mean_prompt=60, requests_count=60)
+    both = tuned(config, bench(config, CLIENTS, vllm), bench(config, burst, vllm, "burst"))
+    known = one.fitted.known, both.fitted.known
+    assert known[1]["admission_s"] > 0.8 > 0.2 > known[0]["admission_s"]
+    assert both.fitted.overheads.admission_s == pytest.approx(TRUTH.admission_s, rel=0.2)
+    assert len(one.told) == 4 and min(one.told.values()) >= 0
+    for run in both.content()["runs"].values():
+        assert all(abs(of["after_pct"]) < 5 for of in run.values())
+
+
+def test_what_the_runs_do_not_tell_stays_at_the_stack(config: Path) -> None:
+    found = tuned(config, bench(config, replace(CLIENTS, concurrency=1), sglang)).fitted
+    sequence = found.overheads.host.sequence_s / found.before.host.sequence_s
+    assert found.known["host_sequence_s"] < 0.2 and 0.5 < sequence < 2
+    assert np.all(np.diag(found.covariance) <= 1 + 1e-9)
+
+
+FACTORS = """\
+# written by sarathi-sim tune
+stack: vllm
+device: h100-80g-sxm
+runs: [run]
+engine: {host_iteration_s: 0.004, host_sequence_s: 6.0e-05, frontend_s: 0.02, admission_s: 0.002}
+kernels: 1.5
+links: 1.0
+known: {kernels: 0.75}
+"""
+
+
+def test_a_calibration_is_of_its_device_and_its_engine(config: Path) -> None:
+    out = config.with_name("tuned.yaml")
+    out.write_text(FACTORS)
+    given = f"calibration={out}"
+    plain, ours = (deployment(config, CLIENTS, *more) for more in ((), (given,)))
+    size = np.array([512.0])
+    ratio = ours.ops.by_rows["ffn_ln1"](size) / plain.ops.by_rows["ffn_ln1"](size)
+    assert ratio == pytest.approx(1.5)
+    assert ours.scenario.engine.host_iteration_s == 0.004
+    widths = [one.ops.meta.kernels.half_width_pct["ffn_ln1"] for one in (plain, ours)]  # type: ignore[union-attr]
+    assert widths[1] == pytest.approx(widths[0] / 4)
+    assert any("tuned to run" in note for note in ours.notes)
+    own = deployment(config, CLIENTS, given, "engine.host_iteration_s=0.001")
+    assert own.scenario.engine.host_iteration_s == 0.001
+    # Another GPU: the host's constants, not the kernels'.
+    there, elsewhere = (
+        deployment(config, CLIENTS, "device=h200-sxm", *more) for more in ((), (given,))
+    )
+    assert elsewhere.ops.by_rows["ffn_ln1"](size) == there.ops.by_rows["ffn_ln1"](size)
+    assert elsewhere.scenario.engine.admission_s == 0.002
+    with pytest.raises(ConfigError, match="is of vllm, and this scenario has sglang"):
+        deployment(config, CLIENTS, given, "stack=sglang", "policy={name: sglang}")
+    with pytest.raises(ConfigError, match="kernels: value 'fast': must be a number"):
+        out.write_text(FACTORS.replace("1.5", "fast"))
+        deployment(config, CLIENTS, given)
+
+
+def test_a_calibration_is_part_of_the_runs_key(config: Path) -> None:
+    from sarathi_sim.experiments.sweeps.plan import run_key
+
+    out = config.with_name("tuned.yaml")
+    keys = set()
+    for kernels in ("1.5", "1.6", "1.5"):
+        out.write_text(FACTORS.replace("1.5", kernels))
+        keys.add(run_key(deployment(config, CLIENTS, f"calibration={out}"), "server"))
+    assert len(keys) == 2
+
+
+def test_what_tune_refuses(config: Path) -> None:
+    path, out = bench(config, CLIENTS, sglang), config.with_name("mine.yaml")
+    out.write_text("mine: 1\n")
+    words = ["tune", str(path), "--config", str(config), "--out", str(out)]
+    done = CliRunner().invoke(app, words)
+    assert done.exit_code == 2 and "tune did not write it" in done.output
+    assert out.read_text() == "mine: 1\n"
+    for text, message in (
+        (CONFIG.replace("stack: vllm\n", ""), "stack: is needed: constants are shrunk"),
+        (CONFIG + "scenarios: {a: {}, b: {}}\n", "has the scenarios a, b: tune needs just one"),
+    ):
+        config.write_text(text)
+        with pytest.raises(ConfigError, match=message):
+            tuned(config, path)
+    config.write_text(CONFIG)
+    with pytest.raises(ConfigError, match="two runs are called run"):
+        tuned(config, path, path)
+
+
+def test_the_written_file_is_read_again(config: Path) -> None:
+    found = tuned(config, bench(config, CLIENTS, sglang)).calibration
+    path = config.with_name("tuned.yaml")
+    path.write_text(found.text())
+    assert read_calibration(path) == found
