@@ -1,0 +1,159 @@
+"""How well does one load of a server predict its others? ``python -m
+sarathi_sim.experiments.measured.tuned_rows SCORE EVERY PAGE FILE...`` says it of the public rows.
+
+SCORE is the result of ``sarathi-sim score FILE...``. Of the rows of one server and one pair of
+lengths the middle load is given, and tuned to as ``sarathi-sim tune`` does; the other loads are
+predicted with these constants. EVERY is a step: of so many such groups one is taken, because a fit
+takes 50 simulations. Beside it stands a naive factor: by how much the given load is off. PAGE gets
+the table.
+"""
+
+from __future__ import annotations
+
+import logging
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from sarathi_sim.experiments.config.base import Source
+from sarathi_sim.experiments.config.deployment import Deployment, deploy
+from sarathi_sim.experiments.config.errors import ConfigError
+from sarathi_sim.experiments.config.inputs import host_times
+from sarathi_sim.experiments.config.loading import check_scenario
+from sarathi_sim.experiments.figures.page_tables import markdown, update
+from sarathi_sim.experiments.measured.recorded import numbers_of, simulated
+from sarathi_sim.experiments.measured.row_errors import read_peer
+from sarathi_sim.experiments.measured.row_scenarios import (
+    campaign_of,
+    scenario_of,
+    server_of,
+    stack_of,
+)
+from sarathi_sim.experiments.measured.scoring import read_rows
+from sarathi_sim.experiments.measured.servers import METRICS, Measured, ServerTimes
+from sarathi_sim.experiments.measured.tuning import Overheads, fit
+from sarathi_sim.profiler.storage.files import write_whole
+
+NAMES = ("ttft_s", "tpot_s")
+
+
+@dataclass(frozen=True, eq=False)
+class Load:
+    """A row as a target of a fit. What is simulated counts relative to the score's prediction,
+    which knows how far apart the clients are."""
+
+    row: Measured
+    predicted: ServerTimes
+
+    @property
+    def name(self) -> str:
+        """The row's id."""
+        return self.row.id
+
+    @property
+    def measured(self) -> dict[str, Any]:
+        """Its means in seconds."""
+        return dict(zip(NAMES, ({"mean": t / 1e3} for t in _times(self.row)), strict=True))
+
+    @cached_property
+    def deployment(self) -> Deployment:
+        """With the constants fitted without its server."""
+        row, known = self.row, host_times(not self.row.dense)
+        fold = known.fitted_without(server_of(row))
+        apart = fold.apart.get(campaign_of(row), 0.0) > 0.5
+        host, source = known.without(stack_of(row), server_of(row))[0], Source("row", "row", {}, ())
+        return deploy(check_scenario(scenario_of(row, host, apart), source), source)
+
+    @cached_property
+    def before(self) -> dict[str, Any]:
+        """Simulated with these constants."""
+        return numbers_of(simulated(self.deployment).requests)
+
+    def numbers(self, overheads: Overheads) -> dict[str, Any]:
+        """Simulated with others: the score's prediction, times what these change."""
+        after = numbers_of(simulated(overheads.of(self.deployment)).requests)
+        return {
+            key: {"mean": t / 1e3 * after[key]["mean"] / self.before[key]["mean"]}
+            for key, t in zip(NAMES, _times(self.predicted), strict=True)
+        }
+
+
+def _times(of: Measured | ServerTimes) -> tuple[float, float]:
+    return of.ttft_ms, of.tpot_ms
+
+
+def groups(
+    rows: Sequence[Measured], predicted: Mapping[str, ServerTimes]
+) -> Iterator[tuple[Measured, list[Measured]]]:
+    """The middle load and the others of each server and pair of lengths; rows without flags."""
+    found: dict[tuple[Any, ...], list[Measured]] = {}
+    for row in rows:
+        if not row.flags and row.id in predicted:
+            found.setdefault((server_of(row), row.isl, row.osl), []).append(row)
+    for alike in found.values():
+        ordered = sorted(alike, key=lambda row: row.concurrency)
+        middle = ordered.pop(len(ordered) // 2)
+        if ordered:
+            yield middle, ordered
+
+
+def of_group(
+    middle: Measured, others: Sequence[Measured], predicted: Mapping[str, ServerTimes]
+) -> list[dict[str, Any]]:
+    """Signed errors of each other load in percent: without calibration, with the naive factor, and
+    tuned to the middle one."""
+    given = Load(middle, predicted[middle.id])
+    try:
+        tuned = fit([given], Overheads.configured(given.deployment.scenario.engine)).overheads
+        loads = [Load(row, predicted[row.id]) for row in others]
+        ours = [load.numbers(tuned) for load in loads]
+    except ConfigError as error:
+        logging.warning("%s: %s", middle.id, error)
+        return []
+    off = np.divide(_times(middle), _times(predicted[middle.id]))
+    found = []
+    for load, tuned_to in zip(loads, ours, strict=True):
+        line: dict[str, Any] = {"dense": load.row.dense, "server": server_of(load.row)}
+        plain, truth = _times(load.predicted), _times(load.row)
+        for n, metric in enumerate(METRICS):
+            after = 1e3 * tuned_to[NAMES[n]]["mean"]
+            values = {"plain": plain[n], "naive": plain[n] * off[n], "tuned": after}
+            line |= {f"{metric} {k}": 100 * (v / truth[n] - 1) for k, v in values.items()}
+        found.append(line)
+    return found
+
+
+def table(found: pd.DataFrame) -> str:
+    """Mean / median absolute errors by class; and the 90 % quantile of the errors of other servers,
+    which is the half-width of a band, with the share of errors inside."""
+    cells = []
+    for dense, rows in found.groupby("dense", sort=False):
+        for name in ("plain", "naive", "tuned"):
+            line = ["dense" if dense else "mixtures", f"{len(rows)}", name]
+            for metric in METRICS:
+                off = rows[f"{metric} {name}"].abs()
+                others = {s: off[rows["server"] != s].quantile(0.9) for s in set(rows["server"])}
+                band = rows["server"].map(others)
+                line.append(f"{off.mean():.1f} / {off.median():.1f}")
+                line.append(f"± {band.median():.0f} %, {100 * (off <= band).mean():.0f} % inside")
+            cells.append(line)
+    of = [f"{metric.upper()}{what}" for metric in METRICS for what in ("", ", band")]
+    return markdown("One load given", ["class", "rows", "", *of], cells)
+
+
+if __name__ == "__main__":
+    from joblib import Parallel, delayed
+
+    folder, step, page, *files = sys.argv[1:]
+    rows = read_rows([*map(Path, files)])[0]
+    known = read_peer(Path(folder) / "predictions.csv")
+    chosen = list(groups(rows, known))[:: int(step)]
+    lists = Parallel(n_jobs=-1)(delayed(of_group)(*group, known) for group in chosen)
+    made = table(pd.DataFrame([line for lines in lists for line in lines]))
+    write_whole(Path(page), update(Path(page).read_text("utf-8"), made, some=True))
