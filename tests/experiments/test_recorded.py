@@ -244,7 +244,7 @@ def test_a_fit_explains_the_runs_and_moves_towards_the_truth(measured: list[Case
     found = fit(measured, measured[0].configured)
     ours = found.overheads
     assert 0.0005 < ours.host.iteration_s < 1.05 * TRUTH.host.iteration_s
-    assert found.known["host_iteration_s"] > 0.3 and ours.kernels == pytest.approx(1, abs=0.08)
+    assert found.known["host_iteration_s"] > 0.3 and ours.kernels == pytest.approx(1, abs=0.16)
     for case in measured:
         assert np.abs(case.under(ours).off(case, "tpot_s")).max() < 0.05
         simulated, known = case.numbers(ours)["ttft_s"], case.measured["ttft_s"]
