@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from os.path import relpath
 from pathlib import Path
 from typing import Any
 
@@ -35,7 +36,7 @@ def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
     """Point links at the pages."""
     if page.file.src_uri in OUTSIDE.values():
         return markdown
-    return linked(markdown, Path("docs"))
+    return linked(markdown, Path("docs"), Path(page.file.src_uri).parent)
 
 
 def notebook_page(text: str, folder: Path) -> str:
@@ -57,12 +58,14 @@ def notebook_page(text: str, folder: Path) -> str:
     return "\n\n".join(parts)
 
 
-def linked(text: str, folder: Path) -> str:
-    """The text of a page in ``folder``, with links to files as they lie in the site."""
+def linked(text: str, folder: Path, under: Path = Path()) -> str:
+    """The text of a page in ``folder / under``, with links to files as they lie in the site, from
+    its folder ``under``."""
 
     def link(match: re.Match[str]) -> str:
-        target = (ROOT / folder / match[1]).resolve()
+        target = (ROOT / folder / under / match[1]).resolve()
         name = target.relative_to(ROOT).as_posix() if target.is_relative_to(ROOT) else match[1]
-        return f"]({OUTSIDE.get(name, name.removeprefix('docs/'))}{match[2] or ''})"
+        found = relpath(OUTSIDE.get(name, name.removeprefix("docs/")), under)
+        return f"]({found}{match[2] or ''})"
 
     return _LINK.sub(link, text)

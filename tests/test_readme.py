@@ -104,7 +104,7 @@ def test_no_count_of_tests_goes_stale() -> None:
 
 def test_links_lead_somewhere() -> None:
     root = Path(__file__).parent.parent
-    for page in (root / "README.md", root / "data" / "README.md", *(root / "docs").glob("*.md")):
+    for page in (root / "README.md", root / "data" / "README.md", *root.glob("docs/**/*.md")):
         for target in re.findall(r"\]\(([^)#]+)\)", page.read_text(encoding="utf-8")):
             if not target.startswith("http"):
                 assert (page.parent / target).exists(), f"{page.name}: {target}"
@@ -113,7 +113,7 @@ def test_links_lead_somewhere() -> None:
 def test_documents_name_files_that_exist() -> None:
     """Paths in the packages, and in ARCHITECTURE.md's table also what to look at in them."""
     root = Path(__file__).parent.parent
-    pages = (root / "README.md", root / "ARCHITECTURE.md", *(root / "docs").glob("*.md"))
+    pages = (root / "README.md", root / "ARCHITECTURE.md", *root.glob("docs/**/*.md"))
     for page in pages:
         text = page.read_text(encoding="utf-8")
         named = r"`((?:policies|profiler|simulator|experiments|tests)/[\w/.]+)`"

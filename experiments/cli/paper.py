@@ -112,7 +112,7 @@ def advise(
 ) -> None:
     """Advise on Sarathi's chunk size and batch cap.
 
-    Prints the lengths that it read and five lines of advice, with the numbers behind it.
+    Simulates both, and prints the lengths that it read, the best choice, and what others lose.
 
     \b
     Examples:

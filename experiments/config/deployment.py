@@ -512,7 +512,7 @@ def pools_of(
 
 
 REQUEST_BYTES, RECORD_BYTES = 300, 1100
-"""Memory of a request; of its records and metrics (docs/performance.md)."""
+"""Memory of a request; of its records and metrics (docs/lab/performance.md)."""
 
 TURN_BYTES = 230
 """Additional memory of a request that is a turn of a session."""

@@ -222,15 +222,6 @@ class Demand:
         """Tokens of the longest request."""
         return int((self.prompt + self.output).max())
 
-    @cached_property
-    def parts(self) -> list[tuple[int, int]]:
-        """Mean prompt and output of five equally likely parts; of one part if all are alike."""
-        if len(np.unique(np.stack([self.prompt, self.output]), axis=1).T) == 1:
-            return [(int(self.prompt[0]), int(self.output[0]))]
-        places = np.array_split(np.arange(len(self.prompt)), 5)
-        pairs = [(self.prompt[at].mean(), self.output[at].mean()) for at in places if len(at)]
-        return [(max(1, round(prompt)), max(1, round(output))) for prompt, output in pairs]
-
     def requests(self, count: int) -> tuple[Ints, Ints]:
         """Prompt and output tokens of a sample that has every P:D in proportion, shuffled but
         always the same."""

@@ -1,7 +1,7 @@
 """One thread for linear algebra and fits, unless the user has chosen otherwise.
 
 All matrices are small. If another program keeps a processor busy, each call would wait milliseconds
-for its second thread (docs/performance.md).
+for its second thread (docs/lab/performance.md).
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """The registry of metrics: each one's name, unit, better direction, and how it is printed.
 
 The summary's keys, the printed tables, the axes of figures, Pareto fronts, the tables of sweeps and
-the list in docs/metrics.md are made from :data:`METRICS`. A new metric is an entry there, and its
+the list in docs/reference.md are made from :data:`METRICS`. A new metric is an entry there, and its
 computation in :mod:`sarathi_sim.simulator.views.metrics`.
 
 A *path* is a metric's key with a statistic, as in ``ttft_s.p99``: its place in ``summary.json``,

@@ -1,4 +1,4 @@
-"""``python -m tests.docs``: does every command of README.md and docs/*.md run as printed?
+"""``python -m tests.docs``: does every command of README.md and docs/**/*.md run as printed?
 
 Each page runs from top to bottom in a fresh folder, word for word. What it shows as output is
 compared with what was printed; ``--update`` puts the printed numbers into the page. What needs a

@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
-PAGES = ("README.md", *sorted(f"docs/{path.name}" for path in (ROOT / "docs").glob("*.md")))
+PAGES = ("README.md", *sorted(str(path.relative_to(ROOT)) for path in ROOT.glob("docs/**/*.md")))
 PROGRAMS = ("sarathi-sim", "cp", "dask")
 """Other programs (git, make, pip) prepare a machine; their lines are not run."""
 _MARK = re.compile(r"<!-- ([a-z ]+?)(?:: (.*?))? -->")

@@ -105,7 +105,7 @@ def test_answers_are_those_of_the_commands(tmp_path: Path) -> None:
     advice = sim.advise("llama-13b", "a6000", "1K@14", batch=18)
     asked = ("--model", "LLAMA-13B", "--device", "A6000", "--workload", "1K@14", "--batch", "18")
     lines = called("advise", *asked).stdout.splitlines()
-    assert lines == explain(advice) and advice.verified[0].candidate.name in lines[1]
+    assert lines == explain(advice) and advice.verified[0].name in lines[1]
     with pytest.raises(sim.ConfigError, match="not modelled: models that read images"):
         sim.advise("llava-13b", "a6000", "1K@14")
     (tmp_path / "x.csv").write_text("id\n1\n", encoding="utf-8")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from fractions import Fraction
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -128,9 +127,6 @@ def test_one_request_alone() -> None:
 # The one declaration of every metric: complete, documented, and what all others read
 
 
-DOCS = Path(__file__).resolve().parents[2]
-
-
 def _paths(node: object, before: str = "") -> list[str]:
     if not isinstance(node, dict):
         return [before.rstrip(".")]
@@ -144,19 +140,6 @@ def test_every_number_of_a_summary_has_a_name_and_the_path_it_is_found_by() -> N
         if found is not None:
             assert found.path == path
             assert "_" not in found.axis, "no raw key on an axis"
-
-
-def test_the_table_of_metrics_in_the_docs_is_the_registry() -> None:
-    """With an anchor for each, under its key."""
-    lines = ["| key | name | unit | better |", "|---|---|---|---|"]
-    for metric in METRICS.values():
-        statistics = f" ({', '.join(metric.statistics)})" if metric.statistics else ""
-        lines.append(
-            f'| <a id="{metric.key}"></a>`{metric.key}` | {metric.name}{statistics} '
-            f"| {metric.unit or 'a count'} | {metric.better} |"
-        )
-    table = "\n".join(lines) + "\n"
-    assert table in (DOCS / "docs" / "metrics.md").read_text(encoding="utf-8"), table
 
 
 @pytest.mark.parametrize(

@@ -19,8 +19,7 @@ from sarathi_sim.experiments.paper.gpt3 import Assumptions, changed, relevant, r
 from sarathi_sim.experiments.paper.page import update
 from sarathi_sim.experiments.paper.quantities import BASELINE, balanced, sarathi, split
 from sarathi_sim.experiments.paper.variants import Constants, Lab, _op_times, calibrated
-from sarathi_sim.experiments.run.machine import Machine, candidate
-from sarathi_sim.experiments.run.traffic import Demand
+from sarathi_sim.experiments.run.machine import Machine
 from sarathi_sim.policies.batch import Batch
 from sarathi_sim.policies.orca import Orca
 from sarathi_sim.policies.request import Sequence
@@ -75,11 +74,8 @@ def test_a_machine_counts_whole_layers_as_the_predictor_does() -> None:
     assert found.total_s == pytest.approx(LAYERS * layer_s + first_s + last_s, rel=1e-6)
     parts = machine.iteration([(256, 256)]), machine.iteration(decodes=4, context=1024)
     assert found.attention_s == pytest.approx(sum(part.attention_s for part in parts))
-    mixing = machine.mixing_s(
-        machine.layers * sum(machine.block(260).values()) - machine.layers * 3e-5,
-        parts[0].attention_s,
-        parts[1].attention_s,
-    )
+    ops_s = sum(machine.block(260).values()) - 3e-5 + found.attention_s / LAYERS
+    mixing = LAYERS * terms.mixing_s(ops_s, parts[1].attention_s / LAYERS)
     edges = float(machine.cost.first_s(260) + machine.cost.last_s(5))
     rows = machine.layers * sum(machine.block(260).values())
     assert found.linear_s == pytest.approx(rows + mixing + edges)
@@ -99,23 +95,6 @@ def test_chunks_of_a_prompt_add_up() -> None:
     attention = LAYERS * 1e-9 * (256 * 1 + 256 * 257 + 88 * 513)
     assert parts.linear_s == pytest.approx(rows)
     assert parts.attention_s == pytest.approx(attention)
-
-
-@pytest.mark.parametrize(("output", "piggybacked", "alone"), [(100, 6.0, 75 / 7), (5, 1.0, 0.0)])
-def test_the_steady_state_by_hand(output: int, piggybacked: float, alone: float) -> None:
-    """1000 tokens, C = 256, B = 7: chunks of up to 250 tokens; decodes piggyback, or run alone."""
-    machine = Machine(plain_ops(), "a6000")
-    prompt = 1000 - output
-    found = candidate(machine, Demand(np.array([prompt]), np.array([output])), 256, 7)
-    linear = LAYERS * (4 * 1e-3 + 2e-6 * (prompt + 4 * piggybacked))
-    last = prompt - 750
-    attention = LAYERS * 1e-9 * (250 * (1 + 251 + 501) + last * 751)
-    each = LAYERS * 3e-9 * (prompt + 1000) / 2
-    on_their_own = alone * LAYERS * (1e-3 + 2e-6 * 7)
-    expected = linear + attention + 4 * piggybacked * each + on_their_own + alone * 7 * each
-    assert found.seconds == pytest.approx(expected)
-    assert found.lost["P:D balance"] == pytest.approx(on_their_own)
-    assert found.lost["re-read of KV"] == pytest.approx(attention - LAYERS * 1e-9 * prompt)
 
 
 def test_saturation_is_the_first_size_that_doubling_hardly_helps() -> None:
