@@ -20,7 +20,7 @@ LINKS = (ALL_REDUCE, ALL_TO_ALL, SEND_RECV)
 
 
 @strict_dataclass
-class Calibration:
+class ServerCalibration:
     """The constants of one server's ``engine`` (of a ``stack``, on a ``device``) in seconds, and
     factors on the times of its ``kernels`` and of messages over its ``links``, fitted to ``runs``.
 
@@ -55,7 +55,7 @@ def _factor(op: str) -> str:
     return "links" if op in LINKS else "kernels"
 
 
-def calibration_of(scenario: Scenario, source: Source) -> Calibration | None:
+def calibration_of(scenario: Scenario, source: Source) -> ServerCalibration | None:
     """The calibration that a scenario names. On another device its factors are 1: they belong to
     the device, the engine's constants to the host.
 
@@ -77,6 +77,6 @@ def calibration_of(scenario: Scenario, source: Source) -> Calibration | None:
     return replace(found, kernels=1.0, links=1.0, known={})
 
 
-def read_calibration(path: Path) -> Calibration:
+def read_calibration(path: Path) -> ServerCalibration:
     """The calibration in a file. Raises SpecError if it is none."""
-    return parse(Calibration, read_mapping(path), path)
+    return parse(ServerCalibration, read_mapping(path), path)

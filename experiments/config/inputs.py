@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Literal
 
 from sarathi_sim.experiments.config.base import Source, Strict
-from sarathi_sim.experiments.config.calibration import Calibration, calibration_of
+from sarathi_sim.experiments.config.calibration import ServerCalibration, calibration_of
 from sarathi_sim.experiments.config.errors import ConfigError
 from sarathi_sim.experiments.config.links import PCIE, links_of, node_gpus
 from sarathi_sim.experiments.config.scenario import Engine, Scenario
@@ -44,7 +44,7 @@ from sarathi_sim.profiler.storage.files import data_dir, user_path
 from sarathi_sim.profiler.storage.plain_yaml import read_mapping
 from sarathi_sim.profiler.storage.strict import parse, strict_dataclass
 from sarathi_sim.simulator.op_times.iteration import HostTime
-from sarathi_sim.simulator.op_times.links import Links
+from sarathi_sim.simulator.op_times.link_times import LinkTimes
 from sarathi_sim.simulator.op_times.modelled import modelled_times
 from sarathi_sim.simulator.op_times.op_times import OpTimes
 from sarathi_sim.simulator.op_times.regression import bundle_times
@@ -165,7 +165,7 @@ def op_times_of(
 
 
 @lru_cache(maxsize=16)
-def _linked(ops: OpTimes, links: Links) -> OpTimes:
+def _linked(ops: OpTimes, links: LinkTimes) -> OpTimes:
     return links.of(ops)
 
 
@@ -379,7 +379,7 @@ def with_host_time(
     scenario: Scenario,
     model: ModelSpec,
     requests: Sequence[Request],
-    tuned: Calibration | None = None,
+    tuned: ServerCalibration | None = None,
 ) -> tuple[Engine, tuple[str, ...]]:
     """The engine's section with every constant filled in, and notes on its host's time.
 

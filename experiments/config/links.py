@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from sarathi_sim.experiments.config.scenario import NetworkLink, NodeLink, Scenario
 from sarathi_sim.profiler.facts.device import DeviceSpec
-from sarathi_sim.simulator.op_times.links import Links, Route
+from sarathi_sim.simulator.op_times.link_times import LinkTimes, Route
 
 #: PCIe 5.0 x16, of a device whose own link is NVLink.
 PCIE = 64e9
@@ -25,7 +25,7 @@ def node_gpus(scenario: Scenario, device: DeviceSpec) -> int:
     return scenario.cluster.gpus_per_node or device.gpus_per_node
 
 
-def links_of(scenario: Scenario, device: DeviceSpec) -> Links:
+def links_of(scenario: Scenario, device: DeviceSpec) -> LinkTimes:
     """The links of a deployment, where they are others than those of the measurements."""
     cluster, node = scenario.cluster, node_gpus(scenario, device)
     within, between = cluster.intra_node or NodeLink(), cluster.inter_node or NetworkLink()
@@ -50,7 +50,7 @@ def links_of(scenario: Scenario, device: DeviceSpec) -> Links:
     outside = Route(
         network, rate / shared, latency_s if between.latency_s is None else between.latency_s
     )
-    return Links(
+    return LinkTimes(
         inside if other else None,
         outside if cluster.inter_node else None,
         outside,

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from sarathi_sim.experiments.config.base import Source
-from sarathi_sim.experiments.config.calibration import Calibration
+from sarathi_sim.experiments.config.calibration import ServerCalibration
 from sarathi_sim.experiments.config.deployment import Deployment, deploy
 from sarathi_sim.experiments.config.errors import ConfigError
 from sarathi_sim.experiments.config.loading import Experiment
@@ -22,9 +22,9 @@ from sarathi_sim.experiments.measured.benchmarks import TOOLS, Benchmark, read_b
 from sarathi_sim.experiments.measured.recorded import ServerRun, case_of, numbers_of, simulated
 from sarathi_sim.experiments.measured.tuning import (
     NOISE,
-    Fitted,
     Overheads,
-    Target,
+    Tuned,
+    TunedRun,
     fit,
     slopes_at,
 )
@@ -56,19 +56,19 @@ class TunedServer:
     """A server's constants and the runs that they were fitted to, each with its numbers before and
     after; ``told`` is what a next run under each load would tell."""
 
-    fitted: Fitted
-    targets: Sequence[Target]
+    fitted: Tuned
+    targets: Sequence[TunedRun]
     told: Mapping[str, float]
     command: str
     notes: Sequence[str] = ()
 
     @property
-    def calibration(self) -> Calibration:
+    def calibration(self) -> ServerCalibration:
         """What the file holds."""
         scenario, found = self.targets[0].deployment.scenario, self.fitted.overheads
         host = {f"host_{name}": getattr(found.host, name) for name in ("iteration_s", "sequence_s")}
         engine = {**host, "frontend_s": found.frontend_s, "admission_s": found.admission_s}
-        return Calibration(
+        return ServerCalibration(
             stack=named_stack(scenario.stack or "")[0],
             device=scenario.device,
             runs=[target.name for target in self.targets],
@@ -125,7 +125,7 @@ def tune(experiment: Experiment, files: Sequence[Path], progress: Progress) -> T
     called = [run.name for run in read]
     if twice := next((one for one in called if called.count(one) > 1), None):
         raise ConfigError(f"two runs are called {twice}: give the files other names")
-    targets: list[Target] = []
+    targets: list[TunedRun] = []
     for run in read:
         if run.requests is not None:
             measured = ServerRun(run.requests, run.tool != "LLMServingSim")

@@ -44,7 +44,7 @@ NAMES = ("ttft_s", "tpot_s")
 
 
 @dataclass(frozen=True, eq=False)
-class Load:
+class GivenLoad:
     """A row as a target of a fit. What is simulated counts relative to the score's prediction,
     which knows how far apart the clients are."""
 
@@ -108,10 +108,10 @@ def of_group(
 ) -> list[dict[str, Any]]:
     """Signed errors of each other load in percent: without calibration, with the naive factor, and
     tuned to the middle one."""
-    given = Load(middle, predicted[middle.id])
+    given = GivenLoad(middle, predicted[middle.id])
     try:
         tuned = fit([given], Overheads.configured(given.deployment.scenario.engine)).overheads
-        loads = [Load(row, predicted[row.id]) for row in others]
+        loads = [GivenLoad(row, predicted[row.id]) for row in others]
         ours = [load.numbers(tuned) for load in loads]
     except ConfigError as error:
         logging.warning("%s: %s", middle.id, error)

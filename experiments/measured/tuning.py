@@ -116,7 +116,7 @@ KNOBS = (
 )
 
 
-class Target(Protocol):
+class TunedRun(Protocol):
     """A measured run: its numbers by metric and statistic, and its simulation."""
 
     @property
@@ -131,7 +131,7 @@ class Target(Protocol):
 
 
 @dataclass(frozen=True, eq=False)
-class Fitted:
+class Tuned:
     """The constants of a server, and how far they are known: the covariance of the ``knobs``, in
     standard deviations of what they were before the runs."""
 
@@ -167,7 +167,7 @@ class Fitted:
         )
 
 
-def fit(targets: Sequence[Target], before: Overheads, progress: Progress = silent) -> Fitted:
+def fit(targets: Sequence[TunedRun], before: Overheads, progress: Progress = silent) -> Tuned:
     """The constants fitted to these runs of one server; ``before`` are those of its stack."""
     from scipy.optimize import least_squares
 
@@ -211,10 +211,10 @@ def fit(targets: Sequence[Target], before: Overheads, progress: Progress = silen
     found = min(tried, key=lambda one: float(one.cost))
     progress("tuning", most, most)
     covariance = np.linalg.inv(found.jac.T @ found.jac)
-    return Fitted(moved(found.x), before, knobs, np.asarray(covariance, np.float64))
+    return Tuned(moved(found.x), before, knobs, np.asarray(covariance, np.float64))
 
 
-def residuals(target: Target, overheads: Overheads) -> Floats:
+def residuals(target: TunedRun, overheads: Overheads) -> Floats:
     """Of the run's statistics, in standard deviations. Those of one metric count as one."""
     simulated, found = target.numbers(overheads), []
     for metric, noise in NOISE.items():
@@ -226,7 +226,7 @@ def residuals(target: Target, overheads: Overheads) -> Floats:
     return np.array(found)
 
 
-def slopes_at(target: Target, fitted: Fitted) -> Floats:
+def slopes_at(target: TunedRun, fitted: Tuned) -> Floats:
     """The slopes of a run's residuals, where it was not measured yet: by statistic and knob."""
     now = residuals(target, fitted.overheads)
     each = [residuals(target, knob.moved(fitted.overheads, STEP)) for knob in fitted.knobs]

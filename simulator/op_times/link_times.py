@@ -71,7 +71,7 @@ class Reduce:
 
 
 @dataclass(frozen=True)
-class Links:
+class LinkTimes:
     """The links of a deployment: ``within`` a node and ``between`` nodes, None where the op times'
     own are meant. ``network`` is the one between nodes in any case, and ``nodes`` how many hold a
     stage's GPUs. ``slower``: the link within a node is not faster than the measured one."""
