@@ -154,6 +154,8 @@ if __name__ == "__main__":
     rows = read_rows([*map(Path, files)])[0]
     known = read_peer(Path(folder) / "predictions.csv")
     chosen = list(groups(rows, known))[:: int(step)]
-    lists = Parallel(n_jobs=-1)(delayed(of_group)(*group, known) for group in chosen)
+    lists = Parallel(n_jobs=-1, backend="multiprocessing")(
+        delayed(of_group)(*group, known) for group in chosen
+    )
     made = table(pd.DataFrame([line for lines in lists for line in lines]))
     write_whole(Path(page), update(Path(page).read_text("utf-8"), made, some=True))
