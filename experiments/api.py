@@ -406,6 +406,35 @@ def score_files(
     return content | score_answer(content).words()
 
 
+def tune(
+    files: Folder | Sequence[Folder],
+    config: Config,
+    changes: Assignments = (),
+    *,
+    out: Folder | None = None,
+    progress: Progress = silent,
+) -> dict[str, Any]:
+    """Calibrate the simulation of the server that ``config`` describes with runs of it, files of a
+    load tool; what ``tune --json`` prints. The file ``out`` is what ``calibration`` takes.
+
+    Raises ConfigError for files that are no runs, a configuration without a stack, and an ``out``
+    that is not tune's.
+    """
+    from sarathi_sim.experiments.config.calibration import check_replaceable
+    from sarathi_sim.experiments.measured.own_server import tune as tuned
+    from sarathi_sim.experiments.measured.own_server import tune_answer
+    from sarathi_sim.profiler.storage.files import write_whole
+
+    if out is not None:
+        check_replaceable(Path(out))
+    paths = [Path(one) for one in ([files] if isinstance(files, str | Path) else files)]
+    found = tuned(load(config, changes), paths, progress)
+    content = found.content()
+    if out is not None:
+        write_whole(Path(out), found.calibration.text())
+    return content | tune_answer(content).words()
+
+
 def plot_cdf(axes: Axes, shown: Shown, metric: str = "ttft_s") -> None:
     """Draw the distribution of a metric of requests (of all tokens for ``tbt_s``), a line per
     scenario."""

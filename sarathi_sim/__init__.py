@@ -30,6 +30,7 @@ if TYPE_CHECKING:
         simulate,
         support,
         sweep,
+        tune,
         write_report,
     )
 
@@ -57,6 +58,7 @@ __all__ = [
     "simulate",
     "support",
     "sweep",
+    "tune",
     "write_report",
 ]
 

@@ -173,20 +173,12 @@ def tune(
       sarathi-sim tune rate4.json burst.json --config server.yaml --out tuned.yaml --json
       sarathi-sim capacity server.yaml --set calibration=tuned.yaml
     """
+    from sarathi_sim.experiments.api import tune as tuned
     from sarathi_sim.experiments.cli.common import ProgressBar
-    from sarathi_sim.experiments.config.calibration import MARK
-    from sarathi_sim.experiments.config.errors import ConfigError
-    from sarathi_sim.experiments.config.loading import load_experiment
-    from sarathi_sim.experiments.measured.own_server import tune as tuned
     from sarathi_sim.experiments.measured.own_server import tune_answer
-    from sarathi_sim.profiler.storage.files import read_bounded, write_whole
 
-    if out.exists() and not read_bounded(out).startswith(MARK.encode()):
-        raise ConfigError(f"{out}: exists, and tune did not write it: give another --out")
     with ProgressBar(consoles()[1], enabled=not (quiet or json)) as progress:
-        found = tuned(load_experiment(config, assignments or []), files, progress)
-        content = found.content()
-    write_whole(out, found.calibration.text())
+        content = tuned(files, config, assignments or [], out=out, progress=progress)
     _print(content, tune_answer(content), json=json)
     print_written(out, err=True)
 

@@ -10,7 +10,7 @@ from sarathi_sim.experiments.config.errors import ConfigError
 from sarathi_sim.experiments.config.scenario import Scenario
 from sarathi_sim.profiler.facts.formats import named_stack
 from sarathi_sim.profiler.facts.ops import ALL_REDUCE, ALL_TO_ALL, OPS, SEND_RECV
-from sarathi_sim.profiler.storage.files import user_path
+from sarathi_sim.profiler.storage.files import read_bounded, user_path
 from sarathi_sim.profiler.storage.plain_yaml import dump_yaml, read_mapping
 from sarathi_sim.profiler.storage.strict import SpecError, parse, strict_dataclass
 from sarathi_sim.simulator.op_times.op_times import OpTimes
@@ -49,6 +49,12 @@ class ServerCalibration:
     def text(self) -> str:
         """The file."""
         return MARK + dump_yaml(asdict(self), width=96)
+
+
+def check_replaceable(path: Path) -> None:
+    """Raises ConfigError for a file that :func:`tune` did not write."""
+    if path.exists() and not (path.is_file() and read_bounded(path).startswith(MARK.encode())):
+        raise ConfigError(f"{path}: exists, and tune did not write it: give another name")
 
 
 def _factor(op: str) -> str:
