@@ -18,8 +18,6 @@ import numpy as np
 import pandas as pd
 
 from sarathi_sim.experiments.config.errors import ConfigError
-from sarathi_sim.experiments.config.loading import stored
-from sarathi_sim.experiments.config.scenario import Scenario
 from sarathi_sim.profiler.storage.files import (
     LARGEST_DATA,
     make_folders,
@@ -46,8 +44,10 @@ from sarathi_sim.profiler.storage.strict import one_line
 from sarathi_sim.simulator.views.ledger import ACCOUNTS
 from sarathi_sim.simulator.views.metrics import Analysis, Table
 
-if TYPE_CHECKING:
+if TYPE_CHECKING:  # the process that draws needs none of it
     import pyarrow as pa
+
+    from sarathi_sim.experiments.config.scenario import Scenario
 
 FORMAT = "sarathi-sim result 1"
 FIGURES_FORMAT = "sarathi-sim figures 1"
@@ -225,6 +225,8 @@ def run_files(
 
     And ``config.yaml``: ``config`` with the resolved scenarios in it, to simulate the same again.
     """
+    from sarathi_sim.experiments.config.loading import stored
+
     files, scenarios = dict[str, bytes](), {}
     for name, (scenario, analysis) in runs.items():
         scenarios[name], policy_file = stored(scenario, name)

@@ -5,6 +5,8 @@
 
 from __future__ import annotations
 
+import atexit
+import gc
 import os
 import stat
 import sys
@@ -267,4 +269,5 @@ def main() -> None:
     default_to_one_thread()
     sys.stdout, sys.stderr = _robust(sys.stdout), _robust(sys.stderr)
     end_on_signals()
+    atexit.register(gc.freeze)  # a process that ends need not look for circles
     app()
