@@ -432,6 +432,7 @@ def tune(
     content = found.content()
     if out is not None:
         write_whole(Path(out), found.calibration.text())
+        content["command"] = f"sarathi-sim run {config} --set calibration={out}"
     return content | tune_answer(content).words()
 
 

@@ -163,8 +163,9 @@ def tune(
     """Calibrate the simulation with runs of your own server.
 
     Each BENCH holds one run or several, of vLLM's bench serve, SGLang's bench_serving, AIPerf,
-    GenAI-Perf or guidellm (docs/real_servers.md). The engine's constants, and factors on the times
-    of kernels and messages, are fitted to them, and shrunk towards those of the engine elsewhere.
+    GenAI-Perf, guidellm or LLMServingSim (docs/real_servers.md). The engine's constants, and
+    factors on the times of kernels and messages, are fitted to them, and shrunk towards what the
+    engine has elsewhere.
     Other configurations of the server take them by: calibration: tuned.yaml
 
     \b
@@ -179,7 +180,8 @@ def tune(
 
     with ProgressBar(consoles()[1], enabled=not (quiet or json)) as progress:
         content = tuned(files, config, assignments or [], out=out, progress=progress)
-    _print(content, tune_answer(content), json=json)
+    if json or not quiet:
+        _print(content, tune_answer(content), json=json)
     print_written(out, err=True)
 
 

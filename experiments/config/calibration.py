@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from dataclasses import asdict, field, replace
 from pathlib import Path
+from typing import Annotated, Literal
+
+from pydantic import Field
 
 from sarathi_sim.experiments.config.base import Source
 from sarathi_sim.experiments.config.errors import ConfigError
@@ -19,46 +22,49 @@ MARK = "# written by sarathi-sim tune\n"
 LINKS = (ALL_REDUCE, ALL_TO_ALL, SEND_RECV)
 
 
+Constant = Literal[
+    "host_iteration_s", "host_sequence_s", "launch_layer_s", "frontend_s", "admission_s"
+]
+Factor = Annotated[float, Field(ge=0.1, le=10)]
+
+
 @strict_dataclass
 class ServerCalibration:
-    """The constants of one server's ``engine`` (of a ``stack``, on a ``device``) in seconds, and
-    factors on the times of its ``kernels`` and of messages over its ``links``, fitted to ``runs``.
-
-    ``known`` is, by constant, 1 if the runs settle it and 0 if they say nothing of it.
+    """The constants of one server's ``engine`` (of a ``stack``, with a ``model`` on a ``device``)
+    in seconds, and factors on the times of its ``kernels`` and of messages over its ``links``,
+    fitted to ``runs``. ``known`` is, by constant, 1 if the runs settle it and 0 if they say
+    nothing of it.
     """
 
     stack: str
+    model: str
     device: str
     runs: list[str]
-    engine: dict[str, float]
-    kernels: float
-    links: float
+    engine: dict[Constant, Annotated[float, Field(ge=0, le=3600)]]
+    kernels: Factor
+    links: Factor
     known: dict[str, float] = field(default_factory=dict)
 
     def of(self, ops: OpTimes) -> OpTimes:
-        """The op times with its factors, and with bands narrower by what is known of kernels."""
-        kernels = ops.meta.kernels
-        if kernels is not None:
-            left = {op: 1 - self.known.get(_factor(op), 0.0) for op in kernels.half_width_pct}
-            half = {op: width * left[op] for op, width in kernels.half_width_pct.items()}
-            kernels = replace(kernels, half_width_pct=half)
-        named = f"{ops.meta.content_sha256} {self}"
-        meta = replace(ops.meta, kernels=kernels, content_sha256=named)
-        return replace(ops, meta=meta).scaled({op: getattr(self, _factor(op)) for op in OPS})
+        """The op times with its factors."""
+        return ops.scaled(factors(self.kernels, self.links))
 
     def text(self) -> str:
         """The file."""
         return MARK + dump_yaml(asdict(self), width=96)
 
 
+def factors(kernels: float, links: float) -> dict[str, float]:
+    """Factors on the time of each op."""
+    return {op: links if op in LINKS else kernels for op in OPS}
+
+
 def check_replaceable(path: Path) -> None:
-    """Raises ConfigError for a file that :func:`tune` did not write."""
+    """Raises ConfigError for a file that tune did not write, or where there is no folder for it."""
+    if not path.parent.is_dir():
+        raise ConfigError(f"{path}: there is no folder {path.parent}")
     if path.exists() and not (path.is_file() and read_bounded(path).startswith(MARK.encode())):
         raise ConfigError(f"{path}: exists, and tune did not write it: give another name")
-
-
-def _factor(op: str) -> str:
-    return "links" if op in LINKS else "kernels"
 
 
 def calibration_of(scenario: Scenario, source: Source) -> ServerCalibration | None:
@@ -80,7 +86,7 @@ def calibration_of(scenario: Scenario, source: Source) -> ServerCalibration | No
         raise source.error("calibration", scenario.calibration, problem)
     if scenario.device == found.device:
         return found
-    return replace(found, kernels=1.0, links=1.0, known={})
+    return replace(found, kernels=1.0, links=1.0)
 
 
 def read_calibration(path: Path) -> ServerCalibration:

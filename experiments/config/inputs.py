@@ -71,6 +71,9 @@ def device_of(scenario: Scenario, source: Source) -> DeviceSpec:
     except ConfigError as error:
         raise source.error("device", None, str(error)) from None
     cluster, node = scenario.cluster, node_gpus(scenario, device)
+    if node > device.gpus_per_node and cluster.tp > device.gpus_per_node:
+        problem = f"must be at most {device.gpus_per_node}, the GPUs of a node of {device.name}"
+        raise source.error("cluster.gpus_per_node", node, problem)
     if cluster.tp > node and cluster.tp % node:
         problem = f"must be at most {node}, the GPUs of a node, or a multiple of that"
         raise source.error("cluster.tp", cluster.tp, problem)
@@ -78,6 +81,10 @@ def device_of(scenario: Scenario, source: Source) -> DeviceSpec:
         problem = f"must be none: between nodes of {node} GPUs experts add up by all-reduce"
         raise source.error("cluster.moe_a2a_backend", cluster.moe_a2a_backend, problem)
     link, own = cluster.intra_node, device.intra_node
+    if (link or not own.peers) and cluster.moe_a2a_backend not in (None, "none"):
+        problem = f"must be none: {own.kind} alone was measured" if own.peers else "must be none"
+        problem += "; without peer access, or over another link, tokens go by all-reduce"
+        raise source.error("cluster.moe_a2a_backend", cluster.moe_a2a_backend, problem)
     if link and link.kind == "nvlink" and not link.bandwidth and own.bandwidth <= PCIE:
         problem = f"is needed for NVLink on {device.name}, whose own link is {own.kind}"
         raise source.error("cluster.intra_node.bandwidth", None, problem)
@@ -410,6 +417,8 @@ def with_host_time(
             where = shipped if value == defaults[key] else own
             where.append(f"{key} {1e3 * value:.3g} ms")
     of = times.fitted_to if tuned is None else f"tuned to {', '.join(tuned.runs)}"
+    if tuned is not None and (tuned.model, tuned.device) != (model.name, scenario.device):
+        of += f" ({tuned.model} on {tuned.device}: another server than this one)"
     notes = [f"host time: {whose}, {', '.join(shipped)}; {of}"] if shipped else []
     notes += [f"host time: as configured, {', '.join(own)}"] if own else []
     return engine, tuple(notes)

@@ -9,10 +9,10 @@ from sarathi_sim.simulator.op_times.link_times import LinkTimes, Route
 #: PCIe 5.0 x16, of a device whose own link is NVLink.
 PCIE = 64e9
 #: A message through the host's memory crosses PCIe twice and the memory bus as often: assumed. The
-#: latency is half of what NCCL's smallest message takes longer between two RTX 4090 without peer
-#: access (11.8 us, tinygrad/open-gpu-kernel-modules issue 17) than an all-reduce with it (5).
-THROUGH_HOST, HOST_LATENCY_S = 0.25, 3.5e-6
+#: latency is longer by half of what NCCL's smallest message takes longer between two RTX 4090
+#: without peer access (11.8 us, tinygrad/open-gpu-kernel-modules issue 17) than with it (5).
 PEER_LATENCY_S = 2e-6
+THROUGH_HOST, HOST_LATENCY_S = 0.25, PEER_LATENCY_S + 3.4e-6
 #: AIConfigurator's assumption for all networks; RoCE's is assumed.
 NETWORK_LATENCY_S = {"infiniband": 10e-6, "roce": 15e-6}
 #: NCCL over sockets: 4 to 6 GB/s by an adapter of 100 Gb/s (NVIDIA/nccl issue 450); an all-reduce
@@ -33,11 +33,13 @@ def links_of(scenario: Scenario, device: DeviceSpec) -> LinkTimes:
     measured = "nvlink" if own.bandwidth > PCIE else "pcie_peer"
     kind = within.kind or (measured if own.peers else "pcie")
     pcie, network = min(own.bandwidth, PCIE), between.kind or "infiniband"
-    bandwidth, latency_s = {
+    known = {
         "nvlink": (own.bandwidth, PEER_LATENCY_S),
         "pcie_peer": (pcie, PEER_LATENCY_S),
         "pcie": (THROUGH_HOST * pcie, HOST_LATENCY_S),
-    }[kind]
+    }
+    bandwidth, latency_s = known[kind]
+    usual_s = known[measured][1]
     other = kind != measured or within.bandwidth or within.latency_s is not None
     inside = Route(
         kind,
@@ -56,4 +58,5 @@ def links_of(scenario: Scenario, device: DeviceSpec) -> LinkTimes:
         outside,
         max(1, cluster.tp // node),
         inside.bandwidth <= own.bandwidth,
+        max(0.0, inside.latency_s - usual_s),
     )

@@ -4,6 +4,7 @@ back to what a result keeps."""
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -29,7 +30,7 @@ from sarathi_sim.experiments.config.policy import (
     session_policy,
 )
 from sarathi_sim.experiments.config.scenario import Header, Ratio, Scenario, Validation
-from sarathi_sim.profiler.storage.files import user_path
+from sarathi_sim.profiler.storage.files import read_bounded, user_path
 from sarathi_sim.profiler.storage.plain_yaml import parse_yaml, read_mapping
 from sarathi_sim.profiler.storage.strict import SpecError, did_you_mean, show
 from sarathi_sim.simulator.views.metric_registry import METRICS
@@ -137,32 +138,32 @@ def read_draft(config: Config, assignments: Assignments = ()) -> Draft:
     assigned = tuple(_assign(raw, *one) for one in given)
     overrides = raw.pop("scenarios", None)
     source = Source(str(path), "", {}, assigned)
-    raw = with_trace_path(raw, source)
+    raw = with_whole_paths(raw, source)
     header_keys = {key: raw.pop(key) for key in list(raw) if key in Header.model_fields}
     header = source.checked(Header, header_keys)
     named = {header.name: {}} if overrides is None else _check_names(overrides, source)
     for name, override in named.items():
         own = replace(source, scenario=name, override=override)
-        named[name] = with_trace_path(override, own)
+        named[name] = with_whole_paths(override, own)
     return Draft(header, raw, named, assigned, source)
 
 
-def with_trace_path(tree: Mapping[str, Any], source: Source) -> dict[str, Any]:
-    """The tree with the whole path of its trace, if it names one: a relative path starts from
+def with_whole_paths(tree: Mapping[str, Any], source: Source) -> dict[str, Any]:
+    """The tree with the whole paths of its trace and its calibration: a relative path starts from
     :meth:`Source.folder`, and a result that keeps the tree may be read from any folder."""
-    path = get(tree, TRACE_PATH) if has(tree, TRACE_PATH) else None
-    if not isinstance(path, str) or not path or "\0" in path:
-        return dict(tree)
-    try:
-        whole = (source.folder(TRACE_PATH) / user_path(path)).absolute()
-    except SpecError:  # of a ~user without a home: `trace_path` says so
-        return dict(tree)
-    return assign(tree, TRACE_PATH, str(whole))
+    found = dict(tree)
+    for key in (TRACE_PATH, ("calibration",)):
+        path = get(found, key) if has(found, key) else None
+        if isinstance(path, str) and path and "\0" not in path:
+            with suppress(SpecError):  # of a ~user without a home: its reader says so
+                whole = (source.folder(key) / user_path(path)).absolute()
+                found = assign(found, key, str(whole))
+    return found
 
 
 def check_scenario(merged: Mapping[str, Any], source: Source) -> Scenario:
     """The scenario that ``merged`` describes. Raises ConfigError, a line per mistake."""
-    merged = with_trace_path(merged, source)
+    merged = with_whole_paths(merged, source)
     policy = merged.get("policy")
     if isinstance(policy, Mapping) and "file" in policy:
         merged = {**merged, "policy": read_policy(policy, source)}
@@ -337,15 +338,17 @@ def refuse_of_session(scenario: Scenario, source: Source) -> None:
 def stored(scenario: Scenario, name: str) -> tuple[dict[str, Any], dict[str, bytes]]:
     """A resolved scenario as in a result's ``config.yaml``, and the files stored with it.
 
-    A user's policy is stored, so that the result can be simulated again anywhere; profiles are
-    stored as absolute paths, so on this machine it can be from any folder.
+    A user's policy and calibration are stored, so that the result can be simulated again anywhere;
+    profiles are stored as absolute paths, so on this machine it can be from any folder.
     """
     content, policy = scenario.model_dump(), scenario.policy
     if scenario.profiles:
         content["profiles"] = str(user_path(scenario.profiles).absolute())
+    files: dict[str, bytes] = {}
     if scenario.calibration:
-        content["calibration"] = str(user_path(scenario.calibration).absolute())
-    if not isinstance(policy, FilePolicy):
-        return content, {}
-    content["policy"]["file"] = f"{name}/policy.py"
-    return content, {f"{name}/policy.py": policy.code.encode()}
+        content["calibration"] = f"{name}/calibration.yaml"
+        files[content["calibration"]] = read_bounded(user_path(scenario.calibration))
+    if isinstance(policy, FilePolicy):
+        content["policy"]["file"] = f"{name}/policy.py"
+        files[content["policy"]["file"]] = policy.code.encode()
+    return content, files

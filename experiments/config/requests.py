@@ -63,15 +63,16 @@ from sarathi_sim.simulator.loop.records import Floats, Ints
 def build_clients(scenario: Scenario, requests: Sequence[Request]) -> Clients | None:
     """The clients of sessions and closed loops; None if requests arrive at times of their own.
 
-    A client sends its next request when the engine has ended the one before: a delay of the same
-    ``frontend_s`` for all would keep them in step, which measured clients are not.
+    A client also waits for the front end: ``frontend_s`` in the mean, exponentially distributed.
+    The same delay for all would keep them in step, which measured clients are not.
     """
     arrivals, sessions = scenario.workload.arrivals, scenario.workload.sessions
     sender = arrivals if sessions is None else sessions
     if not isinstance(sender, Closed | Sessions):
         return None
     drawn = stream(scenario.seed, "think times").exponential(sender.think_s, len(requests))
-    think_s = quantize(drawn)
+    waits = stream(scenario.seed, "front end").exponential(1.0, len(requests))
+    think_s = quantize(drawn + (scenario.engine.frontend_s or 0.0) * waits)
     if isinstance(sender, Closed):
         return ClosedLoop(sender.clients, think_s)
     arrival_s = quantize(np.array([request.arrival_s for request in requests]))

@@ -50,7 +50,8 @@ from sarathi_sim.profiler.storage.not_modelled import not_modelled
 from sarathi_sim.simulator.loop.switches import EngineSwitches
 from sarathi_sim.simulator.views.metric_registry import number_text, with_unit
 
-Bandwidth = Annotated[float, Field(gt=0, le=1e14)]
+Bandwidth = Annotated[float, Field(ge=1e6, le=1e14)]
+Latency = Annotated[float, Field(ge=0, le=1)]
 Bytes = Annotated[float, Field(ge=0, le=1e15)]
 OpName = Literal[*OPS]  # type: ignore[valid-type]
 
@@ -85,7 +86,7 @@ class NodeLink(Strict):
 
     kind: Literal["nvlink", "pcie_peer", "pcie"] | None = key("kind of link", default=None)
     bandwidth: Bandwidth | None = key("bandwidth", "bytes/s", default=None)
-    latency_s: Seconds | None = key("latency", default=None)
+    latency_s: Latency | None = key("latency", default=None)
 
 
 class NetworkLink(Strict):
@@ -94,7 +95,7 @@ class NetworkLink(Strict):
 
     kind: Literal["infiniband", "roce", "tcp"] | None = key("kind of link", default=None)
     bandwidth: Bandwidth | None = key("bandwidth", "bytes/s", default=None)
-    latency_s: Seconds | None = key("latency", default=None)
+    latency_s: Latency | None = key("latency", default=None)
 
 
 class Cluster(Strict):
@@ -237,7 +238,7 @@ class Scenario(Strict):
     expert_distribution: Distribution | None = key(
         "spread of tokens over experts", needs="experts", default=None
     )
-    calibration: Text | None = key("calibration", needs="stack", default=None)
+    calibration: Text | None = key("calibration of the server", needs="stack", default=None)
     workload: Workload = key("workload")
     cluster: Cluster = key("cluster", default=Cluster())
     policy: PolicyConfig = key("policy")

@@ -178,6 +178,8 @@ def _measured(
         raise ConfigError(f"{where}: holds no requests that succeeded ({failed:,} failed)")
     if not (table["ttft_s"] > 0).all():
         raise ConfigError(f"{where}: a time to first token is 0: answers must be streamed")
+    if ((table["rest_s"] <= 0) & (table["output_tokens"] > 1)).any():
+        raise ConfigError(f"{where}: the tokens of an answer came at once: it must be streamed")
     table = table.sort_values("arrival_s", kind="stable", ignore_index=True)
     table["arrival_s"] -= table["arrival_s"].iloc[0]
     rest, output = table.pop("rest_s"), table["output_tokens"]

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
-from math import isinf, isnan
+from dataclasses import asdict, dataclass, replace
+from math import isnan
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +15,7 @@ from sarathi_sim.experiments.config.base import Source
 from sarathi_sim.experiments.config.calibration import ServerCalibration
 from sarathi_sim.experiments.config.deployment import Deployment, deploy
 from sarathi_sim.experiments.config.errors import ConfigError
+from sarathi_sim.experiments.config.inputs import DEFAULTS
 from sarathi_sim.experiments.config.loading import Experiment
 from sarathi_sim.experiments.config.scenario import Scenario
 from sarathi_sim.experiments.content import Section, SortableTable, enumerated, thinned
@@ -34,6 +35,11 @@ from sarathi_sim.simulator.views.metric_registry import METRICS as METRICS_BY_KE
 
 SETTLED, OPEN = 0.6, 0.2
 """A constant is settled, or still open, if the runs tell so much of it."""
+HELD_BACK = 0.9
+"""Clients held the requests back if fewer than this share of the rate was served."""
+MOST_REQUESTS = 4000
+DOUBTFUL_PCT = 20
+"""An error after the fit beyond which the calibration is doubted."""
 ALIKE = 0.05
 """The workload of the configuration is that of a run if its mean lengths differ by no more."""
 
@@ -59,22 +65,21 @@ class TunedServer:
     fitted: Tuned
     targets: Sequence[TunedRun]
     told: Mapping[str, float]
-    command: str
     notes: Sequence[str] = ()
 
     @property
     def calibration(self) -> ServerCalibration:
         """What the file holds."""
         scenario, found = self.targets[0].deployment.scenario, self.fitted.overheads
-        host = {f"host_{name}": getattr(found.host, name) for name in ("iteration_s", "sequence_s")}
-        engine = {**host, "frontend_s": found.frontend_s, "admission_s": found.admission_s}
+        engine = {key: float(f"{getattr(found, key):.3g}") for key in DEFAULTS}
         return ServerCalibration(
             stack=named_stack(scenario.stack or "")[0],
+            model=self.targets[0].deployment.model.name,
             device=scenario.device,
             runs=[target.name for target in self.targets],
-            engine={name: float(f"{value:.3g}") for name, value in engine.items()},
-            kernels=round(found.kernels, 4),
-            links=round(found.links, 4),
+            engine=engine,  # type: ignore[arg-type]  # all of its keys
+            kernels=min(max(round(found.kernels, 4), 0.1), 10.0),
+            links=min(max(round(found.links, 4), 0.1), 10.0),
             known={name: round(value, 3) for name, value in self.fitted.known.items()},
         )
 
@@ -96,12 +101,11 @@ class TunedServer:
             }
         return {
             "runs": runs,
-            "before": self.fitted.before.content(),
-            "tuned": self.fitted.overheads.content(),
+            "before": asdict(self.fitted.before),
+            "tuned": asdict(self.fitted.overheads),
             "known": self.fitted.known,
             "mixed_up": [list(pair) for pair in self.fitted.mixed_up],
             "next_runs": dict(self.told),
-            "command": self.command,
             "notes": list(self.notes),
         }
 
@@ -150,31 +154,34 @@ def tune(experiment: Experiment, files: Sequence[Path], progress: Progress) -> T
         f"{run.name}: holds means only, which tell less: {TOOLS.get(run.tool, TOOLS['AIPerf'])}"
         for run in lacking
     ]
-    command = f"sarathi-sim capacity {Path(experiment.file).name} --set calibration=tuned.yaml"
-    return TunedServer(fitted, targets, told, command, notes)
+    return TunedServer(fitted, targets, told, notes)
 
 
 def under_load(scenario: Scenario, source: Source, run: Benchmark) -> Deployment:
-    """The scenario deployed under a run's load: its number of requests, and how they were sent.
-    Lengths are the configuration's where their means are the run's; else all are the means."""
+    """The scenario deployed under a run's load: its number of requests (at most
+    :data:`MOST_REQUESTS`), and how they were sent. Lengths are the configuration's where their
+    means are the run's; else all are the means."""
+    reached = run.requests_count / run.duration_s
     arrivals: dict[str, Any] = {"kind": "at_once"}
-    if run.concurrency is not None:
+    if run.rate is not None and (run.concurrency is None or reached > HELD_BACK * run.rate):
+        cv = min(max(run.burstiness**-0.5, 0.001), 10.0)
+        arrivals = {"kind": "gamma", "rate": min(run.rate, 1e6), "cv": cv}
+    elif run.concurrency is not None:
         arrivals = {"kind": "closed_loop", "clients": run.concurrency}
-    elif run.rate is not None:
-        cv = 0.001 if isinf(run.burstiness) else run.burstiness**-0.5
-        arrivals = {"kind": "gamma", "rate": run.rate, "cv": cv}
+    offered = {"arrivals": arrivals, "requests": min(run.requests_count, MOST_REQUESTS)}
     means = {"prompt": max(1, round(run.mean_prompt)), "decode": max(1, round(run.mean_output))}
-    workload = scenario.workload.model_dump()
-    workload |= {"arrivals": arrivals, "requests": run.requests_count, "every": 1}
 
-    def served(**changes: Any) -> Deployment:
-        checked = type(scenario.workload).model_validate({**workload, **changes})
+    def served(workload: Mapping[str, Any]) -> Deployment:
+        checked = source.checked(type(scenario.workload), workload, "workload")
         return deploy(scenario.model_copy(update={"workload": checked}), source)
 
-    found = served()
-    columns = np.array([(one.prompt_tokens, one.output_tokens) for one in found.requests])
-    off = columns.mean(axis=0) / (run.mean_prompt, run.mean_output) - 1
-    return found if np.abs(off).max() <= ALIKE else served(lengths={"kind": "fixed", **means})
+    with suppress(ConfigError):  # the configuration's requests cannot be sent like that
+        found = served(scenario.workload.model_dump() | offered)
+        columns = np.array([(one.prompt_tokens, one.output_tokens) for one in found.requests])
+        off = columns.mean(axis=0) / (run.mean_prompt, run.mean_output) - 1
+        if np.abs(off).max() <= ALIKE:
+            return found
+    return served({"lengths": {"kind": "fixed", **means}, **offered})
 
 
 def next_runs(base: Benchmark) -> dict[str, Benchmark]:
@@ -225,13 +232,19 @@ def tune_answer(content: Mapping[str, Any], name: str = "") -> Section:
         f"the runs cannot tell {a} and {b} apart: trust their sum, not each"
         for a, b in content["mixed_up"]
     ]
+    warnings += [
+        f"{METRICS_BY_KEY[m].name} is still {off:.0f} % off: the configuration is not of this "
+        "server, or something of it is not modelled"
+        for m, off in after.items()
+        if off > DOUBTFUL_PCT
+    ]
     return Section(
         kind="tune",
         name=name,
         question="Which constants make the simulation of this server what was measured?",
         answer=f"Tuned to {', '.join(runs)}, the simulation is off in {change}."
         + "".join(f" The next run that would tell most: {best}." for best, _ in told[:1]),
-        command=content["command"],
+        command=content.get("command", ""),
         table=SortableTable(
             "Constants",
             ("constant", "of the stack", "tuned", "settled by the runs"),
@@ -257,7 +270,7 @@ def tune_answer(content: Mapping[str, Any], name: str = "") -> Section:
 
 
 def _told(key: str, values: Mapping[str, float]) -> str:
-    value = values[key.removeprefix("host_")]
+    value = values[key]
     return f"{value:.3f}" if key in ("kernels", "links") else f"{1e3 * value:.3g} ms"
 
 

@@ -10,7 +10,7 @@ other runs (``left_out``, if there are any).
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from fnmatch import fnmatchcase
 from functools import cached_property
 from pathlib import Path
@@ -32,7 +32,6 @@ from sarathi_sim.profiler.bundle.csv_cells import numbers, read_cells
 from sarathi_sim.profiler.storage.child import Progress
 from sarathi_sim.simulator.load.workload import make_requests
 from sarathi_sim.simulator.loop.records import Floats
-from sarathi_sim.simulator.op_times.iteration import NO_HOST
 from sarathi_sim.simulator.views.explain import explain
 from sarathi_sim.simulator.views.metrics import Analysis
 
@@ -296,6 +295,11 @@ def case_of(experiment: Experiment, scenario: str, run: ServerRun, name: str = "
     """A run under a scenario; without front-end time, unless it is given, where a run by the
     server's clock does not include it. Raises ConfigError as :func:`deploy` does."""
     given = experiment.scenarios[scenario]
+    if given.calibration is not None:
+        problem = (
+            "has no place here: a score's columns have constants of their own, and tune makes one"
+        )
+        raise experiment.sources[scenario].error("calibration", given.calibration, problem)
     frontend_s = given.engine.frontend_s if run.at_client else given.engine.frontend_s or 0.0
     engine = given.engine.model_copy(update={"frontend_s": frontend_s})
     described = given.model_copy(update={"engine": engine})
@@ -362,15 +366,15 @@ class ScoredRun:
             outside = self.overheads[name]
             content[name] = {
                 **one.beside(case.run, measured),
-                "overheads": outside.content(),
+                "overheads": asdict(outside),
             }
         return content | {"remains": self._remains(), "by_batch": self._by_batch()}
 
     def _remains(self) -> dict[str, Any]:
         """The residual of the mean latency without host time, in seconds, in parts.
 
-        ``host`` is the effect of the fitted host time, direct and indirect (``parts``, as in
-        ``compare``), ``frontend`` the fitted time outside of the engine. Of the rest,
+        ``host`` is the effect of all fitted constants but ``frontend``, the fitted time outside of
+        the engine; direct and indirect (``parts``, as in ``compare``). Of the rest,
         ``first_token`` is before the first token (scheduling, admission, prompts), ``later_tokens``
         after it (ops, and host time of another shape).
         """
@@ -449,7 +453,7 @@ def score_runs(cases: Sequence[Case], progress: Progress) -> ScoredRuns:
             together[case.server] = fit(alike, case.configured).overheads
         variants = {"zero": Overheads(), "configured": case.configured}
         variants["fitted"] = together[case.server]
-        if case.configured.host == NO_HOST:
+        if case.configured == Overheads():
             del variants["configured"]
         if others := [each for each in alike if each is not case]:
             variants["left_out"] = fit(others, case.configured).overheads

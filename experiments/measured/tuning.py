@@ -9,20 +9,18 @@ says how far each constant is known (Laplace's approximation).
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
 import numpy as np
 
-from sarathi_sim.experiments.config.calibration import LINKS
+from sarathi_sim.experiments.config.calibration import factors
 from sarathi_sim.experiments.config.deployment import Deployment
-from sarathi_sim.experiments.config.inputs import host_of
+from sarathi_sim.experiments.config.inputs import DEFAULTS
 from sarathi_sim.experiments.config.scenario import Engine
-from sarathi_sim.profiler.facts.ops import OPS
 from sarathi_sim.profiler.storage.child import Progress, silent
 from sarathi_sim.simulator.loop.records import Floats
-from sarathi_sim.simulator.op_times.iteration import NO_HOST, HostTime
 
 NOISE = {"ttft_s": 0.1, "tpot_s": 0.03}
 """Standard deviations of the logarithm between runs of one server under one load, and of what a
@@ -37,11 +35,12 @@ LONG = 2.5
 
 @dataclass(frozen=True)
 class Overheads:
-    """What sets a server apart from its op times: the host's time, ``frontend_s`` seconds of each
-    request outside of the engine (HTTP, tokeniser), ``admission_s`` of each, one after the other,
-    and factors on the times of ``kernels`` and of messages over ``links``."""
+    """What sets a server apart from its op times: the engine's constants of these names, and
+    factors on the times of ``kernels`` and of messages over ``links``."""
 
-    host: HostTime = NO_HOST
+    host_iteration_s: float = 0.0
+    host_sequence_s: float = 0.0
+    launch_layer_s: float = 0.0
     frontend_s: float = 0.0
     admission_s: float = 0.0
     kernels: float = 1.0
@@ -50,69 +49,42 @@ class Overheads:
     @staticmethod
     def configured(engine: Engine) -> Overheads:
         """Those of a resolved engine."""
-        return Overheads(host_of(engine), engine.frontend_s or 0.0, engine.admission_s or 0.0)
-
-    def content(self) -> dict[str, float]:
-        """All of them by name."""
-        found = asdict(self)
-        return {**found.pop("host"), **found}
+        return Overheads(**{key: getattr(engine, key) or 0.0 for key in DEFAULTS})
 
     def of(self, deployment: Deployment) -> Deployment:
         """A deployment with these, in place of its own constants and on top of its op times."""
-        constants = {
-            "host_iteration_s": self.host.iteration_s,
-            "host_sequence_s": self.host.sequence_s,
-            "launch_layer_s": self.host.launch_layer_s,
-            "frontend_s": self.frontend_s,
-            "admission_s": self.admission_s,
-        }
-        ops, scenario = deployment.ops, deployment.scenario.having("engine", **constants)
+        constants = {key: getattr(self, key) for key in DEFAULTS}
+        scenario, ops = deployment.scenario.having("engine", **constants), deployment.ops
         if (self.kernels, self.links) != (1.0, 1.0):
-            ops = ops.scaled({op: self.links if op in LINKS else self.kernels for op in OPS})
+            ops = ops.scaled(factors(self.kernels, self.links))
         return replace(deployment, scenario=scenario, ops=ops)
 
 
 @dataclass(frozen=True)
 class Knob:
     """A constant that is fitted: ``sd`` is the standard deviation of its logarithm between servers
-    of one stack. It starts at the stack's value, at ``least`` if that is lower."""
+    of one stack. One that is shorter than ``least`` moves as if it were that long."""
 
     name: str
     sd: float
-    least: float
-    get: Callable[[Overheads], float]
-    set: Callable[[Overheads, float], Overheads]
+    least: float = 0.0
 
     def moved(self, start: Overheads, by: float) -> Overheads:
         """With the constant ``by`` standard deviations from ``start``."""
-        return self.set(start, max(self.get(start), self.least) * math.exp(by * self.sd))
-
-
-def _host(name: str) -> Callable[[Overheads, float], Overheads]:
-    return lambda one, value: replace(one, host=replace(one.host, **{name: value}))
+        value = getattr(start, self.name)
+        added = max(value, self.least) * math.expm1(by * self.sd)
+        return replace(start, **{self.name: max(0.0, value + added)})
 
 
 #: The host's: as between the stacks of dense models in data/host_time.yaml. The others are assumed:
 #: kernels are half of a band of TPOT for a server left out.
 KNOBS = (
-    Knob("host_iteration_s", 0.6, 5e-4, lambda one: one.host.iteration_s, _host("iteration_s")),
-    Knob("host_sequence_s", 0.5, 3e-5, lambda one: one.host.sequence_s, _host("sequence_s")),
-    Knob(
-        *("frontend_s", 1.0, 5e-3, lambda one: one.frontend_s),
-        lambda one, value: replace(one, frontend_s=value),
-    ),
-    Knob(
-        *("admission_s", 1.0, 3e-4, lambda one: one.admission_s),
-        lambda one, value: replace(one, admission_s=value),
-    ),
-    Knob(
-        "kernels",
-        0.08,
-        0.0,
-        lambda one: one.kernels,
-        lambda one, value: replace(one, kernels=value),
-    ),
-    Knob("links", 0.3, 0.0, lambda one: one.links, lambda one, value: replace(one, links=value)),
+    Knob("host_iteration_s", 0.6, 5e-4),
+    Knob("host_sequence_s", 0.5, 3e-5),
+    Knob("frontend_s", 1.0, 5e-3),
+    Knob("admission_s", 1.0, 3e-4),
+    Knob("kernels", 0.08),
+    Knob("links", 0.3),
 )
 
 
@@ -168,10 +140,14 @@ class Tuned:
 
 
 def fit(targets: Sequence[TunedRun], before: Overheads, progress: Progress = silent) -> Tuned:
-    """The constants fitted to these runs of one server; ``before`` are those of its stack."""
+    """The constants fitted to these runs of one server; ``before`` are those of its stack. Without
+    any, the fit begins at the usual ones (:attr:`Knob.least`)."""
     from scipy.optimize import least_squares
 
-    several = any(sum(target.deployment.layers) and _sends(target.deployment) for target in targets)
+    if before == Overheads():
+        before = Overheads(**{knob.name: knob.least for knob in KNOBS if knob.least})
+
+    several = any(_sends(target.deployment) for target in targets)
     knobs = [knob for knob in KNOBS if several or knob.name != "links"]
     calls = 0
 
@@ -218,11 +194,9 @@ def residuals(target: TunedRun, overheads: Overheads) -> Floats:
     """Of the run's statistics, in standard deviations. Those of one metric count as one."""
     simulated, found = target.numbers(overheads), []
     for metric, noise in NOISE.items():
-        known = target.measured.get(metric) or {}
-        kept = [s for s in STATISTICS if known.get(s)]
-        for statistic in kept:
-            off = np.log(max(simulated[metric][statistic], 1e-6) / known[statistic])
-            found.append(off / noise / np.sqrt(len(kept)))
+        known, ours = target.measured.get(metric) or {}, simulated[metric]
+        kept = [s for s in STATISTICS if known.get(s) and ours.get(s)]
+        found += [math.log(ours[s] / known[s]) / noise / math.sqrt(len(kept)) for s in kept]
     return np.array(found)
 
 

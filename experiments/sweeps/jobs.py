@@ -99,6 +99,6 @@ def located(scenario: Scenario, base: Path) -> Scenario:
     if lengths.kind == "trace":
         trace = lengths.model_copy(update={"path": find(lengths.path)})
         scenario = scenario.having("workload", lengths=trace)
-    named = {key: getattr(scenario, key) for key in ("model", "device", "profiles")}
+    named = {key: getattr(scenario, key) for key in ("model", "device", "profiles", "calibration")}
     found = {key: find(text) for key, text in named.items() if text is not None}
     return scenario.model_copy(update=found)

@@ -156,8 +156,9 @@ class Records:
     """A finished simulation.
 
     The request columns are aligned: ``replica`` is where a request went, or -1 if it was rejected
-    (then ``rejections`` says why). ``arrival_s`` is when it reached the scheduler; ``frontend_s``
-    is the time that each request spent in the front end, before and after the engine.
+    (then ``rejections`` says why). ``arrival_s`` is when it reached the front end,
+    whose queue counts as queueing; ``frontend_s`` is the time that each request spent on the way,
+    before and after the engine.
     """
 
     request_id: Ints

@@ -8,7 +8,6 @@ are rings (Patarasuk and Yuan, 2009): ``2 (n - 1)`` messages of the n-th part.
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from hashlib import sha256
 
 import numpy as np
 from numpy.typing import ArrayLike
@@ -74,13 +73,15 @@ class Reduce:
 class LinkTimes:
     """The links of a deployment: ``within`` a node and ``between`` nodes, None where the op times'
     own are meant. ``network`` is the one between nodes in any case, and ``nodes`` how many hold a
-    stage's GPUs. ``slower``: the link within a node is not faster than the measured one."""
+    stage's GPUs. ``slower``: the link within a node is not faster than the measured one; a message
+    over it takes ``added_s`` longer."""
 
     within: Route | None
     between: Route | None
     network: Route
     nodes: int
     slower: bool = True
+    added_s: float = 0.0
 
     def of(self, ops: OpTimes) -> OpTimes:
         """The op times over these links."""
@@ -88,11 +89,15 @@ class LinkTimes:
         for op, scope in SENDS.items():
             route = self.within if scope == "intra_node" else self.between
             if route is not None:
-                send[scope], marks[op] = route, f"modelled: {route.told} (formula, no data)"
+                # Stacks send the residual, too.
+                times = 1 if ops.meta.kernels is None else 2
+                send[scope] = replace(route, bandwidth=route.bandwidth / times)
+                marks[op] = f"modelled: {route.told} (formula, no data)"
         reduce = ops.all_reduce
         if reduce is not None and (self.within or self.nodes > 1):
             ranks, network = ops.tp // self.nodes, self.network
-            reduce = Reduce(reduce, ranks, self.nodes, self.within, self.slower, network)
+            within = self.within and replace(self.within, latency_s=self.added_s)
+            reduce = Reduce(reduce, ranks, self.nodes, within, self.slower, network)
             ways = [self.within] if self.within else []
             ways += [network] if self.nodes > 1 else []
             told = ", and ".join(route.told for route in ways)
@@ -104,6 +109,5 @@ class LinkTimes:
         if kernels is not None:
             half_width = {**kernels.half_width_pct, **dict.fromkeys(changed, ASSUMED_PCT)}
             kernels = replace(kernels, half_width_pct=half_width)
-        named = sha256(repr((ops.meta.content_sha256, marks)).encode()).hexdigest()
-        meta = replace(ops.meta, environment=marks, kernels=kernels, content_sha256=named)
+        meta = replace(ops.meta, environment=marks, kernels=kernels)
         return replace(ops, send=send, all_reduce=reduce, meta=meta)

@@ -14,7 +14,7 @@ import pytest
 from typer.testing import CliRunner
 
 from sarathi_sim.experiments.cli.app import app
-from sarathi_sim.experiments.config.calibration import read_calibration
+from sarathi_sim.experiments.config.calibration import check_replaceable, read_calibration
 from sarathi_sim.experiments.config.deployment import Deployment
 from sarathi_sim.experiments.config.errors import ConfigError
 from sarathi_sim.experiments.config.loading import load_experiment
@@ -23,7 +23,6 @@ from sarathi_sim.experiments.measured.own_server import TunedServer, tune, under
 from sarathi_sim.experiments.measured.recorded import simulated
 from sarathi_sim.experiments.measured.tuning import Overheads
 from sarathi_sim.profiler.storage.child import silent
-from sarathi_sim.simulator.op_times.iteration import HostTime
 from tests.experiments.test_benchmarks import guidellm, record, report
 
 CONFIG = """\
@@ -39,7 +38,7 @@ cluster: {max_length: 2048}
 policy: {name: vllm, max_num_batched_tokens: 2048, max_num_seqs: 64}
 kv_cache: {prefix_caching: false}
 """
-TRUTH = Overheads(HostTime(0.004, 6e-5), 0.02, 0.01, kernels=1.1)
+TRUTH = Overheads(0.004, 6e-5, 0.0, 0.02, 0.01, 1.1)
 CLIENTS = Benchmark(
     tool="", concurrency=8, requests_count=40, mean_prompt=400, mean_output=30, ttft_s=1, tpot_s=1,
     output_tokens_per_s=1, duration_s=1,
@@ -176,7 +175,7 @@ def test_two_loads_settle_what_one_leaves_open(config: Path) -> None:
 
 def test_what_the_runs_do_not_tell_stays_at_the_stack(config: Path) -> None:
     found = tuned(config, bench(config, replace(CLIENTS, concurrency=1), sglang)).fitted
-    sequence = found.overheads.host.sequence_s / found.before.host.sequence_s
+    sequence = found.overheads.host_sequence_s / found.before.host_sequence_s
     assert found.known["host_sequence_s"] < 0.2 and 0.5 < sequence < 2
     assert np.all(np.diag(found.covariance) <= 1 + 1e-9)
 
@@ -184,6 +183,7 @@ def test_what_the_runs_do_not_tell_stays_at_the_stack(config: Path) -> None:
 FACTORS = """\
 # written by sarathi-sim tune
 stack: vllm
+model: llama-3-8b
 device: h100-80g-sxm
 runs: [run]
 engine: {host_iteration_s: 0.004, host_sequence_s: 6.0e-05, frontend_s: 0.02, admission_s: 0.002}
@@ -202,9 +202,9 @@ def test_a_calibration_is_of_its_device_and_its_engine(config: Path) -> None:
     ratio = ours.ops.by_rows["ffn_ln1"](size) / plain.ops.by_rows["ffn_ln1"](size)
     assert ratio == pytest.approx(1.5)
     assert ours.scenario.engine.host_iteration_s == 0.004
-    widths = [one.ops.meta.kernels.half_width_pct["ffn_ln1"] for one in (plain, ours)]  # type: ignore[union-attr]
-    assert widths[1] == pytest.approx(widths[0] / 4)
     assert any("tuned to run" in note for note in ours.notes)
+    other = deployment(config, CLIENTS, given, "model=llama-3.1-8b")
+    assert any("another server than this one" in note for note in other.notes)
     own = deployment(config, CLIENTS, given, "engine.host_iteration_s=0.001")
     assert own.scenario.engine.host_iteration_s == 0.001
     # Another GPU: the host's constants, not the kernels'.
@@ -215,9 +215,15 @@ def test_a_calibration_is_of_its_device_and_its_engine(config: Path) -> None:
     assert elsewhere.scenario.engine.admission_s == 0.002
     with pytest.raises(ConfigError, match="is of vllm, and this scenario has sglang"):
         deployment(config, CLIENTS, given, "stack=sglang", "policy={name: sglang}")
-    with pytest.raises(ConfigError, match="kernels: value 'fast': must be a number"):
-        out.write_text(FACTORS.replace("1.5", "fast"))
-        deployment(config, CLIENTS, given)
+    for old, new, problem in (
+        ("1.5", "fast", "kernels: value 'fast': must be a number"),
+        ("1.5", "0", "kernels: value 0: must be at least 0.1"),
+        ("admission_s: 0.002", "admission_s: -1", "must be at least 0"),
+        ("host_iteration_s", "host_iteraton_s", "host_iteraton_s"),
+    ):
+        out.write_text(FACTORS.replace(old, new))
+        with pytest.raises(ConfigError, match=problem):
+            deployment(config, CLIENTS, given)
 
 
 def test_a_calibration_is_part_of_the_runs_key(config: Path) -> None:
@@ -238,6 +244,8 @@ def test_what_tune_refuses(config: Path) -> None:
     done = CliRunner().invoke(app, words)
     assert done.exit_code == 2 and "tune did not write it" in done.output
     assert out.read_text() == "mine: 1\n"
+    with pytest.raises(ConfigError, match="there is no folder"):
+        check_replaceable(config.parent / "no" / "tuned.yaml")
     for text, message in (
         (CONFIG.replace("stack: vllm\n", ""), "stack: is needed: constants are shrunk"),
         (CONFIG + "scenarios: {a: {}, b: {}}\n", "has the scenarios a, b: tune needs just one"),
@@ -255,3 +263,62 @@ def test_the_written_file_is_read_again(config: Path) -> None:
     path = config.with_name("tuned.yaml")
     path.write_text(found.text())
     assert read_calibration(path) == found
+
+
+def test_a_server_that_is_what_is_shipped_stays_so(config: Path) -> None:
+    """Measured with the stack's own constants, by the server's clock and by the client's."""
+    for load in (CLIENTS, BURST):
+        table = simulated(deployment(config, load)).requests
+        path = config.with_name("same.json")
+        path.write_text(json.dumps(vllm(table, load)))
+        found = tuned(config, path)
+        for of in found.content()["runs"]["same"].values():
+            assert abs(of["after_pct"]) < 0.5
+        assert found.fitted.overheads == found.fitted.before
+
+
+def test_a_rate_with_a_limit_of_clients_is_an_open_loop_unless_they_hold_it_back(
+    config: Path,
+) -> None:
+    slow = replace(CLIENTS, rate=1.0, concurrency=64, requests_count=40, duration_s=40.0)
+    arrivals = deployment(config, slow).scenario.workload.arrivals
+    assert (arrivals.kind, arrivals.rate) == ("gamma", 1.0)  # type: ignore[union-attr]
+    held = replace(slow, rate=10.0, concurrency=2)
+    assert deployment(config, held).scenario.workload.arrivals.kind == "closed_loop"
+
+
+def test_lengths_are_the_runs_where_the_configurations_are_not(config: Path) -> None:
+    for text in (
+        CONFIG,
+        CONFIG.replace("prompt: 400", "prompt: 100"),
+        CONFIG.replace("  requests: 40\n", "  requests: 40\n  shift: {prompt: 2}\n"),
+    ):
+        config.write_text(text)
+        sent = deployment(config, CLIENTS).requests
+        assert {(one.prompt_tokens, one.output_tokens) for one in sent} == {(400, 30)}
+
+
+def test_outputs_of_one_token_and_answers_at_once(config: Path) -> None:
+    table = measured(config, replace(CLIENTS, mean_output=1))
+    config.with_name("ones.json").write_text(json.dumps(vllm(table, CLIENTS)))
+    assert tuned(config, config.with_name("ones.json")).fitted.known["frontend_s"] > 0
+    whole = vllm(measured(config, CLIENTS), CLIENTS) | {"itls": [[]] * 40}
+    config.with_name("whole.json").write_text(json.dumps(whole))
+    with pytest.raises(ConfigError, match="it must be streamed"):
+        tuned(config, config.with_name("whole.json"))
+
+
+def test_a_result_keeps_its_calibration(config: Path, tmp_path: Path) -> None:
+    given, out = config.with_name("tuned.yaml"), tmp_path / "result"
+    given.write_text(FACTORS)
+    words = ["run", str(config), "--set", f"calibration={given}", "--out", str(out), "--no-figures"]
+    assert CliRunner().invoke(app, words).exit_code == 0
+    given.write_text(FACTORS.replace("1.5", "3.0"))
+    again = ["run", str(out / "config.yaml"), "--out", str(tmp_path / "again"), "--no-figures"]
+    done = CliRunner().invoke(app, again)
+    assert done.exit_code == 0, done.output
+    first, second = (
+        json.loads((folder / "summary.json").read_text())["scenarios"]
+        for folder in (out, tmp_path / "again")
+    )
+    assert [one["tpot_s"] for one in first.values()] == [one["tpot_s"] for one in second.values()]
