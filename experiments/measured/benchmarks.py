@@ -97,8 +97,8 @@ def read_benchmarks(path: Path) -> list[Benchmark]:
             numbers = [f" {number}" for number in range(1, len(found) + 1)]
             names = (path.stem + number for number in (numbers if len(found) > 1 else [""]))
             return [replace(one, name=name) for one, name in zip(found, names, strict=True)]
-    made = "".join(f"\n  {tool}: {command}" for tool, command in TOOLS.items())
-    raise ConfigError(f"{path}: is not the file of a load tool; these make one:{made}")
+    made = "; ".join(f"{tool}: {command}" for tool, command in TOOLS.items())
+    raise ConfigError(f"{path}: is not the file of a load tool; these make one: {made}")
 
 
 # Files ------------------------------------------------------------------------------------------
