@@ -16,12 +16,9 @@ from sarathi_sim.profiler.facts.ops import ALL_REDUCE, ALL_TO_ALL, OPS, SEND_REC
 from sarathi_sim.profiler.storage.files import read_bounded, user_path
 from sarathi_sim.profiler.storage.plain_yaml import dump_yaml, read_mapping
 from sarathi_sim.profiler.storage.strict import SpecError, parse, strict_dataclass
-from sarathi_sim.simulator.op_times.op_times import OpTimes
 
 MARK = "# written by sarathi-sim tune\n"
 LINKS = (ALL_REDUCE, ALL_TO_ALL, SEND_RECV)
-
-
 Constant = Literal[
     "host_iteration_s", "host_sequence_s", "launch_layer_s", "frontend_s", "admission_s"
 ]
@@ -44,10 +41,6 @@ class ServerCalibration:
     kernels: Factor
     links: Factor
     known: dict[str, float] = field(default_factory=dict)
-
-    def of(self, ops: OpTimes) -> OpTimes:
-        """The op times with its factors."""
-        return ops.scaled(factors(self.kernels, self.links))
 
     def text(self) -> str:
         """The file."""

@@ -19,7 +19,11 @@ from pathlib import Path
 from typing import Literal
 
 from sarathi_sim.experiments.config.base import Source, Strict
-from sarathi_sim.experiments.config.calibration import ServerCalibration, calibration_of
+from sarathi_sim.experiments.config.calibration import (
+    ServerCalibration,
+    calibration_of,
+    factors,
+)
 from sarathi_sim.experiments.config.errors import ConfigError
 from sarathi_sim.experiments.config.links import PCIE, links_of, node_gpus
 from sarathi_sim.experiments.config.scenario import Engine, Scenario
@@ -165,9 +169,10 @@ def op_times_of(
     device's times are computed (:func:`op_source`)."""
     ops, digest = _op_times(scenario, model, device, source)
     ops = _linked(ops, links_of(scenario, device))
+    scale = dict(scenario.engine.op_scale)
     if (tuned := calibration_of(scenario, source)) is not None:
-        ops = tuned.of(ops)
-    scale = scenario.engine.op_scale
+        found = factors(tuned.kernels, tuned.links)
+        scale |= {op: factor * scale.get(op, 1.0) for op, factor in found.items()}
     return (_scaled(ops, tuple(sorted(scale.items()))) if scale else ops), digest
 
 
