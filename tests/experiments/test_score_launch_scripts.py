@@ -29,6 +29,11 @@ NAMES = {
     "minimax-fp4": ("MiniMaxAI/MiniMax-M2.5", "fp4"),
     "kimi": ("moonshotai/Kimi-K2.5", "fp4"),
     "kimi-int4": ("moonshotai/Kimi-K2.5", "int4"),
+    "qwen3.5": ("Qwen/Qwen3.5-397B-A17B", "bf16"),
+    "qwen3.5-fp8": ("Qwen/Qwen3.5-397B-A17B", "fp8"),
+    "qwen3.5-fp4": ("Qwen/Qwen3.5-397B-A17B", "fp4"),
+    "glm-5-fp8": ("zhipuai/GLM-5", "fp8"),
+    "glm-5-fp4": ("zhipuai/GLM-5", "fp4"),
 }
 
 
@@ -128,6 +133,20 @@ MTP = "speculative decoding"
          {"kv": "fp8", "expert_parallel": False, "max_num_batched_tokens": 2048}),
         (row("kimi-int4", "vllm", "b200_sxm"),
          {"kv": "bf16", "gpu_memory_utilization": 0.95, "max_num_seqs": 16}),
+        (row("qwen3.5", "sglang", "b200_sxm", concurrency=8, measured_date="2026-02-20"),
+         {"kv": "bf16", "scheduler_recv_interval": 10, "mem_fraction_static": 0.82,
+          "max_running_requests": 128, "expert_parallel": False}),
+        (row("qwen3.5-fp8", "sglang", "b200_sxm", tp=4, moe_ep=4, concurrency=128),
+         {"kv": "fp8", "scheduler_recv_interval": 30, "chunked_prefill_size": 32768,
+          "max_prefill_tokens": 32768, "expert_parallel": True}),
+        (row("qwen3.5-fp4", "sglang", "b200_sxm", tp=4),
+         {"kv": "fp8", "mem_fraction_static": 0.85, "scheduler_recv_interval": 30}),
+        (row("glm-5-fp8", "sglang", "b200_sxm"),
+         {"kv": "fp8", "mem_fraction_static": 0.85, "max_running_requests": 16,
+          "chunked_prefill_size": 32768, "max_prefill_tokens": 32768}),
+        (row("glm-5-fp4", "sglang", "b200_sxm"),
+         {"kv": "fp8", "mem_fraction_static": 0.8, "max_running_requests": 16,
+          "chunked_prefill_size": 131072, "max_prefill_tokens": 16384}),
     ],
 )  # fmt: skip
 def test_settings_of_a_server(server: Measured, settings: dict[str, Any]) -> None:
@@ -154,6 +173,7 @@ def test_only_some_servers_wait_to_fill_their_batches() -> None:
         (row("r1", "trtllm", "b200_sxm", backend_version="1.2.0rc6.post3"), MTP),
         (row("r1", "trtllm", "b200_sxm", backend_version="1.1.0rc2.post2"), MTP),
         (row("r1-fp8", "sglang", "b200_sxm"), MTP),
+        (row("qwen3.5-fp8", "sglang", "b200_sxm", tp=4), MTP),
         (row("gpt-oss", "vllm", concurrency=512), "sent at once"),
         (row("r1", "trtllm", "gb200"), "prefill and decode on GPUs of their own"),
         (row("minimax-fp4", "vllm", "b200_sxm", backend_version="0.19.0", tp=2, dp=2, moe_ep=4,
