@@ -270,9 +270,9 @@ def deploy(
     notes = [requests.note] if isinstance(requests, Traffic) and requests.note else []
     # 3. The memory beside the weights: KV cache and batch size.
     kept = 1.0
-    if model.windows is not None:
+    if model.windows is not None or model.recurrent is not None:
         sizes = np.array([(r.prompt_tokens, r.output_tokens) for r in requests], dtype=float)
-        kept = kept_share(model, *sizes.reshape(-1, 2).T)
+        kept = kept_share(model, *sizes.reshape(-1, 2).T, scenario.cluster.tp, numbers)
     room = _room(scenario, model, device, numbers, kept, source)
     if room.kv_cache is not None:
         _refuse_as_engine(scenario, room.kv_cache, requests, source)

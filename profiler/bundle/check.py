@@ -60,7 +60,7 @@ def too_fast(bundle: Bundle, device: DeviceSpec) -> Iterator[tuple[str, str]]:
         flops = model.attention_flops_per_pair * pairs / tp / (HALF / sizes_of.kv)
         yield from _flops(table, rows, size, flops, device)
         read = new * kept if decoding else new + kept
-        moved = sizes_of.kv * model.cached_numbers(tp) * read
+        moved = model.cached_bytes(tp, sizes_of.kv) * read
         yield from _memory(table, rows, size, moved, device)
     tokens = bundle.mixed["chunk_tokens"] + bundle.mixed["batch_size"]
     flops = 2.0 * model.layer_weights(tp) * tokens.to_numpy(np.float64)

@@ -1,13 +1,11 @@
-"""Kinds of layers beside dense ones with plain attention: windows, latent attention, experts."""
+"""Kinds of layers beside dense ones with plain attention: windows, latent and sparse attention,
+recurrent layers, experts."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import fields
+from typing import Literal
 
-import numpy as np
-
-from sarathi_sim.profiler.facts.roofline import Array
 from sarathi_sim.profiler.storage.strict import short, strict_dataclass
 
 _MOST = 2**24
@@ -25,14 +23,88 @@ class Windows:
         _check_positive(self, ())
 
 
-def mean_layer(
-    windows: Windows | None, layers: int, whole: Array, within: Callable[[int], Array]
-) -> Array:
-    """The mean over ``layers`` of the values for ``whole`` contexts and ``within`` a window."""
-    if windows is None:
-        return whole
-    share = windows.layers / layers
-    return np.asarray((1 - share) * whole + share * within(windows.tokens))
+@strict_dataclass
+class Recurrent:
+    """Layers that keep a state of fixed size a sequence instead of a KV cache: all but
+    ``full_layers`` (from 0), which have attention.
+
+    ``kind`` is a gated delta net (``gdn``, as in Qwen3-Next) or ``mamba2``. Each of ``value_heads``
+    has a state of ``key_dim`` x ``value_dim`` numbers of ``number_bytes``; ``key_heads`` are shared
+    by value heads, as KV heads are (Mamba: groups). A convolution sees ``conv`` tokens.
+    Raises ValueError for sizes that are not positive or do not divide.
+    """
+
+    full_layers: tuple[int, ...]
+    key_heads: int
+    value_heads: int
+    key_dim: int
+    value_dim: int
+    conv: int = 4
+    kind: Literal["gdn", "mamba2"] = "gdn"
+    number_bytes: Literal[2, 4] = 4
+
+    def __post_init__(self) -> None:
+        _check_positive(self, ("full_layers", "kind"))
+        if self.value_heads % self.key_heads:
+            raise ValueError(
+                f"value_heads ({self.value_heads}) must be a multiple of key_heads "
+                f"({self.key_heads})"
+            )
+
+    def heads_per_rank(self, tp: int) -> tuple[int, int]:
+        """(value heads, key heads) on one of ``tp`` ranks. Raises ValueError where they do not
+        divide."""
+        if self.value_heads % tp or (self.key_heads % tp and tp % self.key_heads):
+            raise ValueError(
+                f"tp {tp} does not divide the {self.value_heads} value heads and "
+                f"{self.key_heads} key heads of recurrent layers"
+            )
+        return self.value_heads // tp, max(1, self.key_heads // tp)
+
+    def channels(self, tp: int = 1) -> int:
+        """Channels of the convolution on one rank: queries, keys and values."""
+        values, keys = self.heads_per_rank(tp)
+        return 2 * keys * self.key_dim + values * self.value_dim
+
+    def projected(self, tp: int = 1) -> int:
+        """Columns of a rank's input projection: the channels, the output's gate, and of each head
+        its decay (and with ``gdn`` the strength of its write)."""
+        values, _ = self.heads_per_rank(tp)
+        each = self.value_dim + (2 if self.kind == "gdn" else 1)
+        return self.channels(tp) + values * each
+
+    @property
+    def plain_parameters(self) -> int:
+        """Parameters of a layer beside the two projections."""
+        channels, heads = self.channels(), self.value_heads
+        if self.kind == "gdn":  # decay and its bias; one norm for all heads
+            return channels * self.conv + 2 * heads + self.value_dim
+        return channels * (self.conv + 1) + 3 * heads + heads * self.value_dim
+
+    def state_bytes(self, tp: int = 1) -> int:
+        """Bytes that a rank keeps of one sequence in one layer: the state, and the last inputs of
+        the convolution in bf16."""
+        state = self.heads_per_rank(tp)[0] * self.key_dim * self.value_dim
+        return self.number_bytes * state + 2 * self.channels(tp) * (self.conv - 1)
+
+
+@strict_dataclass
+class Indexer:
+    """Sparse attention (DSA, as in DeepSeek V3.2): ``heads`` of ``dim`` numbers score all cached
+    tokens of latent attention, and a query attends to the ``top_k`` best. Every rank has the whole
+    indexer. Raises ValueError for sizes that are not positive."""
+
+    heads: int
+    dim: int
+    top_k: int
+
+    def __post_init__(self) -> None:
+        _check_positive(self, ())
+
+    @property
+    def key_bytes(self) -> int:
+        """Bytes of a token's key in the cache: fp8, and a float32 scale."""
+        return self.dim + 4
 
 
 @strict_dataclass
@@ -52,7 +124,7 @@ class Latent:
     query_rank: int = 0
 
     def __post_init__(self) -> None:
-        _check_positive(self, ("query_rank",))
+        _check_positive(self, (), ("query_rank",))
 
     @property
     def kernel(self) -> tuple[int, int, int, int]:
@@ -65,10 +137,10 @@ class Latent:
         return self.kv_rank + self.rope_dim
 
 
-def _check_positive(spec: Windows | Latent, or_zero: tuple[str, ...]) -> None:
-    for key in (field.name for field in fields(spec)):
+def _check_positive(spec: object, free: tuple[str, ...], or_zero: tuple[str, ...] = ()) -> None:
+    for key in (field.name for field in fields(spec)):  # type: ignore[arg-type]
         value = getattr(spec, key)
-        if not (0 if key in or_zero else 1) <= value <= _MOST:
+        if key not in free and not (0 if key in or_zero else 1) <= value <= _MOST:
             raise ValueError(f"{key} must be positive and at most {_MOST}, got {value}")
 
 
@@ -82,8 +154,9 @@ class Experts:
 
     A router chooses ``top_k`` of ``num_experts`` for each token; all tokens pass the shared ones,
     which have ``shared_intermediate_size`` together (0: none). The layers ``dense_layers`` (from 0)
-    have a dense network of the model's ``ffn_hidden_size`` instead. ``bias``: experts and router
-    have one (as in gpt-oss). Raises ValueError for sizes that do not fit each other.
+    have a dense network of the model's ``ffn_hidden_size`` instead, and ``bare_layers`` none at
+    all. ``bias``: experts and router have one (as in gpt-oss). ``shared_gate``: a number a token
+    weighs the shared experts' output. Raises ValueError for sizes that do not fit each other.
     """
 
     num_experts: int
@@ -92,6 +165,8 @@ class Experts:
     shared_intermediate_size: int = 0
     dense_layers: tuple[int, ...] = ()
     bias: bool = False
+    bare_layers: tuple[int, ...] = ()
+    shared_gate: bool = False
 
     def __post_init__(self) -> None:
         for key, least in (("num_experts", 1), ("intermediate_size", 1),
@@ -103,7 +178,9 @@ class Experts:
             raise ValueError(
                 f"top_k must be from 1 to num_experts ({self.num_experts}), got {short(self.top_k)}"
             )
-        if list(self.dense_layers) != sorted(set(self.dense_layers)):
-            raise ValueError(
-                f"dense_layers must rise, got {short(list(self.dense_layers))}"
-            )  # fmt: skip
+        for key in ("dense_layers", "bare_layers"):
+            layers = list(getattr(self, key))
+            if layers != sorted(set(layers)):
+                raise ValueError(f"{key} must rise, got {short(layers)}")
+        if both := set(self.dense_layers) & set(self.bare_layers):
+            raise ValueError(f"bare_layers and dense_layers share {short(sorted(both))}")

@@ -7,6 +7,7 @@ address where it was read. They are no part of a ModelSpec, which describes an a
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 from functools import cached_property, lru_cache, partial
 from pathlib import Path
@@ -16,9 +17,9 @@ import numpy as np
 
 from sarathi_sim.profiler.facts.formats import KvDtype, MoeDtype, WeightDtype
 from sarathi_sim.profiler.facts.hf_config import MOST_LAYERS, model_fields, plain_name, read_json
-from sarathi_sim.profiler.facts.layer_kinds import MOST_WIDE, Latent, Windows, mean_layer
+from sarathi_sim.profiler.facts.layer_kinds import MOST_WIDE, Indexer, Latent, Recurrent, Windows
 from sarathi_sim.profiler.facts.layer_kinds import Experts as Experts
-from sarathi_sim.profiler.facts.ops import ALL_ROW_OPS, MOE, OPS, GemmShape, Shard
+from sarathi_sim.profiler.facts.ops import ALL_ROW_OPS, OPS, GemmShape, Layers, Shard
 from sarathi_sim.profiler.facts.roofline import Array, attended, attended_within
 from sarathi_sim.profiler.storage.files import data_dir, user_path
 from sarathi_sim.profiler.storage.not_modelled import not_modelled
@@ -120,7 +121,9 @@ class ModelSpec:
     queries and keys (as in Qwen 3). ``experts`` makes layers mixtures; ``ffn_hidden_size`` is 0
     where that leaves no dense one. ``norms_per_layer`` are those of hidden states (4 in Gemma).
     ``windows`` limit the context of layers. With ``latent`` attention there is one KV head, and
-    ``head_dim`` is that of queries. ``dtype``, ``kv_cache_dtype`` and ``moe_dtype`` (of
+    ``head_dim`` is that of queries; an ``indexer`` makes it sparse. ``recurrent`` layers take the
+    place of attention in some. ``output_gate``: attention's output is gated, by a projection as
+    wide as its queries'. ``dtype``, ``kv_cache_dtype`` and ``moe_dtype`` (of
     experts, if another) are the checkpoint's.
     Raises ValueError for sizes that are not positive, too large (``LARGEST``) or do not divide.
     """
@@ -145,6 +148,9 @@ class ModelSpec:
     norms_per_layer: Literal[2, 4] = 2
     windows: Windows | None = None
     latent: Latent | None = None
+    indexer: Indexer | None = None
+    recurrent: Recurrent | None = None
+    output_gate: bool = False
     dtype: WeightDtype = "bf16"
     kv_cache_dtype: KvDtype = "bf16"
     moe_dtype: MoeDtype | None = None
@@ -164,11 +170,22 @@ class ModelSpec:
                 f"num_heads ({self.num_heads}) must be a multiple of "
                 f"num_kv_heads ({self.num_kv_heads})"
             )
-        dense = self.experts.dense_layers if self.experts else ()
-        if any(not 0 <= layer < self.num_layers for layer in dense):
-            raise ValueError(f"dense_layers must be below num_layers ({self.num_layers})")
+        named = {"recurrent.full_layers": self.recurrent.full_layers if self.recurrent else ()}
+        if self.experts is not None:
+            named["dense_layers"] = self.experts.dense_layers
+            named["bare_layers"] = self.experts.bare_layers
+        for key, layers in named.items():
+            if any(not 0 <= layer < self.num_layers for layer in layers):
+                raise ValueError(f"{key} must be below num_layers ({self.num_layers})")
         if self.windows is not None and self.windows.layers > self.num_layers:
             raise ValueError(f"windows.layers must be at most num_layers ({self.num_layers})")
+        if self.indexer is not None and (self.latent is None or not self.latent.query_rank):
+            raise ValueError("an indexer needs latent attention with a query_rank")
+        if self.recurrent is not None:
+            if self.windows is not None or self.latent is not None:
+                raise ValueError("recurrent layers beside windows or latent attention: not modelled")
+            if not 0 < len(set(self.recurrent.full_layers)) < self.num_layers:
+                raise ValueError("recurrent.full_layers must name some of the layers, not all")
         if self.latent is not None:
             head = self.latent.nope_dim + self.latent.rope_dim
             if (self.num_kv_heads, self.head_dim) != (1, head):
@@ -180,7 +197,23 @@ class ModelSpec:
     @property
     def num_dense_layers(self) -> int:
         """Layers with a dense feed-forward network."""
-        return self.num_layers if self.experts is None else len(self.experts.dense_layers)
+        return len(self.kinds["dense"])
+
+    @cached_property
+    def kinds(self) -> dict[Layers, frozenset[int]]:
+        """The layers (from 0) of each kind: with attention or recurrent; with a dense feed-forward
+        network, with a mixture, or with none."""
+        every, mix = frozenset(range(self.num_layers)), self.experts
+        full = frozenset(self.recurrent.full_layers) if self.recurrent else every
+        dense, bare = (frozenset(mix.dense_layers), frozenset(mix.bare_layers)) if mix else (every, frozenset())
+        return {
+            "all": every,
+            "attention": full,
+            "recurrent": every - full,
+            "dense": dense,
+            "sparse": every - dense - bare,
+            "bare": bare,
+        }
 
     @property
     def formats(self) -> dict[str, str]:
@@ -197,8 +230,7 @@ class ModelSpec:
         projections of latent attention, and the biases of outputs that ranks add up.
         """
         chosen = range(self.num_layers) if layers is None else layers
-        dense = [at for at in self.experts.dense_layers if at in chosen] if self.experts else chosen
-        counts = {"all": len(chosen), "dense": len(dense), "sparse": len(chosen) - len(dense)}
+        counts = {kind: len(layers.intersection(chosen)) for kind, layers in self.kinds.items()}
         matrices = plain = 0
         for op, shape in self.gemms(tp).items():
             if OPS[op].part == "layer":
@@ -208,13 +240,19 @@ class ModelSpec:
                     plain += count * shape.n * shape.k
                 else:
                     matrices += count * shape.n * shape.k
-        norms = self.norms_per_layer * self.hidden_size * (2 if self.norm_bias else 1)
-        norms += 2 * self.head_dim if self.qk_norm else 0
-        norms += self.latent.query_rank + self.latent.kv_rank if self.latent else 0
-        routed = self.experts.num_experts * self.expert_parameters if self.experts else 0
-        return LayerParameters(
-            counts["sparse"] * routed, matrices, plain + tp * counts["all"] * norms
-        )
+        norm = self.hidden_size * (2 if self.norm_bias else 1)
+        norms = self.norms_per_layer * norm * counts["all"] - norm * counts["bare"]
+        own = 2 * self.head_dim if self.qk_norm else 0
+        own += self.latent.query_rank + self.latent.kv_rank if self.latent else 0
+        own += 2 * self.indexer.dim if self.indexer else 0
+        norms += own * counts["attention"]
+        if self.recurrent is not None:
+            plain += self.recurrent.plain_parameters * counts["recurrent"]
+        routed = 0
+        if self.experts is not None:
+            routed = self.experts.num_experts * self.expert_parameters
+            norms += self.hidden_size * counts["sparse"] if self.experts.shared_gate else 0
+        return LayerParameters(counts["sparse"] * routed, matrices, plain + tp * norms)
 
     @property
     def expert_parameters(self) -> int:
@@ -246,26 +284,41 @@ class ModelSpec:
         if self.experts is None:
             return self.num_parameters
         unused = self.experts.num_experts - self.experts.top_k
-        sparse = self.num_layers - self.num_dense_layers
-        return self.num_parameters - sparse * unused * self.expert_parameters
+        return self.num_parameters - len(self.kinds["sparse"]) * unused * self.expert_parameters
 
     def kv_bytes_per_token(self, dtype_bytes: int = 2) -> int:
         """Bytes of KV cache one token takes in the whole model (all layers, all heads).
 
-        Layers with a window are among them: up to its length they hold every token.
+        Layers with a window are among them: up to its length they hold every token. Recurrent ones
+        hold none.
         """
-        return self.num_layers * self.cached_numbers(tp=1) * dtype_bytes
+        return len(self.kinds["attention"]) * self.cached_bytes(1, dtype_bytes)
 
-    def cached_numbers(self, tp: int) -> int:
-        """Numbers that one of ``tp`` ranks caches of one token in one layer."""
+    def cached_bytes(self, tp: int, dtype_bytes: int) -> int:
+        """Bytes that one of ``tp`` ranks caches of one token in one layer with attention."""
         if self.latent is not None:
-            return self.latent.cached
-        return 2 * self.heads_per_rank(tp)[1] * self.head_dim
+            index = self.indexer.key_bytes if self.indexer else 0
+            return self.latent.cached * dtype_bytes + index
+        return 2 * self.heads_per_rank(tp)[1] * self.head_dim * dtype_bytes
 
-    def kept_tokens(self, context: Array) -> Array:
-        """Tokens of a sequence of ``context`` that a mean layer keeps: windows drop older ones."""
-        near = partial(np.minimum, context)
-        return mean_layer(self.windows, self.num_layers, context, near)
+    def kept_tokens(self, context: Array, state: Array | float = 0.0) -> Array:
+        """Tokens of a sequence of ``context`` that a mean layer keeps: windows drop older ones, and
+        a recurrent layer's state takes as much memory as ``state`` tokens."""
+        return self.mean_layer(context, partial(np.minimum, context), state)
+
+    def mean_layer(
+        self, whole: Array, within: Callable[[int], Array], state: Array | float = 0.0
+    ) -> Array:
+        """The mean over the layers of the values for ``whole`` contexts, ``within`` a window, and
+        with a recurrent ``state``."""
+        if self.windows is None and self.recurrent is None:
+            return whole
+        if self.recurrent is not None:
+            share = self.share_of("recurrent")
+            return np.asarray((1 - share) * whole + share * state)
+        assert self.windows is not None
+        share = self.windows.layers / self.num_layers
+        return np.asarray((1 - share) * whole + share * within(self.windows.tokens))
 
     # Shapes under tensor parallelism ----------------------------------------------------------
 
@@ -290,6 +343,8 @@ class ModelSpec:
                 f"{self.name}: tp {tp} divides neither the experts' intermediate_size "
                 f"({mix.intermediate_size}) nor num_experts ({mix.num_experts})"
             )
+        if self.recurrent is not None:
+            self.recurrent.heads_per_rank(tp)
 
     def check_plain(self, what: str, mixtures: bool = False) -> None:
         """Raises ValueError for a model whose parts only the tables of serving stacks know.
@@ -303,6 +358,8 @@ class ModelSpec:
             "experts with biases": mixtures and mix and mix.bias,
             "sliding windows": self.windows,
             "latent attention": self.latent,
+            "recurrent layers": self.recurrent,
+            "gate of attention's output": self.output_gate,
             f"{self.norms_per_layer} norms a layer": self.norms_per_layer > 2,
         }
         if found := [name for name, there in parts.items() if there]:
@@ -334,8 +391,13 @@ class ModelSpec:
 
     def share(self, op: str) -> float:
         """The share of the layers that run a layer's op."""
-        sparse = 1 - self.num_dense_layers / self.num_layers
-        return {"all": 1.0, "dense": 1 - sparse, "sparse": sparse}[OPS[op].layers]
+        return self.share_of(OPS[op].layers)
+
+    def share_of(self, kind: Layers) -> float:
+        """The share of the layers that are of a kind."""
+        if kind == "dense":  # not by its own count: the shares of layers with a network add up
+            return 1 - (len(self.kinds["sparse"]) + len(self.kinds["bare"])) / self.num_layers
+        return len(self.kinds[kind]) / self.num_layers
 
     def shard(self, tp: int) -> Shard:
         """The shard of one of ``tp`` ranks. Raises ValueError if ``tp`` does not fit the model."""
@@ -356,9 +418,15 @@ class ModelSpec:
             experts=self.experts.num_experts if self.experts else 0,
             shared_ffn=self.experts.shared_intermediate_size // tp if self.experts else 0,
             expert_bias=self.experts is not None and self.experts.bias,
-            sparse_share=self.share(MOE),
+            sparse_share=self.share_of("sparse"),
+            recurrent_share=self.share_of("recurrent"),
+            bare_share=self.share_of("bare"),
             norms=self.norms_per_layer,
             latent=self.latent,
+            indexer=self.indexer,
+            recurrent=self.recurrent,
+            output_gate=self.output_gate,
+            tp=tp,
         )
 
     def layer_weights(self, tp: int) -> int:
@@ -371,7 +439,7 @@ class ModelSpec:
         if self.experts is None:
             return round(found)
         matrices = (3 if self.gated_ffn else 2) * self.hidden_size * self.experts.intermediate_size
-        return round(found + self.share(MOE) * self.experts.top_k * matrices / tp)
+        return round(found + self.share_of("sparse") * self.experts.top_k * matrices / tp)
 
     # Floating-point operations, for utilisation -----------------------------------------------
 
@@ -382,8 +450,9 @@ class ModelSpec:
     def pairs(self, chunk: Array, context: Array, edge: float = 0.5) -> Array:
         """Query-key pairs of a chunk after ``context`` tokens, in a mean layer."""
         near = partial(attended_within, chunk, context, edge=edge)
-        whole = attended(chunk, context, edge=edge)[1]
-        return mean_layer(self.windows, self.num_layers, whole, near)
+        if self.indexer is not None:
+            return near(self.indexer.top_k)
+        return self.mean_layer(attended(chunk, context, edge=edge)[1], near)
 
     @property
     def attention_flops_per_pair(self) -> int:

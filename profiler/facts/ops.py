@@ -12,7 +12,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal
 
-from sarathi_sim.profiler.facts.layer_kinds import Latent
+from sarathi_sim.profiler.facts.layer_kinds import Indexer, Latent, Recurrent
 
 
 @dataclass(frozen=True)
@@ -29,7 +29,8 @@ class Shard:
 
     ``ffn`` is 0 without dense layers. ``experts`` is the number of routed experts (0: no mixture),
     ``shared_ffn`` the rank's part of the shared experts. ``sparse_share`` of the layers are
-    mixtures. ``norms`` is the number of norms of hidden states in a layer.
+    mixtures, ``recurrent_share`` have no attention, ``bare_share`` no feed-forward network.
+    ``norms`` is the number of norms of hidden states in a layer; ``tp`` the number of ranks.
     """
 
     hidden: int
@@ -48,8 +49,14 @@ class Shard:
     shared_ffn: int = 0
     expert_bias: bool = False
     sparse_share: float = 0.0
+    recurrent_share: float = 0.0
+    bare_share: float = 0.0
     norms: int = 2
     latent: Latent | None = None
+    indexer: Indexer | None = None
+    recurrent: Recurrent | None = None
+    output_gate: bool = False
+    tp: int = 1
 
 
 @dataclass(frozen=True)
@@ -72,21 +79,30 @@ def _activation(shard: Shard, ffn: int, layers: float) -> Stream:
 
 def elementwise(shard: Shard) -> tuple[Stream, ...]:
     """Norms, residual additions, activation and rotary of one layer."""
-    norm = Stream("layer_norm" if shard.norm_bias else "norm", 2 * shard.hidden, times=shard.norms)
-    found = [norm, Stream("add", 3 * shard.hidden, times=2)]
+    both = 1 - shard.bare_share  # a bare layer has one norm and one addition
+    kernel = "layer_norm" if shard.norm_bias else "norm"
+    found = [Stream(kernel, 2 * shard.hidden, times=shard.norms - 1 + both)]
+    found.append(Stream("add", 3 * shard.hidden, times=1 + both))
     if shard.ffn:
-        found.append(_activation(shard, shard.ffn, 1 - shard.sparse_share))
+        found.append(_activation(shard, shard.ffn, both - shard.sparse_share))
     if shard.shared_ffn:  # and their output is added to that of the routed experts
         found.append(_activation(shard, shard.shared_ffn, shard.sparse_share))
         found.append(Stream("add", 3 * shard.hidden, times=shard.sparse_share))
+    if shard.recurrent is not None:  # norms of queries and keys, and of the gated output
+        values, keys = shard.recurrent.heads_per_rank(shard.tp)
+        numbers = 3 * values * shard.recurrent.value_dim + 4 * keys * shard.recurrent.key_dim
+        found.append(Stream("norm", numbers, times=shard.recurrent_share))
+    full = 1 - shard.recurrent_share
+    if shard.output_gate:
+        found.append(Stream("act", 3 * shard.heads * shard.head_dim, times=full))
     queries_and_keys = 2 * (shard.heads + shard.kv_heads) * shard.head_dim
     if shard.latent is not None:
         found.append(Stream("norm", 2 * (shard.latent.query_rank + shard.latent.kv_rank)))
         queries_and_keys = 2 * (shard.heads + 1) * shard.latent.rope_dim
     if shard.qk_norm:
-        found.append(Stream("norm", queries_and_keys))
+        found.append(Stream("norm", queries_and_keys, times=full))
     if not shard.learned_positions:
-        found.append(Stream("rope", queries_and_keys))
+        found.append(Stream("rope", queries_and_keys, times=full))
     return tuple(found)
 
 
@@ -101,17 +117,21 @@ def latent_queries(shard: Shard) -> bool:
 
 
 def preproj(shard: Shard) -> GemmShape:
-    """Queries, keys and values; with latent attention the projections that every rank repeats."""
+    """Queries, keys and values (and the output's gate); with latent attention the projections that
+    every rank repeats, and an indexer's key and the weights of its heads."""
     if shard.latent is None:
-        return GemmShape(n=(shard.heads + 2 * shard.kv_heads) * shard.head_dim, k=shard.hidden)
+        heads = shard.heads * (2 if shard.output_gate else 1) + 2 * shard.kv_heads
+        return GemmShape(n=heads * shard.head_dim, k=shard.hidden)
     queries = shard.latent.query_rank or shard.heads * shard.head_dim
-    return GemmShape(n=queries + shard.latent.cached, k=shard.hidden)
+    index = shard.indexer.dim + shard.indexer.heads if shard.indexer else 0
+    return GemmShape(n=queries + shard.latent.cached + index, k=shard.hidden)
 
 
 def q_up(shard: Shard) -> GemmShape:
-    """Queries of the rank's heads, with latent attention."""
+    """Queries of the rank's heads, with latent attention, and of a whole indexer."""
     assert shard.latent is not None
-    return GemmShape(n=shard.heads * shard.head_dim, k=shard.latent.query_rank)
+    index = shard.indexer.heads * shard.indexer.dim if shard.indexer else 0
+    return GemmShape(n=shard.heads * shard.head_dim + index, k=shard.latent.query_rank)
 
 
 def kv_up(shard: Shard) -> GemmShape:
@@ -125,6 +145,19 @@ def postproj(shard: Shard) -> GemmShape:
     """From the values of all heads to the hidden state."""
     values = shard.latent.value_dim if shard.latent is not None else shard.head_dim
     return GemmShape(n=shard.hidden, k=shard.heads * values)
+
+
+def recurrent_in(shard: Shard) -> GemmShape:
+    """Queries, keys, values, gates and decays of a recurrent layer."""
+    assert shard.recurrent is not None
+    return GemmShape(n=shard.recurrent.projected(shard.tp), k=shard.hidden)
+
+
+def recurrent_out(shard: Shard) -> GemmShape:
+    """From the values of a recurrent layer's heads to the hidden state."""
+    assert shard.recurrent is not None
+    heads, _ = shard.recurrent.heads_per_rank(shard.tp)
+    return GemmShape(n=shard.hidden, k=heads * shard.recurrent.value_dim)
 
 
 SCOPES = ("inter_node", "intra_node")
@@ -154,8 +187,9 @@ CONTEXT = Size("context_tokens", "context", "context")
 Family = Literal["gemm", "piecewise", "prefill", "decode"]
 
 
-#: The layers that run an op: all, or those with a dense feed-forward network, or with a mixture.
-Layers = Literal["all", "dense", "sparse"]
+#: Kinds of layers: all; those with attention, or recurrent; those with a dense feed-forward network,
+#: with a mixture, or with neither.
+Layers = Literal["all", "attention", "recurrent", "dense", "sparse", "bare"]
 
 
 def _never(shard: Shard) -> bool:
@@ -239,13 +273,19 @@ def _mixture(shard: Shard) -> bool:
     return shard.experts > 0
 
 
+def _recurring(shard: Shard) -> bool:
+    return shard.recurrent is not None
+
+
 def _sharing(shard: Shard) -> bool:
     return shard.shared_ffn > 0
 
 
 _LIST = (
     # A layer, in the order in which it runs. QKV are one GEMM, and so are gate and up.
-    _gemm("preproj", preproj, "columns", lambda s: s.attention_bias != "none"),
+    _gemm(
+        "preproj", preproj, "columns", lambda s: s.attention_bias != "none", layers="attention",
+    ),
     # Latent attention: a head's queries, keys and values. Decodes multiply with the same matrix on
     # both sides of attention, instead of projecting all cached tokens: as many FLOPs and bytes.
     _gemm("q_up", q_up, "columns", present=latent_queries),
@@ -258,7 +298,13 @@ _LIST = (
         "attn_decode", "layer", (BATCH, CONTEXT), "decode", "decode_attention",
         table="attn_decode", fitted=("attn_decode", "attn_decode_mha", "attn_decode_gqa"),
     ),
-    _gemm("postproj", postproj, "rows", lambda s: s.attention_bias == "all"),
+    _gemm(
+        "postproj", postproj, "rows", lambda s: s.attention_bias == "all", layers="attention",
+    ),
+    # Instead of attention, a recurrent layer: its convolution and its state are in ``attn_prefill``
+    # and ``attn_decode``, whose times are those of a mean layer.
+    _gemm("recurrent_in", recurrent_in, "columns", layers="recurrent", present=_recurring),
+    _gemm("recurrent_out", recurrent_out, "rows", layers="recurrent", present=_recurring),
     _gemm(
         "ffn_ln1", lambda s: GemmShape(n=s.ffn * (2 if s.gated_ffn else 1), k=s.hidden), "columns",
         lambda s: s.ffn_bias, "dense", _dense,

@@ -1,4 +1,5 @@
-"""Attention of a model's shard from a stack's tables: whole contexts, windows, latent attention.
+"""Attention of a model's shard from a stack's tables: whole contexts, windows, latent and sparse
+attention, and the recurrent layers that take its place.
 
 A chunk after cached tokens is composed, unless it was measured: it takes as long as a prompt with
 as many query-key pairs, in blocks of keys, and no less than a decode at that context, or than the
@@ -14,7 +15,7 @@ import numpy as np
 
 from sarathi_sim.profiler.facts.device import DeviceSpec
 from sarathi_sim.profiler.facts.formats import Kernels
-from sarathi_sim.profiler.facts.layer_kinds import Latent, mean_layer
+from sarathi_sim.profiler.facts.layer_kinds import Indexer, Latent, Recurrent
 from sarathi_sim.profiler.facts.model import ModelSpec
 from sarathi_sim.profiler.facts.ops import PREFILL
 from sarathi_sim.profiler.facts.roofline import KEY_BLOCK, Array, attended_within
@@ -27,7 +28,8 @@ from sarathi_sim.profiler.kernels.attention_grid import (
     prefix_us,
     together_us,
 )
-from sarathi_sim.profiler.kernels.stack_file import KernelFit, StackSpec, load_stack, stored
+from sarathi_sim.profiler.kernels.sparse_law import SparseLaw
+from sarathi_sim.profiler.kernels.stack_file import Arrays, KernelFit, StackSpec, load_stack, stored
 from sarathi_sim.profiler.physics.shard_times import composed_prefill
 from sarathi_sim.profiler.storage.strict import SpecError
 
@@ -37,16 +39,33 @@ LATENT = "mla"
 LESS = "(block less GEMMs and launches)"
 #: The attention of all published rows: DeepSeek V3's.
 MEASURED_LATENT = Latent(512, 64, 128, 128, query_rank=1536)
+#: The tables of sparse attention, by the shipped model whose block was measured.
+SPARSE_TABLES = {"deepseek-v3.2": "dsa128", "glm-5": "dsa192"}
+_MEASURED_SPARSE = {
+    (Latent(512, 64, 128, 128, query_rank=1536), Indexer(64, 128, 2048)): "dsa128",
+    (Latent(512, 64, 192, 256, query_rank=2048), Indexer(32, 128, 2048)): "dsa192",
+}
+#: The tables of gated delta nets; their heads have ``STATE_HEAD`` x ``STATE_HEAD`` numbers, and a
+#: prompt is scanned in chunks of so many tokens.
+STATE, STATE_HEAD, STATE_CHUNK = "state.gdn", 128, 64
 #: Stacks whose kernel for prompts needs keys and values of each head, also of cached tokens.
 _PROJECT_AGAIN = ("vllm", "trtllm")
 
 Slowed = Callable[[Array, Array], Array]
 
 
+AttentionTable = HeadGrid | SparseLaw
+
+
 @lru_cache(maxsize=256)
-def shipped_grid(device: str, stack: str, table: str) -> HeadGrid:
+def shipped_table(device: str, stack: str, table: str) -> AttentionTable:
     """A shipped table of attention, cached with the laws fitted to it (:func:`decode_us`)."""
-    return HeadGrid.from_arrays(stored(load_stack(device, stack)[1], table))
+    return attention_table(stored(load_stack(device, stack)[1], table))
+
+
+def attention_table(arrays: Arrays) -> AttentionTable:
+    """A stored table of attention: of prompts of sparse attention a law, else a grid."""
+    return SparseLaw.from_arrays(arrays) if "log_rate" in arrays else HeadGrid.from_arrays(arrays)
 
 
 def alike_within(chunk: Array, context: Array, window: float) -> Array:
@@ -61,14 +80,14 @@ def alike_within(chunk: Array, context: Array, window: float) -> Array:
 class StackAttention:
     """Attention of one ``tp`` rank of ``model``, microseconds of one layer.
 
-    ``grid`` gives a table of attention. ``slowed`` makes times of a chip with other memory from
+    ``table`` gives a table of attention. ``slowed`` makes times of a chip with other memory from
     (time, bytes). ``kv_up`` is the time of projecting keys and values of so many tokens again.
     """
 
     def __init__(
         self,
         spec: StackSpec,
-        grid: Callable[[str], HeadGrid],
+        table: Callable[[str], AttentionTable],
         kernels: Kernels,
         model: ModelSpec,
         tp: int,
@@ -76,36 +95,51 @@ class StackAttention:
         slowed: Slowed,
         kv_up: Callable[[Array], Array],
     ) -> None:
-        self.spec, self._table = spec, grid
+        self.spec, self._table = spec, table
         self.kernels, self.model, self.tp = kernels, model, tp
         self.heads, self.kv_heads = model.heads_per_rank(tp)
         self._bandwidth, self._units = device.memory_bandwidth, device.num_sms
         self._slowed, self._kv_up = slowed, kv_up
-        if model.latent is not None and model.latent.kernel != MEASURED_LATENT.kernel:
+        if model.indexer is not None:
+            if (model.latent, model.indexer) not in _MEASURED_SPARSE:
+                known = " and ".join(SPARSE_TABLES)
+                raise SpecError(
+                    f"{model.name}: sparse attention was measured with the sizes of {known} only"
+                )
+        elif model.latent is not None and model.latent.kernel != MEASURED_LATENT.kernel:
             raise SpecError(
                 f"{model.name}: latent attention was measured with (kv_rank, rope_dim, nope_dim, "
                 f"value_dim) {MEASURED_LATENT.kernel} only, not {model.latent.kernel}"
             )
         for kind in ("prefill", "decode"):
             spec.need(kind, self._name, "KV dtype, head_dim")
+        self._state: StateTimes | None = None
+        if model.recurrent is not None:
+            self._state = StateTimes(spec, self._named, model.name, model.recurrent, tp)
+        #: The tokens that a query attends to, whatever the context.
+        self._reach = model.indexer.top_k if model.indexer else np.inf
 
     def prefill(self, chunk: Array, context: Array) -> Array:
         """One sequence's chunk after ``context`` cached tokens, in a mean layer."""
-        return self._mean(lambda window: self._prefill(chunk, context, window))
+        state = self._state.prefill(chunk) if self._state else 0.0
+        return self._mean(lambda window: self._prefill(chunk, context, window), state)
 
     def decode(self, batch: Array, context: Array) -> Array:
         """One token for each of ``batch`` sequences with ``context`` cached tokens, in a mean
         layer."""
-        return self._mean(lambda window: self._decode(batch, context, window))
+        state = self._state.decode(batch) if self._state else 0.0
+        return self._mean(lambda window: self._decode(batch, context, window), state)
 
     def added(self, chunk: Array) -> Array:
         """The time that each of several equal chunks adds to their call, in a mean layer: a row for
         each of :attr:`batches`."""
-        return self._mean(lambda window: self._added(chunk, window))
+        state = self._state.added(self.batches, chunk) if self._state else 0.0
+        return self._mean(lambda window: self._added(chunk, window), state)
 
-    def _mean(self, time: Callable[[int], Array]) -> Array:
-        """The mean over the layers of the ``time`` with a window (0: with none)."""
-        return mean_layer(self.model.windows, self.model.num_layers, time(0), time)
+    def _mean(self, time: Callable[[int], Array], state: Array | float) -> Array:
+        """The mean over the layers of the ``time`` with a window (0: with none), and of recurrent
+        ones."""
+        return self.model.mean_layer(time(0), time, state)
 
     def _composes(self, window: int) -> bool:
         return window > 0 and not self.windows_measured
@@ -115,6 +149,9 @@ class StackAttention:
         if self._composes(window):
             return composed_prefill(self._prefill, chunk, context, window)
         size = alike_within(chunk, context, window) if window else alike(chunk, context)
+        if self.model.indexer is not None:
+            time = self._sparse_law.us(chunk, context, self.heads, self.model.indexer)
+            return np.maximum(time, self._decode(np.ones_like(chunk), context + chunk))
         grid, seen = self._grid("prefill", window), window or np.inf
         # A prompt of so many tokens; no less than one of the chunk, which is no longer.
         alone, pairs = (prefill_us(grid, n, *self._prompt_heads, seen) for n in (chunk, size))
@@ -134,9 +171,9 @@ class StackAttention:
         """No faster than HBM reads what is cached, up to the ``window``."""
         if self._composes(window):
             return self._decode(batch, np.minimum(context, window))
-        grid, seen = self._grid("decode", window), window or np.inf
+        grid, seen = self._grid("decode", window), window or self._reach
         time = decode_us(grid, batch, context + 1, self.heads, self.kv_heads, seen)
-        num_bytes = self._cache_bytes(batch * np.minimum(context, seen))
+        num_bytes = batch * self._cache_bytes(np.minimum(context, window or np.inf))
         return np.maximum(self._slowed(time, num_bytes), self._fastest(num_bytes))
 
     def _added(self, chunk: Array, window: int = 0) -> Array:
@@ -159,7 +196,10 @@ class StackAttention:
         "heads" between measured ones, "beyond" them."""
         kind = "prefill" if op == PREFILL else "decode"
         heads = self._prompt_heads if op == PREFILL else (self.heads, self.kv_heads)
-        fit, grid = self.spec.kernels[f"{kind}.{self._name}"], self._grid(kind)
+        fit = self.spec.kernels[f"{kind}.{self._name}"]
+        if kind == "prefill" and self.model.indexer is not None:
+            return fit, "heads"
+        grid = self._grid(kind)
         if grid.measured(*heads):
             return fit, ""
         return fit, "heads" if grid.between(*heads, decode=op != PREFILL) else "beyond"
@@ -197,16 +237,34 @@ class StackAttention:
             for kind in ("prefill", "decode")
         )
 
+    @cached_property
+    def _sparse_law(self) -> SparseLaw:
+        law = self._table(f"prefill.{self._name}")
+        assert isinstance(law, SparseLaw)
+        return law
+
     def _cache_bytes(self, tokens: Array) -> Array:
-        numbers = 1.0 * tokens * self.model.cached_numbers(self.tp)
-        return np.asarray(self.kernels.number_bytes.kv * numbers)
+        """Bytes that are read of the cache of so many tokens: an indexer's keys of all, and what is
+        attended to."""
+        kv, index = self.kernels.number_bytes.kv, self.model.indexer
+        if index is None:
+            return np.asarray(1.0 * tokens * self.model.cached_bytes(self.tp, kv))
+        whole = self.model.cached_bytes(self.tp, kv) - index.key_bytes
+        return np.asarray(index.key_bytes * tokens + whole * np.minimum(tokens, index.top_k))
 
     def _fastest(self, num_bytes: Array) -> Array:
         return fastest_us(num_bytes, self._bandwidth)
 
-    @property
+    @cached_property
     def _name(self) -> str:
+        """The name of its tables: of sparse attention in the format of the weights, if measured."""
         head = LATENT if self.model.latent is not None else str(self.model.head_dim)
+        if self.model.latent is not None and self.model.indexer is not None:
+            head = _MEASURED_SPARSE[self.model.latent, self.model.indexer]
+            names = [f"{head}-{dtype}" for dtype in (self.kernels.dtype, "bf16", "fp8_block")]
+            kv = self.kernels.kv_cache_dtype
+            there = [name for name in names if f"prefill.{kv}.{name}" in self.spec.kernels]
+            head = next(iter(there), head)
         return f"{self.kernels.kv_cache_dtype}.{head}"
 
     @property
@@ -215,4 +273,53 @@ class StackAttention:
         return self.heads, self.heads if self.model.latent is not None else self.kv_heads
 
     def _grid(self, kind: str, window: int = 0) -> HeadGrid:
-        return self._table(f"{kind}.{self._name}" + (f"w{window}" if window else ""))
+        return self._named(f"{kind}.{self._name}" + (f"w{window}" if window else ""))
+
+    def _named(self, table: str) -> HeadGrid:
+        grid = self._table(table)
+        assert isinstance(grid, HeadGrid)
+        return grid
+
+
+class StateTimes:
+    """Recurrent layers of one ``tp`` rank, microseconds: the convolution and the state's scan or
+    step, beside the projections.
+
+    Measured are gated delta nets with heads of 128 x 128 numbers. A state of other sizes, and that
+    of Mamba 2, counts as so many such heads as have as many numbers (:attr:`borrowed`).
+    Raises SpecError where the stack's were not measured, ValueError where ``tp`` does not divide
+    the heads.
+    """
+
+    def __init__(
+        self,
+        spec: StackSpec,
+        grid: Callable[[str], HeadGrid],
+        name: str,
+        recurrent: Recurrent,
+        tp: int,
+    ) -> None:
+        for kind in ("prefill", "decode"):
+            spec.need(kind, STATE, f"recurrent layers, which {name} has; table")
+        self._table, self.borrowed = grid, recurrent.kind != "gdn"
+        values, keys = recurrent.heads_per_rank(tp)
+        numbers = recurrent.key_dim * recurrent.value_dim
+        if self.borrowed or numbers != STATE_HEAD**2:
+            self.borrowed = True
+            values = max(1, round(values * numbers / STATE_HEAD**2))
+            keys = max(1, min(keys, values))
+        self.heads = values, keys
+
+    def prefill(self, chunk: Array) -> Array:
+        """One sequence's chunk, whatever its context."""
+        return prefill_us(self._table(f"prefill.{STATE}"), chunk, *self.heads, STATE_CHUNK)
+
+    def added(self, batches: Array, chunk: Array) -> Array:
+        """The time that each of several equal chunks adds to their call: a row a batch."""
+        grids = self._table(f"prefill.{STATE}"), self._table(f"added.{STATE}")
+        batch = batches[:, None]
+        return together_us(*grids, batch, chunk, *self.heads, STATE_CHUNK) / batch
+
+    def decode(self, batch: Array) -> Array:
+        """A step of ``batch`` sequences."""
+        return decode_us(self._table(f"decode.{STATE}"), batch, np.ones_like(batch), *self.heads, 1)

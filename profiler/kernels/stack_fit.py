@@ -25,12 +25,13 @@ from sarathi_sim.profiler.facts.formats import (
     STACKS,
     WEIGHT_DTYPES,
     KvDtype,
+    WeightDtype,
     named_stack,
 )
 from sarathi_sim.profiler.facts.model import load_model
 from sarathi_sim.profiler.facts.ops import ALL_REDUCE, ALL_TO_ALL, MOE, OTHERS, names
 from sarathi_sim.profiler.facts.roofline import HBM_SHARE, Array
-from sarathi_sim.profiler.kernels import left_out
+from sarathi_sim.profiler.kernels import left_out, sparse_law
 from sarathi_sim.profiler.kernels.attention_grid import (
     HeadGrid,
     fastest_us,
@@ -51,7 +52,15 @@ from sarathi_sim.profiler.kernels.left_out import Errors, Fitted, record
 from sarathi_sim.profiler.kernels.moe_surface import Rates, rates_of
 from sarathi_sim.profiler.kernels.own_ops import OWN_OPS
 from sarathi_sim.profiler.kernels.reduce_curves import fit_reduce, stream_bytes
-from sarathi_sim.profiler.kernels.stack_attention import LATENT, LESS, MEASURED_LATENT
+from sarathi_sim.profiler.kernels.sparse_law import fit_sparse
+from sarathi_sim.profiler.kernels.stack_attention import (
+    LATENT,
+    LESS,
+    MEASURED_LATENT,
+    SPARSE_TABLES,
+    STATE,
+    STATE_CHUNK,
+)
 from sarathi_sim.profiler.kernels.stack_file import (
     Arrays,
     KernelFit,
@@ -67,8 +76,6 @@ from sarathi_sim.profiler.storage.strict import SpecError, did_you_mean
 
 #: Families of tables that are fitted together.
 FAMILIES = ("gemm", "attention", MOE, ALL_REDUCE, ALL_TO_ALL, "elementwise")
-#: The hidden state of the published blocks.
-_HIDDEN = 7168
 #: Above this the fastest rows (first percentile) are launches of the host: not used.
 _LAUNCH_US = 40.0
 #: The kernel's time for one token without context, as timed alone (10 to 13 us).
@@ -105,27 +112,106 @@ def latent_rows(
     return rows.assign(kv_heads=rows["heads"] if kind == "prefill" else 1), version
 
 
-def _rest(rows: pd.DataFrame, gemms: GemmLattice, tokens: str) -> pd.Series[float]:
-    """The block's time without its GEMMs."""
-    left = rows["time_us"].copy()
+def _rest(
+    rows: pd.DataFrame, gemms: GemmLattice, tokens: str, model: str = "deepseek-v3"
+) -> pd.Series[float]:
+    """The time of a shipped model's block without its GEMMs."""
+    left, spec = rows["time_us"].copy(), load_model(model)
     for heads, part in rows.groupby("heads"):
-        count = int(str(heads))
         m = part[tokens].to_numpy(np.float64)
-        left.loc[part.index] -= sum((gemms.time_us(m, n, k) for n, k in _shapes(count)), 0 * m)
+        shapes = spec.gemms(spec.num_heads // int(str(heads)))
+        for shape in (shapes[op] for op in _BLOCK if op in shapes):
+            left.loc[part.index] -= gemms.time_us(m, shape.n, shape.k)
     return left
 
 
-def _shapes(heads: int) -> tuple[tuple[int, int], ...]:
-    """(n, k) of the block's GEMMs on a rank with so many heads."""
-    latent = MEASURED_LATENT
-    return (
-        (latent.query_rank + latent.cached, _HIDDEN),
-        (heads * (latent.nope_dim + latent.rope_dim), latent.query_rank),
-        (heads * (latent.nope_dim + latent.value_dim), latent.kv_rank),
-        (_HIDDEN, heads * latent.value_dim),
-    )
+def sparse_fits(
+    datasets: Path, device: str, stack: str, gemms: Gemms, scored: bool
+) -> Iterator[Fitted]:
+    """Sparse attention by shipped model and format: its blocks without their GEMMs, which the same
+    formats get back, and without launches."""
+    for kv_dtype, dtype, (model, name) in product(KV_DTYPES, gemms, SPARSE_TABLES.items()):
+        of, spec = (datasets, device, stack), load_model(model)
+        single = tables.sparse(*of, "decode", kv_dtype, _SPARSE[model], dtype)
+        blocks = tables.sparse(*of, "prefill", kv_dtype, _SPARSE[model], dtype)
+        if single is None or blocks is None:
+            continue
+        assert spec.indexer is not None and spec.latent is not None
+        table, seen = f"{kv_dtype}.{name}-{dtype}", float(spec.indexer.top_k)
+        rows, version = blocks
+        rows = sparse_prompts(rows[rows["heads"] <= spec.num_heads], gemms[dtype], model)
+        law = fit_sparse(rows, spec.indexer)
+        time = rows["time_us"].to_numpy(np.float64)
+        errors = {"sizes": "chunk", "heads": "heads"} if scored else {}
+        kinds = {kind: sparse_law.left_out(rows, spec.indexer, by) for kind, by in errors.items()}
+        fit = record(f"{version} {LESS}", len(rows), time, time, law.log_rate.size, kinds)
+        if scored and fit.left_out["heads"].half_width_pct > _USELESS_PCT:
+            continue  # most rows are stalls of the host
+        yield Fitted(f"prefill.{table}", law, fit)
+        rows, version = single
+        rows = sparse_decodes(rows[rows["heads"] <= spec.num_heads], gemms[dtype], model)
+        rate = load_device(device).memory_bandwidth
+        least = reading_us(rows, spec.latent.cached, kv_dtype, rate, seen)
+        yield fit_attention(
+            "decode", f"decode.{table}", rows, f"{version} {LESS}", least, seen, scored
+        )
 
 
+def sparse_prompts(rows: pd.DataFrame, gemms: GemmLattice, model: str) -> pd.DataFrame:
+    """Prompts of a model's sparse attention, from its blocks.
+
+    A block takes as long as its kernels or its launches, whichever takes longer: those of up to
+    128 tokens are launches, and rows within 30 % of their median are left out. So are chunks of
+    less than 256 tokens and contexts beyond 131,072, which other kernels serve.
+    """
+    launches = rows["time_us"][rows["chunk"] <= 128].median()
+    known = (rows["time_us"] > 1.3 * launches) & (rows["chunk"] >= 256)
+    rows = rows[known & (rows["context"] <= 131072)]
+    rest = _rest(rows, gemms, "chunk", model)
+    left = rest > _LEAST_BLOCK * rows["time_us"]
+    return rows.assign(time_us=rest)[left]
+
+
+def sparse_decodes(rows: pd.DataFrame, gemms: GemmLattice, model: str) -> pd.DataFrame:
+    """Decodes of a model's sparse attention, from its blocks; launches are what a single token
+    takes beyond :data:`_FASTEST_SPARSE_US`."""
+    rest = _rest(rows, gemms, "batch", model)
+    launches = (rest.groupby(rows["heads"]).min() - _FASTEST_SPARSE_US).clip(lower=0.0)
+    rest -= launches.loc[rows["heads"]].to_numpy()
+    return rows.assign(kv_heads=1, time_us=rest.clip(lower=_FASTEST_US))
+
+
+def recurrent_fits(datasets: Path, device: str, stack: str, scored: bool) -> Iterator[Fitted]:
+    """Recurrent layers: prompts by chunk and batch, steps by batch. A scan works in chunks of
+    :data:`STATE_CHUNK` tokens, as attention does in a window; a step reads one state."""
+    prompts = tables.recurrent(datasets, device, stack, "prefill")
+    steps = tables.recurrent(datasets, device, stack, "decode")
+    if prompts is None or steps is None:
+        return
+    (rows, version), seen = prompts, float(STATE_CHUNK)
+    alone = rows[rows["batch"] == 1]
+    yield fit_attention("prefill", f"prefill.{STATE}", alone, version, 0.0, seen, scored)
+    yield fit_together(f"added.{STATE}", rows, version, seen, scored)
+    rows, version = steps
+    # A step takes as long at any context: a table needs two.
+    both = [rows.assign(context=context) for context in (1, _ANY_CONTEXT)]
+    table = pd.concat(both, ignore_index=True).drop(columns="chunk")
+    yield fit_attention("decode", f"decode.{STATE}", table, version, 0.0, 1.0, scored)
+
+
+Gemms = Mapping[WeightDtype, GemmLattice]
+#: The GEMMs of a block of latent attention.
+_BLOCK = ("preproj", "q_up", "kv_up", "postproj")
+#: The shipped models whose sparse attention was measured: their names in the public tables.
+_SPARSE = {"deepseek-v3.2": "DeepseekV32ForCausalLM", "glm-5": "GlmMoeDsaForCausalLM"}
+#: Of a block whose GEMMs take more, too little is left to be known.
+_LEAST_BLOCK = 0.2
+#: A law of sparse attention that is further off is not used.
+_USELESS_PCT = 150.0
+#: Sparse attention of one token without its GEMMs, in a CUDA graph: SGLang's takes 25 to 40.
+_FASTEST_SPARSE_US = 30.0
+#: Any context of a recurrent step.
+_ANY_CONTEXT = 131072
 #: Rows (gpus, num_bytes, time_us) and version by kernel.
 MessageTables = dict[str, tuple[pd.DataFrame, str]]
 #: A table with fewer pairs of head counts is a stub.
@@ -357,6 +443,21 @@ def _gemms_and_attention(
                 yield fit_gemm(table, rows, version, rates, scored)
     if "attention" in families:
         yield from attention_fits(datasets, device, stack, gemms)
+        scored = "@" not in stack
+        formats = dict(_gemm_lattices(datasets, device, stack)) if scored else {}
+        yield from sparse_fits(datasets, device, stack, formats, scored) if scored else ()
+        yield from recurrent_fits(datasets, device, stack, scored)
+
+
+def _gemm_lattices(
+    datasets: Path, device: str, stack: str
+) -> Iterator[tuple[WeightDtype, GemmLattice]]:
+    """The GEMMs of a stack's blocks as they were timed, by format."""
+    for dtype in ("bf16", "fp8_block"):
+        found = filter(_is_whole, tables.gemms(datasets, device, stack, dtype))
+        for rows, version in islice(found, 1):
+            fitted = fit_gemm(f"gemm.{dtype}", rows, version, scored=False).surface
+            yield dtype, GemmLattice.from_arrays(fitted.arrays())
 
 
 def _perf_fits(datasets: Path, device: str) -> Iterator[Fitted]:

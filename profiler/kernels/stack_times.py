@@ -21,7 +21,6 @@ from sarathi_sim.profiler.facts.ops import (
     names,
 )
 from sarathi_sim.profiler.facts.roofline import HALF, HBM_SHARE, Array
-from sarathi_sim.profiler.kernels.attention_grid import HeadGrid
 from sarathi_sim.profiler.kernels.gemm_lattice import LEAST, GemmLattice
 from sarathi_sim.profiler.kernels.own_ops import OWN_OPS
 from sarathi_sim.profiler.kernels.reduce_curves import (
@@ -31,7 +30,13 @@ from sarathi_sim.profiler.kernels.reduce_curves import (
     sent_us,
     stream_bytes,
 )
-from sarathi_sim.profiler.kernels.stack_attention import LESS, StackAttention, shipped_grid
+from sarathi_sim.profiler.kernels.stack_attention import (
+    LESS,
+    AttentionTable,
+    StackAttention,
+    attention_table,
+    shipped_table,
+)
 from sarathi_sim.profiler.kernels.stack_file import (
     Arrays,
     KernelFit,
@@ -85,11 +90,11 @@ class StackTimes:
         model.check_tp(tp)
         self.spec.need("gemm", kernels.dtype, "dtype")
         self.spec.need("gemm", "bf16", "dtype")
-        grid: Callable[[str], HeadGrid] = partial(shipped_grid, device, kernels.named)
+        table: Callable[[str], AttentionTable] = partial(shipped_table, device, kernels.named)
         if fitted is not None:
-            grid = lru_cache(lambda table: HeadGrid.from_arrays(stored(self._arrays, table)))
+            table = lru_cache(lambda name: attention_table(stored(self._arrays, name)))
         self.attention = StackAttention(
-            self.spec, grid, kernels, model, tp, self.device, self._as_on,
+            self.spec, table, kernels, model, tp, self.device, self._as_on,
             lambda tokens: self.by_rows(KV_UP, tokens),
         )  # fmt: skip
         if tp > 1:

@@ -15,7 +15,6 @@ import pandas as pd
 from sarathi_sim.profiler.bundle.schema import Bundle, BundleMeta
 from sarathi_sim.profiler.bundle.tables import TABLES, empty_table
 from sarathi_sim.profiler.facts.device import DeviceSpec, device_files, device_sha256, load_device
-from sarathi_sim.profiler.facts.layer_kinds import mean_layer
 from sarathi_sim.profiler.facts.model import ModelSpec
 from sarathi_sim.profiler.facts.ops import (
     ALL_REDUCE,
@@ -263,16 +262,15 @@ class DeviceTimes(DeviceModel):
         def whole(size: Array, held: Array) -> Array:
             return self.attn_prefill(size, held, *self._heads)
 
-        return mean_layer(
-            self.model.windows, self.model.num_layers, whole(chunk, context),
-            lambda window: composed_prefill(whole, chunk, context, window),
-        )  # fmt: skip
+        return self.model.mean_layer(
+            whole(chunk, context), lambda window: composed_prefill(whole, chunk, context, window)
+        )
 
     def decode(self, batch: Array, context: Array) -> Array:
         def seen(window: float) -> Array:
             return self.attn_decode(batch, np.minimum(context, window), *self._heads)
 
-        return mean_layer(self.model.windows, self.model.num_layers, seen(np.inf), seen)
+        return self.model.mean_layer(seen(np.inf), seen)
 
     def added(self, chunk: Array) -> Array:
         return np.empty((0, len(chunk)))
@@ -298,11 +296,13 @@ class DeviceTimes(DeviceModel):
 
     @property
     def _heads(self) -> tuple[int, int, int]:
-        if self.model.latent is not None:
-            raise SpecError(
-                f"{self.model.name}: no device model knows latent attention; name a stack whose "
-                "kernels were measured (sarathi-sim devices)"
-            )
+        for what in ("latent", "recurrent"):
+            if getattr(self.model, what) is not None:
+                kind = {"latent": "latent attention", "recurrent": "recurrent layers"}[what]
+                raise SpecError(
+                    f"{self.model.name}: no device model knows {kind}; name a stack whose kernels "
+                    "were measured (sarathi-sim devices)"
+                )
         return (*self.model.heads_per_rank(self.tp), self.model.head_dim)
 
 

@@ -40,7 +40,8 @@ FORMS = (
     "AIConfigurator's parquet tables (SYSTEM/FAMILY/STACK/VERSION/TABLE.parquet): gemm_perf, "
     "computescale_perf, scale_matrix_perf, context_attention_perf, generation_attention_perf, "
     "context_mla_perf, generation_mla_perf, mla_context_module_perf, mla_generation_module_perf, "
-    "moe_perf, custom_allreduce_perf, nccl_perf"
+    "dsa_context_module_perf, dsa_generation_module_perf, gdn_perf, moe_perf, "
+    "custom_allreduce_perf, nccl_perf"
 )
 #: The tables' names of number formats, if they differ from ours.
 _THEIRS = {"bf16": "bfloat16"}
@@ -141,6 +142,60 @@ def latent(
         rows["context"] = rows.pop("step") + rows["chunk"]
         unused = ["batch", "context"] if kind == "prefill" else ["chunk"]
         return merged(rows.drop(columns=unused)), path.parent.name
+    return None
+
+
+def sparse(
+    datasets: Path,
+    device: str,
+    stack: str,
+    kind: str,
+    kv_dtype: KvDtype,
+    architecture: str,
+    dtype: WeightDtype,
+) -> tuple[pd.DataFrame, str] | None:
+    """Whole blocks of sparse attention with their indexer and their GEMMs in ``dtype``: of
+    ``prefill`` (heads, chunk, context: cached tokens; one sequence) or ``decode`` (heads, batch,
+    context)."""
+    name = {"prefill": "context", "decode": "generation"}[kind]
+    for path in _versions(datasets, device, "sparse_attention", stack, f"dsa_{name}_module_perf"):
+        chosen: dict[str, Any] = {"kv_cache_dtype": _THEIRS.get(kv_dtype, kv_dtype)}
+        chosen |= {"architecture": architecture, "op_name": f"dsa_{name}_module"}
+        chosen |= {"gemm_type": _THEIRS.get(dtype, dtype)}
+        chosen |= {"batch_size": 1} if kind == "prefill" else {}
+        rows = _read(path, ("num_heads", "batch_size", "isl", "step"), chosen)
+        if not len(rows):
+            continue
+        rows = rows.rename(columns={"num_heads": "heads", "step": "context"})
+        if kind == "prefill":
+            rows = rows.rename(columns={"isl": "chunk"}).drop(columns="batch_size")
+        else:
+            rows = rows.assign(context=rows["context"] + rows.pop("isl"))
+            rows = rows.rename(columns={"batch_size": "batch"})
+        return merged(rows), path.parent.name
+    return None
+
+
+def recurrent(
+    datasets: Path, device: str, stack: str, kind: str
+) -> tuple[pd.DataFrame, str] | None:
+    """Convolution and state of a gated delta net, heads of 128 x 128 numbers: heads (of values),
+    kv_heads (of keys), batch, and of ``prefill`` the chunk."""
+    phase = {"prefill": "context", "decode": "generation"}[kind]
+    counts = ("batch_size", "seq_len", "num_v_heads", "num_k_heads")
+    for path in _versions(datasets, device, "linear_attention", stack, "gdn_perf"):
+        chosen = {"phase": phase, "head_k_dim": 128, "head_v_dim": 128, "d_conv": 4}
+        rows = _read(path, counts, chosen, keep=("kernel_source",))
+        each = rows.groupby([*counts, "kernel_source"])["time_us"].min().reset_index()
+        whole = each.groupby(list(counts))["time_us"].agg(["size", "sum"]).reset_index()
+        whole = whole[whole.pop("size") == 2].rename(  # both kernels
+            columns={
+                "batch_size": "batch", "seq_len": "chunk", "num_v_heads": "heads",
+                "num_k_heads": "kv_heads", "sum": "time_us",
+            }
+        )  # fmt: skip
+        if len(whole):
+            return whole, path.parent.name
     return None
 
 

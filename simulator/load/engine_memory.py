@@ -85,7 +85,6 @@ def kv_capacity_tokens(
     weights alone do not fit.
     """
     memory = usable_memory * device.memory_bytes * tp
-    replication = model.heads_per_rank(tp)[1] * tp / model.num_kv_heads
     capacity = []
     for stage, count in enumerate(layers):
         weights = stage_weight_bytes(model, layers, stage, numbers, tp)
@@ -95,21 +94,28 @@ def kv_capacity_tokens(
                 f"{weights / 1e9:.1f} GB of weights, and {tp} x {device.name} have "
                 f"{memory / 1e9:.1f} GB usable ({usable_memory:.0%}); use a larger tp or pp"
             )
-        per_token = model.kv_bytes_per_token(numbers.kv) * replication * count / model.num_layers
+        per_token = tp * model.cached_bytes(tp, numbers.kv) * count
         capacity.append(int((memory - weights) // (kept * per_token)))
     return min(capacity)
 
 
-def kept_share(model: ModelSpec, prompt: Floats, output: Floats) -> float:
-    """The share of running sequences' tokens that the KV cache keeps; 1 without windows.
+def kept_share(
+    model: ModelSpec, prompt: Floats, output: Floats, tp: int = 1, numbers: NumberBytes = TWO_BYTES
+) -> float:
+    """The share of running sequences' tokens that a mean layer's cache keeps; 1 where all layers
+    have attention over the whole context.
 
-    A layer with a window keeps the tokens inside it. The mean is over the iterations of requests
-    with so many prompt and output tokens, whose contexts grow from the one to the sum of both.
+    A layer with a window keeps the tokens inside it; the state of a recurrent one counts as the
+    tokens that take as many bytes. The mean is over the iterations of requests with so many prompt
+    and output tokens, whose contexts grow from the one to the sum of both.
     """
-    if model.windows is None or not len(prompt):
+    if (model.windows is None and model.recurrent is None) or not len(prompt):
         return 1.0
     context = prompt + output * np.linspace(0, 1, 17)[:, None]
-    kept = (model.kept_tokens(context) * output).sum()
+    state = 0.0
+    if model.recurrent is not None:
+        state = model.recurrent.state_bytes(tp) / model.cached_bytes(tp, numbers.kv)
+    kept = (model.kept_tokens(context, state) * output).sum()
     return float(kept / (context * output).sum())
 
 
@@ -292,7 +298,7 @@ def engine_memory(
         if given is None
     ]
     found = []
-    cached = block_size * model.cached_numbers(tp) * numbers.kv
+    cached = block_size * model.cached_bytes(tp, numbers.kv)
     for stage, count in enumerate(layers):
         peak = step.activation_bytes
         if peak is None:

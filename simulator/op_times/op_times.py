@@ -187,8 +187,9 @@ class OpTimes:
 
     @property
     def reduces(self) -> float:
-        """All-reduces of a mean layer. Sending tokens to experts and back replaces one."""
-        calls = OPS[ALL_REDUCE].calls
+        """All-reduces of a mean layer: one fewer in a layer without a feed-forward network. Sending
+        tokens to experts and back replaces one."""
+        calls = OPS[ALL_REDUCE].calls - self.model.share_of("bare")
         return calls - self.model.share(ALL_TO_ALL) if ALL_TO_ALL in self.by_rows else calls
 
     def scaled(self, factors: Mapping[str, float]) -> OpTimes:
