@@ -15,7 +15,7 @@ from typing import Literal, NamedTuple
 import numpy as np
 
 from sarathi_sim.profiler.facts.formats import KvDtype, MoeDtype, WeightDtype
-from sarathi_sim.profiler.facts.hf_config import MOST_LAYERS, model_fields, plain_name, read_json
+from sarathi_sim.profiler.facts.hf_config import MOST_LAYERS, model_fields, plain_name, read_config
 from sarathi_sim.profiler.facts.layer_kinds import MOST_WIDE, Latent, Windows, mean_layer
 from sarathi_sim.profiler.facts.layer_kinds import Experts as Experts
 from sarathi_sim.profiler.facts.ops import ALL_ROW_OPS, MOE, OPS, GemmShape, Shard
@@ -406,7 +406,7 @@ def load_model(name_or_path: str | Path) -> ModelSpec:
     if path.is_dir() and (path / "config.json").is_file():
         path = path / "config.json"
     if path.suffix == ".json":
-        fields = model_fields(read_json(path), str(path))  # first: it names what cannot be read
+        fields = model_fields(read_config(path), str(path))  # first: it names what cannot be read
         own = path.resolve().parent.name if path.name == "config.json" else path.stem
         return parse(ModelSpec, {"name": own, **fields}, path)
     checkpoint = None
