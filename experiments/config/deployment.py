@@ -272,7 +272,8 @@ def deploy(
     kept = 1.0
     if model.windows is not None or model.recurrent is not None:
         sizes = np.array([(r.prompt_tokens, r.output_tokens) for r in requests], dtype=float)
-        kept = kept_share(model, *sizes.reshape(-1, 2).T, scenario.cluster.tp, numbers)
+        prompt, output = sizes.reshape(-1, 2).T
+        kept = kept_share(model, prompt, output, scenario.cluster.tp, numbers)
     room = _room(scenario, model, device, numbers, kept, source)
     if room.kv_cache is not None:
         _refuse_as_engine(scenario, room.kv_cache, requests, source)

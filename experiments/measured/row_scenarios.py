@@ -30,10 +30,10 @@ _IN_BLOCKS = ("fp8_block", "fp8_block")
 #: of nvidia/DeepSeek-R1-0528-FP4-v2).
 _DEEPSEEK = {"fp8": _IN_BLOCKS, "fp4": ("nvfp4", "nvfp4")}
 #: The shipped model, and the formats of a layer's weights and of its experts by the row's
-#: precision. Their fp8 is in blocks; gpt-oss's fp4 is MXFP4. Kimi K2.5's text model has the shape
-#: of Kimi K2 (config.json in ai-dynamo/aiconfigurator at 202f06a); all but routed experts are bf16.
-#: So are Qwen3.5's in fp4 (hf_quant_config.json of nvidia/Qwen3.5-397B-A17B-NVFP4), and GLM-5's but
-#: for shared experts and dense layers (of nvidia/GLM-5-NVFP4), 3.5 of 744 billion parameters.
+#: precision. Their fp8 is in blocks; gpt-oss's fp4 is MXFP4. All but routed experts is bf16 in
+#: Kimi K2.5, in Qwen3.5's fp4 (hf_quant_config.json of nvidia/Qwen3.5-397B-A17B-NVFP4), and in
+#: GLM-5's but for shared experts and dense layers (of nvidia/GLM-5-NVFP4), 3.5 of 744 billion
+#: parameters.
 MIXTURES = {
     "Qwen/Qwen3-235B-A22B-FP8": ("qwen3-235b-a22b", {"fp8": _IN_BLOCKS}),
     "MiniMaxAI/MiniMax-M2.5": ("minimax-m2", {"fp8": _IN_BLOCKS, "fp4": ("bf16", "nvfp4")}),
@@ -41,7 +41,7 @@ MIXTURES = {
     "deepseek-ai/DeepSeek-R1": ("deepseek-r1", _DEEPSEEK),
     "openai/gpt-oss-120b": ("gpt-oss-120b", {"fp4": ("bf16", "w4a16_mxfp4")}),
     "moonshotai/Kimi-K2.5": (
-        "kimi-k2",
+        "kimi-k2.5",
         {"fp4": ("bf16", "nvfp4"), "int4": ("bf16", "int4_wo")},
     ),
     "Qwen/Qwen3.5-397B-A17B": (

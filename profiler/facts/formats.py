@@ -39,6 +39,8 @@ MOE_BYTES: dict[MoeDtype, float] = {
     "w4a16_mxfp4": 0.5 + 1 / 32,
     "w4a8_mxfp4_mxfp8": 0.5 + 1 / 32,
 }
+#: In memory, where experts alone are in int4_wo: their groups are of 32 (Kimi K2.5), not 128.
+_FINE_INT4 = 0.5 + 2 / 32
 KV_BYTES: dict[KvDtype, int] = {"bf16": 2, "fp8": 1}
 #: Peak FLOP/s of a format's matrix units over those of bf16 (data sheets).
 SPEEDUP: dict[WeightDtype, float] = {
@@ -131,6 +133,8 @@ class Kernels:
     def number_bytes(self) -> NumberBytes:
         """The bytes of its numbers."""
         kv, expert = KV_BYTES[self.kv_cache_dtype], MOE_BYTES[self.experts_in]
+        if self.moe_dtype == "int4_wo" != self.dtype:
+            expert = _FINE_INT4
         return NumberBytes(2, WEIGHT_BYTES[self.dtype], kv, expert)
 
     @property

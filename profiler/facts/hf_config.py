@@ -535,7 +535,9 @@ READERS: dict[str, Callable[[HfConfig], Fields]] = {
 
 
 #: Types that read images, too: the type of their text part, which is in ``text_config``.
-NESTED = {"gemma3": "gemma3_text", "mistral3": "mistral", "llama4": "llama4_text"}
+NESTED = {
+    "gemma3": "gemma3_text", "mistral3": "mistral", "llama4": "llama4_text", "kimi_k25": "kimi_k2",
+}  # fmt: skip
 #: Keys beside ``text_config`` that concern the text.
 _OF_THE_TEXT = ("quantization_config", "torch_dtype", "dtype", "tie_word_embeddings")
 
@@ -578,7 +580,8 @@ def model_fields(config: Mapping[str, Any], where: str) -> Fields:
 
 
 def _text_part(config: Mapping[str, Any], where: str) -> Mapping[str, Any]:
-    """The part of a configuration that describes the text decoder."""
+    """The part of a configuration that describes the text decoder. Of two quantisations the outer
+    one counts: NVIDIA's checkpoints of Kimi K2.5 keep the first one inside."""
     kind = config.get("model_type")
     if not isinstance(kind, str) or kind not in NESTED:
         return config
@@ -588,13 +591,28 @@ def _text_part(config: Mapping[str, Any], where: str) -> Mapping[str, Any]:
     _warn(f"note: {where}: only text_config is modelled, no images and no weights of their encoder")
     above = {key: config[key] for key in _OF_THE_TEXT if key in config}
     named = {"model_type": NESTED[kind]} if "model_type" not in text else {}
-    return {**above, **{k: v for k, v in text.items() if k != "architectures"}, **named}
+    own = {key: value for key, value in text.items() if key != "architectures"}
+    if not inactive(above.get("quantization_config")):
+        own.pop("quantization_config", None)
+    return {**above, **own, **named}
 
 
 @cache
 def _warn(text: str) -> None:
     """Warn once per process: a sweep reads the same file for every run."""
     logging.getLogger(__name__).warning(text)
+
+
+def read_config(path: Path) -> dict[str, Any]:
+    """The object in a ``config.json``, with the quantisation of the ``hf_quant_config.json`` beside
+    it, if ModelOpt wrote one. Raises SpecError as :func:`read_json`."""
+    config, beside = read_json(path), path.with_name("hf_quant_config.json")
+    if path.name == "config.json" and beside.is_file():
+        section = read_json(beside).get("quantization")
+        if not isinstance(section, dict):
+            raise SpecError(f"{beside}: quantization {short(section)}: must be a mapping")
+        config["quantization_config"] = {"quant_method": "modelopt", **section}
+    return config
 
 
 def read_json(path: Path) -> dict[str, Any]:

@@ -21,11 +21,15 @@ _LEFT_OUT = re.compile(
 #: Further modules that a mixture may leave in bf16: everything beside its routed experts.
 _BESIDE_EXPERTS = re.compile(r"self_attn|shared_expert|(mlp|feed_forward)\.\(?(gate|up|down)[_|]")
 _ALL_ATTENTION = re.compile(r"self_attn(\.o_proj|\W*$)")
+#: A whole layer, or its FFN: they may be left out of a mixture's dense layers.
+_WHOLE_LAYER = re.compile(r"layers\.(\d+)(\.mlp)?\W*$")
 _ONE_FORMAT = (
     "all matrices of the layers have one format, or a mixture's experts alone have it; besides, "
     "only LM head, embedding, norms and routers may be left out"
 )
 _KINDS = {dict: "mapping", list: "list"}
+#: What a method adds to a format with four times the usual scales, which experts alone may have.
+_FINE = " in groups of 32"
 #: GPTQ's rules by pattern: "-:" leaves modules out, others change their format.
 _RULES = "dynamic"
 _LISTS = (
@@ -64,9 +68,11 @@ def formats(config: Mapping[str, Any], fields: Mapping[str, Any], where: str) ->
             if "experts" not in fields:
                 raise _Unsupported("quant_method 'mxfp4': not supported: this model has no experts")
             return {"moe_dtype": "w4a16_mxfp4"}
-        found = _METHODS[method](section)
-        key = "moe_dtype" if _experts_alone(section, fields) else "dtype"
-        return {key: found, **_cache(section)}
+        found, alone = _METHODS[method](section), _experts_alone(section, fields)
+        if found.endswith(_FINE) and not alone:
+            raise _Unsupported("group_size 32: not supported; allowed: 128, or 32 of experts alone")
+        key = "moe_dtype" if alone else "dtype"
+        return {key: found.removesuffix(_FINE), **_cache(section)}
     except _Unsupported as error:
         raise SpecError(f"{where}: {_KEY}.{error}") from None
 
@@ -90,9 +96,12 @@ def _fp8(section: Mapping[str, Any]) -> str:
 
 def _int4(section: Mapping[str, Any]) -> str:
     _need(section, "bits", 4)
-    _need(section, "group_size", 128)
     _need(section, "modules_in_block_to_quantize", None)
-    return "int4_wo"
+    return _int4_groups(section)
+
+
+def _int4_groups(weights: Mapping[str, Any], path: str = "") -> str:
+    return "int4_wo" + (_FINE if _need(weights, "group_size", 128, 32, path=path) == 32 else "")
 
 
 def _modelopt(section: Mapping[str, Any]) -> str:
@@ -137,8 +146,7 @@ def _group(name: str, group: Any) -> str:
         _need(weights, "group_size", 16, path=path)
         return "nvfp4"
     if kind == ("int", 4) and inactive(inputs):
-        _need(weights, "group_size", 128, path=path)
-        return "int4_wo"
+        return _int4_groups(weights, path)
     raise _Unsupported(
         f"{path}type {short(kind[0])}, num_bits {short(kind[1])}: not supported; allowed: float 8, "
         "float 4, and int 4 of the weights alone"
@@ -176,10 +184,13 @@ def _experts_alone(section: Mapping[str, Any], fields: Mapping[str, Any]) -> boo
                 raise _Unsupported(f"{key} {short(name)}: not supported: {_ONE_FORMAT}")
             if _LEFT_OUT.search(plain) or (layer and int(layer[1]) >= fields["num_layers"]):
                 continue
-            if "experts" not in fields or not _BESIDE_EXPERTS.search(plain):
+            mixture = fields.get("experts")
+            unit = _WHOLE_LAYER.search(plain)
+            dense = mixture and unit and int(unit[1]) in mixture["dense_layers"]
+            if not mixture or not (dense or _BESIDE_EXPERTS.search(plain)):
                 raise _Unsupported(f"{key} {short(name)}: not supported: {_ONE_FORMAT}")
             partly = key
-            if _ALL_ATTENTION.search(plain):
+            if _ALL_ATTENTION.search(plain) or (unit and not unit[2]):
                 whole |= {int(layer[1])} if layer else set(range(fields["num_layers"]))
     if partly and len(whole) < fields["num_layers"]:
         raise _Unsupported(

@@ -16,7 +16,7 @@ from typing import Literal, NamedTuple
 import numpy as np
 
 from sarathi_sim.profiler.facts.formats import KvDtype, MoeDtype, WeightDtype
-from sarathi_sim.profiler.facts.hf_config import MOST_LAYERS, model_fields, plain_name, read_json
+from sarathi_sim.profiler.facts.hf_config import MOST_LAYERS, model_fields, plain_name, read_config
 from sarathi_sim.profiler.facts.layer_kinds import MOST_WIDE, Indexer, Latent, Recurrent, Windows
 from sarathi_sim.profiler.facts.layer_kinds import Experts as Experts
 from sarathi_sim.profiler.facts.ops import ALL_ROW_OPS, OPS, GemmShape, Layers, Shard
@@ -183,7 +183,9 @@ class ModelSpec:
             raise ValueError("an indexer needs latent attention with a query_rank")
         if self.recurrent is not None:
             if self.windows is not None or self.latent is not None:
-                raise ValueError("recurrent layers beside windows or latent attention: not modelled")
+                raise ValueError(
+                    "recurrent layers beside windows or latent attention: not modelled"
+                )
             if not 0 < len(set(self.recurrent.full_layers)) < self.num_layers:
                 raise ValueError("recurrent.full_layers must name some of the layers, not all")
         if self.latent is not None:
@@ -205,7 +207,8 @@ class ModelSpec:
         network, with a mixture, or with none."""
         every, mix = frozenset(range(self.num_layers)), self.experts
         full = frozenset(self.recurrent.full_layers) if self.recurrent else every
-        dense, bare = (frozenset(mix.dense_layers), frozenset(mix.bare_layers)) if mix else (every, frozenset())
+        dense = frozenset(mix.dense_layers) if mix else every
+        bare = frozenset(mix.bare_layers if mix else ())
         return {
             "all": every,
             "attention": full,
@@ -475,7 +478,7 @@ def load_model(name_or_path: str | Path) -> ModelSpec:
     if path.is_dir() and (path / "config.json").is_file():
         path = path / "config.json"
     if path.suffix == ".json":
-        fields = model_fields(read_json(path), str(path))  # first: it names what cannot be read
+        fields = model_fields(read_config(path), str(path))  # first: it names what cannot be read
         own = path.resolve().parent.name if path.name == "config.json" else path.stem
         return parse(ModelSpec, {"name": own, **fields}, path)
     checkpoint = None

@@ -187,8 +187,8 @@ CONTEXT = Size("context_tokens", "context", "context")
 Family = Literal["gemm", "piecewise", "prefill", "decode"]
 
 
-#: Kinds of layers: all; those with attention, or recurrent; those with a dense feed-forward network,
-#: with a mixture, or with neither.
+#: Kinds of layers: all; those with attention, or recurrent; those with a dense feed-forward
+#: network, with a mixture, or with neither.
 Layers = Literal["all", "attention", "recurrent", "dense", "sparse", "bare"]
 
 

@@ -47,11 +47,12 @@ def _work(chunk: Array, context: Array, heads: Array | float, indexer: Indexer) 
 
 def fit_sparse(rows: pd.DataFrame, indexer: Indexer) -> SparseLaw:
     """From rows (heads, chunk, context, time_us): the least squares of the relative errors, of
-    rates that are not negative; once more without rows that are off by half (stalls of the host)."""
+    rates that are not negative; once more without rows that are off by half (the host's stalls)."""
     from scipy.optimize import nnls
 
-    sizes = (rows[name].to_numpy(np.float64) for name in ("chunk", "context", "heads"))
-    work, time = _work(*sizes, indexer), rows["time_us"].to_numpy(np.float64)
+    sizes = (rows[name].to_numpy(np.float64) for name in ("chunk", "context", "heads", "time_us"))
+    chunk, context, heads, time = sizes
+    work = _work(chunk, context, heads, indexer)
     most, known = work.max(axis=0), np.full(len(rows), True)
     for _ in range(2):
         shares = work[known] / most / time[known, None]
@@ -67,6 +68,7 @@ def left_out(rows: pd.DataFrame, indexer: Indexer, column: str) -> Iterator[Erro
         out = rows[rows[column] == value]
         law = fit_sparse(rows.drop(out.index), indexer)
         for heads, part in out.groupby("heads"):
-            chunk, context = (part[name].to_numpy(np.float64) for name in ("chunk", "context"))
-            off = np.log(law.us(chunk, context, int(str(heads)), indexer) / part["time_us"].to_numpy())
+            sizes = (part[name].to_numpy(np.float64) for name in ("chunk", "context", "time_us"))
+            chunk, context, time = sizes
+            off = np.log(law.us(chunk, context, int(str(heads)), indexer) / time)
             yield off, off

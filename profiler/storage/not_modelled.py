@@ -129,8 +129,8 @@ LIMITS: dict[Kind, tuple[Limit, ...]] = {
     "model": (
         Limit(
             "models that read images or sound",
-            "of gemma3, mistral3 and llama4 the text part is read from their `config.json`; of "
-            "others give a `config.json` of the text model alone",
+            "of gemma3, mistral3, llama4 and kimi_k25 the text part is read from their "
+            "`config.json`; of others give a `config.json` of the text model alone",
             "*-vl *-vl-* *-vl[23]* *-vision* *llava* pixtral* *internvl* *-omni* *minicpm-[vo]* "
             "paligemma* idefics* molmo* fuyu* *-audio* whisper* *-multimodal* mllama* "
             "llama-3.2-11b* llama-3.2-90b* *glm-4v* *glm-4.5v* cogvlm* *-ocr* *smolvlm* "

@@ -36,6 +36,11 @@ def _model(
     return {**base, **({"model_type": kind} if kind else {}), **named, **_free(free), **changes}
 
 
+def _packed(weights: Config, inputs: Config | None = None, **others: object) -> Config:
+    group = {"weights": weights, "targets": ["Linear"], "input_activations": inputs}
+    return {"quant_method": "compressed-tensors", "config_groups": {"group_0": group}, **others}
+
+
 BASE: Config = {
     **_free(FREE),
     "architectures": ["SomeForCausalLM"],
@@ -208,6 +213,43 @@ LLAMA_4_SCOUT: Config = {
     ),
     "vision_config": {"model_type": "llama4_vision_model"},
 }
+LLAMA_4_MAVERICK: Config = {
+    **LLAMA_4_SCOUT,
+    "text_config": {
+        **LLAMA_4_SCOUT["text_config"],
+        "interleave_moe_layer_step": 2,
+        "max_position_embeddings": 1048576,
+        "num_local_experts": 128,
+        "use_qk_norm": False,
+    },
+}
+_FP8: Config = {"type": "float", "num_bits": 8, "strategy": "channel"}
+_NVFP4: Config = {"type": "float", "num_bits": 4, "group_size": 16}
+_INT4: Config = {"type": "int", "num_bits": 4, "group_size": 128}
+# All but the routed experts is left out.
+INT4_EXPERTS = _packed(
+    {**_INT4, "group_size": 32},
+    format="pack-quantized",
+    ignore=[
+        *("lm_head", "re:.*self_attn.*", "re:.*shared_experts.*"),
+        r"re:.*mlp\.(gate|up|gate_up|down)_proj.*",
+    ],
+    kv_cache_scheme=None,
+)
+KIMI_K2_5: Config = {
+    "architectures": ["KimiK25ForConditionalGeneration"],
+    "media_placeholder_token_id": 163605,
+    "model_type": "kimi_k25",
+    "text_config": _model(
+        {**DEEPSEEK_V3, "bad_words_ids": None, "moe_layer_freq": 1, "num_nextn_predict_layers": 0},
+        *("kimi_k2", (61, 7168, 64, 64, 18432, 163840), "forced_bos_token_id top_k"),
+        first_k_dense_replace=1,
+        max_position_embeddings=262144,
+        n_routed_experts=384,
+        quantization_config=INT4_EXPERTS,
+    ),
+    "vision_config": {"vt_num_hidden_layers": 27},
+}
 MINIMAX_M2 = _model(
     {**BASE, "attn_type_list": [1] * 62, "shared_intermediate_size": 0, "use_qk_norm": True},
     *("minimax_m2", (62, 3072, 48, 8, 1536, 200064), FREE_OF_MIXTURES),
@@ -250,6 +292,9 @@ MODELLED = {
     "deepseek-v2-lite": (DEEPSEEK_V2_LITE, 15_706_484_224),
     "qwen-72b": (QWEN_1, 72_287_920_128),
     "gpt2": (GPT_2, 124_439_808),
+    "kimi-k2.5": (KIMI_K2_5, 1_026_408_209_408),
+    # Without its encoder, which is Scout's.
+    "llama-4-maverick": (LLAMA_4_MAVERICK, 401_583_781_376 - 871_932_416),
     # Its vocabulary is this long; the model card says 228.7 billion.
     "minimax-m2": (MINIMAX_M2, 228_689_320_448),
 }
@@ -279,14 +324,6 @@ WINDOWED: dict[str, tuple[Config, tuple[int, int]]] = {
 }
 
 
-def _packed(weights: Config, inputs: Config | None = None, **others: object) -> Config:
-    group = {"weights": weights, "targets": ["Linear"], "input_activations": inputs}
-    return {"quant_method": "compressed-tensors", "config_groups": {"group_0": group}, **others}
-
-
-_FP8: Config = {"type": "float", "num_bits": 8, "strategy": "channel"}
-_NVFP4: Config = {"type": "float", "num_bits": 4, "group_size": 16}
-_INT4: Config = {"type": "int", "num_bits": 4, "group_size": 128}
 #: Sections and the formats of weights and KV cache that they mean.
 QUANTISED: dict[str, tuple[Config, tuple[str, str]]] = {
     "fp8": ({"quant_method": "fp8", "activation_scheme": "static"}, ("fp8", "bf16")),
@@ -322,6 +359,11 @@ UNQUANTISED: dict[str, tuple[Config, str]] = {
     "a method": ({"quant_method": "bitsandbytes"}, "quant_method 'bitsandbytes': not supported"),
     "bits": ({"quant_method": "gptq", "bits": 8, "group_size": 128}, "bits 8: not supported"),
     "groups": ({"quant_method": "awq", "bits": 4, "group_size": 32}, "group_size 32: not supp"),
+    "fine groups": (_packed({**_INT4, "group_size": 32}), "group_size 32: not supported; allowed"),
+    "finer groups": (
+        _packed({**_INT4, "group_size": 16}),
+        "config_groups.'group_0'.weights.group_size 16: not supported; allowed: 128, 32",
+    ),
     "blocks": ({**FP8_BLOCKS, "weight_block_size": [64, 64]}, "weight_block_size [64, 64]: not"),
     "no shape": ({**FP8_BLOCKS, "weight_block_size": 128}, "weight_block_size 128: not"),
     "int8": (_packed({"type": "int", "num_bits": 8}), "config_groups.'group_0'.weights.type 'int'"),

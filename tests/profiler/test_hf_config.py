@@ -18,6 +18,7 @@ from tests.profiler.hf_configs import (
     DEEPSEEK_V3,
     GEMMA_2_9B,
     GPT_OSS_20B,
+    KIMI_K2_5,
     LLAMA_3,
     LLAMA_4_SCOUT,
     MISTRAL_3,
@@ -99,12 +100,33 @@ def test_a_checkpoint_whose_experts_alone_are_quantised(
     model = _load(tmp_path, {**LLAMA_4_SCOUT, "quantization_config": section})
     assert model.formats == {"moe_dtype": "fp8"}
 
+    assert _load(tmp_path, KIMI_K2_5).formats == {"moe_dtype": "int4_wo"}
+
+
+@pytest.mark.parametrize("dense", ["0*", "0.mlp*", "0.mlp.gate_proj"])
+def test_the_formats_of_modelopt_count(tmp_path: Path, dense: str) -> None:
+    """NVIDIA's Kimi K2.5 in NVFP4: its config.json keeps the int4 of the checkpoint it is from, its
+    own format is in a file beside it, or outside of ``text_config``."""
+    names = [f"language_model.layers.{layer}.self_attn*" for layer in range(61)]
+    names = [name for name in names if not dense.startswith("0*") or ".0." not in name]
+    names += ["language_model.layers.1.mlp.shared_experts*", f"language_model.layers.{dense}"]
+    section = {**NVFP4, "exclude_modules": [*names, "lm_head", "vision_tower*"]}
+    nvfp4 = {"moe_dtype": "nvfp4", "kv_cache_dtype": "fp8"}
+    assert _load(tmp_path, {**KIMI_K2_5, "quantization_config": section}).formats == nvfp4
+    beside = tmp_path / "some-model" / "hf_quant_config.json"
+    beside.write_text(json.dumps({"producer": {"name": "modelopt"}, "quantization": section}))
+    assert _load(tmp_path, KIMI_K2_5).formats == nvfp4
+    beside.write_text('{"quantization": "NVFP4"}')
+    with pytest.raises(SpecError, match=r"hf_quant_config\.json: quantization 'NVFP4': must be a"):
+        _load(tmp_path, KIMI_K2_5)
+
 
 @pytest.mark.parametrize(
     ("names", "message"),
     [
         (["model.layers.0.self_attn"], "ignore: not supported: the whole attention in 1 of 61"),
         (["model.layers.*.mlp.shared_experts"], "ignore: not supported: the whole attention in 0"),
+        (["model.layers.3.mlp*"], "ignore 'model.layers.3.mlp*': not supported: all matrices"),
         (["model.layers.*.mlp.experts"], "ignore 'model.layers.*.mlp.experts': not supported: all"),
         ([7], "ignore 7: must be the name of a module"),
     ],

@@ -374,6 +374,9 @@ def test_weights_of_a_gpu_are_the_same_however_experts_are_divided() -> None:
     numbers = Kernels("vllm", "bf16", moe_dtype="w4a16_mxfp4").number_bytes
     assert (numbers.weight, numbers.expert_weight) == (2.0, 0.5 + 1 / 32)
     assert Kernels("vllm", "fp8").number_bytes.expert_weight == 1.0
+    # Of experts alone, int4 has a scale for every 32 weights.
+    assert Kernels("vllm", moe_dtype="int4_wo").number_bytes.expert_weight == 0.5 + 2 / 32
+    assert Kernels("vllm", "int4_wo").number_bytes.expert_weight == 0.5 + 2 / 128
     assert set(WEIGHT_BYTES) < set(MOE_BYTES)
 
 

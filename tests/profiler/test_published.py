@@ -52,6 +52,7 @@ MODELS = {
     "qwen2.5-7b": Published(7_615_616_512, kv=57_344),
     "qwen2.5-72b": Published(72_706_203_648, weights=145_412_407_296, kv=327_680),
     "qwen3-8b": Published(8_190_735_360, kv=147_456),
+    "qwen3-14b": Published(14_768_307_200, weights=29_536_614_400, kv=163_840),
     "qwen3-32b": Published(32_762_123_264, weights=65_524_246_528, kv=262_144),
     "mistral-small-24b": Published(23_572_403_200, kv=163_840),
     "phi-4": Published(14_659_507_200, kv=204_800),
@@ -61,6 +62,7 @@ MODELS = {
     "mixtral-8x7b": Published(46_702_792_704, 12.9e9, kv=131_072),
     "qwen3-30b-a3b": Published(30_532_122_624, 3.3e9, kv=98_304),
     "qwen3-235b-a22b": Published(235_093_634_560, 22e9, kv=192_512),
+    "qwen3-coder-480b-a35b": Published(480_154_875_392, 35e9, kv=253_952),
     # Without attention sinks: one number a head and layer. The card's active ones leave out the
     # embedding: 201,088 x 2,880.
     "gpt-oss-20b": Published(
@@ -73,7 +75,11 @@ MODELS = {
     "deepseek-v3": Published(671_026_419_200 - 58 * 256, 37e9, kv=70_272),
     "deepseek-r1": Published(671_026_419_200 - 58 * 256, 37e9, kv=70_272),
     "kimi-k2": Published(1.03e12, 32e9, kv=70_272),
+    # 600 GB (Unsloth's page on running it) with the encoder; groups of 128 would be 547 GB.
+    "kimi-k2.5": Published(1.03e12, 32e9, weights=600e9, kv=70_272),
     "llama-4-scout": Published(107_769_861_120, 17e9, kv=196_608),
+    # Without its encoder, which is Scout's.
+    "llama-4-maverick": Published(401_583_781_376 - 871_932_416, 17e9, kv=196_608),
     # Its card rounds to 10 billion active ones, without the tables.
     "minimax-m2": Published(229e9, 10e9 + 2 * 200_064 * 3072, 0.1, kv=253_952),
 }
