@@ -30,6 +30,8 @@ from sarathi_sim.profiler.kernels.stack_file import (
     stored,
 )
 
+#: In the version of a borrowed table, after its lender.
+BY_RATIO = "by the ratio"
 #: GPUs of one architecture. A GPU borrows from the first other one that has the table.
 ALIKE = (("b200-sxm", "b300-sxm", "gb200"), ("h100-80g-sxm", "h200-sxm"))
 #: Percent by which nine in ten times of borrowed tables are off at most. Every number format (or
@@ -84,10 +86,10 @@ def _loan(device: str, stack: str, table: str) -> tuple[KernelFit, Arrays] | Non
         if log in arrays and off:
             steps = round(STEPS * float(np.median([np.median(one) for one in off.values()])))
             named = ", ".join(off) if len(off) <= _NAMED else f"{len(off)} tables {kind}"
-            ratio = f"the ratio {np.exp(steps / STEPS):.2f} of {named}"
+            ratio = f"{np.exp(steps / STEPS):.2f} of {named}"
             about = replace(
                 spec.kernels[table],
-                version=f"{spec.kernels[table].version} from {lender} by {ratio}",
+                version=f"{spec.kernels[table].version} from {lender} {BY_RATIO} {ratio}",
                 lender=lender,
                 lent_pct=LENT_PCT[family_of(table)],
             )
