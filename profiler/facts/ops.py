@@ -383,6 +383,8 @@ ROW_OPS = (*LAYER_OPS, *EDGE_OPS)
 #: Of a plain dense model: the GEMMs of one layer in the order they run, and all.
 LAYER_GEMMS = tuple(name for name in LAYER_OPS if OPS[name].shape is not None)
 GEMMS = tuple(name for name in ROW_OPS if OPS[name].shape is not None)
+#: The GEMMs of a block of attention.
+ATTENTION_GEMMS = names(lambda op: op.layers == "attention")
 ATTENTION = names(lambda op: op.family in ("prefill", "decode"))
 PREFILL, DECODE = ATTENTION
 MESSAGES = names(lambda op: op.sizes == (BYTES,))
