@@ -15,14 +15,16 @@ from sarathi_sim.profiler.facts.ops import (
     ALL_REDUCE,
     DECODE,
     KV_UP,
+    MOE,
     OPS,
     PREFILL,
     SENDS,
     names,
 )
 from sarathi_sim.profiler.facts.roofline import HALF, HBM_SHARE, Array
+from sarathi_sim.profiler.kernels.borrowed import with_borrowed
 from sarathi_sim.profiler.kernels.gemm_lattice import LEAST, GemmLattice
-from sarathi_sim.profiler.kernels.own_ops import OWN_OPS
+from sarathi_sim.profiler.kernels.own_ops import OWN_OPS, experts_name
 from sarathi_sim.profiler.kernels.reduce_curves import (
     CAPTURED_TOKENS,
     SEND_LATENCY_US,
@@ -36,12 +38,12 @@ from sarathi_sim.profiler.kernels.stack_attention import (
     StackAttention,
     attention_table,
     shipped_table,
+    tables_of,
 )
 from sarathi_sim.profiler.kernels.stack_file import (
     Arrays,
     KernelFit,
     StackSpec,
-    load_stack,
     stack_sha256,
     stored,
     surfaces_sha256,
@@ -85,7 +87,9 @@ class StackTimes:
         """``fitted`` are other surfaces than the shipped ones."""
         self.device: DeviceSpec = load_device(device)
         self.kernels, self.model, self.tp = kernels, model, tp
-        self.spec, self._arrays = fitted or load_stack(device, kernels.named)
+        needed = [f"gemm.{kernels.dtype}", *tables_of(kernels, model)]
+        needed += [f"{MOE}.{experts_name(kernels)}"] if model.experts else []
+        self.spec, self._arrays = fitted or with_borrowed(device, kernels.named, needed)
         self._fitted_sha256 = surfaces_sha256(fitted[1]) if fitted else ""
         model.check_tp(tp)
         self.spec.need("gemm", kernels.dtype, "dtype")
@@ -113,7 +117,8 @@ class StackTimes:
     def meta(self) -> BundleMeta:
         """The origin of the times; the same files give the same."""
         kernels, origins = self.kernels, self.provenance()
-        files = self._fitted_sha256 or stack_sha256(self.device.name, kernels.named)
+        lenders = sorted({fit.lender for fit in self.spec.kernels.values()} - {""})
+        files = self._fitted_sha256 or stack_sha256(self.device.name, kernels.named, lenders)
         data_sheet = device_sha256(self.device.name)
         return BundleMeta(
             device=self.device.name,
@@ -241,15 +246,15 @@ class StackTimes:
             kind, how = "between", "between token counts"
         else:
             kind, how = "shapes", "between (n, k)"
-        origin = "measured" if kind == "between" else "interpolated"
+        origin = fit.origin(kind == "between")
         others = f", or {' or '.join(self._others)}'s where faster" if self._tuned(op) else ""
         mark = f"{origin}: {dtype} GEMM of {self._name(fit)}{others}, {how}"
         return self._measured_on(mark, _half_width(fit, kind))
 
     def _of_attention(self, op: str) -> Provenance:
         fit, where = self.attention.measured(op)
-        origin = "interpolated" if where else "measured"
-        origin = "derived" if fit.version.endswith(LESS) else origin
+        less = LESS in fit.version
+        origin = "derived" if less else fit.origin(not where)
         mark = f"{origin}: {self._name(fit)}, KV cache {self.kernels.kv_cache_dtype}"
         mark += {"": "", "heads": ", between head counts", "beyond": ", beyond head counts"}[where]
         width, prefixes = _half_width(fit, "sizes"), self.attention.prefixes
@@ -258,7 +263,7 @@ class StackTimes:
             mark += "; several in one call measured" if self.attention.together else ""
             width = max(width, _half_width(prefixes, "sizes") if prefixes else _COMPOSED_PCT)
         width = max(width, _half_width(fit, where)) if where else width
-        width += _DERIVED_PCT if origin == "derived" else 0.0
+        width += _DERIVED_PCT if less else 0.0
         if self.attention.composes_windows:
             width = max(width, _WINDOWED_PCT)
         return self._measured_on(mark + self.attention.about_windows, width)
@@ -332,4 +337,4 @@ class StackTimes:
 
 
 def _half_width(fit: KernelFit, kind: str) -> float:
-    return fit.left_out[kind].half_width_pct if kind in fit.left_out else _ASSUMED_PCT
+    return fit.half_width_pct(kind, _ASSUMED_PCT)
