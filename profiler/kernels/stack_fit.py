@@ -67,6 +67,7 @@ from sarathi_sim.profiler.kernels.stack_attention import (
     SPARSE_TABLES,
     STATE,
     STATE_CHUNK,
+    STATE_HEAD,
 )
 from sarathi_sim.profiler.kernels.stack_file import (
     Arrays,
@@ -200,10 +201,12 @@ def recurrent_fits(datasets: Path, device: str, stack: str, scored: bool) -> Ite
     yield fit_attention("prefill", f"prefill.{STATE}", alone, version, 0.0, seen, scored)
     yield fit_together(f"added.{STATE}", rows, version, seen, scored)
     rows, version = steps
-    # A step takes as long at any context: a table needs two.
+    # A step takes as long at any context: a table needs two. It reads and writes states in float32.
     both = [rows.assign(context=context) for context in (1, _ANY_CONTEXT)]
     table = pd.concat(both, ignore_index=True).drop(columns="chunk")
-    yield fit_attention("decode", f"decode.{STATE}", table, version, 0.0, 1.0, scored)
+    moved = (8.0 * STATE_HEAD**2) * (table["batch"] * table["heads"]).to_numpy(np.float64)
+    least = fastest_us(moved, load_device(device).memory_bandwidth)
+    yield fit_attention("decode", f"decode.{STATE}", table, version, least, 1.0, scored)
 
 
 Gemms = Mapping[WeightDtype, GemmLattice]
