@@ -61,6 +61,10 @@ _COMPOSED_PCT = 15.0
 #: Half-width of windows composed from the whole context: the median error is 30 % for vLLM's and
 #: TensorRT-LLM's prompts with windows of 128 and 1,024 tokens, 3 to 38 % for their decodes.
 _WINDOWED_PCT = 40.0
+#: Half-width of states unlike the measured ones: Mamba 2, and heads of other sizes. Assumed.
+_BORROWED_PCT = 60.0
+#: How head counts lie in a table.
+_AMONG = {"": "", "heads": ", between head counts", "beyond": ", beyond head counts"}
 #: The tables cover contexts up to the model's longest, at least so many tokens.
 _MOST_CONTEXT, _LEAST_CONTEXT = 131072, 8192
 #: What the same chip with other memory adds to a half-width, percent. Assumed.
@@ -250,8 +254,7 @@ class StackTimes:
         fit, where = self.attention.measured(op)
         origin = "interpolated" if where else "measured"
         origin = "derived" if fit.version.endswith(LESS) else origin
-        mark = f"{origin}: {self._name(fit)}, KV cache {self.kernels.kv_cache_dtype}"
-        mark += {"": "", "heads": ", between head counts", "beyond": ", beyond head counts"}[where]
+        mark = f"{self._name(fit)}, KV cache {self.kernels.kv_cache_dtype}{_AMONG[where]}"
         width, prefixes = _half_width(fit, "sizes"), self.attention.prefixes
         if op == PREFILL:
             mark += f"; chunks after a prefix {'measured' if prefixes else 'composed'}"
@@ -261,7 +264,17 @@ class StackTimes:
         width += _DERIVED_PCT if origin == "derived" else 0.0
         if self.attention.composes_windows:
             width = max(width, _WINDOWED_PCT)
-        return self._measured_on(mark + self.attention.about_windows, width)
+        if (state := self.attention.state) is not None:
+            fit, where = state.measured(op)
+            origin = "interpolated" if where and origin == "measured" else origin
+            how, least = f"measured{_AMONG[where]}", _half_width(fit, where or "sizes")
+            if state.borrowed:
+                how = "as gated delta nets of as many numbers (assumed)"
+                least, origin = max(least, _BORROWED_PCT), "derived"
+            layers = f"{len(self.model.kinds['recurrent'])} of {self.model.num_layers} layers"
+            mark += f"; {layers} recurrent, {how} {fit.version}"
+            width = max(width, least, _half_width(fit, "sizes"))
+        return self._measured_on(f"{origin}: {mark}{self.attention.about_windows}", width)
 
     def _name(self, fit: KernelFit) -> str:
         return f"{self.kernels.stack} {fit.version}"
