@@ -356,11 +356,12 @@ def _indexed(config: HfConfig, fields: Fields) -> Fields:
     """Latent attention with an indexer of its own in every layer."""
     if config.config.get("index_topk_freq") == 1:
         config.free("index_topk_freq")
-    if all(kind == "full" for kind in config.config.get("indexer_types") or ()):
+    kinds = config.config.get("indexer_types")
+    if isinstance(kinds, list) and all(kind == "full" for kind in kinds):
         config.free("indexer_types")
     sizes = {"heads": "index_n_heads", "dim": "index_head_dim", "top_k": "index_topk"}
-    return {**_latent(config, fields),
-            "indexer": {name: config.integer(key) for name, key in sizes.items()}}  # fmt: skip
+    indexer = {name: config.integer(key) for name, key in sizes.items()}
+    return {**_latent(config, fields), "indexer": indexer}
 
 
 _STATES = {"float32": 4, "bfloat16": 2, "float16": 2}
@@ -595,7 +596,9 @@ _DELTA_MOE = {
 
 
 def _deepseek(
-    more: Callable[[HfConfig, Fields], Fields] = _latent, free: str = "", **defaults: int
+    defaults: Mapping[str, int],
+    more: Callable[[HfConfig, Fields], Fields] = _latent,
+    free: str = "",
 ) -> HfType:
     return HfType(
         163840, head_dim=192, kv_as_heads=True, dense=_deepseek_dense, more=more, free=free,
@@ -642,11 +645,11 @@ TYPES = {
         free="qk_norm_type layernorm_full_attention_beta layernorm_linear_attention_beta"
         " layernorm_mlp_beta mlp_intermediate_size shared_moe_mode",
     ),
-    "deepseek_v2": _deepseek(),
-    "deepseek_v3": _deepseek(**_V3),
-    "kimi_k2": _deepseek(**_V3),
-    "deepseek_v32": _deepseek(_indexed, **_V3),
-    "glm_moe_dsa": _deepseek(_indexed, "qk_head_dim indexer_rope_interleave num_experts", **_V3),
+    "deepseek_v2": _deepseek({}),
+    "deepseek_v3": _deepseek(_V3),
+    "kimi_k2": _deepseek(_V3),
+    "deepseek_v32": _deepseek(_V3, _indexed),
+    "glm_moe_dsa": _deepseek(_V3, _indexed, "qk_head_dim indexer_rope_interleave num_experts"),
     "nemotron_h": HfType(
         4096, experts=("n_routed_experts", "moe_intermediate_size"), more=_nemotron,
         bare=lambda c: (n for n, block in enumerate(_blocks(c)) if block[1:] != "E"),

@@ -57,8 +57,8 @@ from sarathi_sim.profiler.public import kernel_tables as tables
 ExpertTables = Mapping[str, tuple[pd.DataFrame, str, Rates]]
 
 #: Half-widths in percent of times without held-out errors: experts unlike those of every measured
-#: model in this format, and an all-to-all, whose tokens here spread evenly. Assumed. Experts without
-#: gates have the first one, too, which covers more than 90 % of their errors (docs/models.md).
+#: model in this format, and an all-to-all, whose tokens here spread evenly. Assumed. The first one
+#: covers more than 90 % of the errors of experts without gates, too (docs/models.md).
 _UNLIKE_PCT, _EVEN_PCT = 50.0, 25.0
 #: Where a stack's table holds DeepGEMM, and the other stacks' hold TensorRT-LLM's own kernels
 #: (``flashinfer_trtllm``), which its server chooses among (inferred).

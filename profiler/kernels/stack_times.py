@@ -267,12 +267,15 @@ class StackTimes:
         if (state := self.attention.state) is not None:
             fit, where = state.measured(op)
             origin = "interpolated" if where and origin == "measured" else origin
-            how, least = f"measured{_AMONG[where]}", _half_width(fit, where or "sizes")
+            how, least = (
+                f"measured {fit.version}{_AMONG[where]}",
+                _half_width(fit, where or "sizes"),
+            )
             if state.borrowed:
-                how = "as gated delta nets of as many numbers (assumed)"
+                how = f"as {fit.version}'s gated delta nets of as many numbers (assumed)"
                 least, origin = max(least, _BORROWED_PCT), "derived"
             layers = f"{len(self.model.kinds['recurrent'])} of {self.model.num_layers} layers"
-            mark += f"; {layers} recurrent, {how} {fit.version}"
+            mark += f"; {layers} recurrent, {how}"
             width = max(width, least, _half_width(fit, "sizes"))
         return self._measured_on(f"{origin}: {mark}{self.attention.about_windows}", width)
 
