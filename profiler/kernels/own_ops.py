@@ -118,10 +118,8 @@ class ExpertTimes:
                 f"expert_parallel: {'false' if spread else 'true'}, or another tp"
             )
         self.ranks = (1, tp) if spread else (tp, 1)
-        width = (
-            mix.intermediate_size if self.gated else max(1, round(2 * mix.intermediate_size / 3))
-        )
-        self.shape = (self.hidden, width, mix.top_k, mix.num_experts, *self.ranks)
+        width = mix.intermediate_size * (3 if self.gated else 2) / 3
+        self.shape = (self.hidden, max(1, round(width)), mix.top_k, mix.num_experts, *self.ranks)
 
     def time_us(self, tokens: Array) -> tuple[Array, Array]:
         """The time of the chosen experts of a layer's ``tokens``, and the bytes moved."""

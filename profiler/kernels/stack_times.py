@@ -255,28 +255,24 @@ class StackTimes:
         origin = "interpolated" if where else "measured"
         origin = "derived" if fit.version.endswith(LESS) else origin
         mark = f"{self._name(fit)}, KV cache {self.kernels.kv_cache_dtype}{_AMONG[where]}"
-        width, prefixes = _half_width(fit, "sizes"), self.attention.prefixes
+        width, prefixes = _half_width(fit, "sizes", where), self.attention.prefixes
         if op == PREFILL:
             mark += f"; chunks after a prefix {'measured' if prefixes else 'composed'}"
             mark += "; several in one call measured" if self.attention.together else ""
             width = max(width, _half_width(prefixes, "sizes") if prefixes else _COMPOSED_PCT)
-        width = max(width, _half_width(fit, where)) if where else width
         width += _DERIVED_PCT if origin == "derived" else 0.0
         if self.attention.composes_windows:
             width = max(width, _WINDOWED_PCT)
         if (state := self.attention.state) is not None:
             fit, where = state.measured(op)
             origin = "interpolated" if where and origin == "measured" else origin
-            how, least = (
-                f"measured {fit.version}{_AMONG[where]}",
-                _half_width(fit, where or "sizes"),
-            )
+            how = f"measured {fit.version}{_AMONG[where]}"
+            width = max(width, _half_width(fit, "sizes", where))
             if state.borrowed:
                 how = f"as {fit.version}'s gated delta nets of as many numbers (assumed)"
-                least, origin = max(least, _BORROWED_PCT), "derived"
+                origin, width = "derived", max(width, _BORROWED_PCT)
             layers = f"{len(self.model.kinds['recurrent'])} of {self.model.num_layers} layers"
             mark += f"; {layers} recurrent, {how}"
-            width = max(width, least, _half_width(fit, "sizes"))
         return self._measured_on(f"{origin}: {mark}{self.attention.about_windows}", width)
 
     def _name(self, fit: KernelFit) -> str:
@@ -347,5 +343,7 @@ class StackTimes:
         return ReduceCurve.from_arrays(stored(self._arrays, f"{ALL_REDUCE}.{kernel}.{self._ranks}"))
 
 
-def _half_width(fit: KernelFit, kind: str) -> float:
-    return fit.left_out[kind].half_width_pct if kind in fit.left_out else _ASSUMED_PCT
+def _half_width(fit: KernelFit, *kinds: str) -> float:
+    """The widest of these kinds of hold-out; an empty name is none."""
+    known = {kind: error.half_width_pct for kind, error in fit.left_out.items()}
+    return max(known.get(kind, _ASSUMED_PCT) for kind in kinds if kind)

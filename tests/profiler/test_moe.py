@@ -197,6 +197,10 @@ def test_experts_without_a_gate_are_left_out_and_the_faster_kernel_counts(tmp_pa
         {**ROW, "distribution": "power_law_1.2"},
     ]
     put(tmp_path, "moe/vllm/0.24.0/moe_perf.parquet", ROW, slow, *others)
+    plain = kernel_tables.experts(tmp_path, "h100-80g-sxm", "vllm", "bf16", "balanced", gated=False)
+    assert plain is not None and plain[0][["hidden", "top_k"]].to_numpy().tolist() == [
+        [2048, 22], [4096, 8]
+    ]  # fmt: skip
     found = kernel_tables.experts(tmp_path, "h100-80g-sxm", "vllm", "bf16", "balanced")
     assert found is not None and found[1] == "0.24.0"
     (row,) = found[0].to_dict("records")
@@ -378,6 +382,44 @@ def test_weights_of_a_gpu_are_the_same_however_experts_are_divided() -> None:
     assert Kernels("vllm", moe_dtype="int4_wo").number_bytes.expert_weight == 0.5 + 2 / 32
     assert Kernels("vllm", "int4_wo").number_bytes.expert_weight == 0.5 + 2 / 128
     assert set(WEIGHT_BYTES) < set(MOE_BYTES)
+
+
+NANO = load_model("nemotron-3-nano")
+
+
+def test_experts_without_gates_count_as_gated_ones_of_two_thirds_of_the_width() -> None:
+    tokens, kernels = np.array([1.0, 64.0, 4096.0]), Kernels("vllm")
+    gated = replace(
+        NANO, gated_ffn=True, experts=replace(NANO.experts, intermediate_size=round(1856 * 2 / 3))
+    )
+    plain, same = (StackTimes("h200-sxm", kernels, model, 1) for model in (NANO, gated))
+    np.testing.assert_array_equal(plain.by_rows(MOE, tokens), same.by_rows(MOE, tokens))
+    found, gate = plain.provenance()[MOE], same.provenance()[MOE]
+    assert (
+        found.mark
+        == f"{gate.mark}; without gates: as gated ones of two thirds of the width " + ("(assumed)")
+    )
+    assert found.half_width_pct >= 50
+
+
+@needs_datasets
+@pytest.mark.parametrize("device", ["h200-sxm", "b200-sxm"])
+def test_experts_without_gates_take_as_long_as_measured(device: str) -> None:
+    """Nemotron 3 Nano's in vLLM: the band holds, and most are far inside of it."""
+    found = kernel_tables.experts(
+        public_datasets(), device, "vllm", "bf16", "power_law_1.2", gated=False
+    )
+    assert found is not None
+    rows = found[0].query("hidden == 2688 and ep == 1 and tp <= 4")
+    off = []
+    for tp, part in rows.groupby("tp"):
+        times = StackTimes(device, Kernels("vllm"), NANO, tp)
+        off.append(
+            np.log(times.by_rows(MOE, part["tokens"].to_numpy(np.float64)) / part["time_us"])
+        )
+    errors = np.abs(np.concatenate(off))
+    assert len(errors) == 3 * 27
+    assert np.median(errors) < 0.1 and (errors < np.log(1.5)).all()
 
 
 def test_padded_experts_by_hand() -> None:
