@@ -96,3 +96,11 @@ def _upto(values: Iterable[int], most: int) -> list[int]:
 
 def _pairs(**columns: list[int] | list[str]) -> pd.DataFrame:
     return pd.MultiIndex.from_product(columns.values(), names=list(columns)).to_frame(index=False)
+
+
+def put_table(root: Path, path: str, *rows: dict[str, object]) -> Path:
+    """Write a public table of kernels of an H100 under ``root``."""
+    file = root / "aiconfigurator" / "h100_sxm" / path
+    file.parent.mkdir(parents=True, exist_ok=True)
+    pd.DataFrame(list(rows)).to_parquet(file)
+    return file

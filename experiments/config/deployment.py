@@ -286,7 +286,9 @@ def deploy(
         f"the longest measured context of {model.name} on {device.name}": ops.longest_context,
     }
     counted = scenario.kv_cache is None or scenario.kv_cache.num_blocks is None
-    notes[:0] = [*_notes(max_length, limits, ops, kept, room.memory if counted else None), *said]
+    memory = room.memory if counted else None
+    caching = room.kv_cache is not None and bool(room.kv_cache.prefix_caching)
+    notes[:0] = [*_notes(max_length, limits, ops, kept, memory, caching), *said]
     # 5. The deployment. This machine must be able to simulate it, and it must serve a request.
     scenario = scenario.having("batching", max_batch=room.max_batch, max_in_flight=room.in_flight)
     scenario = scenario.model_copy(update={"engine": engine, "kv_cache": room.kv_cache})
@@ -456,6 +458,7 @@ def _notes(
     ops: OpTimes,
     kept: float,
     memory: EngineMemory | None,
+    caching: bool,
 ) -> list[str]:
     """Messages about a deployment for the user; ``memory`` if its blocks were computed here."""
     notes = [
@@ -464,7 +467,18 @@ def _notes(
         if max_length > limit
     ]
     notes.append(f"op times: {provenance(ops.meta)}")
-    if kept < 1:
+    if ops.model.recurrent is not None:
+        full = len(ops.model.kinds["attention"])
+        notes.append(
+            f"recurrent layers: {full} of {ops.model.num_layers} layers have a KV cache; with the "
+            f"others' states it takes {kept:.0%} of what a cache in all layers would"
+        )
+        if caching:
+            notes.append(
+                "prefix caching: a hit counts at any block; engines keep recurrent states only at "
+                "some, so they hit less (docs/models.md)"
+            )
+    elif kept < 1:
         notes.append(f"windows: the KV cache keeps {kept:.0%} of this workload's tokens")
     if memory is not None:
         notes.append(f"memory: {memory.num_blocks:,} KV blocks a replica: {memory.text()}")

@@ -324,6 +324,10 @@ DEFAULTS = tuple(
 #: with attention): routing, permutation and the experts; attention and what writes the cache; two
 #: all-reduces. Assumed.
 _EXPERT_CALLS, _OTHER_CALLS = 3, 4
+#: Further calls of a recurrent layer's scan (SGLang 0.5.9: eight kernels of a chunk, the
+#: convolution, gates, copies of states), and of an indexer (norm, rotation, quantisation, scores,
+#: choice). Counted in its code.
+_RECURRENT_CALLS, _INDEX_CALLS = 12, 10
 _FUSED = ("add", "rope")
 
 
@@ -440,4 +444,6 @@ def calls_of_layer(model: ModelSpec, dtype: str | None) -> float:
     )
     streams = [one for one in elementwise(model.shard(1)) if one.kernel not in _FUSED]
     beside = sum(one.times for one in streams) + model.share(MOE) * _EXPERT_CALLS
+    beside += model.share_of("recurrent") * _RECURRENT_CALLS
+    beside += _INDEX_CALLS if model.indexer else 0
     return gemms + beside + _OTHER_CALLS

@@ -216,8 +216,9 @@ def attention_ranks(row: Measured) -> int:
 
 def measured_cold(row: Measured) -> bool:
     """Whether SGLang compiled kernels of a mixture while the first requests waited. This adds
-    seconds to the TTFT, which are not modelled, and nothing to the TPOT."""
-    early = origin(row) == INFERENCEX and row.measured_date < launch_scripts().load.warm_since
+    seconds to the TTFT, which are not modelled, and nothing to the TPOT. (Rows without a date are
+    copies of later ones.)"""
+    early = origin(row) == INFERENCEX and "" < row.measured_date < launch_scripts().load.warm_since
     return early and row.backend == "sglang" and row.model in MIXTURES
 
 

@@ -420,6 +420,7 @@ class ModelSpec:
             learned_positions=self.learned_positions,
             experts=self.experts.num_experts if self.experts else 0,
             shared_ffn=self.experts.shared_intermediate_size // tp if self.experts else 0,
+            shared_gate=self.experts is not None and self.experts.shared_gate,
             expert_bias=self.experts is not None and self.experts.bias,
             sparse_share=self.share_of("sparse"),
             recurrent_share=self.share_of("recurrent"),

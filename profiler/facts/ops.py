@@ -47,6 +47,7 @@ class Shard:
     learned_positions: bool
     experts: int = 0
     shared_ffn: int = 0
+    shared_gate: bool = False
     expert_bias: bool = False
     sparse_share: float = 0.0
     recurrent_share: float = 0.0
@@ -88,8 +89,16 @@ def elementwise(shard: Shard) -> tuple[Stream, ...]:
     if shard.shared_ffn:  # and their output is added to that of the routed experts
         found.append(_activation(shard, shard.shared_ffn, shard.sparse_share))
         found.append(Stream("add", 3 * shard.hidden, times=shard.sparse_share))
-    if shard.recurrent is not None:  # norms of queries and keys, and of the gated output
+    if shard.shared_gate:  # its projection, and the product with the output
+        found.append(Stream("norm", shard.hidden, times=shard.sparse_share))
+        found.append(Stream("act", 2 * shard.hidden, times=shard.sparse_share))
+    if shard.recurrent is not None:
+        # What was projected is divided into heads, and its decays are projected apart; norms of
+        # queries and keys, and of the gated output.
         values, keys = shard.recurrent.heads_per_rank(shard.tp)
+        split = 2 * shard.recurrent.projected(shard.tp)
+        found.append(Stream("norm", split, times=shard.recurrent_share))
+        found.append(Stream("norm", shard.hidden, times=shard.recurrent_share))
         numbers = 3 * values * shard.recurrent.value_dim + 4 * keys * shard.recurrent.key_dim
         found.append(Stream("norm", numbers, times=shard.recurrent_share))
     full = 1 - shard.recurrent_share
@@ -374,6 +383,8 @@ ROW_OPS = (*LAYER_OPS, *EDGE_OPS)
 #: Of a plain dense model: the GEMMs of one layer in the order they run, and all.
 LAYER_GEMMS = tuple(name for name in LAYER_OPS if OPS[name].shape is not None)
 GEMMS = tuple(name for name in ROW_OPS if OPS[name].shape is not None)
+#: The GEMMs of a block of attention.
+ATTENTION_GEMMS = names(lambda op: op.layers == "attention")
 ATTENTION = names(lambda op: op.family in ("prefill", "decode"))
 PREFILL, DECODE = ATTENTION
 MESSAGES = names(lambda op: op.sizes == (BYTES,))

@@ -29,7 +29,14 @@ from sarathi_sim.profiler.facts.formats import (
     named_stack,
 )
 from sarathi_sim.profiler.facts.model import load_model
-from sarathi_sim.profiler.facts.ops import ALL_REDUCE, ALL_TO_ALL, MOE, OTHERS, names
+from sarathi_sim.profiler.facts.ops import (
+    ALL_REDUCE,
+    ALL_TO_ALL,
+    ATTENTION_GEMMS,
+    MOE,
+    OTHERS,
+    names,
+)
 from sarathi_sim.profiler.facts.roofline import HBM_SHARE, Array
 from sarathi_sim.profiler.kernels import left_out, sparse_law
 from sarathi_sim.profiler.kernels.attention_grid import (
@@ -120,7 +127,7 @@ def _rest(
     for heads, part in rows.groupby("heads"):
         m = part[tokens].to_numpy(np.float64)
         shapes = spec.gemms(spec.num_heads // int(str(heads)))
-        for shape in (shapes[op] for op in _BLOCK if op in shapes):
+        for shape in (shapes[op] for op in ATTENTION_GEMMS if op in shapes):
             left.loc[part.index] -= gemms.time_us(m, shape.n, shape.k)
     return left
 
@@ -200,8 +207,6 @@ def recurrent_fits(datasets: Path, device: str, stack: str, scored: bool) -> Ite
 
 
 Gemms = Mapping[WeightDtype, GemmLattice]
-#: The GEMMs of a block of latent attention.
-_BLOCK = ("preproj", "q_up", "kv_up", "postproj")
 #: The shipped models whose sparse attention was measured: their names in the public tables.
 _SPARSE = {"deepseek-v3.2": "DeepseekV32ForCausalLM", "glm-5": "GlmMoeDsaForCausalLM"}
 #: Of a block whose GEMMs take more, too little is left to be known.

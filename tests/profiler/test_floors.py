@@ -24,7 +24,7 @@ from sarathi_sim.profiler.kernels.stack_times import StackTimes
 
 #: Clocks above the data sheet's, and what of the activations a kernel finds in L2.
 LEAST = 0.9
-MODELS = ("llama-3-8b", "gemma-3-12b", "qwen3-30b-a3b", "gpt-oss-120b")
+MODELS = ("llama-3-8b", "gemma-3-12b", "qwen3-30b-a3b", "gpt-oss-120b", "qwen3-next-80b-a3b")
 TOKENS = np.unique(np.round(2 ** np.arange(0, 13.1, 0.5)))
 CONTEXTS = np.round(2 ** np.arange(0, 17.1, 1.0))
 
@@ -49,14 +49,22 @@ def floors(times: StackTimes) -> Iterator[tuple[str, Array, Array]]:
         read = us * number.expert_weight * touched * numbers
         product = 2e6 * rows * numbers / (device.peak_flops * MOE_SPEEDUP[kernels.experts_in])
         yield MOE, times.by_rows(MOE, TOKENS), np.maximum(read, product)
-    cached = number.kv * model.cached_numbers(tp)
+    cached, sparse, recurrent = model.cached_bytes(tp, number.kv), model.indexer, model.recurrent
+
+    def read_bytes(context: Array) -> Array:
+        """What a decode of a sequence reads in a mean layer; a state is written, too."""
+        if sparse is not None:
+            near = np.minimum(context, sparse.top_k)
+            return sparse.key_bytes * context + (cached - sparse.key_bytes) * near
+        state = 2 * recurrent.state_bytes(tp) / cached if recurrent is not None else 0.0
+        return cached * model.kept_tokens(context, state)
+
     batch, context = (each.ravel() for each in np.meshgrid(TOKENS[:17], CONTEXTS))
-    kept = batch * model.kept_tokens(context)
-    yield "decode", times.decode(batch, context), us * cached * kept
+    yield "decode", times.decode(batch, context), us * batch * read_bytes(context)
     chunk, context = (each.ravel() for each in np.meshgrid(TOKENS, np.append(0, CONTEXTS[4::2])))
     flops = model.attention_flops_per_pair * model.pairs(chunk, context, edge=0.0) / tp
     product = 1e6 * flops / (device.peak_flops * (1.0 if number.kv == 2 else 2.1))
-    read = us * cached * model.kept_tokens(context)
+    read = us * (read_bytes(context) if sparse is None else sparse.key_bytes * context)
     yield "prefill", times.prefill(chunk, context), np.maximum(product, read)
     if tp > 1:
         sizes = 2.0 ** np.arange(8, 30)
@@ -105,3 +113,8 @@ def test_no_op_is_faster_than_memory_and_matrix_units() -> None:
 def test_nothing_of_any_model_is_faster_than_memory_and_matrix_units() -> None:
     least, points, where = slowest_share(MODELS, (1, 2, 8))
     assert least > LEAST - 1e-3 and points > 300_000, (least, points, where)
+
+
+def test_recurrent_and_sparse_layers_are_no_faster_than_memory_and_matrix_units() -> None:
+    least, points, where = slowest_share(("qwen3-next-80b-a3b", "glm-5"), (8,))
+    assert least > LEAST - 1e-3 and points > 30_000, (least, points, where)

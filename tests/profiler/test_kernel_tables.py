@@ -5,7 +5,6 @@ from __future__ import annotations
 from pathlib import Path
 
 import numpy as np
-import pandas as pd
 import pytest
 
 from sarathi_sim.profiler.bundle.tables import BundleError
@@ -13,6 +12,7 @@ from sarathi_sim.profiler.kernels.gemm_lattice import GemmLattice
 from sarathi_sim.profiler.kernels.stack_attention import LESS
 from sarathi_sim.profiler.kernels.stack_fit import latent_rows
 from sarathi_sim.profiler.public import kernel_tables as tables
+from tests.sampled import put_table
 
 GEMM = {"gemm_dtype": "bfloat16", "m": 8, "n": 512, "k": 1024, "latency": 0.004}
 HEADS = {"num_heads": 8, "num_key_value_heads": 1, "head_dim": 128}
@@ -23,17 +23,10 @@ DECODE = {
 }  # fmt: skip
 
 
-def put(root: Path, path: str, *rows: dict[str, object]) -> Path:
-    file = root / "aiconfigurator" / "h100_sxm" / path
-    file.parent.mkdir(parents=True, exist_ok=True)
-    pd.DataFrame(list(rows)).to_parquet(file)
-    return file
-
-
 def test_the_newest_version_that_has_the_number_format_counts(tmp_path: Path) -> None:
     older = {**GEMM, "gemm_dtype": "int4_wo", "latency": 0.002}
-    put(tmp_path, "gemm/trtllm/1.3.0rc5/gemm_perf.parquet", {**GEMM, "latency": 9.0}, older)
-    put(tmp_path, "gemm/trtllm/1.3.0rc20/gemm_perf.parquet", GEMM)
+    put_table(tmp_path, "gemm/trtllm/1.3.0rc5/gemm_perf.parquet", {**GEMM, "latency": 9.0}, older)
+    put_table(tmp_path, "gemm/trtllm/1.3.0rc20/gemm_perf.parquet", GEMM)
     newest, before = tables.gemms(tmp_path, "h100-80g-sxm", "trtllm", "bf16")
     assert (newest[1], before[1]) == ("1.3.0rc20", "1.3.0rc5")
     assert newest[0].to_dict("records") == [{"m": 8, "n": 512, "k": 1024, "time_us": 4.0}]
@@ -46,7 +39,9 @@ def test_the_newest_version_that_has_the_number_format_counts(tmp_path: Path) ->
 def test_a_decode_holds_its_cached_tokens_and_the_new_one(tmp_path: Path) -> None:
     windowed = {**DECODE, "window_size": 128, "latency": 0.5}
     path = "attention/vllm/0.24.0/generation_attention_perf.parquet"
-    put(tmp_path, path, DECODE, windowed, {**DECODE, "kv_cache_dtype": "fp8", "latency": 0.02})
+    put_table(
+        tmp_path, path, DECODE, windowed, {**DECODE, "kv_cache_dtype": "fp8", "latency": 0.02}
+    )
     for kv_dtype, time_us in (("bf16", 10.0), ("fp8", 20.0)):
         found = tables.decode(tmp_path, "h100-80g-sxm", "vllm", kv_dtype)  # type: ignore[arg-type]
         assert found is not None
@@ -59,7 +54,7 @@ def test_with_an_fp8_cache_the_kernel_that_computes_in_fp8_counts(tmp_path: Path
     row = {**DECODE, "batch_size": 1, "isl": 512, "step": 0, "kv_cache_dtype": "fp8"}
     rows = [{**row, "attn_dtype": a, "latency": t} for a, t in (("fp8", 0.02), ("bfloat16", 0.03))]
     rows += [{**rows[0], "batch_size": 8, "latency": 0.05}, {**rows[0], "step": 9}]
-    put(tmp_path, "attention/sglang/0.5/context_attention_perf.parquet", *rows)
+    put_table(tmp_path, "attention/sglang/0.5/context_attention_perf.parquet", *rows)
     found = tables.prefill(tmp_path, "h100-80g-sxm", "sglang", "fp8")
     assert found is not None
     assert found[0][["batch", "chunk", "time_us"]].to_numpy().tolist() == [
@@ -74,9 +69,9 @@ def test_messages_are_bytes_and_kernels_apart(tmp_path: Path) -> None:
         {**row, "kernel_source": "vLLM_custom_graph"},
         {**row, "kernel_source": "vLLM_custom_eager", "latency": 0.02},
     ]
-    put(tmp_path, "comm/vllm/0.24.0/custom_allreduce_perf.parquet", *custom)
+    put_table(tmp_path, "comm/vllm/0.24.0/custom_allreduce_perf.parquet", *custom)
     nccl = {**row, "nccl_dtype": "half", "op_name": "all_reduce", "latency": 0.006}
-    put(tmp_path, "comm/nccl/2.29/nccl_perf.parquet", nccl, {**nccl, "op_name": "alltoall"})
+    put_table(tmp_path, "comm/nccl/2.29/nccl_perf.parquet", nccl, {**nccl, "op_name": "alltoall"})
     found = tables.all_reduces(tmp_path, "h100-80g-sxm", "vllm")
     times = {kernel: rows.to_dict("records") for kernel, (rows, _) in found.items()}
     assert times == {
@@ -96,13 +91,15 @@ def test_messages_are_bytes_and_kernels_apart(tmp_path: Path) -> None:
 def test_a_cell_that_cannot_be_is_refused(
     tmp_path: Path, change: dict[str, object], message: str
 ) -> None:
-    put(tmp_path, "gemm/vllm/1.0/gemm_perf.parquet", {**GEMM, **change})
+    put_table(tmp_path, "gemm/vllm/1.0/gemm_perf.parquet", {**GEMM, **change})
     with pytest.raises(BundleError, match=message):
         list(tables.gemms(tmp_path, "h100-80g-sxm", "vllm", "bf16"))
 
 
 def test_a_table_that_is_none_is_refused(tmp_path: Path) -> None:
-    file = put(tmp_path, "gemm/vllm/1.0/gemm_perf.parquet", {"gemm_dtype": "bfloat16", "m": 1})
+    file = put_table(
+        tmp_path, "gemm/vllm/1.0/gemm_perf.parquet", {"gemm_dtype": "bfloat16", "m": 1}
+    )
     with pytest.raises(BundleError, match=r"column 'n' is missing; has \['gemm_dtype', 'm'\]"):
         list(tables.gemms(tmp_path, "h100-80g-sxm", "vllm", "bf16"))
     file.write_bytes(b"no parquet")
@@ -114,9 +111,9 @@ def test_a_table_that_is_none_is_refused(tmp_path: Path) -> None:
 
 def test_windows_are_tables_of_their_own(tmp_path: Path) -> None:
     path = "attention/vllm/0.24.0/generation_attention_perf.parquet"
-    put(tmp_path, path, DECODE, {**DECODE, "window_size": 128, "latency": 0.5})
+    put_table(tmp_path, path, DECODE, {**DECODE, "window_size": 128, "latency": 0.5})
     without = {key: value for key, value in DECODE.items() if key != "window_size"}
-    put(tmp_path, path.replace("vllm/0.24.0", "sglang/0.5"), without)
+    put_table(tmp_path, path.replace("vllm/0.24.0", "sglang/0.5"), without)
 
     def times(stack: str, window: int) -> list[float]:
         found = tables.decode(tmp_path, "h100-80g-sxm", stack, "bf16", window)
@@ -133,7 +130,7 @@ MLA = {"num_heads": 16, "batch_size": 4, "isl": 1, "step": 255, "kv_cache_dtype"
 def test_latent_attention_is_the_kernel_or_the_block_less_its_gemms(tmp_path: Path) -> None:
     """GEMMs of 10 us each; of a single token's block 50 us are launches, but for 10 us."""
     alone = "mla/sglang/0.5/generation_mla_perf.parquet"
-    put(tmp_path, alone, MLA, {**MLA, "kv_cache_dtype": "fp8", "latency": 0.03})
+    put_table(tmp_path, alone, MLA, {**MLA, "kv_cache_dtype": "fp8", "latency": 0.03})
     ten = GemmLattice(
         np.array([256.0, 1e5]), np.array([256.0, 1e5]), np.array([1.0, 1e6]), np.zeros((2, 2, 2))
     )
@@ -146,10 +143,10 @@ def test_latent_attention_is_the_kernel_or_the_block_less_its_gemms(tmp_path: Pa
     block = {**MLA, "gemm_type": "bfloat16"}
     single = {**block, "batch_size": 1, "step": 1, "latency": 0.1}
     other = {**block, "gemm_type": "fp8_block", "latency": 9.0}
-    put(tmp_path, "mla/vllm/0.24.0/mla_generation_module_perf.parquet",
+    put_table(tmp_path, "mla/vllm/0.24.0/mla_generation_module_perf.parquet",
         single, other, {**block, "latency": 0.2})  # fmt: skip
     prompt = {**block, "batch_size": 1, "isl": 512, "step": 0, "latency": 0.3}
-    put(tmp_path, "mla/vllm/0.24.0/mla_context_module_perf.parquet", prompt)
+    put_table(tmp_path, "mla/vllm/0.24.0/mla_context_module_perf.parquet", prompt)
     for kind, expected in (("decode", [10.0, 110.0]), ("prefill", [210.0])):
         found = latent_rows(tmp_path, "h100-80g-sxm", "vllm", kind, "bf16", ten)
         assert found is not None and found[1] == f"0.24.0 {LESS}"

@@ -263,7 +263,7 @@ def test_capacity_counts_what_is_kept() -> None:
 
 def test_latent_attention_is_cached_whole_on_every_rank() -> None:
     model, device = load_model("deepseek-v3"), load_device("h200-sxm")
-    assert [model.cached_numbers(tp) for tp in (1, 8)] == [576, 576]
+    assert [model.cached_bytes(tp, 2) for tp in (1, 8)] == [1152, 1152]
     one, eight = (stage_weight_bytes(model, (61,), 0, tp=tp) for tp in (1, 8))
     # On each rank: what it projects for itself, four norms a layer, and the routers of 58 layers.
     whole = 61 * 7168 * (1536 + 576) + 61 * (2 * 7168 + 1536 + 512) + 58 * 256 * 7168
