@@ -129,7 +129,7 @@ LIMITS: dict[Kind, tuple[Limit, ...]] = {
     "model": (
         Limit(
             "models that read images or sound",
-            "of gemma3, mistral3, llama4 and kimi_k25 the text part is read from their "
+            "of gemma3, mistral3, llama4, kimi_k25 and qwen3_5 the text part is read from their "
             "`config.json`; of others give a `config.json` of the text model alone",
             "*-vl *-vl-* *-vl[23]* *-vision* *llava* pixtral* *internvl* *-omni* *minicpm-[vo]* "
             "paligemma* idefics* molmo* fuyu* *-audio* whisper* *-multimodal* mllama* "
