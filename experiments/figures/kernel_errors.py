@@ -33,7 +33,10 @@ _WAVES = "kernels change from 128 to 1,024 tokens (Blackwell: steps of 2 us); lo
 _SPLITS = "kernels change with batch and context; a cache outgrows L2 ({} of what is far off)"
 _PROTOCOLS = "times jump as the protocol changes (0.1 to 8 MB); neighbours 4 x apart (in use 2 x)"
 _HEADS_WAVES = "long prompts scatter by 4 %, some rows by more; few pairs of head counts in a table"
-_MLA = r"\.mla$"
+_MLA, _DSA, _STATE = r"\.mla$", r"\.dsa\d+-", r"\.state\."
+_BLOCKS = (
+    "five rates for all sizes; what is left of a block without its GEMMs and launches scatters"
+)
 
 #: By a table's family and the kind of the errors.
 LEFT_OUT: dict[tuple[str, str], Hold] = {
@@ -46,12 +49,15 @@ LEFT_OUT: dict[tuple[str, str], Hold] = {
     ("gemm", "beyond"): Hold("the largest n, k and m"),
     ("prefill", "sizes"): Hold(
         "each chunk size", _ATTENTION, _WAVES,
-        (("^rtx-4090", "six rows, of one pair of head counts"),),
+        (("^rtx-4090", "six rows, of one pair of head counts"), (_DSA, _BLOCKS)),
     ),
     ("prefill", "heads"): Hold(
         _HEADS, _ATTENTION,
         _HEADS_WAVES,
-        ((_MLA, f"{_HEADS_WAVES}; neighbours 4 x apart (in use all are measured)"),),
+        (
+            (_MLA, f"{_HEADS_WAVES}; neighbours 4 x apart (in use all are measured)"),
+            (_DSA, _BLOCKS),
+        ),
     ),
     ("prefill", "beyond"): Hold("the fewest and the most heads"),
     ("prefix", "sizes"): Hold(
@@ -68,6 +74,7 @@ LEFT_OUT: dict[tuple[str, str], Hold] = {
         (
             (r"w\d+$", "times bend at the window (20 %); " + _SPLITS.format("13 %")),
             (_MLA, _SPLITS.format("16 %")),
+            (_DSA, "kernels change at the tokens that an indexer picks; blocks scatter"),
         ),
     ),
     ("decode", "heads"): Hold(
@@ -93,7 +100,7 @@ LEFT_OUT: dict[tuple[str, str], Hold] = {
 
 _FEW_ROWS = 250
 _BAND = "band of few rows: the half-width of every second one, tried on the others"
-_VARIANTS = {r"\.\d+w\d+$": ", windows", _MLA: ", latent"}
+_VARIANTS = {r"\.\d+w\d+$": ", windows", _MLA: ", latent", _DSA: ", sparse", _STATE: ", recurrent"}
 
 
 def kernels(datasets: Path, device: str) -> Iterator[Score]:
@@ -123,7 +130,7 @@ def scores_of(spec: StackSpec) -> Iterator[Score]:
 
 
 def variant(table: str) -> str:
-    """The variant of an attention table: within windows, or latent attention."""
+    """The variant of an attention table: within windows, latent, sparse, or recurrent layers."""
     return next((called for pattern, called in _VARIANTS.items() if re.search(pattern, table)), "")
 
 

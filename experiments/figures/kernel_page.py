@@ -14,6 +14,7 @@ from sarathi_sim.experiments.figures.kernel_errors import scores_of
 from sarathi_sim.experiments.figures.page_tables import markdown, update
 from sarathi_sim.profiler.facts.formats import STACKS
 from sarathi_sim.profiler.facts.ops import ALL_REDUCE, MOE
+from sarathi_sim.profiler.kernels.stack_attention import STATE
 from sarathi_sim.profiler.kernels.stack_file import KernelFit, StackSpec, load_stack
 from sarathi_sim.profiler.kernels.stack_fit import fitted_devices
 from sarathi_sim.profiler.storage.files import write_whole
@@ -34,6 +35,8 @@ def shipped_stacks() -> list[StackSpec]:
 def tables(specs: Sequence[StackSpec]) -> str:
     """All tables, as Markdown with a title each."""
     where = "device, stack"
+    block = (where, "version", "rows", "prompts: chunk sizes", "head counts",
+             "decodes: batches, contexts", "head counts")  # fmt: skip
     fit = ("rows", "repaired > 5 %, > 50 %", "token counts")
     return "\n".join(
         markdown(title, header, rows)
@@ -48,8 +51,9 @@ def tables(specs: Sequence[StackSpec]) -> str:
             ("attention", (where, "chunk sizes", "heads, prefill", "several prompts",
                            "batch or context", "heads, decode", "messages, most GPUs"),
              _attention(specs)),
-            ("latent", (where, "version", "rows", "prompts: chunk sizes", "head counts",
-                        "decodes: batches, contexts", "head counts"), _latent(specs)),
+            ("latent", block, _pairs(specs, "bf16.mla")),
+            ("sparse", block, _pairs(specs, "bf16.dsa192-bf16")),
+            ("recurrent", block, _pairs(specs, STATE)),
             ("windows", ("", "numbers a head", "window", "tables", "sizes", "head counts"),
              _windows(specs)),
         )
@@ -91,9 +95,9 @@ def _attention(specs: Sequence[StackSpec]) -> Rows:
         yield source, *cells, _error(last, "sizes")
 
 
-def _latent(specs: Sequence[StackSpec]) -> Rows:
+def _pairs(specs: Sequence[StackSpec], table: str) -> Rows:
     for spec in specs:
-        prompts, decodes = (spec.kernels.get(f"{f}.bf16.mla") for f in ("prefill", "decode"))
+        prompts, decodes = (spec.kernels.get(f"{f}.{table}") for f in ("prefill", "decode"))
         if prompts is not None and decodes is not None:
             version, _, of_block = decodes.version.partition(" ")
             errors = (

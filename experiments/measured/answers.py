@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from sarathi_sim.experiments.content import Section, SortableTable, enumerated, thinned
-from sarathi_sim.experiments.measured.host_fit import BASE
+from sarathi_sim.experiments.measured.host_fit import BASE, ONE_MODEL_OUT
 from sarathi_sim.experiments.measured.recorded import (
     COUNTS,
     MEASURES,
@@ -155,6 +155,9 @@ def _tables(
         of = ("TTFT", "TPOT", "latency")
         columns = [*of, *(f"{name} in band" for name in of)]
         yield f"Left out of the fit, {kind}", fits, columns
+        models = {} if "classes" in content else variants.get(ONE_MODEL_OUT, {})
+        alone = [(name, one) for name, one in models.items() if name.startswith("model ")]
+        yield f"Each model left out, {kind}", alone, columns
     for path, peer in peers:
         columns = [f"{m.upper()}, {side}" for m in METRICS for side in ("ours", "theirs")]
         yield f"Errors beside {Path(path).name}", peer["groups"].items(), columns

@@ -50,6 +50,7 @@ CLIENTS, MOST_TOKENS = (4, 16, 64), 2048
 """Of the mixtures' rows that are fitted to: all would take long to simulate five times."""
 BASE = "zero_fit"
 CROSS_VALIDATED, ONE_GPU_OUT = "cross_validated", "leave_one_gpu_out"
+ONE_MODEL_OUT = "leave_one_model_out"
 APART = ", apart"
 """Behind the name of a variant whose clients have drifted apart."""
 UNKNOWN = 0.5
@@ -276,7 +277,7 @@ SCHEMES: Mapping[str, Callable[[Measured], str]] = {
     CROSS_VALIDATED: server_of,
     "leave_one_stack_out": stack_of,
     ONE_GPU_OUT: lambda row: row.system,
-    "leave_one_model_out": lambda row: row.model,
+    ONE_MODEL_OUT: lambda row: row.model,
     "leave_one_triple_out": lambda row: f"{row.model}, {row.system}, {row.backend}",
 }
 
