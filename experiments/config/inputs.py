@@ -42,6 +42,7 @@ from sarathi_sim.profiler.facts.ops import (
     SENDS,
     elementwise,
 )
+from sarathi_sim.profiler.kernels.borrowed import BY_RATIO
 from sarathi_sim.profiler.kernels.op_source import op_source, served_formats
 from sarathi_sim.profiler.kernels.stack_file import stacks_on
 from sarathi_sim.profiler.storage.files import data_dir, user_path
@@ -239,15 +240,21 @@ def _config_json(model: str) -> bool:
 
 
 def provenance(meta: BundleMeta) -> str:
-    """The kind of origin of every op's times, in words; ops of one kind together."""
+    """The kind of origin of every op's times, in words; ops of one kind together. Borrowed times
+    have their whole origin, and the half-width of their band."""
     kinds: dict[str, list[str]] = {}
+    borrowed: dict[str, list[str]] = {}
     for op in (*ALL_ROW_OPS, *ATTENTION, ALL_REDUCE, *SENDS):
         if op in meta.environment:
-            kind = str(meta.environment[op]).partition(":")[0]
+            kind, _, how = str(meta.environment[op]).partition(": ")
             kinds.setdefault(kind, []).append(op)
+            if BY_RATIO in how and meta.kernels is not None:
+                width = meta.kernels.half_width_pct[op]
+                borrowed.setdefault(f"{how} (within {width:.0f} %)", []).append(op)
     if not kinds:  # a measured bundle, or one of a calibrated device
         return f"all {meta.source} on {meta.device}"
     told = "; ".join(f"{kind}: {', '.join(ops)}" for kind, ops in kinds.items())
+    told += "".join(f"; borrowed: {', '.join(ops)}: {how}" for how, ops in borrowed.items())
     return f"{told} (from what: meta.yaml of the bundle, or sarathi-sim support)"
 
 

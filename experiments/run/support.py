@@ -244,7 +244,8 @@ LEGEND = (
     f"weights, with {SHARE:.0%} of the memory and {ITERATION.tokens:,} tokens an iteration: GPUs "
     "of tensor parallelism, x pipeline stages. The letter says where GEMM and attention times come "
     "from: m: measured with this shape and these head counts; i: interpolated between measured "
-    "ones; d: derived from the same chip with other memory; p: physics only, fitted to "
+    "ones; d: derived from the same chip with other memory, or borrowed from another GPU of the "
+    "architecture; p: physics only, fitted to "
     "measurements. The number is the half-width in percent of the widest 90 % band of the layer's "
     "GEMMs. The stack that needs the fewest GPUs counts, then the most direct. -: refused."
 )

@@ -143,14 +143,14 @@ class ExpertTimes:
             known = load_stack(self.device.same_chip or self.device.name, own)[0]
         fit = known.kernels[f"{MOE}.{experts_name(self.kernels)}"]
         kind = self._choices[own].from_what(self.shape)
-        origin = "measured" if kind == "between" else "interpolated"
+        origin = fit.origin(kind == "between")
         faster = f", or {' or '.join(others)}'s where faster" if others else ""
         mark = (
             f"{origin}: {self.kernels.experts_in} experts of {own} "
             f"{fit.version}{faster}, tokens {self.kernels.expert_distribution}, "
             f"tp {self.ranks[0]} x ep {self.ranks[1]}, {_FROM[kind]}"
         )
-        width = fit.left_out[kind].half_width_pct if kind in fit.left_out else _UNLIKE_PCT
+        width = fit.half_width_pct(kind, _UNLIKE_PCT)
         if not self.gated:
             mark += "; without gates: as gated ones of two thirds of the width (assumed)"
             width = max(width, _UNLIKE_PCT)

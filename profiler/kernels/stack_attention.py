@@ -28,8 +28,9 @@ from sarathi_sim.profiler.kernels.attention_grid import (
     prefix_us,
     together_us,
 )
+from sarathi_sim.profiler.kernels.borrowed import with_borrowed
 from sarathi_sim.profiler.kernels.sparse_law import SparseLaw
-from sarathi_sim.profiler.kernels.stack_file import Arrays, KernelFit, StackSpec, load_stack, stored
+from sarathi_sim.profiler.kernels.stack_file import Arrays, KernelFit, StackSpec, stored
 from sarathi_sim.profiler.physics.shard_times import composed_prefill
 from sarathi_sim.profiler.storage.strict import SpecError
 
@@ -60,7 +61,16 @@ AttentionTable = HeadGrid | SparseLaw
 @lru_cache(maxsize=256)
 def shipped_table(device: str, stack: str, table: str) -> AttentionTable:
     """A shipped table of attention, cached with the laws fitted to it (:func:`decode_us`)."""
-    return attention_table(stored(load_stack(device, stack)[1], table))
+    return attention_table(stored(with_borrowed(device, stack, [table])[1], table))
+
+
+def tables_of(kernels: Kernels, model: ModelSpec) -> list[str]:
+    """The names of the tables that a model's attention needs: one prompt, several, decodes. Which
+    one of sparse attention it is depends on what was measured, so none of it is here."""
+    head = LATENT if model.latent is not None else str(model.head_dim)
+    names = [] if model.indexer is not None else [f"{kernels.kv_cache_dtype}.{head}"]
+    names += [STATE] if model.recurrent is not None else []
+    return [f"{kind}.{name}" for name in names for kind in ("prefill", "added", "decode")]
 
 
 def attention_table(arrays: Arrays) -> AttentionTable:

@@ -26,7 +26,7 @@ from sarathi_sim.profiler.storage.strict import SpecError, parse, strict_datacla
 
 Arrays = Mapping[str, npt.NDArray[Any]]
 #: Steps of a stored logarithm: 0.06 %.
-_STEPS = 1800.0
+STEPS = 1800.0
 
 
 class StoredSurface:
@@ -44,7 +44,7 @@ class StoredSurface:
         for field in dataclasses.fields(self):  # type: ignore[arg-type]
             name, value = field.name, getattr(self, field.name)
             if name.startswith("log_"):
-                found[name] = np.round(_STEPS * value).astype(np.int16)
+                found[name] = np.round(STEPS * value).astype(np.int16)
             elif isinstance(value, bool):
                 found[name] = np.array([value], np.int16)
             elif isinstance(value, tuple):
@@ -60,7 +60,7 @@ class StoredSurface:
         for field in dataclasses.fields(cls):  # type: ignore[arg-type]
             name = field.name
             if name.startswith("log_"):
-                found[name] = arrays[name].astype(np.float64) / _STEPS
+                found[name] = arrays[name].astype(np.float64) / STEPS
             elif isinstance(field.default, bool):
                 found[name] = bool(arrays[name][0])
             elif name == "sizes":
@@ -96,7 +96,8 @@ class KernelFit:
 
     ``repaired_pct`` of the rows were lowered by more than 5 % by the cleaning, and
     ``repaired_far_pct`` by more than a third. ``raised_pct`` were faster than memory allows.
-    ``left_out`` has the errors by kind of hold-out.
+    ``left_out`` has the errors by kind of hold-out. A borrowed table names its ``lender``, a GPU,
+    and by how many percent its bands are wider (:mod:`sarathi_sim.profiler.kernels.borrowed`).
     """
 
     version: str
@@ -106,6 +107,17 @@ class KernelFit:
     repaired_far_pct: float
     left_out: dict[str, LeftOut]
     raised_pct: float = 0.0
+    lender: str = ""
+    lent_pct: float = 0.0
+
+    def half_width_pct(self, kind: str, unknown: float) -> float:
+        """Half-width in percent of times that a kind of hold-out judges; ``unknown`` without."""
+        own = self.left_out[kind].half_width_pct if kind in self.left_out else unknown
+        return round(float(np.hypot(own, self.lent_pct)), 2) if self.lender else own
+
+    def origin(self, exact: bool) -> str:
+        """The kind of origin of its times at ``exact`` sizes of the table, or between them."""
+        return "derived" if self.lender else "measured" if exact else "interpolated"
 
 
 @strict_dataclass
@@ -251,18 +263,23 @@ def _nearest(each: Sequence[tuple[StackSpec, Arrays]], version: str) -> tuple[St
     newest, wanted = each[0][0], release(version)
     fits, arrays = dict[str, KernelFit](), dict[str, Arrays]()
     for table, fit in newest.kernels.items():
-        family, _, rest = table.partition(".")
-        alone = f"prefill.{rest}" if family == "added" else table
+        alone = alone_of(table)
         having = [one for one in each if alone in one[0].kernels]
         spec, of = min(having, key=lambda one: abs(release(one[0].kernels[alone].version) - wanted))
         if table in spec.kernels:
             chosen = replace(spec.kernels[table], left_out=fit.left_out)
             fits[table] = _drifted(chosen, table, newest.stack, version)
             arrays |= {name: of for name in of if name.startswith(f"{table}.")}
-    return replace(newest, kernels=fits), _Chosen(arrays)
+    return replace(newest, kernels=fits), Chosen(arrays)
 
 
-class _Chosen(Arrays):
+def alone_of(table: str) -> str:
+    """The table of a single prompt beside one of several in a call; any other table itself."""
+    family, _, rest = table.partition(".")
+    return f"prefill.{rest}" if family == "added" else table
+
+
+class Chosen(Arrays):
     """Arrays by name from several files."""
 
     def __init__(self, where: Mapping[str, Arrays]) -> None:
@@ -285,9 +302,9 @@ def tables_beside(device: str, stack: str, table: str) -> dict[Stack, Arrays]:
     return {other: arrays for other, arrays in found.items() if arrays}
 
 
-def stack_sha256(device: str, stack: str) -> str:
-    """Hash of a stack's files."""
-    return files_sha256(stack_files(device, stack))
+def stack_sha256(device: str, stack: str, lenders: Sequence[str] = ()) -> str:
+    """Hash of a stack's files, and of those of GPUs that lend it tables."""
+    return files_sha256(path for one in (device, *lenders) for path in stack_files(one, stack))
 
 
 def surfaces_sha256(arrays: Arrays) -> str:
@@ -313,7 +330,8 @@ def write_stack(
     write_whole(numbers, content.getvalue())
     plain = dataclasses.asdict(spec)
     for fit in plain["kernels"].values():
-        if not fit["raised_pct"]:
-            del fit["raised_pct"]
+        for name in ("raised_pct", "lender", "lent_pct"):
+            if not fit[name]:
+                del fit[name]
     write_whole(text, dump_yaml(plain, width=96))
     return [text, numbers]

@@ -15,14 +15,16 @@ from sarathi_sim.profiler.facts.ops import (
     ALL_REDUCE,
     DECODE,
     KV_UP,
+    MOE,
     OPS,
     PREFILL,
     SENDS,
     names,
 )
 from sarathi_sim.profiler.facts.roofline import HALF, HBM_SHARE, Array
+from sarathi_sim.profiler.kernels.borrowed import with_borrowed
 from sarathi_sim.profiler.kernels.gemm_lattice import LEAST, GemmLattice
-from sarathi_sim.profiler.kernels.own_ops import OWN_OPS
+from sarathi_sim.profiler.kernels.own_ops import OWN_OPS, experts_name
 from sarathi_sim.profiler.kernels.reduce_curves import (
     CAPTURED_TOKENS,
     SEND_LATENCY_US,
@@ -36,18 +38,18 @@ from sarathi_sim.profiler.kernels.stack_attention import (
     StackAttention,
     attention_table,
     shipped_table,
+    tables_of,
 )
 from sarathi_sim.profiler.kernels.stack_file import (
     Arrays,
     KernelFit,
     StackSpec,
-    load_stack,
     stack_sha256,
     stored,
     surfaces_sha256,
     tables_beside,
 )
-from sarathi_sim.profiler.physics.shard_times import Provenance, identity
+from sarathi_sim.profiler.physics.shard_times import KINDS, Provenance, identity
 
 #: Half-widths, percent, of unmeasured ops: elementwise kernels, transfers, chunks after a prefix.
 #: Assumed.
@@ -62,7 +64,7 @@ _COMPOSED_PCT = 15.0
 #: TensorRT-LLM's prompts with windows of 128 and 1,024 tokens, 3 to 38 % for their decodes.
 _WINDOWED_PCT = 40.0
 #: Half-width of states unlike the measured ones: Mamba 2, and heads of other sizes. Assumed.
-_BORROWED_PCT = 60.0
+_OTHER_STATE_PCT = 60.0
 #: How head counts lie in a table.
 _AMONG = {"": "", "heads": ", between head counts", "beyond": ", beyond head counts"}
 #: The tables cover contexts up to the model's longest, at least so many tokens.
@@ -89,7 +91,9 @@ class StackTimes:
         """``fitted`` are other surfaces than the shipped ones."""
         self.device: DeviceSpec = load_device(device)
         self.kernels, self.model, self.tp = kernels, model, tp
-        self.spec, self._arrays = fitted or load_stack(device, kernels.named)
+        needed = [f"gemm.{kernels.dtype}", *tables_of(kernels, model)]
+        needed += [f"{MOE}.{experts_name(kernels)}"] if model.experts else []
+        self.spec, self._arrays = fitted or with_borrowed(device, kernels.named, needed)
         self._fitted_sha256 = surfaces_sha256(fitted[1]) if fitted else ""
         model.check_tp(tp)
         self.spec.need("gemm", kernels.dtype, "dtype")
@@ -117,7 +121,8 @@ class StackTimes:
     def meta(self) -> BundleMeta:
         """The origin of the times; the same files give the same."""
         kernels, origins = self.kernels, self.provenance()
-        files = self._fitted_sha256 or stack_sha256(self.device.name, kernels.named)
+        lenders = sorted({fit.lender for fit in self.spec.kernels.values()} - {""})
+        files = self._fitted_sha256 or stack_sha256(self.device.name, kernels.named, lenders)
         data_sheet = device_sha256(self.device.name)
         return BundleMeta(
             device=self.device.name,
@@ -245,32 +250,32 @@ class StackTimes:
             kind, how = "between", "between token counts"
         else:
             kind, how = "shapes", "between (n, k)"
-        origin = "measured" if kind == "between" else "interpolated"
+        origin = fit.origin(kind == "between")
         others = f", or {' or '.join(self._others)}'s where faster" if self._tuned(op) else ""
         mark = f"{origin}: {dtype} GEMM of {self._name(fit)}{others}, {how}"
         return self._measured_on(mark, _half_width(fit, kind))
 
     def _of_attention(self, op: str) -> Provenance:
         fit, where = self.attention.measured(op)
-        origin = "interpolated" if where else "measured"
-        origin = "derived" if fit.version.endswith(LESS) else origin
+        less = LESS in fit.version
+        origin = "derived" if less else fit.origin(not where)
         mark = f"{self._name(fit)}, KV cache {self.kernels.kv_cache_dtype}{_AMONG[where]}"
         width, prefixes = _half_width(fit, "sizes", where), self.attention.prefixes
         if op == PREFILL:
             mark += f"; chunks after a prefix {'measured' if prefixes else 'composed'}"
             mark += "; several in one call measured" if self.attention.together else ""
             width = max(width, _half_width(prefixes, "sizes") if prefixes else _COMPOSED_PCT)
-        width += _DERIVED_PCT if origin == "derived" else 0.0
+        width += _DERIVED_PCT if less else 0.0
         if self.attention.composes_windows:
             width = max(width, _WINDOWED_PCT)
         if (state := self.attention.state) is not None:
             fit, where = state.measured(op)
-            origin = "interpolated" if where and origin == "measured" else origin
-            how = f"measured {fit.version}{_AMONG[where]}"
+            own = fit.origin(not where)
+            origin, how = max(origin, own, key=KINDS.index), f"{own} {fit.version}{_AMONG[where]}"
             width = max(width, _half_width(fit, "sizes", where))
             if state.borrowed:
                 how = f"as {fit.version}'s gated delta nets of as many numbers (assumed)"
-                origin, width = "derived", max(width, _BORROWED_PCT)
+                origin, width = "derived", max(width, _OTHER_STATE_PCT)
             layers = f"{len(self.model.kinds['recurrent'])} of {self.model.num_layers} layers"
             mark += f"; {layers} recurrent, {how}"
         return self._measured_on(f"{origin}: {mark}{self.attention.about_windows}", width)
@@ -345,5 +350,4 @@ class StackTimes:
 
 def _half_width(fit: KernelFit, *kinds: str) -> float:
     """The widest of these kinds of hold-out; an empty name is none."""
-    known = {kind: error.half_width_pct for kind, error in fit.left_out.items()}
-    return max(known.get(kind, _ASSUMED_PCT) for kind in kinds if kind)
+    return max(fit.half_width_pct(kind, _ASSUMED_PCT) for kind in kinds if kind)

@@ -67,7 +67,7 @@ class Provenance:
 
 
 #: From the most to the least direct: this very shape or head count; between those measured; the
-#: same chip with other memory; physics.
+#: same chip with other memory, or another chip of the same architecture; physics.
 KINDS = ("measured", "interpolated", "derived", "modelled")
 
 

@@ -12,6 +12,7 @@ from sarathi_sim.profiler.facts.formats import (
     KV_DTYPES,
     MOE_SPEEDUP,
     SPEEDUP,
+    WEIGHT_DTYPES,
     Kernels,
     exponent_of,
 )
@@ -73,11 +74,13 @@ def floors(times: StackTimes) -> Iterator[tuple[str, Array, Array]]:
 
 
 def combinations(models: tuple[str, ...], degrees: tuple[int, ...]) -> Iterator[StackTimes]:
-    """Every device, stack and number format, with each of ``models`` and ``degrees`` that runs."""
+    """Every device, stack and number format, measured or borrowed, with each of ``models`` and
+    ``degrees`` that runs."""
     for device in fitted_devices("vllm"):
         for stack in stacks_on(device):
             spec = load_stack(device, stack)[0]
-            formats = spec.having("gemm")
+            measured = spec.having("gemm")
+            formats = measured + [name for name in WEIGHT_DTYPES if name not in measured]
             for number, dtype in enumerate(formats):
                 for name in models:
                     for tp in degrees:
