@@ -261,7 +261,9 @@ class StackTimes:
         origin = "derived" if less else fit.origin(not where)
         mark = f"{self._name(fit)}, KV cache {self.kernels.kv_cache_dtype}{_AMONG[where]}"
         width, prefixes = _half_width(fit, "sizes", where), self.attention.prefixes
-        if op == PREFILL:
+        if op == PREFILL and self.model.indexer is not None:
+            mark += "; by a law of its blocks"
+        elif op == PREFILL:
             mark += f"; chunks after a prefix {'measured' if prefixes else 'composed'}"
             mark += "; several in one call measured" if self.attention.together else ""
             width = max(width, _half_width(prefixes, "sizes") if prefixes else _COMPOSED_PCT)
