@@ -118,6 +118,7 @@ def test_nothing_of_any_model_is_faster_than_memory_and_matrix_units() -> None:
     assert least > LEAST - 1e-3 and points > 300_000, (least, points, where)
 
 
+@pytest.mark.slow
 def test_recurrent_and_sparse_layers_are_no_faster_than_memory_and_matrix_units() -> None:
     least, points, where = slowest_share(("qwen3-next-80b-a3b", "glm-5"), (8,))
     assert least > LEAST - 1e-3 and points > 30_000, (least, points, where)
