@@ -43,6 +43,8 @@ def tables(content: Mapping[str, Any]) -> str:
         rows = list(grid.rows)
         if grid is section.table:
             rows = [row for row in rows if not row[0].startswith(_APART[kind])]
+        if title.startswith("Errors beside"):
+            rows = [row for row in rows if row[0].startswith("model ")]
         if title == f"League, {DENSE}":
             rows += OTHERS
         shown = [n for n, heading in enumerate(grid.headings) if not heading.endswith("p90")]

@@ -80,19 +80,28 @@ _OF_OTHER_TYPES = {
         attention_sinks
         """,
     "this type of model is modelled with layers that are all alike": "first_k_dense_replace",
+    "this type of model is modelled with attention in every layer": """
+        full_attention_interval linear_num_value_heads linear_num_key_heads
+        hybrid_override_pattern
+        """,
+    "this type of model is modelled with attention that picks no tokens": "index_topk",
+    "this type of model is modelled with attention without a gate": "attn_output_gate",
 }
 _OF_NO_TYPE = {
     "only attention over all tokens, or over a window of them, is modelled": """
-        full_attention_interval index_topk sparse_attention sparse_attention_config
+        sparse_attention sparse_attention_config
         """,
-    "only softmax attention without a gate is modelled": "attn_output_gate",
+    "layers that share an indexer are not modelled": """
+        index_topk_freq index_topk_pattern indexer_types
+        """,
+    "experts of the whole hidden size are modelled": "moe_latent_size",
+    "recurrent layers are modelled without biases of their projections": "mamba_proj_bias",
     "only decoders of text are modelled": """
         is_encoder_decoder add_cross_attention cross_attention_hidden_size cross_attention_layers
         text_config vision_config audio_config visual encoder decoder tie_encoder_decoder
         """,
     "only layers of attention and FFN, all alike, are modelled": """
-        block_configs layers_block_type hybrid_override_pattern ssm_cfg mamba_d_state
-        mamba_expand linear_num_value_heads linear_num_key_heads attn_layer_indices
+        block_configs layers_block_type ssm_cfg mamba_d_state mamba_expand attn_layer_indices
         attn_layer_period num_kv_shared_layers pruned_heads altup_num_inputs
         hidden_size_per_layer_input parallel_attn use_parallel_residual
         """,
@@ -343,6 +352,88 @@ def _latent(config: HfConfig, fields: Fields) -> Fields:
     return {"latent": latent, "num_kv_heads": 1, "head_dim": nope + rope}
 
 
+def _indexed(config: HfConfig, fields: Fields) -> Fields:
+    """Latent attention with an indexer of its own in every layer."""
+    if config.config.get("index_topk_freq") == 1:
+        config.free("index_topk_freq")
+    kinds = config.config.get("indexer_types")
+    if isinstance(kinds, list) and all(kind == "full" for kind in kinds):
+        config.free("indexer_types")
+    sizes = {"heads": "index_n_heads", "dim": "index_head_dim", "top_k": "index_topk"}
+    indexer = {name: config.integer(key) for name, key in sizes.items()}
+    return {**_latent(config, fields), "indexer": indexer}
+
+
+_STATES = {"float32": 4, "bfloat16": 2, "float16": 2}
+
+
+def _state_bytes(config: HfConfig, key: str) -> int:
+    """Bytes of a state's numbers, by the file's type for them; float32 where it has none."""
+    config.free(key)
+    kind = config.config.get(key) or "float32"
+    if not isinstance(kind, str) or kind not in _STATES:
+        raise config.error(f"{key} {short(kind)}: not supported; allowed: {', '.join(_STATES)}")
+    return _STATES[kind]
+
+
+def _delta(config: HfConfig, fields: Fields) -> Fields:
+    """The gated delta nets of Qwen3-Next and Qwen3.5, and the gate of the other layers'
+    attention."""
+    layers, every = fields["num_layers"], config.integer("full_attention_interval", 4)
+    types = config.listed("layer_types", layers)
+    if types is None:
+        rest = "linear_attention"
+        types = ["full_attention" if (n + 1) % every == 0 else rest for n in range(layers)]
+    for name in types:
+        if name not in ("full_attention", "linear_attention"):
+            allowed = "full_attention, linear_attention"
+            raise config.error(f"layer_types {short(name)}: not supported; allowed: {allowed}")
+    recurrent = {
+        "full_layers": [n for n, name in enumerate(types) if name == "full_attention"],
+        "key_heads": config.integer("linear_num_key_heads", 16),
+        "value_heads": config.integer("linear_num_value_heads", 32),
+        "key_dim": config.integer("linear_key_head_dim", 128),
+        "value_dim": config.integer("linear_value_head_dim", 128),
+        "conv": config.integer("linear_conv_kernel_dim", 4),
+        "number_bytes": _state_bytes(config, "mamba_ssm_dtype"),
+    }
+    return {"recurrent": recurrent, "output_gate": config.flag("attn_output_gate", True)}
+
+
+def _blocks(config: HfConfig) -> list[str]:
+    """The layers of Nemotron 3: each a mixer, M (Mamba 2) or * (attention), and E, the experts
+    that follow it, unless another mixer does."""
+    pattern = config.config.get("hybrid_override_pattern")
+    config.free("hybrid_override_pattern")
+    whole = config.integer("num_hidden_layers", most=MOST_LAYERS)
+    if not isinstance(pattern, str) or not re.fullmatch(r"([M*]E?)+", pattern):
+        raise config.error(
+            f"hybrid_override_pattern {short(pattern)}: not supported; allowed: M and *, each with "
+            "or without one E after it"
+        )
+    if len(pattern) != whole:
+        raise config.error(
+            f"hybrid_override_pattern must have num_hidden_layers ({whole}) letters, got "
+            f"{len(pattern)}"
+        )
+    return re.findall(r"[M*]E?", pattern)
+
+
+def _nemotron(config: HfConfig, fields: Fields) -> Fields:
+    blocks = _blocks(config)
+    recurrent = {
+        "full_layers": [n for n, block in enumerate(blocks) if block[0] == "*"],
+        "key_heads": config.integer("n_groups"),
+        "value_heads": config.integer("mamba_num_heads"),
+        "key_dim": config.integer("ssm_state_size"),
+        "value_dim": config.integer("mamba_head_dim"),
+        "conv": config.integer("conv_kernel", 4),
+        "kind": "mamba2",
+        "number_bytes": _state_bytes(config, "mamba_ssm_cache_dtype"),
+    }
+    return {"num_layers": len(blocks), "recurrent": recurrent}
+
+
 @dataclass(frozen=True)
 class HfType:
     """The differences of a ``model_type`` from Llama.
@@ -351,8 +442,9 @@ class HfType:
     for missing keys. ``bias``: the attention bias, whatever the file says. ``window``: its default
     in tokens (None: this type has no windows), and ``inside`` the layers with a window, unless
     ``layer_types`` names them. ``experts``: the keys of their number and of their intermediate
-    size, ``dense`` the layers without experts, ``shared`` the size of shared experts. ``free``:
-    keys that cost nothing in this type. ``more``: fields that follow from others.
+    size, ``dense`` the layers with a dense network instead, ``bare`` those with none, ``shared``
+    the size of shared experts, ``shared_gate`` whether their output is weighed. ``free``: keys that
+    cost nothing in this type. ``more``: fields that follow from others.
     """
 
     longest: int = 2048
@@ -365,7 +457,9 @@ class HfType:
     inside: Callable[[HfConfig], Inside | None] = _everywhere
     experts: tuple[str, str] | None = None
     dense: Callable[[HfConfig, int], Iterable[int]] = lambda config, layers: ()
+    bare: Callable[[HfConfig], Iterable[int]] = lambda config: ()
     shared: Callable[[HfConfig], int] = lambda config: 0
+    shared_gate: bool = False
     expert_bias: bool = False
     free: str = ""
     defaults: Mapping[str, int] = field(default_factory=dict)
@@ -390,7 +484,9 @@ class HfType:
                 "num_key_value_heads", heads if self.kv_as_heads else None
             ),
             "head_dim": head_dim,
-            "ffn_hidden_size": config.integer("intermediate_size"),
+            "ffn_hidden_size": (config.count if self.experts else config.integer)(
+                "intermediate_size"
+            ),
             "gated_ffn": True,
             "ffn_bias": config.flag("mlp_bias", False),
             "vocab_size": config.integer("vocab_size"),
@@ -440,6 +536,8 @@ class HfType:
             "shared_intermediate_size": shared,
             "dense_layers": dense,
             "bias": self.expert_bias,
+            "bare_layers": list(self.bare(config)),
+            "shared_gate": self.shared_gate and shared > 0,
         }
         return {"experts": mix} if dense else {"experts": mix, "ffn_hidden_size": 0}
 
@@ -469,6 +567,12 @@ _OF_ROUTING = """
     topk_method topk_group n_group routed_scaling_factor aux_loss_alpha seq_aux use_routing_bias
     ep_size num_nextn_predict_layers use_mtp num_mtp_modules mtp_transformer_layers
     """
+_OF_DELTA = "mtp_num_hidden_layers mtp_use_dedicated_embeddings mlp_only_layers output_gate_type"
+_OF_NEMOTRON = """
+    chunk_size expand mamba_hidden_act mlp_hidden_act norm_eps num_logits_to_keep
+    rescale_prenorm_residual residual_in_fp32 time_step_floor time_step_max time_step_min
+    time_step_limit use_conv_bias use_mamba_kernels
+    """
 _OF_GEMMA = """
     query_pre_attn_scalar attn_logit_softcapping final_logit_softcapping cache_implementation
     sliding_window_size
@@ -482,9 +586,22 @@ _LOCAL = ("num_local_experts", "intermediate_size")
 _V3 = {"n_routed_experts": 256, "n_shared_experts": 1, "first_k_dense_replace": 3}
 
 
-def _deepseek(**defaults: int) -> HfType:
+_DELTA: Fields = {
+    "longest": 32768, "head_dim": 256, "free": _OF_DELTA, "has": {"qk_norm": True}, "more": _delta,
+}  # fmt: skip
+_DELTA_MOE = {
+    **_DELTA, "experts": ("num_experts", "moe_intermediate_size"), "dense": _qwen_dense,
+    "shared": lambda c: c.count("shared_expert_intermediate_size", 512), "shared_gate": True,
+}  # fmt: skip
+
+
+def _deepseek(
+    defaults: Mapping[str, int],
+    more: Callable[[HfConfig, Fields], Fields] = _latent,
+    free: str = "",
+) -> HfType:
     return HfType(
-        163840, head_dim=192, kv_as_heads=True, dense=_deepseek_dense, more=_latent,
+        163840, head_dim=192, kv_as_heads=True, dense=_deepseek_dense, more=more, free=free,
         experts=("n_routed_experts", "moe_intermediate_size"),
         shared=lambda c: c.integer("moe_intermediate_size", 1407) * c.count("n_shared_experts"),
         defaults={"q_lora_rank": 1536, **defaults},
@@ -507,9 +624,12 @@ TYPES = {
     "qwen2_moe": HfType(
         shared=lambda c: c.count("shared_expert_intermediate_size", 5632),
         more=lambda c, _: {"attention_bias": "qkv" if c.flag("qkv_bias", True) else "none"},
-        **_QWEN_MOE,
+        shared_gate=True, **_QWEN_MOE,
     ),
     "qwen3_moe": HfType(**_QWEN_MOE, **_NORMED),
+    "qwen3_next": HfType(**_DELTA_MOE),
+    "qwen3_5_moe_text": HfType(**_DELTA_MOE),
+    "qwen3_5_text": HfType(**_DELTA),
     "gpt_oss": HfType(
         131072, "all", head_dim=64, window=128, inside=_even, experts=_LOCAL, expert_bias=True,
         free="experts_per_token swiglu_limit initial_context_length",
@@ -525,9 +645,19 @@ TYPES = {
         free="qk_norm_type layernorm_full_attention_beta layernorm_linear_attention_beta"
         " layernorm_mlp_beta mlp_intermediate_size shared_moe_mode",
     ),
-    "deepseek_v2": _deepseek(),
-    "deepseek_v3": _deepseek(**_V3),
-    "kimi_k2": _deepseek(**_V3),
+    "deepseek_v2": _deepseek({}),
+    "deepseek_v3": _deepseek(_V3),
+    "kimi_k2": _deepseek(_V3),
+    "deepseek_v32": _deepseek(_V3, _indexed),
+    "glm_moe_dsa": _deepseek(_V3, _indexed, "qk_head_dim indexer_rope_interleave num_experts"),
+    "nemotron_h": HfType(
+        4096, experts=("n_routed_experts", "moe_intermediate_size"), more=_nemotron,
+        bare=lambda c: (n for n, block in enumerate(_blocks(c)) if block[1:] != "E"),
+        shared=lambda c: (
+            c.integer("moe_shared_expert_intermediate_size") * c.count("n_shared_experts", 1)
+        ),
+        has={"gated_ffn": False}, free=_OF_NEMOTRON,
+    ),
 }  # fmt: skip
 READERS: dict[str, Callable[[HfConfig], Fields]] = {
     "gpt2": _gpt2, **{name: each.fields for name, each in TYPES.items()}
@@ -537,6 +667,7 @@ READERS: dict[str, Callable[[HfConfig], Fields]] = {
 #: Types that read images, too: the type of their text part, which is in ``text_config``.
 NESTED = {
     "gemma3": "gemma3_text", "mistral3": "mistral", "llama4": "llama4_text", "kimi_k25": "kimi_k2",
+    "qwen3_5": "qwen3_5_text", "qwen3_5_moe": "qwen3_5_moe_text",
 }  # fmt: skip
 #: Keys beside ``text_config`` that concern the text.
 _OF_THE_TEXT = ("quantization_config", "torch_dtype", "dtype", "tie_word_embeddings")

@@ -17,10 +17,13 @@ _KEY = "quantization_config"
 _LEFT_OUT = re.compile(
     r"lm_head|embed|norm|router|(mlp|moe|feed_forward)\.gate([^_\w]|$)|(^|\.)gate$|shared_expert_gate"
     r"|e_score_correction_bias|vision|visual|vit|multi_modal|projector|mtp|eh_proj|kv_b_proj"
+    r"|conv1d|linear_attn\.(in_proj_(a|b|ba)\b|A_log|dt_bias)|indexers_proj|indexer\.weights_proj"
 )
 #: Further modules that a mixture may leave in bf16: everything beside its routed experts.
-_BESIDE_EXPERTS = re.compile(r"self_attn|shared_expert|(mlp|feed_forward)\.\(?(gate|up|down)[_|]")
-_ALL_ATTENTION = re.compile(r"self_attn(\.o_proj|\W*$)")
+_BESIDE_EXPERTS = re.compile(
+    r"(self|linear)_attn|shared_expert|(mlp|feed_forward)\.\(?(gate|up|down)[_|]"
+)
+_ALL_ATTENTION = re.compile(r"(self|linear)_attn(\.o(ut)?_proj|\W*$)")
 #: A whole layer, or its FFN: they may be left out of a mixture's dense layers.
 _WHOLE_LAYER = re.compile(r"layers\.(\d+)(\.mlp)?\W*$")
 _ONE_FORMAT = (

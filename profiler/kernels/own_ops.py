@@ -57,7 +57,8 @@ from sarathi_sim.profiler.public import kernel_tables as tables
 ExpertTables = Mapping[str, tuple[pd.DataFrame, str, Rates]]
 
 #: Half-widths in percent of times without held-out errors: experts unlike those of every measured
-#: model in this format, and an all-to-all, whose tokens here spread evenly. Assumed.
+#: model in this format, and an all-to-all, whose tokens here spread evenly. Assumed. The first one
+#: covers more than 90 % of the errors of experts without gates, too (docs/models.md).
 _UNLIKE_PCT, _EVEN_PCT = 50.0, 25.0
 #: Where a stack's table holds DeepGEMM, and the other stacks' hold TensorRT-LLM's own kernels
 #: (``flashinfer_trtllm``), which its server chooses among (inferred).
@@ -87,7 +88,8 @@ def experts_name(kernels: Kernels) -> str:
 class ExpertTimes:
     """Times of the experts of one ``tp`` rank of a mixture, in microseconds.
 
-    ``stored`` gives a table's arrays by its name. Raises SpecError where the experts were not
+    ``stored`` gives a table's arrays by its name. Experts without gates count as gated ones of two
+    thirds of the width: as many weights and FLOPs. Raises SpecError where the experts were not
     measured, ValueError where ``tp`` does not divide them.
     """
 
@@ -105,7 +107,7 @@ class ExpertTimes:
         assert model.experts is not None
         spec.need(MOE, experts_name(kernels), "moe_dtype, expert_distribution")
         self.device, self.kernels, self.tp = device, kernels, tp
-        self.hidden, self.mix = model.hidden_size, model.experts
+        self.hidden, self.mix, self.gated = model.hidden_size, model.experts, model.gated_ffn
         self.spec, self._stored = spec, stored
         spread, mix = kernels.expert_parallel, model.experts
         size = mix.num_experts if spread else mix.intermediate_size
@@ -116,7 +118,8 @@ class ExpertTimes:
                 f"expert_parallel: {'false' if spread else 'true'}, or another tp"
             )
         self.ranks = (1, tp) if spread else (tp, 1)
-        self.shape = (self.hidden, mix.intermediate_size, mix.top_k, mix.num_experts, *self.ranks)
+        width = mix.intermediate_size * (3 if self.gated else 2) / 3
+        self.shape = (self.hidden, max(1, round(width)), mix.top_k, mix.num_experts, *self.ranks)
 
     def time_us(self, tokens: Array) -> tuple[Array, Array]:
         """The time of the chosen experts of a layer's ``tokens``, and the bytes moved."""
@@ -148,6 +151,9 @@ class ExpertTimes:
             f"tp {self.ranks[0]} x ep {self.ranks[1]}, {_FROM[kind]}"
         )
         width = fit.half_width_pct(kind, _UNLIKE_PCT)
+        if not self.gated:
+            mark += "; without gates: as gated ones of two thirds of the width (assumed)"
+            width = max(width, _UNLIKE_PCT)
         doubt, doubted_pct = self._doubt(fit.version)
         return mark + doubt, max(width, doubted_pct)
 

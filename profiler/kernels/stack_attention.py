@@ -123,27 +123,28 @@ class StackAttention:
             )
         for kind in ("prefill", "decode"):
             spec.need(kind, self._name, "KV dtype, head_dim")
-        self._state: StateTimes | None = None
+        #: The layers with a state in the place of attention.
+        self.state: StateTimes | None = None
         if model.recurrent is not None:
-            self._state = StateTimes(spec, self._named, model.name, model.recurrent, tp)
+            self.state = StateTimes(spec, self._named, model.name, model.recurrent, tp)
         #: The tokens that a query attends to, whatever the context.
         self._reach = model.indexer.top_k if model.indexer else np.inf
 
     def prefill(self, chunk: Array, context: Array) -> Array:
         """One sequence's chunk after ``context`` cached tokens, in a mean layer."""
-        state = self._state.prefill(chunk) if self._state else 0.0
+        state = self.state.prefill(chunk) if self.state else 0.0
         return self._mean(lambda window: self._prefill(chunk, context, window), state)
 
     def decode(self, batch: Array, context: Array) -> Array:
         """One token for each of ``batch`` sequences with ``context`` cached tokens, in a mean
         layer."""
-        state = self._state.decode(batch) if self._state else 0.0
+        state = self.state.decode(batch) if self.state else 0.0
         return self._mean(lambda window: self._decode(batch, context, window), state)
 
     def added(self, chunk: Array) -> Array:
         """The time that each of several equal chunks adds to their call, in a mean layer: a row for
         each of :attr:`batches`."""
-        state = self._state.added(self.batches, chunk) if self._state else 0.0
+        state = self.state.added(self.batches, chunk) if self.state else 0.0
         return self._mean(lambda window: self._added(chunk, window), state)
 
     def _mean(self, time: Callable[[int], Array], state: Array | float) -> Array:
@@ -209,10 +210,7 @@ class StackAttention:
         fit = self.spec.kernels[f"{kind}.{self._name}"]
         if kind == "prefill" and self.model.indexer is not None:
             return fit, "heads"
-        grid = self._grid(kind)
-        if grid.measured(*heads):
-            return fit, ""
-        return fit, "heads" if grid.between(*heads, decode=op != PREFILL) else "beyond"
+        return fit, _place(self._grid(kind), heads, op)
 
     @property
     def prefixes(self) -> KernelFit | None:
@@ -291,6 +289,12 @@ class StackAttention:
         return grid
 
 
+def _place(grid: HeadGrid, heads: tuple[int, int], op: str) -> str:
+    if grid.measured(*heads):
+        return ""
+    return "heads" if grid.between(*heads, decode=op != PREFILL) else "beyond"
+
+
 class StateTimes:
     """Recurrent layers of one ``tp`` rank, microseconds: the convolution and the state's scan or
     step, beside the projections.
@@ -311,7 +315,7 @@ class StateTimes:
     ) -> None:
         for kind in ("prefill", "decode"):
             spec.need(kind, STATE, f"recurrent layers, which {name} has; table")
-        self._table, self.borrowed = grid, recurrent.kind != "gdn"
+        self._fits, self._table, self.borrowed = spec.kernels, grid, recurrent.kind != "gdn"
         values, keys = recurrent.heads_per_rank(tp)
         numbers = recurrent.key_dim * recurrent.value_dim
         if self.borrowed or numbers != STATE_HEAD**2:
@@ -319,6 +323,11 @@ class StateTimes:
             values = max(1, round(values * numbers / STATE_HEAD**2))
             keys = max(1, min(keys, values))
         self.heads = values, keys
+
+    def measured(self, op: str) -> tuple[KernelFit, str]:
+        """As :meth:`StackAttention.measured`."""
+        table = f"{'prefill' if op == PREFILL else 'decode'}.{STATE}"
+        return self._fits[table], _place(self._table(table), self.heads, op)
 
     def prefill(self, chunk: Array) -> Array:
         """One sequence's chunk, whatever its context."""

@@ -49,7 +49,7 @@ from sarathi_sim.profiler.kernels.stack_file import (
     surfaces_sha256,
     tables_beside,
 )
-from sarathi_sim.profiler.physics.shard_times import Provenance, identity
+from sarathi_sim.profiler.physics.shard_times import KINDS, Provenance, identity
 
 #: Half-widths, percent, of unmeasured ops: elementwise kernels, transfers, chunks after a prefix.
 #: Assumed.
@@ -63,6 +63,10 @@ _COMPOSED_PCT = 15.0
 #: Half-width of windows composed from the whole context: the median error is 30 % for vLLM's and
 #: TensorRT-LLM's prompts with windows of 128 and 1,024 tokens, 3 to 38 % for their decodes.
 _WINDOWED_PCT = 40.0
+#: Half-width of states unlike the measured ones: Mamba 2, and heads of other sizes. Assumed.
+_OTHER_STATE_PCT = 60.0
+#: How head counts lie in a table.
+_AMONG = {"": "", "heads": ", between head counts", "beyond": ", beyond head counts"}
 #: The tables cover contexts up to the model's longest, at least so many tokens.
 _MOST_CONTEXT, _LEAST_CONTEXT = 131072, 8192
 #: What the same chip with other memory adds to a half-width, percent. Assumed.
@@ -255,18 +259,28 @@ class StackTimes:
         fit, where = self.attention.measured(op)
         less = LESS in fit.version
         origin = "derived" if less else fit.origin(not where)
-        mark = f"{origin}: {self._name(fit)}, KV cache {self.kernels.kv_cache_dtype}"
-        mark += {"": "", "heads": ", between head counts", "beyond": ", beyond head counts"}[where]
-        width, prefixes = _half_width(fit, "sizes"), self.attention.prefixes
-        if op == PREFILL:
+        mark = f"{self._name(fit)}, KV cache {self.kernels.kv_cache_dtype}{_AMONG[where]}"
+        width, prefixes = _half_width(fit, "sizes", where), self.attention.prefixes
+        if op == PREFILL and self.model.indexer is not None:
+            mark += "; by a law of its blocks"
+        elif op == PREFILL:
             mark += f"; chunks after a prefix {'measured' if prefixes else 'composed'}"
             mark += "; several in one call measured" if self.attention.together else ""
             width = max(width, _half_width(prefixes, "sizes") if prefixes else _COMPOSED_PCT)
-        width = max(width, _half_width(fit, where)) if where else width
         width += _DERIVED_PCT if less else 0.0
         if self.attention.composes_windows:
             width = max(width, _WINDOWED_PCT)
-        return self._measured_on(mark + self.attention.about_windows, width)
+        if (state := self.attention.state) is not None:
+            fit, where = state.measured(op)
+            own = fit.origin(not where)
+            origin, how = max(origin, own, key=KINDS.index), f"{own} {fit.version}{_AMONG[where]}"
+            width = max(width, _half_width(fit, "sizes", where))
+            if state.borrowed:
+                how = f"as {fit.version}'s gated delta nets of as many numbers (assumed)"
+                origin, width = "derived", max(width, _OTHER_STATE_PCT)
+            layers = f"{len(self.model.kinds['recurrent'])} of {self.model.num_layers} layers"
+            mark += f"; {layers} recurrent, {how}"
+        return self._measured_on(f"{origin}: {mark}{self.attention.about_windows}", width)
 
     def _name(self, fit: KernelFit) -> str:
         return f"{self.kernels.stack} {fit.version}"
@@ -336,5 +350,6 @@ class StackTimes:
         return ReduceCurve.from_arrays(stored(self._arrays, f"{ALL_REDUCE}.{kernel}.{self._ranks}"))
 
 
-def _half_width(fit: KernelFit, kind: str) -> float:
-    return fit.half_width_pct(kind, _ASSUMED_PCT)
+def _half_width(fit: KernelFit, *kinds: str) -> float:
+    """The widest of these kinds of hold-out; an empty name is none."""
+    return max(fit.half_width_pct(kind, _ASSUMED_PCT) for kind in kinds if kind)

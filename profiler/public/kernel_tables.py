@@ -200,25 +200,26 @@ def recurrent(
 
 
 def experts(
-    datasets: Path, device: str, stack: str, dtype: MoeDtype, distribution: str
+    datasets: Path, device: str, stack: str, dtype: MoeDtype, distribution: str, gated: bool = True
 ) -> tuple[pd.DataFrame, str] | None:
     """A mixture's experts on one rank: hidden, inter, top_k, experts, tp, ep, tokens.
 
-    Ranks that divide either the experts' width or their number, up to :data:`MOST_RANKS`. Left out
-    are experts without a gate and those with another activation, and DeepSeek-V3's balanced rows of
-    vLLM and SGLang: its gate sends their tokens to four of eight groups of experts. Where two
-    kernels were timed, the faster counts: an engine tunes.
+    Ranks that divide either the experts' width or their number, up to :data:`MOST_RANKS`. Experts
+    with a gate, or those without: Nemotron 3's. Left out are those with another activation, and
+    DeepSeek-V3's balanced rows of vLLM and SGLang: its gate sends their tokens to four of eight
+    groups of experts. Where two kernels were timed, the faster counts: an engine tunes.
     """
     for path in _versions(datasets, device, "moe", stack, "moe_perf"):
         chosen = {"moe_dtype": _THEIRS.get(dtype, dtype), "distribution": distribution}
         rows = _read(path, tuple(_MOE), chosen, keep=("kernel_source",)).rename(columns=_MOE)
-        other = rows.pop("kernel_source").astype(str).str.contains("nongated|situ")
-        ungated = (rows["top_k"] == 22) | (rows["hidden"] == 2688)  # Nemotron 3, in every stack
+        kernel = rows.pop("kernel_source").astype(str)
+        other, ungated = kernel.str.contains("situ"), kernel.str.contains("nongated")
+        ungated |= (rows["top_k"] == 22) | (rows["hidden"] == 2688)  # Nemotron 3, in every stack
         if distribution == "balanced" and not stack.startswith("trtllm"):
-            ungated |= (rows["hidden"] == 7168) & (rows["inter"] == 2048) & (rows["experts"] == 256)
+            other |= (rows["hidden"] == 7168) & (rows["inter"] == 2048) & (rows["experts"] == 256)
         ranks = rows["tp"] * rows["ep"]
         one_way = (rows["tp"] == 1) | (rows["ep"] == 1)
-        rows = rows[~other & ~ungated & one_way & (ranks <= MOST_RANKS)]
+        rows = rows[~other & (ungated != gated) & one_way & (ranks <= MOST_RANKS)]
         if len(rows):
             sizes = [column for column in rows.columns if column != "time_us"]
             return rows.groupby(sizes)["time_us"].min().reset_index(), path.parent.name

@@ -130,7 +130,7 @@ LIMITS: dict[Kind, tuple[Limit, ...]] = {
     "model": (
         Limit(
             "models that read images or sound",
-            "of gemma3, mistral3, llama4 and kimi_k25 the text part is read from their "
+            "of gemma3, mistral3, llama4, kimi_k25 and qwen3_5 the text part is read from their "
             "`config.json`; of others give a `config.json` of the text model alone",
             "*-vl *-vl-* *-vl[23]* *-vision* *llava* pixtral* *internvl* *-omni* *minicpm-[vo]* "
             "paligemma* idefics* molmo* fuyu* *-audio* whisper* *-multimodal* mllama* "
@@ -138,20 +138,27 @@ LIMITS: dict[Kind, tuple[Limit, ...]] = {
             "phi3-v*",
         ),
         Limit(
-            "models whose layers have linear attention (Qwen3-Next, MiniMax M1, Kimi Linear)",
-            f"only attention and FFN are modelled; {_DENSE}",
-            "*qwen3-next* *minimax-m1* *minimax-text-01* *kimi-linear* *rwkv* *retnet*",
+            "linear attention other than gated delta nets (MiniMax M1, Kimi Linear, RWKV, RetNet)",
+            f"no kernels of it were measured; {_DENSE}",
+            "*minimax-m1* *minimax-text-01* *kimi-linear* *rwkv* *retnet*",
         ),
         Limit(
-            "models with state-space layers (Mamba, Jamba, Nemotron-H, Granite 4 H)",
-            f"only attention and FFN are modelled; {_DENSE}",
-            "*mamba* *jamba* *zamba* *bamba* *nemotron-h* granite-4.0-h* granitemoehybrid "
+            "models with state-space layers (Mamba, Jamba, Zamba, Falcon-H1, Granite 4 H, "
+            "Nemotron-H) other than Nemotron 3 Nano",
+            f"nemotron-3-nano is the only one whose layers are read; {_DENSE}",
+            "*mamba* *jamba* *zamba* *bamba* *nemotron-h-* granite-4.0-h* granitemoehybrid "
             "falcon-h1* *hymba*",
         ),
         Limit(
-            "attention that picks tokens by an index (DeepSeek V3.2)",
-            "deepseek-v3 has its sizes, with attention over the whole context",
-            "*deepseek-v3.2* *deepseek-v32*",
+            "experts on a vector smaller than the hidden state (Nemotron 3 Super and Ultra)",
+            f"{_DENSE}",
+            "*nemotron-3-super* *nemotron-3-ultra*",
+        ),
+        Limit(
+            "sparse attention whose layers share an indexer (GLM-5.2), or of compressed tokens "
+            "(DeepSeek V4)",
+            "glm-5 and deepseek-v3.2 have an indexer in every layer",
+            "*glm-5.2* *glm-5.3* *deepseek-v4*",
         ),
         Limit(
             "Gemma 3n: its layers share keys and values, and have networks of their own for each "

@@ -250,6 +250,85 @@ KIMI_K2_5: Config = {
     ),
     "vision_config": {"vt_num_hidden_layers": 27},
 }
+_INDEXED: Config = {"index_head_dim": 128, "index_n_heads": 64, "index_topk": 2048}
+DEEPSEEK_V3_2 = _model({**DEEPSEEK_V3, **_INDEXED}, "deepseek_v32")
+GLM_5 = _model(
+    {**DEEPSEEK_V3_2, "quantization_config": None, "head_dim": 64, "index_n_heads": 32},
+    *("glm_moe_dsa", (78, 6144, 64, 64, 12288, 154880)),
+    max_position_embeddings=202752,
+    q_lora_rank=2048,
+    qk_nope_head_dim=192,
+    v_head_dim=256,
+    **_free("indexer_rope_interleave qk_head_dim rope_interleave rope_parameters"),
+)
+_DELTA: Config = {
+    **BASE,
+    **_free("partial_rotary_factor"),
+    "full_attention_interval": 4,
+    "head_dim": 256,
+    "linear_conv_kernel_dim": 4,
+    "linear_key_head_dim": 128,
+    "linear_num_key_heads": 16,
+    "linear_num_value_heads": 32,
+    "linear_value_head_dim": 128,
+    "max_position_embeddings": 262144,
+    "mlp_only_layers": [],
+}
+QWEN_3_NEXT = _model(
+    {**_DELTA, "decoder_sparse_step": 1, "moe_intermediate_size": 512, "num_experts": 512},
+    *("qwen3_next", (48, 2048, 16, 2, 5120, 151936), FREE_OF_MIXTURES),
+    num_experts_per_tok=10,
+    shared_expert_intermediate_size=512,
+)
+
+
+def _qwen_3_5(kind: str, text: Config, layers: int) -> Config:
+    full = {"layer_types": [*["linear_attention"] * 3, "full_attention"] * (layers // 4)}
+    free = "mtp_num_hidden_layers mtp_use_dedicated_embeddings rope_parameters"
+    gated = {"attn_output_gate": True, "mamba_ssm_dtype": "float32"}
+    text = {key: value for key, value in text.items() if key != "architectures"}
+    return {
+        "architectures": ["Qwen3_5MoeForConditionalGeneration"],
+        "image_token_id": 248056,
+        "model_type": kind,
+        "text_config": {**text, **full, **gated, **_free(free), "model_type": f"{kind}_text"},
+        "tie_word_embeddings": False,
+        "vision_config": {"depth": 27},
+    }
+
+
+_MIXED = _model(
+    {**QWEN_3_NEXT, "linear_num_value_heads": 64, "shared_expert_intermediate_size": 1024},
+    *("", (60, 4096, 32, 2, 5120, 248320)),
+    moe_intermediate_size=1024,
+)
+del _MIXED["intermediate_size"]
+QWEN_3_5 = _qwen_3_5("qwen3_5_moe", _MIXED, 60)
+_DENSE = _model(_DELTA, "", (64, 5120, 24, 4, 17408, 248320), "output_gate_type")
+QWEN_3_5_DENSE = _qwen_3_5("qwen3_5", {**_DENSE, "linear_num_value_heads": 48}, 64)
+NEMOTRON_3_NANO = _model(
+    {**BASE, **_free("chunk_size expand mamba_hidden_act mlp_hidden_act norm_eps time_step_min")},
+    *("nemotron_h", (52, 2688, 32, 2, 1856, 131072), FREE_OF_MIXTURES),
+    conv_kernel=4,
+    head_dim=128,
+    hybrid_override_pattern="MEMEM*EMEMEM*EMEMEM*EMEMEM*EMEMEM*EMEMEMEM*EMEMEMEME",
+    mamba_head_dim=64,
+    mamba_num_heads=64,
+    mamba_proj_bias=False,
+    mamba_ssm_cache_dtype="float32",
+    max_position_embeddings=262144,
+    mlp_bias=False,
+    moe_intermediate_size=1856,
+    moe_shared_expert_intermediate_size=3712,
+    n_groups=8,
+    n_routed_experts=128,
+    n_shared_experts=1,
+    num_experts_per_tok=6,
+    sliding_window=None,
+    ssm_state_size=128,
+    use_bias=False,
+    use_conv_bias=True,
+)
 MINIMAX_M2 = _model(
     {**BASE, "attn_type_list": [1] * 62, "shared_intermediate_size": 0, "use_qk_norm": True},
     *("minimax_m2", (62, 3072, 48, 8, 1536, 200064), FREE_OF_MIXTURES),
@@ -283,8 +362,7 @@ MODELLED = {
     "mixtral-8x7b": (MIXTRAL_8X7B, 46_702_792_704),
     "qwen3-30b-a3b": (QWEN_3_30B, 30_532_122_624),
     "qwen3-coder-480b-a35b": (QWEN_3_CODER, 480_154_875_392),
-    # Its gates of shared experts are left out: one number of each hidden one.
-    "qwen1.5-moe-a2.7b": (QWEN_15_MOE, 14_315_784_192 - 24 * 2048),
+    "qwen1.5-moe-a2.7b": (QWEN_15_MOE, 14_315_784_192),
     # Attention sinks are left out: one a head.
     "gpt-oss-20b": (GPT_OSS_20B, 20_914_757_184 - 24 * 64),
     # Biases that correct the routing are left out: one an expert.
@@ -297,7 +375,27 @@ MODELLED = {
     "llama-4-maverick": (LLAMA_4_MAVERICK, 401_583_781_376 - 871_932_416),
     # Its vocabulary is this long; the model card says 228.7 billion.
     "minimax-m2": (MINIMAX_M2, 228_689_320_448),
-}
+    # The text model in an audit of the checkpoint's index; Qwen3-Coder-Next, which has its shape;
+    # GLM-5's total less its layer of MTP; the sizes of DeepSeek V3.2. Biases that correct the
+    # routing are left out of the latter two.
+    "qwen3.5-397b-a17b": (QWEN_3_5, 396_346_350_336),
+    "qwen3-next-80b-a3b": (QWEN_3_NEXT, 79_674_391_296),
+    "glm-5": (GLM_5, 743_911_218_432 - 75 * 256),
+    "deepseek-v3.2": (DEEPSEEK_V3_2, 671_877_944_064 - 58 * 256),
+    "nemotron-3-nano": (NEMOTRON_3_NANO, 31_577_937_344),
+    # Its sizes: 48 gated delta nets, 16 layers with attention, 64 networks, two norms a layer, two
+    # tables and the last norm.
+    "qwen3.5-27b": (
+        QWEN_3_5_DENSE,
+        48 * 115_876_064 + 16 * 104_858_112 + 64 * (267_386_880 + 2 * 5120)
+        + (2 * 248_320 + 1) * 5120,
+    ),
+}  # fmt: skip
+#: Of these a model ships with the same fields.
+SHIPPED = (
+    "qwen3.5-397b-a17b", "qwen3-next-80b-a3b", "glm-5", "deepseek-v3.2", "nemotron-3-nano",
+    "kimi-k2.5", "deepseek-v3", "qwen3-30b-a3b", "llama-4-maverick", "minimax-m2",
+)  # fmt: skip
 
 
 #: Windows as (tokens, layers), the others' attention being over the whole context.
@@ -410,11 +508,46 @@ UNQUANTISED: dict[str, tuple[Config, str]] = {
 
 #: Configurations that are refused, and how the line goes on after the name of the file.
 REFUSED: dict[str, tuple[Config, str]] = {
-    "deepseek-v3.2": (
-        {**DEEPSEEK_V3, "model_type": "deepseek_v32", "index_topk": 2048},
-        "model_type 'deepseek_v32': not modelled: attention that picks tokens by an index "
-        "(DeepSeek V3.2); deepseek-v3 has its sizes",
+    "glm-5.2": ({**GLM_5, "index_topk_freq": 4}, "index_topk_freq 4: not supported: layers that "),
+    "glm-5.2 by layer": (
+        {**GLM_5, "indexer_types": [*["full"] * 77, "shared"]},
+        "indexer_types ['full', 'full', 'full', 'full', 'full',… (626 characters): not supported",
     ),
+    "deepseek-v4": (
+        {**DEEPSEEK_V3_2, "model_type": "deepseek_v4"},
+        "model_type 'deepseek_v4': not modelled: sparse attention whose layers share an indexer",
+    ),
+    "index heads": (
+        {**DEEPSEEK_V3_2, "index_n_heads": 0},
+        "index_n_heads must be a positive integer, got 0",
+    ),
+    "nemotron-h": (
+        {**NEMOTRON_3_NANO, "hybrid_override_pattern": "M-M*-"},
+        "hybrid_override_pattern 'M-M*-': not supported; allowed: M and *, each with or without",
+    ),
+    "a short pattern": (
+        {**NEMOTRON_3_NANO, "hybrid_override_pattern": "MEM*E"},
+        "hybrid_override_pattern must have num_hidden_layers (52) letters, got 5",
+    ),
+    "nemotron-3-super": ({**NEMOTRON_3_NANO, "moe_latent_size": 1024}, "moe_latent_size 1024: not"),
+    "a state in fp8": (
+        {**NEMOTRON_3_NANO, "mamba_ssm_cache_dtype": "float8"},
+        "mamba_ssm_cache_dtype 'float8': not supported; allowed: float32, bfloat16, float16",
+    ),
+    "biases of mamba": ({**NEMOTRON_3_NANO, "mamba_proj_bias": True}, "mamba_proj_bias True: not"),
+    "windows beside states": (
+        {**QWEN_3_NEXT, "layer_types": ["sliding_attention"] * 48},
+        "layer_types 'sliding_attention': not supported; allowed: full_attention, linear_attention",
+    ),
+    "states alone": (
+        {**QWEN_3_NEXT, "layer_types": ["linear_attention"] * 48},
+        "recurrent.full_layers must name some of the layers, not all",
+    ),
+    "a part of a head": (
+        {**QWEN_3_NEXT, "linear_num_value_heads": 24},
+        "recurrent: value {'full_layers",
+    ),
+    "gated attention": ({**QWEN_3_30B, "attn_output_gate": True}, "attn_output_gate True: not sup"),
     "qwen2-vl": (
         {**QWEN_2, "model_type": "qwen2_vl", "vision_config": {"depth": 32}},
         "model_type 'qwen2_vl': not modelled: models that read images or sound; of gemma3, ",
@@ -435,9 +568,9 @@ REFUSED: dict[str, tuple[Config, str]] = {
         {**LLAMA_3, "model_type": "olmo2"},
         "model_type 'olmo2': not modelled: OLMo 2 and 3: norms come after attention and FFN",
     ),
-    "qwen3-next": (
-        {**LLAMA_3, "model_type": "qwen3_next", "linear_num_key_heads": 16},
-        "model_type 'qwen3_next': not modelled: models whose layers have linear attention",
+    "kimi-linear": (
+        {**LLAMA_3, "model_type": "kimi_linear", "linear_num_key_heads": 16},
+        "model_type 'kimi_linear': not modelled: linear attention other than gated delta nets",
     ),
     "types of layers": (
         {**GEMMA_2_9B, "layer_types": ["linear_attention"] * 42},

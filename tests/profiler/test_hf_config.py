@@ -16,17 +16,23 @@ from sarathi_sim.profiler.storage.strict import SpecError
 from tests.profiler.hf_configs import (
     DEEPSEEK_V2_LITE,
     DEEPSEEK_V3,
+    FP8_BLOCKS,
     GEMMA_2_9B,
+    GLM_5,
     GPT_OSS_20B,
     KIMI_K2_5,
     LLAMA_3,
     LLAMA_4_SCOUT,
     MISTRAL_3,
     MODELLED,
+    NEMOTRON_3_NANO,
     QUANTISED,
     QWEN_2,
+    QWEN_3_5,
+    QWEN_3_NEXT,
     QWEN_15_MOE,
     REFUSED,
+    SHIPPED,
     UNQUANTISED,
     WINDOWED,
     Config,
@@ -55,6 +61,42 @@ def test_modelled(tmp_path: Path, caplog: pytest.LogCaptureFixture, name: str) -
     assert _load(tmp_path, config).num_parameters == parameters
     unknown = [r for r in caplog.records if "unknown keys" in r.getMessage()]
     assert not unknown  # every key of it is known
+
+
+@pytest.mark.parametrize("name", SHIPPED)
+def test_the_shipped_model_is_what_its_file_says(tmp_path: Path, name: str) -> None:
+    """In whatever number formats."""
+    read, shipped = _load(tmp_path, MODELLED[name][0]), load_model(name)
+    plain = {"name": name, "dtype": "bf16", "kv_cache_dtype": "bf16", "moe_dtype": None}
+    assert replace(read, **plain) == replace(shipped, **plain)
+
+
+def test_layers_with_a_state(tmp_path: Path) -> None:
+    """By an interval or by name, and states in two bytes."""
+    listed = ["linear_attention"] * 47 + ["full_attention"]
+    named = _load(tmp_path, {**QWEN_3_NEXT, "layer_types": listed, "mamba_ssm_dtype": "bfloat16"})
+    assert named.recurrent is not None and named.recurrent.full_layers == (47,)
+    assert named.recurrent.number_bytes == 2
+    every = _load(tmp_path, {**QWEN_3_NEXT, "full_attention_interval": 16}).recurrent
+    assert every is not None and every.full_layers == (15, 31, 47) and every.number_bytes == 4
+    assert not _load(tmp_path, {**QWEN_3_NEXT, "attn_output_gate": False}).output_gate
+    nano = _load(tmp_path, NEMOTRON_3_NANO)
+    assert nano.experts is not None and len(nano.experts.bare_layers) == 6
+
+
+def test_dense_layers_need_their_width(tmp_path: Path) -> None:
+    text = {**QWEN_3_5["text_config"], "mlp_only_layers": [3]}
+    refused = _refusal(tmp_path, {**QWEN_3_5, "text_config": text})
+    assert "ffn_hidden_size must be positive, got 0" in refused
+    model = _load(tmp_path, {**QWEN_3_NEXT, "mlp_only_layers": [3]})
+    assert model.experts is not None and model.experts.dense_layers == (3,)
+    assert model.ffn_hidden_size == 5120
+
+
+def test_an_indexer_in_every_layer(tmp_path: Path) -> None:
+    """As files of later versions say it."""
+    config = {**GLM_5, "index_topk_freq": 1, "indexer_types": ["full"] * 78, "num_experts": 256}
+    assert _load(tmp_path, config) == _load(tmp_path, GLM_5)
 
 
 @pytest.mark.parametrize("name", WINDOWED)
@@ -101,6 +143,29 @@ def test_a_checkpoint_whose_experts_alone_are_quantised(
     assert model.formats == {"moe_dtype": "fp8"}
 
     assert _load(tmp_path, KIMI_K2_5).formats == {"moe_dtype": "int4_wo"}
+
+    layers, layer = range(60), "model.language_model.layers"
+    names = [f"{layer}.{i}.{'self' if i % 4 == 3 else 'linear'}_attn*" for i in layers]
+    names += [f"{layer}.{i}.mlp.shared_expert{end}" for i in layers for end in ("*", "_gate")]
+    names += ["lm_head", "*.mlp.shared_expert.*", "model.visual*", "mtp.layers.0*"]
+    section = {**NVFP4, "exclude_modules": names}
+    model = _load(tmp_path, {**QWEN_3_5, "quantization_config": section})
+    assert model.formats == {"moe_dtype": "nvfp4", "kv_cache_dtype": "fp8"}
+
+
+def test_parts_of_recurrent_and_sparse_attention_that_stay_in_bf16(tmp_path: Path) -> None:
+    """GLM-5-FP8's list; Qwen3.5's and Qwen3-Next's parts, whose columns are no whole blocks."""
+    parts = ["indexers_proj", "indexer.k_norm", "indexer.k_norm.bias", "kv_a_layernorm"]
+    names = [f"model.layers.0.self_attn.{part}" for part in parts] + ["model.layers.78.eh_proj"]
+    section = {**FP8_BLOCKS, "modules_to_not_convert": names}
+    assert _load(tmp_path, {**GLM_5, "quantization_config": section}).dtype == "fp8_block"
+    for part in ("in_proj_a", "in_proj_b", "in_proj_ba", "conv1d", "norm"):
+        section["modules_to_not_convert"] = [f"model.layers.0.linear_attn.{part}"]
+        model = _load(tmp_path, {**QWEN_3_NEXT, "quantization_config": section})
+        assert model.formats == {"dtype": "fp8_block"}
+    section["modules_to_not_convert"] = ["model.layers.0.linear_attn.in_proj_qkvz"]
+    text = _refusal(tmp_path, {**QWEN_3_NEXT, "quantization_config": section})
+    assert "the whole attention in 0 of 48 layers" in text
 
 
 @pytest.mark.parametrize("dense", ["0*", "0.mlp*", "0.mlp.gate_proj"])

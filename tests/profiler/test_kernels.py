@@ -42,7 +42,8 @@ from sarathi_sim.profiler.kernels.stack_fit import (
 )
 from sarathi_sim.profiler.physics.prompt_law import likeness
 from sarathi_sim.profiler.storage.strict import SpecError
-from tests.profiler.test_kernel_tables import DECODE, GEMM, put
+from tests.profiler.test_kernel_tables import DECODE, GEMM
+from tests.sampled import put_table
 
 SIDES = [256, 512, 1024, 2048, 4096]
 TOKENS = [1, 2, 4, 8, 16, 32, 64]
@@ -419,15 +420,17 @@ def test_dynamic_quantisation_is_subtracted_and_repairs_are_counted(tmp_path: Pa
         for m, n, k in shapes
     ]
     rows[0]["latency"] = 1.0  # of m = 1, n = k = 256: a bad sample
-    put(tmp_path, "gemm/trtllm/1.0/gemm_perf.parquet", *rows)
+    put_table(tmp_path, "gemm/trtllm/1.0/gemm_perf.parquet", *rows)
     quant = [{"m": m, "k": k} for m, _, k in shapes[::10] for k in [256 * i for i in range(1, 11)]]
     for table, time in (("computescale_perf", 0.006), ("scale_matrix_perf", 0.002)):
         unique = {(q["m"], q["k"]): {**q, "latency": time} for q in quant}
-        put(tmp_path, f"quantize/trtllm/1.0/{table}.parquet", *unique.values())
-    put(tmp_path, "attention/trtllm/1.0/generation_attention_perf.parquet", DECODE)
+        put_table(tmp_path, f"quantize/trtllm/1.0/{table}.parquet", *unique.values())
+    put_table(tmp_path, "attention/trtllm/1.0/generation_attention_perf.parquet", DECODE)
     spec, arrays = fit_stack(tmp_path, "h100-80g-sxm", "trtllm", date="2026-01-01")
     assert list(spec.kernels) == ["gemm.bf16", "gemm.fp8"], "one pair of head counts is a stub"
-    put(tmp_path, "gemm/trtllm/2.0/gemm_perf.parquet", *({**r, "latency": 0.06} for r in rows))
+    put_table(
+        tmp_path, "gemm/trtllm/2.0/gemm_perf.parquet", *({**r, "latency": 0.06} for r in rows)
+    )
     again, _ = fit_stack(tmp_path, "h100-80g-sxm", "trtllm", date="2026-01-01")
     assert again == spec, "a newer table that holds launches is passed over"
     assert spec.floor_us == 2.0 and spec.kernels["gemm.bf16"].repaired_far_pct == pytest.approx(

@@ -139,7 +139,7 @@ def test_a_mean_layer_is_a_quarter_attention_and_three_quarters_a_state() -> Non
     times = StackTimes("h200-sxm", Kernels("vllm"), QWEN, 4)
     plain = replace(QWEN, recurrent=None)
     full = StackTimes("h200-sxm", Kernels("vllm"), plain, 4)
-    state = times.attention._state
+    state = times.attention.state
     assert state is not None and state.heads == (8, 4) and not state.borrowed
     chunk, context = np.array([64.0, 2048.0]), np.array([0.0, 4096.0])
     expected = 0.25 * full.prefill(chunk, context) + 0.75 * state.prefill(chunk)

@@ -7,11 +7,15 @@ import json
 import re
 from dataclasses import asdict, replace
 from pathlib import Path
+from typing import Any, Literal
 from urllib.parse import urlsplit
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from sarathi_sim.profiler.facts.device import list_devices, load_device
+from sarathi_sim.profiler.facts.layer_kinds import Recurrent
 from sarathi_sim.profiler.facts.model import (
     Experts,
     ModelSpec,
@@ -218,6 +222,82 @@ def test_sizes_of_a_mixture_that_contradict_each_other_are_refused() -> None:
     with pytest.raises(ValueError, match="divides neither the experts' intermediate_size"):
         model.check_tp(8)
     model.check_tp(2)
+
+
+# Recurrent layers and sparse attention ------------------------------------------------------------
+
+
+@given(
+    keys=st.integers(1, 64), groups=st.integers(1, 8), tp=st.integers(1, 64),
+    dims=st.tuples(*[st.integers(1, 256)] * 2), kind=st.sampled_from(["gdn", "mamba2"]),
+)  # fmt: skip
+def test_ranks_share_the_heads_of_a_recurrent_layer(
+    keys: int, groups: int, tp: int, dims: tuple[int, int], kind: Literal["gdn", "mamba2"]
+) -> None:
+    """All ranks together hold one layer, and keys again where there are more ranks than keys."""
+    layer = Recurrent((3,), keys, keys * groups, *dims, kind=kind)
+    if keys * groups % tp or (keys % tp and tp % keys):
+        with pytest.raises(ValueError, match=f"tp {tp} does not divide the {keys * groups} value"):
+            layer.state_bytes(tp)
+        return
+    again = 2 * dims[0] * (max(keys, tp) - keys)
+    assert tp * layer.channels(tp) == layer.channels() + again
+    assert tp * layer.projected(tp) == layer.projected() + again
+    assert tp * layer.state_bytes(tp) == layer.state_bytes() + 2 * 3 * again
+
+
+def test_layers_without_a_network_have_no_op_of_one() -> None:
+    """Nemotron 3 Nano: 23 of 29 mixers are followed by experts, without gates."""
+    nano = load_model("nemotron-3-nano")
+    assert not {"ffn_ln1", "ffn_ln2"} & set(nano.row_ops)
+    assert nano.share(MOE) == nano.share("shared_ln1") == pytest.approx(23 / 29)
+    assert nano.gemms(2)["shared_ln1"] == GemmShape(3712 // 2, 2688)
+    assert nano.expert_parameters == 2 * 2688 * 1856
+    streams = OPS["others"].streams
+    assert streams is not None
+    norms = [one for one in streams(nano.shard(1)) if one.kernel == "norm"]
+    assert norms[0] == Stream("norm", 2 * 2688, times=pytest.approx(1 + 23 / 29))
+
+
+@pytest.mark.parametrize(
+    ("name", "change", "message"),
+    [
+        ("qwen3-next-80b-a3b", {"recurrent": {"number_bytes": 3}}, "number_bytes"),
+        ("qwen3-next-80b-a3b", {"recurrent": {"kind": "rwkv"}}, "kind"),
+        (
+            "qwen3-next-80b-a3b",
+            {"recurrent": {"full_layers": list(range(48))}},
+            "name some of the layers, not",
+        ),
+        (
+            "qwen3-next-80b-a3b",
+            {"windows": {"tokens": 512, "layers": 3}},
+            "recurrent layers beside windows or latent attention: not modelled",
+        ),
+        ("glm-5", {"indexer": {"top_k": 0}}, "top_k must be positive"),
+        ("glm-5", {"latent": {"query_rank": 0}}, "an indexer needs latent attention with a query_"),
+        ("nemotron-3-nano", {"experts": {"bare_layers": [6, 2]}}, "bare_layers must rise"),
+        ("nemotron-3-nano", {"experts": {"bare_layers": [29]}}, "bare_layers must be below num_la"),
+        (
+            "nemotron-3-nano",
+            {"experts": {"dense_layers": [2, 4]}, "ffn_hidden_size": 64},
+            "bare_layers and dense_layers share .2.",
+        ),
+    ],
+)
+def test_layers_that_cannot_be(name: str, change: dict[str, Any], message: str) -> None:
+    fields = asdict(load_model(name))
+    for key, value in change.items():
+        fields[key] = {**(fields[key] or {}), **value} if isinstance(value, dict) else value
+    with pytest.raises(SpecError, match=message) as caught:
+        parse(ModelSpec, fields, "f")
+    assert len(str(caught.value).splitlines()) == 1
+
+
+@pytest.mark.parametrize("tp", [3, 64])
+def test_recurrent_layers_of_ranks_that_do_not_fit(tp: int) -> None:
+    with pytest.raises(ValueError, match=f"tp {tp} "):
+        load_model("nemotron-3-nano").check_tp(tp)
 
 
 # Names on the Hub ------------------------------------------------------------------------------

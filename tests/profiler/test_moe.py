@@ -39,8 +39,7 @@ from sarathi_sim.profiler.kernels.stack_times import StackTimes
 from sarathi_sim.profiler.physics.shard_times import DOUBT
 from sarathi_sim.profiler.public import kernel_tables
 from sarathi_sim.profiler.storage.files import public_datasets
-from tests.profiler.test_kernel_tables import put
-from tests.sampled import needs_datasets, stack_bundle
+from tests.sampled import needs_datasets, put_table, stack_bundle
 
 RATES = Rates(1e15, 3e12, 2.0)
 TOKENS = [1, 4, 16, 64, 256, 1024, 4096]
@@ -196,7 +195,11 @@ def test_experts_without_a_gate_are_left_out_and_the_faster_kernel_counts(tmp_pa
         {**ROW, "moe_ep_size": 32},
         {**ROW, "distribution": "power_law_1.2"},
     ]
-    put(tmp_path, "moe/vllm/0.24.0/moe_perf.parquet", ROW, slow, *others)
+    put_table(tmp_path, "moe/vllm/0.24.0/moe_perf.parquet", ROW, slow, *others)
+    plain = kernel_tables.experts(tmp_path, "h100-80g-sxm", "vllm", "bf16", "balanced", gated=False)
+    assert plain is not None and plain[0][["hidden", "top_k"]].to_numpy().tolist() == [
+        [2048, 22], [4096, 8]
+    ]  # fmt: skip
     found = kernel_tables.experts(tmp_path, "h100-80g-sxm", "vllm", "bf16", "balanced")
     assert found is not None and found[1] == "0.24.0"
     (row,) = found[0].to_dict("records")
@@ -211,7 +214,7 @@ def test_tokens_that_the_gate_of_deepseek_sent_to_four_of_eight_groups_are_not_b
     grouped = {**ROW, "hidden_size": 7168, "inter_size": 2048, "num_experts": 256}
     skewed = {**grouped, "distribution": "power_law_1.2"}
     for stack in ("vllm", "trtllm"):
-        put(tmp_path, f"moe/{stack}/1.0/moe_perf.parquet", ROW, grouped, skewed)
+        put_table(tmp_path, f"moe/{stack}/1.0/moe_perf.parquet", ROW, grouped, skewed)
     hidden = {
         (stack, spread): found[0]["hidden"].tolist()
         for stack in ("vllm", "trtllm")
@@ -227,7 +230,7 @@ def test_tokens_that_the_gate_of_deepseek_sent_to_four_of_eight_groups_are_not_b
 def test_an_all_to_all_is_read_in_bytes(tmp_path: Path) -> None:
     row = {"op_name": "alltoall", "nccl_dtype": "half", "num_gpus": 4, "latency": 0.02}
     other = {**row, "op_name": "all_reduce", "message_size": 512}
-    put(tmp_path, "comm/nccl/2.27/nccl_perf.parquet", {**row, "message_size": 512}, other)
+    put_table(tmp_path, "comm/nccl/2.27/nccl_perf.parquet", {**row, "message_size": 512}, other)
     found = kernel_tables.all_to_alls(tmp_path, "h100-80g-sxm")
     assert found is not None
     assert found[0].to_dict("records") == [{"num_bytes": 1024, "gpus": 4, "time_us": 20.0}]
@@ -235,7 +238,7 @@ def test_an_all_to_all_is_read_in_bytes(tmp_path: Path) -> None:
 
 def test_a_stack_without_other_tables_still_has_its_experts(tmp_path: Path) -> None:
     both = [{**ROW, "num_tokens": tokens} for tokens in (1, 64)]
-    put(tmp_path, "moe/sglang/0.5/moe_perf.parquet", *both)
+    put_table(tmp_path, "moe/sglang/0.5/moe_perf.parquet", *both)
     spec, arrays = fit_stack(tmp_path, "h100-80g-sxm", "sglang", date="2026-01-01")
     assert list(spec.kernels) == ["moe.bf16.balanced"]
     assert {name.rpartition(".")[0] for name in arrays} == set(spec.kernels)
@@ -378,6 +381,44 @@ def test_weights_of_a_gpu_are_the_same_however_experts_are_divided() -> None:
     assert Kernels("vllm", moe_dtype="int4_wo").number_bytes.expert_weight == 0.5 + 2 / 32
     assert Kernels("vllm", "int4_wo").number_bytes.expert_weight == 0.5 + 2 / 128
     assert set(WEIGHT_BYTES) < set(MOE_BYTES)
+
+
+NANO = load_model("nemotron-3-nano")
+
+
+def test_experts_without_gates_count_as_gated_ones_of_two_thirds_of_the_width() -> None:
+    tokens, kernels = np.array([1.0, 64.0, 4096.0]), Kernels("vllm")
+    gated = replace(
+        NANO, gated_ffn=True, experts=replace(NANO.experts, intermediate_size=round(1856 * 2 / 3))
+    )
+    plain, same = (StackTimes("h200-sxm", kernels, model, 1) for model in (NANO, gated))
+    np.testing.assert_array_equal(plain.by_rows(MOE, tokens), same.by_rows(MOE, tokens))
+    found, gate = plain.provenance()[MOE], same.provenance()[MOE]
+    assert (
+        found.mark
+        == f"{gate.mark}; without gates: as gated ones of two thirds of the width " + ("(assumed)")
+    )
+    assert found.half_width_pct >= 50
+
+
+@needs_datasets
+@pytest.mark.parametrize("device", ["h200-sxm", "b200-sxm"])
+def test_experts_without_gates_take_as_long_as_measured(device: str) -> None:
+    """Nemotron 3 Nano's in vLLM: the band holds, and most are far inside of it."""
+    found = kernel_tables.experts(
+        public_datasets(), device, "vllm", "bf16", "power_law_1.2", gated=False
+    )
+    assert found is not None
+    rows = found[0].query("hidden == 2688 and ep == 1 and tp <= 4")
+    off = []
+    for tp, part in rows.groupby("tp"):
+        times = StackTimes(device, Kernels("vllm"), NANO, tp)
+        off.append(
+            np.log(times.by_rows(MOE, part["tokens"].to_numpy(np.float64)) / part["time_us"])
+        )
+    errors = np.abs(np.concatenate(off))
+    assert len(errors) == 3 * 27
+    assert np.median(errors) < 0.1 and (errors < np.log(1.5)).all()
 
 
 def test_padded_experts_by_hand() -> None:

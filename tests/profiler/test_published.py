@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Literal
 
 import pytest
 
@@ -82,7 +83,57 @@ MODELS = {
     "llama-4-maverick": Published(401_583_781_376 - 871_932_416, 17e9, kv=196_608),
     # Its card rounds to 10 billion active ones, without the tables.
     "minimax-m2": Published(229e9, 10e9 + 2 * 200_064 * 3072, 0.1, kv=253_952),
+    # Recurrent layers have no KV cache. Qwen3-Next's active ones are published without tables and
+    # norms. Cards round the others: GLM-5's leaves out the embedding, DeepSeek V3.2's its indexers.
+    "qwen3.5-397b-a17b": Published(396_346_350_336, 17e9, kv=15 * 2 * 2 * 256 * 2),
+    "qwen3-next-80b-a3b": Published(
+        79_674_391_296, 3_252_400_896 + 2 * 151_936 * 2048, 1e-4, kv=12 * 2 * 2 * 256 * 2
+    ),
+    "glm-5": Published(743_911_218_432 - 75 * 256, 40e9 + 154_880 * 6144, kv=78 * (576 * 2 + 132)),
+    "deepseek-v3.2": Published(671_877_929_216, 37e9 + 61 * 13_959_424, kv=61 * (576 * 2 + 132)),
+    "nemotron-3-nano": Published(31_577_937_344, 3.6e9, 0.01, kv=6 * 2 * 2 * 128 * 2),
 }
+# Bytes of a sequence's states in all layers, by hand: each head's state, and the last three inputs
+# of the convolution in bf16.
+STATES = {
+    ("qwen3.5-397b-a17b", 1, 4): 45 * (64 * 128 * 128 * 4 + 12288 * 3 * 2),
+    ("qwen3.5-397b-a17b", 8, 4): 24_007_680,
+    ("qwen3.5-397b-a17b", 1, 2): 97_689_600,
+    ("qwen3-next-80b-a3b", 1, 4): 36 * (32 * 128 * 128 * 4 + 8192 * 3 * 2),
+    ("qwen3-next-80b-a3b", 1, 2): 39_518_208,
+    ("nemotron-3-nano", 1, 4): 23 * (64 * 64 * 128 * 4 + 6144 * 3 * 2),
+}
+# Parameters of single layers, counted from the sizes in their files: a layer, and how many more it
+# has than another.
+LAYERS = {
+    "a gated delta net, attention": ("qwen3.5-397b-a17b", 0, 3, 118_014_208 - 104_858_112),
+    "qwen3-next's": ("qwen3-next-80b-a3b", 0, 3, 33_718_464 - 27_263_488),
+    "mamba 2, attention": ("nemotron-3-nano", 0, 3, 38_744_896 - 23_399_040),
+    "experts": (
+        "nemotron-3-nano", 0, 2, 128 * (2 * 2688 * 1856 + 2688) + 2 * 2688 * 3712 + 2688
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("name", "tp", "number_bytes"), STATES)
+def test_states_of_a_sequence(name: str, tp: int, number_bytes: Literal[2, 4]) -> None:
+    model = load_model(name)
+    assert model.recurrent is not None
+    state = replace(model.recurrent, number_bytes=number_bytes).state_bytes(tp)
+    assert len(model.kinds["recurrent"]) * state == STATES[name, tp, number_bytes]
+
+
+@pytest.mark.parametrize("what", LAYERS)
+def test_parameters_of_a_layer(what: str) -> None:
+    name, one, other, more = LAYERS[what]
+    first, second = (sum(load_model(name).parameters_in(range(n, n + 1))) for n in (one, other))
+    assert first - second == more
+
+
+def test_parameters_of_latent_attention_with_an_indexer() -> None:
+    """GLM-5's first layer: attention, indexer, a dense network and two norms."""
+    dense = 3 * 6144 * 12288 + 2 * 6144
+    assert sum(load_model("glm-5").parameters_in(range(1))) == 165_022_208 + 9_371_904 + dense
 
 
 @pytest.mark.parametrize("name", MODELS)

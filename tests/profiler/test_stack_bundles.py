@@ -151,6 +151,29 @@ def test_a_bundle_says_of_every_op_where_it_came_from(tmp_path: Path) -> None:
     assert (tmp_path / "b/meta.yaml").read_bytes() == (tmp_path / "again/meta.yaml").read_bytes()
 
 
+@pytest.mark.parametrize(
+    ("name", "kind", "layers", "least"),
+    [
+        ("qwen3.5-397b-a17b", "measured", "; 45 of 60 layers recurrent, measured 0.24.0", 10),
+        (
+            "nemotron-3-nano",
+            "derived",
+            "; 23 of 29 layers recurrent, as 0.24.0's gated delta nets of as many numbers "
+            "(assumed)",
+            60,
+        ),
+    ],
+)
+def test_provenance_names_recurrent_layers(name: str, kind: str, layers: str, least: float) -> None:
+    """The band is the wider one of attention's and the state's tables."""
+    times = StackTimes("h200-sxm", Kernels("vllm"), load_model(name), 4)
+    for op in ("attn_prefill", "attn_decode"):
+        origin = times.provenance()[op]
+        assert origin.kind == kind and origin.mark.endswith(layers)
+        state = times.spec.kernels[f"{op.removeprefix('attn_')}.state.gdn"].left_out["sizes"]
+        assert origin.half_width_pct >= max(least, state.half_width_pct)
+
+
 def test_number_formats_change_what_they_should() -> None:
     bf16, fp8, fp8_kv = (made(*formats) for formats in (("bf16",), ("fp8",), ("fp8", "fp8")))
 

@@ -15,7 +15,8 @@ from sarathi_sim.profiler.kernels import stack_file
 from sarathi_sim.profiler.kernels.stack_file import DRIFT_PCT, load_stack, versions_on
 from sarathi_sim.profiler.kernels.stack_fit import fit_stack
 from sarathi_sim.profiler.kernels.stack_times import StackTimes
-from tests.profiler.test_kernel_tables import GEMM, put
+from tests.profiler.test_kernel_tables import GEMM
+from tests.sampled import put_table
 
 MODEL = load_model("llama-3-8b")
 
@@ -91,7 +92,7 @@ def test_another_version_is_fitted_beside_the_newest(
     ]
     for version, slower in (("0.14.0", 2.0), ("0.24.0", 1.0)):
         slow = [{**row, "latency": slower * row["latency"]} for row in rows]
-        put(tmp_path, f"gemm/vllm/{version}/gemm_perf.parquet", *slow)
+        put_table(tmp_path, f"gemm/vllm/{version}/gemm_perf.parquet", *slow)
     for version, tables in (("0.14.0", ["gemm.bf16"]), ("0.24.0", [])):
         spec, arrays = fit_stack(
             tmp_path, "h100-80g-sxm", f"vllm@{version}", families=("gemm",), date="2026-01-01"

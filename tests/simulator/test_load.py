@@ -230,6 +230,21 @@ def test_what_the_cache_keeps() -> None:
     assert both == pytest.approx(alone, rel=1e-3)
 
 
+def test_a_state_takes_the_memory_of_so_many_tokens() -> None:
+    """Qwen3.5: a state of 4 x 64 x 128 x 128 + 2 x 3 x 12,288 bytes, tokens of 2,048; on 4 ranks a
+    quarter of the one, half of the other, and with an fp8 cache a quarter."""
+    model, fp8 = load_model("qwen3.5-397b-a17b"), NumberBytes(kv=1)
+    prompt, output = np.array([4096.0]), np.array([2.0])
+    tokens = (4 * 64 * 128 * 128 + 2 * 3 * 12288) / 2048
+    expected = (15 * 4097 + 45 * tokens) / 60 / 4097
+    assert kept_share(model, prompt, output) == pytest.approx(expected, rel=1e-9)
+    ranks = kept_share(model, prompt, output, 4)
+    assert ranks == pytest.approx((15 * 4097 + 45 * tokens / 2) / 60 / 4097, rel=1e-9)
+    assert kept_share(model, prompt, output, 4, fp8) == pytest.approx(expected, rel=1e-9)
+    # Short sequences take more than their tokens.
+    assert kept_share(model, np.array([64.0]), output) > 10
+
+
 def test_capacity_counts_what_is_kept() -> None:
     device = load_device("a100-80g-sxm")
     plain = kv_capacity_tokens(LLAMA, device, 1, (32,))
