@@ -64,6 +64,7 @@ from sarathi_sim.simulator.loop.simulation import simulate
 from sarathi_sim.simulator.loop.switches import EngineSwitches, Switches
 from sarathi_sim.simulator.op_times.op_times import OpTimes
 from sarathi_sim.simulator.op_times.predictor import CHUNK_BLOCK, BundlePredictor, TableSizes
+from sarathi_sim.simulator.views.metrics import Analysis
 
 
 @dataclass(frozen=True)
@@ -97,6 +98,11 @@ class Deployment:
         found = f"{self.device.name}/{self.model.name}/tp{self.scenario.cluster.tp}"
         kernels = self.scenario.kernels
         return f"{found}-{kernels.name}" if kernels else found
+
+    def summary(self, analysis: Analysis) -> dict[str, Any]:
+        """A run of it in numbers (docs/metrics.md)."""
+        scenario = self.scenario
+        return analysis.summary(self.model, self.device, scenario.cluster.tp, scenario.kernels)
 
     @property
     def switches(self) -> Switches:

@@ -98,10 +98,10 @@ def build_requests(scenario: Scenario, max_length: int, source: Source) -> Traff
     the key at fault.
     """
     workload, seed, session = scenario.workload, scenario.seed, None
+    trace = trace_of(scenario, source)
     if workload.every > 1 and workload.requests is not None:  # only every n-th request is kept
         scenario = scenario.having("workload", requests=workload.requests * workload.every)
         workload = scenario.workload
-    trace = trace_of(scenario, source)
     prompt, output = _lengths(workload, seed, trace, source)
     prefix, shift = None if trace is None else trace.prefix, workload.shift
     if (shift.prompt, shift.output) != (1, 1):
@@ -242,23 +242,30 @@ def trace_of(scenario: Scenario, source: Source) -> Trace | None:
     path = trace_path(lengths, source)
     columns = lengths.columns.model_dump(exclude_none=True)
     reading = Reading(columns, lengths.time_unit, lengths.skip_empty)
-    some, block = lengths.sample < 1, lengths.resample
+    some, block, every = lengths.sample < 1, lengths.resample, workload.every
+    asked = None if workload.requests is None else workload.requests * every
+    rest = block or some or lengths.skip_empty  # then more rows are needed than requests
     try:
-        trace = read_trace(path, None if some or block else workload.requests, reading)
+        trace = read_trace(path, None if rest else asked, reading)
     except WorkloadError as error:
         raise source.error("workload.lengths.path", None, str(error)) from None
     left_out = trace.left_out
     if some:
         trace = trace.sampled(lengths.sample, stream(scenario.seed, "sample"))
-        if not block:
-            trace = trace.pick(np.arange(min(workload.requests or len(trace), len(trace))))
     if block:
-        count = workload.requests or len(trace)
-        trace = trace.resampled(count, block, stream(scenario.seed, "blocks"))
+        trace = trace.resampled(asked or len(trace), block, stream(scenario.seed, "blocks"))
+    elif rest:
+        trace = trace.pick(np.arange(min(asked or len(trace), len(trace))))
     if lengths.clip != Clip():
         trace = trace.clipped(lengths.clip.prompt, lengths.clip.output)
-    if workload.requests is not None and workload.requests > len(trace):
-        problem = f"must be at most {len(trace)}, the requests of {lengths.path}"
+    if asked is not None and asked > len(trace):
+        there = f"{lengths.path} has {len(trace)} request{'s' if len(trace) > 1 else ''}"
+        there += f" in a sample of {lengths.sample:g}" if some else ""
+        there += f", of which one in {every} is kept" if every > 1 else ""
+        problem = (
+            f"{there}: must be at most {len(trace) // every}, or left out for all; for a longer "
+            "run set workload.lengths.resample=100, which draws blocks of 100 again and again"
+        )
         raise source.error("workload.requests", workload.requests, problem)
     return replace(trace, left_out=left_out)
 

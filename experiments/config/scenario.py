@@ -47,6 +47,7 @@ from sarathi_sim.profiler.facts.formats import (
 )
 from sarathi_sim.profiler.facts.ops import OPS
 from sarathi_sim.profiler.storage.not_modelled import not_modelled
+from sarathi_sim.simulator.loop.routers import Router
 from sarathi_sim.simulator.loop.switches import EngineSwitches
 from sarathi_sim.simulator.views.metric_registry import number_text, with_unit
 
@@ -99,7 +100,9 @@ class NetworkLink(Strict):
 
 
 class Cluster(Strict):
-    """``replicas`` pipelines of ``pp`` stages, each on ``tp`` GPUs, behind a router.
+    """``replicas`` pipelines of ``pp`` stages, each on ``tp`` GPUs, behind a ``router``: in turn,
+    to the replica with the fewest declared tokens or the fewest requests that have not ended (of
+    equals the first), or to the one with fewer requests of two drawn at random.
 
     ``max_length`` is the longest prompt + output a sequence may have (default: the model's).
     ``layers_per_stage`` defaults to an even split, ``gpus_per_node`` to the device's: a pipeline
@@ -114,7 +117,7 @@ class Cluster(Strict):
     tp: Degree = key("tensor-parallel degree", short="TP", default=1)
     pp: Degree = key("pipeline stages", short="PP", default=1)
     replicas: Annotated[Degree, BeforeValidator(_one_kind)] = key("replicas", default=1)
-    router: Literal["round_robin", "least_tokens"] = key("router", default="round_robin")
+    router: Router = key("router", default="round_robin")
     layers_per_stage: list[Degree] | None = key("layers of each stage", default=None)
     usable_memory: Share = key("usable share of the memory", default=0.9)
     max_length: Tokens | None = key("longest sequence", "tokens", default=None)

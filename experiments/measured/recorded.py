@@ -269,8 +269,7 @@ class Simulated:
             tables = (analysis.iterations, requests)
             found |= simulated_ticks(ticks.t, *tables, deployment.kv_capacity).means()
         each = {key: requests[key] / run.requests[key] - 1 for key in MEASURES}
-        tp, cache = deployment.scenario.cluster.tp, deployment.scenario.kv_cache
-        counts = analysis.summary(deployment.model, deployment.device, tp)
+        cache, counts = deployment.scenario.kv_cache, deployment.summary(analysis)
         counts |= {"num_blocks": cache.num_blocks} if cache is not None else {}
         return {
             **found,

@@ -28,6 +28,7 @@ SCORED |= {"throughput": "output_tokens_per_s"}
 """All predicted and scored metrics, with their names in tables."""
 
 _Number = TypeVar("_Number", float, Floats)
+_Row = TypeVar("_Row", bound=BaseModel)
 _Count = Annotated[int, Field(ge=1, le=2**20)]
 _Layout = Annotated[int, Field(ge=0, le=2**20)]  # dense rows may have 0
 _Milliseconds = Annotated[float, Field(gt=0, le=1e9)]
@@ -99,22 +100,29 @@ class ServerTimes:
         return found
 
 
-NEEDED = tuple(name for name, field in Measured.model_fields.items() if field.is_required())
-
-
 def read_measured(path: Path) -> tuple[list[Measured], dict[str, str]]:
+    """:func:`read_rows` of a table of servers."""
+    return read_rows(path, Measured)
+
+
+def needed(kind: type[BaseModel]) -> list[str]:
+    """The columns that a table of such rows must have."""
+    return [field.alias or name for name, field in kind.model_fields.items() if field.is_required()]
+
+
+def read_rows(path: Path, kind: type[_Row]) -> tuple[list[_Row], dict[str, str]]:
     """The rows of a file, and the reasons of refused rows by id (or ``row N`` without an id).
 
     Raises ConfigError for a file that is no such table.
     """
     cells = read_cells(path, dtype=str, keep_default_na=False)
-    for name in NEEDED:
+    for name in needed(kind):
         if name not in cells.columns:
             close = did_you_mean(name, list(cells.columns))
             raise ConfigError(
-                f"{path}: column {name} is missing{close}; needed: {', '.join(NEEDED)}"
+                f"{path}: column {name} is missing{close}; needed: {', '.join(needed(kind))}"
             )
-    rows: dict[str, Measured] = {}
+    rows: dict[str, _Row] = {}
     refused: dict[str, str] = {}
     for line, cells_of in zip(cells.index, cells.to_dict("records"), strict=True):
         given = {str(name): value for name, value in cells_of.items() if value != ""}
@@ -123,7 +131,7 @@ def read_measured(path: Path) -> tuple[list[Measured], dict[str, str]]:
             refused[f"row {line}"] = f"the id {name} is given twice"
             continue
         try:
-            rows[name] = Measured.model_validate(given)
+            rows[name] = kind.model_validate(given)
         except ValidationError as error:
-            refused[name] = "; ".join(mistakes(error, Measured, given, ".".join))
+            refused[name] = "; ".join(mistakes(error, kind, given, ".".join))
     return list(rows.values()), refused

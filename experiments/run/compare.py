@@ -125,8 +125,7 @@ def simulate_again(
     deployment = deploy(experiment.scenarios[scenario], experiment.sources[scenario])
     total = len(deployment.requests)
     analysis = Analysis(deployment.simulate(lambda done: progress(label, done, total)))
-    tp = deployment.scenario.cluster.tp
-    summary = to_json(analysis.summary(deployment.model, deployment.device, tp))
+    summary = to_json(deployment.summary(analysis))
     notes = []
     stored = read_summary(folder)["scenarios"][scenario].get("makespan_s")
     if stored != summary["makespan_s"]:

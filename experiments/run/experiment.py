@@ -289,8 +289,7 @@ def _run(name: str, deployment: Deployment, progress: Progress) -> ScenarioRun:
         analysis = Analysis(deployment.simulate(lambda done: progress(name, done, total)))
     except SimulationError as error:
         raise SimulationError(f"{name}: {error}") from error
-    tp = deployment.scenario.cluster.tp
-    summary = analysis.summary(deployment.model, deployment.device, tp)
+    summary = deployment.summary(analysis)
     kv_cache, memory = deployment.scenario.kv_cache, deployment.memory
     if kv_cache is not None and memory is not None:
         blocks = {"num_blocks": kv_cache.num_blocks, "block_size": kv_cache.block_size}

@@ -305,7 +305,7 @@ def seconds_of_work(plan: SweepPlan) -> float:
         _ = few.predictor  # tabulated once in each worker, not once in each run
         began = time.perf_counter()
         analysis = Analysis(few.simulate())
-        analysis.summary(few.model, few.device, run.scenario.cluster.tp)
+        few.summary(analysis)
         parquet_bytes(analysis.request_columns)
         took = time.perf_counter() - began
         seconds += took * len(deployment.requests) / max(len(few.requests), 1)

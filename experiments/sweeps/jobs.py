@@ -77,7 +77,7 @@ def folder_files(job: Job) -> dict[str, bytes]:
         )
     analysis = Analysis(deployment.simulate())
     scenario = run.scenario
-    summary = analysis.summary(deployment.model, deployment.device, scenario.cluster.tp)
+    summary = deployment.summary(analysis)
     further = {}
     if run.after_warmup:
         summary["after_warmup"] = analysis.after_warmup()

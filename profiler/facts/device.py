@@ -7,7 +7,9 @@ import re
 from dataclasses import field
 from functools import lru_cache
 from pathlib import Path
+from typing import Literal
 
+from sarathi_sim.profiler.facts.formats import MOE_SPEEDUP, MoeDtype
 from sarathi_sim.profiler.facts.ops import op_of
 from sarathi_sim.profiler.storage.files import data_dir, files_sha256, user_path
 from sarathi_sim.profiler.storage.not_modelled import not_modelled
@@ -76,7 +78,8 @@ class FittedOp:
 
 @strict_dataclass
 class DeviceSpec:
-    """One GPU model. Sizes are decimal bytes, rates per second, ``peak_flops`` dense fp16.
+    """One GPU model. Sizes are decimal bytes, rates per second, ``peak_flops`` dense fp16 and bf16,
+    ``format_flops`` dense in fp8 and nvfp4 where it has units for them.
 
     ``fitted`` is None for a device with specifications only: a configuration may name it, but no
     bundle can be modelled on it. ``reported_bytes`` is the memory that the driver reports for one
@@ -95,14 +98,23 @@ class DeviceSpec:
     reported_bytes: float | None = None
     same_chip: str | None = None
     notes: str = ""
+    format_flops: dict[Literal["fp8", "nvfp4"], float] = field(default_factory=dict)
     fitted: dict[str, FittedOp] | None = field(default=None, repr=False)
 
     def __post_init__(self) -> None:
         sizes = ("memory_bytes", "peak_flops", "memory_bandwidth", "num_sms", "gpus_per_node")
-        for key in (*sizes, "reported_bytes"):
-            value = getattr(self, key)
+        given = {key: getattr(self, key) for key in (*sizes, "reported_bytes")}
+        given |= {f"format_flops.{key}": value for key, value in self.format_flops.items()}
+        for key, value in given.items():
             if value is not None and value <= 0:
                 raise ValueError(f"{key} must be positive, got {value}")
+
+    def peak_of(self, dtype: MoeDtype) -> float:
+        """Dense FLOP/s of the units that compute with weights in a number format: those of bf16 for
+        formats that are unpacked, and on a device without units of their own."""
+        if MOE_SPEEDUP[dtype] == 1:
+            return self.peak_flops
+        return self.format_flops.get("nvfp4" if dtype == "nvfp4" else "fp8", self.peak_flops)
 
     def op(self, name: str) -> FittedOp:
         """The fitted constants of one op. Raises SpecError where the device has none."""

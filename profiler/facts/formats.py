@@ -42,7 +42,7 @@ MOE_BYTES: dict[MoeDtype, float] = {
 #: In memory, where experts alone are in int4_wo: their groups are of 32 (Kimi K2.5), not 128.
 _FINE_INT4 = 0.5 + 2 / 32
 KV_BYTES: dict[KvDtype, int] = {"bf16": 2, "fp8": 1}
-#: Peak FLOP/s of a format's matrix units over those of bf16 (data sheets).
+#: At most so many times bf16's FLOP/s: data sheets' ratios on any device, and 5 % of room.
 SPEEDUP: dict[WeightDtype, float] = {
     "bf16": 1.0, "fp8": 2.1, "fp8_block": 2.1, "nvfp4": 6.3, "int4_wo": 1.0,
 }  # fmt: skip

@@ -104,7 +104,7 @@ LARGEST = {
 
 class LayerParameters(NamedTuple):
     """Parameters of layers: of the ``routed`` experts, of the other ``matrices``, and the ``plain``
-    ones that stay in bf16 (routers, biases, norms)."""
+    ones that stay in bf16 (routers, replicated projections, biases, norms)."""
 
     routed: int
     matrices: int
@@ -435,21 +435,30 @@ class ModelSpec:
 
     def layer_weights(self, tp: int) -> int:
         """Numbers in the matrices that a token uses in a mean layer on one of ``tp`` ranks."""
-        found = sum(
-            self.share(op) * shape.n * shape.k
-            for op, shape in self.gemms(tp).items()
-            if OPS[op].part == "layer"
-        )
-        if self.experts is None:
-            return round(found)
-        matrices = (3 if self.gated_ffn else 2) * self.hidden_size * self.experts.intermediate_size
-        return round(found + self.share_of("sparse") * self.experts.top_k * matrices / tp)
+        return round(sum(self._token_weights(tp)))
+
+    def _token_weights(self, tp: int) -> tuple[float, float, float]:
+        """The numbers of :meth:`layer_weights` by the kinds of :class:`LayerParameters`."""
+        own = plain = routed = 0.0
+        for op, shape in self.gemms(tp).items():
+            if OPS[op].part == "layer":
+                numbers = self.share(op) * shape.n * shape.k
+                own += numbers if OPS[op].split else 0.0
+                plain += 0.0 if OPS[op].split else numbers
+        if self.experts is not None:
+            wide = (3 if self.gated_ffn else 2) * self.hidden_size * self.experts.intermediate_size
+            routed = self.share_of("sparse") * self.experts.top_k * wide / tp
+        return routed, own, plain
 
     # Floating-point operations, for utilisation -----------------------------------------------
 
     def linear_flops_per_token(self) -> int:
         """FLOPs of all layers' GEMMs for one token (2 per weight), without LM head."""
         return 2 * self.num_layers * self.layer_weights(tp=1)
+
+    def linear_flops_by_kind(self) -> LayerParameters:
+        """:meth:`linear_flops_per_token` by kind of weights: each has a number format."""
+        return LayerParameters(*(round(2 * self.num_layers * n) for n in self._token_weights(1)))
 
     def pairs(self, chunk: Array, context: Array, edge: float = 0.5) -> Array:
         """Query-key pairs of a chunk after ``context`` tokens, in a mean layer."""

@@ -107,8 +107,9 @@ LIMITS: dict[Kind, tuple[Limit, ...]] = {
         ),
         Limit(
             "KV-aware and cache-aware routing",
-            "`cluster.router` is round_robin or least_tokens, and neither follows sessions; for "
-            "the best case, simulate one replica with the sessions that it would get",
+            "`cluster.router` is round_robin, least_tokens, least_requests or power_of_two, and "
+            "none follows sessions; for the best case, simulate one replica with the sessions that "
+            "it would get",
             "kv-aware* *-kv-aware cache-aware* prefix-aware* prefix-cache-aware* session-aware* "
             "*affinity* sticky* kv-router* kv-routing",
         ),

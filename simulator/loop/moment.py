@@ -7,9 +7,9 @@ from typing import Any
 
 import simpy
 
-# Within one instant, in this order: batches return, requests arrive, batches are formed. A batch
-# formed at an instant thus follows all other events of this instant.
-RETURN, ARRIVAL, DISPATCH = 1, 2, 3
+# Within one instant, in this order: batches return, front ends admit or reject, requests arrive,
+# batches are formed. A batch formed at an instant thus follows all other events of this instant.
+RETURN, ADMISSION, ARRIVAL, DISPATCH = 1, 2, 3, 4
 
 
 class Moment(simpy.Event):

@@ -7,7 +7,6 @@ from collections import abc
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
-from typing import Literal
 
 import numpy as np
 import simpy
@@ -17,14 +16,12 @@ from sarathi_sim.policies.request import Request, Sequence
 from sarathi_sim.policies.scheduler import Scheduler
 from sarathi_sim.simulator.loop.closed_loop import Arrival, Clients
 from sarathi_sim.simulator.loop.jitter import JitteredService
-from sarathi_sim.simulator.loop.moment import ARRIVAL, Moment
+from sarathi_sim.simulator.loop.moment import ADMISSION, ARRIVAL, Moment
 from sarathi_sim.simulator.loop.quantum import HORIZON_S, quantize
 from sarathi_sim.simulator.loop.records import Floats, Records
 from sarathi_sim.simulator.loop.replica import Predictor, Replica
+from sarathi_sim.simulator.loop.routers import ROUTERS, Router
 from sarathi_sim.simulator.loop.switches import DEFAULT, Switches
-
-Router = Literal["round_robin", "least_tokens"]
-
 
 TOO_LONG = f"simulated time passed {HORIZON_S / 86400:.0f} days, beyond which it is not exact"
 
@@ -49,11 +46,12 @@ def simulate(
     """Serve ``requests`` on one replica per scheduler; returns the records of the run.
 
     ``layers`` are the transformer layers of each pipeline stage. ``router`` sends an arriving
-    request to the replicas in turn, or to the one with the fewest declared tokens (prompt +
-    ``max_tokens``) of unfinished requests. Jitter is drawn from ``seed``. Requests arrive at their
-    ``arrival_s``, or when ``clients`` send them. Each replica has a front end that takes them to
-    the scheduler one after the other, ``admission_s`` each. ``progress`` is called from time to
-    time with the number of finished requests.
+    request to the replicas in turn, to the one with the fewest declared tokens (prompt +
+    ``max_tokens``) of unfinished requests or with the fewest such requests, or to the one with
+    fewer of them of two drawn at random. Jitter and these two are drawn from ``seed``. Requests
+    arrive at their ``arrival_s``, or when ``clients`` send them. Each replica has a front end that
+    takes them to the scheduler one after the other, ``admission_s`` each. ``progress`` is called
+    from time to time with the number of finished requests.
 
     Raises :class:`SimulationError` if simulated time passes 24 days, or if a policy leaves
     requests unserved or lets them preempt each other for ever; ValueError for two requests of one
@@ -63,8 +61,9 @@ def simulate(
         raise ValueError("two requests have the same id")
     if any(scheduler.spans or scheduler.num_unfinished for scheduler in schedulers):
         raise ValueError("a scheduler has served before: each simulation needs fresh ones")
-    cluster = _Replicas(requests, router, clients, len(schedulers), admission_s, progress)
-    streams = np.random.SeedSequence(seed).spawn(len(schedulers))
+    *streams, routing = np.random.SeedSequence(seed).spawn(len(schedulers) + 1)
+    drawn = np.random.default_rng(routing)
+    cluster = _Replicas(requests, router, drawn, clients, len(schedulers), admission_s, progress)
     cluster.replicas = [
         Replica(
             cluster.env,
@@ -105,6 +104,7 @@ class _Replicas:
         self,
         requests: abc.Sequence[Request],
         router: Router,
+        drawn: np.random.Generator,
         clients: Clients | None,
         count: int,
         admission_s: float,
@@ -113,14 +113,15 @@ class _Replicas:
         self.env = simpy.Environment()
         self.replicas: list[Replica] = []
         self.requests = requests
-        self.router = router
         self.progress = progress
         self.num_finished = 0
         self._tick = max(1, len(requests) // 200)
         self._next_tick = self._tick
         self._accepted = 0
         self._rejections: dict[int, str] = {}
-        self._outstanding: list[int] = []
+        self._choose, self._load = ROUTERS[router]
+        self._loads = [0] * count
+        self._drawn = drawn
         self._clients = clients
         # An array, not a list: with a million requests this saves 100 MB.
         self._arrival_s: Floats = quantize(np.array([r.arrival_s for r in requests], np.float64))
@@ -165,13 +166,15 @@ class _Replicas:
 
     def _submit(self, request: Request) -> None:
         """Route a request, and queue it at its replica's front end if that takes time."""
+        target = self._choose(self._arrived, self._loads, self._drawn)
         self._arrived += 1
-        target = self._route(request)
+        if self._load is not None:
+            self._loads[target] += self._load(request)
         if not self._admission_s:
             return self._admit(target, request)
         now, free = self.env.now, self._admitted_at[target]
         self._admitted_at[target] = ready = max(now, free) + self._admission_s
-        Moment(self.env, ready - now, ARRIVAL, self._admitted, (target, request))
+        Moment(self.env, ready - now, ADMISSION, self._admitted, (target, request))
 
     def _admitted(self, moment: Moment) -> None:
         self._admit(*moment._value)
@@ -183,29 +186,17 @@ class _Replicas:
             self._accepted += 1
             return
         self._rejections[request.id] = reason
-        self._account(target, -request.prompt_tokens - request.max_tokens)
+        if self._load is not None:
+            self._loads[target] -= self._load(request)
         if self._clients is not None:
             self._send(self._clients.answered(self._place[request.id], self.env.now))
-
-    def _route(self, request: Request) -> int:
-        if self.router == "round_robin":
-            return (self._arrived - 1) % len(self.replicas)
-        if not self._outstanding:
-            self._outstanding = [0] * len(self.replicas)
-        target = self._outstanding.index(min(self._outstanding))
-        self._account(target, request.prompt_tokens + request.max_tokens)
-        return target
-
-    def _account(self, target: int, tokens: int) -> None:
-        if self._outstanding:  # the router needs them
-            self._outstanding[target] += tokens
 
     def finished(self, replica: int, sequences: abc.Sequence[Sequence], now: float) -> None:
         """Called by each replica with finished sequences and the time."""
         self.num_finished += len(sequences)
         for sequence in sequences:
-            if self._outstanding:
-                self._outstanding[replica] -= sequence.prompt_tokens + sequence.max_tokens
+            if self._load is not None:
+                self._loads[replica] -= self._load(sequence)
             if self._clients is not None:
                 self._send(self._clients.answered(self._place[sequence.id], now))
         if self.num_finished >= self._next_tick:

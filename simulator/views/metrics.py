@@ -12,6 +12,7 @@ import pandas as pd
 
 from sarathi_sim.policies.log import DECODE, HIT, HIT_AGAIN, LOST
 from sarathi_sim.profiler.facts.device import DeviceSpec
+from sarathi_sim.profiler.facts.formats import Kernels
 from sarathi_sim.profiler.facts.model import ModelSpec
 from sarathi_sim.simulator.loop.records import Floats, Ints, Records, ReplicaLog
 from sarathi_sim.simulator.views.ledger import (
@@ -354,8 +355,11 @@ class Analysis:
         order = np.lexsort((change, when))
         return when[order], np.cumsum(change[order])
 
-    def summary(self, model: ModelSpec, device: DeviceSpec, tp: int) -> dict[str, Any]:
-        """The run in numbers, JSON-able (docs/metrics.md gives each one's formula)."""
+    def summary(
+        self, model: ModelSpec, device: DeviceSpec, tp: int, kernels: Kernels | None = None
+    ) -> dict[str, Any]:
+        """The run in numbers, JSON-able (docs/metrics.md gives each one's formula). ``kernels`` say
+        the number formats (None: all in bf16)."""
         records, logs = self.records, self.records.replicas
         done = self.request_columns
         if records.rejections:  # this copies, so only if needed
@@ -383,7 +387,7 @@ class Analysis:
             "requests_per_s": finished * rate,
             "tokens_per_s": int(prompt.sum() + output.sum()) * rate,
             "output_tokens_per_s": int(output.sum()) * rate,
-            "mfu": _useful_flops(model, prompt, output, hit) * rate / (device.peak_flops * gpus),
+            "mfu": _useful_s(model, device, kernels, prompt, output, hit) * rate / gpus,
             "gpus": gpus,
             "iterations": iterations,
             "stage_executions": sum(log.num_iterations * log.num_stages for log in logs),
@@ -442,11 +446,26 @@ def _named(values: Sequence[float], mean: float | None = None) -> dict[str, floa
     return named if mean is None else {"mean": float(mean), **named}
 
 
-def _useful_flops(model: ModelSpec, prompt: Floats, output: Floats, hit: Floats) -> float:
-    """FLOPs of the requests, under any schedule. Cached tokens, ``hit``, take none."""
+def _useful_s(
+    model: ModelSpec,
+    device: DeviceSpec,
+    kernels: Kernels | None,
+    prompt: Floats,
+    output: Floats,
+    hit: Floats,
+) -> float:
+    """Seconds that one GPU needs for the FLOPs of the requests, under any schedule, each kind at
+    the peak of its number format. Cached tokens, ``hit``, take none."""
+    used = kernels or Kernels("vllm")  # all in bf16
     processed = prompt + output - 1
     attention = float(model.num_layers * model.attention_flops_per_pair)
     nothing = np.zeros(1)
     attention *= model.pairs(processed, nothing).sum() - model.pairs(hit, nothing).sum()
-    linear = float(model.linear_flops_per_token()) * (processed.sum() - hit.sum())
-    return float(attention + linear + float(model.lm_head_flops_per_token()) * output.sum())
+    linear, computed = model.linear_flops_by_kind(), processed.sum() - hit.sum()
+    head = float(model.lm_head_flops_per_token()) * output.sum()
+    return float(
+        attention / device.peak_of(used.kv_cache_dtype)
+        + linear.routed * computed / device.peak_of(used.experts_in)
+        + linear.matrices * computed / device.peak_of(used.dtype)
+        + (linear.plain * computed + head) / device.peak_flops
+    )

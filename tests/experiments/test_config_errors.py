@@ -273,11 +273,21 @@ def test_a_bundle_in_the_place_of_another(tmp_path: Path, write_config: Write) -
 def test_a_trace_that_is_shorter_or_longer_than_a_run_may_be(tmp_path: Path) -> None:
     (path := tmp_path / "trace.csv").write_text("arrival,prompt,decode\n0,5,5\n3e6,5,5\n")
     trace = ("workload.pd_ratio=null", f"workload.lengths={{kind: trace, path: {path}}}")
-    said = "workload.requests: value 60: must be at most 2, the"
-    assert said in message(SMALL, *trace)
+    for more, has in {
+        (): "2 requests: must be at most 2,",
+        ("workload.every=2",): "2 requests, of which one in 2 is kept: must be at most 1,",
+        ("workload.lengths.sample=1e-9",): "1 request in a sample of 1e-09: must be at most 1,",
+    }.items():
+        text = message(SMALL, *trace, *more)
+        assert f"workload.requests: value 60: {path} has {has} or left out for all" in text
+        assert "set workload.lengths.resample=100" in text and "\n" not in text.strip()
     late = ("workload.requests=2", "workload.arrivals={kind: trace}")
     assert "the last request arrives after 3e+06" in (found := message(SMALL, *trace, *late))
     assert "lengths.path: " in found
+    # Requests that are left out do not count: two are left, and the second comes too late.
+    path.write_text("arrival,prompt,decode\n0,0,5\n0,5,5\n3e6,5,5\n")
+    skip = "workload.lengths.skip_empty=true"
+    assert "arrives after 3e+06" in message(SMALL, *trace, *late, skip)
 
 
 @pytest.mark.parametrize("kind", [["llama"], {}, None, 3])

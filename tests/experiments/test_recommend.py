@@ -24,7 +24,7 @@ from sarathi_sim.experiments.capacity.curves import (
     headroom_figure,
     points,
 )
-from sarathi_sim.experiments.capacity.options import Option, Wanted, deployable, wanted_of
+from sarathi_sim.experiments.capacity.options import Option, Wanted, deployable, plan_of, wanted_of
 from sarathi_sim.experiments.capacity.probing import Laboratory
 from sarathi_sim.experiments.capacity.recommend import (
     SCREENING,
@@ -48,6 +48,7 @@ from sarathi_sim.experiments.sweeps.backends import InProcess
 from sarathi_sim.experiments.sweeps.points import between, halfway, in_order, neighbours
 from sarathi_sim.experiments.sweeps.store import Store
 from sarathi_sim.profiler.storage.child import silent
+from sarathi_sim.simulator.loop.routers import ROUTERS, Router
 from sarathi_sim.simulator.views.metric_registry import number_text
 from sarathi_sim.simulator.views.metrics import Analysis
 from tests.experiments.small_config import called
@@ -203,6 +204,23 @@ def test_one_replica_gets_its_share_of_the_arrivals() -> None:
     assert (one.workload.every, one.workload.arrivals.kind) == (4, "poisson")
     alone = option.at(Probe(20.0, 3, 50), "rate").scenario.workload
     assert (alone.every, alone.arrivals.kind) == (1, "poisson")
+
+
+@pytest.mark.parametrize("router", ROUTERS)
+def test_only_behind_a_router_that_takes_turns_one_replica_stands_for_all(router: Router) -> None:
+    """Behind any other a probe has all replicas, all of the traffic, and as many requests each."""
+    (option, *_), _ = deployable(wanted())
+    several = whole(option, 4)
+    several = several.changed(router, several.scenario.having("cluster", router=router))
+    one = several.at(Probe(20.0, 3, 50), "rate").scenario
+    alike = 4 if router == "round_robin" else 1
+    assert (several.alike, one.workload.every, one.cluster.replicas) == (alike, alike, 4 // alike)
+    assert one.cluster.router == router
+    section = wanted().section
+    plan, turns = (plan_of(each, section, "") for each in (several, whole(option, 4)))
+    assert (plan.scale, plan.budget) == (alike, 4 // alike * turns.budget)
+    at = analysed(one).requests
+    assert sorted(set(at["replica"])) == list(range(4 // alike)) and len(at) == 50
 
 
 TRACE = "arrival_s,prompt_tokens,output_tokens\n" + "".join(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, get_args
 
 import numpy as np
 from hypothesis import strategies as st
@@ -20,7 +20,8 @@ from sarathi_sim.simulator.loop.closed_loop import Clients, ClosedLoop
 from sarathi_sim.simulator.loop.pipeline import stage_times
 from sarathi_sim.simulator.loop.quantum import quantize
 from sarathi_sim.simulator.loop.records import Records
-from sarathi_sim.simulator.loop.simulation import Router, simulate
+from sarathi_sim.simulator.loop.routers import Router
+from sarathi_sim.simulator.loop.simulation import simulate
 from sarathi_sim.simulator.loop.switches import Switches
 from sarathi_sim.simulator.views.metrics import Analysis
 from tests.textbook.pipeline import Micro, TextbookPipeline
@@ -103,7 +104,7 @@ def surroundings(draw: st.DrawFn) -> dict[str, Any]:
         "turnaround_s": draw(st.sampled_from([0.0, 1e-3, 0.01])),
         "jitter": draw(st.sampled_from([0.0, 0.0, 0.3])),
         "replicas": draw(st.integers(1, 3)),
-        "router": draw(st.sampled_from(["round_robin", "least_tokens"])),
+        "router": draw(st.sampled_from(get_args(Router))),
         "clients": draw(st.sampled_from([0, 0, 1, 3])),
         "think_s": draw(st.sampled_from([0.0, 0.05])),
         "admission_s": draw(st.sampled_from([0.0, 0.0, 2.0**-8, 0.03])),

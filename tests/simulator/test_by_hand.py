@@ -22,6 +22,7 @@ from sarathi_sim.policies.request import Request
 from sarathi_sim.policies.sarathi import Sarathi
 from sarathi_sim.policies.vllm import Vllm
 from sarathi_sim.profiler.facts.device import load_device
+from sarathi_sim.profiler.facts.formats import Kernels
 from sarathi_sim.profiler.facts.model import load_model
 from sarathi_sim.simulator.loop.pipeline import stage_times
 from sarathi_sim.simulator.loop.records import Records, ReplicaLog
@@ -123,6 +124,27 @@ def test_the_summary_of_that_schedule() -> None:
     )
     assert summary["mfu"] == pytest.approx(flops / (35 * UNIT * 4 * DEVICE.peak_flops))
     assert summary["ledger_s"]["wall"] == 70 * UNIT
+
+
+def test_utilisation_is_of_the_peak_of_each_number_format() -> None:
+    """Mixtral with experts in nvfp4, all else of its layers in fp8, and the rest in bf16."""
+    model, device = load_model("mixtral-8x7b"), load_device("b200-sxm")
+    kernels = Kernels("trtllm", "fp8", "fp8", "nvfp4")
+    analysis = Analysis(run(Orca(max_prefills=1), BEST))
+    processed = [prompt + output - 1 for prompt, output in BEST]
+    attended = sum(n * (n + 1) // 2 for n in processed)
+    tokens, layers = sum(processed), 32
+    nvfp4 = 2 * tokens * layers * 2 * 3 * 4096 * 14336  # two of eight experts
+    fp8 = 2 * tokens * layers * ((32 + 2 * 8) * 128 * 4096 + 4096 * 4096)
+    fp8 += 4 * layers * 32 * 128 * attended
+    bf16 = 2 * tokens * layers * 8 * 4096 + 2 * 9 * 4096 * 32000  # routers, and the LM head
+    seconds = nvfp4 / 9e15 + fp8 / 4.5e15 + bf16 / 2.25e15
+    found = analysis.summary(model, device, 2, kernels)["mfu"]
+    assert found == pytest.approx(seconds / (35 * UNIT * 4), rel=1e-12)
+    plain = (nvfp4 + fp8 + bf16) / 2.25e15 / (35 * UNIT * 4)
+    for used in (None, Kernels("trtllm"), Kernels("trtllm", "int4_wo")):  # unpacked: bf16's
+        assert analysis.summary(model, device, 2, used)["mfu"] == pytest.approx(plain, rel=1e-12)
+    assert load_device("a100-80g-sxm").peak_of("fp8") == 312e12  # it has no units for it
 
 
 def test_orca_unconstrained() -> None:

@@ -19,8 +19,10 @@ from sarathi_sim.simulator.loop.jitter import Jitter
 from sarathi_sim.simulator.loop.quantum import HORIZON_S, QUANTUM_S, quantize
 from sarathi_sim.simulator.loop.records import Records
 from sarathi_sim.simulator.loop.replica import Replica
-from sarathi_sim.simulator.loop.simulation import Router, SimulationError, simulate
+from sarathi_sim.simulator.loop.routers import ROUTERS, Router
+from sarathi_sim.simulator.loop.simulation import SimulationError, simulate
 from sarathi_sim.simulator.views.metrics import Analysis
+from tests.simulator import oracle
 from tests.simulator.oracle import System, make_requests
 
 SERVICE_S = 2.0**-7
@@ -37,10 +39,14 @@ def scheduler(*, policy: Policy | None = None, max_batch: int = 1, max_length: i
 
 
 def serve(
-    requests: list[Request], replicas: int = 1, router: Router = "round_robin", max_batch: int = 1
+    requests: list[Request],
+    replicas: int = 1,
+    router: Router = "round_robin",
+    max_batch: int = 1,
+    seed: int = 0,
 ) -> Records:
     schedulers = [scheduler(max_batch=max_batch) for _ in range(replicas)]
-    return simulate(requests, schedulers, constant, (1,), router=router)
+    return simulate(requests, schedulers, constant, (1,), router=router, seed=seed)
 
 
 def test_single_server_queue_agrees_with_lindley_and_with_m_d_1() -> None:
@@ -67,6 +73,55 @@ def test_least_tokens_avoids_the_loaded_replica() -> None:
     # 60 | 15 | 15; then 30, 30, and the tie between the two goes to the first of them.
     records = serve(requests, replicas=3, router="least_tokens")
     assert records.replica.tolist() == [0, 1, 2, 1, 2, 1]
+
+
+#: Tokens and arrival of A to G: each is served alone, a unit a token.
+SEVEN = [(3, 0), (1, 0), (1, 0), (9, 0), (1, 1), (1, 1), (1, 1)]
+
+
+def seven(router: Router, seed: int = 0) -> tuple[list[int], list[float]]:
+    """The replicas of three to which A to G go, and when they finish."""
+    requests = [Request(i, at * SERVICE_S, 1, n, n) for i, (n, at) in enumerate(SEVEN)]
+    records = serve(requests, 3, router, seed=seed)
+    finish_s = Analysis(records).requests["finish_s"]
+    return records.replica.tolist(), (finish_s / SERVICE_S).tolist()
+
+
+def test_least_requests_by_hand() -> None:
+    """A, B and C go to 0, 1 and 2, and D to 0, the first of three with one each. At 1 B and C have
+    ended: E finds 2 | 0 | 0 and goes to 1, F to 2, and G to 1, the first of those with one."""
+    assert seven("least_requests") == ([0, 1, 2, 0, 1, 2, 1], [3, 1, 1, 12, 2, 2, 3])
+    # By tokens, D goes to 1, which holds the fewest.
+    assert seven("least_tokens")[0][:4] == [0, 1, 2, 1]
+
+
+def test_power_of_two_by_hand() -> None:
+    """Seed 1 draws the replicas 01, 12, 21, 20, 02, 02, 21. A and B take the first of two empty
+    ones, C the empty 2, D the first of equals, 2. At 1 B and C have ended, 1 | 0 | 1 are left: E
+    takes the first of equals, 0, F finds 2 | 0 | 1 and goes to 2, G finds 2 | 0 | 2 and goes to
+    1."""
+    assert seven("power_of_two", seed=1) == ([0, 1, 2, 2, 0, 2, 1], [3, 1, 1, 10, 4, 11, 2])
+    alone = serve([Request(i, 0.0, 1, 1, 9) for i in range(9)], 1, "power_of_two")
+    assert alone.replica.tolist() == [0] * 9
+
+
+@pytest.mark.parametrize("router", ROUTERS)
+def test_every_router_sends_each_request_to_one_replica(router: Router) -> None:
+    """The same seed sends it to the same one; only ``power_of_two`` draws."""
+
+    def went(seed: int) -> list[int]:
+        system = System(replicas=4, router=router, requests=make_requests(200, rate=400.0))
+        schedulers = system.schedulers()
+        around = system._around() | {"seed": seed}
+        records = simulate(system.requests, schedulers, oracle.predict, system.layers, **around)
+        spans = [set(log.spans[:, 0].tolist()) for log in records.replicas]
+        assert sum(map(len, spans)) == len(set().union(*spans)) == 200
+        assert all(i in spans[place] for i, place in enumerate(records.replica.tolist()))
+        return records.replica.tolist()
+
+    assert went(1) == went(1)
+    assert (went(1) == went(2)) == (router != "power_of_two")
+    assert set(went(1)) == {0, 1, 2, 3}
 
 
 def test_arrivals_at_the_instant_of_a_return_are_in_the_next_batch() -> None:

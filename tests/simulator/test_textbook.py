@@ -14,6 +14,7 @@ from sarathi_sim.policies.log import LivelockError
 from sarathi_sim.policies.request import Request
 from sarathi_sim.policies.vllm import Vllm
 from sarathi_sim.simulator.loop.quantum import quantize
+from sarathi_sim.simulator.loop.routers import ROUTERS
 from sarathi_sim.simulator.loop.simulation import SimulationError, simulate
 from tests.simulator.oracle import (
     POLICIES,
@@ -162,11 +163,31 @@ def test_requests_that_preempt_each_other_for_ever_end_the_simulation() -> None:
     compare(enough)
 
 
+def test_who_is_rejected_as_another_arrives_no_longer_counts_for_the_router() -> None:
+    """Request 3 waits in a front end until the instant at which 2 arrives, and never fits."""
+    rows = [(20, 1, 1), (20, 1, 1), (21, 1, 1), (20, 11, 20)]
+    requests = [Request(i, at * 2.0**-7, p, 1, most) for i, (at, p, most) in enumerate(rows)]
+    system = System(
+        layers=(1,),
+        max_batch=1,
+        max_in_flight=1,
+        kv_tokens=30,
+        reserve_declared=True,
+        replicas=2,
+        admission_s=2.0**-8,
+        requests=requests,
+    )
+    for router in ROUTERS:
+        routed = replace(system, router=router)
+        assert_bitwise_equal(routed.fast(), routed.textbook())
+
+
 def test_with_room_for_all_nobody_is_preempted() -> None:
     system = PoolSystem(policy=VARIANTS["plain"], num_blocks=5000, requests=pool_requests(40))
     pool = compare(system).replicas[0].pool
     assert pool is not None and not len(pool.events)
-    compare(replace(system, replicas=2, router="least_tokens"))
+    for router in ROUTERS:
+        compare(replace(system, replicas=3, router=router))
 
 
 def test_what_several_of_one_session_generate_is_entered_in_the_order_of_admission() -> None:

@@ -23,10 +23,10 @@ from sarathi_sim.policies.pool import PoolPolicy
 from sarathi_sim.policies.request import Request
 from sarathi_sim.simulator.loop.closed_loop import Arrival, Clients
 from sarathi_sim.simulator.loop.jitter import Jitter
-from sarathi_sim.simulator.loop.moment import ARRIVAL, Moment
+from sarathi_sim.simulator.loop.moment import ADMISSION, ARRIVAL, Moment
 from sarathi_sim.simulator.loop.quantum import quantize
 from sarathi_sim.simulator.loop.replica import Predictor
-from sarathi_sim.simulator.loop.simulation import Router
+from sarathi_sim.simulator.loop.routers import Router
 from sarathi_sim.simulator.loop.switches import DEFAULT, Switches
 from tests.textbook.pipeline import TextbookPipeline
 from tests.textbook.replicas import TextbookPoolReplica, TextbookReplica
@@ -62,12 +62,12 @@ def simulate_textbook(
             else TextbookReplica(env, of_micro_batches(policy), predict, layers, **common)
         )
     fronts = [FrontEnd(env, replica, float(quantize(admission_s))) for replica in cluster]
+    route = _Route(router, fronts, seed)
     if clients is not None:
-        _Sent(env, requests, fronts, router, clients)
+        _Sent(env, requests, fronts, route, clients)
     else:
         for number, request in enumerate(sorted(requests, key=lambda r: r.arrival_s)):
-            in_turn = fronts[number % replicas] if router == "round_robin" else None
-            arrive = partial(_submit, fronts, in_turn)
+            arrive = partial(_submit, route, number)
             Moment(env, float(quantize(request.arrival_s)), ARRIVAL, arrive, request)
     env.run()
     return cluster
@@ -91,7 +91,7 @@ class FrontEnd:
             self._serve()
 
     def _serve(self) -> None:
-        Moment(self.env, self.admission_s, ARRIVAL, self._served)
+        Moment(self.env, self.admission_s, ADMISSION, self._served)
 
     def _served(self, _: Moment) -> None:
         self._admit()
@@ -113,11 +113,11 @@ class _Sent:
         env: simpy.Environment,
         requests: abc.Sequence[Request],
         fronts: list[FrontEnd],
-        router: Router,
+        route: _Route,
         clients: Clients,
     ) -> None:
-        self.env, self.requests, self.fronts = env, list(requests), fronts
-        self.router, self.clients = router, clients
+        self.env, self.requests = env, list(requests)
+        self.route, self.clients = route, clients
         self.sent = 0
         for front in fronts:
             front.rejected = self._sent_next
@@ -130,9 +130,7 @@ class _Sent:
 
     def _arrives(self, event: Moment) -> None:
         request = replace(self.requests[event._value], arrival_s=self.env.now)
-        target = self.fronts[self.sent % len(self.fronts)]
-        if self.router == "least_tokens":
-            target = min(self.fronts, key=_declared_tokens)
+        target = self.route(self.sent)
         self.sent += 1
         target.submit(request)
 
@@ -141,13 +139,36 @@ class _Sent:
         self._send(self.clients.answered(place, self.env.now))
 
 
-def _submit(fronts: list[FrontEnd], target: FrontEnd | None, event: Moment) -> None:
-    """Send a request to its replica, or to the one with the fewest declared unfinished tokens."""
-    if target is None:
-        target = min(fronts, key=_declared_tokens)
-    target.submit(event._value)
+class _Route:
+    """Chooses the replica of the ``number``-th request; what is drawn follows the replicas' jitter
+    in the seed's streams."""
+
+    def __init__(self, router: Router, fronts: list[FrontEnd], seed: int) -> None:
+        self.router, self.fronts = router, fronts
+        self.rng = np.random.default_rng(np.random.SeedSequence(seed, spawn_key=(len(fronts),)))
+
+    def __call__(self, number: int) -> FrontEnd:
+        if self.router == "round_robin":
+            return self.fronts[number % len(self.fronts)]
+        if self.router == "least_tokens":
+            return min(self.fronts, key=_declared_tokens)
+        choice = self.fronts
+        if self.router == "power_of_two" and len(choice) > 1:
+            first = choice[self.rng.integers(len(choice))]
+            others = [front for front in choice if front is not first]
+            choice = [first, others[self.rng.integers(len(others))]]
+        return min(choice, key=lambda front: len(_unfinished(front)))
+
+
+def _submit(route: _Route, number: int, event: Moment) -> None:
+    route(number).submit(event._value)
+
+
+def _unfinished(front: FrontEnd) -> list[Request]:
+    """What was sent to a replica and has not ended."""
+    served = [m.request for m in front.replica.everybody() if m.finish_s < 0]
+    return [*served, *front.waiting]
 
 
 def _declared_tokens(front: FrontEnd) -> int:
-    unfinished = [m.request for m in front.replica.everybody() if m.finish_s < 0]
-    return sum(r.prompt_tokens + r.max_tokens for r in [*unfinished, *front.waiting])
+    return sum(r.prompt_tokens + r.max_tokens for r in _unfinished(front))

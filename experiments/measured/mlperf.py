@@ -1,0 +1,253 @@
+"""Tables of MLPerf Inference runs of LLMs, the requests of each run, and its scenario.
+
+A table has a row for each valid run of the scenarios Server and Interactive: what the submitter
+set, the rate, and what LoadGen logged; times in ms, rates in requests a second. The requests are
+LoadGen's: whole permutations of the data set, with exponential gaps between them
+(mlcommons/inference at b66003e1, ``loadgen/``). Lengths by sample are in ``lengths_MODEL.csv``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import numpy as np
+from pydantic import BaseModel, ConfigDict, Field, Json
+
+from sarathi_sim.experiments.config.errors import ConfigError
+from sarathi_sim.experiments.measured.servers import read_rows
+from sarathi_sim.profiler.bundle.csv_cells import read_cells
+from sarathi_sim.profiler.facts.formats import Stack, WeightDtype
+from sarathi_sim.profiler.storage.not_modelled import not_modelled
+from sarathi_sim.simulator.load.trace import Trace
+from sarathi_sim.simulator.loop.records import Floats, Ints
+from sarathi_sim.simulator.loop.routers import Router
+
+_Name = Annotated[str, Field(min_length=1, max_length=300)]
+_Count = Annotated[int, Field(ge=1, le=2**31)]
+_Positive = Annotated[float, Field(gt=0, le=1e12)]
+_Share = Annotated[float, Field(gt=0, le=1)]
+_Seed = Annotated[int, Field(ge=0, lt=2**64)]
+
+
+@dataclass(frozen=True)
+class MlperfTask:
+    """A benchmark's model, where its output tokens are in the table of lengths (``{}`` is the
+    weights' format; None: all have the run's mean), and the most a request may generate.
+    ``drawn``: the column has a few samples, which any input may have."""
+
+    model: str
+    output: str | None = "reference_output_tokens"
+    most: int = 20_000
+    drawn: bool = False
+
+
+TASKS = {
+    "llama2-70b": MlperfTask("llama-2-70b", "served_output_tokens_{}", 1024, drawn=True),
+    "llama3.1-405b": MlperfTask("llama-3.1-405b"),
+    "llama3.1-8b": MlperfTask("llama-3.1-8b", None),
+    "mixtral-8x7b": MlperfTask("mixtral-8x7b", most=1024),
+    "deepseek-r1": MlperfTask("deepseek-r1"),
+}
+DEVICES = {
+    "B200": "b200-sxm",
+    "GB200": "gb200",
+    "H100-SXM": "h100-80g-sxm",
+    "H200-SXM": "h200-sxm",
+    "RTX-PRO-6000": "rtx-pro-6000",
+}
+ENGINES: dict[str, Stack] = {"TensorRT-LLM": "trtllm", "vLLM": "vllm"}
+MEMORY: dict[Stack, str] = {"trtllm": "free_gpu_memory_fraction", "vllm": "gpu_memory_utilization"}
+#: NVIDIA's harness (``closed/NVIDIA/code/llmlib``) looks at replicas' requests in Server only.
+ROUTERS: dict[str, Router] = {"Server": "least_requests", "Interactive": "round_robin"}
+FORMATS: dict[str, WeightDtype] = {"fp8": "fp8", "fp4": "nvfp4"}
+
+
+class MlperfRun(BaseModel):
+    """One run. ``rate`` is that of the arrivals as drawn, ``target_rate_per_s`` that asked for.
+
+    A run whose submitter published no settings has no ``tp``, ``pp``, ``max_batch_size`` and
+    ``max_num_tokens``. These, and the share of the memory, are one replica's.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="ignore", protected_namespaces=())
+
+    id: _Name
+    gpu: _Name
+    n_gpus: _Count
+    model: _Name
+    scenario: Literal["Server", "Interactive"]
+    rate: _Positive = Field(alias="scheduled_samples_per_s")
+    target_rate_per_s: _Positive
+    offline_samples_per_s: _Positive
+    n_queries: _Count
+    schedule_rng_seed: _Seed
+    schedule_duration_s: _Positive
+    output_tokens_mean: _Positive
+    ttft_ms_mean: _Positive
+    ttft_ms_p99: _Positive
+    tpot_ms_mean: _Positive
+    tpot_ms_p99: _Positive
+    ttft_limit_ms: _Positive
+    tpot_limit_ms: _Positive
+    measurement_weight_type: Literal["fp8", "fp4"]
+    engine: _Name
+    engine_version: str = ""
+    tp: _Count | None = None
+    pp: _Count | None = None
+    attention_dp: bool = False
+    kv_precision: Literal["fp8", "auto"] = "fp8"  # B200's Interactive runs do not say
+    max_batch_size: _Count | None = None
+    max_num_tokens: _Count | None = None
+    max_seq_tokens: _Count | None = None
+    chunked_prefill: bool = False
+    batch_scheduler_policy: Literal["max_util"] = "max_util"
+    kv_free_gpu_mem_fraction: _Share = 0.9
+    tokens_per_block: _Count | None = None
+    other_flags: Json[dict[str, Any]] = Field(default_factory=dict)
+
+    @property
+    def replicas(self) -> int:
+        """Replicas that hold the whole model. Raises ConfigError without the layout, and for GPUs
+        that are no multiple of a replica's."""
+        if self.tp is None or self.pp is None:
+            raise ConfigError("the submitter published no settings")
+        replicas, over = divmod(self.n_gpus, self.tp * self.pp)
+        if over or not replicas:
+            raise ConfigError(f"n_gpus {self.n_gpus}: no multiple of tp x pp, {self.tp * self.pp}")
+        return replicas
+
+
+def read_mlperf(path: Path) -> tuple[list[MlperfRun], dict[str, str]]:
+    """The runs of a table, and the reasons of refused rows by id. Raises ConfigError for a file
+    that is no such table."""
+    return read_rows(path, MlperfRun)
+
+
+def gaps_ns(seed: int, rate: float, count: int) -> Ints:
+    """The gaps that LoadGen draws between ``count`` requests, in whole nanoseconds.
+
+    A Mersenne Twister is seeded with the lower half of ``seed``. Two of its words are a fraction of
+    64 bits, the first the low one, whose logarithm is an exponential gap of mean 1 / ``rate`` s.
+    """
+    twister = np.random.RandomState(seed % 2**32)
+    words = twister.randint(0, 2**32, (count, 2), dtype=np.uint32).astype(np.float64)
+    fraction = np.ldexp(words[:, 0] + np.ldexp(words[:, 1], 32), -64)
+    return np.asarray(-np.log(1.0 - fraction) / rate * 1e9, np.int64)
+
+
+def schedule_s(run: MlperfRun) -> Floats:
+    """Seconds at which the run's requests arrive: the first at 0, each before its own gap."""
+    until = np.cumsum(gaps_ns(run.schedule_rng_seed, run.target_rate_per_s, run.n_queries))
+    return np.concatenate([[0], until[:-1]]) / 1e9
+
+
+def requests_of(run: MlperfRun, folder: Path, seed: int = 0) -> Trace:
+    """The run's requests: arrivals as they were, and lengths from the tables in ``folder``.
+
+    Each round of requests has every sample once, in a random order (LoadGen's is not known).
+    Outputs are scaled, and cut to the benchmark's limit, so that their mean is the run's. Raises
+    ConfigError for an unknown benchmark, and for a table that lacks the lengths.
+    """
+    task = _task(run)
+    path = folder / f"lengths_{run.model}.csv"
+    rng = np.random.default_rng(seed)
+    prompt = _column(path, "input_tokens")
+    rounds = -(-run.n_queries // len(prompt))
+    order = np.concatenate([rng.permutation(len(prompt)) for _ in range(rounds)])[: run.n_queries]
+    output: Floats = np.ones(len(order))
+    if task.output is not None:
+        output = _column(path, task.output.format(run.measurement_weight_type))
+        known = output[output > 0]
+        if not task.drawn and len(known) < len(output):
+            raise ConfigError(f"{path}: {task.output}: samples without a length")
+        output = rng.choice(known, len(order)) if task.drawn else output[order]
+    tokens = scaled(output, run.output_tokens_mean, task.most)
+    return Trace(prompt[order].astype(np.int64), tokens, schedule_s(run))
+
+
+def scaled(tokens: Floats, mean: float, most: int) -> Ints:
+    """Whole tokens from 1 to ``most`` in proportion to ``tokens``, with nearly this mean."""
+    factor, found = 1.0, np.asarray(tokens, np.int64)
+    for _ in range(30):  # what is cut no longer grows
+        factor *= mean / found.mean()
+        found = np.clip(np.rint(factor * tokens), 1, most).astype(np.int64)
+    return found
+
+
+def _column(path: Path, name: str) -> Floats:
+    cells = read_cells(path)
+    if name not in cells.columns:
+        raise ConfigError(f"{path}: column {name} is missing")
+    found: Floats = np.nan_to_num(cells[name].to_numpy(np.float64))
+    if not (found > 0).any():
+        raise ConfigError(f"{path}: {name}: no sample has a length")
+    return found
+
+
+def _task(run: MlperfRun) -> MlperfTask:
+    if run.model not in TASKS:
+        raise ConfigError(f"model {run.model}: not modelled; modelled: {', '.join(TASKS)}")
+    return TASKS[run.model]
+
+
+def scenario_of(run: MlperfRun, trace: Path) -> dict[str, Any]:
+    """The run as a configuration would have it, with its requests in the file ``trace``.
+
+    Client and engine share a process, so there is no front end. Raises ConfigError, with the
+    reason, for a run without settings, and for a GPU, engine or layout that is not modelled.
+    """
+    task, replicas = _task(run), run.replicas
+    for key, value, known in (("gpu", run.gpu, DEVICES), ("engine", run.engine, ENGINES)):
+        if value not in known:
+            raise ConfigError(f"{key} {value}: has no tables; there: {', '.join(known)}")
+    if run.attention_dp:
+        raise ConfigError(f"attention_dp: {not_modelled('dp-attention')}")
+    stack, weights = ENGINES[run.engine], FORMATS[run.measurement_weight_type]
+    return {
+        "model": task.model,
+        "device": DEVICES[run.gpu],
+        "stack": f"vllm@{run.engine_version}" if stack == "vllm" else stack,
+        "dtype": weights,
+        "kv_cache_dtype": "bf16" if run.kv_precision == "auto" else "fp8",
+        "cluster": _given(
+            tp=run.tp,
+            pp=run.pp,
+            replicas=replicas,
+            router=ROUTERS[run.scenario],
+            max_length=run.max_seq_tokens,
+        ),
+        "workload": {
+            "lengths": {"kind": "trace", "path": str(trace)},
+            "arrivals": {"kind": "trace"},
+        },
+        "policy": {"name": stack, **_settings(run, stack)},
+        "kv_cache": _given(
+            **{MEMORY[stack]: run.kv_free_gpu_mem_fraction},
+            block_size=run.tokens_per_block or run.other_flags.get("block-size"),
+            prefix_caching=False,
+        ),
+        "engine": {"frontend_s": 0.0},
+    }
+
+
+def _settings(run: MlperfRun, stack: Stack) -> Mapping[str, Any]:
+    """The settings of the policy, by its engine's names."""
+    if stack == "vllm":
+        return _given(
+            max_num_batched_tokens=run.max_num_tokens,
+            max_num_seqs=run.max_batch_size,
+            long_prefill_token_threshold=run.other_flags.get("long-prefill-token-threshold"),
+        )
+    return _given(
+        max_num_tokens=run.max_num_tokens,
+        max_batch_size=run.max_batch_size,
+        capacity_scheduler_policy="max_utilization",  # ``max_util``, as all runs have it
+        enable_chunked_prefill=run.chunked_prefill,
+    )
+
+
+def _given(**values: Any) -> dict[str, Any]:
+    return {key: value for key, value in values.items() if value is not None}

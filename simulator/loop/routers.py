@@ -1,0 +1,57 @@
+"""Routers: to which replica an arriving request goes.
+
+A router is a pure function of the number of requests before this one, the load of each replica, and
+a source of random numbers. The load is what was sent to a replica and has not ended yet, also what
+still waits in its front end.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Literal, NamedTuple
+
+import numpy as np
+
+from sarathi_sim.policies.request import Request
+from sarathi_sim.policies.request import Sequence as Served
+
+Router = Literal["round_robin", "least_tokens", "least_requests", "power_of_two"]
+
+
+def in_turn(before: int, loads: Sequence[int], _: np.random.Generator) -> int:
+    """Every replica in turn."""
+    return before % len(loads)
+
+
+def least(_: int, loads: Sequence[int], __: np.random.Generator) -> int:
+    """The replica with the least load, of equals the first."""
+    return loads.index(min(loads))
+
+
+def of_two(_: int, loads: Sequence[int], rng: np.random.Generator) -> int:
+    """Of two replicas drawn at random the one with less load, of equals the one drawn first."""
+    if len(loads) == 1:
+        return 0
+    one, other = int(rng.integers(len(loads))), int(rng.integers(len(loads) - 1))
+    other += other >= one  # each of the others is as likely
+    return other if loads[other] < loads[one] else one
+
+
+def declared_tokens(request: Request | Served) -> int:
+    """Prompt and declared output, the most tokens it may hold."""
+    return request.prompt_tokens + request.max_tokens
+
+
+class Routing(NamedTuple):
+    """How a router chooses, and how much load a request is (None: it does not look)."""
+
+    choose: Callable[[int, Sequence[int], np.random.Generator], int]
+    load: Callable[[Request | Served], int] | None
+
+
+ROUTERS: dict[Router, Routing] = {
+    "round_robin": Routing(in_turn, None),
+    "least_tokens": Routing(least, declared_tokens),
+    "least_requests": Routing(least, lambda _: 1),
+    "power_of_two": Routing(of_two, lambda _: 1),
+}

@@ -1,0 +1,199 @@
+"""MLPerf's runs: the reader, LoadGen's requests, and the scenario of a run."""
+
+from __future__ import annotations
+
+import math
+import os
+from collections import Counter
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from sarathi_sim.experiments.config.base import Source
+from sarathi_sim.experiments.config.errors import ConfigError
+from sarathi_sim.experiments.config.loading import check_scenario
+from sarathi_sim.experiments.measured.mlperf import (
+    MlperfRun,
+    gaps_ns,
+    read_mlperf,
+    requests_of,
+    scaled,
+    scenario_of,
+    schedule_s,
+)
+
+SHARED = Path(os.environ.get("SARATHI_SIM_DATASETS", "none")).parent / "mlperf"
+needs_table = pytest.mark.skipif(not SHARED.is_dir(), reason="needs MLPerf's table")
+
+ROW = {
+    "id": "a", "gpu": "H200-SXM", "n_gpus": "8", "model": "llama2-70b", "scenario": "Server",
+    "scheduled_samples_per_s": "100.1", "target_rate_per_s": "100", "offline_samples_per_s": "119",
+    "n_queries": "10", "schedule_rng_seed": "18209322760996052031", "schedule_duration_s": "0.1",
+    "output_tokens_mean": "290.5", "ttft_ms_mean": "381", "ttft_ms_p99": "810",
+    "tpot_ms_mean": "179", "tpot_ms_p99": "192", "ttft_limit_ms": "2000", "tpot_limit_ms": "200",
+    "measurement_weight_type": "fp8", "engine": "TensorRT-LLM", "engine_version": "", "tp": "1",
+    "pp": "1", "attention_dp": "", "kv_precision": "fp8", "max_batch_size": "2048",
+    "max_num_tokens": "1536", "max_seq_tokens": "2048", "chunked_prefill": "1",
+    "batch_scheduler_policy": "max_util", "kv_free_gpu_mem_fraction": "0.9",
+    "tokens_per_block": "32", "other_flags": "",
+}  # fmt: skip
+
+
+def run_of(**cells: str) -> MlperfRun:
+    return MlperfRun.model_validate({k: v for k, v in {**ROW, **cells}.items() if v})
+
+
+def test_a_table_is_read_and_bad_rows_are_refused_alone(tmp_path: Path) -> None:
+    rows = [ROW, ROW | {"id": "b", "tp": "", "pp": ""}, ROW | {"id": "c", "tpot_ms_p99": "-1"}]
+    rows += [ROW | {"id": "d", "batch_scheduler_policy": "other"}]
+    lines = [",".join(ROW), *(",".join(row.values()) for row in rows)]
+    (path := tmp_path / "runs.csv").write_text("\n".join(lines) + "\n")
+    found, refused = read_mlperf(path)
+    assert [run.id for run in found] == ["a", "b"]
+    assert (found[0].rate, found[0].schedule_rng_seed) == (100.1, 18209322760996052031)
+    assert "tpot_ms_p99" in refused["c"] and "batch_scheduler_policy" in refused["d"]
+    (short := tmp_path / "short.csv").write_text("id,gpu\na,B200\n")
+    with pytest.raises(ConfigError, match="column n_gpus is missing"):
+        read_mlperf(short)
+
+
+def test_gaps_are_those_of_the_standard_twister() -> None:
+    """C++'s standard states the 10,000th word from seed 5489; the first are known, too."""
+    seed, rate = 5489 + 2**32 * 7, 50.0  # the upper half of the seed does not count
+    twister = np.random.RandomState(5489)
+    words = twister.randint(0, 2**32, 10_000, dtype=np.uint32)
+    assert words[[0, 1, -1]].tolist() == [3499211612, 581869302, 4123659995]
+    low, high = 3499211612, 581869302
+    first_s = -math.log(1 - (low + high * 2**32) / 2**64) / rate
+    gaps = gaps_ns(seed, rate, 5000)
+    assert gaps[0] == int(first_s * 1e9) == pytest.approx(0.1456 / 50 * 1e9, rel=1e-3)
+    assert gaps.mean() == pytest.approx(1e9 / rate, rel=0.05)
+    run = run_of(schedule_rng_seed=str(seed), target_rate_per_s="50")
+    assert schedule_s(run).tolist()[:3] == [0.0, gaps[0] / 1e9, (gaps[0] + gaps[1]) / 1e9]
+
+
+def lengths(folder: Path, model: str) -> None:
+    name = "served_output_tokens_fp8" if model == "llama2-70b" else "reference_output_tokens"
+    outputs = ["", "100", "", "200"] if model == "llama2-70b" else ["100", "200", "300", "400"]
+    rows = [f"{i},{10 * (i + 1)},{output}" for i, output in enumerate(outputs)]
+    text = "\n".join([f"sample_index,input_tokens,{name}", *rows])
+    (folder / f"lengths_{model}.csv").write_text(text + "\n")
+
+
+def test_a_round_has_every_sample_once_and_outputs_have_the_runs_mean(tmp_path: Path) -> None:
+    lengths(tmp_path, "mixtral-8x7b")
+    run = run_of(model="mixtral-8x7b", output_tokens_mean="125", n_queries="12")
+    found = requests_of(run, tmp_path)
+    for start in (0, 4, 8):
+        assert sorted(found.prompt[start : start + 4].tolist()) == [10, 20, 30, 40]
+    assert (found.output * 2 == found.prompt * 10).all()  # half of the reference's
+    assert found.arrival_s is not None and found.arrival_s.tolist() == schedule_s(run).tolist()
+    other = requests_of(run, tmp_path, seed=1)
+    assert other.prompt.tolist() != found.prompt.tolist()
+    assert requests_of(run, tmp_path).prompt.tolist() == found.prompt.tolist()
+
+
+def test_few_served_outputs_are_drawn_for_any_input(tmp_path: Path) -> None:
+    lengths(tmp_path, "llama2-70b")
+    found = requests_of(run_of(n_queries="4000", output_tokens_mean="150"), tmp_path)
+    assert len(set(found.output.tolist())) == 2
+    assert found.output.mean() == pytest.approx(150, abs=0.5)
+    assert np.corrcoef(found.prompt, found.output)[0, 1] == pytest.approx(0, abs=0.05)
+    with pytest.raises(ConfigError, match="column served_output_tokens_fp4 is missing"):
+        requests_of(run_of(measurement_weight_type="fp4"), tmp_path)
+
+
+def test_all_outputs_of_a_benchmark_of_one_length(tmp_path: Path) -> None:
+    lengths(tmp_path, "llama3.1-8b")
+    found = requests_of(run_of(model="llama3.1-8b", output_tokens_mean="128.99"), tmp_path)
+    assert set(found.output.tolist()) == {129}
+
+
+def test_what_is_cut_does_not_lower_the_mean() -> None:
+    found = scaled(np.array([100.0, 200.0, 900.0]), 500.0, 1000)
+    assert found.tolist() == [167, 333, 1000]
+
+
+def test_the_scenario_of_a_run() -> None:
+    trace = Path("trace.csv")
+    found = scenario_of(run_of(), trace)
+    assert found == {
+        "model": "llama-2-70b", "device": "h200-sxm", "stack": "trtllm", "dtype": "fp8",
+        "kv_cache_dtype": "fp8",
+        "cluster": {"tp": 1, "pp": 1, "replicas": 8, "router": "least_requests",
+                    "max_length": 2048},
+        "workload": {"lengths": {"kind": "trace", "path": "trace.csv"},
+                     "arrivals": {"kind": "trace"}},
+        "policy": {"name": "trtllm", "max_num_tokens": 1536, "max_batch_size": 2048,
+                   "capacity_scheduler_policy": "max_utilization", "enable_chunked_prefill": True},
+        "kv_cache": {"free_gpu_memory_fraction": 0.9, "block_size": 32, "prefix_caching": False},
+        "engine": {"frontend_s": 0.0},
+    }  # fmt: skip
+    check_scenario(found, Source("mlperf", "a", {}, ()))
+    changes = {"gpu": "B200", "measurement_weight_type": "fp4", "tp": "4", "kv_precision": ""}
+    other = scenario_of(run_of(scenario="Interactive", **changes), trace)
+    assert (other["dtype"], other["kv_cache_dtype"]) == ("nvfp4", "fp8")
+    assert (other["cluster"]["replicas"], other["cluster"]["router"]) == (2, "round_robin")
+    flags = '{"block-size": 16, "long-prefill-token-threshold": 256}'
+    changes = {"engine": "vLLM", "engine_version": "0.10.0", "kv_precision": "auto"}
+    vllm = scenario_of(run_of(other_flags=flags, tokens_per_block="", **changes), trace)
+    assert (vllm["stack"], vllm["kv_cache_dtype"]) == ("vllm@0.10.0", "bf16")
+    assert vllm["policy"]["long_prefill_token_threshold"] == 256
+    assert vllm["kv_cache"]["block_size"] == 16
+    assert vllm["kv_cache"]["gpu_memory_utilization"] == 0.9
+    check_scenario(vllm, Source("mlperf", "a", {}, ()))
+
+
+@pytest.mark.parametrize(
+    ("cells", "reason"),
+    [
+        ({"tp": "", "pp": ""}, "published no settings"),
+        ({"gpu": "GB300"}, "gpu GB300: has no tables; there: B200,"),
+        ({"engine": "Other"}, "engine Other: has no tables"),
+        ({"model": "other"}, "model other: not modelled"),
+        ({"attention_dp": "1"}, "attention_dp: not modelled: data-parallel attention"),
+        ({"tp": "3"}, "n_gpus 8: no multiple of tp x pp, 3"),
+    ],
+)
+def test_what_has_no_scenario_is_refused_with_the_reason(
+    cells: dict[str, str], reason: str
+) -> None:
+    with pytest.raises(ConfigError, match=reason):
+        scenario_of(run_of(**cells), Path("trace.csv"))
+
+
+@needs_table
+def test_the_schedules_of_all_runs_last_as_long_as_the_logs_say() -> None:
+    """The logs' times are rounded to 0.1 s."""
+    runs, refused = read_mlperf(SHARED / "mlperf_dev.csv")
+    assert len(runs) == 78 and not refused
+    for run in runs:
+        total = gaps_ns(run.schedule_rng_seed, run.target_rate_per_s, run.n_queries).sum() / 1e9
+        assert total == pytest.approx(run.schedule_duration_s, abs=0.0501), run.id
+
+
+@needs_table
+def test_which_runs_have_a_scenario() -> None:
+    """Those of seven GPUs without tables, four without settings, and three with data-parallel
+    attention have none."""
+    why = Counter[str]()
+    for run in read_mlperf(SHARED / "mlperf_dev.csv")[0]:
+        try:
+            check_scenario(scenario_of(run, Path("trace.csv")), Source("mlperf", run.id, {}, ()))
+        except ConfigError as error:
+            why[str(error).split(":")[0]] += 1
+    assert why == {
+        "gpu H200-NVL": 5, "gpu GB300": 2, "the submitter published no settings": 4,
+        "attention_dp": 3,
+    }  # fmt: skip
+
+
+@needs_table
+@pytest.mark.parametrize("model", ["llama2-70b", "llama3.1-405b", "llama3.1-8b", "mixtral-8x7b"])
+def test_the_lengths_of_each_benchmark_have_the_runs_mean(model: str) -> None:
+    runs = [run for run in read_mlperf(SHARED / "mlperf_dev.csv")[0] if run.model == model]
+    run = min(runs, key=lambda run: run.n_queries)
+    found = requests_of(run, SHARED)
+    assert len(found) == run.n_queries
+    assert found.output.mean() == pytest.approx(run.output_tokens_mean, rel=1e-3)
