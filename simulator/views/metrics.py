@@ -461,7 +461,8 @@ def _useful_s(
     attention = float(model.num_layers * model.attention_flops_per_pair)
     nothing = np.zeros(1)
     attention *= model.pairs(processed, nothing).sum() - model.pairs(hit, nothing).sum()
-    linear, computed = model.linear_flops_by_kind(), processed.sum() - hit.sum()
+    # A long trace has more FLOPs than 64 bits hold.
+    linear, computed = model.linear_flops_by_kind(), float(processed.sum() - hit.sum())
     head = float(model.lm_head_flops_per_token()) * output.sum()
     return float(
         attention / device.peak_of(used.kv_cache_dtype)

@@ -29,7 +29,13 @@ from sarathi_sim.simulator.loop.records import Records, ReplicaLog
 from sarathi_sim.simulator.loop.replica import Predictor
 from sarathi_sim.simulator.loop.simulation import simulate
 from sarathi_sim.simulator.loop.switches import DEFAULT, Switches
-from sarathi_sim.simulator.views.metrics import QUANTILES, Analysis, _spreads, paging_summary
+from sarathi_sim.simulator.views.metrics import (
+    QUANTILES,
+    Analysis,
+    _spreads,
+    _useful_s,
+    paging_summary,
+)
 
 UNIT = 2.0**-10
 BEST = [(4, 3), (2, 2), (6, 2), (2, 2)]
@@ -145,6 +151,14 @@ def test_utilisation_is_of_the_peak_of_each_number_format() -> None:
     for used in (None, Kernels("trtllm"), Kernels("trtllm", "int4_wo")):  # unpacked: bf16's
         assert analysis.summary(model, device, 2, used)["mfu"] == pytest.approx(plain, rel=1e-12)
     assert load_device("a100-80g-sxm").peak_of("fp8") == 312e12  # it has no units for it
+
+
+def test_the_flops_of_a_long_trace_are_more_than_64_bits_hold() -> None:
+    model, device = load_model("llama-3.1-405b"), load_device("h200-sxm")
+    prompt, output = np.full(2_000_000, 9_000), np.full(2_000_000, 685)
+    few = _useful_s(model, device, None, prompt[:1], output[:1], 0 * prompt[:1])
+    many = _useful_s(model, device, None, prompt, output, 0 * prompt)
+    assert many == pytest.approx(2e6 * few)
 
 
 def test_orca_unconstrained() -> None:
