@@ -104,7 +104,7 @@ LARGEST = {
 
 class LayerParameters(NamedTuple):
     """Parameters of layers: of the ``routed`` experts, of the other ``matrices``, and the ``plain``
-    ones that stay in bf16 (routers, replicated projections, biases, norms)."""
+    ones that stay in bf16 (routers, convolutions, biases, norms)."""
 
     routed: int
     matrices: int
