@@ -358,6 +358,7 @@ class ModelSpec:
         parts = {
             "a mixture of experts": mix and not mixtures,
             "dense layers beside sparse ones": mixtures and mix and mix.dense_layers,
+            "layers without a network": mix and mix.bare_layers,
             "experts with biases": mixtures and mix and mix.bias,
             "sliding windows": self.windows,
             "latent attention": self.latent,

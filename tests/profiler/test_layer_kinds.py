@@ -238,3 +238,11 @@ def test_states_of_other_sizes_count_as_heads_with_as_many_numbers() -> None:
     times = StateTimes(spec, grid, "nano", mamba, 1)
     assert times.borrowed and times.heads == (32, 8)
     assert f"decode.{STATE}" in spec.kernels
+
+
+def test_layers_without_a_network_are_refused_where_layers_are_alike() -> None:
+    model = load_model("qwen3-30b-a3b")
+    model.check_plain("the profiler", mixtures=True)
+    bare = replace(model, experts=replace(model.experts, bare_layers=(3,)))  # type: ignore[type-var]
+    with pytest.raises(ValueError, match="the profiler knows no layers without a network"):
+        bare.check_plain("the profiler", mixtures=True)
