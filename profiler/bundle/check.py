@@ -55,7 +55,9 @@ def too_fast(bundle: Bundle, device: DeviceSpec) -> Iterator[tuple[str, str]]:
         new = rows[size].to_numpy(np.float64)
         context = rows["context_tokens"].to_numpy(np.float64)
         decoding = op.family == "decode"
-        kept = model.kept_tokens(context)
+        # At least the tokens that are attended to; an indexer's keys come on top.
+        reach = model.indexer.top_k if model.indexer else np.inf
+        kept = np.minimum(model.kept_tokens(context), reach)
         pairs = new * kept if decoding else model.pairs(new, context, edge=0.0)
         flops = model.attention_flops_per_pair * pairs / tp / (HALF / sizes_of.kv)
         yield from _flops(table, rows, size, flops, device)

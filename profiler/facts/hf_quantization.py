@@ -71,7 +71,10 @@ def formats(config: Mapping[str, Any], fields: Mapping[str, Any], where: str) ->
             if "experts" not in fields:
                 raise _Unsupported("quant_method 'mxfp4': not supported: this model has no experts")
             return {"moe_dtype": "w4a16_mxfp4"}
-        found, alone = _METHODS[method](section), _experts_alone(section, fields)
+        # A layer here may be two of the file's, which number its modules (Nemotron 3).
+        count = config.get("num_hidden_layers")
+        named = max(fields["num_layers"], count if type(count) is int else 0)
+        found, alone = _METHODS[method](section), _experts_alone(section, fields, named)
         if found.endswith(_FINE) and not alone:
             raise _Unsupported("group_size 32: not supported; allowed: 128, or 32 of experts alone")
         key = "moe_dtype" if alone else "dtype"
@@ -172,10 +175,11 @@ _METHODS: dict[str, Callable[[Mapping[str, Any]], str]] = {
 }
 
 
-def _experts_alone(section: Mapping[str, Any], fields: Mapping[str, Any]) -> bool:
+def _experts_alone(section: Mapping[str, Any], fields: Mapping[str, Any], named: int) -> bool:
     """Whether the checkpoint leaves all attention in bf16, so that only experts have its format.
 
-    Raises _Unsupported for lists of modules left out that are not modelled.
+    Layers from ``named`` on are those of MTP. Raises _Unsupported for lists of modules left out
+    that are not modelled.
     """
     whole: set[int] = set()
     partly = ""
@@ -185,7 +189,7 @@ def _experts_alone(section: Mapping[str, Any], fields: Mapping[str, Any]) -> boo
             layer = re.search(r"layers\.(\d+)", plain)
             if key == _RULES and not plain.startswith("-:"):
                 raise _Unsupported(f"{key} {short(name)}: not supported: {_ONE_FORMAT}")
-            if _LEFT_OUT.search(plain) or (layer and int(layer[1]) >= fields["num_layers"]):
+            if _LEFT_OUT.search(plain) or (layer and int(layer[1]) >= named):
                 continue
             mixture = fields.get("experts")
             unit = _WHOLE_LAYER.search(plain)

@@ -104,7 +104,7 @@ LARGEST = {
 
 class LayerParameters(NamedTuple):
     """Parameters of layers: of the ``routed`` experts, of the other ``matrices``, and the ``plain``
-    ones that stay in bf16 (routers, replicated projections, biases, norms)."""
+    ones that stay in bf16 (routers, convolutions, biases, norms)."""
 
     routed: int
     matrices: int
@@ -358,6 +358,7 @@ class ModelSpec:
         parts = {
             "a mixture of experts": mix and not mixtures,
             "dense layers beside sparse ones": mixtures and mix and mix.dense_layers,
+            "layers without a network": mix and mix.bare_layers,
             "experts with biases": mixtures and mix and mix.bias,
             "sliding windows": self.windows,
             "latent attention": self.latent,

@@ -120,6 +120,17 @@ def test_formats_that_are_not_modelled(tmp_path: Path, name: str) -> None:
     assert f"config.json: quantization_config.{expected}" in text and len(text.splitlines()) == 1
 
 
+@pytest.mark.parametrize("block", [12, 28, 29, 51])
+def test_mixers_left_out_of_a_model_whose_layers_are_two_of_the_files(
+    tmp_path: Path, block: int
+) -> None:
+    """Nemotron 3's 52 blocks are 29 layers here: block 51 is none of MTP."""
+    section: Config = {"quant_method": "modelopt", "quant_algo": "FP8"}
+    section |= {"ignore": ["lm_head", f"backbone.layers.{block}.mixer.in_proj"]}
+    text = _refusal(tmp_path, {**NEMOTRON_3_NANO, "quantization_config": section})
+    assert f"ignore 'backbone.layers.{block}.mixer.in_proj': not supported" in text
+
+
 NVFP4 = {"quant_method": "modelopt", "quant_algo": "NVFP4", "kv_cache_quant_algo": "FP8"}
 
 
