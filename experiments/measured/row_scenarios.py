@@ -30,7 +30,7 @@ _IN_BLOCKS = ("fp8_block", "fp8_block")
 #: of nvidia/DeepSeek-R1-0528-FP4-v2).
 _DEEPSEEK = {"fp8": _IN_BLOCKS, "fp4": ("nvfp4", "nvfp4")}
 #: The shipped model, and the formats of a layer's weights and of its experts by the row's
-#: precision. Their fp8 is in blocks; gpt-oss's fp4 is MXFP4. All but routed experts is bf16 in
+#: precision. Their fp8 is in blocks; gpt-oss's fp4 is MXFP4. Only routed experts are not bf16 in
 #: Kimi K2.5, in Qwen3.5's fp4 (hf_quant_config.json of nvidia/Qwen3.5-397B-A17B-NVFP4), and in
 #: GLM-5's but for shared experts and dense layers (of nvidia/GLM-5-NVFP4), 3.5 of 744 billion
 #: parameters.

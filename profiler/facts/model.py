@@ -399,7 +399,7 @@ class ModelSpec:
 
     def share_of(self, kind: Layers) -> float:
         """The share of the layers that are of a kind."""
-        if kind == "dense":  # not by its own count: the shares of layers with a network add up
+        if kind == "dense":  # from the others, so that the shares add up to 1 without rounding
             return 1 - (len(self.kinds["sparse"]) + len(self.kinds["bare"])) / self.num_layers
         return len(self.kinds[kind]) / self.num_layers
 
