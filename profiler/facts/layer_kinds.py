@@ -156,7 +156,8 @@ class Experts:
     which have ``shared_intermediate_size`` together (0: none). The layers ``dense_layers`` (from 0)
     have a dense network of the model's ``ffn_hidden_size`` instead, and ``bare_layers`` none at
     all. ``bias``: experts and router have one (as in gpt-oss). ``shared_gate``: one number for
-    each token weighs the shared experts' output. Raises ValueError for sizes that do not fit each other.
+    each token weighs the shared experts' output. Raises ValueError for sizes that do not fit each
+    other.
     """
 
     num_experts: int
