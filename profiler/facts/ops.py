@@ -297,8 +297,8 @@ _LIST = (
     ),
     # Latent attention: a head's queries, keys and values. Decodes multiply with the same matrix on
     # both sides of attention, instead of projecting all cached tokens: as many FLOPs and bytes.
-    _gemm("q_up", q_up, "columns", present=latent_queries),
-    _gemm("kv_up", kv_up, "columns", present=latent),
+    _gemm("q_up", q_up, "columns", layers="attention", present=latent_queries),
+    _gemm("kv_up", kv_up, "columns", layers="attention", present=latent),
     Op(
         "attn_prefill", "layer", (CHUNK, CACHED), "prefill", "prefill_attention",
         table="attn_prefill", fitted=("attn_prefill", "attn_context"),

@@ -15,8 +15,8 @@ import numpy as np
 
 from sarathi_sim.profiler.facts.device import DeviceSpec
 from sarathi_sim.profiler.facts.formats import Kernels
-from sarathi_sim.profiler.facts.layer_kinds import Indexer, Latent, Recurrent
-from sarathi_sim.profiler.facts.model import ModelSpec
+from sarathi_sim.profiler.facts.layer_kinds import Latent, Recurrent
+from sarathi_sim.profiler.facts.model import ModelSpec, load_model
 from sarathi_sim.profiler.facts.ops import PREFILL
 from sarathi_sim.profiler.facts.roofline import KEY_BLOCK, Array, attended_within
 from sarathi_sim.profiler.kernels.attention_grid import (
@@ -42,10 +42,6 @@ LESS = "(block less GEMMs and launches)"
 MEASURED_LATENT = Latent(512, 64, 128, 128, query_rank=1536)
 #: The tables of sparse attention, by the shipped model whose block was measured.
 SPARSE_TABLES = {"deepseek-v3.2": "dsa128", "glm-5": "dsa192"}
-_MEASURED_SPARSE = {
-    (Latent(512, 64, 128, 128, query_rank=1536), Indexer(64, 128, 2048)): "dsa128",
-    (Latent(512, 64, 192, 256, query_rank=2048), Indexer(32, 128, 2048)): "dsa192",
-}
 #: The tables of gated delta nets; their heads have ``STATE_HEAD`` x ``STATE_HEAD`` numbers, and a
 #: prompt is scanned in chunks of so many tokens.
 STATE, STATE_HEAD, STATE_CHUNK = "state.gdn", 128, 64
@@ -76,6 +72,15 @@ def tables_of(kernels: Kernels, model: ModelSpec) -> list[str]:
 def attention_table(arrays: Arrays) -> AttentionTable:
     """A stored table of attention: of prompts of sparse attention a law, else a grid."""
     return SparseLaw.from_arrays(arrays) if "log_rate" in arrays else HeadGrid.from_arrays(arrays)
+
+
+def _sparse_table(model: ModelSpec) -> str:
+    """The table of a model's sparse attention; empty where no block of its sizes was measured."""
+    for name, table in SPARSE_TABLES.items():
+        known = load_model(name)
+        if (known.latent, known.indexer) == (model.latent, model.indexer):
+            return table
+    return ""
 
 
 def alike_within(chunk: Array, context: Array, window: float) -> Array:
@@ -111,7 +116,7 @@ class StackAttention:
         self._bandwidth, self._units = device.memory_bandwidth, device.num_sms
         self._slowed, self._kv_up = slowed, kv_up
         if model.indexer is not None:
-            if (model.latent, model.indexer) not in _MEASURED_SPARSE:
+            if not _sparse_table(model):
                 known = " and ".join(SPARSE_TABLES)
                 raise SpecError(
                     f"{model.name}: sparse attention was measured with the sizes of {known} only"
@@ -159,10 +164,10 @@ class StackAttention:
         """A window that was measured: as long as a prompt with as many query-key pairs."""
         if self._composes(window):
             return composed_prefill(self._prefill, chunk, context, window)
-        size = alike_within(chunk, context, window) if window else alike(chunk, context)
         if self.model.indexer is not None:
             time = self._sparse_law.us(chunk, context, self.heads, self.model.indexer)
             return np.maximum(time, self._decode(np.ones_like(chunk), context + chunk))
+        size = alike_within(chunk, context, window) if window else alike(chunk, context)
         grid, seen = self._grid("prefill", window), window or np.inf
         # A prompt of so many tokens; no less than one of the chunk, which is no longer.
         alone, pairs = (prefill_us(grid, n, *self._prompt_heads, seen) for n in (chunk, size))
@@ -267,8 +272,8 @@ class StackAttention:
     def _name(self) -> str:
         """The name of its tables: of sparse attention in the format of the weights, if measured."""
         head = LATENT if self.model.latent is not None else str(self.model.head_dim)
-        if self.model.latent is not None and self.model.indexer is not None:
-            head = _MEASURED_SPARSE[self.model.latent, self.model.indexer]
+        if self.model.indexer is not None:
+            head = _sparse_table(self.model)
             names = [f"{head}-{dtype}" for dtype in (self.kernels.dtype, "bf16", "fp8_block")]
             kv = self.kernels.kv_cache_dtype
             there = [name for name in names if f"prefill.{kv}.{name}" in self.spec.kernels]

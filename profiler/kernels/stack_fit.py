@@ -215,7 +215,7 @@ _SPARSE = {"deepseek-v3.2": "DeepseekV32ForCausalLM", "glm-5": "GlmMoeDsaForCaus
 #: Of a block whose GEMMs take more, too little is left to be known.
 _LEAST_BLOCK = 0.2
 #: A law of sparse attention that is further off is not used.
-_USELESS_PCT = 150.0
+_USELESS_PCT = 120.0
 #: Sparse attention of one token without its GEMMs, in a CUDA graph: SGLang's takes 25 to 40.
 _FASTEST_SPARSE_US = 30.0
 #: Any context of a recurrent step.
