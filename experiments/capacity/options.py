@@ -250,7 +250,7 @@ def plan_of(option: Option, section: CapacitySection, where: str) -> SearchPlan:
         requests,
         min(requests, pilot_requests(section)),
         option.scenario.seed,
-        partial(_pooled, section),
+        partial(pooled, section),
         whole=section.load == "clients",
         keep=given.keep,
         limit_s=max(max(objective.limits.values()) for objective in section.objectives),
@@ -272,7 +272,7 @@ def _pattern_s(arrivals: Arrivals) -> float:
     return 3 * (last_s - arrivals.rates[0].at_s) if arrivals.repeat else last_s
 
 
-def _pooled(section: CapacitySection, probes: Sequence[Probed]) -> Verdict:
+def pooled(section: CapacitySection, probes: Sequence[Probed]) -> Verdict:
     runs = [(probed.summary, probed.tables) for probed in probes]
     return judge(section.objectives, runs, section.load == "rate", section.rejected)
 

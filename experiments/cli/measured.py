@@ -58,6 +58,10 @@ def score(
         list[Path] | None,
         typer.Option(help="Another predictor's file (id, ttft_ms, tpot_ms).  Repeatable."),
     ] = None,
+    lengths: Annotated[
+        Path | None,
+        typer.Option(help="FILE is a table of MLPerf's runs; the folder of its lengths_MODEL.csv."),
+    ] = None,
     out: Annotated[
         Path | None, typer.Option(help="Folder for predictions.csv, summary.json and figures.")
     ] = None,
@@ -78,6 +82,9 @@ def score(
     of such a server gets those that were fitted without it. --fit fits them anew to FILE: each row
     is predicted from other servers' rows alone; then without its stack, its GPU, its model.
 
+    With --lengths FILE has MLPerf's audited runs of LLMs (docs/mlperf.md): the capacity at their P99
+    limits is predicted, and latencies at their rate.
+
     With --config each FILE has runs with the times of every request, as vLLM, SGLang, AIPerf,
     guidellm and LLMServingSim save them (docs/real_servers.md). Their distributions are compared,
     and what remains is divided.
@@ -88,6 +95,7 @@ def score(
       sarathi-sim score tp8_pp1_qps_*.json --config score_llama70b_a100_tp8 --out runs/tp8
       sarathi-sim score inferencex_dev.csv --fit --out runs/fit
       sarathi-sim score inferencex_dev.csv --peer aiconfigurator.csv --out runs/score --json
+      sarathi-sim score mlperf_dev.csv --lengths mlperf --out runs/mlperf
     """
     from sarathi_sim.experiments.config.errors import ConfigError
     from sarathi_sim.experiments.measured.benchmarks import SUFFIXES
@@ -98,10 +106,11 @@ def score(
         (config is None and assignments, "--set goes with --config"),
         (config and peer, "--peer goes with tables of servers, not with --config"),
         (config and fit, "--fit goes with tables of servers, not with --config"),
+        (lengths and (config or peer), "--lengths goes with MLPerf's tables alone"),
     ):
         if wrong:
             raise ConfigError(problem)
-    _score(files, config, assignments or [], peer or [], out, workers, fit, json, quiet)
+    _score(files, config, assignments or [], peer or [], lengths, out, workers, fit, json, quiet)
 
 
 def _score(
@@ -109,6 +118,7 @@ def _score(
     config: str | None,
     assignments: list[str],
     peers: list[Path],
+    lengths: Path | None,
     out: Path | None,
     workers: int | None,
     fit: bool,
@@ -118,6 +128,7 @@ def _score(
     from sarathi_sim.experiments.cli.common import ProgressBar
     from sarathi_sim.experiments.config.loading import load_experiment
     from sarathi_sim.experiments.measured.answers import score_answer
+    from sarathi_sim.experiments.measured.mlperf_score import ScoredMlperf, score_mlperf
     from sarathi_sim.experiments.measured.recorded import ScoredRuns, cases_of, score_runs
     from sarathi_sim.experiments.measured.scoring import ScoredRows, score_servers
     from sarathi_sim.experiments.results import (
@@ -130,13 +141,16 @@ def _score(
 
     if out is not None:
         check_replaceable(out, SCORE_FORMAT)
-    found: ScoredRows | ScoredRuns
+    found: ScoredRows | ScoredRuns | ScoredMlperf
     with ProgressBar(consoles()[1], enabled=not (quiet or json)) as progress:
         if config is not None:
             found = score_runs(cases_of(load_experiment(config, assignments), files), progress)
         else:
             say, backend = partial(typer.echo, err=True), local_backend(workers)
-            found = score_servers(files, peers, backend, progress, say, fit=fit)
+            if lengths is not None:
+                found = score_mlperf(files, lengths, backend, progress, say, fit=fit)
+            else:
+                found = score_servers(files, peers, backend, progress, say, fit=fit)
     content = found.content()
     section = score_answer(content)
     if out is not None:

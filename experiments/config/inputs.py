@@ -419,10 +419,9 @@ def with_host_time(
         defaults["frontend_s"] += known.frontend_token_s * mean_prompt
     if known.launch_s:
         defaults["launch_layer_s"] = known.launch_s * calls_of_layer(model, scenario.dtype)
-    defaults |= times.executors.get(given.executor or "", {})
-    whose = (
-        f"{stack}'s over {given.executor}" if given.executor in times.executors else f"{stack}'s"
-    )
+    executors = host_times().executors
+    defaults |= executors.get(given.executor or "", {})
+    whose = f"{stack}'s over {given.executor}" if given.executor in executors else f"{stack}'s"
     if tuned is not None:
         defaults, whose = defaults | tuned.engine, f"{scenario.calibration}'s"
     missing = {key: value for key, value in defaults.items() if getattr(given, key) is None}

@@ -186,7 +186,8 @@ class Engine(Strict, EngineSwitches):  # type: ignore[misc]  # both are frozen
     what a request takes from its client to the scheduler and back; it counts in TTFT and latency.
     ``admission_s`` is what a replica's front end takes for each request, one after the other.
     An ``executor`` starts and feeds the GPUs' processes (vLLM's names); ``ray`` has constants of
-    its own.
+    its own, and so has ``tensorrt``: TensorRT-LLM's engines in their client's process
+    (docs/mlperf.md).
     ``launch_layer_s`` is the host's time to launch a layer's kernels one by one: a layer with
     prompts takes that long at least (the rest counts as prefill attention). These five are by
     default the stack's (``data/host_time.yaml``; ``host_time_mixtures.yaml`` for mixtures of
@@ -199,7 +200,9 @@ class Engine(Strict, EngineSwitches):  # type: ignore[misc]  # both are frozen
     send: Literal["overlapped", "blocking"] = key("sends", default="overlapped")
     lm_head: bool = key("LM head", default=True)
     layer_time: Literal["measured", "sum"] = key("layer time", default="measured")
-    executor: Literal["uni", "mp", "ray"] | None = key("executor", needs="stack", default=None)
+    executor: Literal["uni", "mp", "ray", "tensorrt"] | None = key(
+        "executor", needs="stack", default=None
+    )
     host_iteration_s: Seconds | None = key("host time of an iteration", short="host", default=None)
     host_sequence_s: Seconds | None = key(
         "host time of a sequence", short="host a sequence", default=None

@@ -46,6 +46,8 @@ _CONSTANTS = {
 
 def score_answer(content: Mapping[str, Any], name: str = "") -> Section:
     """Of what ``score --json`` prints; of recorded runs the headline is the mean latency."""
+    if "mlperf" in content:
+        return _mlperf_answer(content, name)
     return (_recorded_answer if "runs" in content else _servers_answer)(content, name)
 
 
@@ -176,6 +178,93 @@ def _constants(kind: str, hosts: Mapping[str, Mapping[str, float]]) -> SortableT
     ]
     headings = ("stack", *(heading for _, _, heading in of.values()))
     return SortableTable(f"Host time fitted, {kind}", headings, rows)
+
+
+# Audited runs -----------------------------------------------------------------------------------
+
+_LIMITS = {"ttft": "TTFT", "tpot": "TPOT"}
+
+
+def _mlperf_answer(content: Mapping[str, Any], name: str) -> Section:
+    said, runs = content["mlperf"], content["runs"]
+    stopped, others = said["stopped_at_a_limit"], said["others"]
+    capacities = [
+        (
+            *(id, one["scenario"], f"{one['rate']:.4g}", f"{one['offline']:.4g}"),
+            _in_band(one["predicted"]["capacity_per_s"]),
+            f"{one['predicted']['capacity_per_s'][0] / one['rate']:.2f}",
+            f"{_LIMITS[one['limit']]} at {one['stress']:.2f}",
+            f"{_LIMITS[one['binds']]}",
+            "" if one["right"] else "missed",
+        )
+        for id, one in runs.items()
+    ]
+    columns = {
+        f"{metric}_ms_{statistic}": f"{_LIMITS[metric]} {statistic}"
+        for metric in METRICS
+        for statistic in ("mean", "p99")
+    }
+    latencies = [
+        (
+            id,
+            *(f"{one['measured'][key]:.4g} / {_in_band(one['predicted'][key])}" for key in columns),
+        )
+        for id, one in runs.items()
+    ]
+    errors = [
+        (group, str(of[next(iter(columns))]["rows"]), *(_off(of[key]) for key in columns))
+        for group, of in said["latencies"].items()
+    ]
+    refused = [(id, " ".join(why.split())) for id, why in content["refused"].items()]
+    heading = ("run", "scenario", "rate (1/s)", "Offline (1/s)", "capacity (1/s)", "over rate")
+    return Section(
+        kind="score",
+        name=name,
+        question="What rate do MLPerf's audited systems carry at their P99 limits?",
+        answer=f"{said['answered']} of {said['rows']} runs have a prediction. Of "
+        f"{stopped['rows']} that stopped at a limit, {stopped['within']} have a capacity of 0.95 "
+        f"to 1.10 times their rate, and {stopped['same_limit']} meet the same limit; of "
+        f"{others['rows']} others, {others['within']} have one from 0.97 times their rate to 1.05 "
+        "times Offline.",
+        table=SortableTable(
+            "Capacity",
+            (*heading, "nearest limit", "predicted limit", ""),
+            capacities,
+            "90 % bands in brackets. A run proves that its rate is carried, and Offline is about "
+            "the most; one whose P99 is at 0.9 of a limit or more stopped there.",
+            text=2,
+        ),
+        assumptions=[
+            "constants of TensorRT's engines: those of other systems (GPU, number, model)",
+            f"90 % bands: hold {said['in_band_pct']:.0f} % of the measured latencies"
+            if said["in_band_pct"] is not None
+            else "",
+        ],
+        details=[
+            SortableTable(
+                "Errors at the measured rate",
+                ("group", "rows", *columns.values()),
+                errors,
+                "Mean absolute error and bias in percent.",
+            ),
+            SortableTable(
+                "Latencies at the measured rate",
+                ("run", *(f"{label} (ms)" for label in columns.values())),
+                latencies,
+                "Measured / predicted [90 % band].",
+            ),
+            SortableTable("Runs without a prediction", ("run", "reason"), refused, text=2),
+        ],  # fmt: skip
+    )
+
+
+def _in_band(found: Sequence[float]) -> str:
+    value, low, high = (number_text(each) for each in found)
+    return f"{value} [{low}, {high}]"
+
+
+def _off(one: Mapping[str, float]) -> str:
+    return f"{one['mape']:.1f} ({one['bias']:+.1f})"
 
 
 # Recorded runs ----------------------------------------------------------------------------------

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -20,7 +21,11 @@ from sarathi_sim.experiments.config.errors import ConfigError
 from sarathi_sim.experiments.measured.servers import read_rows
 from sarathi_sim.profiler.bundle.csv_cells import read_cells
 from sarathi_sim.profiler.facts.formats import Stack, WeightDtype
+from sarathi_sim.profiler.facts.ops import OPS, PREFILL
+from sarathi_sim.profiler.storage.files import data_dir
 from sarathi_sim.profiler.storage.not_modelled import not_modelled
+from sarathi_sim.profiler.storage.plain_yaml import read_mapping
+from sarathi_sim.profiler.storage.strict import parse, strict_dataclass
 from sarathi_sim.simulator.load.trace import Trace
 from sarathi_sim.simulator.loop.records import Floats, Ints
 from sarathi_sim.simulator.loop.routers import Router
@@ -51,13 +56,23 @@ TASKS = {
     "mixtral-8x7b": MlperfTask("mixtral-8x7b", most=1024),
     "deepseek-r1": MlperfTask("deepseek-r1"),
 }
+#: Those that are mixtures of experts.
+MIXTURES = ("mixtral-8x7b", "deepseek-r1")
 DEVICES = {
     "B200": "b200-sxm",
     "GB200": "gb200",
     "H100-SXM": "h100-80g-sxm",
     "H200-SXM": "h200-sxm",
+    "H200-NVL": "h200-sxm",
     "RTX-PRO-6000": "rtx-pro-6000",
 }
+#: GPUs without tables of their own: what multiplies the other's times where matrix units are the
+#: limit, the ratio of their dense fp8 FLOP/s (data sheets: 1,979 and 1,671 TFLOP/s).
+SLOWER = {"H200-NVL": 1979 / 1671}
+#: The version that NVIDIA names is a commit of July 2025, of this release.
+TRTLLM = "1.0"
+#: A setting of the PyTorch backend; the other runs are TensorRT engines.
+PYTORCH = "cuda_graph_padding_enabled"
 ENGINES: dict[str, Stack] = {"TensorRT-LLM": "trtllm", "vLLM": "vllm"}
 MEMORY: dict[Stack, str] = {"trtllm": "free_gpu_memory_fraction", "vllm": "gpu_memory_utilization"}
 #: NVIDIA's harness (``closed/NVIDIA/code/llmlib``) looks at replicas' requests in Server only.
@@ -109,6 +124,34 @@ class MlperfRun(BaseModel):
     other_flags: Json[dict[str, Any]] = Field(default_factory=dict)
 
     @property
+    def cell(self) -> str:
+        """What a fit leaves out: GPU, number of GPUs, model."""
+        return f"{self.gpu} x {self.n_gpus}, {self.model}"
+
+    @property
+    def in_engine(self) -> bool:
+        """Whether TensorRT's engines ran it: TensorRT-LLM without its PyTorch backend."""
+        return self.engine == "TensorRT-LLM" and PYTORCH not in self.other_flags
+
+    @property
+    def stresses(self) -> dict[str, float]:
+        """P99 over its limit, by metric."""
+        return {
+            "ttft": self.ttft_ms_p99 / self.ttft_limit_ms,
+            "tpot": self.tpot_ms_p99 / self.tpot_limit_ms,
+        }
+
+    @property
+    def stress(self) -> float:
+        """The larger of them: a run near 1 stopped there."""
+        return max(self.stresses.values())
+
+    @property
+    def binds(self) -> str:
+        """Whose limit is nearer."""
+        return max(self.stresses, key=lambda metric: self.stresses[metric])
+
+    @property
     def replicas(self) -> int:
         """Replicas that hold the whole model. Raises ConfigError without the layout, and for GPUs
         that are no multiple of a replica's."""
@@ -118,6 +161,53 @@ class MlperfRun(BaseModel):
         if over or not replicas:
             raise ConfigError(f"n_gpus {self.n_gpus}: no multiple of tp x pp, {self.tp * self.pp}")
         return replicas
+
+
+@strict_dataclass
+class MlperfHost:
+    """What was fitted to the runs ``fitted_to``, by cell.
+
+    ``host_iteration_s``: the seconds that an iteration of TensorRT's engines waits for its host,
+    with which their mean time per output token is right. ``all_reduce``: the factor on the time of
+    messages with which their mean time to first token is right. ``errors`` of capacities are
+    logarithms, root mean square; each cell had the medians of the others.
+    """
+
+    fitted_to: str
+    host_iteration_s: dict[str, float]
+    all_reduce: dict[str, float]
+    errors: dict[str, float]
+
+    def without(self, cell: str = "") -> tuple[float, float]:
+        """Host time and factor on messages: the medians of the other cells, of all for a cell that
+        is not among them. Without any it is 0 and 1."""
+        return _others(self.host_iteration_s, cell, 0.0), _others(self.all_reduce, cell, 1.0)
+
+    def error_without(self, cell: str) -> float:
+        """The root mean square of the other cells' errors; of mixtures of experts if it is one and
+        there is one, of dense models if it is none."""
+        mixture = _is_mixture(cell)
+        alike = [
+            e for name, e in self.errors.items() if name != cell and _is_mixture(name) == mixture
+        ]
+        found = alike or [e for name, e in self.errors.items() if name != cell]
+        return float(np.sqrt(np.mean(np.square(found)))) if found else 0.0
+
+
+def _others(by_cell: Mapping[str, float], cell: str, without: float) -> float:
+    found = [value for name, value in by_cell.items() if name != cell]
+    return float(np.median(found)) if found else without
+
+
+def _is_mixture(cell: str) -> bool:
+    return cell.rpartition(", ")[2] in MIXTURES
+
+
+@lru_cache(maxsize=1)
+def mlperf_host() -> MlperfHost:
+    """The shipped constants."""
+    path = data_dir() / "mlperf_host.yaml"
+    return parse(MlperfHost, read_mapping(path), path)
 
 
 def read_mlperf(path: Path) -> tuple[list[MlperfRun], dict[str, str]]:
@@ -165,7 +255,10 @@ def requests_of(run: MlperfRun, folder: Path, seed: int = 0) -> Trace:
             raise ConfigError(f"{path}: {task.output}: samples without a length")
         output = rng.choice(known, len(order)) if task.drawn else output[order]
     tokens = scaled(output, run.output_tokens_mean, task.most)
-    return Trace(prompt[order].astype(np.int64), tokens, schedule_s(run))
+    prompts = prompt[order].astype(np.int64)
+    if run.max_seq_tokens is not None:  # what the engine was built for
+        tokens = np.clip(tokens, 1, np.maximum(run.max_seq_tokens - prompts, 1))
+    return Trace(prompts, tokens, schedule_s(run))
 
 
 def scaled(tokens: Floats, mean: float, most: int) -> Ints:
@@ -206,10 +299,11 @@ def scenario_of(run: MlperfRun, trace: Path) -> dict[str, Any]:
     if run.attention_dp:
         raise ConfigError(f"attention_dp: {not_modelled('dp-attention')}")
     stack, weights = ENGINES[run.engine], FORMATS[run.measurement_weight_type]
+    version = TRTLLM if stack == "trtllm" else run.engine_version or None
     return {
         "model": task.model,
         "device": DEVICES[run.gpu],
-        "stack": f"vllm@{run.engine_version}" if stack == "vllm" else stack,
+        "stack": stack if version is None else f"{stack}@{version}",
         "dtype": weights,
         "kv_cache_dtype": "bf16" if run.kv_precision == "auto" else "fp8",
         "cluster": _given(
@@ -229,8 +323,18 @@ def scenario_of(run: MlperfRun, trace: Path) -> dict[str, Any]:
             block_size=run.tokens_per_block or run.other_flags.get("block-size"),
             prefix_caching=False,
         ),
-        "engine": {"frontend_s": 0.0},
+        "engine": _engine_of(run),
     }
+
+
+def _engine_of(run: MlperfRun) -> dict[str, Any]:
+    found: dict[str, Any] = {"frontend_s": 0.0}
+    if run.in_engine:
+        found["executor"] = "tensorrt"
+    if run.gpu in SLOWER:
+        computing = [op for op, of in OPS.items() if of.shape is not None or op == PREFILL]
+        found["op_scale"] = dict.fromkeys(computing, SLOWER[run.gpu])
+    return found
 
 
 def _settings(run: MlperfRun, stack: Stack) -> Mapping[str, Any]:
@@ -246,6 +350,7 @@ def _settings(run: MlperfRun, stack: Stack) -> Mapping[str, Any]:
         max_batch_size=run.max_batch_size,
         capacity_scheduler_policy="max_utilization",  # ``max_util``, as all runs have it
         enable_chunked_prefill=run.chunked_prefill,
+        disable_overlap_scheduler=run.in_engine,
     )
 
 

@@ -25,6 +25,7 @@ from sarathi_sim.experiments.figures.style import (
     styled,
 )
 from sarathi_sim.experiments.figures.timeline import stage_timeline
+from sarathi_sim.experiments.measured.mlperf_score import BOUND, CAPACITY, ScoredMlperf
 from sarathi_sim.experiments.measured.recorded import MEASURES, VARIANTS, ScoredRun, ScoredRuns
 from sarathi_sim.experiments.measured.scoring import ScoredRows
 from sarathi_sim.experiments.measured.servers import METRICS, Measured, ServerTimes
@@ -68,11 +69,14 @@ def _draw_equality(
 # Scores -----------------------------------------------------------------------------------------
 
 
-def draw_score(found: ScoredRows | ScoredRuns, folder: Path) -> None:
+def draw_score(found: ScoredRows | ScoredRuns | ScoredMlperf, folder: Path) -> None:
     """The distributions of each recorded run; of servers predicted over measured, a point a row
-    without flags, and the errors by concurrency."""
+    without flags, and the errors by concurrency; of audited runs the capacities."""
     with styled():
-        if isinstance(found, ScoredRuns):
+        if isinstance(found, ScoredMlperf):
+            if found.best:
+                _save({"capacity": audited_capacities(found)}, folder)
+        elif isinstance(found, ScoredRuns):
             runs = {each.case.name.replace(", ", "_"): each for each in found.runs}
             _save({name: distributions(each) for name, each in runs.items()}, folder)
         elif plain := [row for row in found.rows if not row.flags and row.id in found.best]:
@@ -81,6 +85,38 @@ def draw_score(found: ScoredRows | ScoredRuns, folder: Path) -> None:
                 "error_by_concurrency": error_by_concurrency(plain, found.best),
             }
             _save(figures, folder)
+
+
+def audited_capacities(found: ScoredMlperf) -> Figure:
+    """A line a system and scenario: the predicted capacity with its band over the measured rate,
+    beside the bracket from the rate to Offline. Runs of one system stand on one line."""
+    runs = [run for run in found.runs if run.id in found.best]
+    names = sorted({f"{run.cell}, {run.scenario}" for run in runs})
+    figure = Figure(figsize=(9.6, 1.4 + 0.32 * len(names)), layout="constrained")
+    axes = figure.subplots()
+    for run in runs:
+        at = names.index(f"{run.cell}, {run.scenario}")
+        known = found.best[run.id].numbers[CAPACITY]
+        most = run.offline_samples_per_s / run.rate
+        axes.plot([1, most], [at, at], "-", color=GREY, linewidth=7, alpha=0.3, zorder=1)
+        ends = [known.low / run.rate, known.high / run.rate]
+        axes.plot(ends, [at, at], "-", color=BLUE, linewidth=1.2, zorder=2)
+        mark, colour = ("o", BLUE) if run.stress >= BOUND else ("D", GREEN)
+        axes.plot(known.value / run.rate, at, mark, color=colour, markersize=5, zorder=3)
+    for mark, colour, label in (
+        ("o", BLUE, f"P99 at {BOUND:g} of a limit or more"),
+        ("D", GREEN, "no limit near"),
+    ):
+        axes.plot([], [], mark, color=colour, label=f"predicted, {label}")
+    axes.plot([], [], "-", color=GREY, linewidth=7, alpha=0.3, label="measured: rate to Offline")
+    axes.axvline(1, color=BLACK, linewidth=1)
+    axes.set_yticks(range(len(names)), names)
+    axes.set(xscale="log", xlabel="capacity over the measured rate (90 % bands)")
+    axes.xaxis.set_major_locator(LogLocator(subs=(1, 1.5, 2, 3, 5, 7)))
+    axes.xaxis.set_major_formatter("{x:g}")
+    axes.xaxis.set_minor_formatter(NullFormatter())
+    figure.legend(loc="outside upper left", ncols=3, fontsize=11)
+    return figure
 
 
 def measured_against_predicted(

@@ -110,6 +110,14 @@ def test_all_outputs_of_a_benchmark_of_one_length(tmp_path: Path) -> None:
     assert set(found.output.tolist()) == {129}
 
 
+def test_no_request_is_longer_than_the_engine(tmp_path: Path) -> None:
+    lengths(tmp_path, "llama3.1-8b")
+    run = run_of(model="llama3.1-8b", output_tokens_mean="128.99", max_seq_tokens="140")
+    found = requests_of(run, tmp_path)
+    assert set(found.output[found.prompt == 40]) == {100}
+    assert set(found.output[found.prompt == 10]) == {129}
+
+
 def test_what_is_cut_does_not_lower_the_mean() -> None:
     found = scaled(np.array([100.0, 200.0, 900.0]), 500.0, 1000)
     assert found.tolist() == [167, 333, 1000]
@@ -119,18 +127,27 @@ def test_the_scenario_of_a_run() -> None:
     trace = Path("trace.csv")
     found = scenario_of(run_of(), trace)
     assert found == {
-        "model": "llama-2-70b", "device": "h200-sxm", "stack": "trtllm", "dtype": "fp8",
+        "model": "llama-2-70b", "device": "h200-sxm", "stack": "trtllm@1.0", "dtype": "fp8",
         "kv_cache_dtype": "fp8",
         "cluster": {"tp": 1, "pp": 1, "replicas": 8, "router": "least_requests",
                     "max_length": 2048},
         "workload": {"lengths": {"kind": "trace", "path": "trace.csv"},
                      "arrivals": {"kind": "trace"}},
         "policy": {"name": "trtllm", "max_num_tokens": 1536, "max_batch_size": 2048,
-                   "capacity_scheduler_policy": "max_utilization", "enable_chunked_prefill": True},
+                   "capacity_scheduler_policy": "max_utilization", "enable_chunked_prefill": True,
+                   "disable_overlap_scheduler": True},
         "kv_cache": {"free_gpu_memory_fraction": 0.9, "block_size": 32, "prefix_caching": False},
-        "engine": {"frontend_s": 0.0},
+        "engine": {"frontend_s": 0.0, "executor": "tensorrt"},
     }  # fmt: skip
     check_scenario(found, Source("mlperf", "a", {}, ()))
+    lent = scenario_of(run_of(gpu="H200-NVL"), trace)
+    assert lent["device"] == "h200-sxm"
+    slower = lent["engine"]["op_scale"]
+    assert slower["ffn_ln1"] == slower["attn_prefill"] == pytest.approx(1.184, abs=1e-3)
+    assert "attn_decode" not in slower and "all_reduce" not in slower  # memory and links
+    pytorch = scenario_of(run_of(other_flags='{"cuda_graph_padding_enabled": true}'), trace)
+    assert not pytorch["policy"]["disable_overlap_scheduler"]
+    assert pytorch["engine"] == {"frontend_s": 0.0}
     changes = {"gpu": "B200", "measurement_weight_type": "fp4", "tp": "4", "kv_precision": ""}
     other = scenario_of(run_of(scenario="Interactive", **changes), trace)
     assert (other["dtype"], other["kv_cache_dtype"]) == ("nvfp4", "fp8")
@@ -138,6 +155,7 @@ def test_the_scenario_of_a_run() -> None:
     flags = '{"block-size": 16, "long-prefill-token-threshold": 256}'
     changes = {"engine": "vLLM", "engine_version": "0.10.0", "kv_precision": "auto"}
     vllm = scenario_of(run_of(other_flags=flags, tokens_per_block="", **changes), trace)
+    assert scenario_of(run_of(**changes | {"engine_version": ""}), trace)["stack"] == "vllm"
     assert (vllm["stack"], vllm["kv_cache_dtype"]) == ("vllm@0.10.0", "bf16")
     assert vllm["policy"]["long_prefill_token_threshold"] == 256
     assert vllm["kv_cache"]["block_size"] == 16
@@ -175,7 +193,7 @@ def test_the_schedules_of_all_runs_last_as_long_as_the_logs_say() -> None:
 
 @needs_table
 def test_which_runs_have_a_scenario() -> None:
-    """Those of seven GPUs without tables, four without settings, and three with data-parallel
+    """Those of two GPUs without tables, four without settings, and three with data-parallel
     attention have none."""
     why = Counter[str]()
     for run in read_mlperf(SHARED / "mlperf_dev.csv")[0]:
@@ -184,7 +202,7 @@ def test_which_runs_have_a_scenario() -> None:
         except ConfigError as error:
             why[str(error).split(":")[0]] += 1
     assert why == {
-        "gpu H200-NVL": 5, "gpu GB300": 2, "the submitter published no settings": 4,
+        "gpu GB300": 2, "the submitter published no settings": 4,
         "attention_dp": 3,
     }  # fmt: skip
 
