@@ -82,8 +82,8 @@ def score(
     of such a server gets those that were fitted without it. --fit fits them anew to FILE: each row
     is predicted from other servers' rows alone; then without its stack, its GPU, its model.
 
-    With --lengths FILE has MLPerf's audited runs of LLMs (docs/mlperf.md): the capacity at their P99
-    limits is predicted, and latencies at their rate.
+    With --lengths FILE has MLPerf's audited runs of LLMs (docs/mlperf.md): the capacity at their
+    P99 limits is predicted, and latencies at their rate.
 
     With --config each FILE has runs with the times of every request, as vLLM, SGLang, AIPerf,
     guidellm and LLMServingSim save them (docs/real_servers.md). Their distributions are compared,

@@ -254,7 +254,7 @@ def _mlperf_answer(content: Mapping[str, Any], name: str) -> Section:
                 "Measured / predicted [90 % band].",
             ),
             SortableTable("Runs without a prediction", ("run", "reason"), refused, text=2),
-        ],  # fmt: skip
+        ],
     )
 
 
