@@ -336,6 +336,8 @@ _EXPERT_CALLS, _OTHER_CALLS = 3, 4
 #: choice). Counted in its code.
 _RECURRENT_CALLS, _INDEX_CALLS = 12, 10
 _FUSED = ("add", "rope")
+#: The pages with the runs to which an executor's constants were fitted.
+_EXECUTORS = {"ray": "docs/real_servers.md", "tensorrt": "docs/mlperf.md"}
 
 
 @strict_dataclass
@@ -432,6 +434,8 @@ def with_host_time(
             where = shipped if value == defaults[key] else own
             where.append(f"{key} {1e3 * value:.3g} ms")
     of = times.fitted_to if tuned is None else f"tuned to {', '.join(tuned.runs)}"
+    if tuned is None and given.executor in executors:
+        of = f"fitted to the runs of {_EXECUTORS[given.executor]}"
     if tuned is not None and (tuned.model, tuned.device) != (model.name, scenario.device):
         of += f" ({tuned.model} on {tuned.device}: another server than this one)"
     notes = [f"host time: {whose}, {', '.join(shipped)}; {of}"] if shipped else []

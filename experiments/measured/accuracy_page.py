@@ -1,6 +1,7 @@
 """Put the tables and the figure of ``sarathi-sim score FILE --fit --peer FILE --out DIR`` into
 docs/accuracy.md: ``python -m sarathi_sim.experiments.measured.accuracy_page DIR DOCS``. Where FILE
-has dense models alone, or mixtures of experts alone, the tables of the others stay.
+has dense models alone, or mixtures of experts alone, the tables of the others stay. Those of
+MLPerf's runs (``--lengths``) go into docs/mlperf.md.
 """
 
 from __future__ import annotations
@@ -55,8 +56,17 @@ def tables(content: Mapping[str, Any]) -> str:
 
 if __name__ == "__main__":
     result, docs = map(Path, sys.argv[1:])
-    page = docs / "accuracy.md"
     content = json.loads((result / SUMMARY).read_text("utf-8"))
-    made = "\n".join(map(tables, content.get("classes", {"": content}).values()))
+    if "mlperf" in content:
+        name, figure, image = "mlperf", "capacity", "mlperf"
+        made = "\n".join(
+            markdown(grid.title, grid.headings, grid.rows)
+            for section in [score_answer(content)]
+            for grid in (section.table, *section.details)
+        )
+    else:
+        name, figure, image = "accuracy", "measured_predicted", "score"
+        made = "\n".join(map(tables, content.get("classes", {"": content}).values()))
+    page = docs / f"{name}.md"
     write_whole(page, update(page.read_text(encoding="utf-8"), made, some=True))
-    shutil.copy(result / "figures" / "measured_predicted.png", docs / "images" / "score.png")
+    shutil.copy(result / "figures" / f"{figure}.png", docs / "images" / f"{image}.png")

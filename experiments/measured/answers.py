@@ -207,7 +207,10 @@ def _mlperf_answer(content: Mapping[str, Any], name: str) -> Section:
     latencies = [
         (
             id,
-            *(f"{one['measured'][key]:.4g} / {_in_band(one['predicted'][key])}" for key in columns),
+            *(
+                f"{number_text(one['measured'][key])} / {_in_band(one['predicted'][key])}"
+                for key in columns
+            ),
         )
         for id, one in runs.items()
     ]
