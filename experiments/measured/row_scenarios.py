@@ -18,6 +18,7 @@ from sarathi_sim.experiments.measured.launch_scripts import (
     settings_of,
     sglang_memory,
 )
+from sarathi_sim.experiments.measured.pool_rows import pools_of
 from sarathi_sim.experiments.measured.servers import Measured
 from sarathi_sim.profiler.facts.device import load_device
 from sarathi_sim.profiler.facts.formats import STACKS
@@ -77,11 +78,16 @@ APART = 0.95
 equal lengths they go on in lock-step, as they began."""
 
 DYNAMO = "under dynamo"
+IN_POOLS = " in pools"
 
 
 def stack_of(row: Measured) -> str:
-    """The name by which host constants are stored: the engine's own server, or NVIDIA Dynamo's
-    frontend (its images served ``nvidia_gap_sweep``)."""
+    """The name by which host constants are stored: the engine's own server, NVIDIA Dynamo's
+    frontend (its images served ``nvidia_gap_sweep``), or pools, of SGLang by release (its images
+    of December 2025 and of 2026 differ by half)."""
+    if row.mode != "agg":
+        release = ".".join(row.backend_version.split(".")[:3]) if row.backend == "sglang" else ""
+        return f"{row.backend} {release}".rstrip() + IN_POOLS
     return f"{row.backend} {DYNAMO}" if origin(row).startswith("nvidia_gap") else row.backend
 
 
@@ -96,6 +102,8 @@ def _stack(row: Measured) -> str:
 def server_of(row: Measured) -> str:
     """The row's server, without its load. A server's rows are fitted, or left out, together."""
     layout = f"tp{row.tp} pp{row.pp} dp{attention_ranks(row)}"
+    if row.launch is not None and row.launch.prefill and row.launch.decode:
+        layout = f"{row.launch.prefill.layout} + {row.launch.decode.layout}"
     return f"{stack_of(row)}, {row.model}, {row.system}, {row.precision}, {layout}"
 
 
@@ -125,11 +133,9 @@ def scenario_of(row: Measured, host: HostConstants, apart: bool = False) -> dict
         if value not in allowed:
             raise ConfigError(f"{name} {value}: not modelled; modelled: {', '.join(allowed)}")
     if row.mode != "agg":
-        raise ConfigError(f"prefill and decode on GPUs of their own: not modelled; mode {row.mode}")
+        return _base(row, apart) | pools_of(row, _engine(row, host))
     if row.tp is None:
         raise ConfigError("tp: this key is missing")
-    if (dp := attention_ranks(row)) > 1:
-        raise ConfigError(f"data-parallel attention: not modelled; dp {dp}")
     if row.model in MIXTURES:
         _check_layout(row)
     known = settings_of(row)
@@ -140,20 +146,33 @@ def scenario_of(row: Measured, host: HostConstants, apart: bool = False) -> dict
         device = load_device(DEVICES[row.system])
         known = sglang_memory(device, row.tp, row.pp) | {"ignore_eos": True} | known
     known.pop("attention_dp", None)
-    ratio = APART if apart else row.length_range_ratio
-    isl, osl = (round(most * 2 / (1 + ratio)) if apart else most for most in (row.isl, row.osl))
+    return {
+        **_base(row, apart),
+        "kv_cache_dtype": known.pop("kv_cache_dtype"),
+        "cluster": {
+            "tp": row.tp,
+            "pp": row.pp,
+            **({"dp": ranks} if (ranks := attention_ranks(row)) > 1 else {}),
+            "max_length": sum(_lengths(row, apart)[:2]),
+            **_spread(row, known.pop("expert_parallel", "as_row")),
+        },
+        "kv_cache": {
+            "prefix_caching": False,
+            **{share: known.pop(share) for share in SHARES if share in known},
+        },
+        "policy": {"name": row.backend, **known},
+        "engine": _engine(row, host),
+    }
+
+
+def _base(row: Measured, apart: bool) -> dict[str, Any]:
+    """Model, device, kernels and load."""
+    isl, osl, ratio = _lengths(row, apart)
     return {
         "model": MODELS[row.model],
         "device": DEVICES[row.system],
         "stack": _stack(row),
         **_weights(row),
-        "kv_cache_dtype": known.pop("kv_cache_dtype"),
-        "cluster": {
-            "tp": row.tp,
-            "pp": row.pp,
-            "max_length": isl + osl,
-            **_spread(row, known.pop("expert_parallel", "as_row")),
-        },
         "workload": {
             "requests": launch_scripts().load.rounds * row.concurrency,
             "lengths": {
@@ -170,13 +189,15 @@ def scenario_of(row: Measured, host: HostConstants, apart: bool = False) -> dict
             },
             "declared": "exact",
         },
-        "kv_cache": {
-            "prefix_caching": False,
-            **{share: known.pop(share) for share in SHARES if share in known},
-        },
-        "policy": {"name": row.backend, **known},
-        "engine": _engine(row, host),
     }
+
+
+def _lengths(row: Measured, apart: bool) -> tuple[int, int, float]:
+    """The longest prompt and output, and the shortest ones' share of them."""
+    if not apart:
+        return row.isl, row.osl, row.length_range_ratio
+    longest = 2 / (1 + APART)
+    return round(row.isl * longest), round(row.osl * longest), APART
 
 
 def _engine(row: Measured, host: HostConstants) -> dict[str, float]:
