@@ -18,7 +18,8 @@ LAYOUT = "workers,tp,ep,dp_attention"
 HEADER = ",".join(f"{pool}_{name}" for pool in ("prefill", "decode") for name in LAYOUT.split(","))
 TRTLLM = "1.0,4.0,4.0,True,3,8.0,8.0,False"
 SGLANG = "2,8,1,True,1,32,32,True"
-MEASURED = "id,backend,backend_version,model,system,precision,mode,dense,isl,osl,concurrency,ttft_ms,tpot_ms"
+MEASURED = "id,backend,backend_version,model,system,precision,mode,dense"
+MEASURED += ",isl,osl,concurrency,ttft_ms,tpot_ms"
 
 
 def launch_list(folder: Path, columns: str, *lines: str) -> Path:
