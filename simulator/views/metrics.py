@@ -167,7 +167,10 @@ class Analysis:
         until its first chunk starts on stage 0), ttft_s, tpot_s (mean time per token after the
         first; NaN for one token), tbt_max_s, finish_s, latency_s, bubble_s and its parts pb1_s,
         pb2_s, pb3_s, equal_s, communication_s, turnaround_s, with paged memory preemptions,
-        hit_tokens and recomputed_tokens, and rejected (the reason, or None).
+        hit_tokens and recomputed_tokens, and rejected (the reason, or None). With two pools also
+        prefilled_on (a replica), prefill_s (from the first chunk's start to the prefill's end),
+        slot_s (waiting for blocks of a decode worker) and transfer_s (of the KV; both NaN for a
+        request that ended with its prefill).
         """
         records = self.records
         parts = ("bubble", *WAITS)
@@ -194,19 +197,35 @@ class Analysis:
             "latency_s": found["finish"] - arrival + records.frontend_s,
             **{f"{name}_s": found[name] for name in parts},
             **(paging_columns(records) if is_paged(records) else {}),
+            **self._handed_over(found["start"]),
             "rejected": np.array(reasons, object),
         }
 
     def _measure(self, spans: Spans, split: Gaps, found: dict[str, Floats]) -> None:
         """Fill in the requests of one replica; a function of its own, so that its arrays are
-        freed."""
+        freed. Of two replicas that served a request the later one has its tokens."""
         row = np.searchsorted(self.records.request_id, spans.requests)
-        found["start"][row] = split.times.start[spans.first_row(), 0]
+        start = split.times.start[spans.first_row(), 0]
+        found["start"][row] = np.fmin(found["start"][row], start)
         found["first_token"][row] = spans.first_token_s()
         found["finish"][row] = spans.finish_s()
         found["tbt_max"][row] = spans.longest_token_gap()
         for name in ("bubble", *WAITS):
-            found[name][row] = spans.total(iteration_bubbles(split, name))
+            before = np.nan_to_num(found[name][row])
+            found[name][row] = before + spans.total(iteration_bubbles(split, name))
+
+    def _handed_over(self, start: Floats) -> Table:
+        """The parts of the way between two pools; ``start`` is when each prefill began."""
+        way = self.records.handovers
+        if way is None:
+            return {}
+        ready = np.where(way.reserved_s <= start, self.records.arrival_s, way.prefill_end_s)
+        return {
+            "prefilled_on": way.prefilled_on,
+            "prefill_s": way.prefill_end_s - start,
+            "slot_s": way.reserved_s - ready,
+            "transfer_s": way.received_s - np.maximum(way.reserved_s, way.prefill_end_s),
+        }
 
     @cached_property
     def iterations(self) -> pd.DataFrame:
