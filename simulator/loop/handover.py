@@ -185,6 +185,8 @@ class _TwoPools(Run):
         for sequence in sequences:
             place = self._place[sequence.id]
             self._decode.left(worker, sequence, self._frontend[place])
+            if np.isnan(self._reserved_s[place]):  # the whole prompt was in its prefix cache
+                self._prefill.replicas[self._prefilled_on[place]].sent(sequence.id)
             del self._at_work[place], self._decoded_on[place]
         self.finish(sequences, now)
 

@@ -60,6 +60,18 @@ def simulate(
     id, or a scheduler that has served before.
     """
     workers = Workers(schedulers, predict, layers, switches, router, admission_s)
+    return simulate_workers(requests, workers, seed=seed, clients=clients, progress=progress)
+
+
+def simulate_workers(
+    requests: abc.Sequence[Request],
+    workers: Workers,
+    *,
+    seed: int = 0,
+    clients: Clients | None = None,
+    progress: abc.Callable[[int], None] | None = None,
+) -> Records:
+    """:func:`simulate` on these workers."""
     return _OnePool(requests, workers, seed, clients, progress).serve()
 
 

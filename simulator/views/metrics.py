@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 import numpy.typing as npt
 import pandas as pd
 
-from sarathi_sim.policies.log import DECODE, HIT, HIT_AGAIN, LOST
+from sarathi_sim.policies.log import DECODE, HIT, HIT_AGAIN, LOST, REMOTE
 from sarathi_sim.profiler.facts.device import DeviceSpec
 from sarathi_sim.profiler.facts.formats import Kernels
 from sarathi_sim.profiler.facts.model import ModelSpec
@@ -72,10 +72,13 @@ def paging_columns(records: Records) -> dict[str, Ints]:
     """
     lost, hit, again = (np.zeros(len(records.request_id), np.int64) for _ in range(3))
     preemptions = np.zeros(len(records.request_id), np.int64)
-    for log in records.replicas:
+    way = records.handovers
+    for number, log in enumerate(records.replicas):
         if log.pool is None:
             continue
         request, kind, tokens = log.pool.events.T
+        if way is not None and number >= way.prefill_workers:  # its hits were computed elsewhere
+            kind = np.where(kind == HIT, REMOTE, kind)
         row = np.searchsorted(records.request_id, request)
         for sums, what in ((lost, LOST), (hit, HIT), (again, HIT_AGAIN)):
             np.add.at(sums, row[kind == what], tokens[kind == what])
@@ -126,6 +129,14 @@ COUNTS = ("chunks", "prefill_tokens", "prefill_context", "decodes", "decode_cont
 
 Table = dict[str, npt.NDArray[Any]]
 """Columns by name: faster than pandas for many short tables."""
+
+
+class Hardware(NamedTuple):
+    """What a pool runs on: GPUs of one kind, so many a stage, with kernels (None: all in bf16)."""
+
+    device: DeviceSpec
+    tp: int
+    kernels: Kernels | None = None
 
 
 class Analysis:
@@ -375,10 +386,17 @@ class Analysis:
         return when[order], np.cumsum(change[order])
 
     def summary(
-        self, model: ModelSpec, device: DeviceSpec, tp: int, kernels: Kernels | None = None
+        self,
+        model: ModelSpec,
+        device: DeviceSpec,
+        tp: int,
+        kernels: Kernels | None = None,
+        *,
+        decode: Hardware | None = None,
     ) -> dict[str, Any]:
         """The run in numbers, JSON-able (docs/metrics.md gives each one's formula). ``kernels`` say
-        the number formats (None: all in bf16)."""
+        the number formats (None: all in bf16). With two pools these are the prefill pool's, and
+        ``decode`` what the other one runs on."""
         records, logs = self.records, self.records.replicas
         done = self.request_columns
         if records.rejections:  # this copies, so only if needed
@@ -388,7 +406,13 @@ class Analysis:
         makespan = records.end_s - float(records.arrival_s.min()) if finished else 0.0
         prompt, output = done["prompt_tokens"], done["output_tokens"]
         hit = done.get("hit_tokens", np.zeros(1))
-        gpus = tp * sum(log.num_stages for log in logs)
+        pools = [Hardware(device, tp, kernels), *([decode] if decode is not None else [])]
+        way = records.handovers
+        first = len(logs) if way is None else way.prefill_workers
+        gpus = sum(
+            pool.tp * sum(log.num_stages for log in part)
+            for pool, part in zip(pools, (logs[:first], logs[first:]), strict=False)
+        )
         iterations = sum(log.num_iterations for log in logs)
         carried = sum(
             float((log.iterations["decodes"] + log.iterations["chunks"]).sum()) - extra_decodes(log)
@@ -406,7 +430,7 @@ class Analysis:
             "requests_per_s": finished * rate,
             "tokens_per_s": int(prompt.sum() + output.sum()) * rate,
             "output_tokens_per_s": int(output.sum()) * rate,
-            "mfu": _useful_s(model, device, kernels, prompt, output, hit) * rate / gpus,
+            "mfu": _useful_s_of_pools(model, pools, prompt, output, hit) * rate / gpus,
             "gpus": gpus,
             "iterations": iterations,
             "stage_executions": sum(log.num_iterations * log.num_stages for log in logs),
@@ -463,6 +487,19 @@ def weighted_quantiles(values: Floats, weights: Counts, quantiles: Sequence[floa
 def _named(values: Sequence[float], mean: float | None = None) -> dict[str, float]:
     named = {f"p{round(100 * q)}": float(v) for q, v in zip(QUANTILES, values, strict=True)}
     return named if mean is None else {"mean": float(mean), **named}
+
+
+def _useful_s_of_pools(
+    model: ModelSpec, pools: Sequence[Hardware], prompt: Floats, output: Floats, hit: Floats
+) -> float:
+    """:func:`_useful_s`, of prompts on the first of two pools, and of the rest on the second."""
+    parts = [(prompt, output, hit)]
+    if len(pools) > 1:
+        parts = [(prompt, np.ones_like(output), hit), (prompt + 1, output - 1, prompt)]
+    return sum(
+        _useful_s(model, pool.device, pool.kernels, *part)
+        for pool, part in zip(pools, parts, strict=True)
+    )
 
 
 def _useful_s(
