@@ -218,7 +218,8 @@ def run_experiment(
         runs, begun = dict[str, ScenarioRun](), dict[str, Errand[Uncertainty | None]]()
         for name, deployment in deployments.items():
             runs[name] = run = _run(name, deployment, progress)
-            if second is not None and len(runs) < len(deployments) and _is_small(run):
+            several = second is not None and len(runs) < len(deployments)
+            if several and len(deployment.pools) == 1 and _is_small(run):
                 sent = Analysis(run.analysis.records)  # without the views
                 begun[name] = second.begin(uncertainty_of, *timing(deployment), sent)
         window = _checked(window, runs)
