@@ -245,7 +245,7 @@ class Pool(Scheduler):
         if ahead and self.blocks.sharing:
             self._enter_returned(cohort)
         if ended:
-            self._settled = self._settled and not self.waiting
+            self._settled = self._settled and not (self.waiting or self.loading)
             if len(ended) > 1:
                 ended.sort(key=by_admission)
         rows = ended
