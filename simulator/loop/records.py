@@ -193,6 +193,18 @@ class Records:
     handovers: Handovers | None = None
 
     @property
+    def prefill_workers(self) -> int:
+        """The first so many replicas are a pool of their own; 0 with one pool."""
+        return self.handovers.prefill_workers if self.handovers is not None else 0
+
+    def called(self, replica: int) -> str:
+        """The name of a replica: its number; with two pools also its pool, as in ``decode 0``."""
+        if self.handovers is None:
+            return str(replica)
+        first = self.prefill_workers
+        return f"prefill {replica}" if replica < first else f"decode {replica - first}"
+
+    @property
     def end_s(self) -> float:
         """When the last micro-batch finished (0 if nothing ran)."""
         return max(

@@ -72,12 +72,12 @@ def paging_columns(records: Records) -> dict[str, Ints]:
     """
     lost, hit, again = (np.zeros(len(records.request_id), np.int64) for _ in range(3))
     preemptions = np.zeros(len(records.request_id), np.int64)
-    way = records.handovers
+    first = records.prefill_workers or len(records.replicas)
     for number, log in enumerate(records.replicas):
         if log.pool is None:
             continue
         request, kind, tokens = log.pool.events.T
-        if way is not None and number >= way.prefill_workers:  # its hits were computed elsewhere
+        if number >= first:  # its hits were computed in the other pool
             kind = np.where(kind == HIT, REMOTE, kind)
         row = np.searchsorted(records.request_id, request)
         for sums, what in ((lost, LOST), (hit, HIT), (again, HIT_AGAIN)):
@@ -122,6 +122,8 @@ def paging_summary(records: Records, done: Mapping[str, Ints]) -> dict[str, Any]
     }
 
 
+PARTS = ("prefill_s", "slot_s", "transfer_s")
+"""Parts of the way through two pools."""
 WARM_UP = 5
 """Where loads are compared, the first of so many parts of a run is its warm-up."""
 GAP_SHARES = tuple(part / 1000 for part in range(1001))
@@ -407,8 +409,7 @@ class Analysis:
         prompt, output = done["prompt_tokens"], done["output_tokens"]
         hit = done.get("hit_tokens", np.zeros(1))
         pools = [Hardware(device, tp, kernels), *([decode] if decode is not None else [])]
-        way = records.handovers
-        first = len(logs) if way is None else way.prefill_workers
+        first = records.prefill_workers or len(logs)
         gpus = sum(
             pool.tp * sum(log.num_stages for log in part)
             for pool, part in zip(pools, (logs[:first], logs[first:]), strict=False)
@@ -438,7 +439,7 @@ class Analysis:
             "kv_peak_share": float(max(peaks, default=0.0)),
             **(paging_summary(records, done) if is_paged(records) else {}),
             "tbt_s": _named(self.tbt_quantiles()),
-            **_spreads({name: done[name] for name in (*STEADY, "bubble_s")}),
+            **_spreads({name: done[name] for name in (*STEADY, "bubble_s", *PARTS) if name in done}),
             "bubble_share": bubble / totals["wall"] if totals["wall"] else float("nan"),
             "ledger_s": totals,
             "steady": self._steady(done),
