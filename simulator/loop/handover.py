@@ -185,10 +185,19 @@ class _TwoPools(Run):
         for sequence in sequences:
             place = self._place[sequence.id]
             self._decode.left(worker, sequence, self._frontend[place])
-            if np.isnan(self._reserved_s[place]):  # the whole prompt was in its prefix cache
-                self._prefill.replicas[self._prefilled_on[place]].sent(sequence.id)
+            if np.isnan(self._reserved_s[place]):
+                self._unsent(place)
             del self._at_work[place], self._decoded_on[place]
         self.finish(sequences, now)
+
+    def _unsent(self, place: int) -> None:
+        """A request ended whose prompt was in the decode worker's prefix cache, so nothing was sent:
+        its prefill worker forgets its KV, or the request where it waits for a reservation."""
+        worker, prompt = self._prefilled_on[place], self._at_work[place][0]
+        if not np.isnan(self._prefill_end_s[place]):
+            return self._prefill.replicas[worker].sent(prompt.id)
+        self._prefill.left(worker, prompt, self._frontend[place])
+        self._prefilled_on[place] = -1
 
     def _soon(self, when: float, rank: int, place: int) -> None:
         """Take a request's next step at ``when``, together with all others of this rank."""
