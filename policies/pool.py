@@ -77,6 +77,7 @@ class Pool(Scheduler):
     ``emptied``  how often the replica ran out of requests
     ``reserved`` sequences whose KV may be sent here, because they have blocks for it now; whoever
                  sends it takes them out
+    ``remote``   whether the KV of any request was computed elsewhere: a decode worker
     """
 
     policy: PoolPolicy
@@ -89,6 +90,7 @@ class Pool(Scheduler):
     state: dict[str, Any] = field(init=False, default_factory=dict)
     emptied: int = field(init=False, default=0)
     reserved: list[Sequence] = field(init=False, default_factory=list)
+    remote: bool = field(init=False, default=False)
     cohorts: list[Cohort] = field(init=False, default_factory=list)
     # Iterations in which a sequence decoded before it moved to another slot, while in flight.
     _abroad: dict[Sequence, list[tuple[int, int]]] = field(init=False, default_factory=dict)
@@ -129,6 +131,7 @@ class Pool(Scheduler):
         if request.sends_kv:
             request = replace(request, output_tokens=1, max_tokens=1)
         reason = Scheduler.add(self, request)
+        self.remote = self.remote or request.remote_tokens > 0
         self._settled = self._settled and reason is not None
         return reason
 
@@ -144,7 +147,7 @@ class Pool(Scheduler):
 
     def failed(self, ids: Iterable[int]) -> None:
         """The KV of these ``loading`` sequences will not come: they wait before all others, and
-        compute it here."""
+        compute it here, as vLLM does (TensorRT-LLM and SGLang abort such a request)."""
         loading = {each.id: each for each in self.loading}
         for id in ids:
             sequence = loading[id]
@@ -157,7 +160,7 @@ class Pool(Scheduler):
     def sent(self, sequence: Sequence | int) -> None:
         """The KV of a sequence (or its id) that ended here has been sent: release it."""
         id = sequence if isinstance(sequence, int) else sequence.id
-        self.blocks.release(*self._sending.pop(id), again=False)
+        self.blocks.release(*self.sending.pop(id), again=False)
         self._settled = False
 
     @property
@@ -234,13 +237,13 @@ class Pool(Scheduler):
         stale = self._stale.pop((batch.slot, batch.iteration), []) if self._stale else []
         for sequence in stale:
             sequence.stale -= 1
-            sequence.target += not self._drops
+            sequence.target += not self._drops_of(sequence)
             self._settled = False
         if batch.chunks:
             stale += self._book_chunks(batch, cohort)
         elif not batch.num_decodes:
             self._empty -= 1
-        dropped = stale if self._drops else ()
+        dropped = [each for each in stale if self._drops_of(each)] if stale else ()
         ended = self.endings.ended(batch, dropped)
         if ahead and self.blocks.sharing:
             self._enter_returned(cohort)
@@ -269,12 +272,17 @@ class Pool(Scheduler):
                 sequence.stale -= tokens
                 if sequence in batch.yields:
                     stale.append(sequence)
-                    sequence.target += not self._drops
+                    sequence.target += not self._drops_of(sequence)
             elif done + tokens == sequence.target:
                 sequence.yielding = False
                 if not self.policy.ahead:
                     self._join(sequence, cohort, sequence.target)
         return stale
+
+    def _drops_of(self, sequence: Sequence) -> bool:
+        """Whether a sequence loses its tokens in flight when it is preempted: also where its KV,
+        which is lost, is to be sent (vLLM: ``requires_kv_delivery``)."""
+        return self._drops or sequence.sends
 
     def _decode_one(self, sequence: Sequence) -> None:
         """Schedule one of the possible decodes."""

@@ -28,8 +28,8 @@ class Request:
     and processes ``prompt_tokens + output_tokens - 1`` tokens in all (invariant 1).
 
     Where prompts and decodes have workers of their own, a request of the workload is one request on
-    each. On a prefill worker it ``sends_kv``: it ends with its first token, and its KV is held until
-    :meth:`~sarathi_sim.policies.pool.Pool.sent`. On a decode worker the KV of its first
+    each. On a prefill worker it ``sends_kv``: it ends with its first token, and its KV is held
+    until :meth:`~sarathi_sim.policies.pool.Pool.sent`. On a decode worker the KV of its first
     ``remote_tokens`` prompt tokens is computed elsewhere and sent here. If these are all, its first
     token is known, too: its first decode yields the second one.
     """

@@ -56,7 +56,8 @@ class Scheduler:
     ``idle``     true if one more iteration may be in flight
     ``spans``    the log of the iterations of each request: request, role, slot, first and last
                  iteration. The spans of one request are in order
-    ``events``   the log of the cache: request, what happened (HIT, HIT_AGAIN, LOST or REMOTE), tokens
+    ``events``   the log of the cache: request, what happened (HIT, HIT_AGAIN, LOST or REMOTE), and
+                 the tokens
     ``kv_log``   blocks in use after each iteration was formed, with paged memory
     """
 
@@ -77,7 +78,7 @@ class Scheduler:
     events: array[int] = field(init=False, default_factory=lambda: array("q"))
     kv_log: array[int] = field(init=False, default_factory=lambda: array("i"))
     # By id, sequences that ended and send their KV, with the tokens that it and the cache hold.
-    _sending: dict[int, tuple[Sequence, int, int]] = field(init=False, default_factory=dict)
+    sending: dict[int, tuple[Sequence, int, int]] = field(init=False, default_factory=dict)
     num_unfinished: int = field(init=False, default=0)
     """Accepted requests that are not finished."""
     _orders: int = field(init=False, default=0)
@@ -240,6 +241,6 @@ class Scheduler:
         del self.running[sequence]
         if sequence.sends:
             self.blocks.computed(sequence, sequence.target)
-            self._sending[sequence.id] = sequence, context, known
+            self.sending[sequence.id] = sequence, context, known
         else:
             self.blocks.release(sequence, context, known, again=False)

@@ -14,7 +14,9 @@ class PromptsFromElsewhere(base.KVConnectorBase_V1):  # type: ignore[misc]
     half is here; no KV is moved.
     """
 
-    def get_num_new_matched_tokens(self, request: Any, num_computed_tokens: int) -> tuple[int, bool]:
+    def get_num_new_matched_tokens(
+        self, request: Any, num_computed_tokens: int
+    ) -> tuple[int, bool]:
         """How many tokens are sent beyond those cached here, and whether that takes time."""
         more = request.num_prompt_tokens - 1 - num_computed_tokens
         return (more, True) if more > 0 and not request.num_preemptions else (0, False)

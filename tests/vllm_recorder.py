@@ -84,8 +84,8 @@ SHIPPED = {
         FEW, mode="pd", transfer=0.02, caching=True, share=0.7, watermark=0.05, num_blocks=56,
         block_size=8, reserve_full_isl=False, policy="priority", longest_prompt=100,
     ),
-    # (No shared prefixes, no prompts of one token: this connector fills each request once, if not at
-    # first, because there was nothing to fill, then after a preemption.)
+    # (No shared prefixes, no prompts of one token: this connector fills each request once; if there
+    # was nothing to fill at first, then after a preemption.)
     "decode_bench": replace(FEW, mode="decode_bench", caching=True, threshold=40),
 }  # fmt: skip
 CONNECTORS = {
@@ -284,14 +284,16 @@ class Recording:
         again = output.scheduled_cached_reqs
         computed |= dict(zip(again.req_ids, again.num_computed_tokens, strict=True))
         given = output.num_scheduled_tokens
-        drafts, held = ([0], [len(scheduler.kv_holding_waiting)]) if self.settings.mode else ([], [])
+        holding = list(scheduler.kv_holding_waiting)
+        drafts, held = ([0], [len(holding)]) if self.settings.mode else ([], [])
         self.events.append([
-            "schedule", self.steps, [[int(id), computed[id], n, *drafts] for id, n in given.items()],
+            "schedule", self.steps,
+            [[int(id), computed[id], n, *drafts] for id, n in given.items()],
             sorted(map(int, output.preempted_req_ids or ())),
             scheduler.kv_cache_manager.block_pool.get_num_free_blocks(),
             len(scheduler.running), len(scheduler.waiting), *held,
         ])  # fmt: skip
-        for request in scheduler.kv_holding_waiting:
+        for request in holding:
             if request.status.name == "WAITING_FOR_REMOTE_KVS":
                 takes = self.settings.transfer * self.draw.uniform(0.5, 1.5)
                 self.coming_kv.setdefault(request.request_id, self.now + takes)

@@ -8,10 +8,11 @@ order in which they happened, so that a replay needs no clock::
     ["return", STEP, [FINISHED IDS]]     that batch's result was booked
     ["recv", [IDS]]                      the KV of these requests' prompts arrived from elsewhere
 
-If it does, the header has the ``mode``: ``pd``, or ``decode_bench`` where it takes no time. Then
-rows and states are longer. The header's ``config`` holds the engine's settings, its ``requests`` rows of id, arrival, prompt
+The header's ``config`` holds the engine's settings, its ``requests`` rows of id, arrival, prompt
 tokens, output tokens, priority, prefix group or -1, prefix tokens and, where EOS ends it,
-max_tokens.
+max_tokens. If prompts are computed elsewhere, the header has the ``mode``: ``pd``, or
+``decode_bench`` where their KV arrives at once. Then rows have the number of drafts (none), and
+states the number of requests that hold blocks for KV and do not run.
 """
 
 from __future__ import annotations
@@ -117,7 +118,9 @@ def read_log(path: Path) -> DecisionLog:
     try:
         config, requests = engine.defaults | dict(header["config"]), list(header["requests"])
         depth = header["depth"] if name == "vllm" else 2 - bool(config["disable_overlap_schedule"])
-        for name in config.keys() & {each for each in engine.settings if engine.settings[each] is bool}:
+        for name in config.keys() & {
+            each for each in engine.settings if engine.settings[each] is bool
+        }:
             config[name] = {"True": True, "False": False}.get(str(config[name]), config[name])
         mode = header.get("mode")
         log = DecisionLog(path, engine, known, mode, depth, config, requests, rows[1:])
