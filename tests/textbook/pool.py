@@ -273,7 +273,7 @@ class TextbookPool:
             stale = sequence.stale > 0
             if stale:
                 sequence.stale -= tokens
-            if not yields or member.finish_s >= 0 or (stale and drops):
+            if not yields or member.finish_s >= 0 or (stale and (drops or sequence.sends)):
                 continue
             if not member.generated:
                 member.first_token_s = now
