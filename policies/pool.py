@@ -9,7 +9,7 @@ from __future__ import annotations
 from bisect import insort
 from collections import deque
 from collections.abc import Callable, Iterable
-from dataclasses import KW_ONLY, dataclass, field
+from dataclasses import KW_ONLY, dataclass, field, replace
 from functools import partial
 from typing import Any, Protocol
 
@@ -75,6 +75,9 @@ class Pool(Scheduler):
                  blocks that they need for it
     ``state``    the policy's state for this replica, kept from one call to the next
     ``emptied``  how often the replica ran out of requests
+    ``reserved`` sequences whose KV may be sent here, because they have blocks for it now; whoever
+                 sends it takes them out
+    ``remote``   whether the KV of any request was computed elsewhere: a decode worker
     """
 
     policy: PoolPolicy
@@ -86,6 +89,8 @@ class Pool(Scheduler):
     decode_blocks: int = field(init=False, default=0)
     state: dict[str, Any] = field(init=False, default_factory=dict)
     emptied: int = field(init=False, default=0)
+    reserved: list[Sequence] = field(init=False, default_factory=list)
+    remote: bool = field(init=False, default=False)
     cohorts: list[Cohort] = field(init=False, default_factory=list)
     # Iterations in which a sequence decoded before it moved to another slot, while in flight.
     _abroad: dict[Sequence, list[tuple[int, int]]] = field(init=False, default_factory=dict)
@@ -117,15 +122,52 @@ class Pool(Scheduler):
         self.max_batch = self.policy.max_num_seqs
         self._drops = getattr(self.policy, "drops", False)
         if self.policy.order is not None:
-            self.waiting = Ordered(self.policy.order)
+            self.waiting, self.loading = Ordered(self.policy.order), Ordered(self.policy.order)
 
     # What drivers use --------------------------------------------------------------------------
 
     def add(self, request: Request) -> str | None:
         """Queue an arrived request. Returns why it is rejected, or None."""
+        if request.sends_kv:
+            request = replace(request, output_tokens=1, max_tokens=1)
         reason = Scheduler.add(self, request)
+        self.remote = self.remote or request.remote_tokens > 0
         self._settled = self._settled and reason is not None
         return reason
+
+    def received(self, ids: Iterable[int]) -> None:
+        """The KV of these ``loading`` sequences is there: they may run from the next iteration on.
+
+        Raises KeyError for one that holds no blocks for it, as :meth:`failed` and :meth:`sent` do.
+        """
+        loading = {each.id: each for each in self.loading}
+        for id in ids:
+            loading[id].arrived = True
+        self._settled = False
+
+    def failed(self, ids: Iterable[int]) -> None:
+        """The KV of these ``loading`` sequences will not come: they wait before all others, and
+        compute it here, as vLLM does (TensorRT-LLM and SGLang abort such a request)."""
+        loading = {each.id: each for each in self.loading}
+        for id in ids:
+            sequence = loading[id]
+            self.loading.remove(sequence)
+            self.blocks.release(sequence, sequence.held, sequence.prefilled, again=True)
+            sequence.prefilled = sequence.remote = 0
+            self.waiting.appendleft(sequence)
+        self._settled = False
+
+    def sent(self, sequence: Sequence | int) -> None:
+        """The KV of a sequence (or its id) that ended here has been sent: release it."""
+        id = sequence if isinstance(sequence, int) else sequence.id
+        self.blocks.release(*self.sending.pop(id), again=False)
+        self._settled = False
+
+    @property
+    def holding(self) -> int:
+        """The number of sequences that hold blocks for KV that is on its way, or there, and do not
+        run yet."""
+        return len(self.loading)
 
     def next_batch(self) -> Batch | None:
         """Form the next iteration, which is empty if all sequences are in flight; None if none may
@@ -195,18 +237,18 @@ class Pool(Scheduler):
         stale = self._stale.pop((batch.slot, batch.iteration), []) if self._stale else []
         for sequence in stale:
             sequence.stale -= 1
-            sequence.target += not self._drops
+            sequence.target += not self._drops_of(sequence)
             self._settled = False
         if batch.chunks:
             stale += self._book_chunks(batch, cohort)
         elif not batch.num_decodes:
             self._empty -= 1
-        dropped = stale if self._drops else ()
+        dropped = [each for each in stale if self._drops_of(each)] if stale else ()
         ended = self.endings.ended(batch, dropped)
         if ahead and self.blocks.sharing:
             self._enter_returned(cohort)
         if ended:
-            self._settled = self._settled and not self.waiting
+            self._settled = self._settled and not (self.waiting or self.loading)
             if len(ended) > 1:
                 ended.sort(key=by_admission)
         rows = ended
@@ -230,12 +272,17 @@ class Pool(Scheduler):
                 sequence.stale -= tokens
                 if sequence in batch.yields:
                     stale.append(sequence)
-                    sequence.target += not self._drops
+                    sequence.target += not self._drops_of(sequence)
             elif done + tokens == sequence.target:
                 sequence.yielding = False
                 if not self.policy.ahead:
                     self._join(sequence, cohort, sequence.target)
         return stale
+
+    def _drops_of(self, sequence: Sequence) -> bool:
+        """Whether a sequence loses its tokens in flight when it is preempted: also where its KV,
+        which is lost, is to be sent (vLLM: ``requires_kv_delivery``)."""
+        return self._drops or sequence.sends
 
     def _decode_one(self, sequence: Sequence) -> None:
         """Schedule one of the possible decodes."""
@@ -401,6 +448,29 @@ class Pool(Scheduler):
         Scheduler.admit(self, sequence, tokens, hits, hold)
         self.partials[sequence] = None
         self._chunks[sequence] = tokens
+
+    def reserve(self, sequence: Sequence, hits: tuple[Block, ...] = ()) -> None:
+        """Let a waiting sequence hold blocks for its remote tokens, the ``hits`` among them.
+
+        It is ``loading``. The KV of a sequence that ran before was kept nearby, and is there.
+        """
+        self.waiting.remove(sequence)
+        sequence.prefilled = len(hits) * self.blocks.block_size
+        self.blocks.take(sequence, sequence.remote, hits, sequence.prefilled)
+        self.loading.append(sequence)
+        if sequence.order < 0:
+            self.reserved.append(sequence)
+        else:
+            sequence.arrived = True
+
+    def start(self, sequence: Sequence) -> None:
+        """Let a sequence whose KV arrived run; its next token is known, so it may decode now."""
+        self.loading.remove(sequence)
+        self._runs(sequence, sequence.prefilled, sequence.remote)
+        sequence.prefilled = sequence.target
+        self._join(sequence, self._ready, sequence.remote)
+        self.num_decodes += 1
+        self.decode_blocks += sequence in self._ready.at_block_end()
 
     # The bookkeeping of requests ---------------------------------------------------------------
 

@@ -33,6 +33,8 @@ class Vllm:
     """
 
     pooled = True
+    load_kv_async = True
+    """Whether KV that is computed elsewhere takes time to arrive. Else it is there at once."""
 
     def __init__(
         self,
@@ -75,7 +77,7 @@ class Vllm:
     def plan(self, pool: Pool) -> bool:
         """Running requests, then, if none was preempted, waiting ones."""
         budget = most = self.max_num_batched_tokens
-        running, waiting = len(pool.running), len(pool.waiting)
+        running, waiting = len(pool.running), len(pool.waiting) + pool.holding
         if self.long_prefill_token_threshold:
             most = self._longest_prefill(running + waiting)
         preempted = False
@@ -161,7 +163,9 @@ class Vllm:
     def _admit(self, pool: Pool, most: int, budget: int) -> bool:
         """Admit from the head of the queue; a request that does not fit is not overtaken.
 
-        Returns whether the other requests have to wait until one ends.
+        One whose KV is computed elsewhere gets blocks for it, as far as prompts under way and other
+        such requests leave some, and is admitted when its KV is there. Returns whether the other
+        requests have to wait until one ends.
         """
         blocks = pool.blocks
         reserve = int(self.watermark * blocks.num_blocks)
@@ -170,9 +174,15 @@ class Vllm:
                 return True
             if not budget:
                 return False
-            hits = blocks.lookup(sequence)
-            cached = len(hits) * blocks.block_size
-            tokens = sequence.target - cached
+            hits = () if sequence.arrived else blocks.lookup(sequence)
+            done = len(hits) * blocks.block_size
+            loads = False
+            if sequence.remote > done and sequence.order < 0:
+                if sequence.arrived:
+                    blocks.enter(sequence, sequence.remote)
+                loads = self.load_kv_async and not sequence.arrived
+                done = sequence.remote if loads else min(sequence.remote, sequence.target - 1)
+            tokens = 0 if loads else sequence.target - done
             if tokens > most:
                 tokens = most
             if tokens > budget:
@@ -180,9 +190,15 @@ class Vllm:
                     return False
                 tokens = budget
             free = blocks.free - (reserve if pool.running else 0)
-            whole = sequence.target if self.scheduler_reserve_full_isl else cached + tokens
+            whole = sequence.target if self.scheduler_reserve_full_isl else done + tokens
             if blocks.need(sequence, whole, hits) > free:
                 return self.scheduler_reserve_full_isl
+            if loads:
+                promised = sum(blocks.need(s, s.target) for s in (*pool.partials, *pool.loading))
+                if blocks.need(sequence, done, hits) > free - promised:
+                    return self.scheduler_reserve_full_isl
+                pool.reserve(sequence, hits)
+                continue
             pool.admit(sequence, tokens, hits)
             budget -= tokens
         return True
@@ -190,8 +206,11 @@ class Vllm:
     def in_turn(self, pool: Pool) -> Iterator[Sequence]:
         """The waiting requests in order, while they are admitted and so leave the queue.
 
-        A preempted request is passed over while it has tokens in flight from before.
+        Those whose KV arrived from elsewhere go first. A preempted request is passed over while it
+        has tokens in flight from before.
         """
+        if pool.loading:
+            yield from [sequence for sequence in pool.loading if sequence.arrived]
         waiting, passed = pool.waiting, 0
         while passed < len(waiting):
             sequence = waiting[passed]

@@ -31,10 +31,12 @@ TINY_MODEL = {
 
 @dataclass(frozen=True)
 class Settings:
-    """vLLM's settings as a log names them, and (the last six) a workload.
+    """vLLM's settings as a log names them, and (after ``pp``) a workload.
 
     ``share`` of the requests begin with a prefix of one of three groups; ``eos`` ends requests
-    before their declared length; ``ties`` makes them arrive together.
+    before their declared length; ``ties`` makes them arrive together. With the ``mode`` ``pd`` all
+    of a prompt but its last token comes from elsewhere, after about ``transfer`` seconds; with
+    ``decode_bench`` it is vLLM's own connector for benchmarks that says so, and it takes no time.
     """
 
     block_size: int = 16
@@ -59,6 +61,8 @@ class Settings:
     share: float = 0.0
     eos: bool = False
     ties: bool = False
+    mode: str | None = None
+    transfer: float = 0.0
 
 
 FEW = Settings(num_blocks=30, requests=36, per_second=150.0, longest_output=60)
@@ -75,12 +79,27 @@ SHIPPED = {
     ),
     "watermark": replace(FEW, watermark=0.1, reserve_full_isl=False),
     "not_chunked": Settings(chunked=False, max_num_batched_tokens=1024, max_num_seqs=8),
+    "pd": replace(FEW, mode="pd", transfer=0.05, longest_output=90),
+    "pd_shared_prefixes": replace(
+        FEW, mode="pd", transfer=0.02, caching=True, share=0.7, watermark=0.05, num_blocks=56,
+        block_size=8, reserve_full_isl=False, policy="priority", longest_prompt=100,
+    ),
+    # (No shared prefixes, no prompts of one token: this connector fills each request once; if there
+    # was nothing to fill at first, then after a preemption.)
+    "decode_bench": replace(FEW, mode="decode_bench", caching=True, threshold=40),
+}  # fmt: skip
+CONNECTORS = {
+    "pd": {
+        "kv_connector": "PromptsFromElsewhere",
+        "kv_connector_module_path": "tests.vllm_connector",
+    },
+    "decode_bench": {"kv_connector": "DecodeBenchConnector"},
 }
 
 
 def random_settings(draw: random.Random) -> Settings:
     """Any mixture of settings under which every request can be served."""
-    mode = draw.choice(["sync", "pp", "async", "v2", "v2_pp"])
+    mode = draw.choice(["sync", "pp", "async", "v2", "v2_pp", "pd", "pd"])
     chunked = draw.random() < 0.85
     block_size = draw.choice([4, 8, 16, 32])
     length = draw.choice([120, 260, 420])
@@ -111,6 +130,8 @@ def random_settings(draw: random.Random) -> Settings:
         share=draw.choice([0.4, 0.9]) if caching else 0.0,
         eos=draw.random() < 0.5,
         ties=draw.random() < 0.4,
+        mode=mode if mode in CONNECTORS else None,
+        transfer=draw.choice([0.003, 0.03, 0.2]),
     )
 
 
@@ -174,6 +195,8 @@ def build_scheduler(settings: Settings, model: Path) -> tuple[Any, int]:
             scheduler_reserve_full_isl=settings.reserve_full_isl,
             is_encoder_decoder=False,
         ),
+        kv_transfer_config=settings.mode
+        and c.KVTransferConfig(kv_role="kv_both", **CONNECTORS[settings.mode]),
     )  # fmt: skip
     # What the CPU platform refuses, though the scheduler itself has no need of a GPU.
     whole.scheduler_config.async_scheduling = settings.async_sched
@@ -221,6 +244,10 @@ class Recording:
         self.stages = [0.0] * settings.pp
         self.now = 0.0
         self.steps = 0
+        # When the KV of each prompt is there, and whose was said to be.
+        self.coming_kv: dict[str, float] = {}
+        self.received: set[str] = set()
+        self.draw = random.Random(len(rows))
         self.events: list[list[Any]] = []
 
     def run(self) -> None:
@@ -257,12 +284,19 @@ class Recording:
         again = output.scheduled_cached_reqs
         computed |= dict(zip(again.req_ids, again.num_computed_tokens, strict=True))
         given = output.num_scheduled_tokens
+        holding = list(scheduler.kv_holding_waiting)
+        drafts, held = ([0], [len(holding)]) if self.settings.mode else ([], [])
         self.events.append([
-            "schedule", self.steps, [[int(id), computed[id], n] for id, n in given.items()],
+            "schedule", self.steps,
+            [[int(id), computed[id], n, *drafts] for id, n in given.items()],
             sorted(map(int, output.preempted_req_ids or ())),
             scheduler.kv_cache_manager.block_pool.get_num_free_blocks(),
-            len(scheduler.running), len(scheduler.waiting),
+            len(scheduler.running), len(scheduler.waiting), *held,
         ])  # fmt: skip
+        for request in holding:
+            if request.status.name == "WAITING_FOR_REMOTE_KVS":
+                takes = self.settings.transfer * self.draw.uniform(0.5, 1.5)
+                self.coming_kv.setdefault(request.request_id, self.now + takes)
         yields = [id for id in given if not scheduler.requests[id].is_prefill_chunk]
         tokens = output.total_num_scheduled_tokens
         done = self.flight[-1][0] if self.flight else self.now
@@ -271,6 +305,8 @@ class Recording:
             for stage, free in enumerate(self.stages):
                 done = max(done, free) + (3e-3 + 3e-5 * tokens) / len(self.stages)
                 self.stages[stage] = done
+        elif self.settings.mode:
+            done += 1e-3  # the engine goes round while all wait for KV
         self.flight.append((max(done, self.now), self.steps, output, yields))
         self.steps += 1
         if self.steps > 100_000:
@@ -279,7 +315,7 @@ class Recording:
 
     def _book(self) -> None:
         """Wait for the oldest batch, and hand its tokens over."""
-        from vllm.v1.outputs import ModelRunnerOutput
+        from vllm.v1.outputs import KVConnectorOutput, ModelRunnerOutput
 
         done, step, output, yields = self.flight.popleft()
         self.now = max(self.now, done)
@@ -292,9 +328,17 @@ class Recording:
         before = set(self.scheduler.requests)
         index = {id: place for place, id in enumerate(sampled)}
         result = ModelRunnerOutput(list(sampled), index, list(sampled.values()))
+        there = {id for id, at in self.coming_kv.items() if at <= self.now} - self.received
+        if there:
+            result.kv_connector_output = KVConnectorOutput(finished_recving=there)
         self.scheduler.update_from_output(output, result)
         ended = before - set(self.scheduler.requests)
         self.events.append(["return", step, sorted(map(int, ended))])
+        if self.settings.mode:
+            self.events[-1].append({id: 0 for id, tokens in sampled.items() if not tokens})
+        if there:
+            self.received |= there
+            self.events.append(["recv", sorted(map(int, there))])
 
 
 def write(
@@ -310,7 +354,10 @@ def write(
         made = recording(settings, rows, Path(model))
         made.run()
     depth = {"depth": made.depth} if hasattr(made, "depth") else {}
-    header = {"format": 1, **header, **depth, "config": asdict(settings), "requests": rows}
+    config = asdict(settings)
+    if mode := config.pop("mode", None):
+        header["mode"] = mode
+    header = {"format": 1, **header, **depth, "config": config, "requests": rows}
     lines = [json.dumps(line, separators=(",", ":")) for line in (header, *made.events)]
     content = gzip.compress("".join(f"{line}\n" for line in lines).encode(), 9, mtime=0)
     (folder / f"{header['name']}.jsonl.gz").write_bytes(content)

@@ -4,7 +4,7 @@ and the memory that a run needs on this machine, refused if it is too much."""
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, field, fields, replace
 from functools import cached_property
 from typing import Any, Literal
 
@@ -26,7 +26,13 @@ from sarathi_sim.experiments.config.inputs import (
 )
 from sarathi_sim.experiments.config.policy import policy_errors
 from sarathi_sim.experiments.config.requests import Traffic, build_clients, build_requests
-from sarathi_sim.experiments.config.scenario import Batching, KvCache, Scenario
+from sarathi_sim.experiments.config.scenario import POOLS, Batching, KvCache, Scenario
+from sarathi_sim.experiments.config.two_pools import (
+    check_alike,
+    own_keys,
+    pool_of,
+    transfers_of,
+)
 from sarathi_sim.experiments.config.workload import ZipfLengths
 from sarathi_sim.policies.kv import Blocks
 from sarathi_sim.policies.micro_batches import MicroBatches
@@ -58,13 +64,15 @@ from sarathi_sim.simulator.load.engine_memory import (
     max_batch,
     stage_layers,
 )
+from sarathi_sim.simulator.loop.fleet import Workers
+from sarathi_sim.simulator.loop.handover import Handover, simulate_pools
 from sarathi_sim.simulator.loop.records import Records
 from sarathi_sim.simulator.loop.replica import Predictor
-from sarathi_sim.simulator.loop.simulation import simulate
+from sarathi_sim.simulator.loop.simulation import simulate_workers
 from sarathi_sim.simulator.loop.switches import EngineSwitches, Switches
 from sarathi_sim.simulator.op_times.op_times import OpTimes
 from sarathi_sim.simulator.op_times.predictor import CHUNK_BLOCK, BundlePredictor, TableSizes
-from sarathi_sim.simulator.views.metrics import Analysis
+from sarathi_sim.simulator.views.metrics import Analysis, Hardware
 
 
 @dataclass(frozen=True)
@@ -93,6 +101,21 @@ class Deployment:
         return link_scope(self.scenario, self.device)
 
     @property
+    def pools(self) -> tuple[Deployment, ...]:
+        """Its pools: itself, or the prefill and the decode pool."""
+        return (self,)
+
+    @property
+    def gpus(self) -> dict[str, int]:
+        """GPUs of all replicas, by device."""
+        found: dict[str, int] = {}
+        for pool in self.pools:
+            cluster, device = pool.scenario.cluster, pool.device.name
+            gpus = cluster.tp * cluster.pp * cluster.replicas
+            found[device] = found.get(device, 0) + gpus
+        return found
+
+    @property
     def bundle_name(self) -> str:
         """The name of the bundle of the op times."""
         found = f"{self.device.name}/{self.model.name}/tp{self.scenario.cluster.tp}"
@@ -101,8 +124,11 @@ class Deployment:
 
     def summary(self, analysis: Analysis) -> dict[str, Any]:
         """A run of it in numbers (docs/metrics.md)."""
-        scenario = self.scenario
-        return analysis.summary(self.model, self.device, scenario.cluster.tp, scenario.kernels)
+        first, *others = [
+            Hardware(pool.device, pool.scenario.cluster.tp, pool.scenario.kernels)
+            for pool in self.pools
+        ]
+        return analysis.summary(self.model, *first, decode=others[0] if others else None)
 
     @property
     def switches(self) -> Switches:
@@ -225,6 +251,17 @@ class Deployment:
             host=host_of(engine),
         )
 
+    def workers(self, predictor: Predictor | None = None) -> Workers:
+        """Its replicas, with fresh schedulers."""
+        return Workers(
+            self.schedulers(),
+            predictor or self.predictor,
+            self.layers,
+            self.switches,
+            self.scenario.cluster.router,
+            self.scenario.engine.admission_s or 0.0,
+        )
+
     def simulate(
         self,
         progress: Callable[[int], None] | None = None,
@@ -235,19 +272,66 @@ class Deployment:
         """
         scenario = self.scenario
         with policy_errors(scenario.policy):
-            records = simulate(
+            records = simulate_workers(
                 self.requests,
-                self.schedulers(),
-                predictor or self.predictor,
-                self.layers,
-                switches=self.switches,
-                router=scenario.cluster.router,
+                self.workers(predictor),
                 seed=scenario.seed,
                 clients=build_clients(scenario, self.requests),
-                admission_s=scenario.engine.admission_s or 0.0,
                 progress=progress,
             )
             return replace(records, frontend_s=scenario.engine.frontend_s or 0.0)
+
+
+@dataclass(frozen=True)
+class PoolsDeployment(Deployment):
+    """A deployment of two pools, each a deployment of its own: ``prefill``, whose requests end with
+    their first token, and ``decode``.
+
+    What is of one pool only, such as its layers and its KV capacity, is the decode pool's here.
+    """
+
+    prefill: Deployment = field(kw_only=True)
+    decode: Deployment = field(kw_only=True)
+    handover: Handover = field(kw_only=True)
+
+    @property
+    def pools(self) -> tuple[Deployment, ...]:
+        return self.prefill, self.decode
+
+    @property
+    def bundle_name(self) -> str:
+        return " and ".join(dict.fromkeys(pool.bundle_name for pool in self.pools))
+
+    @cached_property
+    def refused(self) -> tuple[frozenset[int], str]:
+        (first, why), (second, other) = (pool.refused for pool in self.pools)
+        return first | second, why or other
+
+    @property
+    def doubts(self) -> tuple[str, ...]:
+        return tuple(dict.fromkeys(doubt for pool in self.pools for doubt in pool.doubts))
+
+    @property
+    def memory_needs(self) -> list[Need]:
+        return [need for pool in self.pools for need in pool.memory_needs]
+
+    def simulate(
+        self,
+        progress: Callable[[int], None] | None = None,
+        predictor: Predictor | None = None,
+    ) -> Records:
+        scenario = self.scenario
+        with policy_errors(scenario.policy):
+            records = simulate_pools(
+                self.requests,
+                self.prefill.workers(predictor),
+                self.decode.workers(predictor),
+                self.handover,
+                seed=scenario.seed,
+                clients=build_clients(scenario, self.requests),
+                progress=progress,
+            )
+            return replace(records, frontend_s=self.prefill.scenario.engine.frontend_s or 0.0)
 
 
 Requests = Callable[[Scenario, int, Source], list[Request]]
@@ -262,6 +346,8 @@ def deploy(
     ``requests_of`` lets a sweep share requests between scenarios. Raises ConfigError, naming file,
     key, value and what is allowed.
     """
+    if scenario.disaggregation is not None:
+        return _deploy_pools(scenario, source, requests_of)
     # 1. The names: model, device and number formats; and the layers of each stage.
     model, device = model_of(scenario, source), device_of(scenario, source)
     scenario = with_formats(scenario, model, device, source)
@@ -303,6 +389,60 @@ def deploy(
     check_memory(found.memory_needs, scenario, source)
     _refuse_if_nothing_fits(found, source)
     return found
+
+
+def _deploy_pools(scenario: Scenario, source: Source, requests_of: Requests) -> Deployment:
+    """The deployment of each pool, and of both."""
+    given = scenario.disaggregation
+    assert given is not None
+    (first, prefills), (second, decodes) = (pool_of(scenario, pool, source) for pool in POOLS)
+    decode = deploy(second, decodes, requests_of)
+    prefill = deploy(first, prefills, lambda *_: [_prompt_of(each) for each in decode.requests])
+    read, written = decode.scenario.kv_cache_dtype, prefill.scenario.kv_cache_dtype
+    check_alike("kv_cache_dtype", read, written, decodes)
+    if decode.model.recurrent is not None:
+        problem = "has recurrent layers, whose states no transfer between pools is modelled for"
+        raise source.error("model", scenario.model, problem)
+    transfers, known = transfers_of(scenario, second.policy.name)
+    assert transfers.order and transfers.first_token
+    numbers = number_bytes_of(decode.scenario, decode.model, decode.device, decodes)
+    handover = Handover(
+        transfers.order,
+        transfers.first_token,
+        known,
+        decode.model.kv_bytes_per_token(numbers.kv) / transfers.bandwidth,
+        transfers.latency_s,
+        given.frontends,
+    )
+    pools = {"prefill": own_keys(prefill.scenario), "decode": own_keys(decode.scenario)}
+    resolved = given.model_copy(update={**pools, "handover": transfers})
+    cache = prefill.scenario.kv_cache
+    cached = cache is not None and cache.prompts_cached
+    found = PoolsDeployment(
+        scenario.model_copy(update={"disaggregation": resolved}),
+        decode.model,
+        decode.device,
+        decode.layers,
+        decode.kv_capacity,
+        with_own_prompts(decode.requests) if cached else decode.requests,
+        decode.ops,
+        f"{prefill.bundle_sha256} {decode.bundle_sha256}",
+        tuple(
+            f"{pool}: {note}"
+            for pool, one in (("prefill", prefill), ("decode", decode))
+            for note in one.notes
+        ),
+        prefill=prefill,
+        decode=decode,
+        handover=handover,
+    )
+    check_memory(found.memory_needs, scenario, source)
+    return found
+
+
+def _prompt_of(request: Request) -> Request:
+    """A request as the prefill pool sees it: it ends with its first token."""
+    return replace(request, output_tokens=1, max_tokens=1)
 
 
 # 1. ------------------------------------------------------------------------------------------

@@ -8,7 +8,7 @@ The ``workload`` section is in :mod:`sarathi_sim.experiments.config.workload`, `
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Annotated, Any, Literal, get_args
 
 from pydantic import (
@@ -55,6 +55,9 @@ Bandwidth = Annotated[float, Field(ge=1e6, le=1e14)]
 Latency = Annotated[float, Field(ge=0, le=1)]
 Bytes = Annotated[float, Field(ge=0, le=1e15)]
 OpName = Literal[*OPS]  # type: ignore[valid-type]
+
+POOLS = ("prefill", "decode")
+"""The pools of a disaggregated deployment."""
 
 
 def _one_kind(value: Any) -> Any:
@@ -217,6 +220,40 @@ class Engine(Strict, EngineSwitches):  # type: ignore[misc]  # both are frozen
     )
 
 
+class Transfers(Strict):
+    """How requests go from prefill workers to decode workers (docs/pools.md).
+
+    ``order``: the decode worker is chosen and reserves blocks when the prefill has ended
+    (prefill_first: vLLM, TensorRT-LLM), or before it begins (decode_reserves_first: SGLang). The
+    first token is there at the end of the first decode step, or once the KV cache was sent
+    (on_transfer). A prompt's KV takes its bytes / ``bandwidth`` on the link of its prefill worker,
+    one prompt after the other, and ``latency_s``.
+    """
+
+    order: Literal["prefill_first", "decode_reserves_first"] | None = key(
+        "order of prefill and reservation", default=None
+    )
+    first_token: Literal["decode_step", "on_transfer"] | None = key("first token", default=None)
+    bandwidth: Bandwidth = key("bandwidth of a prefill worker", "bytes/s", default=50e9)
+    latency_s: Latency = key("latency of a transfer", default=0.005)
+
+
+class Disaggregation(Strict):
+    """Workers of two pools: ``prefill`` computes prompts, ``decode`` the rest (docs/pools.md).
+
+    Each of the two takes the scenario's keys (a ``device``, and those of ``cluster``, ``policy``,
+    ``kv_cache`` and others, but no model, workload, seed, profiles or calibration), and has the
+    scenario's own values where it gives none. ``cluster.replicas`` are its workers. Each of the
+    ``frontends`` routes without knowing of the others; requests reach them in turn. ``handover``
+    is by default that of the policy's engine.
+    """
+
+    prefill: dict[Text, Any] = key("prefill pool", default={})
+    decode: dict[Text, Any] = key("decode pool", default={})
+    handover: Transfers = key("handover", default=Transfers())
+    frontends: Degree = key("frontends", default=1)
+
+
 class Scenario(Strict):
     """One simulation, complete.
 
@@ -251,6 +288,7 @@ class Scenario(Strict):
     batching: Batching = key("batching", default=Batching())
     kv_cache: KvCache | None = key("KV cache", default=None)
     engine: Engine = key("engine", default=Engine())
+    disaggregation: Disaggregation | None = key("prefill and decode pools", default=None)
 
     def having(self, section: str, **values: Any) -> Scenario:
         """The scenario with other values in a section, which are not checked."""
@@ -375,7 +413,14 @@ PARAMETERS = dict(_named(Scenario))
 
 
 def parameter(path: str) -> Parameter:
-    """The name of a key, its unit, and its short name."""
+    """The name of a key, its unit, and its short name; a pool's key after the pool's name."""
+    section, _, inside = path.partition(".")
+    pool, _, own = inside.partition(".")
+    if section == "disaggregation" and pool in POOLS and own:
+        found = parameter(own)
+        return replace(
+            found, name=f"{pool} {found.name}", short=f"{pool} {found.short or found.name}"
+        )
     return PARAMETERS.get(path) or Parameter(path.rpartition(".")[2].replace("_", " "))
 
 

@@ -31,10 +31,11 @@ class StageSlices:
     ``row`` is the micro-batch's row in the replica's iteration columns, ``kind`` indexes
     :data:`KINDS`. ``bubble_start`` is when the idle time before it began, ``bubble_s`` the part of
     it that was a bubble (communication and turn-around included), ``bubble_kind`` indexes
-    :data:`~sarathi_sim.simulator.views.ledger.BUBBLES`.
+    :data:`~sarathi_sim.simulator.views.ledger.BUBBLES`. ``called`` is the replica's name.
     """
 
     replica: int
+    called: str
     stage: int
     row: Ints
     kind: Ints
@@ -104,6 +105,7 @@ def stage_slices(analysis: Analysis, window: Window) -> list[StageSlices]:
             found.append(
                 StageSlices(
                     number,
+                    analysis.records.called(number),
                     stage,
                     rows,
                     kind[rows],
@@ -122,6 +124,11 @@ def iteration_kinds(log: ReplicaLog) -> Ints:
     columns = log.iterations
     has_prefill, has_decode = columns["prefill_tokens"] > 0, columns["decodes"] > 0
     return np.where(has_prefill & has_decode, 2, np.where(has_prefill, 0, 1))
+
+
+def first_decoder(records: Records) -> ReplicaLog:
+    """The log of the first replica; with two pools, of the first decode worker."""
+    return records.replicas[records.prefill_workers]
 
 
 def memory_curves(log: ReplicaLog) -> MemoryCurves:
@@ -183,7 +190,7 @@ def trace_events(analysis: Analysis, window: Window) -> dict[str, Any]:
     for stage in stage_slices(analysis, window):
         if stage.replica not in named:
             named.add(stage.replica)
-            events += _about("process", stage, f"replica {stage.replica}", stage.replica)
+            events += _about("process", stage, f"replica {stage.called}", stage.replica)
         events += _about("thread", stage, f"stage {stage.stage}", stage.stage)
         events += _stage_events(analysis.records, stage)
     return {"displayTimeUnit": "ms", "traceEvents": events}

@@ -97,9 +97,9 @@ def draw_stages(axes: Axes, name: str, stages: list[StageSlices], colour: str = 
     if one_replica:
         row_name, labels = "stage", [str(s.stage) for s in shown]
     elif pipeline:
-        row_name, labels = "replica:stage", [f"{s.replica}:{s.stage}" for s in shown]
+        row_name, labels = "replica:stage", [f"{s.called}:{s.stage}" for s in shown]
     else:
-        row_name, labels = "replica", [str(s.replica) for s in shown]
+        row_name, labels = "replica", [s.called for s in shown]
     hidden = len(stages) - len(shown)
     more = f" (first {len(shown)} of {len(stages)} rows)" if hidden else ""
     axes.set_title(name + more, color=colour)

@@ -380,7 +380,7 @@ def _timeline(analysis: Analysis, window: Window, seen: Range1d) -> Any:
     several = len(replicas) > 1
     chart.yaxis.ticker = FixedTicker(ticks=list(range(len(stages))))
     chart.yaxis.major_label_overrides = {
-        row: f"{stage.replica}:{stage.stage}" if several else str(stage.stage)
+        row: f"{stage.called}:{stage.stage}" if several else str(stage.stage)
         for row, stage in enumerate(stages)
     }
     chart.yaxis.axis_label = "replica:stage" if several else "stage"

@@ -6,10 +6,13 @@ order in which they happened, so that a replay needs no clock::
     ["add", ID]                          a request arrived
     ["schedule", STEP, ...]              a decision: what the engine's ``state`` has
     ["return", STEP, [FINISHED IDS]]     that batch's result was booked
+    ["recv", [IDS]]                      the KV of these requests' prompts arrived from elsewhere
 
 The header's ``config`` holds the engine's settings, its ``requests`` rows of id, arrival, prompt
 tokens, output tokens, priority, prefix group or -1, prefix tokens and, where EOS ends it,
-max_tokens.
+max_tokens. If prompts are computed elsewhere, the header has the ``mode``: ``pd``, or
+``decode_bench`` where their KV arrives at once. Then rows have the number of drafts (none), and
+states the number of requests that hold blocks for KV and do not run.
 """
 
 from __future__ import annotations
@@ -35,7 +38,8 @@ from sarathi_sim.profiler.storage.strict import did_you_mean, one_line, show
 
 _OF_TRAFFIC = {
     "requests", "per_second", "longest_prompt", "longest_output", "share", "shared_prefix", "eos",
-    "ties", "rate", "min_prompt", "max_prompt", "min_output", "max_output", "groups",
+    "ties", "rate", "min_prompt", "max_prompt", "min_output", "max_output", "groups", "transfer",
+    "k", "accept",
 }  # fmt: skip
 """Keys that recorders add to the settings: how they drew the requests, which are in the header."""
 _MANY = 1 << 40
@@ -49,17 +53,19 @@ _ROWS = TypeAdapter(
     ]
 )
 _Chunks = list[tuple[_Whole, _Whole, _Whole]]
+_Drafted = list[tuple[_Whole, _Whole, _Whole, _Whole]]
 _Ids = list[_Whole]
 
 
 @dataclass(frozen=True)
 class DecisionLog:
-    """A recorded log: its file and engine, how many batches may be in flight, settings, requests,
-    events."""
+    """A recorded log: its file and engine, whether KV comes from elsewhere, how many batches may be
+    in flight, settings, requests, events."""
 
     path: Path
     engine: type[_Player]
     version: Any
+    mode: Any
     depth: int
     settings: dict[str, Any]
     requests: list[list[Any]]
@@ -112,7 +118,12 @@ def read_log(path: Path) -> DecisionLog:
     try:
         config, requests = engine.defaults | dict(header["config"]), list(header["requests"])
         depth = header["depth"] if name == "vllm" else 2 - bool(config["disable_overlap_schedule"])
-        log = DecisionLog(path, engine, known, depth, config, requests, rows[1:])
+        for name in config.keys() & {
+            each for each in engine.settings if engine.settings[each] is bool
+        }:
+            config[name] = {"True": True, "False": False}.get(str(config[name]), config[name])
+        mode = header.get("mode")
+        log = DecisionLog(path, engine, known, mode, depth, config, requests, rows[1:])
     except KeyError as error:
         raise ConfigError(f"{path}: line 1: the key {error.args[0]} is missing") from None
     except (TypeError, ValueError):
@@ -140,16 +151,23 @@ def _check(log: DecisionLog) -> None:
         row = show(log.requests[int(number)])
         problem = "must be the numbers that docs/lockstep.md names"
         raise ConfigError(f"{where}: requests: row {number}: {row}: {problem}") from None
+    state: tuple[Any, ...] = engine.state
+    booked: Any = tuple[Literal["return"], _Whole, _Ids]
+    if log.mode is not None:
+        if log.mode not in engine.modes:
+            problem = " or ".join([*map(repr, engine.modes), "missing"])
+            raise ConfigError(f"{where}: mode {show(log.mode)}: must be {problem}")
+        state = (_Drafted, *state[1:], _Whole)
+        booked = tuple[Literal["return"], _Whole, _Ids, dict[str, _Whole]]
+        booked |= tuple[Literal["recv"], _Ids]
     try:
         add: Any = tuple[Literal["add"], _Whole]
-        decision = tuple.__class_getitem__((Literal["schedule"], _Whole, *engine.state))
-        events: Any = list.__class_getitem__(
-            add | decision | tuple[Literal["return"], _Whole, _Ids]
-        )
+        decision = tuple.__class_getitem__((Literal["schedule"], _Whole, *state))
+        events: Any = list.__class_getitem__(add | decision | booked)
         TypeAdapter(events).validate_python(log.events)
     except ValidationError as error:
         line = int(error.errors()[0]["loc"][0]) + 2
-        problem = "not an event: must be add, schedule or return, as docs/lockstep.md has them"
+        problem = "not an event: must be one of those that docs/lockstep.md has"
         raise ConfigError(f"{log.path}: line {line}: {problem}") from None
 
 
@@ -200,13 +218,15 @@ class _Player:
 
     ``versions`` are the releases that our policy reproduces: decisions change between minor ones.
     ``settings`` are the settings that matter, with their allowed values (:func:`_problem`);
-    ``defaults`` are for settings that may be missing. ``state`` names the fields of a decision.
+    ``defaults`` are for settings that may be missing. ``state`` names the fields of a decision, and
+    ``modes`` the ways in which KV may come from elsewhere.
     """
 
     versions: ClassVar[tuple[str, ...]]
     settings: ClassVar[dict[str, Any]]
     defaults: ClassVar[dict[str, Any]] = {}
     state: ClassVar[tuple[Any, ...]]
+    modes: ClassVar[tuple[str, ...]] = ()
 
     def __init__(self, log: DecisionLog) -> None:
         self.decisions = sum(event[0] == "schedule" for event in log.events)
@@ -218,7 +238,11 @@ class _Player:
             declared = min(row[7] if len(row) > 7 else output, self._most(log.settings, prompt))
             output = declared if log.settings.get("ignore_eos") else min(output, declared)
             prefix = ((("group", group), shared),) if group >= 0 else ()
-            self._requests[id] = Request(id, arrival, prompt, output, declared, priority, prefix)
+            # The engine computes the last token of a prompt itself.
+            remote = prompt - 1 if log.mode else 0
+            self._requests[id] = Request(
+                id, arrival, prompt, output, declared, priority, prefix, remote_tokens=remote
+            )
         self._pool = self._build(log)
 
     def _most(self, c: dict[str, Any], prompt: int) -> int:
@@ -237,6 +261,9 @@ class _Player:
         if event[0] == "schedule":
             ours, self._flight[event[1]] = self._schedule()
             theirs, what = event[2:], "decision"
+        elif event[0] == "recv":
+            self._pool.received(event[1])
+            return None
         else:
             ended = self._pool.complete(self._flight.pop(event[1]))
             ours, theirs = sorted(s.id for s in ended), event[2]
@@ -271,6 +298,7 @@ class _VllmPlayer(_Player):
         "watermark": 0.0,
     }  # fmt: skip
     state = (_Chunks, _Ids, _Whole, _Whole, _Whole)
+    modes = ("pd", "decode_bench")
 
     def _most(self, c: dict[str, Any], prompt: int) -> int:
         return int(c["max_model_len"]) - prompt  # generation stops at this length
@@ -289,6 +317,8 @@ class _VllmPlayer(_Player):
             async_scheduling=c["async_sched"],
             version=log.version,
         )
+        self._mode = log.mode
+        policy.load_kv_async = log.mode == "pd"
         blocks = CachedBlocks if c["caching"] else Blocks
         return Pool(
             policy,
@@ -298,6 +328,12 @@ class _VllmPlayer(_Player):
             # Only with Model Runner V2 two decodes of a sequence are a whole pipeline apart.
             stages=c["pp"] if c["v2"] else 1,
         )
+
+    def _stated(self, batch: Batch, rows: list[list[int]], preempted: list[int]) -> list[Any]:
+        stated = super()._stated(batch, rows, preempted)
+        if self._mode is None:
+            return stated
+        return [[[*row, 0] for row in rows], *stated[1:], self._pool.holding]
 
 
 class _SglangPlayer(_Player):

@@ -52,15 +52,6 @@ LIMITS: dict[Kind, tuple[Limit, ...]] = {
             "lora* *-lora* qlora* adapter adapters *-adapters",
         ),
         Limit(
-            "disaggregated prefill and decode",
-            "simulate the two pools apart: prefill with outputs of one token, decode with "
-            "`kv_cache.prompts_cached: true`; the transfer of the KV cache between them is left "
-            "out",
-            "disagg* *-disagg* pd-disagg* prefill-decode* kv-transfer* kv-connector* "
-            "prefill-replicas decode-replicas prefill-pool decode-pool prefill-workers "
-            "decode-workers prefill-instances decode-instances prefill-tp decode-tp",
-        ),
-        Limit(
             "offload of KV cache or weights to the host or a disk",
             "for a bound without the transfers, set `kv_cache.num_blocks` to what GPU and host "
             "hold together; a model that does not fit on the GPUs is refused",

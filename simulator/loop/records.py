@@ -116,6 +116,9 @@ class ReplicaLog:
 
     ``measured`` are the stage times of a real engine, if this is its log: they do not follow from
     the durations.
+
+    ``first_token_s`` is when the first token of each request came that did not compute it here, by
+    id; of those that are not there it comes with the second one.
     """
 
     layers: tuple[int, ...]
@@ -128,6 +131,7 @@ class ReplicaLog:
     stage_s: Floats | None = None
     measured: StageTimes | None = None
     pool: PoolLog | None = None
+    first_token_s: Mapping[int, float] | None = None
 
     @property
     def num_iterations(self) -> int:
@@ -152,6 +156,23 @@ class ReplicaLog:
 
 
 @dataclass(frozen=True)
+class Handovers:
+    """What two pools did with each request; the columns are aligned with those of the records.
+
+    The first ``prefill_workers`` replicas are the prefill pool, the others the decode pool.
+    ``prefilled_on`` is the replica of the prefill, -1 for a rejected request. The prefill ended at
+    ``prefill_end_s``, blocks of the decode worker were reserved at ``reserved_s``, and the KV was
+    there at ``received_s`` (NaN for a request that ended with its prefill).
+    """
+
+    prefill_workers: int
+    prefilled_on: Ints
+    prefill_end_s: Floats
+    reserved_s: Floats
+    received_s: Floats
+
+
+@dataclass(frozen=True)
 class Records:
     """A finished simulation.
 
@@ -169,6 +190,19 @@ class Records:
     rejections: dict[int, str]
     replicas: list[ReplicaLog]
     frontend_s: float = 0.0
+    handovers: Handovers | None = None
+
+    @property
+    def prefill_workers(self) -> int:
+        """The first so many replicas are a pool of their own; 0 with one pool."""
+        return self.handovers.prefill_workers if self.handovers is not None else 0
+
+    def called(self, replica: int) -> str:
+        """The name of a replica: its number; with two pools also its pool, as in ``decode 0``."""
+        if self.handovers is None:
+            return str(replica)
+        first = self.prefill_workers
+        return f"prefill {replica}" if replica < first else f"decode {replica - first}"
 
     @property
     def end_s(self) -> float:

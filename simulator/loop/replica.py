@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from collections import abc, deque
 from dataclasses import replace
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 import simpy
@@ -59,6 +59,8 @@ class Replica:
     ``opens``        the earliest instant at which the next batch may be formed; with lazy formation
                      that is when stage 0 is free
     ``on_finished``  called with the requests that a returned batch finished, and when
+    ``on_reserved``  called with the sequences for whose remote KV a batch's formation reserved
+                     blocks, and when
     """
 
     def __init__(
@@ -72,9 +74,11 @@ class Replica:
         service: Service | None = None,
         opens: abc.Callable[[], float] | None = None,
         on_finished: abc.Callable[[list[Sequence], float], None] | None = None,
+        on_reserved: abc.Callable[[list[Sequence], float], None] | None = None,
     ) -> None:
         self.env = env
         self.scheduler = scheduler
+        self._pool: Any = scheduler  # one that knows of remote KV, where this is asked of it
         self.predict = predict.__call__  # looked up once: a look-up for every batch is slower
         self.pipeline = Pipeline(layers, switches.blocking_send)
         self.switches = replace(switches, turnaround_s=float(quantize(switches.turnaround_s)))
@@ -84,6 +88,8 @@ class Replica:
         scheduler.set_costs(lambda batch: slowest_stage_s(layers, predict(batch)))
         self.opens = opens or (self._stage_0_free if switches.lazy else None)
         self.on_finished = on_finished
+        self.on_reserved = on_reserved
+        self._peeks = self.opens is not None or on_reserved is not None
         self._block, self._filled = bytearray(FIRST_ROWS * ROW.size), 0
         self._columns = Columns()
         self._stage_rows: list[abc.Sequence[float]] = []
@@ -94,9 +100,24 @@ class Replica:
     def submit(self, request: Request) -> str | None:
         """Queue an arrived request. Returns why it is rejected, or None."""
         reason = self.scheduler.add(request)
-        if reason is None and self.scheduler.idle:  # else the next return forms batches
-            self._wake(self.env.now)
+        if reason is None:
+            self._stir()
         return reason
+
+    def sent(self, request_id: int) -> None:
+        """The KV that a finished request left here has been sent: its blocks are free."""
+        self._pool.sent(request_id)
+        self._stir()
+
+    def received(self, request_id: int) -> None:
+        """The KV of a request whose prompt was computed elsewhere is here."""
+        self._pool.received([request_id])
+        self._stir()
+
+    def _stir(self) -> None:
+        """Form batches at this instant, unless the next return does so."""
+        if self.scheduler.idle:
+            self._wake(self.env.now)
 
     def _woken(self, _: Moment) -> None:
         """Form batches at this instant, after all its other events."""
@@ -118,6 +139,9 @@ class Replica:
                     self._wake(at)
                 return
             batch = scheduler.next_batch()
+            if self.on_reserved is not None and (reserved := self._pool.reserved):
+                self.on_reserved(reserved, now)
+                reserved.clear()
             if batch is None:
                 return
             self._launch(batch, now)
@@ -166,8 +190,8 @@ class Replica:
                 others = env.peek()  # clients may have sent their next requests
             if others > now:
                 self._dispatch(now)
-                if self.opens is not None:
-                    others = env.peek()  # _dispatch may have set an event for a free stage 0
+                if self._peeks:
+                    others = env.peek()  # _dispatch may have set an event
             else:
                 self._wake(now)  # after all other events of this instant
             if not in_flight or in_flight[0][0] >= others:

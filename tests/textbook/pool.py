@@ -273,7 +273,7 @@ class TextbookPool:
             stale = sequence.stale > 0
             if stale:
                 sequence.stale -= tokens
-            if not yields or member.finish_s >= 0 or (stale and drops):
+            if not yields or member.finish_s >= 0 or (stale and (drops or sequence.sends)):
                 continue
             if not member.generated:
                 member.first_token_s = now
@@ -289,7 +289,7 @@ class TextbookPool:
                 if sequence in self.running:
                     self.running.remove(sequence)
                     self.blocks.computed(sequence, min(member.computed, member.known))
-                    self.blocks.release(sequence)
+                    self.leave(sequence)
                 else:
                     self.waiting.remove(sequence)
                 self.emptied += not (self.running or self.waiting)
@@ -297,11 +297,20 @@ class TextbookPool:
                 self.blocks.computed(sequence, sequence.target)
         self._checked()
 
+    def leave(self, sequence: Sequence) -> None:
+        """A sequence has ended: take back its memory."""
+        self.blocks.release(sequence)
+
+    @property
+    def holders(self) -> set[Sequence]:
+        """Who has memory."""
+        return set(self.running)
+
     def _checked(self) -> None:
         """Every block is free or held by a running sequence, as many as its tokens take."""
         if self.check:
             self.blocks.check()
-            assert set(self.blocks.tables) == set(self.running)
+            assert set(self.blocks.tables) == self.holders
             assert not set(self.waiting) & set(self.running)
             for sequence, table in self.blocks.tables.items():
                 assert len(table) == self.blocks.blocks(self.members[sequence].holds)

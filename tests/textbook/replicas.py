@@ -230,9 +230,13 @@ class TextbookPoolReplica(TextbookPipeline):
         pool.queue(sequence, len(pool.waiting))
         self._wake()
 
+    def has_work(self) -> bool:
+        """Whether a request waits or runs."""
+        return bool(self.pool.waiting or self.pool.running)
+
     def _form(self) -> Micro | None:
         pool, blocks = self.pool, self.pool.blocks
-        if len(self.rows) == self.max_in_flight or not (pool.waiting or pool.running):
+        if len(self.rows) == self.max_in_flight or not self.has_work():
             return None
         under_way = any(self.rows.values())
         batch, rows = pool.form()
