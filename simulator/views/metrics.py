@@ -166,8 +166,8 @@ class Analysis:
         Columns: request, replica, arrival_s, prompt_tokens, output_tokens, queueing_s (arrival
         until its first chunk starts on stage 0), ttft_s, tpot_s (mean time per token after the
         first; NaN for one token), tbt_max_s, finish_s, latency_s, bubble_s and its parts pb1_s,
-        pb2_s, pb3_s, equal_s, communication_s, turnaround_s, with paged memory preemptions,
-        hit_tokens and recomputed_tokens, and rejected (the reason, or None).
+        pb2_s, pb3_s, equal_s, communication_s, turnaround_s, slowest_rank_s, with paged memory
+        preemptions, hit_tokens and recomputed_tokens, and rejected (the reason, or None).
         """
         records = self.records
         parts = ("bubble", *WAITS)
@@ -214,9 +214,10 @@ class Analysis:
 
         Columns: replica, group, iteration (within the group), kind (prefill, decode or mixed),
         ready_s, start_s (on stage 0), finish_s (on the last stage), chunks, prefill_tokens,
-        prefill_context, decodes, decode_context, padding, layer_s, first_s, last_s, send_s,
-        kv_tokens (written on the replica once it was formed), and bubble_s (idle time before it,
-        summed over the stages).
+        prefill_context, decodes, decode_context, padding, layer_s, first_s, last_s, send_s, on a
+        rank with data-parallel attention waited_s (for other ranks, after its own work), kv_tokens
+        (written on the replica once it was formed), and bubble_s (idle time before it, and
+        waited_s, summed over the stages).
         """
         tables = []
         for number in self.at_work or [0]:  # if none served a request, an empty table's columns
@@ -236,6 +237,7 @@ class Analysis:
                 "finish_s": columns["finish_s"],
                 **{name: columns[name].astype(np.int64) for name in COUNTS},
                 **{name: columns[name] for name in ("layer_s", "first_s", "last_s", "send_s")},
+                **({} if log.waited_s is None else {"waited_s": log.waited_s}),
                 "kv_tokens": kv_tokens[formed].astype(np.int64),
                 "bubble_s": iteration_bubbles(split),
             }
