@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 
-from sarathi_sim.profiler.facts.formats import DISTRIBUTIONS, MOE_DTYPES
+from sarathi_sim.profiler.facts.formats import DISTRIBUTIONS, MOE_DTYPES, MoeDtype
 from sarathi_sim.profiler.kernels.exchange_curves import exchanges_left_out, fit_exchange
 from sarathi_sim.profiler.kernels.left_out import Fitted, messages, record
 from sarathi_sim.profiler.kernels.moe_surface import rates_of
@@ -21,6 +21,8 @@ from sarathi_sim.profiler.public import kernel_tables as tables
 
 #: A time of DeepEP's normal mode within this factor of the host's launches is no kernel's.
 _LAUNCHES = 1.3
+#: Formats in which tokens are dispatched; the other parts do not depend on it.
+_SENT: tuple[MoeDtype, ...] = ("nvfp4", "fp8", "bf16")
 
 
 def fit_wide(datasets: Path, device: str, stack: str) -> Iterator[Fitted]:
@@ -49,10 +51,10 @@ def fit_wide(datasets: Path, device: str, stack: str) -> Iterator[Fitted]:
             if table := tables.deepep(*of, mode, between):
                 name = f"{WIDE}.{mode}{'.nodes' if between else ''}"
                 yield _exchange(name, *table, each=mode == "low_latency")
-    for (kernel_name, parts), dtype in product(PARTS.items(), ("nvfp4", "fp8", "bf16")):
-        for part in parts if dtype == "nvfp4" else ("dispatch",):
-            if table := tables.nvlink_exchange(*of, kernel_name, part, dtype):
-                yield _exchange(f"{WIDE}.{kernel_name}.{part}.{dtype}", *table)
+    for (backend, parts), sent in product(PARTS.items(), _SENT):
+        for part in parts if sent == _SENT[0] else ("dispatch",):
+            if table := tables.nvlink_exchange(*of, backend, part, sent):
+                yield _exchange(f"{WIDE}.{backend}.{part}.{sent}", *table)
     for op in GATHERS:
         if table := tables.all_to_alls(datasets, device, op):
             rows, version = table
