@@ -82,7 +82,7 @@ def device_of(scenario: Scenario, source: Source) -> DeviceSpec:
     if cluster.tp > node and cluster.tp % node:
         problem = f"must be at most {node}, the GPUs of a node, or a multiple of that"
         raise source.error("cluster.tp", cluster.tp, problem)
-    if cluster.tp > node and cluster.moe_a2a_backend not in (None, "none"):
+    if cluster.tp > node and cluster.moe_a2a_backend == "nccl":
         problem = f"must be none: between nodes of {node} GPUs experts add up by all-reduce"
         raise source.error("cluster.moe_a2a_backend", cluster.moe_a2a_backend, problem)
     link, own = cluster.intra_node, device.intra_node
@@ -149,9 +149,11 @@ def number_bytes_of(
             raise source.error(key, value, f"needs stack: {_stacks(device)}")
         if needs == "experts" and model.experts is None:
             raise source.error(key, value, f"model {model.name} has no experts")
-    if cluster.moe_a2a_backend not in (None, "none") and not cluster.expert_parallel:
-        problem = "needs cluster.expert_parallel: true"
-        raise source.error("cluster.moe_a2a_backend", cluster.moe_a2a_backend, problem)
+    if not cluster.expert_parallel:
+        for name, off in (("moe_a2a_backend", "none"), ("redundant_experts", 0)):
+            if (value := getattr(cluster, name)) not in (None, off):
+                problem = "needs cluster.expert_parallel: true"
+                raise source.error(f"cluster.{name}", value, problem)
     if scenario.kernels is not None:
         return scenario.kernels.number_bytes
     try:

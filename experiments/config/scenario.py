@@ -110,7 +110,10 @@ class Cluster(Strict):
     on several nodes, and its all-reduces go between them. ``intra_node`` and ``inter_node`` are
     the links, by default those over which the op times were measured. Of a mixture's experts each
     of the ``tp`` GPUs holds a part of every one or, with ``expert_parallel``, some whole;
-    ``moe_a2a_backend`` sends tokens to them and back (none: the layer's all-reduce adds up).
+    ``moe_a2a_backend`` sends tokens to them and back (none: the layer's all-reduce adds up):
+    NCCL's all-to-all, DeepEP (low latency up to 1,024 tokens of a GPU, else normal), or
+    TensorRT-LLM's kernels over NVLink. ``redundant_experts`` are copies that a load balancer places
+    (SGLang: ep_num_redundant_experts; TensorRT-LLM: num_slots less the experts).
     ``dp`` is 1: data-parallel attention is not modelled.
     """
 
@@ -129,6 +132,9 @@ class Cluster(Strict):
         "all-to-all of the experts", needs="experts", default=None
     )
     dp: Degree = key("data-parallel degree of attention", short="DP", default=1)
+    redundant_experts: int | None = key(
+        "copies of experts", needs="experts", default=None, ge=0, le=2**16
+    )
 
     @field_validator("dp")
     @classmethod
@@ -272,6 +278,8 @@ class Scenario(Strict):
             bool(self.cluster.expert_parallel),
             self.cluster.moe_a2a_backend or "none",
             version,
+            self.cluster.dp,
+            self.cluster.redundant_experts or 0,
         )
 
 
