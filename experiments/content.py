@@ -206,7 +206,11 @@ def _defaults(deployment: Deployment, varied: Collection[str]) -> str:
             found["usable_memory"] = cluster.usable_memory
         elif cache is not None and getattr(cache, memory.setting) is None:
             found[memory.setting] = cluster.usable_memory
-    if deployment.model.experts is not None and cluster.tp > 1 and cluster.expert_parallel is None:
+    if (
+        deployment.model.experts is not None
+        and cluster.tp * cluster.dp > 1
+        and cluster.expert_parallel is None
+    ):
         found["expert_parallel"] = False
     words = [f"{key} {_word(value)}" for key, value in found.items() if value is not None]
     if scenario.stack is not None:
@@ -268,5 +272,7 @@ def deployments_table(deployments: Mapping[str, Deployment]) -> Table:
         "KV tokens": lambda d: f"{d.kv_capacity:,}",
         "requests": lambda d: f"{len(d.requests):,}",
     }
+    if any(each.scenario.cluster.dp > 1 for each in deployments.values()):
+        rows["data-parallel ranks of attention"] = lambda d: str(d.scenario.cluster.dp)
     cells = [[label, *map(cell, deployments.values())] for label, cell in rows.items()]
     return rich_table([""], list(deployments), cells)

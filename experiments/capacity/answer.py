@@ -228,6 +228,7 @@ def as_json(answer: Answer, kind: str) -> dict[str, Any]:
         "device": option.deployment.device.name,
         "tp": cluster.tp,
         "pp": cluster.pp,
+        **({"dp": cluster.dp} if cluster.dp > 1 else {}),
         "replicas": cluster.replicas,
         "gpus": option.gpus,
         "settled": not answer.unsettled,

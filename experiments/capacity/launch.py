@@ -155,9 +155,10 @@ def launch(scenario: Scenario) -> Launch:
     server = _SERVERS[scenario.policy.name]
     formats = _formats(scenario.dtype, scenario.moe_dtype)
     kv = scenario.kv_cache_dtype or "bf16"
-    if (sending := scenario.cluster.moe_a2a_backend or "none") != "none":
-        said = f"no option of {scenario.policy.name} sets cluster.moe_a2a_backend {sending}"
-        return Launch(None, f"no launch file: {said}")
+    for key in ("moe_a2a_backend", "redundant_experts"):
+        if (value := getattr(scenario.cluster, key)) not in (None, "none", 0):
+            said = f"no option of {scenario.policy.name} sets cluster.{key} {value}"
+            return Launch(None, f"no launch file: {said}")
     known = _known(scenario.model)
     if server.follows_kv and kv == "bf16":
         known = [one for one in known if one.kv_cache_dtype == kv]

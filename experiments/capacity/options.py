@@ -85,7 +85,7 @@ class Option:
     def gpus(self) -> int:
         """GPUs of all replicas."""
         cluster = self.scenario.cluster
-        return cluster.tp * cluster.pp * cluster.replicas
+        return cluster.gpus * cluster.replicas
 
     @property
     def alike(self) -> int:

@@ -65,11 +65,14 @@ from sarathi_sim.simulator.load.engine_memory import (
     stage_layers,
 )
 from sarathi_sim.simulator.loop.fleet import Workers
+from sarathi_sim.simulator.loop.group import StepPredictor
 from sarathi_sim.simulator.loop.handover import Handover, simulate_pools
 from sarathi_sim.simulator.loop.records import Records
 from sarathi_sim.simulator.loop.replica import Predictor
 from sarathi_sim.simulator.loop.simulation import simulate_workers
 from sarathi_sim.simulator.loop.switches import EngineSwitches, Switches
+from sarathi_sim.simulator.op_times.group_times import GroupPredictor, beside_experts
+from sarathi_sim.simulator.op_times.iteration import HostTime
 from sarathi_sim.simulator.op_times.op_times import OpTimes
 from sarathi_sim.simulator.op_times.predictor import CHUNK_BLOCK, BundlePredictor, TableSizes
 from sarathi_sim.simulator.views.metrics import Analysis, Hardware
@@ -111,7 +114,7 @@ class Deployment:
         found: dict[str, int] = {}
         for pool in self.pools:
             cluster, device = pool.scenario.cluster, pool.device.name
-            gpus = cluster.tp * cluster.pp * cluster.replicas
+            gpus = cluster.tp * cluster.dp * cluster.pp * cluster.replicas
             found[device] = found.get(device, 0) + gpus
         return found
 
@@ -140,13 +143,13 @@ class Deployment:
             **{each.name: getattr(engine, each.name) for each in fields(EngineSwitches)},
         )
 
-    def schedulers(self, replicas: int | None = None) -> list[Scheduler]:
-        """One fresh scheduler per replica, or ``replicas`` of them."""
+    def schedulers(self, count: int | None = None) -> list[Scheduler]:
+        """One fresh scheduler per rank of each replica, or ``count`` of them."""
         cluster, batching = self.scenario.cluster, self.scenario.batching
-        replicas = replicas or cluster.replicas
+        count = count or cluster.replicas * cluster.dp
         assert batching.max_batch and batching.max_in_flight and cluster.max_length
         if self.scenario.kv_cache is not None:
-            return [*pools_of(self.scenario, cluster.max_length, self.requests, replicas)]
+            return [*pools_of(self.scenario, cluster.max_length, self.requests, count)]
         return [
             MicroBatches(
                 of_micro_batches(self.scenario.policy.build()),
@@ -157,7 +160,7 @@ class Deployment:
                 reserve_declared=batching.kv_reservation == "declared",
                 free_pool=batching.micro_batches == "free",
             )
-            for _ in range(replicas)
+            for _ in range(count)
         ]
 
     @cached_property
@@ -236,10 +239,19 @@ class Deployment:
 
     @cached_property
     def predictor(self) -> BundlePredictor:
-        """Times of this deployment's batches."""
-        scenario, sizes, engine = self.scenario, self.table_sizes, self.scenario.engine
+        """Times of this deployment's batches; of a rank's, as if no other had one."""
+        return self._predictor(self.ops, host_of(self.scenario.engine))
+
+    @cached_property
+    def step_predictor(self) -> GroupPredictor:
+        """Times of the steps of this deployment's ranks."""
+        host = replace(host_of(self.scenario.engine), launch_layer_s=0.0)
+        return GroupPredictor(self.predictor.cost, self._predictor(beside_experts(self.ops), host))
+
+    def _predictor(self, ops: OpTimes, host: HostTime) -> BundlePredictor:
+        scenario, sizes = self.scenario, self.table_sizes
         return BundlePredictor(
-            self.ops,
+            ops,
             max_tokens=sizes.tokens,
             max_length=sizes.max_length,
             max_batch=sizes.sequences,
@@ -248,27 +260,30 @@ class Deployment:
             num_stages=scenario.cluster.pp,
             include_head=scenario.engine.lm_head,
             layer_time=scenario.engine.layer_time,
-            host=host_of(engine),
+            host=host,
         )
 
-    def workers(self, predictor: Predictor | None = None) -> Workers:
+    def workers(self, predictor: Predictor | StepPredictor | None = None) -> Workers:
         """Its replicas, with fresh schedulers."""
+        cluster = self.scenario.cluster
         return Workers(
             self.schedulers(),
-            predictor or self.predictor,
+            predictor or (self.step_predictor if cluster.dp > 1 else self.predictor),
             self.layers,
             self.switches,
-            self.scenario.cluster.router,
+            cluster.router,
             self.scenario.engine.admission_s or 0.0,
+            cluster.dp,
+            cluster.rank_router,
         )
 
     def simulate(
         self,
         progress: Callable[[int], None] | None = None,
-        predictor: Predictor | None = None,
+        predictor: Predictor | StepPredictor | None = None,
     ) -> Records:
         """Simulate it. ``progress`` gets the number of finished requests from time to time.
-        ``predictor`` replaces :attr:`predictor`.
+        ``predictor`` replaces :attr:`predictor`, with several ranks :attr:`step_predictor`.
         """
         scenario = self.scenario
         with policy_errors(scenario.policy):
@@ -318,7 +333,7 @@ class PoolsDeployment(Deployment):
     def simulate(
         self,
         progress: Callable[[int], None] | None = None,
-        predictor: Predictor | None = None,
+        predictor: Predictor | StepPredictor | None = None,
     ) -> Records:
         scenario = self.scenario
         with policy_errors(scenario.policy):
@@ -380,7 +395,8 @@ def deploy(
     counted = scenario.kv_cache is None or scenario.kv_cache.num_blocks is None
     memory = room.memory if counted else None
     caching = room.kv_cache is not None and bool(room.kv_cache.prefix_caching)
-    notes[:0] = [*_notes(max_length, limits, ops, kept, memory, caching), *said]
+    holder = "replica" if scenario.cluster.dp == 1 else "rank"
+    notes[:0] = [*_notes(max_length, limits, ops, kept, memory, caching, holder), *said]
     # 5. The deployment. This machine must be able to simulate it, and it must serve a request.
     scenario = scenario.having("batching", max_batch=room.max_batch, max_in_flight=room.in_flight)
     scenario = scenario.model_copy(update={"engine": engine, "kv_cache": room.kv_cache})
@@ -605,8 +621,10 @@ def _notes(
     kept: float,
     memory: EngineMemory | None,
     caching: bool,
+    holder: str,
 ) -> list[str]:
-    """Messages about a deployment for the user; ``memory`` if its blocks were computed here."""
+    """Messages about a deployment for the user; ``memory`` if its blocks were computed here, those
+    of a ``holder``: a replica, or a rank."""
     notes = [
         f"longest sequence: cluster.max_length {max_length} is more than {limit}, {what}"
         for what, limit in limits.items()
@@ -627,7 +645,7 @@ def _notes(
     elif kept < 1:
         notes.append(f"windows: the KV cache keeps {kept:.0%} of this workload's tokens")
     if memory is not None:
-        notes.append(f"memory: {memory.num_blocks:,} KV blocks a replica: {memory.text()}")
+        notes.append(f"memory: {memory.num_blocks:,} KV blocks a {holder}: {memory.text()}")
     return notes
 
 
@@ -723,8 +741,8 @@ def run_needs(scenario: Scenario, num_requests: int, tables: TableSizes) -> list
     by_chunk = tables.chunk_points * CHUNK_POINT_BYTES
     return [
         Need("records of requests", RECORD_BYTES * num_requests, "workload.requests"),
-        Need("replicas", replica * cluster.replicas, "cluster.replicas"),
-        Need("times by tokens", TOKEN_BYTES * tables.token_rows, "workload.lengths"),
+        Need("replicas", replica * cluster.replicas * cluster.dp, "cluster.replicas"),
+        Need("times by tokens", TOKEN_BYTES * tables.token_rows * cluster.dp, "workload.lengths"),
         Need(
             "attention of whole prompts", POINT_BYTES * tables.whole_prompts, "cluster.max_length"
         ),

@@ -18,7 +18,6 @@ from pydantic import (
     Field,
     StringConstraints,
     WithJsonSchema,
-    field_validator,
 )
 
 from sarathi_sim.experiments.config.base import (
@@ -107,14 +106,24 @@ class Cluster(Strict):
     to the replica with the fewest declared tokens or the fewest requests that have not ended (of
     equals the first), or to the one with fewer requests of two drawn at random.
 
+    With data-parallel attention a replica has ``dp`` ranks of ``tp`` GPUs each, in lock-step: a
+    step ends with its slowest rank. Each has requests (``rank_router``), a batch and a KV cache of
+    its own; ``policy``, ``batching`` and ``kv_cache`` are those of one rank. Attention, dense and
+    shared feed-forward networks and the LM head are on every rank; the experts are spread over all
+    ``tp * dp`` GPUs. So vLLM's ``--tensor-parallel-size`` and ``--data-parallel-size`` are ``tp``
+    and ``dp``, and SGLang's ``--tp 8 --dp 8 --enable-dp-attention`` (TensorRT-LLM's
+    ``enable_attention_dp``) is ``tp: 1, dp: 8``. It needs a mixture of experts, and ``pp`` 1.
+
     ``max_length`` is the longest prompt + output a sequence may have (default: the model's).
     ``layers_per_stage`` defaults to an even split, ``gpus_per_node`` to the device's: a pipeline
     with more GPUs sends between nodes, from every stage to the next one. A stage with more GPUs is
     on several nodes, and its all-reduces go between them. ``intra_node`` and ``inter_node`` are
     the links, by default those over which the op times were measured. Of a mixture's experts each
-    of the ``tp`` GPUs holds a part of every one or, with ``expert_parallel``, some whole;
-    ``moe_a2a_backend`` sends tokens to them and back (none: the layer's all-reduce adds up).
-    ``dp`` is 1: data-parallel attention is not modelled.
+    of the ``tp * dp`` GPUs holds a part of every one or, with ``expert_parallel``, some whole;
+    ``moe_a2a_backend`` sends tokens to them and back (none: the layer's all-reduce adds up):
+    NCCL's all-to-all, DeepEP (low latency up to 1,024 tokens of a GPU, else normal), or
+    TensorRT-LLM's kernels over NVLink. ``redundant_experts`` are copies that a load balancer places
+    (SGLang: ep_num_redundant_experts; TensorRT-LLM: num_slots less the experts).
     """
 
     tp: Degree = key("tensor-parallel degree", short="TP", default=1)
@@ -132,13 +141,15 @@ class Cluster(Strict):
         "all-to-all of the experts", needs="experts", default=None
     )
     dp: Degree = key("data-parallel degree of attention", short="DP", default=1)
+    rank_router: Router = key("router of ranks", default="round_robin")
+    redundant_experts: int | None = key(
+        "copies of experts", needs="experts", default=None, ge=0, le=2**16
+    )
 
-    @field_validator("dp")
-    @classmethod
-    def _no_data_parallel_attention(cls, value: int) -> int:
-        if value != 1:
-            raise ValueError(f"must be 1: {not_modelled('dp-attention')}")
-        return value
+    @property
+    def gpus(self) -> int:
+        """GPUs of one replica."""
+        return self.tp * self.dp * self.pp
 
 
 class Batching(Strict):
@@ -310,6 +321,8 @@ class Scenario(Strict):
             bool(self.cluster.expert_parallel),
             self.cluster.moe_a2a_backend or "none",
             version,
+            self.cluster.dp,
+            self.cluster.redundant_experts or 0,
         )
 
 

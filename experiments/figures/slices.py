@@ -128,7 +128,7 @@ def iteration_kinds(log: ReplicaLog) -> Ints:
 
 def first_decoder(records: Records) -> ReplicaLog:
     """The log of the first replica; with two pools, of the first decode worker."""
-    return records.replicas[records.prefill_workers]
+    return records.replicas[records.prefill_logs]
 
 
 def memory_curves(log: ReplicaLog) -> MemoryCurves:

@@ -54,6 +54,7 @@ _LABELS = {
     "equal": "bubbles between equal batches",
     "communication": "transfers not hidden",
     "turnaround": "scheduler turn-around",
+    "slowest_rank": "waiting for the slowest rank",
     "fill": "pipeline fill",
     "drain": "pipeline drain",
     "no_work": "no work",

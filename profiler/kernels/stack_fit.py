@@ -76,6 +76,8 @@ from sarathi_sim.profiler.kernels.stack_file import (
     family_of,
     load_stack,
 )
+from sarathi_sim.profiler.kernels.wide_fit import fit_wide
+from sarathi_sim.profiler.kernels.wide_times import WIDE
 from sarathi_sim.profiler.physics.studies import AIC, LLMSERVINGSIM
 from sarathi_sim.profiler.public import kernel_tables as tables
 from sarathi_sim.profiler.public import perf_tables as perf
@@ -83,7 +85,7 @@ from sarathi_sim.profiler.public.measured_csv import source_folder
 from sarathi_sim.profiler.storage.strict import SpecError, did_you_mean
 
 #: Families of tables that are fitted together.
-FAMILIES = ("gemm", "attention", MOE, ALL_REDUCE, ALL_TO_ALL, "elementwise")
+FAMILIES = ("gemm", "attention", MOE, ALL_REDUCE, ALL_TO_ALL, "elementwise", WIDE)
 #: Above this the fastest rows (first percentile) are launches of the host: not used.
 _LAUNCH_US = 40.0
 #: The kernel's time for one token without context, as timed alone (10 to 13 us).
@@ -430,6 +432,8 @@ def _fits(datasets: Path, device: str, stack: str, families: Collection[str]) ->
     found_all = tables.all_to_alls(datasets, device) if ALL_TO_ALL in families else None
     if found_all is not None and "@" not in stack:
         yield from _messages(ALL_TO_ALL, {"nccl": found_all})
+    if WIDE in families and "@" not in stack:
+        yield from fit_wide(datasets, device, stack)
 
 
 def _gemms_and_attention(

@@ -66,13 +66,6 @@ LIMITS: dict[Kind, tuple[Limit, ...]] = {
             "max-workers hpa keda scale-to-zero cold-start*",
         ),
         Limit(
-            "data-parallel attention (DP attention)",
-            "independent servers are `cluster.replicas`; whole experts on each GPU are "
-            "`cluster.expert_parallel`",
-            "dp-attention *-dp-attention attention-dp *-attention-dp data-parallel* dp-size "
-            "enable-dp* adp",
-        ),
-        Limit(
             "context parallelism",
             "a sequence's tokens lie on one tensor-parallel group: give `cluster.tp` or "
             "`cluster.pp` more GPUs",

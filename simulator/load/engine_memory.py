@@ -50,7 +50,8 @@ def stage_weight_bytes(
 
     The embedding table is on the first stage and the LM head on the last; with one stage, tied
     tables count once. Every rank has learned positions, routers and norms whole, and these are not
-    quantized.
+    quantized. With data-parallel attention (``numbers.dp``) these are the ranks of one group, which
+    has its share of the routed experts, and all else.
     """
     parameters = 0
     table = model.vocab_size * model.hidden_size
@@ -63,7 +64,10 @@ def stage_weight_bytes(
         parameters += table
     first = sum(layers[:stage])
     inside = model.parameters_in(range(first, first + layers[stage]), tp)
-    weights = inside.matrices * numbers.weight + inside.routed * numbers.expert_weight
+    routed = inside.routed
+    if model.experts is not None and (numbers.dp, numbers.redundant_experts) != (1, 0):
+        routed = round(routed * numbers.held_experts(model.experts.num_experts))
+    weights = inside.matrices * numbers.weight + routed * numbers.expert_weight
     return int(weights + (inside.plain + parameters) * numbers.activation)
 
 

@@ -5,18 +5,19 @@ from __future__ import annotations
 from collections import abc
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import simpy
 
 from sarathi_sim.policies.request import Request, Sequence
 from sarathi_sim.policies.scheduler import Scheduler
-from sarathi_sim.simulator.loop.jitter import JitteredService
+from sarathi_sim.simulator.loop.group import Group, StepPredictor
+from sarathi_sim.simulator.loop.jitter import Jitter, JitteredService
 from sarathi_sim.simulator.loop.moment import ADMISSION, Moment
 from sarathi_sim.simulator.loop.quantum import quantize
 from sarathi_sim.simulator.loop.replica import Predictor, Replica
-from sarathi_sim.simulator.loop.routers import ROUTERS, Router
+from sarathi_sim.simulator.loop.routers import Balancer, Router
 from sarathi_sim.simulator.loop.switches import DEFAULT, Switches
 
 Told = abc.Callable[[int, list[Sequence], float], None]
@@ -25,27 +26,54 @@ Told = abc.Callable[[int, list[Sequence], float], None]
 
 @dataclass(frozen=True)
 class Workers:
-    """Replicas of one kind: a fresh scheduler for each, ``predict`` for the times of a batch, the
-    ``layers`` of each pipeline stage, the ``router`` before them, and the seconds that each one's
-    front end takes for a request."""
+    """Replicas of one kind: a fresh scheduler for each rank of each, ``predict`` for the times of a
+    batch (of a step, with several ``ranks``), the ``layers`` of each pipeline stage, the ``router``
+    before them, the seconds that each one's front end takes for a request, and the router among
+    the ranks of a replica."""
 
     schedulers: abc.Sequence[Scheduler]
-    predict: Predictor
+    predict: Predictor | StepPredictor
     layers: tuple[int, ...]
     switches: Switches = DEFAULT
     router: Router = "round_robin"
     admission_s: float = 0.0
+    ranks: int = 1
+    rank_router: Router = "round_robin"
 
     def __post_init__(self) -> None:
         if any(each.spans or each.num_unfinished for each in self.schedulers):
             raise ValueError("a scheduler has served before: each simulation needs fresh ones")
+        if len(self.schedulers) % self.ranks:
+            count = len(self.schedulers)
+            raise ValueError(f"{count} schedulers are no multiple of {self.ranks} ranks")
+
+    def replica(
+        self,
+        number: int,
+        env: simpy.Environment,
+        streams: abc.Sequence[np.random.SeedSequence],
+        among: np.random.SeedSequence,
+        told: abc.Mapping[str, Any],
+    ) -> Replica:
+        """Replica ``number``, of one rank or of several. ``told`` are its call-backs."""
+        own = slice(number * self.ranks, (number + 1) * self.ranks)
+        layers, switches, predict = self.layers, self.switches, cast(Any, self.predict)
+        if self.ranks > 1:
+            balancer = Balancer(self.rank_router, self.ranks, np.random.default_rng(among))
+            jitter = [Jitter(switches.jitter, 1, s) for s in streams[own] if switches.jitter]
+            rest = (predict, layers, switches, balancer)
+            return Group(env, self.schedulers[own], *rest, jitter=jitter, **told)
+        stream = streams[number]
+        service = JitteredService(layers, switches, stream) if switches.jitter else None
+        scheduler = self.schedulers[number]
+        return Replica(env, scheduler, predict, layers, switches, service=service, **told)
 
 
 class Fleet:
     """The replicas of :class:`Workers` while they run.
 
     ``frontends`` route without knowing of each other: each counts what it sent itself. Jitter is
-    drawn from ``streams``, one a replica, and the router's choices from ``drawn``. ``rejected`` is
+    drawn from ``streams``, one a rank, and the routers' choices from ``drawn``. ``rejected`` is
     called with a replica's number, a request that its scheduler does not take, and the reason.
     """
 
@@ -62,29 +90,18 @@ class Fleet:
         frontends: int = 1,
     ) -> None:
         self.env = env
-        switches, layers = workers.switches, workers.layers
-        self.replicas = [
-            Replica(
-                env,
-                scheduler,
-                workers.predict,
-                layers,
-                switches,
-                service=JitteredService(layers, switches, stream) if switches.jitter else None,
-                on_finished=partial(finished, number),
-                on_reserved=partial(reserved, number) if reserved is not None else None,
-            )
-            for number, (scheduler, stream) in enumerate(
-                zip(workers.schedulers, streams, strict=True)
-            )
-        ]
+        count = len(workers.schedulers) // workers.ranks
+        routing = np.random.default_rng(drawn)
+        self._balancers = [Balancer(workers.router, count, routing) for _ in range(frontends)]
+        self.replicas = []
+        for number, among in enumerate(drawn.spawn(count)):
+            told: dict[str, Any] = {"on_finished": partial(finished, number)}
+            if reserved is not None:
+                told["on_reserved"] = partial(reserved, number)
+            self.replicas.append(workers.replica(number, env, streams, among, told))
         self._rejected = rejected
-        self._choose, self._load = ROUTERS[workers.router]
-        self._drawn = np.random.default_rng(drawn)
-        self._routed = [0] * frontends
-        self._loads = [[0] * len(self.replicas) for _ in range(frontends)]
         self._admission_s = float(quantize(workers.admission_s))
-        self._admitted_at = [0.0] * len(self.replicas)  # the last request of each front end
+        self._admitted_at = [0.0] * count  # the last request of each front end
 
     def refusal(self, request: Request) -> str | None:
         """The reason why no replica can ever serve a request, or None: they are alike."""
@@ -92,17 +109,11 @@ class Fleet:
 
     def choose(self, request: Request, frontend: int = 0) -> int:
         """The replica to which a frontend sends a request; it is part of its load from now on."""
-        loads = self._loads[frontend]
-        target = self._choose(self._routed[frontend], loads, self._drawn)
-        self._routed[frontend] += 1
-        if self._load is not None:
-            loads[target] += self._load(request)
-        return target
+        return self._balancers[frontend].send(request)
 
     def left(self, target: int, request: Request | Sequence, frontend: int = 0) -> None:
         """A request is no longer part of a replica's load."""
-        if self._load is not None:
-            self._loads[frontend][target] -= self._load(request)
+        self._balancers[frontend].ended(target, request)
 
     def submit(self, target: int, request: Request) -> None:
         """Hand a request to a replica's front end, which takes it to the scheduler."""

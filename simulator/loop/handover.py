@@ -85,8 +85,9 @@ class _TwoPools(Run):
         progress: abc.Callable[[int], None] | None,
     ) -> None:
         super().__init__(requests, clients, progress)
-        first, second = len(prefill.schedulers), len(decode.schedulers)
-        streams = np.random.SeedSequence(seed).spawn(first + second + 2)
+        first = len(prefill.schedulers)
+        count = first + len(decode.schedulers)
+        streams = np.random.SeedSequence(seed).spawn(count + 2)
         frontends = handover.frontends
         self._prefill = Fleet(
             self.env, prefill, streams[:first], streams[-2], self._prefilled, frontends=frontends
@@ -101,6 +102,7 @@ class _TwoPools(Run):
             frontends=frontends,
         )
         self.replicas = [*self._prefill.replicas, *self._decode.replicas]
+        self.ranks = prefill.ranks, decode.ranks
         self._handover = handover
         self._latency_s = float(quantize(handover.latency_s))
         self._decode_first = handover.order == "decode_reserves_first"
@@ -112,7 +114,7 @@ class _TwoPools(Run):
         )
         self._at_work: dict[int, tuple[Request, Request]] = {}  # by place: as each pool sees it
         self._decoded_on: dict[int, int] = {}
-        self._link_free = [0.0] * first
+        self._link_free = [0.0] * len(self._prefill.replicas)
         self._together: dict[tuple[float, int], list[int]] = {}
         self._steps: dict[int, abc.Callable[[int], None]] = {
             HANDOVER: self._to_decode,
@@ -214,7 +216,7 @@ class _TwoPools(Run):
 
     def _records(self) -> Records:
         records = super()._records()
-        first = len(self._prefill.replicas)
+        first = len(self._prefill.replicas) * self.ranks[0]  # logs of the prefill pool
         order = np.argsort([request.id for request in self.requests], kind="stable")
         received_s = self._received_s[order]
         logs = list(records.replicas)

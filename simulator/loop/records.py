@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from array import array
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from struct import Struct
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -31,10 +32,21 @@ ITERATION_COLUMNS = (
     "padding",  # decodes that are finished sequences held as padding
 )
 
+RANK_COLUMNS = (
+    "waited_s",  # after its own work, for the ranks that took longest
+    "all_tokens",  # token rows of all ranks in this step
+    "most_tokens",  # token rows of the rank that had most
+)
+"""Further columns of a rank of a replica with data-parallel attention."""
 
-ROW = Struct("".join("d" if name.endswith("_s") else "q" for name in ITERATION_COLUMNS))
-"""An iteration's values, seconds and counts, as the loop writes them into a block of bytes: a tuple
-of them would take twice the time, and four times the memory."""
+
+def row_of(columns: Iterable[str]) -> Struct:
+    """An iteration's values, seconds and counts, as the loop writes them into a block of bytes: a
+    tuple of them would take twice the time, and four times the memory."""
+    return Struct("".join("d" if name.endswith("_s") else "q" for name in columns))
+
+
+ROW = row_of(ITERATION_COLUMNS)
 
 COUNTED = ("group", "chunks", "prefill_tokens", "decodes", "padding")
 """The columns stored in four bytes: counts of groups, of sequences, or of one batch's tokens."""
@@ -47,14 +59,18 @@ class Columns(Mapping[str, Floats]):
     run of millions of iterations never holds two copies of them.
     """
 
-    def __init__(self) -> None:
-        self._held = {name: array("i" if name in COUNTED else "d") for name in ITERATION_COLUMNS}
+    def __init__(self, names: Iterable[str] = ITERATION_COLUMNS) -> None:
+        self._held = {name: array("i" if name in COUNTED else "d") for name in names}
 
     def extend(self, rows: bytearray | memoryview) -> None:
         """Add iterations: the values of each one's columns, in their order, as :data:`ROW`."""
         table = np.frombuffer(rows, list(zip(ITERATION_COLUMNS, ROW.format, strict=True)))
+        self.append({name: table[name] for name in self._held})
+
+    def append(self, columns: Mapping[str, npt.NDArray[Any]]) -> None:
+        """Add iterations by column."""
         for name, held in self._held.items():
-            held.frombytes(table[name].astype(held.typecode).tobytes())
+            held.frombytes(columns[name].astype(held.typecode).tobytes())
 
     def __getitem__(self, name: str) -> Floats:
         held = self._held[name]
@@ -104,7 +120,9 @@ class ReplicaLog:
     """Everything that happened on one replica.
 
     ``iterations`` maps each of :data:`ITERATION_COLUMNS` to an array with one entry per
-    micro-batch, in launch order (which is the order on every stage).
+    micro-batch, in launch order (which is the order on every stage). The log of one rank of a
+    replica with data-parallel attention has :data:`RANK_COLUMNS`, too; its micro-batches are those
+    of this rank, and its times those of the rank alone, had all others finished no later.
 
     ``spans`` has the columns request, role (PREFILL, DECODE or PADDING), group, first and last:
     the request took part in these consecutive iterations of the group, counted from 0.
@@ -143,8 +161,14 @@ class ReplicaLog:
         """Pipeline stages."""
         return len(self.layers)
 
+    @property
+    def waited_s(self) -> Floats | None:
+        """How long each micro-batch of a rank waited for other ranks; None for a whole replica."""
+        return self.iterations.get("waited_s")
+
     def stage_durations(self) -> Floats:
-        """Time of every micro-batch on every stage in seconds, shape (iterations, stages)."""
+        """Time of every micro-batch on every stage in seconds, shape (iterations, stages). Waits
+        for other ranks do not count."""
         if self.stage_s is not None:
             return self.stage_s
         columns = self.iterations
@@ -159,13 +183,13 @@ class ReplicaLog:
 class Handovers:
     """What two pools did with each request; the columns are aligned with those of the records.
 
-    The first ``prefill_workers`` replicas are the prefill pool, the others the decode pool.
+    The first ``prefill_logs`` logs are the prefill pool's, the others the decode pool's.
     ``prefilled_on`` is the replica of the prefill, -1 for a rejected request. The prefill ended at
     ``prefill_end_s``, blocks of the decode worker were reserved at ``reserved_s``, and the KV was
     there at ``received_s`` (NaN for a request that ended with its prefill).
     """
 
-    prefill_workers: int
+    prefill_logs: int
     prefilled_on: Ints
     prefill_end_s: Floats
     reserved_s: Floats
@@ -179,7 +203,8 @@ class Records:
     The request columns are aligned: ``replica`` is where a request went, or -1 if it was rejected
     (then ``rejections`` says why). ``arrival_s`` is when it reached the front end,
     whose queue counts as queueing; ``frontend_s`` is the time that each request spent on the way,
-    before and after the engine.
+    before and after the engine. ``replicas`` has ``ranks`` logs for each replica (of each pool), one
+    of each rank with data-parallel attention; ``replica`` counts these logs.
     """
 
     request_id: Ints
@@ -190,19 +215,24 @@ class Records:
     rejections: dict[int, str]
     replicas: list[ReplicaLog]
     frontend_s: float = 0.0
+    ranks: tuple[int, ...] = (1,)
     handovers: Handovers | None = None
 
     @property
-    def prefill_workers(self) -> int:
-        """The first so many replicas are a pool of their own; 0 with one pool."""
-        return self.handovers.prefill_workers if self.handovers is not None else 0
+    def prefill_logs(self) -> int:
+        """The first so many logs are those of a pool of their own; 0 with one pool."""
+        return self.handovers.prefill_logs if self.handovers is not None else 0
 
-    def called(self, replica: int) -> str:
-        """The name of a replica: its number; with two pools also its pool, as in ``decode 0``."""
-        if self.handovers is None:
-            return str(replica)
-        first = self.prefill_workers
-        return f"prefill {replica}" if replica < first else f"decode {replica - first}"
+    def called(self, log: int) -> str:
+        """The name of a log: the number of its replica; with two pools after its pool, and with
+        several ranks before the rank, as in ``decode 0 rank 3``."""
+        pool, ranks = "", self.ranks[0]
+        if self.handovers is not None:
+            pool = "prefill "
+            if log >= self.prefill_logs:
+                log, pool, ranks = log - self.prefill_logs, "decode ", self.ranks[-1]
+        replica, rank = divmod(log, ranks)
+        return f"{pool}{replica}" + (f" rank {rank}" if ranks > 1 else "")
 
     @property
     def end_s(self) -> float:

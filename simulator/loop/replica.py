@@ -22,7 +22,7 @@ from sarathi_sim.policies.scheduler import Scheduler
 from sarathi_sim.simulator.loop.moment import DISPATCH, RETURN, Moment
 from sarathi_sim.simulator.loop.pipeline import Pipeline, slowest_stage_s
 from sarathi_sim.simulator.loop.quantum import quantize
-from sarathi_sim.simulator.loop.records import ROW, Columns, PoolLog, ReplicaLog
+from sarathi_sim.simulator.loop.records import ROW, Columns, Floats, PoolLog, ReplicaLog
 from sarathi_sim.simulator.loop.switches import DEFAULT, Switches
 
 FIRST_ROWS, MOST_ROWS = 16, 2048
@@ -85,7 +85,7 @@ class Replica:
         self.service = service
         self._turnaround_s = self.switches.turnaround_s
         self._pass = self.pipeline.launch
-        scheduler.set_costs(lambda batch: slowest_stage_s(layers, predict(batch)))
+        scheduler.set_costs(self._iteration_s)
         self.opens = opens or (self._stage_0_free if switches.lazy else None)
         self.on_finished = on_finished
         self.on_reserved = on_reserved
@@ -93,9 +93,13 @@ class Replica:
         self._block, self._filled = bytearray(FIRST_ROWS * ROW.size), 0
         self._columns = Columns()
         self._stage_rows: list[abc.Sequence[float]] = []
-        self._in_flight: deque[tuple[float, Batch]] = deque()  # with return times
+        self._in_flight: deque[tuple[float, Any]] = deque()  # batches, with return times
         self._awaiting = False  # whether an event is set for the next return
         self._wake_at = -1.0  # the instant of the next dispatch event
+
+    def _iteration_s(self, batch: Batch) -> float:
+        """Seconds of a batch on the slowest stage."""
+        return slowest_stage_s(self.pipeline.layers, self.predict(batch))
 
     def submit(self, request: Request) -> str | None:
         """Queue an arrived request. Returns why it is rejected, or None."""
@@ -215,20 +219,24 @@ class Replica:
         """The records of the run, as columns."""
         self._columns.extend(memoryview(self._block)[: self._filled])
         self._filled = 0
-        scheduler, layers = self.scheduler, self.pipeline.layers
+        stages = len(self.pipeline.layers)
+        stage_s = np.array(self._stage_rows).reshape(-1, stages) if self.service else None
+        return self._log(self.scheduler, self._columns, stage_s)
+
+    def logs(self) -> list[ReplicaLog]:
+        """:meth:`log`, or those of the ranks."""
+        return [self.log()]
+
+    def _log(self, scheduler: Scheduler, columns: Columns, stage_s: Floats | None) -> ReplicaLog:
         return ReplicaLog(
-            layers=layers,
+            layers=self.pipeline.layers,
             switches=self.switches,
             max_in_flight=scheduler.max_in_flight,
             max_batch=scheduler.max_batch,
             kv_capacity=scheduler.kv_capacity,
-            iterations=self._columns,
+            iterations=columns,
             spans=np.frombuffer(scheduler.spans, np.int64).reshape(-1, 5),
-            stage_s=(
-                np.array(self._stage_rows).reshape(-1, len(layers))
-                if self.service is not None
-                else None
-            ),
+            stage_s=stage_s,
             pool=_pool_log(scheduler) if isinstance(scheduler, Pool) else None,
         )
 

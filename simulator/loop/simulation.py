@@ -18,6 +18,7 @@ from sarathi_sim.policies.request import Request, Sequence
 from sarathi_sim.policies.scheduler import Scheduler
 from sarathi_sim.simulator.loop.closed_loop import Arrival, Clients
 from sarathi_sim.simulator.loop.fleet import Fleet, Workers
+from sarathi_sim.simulator.loop.group import StepPredictor
 from sarathi_sim.simulator.loop.moment import ARRIVAL, Moment
 from sarathi_sim.simulator.loop.quantum import HORIZON_S, quantize
 from sarathi_sim.simulator.loop.records import Floats, Records
@@ -35,11 +36,13 @@ class SimulationError(Exception):
 def simulate(
     requests: abc.Sequence[Request],
     schedulers: abc.Sequence[Scheduler],
-    predict: Predictor,
+    predict: Predictor | StepPredictor,
     layers: tuple[int, ...],
     *,
     switches: Switches = DEFAULT,
     router: Router = "round_robin",
+    ranks: int = 1,
+    rank_router: Router = "round_robin",
     seed: int = 0,
     clients: Clients | None = None,
     admission_s: float = 0.0,
@@ -59,7 +62,9 @@ def simulate(
     requests unserved or lets them preempt each other for ever; ValueError for two requests of one
     id, or a scheduler that has served before.
     """
-    workers = Workers(schedulers, predict, layers, switches, router, admission_s)
+    workers = Workers(
+        schedulers, predict, layers, switches, router, admission_s, ranks, rank_router
+    )
     return simulate_workers(requests, workers, seed=seed, clients=clients, progress=progress)
 
 
@@ -88,10 +93,11 @@ def _no_collector() -> abc.Iterator[None]:
 
 
 class Run:
-    """The arrivals of a run and what became of them. A subclass has the ``replicas``, and
-    says where requests go (``submit``)."""
+    """The arrivals of a run and what became of them. A subclass has the ``replicas``, each of so
+    many ``ranks`` (a number for each pool), and says where requests go (``submit``)."""
 
     replicas: list[Replica]
+    ranks: tuple[int, ...]
 
     def __init__(
         self,
@@ -200,7 +206,7 @@ class Run:
         ids = np.array([r.id for r in requests], np.int64)
         order = np.argsort(ids, kind="stable")
         ids = ids[order]
-        logs = [replica.log() for replica in self.replicas]
+        logs = [log for replica in self.replicas for log in replica.logs()]
         went = np.full(len(ids), -1)
         for number, log in enumerate(logs):  # each accepted request has finished, so it has spans
             went[np.searchsorted(ids, log.spans[:, 0])] = number
@@ -212,6 +218,7 @@ class Run:
             replica=went,
             rejections=self._rejections,
             replicas=logs,
+            ranks=self.ranks,
         )
         if records.end_s >= HORIZON_S:
             raise SimulationError(TOO_LONG)
@@ -234,7 +241,7 @@ class _OnePool(Run):
         self._fleet = Fleet(
             self.env, workers, streams, drawn, self._finished, rejected=self._rejected
         )
-        self.replicas = self._fleet.replicas
+        self.replicas, self.ranks = self._fleet.replicas, (workers.ranks,)
 
     def submit(self, request: Request) -> None:
         self._fleet.submit(self._fleet.choose(request), request)

@@ -72,7 +72,7 @@ def paging_columns(records: Records) -> dict[str, Ints]:
     """
     lost, hit, again = (np.zeros(len(records.request_id), np.int64) for _ in range(3))
     preemptions = np.zeros(len(records.request_id), np.int64)
-    first = records.prefill_workers or len(records.replicas)
+    first = records.prefill_logs or len(records.replicas)
     for number, log in enumerate(records.replicas):
         if log.pool is None:
             continue
@@ -179,11 +179,11 @@ class Analysis:
         Columns: request, replica, arrival_s, prompt_tokens, output_tokens, queueing_s (arrival
         until its first chunk starts on stage 0), ttft_s, tpot_s (mean time per token after the
         first; NaN for one token), tbt_max_s, finish_s, latency_s, bubble_s and its parts pb1_s,
-        pb2_s, pb3_s, equal_s, communication_s, turnaround_s, with paged memory preemptions,
-        hit_tokens and recomputed_tokens, and rejected (the reason, or None). With two pools also
-        prefilled_on (a replica), prefill_s (from the first chunk's start to the prefill's end),
-        slot_s (waiting for blocks of a decode worker) and transfer_s (of the KV; both NaN for a
-        request that ended with its prefill).
+        pb2_s, pb3_s, equal_s, communication_s, turnaround_s, slowest_rank_s, with paged memory
+        preemptions, hit_tokens and recomputed_tokens, and rejected (the reason, or None). With two
+        pools also prefilled_on (a replica), prefill_s (from the first chunk's start to the
+        prefill's end), slot_s (waiting for blocks of a decode worker) and transfer_s (of the KV;
+        both NaN for a request that ended with its prefill).
         """
         records = self.records
         parts = ("bubble", *WAITS)
@@ -246,9 +246,10 @@ class Analysis:
 
         Columns: replica, group, iteration (within the group), kind (prefill, decode or mixed),
         ready_s, start_s (on stage 0), finish_s (on the last stage), chunks, prefill_tokens,
-        prefill_context, decodes, decode_context, padding, layer_s, first_s, last_s, send_s,
-        kv_tokens (written on the replica once it was formed), and bubble_s (idle time before it,
-        summed over the stages).
+        prefill_context, decodes, decode_context, padding, layer_s, first_s, last_s, send_s, on a
+        rank with data-parallel attention waited_s (for other ranks, after its own work), kv_tokens
+        (written on the replica once it was formed), and bubble_s (idle time before it, and
+        waited_s, summed over the stages).
         """
         tables = []
         for number in self.at_work or [0]:  # if none served a request, an empty table's columns
@@ -268,6 +269,7 @@ class Analysis:
                 "finish_s": columns["finish_s"],
                 **{name: columns[name].astype(np.int64) for name in COUNTS},
                 **{name: columns[name] for name in ("layer_s", "first_s", "last_s", "send_s")},
+                **({} if log.waited_s is None else {"waited_s": log.waited_s}),
                 "kv_tokens": kv_tokens[formed].astype(np.int64),
                 "bubble_s": iteration_bubbles(split),
             }
@@ -409,7 +411,7 @@ class Analysis:
         prompt, output = done["prompt_tokens"], done["output_tokens"]
         hit = done.get("hit_tokens", np.zeros(1))
         pools = [Hardware(device, tp, kernels), *([decode] if decode is not None else [])]
-        first = records.prefill_workers or len(logs)
+        first = records.prefill_logs or len(logs)
         gpus = sum(
             pool.tp * sum(log.num_stages for log in part)
             for pool, part in zip(pools, (logs[:first], logs[first:]), strict=False)
@@ -439,7 +441,9 @@ class Analysis:
             "kv_peak_share": float(max(peaks, default=0.0)),
             **(paging_summary(records, done) if is_paged(records) else {}),
             "tbt_s": _named(self.tbt_quantiles()),
-            **_spreads({name: done[name] for name in (*STEADY, "bubble_s", *PARTS) if name in done}),
+            **_spreads(
+                {name: done[name] for name in (*STEADY, "bubble_s", *PARTS) if name in done}
+            ),
             "bubble_share": bubble / totals["wall"] if totals["wall"] else float("nan"),
             "ledger_s": totals,
             "steady": self._steady(done),

@@ -23,6 +23,7 @@ from tests.simulator.oracle import (
     make_requests,
     predict,
     systems,
+    with_ranks,
 )
 from tests.simulator.pools import (
     OTHERS,
@@ -64,6 +65,12 @@ def test_every_policy(policy: str, stages: int, free_pool: bool) -> None:
 @settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(systems())
 def test_any_system(system: System) -> None:
+    assert_bitwise_equal(system.fast(), system.textbook())
+
+
+@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@given(with_ranks(systems()))
+def test_any_ranks_of_micro_batches(system: System) -> None:
     assert_bitwise_equal(system.fast(), system.textbook())
 
 
@@ -139,6 +146,12 @@ def test_what_is_known_of_decodes_that_are_out(seed: int) -> None:
 @settings(max_examples=300, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(pool_systems(vllm_policies() | sglang_policies()))
 def test_any_pool(system: PoolSystem) -> None:
+    compare(system)
+
+
+@settings(max_examples=300, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@given(with_ranks(pool_systems(vllm_policies() | sglang_policies())))
+def test_any_ranks_of_pools(system: PoolSystem) -> None:
     compare(system)
 
 

@@ -81,7 +81,7 @@ def test_prefill_first_by_hand() -> None:
     """
     records = run()
     over = records.handovers
-    assert over is not None and over.prefill_workers == 2
+    assert over is not None and over.prefill_logs == 2
     assert over.prefilled_on.tolist() == [0, 1, 0, 1, 0]
     assert records.replica.tolist() == [2, 2, 2, 1, 2]
     assert (over.prefill_end_s / UNIT).tolist() == [8, 12, 16, 16, 26]

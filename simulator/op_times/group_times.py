@@ -1,0 +1,85 @@
+"""The time of a step of ranks with data-parallel attention.
+
+The ranks meet in every layer: the experts compute the tokens of all ranks, and the exchange takes
+as long as that of the rank with most tokens. So one layer takes the longest of the ranks' other
+ops, each at its own tokens and contexts, plus the exchange and the experts once. Embedding, host
+and LM head take as long as those of the slowest rank.
+"""
+
+from __future__ import annotations
+
+from functools import lru_cache
+
+import numpy as np
+
+from sarathi_sim.profiler.facts.ops import ALL_TO_ALL, MOE
+from sarathi_sim.simulator.loop.group import Step
+from sarathi_sim.simulator.loop.quantum import quantize
+from sarathi_sim.simulator.loop.replica import Nominal
+from sarathi_sim.simulator.op_times.iteration import IterationCost
+from sarathi_sim.simulator.op_times.op_times import OpTimes
+from sarathi_sim.simulator.op_times.predictor import BundlePredictor
+
+ROWS_OF = {MOE: "all_tokens", ALL_TO_ALL: "most_tokens"}
+"""The ops that the ranks share, and the column of a rank's log with their token rows."""
+
+_NOTHING = (0.0, 0.0, 0.0, 0.0)
+
+
+@lru_cache(maxsize=16)
+def beside_experts(ops: OpTimes) -> OpTimes:
+    """The op times of one rank where what the ranks share takes none."""
+    return ops.scaled(dict.fromkeys(ROWS_OF, 0.0))
+
+
+class GroupPredictor:
+    """Times a step (a :class:`~sarathi_sim.simulator.loop.group.StepPredictor`).
+
+    ``cost`` is that of an iteration with all its ops; ``alone`` times a rank's batch by
+    :func:`beside_experts`, without the host's launches: a layer with chunks takes at least
+    ``cost.host.launch_layer_s``, experts included.
+    """
+
+    def __init__(self, cost: IterationCost, alone: BundlePredictor) -> None:
+        self.cost = cost
+        self._alone = alone.__call__
+        self._launch_s = float(quantize(cost.host.launch_layer_s))
+
+    def __call__(self, step: Step) -> tuple[list[Nominal], Nominal]:
+        """Seconds of each rank, if no other took longer, and of the step."""
+        alone, launch_s = self._alone, self._launch_s
+        tokens = [0 if batch is None else batch.num_tokens for batch in step]
+        shared = self._shared(MOE, sum(tokens)) + self._shared(ALL_TO_ALL, max(tokens))
+        ranks = []
+        slowest = first = last = send = 0.0
+        for batch in step:
+            if batch is None:
+                ranks.append(_NOTHING)
+                continue
+            layer_s, first_s, last_s, send_s = alone(batch)
+            layer_s += shared
+            if layer_s < launch_s and batch.chunks:
+                layer_s = launch_s
+            ranks.append((layer_s, first_s, last_s, send_s))
+            if layer_s > slowest:
+                slowest = layer_s
+            if first_s > first:
+                first = first_s
+            if last_s > last:
+                last = last_s
+            if send_s > send:
+                send = send_s
+        return ranks, (slowest, first, last, send)
+
+    def _shared(self, op: str, rows: int) -> float:
+        """Seconds of an op that the ranks share, in a mean layer; 0 where the model has none."""
+        if op not in self.cost.ops.by_rows:
+            return 0.0
+        table = _shared_rows(self.cost, op, max(1024, 1 << (rows - 1).bit_length()) if rows else 1)
+        return table[rows]
+
+
+@lru_cache(maxsize=64)
+def _shared_rows(cost: IterationCost, op: str, most: int) -> list[float]:
+    """By token rows, up to ``most``."""
+    return [0.0, *quantize(cost.op_s(op, np.arange(1, most + 1))).tolist()]
