@@ -170,5 +170,11 @@ def _again_charts(again: Mapping[str, SimulatedAgain], tables: Mapping[str, Tabl
             memory[name] = StyledLine(x[~np.isnan(y)], y[~np.isnan(y)], styles[name])
     if memory:
         chart = lines(memory, "time (s)", "KV cache in use (%)")
-        charts.append(Chart("Memory", chart, "Of replica 0 (of two pools: decode 0), mean of 240 parts of the run."))
+        charts.append(
+            Chart(
+                "Memory",
+                chart,
+                "Of replica 0 (of two pools: decode 0), mean of 240 parts.",
+            )
+        )
     return charts

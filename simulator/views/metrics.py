@@ -439,7 +439,9 @@ class Analysis:
             "kv_peak_share": float(max(peaks, default=0.0)),
             **(paging_summary(records, done) if is_paged(records) else {}),
             "tbt_s": _named(self.tbt_quantiles()),
-            **_spreads({name: done[name] for name in (*STEADY, "bubble_s", *PARTS) if name in done}),
+            **_spreads(
+                {name: done[name] for name in (*STEADY, "bubble_s", *PARTS) if name in done}
+            ),
             "bubble_share": bubble / totals["wall"] if totals["wall"] else float("nan"),
             "ledger_s": totals,
             "steady": self._steady(done),

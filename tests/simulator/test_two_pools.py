@@ -21,7 +21,6 @@ from sarathi_sim.policies.log import LOST, LivelockError
 from sarathi_sim.policies.policy import cached_blocks_of
 from sarathi_sim.policies.pool import Pool, PoolPolicy
 from sarathi_sim.policies.request import Request
-from sarathi_sim.policies.sglang import Sglang
 from sarathi_sim.policies.trtllm import Trtllm
 from sarathi_sim.policies.vllm import Vllm
 from sarathi_sim.simulator.loop.closed_loop import ClosedLoop
