@@ -184,9 +184,8 @@ def sentence(deployments: Deployments, unit: str, currency: str) -> str:
         return "No deployment holds the SLO, even under a small load."
     best, *others = sorted(able, key=lambda one: -one["capacity"])
     what = "carries the most," if others else "carries"
-    said = (
-        f"{best['name']}, {_servers(best, _parallel(best))}, {what} {number_text(best['capacity'])} {unit}"
-    )
+    servers = _servers(best, _parallel(best))
+    said = f"{best['name']}, {servers}, {what} {number_text(best['capacity'])} {unit}"
     if best.get("per_million_output_tokens"):
         said += f" at {_price(best, currency)}"
     if best["rejected_share"]:
