@@ -11,6 +11,7 @@ from typing import Any
 from rich.table import Table
 
 from sarathi_sim.experiments.config.deployment import Deployment
+from sarathi_sim.experiments.config.scenario import POOLS
 from sarathi_sim.experiments.config.workload import Closed, Gamma, TraceArrivals, Varying, Workload
 from sarathi_sim.profiler.kernels.reduce_curves import CAPTURED_TOKENS
 from sarathi_sim.simulator.load.describe import traffic_line, without_times
@@ -161,11 +162,21 @@ def assumed(
     found = {
         "traffic": traffic_line(deployment.requests),
         "arrivals": _arrivals(deployment.scenario.workload, searched),
-        "engine": _defaults(deployment, varied),
-        "formats": _formats(deployment),
+        **_by_pool(deployment, "engine", lambda pool: _defaults(pool, varied)),
+        **_by_pool(deployment, "formats", _formats),
         "not modelled": _NOT_MODELLED if deployment.model.experts is not None else "",
     }
     return [*(f"{topic}: {text}" for topic, text in found.items() if text), *deployment.notes]
+
+
+def _by_pool(
+    deployment: Deployment, topic: str, text: Callable[[Deployment], str]
+) -> dict[str, str]:
+    """A line of a topic; of two pools that differ, one each."""
+    found = [text(pool) for pool in deployment.pools]
+    if len(set(found)) == 1:
+        return {topic: found[0]}
+    return {f"{pool} {topic}": said for pool, said in zip(POOLS, found, strict=True)}
 
 
 def _arrivals(workload: Workload, searched: str | None) -> str:
@@ -272,7 +283,16 @@ def deployments_table(deployments: Mapping[str, Deployment]) -> Table:
         "KV tokens": lambda d: f"{d.kv_capacity:,}",
         "requests": lambda d: f"{len(d.requests):,}",
     }
-    if any(each.scenario.cluster.dp > 1 for each in deployments.values()):
+    if any(pool.scenario.cluster.dp > 1 for each in deployments.values() for pool in each.pools):
         rows["data-parallel ranks of attention"] = lambda d: str(d.scenario.cluster.dp)
-    cells = [[label, *map(cell, deployments.values())] for label, cell in rows.items()]
+    cells = [
+        [
+            label,
+            *(
+                " + ".join(dict.fromkeys(map(cell, deployment.pools)))
+                for deployment in deployments.values()
+            ),
+        ]
+        for label, cell in rows.items()
+    ]
     return rich_table([""], list(deployments), cells)

@@ -26,7 +26,7 @@ from sarathi_sim.experiments.config.inputs import (
 )
 from sarathi_sim.experiments.config.policy import policy_errors
 from sarathi_sim.experiments.config.requests import Traffic, build_clients, build_requests
-from sarathi_sim.experiments.config.scenario import POOLS, Batching, KvCache, Scenario
+from sarathi_sim.experiments.config.scenario import POOLS, Batching, KvCache, Scenario, Transfers
 from sarathi_sim.experiments.config.two_pools import (
     check_alike,
     own_keys,
@@ -114,7 +114,7 @@ class Deployment:
         found: dict[str, int] = {}
         for pool in self.pools:
             cluster, device = pool.scenario.cluster, pool.device.name
-            gpus = cluster.tp * cluster.dp * cluster.pp * cluster.replicas
+            gpus = cluster.gpus * cluster.replicas
             found[device] = found.get(device, 0) + gpus
         return found
 
@@ -422,11 +422,12 @@ def _deploy_pools(scenario: Scenario, source: Source, requests_of: Requests) -> 
     transfers, known = transfers_of(scenario, second.policy.name)
     assert transfers.order and transfers.first_token
     numbers = number_bytes_of(decode.scenario, decode.model, decode.device, decodes)
+    token_bytes = decode.model.kv_bytes_per_token(numbers.kv)
     handover = Handover(
         transfers.order,
         transfers.first_token,
         known,
-        decode.model.kv_bytes_per_token(numbers.kv) / transfers.bandwidth,
+        token_bytes / transfers.bandwidth,
         transfers.latency_s,
         given.frontends,
     )
@@ -443,17 +444,31 @@ def _deploy_pools(scenario: Scenario, source: Source, requests_of: Requests) -> 
         with_own_prompts(decode.requests) if cached else decode.requests,
         decode.ops,
         f"{prefill.bundle_sha256} {decode.bundle_sha256}",
-        tuple(
-            f"{pool}: {note}"
-            for pool, one in (("prefill", prefill), ("decode", decode))
-            for note in one.notes
-        ),
+        (_handover_note(transfers, token_bytes), *_notes_of_pools(prefill, decode)),
         prefill=prefill,
         decode=decode,
         handover=handover,
     )
     check_memory(found.memory_needs, scenario, source)
     return found
+
+
+def _handover_note(transfers: Transfers, token_bytes: int) -> str:
+    order = (transfers.order or "").replace("_", " ")
+    first = (transfers.first_token or "").replace("_", " ")
+    return (
+        f"handover: {order}, first token at {first}; {token_bytes / 1e3:.1f} kB of KV a prompt "
+        f"token at {transfers.bandwidth / 1e9:g} GB/s, a prompt of a prefill worker after the "
+        f"other, and {1e3 * transfers.latency_s:g} ms"
+    )
+
+
+def _notes_of_pools(prefill: Deployment, decode: Deployment) -> list[str]:
+    """The notes of both pools; those that differ after the pool's name."""
+    same = [note for note in prefill.notes if note in decode.notes]
+    pools = zip(POOLS, (prefill, decode), strict=True)
+    own = [f"{pool} {note}" for pool, one in pools for note in one.notes if note not in same]
+    return [*same, *own]
 
 
 def _prompt_of(request: Request) -> Request:

@@ -174,7 +174,7 @@ def _again_charts(again: Mapping[str, SimulatedAgain], tables: Mapping[str, Tabl
             Chart(
                 "Memory",
                 chart,
-                "Of replica 0 (of two pools: decode 0), mean of 240 parts of the run.",
+                "Of replica 0 (of two pools: decode 0), mean of 240 parts.",
             )
         )
     return charts

@@ -219,8 +219,7 @@ def run_experiment(
         runs, begun = dict[str, ScenarioRun](), dict[str, Errand[Uncertainty | None]]()
         for name, deployment in deployments.items():
             runs[name] = run = _run(name, deployment, progress)
-            several = second is not None and len(runs) < len(deployments)
-            if several and len(deployment.pools) == 1 and _is_small(run):
+            if second is not None and len(runs) < len(deployments) and _is_small(run):
                 sent = Analysis(run.analysis.records)  # without the views
                 begun[name] = second.begin(uncertainty_of, *timing(deployment), sent)
         window = _checked(window, runs)
@@ -330,7 +329,10 @@ def _draw(drawing: Drawing, folder: Path, told: Told) -> None:
 
 
 def _is_small(run: ScenarioRun) -> bool:
-    """Whether a run's records are small enough to be held by a second process, too."""
+    """Whether a run's records are small enough to be held by a second process, too. (Those of two
+    pools have no band.)"""
+    if run.analysis.records.handovers is not None:
+        return False
     return sum(log.num_iterations for log in run.analysis.records.replicas) <= MOST_SENT
 
 

@@ -193,13 +193,14 @@ class _TwoPools(Run):
         self.finish(sequences, now)
 
     def _unsent(self, place: int) -> None:
-        """A request ended whose prompt was in the decode worker's prefix cache, so nothing was sent:
-        its prefill worker forgets its KV, or the request where it waits for a reservation."""
+        """A request ended whose prompt was in the decode worker's prefix cache, so nothing was
+        sent: its prefill worker forgets its KV, or the request where it was not taken yet."""
         worker, prompt = self._prefilled_on[place], self._at_work[place][0]
-        if not np.isnan(self._prefill_end_s[place]):
-            return self._prefill.replicas[worker].sent(prompt.id)
-        self._prefill.left(worker, prompt, self._frontend[place])
-        self._prefilled_on[place] = -1
+        if np.isnan(self._prefill_end_s[place]):
+            self._prefill.left(worker, prompt, self._frontend[place])
+            self._prefilled_on[place] = -1
+        else:
+            self._prefill.replicas[worker].sent(prompt.id)
 
     def _soon(self, when: float, rank: int, place: int) -> None:
         """Take a request's next step at ``when``, together with all others of this rank."""

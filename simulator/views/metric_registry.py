@@ -37,8 +37,8 @@ class Metric:
     A distribution has ``statistics`` (``ttft_s.p99``), a number has none. ``scale`` is the printed
     value of a stored 1: 100 for a share, printed in percent. ``grows``: in an overloaded run it
     depends on the length of the run. ``in_summary`` is false for a metric of the requests' table
-    only, ``paged`` is true for one of runs with paged memory only, ``pools`` for one of runs with two
-    pools only.
+    only, ``paged`` is true for one of runs with paged memory only, ``pools`` for one of runs with
+    two pools only.
     """
 
     key: str

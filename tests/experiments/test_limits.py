@@ -37,8 +37,6 @@ def test_the_page_is_up_to_date_and_a_name_stands_in_one_row_only() -> None:
         ("engine.eagle3=true", "speculative decoding, MTP, EAGLE", "switched off"),
         ("lora.adapters=8", "LoRA adapters", "simulate the base model"),
         ("engine.enable_lora=true", "LoRA adapters", "kv_cache.non_torch_bytes"),
-        ("disaggregation.prefill=2", "disaggregated prefill", "kv_cache.prompts_cached: true"),
-        ("cluster.prefill_replicas=2", "disaggregated prefill", "two pools apart"),
         ("kv_cache.offload=cpu", "offload of KV cache", "kv_cache.num_blocks"),
         ("kv_cache.swap_space=4", "offload of KV cache", "kv_cache.num_blocks"),
         ("autoscaling.max=4", "autoscaling", "recommend --rate"),
@@ -74,7 +72,7 @@ def test_keys_and_values(assignment: str, what: str, instead: str) -> None:
 
 
 def test_every_scenario_and_every_section_of_a_file_says_so() -> None:
-    """Plain mistakes stay plain: `prefill` is no length, and nothing of disaggregation."""
+    """Plain mistakes stay plain: `prefill` is no length, and no limit of the program."""
     said = message(SMALL, "scenarios.orca.lora={rank: 8}")
     assert "scenarios.orca.lora: unknown key: not modelled: LoRA" in said
     said = message(SMALL, "workload.lengths.prefill=3")

@@ -240,7 +240,7 @@ class TwoPools:
         self.received_s[request.id] = env.now
         ours, theirs = self.prefill.replicas[source], self.decode.replicas[target]
         ours.told(ours.pool.sent, request.id)
-        theirs.told(theirs.pool.received, request.id)
+        theirs.told(lambda id: theirs.pool.received([id]), request.id)
         yield self.decode.ended[request.id]
         self._answered(place)
         return None
