@@ -48,28 +48,17 @@ class GroupPredictor:
     def __call__(self, step: Step) -> tuple[list[Nominal], Nominal]:
         """Seconds of each rank, if no other took longer, and of the step."""
         alone, launch_s = self._alone, self._launch_s
-        tokens = [0 if batch is None else batch.num_tokens for batch in step]
+        tokens = [0 if b is None else b.prefill_tokens + b.num_decodes for b in step]
         shared = self._shared(MOE, sum(tokens)) + self._shared(ALL_TO_ALL, max(tokens))
-        ranks = []
-        slowest = first = last = send = 0.0
-        for batch in step:
-            if batch is None:
-                ranks.append(_NOTHING)
-                continue
-            layer_s, first_s, last_s, send_s = alone(batch)
-            layer_s += shared
-            if layer_s < launch_s and batch.chunks:
-                layer_s = launch_s
-            ranks.append((layer_s, first_s, last_s, send_s))
-            if layer_s > slowest:
-                slowest = layer_s
-            if first_s > first:
-                first = first_s
-            if last_s > last:
-                last = last_s
-            if send_s > send:
-                send = send_s
-        return ranks, (slowest, first, last, send)
+        ranks = [_NOTHING if batch is None else alone(batch) for batch in step]
+        ranks = [(layer + shared, first, last, send) for layer, first, last, send in ranks]
+        if launch_s:
+            for rank, batch in enumerate(step):
+                if batch is not None and batch.chunks:
+                    layer, *rest = ranks[rank]
+                    ranks[rank] = (max(layer, launch_s), *rest)
+        layer, first, last, send = map(max, zip(*ranks, strict=True))
+        return ranks, (layer, first, last, send)
 
     def _shared(self, op: str, rows: int) -> float:
         """Seconds of an op that the ranks share, in a mean layer; 0 where the model has none."""
