@@ -6,7 +6,6 @@ from __future__ import annotations
 from collections.abc import Iterator
 from itertools import product
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -39,36 +38,36 @@ def fit_wide(datasets: Path, device: str, stack: str) -> Iterator[Fitted]:
                 yield _gather(f"{WIDE}.{op}.{gpus}", rows[rows["gpus"] == gpus], version)
 
 
-def _experts(*of: Any) -> Iterator[Fitted]:
+def _experts(datasets: Path, device: str, stack: str) -> Iterator[Fitted]:
     for dtype in MOE_DTYPES:
-        found, even = {}, rates_of(of[1], dtype, "balanced")
+        found, even = {}, rates_of(device, dtype, "balanced")
         for spread in DISTRIBUTIONS:
-            if table := tables.experts(*of, dtype, spread, wide=True):
-                found[f"{WIDE}.experts.{dtype}.{spread}"] = *table, rates_of(of[1], dtype, spread)
-            if table := tables.even_experts(*of, dtype, spread):
+            if table := tables.experts(datasets, device, stack, dtype, spread, wide=True):
+                found[f"{WIDE}.experts.{dtype}.{spread}"] = *table, rates_of(device, dtype, spread)
+            if table := tables.even_experts(datasets, device, stack, dtype, spread):
                 found[f"{WIDE}.even.{dtype}.{spread}"] = *table, even
         yield from fit_experts(found, wide=True)
     for mode in MODES:
         found = {}
         for spread in DISTRIBUTIONS:
-            if table := tables.deepep_experts(*of, mode, spread):
+            if table := tables.deepep_experts(datasets, device, stack, mode, spread):
                 rows, version = table
                 if mode == "normal":
                     floor = rows["time_us"].quantile(0.05)
                     rows = rows[rows["time_us"] > _LAUNCHES * floor]
-                rates = rates_of(of[1], "fp8_block", spread)
+                rates = rates_of(device, "fp8_block", spread)
                 found[f"{WIDE}.{mode}_experts.fp8_block.{spread}"] = rows, version, rates
         yield from fit_experts(found, wide=True)
 
 
-def _exchanges(*of: Any) -> Iterator[Fitted]:
+def _exchanges(datasets: Path, device: str, stack: str) -> Iterator[Fitted]:
     for mode, between in product(MODES, (False, True)):
-        if table := tables.deepep(*of, mode, between):
+        if table := tables.deepep(datasets, device, stack, mode, between):
             name = f"{WIDE}.{mode}{'.nodes' if between else ''}"
             yield _exchange(name, *table, each=mode == "low_latency")
     for (backend, parts), sent in product(PARTS.items(), _SENT):
         for part in parts if sent == _SENT[0] else ("dispatch",):
-            if table := tables.nvlink_exchange(*of, backend, part, sent):
+            if table := tables.nvlink_exchange(datasets, device, stack, backend, part, sent):
                 yield _exchange(f"{WIDE}.{backend}.{part}.{sent}", *table)
 
 
