@@ -308,7 +308,9 @@ def test_latent_attention_of_whole_heads_is_measured(device: str, stack: Stack) 
         kernels = Kernels(stack, dtype, "fp8", expert_parallel=True, dp=8)
         times = StackTimes(device, kernels, R1, 1)
         for op in ("attn_prefill", "attn_decode"):
-            assert times.provenance()[op].mark.startswith("measured")
+            kind = "derived" if (stack, device) == ("sglang", "h200-sxm") else "measured"
+            assert times.provenance()[op].mark.startswith(kind)
+            assert times.provenance()[op].half_width_pct < 40
         assert times.prefill(np.array([1024.0]), np.array([0.0]))[0] < 1000
         assert times.decode(np.array([64.0]), np.array([2048.0]))[0] < 500
 
