@@ -21,6 +21,8 @@ _BINS = 240
 KINDS = ("prefill", "decode", "mixed")
 
 Curve = tuple[Floats, Floats]
+IDLE = (*BUBBLES, "slowest rank")
+"""The kinds of idle time before a batch."""
 MemoryCurves = tuple[Curve, Curve, Curve]
 
 
@@ -31,7 +33,8 @@ class StageSlices:
     ``row`` is the micro-batch's row in the replica's iteration columns, ``kind`` indexes
     :data:`KINDS`. ``bubble_start`` is when the idle time before it began, ``bubble_s`` the part of
     it that was a bubble (communication and turn-around included), ``bubble_kind`` indexes
-    :data:`~sarathi_sim.simulator.views.ledger.BUBBLES`.
+    :data:`IDLE`. A rank with data-parallel attention has a ``rank`` name; what it waited for others
+    at the end of a step is the idle time before its next one.
     """
 
     replica: int
@@ -43,6 +46,12 @@ class StageSlices:
     bubble_start: Floats
     bubble_s: Floats
     bubble_kind: Ints
+    rank: str = ""
+
+    @property
+    def name(self) -> str:
+        """The name of the replica, or of the rank."""
+        return self.rank or f"replica {self.replica}"
 
 
 @dataclass(frozen=True)
@@ -97,9 +106,16 @@ def stage_slices(analysis: Analysis, window: Window) -> list[StageSlices]:
         times = split.times
         kind = iteration_kinds(log)
         bubble = split.bubble + split.communication + split.turnaround
+        bubble_kind, ended, rank = split.kind.astype(np.int64), times.finish, ""
+        if (waited := log.waited_s) is not None:
+            rank, ended = analysis.records.name_of(number), ended - waited[:, None]
+            before = np.append(0.0, waited[:-1])
+            bubble = bubble + split.slowest_rank + (before - waited)[:, None]
+            bubble_kind[:] = IDLE.index("slowest rank")
         for stage in range(log.num_stages):
-            start, finish = times.start[:, stage], times.finish[:, stage]
-            released = np.concatenate([start[:1], times.release[:-1, stage]])
+            start, finish = times.start[:, stage], ended[:, stage]
+            released = finish if waited is not None else times.release[:, stage]
+            released = np.concatenate([start[:1], released[:-1]])
             rows = np.flatnonzero((released < window.end_s) & (finish > window.start_s))
             found.append(
                 StageSlices(
@@ -111,7 +127,8 @@ def stage_slices(analysis: Analysis, window: Window) -> list[StageSlices]:
                     finish[rows],
                     released[rows],
                     bubble[rows, stage],
-                    np.asarray(split.kind[rows], np.int64),
+                    bubble_kind[rows],
+                    rank,
                 )
             )
     return found
@@ -151,7 +168,7 @@ def _means(log: ReplicaLog, values: Floats) -> tuple[Floats, Floats]:
 
 def bubble_name(kind: int) -> str:
     """The name of a bubble, as in the ledger."""
-    return BUBBLES[kind].upper() if BUBBLES[kind].startswith("pb") else BUBBLES[kind]
+    return IDLE[kind].upper() if IDLE[kind].startswith("pb") else IDLE[kind]
 
 
 def parse_window(text: str) -> Window:
@@ -183,7 +200,7 @@ def trace_events(analysis: Analysis, window: Window) -> dict[str, Any]:
     for stage in stage_slices(analysis, window):
         if stage.replica not in named:
             named.add(stage.replica)
-            events += _about("process", stage, f"replica {stage.replica}", stage.replica)
+            events += _about("process", stage, stage.name, stage.replica)
         events += _about("thread", stage, f"stage {stage.stage}", stage.stage)
         events += _stage_events(analysis.records, stage)
     return {"displayTimeUnit": "ms", "traceEvents": events}
