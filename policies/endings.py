@@ -27,6 +27,9 @@ class Endings(Protocol):
     def ended(self, batch: Batch, dropped: Collection[Sequence] = ()) -> list[Sequence]:
         """The sequences whose last token this batch yields; ``dropped`` ones lose theirs."""
 
+    def none_end(self, batch: Batch) -> int:
+        """In how many iterations from this batch on, all of decodes, nobody ends for sure."""
+
 
 class OutputLengths:
     """The :class:`Endings` of a simulation, from the requests' true output lengths.
@@ -61,6 +64,11 @@ class OutputLengths:
     def preempted(self, sequence: Sequence) -> None:
         """A sequence has to compute its tokens again, and may end with a chunk of them."""
         self._with_chunks = True
+
+    def none_end(self, batch: Batch) -> int:
+        """In how many iterations from this batch on, all of decodes, nobody ends for sure."""
+        first, slot = batch.iteration, batch.slot
+        return min((last for of, last in self._due if of == slot and last >= first)) - first
 
     def ended(self, batch: Batch, dropped: Collection[Sequence] = ()) -> list[Sequence]:
         """The sequences whose last token this batch yields; ``dropped`` ones lose theirs."""

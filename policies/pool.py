@@ -267,6 +267,46 @@ class Pool(Scheduler):
                 self.blocks.computed(sequence, sequence.target)
         return ended
 
+    def repeats(self, batch: Batch) -> int:
+        """How often the same happens once more when this batch has returned: nobody ends, and an
+        iteration like it is formed, in which all running sequences decode, unless one arrives."""
+        decodes = batch.num_decodes
+        if not self._settled or batch.chunks or not decodes or self.partials or self._stale:
+            return 0
+        cohort, blocks = self.cohorts[batch.slot], self.blocks
+        same = decodes == len(self.running) == len(cohort.members)
+        if not same or cohort.outstanding != self.max_in_flight or blocks.sharing:
+            return 0
+        stops = min(cohort.stops, default=cohort.iteration + decodes * blocks.block_size)
+        room = (blocks.free // decodes - 1) * blocks.block_size
+        return max(0, min(self.endings.none_end(batch), stops - cohort.iteration, room))
+
+    def repeat(self, batch: Batch, times: int) -> None:
+        """Book that so many batches returned, and as many were formed, as :meth:`repeats` says;
+        ``batch`` is one of them."""
+        cohort, blocks = self.cohorts[batch.slot], self.blocks
+        first = cohort.iteration
+        for iteration in range(first, first + times):
+            cohort.iteration = iteration
+            if full := cohort.at_block_end():
+                blocks.grow(full)
+            self.kv_log.append(blocks.capacity - blocks.free)
+        cohort.iteration = last = first + times
+        cohort.context += times * batch.num_decodes
+        self.step += times
+        if not self.policy.ahead:
+            return
+        depth, slot = cohort.outstanding, cohort.index
+        for done in range(max(0, times - depth), times):
+            returned = replace(batch, iteration=first - depth + done, chunks=(), yields=())
+            self._returns.append((self._num_formed + done, returned))
+        self._num_formed += times
+        cohort.opens = self.step + self.stages
+        self._formed_as = {
+            (slot, last - depth + place): self._num_formed - depth + 1 + place
+            for place in range(depth)
+        }
+
     def _book_chunks(self, batch: Batch, cohort: Cohort) -> list[Sequence]:
         """Book a batch's chunks; returns the preempted sequences for which it yields a token."""
         stale = []

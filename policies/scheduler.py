@@ -130,6 +130,15 @@ class Scheduler:
         """Book an iteration that returned from the last stage; returns the finished sequences."""
         raise NotImplementedError
 
+    def repeats(self, batch: Batch) -> int:
+        """How often the same happens once more when this batch has returned: nobody ends, and an
+        iteration like it is formed, in which all running sequences decode, unless one arrives."""
+        return 0
+
+    def repeat(self, batch: Batch, times: int) -> None:
+        """Book that so many batches returned, and as many were formed, as :meth:`repeats` says;
+        ``batch`` is one of them."""
+
     # The life of a request -----------------------------------------------------------------------
 
     def admit(

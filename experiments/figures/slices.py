@@ -21,6 +21,8 @@ _BINS = 240
 KINDS = ("prefill", "decode", "mixed")
 
 Curve = tuple[Floats, Floats]
+IDLE = (*BUBBLES, "slowest rank")
+"""The kinds of idle time before a batch."""
 MemoryCurves = tuple[Curve, Curve, Curve]
 
 
@@ -31,7 +33,8 @@ class StageSlices:
     ``row`` is the micro-batch's row in the replica's iteration columns, ``kind`` indexes
     :data:`KINDS`. ``bubble_start`` is when the idle time before it began, ``bubble_s`` the part of
     it that was a bubble (communication and turn-around included), ``bubble_kind`` indexes
-    :data:`~sarathi_sim.simulator.views.ledger.BUBBLES`. ``called`` is the replica's name.
+    :data:`IDLE`. ``called`` is the replica's name, with its rank if it has several; what a ``rank``
+    waited for others at the end of a step is the idle time before its next one.
     """
 
     replica: int
@@ -44,6 +47,12 @@ class StageSlices:
     bubble_start: Floats
     bubble_s: Floats
     bubble_kind: Ints
+    rank: bool = False
+
+    @property
+    def label(self) -> str:
+        """The name of the row: the replica and the stage, or the rank."""
+        return self.called if self.rank else f"{self.called}:{self.stage}"
 
 
 @dataclass(frozen=True)
@@ -98,9 +107,16 @@ def stage_slices(analysis: Analysis, window: Window) -> list[StageSlices]:
         times = split.times
         kind = iteration_kinds(log)
         bubble = split.bubble + split.communication + split.turnaround
+        bubble_kind, ended = split.kind.astype(np.int64), times.finish
+        if (waited := log.waited_s) is not None:
+            ended = ended - waited[:, None]
+            before = np.append(0.0, waited[:-1])
+            bubble = bubble + split.slowest_rank + (before - waited)[:, None]
+            bubble_kind[:] = IDLE.index("slowest rank")
         for stage in range(log.num_stages):
-            start, finish = times.start[:, stage], times.finish[:, stage]
-            released = np.concatenate([start[:1], times.release[:-1, stage]])
+            start, finish = times.start[:, stage], ended[:, stage]
+            released = finish if waited is not None else times.release[:, stage]
+            released = np.concatenate([start[:1], released[:-1]])
             rows = np.flatnonzero((released < window.end_s) & (finish > window.start_s))
             found.append(
                 StageSlices(
@@ -113,7 +129,8 @@ def stage_slices(analysis: Analysis, window: Window) -> list[StageSlices]:
                     finish[rows],
                     released[rows],
                     bubble[rows, stage],
-                    np.asarray(split.kind[rows], np.int64),
+                    bubble_kind[rows],
+                    waited is not None,
                 )
             )
     return found
@@ -158,7 +175,7 @@ def _means(log: ReplicaLog, values: Floats) -> tuple[Floats, Floats]:
 
 def bubble_name(kind: int) -> str:
     """The name of a bubble, as in the ledger."""
-    return BUBBLES[kind].upper() if BUBBLES[kind].startswith("pb") else BUBBLES[kind]
+    return IDLE[kind].upper() if IDLE[kind].startswith("pb") else IDLE[kind]
 
 
 def parse_window(text: str) -> Window:

@@ -94,7 +94,9 @@ def draw_stages(axes: Axes, name: str, stages: list[StageSlices], colour: str = 
     axes.add_collection(bubbles)
     pipeline = len({s.stage for s in stages}) > 1
     one_replica = len({s.replica for s in stages}) == 1
-    if one_replica:
+    if shown and shown[0].rank:
+        row_name, labels = "replica", [s.label for s in shown]
+    elif one_replica:
         row_name, labels = "stage", [str(s.stage) for s in shown]
     elif pipeline:
         row_name, labels = "replica:stage", [f"{s.called}:{s.stage}" for s in shown]

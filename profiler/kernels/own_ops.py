@@ -38,6 +38,7 @@ from sarathi_sim.profiler.kernels.moe_surface import (
     Rates,
     choose_tokens,
     fit_moe,
+    groups,
     moe_table,
     moved_bytes,
     padded_us,
@@ -316,7 +317,8 @@ def fit_experts(format_tables: ExpertTables, wide: bool = False) -> Iterator[Fit
     """The surfaces of one format's tables of experts (sizes, tokens, time_us).
 
     Token counts that are no knots are scored together over all tables: each has few. ``wide``:
-    tables by ranks, each with tokens of its own.
+    tables by ranks, each with tokens of its own; of one model alone all token counts are kept, and
+    every other one is scored.
     """
     timed = {table: moe_table(rows, wide) for table, (rows, *_) in format_tables.items()}
     raws = {table: timed[table].from_memory(rates) for table, (*_, rates) in format_tables.items()}
@@ -326,7 +328,10 @@ def fit_experts(format_tables: ExpertTables, wide: bool = False) -> Iterator[Fit
         # Half of the shapes choose the knots, the others are scored.
         raw, chosen = raws[table], np.arange(len(raws[table].shapes)) % 2 == 0
         knots[table] = choose_tokens(raw.cleaned(rates).some(chosen), rates)
-        between += left_out.moe_tokens(raw, rates, knots[table], np.flatnonzero(~chosen))
+        if wide and sum(1 for _ in groups(raw.shapes)) == 1:
+            knots[table], chosen[:] = np.arange(len(raw.tokens)), False
+        fitted = knots[table] if chosen.any() else np.append(knots[table][:-1:2], knots[table][-1])
+        between += left_out.moe_tokens(raw, rates, fitted, np.flatnonzero(~chosen))
     for table, (rows, version, rates) in format_tables.items():
         raw = raws[table]
         clean = raw.cleaned(rates)

@@ -61,6 +61,7 @@ from sarathi_sim.profiler.kernels.own_ops import OWN_OPS
 from sarathi_sim.profiler.kernels.reduce_curves import fit_reduce, stream_bytes
 from sarathi_sim.profiler.kernels.sparse_law import fit_sparse
 from sarathi_sim.profiler.kernels.stack_attention import (
+    BLOCKS,
     LATENT,
     LESS,
     MEASURED_LATENT,
@@ -189,6 +190,20 @@ def sparse_decodes(rows: pd.DataFrame, gemms: GemmLattice, model: str) -> pd.Dat
     launches = (rest.groupby(rows["heads"]).min() - _FASTEST_SPARSE_US).clip(lower=0.0)
     rest -= launches.loc[rows["heads"]].to_numpy()
     return rows.assign(kv_heads=1, time_us=rest.clip(lower=_FASTEST_US))
+
+
+def block_fits(datasets: Path, device: str, stack: str) -> Iterator[Fitted]:
+    """Decodes of latent attention by ranks of data-parallel attention, from whole blocks."""
+    found = tables.latent_blocks(datasets, device, stack)
+    if found is not None:
+        gemms = dict(_gemm_lattices(datasets, device, stack))["fp8_block"]
+        rest, version = _rest(found[0], gemms, "batch"), f"{found[1]} {LESS}"
+        over = (rest.groupby(found[0]["heads"]).min() - _FASTEST_US).clip(lower=0.0)
+        rest = (rest - over.loc[found[0]["heads"]].to_numpy()).clip(lower=_FASTEST_US)
+        rows = found[0].assign(kv_heads=1, time_us=rest)
+        rate = load_device(device).memory_bandwidth
+        least = reading_us(rows, MEASURED_LATENT.cached, "fp8", rate)
+        yield fit_attention("decode", BLOCKS, rows, version, least)
 
 
 def recurrent_fits(datasets: Path, device: str, stack: str, scored: bool) -> Iterator[Fitted]:
@@ -434,6 +449,7 @@ def _fits(datasets: Path, device: str, stack: str, families: Collection[str]) ->
         yield from _messages(ALL_TO_ALL, {"nccl": found_all})
     if WIDE in families and "@" not in stack:
         yield from fit_wide(datasets, device, stack)
+        yield from block_fits(datasets, device, stack)
 
 
 def _gemms_and_attention(

@@ -61,8 +61,8 @@ def wide_experts(chip: str, kernels: Kernels, shape: Shape) -> WideAnswer | None
     a share of their own rates (assumed). Raises SpecError where DeepEP's were not measured.
     """
     spread, dtype, engine = kernels.expert_distribution, kernels.experts_in, kernels.named
-    names: tuple[str, ...] = ()
-    if kernels.moe_a2a_backend == "deepep":
+    names, deepep = tuple[str, ...](), kernels.moe_a2a_backend == "deepep"
+    if deepep:
         spread, engine = "balanced" if kernels.redundant_experts else spread, "sglang"
         names = tuple(f"{mode}_experts.fp8_block.{spread}" for mode in MODES)
     elif kernels.redundant_experts:
@@ -70,9 +70,8 @@ def wide_experts(chip: str, kernels: Kernels, shape: Shape) -> WideAnswer | None
     elif kernels.dp > 1 and kernels.expert_parallel and shape[5] > MOST_RANKS:
         names = (f"experts.{dtype}.{spread}",)
     spec, arrays = load_stack(chip, engine)
-    if engine == "sglang" and names:
-        for name in names:
-            spec.need(WIDE, name, "moe_a2a_backend deepep: experts")
+    for name in names if deepep else ():
+        spec.need(WIDE, name, "moe_a2a_backend deepep: experts")
     if not names or f"{WIDE}.{names[0]}" not in spec.kernels:
         return None
     fits = [spec.kernels[f"{WIDE}.{name}"] for name in names]

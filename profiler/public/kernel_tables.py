@@ -44,7 +44,7 @@ FORMS = (
     "dsa_context_module_perf, dsa_generation_module_perf, gdn_perf, moe_perf, "
     "custom_allreduce_perf, nccl_perf, wideep_moe_perf, wideep_context_moe_perf, "
     "wideep_generation_moe_perf, wideep_deepep_ll_perf, wideep_deepep_normal_perf, "
-    "trtllm_alltoall_perf"
+    "wideep_generation_mla_perf, trtllm_alltoall_perf"
 )
 #: The tables' names of number formats, if they differ from ours.
 _THEIRS = {"bf16": "bfloat16"}
@@ -145,6 +145,18 @@ def latent(
         rows["context"] = rows.pop("step") + rows["chunk"]
         unused = ["batch", "context"] if kind == "prefill" else ["chunk"]
         return merged(rows.drop(columns=unused)), path.parent.name
+    return None
+
+
+def latent_blocks(datasets: Path, device: str, stack: str) -> tuple[pd.DataFrame, str] | None:
+    """Whole blocks of latent attention with GEMMs in fp8 blocks (heads, batch, context): SGLang's
+    decodes with data-parallel attention by FlashAttention 3, its default on Hopper."""
+    chosen = {"kernel_source": "fa3", "mla_dtype": "fp8_block", "step": 0}
+    for path in _versions(datasets, device, "mla", stack, "wideep_generation_mla_perf"):
+        rows = _read(path, ("num_heads", "batch_size", "isl"), chosen)
+        if len(rows):
+            names = {"num_heads": "heads", "batch_size": "batch", "isl": "context"}
+            return merged(rows.rename(columns=names)), path.parent.name
     return None
 
 

@@ -73,9 +73,10 @@ LIMITS: dict[Kind, tuple[Limit, ...]] = {
             "ring-attention helix*",
         ),
         Limit(
-            "moving and copying experts (EPLB), overlap of two half batches",
-            "`expert_distribution: balanced` is what perfect balance gives; overlap is left out",
-            "*eplb* *redundant-experts* expert-placement* dbo *-dbo tbo *two-batch-overlap*",
+            "moving experts in a run (EPLB), overlap of two half batches",
+            "`cluster.redundant_experts` are copies, placed so that the load is even; overlap is "
+            "left out",
+            "*eplb* expert-placement* dbo *-dbo tbo *two-batch-overlap*",
         ),
         Limit(
             "prefix-cache hit rates as an input",

@@ -60,6 +60,9 @@ class StepPredictor(Protocol):
 class Ranks:
     """The schedulers of the ranks as one, whose batches are steps.
 
+    While a rank's iterations repeat (:meth:`Scheduler.repeats`), its scheduler is not asked: the
+    batch is formed again here, and the repetitions are booked together.
+
     ``since``  when a rank with no batch in flight got its first request, of those that have to wait
                for the other ranks' step
     """
@@ -75,11 +78,17 @@ class Ranks:
             if isinstance(scheduler, Pool):
                 scheduler.reserved = self.reserved
         self._in_flight, self._most = 0, schedulers[0].max_in_flight
+        count = len(schedulers)
+        # Of each rank: the batch that repeats, the one that returned and is to be formed again, and
+        # the number of repetitions to come, and of those not yet booked.
+        self._repeating: list[Batch | None] = [None] * count
+        self._returned: list[Batch | None] = [None] * count
+        self._to_come, self._unbooked = [0] * count, [0] * count
 
     def add(self, request: Request) -> tuple[int, str | None]:
         """Queue a request at a rank; returns the rank, and why it is rejected or None."""
         rank = self.balancer.send(request)
-        reason = self.schedulers[rank].add(request)
+        reason = self._asked(rank).add(request)
         if reason is not None:
             self.balancer.ended(rank, request)
         elif request.sends_kv or request.remote_tokens:
@@ -93,16 +102,43 @@ class Ranks:
     def pool_of(self, request_id: int) -> tuple[int, Any]:
         """The rank, and its pool, that sends or receives the KV of a request."""
         rank = self._rank_of.pop(request_id)
-        return rank, self.schedulers[rank]
+        return rank, self._asked(rank)
 
     def set_costs(self, iteration_s: abc.Callable[[Batch], float]) -> None:
         """Set the function for the seconds of an iteration of one rank."""
         for scheduler in self.schedulers:
             scheduler.set_costs(iteration_s)
 
+    def _asked(self, rank: int) -> Scheduler:
+        """The scheduler of a rank, with all that repeated booked, to be asked again."""
+        scheduler, batch = self.schedulers[rank], self._returned[rank]
+        if self._unbooked[rank]:
+            self._book(rank)
+        if batch is not None:
+            self._returned[rank] = None
+            scheduler.complete(batch)
+        self._to_come[rank] = 0
+        return scheduler
+
+    def _book(self, rank: int) -> None:
+        batch = self._repeating[rank]
+        assert batch is not None
+        self.schedulers[rank].repeat(batch, self._unbooked[rank])
+        self._unbooked[rank] = 0
+
     def next_batch(self) -> Step | None:
         """Form the next step; None if no rank has a batch."""
-        step = [scheduler.next_batch() for scheduler in self.schedulers]
+        step: list[Batch | None] = []
+        for rank, batch in enumerate(self._returned):
+            if batch is None:
+                step.append(self.schedulers[rank].next_batch())
+                continue
+            batch.iteration += self._most
+            batch.decode_context += self._most * batch.num_decodes
+            batch.longest_context += self._most
+            self._unbooked[rank] += 1
+            self._returned[rank] = None
+            step.append(batch)
         if not any(step):
             self.since.clear()
             return None
@@ -115,8 +151,20 @@ class Ranks:
         self._in_flight -= 1
         self.idle = True
         finished: list[Sequence] = []
+        to_come, returned = self._to_come, self._returned
         for rank, batch in enumerate(step):
-            if batch is not None and (ended := self.schedulers[rank].complete(batch)):
+            if batch is None:
+                continue
+            if to_come[rank]:
+                to_come[rank] -= 1
+                returned[rank] = batch
+                continue
+            if self._unbooked[rank]:
+                self._book(rank)
+            if again := self.schedulers[rank].repeats(batch):
+                to_come[rank] = again - 1
+                returned[rank] = self._repeating[rank] = batch
+            elif ended := self.schedulers[rank].complete(batch):
                 finished += ended
                 for sequence in ended:
                     self.balancer.ended(rank, sequence)
@@ -152,6 +200,7 @@ class Group(Replica):
         told: Any = {"on_finished": on_finished, "on_reserved": on_reserved}
         super().__init__(env, steps, times, layers, switches, **told)
         self._jitter = jitter
+        self._no_jitter = [0.0] * len(schedulers)
         self._block = bytearray(FIRST_ROWS * len(schedulers) * _ROW.size)
         self._ends: list[tuple[float, float]] = []  # of each step in the block: finish, duration
         self._logged = [Columns((*ITERATION_COLUMNS, *RANK_COLUMNS)) for _ in schedulers]
@@ -193,10 +242,10 @@ class Group(Replica):
         """Run a step, and note when all ranks finish it."""
         nominals, whole = self._times_of(step)
         layers, since = self.pipeline.layers[0], self.ranks.since
-        times = nominals
+        owns: abc.Sequence[float] = self._no_jitter
         if self._jitter:
-            times, whole = self._varied_times(step, nominals)
-        owns = [layers * layer_s + first_s + last_s for layer_s, first_s, last_s, _ in times]
+            varied, whole = self._varied_times(step, nominals)
+            owns = [layers * layer_s + first_s + last_s for layer_s, first_s, last_s, _ in varied]
         takes_s = layers * whole[0] + whole[1] + whole[2]
         finish = self.pipeline.launch_stages(now, (takes_s,), ())
         self._in_flight.append((finish + self._turnaround_s, step))
@@ -239,12 +288,14 @@ class Group(Replica):
         """Append the block's iterations to the ranks' columns."""
         rows = np.frombuffer(memoryview(self._block)[: self._filled], _TABLE)
         step, (finish_s, takes_s) = rows["step"], np.reshape(self._ends, (-1, 2)).T
-        tokens = rows["prefill_tokens"] + rows["decodes"]
+        tokens, own_s = rows["prefill_tokens"] + rows["decodes"], rows["own_s"]
+        if not self._jitter:
+            own_s = self.pipeline.layers[0] * rows["layer_s"] + rows["first_s"] + rows["last_s"]
         most = np.zeros(len(self._ends), np.int64)
         np.maximum.at(most, step, tokens)
         columns = {name: rows[name] for name in _OWN if name in ITERATION_COLUMNS} | {
             "finish_s": finish_s[step],
-            "waited_s": takes_s[step] - rows["own_s"],
+            "waited_s": takes_s[step] - own_s,
             "all_tokens": np.bincount(step, tokens, len(most))[step],
             "most_tokens": most[step],
         }
@@ -253,7 +304,7 @@ class Group(Replica):
         for rank, part in enumerate(np.split(order, ends)):
             self._logged[rank].append({name: column[part] for name, column in columns.items()})
             if self._jitter:
-                self._varied[rank].extend(rows["own_s"][part].tolist())
+                self._varied[rank].extend(own_s[part].tolist())
         least = len(self._logged) * _ROW_BYTES
         self._block = bytearray(max(min(2 * len(self._block), MOST_ROWS * _ROW_BYTES), least))
         self._filled = 0

@@ -203,7 +203,7 @@ class Records:
     The request columns are aligned: ``replica`` is where a request went, or -1 if it was rejected
     (then ``rejections`` says why). ``arrival_s`` is when it reached the front end,
     whose queue counts as queueing; ``frontend_s`` is the time that each request spent on the way,
-    before and after the engine. ``replicas`` has ``ranks`` logs for each replica (of each pool), one
+    before and after the engine. ``replicas`` has ``ranks`` logs for each replica of each pool, one
     of each rank with data-parallel attention; ``replica`` counts these logs.
     """
 

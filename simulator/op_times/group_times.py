@@ -23,8 +23,6 @@ from sarathi_sim.simulator.op_times.predictor import BundlePredictor
 ROWS_OF = {MOE: "all_tokens", ALL_TO_ALL: "most_tokens"}
 """The ops that the ranks share, and the column of a rank's log with their token rows."""
 
-_NOTHING = (0.0, 0.0, 0.0, 0.0)
-
 
 @lru_cache(maxsize=16)
 def beside_experts(ops: OpTimes) -> OpTimes:
@@ -42,34 +40,23 @@ class GroupPredictor:
 
     def __init__(self, cost: IterationCost, alone: BundlePredictor) -> None:
         self.cost = cost
-        self._alone = alone.__call__
+        self._alone = alone.of_each
         self._launch_s = float(quantize(cost.host.launch_layer_s))
 
     def __call__(self, step: Step) -> tuple[list[Nominal], Nominal]:
         """Seconds of each rank, if no other took longer, and of the step."""
-        alone, launch_s = self._alone, self._launch_s
-        tokens = [0 if batch is None else batch.num_tokens for batch in step]
+        launch_s = self._launch_s
+        tokens = [0 if b is None else b.prefill_tokens + b.num_decodes for b in step]
         shared = self._shared(MOE, sum(tokens)) + self._shared(ALL_TO_ALL, max(tokens))
-        ranks = []
-        slowest = first = last = send = 0.0
-        for batch in step:
-            if batch is None:
-                ranks.append(_NOTHING)
-                continue
-            layer_s, first_s, last_s, send_s = alone(batch)
-            layer_s += shared
-            if layer_s < launch_s and batch.chunks:
-                layer_s = launch_s
-            ranks.append((layer_s, first_s, last_s, send_s))
-            if layer_s > slowest:
-                slowest = layer_s
-            if first_s > first:
-                first = first_s
-            if last_s > last:
-                last = last_s
-            if send_s > send:
-                send = send_s
-        return ranks, (slowest, first, last, send)
+        alone = self._alone(step)
+        ranks = [(layer + shared, first, last, send) for layer, first, last, send in alone]
+        if launch_s:
+            for rank, batch in enumerate(step):
+                if batch is not None and batch.chunks:
+                    layer, first, last, send = ranks[rank]
+                    ranks[rank] = max(layer, launch_s), first, last, send
+        layer, first, last, send = map(max, zip(*ranks, strict=True))
+        return ranks, (layer, first, last, send)
 
     def _shared(self, op: str, rows: int) -> float:
         """Seconds of an op that the ranks share, in a mean layer; 0 where the model has none."""

@@ -151,8 +151,10 @@ def gaps(log: ReplicaLog) -> Gaps:
             gap[waits] -= missing
     slowest = nothing
     if (waited := log.waited_s) is not None:
-        rest[:1, 0] = times.start[:1, 0] - log.iterations["ready_s"][:1]
-        rest, slowest = nothing, rest + waited[:, None]
+        late = times.start[:, 0] - log.iterations["ready_s"]
+        late[1:] = np.minimum(late[1:], times.start[1:, 0] - times.release[:-1, 0])
+        turnaround = turnaround + rest - np.pad(late[1:], (1, 0))[:, None]
+        rest, slowest = nothing, (late + waited)[:, None]
     return Gaps(times, rest, communication, turnaround, no_work, slowest, pair_kinds(log))
 
 

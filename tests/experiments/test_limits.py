@@ -53,7 +53,7 @@ def test_the_page_is_up_to_date_and_a_name_stands_in_one_row_only() -> None:
         ("cluster.router=kv_aware", "KV-aware", "least_requests or power_of_two"),
         ("cluster.router=cache-aware", "KV-aware", "least_requests or power_of_two"),
         ("cluster.dcp_size=2", "context parallelism", "cluster.pp"),
-        ("engine.eplb=true", "EPLB", "expert_distribution: balanced"),
+        ("engine.eplb=true", "EPLB", "cluster.redundant_experts"),
         ("workload.best_of=4", "parallel sampling", "workload.system_prompts"),
         ("stack=tgi", "engines other than", "vllm, sglang or trtllm"),
         ("dtype=awq", "awq, gptq", "dtype: int4_wo"),
