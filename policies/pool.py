@@ -169,6 +169,11 @@ class Pool(Scheduler):
         run yet."""
         return len(self.loading)
 
+    @property
+    def vacant(self) -> bool:
+        """Whether nobody holds memory."""
+        return not (self.running or self.loading or self.sending)
+
     def next_batch(self) -> Batch | None:
         """Form the next iteration, which is empty if all sequences are in flight; None if none may
         be formed."""
@@ -467,7 +472,9 @@ class Pool(Scheduler):
         """Let a sequence whose KV arrived run; its next token is known, so it may decode now."""
         self.loading.remove(sequence)
         self._runs(sequence, sequence.prefilled, sequence.remote)
-        sequence.prefilled = sequence.target
+        self.blocks.enter(sequence, sequence.remote)
+        self.blocks.computed(sequence, sequence.remote)
+        sequence.target = sequence.remote
         self._join(sequence, self._ready, sequence.remote)
         self.num_decodes += 1
         self.decode_blocks += sequence in self._ready.at_block_end()

@@ -189,7 +189,7 @@ class Sglang:
             need = max(need, ends.pop() - retractable)
             held = max(held, max(ends, default=retractable) - retractable)
         if need > blocks.free * page - held:
-            if not (running or pool.holding) and blocks.free == blocks.capacity:
+            if pool.vacant:
                 raise LivelockError(
                     f"request {sequence.id} waits for {need} free tokens, but the KV cache holds "
                     f"{blocks.capacity * page}: give it more"
@@ -252,9 +252,10 @@ class Sglang:
         """The waiting requests, in the order in which admission tries them."""
         queue, others, state = list(pool.waiting), [], pool.state
         if pool.remote:
+            others = [each for each in queue if each.remote]
             queue = [each for each in queue if not each.remote]
         if (known := state.get("received")) is not None:
-            others = [each for each in queue if each.id not in known]
+            others += [each for each in queue if each.id not in known]
             queue = [each for each in queue if each.id in known]
         if self.schedule_policy == "lof":
             queue.sort(key=lambda each: -each.max_tokens)
@@ -297,7 +298,7 @@ class Sglang:
         whole = blocks.blocks(rest) * page
         locked = blocks.need(sequence, sequence.target, hits) * page - whole
         counted = self.ignore_eos and not blocks.caching
-        if pool.running and not (
+        if not pool.vacant and not (
             budget.can_finish(sequence, whole + page)
             if counted
             else budget.fits(sequence, rest + page + locked)

@@ -131,7 +131,7 @@ class Trtllm:
             need = blocks.need(sequence, sequence.target, hits)
             if guaranteed:
                 need = _all_blocks(pool, sequence)
-            alone = not (pool.running or pool.loading or pool.sending or found)
+            alone = pool.vacant and not found
             if sequence.stale or (need > free and not alone):
                 break
             free -= need

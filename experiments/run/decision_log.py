@@ -59,17 +59,17 @@ _Ids = list[_Whole]
 
 @dataclass(frozen=True)
 class DecisionLog:
-    """A recorded log: its file and engine, whether KV comes from elsewhere, how many batches may be
-    in flight, settings, requests, events."""
+    """A recorded log: its file and engine, how many batches may be in flight, settings, requests,
+    events, and how KV comes from elsewhere, if it does."""
 
     path: Path
     engine: type[_Player]
     version: Any
-    mode: Any
     depth: int
     settings: dict[str, Any]
     requests: list[list[Any]]
     events: list[list[Any]]
+    mode: Any = None
 
     @property
     def name(self) -> str:
@@ -118,12 +118,11 @@ def read_log(path: Path) -> DecisionLog:
     try:
         config, requests = engine.defaults | dict(header["config"]), list(header["requests"])
         depth = header["depth"] if name == "vllm" else 2 - bool(config["disable_overlap_schedule"])
-        for name in config.keys() & {
-            each for each in engine.settings if engine.settings[each] is bool
-        }:
-            config[name] = {"True": True, "False": False}.get(str(config[name]), config[name])
         mode = header.get("mode")
-        log = DecisionLog(path, engine, known, mode, depth, config, requests, rows[1:])
+        for name, value in config.items():
+            if engine.settings.get(name) is bool and value in ("True", "False"):
+                config[name] = value == "True"  # (as some recorders write it)
+        log = DecisionLog(path, engine, known, depth, config, requests, rows[1:], mode)
     except KeyError as error:
         raise ConfigError(f"{path}: line 1: the key {error.args[0]} is missing") from None
     except (TypeError, ValueError):

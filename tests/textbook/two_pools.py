@@ -15,9 +15,8 @@ from typing import Any
 import numpy as np
 import simpy
 
-from sarathi_sim.policies.log import HIT, HIT_AGAIN, REMOTE
 from sarathi_sim.policies.pool import PoolPolicy
-from sarathi_sim.policies.request import Request, Sequence
+from sarathi_sim.policies.request import Request
 from sarathi_sim.simulator.loop.closed_loop import Clients
 from sarathi_sim.simulator.loop.handover import Handover
 from sarathi_sim.simulator.loop.jitter import Jitter
@@ -26,118 +25,16 @@ from sarathi_sim.simulator.loop.quantum import quantize
 from sarathi_sim.simulator.loop.replica import Predictor
 from sarathi_sim.simulator.loop.routers import Router
 from sarathi_sim.simulator.loop.switches import DEFAULT, Switches
-from tests.textbook.blocks import TextbookBlock
 from tests.textbook.pipeline import Micro, Process
-from tests.textbook.pool import PoolMember, TextbookPool
+from tests.textbook.pool import PoolMember
 from tests.textbook.replicas import TextbookPoolReplica
 from tests.textbook.simulation import FrontEnd
-
-
-class RemotePool(TextbookPool):
-    """A pool of a prefill worker, which keeps the KV of some that ended, or of a decode worker,
-    which has memory for KV on its way."""
-
-    def __init__(self, *about: Any) -> None:
-        super().__init__(*about)
-        self.loading: list[Sequence] = []
-        self.reserved: list[Sequence] = []
-        self.sending: dict[int, Sequence] = {}
-
-    @property
-    def holding(self) -> int:
-        return len(self.loading)
-
-    @property
-    def remote(self) -> bool:
-        return any(member.request.remote_tokens for member in self.members.values())
-
-    def reserve(self, sequence: Sequence, hits: tuple[TextbookBlock, ...] = ()) -> None:
-        """See :meth:`sarathi_sim.policies.pool.Pool.reserve`."""
-        member = self.members[sequence]
-        self.waiting.remove(sequence)
-        member.computed = sequence.prefilled = len(hits) * self.blocks.block_size
-        member.holds = max(sequence.remote, member.computed)
-        self.blocks.take(sequence, member.holds, hits)
-        self.loading.append(sequence)
-        if self.policy.order is not None:
-            self.loading.sort(key=self.policy.order)
-        if sequence.order < 0:
-            self.reserved.append(sequence)
-        else:
-            sequence.arrived = True
-
-    def _begin(self, sequence: Sequence, cached: int, done: int) -> None:
-        member, again = self.members[sequence], sequence.order >= 0
-        if cached:
-            self.events.append((sequence.id, HIT_AGAIN if again else HIT, cached))
-        if done > cached:
-            self.events.append((sequence.id, HIT_AGAIN if again else REMOTE, done - cached))
-        member.computed = sequence.prefilled = done
-        sequence.arrived = False
-        sequence.order = self._admitted
-        self._admitted += 1
-        self.running.append(sequence)
-
-    def start(self, sequence: Sequence) -> None:
-        """See :meth:`sarathi_sim.policies.pool.Pool.start`: the token after its KV is known."""
-        member = self.members[sequence]
-        self.loading.remove(sequence)
-        member.generated = max(member.generated, 1)
-        self._begin(sequence, member.computed, sequence.remote)
-        sequence.prefilled = sequence.target
-        self.ready.append(sequence)
-
-    def admit(
-        self, sequence: Sequence, tokens: int, hits: tuple[TextbookBlock, ...] = (), hold: int = 0
-    ) -> None:
-        if not (sequence.remote and sequence.order < 0):
-            return super().admit(sequence, tokens, hits, hold)
-        member = self.members[sequence]
-        (self.loading if sequence.arrived else self.waiting).remove(sequence)
-        cached = len(hits) * self.blocks.block_size if hits else member.computed
-        done = max(cached, min(sequence.remote, sequence.target - 1))
-        member.holds = max(member.holds, done + tokens, hold)
-        self.blocks.take(sequence, member.holds, hits)
-        self.blocks.enter(sequence, min(done + tokens, member.known))
-        self._begin(sequence, cached, done)
-        self.given[sequence] = tokens
-
-    def leave(self, sequence: Sequence) -> None:
-        if sequence.sends:
-            self.sending[sequence.id] = sequence
-        else:
-            super().leave(sequence)
-
-    def sent(self, request: int) -> None:
-        self.blocks.release(self.sending.pop(request))
-
-    def received(self, request: int) -> None:
-        (sequence,) = (each for each in self.loading if each.id == request)
-        sequence.arrived = True
-
-    @property
-    def holders(self) -> set[Sequence]:
-        return {*super().holders, *self.loading, *self.sending.values()}
 
 
 class RemoteReplica(TextbookPoolReplica):
     """A worker of either pool. ``on_reserved`` is told of each request with memory for its KV."""
 
-    pool: RemotePool
-
-    def __init__(self, *about: Any, **options: Any) -> None:
-        super().__init__(*about, **options)
-        base = self.pool
-        self.pool = RemotePool(base.policy, base.blocks, base.max_length, base.stages, base.check)
-        self.on_reserved: Callable[[int], None] = lambda _: None
-
-    def submit(self, request: Request) -> None:
-        super().submit(request)
-        last = list(self.pool.members)[-1]
-        last.remote, last.sends = request.remote_tokens, request.sends_kv
-
-    def has_work(self) -> bool:
-        return super().has_work() or bool(self.pool.loading)
+    on_reserved: Callable[[int], None]
 
     def _form(self) -> Micro | None:
         micro = super()._form()
@@ -146,8 +43,12 @@ class RemoteReplica(TextbookPoolReplica):
         self.pool.reserved.clear()
         return micro
 
-    def told(self, tell: Callable[[int], None], request: int) -> None:
-        tell(request)
+    def sent(self, request: int) -> None:
+        self.pool.sent(request)
+        self._wake()
+
+    def received(self, request: int) -> None:
+        self.pool.received([request])
         self._wake()
 
 
@@ -324,9 +225,7 @@ class TwoPools:
             ended = self.decode.ended[request.id]
             yield self.reserved[request.id] | ended
             if ended.triggered:  # it found its whole prompt in the cache
-                self.prefill.replicas[source].told(
-                    self.prefill.replicas[source].pool.sent, request.id
-                )
+                self.prefill.replicas[source].sent(request.id)
                 return self._answered(place)
             self.reserved_s[request.id] = env.now
         yield self._turn(RESERVED, place)
@@ -336,9 +235,8 @@ class TwoPools:
         yield env.timeout(float(quantize(over.latency_s)))
         yield self._turn(RECEIVED, place)
         self.received_s[request.id] = env.now
-        ours, theirs = self.prefill.replicas[source], self.decode.replicas[target]
-        ours.told(ours.pool.sent, request.id)
-        theirs.told(theirs.pool.received, request.id)
+        self.prefill.replicas[source].sent(request.id)
+        self.decode.replicas[target].received(request.id)
         yield self.decode.ended[request.id]
         self._answered(place)
         return None
