@@ -221,13 +221,10 @@ class TextbookPoolReplica(TextbookPipeline):
         else:
             self.rejected.append(request.id)
 
-    def has_work(self) -> bool:
-        """Whether a request waits or runs."""
-        return bool(self.pool.waiting or self.pool.running)
-
     def _form(self) -> Micro | None:
         pool, blocks = self.pool, self.pool.blocks
-        if len(self.rows) == self.max_in_flight or not self.has_work():
+        work = pool.waiting or pool.running or pool.loading
+        if len(self.rows) == self.max_in_flight or not work:
             return None
         under_way = any(self.rows.values())
         batch, rows = pool.form()

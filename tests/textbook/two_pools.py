@@ -34,12 +34,7 @@ from tests.textbook.simulation import FrontEnd
 class RemoteReplica(TextbookPoolReplica):
     """A worker of either pool. ``on_reserved`` is told of each request with memory for its KV."""
 
-    def __init__(self, *about: Any, **options: Any) -> None:
-        super().__init__(*about, **options)
-        self.on_reserved: Callable[[int], None] = lambda _: None
-
-    def has_work(self) -> bool:
-        return super().has_work() or bool(self.pool.loading)
+    on_reserved: Callable[[int], None]
 
     def _form(self) -> Micro | None:
         micro = super()._form()
@@ -48,8 +43,12 @@ class RemoteReplica(TextbookPoolReplica):
         self.pool.reserved.clear()
         return micro
 
-    def told(self, tell: Callable[[int], None], request: int) -> None:
-        tell(request)
+    def sent(self, request: int) -> None:
+        self.pool.sent(request)
+        self._wake()
+
+    def received(self, request: int) -> None:
+        self.pool.received([request])
         self._wake()
 
 
@@ -226,9 +225,7 @@ class TwoPools:
             ended = self.decode.ended[request.id]
             yield self.reserved[request.id] | ended
             if ended.triggered:  # it found its whole prompt in the cache
-                self.prefill.replicas[source].told(
-                    self.prefill.replicas[source].pool.sent, request.id
-                )
+                self.prefill.replicas[source].sent(request.id)
                 return self._answered(place)
             self.reserved_s[request.id] = env.now
         yield self._turn(RESERVED, place)
@@ -238,9 +235,8 @@ class TwoPools:
         yield env.timeout(float(quantize(over.latency_s)))
         yield self._turn(RECEIVED, place)
         self.received_s[request.id] = env.now
-        ours, theirs = self.prefill.replicas[source], self.decode.replicas[target]
-        ours.told(ours.pool.sent, request.id)
-        theirs.told(lambda id: theirs.pool.received([id]), request.id)
+        self.prefill.replicas[source].sent(request.id)
+        self.decode.replicas[target].received(request.id)
         yield self.decode.ended[request.id]
         self._answered(place)
         return None
