@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from sarathi_sim.profiler.facts.device import DeviceSpec, load_device
-from sarathi_sim.profiler.facts.formats import MOE_BYTES, Kernels
+from sarathi_sim.profiler.facts.formats import MOE_BYTES, Kernels, MoeDtype
 from sarathi_sim.profiler.facts.roofline import HALF, Array
 from sarathi_sim.profiler.kernels.exchange_curves import Exchange, ExchangeCurves
 from sarathi_sim.profiler.kernels.moe_surface import MoeSurface, rates_of
@@ -201,7 +201,7 @@ def _gathered(device: DeviceSpec, kernels: Kernels, shape: Exchange) -> WideAnsw
         tables = [f"{WIDE}.{op}.{most}" for op in GATHERS]
         scale = (1 - 1 / ranks) / (1 - 1 / most) * device.intra_node.bandwidth / link.bandwidth
     curves = [ReduceCurve.from_arrays(stored(arrays, table)) for table in tables]
-    dtype = "nvfp4" if kernels.experts_in == "nvfp4" else "bf16"
+    dtype: MoeDtype = "nvfp4" if kernels.experts_in == "nvfp4" else "bf16"
     gathered = MOE_BYTES[dtype]
 
     def time_us(tokens: Array) -> Array:
