@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from sarathi_sim.profiler.facts.device import DeviceSpec, load_device
-from sarathi_sim.profiler.facts.formats import MOE_BYTES, Kernels
+from sarathi_sim.profiler.facts.formats import MOE_BYTES, Kernels, MoeDtype
 from sarathi_sim.profiler.facts.roofline import HALF, Array
 from sarathi_sim.profiler.kernels.exchange_curves import Exchange, ExchangeCurves
 from sarathi_sim.profiler.kernels.moe_surface import MoeSurface, rates_of
@@ -185,8 +185,9 @@ def _origin(
 
 
 def _gathered(device: DeviceSpec, kernels: Kernels, shape: Exchange) -> WideAnswer:
-    """All-gather and reduce-scatter in bf16 by NCCL. With more ranks than were measured, as many
-    bytes to others; between nodes by the links' bandwidths."""
+    """All-gather and reduce-scatter in bf16 by NCCL (engines quantise to nvfp4 before they gather).
+    With more ranks than were measured, as many bytes to others; between nodes by the links'
+    bandwidths."""
     hidden, *_, ranks = shape
     spec, arrays = load_stack(device.same_chip or device.name, kernels.named)
     gpus = [int(n.split(".")[1]) for n in spec.having(WIDE) if n.startswith(GATHERS[0])]
@@ -200,13 +201,15 @@ def _gathered(device: DeviceSpec, kernels: Kernels, shape: Exchange) -> WideAnsw
         tables = [f"{WIDE}.{op}.{most}" for op in GATHERS]
         scale = (1 - 1 / ranks) / (1 - 1 / most) * device.intra_node.bandwidth / link.bandwidth
     curves = [ReduceCurve.from_arrays(stored(arrays, table)) for table in tables]
+    dtype: MoeDtype = "nvfp4" if kernels.experts_in == "nvfp4" else "bf16"
+    gathered = MOE_BYTES[dtype]
 
     def time_us(tokens: Array) -> Array:
-        num_bytes = scale * HALF * tokens * ranks * hidden
-        return curves[0].time_us(num_bytes) + curves[1].time_us(num_bytes)
+        numbers = scale * tokens * ranks * hidden
+        return curves[0].time_us(gathered * numbers) + curves[1].time_us(HALF * numbers)
 
     fit = spec.kernels[tables[0]]
     width = max(fit.half_width_pct("sizes", _LAW_PCT), _EVEN_PCT if own else _LAW_PCT)
     kind = "measured" if own else f"derived: from {most} GPUs by bytes"
-    what = f"NCCL {fit.version} all-gather and reduce-scatter in bf16 (assumed), {ranks} ranks"
+    what = f"NCCL {fit.version} all-gather in {dtype} (assumed) and reduce-scatter, {ranks} ranks"
     return WideAnswer(time_us, f"{kind}: {what}", width)

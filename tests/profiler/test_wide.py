@@ -234,11 +234,24 @@ def test_without_an_exchange_tokens_are_gathered() -> None:
     assert found.mark.startswith("measured: NCCL") and found.half_width_pct == 25
     few, many = times.by_rows(ALL_TO_ALL, np.array([128.0, 128 * 64]))
     assert 2 * 7 * 2 * 128 * 64 * 7168 / 450e9 * 1e6 < many < 1.6 * 64 * few
+    fp4 = replace(gathers, dtype="bf16", moe_dtype="nvfp4")
+    less, more = (us("b200-sxm", kernels, ALL_TO_ALL, 8192) for kernels in (fp4, gathers))
+    assert less / more == pytest.approx((0.5625 + 2) / 4, rel=0.03)
     far = StackTimes("h200-sxm", replace(gathers, dp=16), R1, 1)
     found = far.provenance()[ALL_TO_ALL]
     assert found.mark.startswith("derived: from 8 GPUs by bytes") and found.half_width_pct == 50
     nodes = far.by_rows(ALL_TO_ALL, np.array([128.0 * 64]))[0]
     assert nodes == pytest.approx(many * 9 * 2 * (15 / 16) / (7 / 8), rel=0.05), "450 / 50 GB/s"
+
+
+def test_experts_may_be_divided_among_all_ranks() -> None:
+    """Without expert parallelism each of 8 ranks has an eighth of every expert, of all tokens."""
+    divided = replace(DEEPEP, expert_parallel=False, moe_a2a_backend="none", dp=4)
+    times = StackTimes("h200-sxm", divided, R1, 2)
+    alone = StackTimes("h200-sxm", replace(divided, dp=1), R1, 8)
+    tokens = np.array([1.0, 512.0, 8192.0])
+    np.testing.assert_array_equal(times.by_rows(MOE, tokens), alone.by_rows(MOE, tokens))
+    assert "tp 8 x ep 1" in times.provenance()[MOE].mark
 
 
 def test_copies_of_experts_take_slots_and_make_the_load_even() -> None:
