@@ -157,7 +157,7 @@ class MlperfRun(BaseModel):
         that are no multiple of a replica's."""
         if self.tp is None or self.pp is None:
             raise ConfigError("the submitter published no settings")
-        replicas, over = divmod(self.n_gpus, self.tp * self.pp)
+        replicas, over = divmod(self.n_gpus, self.tp * self.pp)  # of tp ranks with attention_dp
         if over or not replicas:
             raise ConfigError(f"n_gpus {self.n_gpus}: no multiple of tp x pp, {self.tp * self.pp}")
         return replicas
