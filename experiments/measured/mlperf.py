@@ -157,7 +157,7 @@ class MlperfRun(BaseModel):
         that are no multiple of a replica's."""
         if self.tp is None or self.pp is None:
             raise ConfigError("the submitter published no settings")
-        replicas, over = divmod(self.n_gpus, self.tp * self.pp)  # of tp ranks with attention_dp
+        replicas, over = divmod(self.n_gpus, self.tp * self.pp)
         if over or not replicas:
             raise ConfigError(f"n_gpus {self.n_gpus}: no multiple of tp x pp, {self.tp * self.pp}")
         return replicas
@@ -297,7 +297,7 @@ def scenario_of(run: MlperfRun, trace: Path) -> dict[str, Any]:
         if value not in known:
             raise ConfigError(f"{key} {value}: has no tables; there: {', '.join(known)}")
     if run.attention_dp:
-        raise ConfigError(f"attention_dp: {not_modelled('dp-attention')}")
+        raise ConfigError(f"attention_dp: {not_modelled('attention_dp_config')}")
     stack, weights = ENGINES[run.engine], FORMATS[run.measurement_weight_type]
     version = TRTLLM if stack == "trtllm" else run.engine_version or None
     return {

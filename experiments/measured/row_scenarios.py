@@ -23,7 +23,9 @@ from sarathi_sim.profiler.facts.device import load_device
 from sarathi_sim.profiler.facts.formats import STACKS
 from sarathi_sim.profiler.facts.model import load_model
 from sarathi_sim.profiler.public.kernel_tables import SYSTEMS
+from sarathi_sim.profiler.storage.not_modelled import not_modelled
 from sarathi_sim.simulator.load.engine_memory import SHARES
+from sarathi_sim.simulator.loop.routers import Router
 
 _IN_BLOCKS = ("fp8_block", "fp8_block")
 #: DeepSeek's fp4 checkpoint quantises attention's largest matrix and shared experts, too (the card
@@ -75,6 +77,9 @@ THINK_S = 0.003
 APART = 0.95
 """The shortest length as a share of the longest where clients have drifted apart: assumed. With
 equal lengths they go on in lock-step, as they began."""
+
+RANK_ROUTERS: dict[str, Router] = {"vllm": "least_requests"}
+"""How engines choose a rank: vLLM the one with the fewest requests (waiting ones count more)."""
 
 DYNAMO = "under dynamo"
 
@@ -128,8 +133,11 @@ def scenario_of(row: Measured, host: HostConstants, apart: bool = False) -> dict
         raise ConfigError(f"prefill and decode on GPUs of their own: not modelled; mode {row.mode}")
     if row.tp is None:
         raise ConfigError("tp: this key is missing")
-    if (dp := attention_ranks(row)) > 1:
-        raise ConfigError(f"data-parallel attention: not modelled; dp {dp}")
+    if (dp := attention_ranks(row)) > 1 and row.backend not in RANK_ROUTERS:
+        said = not_modelled("attention_dp_config")
+        if row.backend != "trtllm":
+            said = "its settings are not known"
+        raise ConfigError(f"data-parallel attention of {row.backend}, dp {dp}: {said}")
     if row.model in MIXTURES:
         _check_layout(row)
     known = settings_of(row)
@@ -151,6 +159,7 @@ def scenario_of(row: Measured, host: HostConstants, apart: bool = False) -> dict
         "cluster": {
             "tp": row.tp,
             "pp": row.pp,
+            **({"dp": dp, "rank_router": RANK_ROUTERS[row.backend]} if dp > 1 else {}),
             "max_length": isl + osl,
             **_spread(row, known.pop("expert_parallel", "as_row")),
         },
