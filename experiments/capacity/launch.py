@@ -40,7 +40,8 @@ class _ServerCommand:
     ``--no-...``, else it is left out. ``partition`` is the environment variable for the layers of
     pipeline stages. ``on_the_fly`` are the formats to which it quantises a bf16 checkpoint,
     ``reads`` the formats of checkpoints that it loads (empty: all). ``follows_kv``: instead of a KV
-    cache in bf16 it takes the checkpoint's KV format.
+    cache in bf16 it takes the checkpoint's KV format. With data-parallel attention it divides the
+    ``divided`` settings of the policy among its ranks; ``ranks_of_one``: these have one GPU each.
     """
 
     program: str
@@ -52,6 +53,8 @@ class _ServerCommand:
     on_the_fly: Mapping[str, str] = field(default_factory=dict)
     reads: tuple[str, ...] = ()
     follows_kv: bool = False
+    divided: tuple[str, ...] = ()
+    ranks_of_one: bool = False
     options_file: Callable[[Settings], dict[str, Any]] | None = None
 
 
@@ -118,6 +121,7 @@ _SERVERS = {
         {"bf16": "bf16", "fp8": "fp8_e4m3"},
         partition="SGLANG_PP_LAYER_PARTITION",
         on_the_fly={"fp8": "fp8"},
+        divided=("chunked_prefill_size", "max_running_requests"),
     ),
     "trtllm": _ServerCommand(
         "trtllm-serve {model} --backend pytorch",
@@ -133,6 +137,7 @@ _SERVERS = {
         {"bf16": "auto", "fp8": "fp8"},
         reads=("bf16", "fp8", "fp8_block", "nvfp4", "w4a16_mxfp4"),
         follows_kv=True,
+        ranks_of_one=True,
         options_file=_of_trtllm,
     ),
 }
@@ -163,8 +168,8 @@ def launch(scenario: Scenario) -> Launch:
         if (value := getattr(scenario.cluster, key)) not in (None, "none", 0):
             said = f"no option of {scenario.policy.name} sets cluster.{key} {value}"
             return Launch(None, f"no launch file: {said}")
-    if scenario.policy.name == "trtllm" and scenario.cluster.dp > 1 and scenario.cluster.tp > 1:
-        said = "TensorRT-LLM's ranks of data-parallel attention have one GPU each, not cluster.tp"
+    if server.ranks_of_one and scenario.cluster.dp > 1 and scenario.cluster.tp > 1:
+        said = f"ranks of {scenario.policy.name} have one GPU each, not cluster.tp"
         return Launch(None, f"no launch file: {said} {scenario.cluster.tp}")
     known = _known(scenario.model)
     if server.follows_kv and kv == "bf16":
@@ -188,9 +193,8 @@ def _command(
     policy = scenario.policy.build()
     assert is_pooled(policy)
     ranks, described = cluster.dp if cluster.dp > 1 else None, scenario.policy.described()
-    if ranks and scenario.policy.name == "sglang":  # which divides them among its ranks
-        shared = ("chunked_prefill_size", "max_running_requests")
-        described |= {key: ranks * described[key] for key in shared if described[key]}
+    shared = [key for key in server.divided if ranks and described[key]]
+    described |= {key: cluster.dp * described[key] for key in shared}
     settings = {
         "cluster": cluster.model_dump(),
         "policy": described,

@@ -23,7 +23,6 @@ from sarathi_sim.profiler.facts.device import load_device
 from sarathi_sim.profiler.facts.formats import STACKS
 from sarathi_sim.profiler.facts.model import load_model
 from sarathi_sim.profiler.public.kernel_tables import SYSTEMS
-from sarathi_sim.profiler.storage.not_modelled import not_modelled
 from sarathi_sim.simulator.load.engine_memory import SHARES
 from sarathi_sim.simulator.loop.routers import Router
 
@@ -134,10 +133,8 @@ def scenario_of(row: Measured, host: HostConstants, apart: bool = False) -> dict
     if row.tp is None:
         raise ConfigError("tp: this key is missing")
     if (dp := attention_ranks(row)) > 1 and row.backend not in RANK_ROUTERS:
-        said = not_modelled("attention_dp_config")
-        if row.backend != "trtllm":
-            said = "its settings are not known"
-        raise ConfigError(f"data-parallel attention of {row.backend}, dp {dp}: {said}")
+        # TensorRT-LLM's scripts have ranks wait for each other's prompts; SGLang's have none.
+        raise ConfigError(f"data-parallel attention of {row.backend}: not modelled; dp {dp}")
     if row.model in MIXTURES:
         _check_layout(row)
     known = settings_of(row)

@@ -222,7 +222,7 @@ def test_a_peers_file(tmp_path: Path, names: str) -> None:
         ({"precision": "fp2"}, "precision fp2: not modelled"),
         ({"mode": "disagg", "tp": None}, "prefill and decode on GPUs of their own: not modelled"),
         ({"dp": 4}, "cluster.dp: value 4: must be 1: model qwen3-32b has no experts"),
-        ({"backend": "sglang", "dp": 4}, "attention of sglang, dp 4: its settings are not known"),
+        ({"backend": "sglang", "dp": 4}, "data-parallel attention of sglang: not modelled; dp 4"),
         ({"tp": None}, "tp: this key is missing"),
         ({"tp": 3}, "cluster.tp: value 3"),
     ],
