@@ -45,6 +45,7 @@ from sarathi_sim.experiments.sweeps.plan import (
     run_key,
 )
 from sarathi_sim.experiments.sweeps.store import Store
+from sarathi_sim.profiler.facts.ops import MOE
 from sarathi_sim.profiler.storage.child import Progress, Say
 from sarathi_sim.profiler.storage.files import data_dir, write_whole
 from sarathi_sim.profiler.storage.strict import STRICT
@@ -88,7 +89,8 @@ def op_shares(deployment: Deployment, row: Measured) -> OpShares:
     cost = IterationCost(deployment.ops, host=host)
     context = row.isl + row.osl / 2
     fitting = max(1, int(deployment.kv_capacity // (row.isl + row.osl)))
-    beside = float(min(row.concurrency, fitting))
+    ranks = deployment.scenario.cluster.dp
+    beside = float(min(max(1, row.concurrency // ranks), fitting))
     layers = sum(deployment.layers)
     none, chunk = np.zeros(1), np.array([float(row.isl)])
     batch = np.array([beside])
@@ -97,6 +99,8 @@ def op_shares(deployment: Deployment, row: Measured) -> OpShares:
         rows: Floats, prefill_s: Floats, decode_s: Floats, outputs: Floats
     ) -> dict[str, float]:
         found = cost.layer_parts(rows, prefill_s, decode_s)
+        if ranks > 1:  # the experts see the tokens of all
+            found[MOE] = cost.op_s(MOE, ranks * rows)
         times = {op: layers * float(time_s[0]) for op, time_s in found.items()}
         times[LAST[0]] = float(cost.last_s(outputs)[0])
         times[HOST] = float(cost.host_s(outputs)[0])

@@ -66,6 +66,12 @@ LIMITS: dict[Kind, tuple[Limit, ...]] = {
             "max-workers hpa keda scale-to-zero cold-start*",
         ),
         Limit(
+            "ranks that wait for each other's prompts (attention_dp_config of TensorRT-LLM)",
+            "with `cluster.dp` a rank starts a prompt as soon as it has one, and holds the others "
+            "meanwhile",
+            "attention-dp-config enable-balance batching-wait-iters timeout-iters",
+        ),
+        Limit(
             "context parallelism",
             "a sequence's tokens lie on one tensor-parallel group: give `cluster.tp` or "
             "`cluster.pp` more GPUs",
