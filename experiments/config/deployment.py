@@ -64,7 +64,7 @@ from sarathi_sim.simulator.load.engine_memory import (
     max_batch,
     stage_layers,
 )
-from sarathi_sim.simulator.loop.fleet import Workers
+from sarathi_sim.simulator.loop.fleet import Replicas
 from sarathi_sim.simulator.loop.group import StepPredictor
 from sarathi_sim.simulator.loop.handover import Handover, simulate_pools
 from sarathi_sim.simulator.loop.records import Records
@@ -263,10 +263,10 @@ class Deployment:
             host=host,
         )
 
-    def workers(self, predictor: Predictor | StepPredictor | None = None) -> Workers:
+    def workers(self, predictor: Predictor | StepPredictor | None = None) -> Replicas:
         """Its replicas, with fresh schedulers."""
         cluster = self.scenario.cluster
-        return Workers(
+        return Replicas(
             self.schedulers(),
             predictor or (self.step_predictor if cluster.dp > 1 else self.predictor),
             self.layers,

@@ -25,7 +25,7 @@ Told = abc.Callable[[int, list[Sequence], float], None]
 
 
 @dataclass(frozen=True)
-class Workers:
+class Replicas:
     """Replicas of one kind: a fresh scheduler for each rank of each, ``predict`` for the times of a
     batch (of a step, with several ``ranks``), the ``layers`` of each pipeline stage, the ``router``
     before them, the seconds that each one's front end takes for a request, and the router among
@@ -70,7 +70,7 @@ class Workers:
 
 
 class Fleet:
-    """The replicas of :class:`Workers` while they run.
+    """The replicas of :class:`Replicas` while they run.
 
     ``frontends`` route without knowing of each other: each counts what it sent itself. Jitter is
     drawn from ``streams``, one a rank, and the routers' choices from ``drawn``. ``rejected`` is
@@ -80,7 +80,7 @@ class Fleet:
     def __init__(
         self,
         env: simpy.Environment,
-        workers: Workers,
+        workers: Replicas,
         streams: abc.Sequence[np.random.SeedSequence],
         drawn: np.random.SeedSequence,
         finished: Told,

@@ -400,8 +400,8 @@ def _unchanged(steps: Steps, _: int, rows: Ints) -> tuple[Floats, ...]:
 
 def steps_of(records: Records) -> list[Steps]:
     found = []
-    for begin in range(0, len(records.replicas), records.ranks):
-        logs = records.replicas[begin : begin + records.ranks]
+    for begin in range(0, len(records.replicas), records.ranks[0]):
+        logs = records.replicas[begin : begin + records.ranks[0]]
         if any(log.num_iterations for log in logs):
             found.append(Steps(logs, [Spans(log) for log in logs]))
     return found
