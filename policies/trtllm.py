@@ -73,7 +73,10 @@ class Trtllm:
         self.ahead = not disable_overlap_scheduler
 
     def refusal(self, longest: Longest) -> tuple[str, str] | None:
-        """Prompts that are not cut must fit into the budget, and so must a block if they are."""
+        """Prompts that are not cut must fit into the budget, and so must a block if they are. No
+        prompt is computed where it comes from elsewhere and none is evicted."""
+        if longest.remote and self.capacity_scheduler_policy == "guaranteed_no_evict":
+            return None
         needed, what = longest.prompt, "the longest prompt, unless enable_chunked_prefill is true"
         if self.enable_chunked_prefill:
             needed = min(longest.prompt, longest.block_size)

@@ -354,11 +354,15 @@ Requests = Callable[[Scenario, int, Source], list[Request]]
 
 
 def deploy(
-    scenario: Scenario, source: Source, requests_of: Requests = build_requests
+    scenario: Scenario,
+    source: Source,
+    requests_of: Requests = build_requests,
+    remote: bool = False,
 ) -> Deployment:
     """Check a scenario against its model, device, profiles and workload, and fill in defaults.
 
-    ``requests_of`` lets a sweep share requests between scenarios. Raises ConfigError, naming file,
+    ``requests_of`` lets a sweep share requests between scenarios. With ``remote`` prompts are
+    computed elsewhere. Raises ConfigError, naming file,
     key, value and what is allowed.
     """
     if scenario.disaggregation is not None:
@@ -383,7 +387,7 @@ def deploy(
         kept = kept_share(model, prompt, output, scenario.cluster.tp, numbers)
     room = _room(scenario, model, device, numbers, kept, source)
     if room.kv_cache is not None:
-        _refuse_as_engine(scenario, room.kv_cache, requests, source)
+        _refuse_as_engine(scenario, room.kv_cache, requests, remote, source)
         requests = with_own_prompts(requests) if room.kv_cache.prompts_cached else requests
     # 4. The times of its ops and of its host.
     ops, digest = op_times_of(scenario, model, device, source)
@@ -412,7 +416,7 @@ def _deploy_pools(scenario: Scenario, source: Source, requests_of: Requests) -> 
     given = scenario.disaggregation
     assert given is not None
     (first, prefills), (second, decodes) = (pool_of(scenario, pool, source) for pool in POOLS)
-    decode = deploy(second, decodes, requests_of)
+    decode = deploy(second, decodes, requests_of, remote=True)
     prefill = deploy(first, prefills, lambda *_: [_prompt_of(each) for each in decode.requests])
     read, written = decode.scenario.kv_cache_dtype, prefill.scenario.kv_cache_dtype
     check_alike("kv_cache_dtype", read, written, decodes)
@@ -614,13 +618,17 @@ def _reserved(scenario: Scenario, tokens: int, max_length: int, source: Source) 
 
 
 def _refuse_as_engine(
-    scenario: Scenario, kv_cache: KvCache, requests: Iterable[Request], source: Source
+    scenario: Scenario,
+    kv_cache: KvCache,
+    requests: Iterable[Request],
+    remote: bool,
+    source: Source,
 ) -> None:
     """Raise ConfigError for a setting with which the engine would not serve the requests."""
     policy, max_length = scenario.policy.build(), scenario.cluster.max_length
     assert is_pooled(policy) and max_length
     prompts = [r.prompt_tokens for r in requests if r.prompt_tokens + r.max_tokens <= max_length]
-    longest = Longest(max(prompts, default=1), max_length, kv_cache.block_size)
+    longest = Longest(max(prompts, default=1), max_length, kv_cache.block_size, remote)
     if refusal := refusal_of(policy, longest):
         key, problem = refusal
         raise source.error(f"policy.{key}", scenario.policy.described().get(key), problem)

@@ -10,6 +10,9 @@ from sarathi_sim.experiments.config.errors import ConfigError
 from sarathi_sim.experiments.measured.launch_lists import StartedPool
 from sarathi_sim.experiments.measured.servers import Measured
 
+_DEEPSEEK = ("deepseek-ai/DeepSeek-R1", "deepseek-ai/DeepSeek-V3")
+"""Models of 256 experts."""
+
 
 def pools_of(row: Measured, engine: Mapping[str, float]) -> dict[str, Any]:
     """A row's pools, and what they have in common. Raises ConfigError for what is not known."""
@@ -40,8 +43,8 @@ def _pool(row: Measured, pool: str, one: StartedPool) -> dict[str, Any]:
         cluster["expert_parallel"] = True
     if one.a2a:
         cluster["moe_a2a_backend"] = one.a2a
-    if one.redundant:
-        cluster["redundant_experts"] = one.redundant
+    if one.redundant or (one.ep > 1 and 256 % one.ep and row.model in _DEEPSEEK):
+        cluster["redundant_experts"] = one.redundant or 32  # every recipe of such a layout has 32
     settings = _trtllm if row.backend == "trtllm" else _sglang
     policy, memory = settings(row, pool, one)
     return {"cluster": cluster, "policy": {"name": row.backend, **policy}, "kv_cache": memory}
@@ -72,4 +75,4 @@ def _sglang(row: Measured, pool: str, one: StartedPool) -> tuple[dict[str, Any],
     policy["max_running_requests"] = max(running, 1)
     if one.recv_interval:
         policy["scheduler_recv_interval"] = one.recv_interval
-    return policy, {"mem_fraction_static": one.static_share or 0.82}
+    return policy, {"mem_fraction_static": one.static_share or 0.9}
