@@ -64,7 +64,7 @@ from sarathi_sim.simulator.load.engine_memory import (
     max_batch,
     stage_layers,
 )
-from sarathi_sim.simulator.loop.fleet import Workers
+from sarathi_sim.simulator.loop.fleet import Replicas
 from sarathi_sim.simulator.loop.handover import Handover, simulate_pools
 from sarathi_sim.simulator.loop.records import Records
 from sarathi_sim.simulator.loop.replica import Predictor
@@ -251,9 +251,9 @@ class Deployment:
             host=host_of(engine),
         )
 
-    def workers(self, predictor: Predictor | None = None) -> Workers:
+    def workers(self, predictor: Predictor | None = None) -> Replicas:
         """Its replicas, with fresh schedulers."""
-        return Workers(
+        return Replicas(
             self.schedulers(),
             predictor or self.predictor,
             self.layers,

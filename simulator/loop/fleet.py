@@ -24,7 +24,7 @@ Told = abc.Callable[[int, list[Sequence], float], None]
 
 
 @dataclass(frozen=True)
-class Workers:
+class Replicas:
     """Replicas of one kind: a fresh scheduler for each, ``predict`` for the times of a batch, the
     ``layers`` of each pipeline stage, the ``router`` before them, and the seconds that each one's
     front end takes for a request."""
@@ -42,7 +42,7 @@ class Workers:
 
 
 class Fleet:
-    """The replicas of :class:`Workers` while they run.
+    """The replicas of :class:`Replicas` while they run.
 
     ``frontends`` route without knowing of each other: each counts what it sent itself. Jitter is
     drawn from ``streams``, one a replica, and the router's choices from ``drawn``. ``rejected`` is
@@ -52,7 +52,7 @@ class Fleet:
     def __init__(
         self,
         env: simpy.Environment,
-        workers: Workers,
+        workers: Replicas,
         streams: abc.Sequence[np.random.SeedSequence],
         drawn: np.random.SeedSequence,
         finished: Told,

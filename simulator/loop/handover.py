@@ -21,11 +21,11 @@ import numpy as np
 
 from sarathi_sim.policies.request import Request, Sequence
 from sarathi_sim.simulator.loop.closed_loop import Clients
-from sarathi_sim.simulator.loop.fleet import Fleet, Workers
+from sarathi_sim.simulator.loop.fleet import Fleet, Replicas
 from sarathi_sim.simulator.loop.moment import HANDOVER, RECEIVED, RESERVED, Moment
 from sarathi_sim.simulator.loop.quantum import quantize
 from sarathi_sim.simulator.loop.records import Handovers, Records
-from sarathi_sim.simulator.loop.simulation import Run
+from sarathi_sim.simulator.loop.simulation import Simulation
 
 
 @dataclass(frozen=True)
@@ -50,8 +50,8 @@ class Handover:
 
 def simulate_pools(
     requests: abc.Sequence[Request],
-    prefill: Workers,
-    decode: Workers,
+    prefill: Replicas,
+    decode: Replicas,
     handover: Handover,
     *,
     seed: int = 0,
@@ -68,7 +68,7 @@ def simulate_pools(
     return _TwoPools(requests, prefill, decode, handover, seed, clients, progress).serve()
 
 
-class _TwoPools(Run):
+class _TwoPools(Simulation):
     """The way of each request through both pools.
 
     What happens to several requests at one instant happens in the order of the list of requests.
@@ -77,8 +77,8 @@ class _TwoPools(Run):
     def __init__(
         self,
         requests: abc.Sequence[Request],
-        prefill: Workers,
-        decode: Workers,
+        prefill: Replicas,
+        decode: Replicas,
         handover: Handover,
         seed: int,
         clients: Clients | None,

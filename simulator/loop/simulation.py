@@ -17,7 +17,7 @@ from sarathi_sim.policies.log import LivelockError
 from sarathi_sim.policies.request import Request, Sequence
 from sarathi_sim.policies.scheduler import Scheduler
 from sarathi_sim.simulator.loop.closed_loop import Arrival, Clients
-from sarathi_sim.simulator.loop.fleet import Fleet, Workers
+from sarathi_sim.simulator.loop.fleet import Fleet, Replicas
 from sarathi_sim.simulator.loop.moment import ARRIVAL, Moment
 from sarathi_sim.simulator.loop.quantum import HORIZON_S, quantize
 from sarathi_sim.simulator.loop.records import Floats, Records
@@ -59,13 +59,13 @@ def simulate(
     requests unserved or lets them preempt each other for ever; ValueError for two requests of one
     id, or a scheduler that has served before.
     """
-    workers = Workers(schedulers, predict, layers, switches, router, admission_s)
+    workers = Replicas(schedulers, predict, layers, switches, router, admission_s)
     return simulate_workers(requests, workers, seed=seed, clients=clients, progress=progress)
 
 
 def simulate_workers(
     requests: abc.Sequence[Request],
-    workers: Workers,
+    workers: Replicas,
     *,
     seed: int = 0,
     clients: Clients | None = None,
@@ -87,7 +87,7 @@ def _no_collector() -> abc.Iterator[None]:
             gc.enable()
 
 
-class Run:
+class Simulation:
     """The arrivals of a run and what became of them. A subclass has the ``replicas``, and
     says where requests go (``submit``)."""
 
@@ -218,13 +218,13 @@ class Run:
         return records
 
 
-class _OnePool(Run):
+class _OnePool(Simulation):
     """Requests go to replicas of one kind."""
 
     def __init__(
         self,
         requests: abc.Sequence[Request],
-        workers: Workers,
+        workers: Replicas,
         seed: int,
         clients: Clients | None,
         progress: abc.Callable[[int], None] | None,

@@ -24,7 +24,7 @@ from sarathi_sim.policies.request import Request
 from sarathi_sim.policies.trtllm import Trtllm
 from sarathi_sim.policies.vllm import Vllm
 from sarathi_sim.simulator.loop.closed_loop import ClosedLoop
-from sarathi_sim.simulator.loop.fleet import Workers
+from sarathi_sim.simulator.loop.fleet import Replicas
 from sarathi_sim.simulator.loop.handover import Handover, simulate_pools
 from sarathi_sim.simulator.loop.pipeline import stage_times
 from sarathi_sim.simulator.loop.records import Records
@@ -46,13 +46,13 @@ def unit_each(batch: Batch) -> tuple[float, float, float, float]:
     return (batch.prefill_tokens + batch.num_decodes) * UNIT, 0.0, 0.0, 0.0
 
 
-def workers(count: int, blocks: int = 100, seqs: int = 8, **about: Any) -> Workers:
-    """Workers of vLLM with blocks of four tokens, one of which is never used."""
+def workers(count: int, blocks: int = 100, seqs: int = 8, **about: Any) -> Replicas:
+    """Replicas of vLLM with blocks of four tokens, one of which is never used."""
     schedulers = [
         Pool(Vllm(64, seqs), Blocks(blocks, 4), max_in_flight=1, max_length=100)
         for _ in range(count)
     ]
-    return Workers(schedulers, unit_each, (1,), **about)
+    return Replicas(schedulers, unit_each, (1,), **about)
 
 
 def five() -> list[Request]:
@@ -200,7 +200,7 @@ class HalfSystem:
     def depth(self) -> int:
         return len(self.layers) + self.policy.ahead
 
-    def fast(self) -> Workers:
+    def fast(self) -> Replicas:
         kind = cached_blocks_of(self.policy) if self.caching else Blocks
         schedulers = [
             Pool(
@@ -213,7 +213,7 @@ class HalfSystem:
             for _ in range(self.count)
         ]
         about = (self.switches, self.router, self.admission_s)
-        return Workers(schedulers, predict, self.layers, *about)
+        return Replicas(schedulers, predict, self.layers, *about)
 
     def textbook(self) -> TextbookWorkers:
         options = {
@@ -238,7 +238,7 @@ class TwoPoolSystem:
     requests: list[Request]
     clients: int
 
-    def fast(self, prefill: Workers | None = None, decode: Workers | None = None) -> Records:
+    def fast(self, prefill: Replicas | None = None, decode: Replicas | None = None) -> Records:
         """Its records. A system whose requests preempt each other for ever is no example."""
         try:
             return simulate_pools(
