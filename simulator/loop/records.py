@@ -85,7 +85,7 @@ class PoolLog:
     """The memory of a replica with paged KV.
 
     ``kv_blocks`` are the blocks of ``block_size`` tokens in use after each micro-batch was formed.
-    ``events`` has the columns request, kind (HIT, HIT_AGAIN or LOST; ``policies/log.py``)
+    ``events`` has the columns request, kind (HIT, HIT_AGAIN, LOST or REMOTE; ``policies/log.py``)
     and tokens.
     """
 

@@ -140,7 +140,9 @@ class TextbookPool:
 
     def sent(self, id: int) -> None:
         """The KV of a sequence that ended here has been sent."""
-        self.blocks.release(self.sending.pop(id))
+        sequence = self.sending.pop(id)
+        self.blocks.computed(sequence, sequence.target)
+        self.blocks.release(sequence)
 
     def reserve(self, sequence: Sequence, hits: tuple[TextbookBlock, ...] = ()) -> None:
         """Give a waiting sequence blocks for its remote tokens; it runs when their KV is there."""
