@@ -54,7 +54,7 @@ class RemoteReplica(TextbookPoolReplica):
 
 @dataclass(frozen=True)
 class TextbookWorkers:
-    """Workers of one pool; ``options`` are those of :class:`TextbookPoolReplica`."""
+    """Replicas of one pool; ``options`` are those of :class:`TextbookPoolReplica`."""
 
     count: int
     policy: PoolPolicy
