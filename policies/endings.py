@@ -68,7 +68,8 @@ class OutputLengths:
     def none_end(self, batch: Batch) -> int:
         """In how many iterations from this batch on, all of decodes, nobody ends for sure."""
         first, slot = batch.iteration, batch.slot
-        return min((last for of, last in self._due if of == slot and last >= first)) - first
+        ends = (last for of, last in self._due if of == slot and last >= first)
+        return min(ends, default=first) - first
 
     def ended(self, batch: Batch, dropped: Collection[Sequence] = ()) -> list[Sequence]:
         """The sequences whose last token this batch yields; ``dropped`` ones lose theirs."""

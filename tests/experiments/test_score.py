@@ -384,7 +384,7 @@ def test_a_mixture_has_its_checkpoints_formats_and_its_layout() -> None:
         ({"precision": "fp8"}, "precision fp8 of openai/gpt-oss-120b: not modelled"),
         (
             {"dp": 2, "backend": "trtllm"},
-            "attention of trtllm, dp 2: not modelled: ranks that wait",
+            "data-parallel attention of trtllm: not modelled; dp 2",
         ),
     ):
         with pytest.raises(ConfigError, match=message):
