@@ -147,8 +147,8 @@ def binding(answer: Answer) -> dict[str, Any]:
     """The clause that breaks first when the load rises, and the cause: numbers of a probe just
     above a replication's crossing, for the clause that breaks in most replications.
 
-    ``slo`` is the clause, ``because`` one of memory, bubbles, queueing, and iterations (the time of
-    the batches themselves).
+    ``slo`` is the clause, ``because`` one of memory, bubbles, queueing, with two pools slot (of a
+    decode worker) and transfer, and iterations (the time of the batches themselves).
     """
     found = answer.found
     if found is None:
@@ -167,12 +167,13 @@ def binding(answer: Answer) -> dict[str, Any]:
         "preemption_rate": summary.get("preemption_rate"),
         "bubble_share": summary["bubble_share"],
         "queueing_share_of_ttft": _queueing(summary),
+        **_after_prefill(summary),
         "mean_batch": summary["mean_batch"],
         "mfu": summary["mfu"],
     }
     return {
         "slo": broken.verdict.worst,
-        "because": _cause(broken, evidence, answer.option),
+        "because": _cause(broken, evidence),
         "at_load": broken.probe.load,
         **evidence,
     }
@@ -184,12 +185,33 @@ def _queueing(summary: Mapping[str, Any]) -> float:
     return float(after["queueing_s"]["p99"] / after["ttft_s"]["p99"])
 
 
-def _cause(broken: Probed, evidence: Mapping[str, Any], option: Option) -> str:
+def _after_prefill(summary: Mapping[str, Any]) -> dict[str, float]:
+    """With two pools: the parts of a decode slot and of the transfer in the time to first token,
+    and the slot's part in what follows the first chunk, at P99."""
+    if "slot_s" not in summary:
+        return {}
+    names = ("ttft_s", "prefill_s", "slot_s", "transfer_s")
+    ttft, prefill, slot, transfer = (float(summary[name]["p99"]) for name in names)
+    return {
+        "slot_share_of_ttft": slot / ttft,
+        "transfer_share_of_ttft": transfer / ttft,
+        "slot_share_after_queueing": slot / (prefill + slot + transfer),
+    }
+
+
+def _cause(broken: Probed, evidence: Mapping[str, Any]) -> str:
     if broken.verdict.worst == REJECTED:
         return "too long"
     waits = broken.verdict.worst == OVERLOAD or any(
         word in broken.verdict.worst for word in ("ttft", "latency", "e2e", "attainment")
     )
+    if waits and "slot_share_of_ttft" in evidence:
+        # A full decode pool fills the prefill pool, so that requests queue there, too.
+        backed_up = evidence["kv_peak_share"] >= FULL
+        of_ttft = "slot_share_after_queueing" if backed_up else "slot_share_of_ttft"
+        for cause, key in (("slot", of_ttft), ("transfer", "transfer_share_of_ttft")):
+            if evidence[key] >= MOSTLY:
+                return cause
     if evidence["preemption_rate"] or (evidence["kv_peak_share"] >= FULL and waits):
         return "memory"
     if evidence["bubble_share"] >= MANY_BUBBLES:

@@ -28,6 +28,8 @@ _BECAUSE = {
     "memory": "the KV cache is full",
     "bubbles": "stages wait for each other",
     "queueing": "requests wait for their first chunk",
+    "slot": "requests wait for a decode slot",
+    "transfer": "the KV cache has to be sent",
     "iterations": "the batches themselves take that long",
     "too long": "they are longer than the deployment serves",
 }

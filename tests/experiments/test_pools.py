@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import yaml
 
+from sarathi_sim import find_capacity
 from sarathi_sim.experiments.config.base import Source
 from sarathi_sim.experiments.config.deployment import Deployment, PoolsDeployment, deploy
 from sarathi_sim.experiments.config.loading import load_experiment, stored
@@ -208,3 +209,24 @@ def test_a_lone_pool_is_what_it_was() -> None:
     table = Analysis(found.simulate()).requests
     assert "slot_s" not in table and np.isfinite(table["ttft_s"]).all()
     assert Source("x", "", {}, ()).name(("cluster", "tp")) == "x: cluster.tp"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("changed", "because"),
+    [
+        ({"disaggregation.decode.policy.max_num_seqs": 2}, "slot"),
+        ({"disaggregation.handover.bandwidth": 2e8}, "transfer"),
+        ({"disaggregation.prefill.cluster.replicas": 1}, "queueing"),
+    ],
+)
+def test_capacity_names_the_slot_and_the_transfer(
+    changed: dict[str, float], because: str, tmp_path: Path
+) -> None:
+    slo = {"slo": "p90 ttft 1s", "tolerance": 0.1, "requests": 400}
+    tree = yaml.safe_load(TWO) | {"capacity": slo | {"replications": {"least": 2, "most": 2}}}
+    few = {"disaggregation.decode.policy.max_num_seqs": 64}
+    find_capacity(tree, few | changed, out=tmp_path, bands=False)
+    (found,) = json.loads((tmp_path / "summary.json").read_text())["deployments"]
+    assert found["binds"]["slo"] == "p90 ttft 1s" and found["binds"]["because"] == because
+    assert 0 < found["capacity"] and found["gpus"] == (3 if because == "queueing" else 4)
