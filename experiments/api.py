@@ -221,6 +221,7 @@ def recommend(
     seqs: Sequence[int] = (),
     tolerance: float = 0.05,
     rejected: float = 0.0,
+    pools: bool = False,
     refine: int = 0,
     prices: str | None = None,
     out: Folder | None = None,
@@ -253,6 +254,7 @@ def recommend(
         _with_commas(seqs),
         tolerance,
         rejected,
+        pools,
     )
     costs = load_prices(prices)
     with ExitStack() as opened:

@@ -87,6 +87,11 @@ class Option:
         return sum(self.deployment.gpus.values())
 
     @property
+    def pooled(self) -> bool:
+        """Whether prompts and decodes have workers of their own: then it is one replica."""
+        return self.scenario.disaggregation is not None
+
+    @property
     def alike(self) -> int:
         """The number of replicas that one simulated replica stands for: all, or 1.
 
@@ -94,7 +99,7 @@ class Option:
         traffic. If arrivals do not depend on answers, replicas do not interact: one stands for all.
         """
         scenario, workload = self.scenario, self.scenario.workload
-        if scenario.disaggregation is not None:  # a worker's requests come from another pool
+        if self.pooled:  # a worker's requests come from another pool
             return 1
         turns = scenario.cluster.router == "round_robin"
         alone = workload.sessions is None and not isinstance(workload.arrivals, Closed)
@@ -318,7 +323,8 @@ MOST_GPUS = 64
 @dataclass(frozen=True)
 class Wanted:
     """The question: a model on ``gpus`` GPUs of one of the devices, or on as many as ``rate``
-    requests a second need (at most ``gpus``). ``stated`` is the text of ``--workload``, if any."""
+    requests a second need (at most ``gpus``). ``stated`` is the text of ``--workload``, if any;
+    ``pools``: also with prefill and decode workers."""
 
     model: str
     devices: tuple[str, ...]
@@ -332,6 +338,7 @@ class Wanted:
     budgets: tuple[int, ...] = BUDGETS
     sequences: tuple[int, ...] = SEQUENCES
     stated: str | None = None
+    pools: bool = False
 
     @property
     def not_tried(self) -> str:
@@ -345,7 +352,16 @@ class Wanted:
         return f"{'; '.join(but)}; any other setting of the engine"
 
 
-def layouts(wanted: Wanted) -> Iterator[tuple[Point, dict[str, Any]]]:
+Described = tuple[Point, dict[str, Any]]
+"""The layout and the limit of sequences of a deployment, and its scenario."""
+
+
+def named(point: Point) -> str:
+    """The name of a deployment of :func:`layouts`."""
+    return f"{point['layout']} seqs {point['seqs']}"
+
+
+def layouts(wanted: Wanted) -> Iterator[Described]:
     """Every deployment: its layout and limit of sequences, and a scenario of one replica."""
     model = load_model(wanted.model)
     for name in wanted.devices:
@@ -392,7 +408,7 @@ def _layout(
     shape: dict[str, Any],
     budget: int,
     most: int,
-) -> tuple[Point, dict[str, Any]]:
+) -> Described:
     policies = {
         "sglang": {"chunked_prefill_size": budget, "max_running_requests": most},
         "trtllm": {
@@ -421,11 +437,14 @@ def _layout(
     return {"layout": layout, "budget": budget, "seqs": most}, scenario
 
 
-def deployable(wanted: Wanted) -> tuple[list[Option], dict[str, str]]:
-    """The layouts that can be deployed, one replica each, and why others cannot, by name."""
+def deployable(
+    wanted: Wanted, described: Iterable[Described] | None = None
+) -> tuple[list[Option], dict[str, str]]:
+    """The layouts (None: all of :func:`layouts`) that can be deployed, one replica each, and why
+    others cannot, by name."""
     options, dropped, requests_of = [], {}, SharedRequests()
-    for point, tree in layouts(wanted):
-        name = f"{point['layout']} seqs {point['seqs']}"
+    for point, tree in layouts(wanted) if described is None else described:
+        name = named(point)
         source = Source("recommend", name, {}, ())
         try:
             scenario = check_scenario(tree, source)
@@ -454,6 +473,7 @@ def wanted_of(
     seqs: str | None,
     tolerance: float,
     rejected: float = 0.0,
+    pools: bool = False,
 ) -> Wanted:
     """The question of the command's options, checked; without ``dtype`` the checkpoint's number
     format. Raises ConfigError."""
@@ -481,6 +501,7 @@ def wanted_of(
         _counts("--budget", budget) or BUDGETS,
         _counts("--seqs", seqs) or SEQUENCES,
         workload,
+        pools,
     )
 
 

@@ -10,14 +10,12 @@ The best few are then searched as ``capacity`` does, with all their replicas.
 from __future__ import annotations
 
 import math
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import lru_cache
-from itertools import compress, product
+from itertools import product
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import pandas as pd
 
 from sarathi_sim.experiments.capacity.answer import (
@@ -31,26 +29,21 @@ from sarathi_sim.experiments.capacity.answer import (
     said_of,
     scenario_at,
 )
+from sarathi_sim.experiments.capacity.bounds import alone, most_requests_per_s
 from sarathi_sim.experiments.capacity.curves import figure_files, frontier_figures, headroom_figure
 from sarathi_sim.experiments.capacity.launch import Launch, launch
 from sarathi_sim.experiments.capacity.options import Option, Wanted, deployable, plan_of
+from sarathi_sim.experiments.capacity.pool_layouts import pool_layouts
 from sarathi_sim.experiments.capacity.probing import RECOMMEND_FORMAT, Laboratory
 from sarathi_sim.experiments.capacity.search import Crossing, Probed, at_load, race
-from sarathi_sim.experiments.capacity.slo import STATISTICS, Objective, Verdict
+from sarathi_sim.experiments.capacity.slo import Verdict
 from sarathi_sim.experiments.capacity.written import headroom, loses, recommend_answer, why_best
-from sarathi_sim.experiments.config.deployment import Deployment
 from sarathi_sim.experiments.config.errors import ConfigError
-from sarathi_sim.experiments.config.inputs import host_of
 from sarathi_sim.experiments.figures.style import styled
 from sarathi_sim.experiments.results import SUMMARY, json_bytes
 from sarathi_sim.experiments.sweeps.points import between
-from sarathi_sim.policies.policy import chunking_of
 from sarathi_sim.profiler.storage.child import Say
 from sarathi_sim.profiler.storage.plain_yaml import dump_yaml
-from sarathi_sim.simulator.loop.records import Floats
-from sarathi_sim.simulator.op_times.group_times import beside_experts
-from sarathi_sim.simulator.op_times.iteration import IterationCost
-from sarathi_sim.simulator.op_times.op_times import SUM, OpTimes
 from sarathi_sim.simulator.views.metric_registry import number_text
 
 FINALISTS = 4
@@ -104,8 +97,11 @@ class Worth:
         """A deployment with replicas that carry ``load`` each."""
         wanted, gpus = self.wanted, option.gpus
         if wanted.rate is None:
-            replicas, paid = wanted.gpus // gpus, wanted.gpus
+            replicas, paid = 1 if option.pooled else wanted.gpus // gpus, wanted.gpus
             carried = replicas * load
+        elif option.pooled:
+            replicas, paid = 1, gpus
+            carried = wanted.rate if load >= wanted.rate else 0.0
         else:
             replicas = max(1, math.ceil(wanted.rate / load))
             paid, carried = replicas * gpus, wanted.rate
@@ -119,13 +115,19 @@ class Worth:
         most = self.of(option, load)
         if self.wanted.rate is None or most.value:
             return ""
+        if option.pooled:
+            return f"{self.wanted.rate:g} requests/s take more workers"
         return f"{self.wanted.rate:g} requests/s take {most.replicas * option.gpus} GPUs at least"
 
     def load_for(self, option: Option, value: float) -> float:
         """The load that a replica must carry for the deployment to be worth ``value``."""
         wanted, price = self.wanted, self._price(option)
         if wanted.rate is None:
-            return value * price * wanted.gpus / (wanted.gpus // option.gpus)
+            replicas = 1 if option.pooled else wanted.gpus // option.gpus
+            return value * price * wanted.gpus / replicas
+        if option.pooled:
+            enough = wanted.rate / (price * option.gpus) >= value
+            return wanted.rate if enough else math.inf
         paid = min(wanted.rate / max(value * price, 1e-12), wanted.gpus)
         replicas = math.floor(paid / option.gpus * (1 + 1e-9))
         return wanted.rate / replicas if replicas else math.inf
@@ -160,6 +162,10 @@ class Recommendation:
 def recommend(lab: Laboratory, wanted: Wanted, prices: Prices, say: Say) -> Recommendation:
     """The best deployments. Raises ConfigError where none keeps the SLO, under the rate if any."""
     options, dropped = deployable(wanted)
+    if wanted.pools:
+        pools = pool_layouts(wanted, options, lab.section.objectives, prices.of)
+        further, unfit = deployable(wanted, pools)
+        options, dropped = [*options, *further], dropped | unfit
     bounded, worth = dict[Option, float](), Worth(wanted, prices)
     for number, option in enumerate(options):
         lab.progress("bounds", number, len(options))
@@ -254,7 +260,8 @@ def _least_replicas(
     rate = wanted.rate
     assert rate is not None
     tried, checked = list(found), dict[str, AtRate]()
-    wave = [_changed(one.option, 1) for one in found if one.load < rate]
+    single = [one for one in found if not one.option.pooled]
+    wave = [_changed(one.option, 1) for one in single if one.load < rate]
     while True:
         wave = [option for option in wave if option.gpus <= wanted.gpus]
         if wave:
@@ -309,7 +316,9 @@ def _nothing(wanted: Wanted, dropped: Mapping[str, str]) -> str:
 
 
 def whole(option: Option, replicas: int) -> Option:
-    """The deployment with ``replicas`` replicas in place of its own number."""
+    """The deployment with ``replicas`` replicas in place of its own number; two pools are one."""
+    if option.pooled:
+        return option
     name = f"{option.name.partition(' x ')[0]} x {replicas}"
     return option.changed(name, option.scenario.having("cluster", replicas=replicas))
 
@@ -437,7 +446,7 @@ def _goal(worth: Worth, option: Option, found: Sequence[Screened]) -> tuple[floa
 
 
 def _named(one: Screened) -> str:
-    return f"{one.option.name} x {one.replicas}"
+    return whole(one.option, one.replicas).name
 
 
 def recommended(
@@ -518,6 +527,8 @@ def ranked(found: Recommendation, wanted: Wanted, prices: Prices) -> list[dict[s
 def _one_fewer(found: Recommendation, wanted: Wanted) -> dict[str, Any] | None:
     """The first deployment at the rate with one replica fewer; None if this was not run."""
     best = found.finalists[0].option
+    if best.pooled:
+        return None
     name, _, replicas = best.name.rpartition(" x ")
     there = found.checked.get(f"{name} x {int(replicas) - 1}")
     if there is None or there.verdict.holds:
@@ -573,198 +584,3 @@ def winner(content: Mapping[str, Any], wanted: Wanted) -> dict[str, Any]:
     asked for, or to search its capacity."""
     section = wanted.section.model_dump(mode="json", exclude_none=True)
     return {"name": "winner", "capacity": section, **content["deployments"][0]["scenario"]}
-
-
-# Bounds --------------------------------------------------------------------------------------
-
-SAMPLE = 64
-SLACK = 1.02
-"""Slack of a bound, because the best rate is searched on a grid."""
-BATCHES = np.unique(np.geomspace(1, 4096, 80).astype(np.int64))
-OFTEN = 2.0
-"""Safety factor on the rate of slow chunks that Poisson arrivals allow."""
-_TAIL = {"p90": 0.9, "p99": 0.99}
-_TOKENS = ("tpot_s", "tbt_s", "tbt_max_s")
-
-
-class Bounds:
-    """Upper bounds of a deployment's rate, from its op times alone, without a simulation.
-
-    Rejected requests take no time: rates count served requests. The throughput is bounded by the
-    least GPU time of a request: all its tokens at the best rate of any batch, its prompt's
-    attention in one piece, its decodes' attention in the best batch. Prompt tokens that a prefix
-    cache may hold cost nothing. A limit on the time between tokens bounds this batch, and the rate
-    of chunks that alone take longer. Latencies are bounded by the latency of a single request.
-    With data-parallel attention the experts take no time, as all ranks share it. Deployments with
-    the same op times share their attention.
-    """
-
-    def __init__(self, option: Option) -> None:
-        self.deployment = deployment = option.deployment
-        self.cost, self.layers = _cost(deployment), deployment.layers
-        refused = deployment.refused[0]
-        served = [one.id not in refused for one in deployment.requests]
-        requests = list(compress(deployment.requests, served))
-        each = slice(None, None, max(1, len(requests) // SAMPLE))
-        sample = requests[each]
-        self.new_tokens = new_tokens(deployment)[served]
-        self.prompt = self.new_tokens[each]
-        self.output = np.array([request.output_tokens for request in sample], np.float64)
-        held = np.array([request.prompt_tokens for request in sample], np.float64)
-        self.sequences = deployment.scenario.batching.max_batch or 1
-        chunking = chunking_of(deployment.scenario.policy.build())
-        longest = int(held.max())
-        self.chunk = chunking.tokens if chunking else longest
-        rows = (chunking.rows if chunking else longest) + self.sequences
-        self.sizes = np.unique(np.geomspace(1, rows, 160).astype(np.int64))
-        self.context = float((held + self.output / 2).mean())
-        self.own_context = float((self.prompt + self.output / 2).mean())
-        self.linear = _layer(self.cost, self.sizes)
-        scale = self.cost.layer.scale
-        self.decode = scale * _decodes(self.deployment.ops, self.context)
-
-    @property
-    def token_s(self) -> float:
-        """The least time per token of a single request."""
-        layers = sum(self.layers) * (self.linear[0] + self.decode[0])
-        return float(layers + self._edges(np.ones(1))[0])
-
-    def _edges(self, rows: Floats) -> Floats:
-        """The time of an iteration outside its layers: the LM head, the host, the links."""
-        links = (len(self.layers) - 1) * self.cost.transfer_s(rows)
-        return np.asarray(self.cost.last_s(rows) + self.cost.host_s(rows) + links)
-
-    def requests_per_s(self, most: float = np.inf) -> float:
-        """A rate that one replica cannot exceed with at most ``most`` decodes in an iteration."""
-        most = max(1, min(self.sequences, self.deployment.kv_capacity // self.own_context, most))
-        tried = slice(0, int(np.searchsorted(BATCHES, most)) + 1)
-        batches = BATCHES[tried]
-        decode = float((self.decode[tried] / batches).min())
-        head = float((self.cost.last_s(batches) / batches).min())
-        per_row = float((self.linear / self.sizes).min())
-        # No iteration has more decodes than sequences, nor takes less than an iteration of one row.
-        least = (self.output - 1) / most * self.linear[0]
-        rows_s = np.maximum((self.prompt + self.output - 1) * per_row, least)
-        alone_s = _prompts(self.deployment.ops, tuple(self.prompt))  # a batch may hold many
-        prompts_s = self.cost.layer.scale * self.cost.ops.together.least_s(self.prompt, alone_s)
-        of_layer = rows_s + prompts_s + (self.output - 1) * decode
-        # Each stage runs its part of every request; the last stage also the LM head.
-        last = self.layers[-1] * of_layer + self.output * head
-        ranks = self.deployment.scenario.cluster.dp
-        slowest_s = max(float((max(self.layers) * of_layer).mean()), float(last.mean()))
-        return SLACK * ranks / slowest_s
-
-    def under(self, objective: Objective) -> float:
-        """A rate that one replica cannot exceed while it keeps a clause of an SLO."""
-        found = [np.inf]
-        share = 1 - (objective.share or STATISTICS[objective.statistic])
-        if objective.statistic == "mean":
-            share = 0.0
-        for metric, limit in objective.limits.items():
-            if metric not in _TOKENS:
-                continue
-            # The rest of the tokens may be in batches of any size.
-            found.append(self.requests_per_s(self._largest_batch(limit)) / (1 - share))
-            if metric != "tpot_s" and share:
-                found.append(self._slow_chunks(limit, share))
-        return min(found)
-
-    def _largest_batch(self, limit_s: float) -> int:
-        """The most decodes of an iteration that takes at most ``limit_s``."""
-        rows = np.interp(BATCHES, self.sizes, self.linear)
-        takes = sum(self.layers) * (rows + self.decode) + self._edges(BATCHES.astype(np.float64))
-        return int(BATCHES[min(int((takes <= limit_s * SLACK).sum()), len(BATCHES) - 1)])
-
-    def _slow_chunks(self, limit_s: float, share: float) -> float:
-        """The request rate at which slow iterations, whose chunk alone exceeds the limit, delay
-        ``share`` of the tokens.
-
-        An arriving prompt meets the mean number of decodes (Poisson arrivals), so the share is the
-        rate of slow iterations times the mean time between tokens. Prompts that arrive during a
-        full iteration share the next one.
-        """
-        takes = sum(self.layers) * self.linear + self._edges(np.ones(1))[0]
-        slow = self.sizes[takes > limit_s * SLACK]
-        if not len(slow) or slow[0] > self.chunk:
-            return float("inf")
-        whole, rest = np.divmod(self.prompt, self.chunk)
-        chunks = float((whole + (rest >= slow[0])).mean())
-        apart_s = self.token_s - share * float(takes[-1])
-        if chunks * apart_s <= 0:
-            return float("inf")
-        return self.deployment.scenario.cluster.dp * OFTEN * share / (chunks * apart_s)
-
-
-def new_tokens(deployment: Deployment) -> Floats:
-    """Prompt tokens of each request that no earlier request left in a prefix cache."""
-    cache, found, seen = deployment.scenario.kv_cache, [], dict[Hashable, int]()
-    for request in deployment.requests:
-        known = 0
-        if cache is not None and cache.prefix_caching:
-            known = max((min(n, seen.get(name, 0)) for name, n in request.prefix), default=0)
-            known = request.prompt_tokens if cache.prompts_cached else known
-        found.append(request.prompt_tokens - min(known, request.prompt_tokens - 1))
-        for name, tokens in request.prefix:
-            seen[name] = max(seen.get(name, 0), tokens)
-    return np.array(found, np.float64)
-
-
-def _cost(deployment: Deployment) -> IterationCost:
-    engine, cluster = deployment.scenario.engine, deployment.scenario.cluster
-    return IterationCost(
-        deployment.ops if cluster.dp == 1 else beside_experts(deployment.ops),
-        deployment.ops.whole_layer if engine.layer_time == "measured" else SUM,
-        deployment.scope if cluster.pp > 1 else None,
-        engine.lm_head,
-        host_of(engine),
-    )
-
-
-@lru_cache(maxsize=64)
-def _decodes(ops: OpTimes, context: float) -> Floats:
-    """Decode attention of :data:`BATCHES`."""
-    return ops.decode(BATCHES, context)
-
-
-@lru_cache(maxsize=64)
-def _prompts(ops: OpTimes, tokens: tuple[float, ...]) -> Floats:
-    """Attention of prompts in one piece."""
-    return ops.prefill(np.array(tokens), 0.0)
-
-
-def most_requests_per_s(option: Option, objectives: Sequence[Objective] = ()) -> float:
-    """Requests a second that one replica cannot exceed while it keeps the objectives."""
-    bounds = Bounds(option)
-    return min([bounds.requests_per_s(), *map(bounds.under, objectives)])
-
-
-def alone(option: Option, objectives: Sequence[Objective]) -> str:
-    """Why no load can keep the SLO: a single request breaks it. Empty if it may keep it."""
-    bounds = Bounds(option)
-    for one in objectives:
-        for metric, limit in one.limits.items():
-            if metric == "ttft_s" and one.statistic in _TAIL:
-                tokens = float(np.quantile(bounds.new_tokens, _TAIL[one.statistic]))
-                least_s = _prompt_s(bounds, tokens)
-                what = f"a prompt of {tokens:,.0f} tokens ({one.statistic}) alone"
-            elif metric in _TOKENS and one.statistic:
-                least_s, what = bounds.token_s, "a token of a request that is alone"
-            else:
-                continue
-            if least_s > limit * SLACK:
-                return f"{what} takes {1e3 * least_s:.0f} ms at least, more than {one.text}"
-    return ""
-
-
-def _layer(cost: IterationCost, tokens: npt.ArrayLike) -> Floats:
-    return np.asarray(sum(cost.layer_parts(tokens).values(), np.zeros(np.shape(tokens))))
-
-
-def _prompt_s(bounds: Bounds, tokens: float) -> float:
-    """Seconds of a prompt, in the chunks that the budget allows, on all stages; successive chunks
-    overlap in the pipeline."""
-    attention = bounds.cost.layer.scale * float(_prompts(bounds.deployment.ops, (tokens,))[0])
-    chunk = int(min(tokens, bounds.chunk))
-    passes, layers = tokens / max(chunk, 1), bounds.layers
-    piped = sum(layers) + max(layers) * (max(passes, 1.0) - 1.0)
-    return float(sum(layers) * attention + float(_layer(bounds.cost, chunk)) * piped)

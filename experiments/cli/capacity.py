@@ -153,6 +153,9 @@ def recommend(
             min=0, max=0.99, callback=finite, help="Share of requests that may be rejected."
         ),
     ] = 0.0,
+    pools: Annotated[
+        bool, typer.Option("--pools", help="Also try prefill and decode workers of their own.")
+    ] = False,
     refine: RefineOption = 0,
     out: Annotated[Path | None, typer.Option(help="[default: runs/recommend]")] = None,
     json: JsonOption = False,
@@ -165,7 +168,8 @@ def recommend(
 
     That is the one that carries most on the GPUs, or costs least for a rate. Layouts, token budgets
     and sequence limits are enumerated and bounded; the others race, and the best are searched
-    exactly. The result has the engine's own command line, and a configuration.
+    exactly. The result has the engine's own command line, and a configuration. --pools adds
+    deployments whose prompts and decodes have workers of their own, and finds how many of each.
 
     \b
     Examples:
@@ -183,7 +187,7 @@ def recommend(
     check_backend(backend, address, workers)
     wanted = wanted_of(
         *(model, device, slo, gpus, rate, workload, max_length, stack, dtype, budget, seqs),
-        *(tolerance, rejected),
+        *(tolerance, rejected, pools),
     )
     costs = load_prices(prices)
     folder, where = out or Path("runs/recommend"), backend_at(backend, address, workers)

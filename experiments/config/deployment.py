@@ -417,7 +417,7 @@ def _deploy_pools(scenario: Scenario, source: Source, requests_of: Requests) -> 
     assert given is not None
     (first, prefills), (second, decodes) = (pool_of(scenario, pool, source) for pool in POOLS)
     decode = deploy(second, decodes, requests_of, remote=True)
-    prefill = deploy(first, prefills, lambda *_: [_prompt_of(each) for each in decode.requests])
+    prefill = deploy(first, prefills, lambda *_: [prompt_of(each) for each in decode.requests])
     read, written = decode.scenario.kv_cache_dtype, prefill.scenario.kv_cache_dtype
     check_alike("kv_cache_dtype", read, written, decodes)
     if decode.model.recurrent is not None:
@@ -475,7 +475,7 @@ def _notes_of_pools(prefill: Deployment, decode: Deployment) -> list[str]:
     return [*same, *own]
 
 
-def _prompt_of(request: Request) -> Request:
+def prompt_of(request: Request) -> Request:
     """A request as the prefill pool sees it: it ends with its first token."""
     return replace(request, output_tokens=1, max_tokens=1)
 

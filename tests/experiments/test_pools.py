@@ -229,4 +229,4 @@ def test_capacity_names_the_slot_and_the_transfer(
     find_capacity(tree, few | changed, out=tmp_path, bands=False)
     (found,) = json.loads((tmp_path / "summary.json").read_text())["deployments"]
     assert found["binds"]["slo"] == "p90 ttft 1s" and found["binds"]["because"] == because
-    assert 0 < found["capacity"] and found["gpus"] == (3 if because == "queueing" else 4)
+    assert found["capacity"] > 0 and found["gpus"] == (3 if because == "queueing" else 4)

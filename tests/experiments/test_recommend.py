@@ -17,6 +17,7 @@ import pytest
 from sarathi_sim import find_capacity
 from sarathi_sim.experiments.capacity import recommend as chosen_by
 from sarathi_sim.experiments.capacity.answer import Prices, answers, load_prices, per_million_tokens
+from sarathi_sim.experiments.capacity.bounds import alone, most_requests_per_s
 from sarathi_sim.experiments.capacity.curves import (
     PAIRS,
     front,
@@ -29,9 +30,7 @@ from sarathi_sim.experiments.capacity.probing import Laboratory
 from sarathi_sim.experiments.capacity.recommend import (
     SCREENING,
     Worth,
-    alone,
     answer_of,
-    most_requests_per_s,
     recommend,
     recommend_files,
     refined,

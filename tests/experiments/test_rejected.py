@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 from typer.testing import Result
 
+from sarathi_sim.experiments.capacity.bounds import most_requests_per_s
 from sarathi_sim.experiments.capacity.options import deployable, wanted_of
-from sarathi_sim.experiments.capacity.recommend import most_requests_per_s
 from sarathi_sim.experiments.report.html_page import write_page
 from tests.experiments.small_config import called, message
 

@@ -1,0 +1,245 @@
+"""Upper bounds of a deployment's rate, from its op times alone, without a simulation."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Sequence
+from dataclasses import replace
+from functools import lru_cache
+from itertools import compress
+
+import numpy as np
+import numpy.typing as npt
+
+from sarathi_sim.experiments.capacity.options import Option
+from sarathi_sim.experiments.capacity.slo import STATISTICS, Objective
+from sarathi_sim.experiments.config.deployment import Deployment, prompt_of
+from sarathi_sim.experiments.config.inputs import host_of
+from sarathi_sim.experiments.config.two_pools import HANDOVERS
+from sarathi_sim.policies.policy import chunking_of
+from sarathi_sim.simulator.loop.records import Floats
+from sarathi_sim.simulator.op_times.group_times import beside_experts
+from sarathi_sim.simulator.op_times.iteration import IterationCost
+from sarathi_sim.simulator.op_times.op_times import SUM, OpTimes
+
+SAMPLE = 64
+SLACK = 1.02
+"""Slack of a bound, because the best rate is searched on a grid."""
+BATCHES = np.unique(np.geomspace(1, 4096, 80).astype(np.int64))
+OFTEN = 2.0
+"""Safety factor on the rate of slow chunks that Poisson arrivals allow."""
+_TAIL = {"p90": 0.9, "p99": 0.99}
+_TOKENS = ("tpot_s", "tbt_s", "tbt_max_s")
+
+
+class Bounds:
+    """Upper bounds of a deployment's rate, from its op times alone, without a simulation.
+
+    Rejected requests take no time: rates count served requests. The throughput is bounded by the
+    least GPU time of a request: all its tokens at the best rate of any batch, its prompt's
+    attention in one piece, its decodes' attention in the best batch. Prompt tokens that a prefix
+    cache may hold cost nothing. A limit on the time between tokens bounds this batch, and the rate
+    of chunks that alone take longer. Latencies are bounded by the latency of a single request.
+    With data-parallel attention the experts take no time, as all ranks share it. Remote prompt
+    tokens cost nothing, but take memory. Deployments with the same op times share their attention.
+    """
+
+    def __init__(self, deployment: Deployment) -> None:
+        self.deployment = deployment
+        self.cost, self.layers = _cost(deployment), deployment.layers
+        refused = deployment.refused[0]
+        served = [one.id not in refused for one in deployment.requests]
+        requests = list(compress(deployment.requests, served))
+        each = slice(None, None, max(1, len(requests) // SAMPLE))
+        sample = requests[each]
+        own = new_tokens(deployment)[served]
+        here = np.array([one.prompt_tokens - one.remote_tokens for one in requests], np.float64)
+        self.new_tokens = np.minimum(own, here)
+        self.prompt = self.new_tokens[each]
+        self.output = np.array([request.output_tokens for request in sample], np.float64)
+        held = np.array([request.prompt_tokens for request in sample], np.float64)
+        self.sequences = deployment.scenario.batching.max_batch or 1
+        chunking = chunking_of(deployment.scenario.policy.build())
+        longest = int(held.max())
+        self.chunk = chunking.tokens if chunking else longest
+        rows = (chunking.rows if chunking else longest) + self.sequences
+        self.sizes = np.unique(np.geomspace(1, rows, 160).astype(np.int64))
+        self.context = float((held + self.output / 2).mean())
+        self.own_context = float((own[each] + self.output / 2).mean())
+        self.linear = _layer(self.cost, self.sizes)
+        scale = self.cost.layer.scale
+        self.decode = scale * _decodes(self.deployment.ops, self.context)
+
+    @property
+    def token_s(self) -> float:
+        """The least time per token of a single request."""
+        layers = sum(self.layers) * (self.linear[0] + self.decode[0])
+        return float(layers + self._edges(np.ones(1))[0])
+
+    def _edges(self, rows: Floats) -> Floats:
+        """The time of an iteration outside its layers: the LM head, the host, the links."""
+        links = (len(self.layers) - 1) * self.cost.transfer_s(rows)
+        return np.asarray(self.cost.last_s(rows) + self.cost.host_s(rows) + links)
+
+    def requests_per_s(self, most: float = np.inf) -> float:
+        """A rate that one replica cannot exceed with at most ``most`` decodes in an iteration."""
+        most = max(1, min(self.sequences, self.deployment.kv_capacity // self.own_context, most))
+        tried = slice(0, int(np.searchsorted(BATCHES, most)) + 1)
+        batches = BATCHES[tried]
+        decode = float((self.decode[tried] / batches).min())
+        head = float((self.cost.last_s(batches) / batches).min())
+        per_row = float((self.linear / self.sizes).min())
+        # No iteration has more decodes than sequences, nor takes less than an iteration of one row.
+        least = (self.output - 1) / most * self.linear[0]
+        rows_s = np.maximum((self.prompt + self.output - 1) * per_row, least)
+        alone_s = _prompts(self.deployment.ops, tuple(self.prompt))  # a batch may hold many
+        prompts_s = self.cost.layer.scale * self.cost.ops.together.least_s(self.prompt, alone_s)
+        of_layer = rows_s + prompts_s + (self.output - 1) * decode
+        # Each stage runs its part of every request; the last stage also the LM head.
+        last = self.layers[-1] * of_layer + self.output * head
+        ranks = self.deployment.scenario.cluster.dp
+        slowest_s = max(float((max(self.layers) * of_layer).mean()), float(last.mean()))
+        return SLACK * ranks / slowest_s
+
+    def under(self, objective: Objective) -> float:
+        """A rate that one replica cannot exceed while it keeps a clause of an SLO."""
+        found = [np.inf]
+        share = 1 - (objective.share or STATISTICS[objective.statistic])
+        if objective.statistic == "mean":
+            share = 0.0
+        for metric, limit in objective.limits.items():
+            if metric not in _TOKENS:
+                continue
+            # The rest of the tokens may be in batches of any size.
+            found.append(self.requests_per_s(self._largest_batch(limit)) / (1 - share))
+            if metric != "tpot_s" and share:
+                found.append(self._slow_chunks(limit, share))
+        return min(found)
+
+    def _largest_batch(self, limit_s: float) -> int:
+        """The most decodes of an iteration that takes at most ``limit_s``."""
+        rows = np.interp(BATCHES, self.sizes, self.linear)
+        takes = sum(self.layers) * (rows + self.decode) + self._edges(BATCHES.astype(np.float64))
+        return int(BATCHES[min(int((takes <= limit_s * SLACK).sum()), len(BATCHES) - 1)])
+
+    def _slow_chunks(self, limit_s: float, share: float) -> float:
+        """The request rate at which slow iterations, whose chunk alone exceeds the limit, delay
+        ``share`` of the tokens.
+
+        An arriving prompt meets the mean number of decodes (Poisson arrivals), so the share is the
+        rate of slow iterations times the mean time between tokens. Prompts that arrive during a
+        full iteration share the next one.
+        """
+        takes = sum(self.layers) * self.linear + self._edges(np.ones(1))[0]
+        slow = self.sizes[takes > limit_s * SLACK]
+        if not len(slow) or slow[0] > self.chunk:
+            return float("inf")
+        whole, rest = np.divmod(self.prompt, self.chunk)
+        chunks = float((whole + (rest >= slow[0])).mean())
+        apart_s = self.token_s - share * float(takes[-1])
+        if chunks * apart_s <= 0:
+            return float("inf")
+        return self.deployment.scenario.cluster.dp * OFTEN * share / (chunks * apart_s)
+
+
+def new_tokens(deployment: Deployment) -> Floats:
+    """Prompt tokens of each request that no earlier request left in a prefix cache."""
+    cache, found, seen = deployment.scenario.kv_cache, [], dict[Hashable, int]()
+    for request in deployment.requests:
+        known = 0
+        if cache is not None and cache.prefix_caching:
+            known = max((min(n, seen.get(name, 0)) for name, n in request.prefix), default=0)
+            known = request.prompt_tokens if cache.prompts_cached else known
+        found.append(request.prompt_tokens - min(known, request.prompt_tokens - 1))
+        for name, tokens in request.prefix:
+            seen[name] = max(seen.get(name, 0), tokens)
+    return np.array(found, np.float64)
+
+
+def _cost(deployment: Deployment) -> IterationCost:
+    engine, cluster = deployment.scenario.engine, deployment.scenario.cluster
+    return IterationCost(
+        deployment.ops if cluster.dp == 1 else beside_experts(deployment.ops),
+        deployment.ops.whole_layer if engine.layer_time == "measured" else SUM,
+        deployment.scope if cluster.pp > 1 else None,
+        engine.lm_head,
+        host_of(engine),
+    )
+
+
+@lru_cache(maxsize=64)
+def _decodes(ops: OpTimes, context: float) -> Floats:
+    """Decode attention of :data:`BATCHES`."""
+    return ops.decode(BATCHES, context)
+
+
+@lru_cache(maxsize=64)
+def _prompts(ops: OpTimes, tokens: tuple[float, ...]) -> Floats:
+    """Attention of prompts in one piece."""
+    return ops.prefill(np.array(tokens), 0.0)
+
+
+def most_requests_per_s(option: Option, objectives: Sequence[Objective] = ()) -> float:
+    """Requests a second that one replica cannot exceed while it keeps the objectives; of two pools,
+    what all workers of the first to saturate cannot exceed."""
+    pools = option.deployment.pools
+    if len(pools) == 1:
+        return saturation(option.deployment, objectives)
+    rates = saturation(pools[0]), saturation(as_decode(pools[1]), objectives)
+    return min(
+        pool.scenario.cluster.replicas * rate for pool, rate in zip(pools, rates, strict=True)
+    )
+
+
+def saturation(deployment: Deployment, objectives: Sequence[Objective] = ()) -> float:
+    """Requests a second that one replica of one pool cannot exceed while it keeps the
+    objectives."""
+    bounds = Bounds(deployment)
+    return min([bounds.requests_per_s(), *map(bounds.under, objectives)])
+
+
+def as_prefill(deployment: Deployment) -> Deployment:
+    """A replica as a prefill worker: requests end with their first token."""
+    return replace(deployment, requests=[prompt_of(each) for each in deployment.requests])
+
+
+def as_decode(deployment: Deployment) -> Deployment:
+    """A replica as a decode worker: prompts are computed elsewhere, all or all but a token."""
+    known = HANDOVERS[deployment.scenario.policy.name].token_known
+    remote = [
+        replace(one, remote_tokens=one.prompt_tokens - (not known or one.output_tokens == 1))
+        for one in deployment.requests
+    ]
+    return replace(deployment, requests=remote)
+
+
+def alone(option: Option, objectives: Sequence[Objective]) -> str:
+    """Why no load can keep the SLO: a single request breaks it. Empty if it may keep it."""
+    each = [Bounds(pool) for pool in option.deployment.pools]
+    prefill, decode = each[0], each[-1]
+    for one in objectives:
+        for metric, limit in one.limits.items():
+            if metric == "ttft_s" and one.statistic in _TAIL:
+                tokens = float(np.quantile(prefill.new_tokens, _TAIL[one.statistic]))
+                least_s = _prompt_s(prefill, tokens)
+                what = f"a prompt of {tokens:,.0f} tokens ({one.statistic}) alone"
+            elif metric in _TOKENS and one.statistic:
+                least_s, what = decode.token_s, "a token of a request that is alone"
+            else:
+                continue
+            if least_s > limit * SLACK:
+                return f"{what} takes {1e3 * least_s:.0f} ms at least, more than {one.text}"
+    return ""
+
+
+def _layer(cost: IterationCost, tokens: npt.ArrayLike) -> Floats:
+    return np.asarray(sum(cost.layer_parts(tokens).values(), np.zeros(np.shape(tokens))))
+
+
+def _prompt_s(bounds: Bounds, tokens: float) -> float:
+    """Seconds of a prompt, in the chunks that the budget allows, on all stages; successive chunks
+    overlap in the pipeline."""
+    attention = bounds.cost.layer.scale * float(_prompts(bounds.deployment.ops, (tokens,))[0])
+    chunk = int(min(tokens, bounds.chunk))
+    passes, layers = tokens / max(chunk, 1), bounds.layers
+    piped = sum(layers) + max(layers) * (max(passes, 1.0) - 1.0)
+    return float(sum(layers) * attention + float(_layer(bounds.cost, chunk)) * piped)

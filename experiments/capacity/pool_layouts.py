@@ -1,0 +1,124 @@
+"""Deployments to choose from whose prompts and decodes have workers of their own.
+
+Both pools take the layouts of ``recommend`` without pipeline stages, with the largest token budget
+and limit of sequences: a chunk holds up no decode there. The ratio of prefill to decode workers is
+that of their saturations, the rates that their op times allow; a saturated prefill worker has a
+long queue, so the neighbours of that ratio are tried, too."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import product
+from typing import Any
+
+from sarathi_sim.experiments.capacity.bounds import alone, as_decode, as_prefill, saturation
+from sarathi_sim.experiments.capacity.options import Described, Option, Wanted, layouts, named
+from sarathi_sim.experiments.capacity.slo import Objective
+from sarathi_sim.experiments.config.base import merge
+from sarathi_sim.experiments.config.scenario import POOLS
+
+MOST_PAIRS = 4
+"""Pairs of layouts that are tried, the best by their saturations; each with some numbers of
+workers."""
+LOADED = (1.0, 0.75, 0.5)
+"""The parts of their saturations to which workers are loaded by a rate that is asked for."""
+
+
+@dataclass(frozen=True)
+class Pair:
+    """The layouts of a prefill and of a decode worker, and the requests a second that saturate one
+    of each."""
+
+    prefill: Option
+    decode: Option
+    rates: tuple[float, float]
+
+    def gpus(self, workers: tuple[int, int]) -> int:
+        """GPUs of so many prefill and decode workers."""
+        return workers[0] * self.prefill.gpus + workers[1] * self.decode.gpus
+
+    def saturation(self, workers: tuple[int, int]) -> float:
+        """Requests a second that saturate the first pool."""
+        return min(count * rate for count, rate in zip(workers, self.rates, strict=True))
+
+    def on(self, gpus: int) -> list[tuple[int, int]]:
+        """Numbers of workers that fill the GPUs: at first those with the highest saturation, then
+        those with one prefill worker more, and fewer."""
+        most = (gpus - self.decode.gpus) // self.prefill.gpus
+        every = [
+            (count, (gpus - count * self.prefill.gpus) // self.decode.gpus)
+            for count in range(1, most + 1)
+        ]
+        if not every:
+            return []
+        best = max(range(len(every)), key=lambda place: self.saturation(every[place]))
+        return [every[place] for place in (best, best + 1, best - 1) if 0 <= place < len(every)]
+
+    def for_rate(self, rate: float, gpus: int) -> list[tuple[int, int]]:
+        """Numbers of workers that a rate loads to :data:`LOADED` of their saturations at most."""
+        first, second = (rate / each for each in self.rates)
+        wanted = [(math.ceil(first / part), math.ceil(second / part)) for part in LOADED]
+        return [each for each in dict.fromkeys(wanted) if self.gpus(each) <= gpus]
+
+
+def pool_layouts(
+    wanted: Wanted,
+    options: Iterable[Option],
+    objectives: Sequence[Objective],
+    price: Callable[[str], float],
+) -> Iterator[Described]:
+    """The deployments with two pools to try; ``options`` are those without, one replica each, and
+    ``price`` is that of a GPU, by device."""
+    trees = {named(point): tree for point, tree in layouts(wanted)}
+    ranked = []
+    for pair in _pairs(wanted, options, objectives):
+        rate = wanted.rate
+        each = pair.on(wanted.gpus) if rate is None else pair.for_rate(rate, wanted.gpus)
+        if not each:
+            continue
+        paid = wanted.gpus if rate is None else pair.gpus(each[0])
+        value = (rate or pair.saturation(each[0])) / paid
+        ranked.append((value / max(price(pair.decode.deployment.device.name), 1e-9), pair, each))
+    ranked.sort(key=lambda one: -one[0])
+    for _, pair, each in ranked[:MOST_PAIRS]:
+        for workers in each:
+            yield _described(pair, workers, trees)
+
+
+def _pairs(
+    wanted: Wanted, options: Iterable[Option], objectives: Sequence[Objective]
+) -> Iterator[Pair]:
+    """Pairs of layouts in which a single request keeps the SLO, on GPUs of one kind."""
+    alike = dict[object, tuple[dict[Option, float], dict[Option, float]]]()
+    largest = {"budget": max(wanted.budgets), "seqs": max(wanted.sequences)}
+    first = [one for one in objectives if "ttft_s" in one.limits]
+    rest = [one for one in objectives if "ttft_s" not in one.limits]
+    for option in options:
+        scenario, deployment = option.scenario, option.deployment
+        if scenario.cluster.pp > 1 or not option.point.items() >= largest.items():
+            continue
+        kind = (scenario.device, scenario.stack, scenario.dtype)
+        prefills, decodes = alike.setdefault(kind, ({}, {}))
+        if not alone(option, first):
+            prefills[option] = saturation(as_prefill(deployment))
+        if not alone(option, rest):
+            decodes[option] = saturation(as_decode(deployment), objectives)
+    for prefills, decodes in alike.values():
+        for prefill, decode in product(prefills, decodes):
+            yield Pair(prefill, decode, (prefills[prefill], decodes[decode]))
+
+
+def _described(pair: Pair, workers: tuple[int, int], trees: dict[str, dict[str, Any]]) -> Described:
+    """The layout and the scenario of a pair with so many workers."""
+    pools = {
+        pool: {"cluster": {**trees[one.name]["cluster"], "replicas": count}}
+        for pool, one, count in zip(POOLS, (pair.prefill, pair.decode), workers, strict=True)
+    }
+    tree = merge(trees[pair.decode.name], {"disaggregation": pools})
+    words = [str(one.point["layout"]).rpartition(" budget ") for one in (pair.prefill, pair.decode)]
+    kind, _, shape = words[0][0].rpartition("TP ")
+    layout = f"{kind}{workers[0]} prefill TP {shape} + {workers[1]} decode TP "
+    layout += f"{words[1][0].rpartition('TP ')[2]} budget {words[1][2]}"
+    return {**pair.decode.point, "layout": layout}, tree
