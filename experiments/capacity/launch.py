@@ -2,17 +2,23 @@
 
 Options are those of vLLM 0.32 and SGLang 0.5.23, whose parsers read these commands in a test, and
 of TensorRT-LLM 1.x (``trtllm-serve`` and the fields of ``TorchLlmArgs`` in its YAML).
+
+Workers of two pools send the KV cache by NIXL, behind a router that takes turns: vLLM's own proxy
+(its ``docs/features/nixl_connector_usage.md``), SGLang's router (0.5.23,
+``docs/advanced_features/pd_disaggregation.md`` and ``router.md``), and for TensorRT-LLM Dynamo 1.x
+(``examples/backends/trtllm``: ``launch/disagg.sh`` and ``engine_configs``).
 """
 
 from __future__ import annotations
 
 import shlex
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
-from sarathi_sim.experiments.config.base import get
-from sarathi_sim.experiments.config.scenario import KvCache, Scenario
+from sarathi_sim.experiments.config.base import Source, get
+from sarathi_sim.experiments.config.scenario import POOLS, KvCache, Scenario
+from sarathi_sim.experiments.config.two_pools import pool_of
 from sarathi_sim.policies.policy import is_pooled, memory_share_of
 from sarathi_sim.profiler.facts.model import Checkpoint, checkpoints, find_published, load_model
 from sarathi_sim.profiler.storage.files import user_path
@@ -23,8 +29,8 @@ Settings = Mapping[str, Any]
 
 @dataclass(frozen=True)
 class Launch:
-    """The shell command that starts one replica; or, if no checkpoint is known by name, the
-    checkpoint that it ``needs``."""
+    """The shell command that starts one replica (of two pools: those of a worker of each, and of
+    the router); or, if no checkpoint is known by name, the checkpoint that it ``needs``."""
 
     command: str | None
     needs: str | None = None
@@ -42,6 +48,7 @@ class _ServerCommand:
     ``reads`` the formats of checkpoints that it loads (empty: all). ``follows_kv``: instead of a KV
     cache in bf16 it takes the checkpoint's KV format. With data-parallel attention it divides the
     ``divided`` settings of the policy among its ranks; ``ranks_of_one``: these have one GPU each.
+    ``file`` is the option that names the options file, and its name.
     """
 
     program: str
@@ -56,6 +63,7 @@ class _ServerCommand:
     divided: tuple[str, ...] = ()
     ranks_of_one: bool = False
     options_file: Callable[[Settings], dict[str, Any]] | None = None
+    file: tuple[str, str] = ("--extra_llm_api_options", "trtllm.yaml")
 
 
 def _of_trtllm(settings: Settings) -> dict[str, Any]:
@@ -142,6 +150,90 @@ _SERVERS = {
     ),
 }
 """Start commands by policy."""
+
+
+def _of_dynamo(settings: Settings) -> dict[str, Any]:
+    cluster, policy = settings["cluster"], settings["policy"]
+    return {
+        "backend": "pytorch",
+        "tensor_parallel_size": settings["stage_gpus"],
+        "pipeline_parallel_size": cluster["pp"],
+        "moe_expert_parallel_size": settings["ep_size"],
+        "max_seq_len": cluster["max_length"],
+        **{key: policy[key] for key in ("max_num_tokens", "max_batch_size")},
+        **_of_trtllm(settings),
+        "cache_transceiver_config": {"backend": "DEFAULT"},
+        **({"trust_remote_code": True} if settings["custom_code"] else {}),
+    }
+
+
+@dataclass(frozen=True)
+class _PoolsCommand:
+    """The commands of two pools: how a worker's ``server`` is started, what stands ``before`` it
+    and the ``options`` that it has besides, by pool; and how the ``router`` is, which knows the
+    prefill and the decode workers' hosts."""
+
+    server: _ServerCommand
+    options: Mapping[str, str]
+    router: Callable[[list[str], list[str]], str]
+    before: str = ""
+
+
+def _role(role: str) -> str:
+    return (
+        "--port 8000 --kv-transfer-config "
+        f"""'{{"kv_connector": "NixlConnector", "kv_role": "{role}"}}'"""
+    )
+
+
+def _vllm_router(prefill: list[str], decode: list[str]) -> str:
+    hosts = {"prefiller": prefill, "decoder": decode}
+    told = [
+        f"--{name}-hosts {' '.join(each)} --{name}-ports {' '.join(['8000'] * len(each))}"
+        for name, each in hosts.items()
+    ]
+    proxy = "tests/v1/kv_connector/nixl_integration/toy_proxy_server.py"  # of vLLM's repository
+    return f"python {proxy} --port 8192 {' '.join(told)}"
+
+
+def _sglang_router(prefill: list[str], decode: list[str]) -> str:
+    workers = [f"--prefill http://{host}:30000 8998" for host in prefill]
+    workers += [f"--decode http://{host}:30000" for host in decode]
+    return (
+        "python -m sglang_router.launch_router --pd-disaggregation --policy round_robin "
+        f"{' '.join(workers)} --host 0.0.0.0 --port 8000"
+    )
+
+
+_SGLANG = "--host 0.0.0.0 --port 30000 --disaggregation-transfer-backend nixl --disaggregation-mode"
+_POOLS = {
+    "vllm": _PoolsCommand(
+        _SERVERS["vllm"],
+        {"prefill": _role("kv_producer"), "decode": _role("kv_consumer")},
+        _vllm_router,
+        "VLLM_NIXL_SIDE_CHANNEL_HOST=$(hostname) ",
+    ),
+    "sglang": _PoolsCommand(
+        _SERVERS["sglang"],
+        {
+            "prefill": f"{_SGLANG} prefill --disaggregation-bootstrap-port 8998",
+            "decode": f"{_SGLANG} decode",
+        },
+        _sglang_router,
+    ),
+    "trtllm": _PoolsCommand(
+        replace(
+            _SERVERS["trtllm"],
+            program="python -m dynamo.trtllm --model-path {model}",
+            options={},
+            trust="",
+            options_file=_of_dynamo,
+        ),
+        {pool: f"--disaggregation-mode {pool}" for pool in POOLS},
+        lambda *_: "python -m dynamo.frontend --router-mode round-robin --http-port 8000",
+    ),
+}
+"""Commands of two pools by policy."""
 _RENAMED = {"adaptive_threshold": "long_prefill_token_threshold_adaptive"}
 """Engine options for those keys of policies that have another name."""
 _NO_OPTION = ("name", "version", "ignore_eos")
@@ -159,9 +251,37 @@ def _spelled(path: str, value: Any) -> Any:
 
 
 def launch(scenario: Scenario) -> Launch:
-    """The launch of one replica of a resolved scenario. Raises KeyError for a policy of no
-    engine."""
-    server = _SERVERS[scenario.policy.name]
+    """The launch of one replica of a resolved scenario, or of two pools. Raises KeyError for a
+    policy of no engine."""
+    if scenario.disaggregation is None:
+        return _launch(_SERVERS[scenario.policy.name], scenario)
+    lines, hosts = list[str](), list[list[str]]()
+    for pool in POOLS:
+        worker, _ = pool_of(scenario, pool, Source("", "", {}, ()))
+        name, router, many = worker.policy.name, worker.cluster.router, worker.cluster.replicas
+        if router != "round_robin":
+            return Launch(None, f"no launch file: the routers that it starts know no {router}")
+        if (
+            pool == "prefill"
+            and worker.policy.described().get("disable_overlap_scheduler") is False
+        ):
+            said = f"prefill workers of {name} take policy.disable_overlap_scheduler true"
+            return Launch(None, f"no launch file: {said}")
+        both = _POOLS[name]
+        one = _launch(replace(both.server, file=("--extra-engine-args", f"{pool}.yaml")), worker)
+        if one.command is None:
+            return one
+        hosts.append([f"{pool}-{number}" for number in range(many)])
+        first, _, last = one.command.rpartition("END\n")
+        lines.append(f"# {many} {pool} worker{'s' if many > 1 else ''}, on {', '.join(hosts[-1])}")
+        lines.append(f"{first}END\n" * bool(first) + f"{both.before}{last} {both.options[pool]}")
+    many = scenario.disaggregation.frontends
+    told = "# the router" if many == 1 else f"# {many} routers"
+    return Launch("\n".join([*lines, told, both.router(*hosts)]))
+
+
+def _launch(server: _ServerCommand, scenario: Scenario) -> Launch:
+    """The launch of one replica, or of one worker of a pool."""
     formats = _formats(scenario.dtype, scenario.moe_dtype)
     kv = scenario.kv_cache_dtype or "bf16"
     for key in ("moe_a2a_backend", "redundant_experts"):
@@ -209,9 +329,10 @@ def _command(
         "dp": ranks,
         "dp_attention": ranks is not None,
         "no_prefix_caching": not cache.prefix_caching,
+        "custom_code": checkpoint.custom_code,
     }
     words = [server.program.format(model=shlex.quote(checkpoint.name))]
-    words += [server.trust] if checkpoint.custom_code else []
+    words += [server.trust] if checkpoint.custom_code and server.trust else []
     options = dict(server.options)
     if server.options_file is None:
         keys = (key for key in scenario.policy.described() if key not in _NO_OPTION)
@@ -229,9 +350,9 @@ def _command(
         layers = ",".join(str(count) for count in cluster.layers_per_stage)
         before = f"{server.partition}={layers} "
     if server.options_file is not None:
-        text = dump_yaml(server.options_file(settings))
-        before = f"cat > trtllm.yaml <<'END'\n{text}END\n"
-        words.append("--extra_llm_api_options trtllm.yaml")
+        text, (option, file) = dump_yaml(server.options_file(settings)), server.file
+        before = f"cat > {file} <<'END'\n{text}END\n"
+        words.append(f"{option} {file}")
     return before + " ".join(words)
 
 

@@ -24,6 +24,8 @@ MOST_PAIRS = 4
 workers."""
 LOADED = (1.0, 0.75, 0.5)
 """The parts of their saturations to which workers are loaded by a rate that is asked for."""
+PREFILLS = {"trtllm": {"policy": {"disable_overlap_scheduler": True}}}
+"""Keys that prefill workers of an engine take."""
 
 
 @dataclass(frozen=True)
@@ -112,10 +114,11 @@ def _pairs(
 
 def _described(pair: Pair, workers: tuple[int, int], trees: dict[str, dict[str, Any]]) -> Described:
     """The layout and the scenario of a pair with so many workers."""
-    pools = {
+    pools: dict[str, dict[str, Any]] = {
         pool: {"cluster": {**trees[one.name]["cluster"], "replicas": count}}
         for pool, one, count in zip(POOLS, (pair.prefill, pair.decode), workers, strict=True)
     }
+    pools["prefill"] |= PREFILLS.get(pair.decode.scenario.policy.name, {})
     tree = merge(trees[pair.decode.name], {"disaggregation": pools})
     words = [str(one.point["layout"]).rpartition(" budget ") for one in (pair.prefill, pair.decode)]
     kind, _, shape = words[0][0].rpartition("TP ")

@@ -405,18 +405,21 @@ def screen(
 
 
 def finalists(screened: Sequence[Screened]) -> list[Screened]:
-    """The best deployment of each layout within the margin of the best of all; the second in any
-    case, if it was screened to the end."""
+    """The best deployment of each layout within the margin of the best of all; in any case, if they
+    were screened to the end, the second, and the best with two pools and without."""
     of_layout: dict[object, Screened] = {}
     for one in screened:
         of_layout.setdefault(one.option.point["layout"], one)
     best = screened[0].value
     near = [one for one in of_layout.values() if one.value >= best * (1 - BEHIND)]
-    return [
+    chosen = [
         one
         for place, one in enumerate(near[:FINALISTS])
         if place < 2 or one.value >= best * (1 - MARGIN)
     ]
+    pooled = chosen[0].option.pooled
+    other = next((one for one in screened if one.option.pooled != pooled), chosen[0])
+    return chosen if other in chosen else [*chosen, other]
 
 
 def _in_order(worth: Worth, bounded: Mapping[Option, float]) -> list[Option]:

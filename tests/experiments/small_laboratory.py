@@ -37,7 +37,7 @@ def verdict_of(scenario: Scenario, objectives: Sequence[Objective]) -> Verdict:
     """Whether a run of the scenario keeps them."""
     deployment = deploy(scenario, Source("", "x", {}, ()))
     analysis = Analysis(deployment.simulate())
-    summary = analysis.summary(deployment.model, deployment.device, 1)
+    summary = deployment.summary(analysis)
     summary["after_warmup"] = analysis.after_warmup()
     return judge(objectives, [(summary, None)], open_loop=True)
 

@@ -191,6 +191,69 @@ def test_all_settings_of_tensorrt_llm(otherwise: bool) -> None:
     )
 
 
+POOLS = {"prefill": {"cluster": {"replicas": 2}}, "decode": {"cluster": {"tp": 4}}}
+
+
+def workers(engine: str, **keys: Any) -> list[str]:
+    """The commands of a prefill worker, of a decode worker and of the router."""
+    command = launch(scenario(engine, "qwen3-32b", disaggregation=POOLS, **keys)).command
+    assert command is not None
+    parts = command.split("# ")[1:]
+    first = ["2 prefill workers, on prefill-0, prefill-1", "1 decode worker, on decode-0"]
+    assert [part.partition("\n")[0] for part in parts] == [*first, "the router"]
+    return [part.partition("\n")[2].strip() for part in parts]
+
+
+def test_vllms_workers_of_two_pools() -> None:
+    prefill, decode, router = workers("vllm", dtype="nvfp4")
+    for command, tp, role in ((prefill, 2, "kv_producer"), (decode, 4, "kv_consumer")):
+        given = words(command)
+        assert given[given.index("--tensor-parallel-size") + 1] == str(tp)
+        sent = json.loads(given[given.index("--kv-transfer-config") + 1])
+        assert sent == {"kv_connector": "NixlConnector", "kv_role": role}
+        assert command.startswith("VLLM_NIXL_SIDE_CHANNEL_HOST=$(hostname) vllm serve nvidia/Qwen")
+    assert router.endswith(
+        "toy_proxy_server.py --port 8192 --prefiller-hosts prefill-0 prefill-1 --prefiller-ports "
+        "8000 8000 --decoder-hosts decode-0 --decoder-ports 8000"
+    )
+
+
+def test_sglangs_workers_of_two_pools() -> None:
+    prefill, decode, router = workers("sglang")
+    for command, mode in ((prefill, "prefill"), (decode, "decode")):
+        given = words(command)
+        assert given[given.index("--disaggregation-mode") + 1] == mode
+        assert given[given.index("--disaggregation-transfer-backend") + 1] == "nixl"
+    addresses = [word for word in router.split() if word.startswith("http://")]
+    assert addresses == [f"http://{name}:30000" for name in ("prefill-0", "prefill-1", "decode-0")]
+    assert router.count("--prefill http") == 2 and " --policy round_robin " in router
+
+
+def test_tensorrt_llms_workers_run_under_dynamo() -> None:
+    without = {"policy": {"name": "trtllm", "disable_overlap_scheduler": True}}
+    prefill, decode, router = workers("trtllm", kv_cache_dtype="fp8", dtype="fp8_block", **without)
+    for command, pool, tp in ((prefill, "prefill", 2), (decode, "decode", 4)):
+        before, _, rest = command.partition("END\n")
+        content = parse_yaml(before.partition("\n")[2], f"{pool}.yaml")
+        assert (content["tensor_parallel_size"], content["backend"]) == (tp, "pytorch")
+        assert content["cache_transceiver_config"] == {"backend": "DEFAULT"}
+        assert content["max_batch_size"] == 2048 and content["max_seq_len"] == 4096
+        assert rest == (
+            "python -m dynamo.trtllm --model-path Qwen/Qwen3-32B-FP8 --extra-engine-args "
+            f"{pool}.yaml --disaggregation-mode {pool}"
+        )
+    assert router.startswith("python -m dynamo.frontend --router-mode round-robin")
+
+
+def test_what_no_worker_of_two_pools_is_told() -> None:
+    for keys, told in (
+        ({}, "take policy.disable_overlap_scheduler true"),
+        ({"cluster": {"router": "least_requests"}}, "know no least_requests"),
+    ):
+        found = launch(scenario("trtllm", "qwen3-32b", disaggregation=POOLS, **keys))
+        assert found.command is None and found.needs is not None and told in found.needs
+
+
 # The engines' own parsers --------------------------------------------------------------------
 
 Formats = tuple[str, str | None]

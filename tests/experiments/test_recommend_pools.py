@@ -1,0 +1,147 @@
+"""Prefill and decode workers that `recommend` proposes: how many of each, bounds, the winner."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from sarathi_sim.experiments.capacity.answer import load_prices
+from sarathi_sim.experiments.capacity.bounds import (
+    alone,
+    as_decode,
+    as_prefill,
+    most_requests_per_s,
+    saturation,
+)
+from sarathi_sim.experiments.capacity.options import Option, Wanted, deployable, wanted_of
+from sarathi_sim.experiments.capacity.pool_layouts import MOST_PAIRS, Pair, pool_layouts
+from sarathi_sim.experiments.capacity.recommend import Worth, answer_of, recommend, whole, winner
+from sarathi_sim.experiments.capacity.search import AT_ONCE, Probe
+from sarathi_sim.experiments.capacity.slo import CapacitySection, Replications, parse_slo
+from sarathi_sim.experiments.config.base import Source
+from sarathi_sim.experiments.config.deployment import deploy
+from sarathi_sim.experiments.config.loading import check_scenario
+from sarathi_sim.profiler.storage.child import silent
+from sarathi_sim.simulator.views.metrics import Analysis
+from tests.experiments.small_laboratory import opened, verdict_of
+
+SLO = "p90 ttft 1s, p90 tbt 60ms"
+
+
+def wanted(**given: object) -> Wanted:
+    asked = {"gpus": 4, "rate": None, "workload": "2000:100", "seqs": "32", "budget": "512,2048"}
+    asked |= {"model": "llama-3.1-8b", "device": "a100-80g-sxm", "slo": SLO, "max_length": None}
+    asked |= {"stack": "vllm", "dtype": None, "tolerance": 0.1, "pools": True, **given}
+    return wanted_of(**asked)  # type: ignore[arg-type]
+
+
+def pooled(asked: Wanted) -> tuple[list[Option], list[Option]]:
+    """The deployments without pools, and those with."""
+    options, _ = deployable(asked)
+    prices = load_prices(None)
+    described = pool_layouts(asked, options, parse_slo(asked.section.slo), prices.of)
+    found, dropped = deployable(asked, described)
+    assert not dropped
+    return options, found
+
+
+def test_the_workers_by_hand() -> None:
+    """A prefill worker of one GPU that 2 requests/s saturate, and a decode worker of two that 5 do.
+
+    Eight GPUs take 4 and 2 of them, 8 requests/s; 5 and 1 make 5, 3 and 2 make 6. At 6 requests/s
+    3 prefill workers are saturated, and 1.2 decode workers; at three quarters of their load it
+    takes 4 and 1.6, at half 6 and 2.4, which are twelve GPUs.
+    """
+    worker: Any = (SimpleNamespace(gpus=1), SimpleNamespace(gpus=2))
+    pair = Pair(*worker, rates=(2.0, 5.0))
+    assert pair.on(8) == [(4, 2), (5, 1), (3, 2)]
+    assert [pair.saturation(each) for each in pair.on(8)] == [8.0, 5.0, 6.0]
+    assert pair.for_rate(6.0, 12) == [(3, 2), (4, 2), (6, 3)]
+    assert pair.for_rate(6.0, 11) == [(3, 2), (4, 2)]
+    assert pair.on(2) == [] and pair.on(3) == [(1, 1)]
+
+
+def test_few_deployments_with_pools_on_the_gpus() -> None:
+    asked = wanted()
+    _, found = pooled(asked)
+    assert 0 < len(found) <= 3 * MOST_PAIRS
+    assert all(one.pooled and one.gpus <= 4 and one.alike == 1 for one in found)
+    assert {one.point["budget"] for one in found} == {2048}
+    names = [one.name for one in found]
+    assert "3 prefill TP 1 + 1 decode TP 1 budget 2048 seqs 32" in names
+    for one in found:
+        prefill, decode = (pool.scenario.cluster for pool in one.deployment.pools)
+        layout = f"{prefill.replicas} prefill TP {prefill.tp} + {decode.replicas} decode TP "
+        assert one.point["layout"] == f"{layout}{decode.tp} budget 2048"
+        assert whole(one, 3) is one and one.gpus == (
+            prefill.replicas * prefill.tp + decode.replicas * decode.tp
+        )
+    # A limit that no prompt keeps alone leaves none.
+    assert pooled(replace(asked, section=CapacitySection(slo="p90 ttft 20ms")))[1] == []
+
+
+@pytest.mark.parametrize("stack", ["vllm", "sglang", "trtllm"])
+def test_workers_never_exceed_their_saturation(stack: str) -> None:
+    """All requests at once keep every worker busy; the bound of the first pool to saturate is
+    near."""
+    _, found = pooled(wanted(stack=stack, gpus=2, workload="1000:50", budget="2048"))
+    (one,) = found
+    full = one.at(Probe(AT_ONCE, 0, 300), "rate").scenario
+    deployment = deploy(full, Source("", "x", {}, ()))
+    served = deployment.summary(Analysis(deployment.simulate()))["requests_per_s"]
+    most = most_requests_per_s(one)
+    assert 0.5 < served / most <= 1.0
+    prefill, decode = one.deployment.pools
+    assert most == min(saturation(prefill), saturation(as_decode(decode)))
+    assert saturation(prefill) == saturation(as_prefill(decode))
+    assert "a prompt of" in alone(one, parse_slo("p99 ttft 1ms"))
+    assert "a token of" in alone(one, parse_slo("p99 tpot 1ms"))
+
+
+@pytest.mark.parametrize("given", [{}, {"gpus": None, "rate": 4.0}])
+def test_what_two_pools_must_carry(given: dict[str, object]) -> None:
+    asked = wanted(**given)
+    worth = Worth(asked, load_prices(None))
+    for option in pooled(replace(asked, gpus=3))[1]:
+        value = worth.of(option, 4.0).value
+        assert worth.of(option, worth.load_for(option, value)).value == pytest.approx(value)
+        assert worth.of(option, 3.9).value < value and worth.of(option, 4.0).replicas == 1
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("given", [{}, {"gpus": None, "rate": 12.0}])
+def test_the_winner_keeps_the_slo_with_another_seed(
+    given: dict[str, object], tmp_path: Path
+) -> None:
+    """Prompts of 2,000 tokens in chunks that keep the limit between tokens are slow: here pools
+    pay. The winner is the best with pools, and the best without was searched, too."""
+    asked = wanted(**given)
+    section = CapacitySection(
+        slo=SLO, tolerance=0.1, requests=800, replications=Replications(least=2, most=4)
+    )
+    asked, prices = replace(asked, section=section), load_prices(None)
+    with opened(tmp_path, section) as lab:
+        found = recommend(lab, asked, prices, silent)
+    assert {one.option.pooled for one in found.finalists} == {True, False}
+    content = answer_of(found, asked, prices)
+    best = found.finalists[0]
+    row = content["deployments"][0]
+    assert best.option.pooled and content["winner"] == best.option.name == row["name"]
+    assert row["per_hour"] == pytest.approx(
+        prices.of("a100-80g-sxm") * (best.option.gpus if given else 4)
+    )
+    assert "prefill worker" in content["answer"] and "kv_consumer" in content["command"]
+    again = winner(content, asked)
+    assert again.pop("name") == "winner" and again.pop("capacity")["slo"] == SLO
+    scenario = check_scenario(again, Source("", "x", {}, ()))
+    if given:
+        assert scenario.workload.arrivals.rate == 12.0  # type: ignore[union-attr]
+    else:
+        rate = 0.9 * best.load
+        scenario = best.option.under(rate, "rate").having("workload", requests=800)
+    other = scenario.model_copy(update={"seed": 77})
+    assert verdict_of(other, section.objectives).holds
