@@ -81,7 +81,8 @@ def compare(
 ) -> None:
     """Say which part of the time makes two results differ.
 
-    Both are simulated again from their config.yaml. The parts add up to the difference exactly.
+    Both are simulated again from their config.yaml. The parts add up to the difference exactly. If
+    one has prefill and decode pools, their numbers are compared, not parts.
 
     \b
     Examples:

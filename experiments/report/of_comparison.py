@@ -22,11 +22,12 @@ from sarathi_sim.experiments.run.compare import (
 
 def comparison_section(folder: Path, found: Mapping[str, Any]) -> Section:
     """The section of a ``compare --out`` folder. Raises ConfigError for other figures."""
-    if not found.keys() >= {"a", "b", "policies", "notes", *TITLES}:
+    shown = [] if "summaries" in found else [*TITLES]
+    if not found.keys() >= {"a", "b", "policies", "notes", *shown}:
         raise ConfigError(f"{folder}: holds figures only: name the folders of the results in them")
     colours = [style["color"] for style in policy_styles(found["policies"])]
     charts = []
-    for key, title in TITLES.items():
+    for key in shown:
         names = drawn_parts(found[key])
         rows = [part_label(key, name) for name in names]
         sides = {
@@ -36,5 +37,7 @@ def comparison_section(folder: Path, found: Mapping[str, Any]) -> Section:
             )
             for side, colour in zip("ab", colours, strict=True)
         }
-        charts.append(Chart(title, paired_bars(rows, sides, "time (s)"), left_out(found[key])))
+        charts.append(
+            Chart(TITLES[key], paired_bars(rows, sides, "time (s)"), left_out(found[key]))
+        )
     return replace(comparison_answer(found), charts=charts)

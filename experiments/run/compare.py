@@ -27,11 +27,13 @@ from sarathi_sim.experiments.results import (
     to_json,
     write_summary,
 )
+from sarathi_sim.experiments.run.run_answer import SHOWN, shown_row, shown_value
+from sarathi_sim.experiments.run.run_answer import answer as side_by_side
 from sarathi_sim.profiler.facts.ops import ACCOUNTS
 from sarathi_sim.profiler.storage.child import Progress, silent
 from sarathi_sim.simulator.views.explain import Explanation
 from sarathi_sim.simulator.views.explain import explain as explanation
-from sarathi_sim.simulator.views.metric_registry import number_text
+from sarathi_sim.simulator.views.metric_registry import known, number_text
 from sarathi_sim.simulator.views.metrics import Analysis
 
 if TYPE_CHECKING:
@@ -65,26 +67,27 @@ _LABELS = {
 
 @dataclass(frozen=True)
 class Compared:
-    """One of two compared runs: name, policy, parts of its time, served requests (prompt, output
-    tokens), and the assumptions of its result."""
+    """One of two compared runs: name, policy, its numbers, the parts of its time (None: it has two
+    pools), served requests (prompt, output tokens), and the assumptions of its result."""
 
     label: str
     policy: str
-    parts: Explanation
+    summary: Mapping[str, Any]
+    parts: Explanation | None
     requests: tuple[bytes, ...]
     notes: tuple[str, ...]
     assumed: tuple[str, ...] = ()
 
 
 def explain(folder: Path, progress: Progress = silent) -> Compared:
-    """Simulate a result's configuration again and divide its time.
+    """Simulate a result's configuration again and divide its time; that of two pools is not
+    divided.
 
     ``folder`` is the folder of a run with one scenario, a scenario's folder in it, or ``runs/KEY``
     of a sweep. Raises ConfigError if it is none of these.
     """
     where, scenario = _find(folder)
     again = simulate_again(where, scenario, str(folder), progress)
-    refuse_pools(again.deployment, f"{folder}")
     notes, deployment, analysis = list(again.notes), again.deployment, again.analysis
     if again.state == "overloaded":
         notes.append(
@@ -96,20 +99,14 @@ def explain(folder: Path, progress: Progress = silent) -> Compared:
         np.ascontiguousarray(column).tobytes()
         for column in (records.prompt_tokens, records.output_tokens)
     )
-    parts = explanation(analysis, deployment.predictor)
-    policy = deployment.scenario.policy.name
-    said = read_summary(where).get("notes")
+    pools, stored = deployment.pools, read_summary(where)
+    parts = explanation(analysis, deployment.predictor) if len(pools) == 1 else None
+    if parts is None:
+        notes.append(f"{folder}: two pools, whose time is not divided into parts: numbers only")
+    policy, said = pools[-1].scenario.policy.name, stored.get("notes")
     assumed = tuple(said.get(scenario, ())) if isinstance(said, dict) else ()
-    return Compared(str(folder), policy, parts, requests, tuple(notes), assumed)
-
-
-def refuse_pools(deployment: Deployment, where: str) -> None:
-    """Raises ConfigError for two pools, whose time is not divided into parts."""
-    if len(deployment.pools) > 1:
-        raise ConfigError(
-            f"{where}: disaggregation: a difference of two pools is not divided into its parts; "
-            "`run` shows scenarios side by side"
-        )
+    summary = stored["scenarios"][scenario]
+    return Compared(str(folder), policy, summary, parts, requests, tuple(notes), assumed)
 
 
 @dataclass(frozen=True, eq=False)
@@ -166,26 +163,28 @@ def _find(folder: Path) -> tuple[Path, str]:
 
 
 def compare(a: Path, b: Path, progress: Progress = silent) -> dict[str, Any]:
-    """JSON-able: both results and their difference (b - a), part by part, in seconds."""
+    """JSON-able: both results and their difference (b - a), part by part, in seconds; the numbers
+    of both, if one has two pools."""
     return comparison(explain(a, progress), explain(b, progress))
 
 
 def comparison(one: Compared, other: Compared) -> dict[str, Any]:
-    """The parts of both and their differences. Each difference is the sum of its parts' exactly."""
-    return {
+    """The parts of both and their differences. Each difference is the sum of its parts' exactly.
+    Where one has two pools, ``summaries`` has the numbers of both instead."""
+    found: dict[str, Any] = {
         "a": one.label,
         "b": other.label,
         "policies": [one.policy, other.policy],
         "same_requests": one.requests == other.requests,
-        "wall": _difference(one.parts.wall, one.parts.stages, other.parts.wall, other.parts.stages),
-        "mean_latency": _difference(
-            one.parts.mean_latency,
-            one.parts.latency,
-            other.parts.mean_latency,
-            other.parts.latency,
-        ),
         "assumptions": assumed_of({"notes": {"A": one.assumed, "B": other.assumed}}),
         "notes": [*one.notes, *other.notes],
+    }
+    if one.parts is None or other.parts is None:
+        return found | {"summaries": {"A": one.summary, "B": other.summary}}
+    a, b = one.parts, other.parts
+    return found | {
+        "wall": _difference(a.wall, a.stages, b.wall, b.stages),
+        "mean_latency": _difference(a.mean_latency, a.latency, b.mean_latency, b.latency),
     }
 
 
@@ -228,18 +227,26 @@ NEAR_NOTHING = 0.01
 
 def comparison_answer(found: Mapping[str, Any]) -> Section:
     """The answer of a :func:`comparison`: each part's difference in seconds, in percent of A's
-    total and, unless the totals are nearly equal, in percent of the whole difference.
+    total and, unless the totals are nearly equal, in percent of the whole difference. Where one has
+    two pools, the difference of each number.
     """
     a, b = (Path(found[side]).name for side in "ab")
     if a == b:
         a, b = found["a"], found["b"]
     unlike = [] if found["same_requests"] else ["A and B serve different requests."]
-    table, *details = [_parts_table(title, key, found[key]) for key, title in TITLES.items()]
+    divided = "summaries" not in found
+    if divided:
+        table, *details = [_parts_table(title, key, found[key]) for key, title in TITLES.items()]
+        said = f"{_said(found['wall'], a, b)}; {_said(found['mean_latency'], a, b, True)}."
+    else:
+        table, details = _numbers_table(found["summaries"]), []
+        said = side_by_side(found["summaries"])
+    what = "Which part of the time makes" if divided else "In which numbers does"
     return Section(
         kind="comparison",
         name=f"{a} and {b}",
-        question=f"Which part of the time makes {b} (B) differ from {a} (A)?",
-        answer=f"{_said(found['wall'], a, b)}; {_said(found['mean_latency'], a, b, True)}.",
+        question=f"{what} {b} (B) differ from {a} (A)?",
+        answer=said,
         table=table,
         assumptions=found.get("assumptions", ()),
         details=details,
@@ -278,6 +285,18 @@ def _parts_table(title: str, key: str, breakdown: Mapping[str, Any]) -> Sortable
         "The parts add up to the difference exactly."
         + ("" if divided else " The totals differ by less than 1 %: too little for shares of it."),
     )
+
+
+def _numbers_table(summaries: Mapping[str, Mapping[str, Any]]) -> SortableTable:
+    """The numbers of both runs that ``run`` shows, and their differences."""
+    rows = []
+    for path in SHOWN:
+        cells = None if path.endswith("_band") else shown_row(path, summaries.values())
+        if cells is not None:
+            a, b = (shown_value(each, path, known(path)) for each in summaries.values())
+            rows.append([*cells, "-" if a is None or b is None else percent(b - a, a)])
+    note = "Predicted. docs/metrics.md defines every number."
+    return SortableTable("Numbers", ["number", "unit", "A", "B", "B - A"], rows, note, text=2)
 
 
 _HEADINGS = ("A (s)", "B (s)", "B - A (s)", "of A's total", "of the difference")
@@ -354,8 +373,9 @@ def write_comparison(result: Mapping[str, Any], out: Path) -> None:
         plotted = {"plotted": [result["a"], result["b"]]}
         write_summary(folder, FIGURES_FORMAT, plotted | dict(result))
         (folder / "figures").mkdir()
-        with styled():
-            save(parts_figure(result), folder / "figures", "comparison")
+        if "summaries" not in result:
+            with styled():
+                save(parts_figure(result), folder / "figures", "comparison")
 
 
 def parts_figure(result: Mapping[str, Any]) -> Figure:

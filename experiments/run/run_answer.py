@@ -68,11 +68,17 @@ def shown_row(path: str, summaries: Iterable[Mapping[str, Any]]) -> list[str] | 
 
 
 def _value(summary: Mapping[str, Any], path: str, quantity: Quantity) -> str | None:
-    """A cell. Latencies are those of the steady part, if a run has one; overloaded: none."""
-    found = _found(_part(summary) if quantity.metric.grows else summary, path)
+    """A cell."""
+    found = shown_value(summary, path, quantity)
     if isinstance(found, list):
         return " to ".join(map(quantity.text, found))
     return None if found is None else quantity.text(found)
+
+
+def shown_value(summary: Mapping[str, Any], path: str, quantity: Quantity) -> Any:
+    """A number, or a band's two. Latencies are those of the steady part, if a run has one;
+    overloaded: none."""
+    return _found(_part(summary) if quantity.metric.grows else summary, path)
 
 
 _ALIKE = 1.02

@@ -16,7 +16,7 @@ from sarathi_sim.experiments.config.deployment import Deployment, PoolsDeploymen
 from sarathi_sim.experiments.config.loading import load_experiment, stored
 from sarathi_sim.experiments.config.scenario import parameter
 from sarathi_sim.experiments.content import assumed
-from sarathi_sim.experiments.run.compare import simulate_again
+from sarathi_sim.experiments.run.compare import comparison_answer, simulate_again
 from sarathi_sim.experiments.run.experiment import run_experiment
 from sarathi_sim.experiments.sweeps.jobs import Job, folder_files
 from sarathi_sim.experiments.sweeps.plan import plan_sweep, run_key
@@ -181,9 +181,28 @@ def test_a_result_of_two_pools(ran: Path) -> None:
     assert again.analysis.records.called(2) == "decode 0"
 
 
-def test_what_needs_one_pool_says_so(ran: Path, tmp_path: Path) -> None:
-    said = called("compare", ran, ran, code=2)
-    assert "a difference of two pools is not divided" in said.output.replace("\n", " ")
+def test_pools_and_servers_are_compared_by_their_numbers(ran: Path, tmp_path: Path) -> None:
+    alone = tmp_path / "alone"
+    tree = yaml.safe_load(TWO) | {"disaggregation": None}
+    run_experiment(load_experiment(tree), alone, figures=False)
+    found = json.loads(called("compare", alone, ran, "--json").stdout)
+    stored = [json.loads((each / "summary.json").read_text()) for each in (alone, ran)]
+    both = [each["scenarios"]["two"] for each in stored]
+    assert list(found["summaries"].values()) == both and found["same_requests"]
+    section = comparison_answer(found)
+    assert (section.answer, section.warnings) == (found["answer"], found["warnings"])
+    rows = {row[0]: row[2:] for row in section.table.rows}
+    a, b = (each["output_tokens_per_s"] for each in both)
+    assert rows["output token throughput"][2] == f"{100 * (b / a - 1):+.1f} %"
+    assert rows["wait for a decode slot, p99"][::2] == ["-", "-"]
+    assert any("two pools, whose time is not divided" in line for line in found["warnings"])
+    called("compare", alone, ran, "--out", tmp_path / "difference")
+    page = tmp_path / "page.html"
+    called("report", tmp_path / "difference", "--out", page)
+    assert "wait for a decode slot" in page.read_text()
+
+
+def test_what_needs_one_pool_says_so(tmp_path: Path) -> None:
     path = tmp_path / "two.yaml"
     path.write_text(TWO)
     said = called("sensitivity", path, "--metric", "makespan_s", code=2)
