@@ -9,7 +9,7 @@ are dropped with the reason."""
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from itertools import product
@@ -24,7 +24,7 @@ from sarathi_sim.experiments.config.deployment import Deployment, Requests, depl
 from sarathi_sim.experiments.config.errors import ConfigError
 from sarathi_sim.experiments.config.loading import Draft, check_scenario
 from sarathi_sim.experiments.config.requests import build_requests
-from sarathi_sim.experiments.config.scenario import Scenario, parameter
+from sarathi_sim.experiments.config.scenario import POOLS, Engine, Scenario, parameter
 from sarathi_sim.experiments.config.workload import (
     Arrivals,
     AtOnce,
@@ -133,11 +133,27 @@ class Option:
         return Option(name, self.point, replace(self.deployment, scenario=scenario))
 
 
-def slowed(scenario: Scenario, ops: Iterable[str], times: float) -> Scenario:
+def slowed(scenario: Scenario, ops: Collection[str], times: float) -> Scenario:
     """The scenario with these ops taking ``times`` as long."""
-    scale = scenario.engine.op_scale
-    slower = {op: times * scale.get(op, 1.0) for op in ops}
-    return scenario.having("engine", op_scale={**scale, **slower})
+
+    def slower(engine: Engine) -> dict[str, Any]:
+        scale = engine.op_scale
+        return {"op_scale": {**scale, **{op: times * scale.get(op, 1.0) for op in ops}}}
+
+    return with_engines(scenario, slower)
+
+
+def with_engines(scenario: Scenario, changed: Callable[[Engine], dict[str, Any]]) -> Scenario:
+    """The resolved scenario with ``changed`` keys of its engine, or of both pools' engines."""
+    pools = scenario.disaggregation
+    if pools is None:
+        return scenario.having("engine", **changed(scenario.engine))
+    given = {}
+    for pool in POOLS:
+        own = getattr(pools, pool)
+        engine = Engine.model_validate(own["engine"])
+        given[pool] = {**own, "engine": {**own["engine"], **changed(engine)}}
+    return scenario.having("disaggregation", **given)
 
 
 def arrivals_at(scenario: Scenario, load: float, kind: str, natural: float) -> Any:

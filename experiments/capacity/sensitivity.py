@@ -17,7 +17,7 @@ import pandas as pd
 
 from sarathi_sim.experiments.capacity.answer import read_question, said_of
 from sarathi_sim.experiments.capacity.curves import figure_files, tornado_figure
-from sarathi_sim.experiments.capacity.options import Option, plan_of, slowed
+from sarathi_sim.experiments.capacity.options import Option, plan_of, slowed, with_engines
 from sarathi_sim.experiments.capacity.probing import NAME, SENSITIVITY_FORMAT, Laboratory
 from sarathi_sim.experiments.capacity.search import (
     Crossing,
@@ -89,7 +89,8 @@ class Factor:
         key = LENGTHS.get(self.name)
         if key is None:
             return times
-        scenario, length = option.scenario, option.scenario.cluster.max_length
+        scenario = option.scenario
+        length = option.deployment.pools[-1].scenario.cluster.max_length
         assert length is not None
         scenario = scenario.having("workload", requests=len(option.deployment.requests))
         source = Source(self.name, "", {}, ())
@@ -116,15 +117,19 @@ class Question:
 def factors_of(deployment: Deployment, gaps: bool | None = None) -> list[Factor]:
     """All factors of a deployment's runs. ``gaps``: whether requests arrive one after the other
     (None: as its workload says)."""
-    ops = ops_of(deployment)
+    pools, scenario = deployment.pools, deployment.scenario
+    there = {op for pool in pools for op in ops_of(pool)}
+    ops = [op for op in OPS if op in there]
     links = [op for op in ops if op in (ALL_REDUCE, ALL_TO_ALL, SEND_RECV)]
     found = [Factor("all ops", "ops", _ops(ops)), *(Factor(op, "op", _ops([op])) for op in ops)]
     if links:
         found.append(Factor("link speed", "link", _ops(links, -1)))
-    if any(getattr(deployment.scenario.engine, key) for key in HOST):
+    if len(pools) > 1:
+        found.append(Factor("handover bandwidth", "link", _bandwidth))
+    if any(getattr(pool.scenario.engine, key) for pool in pools for key in HOST):
         found.append(Factor("host time", "host", _host))
     found += [Factor(name, "workload", _shift(key)) for name, key in LENGTHS.items()]
-    arrivals = deployment.scenario.workload.arrivals
+    arrivals = scenario.workload.arrivals
     if not isinstance(arrivals, AtOnce | Closed) if gaps is None else gaps:
         found.append(Factor(BURSTINESS, "workload", _shift(BURSTINESS)))
     return found
@@ -147,8 +152,17 @@ def _ops(names: Iterable[str], power: int = 1) -> Callable[[Scenario, float], Sc
 
 
 def _host(scenario: Scenario, times: float) -> Scenario:
-    given = {key: times * (getattr(scenario.engine, key) or 0) for key in HOST}
-    return scenario.having("engine", **given)
+    def slower(engine: Engine) -> dict[str, Any]:
+        return {key: times * (getattr(engine, key) or 0) for key in HOST}
+
+    return with_engines(scenario, slower)
+
+
+def _bandwidth(scenario: Scenario, times: float) -> Scenario:
+    given = scenario.disaggregation
+    assert given is not None
+    handover = given.handover.model_copy(update={"bandwidth": times * given.handover.bandwidth})
+    return scenario.having("disaggregation", handover=handover)
 
 
 def _shift(key: str) -> Callable[[Scenario, float], Scenario]:
@@ -214,9 +228,6 @@ def read_sensitivity(
     gaps = None if measures else section.load == "rate"
     for option in options:
         refuse_of_session(option.scenario, draft.source)
-        if len(option.deployment.pools) > 1:
-            problem = "two pools have no such factors; `capacity` with a `space` compares them"
-            raise draft.source.error("disaggregation", None, problem)
     every = {option: factors_of(option.deployment, gaps) for option in options}
     names = dict.fromkeys(factor.name for factors in every.values() for factor in factors)
     for name in only:

@@ -11,6 +11,7 @@ import pytest
 import yaml
 
 from sarathi_sim import find_capacity
+from sarathi_sim.experiments.capacity.sensitivity import factors_of
 from sarathi_sim.experiments.config.base import Source
 from sarathi_sim.experiments.config.deployment import Deployment, PoolsDeployment, deploy
 from sarathi_sim.experiments.config.loading import load_experiment, stored
@@ -20,6 +21,7 @@ from sarathi_sim.experiments.run.compare import comparison_answer, simulate_agai
 from sarathi_sim.experiments.run.experiment import run_experiment
 from sarathi_sim.experiments.sweeps.jobs import Job, folder_files
 from sarathi_sim.experiments.sweeps.plan import plan_sweep, run_key
+from sarathi_sim.profiler.facts.ops import ALL_REDUCE, SEND_RECV
 from sarathi_sim.simulator.views.metrics import Analysis, Hardware
 from tests.experiments.small_config import called, deployed, message
 
@@ -202,11 +204,25 @@ def test_pools_and_servers_are_compared_by_their_numbers(ran: Path, tmp_path: Pa
     assert "wait for a decode slot" in page.read_text()
 
 
-def test_what_needs_one_pool_says_so(tmp_path: Path) -> None:
+@pytest.mark.slow
+def test_what_moves_two_pools(tmp_path: Path) -> None:
+    """Each op's time is changed in both pools; the time of a transfer without a latency is
+    inversely proportional to the bandwidth, also that of waiting for the link, at a low rate."""
     path = tmp_path / "two.yaml"
     path.write_text(TWO)
-    said = called("sensitivity", path, "--metric", "makespan_s", code=2)
-    assert "disaggregation: two pools have no such factors" in said.output.replace("\n", " ")
+    words = ["sensitivity", path, "--json", "--replications", 1, "--out", tmp_path / "out"]
+    for metric in ("transfer_s.mean", "prefill_s.mean", "tpot_s.mean"):
+        words += ["--metric", metric]
+    words += ["--set", "disaggregation.handover.latency_s=0", "--set", "workload.arrivals.rate=0.5"]
+    found = json.loads(called(*words, "--only", "all ops,handover bandwidth").stdout)
+    moved = {(row["factor"], row["measure"]): row["elasticity"] for row in found["rows"]}
+    assert moved["handover bandwidth", "transfer_s.mean"] == pytest.approx(-1, abs=0.01)
+    assert moved["handover bandwidth", "prefill_s.mean"] == 0
+    assert moved["all ops", "prefill_s.mean"] == pytest.approx(1, abs=0.01)
+    assert moved["all ops", "tpot_s.mean"] == pytest.approx(1, abs=0.05)
+    names = [factor.name for factor in factors_of(two("disaggregation.decode.cluster.pp=2"))]
+    assert {ALL_REDUCE, SEND_RECV, "link speed", "handover bandwidth"} <= {*names}
+    assert ALL_REDUCE not in [factor.name for factor in factors_of(two().prefill)]
 
 
 def test_a_sweep_over_the_workers_of_a_pool() -> None:
