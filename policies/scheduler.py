@@ -53,7 +53,8 @@ class Scheduler:
     ``idle``     true if one more iteration may be in flight
     ``spans``    the log of the iterations of each request: request, role, slot, first and last
                  iteration. The spans of one request are in order
-    ``events``   the log of the cache: request, what happened (HIT, HIT_AGAIN or LOST), tokens
+    ``events``   the log of the cache: request, what happened (HIT, HIT_AGAIN or LOST), tokens; of
+                 speculation: request, DRAFTED or ACCEPTED, tokens
     ``kv_log``   blocks in use after each iteration was formed, with paged memory
     """
 
@@ -179,10 +180,10 @@ class Scheduler:
                 self.spans.frombytes(span(sequence.id, role, slot, first, iteration))
         return tuple(chunks), prefill_tokens, tuple(yields)
 
-    def _log_part(self, sequence: Sequence) -> None:
-        """Log a span of chunks that ended with no token."""
+    def _log_part(self, sequence: Sequence, role: int = PART) -> None:
+        """Log a span of chunks that ended with no token, or of decodes with drafts."""
         first, last = sequence._span_first, sequence._next_iteration - 1
-        self._log(sequence, PART, sequence._group, first, last)
+        self._log(sequence, role, sequence._group, first, last)
         sequence._group = -1
 
     def _log(self, sequence: Sequence, role: int, slot: int, first: int, last: int) -> None:

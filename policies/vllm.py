@@ -80,7 +80,10 @@ class Vllm:
             most = self._longest_prefill(running + waiting)
         preempted = False
         decodes = pool.num_decodes
-        if pool.partials or decodes > budget or pool.decode_blocks > pool.blocks.free:
+        drafting = pool.drafting  # (looked up once)
+        if (
+            pool.partials or drafting or decodes > budget or pool.decode_blocks > pool.blocks.free
+        ):
             budget, preempted = self._serve_running(pool, most)
         elif decodes:  # the common case: all running requests decode, and there are free blocks
             budget -= pool.decodes_all()
@@ -104,10 +107,11 @@ class Vllm:
         """Serve running requests; returns the rest of the budget, and whether one was preempted."""
         budget, preempted = self.max_num_batched_tokens, False
         decodes = pool.num_decodes
-        if (
+        if not pool.drafting and (
             # Prompts are not cut short, so the only unfinished prompt was admitted last.
-            decodes <= budget and not self.long_prefill_token_threshold and self.order is None
-        ) or self._order_is_irrelevant(pool, most):
+            (decodes <= budget and not self.long_prefill_token_threshold and self.order is None)
+            or self._order_is_irrelevant(pool, most)
+        ):
             while pool.decode_blocks > pool.blocks.free:
                 pool.preempt(pool.newest())
                 preempted = True
@@ -165,6 +169,9 @@ class Vllm:
         """
         blocks = pool.blocks
         reserve = int(self.watermark * blocks.num_blocks)
+        given = pool.given  # a decode is padded beside others, but not beside prompts
+        padded = pool.draft_length and not any(each in pool.partials for each in given)
+        beside = bool(given)
         for sequence in self.in_turn(pool):
             if len(pool.running) >= self.max_num_seqs:
                 return True
@@ -173,6 +180,15 @@ class Vllm:
             hits = blocks.lookup(sequence)
             cached = len(hits) * blocks.block_size
             tokens = sequence.target - cached
+            if (
+                padded
+                and tokens == 1
+                and (beside or cached)
+                and cached + 2 + pool.draft_length <= pool.max_length
+            ):
+                tokens += pool.draft_length
+                if tokens > budget:
+                    return False
             if tokens > most:
                 tokens = most
             if tokens > budget:
@@ -180,7 +196,9 @@ class Vllm:
                     return False
                 tokens = budget
             free = blocks.free - (reserve if pool.running else 0)
-            whole = sequence.target if self.scheduler_reserve_full_isl else cached + tokens
+            whole = pool.until(cached + tokens)
+            if self.scheduler_reserve_full_isl and sequence.target > whole:
+                whole = sequence.target
             if blocks.need(sequence, whole, hits) > free:
                 return self.scheduler_reserve_full_isl
             pool.admit(sequence, tokens, hits)

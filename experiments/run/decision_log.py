@@ -7,6 +7,11 @@ order in which they happened, so that a replay needs no clock::
     ["schedule", STEP, ...]              a decision: what the engine's ``state`` has
     ["return", STEP, [FINISHED IDS]]     that batch's result was booked
 
+With speculation (the header's ``mode`` is "spec") a row of a decision names its drafts, a return
+the tokens of each request that did not get exactly one, and::
+
+    ["drafts", {ID: N}]                  drafts proposed after that return
+
 The header's ``config`` holds the engine's settings, its ``requests`` rows of id, arrival, prompt
 tokens, output tokens, priority, prefix group or -1, prefix tokens and, where EOS ends it,
 max_tokens.
@@ -24,6 +29,7 @@ from pydantic import Field, TypeAdapter, ValidationError
 
 from sarathi_sim.experiments.config.errors import ConfigError
 from sarathi_sim.policies.batch import Batch
+from sarathi_sim.policies.endings import OutputLengths
 from sarathi_sim.policies.kv import Blocks, CachedBlocks
 from sarathi_sim.policies.pool import Pool
 from sarathi_sim.policies.radix import RadixBlocks
@@ -35,9 +41,11 @@ from sarathi_sim.profiler.storage.strict import did_you_mean, one_line, show
 
 _OF_TRAFFIC = {
     "requests", "per_second", "longest_prompt", "longest_output", "share", "shared_prefix", "eos",
-    "ties", "rate", "min_prompt", "max_prompt", "min_output", "max_output", "groups",
+    "accept", "transfer", "ties", "rate", "min_prompt", "max_prompt", "min_output", "max_output", "groups",
 }  # fmt: skip
 """Keys that recorders add to the settings: how they drew the requests, which are in the header."""
+_TRUTH = {"True": True, "False": False}
+"""Recorders take settings from their command line, and write some down as text."""
 _MANY = 1 << 40
 _Count = Annotated[int, Field(strict=True, ge=1, le=1 << 24)]
 _Whole = Annotated[int, Field(strict=True, ge=-1, le=_MANY)]
@@ -101,16 +109,19 @@ def read_log(path: Path) -> DecisionLog:
         raise ConfigError(f"{path}: line 1: not the header of a log (an object with format 1)")
     header = rows[0]
     name, version = header.get("engine"), str(header.get("version"))
-    engine = ENGINES.get(name) if isinstance(name, str) else None
+    mode = header.get("mode")
+    known_as = name if mode is None else f"{name} {mode}"
+    engine = ENGINES.get(known_as) if isinstance(name, str) else None
     if engine is None:
         problem = f"must be {' or '.join(map(repr, ENGINES))}"
-        raise ConfigError(f"{path}: line 1: engine {show(name)}: {problem}")
+        raise ConfigError(f"{path}: line 1: engine {show(known_as)}: {problem}")
     known = next((each for each in engine.versions if f"{version}.".startswith(f"{each}.")), None)
     if known is None:
         problem = f"must be {' or '.join(engine.versions)}, whose decisions the policy {name} makes"
         raise ConfigError(f"{path}: line 1: version {show(header.get('version'))}: {problem}")
     try:
-        config, requests = engine.defaults | dict(header["config"]), list(header["requests"])
+        given = {key: _TRUTH.get(str(value), value) for key, value in header["config"].items()}
+        config, requests = engine.defaults | given, list(header["requests"])
         depth = header["depth"] if name == "vllm" else 2 - bool(config["disable_overlap_schedule"])
         log = DecisionLog(path, engine, known, depth, config, requests, rows[1:])
     except KeyError as error:
@@ -144,7 +155,7 @@ def _check(log: DecisionLog) -> None:
         add: Any = tuple[Literal["add"], _Whole]
         decision = tuple.__class_getitem__((Literal["schedule"], _Whole, *engine.state))
         events: Any = list.__class_getitem__(
-            add | decision | tuple[Literal["return"], _Whole, _Ids]
+            add | decision | tuple[Literal["return"], _Whole, _Ids] | engine.events
         )
         TypeAdapter(events).validate_python(log.events)
     except ValidationError as error:
@@ -200,13 +211,15 @@ class _Player:
 
     ``versions`` are the releases that our policy reproduces: decisions change between minor ones.
     ``settings`` are the settings that matter, with their allowed values (:func:`_problem`);
-    ``defaults`` are for settings that may be missing. ``state`` names the fields of a decision.
+    ``defaults`` are for settings that may be missing. ``state`` names the fields of a decision,
+    ``events`` the forms of the events that only this engine has.
     """
 
     versions: ClassVar[tuple[str, ...]]
     settings: ClassVar[dict[str, Any]]
     defaults: ClassVar[dict[str, Any]] = {}
     state: ClassVar[tuple[Any, ...]]
+    events: ClassVar[Any] = tuple[Literal["add"], _Whole]
 
     def __init__(self, log: DecisionLog) -> None:
         self.decisions = sum(event[0] == "schedule" for event in log.events)
@@ -252,7 +265,10 @@ class _Player:
         before = list(pool.running)
         batch = pool.form()
         rows = [(s.order, s.id, context, tokens) for s, tokens, context in batch.chunks]
-        rows += [(s.order, s.id, s.offset + batch.iteration, 1) for s in batch.decodes]
+        if batch.verified:
+            rows += [(s.order, s.id, context, n) for s, n, context in batch.verified]
+        else:
+            rows += [(s.order, s.id, s.offset + batch.iteration, 1) for s in batch.decodes]
         preempted = sorted(s.id for s in before if s not in pool.running)
         return self._stated(batch, [list(row[1:]) for row in sorted(rows)], preempted), batch
 
@@ -298,6 +314,40 @@ class _VllmPlayer(_Player):
             # Only with Model Runner V2 two decodes of a sequence are a whole pipeline apart.
             stages=c["pp"] if c["v2"] else 1,
         )
+
+
+class _SpeculationPlayer(_VllmPlayer):
+    """vLLM that drafts: what was proposed and accepted is fed from the log."""
+
+    settings: ClassVar[dict[str, Any]] = {**_VllmPlayer.settings, "k": 1 << 10, "lookahead": 0.0}
+    defaults: ClassVar[dict[str, Any]] = {"lookahead": 0}
+    state = (list[tuple[_Whole, _Whole, _Whole, _Whole]], _Ids, _Whole, _Whole, _Whole, _Whole)
+    events = (
+        tuple[Literal["return"], _Whole, _Ids, dict[str, _Whole]]
+        | tuple[Literal["drafts"], dict[str, _Whole]]
+    )
+
+    def _build(self, log: DecisionLog) -> Pool:
+        self._yielded: dict[str, int] = {}
+        pool = super()._build(log)
+        pool.draft_length, pool.lookahead = log.settings["k"], log.settings["lookahead"]
+        pool.endings = OutputLengths(lambda id, at, drafts: self._yielded.get(str(id), 1) - 1)
+        return pool
+
+    def play(self, event: list[Any]) -> str | None:
+        if event[0] == "drafts":
+            for sequence in self._pool.drafting:
+                drafts = event[1].get(str(sequence.id), self._pool.drafting[sequence])
+                self._pool.drafting[sequence] = drafts
+            return None
+        if event[0] == "return":
+            self._yielded = event[3]
+        return super().play(event)
+
+    def _stated(self, batch: Batch, rows: list[list[int]], preempted: list[int]) -> list[Any]:
+        drafts = {sequence.id: tokens - 1 for sequence, tokens, _ in batch.verified}
+        rows = [[*row, drafts.get(row[0], 0)] for row in rows]
+        return [*super()._stated(batch, rows, preempted), 0]
 
 
 class _SglangPlayer(_Player):
@@ -359,5 +409,9 @@ class _SglangPlayer(_Player):
         return [kind, rows, preempted, free, decoding, waiting, ratio, cut, full]
 
 
-ENGINES: dict[str, type[_Player]] = {"vllm": _VllmPlayer, "sglang": _SglangPlayer}
-"""Players by the engine's name in the header."""
+ENGINES: dict[str, type[_Player]] = {
+    "vllm": _VllmPlayer,
+    "vllm spec": _SpeculationPlayer,
+    "sglang": _SglangPlayer,
+}
+"""Players by the engine's name in the header, and its mode if it has one."""
