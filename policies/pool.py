@@ -295,6 +295,10 @@ class Pool(Scheduler):
                 sequence.prefilled -= tokens - 1 - accepted
             sequence.accepted += accepted
             sequence.target += 1 + accepted
+            if self.policy.ahead and not sequence.stale:
+                sequence.known = max(sequence.known, sequence.target - 1)
+                if sequence in self.blocks.sharing:
+                    self.blocks.enter(sequence, sequence.known)
         return stale
 
     def _decode_one(self, sequence: Sequence) -> None:

@@ -178,6 +178,8 @@ class Vllm:
             if not budget:
                 return False
             hits = blocks.lookup(sequence)
+            if pool.lookahead:  # the drafter needs the tokens before the next one computed
+                hits = hits[:-1]
             cached = len(hits) * blocks.block_size
             tokens = sequence.target - cached
             if (

@@ -113,7 +113,8 @@ def read_log(path: Path) -> DecisionLog:
     known_as = name if mode is None else f"{name} {mode}"
     engine = ENGINES.get(known_as) if isinstance(name, str) else None
     if engine is None:
-        problem = f"must be {' or '.join(map(repr, ENGINES))}"
+        engines = [repr(each) for each in ENGINES if (" " in each) == (mode is not None)]
+        problem = f"must be {' or '.join(engines)}"
         raise ConfigError(f"{path}: line 1: engine {show(known_as)}: {problem}")
     known = next((each for each in engine.versions if f"{version}.".startswith(f"{each}.")), None)
     if known is None:
