@@ -151,6 +151,15 @@ class Pool(Scheduler):
         self._settled = self._settled and reason is not None
         return reason
 
+    def refusal(self, request: Request) -> str | None:
+        """The reason why the request can never be served, or None. (Where its last drafts do not
+        fit, vLLM would wait for ever.)"""
+        longest = self.until(request.prompt_tokens + request.max_tokens - 1 + self.draft_length)
+        needed, most = self.blocks.blocks(longest), self.blocks.capacity
+        if self.lookahead and needed > most:
+            return f"needs {needed} KV blocks with its drafts, but the replica holds {most}"
+        return Scheduler.refusal(self, request)
+
     def next_batch(self) -> Batch | None:
         """Form the next iteration, which is empty if all sequences are in flight; None if none may
         be formed."""
@@ -250,7 +259,7 @@ class Pool(Scheduler):
             if sequence in ended:
                 self._end(sequence, cohort, batch.iteration)
             else:
-                self.blocks.computed(sequence, sequence.target)
+                self.blocks.computed(sequence, sequence.known)
         return ended
 
     def _book_chunks(self, batch: Batch, cohort: Cohort) -> list[Sequence]:
@@ -612,7 +621,9 @@ class Pool(Scheduler):
             if sequence._group >= 0:
                 first, sequence._group = sequence._span_first, -1
                 self._log(sequence, DECODE, cohort.index, first, iteration)
-            known = sequence.target - 2 if self.blocks.late else sequence.known
+            known = sequence.known
+            if self.blocks.late:
+                known = min(sequence.prefilled, sequence.target) - 1
             self._finish(sequence, sequence.held, known)
         elif sequence.cohort is cohort:
             # Later iterations that were already formed computed tokens in vain.

@@ -81,9 +81,7 @@ class Vllm:
         preempted = False
         decodes = pool.num_decodes
         drafting = pool.drafting  # (looked up once)
-        if (
-            pool.partials or drafting or decodes > budget or pool.decode_blocks > pool.blocks.free
-        ):
+        if pool.partials or drafting or decodes > budget or pool.decode_blocks > pool.blocks.free:
             budget, preempted = self._serve_running(pool, most)
         elif decodes:  # the common case: all running requests decode, and there are free blocks
             budget -= pool.decodes_all()

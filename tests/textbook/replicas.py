@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 from functools import partial
+from typing import Any
 
 import simpy
 
@@ -201,12 +202,13 @@ class TextbookPoolReplica(TextbookPipeline):
         switches: Switches = DEFAULT,
         jitter: Jitter | None = None,
         check: bool = False,
+        **drafts: Any,
     ) -> None:
         super().__init__(env, predict, layers, switches, jitter)
         blocks = TextbookBlocks(num_blocks, block_size, caching)
         if caching and cached_blocks_of(policy) is RadixBlocks:
             blocks = TextbookRadix(num_blocks, block_size)
-        self.pool = TextbookPool(policy, blocks, max_length, len(layers), check)
+        self.pool = TextbookPool(policy, blocks, max_length, len(layers), check, **drafts)
         self.max_in_flight = max_in_flight
         self.rows: dict[Micro, list[Row]] = {}
         self.kv_tokens: list[int] = []
@@ -218,7 +220,8 @@ class TextbookPoolReplica(TextbookPipeline):
     def submit(self, request: Request) -> None:
         pool = self.pool
         length = request.prompt_tokens + request.max_tokens
-        if length > pool.max_length or pool.blocks.blocks(length - 1) > pool.blocks.capacity:
+        most = length - 1 + (pool.draft_length if pool.lookahead else 0)
+        if length > pool.max_length or pool.blocks.blocks(pool.until(most)) > pool.blocks.capacity:
             self.rejected.append(request.id)
             return
         sequence = Sequence(
