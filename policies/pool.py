@@ -45,7 +45,8 @@ class PoolPolicy(Protocol):
     its share of the memory, if this is not ``gpu_memory_utilization``. A policy whose settings may
     leave requests unserved has the method ``refusal`` (``refusal_of``). ``cached_blocks`` is its
     kind of blocks with prefix caching, if these are not ``CachedBlocks``. With ``drops`` a
-    preempted sequence loses its tokens in flight.
+    preempted sequence loses its tokens in flight. A policy that ``speculates`` counts the tokens of
+    a decode with drafts; with ``looks_ahead`` it takes KV for a drafter's tokens beforehand.
     """
 
     pooled: bool

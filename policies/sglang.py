@@ -52,6 +52,7 @@ class Sglang:
     """
 
     pooled = True
+    speculates = True
     drops = True
     cached_blocks = RadixBlocks
     memory_share = "mem_fraction_static"

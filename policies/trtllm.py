@@ -40,6 +40,7 @@ class Trtllm:
     """
 
     pooled = True
+    speculates = True
     memory_share = "free_gpu_memory_fraction"
 
     def __init__(

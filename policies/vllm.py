@@ -33,6 +33,8 @@ class Vllm:
     """
 
     pooled = True
+    speculates = True
+    looks_ahead = True  # its drafter needs KV beyond the tokens computed
 
     def __init__(
         self,

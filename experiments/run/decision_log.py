@@ -41,7 +41,8 @@ from sarathi_sim.profiler.storage.strict import did_you_mean, one_line, show
 
 _OF_TRAFFIC = {
     "requests", "per_second", "longest_prompt", "longest_output", "share", "shared_prefix", "eos",
-    "accept", "transfer", "ties", "rate", "min_prompt", "max_prompt", "min_output", "max_output", "groups",
+    "ties", "rate", "min_prompt", "max_prompt", "min_output", "max_output", "groups", "accept",
+    "transfer",
 }  # fmt: skip
 """Keys that recorders add to the settings: how they drew the requests, which are in the header."""
 _TRUTH = {"True": True, "False": False}

@@ -42,6 +42,7 @@ SHOWN = (
         "recomputed_share",
         "extra_decodes",
         "empty_iterations",
+        "accepted_per_step",
     ),
     *("ttft_s.p50", "ttft_s.p99", "tbt_s.p50", "tbt_s.p99"),
     *("latency_s.p50", "latency_s.p99", "bubble_s.p50", "bubble_share", "rejected"),

@@ -29,6 +29,7 @@ ITERATION_COLUMNS = (
     "decodes",
     "decode_context",  # KV tokens the decodes held before, summed
     "padding",  # decodes that are finished sequences held as padding
+    "drafts",  # draft tokens of the decodes
 )
 
 
@@ -36,7 +37,7 @@ ROW = Struct("".join("d" if name.endswith("_s") else "q" for name in ITERATION_C
 """An iteration's values, seconds and counts, as the loop writes them into a block of bytes: a tuple
 of them would take twice the time, and four times the memory."""
 
-COUNTED = ("group", "chunks", "prefill_tokens", "decodes", "padding")
+COUNTED = ("group", "chunks", "prefill_tokens", "decodes", "padding", "drafts")
 """The columns stored in four bytes: counts of groups, of sequences, or of one batch's tokens."""
 
 
@@ -85,8 +86,8 @@ class PoolLog:
     """The memory of a replica with paged KV.
 
     ``kv_blocks`` are the blocks of ``block_size`` tokens in use after each micro-batch was formed.
-    ``events`` has the columns request, kind (HIT, HIT_AGAIN or LOST; ``policies/log.py``)
-    and tokens.
+    ``events`` has the columns request, kind (HIT, HIT_AGAIN, LOST, DRAFTED or ACCEPTED;
+    ``policies/log.py``) and tokens.
     """
 
     kv_blocks: npt.NDArray[np.int32]
