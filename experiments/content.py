@@ -17,7 +17,7 @@ from sarathi_sim.simulator.load.describe import traffic_line, without_times
 from sarathi_sim.simulator.views.metric_registry import number_text
 
 _MOST_ALIKE = 3
-_NOT_MODELLED = "data-parallel attention, multi-token prediction (MTP): docs/limits.md"
+_NOT_MODELLED = "data-parallel attention: docs/limits.md"
 """Said of mixtures of experts, which are often served with both."""
 
 

@@ -42,6 +42,7 @@ from sarathi_sim.policies.policy import (
     cached_blocks_of,
     chunking_of,
     is_pooled,
+    looks_ahead,
     memory_share_of,
     of_micro_batches,
     refusal_of,
@@ -321,7 +322,8 @@ def deploy(
     ops, digest = op_times_of(scenario, model, device, source)
     drafting = None
     if drafter is not None:
-        drafting, of_drafter = op_times_of(scenario, drafter, device, source)
+        shipped = scenario.model_copy(update={"profiles": None})
+        drafting, of_drafter = op_times_of(shipped, drafter, device, source)
         digest = sha256(f"{digest} {of_drafter}".encode()).hexdigest()
     engine, said = with_host_time(scenario, model, requests, calibration_of(scenario, source))
     limits = {
@@ -554,8 +556,8 @@ def pool_settings(scenario: Scenario, policy: PoolPolicy, max_length: int) -> di
     found = {"max_in_flight": depth, "max_length": max_length, "stages": pp}
     if (spec := scenario.speculation) is not None:
         found["draft_length"] = spec.draft_length
-        looks_ahead = getattr(policy, "looks_ahead", False) and spec.method != "ngram"
-        found["lookahead"] = spec.draft_length if looks_ahead else 0
+        ahead = looks_ahead(policy) and spec.method != "ngram"
+        found["lookahead"] = spec.draft_length if ahead else 0
     return found
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from sarathi_sim.experiments.config.base import Source
 from sarathi_sim.experiments.config.scenario import Scenario
-from sarathi_sim.policies.policy import is_pooled
+from sarathi_sim.policies.policy import speculates
 from sarathi_sim.profiler.facts.drafters import drafter_of
 from sarathi_sim.profiler.facts.model import ModelSpec
 from sarathi_sim.simulator.load.acceptance import (
@@ -25,11 +25,11 @@ def check_speculation(scenario: Scenario, model: ModelSpec, source: Source) -> N
         return
     policy, name = scenario.policy.build(), scenario.policy.name
     problem = None
-    if not (is_pooled(policy) and getattr(policy, "speculates", False)):
-        problem = f"must be left out: {name} does not decode with drafts; vllm, sglang and trtllm do"
+    if not speculates(policy):
+        problem = f"must be left out: {name} verifies no drafts; vllm, sglang and trtllm do"
     elif scenario.cluster.pp > 1:
         problem = "needs cluster.pp 1: drafts over several stages are not modelled"
-    elif getattr(policy, "enable_mixed_chunk", False):
+    elif scenario.policy.described().get("enable_mixed_chunk"):
         problem = "needs policy.enable_mixed_chunk: false, as the engine does"
     if problem is not None:
         raise source.error("speculation", spec.method, problem)

@@ -218,8 +218,8 @@ class Engine(Strict, EngineSwitches):  # type: ignore[misc]  # both are frozen
 
 
 class Speculation(Strict):
-    """Speculative decoding: a drafter proposes ``draft_length`` tokens for each decode, which verifies
-    them at once.
+    """Speculative decoding: a drafter proposes ``draft_length`` tokens for each decode, which
+    verifies them at once.
 
     ``mtp`` drafts with a layer like the model's own, ``eagle3`` with one dense layer; ``ngram``
     looks drafts up, in no time on the GPU. ``acceptance`` says how many hold: the mean tokens of a

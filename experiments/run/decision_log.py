@@ -112,7 +112,7 @@ def read_log(path: Path) -> DecisionLog:
     name, version = header.get("engine"), str(header.get("version"))
     mode = header.get("mode")
     known_as = name if mode is None else f"{name} {mode}"
-    engine = ENGINES.get(known_as) if isinstance(name, str) else None
+    engine = ENGINES.get(str(known_as))
     if engine is None:
         engines = [repr(each) for each in ENGINES if (" " in each) == (mode is not None)]
         problem = f"must be {' or '.join(engines)}"
@@ -288,7 +288,7 @@ class _VllmPlayer(_Player):
         "reserve_full_isl": bool, "async_sched": bool, "v2": bool, "threshold": 0.0,
         "watermark": 0.0,
     }  # fmt: skip
-    state = (_Chunks, _Ids, _Whole, _Whole, _Whole)
+    state: ClassVar[tuple[Any, ...]] = (_Chunks, _Ids, _Whole, _Whole, _Whole)
 
     def _most(self, c: dict[str, Any], prompt: int) -> int:
         return int(c["max_model_len"]) - prompt  # generation stops at this length

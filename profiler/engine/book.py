@@ -202,6 +202,10 @@ class Book:
     def preempted(self, sequence: Sequence) -> None:
         """A sequence has to compute its tokens again."""
 
+    def accepted(self, sequence: Sequence, drafts: int) -> int:
+        """How many of its drafts hold: this engine has no drafter."""
+        return 0
+
     def ended(self, batch: Batch, dropped: Collection[Sequence] = ()) -> list[Sequence]:
         """The sequences whose last token this batch yields; ``dropped`` ones lose theirs."""
         for sequence in dropped:

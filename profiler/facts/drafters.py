@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from math import gcd
 from typing import Any
 
 from sarathi_sim.profiler.facts.model import ModelSpec
@@ -15,7 +16,7 @@ def drafter_of(model: ModelSpec, method: str) -> ModelSpec | None:
 
     ``mtp``: a layer like the model's own, with attention over the whole context, and with experts
     where the model has some (DeepSeek V3, arXiv:2412.19437, section 2.2). ``eagle3``: one dense
-    layer of the model's width, whose heads are taken to be 128 wide, with eight KV heads (EAGLE-3,
+    layer of the model's width, whose heads are taken to be 128 wide, with eight KV heads or fewer (EAGLE-3,
     arXiv:2503.01840; the published drafters of large models). Both use the model's embedding and LM
     head. What joins their inputs (a GEMM of two or three hidden states) is left out.
     """
@@ -32,7 +33,7 @@ def drafter_of(model: ModelSpec, method: str) -> ModelSpec | None:
     return replace(
         model,
         num_heads=heads,
-        num_kv_heads=min(_KV_HEADS, heads),
+        num_kv_heads=gcd(_KV_HEADS, heads),
         head_dim=_HEAD_DIM,
         ffn_hidden_size=model.ffn_hidden_size or 4 * model.hidden_size,
         experts=None,

@@ -89,10 +89,10 @@ class BundlePredictor:
     numbers to the next stage. Where calls of several chunks were measured, each chunk takes its
     share of such a call (:mod:`sarathi_sim.simulator.op_times.op_times`).
 
-    A decode with drafts has a row for its token and for each draft in all linear ops, in the experts
-    and in the LM head. Its attention reads the KV cache once: it takes the larger of what a plain
-    decode of its batch takes, and of the FLOPs of all its queries. (Recurrent states count once,
-    too.) The time of the ``drafter`` is added on the last stage.
+    A decode with drafts has a row for its token and for each draft in all linear ops, in the
+    experts and in the LM head. Its attention is assumed to read the KV cache once: it takes the
+    larger of what plain decodes take, and of the FLOPs of all its queries. (Recurrent states are
+    read and written once, too.) The time of the ``drafter`` is added on the last stage.
 
     If the bundle timed whole layers, ``layer_time`` "measured" corrects this sum by them, also for
     the extra time of a chunk and decodes in one batch
@@ -140,6 +140,7 @@ class BundlePredictor:
         self._batches = ops.together.batches.tolist()
         self._saved = _saved_rows(self.cost)
         self._query: list[float] = []
+        self._head: list[float] = []
         self._tabulate_decodes(max_batch)
 
     def __call__(self, batch: Batch) -> tuple[float, float, float, float]:
@@ -270,11 +271,11 @@ class BundlePredictor:
 
 @dataclass(frozen=True)
 class Drafter:
-    """The time in which a drafter proposes ``length`` tokens for each sequence, one after the other.
+    """The time in which a drafter proposes ``length`` tokens for each sequence, one by one.
 
-    ``predict`` times its layers, of which there are ``layers``. The first pass takes all rows of the
-    batch, as the drafter needs their KV, too; each further one a row of each sequence that yields a
-    token. Every pass ends with the LM head for those.
+    ``predict`` times its layers, of which there are ``layers``. The first pass takes all rows of
+    the batch, as the drafter needs their KV, too; each further one a row of each sequence that
+    yields a token. Every pass ends with the LM head for those.
     Source: vLLM 0.32, ``vllm/v1/spec_decode/``.
     """
 

@@ -132,7 +132,7 @@ def paging_summary(records: Records, done: Mapping[str, Ints]) -> dict[str, Any]
     """The run in numbers (docs/metrics.md); ``done`` are the requests that finished."""
     extra = sum(map(extra_decodes, records.replicas))
     computed = -extra + sum(
-        float(sum(log.iterations[n] for n in ("prefill_tokens", "decodes", "drafts")).sum())
+        float(sum(log.iterations[name].sum() for name in ("prefill_tokens", "decodes", "drafts")))
         for log in records.replicas
     )
     prompts, finished = int(done["prompt_tokens"].sum()), len(done["request"])

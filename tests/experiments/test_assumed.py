@@ -69,7 +69,7 @@ def test_every_topic_has_a_line() -> None:
     assert said["formats"] == (
         "weights bf16, KV cache bf16, experts bf16; tokens over experts power_law_1.2"
     )
-    for missing in ("data-parallel attention", "MTP", "docs/limits.md"):
+    for missing in ("data-parallel attention", "docs/limits.md"):
         assert missing in said["not modelled"]
     assert "not modelled" not in lines(deployed(model="llama-3.1-8b"))
 
