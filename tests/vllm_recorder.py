@@ -61,6 +61,16 @@ class Settings:
     ties: bool = False
 
 
+@dataclass(frozen=True)
+class Drafting(Settings):
+    """With ``k`` drafts for a decode, of which each holds with probability ``accept``, and
+    ``lookahead`` tokens for which the drafter needs KV: k for MTP and EAGLE, none for n-grams."""
+
+    k: int = 3
+    accept: float = 0.7
+    lookahead: int = 0
+
+
 FEW = Settings(num_blocks=30, requests=36, per_second=150.0, longest_output=60)
 SHIPPED = {
     "plain": Settings(requests=50),
@@ -75,7 +85,16 @@ SHIPPED = {
     ),
     "watermark": replace(FEW, watermark=0.1, reserve_full_isl=False),
     "not_chunked": Settings(chunked=False, max_num_batched_tokens=1024, max_num_seqs=8),
-}
+    "drafts": Drafting(num_blocks=32, requests=36, per_second=150.0, longest_output=60),
+    "drafts_async": Drafting(
+        num_blocks=80, block_size=8, requests=36, per_second=150.0, longest_output=60, caching=True,
+        share=0.6, async_sched=True, eos=True, lookahead=3,
+    ),
+    "drafts_cached": Drafting(
+        num_blocks=80, block_size=8, requests=36, per_second=150.0, longest_output=60, caching=True,
+        share=0.8, k=5, lookahead=5, policy="priority", max_num_batched_tokens=64,
+    ),
+}  # fmt: skip
 
 
 def random_settings(draw: random.Random) -> Settings:
@@ -89,7 +108,7 @@ def random_settings(draw: random.Random) -> Settings:
     sequences = draw.choice([3, 8, 24])
     caching = draw.random() < 0.5
     most = length + 130 + output + 20  # prompts behind a shared prefix are longer
-    return Settings(
+    found = Settings(
         block_size=block_size,
         num_blocks=2 + int(most / block_size * draw.choice([1.05, 1.3, 2.2, 6.0])),
         max_num_seqs=sequences,
@@ -112,6 +131,11 @@ def random_settings(draw: random.Random) -> Settings:
         eos=draw.random() < 0.5,
         ties=draw.random() < 0.4,
     )
+    if mode in ("sync", "async") and draw.random() < 0.5:
+        k = draw.choice([1, 2, 5])
+        found = Drafting(**asdict(found), k=k, accept=0.6, lookahead=draw.choice([0, k]))
+        return replace(found, num_blocks=found.num_blocks + 2 * k)
+    return found
 
 
 def workload(settings: Settings, seed: int) -> list[list[Any]]:
@@ -154,13 +178,21 @@ def build_scheduler(settings: Settings, model: Path) -> tuple[Any, int]:
     cache = c.CacheConfig(
         block_size=settings.block_size, enable_prefix_caching=settings.caching, cache_dtype="auto"
     )
+    target = c.ModelConfig(
+        model=str(model), skip_tokenizer_init=True, dtype="float32",
+        max_model_len=settings.max_model_len,
+    )  # fmt: skip
+    parallel, drafts = c.ParallelConfig(pipeline_parallel_size=settings.pp), None
+    if isinstance(settings, Drafting):
+        drafts = c.SpeculativeConfig(
+            method="ngram", num_speculative_tokens=settings.k, prompt_lookup_max=3,
+            prompt_lookup_min=2, target_model_config=target, target_parallel_config=parallel,
+        )  # fmt: skip
     whole = c.VllmConfig(
-        model_config=c.ModelConfig(
-            model=str(model), skip_tokenizer_init=True, dtype="float32",
-            max_model_len=settings.max_model_len,
-        ),
+        model_config=target,
         cache_config=cache,
-        parallel_config=c.ParallelConfig(pipeline_parallel_size=settings.pp),
+        parallel_config=parallel,
+        speculative_config=drafts,
         device_config=c.DeviceConfig("cpu"),
         scheduler_config=c.SchedulerConfig(
             max_num_seqs=settings.max_num_seqs,
@@ -193,6 +225,11 @@ def build_scheduler(settings: Settings, model: Path) -> tuple[Any, int]:
         log_stats=False,
     )
     scheduler.use_v2_model_runner = settings.v2
+    if isinstance(settings, Drafting) and settings.lookahead:  # as EAGLE, which needs its weights
+        scheduler.num_lookahead_tokens = settings.lookahead
+        scheduler.kv_cache_manager.coordinator.eagle_group_ids = {0}
+    if isinstance(settings, Drafting):
+        return scheduler, 1 + settings.async_sched
     if settings.v2 and settings.async_sched:
         return scheduler, settings.pp + 1
     return scheduler, whole.max_concurrent_batches
@@ -222,6 +259,7 @@ class Recording:
         self.now = 0.0
         self.steps = 0
         self.events: list[list[Any]] = []
+        self.draw = random.Random(len(rows))
 
     def run(self) -> None:
         """Serve every request."""
@@ -257,11 +295,16 @@ class Recording:
         again = output.scheduled_cached_reqs
         computed |= dict(zip(again.req_ids, again.num_computed_tokens, strict=True))
         given = output.num_scheduled_tokens
+        chosen = [[int(id), computed[id], n] for id, n in given.items()]
+        drafts = {id: len(each) for id, each in output.scheduled_spec_decode_tokens.items()}
+        if isinstance(self.settings, Drafting):
+            chosen = [[*row, drafts.get(str(row[0]), 0)] for row in chosen]
         self.events.append([
-            "schedule", self.steps, [[int(id), computed[id], n] for id, n in given.items()],
+            "schedule", self.steps, chosen,
             sorted(map(int, output.preempted_req_ids or ())),
             scheduler.kv_cache_manager.block_pool.get_num_free_blocks(),
             len(scheduler.running), len(scheduler.waiting),
+            *([0] if isinstance(self.settings, Drafting) else []),
         ])  # fmt: skip
         yields = [id for id in given if not scheduler.requests[id].is_prefill_chunk]
         tokens = output.total_num_scheduled_tokens
@@ -284,17 +327,35 @@ class Recording:
         done, step, output, yields = self.flight.popleft()
         self.now = max(self.now, done)
         sampled: dict[str, list[int]] = {id: [] for id in output.num_scheduled_tokens}
+        drafts = {id: len(each) for id, each in output.scheduled_spec_decode_tokens.items()}
         for id in yields:
             row = self.rows[int(id)]
-            self.yielded[int(id)] += 1
-            last = len(row) > 7 and self.yielded[int(id)] == row[3]
-            sampled[id] = [EOS if last else 3 + (int(id) * 101 + self.yielded[int(id)]) % 30_000]
+            for draft in range(1 + drafts.get(id, 0)):
+                if draft and self.draw.random() >= self.settings.accept:
+                    break
+                self.yielded[int(id)] += 1
+                last = len(row) > 7 and self.yielded[int(id)] == row[3]
+                token = EOS if last else 3 + (int(id) * 101 + self.yielded[int(id)]) % 30_000
+                sampled[id].append(token)
+        told = {int(id): len(each) for id, each in sampled.items() if len(each) != 1}
         before = set(self.scheduler.requests)
         index = {id: place for place, id in enumerate(sampled)}
         result = ModelRunnerOutput(list(sampled), index, list(sampled.values()))
         self.scheduler.update_from_output(output, result)
         ended = before - set(self.scheduler.requests)
         self.events.append(["return", step, sorted(map(int, ended))])
+        if isinstance(self.settings, Drafting):
+            self.events[-1].append(told)
+            if not self.settings.async_sched:  # (else every decode is given k)
+                self._propose([id for id in yields if id in self.scheduler.requests])
+
+    def _propose(self, ids: list[str]) -> None:
+        """Hand over drafts for these requests' next decodes."""
+        from vllm.v1.outputs import DraftTokenIds
+
+        counts = [self.draw.randint(0, self.settings.k) for _ in ids]
+        self.scheduler.update_draft_token_ids(DraftTokenIds(ids, [[5] * n for n in counts]))
+        self.events.append(["drafts", dict(zip(map(int, ids), counts, strict=True))])
 
 
 def write(
@@ -341,6 +402,7 @@ def main() -> None:
 
     for name, (settings, seed) in logs.items():
         header = {"engine": "vllm", "version": vllm.__version__, "name": name, "seed": seed}
+        header |= {"mode": "spec"} if isinstance(settings, Drafting) else {}
         write(folder, header, settings, workload(settings, seed), Recording)
 
 

@@ -16,7 +16,7 @@ def drafter_of(model: ModelSpec, method: str) -> ModelSpec | None:
 
     ``mtp``: a layer like the model's own, with attention over the whole context, and with experts
     where the model has some (DeepSeek V3, arXiv:2412.19437, section 2.2). ``eagle3``: one dense
-    layer of the model's width, whose heads are taken to be 128 wide, with eight KV heads or fewer (EAGLE-3,
+    layer of its width, whose heads are taken to be 128 wide, of KV at most eight (EAGLE-3,
     arXiv:2503.01840; the published drafters of large models). Both use the model's embedding and LM
     head. What joins their inputs (a GEMM of two or three hidden states) is left out.
     """

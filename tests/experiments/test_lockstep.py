@@ -51,8 +51,18 @@ def test_the_shipped_logs_are_those_of_the_recorder_and_cover_what_they_should()
         names = [path.name.removesuffix(".jsonl.gz") for path in LOGS[engine]]
         assert names == sorted(recorder.SHIPPED)  # type: ignore[attr-defined]
         assert sum(path.stat().st_size for path in LOGS[engine]) < 150_000
-    for name in ("few_blocks", "shared_prefixes", "priorities", "pp2", "async_pp2_v2", "watermark"):
+    preempting = ("few_blocks", "shared_prefixes", "priorities", "pp2", "async_pp2_v2", "watermark")
+    for name in (*preempting, "drafts", "drafts_async", "drafts_cached"):
         assert any(event[3] for event in decisions(read(name))), f"{name}: nobody is preempted"
+    # A prompt with one token left is padded with drafts before it has yielded any.
+    shortest = {row[0]: row[2] for row in read("drafts_cached")[0]["requests"]}
+    padded = [
+        row
+        for event in decisions(read("drafts_cached"))
+        for row in event[2]
+        if row[3] and row[1] == shortest[row[0]] - 1
+    ]
+    assert padded, "no prompt is padded"
     for name in ("pp2", "async_pp2_v2"):
         assert any(not event[2] for event in decisions(read(name))), f"{name}: no empty batch"
     for name in ("mixed", "overlap_eos", "groups", "lpm", "lof"):
