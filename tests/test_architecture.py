@@ -72,8 +72,8 @@ ROOMS: dict[str, str] = {
         "experiments.results experiments.config policies profiler simulator"
     ),
     "experiments.measured": (
-        "experiments.sweeps experiments.run experiments.figures experiments.content "
-        "experiments.results experiments.config policies profiler simulator"
+        "experiments.capacity experiments.sweeps experiments.run experiments.figures "
+        "experiments.content experiments.results experiments.config policies profiler simulator"
     ),
     "experiments.paper": (
         "experiments.run experiments.figures experiments.content experiments.results "

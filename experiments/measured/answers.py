@@ -187,7 +187,7 @@ _LIMITS = {"ttft": "TTFT", "tpot": "TPOT"}
 
 def _mlperf_answer(content: Mapping[str, Any], name: str) -> Section:
     said, runs = content["mlperf"], content["runs"]
-    stopped, others = said["stopped_at_a_limit"], said["others"]
+    stopped, proven = said["stopped_at_a_limit"], said["proven"]
     capacities = [
         (
             *(id, one["scenario"], f"{one['rate']:.4g}", f"{one['offline']:.4g}"),
@@ -227,7 +227,7 @@ def _mlperf_answer(content: Mapping[str, Any], name: str) -> Section:
         answer=f"{said['answered']} of {said['rows']} runs have a prediction. Of "
         f"{stopped['rows']} that stopped at a limit, {stopped['within']} have a capacity of 0.95 "
         f"to 1.10 times their rate, and {stopped['same_limit']} meet the same limit; of "
-        f"{others['rows']} others, {others['within']} have one from 0.97 times their rate to 1.05 "
+        f"{proven['rows']} others, {proven['within']} have one from 0.97 times their rate to 1.05 "
         "times Offline.",
         table=SortableTable(
             "Capacity",

@@ -84,7 +84,7 @@ BRACKET = (0.97, 1.05)
 
 
 @dataclass(frozen=True)
-class Estimate:
+class Banded:
     """A predicted number with its 90 % band."""
 
     value: float
@@ -92,17 +92,17 @@ class Estimate:
     high: float
 
 
-def between(ends: Iterable[float]) -> Estimate:
+def between(ends: Iterable[float]) -> Banded:
     """The first number, in a band that holds all of them."""
     found = list(ends)
-    return Estimate(found[0], min(found), max(found))
+    return Banded(found[0], min(found), max(found))
 
 
 @dataclass(frozen=True)
 class PredictedRun:
     """The predictions for a run by column, and the limit that the capacity meets first."""
 
-    numbers: Mapping[str, Estimate]
+    numbers: Mapping[str, Banded]
     binds: str
 
     @property
@@ -167,7 +167,7 @@ class ScoredMlperf:
                     "within": sum(_right(run, best[run.id].capacity) for run in stopped),
                     "same_limit": sum(best[run.id].binds == run.binds for run in stopped),
                 },
-                "others": {
+                "proven": {
                     "rows": len(others),
                     "within": sum(_right(run, best[run.id].capacity) for run in others),
                 },
@@ -216,7 +216,7 @@ class ScoredMlperf:
             write_whole(folder / "mlperf_host.yaml", dump_yaml(asdict(self.host)).encode())
 
 
-_NOTHING = Estimate(np.nan, np.nan, np.nan)
+_NOTHING = Banded(np.nan, np.nan, np.nan)
 
 
 def _right(run: MlperfRun, capacity: float) -> bool:

@@ -29,7 +29,7 @@ from sarathi_sim.experiments.measured.mlperf import (
 from sarathi_sim.experiments.measured.mlperf_score import (
     CAPACITY,
     LATENCIES,
-    Estimate,
+    Banded,
     LoadGenOption,
     PredictedRun,
     ScoredMlperf,
@@ -47,8 +47,8 @@ SMALL = {"n_gpus": "1", "n_queries": "400", "target_rate_per_s": "8",
 
 
 def predicted(capacity: float, binds: str = "tpot", **latencies: float) -> PredictedRun:
-    numbers = {key: Estimate(v, v / 2, 2 * v) for key, v in latencies.items()}
-    band = Estimate(capacity, 0.9 * capacity, 1.1 * capacity)
+    numbers = {key: Banded(v, v / 2, 2 * v) for key, v in latencies.items()}
+    band = Banded(capacity, 0.9 * capacity, 1.1 * capacity)
     return PredictedRun({CAPACITY: band, **numbers}, binds)
 
 
@@ -80,7 +80,7 @@ def test_what_a_capacity_is_held_to() -> None:
     said = ScoredMlperf([at_limit, free], best, {"x": "why"}, MlperfHost("", {}, {}, {})).content()
     assert said["mlperf"]["rows"] == 3 and said["mlperf"]["answered"] == 2
     assert said["mlperf"]["stopped_at_a_limit"] == {"rows": 1, "within": 0, "same_limit": 1}
-    assert said["mlperf"]["others"] == {"rows": 1, "within": 1}
+    assert said["mlperf"]["proven"] == {"rows": 1, "within": 1}
     assert said["mlperf"]["latencies"]["all but 8B"]["ttft_ms_mean"]["mape"] == 0
 
 

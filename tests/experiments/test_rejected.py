@@ -110,7 +110,7 @@ def test_what_is_rejected_is_no_work(trace: Path) -> None:
         asked: dict[str, Any] = ASKED | {"workload": lengths, "max_length": 512, "rejected": 0.5}
         ((option,), _) = deployable(wanted_of(**asked))
         rates.append(most_requests_per_s(option))
-    assert rates[0] == rates[1]
+    assert rates[0] == pytest.approx(rates[1], rel=1e-12)  # sums in another order
 
 
 def test_a_share_is_less_than_all(trace: Path) -> None:
