@@ -11,9 +11,12 @@ PREFILL, DECODE, PADDING, RECOMPUTE, PART = 0, 1, 2, 3, 4
 """The role of a request in a span. RECOMPUTE: it computes lost tokens again, up to its next token.
 PART: chunks that end with no token, because they did not go on in the slot's next iteration."""
 
-HIT, HIT_AGAIN, LOST, DRAFTED, ACCEPTED = 0, 1, 2, 3, 4
-"""Tokens found in the prefix cache at a first admission and at a later one, or lost by preemption;
-drafts of a request that were verified, and those of them that held."""
+HIT, HIT_AGAIN, LOST = 0, 1, 2
+"""Tokens found in the prefix cache at a first admission and at a later one, or lost by
+preemption."""
+
+DRAFTED, ACCEPTED = 4, 5
+"""Drafts of a request that were verified, and those of them that held."""
 
 span = Struct("5q").pack
 """A row of the log ``spans``: request, role, slot, first and last iteration."""

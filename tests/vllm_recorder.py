@@ -92,7 +92,7 @@ SHIPPED = {
     ),
     "drafts_cached": Drafting(
         num_blocks=80, block_size=8, requests=36, per_second=150.0, longest_output=60, caching=True,
-        share=0.8, k=5, lookahead=5, policy="priority", max_num_batched_tokens=64,
+        share=0.8, k=5, policy="priority", max_num_batched_tokens=64,
     ),
 }  # fmt: skip
 
