@@ -594,7 +594,8 @@ class Bounds:
     attention in one piece, its decodes' attention in the best batch. Prompt tokens that a prefix
     cache may hold cost nothing. A limit on the time between tokens bounds this batch, and the rate
     of chunks that alone take longer. Latencies are bounded by the latency of a single request.
-    Deployments with the same op times share their attention.
+    Deployments with the same op times share their attention. Of speculation all drafts hold, and
+    cost nothing.
     """
 
     def __init__(self, option: Option) -> None:
@@ -607,7 +608,10 @@ class Bounds:
         sample = requests[each]
         self.new_tokens = new_tokens(deployment)[served]
         self.prompt = self.new_tokens[each]
-        self.output = np.array([request.output_tokens for request in sample], np.float64)
+        spec = deployment.scenario.speculation
+        self.per_decode = 1 if spec is None else 1 + spec.draft_length
+        tokens = np.array([request.output_tokens for request in sample], np.float64)
+        self.output = 1 + (tokens - 1) / self.per_decode  # iterations that yield some
         held = np.array([request.prompt_tokens for request in sample], np.float64)
         self.sequences = deployment.scenario.batching.max_batch or 1
         chunking = chunking_of(deployment.scenario.policy.build())
@@ -615,8 +619,8 @@ class Bounds:
         self.chunk = chunking.tokens if chunking else longest
         rows = (chunking.rows if chunking else longest) + self.sequences
         self.sizes = np.unique(np.geomspace(1, rows, 160).astype(np.int64))
-        self.context = float((held + self.output / 2).mean())
-        self.own_context = float((self.prompt + self.output / 2).mean())
+        self.context = float((held + tokens / 2).mean())
+        self.own_context = float((self.prompt + tokens / 2).mean())
         self.linear = _layer(self.cost, self.sizes)
         scale = self.cost.layer.scale
         self.decode = scale * _decodes(self.deployment.ops, self.context)
@@ -625,7 +629,7 @@ class Bounds:
     def token_s(self) -> float:
         """The least time per token of a single request."""
         layers = sum(self.layers) * (self.linear[0] + self.decode[0])
-        return float(layers + self._edges(np.ones(1))[0])
+        return float(layers + self._edges(np.ones(1))[0]) / self.per_decode
 
     def _edges(self, rows: Floats) -> Floats:
         """The time of an iteration outside its layers: the LM head, the host, the links."""
@@ -660,7 +664,8 @@ class Bounds:
             if metric not in _TOKENS:
                 continue
             # The rest of the tokens may be in batches of any size.
-            found.append(self.requests_per_s(self._largest_batch(limit)) / (1 - share))
+            most = self._largest_batch(limit * self.per_decode)
+            found.append(self.requests_per_s(most) / (1 - share))
             if metric != "tpot_s" and share:
                 found.append(self._slow_chunks(limit, share))
         return min(found)

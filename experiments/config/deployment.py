@@ -324,7 +324,10 @@ def deploy(
     if drafter is not None:
         shipped = scenario.model_copy(update={"profiles": None})
         drafting, of_drafter = op_times_of(shipped, drafter, device, source)
-        digest = sha256(f"{digest} {of_drafter}".encode()).hexdigest()
+        digest += of_drafter
+    if spec is not None:  # what was published may change, too
+        known = f"{digest} {acceptance_of(scenario, model).held}"
+        digest = sha256(known.encode()).hexdigest()
     engine, said = with_host_time(scenario, model, requests, calibration_of(scenario, source))
     limits = {
         f"the context of {model.name}": model.max_position_embeddings,
