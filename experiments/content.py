@@ -11,14 +11,13 @@ from typing import Any
 from rich.table import Table
 
 from sarathi_sim.experiments.config.deployment import Deployment
+from sarathi_sim.experiments.config.scenario import POOLS
 from sarathi_sim.experiments.config.workload import Closed, Gamma, TraceArrivals, Varying, Workload
 from sarathi_sim.profiler.kernels.reduce_curves import CAPTURED_TOKENS
 from sarathi_sim.simulator.load.describe import traffic_line, without_times
 from sarathi_sim.simulator.views.metric_registry import number_text
 
 _MOST_ALIKE = 3
-_NOT_MODELLED = "data-parallel attention: docs/limits.md"
-"""Said of mixtures of experts, which are often served with both."""
 
 
 @dataclass(frozen=True)
@@ -161,11 +160,20 @@ def assumed(
     found = {
         "traffic": traffic_line(deployment.requests),
         "arrivals": _arrivals(deployment.scenario.workload, searched),
-        "engine": _defaults(deployment, varied),
-        "formats": _formats(deployment),
-        "not modelled": _NOT_MODELLED if deployment.model.experts is not None else "",
+        **_by_pool(deployment, "engine", lambda pool: _defaults(pool, varied)),
+        **_by_pool(deployment, "formats", _formats),
     }
     return [*(f"{topic}: {text}" for topic, text in found.items() if text), *deployment.notes]
+
+
+def _by_pool(
+    deployment: Deployment, topic: str, text: Callable[[Deployment], str]
+) -> dict[str, str]:
+    """A line of a topic; of two pools that differ, one each."""
+    found = [text(pool) for pool in deployment.pools]
+    if len(set(found)) == 1:
+        return {topic: found[0]}
+    return {f"{pool} {topic}": said for pool, said in zip(POOLS, found, strict=True)}
 
 
 def _arrivals(workload: Workload, searched: str | None) -> str:
@@ -206,7 +214,11 @@ def _defaults(deployment: Deployment, varied: Collection[str]) -> str:
             found["usable_memory"] = cluster.usable_memory
         elif cache is not None and getattr(cache, memory.setting) is None:
             found[memory.setting] = cluster.usable_memory
-    if deployment.model.experts is not None and cluster.tp > 1 and cluster.expert_parallel is None:
+    if (
+        deployment.model.experts is not None
+        and cluster.tp * cluster.dp > 1
+        and cluster.expert_parallel is None
+    ):
         found["expert_parallel"] = False
     words = [f"{key} {_word(value)}" for key, value in found.items() if value is not None]
     if scenario.stack is not None:
@@ -268,5 +280,16 @@ def deployments_table(deployments: Mapping[str, Deployment]) -> Table:
         "KV tokens": lambda d: f"{d.kv_capacity:,}",
         "requests": lambda d: f"{len(d.requests):,}",
     }
-    cells = [[label, *map(cell, deployments.values())] for label, cell in rows.items()]
+    if any(pool.scenario.cluster.dp > 1 for each in deployments.values() for pool in each.pools):
+        rows["data-parallel ranks of attention"] = lambda d: str(d.scenario.cluster.dp)
+    cells = [
+        [
+            label,
+            *(
+                " + ".join(dict.fromkeys(map(cell, deployment.pools)))
+                for deployment in deployments.values()
+            ),
+        ]
+        for label, cell in rows.items()
+    ]
     return rich_table([""], list(deployments), cells)

@@ -34,6 +34,9 @@ class Endings(Protocol):
     def ended(self, batch: Batch, dropped: Collection[Sequence] = ()) -> list[Sequence]:
         """The sequences whose last token this batch yields; ``dropped`` ones lose theirs."""
 
+    def none_end(self, batch: Batch) -> int:
+        """In how many iterations from this batch on, all of decodes, nobody ends for sure."""
+
 
 class OutputLengths:
     """The :class:`Endings` of a simulation, from the requests' true output lengths.
@@ -79,6 +82,12 @@ class OutputLengths:
             return 0
         held = self._acceptance(sequence.id, sequence.target, drafts)
         return min(held, last + 1 - sequence.target)
+
+    def none_end(self, batch: Batch) -> int:
+        """In how many iterations from this batch on, all of decodes, nobody ends for sure."""
+        first, slot = batch.iteration, batch.slot
+        ends = (last for of, last in self._due if of == slot and last >= first)
+        return min(ends, default=first) - first
 
     def ended(self, batch: Batch, dropped: Collection[Sequence] = ()) -> list[Sequence]:
         """The sequences whose last token this batch yields; ``dropped`` ones lose theirs."""

@@ -11,9 +11,9 @@ PREFILL, DECODE, PADDING, RECOMPUTE, PART = 0, 1, 2, 3, 4
 """The role of a request in a span. RECOMPUTE: it computes lost tokens again, up to its next token.
 PART: chunks that end with no token, because they did not go on in the slot's next iteration."""
 
-HIT, HIT_AGAIN, LOST = 0, 1, 2
-"""Tokens found in the prefix cache at a first admission and at a later one, or lost by
-preemption."""
+HIT, HIT_AGAIN, LOST, REMOTE = 0, 1, 2, 3
+"""Tokens found in the prefix cache at a first admission and at a later one, lost by preemption, or
+whose KV was computed elsewhere."""
 
 DRAFTED, ACCEPTED = 4, 5
 """Drafts of a request that were verified, and those of them that held."""

@@ -130,11 +130,12 @@ def cached_blocks_of(policy: PoolPolicy) -> type[CachedBlocks] | type[RadixBlock
 @dataclass(frozen=True)
 class Longest:
     """The lengths that a policy must cope with, in tokens: the longest ``prompt``, the longest
-    request with its output, and a KV block."""
+    request with its output, and a KV block. ``remote`` prompts are computed elsewhere."""
 
     prompt: int
     max_length: int
     block_size: int
+    remote: bool = False
 
 
 def refusal_of(policy: PoolPolicy, longest: Longest) -> tuple[str, str] | None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from bisect import insort
 from collections import deque
 from collections.abc import Callable, Iterable
-from dataclasses import KW_ONLY, dataclass, field
+from dataclasses import KW_ONLY, dataclass, field, replace
 from functools import partial
 from operator import itemgetter
 from typing import Any, Protocol
@@ -96,6 +96,9 @@ class Pool(Scheduler):
     ``draft_length`` tokens drafted for each decode
     ``lookahead``    tokens beyond those computed for which the drafter needs KV
     ``drafting``     running sequences that decode, each with the drafts for its next decode
+    ``reserved`` sequences whose KV may be sent here, because they have blocks for it now; whoever
+                 sends it takes them out
+    ``remote``   whether the KV of any request was computed elsewhere: a decode worker
     """
 
     policy: PoolPolicy
@@ -110,6 +113,8 @@ class Pool(Scheduler):
     decode_blocks: int = field(init=False, default=0)
     state: dict[str, Any] = field(init=False, default_factory=dict)
     emptied: int = field(init=False, default=0)
+    reserved: list[Sequence] = field(init=False, default_factory=list)
+    remote: bool = field(init=False, default=False)
     cohorts: list[Cohort] = field(init=False, default_factory=list)
     # Iterations in which a sequence decoded before it moved to another slot, while in flight.
     _abroad: dict[Sequence, list[tuple[int, int]]] = field(init=False, default_factory=dict)
@@ -142,13 +147,16 @@ class Pool(Scheduler):
         self.max_batch = self.policy.max_num_seqs
         self._drops = getattr(self.policy, "drops", False)
         if self.policy.order is not None:
-            self.waiting = Ordered(self.policy.order)
+            self.waiting, self.loading = Ordered(self.policy.order), Ordered(self.policy.order)
 
     # What drivers use --------------------------------------------------------------------------
 
     def add(self, request: Request) -> str | None:
         """Queue an arrived request. Returns why it is rejected, or None."""
+        if request.sends_kv:
+            request = replace(request, output_tokens=1, max_tokens=1)
         reason = Scheduler.add(self, request)
+        self.remote = self.remote or request.remote_tokens > 0
         self._settled = self._settled and reason is not None
         return reason
 
@@ -160,6 +168,45 @@ class Pool(Scheduler):
         if self.lookahead and needed > most:
             return f"needs {needed} KV blocks with its drafts, but the replica holds {most}"
         return Scheduler.refusal(self, request)
+
+    def received(self, ids: Iterable[int]) -> None:
+        """The KV of these ``loading`` sequences is there: they may run from the next iteration on.
+
+        Raises KeyError for one that holds no blocks for it, as :meth:`failed` and :meth:`sent` do.
+        """
+        loading = {each.id: each for each in self.loading}
+        for id in ids:
+            loading[id].arrived = True
+        self._settled = False
+
+    def failed(self, ids: Iterable[int]) -> None:
+        """The KV of these ``loading`` sequences will not come: they wait before all others, and
+        compute it here, as vLLM does (TensorRT-LLM and SGLang abort such a request)."""
+        loading = {each.id: each for each in self.loading}
+        for id in ids:
+            sequence = loading[id]
+            self.loading.remove(sequence)
+            self.blocks.release(sequence, sequence.held, sequence.prefilled, again=True)
+            sequence.prefilled = sequence.remote = 0
+            self.waiting.appendleft(sequence)
+        self._settled = False
+
+    def sent(self, sequence: Sequence | int) -> None:
+        """The KV of a sequence (or its id) that ended here has been sent: release it."""
+        id = sequence if isinstance(sequence, int) else sequence.id
+        self.blocks.release(*self.sending.pop(id), again=False)
+        self._settled = False
+
+    @property
+    def holding(self) -> int:
+        """The number of sequences that hold blocks for KV that is on its way, or there, and do not
+        run yet."""
+        return len(self.loading)
+
+    @property
+    def vacant(self) -> bool:
+        """Whether nobody holds memory."""
+        return not (self.running or self.loading or self.sending)
 
     def next_batch(self) -> Batch | None:
         """Form the next iteration, which is empty if all sequences are in flight; None if none may
@@ -236,7 +283,7 @@ class Pool(Scheduler):
         stale = self._stale.pop((batch.slot, batch.iteration), []) if self._stale else []
         for sequence in stale:
             sequence.stale -= 1
-            sequence.target += not self._drops
+            sequence.target += not self._drops_of(sequence)
             self._settled = False
         if batch.chunks:
             stale += self._book_chunks(batch, cohort)
@@ -244,12 +291,12 @@ class Pool(Scheduler):
             self._empty -= 1
         if batch.verified:
             stale += self._book_drafts(batch)
-        dropped = stale if self._drops else ()
+        dropped = [each for each in stale if self._drops_of(each)] if stale else ()
         ended = self.endings.ended(batch, dropped)
         if ahead and self.blocks.sharing:
             self._enter_returned(cohort)
         if ended:
-            self._settled = self._settled and not self.waiting
+            self._settled = self._settled and not (self.waiting or self.loading)
             if len(ended) > 1:
                 ended.sort(key=by_admission)
         rows = ended
@@ -263,6 +310,46 @@ class Pool(Scheduler):
                 self.blocks.computed(sequence, sequence.known)
         return ended
 
+    def repeats(self, batch: Batch) -> int:
+        """How often the same happens once more when this batch has returned: nobody ends, and an
+        iteration like it is formed, in which all running sequences decode, unless one arrives."""
+        decodes = batch.num_decodes
+        if not self._settled or batch.chunks or not decodes or self.partials or self._stale:
+            return 0
+        cohort, blocks = self.cohorts[batch.slot], self.blocks
+        same = decodes == len(self.running) == len(cohort.members)
+        if not same or cohort.outstanding != self.max_in_flight or blocks.sharing:
+            return 0
+        stops = min(cohort.stops, default=cohort.iteration + decodes * blocks.block_size)
+        room = (blocks.free // decodes - 1) * blocks.block_size
+        return max(0, min(self.endings.none_end(batch), stops - cohort.iteration, room))
+
+    def repeat(self, batch: Batch, times: int) -> None:
+        """Book that so many batches returned, and as many were formed, as :meth:`repeats` says;
+        ``batch`` is one of them."""
+        cohort, blocks = self.cohorts[batch.slot], self.blocks
+        first = cohort.iteration
+        for iteration in range(first, first + times):
+            cohort.iteration = iteration
+            if full := cohort.at_block_end():
+                blocks.grow(full)
+            self.kv_log.append(blocks.capacity - blocks.free)
+        cohort.iteration = last = first + times
+        cohort.context += times * batch.num_decodes
+        self.step += times
+        if not self.policy.ahead:
+            return
+        depth, slot = cohort.outstanding, cohort.index
+        for done in range(max(0, times - depth), times):
+            returned = replace(batch, iteration=first - depth + done, chunks=(), yields=())
+            self._returns.append((self._num_formed + done, returned))
+        self._num_formed += times
+        cohort.opens = self.step + self.stages
+        self._formed_as = {
+            (slot, last - depth + place): self._num_formed - depth + 1 + place
+            for place in range(depth)
+        }
+
     def _book_chunks(self, batch: Batch, cohort: Cohort) -> list[Sequence]:
         """Book a batch's chunks; returns the preempted sequences for which it yields a token."""
         stale = []
@@ -273,7 +360,7 @@ class Pool(Scheduler):
                 sequence.stale -= tokens
                 if sequence in batch.yields:
                     stale.append(sequence)
-                    sequence.target += not self._drops
+                    sequence.target += not self._drops_of(sequence)
             elif done + tokens == sequence.target:
                 sequence.yielding = False
                 if self.draft_length:
@@ -297,7 +384,7 @@ class Pool(Scheduler):
                 self._settled = False
                 sequence.stale -= tokens
                 stale.append(sequence)
-                if self._drops:
+                if self._drops_of(sequence):
                     continue
             else:
                 sequence.yielding = False
@@ -310,6 +397,11 @@ class Pool(Scheduler):
                 if sequence in self.blocks.sharing:
                     self.blocks.enter(sequence, sequence.known)
         return stale
+
+    def _drops_of(self, sequence: Sequence) -> bool:
+        """Whether a sequence loses its tokens in flight when it is preempted: also where its KV,
+        which is lost, is to be sent (vLLM: ``requires_kv_delivery``)."""
+        return self._drops or sequence.sends
 
     def _decode_one(self, sequence: Sequence) -> None:
         """Schedule one of the possible decodes."""
@@ -494,14 +586,42 @@ class Pool(Scheduler):
         It takes blocks for those, or for its first ``hold`` tokens if that is more. With
         speculation its last token may be padded with drafts, of which none holds.
         """
-        total = len(hits) * self.blocks.block_size + tokens
-        Scheduler.admit(self, sequence, tokens, hits, max(hold, self.until(total)))
-        sequence.known = min(total, sequence.target)
-        if total > sequence.target:
+        Scheduler.admit(self, sequence, tokens, hits, hold)
+        if sequence.prefilled + tokens > sequence.target:
             self._verifying[sequence] = tokens
         else:
             self.partials[sequence] = None
         self.given[sequence] = tokens
+
+    def reserve(self, sequence: Sequence, hits: tuple[Block, ...] = ()) -> None:
+        """Let a waiting sequence hold blocks for its remote tokens, the ``hits`` among them.
+
+        It is ``loading``. The KV of a sequence that ran before was kept nearby, and is there.
+        """
+        self.waiting.remove(sequence)
+        sequence.prefilled = len(hits) * self.blocks.block_size
+        self.blocks.take(sequence, sequence.remote, hits, sequence.prefilled)
+        self.loading.append(sequence)
+        if sequence.order < 0:
+            self.reserved.append(sequence)
+        else:
+            sequence.arrived = True
+
+    def start(self, sequence: Sequence) -> None:
+        """Let a sequence whose KV arrived run; its next token is known, so it may decode now."""
+        self.loading.remove(sequence)
+        self._runs(sequence, sequence.prefilled, sequence.remote)
+        self.blocks.enter(sequence, sequence.remote)
+        self.blocks.computed(sequence, sequence.remote)
+        sequence.known = sequence.target = sequence.remote
+        if self.draft_length:
+            sequence.target += 1
+            self.drafting[sequence] = self.draft_length
+            self._offer(sequence)
+            return
+        self._join(sequence, self._ready, sequence.remote)
+        self.num_decodes += 1
+        self.decode_blocks += sequence in self._ready.at_block_end()
 
     # The bookkeeping of requests ---------------------------------------------------------------
 
@@ -569,15 +689,18 @@ class Pool(Scheduler):
     def _gather_drafts(self) -> None:
         """Find the decodes that are possible now. One that is in flight is, where iterations are
         formed ahead, as if all its drafts held, unless its next token may be the last."""
-        ahead, most = self.policy.ahead, self.max_length
-        self._verifying = {
-            sequence: tokens
-            for sequence, drafts in self.drafting.items()
-            if (tokens := min(1 + drafts, most - sequence.prefilled - 1)) > 0
-            and not (sequence.hoped and not (ahead and self._goes_on(sequence)))
-        }
-        self.num_decodes += len(self._verifying)
-        self.decode_blocks += sum(self.needs(*each) for each in self._verifying.items())
+        self._verifying = {}
+        for sequence in self.drafting:
+            if not sequence.hoped or (self.policy.ahead and self._goes_on(sequence)):
+                self._offer(sequence)
+
+    def _offer(self, sequence: Sequence) -> None:
+        """Note a decode with drafts as possible, unless the sequence is at its greatest length."""
+        tokens = min(1 + self.drafting[sequence], self.max_length - sequence.prefilled - 1)
+        if tokens > 0:
+            self._verifying[sequence] = tokens
+            self.num_decodes += 1
+            self.decode_blocks += self.needs(sequence, tokens)
 
     def _goes_on(self, sequence: Sequence) -> bool:
         """Whether a sequence has more tokens to come, if those in flight yield one."""

@@ -26,6 +26,12 @@ class Request:
     Token convention (used everywhere): the iteration that finishes the prompt yields the first
     output token, and each decode yields one more, so a request takes ``output_tokens - 1`` decodes
     and processes ``prompt_tokens + output_tokens - 1`` tokens in all (invariant 1).
+
+    Where prompts and decodes have workers of their own, a request of the workload is one request on
+    each. On a prefill worker it ``sends_kv``: it ends with its first token, and its KV is held
+    until :meth:`~sarathi_sim.policies.pool.Pool.sent`. On a decode worker the KV of its first
+    ``remote_tokens`` prompt tokens is computed elsewhere and sent here. If these are all, its first
+    token is known, too: its first decode yields the second one.
     """
 
     id: int
@@ -36,6 +42,8 @@ class Request:
     priority: int = 0
     prefix: Prefix = ()
     user: int = 0
+    remote_tokens: int = 0
+    sends_kv: bool = False
 
     def __post_init__(self) -> None:
         if self.prompt_tokens < 1 or self.output_tokens < 1:
@@ -47,6 +55,16 @@ class Request:
             raise ValueError(
                 f"request {self.id}: generates {self.output_tokens} tokens "
                 f"but declares at most {self.max_tokens}"
+            )
+        if not 0 <= self.remote_tokens <= self.prompt_tokens:
+            raise ValueError(
+                f"request {self.id}: remote_tokens must lie between 0 and its {self.prompt_tokens} "
+                f"prompt tokens, not {self.remote_tokens}"
+            )
+        if self.remote_tokens == self.prompt_tokens and self.output_tokens == 1:
+            raise ValueError(
+                f"request {self.id}: its only output token is known where its whole prompt was "
+                "computed, so it has nothing to do elsewhere"
             )
 
 
@@ -74,7 +92,9 @@ class Sequence:
 
     ``kv_tokens`` is what its admission reserves in the KV cache, in tokens. ``target`` is the
     number of tokens to process before it decodes: its prompt and, after a preemption, its
-    generated tokens. ``prefilled`` of them are processed.
+    generated tokens. ``prefilled`` of them are processed. The KV of the first ``remote`` tokens
+    comes from elsewhere; ``arrived`` says that it is there, and that the sequence does not run yet.
+    Its own KV is held after its end if it ``sends`` it.
     """
 
     id: int
@@ -85,6 +105,8 @@ class Sequence:
     priority: int = 0
     prefix: Prefix = ()
     user: int = 0
+    remote: int = 0
+    sends: bool = False
     target: int = field(init=False)
     shared_tokens: int = field(init=False)
     prefilled: int = field(default=0, init=False)
@@ -109,6 +131,7 @@ class Sequence:
     hoped: int = field(default=0, init=False)
     drafted: int = field(default=0, init=False)
     accepted: int = field(default=0, init=False)
+    arrived: bool = field(default=False, init=False)
 
     def __post_init__(self) -> None:
         self.target = self.prompt_tokens

@@ -32,6 +32,7 @@ from sarathi_sim.policies.log import (
     PART,
     PREFILL,
     RECOMPUTE,
+    REMOTE,
     PolicyError,
     span,
 )
@@ -48,13 +49,15 @@ class Scheduler:
     ``policy``   decides what an iteration does
     ``blocks``   the KV cache
     ``waiting``  sequences that hold no memory, in the order in which they are served
-    ``running``  sequences that hold memory, in the order of admission
+    ``loading``  sequences that hold memory and do not run, because their KV is computed elsewhere:
+                 it is on its way, or there (``arrived``)
+    ``running``  sequences that run, and hold memory, in the order of admission
     ``cohorts``  by slot, the decoding sequences
     ``idle``     true if one more iteration may be in flight
     ``spans``    the log of the iterations of each request: request, role, slot, first and last
                  iteration. The spans of one request are in order
-    ``events``   the log of the cache: request, what happened (HIT, HIT_AGAIN or LOST), tokens; of
-                 speculation: request, DRAFTED or ACCEPTED, tokens
+    ``events``   the log of the cache: request, what happened (HIT, HIT_AGAIN, LOST or REMOTE), and
+                 the tokens; of speculation: request, DRAFTED or ACCEPTED, and the tokens
     ``kv_log``   blocks in use after each iteration was formed, with paged memory
     """
 
@@ -67,12 +70,15 @@ class Scheduler:
     max_batch: int = field(init=False)
     idle: Any = field(init=False, default=True)
     waiting: Any = field(init=False, default_factory=deque[Sequence])
+    loading: Any = field(init=False, default_factory=deque[Sequence])
     running: dict[Sequence, None] = field(init=False, default_factory=dict)
     cohorts: list[Any] = field(init=False, default_factory=list)
     # Arrays, because a long run has millions of numbers.
     spans: array[int] = field(init=False, default_factory=lambda: array("q"))
     events: array[int] = field(init=False, default_factory=lambda: array("q"))
     kv_log: array[int] = field(init=False, default_factory=lambda: array("i"))
+    # By id, sequences that ended and send their KV, with the tokens that it and the cache hold.
+    sending: dict[int, tuple[Sequence, int, int]] = field(init=False, default_factory=dict)
     num_unfinished: int = field(init=False, default=0)
     """Accepted requests that are not finished."""
     _orders: int = field(init=False, default=0)
@@ -110,6 +116,8 @@ class Scheduler:
                     request.priority,
                     request.prefix,
                     request.user,
+                    request.remote_tokens,
+                    request.sends_kv,
                 )
             )
         return reason
@@ -122,6 +130,15 @@ class Scheduler:
         """Book an iteration that returned from the last stage; returns the finished sequences."""
         raise NotImplementedError
 
+    def repeats(self, batch: Batch) -> int:
+        """How often the same happens once more when this batch has returned: nobody ends, and an
+        iteration like it is formed, in which all running sequences decode, unless one arrives."""
+        return 0
+
+    def repeat(self, batch: Batch, times: int) -> None:
+        """Book that so many batches returned, and as many were formed, as :meth:`repeats` says;
+        ``batch`` is one of them."""
+
     # The life of a request -----------------------------------------------------------------------
 
     def admit(
@@ -129,22 +146,38 @@ class Scheduler:
     ) -> None:
         """Let a waiting sequence run: it has the ``hits``, and computes ``tokens`` tokens more.
 
-        It takes blocks for these tokens, or for its first ``hold`` tokens if that is more. Raises
-        PolicyError for a sequence that is not waiting.
+        It takes blocks for these tokens, or for its first ``hold`` tokens if that is more. A
+        sequence that runs for the first time has its remote tokens, too, whether it was ``loading``
+        or not. Raises PolicyError for a sequence that is not waiting.
         """
         try:
-            self.waiting.remove(sequence)
+            (self.loading if sequence.arrived else self.waiting).remove(sequence)
         except ValueError:
             raise PolicyError(f"{sequence} is neither waiting nor a member") from None
-        cached = len(hits) * self.blocks.block_size if hits else 0
-        total = cached + tokens
+        done = cached = len(hits) * self.blocks.block_size if hits else sequence.prefilled
         target = sequence.target
+        if sequence.remote and sequence.order < 0:
+            done = max(cached, min(sequence.remote, target - 1))
+        total = done + tokens
         known = total if total < target else target
-        self.blocks.take(sequence, total if total > hold else hold, hits, known)
+        whole = self.until(total)
+        self.blocks.take(sequence, whole if whole > hold else hold, hits, known)
+        self._runs(sequence, cached, done)
+        sequence.known = known
+
+    def until(self, tokens: int) -> int:
+        """The tokens for which a sequence needs KV while its first ``tokens`` are computed."""
+        return tokens
+
+    def _runs(self, sequence: Sequence, cached: int, done: int) -> None:
+        """A sequence runs from now on: ``done`` tokens have KV, ``cached`` of them by the cache."""
+        again = sequence.order >= 0
         if cached:
-            again = HIT if sequence.order < 0 else HIT_AGAIN
-            self.events.extend((sequence.id, again, cached))
-        sequence.prefilled = cached
+            self.events.extend((sequence.id, HIT_AGAIN if again else HIT, cached))
+        if done > cached:
+            self.events.extend((sequence.id, HIT_AGAIN if again else REMOTE, done - cached))
+        sequence.prefilled = done
+        sequence.arrived = False
         sequence.order = self._orders
         self._orders += 1
         self.running[sequence] = None
@@ -218,7 +251,11 @@ class Scheduler:
 
     def _finish(self, sequence: Sequence, context: int = 0, known: int = 0) -> None:
         """A running sequence has its last token: release the memory of its ``context`` tokens, of
-        which the first ``known`` may stay in the prefix cache."""
+        which the first ``known`` may stay in the prefix cache. If it sends its KV, hold it."""
         self.num_unfinished -= 1
         del self.running[sequence]
-        self.blocks.release(sequence, context, known, again=False)
+        if sequence.sends:
+            self.blocks.computed(sequence, sequence.target)
+            self.sending[sequence.id] = sequence, context, known
+        else:
+            self.blocks.release(sequence, context, known, again=False)

@@ -13,6 +13,7 @@ from functools import partial, reduce
 from operator import add
 from typing import Any, Literal
 
+from sarathi_sim.policies.log import LivelockError
 from sarathi_sim.policies.policy import Chunking, named
 from sarathi_sim.policies.pool import Pool
 from sarathi_sim.policies.radix import RadixBlocks, common_tokens
@@ -33,6 +34,13 @@ LEAST_MAX_RUNNING = 2048
 TOUCH_EVERY = 32
 """Looks at the queue after which the waiting requests' cached tokens count as used again."""
 
+RESERVED_DECODE_TOKENS = 512
+"""Tokens for which a decode worker keeps memory free beside each request that it holds
+(``num_reserved_decode_tokens``)."""
+FEW_RUNNING = 32
+"""With at most so many running requests, twice as many more may wait for their KV on a decode
+worker (``disaggregation_decode_extra_slots``), else none."""
+
 SchedulePolicy = Literal["fcfs", "lpm", "lof"]
 
 
@@ -49,6 +57,12 @@ class Sglang:
     join a prefill batch. A page is a block of the KV cache. While requests decode, new ones are
     looked for every ``scheduler_recv_interval`` iterations only; after a prefill batch at once.
     ``ignore_eos`` says that requests generate all their declared tokens: all are expected.
+
+    A request whose prompt is computed elsewhere gets memory for it as soon as 512 tokens are left
+    beside it and each request that holds memory; its KV may be sent then. Once that is there, it
+    joins the decodes as soon as fewer than ``max_running_requests`` run. If it is retracted, its KV
+    is kept in the host's memory, and it is served again before others get memory. (Source:
+    ``disaggregation/decode.py``, ``process_decode_queue``.)
     """
 
     pooled = True
@@ -111,6 +125,8 @@ class Sglang:
                 state.setdefault(name, 0)
         for sequence in pool.partials:
             pool.blocks.computed(sequence, sequence.prefilled)
+        if pool.remote:
+            self._preallocate(pool)
         decoding, before = len(pool.running) - len(pool.partials), state["decoding"]
         if joining := state["joining"]:
             before, state["joining"] = before and before + joining, 0
@@ -136,6 +152,51 @@ class Sglang:
             known.update(each.id for each in new)
             decodes = 0
         state["unseen"] = decodes
+
+    # What a decode worker does first -------------------------------------------------------------
+
+    def _preallocate(self, pool: Pool) -> None:
+        """Give requests memory whose KV is computed elsewhere, and start those whose KV is there.
+
+        Raises LivelockError if the memory is too small for a request that has it for itself.
+        """
+        few = self.max_num_seqs <= FEW_RUNNING
+        slots = self.max_num_seqs * (3 if few else 1) - len(pool.running) - pool.holding
+        waiting = [each for each in pool.waiting if each.remote]
+        waiting.sort(key=lambda each: each.order < 0)  # retracted ones first
+        for sequence in waiting:
+            if slots <= 0 or sequence.stale or not self._may_hold(pool, sequence):
+                break
+            slots -= 1
+            pool.blocks.reserve(pool.blocks.blocks(sequence.remote))
+            pool.reserve(sequence)
+        rows = self.max_num_seqs - len(pool.running)
+        arrived = [each for each in pool.loading if each.arrived]
+        for sequence in arrived[: max(rows, 0)]:
+            pool.start(sequence)
+
+    def _may_hold(self, pool: Pool, sequence: Sequence) -> bool:
+        """Whether memory for a request whose KV is computed elsewhere, and for growth, is free."""
+        blocks, running = pool.blocks, pool.running
+        page = blocks.block_size
+        held = RESERVED_DECODE_TOKENS * (len(running) + pool.holding)
+        need = blocks.blocks(sequence.remote) * page + RESERVED_DECODE_TOKENS
+        if sequence.order < 0:  # one request must be able to finish, if all others are retracted
+            ends = [
+                each.prompt_tokens + min(each.max_tokens, CLIP_MAX_NEW_TOKENS)
+                for each in (*running, sequence)
+            ]
+            retractable = sum(each.prompt_tokens for each in running) + sum(pool.generated(running))
+            need = max(need, ends.pop() - retractable)
+            held = max(held, max(ends, default=retractable) - retractable)
+        if need > blocks.free * page - held:
+            if pool.vacant:
+                raise LivelockError(
+                    f"request {sequence.id} waits for {need} free tokens, but the KV cache holds "
+                    f"{blocks.capacity * page}: give it more"
+                )
+            return False
+        return True
 
     # Prefill -------------------------------------------------------------------------------------
 
@@ -191,8 +252,11 @@ class Sglang:
     def _in_order(self, pool: Pool) -> list[Sequence]:
         """The waiting requests, in the order in which admission tries them."""
         queue, others, state = list(pool.waiting), [], pool.state
+        if pool.remote:
+            others = [each for each in queue if each.remote]
+            queue = [each for each in queue if not each.remote]
         if (known := state.get("received")) is not None:
-            others = [each for each in queue if each.id not in known]
+            others += [each for each in queue if each.id not in known]
             queue = [each for each in queue if each.id in known]
         if self.schedule_policy == "lof":
             queue.sort(key=lambda each: -each.max_tokens)
@@ -235,7 +299,7 @@ class Sglang:
         whole = blocks.blocks(rest) * page
         locked = blocks.need(sequence, sequence.target, hits) * page - whole
         counted = self.ignore_eos and not blocks.caching
-        if pool.running and not (
+        if not pool.vacant and not (
             budget.can_finish(sequence, whole + page)
             if counted
             else budget.fits(sequence, rest + page + locked)
@@ -301,7 +365,9 @@ class Sglang:
         blocks = pool.blocks
         # (The engine aborts the last request, if it does not fit alone.)
         while decoding and pool.decode_blocks > blocks.free:
-            pool.preempt(decoding.pop(), last=True)
+            victim = decoding.pop()
+            pool.preempt(victim, last=True)
+            victim.remote = victim.remote and victim.target - 1
             blocks.reserve(blocks.blocks(len(decoding) * RETRACT_DECODE_STEPS))
             blocks.reserve(pool.decode_blocks)
         pool.put_back(decoding)

@@ -37,6 +37,10 @@ class Trtllm:
     ``enable_chunked_prefill`` cuts prompts that do not fit, to whole blocks. Prompts wait while
     decodes run, until both make up ``batch_wait_max_tokens_ratio`` of ``max_num_tokens``, for at
     most ``batch_wait_timeout_iters`` iterations. Without both settings they do not wait.
+
+    A request whose prompt was computed elsewhere takes one of ``max_batch_size`` slots, and blocks
+    for its prompt, before its KV is sent. It decodes as soon as that is there. While it is not, the
+    engine does not count the blocks that it will take later; here they are counted.
     """
 
     pooled = True
@@ -70,7 +74,10 @@ class Trtllm:
         self.ahead = not disable_overlap_scheduler
 
     def refusal(self, longest: Longest) -> tuple[str, str] | None:
-        """Prompts that are not cut must fit into the budget, and so must a block if they are."""
+        """Prompts that are not cut must fit into the budget, and so must a block if they are. No
+        prompt is computed where it comes from elsewhere and none is evicted."""
+        if longest.remote and self.capacity_scheduler_policy == "guaranteed_no_evict":
+            return None
         needed, what = longest.prompt, "the longest prompt, unless enable_chunked_prefill is true"
         if self.enable_chunked_prefill:
             needed = min(longest.prompt, longest.block_size)
@@ -81,6 +88,9 @@ class Trtllm:
 
     def plan(self, pool: Pool) -> None:
         """Decodes, then running prompts, then waiting prompts."""
+        if pool.loading:
+            for sequence in [each for each in pool.loading if each.arrived]:
+                pool.start(sequence)
         paused = False
         if self.capacity_scheduler_policy == "max_utilization":
             while pool.decode_blocks > pool.blocks.free:
@@ -105,24 +115,35 @@ class Trtllm:
             _serve_contexts(pool, contexts)
 
     def _fitting(self, pool: Pool) -> list[Context]:
-        """The waiting requests that fit into the memory beside the running ones, in their order."""
+        """The waiting requests that fit into the memory beside the running ones, in their order.
+
+        Blocks for those whose prompt was computed elsewhere are reserved.
+        """
         blocks = pool.blocks
         guaranteed = self.capacity_scheduler_policy == "guaranteed_no_evict"
         free = blocks.free - pool.decode_blocks
         if guaranteed:
             free = blocks.free - sum(
-                _all_blocks(pool, each) - blocks.blocks(pool.held(each)) for each in pool.running
+                _all_blocks(pool, each) - blocks.blocks(pool.held(each))
+                for each in (*pool.running, *pool.loading)
             )
         found: list[Context] = []
-        for sequence in islice(pool.waiting, self.max_num_seqs - len(pool.running)):
-            hits = blocks.lookup(sequence)
+        slots = self.max_num_seqs - len(pool.running) - pool.holding
+        for sequence in list(islice(pool.waiting, max(slots, 0))):
+            remote = sequence.remote and sequence.order < 0
+            hits = () if remote else blocks.lookup(sequence)
             need = blocks.need(sequence, sequence.target, hits)
             if guaranteed:
                 need = _all_blocks(pool, sequence)
-            alone = not (pool.running or found)
+            alone = pool.vacant and not found
             if sequence.stale or (need > free and not alone):
                 break
             free -= need
+            if remote:
+                if blocks.need(sequence, sequence.remote) > blocks.free:
+                    break
+                pool.reserve(sequence)
+                continue
             found.append((sequence, sequence.target - len(hits) * blocks.block_size))
         return found
 

@@ -35,6 +35,8 @@ class Vllm:
     pooled = True
     speculates = True
     looks_ahead = True  # its drafter needs KV beyond the tokens computed
+    load_kv_async = True
+    """Whether KV that is computed elsewhere takes time to arrive. Else it is there at once."""
 
     def __init__(
         self,
@@ -77,7 +79,7 @@ class Vllm:
     def plan(self, pool: Pool) -> bool:
         """Running requests, then, if none was preempted, waiting ones."""
         budget = most = self.max_num_batched_tokens
-        running, waiting = len(pool.running), len(pool.waiting)
+        running, waiting = len(pool.running), len(pool.waiting) + pool.holding
         if self.long_prefill_token_threshold:
             most = self._longest_prefill(running + waiting)
         preempted = False
@@ -165,28 +167,38 @@ class Vllm:
     def _admit(self, pool: Pool, most: int, budget: int) -> bool:
         """Admit from the head of the queue; a request that does not fit is not overtaken.
 
-        Returns whether the other requests have to wait until one ends.
+        One whose KV is computed elsewhere gets blocks for it, as far as prompts under way and other
+        such requests leave some, and is admitted when its KV is there. Returns whether the other
+        requests have to wait until one ends.
         """
         blocks = pool.blocks
         reserve = int(self.watermark * blocks.num_blocks)
         given = pool.given  # a decode is padded beside others, but not beside prompts
         padded = pool.draft_length and not any(each in pool.partials for each in given)
         beside = bool(given)
+        unfinished = [*pool.partials, *pool.loading] if pool.remote else []
+        drafts = 1 + pool.draft_length + pool.lookahead if pool.draft_length else 0
         for sequence in self.in_turn(pool):
             if len(pool.running) >= self.max_num_seqs:
                 return True
             if not budget:
                 return False
-            hits = blocks.lookup(sequence)
+            hits = () if sequence.arrived else blocks.lookup(sequence)
             if pool.lookahead:  # the drafter needs the tokens before the next one computed
                 hits = hits[:-1]
-            cached = len(hits) * blocks.block_size
-            tokens = sequence.target - cached
+            done = len(hits) * blocks.block_size
+            loads = False
+            if sequence.remote > done and sequence.order < 0:
+                if sequence.arrived:
+                    blocks.enter(sequence, sequence.remote)
+                loads = self.load_kv_async and not sequence.arrived
+                done = sequence.remote if loads else min(sequence.remote, sequence.target - 1)
+            tokens = 0 if loads else sequence.target - done
             if (
                 padded
                 and tokens == 1
-                and (beside or cached)
-                and cached + 2 + pool.draft_length <= pool.max_length
+                and (beside or done)
+                and done + 2 + pool.draft_length <= pool.max_length
             ):
                 tokens += pool.draft_length
                 if tokens > budget:
@@ -198,20 +210,33 @@ class Vllm:
                     return False
                 tokens = budget
             free = blocks.free - (reserve if pool.running else 0)
-            whole = pool.until(cached + tokens)
+            whole = done if loads else pool.until(done + tokens)
             if self.scheduler_reserve_full_isl and sequence.target > whole:
                 whole = sequence.target
             if blocks.need(sequence, whole, hits) > free:
                 return self.scheduler_reserve_full_isl
+            if loads:
+                promised = blocks.blocks(drafts)
+                promised += sum(blocks.need(each, each.target + drafts) for each in unfinished)
+                if blocks.need(sequence, done, hits) > free - promised:
+                    return self.scheduler_reserve_full_isl
+                pool.reserve(sequence, hits)
+                unfinished.append(sequence)
+                continue
             pool.admit(sequence, tokens, hits)
+            if pool.remote and done + tokens < sequence.target:
+                unfinished.append(sequence)
             budget -= tokens
         return True
 
     def in_turn(self, pool: Pool) -> Iterator[Sequence]:
         """The waiting requests in order, while they are admitted and so leave the queue.
 
-        A preempted request is passed over while it has tokens in flight from before.
+        Those whose KV arrived from elsewhere go first. A preempted request is passed over while it
+        has tokens in flight from before.
         """
+        if pool.loading:
+            yield from [sequence for sequence in pool.loading if sequence.arrived]
         waiting, passed = pool.waiting, 0
         while passed < len(waiting):
             sequence = waiting[passed]

@@ -31,10 +31,12 @@ TINY_MODEL = {
 
 @dataclass(frozen=True)
 class Settings:
-    """vLLM's settings as a log names them, and (the last six) a workload.
+    """vLLM's settings as a log names them, and (after ``pp``) a workload.
 
     ``share`` of the requests begin with a prefix of one of three groups; ``eos`` ends requests
-    before their declared length; ``ties`` makes them arrive together.
+    before their declared length; ``ties`` makes them arrive together. With the ``mode`` ``pd`` all
+    of a prompt but its last token comes from elsewhere, after about ``transfer`` seconds; with
+    ``decode_bench`` it is vLLM's own connector for benchmarks that says so, and it takes no time.
     """
 
     block_size: int = 16
@@ -59,6 +61,13 @@ class Settings:
     share: float = 0.0
     eos: bool = False
     ties: bool = False
+    mode: str | None = None
+    transfer: float = 0.0
+
+    @property
+    def log_mode(self) -> str | None:
+        """The log's mode (``decision_log.py``)."""
+        return self.mode
 
 
 @dataclass(frozen=True)
@@ -69,6 +78,10 @@ class Drafting(Settings):
     k: int = 3
     accept: float = 0.7
     lookahead: int = 0
+
+    @property
+    def log_mode(self) -> str | None:
+        return f"{self.mode or ''} spec".strip()
 
 
 FEW = Settings(num_blocks=30, requests=36, per_second=150.0, longest_output=60)
@@ -94,12 +107,31 @@ SHIPPED = {
         num_blocks=80, block_size=8, requests=36, per_second=150.0, longest_output=60, caching=True,
         share=0.8, k=5, policy="priority", max_num_batched_tokens=64,
     ),
+    "pd": replace(FEW, mode="pd", transfer=0.05, longest_output=90),
+    "pd_shared_prefixes": replace(
+        FEW, mode="pd", transfer=0.02, caching=True, share=0.7, watermark=0.05, num_blocks=56,
+        block_size=8, reserve_full_isl=False, policy="priority", longest_prompt=100,
+    ),
+    # (No shared prefixes, no prompts of one token: this connector fills each request once; if there
+    # was nothing to fill at first, then after a preemption.)
+    "decode_bench": replace(FEW, mode="decode_bench", caching=True, threshold=40),
+    "drafts_pd": Drafting(
+        num_blocks=72, block_size=8, requests=36, per_second=150.0, longest_output=60, caching=True,
+        share=0.6, longest_prompt=150, mode="pd", transfer=0.03, lookahead=3,
+    ),
 }  # fmt: skip
+CONNECTORS = {
+    "pd": {
+        "kv_connector": "PromptsFromElsewhere",
+        "kv_connector_module_path": "tests.vllm_connector",
+    },
+    "decode_bench": {"kv_connector": "DecodeBenchConnector"},
+}
 
 
 def random_settings(draw: random.Random) -> Settings:
     """Any mixture of settings under which every request can be served."""
-    mode = draw.choice(["sync", "pp", "async", "v2", "v2_pp"])
+    mode = draw.choice(["sync", "pp", "async", "v2", "v2_pp", "pd", "pd"])
     chunked = draw.random() < 0.85
     block_size = draw.choice([4, 8, 16, 32])
     length = draw.choice([120, 260, 420])
@@ -130,8 +162,10 @@ def random_settings(draw: random.Random) -> Settings:
         share=draw.choice([0.4, 0.9]) if caching else 0.0,
         eos=draw.random() < 0.5,
         ties=draw.random() < 0.4,
+        mode=mode if mode in CONNECTORS else None,
+        transfer=draw.choice([0.003, 0.03, 0.2]),
     )
-    if mode in ("sync", "async") and draw.random() < 0.5:
+    if mode in ("sync", "async", "pd") and draw.random() < 0.5:
         k = draw.choice([1, 2, 5])
         found = Drafting(**asdict(found), k=k, accept=0.6, lookahead=draw.choice([0, k]))
         return replace(found, num_blocks=found.num_blocks + 2 * k)
@@ -206,6 +240,8 @@ def build_scheduler(settings: Settings, model: Path) -> tuple[Any, int]:
             scheduler_reserve_full_isl=settings.reserve_full_isl,
             is_encoder_decoder=False,
         ),
+        kv_transfer_config=settings.mode
+        and c.KVTransferConfig(kv_role="kv_both", **CONNECTORS[settings.mode]),
     )  # fmt: skip
     # What the CPU platform refuses, though the scheduler itself has no need of a GPU.
     whole.scheduler_config.async_scheduling = settings.async_sched
@@ -227,6 +263,8 @@ def build_scheduler(settings: Settings, model: Path) -> tuple[Any, int]:
     scheduler.use_v2_model_runner = settings.v2
     if isinstance(settings, Drafting) and settings.lookahead:  # as EAGLE, which needs its weights
         scheduler.num_lookahead_tokens = settings.lookahead
+        step = 1 + settings.k + settings.lookahead
+        scheduler._spec_decode_step_blocks = -(-step // settings.block_size)
         scheduler.kv_cache_manager.coordinator.eagle_group_ids = {0}
     if isinstance(settings, Drafting):
         return scheduler, 1 + settings.async_sched
@@ -258,6 +296,9 @@ class Recording:
         self.stages = [0.0] * settings.pp
         self.now = 0.0
         self.steps = 0
+        # When the KV of each prompt is there, and whose was said to be.
+        self.coming_kv: dict[str, float] = {}
+        self.received: set[str] = set()
         self.events: list[list[Any]] = []
         self.draw = random.Random(len(rows))
 
@@ -295,17 +336,20 @@ class Recording:
         again = output.scheduled_cached_reqs
         computed |= dict(zip(again.req_ids, again.num_computed_tokens, strict=True))
         given = output.num_scheduled_tokens
-        chosen = [[int(id), computed[id], n] for id, n in given.items()]
+        holding = list(scheduler.kv_holding_waiting)
+        more = self.settings.log_mode is not None
         drafts = {id: len(each) for id, each in output.scheduled_spec_decode_tokens.items()}
-        if isinstance(self.settings, Drafting):
-            chosen = [[*row, drafts.get(str(row[0]), 0)] for row in chosen]
         self.events.append([
-            "schedule", self.steps, chosen,
+            "schedule", self.steps,
+            [[int(id), computed[id], n, *[drafts.get(id, 0)] * more] for id, n in given.items()],
             sorted(map(int, output.preempted_req_ids or ())),
             scheduler.kv_cache_manager.block_pool.get_num_free_blocks(),
-            len(scheduler.running), len(scheduler.waiting),
-            *([0] if isinstance(self.settings, Drafting) else []),
+            len(scheduler.running), len(scheduler.waiting), *[len(holding)] * more,
         ])  # fmt: skip
+        for request in holding:
+            if request.status.name == "WAITING_FOR_REMOTE_KVS":
+                takes = self.settings.transfer * self.draw.uniform(0.5, 1.5)
+                self.coming_kv.setdefault(request.request_id, self.now + takes)
         yields = [id for id in given if not scheduler.requests[id].is_prefill_chunk]
         tokens = output.total_num_scheduled_tokens
         done = self.flight[-1][0] if self.flight else self.now
@@ -314,6 +358,8 @@ class Recording:
             for stage, free in enumerate(self.stages):
                 done = max(done, free) + (3e-3 + 3e-5 * tokens) / len(self.stages)
                 self.stages[stage] = done
+        elif self.settings.mode:
+            done += 1e-3  # the engine goes round while all wait for KV
         self.flight.append((max(done, self.now), self.steps, output, yields))
         self.steps += 1
         if self.steps > 100_000:
@@ -322,7 +368,7 @@ class Recording:
 
     def _book(self) -> None:
         """Wait for the oldest batch, and hand its tokens over."""
-        from vllm.v1.outputs import ModelRunnerOutput
+        from vllm.v1.outputs import KVConnectorOutput, ModelRunnerOutput
 
         done, step, output, yields = self.flight.popleft()
         self.now = max(self.now, done)
@@ -341,13 +387,20 @@ class Recording:
         before = set(self.scheduler.requests)
         index = {id: place for place, id in enumerate(sampled)}
         result = ModelRunnerOutput(list(sampled), index, list(sampled.values()))
+        there = {id for id, at in self.coming_kv.items() if at <= self.now} - self.received
+        if there:
+            result.kv_connector_output = KVConnectorOutput(finished_recving=there)
         self.scheduler.update_from_output(output, result)
         ended = before - set(self.scheduler.requests)
         self.events.append(["return", step, sorted(map(int, ended))])
-        if isinstance(self.settings, Drafting):
+        if self.settings.log_mode is not None:
             self.events[-1].append(told)
-            if not self.settings.async_sched:  # (else every decode is given k)
-                self._propose([id for id in yields if id in self.scheduler.requests])
+        if there:
+            self.received |= there
+            self.events.append(["recv", sorted(map(int, there))])
+        if isinstance(self.settings, Drafting) and not self.settings.async_sched:
+            # (Else every decode is given k.)
+            self._propose([id for id in yields if id in self.scheduler.requests])
 
     def _propose(self, ids: list[str]) -> None:
         """Hand over drafts for these requests' next decodes."""
@@ -371,7 +424,11 @@ def write(
         made = recording(settings, rows, Path(model))
         made.run()
     depth = {"depth": made.depth} if hasattr(made, "depth") else {}
-    header = {"format": 1, **header, **depth, "config": asdict(settings), "requests": rows}
+    config = asdict(settings)
+    config.pop("mode", None)
+    if mode := getattr(settings, "log_mode", None):
+        header["mode"] = mode
+    header = {"format": 1, **header, **depth, "config": config, "requests": rows}
     lines = [json.dumps(line, separators=(",", ":")) for line in (header, *made.events)]
     content = gzip.compress("".join(f"{line}\n" for line in lines).encode(), 9, mtime=0)
     (folder / f"{header['name']}.jsonl.gz").write_bytes(content)
@@ -402,7 +459,6 @@ def main() -> None:
 
     for name, (settings, seed) in logs.items():
         header = {"engine": "vllm", "version": vllm.__version__, "name": name, "seed": seed}
-        header |= {"mode": "spec"} if isinstance(settings, Drafting) else {}
         write(folder, header, settings, workload(settings, seed), Recording)
 
 

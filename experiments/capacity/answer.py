@@ -32,6 +32,7 @@ from sarathi_sim.experiments.config.base import Source
 from sarathi_sim.experiments.config.deployment import deploy
 from sarathi_sim.experiments.config.errors import ConfigError
 from sarathi_sim.experiments.config.loading import Assignments, Config, Draft, read_draft
+from sarathi_sim.experiments.config.scenario import POOLS
 from sarathi_sim.experiments.content import assumed
 from sarathi_sim.experiments.figures.style import styled
 from sarathi_sim.experiments.results import SUMMARY, json_bytes
@@ -95,12 +96,13 @@ def banded(
     """Each capacity if all ops were slower, or faster, by the joint 90 % band of their errors.
 
     The band is that of a saturated run's makespan. Pilots with these op times and with the
-    profile's have the same random numbers; the ratio of their loads scales the capacity.
+    profile's have the same random numbers; the ratio of their loads scales the capacity. Two pools
+    have no band.
     """
     searches = {}
     for number, (option, one) in enumerate(found.items()):
         lab.progress("errors of op times", number, len(found))
-        if isinstance(one.pilot, Crossing):
+        if isinstance(one.pilot, Crossing) and len(option.deployment.pools) == 1:
             slower = _slower(option, plans[option], one.pilot)
             searches[option] = _scaled_pilots(plans[option], one.pilot, slower)
     lab.progress("errors of op times", len(found), len(found))
@@ -220,18 +222,27 @@ def as_json(answer: Answer, kind: str) -> dict[str, Any]:
     error ``settled`` says whether it is known, and ``why_not`` why it is not.
     """
     option, found = answer.option, answer.found
-    cluster = option.scenario.cluster
+    cluster, pools = option.scenario.cluster, option.deployment.pools
     about = {
         "name": option.name,
         "point": option.point,
-        "policy": option.scenario.policy.name,
-        "device": option.deployment.device.name,
+        "policy": pools[-1].scenario.policy.name,
+        "device": " and ".join(option.deployment.gpus),
         "tp": cluster.tp,
         "pp": cluster.pp,
+        **({"dp": cluster.dp} if cluster.dp > 1 else {}),
         "replicas": cluster.replicas,
         "gpus": option.gpus,
         "settled": not answer.unsettled,
     }
+    if len(pools) > 1:
+        clusters = {name: one.scenario.cluster for name, one in zip(POOLS, pools, strict=True)}
+        about |= {"tp": None, "pp": None, "replicas": 1}
+        about["pools"] = {
+            name: one.model_dump(include={"tp", "pp", "replicas"})
+            | {"gpus": one.tp * one.pp * one.replicas}
+            for name, one in clusters.items()
+        }
     if found is None:
         return {**about, "capacity": None, "error": answer.error}
     at = pooled_numbers(found.at, found.verdict, option) if found.verdict is not None else None
@@ -424,9 +435,10 @@ def answered(
     options = [one.option for one in found]
     lab.write_tables()
     deployments = [as_json(each, section.load) for each in found]
-    for one in deployments:
-        if (gpu_hour := prices.gpu_hour.get(one["device"])) is not None:
-            add_costs(one, gpu_hour * one["gpus"])
+    for one, each in zip(deployments, found, strict=True):
+        gpus = each.option.deployment.gpus
+        if gpus.keys() <= prices.gpu_hour.keys():
+            add_costs(one, sum(prices.gpu_hour[device] * count for device, count in gpus.items()))
     content = {
         "format": CAPACITY_FORMAT,
         "name": draft.header.name,

@@ -43,7 +43,8 @@ class _ServerCommand:
     ``--no-...``, else it is left out. ``partition`` is the environment variable for the layers of
     pipeline stages. ``on_the_fly`` are the formats to which it quantises a bf16 checkpoint,
     ``reads`` the formats of checkpoints that it loads (empty: all). ``follows_kv``: instead of a KV
-    cache in bf16 it takes the checkpoint's KV format.
+    cache in bf16 it takes the checkpoint's KV format. With data-parallel attention it divides the
+    ``divided`` settings of the policy among its ranks; ``ranks_of_one``: these have one GPU each.
     """
 
     program: str
@@ -55,6 +56,8 @@ class _ServerCommand:
     on_the_fly: Mapping[str, str] = field(default_factory=dict)
     reads: tuple[str, ...] = ()
     follows_kv: bool = False
+    divided: tuple[str, ...] = ()
+    ranks_of_one: bool = False
     options_file: Callable[[Settings], dict[str, Any]] | None = None
 
 
@@ -64,6 +67,7 @@ def _of_trtllm(settings: Settings) -> dict[str, Any]:
         del policy[key]
     capacity = policy.pop("capacity_scheduler_policy").upper()
     stages = {"pp_partition": cluster["layers_per_stage"]} if cluster["pp"] > 1 else {}
+    stages |= {"enable_attention_dp": True} if settings["dp_attention"] else {}
     return {
         "dtype": "bfloat16",
         **{key: _spelled(f"policy.{key}", value) for key, value in policy.items()},
@@ -104,6 +108,7 @@ _SERVERS = {
         {
             "--tensor-parallel-size": "cluster.tp",
             "--pipeline-parallel-size": "cluster.pp",
+            "--data-parallel-size": "dp",
             "--enable-expert-parallel": "expert_parallel",
             "--max-model-len": "cluster.max_length",
             "--dtype": "dtype",
@@ -123,8 +128,10 @@ _SERVERS = {
     "sglang": _ServerCommand(
         "python -m sglang.launch_server --model-path {model}",
         {
-            "--tp-size": "cluster.tp",
+            "--tp-size": "stage_gpus",
             "--pp-size": "cluster.pp",
+            "--dp-size": "dp",
+            "--enable-dp-attention": "dp_attention",
             "--ep-size": "ep_size",
             "--context-length": "cluster.max_length",
             "--dtype": "dtype",
@@ -142,11 +149,12 @@ _SERVERS = {
         {"bf16": "bf16", "fp8": "fp8_e4m3"},
         partition="SGLANG_PP_LAYER_PARTITION",
         on_the_fly={"fp8": "fp8"},
+        divided=("chunked_prefill_size", "max_running_requests"),
     ),
     "trtllm": _ServerCommand(
         "trtllm-serve {model} --backend pytorch",
         {
-            "--tp_size": "cluster.tp",
+            "--tp_size": "stage_gpus",
             "--pp_size": "cluster.pp",
             "--ep_size": "ep_size",
             "--max_seq_len": "cluster.max_length",
@@ -157,6 +165,7 @@ _SERVERS = {
         {"bf16": "auto", "fp8": "fp8"},
         reads=("bf16", "fp8", "fp8_block", "nvfp4", "w4a16_mxfp4"),
         follows_kv=True,
+        ranks_of_one=True,
         options_file=_of_trtllm,
     ),
 }
@@ -183,9 +192,13 @@ def launch(scenario: Scenario) -> Launch:
     server = _SERVERS[scenario.policy.name]
     formats = _formats(scenario.dtype, scenario.moe_dtype)
     kv = scenario.kv_cache_dtype or "bf16"
-    if (sending := scenario.cluster.moe_a2a_backend or "none") != "none":
-        said = f"no option of {scenario.policy.name} sets cluster.moe_a2a_backend {sending}"
-        return Launch(None, f"no launch file: {said}")
+    for key in ("moe_a2a_backend", "redundant_experts"):
+        if (value := getattr(scenario.cluster, key)) not in (None, "none", 0):
+            said = f"no option of {scenario.policy.name} sets cluster.{key} {value}"
+            return Launch(None, f"no launch file: {said}")
+    if server.ranks_of_one and scenario.cluster.dp > 1 and scenario.cluster.tp > 1:
+        said = f"ranks of {scenario.policy.name} have one GPU each, not cluster.tp"
+        return Launch(None, f"no launch file: {said} {scenario.cluster.tp}")
     if (spec := scenario.speculation) is not None and spec.method not in _OWN_DRAFTERS:
         return Launch(None, f"no launch file: it needs the checkpoint of a drafter ({spec.method})")
     known = _known(scenario.model)
@@ -209,16 +222,22 @@ def _command(
     cluster, cache = scenario.cluster, scenario.kv_cache or KvCache()
     policy = scenario.policy.build()
     assert is_pooled(policy)
+    ranks, described = cluster.dp if cluster.dp > 1 else None, scenario.policy.described()
+    shared = [key for key in server.divided if ranks and described[key]]
+    described |= {key: cluster.dp * described[key] for key in shared}
     settings = {
         "cluster": cluster.model_dump(),
-        "policy": scenario.policy.described(),
+        "policy": described,
         "kv_cache": cache.model_dump(),
         "dtype": "bfloat16",
         "quantization": quantization,
         "kv_cache_dtype": server.kv_names[scenario.kv_cache_dtype or "bf16"],
         "memory_share": getattr(cache, memory_share_of(policy)) or cluster.usable_memory,
         "expert_parallel": bool(cluster.expert_parallel),
-        "ep_size": cluster.tp if cluster.expert_parallel else 1,
+        "ep_size": cluster.tp * cluster.dp if cluster.expert_parallel else 1,
+        "stage_gpus": cluster.tp * cluster.dp,
+        "dp": ranks,
+        "dp_attention": ranks is not None,
         "no_prefix_caching": not cache.prefix_caching,
         "speculation": _speculation(scenario),
     }

@@ -84,8 +84,7 @@ class Option:
     @property
     def gpus(self) -> int:
         """GPUs of all replicas."""
-        cluster = self.scenario.cluster
-        return cluster.tp * cluster.pp * cluster.replicas
+        return sum(self.deployment.gpus.values())
 
     @property
     def alike(self) -> int:
@@ -95,6 +94,8 @@ class Option:
         traffic. If arrivals do not depend on answers, replicas do not interact: one stands for all.
         """
         scenario, workload = self.scenario, self.scenario.workload
+        if scenario.disaggregation is not None:  # a worker's requests come from another pool
+            return 1
         turns = scenario.cluster.router == "round_robin"
         alone = workload.sessions is None and not isinstance(workload.arrivals, Closed)
         return scenario.cluster.replicas if turns and alone else 1

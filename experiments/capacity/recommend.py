@@ -48,6 +48,7 @@ from sarathi_sim.policies.policy import chunking_of
 from sarathi_sim.profiler.storage.child import Say
 from sarathi_sim.profiler.storage.plain_yaml import dump_yaml
 from sarathi_sim.simulator.loop.records import Floats
+from sarathi_sim.simulator.op_times.group_times import beside_experts
 from sarathi_sim.simulator.op_times.iteration import IterationCost
 from sarathi_sim.simulator.op_times.op_times import SUM, OpTimes
 from sarathi_sim.simulator.views.metric_registry import number_text
@@ -594,8 +595,8 @@ class Bounds:
     attention in one piece, its decodes' attention in the best batch. Prompt tokens that a prefix
     cache may hold cost nothing. A limit on the time between tokens bounds this batch, and the rate
     of chunks that alone take longer. Latencies are bounded by the latency of a single request.
-    Deployments with the same op times share their attention. Of speculation all drafts hold, and
-    cost nothing.
+    With data-parallel attention the experts take no time, as all ranks share it. Deployments with
+    the same op times share their attention. Of speculation all drafts hold, and cost nothing.
     """
 
     def __init__(self, option: Option) -> None:
@@ -652,7 +653,9 @@ class Bounds:
         of_layer = rows_s + prompts_s + (self.output - 1) * decode
         # Each stage runs its part of every request; the last stage also the LM head.
         last = self.layers[-1] * of_layer + self.output * head
-        return SLACK / max(float((max(self.layers) * of_layer).mean()), float(last.mean()))
+        ranks = self.deployment.scenario.cluster.dp
+        slowest_s = max(float((max(self.layers) * of_layer).mean()), float(last.mean()))
+        return SLACK * ranks / slowest_s
 
     def under(self, objective: Objective) -> float:
         """A rate that one replica cannot exceed while it keeps a clause of an SLO."""
@@ -691,7 +694,9 @@ class Bounds:
         whole, rest = np.divmod(self.prompt, self.chunk)
         chunks = float((whole + (rest >= slow[0])).mean())
         apart_s = self.token_s - share * float(takes[-1])
-        return OFTEN * share / (chunks * apart_s) if chunks * apart_s > 0 else float("inf")
+        if chunks * apart_s <= 0:
+            return float("inf")
+        return self.deployment.scenario.cluster.dp * OFTEN * share / (chunks * apart_s)
 
 
 def new_tokens(deployment: Deployment) -> Floats:
@@ -711,7 +716,7 @@ def new_tokens(deployment: Deployment) -> Floats:
 def _cost(deployment: Deployment) -> IterationCost:
     engine, cluster = deployment.scenario.engine, deployment.scenario.cluster
     return IterationCost(
-        deployment.ops,
+        deployment.ops if cluster.dp == 1 else beside_experts(deployment.ops),
         deployment.ops.whole_layer if engine.layer_time == "measured" else SUM,
         deployment.scope if cluster.pp > 1 else None,
         engine.lm_head,

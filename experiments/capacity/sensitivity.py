@@ -214,6 +214,9 @@ def read_sensitivity(
     gaps = None if measures else section.load == "rate"
     for option in options:
         refuse_of_session(option.scenario, draft.source)
+        if len(option.deployment.pools) > 1:
+            problem = "two pools have no such factors; `capacity` with a `space` compares them"
+            raise draft.source.error("disaggregation", None, problem)
     every = {option: factors_of(option.deployment, gaps) for option in options}
     names = dict.fromkeys(factor.name for factors in every.values() for factor in factors)
     for name in only:

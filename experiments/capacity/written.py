@@ -183,11 +183,9 @@ def sentence(deployments: Deployments, unit: str, currency: str) -> str:
             )
         return "No deployment holds the SLO, even under a small load."
     best, *others = sorted(able, key=lambda one: -one["capacity"])
-    layout = f"TP {best['tp']}" + (f" PP {best['pp']}" if best["pp"] > 1 else "")
     what = "carries the most," if others else "carries"
-    said = (
-        f"{best['name']}, {_servers(best, layout)}, {what} {number_text(best['capacity'])} {unit}"
-    )
+    servers = _servers(best, _parallel(best))
+    said = f"{best['name']}, {servers}, {what} {number_text(best['capacity'])} {unit}"
     if best.get("per_million_output_tokens"):
         said += f" at {_price(best, currency)}"
     if best["rejected_share"]:
@@ -213,11 +211,21 @@ def sentence(deployments: Deployments, unit: str, currency: str) -> str:
     return f"{said}."
 
 
-def _servers(one: Mapping[str, Any], layout: str) -> str:
+def _parallel(one: Mapping[str, Any]) -> str:
+    """``TP 4 PP 2``; empty for two pools, which have one each."""
+    if one["tp"] is None:
+        return ""
+    return f"TP {one['tp']}" + (f" PP {one['pp']}" if one["pp"] > 1 else "")
+
+
+def _servers(one: Mapping[str, Any], layout: str, what: str = "server") -> str:
     """A deployment in words: ``2 servers of 4 GPUs each (TP 4)``."""
+    if pools := one.get("pools"):
+        words = (_servers(each, _parallel(each), f"{name} worker") for name, each in pools.items())
+        return " and ".join(words)
     replicas, gpus = one["replicas"], one["gpus"] // one["replicas"]
     of = f"{gpus} GPU{'s' if gpus > 1 else ''}"
-    many = f"{replicas} servers of {of} each" if replicas > 1 else f"1 server of {of}"
+    many = f"{replicas} {what}s of {of} each" if replicas > 1 else f"1 {what} of {of}"
     return f"{many} ({layout})"
 
 

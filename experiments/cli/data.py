@@ -163,7 +163,9 @@ def calibrate(
     ] = None,
     tables: Annotated[
         str | None,
-        typer.Option(help="Of a stack, fit these only: gemm,attention,moe,all_reduce,all_to_all."),
+        typer.Option(
+            help="Of a stack, fit these only: gemm,attention,moe,all_reduce,all_to_all,wide."
+        ),
     ] = None,
     datasets: DatasetsOption = None,
     report: Annotated[

@@ -62,6 +62,10 @@ def score(
         Path | None,
         typer.Option(help="FILE is a table of MLPerf's runs; the folder of its lengths_MODEL.csv."),
     ] = None,
+    launch: Annotated[
+        Path | None,
+        typer.Option(help="How servers with prefill and decode pools were started: CSV, by id."),
+    ] = None,
     out: Annotated[
         Path | None, typer.Option(help="Folder for predictions.csv, summary.json and figures.")
     ] = None,
@@ -85,6 +89,9 @@ def score(
     With --lengths FILE has MLPerf's audited runs of LLMs (docs/mlperf.md): the capacity at their
     P99 limits is predicted, and latencies at their rate.
 
+    Of servers with prefill and decode on separate workers --launch says how each was started
+    (docs/pools.md); without it they are not answered.
+
     With --config each FILE has runs with the times of every request, as vLLM, SGLang, AIPerf,
     guidellm and LLMServingSim save them (docs/real_servers.md). Their distributions are compared,
     and what remains is divided.
@@ -96,6 +103,7 @@ def score(
       sarathi-sim score inferencex_dev.csv --fit --out runs/fit
       sarathi-sim score inferencex_dev.csv --peer aiconfigurator.csv --out runs/score --json
       sarathi-sim score mlperf_dev.csv --lengths mlperf --out runs/mlperf
+      sarathi-sim score inferencex_dev.csv --launch disagg_recipes.csv --out runs/pools
     """
     from sarathi_sim.experiments.config.errors import ConfigError
     from sarathi_sim.experiments.measured.benchmarks import SUFFIXES
@@ -106,11 +114,13 @@ def score(
         (config is None and assignments, "--set goes with --config"),
         (config and peer, "--peer goes with tables of servers, not with --config"),
         (config and fit, "--fit goes with tables of servers, not with --config"),
+        (launch and (config or lengths), "--launch goes with tables of servers alone"),
         (lengths and (config or peer), "--lengths goes with MLPerf's tables alone"),
     ):
         if wrong:
             raise ConfigError(problem)
-    _score(files, config, assignments or [], peer or [], lengths, out, workers, fit, json, quiet)
+    inputs = (files, config, assignments or [], peer or [], lengths, launch)
+    _score(*inputs, out, workers, fit, json, quiet)
 
 
 def _score(
@@ -119,6 +129,7 @@ def _score(
     assignments: list[str],
     peers: list[Path],
     lengths: Path | None,
+    launch: Path | None,
     out: Path | None,
     workers: int | None,
     fit: bool,
@@ -150,7 +161,7 @@ def _score(
             if lengths is not None:
                 found = score_mlperf(files, lengths, backend, progress, say, fit=fit)
             else:
-                found = score_servers(files, peers, backend, progress, say, fit=fit)
+                found = score_servers(files, peers, backend, progress, say, fit=fit, launch=launch)
     content = found.content()
     section = score_answer(content)
     if out is not None:

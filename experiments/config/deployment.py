@@ -4,7 +4,7 @@ and the memory that a run needs on this machine, refused if it is too much."""
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, field, fields, replace
 from functools import cached_property
 from hashlib import sha256
 from typing import Any, Literal
@@ -32,7 +32,13 @@ from sarathi_sim.experiments.config.inputs import (
 )
 from sarathi_sim.experiments.config.policy import policy_errors
 from sarathi_sim.experiments.config.requests import Traffic, build_clients, build_requests
-from sarathi_sim.experiments.config.scenario import Batching, KvCache, Scenario
+from sarathi_sim.experiments.config.scenario import POOLS, Batching, KvCache, Scenario, Transfers
+from sarathi_sim.experiments.config.two_pools import (
+    check_alike,
+    own_keys,
+    pool_of,
+    transfers_of,
+)
 from sarathi_sim.experiments.config.workload import ZipfLengths
 from sarathi_sim.policies.endings import OutputLengths
 from sarathi_sim.policies.kv import Blocks
@@ -67,19 +73,24 @@ from sarathi_sim.simulator.load.engine_memory import (
     max_batch,
     stage_layers,
 )
+from sarathi_sim.simulator.loop.fleet import Replicas
+from sarathi_sim.simulator.loop.group import StepPredictor
+from sarathi_sim.simulator.loop.handover import Handover, simulate_pools
 from sarathi_sim.simulator.loop.records import Records
 from sarathi_sim.simulator.loop.replica import Predictor
-from sarathi_sim.simulator.loop.simulation import simulate
+from sarathi_sim.simulator.loop.simulation import simulate_workers
 from sarathi_sim.simulator.loop.switches import EngineSwitches, Switches
+from sarathi_sim.simulator.op_times.group_times import GroupPredictor, beside_experts
 from sarathi_sim.simulator.op_times.iteration import NO_HOST, HostTime
 from sarathi_sim.simulator.op_times.op_times import OpTimes
 from sarathi_sim.simulator.op_times.predictor import (
     CHUNK_BLOCK,
     BundlePredictor,
     Drafter,
+    OfEach,
     TableSizes,
 )
-from sarathi_sim.simulator.views.metrics import Analysis
+from sarathi_sim.simulator.views.metrics import Analysis, Hardware
 
 
 @dataclass(frozen=True)
@@ -110,6 +121,21 @@ class Deployment:
         return link_scope(self.scenario, self.device)
 
     @property
+    def pools(self) -> tuple[Deployment, ...]:
+        """Its pools: itself, or the prefill and the decode pool."""
+        return (self,)
+
+    @property
+    def gpus(self) -> dict[str, int]:
+        """GPUs of all replicas, by device."""
+        found: dict[str, int] = {}
+        for pool in self.pools:
+            cluster, device = pool.scenario.cluster, pool.device.name
+            gpus = cluster.gpus * cluster.replicas
+            found[device] = found.get(device, 0) + gpus
+        return found
+
+    @property
     def bundle_name(self) -> str:
         """The name of the bundle of the op times."""
         found = f"{self.device.name}/{self.model.name}/tp{self.scenario.cluster.tp}"
@@ -118,8 +144,11 @@ class Deployment:
 
     def summary(self, analysis: Analysis) -> dict[str, Any]:
         """A run of it in numbers (docs/metrics.md)."""
-        scenario = self.scenario
-        return analysis.summary(self.model, self.device, scenario.cluster.tp, scenario.kernels)
+        first, *others = [
+            Hardware(pool.device, pool.scenario.cluster.tp, pool.scenario.kernels)
+            for pool in self.pools
+        ]
+        return analysis.summary(self.model, *first, decode=others[0] if others else None)
 
     @property
     def switches(self) -> Switches:
@@ -131,13 +160,13 @@ class Deployment:
             **{each.name: getattr(engine, each.name) for each in fields(EngineSwitches)},
         )
 
-    def schedulers(self, replicas: int | None = None) -> list[Scheduler]:
-        """One fresh scheduler per replica, or ``replicas`` of them."""
+    def schedulers(self, count: int | None = None) -> list[Scheduler]:
+        """One fresh scheduler per rank of each replica, or ``count`` of them."""
         cluster, batching = self.scenario.cluster, self.scenario.batching
-        replicas = replicas or cluster.replicas
+        count = count or cluster.replicas * cluster.dp
         assert batching.max_batch and batching.max_in_flight and cluster.max_length
         if self.scenario.kv_cache is not None:
-            pools = pools_of(self.scenario, cluster.max_length, self.requests, replicas)
+            pools = pools_of(self.scenario, cluster.max_length, self.requests, count)
             if self.scenario.speculation is not None:
                 for pool in pools:
                     pool.endings = OutputLengths(acceptance_of(self.scenario, self.model))
@@ -152,7 +181,7 @@ class Deployment:
                 reserve_declared=batching.kv_reservation == "declared",
                 free_pool=batching.micro_batches == "free",
             )
-            for _ in range(replicas)
+            for _ in range(count)
         ]
 
     @cached_property
@@ -231,12 +260,30 @@ class Deployment:
 
     @cached_property
     def predictor(self) -> BundlePredictor:
-        """Times of this deployment's batches."""
-        drafter, spec = None, self.scenario.speculation
-        if self.drafter is not None and spec is not None:
-            layers = self.drafter.model.num_layers
-            drafter = Drafter(self._predictor(self.drafter), layers, spec.draft_length)
+        """Times of this deployment's batches; of a rank's, as if no other had one."""
+        drafter = None
+        if self.drafter is not None:
+            drafter = self._drafter(self._predictor(self.drafter).of_each)
         return self._predictor(self.ops, host_of(self.scenario.engine), drafter)
+
+    @cached_property
+    def step_predictor(self) -> GroupPredictor:
+        """Times of the steps of this deployment's ranks."""
+        host, drafter = host_of(self.scenario.engine), None
+        if self.drafter is not None:
+            drafter = self._drafter(self._of_steps(self.drafter, NO_HOST).of_each)
+        return self._of_steps(self.ops, host, drafter)
+
+    def _of_steps(
+        self, ops: OpTimes, host: HostTime, drafter: Drafter | None = None
+    ) -> GroupPredictor:
+        alone = self._predictor(beside_experts(ops), replace(host, launch_layer_s=0.0))
+        return GroupPredictor(self._predictor(ops, host).cost, alone, drafter)
+
+    def _drafter(self, of_each: OfEach) -> Drafter:
+        spec = self.scenario.speculation
+        assert self.drafter is not None and spec is not None
+        return Drafter(of_each, self.drafter.model.num_layers, spec.draft_length)
 
     def _predictor(
         self, ops: OpTimes, host: HostTime = NO_HOST, drafter: Drafter | None = None
@@ -256,29 +303,90 @@ class Deployment:
             drafter=drafter,
         )
 
+    def workers(self, predictor: Predictor | StepPredictor | None = None) -> Replicas:
+        """Its replicas, with fresh schedulers."""
+        cluster = self.scenario.cluster
+        return Replicas(
+            self.schedulers(),
+            predictor or (self.step_predictor if cluster.dp > 1 else self.predictor),
+            self.layers,
+            self.switches,
+            cluster.router,
+            self.scenario.engine.admission_s or 0.0,
+            cluster.dp,
+            cluster.rank_router,
+        )
+
     def simulate(
         self,
         progress: Callable[[int], None] | None = None,
-        predictor: Predictor | None = None,
+        predictor: Predictor | StepPredictor | None = None,
     ) -> Records:
         """Simulate it. ``progress`` gets the number of finished requests from time to time.
-        ``predictor`` replaces :attr:`predictor`.
+        ``predictor`` replaces :attr:`predictor`, with several ranks :attr:`step_predictor`.
         """
         scenario = self.scenario
         with policy_errors(scenario.policy):
-            records = simulate(
+            records = simulate_workers(
                 self.requests,
-                self.schedulers(),
-                predictor or self.predictor,
-                self.layers,
-                switches=self.switches,
-                router=scenario.cluster.router,
+                self.workers(predictor),
                 seed=scenario.seed,
                 clients=build_clients(scenario, self.requests),
-                admission_s=scenario.engine.admission_s or 0.0,
                 progress=progress,
             )
             return replace(records, frontend_s=scenario.engine.frontend_s or 0.0)
+
+
+@dataclass(frozen=True)
+class PoolsDeployment(Deployment):
+    """A deployment of two pools, each a deployment of its own: ``prefill``, whose requests end with
+    their first token, and ``decode``.
+
+    What is of one pool only, such as its layers and its KV capacity, is the decode pool's here.
+    """
+
+    prefill: Deployment = field(kw_only=True)
+    decode: Deployment = field(kw_only=True)
+    handover: Handover = field(kw_only=True)
+
+    @property
+    def pools(self) -> tuple[Deployment, ...]:
+        return self.prefill, self.decode
+
+    @property
+    def bundle_name(self) -> str:
+        return " and ".join(dict.fromkeys(pool.bundle_name for pool in self.pools))
+
+    @cached_property
+    def refused(self) -> tuple[frozenset[int], str]:
+        (first, why), (second, other) = (pool.refused for pool in self.pools)
+        return first | second, why or other
+
+    @property
+    def doubts(self) -> tuple[str, ...]:
+        return tuple(dict.fromkeys(doubt for pool in self.pools for doubt in pool.doubts))
+
+    @property
+    def memory_needs(self) -> list[Need]:
+        return [need for pool in self.pools for need in pool.memory_needs]
+
+    def simulate(
+        self,
+        progress: Callable[[int], None] | None = None,
+        predictor: Predictor | StepPredictor | None = None,
+    ) -> Records:
+        scenario = self.scenario
+        with policy_errors(scenario.policy):
+            records = simulate_pools(
+                self.requests,
+                self.prefill.workers(predictor),
+                self.decode.workers(predictor),
+                self.handover,
+                seed=scenario.seed,
+                clients=build_clients(scenario, self.requests),
+                progress=progress,
+            )
+            return replace(records, frontend_s=self.prefill.scenario.engine.frontend_s or 0.0)
 
 
 Requests = Callable[[Scenario, int, Source], list[Request]]
@@ -286,13 +394,19 @@ Requests = Callable[[Scenario, int, Source], list[Request]]
 
 
 def deploy(
-    scenario: Scenario, source: Source, requests_of: Requests = build_requests
+    scenario: Scenario,
+    source: Source,
+    requests_of: Requests = build_requests,
+    remote: bool = False,
 ) -> Deployment:
     """Check a scenario against its model, device, profiles and workload, and fill in defaults.
 
-    ``requests_of`` lets a sweep share requests between scenarios. Raises ConfigError, naming file,
+    ``requests_of`` lets a sweep share requests between scenarios. With ``remote`` prompts are
+    computed elsewhere. Raises ConfigError, naming file,
     key, value and what is allowed.
     """
+    if scenario.disaggregation is not None:
+        return _deploy_pools(scenario, source, requests_of)
     # 1. The names: model, device and number formats; and the layers of each stage.
     model, device = model_of(scenario, source), device_of(scenario, source)
     scenario = with_formats(scenario, model, device, source)
@@ -316,7 +430,7 @@ def deploy(
     drafter = drafter_of(model, spec.method) if spec is not None else None
     room = _room(scenario, model, device, numbers, kept, drafter, source)
     if room.kv_cache is not None:
-        _refuse_as_engine(scenario, room.kv_cache, requests, source)
+        _refuse_as_engine(scenario, room.kv_cache, requests, remote, source)
         requests = with_own_prompts(requests) if room.kv_cache.prompts_cached else requests
     # 4. The times of its ops and of its host.
     ops, digest = op_times_of(scenario, model, device, source)
@@ -336,7 +450,8 @@ def deploy(
     counted = scenario.kv_cache is None or scenario.kv_cache.num_blocks is None
     memory = room.memory if counted else None
     caching = room.kv_cache is not None and bool(room.kv_cache.prefix_caching)
-    notes[:0] = [*_notes(max_length, limits, ops, kept, memory, caching), *said]
+    holder = "replica" if scenario.cluster.dp == 1 else "rank"
+    notes[:0] = [*_notes(max_length, limits, ops, kept, memory, caching, holder), *said]
     if spec is not None:
         notes.append(speculation_note(scenario, model))
     # 5. The deployment. This machine must be able to simulate it, and it must serve a request.
@@ -347,6 +462,75 @@ def deploy(
     check_memory(found.memory_needs, scenario, source)
     _refuse_if_nothing_fits(found, source)
     return found
+
+
+def _deploy_pools(scenario: Scenario, source: Source, requests_of: Requests) -> Deployment:
+    """The deployment of each pool, and of both."""
+    given = scenario.disaggregation
+    assert given is not None
+    (first, prefills), (second, decodes) = (pool_of(scenario, pool, source) for pool in POOLS)
+    decode = deploy(second, decodes, requests_of, remote=True)
+    prefill = deploy(first, prefills, lambda *_: [_prompt_of(each) for each in decode.requests])
+    read, written = decode.scenario.kv_cache_dtype, prefill.scenario.kv_cache_dtype
+    check_alike("kv_cache_dtype", read, written, decodes)
+    if decode.model.recurrent is not None:
+        problem = "has recurrent layers, whose states no transfer between pools is modelled for"
+        raise source.error("model", scenario.model, problem)
+    transfers, known = transfers_of(scenario, second.policy.name)
+    assert transfers.order and transfers.first_token
+    numbers = number_bytes_of(decode.scenario, decode.model, decode.device, decodes)
+    token_bytes = decode.model.kv_bytes_per_token(numbers.kv)
+    handover = Handover(
+        transfers.order,
+        transfers.first_token,
+        known,
+        token_bytes / transfers.bandwidth,
+        transfers.latency_s,
+        given.frontends,
+    )
+    pools = {"prefill": own_keys(prefill.scenario), "decode": own_keys(decode.scenario)}
+    resolved = given.model_copy(update={**pools, "handover": transfers})
+    cache = prefill.scenario.kv_cache
+    cached = cache is not None and cache.prompts_cached
+    found = PoolsDeployment(
+        scenario.model_copy(update={"disaggregation": resolved}),
+        decode.model,
+        decode.device,
+        decode.layers,
+        decode.kv_capacity,
+        with_own_prompts(decode.requests) if cached else decode.requests,
+        decode.ops,
+        f"{prefill.bundle_sha256} {decode.bundle_sha256}",
+        (_handover_note(transfers, token_bytes), *_notes_of_pools(prefill, decode)),
+        prefill=prefill,
+        decode=decode,
+        handover=handover,
+    )
+    check_memory(found.memory_needs, scenario, source)
+    return found
+
+
+def _handover_note(transfers: Transfers, token_bytes: int) -> str:
+    order = (transfers.order or "").replace("_", " ")
+    first = (transfers.first_token or "").replace("_", " ")
+    return (
+        f"handover: {order}, first token at {first}; {token_bytes / 1e3:.1f} kB of KV a prompt "
+        f"token at {transfers.bandwidth / 1e9:g} GB/s, a prompt of a prefill worker after the "
+        f"other, and {1e3 * transfers.latency_s:g} ms"
+    )
+
+
+def _notes_of_pools(prefill: Deployment, decode: Deployment) -> list[str]:
+    """The notes of both pools; those that differ after the pool's name."""
+    same = [note for note in prefill.notes if note in decode.notes]
+    pools = zip(POOLS, (prefill, decode), strict=True)
+    own = [f"{pool} {note}" for pool, one in pools for note in one.notes if note not in same]
+    return [*same, *own]
+
+
+def _prompt_of(request: Request) -> Request:
+    """A request as the prefill pool sees it: it ends with its first token."""
+    return replace(request, output_tokens=1, max_tokens=1)
 
 
 # 1. ------------------------------------------------------------------------------------------
@@ -489,13 +673,17 @@ def _reserved(scenario: Scenario, tokens: int, max_length: int, source: Source) 
 
 
 def _refuse_as_engine(
-    scenario: Scenario, kv_cache: KvCache, requests: Iterable[Request], source: Source
+    scenario: Scenario,
+    kv_cache: KvCache,
+    requests: Iterable[Request],
+    remote: bool,
+    source: Source,
 ) -> None:
     """Raise ConfigError for a setting with which the engine would not serve the requests."""
     policy, max_length = scenario.policy.build(), scenario.cluster.max_length
     assert is_pooled(policy) and max_length
     prompts = [r.prompt_tokens for r in requests if r.prompt_tokens + r.max_tokens <= max_length]
-    longest = Longest(max(prompts, default=1), max_length, kv_cache.block_size)
+    longest = Longest(max(prompts, default=1), max_length, kv_cache.block_size, remote)
     if refusal := refusal_of(policy, longest):
         key, problem = refusal
         raise source.error(f"policy.{key}", scenario.policy.described().get(key), problem)
@@ -511,8 +699,10 @@ def _notes(
     kept: float,
     memory: EngineMemory | None,
     caching: bool,
+    holder: str,
 ) -> list[str]:
-    """Messages about a deployment for the user; ``memory`` if its blocks were computed here."""
+    """Messages about a deployment for the user; ``memory`` if its blocks were computed here, those
+    of a ``holder``: a replica, or a rank."""
     notes = [
         f"longest sequence: cluster.max_length {max_length} is more than {limit}, {what}"
         for what, limit in limits.items()
@@ -533,7 +723,7 @@ def _notes(
     elif kept < 1:
         notes.append(f"windows: the KV cache keeps {kept:.0%} of this workload's tokens")
     if memory is not None:
-        notes.append(f"memory: {memory.num_blocks:,} KV blocks a replica: {memory.text()}")
+        notes.append(f"memory: {memory.num_blocks:,} KV blocks a {holder}: {memory.text()}")
     return notes
 
 
@@ -634,8 +824,8 @@ def run_needs(scenario: Scenario, num_requests: int, tables: TableSizes) -> list
     by_chunk = tables.chunk_points * CHUNK_POINT_BYTES
     return [
         Need("records of requests", RECORD_BYTES * num_requests, "workload.requests"),
-        Need("replicas", replica * cluster.replicas, "cluster.replicas"),
-        Need("times by tokens", TOKEN_BYTES * tables.token_rows, "workload.lengths"),
+        Need("replicas", replica * cluster.replicas * cluster.dp, "cluster.replicas"),
+        Need("times by tokens", TOKEN_BYTES * tables.token_rows * cluster.dp, "workload.lengths"),
         Need(
             "attention of whole prompts", POINT_BYTES * tables.whole_prompts, "cluster.max_length"
         ),

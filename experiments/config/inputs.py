@@ -82,7 +82,7 @@ def device_of(scenario: Scenario, source: Source) -> DeviceSpec:
     if cluster.tp > node and cluster.tp % node:
         problem = f"must be at most {node}, the GPUs of a node, or a multiple of that"
         raise source.error("cluster.tp", cluster.tp, problem)
-    if cluster.tp > node and cluster.moe_a2a_backend not in (None, "none"):
+    if cluster.tp > node and cluster.moe_a2a_backend == "nccl":
         problem = f"must be none: between nodes of {node} GPUs experts add up by all-reduce"
         raise source.error("cluster.moe_a2a_backend", cluster.moe_a2a_backend, problem)
     link, own = cluster.intra_node, device.intra_node
@@ -149,9 +149,12 @@ def number_bytes_of(
             raise source.error(key, value, f"needs stack: {_stacks(device)}")
         if needs == "experts" and model.experts is None:
             raise source.error(key, value, f"model {model.name} has no experts")
-    if cluster.moe_a2a_backend not in (None, "none") and not cluster.expert_parallel:
-        problem = "needs cluster.expert_parallel: true"
-        raise source.error("cluster.moe_a2a_backend", cluster.moe_a2a_backend, problem)
+    if not cluster.expert_parallel:
+        for name, off in (("moe_a2a_backend", "none"), ("redundant_experts", 0)):
+            if (value := getattr(cluster, name)) not in (None, off):
+                problem = "needs cluster.expert_parallel: true"
+                raise source.error(f"cluster.{name}", value, problem)
+    _check_ranks(scenario, model, device, source)
     if scenario.kernels is not None:
         return scenario.kernels.number_bytes
     try:
@@ -161,6 +164,24 @@ def number_bytes_of(
         return _load(path, bundle_digest(path)).number_bytes if path.is_dir() else TWO_BYTES
     except ConfigError:
         return TWO_BYTES
+
+
+def _check_ranks(scenario: Scenario, model: ModelSpec, device: DeviceSpec, source: Source) -> None:
+    """Raise ConfigError for data-parallel attention of a model, or a layout, without it."""
+    cluster = scenario.cluster
+    if cluster.dp == 1:
+        if cluster.rank_router != "round_robin":
+            problem = "must be left out: needs cluster.dp above 1"
+            raise source.error("cluster.rank_router", cluster.rank_router, problem)
+        return
+    if model.experts is None:
+        problem = f"must be 1: model {model.name} has no experts, so its ranks would not wait for "
+        raise source.error("cluster.dp", cluster.dp, f"{problem}each other: give cluster.replicas")
+    if scenario.stack is None:
+        raise source.error("cluster.dp", cluster.dp, f"needs stack: {_stacks(device)}")
+    if cluster.pp > 1:
+        problem = "must be 1: with data-parallel attention (cluster.dp) there are no stages"
+        raise source.error("cluster.pp", cluster.pp, problem)
 
 
 def op_times_of(
@@ -260,7 +281,7 @@ def provenance(meta: BundleMeta) -> str:
 
 def link_scope(scenario: Scenario, device: DeviceSpec) -> Literal["intra_node", "inter_node"]:
     """The kind of link between a pipeline's stages."""
-    gpus = scenario.cluster.tp * scenario.cluster.pp
+    gpus = scenario.cluster.gpus
     return "intra_node" if gpus <= node_gpus(scenario, device) else "inter_node"
 
 

@@ -30,6 +30,7 @@ from sarathi_sim.experiments.config.policy import (
     session_policy,
 )
 from sarathi_sim.experiments.config.scenario import Header, Ratio, Scenario, Validation
+from sarathi_sim.experiments.config.two_pools import check_pools
 from sarathi_sim.profiler.storage.files import read_bounded, user_path
 from sarathi_sim.profiler.storage.plain_yaml import parse_yaml, read_mapping
 from sarathi_sim.profiler.storage.strict import SpecError, did_you_mean, show
@@ -170,7 +171,9 @@ def check_scenario(merged: Mapping[str, Any], source: Source) -> Scenario:
     elif "policy" in merged and not isinstance(policy, _OF_YAML):
         merged = {**merged, "policy": session_policy(policy, source)}
     also = () if source.override.keys() - Scenario.model_fields.keys() else _FILE_KEYS
-    return source.checked(Scenario, merged, also=also)
+    scenario = source.checked(Scenario, merged, also=also)
+    check_pools(scenario, source)
+    return scenario
 
 
 def _find(config: str) -> Path:

@@ -8,7 +8,7 @@ The ``workload`` section is in :mod:`sarathi_sim.experiments.config.workload`, `
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Annotated, Any, Literal, get_args
 
 from pydantic import (
@@ -18,7 +18,6 @@ from pydantic import (
     Field,
     StringConstraints,
     WithJsonSchema,
-    field_validator,
 )
 
 from sarathi_sim.experiments.config.base import (
@@ -55,6 +54,9 @@ Bandwidth = Annotated[float, Field(ge=1e6, le=1e14)]
 Latency = Annotated[float, Field(ge=0, le=1)]
 Bytes = Annotated[float, Field(ge=0, le=1e15)]
 OpName = Literal[*OPS]  # type: ignore[valid-type]
+
+POOLS = ("prefill", "decode")
+"""The pools of a disaggregated deployment."""
 
 
 def _one_kind(value: Any) -> Any:
@@ -104,14 +106,24 @@ class Cluster(Strict):
     to the replica with the fewest declared tokens or the fewest requests that have not ended (of
     equals the first), or to the one with fewer requests of two drawn at random.
 
+    With data-parallel attention a replica has ``dp`` ranks of ``tp`` GPUs each, in lock-step: a
+    step ends with its slowest rank. Each has requests (``rank_router``), a batch and a KV cache of
+    its own; ``policy``, ``batching`` and ``kv_cache`` are those of one rank. Attention, dense and
+    shared feed-forward networks and the LM head are on every rank; the experts are spread over all
+    ``tp * dp`` GPUs. So vLLM's ``--tensor-parallel-size`` and ``--data-parallel-size`` are ``tp``
+    and ``dp``, and SGLang's ``--tp 8 --dp 8 --enable-dp-attention`` (TensorRT-LLM's
+    ``enable_attention_dp``) is ``tp: 1, dp: 8``. It needs a mixture of experts, and ``pp`` 1.
+
     ``max_length`` is the longest prompt + output a sequence may have (default: the model's).
     ``layers_per_stage`` defaults to an even split, ``gpus_per_node`` to the device's: a pipeline
     with more GPUs sends between nodes, from every stage to the next one. A stage with more GPUs is
     on several nodes, and its all-reduces go between them. ``intra_node`` and ``inter_node`` are
     the links, by default those over which the op times were measured. Of a mixture's experts each
-    of the ``tp`` GPUs holds a part of every one or, with ``expert_parallel``, some whole;
-    ``moe_a2a_backend`` sends tokens to them and back (none: the layer's all-reduce adds up).
-    ``dp`` is 1: data-parallel attention is not modelled.
+    of the ``tp * dp`` GPUs holds a part of every one or, with ``expert_parallel``, some whole;
+    ``moe_a2a_backend`` sends tokens to them and back (none: the layer's all-reduce adds up):
+    NCCL's all-to-all, DeepEP (low latency up to 1,024 tokens of a GPU, else normal), or
+    TensorRT-LLM's kernels over NVLink. ``redundant_experts`` are copies that a load balancer places
+    (SGLang: ep_num_redundant_experts; TensorRT-LLM: num_slots less the experts).
     """
 
     tp: Degree = key("tensor-parallel degree", short="TP", default=1)
@@ -129,13 +141,15 @@ class Cluster(Strict):
         "all-to-all of the experts", needs="experts", default=None
     )
     dp: Degree = key("data-parallel degree of attention", short="DP", default=1)
+    rank_router: Router = key("router of ranks", default="round_robin")
+    redundant_experts: int | None = key(
+        "copies of experts", needs="experts", default=None, ge=0, le=2**16
+    )
 
-    @field_validator("dp")
-    @classmethod
-    def _no_data_parallel_attention(cls, value: int) -> int:
-        if value != 1:
-            raise ValueError(f"must be 1: {not_modelled('dp-attention')}")
-        return value
+    @property
+    def gpus(self) -> int:
+        """GPUs of one replica."""
+        return self.tp * self.dp * self.pp
 
 
 class Batching(Strict):
@@ -237,6 +251,40 @@ class Speculation(Strict):
     ) = key("acceptance", default="golden")
 
 
+class Transfers(Strict):
+    """How requests go from prefill workers to decode workers (docs/pools.md).
+
+    ``order``: the decode worker is chosen and reserves blocks when the prefill has ended
+    (prefill_first: vLLM, TensorRT-LLM), or before it begins (decode_reserves_first: SGLang). The
+    first token is there at the end of the first decode step, or once the KV cache was sent
+    (on_transfer). A prompt's KV takes its bytes / ``bandwidth`` on the link of its prefill worker,
+    one prompt after the other, and ``latency_s``.
+    """
+
+    order: Literal["prefill_first", "decode_reserves_first"] | None = key(
+        "order of prefill and reservation", default=None
+    )
+    first_token: Literal["decode_step", "on_transfer"] | None = key("first token", default=None)
+    bandwidth: Bandwidth = key("bandwidth of a prefill worker", "bytes/s", default=50e9)
+    latency_s: Latency = key("latency of a transfer", default=0.005)
+
+
+class Disaggregation(Strict):
+    """Workers of two pools: ``prefill`` computes prompts, ``decode`` the rest (docs/pools.md).
+
+    Each of the two takes the scenario's keys (a ``device``, and those of ``cluster``, ``policy``,
+    ``kv_cache`` and others, but no model, workload, seed, profiles or calibration), and has the
+    scenario's own values where it gives none. ``cluster.replicas`` are its workers. Each of the
+    ``frontends`` routes without knowing of the others; requests reach them in turn. ``handover``
+    is by default that of the policy's engine.
+    """
+
+    prefill: dict[Text, Any] = key("prefill pool", default={})
+    decode: dict[Text, Any] = key("decode pool", default={})
+    handover: Transfers = key("handover", default=Transfers())
+    frontends: Degree = key("frontends", default=1)
+
+
 class Scenario(Strict):
     """One simulation, complete.
 
@@ -272,6 +320,7 @@ class Scenario(Strict):
     kv_cache: KvCache | None = key("KV cache", default=None)
     engine: Engine = key("engine", default=Engine())
     speculation: Speculation | None = key("speculative decoding", default=None)
+    disaggregation: Disaggregation | None = key("prefill and decode pools", default=None)
 
     def having(self, section: str, **values: Any) -> Scenario:
         """The scenario with other values in a section, which are not checked."""
@@ -293,6 +342,8 @@ class Scenario(Strict):
             bool(self.cluster.expert_parallel),
             self.cluster.moe_a2a_backend or "none",
             version,
+            self.cluster.dp,
+            self.cluster.redundant_experts or 0,
         )
 
 
@@ -396,7 +447,14 @@ PARAMETERS = dict(_named(Scenario))
 
 
 def parameter(path: str) -> Parameter:
-    """The name of a key, its unit, and its short name."""
+    """The name of a key, its unit, and its short name; a pool's key after the pool's name."""
+    section, _, inside = path.partition(".")
+    pool, _, own = inside.partition(".")
+    if section == "disaggregation" and pool in POOLS and own:
+        found = parameter(own)
+        return replace(
+            found, name=f"{pool} {found.name}", short=f"{pool} {found.short or found.name}"
+        )
     return PARAMETERS.get(path) or Parameter(path.rpartition(".")[2].replace("_", " "))
 
 

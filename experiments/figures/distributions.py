@@ -44,6 +44,7 @@ ACCOUNTS = {
     "equal_s": (YELLOW, "equal prefill, or equal decodes"),
     "communication_s": (PURPLE, "communication"),
     "turnaround_s": (GREEN, "scheduler turn-around"),
+    "slowest_rank_s": ("#8c564b", "waiting for the slowest rank"),
     "fill_drain_s": (SKY, "pipeline fill and drain"),
     "no_work_s": (BLACK, "no work"),
 }

@@ -12,6 +12,7 @@ from sarathi_sim.profiler.facts.formats import STACKS
 from sarathi_sim.profiler.facts.ops import ALL_REDUCE, ALL_TO_ALL, MOE
 from sarathi_sim.profiler.kernels.stack_file import LeftOut, StackSpec, load_stack
 from sarathi_sim.profiler.kernels.stack_fit import check_fitted, fit_stack, fitted_devices
+from sarathi_sim.profiler.kernels.wide_times import WIDE
 
 
 class Hold(NamedTuple):
@@ -96,6 +97,17 @@ LEFT_OUT: dict[tuple[str, str], Hold] = {
     (MOE, "beyond"): Hold("models that choose another number of experts"),
     (ALL_REDUCE, "sizes"): Hold("each message size", _MESSAGES, _PROTOCOLS),
     (ALL_TO_ALL, "sizes"): Hold("each message size", _MESSAGES, _PROTOCOLS),
+    (WIDE, "between"): Hold(
+        "token counts that are no knots", _EXPERTS,
+        "few token counts; the shapes of few models, half of which chose the knots",
+    ),
+    (WIDE, "ranks"): Hold(
+        "each number of ranks between others", _EXPERTS,
+        "other kernels or protocols serve some numbers of ranks; neighbours 4 x apart",
+    ),
+    (WIDE, "shapes"): Hold("each model's shapes"),
+    (WIDE, "beyond"): Hold("models that choose another number of experts"),
+    (WIDE, "sizes"): Hold("each number of tokens or message size", _MESSAGES, _PROTOCOLS),
 }  # fmt: skip
 
 _FEW_ROWS = 250

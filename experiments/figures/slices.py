@@ -21,6 +21,8 @@ _BINS = 240
 KINDS = ("prefill", "decode", "mixed")
 
 Curve = tuple[Floats, Floats]
+IDLE = (*BUBBLES, "slowest rank")
+"""The kinds of idle time before a batch."""
 MemoryCurves = tuple[Curve, Curve, Curve]
 
 
@@ -31,10 +33,12 @@ class StageSlices:
     ``row`` is the micro-batch's row in the replica's iteration columns, ``kind`` indexes
     :data:`KINDS`. ``bubble_start`` is when the idle time before it began, ``bubble_s`` the part of
     it that was a bubble (communication and turn-around included), ``bubble_kind`` indexes
-    :data:`~sarathi_sim.simulator.views.ledger.BUBBLES`.
+    :data:`IDLE`. ``called`` is the replica's name, with its rank if it has several; what a ``rank``
+    waited for others at the end of a step is the idle time before its next one.
     """
 
     replica: int
+    called: str
     stage: int
     row: Ints
     kind: Ints
@@ -43,6 +47,12 @@ class StageSlices:
     bubble_start: Floats
     bubble_s: Floats
     bubble_kind: Ints
+    rank: bool = False
+
+    @property
+    def label(self) -> str:
+        """The name of the row: the replica and the stage, or the rank."""
+        return self.called if self.rank else f"{self.called}:{self.stage}"
 
 
 @dataclass(frozen=True)
@@ -97,13 +107,21 @@ def stage_slices(analysis: Analysis, window: Window) -> list[StageSlices]:
         times = split.times
         kind = iteration_kinds(log)
         bubble = split.bubble + split.communication + split.turnaround
+        bubble_kind, ended = split.kind.astype(np.int64), times.finish
+        if (waited := log.waited_s) is not None:
+            ended = ended - waited[:, None]
+            before = np.append(0.0, waited[:-1])
+            bubble = bubble + split.slowest_rank + (before - waited)[:, None]
+            bubble_kind[:] = IDLE.index("slowest rank")
         for stage in range(log.num_stages):
-            start, finish = times.start[:, stage], times.finish[:, stage]
-            released = np.concatenate([start[:1], times.release[:-1, stage]])
+            start, finish = times.start[:, stage], ended[:, stage]
+            released = finish if waited is not None else times.release[:, stage]
+            released = np.concatenate([start[:1], released[:-1]])
             rows = np.flatnonzero((released < window.end_s) & (finish > window.start_s))
             found.append(
                 StageSlices(
                     number,
+                    analysis.records.called(number),
                     stage,
                     rows,
                     kind[rows],
@@ -111,7 +129,8 @@ def stage_slices(analysis: Analysis, window: Window) -> list[StageSlices]:
                     finish[rows],
                     released[rows],
                     bubble[rows, stage],
-                    np.asarray(split.kind[rows], np.int64),
+                    bubble_kind[rows],
+                    waited is not None,
                 )
             )
     return found
@@ -122,6 +141,11 @@ def iteration_kinds(log: ReplicaLog) -> Ints:
     columns = log.iterations
     has_prefill, has_decode = columns["prefill_tokens"] > 0, columns["decodes"] > 0
     return np.where(has_prefill & has_decode, 2, np.where(has_prefill, 0, 1))
+
+
+def first_decoder(records: Records) -> ReplicaLog:
+    """The log of the first replica; with two pools, of the first decode worker."""
+    return records.replicas[records.prefill_logs]
 
 
 def memory_curves(log: ReplicaLog) -> MemoryCurves:
@@ -151,7 +175,7 @@ def _means(log: ReplicaLog, values: Floats) -> tuple[Floats, Floats]:
 
 def bubble_name(kind: int) -> str:
     """The name of a bubble, as in the ledger."""
-    return BUBBLES[kind].upper() if BUBBLES[kind].startswith("pb") else BUBBLES[kind]
+    return IDLE[kind].upper() if IDLE[kind].startswith("pb") else IDLE[kind]
 
 
 def parse_window(text: str) -> Window:
@@ -183,7 +207,7 @@ def trace_events(analysis: Analysis, window: Window) -> dict[str, Any]:
     for stage in stage_slices(analysis, window):
         if stage.replica not in named:
             named.add(stage.replica)
-            events += _about("process", stage, f"replica {stage.replica}", stage.replica)
+            events += _about("process", stage, f"replica {stage.called}", stage.replica)
         events += _about("thread", stage, f"stage {stage.stage}", stage.stage)
         events += _stage_events(analysis.records, stage)
     return {"displayTimeUnit": "ms", "traceEvents": events}

@@ -94,12 +94,14 @@ def draw_stages(axes: Axes, name: str, stages: list[StageSlices], colour: str = 
     axes.add_collection(bubbles)
     pipeline = len({s.stage for s in stages}) > 1
     one_replica = len({s.replica for s in stages}) == 1
-    if one_replica:
+    if shown and shown[0].rank:
+        row_name, labels = "replica", [s.label for s in shown]
+    elif one_replica:
         row_name, labels = "stage", [str(s.stage) for s in shown]
     elif pipeline:
-        row_name, labels = "replica:stage", [f"{s.replica}:{s.stage}" for s in shown]
+        row_name, labels = "replica:stage", [f"{s.called}:{s.stage}" for s in shown]
     else:
-        row_name, labels = "replica", [str(s.replica) for s in shown]
+        row_name, labels = "replica", [s.called for s in shown]
     hidden = len(stages) - len(shown)
     more = f" (first {len(shown)} of {len(stages)} rows)" if hidden else ""
     axes.set_title(name + more, color=colour)

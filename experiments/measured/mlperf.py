@@ -297,7 +297,7 @@ def scenario_of(run: MlperfRun, trace: Path) -> dict[str, Any]:
         if value not in known:
             raise ConfigError(f"{key} {value}: has no tables; there: {', '.join(known)}")
     if run.attention_dp:
-        raise ConfigError(f"attention_dp: {not_modelled('dp-attention')}")
+        raise ConfigError(f"attention_dp: {not_modelled('attention_dp_config')}")
     stack, weights = ENGINES[run.engine], FORMATS[run.measurement_weight_type]
     version = TRTLLM if stack == "trtllm" else run.engine_version or None
     return {

@@ -115,6 +115,7 @@ _NO_BAND = (np.nan, np.nan)
 _PREDICTED = [*SCORED.values(), *(f"{n}_{end}" for n in SCORED.values() for end in ("low", "high"))]
 _OF_KEY = {
     "cluster.tp": "tp that the model, or a node, cannot have",
+    "cluster.dp": "data-parallel attention of a model without experts",
     "kv_cache": "no room for a KV cache beside the weights",
     "stack": "kernels that were not measured",
 }

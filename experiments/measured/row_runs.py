@@ -45,6 +45,7 @@ from sarathi_sim.experiments.sweeps.plan import (
     run_key,
 )
 from sarathi_sim.experiments.sweeps.store import Store
+from sarathi_sim.profiler.facts.ops import MOE
 from sarathi_sim.profiler.storage.child import Progress, Say
 from sarathi_sim.profiler.storage.files import data_dir, write_whole
 from sarathi_sim.profiler.storage.strict import STRICT
@@ -82,39 +83,49 @@ class OpShares:
 
 def op_shares(deployment: Deployment, row: Measured) -> OpShares:
     """The shares of one row. A request decodes ``osl`` tokens beside ``concurrency`` requests (or
-    as many as fit into the memory), and meanwhile each of them processes one prompt."""
-    engine, meta = deployment.scenario.engine, deployment.ops.meta
-    host = host_of(engine)
-    cost = IterationCost(deployment.ops, host=host)
-    context = row.isl + row.osl / 2
-    fitting = max(1, int(deployment.kv_capacity // (row.isl + row.osl)))
-    beside = float(min(row.concurrency, fitting))
-    layers = sum(deployment.layers)
-    none, chunk = np.zeros(1), np.array([float(row.isl)])
-    batch = np.array([beside])
-
-    def parts(
-        rows: Floats, prefill_s: Floats, decode_s: Floats, outputs: Floats
-    ) -> dict[str, float]:
-        found = cost.layer_parts(rows, prefill_s, decode_s)
-        times = {op: layers * float(time_s[0]) for op, time_s in found.items()}
-        times[LAST[0]] = float(cost.last_s(outputs)[0])
-        times[HOST] = float(cost.host_s(outputs)[0])
-        return times
-
-    prompt = parts(chunk, cost.prefill_s(chunk, none), none, np.ones(1))
-    decode = parts(batch, none, cost.decode_s(batch, np.array([context])), batch)
-    life = {op: beside * prompt[op] + row.osl * decode[op] for op in prompt}
-    half = meta.kernels.half_width_pct if meta.kernels is not None else {}
+    as many as fit into the memory) on all ranks, and meanwhile each of them processes one prompt,
+    unless another pool does so."""
+    first, last = deployment.pools[0], deployment.pools[-1]
+    ranks = last.scenario.cluster.replicas * last.scenario.cluster.dp
+    fitting = max(1, int(last.kv_capacity // (row.isl + row.osl)))
+    beside = min(max(row.concurrency / ranks, 1.0), float(fitting))
+    prompt = _times(first, float(row.isl), 1.0, prompt=True)
+    decode = _times(last, beside, beside, context=row.isl + row.osl / 2)
+    life = {op: row.osl * time_s for op, time_s in decode.items()}
+    if first is last:
+        life = {op: beside * prompt[op] + time_s for op, time_s in life.items()}
+    half: dict[str, float] = {}
+    for pool in (first, last):
+        if (kernels := pool.ops.meta.kernels) is not None:
+            half |= kernels.half_width_pct
     return OpShares(
         {"ttft": _of_one(prompt), "tpot": _of_one(life)},
         {
             op: HOST_SIGMA
             if op == HOST
             else np.log1p(half.get(op, 100 * UNKNOWN) / 100) / NORMAL_90
-            for op in prompt
+            for op in {**prompt, **decode}
         },
     )
+
+
+def _times(
+    pool: Deployment, rows: float, outputs: float, *, prompt: bool = False, context: float = 0.0
+) -> dict[str, float]:
+    """Seconds by op of a step in which each rank has so many rows and outputs: those of a
+    ``prompt``, or of decodes with that ``context``."""
+    cost = IterationCost(pool.ops, host=host_of(pool.scenario.engine))
+    size, none = np.array([rows]), np.zeros(1)
+    prefill_s = cost.prefill_s(size, none) if prompt else none
+    decode_s = none if prompt else cost.decode_s(size, np.array([context]))
+    found = cost.layer_parts(size, prefill_s, decode_s)
+    if MOE in found:  # the experts see the rows of all ranks
+        found[MOE] = cost.op_s(MOE, np.round(pool.scenario.cluster.dp * size))
+    layers = sum(pool.layers)
+    times = {op: layers * float(time_s[0]) for op, time_s in found.items()}
+    times[LAST[0]] = float(cost.last_s(np.array([outputs]))[0])
+    times[HOST] = float(cost.host_s(np.array([outputs]))[0])
+    return times
 
 
 def _of_one(times: Mapping[str, float]) -> dict[str, float]:

@@ -18,12 +18,14 @@ from sarathi_sim.experiments.measured.launch_scripts import (
     settings_of,
     sglang_memory,
 )
+from sarathi_sim.experiments.measured.pool_rows import pools_of
 from sarathi_sim.experiments.measured.servers import Measured
 from sarathi_sim.profiler.facts.device import load_device
 from sarathi_sim.profiler.facts.formats import STACKS
 from sarathi_sim.profiler.facts.model import load_model
 from sarathi_sim.profiler.public.kernel_tables import SYSTEMS
 from sarathi_sim.simulator.load.engine_memory import SHARES
+from sarathi_sim.simulator.loop.routers import Router
 
 _IN_BLOCKS = ("fp8_block", "fp8_block")
 #: DeepSeek's fp4 checkpoint quantises attention's largest matrix and shared experts, too (the card
@@ -76,12 +78,20 @@ APART = 0.95
 """The shortest length as a share of the longest where clients have drifted apart: assumed. With
 equal lengths they go on in lock-step, as they began."""
 
+RANK_ROUTERS: dict[str, Router] = {"vllm": "least_requests"}
+"""How engines choose a rank: vLLM the one with the fewest requests (waiting ones count more)."""
+
 DYNAMO = "under dynamo"
+IN_POOLS = " in pools"
 
 
 def stack_of(row: Measured) -> str:
-    """The name by which host constants are stored: the engine's own server, or NVIDIA Dynamo's
-    frontend (its images served ``nvidia_gap_sweep``)."""
+    """The name by which host constants are stored: the engine's own server, NVIDIA Dynamo's
+    frontend (its images served ``nvidia_gap_sweep``), or pools, of SGLang by release (its images
+    of December 2025 and of 2026 differ by half)."""
+    if row.mode != "agg":
+        release = ".".join(row.backend_version.split(".")[:3]) if row.backend == "sglang" else ""
+        return f"{row.backend} {release}".rstrip() + IN_POOLS
     return f"{row.backend} {DYNAMO}" if origin(row).startswith("nvidia_gap") else row.backend
 
 
@@ -96,6 +106,8 @@ def _stack(row: Measured) -> str:
 def server_of(row: Measured) -> str:
     """The row's server, without its load. A server's rows are fitted, or left out, together."""
     layout = f"tp{row.tp} pp{row.pp} dp{attention_ranks(row)}"
+    if row.launch is not None and row.launch.prefill and row.launch.decode:
+        layout = f"{row.launch.prefill.layout} + {row.launch.decode.layout}"
     return f"{stack_of(row)}, {row.model}, {row.system}, {row.precision}, {layout}"
 
 
@@ -125,11 +137,12 @@ def scenario_of(row: Measured, host: HostConstants, apart: bool = False) -> dict
         if value not in allowed:
             raise ConfigError(f"{name} {value}: not modelled; modelled: {', '.join(allowed)}")
     if row.mode != "agg":
-        raise ConfigError(f"prefill and decode on GPUs of their own: not modelled; mode {row.mode}")
+        return _base(row, apart) | pools_of(row, _engine(row, host))
     if row.tp is None:
         raise ConfigError("tp: this key is missing")
-    if (dp := attention_ranks(row)) > 1:
-        raise ConfigError(f"data-parallel attention: not modelled; dp {dp}")
+    if (dp := attention_ranks(row)) > 1 and row.backend not in RANK_ROUTERS:
+        # TensorRT-LLM's scripts have ranks wait for each other's prompts; SGLang's have none.
+        raise ConfigError(f"data-parallel attention of {row.backend}: not modelled; dp {dp}")
     if row.model in MIXTURES:
         _check_layout(row)
     known = settings_of(row)
@@ -140,20 +153,33 @@ def scenario_of(row: Measured, host: HostConstants, apart: bool = False) -> dict
         device = load_device(DEVICES[row.system])
         known = sglang_memory(device, row.tp, row.pp) | {"ignore_eos": True} | known
     known.pop("attention_dp", None)
-    ratio = APART if apart else row.length_range_ratio
-    isl, osl = (round(most * 2 / (1 + ratio)) if apart else most for most in (row.isl, row.osl))
+    return {
+        **_base(row, apart),
+        "kv_cache_dtype": known.pop("kv_cache_dtype"),
+        "cluster": {
+            "tp": row.tp,
+            "pp": row.pp,
+            **({"dp": dp, "rank_router": RANK_ROUTERS[row.backend]} if dp > 1 else {}),
+            "max_length": sum(_lengths(row, apart)[:2]),
+            **_spread(row, known.pop("expert_parallel", "as_row")),
+        },
+        "kv_cache": {
+            "prefix_caching": False,
+            **{share: known.pop(share) for share in SHARES if share in known},
+        },
+        "policy": {"name": row.backend, **known},
+        "engine": _engine(row, host),
+    }
+
+
+def _base(row: Measured, apart: bool) -> dict[str, Any]:
+    """Model, device, kernels and load."""
+    isl, osl, ratio = _lengths(row, apart)
     return {
         "model": MODELS[row.model],
         "device": DEVICES[row.system],
         "stack": _stack(row),
         **_weights(row),
-        "kv_cache_dtype": known.pop("kv_cache_dtype"),
-        "cluster": {
-            "tp": row.tp,
-            "pp": row.pp,
-            "max_length": isl + osl,
-            **_spread(row, known.pop("expert_parallel", "as_row")),
-        },
         "workload": {
             "requests": launch_scripts().load.rounds * row.concurrency,
             "lengths": {
@@ -170,13 +196,15 @@ def scenario_of(row: Measured, host: HostConstants, apart: bool = False) -> dict
             },
             "declared": "exact",
         },
-        "kv_cache": {
-            "prefix_caching": False,
-            **{share: known.pop(share) for share in SHARES if share in known},
-        },
-        "policy": {"name": row.backend, **known},
-        "engine": _engine(row, host),
     }
+
+
+def _lengths(row: Measured, apart: bool) -> tuple[int, int, float]:
+    """The longest prompt and output, and the shortest ones' share of them."""
+    if not apart:
+        return row.isl, row.osl, row.length_range_ratio
+    longest = 2 / (1 + APART)
+    return round(row.isl * longest), round(row.osl * longest), APART
 
 
 def _engine(row: Measured, host: HostConstants) -> dict[str, float]:

@@ -61,6 +61,7 @@ from sarathi_sim.experiments.measured.row_scenarios import (
 from sarathi_sim.experiments.measured.servers import (
     Measured,
     ServerTimes,
+    read_launches,
     read_measured,
 )
 from sarathi_sim.experiments.sweeps.backends import Backend
@@ -157,8 +158,11 @@ class ScoredRows:
                 write_whole(folder / f"{name}.yaml", host_time_yaml(found))
 
 
-def read_rows(files: Sequence[Path]) -> tuple[list[Measured], dict[str, str]]:
-    """The rows of files of measured servers, and why others cannot be read.
+def read_rows(
+    files: Sequence[Path], launch: Path | None = None
+) -> tuple[list[Measured], dict[str, str]]:
+    """The rows of files of measured servers, and why others cannot be read. A ``launch`` list says
+    how those with pools were started.
 
     Raises ConfigError for an id that stands in two of them.
     """
@@ -171,6 +175,9 @@ def read_rows(files: Sequence[Path]) -> tuple[list[Measured], dict[str, str]]:
             raise ConfigError(f"{path}: the id {again} is in an earlier file, too")
         rows += read
         refused |= unread
+    if launch is not None:
+        started = read_launches(launch)
+        rows = [row.model_copy(update={"launch": started.get(row.id)}) for row in rows]
     return rows, refused
 
 
@@ -182,15 +189,17 @@ def score_servers(
     say: Say,
     *,
     fit: bool = False,
+    launch: Path | None = None,
 ) -> ScoredRows:
     """Simulate the rows of files, with the shipped constants or those that ``fit`` finds for rows
-    left out; ``peers`` are other predictors' files. Raises ConfigError for what cannot be read.
+    left out; ``peers`` are other predictors' files, ``launch`` is a launch list
+    (:func:`read_launches`). Raises ConfigError for what cannot be read.
 
     Rows of servers to which the shipped constants were fitted get those that were fitted without
     them. With ``fit`` the best predictions are the cross-validated ones; rows that are not fitted
     to keep the shipped constants.
     """
-    rows, unread = read_rows(files)
+    rows, unread = read_rows(files, launch)
     theirs = {str(path): read_peer(path) for path in peers}
     known, file = host_times(), str(files[0])
     origin = " and ".join(path.name for path in files)

@@ -17,6 +17,7 @@ from typing import Annotated, TypeVar
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from sarathi_sim.experiments.config.errors import ConfigError
+from sarathi_sim.experiments.measured.launch_lists import StartedServer
 from sarathi_sim.profiler.bundle.csv_cells import read_cells
 from sarathi_sim.profiler.storage.strict import did_you_mean, mistakes
 from sarathi_sim.simulator.loop.records import Floats
@@ -37,7 +38,8 @@ _Milliseconds = Annotated[float, Field(gt=0, le=1e9)]
 class Measured(BaseModel):
     """One server under one load; ``ttft_ms`` and ``tpot_ms`` are means over its requests.
 
-    ``flags`` say why a row is doubtful; ``mode`` is ``agg`` where prefill and decode share GPUs.
+    ``flags`` say why a row is doubtful; ``mode`` is ``agg`` where prefill and decode share GPUs,
+    and else ``launch`` says how both pools were started, if that is known.
     """
 
     model_config = ConfigDict(frozen=True, extra="ignore")
@@ -66,6 +68,7 @@ class Measured(BaseModel):
     flags: str = ""
     latency_ms: _Milliseconds | None = None
     output_tokens_per_s: Annotated[float, Field(gt=0, le=1e12)] | None = None
+    launch: StartedServer | None = None
 
     def latency_of(self, ttft_ms: _Number, tpot_ms: _Number) -> _Number:
         """The mean latency of a request in ms that follows from mean TTFT and TPOT."""
@@ -103,6 +106,16 @@ class ServerTimes:
 def read_measured(path: Path) -> tuple[list[Measured], dict[str, str]]:
     """:func:`read_rows` of a table of servers."""
     return read_rows(path, Measured)
+
+
+def read_launches(path: Path) -> dict[str, StartedServer]:
+    """A launch list by id. Raises ConfigError for a file that is none, or a row of it that cannot
+    be read."""
+    rows, unread = read_rows(path, StartedServer)
+    if unread:
+        name, reason = next(iter(unread.items()))
+        raise ConfigError(f"{path}: {name}: {reason}")
+    return {row.id: row for row in rows}
 
 
 def needed(kind: type[BaseModel]) -> list[str]:

@@ -28,6 +28,7 @@ from bokeh.plotting import figure
 from bokeh.transform import dodge
 
 from sarathi_sim.experiments.figures.slices import (
+    IDLE,
     KINDS,
     StageSlices,
     Window,
@@ -38,7 +39,6 @@ from sarathi_sim.experiments.figures.slices import (
 )
 from sarathi_sim.experiments.figures.style import KIND_COLOURS, VERMILION
 from sarathi_sim.simulator.loop.records import Floats, Ints
-from sarathi_sim.simulator.views.ledger import BUBBLES
 from sarathi_sim.simulator.views.metric_registry import number_text
 from sarathi_sim.simulator.views.metrics import Analysis
 
@@ -359,7 +359,7 @@ def _timeline(analysis: Analysis, window: Window, seen: Range1d) -> Any:
                 name=label,
             )
             drawn[label] = [box]
-    for kind in range(len(BUBBLES)):
+    for kind in range(len(IDLE)):
         data = _bubbles(stages, kind)
         if len(data["y"]):
             gap = chart.hbar(
@@ -380,8 +380,7 @@ def _timeline(analysis: Analysis, window: Window, seen: Range1d) -> Any:
     several = len(replicas) > 1
     chart.yaxis.ticker = FixedTicker(ticks=list(range(len(stages))))
     chart.yaxis.major_label_overrides = {
-        row: f"{stage.replica}:{stage.stage}" if several else str(stage.stage)
-        for row, stage in enumerate(stages)
+        row: stage.label if several else str(stage.stage) for row, stage in enumerate(stages)
     }
     chart.yaxis.axis_label = "replica:stage" if several else "stage"
     chart.grid.visible = False

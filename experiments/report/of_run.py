@@ -18,7 +18,7 @@ from sarathi_sim.experiments.figures.distributions import (
     steps,
     table_styles,
 )
-from sarathi_sim.experiments.figures.slices import memory_curves
+from sarathi_sim.experiments.figures.slices import first_decoder, memory_curves
 from sarathi_sim.experiments.report.charts import (
     StyledLine,
     boxes_window,
@@ -164,11 +164,17 @@ def _again_charts(again: Mapping[str, SimulatedAgain], tables: Mapping[str, Tabl
     styles = dict(zip(tables, table_styles(tables), strict=True))
     memory = {}
     for name, analysis in worked.items():
-        log = analysis.records.replicas[0]
+        log = first_decoder(analysis.records)
         if log.pool is not None:
             x, y = memory_curves(log)[0]
             memory[name] = StyledLine(x[~np.isnan(y)], y[~np.isnan(y)], styles[name])
     if memory:
         chart = lines(memory, "time (s)", "KV cache in use (%)")
-        charts.append(Chart("Memory", chart, "Of replica 0, mean of 240 parts of the run."))
+        charts.append(
+            Chart(
+                "Memory",
+                chart,
+                "Of replica 0 (of two pools: decode 0), mean of 240 parts.",
+            )
+        )
     return charts

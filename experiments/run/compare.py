@@ -54,6 +54,7 @@ _LABELS = {
     "equal": "bubbles between equal batches",
     "communication": "transfers not hidden",
     "turnaround": "scheduler turn-around",
+    "slowest_rank": "waiting for the slowest rank",
     "fill": "pipeline fill",
     "drain": "pipeline drain",
     "no_work": "no work",
@@ -83,6 +84,7 @@ def explain(folder: Path, progress: Progress = silent) -> Compared:
     """
     where, scenario = _find(folder)
     again = simulate_again(where, scenario, str(folder), progress)
+    refuse_pools(again.deployment, f"{folder}")
     notes, deployment, analysis = list(again.notes), again.deployment, again.analysis
     if again.state == "overloaded":
         notes.append(
@@ -99,6 +101,15 @@ def explain(folder: Path, progress: Progress = silent) -> Compared:
     said = read_summary(where).get("notes")
     assumed = tuple(said.get(scenario, ())) if isinstance(said, dict) else ()
     return Compared(str(folder), policy, parts, requests, tuple(notes), assumed)
+
+
+def refuse_pools(deployment: Deployment, where: str) -> None:
+    """Raises ConfigError for two pools, whose time is not divided into parts."""
+    if len(deployment.pools) > 1:
+        raise ConfigError(
+            f"{where}: disaggregation: a difference of two pools is not divided into its parts; "
+            "`run` shows scenarios side by side"
+        )
 
 
 @dataclass(frozen=True, eq=False)

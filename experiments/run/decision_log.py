@@ -7,14 +7,15 @@ order in which they happened, so that a replay needs no clock::
     ["schedule", STEP, ...]              a decision: what the engine's ``state`` has
     ["return", STEP, [FINISHED IDS]]     that batch's result was booked
 
-With speculation (the header's ``mode`` is "spec") a row of a decision names its drafts, a return
-the tokens of each request that did not get exactly one, and::
-
-    ["drafts", {ID: N}]                  drafts proposed after that return
-
 The header's ``config`` holds the engine's settings, its ``requests`` rows of id, arrival, prompt
 tokens, output tokens, priority, prefix group or -1, prefix tokens and, where EOS ends it,
-max_tokens.
+max_tokens. The header may have a ``mode``: ``spec`` with speculation; ``pd`` if prompts are
+computed elsewhere, ``decode_bench`` if their KV arrives at once then; ``pd spec`` with both. Then a
+row of a decision has its drafts, its state the number of requests that hold blocks for KV and do
+not run, a return the tokens of each request that did not get exactly one, and there are::
+
+    ["recv", [IDS]]                      the KV of these requests' prompts arrived from elsewhere
+    ["drafts", {ID: N}]                  drafts proposed after that return
 """
 
 from __future__ import annotations
@@ -41,8 +42,8 @@ from sarathi_sim.profiler.storage.strict import did_you_mean, one_line, show
 
 _OF_TRAFFIC = {
     "requests", "per_second", "longest_prompt", "longest_output", "share", "shared_prefix", "eos",
-    "ties", "rate", "min_prompt", "max_prompt", "min_output", "max_output", "groups", "accept",
-    "transfer",
+    "ties", "rate", "min_prompt", "max_prompt", "min_output", "max_output", "groups", "transfer",
+    "k", "accept",
 }  # fmt: skip
 """Keys that recorders add to the settings: how they drew the requests, which are in the header."""
 _TRUTH = {"True": True, "False": False}
@@ -58,6 +59,7 @@ _ROWS = TypeAdapter(
     ]
 )
 _Chunks = list[tuple[_Whole, _Whole, _Whole]]
+_Drafted = list[tuple[_Whole, _Whole, _Whole, _Whole]]
 _Ids = list[_Whole]
 
 
@@ -156,13 +158,11 @@ def _check(log: DecisionLog) -> None:
     try:
         add: Any = tuple[Literal["add"], _Whole]
         decision = tuple.__class_getitem__((Literal["schedule"], _Whole, *engine.state))
-        events: Any = list.__class_getitem__(
-            add | decision | tuple[Literal["return"], _Whole, _Ids] | engine.events
-        )
+        events: Any = list.__class_getitem__(add | decision | engine.events)
         TypeAdapter(events).validate_python(log.events)
     except ValidationError as error:
         line = int(error.errors()[0]["loc"][0]) + 2
-        problem = "not an event: must be add, schedule or return, as docs/lockstep.md has them"
+        problem = "not an event: must be one of those that docs/lockstep.md has"
         raise ConfigError(f"{log.path}: line {line}: {problem}") from None
 
 
@@ -213,15 +213,17 @@ class _Player:
 
     ``versions`` are the releases that our policy reproduces: decisions change between minor ones.
     ``settings`` are the settings that matter, with their allowed values (:func:`_problem`);
-    ``defaults`` are for settings that may be missing. ``state`` names the fields of a decision,
-    ``events`` the forms of the events that only this engine has.
+    ``defaults`` are for settings that may be missing. ``state`` names the fields of a decision, and
+    ``events`` the forms of the other events but arrivals. With ``remote`` all of a prompt but its
+    last token, which the engine computes itself, comes from elsewhere.
     """
 
     versions: ClassVar[tuple[str, ...]]
     settings: ClassVar[dict[str, Any]]
     defaults: ClassVar[dict[str, Any]] = {}
     state: ClassVar[tuple[Any, ...]]
-    events: ClassVar[Any] = tuple[Literal["add"], _Whole]
+    events: ClassVar[Any] = tuple[Literal["return"], _Whole, _Ids]
+    remote: ClassVar[bool] = False
 
     def __init__(self, log: DecisionLog) -> None:
         self.decisions = sum(event[0] == "schedule" for event in log.events)
@@ -233,7 +235,10 @@ class _Player:
             declared = min(row[7] if len(row) > 7 else output, self._most(log.settings, prompt))
             output = declared if log.settings.get("ignore_eos") else min(output, declared)
             prefix = ((("group", group), shared),) if group >= 0 else ()
-            self._requests[id] = Request(id, arrival, prompt, output, declared, priority, prefix)
+            remote = prompt - 1 if self.remote else 0
+            self._requests[id] = Request(
+                id, arrival, prompt, output, declared, priority, prefix, remote_tokens=remote
+            )
         self._pool = self._build(log)
 
     def _most(self, c: dict[str, Any], prompt: int) -> int:
@@ -252,6 +257,9 @@ class _Player:
         if event[0] == "schedule":
             ours, self._flight[event[1]] = self._schedule()
             theirs, what = event[2:], "decision"
+        elif event[0] == "recv":
+            self._pool.received(event[1])
+            return None
         else:
             ended = self._pool.complete(self._flight.pop(event[1]))
             ours, theirs = sorted(s.id for s in ended), event[2]
@@ -318,16 +326,42 @@ class _VllmPlayer(_Player):
         )
 
 
-class _SpeculationPlayer(_VllmPlayer):
+class _MorePlayer(_VllmPlayer):
+    """vLLM in any of its modes."""
+
+    state = (_Drafted, _Ids, _Whole, _Whole, _Whole, _Whole)
+    events = (
+        tuple[Literal["return"], _Whole, _Ids, dict[str, _Whole]]
+        | tuple[Literal["recv"], _Ids]
+        | tuple[Literal["drafts"], dict[str, _Whole]]
+    )
+
+    def _stated(self, batch: Batch, rows: list[list[int]], preempted: list[int]) -> list[Any]:
+        drafts = {sequence.id: tokens - 1 for sequence, tokens, _ in batch.verified}
+        rows = [[*row, drafts.get(row[0], 0)] for row in rows]
+        return [*super()._stated(batch, rows, preempted), self._pool.holding]
+
+
+class _RemotePlayer(_MorePlayer):
+    """vLLM whose prompts are computed elsewhere."""
+
+    remote = True
+
+
+class _BenchPlayer(_RemotePlayer):
+    """vLLM with its own connector for benchmarks, whose KV arrives at once."""
+
+    def _build(self, log: DecisionLog) -> Pool:
+        pool = super()._build(log)
+        pool.policy.load_kv_async = False  # type: ignore[attr-defined]
+        return pool
+
+
+class _SpeculationPlayer(_MorePlayer):
     """vLLM that drafts: what was proposed and accepted is fed from the log."""
 
     settings: ClassVar[dict[str, Any]] = {**_VllmPlayer.settings, "k": 1 << 10, "lookahead": 0.0}
     defaults: ClassVar[dict[str, Any]] = {"lookahead": 0}
-    state = (list[tuple[_Whole, _Whole, _Whole, _Whole]], _Ids, _Whole, _Whole, _Whole, _Whole)
-    events = (
-        tuple[Literal["return"], _Whole, _Ids, dict[str, _Whole]]
-        | tuple[Literal["drafts"], dict[str, _Whole]]
-    )
 
     def _build(self, log: DecisionLog) -> Pool:
         self._yielded: dict[str, int] = {}
@@ -346,10 +380,11 @@ class _SpeculationPlayer(_VllmPlayer):
             self._yielded = event[3]
         return super().play(event)
 
-    def _stated(self, batch: Batch, rows: list[list[int]], preempted: list[int]) -> list[Any]:
-        drafts = {sequence.id: tokens - 1 for sequence, tokens, _ in batch.verified}
-        rows = [[*row, drafts.get(row[0], 0)] for row in rows]
-        return [*super()._stated(batch, rows, preempted), 0]
+
+class _RemoteSpeculationPlayer(_SpeculationPlayer):
+    """vLLM that drafts, and whose prompts are computed elsewhere."""
+
+    remote = True
 
 
 class _SglangPlayer(_Player):
@@ -413,7 +448,10 @@ class _SglangPlayer(_Player):
 
 ENGINES: dict[str, type[_Player]] = {
     "vllm": _VllmPlayer,
+    "vllm pd": _RemotePlayer,
+    "vllm decode_bench": _BenchPlayer,
     "vllm spec": _SpeculationPlayer,
+    "vllm pd spec": _RemoteSpeculationPlayer,
     "sglang": _SglangPlayer,
 }
 """Players by the engine's name in the header, and its mode if it has one."""

@@ -23,6 +23,7 @@ from sarathi_sim.experiments.figures.slices import (
     Drawing,
     Window,
     default_window,
+    first_decoder,
     memory_curves,
     stage_slices,
 )
@@ -260,7 +261,7 @@ def tables_of(runs: Mapping[str, ScenarioRun]) -> dict[str, Tables]:
             run.analysis.requests,
             run.analysis.ledger,
             run.analysis.token_gaps,
-            run.deployment.scenario.policy.name,
+            run.deployment.pools[-1].scenario.policy.name,
             run.summary["steady"],
         )
         for name, run in runs.items()
@@ -274,9 +275,10 @@ def _drawing(runs: Mapping[str, ScenarioRun], window: Window) -> Drawing:
         name: replace(table, requests=table.requests[list(REQUEST_COLUMNS)])
         for name, table in tables_of(runs).items()
     }
-    logs = {name: run.analysis.records.replicas[0] for name, run in runs.items()}
+    logs = {name: first_decoder(run.analysis.records) for name, run in runs.items()}
     curves = {name: memory_curves(log) for name, log in logs.items() if log.pool is not None}
-    cuts = {name: chunking_of(runs[name].deployment.scenario.policy.build()) for name in curves}
+    last = {name: runs[name].deployment.pools[-1].scenario.policy for name in curves}
+    cuts = {name: chunking_of(policy.build()) for name, policy in last.items()}
     budgets = {name: chunking.rows for name, chunking in cuts.items() if chunking is not None}
     return Drawing(tables, window, slices, curves, budgets)
 
@@ -327,7 +329,10 @@ def _draw(drawing: Drawing, folder: Path, told: Told) -> None:
 
 
 def _is_small(run: ScenarioRun) -> bool:
-    """Whether a run's records are small enough to be held by a second process, too."""
+    """Whether a run's records are small enough to be held by a second process, too. (Those of two
+    pools have no band.)"""
+    if run.analysis.records.handovers is not None:
+        return False
     return sum(log.num_iterations for log in run.analysis.records.replicas) <= MOST_SENT
 
 

@@ -57,7 +57,10 @@ class Uncertainty:
 
 
 def uncertainty(deployment: Deployment, analysis: Analysis) -> Uncertainty | None:
-    """The uncertainty of a run; None where nothing ran."""
+    """The uncertainty of a run; None where nothing ran, and of two pools: a worker's requests come
+    when another one has done with them, which no re-timing moves."""
+    if analysis.records.handovers is not None:
+        return None
     return uncertainty_of(*timing(deployment), analysis)
 
 

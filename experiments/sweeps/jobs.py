@@ -10,7 +10,7 @@ from typing import Any
 
 from sarathi_sim.experiments.config.base import Source
 from sarathi_sim.experiments.config.deployment import deploy
-from sarathi_sim.experiments.config.scenario import Scenario
+from sarathi_sim.experiments.config.scenario import POOLS, Scenario
 from sarathi_sim.experiments.results import FORMAT, SUMMARY, json_bytes, parquet_bytes, run_files
 from sarathi_sim.experiments.sweeps.plan import Run, SharedRequests, run_key
 from sarathi_sim.profiler.storage.child import Told, silent
@@ -100,5 +100,11 @@ def located(scenario: Scenario, base: Path) -> Scenario:
         trace = lengths.model_copy(update={"path": find(lengths.path)})
         scenario = scenario.having("workload", lengths=trace)
     named = {key: getattr(scenario, key) for key in ("model", "device", "profiles", "calibration")}
-    found = {key: find(text) for key, text in named.items() if text is not None}
+    found: dict[str, Any] = {key: find(text) for key, text in named.items() if text is not None}
+    if (both := scenario.disaggregation) is not None:
+        pools = {pool: dict(getattr(both, pool)) for pool in POOLS}
+        for own in pools.values():
+            if "device" in own:
+                own["device"] = find(own["device"])
+        found["disaggregation"] = both.model_copy(update=pools)
     return scenario.model_copy(update=found)

@@ -276,14 +276,17 @@ def code_fingerprint(*also: str) -> str:
 
 def run_key(deployment: Deployment, name: str) -> str:
     """16 hexadecimal digits: the resolved scenario and its ``name``, the content of its files
-    (model, device, profile bundle, trace, a policy's file), and the code.
+    (model, devices, profile bundles, trace, a policy's file), and the code.
 
     The paths of these files do not matter.
     """
     scenario = deployment.scenario.model_dump()
-    # Without the device's keys from which bundles are made: no simulation reads them.
-    device = asdict(replace(deployment.device, fitted=None))
-    scenario |= {"model": asdict(deployment.model), "device": device}
+    # Without the devices' keys from which bundles are made: no simulation reads them.
+    devices = [asdict(replace(pool.device, fitted=None)) for pool in deployment.pools]
+    scenario |= {"model": asdict(deployment.model), "device": devices}
+    for own in (scenario["disaggregation"] or {}).values():
+        if isinstance(own, dict):
+            own.pop("device", None)
     scenario["profiles"] = deployment.bundle_sha256
     if (calibration := deployment.scenario.calibration) is not None:
         scenario["calibration"] = files_sha256([user_path(calibration)])

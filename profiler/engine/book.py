@@ -206,6 +206,10 @@ class Book:
         """How many of its drafts hold: this engine has no drafter."""
         return 0
 
+    def none_end(self, batch: Batch) -> int:
+        """An engine learns it from the tokens."""
+        return 0
+
     def ended(self, batch: Batch, dropped: Collection[Sequence] = ()) -> list[Sequence]:
         """The sequences whose last token this batch yields; ``dropped`` ones lose theirs."""
         for sequence in dropped:

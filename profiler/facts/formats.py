@@ -17,7 +17,9 @@ MoeDtype = Literal[
 ]
 #: Distributions of tokens over experts: even, or a power law with this exponent.
 Distribution = Literal["balanced", "power_law_1.01", "power_law_1.2"]
-A2aBackend = Literal["none", "nccl"]
+#: How tokens reach the experts of other ranks and come back: NCCL's all-to-all, DeepEP (low latency
+#: for few tokens, else normal), or TensorRT-LLM's two kernels over NVLink.
+A2aBackend = Literal["none", "nccl", "deepep", "nvlink_one_sided", "nvlink_two_sided"]
 KvDtype = Literal["bf16", "fp8"]
 STACKS: tuple[Stack, ...] = get_args(Stack)
 WEIGHT_DTYPES: tuple[WeightDtype, ...] = get_args(WeightDtype)
@@ -51,17 +53,27 @@ SPEEDUP: dict[WeightDtype, float] = {
 @dataclass(frozen=True)
 class NumberBytes:
     """Bytes of a number: of an activation or embedding, a layer's weight, the KV cache, and an
-    expert's weight (None: as a layer's)."""
+    expert's weight (None: as a layer's).
+
+    The experts' weights, and the copies of ``redundant_experts``, are shared by ``dp`` groups of
+    ranks, each of which has all other weights.
+    """
 
     activation: int = 2
     weight: float = 2.0
     kv: int = 2
     expert: float | None = None
+    dp: int = 1
+    redundant_experts: int = 0
 
     @property
     def expert_weight(self) -> float:
         """Bytes of a weight of a routed expert."""
         return self.weight if self.expert is None else self.expert
+
+    def held_experts(self, num_experts: int) -> float:
+        """The share of a layer's experts that one group of ranks holds."""
+        return (1 + self.redundant_experts / num_experts) / self.dp
 
 
 #: All of them bf16 or fp16.
@@ -108,6 +120,11 @@ class Kernels:
     ``expert_distribution``. The tensor-parallel ranks divide each expert or, with
     ``expert_parallel``, their number. Their outputs are added up by the layer's all-reduce
     or, with ``moe_a2a_backend``, tokens are sent to the experts and back.
+
+    With ``dp`` > 1 attention is data-parallel: ``dp`` groups of tensor-parallel ranks have their
+    own sequences, and divide the experts among all of their ranks. Without ``moe_a2a_backend``
+    tokens are gathered from all ranks, and outputs scattered. ``redundant_experts`` are copies,
+    placed so that the load is even.
     """
 
     stack: Stack
@@ -118,6 +135,8 @@ class Kernels:
     expert_parallel: bool = False
     moe_a2a_backend: A2aBackend = "none"
     version: str = ""
+    dp: int = 1
+    redundant_experts: int = 0
 
     @property
     def named(self) -> str:
@@ -135,7 +154,8 @@ class Kernels:
         kv, expert = KV_BYTES[self.kv_cache_dtype], MOE_BYTES[self.experts_in]
         if self.moe_dtype == "int4_wo" != self.dtype:
             expert = _FINE_INT4
-        return NumberBytes(2, WEIGHT_BYTES[self.dtype], kv, expert)
+        weight = WEIGHT_BYTES[self.dtype]
+        return NumberBytes(2, weight, kv, expert, self.dp, self.redundant_experts)
 
     @property
     def name(self) -> str:
@@ -145,5 +165,7 @@ class Kernels:
         found += f"-moe-{self.moe_dtype}" if self.moe_dtype else ""
         found += "-ep" if self.expert_parallel else ""
         found += "" if self.moe_a2a_backend == "none" else f"-a2a-{self.moe_a2a_backend}"
+        found += "" if self.dp == 1 else f"-dp{self.dp}"
+        found += f"-redundant{self.redundant_experts}" if self.redundant_experts else ""
         usual = self.expert_distribution == Kernels.expert_distribution
         return found if usual else f"{found}-{self.expert_distribution}"

@@ -288,7 +288,7 @@ def _by_heads(
 
 def moe_tokens(raw: MoeTable, rates: Rates, knots: Rows, scored: Rows) -> Iterator[Errors]:
     """The token counts that are no knots, of the ``scored`` shapes (the others chose the knots)."""
-    clean = raw.cleaned()
+    clean = raw.cleaned(rates)
     rest = np.setdiff1d(np.arange(len(clean.tokens)), knots)
     if len(rest) and len(scored):
         ratio = clean.log_ratio(rates)
@@ -302,13 +302,27 @@ def moe_shapes(raw: MoeTable, rates: Rates, inside: bool) -> Iterator[Errors]:
 
     ``inside``: models that share their number of chosen experts with another; else the others.
     """
-    clean = raw.cleaned()
+    clean = raw.cleaned(rates)
     surface = fit_moe(clean, rates)
     for mine, alike in groups(clean.shapes):
         if alike == inside and not mine.all():
             off = surface.some(~mine).unmeasured(clean.shapes[mine], rates)
             off -= surface.log_ratio[mine]
             yield off, off + np.log(clean.time_us[mine] / raw.time_us[mine])
+
+
+def moe_ranks(raw: MoeTable, rates: Rates) -> Iterator[Errors]:
+    """Each shape in turn whose model was timed on fewer and on more ranks, from all others."""
+    clean = raw.cleaned(rates)
+    surface = fit_moe(clean, rates)
+    for mine, _ in groups(clean.shapes):
+        ranks = clean.shapes[:, 5]
+        inner = mine & (ranks > ranks[mine].min()) & (ranks < ranks[mine].max())
+        for one in np.flatnonzero(inner):
+            alone = np.arange(len(ranks)) == one
+            off = surface.some(~alone).unmeasured(clean.shapes[alone], rates)
+            off -= surface.log_ratio[alone]
+            yield off, off + np.log(clean.time_us[alone] / raw.time_us[alone])
 
 
 def messages(rows: pd.DataFrame) -> Iterator[Errors]:

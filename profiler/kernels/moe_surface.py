@@ -253,7 +253,7 @@ def _through(wanted: Array, at: Array, curves: Array) -> Array:
 
 @dataclass(frozen=True, eq=False)
 class MoeTable:
-    """Measured times by shape and tokens; shapes with a gap are left out."""
+    """Measured times by shape and tokens; NaN where a shape has none at these tokens."""
 
     shapes: npt.NDArray[np.int64]
     tokens: Array
@@ -265,9 +265,18 @@ class MoeTable:
         read, cache = read_us(self.shapes, self.tokens, rates), 1e6 * rates.cache / rates.bandwidth
         return MoeTable(self.shapes, self.tokens, from_memory(self.time_us, read, cache))
 
-    def cleaned(self) -> MoeTable:
-        """The table in which more tokens take no less time."""
-        return MoeTable(self.shapes, self.tokens, rising(self.time_us, 1))
+    def cleaned(self, rates: Rates) -> MoeTable:
+        """The table in which more tokens take no less time. Without gaps: a shape's time over the
+        expected one is as at its nearest tokens."""
+        times, unknown = self.time_us, np.isnan(self.time_us)
+        if unknown.any():
+            expected, at = expected_us(self.shapes.astype(float), self.tokens, rates), self.tokens
+            filled = [
+                np.exp(np.interp(np.log(at), np.log(at[~gap]), np.log(row[~gap] / usual[~gap])))
+                for gap, row, usual in zip(unknown, times, expected, strict=True)
+            ]
+            times = np.where(unknown, filled * expected, times)
+        return MoeTable(self.shapes, self.tokens, rising(times, 1))
 
     def some(self, rows: npt.NDArray[np.bool_]) -> MoeTable:
         """These shapes alone."""
@@ -279,9 +288,11 @@ class MoeTable:
         return np.asarray(np.log(self.time_us / expected_us(shapes, self.tokens, rates)))
 
 
-def moe_table(rows: pd.DataFrame) -> MoeTable:
-    """From rows of :data:`SHAPE`, ``tokens`` and ``time_us``."""
-    table = rows.pivot_table(index=list(SHAPE), columns="tokens", values="time_us").dropna()
+def moe_table(rows: pd.DataFrame, gaps: bool = False) -> MoeTable:
+    """From rows of :data:`SHAPE`, ``tokens`` and ``time_us``. Shapes with a gap are left out, or
+    with ``gaps`` kept."""
+    table = rows.pivot_table(index=list(SHAPE), columns="tokens", values="time_us")
+    table = table if gaps else table.dropna()
     shapes = np.array(table.index.to_list(), dtype=np.int64).reshape(-1, len(SHAPE))
     return MoeTable(shapes, table.columns.to_numpy(np.float64), table.to_numpy(np.float64))
 

@@ -7,6 +7,7 @@ further op is a further entry: the class that times it, and the function that fi
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
 from typing import NamedTuple
@@ -15,7 +16,7 @@ import numpy as np
 import numpy.typing as npt
 import pandas as pd
 
-from sarathi_sim.profiler.facts.device import DeviceSpec
+from sarathi_sim.profiler.facts.device import DeviceSpec, Link
 from sarathi_sim.profiler.facts.formats import (
     DISTRIBUTIONS,
     MOE_BYTES,
@@ -29,6 +30,7 @@ from sarathi_sim.profiler.facts.model import ModelSpec
 from sarathi_sim.profiler.facts.ops import ALL_TO_ALL, MOE
 from sarathi_sim.profiler.facts.roofline import HALF, Array
 from sarathi_sim.profiler.kernels import left_out
+from sarathi_sim.profiler.kernels.exchange_curves import reached
 from sarathi_sim.profiler.kernels.left_out import Errors, Fitted, record
 from sarathi_sim.profiler.kernels.moe_surface import (
     TILE,
@@ -36,6 +38,7 @@ from sarathi_sim.profiler.kernels.moe_surface import (
     Rates,
     choose_tokens,
     fit_moe,
+    groups,
     moe_table,
     moved_bytes,
     padded_us,
@@ -51,6 +54,7 @@ from sarathi_sim.profiler.kernels.stack_file import (
     stored,
     tables_beside,
 )
+from sarathi_sim.profiler.kernels.wide_times import exchange, wide_experts
 from sarathi_sim.profiler.physics.shard_times import DOUBT
 from sarathi_sim.profiler.public import kernel_tables as tables
 
@@ -86,11 +90,11 @@ def experts_name(kernels: Kernels) -> str:
 
 
 class ExpertTimes:
-    """Times of the experts of one ``tp`` rank of a mixture, in microseconds.
+    """Times of the experts of one of ``tp`` x ``kernels.dp`` ranks of a mixture, in microseconds.
 
     ``stored`` gives a table's arrays by its name. Experts without gates count as gated ones of two
     thirds of the width: as many weights and FLOPs. Raises SpecError where the experts were not
-    measured, ValueError where ``tp`` does not divide them.
+    measured, ValueError where the ranks do not divide them.
     """
 
     of_chip = True
@@ -105,28 +109,41 @@ class ExpertTimes:
         stored: Callable[[str], Arrays],
     ) -> None:
         assert model.experts is not None
-        spec.need(MOE, experts_name(kernels), "moe_dtype, expert_distribution")
-        self.device, self.kernels, self.tp = device, kernels, tp
+        self.device, self.tp, self.total = device, tp, tp * kernels.dp
         self.hidden, self.mix, self.gated = model.hidden_size, model.experts, model.gated_ffn
         self.spec, self._stored = spec, stored
-        spread, mix = kernels.expert_parallel, model.experts
-        size = mix.num_experts if spread else mix.intermediate_size
-        if size % tp:
+        spread, mix, copies = kernels.expert_parallel, model.experts, kernels.redundant_experts
+        if copies and not spread:
+            raise ValueError("redundant_experts need expert_parallel: true")
+        slots = mix.num_experts + copies
+        size = slots if spread else mix.intermediate_size
+        if size % self.total:
             what = "num_experts" if spread else "the experts' intermediate_size"
+            what += f" + {copies} redundant_experts" if copies else ""
             raise ValueError(
-                f"{model.name}: tp {tp} does not divide {what} ({size}); allowed here: "
-                f"expert_parallel: {'false' if spread else 'true'}, or another tp"
+                f"{model.name}: tp {tp}{f' x dp {kernels.dp}' if kernels.dp > 1 else ''} does not "
+                f"divide {what} ({size}); allowed here: expert_parallel: "
+                f"{'false' if spread else 'true'}, or another tp"
             )
-        self.ranks = (1, tp) if spread else (tp, 1)
+        self.ranks = (1, self.total) if spread else (self.total, 1)
         width = mix.intermediate_size * (3 if self.gated else 2) / 3
-        self.shape = (self.hidden, max(1, round(width)), mix.top_k, mix.num_experts, *self.ranks)
+        self.shape = (self.hidden, max(1, round(width)), mix.top_k, slots, *self.ranks)
+        self._wide = wide_experts(device.same_chip or device.name, kernels, self.shape)
+        if copies and self._wide is None:
+            kernels = replace(kernels, expert_distribution="balanced")
+        if self._wide is None:
+            spec.need(MOE, experts_name(kernels), "moe_dtype, expert_distribution")
+        self.kernels = kernels
 
     def time_us(self, tokens: Array) -> tuple[Array, Array]:
-        """The time of the chosen experts of a layer's ``tokens``, and the bytes moved."""
+        """The time of the chosen experts of a layer's ``tokens`` (those of all ranks), and the
+        bytes moved."""
         dtype, flat = self.kernels.experts_in, np.ravel(tokens)
         device, spread = self.device.same_chip or self.device.name, self.kernels.expert_distribution
         rates = rates_of(device, dtype, spread)
         moved = moved_bytes(np.array([self.shape], np.float64), flat, MOE_BYTES[dtype])
+        if self._wide is not None:
+            return self._wide.time_us(tokens), moved.reshape(np.shape(tokens))
         if self._padded:
             return padded_us(self.shape, tokens, rates), moved.reshape(np.shape(tokens))
         kernels = (one.time_us(tokens, self.shape, rates) for one in self._choices.values())
@@ -134,6 +151,8 @@ class ExpertTimes:
 
     def provenance(self) -> tuple[str, float]:
         """The origin of the experts' times, and the half-width of their band in percent."""
+        if self._wide is not None:
+            return self._gateless(self._wide.mark, self._wide.half_width_pct)
         if self._padded:
             named = f"{self.kernels.experts_in} experts of {self.kernels.named} on Hopper"
             return f"modelled: {named}, all of them in tiles of {TILE} rows", _UNLIKE_PCT
@@ -150,12 +169,18 @@ class ExpertTimes:
             f"{fit.version}{faster}, tokens {self.kernels.expert_distribution}, "
             f"tp {self.ranks[0]} x ep {self.ranks[1]}, {_FROM[kind]}"
         )
-        width = fit.half_width_pct(kind, _UNLIKE_PCT)
-        if not self.gated:
-            mark += "; without gates: as gated ones of two thirds of the width (assumed)"
-            width = max(width, _UNLIKE_PCT)
+        if self.kernels.redundant_experts:
+            mark += "; copies make the load even (assumed)"
+        mark, width = self._gateless(mark, fit.half_width_pct(kind, _UNLIKE_PCT))
         doubt, doubted_pct = self._doubt(fit.version)
         return mark + doubt, max(width, doubted_pct)
+
+    def _gateless(self, mark: str, width: float) -> tuple[str, float]:
+        """The mark and half-width, for experts without gates."""
+        if self.gated:
+            return mark, width
+        mark += "; without gates: as gated ones of two thirds of the width (assumed)"
+        return mark, max(width, _UNLIKE_PCT)
 
     def _doubt(self, version: str) -> tuple[str, float]:
         """The doubt about experts in fp8, and the percent by which a faster kernel may undercut
@@ -221,34 +246,61 @@ class ExpertTimes:
         return {other: theirs} if alone else {}
 
 
-class ExchangeTimes(ExpertTimes):
-    """Dispatch and combine: each rank sends its share of the tokens to the ranks of their experts,
-    and back."""
+class ExchangeTimes:
+    """Dispatch and combine: each GPU sends its share of its group's tokens to the GPUs of their
+    experts, and back. Without data-parallel attention the ``tp`` ranks are the one group."""
 
     of_chip = False
 
+    def __init__(
+        self,
+        device: DeviceSpec,
+        kernels: Kernels,
+        model: ModelSpec,
+        tp: int,
+        spec: StackSpec,
+        stored: Callable[[str], Arrays],
+    ) -> None:
+        assert model.experts is not None
+        self.device, self.tp, self.total = device, tp, tp * kernels.dp
+        self.hidden, self.mix = model.hidden_size, model.experts
+        self.spec, self._stored, self._wide = spec, stored, None
+        if kernels.moe_a2a_backend != "nccl":
+            slots = self.mix.num_experts + kernels.redundant_experts
+            shape = (self.hidden, self.mix.top_k, slots, self.total)
+            self._wide = exchange(device, kernels, shape)
+
     def time_us(self, tokens: Array) -> tuple[Array, Array]:
         """A token goes once to every rank that holds one or more of its experts."""
-        reached = self.tp * (1 - (1 - 1 / self.tp) ** self.mix.top_k)
-        num_bytes = HALF * tokens / self.tp * reached * self.hidden
+        each = reached(self.mix.top_k, self.total)
+        num_bytes = HALF * tokens / self.tp * each * self.hidden
+        if self._wide is not None:
+            return self._wide.time_us(np.asarray(tokens / self.tp)), num_bytes
         if self._exchange is not None:
-            curve = ReduceCurve.from_arrays(self._stored(f"{ALL_TO_ALL}.nccl.{self.tp}"))
+            curve = ReduceCurve.from_arrays(self._stored(f"{ALL_TO_ALL}.nccl.{self.total}"))
             return 2 * curve.time_us(num_bytes), num_bytes
-        link = self.device.intra_node
-        return 2 * sent_us(num_bytes * (self.tp - 1) / self.tp, link), num_bytes
+        return 2 * sent_us(num_bytes * (self.total - 1) / self.total, self._link), num_bytes
 
     def provenance(self) -> tuple[str, float]:
+        """The origin of its times, and the half-width of their band in percent."""
+        if self._wide is not None:
+            return self._wide.mark, self._wide.half_width_pct
         what = "dispatch and combine in bf16, tokens spread evenly over ranks (assumed)"
         fit = self._exchange
         if fit is None:
-            link = f"{SEND_LATENCY_US:g} us + bytes / {self.device.intra_node.kind}"
+            link = f"{SEND_LATENCY_US:g} us + bytes / {self._link.kind}"
             return f"modelled: {link} (formula, no data); {what}", _EVEN_PCT
         width = max(fit.left_out["sizes"].half_width_pct, _EVEN_PCT)
         return f"measured: NCCL {fit.version} all-to-all; {what}", width
 
     @property
+    def _link(self) -> Link:
+        device, within = self.device, self.total <= self.device.gpus_per_node
+        return device.intra_node if within or self.total == self.tp else device.inter_node
+
+    @property
     def _exchange(self) -> KernelFit | None:
-        return self.spec.kernels.get(f"{ALL_TO_ALL}.nccl.{self.tp}")
+        return self.spec.kernels.get(f"{ALL_TO_ALL}.nccl.{self.total}")
 
 
 def expert_tables(datasets: Path, device: str, stack: str, dtype: MoeDtype) -> ExpertTables:
@@ -261,29 +313,34 @@ def expert_tables(datasets: Path, device: str, stack: str, dtype: MoeDtype) -> E
     }
 
 
-def fit_experts(format_tables: ExpertTables) -> Iterator[Fitted]:
+def fit_experts(format_tables: ExpertTables, wide: bool = False) -> Iterator[Fitted]:
     """The surfaces of one format's tables of experts (sizes, tokens, time_us).
 
-    Token counts that are no knots are scored together over all tables: each has few.
+    Token counts that are no knots are scored together over all tables: each has few. ``wide``:
+    tables by ranks, each with tokens of its own; of one model alone all token counts are kept, and
+    every other one is scored.
     """
-    timed = {table: moe_table(rows) for table, (rows, *_) in format_tables.items()}
+    timed = {table: moe_table(rows, wide) for table, (rows, *_) in format_tables.items()}
     raws = {table: timed[table].from_memory(rates) for table, (*_, rates) in format_tables.items()}
     knots: dict[str, npt.NDArray[np.intp]] = {}
     between: list[Errors] = []
     for table, (*_, rates) in format_tables.items():
         # Half of the shapes choose the knots, the others are scored.
         raw, chosen = raws[table], np.arange(len(raws[table].shapes)) % 2 == 0
-        knots[table] = choose_tokens(raw.cleaned().some(chosen), rates)
-        between += left_out.moe_tokens(raw, rates, knots[table], np.flatnonzero(~chosen))
+        knots[table] = choose_tokens(raw.cleaned(rates).some(chosen), rates)
+        if wide and sum(1 for _ in groups(raw.shapes)) == 1:
+            knots[table], chosen[:] = np.arange(len(raw.tokens)), False
+        fitted = knots[table] if chosen.any() else np.append(knots[table][:-1:2], knots[table][-1])
+        between += left_out.moe_tokens(raw, rates, fitted, np.flatnonzero(~chosen))
     for table, (rows, version, rates) in format_tables.items():
         raw = raws[table]
-        clean = raw.cleaned()
+        clean = raw.cleaned(rates)
         surface = fit_moe(clean, rates, knots[table])
         kinds = {
             "between": iter(between),
             "shapes": left_out.moe_shapes(raw, rates, inside=True),
             "beyond": left_out.moe_shapes(raw, rates, inside=False),
-        }
+        } | ({"ranks": left_out.moe_ranks(raw, rates)} if wide else {})
         numbers = surface.log_ratio.size
         as_timed = timed[table].time_us
         fit = record(version, len(rows), raw.time_us, clean.time_us, numbers, kinds, as_timed)
@@ -303,7 +360,7 @@ class OwnOp(NamedTuple):
     ``runs`` says whether a model has the op; ``fits(datasets, device, stack)`` fits its tables.
     """
 
-    times: Callable[..., ExpertTimes]
+    times: Callable[..., ExpertTimes | ExchangeTimes]
     runs: Callable[[ModelSpec, Kernels, int], bool]
     fits: Callable[[Path, str, str], Iterator[Fitted]] = lambda *_: iter(())
 
@@ -313,7 +370,8 @@ OWN_OPS = {
     ALL_TO_ALL: OwnOp(
         ExchangeTimes,
         lambda model, kernels, tp: (
-            model.experts is not None and kernels.moe_a2a_backend != "none" and tp > 1
+            model.experts is not None
+            and (kernels.dp > 1 or (kernels.moe_a2a_backend != "none" and tp > 1))
         ),
     ),
 }

@@ -40,6 +40,14 @@ LATENT = "mla"
 LESS = "(block less GEMMs and launches)"
 #: The attention of all published rows: DeepSeek V3's.
 MEASURED_LATENT = Latent(512, 64, 128, 128, query_rank=1536)
+#: Decodes of latent attention by ranks of data-parallel attention, where a stack was timed so. Then
+#: SGLang runs other kernels than its tables by heads hold (FlashAttention 3 on Hopper): decodes in
+#: bf16 whatever the cache's format is, and prompts as multi-head attention, for which the table of
+#: TensorRT-LLM counts. SGLang's blocks on H200, less GEMMs, take 16 % less to 23 % more (prompts of
+#: 2,048 to 16,384 tokens; its own table: 3.5 times as long).
+BLOCKS = "wide.decode.mla"
+#: The half-width of prompts as TensorRT-LLM's, percent.
+AS_TRTLLM_PCT = 25.0
 #: The tables of sparse attention, by the shipped model whose block was measured.
 SPARSE_TABLES = {"deepseek-v3.2": "dsa128", "glm-5": "dsa192"}
 #: The tables of gated delta nets; their heads have ``STATE_HEAD`` x ``STATE_HEAD`` numbers, and a
@@ -113,6 +121,7 @@ class StackAttention:
         self.spec, self._table = spec, table
         self.kernels, self.model, self.tp = kernels, model, tp
         self.heads, self.kv_heads = model.heads_per_rank(tp)
+        self._device = device.name
         self._bandwidth, self._units = device.memory_bandwidth, device.num_sms
         self._slowed, self._kv_up = slowed, kv_up
         if model.indexer is not None:
@@ -180,6 +189,11 @@ class StackAttention:
             if self.model.latent is not None and self.kernels.stack in _PROJECT_AGAIN:
                 again = np.where(context > 0, self._kv_up(np.maximum(context, 1)), 0.0)
                 after = pairs = pairs + again
+            if self._blocks is not None:
+                other = self._blocks[0]
+                sizes = (prefill_us(other, n, *self._prompt_heads) for n in (chunk, size))
+                again = np.where(context > 0, self._kv_up(np.maximum(context, 1)), 0.0)
+                after = pairs = np.minimum(pairs, np.maximum(*sizes) + again)
             least = self._decode(np.ones_like(chunk), context + chunk, window)
         return np.where(context > 0, np.maximum(after, least), pairs)
 
@@ -189,6 +203,9 @@ class StackAttention:
             return self._decode(batch, np.minimum(context, window))
         grid, seen = self._grid("decode", window), window or self._reach
         time = decode_us(grid, batch, context + 1, self.heads, self.kv_heads, seen)
+        if self._blocks is not None:
+            other = decode_us(self._blocks[1], batch, context + 1, self.heads, 1, seen)
+            time = np.minimum(time, other)
         num_bytes = batch * self._cache_bytes(np.minimum(context, window or np.inf))
         return np.maximum(self._slowed(time, num_bytes), self._fastest(num_bytes))
 
@@ -212,10 +229,27 @@ class StackAttention:
         "heads" between measured ones, "beyond" them."""
         kind = "prefill" if op == PREFILL else "decode"
         heads = self._prompt_heads if op == PREFILL else (self.heads, self.kv_heads)
+        if self._blocks is not None and op != PREFILL:
+            return self.spec.kernels[BLOCKS], _place(self._blocks[1], heads, op)
         fit = self.spec.kernels[f"{kind}.{self._name}"]
         if kind == "prefill" and self.model.indexer is not None:
             return fit, "heads"
         return fit, _place(self._grid(kind), heads, op)
+
+    @property
+    def prompts_as_trtllm(self) -> bool:
+        """Whether prompts count as TensorRT-LLM's, where faster (:data:`BLOCKS`)."""
+        return self._blocks is not None
+
+    @cached_property
+    def _blocks(self) -> tuple[HeadGrid, HeadGrid] | None:
+        """The other kernels for prompts and decodes (:data:`BLOCKS`)."""
+        latent = self.model.latent is not None and self.model.indexer is None
+        if self.kernels.dp == 1 or not latent or BLOCKS not in self.spec.kernels:
+            return None
+        prompts = shipped_table(self._device, "trtllm", f"prefill.{self._name}")
+        assert isinstance(prompts, HeadGrid)
+        return prompts, self._named(BLOCKS)
 
     @property
     def prefixes(self) -> KernelFit | None:

@@ -128,7 +128,9 @@ class StackSpec:
     ``gemm.<dtype>``, ``prefill.<kv dtype>.<head_dim>``, ``decode.<kv dtype>.<head_dim>``,
     ``all_reduce.<kernel>.<gpus>``; ``prefix.<kv dtype>.<head_dim>`` where chunks after cached
     tokens were measured, ``added.<kv dtype>.<head_dim>`` where calls of several prompts were (by
-    batch and chunk), and ``elementwise.<op>`` where elementwise kernels were.
+    batch and chunk), and ``elementwise.<op>`` where elementwise kernels were. ``wide.<...>`` are
+    experts that many ranks share, and their exchanges of tokens
+    (:mod:`sarathi_sim.profiler.kernels.wide_times`).
     """
 
     device: str
@@ -229,7 +231,7 @@ def load_stack(device: str, stack: str) -> tuple[StackSpec, Arrays]:
 
 #: Drift of kernels between two versions of an engine, in percent: the medians of nine in ten tables
 #: of H100, H200 and B200 moved by less.
-DRIFT_PCT = {"gemm": 38.0, "attention": 44.0, MOE: 41.0, ALL_REDUCE: 33.0}
+DRIFT_PCT = {"gemm": 38.0, "attention": 44.0, MOE: 41.0, "wide": 41.0, ALL_REDUCE: 33.0}
 #: Distance of these versions (:func:`release`): vLLM 0.19 and 0.24, SGLang 0.5.9 and 0.5.14,
 #: TensorRT-LLM 1.2 and 1.3. The drift grows with the root of the distance.
 _SPAN = {"vllm": 0.05, "sglang": 5e-4, "trtllm": 0.01}

@@ -61,6 +61,7 @@ from sarathi_sim.profiler.kernels.own_ops import OWN_OPS
 from sarathi_sim.profiler.kernels.reduce_curves import fit_reduce, stream_bytes
 from sarathi_sim.profiler.kernels.sparse_law import fit_sparse
 from sarathi_sim.profiler.kernels.stack_attention import (
+    BLOCKS,
     LATENT,
     LESS,
     MEASURED_LATENT,
@@ -76,6 +77,8 @@ from sarathi_sim.profiler.kernels.stack_file import (
     family_of,
     load_stack,
 )
+from sarathi_sim.profiler.kernels.wide_fit import fit_wide
+from sarathi_sim.profiler.kernels.wide_times import WIDE
 from sarathi_sim.profiler.physics.studies import AIC, LLMSERVINGSIM
 from sarathi_sim.profiler.public import kernel_tables as tables
 from sarathi_sim.profiler.public import perf_tables as perf
@@ -83,7 +86,7 @@ from sarathi_sim.profiler.public.measured_csv import source_folder
 from sarathi_sim.profiler.storage.strict import SpecError, did_you_mean
 
 #: Families of tables that are fitted together.
-FAMILIES = ("gemm", "attention", MOE, ALL_REDUCE, ALL_TO_ALL, "elementwise")
+FAMILIES = ("gemm", "attention", MOE, ALL_REDUCE, ALL_TO_ALL, "elementwise", WIDE)
 #: Above this the fastest rows (first percentile) are launches of the host: not used.
 _LAUNCH_US = 40.0
 #: The kernel's time for one token without context, as timed alone (10 to 13 us).
@@ -187,6 +190,20 @@ def sparse_decodes(rows: pd.DataFrame, gemms: GemmLattice, model: str) -> pd.Dat
     launches = (rest.groupby(rows["heads"]).min() - _FASTEST_SPARSE_US).clip(lower=0.0)
     rest -= launches.loc[rows["heads"]].to_numpy()
     return rows.assign(kv_heads=1, time_us=rest.clip(lower=_FASTEST_US))
+
+
+def block_fits(datasets: Path, device: str, stack: str) -> Iterator[Fitted]:
+    """Decodes of latent attention by ranks of data-parallel attention, from whole blocks."""
+    found = tables.latent_blocks(datasets, device, stack)
+    if found is not None:
+        gemms = dict(_gemm_lattices(datasets, device, stack))["fp8_block"]
+        rest, version = _rest(found[0], gemms, "batch"), f"{found[1]} {LESS}"
+        over = (rest.groupby(found[0]["heads"]).min() - _FASTEST_US).clip(lower=0.0)
+        rest = (rest - over.loc[found[0]["heads"]].to_numpy()).clip(lower=_FASTEST_US)
+        rows = found[0].assign(kv_heads=1, time_us=rest)
+        rate = load_device(device).memory_bandwidth
+        least = reading_us(rows, MEASURED_LATENT.cached, "fp8", rate)
+        yield fit_attention("decode", BLOCKS, rows, version, least)
 
 
 def recurrent_fits(datasets: Path, device: str, stack: str, scored: bool) -> Iterator[Fitted]:
@@ -430,6 +447,9 @@ def _fits(datasets: Path, device: str, stack: str, families: Collection[str]) ->
     found_all = tables.all_to_alls(datasets, device) if ALL_TO_ALL in families else None
     if found_all is not None and "@" not in stack:
         yield from _messages(ALL_TO_ALL, {"nccl": found_all})
+    if WIDE in families and "@" not in stack:
+        yield from fit_wide(datasets, device, stack)
+        yield from block_fits(datasets, device, stack)
 
 
 def _gemms_and_attention(

@@ -33,6 +33,7 @@ from sarathi_sim.profiler.kernels.reduce_curves import (
     stream_bytes,
 )
 from sarathi_sim.profiler.kernels.stack_attention import (
+    AS_TRTLLM_PCT,
     LESS,
     AttentionTable,
     StackAttention,
@@ -268,6 +269,9 @@ class StackTimes:
             mark += "; several in one call measured" if self.attention.together else ""
             width = max(width, _half_width(prefixes, "sizes") if prefixes else _COMPOSED_PCT)
         width += _DERIVED_PCT if less else 0.0
+        if op == PREFILL and self.attention.prompts_as_trtllm:
+            origin, width = "derived", max(width, AS_TRTLLM_PCT)
+            mark += "; or as trtllm's where faster (multi-head attention)"
         if self.attention.composes_windows:
             width = max(width, _WINDOWED_PCT)
         if (state := self.attention.state) is not None:

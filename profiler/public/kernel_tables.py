@@ -17,6 +17,7 @@ import numpy as np
 import pandas as pd
 
 from sarathi_sim.profiler.bundle.tables import BundleError
+from sarathi_sim.profiler.facts.device import load_device
 from sarathi_sim.profiler.facts.formats import KvDtype, MoeDtype, WeightDtype
 from sarathi_sim.profiler.public.measured_csv import merged, source_folder
 from sarathi_sim.profiler.storage.files import regular
@@ -41,7 +42,9 @@ FORMS = (
     "computescale_perf, scale_matrix_perf, context_attention_perf, generation_attention_perf, "
     "context_mla_perf, generation_mla_perf, mla_context_module_perf, mla_generation_module_perf, "
     "dsa_context_module_perf, dsa_generation_module_perf, gdn_perf, moe_perf, "
-    "custom_allreduce_perf, nccl_perf"
+    "custom_allreduce_perf, nccl_perf, wideep_moe_perf, wideep_context_moe_perf, "
+    "wideep_generation_moe_perf, wideep_deepep_ll_perf, wideep_deepep_normal_perf, "
+    "wideep_generation_mla_perf, trtllm_alltoall_perf"
 )
 #: The tables' names of number formats, if they differ from ours.
 _THEIRS = {"bf16": "bfloat16"}
@@ -145,6 +148,18 @@ def latent(
     return None
 
 
+def latent_blocks(datasets: Path, device: str, stack: str) -> tuple[pd.DataFrame, str] | None:
+    """Whole blocks of latent attention with GEMMs in fp8 blocks (heads, batch, context): SGLang's
+    decodes with data-parallel attention by FlashAttention 3, its default on Hopper."""
+    chosen = {"kernel_source": "fa3", "mla_dtype": "fp8_block", "step": 0}
+    for path in _versions(datasets, device, "mla", stack, "wideep_generation_mla_perf"):
+        rows = _read(path, ("num_heads", "batch_size", "isl"), chosen)
+        if len(rows):
+            names = {"num_heads": "heads", "batch_size": "batch", "isl": "context"}
+            return merged(rows.rename(columns=names)), path.parent.name
+    return None
+
+
 def sparse(
     datasets: Path,
     device: str,
@@ -200,7 +215,13 @@ def recurrent(
 
 
 def experts(
-    datasets: Path, device: str, stack: str, dtype: MoeDtype, distribution: str, gated: bool = True
+    datasets: Path,
+    device: str,
+    stack: str,
+    dtype: MoeDtype,
+    distribution: str,
+    gated: bool = True,
+    wide: bool = False,
 ) -> tuple[pd.DataFrame, str] | None:
     """A mixture's experts on one rank: hidden, inter, top_k, experts, tp, ep, tokens.
 
@@ -208,6 +229,8 @@ def experts(
     with a gate, or those without: Nemotron 3's. Left out are those with another activation, and
     DeepSeek-V3's balanced rows of vLLM and SGLang: its gate sends their tokens to four of eight
     groups of experts. Where two kernels were timed, the faster counts: an engine tunes.
+    ``wide``: on more ranks than that, which share whole experts; TensorRT-LLM's ``WIDEEP`` kernels
+    are among them.
     """
     for path in _versions(datasets, device, "moe", stack, "moe_perf"):
         chosen = {"moe_dtype": _THEIRS.get(dtype, dtype), "distribution": distribution}
@@ -219,17 +242,105 @@ def experts(
             other |= (rows["hidden"] == 7168) & (rows["inter"] == 2048) & (rows["experts"] == 256)
         ranks = rows["tp"] * rows["ep"]
         one_way = (rows["tp"] == 1) | (rows["ep"] == 1)
-        rows = rows[~other & (ungated != gated) & one_way & (ranks <= MOST_RANKS)]
+        chosen_ranks = (ranks > MOST_RANKS) & (rows["tp"] == 1) if wide else ranks <= MOST_RANKS
+        rows = rows[~other & (ungated != gated) & one_way & chosen_ranks]
+        own = even_experts(datasets, device, stack, dtype, distribution, False) if wide else None
+        if own is not None and gated:
+            rows = pd.concat([rows, own[0][own[0]["ep"] > MOST_RANKS]])
         if len(rows):
             sizes = [column for column in rows.columns if column != "time_us"]
             return rows.groupby(sizes)["time_us"].min().reset_index(), path.parent.name
     return None
 
 
-def all_to_alls(datasets: Path, device: str) -> tuple[pd.DataFrame, str] | None:
-    """NCCL's all-to-all (gpus, num_bytes, time_us): all bytes that a rank sends, also to itself."""
+def even_experts(
+    datasets: Path, device: str, stack: str, dtype: MoeDtype, distribution: str, even: bool = True
+) -> tuple[pd.DataFrame, str] | None:
+    """Experts of TensorRT-LLM's wide expert parallelism, as :func:`experts`; ``tokens`` are those
+    of all ranks. ``even``: placed by a load balancer, their number that of the slots, copies
+    included; else one slot an expert, as they come."""
+    for path in _versions(datasets, device, "moe", stack, "wideep_moe_perf"):
+        chosen = {"moe_dtype": _THEIRS.get(dtype, dtype)}
+        chosen["distribution"] = distribution + ("_eplb" if even else "")
+        rows = _read(path, (*_MOE, "num_slots"), chosen).rename(columns=_MOE)
+        rows["experts"] = rows.pop("num_slots")
+        if len(rows):
+            return rows, path.parent.name
+    return None
+
+
+def deepep_experts(
+    datasets: Path, device: str, stack: str, kind: str, distribution: str
+) -> tuple[pd.DataFrame, str] | None:
+    """Experts behind DeepEP (DeepGEMM, fp8 in blocks), as :func:`experts`: masked GEMMs of the
+    ``low_latency`` mode or those of ``normal``, which were timed with their launches. ``tokens``
+    are those of all ranks."""
+    name = {"low_latency": "generation", "normal": "context"}[kind]
+    for path in _versions(datasets, device, "moe", stack, f"wideep_{name}_moe_perf")[:1]:
+        chosen = {"moe_dtype": "fp8_block"}
+        chosen["distribution"] = "uniform" if distribution == "balanced" else distribution
+        rows = _read(path, tuple(_MOE), chosen).rename(columns=_MOE)
+        return rows.groupby([*_MOE.values()])["time_us"].min().reset_index(), path.parent.name
+    return None
+
+
+#: Columns of DeepEP's tables by mode. Its default is to use so many multiprocessors.
+_DEEPEP = {
+    "low_latency": ("ll", ("dispatch_avg_t_us", "combine_avg_t_us")),
+    "normal": ("normal", tuple(
+        f"{part}_{what}_us" for part in ("dispatch", "combine") for what in ("transmit", "notify")
+    )),
+}  # fmt: skip
+_DEEPEP_SMS = 20
+
+
+def deepep(
+    datasets: Path, device: str, stack: str, kind: str, between_nodes: bool
+) -> tuple[pd.DataFrame, str] | None:
+    """DeepEP's dispatch in fp8 and combine in bf16 (hidden, top_k, experts, ranks, tokens of one
+    rank, time_us) in ``low_latency`` or ``normal`` mode: within a node, or between nodes."""
+    name, latency = _DEEPEP[kind]
+    counts = ("hidden_size", "num_topk", "num_experts", "node_num", "num_token")
+    sms = {"dispatch_sms": _DEEPEP_SMS, "combine_sms": _DEEPEP_SMS} if kind == "normal" else {}
+    for path in _versions(datasets, device, "comm", stack, f"wideep_deepep_{name}_perf"):
+        rows = _read(path, counts, sms, times=latency)
+        rows = rows[(rows["node_num"] > 1) == between_nodes]
+        if len(rows):
+            sizes = [*_EXCHANGE]
+            rows["node_num"] *= load_device(device).gpus_per_node
+            rows = rows.set_axis([*sizes, "time_us"], axis=1)
+            return rows.groupby(sizes)["time_us"].min().reset_index(), path.parent.name
+    return None
+
+
+_EXCHANGE = ("hidden", "top_k", "experts", "ranks", "tokens")
+#: TensorRT-LLM's exchanges over NVLink. Combining sends bf16 whatever is dispatched.
+_NVLINK = {"nvlink_one_sided": "NVLinkOneSided", "nvlink_two_sided": "NVLinkTwoSided"}
+
+
+def nvlink_exchange(
+    datasets: Path, device: str, stack: str, kernel: str, part: str, dtype: MoeDtype
+) -> tuple[pd.DataFrame, str] | None:
+    """A ``part`` (prepare, dispatch, combine) of TensorRT-LLM's exchange of tokens in ``dtype``, as
+    :func:`deepep`."""
+    counts = ("hidden_size", "topk", "num_experts", "moe_ep_size", "num_tokens")
+    for path in _versions(datasets, device, "comm", stack, "trtllm_alltoall_perf"):
+        chosen = {"kernel_source": _NVLINK[kernel], "op_name": f"alltoall_{part}"}
+        rows = _read(path, counts, chosen | {"moe_dtype": _THEIRS.get(dtype, dtype)})
+        if len(rows):
+            rows = rows.set_axis([*_EXCHANGE, "time_us"], axis=1)
+            return rows.groupby([*_EXCHANGE])["time_us"].min().reset_index(), path.parent.name
+    return None
+
+
+def all_to_alls(
+    datasets: Path, device: str, op: str = "alltoall"
+) -> tuple[pd.DataFrame, str] | None:
+    """NCCL's all-to-all (gpus, num_bytes, time_us): all bytes that a rank sends, also to itself.
+
+    Of another ``op``, ``all_gather`` or ``reduce_scatter``: the bytes of all ranks together."""
     for path in _versions(datasets, device, "comm", "nccl", "nccl_perf")[:1]:
-        chosen = {"op_name": "alltoall", "nccl_dtype": "half"}
+        chosen = {"op_name": op, "nccl_dtype": "half"}
         rows = _read(path, ("num_gpus", "message_size"), chosen)
         if len(rows):
             return _messages(rows), path.parent.name
@@ -287,8 +398,12 @@ def _read(
     keep: tuple[str, ...] = (),
     window: int | None = None,
     zero: bool = False,
+    times: tuple[str, ...] = (),
 ) -> pd.DataFrame:
     """``counts``, ``keep`` and ``time_us`` of the rows with these values.
+
+    ``times`` are columns in microseconds, whose sum it is; without, it is the ``latency`` in
+    milliseconds.
 
     ``window``: only rows with this one (0: with none), where the table knows windows; a table that
     does not holds rows with none. ``zero``: a time may be 0.
@@ -300,20 +415,22 @@ def _read(
         filters: list[tuple[str, str, Any]] = [(k, "==", value) for k, value in chosen.items()]
         if window is not None and "window_size" in has:
             filters.append(("window_size", "==", window))
-        for column in (*counts, *keep, "latency", *chosen):
+        timed = times or ("latency",)
+        for column in (*counts, *keep, *timed, *chosen):
             if column not in has:
                 raise BundleError(f"{path}: column {column!r} is missing; has {show(sorted(has))}")
         if window and "window_size" not in has:
             filters.append((counts[0], "<", 0))  # none
-        rows = pd.read_parquet(path, columns=[*counts, *keep, "latency"], filters=filters or None)
+        rows = pd.read_parquet(path, columns=[*counts, *keep, *timed], filters=filters or None)
     except (OSError, ValueError) as error:
         if isinstance(error, BundleError):
             raise
         raise BundleError(f"{path}: not a parquet table: {error}") from None
-    for column in (*counts, "latency"):
+    for column in (*counts, *timed):
         if not pd.api.types.is_numeric_dtype(rows[column]):
             raise BundleError(f"{path}: column {column!r} holds {rows[column].dtype}")
-    time_us = 1e3 * rows.pop("latency").astype(np.float64)
+    time_us = (1.0 if times else 1e3) * rows[[*timed]].astype(np.float64).sum(axis=1, skipna=False)
+    rows = rows.drop(columns=[*timed])
     wrong = ~np.isfinite(time_us) | (time_us < 0) | ((time_us == 0) & (not zero))
     if wrong.any():
         at = int(np.argmax(np.asarray(wrong)))

@@ -52,15 +52,6 @@ LIMITS: dict[Kind, tuple[Limit, ...]] = {
             "lora* *-lora* qlora* adapter adapters *-adapters",
         ),
         Limit(
-            "disaggregated prefill and decode",
-            "simulate the two pools apart: prefill with outputs of one token, decode with "
-            "`kv_cache.prompts_cached: true`; the transfer of the KV cache between them is left "
-            "out",
-            "disagg* *-disagg* pd-disagg* prefill-decode* kv-transfer* kv-connector* "
-            "prefill-replicas decode-replicas prefill-pool decode-pool prefill-workers "
-            "decode-workers prefill-instances decode-instances prefill-tp decode-tp",
-        ),
-        Limit(
             "offload of KV cache or weights to the host or a disk",
             "for a bound without the transfers, set `kv_cache.num_blocks` to what GPU and host "
             "hold together; a model that does not fit on the GPUs is refused",
@@ -75,11 +66,10 @@ LIMITS: dict[Kind, tuple[Limit, ...]] = {
             "max-workers hpa keda scale-to-zero cold-start*",
         ),
         Limit(
-            "data-parallel attention (DP attention)",
-            "independent servers are `cluster.replicas`; whole experts on each GPU are "
-            "`cluster.expert_parallel`",
-            "dp-attention *-dp-attention attention-dp *-attention-dp data-parallel* dp-size "
-            "enable-dp* adp",
+            "ranks that wait for each other's prompts (attention_dp_config of TensorRT-LLM)",
+            "with `cluster.dp` a rank starts a prompt as soon as it has one, and holds the others "
+            "meanwhile",
+            "attention-dp-config enable-balance batching-wait-iters timeout-iters",
         ),
         Limit(
             "context parallelism",
@@ -89,9 +79,10 @@ LIMITS: dict[Kind, tuple[Limit, ...]] = {
             "ring-attention helix*",
         ),
         Limit(
-            "moving and copying experts (EPLB), overlap of two half batches",
-            "`expert_distribution: balanced` is what perfect balance gives; overlap is left out",
-            "*eplb* *redundant-experts* expert-placement* dbo *-dbo tbo *two-batch-overlap*",
+            "moving experts in a run (EPLB), overlap of two half batches",
+            "`cluster.redundant_experts` are copies, placed so that the load is even; overlap is "
+            "left out",
+            "*eplb* expert-placement* dbo *-dbo tbo *two-batch-overlap*",
         ),
         Limit(
             "prefix-cache hit rates as an input",

@@ -15,7 +15,8 @@ from sarathi_sim.simulator.confidence.op_errors import (
     OpError,
     standard_normals,
 )
-from sarathi_sim.simulator.confidence.retime import retimed_finish
+from sarathi_sim.simulator.confidence.retime import Extra, retimed_finish
+from sarathi_sim.simulator.confidence.retime_steps import Steps
 from sarathi_sim.simulator.loop.records import Floats, Ints, Records
 from sarathi_sim.simulator.op_times.breakdown import OpUse, distinct_sizes
 from sarathi_sim.simulator.views.spans import Spans
@@ -88,6 +89,12 @@ def _added(
     return perturbed[replica](rows)
 
 
+def _added_to_steps(
+    steps: Steps, extra: Extra, _: int, rows: Ints
+) -> tuple[Floats, Floats, Floats, Floats]:
+    return steps.extra(extra, rows)
+
+
 def makespan_samples(
     records: Records,
     spans: Sequence[Spans],
@@ -100,19 +107,30 @@ def makespan_samples(
     ``uses`` are the replicas' :func:`~sarathi_sim.simulator.op_times.breakdown.breakdown` (those of
     idle ones may be empty); ``key`` names the bundle. Runs on the same bundle get the same draws.
     Replicas do not wait for each other, so they are re-timed some at a time, which bounds the
-    memory.
+    memory; the ranks of one do, so its steps are re-timed.
     """
     at_work = [number for number, log in enumerate(records.replicas) if log.num_iterations]
     together = max(1, STAGES_AT_ONCE // records.replicas[0].num_stages)
+    if (ranks := records.ranks[0]) > 1:  # two pools have no band
+        together = ranks
+        at_work = list(range(len(records.replicas)))
     ends = np.full(SAMPLES, -np.inf)
     for begin in range(0, len(at_work), together):
         part = at_work[begin : begin + together]
         logs = [records.replicas[number] for number in part]
         perturbed = [_Perturbed(uses[number], errors, key) for number in part]
+        its_spans = [spans[number] for number in part]
+        extra: Extra = partial(_added, perturbed)
+        if ranks > 1:
+            if not any(log.num_iterations for log in logs):
+                continue
+            steps = Steps(logs, its_spans)
+            logs, its_spans = [steps.log], [steps.spans]
+            extra = partial(_added_to_steps, steps, extra)
         finish = retimed_finish(
             replace(records, replicas=logs),
-            [spans[number] for number in part],
-            partial(_added, perturbed),
+            its_spans,
+            extra,
             SAMPLES,
             [np.array([log.num_iterations - 1]) for log in logs],
         )

@@ -50,7 +50,8 @@ def stage_weight_bytes(
 
     The embedding table is on the first stage and the LM head on the last; with one stage, tied
     tables count once. Every rank has learned positions, routers and norms whole, and these are not
-    quantized.
+    quantized. With data-parallel attention (``numbers.dp``) these are the ranks of one group, which
+    has its share of the routed experts, and all else.
     """
     parameters = 0
     table = model.vocab_size * model.hidden_size
@@ -63,12 +64,17 @@ def stage_weight_bytes(
         parameters += table
     first = sum(layers[:stage])
     inside = model.parameters_in(range(first, first + layers[stage]), tp)
-    return layer_weight_bytes(inside, numbers, parameters)
+    return layer_weight_bytes(model, inside, numbers, parameters)
 
 
-def layer_weight_bytes(inside: LayerParameters, numbers: NumberBytes, plain: int = 0) -> int:
+def layer_weight_bytes(
+    model: ModelSpec, inside: LayerParameters, numbers: NumberBytes, plain: int = 0
+) -> int:
     """Bytes of the weights of layers, and of ``plain`` further parameters."""
-    weights = inside.matrices * numbers.weight + inside.routed * numbers.expert_weight
+    routed = inside.routed
+    if model.experts is not None and (numbers.dp, numbers.redundant_experts) != (1, 0):
+        routed = round(routed * numbers.held_experts(model.experts.num_experts))
+    weights = inside.matrices * numbers.weight + routed * numbers.expert_weight
     return int(weights + (inside.plain + plain) * numbers.activation)
 
 
@@ -314,7 +320,7 @@ def engine_memory(
         weights = stage_weight_bytes(model, layers, stage, numbers, tp)
         block = count * (cached if kept == 1 else kept * cached)
         if drafter is not None and stage == len(layers) - 1:
-            weights += layer_weight_bytes(drafter.parameters_in(tp=tp), numbers)
+            weights += layer_weight_bytes(drafter, drafter.parameters_in(tp=tp), numbers)
             block += drafter.num_layers * block_size * drafter.cached_bytes(tp, numbers.kv)
         found.append(
             EngineMemory(

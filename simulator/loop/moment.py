@@ -7,9 +7,11 @@ from typing import Any
 
 import simpy
 
-# Within one instant, in this order: batches return, front ends admit or reject, requests arrive,
-# batches are formed. A batch formed at an instant thus follows all other events of this instant.
-RETURN, ADMISSION, ARRIVAL, DISPATCH = 1, 2, 3, 4
+# Within one instant, in this order: batches return, transfers end, front ends admit or reject,
+# prefilled requests are handed over, requests arrive, batches are formed, and reservations of KV
+# blocks take effect. A batch formed at an instant thus follows all other events of this instant,
+# unless one of its reservations leads to more of them.
+RETURN, RECEIVED, ADMISSION, HANDOVER, ARRIVAL, DISPATCH, RESERVED = range(1, 8)
 
 
 class Moment(simpy.Event):

@@ -110,10 +110,14 @@ def stage_times(log: ReplicaLog) -> StageTimes:
     Stage s runs the batches in order, so ``release[k] = max(arrival[k], release[k-1]) + d[k]``.
     With ``D[k]`` the sum of the first durations, ``release[k] - D[k]`` is the running maximum of
     ``arrival[k] - D[k-1]``: one vectorised scan per stage. The log of a real engine has measured
-    times instead.
+    times instead. On a rank of a replica with data-parallel attention a batch starts with those of
+    the other ranks; its wait for them at the end is part of its time there.
     """
     if log.measured is not None:
         return log.measured
+    if log.waited_s is not None:
+        release = log.iterations["finish_s"][:, None]
+        return StageTimes(release - log.stage_durations() - log.waited_s[:, None], release, release)
     sends = np.broadcast_to(
         log.iterations["send_s"][:, None], (log.num_iterations, log.num_stages - 1)
     )

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from array import array
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from struct import Struct
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -32,10 +33,21 @@ ITERATION_COLUMNS = (
     "drafts",  # draft tokens of the decodes
 )
 
+RANK_COLUMNS = (
+    "waited_s",  # after its own work, for the ranks that took longest
+    "all_tokens",  # token rows of all ranks in this step
+    "most_tokens",  # token rows of the rank that had most
+)
+"""Further columns of a rank of a replica with data-parallel attention."""
 
-ROW = Struct("".join("d" if name.endswith("_s") else "q" for name in ITERATION_COLUMNS))
-"""An iteration's values, seconds and counts, as the loop writes them into a block of bytes: a tuple
-of them would take twice the time, and four times the memory."""
+
+def row_of(columns: Iterable[str]) -> Struct:
+    """An iteration's values, seconds and counts, as the loop writes them into a block of bytes: a
+    tuple of them would take twice the time, and four times the memory."""
+    return Struct("".join("d" if name.endswith("_s") else "q" for name in columns))
+
+
+ROW = row_of(ITERATION_COLUMNS)
 
 COUNTED = ("group", "chunks", "prefill_tokens", "decodes", "padding", "drafts")
 """The columns stored in four bytes: counts of groups, of sequences, or of one batch's tokens."""
@@ -48,14 +60,18 @@ class Columns(Mapping[str, Floats]):
     run of millions of iterations never holds two copies of them.
     """
 
-    def __init__(self) -> None:
-        self._held = {name: array("i" if name in COUNTED else "d") for name in ITERATION_COLUMNS}
+    def __init__(self, names: Iterable[str] = ITERATION_COLUMNS) -> None:
+        self._held = {name: array("i" if name in COUNTED else "d") for name in names}
 
     def extend(self, rows: bytearray | memoryview) -> None:
         """Add iterations: the values of each one's columns, in their order, as :data:`ROW`."""
         table = np.frombuffer(rows, list(zip(ITERATION_COLUMNS, ROW.format, strict=True)))
+        self.append({name: table[name] for name in self._held})
+
+    def append(self, columns: Mapping[str, npt.NDArray[Any]]) -> None:
+        """Add iterations by column."""
         for name, held in self._held.items():
-            held.frombytes(table[name].astype(held.typecode).tobytes())
+            held.frombytes(columns[name].astype(held.typecode).tobytes())
 
     def __getitem__(self, name: str) -> Floats:
         held = self._held[name]
@@ -86,7 +102,7 @@ class PoolLog:
     """The memory of a replica with paged KV.
 
     ``kv_blocks`` are the blocks of ``block_size`` tokens in use after each micro-batch was formed.
-    ``events`` has the columns request, kind (HIT, HIT_AGAIN, LOST, DRAFTED or ACCEPTED;
+    ``events`` has the columns request, kind (HIT, HIT_AGAIN, LOST, REMOTE, DRAFTED or ACCEPTED;
     ``policies/log.py``) and tokens.
     """
 
@@ -105,7 +121,9 @@ class ReplicaLog:
     """Everything that happened on one replica.
 
     ``iterations`` maps each of :data:`ITERATION_COLUMNS` to an array with one entry per
-    micro-batch, in launch order (which is the order on every stage).
+    micro-batch, in launch order (which is the order on every stage). The log of one rank of a
+    replica with data-parallel attention has :data:`RANK_COLUMNS`, too; its micro-batches are those
+    of this rank, and its times those of the rank alone, had all others finished no later.
 
     ``spans`` has the columns request, role (PREFILL, DECODE or PADDING), group, first and last:
     the request took part in these consecutive iterations of the group, counted from 0.
@@ -117,6 +135,9 @@ class ReplicaLog:
 
     ``measured`` are the stage times of a real engine, if this is its log: they do not follow from
     the durations.
+
+    ``first_token_s`` is when the first token of each request came that did not compute it here, by
+    id; of those that are not there it comes with the second one.
     """
 
     layers: tuple[int, ...]
@@ -129,6 +150,7 @@ class ReplicaLog:
     stage_s: Floats | None = None
     measured: StageTimes | None = None
     pool: PoolLog | None = None
+    first_token_s: Mapping[int, float] | None = None
 
     @property
     def num_iterations(self) -> int:
@@ -140,8 +162,14 @@ class ReplicaLog:
         """Pipeline stages."""
         return len(self.layers)
 
+    @property
+    def waited_s(self) -> Floats | None:
+        """How long each micro-batch of a rank waited for other ranks; None for a whole replica."""
+        return self.iterations.get("waited_s")
+
     def stage_durations(self) -> Floats:
-        """Time of every micro-batch on every stage in seconds, shape (iterations, stages)."""
+        """Time of every micro-batch on every stage in seconds, shape (iterations, stages). Waits
+        for other ranks do not count."""
         if self.stage_s is not None:
             return self.stage_s
         columns = self.iterations
@@ -153,13 +181,31 @@ class ReplicaLog:
 
 
 @dataclass(frozen=True)
+class Handovers:
+    """What two pools did with each request; the columns are aligned with those of the records.
+
+    The first ``prefill_logs`` logs are the prefill pool's, the others the decode pool's.
+    ``prefilled_on`` is the replica of the prefill, -1 for a rejected request. The prefill ended at
+    ``prefill_end_s``, blocks of the decode worker were reserved at ``reserved_s``, and the KV was
+    there at ``received_s`` (NaN for a request that ended with its prefill).
+    """
+
+    prefill_logs: int
+    prefilled_on: Ints
+    prefill_end_s: Floats
+    reserved_s: Floats
+    received_s: Floats
+
+
+@dataclass(frozen=True)
 class Records:
     """A finished simulation.
 
     The request columns are aligned: ``replica`` is where a request went, or -1 if it was rejected
     (then ``rejections`` says why). ``arrival_s`` is when it reached the front end,
     whose queue counts as queueing; ``frontend_s`` is the time that each request spent on the way,
-    before and after the engine.
+    before and after the engine. ``replicas`` has ``ranks`` logs for each replica of each pool, one
+    of each rank with data-parallel attention; ``replica`` counts these logs.
     """
 
     request_id: Ints
@@ -170,6 +216,24 @@ class Records:
     rejections: dict[int, str]
     replicas: list[ReplicaLog]
     frontend_s: float = 0.0
+    ranks: tuple[int, ...] = (1,)
+    handovers: Handovers | None = None
+
+    @property
+    def prefill_logs(self) -> int:
+        """The first so many logs are those of a pool of their own; 0 with one pool."""
+        return self.handovers.prefill_logs if self.handovers is not None else 0
+
+    def called(self, log: int) -> str:
+        """The name of a log: the number of its replica; with two pools after its pool, and with
+        several ranks before the rank, as in ``decode 0 rank 3``."""
+        pool, ranks = "", self.ranks[0]
+        if self.handovers is not None:
+            pool = "prefill "
+            if log >= self.prefill_logs:
+                log, pool, ranks = log - self.prefill_logs, "decode ", self.ranks[-1]
+        replica, rank = divmod(log, ranks)
+        return f"{pool}{replica}" + (f" rank {rank}" if ranks > 1 else "")
 
     @property
     def end_s(self) -> float:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from collections import abc, deque
 from dataclasses import replace
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 import simpy
@@ -22,7 +22,7 @@ from sarathi_sim.policies.scheduler import Scheduler
 from sarathi_sim.simulator.loop.moment import DISPATCH, RETURN, Moment
 from sarathi_sim.simulator.loop.pipeline import Pipeline, slowest_stage_s
 from sarathi_sim.simulator.loop.quantum import quantize
-from sarathi_sim.simulator.loop.records import ROW, Columns, PoolLog, ReplicaLog
+from sarathi_sim.simulator.loop.records import ROW, Columns, Floats, PoolLog, ReplicaLog
 from sarathi_sim.simulator.loop.switches import DEFAULT, Switches
 
 FIRST_ROWS, MOST_ROWS = 16, 2048
@@ -59,6 +59,8 @@ class Replica:
     ``opens``        the earliest instant at which the next batch may be formed; with lazy formation
                      that is when stage 0 is free
     ``on_finished``  called with the requests that a returned batch finished, and when
+    ``on_reserved``  called with the sequences for whose remote KV a batch's formation reserved
+                     blocks, and when
     """
 
     def __init__(
@@ -72,31 +74,54 @@ class Replica:
         service: Service | None = None,
         opens: abc.Callable[[], float] | None = None,
         on_finished: abc.Callable[[list[Sequence], float], None] | None = None,
+        on_reserved: abc.Callable[[list[Sequence], float], None] | None = None,
     ) -> None:
         self.env = env
         self.scheduler = scheduler
+        self._pool: Any = scheduler  # one that knows of remote KV, where this is asked of it
         self.predict = predict.__call__  # looked up once: a look-up for every batch is slower
         self.pipeline = Pipeline(layers, switches.blocking_send)
         self.switches = replace(switches, turnaround_s=float(quantize(switches.turnaround_s)))
         self.service = service
         self._turnaround_s = self.switches.turnaround_s
         self._pass = self.pipeline.launch
-        scheduler.set_costs(lambda batch: slowest_stage_s(layers, predict(batch)))
+        scheduler.set_costs(self._iteration_s)
         self.opens = opens or (self._stage_0_free if switches.lazy else None)
         self.on_finished = on_finished
+        self.on_reserved = on_reserved
+        self._peeks = self.opens is not None or on_reserved is not None
         self._block, self._filled = bytearray(FIRST_ROWS * ROW.size), 0
         self._columns = Columns()
         self._stage_rows: list[abc.Sequence[float]] = []
-        self._in_flight: deque[tuple[float, Batch]] = deque()  # with return times
+        self._in_flight: deque[tuple[float, Any]] = deque()  # batches, with return times
         self._awaiting = False  # whether an event is set for the next return
         self._wake_at = -1.0  # the instant of the next dispatch event
+
+    def _iteration_s(self, batch: Batch) -> float:
+        """Seconds of a batch on the slowest stage."""
+        return slowest_stage_s(self.pipeline.layers, self.predict(batch))
 
     def submit(self, request: Request) -> str | None:
         """Queue an arrived request. Returns why it is rejected, or None."""
         reason = self.scheduler.add(request)
-        if reason is None and self.scheduler.idle:  # else the next return forms batches
-            self._wake(self.env.now)
+        if reason is None:
+            self._stir()
         return reason
+
+    def sent(self, request_id: int) -> None:
+        """The KV that a finished request left here has been sent: its blocks are free."""
+        self._pool.sent(request_id)
+        self._stir()
+
+    def received(self, request_id: int) -> None:
+        """The KV of a request whose prompt was computed elsewhere is here."""
+        self._pool.received([request_id])
+        self._stir()
+
+    def _stir(self) -> None:
+        """Form batches at this instant, unless the next return does so."""
+        if self.scheduler.idle:
+            self._wake(self.env.now)
 
     def _woken(self, _: Moment) -> None:
         """Form batches at this instant, after all its other events."""
@@ -118,6 +143,9 @@ class Replica:
                     self._wake(at)
                 return
             batch = scheduler.next_batch()
+            if self.on_reserved is not None and (reserved := self._pool.reserved):
+                self.on_reserved(reserved, now)
+                reserved.clear()
             if batch is None:
                 return
             self._launch(batch, now)
@@ -166,8 +194,8 @@ class Replica:
                 others = env.peek()  # clients may have sent their next requests
             if others > now:
                 self._dispatch(now)
-                if self.opens is not None:
-                    others = env.peek()  # _dispatch may have set an event for a free stage 0
+                if self._peeks:
+                    others = env.peek()  # _dispatch may have set an event
             else:
                 self._wake(now)  # after all other events of this instant
             if not in_flight or in_flight[0][0] >= others:
@@ -191,20 +219,24 @@ class Replica:
         """The records of the run, as columns."""
         self._columns.extend(memoryview(self._block)[: self._filled])
         self._filled = 0
-        scheduler, layers = self.scheduler, self.pipeline.layers
+        stages = len(self.pipeline.layers)
+        stage_s = np.array(self._stage_rows).reshape(-1, stages) if self.service else None
+        return self._log(self.scheduler, self._columns, stage_s)
+
+    def logs(self) -> list[ReplicaLog]:
+        """:meth:`log`, or those of the ranks."""
+        return [self.log()]
+
+    def _log(self, scheduler: Scheduler, columns: Columns, stage_s: Floats | None) -> ReplicaLog:
         return ReplicaLog(
-            layers=layers,
+            layers=self.pipeline.layers,
             switches=self.switches,
             max_in_flight=scheduler.max_in_flight,
             max_batch=scheduler.max_batch,
             kv_capacity=scheduler.kv_capacity,
-            iterations=self._columns,
+            iterations=columns,
             spans=np.frombuffer(scheduler.spans, np.int64).reshape(-1, 5),
-            stage_s=(
-                np.array(self._stage_rows).reshape(-1, len(layers))
-                if self.service is not None
-                else None
-            ),
+            stage_s=stage_s,
             pool=_pool_log(scheduler) if isinstance(scheduler, Pool) else None,
         )
 

@@ -1,8 +1,9 @@
-"""Routers: to which replica an arriving request goes.
+"""Routers: to which replica an arriving request goes, and to which rank of it.
 
 A router is a pure function of the number of requests before this one, the load of each replica, and
 a source of random numbers. The load is what was sent to a replica and has not ended yet, also what
-still waits in its front end.
+still waits in its front end. The ranks of a replica with data-parallel attention are chosen by the
+same rules when its front end has admitted a request.
 """
 
 from __future__ import annotations
@@ -55,3 +56,27 @@ ROUTERS: dict[Router, Routing] = {
     "least_requests": Routing(least, lambda _: 1),
     "power_of_two": Routing(of_two, lambda _: 1),
 }
+
+
+class Balancer:
+    """A router at work: it sends each request to one of ``count`` replicas, or of the ranks of one,
+    and counts the load of each. ``drawn`` is its source of random numbers."""
+
+    def __init__(self, router: Router, count: int, drawn: np.random.Generator) -> None:
+        self._choose, self._load = ROUTERS[router]
+        self._loads = [0] * count
+        self._drawn = drawn
+        self.num_sent = 0
+
+    def send(self, request: Request) -> int:
+        """The number of the replica, or rank, to which this request goes."""
+        target = self._choose(self.num_sent, self._loads, self._drawn)
+        self.num_sent += 1
+        if self._load is not None:
+            self._loads[target] += self._load(request)
+        return target
+
+    def ended(self, target: int, request: Request | Served) -> None:
+        """A request that was sent to ``target`` is finished, or was rejected."""
+        if self._load is not None:
+            self._loads[target] -= self._load(request)

@@ -1,4 +1,7 @@
-"""A whole run: requests arrive, a router sends them to replicas, the result is records."""
+"""A whole run: requests arrive, a router sends them to replicas, the result is records.
+
+Two pools of replicas, one for prompts and one for decodes, are in ``handover.py``.
+"""
 
 from __future__ import annotations
 
@@ -6,7 +9,6 @@ import gc
 from collections import abc
 from contextlib import contextmanager
 from dataclasses import replace
-from functools import partial
 
 import numpy as np
 import simpy
@@ -15,12 +17,13 @@ from sarathi_sim.policies.log import LivelockError
 from sarathi_sim.policies.request import Request, Sequence
 from sarathi_sim.policies.scheduler import Scheduler
 from sarathi_sim.simulator.loop.closed_loop import Arrival, Clients
-from sarathi_sim.simulator.loop.jitter import JitteredService
-from sarathi_sim.simulator.loop.moment import ADMISSION, ARRIVAL, Moment
+from sarathi_sim.simulator.loop.fleet import Fleet, Replicas
+from sarathi_sim.simulator.loop.group import StepPredictor
+from sarathi_sim.simulator.loop.moment import ARRIVAL, Moment
 from sarathi_sim.simulator.loop.quantum import HORIZON_S, quantize
 from sarathi_sim.simulator.loop.records import Floats, Records
 from sarathi_sim.simulator.loop.replica import Predictor, Replica
-from sarathi_sim.simulator.loop.routers import ROUTERS, Router
+from sarathi_sim.simulator.loop.routers import Router
 from sarathi_sim.simulator.loop.switches import DEFAULT, Switches
 
 TOO_LONG = f"simulated time passed {HORIZON_S / 86400:.0f} days, beyond which it is not exact"
@@ -33,11 +36,13 @@ class SimulationError(Exception):
 def simulate(
     requests: abc.Sequence[Request],
     schedulers: abc.Sequence[Scheduler],
-    predict: Predictor,
+    predict: Predictor | StepPredictor,
     layers: tuple[int, ...],
     *,
     switches: Switches = DEFAULT,
     router: Router = "round_robin",
+    ranks: int = 1,
+    rank_router: Router = "round_robin",
     seed: int = 0,
     clients: Clients | None = None,
     admission_s: float = 0.0,
@@ -57,32 +62,22 @@ def simulate(
     requests unserved or lets them preempt each other for ever; ValueError for two requests of one
     id, or a scheduler that has served before.
     """
-    if len({request.id for request in requests}) < len(requests):
-        raise ValueError("two requests have the same id")
-    if any(scheduler.spans or scheduler.num_unfinished for scheduler in schedulers):
-        raise ValueError("a scheduler has served before: each simulation needs fresh ones")
-    *streams, routing = np.random.SeedSequence(seed).spawn(len(schedulers) + 1)
-    drawn = np.random.default_rng(routing)
-    cluster = _Replicas(requests, router, drawn, clients, len(schedulers), admission_s, progress)
-    cluster.replicas = [
-        Replica(
-            cluster.env,
-            scheduler,
-            predict,
-            layers,
-            switches,
-            service=JitteredService(layers, switches, stream) if switches.jitter else None,
-            on_finished=partial(cluster.finished, number),
-        )
-        for number, (scheduler, stream) in enumerate(zip(schedulers, streams, strict=True))
-    ]
-    try:
-        with _no_collector():
-            cluster.begin()
-            cluster.env.run()
-            return cluster.records()
-    except LivelockError as error:
-        raise SimulationError(str(error)) from error
+    workers = Replicas(
+        schedulers, predict, layers, switches, router, admission_s, ranks, rank_router
+    )
+    return simulate_workers(requests, workers, seed=seed, clients=clients, progress=progress)
+
+
+def simulate_workers(
+    requests: abc.Sequence[Request],
+    workers: Replicas,
+    *,
+    seed: int = 0,
+    clients: Clients | None = None,
+    progress: abc.Callable[[int], None] | None = None,
+) -> Records:
+    """:func:`simulate` on these workers."""
+    return _OnePool(requests, workers, seed, clients, progress).serve()
 
 
 @contextmanager
@@ -97,39 +92,49 @@ def _no_collector() -> abc.Iterator[None]:
             gc.enable()
 
 
-class _Replicas:
-    """The arrivals, the router and the number of finished requests."""
+class Simulation:
+    """The arrivals of a run and what became of them. A subclass has the ``replicas``, each of so
+    many ``ranks`` (a number for each pool), and says where requests go (``submit``)."""
+
+    replicas: list[Replica]
+    ranks: tuple[int, ...]
 
     def __init__(
         self,
         requests: abc.Sequence[Request],
-        router: Router,
-        drawn: np.random.Generator,
         clients: Clients | None,
-        count: int,
-        admission_s: float,
         progress: abc.Callable[[int], None] | None,
     ) -> None:
+        if len({request.id for request in requests}) < len(requests):
+            raise ValueError("two requests have the same id")
         self.env = simpy.Environment()
-        self.replicas: list[Replica] = []
         self.requests = requests
         self.progress = progress
         self.num_finished = 0
         self._tick = max(1, len(requests) // 200)
         self._next_tick = self._tick
-        self._accepted = 0
         self._rejections: dict[int, str] = {}
-        self._choose, self._load = ROUTERS[router]
-        self._loads = [0] * count
-        self._drawn = drawn
         self._clients = clients
+        self._place: dict[int, int] = {}  # of each request in the list, by its id
         # An array, not a list: with a million requests this saves 100 MB.
         self._arrival_s: Floats = quantize(np.array([r.arrival_s for r in requests], np.float64))
         self._arrived = 0
-        self._admission_s = float(quantize(admission_s))
-        self._admitted_at = [0.0] * count  # the last request of each front end
 
-    def begin(self) -> None:
+    def serve(self) -> Records:
+        """Run it; returns the records."""
+        try:
+            with _no_collector():
+                self._begin()
+                self.env.run()
+                return self._records()
+        except LivelockError as error:
+            raise SimulationError(str(error)) from error
+
+    def submit(self, request: Request) -> None:
+        """A request arrives now."""
+        raise NotImplementedError
+
+    def _begin(self) -> None:
         """Set the first arrivals."""
         if self._clients is not None:
             self._place = {request.id: place for place, request in enumerate(self.requests)}
@@ -148,7 +153,8 @@ class _Replicas:
         now = self.env.now
         following = now
         while following == now:
-            self._submit(self.requests[self._order[self._arrived]])
+            self._arrived += 1
+            self.submit(self.requests[self._order[self._arrived - 1]])
             if self._arrived == len(self._order):
                 return
             following = self._times[self._arrived]
@@ -162,42 +168,20 @@ class _Replicas:
         """A client's request arrives."""
         place, now = moment._value, self.env.now
         self._arrival_s[place] = now
-        self._submit(replace(self.requests[place], arrival_s=now))
-
-    def _submit(self, request: Request) -> None:
-        """Route a request, and queue it at its replica's front end if that takes time."""
-        target = self._choose(self._arrived, self._loads, self._drawn)
         self._arrived += 1
-        if self._load is not None:
-            self._loads[target] += self._load(request)
-        if not self._admission_s:
-            return self._admit(target, request)
-        now, free = self.env.now, self._admitted_at[target]
-        self._admitted_at[target] = ready = max(now, free) + self._admission_s
-        Moment(self.env, ready - now, ADMISSION, self._admitted, (target, request))
+        self.submit(replace(self.requests[place], arrival_s=now))
 
-    def _admitted(self, moment: Moment) -> None:
-        self._admit(*moment._value)
-
-    def _admit(self, target: int, request: Request) -> None:
-        """Hand a request to the scheduler, which may reject it."""
-        reason = self.replicas[target].submit(request)
-        if reason is None:
-            self._accepted += 1
-            return
+    def reject(self, request: Request, reason: str) -> None:
+        """Note that a request is never served; its client learns of it."""
         self._rejections[request.id] = reason
-        if self._load is not None:
-            self._loads[target] -= self._load(request)
         if self._clients is not None:
             self._send(self._clients.answered(self._place[request.id], self.env.now))
 
-    def finished(self, replica: int, sequences: abc.Sequence[Sequence], now: float) -> None:
-        """Called by each replica with finished sequences and the time."""
+    def finish(self, sequences: abc.Sequence[Sequence], now: float) -> None:
+        """Requests have their last token at ``now``."""
         self.num_finished += len(sequences)
-        for sequence in sequences:
-            if self._load is not None:
-                self._loads[replica] -= self._load(sequence)
-            if self._clients is not None:
+        if self._clients is not None:
+            for sequence in sequences:
                 self._send(self._clients.answered(self._place[sequence.id], now))
         if self.num_finished >= self._next_tick:
             self._next_tick += self._tick
@@ -206,8 +190,8 @@ class _Replicas:
             if self.progress is not None:
                 self.progress(self.num_finished)
 
-    def records(self) -> Records:
-        accepted = self._accepted
+    def _records(self) -> Records:
+        accepted = self._arrived - len(self._rejections)
         if self.num_finished != accepted:
             raise SimulationError(
                 f"{accepted - self.num_finished} of {accepted} requests were never finished: "
@@ -222,7 +206,7 @@ class _Replicas:
         ids = np.array([r.id for r in requests], np.int64)
         order = np.argsort(ids, kind="stable")
         ids = ids[order]
-        logs = [replica.log() for replica in self.replicas]
+        logs = [log for replica in self.replicas for log in replica.logs()]
         went = np.full(len(ids), -1)
         for number, log in enumerate(logs):  # each accepted request has finished, so it has spans
             went[np.searchsorted(ids, log.spans[:, 0])] = number
@@ -234,7 +218,39 @@ class _Replicas:
             replica=went,
             rejections=self._rejections,
             replicas=logs,
+            ranks=self.ranks,
         )
         if records.end_s >= HORIZON_S:
             raise SimulationError(TOO_LONG)
         return records
+
+
+class _OnePool(Simulation):
+    """Requests go to replicas of one kind."""
+
+    def __init__(
+        self,
+        requests: abc.Sequence[Request],
+        workers: Replicas,
+        seed: int,
+        clients: Clients | None,
+        progress: abc.Callable[[int], None] | None,
+    ) -> None:
+        super().__init__(requests, clients, progress)
+        *streams, drawn = np.random.SeedSequence(seed).spawn(len(workers.schedulers) + 1)
+        self._fleet = Fleet(
+            self.env, workers, streams, drawn, self._finished, rejected=self._rejected
+        )
+        self.replicas, self.ranks = self._fleet.replicas, (workers.ranks,)
+
+    def submit(self, request: Request) -> None:
+        self._fleet.submit(self._fleet.choose(request), request)
+
+    def _rejected(self, target: int, request: Request, reason: str) -> None:
+        self._fleet.left(target, request)
+        self.reject(request, reason)
+
+    def _finished(self, target: int, sequences: abc.Sequence[Sequence], now: float) -> None:
+        for sequence in sequences:
+            self._fleet.left(target, sequence)
+        self.finish(sequences, now)

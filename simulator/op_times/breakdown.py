@@ -8,6 +8,7 @@ import numpy as np
 
 from sarathi_sim.profiler.facts.ops import ALL_REDUCE, DECODE, PREFILL, SEND_RECV
 from sarathi_sim.simulator.loop.records import Floats, Ints, ReplicaLog
+from sarathi_sim.simulator.op_times.group_times import ROWS_OF
 from sarathi_sim.simulator.op_times.iteration import FIRST, LAST, IterationCost
 from sarathi_sim.simulator.op_times.predictor import BundlePredictor
 
@@ -34,7 +35,7 @@ def breakdown(log: ReplicaLog, predict: BundlePredictor) -> dict[str, OpUse]:
     time of mixing, and the launch time that exceeds the kernels' time; its sizes are the
     *mean* chunk and its mean context. Else the rest is decode attention (unequal contexts). The
     time of a whole layer beyond its ops is in the op ``others``, and that of a drafter in the LM
-    head.
+    head. On a rank with data-parallel attention the experts' time is that of all ranks' tokens.
     """
     cost, columns = predict.cost, log.iterations
     decodes, chunks, drafts = columns["decodes"], columns["chunks"], columns["drafts"]
@@ -48,6 +49,11 @@ def breakdown(log: ReplicaLog, predict: BundlePredictor) -> dict[str, OpUse]:
         for op, time_s in cost.layer_parts(distinct).items()
         if op in (*cost.ops.linear, ALL_REDUCE)
     }
+    for op, column in ROWS_OF.items():  # on ranks: the rows of all of them, or of the largest
+        if op in used and column in columns:
+            distinct, which = np.unique(columns[column], return_inverse=True)
+            time_s = np.where(distinct > 0, cost.op_s(op, distinct), 0.0)
+            used[op] = OpUse(time_s[which], columns[column][:, None])
     mean_context = columns["decode_context"] / np.maximum(decodes, 1)
     attention = predict.decode_s(decodes, mean_context, drafts)
     known = sum((use.time_s for use in used.values()), attention)

@@ -70,10 +70,7 @@ class IterationCost:
         ``mixed`` says where there are both.
         """
         rows = np.asarray(tokens)
-        share = self.ops.model.share
-        found = {
-            op: self.layer.scale * share(op) * time(rows) for op, time in self.ops.linear.items()
-        }
+        found = {op: self.op_s(op, rows) for op in self.ops.linear}
         prefill, decode = np.asarray(prefill_s, np.float64), np.asarray(decode_s, np.float64)
         if self.layer.mixes:
             ops_s = sum(found.values(), prefill + decode)
@@ -85,6 +82,10 @@ class IterationCost:
         if self.ops.all_reduce is not None:
             found[ALL_REDUCE] = self.ops.reduces * self.ops.all_reduce(self.num_bytes(rows))
         return found
+
+    def op_s(self, op: str, rows: npt.ArrayLike) -> Floats:
+        """A mean layer's op by token rows."""
+        return self.layer.scale * self.ops.model.share(op) * self.ops.by_rows[op](np.asarray(rows))
 
     def beside_s(self, tokens: npt.ArrayLike) -> Floats:
         """The part of a layer without scale and mixing: ``extra_s`` and the all-reduces."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from bisect import bisect
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 
@@ -186,7 +187,7 @@ class BundlePredictor:
             layer_s = self._launch_s
         last_s = self._head[rows] if rows < len(self._head) else self.head_s(rows)
         if self.drafter is not None:
-            last_s += self.drafter(batch)
+            last_s += self.drafter([batch])[0]
         return (layer_s + ROUNDER) - ROUNDER, first_s, last_s, send_s
 
     def _query_s(self, position: float) -> float:
@@ -203,6 +204,32 @@ class BundlePredictor:
         if rows >= len(self._head):
             self._head = _head_rows(self.cost, 2 * rows)
         return self._head[rows]
+
+    def of_each(self, batches: Iterable[Batch | None]) -> list[tuple[float, float, float, float]]:
+        """The times of many batches, zeros for None: in half the time where there are no chunks."""
+        found = []
+        by_tokens, decode_rows, head = self._by_tokens, self._decode_rows, self._head
+        per_step, skew, host = self._per_step, self._skew, self._host
+        most = 0 if self.drafter is not None else min(self._most_tokens, self._most_sequences)
+        for batch in batches:
+            if batch is None:
+                found.append((0.0, 0.0, 0.0, 0.0))
+                continue
+            decodes = batch.num_decodes
+            if batch.chunks or batch.verified or not 0 < decodes <= most:
+                found.append(self(batch))
+                continue
+            layer_s, first_s, send_s = by_tokens[decodes]
+            row = decode_rows[decodes]
+            position = batch.decode_context / decodes * per_step
+            if skew:
+                position = counted_context(position, batch.longest_context * per_step, skew)
+            low = int(position)
+            start = row[low]
+            layer_s += start + (row[low + 1] - start) * (position - low)
+            layer_s = (layer_s + ROUNDER) - ROUNDER
+            found.append((layer_s, first_s + host[decodes], head[decodes], send_s))
+        return found
 
     def _saved_s(self, batch: Batch) -> float:
         """:meth:`~sarathi_sim.simulator.op_times.iteration.IterationCost.saved_s` of a batch."""
@@ -269,34 +296,45 @@ class BundlePredictor:
         self._most_tokens = len(self._by_tokens) - 1
 
 
+OfEach = Callable[[Sequence[Batch | None]], list[tuple[float, float, float, float]]]
+"""The times of the batches of ranks that run in lock-step."""
+
+
 @dataclass(frozen=True)
 class Drafter:
     """The time in which a drafter proposes ``length`` tokens for each sequence, one by one.
 
-    ``predict`` times its layers, of which there are ``layers``. The first pass takes all rows of
-    the batch, as the drafter needs their KV, too; each further one a row of each sequence that
-    yields a token. Every pass ends with the LM head for those.
-    Source: vLLM 0.32, ``vllm/v1/spec_decode/``.
+    ``of_each`` times a pass through its layers, of which there are ``layers``, for the batches of
+    ranks that run in lock-step, or of one replica. The first pass takes all rows of the batch, as
+    the drafter needs their KV, too; each further one a row of each sequence that yields a token.
+    Every pass ends with the LM head for those. Source: vLLM 0.32, ``vllm/v1/spec_decode/``.
     """
 
-    predict: BundlePredictor
+    of_each: OfEach
     layers: int
     length: int
 
-    def __call__(self, batch: Batch) -> float:
-        """Seconds, whole quanta."""
-        context, longest, sequences = batch.decode_context, batch.longest_context, batch.num_decodes
-        for sequence, chunk, cached in batch.chunks:
-            if sequence in batch.yields:
-                sequences += 1
-                context += chunk + cached
-                longest = max(longest, chunk + cached)
-        first_s = self.layers * self.predict(batch)[0] + self.predict.head_s(sequences)
-        if not sequences:
-            return first_s
-        one_more = Batch(batch.slot, (), 0, sequences, context, longest)
-        layer_s, _, head_s, _ = self.predict(one_more)
-        return first_s + (self.length - 1) * (self.layers * layer_s + head_s)
+    def __call__(self, batches: Sequence[Batch | None]) -> list[float]:
+        """Seconds for each batch, whole quanta."""
+        further = [_one_more(batch) for batch in batches]
+        passes = zip(self.of_each(batches), self.of_each(further), strict=True)
+        return [
+            self.layers * (first[0] + (self.length - 1) * more[0]) + self.length * more[2]
+            for first, more in passes
+        ]
+
+
+def _one_more(batch: Batch | None) -> Batch | None:
+    """A decode of each sequence for which a batch yields a token; None if it yields none."""
+    if batch is None:
+        return None
+    context, longest, sequences = batch.decode_context, batch.longest_context, batch.num_decodes
+    for sequence, chunk, cached in batch.chunks:
+        if sequence in batch.yields:
+            sequences += 1
+            context += chunk + cached
+            longest = max(longest, chunk + cached)
+    return Batch(batch.slot, (), 0, sequences, context, longest) if sequences else None
 
 
 # All predictors of the same op times and sizes share these tables: a sweep makes hundreds.

@@ -8,7 +8,8 @@ clock: the bubble ledger, with ``busy`` divided into ops.
 
 *Of the requests' latency* (the mean over those that finished): the engine's frontend; queueing;
 for each micro-batch of a request, the ops of the whole micro-batch, its transfers, and its waits
-for a stage that another micro-batch occupies; and the time until the request's next micro-batch.
+for a stage that another micro-batch occupies, or for the slowest rank of its step; and the time
+until the request's next micro-batch.
 
 Of one layer's recorded time (``breakdown.py``), ``linear`` is the linear ops and others, ``mixing``
 the extra time of a chunk and decodes in one batch, and ``prefill_attention`` the rest. ``chunking``
@@ -49,6 +50,7 @@ LATENCY_PARTS = (
     "jitter",
     "transfers",
     "waiting_for_stages",
+    "slowest_rank",
     "between_iterations",
 )
 
@@ -86,7 +88,9 @@ def explain(analysis: Analysis, predict: BundlePredictor) -> Explanation:
         start = _quanta(times.start[:, 0])
         inside = _quanta(times.finish[:, -1]) - start
         parts["transfers"] = (log.num_stages - 1) * _quanta(log.iterations["send_s"])
-        parts["waiting_for_stages"] = inside - busy - parts["transfers"]
+        waited = log.waited_s if log.waited_s is not None else np.zeros(log.num_iterations)
+        parts["slowest_rank"] = _quanta(waited)
+        parts["waiting_for_stages"] = inside - busy - parts["transfers"] - parts["slowest_rank"]
         for name, per_iteration in parts.items():
             latency[name] += int(_along(spans, per_iteration).sum())
         row = np.searchsorted(records.request_id, spans.requests)

@@ -3,7 +3,7 @@
 For each stage, to the bit (times are whole quanta)::
 
     wall = busy + sending + pb1 + pb2 + pb3 + equal + communication + turnaround
-           + fill + drain + no_work
+           + slowest_rank + fill + drain + no_work
 
 The gap before micro-batch k on a stage is ``start[k] - release[k-1]``. Its end is booked as
 *communication* for the time of the batch on the link (stages 1 and later), and as *turnaround* for
@@ -21,6 +21,10 @@ two decode batches. Before a stage's first batch, the time is no work until this
 and then pipeline *fill*. After its last batch, it is pipeline *drain* until the replica is done,
 and then no work. *sending* is the time that a transfer occupies its sender, with blocking sends; it
 is not a bubble.
+
+A rank with data-parallel attention has no pipeline. *slowest_rank* is what it waits for other
+ranks: within a step, after its own work; and before its first batch after idle steps, from when it
+has something to do until the others' step ends. A rank that has nothing to do has no work.
 """
 
 from __future__ import annotations
@@ -34,7 +38,7 @@ from sarathi_sim.simulator.loop.pipeline import stage_times
 from sarathi_sim.simulator.loop.records import Floats, Ints, Records, ReplicaLog, StageTimes
 
 BUBBLES = ("pb1", "pb2", "pb3", "equal")
-WAITS = (*BUBBLES, "communication", "turnaround")
+WAITS = (*BUBBLES, "communication", "turnaround", "slowest_rank")
 """The accounts that make up a request's bubble time."""
 ACCOUNTS = ("busy", "sending", *WAITS, "fill", "drain", "no_work")
 
@@ -43,7 +47,8 @@ ACCOUNTS = ("busy", "sending", *WAITS, "fill", "drain", "no_work")
 class Gaps:
     """The idle time before each micro-batch on each stage by cause: seconds, (iterations, stages).
 
-    ``kind`` indexes :data:`BUBBLES`, shape (iterations,); row 0 of everything but ``fill`` is 0.
+    ``kind`` indexes :data:`BUBBLES`, shape (iterations,); row 0 of everything but ``slowest_rank``
+    is 0. That one holds the idle time within a step, too.
     A cause that never occurs takes no memory, and its array cannot be written.
     """
 
@@ -52,6 +57,7 @@ class Gaps:
     communication: Floats
     turnaround: Floats
     no_work: Floats
+    slowest_rank: Floats
     kind: np.ndarray[tuple[int], np.dtype[np.int8]]
 
 
@@ -116,7 +122,7 @@ def gaps(log: ReplicaLog) -> Gaps:
     """Split the idle time before every micro-batch on every stage by cause."""
     times = stage_times(log)
     rest = np.empty_like(times.start)
-    communication = turnaround = no_work = np.broadcast_to(0.0, rest.shape)
+    communication = turnaround = no_work = nothing = np.broadcast_to(0.0, rest.shape)
     rest[:1] = 0.0
     sent = None
     if log.num_stages > 1 and not log.switches.blocking_send:
@@ -143,7 +149,13 @@ def gaps(log: ReplicaLog) -> Gaps:
             missing = ends[len(waits) :] - ends[: len(waits)]
             no_work[1:, stage][waits] = missing
             gap[waits] -= missing
-    return Gaps(times, rest, communication, turnaround, no_work, pair_kinds(log))
+    slowest = nothing
+    if (waited := log.waited_s) is not None:
+        late = times.start[:, 0] - log.iterations["ready_s"]
+        late[1:] = np.minimum(late[1:], times.start[1:, 0] - times.release[:-1, 0])
+        turnaround = turnaround + rest - np.pad(late[1:], (1, 0))[:, None]
+        rest, slowest = nothing, (late + waited)[:, None]
+    return Gaps(times, rest, communication, turnaround, no_work, slowest, pair_kinds(log))
 
 
 def _just_returned(log: ReplicaLog) -> np.ndarray[tuple[int], np.dtype[np.bool_]]:
@@ -193,6 +205,9 @@ def _accounts(log: ReplicaLog, split: Gaps, end: float) -> dict[str, Floats | fl
     first_ready = log.iterations["ready_s"][0]
     done = times.finish[-1, -1]
     occupied = (times.release - times.start).sum(axis=0)
+    fill = times.start[0] - first_ready
+    if log.waited_s is not None:  # a rank waits for others in its account of that name
+        fill, occupied = np.zeros(1), occupied - log.waited_s.sum()
     sending = times.finish is not times.release
     busy = (times.finish - times.start).sum(axis=0) if sending else occupied
     kind = split.kind.astype(np.intp)
@@ -203,7 +218,8 @@ def _accounts(log: ReplicaLog, split: Gaps, end: float) -> dict[str, Floats | fl
         **dict(zip(BUBBLES, np.transpose(bubbles), strict=True)),
         "communication": split.communication.sum(axis=0),
         "turnaround": split.turnaround.sum(axis=0),
-        "fill": times.start[0] - first_ready,
+        "slowest_rank": split.slowest_rank.sum(axis=0),
+        "fill": fill,
         "drain": done - times.release[-1],
         "no_work": split.no_work.sum(axis=0) + first_ready + (end - done),
     }
@@ -214,12 +230,13 @@ def iteration_bubbles(split: Gaps, cause: str = "bubble") -> Floats:
 
     ``bubble`` is all idle time but fill, drain and no-work; the other causes are its :data:`WAITS`.
     """
-    if cause in ("communication", "turnaround"):
+    if cause in WAITS and cause not in BUBBLES:
         return _over_stages(getattr(split, cause))
     bubble = _over_stages(split.bubble)
     if cause in BUBBLES:
         return np.where(split.kind == BUBBLES.index(cause), bubble, 0.0)
-    return bubble + _over_stages(split.communication) + _over_stages(split.turnaround)
+    bubble = bubble + _over_stages(split.communication) + _over_stages(split.turnaround)
+    return bubble + _over_stages(split.slowest_rank)
 
 
 def _over_stages(seconds: Floats) -> Floats:

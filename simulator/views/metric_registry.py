@@ -37,7 +37,8 @@ class Metric:
     A distribution has ``statistics`` (``ttft_s.p99``), a number has none. ``scale`` is the printed
     value of a stored 1: 100 for a share, printed in percent. ``grows``: in an overloaded run it
     depends on the length of the run. ``in_summary`` is false for a metric of the requests' table
-    only, ``paged`` is true for one of runs with paged memory only.
+    only, ``paged`` is true for one of runs with paged memory only, ``pools`` for one of runs with
+    two pools only.
     """
 
     key: str
@@ -50,6 +51,7 @@ class Metric:
     grows: bool = False
     in_summary: bool = True
     paged: bool = False
+    pools: bool = False
 
 
 def _latency(key: str, name: str) -> Metric:
@@ -94,6 +96,9 @@ _ALL = (
     _latency("ttft_s", "time to first token"),
     _latency("tpot_s", "time per output token"),
     _latency("latency_s", "latency"),
+    Metric("prefill_s", "time in prefill", "s", Better.LESS, _SPREAD, pools=True),
+    Metric("slot_s", "wait for a decode slot", "s", Better.LESS, _SPREAD, pools=True),
+    Metric("transfer_s", "transfer of the KV cache", "s", Better.LESS, _SPREAD, pools=True),
     Metric("bubble_s", "bubble time of a request", "s", Better.LESS, _SPREAD),
     _share("bubble_share", "bubbles, share of the stages' time", Better.LESS),
     Metric("ledger_s", "stages' time", "s", Better.NEITHER, ("wall", *ACCOUNTS)),

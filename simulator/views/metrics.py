@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -18,6 +18,7 @@ from sarathi_sim.policies.log import (
     HIT_AGAIN,
     LOST,
     PADDING,
+    REMOTE,
 )
 from sarathi_sim.profiler.facts.device import DeviceSpec
 from sarathi_sim.profiler.facts.formats import Kernels
@@ -82,10 +83,13 @@ def paging_columns(records: Records) -> dict[str, Ints]:
     kinds = (LOST, HIT, HIT_AGAIN, DRAFTED, ACCEPTED)
     found = {kind: np.zeros(len(records.request_id), np.int64) for kind in kinds}
     preemptions = np.zeros(len(records.request_id), np.int64)
-    for log in records.replicas:
+    first = records.prefill_logs or len(records.replicas)
+    for number, log in enumerate(records.replicas):
         if log.pool is None:
             continue
         request, kind, tokens = log.pool.events.T
+        if number >= first:  # its hits were computed in the other pool
+            kind = np.where(kind == HIT, REMOTE, kind)
         row = np.searchsorted(records.request_id, request)
         for what, sums in found.items():
             np.add.at(sums, row[kind == what], tokens[kind == what])
@@ -150,6 +154,8 @@ def paging_summary(records: Records, done: Mapping[str, Ints]) -> dict[str, Any]
     }
 
 
+PARTS = ("prefill_s", "slot_s", "transfer_s")
+"""Parts of the way through two pools."""
 WARM_UP = 5
 """Where loads are compared, the first of so many parts of a run is its warm-up."""
 GAP_SHARES = tuple(part / 1000 for part in range(1001))
@@ -160,6 +166,14 @@ COUNTS = (
 
 Table = dict[str, npt.NDArray[Any]]
 """Columns by name: faster than pandas for many short tables."""
+
+
+class Hardware(NamedTuple):
+    """What a pool runs on: GPUs of one kind, so many a stage, with kernels (None: all in bf16)."""
+
+    device: DeviceSpec
+    tp: int
+    kernels: Kernels | None = None
 
 
 class Analysis:
@@ -200,8 +214,11 @@ class Analysis:
         Columns: request, replica, arrival_s, prompt_tokens, output_tokens, queueing_s (arrival
         until its first chunk starts on stage 0), ttft_s, tpot_s (mean time per token after the
         first; NaN for one token), tbt_max_s, finish_s, latency_s, bubble_s and its parts pb1_s,
-        pb2_s, pb3_s, equal_s, communication_s, turnaround_s, with paged memory preemptions,
-        hit_tokens and recomputed_tokens, and rejected (the reason, or None).
+        pb2_s, pb3_s, equal_s, communication_s, turnaround_s, slowest_rank_s, with paged memory
+        preemptions, hit_tokens and recomputed_tokens, and rejected (the reason, or None). With two
+        pools also prefilled_on (a replica), prefill_s (from the first chunk's start to the
+        prefill's end), slot_s (waiting for blocks of a decode worker) and transfer_s (of the KV;
+        both NaN for a request that ended with its prefill).
         """
         records = self.records
         parts = ("bubble", *WAITS)
@@ -228,19 +245,35 @@ class Analysis:
             "latency_s": found["finish"] - arrival + records.frontend_s,
             **{f"{name}_s": found[name] for name in parts},
             **(paging_columns(records) if is_paged(records) else {}),
+            **self._handed_over(found["start"]),
             "rejected": np.array(reasons, object),
         }
 
     def _measure(self, spans: Spans, split: Gaps, found: dict[str, Floats]) -> None:
         """Fill in the requests of one replica; a function of its own, so that its arrays are
-        freed."""
+        freed. Of two replicas that served a request the later one has its tokens."""
         row = np.searchsorted(self.records.request_id, spans.requests)
-        found["start"][row] = split.times.start[spans.first_row(), 0]
+        start = split.times.start[spans.first_row(), 0]
+        found["start"][row] = np.fmin(found["start"][row], start)
         found["first_token"][row] = spans.first_token_s()
         found["finish"][row] = spans.finish_s()
         found["tbt_max"][row] = spans.longest_token_gap()
         for name in ("bubble", *WAITS):
-            found[name][row] = spans.total(iteration_bubbles(split, name))
+            before = np.nan_to_num(found[name][row])
+            found[name][row] = before + spans.total(iteration_bubbles(split, name))
+
+    def _handed_over(self, start: Floats) -> Table:
+        """The parts of the way between two pools; ``start`` is when each prefill began."""
+        way = self.records.handovers
+        if way is None:
+            return {}
+        ready = np.where(way.reserved_s <= start, self.records.arrival_s, way.prefill_end_s)
+        return {
+            "prefilled_on": way.prefilled_on,
+            "prefill_s": way.prefill_end_s - start,
+            "slot_s": way.reserved_s - ready,
+            "transfer_s": way.received_s - np.maximum(way.reserved_s, way.prefill_end_s),
+        }
 
     @cached_property
     def iterations(self) -> pd.DataFrame:
@@ -249,8 +282,9 @@ class Analysis:
         Columns: replica, group, iteration (within the group), kind (prefill, decode or mixed),
         ready_s, start_s (on stage 0), finish_s (on the last stage), chunks, prefill_tokens,
         prefill_context, decodes, decode_context, padding, drafts, layer_s, first_s, last_s, send_s,
+        on a rank with data-parallel attention waited_s (for other ranks, after its own work),
         kv_tokens (written on the replica once it was formed), and bubble_s (idle time before it,
-        summed over the stages).
+        and waited_s, summed over the stages).
         """
         tables = []
         for number in self.at_work or [0]:  # if none served a request, an empty table's columns
@@ -270,6 +304,7 @@ class Analysis:
                 "finish_s": columns["finish_s"],
                 **{name: columns[name].astype(np.int64) for name in COUNTS},
                 **{name: columns[name] for name in ("layer_s", "first_s", "last_s", "send_s")},
+                **({} if log.waited_s is None else {"waited_s": log.waited_s}),
                 "kv_tokens": kv_tokens[formed].astype(np.int64),
                 "bubble_s": iteration_bubbles(split),
             }
@@ -390,10 +425,17 @@ class Analysis:
         return when[order], np.cumsum(change[order])
 
     def summary(
-        self, model: ModelSpec, device: DeviceSpec, tp: int, kernels: Kernels | None = None
+        self,
+        model: ModelSpec,
+        device: DeviceSpec,
+        tp: int,
+        kernels: Kernels | None = None,
+        *,
+        decode: Hardware | None = None,
     ) -> dict[str, Any]:
         """The run in numbers, JSON-able (docs/metrics.md gives each one's formula). ``kernels`` say
-        the number formats (None: all in bf16)."""
+        the number formats (None: all in bf16). With two pools these are the prefill pool's, and
+        ``decode`` what the other one runs on."""
         records, logs = self.records, self.records.replicas
         done = self.request_columns
         if records.rejections:  # this copies, so only if needed
@@ -403,7 +445,12 @@ class Analysis:
         makespan = records.end_s - float(records.arrival_s.min()) if finished else 0.0
         prompt, output = done["prompt_tokens"], done["output_tokens"]
         hit = done.get("hit_tokens", np.zeros(1))
-        gpus = tp * sum(log.num_stages for log in logs)
+        pools = [Hardware(device, tp, kernels), *([decode] if decode is not None else [])]
+        first = records.prefill_logs or len(logs)
+        gpus = sum(
+            pool.tp * sum(log.num_stages for log in part)
+            for pool, part in zip(pools, (logs[:first], logs[first:]), strict=False)
+        )
         iterations = sum(log.num_iterations for log in logs)
         carried = sum(
             float((log.iterations["decodes"] + log.iterations["chunks"]).sum()) - extra_decodes(log)
@@ -421,7 +468,7 @@ class Analysis:
             "requests_per_s": finished * rate,
             "tokens_per_s": int(prompt.sum() + output.sum()) * rate,
             "output_tokens_per_s": int(output.sum()) * rate,
-            "mfu": _useful_s(model, device, kernels, prompt, output, hit) * rate / gpus,
+            "mfu": _useful_s_of_pools(model, pools, prompt, output, hit) * rate / gpus,
             "gpus": gpus,
             "iterations": iterations,
             "stage_executions": sum(log.num_iterations * log.num_stages for log in logs),
@@ -430,7 +477,9 @@ class Analysis:
             **(paging_summary(records, done) if is_paged(records) else {}),
             **speculation_summary(records, done),
             "tbt_s": _named(self.tbt_quantiles()),
-            **_spreads({name: done[name] for name in (*STEADY, "bubble_s")}),
+            **_spreads(
+                {name: done[name] for name in (*STEADY, "bubble_s", *PARTS) if name in done}
+            ),
             "bubble_share": bubble / totals["wall"] if totals["wall"] else float("nan"),
             "ledger_s": totals,
             "steady": self._steady(done),
@@ -479,6 +528,19 @@ def weighted_quantiles(values: Floats, weights: Counts, quantiles: Sequence[floa
 def _named(values: Sequence[float], mean: float | None = None) -> dict[str, float]:
     named = {f"p{round(100 * q)}": float(v) for q, v in zip(QUANTILES, values, strict=True)}
     return named if mean is None else {"mean": float(mean), **named}
+
+
+def _useful_s_of_pools(
+    model: ModelSpec, pools: Sequence[Hardware], prompt: Floats, output: Floats, hit: Floats
+) -> float:
+    """:func:`_useful_s`, of prompts on the first of two pools, and of the rest on the second."""
+    parts = [(prompt, output, hit)]
+    if len(pools) > 1:
+        parts = [(prompt, np.ones_like(output), hit), (prompt + 1, output - 1, prompt)]
+    return sum(
+        _useful_s(model, pool.device, pool.kernels, *part)
+        for pool, part in zip(pools, parts, strict=True)
+    )
 
 
 def _useful_s(

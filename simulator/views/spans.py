@@ -34,6 +34,7 @@ class Spans:
         self.requests, self.starts = np.unique(log.spans[order, 0], return_index=True)
         self.ends: Ints = np.append(self.starts, len(order))[1:] - 1
         self._finish = self._grouped(log.iterations["finish_s"])
+        self._known = log.first_token_s
 
     def _grouped(self, per_iteration: Floats) -> Floats:
         """A quantity in the order of ``by_group``; unchanged if there is only one group."""
@@ -53,12 +54,32 @@ class Spans:
         return np.asarray(self._finish[self.last[self.ends]])
 
     def first_token_s(self) -> Floats:
-        """When each request's prompt was finished: the time of its first token."""
+        """When each request's first token came: its prompt was finished here, or its KV came from
+        elsewhere."""
         prefill = np.where(self.role == PREFILL, self.last, -1)
         # Spans of a request are in order, so its last prefill span is the latest one; but positions
         # of different groups do not compare, hence the span's index and not its position.
         index = np.where(prefill >= 0, np.arange(len(prefill)), -1)
-        return np.asarray(self._finish[self.last[np.maximum.reduceat(index, self.starts)]])
+        found = np.maximum.reduceat(index, self.starts)
+        first = np.asarray(self._finish[self.last[found]])
+        elsewhere = np.flatnonzero(found < 0)
+        if len(elsewhere):
+            first[elsewhere] = self._before(self._yielding()[elsewhere])
+        return first
+
+    def _yielding(self) -> Ints:
+        """The first span of each request that yields a token."""
+        index = np.where(self.role != PART, np.arange(len(self.role)), len(self.role))
+        return np.minimum.reduceat(index, self.starts)
+
+    def _before(self, spans: Ints) -> Floats:
+        """When the first token of each request came that begins here with one of these spans: its
+        prompt was computed elsewhere."""
+        comes = np.asarray(self._finish[self._first_token(spans)])
+        if self._known is None:
+            return comes
+        ids = self.requests[np.searchsorted(self.starts, spans, side="right") - 1]
+        return np.array([self._known.get(i, at) for i, at in zip(ids.tolist(), comes, strict=True)])
 
     def first_row(self) -> Ints:
         """The iteration (row of the log) that carried each request's first chunk."""
@@ -118,11 +139,15 @@ class Spans:
     def _entry_gaps(self, spans: Ints) -> Floats:
         """Seconds from the token before each of these decode or recompute spans to its first token.
 
-        The prefill yields a request's first token, so there always is a token before.
+        The prefill yields a request's first token, so there is a token before, here or elsewhere.
         """
         yields = np.where(self.role != PART, np.arange(len(self.role)), -1)
         before = np.maximum.accumulate(yields)[spans - 1]
-        return np.asarray(self._finish[self._first_token(spans)] - self._finish[self.last[before]])
+        came = self._finish[self.last[before]]
+        first = np.flatnonzero(np.isin(spans, self._yielding()))
+        if len(first):
+            came[first] = self._before(spans[first])
+        return np.asarray(self._finish[self._first_token(spans)] - came)
 
     def _first_token(self, spans: Ints) -> Ints:
         """The position in ``by_group`` at which each of these spans yields its first token."""

@@ -15,8 +15,14 @@ import pytest
 
 from sarathi_sim.experiments.config.deployment import Deployment, deploy
 from sarathi_sim.experiments.config.loading import load_experiment
+from sarathi_sim.policies.kv import Blocks
+from sarathi_sim.policies.pool import Pool
+from sarathi_sim.policies.request import Request
+from sarathi_sim.policies.vllm import Vllm
 from sarathi_sim.simulator.loop.pipeline import stage_times
 from sarathi_sim.simulator.loop.records import Records
+from sarathi_sim.simulator.loop.simulation import simulate
+from sarathi_sim.simulator.op_times.group_times import GroupPredictor
 from sarathi_sim.simulator.views.metrics import Analysis
 from tests.benchmarks.timing import _fast, _textbook
 
@@ -55,6 +61,28 @@ def test_loop_against_textbook(benchmark: Any, scenario: str) -> None:
 
 def test_loop_without_a_pipeline(benchmark: Any) -> None:
     check(benchmark(_fast, deployed("orca_tp")), "orca_tp")
+
+
+def test_a_step_of_64_ranks(benchmark: Any) -> None:
+    """A rank's step as a multiple of an iteration of the same batch on a replica of its own."""
+    deployment = deployed("orca_tp")
+    times: Any = GroupPredictor(deployment.predictor.cost, deployment.predictor)
+
+    def served(ranks: int) -> Records:
+        requests = [Request(i, 0.0, 16, 1500, 1500) for i in range(32 * ranks)]
+        pools = [
+            Pool(Vllm(2048, 64), Blocks(4000, 16), max_in_flight=1, max_length=2048)
+            for _ in range(ranks)
+        ]
+        predict = deployment.predictor if ranks == 1 else times
+        return simulate(requests, pools, predict, deployment.layers, ranks=ranks)
+
+    records = benchmark(served, 64)
+    assert [log.num_iterations for log in records.replicas] == [1500] * 64
+    began = time.perf_counter()
+    assert served(1).replicas[0].num_iterations == 1500
+    each = (time.perf_counter() - began, benchmark.stats.stats.median / 64)
+    benchmark.extra_info["times_an_iteration"] = each[1] / each[0]
 
 
 @pytest.mark.parametrize("scenario", ["orca_pp", "sarathi_pp"])

@@ -143,6 +143,7 @@ def test_a_legend_names_what_is_drawn() -> None:
     times = {"start": three + 1.0, "finish": three + 2.0, "bubble_start": three + 1.0}
     stage = StageSlices(
         replica=0,
+        called="0",
         stage=0,
         row=three,
         kind=three + 2,

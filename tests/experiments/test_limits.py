@@ -35,15 +35,12 @@ def test_the_page_is_up_to_date_and_a_name_stands_in_one_row_only() -> None:
         ("speculation.draft_model=llama-3.2-3b", "drafters other than", "`acceptance`"),
         ("lora.adapters=8", "LoRA adapters", "simulate the base model"),
         ("engine.enable_lora=true", "LoRA adapters", "kv_cache.non_torch_bytes"),
-        ("disaggregation.prefill=2", "disaggregated prefill", "kv_cache.prompts_cached: true"),
-        ("cluster.prefill_replicas=2", "disaggregated prefill", "two pools apart"),
         ("kv_cache.offload=cpu", "offload of KV cache", "kv_cache.num_blocks"),
         ("kv_cache.swap_space=4", "offload of KV cache", "kv_cache.num_blocks"),
         ("autoscaling.max=4", "autoscaling", "recommend --rate"),
         ("cluster.min_replicas=1", "autoscaling", "recommend --rate"),
-        ("cluster.dp_attention=true", "data-parallel attention", "cluster.replicas"),
-        ("cluster.dp=4", "data-parallel attention", "cluster.expert_parallel"),
-        ("cluster.data_parallel_size=4", "data-parallel attention", "cluster.replicas"),
+        ("cluster.attention_dp_config=true", "wait for each other's prompts", "cluster.dp"),
+        ("policy.enable_balance=true", "wait for each other's prompts", "cluster.dp"),
         ("kv_cache.hit_rate=0.5", "prefix-cache hit rates", "workload.system_prompts"),
         ("workload.prefix_cache_hit_rate=0.5", "prefix-cache hit rates", "workload.sessions"),
         ("kv_cache.prefix_caching=0.5", "prefix-cache hit rates", "workload.sessions"),
@@ -53,7 +50,7 @@ def test_the_page_is_up_to_date_and_a_name_stands_in_one_row_only() -> None:
         ("cluster.router=kv_aware", "KV-aware", "least_requests or power_of_two"),
         ("cluster.router=cache-aware", "KV-aware", "least_requests or power_of_two"),
         ("cluster.dcp_size=2", "context parallelism", "cluster.pp"),
-        ("engine.eplb=true", "EPLB", "expert_distribution: balanced"),
+        ("engine.eplb=true", "EPLB", "cluster.redundant_experts"),
         ("workload.best_of=4", "parallel sampling", "workload.system_prompts"),
         ("stack=tgi", "engines other than", "vllm, sglang or trtllm"),
         ("dtype=awq", "awq, gptq", "dtype: int4_wo"),
@@ -72,7 +69,7 @@ def test_keys_and_values(assignment: str, what: str, instead: str) -> None:
 
 
 def test_every_scenario_and_every_section_of_a_file_says_so() -> None:
-    """Plain mistakes stay plain: `prefill` is no length, and nothing of disaggregation."""
+    """Plain mistakes stay plain: `prefill` is no length, and no limit of the program."""
     said = message(SMALL, "scenarios.orca.lora={rank: 8}")
     assert "scenarios.orca.lora: unknown key: not modelled: LoRA" in said
     said = message(SMALL, "workload.lengths.prefill=3")

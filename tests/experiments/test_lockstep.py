@@ -52,18 +52,20 @@ def test_the_shipped_logs_are_those_of_the_recorder_and_cover_what_they_should()
         assert names == sorted(recorder.SHIPPED)  # type: ignore[attr-defined]
         assert sum(path.stat().st_size for path in LOGS[engine]) < 150_000
     preempting = ("few_blocks", "shared_prefixes", "priorities", "pp2", "async_pp2_v2", "watermark")
-    for name in (*preempting, "drafts", "drafts_async", "drafts_cached"):
+    for name in (*preempting, "drafts", "drafts_async", "drafts_cached", "drafts_pd"):
         assert any(event[3] for event in decisions(read(name))), f"{name}: nobody is preempted"
     # A prompt with one token left is padded with drafts before it has yielded any.
-    shortest = {row[0]: row[2] for row in read("drafts_cached")[0]["requests"]}
-    padded = [
-        row
-        for event in decisions(read("drafts_cached"))
-        for row in event[2]
-        if row[3] and row[1] == shortest[row[0]] - 1
-    ]
-    assert padded, "no prompt is padded"
-    for name in ("pp2", "async_pp2_v2"):
+    for name in ("drafts_cached", "drafts_pd"):
+        prompts = {row[0]: row[2] for row in read(name)[0]["requests"]}
+        rows = [row for event in decisions(read(name)) for row in event[2]]
+        padded = [row for row in rows if row[3] and row[1] == prompts[row[0]] - 1]
+        assert padded, f"{name}: no prompt is padded"
+    for name in ("pd", "pd_shared_prefixes", "decode_bench", "drafts_pd"):
+        made = decisions(read(name))
+        assert any(event[3] for event in made), f"{name}: nobody is preempted"
+        assert any(event[7] > 3 for event in made) == (name != "decode_bench")
+        assert any(computed > 0 == event[7] for event in made for _, computed, *_ in event[2])
+    for name in ("pp2", "async_pp2_v2", "pd"):
         assert any(not event[2] for event in decisions(read(name))), f"{name}: no empty batch"
     for name in ("mixed", "overlap_eos", "groups", "lpm", "lof"):
         assert any(event[4] for event in decisions(read(name, "sglang"))), f"{name}: no retraction"
@@ -137,6 +139,21 @@ def somebody_ends_later(events: Events) -> Any:
     return event
 
 
+def a_draft(events: Events) -> Any:
+    event = a_batch(events)
+    event[2][0][3] = 1
+    return event
+
+
+def arrives_later(events: Events) -> Any:
+    """The request runs in the decision after its arrival, which is no longer there."""
+    place = next(i for i, event in enumerate(events) if event[0] == "recv")
+    later = [e for e in events[place:] if e[0] == "schedule"]
+    ids = events[place][1]
+    events[place][:] = ["recv", []]
+    return next(e for e in later if any(row[0] in ids for row in e[2]))
+
+
 ALTERATIONS = {
     "a preemption less": drop_preemption,
     "another order": swap_order,
@@ -147,7 +164,12 @@ ALTERATIONS = {
     "one more waiting": count(6),
     "an end less": somebody_ends_later,
 }
-
+ALTERATIONS_OF_PD = {
+    "another order": swap_order,
+    "one more holding": count(7),
+    "a draft": a_draft,
+    "KV arrives later": arrives_later,
+}
 
 ALTERATIONS_OF_SGLANG = {
     "another kind": at(2, lambda kind: "mixed"),
@@ -160,15 +182,21 @@ ALTERATIONS_OF_SGLANG = {
     "a prompt is cut": at(9, lambda cut: 5),
     "not full": at(10, lambda full: not full),
 }
-ALTERED = [("vllm", "few_blocks", name, alter) for name, alter in ALTERATIONS.items()] + [
-    ("sglang", "overlap_eos", name, alter) for name, alter in ALTERATIONS_OF_SGLANG.items()
+ALTERED = [
+    (*log, name, alter)
+    for log, alterations in {
+        ("vllm", "few_blocks"): ALTERATIONS,
+        ("vllm", "pd"): ALTERATIONS_OF_PD,
+        ("sglang", "overlap_eos"): ALTERATIONS_OF_SGLANG,
+    }.items()
+    for name, alter in alterations.items()
 ]
 
 
 @pytest.mark.parametrize(
     ("engine", "log", "alter"),
     [(engine, log, alter) for engine, log, _, alter in ALTERED],
-    ids=[f"{engine}, {name}" for engine, _, name, _ in ALTERED],
+    ids=[f"{engine}, {log}, {name}" for engine, log, name, _ in ALTERED],
 )
 def test_the_first_difference_is_found(
     engine: str, log: str, alter: Callable[[Events], Any], tmp_path: Path
@@ -186,6 +214,14 @@ def test_the_first_difference_is_found(
     assert found["first_difference"].startswith(f"line {number + 1}, {kind} of step {event[1]}: ")
     theirs = event[2:] if event[0] == "schedule" else event[2]
     assert f"engine {theirs}; ours " in found["first_difference"]
+
+
+def test_switches_may_be_words(tmp_path: Path) -> None:
+    lines = read("pd_shared_prefixes")
+    config = lines[0]["config"]
+    lines[0]["config"] = config | {name: str(config[name]) for name in ("caching", "chunked")}
+    assert lines[0]["config"]["caching"] == "True"
+    assert lockstep(write(tmp_path / "words.jsonl", lines))[0] == 0
 
 
 def test_text_says_it_for_every_log(tmp_path: Path) -> None:
@@ -301,6 +337,15 @@ BAD: dict[str, tuple[Callable[[], bytes], str]] = {
         lambda: with_event(["schedule", 0, [[{}, 0, 1]], [], 0, 0, 0]),
         "line 2: not an event",
     ),
+    "a mode": (
+        lambda: another_header(mode="push"),
+        "line 1: engine 'vllm push': must be 'vllm pd' or ",
+    ),
+    "a mode of vLLM's": (
+        lambda: another_header("sglang", mode="pd"),
+        "line 1: engine 'sglang pd': must be 'vllm pd' or ",
+    ),
+    "KV of nobody's": (lambda: with_event(["recv", [3]]), "line 2: not an event"),
     "no event": (lambda: with_event(["sleep", 1]), "line 2: not an event"),
     "an unknown request": (
         lambda: with_event(["add", 10**6]),

@@ -170,7 +170,7 @@ def test_the_scenario_of_a_run() -> None:
         ({"gpu": "GB300"}, "gpu GB300: has no tables; there: B200,"),
         ({"engine": "Other"}, "engine Other: has no tables"),
         ({"model": "other"}, "model other: not modelled"),
-        ({"attention_dp": "1"}, "attention_dp: not modelled: data-parallel attention"),
+        ({"attention_dp": "1"}, "attention_dp: not modelled: ranks that wait"),
         ({"tp": "3"}, "n_gpus 8: no multiple of tp x pp, 3"),
     ],
 )

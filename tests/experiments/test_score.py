@@ -221,7 +221,8 @@ def test_a_peers_file(tmp_path: Path, names: str) -> None:
         ({"backend": "orca"}, "backend orca: not modelled; modelled: vllm, sglang, trtllm"),
         ({"precision": "fp2"}, "precision fp2: not modelled"),
         ({"mode": "disagg", "tp": None}, "prefill and decode on GPUs of their own: not modelled"),
-        ({"dp": 4}, "data-parallel attention: not modelled; dp 4"),
+        ({"dp": 4}, "cluster.dp: value 4: must be 1: model qwen3-32b has no experts"),
+        ({"backend": "sglang", "dp": 4}, "data-parallel attention of sglang: not modelled; dp 4"),
         ({"tp": None}, "tp: this key is missing"),
         ({"tp": 3}, "cluster.tp: value 3"),
     ],
@@ -381,7 +382,10 @@ def test_a_mixture_has_its_checkpoints_formats_and_its_layout() -> None:
     assert blackwell["moe_dtype"] == "w4a8_mxfp4_mxfp8"
     for change, message in (
         ({"precision": "fp8"}, "precision fp8 of openai/gpt-oss-120b: not modelled"),
-        ({"dp": 2}, "data-parallel attention: not modelled; dp 2"),
+        (
+            {"dp": 2, "backend": "trtllm"},
+            "data-parallel attention of trtllm: not modelled; dp 2",
+        ),
     ):
         with pytest.raises(ConfigError, match=message):
             scenario_of(measured("a", 1.0, 1.0, **{**oss, **change}), NONE)

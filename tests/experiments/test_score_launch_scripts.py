@@ -176,8 +176,6 @@ def test_only_some_servers_wait_to_fill_their_batches() -> None:
         (row("qwen3.5-fp8", "sglang", "b200_sxm", tp=4), MTP),
         (row("gpt-oss", "vllm", concurrency=512), "sent at once"),
         (row("r1", "trtllm", "gb200"), "prefill and decode on GPUs of their own"),
-        (row("minimax-fp4", "vllm", "b200_sxm", backend_version="0.19.0", tp=2, dp=2, moe_ep=4,
-             concurrency=512), "data-parallel attention: not modelled; dp 2"),
         (row("qwen-235b", "vllm", "h200_sxm", source="nvidia_gap_sweep", tp=2, moe_tp=2, moe_ep=2),
          "data-parallel attention: not modelled; moe_tp x moe_ep is 4, tp x dp 2"),
     ],
@@ -187,6 +185,16 @@ def test_servers_that_did_what_is_not_modelled(server: Measured, reason: str) ->
         scenario_of(server, NONE)
     plain = {"source": "elsewhere", "dp": 1, "moe_tp": 0}
     assert scenario_of(server.model_copy(update=plain), NONE)["policy"]
+
+
+def test_data_parallel_attention_of_vllm_has_ranks() -> None:
+    server = row(
+        "minimax-fp4", "vllm", "b200_sxm", backend_version="0.19.0", tp=2, dp=2, moe_ep=4,
+        concurrency=512,
+    )  # fmt: skip
+    cluster = scenario_of(server, NONE)["cluster"]
+    known = {"tp": 2, "pp": 1, "dp": 2, "rank_router": "least_requests", "expert_parallel": True}
+    assert {key: cluster[key] for key in known} == known
 
 
 def test_experts_on_all_gpus_of_attention_hide_nothing() -> None:

@@ -46,6 +46,9 @@ policy: {{name: vllm, max_num_batched_tokens: 1024, max_num_seqs: 16}}
 scenarios:
   divided: {{}}
   sent: {{cluster: {{expert_parallel: true, moe_a2a_backend: nccl}}}}
+  copied:
+    dtype: fp8_block
+    cluster: {{expert_parallel: true, moe_a2a_backend: deepep, redundant_experts: 8}}
 """
 HOSTS = """\
 name: hosts
@@ -160,7 +163,19 @@ def test_a_stack_may_name_its_version() -> None:
         (STACKS, "device=a6000", "stack: no kernels of stack vllm were fitted on device a6000"),
         (MIXTURES, "model=llama-3.1-8b", "cluster.expert_parallel: value true: model llama-3.1-8b"),
         (MIXTURES, "cluster.moe_a2a_backend=nccl", "nccl': needs cluster.expert_parallel: true"),
-        (MIXTURES, "cluster.dp=2", "cluster.dp: value 2: must be 1: not modelled: data-parallel"),
+        (MIXTURES, "cluster.redundant_experts=2", "2: needs cluster.expert_parallel: true"),
+        (
+            MIXTURES,
+            "cluster.expert_parallel=true cluster.redundant_experts=3",
+            "tp 2 does not divide num_experts + 3 redundant_experts (131)",
+        ),
+        (
+            STACKS,
+            "cluster.dp=2",
+            "cluster.dp: value 2: must be 1: model llama-3.1-8b",
+        ),
+        (MIXTURES, "cluster.dp=2 cluster.pp=2", "cluster.pp: value 2: must be 1: with data-"),
+        (MIXTURES, "cluster.rank_router=least_tokens", "least_tokens': must be left out: needs"),
         (MIXTURES, "expert_distribution=even", "expert_distribution: value 'even': "),
         (MIXTURES, "stack=null dtype=null moe_dtype=fp8", "moe_dtype: value 'fp8': needs stack: "),
     ],
@@ -189,6 +204,9 @@ def test_mixtures_run_and_say_where_their_experts_times_come_from() -> None:
     marks = {op: str(mark) for op, mark in sent.ops.meta.environment.items()}
     assert "NCCL" in marks[ALL_TO_ALL] and "dispatch and combine" in marks[ALL_TO_ALL]
     assert "tp 1 x ep 2" in marks[MOE]
+    assert "DeepEP of sglang" in str(runs["copied"].ops.meta.environment[ALL_TO_ALL])
+    more = runs["copied"].ops.number_bytes.held_experts(128)
+    assert more == 1 + 8 / 128 and runs["copied"].kv_capacity < sent.kv_capacity
     parts, whole = (one.predictor.cost.layer_parts(64) for one in (sent, run))
     assert parts["all_reduce"] == whole["all_reduce"] / 2 and parts[ALL_TO_ALL] > 0
 

@@ -161,7 +161,7 @@ def test_more_tokens_take_no_less_time_and_a_gap_leaves_a_shape_out() -> None:
     table = rows()
     at = table.index[(table["tokens"] == 64) & (table["hidden"] == 2048)][0]
     table.loc[at, "time_us"] *= 50
-    clean = moe_table(table).cleaned()
+    clean = moe_table(table).cleaned(RATES)
     assert (np.diff(clean.time_us, axis=1) >= 0).all()
     assert len(moe_table(table.drop(index=at)).shapes) == len(clean.shapes) - 1
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, get_args
 
 import numpy as np
@@ -66,6 +66,21 @@ def predict(batch: Batch) -> tuple[float, float, float, float]:
     return tuple(float(quantize(t)) for t in (layer, first, last, send))  # type: ignore[return-value]
 
 
+def predict_step(
+    step: Sequence[Batch | None],
+) -> tuple[list[tuple[float, float, float, float]], tuple[float, float, float, float]]:
+    """A step of ranks: their own times, and in each layer experts that see the tokens of all."""
+    tokens = [batch.num_tokens if batch else 0 for batch in step]
+    experts = float(quantize(1e-4 / 7 * sum(tokens) + 1e-5 / 3 * max(tokens)))
+    ranks = [predict(batch) if batch else (0.0,) * 4 for batch in step]
+    times = [
+        (layer + experts, first, last, 0.0) if batch else (0.0, 0.0, 0.0, 0.0)
+        for batch, (layer, first, last, _) in zip(step, ranks, strict=True)
+    ]
+    layer, first, last, _ = (max(part) for part in zip(*times, strict=True))
+    return times, (layer, first, last, 0.0)
+
+
 @dataclass(frozen=True, kw_only=True)
 class Surroundings:
     """What a system has around its schedulers, which both implementations understand."""
@@ -75,6 +90,8 @@ class Surroundings:
     turnaround_s: float = 0.0
     replicas: int = 1
     router: Router = "round_robin"
+    ranks: int = 1
+    rank_router: Router = "round_robin"
     jitter: float = 0.0
     clients: int = 0  # of a closed loop; none: requests arrive by themselves
     think_s: float = 0.0
@@ -82,12 +99,19 @@ class Surroundings:
     admission_s: float = 0.0
     requests: list[Request] = field(default_factory=list)
 
+    @property
+    def times(self) -> Any:
+        """The predictor of a batch, or of a step of several ranks."""
+        return predict if self.ranks == 1 else predict_step
+
     def _around(self) -> dict[str, Any]:
         clients = self.sender or closed_loop(self.clients, self.think_s, len(self.requests))
         switches = Switches(self.turnaround_s, self.jitter, self.lazy, self.blocking_send)
         return {
             "switches": switches,
             "router": self.router,
+            "ranks": self.ranks,
+            "rank_router": self.rank_router,
             "seed": 7,
             "clients": clients,
             "admission_s": self.admission_s,
@@ -110,6 +134,18 @@ def surroundings(draw: st.DrawFn) -> dict[str, Any]:
         "think_s": draw(st.sampled_from([0.0, 0.05])),
         "admission_s": draw(st.sampled_from([0.0, 0.0, 2.0**-8, 0.03])),
     }
+
+
+@st.composite
+def with_ranks(draw: st.DrawFn, systems: st.SearchStrategy[Any]) -> Any:
+    """Any of these systems with data-parallel attention."""
+    return replace(
+        draw(systems),
+        layers=(draw(st.integers(1, 4)),),
+        blocking_send=False,
+        ranks=draw(st.integers(2, 3)),
+        rank_router=draw(st.sampled_from(get_args(Router))),
+    )
 
 
 #: On a coarse grid, so that several fall on one instant (or on a batch's return).
@@ -141,13 +177,14 @@ class System(Surroundings):
 
     def schedulers(self) -> list[MicroBatches]:
         policy = POLICIES[self.policy]
-        return [MicroBatches(policy, **self.settings()) for _ in range(self.replicas)]
+        count = self.replicas * self.ranks
+        return [MicroBatches(policy, **self.settings()) for _ in range(count)]
 
     def fast(self, **extra: Any) -> Records:
         return simulate(
             self.requests,
             extra.pop("schedulers", None) or self.schedulers(),
-            predict,
+            self.times,
             self.layers,
             **self._around(),
             **extra,
@@ -157,7 +194,7 @@ class System(Surroundings):
         return simulate_textbook(
             self.requests,
             POLICIES[self.policy],
-            predict,
+            self.times,
             self.layers,
             replicas=self.replicas,
             **self._around(),

@@ -7,6 +7,8 @@ time on both stages: its prefill tokens plus half the decodes' summed context, r
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 import pandas as pd
 import pytest
@@ -26,7 +28,7 @@ from sarathi_sim.profiler.facts.formats import Kernels
 from sarathi_sim.profiler.facts.model import load_model
 from sarathi_sim.simulator.loop.pipeline import stage_times
 from sarathi_sim.simulator.loop.records import Records, ReplicaLog
-from sarathi_sim.simulator.loop.replica import Predictor
+from sarathi_sim.simulator.loop.replica import Nominal, Predictor
 from sarathi_sim.simulator.loop.simulation import simulate
 from sarathi_sim.simulator.loop.switches import DEFAULT, Switches
 from sarathi_sim.simulator.views.metrics import (
@@ -159,6 +161,56 @@ def test_the_flops_of_a_long_trace_are_more_than_64_bits_hold() -> None:
     few = _useful_s(model, device, None, prompt[:1], output[:1], 0 * prompt[:1])
     many = _useful_s(model, device, None, prompt, output, 0 * prompt)
     assert many == pytest.approx(2e6 * few)
+
+
+def test_two_ranks_in_lock_step() -> None:
+    """A and C go to rank 0, B and D to rank 1. Two layers, each own ops and then experts, which
+    take a unit for every three tokens of both ranks. Prompts are processed whole, decodes beside
+    them (Orca, unconstrained), two sequences a rank."""
+
+    def own(batch: Batch | None) -> float:
+        return 0 if batch is None else batch.prefill_tokens + batch.decode_context // 2
+
+    def times(step: Sequence[Batch | None]) -> tuple[list[Nominal], Nominal]:
+        experts = sum(0 if batch is None else batch.num_tokens for batch in step) // 3
+        ranks = [((own(b) + experts) * UNIT, 0.0, (b is not None) * UNIT, 0.0) for b in step]
+        layer_s, _, last_s, _ = map(max, zip(*ranks, strict=True))
+        return ranks, (layer_s, 0.0, last_s, 0.0)
+
+    rows = [(0, 6, 3), (0, 2, 2), (50, 4, 1), (53, 2, 2)]
+    requests = [Request(i, at * UNIT, p, d, 8) for i, (at, p, d) in enumerate(rows)]
+    schedulers = [
+        MicroBatches(Orca(), max_batch=2, max_in_flight=1, kv_capacity=64, max_length=16)
+        for _ in range(2)
+    ]
+    records = simulate(requests, schedulers, times, (2,), ranks=2)
+    # Step 1, from 0: A's prompt takes 6 a layer, B's 2, both with 8 // 3 units of experts. They
+    # meet in each layer: 2 * (6 + 2) + 1.
+    # Step 2, from 17: a (context 6) takes 3, b (2) 1; 2 tokens, no experts: 2 * 3 + 1.
+    # Step 3, from 24: a alone (7): 2 * 3 + 1. It ends at 31.
+    # Step 4, from 50: C alone: 2 * (4 + 1) + 1. D arrives meanwhile, and waits until 61.
+    # Step 5, from 61: D alone: 2 * 2 + 1. Step 6, from 66: d (2): 2 * 1 + 1.
+    steps = [[(0, 17), (17, 24), (24, 31), (50, 61)], [(0, 17), (17, 24), (61, 66), (66, 69)]]
+    for log, expected in zip(records.replicas, steps, strict=True):
+        of = stage_times(log)
+        assert [*zip(of.start[:, 0] / UNIT, of.finish[:, 0] / UNIT, strict=True)] == expected
+    assert (records.replicas[1].iterations["ready_s"] / UNIT).tolist() == [0, 17, 53, 66]
+    assert (records.replicas[1].iterations["all_tokens"]).tolist() == [8, 2, 2, 1]
+    assert (records.replicas[1].iterations["most_tokens"]).tolist() == [6, 1, 2, 1]
+    assert accounts(records) == [
+        {"wall": 69, "busy": 42, "no_work": 27},
+        # Own: 9, 3, 5, 3. B waits 2 * 4, b 2 * 2, and D from 53 to 61, for step 4. From 24 to 53
+        # rank 1 has nothing to do.
+        {"wall": 69, "busy": 20, "slowest_rank": 20, "no_work": 29},
+    ]
+    table = Analysis(records).requests
+    assert table["replica"].tolist() == [0, 1, 0, 1]
+    assert (table["finish_s"] / UNIT).tolist() == [31, 24, 61, 69]
+    assert (table["queueing_s"] / UNIT).tolist() == [0, 0, 0, 8]
+    assert (table["slowest_rank_s"] / UNIT).tolist() == [0, 12, 0, 8]
+    assert (table["bubble_s"] / UNIT).tolist() == [0, 12, 0, 8]
+    assert Analysis(records).summary(MODEL, DEVICE, tp=2)["gpus"] == 4
+    assert [records.called(n) for n in range(2)] == ["0 rank 0", "0 rank 1"]
 
 
 def test_orca_unconstrained() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -31,6 +32,7 @@ from sarathi_sim.simulator.confidence.held_out import (
 )
 from sarathi_sim.simulator.confidence.op_errors import LayerError, OpError, standard_normals
 from sarathi_sim.simulator.confidence.retime import causes, retimed_finish
+from sarathi_sim.simulator.confidence.retime_steps import Steps
 from sarathi_sim.simulator.confidence.run_band import SAMPLES, makespan_samples
 from sarathi_sim.simulator.loop.records import Floats, Ints, Records
 from sarathi_sim.simulator.loop.simulation import simulate
@@ -40,7 +42,8 @@ from sarathi_sim.simulator.op_times.predictor import BundlePredictor
 from sarathi_sim.simulator.op_times.regression import bundle_times, decode_surface
 from sarathi_sim.simulator.views.metrics import Analysis
 from sarathi_sim.simulator.views.spans import Spans
-from tests.simulator.oracle import System, make_requests, systems
+from tests.simulator.oracle import System, make_requests, systems, with_ranks
+from tests.simulator.pools import PoolSystem, pool_systems
 from tests.simulator.test_predictor import GPT3, LAYER_OPS, shipped, simple_bundle
 
 
@@ -377,6 +380,49 @@ def test_unchanged_durations_give_the_recorded_finish_times(system: System) -> N
     records = system.fast()
     for log, finish in zip(records.replicas, retimed(records, nothing), strict=True):
         assert np.array_equal(finish[:, 0], log.iterations["finish_s"])
+
+
+@settings(max_examples=200, deadline=None)
+@given(with_ranks(st.one_of(systems(), pool_systems())))
+def test_unchanged_durations_give_the_recorded_steps(system: System | PoolSystem) -> None:
+    """Steps of ranks are re-timed as the batches of one replica."""
+    records = system.fast()
+    for steps in steps_of(records):
+        alone = dataclasses.replace(records, replicas=[steps.log])
+        rows = [np.arange(steps.log.num_iterations)]
+        (finish,) = retimed_finish(alone, [steps.spans], partial(_unchanged, steps), 1, rows)
+        assert np.array_equal(finish[:, 0], steps.log.iterations["finish_s"])
+
+
+def _unchanged(steps: Steps, _: int, rows: Ints) -> tuple[Floats, ...]:
+    return steps.extra(nothing, rows)  # type: ignore[arg-type]
+
+
+def steps_of(records: Records) -> list[Steps]:
+    found = []
+    for begin in range(0, len(records.replicas), records.ranks[0]):
+        logs = records.replicas[begin : begin + records.ranks[0]]
+        if any(log.num_iterations for log in logs):
+            found.append(Steps(logs, [Spans(log) for log in logs]))
+    return found
+
+
+def test_one_rank_that_slows_down_holds_the_other() -> None:
+    """A prompt of ten tokens beside one of three, and then a decode each. The short prompt's layer
+    takes as long as the long one's once 7 ms are added, and from then on the step grows."""
+    requests = [Request(i, 0.0, prompt, 2, 2) for i, prompt in enumerate((10, 3))]
+    records = System(layers=(2,), max_in_flight=1, ranks=2, requests=requests).fast()
+    (steps,) = steps_of(records)
+    first, _ = steps.log.iterations["layer_s"]
+    (gap,) = first - records.replicas[1].iterations["layer_s"][:1]
+
+    def slower(rank: int, rows: Ints) -> tuple[Floats, ...]:
+        added = np.array([[0.0, gap, gap + 0.01]]) * (rows[:, None] == 0) * (rank == 1)
+        return added, 0 * added, 0 * added, 0 * added
+
+    found = steps.extra(slower, np.arange(2))  # type: ignore[arg-type]
+    assert gap > 0 and found[0] == pytest.approx(np.array([[0, 0, 0.01], [0, 0, 0]]))
+    assert not any(part.any() for part in found[1:])
 
 
 @pytest.mark.parametrize("factor", [2.0, 0.5])

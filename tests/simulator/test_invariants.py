@@ -21,12 +21,20 @@ from sarathi_sim.policies.radix import RadixBlocks, path
 from sarathi_sim.policies.request import Request, Sequence
 from sarathi_sim.policies.vllm import Vllm
 from sarathi_sim.simulator.loop.pipeline import stage_times
+from sarathi_sim.simulator.loop.quantum import quantize
 from sarathi_sim.simulator.views.ledger import ACCOUNTS, WAITS, gaps, iteration_bubbles
 from sarathi_sim.simulator.views.metrics import Analysis, extra_decodes
 from sarathi_sim.simulator.views.spans import Spans
-from tests.simulator.oracle import MAX_LENGTH, POLICIES, System, make_requests, systems
+from tests.simulator.oracle import (
+    MAX_LENGTH,
+    POLICIES,
+    System,
+    make_requests,
+    systems,
+    with_ranks,
+)
 from tests.simulator.pools import PoolSystem, Who, pool_systems, sglang_policies, vllm_policies
-from tests.textbook.pipeline import Micro
+from tests.textbook.pipeline import Micro, TextbookPipeline
 from tests.textbook.pool import PoolMember
 from tests.textbook.replicas import TextbookReplica
 
@@ -84,10 +92,11 @@ class AuditedPool(Audited, Pool):
 
 
 either = st.one_of(systems(), pool_systems())
+any_ranks = st.one_of(either, with_ranks(either))
 
 
 @settings(max_examples=100, deadline=None, suppress_health_check=[HealthCheck.too_slow])
-@given(either)
+@given(any_ranks)
 def test_1_every_request_completes_once_or_is_rejected(system: System | PoolSystem) -> None:
     records = system.fast()
     table = Analysis(records).requests
@@ -118,11 +127,11 @@ def test_1_every_request_completes_once_or_is_rejected(system: System | PoolSyst
 
 
 @any_system
-@given(systems())
+@given(st.one_of(systems(), with_ranks(systems())))
 def test_2_kv_tokens_are_allocated_or_free(system: System) -> None:
     audited = [
         AuditedMicroBatches(POLICIES[system.policy], **system.settings())
-        for _ in range(system.replicas)
+        for _ in range(system.replicas * system.ranks)
     ]
     records = system.fast(schedulers=audited)
     for number, scheduler in enumerate(audited):
@@ -204,7 +213,7 @@ def test_3_and_5_stages_run_in_order_and_never_wait_for_nothing(
 
 
 @settings(max_examples=100, deadline=None, suppress_health_check=[HealthCheck.too_slow])
-@given(either)
+@given(any_ranks)
 def test_4_same_seed_same_bytes(system: System | PoolSystem) -> None:
     first, second = (system.fast() for _ in range(2))
     for one, other in zip(first.replicas, second.replicas, strict=True):
@@ -304,7 +313,7 @@ def test_6_a_pools_policy_never_sees_the_output_length(system: PoolSystem) -> No
 
 
 @settings(max_examples=100, deadline=None, suppress_health_check=[HealthCheck.too_slow])
-@given(either)
+@given(any_ranks)
 def test_7_the_ledger_closes_to_the_bit(system: System | PoolSystem) -> None:
     records = system.fast()
     rows = Analysis(records).ledger
@@ -382,6 +391,39 @@ def naive_ledger(
     done = max(m.returned_s for m in micros)
     book["drain"] += done - released(system, before, stage)
     book["no_work"] += end - done
+    return book
+
+
+@any_system
+@given(with_ranks(either))
+def test_7_the_ledger_of_ranks_agrees_with_a_naive_one(system: System | PoolSystem) -> None:
+    rows = Analysis(system.fast()).ledger.set_index(["replica", "stage"])
+    oracle = system.textbook()
+    end = max((m.returned_s for r in oracle for m in r.micros), default=0.0)
+    for number, rank in enumerate(oracle):
+        naive = ledger_of_rank(rank, system.layers[0], end)
+        row = rows.loc[(number, 0)]
+        assert {name: row[f"{name}_s"] for name in naive} == naive
+
+
+def ledger_of_rank(rank: TextbookPipeline, layers: int, end: float) -> dict[str, float]:
+    """What a rank waits with a batch is for the slowest one; else its scheduler books the last one
+    or has no work."""
+    book = dict.fromkeys(ACCOUNTS, 0.0)
+    until = handled = 0.0  # when its last batch was done, and booked
+    for micro in rank.micros:
+        start, finish = micro.stages
+        factor = 1.0 if micro.factors is None else micro.factors[0]
+        layer_s, first_s, last_s, _ = (float(quantize(factor * s)) for s in micro.times)
+        own = layers * layer_s + first_s + last_s
+        ready = max(micro.ready_s, until)
+        booked = min(handled, ready)
+        book["turnaround"] += booked - until
+        book["no_work"] += ready - booked
+        book["slowest_rank"] += start - ready + finish - start - own
+        book["busy"] += own
+        until, handled = finish, finish + rank.turnaround_s
+    book["no_work"] += end - until
     return book
 
 
@@ -481,7 +523,7 @@ def test_kv_tokens_against_a_count_of_them_all(system: System) -> None:
 
 
 @settings(max_examples=100, deadline=None, suppress_health_check=[HealthCheck.too_slow])
-@given(either, st.integers(1, 20))
+@given(any_ranks, st.integers(1, 20))
 def test_times_between_tokens_against_a_list_of_them_all(
     system: System | PoolSystem, twentieths: int
 ) -> None:

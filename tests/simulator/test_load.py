@@ -12,7 +12,7 @@ from sarathi_sim.experiments.config.loading import check_scenario
 from sarathi_sim.experiments.config.requests import build_requests
 from sarathi_sim.policies.request import Request
 from sarathi_sim.profiler.facts.device import load_device
-from sarathi_sim.profiler.facts.formats import WEIGHT_BYTES, NumberBytes
+from sarathi_sim.profiler.facts.formats import WEIGHT_BYTES, Kernels, NumberBytes
 from sarathi_sim.profiler.facts.layer_kinds import Latent, Windows
 from sarathi_sim.profiler.facts.model import ModelSpec, load_model
 from sarathi_sim.profiler.facts.roofline import attended, attended_within
@@ -156,6 +156,38 @@ def test_every_rank_has_routers_and_norms_whole_and_in_two_bytes() -> None:
     assert stage_weight_bytes(load_model("deepseek-v3"), (61,), 0, numbers, 8) == int(
         WEIGHT_BYTES["fp8_block"] * fp8 + 2 * (8 * whole + tables)
     )
+
+
+@pytest.mark.parametrize(
+    ("kernels", "layer", "expert", "billions"),
+    [
+        (Kernels("sglang", "fp8_block", "fp8"), 1 + 4 / 128**2, 1 + 4 / 128**2, 42.1),
+        (Kernels("trtllm", "bf16", "fp8", "nvfp4"), 2.0, 0.5 + 1 / 16, 47.2),
+        (Kernels("trtllm", "nvfp4", "fp8"), 0.5 + 1 / 16, 0.5 + 1 / 16, 25.4),
+    ],
+)
+def test_a_rank_of_attention_shares_the_experts_alone(
+    kernels: Kernels, layer: float, expert: float, billions: float
+) -> None:
+    """DeepSeek-R1 on 32 ranks, each with whole attention, layer by layer from its published sizes:
+    256 experts and 32 copies, nine on each."""
+    heads, hidden, width = 128, 7168, 2048
+    attention = hidden * (1536 + 512 + 64)
+    attention += heads * (1536 * (128 + 64) + 512 * (128 + 128) + 128 * hidden)
+    shared, dense = 58 * 3 * hidden * width, 3 * 3 * hidden * 18432
+    routed = 58 * 9 * 3 * hidden * width
+    whole = 58 * 256 * hidden + 61 * (2 * hidden + 1536 + 512)
+    tables = 2 * 129280 * hidden
+    numbers = replace(kernels, dp=32, redundant_experts=32).number_bytes
+    found = stage_weight_bytes(load_model("deepseek-r1"), (61,), 0, numbers)
+    by_hand = layer * (61 * attention + shared + dense) + expert * routed + 2 * (whole + tables)
+    assert found == int(by_hand) and found / 1e9 == pytest.approx(billions, abs=0.05)
+    # Sixteen groups of two: what a group holds beside its experts is divided, or there twice.
+    numbers = replace(kernels, dp=16, redundant_experts=32).number_bytes
+    twice = 2 * whole + tables
+    own = 2 * hidden * (1536 + 512 + 64) - hidden * (1536 + 512 + 64)
+    by_hand = layer * (61 * (attention + own) + shared + dense) + 2 * expert * routed + 2 * twice
+    assert stage_weight_bytes(load_model("deepseek-r1"), (61,), 0, numbers, 2) == int(by_hand)
 
 
 def test_replicated_kv_heads_take_their_weights() -> None:

@@ -26,6 +26,7 @@ from tests.simulator.oracle import (
     make_requests,
     predict,
     systems,
+    with_ranks,
 )
 from tests.simulator.pools import (
     OTHERS,
@@ -67,6 +68,12 @@ def test_every_policy(policy: str, stages: int, free_pool: bool) -> None:
 @settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(systems())
 def test_any_system(system: System) -> None:
+    assert_bitwise_equal(system.fast(), system.textbook())
+
+
+@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@given(with_ranks(systems()))
+def test_any_ranks_of_micro_batches(system: System) -> None:
     assert_bitwise_equal(system.fast(), system.textbook())
 
 
@@ -185,6 +192,12 @@ def test_any_pool_with_drafts(system: PoolSystem, length: int) -> None:
     lookahead = length * isinstance(system.policy, Vllm)
     drafts = {"draft_length": length, "lookahead": lookahead, "acceptance": drawn}
     compare(replace(system, layers=(3,), **drafts))
+
+
+@settings(max_examples=300, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@given(with_ranks(pool_systems(vllm_policies() | sglang_policies())))
+def test_any_ranks_of_pools(system: PoolSystem) -> None:
+    compare(system)
 
 
 def test_requests_that_preempt_each_other_for_ever_end_the_simulation() -> None:

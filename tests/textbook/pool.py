@@ -10,13 +10,13 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, cast
 
 from sarathi_sim.policies.batch import Batch
-from sarathi_sim.policies.log import ACCEPTED, DRAFTED, HIT, HIT_AGAIN, LOST
+from sarathi_sim.policies.log import ACCEPTED, DRAFTED, HIT, HIT_AGAIN, LOST, REMOTE
 from sarathi_sim.policies.pool import PoolPolicy, by_admission
-from sarathi_sim.policies.request import Sequence
+from sarathi_sim.policies.request import Request, Sequence
 from tests.textbook.blocks import TextbookBlock, TextbookBlocks
 from tests.textbook.pipeline import Member
 
@@ -92,13 +92,111 @@ class TextbookPool:
         self.step = 0
         self.members: dict[Sequence, PoolMember] = {}
         self.waiting: list[Sequence] = []
+        self.loading: list[Sequence] = []
         self.running: list[Sequence] = []
+        self.sending: dict[int, Sequence] = {}
+        self.reserved: list[Sequence] = []
+        self.remote = False
         self.ready: list[Sequence] = []
         self.given: dict[Sequence, int] = {}
         self.events: list[tuple[int, int, int]] = []
         self.state: dict[str, Any] = {}
         self.emptied = 0
         self._admitted = 0
+
+    def add(self, request: Request) -> bool:
+        """Queue a request; whether it can be served."""
+        if request.sends_kv:
+            request = replace(request, output_tokens=1, max_tokens=1)
+        length = request.prompt_tokens + request.max_tokens
+        most = length - 1 + (self.draft_length if self.lookahead else 0)
+        if length > self.max_length or self.blocks.blocks(self.until(most)) > self.blocks.capacity:
+            return False
+        sequence = Sequence(
+            request.id, request.prompt_tokens, request.max_tokens, 0,
+            arrival_s=request.arrival_s, priority=request.priority, prefix=request.prefix,
+            user=request.user, remote=request.remote_tokens, sends=request.sends_kv,
+        )  # fmt: skip
+        self.members[sequence] = PoolMember(request, sequence)
+        self.remote |= request.remote_tokens > 0
+        self.queue(sequence, len(self.waiting))
+        return True
+
+    @property
+    def holding(self) -> int:
+        """Sequences that have blocks for KV of elsewhere, and do not run."""
+        return len(self.loading)
+
+    @property
+    def vacant(self) -> bool:
+        """Whether all blocks are free."""
+        return not self.blocks.tables
+
+    def _by_id(self, id: int) -> Sequence:
+        return next(sequence for sequence in self.loading if sequence.id == id)
+
+    def received(self, ids: Iterable[int]) -> None:
+        """Their KV is there."""
+        for id in ids:
+            self._by_id(id).arrived = True
+
+    def failed(self, ids: Iterable[int]) -> None:
+        """Their KV will not come: they compute their prompts here."""
+        for id in ids:
+            sequence = self._by_id(id)
+            self.loading.remove(sequence)
+            self.blocks.release(sequence)
+            self.members[sequence].computed = self.members[sequence].holds = 0
+            sequence.prefilled = sequence.remote = 0
+            self.queue(sequence, 0)
+
+    def sent(self, id: int) -> None:
+        """The KV of a sequence that ended here has been sent."""
+        sequence = self.sending.pop(id)
+        self.blocks.computed(sequence, sequence.target)
+        self.blocks.release(sequence)
+
+    def reserve(self, sequence: Sequence, hits: tuple[TextbookBlock, ...] = ()) -> None:
+        """Give a waiting sequence blocks for its remote tokens; it runs when their KV is there."""
+        member = self.members[sequence]
+        self.waiting.remove(sequence)
+        self.blocks.take(sequence, sequence.remote, hits)
+        member.holds = sequence.remote
+        member.computed = sequence.prefilled = len(hits) * self.blocks.block_size
+        self.loading.append(sequence)
+        if self.policy.order is not None:
+            self.loading.sort(key=self.policy.order)
+        if sequence.order < 0:
+            self.reserved.append(sequence)
+        sequence.arrived = sequence.order >= 0
+
+    def start(self, sequence: Sequence) -> None:
+        """Let a sequence decode whose KV is there, up to its last known token."""
+        member = self.members[sequence]
+        self.loading.remove(sequence)
+        self._has(member, sequence.remote)
+        sequence.target = sequence.remote
+        self.blocks.enter(sequence, sequence.remote)
+        self.blocks.computed(sequence, sequence.remote)
+        member.generated = max(member.generated, 1)
+        self._runs(sequence)
+        self.ready.append(sequence)
+
+    def _has(self, member: PoolMember, tokens: int) -> None:
+        """A sequence has KV for so many tokens, beyond those found in the cache."""
+        found, sequence = member.computed, member.sequence
+        again = sequence.order >= 0
+        if found:
+            self.events.append((sequence.id, HIT_AGAIN if again else HIT, found))
+        if tokens > found:
+            self.events.append((sequence.id, HIT_AGAIN if again else REMOTE, tokens - found))
+        member.computed = sequence.prefilled = tokens
+
+    def _runs(self, sequence: Sequence) -> None:
+        self.running.append(sequence)
+        sequence.arrived = False
+        sequence.order = self._admitted
+        self._admitted += 1
 
     @property
     def partials(self) -> list[Sequence]:
@@ -222,14 +320,15 @@ class TextbookPool:
         It takes blocks for those, or for its first ``hold`` tokens if that is more.
         """
         member = self.members[sequence]
-        self.waiting.remove(sequence)
-        self.running.append(sequence)
-        member.computed = sequence.prefilled = len(hits) * self.blocks.block_size
-        if hits:
-            again = HIT if sequence.order < 0 else HIT_AGAIN
-            self.events.append((sequence.id, again, member.computed))
-        sequence.order = self._admitted
-        self._admitted += 1
+        if sequence.arrived:
+            self.loading.remove(sequence)
+        else:
+            self.waiting.remove(sequence)
+            member.computed = len(hits) * self.blocks.block_size
+        # What is sent here is sent once; the last token of a prompt is computed here.
+        sent = min(sequence.remote, sequence.target - 1) if sequence.order < 0 else 0
+        self._has(member, max(member.computed, sent))
+        self._runs(sequence)
         total = member.computed + tokens
         if total > sequence.target:
             self.ready.append(sequence)
@@ -322,7 +421,8 @@ class TextbookPool:
                 left = member.request.output_tokens - member.generated - 1
                 held = min(self.acceptance(sequence.id, member.known, drafts), left)
             member.drafts += drafts
-            if stale and drops:
+            # (A sequence whose KV is lost cannot send it.)
+            if stale and (drops or sequence.sends):
                 continue
             member.held += held
             if not member.generated:
@@ -344,10 +444,13 @@ class TextbookPool:
                 if sequence in self.running:
                     self.running.remove(sequence)
                     self.blocks.computed(sequence, min(member.computed, member.known))
-                    self.blocks.release(sequence)
+                    if sequence.sends:
+                        self.sending[sequence.id] = sequence
+                    else:
+                        self.blocks.release(sequence)
                 else:
                     self.waiting.remove(sequence)
-                self.emptied += not (self.running or self.waiting)
+                self.emptied += not (self.running or self.waiting or self.loading)
             elif chunk and not stale:
                 self.blocks.computed(sequence, sequence.target)
         self._checked()
@@ -356,7 +459,8 @@ class TextbookPool:
         """Every block is free or held by a running sequence, as many as its tokens take."""
         if self.check:
             self.blocks.check()
-            assert set(self.blocks.tables) == set(self.running)
-            assert not set(self.waiting) & set(self.running)
+            holders = [*self.running, *self.loading, *self.sending.values()]
+            assert set(self.blocks.tables) == set(holders)
+            assert len({*holders, *self.waiting}) == len(holders) + len(self.waiting)
             for sequence, table in self.blocks.tables.items():
                 assert len(table) == self.blocks.blocks(self.members[sequence].holds)

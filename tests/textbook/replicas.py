@@ -19,7 +19,7 @@ from sarathi_sim.simulator.loop.replica import Predictor
 from sarathi_sim.simulator.loop.switches import DEFAULT, Switches
 from tests.textbook.blocks import TextbookBlocks
 from tests.textbook.pipeline import Member, Micro, TextbookPipeline
-from tests.textbook.pool import PoolMember, Row, TextbookPool
+from tests.textbook.pool import Row, TextbookPool
 from tests.textbook.radix import TextbookRadix
 
 MANY_ITERATIONS = 2000
@@ -218,24 +218,15 @@ class TextbookPoolReplica(TextbookPipeline):
         return list(self.pool.members.values())
 
     def submit(self, request: Request) -> None:
-        pool = self.pool
-        length = request.prompt_tokens + request.max_tokens
-        most = length - 1 + (pool.draft_length if pool.lookahead else 0)
-        if length > pool.max_length or pool.blocks.blocks(pool.until(most)) > pool.blocks.capacity:
+        if self.pool.add(request):
+            self._wake()
+        else:
             self.rejected.append(request.id)
-            return
-        sequence = Sequence(
-            request.id, request.prompt_tokens, request.max_tokens, 0,
-            arrival_s=request.arrival_s, priority=request.priority, prefix=request.prefix,
-            user=request.user,
-        )  # fmt: skip
-        pool.members[sequence] = PoolMember(request, sequence)
-        pool.queue(sequence, len(pool.waiting))
-        self._wake()
 
     def _form(self) -> Micro | None:
         pool, blocks = self.pool, self.pool.blocks
-        if len(self.rows) == self.max_in_flight or not (pool.waiting or pool.running):
+        work = pool.waiting or pool.running or pool.loading
+        if len(self.rows) == self.max_in_flight or not work:
             return None
         under_way = any(self.rows.values())
         batch, rows = pool.form()

@@ -22,12 +22,14 @@ from sarathi_sim.policies.policy import Policy, is_pooled, of_micro_batches
 from sarathi_sim.policies.pool import PoolPolicy
 from sarathi_sim.policies.request import Request
 from sarathi_sim.simulator.loop.closed_loop import Arrival, Clients
+from sarathi_sim.simulator.loop.group import StepPredictor
 from sarathi_sim.simulator.loop.jitter import Jitter
 from sarathi_sim.simulator.loop.moment import ADMISSION, ARRIVAL, Moment
 from sarathi_sim.simulator.loop.quantum import quantize
 from sarathi_sim.simulator.loop.replica import Predictor
 from sarathi_sim.simulator.loop.routers import Router
 from sarathi_sim.simulator.loop.switches import DEFAULT, Switches
+from tests.textbook.group import TextbookGroup
 from tests.textbook.pipeline import TextbookPipeline
 from tests.textbook.replicas import TextbookPoolReplica, TextbookReplica
 
@@ -35,25 +37,27 @@ from tests.textbook.replicas import TextbookPoolReplica, TextbookReplica
 def simulate_textbook(
     requests: abc.Sequence[Request],
     policy: Policy | PoolPolicy,
-    predict: Predictor,
+    predict: Predictor | StepPredictor,
     layers: tuple[int, ...],
     *,
     replicas: int = 1,
     switches: Switches = DEFAULT,
     router: Router = "round_robin",
+    ranks: int = 1,
+    rank_router: Router = "round_robin",
     seed: int = 0,
     clients: Clients | None = None,
     admission_s: float = 0.0,
     **options: Any,
 ) -> list[TextbookPipeline]:
-    """Serve ``requests`` on several replicas.
+    """Serve ``requests`` on several replicas; returns all their ranks.
 
     ``options`` are :class:`TextbookReplica`'s, or for a policy that acts on a pool
     :class:`TextbookPoolReplica`'s.
     """
     env = simpy.Environment()
     cluster: list[TextbookPipeline] = []
-    for stream in np.random.SeedSequence(seed).spawn(replicas):
+    for stream in np.random.SeedSequence(seed).spawn(replicas * ranks):
         source = Jitter(switches.jitter, len(layers), stream) if switches.jitter else None
         common = {"switches": switches, "jitter": source, **options}
         cluster.append(
@@ -61,8 +65,18 @@ def simulate_textbook(
             if is_pooled(policy)
             else TextbookReplica(env, of_micro_batches(policy), predict, layers, **common)
         )
-    fronts = [FrontEnd(env, replica, float(quantize(admission_s))) for replica in cluster]
-    route = _Route(router, fronts, seed)
+    served: list[Any] = cluster
+    if ranks > 1:
+        served = []
+        for number in range(replicas):
+            own = cluster[number * ranks : (number + 1) * ranks]
+            group = TextbookGroup(env, own, predict, *layers, switches, options["max_in_flight"])
+            key = (replicas * ranks, number)
+            among = _Route(rank_router, [FrontEnd(env, rank, 0.0) for rank in own], seed, key)
+            group.choose = lambda number, among=among: among(number).replica
+            served.append(group)
+    fronts = [FrontEnd(env, replica, float(quantize(admission_s))) for replica in served]
+    route = _Route(router, fronts, seed, (len(cluster),))
     if clients is not None:
         _Sent(env, requests, fronts, route, clients)
     else:
@@ -143,9 +157,11 @@ class _Route:
     """Chooses the replica of the ``number``-th request; what is drawn follows the replicas' jitter
     in the seed's streams."""
 
-    def __init__(self, router: Router, fronts: list[FrontEnd], seed: int) -> None:
+    def __init__(
+        self, router: Router, fronts: list[FrontEnd], seed: int, key: tuple[int, ...]
+    ) -> None:
         self.router, self.fronts = router, fronts
-        self.rng = np.random.default_rng(np.random.SeedSequence(seed, spawn_key=(len(fronts),)))
+        self.rng = np.random.default_rng(np.random.SeedSequence(seed, spawn_key=key))
 
     def __call__(self, number: int) -> FrontEnd:
         if self.router == "round_robin":

@@ -1,0 +1,117 @@
+"""The scenarios of the two pools of a disaggregated deployment, and how it hands over requests."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Literal, NamedTuple
+
+from sarathi_sim.experiments.config.base import KeyPath, Source, has, merge
+from sarathi_sim.experiments.config.scenario import POOLS, Scenario, Transfers
+
+Order = Literal["prefill_first", "decode_reserves_first"]
+FirstToken = Literal["decode_step", "on_transfer"]
+
+SHARED = ("seed", "model", "workload", "profiles", "calibration", "disaggregation")
+"""Keys of a scenario that its pools cannot change."""
+
+
+class EngineHandover(NamedTuple):
+    """How an engine hands over: the order, when the first token is there, and whether the prefill
+    worker yields it (else the decode worker computes the last prompt token again)."""
+
+    order: Order
+    first_token: FirstToken
+    token_known: bool
+
+
+HANDOVERS = {
+    "vllm": EngineHandover("prefill_first", "decode_step", False),
+    "trtllm": EngineHandover("prefill_first", "decode_step", True),
+    "sglang": EngineHandover("decode_reserves_first", "on_transfer", True),
+}
+"""By policy, as behind Dynamo (docs/pools.md names the sources)."""
+
+
+@dataclass(frozen=True)
+class PoolSource(Source):
+    """The origin of a pool's values: its own keys, or else the scenario's."""
+
+    pool: str
+    own: Mapping[str, Any]
+    whole: Source
+
+    def name(self, key: KeyPath) -> str:
+        """``FILE: key``, as the user wrote it."""
+        own = has(self.own, key[:1]) and (has(self.own, key) or not has(self.override, key))
+        return self.whole.name(("disaggregation", self.pool, *key) if own else key)
+
+    def folder(self, key: KeyPath) -> Any:
+        """See :meth:`Source.folder`."""
+        return self.whole.folder(key)
+
+
+def pool_of(scenario: Scenario, pool: str, source: Source) -> tuple[Scenario, PoolSource]:
+    """The checked scenario of one pool alone, and the origin of its values.
+
+    Raises ConfigError, a line per mistake.
+    """
+    given = scenario.disaggregation
+    assert given is not None
+    own: dict[str, Any] = getattr(given, pool)
+    usual = scenario.model_dump(exclude={"disaggregation"})
+    if pool == "prefill":  # its requests end with their first token
+        usual["speculation"] = None
+    where = PoolSource(source.file, source.scenario, usual, source.assigned, pool, own, source)
+    for key in SHARED:
+        if key in own:
+            problem = "is the same for both pools: give it beside disaggregation"
+            raise where.error(key, own[key], problem)
+    return where.checked(Scenario, merge(usual, own)), where
+
+
+def check_pools(scenario: Scenario, source: Source) -> None:
+    """Raise ConfigError for a mistake in the keys of either pool, or in how they fit together."""
+    if scenario.disaggregation is None:
+        return
+    found = [pool_of(scenario, pool, source) for pool in POOLS]
+    for one, where in found:
+        name = one.policy.name
+        if name not in HANDOVERS:
+            problem = f"knows no KV from elsewhere; with two pools one of {', '.join(HANDOVERS)}"
+            raise where.error("policy.name", name, problem)
+    (prefill, at_first), (decode, where) = found
+    if prefill.speculation is not None:
+        problem = "must be left out: requests end with their first token there"
+        raise at_first.error("speculation", prefill.speculation.method, problem)
+    check_alike("policy.name", decode.policy.name, prefill.policy.name, where)
+    if decode.kv_cache is not None and decode.kv_cache.prompts_cached:
+        problem = "must be false: the prefill pool computes the prompts"
+        raise where.error("kv_cache.prompts_cached", True, problem)
+    given = scenario.disaggregation.handover
+    if given.first_token == "on_transfer" and not HANDOVERS[decode.policy.name].token_known:
+        problem = f"the decode workers of {decode.policy.name} compute the first token"
+        raise source.error("disaggregation.handover.first_token", given.first_token, problem)
+
+
+def check_alike(key: str, decode: object, prefill: object, source: Source) -> None:
+    """Raise ConfigError where a decode pool's value is not that of the prefill pool."""
+    if decode != prefill:
+        problem = f"must be that of the prefill pool, {prefill}: it takes over the other's KV cache"
+        raise source.error(key, decode, problem)
+
+
+def transfers_of(scenario: Scenario, policy: str) -> tuple[Transfers, bool]:
+    """The handover with every default filled in, and whether the prefill yields the first token."""
+    assert scenario.disaggregation is not None
+    given, usual = scenario.disaggregation.handover, HANDOVERS[policy]
+    filled = {
+        "order": given.order or usual.order,
+        "first_token": given.first_token or usual.first_token,
+    }
+    return given.model_copy(update=filled), usual.token_known
+
+
+def own_keys(scenario: Scenario) -> dict[str, Any]:
+    """The keys of a pool's resolved scenario that are its own."""
+    return scenario.model_dump(exclude=set(SHARED))

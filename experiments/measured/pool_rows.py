@@ -1,0 +1,78 @@
+"""The pools of a measured server with prefill and decode on separate workers, as a configuration
+would have them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from sarathi_sim.experiments.config.errors import ConfigError
+from sarathi_sim.experiments.measured.launch_lists import StartedPool
+from sarathi_sim.experiments.measured.servers import Measured
+
+_DEEPSEEK = ("deepseek-ai/DeepSeek-R1", "deepseek-ai/DeepSeek-V3")
+"""Models of 256 experts."""
+
+
+def pools_of(row: Measured, engine: Mapping[str, float]) -> dict[str, Any]:
+    """A row's pools, and what they have in common. Raises ConfigError for what is not known."""
+    launch = row.launch
+    if launch is None or launch.prefill is None or launch.decode is None:
+        raise ConfigError("prefill and decode on separate workers: no launch settings are known")
+    if launch.speculation == "mtp":
+        raise ConfigError("speculation: no acceptance is published for this model's MTP")
+    pools = {"prefill": launch.prefill, "decode": launch.decode}
+    return {
+        "kv_cache_dtype": "fp8",
+        "cluster": {"max_length": row.isl + row.osl},
+        "kv_cache": {"prefix_caching": False},
+        "policy": {"name": row.backend},
+        "engine": dict(engine),
+        "disaggregation": {pool: _pool(row, pool, one) for pool, one in pools.items()},
+    }
+
+
+def _pool(row: Measured, pool: str, one: StartedPool) -> dict[str, Any]:
+    """What a pool has of its own."""
+    cluster: dict[str, Any] = {
+        "tp": one.tp // one.ranks,
+        "dp": one.ranks,
+        "replicas": one.workers,
+    }
+    if one.ep > 1:
+        cluster["expert_parallel"] = True
+    if one.a2a:
+        cluster["moe_a2a_backend"] = one.a2a
+    if one.redundant or (one.ep > 1 and 256 % one.ep and row.model in _DEEPSEEK):
+        cluster["redundant_experts"] = one.redundant or 32  # every recipe of such a layout has 32
+    settings = _trtllm if row.backend == "trtllm" else _sglang
+    policy, memory = settings(row, pool, one)
+    return {"cluster": cluster, "policy": {"name": row.backend, **policy}, "kv_cache": memory}
+
+
+def _trtllm(row: Measured, pool: str, one: StartedPool) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Limits are a rank's. Where none is known, no request waits for a slot, and a prefill worker
+    takes two prompts at a time."""
+    sharing = one.workers * one.ranks
+    decoding = pool == "decode"
+    batch = one.max_batch_size or (max(-(-row.concurrency // sharing), 1) if decoding else 16)
+    tokens = one.max_num_tokens or (max(batch, 64) if decoding else 2 * row.isl + 64)
+    policy = {
+        "max_batch_size": batch,
+        "max_num_tokens": max(tokens, batch) if decoding else max(tokens, row.isl),
+    }
+    return policy, {"free_gpu_memory_fraction": one.free_share or (0.8 if decoding else 0.6)}
+
+
+def _sglang(row: Measured, pool: str, one: StartedPool) -> tuple[dict[str, Any], dict[str, Any]]:
+    """The server divides its limits by the ranks (server_args.py, `handle_data_parallelism`)."""
+    policy: dict[str, Any] = {"ignore_eos": True}
+    if one.chunked_prefill_size:
+        policy["chunked_prefill_size"] = max(one.chunked_prefill_size // one.ranks, 1)
+    if one.max_prefill_tokens:
+        policy["max_prefill_tokens"] = one.max_prefill_tokens
+    running = (one.max_running_requests or 2048 * one.ranks) // one.ranks
+    policy["max_running_requests"] = max(running, 1)
+    if one.recv_interval:
+        policy["scheduler_recv_interval"] = one.recv_interval
+    return policy, {"mem_fraction_static": one.static_share or 0.9}

@@ -1,0 +1,104 @@
+"""Measured servers with prefill and decode on separate workers: their launch lists, and what a row
+of them describes."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from sarathi_sim.experiments.config.errors import ConfigError
+from sarathi_sim.experiments.config.inputs import NONE
+from sarathi_sim.experiments.measured.row_scenarios import scenario_of, server_of, stack_of
+from sarathi_sim.experiments.measured.scoring import read_rows
+from sarathi_sim.experiments.measured.servers import Measured, read_launches
+
+LAYOUT = "workers,tp,ep,dp_attention"
+HEADER = ",".join(f"{pool}_{name}" for pool in ("prefill", "decode") for name in LAYOUT.split(","))
+TRTLLM = "1.0,4.0,4.0,True,3,8.0,8.0,False"
+SGLANG = "2,8,1,True,1,32,32,True"
+MEASURED = "id,backend,backend_version,model,system,precision,mode,dense"
+MEASURED += ",isl,osl,concurrency,ttft_ms,tpot_ms"
+
+
+def launch_list(folder: Path, columns: str, *lines: str) -> Path:
+    path = folder / "launch.csv"
+    path.write_text("\n".join([f"id,matches,speculation,{HEADER}{columns}", *lines]) + "\n")
+    return path
+
+
+def row_of(folder: Path, launch: Path | None, backend: str, version: str = "0.5.8") -> Measured:
+    path = folder / "measured.csv"
+    server = f"{backend},{version},deepseek-ai/DeepSeek-R1,gb200,fp8,disagg,False"
+    path.write_text(f"{MEASURED}\na,{server},1024,512,48,500,20\n")
+    (row,), refused = read_rows([path], launch)
+    assert not refused
+    return row
+
+
+def pools(row: Measured) -> dict[str, Any]:
+    found: dict[str, Any] = scenario_of(row, NONE)["disaggregation"]
+    return found
+
+
+def test_trtllm_limits_are_a_ranks(tmp_path: Path) -> None:
+    columns = ",prefill:max_batch_size,prefill:max_num_tokens,decode:max_batch_size"
+    columns += ",decode:max_num_tokens,decode:kv_cache_config.free_gpu_memory_fraction"
+    path = launch_list(tmp_path, columns, f"a,1,none,{TRTLLM},2.0,16384.0,8.0,8.0,0.7")
+    row = row_of(tmp_path, path, "trtllm")
+    prefill, decode = pools(row)["prefill"], pools(row)["decode"]
+    assert prefill["cluster"] == {"tp": 1, "dp": 4, "replicas": 1, "expert_parallel": True}
+    assert decode["cluster"] == {"tp": 8, "dp": 1, "replicas": 3, "expert_parallel": True}
+    assert prefill["policy"] == {"name": "trtllm", "max_batch_size": 2, "max_num_tokens": 16384}
+    assert decode["policy"] == {"name": "trtllm", "max_batch_size": 8, "max_num_tokens": 8}
+    assert decode["kv_cache"] == {"free_gpu_memory_fraction": 0.7}
+    assert server_of(row).endswith("1x dp4 ep4 + 3x tp8 ep8")
+    assert stack_of(row) == "trtllm in pools"
+
+
+def test_without_known_limits_no_request_waits_for_a_slot(tmp_path: Path) -> None:
+    """48 clients over three workers of one rank."""
+    row = row_of(tmp_path, launch_list(tmp_path, "", f"a,1,none,{TRTLLM}"), "trtllm")
+    assert pools(row)["decode"]["policy"]["max_batch_size"] == 16
+
+
+def test_sglang_divides_its_limits_by_its_ranks(tmp_path: Path) -> None:
+    columns = ",prefill:chunked-prefill-size,decode:max-running-requests,decode:moe-a2a-backend"
+    columns += ",decode:ep-num-redundant-experts"
+    path = launch_list(tmp_path, columns, f"a,2,mtp/none,{SGLANG},65536.0,1024.0,deepep,32.0")
+    row = row_of(tmp_path, path, "sglang", "0.5.8.post1")
+    prefill, decode = pools(row)["prefill"], pools(row)["decode"]
+    assert prefill["policy"]["chunked_prefill_size"] == 8192
+    assert prefill["cluster"] == {"tp": 1, "dp": 8, "replicas": 2}
+    assert decode["policy"]["max_running_requests"] == 32
+    assert decode["cluster"] == {
+        "tp": 1, "dp": 32, "replicas": 1, "expert_parallel": True, "moe_a2a_backend": "deepep",
+        "redundant_experts": 32,
+    }  # fmt: skip
+    assert stack_of(row) == "sglang 0.5.8 in pools", "its releases are apart"
+
+
+@pytest.mark.parametrize(
+    ("line", "reason"),
+    [
+        ("b,1,none," + TRTLLM, "no launch settings are known"),
+        ("a,0,unknown,,,,,,,,", "no launch settings are known"),
+        ("a,1,mtp," + TRTLLM, "no acceptance is published"),
+    ],
+)
+def test_rows_without_an_answer(tmp_path: Path, line: str, reason: str) -> None:
+    row = row_of(tmp_path, launch_list(tmp_path, "", line), "trtllm")
+    with pytest.raises(ConfigError, match=reason):
+        scenario_of(row, NONE)
+
+
+def test_without_a_launch_list_there_is_no_answer(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="no launch settings are known"):
+        scenario_of(row_of(tmp_path, None, "trtllm"), NONE)
+
+
+def test_a_broken_launch_list_is_named(tmp_path: Path) -> None:
+    path = launch_list(tmp_path, "", "a,1,none," + TRTLLM.replace("4.0", "many", 1))
+    with pytest.raises(ConfigError, match=r"launch\.csv: a: prefill\.tp: value 'many'"):
+        read_launches(path)

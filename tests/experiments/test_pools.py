@@ -1,0 +1,210 @@
+"""Two pools in a configuration: what each gets, what is refused, and what becomes of a run."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import yaml
+
+from sarathi_sim.experiments.config.base import Source
+from sarathi_sim.experiments.config.deployment import Deployment, PoolsDeployment, deploy
+from sarathi_sim.experiments.config.loading import load_experiment, stored
+from sarathi_sim.experiments.config.scenario import parameter
+from sarathi_sim.experiments.content import assumed
+from sarathi_sim.experiments.run.compare import simulate_again
+from sarathi_sim.experiments.run.experiment import run_experiment
+from sarathi_sim.experiments.sweeps.jobs import Job, folder_files
+from sarathi_sim.experiments.sweeps.plan import plan_sweep, run_key
+from sarathi_sim.simulator.views.metrics import Analysis, Hardware
+from tests.experiments.small_config import called, deployed, message
+
+TWO = """\
+name: two
+model: llama-3-8b
+device: a100-80g-sxm
+workload:
+  requests: 60
+  lengths: {kind: random, prompt: 500, decode: 20, range_ratio: 0.5}
+  arrivals: {kind: poisson, rate: 8}
+cluster: {max_length: 4096}
+policy: {name: vllm, max_num_batched_tokens: 2048, max_num_seqs: 64}
+disaggregation:
+  prefill: {cluster: {replicas: 2}}
+  decode: {cluster: {tp: 2}, policy: {max_num_seqs: 8}}
+"""
+
+
+def two(*assignments: str) -> PoolsDeployment:
+    (found,) = deployed(TWO, *assignments).values()
+    assert isinstance(found, PoolsDeployment)
+    return found
+
+
+def test_each_pool_has_its_own_keys_and_the_scenarios_for_the_rest() -> None:
+    found = two("cluster.pp=2", "disaggregation.decode.cluster.pp=1")
+    prefill, decode = (pool.scenario for pool in found.pools)
+    assert (prefill.cluster.tp, prefill.cluster.pp, prefill.cluster.replicas) == (1, 2, 2)
+    assert (decode.cluster.tp, decode.cluster.pp, decode.cluster.replicas) == (2, 1, 1)
+    sizes = [pool.policy.described()["max_num_seqs"] for pool in (prefill, decode)]
+    budgets = [pool.policy.described()["max_num_batched_tokens"] for pool in (prefill, decode)]
+    assert sizes == [64, 8] and budgets == [2048, 2048]
+    assert [len(pool.layers) for pool in found.pools] == [2, 1]
+    assert found.gpus == {"a100-80g-sxm": 2 * 2 + 2}
+    assert all(r.output_tokens == 1 == r.max_tokens for r in found.prefill.requests)
+    assert [r.prompt_tokens for r in found.prefill.requests] == [
+        r.prompt_tokens for r in found.requests
+    ]
+
+
+def test_the_handover_is_that_of_the_engine_or_what_is_given() -> None:
+    over = two().handover
+    assert (over.order, over.first_token) == ("prefill_first", "decode_step")
+    assert not over.first_token_known
+    # 32 layers of 8 heads of 128 keys and values, in two bytes.
+    assert over.token_s == 32 * 2 * 8 * 128 * 2 / 50e9
+    over = two("policy={name: sglang}", "disaggregation.decode.policy={name: sglang}").handover
+    assert (over.order, over.first_token) == ("decode_reserves_first", "on_transfer")
+    assert over.first_token_known
+    given = ("policy={name: trtllm}", "disaggregation.decode.policy={max_batch_size: 4}")
+    over = two(
+        *given,
+        "disaggregation.handover={order: decode_reserves_first, bandwidth: 1.0e+9, latency_s: 0.0}",
+        "disaggregation.frontends=3",
+    ).handover
+    assert (over.order, over.first_token) == ("decode_reserves_first", "decode_step")
+    assert (over.latency_s, over.frontends) == (0.0, 3)
+    assert over.token_s == 131072 / 1e9
+
+
+@pytest.mark.parametrize(
+    ("assignment", "told"),
+    [
+        ("decode.cluster.tp=0", "--set disaggregation.decode.cluster.tp: value 0: must be at l"),
+        ("decode.cluster.tpp=2", "disaggregation.decode.cluster.tpp: unknown key (did you mean tp"),
+        ("decode.clster={tp: 2}", "disaggregation.decode.clster: unknown key (did you mean clus"),
+        ("third={}", "disaggregation.third: unknown key; allowed: prefill, decode, handover"),
+        ("prefill=2", "disaggregation.prefill: value 2: must be keys and values"),
+        ("prefill.model=gpt3-175b", "disaggregation.prefill.model: value 'gpt3-175b': is the sa"),
+        ("prefill.workload={requests: 3}", "disaggregation.prefill.workload: value {'requests'"),
+        ("prefill.policy={name: orca}", "disaggregation.prefill.policy.name: value 'orca': know"),
+        ("prefill.policy={name: sglang}", "policy.name: value 'vllm': must be that of the prefi"),
+        ("handover.first_token=on_transfer", "the decode workers of vllm compute the first tok"),
+        ("decode.kv_cache={prompts_cached: true}", "decode.kv_cache.prompts_cached: value true"),
+        ("decode.cluster.tp=3", "disaggregation.decode.cluster.tp: value 3: llama-3-8b: tp 3"),
+        ("decode.device=[a, b]", "disaggregation.decode.device: value ['a', 'b']: must be one;"),
+        ("handover.order=sometimes", "disaggregation.handover.order: value 'sometimes': one of"),
+    ],
+)
+def test_what_does_not_fit_is_said_with_its_key(assignment: str, told: str) -> None:
+    (line,) = message(TWO, f"disaggregation.{assignment}").splitlines()
+    assert told in line
+
+
+def test_a_mistake_of_the_whole_scenario_is_said_once() -> None:
+    (line,) = message(TWO, "cluster.pp=0").splitlines()
+    assert line.endswith("cluster.pp: value 0: must be at least 1") and "disagg" not in line
+    (line,) = message(TWO, "cluster.max_length=100").splitlines()
+    assert line.startswith("--set cluster.max_length: value 100")
+
+
+def test_a_resolved_scenario_gives_the_same_run() -> None:
+    """As a result's config.yaml has it; so does a worker of a sweep, under the same key."""
+    found = two("seed=3", "disaggregation.frontends=2")
+    content, _ = stored(found.scenario, "two")
+    again = load_experiment({"name": "two", "scenarios": {"two": content}})
+    (other,) = (deploy(scenario, again.sources[name]) for name, scenario in again.scenarios.items())
+    first, second = (Analysis(each.simulate()).requests for each in (found, other))
+    assert first.equals(second)
+    assert run_key(found, "two") == run_key(other, "two")
+    assert run_key(found, "two") != run_key(two("seed=3"), "two")
+    assert run_key(found, "two") != run_key(
+        two("seed=3", "disaggregation.frontends=2", "disaggregation.handover.latency_s=0.0"), "two"
+    )
+
+
+def test_the_summary_counts_both_pools() -> None:
+    found = two("disaggregation.decode.device=a40")
+    analysis = Analysis(found.simulate())
+    summary = found.summary(analysis)
+    assert summary["gpus"] == 4 and found.gpus == {"a100-80g-sxm": 2, "a40": 2}
+    assert summary["finished"] == summary["requests"] == 60
+    table = analysis.requests
+    parts = table["queueing_s"] + table["prefill_s"] + table["slot_s"] + table["transfer_s"]
+    frontend_s = found.prefill.scenario.engine.frontend_s or 0.0
+    rest = table["ttft_s"] - frontend_s - parts
+    steps = analysis.iterations[analysis.iterations["replica"] == 2]
+    longest = (steps["finish_s"] - steps["start_s"]).max()
+    assert (rest > 0).all() and (rest <= 2 * longest).all()  # one under way, then its own
+    for name in ("prefill_s", "slot_s", "transfer_s"):
+        assert summary[name]["mean"] == pytest.approx(table[name].mean())
+    # What the decode pool computes takes as much longer there as its GPUs' peak is lower.
+    prefill, decode = (Hardware(pool.device, pool.scenario.cluster.tp) for pool in found.pools)
+    rates = prefill.device.peak_flops, decode.device.peak_flops
+    alike = prefill._replace(tp=2)
+    slow, fast = (
+        analysis.summary(found.model, *prefill, decode=each)["mfu"] for each in (decode, alike)
+    )
+    one = analysis.summary(found.model, prefill.device, 1)
+    all_on_prefill = one["mfu"] * one["gpus"] / 4
+    assert fast == pytest.approx(all_on_prefill)
+    prompts = Analysis(replace(analysis.records, output_tokens=np.ones(60, np.int64)))
+    of_prompts = prompts.summary(found.model, prefill.device, 1)["mfu"] * one["gpus"] / 4
+    assert slow == pytest.approx(of_prompts + (fast - of_prompts) * rates[0] / rates[1])
+
+
+def test_assumptions_and_names_of_keys() -> None:
+    said = dict(line.split(": ", 1) for line in assumed(two()))
+    assert said["handover"].startswith("prefill first, first token at decode step; 131.1 kB")
+    assert {"prefill memory", "decode memory", "engine"} <= said.keys()
+    assert parameter("disaggregation.decode.cluster.replicas").axis == "decode replicas"
+    assert parameter("disaggregation.prefill.cluster.tp").value(4) == "prefill TP 4"
+
+
+@pytest.fixture(scope="module")
+def ran(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    out = tmp_path_factory.mktemp("pools") / "two"
+    run_experiment(load_experiment(yaml.safe_load(TWO)), out, figures=False, trace=True)
+    return out
+
+
+def test_a_result_of_two_pools(ran: Path) -> None:
+    (summary,) = json.loads((ran / "summary.json").read_text())["scenarios"].values()
+    assert summary["slot_s"]["mean"] > 0 and "makespan_s_band" not in summary
+    again = simulate_again(ran, "two", "two")
+    assert not again.notes
+    assert again.analysis.records.called(1) == "prefill 1"
+    assert again.analysis.records.called(2) == "decode 0"
+
+
+def test_what_needs_one_pool_says_so(ran: Path, tmp_path: Path) -> None:
+    said = called("compare", ran, ran, code=2)
+    assert "a difference of two pools is not divided" in said.output.replace("\n", " ")
+    path = tmp_path / "two.yaml"
+    path.write_text(TWO)
+    said = called("sensitivity", path, "--metric", "makespan_s", code=2)
+    assert "disaggregation: two pools have no such factors" in said.output.replace("\n", " ")
+
+
+def test_a_sweep_over_the_workers_of_a_pool() -> None:
+    axis = "disaggregation.decode.cluster.replicas"
+    tree = yaml.safe_load(TWO) | {"sweep": {"grid": {axis: [1, 2]}}}
+    plan = plan_sweep(tree)
+    assert plan.axes == (axis,) and len({run.key for run in plan.runs}) == 2
+    gpus = []
+    for run in plan.runs:
+        files = folder_files(Job(run, "."))
+        (summary,) = json.loads(files["summary.json"])["scenarios"].values()
+        gpus.append(summary["gpus"])
+    assert gpus == [4, 6]
+
+
+def test_a_lone_pool_is_what_it_was() -> None:
+    (found,) = deployed(TWO, "disaggregation=null").values()
+    assert found.pools == (found,) and type(found) is Deployment
+    table = Analysis(found.simulate()).requests
+    assert "slot_s" not in table and np.isfinite(table["ttft_s"]).all()
+    assert Source("x", "", {}, ()).name(("cluster", "tp")) == "x: cluster.tp"

@@ -1,0 +1,427 @@
+"""Prompts that are computed elsewhere: what holds for all engines, with the textbook's pool beside
+ours, then each engine by hand from its source."""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+from hypothesis import given, reject, settings
+from hypothesis import strategies as st
+
+from sarathi_sim.policies.batch import Batch
+from sarathi_sim.policies.kv import Blocks
+from sarathi_sim.policies.log import HIT_AGAIN, LOST, REMOTE, LivelockError
+from sarathi_sim.policies.policy import cached_blocks_of
+from sarathi_sim.policies.pool import Pool, PoolPolicy
+from sarathi_sim.policies.radix import RadixBlocks
+from sarathi_sim.policies.request import Prefix, Request
+from sarathi_sim.policies.sglang import Sglang
+from sarathi_sim.policies.trtllm import Trtllm
+from sarathi_sim.policies.vllm import Vllm
+from tests.simulator.pools import sglang_policies, vllm_policies
+from tests.textbook.blocks import TextbookBlocks
+from tests.textbook.pool import Row, TextbookPool
+from tests.textbook.radix import TextbookRadix
+
+MAX_LENGTH = 160
+LONGEST = 20_000  # steps
+
+# Any requests, on both pools ------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Worker:
+    """A worker with requests. ``takes`` are the steps from when its memory is reserved until a
+    request's KV is there, or from its end until it is sent; who ``fails`` gets none."""
+
+    policy: PoolPolicy
+    num_blocks: int
+    block_size: int
+    caching: bool
+    depth: int
+    requests: list[Request]
+    takes: list[int]
+    fails: frozenset[int] = frozenset()
+
+    def pool(self) -> Pool:
+        blocks = cached_blocks_of(self.policy) if self.caching else Blocks
+        memory = blocks(self.num_blocks, self.block_size)
+        return Pool(self.policy, memory, max_in_flight=self.depth, max_length=MAX_LENGTH)
+
+    def textbook(self) -> TextbookPool:
+        blocks = TextbookBlocks(self.num_blocks, self.block_size, self.caching)
+        if self.caching and cached_blocks_of(self.policy) is RadixBlocks:
+            blocks = TextbookRadix(self.num_blocks, self.block_size)
+        return TextbookPool(self.policy, blocks, MAX_LENGTH, 1, check=True)
+
+
+@st.composite
+def trtllm_policies(draw: st.DrawFn) -> Trtllm:
+    return Trtllm(
+        400,
+        draw(st.sampled_from([1, 3, 8])),
+        draw(st.sampled_from(["guaranteed_no_evict", "max_utilization"])),
+        disable_overlap_scheduler=draw(st.booleans()),
+    )
+
+
+@st.composite
+def workers(draw: st.DrawFn) -> Worker:
+    """Any small worker. (A real one has prompts of one kind.)"""
+    policy = draw(st.one_of(vllm_policies(), sglang_policies(), trtllm_policies()))
+    of_vllm = isinstance(policy, Vllm)
+    rows = st.tuples(
+        st.integers(1, 60), st.integers(2, 20), st.integers(0, 8), st.integers(0, 60),
+        st.integers(0, 2), st.integers(0, 90), st.integers(0, 3),
+        st.sampled_from(["remote", "remote", "local", "sends"]),
+    )  # fmt: skip
+    requests = []
+    found = draw(st.lists(rows, min_size=1, max_size=16))
+    found.sort(key=lambda row: row[3])
+    for id, (prompt, output, slack, at, priority, shared, group, kind) in enumerate(found):
+        until = min(shared, prompt + output - 1)
+        prefix: Prefix = ((("group", group), until),) if group and until else ()
+        remote = prompt - of_vllm if kind == "remote" else 0
+        requests.append(
+            Request(
+                id, float(at), prompt, output, output + slack, priority, prefix,
+                remote_tokens=remote, sends_kv=kind == "sends",
+            )
+        )  # fmt: skip
+    count = len(requests)
+    fails = draw(st.frozensets(st.integers(0, count - 1), max_size=2)) if of_vllm else frozenset()
+    return Worker(
+        policy,
+        draw(st.sampled_from([26, 40, 200])),
+        draw(st.sampled_from([1, 3, 4])),
+        draw(st.booleans()),
+        1 + policy.ahead,
+        requests,
+        draw(st.lists(st.integers(0, 15), min_size=count, max_size=count)),
+        fails,
+    )
+
+
+class Twins:
+    """Our pool and the textbook's, step by step."""
+
+    def __init__(self, worker: Worker) -> None:
+        self.worker = worker
+        self.pool, self.book = worker.pool(), worker.textbook()
+        self.flight: deque[tuple[Batch, list[Row]]] = deque()
+        self.due: list[tuple[int, int]] = []  # when what is sent to or from whom is there
+        self.ended: set[int] = set()
+        self.rejected: set[int] = set()
+        self.processed = 0
+        self.step = 0
+
+    def run(self) -> None:
+        coming = deque(self.worker.requests)
+        while coming or self.pool.num_unfinished or self.due:
+            while coming and coming[0].arrival_s <= self.step:
+                request = coming.popleft()
+                accepted = self.pool.add(request) is None
+                assert self.book.add(request) == accepted
+                if not accepted:
+                    self.rejected.add(request.id)
+            self.form()
+            if len(self.flight) == self.worker.depth:
+                self.book_oldest()
+            self.step += 1
+            self.send()
+            assert self.step < LONGEST, "it goes round for ever"
+        while self.flight:
+            self.book_oldest()
+
+    def form(self) -> None:
+        """Both decide the same."""
+        pool, book = self.pool, self.book
+        batch = pool.form()
+        theirs, rows = book.form()
+        assert sorted((s.id, n, c) for s, n, c in batch.chunks) == sorted(
+            (s.id, n, c) for s, n, c in theirs.chunks
+        )
+        decodes = list(batch.decodes)
+        assert sorted(s.id for s in decodes) == sorted(s.id for s in theirs.members())
+        assert batch.decode_context == theirs.decode_context
+        for name in ("waiting", "loading", "running", "reserved"):
+            ours, others = getattr(pool, name), getattr(book, name)
+            assert [s.id for s in ours] == [s.id for s in others], name
+        assert pool.blocks.free == book.blocks.free
+        assert list(pool.events) == [number for event in book.events for number in event]
+        assert pool.holding == book.holding == len(pool.loading)
+        self.processed += batch.num_tokens
+        self.flight.append((batch, rows))
+        for sequence in pool.reserved:
+            self.wait_for(sequence.id)
+        pool.reserved.clear()
+        book.reserved.clear()
+
+    def wait_for(self, id: int) -> None:
+        self.due.append((self.step + self.worker.takes[id], id))
+
+    def book_oldest(self) -> None:
+        batch, rows = self.flight.popleft()
+        ended = [s.id for s in self.pool.complete(batch)]
+        before = {m.request.id for m in self.book.members.values() if m.finish_s >= 0}
+        self.book.returned(rows, float(self.step))
+        after = {m.request.id for m in self.book.members.values() if m.finish_s >= 0}
+        assert sorted(ended) == sorted(after - before)
+        assert not self.ended & set(ended)
+        self.ended |= set(ended)
+        assert self.pool.sending.keys() == self.book.sending.keys()
+        for id in ended:
+            if id in self.pool.sending:
+                self.wait_for(id)
+
+    def send(self) -> None:
+        there = [id for at, id in self.due if at < self.step]
+        self.due = [each for each in self.due if each[0] >= self.step]
+        sent = [id for id in there if id in self.pool.sending]
+        failed = [id for id in there if id not in sent and id in self.worker.fails]
+        received = [id for id in there if id not in sent and id not in failed]
+        for pool in (self.pool, self.book):
+            pool.received(received)
+            pool.failed(failed)
+            for id in sent:
+                pool.sent(id)
+
+
+@pytest.mark.slow
+@settings(max_examples=300, deadline=None)
+@given(workers())
+def test_any_worker_is_the_textbooks(worker: Worker) -> None:
+    """Invariants 1 and 2, and every decision."""
+    twins = Twins(worker)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("sarathi_sim.policies.sglang.RESERVED_DECODE_TOKENS", 12)
+        try:
+            twins.run()
+        except LivelockError:
+            reject()
+    pool = twins.pool
+    assert twins.ended | twins.rejected == {request.id for request in worker.requests}
+    assert pool.blocks.free == pool.blocks.capacity
+    assert not (pool.running or pool.waiting or pool.loading or pool.sending)
+    served = [request for request in worker.requests if request.id in twins.ended]
+    due = sum(r.prompt_tokens + (0 if r.sends_kv else r.output_tokens - 1) for r in served)
+    events = [pool.events[place : place + 3] for place in range(0, len(pool.events), 3)]
+    lost = sum(tokens for _, what, tokens in events if what == LOST)
+    had = sum(tokens for _, what, tokens in events if what != LOST)
+    if not worker.policy.ahead:  # (which computes tokens in vain)
+        assert due <= twins.processed + had <= due + lost
+    sent = {id: tokens for id, what, tokens in events if what == REMOTE}
+    assert len(sent) == sum(what == REMOTE for _, what, _ in events), "something was sent twice"
+    assert all(tokens <= worker.requests[id].remote_tokens for id, tokens in sent.items())
+
+
+# By hand ---------------------------------------------------------------------------------------
+
+
+def asked(id: int, prompt: int, output: int, *, computed: int = 0, sends: bool = False) -> Request:
+    """A request of whose prompt so many tokens are computed elsewhere."""
+    return Request(
+        id, float(id), prompt, output, output, remote_tokens=computed, sends_kv=sends
+    )  # fmt: skip
+
+
+class Hand:
+    """A pool whose driver is the test."""
+
+    def __init__(
+        self, policy: PoolPolicy, blocks: int, block_size: int, requests: list[Request]
+    ) -> None:
+        self.pool = Pool(policy, Blocks(blocks + 1, block_size), max_length=10_000)
+        for request in requests:
+            assert self.pool.add(request) is None
+
+    def step(self) -> tuple[list[tuple[int, int, int]], list[int]] | None:
+        """An iteration, if there is one: its chunks (id, tokens, context), and who decodes."""
+        batch = self.pool.next_batch()
+        if batch is None:
+            return None
+        chunks = [(sequence.id, tokens, context) for sequence, tokens, context in batch.chunks]
+        decodes = sorted(sequence.id for sequence in batch.decodes)
+        self.pool.complete(batch)
+        return chunks, decodes
+
+    def steps(self, count: int) -> list[list[int]]:
+        """Who decodes in so many iterations, which hold no prompts."""
+        found = []
+        for _ in range(count):
+            step = self.step()
+            assert step is not None and not step[0]
+            found.append(step[1])
+        return found
+
+    def reserved(self) -> list[int]:
+        """Who has memory since the last look."""
+        ids = [sequence.id for sequence in self.pool.reserved]
+        self.pool.reserved.clear()
+        return ids
+
+    @property
+    def free(self) -> int:
+        return self.pool.blocks.free
+
+
+def test_vllm_promises_blocks_to_requests_whose_kv_is_on_its_way() -> None:
+    """``Scheduler.schedule``: ``reserved_blocks`` are what loads and prompts under way still need.
+    Of six blocks the first two requests hold four, and need one more each for their last token."""
+    requests = [asked(i, prompt, 3, computed=prompt - 1) for i, prompt in enumerate([9, 9, 5])]
+    hand = Hand(Vllm(), 6, 4, requests)
+    assert hand.step() is None
+    assert (hand.reserved(), hand.free, hand.pool.holding) == ([0, 1], 2, 2)
+    assert hand.step() is None, "nothing has arrived"
+    assert hand.reserved() == []
+    hand.pool.received([1])
+    assert hand.step() == ([(1, 1, 8)], [])  # its last prompt token yields the first one
+    assert (hand.free, hand.pool.holding) == (1, 1)
+    assert hand.reserved() == [], "one block is left, and promised"
+    hand.pool.received([0])
+    assert hand.step() == ([(0, 1, 8)], [1])
+    assert hand.reserved() == []
+    assert hand.step() == ([], [0, 1])  # the second ends
+    assert hand.step() == ([], [0])
+    assert (hand.reserved(), hand.free) == ([2], 5)
+
+
+def test_vllm_serves_arrived_requests_first_but_only_so_many() -> None:
+    """``kv_holding_waiting`` is drained before ``waiting``, and counts for no slot."""
+    requests = [asked(0, 6, 2, computed=5), asked(1, 6, 2, computed=5), asked(2, 3, 1)]
+    hand = Hand(Vllm(max_num_seqs=1), 20, 4, requests)
+    assert hand.step() == ([(2, 3, 0)], [])  # it overtakes those whose KV is on its way
+    assert hand.reserved() == [0, 1]
+    hand.pool.received([1, 0])
+    assert hand.step() == ([(0, 1, 5)], [])
+    assert hand.step() == ([], [0])
+    assert hand.step() == ([(1, 1, 5)], [])
+
+
+def test_vllm_computes_what_does_not_come() -> None:
+    hand = Hand(Vllm(), 6, 4, [asked(0, 9, 2, computed=8)])
+    assert hand.step() is None
+    assert hand.reserved() == [0]
+    hand.pool.failed([0])
+    assert hand.free == 6
+    assert hand.step() == ([(0, 9, 0)], [])
+    assert hand.steps(1) == [[0]]
+    with pytest.raises(KeyError):
+        hand.pool.received([0])
+
+
+@pytest.mark.parametrize(
+    "policy",
+    [Vllm(), Trtllm(disable_overlap_scheduler=True), Sglang(disable_overlap_schedule=True)],
+)
+def test_a_prefill_worker_holds_what_it_sends(policy: PoolPolicy) -> None:
+    """vLLM: ``request_finished`` returns True, and the blocks are freed on ``finished_sending``.
+    TensorRT-LLM: DISAGG_CONTEXT_TRANS_IN_PROGRESS. SGLang: ``disagg_prefill_inflight_queue``."""
+    requests = [asked(0, 8, 50, sends=True), asked(1, 8, 50, sends=True)]
+    hand = Hand(policy, 3, 4, requests)
+    assert hand.step() == ([(0, 8, 0)], [])
+    assert (hand.free, hand.pool.num_unfinished) == (1, 1), "it ended with its first token"
+    assert hand.step() is None
+    hand.pool.sent(0)
+    assert hand.step() == ([(1, 8, 0)], [])
+    hand.pool.sent(1)
+    assert hand.free == 3
+
+
+def trtllm(slots: int, capacity: Any) -> Trtllm:
+    return Trtllm(64, slots, capacity, disable_overlap_scheduler=True)
+
+
+def test_trtllm_waits_for_a_slot() -> None:
+    """``_fetch_new_requests``: requests in DISAGG_GENERATION_TRANS_IN_PROGRESS are active ones, of
+    which there are at most ``max_batch_size``."""
+    requests = [asked(0, 4, 3, computed=4), asked(1, 8, 3, computed=8)]
+    hand = Hand(trtllm(1, "guaranteed_no_evict"), 8, 4, requests)
+    assert hand.step() is None
+    assert (hand.reserved(), hand.free) == ([0], 7)
+    hand.pool.received([0])
+    assert hand.steps(2) == [[0], [0]]  # its second and its third token
+    assert hand.reserved() == []
+    assert hand.step() is None
+    assert (hand.reserved(), hand.free) == ([1], 6)
+
+
+def test_trtllm_reserves_what_its_capacity_policy_says() -> None:
+    """``capacityScheduler.cpp``: GuaranteedNoEvict counts all tokens that each may still have
+    (two and three of four blocks), MaxUtilization the prompt's (one and two)."""
+    requests = [asked(0, 4, 3, computed=4), asked(1, 8, 3, computed=8)]
+    hand = Hand(trtllm(2, "guaranteed_no_evict"), 4, 4, requests)
+    assert hand.step() is None
+    assert (hand.reserved(), hand.free) == ([0], 3)
+    hand = Hand(trtllm(2, "max_utilization"), 4, 4, requests)
+    assert hand.step() is None
+    assert (hand.reserved(), hand.free) == ([0, 1], 1)
+    hand.pool.received([0, 1])
+    # Both need a block, and one is free: the later one is paused, and computes all of it again.
+    assert hand.steps(2) == [[0], [0]]
+    assert hand.step() == ([(1, 9, 0)], [])
+
+
+def sglang(running: int = 8) -> Sglang:
+    return Sglang(max_running_requests=running, disable_overlap_schedule=True)
+
+
+def test_sglang_keeps_memory_beside_each_request() -> None:
+    """``pop_preallocated``: of 1,280 tokens the first request takes a page of 64; the second needs
+    192 + 512, and 1,216 - 512 are left; the third needs 64 + 512, and 1,024 - 2 x 512 are not."""
+    requests = [asked(i, prompt, 3, computed=prompt) for i, prompt in enumerate([64, 140, 20])]
+    hand = Hand(sglang(), 20, 64, requests)
+    assert hand.step() is None
+    assert (hand.reserved(), hand.free) == ([0, 1], 16)
+    hand.pool.received([0])
+    assert hand.steps(2) == [[0], [0]]
+    assert (hand.reserved(), hand.free) == ([], 17)
+    assert hand.step() is None
+    assert (hand.reserved(), hand.free) == ([2], 16)  # 1,088 - 512 tokens are left for it
+
+
+def test_sglang_has_slots_for_waiting_requests_on_small_workers() -> None:
+    """``disaggregation_decode_extra_slots``: twice as many beside up to 32 running ones."""
+    requests = [asked(i, 4, 3, computed=4) for i in range(4)]
+    hand = Hand(sglang(1), 8192, 4, requests)
+    assert hand.step() is None
+    assert hand.reserved() == [0, 1, 2]
+    hand.pool.received([0, 1, 2])
+    assert hand.steps(3) == [[0], [0], [1]]  # one at a time (``get_new_prebuilt_batch``)
+    assert hand.reserved() == [3]
+    hand = Hand(sglang(33), 100_000, 4, [asked(i, 4, 3, computed=4) for i in range(40)])
+    assert hand.step() is None
+    assert hand.reserved() == list(range(33))
+
+
+def test_sglang_keeps_the_kv_of_retracted_requests(monkeypatch: pytest.MonkeyPatch) -> None:
+    """``process_decode_queue``: they get memory before new ones, and go on where they were
+    (``restore_kv_cache``). Twenty tokens hold two prompts of four and six tokens more of each."""
+    monkeypatch.setattr("sarathi_sim.policies.sglang.RESERVED_DECODE_TOKENS", 0)
+    requests = [asked(i, 4, 12, computed=4) for i in range(2)]
+    hand = Hand(sglang(), 20, 1, requests)
+    assert hand.step() is None
+    assert hand.reserved() == [0, 1]
+    hand.pool.received([0, 1])
+    assert hand.steps(6) == [[0, 1]] * 6
+    assert hand.free == 0
+    assert hand.pool.add(asked(2, 2, 2, computed=2)) is None
+    assert hand.steps(5) == [[0]] * 5  # 11 tokens of the retracted one are known, 10 had KV
+    assert hand.reserved() == [], "the one that was retracted waits for ten tokens"
+    assert hand.steps(1) == [[1]]
+    assert hand.reserved() == [2]
+    hand.pool.received([2])
+    assert hand.steps(4) == [[1, 2], [1], [1], [1]]
+    assert hand.step() is None
+    events = list(hand.pool.events)
+    rows = [tuple(events[i : i + 3]) for i in range(0, len(events), 3)]
+    assert rows == [
+        (0, REMOTE, 4),
+        (1, REMOTE, 4),
+        (1, LOST, 10),
+        (1, HIT_AGAIN, 10),
+        (2, REMOTE, 2),
+    ]

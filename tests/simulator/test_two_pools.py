@@ -1,0 +1,420 @@
+"""Prefill and decode workers: schedules by hand, and invariants over both pools.
+
+By hand, times are in units of 2^-10 s: an iteration takes one for each of its tokens (a prefill
+token or a decode), a prompt token one on its worker's link, and a transfer two more.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any, get_args
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, reject, settings
+from hypothesis import strategies as st
+
+from sarathi_sim.policies.batch import Batch
+from sarathi_sim.policies.kv import Blocks
+from sarathi_sim.policies.log import LOST, LivelockError
+from sarathi_sim.policies.policy import cached_blocks_of
+from sarathi_sim.policies.pool import Pool, PoolPolicy
+from sarathi_sim.policies.request import Request
+from sarathi_sim.policies.trtllm import Trtllm
+from sarathi_sim.policies.vllm import Vllm
+from sarathi_sim.simulator.loop.closed_loop import ClosedLoop
+from sarathi_sim.simulator.loop.fleet import Replicas
+from sarathi_sim.simulator.loop.handover import Handover, simulate_pools
+from sarathi_sim.simulator.loop.pipeline import stage_times
+from sarathi_sim.simulator.loop.records import Records
+from sarathi_sim.simulator.loop.routers import Router
+from sarathi_sim.simulator.loop.simulation import SimulationError
+from sarathi_sim.simulator.loop.switches import Switches
+from sarathi_sim.simulator.views.metrics import Analysis
+from tests.simulator.oracle import arrivals, closed_loop, predict, start_finish
+from tests.simulator.pools import MAX_LENGTH, sglang_policies, vllm_policies
+from tests.textbook.two_pools import TextbookWorkers, TwoPools
+
+UNIT = 2.0**-10
+#: Prompt and output of five requests; the last one arrives at 20, the others at 0.
+FIVE = [(8, 3), (12, 4), (8, 3), (4, 1), (6, 2)]
+OVER = Handover(first_token_known=False, token_s=UNIT, latency_s=2 * UNIT)
+
+
+def unit_each(batch: Batch) -> tuple[float, float, float, float]:
+    return (batch.prefill_tokens + batch.num_decodes) * UNIT, 0.0, 0.0, 0.0
+
+
+def workers(count: int, blocks: int = 100, seqs: int = 8, **about: Any) -> Replicas:
+    """Replicas of vLLM with blocks of four tokens, one of which is never used."""
+    schedulers = [
+        Pool(Vllm(64, seqs), Blocks(blocks, 4), max_in_flight=1, max_length=100)
+        for _ in range(count)
+    ]
+    return Replicas(schedulers, unit_each, (1,), **about)
+
+
+def five() -> list[Request]:
+    return [Request(i, 20 * UNIT * (i == 4), p, o, o) for i, (p, o) in enumerate(FIVE)]
+
+
+def run(handover: Handover = OVER, **options: Any) -> Records:
+    """Two prefill workers that take a prompt at a time, and a decode worker with room for 24
+    tokens."""
+    return simulate_pools(five(), workers(2, seqs=1), workers(1, blocks=7), handover, **options)
+
+
+def columns(records: Records, *names: str) -> list[list[float | None]]:
+    """Columns of the requests, in units."""
+    table = Analysis(records).request_columns
+    return [[None if np.isnan(v) else v / UNIT for v in table[name]] for name in names]
+
+
+def test_prefill_first_by_hand() -> None:
+    """In turn 0, 2 and 4 go to one prefill worker, 1 and 3 to the other.
+
+    The decode worker has six blocks. It reserves two for request 0 at 8, three for 1 at 12. Then
+    one is left: 2, whose prompt ends at 16, waits until 0 ends at 21, and 4 (prefilled 20 to 26)
+    until 1 ends at 30. What was received runs its last prompt token, and then its decodes.
+    """
+    records = run()
+    over = records.handovers
+    assert over is not None and over.prefill_logs == 2
+    assert over.prefilled_on.tolist() == [0, 1, 0, 1, 0]
+    assert records.replica.tolist() == [2, 2, 2, 1, 2]
+    assert (over.prefill_end_s / UNIT).tolist() == [8, 12, 16, 16, 26]
+    assert (over.reserved_s[[0, 1, 2, 4]] / UNIT).tolist() == [8, 12, 21, 30]
+    # One link sends 0 until 16, 2 from 21 to 29, and 4 from 30 to 36; the other one 1 until 24.
+    assert (over.received_s[[0, 1, 2, 4]] / UNIT).tolist() == [18, 26, 31, 38]
+    start_s, queueing, ttft, finish, slot, sent = columns(
+        records, "arrival_s", "queueing_s", "ttft_s", "finish_s", "slot_s", "transfer_s"
+    )
+    assert start_s == [0, 0, 0, 0, 20] and queueing == [0, 0, 8, 12, 0]
+    assert ttft == [19, 27, 32, 16, 19]
+    assert finish == [21, 30, 34, 16, 40]
+    assert slot == [0, 0, 5, None, 4]
+    assert sent == [10, 14, 10, None, 8]
+    prefill, longest, tpot = columns(records, "prefill_s", "tbt_max_s", "tpot_s")
+    assert prefill == [8, 12, 8, 4, 6]
+    assert longest == [1, 1, 1, None, 1] and tpot == [1, 1, 1, None, 1]
+
+
+def test_decode_reserves_first_by_hand() -> None:
+    """Blocks of the decode worker are reserved at 0 for 0 and 1, which go to their prefill workers
+    then; 3, which needs none, is on its worker before 1. Request 2 waits until 0 ends at 21, and 4
+    until 1 ends at 34: only then are they prefilled."""
+    records = run(replace(OVER, order="decode_reserves_first"))
+    over = records.handovers
+    assert over is not None
+    assert (over.reserved_s[[0, 1, 2, 4]] / UNIT).tolist() == [0, 0, 21, 34]
+    assert (over.prefill_end_s / UNIT).tolist() == [8, 16, 29, 4, 40]
+    assert (over.received_s[[0, 1, 2, 4]] / UNIT).tolist() == [18, 30, 39, 48]
+    ttft, finish, slot, sent = columns(records, "ttft_s", "finish_s", "slot_s", "transfer_s")
+    assert ttft == [19, 31, 40, 4, 29]
+    assert finish == [21, 34, 42, 4, 50]
+    assert slot == [0, 0, 21, None, 14]
+    assert sent == [10, 14, 10, None, 8]
+
+
+def test_the_numbers_of_a_run_count_both_pools() -> None:
+    records = run()
+    analysis = Analysis(records)
+    assert analysis.ledger["replica"].tolist() == [0, 1, 2]
+    assert (analysis.ledger["busy_s"] / UNIT).tolist() == [22, 16, 4 + 2 + 3 + 2 + 1]
+    # Prompt tokens, the last of each but one once more, and all later outputs but the first.
+    tokens = sum(p for p, _ in FIVE) + 4 + sum(o - 1 for _, o in FIVE)
+    ran = analysis.iterations
+    assert int(ran["prefill_tokens"].sum() + ran["decodes"].sum()) == tokens
+    # Three tokens after the first of two requests, and so on: all came a unit after the last one.
+    assert analysis.tbt_quantiles([0.0, 1.0]) == [UNIT, UNIT]
+
+
+def test_a_link_sends_one_prompt_after_the_other() -> None:
+    """Two prompts of one batch end together; the decode worker has blocks for both at once."""
+    both = [Request(i, 0.0, 8, 2, 2) for i in range(2)]
+    records = simulate_pools(both, workers(1), workers(1), OVER)
+    over = records.handovers
+    assert over is not None
+    assert (over.prefill_end_s / UNIT).tolist() == [16, 16]
+    assert (over.reserved_s / UNIT).tolist() == [16, 16]
+    assert (over.received_s / UNIT).tolist() == [26, 34]
+
+
+def test_frontends_count_for_themselves() -> None:
+    """Two frontends take turns; each sends its first request to the first worker."""
+    requests = [Request(i, i * UNIT / 8, 8, 2, 2) for i in range(8)]
+    found = []
+    for frontends in (1, 2):
+        over = replace(OVER, frontends=frontends)
+        records = simulate_pools(requests, workers(2), workers(2), over)
+        assert records.handovers is not None
+        found.append(records.handovers.prefilled_on.tolist())
+    assert found == [[0, 1] * 4, [0, 0, 1, 1] * 2]
+
+
+@pytest.mark.parametrize("order", ["prefill_first", "decode_reserves_first"])
+def test_one_request_alone_takes_its_prefill_and_its_decodes(order: Any) -> None:
+    """With a link that takes no time; the decode worker computes the last prompt token again."""
+    over = Handover(order, first_token_known=False)
+    records = simulate_pools([Request(5, 0.0, 40, 7, 9)], workers(1), workers(1), over)
+    ttft, finish, slot, sent = columns(records, "ttft_s", "finish_s", "slot_s", "transfer_s")
+    assert (ttft, finish, slot, sent) == ([41], [47], [0], [0])
+
+
+def test_a_client_is_answered_when_its_request_ends_on_the_decode_worker() -> None:
+    records = run(clients=ClosedLoop(1, np.zeros(5)))
+    arrival, finish = columns(records, "arrival_s", "finish_s")
+    assert arrival == [0, *finish[:-1]]
+
+
+def test_what_one_pool_can_never_hold_is_rejected_at_once() -> None:
+    """The prefill worker needs blocks for the prompt alone, the decode worker for all tokens."""
+    requests = [Request(0, 0.0, 30, 2, 2), Request(1, 0.0, 20, 10, 10), Request(2, 0.0, 8, 4, 4)]
+    records = simulate_pools(requests, workers(1, blocks=8), workers(1, blocks=6), OVER)
+    assert records.rejections == {
+        0: "needs 8 KV blocks, but the replica holds 7",
+        1: "needs 8 KV blocks, but the replica holds 5",
+    }
+    assert records.replica.tolist() == [-1, -1, 1]
+
+
+# Against the textbook -------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class HalfSystem:
+    """The workers of one pool, for both implementations."""
+
+    count: int
+    policy: PoolPolicy
+    layers: tuple[int, ...]
+    num_blocks: int
+    block_size: int
+    caching: bool
+    switches: Switches
+    router: Router
+    admission_s: float
+
+    @property
+    def depth(self) -> int:
+        return len(self.layers) + self.policy.ahead
+
+    def fast(self) -> Replicas:
+        kind = cached_blocks_of(self.policy) if self.caching else Blocks
+        schedulers = [
+            Pool(
+                self.policy,
+                kind(self.num_blocks, self.block_size),
+                max_in_flight=self.depth,
+                max_length=MAX_LENGTH,
+                stages=len(self.layers),
+            )
+            for _ in range(self.count)
+        ]
+        about = (self.switches, self.router, self.admission_s)
+        return Replicas(schedulers, predict, self.layers, *about)
+
+    def textbook(self) -> TextbookWorkers:
+        options = {
+            "num_blocks": self.num_blocks,
+            "block_size": self.block_size,
+            "caching": self.caching,
+            "max_in_flight": self.depth,
+            "max_length": MAX_LENGTH,
+            "check": True,
+        }
+        about = (self.switches, self.router, self.admission_s, options)
+        return TextbookWorkers(self.count, self.policy, predict, self.layers, *about)
+
+
+@dataclass(frozen=True)
+class TwoPoolSystem:
+    """Two pools, what goes between them, and their requests."""
+
+    prefill: HalfSystem
+    decode: HalfSystem
+    handover: Handover
+    requests: list[Request]
+    clients: int
+
+    def fast(self, prefill: Replicas | None = None, decode: Replicas | None = None) -> Records:
+        """Its records. A system whose requests preempt each other for ever is no example."""
+        try:
+            return simulate_pools(
+                self.requests,
+                prefill or self.prefill.fast(),
+                decode or self.decode.fast(),
+                self.handover,
+                seed=7,
+                clients=closed_loop(self.clients, 0.02, len(self.requests)),
+            )
+        except SimulationError as error:
+            if isinstance(error.__cause__, LivelockError):
+                reject()
+            raise
+
+    def textbook(self) -> TwoPools:
+        clients = closed_loop(self.clients, 0.02, len(self.requests))
+        halves = self.prefill.textbook(), self.decode.textbook()
+        return TwoPools(self.requests, *halves, self.handover, 7, clients)
+
+
+@st.composite
+def half_systems(draw: st.DrawFn, policy: PoolPolicy, size: int, most: int = 3) -> HalfSystem:
+    return HalfSystem(
+        count=draw(st.integers(1, most)),
+        policy=policy,
+        layers=tuple(draw(st.lists(st.integers(1, 3), min_size=1, max_size=3))),
+        num_blocks=draw(st.sampled_from([90, 140, 400])) // size,
+        block_size=size,
+        caching=draw(st.booleans()),
+        switches=Switches(
+            draw(st.sampled_from([0.0, 1e-3])),
+            draw(st.sampled_from([0.0, 0.0, 0.3])),
+            lazy=draw(st.booleans()),
+        ),
+        router=draw(st.sampled_from(get_args(Router))),
+        admission_s=draw(st.sampled_from([0.0, 0.0, 2.0**-8])),
+    )
+
+
+@st.composite
+def two_pools(
+    draw: st.DrawFn, policies: Callable[[], st.SearchStrategy[Any]], known: bool
+) -> TwoPoolSystem:
+    """Any two small pools with policies of one engine, most of whose times fall together."""
+    rows = st.tuples(
+        st.integers(1, 60), st.integers(1, 20), st.integers(0, 8), arrivals, st.integers(0, 90),
+        st.integers(0, 3),
+    )  # fmt: skip
+    requests = []
+    for i, (prompt, output, slack, at, shared, group) in enumerate(
+        draw(st.lists(rows, min_size=1, max_size=20))
+    ):
+        until = min(shared, prompt + output - 1)
+        prefix = ((("group", group), until),) if group and until else ()
+        requests.append(Request(i, at, prompt, output, output + slack, 0, prefix))
+    order = draw(st.sampled_from(["prefill_first", "decode_reserves_first"]))
+    return TwoPoolSystem(
+        draw(half_systems(draw(policies()), draw(st.sampled_from([1, 4])))),
+        draw(half_systems(draw(policies()), draw(st.sampled_from([1, 3, 4])))),
+        Handover(
+            order,
+            draw(st.sampled_from(["decode_step", "on_transfer"])) if known else "decode_step",
+            known,
+            draw(st.sampled_from([0.0, 1e-5, 1e-3])),
+            draw(st.sampled_from([0.0, 2.0**-9, 0.05])),
+            draw(st.integers(1, 3)),
+        ),
+        requests,
+        draw(st.sampled_from([0, 0, 1, 4])),
+    )
+
+
+def assert_equal(system: TwoPoolSystem) -> None:
+    """Every batch of every worker and every instant of every request is the textbook's."""
+    records, oracle = system.fast(), system.textbook()
+    over = records.handovers
+    assert over is not None
+    assert set(records.rejections) == oracle.rejected
+    for log, replica in zip(records.replicas, oracle.replicas, strict=True):
+        micros = replica.micros
+        assert log.num_iterations == len(micros) and log.pool is not None
+        assert log.pool.kv_tokens.tolist() == replica.kv_tokens
+        assert log.pool.events.tolist() == [list(event) for event in replica.pool.events]
+        assert log.iterations["prefill_tokens"].tolist() == [
+            sum(n for _, n in m.chunks) for m in micros
+        ]
+        assert log.iterations["decode_context"].tolist() == [m.batch.decode_context for m in micros]
+        if micros:
+            start, finish = start_finish(micros)
+            times = stage_times(log)
+            assert np.array_equal(times.start, start) and np.array_equal(times.finish, finish)
+    table = Analysis(records).requests.set_index("request")
+    for place, request in enumerate(records.request_id.tolist()):
+        if request in records.rejections:
+            continue
+        for found, theirs in (
+            (over.prefill_end_s, oracle.prefill_end_s),
+            (over.reserved_s, oracle.reserved_s),
+            (over.received_s, oracle.received_s),
+        ):
+            assert np.array_equal([found[place]], [theirs.get(request, np.nan)], equal_nan=True)
+        assert over.prefilled_on[place] == oracle.prefilled_on[request]
+        member, replica = oracle.member(request)
+        row = table.loc[request]
+        assert records.replicas[row["replica"]].num_iterations == len(replica.micros)
+        assert row["finish_s"] == member.finish_s
+        tokens_s, received_s = [*member.token_s], oracle.received_s.get(request)
+        if system.handover.first_token == "on_transfer" and received_s is not None:
+            tokens_s.insert(0, received_s)
+        elif system.handover.first_token_known and received_s is not None:
+            tokens_s.insert(0, tokens_s[0])  # the first two come together
+        assert row["ttft_s"] == tokens_s[0] - row["arrival_s"]
+        assert len(tokens_s) == member.request.output_tokens
+        if len(tokens_s) > 1:
+            assert row["tbt_max_s"] == np.diff(tokens_s).max()
+
+
+ANY = settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+
+
+@pytest.mark.slow
+@ANY
+@given(two_pools(vllm_policies, known=False))
+def test_any_two_pools_of_vllm(system: TwoPoolSystem) -> None:
+    assert_equal(system)
+
+
+@settings(ANY, max_examples=60)
+@given(two_pools(vllm_policies, known=False))
+def test_every_request_is_computed_once_and_all_memory_is_free_in_the_end(
+    system: TwoPoolSystem,
+) -> None:
+    """Invariants 1 and 2 over both pools: each prompt is computed on one prefill worker, and all
+    that follows on one decode worker; blocks are never more than there are."""
+    halves = system.prefill.fast(), system.decode.fast()
+    records = system.fast(*halves)
+    first = len(halves[0].schedulers)
+    for pool in (*halves[0].schedulers, *halves[1].schedulers):
+        assert pool.blocks.free == pool.blocks.capacity and not pool.num_unfinished
+        assert max(pool.kv_log, default=0) <= pool.blocks.capacity
+    table = Analysis(records).requests
+    served = table[table["rejected"].isna()]
+    for number, log in enumerate(records.replicas):
+        assert log.pool is not None
+        went = served["prefilled_on" if number < first else "replica"] == number
+        assert set(log.spans[:, 0]) == set(served["request"][went])
+    prefill = records.replicas[:first]
+    computed = sum(log.iterations["prefill_tokens"].sum() for log in prefill)
+    lost = any((log.pool.events[:, 1] == LOST).any() for log in prefill if log.pool)
+    there = served[served["prefilled_on"] >= 0]
+    needed = there["prompt_tokens"].sum() - there["hit_tokens"].sum()
+    assert computed == needed or (lost and computed > needed)
+
+
+@st.composite
+def trtllm_policies(draw: st.DrawFn) -> Trtllm:
+    chunked = draw(st.booleans())
+    return Trtllm(
+        draw(st.sampled_from([24, 64])) if chunked else MAX_LENGTH,
+        draw(st.sampled_from([1, 3, 8])),
+        draw(st.sampled_from(["guaranteed_no_evict", "max_utilization"])),
+        enable_chunked_prefill=chunked,
+        disable_overlap_scheduler=draw(st.booleans()),
+    )
+
+
+@pytest.mark.slow
+@ANY
+@given(two_pools(trtllm_policies, known=True))
+def test_any_two_pools_of_trtllm(system: TwoPoolSystem) -> None:
+    assert_equal(system)
+
+
+@pytest.mark.slow
+@ANY
+@given(two_pools(sglang_policies, known=True))
+def test_any_two_pools_of_sglang(system: TwoPoolSystem) -> None:
+    assert_equal(system)
