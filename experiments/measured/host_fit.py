@@ -47,7 +47,8 @@ ITERATION, SEQUENCE = "longer iteration", "longer sequence"
 LAUNCHES = {"launches": 4e-5, "long launches": 1e-4}
 """Seconds of launching a call that are simulated, beside 0."""
 CLIENTS, MOST_TOKENS = (4, 16, 64), 2048
-"""Of the mixtures' rows that are fitted to: all would take long to simulate five times."""
+"""Of the mixtures' rows that are fitted to: all would take long to simulate five times. Of rows
+with pools those with up to as many clients as the most."""
 BASE = "zero_fit"
 CROSS_VALIDATED, ONE_GPU_OUT = "cross_validated", "leave_one_gpu_out"
 ONE_MODEL_OUT = "leave_one_model_out"
@@ -74,7 +75,8 @@ def launching(measured: HostConstants) -> dict[str, HostConstants]:
 def fitting(row: Measured, mixtures: bool = False) -> bool:
     """Whether a row is fitted to, with the dense models or with the ``mixtures``; none with
     flags, none that was measured cold."""
-    short = row.concurrency in CLIENTS and row.osl <= MOST_TOKENS
+    some = row.concurrency in CLIENTS if row.launch is None else row.concurrency <= max(CLIENTS)
+    short = some and row.osl <= MOST_TOKENS
     kept = not row.flags and not measured_cold(row)
     return row.dense != mixtures and kept and (row.dense or short)
 
