@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from typing import Any
+from dataclasses import replace
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -163,7 +164,7 @@ def test_the_time_of_verifying_and_of_drafting() -> None:
     rows_s = sum(cost.layer_parts(32).values())
     assert layer_s == pytest.approx(rows_s + cost.decode_s(8.0, 1024.0), rel=1e-6)
     assert first_s == pytest.approx(cost.first_s(32) + cost.host_s(8), rel=1e-6)
-    own = drafter.predict.cost
+    own = cast(Any, drafter.of_each).__self__.cost
     passes = sum(own.layer_parts(32).values()) + own.decode_s(8.0, 1024.0)
     passes += 2 * (sum(own.layer_parts(8).values()) + own.decode_s(8.0, 1024.0))
     assert last_s == pytest.approx(cost.last_s(32) + passes + 3 * own.last_s(8), rel=1e-6)
@@ -180,9 +181,9 @@ def test_the_first_draft_after_a_prompt() -> None:
     assert drafter is not None
     sequence = Sequence(0, 512, 1, 0)
     chunk = ((sequence, 512, 0),)
-    part = drafter(Batch(0, chunk, 512, 0, 0, 0))
-    whole = drafter(Batch(0, chunk, 512, 0, 0, 0, yields=(sequence,)))
-    assert part == drafter.predict(Batch(0, chunk, 512, 0, 0, 0))[0]
+    batch = Batch(0, chunk, 512, 0, 0, 0)
+    (part,), (whole,) = drafter([batch]), drafter([replace(batch, yields=(sequence,))])
+    assert part == drafter.of_each([batch])[0][0]
     assert whole > part
 
 

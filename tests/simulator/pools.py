@@ -40,6 +40,11 @@ Who = tuple[list[tuple[int, int, int]], list[int]]
 """Who was in a batch: id, tokens and context of each chunk; the ids that decode, sorted."""
 
 
+def drawn(id: int, known: int, drafts: int) -> int:
+    """Drafts that hold, from none to all."""
+    return (7919 * id + 104729 * known) % 97 % (drafts + 1)
+
+
 def who(batch: Batch) -> Who:
     chunks = [(s.id, tokens, context) for s, tokens, context in batch.chunks]
     return chunks, sorted(s.id for s in batch.decodes)

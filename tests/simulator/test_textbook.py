@@ -32,6 +32,7 @@ from tests.simulator.pools import (
     OTHERS,
     PoolSystem,
     compare,
+    drawn,
     pool_requests,
     pool_systems,
     sglang_policies,
@@ -152,11 +153,6 @@ def test_any_pool(system: PoolSystem) -> None:
     compare(system)
 
 
-def drawn(id: int, known: int, drafts: int) -> int:
-    """Drafts that hold, from none to all."""
-    return (7919 * id + 104729 * known) % 97 % (drafts + 1)
-
-
 DRAFTING = {
     **VARIANTS,
     "sglang": Sglang(24, 80, 8),
@@ -164,6 +160,9 @@ DRAFTING = {
     "trtllm": Trtllm(180, 8),
     "trtllm_max": Trtllm(40, 8, "max_utilization", enable_chunked_prefill=True),
 }
+
+
+DRAFTING_SYSTEMS = pool_systems(vllm_policies() | sglang_policies(mixed=False))
 
 
 @pytest.mark.parametrize("caching", [False, True])
@@ -187,7 +186,10 @@ def test_every_pool_with_drafts(name: str, caching: bool) -> None:
 
 
 @settings(max_examples=300, deadline=None, suppress_health_check=[HealthCheck.too_slow])
-@given(pool_systems(vllm_policies() | sglang_policies(mixed=False)), st.integers(1, 5))
+@given(
+    st.one_of(DRAFTING_SYSTEMS, with_ranks(DRAFTING_SYSTEMS)),
+    st.integers(1, 5),
+)
 def test_any_pool_with_drafts(system: PoolSystem, length: int) -> None:
     lookahead = length * isinstance(system.policy, Vllm)
     drafts = {"draft_length": length, "lookahead": lookahead, "acceptance": drawn}

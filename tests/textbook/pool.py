@@ -108,9 +108,7 @@ class TextbookPool:
         """Queue a request; whether it can be served."""
         if request.sends_kv:
             request = replace(request, output_tokens=1, max_tokens=1)
-        length = request.prompt_tokens + request.max_tokens
-        most = length - 1 + (self.draft_length if self.lookahead else 0)
-        if length > self.max_length or self.blocks.blocks(self.until(most)) > self.blocks.capacity:
+        if self.refuses(request):
             return False
         sequence = Sequence(
             request.id, request.prompt_tokens, request.max_tokens, 0,
@@ -121,6 +119,12 @@ class TextbookPool:
         self.remote |= request.remote_tokens > 0
         self.queue(sequence, len(self.waiting))
         return True
+
+    def refuses(self, request: Request) -> bool:
+        """Whether a request can never be served."""
+        length = request.prompt_tokens + request.max_tokens
+        most = self.until(length - 1 + (self.draft_length if self.lookahead else 0))
+        return length > self.max_length or self.blocks.blocks(most) > self.blocks.capacity
 
     @property
     def holding(self) -> int:
