@@ -18,8 +18,6 @@ from sarathi_sim.simulator.load.describe import traffic_line, without_times
 from sarathi_sim.simulator.views.metric_registry import number_text
 
 _MOST_ALIKE = 3
-_NOT_MODELLED = "multi-token prediction (MTP): docs/limits.md"
-"""Said of mixtures of experts, which are often served with it."""
 
 
 @dataclass(frozen=True)
@@ -164,7 +162,6 @@ def assumed(
         "arrivals": _arrivals(deployment.scenario.workload, searched),
         **_by_pool(deployment, "engine", lambda pool: _defaults(pool, varied)),
         **_by_pool(deployment, "formats", _formats),
-        "not modelled": _NOT_MODELLED if deployment.model.experts is not None else "",
     }
     return [*(f"{topic}: {text}" for topic, text in found.items() if text), *deployment.notes]
 

@@ -27,6 +27,7 @@ class Batch:
                         needs them, the predictor does not
     ``yields``          in a pool, sequences whose last chunk is in the batch: it yields a token
     ``iteration``       in a pool, number of the iteration within its slot
+    ``verified``        with speculation, the decodes: each processes one token and its drafts
     """
 
     slot: int
@@ -40,11 +41,17 @@ class Batch:
     members: Callable[[], Iterable[Sequence]] = tuple
     yields: tuple[Sequence, ...] = ()
     iteration: int = -1
+    verified: tuple[Chunk, ...] = ()
+
+    @property
+    def drafts(self) -> int:
+        """Draft tokens of the decodes, summed."""
+        return sum(tokens - 1 for _, tokens, _ in self.verified)
 
     @property
     def num_tokens(self) -> int:
         """Rows of the fused linear operations."""
-        return self.prefill_tokens + self.num_decodes
+        return self.prefill_tokens + self.num_decodes + self.drafts
 
     @property
     def decodes(self) -> list[Sequence]:

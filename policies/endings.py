@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from typing import Protocol
 
 from sarathi_sim.policies.batch import Batch
 from sarathi_sim.policies.request import Cohort, Request, Sequence
+
+Acceptance = Callable[[int, int, int], int]
+"""How many drafts hold, from a request's id, its tokens so far, and the number of drafts."""
 
 
 class Endings(Protocol):
@@ -24,6 +27,10 @@ class Endings(Protocol):
     def preempted(self, sequence: Sequence) -> None:
         """A sequence has to compute its tokens again, and may end with a chunk of them."""
 
+    def accepted(self, sequence: Sequence, drafts: int) -> int:
+        """How many of its ``drafts`` hold in the decode that returns; its ``target`` tokens are
+        known before it."""
+
     def ended(self, batch: Batch, dropped: Collection[Sequence] = ()) -> list[Sequence]:
         """The sequences whose last token this batch yields; ``dropped`` ones lose theirs."""
 
@@ -35,10 +42,13 @@ class OutputLengths:
     """The :class:`Endings` of a simulation, from the requests' true output lengths.
 
     A sequence that decodes yields a token in every iteration of its cohort, so the iteration that
-    yields its last one is known when it joins.
+    yields its last one is known when it joins. How many drafts hold is what ``acceptance`` says,
+    from the request, its tokens so far and the number of drafts (None: none hold); drafts beyond
+    its last token never do.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, acceptance: Acceptance | None = None) -> None:
+        self._acceptance = acceptance
         # By request, the position of the last token it processes, which yields its last output.
         self._position: dict[int, int] = {}
         self._due: dict[tuple[int, int], list[Sequence]] = {}  # by slot and iteration
@@ -65,6 +75,14 @@ class OutputLengths:
         """A sequence has to compute its tokens again, and may end with a chunk of them."""
         self._with_chunks = True
 
+    def accepted(self, sequence: Sequence, drafts: int) -> int:
+        """How many of its ``drafts`` hold in the decode that returns."""
+        last = self._position.get(sequence.id)
+        if last is None or self._acceptance is None:
+            return 0
+        held = self._acceptance(sequence.id, sequence.target, drafts)
+        return min(held, last + 1 - sequence.target)
+
     def none_end(self, batch: Batch) -> int:
         """In how many iterations from this batch on, all of decodes, nobody ends for sure."""
         first, slot = batch.iteration, batch.slot
@@ -78,6 +96,10 @@ class OutputLengths:
             for sequence, tokens, context in batch.chunks:
                 if context + tokens - 1 == self._position.get(sequence.id):
                     found = [*(found or ()), sequence]
+        for sequence, _, _ in batch.verified:
+            last = self._position.get(sequence.id)
+            if last is not None and sequence.target == last + 2:
+                found = [*(found or ()), sequence]
         if found is None:
             return []
         if dropped:

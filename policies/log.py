@@ -15,6 +15,9 @@ HIT, HIT_AGAIN, LOST, REMOTE = 0, 1, 2, 3
 """Tokens found in the prefix cache at a first admission and at a later one, lost by preemption, or
 whose KV was computed elsewhere."""
 
+DRAFTED, ACCEPTED = 4, 5
+"""Drafts of a request that were verified, and those of them that held."""
+
 span = Struct("5q").pack
 """A row of the log ``spans``: request, role, slot, first and last iteration."""
 

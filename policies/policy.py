@@ -145,6 +145,16 @@ def refusal_of(policy: PoolPolicy, longest: Longest) -> tuple[str, str] | None:
     return None if refusal is None else refusal(longest)
 
 
+def speculates(policy: Policy | PoolPolicy) -> bool:
+    """Whether a policy counts the tokens of decodes with drafts."""
+    return bool(getattr(policy, "speculates", False))
+
+
+def looks_ahead(policy: PoolPolicy) -> bool:
+    """Whether a policy takes KV for the tokens of a drafter beforehand."""
+    return bool(getattr(policy, "looks_ahead", False))
+
+
 def needs_costs(policy: Policy | PoolPolicy) -> bool:
     """Whether a policy needs the time of an iteration (``View.cost``): attribute
     ``needs_costs``."""

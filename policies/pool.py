@@ -11,11 +11,22 @@ from collections import deque
 from collections.abc import Callable, Iterable
 from dataclasses import KW_ONLY, dataclass, field, replace
 from functools import partial
+from operator import itemgetter
 from typing import Any, Protocol
 
 from sarathi_sim.policies.batch import Batch, Chunk
 from sarathi_sim.policies.kv import Block
-from sarathi_sim.policies.log import LOST, LivelockError, PolicyError
+from sarathi_sim.policies.log import (
+    ACCEPTED,
+    DECODE,
+    DRAFTED,
+    LOST,
+    PART,
+    PREFILL,
+    RECOMPUTE,
+    LivelockError,
+    PolicyError,
+)
 from sarathi_sim.policies.request import Cohort, Request, Sequence
 from sarathi_sim.policies.scheduler import Scheduler
 
@@ -34,7 +45,8 @@ class PoolPolicy(Protocol):
     its share of the memory, if this is not ``gpu_memory_utilization``. A policy whose settings may
     leave requests unserved has the method ``refusal`` (``refusal_of``). ``cached_blocks`` is its
     kind of blocks with prefix caching, if these are not ``CachedBlocks``. With ``drops`` a
-    preempted sequence loses its tokens in flight.
+    preempted sequence loses its tokens in flight. A policy that ``speculates`` counts the tokens of
+    a decode with drafts; with ``looks_ahead`` it takes KV for a drafter's tokens beforehand.
     """
 
     pooled: bool
@@ -75,6 +87,15 @@ class Pool(Scheduler):
                  blocks that they need for it
     ``state``    the policy's state for this replica, kept from one call to the next
     ``emptied``  how often the replica ran out of requests
+    ``given``    the tokens that this iteration, as far as it is formed, computes of each prompt,
+                 and with speculation of each decode
+
+    With speculation (``draft_length`` above 0) a sequence that decodes is in no cohort. Each of its
+    decodes is served like a chunk, of one token and its drafts; the result says how many hold.
+
+    ``draft_length`` tokens drafted for each decode
+    ``lookahead``    tokens beyond those computed for which the drafter needs KV
+    ``drafting``     running sequences that decode, each with the drafts for its next decode
     ``reserved`` sequences whose KV may be sent here, because they have blocks for it now; whoever
                  sends it takes them out
     ``remote``   whether the KV of any request was computed elsewhere: a decode worker
@@ -83,6 +104,9 @@ class Pool(Scheduler):
     policy: PoolPolicy
     _: KW_ONLY
     stages: int = 1
+    draft_length: int = 0
+    lookahead: int = 0
+    drafting: dict[Sequence, int] = field(init=False, default_factory=dict)
     partials: dict[Sequence, None] = field(init=False, default_factory=dict)
     step: int = field(init=False, default=0)
     num_decodes: int = field(init=False, default=0)
@@ -110,11 +134,12 @@ class Pool(Scheduler):
     _stale: dict[tuple[int, int], list[Sequence]] = field(init=False, default_factory=dict)
     # Whether the policy said last that no request can be admitted, and nothing happened since.
     _settled: bool = field(init=False, default=False)
-    # The iteration that is being formed: its chunks, the possible decodes, and the chosen decodes
-    # (None: all possible ones).
-    _chunks: dict[Sequence, int] = field(init=False, default_factory=dict)
+    given: dict[Sequence, int] = field(init=False, default_factory=dict)
+    # The iteration that is being formed: the possible decodes, and the chosen decodes (None: all
+    # possible ones); with speculation, the possible ones, each with the tokens it would process.
     _ready: Cohort = field(init=False, default_factory=lambda: Cohort(0, 1))
     _decodes: dict[Sequence, None] | None = field(init=False, default_factory=dict)
+    _verifying: dict[Sequence, int] = field(init=False, default_factory=dict)
 
     def __post_init__(self) -> None:
         Scheduler.__post_init__(self)
@@ -134,6 +159,15 @@ class Pool(Scheduler):
         self.remote = self.remote or request.remote_tokens > 0
         self._settled = self._settled and reason is not None
         return reason
+
+    def refusal(self, request: Request) -> str | None:
+        """The reason why the request can never be served, or None. (Where its last drafts do not
+        fit, vLLM would wait for ever.)"""
+        longest = self.until(request.prompt_tokens + request.max_tokens - 1 + self.draft_length)
+        needed, most = self.blocks.blocks(longest), self.blocks.capacity
+        if self.lookahead and needed > most:
+            return f"needs {needed} KV blocks with its drafts, but the replica holds {most}"
+        return Scheduler.refusal(self, request)
 
     def received(self, ids: Iterable[int]) -> None:
         """The KV of these ``loading`` sequences is there: they may run from the next iteration on.
@@ -215,19 +249,26 @@ class Pool(Scheduler):
                 self.blocks.grow(full)
             return self._formed(ready)
         self.num_decodes, self.decode_blocks = len(ready.members), len(full)
-        self._chunks, self._decodes = {}, {}
+        self.given, self._decodes = {}, {}
+        if self.draft_length:
+            self._gather_drafts()
         # (A waiting request might find tokens in the cache that these decodes generate.)
-        self._settled = bool(self.policy.plan(self)) and not self.blocks.sharing
+        settled = bool(self.policy.plan(self))
+        self._settled = settled and not (self.blocks.sharing or self.draft_length)
         ready = self._split() if self._decodes is not None else ready
-        if not self._chunks:
+        if not self.given:
             return self._formed(ready)
-        chunks, prefill_tokens, yields = self._close_chunks(ready, self._chunks.items())
+        verified, padded = self._close_drafts(ready) if self._verifying else ((), ())
+        chunks, prefill_tokens, yields = self._close_chunks(ready, self.given.items())
         for sequence, tokens, _ in chunks:
             sequence.awaited += tokens
         for sequence in yields:
             del self.partials[sequence]
             sequence.yielding = True
-        return self._formed(ready, chunks, prefill_tokens, yields)
+            if self.draft_length:
+                self.drafting[sequence] = self.draft_length
+                sequence.hoped = 1
+        return self._formed(ready, chunks, prefill_tokens, yields + padded, verified)
 
     def complete(self, batch: Batch) -> list[Sequence]:
         """Book an iteration that returned from the last stage; returns the finished sequences."""
@@ -248,6 +289,8 @@ class Pool(Scheduler):
             stale += self._book_chunks(batch, cohort)
         elif not batch.num_decodes:
             self._empty -= 1
+        if batch.verified:
+            stale += self._book_drafts(batch)
         dropped = [each for each in stale if self._drops_of(each)] if stale else ()
         ended = self.endings.ended(batch, dropped)
         if ahead and self.blocks.sharing:
@@ -264,7 +307,7 @@ class Pool(Scheduler):
             if sequence in ended:
                 self._end(sequence, cohort, batch.iteration)
             else:
-                self.blocks.computed(sequence, sequence.target)
+                self.blocks.computed(sequence, sequence.known)
         return ended
 
     def repeats(self, batch: Batch) -> int:
@@ -320,8 +363,39 @@ class Pool(Scheduler):
                     sequence.target += not self._drops_of(sequence)
             elif done + tokens == sequence.target:
                 sequence.yielding = False
-                if not self.policy.ahead:
+                if self.draft_length:
+                    sequence.target += 1
+                    sequence.hoped -= 1
+                elif not self.policy.ahead:
                     self._join(sequence, cohort, sequence.target)
+        return stale
+
+    def _book_drafts(self, batch: Batch) -> list[Sequence]:
+        """Book a batch's decodes with drafts; returns the preempted sequences among them."""
+        stale = []
+        for sequence, tokens, _ in batch.verified:
+            sequence.awaited -= tokens
+            if sequence not in self.running and not sequence.stale:
+                continue  # it has ended: this was computed in vain
+            padded = sequence in batch.yields
+            accepted = self.endings.accepted(sequence, 0 if padded else tokens - 1)
+            sequence.drafted += tokens - 1
+            if sequence.stale:
+                self._settled = False
+                sequence.stale -= tokens
+                stale.append(sequence)
+                if self._drops_of(sequence):
+                    continue
+            else:
+                sequence.yielding = False
+                sequence.hoped -= tokens
+                sequence.prefilled -= tokens - 1 - accepted
+            sequence.accepted += accepted
+            sequence.target += 1 + accepted
+            if self.policy.ahead and not sequence.stale:
+                sequence.known = max(sequence.known, sequence.target - 1)
+                if sequence in self.blocks.sharing:
+                    self.blocks.enter(sequence, sequence.known)
         return stale
 
     def _drops_of(self, sequence: Sequence) -> bool:
@@ -341,9 +415,18 @@ class Pool(Scheduler):
 
     # What policies see and do ------------------------------------------------------------------
 
+    @property
+    def decode_tokens(self) -> int:
+        """The tokens that all possible decodes process."""
+        return self.num_decodes + sum(self._verifying.values()) - len(self._verifying)
+
     def decodes_all(self) -> int:
-        """Schedule all possible decodes; returns their number."""
+        """Schedule all possible decodes; returns the tokens that they process."""
         ready, blocks = self._ready, self.blocks
+        if self._verifying:
+            for sequence, tokens in self._verifying.items():
+                self.run(sequence, tokens)
+            return self.decode_tokens
         if self.decode_blocks:
             blocks.grow(ready.at_block_end())
         if blocks.sharing:
@@ -353,14 +436,17 @@ class Pool(Scheduler):
 
     def decoding(self) -> list[Sequence]:
         """The sequences that decode in this iteration, as far as it is formed."""
-        return list(self._ready if self._decodes is None else self._decodes)
+        verified = [each for each in self._verifying if each in self.given]
+        return verified or list(self._ready if self._decodes is None else self._decodes)
 
     def eligible(self) -> list[Sequence]:
         """All running sequences with tokens to compute, in the order of admission."""
-        return sorted([*self._ready, *self.partials], key=by_admission)
+        return sorted([*self._ready, *self.partials, *self._verifying], key=by_admission)
 
     def remaining(self, sequence: Sequence) -> int:
         """Tokens that an eligible sequence could compute now."""
+        if sequence in self._verifying:
+            return self._verifying[sequence]
         return 1 if sequence in self._ready.members else sequence.target - sequence.prefilled
 
     def context(self, sequence: Sequence) -> int:
@@ -373,7 +459,11 @@ class Pool(Scheduler):
         """Free blocks that an eligible sequence needs to compute ``tokens`` more tokens."""
         if sequence in self._ready.members:
             return int(sequence in self._ready.at_block_end())
-        return self.blocks.need(sequence, sequence.prefilled + tokens)
+        return self.blocks.need(sequence, self.until(sequence.prefilled + tokens))
+
+    def until(self, tokens: int) -> int:
+        """The tokens for which a sequence needs KV while its first ``tokens`` are computed."""
+        return min(tokens + self.lookahead, self.max_length) if self.lookahead else tokens
 
     def run(self, sequence: Sequence, tokens: int) -> None:
         """Let an eligible sequence compute ``tokens`` tokens; its blocks must be free."""
@@ -381,8 +471,9 @@ class Pool(Scheduler):
             self._decode_one(sequence)
             return
         total = sequence.prefilled + tokens
-        self.blocks.take(sequence, total, (), min(total, sequence.target))
-        self._chunks[sequence] = tokens
+        sequence.known = min(total, sequence.target)
+        self.blocks.take(sequence, self.until(total), (), sequence.known)
+        self.given[sequence] = tokens
 
     def held(self, sequence: Sequence) -> int:
         """Tokens that a running sequence has blocks for, without this iteration's decode."""
@@ -410,7 +501,8 @@ class Pool(Scheduler):
     @property
     def drained(self) -> int:
         """The number of running sequences that stopped decoding: all their tokens are scheduled."""
-        return sum(len(cohort.drained) for cohort in self.cohorts)
+        drained = sum(len(cohort.drained) for cohort in self.cohorts)
+        return drained + len(self.drafting) - len(self._verifying)
 
     def put_back(self, sequences: Iterable[Sequence]) -> None:
         """Move these running sequences to the end of the order of admission."""
@@ -433,7 +525,10 @@ class Pool(Scheduler):
         It waits before all others, or with ``last`` behind them. Returns the tokens that this
         iteration had scheduled for it. Raises LivelockError if preemptions bring no progress.
         """
-        given = self._chunks.pop(sequence, 0)
+        if sequence in self._verifying:
+            self.num_decodes -= 1
+            self.decode_blocks -= self.needs(sequence, self._verifying.pop(sequence))
+        given = self.given.pop(sequence, 0)
         del self.running[sequence]
         if sequence in self._ready.members:
             self.num_decodes -= 1
@@ -454,12 +549,12 @@ class Pool(Scheduler):
         else:
             # Its chunks count as processed, except this iteration's chunk.
             self.partials.pop(sequence, None)
+            role = PART if self.drafting.pop(sequence, None) is None else DECODE
             lost = sequence.prefilled
-            known = min(lost + given, sequence.target)
-            self.blocks.release(sequence, sequence.held, known, again=True)
-            sequence.stale = sequence.awaited
+            self.blocks.release(sequence, sequence.held, sequence.known, again=True)
+            sequence.stale, sequence.hoped = sequence.awaited, 0
             if sequence._group >= 0:
-                self._log_part(sequence)
+                self._log_part(sequence, role)
         self.events.extend((sequence.id, LOST, lost))
         self.endings.preempted(sequence)
         sequence.prefilled = 0
@@ -488,11 +583,15 @@ class Pool(Scheduler):
     ) -> None:
         """Let a waiting sequence run: it has the ``hits``, and computes ``tokens`` tokens more.
 
-        It takes blocks for those, or for its first ``hold`` tokens if that is more.
+        It takes blocks for those, or for its first ``hold`` tokens if that is more. With
+        speculation its last token may be padded with drafts, of which none holds.
         """
         Scheduler.admit(self, sequence, tokens, hits, hold)
-        self.partials[sequence] = None
-        self._chunks[sequence] = tokens
+        if sequence.prefilled + tokens > sequence.target:
+            self._verifying[sequence] = tokens
+        else:
+            self.partials[sequence] = None
+        self.given[sequence] = tokens
 
     def reserve(self, sequence: Sequence, hits: tuple[Block, ...] = ()) -> None:
         """Let a waiting sequence hold blocks for its remote tokens, the ``hits`` among them.
@@ -514,7 +613,12 @@ class Pool(Scheduler):
         self._runs(sequence, sequence.prefilled, sequence.remote)
         self.blocks.enter(sequence, sequence.remote)
         self.blocks.computed(sequence, sequence.remote)
-        sequence.target = sequence.remote
+        sequence.known = sequence.target = sequence.remote
+        if self.draft_length:
+            sequence.target += 1
+            self.drafting[sequence] = self.draft_length
+            self._offer(sequence)
+            return
         self._join(sequence, self._ready, sequence.remote)
         self.num_decodes += 1
         self.decode_blocks += sequence in self._ready.at_block_end()
@@ -536,11 +640,12 @@ class Pool(Scheduler):
         chunks: tuple[Chunk, ...] = (),
         prefill_tokens: int = 0,
         yields: tuple[Sequence, ...] = (),
+        verified: tuple[Chunk, ...] = (),
     ) -> Batch:
         """A cohort's next iteration, in which all its members decode."""
         iteration, decodes, context = home.iteration, len(home.members), home.context
         longest = home.offsets[-1] + iteration if decodes else 0
-        if not (decodes or chunks):
+        if not (decodes or chunks or verified):
             self._empty += 1
         home.iteration = iteration + 1
         home.outstanding += 1
@@ -553,12 +658,17 @@ class Pool(Scheduler):
             self._num_formed += 1
             self._formed_as[home.index, iteration] = self._num_formed
             home.opens = self.step + self.stages
-            for sequence in yields:
-                self._join(sequence, home, sequence.target)
+            if not self.draft_length:
+                for sequence in yields:
+                    self._join(sequence, home, sequence.target)
             members = partial(home.members_at, iteration)
+        if verified:
+            contexts = [context for _, _, context in verified]
+            decodes, context, longest = len(contexts), sum(contexts), max(contexts)
+            members = partial(map, itemgetter(0), verified)
         return Batch(
             home.index, chunks, prefill_tokens, decodes, context, longest, 0, (), members, yields,
-            iteration,
+            iteration, verified,
         )  # fmt: skip
 
     def _split(self) -> Cohort:
@@ -576,12 +686,69 @@ class Pool(Scheduler):
                 self._move(sequence, rest)
         return ready
 
+    def _gather_drafts(self) -> None:
+        """Find the decodes that are possible now. One that is in flight is, where iterations are
+        formed ahead, as if all its drafts held, unless its next token may be the last."""
+        self._verifying = {}
+        for sequence in self.drafting:
+            if not sequence.hoped or (self.policy.ahead and self._goes_on(sequence)):
+                self._offer(sequence)
+
+    def _offer(self, sequence: Sequence) -> None:
+        """Note a decode with drafts as possible, unless the sequence is at its greatest length."""
+        tokens = min(1 + self.drafting[sequence], self.max_length - sequence.prefilled - 1)
+        if tokens > 0:
+            self._verifying[sequence] = tokens
+            self.num_decodes += 1
+            self.decode_blocks += self.needs(sequence, tokens)
+
+    def _goes_on(self, sequence: Sequence) -> bool:
+        """Whether a sequence has more tokens to come, if those in flight yield one."""
+        most = min(sequence.prompt_tokens + sequence.max_tokens, self.max_length)
+        return sequence.target + 1 < most
+
+    def _close_drafts(self, home: Cohort) -> tuple[tuple[Chunk, ...], tuple[Sequence, ...]]:
+        """The decodes of a home's next iteration, and those of them that end a padded prompt."""
+        verified: list[Chunk] = []
+        padded: list[Sequence] = []
+        slot, iteration = home.index, home.iteration
+        for sequence in [each for each in self.given if each in self._verifying]:
+            tokens = self.given.pop(sequence)
+            verified.append((sequence, tokens, sequence.prefilled))
+            sequence.prefilled += tokens
+            sequence.awaited += tokens
+            sequence.hoped += tokens
+            if sequence not in self.drafting:
+                self.drafting[sequence] = self.draft_length
+                padded.append(sequence)
+                role = RECOMPUTE if sequence.target > sequence.prompt_tokens else PREFILL
+                self._log(sequence, role, slot, iteration, iteration)
+                continue
+            if sequence._next_iteration != iteration or sequence._group < 0:
+                if sequence._group >= 0:
+                    self._log_part(sequence, DECODE)
+                sequence._group, sequence._span_first = slot, iteration
+            sequence._next_iteration = iteration + 1
+        return tuple(verified), tuple(padded)
+
     def _end(self, sequence: Sequence, cohort: Cohort, iteration: int) -> None:
         """Book the end of a sequence, whose last token ``iteration`` of ``cohort`` yielded."""
         self._finished += 1
+        if sequence.drafted:
+            self.events.extend((sequence.id, DRAFTED, sequence.drafted))
+            self.events.extend((sequence.id, ACCEPTED, sequence.accepted))
         if sequence not in self.running:  # preempted, with this token on its way
             self.num_unfinished -= 1
             self.waiting.remove(sequence)
+        elif sequence.cohort is None:
+            del self.drafting[sequence]
+            if sequence._group >= 0:
+                first, sequence._group = sequence._span_first, -1
+                self._log(sequence, DECODE, cohort.index, first, iteration)
+            known = sequence.known
+            if self.blocks.late:
+                known = min(sequence.prefilled, sequence.target) - 1
+            self._finish(sequence, sequence.held, known)
         elif sequence.cohort is cohort:
             # Later iterations that were already formed computed tokens in vain.
             known = sequence.offset + iteration + 1
@@ -596,7 +763,9 @@ class Pool(Scheduler):
     # ahead, a sequence may decode in several of them, and may have changed its slot meanwhile.
 
     def _free_cohort(self, taken: Cohort | None = None) -> Cohort:
-        """A slot with no members and nothing in flight."""
+        """A slot with no members and nothing in flight; with speculation there is one slot."""
+        if self.draft_length and self.cohorts:
+            return self.cohorts[0]
         for cohort in self.cohorts:
             if not cohort.members and not cohort.outstanding and cohort is not taken:
                 return cohort

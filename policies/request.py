@@ -125,6 +125,12 @@ class Sequence:
     stale: int = field(default=0, init=False)
     yielding: bool = field(default=False, init=False)
     held: int = field(default=0, init=False)
+    # Of its tokens, those whose blocks count as known; with drafts, the tokens in flight that it
+    # has yielded if every draft holds; and its drafted and accepted tokens so far.
+    known: int = field(default=0, init=False)
+    hoped: int = field(default=0, init=False)
+    drafted: int = field(default=0, init=False)
+    accepted: int = field(default=0, init=False)
     arrived: bool = field(default=False, init=False)
 
     def __post_init__(self) -> None:

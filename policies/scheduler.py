@@ -57,7 +57,7 @@ class Scheduler:
     ``spans``    the log of the iterations of each request: request, role, slot, first and last
                  iteration. The spans of one request are in order
     ``events``   the log of the cache: request, what happened (HIT, HIT_AGAIN, LOST or REMOTE), and
-                 the tokens
+                 the tokens; of speculation: request, DRAFTED or ACCEPTED, and the tokens
     ``kv_log``   blocks in use after each iteration was formed, with paged memory
     """
 
@@ -160,8 +160,14 @@ class Scheduler:
             done = max(cached, min(sequence.remote, target - 1))
         total = done + tokens
         known = total if total < target else target
-        self.blocks.take(sequence, total if total > hold else hold, hits, known)
+        whole = self.until(total)
+        self.blocks.take(sequence, whole if whole > hold else hold, hits, known)
         self._runs(sequence, cached, done)
+        sequence.known = known
+
+    def until(self, tokens: int) -> int:
+        """The tokens for which a sequence needs KV while its first ``tokens`` are computed."""
+        return tokens
 
     def _runs(self, sequence: Sequence, cached: int, done: int) -> None:
         """A sequence runs from now on: ``done`` tokens have KV, ``cached`` of them by the cache."""
@@ -207,10 +213,10 @@ class Scheduler:
                 self.spans.frombytes(span(sequence.id, role, slot, first, iteration))
         return tuple(chunks), prefill_tokens, tuple(yields)
 
-    def _log_part(self, sequence: Sequence) -> None:
-        """Log a span of chunks that ended with no token."""
+    def _log_part(self, sequence: Sequence, role: int = PART) -> None:
+        """Log a span of chunks that ended with no token, or of decodes with drafts."""
         first, last = sequence._span_first, sequence._next_iteration - 1
-        self._log(sequence, PART, sequence._group, first, last)
+        self._log(sequence, role, sequence._group, first, last)
         sequence._group = -1
 
     def _log(self, sequence: Sequence, role: int, slot: int, first: int, last: int) -> None:

@@ -66,6 +66,7 @@ class Sglang:
     """
 
     pooled = True
+    speculates = True
     drops = True
     cached_blocks = RadixBlocks
     memory_share = "mem_fraction_static"
@@ -353,7 +354,7 @@ class Sglang:
         if pool.num_decodes < state["decoding"]:
             state.update(decoding=pool.num_decodes, full=False)
         if fits and pool.num_decodes:
-            blocks.reserve(pool.num_decodes)
+            blocks.reserve(max(pool.num_decodes, pool.decode_blocks))  # (more only with drafts)
             pool.decodes_all()
 
     def _retract(self, pool: Pool) -> None:

@@ -44,6 +44,7 @@ class Trtllm:
     """
 
     pooled = True
+    speculates = True
     memory_share = "free_gpu_memory_fraction"
 
     def __init__(
@@ -147,13 +148,16 @@ class Trtllm:
         return found
 
     def _serve_decodes(self, pool: Pool) -> int:
-        """Returns how many decode."""
-        if pool.num_decodes <= self.max_num_batched_tokens:
+        """Returns the tokens that the decodes process."""
+        left = self.max_num_batched_tokens
+        if pool.decode_tokens <= left:
             return pool.decodes_all() if pool.num_decodes else 0
-        decoding = (each for each in pool.eligible() if each not in pool.partials)
-        for sequence in islice(decoding, self.max_num_batched_tokens):
-            pool.run(sequence, 1)
-        return self.max_num_batched_tokens
+        for sequence in [each for each in pool.eligible() if each not in pool.partials]:
+            if (tokens := pool.remaining(sequence)) > left:
+                break
+            pool.run(sequence, tokens)
+            left -= tokens
+        return self.max_num_batched_tokens - left
 
     def _cut(self, contexts: list[Context], left: int, unit: int) -> list[Context]:
         """The contexts, cut to the tokens that each may process now, at most ``left`` in all."""
@@ -181,7 +185,8 @@ class Trtllm:
 
 def _all_blocks(pool: Pool, sequence: Sequence) -> int:
     """The blocks of a sequence at its largest length."""
-    return pool.blocks.blocks(sequence.prompt_tokens + sequence.max_tokens)
+    most = sequence.prompt_tokens + sequence.max_tokens + pool.draft_length
+    return pool.blocks.blocks(most)
 
 
 def _serve_contexts(pool: Pool, contexts: list[Context]) -> None:

@@ -33,6 +33,8 @@ class Vllm:
     """
 
     pooled = True
+    speculates = True
+    looks_ahead = True  # its drafter needs KV beyond the tokens computed
     load_kv_async = True
     """Whether KV that is computed elsewhere takes time to arrive. Else it is there at once."""
 
@@ -82,7 +84,8 @@ class Vllm:
             most = self._longest_prefill(running + waiting)
         preempted = False
         decodes = pool.num_decodes
-        if pool.partials or decodes > budget or pool.decode_blocks > pool.blocks.free:
+        drafting = pool.drafting  # (looked up once)
+        if pool.partials or drafting or decodes > budget or pool.decode_blocks > pool.blocks.free:
             budget, preempted = self._serve_running(pool, most)
         elif decodes:  # the common case: all running requests decode, and there are free blocks
             budget -= pool.decodes_all()
@@ -106,10 +109,11 @@ class Vllm:
         """Serve running requests; returns the rest of the budget, and whether one was preempted."""
         budget, preempted = self.max_num_batched_tokens, False
         decodes = pool.num_decodes
-        if (
+        if not pool.drafting and (
             # Prompts are not cut short, so the only unfinished prompt was admitted last.
-            decodes <= budget and not self.long_prefill_token_threshold and self.order is None
-        ) or self._order_is_irrelevant(pool, most):
+            (decodes <= budget and not self.long_prefill_token_threshold and self.order is None)
+            or self._order_is_irrelevant(pool, most)
+        ):
             while pool.decode_blocks > pool.blocks.free:
                 pool.preempt(pool.newest())
                 preempted = True
@@ -169,12 +173,19 @@ class Vllm:
         """
         blocks = pool.blocks
         reserve = int(self.watermark * blocks.num_blocks)
+        given = pool.given  # a decode is padded beside others, but not beside prompts
+        padded = pool.draft_length and not any(each in pool.partials for each in given)
+        beside = bool(given)
+        unfinished = [*pool.partials, *pool.loading] if pool.remote else []
+        drafts = 1 + pool.draft_length + pool.lookahead if pool.draft_length else 0
         for sequence in self.in_turn(pool):
             if len(pool.running) >= self.max_num_seqs:
                 return True
             if not budget:
                 return False
             hits = () if sequence.arrived else blocks.lookup(sequence)
+            if pool.lookahead:  # the drafter needs the tokens before the next one computed
+                hits = hits[:-1]
             done = len(hits) * blocks.block_size
             loads = False
             if sequence.remote > done and sequence.order < 0:
@@ -183,6 +194,15 @@ class Vllm:
                 loads = self.load_kv_async and not sequence.arrived
                 done = sequence.remote if loads else min(sequence.remote, sequence.target - 1)
             tokens = 0 if loads else sequence.target - done
+            if (
+                padded
+                and tokens == 1
+                and (beside or done)
+                and done + 2 + pool.draft_length <= pool.max_length
+            ):
+                tokens += pool.draft_length
+                if tokens > budget:
+                    return False
             if tokens > most:
                 tokens = most
             if tokens > budget:
@@ -190,16 +210,22 @@ class Vllm:
                     return False
                 tokens = budget
             free = blocks.free - (reserve if pool.running else 0)
-            whole = sequence.target if self.scheduler_reserve_full_isl else done + tokens
+            whole = done if loads else pool.until(done + tokens)
+            if self.scheduler_reserve_full_isl and sequence.target > whole:
+                whole = sequence.target
             if blocks.need(sequence, whole, hits) > free:
                 return self.scheduler_reserve_full_isl
             if loads:
-                promised = sum(blocks.need(s, s.target) for s in (*pool.partials, *pool.loading))
+                promised = blocks.blocks(drafts)
+                promised += sum(blocks.need(each, each.target + drafts) for each in unfinished)
                 if blocks.need(sequence, done, hits) > free - promised:
                     return self.scheduler_reserve_full_isl
                 pool.reserve(sequence, hits)
+                unfinished.append(sequence)
                 continue
             pool.admit(sequence, tokens, hits)
+            if pool.remote and done + tokens < sequence.target:
+                unfinished.append(sequence)
             budget -= tokens
         return True
 

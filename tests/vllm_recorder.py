@@ -64,6 +64,25 @@ class Settings:
     mode: str | None = None
     transfer: float = 0.0
 
+    @property
+    def log_mode(self) -> str | None:
+        """The log's mode (``decision_log.py``)."""
+        return self.mode
+
+
+@dataclass(frozen=True)
+class Drafting(Settings):
+    """With ``k`` drafts for a decode, of which each holds with probability ``accept``, and
+    ``lookahead`` tokens for which the drafter needs KV: k for MTP and EAGLE, none for n-grams."""
+
+    k: int = 3
+    accept: float = 0.7
+    lookahead: int = 0
+
+    @property
+    def log_mode(self) -> str | None:
+        return f"{self.mode or ''} spec".strip()
+
 
 FEW = Settings(num_blocks=30, requests=36, per_second=150.0, longest_output=60)
 SHIPPED = {
@@ -79,6 +98,15 @@ SHIPPED = {
     ),
     "watermark": replace(FEW, watermark=0.1, reserve_full_isl=False),
     "not_chunked": Settings(chunked=False, max_num_batched_tokens=1024, max_num_seqs=8),
+    "drafts": Drafting(num_blocks=32, requests=36, per_second=150.0, longest_output=60),
+    "drafts_async": Drafting(
+        num_blocks=80, block_size=8, requests=36, per_second=150.0, longest_output=60, caching=True,
+        share=0.6, async_sched=True, eos=True, lookahead=3,
+    ),
+    "drafts_cached": Drafting(
+        num_blocks=80, block_size=8, requests=36, per_second=150.0, longest_output=60, caching=True,
+        share=0.8, k=5, policy="priority", max_num_batched_tokens=64,
+    ),
     "pd": replace(FEW, mode="pd", transfer=0.05, longest_output=90),
     "pd_shared_prefixes": replace(
         FEW, mode="pd", transfer=0.02, caching=True, share=0.7, watermark=0.05, num_blocks=56,
@@ -87,6 +115,10 @@ SHIPPED = {
     # (No shared prefixes, no prompts of one token: this connector fills each request once; if there
     # was nothing to fill at first, then after a preemption.)
     "decode_bench": replace(FEW, mode="decode_bench", caching=True, threshold=40),
+    "drafts_pd": Drafting(
+        num_blocks=72, block_size=8, requests=36, per_second=150.0, longest_output=60, caching=True,
+        share=0.6, longest_prompt=150, mode="pd", transfer=0.03, lookahead=3,
+    ),
 }  # fmt: skip
 CONNECTORS = {
     "pd": {
@@ -108,7 +140,7 @@ def random_settings(draw: random.Random) -> Settings:
     sequences = draw.choice([3, 8, 24])
     caching = draw.random() < 0.5
     most = length + 130 + output + 20  # prompts behind a shared prefix are longer
-    return Settings(
+    found = Settings(
         block_size=block_size,
         num_blocks=2 + int(most / block_size * draw.choice([1.05, 1.3, 2.2, 6.0])),
         max_num_seqs=sequences,
@@ -133,6 +165,11 @@ def random_settings(draw: random.Random) -> Settings:
         mode=mode if mode in CONNECTORS else None,
         transfer=draw.choice([0.003, 0.03, 0.2]),
     )
+    if mode in ("sync", "async", "pd") and draw.random() < 0.5:
+        k = draw.choice([1, 2, 5])
+        found = Drafting(**asdict(found), k=k, accept=0.6, lookahead=draw.choice([0, k]))
+        return replace(found, num_blocks=found.num_blocks + 2 * k)
+    return found
 
 
 def workload(settings: Settings, seed: int) -> list[list[Any]]:
@@ -175,13 +212,21 @@ def build_scheduler(settings: Settings, model: Path) -> tuple[Any, int]:
     cache = c.CacheConfig(
         block_size=settings.block_size, enable_prefix_caching=settings.caching, cache_dtype="auto"
     )
+    target = c.ModelConfig(
+        model=str(model), skip_tokenizer_init=True, dtype="float32",
+        max_model_len=settings.max_model_len,
+    )  # fmt: skip
+    parallel, drafts = c.ParallelConfig(pipeline_parallel_size=settings.pp), None
+    if isinstance(settings, Drafting):
+        drafts = c.SpeculativeConfig(
+            method="ngram", num_speculative_tokens=settings.k, prompt_lookup_max=3,
+            prompt_lookup_min=2, target_model_config=target, target_parallel_config=parallel,
+        )  # fmt: skip
     whole = c.VllmConfig(
-        model_config=c.ModelConfig(
-            model=str(model), skip_tokenizer_init=True, dtype="float32",
-            max_model_len=settings.max_model_len,
-        ),
+        model_config=target,
         cache_config=cache,
-        parallel_config=c.ParallelConfig(pipeline_parallel_size=settings.pp),
+        parallel_config=parallel,
+        speculative_config=drafts,
         device_config=c.DeviceConfig("cpu"),
         scheduler_config=c.SchedulerConfig(
             max_num_seqs=settings.max_num_seqs,
@@ -216,6 +261,13 @@ def build_scheduler(settings: Settings, model: Path) -> tuple[Any, int]:
         log_stats=False,
     )
     scheduler.use_v2_model_runner = settings.v2
+    if isinstance(settings, Drafting) and settings.lookahead:  # as EAGLE, which needs its weights
+        scheduler.num_lookahead_tokens = settings.lookahead
+        step = 1 + settings.k + settings.lookahead
+        scheduler._spec_decode_step_blocks = -(-step // settings.block_size)
+        scheduler.kv_cache_manager.coordinator.eagle_group_ids = {0}
+    if isinstance(settings, Drafting):
+        return scheduler, 1 + settings.async_sched
     if settings.v2 and settings.async_sched:
         return scheduler, settings.pp + 1
     return scheduler, whole.max_concurrent_batches
@@ -247,8 +299,8 @@ class Recording:
         # When the KV of each prompt is there, and whose was said to be.
         self.coming_kv: dict[str, float] = {}
         self.received: set[str] = set()
-        self.draw = random.Random(len(rows))
         self.events: list[list[Any]] = []
+        self.draw = random.Random(len(rows))
 
     def run(self) -> None:
         """Serve every request."""
@@ -285,13 +337,14 @@ class Recording:
         computed |= dict(zip(again.req_ids, again.num_computed_tokens, strict=True))
         given = output.num_scheduled_tokens
         holding = list(scheduler.kv_holding_waiting)
-        drafts, held = ([0], [len(holding)]) if self.settings.mode else ([], [])
+        more = self.settings.log_mode is not None
+        drafts = {id: len(each) for id, each in output.scheduled_spec_decode_tokens.items()}
         self.events.append([
             "schedule", self.steps,
-            [[int(id), computed[id], n, *drafts] for id, n in given.items()],
+            [[int(id), computed[id], n, *[drafts.get(id, 0)] * more] for id, n in given.items()],
             sorted(map(int, output.preempted_req_ids or ())),
             scheduler.kv_cache_manager.block_pool.get_num_free_blocks(),
-            len(scheduler.running), len(scheduler.waiting), *held,
+            len(scheduler.running), len(scheduler.waiting), *[len(holding)] * more,
         ])  # fmt: skip
         for request in holding:
             if request.status.name == "WAITING_FOR_REMOTE_KVS":
@@ -320,11 +373,17 @@ class Recording:
         done, step, output, yields = self.flight.popleft()
         self.now = max(self.now, done)
         sampled: dict[str, list[int]] = {id: [] for id in output.num_scheduled_tokens}
+        drafts = {id: len(each) for id, each in output.scheduled_spec_decode_tokens.items()}
         for id in yields:
             row = self.rows[int(id)]
-            self.yielded[int(id)] += 1
-            last = len(row) > 7 and self.yielded[int(id)] == row[3]
-            sampled[id] = [EOS if last else 3 + (int(id) * 101 + self.yielded[int(id)]) % 30_000]
+            for draft in range(1 + drafts.get(id, 0)):
+                if draft and self.draw.random() >= self.settings.accept:
+                    break
+                self.yielded[int(id)] += 1
+                last = len(row) > 7 and self.yielded[int(id)] == row[3]
+                token = EOS if last else 3 + (int(id) * 101 + self.yielded[int(id)]) % 30_000
+                sampled[id].append(token)
+        told = {int(id): len(each) for id, each in sampled.items() if len(each) != 1}
         before = set(self.scheduler.requests)
         index = {id: place for place, id in enumerate(sampled)}
         result = ModelRunnerOutput(list(sampled), index, list(sampled.values()))
@@ -334,11 +393,22 @@ class Recording:
         self.scheduler.update_from_output(output, result)
         ended = before - set(self.scheduler.requests)
         self.events.append(["return", step, sorted(map(int, ended))])
-        if self.settings.mode:
-            self.events[-1].append({id: 0 for id, tokens in sampled.items() if not tokens})
+        if self.settings.log_mode is not None:
+            self.events[-1].append(told)
         if there:
             self.received |= there
             self.events.append(["recv", sorted(map(int, there))])
+        if isinstance(self.settings, Drafting) and not self.settings.async_sched:
+            # (Else every decode is given k.)
+            self._propose([id for id in yields if id in self.scheduler.requests])
+
+    def _propose(self, ids: list[str]) -> None:
+        """Hand over drafts for these requests' next decodes."""
+        from vllm.v1.outputs import DraftTokenIds
+
+        counts = [self.draw.randint(0, self.settings.k) for _ in ids]
+        self.scheduler.update_draft_token_ids(DraftTokenIds(ids, [[5] * n for n in counts]))
+        self.events.append(["drafts", dict(zip(map(int, ids), counts, strict=True))])
 
 
 def write(
@@ -355,7 +425,8 @@ def write(
         made.run()
     depth = {"depth": made.depth} if hasattr(made, "depth") else {}
     config = asdict(settings)
-    if mode := config.pop("mode", None):
+    config.pop("mode", None)
+    if mode := getattr(settings, "log_mode", None):
         header["mode"] = mode
     header = {"format": 1, **header, **depth, "config": config, "requests": rows}
     lines = [json.dumps(line, separators=(",", ":")) for line in (header, *made.events)]

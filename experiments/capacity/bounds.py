@@ -41,6 +41,7 @@ class Bounds:
     of chunks that alone take longer. Latencies are bounded by the latency of a single request.
     With data-parallel attention the experts take no time, as all ranks share it. Remote prompt
     tokens cost nothing, but take memory. Deployments with the same op times share their attention.
+    Of speculation all drafts hold, and cost nothing.
     """
 
     def __init__(self, deployment: Deployment) -> None:
@@ -55,7 +56,10 @@ class Bounds:
         here = np.array([one.prompt_tokens - one.remote_tokens for one in requests], np.float64)
         self.new_tokens = np.minimum(own, here)
         self.prompt = self.new_tokens[each]
-        self.output = np.array([request.output_tokens for request in sample], np.float64)
+        spec = deployment.scenario.speculation
+        self.per_decode = 1 if spec is None else 1 + spec.draft_length
+        tokens = np.array([request.output_tokens for request in sample], np.float64)
+        self.output = 1 + (tokens - 1) / self.per_decode  # iterations that yield some
         held = np.array([request.prompt_tokens for request in sample], np.float64)
         self.sequences = deployment.scenario.batching.max_batch or 1
         chunking = chunking_of(deployment.scenario.policy.build())
@@ -63,8 +67,8 @@ class Bounds:
         self.chunk = chunking.tokens if chunking else longest
         rows = (chunking.rows if chunking else longest) + self.sequences
         self.sizes = np.unique(np.geomspace(1, rows, 160).astype(np.int64))
-        self.context = float((held + self.output / 2).mean())
-        self.own_context = float((own[each] + self.output / 2).mean())
+        self.context = float((held + tokens / 2).mean())
+        self.own_context = float((own[each] + tokens / 2).mean())
         self.linear = _layer(self.cost, self.sizes)
         scale = self.cost.layer.scale
         self.decode = scale * _decodes(self.deployment.ops, self.context)
@@ -73,7 +77,7 @@ class Bounds:
     def token_s(self) -> float:
         """The least time per token of a single request."""
         layers = sum(self.layers) * (self.linear[0] + self.decode[0])
-        return float(layers + self._edges(np.ones(1))[0])
+        return float(layers + self._edges(np.ones(1))[0]) / self.per_decode
 
     def _edges(self, rows: Floats) -> Floats:
         """The time of an iteration outside its layers: the LM head, the host, the links."""
@@ -110,7 +114,8 @@ class Bounds:
             if metric not in _TOKENS:
                 continue
             # The rest of the tokens may be in batches of any size.
-            found.append(self.requests_per_s(self._largest_batch(limit)) / (1 - share))
+            most = self._largest_batch(limit * self.per_decode)
+            found.append(self.requests_per_s(most) / (1 - share))
             if metric != "tpot_s" and share:
                 found.append(self._slow_chunks(limit, share))
         return min(found)

@@ -11,6 +11,7 @@ Workers of two pools send the KV cache by NIXL, behind a router that takes turns
 
 from __future__ import annotations
 
+import json
 import shlex
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
@@ -25,6 +26,8 @@ from sarathi_sim.profiler.storage.files import user_path
 from sarathi_sim.profiler.storage.plain_yaml import dump_yaml
 
 Settings = Mapping[str, Any]
+#: Drafters that are part of the model, or no model: no other checkpoint is loaded.
+_OWN_DRAFTERS = ("mtp", "ngram")
 
 
 @dataclass(frozen=True)
@@ -84,6 +87,26 @@ def _of_trtllm(settings: Settings) -> dict[str, Any]:
             "free_gpu_memory_fraction": settings["memory_share"],
         },
         **stages,
+        **({"speculative_config": spec["trtllm"]} if (spec := settings["speculation"]) else {}),
+    }
+
+
+def _speculation(scenario: Scenario) -> dict[str, Any]:
+    """What the engines' options say of the speculation; empty without."""
+    spec = scenario.speculation
+    if spec is None:
+        return {}
+    length, mtp = spec.draft_length, spec.method == "mtp"
+    vllm = {"method": spec.method, "num_speculative_tokens": length}
+    return {
+        "vllm": shlex.quote(json.dumps(vllm)),
+        "algorithm": "EAGLE" if mtp else "NGRAM",  # SGLang drafts with a model's MTP by EAGLE
+        "steps": length if mtp else None,
+        "topk": 1 if mtp else None,
+        "tokens": length + 1,
+        "trtllm": {"decoding_type": "MTP", "num_nextn_predict_layers": length}
+        if mtp
+        else {"decoding_type": "NGram", "max_draft_len": length},
     }
 
 
@@ -102,6 +125,7 @@ _SERVERS = {
             "--gpu-memory-utilization": "memory_share",
             "--block-size": "kv_cache.block_size",
             "--enable-prefix-caching": "kv_cache.prefix_caching",
+            "--speculative-config": "speculation.vllm",
         },
         "--trust-remote-code",
         {"bf16": "bfloat16", "fp8": "fp8"},
@@ -124,6 +148,10 @@ _SERVERS = {
             "--mem-fraction-static": "memory_share",
             "--page-size": "kv_cache.block_size",
             "--disable-radix-cache": "no_prefix_caching",
+            "--speculative-algorithm": "speculation.algorithm",
+            "--speculative-num-steps": "speculation.steps",
+            "--speculative-eagle-topk": "speculation.topk",
+            "--speculative-num-draft-tokens": "speculation.tokens",
         },
         "--trust-remote-code",
         {"bf16": "bf16", "fp8": "fp8_e4m3"},
@@ -291,6 +319,8 @@ def _launch(server: _ServerCommand, scenario: Scenario) -> Launch:
     if server.ranks_of_one and scenario.cluster.dp > 1 and scenario.cluster.tp > 1:
         said = f"ranks of {scenario.policy.name} have one GPU each, not cluster.tp"
         return Launch(None, f"no launch file: {said} {scenario.cluster.tp}")
+    if (spec := scenario.speculation) is not None and spec.method not in _OWN_DRAFTERS:
+        return Launch(None, f"no launch file: it needs the checkpoint of a drafter ({spec.method})")
     known = _known(scenario.model)
     if server.follows_kv and kv == "bf16":
         known = [one for one in known if one.kv_cache_dtype == kv]
@@ -329,7 +359,11 @@ def _command(
         "dp": ranks,
         "dp_attention": ranks is not None,
         "no_prefix_caching": not cache.prefix_caching,
+<<<<<<< HEAD
         "custom_code": checkpoint.custom_code,
+=======
+        "speculation": _speculation(scenario),
+>>>>>>> all
     }
     words = [server.program.format(model=shlex.quote(checkpoint.name))]
     words += [server.trust] if checkpoint.custom_code and server.trust else []

@@ -6,12 +6,18 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass, field, fields, replace
 from functools import cached_property
+from hashlib import sha256
 from typing import Any, Literal
 
 import numpy as np
 
 from sarathi_sim.experiments.config.base import Source
 from sarathi_sim.experiments.config.calibration import calibration_of
+from sarathi_sim.experiments.config.drafts import (
+    acceptance_of,
+    check_speculation,
+    speculation_note,
+)
 from sarathi_sim.experiments.config.errors import ConfigError
 from sarathi_sim.experiments.config.inputs import (
     device_of,
@@ -34,6 +40,7 @@ from sarathi_sim.experiments.config.two_pools import (
     transfers_of,
 )
 from sarathi_sim.experiments.config.workload import ZipfLengths
+from sarathi_sim.policies.endings import OutputLengths
 from sarathi_sim.policies.kv import Blocks
 from sarathi_sim.policies.micro_batches import MicroBatches
 from sarathi_sim.policies.policy import (
@@ -41,6 +48,7 @@ from sarathi_sim.policies.policy import (
     cached_blocks_of,
     chunking_of,
     is_pooled,
+    looks_ahead,
     memory_share_of,
     of_micro_batches,
     refusal_of,
@@ -49,6 +57,7 @@ from sarathi_sim.policies.pool import Pool, PoolPolicy
 from sarathi_sim.policies.request import Request, Sequence
 from sarathi_sim.policies.scheduler import Scheduler
 from sarathi_sim.profiler.facts.device import DeviceSpec
+from sarathi_sim.profiler.facts.drafters import drafter_of
 from sarathi_sim.profiler.facts.formats import NumberBytes
 from sarathi_sim.profiler.facts.model import ModelSpec
 from sarathi_sim.profiler.physics.shard_times import DOUBT
@@ -72,9 +81,15 @@ from sarathi_sim.simulator.loop.replica import Predictor
 from sarathi_sim.simulator.loop.simulation import simulate_workers
 from sarathi_sim.simulator.loop.switches import EngineSwitches, Switches
 from sarathi_sim.simulator.op_times.group_times import GroupPredictor, beside_experts
-from sarathi_sim.simulator.op_times.iteration import HostTime
+from sarathi_sim.simulator.op_times.iteration import NO_HOST, HostTime
 from sarathi_sim.simulator.op_times.op_times import OpTimes
-from sarathi_sim.simulator.op_times.predictor import CHUNK_BLOCK, BundlePredictor, TableSizes
+from sarathi_sim.simulator.op_times.predictor import (
+    CHUNK_BLOCK,
+    BundlePredictor,
+    Drafter,
+    OfEach,
+    TableSizes,
+)
 from sarathi_sim.simulator.views.metrics import Analysis, Hardware
 
 
@@ -84,7 +99,8 @@ class Deployment:
 
     ``scenario`` is the resolved scenario: running it again gives the same result. ``notes`` are
     messages for the user. ``bundle_sha256`` identifies the content of the profile bundle.
-    ``memory`` is the breakdown of a GPU's memory, with a paged KV cache.
+    ``memory`` is the breakdown of a GPU's memory, with a paged KV cache. ``drafter`` are the op
+    times of the drafter's layers, with speculation by one.
     """
 
     scenario: Scenario
@@ -97,6 +113,7 @@ class Deployment:
     bundle_sha256: str
     notes: tuple[str, ...] = ()
     memory: EngineMemory | None = None
+    drafter: OpTimes | None = None
 
     @property
     def scope(self) -> Literal["intra_node", "inter_node"]:
@@ -149,7 +166,11 @@ class Deployment:
         count = count or cluster.replicas * cluster.dp
         assert batching.max_batch and batching.max_in_flight and cluster.max_length
         if self.scenario.kv_cache is not None:
-            return [*pools_of(self.scenario, cluster.max_length, self.requests, count)]
+            pools = pools_of(self.scenario, cluster.max_length, self.requests, count)
+            if self.scenario.speculation is not None:
+                for pool in pools:
+                    pool.endings = OutputLengths(acceptance_of(self.scenario, self.model))
+            return [*pools]
         return [
             MicroBatches(
                 of_micro_batches(self.scenario.policy.build()),
@@ -240,15 +261,33 @@ class Deployment:
     @cached_property
     def predictor(self) -> BundlePredictor:
         """Times of this deployment's batches; of a rank's, as if no other had one."""
-        return self._predictor(self.ops, host_of(self.scenario.engine))
+        drafter = None
+        if self.drafter is not None:
+            drafter = self._drafter(self._predictor(self.drafter).of_each)
+        return self._predictor(self.ops, host_of(self.scenario.engine), drafter)
 
     @cached_property
     def step_predictor(self) -> GroupPredictor:
         """Times of the steps of this deployment's ranks."""
-        host = replace(host_of(self.scenario.engine), launch_layer_s=0.0)
-        return GroupPredictor(self.predictor.cost, self._predictor(beside_experts(self.ops), host))
+        host, drafter = host_of(self.scenario.engine), None
+        if self.drafter is not None:
+            drafter = self._drafter(self._of_steps(self.drafter, NO_HOST).of_each)
+        return self._of_steps(self.ops, host, drafter)
 
-    def _predictor(self, ops: OpTimes, host: HostTime) -> BundlePredictor:
+    def _of_steps(
+        self, ops: OpTimes, host: HostTime, drafter: Drafter | None = None
+    ) -> GroupPredictor:
+        alone = self._predictor(beside_experts(ops), replace(host, launch_layer_s=0.0))
+        return GroupPredictor(self._predictor(ops, host).cost, alone, drafter)
+
+    def _drafter(self, of_each: OfEach) -> Drafter:
+        spec = self.scenario.speculation
+        assert self.drafter is not None and spec is not None
+        return Drafter(of_each, self.drafter.model.num_layers, spec.draft_length)
+
+    def _predictor(
+        self, ops: OpTimes, host: HostTime = NO_HOST, drafter: Drafter | None = None
+    ) -> BundlePredictor:
         scenario, sizes = self.scenario, self.table_sizes
         return BundlePredictor(
             ops,
@@ -261,6 +300,7 @@ class Deployment:
             include_head=scenario.engine.lm_head,
             layer_time=scenario.engine.layer_time,
             host=host,
+            drafter=drafter,
         )
 
     def workers(self, predictor: Predictor | StepPredictor | None = None) -> Replicas:
@@ -375,6 +415,7 @@ def deploy(
     scenario = scenario.having("cluster", max_length=max_length, layers_per_stage=list(layers))
     numbers = number_bytes_of(scenario, model, device, source)
     check_policy(scenario, source)
+    check_speculation(scenario, model, source)
     # 2. The requests.
     check_memory(workload_needs(scenario), scenario, source)
     requests = requests_of(scenario, max_length, source)
@@ -385,12 +426,22 @@ def deploy(
         sizes = np.array([(r.prompt_tokens, r.output_tokens) for r in requests], dtype=float)
         prompt, output = sizes.reshape(-1, 2).T
         kept = kept_share(model, prompt, output, scenario.cluster.tp, numbers)
-    room = _room(scenario, model, device, numbers, kept, source)
+    spec = scenario.speculation
+    drafter = drafter_of(model, spec.method) if spec is not None else None
+    room = _room(scenario, model, device, numbers, kept, drafter, source)
     if room.kv_cache is not None:
         _refuse_as_engine(scenario, room.kv_cache, requests, remote, source)
         requests = with_own_prompts(requests) if room.kv_cache.prompts_cached else requests
     # 4. The times of its ops and of its host.
     ops, digest = op_times_of(scenario, model, device, source)
+    drafting = None
+    if drafter is not None:
+        shipped = scenario.model_copy(update={"profiles": None})
+        drafting, of_drafter = op_times_of(shipped, drafter, device, source)
+        digest += of_drafter
+    if spec is not None:  # what was published may change, too
+        known = f"{digest} {acceptance_of(scenario, model).held}"
+        digest = sha256(known.encode()).hexdigest()
     engine, said = with_host_time(scenario, model, requests, calibration_of(scenario, source))
     limits = {
         f"the context of {model.name}": model.max_position_embeddings,
@@ -401,11 +452,13 @@ def deploy(
     caching = room.kv_cache is not None and bool(room.kv_cache.prefix_caching)
     holder = "replica" if scenario.cluster.dp == 1 else "rank"
     notes[:0] = [*_notes(max_length, limits, ops, kept, memory, caching, holder), *said]
+    if spec is not None:
+        notes.append(speculation_note(scenario, model))
     # 5. The deployment. This machine must be able to simulate it, and it must serve a request.
     scenario = scenario.having("batching", max_batch=room.max_batch, max_in_flight=room.in_flight)
     scenario = scenario.model_copy(update={"engine": engine, "kv_cache": room.kv_cache})
     inputs = (model, device, layers, room.tokens, requests, ops, digest)
-    found = Deployment(scenario, *inputs, tuple(notes), room.memory)
+    found = Deployment(scenario, *inputs, tuple(notes), room.memory, drafting)
     check_memory(found.memory_needs, scenario, source)
     _refuse_if_nothing_fits(found, source)
     return found
@@ -563,9 +616,11 @@ def _room(
     device: DeviceSpec,
     numbers: NumberBytes,
     kept: float,
+    drafter: ModelSpec | None,
     source: Source,
 ) -> Room:
-    """The capacity of a replica whose cache keeps a share ``kept`` of the tokens. Raises
+    """The capacity of a replica whose cache keeps a share ``kept`` of the tokens, and all of those
+    of a ``drafter``. Raises
     ConfigError if the weights, a request, or the configured batch or blocks do not fit."""
     cluster, policy, cache = scenario.cluster, scenario.policy.build(), scenario.kv_cache
     layers, max_length = cluster.layers_per_stage, cluster.max_length
@@ -584,7 +639,7 @@ def _room(
             cache.non_torch_bytes,
             cache.cuda_graph_bytes,
         )
-        memory = engine_memory(*on, cache.block_size, setting, share, step, numbers, kept)
+        memory = engine_memory(*on, cache.block_size, setting, share, step, numbers, kept, drafter)
         blocks = cache.num_blocks or memory.num_blocks
         max_batch(max(blocks, memory.num_blocks) * cache.block_size, max_length)
     except CapacityError as error:
@@ -691,7 +746,12 @@ def pool_settings(scenario: Scenario, policy: PoolPolicy, max_length: int) -> di
     policy forms iterations ahead."""
     pp = scenario.cluster.pp
     depth = scenario.batching.max_in_flight or pp + policy.ahead
-    return {"max_in_flight": depth, "max_length": max_length, "stages": pp}
+    found = {"max_in_flight": depth, "max_length": max_length, "stages": pp}
+    if (spec := scenario.speculation) is not None:
+        found["draft_length"] = spec.draft_length
+        ahead = looks_ahead(policy) and spec.method != "ngram"
+        found["lookahead"] = spec.draft_length if ahead else 0
+    return found
 
 
 def pools_of(

@@ -231,6 +231,26 @@ class Engine(Strict, EngineSwitches):  # type: ignore[misc]  # both are frozen
     )
 
 
+class Speculation(Strict):
+    """Speculative decoding: a drafter proposes ``draft_length`` tokens for each decode, which
+    verifies them at once.
+
+    ``mtp`` drafts with a layer like the model's own, ``eagle3`` with one dense layer; ``ngram``
+    looks drafts up, in no time on the GPU. ``acceptance`` says how many hold: the mean tokens of a
+    decode, its own included (each draft then holds with one probability, given those before it); or
+    for each position the probability that it holds, given those before; or the published mean of
+    the model (``golden``: with thinking on). Policies vllm, sglang and trtllm, with one stage.
+    """
+
+    method: Literal["mtp", "eagle3", "ngram"] = key("drafter")
+    draft_length: Annotated[int, Field(ge=1, le=16)] = key("draft length", short="K", default=3)
+    acceptance: (
+        Literal["golden", "golden_thinking_off"]
+        | Annotated[float, Field(ge=1, le=17)]
+        | list[Annotated[float, Field(ge=0, le=1)]]
+    ) = key("acceptance", default="golden")
+
+
 class Transfers(Strict):
     """How requests go from prefill workers to decode workers (docs/pools.md).
 
@@ -299,6 +319,7 @@ class Scenario(Strict):
     batching: Batching = key("batching", default=Batching())
     kv_cache: KvCache | None = key("KV cache", default=None)
     engine: Engine = key("engine", default=Engine())
+    speculation: Speculation | None = key("speculative decoding", default=None)
     disaggregation: Disaggregation | None = key("prefill and decode pools", default=None)
 
     def having(self, section: str, **values: Any) -> Scenario:

@@ -60,6 +60,8 @@ def pool_of(scenario: Scenario, pool: str, source: Source) -> tuple[Scenario, Po
     assert given is not None
     own: dict[str, Any] = getattr(given, pool)
     usual = scenario.model_dump(exclude={"disaggregation"})
+    if pool == "prefill":  # its requests end with their first token
+        usual["speculation"] = None
     where = PoolSource(source.file, source.scenario, usual, source.assigned, pool, own, source)
     for key in SHARED:
         if key in own:
@@ -78,7 +80,10 @@ def check_pools(scenario: Scenario, source: Source) -> None:
         if name not in HANDOVERS:
             problem = f"knows no KV from elsewhere; with two pools one of {', '.join(HANDOVERS)}"
             raise where.error("policy.name", name, problem)
-    (prefill, _), (decode, where) = found
+    (prefill, at_first), (decode, where) = found
+    if prefill.speculation is not None:
+        problem = "must be left out: requests end with their first token there"
+        raise at_first.error("speculation", prefill.speculation.method, problem)
     check_alike("policy.name", decode.policy.name, prefill.policy.name, where)
     if decode.kv_cache is not None and decode.kv_cache.prompts_cached:
         problem = "must be false: the prefill pool computes the prompts"

@@ -157,7 +157,7 @@ def memory_curves(log: ReplicaLog) -> MemoryCurves:
     columns = log.iterations
     return (
         _means(log, 100 * log.pool.kv_tokens / log.kv_capacity),
-        _means(log, columns["prefill_tokens"] + columns["decodes"]),
+        _means(log, columns["prefill_tokens"] + columns["decodes"] + columns["drafts"]),
         _means(log, columns["chunks"] + columns["decodes"]),
     )
 

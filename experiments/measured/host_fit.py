@@ -43,11 +43,15 @@ PRIOR_ROWS = 2
 """So many rows weighs what was measured elsewhere, in each fit."""
 FRONTEND_S = 0.01
 """What a frontend takes of a request, before any row is seen: assumed."""
+MOST_HANDSHAKE_S = 0.5
+"""The most that a request takes before its prefill in SGLang's pools, whose workers shake hands
+first (docs/pools.md); it is fitted as the frontend's time."""
 ITERATION, SEQUENCE = "longer iteration", "longer sequence"
 LAUNCHES = {"launches": 4e-5, "long launches": 1e-4}
 """Seconds of launching a call that are simulated, beside 0."""
 CLIENTS, MOST_TOKENS = (4, 16, 64), 2048
-"""Of the mixtures' rows that are fitted to: all would take long to simulate five times."""
+"""Of the mixtures' rows that are fitted to: all would take long to simulate five times. Of rows
+with pools those with up to as many clients as the most."""
 BASE = "zero_fit"
 CROSS_VALIDATED, ONE_GPU_OUT = "cross_validated", "leave_one_gpu_out"
 ONE_MODEL_OUT = "leave_one_model_out"
@@ -74,7 +78,8 @@ def launching(measured: HostConstants) -> dict[str, HostConstants]:
 def fitting(row: Measured, mixtures: bool = False) -> bool:
     """Whether a row is fitted to, with the dense models or with the ``mixtures``; none with
     flags, none that was measured cold."""
-    short = row.concurrency in CLIENTS and row.osl <= MOST_TOKENS
+    some = row.concurrency in CLIENTS if row.launch is None else row.concurrency <= max(CLIENTS)
+    short = some and row.osl <= MOST_TOKENS
     kept = not row.flags and not measured_cold(row)
     return row.dense != mixtures and kept and (row.dense or short)
 
@@ -121,6 +126,8 @@ class Slopes:
 
         names = self.names
         bounds = np.array([self.limits.constants[name].range for name in names])
+        if all(self.rows[row].launch and self.rows[row].backend == "sglang" for row in which):
+            bounds[names.index("frontend_s"), 1] = MOST_HANDSHAKE_S
         unit = bounds[:, 1]
         elsewhere = replace(self.limits.measured, frontend_s=FRONTEND_S)
         prior = np.minimum([getattr(elsewhere, name) for name in names] / unit, 1.0)

@@ -18,7 +18,7 @@ def pools_of(row: Measured, engine: Mapping[str, float]) -> dict[str, Any]:
     """A row's pools, and what they have in common. Raises ConfigError for what is not known."""
     launch = row.launch
     if launch is None or launch.prefill is None or launch.decode is None:
-        raise ConfigError("prefill and decode on separate workers: no launch settings are known")
+        raise ConfigError("separate prefill workers: no launch settings are known")
     if launch.speculation == "mtp":
         raise ConfigError("speculation: no acceptance is published for this model's MTP")
     pools = {"prefill": launch.prefill, "decode": launch.decode}

@@ -168,6 +168,8 @@ def _cell(name: str, scenario: Scenario, source: Source) -> Cell:
          "needs clients that wait for answers, which only the simulator has"),
         ("workload.sessions", workload.sessions and workload.sessions.model_dump(),
          workload.sessions is None, "must be left out: only the simulator waits for answers"),
+        ("speculation", scenario.speculation and scenario.speculation.method,
+         scenario.speculation is None, "must be left out: the engine that is run has no drafter"),
         ("engine", given, not given, "must be left out: a real engine is measured instead"),
     ):  # fmt: skip
         if not good:

@@ -6,13 +6,16 @@ order in which they happened, so that a replay needs no clock::
     ["add", ID]                          a request arrived
     ["schedule", STEP, ...]              a decision: what the engine's ``state`` has
     ["return", STEP, [FINISHED IDS]]     that batch's result was booked
-    ["recv", [IDS]]                      the KV of these requests' prompts arrived from elsewhere
 
 The header's ``config`` holds the engine's settings, its ``requests`` rows of id, arrival, prompt
 tokens, output tokens, priority, prefix group or -1, prefix tokens and, where EOS ends it,
-max_tokens. If prompts are computed elsewhere, the header has the ``mode``: ``pd``, or
-``decode_bench`` where their KV arrives at once. Then rows have the number of drafts (none), and
-states the number of requests that hold blocks for KV and do not run.
+max_tokens. The header may have a ``mode``: ``spec`` with speculation; ``pd`` if prompts are
+computed elsewhere, ``decode_bench`` if their KV arrives at once then; ``pd spec`` with both. Then a
+row of a decision has its drafts, its state the number of requests that hold blocks for KV and do
+not run, a return the tokens of each request that did not get exactly one, and there are::
+
+    ["recv", [IDS]]                      the KV of these requests' prompts arrived from elsewhere
+    ["drafts", {ID: N}]                  drafts proposed after that return
 """
 
 from __future__ import annotations
@@ -27,6 +30,7 @@ from pydantic import Field, TypeAdapter, ValidationError
 
 from sarathi_sim.experiments.config.errors import ConfigError
 from sarathi_sim.policies.batch import Batch
+from sarathi_sim.policies.endings import OutputLengths
 from sarathi_sim.policies.kv import Blocks, CachedBlocks
 from sarathi_sim.policies.pool import Pool
 from sarathi_sim.policies.radix import RadixBlocks
@@ -42,6 +46,8 @@ _OF_TRAFFIC = {
     "k", "accept",
 }  # fmt: skip
 """Keys that recorders add to the settings: how they drew the requests, which are in the header."""
+_TRUTH = {"True": True, "False": False}
+"""Recorders take settings from their command line, and write some down as text."""
 _MANY = 1 << 40
 _Count = Annotated[int, Field(strict=True, ge=1, le=1 << 24)]
 _Whole = Annotated[int, Field(strict=True, ge=-1, le=_MANY)]
@@ -60,7 +66,7 @@ _Ids = list[_Whole]
 @dataclass(frozen=True)
 class DecisionLog:
     """A recorded log: its file and engine, how many batches may be in flight, settings, requests,
-    events, and how KV comes from elsewhere, if it does."""
+    events."""
 
     path: Path
     engine: type[_Player]
@@ -69,7 +75,6 @@ class DecisionLog:
     settings: dict[str, Any]
     requests: list[list[Any]]
     events: list[list[Any]]
-    mode: Any = None
 
     @property
     def name(self) -> str:
@@ -107,22 +112,22 @@ def read_log(path: Path) -> DecisionLog:
         raise ConfigError(f"{path}: line 1: not the header of a log (an object with format 1)")
     header = rows[0]
     name, version = header.get("engine"), str(header.get("version"))
-    engine = ENGINES.get(name) if isinstance(name, str) else None
+    mode = header.get("mode")
+    known_as = name if mode is None else f"{name} {mode}"
+    engine = ENGINES.get(str(known_as))
     if engine is None:
-        problem = f"must be {' or '.join(map(repr, ENGINES))}"
-        raise ConfigError(f"{path}: line 1: engine {show(name)}: {problem}")
+        engines = [repr(each) for each in ENGINES if (" " in each) == (mode is not None)]
+        problem = f"must be {' or '.join(engines)}"
+        raise ConfigError(f"{path}: line 1: engine {show(known_as)}: {problem}")
     known = next((each for each in engine.versions if f"{version}.".startswith(f"{each}.")), None)
     if known is None:
         problem = f"must be {' or '.join(engine.versions)}, whose decisions the policy {name} makes"
         raise ConfigError(f"{path}: line 1: version {show(header.get('version'))}: {problem}")
     try:
-        config, requests = engine.defaults | dict(header["config"]), list(header["requests"])
+        given = {key: _TRUTH.get(str(value), value) for key, value in header["config"].items()}
+        config, requests = engine.defaults | given, list(header["requests"])
         depth = header["depth"] if name == "vllm" else 2 - bool(config["disable_overlap_schedule"])
-        mode = header.get("mode")
-        for name, value in config.items():
-            if engine.settings.get(name) is bool and value in ("True", "False"):
-                config[name] = value == "True"  # (as some recorders write it)
-        log = DecisionLog(path, engine, known, depth, config, requests, rows[1:], mode)
+        log = DecisionLog(path, engine, known, depth, config, requests, rows[1:])
     except KeyError as error:
         raise ConfigError(f"{path}: line 1: the key {error.args[0]} is missing") from None
     except (TypeError, ValueError):
@@ -150,19 +155,10 @@ def _check(log: DecisionLog) -> None:
         row = show(log.requests[int(number)])
         problem = "must be the numbers that docs/lockstep.md names"
         raise ConfigError(f"{where}: requests: row {number}: {row}: {problem}") from None
-    state: tuple[Any, ...] = engine.state
-    booked: Any = tuple[Literal["return"], _Whole, _Ids]
-    if log.mode is not None:
-        if log.mode not in engine.modes:
-            problem = " or ".join([*map(repr, engine.modes), "missing"])
-            raise ConfigError(f"{where}: mode {show(log.mode)}: must be {problem}")
-        state = (_Drafted, *state[1:], _Whole)
-        booked = tuple[Literal["return"], _Whole, _Ids, dict[str, _Whole]]
-        booked |= tuple[Literal["recv"], _Ids]
     try:
         add: Any = tuple[Literal["add"], _Whole]
-        decision = tuple.__class_getitem__((Literal["schedule"], _Whole, *state))
-        events: Any = list.__class_getitem__(add | decision | booked)
+        decision = tuple.__class_getitem__((Literal["schedule"], _Whole, *engine.state))
+        events: Any = list.__class_getitem__(add | decision | engine.events)
         TypeAdapter(events).validate_python(log.events)
     except ValidationError as error:
         line = int(error.errors()[0]["loc"][0]) + 2
@@ -218,14 +214,16 @@ class _Player:
     ``versions`` are the releases that our policy reproduces: decisions change between minor ones.
     ``settings`` are the settings that matter, with their allowed values (:func:`_problem`);
     ``defaults`` are for settings that may be missing. ``state`` names the fields of a decision, and
-    ``modes`` the ways in which KV may come from elsewhere.
+    ``events`` the forms of the other events but arrivals. With ``remote`` all of a prompt but its
+    last token, which the engine computes itself, comes from elsewhere.
     """
 
     versions: ClassVar[tuple[str, ...]]
     settings: ClassVar[dict[str, Any]]
     defaults: ClassVar[dict[str, Any]] = {}
     state: ClassVar[tuple[Any, ...]]
-    modes: ClassVar[tuple[str, ...]] = ()
+    events: ClassVar[Any] = tuple[Literal["return"], _Whole, _Ids]
+    remote: ClassVar[bool] = False
 
     def __init__(self, log: DecisionLog) -> None:
         self.decisions = sum(event[0] == "schedule" for event in log.events)
@@ -237,8 +235,7 @@ class _Player:
             declared = min(row[7] if len(row) > 7 else output, self._most(log.settings, prompt))
             output = declared if log.settings.get("ignore_eos") else min(output, declared)
             prefix = ((("group", group), shared),) if group >= 0 else ()
-            # The engine computes the last token of a prompt itself.
-            remote = prompt - 1 if log.mode else 0
+            remote = prompt - 1 if self.remote else 0
             self._requests[id] = Request(
                 id, arrival, prompt, output, declared, priority, prefix, remote_tokens=remote
             )
@@ -278,7 +275,10 @@ class _Player:
         before = list(pool.running)
         batch = pool.form()
         rows = [(s.order, s.id, context, tokens) for s, tokens, context in batch.chunks]
-        rows += [(s.order, s.id, s.offset + batch.iteration, 1) for s in batch.decodes]
+        if batch.verified:
+            rows += [(s.order, s.id, context, n) for s, n, context in batch.verified]
+        else:
+            rows += [(s.order, s.id, s.offset + batch.iteration, 1) for s in batch.decodes]
         preempted = sorted(s.id for s in before if s not in pool.running)
         return self._stated(batch, [list(row[1:]) for row in sorted(rows)], preempted), batch
 
@@ -296,8 +296,7 @@ class _VllmPlayer(_Player):
         "reserve_full_isl": bool, "async_sched": bool, "v2": bool, "threshold": 0.0,
         "watermark": 0.0,
     }  # fmt: skip
-    state = (_Chunks, _Ids, _Whole, _Whole, _Whole)
-    modes = ("pd", "decode_bench")
+    state: ClassVar[tuple[Any, ...]] = (_Chunks, _Ids, _Whole, _Whole, _Whole)
 
     def _most(self, c: dict[str, Any], prompt: int) -> int:
         return int(c["max_model_len"]) - prompt  # generation stops at this length
@@ -316,8 +315,6 @@ class _VllmPlayer(_Player):
             async_scheduling=c["async_sched"],
             version=log.version,
         )
-        self._mode = log.mode
-        policy.load_kv_async = log.mode == "pd"
         blocks = CachedBlocks if c["caching"] else Blocks
         return Pool(
             policy,
@@ -328,11 +325,66 @@ class _VllmPlayer(_Player):
             stages=c["pp"] if c["v2"] else 1,
         )
 
+
+class _MorePlayer(_VllmPlayer):
+    """vLLM in any of its modes."""
+
+    state = (_Drafted, _Ids, _Whole, _Whole, _Whole, _Whole)
+    events = (
+        tuple[Literal["return"], _Whole, _Ids, dict[str, _Whole]]
+        | tuple[Literal["recv"], _Ids]
+        | tuple[Literal["drafts"], dict[str, _Whole]]
+    )
+
     def _stated(self, batch: Batch, rows: list[list[int]], preempted: list[int]) -> list[Any]:
-        stated = super()._stated(batch, rows, preempted)
-        if self._mode is None:
-            return stated
-        return [[[*row, 0] for row in rows], *stated[1:], self._pool.holding]
+        drafts = {sequence.id: tokens - 1 for sequence, tokens, _ in batch.verified}
+        rows = [[*row, drafts.get(row[0], 0)] for row in rows]
+        return [*super()._stated(batch, rows, preempted), self._pool.holding]
+
+
+class _RemotePlayer(_MorePlayer):
+    """vLLM whose prompts are computed elsewhere."""
+
+    remote = True
+
+
+class _BenchPlayer(_RemotePlayer):
+    """vLLM with its own connector for benchmarks, whose KV arrives at once."""
+
+    def _build(self, log: DecisionLog) -> Pool:
+        pool = super()._build(log)
+        pool.policy.load_kv_async = False  # type: ignore[attr-defined]
+        return pool
+
+
+class _SpeculationPlayer(_MorePlayer):
+    """vLLM that drafts: what was proposed and accepted is fed from the log."""
+
+    settings: ClassVar[dict[str, Any]] = {**_VllmPlayer.settings, "k": 1 << 10, "lookahead": 0.0}
+    defaults: ClassVar[dict[str, Any]] = {"lookahead": 0}
+
+    def _build(self, log: DecisionLog) -> Pool:
+        self._yielded: dict[str, int] = {}
+        pool = super()._build(log)
+        pool.draft_length, pool.lookahead = log.settings["k"], log.settings["lookahead"]
+        pool.endings = OutputLengths(lambda id, at, drafts: self._yielded.get(str(id), 1) - 1)
+        return pool
+
+    def play(self, event: list[Any]) -> str | None:
+        if event[0] == "drafts":
+            for sequence in self._pool.drafting:
+                drafts = event[1].get(str(sequence.id), self._pool.drafting[sequence])
+                self._pool.drafting[sequence] = drafts
+            return None
+        if event[0] == "return":
+            self._yielded = event[3]
+        return super().play(event)
+
+
+class _RemoteSpeculationPlayer(_SpeculationPlayer):
+    """vLLM that drafts, and whose prompts are computed elsewhere."""
+
+    remote = True
 
 
 class _SglangPlayer(_Player):
@@ -394,5 +446,12 @@ class _SglangPlayer(_Player):
         return [kind, rows, preempted, free, decoding, waiting, ratio, cut, full]
 
 
-ENGINES: dict[str, type[_Player]] = {"vllm": _VllmPlayer, "sglang": _SglangPlayer}
-"""Players by the engine's name in the header."""
+ENGINES: dict[str, type[_Player]] = {
+    "vllm": _VllmPlayer,
+    "vllm pd": _RemotePlayer,
+    "vllm decode_bench": _BenchPlayer,
+    "vllm spec": _SpeculationPlayer,
+    "vllm pd spec": _RemoteSpeculationPlayer,
+    "sglang": _SglangPlayer,
+}
+"""Players by the engine's name in the header, and its mode if it has one."""

@@ -42,6 +42,7 @@ SHOWN = (
         "recomputed_share",
         "extra_decodes",
         "empty_iterations",
+        "accepted_per_step",
     ),
     *("ttft_s.p50", "ttft_s.p99", "slot_s.p50", "slot_s.p99", "transfer_s.p50", "transfer_s.p99"),
     *("tbt_s.p50", "tbt_s.p99"),

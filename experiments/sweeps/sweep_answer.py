@@ -171,11 +171,15 @@ def varying(table: pd.DataFrame, axes: Sequence[str]) -> list[str]:
 
 
 def called(table: pd.DataFrame, axes: Sequence[str]) -> list[str]:
-    """The values of each row in words: ``TP 4, PP 2``."""
+    """The values of each row in words: ``TP 4, PP 2``; of a row without any: ``no speculative
+    decoding``."""
     columns = [
         ["" if pd.isna(value) else _word(axis, value) for value in table[axis]] for axis in axes
     ]
-    return [", ".join(filter(None, row)) for row in zip(*columns, strict=True)] or [""] * len(table)
+    if not axes:
+        return [""] * len(table)
+    nothing = f"no {parameter(axes[0]).name}"
+    return [", ".join(filter(None, row)) or nothing for row in zip(*columns, strict=True)]
 
 
 def _word(axis: str, value: Any) -> str:

@@ -202,6 +202,10 @@ class Book:
     def preempted(self, sequence: Sequence) -> None:
         """A sequence has to compute its tokens again."""
 
+    def accepted(self, sequence: Sequence, drafts: int) -> int:
+        """How many of its drafts hold: this engine has no drafter."""
+        return 0
+
     def none_end(self, batch: Batch) -> int:
         """An engine learns it from the tokens."""
         return 0

@@ -5,8 +5,8 @@ type's keys for its sizes, if they differ from Llama's. A warning names unknown 
 that reads images only the text part is read. Number formats are in ``hf_quantization.py``.
 
 Elementwise parts cost next to nothing and are left out: attention sinks (gpt_oss), soft caps
-(gemma2), and the routing of experts (scores, groups, scales, biases). So are layers
-that predict more than one token (MTP): one token an iteration and decode is modelled.
+(gemma2), and the routing of experts (scores, groups, scales, biases). Layers that predict more than
+one token (MTP) are no part of the model: they are a drafter (``drafters.py``).
 """
 
 from __future__ import annotations

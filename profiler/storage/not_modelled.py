@@ -39,11 +39,11 @@ Kind = Literal["feature", "model", "device", "format"]
 LIMITS: dict[Kind, tuple[Limit, ...]] = {
     "feature": (
         Limit(
-            "speculative decoding, MTP, EAGLE",
-            "a decode gives one token: simulate the engine with it switched off, and measure what "
-            "it gains",
-            "speculat* *-speculative-* spec spec-* draft* *-draft-* mtp mtp-* *-mtp-* eagle* "
-            "medusa* ngram* lookahead* num-nextn*",
+            "drafters other than MTP, EAGLE-3 and n-grams; trees of drafts",
+            "give `speculation` the nearest `method`, its `draft_length`, and the mean tokens of a "
+            "decode that you measured as `acceptance`",
+            "medusa* dspark* dflash* lookahead* draft-model* *-draft-model* *-eagle-topk suffix "
+            "eagle eagle2 standalone",
         ),
         Limit(
             "LoRA adapters",

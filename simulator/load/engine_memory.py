@@ -19,7 +19,7 @@ import numpy as np
 
 from sarathi_sim.profiler.facts.device import DeviceSpec
 from sarathi_sim.profiler.facts.formats import STACKS, TWO_BYTES, NumberBytes, Stack
-from sarathi_sim.profiler.facts.model import ModelSpec
+from sarathi_sim.profiler.facts.model import LayerParameters, ModelSpec
 from sarathi_sim.profiler.storage.strict import UserError
 from sarathi_sim.simulator.loop.records import Floats
 
@@ -64,11 +64,18 @@ def stage_weight_bytes(
         parameters += table
     first = sum(layers[:stage])
     inside = model.parameters_in(range(first, first + layers[stage]), tp)
+    return layer_weight_bytes(model, inside, numbers, parameters)
+
+
+def layer_weight_bytes(
+    model: ModelSpec, inside: LayerParameters, numbers: NumberBytes, plain: int = 0
+) -> int:
+    """Bytes of the weights of layers, and of ``plain`` further parameters."""
     routed = inside.routed
     if model.experts is not None and (numbers.dp, numbers.redundant_experts) != (1, 0):
         routed = round(routed * numbers.held_experts(model.experts.num_experts))
     weights = inside.matrices * numbers.weight + routed * numbers.expert_weight
-    return int(weights + (inside.plain + parameters) * numbers.activation)
+    return int(weights + (inside.plain + plain) * numbers.activation)
 
 
 def kv_capacity_tokens(
@@ -283,10 +290,12 @@ def engine_memory(
     step: Step,
     numbers: NumberBytes = TWO_BYTES,
     kept: float = 1.0,
+    drafter: ModelSpec | None = None,
 ) -> EngineMemory:
     """The memory of a GPU of the fullest stage under the engine's formula.
 
-    A share ``kept`` of the tokens is in the cache (:func:`kept_share`).
+    A share ``kept`` of the tokens is in the cache (:func:`kept_share`). The last stage holds the
+    layers of a ``drafter``, too, and their keys and values of all tokens.
     Raises :class:`CapacityError` where not even two blocks fit.
     """
     non_torch = step.non_torch_bytes
@@ -308,15 +317,20 @@ def engine_memory(
         if peak is None:
             last = stage == len(layers) - 1
             peak = _peak_bytes(SHARES[setting], model, tp, step, numbers.activation, last=last)
+        weights = stage_weight_bytes(model, layers, stage, numbers, tp)
+        block = count * (cached if kept == 1 else kept * cached)
+        if drafter is not None and stage == len(layers) - 1:
+            weights += layer_weight_bytes(drafter, drafter.parameters_in(tp=tp), numbers)
+            block += drafter.num_layers * block_size * drafter.cached_bytes(tp, numbers.kv)
         found.append(
             EngineMemory(
                 setting,
                 share,
                 total_bytes=device.reported_bytes or device.memory_bytes,
-                weight_bytes=stage_weight_bytes(model, layers, stage, numbers, tp) / tp,
+                weight_bytes=weights / tp,
                 activation_bytes=peak,
                 non_torch_bytes=non_torch,
-                block_bytes=count * (cached if kept == 1 else kept * cached),
+                block_bytes=block,
                 assumed=tuple(assumed),
                 cuda_graph_bytes=step.cuda_graph_bytes,
             )

@@ -40,6 +40,7 @@ Step = abc.Sequence[Batch | None]
 _OWN = (
     *("step", "rank", "own_s", "group", "ready_s", "layer_s", "first_s", "last_s", "send_s"),
     *("chunks", "prefill_tokens", "prefill_context", "decodes", "decode_context", "padding"),
+    "drafts",
 )
 _ROW = row_of(_OWN)
 _ROW_BYTES, _write_row = _ROW.size, _ROW.pack_into
@@ -266,7 +267,7 @@ class Group(Replica):
             _write_row(
                 block, filled, number, rank, owns[rank], batch.slot, ready, layer_s, first_s,
                 last_s, send_s, len(chunks), batch.prefill_tokens, context, batch.num_decodes,
-                batch.decode_context, batch.padding,
+                batch.decode_context, batch.padding, batch.drafts if batch.verified else 0,
             )  # fmt: skip
             filled += _ROW_BYTES
         self._filled = filled
@@ -288,7 +289,7 @@ class Group(Replica):
         """Append the block's iterations to the ranks' columns."""
         rows = np.frombuffer(memoryview(self._block)[: self._filled], _TABLE)
         step, (finish_s, takes_s) = rows["step"], np.reshape(self._ends, (-1, 2)).T
-        tokens, own_s = rows["prefill_tokens"] + rows["decodes"], rows["own_s"]
+        tokens, own_s = rows["prefill_tokens"] + rows["decodes"] + rows["drafts"], rows["own_s"]
         if not self._jitter:
             own_s = self.pipeline.layers[0] * rows["layer_s"] + rows["first_s"] + rows["last_s"]
         most = np.zeros(len(self._ends), np.int64)

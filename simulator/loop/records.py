@@ -30,6 +30,7 @@ ITERATION_COLUMNS = (
     "decodes",
     "decode_context",  # KV tokens the decodes held before, summed
     "padding",  # decodes that are finished sequences held as padding
+    "drafts",  # draft tokens of the decodes
 )
 
 RANK_COLUMNS = (
@@ -48,7 +49,7 @@ def row_of(columns: Iterable[str]) -> Struct:
 
 ROW = row_of(ITERATION_COLUMNS)
 
-COUNTED = ("group", "chunks", "prefill_tokens", "decodes", "padding")
+COUNTED = ("group", "chunks", "prefill_tokens", "decodes", "padding", "drafts")
 """The columns stored in four bytes: counts of groups, of sequences, or of one batch's tokens."""
 
 
@@ -101,8 +102,8 @@ class PoolLog:
     """The memory of a replica with paged KV.
 
     ``kv_blocks`` are the blocks of ``block_size`` tokens in use after each micro-batch was formed.
-    ``events`` has the columns request, kind (HIT, HIT_AGAIN, LOST or REMOTE; ``policies/log.py``)
-    and tokens.
+    ``events`` has the columns request, kind (HIT, HIT_AGAIN, LOST, REMOTE, DRAFTED or ACCEPTED;
+    ``policies/log.py``) and tokens.
     """
 
     kv_blocks: npt.NDArray[np.int32]

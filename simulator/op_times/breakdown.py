@@ -34,12 +34,12 @@ def breakdown(log: ReplicaLog, predict: BundlePredictor) -> dict[str, OpUse]:
     their mean context. If there are chunks, the rest of a layer is prefill attention with the extra
     time of mixing, and the launch time that exceeds the kernels' time; its sizes are the
     *mean* chunk and its mean context. Else the rest is decode attention (unequal contexts). The
-    time of a whole layer beyond its ops is in the op ``others``. On a rank with data-parallel
-    attention the experts' time is that of all ranks' tokens.
+    time of a whole layer beyond its ops is in the op ``others``, and that of a drafter in the LM
+    head. On a rank with data-parallel attention the experts' time is that of all ranks' tokens.
     """
     cost, columns = predict.cost, log.iterations
-    decodes, chunks = columns["decodes"], columns["chunks"]
-    tokens = columns["prefill_tokens"] + decodes
+    decodes, chunks, drafts = columns["decodes"], columns["chunks"], columns["drafts"]
+    tokens = columns["prefill_tokens"] + decodes + drafts
     rows, num_bytes = tokens[:, None], cost.num_bytes(tokens)[:, None]
     distinct, which = np.unique(tokens, return_inverse=True)  # empty iterations take no time
     used = {
@@ -55,7 +55,7 @@ def breakdown(log: ReplicaLog, predict: BundlePredictor) -> dict[str, OpUse]:
             time_s = np.where(distinct > 0, cost.op_s(op, distinct), 0.0)
             used[op] = OpUse(time_s[which], columns[column][:, None])
     mean_context = columns["decode_context"] / np.maximum(decodes, 1)
-    attention = predict.decode_s(decodes, mean_context)
+    attention = predict.decode_s(decodes, mean_context, drafts)
     known = sum((use.time_s for use in used.values()), attention)
     rest = np.maximum(columns["layer_s"] - known, 0)
     attention = attention + np.where((chunks == 0) & (decodes > 0), rest, 0)
@@ -66,7 +66,7 @@ def breakdown(log: ReplicaLog, predict: BundlePredictor) -> dict[str, OpUse]:
     outputs = decodes + chunks
     embedding_s = columns["first_s"] - predict.host_s(outputs.astype(np.int64))
     used |= _divided(embedding_s, FIRST, rows, cost)
-    used |= _divided(columns["last_s"], LAST, outputs[:, None], cost)
+    used |= _divided(columns["last_s"], LAST, (outputs + drafts)[:, None], cost)
     used[SEND_RECV] = OpUse(columns["send_s"], num_bytes / cost.ops.tp)
     return used
 
@@ -89,7 +89,7 @@ def mixing_s(log: ReplicaLog, predict: BundlePredictor, used: dict[str, OpUse]) 
     """
     columns = log.iterations
     mixed = (columns["prefill_tokens"] > 0) & (columns["decodes"] > 0)
-    tokens = columns["prefill_tokens"] + columns["decodes"]
+    tokens = columns["prefill_tokens"] + columns["decodes"] + columns["drafts"]
     ops_s = columns["layer_s"] - predict.cost.beside_s(tokens)
     return np.where(mixed, predict.layer.mixing_within_s(ops_s, used[DECODE].time_s), 0.0)
 
@@ -98,7 +98,7 @@ def whole_layer(log: ReplicaLog, used: dict[str, OpUse]) -> OpUse:
     """A layer without its all-reduces, as bundles time whole ones; ``used`` is its breakdown."""
     columns = log.iterations
     reduce_s = used[ALL_REDUCE].time_s if ALL_REDUCE in used else 0.0
-    tokens = columns["prefill_tokens"] + columns["decodes"]
+    tokens = columns["prefill_tokens"] + columns["decodes"] + columns["drafts"]
     return OpUse(columns["layer_s"] - reduce_s, tokens[:, None])
 
 

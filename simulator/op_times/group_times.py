@@ -12,13 +12,14 @@ from functools import lru_cache
 
 import numpy as np
 
+from sarathi_sim.policies.batch import Batch
 from sarathi_sim.profiler.facts.ops import ALL_TO_ALL, MOE
 from sarathi_sim.simulator.loop.group import Step
 from sarathi_sim.simulator.loop.quantum import quantize
 from sarathi_sim.simulator.loop.replica import Nominal
 from sarathi_sim.simulator.op_times.iteration import IterationCost
 from sarathi_sim.simulator.op_times.op_times import OpTimes
-from sarathi_sim.simulator.op_times.predictor import BundlePredictor
+from sarathi_sim.simulator.op_times.predictor import BundlePredictor, Drafter
 
 ROWS_OF = {MOE: "all_tokens", ALL_TO_ALL: "most_tokens"}
 """The ops that the ranks share, and the column of a rank's log with their token rows."""
@@ -35,28 +36,39 @@ class GroupPredictor:
 
     ``cost`` is that of an iteration with all its ops; ``alone`` times a rank's batch by
     :func:`beside_experts`, without the host's launches: a layer with chunks takes at least
-    ``cost.host.launch_layer_s``, experts included.
+    ``cost.host.launch_layer_s``, experts included. The ranks meet in the layers of a ``drafter``,
+    too.
     """
 
-    def __init__(self, cost: IterationCost, alone: BundlePredictor) -> None:
+    def __init__(
+        self, cost: IterationCost, alone: BundlePredictor, drafter: Drafter | None = None
+    ) -> None:
         self.cost = cost
+        self.drafter = drafter
         self._alone = alone.of_each
         self._launch_s = float(quantize(cost.host.launch_layer_s))
 
     def __call__(self, step: Step) -> tuple[list[Nominal], Nominal]:
         """Seconds of each rank, if no other took longer, and of the step."""
-        launch_s = self._launch_s
-        tokens = [0 if b is None else b.prefill_tokens + b.num_decodes for b in step]
-        shared = self._shared(MOE, sum(tokens)) + self._shared(ALL_TO_ALL, max(tokens))
-        alone = self._alone(step)
-        ranks = [(layer + shared, first, last, send) for layer, first, last, send in alone]
+        ranks, launch_s = self.of_each(step), self._launch_s
         if launch_s:
             for rank, batch in enumerate(step):
                 if batch is not None and batch.chunks:
                     layer, first, last, send = ranks[rank]
                     ranks[rank] = max(layer, launch_s), first, last, send
+        if self.drafter is not None:
+            for rank, drafts_s in enumerate(self.drafter(step)):
+                layer, first, last, send = ranks[rank]
+                ranks[rank] = layer, first, last + drafts_s, send
         layer, first, last, send = map(max, zip(*ranks, strict=True))
         return ranks, (layer, first, last, send)
+
+    def of_each(self, step: Step) -> list[Nominal]:
+        """Seconds of each rank, if no other took longer, without the drafter."""
+        tokens = [_rows(batch) for batch in step]
+        shared = self._shared(MOE, sum(tokens)) + self._shared(ALL_TO_ALL, max(tokens))
+        alone = self._alone(step)
+        return [(layer + shared, first, last, send) for layer, first, last, send in alone]
 
     def _shared(self, op: str, rows: int) -> float:
         """Seconds of an op that the ranks share, in a mean layer; 0 where the model has none."""
@@ -64,6 +76,14 @@ class GroupPredictor:
             return 0.0
         table = _shared_rows(self.cost, op, max(1024, 1 << (rows - 1).bit_length()) if rows else 1)
         return table[rows]
+
+
+def _rows(batch: Batch | None) -> int:
+    """The token rows of a rank."""
+    if batch is None:
+        return 0
+    rows = batch.prefill_tokens + batch.num_decodes
+    return rows + batch.drafts if batch.verified else rows
 
 
 @lru_cache(maxsize=64)

@@ -18,6 +18,8 @@ from sarathi_sim.simulator.op_times.op_times import SUM, OpTimes, Seconds, Whole
 
 MIXING = "mixing"
 """The part of a layer that is no op: the extra time of a chunk and decodes in one batch."""
+LONG_CHUNK = 2048
+"""Tokens of a chunk whose attention runs at the rate of the device's matrix units."""
 FIRST = names(lambda op: op.part == "first")
 LAST = names(lambda op: op.part == "last")
 
@@ -116,6 +118,17 @@ class IterationCost:
     def decode_s(self, batch: npt.ArrayLike, context: npt.ArrayLike) -> Floats:
         """One layer's attention of decodes that hold ``context`` tokens each."""
         return self.layer.scale * self.ops.decode(batch, context)
+
+    def query_s(self, context: npt.ArrayLike) -> Floats:
+        """One layer's attention of one query of many over ``context`` tokens, by its FLOPs alone:
+        at the rate of a long chunk. A decode's latent attention multiplies compressed keys and
+        values, which are wider than those of a chunk."""
+        held = np.asarray(context, np.float64)
+        share = held / (held + LONG_CHUNK / 2) / LONG_CHUNK  # of the chunk's query-key pairs
+        model, wider = self.ops.model, 1.0
+        if (latent := model.latent) is not None:
+            wider = (latent.cached + latent.kv_rank) / (model.head_dim + latent.value_dim)
+        return wider * share * self.prefill_s(LONG_CHUNK, held)
 
     def first_s(self, tokens: npt.ArrayLike) -> Floats:
         """Extra time on the first stage."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from bisect import bisect
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 
@@ -90,6 +90,11 @@ class BundlePredictor:
     numbers to the next stage. Where calls of several chunks were measured, each chunk takes its
     share of such a call (:mod:`sarathi_sim.simulator.op_times.op_times`).
 
+    A decode with drafts has a row for its token and for each draft in all linear ops, in the
+    experts and in the LM head. Its attention is assumed to read the KV cache once: it takes the
+    larger of what plain decodes take, and of the FLOPs of all its queries. (Recurrent states are
+    read and written once, too.) The time of the ``drafter`` is added on the last stage.
+
     If the bundle timed whole layers, ``layer_time`` "measured" corrects this sum by them, also for
     the extra time of a chunk and decodes in one batch
     (:mod:`sarathi_sim.simulator.op_times.interaction`); "sum" does not. A layer with chunks takes
@@ -113,8 +118,10 @@ class BundlePredictor:
         include_head: bool = True,
         layer_time: str = "measured",
         host: HostTime = NO_HOST,
+        drafter: Drafter | None = None,
     ) -> None:
         self.ops = ops
+        self.drafter = drafter
         layer = ops.whole_layer if layer_time == "measured" else SUM
         self.layer = layer = replace(layer, both_s=float(quantize(layer.both_s)))
         self.cost = IterationCost(ops, layer, scope if num_stages > 1 else None, include_head, host)
@@ -133,16 +140,18 @@ class BundlePredictor:
         )
         self._batches = ops.together.batches.tolist()
         self._saved = _saved_rows(self.cost)
+        self._query: list[float] = []
+        self._head: list[float] = []
         self._tabulate_decodes(max_batch)
 
     def __call__(self, batch: Batch) -> tuple[float, float, float, float]:
         """Seconds: one layer; extra on the first stage; extra on the last; transfer to the next."""
         chunks, decodes = batch.chunks, batch.num_decodes
-        tokens = batch.prefill_tokens + decodes
+        rows = decodes + batch.drafts if batch.verified else decodes
+        tokens = batch.prefill_tokens + rows
         if tokens > self._most_tokens:
             self._tabulate_tokens(2 * tokens)
         layer_s, first_s, send_s = self._by_tokens[tokens]
-        rows = decodes
         sequences = decodes + len(chunks) if chunks else decodes
         if sequences > self._most_sequences:
             self._tabulate_decodes(2 * sequences)
@@ -169,25 +178,45 @@ class BundlePredictor:
             low = int(position)
             start = row[low]
             decode_s = start + (row[low + 1] - start) * (position - low)
+            if batch.verified:
+                decode_s = max(decode_s, (decodes + batch.drafts) * self._query_s(position))
             layer_s += decode_s
             if chunks and self._mixes:
                 layer_s += self.layer.mixing_s(layer_s - self._beside_ops[tokens], decode_s)
         if layer_s < self._launch_s and chunks:
             layer_s = self._launch_s
-        return (layer_s + ROUNDER) - ROUNDER, first_s, self._head[rows], send_s
+        last_s = self._head[rows] if rows < len(self._head) else self.head_s(rows)
+        if self.drafter is not None:
+            last_s += self.drafter([batch])[0]
+        return (layer_s + ROUNDER) - ROUNDER, first_s, last_s, send_s
+
+    def _query_s(self, position: float) -> float:
+        """:meth:`~sarathi_sim.simulator.op_times.iteration.IterationCost.query_s` at a place
+        between two points of an attention row."""
+        if not self._query:
+            self._query = self.cost.query_s(self._context_grid).tolist()
+        low = int(position)
+        start = self._query[low]
+        return start + (self._query[low + 1] - start) * (position - low)
+
+    def head_s(self, rows: int) -> float:
+        """Seconds of the LM head for so many rows."""
+        if rows >= len(self._head):
+            self._head = _head_rows(self.cost, 2 * rows)
+        return self._head[rows]
 
     def of_each(self, batches: Iterable[Batch | None]) -> list[tuple[float, float, float, float]]:
         """The times of many batches, zeros for None: in half the time where there are no chunks."""
         found = []
         by_tokens, decode_rows, head = self._by_tokens, self._decode_rows, self._head
         per_step, skew, host = self._per_step, self._skew, self._host
-        most = min(self._most_tokens, self._most_sequences)
+        most = 0 if self.drafter is not None else min(self._most_tokens, self._most_sequences)
         for batch in batches:
             if batch is None:
                 found.append((0.0, 0.0, 0.0, 0.0))
                 continue
             decodes = batch.num_decodes
-            if batch.chunks or not 0 < decodes <= most:
+            if batch.chunks or batch.verified or not 0 < decodes <= most:
                 found.append(self(batch))
                 continue
             layer_s, first_s, send_s = by_tokens[decodes]
@@ -216,12 +245,16 @@ class BundlePredictor:
                 longest = time
         return min(saved, alone - longest)
 
-    def decode_s(self, decodes: Floats, mean_context: Floats) -> Floats:
+    def decode_s(self, decodes: Floats, mean_context: Floats, drafts: Floats) -> Floats:
         """Seconds of decode attention of many batches at once, their contexts equal."""
         position = mean_context * self._per_step
         low, row = position.astype(np.intp), decodes.astype(np.intp)
         first, second = self._decode_table[row, low], self._decode_table[row, low + 1]
-        return np.asarray(first + (second - first) * (position - low))
+        read_s = np.asarray(first + (second - first) * (position - low))
+        if not drafts.any():
+            return read_s
+        queries_s = (decodes + drafts) * self.cost.query_s(np.maximum(mean_context, 1.0))
+        return np.where(drafts > 0, np.maximum(read_s, queries_s), read_s)
 
     def host_s(self, sequences: Ints) -> Floats:
         """Host seconds of iterations of ``sequences`` sequences; whole quanta."""
@@ -253,14 +286,55 @@ class BundlePredictor:
         return self._saved[chunk]
 
     def _tabulate_decodes(self, most: int) -> None:
-        found = _decode_rows(self.cost, most, *self._contexts)
-        self._decode_table, self._decode_rows, self._head = found
-        self._most_sequences = len(self._head) - 1
+        self._decode_table, self._decode_rows = _decode_rows(self.cost, most, *self._contexts)
+        self._head = _head_rows(self.cost, most)
+        self._most_sequences = most
         self._host = self.host_s(np.arange(most + 1)).tolist()
 
     def _tabulate_tokens(self, most: int) -> None:
         self._by_tokens, self._beside_ops = _token_rows(self.cost, most)
         self._most_tokens = len(self._by_tokens) - 1
+
+
+OfEach = Callable[[Sequence[Batch | None]], list[tuple[float, float, float, float]]]
+"""The times of the batches of ranks that run in lock-step."""
+
+
+@dataclass(frozen=True)
+class Drafter:
+    """The time in which a drafter proposes ``length`` tokens for each sequence, one by one.
+
+    ``of_each`` times a pass through its layers, of which there are ``layers``, for the batches of
+    ranks that run in lock-step, or of one replica. The first pass takes all rows of the batch, as
+    the drafter needs their KV, too; each further one a row of each sequence that yields a token.
+    Every pass ends with the LM head for those. Source: vLLM 0.32, ``vllm/v1/spec_decode/``.
+    """
+
+    of_each: OfEach
+    layers: int
+    length: int
+
+    def __call__(self, batches: Sequence[Batch | None]) -> list[float]:
+        """Seconds for each batch, whole quanta."""
+        further = [_one_more(batch) for batch in batches]
+        passes = zip(self.of_each(batches), self.of_each(further), strict=True)
+        return [
+            self.layers * (first[0] + (self.length - 1) * more[0]) + self.length * more[2]
+            for first, more in passes
+        ]
+
+
+def _one_more(batch: Batch | None) -> Batch | None:
+    """A decode of each sequence for which a batch yields a token; None if it yields none."""
+    if batch is None:
+        return None
+    context, longest, sequences = batch.decode_context, batch.longest_context, batch.num_decodes
+    for sequence, chunk, cached in batch.chunks:
+        if sequence in batch.yields:
+            sequences += 1
+            context += chunk + cached
+            longest = max(longest, chunk + cached)
+    return Batch(batch.slot, (), 0, sequences, context, longest) if sequences else None
 
 
 # All predictors of the same op times and sizes share these tables: a sweep makes hundreds.
@@ -292,12 +366,18 @@ def _token_rows(
 @lru_cache(maxsize=16)
 def _decode_rows(
     cost: IterationCost, most: int, points: int, step: int
-) -> tuple[Floats, list[list[float]], list[float]]:
-    """By number of sequences: decode attention by mean context, as array and lists; the LM head."""
+) -> tuple[Floats, list[list[float]]]:
+    """By number of sequences: decode attention by mean context, as array and lists."""
     sizes, contexts = np.arange(1.0, most + 1), _context_grid(points, step)
     decode = cost.layer.scale * cost.ops.decode.table(sizes, contexts)
     table = np.vstack([np.zeros(points), decode])
-    return table, table.tolist(), [0.0, *quantize(cost.last_s(sizes)).tolist()]
+    return table, table.tolist()
+
+
+@lru_cache(maxsize=16)
+def _head_rows(cost: IterationCost, most: int) -> list[float]:
+    """The LM head by the rows that yield a token."""
+    return [0.0, *quantize(cost.last_s(np.arange(1.0, most + 1))).tolist()]
 
 
 @lru_cache(maxsize=16)

@@ -88,6 +88,9 @@ _ALL = (
         "extra_decodes", "decodes after a request's end", "", Better.LESS, whole=True, paged=True
     ),
     Metric("empty_iterations", "empty iterations", "", Better.NEITHER, whole=True, paged=True),
+    Metric("drafted_tokens", "drafted tokens", "", Better.NEITHER, whole=True, paged=True),
+    Metric("refused_tokens", "refused drafts", "", Better.LESS, whole=True, paged=True),
+    Metric("accepted_per_step", "tokens of a decode", "", Better.MORE, paged=True),
     Metric("tbt_s", "time between tokens", "s", Better.LESS, _QUANTILES),
     _latency("queueing_s", "queueing delay"),
     _latency("ttft_s", "time to first token"),

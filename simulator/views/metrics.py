@@ -10,7 +10,16 @@ import numpy as np
 import numpy.typing as npt
 import pandas as pd
 
-from sarathi_sim.policies.log import DECODE, HIT, HIT_AGAIN, LOST, REMOTE
+from sarathi_sim.policies.log import (
+    ACCEPTED,
+    DECODE,
+    DRAFTED,
+    HIT,
+    HIT_AGAIN,
+    LOST,
+    PADDING,
+    REMOTE,
+)
 from sarathi_sim.profiler.facts.device import DeviceSpec
 from sarathi_sim.profiler.facts.formats import Kernels
 from sarathi_sim.profiler.facts.model import ModelSpec
@@ -69,8 +78,10 @@ def paging_columns(records: Records) -> dict[str, Ints]:
 
     ``preemptions``; ``hit_tokens`` found in the prefix cache when it was first admitted, which were
     not computed; ``recomputed_tokens`` lost by preemption, and not found in the cache afterwards.
+    With speculation ``drafted_tokens`` that were verified, and the ``accepted_tokens`` among them.
     """
-    lost, hit, again = (np.zeros(len(records.request_id), np.int64) for _ in range(3))
+    kinds = (LOST, HIT, HIT_AGAIN, DRAFTED, ACCEPTED)
+    found = {kind: np.zeros(len(records.request_id), np.int64) for kind in kinds}
     preemptions = np.zeros(len(records.request_id), np.int64)
     first = records.prefill_logs or len(records.replicas)
     for number, log in enumerate(records.replicas):
@@ -80,14 +91,16 @@ def paging_columns(records: Records) -> dict[str, Ints]:
         if number >= first:  # its hits were computed in the other pool
             kind = np.where(kind == HIT, REMOTE, kind)
         row = np.searchsorted(records.request_id, request)
-        for sums, what in ((lost, LOST), (hit, HIT), (again, HIT_AGAIN)):
+        for what, sums in found.items():
             np.add.at(sums, row[kind == what], tokens[kind == what])
         np.add.at(preemptions, row[kind == LOST], 1)
+    drafts = {"drafted_tokens": found[DRAFTED], "accepted_tokens": found[ACCEPTED]}
     # Tokens found at a later admission were computed, or found, before.
     return {
         "preemptions": preemptions,
-        "hit_tokens": hit,
-        "recomputed_tokens": np.maximum(lost - again, 0),
+        "hit_tokens": found[HIT],
+        "recomputed_tokens": np.maximum(found[LOST] - found[HIT_AGAIN], 0),
+        **(drafts if found[DRAFTED].any() else {}),
     }
 
 
@@ -95,16 +108,35 @@ def extra_decodes(log: ReplicaLog) -> int:
     """Decodes of sequences that had ended, in iterations formed before the scheduler knew it."""
     if log.pool is None:
         return 0
+    # Every chunk and every other decode is in a span.
+    carried = int((log.iterations["chunks"] + log.iterations["decodes"]).sum())
+    return carried - _iterations_in(log, lambda role: role != PADDING)
+
+
+def _iterations_in(log: ReplicaLog, wanted: Callable[[Ints], npt.NDArray[np.bool_]]) -> int:
+    """Iterations of the spans whose role is wanted, summed."""
     _, role, _, first, last = log.spans.T
-    decoded = role == DECODE
-    return int(log.iterations["decodes"].sum()) - int((last - first + 1)[decoded].sum())
+    return int((last - first + 1)[wanted(role)].sum())
+
+
+def speculation_summary(records: Records, done: Mapping[str, Ints]) -> dict[str, Any]:
+    """What drafts gave (docs/metrics.md); nothing without speculation."""
+    if "drafted_tokens" not in done:
+        return {}
+    drafted, accepted = int(done["drafted_tokens"].sum()), int(done["accepted_tokens"].sum())
+    decodes = sum(_iterations_in(log, lambda role: role == DECODE) for log in records.replicas)
+    return {
+        "drafted_tokens": drafted,
+        "refused_tokens": drafted - accepted,
+        "accepted_per_step": 1 + accepted / decodes if decodes else float("nan"),
+    }
 
 
 def paging_summary(records: Records, done: Mapping[str, Ints]) -> dict[str, Any]:
     """The run in numbers (docs/metrics.md); ``done`` are the requests that finished."""
     extra = sum(map(extra_decodes, records.replicas))
     computed = -extra + sum(
-        float((log.iterations["prefill_tokens"] + log.iterations["decodes"]).sum())
+        float(sum(log.iterations[name].sum() for name in ("prefill_tokens", "decodes", "drafts")))
         for log in records.replicas
     )
     prompts, finished = int(done["prompt_tokens"].sum()), len(done["request"])
@@ -127,7 +159,10 @@ PARTS = ("prefill_s", "slot_s", "transfer_s")
 WARM_UP = 5
 """Where loads are compared, the first of so many parts of a run is its warm-up."""
 GAP_SHARES = tuple(part / 1000 for part in range(1001))
-COUNTS = ("chunks", "prefill_tokens", "prefill_context", "decodes", "decode_context", "padding")
+COUNTS = (
+    *("chunks", "prefill_tokens", "prefill_context", "decodes", "decode_context", "padding"),
+    "drafts",
+)
 
 Table = dict[str, npt.NDArray[Any]]
 """Columns by name: faster than pandas for many short tables."""
@@ -246,10 +281,10 @@ class Analysis:
 
         Columns: replica, group, iteration (within the group), kind (prefill, decode or mixed),
         ready_s, start_s (on stage 0), finish_s (on the last stage), chunks, prefill_tokens,
-        prefill_context, decodes, decode_context, padding, layer_s, first_s, last_s, send_s, on a
-        rank with data-parallel attention waited_s (for other ranks, after its own work), kv_tokens
-        (written on the replica once it was formed), and bubble_s (idle time before it, and
-        waited_s, summed over the stages).
+        prefill_context, decodes, decode_context, padding, drafts, layer_s, first_s, last_s, send_s,
+        on a rank with data-parallel attention waited_s (for other ranks, after its own work),
+        kv_tokens (written on the replica once it was formed), and bubble_s (idle time before it,
+        and waited_s, summed over the stages).
         """
         tables = []
         for number in self.at_work or [0]:  # if none served a request, an empty table's columns
@@ -440,6 +475,7 @@ class Analysis:
             "mean_batch": carried / iterations if iterations else float("nan"),
             "kv_peak_share": float(max(peaks, default=0.0)),
             **(paging_summary(records, done) if is_paged(records) else {}),
+            **speculation_summary(records, done),
             "tbt_s": _named(self.tbt_quantiles()),
             **_spreads(
                 {name: done[name] for name in (*STEADY, "bubble_s", *PARTS) if name in done}

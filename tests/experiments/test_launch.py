@@ -139,6 +139,31 @@ def test_without_a_known_checkpoint_there_is_a_line_and_no_command(
     assert found.needs is not None and told in found.needs and "\n" not in found.needs
 
 
+def test_what_engines_are_told_of_speculation() -> None:
+    spec = {"method": "mtp", "draft_length": 3, "acceptance": 2.4}
+    found = {}
+    for engine in ENGINES:
+        one = scenario(engine, "qwen3-30b-a3b", speculation=spec, kv_cache_dtype="fp8")
+        found[engine] = str(launch(one).command)
+    (given,) = [word for word in words(found["vllm"]) if word.startswith("{")]
+    assert json.loads(given) == {"method": "mtp", "num_speculative_tokens": 3}
+    assert (
+        "--speculative-algorithm EAGLE --speculative-num-steps 3 --speculative-eagle-topk 1 "
+        "--speculative-num-draft-tokens 4 " in f"{found['sglang']} "
+    )
+    content = found["trtllm"].partition("END\n")[0].partition("\n")[2]
+    assert parse_yaml(content, "trtllm.yaml")["speculative_config"] == {
+        "decoding_type": "MTP",
+        "num_nextn_predict_layers": 3,
+    }
+    looked_up = scenario("sglang", "qwen3-30b-a3b", speculation=spec | {"method": "ngram"})
+    command = str(launch(looked_up).command)
+    assert "--speculative-algorithm NGRAM --speculative-num-draft-tokens 4" in command
+    other = launch(scenario("vllm", "qwen3-30b-a3b", speculation=spec | {"method": "eagle3"}))
+    assert other.command is None and "a drafter (eagle3)" in str(other.needs)
+    assert "specul" not in str(launch(scenario("trtllm", "qwen3-30b-a3b")).command)
+
+
 def test_a_checkpoint_of_ones_own_is_its_folder(tmp_path: Path) -> None:
     (folder := tmp_path / "my model").mkdir()
     (folder / "config.json").write_text(json.dumps(LLAMA_3))

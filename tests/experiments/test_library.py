@@ -69,8 +69,8 @@ def test_the_examples(told: dict[str, Any]) -> None:
     assert 0 < capacity["batch 4"] < capacity["batch 8"]
     assert told["page"].startswith(b"<!DOCTYPE html>")
     assert set(told["tables"]) == {"orca", "sarathi"}
-    pp, speculative = told["said"].splitlines()
-    assert "cluster.pp: value 0" in pp and "not modelled: speculative decoding" in speculative
+    pp, lora = told["said"].splitlines()
+    assert "cluster.pp: value 0" in pp and "not modelled: LoRA" in lora
 
 
 @pytest.mark.slow

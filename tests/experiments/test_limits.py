@@ -31,10 +31,8 @@ def test_the_page_is_up_to_date_and_a_name_stands_in_one_row_only() -> None:
 @pytest.mark.parametrize(
     ("assignment", "what", "instead"),
     [
-        ("speculative.acceptance=0.7", "speculative decoding", "switched off"),
-        ("policy.speculative_config.num_speculative_tokens=3", "speculative", "switched off"),
-        ("engine.mtp=1", "speculative decoding, MTP, EAGLE", "switched off"),
-        ("engine.eagle3=true", "speculative decoding, MTP, EAGLE", "switched off"),
+        ("speculation.method=medusa", "drafters other than", "`acceptance`"),
+        ("speculation.draft_model=llama-3.2-3b", "drafters other than", "`acceptance`"),
         ("lora.adapters=8", "LoRA adapters", "simulate the base model"),
         ("engine.enable_lora=true", "LoRA adapters", "kv_cache.non_torch_bytes"),
         ("kv_cache.offload=cpu", "offload of KV cache", "kv_cache.num_blocks"),

@@ -51,9 +51,16 @@ def test_the_shipped_logs_are_those_of_the_recorder_and_cover_what_they_should()
         names = [path.name.removesuffix(".jsonl.gz") for path in LOGS[engine]]
         assert names == sorted(recorder.SHIPPED)  # type: ignore[attr-defined]
         assert sum(path.stat().st_size for path in LOGS[engine]) < 150_000
-    for name in ("few_blocks", "shared_prefixes", "priorities", "pp2", "async_pp2_v2", "watermark"):
+    preempting = ("few_blocks", "shared_prefixes", "priorities", "pp2", "async_pp2_v2", "watermark")
+    for name in (*preempting, "drafts", "drafts_async", "drafts_cached", "drafts_pd"):
         assert any(event[3] for event in decisions(read(name))), f"{name}: nobody is preempted"
-    for name in ("pd", "pd_shared_prefixes", "decode_bench"):
+    # A prompt with one token left is padded with drafts before it has yielded any.
+    for name in ("drafts_cached", "drafts_pd"):
+        prompts = {row[0]: row[2] for row in read(name)[0]["requests"]}
+        rows = [row for event in decisions(read(name)) for row in event[2]]
+        padded = [row for row in rows if row[3] and row[1] == prompts[row[0]] - 1]
+        assert padded, f"{name}: no prompt is padded"
+    for name in ("pd", "pd_shared_prefixes", "decode_bench", "drafts_pd"):
         made = decisions(read(name))
         assert any(event[3] for event in made), f"{name}: nobody is preempted"
         assert any(event[7] > 3 for event in made) == (name != "decode_bench")
@@ -332,11 +339,11 @@ BAD: dict[str, tuple[Callable[[], bytes], str]] = {
     ),
     "a mode": (
         lambda: another_header(mode="push"),
-        "line 1: mode 'push': must be 'pd' or 'decode_bench' or missing",
+        "line 1: engine 'vllm push': must be 'vllm pd' or ",
     ),
     "a mode of vLLM's": (
         lambda: another_header("sglang", mode="pd"),
-        "line 1: mode 'pd': must be missing",
+        "line 1: engine 'sglang pd': must be 'vllm pd' or ",
     ),
     "KV of nobody's": (lambda: with_event(["recv", [3]]), "line 2: not an event"),
     "no event": (lambda: with_event(["sleep", 1]), "line 2: not an event"),

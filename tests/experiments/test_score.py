@@ -220,7 +220,7 @@ def test_a_peers_file(tmp_path: Path, names: str) -> None:
         ({"model": "acme/huge"}, "model acme/huge: not modelled; modelled: meta-llama/"),
         ({"backend": "orca"}, "backend orca: not modelled; modelled: vllm, sglang, trtllm"),
         ({"precision": "fp2"}, "precision fp2: not modelled"),
-        ({"mode": "disagg", "tp": None}, "prefill and decode on GPUs of their own: not modelled"),
+        ({"mode": "disagg", "tp": None}, "separate prefill workers: no launch settings"),
         ({"dp": 4}, "cluster.dp: value 4: must be 1: model qwen3-32b has no experts"),
         ({"backend": "sglang", "dp": 4}, "data-parallel attention of sglang: not modelled; dp 4"),
         ({"tp": None}, "tp: this key is missing"),

@@ -11,6 +11,7 @@ from hypothesis import reject
 from hypothesis import strategies as st
 
 from sarathi_sim.policies.batch import Batch
+from sarathi_sim.policies.endings import Acceptance, OutputLengths
 from sarathi_sim.policies.fair import Fair
 from sarathi_sim.policies.kv import Blocks
 from sarathi_sim.policies.log import LivelockError
@@ -39,6 +40,11 @@ Who = tuple[list[tuple[int, int, int]], list[int]]
 """Who was in a batch: id, tokens and context of each chunk; the ids that decode, sorted."""
 
 
+def drawn(id: int, known: int, drafts: int) -> int:
+    """Drafts that hold, from none to all."""
+    return (7919 * id + 104729 * known) % 97 % (drafts + 1)
+
+
 def who(batch: Batch) -> Who:
     chunks = [(s.id, tokens, context) for s, tokens, context in batch.chunks]
     return chunks, sorted(s.id for s in batch.decodes)
@@ -55,6 +61,9 @@ class PoolSystem(Surroundings):
     caching: bool = False
     max_in_flight: int | None = None
     max_length: int = MAX_LENGTH
+    draft_length: int = 0
+    lookahead: int = 0
+    acceptance: Acceptance | None = None
 
     @property
     def depth(self) -> int:
@@ -69,6 +78,9 @@ class PoolSystem(Surroundings):
                 max_in_flight=self.depth,
                 max_length=self.max_length,
                 stages=len(self.layers),
+                draft_length=self.draft_length,
+                lookahead=self.lookahead,
+                endings=OutputLengths(self.acceptance),
             )
             for _ in range(self.replicas * self.ranks)
         ]
@@ -101,6 +113,9 @@ class PoolSystem(Surroundings):
             max_in_flight=self.depth,
             max_length=self.max_length,
             check=True,
+            draft_length=self.draft_length,
+            lookahead=self.lookahead,
+            acceptance=self.acceptance or (lambda *_: 0),
             **self._around(),
         )
 
@@ -165,14 +180,14 @@ def vllm_policies(draw: st.DrawFn) -> Vllm:
 
 
 @st.composite
-def sglang_policies(draw: st.DrawFn) -> Sglang:
+def sglang_policies(draw: st.DrawFn, mixed: bool = True) -> Sglang:
     return Sglang(
         chunked_prefill_size=draw(st.sampled_from([None, 12, 24, 64])),
         max_prefill_tokens=draw(st.sampled_from([9, 40, 160])),
         max_running_requests=draw(st.sampled_from([1, 3, 8])),
         schedule_conservativeness=draw(st.sampled_from([0.0, 0.3, 1.0])),
         schedule_policy=draw(st.sampled_from(["fcfs", "lpm", "lof"])),
-        enable_mixed_chunk=draw(st.booleans()),
+        enable_mixed_chunk=mixed and draw(st.booleans()),
         disable_overlap_schedule=draw(st.booleans()),
         scheduler_recv_interval=draw(st.sampled_from([1, 1, 3])),
         ignore_eos=draw(st.booleans()),

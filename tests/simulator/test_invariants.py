@@ -13,12 +13,13 @@ from hypothesis import strategies as st
 from sarathi_sim.policies.batch import Batch
 from sarathi_sim.policies.fair import Fair
 from sarathi_sim.policies.kv import CachedBlocks
-from sarathi_sim.policies.log import LOST, PADDING
+from sarathi_sim.policies.log import ACCEPTED, DRAFTED, HIT, HIT_AGAIN, LOST, PADDING
 from sarathi_sim.policies.micro_batches import MicroBatches
 from sarathi_sim.policies.policy import Plan, Policy, View
 from sarathi_sim.policies.pool import Pool
 from sarathi_sim.policies.radix import RadixBlocks, path
 from sarathi_sim.policies.request import Request, Sequence
+from sarathi_sim.policies.vllm import Vllm
 from sarathi_sim.simulator.loop.pipeline import stage_times
 from sarathi_sim.simulator.loop.quantum import quantize
 from sarathi_sim.simulator.views.ledger import ACCOUNTS, WAITS, gaps, iteration_bubbles
@@ -151,6 +152,40 @@ def test_2_every_block_is_free_or_held(system: PoolSystem) -> None:
         assert pool.blocks.free == pool.blocks.capacity
         assert pool.num_unfinished == 0
         assert not pool.running and not pool.waiting
+
+
+@any_system
+@given(pool_systems(vllm_policies() | sglang_policies(mixed=False)), st.integers(1, 5))
+def test_1_and_2_with_drafts(system: PoolSystem, length: int) -> None:
+    """Refused drafts are booked apart; their blocks come back with all others."""
+    lookahead = length * isinstance(system.policy, Vllm)
+    drafts = {"draft_length": length, "lookahead": lookahead, "acceptance": half_of_them}
+    system = replace(system, layers=(3,), **drafts)
+    pools = system.pools(AuditedPool)
+    records = system.fast(pools=pools)
+    table = Analysis(records).requests
+    served = table[table["replica"] >= 0]
+    due = (served["prompt_tokens"] + served["output_tokens"] - 1).sum()
+    processed, sums = -sum(map(extra_decodes, records.replicas)), dict.fromkeys(range(6), 0)
+    for pool, log in zip(pools, records.replicas, strict=True):
+        assert pool.blocks.free == pool.blocks.capacity
+        assert not (pool.running or pool.waiting or pool.drafting or pool.num_unfinished)
+        assert log.pool is not None
+        processed += sum(log.iterations[name].sum() for name in ("prefill_tokens", "decodes"))
+        for _, kind, tokens in log.pool.events.tolist():
+            sums[kind] += tokens
+    computed = processed + sums[ACCEPTED] + sums[HIT] + sums[HIT_AGAIN]
+    assert due <= computed <= due + sums[LOST]
+    assert (
+        sums[ACCEPTED]
+        <= sums[DRAFTED]
+        <= sum(log.iterations["drafts"].sum() for log in records.replicas)
+    )
+
+
+def half_of_them(id: int, known: int, drafts: int) -> int:
+    """About half of the drafts hold."""
+    return (id + known) % (drafts + 1)
 
 
 @settings(max_examples=100, deadline=None, suppress_health_check=[HealthCheck.too_slow])

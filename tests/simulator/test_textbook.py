@@ -9,9 +9,12 @@ from typing import Any
 import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 
 from sarathi_sim.policies.log import LivelockError
 from sarathi_sim.policies.request import Request
+from sarathi_sim.policies.sglang import Sglang
+from sarathi_sim.policies.trtllm import Trtllm
 from sarathi_sim.policies.vllm import Vllm
 from sarathi_sim.simulator.loop.quantum import quantize
 from sarathi_sim.simulator.loop.routers import ROUTERS
@@ -29,6 +32,7 @@ from tests.simulator.pools import (
     OTHERS,
     PoolSystem,
     compare,
+    drawn,
     pool_requests,
     pool_systems,
     sglang_policies,
@@ -147,6 +151,49 @@ def test_what_is_known_of_decodes_that_are_out(seed: int) -> None:
 @given(pool_systems(vllm_policies() | sglang_policies()))
 def test_any_pool(system: PoolSystem) -> None:
     compare(system)
+
+
+DRAFTING = {
+    **VARIANTS,
+    "sglang": Sglang(24, 80, 8),
+    "sglang_tight": Sglang(24, 80, 8, schedule_conservativeness=0.0, disable_overlap_schedule=True),
+    "trtllm": Trtllm(180, 8),
+    "trtllm_max": Trtllm(40, 8, "max_utilization", enable_chunked_prefill=True),
+}
+
+
+DRAFTING_SYSTEMS = pool_systems(vllm_policies() | sglang_policies(mixed=False))
+
+
+@pytest.mark.parametrize("caching", [False, True])
+@pytest.mark.parametrize("name", DRAFTING)
+def test_every_pool_with_drafts(name: str, caching: bool) -> None:
+    lost = 0
+    for length in (1, 4):
+        system = PoolSystem(
+            policy=DRAFTING[name],
+            num_blocks=52,
+            caching=caching,
+            draft_length=length,
+            lookahead=length * (name in VARIANTS),
+            acceptance=drawn,
+            requests=pool_requests(30, seed=length, rate=40.0),
+        )
+        pool = compare(system).replicas[0].pool
+        assert pool is not None
+        lost += int((pool.events[:, 1] == 2).sum())
+    assert lost or name in ("sglang", "trtllm"), "nobody is preempted"
+
+
+@settings(max_examples=300, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@given(
+    st.one_of(DRAFTING_SYSTEMS, with_ranks(DRAFTING_SYSTEMS)),
+    st.integers(1, 5),
+)
+def test_any_pool_with_drafts(system: PoolSystem, length: int) -> None:
+    lookahead = length * isinstance(system.policy, Vllm)
+    drafts = {"draft_length": length, "lookahead": lookahead, "acceptance": drawn}
+    compare(replace(system, layers=(3,), **drafts))
 
 
 @settings(max_examples=300, deadline=None, suppress_health_check=[HealthCheck.too_slow])

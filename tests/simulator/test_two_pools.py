@@ -16,6 +16,7 @@ from hypothesis import HealthCheck, given, reject, settings
 from hypothesis import strategies as st
 
 from sarathi_sim.policies.batch import Batch
+from sarathi_sim.policies.endings import OutputLengths
 from sarathi_sim.policies.kv import Blocks
 from sarathi_sim.policies.log import LOST, LivelockError
 from sarathi_sim.policies.policy import cached_blocks_of
@@ -33,7 +34,7 @@ from sarathi_sim.simulator.loop.simulation import SimulationError
 from sarathi_sim.simulator.loop.switches import Switches
 from sarathi_sim.simulator.views.metrics import Analysis
 from tests.simulator.oracle import arrivals, closed_loop, predict, start_finish
-from tests.simulator.pools import MAX_LENGTH, sglang_policies, vllm_policies
+from tests.simulator.pools import MAX_LENGTH, drawn, sglang_policies, vllm_policies
 from tests.textbook.two_pools import TextbookWorkers, TwoPools
 
 UNIT = 2.0**-10
@@ -195,6 +196,11 @@ class HalfSystem:
     switches: Switches
     router: Router
     admission_s: float
+    draft_length: int = 0
+
+    @property
+    def lookahead(self) -> int:
+        return self.draft_length * isinstance(self.policy, Vllm)
 
     @property
     def depth(self) -> int:
@@ -209,6 +215,9 @@ class HalfSystem:
                 max_in_flight=self.depth,
                 max_length=MAX_LENGTH,
                 stages=len(self.layers),
+                draft_length=self.draft_length,
+                lookahead=self.lookahead,
+                endings=OutputLengths(drawn),
             )
             for _ in range(self.count)
         ]
@@ -223,6 +232,9 @@ class HalfSystem:
             "max_in_flight": self.depth,
             "max_length": MAX_LENGTH,
             "check": True,
+            "draft_length": self.draft_length,
+            "lookahead": self.lookahead,
+            "acceptance": drawn,
         }
         about = (self.switches, self.router, self.admission_s, options)
         return TextbookWorkers(self.count, self.policy, predict, self.layers, *about)
@@ -296,9 +308,13 @@ def two_pools(
         prefix = ((("group", group), until),) if group and until else ()
         requests.append(Request(i, at, prompt, output, output + slack, 0, prefix))
     order = draw(st.sampled_from(["prefill_first", "decode_reserves_first"]))
+    decode = draw(half_systems(draw(policies()), draw(st.sampled_from([1, 3, 4]))))
+    mixes = getattr(decode.policy, "enable_mixed_chunk", False)
+    if not mixes and (drafts := draw(st.sampled_from([0, 1, 4]))):
+        decode = replace(decode, layers=(3,), draft_length=drafts)
     return TwoPoolSystem(
         draw(half_systems(draw(policies()), draw(st.sampled_from([1, 4])))),
-        draw(half_systems(draw(policies()), draw(st.sampled_from([1, 3, 4])))),
+        decode,
         Handover(
             order,
             draw(st.sampled_from(["decode_step", "on_transfer"])) if known else "decode_step",
@@ -352,7 +368,8 @@ def assert_equal(system: TwoPoolSystem) -> None:
         elif system.handover.first_token_known and received_s is not None:
             tokens_s.insert(0, tokens_s[0])  # the first two come together
         assert row["ttft_s"] == tokens_s[0] - row["arrival_s"]
-        assert len(tokens_s) == member.request.output_tokens
+        given = len(tokens_s) + member.held  # (a decode's accepted drafts come with its own token)
+        assert given == member.request.output_tokens
         if len(tokens_s) > 1:
             assert row["tbt_max_s"] == np.diff(tokens_s).max()
 

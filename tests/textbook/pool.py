@@ -9,12 +9,12 @@ it alone. A request ends by its own output length.
 from __future__ import annotations
 
 from array import array
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
 from typing import Any, cast
 
 from sarathi_sim.policies.batch import Batch
-from sarathi_sim.policies.log import HIT, HIT_AGAIN, LOST, REMOTE
+from sarathi_sim.policies.log import ACCEPTED, DRAFTED, HIT, HIT_AGAIN, LOST, REMOTE
 from sarathi_sim.policies.pool import PoolPolicy, by_admission
 from sarathi_sim.policies.request import Request, Sequence
 from tests.textbook.blocks import TextbookBlock, TextbookBlocks
@@ -27,7 +27,8 @@ class PoolMember(Member):
 
     ``computed`` tokens have KV or are scheduled, ``out`` of them are in flight; ``pending`` output
     tokens are on their way where iterations are formed ahead; it may ``decode_at`` that step. It
-    has blocks for ``holds`` tokens. ``token_s`` is when its tokens were there.
+    has blocks for ``holds`` tokens. ``token_s`` is when its tokens were there: with drafts several
+    at a time. Of its ``drafts`` that came back so many ``held``.
     """
 
     computed: int = 0
@@ -35,6 +36,8 @@ class PoolMember(Member):
     pending: int = 0
     decode_at: int = 0
     holds: int = 0
+    drafts: int = 0
+    held: int = 0
     token_s: array[float] = field(default_factory=lambda: array("d"))
 
     @property
@@ -50,12 +53,13 @@ class PoolMember(Member):
 
 def _place(row: Row) -> tuple[bool, int]:
     """Chunks are booked before decodes, each in the order of admission."""
-    member, _, chunk, _ = row
+    member, _, chunk, _, _ = row
     return not chunk, member.sequence.order
 
 
-Row = tuple[PoolMember, int, bool, bool]
-"""Who is in an iteration, its tokens there, whether of a chunk, and whether it yields a token."""
+Row = tuple[PoolMember, int, bool, bool, bool]
+"""Who is in an iteration, its tokens there, whether of a chunk, whether it yields a token, and
+whether its drafts are padding."""
 
 
 class TextbookPool:
@@ -72,8 +76,15 @@ class TextbookPool:
         max_length: int,
         stages: int,
         check: bool,
+        draft_length: int = 0,
+        lookahead: int = 0,
+        acceptance: Callable[[int, int, int], int] = lambda *_: 0,
     ) -> None:
         self.policy = policy
+        self.draft_length = draft_length
+        self.lookahead = lookahead
+        self.acceptance = acceptance
+        self.padded: list[Sequence] = []
         self.check = check
         self.blocks = blocks
         self.max_length = max_length
@@ -97,8 +108,7 @@ class TextbookPool:
         """Queue a request; whether it can be served."""
         if request.sends_kv:
             request = replace(request, output_tokens=1, max_tokens=1)
-        length = request.prompt_tokens + request.max_tokens
-        if length > self.max_length or self.blocks.blocks(length - 1) > self.blocks.capacity:
+        if self.refuses(request):
             return False
         sequence = Sequence(
             request.id, request.prompt_tokens, request.max_tokens, 0,
@@ -109,6 +119,12 @@ class TextbookPool:
         self.remote |= request.remote_tokens > 0
         self.queue(sequence, len(self.waiting))
         return True
+
+    def refuses(self, request: Request) -> bool:
+        """Whether a request can never be served."""
+        length = request.prompt_tokens + request.max_tokens
+        most = self.until(length - 1 + (self.draft_length if self.lookahead else 0))
+        return length > self.max_length or self.blocks.blocks(most) > self.blocks.capacity
 
     @property
     def holding(self) -> int:
@@ -199,13 +215,24 @@ class TextbookPool:
     @property
     def decode_blocks(self) -> int:
         """Free blocks that it takes if they all do."""
-        return sum(self.needs(sequence, 1) for sequence in self.ready)
+        return sum(self.needs(sequence, self.remaining(sequence)) for sequence in self.ready)
+
+    @property
+    def decode_tokens(self) -> int:
+        """What they process then: a token each, and its drafts."""
+        return sum(self.remaining(sequence) for sequence in self.ready)
+
+    @property
+    def drafting(self) -> list[Sequence]:
+        """Running sequences that decode with drafts."""
+        found = [s for s in self.running if not self.members[s].partial]
+        return found if self.draft_length else []
 
     def decodes_all(self) -> int:
-        """Let them all decode; returns how many they are."""
+        """Let them all decode; returns the tokens they process."""
         for sequence in self.ready:
-            self.run(sequence, 1)
-        return len(self.ready)
+            self.run(sequence, self.remaining(sequence))
+        return self.decode_tokens
 
     def decoding(self) -> list[Sequence]:
         """Those who decode in this iteration, as far as it has been put together."""
@@ -217,7 +244,10 @@ class TextbookPool:
 
     def remaining(self, sequence: Sequence) -> int:
         """Tokens that an eligible sequence could compute now."""
-        return 1 if sequence in self.ready else sequence.target - self.context(sequence)
+        context = self.context(sequence)
+        if sequence not in self.ready:
+            return sequence.target - context
+        return min(1 + self.draft_length, max(self.max_length - context - 1, 1))
 
     def context(self, sequence: Sequence) -> int:
         """Tokens that an eligible sequence has KV for."""
@@ -225,19 +255,25 @@ class TextbookPool:
 
     def needs(self, sequence: Sequence, tokens: int) -> int:
         """Free blocks it takes for an eligible sequence to compute ``tokens`` more tokens."""
-        return self.blocks.need(sequence, self.context(sequence) + tokens)
+        return self.blocks.need(sequence, self.until(self.context(sequence) + tokens))
+
+    def until(self, tokens: int) -> int:
+        """Whoever computes so many tokens needs room for so many."""
+        return min(tokens + self.lookahead, self.max_length) if self.lookahead else tokens
 
     def run(self, sequence: Sequence, tokens: int) -> None:
         """Let an eligible sequence compute ``tokens`` tokens; its blocks must be free."""
         member = self.members[sequence]
-        self.blocks.take(sequence, member.computed + tokens)
-        self.blocks.enter(sequence, min(member.computed + tokens, member.known))
-        member.holds = max(member.holds, member.computed + tokens)
+        total = member.computed + tokens
+        member.holds = max(member.holds, self.until(total))
+        self.blocks.take(sequence, member.holds)
+        self.blocks.enter(sequence, min(total, member.known))
         self.given[sequence] = tokens
 
     def held(self, sequence: Sequence) -> int:
         """Tokens that a running sequence has blocks for, a decode of this iteration left out."""
-        return self.members[sequence].holds - (sequence in self.ready and sequence in self.given)
+        holds = self.members[sequence].holds
+        return holds - (sequence in self.ready and sequence in self.given and not self.draft_length)
 
     def generated(self, sequences: Iterable[Sequence]) -> list[int]:
         """Tokens that each of these sequences has generated, without those on their way."""
@@ -298,7 +334,10 @@ class TextbookPool:
         self._has(member, max(member.computed, sent))
         self._runs(sequence)
         total = member.computed + tokens
-        member.holds = max(total, hold)
+        if total > sequence.target:
+            self.ready.append(sequence)
+            self.padded.append(sequence)
+        member.holds = max(self.until(total), hold)
         self.blocks.take(sequence, member.holds, hits)
         self.blocks.enter(sequence, min(total, member.known))
         self.given[sequence] = tokens
@@ -312,7 +351,7 @@ class TextbookPool:
     def form(self) -> tuple[Batch, list[Row]]:
         """Form an iteration; returns also who yields a token with it."""
         self.step += 1
-        self.given = {}
+        self.given, self.padded = {}, []
         self.ready = [s for s in self.running if self._decodes_next(self.members[s])]
         self.policy.plan(cast(Any, self))
         self._checked()
@@ -323,6 +362,8 @@ class TextbookPool:
             return False
         if not self.policy.ahead:
             return member.computed < member.known
+        if self.draft_length and member.computed + 1 >= self.max_length:
+            return False
         # Until all the tokens it may have are on their way.
         return not self._over(member) and self.step >= member.decode_at
 
@@ -344,6 +385,11 @@ class TextbookPool:
             decode_context=sum(contexts),
             longest_context=max(contexts, default=0),
             members=lambda: members,
+            verified=tuple(
+                (s, self.given[s], context)
+                for s, context in zip(members, contexts, strict=True)
+                if self.draft_length
+            ),
         )
 
     def _scheduled(self, sequence: Sequence, tokens: int) -> Row:
@@ -358,12 +404,12 @@ class TextbookPool:
             member.decode_at = self.step + self.stages
         if chunk:
             sequence.awaited += tokens
-        return member, tokens, chunk, yields
+        return member, tokens, chunk, yields, sequence in self.padded
 
     def returned(self, rows: list[Row], now: float) -> None:
         """What an iteration computed has come back."""
         drops = getattr(self.policy, "drops", False)
-        for member, tokens, chunk, yields in sorted(rows, key=_place):
+        for member, tokens, chunk, yields, padded in sorted(rows, key=_place):
             sequence = member.sequence
             if chunk:
                 sequence.awaited -= tokens
@@ -371,20 +417,34 @@ class TextbookPool:
             stale = sequence.stale > 0
             if stale:
                 sequence.stale -= tokens
-            # (A sequence whose KV is lost cannot send it.)
-            if not yields or member.finish_s >= 0 or (stale and (drops or sequence.sends)):
+            if not yields or member.finish_s >= 0:
                 continue
+            drafts = 0 if chunk else tokens - 1
+            held = 0
+            if not padded and drafts:
+                left = member.request.output_tokens - member.generated - 1
+                held = min(self.acceptance(sequence.id, member.known, drafts), left)
+            member.drafts += drafts
+            # (A sequence whose KV is lost cannot send it.)
+            if stale and (drops or sequence.sends):
+                continue
+            member.held += held
             if not member.generated:
                 member.first_token_s = now
-            member.generated += 1
+            member.generated += 1 + held
             member.token_s.append(now)
             if stale:
-                sequence.target += 1
-            elif self.policy.ahead:
-                member.pending -= 1
-                self.blocks.enter(sequence, member.computed - member.pending)
+                sequence.target += 1 + held
+            else:
+                member.computed -= drafts - held
+                if self.policy.ahead:
+                    member.pending -= 1
+                    self.blocks.enter(sequence, member.known - 1)
             if member.generated == member.request.output_tokens:
                 member.finish_s = now
+                if member.drafts:
+                    self.events.append((sequence.id, DRAFTED, member.drafts))
+                    self.events.append((sequence.id, ACCEPTED, member.held))
                 if sequence in self.running:
                     self.running.remove(sequence)
                     self.blocks.computed(sequence, min(member.computed, member.known))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 from functools import partial
+from typing import Any
 
 import simpy
 
@@ -201,12 +202,13 @@ class TextbookPoolReplica(TextbookPipeline):
         switches: Switches = DEFAULT,
         jitter: Jitter | None = None,
         check: bool = False,
+        **drafts: Any,
     ) -> None:
         super().__init__(env, predict, layers, switches, jitter)
         blocks = TextbookBlocks(num_blocks, block_size, caching)
         if caching and cached_blocks_of(policy) is RadixBlocks:
             blocks = TextbookRadix(num_blocks, block_size)
-        self.pool = TextbookPool(policy, blocks, max_length, len(layers), check)
+        self.pool = TextbookPool(policy, blocks, max_length, len(layers), check, **drafts)
         self.max_in_flight = max_in_flight
         self.rows: dict[Micro, list[Row]] = {}
         self.kv_tokens: list[int] = []

@@ -96,9 +96,7 @@ class _Pool:
         self.routed: dict[int, list[tuple[int, Request]]] = defaultdict(list)
 
     def refuses(self, request: Request) -> bool:
-        pool = self.replicas[0].pool
-        length = request.prompt_tokens + request.max_tokens
-        return length > pool.max_length or pool.blocks.blocks(length - 1) > pool.blocks.capacity
+        return self.replicas[0].pool.refuses(request)
 
     def choose(self, request: Request, frontend: int) -> int:
         """The worker for a request, by what this frontend sent that has not ended."""

@@ -1,0 +1,248 @@
+"""Speculative decoding: what drafts give, what they cost, and what is refused."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from typing import Any, cast
+
+import numpy as np
+import pytest
+
+from sarathi_sim.experiments.config.deployment import Deployment
+from sarathi_sim.policies.batch import Batch
+from sarathi_sim.policies.log import DECODE
+from sarathi_sim.policies.request import Sequence
+from sarathi_sim.profiler.facts.drafters import drafter_of
+from sarathi_sim.profiler.facts.model import list_models, load_model
+from sarathi_sim.simulator.load.acceptance import (
+    AcceptanceError,
+    DrawnAcceptance,
+    golden,
+    golden_length,
+    held_by_mean,
+    held_by_position,
+)
+from sarathi_sim.simulator.views.metrics import Analysis
+from tests.experiments.small_config import deployed, message
+
+CONFIG: dict[str, Any] = {
+    "name": "small",
+    "seed": 3,
+    "model": "llama-3-8b",
+    "device": "h100-80g-sxm",
+    "stack": "vllm",
+    "workload": {
+        "requests": 24,
+        "lengths": {"kind": "uniform", "min": 64, "max": 512},
+        "pd_ratio": 1,
+    },
+    "cluster": {"max_length": 1024},
+    "kv_cache": {"num_blocks": 2000, "prefix_caching": False},
+}
+POLICIES = {
+    "vllm": {"name": "vllm"},
+    "vllm_async": {"name": "vllm", "async_scheduling": True},
+    "sglang": {"name": "sglang"},
+    "trtllm": {"name": "trtllm"},
+}
+MTP = {"method": "mtp", "draft_length": 3, "acceptance": 2.4}
+
+
+def small(policy: str = "vllm", *assignments: str, **speculation: Any) -> Deployment:
+    tree = CONFIG | {"policy": POLICIES[policy], "stack": POLICIES[policy]["name"]}
+    tree |= {"speculation": speculation} if speculation else {}
+    (found,) = deployed(tree | {"scenarios": {"one": {}}}, *assignments).values()
+    return found
+
+
+# What drafts give ----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+def test_tokens_are_conserved(policy: str) -> None:
+    """Every decode yields its own token and the drafts that hold."""
+    deployment = small(policy, **MTP)
+    records = deployment.simulate()
+    table = Analysis(records).requests
+    _, role, _, first, last = records.replicas[0].spans.T
+    request = records.replicas[0].spans[:, 0]
+    for one in table.to_dict("records"):
+        own = (request == one["request"]) & (role == DECODE)
+        decodes = (last - first + 1)[own].sum()
+        assert one["output_tokens"] == 1 + decodes + one["accepted_tokens"]
+        assert 0 <= one["accepted_tokens"] <= one["drafted_tokens"] <= 3 * decodes
+    found = deployment.summary(Analysis(records))
+    assert found["refused_tokens"] == (table["drafted_tokens"] - table["accepted_tokens"]).sum()
+    # Its last decode may yield more than a request takes.
+    assert found["accepted_per_step"] == pytest.approx(2.4, abs=0.1)
+
+
+@pytest.mark.parametrize("policy", ["vllm", "sglang", "trtllm"])
+@pytest.mark.parametrize("held", [0, 1, 3])
+def test_a_single_request_takes_one_decode_for_every_few_tokens(policy: str, held: int) -> None:
+    """With so many drafts that always hold: ceil((D - 1) / L) decodes."""
+    acceptance = [1.0] * held + [0.0] * (3 - held)
+    one = ("workload.requests=1", "workload.lengths={kind: fixed, prompt: 100, decode: 90}")
+    one += ("workload.pd_ratio=null",)
+    records = small(policy, *one, **MTP | {"acceptance": acceptance}).simulate()
+    decodes = records.replicas[0].iterations["decodes"]
+    in_vain = records.replicas[0].iterations["decodes"].sum() - math.ceil(89 / (1 + held))
+    assert in_vain == (policy != "vllm")  # the one formed ahead, before the end was known
+    assert decodes.max() == 1
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+def test_drafts_of_which_none_holds_gain_nothing(policy: str) -> None:
+    plain = small(policy).simulate()
+    drafts = small(policy, **MTP | {"acceptance": 1.0}).simulate()
+    assert drafts.end_s > plain.end_s
+    looked_up = small(policy, method="ngram", draft_length=1, acceptance=1.0).simulate()
+    assert plain.end_s <= looked_up.end_s <= drafts.end_s
+
+
+def test_the_same_seed_draws_the_same_wherever_a_request_is_served() -> None:
+    runs = [small("vllm", f"cluster.replicas={count}", **MTP).simulate() for count in (1, 1, 3)]
+    tables = [Analysis(records).requests for records in runs]
+    assert tables[0].equals(tables[1])
+    drawn = DrawnAcceptance(held_by_mean(2.4, 3), 7)
+    same = DrawnAcceptance(held_by_mean(2.4, 3), 7)
+    assert [drawn(5, at, 3) for at in range(200)] == [same(5, at, 3) for at in range(200)]
+    assert (
+        tables[0]["accepted_tokens"].sum()
+        != small("vllm", "seed=4", **MTP).simulate().replicas[0].iterations["drafts"].sum()
+    )
+
+
+def test_the_draw_has_the_stated_probabilities() -> None:
+    """Of each position, given those before; and the stated mean."""
+    drawn = DrawnAcceptance(held_by_position([0.8, 0.6, 0.45]), 1)
+    held = np.array([drawn(id, known, 3) for id in range(200) for known in range(200)])
+    for position, expected in enumerate([0.8, 0.48, 0.216], 1):
+        assert (held >= position).mean() == pytest.approx(expected, abs=0.01)
+    assert drawn.mean == pytest.approx(1 + held.mean(), abs=0.02)
+    assert (np.minimum(held, 1) == [drawn(i, k, 1) for i in range(200) for k in range(200)]).all()
+    for mean in (1.0, 1.7, 2.4, 4.0):
+        assert DrawnAcceptance(held_by_mean(mean, 3), 0).mean == pytest.approx(mean)
+    with pytest.raises(ValueError, match="between 1 and 4"):
+        held_by_mean(4.5, 3)
+
+
+def test_published_acceptance() -> None:
+    """Of each model there are eight means, each at least that of one draft; the note names it."""
+    for by_method in golden().golden.values():
+        for by_thinking in by_method.values():
+            for means in by_thinking.values():
+                assert len(means) == 8 and min(means) == means[0]
+                assert all(1 <= mean <= length + 2 for length, mean in enumerate(means))
+    assert golden_length("qwen3.5-397b-a17b", "mtp", "thinking_on", 3) == 3.39
+    with pytest.raises(AcceptanceError, match=r"of mtp of deepseek-r1 .* give a number"):
+        golden_length("deepseek-r1", "mtp", "thinking_on", 1)
+    with pytest.raises(AcceptanceError, match="9 drafts"):
+        golden_length("kimi-k2.5", "eagle3", "thinking_off", 9)
+    (note,) = [note for note in small(**MTP).notes if note.startswith("speculation: ")]
+    assert "3 drafts a decode" in note and "yields 2.40 tokens (as configured)" in note
+
+
+# What drafts cost ----------------------------------------------------------------------------
+
+
+def verified(count: int, drafts: int, context: int) -> Batch:
+    """Decodes with drafts."""
+    rows = tuple((Sequence(i, context, 1, 0), 1 + drafts, context) for i in range(count))
+    return Batch(0, (), 0, count, count * context, context, verified=rows if drafts else ())
+
+
+def test_the_time_of_verifying_and_of_drafting() -> None:
+    """By hand: more rows in layer and head, one reading of the KV cache; then the drafter's pass
+    over all rows, and one more for each further draft."""
+    deployment = small(**MTP)
+    predict, cost, layers = deployment.predictor, deployment.predictor.cost, 32
+    drafter = predict.drafter
+    assert drafter is not None and deployment.layers == (layers,)
+    layer_s, first_s, last_s, _ = predict(verified(8, 3, 1024))
+    rows_s = sum(cost.layer_parts(32).values())
+    assert layer_s == pytest.approx(rows_s + cost.decode_s(8.0, 1024.0), rel=1e-6)
+    assert first_s == pytest.approx(cost.first_s(32) + cost.host_s(8), rel=1e-6)
+    own = cast(Any, drafter.of_each).__self__.cost
+    passes = sum(own.layer_parts(32).values()) + own.decode_s(8.0, 1024.0)
+    passes += 2 * (sum(own.layer_parts(8).values()) + own.decode_s(8.0, 1024.0))
+    assert last_s == pytest.approx(cost.last_s(32) + passes + 3 * own.last_s(8), rel=1e-6)
+    # So many queries that their FLOPs take longer than reading the cache.
+    many = predict(verified(8, 255, 1024))[0] - sum(cost.layer_parts(2048).values())
+    queries_s = 2048 * cost.query_s(1024.0)
+    assert queries_s > cost.decode_s(8.0, 1024.0)
+    assert many == pytest.approx(queries_s, rel=1e-4)
+
+
+def test_the_first_draft_after_a_prompt() -> None:
+    """A prompt that ends is drafted for; one that does not only fills the drafter's KV."""
+    drafter = small(**MTP).predictor.drafter
+    assert drafter is not None
+    sequence = Sequence(0, 512, 1, 0)
+    chunk = ((sequence, 512, 0),)
+    batch = Batch(0, chunk, 512, 0, 0, 0)
+    (part,), (whole,) = drafter([batch]), drafter([replace(batch, yields=(sequence,))])
+    assert part == drafter.of_each([batch])[0][0]
+    assert whole > part
+
+
+@pytest.mark.parametrize("name", ["qwen3.5-397b-a17b", "kimi-k2.5", "glm-5", "llama-3-8b"])
+def test_drafters(name: str) -> None:
+    """MTP: a layer of the model's kind; EAGLE-3: a dense one of its width; both of one layer."""
+    model = load_model(name)
+    mtp, eagle = drafter_of(model, "mtp"), drafter_of(model, "eagle3")
+    assert mtp is not None and eagle is not None and drafter_of(model, "ngram") is None
+    assert mtp.num_layers == eagle.num_layers == 1
+    assert mtp.experts is None or not mtp.experts.dense_layers
+    assert mtp.share_of("attention") == eagle.share_of("attention") == 1
+    assert eagle.experts is None and eagle.hidden_size == mtp.hidden_size == model.hidden_size
+    last = sum(model.parameters_in(range(model.num_layers - 1, model.num_layers)))
+    if model.recurrent is None:
+        assert sum(mtp.parameters_in()) == last
+    assert model.experts is None or sum(eagle.parameters_in()) < last
+
+
+def test_every_model_has_drafters() -> None:
+    for name in list_models():
+        for method in ("mtp", "eagle3"):
+            assert drafter_of(load_model(name), method) is not None
+
+
+def test_the_memory_of_a_drafter() -> None:
+    """Its weights, and a layer more of keys and values: a block is 33/32 as large."""
+    sizes = []
+    for method in ("ngram", "mtp"):
+        deployment = small("vllm", "kv_cache.num_blocks=null", **MTP | {"method": method})
+        assert deployment.memory is not None
+        sizes.append((deployment.memory.block_bytes, deployment.memory.weight_bytes))
+    (plain, weights), (block, more) = sizes
+    assert block == pytest.approx(33 / 32 * plain)
+    assert more - weights == pytest.approx(
+        sum(load_model("llama-3-8b").parameters_in(range(1))) * 2
+    )
+
+
+# What is refused -----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("policy", "changes", "says"),
+    [
+        ({"name": "sarathi", "chunk_size": 256}, ("kv_cache=null",), "sarathi verifies no drafts"),
+        ({"name": "sarathi_serve"}, (), "sarathi_serve verifies no drafts"),
+        (POLICIES["vllm"], ("cluster.pp=2",), "needs cluster.pp 1"),
+        (
+            {"name": "sglang", "enable_mixed_chunk": True},
+            (),
+            "needs policy.enable_mixed_chunk: false",
+        ),
+        (POLICIES["vllm"], ("speculation.acceptance=golden",), "no acceptance of mtp of llama"),
+        (POLICIES["vllm"], ("speculation.acceptance=4.5",), "must lie between 1 and 4"),
+        (POLICIES["vllm"], ("speculation.acceptance=[0.5]",), "must be 3 probabilities"),
+        (POLICIES["vllm"], ("speculation.method=draft_model",), "drafters other than"),
+    ],
+)  # fmt: skip
+def test_what_is_refused(policy: dict[str, Any], changes: tuple[str, ...], says: str) -> None:
+    tree = CONFIG | {"policy": policy, "speculation": MTP, "scenarios": {"one": {}}}
+    assert says in message(tree, *changes)
