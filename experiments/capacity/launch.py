@@ -359,11 +359,8 @@ def _command(
         "dp": ranks,
         "dp_attention": ranks is not None,
         "no_prefix_caching": not cache.prefix_caching,
-<<<<<<< HEAD
         "custom_code": checkpoint.custom_code,
-=======
         "speculation": _speculation(scenario),
->>>>>>> all
     }
     words = [server.program.format(model=shlex.quote(checkpoint.name))]
     words += [server.trust] if checkpoint.custom_code and server.trust else []
