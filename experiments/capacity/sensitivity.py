@@ -8,7 +8,7 @@ searched again, with short runs, from the unchanged one; else each run is simula
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -147,7 +147,7 @@ def ops_of(deployment: Deployment) -> list[str]:
     return [op for op in OPS if op in there and (head or not OPS[op].outputs)]
 
 
-def _ops(names: Iterable[str], power: int = 1) -> Callable[[Scenario, float], Scenario]:
+def _ops(names: Collection[str], power: int = 1) -> Callable[[Scenario, float], Scenario]:
     return lambda scenario, times: slowed(scenario, names, times**power)
 
 
