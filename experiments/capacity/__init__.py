@@ -2,6 +2,6 @@
 ``sweeps``.
 
 Read ``search.py`` first (from probes to a capacity), then ``probing.py`` (probes as runs of a
-sweep), ``recommend.py`` (from a question to deployments; its bounds in ``bounds.py``) and ``sensitivity.py`` (the effect of each
-factor, changed one at a time).
+sweep), ``recommend.py`` (from a question to deployments; its bounds are in ``bounds.py``) and
+``sensitivity.py`` (the effect of each factor, changed one at a time).
 """

@@ -43,6 +43,13 @@ RefineOption = Annotated[
     int,
     typer.Option(min=0, max=10, help="Rounds of trying half-way between the best and the next."),
 ]
+PoolsOption = Annotated[
+    bool, typer.Option("--pools", help="Also try prefill and decode workers of their own.")
+]
+RejectedOption = Annotated[
+    float,
+    typer.Option(min=0, max=0.99, callback=finite, help="Share of requests that may be rejected."),
+]
 BandsOption = Annotated[
     bool, typer.Option("--bands/--no-bands", help="Also search under errors of the op times.")
 ]
@@ -147,15 +154,8 @@ def recommend(
     seqs: Annotated[str | None, typer.Option(help="Sequence limits to try, with commas.")] = None,
     prices: PricesOption = None,
     tolerance: Annotated[float, typer.Option(min=0.01, max=0.5, help="Of the capacities.")] = 0.05,
-    rejected: Annotated[
-        float,
-        typer.Option(
-            min=0, max=0.99, callback=finite, help="Share of requests that may be rejected."
-        ),
-    ] = 0.0,
-    pools: Annotated[
-        bool, typer.Option("--pools", help="Also try prefill and decode workers of their own.")
-    ] = False,
+    rejected: RejectedOption = 0.0,
+    pools: PoolsOption = False,
     refine: RefineOption = 0,
     out: Annotated[Path | None, typer.Option(help="[default: runs/recommend]")] = None,
     json: JsonOption = False,
