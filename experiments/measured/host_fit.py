@@ -43,6 +43,9 @@ PRIOR_ROWS = 2
 """So many rows weighs what was measured elsewhere, in each fit."""
 FRONTEND_S = 0.01
 """What a frontend takes of a request, before any row is seen: assumed."""
+MOST_HANDSHAKE_S = 0.5
+"""The most that a request takes before its prefill in SGLang's pools, whose workers shake hands
+first (docs/pools.md); it is fitted as the frontend's time."""
 ITERATION, SEQUENCE = "longer iteration", "longer sequence"
 LAUNCHES = {"launches": 4e-5, "long launches": 1e-4}
 """Seconds of launching a call that are simulated, beside 0."""
@@ -123,6 +126,8 @@ class Slopes:
 
         names = self.names
         bounds = np.array([self.limits.constants[name].range for name in names])
+        if all(self.rows[row].launch and self.rows[row].backend == "sglang" for row in which):
+            bounds[names.index("frontend_s"), 1] = MOST_HANDSHAKE_S
         unit = bounds[:, 1]
         elsewhere = replace(self.limits.measured, frontend_s=FRONTEND_S)
         prior = np.minimum([getattr(elsewhere, name) for name in names] / unit, 1.0)
