@@ -131,7 +131,7 @@ def test_ranks_are_rows_of_their_own_and_wait_before_the_next_step(
 ) -> None:
     analysis = Analysis(records)
     slices = stage_slices(analysis, Window(0.0, records.end_s))
-    assert slices[5].name == "rank 1 of replica 1"
+    assert slices[5].called == "1 rank 1"
     for one, log in zip(slices, records.replicas, strict=True):
         assert log.waited_s is not None
         assert np.array_equal(one.finish, log.iterations["finish_s"] - log.waited_s)

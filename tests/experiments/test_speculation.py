@@ -9,12 +9,17 @@ from typing import Any, cast
 import numpy as np
 import pytest
 
-from sarathi_sim.experiments.config.deployment import Deployment
+from sarathi_sim.experiments.config.deployment import Deployment, deploy
+from sarathi_sim.experiments.config.inputs import host_of
+from sarathi_sim.experiments.config.loading import load_experiment, stored
+from sarathi_sim.experiments.run.compare import explanation
+from sarathi_sim.experiments.run.uncertainty import uncertainty
 from sarathi_sim.policies.batch import Batch
 from sarathi_sim.policies.log import DECODE
 from sarathi_sim.policies.request import Sequence
 from sarathi_sim.profiler.facts.drafters import drafter_of
 from sarathi_sim.profiler.facts.model import list_models, load_model
+from sarathi_sim.profiler.facts.ops import ALL_TO_ALL, MOE
 from sarathi_sim.simulator.load.acceptance import (
     AcceptanceError,
     DrawnAcceptance,
@@ -23,6 +28,7 @@ from sarathi_sim.simulator.load.acceptance import (
     held_by_mean,
     held_by_position,
 )
+from sarathi_sim.simulator.op_times.predictor import BundlePredictor
 from sarathi_sim.simulator.views.metrics import Analysis
 from tests.experiments.small_config import deployed, message
 
@@ -223,6 +229,96 @@ def test_the_memory_of_a_drafter() -> None:
     )
 
 
+# With pools, and with ranks -------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("policy", ["vllm", "sglang", "trtllm"])
+def test_of_two_pools_the_decode_pool_speculates(policy: str) -> None:
+    """Prefill as without drafts, and fewer decodes; a resolved scenario is the same again."""
+    two = ("disaggregation={prefill: {}, decode: {cluster: {tp: 2}}}",)
+    plain, drafts = small(policy, *two), small(policy, *two, **MTP)
+    prefill, decode = drafts.pools
+    assert (prefill.drafter, prefill.scenario.speculation) == (None, None)
+    assert decode.drafter is not None and decode.scenario.speculation is not None
+    assert any(note.startswith("decode speculation: mtp, 3 drafts") for note in drafts.notes)
+    records = drafts.simulate()
+    before, after = (Analysis(one).requests for one in (plain.simulate(), records))
+    assert after["finish_s"].max() < before["finish_s"].max()
+    first, second = records.replicas
+    assert not first.iterations["drafts"].any() and second.iterations["drafts"].any()
+    known = policy != "vllm"  # (else the decode worker yields the first token)
+    _, role, _, start, last = second.spans.T
+    for one in after.to_dict("records"):
+        own = (second.spans[:, 0] == one["request"]) & (role == DECODE)
+        decodes = (last - start + 1)[own].sum()
+        assert one["output_tokens"] == 1 + decodes + one["accepted_tokens"]
+        assert (role[second.spans[:, 0] == one["request"]] != DECODE).any() == (not known)
+    summary = drafts.summary(Analysis(records))
+    assert summary["accepted_per_step"] == pytest.approx(2.4, abs=0.1)
+    content, _ = stored(drafts.scenario, "two")
+    experiment = load_experiment({"name": "two", "scenarios": {"two": content}})
+    again = deploy(experiment.scenarios["two"], experiment.sources["two"])
+    assert Analysis(again.simulate()).requests.equals(after)
+
+
+def ranks() -> Deployment:
+    """Two ranks of a mixture, which drafts with a layer like its own."""
+    cluster = {"max_length": 1024, "dp": 2, "expert_parallel": True, "moe_a2a_backend": "nccl"}
+    tree = {**CONFIG, "model": "qwen3-30b-a3b", "cluster": cluster, "policy": POLICIES["vllm"]}
+    (found,) = deployed({**tree, "speculation": MTP, "scenarios": {"one": {}}}).values()
+    return found
+
+
+def test_ranks_with_drafts() -> None:
+    """Every rank's tokens are conserved; the ranks share the experts for all rows of a step."""
+    deployment = ranks()
+    records = deployment.simulate()
+    assert records.ranks == (2,) and len(records.replicas) == 2
+    analysis = Analysis(records)
+    for number, log in enumerate(records.replicas):
+        mine = analysis.requests[analysis.requests["replica"] == number]
+        _, role, _, first, last = log.spans.T
+        decodes = (last - first + 1)[role == DECODE].sum()
+        accepted = mine["accepted_tokens"].sum()
+        assert accepted and mine["output_tokens"].sum() == len(mine) + decodes + accepted
+        columns = log.iterations
+        rows = columns["prefill_tokens"] + columns["decodes"] + columns["drafts"]
+        assert (rows <= columns["most_tokens"]).all()
+        assert (columns["most_tokens"] <= columns["all_tokens"]).all()
+        assert (columns["all_tokens"] <= rows + columns["most_tokens"]).all()
+    assert deployment.summary(analysis)["accepted_per_step"] == pytest.approx(2.4, abs=0.1)
+    explained = explanation(analysis, deployment.predictor)
+    assert sum(explained.stages.values()) == explained.wall
+    band = uncertainty(deployment, analysis)
+    assert band is not None and np.isfinite(band.slower).all()
+
+
+def test_the_time_of_ranks_with_drafts() -> None:
+    """By hand: a rank's own rows, beside experts at those of all and an exchange at those of the
+    first; so in each pass of the drafter, whose further ones have a row a sequence."""
+    deployment = ranks()
+    assert deployment.drafter is not None
+    host = replace(host_of(deployment.scenario.engine), launch_layer_s=0.0)
+    model, drafter = deployment._predictor(deployment.ops, host), deployment.drafter
+    layer = deployment._predictor(drafter)
+    step = [verified(8, 3, 512), verified(2, 3, 256)]
+    further = [Batch(0, (), 0, 8, 8 * 512, 512), Batch(0, (), 0, 2, 2 * 256, 256)]
+
+    def met(predict: BundlePredictor, batch: Batch, rows: int, most: int) -> float:
+        """A layer's time, met by the other rank."""
+        op_s, own = predict.cost.op_s, batch.num_tokens
+        beside = predict(batch)[0] - op_s(MOE, own) - op_s(ALL_TO_ALL, own)
+        return float(beside + op_s(MOE, rows) + op_s(ALL_TO_ALL, most))
+
+    times, whole = deployment.step_predictor(step)
+    for batch, one, (layer_s, first_s, last_s, _) in zip(step, further, times, strict=True):
+        assert layer_s == pytest.approx(met(model, batch, 40, 32), abs=5e-9)
+        assert first_s == pytest.approx(model(batch)[1])
+        passes = met(layer, batch, 40, 32) + 2 * met(layer, one, 10, 8) + 3 * layer(one)[2]
+        assert last_s == pytest.approx(model(batch)[2] + passes, abs=2e-8)
+    assert whole == tuple(map(max, zip(*times, strict=True)))
+
+
 # What is refused -----------------------------------------------------------------------------
 
 
@@ -241,6 +337,11 @@ def test_the_memory_of_a_drafter() -> None:
         (POLICIES["vllm"], ("speculation.acceptance=4.5",), "must lie between 1 and 4"),
         (POLICIES["vllm"], ("speculation.acceptance=[0.5]",), "must be 3 probabilities"),
         (POLICIES["vllm"], ("speculation.method=draft_model",), "drafters other than"),
+        (
+            POLICIES["vllm"],
+            ("disaggregation={prefill: {speculation: {method: ngram}}, decode: {}}",),
+            "disaggregation.prefill.speculation: value 'ngram': must be left out",
+        ),
     ],
 )  # fmt: skip
 def test_what_is_refused(policy: dict[str, Any], changes: tuple[str, ...], says: str) -> None:

@@ -199,10 +199,13 @@ def test_a_file_without_a_sweep_section_is_a_sweep_of_its_scenarios(write_config
     assert [run.name for run in plan.runs] == ["orca", "sarathi"]
 
 
-def test_the_shipped_sweep() -> None:
+def test_the_shipped_sweeps() -> None:
     plan = plan_sweep("pd_sweep")
     assert len(plan.runs) == len({run.key for run in plan.runs}) == 7 * 4 * 9 >= 200
     assert {"workload.pd_ratio", "batching.max_batch", "policy"} == set(plan.axes)
+    plan = plan_sweep("mtp_qwen3_5")
+    assert len(plan.runs) == len({run.key for run in plan.runs}) > 1
+    assert any("speculation" in axis for axis in plan.axes)
 
 
 def test_plan_says_how_many_and_how_long(write_config: Write) -> None:

@@ -12,8 +12,9 @@ from hypothesis import given, reject, settings
 from hypothesis import strategies as st
 
 from sarathi_sim.policies.batch import Batch
+from sarathi_sim.policies.endings import OutputLengths
 from sarathi_sim.policies.kv import Blocks
-from sarathi_sim.policies.log import HIT_AGAIN, LOST, REMOTE, LivelockError
+from sarathi_sim.policies.log import ACCEPTED, DRAFTED, HIT_AGAIN, LOST, REMOTE, LivelockError
 from sarathi_sim.policies.policy import cached_blocks_of
 from sarathi_sim.policies.pool import Pool, PoolPolicy
 from sarathi_sim.policies.radix import RadixBlocks
@@ -21,7 +22,7 @@ from sarathi_sim.policies.request import Prefix, Request
 from sarathi_sim.policies.sglang import Sglang
 from sarathi_sim.policies.trtllm import Trtllm
 from sarathi_sim.policies.vllm import Vllm
-from tests.simulator.pools import sglang_policies, vllm_policies
+from tests.simulator.pools import drawn, sglang_policies, vllm_policies
 from tests.textbook.blocks import TextbookBlocks
 from tests.textbook.pool import Row, TextbookPool
 from tests.textbook.radix import TextbookRadix
@@ -45,17 +46,31 @@ class Worker:
     requests: list[Request]
     takes: list[int]
     fails: frozenset[int] = frozenset()
+    draft_length: int = 0
+
+    @property
+    def lookahead(self) -> int:
+        return self.draft_length * isinstance(self.policy, Vllm)
 
     def pool(self) -> Pool:
         blocks = cached_blocks_of(self.policy) if self.caching else Blocks
         memory = blocks(self.num_blocks, self.block_size)
-        return Pool(self.policy, memory, max_in_flight=self.depth, max_length=MAX_LENGTH)
+        return Pool(
+            self.policy,
+            memory,
+            max_in_flight=self.depth,
+            max_length=MAX_LENGTH,
+            draft_length=self.draft_length,
+            lookahead=self.lookahead,
+            endings=OutputLengths(drawn),
+        )
 
     def textbook(self) -> TextbookPool:
         blocks = TextbookBlocks(self.num_blocks, self.block_size, self.caching)
         if self.caching and cached_blocks_of(self.policy) is RadixBlocks:
             blocks = TextbookRadix(self.num_blocks, self.block_size)
-        return TextbookPool(self.policy, blocks, MAX_LENGTH, 1, check=True)
+        drafts = self.draft_length, self.lookahead, drawn
+        return TextbookPool(self.policy, blocks, MAX_LENGTH, 1, True, *drafts)
 
 
 @st.composite
@@ -102,6 +117,7 @@ def workers(draw: st.DrawFn) -> Worker:
         requests,
         draw(st.lists(st.integers(0, 15), min_size=count, max_size=count)),
         fails,
+        0 if getattr(policy, "enable_mixed_chunk", False) else draw(st.sampled_from([0, 0, 1, 4])),
     )
 
 
@@ -151,7 +167,10 @@ class Twins:
             ours, others = getattr(pool, name), getattr(book, name)
             assert [s.id for s in ours] == [s.id for s in others], name
         assert pool.blocks.free == book.blocks.free
-        assert list(pool.events) == [number for event in book.events for number in event]
+        told = [(*pool.events[i : i + 3],) for i in range(0, len(pool.events), 3)]
+        # (Of those who end together, drafts come in any order.)
+        order = sorted if self.worker.draft_length else list
+        assert order(told) == order(book.events)
         assert pool.holding == book.holding == len(pool.loading)
         self.processed += batch.num_tokens
         self.flight.append((batch, rows))
@@ -211,7 +230,7 @@ def test_any_worker_is_the_textbooks(worker: Worker) -> None:
     events = [pool.events[place : place + 3] for place in range(0, len(pool.events), 3)]
     lost = sum(tokens for _, what, tokens in events if what == LOST)
     had = sum(tokens for _, what, tokens in events if what != LOST)
-    if not worker.policy.ahead:  # (which computes tokens in vain)
+    if not (worker.policy.ahead or worker.draft_length):  # (which compute tokens in vain)
         assert due <= twins.processed + had <= due + lost
     sent = {id: tokens for id, what, tokens in events if what == REMOTE}
     assert len(sent) == sum(what == REMOTE for _, what, _ in events), "something was sent twice"
@@ -367,6 +386,26 @@ def test_trtllm_reserves_what_its_capacity_policy_says() -> None:
 
 def sglang(running: int = 8) -> Sglang:
     return Sglang(max_running_requests=running, disable_overlap_schedule=True)
+
+
+@pytest.mark.parametrize("policy", [trtllm(2, "guaranteed_no_evict"), sglang()])
+def test_drafts_begin_with_the_first_decode(policy: PoolPolicy) -> None:
+    """The first token is known, so the second is verified with drafts. With two that hold of three,
+    decodes yield tokens 2 to 4, 5 to 7 and the last one, after which none may hold."""
+    pool = Pool(policy, Blocks(4097, 1), max_length=10_000, draft_length=3)
+    pool.endings = OutputLengths(lambda id, known, drafts: 2)
+    assert pool.add(asked(0, 8, 8, computed=8)) is None
+    assert pool.next_batch() is None
+    pool.received([0])
+    for known in (9, 12, 15):
+        batch = pool.next_batch()
+        assert batch is not None and not batch.chunks and pool.repeats(batch) == 0
+        ((sequence, tokens, context),) = batch.verified
+        assert (tokens, context, sequence.target) == (4, known - 1, known)
+        ended = pool.complete(batch)
+    assert ended == [sequence]
+    assert pool.events[-6:].tolist() == [0, DRAFTED, 9, 0, ACCEPTED, 4]
+    assert pool.blocks.free == pool.blocks.capacity
 
 
 def test_sglang_keeps_memory_beside_each_request() -> None:
