@@ -183,6 +183,7 @@ def test_a_result_of_two_pools(ran: Path) -> None:
     assert again.analysis.records.called(2) == "decode 0"
 
 
+@pytest.mark.slow
 def test_pools_and_servers_are_compared_by_their_numbers(ran: Path, tmp_path: Path) -> None:
     alone = tmp_path / "alone"
     tree = yaml.safe_load(TWO) | {"disaggregation": None}

@@ -140,6 +140,7 @@ def test_ranks_are_rows_of_their_own_and_wait_before_the_next_step(
         assert (one.bubble_s[1:] <= gap[1:]).all()
 
 
+@pytest.mark.slow
 def test_run_and_report(tmp_path: Path) -> None:
     path = tmp_path / "ranks.yaml"
     path.write_text(CONFIG.replace("requests: 60", "requests: 12"))

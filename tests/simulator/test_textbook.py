@@ -72,7 +72,7 @@ def test_any_system(system: System) -> None:
     assert_bitwise_equal(system.fast(), system.textbook())
 
 
-@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=75, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(with_ranks(systems()))
 def test_any_ranks_of_micro_batches(system: System) -> None:
     assert_bitwise_equal(system.fast(), system.textbook())
@@ -185,7 +185,7 @@ def test_every_pool_with_drafts(name: str, caching: bool) -> None:
     assert lost or name in ("sglang", "trtllm"), "nobody is preempted"
 
 
-@settings(max_examples=300, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=100, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(
     st.one_of(DRAFTING_SYSTEMS, with_ranks(DRAFTING_SYSTEMS)),
     st.integers(1, 5),
@@ -196,7 +196,7 @@ def test_any_pool_with_drafts(system: PoolSystem, length: int) -> None:
     compare(replace(system, layers=(3,), **drafts))
 
 
-@settings(max_examples=300, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=100, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(with_ranks(pool_systems(vllm_policies() | sglang_policies())))
 def test_any_ranks_of_pools(system: PoolSystem) -> None:
     compare(system)
