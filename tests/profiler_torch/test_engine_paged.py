@@ -200,8 +200,7 @@ def test_a_session_begins_with_what_was_generated() -> None:
     """Each turn finds the blocks of the turns before, the generated tokens among them."""
     engine = LocalEngine(MODEL, blocks=BLOCKS - 1, block_size=BLOCK)
     turns = [
-        Request(i, 1.0 * i, 10 + 20 * i, 8, 8, prefix=(("session", 18 + 20 * i),))
-        for i in range(3)
+        Request(i, 1.0 * i, 10 + 20 * i, 8, 8, prefix=(("session", 18 + 20 * i),)) for i in range(3)
     ]
     run = engine.serve(turns, build("vllm"), settings("vllm"), prefix_caching=True)
     # The last token is never written, and a hit is whole blocks: 17 and 37 tokens are there.
