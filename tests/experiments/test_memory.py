@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from sarathi_sim.experiments.config import deployment as deploying
+from sarathi_sim.experiments.config import run_memory
 from sarathi_sim.experiments.config.deployment import deploy
 from sarathi_sim.experiments.config.errors import ConfigError
 from sarathi_sim.experiments.config.loading import load_experiment
@@ -29,7 +29,7 @@ DECLARED = ("workload.declared=exact", "batching.kv_reservation=declared")
 
 
 def _free(monkeypatch: pytest.MonkeyPatch, num_bytes: int) -> None:
-    monkeypatch.setattr(deploying, "available_bytes", lambda: num_bytes)
+    monkeypatch.setattr(run_memory, "available_bytes", lambda: num_bytes)
     monkeypatch.setattr(trace, "available_bytes", lambda: num_bytes)
 
 
@@ -75,8 +75,10 @@ def test_what_any_process_has_is_not_asked_for(monkeypatch: pytest.MonkeyPatch) 
     assert (size_text(2.34e10), size_text(5e7)) == ("23.4 GB", "50 MB")
     _free(monkeypatch, 0)
     needed = sum(need.num_bytes for need in deployed(ALONE)["small"].memory_needs)
-    assert 0 < needed < deploying.ALWAYS_FREE
-    assert deploying.shortage([deploying.Need("it", deploying.ALWAYS_FREE + 1, "key")]) is not None
+    assert 0 < needed < run_memory.ALWAYS_FREE
+    assert (
+        run_memory.shortage([run_memory.Need("it", run_memory.ALWAYS_FREE + 1, "key")]) is not None
+    )
 
 
 def test_a_trace_that_is_no_file_or_has_no_line_ends(tmp_path: Path) -> None:
@@ -125,9 +127,9 @@ def test_a_mooncake_trace_is_estimated_too(tmp_path: Path, monkeypatch: pytest.M
 @pytest.mark.parametrize(
     ("sizes", "estimate"),
     [
-        (TableSizes(100_000, 64, 1), 2**17 * deploying.TOKEN_BYTES),
-        (TableSizes(1, 50_000, 1), (50_000 + 1024) * deploying.POINT_BYTES),
-        (TableSizes(1, 4096, 1000), 130 * 1000 * deploying.POINT_BYTES),
+        (TableSizes(100_000, 64, 1), 2**17 * run_memory.TOKEN_BYTES),
+        (TableSizes(1, 50_000, 1), (50_000 + 1024) * run_memory.POINT_BYTES),
+        (TableSizes(1, 4096, 1000), 130 * 1000 * run_memory.POINT_BYTES),
     ],
 )
 def test_estimates_are_near_what_is_taken(sizes: TableSizes, estimate: int) -> None:
