@@ -33,6 +33,11 @@ def check_speculation(scenario: Scenario, model: ModelSpec, source: Source) -> N
         problem = "needs policy.enable_mixed_chunk: false, as the engine does"
     if problem is not None:
         raise source.error("speculation", spec.method, problem)
+    if (drafter := drafter_of(model, spec.method)) is not None:
+        try:
+            drafter.check_tp(scenario.cluster.tp)
+        except ValueError as error:
+            raise source.error("cluster.tp", scenario.cluster.tp, str(error)) from None
     try:
         acceptance_of(scenario, model)
     except (AcceptanceError, ValueError) as error:

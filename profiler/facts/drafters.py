@@ -16,9 +16,10 @@ def drafter_of(model: ModelSpec, method: str) -> ModelSpec | None:
 
     ``mtp``: a layer like the model's own, with attention over the whole context, and with experts
     where the model has some (DeepSeek V3, arXiv:2412.19437, section 2.2). ``eagle3``: one dense
-    layer of its width, whose heads are taken to be 128 wide, of KV at most eight (EAGLE-3,
-    arXiv:2503.01840; the published drafters of large models). Both use the model's embedding and LM
-    head. What joins their inputs (a GEMM of two or three hidden states) is left out.
+    layer of its width, with the model's heads (EAGLE-3, arXiv:2503.01840); where these share a
+    latent, heads are taken to be 128 wide, and those of KV at most eight. Both use the model's
+    embedding and LM head. What joins their inputs (a GEMM of two or three hidden states) is left
+    out.
     """
     if method == "ngram":
         return None
@@ -29,12 +30,12 @@ def drafter_of(model: ModelSpec, method: str) -> ModelSpec | None:
             changes["experts"] = replace(model.experts, dense_layers=(), bare_layers=())
             changes["ffn_hidden_size"] = 0
         return replace(model, **changes)
-    heads = max(model.hidden_size // _HEAD_DIM, 1)
+    if model.latent is not None:
+        heads = max(model.hidden_size // _HEAD_DIM, 1)
+        changes |= {"num_heads": heads, "num_kv_heads": gcd(_KV_HEADS, heads)}
+        changes["head_dim"] = _HEAD_DIM
     return replace(
         model,
-        num_heads=heads,
-        num_kv_heads=gcd(_KV_HEADS, heads),
-        head_dim=_HEAD_DIM,
         ffn_hidden_size=model.ffn_hidden_size or 4 * model.hidden_size,
         experts=None,
         latent=None,

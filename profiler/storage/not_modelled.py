@@ -28,8 +28,30 @@ class Limit:
 
     def asked_by(self, name: str) -> bool:
         """Whether a plain name (:func:`_plain`) asks for it."""
-        return any(fnmatchcase(name, pattern) for pattern in self.names.split())
+        return _matches(name, self.names)
 
+
+def _matches(name: str, patterns: str) -> bool:
+    return any(fnmatchcase(name, pattern) for pattern in patterns.split())
+
+
+KEYS = {
+    "`speculation`": (
+        "speculat* *-speculative-* spec spec-* draft* *-draft-* mtp mtp-* *-mtp-* eagle* ngram* "
+        "num-nextn*"
+    ),
+    "`disaggregation`": (
+        "disagg* *-disagg* pd-disagg* prefill-decode* kv-transfer* kv-connector* prefill-replicas "
+        "decode-replicas prefill-pool decode-pool prefill-workers decode-workers "
+        "prefill-instances decode-instances prefill-tp decode-tp"
+    ),
+    "`cluster.dp`": (
+        "dp-attention *-dp-attention attention-dp *-attention-dp data-parallel* dp-size enable-dp* "
+        "adp"
+    ),
+    "`cluster.redundant_experts`": "*redundant-experts*",
+}
+"""By the key of a configuration, the names that engines give to what it is."""
 
 _PROFILE = "profile it: `profiles` takes op times measured on it, `device` a YAML of its data sheet"
 _DENSE = "give a `config.json` of a type that docs/models.md lists"
@@ -251,6 +273,13 @@ LIMITS: dict[Kind, tuple[Limit, ...]] = {
         ),
     ),
 }
+
+
+def called_here(name: str) -> str:
+    """The key by which a configuration asks for what an engine calls so; empty if it has no
+    other."""
+    plain = _plain(name)
+    return next((key for key, called in KEYS.items() if _matches(plain, called)), "")
 
 
 def not_modelled(name: str, *kinds: Kind) -> str:

@@ -14,7 +14,7 @@ from typing import Any, TypeVar, dataclass_transform, get_args, get_origin, get_
 
 from pydantic import BaseModel, ConfigDict, TypeAdapter, ValidationError
 
-from sarathi_sim.profiler.storage.not_modelled import not_modelled
+from sarathi_sim.profiler.storage.not_modelled import called_here, not_modelled
 
 T = TypeVar("T")
 KeyPath = tuple[str, ...]
@@ -53,10 +53,12 @@ def one_line(error: Exception) -> str:
 
 def did_you_mean(name: str, allowed: Iterable[str]) -> str:
     """``" (did you mean x?)"`` where ``allowed`` has something close to ``name``, else empty;
-    of something that is not modelled what to do instead."""
+    of something that is not modelled what to do instead, and of an engine's name its own key."""
     if limit := not_modelled(name):
         return f"; {limit}"
     choices = list(allowed)
+    if (key := called_here(name)) and name not in choices:
+        return f" (that is {key})"
     close = [choice for choice in choices if choice.startswith(name)] if name else []
     close = close or difflib.get_close_matches(name, choices, n=1)
     return f" (did you mean {close[0]}?)" if close else ""

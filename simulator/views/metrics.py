@@ -83,14 +83,14 @@ def paging_columns(records: Records) -> dict[str, Ints]:
     kinds = (LOST, HIT, HIT_AGAIN, DRAFTED, ACCEPTED)
     found = {kind: np.zeros(len(records.request_id), np.int64) for kind in kinds}
     preemptions = np.zeros(len(records.request_id), np.int64)
-    first = records.prefill_logs or len(records.replicas)
+    first, way = records.prefill_logs or len(records.replicas), records.handovers
     for number, log in enumerate(records.replicas):
         if log.pool is None:
             continue
         request, kind, tokens = log.pool.events.T
-        if number >= first:  # its hits were computed in the other pool
-            kind = np.where(kind == HIT, REMOTE, kind)
         row = np.searchsorted(records.request_id, request)
+        if number >= first and way is not None:  # hits of prompts computed in the other pool
+            kind = np.where((kind == HIT) & (way.prefilled_on[row] >= 0), REMOTE, kind)
         for what, sums in found.items():
             np.add.at(sums, row[kind == what], tokens[kind == what])
         np.add.at(preemptions, row[kind == LOST], 1)

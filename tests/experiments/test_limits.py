@@ -20,6 +20,20 @@ from tests.profiler.hf_configs import LLAMA_3
 ROOT = Path(__file__).resolve().parents[2]
 
 
+@pytest.mark.parametrize(
+    ("assignment", "key"),
+    [
+        ("cluster.data_parallel_size=8", "cluster.dp"),
+        ("policy.enable_dp_attention=true", "cluster.dp"),
+        ("policy.num_speculative_tokens=3", "speculation"),
+        ("prefill_replicas=2", "disaggregation"),
+        ("cluster.ep_num_redundant_experts=32", "cluster.redundant_experts"),
+    ],
+)
+def test_an_engines_name_leads_to_the_key(assignment: str, key: str) -> None:
+    assert f"(that is `{key}`)" in message(SMALL, assignment)
+
+
 def test_the_page_is_up_to_date_and_a_name_stands_in_one_row_only() -> None:
     """``python -m sarathi_sim.experiments.reference docs`` writes it."""
     rows: list[Limit] = [row for kind in LIMITS.values() for row in kind]
