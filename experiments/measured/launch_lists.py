@@ -51,11 +51,6 @@ class StartedPool(BaseModel):
         """In a word: ``2x dp8``."""
         return f"{self.workers}x {'dp' if self.dp_attention else 'tp'}{self.tp} ep{self.ep}"
 
-    @property
-    def draft_length(self) -> int:
-        """Drafted tokens a step; 0 without speculation."""
-        return self.nextn or self.steps or 0
-
 
 class StartedServer(BaseModel):
     """How one row was started. ``matches`` recipes fit it, with different ``layouts``;
@@ -69,6 +64,21 @@ class StartedServer(BaseModel):
     speculation: str = "none"
     prefill: StartedPool | None = None
     decode: StartedPool | None = None
+
+    @property
+    def draft_length(self) -> int:
+        """Drafted tokens a decode; 0 where there are none, or may be none."""
+        if self.speculation != "mtp" or self.decode is None:
+            return 0
+        return self.decode.nextn or self.decode.steps or 0
+
+    @property
+    def layout(self) -> str:
+        """Of both pools, in words; empty where it is not known."""
+        if self.prefill is None or self.decode is None:
+            return ""
+        drafts = f", {self.draft_length} drafts" if self.draft_length else ""
+        return f"{self.prefill.layout} + {self.decode.layout}{drafts}"
 
     @model_validator(mode="before")
     @classmethod

@@ -9,7 +9,10 @@ from typing import Any
 from sarathi_sim.experiments.config.errors import ConfigError
 from sarathi_sim.experiments.measured.launch_lists import StartedPool
 from sarathi_sim.experiments.measured.servers import Measured
+from sarathi_sim.simulator.load.acceptance import golden_length
 
+DRAFTER = ("deepseek-v4-pro", "mtp", "thinking_on")
+"""Whose published acceptance stands for DeepSeek-R1's, of which none is: the nearest model."""
 _DEEPSEEK = ("deepseek-ai/DeepSeek-R1", "deepseek-ai/DeepSeek-V3")
 """Models of 256 experts."""
 
@@ -19,8 +22,8 @@ def pools_of(row: Measured, engine: Mapping[str, float]) -> dict[str, Any]:
     launch = row.launch
     if launch is None or launch.prefill is None or launch.decode is None:
         raise ConfigError("separate prefill workers: no launch settings are known")
-    if launch.speculation == "mtp":
-        raise ConfigError("speculation: no acceptance is published for this model's MTP")
+    if launch.speculation == "mtp" and not launch.draft_length:
+        raise ConfigError("speculation: the number of drafts is not known")
     pools = {"prefill": launch.prefill, "decode": launch.decode}
     return {
         "kv_cache_dtype": "fp8",
@@ -29,7 +32,15 @@ def pools_of(row: Measured, engine: Mapping[str, float]) -> dict[str, Any]:
         "policy": {"name": row.backend},
         "engine": dict(engine),
         "disaggregation": {pool: _pool(row, pool, one) for pool, one in pools.items()},
+        **_speculation(launch.draft_length),
     }
+
+
+def _speculation(drafts: int) -> dict[str, Any]:
+    if not drafts:
+        return {}
+    mean = golden_length(*DRAFTER, drafts)
+    return {"speculation": {"method": "mtp", "draft_length": drafts, "acceptance": mean}}
 
 
 def _pool(row: Measured, pool: str, one: StartedPool) -> dict[str, Any]:
@@ -56,10 +67,11 @@ def _trtllm(row: Measured, pool: str, one: StartedPool) -> tuple[dict[str, Any],
     sharing = one.workers * one.ranks
     decoding = pool == "decode"
     batch = one.max_batch_size or (max(-(-row.concurrency // sharing), 1) if decoding else 16)
-    tokens = one.max_num_tokens or (max(batch, 64) if decoding else 2 * row.isl + 64)
+    rows = batch * (1 + (row.launch.draft_length if row.launch else 0))
+    tokens = one.max_num_tokens or (max(rows, 64) if decoding else 2 * row.isl + 64)
     policy = {
         "max_batch_size": batch,
-        "max_num_tokens": max(tokens, batch) if decoding else max(tokens, row.isl),
+        "max_num_tokens": max(tokens, rows) if decoding else max(tokens, row.isl),
     }
     return policy, {"free_gpu_memory_fraction": one.free_share or (0.8 if decoding else 0.6)}
 

@@ -106,8 +106,8 @@ def _stack(row: Measured) -> str:
 def server_of(row: Measured) -> str:
     """The row's server, without its load. A server's rows are fitted, or left out, together."""
     layout = f"tp{row.tp} pp{row.pp} dp{attention_ranks(row)}"
-    if row.launch is not None and row.launch.prefill and row.launch.decode:
-        layout = f"{row.launch.prefill.layout} + {row.launch.decode.layout}"
+    if row.launch is not None:
+        layout = row.launch.layout or layout
     return f"{stack_of(row)}, {row.model}, {row.system}, {row.precision}, {layout}"
 
 
