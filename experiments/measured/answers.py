@@ -16,7 +16,7 @@ from sarathi_sim.experiments.measured.recorded import (
     TICK_LABELS,
     VARIANTS,
 )
-from sarathi_sim.experiments.measured.row_errors import TOO_WIDE
+from sarathi_sim.experiments.measured.row_errors import DRAFTED, TOO_WIDE
 from sarathi_sim.experiments.measured.servers import METRICS, SCORED
 from sarathi_sim.experiments.run.compare import part_label
 from sarathi_sim.experiments.run.decision_log import Replay
@@ -83,7 +83,7 @@ def _of_groups(content: Mapping[str, Any], groups: Mapping[str, Any]) -> str:
     answered = f"{content['answered'] + wide:,} of {content['rows']:,} rows have a prediction"
     if wide:
         answered += f" ({wide:,} with {TOO_WIDE})"
-    which = next((name for name in ("all", "flagged") if name in groups), None)
+    which = next((name for name in ("all", DRAFTED, "flagged") if name in groups), None)
     if which is None:
         return f"{answered}."
     one, flagged = groups[which], groups.get("flagged")

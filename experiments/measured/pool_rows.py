@@ -22,7 +22,7 @@ def pools_of(row: Measured, engine: Mapping[str, float]) -> dict[str, Any]:
     launch = row.launch
     if launch is None or launch.prefill is None or launch.decode is None:
         raise ConfigError("separate prefill workers: no launch settings are known")
-    if launch.speculation == "mtp" and not launch.draft_length:
+    if launch.speculation == "mtp" and not row.drafts:
         raise ConfigError("speculation: the number of drafts is not known")
     pools = {"prefill": launch.prefill, "decode": launch.decode}
     return {
@@ -32,7 +32,7 @@ def pools_of(row: Measured, engine: Mapping[str, float]) -> dict[str, Any]:
         "policy": {"name": row.backend},
         "engine": dict(engine),
         "disaggregation": {pool: _pool(row, pool, one) for pool, one in pools.items()},
-        **_speculation(launch.draft_length),
+        **_speculation(row.drafts),
     }
 
 
@@ -67,7 +67,7 @@ def _trtllm(row: Measured, pool: str, one: StartedPool) -> tuple[dict[str, Any],
     sharing = one.workers * one.ranks
     decoding = pool == "decode"
     batch = one.max_batch_size or (max(-(-row.concurrency // sharing), 1) if decoding else 16)
-    rows = batch * (1 + (row.launch.draft_length if row.launch else 0))
+    rows = batch * (1 + row.drafts)
     tokens = one.max_num_tokens or (max(rows, 64) if decoding else 2 * row.isl + 64)
     policy = {
         "max_batch_size": batch,

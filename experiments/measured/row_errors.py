@@ -34,13 +34,14 @@ GROUPS: Mapping[str, Callable[[Measured], str]] = {
 
 MEMORY = "memory"
 COLD = "measured cold"
+DRAFTED = "with drafts"
 
 
 def grouped(rows: Iterable[Measured], full: Collection[str] = ()) -> dict[str, list[Measured]]:
     """Rows by group. ``all`` holds those without flags, and so do the groups of :data:`GROUPS`;
     those with flags are in ``flagged``, and nowhere else. ``full`` are the ids of those whose KV
     cache was full: where requests wait for memory, TTFT is a matter of its size. Those that were
-    ``measured cold`` are such a group, too."""
+    ``measured cold`` are such a group, too. Those ``with drafts`` are in no other."""
     found: dict[str, list[Measured]] = {"all": []}
     for row in rows:
         names = ["all", *(f"{word} {of(row)}" for word, of in GROUPS.items())]
@@ -48,9 +49,11 @@ def grouped(rows: Iterable[Measured], full: Collection[str] = ()) -> dict[str, l
             names.append(f"{MEMORY} {'full' if row.id in full else 'not full'}")
         if measured_cold(row):
             names.append(COLD)
-        for name in ["flagged"] if row.flags else names:
+        if row.flags or row.drafts:
+            names = ["flagged" if row.flags else DRAFTED]
+        for name in names:
             found.setdefault(name, []).append(row)
-    order = ["all", *GROUPS, MEMORY, COLD, "flagged"]
+    order = ["all", *GROUPS, MEMORY, COLD, DRAFTED, "flagged"]
 
     def place(name: str) -> tuple[int, int, str]:
         word, _, which = (name, "", "") if name in order else name.partition(" ")

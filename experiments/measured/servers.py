@@ -70,6 +70,11 @@ class Measured(BaseModel):
     output_tokens_per_s: Annotated[float, Field(gt=0, le=1e12)] | None = None
     launch: StartedServer | None = None
 
+    @property
+    def drafts(self) -> int:
+        """Drafted tokens a decode."""
+        return self.launch.draft_length if self.launch is not None else 0
+
     def latency_of(self, ttft_ms: _Number, tpot_ms: _Number) -> _Number:
         """The mean latency of a request in ms that follows from mean TTFT and TPOT."""
         return ttft_ms + (self.osl * (1 + self.length_range_ratio) / 2 - 1) * tpot_ms
