@@ -3,7 +3,9 @@
 The ranks meet in every layer: the experts compute the tokens of all ranks, and the exchange takes
 as long as that of the rank with most tokens. So one layer takes the longest of the ranks' other
 ops, each at its own tokens and contexts, plus the exchange and the experts once. Embedding, host
-and LM head take as long as those of the slowest rank.
+and LM head take as long as those of the slowest rank. Of DeepEP's two modes the experts take that
+of the ranks' mean tokens, and the exchange that of the most: where these lie on either side of the
+limit, two modes are charged for one step.
 """
 
 from __future__ import annotations
