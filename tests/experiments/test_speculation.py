@@ -156,7 +156,8 @@ def test_published_acceptance() -> None:
 def verified(count: int, drafts: int, context: int) -> Batch:
     """Decodes with drafts."""
     rows = tuple((Sequence(i, context, 1, 0), 1 + drafts, context) for i in range(count))
-    return Batch(0, (), 0, count, count * context, context, verified=rows if drafts else ())
+    held = count * context
+    return Batch(0, (), 0, count, held, context, verified=rows, drafts=count * drafts)
 
 
 def test_the_time_of_verifying_and_of_drafting() -> None:
