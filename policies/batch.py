@@ -28,6 +28,7 @@ class Batch:
     ``yields``          in a pool, sequences whose last chunk is in the batch: it yields a token
     ``iteration``       in a pool, number of the iteration within its slot
     ``verified``        with speculation, the decodes: each processes one token and its drafts
+    ``drafts``          these drafts, summed
     """
 
     slot: int
@@ -42,11 +43,7 @@ class Batch:
     yields: tuple[Sequence, ...] = ()
     iteration: int = -1
     verified: tuple[Chunk, ...] = ()
-
-    @property
-    def drafts(self) -> int:
-        """Draft tokens of the decodes, summed."""
-        return sum(tokens - 1 for _, tokens, _ in self.verified)
+    drafts: int = 0
 
     @property
     def num_tokens(self) -> int:

@@ -662,13 +662,15 @@ class Pool(Scheduler):
                 for sequence in yields:
                     self._join(sequence, home, sequence.target)
             members = partial(home.members_at, iteration)
+        drafts = 0
         if verified:
-            contexts = [context for _, _, context in verified]
+            _, tokens, contexts = zip(*verified, strict=True)
             decodes, context, longest = len(contexts), sum(contexts), max(contexts)
+            drafts = sum(tokens) - decodes
             members = partial(map, itemgetter(0), verified)
         return Batch(
             home.index, chunks, prefill_tokens, decodes, context, longest, 0, (), members, yields,
-            iteration, verified,
+            iteration, verified, drafts,
         )  # fmt: skip
 
     def _split(self) -> Cohort:

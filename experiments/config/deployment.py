@@ -275,7 +275,7 @@ class Deployment:
         self, ops: OpTimes, host: HostTime, drafter: Drafter | None = None
     ) -> GroupPredictor:
         alone = self._predictor(beside_experts(ops), replace(host, launch_layer_s=0.0))
-        return GroupPredictor(self._predictor(ops, host).cost, alone, drafter)
+        return GroupPredictor(replace(alone.cost, ops=ops, host=host), alone, drafter)
 
     def _drafter(self, of_each: OfEach) -> Drafter:
         spec = self.scenario.speculation

@@ -182,6 +182,11 @@ def _check_ranks(scenario: Scenario, model: ModelSpec, device: DeviceSpec, sourc
     if cluster.pp > 1:
         problem = "must be 1: with data-parallel attention (cluster.dp) there are no stages"
         raise source.error("cluster.pp", cluster.pp, problem)
+    for name in ("gpus_per_node", "intra_node", "inter_node"):
+        if getattr(cluster, name) is not None:
+            problem = "must be left out: with cluster.dp above 1 tokens go to the experts over "
+            problem += f"{device.name}'s own links, between nodes of {device.gpus_per_node} GPUs"
+            raise source.error(f"cluster.{name}", None, problem)
 
 
 def op_times_of(

@@ -118,12 +118,13 @@ class Cluster(Strict):
     ``layers_per_stage`` defaults to an even split, ``gpus_per_node`` to the device's: a pipeline
     with more GPUs sends between nodes, from every stage to the next one. A stage with more GPUs is
     on several nodes, and its all-reduces go between them. ``intra_node`` and ``inter_node`` are
-    the links, by default those over which the op times were measured. Of a mixture's experts each
-    of the ``tp * dp`` GPUs holds a part of every one or, with ``expert_parallel``, some whole;
-    ``moe_a2a_backend`` sends tokens to them and back (none: the layer's all-reduce adds up):
-    NCCL's all-to-all, DeepEP (low latency up to 1,024 tokens of a GPU, else normal), or
-    TensorRT-LLM's kernels over NVLink. ``redundant_experts`` are copies that a load balancer places
-    (SGLang: ep_num_redundant_experts; TensorRT-LLM: num_slots less the experts).
+    the links, by default those over which the op times were measured; with ``dp`` above 1 these
+    keys must be left out. Of a mixture's experts each of the ``tp * dp`` GPUs holds a part of every
+    one or, with ``expert_parallel``, some whole; ``moe_a2a_backend`` sends tokens to them and back
+    (none: the layer's all-reduce adds up): NCCL's all-to-all, DeepEP (low latency up to 256 tokens
+    of a GPU on Hopper and between nodes, elsewhere up to 1,024, else normal), or TensorRT-LLM's
+    kernels over NVLink. ``redundant_experts`` are copies that a load balancer places (SGLang:
+    ep_num_redundant_experts; TensorRT-LLM: num_slots less the experts).
     """
 
     tp: Degree = key("tensor-parallel degree", short="TP", default=1)

@@ -19,9 +19,9 @@ EXCHANGE = ("hidden", "top_k", "experts", "ranks")
 Exchange = tuple[int, int, int, int]
 
 
-def reached(top_k: int, ranks: int) -> float:
+def reached(top_k: Array | int, ranks: Array | int) -> Array:
     """The ranks that hold one or more of a token's experts, on average: experts spread evenly."""
-    return float(ranks * (1 - (1 - 1 / ranks) ** top_k))
+    return np.asarray(ranks * (1 - (1 - 1 / ranks) ** top_k))
 
 
 @dataclass(frozen=True, eq=False)
@@ -46,8 +46,8 @@ class ExchangeCurves(StoredSurface):
         measured, ranks = np.unique(self.shapes[:, 3]), shape[3]
         low = measured[measured <= ranks].max(initial=measured[0])
         high = measured[measured >= ranks].min(initial=measured[-1])
-        if low == high or not low <= ranks <= high:
-            return self._at(tokens, shape, low if ranks >= low else high, scale)
+        if low == high:
+            return self._at(tokens, shape, low, scale)
         share = np.log(ranks / low) / np.log(high / low)
         of = [self._at(tokens, (*shape[:3], int(r)), r, scale) for r in (low, high)]
         return np.asarray((1 - share) * of[0] + share * of[1])
@@ -67,7 +67,7 @@ class ExchangeCurves(StoredSurface):
     def _sent(self, shapes: npt.NDArray[np.int64]) -> Array:
         """Numbers that a token sends to other ranks, in proportion."""
         hidden, top_k, _, ranks = shapes.T.astype(np.float64)
-        copies = top_k if self.each else ranks * (1 - (1 - 1 / ranks) ** top_k)
+        copies = top_k if self.each else reached(top_k, ranks)
         return np.asarray(hidden * copies * (1 - 1 / ranks))
 
     def measured(self, shape: Exchange) -> str:
@@ -97,8 +97,9 @@ def fit_exchange(rows: pd.DataFrame, each: bool = False) -> ExchangeCurves:
 
 
 def exchanges_left_out(rows: pd.DataFrame, each: bool) -> dict[str, Iterator[Errors]]:
-    """The errors of each inner token count (``sizes``: neighbours a factor of 4 apart), of each
-    model (``shapes``) and of each inner number of ranks (``ranks``), from all others."""
+    """Errors, each from all others: of an inner token count (``sizes``); of a model that was
+    measured with one number of ranks (``shapes``), by other models; and of a model's number of
+    ranks among several (``ranks``). Both within the numbers of ranks that are left."""
     whole = fit_exchange(rows, each)
     every = np.arange(len(whole.tokens))
 

@@ -7,7 +7,7 @@ further op is a further entry: the class that times it, and the function that fi
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import NamedTuple
@@ -26,6 +26,7 @@ from sarathi_sim.profiler.facts.formats import (
     Stack,
     release,
 )
+from sarathi_sim.profiler.facts.layer_kinds import Experts
 from sarathi_sim.profiler.facts.model import ModelSpec
 from sarathi_sim.profiler.facts.ops import ALL_TO_ALL, MOE
 from sarathi_sim.profiler.facts.roofline import HALF, Array
@@ -89,30 +90,46 @@ def experts_name(kernels: Kernels) -> str:
     return f"{kernels.experts_in}.{kernels.expert_distribution}"
 
 
-class ExpertTimes:
-    """Times of the experts of one of ``tp`` x ``kernels.dp`` ranks of a mixture, in microseconds.
+@dataclass(eq=False)
+class RankOp:
+    """An op of one of ``tp`` x ``kernels.dp`` ranks of a mixture. ``arrays_of`` gives the arrays of
+    one of the stack's tables by its name."""
 
-    ``stored`` gives a table's arrays by its name. Experts without gates count as gated ones of two
-    thirds of the width: as many weights and FLOPs. Raises SpecError where the experts were not
-    measured, ValueError where the ranks do not divide them.
+    device: DeviceSpec
+    kernels: Kernels
+    model: ModelSpec
+    tp: int
+    spec: StackSpec
+    arrays_of: Callable[[str], Arrays]
+
+    def __post_init__(self) -> None:
+        """Find the tables of an op."""
+
+    @property
+    def mix(self) -> Experts:
+        """The model's experts."""
+        assert self.model.experts is not None
+        return self.model.experts
+
+    @property
+    def total(self) -> int:
+        """All ranks."""
+        return self.tp * self.kernels.dp
+
+
+class ExpertTimes(RankOp):
+    """Times of the experts of one rank, in microseconds.
+
+    Experts without gates count as gated ones of two thirds of the width: as many weights and FLOPs.
+    Raises SpecError where the experts were not measured, ValueError where the ranks do not divide
+    them.
     """
 
     of_chip = True
 
-    def __init__(
-        self,
-        device: DeviceSpec,
-        kernels: Kernels,
-        model: ModelSpec,
-        tp: int,
-        spec: StackSpec,
-        stored: Callable[[str], Arrays],
-    ) -> None:
-        assert model.experts is not None
-        self.device, self.tp, self.total = device, tp, tp * kernels.dp
-        self.hidden, self.mix, self.gated = model.hidden_size, model.experts, model.gated_ffn
-        self.spec, self._stored = spec, stored
-        spread, mix, copies = kernels.expert_parallel, model.experts, kernels.redundant_experts
+    def __post_init__(self) -> None:
+        device, kernels, model, tp = self.device, self.kernels, self.model, self.tp
+        spread, mix, copies = kernels.expert_parallel, self.mix, kernels.redundant_experts
         if copies and not spread:
             raise ValueError("redundant_experts need expert_parallel: true")
         slots = mix.num_experts + copies
@@ -126,13 +143,13 @@ class ExpertTimes:
                 f"{'false' if spread else 'true'}, or another tp"
             )
         self.ranks = (1, self.total) if spread else (self.total, 1)
-        width = mix.intermediate_size * (3 if self.gated else 2) / 3
-        self.shape = (self.hidden, max(1, round(width)), mix.top_k, slots, *self.ranks)
-        self._wide = wide_experts(device.same_chip or device.name, kernels, self.shape)
+        width = mix.intermediate_size * (3 if model.gated_ffn else 2) / 3
+        self.shape = (model.hidden_size, max(1, round(width)), mix.top_k, slots, *self.ranks)
+        self._wide = wide_experts(device, kernels, self.shape)
         if copies and self._wide is None:
             kernels = replace(kernels, expert_distribution="balanced")
         if self._wide is None:
-            spec.need(MOE, experts_name(kernels), "moe_dtype, expert_distribution")
+            self.spec.need(MOE, experts_name(kernels), "moe_dtype, expert_distribution")
         self.kernels = kernels
 
     def time_us(self, tokens: Array) -> tuple[Array, Array]:
@@ -177,7 +194,7 @@ class ExpertTimes:
 
     def _gateless(self, mark: str, width: float) -> tuple[str, float]:
         """The mark and half-width, for experts without gates."""
-        if self.gated:
+        if self.model.gated_ffn:
             return mark, width
         mark += "; without gates: as gated ones of two thirds of the width (assumed)"
         return mark, max(width, _UNLIKE_PCT)
@@ -197,7 +214,7 @@ class ExpertTimes:
         for dtype in ("fp8", "bf16", "fp8_block"):
             table = f"{MOE}.{dtype}.{spread}"
             if table in self.spec.kernels:
-                surface = MoeSurface.from_arrays(self._stored(table))
+                surface = MoeSurface.from_arrays(self.arrays_of(table))
                 times[dtype] = surface.time_us(tokens, self.shape, rates_of(device, dtype, spread))
         slower = {dtype: times["fp8"] / time for dtype, time in times.items()}
         if np.median(slower.get("bf16", slower["fp8"])) <= 1:
@@ -228,7 +245,7 @@ class ExpertTimes:
     def _choices(self) -> dict[str, MoeSurface]:
         """The kernels among which the stack chooses, by their stacks; its own first."""
         table = f"{MOE}.{experts_name(self.kernels)}"
-        found = {self.kernels.stack: self._stored(table)}
+        found = {self.kernels.stack: self.arrays_of(table)}
         if (self.kernels.stack, self.kernels.experts_in, self.device.name) in _TUNED:
             found |= tables_beside(self.device.name, self.kernels.stack, table)
         surfaces = {str(stack): MoeSurface.from_arrays(arrays) for stack, arrays in found.items()}
@@ -240,44 +257,33 @@ class ExpertTimes:
         if other is None or other not in stacks_on(self.device.name):
             return {}
         spec, arrays = load_stack(self.device.name, other)
-        mine = MoeSurface.from_arrays(self._stored(table))
+        mine = MoeSurface.from_arrays(self.arrays_of(table))
         theirs = MoeSurface.from_arrays(stored(arrays, table)) if table in spec.kernels else mine
         alone = theirs.from_what(self.shape) == "between" != mine.from_what(self.shape)
         return {other: theirs} if alone else {}
 
 
-class ExchangeTimes:
+class ExchangeTimes(RankOp):
     """Dispatch and combine: each GPU sends its share of its group's tokens to the GPUs of their
     experts, and back. Without data-parallel attention the ``tp`` ranks are the one group."""
 
     of_chip = False
 
-    def __init__(
-        self,
-        device: DeviceSpec,
-        kernels: Kernels,
-        model: ModelSpec,
-        tp: int,
-        spec: StackSpec,
-        stored: Callable[[str], Arrays],
-    ) -> None:
-        assert model.experts is not None
-        self.device, self.tp, self.total = device, tp, tp * kernels.dp
-        self.hidden, self.mix = model.hidden_size, model.experts
-        self.spec, self._stored, self._wide = spec, stored, None
+    def __post_init__(self) -> None:
+        kernels, mix, self._wide = self.kernels, self.mix, None
         if kernels.moe_a2a_backend != "nccl":
-            slots = self.mix.num_experts + kernels.redundant_experts
-            shape = (self.hidden, self.mix.top_k, slots, self.total)
-            self._wide = exchange(device, kernels, shape)
+            slots = mix.num_experts + kernels.redundant_experts
+            shape = (self.model.hidden_size, mix.top_k, slots, self.total)
+            self._wide = exchange(self.device, kernels, shape)
 
     def time_us(self, tokens: Array) -> tuple[Array, Array]:
         """A token goes once to every rank that holds one or more of its experts."""
         each = reached(self.mix.top_k, self.total)
-        num_bytes = HALF * tokens / self.tp * each * self.hidden
+        num_bytes = HALF * tokens / self.tp * each * self.model.hidden_size
         if self._wide is not None:
             return self._wide.time_us(np.asarray(tokens / self.tp)), num_bytes
         if self._exchange is not None:
-            curve = ReduceCurve.from_arrays(self._stored(f"{ALL_TO_ALL}.nccl.{self.total}"))
+            curve = ReduceCurve.from_arrays(self.arrays_of(f"{ALL_TO_ALL}.nccl.{self.total}"))
             return 2 * curve.time_us(num_bytes), num_bytes
         return 2 * sent_us(num_bytes * (self.total - 1) / self.total, self._link), num_bytes
 
@@ -353,7 +359,7 @@ def _fit_all(datasets: Path, device: str, stack: str) -> Iterator[Fitted]:
 
 
 class OwnOp(NamedTuple):
-    """One op. ``times(device, kernels, model, tp, spec, stored)`` is like :class:`ExpertTimes`:
+    """One op. ``times(device, kernels, model, tp, spec, arrays_of)`` is a :class:`RankOp`:
     ``time_us`` gives times and the bytes moved, ``provenance`` their mark and half-width, and
     ``of_chip`` says whether a device with the same chip and other memory is slower.
 

@@ -237,6 +237,20 @@ class StackAttention:
         return fit, _place(self._grid(kind), heads, op)
 
     @property
+    def wider(self) -> float:
+        """How many times the FLOPs of a prompt's query one of a decode takes at the same context.
+
+        Decodes of latent attention multiply compressed keys and values, which are wider than those
+        of a head ("absorbed"). So do prompts of sparse attention, and those of SGLang's tables on
+        Hopper (:data:`BLOCKS`).
+        """
+        model, latent = self.model, self.model.latent
+        absorbed = model.indexer is not None or (BLOCKS in self.spec.kernels and not self._blocks)
+        if latent is None or absorbed:
+            return 1.0
+        return (latent.cached + latent.kv_rank) / (model.head_dim + latent.value_dim)
+
+    @property
     def prompts_as_trtllm(self) -> bool:
         """Whether prompts count as TensorRT-LLM's, where faster (:data:`BLOCKS`)."""
         return self._blocks is not None

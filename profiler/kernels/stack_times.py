@@ -191,6 +191,11 @@ class StackTimes:
         """Numbers of chunks in one call; empty if calls of several were not measured."""
         return self.attention.batches if self.attention.together else np.empty(0)
 
+    @property
+    def wider(self) -> float:
+        """How many times the FLOPs of a prompt's query one of a decode takes."""
+        return self.attention.wider
+
     def added(self, chunk: Array) -> Array:
         """The time that each of several equal chunks adds: a row for each of :attr:`batches`."""
         return self.attention.added(chunk)

@@ -75,9 +75,10 @@ class ShardTimes(Protocol):
     """The times of the ops of one tensor-parallel rank of a model, in microseconds.
 
     Inputs are arrays of equal shape. ``added`` gives the time that each of several equal chunks
-    adds to their call: a row for each of ``batches`` chunks (none if it was not measured). ``meta``
-    holds the origin of the times, and identifies them; up to ``longest_context`` cached tokens they
-    are supported by measurements.
+    adds to their call: a row for each of ``batches`` chunks (none if it was not measured). A query
+    of a decode takes ``wider`` times the FLOPs of a prompt's at the same context. ``meta`` holds
+    the origin of the times, and identifies them; up to ``longest_context`` cached tokens they are
+    supported by measurements.
     """
 
     model: ModelSpec
@@ -91,6 +92,9 @@ class ShardTimes(Protocol):
 
     @property
     def batches(self) -> Array: ...
+
+    @property
+    def wider(self) -> float: ...
 
     def by_rows(self, op: str, tokens: Array) -> Array:
         """An op by token rows."""
@@ -215,6 +219,7 @@ class DeviceTimes(DeviceModel):
 
     longest_context = _DEVICE_CONTEXT
     batches = np.empty(0)
+    wider = 1.0
 
     def __init__(self, device: str, model: ModelSpec, tp: int) -> None:
         super().__init__(device)

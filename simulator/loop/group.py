@@ -267,7 +267,7 @@ class Group(Replica):
             _write_row(
                 block, filled, number, rank, owns[rank], batch.slot, ready, layer_s, first_s,
                 last_s, send_s, len(chunks), batch.prefill_tokens, context, batch.num_decodes,
-                batch.decode_context, batch.padding, batch.drafts if batch.verified else 0,
+                batch.decode_context, batch.padding, batch.drafts,
             )  # fmt: skip
             filled += _ROW_BYTES
         self._filled = filled

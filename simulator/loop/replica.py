@@ -169,7 +169,7 @@ class Replica:
         _write_row(
             self._block, filled, batch.slot, now, finish, layer_s, first_s, last_s, send_s,
             len(chunks), batch.prefill_tokens, context, batch.num_decodes, batch.decode_context,
-            batch.padding, batch.drafts if batch.verified else 0,
+            batch.padding, batch.drafts,
         )  # fmt: skip
         self._filled = filled = filled + _ROW_BYTES
         self._in_flight.append((finish + turnaround_s, batch))

@@ -3,7 +3,9 @@
 The ranks meet in every layer: the experts compute the tokens of all ranks, and the exchange takes
 as long as that of the rank with most tokens. So one layer takes the longest of the ranks' other
 ops, each at its own tokens and contexts, plus the exchange and the experts once. Embedding, host
-and LM head take as long as those of the slowest rank.
+and LM head take as long as those of the slowest rank. Of DeepEP's two modes the experts take that
+of the ranks' mean tokens, and the exchange that of the most: where these lie on either side of the
+limit, two modes are charged for one step.
 """
 
 from __future__ import annotations
@@ -12,7 +14,6 @@ from functools import lru_cache
 
 import numpy as np
 
-from sarathi_sim.policies.batch import Batch
 from sarathi_sim.profiler.facts.ops import ALL_TO_ALL, MOE
 from sarathi_sim.simulator.loop.group import Step
 from sarathi_sim.simulator.loop.quantum import quantize
@@ -36,8 +37,8 @@ class GroupPredictor:
 
     ``cost`` is that of an iteration with all its ops; ``alone`` times a rank's batch by
     :func:`beside_experts`, without the host's launches: a layer with chunks takes at least
-    ``cost.host.launch_layer_s``, experts included. The ranks meet in the layers of a ``drafter``,
-    too.
+    ``cost.host.launch_layer_s``, experts included. The passes of a ``drafter`` are each rank's own:
+    the ranks wait for each other after the last one.
     """
 
     def __init__(
@@ -46,6 +47,7 @@ class GroupPredictor:
         self.cost = cost
         self.drafter = drafter
         self._alone = alone.of_each
+        self._tables: dict[str, list[float]] = {}
         self._launch_s = float(quantize(cost.host.launch_layer_s))
 
     def __call__(self, step: Step) -> tuple[list[Nominal], Nominal]:
@@ -65,28 +67,23 @@ class GroupPredictor:
 
     def of_each(self, step: Step) -> list[Nominal]:
         """Seconds of each rank, if no other took longer, without the drafter."""
-        tokens = [_rows(batch) for batch in step]
+        tokens = [0 if batch is None else batch.num_tokens for batch in step]
         shared = self._shared(MOE, sum(tokens)) + self._shared(ALL_TO_ALL, max(tokens))
         alone = self._alone(step)
         return [(layer + shared, first, last, send) for layer, first, last, send in alone]
 
     def _shared(self, op: str, rows: int) -> float:
-        """Seconds of an op that the ranks share, in a mean layer; 0 where the model has none."""
-        if op not in self.cost.ops.by_rows:
-            return 0.0
-        table = _shared_rows(self.cost, op, max(1024, 1 << (rows - 1).bit_length()) if rows else 1)
+        """Seconds of an op that the ranks share, in a mean layer."""
+        table = self._tables.get(op, [])
+        if rows >= len(table):
+            most = max(1024, 1 << (rows - 1).bit_length()) if rows else 1
+            self._tables[op] = table = _shared_rows(self.cost, op, most)
         return table[rows]
-
-
-def _rows(batch: Batch | None) -> int:
-    """The token rows of a rank."""
-    if batch is None:
-        return 0
-    rows = batch.prefill_tokens + batch.num_decodes
-    return rows + batch.drafts if batch.verified else rows
 
 
 @lru_cache(maxsize=64)
 def _shared_rows(cost: IterationCost, op: str, most: int) -> list[float]:
-    """By token rows, up to ``most``."""
+    """By token rows, up to ``most``; zeros where the model has no such op."""
+    if op not in cost.ops.by_rows:
+        return [0.0] * (most + 1)
     return [0.0, *quantize(cost.op_s(op, np.arange(1, most + 1))).tolist()]

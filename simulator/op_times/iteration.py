@@ -20,6 +20,8 @@ MIXING = "mixing"
 """The part of a layer that is no op: the extra time of a chunk and decodes in one batch."""
 LONG_CHUNK = 2048
 """Tokens of a chunk whose attention runs at the rate of the device's matrix units."""
+MANY_DECODES = 128
+"""Decodes whose attention takes as long as their FLOPs, or as reading their KV cache."""
 FIRST = names(lambda op: op.part == "first")
 LAST = names(lambda op: op.part == "last")
 
@@ -121,14 +123,18 @@ class IterationCost:
 
     def query_s(self, context: npt.ArrayLike) -> Floats:
         """One layer's attention of one query of many over ``context`` tokens, by its FLOPs alone:
-        at the rate of a long chunk. A decode's latent attention multiplies compressed keys and
-        values, which are wider than those of a chunk."""
+        at the rate of a long chunk, but no longer than one of many decodes takes.
+
+        Latent attention projects keys and values of tokens before a chunk again; so there it is the
+        rate of a prompt of twice the context, whose mean query sees as many tokens.
+        """
         held = np.asarray(context, np.float64)
-        share = held / (held + LONG_CHUNK / 2) / LONG_CHUNK  # of the chunk's query-key pairs
-        model, wider = self.ops.model, 1.0
-        if (latent := model.latent) is not None:
-            wider = (latent.cached + latent.kv_rank) / (model.head_dim + latent.value_dim)
-        return wider * share * self.prefill_s(LONG_CHUNK, held)
+        chunk, cached = np.full_like(held, LONG_CHUNK), held
+        if self.ops.model.latent is not None:
+            chunk, cached = np.maximum(2 * held, LONG_CHUNK), np.zeros_like(held)
+        share = held / (cached + chunk / 2) / chunk  # of the chunk's query-key pairs
+        query_s = self.ops.wider * share * self.prefill_s(chunk, cached)
+        return np.minimum(query_s, self.decode_s(MANY_DECODES, held) / MANY_DECODES)
 
     def first_s(self, tokens: npt.ArrayLike) -> Floats:
         """Extra time on the first stage."""

@@ -35,6 +35,7 @@ def modelled_times(source: ShardTimes) -> OpTimes:
         send=send,
         together=Together(source.batches, ChunkShare(source)),
         longest_context=source.longest_context,
+        wider=source.wider,
     )
 
 

@@ -149,6 +149,7 @@ class OpTimes:
     ``send``        a message to the next stage by bytes, for each kind of link
     ``whole_layer`` the time of a layer beyond its ops
     ``longest_context`` longest context that measurements support
+    ``wider``       how many times the FLOPs of a chunk's query one of a decode takes
     ``bundle``      the profile, if the times are fitted to one
     """
 
@@ -162,6 +163,7 @@ class OpTimes:
     together: Together = ALONE
     whole_layer: WholeLayer = SUM
     skew: float = 0.0
+    wider: float = 1.0
     bundle: Bundle | None = None
 
     @property

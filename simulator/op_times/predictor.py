@@ -146,8 +146,8 @@ class BundlePredictor:
 
     def __call__(self, batch: Batch) -> tuple[float, float, float, float]:
         """Seconds: one layer; extra on the first stage; extra on the last; transfer to the next."""
-        chunks, decodes = batch.chunks, batch.num_decodes
-        rows = decodes + batch.drafts if batch.verified else decodes
+        chunks, decodes, drafts = batch.chunks, batch.num_decodes, batch.drafts
+        rows = decodes + drafts
         tokens = batch.prefill_tokens + rows
         if tokens > self._most_tokens:
             self._tabulate_tokens(2 * tokens)
@@ -178,8 +178,8 @@ class BundlePredictor:
             low = int(position)
             start = row[low]
             decode_s = start + (row[low + 1] - start) * (position - low)
-            if batch.verified:
-                decode_s = max(decode_s, (decodes + batch.drafts) * self._query_s(position))
+            if drafts:
+                decode_s = max(decode_s, (decodes + drafts) * self._query_s(position))
             layer_s += decode_s
             if chunks and self._mixes:
                 layer_s += self.layer.mixing_s(layer_s - self._beside_ops[tokens], decode_s)
@@ -216,7 +216,7 @@ class BundlePredictor:
                 found.append((0.0, 0.0, 0.0, 0.0))
                 continue
             decodes = batch.num_decodes
-            if batch.chunks or batch.verified or not 0 < decodes <= most:
+            if batch.chunks or batch.drafts or not 0 < decodes <= most:
                 found.append(self(batch))
                 continue
             layer_s, first_s, send_s = by_tokens[decodes]
@@ -307,7 +307,9 @@ class Drafter:
     ``of_each`` times a pass through its layers, of which there are ``layers``, for the batches of
     ranks that run in lock-step, or of one replica. The first pass takes all rows of the batch, as
     the drafter needs their KV, too; each further one a row of each sequence that yields a token.
-    Every pass ends with the LM head for those. Source: vLLM 0.32, ``vllm/v1/spec_decode/``.
+    Every pass ends with the LM head for those. In each pass the experts see the tokens of all
+    ranks; but the ranks wait for each other once, at the end of the whole draft, not in each of its
+    few layers. Source: vLLM 0.32, ``vllm/v1/spec_decode/``.
     """
 
     of_each: OfEach

@@ -79,6 +79,7 @@ def test_a_step_takes_the_experts_of_all_ranks(deployment: Deployment) -> None:
     ]
     ranks, whole = deployment.step_predictor(step)
     cost = deployment.predictor.cost
+    assert deployment.step_predictor.cost == cost
     host = replace(host_of(deployment.scenario.engine), launch_layer_s=0.0)
     predict = deployment._predictor(deployment.ops, host)
     shared = cost.op_s(MOE, 300 + 205 + 7) + cost.op_s(ALL_TO_ALL, 300)

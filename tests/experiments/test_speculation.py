@@ -18,8 +18,10 @@ from sarathi_sim.policies.batch import Batch
 from sarathi_sim.policies.log import DECODE
 from sarathi_sim.policies.request import Sequence
 from sarathi_sim.profiler.facts.drafters import drafter_of
+from sarathi_sim.profiler.facts.formats import Kernels, Stack
 from sarathi_sim.profiler.facts.model import list_models, load_model
 from sarathi_sim.profiler.facts.ops import ALL_TO_ALL, MOE
+from sarathi_sim.profiler.kernels.stack_times import StackTimes
 from sarathi_sim.simulator.load.acceptance import (
     AcceptanceError,
     DrawnAcceptance,
@@ -28,6 +30,8 @@ from sarathi_sim.simulator.load.acceptance import (
     held_by_mean,
     held_by_position,
 )
+from sarathi_sim.simulator.op_times.iteration import IterationCost
+from sarathi_sim.simulator.op_times.modelled import modelled_times
 from sarathi_sim.simulator.op_times.predictor import BundlePredictor
 from sarathi_sim.simulator.views.metrics import Analysis
 from tests.experiments.small_config import deployed, message
@@ -156,7 +160,8 @@ def test_published_acceptance() -> None:
 def verified(count: int, drafts: int, context: int) -> Batch:
     """Decodes with drafts."""
     rows = tuple((Sequence(i, context, 1, 0), 1 + drafts, context) for i in range(count))
-    return Batch(0, (), 0, count, count * context, context, verified=rows if drafts else ())
+    held = count * context
+    return Batch(0, (), 0, count, held, context, verified=rows, drafts=count * drafts)
 
 
 def test_the_time_of_verifying_and_of_drafting() -> None:
@@ -179,6 +184,41 @@ def test_the_time_of_verifying_and_of_drafting() -> None:
     queries_s = 2048 * cost.query_s(1024.0)
     assert queries_s > cost.decode_s(8.0, 1024.0)
     assert many == pytest.approx(queries_s, rel=1e-4)
+
+
+@pytest.mark.parametrize("device", ["h200-sxm", "b200-sxm"])
+@pytest.mark.parametrize("stack", ["sglang", "trtllm", "vllm"])
+def test_a_query_of_latent_attention_multiplies_compressed_keys(device: str, stack: Stack) -> None:
+    """It takes at least its FLOPs at the data sheet's rate: 128 heads, 576 numbers a key and 512 a
+    value; and no longer than one of many decodes, so drafts cost at most as many decodes."""
+    contexts = np.array([512.0, 2048.0, 8192.0, 32768.0])
+    for tp, dp in ((1, 8), (1, 1), (8, 1)):
+        kernels = Kernels(stack, "fp8_block", "fp8", expert_parallel=True, dp=dp)
+        times = StackTimes(device, kernels, load_model("deepseek-r1"), tp)
+        cost = IterationCost(modelled_times(times))
+        least = 2 * 128 / tp * (576 + 512) * contexts / (2 * times.device.peak_flops)
+        found = cost.query_s(contexts)
+        assert (found > least).all() and (np.diff(found) > 0).all()
+        assert (found <= cost.decode_s(128, contexts) / 128).all()
+
+
+def test_a_query_of_latent_attention_takes_no_projection_nor_the_wide_form_twice() -> None:
+    """SGLang's own prompts on Hopper multiply compressed keys already: as long as its ranks', whose
+    prompts are TensorRT-LLM's times 3.4. Cached tokens are not projected again."""
+    held = np.array([2048.0, 8192.0])
+    found: dict[tuple[Stack, int], Any] = {("sglang", 1): None, ("sglang", 8): None}
+    found |= {("trtllm", 1): None, ("vllm", 1): None}
+    for stack, dp in found:
+        kernels = Kernels(stack, "fp8_block", "bf16", expert_parallel=True, dp=dp)
+        times = StackTimes("h200-sxm", kernels, load_model("deepseek-r1"), 1)
+        assert times.wider == (1.0 if (stack, dp) == ("sglang", 1) else (576 + 512) / (192 + 128))
+        found[stack, dp] = IterationCost(modelled_times(times)).query_s(held)
+        alone = times.wider * times.prefill(2 * held, np.zeros(2)) / (2 * held)
+        decodes = times.decode(np.full(2, 128.0), held) / 128
+        assert found[stack, dp] == pytest.approx(1e-6 * np.minimum(alone, decodes))
+    assert found["sglang", 1] == pytest.approx(found["sglang", 8], rel=0.1)
+    sparse = StackTimes("h200-sxm", Kernels("vllm", "fp8_block", "bf16"), load_model("glm-5"), 8)
+    assert sparse.wider == 1
 
 
 def test_the_first_draft_after_a_prompt() -> None:

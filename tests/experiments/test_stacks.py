@@ -175,6 +175,13 @@ def test_a_stack_may_name_its_version() -> None:
             "cluster.dp: value 2: must be 1: model llama-3.1-8b",
         ),
         (MIXTURES, "cluster.dp=2 cluster.pp=2", "cluster.pp: value 2: must be 1: with data-"),
+        (MIXTURES, "cluster.dp=2 cluster.gpus_per_node=4", "gpus_per_node: must be left out: with"),
+        (MIXTURES, "cluster.dp=2 cluster.inter_node.kind=roce", "inter_node: must be left out: w"),
+        (
+            MIXTURES,
+            "cluster.dp=2 cluster.intra_node.bandwidth=4e11",
+            "intra_node: must be left out",
+        ),
         (MIXTURES, "cluster.rank_router=least_tokens", "least_tokens': must be left out: needs"),
         (MIXTURES, "expert_distribution=even", "expert_distribution: value 'even': "),
         (MIXTURES, "stack=null dtype=null moe_dtype=fp8", "moe_dtype: value 'fp8': needs stack: "),

@@ -377,6 +377,11 @@ class TextbookPool:
         chunks = [(s, n, self.context(s)) for s, n in self.given.items() if s not in self.ready]
         members = self.decoding()
         contexts = [self.context(sequence) for sequence in members]
+        verified = [
+            (s, self.given[s], context)
+            for s, context in zip(members, contexts, strict=True)
+            if self.draft_length
+        ]
         return Batch(
             slot=0,
             chunks=tuple(chunks),
@@ -385,11 +390,8 @@ class TextbookPool:
             decode_context=sum(contexts),
             longest_context=max(contexts, default=0),
             members=lambda: members,
-            verified=tuple(
-                (s, self.given[s], context)
-                for s, context in zip(members, contexts, strict=True)
-                if self.draft_length
-            ),
+            verified=tuple(verified),
+            drafts=sum(tokens - 1 for _, tokens, _ in verified),
         )
 
     def _scheduled(self, sequence: Sequence, tokens: int) -> Row:
