@@ -22,7 +22,7 @@ from sarathi_sim.experiments.capacity.slo import CapacitySection, Verdict, judge
 from sarathi_sim.experiments.config.base import Source, assign_all, merge
 from sarathi_sim.experiments.config.deployment import Deployment, Requests, deploy
 from sarathi_sim.experiments.config.errors import ConfigError
-from sarathi_sim.experiments.config.loading import Draft, check_scenario
+from sarathi_sim.experiments.config.loading import Draft, check_effect, check_scenario
 from sarathi_sim.experiments.config.requests import build_requests
 from sarathi_sim.experiments.config.scenario import POOLS, Engine, Scenario, parameter
 from sarathi_sim.experiments.config.workload import (
@@ -183,6 +183,7 @@ def options_of(draft: Draft, section: CapacitySection) -> list[Option]:
                 found |= dict.fromkeys(str(error).splitlines())
     if found:
         raise ConfigError("\n".join(found))
+    check_effect(draft, points, f"{draft.source.file}: capacity.space")
     return options
 
 

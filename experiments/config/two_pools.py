@@ -51,6 +51,19 @@ class PoolSource(Source):
         return self.whole.folder(key)
 
 
+def acting(tree: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """The keys of a scenario as they act: its own or, with two pools, those of each."""
+    if not isinstance(given := tree.get("disaggregation"), Mapping):
+        return [dict(tree)]
+    return [merge(_usual(tree, pool), given.get(pool) or {}) for pool in POOLS]
+
+
+def _usual(tree: Mapping[str, Any], pool: str) -> dict[str, Any]:
+    """The keys of a scenario for a pool that gives none."""
+    # Requests of the prefill pool end with their first token.
+    return {**tree, "speculation": None} if pool == "prefill" else dict(tree)
+
+
 def pool_of(scenario: Scenario, pool: str, source: Source) -> tuple[Scenario, PoolSource]:
     """The checked scenario of one pool alone, and the origin of its values.
 
@@ -59,9 +72,7 @@ def pool_of(scenario: Scenario, pool: str, source: Source) -> tuple[Scenario, Po
     given = scenario.disaggregation
     assert given is not None
     own: dict[str, Any] = getattr(given, pool)
-    usual = scenario.model_dump(exclude={"disaggregation"})
-    if pool == "prefill":  # its requests end with their first token
-        usual["speculation"] = None
+    usual = _usual(scenario.model_dump(exclude={"disaggregation"}), pool)
     where = PoolSource(source.file, source.scenario, usual, source.assigned, pool, own, source)
     for key in SHARED:
         if key in own:

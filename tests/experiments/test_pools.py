@@ -11,9 +11,11 @@ import pytest
 import yaml
 
 from sarathi_sim import find_capacity
+from sarathi_sim.experiments.capacity.answer import read_question
 from sarathi_sim.experiments.capacity.sensitivity import factors_of
 from sarathi_sim.experiments.config.base import Source
 from sarathi_sim.experiments.config.deployment import Deployment, PoolsDeployment, deploy
+from sarathi_sim.experiments.config.errors import ConfigError
 from sarathi_sim.experiments.config.loading import load_experiment, stored
 from sarathi_sim.experiments.config.scenario import parameter
 from sarathi_sim.experiments.content import assumed
@@ -105,6 +107,50 @@ def test_the_handover_is_that_of_the_engine_or_what_is_given() -> None:
 def test_what_does_not_fit_is_said_with_its_key(assignment: str, told: str) -> None:
     (line,) = message(TWO, f"disaggregation.{assignment}").splitlines()
     assert told in line
+
+
+OWN = {"prefill": {"cluster": {"tp": 1}}, "decode": {"cluster": {"tp": 2}}}
+"""Both pools have a degree of their own."""
+
+
+def test_what_both_pools_set_themselves_cannot_be_set_beside_them() -> None:
+    tree = yaml.safe_load(TWO) | {"disaggregation": OWN}
+    why = "has no effect, because both pools set this themselves; change one with --set "
+    there = f"{why}disaggregation.decode.cluster.tp=..."
+    assert message(tree, "cluster.tp=4") == f"--set cluster.tp: {there}"
+    assert message(tree, "cluster={tp: 4}").endswith("decode.cluster=...")
+    for free in ("cluster={tp: 4, max_length: 2048}", "cluster.router=power_of_two"):
+        (found,) = deployed(tree, free).values()
+        assert [pool.scenario.cluster.tp for pool in found.pools] == [1, 2]
+    for own in ("cluster.tp=4", "disaggregation.decode.cluster.tp=4"):
+        deployed(tree | {"scenarios": {"a": {}, "b": {"disaggregation": None}}}, own)
+    pooled = yaml.safe_load(TWO) | {"scenarios": {"a": {"disaggregation": OWN}}}
+    for beside in ("cluster.tp", "scenarios.a.cluster.tp"):
+        told = f"--set {beside}: {why}scenarios.a.disaggregation.decode.cluster.tp=..."
+        assert message(pooled, f"{beside}=4") == told
+    drafts = {"method": "ngram", "acceptance": 2.0}
+    for pool, seen in (({"speculation": {**drafts, "acceptance": 1.5}}, False), ({}, True)):
+        given = tree | {"disaggregation": {"prefill": {}, "decode": pool}, "speculation": drafts}
+        if seen:
+            (found,) = deployed(given, "speculation.acceptance=3").values()
+            assert found.pools[1].scenario.speculation.acceptance == 3
+        else:  # the prefill pool has none
+            assert why in message(given, "speculation.acceptance=3")
+
+
+def test_an_axis_that_both_pools_set_themselves_is_refused() -> None:
+    tree = yaml.safe_load(TWO) | {"disaggregation": OWN}
+    space = {"grid": {"cluster.tp": [1, 4]}}
+    why = r"cluster\.tp: has no effect, because both pools"
+    with pytest.raises(ConfigError, match=f"configuration: sweep: {why}"):
+        plan_sweep(tree | {"sweep": space})
+    with pytest.raises(ConfigError, match=rf"--set {why}"):
+        plan_sweep(tree | {"sweep": {"seeds": 2}}, ["cluster.tp=4"])
+    asked = {"slo": "p90 ttft 1s", "space": space}
+    with pytest.raises(ConfigError, match=f"capacity.space: {why}"):
+        read_question(tree | {"capacity": asked}, [])
+    without = {"cases": [{"disaggregation": None, "cluster.tp": 4}, {"cluster.tp": 1}]}
+    assert len(plan_sweep(tree | {"sweep": without}).runs) == 2
 
 
 def test_a_mistake_of_the_whole_scenario_is_said_once() -> None:
