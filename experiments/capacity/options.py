@@ -92,6 +92,11 @@ class Option:
         return self.scenario.disaggregation is not None
 
     @property
+    def replicas(self) -> int:
+        """Its replicas, or the workers of its larger pool."""
+        return max(pool.scenario.cluster.replicas for pool in self.deployment.pools)
+
+    @property
     def alike(self) -> int:
         """The number of replicas that one simulated replica stands for: all, or 1.
 
@@ -252,13 +257,13 @@ def plan_of(option: Option, section: CapacitySection, where: str) -> SearchPlan:
         )
     workload = option.scenario.workload
     scale = option.alike if section.load == "rate" else 1
-    simulated = option.scenario.cluster.replicas // scale
+    simulated = option.replicas // scale
     variance = _variance(option, section, scale)
     budget = section.most_requests or simulated * MOST_REQUESTS
     if (section.requests or 0) > budget:
         raise ConfigError(
             f"{where}: capacity.requests: value {section.requests}: must be at most {budget}, "
-            "capacity.most_requests (default: 100,000 a replica): give that, too"
+            "capacity.most_requests (default: 100,000 a replica or worker): give that, too"
         )
     requests = section.requests or simulated * _long_enough(variance, section)
     if (requests := min(requests, budget)) < section.fewest:

@@ -11,8 +11,15 @@ import pytest
 import yaml
 
 from sarathi_sim import find_capacity
-from sarathi_sim.experiments.capacity.answer import read_question
+from sarathi_sim.experiments.capacity.answer import (
+    Answer,
+    _after_prefill,
+    as_json,
+    read_question,
+)
+from sarathi_sim.experiments.capacity.options import Option, plan_of
 from sarathi_sim.experiments.capacity.sensitivity import factors_of
+from sarathi_sim.experiments.capacity.written import capacities, sentence
 from sarathi_sim.experiments.config.base import Source
 from sarathi_sim.experiments.config.deployment import Deployment, PoolsDeployment, deploy
 from sarathi_sim.experiments.config.errors import ConfigError
@@ -24,7 +31,7 @@ from sarathi_sim.experiments.run.experiment import run_experiment
 from sarathi_sim.experiments.sweeps.jobs import Job, folder_files
 from sarathi_sim.experiments.sweeps.plan import plan_sweep, run_key
 from sarathi_sim.profiler.facts.ops import ALL_REDUCE, SEND_RECV
-from sarathi_sim.simulator.views.metrics import Analysis, Hardware
+from sarathi_sim.simulator.views.metrics import PARTS, Analysis, Hardware
 from tests.experiments.small_config import called, deployed, message
 
 TWO = """\
@@ -291,6 +298,77 @@ def test_a_lone_pool_is_what_it_was() -> None:
     table = Analysis(found.simulate()).requests
     assert "slot_s" not in table and np.isfinite(table["ttft_s"]).all()
     assert Source("x", "", {}, ()).name(("cluster", "tp")) == "x: cluster.tp"
+
+
+MIXTURE = """\
+name: ranks
+model: qwen3-30b-a3b
+device: h100-80g-sxm
+stack: vllm
+workload:
+  requests: 40
+  lengths: {kind: fixed, prompt: 100, decode: 20}
+  arrivals: {kind: poisson, rate: 8}
+cluster: {max_length: 1024, replicas: 5}
+policy: {name: vllm}
+disaggregation:
+  prefill: {cluster: {tp: 2, replicas: 3}}
+  decode: {cluster: {dp: 4, replicas: 2, expert_parallel: true, moe_a2a_backend: nccl}}
+"""
+
+
+def test_ranks_of_a_pool_in_an_answer() -> None:
+    """Three prefill workers of two GPUs, two decode workers of four ranks. A run has the requests
+    of three workers; one simulated deployment stands for itself."""
+    tree = yaml.safe_load(MIXTURE) | {"capacity": {"slo": "p90 ttft 1s", "tolerance": 0.1}}
+    _, section, (option,) = read_question(tree, [])
+    assert option.gpus == 3 * 2 + 2 * 4
+    assert option.replicas == 3
+    plan = plan_of(option, section, "here")
+    one_each = [f"disaggregation.{pool}.cluster.replicas=1" for pool in ("prefill", "decode")]
+    _, _, (small,) = read_question(tree, one_each)
+    assert plan.requests == 3 * plan_of(small, section, "here").requests >= 3 * 2500
+    assert plan.budget == 3 * 100_000
+    decode = Option("decode", {}, option.deployment.pools[1])
+    assert plan_of(decode, section, "here").scale == decode.replicas == 2
+    row = as_json(Answer(option, None, None, "not asked"), "rate")
+    assert row["pools"]["decode"] == {"tp": 1, "pp": 1, "dp": 4, "replicas": 2, "gpus": 8}
+    assert row["pools"]["prefill"] == {"tp": 2, "pp": 1, "replicas": 3, "gpus": 6}
+    found = {**row, "capacity": 2.0, "rejected_share": 0.0}
+    assert sentence([found], "requests/s", "USD") == (
+        "ranks, 3 prefill workers of 2 GPUs each (TP 2) and 2 decode workers of 4 GPUs each (TP 1 "
+        "DP 4), carries 2.00 requests/s."
+    )
+    one = {**found, "name": "one", "tp": 4, "pp": 2, "replicas": 1, "gpus": 8}
+    del one["pools"]
+    lines = capacities([found, one]).to_csv(index=False).splitlines()
+    names, pooled, single = (line.split(",") for line in lines)
+    cells = [dict(zip(names, each, strict=True)) for each in (pooled, single)]
+    for key, both in {
+        "tp": ["", "4"],
+        "gpus": ["14", "8"],
+        "prefill_replicas": ["3", ""],
+        "decode_tp": ["1", ""],
+        "decode_dp": ["4", ""],
+        "decode_replicas": ["2", ""],
+    }.items():
+        assert [each[key] for each in cells] == both
+
+
+def test_the_way_through_the_pools_after_the_warm_up() -> None:
+    """Shares of the time to first token are of the requests after the warm-up, both parts."""
+    found = two("disaggregation.decode.policy.max_num_seqs=2")
+    analysis = Analysis(found.simulate())
+    after, table = analysis.after_warmup(), analysis.requests.sort_values("arrival_s")[12:]
+    summary = found.summary(analysis) | {"after_warmup": after}
+    p99 = {name: np.percentile(table[name], 99) for name in ("ttft_s", *PARTS)}
+    shares = _after_prefill(summary)
+    assert shares["slot_share_of_ttft"] == pytest.approx(p99["slot_s"] / p99["ttft_s"])
+    assert shares["transfer_share_of_ttft"] == pytest.approx(p99["transfer_s"] / p99["ttft_s"])
+    of_service = p99["slot_s"] / (p99["prefill_s"] + p99["slot_s"] + p99["transfer_s"])
+    assert shares["slot_share_of_service"] == pytest.approx(of_service)
+    assert p99["slot_s"] != summary["slot_s"]["p99"]
+    assert "slot_s" not in Analysis(found.prefill.simulate()).after_warmup()
 
 
 @pytest.mark.slow
