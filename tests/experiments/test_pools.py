@@ -108,6 +108,10 @@ def test_the_handover_is_that_of_the_engine_or_what_is_given() -> None:
         ("decode.kv_cache={prompts_cached: true}", "decode.kv_cache.prompts_cached: value true"),
         ("decode.cluster.tp=3", "disaggregation.decode.cluster.tp: value 3: llama-3-8b: tp 3"),
         ("decode.device=[a, b]", "disaggregation.decode.device: value ['a', 'b']: must be one;"),
+        (
+            "decode.engine={frontend_s: 0.1}",
+            "decode.engine.frontend_s: value 0.1: has no effect: r",
+        ),
         ("handover.order=sometimes", "disaggregation.handover.order: value 'sometimes': one of"),
     ],
 )
@@ -167,9 +171,37 @@ def test_a_mistake_of_the_whole_scenario_is_said_once() -> None:
     assert line.startswith("--set cluster.max_length: value 100")
 
 
+def test_the_front_end_is_the_prefill_pools_for_clients_too() -> None:
+    """Of one client, each request comes a time in it after the answer to the last."""
+    own = ("disaggregation.prefill.engine={frontend_s: 0.5}", "workload.requests=400")
+    lone = "workload.arrivals={kind: closed_loop, clients: 1}"
+    found = two(*own, lone)
+    table = Analysis(found.simulate()).requests.sort_values("arrival_s")
+    waits = table["arrival_s"].to_numpy()[1:] - table["finish_s"].to_numpy()[:-1]
+    assert waits.mean() == pytest.approx(0.5, rel=0.15)
+    assert (table["ttft_s"] > 0.5).all()
+    # Given beside the pools, it is the prefill pool's, and no mistake of the decode pool's.
+    assert two("engine.frontend_s=0.2").prefill.scenario.engine.frontend_s == 0.2
+
+
+def test_sglangs_decode_workers_have_no_prefix_cache_unless_it_is_given() -> None:
+    sglang = ("policy={name: sglang}", "disaggregation.decode.policy={name: sglang}")
+    on = "kv_cache={prefix_caching: true}"
+    for given, both in (
+        (sglang, [True, False]),
+        ((*sglang, on), [True, False]),
+        ((*sglang, f"disaggregation.decode.{on}"), [True, True]),
+        ((), [True, True]),
+    ):
+        caches = [pool.scenario.kv_cache for pool in two(*given).pools]
+        assert [cache.prefix_caching for cache in caches if cache] == both
+
+
 def test_a_resolved_scenario_gives_the_same_run() -> None:
     """As a result's config.yaml has it; so does a worker of a sweep, under the same key."""
-    found = two("seed=3", "disaggregation.frontends=2")
+    found = two(
+        "seed=3", "disaggregation.frontends=2", "disaggregation.prefill.engine={frontend_s: 0.1}"
+    )
     content, _ = stored(found.scenario, "two")
     again = load_experiment({"name": "two", "scenarios": {"two": content}})
     (other,) = (deploy(scenario, again.sources[name]) for name, scenario in again.scenarios.items())
@@ -177,9 +209,7 @@ def test_a_resolved_scenario_gives_the_same_run() -> None:
     assert first.equals(second)
     assert run_key(found, "two") == run_key(other, "two")
     assert run_key(found, "two") != run_key(two("seed=3"), "two")
-    assert run_key(found, "two") != run_key(
-        two("seed=3", "disaggregation.frontends=2", "disaggregation.handover.latency_s=0.0"), "two"
-    )
+    assert run_key(found, "two") != run_key(two("disaggregation.handover.latency_s=0.0"), "two")
 
 
 def test_the_summary_counts_both_pools() -> None:
