@@ -186,16 +186,18 @@ def _queueing(summary: Mapping[str, Any]) -> float:
 
 
 def _after_prefill(summary: Mapping[str, Any]) -> dict[str, float]:
-    """With two pools: the parts of a decode slot and of the transfer in the time to first token,
-    and the slot's part in what follows the first chunk, at P99."""
-    if "slot_s" not in summary:
+    """With two pools: the shares of the wait for a decode slot and of the transfer in the time to
+    first token, and that of the slot in the service time of a prefill worker (from the first chunk
+    until the KV is sent), at P99."""
+    after = summary["after_warmup"]
+    if "slot_s" not in after:
         return {}
     names = ("ttft_s", "prefill_s", "slot_s", "transfer_s")
-    ttft, prefill, slot, transfer = (float(summary[name]["p99"]) for name in names)
+    ttft, prefill, slot, transfer = (float(after[name]["p99"]) for name in names)
     return {
         "slot_share_of_ttft": slot / ttft,
         "transfer_share_of_ttft": transfer / ttft,
-        "slot_share_after_queueing": slot / (prefill + slot + transfer),
+        "slot_share_of_service": slot / (prefill + slot + transfer),
     }
 
 
@@ -208,7 +210,7 @@ def _cause(broken: Probed, evidence: Mapping[str, Any]) -> str:
     if waits and "slot_share_of_ttft" in evidence:
         # A full decode pool fills the prefill pool, so that requests queue there, too.
         backed_up = evidence["kv_peak_share"] >= FULL
-        of_ttft = "slot_share_after_queueing" if backed_up else "slot_share_of_ttft"
+        of_ttft = "slot_share_of_service" if backed_up else "slot_share_of_ttft"
         for cause, key in (("slot", of_ttft), ("transfer", "transfer_share_of_ttft")):
             if evidence[key] >= MOSTLY:
                 return cause
@@ -245,7 +247,7 @@ def as_json(answer: Answer, kind: str) -> dict[str, Any]:
     """
     option, found = answer.option, answer.found
     cluster, pools = option.scenario.cluster, option.deployment.pools
-    about = {
+    about: dict[str, Any] = {
         "name": option.name,
         "point": option.point,
         "policy": pools[-1].scenario.policy.name,
@@ -261,8 +263,10 @@ def as_json(answer: Answer, kind: str) -> dict[str, Any]:
         clusters = {name: one.scenario.cluster for name, one in zip(POOLS, pools, strict=True)}
         about |= {"tp": None, "pp": None, "replicas": 1}
         about["pools"] = {
-            name: one.model_dump(include={"tp", "pp", "replicas"})
-            | {"gpus": one.tp * one.pp * one.replicas}
+            name: one.model_dump(
+                include={"tp", "pp", "replicas"} | ({"dp"} if one.dp > 1 else set())
+            )
+            | {"gpus": one.gpus * one.replicas}
             for name, one in clusters.items()
         }
     if found is None:
@@ -281,7 +285,7 @@ def as_json(answer: Answer, kind: str) -> dict[str, Any]:
         "band": None if answer.band is None else list(answer.band),
         "spread_of_a_run": found.spread if found.crossings else None,
         "replications": [one.load for one in found.crossings],
-        "simulated_replicas": cluster.replicas // (option.alike if kind == "rate" else 1),
+        "simulated_replicas": about["replicas"] // (option.alike if kind == "rate" else 1),
         "saturation": saturation if math.isfinite(saturation) else None,
         "binds": binding(answer),
         "at_capacity": at,

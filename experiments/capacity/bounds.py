@@ -186,13 +186,25 @@ def _prompts(ops: OpTimes, tokens: tuple[float, ...]) -> Floats:
 def most_requests_per_s(option: Option, objectives: Sequence[Objective] = ()) -> float:
     """Requests a second that one replica cannot exceed while it keeps the objectives; of two pools,
     what all workers of the first to saturate cannot exceed."""
-    pools = option.deployment.pools
+    pools = _serving(option)
     if len(pools) == 1:
-        return saturation(option.deployment, objectives)
+        return saturation(*pools, objectives)
     rates = saturation(pools[0]), saturation(as_decode(pools[1]), objectives)
     return min(
         pool.scenario.cluster.replicas * rate for pool, rate in zip(pools, rates, strict=True)
     )
+
+
+def _serving(option: Option) -> list[Deployment]:
+    """The pools of a deployment with the requests that it serves: one pool may refuse what the
+    other would not."""
+    refused, pools = option.deployment.refused[0], option.deployment.pools
+    return [
+        replace(pool, requests=[one for one in pool.requests if one.id not in refused])
+        if refused - pool.refused[0]
+        else pool
+        for pool in pools
+    ]
 
 
 def saturation(deployment: Deployment, objectives: Sequence[Objective] = ()) -> float:
@@ -219,7 +231,7 @@ def as_decode(deployment: Deployment) -> Deployment:
 
 def alone(option: Option, objectives: Sequence[Objective]) -> str:
     """Why no load can keep the SLO: a single request breaks it. Empty if it may keep it."""
-    each = [Bounds(pool) for pool in option.deployment.pools]
+    each = [Bounds(pool) for pool in _serving(option)]
     prefill, decode = each[0], each[-1]
     for one in objectives:
         for metric, limit in one.limits.items():

@@ -11,7 +11,6 @@ Workers of two pools send the KV cache by NIXL, behind a router that takes turns
 
 from __future__ import annotations
 
-import json
 import shlex
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
@@ -26,8 +25,6 @@ from sarathi_sim.profiler.storage.files import user_path
 from sarathi_sim.profiler.storage.plain_yaml import dump_yaml
 
 Settings = Mapping[str, Any]
-#: Drafters that are part of the model, or no model: no other checkpoint is loaded.
-_OWN_DRAFTERS = ("mtp", "ngram")
 
 
 @dataclass(frozen=True)
@@ -49,9 +46,8 @@ class _ServerCommand:
     ``--no-...``, else it is left out. ``partition`` is the environment variable for the layers of
     pipeline stages. ``on_the_fly`` are the formats to which it quantises a bf16 checkpoint,
     ``reads`` the formats of checkpoints that it loads (empty: all). ``follows_kv``: instead of a KV
-    cache in bf16 it takes the checkpoint's KV format. With data-parallel attention it divides the
-    ``divided`` settings of the policy among its ranks; ``ranks_of_one``: these have one GPU each.
-    ``file`` is the option that names the options file, and its name.
+    cache in bf16 it takes the checkpoint's KV format. ``file`` is the option that names the options
+    file, and its name.
     """
 
     program: str
@@ -63,8 +59,6 @@ class _ServerCommand:
     on_the_fly: Mapping[str, str] = field(default_factory=dict)
     reads: tuple[str, ...] = ()
     follows_kv: bool = False
-    divided: tuple[str, ...] = ()
-    ranks_of_one: bool = False
     options_file: Callable[[Settings], dict[str, Any]] | None = None
     file: tuple[str, str] = ("--extra_llm_api_options", "trtllm.yaml")
 
@@ -75,7 +69,6 @@ def _of_trtllm(settings: Settings) -> dict[str, Any]:
         del policy[key]
     capacity = policy.pop("capacity_scheduler_policy").upper()
     stages = {"pp_partition": cluster["layers_per_stage"]} if cluster["pp"] > 1 else {}
-    stages |= {"enable_attention_dp": True} if settings["dp_attention"] else {}
     return {
         "dtype": "bfloat16",
         **{key: _spelled(f"policy.{key}", value) for key, value in policy.items()},
@@ -87,26 +80,6 @@ def _of_trtllm(settings: Settings) -> dict[str, Any]:
             "free_gpu_memory_fraction": settings["memory_share"],
         },
         **stages,
-        **({"speculative_config": spec["trtllm"]} if (spec := settings["speculation"]) else {}),
-    }
-
-
-def _speculation(scenario: Scenario) -> dict[str, Any]:
-    """What the engines' options say of the speculation; empty without."""
-    spec = scenario.speculation
-    if spec is None:
-        return {}
-    length, mtp = spec.draft_length, spec.method == "mtp"
-    vllm = {"method": spec.method, "num_speculative_tokens": length}
-    return {
-        "vllm": shlex.quote(json.dumps(vllm)),
-        "algorithm": "EAGLE" if mtp else "NGRAM",  # SGLang drafts with a model's MTP by EAGLE
-        "steps": length if mtp else None,
-        "topk": 1 if mtp else None,
-        "tokens": length + 1,
-        "trtllm": {"decoding_type": "MTP", "num_nextn_predict_layers": length}
-        if mtp
-        else {"decoding_type": "NGram", "max_draft_len": length},
     }
 
 
@@ -116,7 +89,6 @@ _SERVERS = {
         {
             "--tensor-parallel-size": "cluster.tp",
             "--pipeline-parallel-size": "cluster.pp",
-            "--data-parallel-size": "dp",
             "--enable-expert-parallel": "expert_parallel",
             "--max-model-len": "cluster.max_length",
             "--dtype": "dtype",
@@ -125,7 +97,6 @@ _SERVERS = {
             "--gpu-memory-utilization": "memory_share",
             "--block-size": "kv_cache.block_size",
             "--enable-prefix-caching": "kv_cache.prefix_caching",
-            "--speculative-config": "speculation.vllm",
         },
         "--trust-remote-code",
         {"bf16": "bfloat16", "fp8": "fp8"},
@@ -136,10 +107,8 @@ _SERVERS = {
     "sglang": _ServerCommand(
         "python -m sglang.launch_server --model-path {model}",
         {
-            "--tp-size": "stage_gpus",
+            "--tp-size": "cluster.tp",
             "--pp-size": "cluster.pp",
-            "--dp-size": "dp",
-            "--enable-dp-attention": "dp_attention",
             "--ep-size": "ep_size",
             "--context-length": "cluster.max_length",
             "--dtype": "dtype",
@@ -148,21 +117,16 @@ _SERVERS = {
             "--mem-fraction-static": "memory_share",
             "--page-size": "kv_cache.block_size",
             "--disable-radix-cache": "no_prefix_caching",
-            "--speculative-algorithm": "speculation.algorithm",
-            "--speculative-num-steps": "speculation.steps",
-            "--speculative-eagle-topk": "speculation.topk",
-            "--speculative-num-draft-tokens": "speculation.tokens",
         },
         "--trust-remote-code",
         {"bf16": "bf16", "fp8": "fp8_e4m3"},
         partition="SGLANG_PP_LAYER_PARTITION",
         on_the_fly={"fp8": "fp8"},
-        divided=("chunked_prefill_size", "max_running_requests"),
     ),
     "trtllm": _ServerCommand(
         "trtllm-serve {model} --backend pytorch",
         {
-            "--tp_size": "stage_gpus",
+            "--tp_size": "cluster.tp",
             "--pp_size": "cluster.pp",
             "--ep_size": "ep_size",
             "--max_seq_len": "cluster.max_length",
@@ -173,7 +137,6 @@ _SERVERS = {
         {"bf16": "auto", "fp8": "fp8"},
         reads=("bf16", "fp8", "fp8_block", "nvfp4", "w4a16_mxfp4"),
         follows_kv=True,
-        ranks_of_one=True,
         options_file=_of_trtllm,
     ),
 }
@@ -184,7 +147,7 @@ def _of_dynamo(settings: Settings) -> dict[str, Any]:
     cluster, policy = settings["cluster"], settings["policy"]
     return {
         "backend": "pytorch",
-        "tensor_parallel_size": settings["stage_gpus"],
+        "tensor_parallel_size": cluster["tp"],
         "pipeline_parallel_size": cluster["pp"],
         "moe_expert_parallel_size": settings["ep_size"],
         "max_seq_len": cluster["max_length"],
@@ -279,23 +242,18 @@ def _spelled(path: str, value: Any) -> Any:
 
 
 def launch(scenario: Scenario) -> Launch:
-    """The launch of one replica of a resolved scenario, or of two pools. Raises KeyError for a
-    policy of no engine."""
+    """The launch of one replica of a resolved scenario, or of two pools.
+
+    It says what ``recommend`` chooses. Raises KeyError for a policy of no engine, and ValueError
+    for what no command here says: ranks of data-parallel attention, speculation, how tokens reach
+    experts.
+    """
     if scenario.disaggregation is None:
         return _launch(_SERVERS[scenario.policy.name], scenario)
     lines, hosts = list[str](), list[list[str]]()
     for pool in POOLS:
         worker, _ = pool_of(scenario, pool, Source("", "", {}, ()))
-        name, router, many = worker.policy.name, worker.cluster.router, worker.cluster.replicas
-        if router != "round_robin":
-            return Launch(None, f"no launch file: the routers that it starts know no {router}")
-        if (
-            pool == "prefill"
-            and worker.policy.described().get("disable_overlap_scheduler") is False
-        ):
-            said = f"prefill workers of {name} take policy.disable_overlap_scheduler true"
-            return Launch(None, f"no launch file: {said}")
-        both = _POOLS[name]
+        both, many = _POOLS[worker.policy.name], worker.cluster.replicas
         one = _launch(replace(both.server, file=("--extra-engine-args", f"{pool}.yaml")), worker)
         if one.command is None:
             return one
@@ -303,24 +261,17 @@ def launch(scenario: Scenario) -> Launch:
         first, _, last = one.command.rpartition("END\n")
         lines.append(f"# {many} {pool} worker{'s' if many > 1 else ''}, on {', '.join(hosts[-1])}")
         lines.append(f"{first}END\n" * bool(first) + f"{both.before}{last} {both.options[pool]}")
-    many = scenario.disaggregation.frontends
-    told = "# the router" if many == 1 else f"# {many} routers"
-    return Launch("\n".join([*lines, told, both.router(*hosts)]))
+    return Launch("\n".join([*lines, "# the router", both.router(*hosts)]))
 
 
 def _launch(server: _ServerCommand, scenario: Scenario) -> Launch:
     """The launch of one replica, or of one worker of a pool."""
     formats = _formats(scenario.dtype, scenario.moe_dtype)
     kv = scenario.kv_cache_dtype or "bf16"
-    for key in ("moe_a2a_backend", "redundant_experts"):
-        if (value := getattr(scenario.cluster, key)) not in (None, "none", 0):
-            said = f"no option of {scenario.policy.name} sets cluster.{key} {value}"
-            return Launch(None, f"no launch file: {said}")
-    if server.ranks_of_one and scenario.cluster.dp > 1 and scenario.cluster.tp > 1:
-        said = f"ranks of {scenario.policy.name} have one GPU each, not cluster.tp"
-        return Launch(None, f"no launch file: {said} {scenario.cluster.tp}")
-    if (spec := scenario.speculation) is not None and spec.method not in _OWN_DRAFTERS:
-        return Launch(None, f"no launch file: it needs the checkpoint of a drafter ({spec.method})")
+    cluster = scenario.cluster
+    sent = cluster.moe_a2a_backend not in (None, "none") or cluster.redundant_experts
+    if cluster.dp > 1 or sent or scenario.speculation is not None:
+        raise ValueError("no command says how ranks, speculation or tokens sent to experts are set")
     known = _known(scenario.model)
     if server.follows_kv and kv == "bf16":
         known = [one for one in known if one.kv_cache_dtype == kv]
@@ -342,25 +293,18 @@ def _command(
     cluster, cache = scenario.cluster, scenario.kv_cache or KvCache()
     policy = scenario.policy.build()
     assert is_pooled(policy)
-    ranks, described = cluster.dp if cluster.dp > 1 else None, scenario.policy.described()
-    shared = [key for key in server.divided if ranks and described[key]]
-    described |= {key: cluster.dp * described[key] for key in shared}
     settings = {
         "cluster": cluster.model_dump(),
-        "policy": described,
+        "policy": scenario.policy.described(),
         "kv_cache": cache.model_dump(),
         "dtype": "bfloat16",
         "quantization": quantization,
         "kv_cache_dtype": server.kv_names[scenario.kv_cache_dtype or "bf16"],
         "memory_share": getattr(cache, memory_share_of(policy)) or cluster.usable_memory,
         "expert_parallel": bool(cluster.expert_parallel),
-        "ep_size": cluster.tp * cluster.dp if cluster.expert_parallel else 1,
-        "stage_gpus": cluster.tp * cluster.dp,
-        "dp": ranks,
-        "dp_attention": ranks is not None,
+        "ep_size": cluster.tp if cluster.expert_parallel else 1,
         "no_prefix_caching": not cache.prefix_caching,
         "custom_code": checkpoint.custom_code,
-        "speculation": _speculation(scenario),
     }
     words = [server.program.format(model=shlex.quote(checkpoint.name))]
     words += [server.trust] if checkpoint.custom_code and server.trust else []

@@ -22,7 +22,7 @@ from sarathi_sim.experiments.capacity.slo import CapacitySection, Verdict, judge
 from sarathi_sim.experiments.config.base import Source, assign_all, merge
 from sarathi_sim.experiments.config.deployment import Deployment, Requests, deploy
 from sarathi_sim.experiments.config.errors import ConfigError
-from sarathi_sim.experiments.config.loading import Draft, check_scenario
+from sarathi_sim.experiments.config.loading import Draft, check_effect, check_scenario
 from sarathi_sim.experiments.config.requests import build_requests
 from sarathi_sim.experiments.config.scenario import POOLS, Engine, Scenario, parameter
 from sarathi_sim.experiments.config.workload import (
@@ -90,6 +90,11 @@ class Option:
     def pooled(self) -> bool:
         """Whether prompts and decodes have workers of their own: then it is one replica."""
         return self.scenario.disaggregation is not None
+
+    @property
+    def replicas(self) -> int:
+        """Its replicas, or the workers of its larger pool."""
+        return max(pool.scenario.cluster.replicas for pool in self.deployment.pools)
 
     @property
     def alike(self) -> int:
@@ -183,6 +188,7 @@ def options_of(draft: Draft, section: CapacitySection) -> list[Option]:
                 found |= dict.fromkeys(str(error).splitlines())
     if found:
         raise ConfigError("\n".join(found))
+    check_effect(draft, points, f"{draft.source.file}: capacity.space")
     return options
 
 
@@ -251,13 +257,13 @@ def plan_of(option: Option, section: CapacitySection, where: str) -> SearchPlan:
         )
     workload = option.scenario.workload
     scale = option.alike if section.load == "rate" else 1
-    simulated = option.scenario.cluster.replicas // scale
+    simulated = option.replicas // scale
     variance = _variance(option, section, scale)
     budget = section.most_requests or simulated * MOST_REQUESTS
     if (section.requests or 0) > budget:
         raise ConfigError(
             f"{where}: capacity.requests: value {section.requests}: must be at most {budget}, "
-            "capacity.most_requests (default: 100,000 a replica): give that, too"
+            "capacity.most_requests (default: 100,000 a replica or worker): give that, too"
         )
     requests = section.requests or simulated * _long_enough(variance, section)
     if (requests := min(requests, budget)) < section.fewest:

@@ -16,7 +16,6 @@ from typing import Any
 from sarathi_sim.experiments.capacity.bounds import alone, as_decode, as_prefill, saturation
 from sarathi_sim.experiments.capacity.options import Described, Option, Wanted, layouts, named
 from sarathi_sim.experiments.capacity.slo import Objective
-from sarathi_sim.experiments.config.base import merge
 from sarathi_sim.experiments.config.scenario import POOLS
 
 MOST_PAIRS = 4
@@ -86,7 +85,7 @@ def pool_layouts(
     ranked.sort(key=lambda one: -one[0])
     for _, pair, each in ranked[:MOST_PAIRS]:
         for workers in each:
-            yield _described(pair, workers, trees)
+            yield _described(wanted, pair, workers, trees)
 
 
 def _pairs(
@@ -112,14 +111,18 @@ def _pairs(
             yield Pair(prefill, decode, (prefills[prefill], decodes[decode]))
 
 
-def _described(pair: Pair, workers: tuple[int, int], trees: dict[str, dict[str, Any]]) -> Described:
+def _described(
+    wanted: Wanted, pair: Pair, workers: tuple[int, int], trees: dict[str, dict[str, Any]]
+) -> Described:
     """The layout and the scenario of a pair with so many workers."""
     pools: dict[str, dict[str, Any]] = {
         pool: {"cluster": {**trees[one.name]["cluster"], "replicas": count}}
         for pool, one, count in zip(POOLS, (pair.prefill, pair.decode), workers, strict=True)
     }
     pools["prefill"] |= PREFILLS.get(pair.decode.scenario.policy.name, {})
-    tree = merge(trees[pair.decode.name], {"disaggregation": pools})
+    tree = trees[pair.decode.name]
+    # A degree that one pool has must not become that of the other.
+    tree = {**tree, "cluster": {"max_length": wanted.max_length}, "disaggregation": pools}
     words = [str(one.point["layout"]).rpartition(" budget ") for one in (pair.prefill, pair.decode)]
     kind, _, shape = words[0][0].rpartition("TP ")
     layout = f"{kind}{workers[0]} prefill TP {shape} + {workers[1]} decode TP "

@@ -16,7 +16,6 @@ from itertools import product
 from typing import Any
 
 import numpy as np
-import pandas as pd
 
 from sarathi_sim.experiments.capacity.answer import (
     Answer,
@@ -37,7 +36,14 @@ from sarathi_sim.experiments.capacity.pool_layouts import pool_layouts
 from sarathi_sim.experiments.capacity.probing import RECOMMEND_FORMAT, Laboratory
 from sarathi_sim.experiments.capacity.search import Crossing, Probed, at_load, race
 from sarathi_sim.experiments.capacity.slo import Verdict
-from sarathi_sim.experiments.capacity.written import headroom, loses, recommend_answer, why_best
+from sarathi_sim.experiments.capacity.written import (
+    headroom,
+    layout,
+    loses,
+    recommend_answer,
+    why_best,
+    with_counts,
+)
 from sarathi_sim.experiments.config.errors import ConfigError
 from sarathi_sim.experiments.figures.style import styled
 from sarathi_sim.experiments.results import SUMMARY, json_bytes
@@ -559,7 +565,13 @@ def _only_screened(one: Screened) -> dict[str, Any]:
 def recommend_files(wanted: Wanted, content: Mapping[str, Any]) -> dict[str, bytes]:
     """The files of the result beside its probes."""
     rows = content["deployments"]
-    table = pd.DataFrame({key: row.get(key) for key in _COLUMNS} for row in rows)
+    first, rest = _COLUMNS
+    table = with_counts(
+        [
+            {key: row.get(key) for key in first} | layout(row) | {key: row.get(key) for key in rest}
+            for row in rows
+        ]
+    )
     with styled():
         fronts = frontier_figures(content)
         drawn = figure_files({"headroom": headroom_figure(rows, wanted.section), **fronts})
@@ -577,9 +589,13 @@ def recommend_files(wanted: Wanted, content: Mapping[str, Any]) -> dict[str, byt
 
 
 _COLUMNS = (
-    *("name", "device", "tp", "pp", "replicas", "gpus", "capacity", "settled", "rejected_share"),
-    *("carries", "per_hour", "per_million_output_tokens", "why"),
+    ("name", "device"),
+    (
+        *("capacity", "settled", "rejected_share", "carries"),
+        *("per_hour", "per_million_output_tokens", "why"),
+    ),
 )
+"""Columns of the table before the layout's, and after."""
 
 
 def winner(content: Mapping[str, Any], wanted: Wanted) -> dict[str, Any]:

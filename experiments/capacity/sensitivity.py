@@ -153,7 +153,8 @@ def _ops(names: Collection[str], power: int = 1) -> Callable[[Scenario, float], 
 
 def _host(scenario: Scenario, times: float) -> Scenario:
     def slower(engine: Engine) -> dict[str, Any]:
-        return {key: times * (getattr(engine, key) or 0) for key in HOST}
+        given = {key: getattr(engine, key) for key in HOST}
+        return {key: value and times * value for key, value in given.items()}
 
     return with_engines(scenario, slower)
 

@@ -217,7 +217,8 @@ def _parallel(one: Mapping[str, Any]) -> str:
     """``TP 4 PP 2``; empty for two pools, which have one each."""
     if one["tp"] is None:
         return ""
-    return f"TP {one['tp']}" + (f" PP {one['pp']}" if one["pp"] > 1 else "")
+    others = (f" {key.upper()} {one[key]}" for key in ("pp", "dp") if one.get(key, 1) > 1)
+    return f"TP {one['tp']}" + "".join(others)
 
 
 def _servers(one: Mapping[str, Any], layout: str, what: str = "server") -> str:
@@ -282,13 +283,32 @@ def capacities(found: Deployments) -> pd.DataFrame:
         low, high = one.get("interval") or (None, None)
         slow, fast = one.get("band") or (None, None)
         binds = one.get("binds") or {}
-        row = {key: one[key] for key in ("name", "device", "tp", "pp", "replicas", "gpus")}
+        row = {"name": one["name"], "device": one["device"], **layout(one)}
         row |= {"policy": one["policy"], "capacity": one["capacity"], "settled": one["settled"]}
         row |= {key: one.get(key) for key in ("offered", "rejected_share", "saturation")}
         row |= {"interval_low": low, "interval_high": high, "band_low": slow, "band_high": fast}
         row |= {key: one.get(key) for key in ("per_hour", "per_million_output_tokens")}
         rows.append({**row, "breaks_first": binds.get("slo"), "because": binds.get("because")})
-    return pd.DataFrame(rows)
+    return with_counts(rows)
+
+
+_COUNTS = ("tp", "pp", "dp", "replicas", "gpus")
+
+
+def layout(one: Mapping[str, Any]) -> dict[str, int | None]:
+    """A deployment's degrees of parallelism, replicas and GPUs; of two pools each pool's, too, as
+    ``prefill_tp`` (its replicas are the workers)."""
+    found = {key: one[key] for key in _COUNTS if key in one}
+    for pool, each in one.get("pools", {}).items():
+        found |= {f"{pool}_{key}": each[key] for key in _COUNTS if key in each}
+    return found
+
+
+def with_counts(rows: Sequence[Mapping[str, Any]]) -> pd.DataFrame:
+    """A table whose counts (:func:`layout`) are whole numbers where some rows have none."""
+    table = pd.DataFrame(rows)
+    counts = [name for name in table if str(name).rpartition("_")[2] in _COUNTS]
+    return table.astype(dict.fromkeys(counts, "Int64"))
 
 
 HEADINGS = ("elasticity", "95 % interval")

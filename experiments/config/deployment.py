@@ -380,7 +380,10 @@ class PoolsDeployment(Deployment):
                 self.decode.workers(predictor),
                 self.handover,
                 seed=scenario.seed,
-                clients=build_clients(scenario, self.requests),
+                clients=build_clients(
+                    scenario.model_copy(update={"engine": self.prefill.scenario.engine}),
+                    self.requests,
+                ),
                 progress=progress,
             )
             return replace(records, frontend_s=self.prefill.scenario.engine.frontend_s or 0.0)
@@ -485,7 +488,8 @@ def _deploy_pools(scenario: Scenario, source: Source, requests_of: Requests) -> 
         transfers.latency_s,
         given.frontends,
     )
-    pools = {"prefill": own_keys(prefill.scenario), "decode": own_keys(decode.scenario)}
+    later = decode.scenario.having("engine", frontend_s=None)  # it acts in the prefill pool alone
+    pools = {"prefill": own_keys(prefill.scenario), "decode": own_keys(later)}
     resolved = given.model_copy(update={**pools, "handover": transfers})
     cache = prefill.scenario.kv_cache
     cached = cache is not None and cache.prompts_cached

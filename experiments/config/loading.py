@@ -3,9 +3,10 @@ back to what a result keeps."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ from sarathi_sim.experiments.config.base import (
     Name,
     Source,
     assign,
+    assign_all,
     get,
     has,
     key_path,
@@ -29,8 +31,8 @@ from sarathi_sim.experiments.config.policy import (
     read_policy,
     session_policy,
 )
-from sarathi_sim.experiments.config.scenario import Header, Ratio, Scenario, Validation
-from sarathi_sim.experiments.config.two_pools import check_pools
+from sarathi_sim.experiments.config.scenario import POOLS, Header, Ratio, Scenario, Validation
+from sarathi_sim.experiments.config.two_pools import acting, check_pools
 from sarathi_sim.profiler.storage.files import read_bounded, user_path
 from sarathi_sim.profiler.storage.plain_yaml import parse_yaml, read_mapping
 from sarathi_sim.profiler.storage.strict import SpecError, did_you_mean, show
@@ -109,7 +111,7 @@ def load_experiment(config: Config, assignments: Assignments = ()) -> Experiment
     if found:
         # A mistake at the top level shows in every scenario: say it once.
         raise ConfigError("\n".join(dict.fromkeys(found)))
-    _check_effect(draft.raw, draft.overrides, draft.assigned)
+    check_effect(draft)
     _check_ratios(header, scenarios, source)
     for name in header.runs.keys() - scenarios.keys():
         raise source.error("runs", name, f"one of {', '.join(scenarios)}")
@@ -253,26 +255,63 @@ def _check_names(overrides: Any, source: Source) -> dict[str, dict[str, Any]]:
     return overrides
 
 
-def _check_effect(
-    raw: Mapping[str, Any], overrides: Mapping[str, Any], assigned: tuple[KeyPath, ...]
+def check_effect(
+    draft: Draft, points: Collection[Mapping[str, Any]] = ({},), space: str = ""
 ) -> None:
-    """Refuse a ``--set`` that every scenario overrides: it would have no effect."""
-    for path in assigned:
-        if path[0] in ("scenarios", *Header.model_fields):
+    """Refuse a ``--set`` that every scenario, or both of its pools, override, and such an axis of
+    the ``points`` of a ``space``: it would have no effect. Raises ConfigError."""
+    raw, overrides = draft.raw, draft.overrides
+    for path in draft.assigned:
+        if path[0] in Header.model_fields:
             continue
-        wanted, rest = get(raw, path), without(raw, path)
-        merged = [merge(raw, override) for override in overrides.values()]
-        if isinstance(wanted, dict):
-            unused = merged == [merge(rest, override) for override in overrides.values()]
-        else:
-            unused = all(get(tree, path) != wanted for tree in merged)
-        if unused:
-            key = ".".join(path)
-            first = next(iter(overrides))
-            raise ConfigError(
-                f"--set {key}: value {show(wanted)}: has no effect, because every scenario sets "
-                f"this itself; change one with --set scenarios.{first}.{key}=..."
-            )
+        if path[0] != "scenarios":
+            _check_overrides(path, raw, overrides)
+            free = [name for name, override in overrides.items() if not has(override, path)]
+            _check_reach(draft, points, free, path, f"--set {'.'.join(path)}")
+        elif len(path) > 2:
+            _check_reach(draft, points, [path[1]], path[2:], f"--set {'.'.join(path)}")
+    for axis in dict.fromkeys(key for point in points for key in point):
+        _check_reach(draft, points, overrides, tuple(axis.split(".")), f"{space}: {axis}")
+
+
+def _check_overrides(path: KeyPath, raw: Mapping[str, Any], overrides: Mapping[str, Any]) -> None:
+    """Refuse a ``--set`` that every scenario overrides."""
+    wanted, rest = get(raw, path), without(raw, path)
+    merged = [merge(raw, override) for override in overrides.values()]
+    if isinstance(wanted, dict):
+        unused = merged == [merge(rest, override) for override in overrides.values()]
+    else:
+        unused = all(get(tree, path) != wanted for tree in merged)
+    if unused:
+        key = ".".join(path)
+        first = next(iter(overrides))
+        raise ConfigError(
+            f"--set {key}: value {show(wanted)}: has no effect, because every scenario sets "
+            f"this itself; change one with --set scenarios.{first}.{key}=..."
+        )
+
+
+def _check_reach(
+    draft: Draft,
+    points: Collection[Mapping[str, Any]],
+    names: Collection[str],
+    key: KeyPath,
+    where: str,
+) -> None:
+    """Refuse a key that both pools override in all of these scenarios, at all points."""
+    hidden = False
+    for point, name in product(points, names):
+        tree = assign_all(merge(draft.raw, draft.overrides[name]), point)
+        if has(tree, key):
+            if acting(tree) != acting(without(tree, key)):
+                return
+            hidden = True
+    if hidden:
+        inside = ("disaggregation", POOLS[-1], *key)
+        own = next((name for name in names if has(draft.overrides[name], inside)), None)
+        there = ".".join(inside if own is None else ("scenarios", own, *inside))
+        problem = "has no effect, because both pools set this themselves"
+        raise ConfigError(f"{where}: {problem}; change one with --set {there}=...")
 
 
 def _check_ratios(header: Header, scenarios: Mapping[str, Scenario], source: Source) -> None:

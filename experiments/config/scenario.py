@@ -177,7 +177,8 @@ class KvCache(Strict):
     default of each: ``cluster.usable_memory``), and what an engine prints when it starts: the peak
     of its activations and what lies outside of torch, of a GPU (default: assumed), and its CUDA
     graphs (vLLM from 0.21 on; before that they are not counted).
-    ``prefix_caching`` keeps full blocks to be found again by their content; with
+    ``prefix_caching`` keeps full blocks to be found again by their content (SGLang's decode workers
+    only if their pool's own ``kv_cache`` says so); with
     ``prompts_cached`` those of every prompt are there from the beginning, as after a run of the
     same requests.
     """

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple
 
-from sarathi_sim.experiments.config.base import KeyPath, Source, has, merge
+from sarathi_sim.experiments.config.base import KeyPath, Source, assign, get, has, merge
 from sarathi_sim.experiments.config.scenario import POOLS, Scenario, Transfers
 
 Order = Literal["prefill_first", "decode_reserves_first"]
@@ -18,17 +18,19 @@ SHARED = ("seed", "model", "workload", "profiles", "calibration", "disaggregatio
 
 class EngineHandover(NamedTuple):
     """How an engine hands over: the order, when the first token is there, and whether the prefill
-    worker yields it (else the decode worker computes the last prompt token again)."""
+    worker yields it (else the decode worker computes the last prompt token again); and whether its
+    decode workers have a prefix cache by default."""
 
     order: Order
     first_token: FirstToken
     token_known: bool
+    decode_caches: bool = True
 
 
 HANDOVERS = {
     "vllm": EngineHandover("prefill_first", "decode_step", False),
     "trtllm": EngineHandover("prefill_first", "decode_step", True),
-    "sglang": EngineHandover("decode_reserves_first", "on_transfer", True),
+    "sglang": EngineHandover("decode_reserves_first", "on_transfer", True, decode_caches=False),
 }
 """By policy, as behind Dynamo (docs/pools.md names the sources)."""
 
@@ -51,6 +53,19 @@ class PoolSource(Source):
         return self.whole.folder(key)
 
 
+def acting(tree: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """The keys of a scenario as they act: its own or, with two pools, those of each."""
+    if not isinstance(given := tree.get("disaggregation"), Mapping):
+        return [dict(tree)]
+    return [merge(_usual(tree, pool), given.get(pool) or {}) for pool in POOLS]
+
+
+def _usual(tree: Mapping[str, Any], pool: str) -> dict[str, Any]:
+    """The keys of a scenario for a pool that gives none."""
+    # Requests of the prefill pool end with their first token.
+    return {**tree, "speculation": None} if pool == "prefill" else dict(tree)
+
+
 def pool_of(scenario: Scenario, pool: str, source: Source) -> tuple[Scenario, PoolSource]:
     """The checked scenario of one pool alone, and the origin of its values.
 
@@ -59,9 +74,10 @@ def pool_of(scenario: Scenario, pool: str, source: Source) -> tuple[Scenario, Po
     given = scenario.disaggregation
     assert given is not None
     own: dict[str, Any] = getattr(given, pool)
-    usual = scenario.model_dump(exclude={"disaggregation"})
-    if pool == "prefill":  # its requests end with their first token
-        usual["speculation"] = None
+    usual = _usual(scenario.model_dump(exclude={"disaggregation"}), pool)
+    engine = HANDOVERS.get(str(get(merge(usual, own), ("policy", "name"))))
+    if pool == "decode" and engine is not None and not engine.decode_caches:
+        usual = assign(usual, ("kv_cache", "prefix_caching"), False)
     where = PoolSource(source.file, source.scenario, usual, source.assigned, pool, own, source)
     for key in SHARED:
         if key in own:
@@ -85,6 +101,13 @@ def check_pools(scenario: Scenario, source: Source) -> None:
         problem = "must be left out: requests end with their first token there"
         raise at_first.error("speculation", prefill.speculation.method, problem)
     check_alike("policy.name", decode.policy.name, prefill.policy.name, where)
+    frontend_s = get(where.own, ("engine", "frontend_s"))
+    if frontend_s is not None:
+        problem = (
+            "has no effect: requests come in and go out at the prefill pool's front end; give "
+        )
+        problem += "disaggregation.prefill.engine.frontend_s"
+        raise where.error("engine.frontend_s", frontend_s, problem)
     if decode.kv_cache is not None and decode.kv_cache.prompts_cached:
         problem = "must be false: the prefill pool computes the prompts"
         raise where.error("kv_cache.prompts_cached", True, problem)

@@ -23,6 +23,7 @@ from sarathi_sim.experiments.config.loading import (
     Assignments,
     Config,
     Draft,
+    check_effect,
     check_scenario,
     read_draft,
     refuse_of_session,
@@ -155,6 +156,7 @@ def plan_sweep(
         runs.append(Run(run_key(deployment, name), name, resolved.seed, point, resolved))
     if found:
         raise ConfigError("\n".join(found))
+    check_effect(draft, points, where)
     header = draft.header
     return SweepPlan(
         draft.source.file,

@@ -14,7 +14,7 @@ from sarathi_sim.profiler.physics.shard_times import ShardTimes
 from sarathi_sim.profiler.storage.files import PACKAGE, files_sha256
 from sarathi_sim.simulator.loop.records import Floats
 from sarathi_sim.simulator.op_times.cache import kept
-from sarathi_sim.simulator.op_times.op_times import OpTimes, PairTimes, Together
+from sarathi_sim.simulator.op_times.op_times import ALONE, OpTimes, PairTimes, Together
 
 MOST_ROWS = 1 << 17
 """Token rows up to which times are tabulated."""
@@ -26,6 +26,7 @@ def modelled_times(source: ShardTimes) -> OpTimes:
     identity = f"{meta.content_sha256} {_code()}"
     rows = (op for op in source.provenance() if op in OPS and OPS[op].table == "linear")
     send = {scope: InSeconds(partial(source.send_recv, scope=scope)) for scope in SENDS.values()}
+    batches = source.batches
     return OpTimes(
         meta=meta,
         by_rows={op: RowTimes(InSeconds(partial(source.by_rows, op)), identity, op) for op in rows},
@@ -33,7 +34,7 @@ def modelled_times(source: ShardTimes) -> OpTimes:
         decode=PairTimes(InSeconds(source.decode, (1.0, 0.0)), identity, DECODE),
         all_reduce=InSeconds(source.all_reduce) if source.tp > 1 else None,
         send=send,
-        together=Together(source.batches, ChunkShare(source)),
+        together=Together(batches, ChunkShare(source)) if len(batches) else ALONE,
         longest_context=source.longest_context,
         wider=source.wider,
     )

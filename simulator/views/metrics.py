@@ -217,8 +217,9 @@ class Analysis:
         pb2_s, pb3_s, equal_s, communication_s, turnaround_s, slowest_rank_s, with paged memory
         preemptions, hit_tokens and recomputed_tokens, and rejected (the reason, or None). With two
         pools also prefilled_on (a replica), prefill_s (from the first chunk's start to the
-        prefill's end), slot_s (waiting for blocks of a decode worker) and transfer_s (of the KV;
-        both NaN for a request that ended with its prefill).
+        prefill's end), slot_s (waiting for blocks of a decode worker) and transfer_s (of the KV).
+        Where nothing was sent the last two are NaN: the request ended with its prefill, or its
+        prompt was in the decode worker's prefix cache (prefill_s, too, if it was never prefilled).
         """
         records = self.records
         parts = ("bubble", *WAITS)
@@ -338,14 +339,14 @@ class Analysis:
     def after_warmup(self) -> dict[str, Any]:
         """Mean and quantiles of the latencies, and of the times between tokens, without the
         warm-up (the first fifth of the served requests, ``warmup_requests``), whether or not the
-        run is steady.
+        run is steady; with two pools of the parts of the way through them, too.
 
         ``arrivals_s`` is the time from the first to the last arrival. Between the warm-up and the
         last arrival, ``offered_per_s`` requests arrive a second and ``served_per_s`` finish (0 if
         this time is 0). ``latency_trend`` is Kendall's S of ten blocks' mean latencies.
         """
         done, part = self.request_columns, self._steady_part
-        names = (*STEADY, "tbt_max_s")
+        names = [name for name in (*STEADY, "tbt_max_s", *PARTS) if name in done]
         gaps_s, counts = self._gaps_after_warmup
         mean = float(np.average(gaps_s, weights=counts)) if len(gaps_s) else float("nan")
         return {

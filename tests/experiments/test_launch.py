@@ -128,7 +128,6 @@ def test_engines_that_quantise_on_the_fly_are_told_so(
         ("trtllm", "qwen3-32b", {"dtype": "int4_wo"}, "qwen3-32b in int4_wo"),
         # Its checkpoint says fp8, which this engine follows.
         ("trtllm", "qwen3-32b", {"dtype": "nvfp4"}, "in nvfp4 and a KV cache in bf16"),
-        ("vllm", "qwen3-30b-a3b", {"cluster": {"moe_a2a_backend": "nccl"}}, "moe_a2a_backend nccl"),
     ],
 )
 def test_without_a_known_checkpoint_there_is_a_line_and_no_command(
@@ -139,29 +138,18 @@ def test_without_a_known_checkpoint_there_is_a_line_and_no_command(
     assert found.needs is not None and told in found.needs and "\n" not in found.needs
 
 
-def test_what_engines_are_told_of_speculation() -> None:
-    spec = {"method": "mtp", "draft_length": 3, "acceptance": 2.4}
-    found = {}
-    for engine in ENGINES:
-        one = scenario(engine, "qwen3-30b-a3b", speculation=spec, kv_cache_dtype="fp8")
-        found[engine] = str(launch(one).command)
-    (given,) = [word for word in words(found["vllm"]) if word.startswith("{")]
-    assert json.loads(given) == {"method": "mtp", "num_speculative_tokens": 3}
-    assert (
-        "--speculative-algorithm EAGLE --speculative-num-steps 3 --speculative-eagle-topk 1 "
-        "--speculative-num-draft-tokens 4 " in f"{found['sglang']} "
-    )
-    content = found["trtllm"].partition("END\n")[0].partition("\n")[2]
-    assert parse_yaml(content, "trtllm.yaml")["speculative_config"] == {
-        "decoding_type": "MTP",
-        "num_nextn_predict_layers": 3,
-    }
-    looked_up = scenario("sglang", "qwen3-30b-a3b", speculation=spec | {"method": "ngram"})
-    command = str(launch(looked_up).command)
-    assert "--speculative-algorithm NGRAM --speculative-num-draft-tokens 4" in command
-    other = launch(scenario("vllm", "qwen3-30b-a3b", speculation=spec | {"method": "eagle3"}))
-    assert other.command is None and "a drafter (eagle3)" in str(other.needs)
-    assert "specul" not in str(launch(scenario("trtllm", "qwen3-30b-a3b")).command)
+@pytest.mark.parametrize(
+    "keys",
+    [
+        {"cluster": {"dp": 2, "expert_parallel": True}},
+        {"cluster": {"tp": 2, "expert_parallel": True, "moe_a2a_backend": "nccl"}},
+        {"speculation": {"method": "mtp", "acceptance": 2.4}},
+    ],
+)
+def test_what_no_command_says_is_no_command(keys: dict[str, Any]) -> None:
+    """It would start something else."""
+    with pytest.raises(ValueError, match="no command says"):
+        launch(scenario("vllm", "qwen3-30b-a3b", **keys))
 
 
 def test_a_checkpoint_of_ones_own_is_its_folder(tmp_path: Path) -> None:
@@ -249,6 +237,8 @@ def test_sglangs_workers_of_two_pools() -> None:
         given = words(command)
         assert given[given.index("--disaggregation-mode") + 1] == mode
         assert given[given.index("--disaggregation-transfer-backend") + 1] == "nixl"
+        # The engine's decode workers have no radix cache.
+        assert ("--disable-radix-cache" in given) == (mode == "decode")
     addresses = [word for word in router.split() if word.startswith("http://")]
     assert addresses == [f"http://{name}:30000" for name in ("prefill-0", "prefill-1", "decode-0")]
     assert router.count("--prefill http") == 2 and " --policy round_robin " in router
@@ -268,15 +258,6 @@ def test_tensorrt_llms_workers_run_under_dynamo() -> None:
             f"{pool}.yaml --disaggregation-mode {pool}"
         )
     assert router.startswith("python -m dynamo.frontend --router-mode round-robin")
-
-
-def test_what_no_worker_of_two_pools_is_told() -> None:
-    for keys, told in (
-        ({}, "take policy.disable_overlap_scheduler true"),
-        ({"cluster": {"router": "least_requests"}}, "know no least_requests"),
-    ):
-        found = launch(scenario("trtllm", "qwen3-32b", disaggregation=POOLS, **keys))
-        assert found.command is None and found.needs is not None and told in found.needs
 
 
 # The engines' own parsers --------------------------------------------------------------------

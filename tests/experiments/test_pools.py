@@ -11,9 +11,18 @@ import pytest
 import yaml
 
 from sarathi_sim import find_capacity
+from sarathi_sim.experiments.capacity.answer import (
+    Answer,
+    _after_prefill,
+    as_json,
+    read_question,
+)
+from sarathi_sim.experiments.capacity.options import Option, plan_of
 from sarathi_sim.experiments.capacity.sensitivity import factors_of
+from sarathi_sim.experiments.capacity.written import capacities, sentence
 from sarathi_sim.experiments.config.base import Source
 from sarathi_sim.experiments.config.deployment import Deployment, PoolsDeployment, deploy
+from sarathi_sim.experiments.config.errors import ConfigError
 from sarathi_sim.experiments.config.loading import load_experiment, stored
 from sarathi_sim.experiments.config.scenario import parameter
 from sarathi_sim.experiments.content import assumed
@@ -22,7 +31,7 @@ from sarathi_sim.experiments.run.experiment import run_experiment
 from sarathi_sim.experiments.sweeps.jobs import Job, folder_files
 from sarathi_sim.experiments.sweeps.plan import plan_sweep, run_key
 from sarathi_sim.profiler.facts.ops import ALL_REDUCE, SEND_RECV
-from sarathi_sim.simulator.views.metrics import Analysis, Hardware
+from sarathi_sim.simulator.views.metrics import PARTS, Analysis, Hardware
 from tests.experiments.small_config import called, deployed, message
 
 TWO = """\
@@ -99,12 +108,60 @@ def test_the_handover_is_that_of_the_engine_or_what_is_given() -> None:
         ("decode.kv_cache={prompts_cached: true}", "decode.kv_cache.prompts_cached: value true"),
         ("decode.cluster.tp=3", "disaggregation.decode.cluster.tp: value 3: llama-3-8b: tp 3"),
         ("decode.device=[a, b]", "disaggregation.decode.device: value ['a', 'b']: must be one;"),
+        (
+            "decode.engine={frontend_s: 0.1}",
+            "decode.engine.frontend_s: value 0.1: has no effect: r",
+        ),
         ("handover.order=sometimes", "disaggregation.handover.order: value 'sometimes': one of"),
     ],
 )
 def test_what_does_not_fit_is_said_with_its_key(assignment: str, told: str) -> None:
     (line,) = message(TWO, f"disaggregation.{assignment}").splitlines()
     assert told in line
+
+
+OWN = {"prefill": {"cluster": {"tp": 1}}, "decode": {"cluster": {"tp": 2}}}
+"""Both pools have a degree of their own."""
+
+
+def test_what_both_pools_set_themselves_cannot_be_set_beside_them() -> None:
+    tree = yaml.safe_load(TWO) | {"disaggregation": OWN}
+    why = "has no effect, because both pools set this themselves; change one with --set "
+    there = f"{why}disaggregation.decode.cluster.tp=..."
+    assert message(tree, "cluster.tp=4") == f"--set cluster.tp: {there}"
+    assert message(tree, "cluster={tp: 4}").endswith("decode.cluster=...")
+    for free in ("cluster={tp: 4, max_length: 2048}", "cluster.router=power_of_two"):
+        (found,) = deployed(tree, free).values()
+        assert [pool.scenario.cluster.tp for pool in found.pools] == [1, 2]
+    for own in ("cluster.tp=4", "disaggregation.decode.cluster.tp=4"):
+        deployed(tree | {"scenarios": {"a": {}, "b": {"disaggregation": None}}}, own)
+    pooled = yaml.safe_load(TWO) | {"scenarios": {"a": {"disaggregation": OWN}}}
+    for beside in ("cluster.tp", "scenarios.a.cluster.tp"):
+        told = f"--set {beside}: {why}scenarios.a.disaggregation.decode.cluster.tp=..."
+        assert message(pooled, f"{beside}=4") == told
+    drafts = {"method": "ngram", "acceptance": 2.0}
+    for pool, seen in (({"speculation": {**drafts, "acceptance": 1.5}}, False), ({}, True)):
+        given = tree | {"disaggregation": {"prefill": {}, "decode": pool}, "speculation": drafts}
+        if seen:
+            (found,) = deployed(given, "speculation.acceptance=3").values()
+            assert found.pools[1].scenario.speculation.acceptance == 3
+        else:  # the prefill pool has none
+            assert why in message(given, "speculation.acceptance=3")
+
+
+def test_an_axis_that_both_pools_set_themselves_is_refused() -> None:
+    tree = yaml.safe_load(TWO) | {"disaggregation": OWN}
+    space = {"grid": {"cluster.tp": [1, 4]}}
+    why = r"cluster\.tp: has no effect, because both pools"
+    with pytest.raises(ConfigError, match=f"configuration: sweep: {why}"):
+        plan_sweep(tree | {"sweep": space})
+    with pytest.raises(ConfigError, match=rf"--set {why}"):
+        plan_sweep(tree | {"sweep": {"seeds": 2}}, ["cluster.tp=4"])
+    asked = {"slo": "p90 ttft 1s", "space": space}
+    with pytest.raises(ConfigError, match=f"capacity.space: {why}"):
+        read_question(tree | {"capacity": asked}, [])
+    without = {"cases": [{"disaggregation": None, "cluster.tp": 4}, {"cluster.tp": 1}]}
+    assert len(plan_sweep(tree | {"sweep": without}).runs) == 2
 
 
 def test_a_mistake_of_the_whole_scenario_is_said_once() -> None:
@@ -114,9 +171,37 @@ def test_a_mistake_of_the_whole_scenario_is_said_once() -> None:
     assert line.startswith("--set cluster.max_length: value 100")
 
 
+def test_the_front_end_is_the_prefill_pools_for_clients_too() -> None:
+    """Of one client, each request comes a time in it after the answer to the last."""
+    own = ("disaggregation.prefill.engine={frontend_s: 0.5}", "workload.requests=400")
+    lone = "workload.arrivals={kind: closed_loop, clients: 1}"
+    found = two(*own, lone)
+    table = Analysis(found.simulate()).requests.sort_values("arrival_s")
+    waits = table["arrival_s"].to_numpy()[1:] - table["finish_s"].to_numpy()[:-1]
+    assert waits.mean() == pytest.approx(0.5, rel=0.15)
+    assert (table["ttft_s"] > 0.5).all()
+    # Given beside the pools, it is the prefill pool's, and no mistake of the decode pool's.
+    assert two("engine.frontend_s=0.2").prefill.scenario.engine.frontend_s == 0.2
+
+
+def test_sglangs_decode_workers_have_no_prefix_cache_unless_it_is_given() -> None:
+    sglang = ("policy={name: sglang}", "disaggregation.decode.policy={name: sglang}")
+    on = "kv_cache={prefix_caching: true}"
+    for given, both in (
+        (sglang, [True, False]),
+        ((*sglang, on), [True, False]),
+        ((*sglang, f"disaggregation.decode.{on}"), [True, True]),
+        ((), [True, True]),
+    ):
+        caches = [pool.scenario.kv_cache for pool in two(*given).pools]
+        assert [cache.prefix_caching for cache in caches if cache] == both
+
+
 def test_a_resolved_scenario_gives_the_same_run() -> None:
     """As a result's config.yaml has it; so does a worker of a sweep, under the same key."""
-    found = two("seed=3", "disaggregation.frontends=2")
+    found = two(
+        "seed=3", "disaggregation.frontends=2", "disaggregation.prefill.engine={frontend_s: 0.1}"
+    )
     content, _ = stored(found.scenario, "two")
     again = load_experiment({"name": "two", "scenarios": {"two": content}})
     (other,) = (deploy(scenario, again.sources[name]) for name, scenario in again.scenarios.items())
@@ -124,9 +209,7 @@ def test_a_resolved_scenario_gives_the_same_run() -> None:
     assert first.equals(second)
     assert run_key(found, "two") == run_key(other, "two")
     assert run_key(found, "two") != run_key(two("seed=3"), "two")
-    assert run_key(found, "two") != run_key(
-        two("seed=3", "disaggregation.frontends=2", "disaggregation.handover.latency_s=0.0"), "two"
-    )
+    assert run_key(found, "two") != run_key(two("disaggregation.handover.latency_s=0.0"), "two")
 
 
 def test_the_summary_counts_both_pools() -> None:
@@ -245,6 +328,77 @@ def test_a_lone_pool_is_what_it_was() -> None:
     table = Analysis(found.simulate()).requests
     assert "slot_s" not in table and np.isfinite(table["ttft_s"]).all()
     assert Source("x", "", {}, ()).name(("cluster", "tp")) == "x: cluster.tp"
+
+
+MIXTURE = """\
+name: ranks
+model: qwen3-30b-a3b
+device: h100-80g-sxm
+stack: vllm
+workload:
+  requests: 40
+  lengths: {kind: fixed, prompt: 100, decode: 20}
+  arrivals: {kind: poisson, rate: 8}
+cluster: {max_length: 1024, replicas: 5}
+policy: {name: vllm}
+disaggregation:
+  prefill: {cluster: {tp: 2, replicas: 3}}
+  decode: {cluster: {dp: 4, replicas: 2, expert_parallel: true, moe_a2a_backend: nccl}}
+"""
+
+
+def test_ranks_of_a_pool_in_an_answer() -> None:
+    """Three prefill workers of two GPUs, two decode workers of four ranks. A run has the requests
+    of three workers; one simulated deployment stands for itself."""
+    tree = yaml.safe_load(MIXTURE) | {"capacity": {"slo": "p90 ttft 1s", "tolerance": 0.1}}
+    _, section, (option,) = read_question(tree, [])
+    assert option.gpus == 3 * 2 + 2 * 4
+    assert option.replicas == 3
+    plan = plan_of(option, section, "here")
+    one_each = [f"disaggregation.{pool}.cluster.replicas=1" for pool in ("prefill", "decode")]
+    _, _, (small,) = read_question(tree, one_each)
+    assert plan.requests == 3 * plan_of(small, section, "here").requests >= 3 * 2500
+    assert plan.budget == 3 * 100_000
+    decode = Option("decode", {}, option.deployment.pools[1])
+    assert plan_of(decode, section, "here").scale == decode.replicas == 2
+    row = as_json(Answer(option, None, None, "not asked"), "rate")
+    assert row["pools"]["decode"] == {"tp": 1, "pp": 1, "dp": 4, "replicas": 2, "gpus": 8}
+    assert row["pools"]["prefill"] == {"tp": 2, "pp": 1, "replicas": 3, "gpus": 6}
+    found = {**row, "capacity": 2.0, "rejected_share": 0.0}
+    assert sentence([found], "requests/s", "USD") == (
+        "ranks, 3 prefill workers of 2 GPUs each (TP 2) and 2 decode workers of 4 GPUs each (TP 1 "
+        "DP 4), carries 2.00 requests/s."
+    )
+    one = {**found, "name": "one", "tp": 4, "pp": 2, "replicas": 1, "gpus": 8}
+    del one["pools"]
+    lines = capacities([found, one]).to_csv(index=False).splitlines()
+    names, pooled, single = (line.split(",") for line in lines)
+    cells = [dict(zip(names, each, strict=True)) for each in (pooled, single)]
+    for key, both in {
+        "tp": ["", "4"],
+        "gpus": ["14", "8"],
+        "prefill_replicas": ["3", ""],
+        "decode_tp": ["1", ""],
+        "decode_dp": ["4", ""],
+        "decode_replicas": ["2", ""],
+    }.items():
+        assert [each[key] for each in cells] == both
+
+
+def test_the_way_through_the_pools_after_the_warm_up() -> None:
+    """Shares of the time to first token are of the requests after the warm-up, both parts."""
+    found = two("disaggregation.decode.policy.max_num_seqs=2")
+    analysis = Analysis(found.simulate())
+    after, table = analysis.after_warmup(), analysis.requests.sort_values("arrival_s")[12:]
+    summary = found.summary(analysis) | {"after_warmup": after}
+    p99 = {name: np.percentile(table[name], 99) for name in ("ttft_s", *PARTS)}
+    shares = _after_prefill(summary)
+    assert shares["slot_share_of_ttft"] == pytest.approx(p99["slot_s"] / p99["ttft_s"])
+    assert shares["transfer_share_of_ttft"] == pytest.approx(p99["transfer_s"] / p99["ttft_s"])
+    of_service = p99["slot_s"] / (p99["prefill_s"] + p99["slot_s"] + p99["transfer_s"])
+    assert shares["slot_share_of_service"] == pytest.approx(of_service)
+    assert p99["slot_s"] != summary["slot_s"]["p99"]
+    assert "slot_s" not in Analysis(found.prefill.simulate()).after_warmup()
 
 
 @pytest.mark.slow

@@ -10,7 +10,6 @@ import numpy as np
 import pytest
 from typer.testing import CliRunner
 
-from sarathi_sim.experiments.capacity.launch import launch
 from sarathi_sim.experiments.cli.app import app
 from sarathi_sim.experiments.config.deployment import Deployment, deploy
 from sarathi_sim.experiments.config.inputs import host_of
@@ -151,30 +150,3 @@ def test_run_and_report(tmp_path: Path) -> None:
     ):
         result = CliRunner().invoke(app, command)
         assert result.exit_code == 0, result.output
-
-
-@pytest.mark.parametrize(
-    ("policy", "words"),
-    [
-        (
-            {"name": "vllm", "max_num_seqs": 16},
-            ["--tensor-parallel-size 2", "--data-parallel-size 4", "--max-num-seqs 16"],
-        ),
-        (
-            {"name": "sglang", "chunked_prefill_size": 2048, "max_running_requests": 16},
-            [
-                *("--tp-size 8", "--dp-size 4", "--enable-dp-attention", "--ep-size 8"),
-                *("--chunked-prefill-size 8192", "--max-running-requests 64"),
-            ],
-        ),
-    ],
-)
-def test_launch_commands(
-    deployment: Deployment, policy: dict[str, object], words: list[str]
-) -> None:
-    scenario = deployment.scenario
-    cluster = {"tp": 2, "moe_a2a_backend": None}
-    changed = scenario.having("cluster", **cluster).model_dump(exclude_none=True)
-    changed |= {"policy": policy, "stack": policy["name"]}
-    command = launch(type(scenario).model_validate(changed)).command
-    assert command is not None and all(word in command for word in words)

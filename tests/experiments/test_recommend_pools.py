@@ -15,20 +15,36 @@ from sarathi_sim.experiments.capacity.bounds import (
     as_decode,
     as_prefill,
     most_requests_per_s,
+    new_tokens,
     saturation,
 )
-from sarathi_sim.experiments.capacity.options import Option, Wanted, deployable, wanted_of
-from sarathi_sim.experiments.capacity.pool_layouts import MOST_PAIRS, Pair, pool_layouts
+from sarathi_sim.experiments.capacity.options import (
+    Option,
+    Wanted,
+    deployable,
+    layouts,
+    named,
+    wanted_of,
+)
+from sarathi_sim.experiments.capacity.pool_layouts import (
+    MOST_PAIRS,
+    Pair,
+    _described,
+    pool_layouts,
+)
 from sarathi_sim.experiments.capacity.recommend import Worth, answer_of, recommend, whole, winner
 from sarathi_sim.experiments.capacity.search import AT_ONCE, Probe
 from sarathi_sim.experiments.capacity.slo import CapacitySection, Replications, parse_slo
 from sarathi_sim.experiments.config.base import Source
 from sarathi_sim.experiments.config.deployment import deploy
 from sarathi_sim.experiments.config.loading import check_scenario
+from sarathi_sim.experiments.config.scenario import POOLS
+from sarathi_sim.experiments.config.two_pools import pool_of
 from sarathi_sim.profiler.storage.child import silent
 from sarathi_sim.simulator.views.metrics import Analysis
 from tests.experiments.small_laboratory import opened, verdict_of
 
+HERE = Source("", "x", {}, ())
 SLO = "p90 ttft 1s, p90 tbt 60ms"
 GAPS = "p90 ttft 1s, p90 tbt_max 60ms"
 
@@ -84,6 +100,62 @@ def test_few_deployments_with_pools_on_the_gpus() -> None:
         )
     # A limit that no prompt keeps alone leaves none.
     assert pooled(replace(asked, section=CapacitySection(slo="p90 ttft 20ms")))[1] == []
+
+
+@pytest.mark.slow
+def test_the_bound_is_of_what_both_pools_serve() -> None:
+    """The decode workers refuse the longer half of the requests, so that the prefill workers serve
+    more a second than of all that they could."""
+    tree = {
+        "model": "llama-3-8b",
+        "device": "a100-80g-sxm",
+        "workload": {
+            "requests": 200,
+            "lengths": {"kind": "uniform", "min": 100, "max": 3900},
+            "pd_ratio": 20,
+            "too_long": "reject",
+            "arrivals": {"kind": "at_once"},
+        },
+        "policy": {"name": "vllm"},
+        "disaggregation": {
+            "prefill": {"cluster": {"max_length": 4096}},
+            "decode": {"cluster": {"max_length": 1000, "replicas": 2}},
+        },
+    }
+    source = Source("", "x", {}, ())
+    deployment = deploy(check_scenario(tree, source), source)
+    option = Option("x", {}, deployment)
+    prefill, _ = deployment.pools
+    assert not prefill.refused[0] and 0.5 < deployment.rejected < 1
+    served = deployment.summary(Analysis(deployment.simulate()))["requests_per_s"]
+    assert saturation(prefill) < 0.6 * served < 0.6 * most_requests_per_s(option)
+    longest = new_tokens(prefill).max()
+    slo = parse_slo(f"p99 ttft {1e3 * saturation(prefill) ** -1:.0f}ms")
+    assert longest > 3000 and not alone(option, slo)
+
+
+def test_each_pool_has_its_own_layout() -> None:
+    """A prefill worker of one GPU shares its experts with no other, whatever decode workers do."""
+    asked = wanted(model="qwen3-30b-a3b", device="h100-80g-sxm", budget="512")
+    trees = {named(point): tree for point, tree in layouts(asked)}
+    names = ["TP 1 budget 512 seqs 32", "TP 2 EP budget 512 seqs 32"]
+    one, spread = (
+        SimpleNamespace(name=name, gpus=1, point=point, scenario=check_scenario(tree, HERE))
+        for point, tree in layouts(asked)
+        for name in names
+        if named(point) == name
+    )
+    found = {}
+    for pair in ((one, spread), (spread, one)):
+        both: Any = pair
+        _, tree = _described(asked, Pair(*both, rates=(1.0, 1.0)), (2, 1), trees)
+        scenario = check_scenario(tree, HERE)
+        pools = [pool_of(scenario, pool, HERE)[0].cluster for pool in POOLS]
+        found[pair[0].name] = [(pool.tp, pool.expert_parallel, pool.replicas) for pool in pools]
+    assert found == {
+        names[0]: [(1, None, 2), (2, True, 1)],
+        names[1]: [(2, True, 2), (1, None, 1)],
+    }
 
 
 @pytest.mark.slow
