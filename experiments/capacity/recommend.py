@@ -217,14 +217,15 @@ def refined(
     lab: Laboratory, wanted: Wanted, prices: Prices, say: Say, rounds: int
 ) -> Recommendation:
     """The best deployments; each round also tries the token budgets and sequence limits halfway
-    between the best deployment's and the next ones. Raises ConfigError as :func:`recommend`."""
+    between the best deployment's and the next ones. Two pools have the largest of both, so nothing
+    is tried beside them. Raises ConfigError as :func:`recommend`."""
     found = recommend(lab, wanted, prices, say)
     for _ in range(rounds):
         best = found.finalists[0]
         keys = ("budget", "seqs")
         tried = [dict(zip(keys, p, strict=True)) for p in product(wanted.budgets, wanted.sequences)]
         there = tried.index({key: best.option.point[key] for key in keys})
-        further = between(there, tried) if best.load else []
+        further = between(there, tried) if best.load and not best.option.pooled else []
         if not further:
             break
         budgets, sequences = ({point[key] for point in further} for key in keys)

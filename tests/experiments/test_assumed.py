@@ -7,6 +7,7 @@ from __future__ import annotations
 import html
 import json
 import re
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -175,8 +176,10 @@ def test_prices_and_what_was_not_tried_are_said() -> None:
     assert prices == "prices: USD of 2026-01-01, assumed"
     assert not_tried == (
         "not tried: token budgets but 2048; sequence limits but 256; formats but fp8_block; "
-        "stacks but vllm; any other setting of the engine"
+        "stacks but vllm; prefill and decode workers (--pools); any other setting of the engine"
     )
+    pooled = replace(wanted("llama-3.1-8b", None), pools=True).not_tried
+    assert "--pools" not in pooled and "workers with pipeline stages" in pooled
 
 
 def test_expert_parallelism_is_a_layout_of_mixtures() -> None:

@@ -32,7 +32,14 @@ from sarathi_sim.experiments.capacity.pool_layouts import (
     _described,
     pool_layouts,
 )
-from sarathi_sim.experiments.capacity.recommend import Worth, answer_of, recommend, whole, winner
+from sarathi_sim.experiments.capacity.recommend import (
+    Worth,
+    answer_of,
+    recommend,
+    refined,
+    whole,
+    winner,
+)
 from sarathi_sim.experiments.capacity.search import AT_ONCE, Probe
 from sarathi_sim.experiments.capacity.slo import CapacitySection, Replications, parse_slo
 from sarathi_sim.experiments.config.base import Source
@@ -100,6 +107,22 @@ def test_few_deployments_with_pools_on_the_gpus() -> None:
         )
     # A limit that no prompt keeps alone leaves none.
     assert pooled(replace(asked, section=CapacitySection(slo="p90 ttft 20ms")))[1] == []
+
+
+def test_between_two_pools_nothing_is_tried(monkeypatch: pytest.MonkeyPatch) -> None:
+    """They take the largest budget and limit, so another round would be the same."""
+    best = SimpleNamespace(option=SimpleNamespace(point={"budget": 2048, "seqs": 32}), load=4.0)
+    found, asked = SimpleNamespace(finalists=[best]), list[tuple[int, ...]]()
+    module = "sarathi_sim.experiments.capacity.recommend"
+    monkeypatch.setattr(
+        f"{module}.recommend", lambda _, w, *__: (asked.append(w.budgets), found)[1]
+    )
+    for pooled, rounds in ((True, [(512, 2048)]), (False, [(512, 2048), (512, 1280, 2048)])):
+        best.option.pooled = pooled
+        asked.clear()
+        lab: Any = None
+        assert refined(lab, wanted(), load_prices(None), lambda _: None, 1) is found
+        assert asked == rounds
 
 
 @pytest.mark.slow

@@ -255,6 +255,20 @@ def test_every_model_has_drafters() -> None:
             assert drafter_of(load_model(name), method) is not None
 
 
+def test_a_drafter_is_cut_as_its_model_is() -> None:
+    """EAGLE-3 has the model's own heads: 64 of gpt-oss-120b, of KV 8, which eight GPUs divide. Of
+    latent attention it has 56, which sixteen GPUs do not divide, though they do the model's 128."""
+    eagle = {"method": "eagle3", "draft_length": 3, "acceptance": 2.0}
+    tree = CONFIG | {"policy": POLICIES["vllm"], "speculation": eagle, "scenarios": {"one": {}}}
+    model = {"model": "gpt-oss-120b", "moe_dtype": "w4a16_mxfp4"}
+    (found,) = deployed({**tree, **model}, "cluster.tp=8").values()
+    assert found.drafter is not None and found.drafter.model.heads_per_rank(8) == (8, 1)
+    own = {"model": "deepseek-v3", "device": "h200-sxm", "dtype": "fp8_block"}
+    said = message({**tree, **own}, "cluster.tp=16")
+    assert said.startswith("--set cluster.tp: value 16: deepseek-v3-eagle3: tp 16")
+    load_model("deepseek-v3").check_tp(16)
+
+
 def test_the_memory_of_a_drafter() -> None:
     """Its weights, and a layer more of keys and values: a block is 33/32 as large."""
     sizes = []

@@ -47,11 +47,19 @@ def unit_each(batch: Batch) -> tuple[float, float, float, float]:
     return (batch.prefill_tokens + batch.num_decodes) * UNIT, 0.0, 0.0, 0.0
 
 
-def workers(count: int, blocks: int = 100, seqs: int = 8, **about: Any) -> Replicas:
-    """Replicas of vLLM with blocks of four tokens, one of which is never used."""
+def workers(
+    count: int,
+    blocks: int = 100,
+    seqs: int = 8,
+    size: int = 4,
+    caching: bool = False,
+    **about: Any,
+) -> Replicas:
+    """Replicas of vLLM with blocks of a few tokens, one of which is never used."""
+    policy = Vllm(64, seqs)
+    kind = cached_blocks_of(policy) if caching else Blocks
     schedulers = [
-        Pool(Vllm(64, seqs), Blocks(blocks, 4), max_in_flight=1, max_length=100)
-        for _ in range(count)
+        Pool(policy, kind(blocks, size), max_in_flight=1, max_length=100) for _ in range(count)
     ]
     return Replicas(schedulers, unit_each, (1,), **about)
 
@@ -129,6 +137,26 @@ def test_the_numbers_of_a_run_count_both_pools() -> None:
     assert int(ran["prefill_tokens"].sum() + ran["decodes"].sum()) == tokens
     # Three tokens after the first of two requests, and so on: all came a unit after the last one.
     assert analysis.tbt_quantiles([0.0, 1.0]) == [UNIT, UNIT]
+
+
+@pytest.mark.parametrize("order", ["prefill_first", "decode_reserves_first"])
+def test_a_hit_is_remote_only_where_a_prefill_worker_had_the_prompt(order: Any) -> None:
+    """The second request has the prompt of the first, which the decode worker's prefix cache has by
+    then: but for the last token, which is always computed. If the decode worker reserves first, no
+    prefill worker sees it, so these seven tokens are a hit; else they were computed once more."""
+    prefix = (("same", 8),)
+    both = [Request(i, 100 * UNIT * i, 8, 3, 3, 0, prefix) for i in range(2)]
+    prefill, decode = (workers(1, blocks=40, size=1, caching=caching) for caching in (False, True))
+    records = simulate_pools(both, prefill, decode, replace(OVER, order=order))
+    over, first = records.handovers, order == "prefill_first"
+    assert over is not None and over.prefilled_on.tolist() == [0, 0 if first else -1]
+    assert np.isnan(over.received_s).tolist() == [False, True]
+    found = Analysis(records).request_columns
+    assert found["hit_tokens"].tolist() == [0, 0 if first else 7]
+    for name, absent in (("prefill_s", not first), ("slot_s", True), ("transfer_s", True)):
+        assert np.isnan(found[name]).tolist() == [False, absent]
+    computed = [log.iterations["prefill_tokens"].sum() for log in records.replicas]
+    assert computed == [16 if first else 8, 2]
 
 
 def test_a_link_sends_one_prompt_after_the_other() -> None:
