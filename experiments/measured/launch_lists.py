@@ -53,14 +53,12 @@ class StartedPool(BaseModel):
 
 
 class StartedServer(BaseModel):
-    """How one row was started. ``matches`` recipes fit it, with different ``layouts``;
+    """How one row was started, by the first recipe that fits it, without pools where none does.
     ``speculation`` is none, mtp, or both possible."""
 
     model_config = ConfigDict(frozen=True, extra="ignore")
 
     id: Annotated[str, Field(min_length=1, max_length=300)]
-    matches: int = 1
-    layouts: float = 1
     speculation: str = "none"
     prefill: StartedPool | None = None
     decode: StartedPool | None = None

@@ -13,12 +13,13 @@ from sarathi_sim.simulator.load.acceptance import golden_length
 
 DRAFTER = ("deepseek-v4-pro", "mtp", "thinking_on")
 """Whose published acceptance stands for DeepSeek-R1's, of which none is: the nearest model."""
-_DEEPSEEK = ("deepseek-ai/DeepSeek-R1", "deepseek-ai/DeepSeek-V3")
-"""Models of 256 experts."""
+_REDUNDANT = 32
+"""Redundant experts of each recipe whose ranks do not divide the experts."""
 
 
-def pools_of(row: Measured, engine: Mapping[str, float]) -> dict[str, Any]:
-    """A row's pools, and what they have in common. Raises ConfigError for what is not known."""
+def pools_of(row: Measured, engine: Mapping[str, float], experts: int) -> dict[str, Any]:
+    """A row's pools, and what they have in common; ``experts`` are its model's. Raises ConfigError
+    for what is not known."""
     launch = row.launch
     if launch is None or launch.prefill is None or launch.decode is None:
         raise ConfigError("separate prefill workers: no launch settings are known")
@@ -31,7 +32,7 @@ def pools_of(row: Measured, engine: Mapping[str, float]) -> dict[str, Any]:
         "kv_cache": {"prefix_caching": False},
         "policy": {"name": row.backend},
         "engine": dict(engine),
-        "disaggregation": {pool: _pool(row, pool, one) for pool, one in pools.items()},
+        "disaggregation": {pool: _pool(row, pool, one, experts) for pool, one in pools.items()},
         **_speculation(row.drafts),
     }
 
@@ -43,7 +44,7 @@ def _speculation(drafts: int) -> dict[str, Any]:
     return {"speculation": {"method": "mtp", "draft_length": drafts, "acceptance": mean}}
 
 
-def _pool(row: Measured, pool: str, one: StartedPool) -> dict[str, Any]:
+def _pool(row: Measured, pool: str, one: StartedPool, experts: int) -> dict[str, Any]:
     """What a pool has of its own."""
     cluster: dict[str, Any] = {
         "tp": one.tp // one.ranks,
@@ -54,8 +55,9 @@ def _pool(row: Measured, pool: str, one: StartedPool) -> dict[str, Any]:
         cluster["expert_parallel"] = True
     if one.a2a:
         cluster["moe_a2a_backend"] = one.a2a
-    if one.redundant or (one.ep > 1 and 256 % one.ep and row.model in _DEEPSEEK):
-        cluster["redundant_experts"] = one.redundant or 32  # every recipe of such a layout has 32
+    more = one.redundant or (one.slots or experts) - experts
+    if more or experts % one.ep:
+        cluster["redundant_experts"] = more or _REDUNDANT
     settings = _trtllm if row.backend == "trtllm" else _sglang
     policy, memory = settings(row, pool, one)
     return {"cluster": cluster, "policy": {"name": row.backend, **policy}, "kv_cache": memory}

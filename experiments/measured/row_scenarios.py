@@ -137,7 +137,10 @@ def scenario_of(row: Measured, host: HostConstants, apart: bool = False) -> dict
         if value not in allowed:
             raise ConfigError(f"{name} {value}: not modelled; modelled: {', '.join(allowed)}")
     if row.mode != "agg":
-        return _base(row, apart) | pools_of(row, _engine(row, host))
+        experts = load_model(MODELS[row.model]).experts
+        return _base(row, apart) | pools_of(
+            row, _engine(row, host), experts.num_experts if experts else 0
+        )
     if row.tp is None:
         raise ConfigError("tp: this key is missing")
     if (dp := attention_ranks(row)) > 1 and row.backend not in RANK_ROUTERS:

@@ -97,6 +97,17 @@ def test_rows_without_an_answer(tmp_path: Path, line: str, reason: str) -> None:
         scenario_of(row, NONE)
 
 
+@pytest.mark.parametrize(
+    ("ep", "column", "redundant"), [(32, "288", 32), (32, "", 0), (48, "", 32)]
+)
+def test_redundant_experts(tmp_path: Path, ep: int, column: str, redundant: int) -> None:
+    """Of 288 slots 256 are DeepSeek's experts. 48 ranks divide 288, not 256."""
+    line = f"a,1,none,1,4,4,True,1,{ep},{ep},True,{column}"
+    path = launch_list(tmp_path, ",decode:load_balancer.num_slots", line)
+    cluster = pools(row_of(tmp_path, path, "trtllm"))["decode"]["cluster"]
+    assert cluster.get("redundant_experts", 0) == redundant
+
+
 DRAFTS = ",decode:speculative_config.num_nextn_predict_layers,decode:max_batch_size"
 
 
