@@ -11,7 +11,6 @@ from collections import deque
 from collections.abc import Callable, Iterable
 from dataclasses import KW_ONLY, dataclass, field, replace
 from functools import partial
-from operator import itemgetter
 from typing import Any, Protocol
 
 from sarathi_sim.policies.batch import Batch, Chunk
@@ -662,16 +661,16 @@ class Pool(Scheduler):
                 for sequence in yields:
                     self._join(sequence, home, sequence.target)
             members = partial(home.members_at, iteration)
-        drafts = 0
-        if verified:
-            _, tokens, contexts = zip(*verified, strict=True)
-            decodes, context, longest = len(contexts), sum(contexts), max(contexts)
-            drafts = sum(tokens) - decodes
-            members = partial(map, itemgetter(0), verified)
-        return Batch(
+        batch = Batch(
             home.index, chunks, prefill_tokens, decodes, context, longest, 0, (), members, yields,
-            iteration, verified, drafts,
+            iteration,
         )  # fmt: skip
+        if verified:
+            sequences, tokens, contexts = zip(*verified, strict=True)
+            batch.verified, batch.drafts = verified, sum(tokens) - len(tokens)
+            batch.num_decodes, batch.members = len(sequences), lambda: sequences
+            batch.decode_context, batch.longest_context = sum(contexts), max(contexts)
+        return batch
 
     def _split(self) -> Cohort:
         """The cohort of the chosen decodes; the other possible decodes are in another slot then."""

@@ -43,8 +43,9 @@ MEASURED_LATENT = Latent(512, 64, 128, 128, query_rank=1536)
 #: Decodes of latent attention by ranks of data-parallel attention, where a stack was timed so. Then
 #: SGLang runs other kernels than its tables by heads hold (FlashAttention 3 on Hopper): decodes in
 #: bf16 whatever the cache's format is, and prompts as multi-head attention, for which the table of
-#: TensorRT-LLM counts. SGLang's blocks on H200, less GEMMs, take 16 % less to 23 % more (prompts of
-#: 2,048 to 16,384 tokens; its own table: 3.5 times as long).
+#: TensorRT-LLM counts. SGLang's blocks on H200, less GEMMs, take 16 % less to 26 % more (prompts of
+#: 2,048 to 16,384 tokens, 128 heads), and its own table 3.5 to 4.1 times as long as these (from
+#: 4,096 tokens on): tests/profiler/test_wide.py has the comparison.
 BLOCKS = "wide.decode.mla"
 #: The half-width of prompts as TensorRT-LLM's, percent.
 AS_TRTLLM_PCT = 25.0

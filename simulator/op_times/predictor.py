@@ -147,28 +147,31 @@ class BundlePredictor:
     def __call__(self, batch: Batch) -> tuple[float, float, float, float]:
         """Seconds: one layer; extra on the first stage; extra on the last; transfer to the next."""
         chunks, decodes, drafts = batch.chunks, batch.num_decodes, batch.drafts
-        rows = decodes + drafts
+        rows = sequences = decodes
+        if drafts:
+            rows += drafts
         tokens = batch.prefill_tokens + rows
         if tokens > self._most_tokens:
             self._tabulate_tokens(2 * tokens)
         layer_s, first_s, send_s = self._by_tokens[tokens]
-        sequences = decodes + len(chunks) if chunks else decodes
+        if chunks:
+            sequences += len(chunks)
+            for sequence, chunk, context in chunks:
+                if context:
+                    row = self._chunk_rows.get(chunk) or self._tabulate_chunks(chunk)
+                    position = context * self._per_step
+                    low = int(position)
+                    layer_s += row[low] + (row[low + 1] - row[low]) * (position - low)
+                else:
+                    layer_s += self._whole[chunk]
+                if chunk + context == sequence.target:
+                    rows += 1  # the last token of a prompt yields a token too
+            if len(chunks) > 1 and self._batches:
+                layer_s -= self._saved_s(batch)
         if sequences > self._most_sequences:
             self._tabulate_decodes(2 * sequences)
         if self._has_host:
             first_s += self._host[sequences]
-        for sequence, chunk, context in chunks:
-            if context:
-                row = self._chunk_rows.get(chunk) or self._tabulate_chunks(chunk)
-                position = context * self._per_step
-                low = int(position)
-                layer_s += row[low] + (row[low + 1] - row[low]) * (position - low)
-            else:
-                layer_s += self._whole[chunk]
-            if chunk + context == sequence.target:
-                rows += 1  # the last token of a prompt yields a token too
-        if len(chunks) > 1 and self._batches:
-            layer_s -= self._saved_s(batch)
         if decodes:
             row = self._decode_rows[decodes]
             position = batch.decode_context / decodes * self._per_step
@@ -183,9 +186,9 @@ class BundlePredictor:
             layer_s += decode_s
             if chunks and self._mixes:
                 layer_s += self.layer.mixing_s(layer_s - self._beside_ops[tokens], decode_s)
-        if layer_s < self._launch_s and chunks:
+        if chunks and layer_s < self._launch_s:
             layer_s = self._launch_s
-        last_s = self._head[rows] if rows < len(self._head) else self.head_s(rows)
+        last_s = self.head_s(rows) if drafts else self._head[rows]
         if self.drafter is not None:
             last_s += self.drafter([batch])[0]
         return (layer_s + ROUNDER) - ROUNDER, first_s, last_s, send_s

@@ -8,6 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
+import pandas as pd
 import pytest
 
 from sarathi_sim.profiler.facts.expert_loads import busiest
@@ -456,5 +457,24 @@ def test_sglang_on_hopper_has_other_kernels_for_latent_attention() -> None:
     assert "as trtllm's" in found["attn_prefill"].mark
     assert found["attn_prefill"].half_width_pct >= 25
     assert "block less GEMMs" in found["attn_decode"].mark
+    assert alone.wider == 1 and wide.wider == pytest.approx(3.4), "absorbed already"
     gb200 = StackTimes("gb200", ranks, R1, 1)
     assert "trtllm's where" not in gb200.provenance()["attn_prefill"].mark
+
+
+@needs_datasets
+def test_prompts_of_sglangs_ranks_on_hopper_are_no_absorbed_ones() -> None:
+    """Whole blocks on an H200 (SGLang 0.5.10, FlashAttention 3, 128 heads), less their GEMMs."""
+    table = "aiconfigurator/h200_sxm/mla/sglang/0.5.10/wideep_context_mla_perf.parquet"
+    rows = pd.read_parquet(public_datasets() / table)
+    rows = rows[(rows["kernel_source"] == "fa3") & (rows["num_heads"] == 128)]
+    rows = rows[(rows["batch_size"] == 1) & rows["isl"].between(2048, 16384)].sort_values("isl")
+    chunk = rows["isl"].to_numpy(np.float64)
+    ranks = Kernels("sglang", "fp8_block", "fp8", expert_parallel=True, dp=8)
+    wide, alone = (StackTimes("h200-sxm", k, R1, 1) for k in (ranks, replace(ranks, dp=1)))
+    gemms = [wide.by_rows(op, chunk) for op in ("preproj", "q_up", "kv_up", "postproj")]
+    rest = 1e3 * rows["latency"].to_numpy() - sum(gemms)
+    ratio = rest / wide.prefill(chunk, np.zeros_like(chunk))
+    assert len(chunk) == 4 and 0.835 < ratio.min() < 0.845 and 1.255 < ratio.max() < 1.265
+    own = (alone.prefill(chunk, np.zeros_like(chunk)) / rest)[chunk >= 4096]
+    assert own.min() > 3.45 and own.max() < 4.1
