@@ -188,7 +188,7 @@ def most_requests_per_s(option: Option, objectives: Sequence[Objective] = ()) ->
     what all workers of the first to saturate cannot exceed."""
     pools = _serving(option)
     if len(pools) == 1:
-        return saturation(*pools, objectives)
+        return saturation(pools[0], objectives)
     rates = saturation(pools[0]), saturation(as_decode(pools[1]), objectives)
     return min(
         pool.scenario.cluster.replicas * rate for pool, rate in zip(pools, rates, strict=True)
