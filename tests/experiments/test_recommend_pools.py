@@ -36,6 +36,7 @@ from sarathi_sim.experiments.capacity.recommend import (
     Worth,
     answer_of,
     recommend,
+    recommend_files,
     refined,
     whole,
     winner,
@@ -231,6 +232,18 @@ def test_the_winner_keeps_the_slo_with_another_seed(
     assert row["per_hour"] == pytest.approx(
         prices.of("a100-80g-sxm") * (best.option.gpus if given else 4)
     )
+    # By hand: every request has 100 output tokens, and all GPUs are paid for.
+    a_second = row["carries"] * 100
+    assert row["per_million_output_tokens"] == pytest.approx(
+        row["per_hour"] / 3600 / a_second * 1e6, rel=0.01
+    )
+    table = recommend_files(asked, content)["recommend.csv"].decode().splitlines()
+    first = dict(zip(table[0].split(","), table[1].split(","), strict=False))
+    clusters = [pool.scenario.cluster for pool in best.option.deployment.pools]
+    assert [first[f"{pool}_replicas"] for pool in POOLS] == [
+        str(each.replicas) for each in clusters
+    ]
+    assert [first[f"{pool}_tp"] for pool in POOLS] == [str(each.tp) for each in clusters]
     assert "prefill worker" in content["answer"] and "kv_consumer" in content["command"]
     again = winner(content, asked)
     assert again.pop("name") == "winner" and again.pop("capacity")["slo"] == GAPS
