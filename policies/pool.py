@@ -96,8 +96,9 @@ class Pool(Scheduler):
     ``draft_length`` tokens drafted for each decode
     ``lookahead``    tokens beyond those computed for which the drafter needs KV
     ``drafting``     running sequences that decode, each with the drafts for its next decode
-    ``reserved`` sequences whose KV may be sent here, because they have blocks for it now; whoever
-                 sends it takes them out
+    ``reserved`` sequences whose KV may be sent here, because they have blocks for it now, or need
+                 not be sent, because it was in the cache: these run (``order`` is not negative).
+                 Whoever sends it takes them out
     ``remote``   whether the KV of any request was computed elsewhere: a decode worker
     """
 
@@ -586,6 +587,8 @@ class Pool(Scheduler):
         It takes blocks for those, or for its first ``hold`` tokens if that is more. With
         speculation its last token may be padded with drafts, of which none holds.
         """
+        if sequence.remote and sequence.order < 0 and not sequence.arrived:
+            self.reserved.append(sequence)
         Scheduler.admit(self, sequence, tokens, hits, hold)
         if sequence.prefilled + tokens > sequence.target:
             self._verifying[sequence] = tokens

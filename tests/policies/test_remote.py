@@ -175,7 +175,8 @@ class Twins:
         self.processed += batch.num_tokens
         self.flight.append((batch, rows))
         for sequence in pool.reserved:
-            self.wait_for(sequence.id)
+            if sequence.order < 0:  # (the KV of others was in the cache)
+                self.wait_for(sequence.id)
         pool.reserved.clear()
         book.reserved.clear()
 

@@ -329,6 +329,8 @@ class TextbookPool:
         else:
             self.waiting.remove(sequence)
             member.computed = len(hits) * self.blocks.block_size
+            if sequence.remote and sequence.order < 0:  # nothing has to be sent
+                self.reserved.append(sequence)
         # What is sent here is sent once; the last token of a prompt is computed here.
         sent = min(sequence.remote, sequence.target - 1) if sequence.order < 0 else 0
         self._has(member, max(member.computed, sent))
