@@ -163,10 +163,13 @@ class Pool(Scheduler):
 
     def refusal(self, request: Request) -> str | None:
         """The reason why the request can never be served, or None. (Where its last drafts do not
-        fit, vLLM would wait for ever.)"""
-        longest = self.until(request.prompt_tokens + request.max_tokens - 1 + self.draft_length)
-        needed, most = self.blocks.blocks(longest), self.blocks.capacity
-        if self.lookahead and needed > most:
+        fit, vLLM would wait for ever, and SGLang aborts it.)"""
+        # vLLM preempts a sequence whose next decode does not fit beside the one in flight.
+        drafts = self.draft_length if self.lookahead else self.most_drafts
+        longest = request.prompt_tokens + request.max_tokens - 1 + drafts
+        needed = self.blocks.blocks(self.until(min(longest, self.max_length - 1)))
+        most = self.blocks.capacity
+        if drafts and needed > most:
             return f"needs {needed} KV blocks with its drafts, but the replica holds {most}"
         return Scheduler.refusal(self, request)
 
@@ -415,6 +418,11 @@ class Pool(Scheduler):
         self._decodes[sequence] = None
 
     # What policies see and do ------------------------------------------------------------------
+
+    @property
+    def most_drafts(self) -> int:
+        """The drafts of a sequence that may have KV at a time: those of all decodes in flight."""
+        return self.draft_length * (1 + self.policy.ahead)
 
     @property
     def decode_tokens(self) -> int:

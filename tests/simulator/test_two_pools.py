@@ -22,7 +22,6 @@ from sarathi_sim.policies.log import LOST, LivelockError
 from sarathi_sim.policies.policy import cached_blocks_of
 from sarathi_sim.policies.pool import Pool, PoolPolicy
 from sarathi_sim.policies.request import Request
-from sarathi_sim.policies.trtllm import Trtllm
 from sarathi_sim.policies.vllm import Vllm
 from sarathi_sim.simulator.loop.closed_loop import ClosedLoop
 from sarathi_sim.simulator.loop.fleet import Replicas
@@ -34,7 +33,7 @@ from sarathi_sim.simulator.loop.simulation import SimulationError
 from sarathi_sim.simulator.loop.switches import Switches
 from sarathi_sim.simulator.views.metrics import Analysis
 from tests.simulator.oracle import arrivals, closed_loop, predict, predict_step, start_finish
-from tests.simulator.pools import MAX_LENGTH, drawn, sglang_policies, vllm_policies
+from tests.simulator.pools import MAX_LENGTH, drawn, sglang_policies, trtllm_policies, vllm_policies
 from tests.textbook.two_pools import TextbookWorkers, TwoPools
 
 UNIT = 2.0**-10
@@ -463,18 +462,6 @@ def test_every_request_is_computed_once_and_all_memory_is_free_in_the_end(
     there = served[served["prefilled_on"] >= 0]
     needed = there["prompt_tokens"].sum() - there["hit_tokens"].sum()
     assert computed == needed or (lost and computed > needed)
-
-
-@st.composite
-def trtllm_policies(draw: st.DrawFn) -> Trtllm:
-    chunked = draw(st.booleans())
-    return Trtllm(
-        draw(st.sampled_from([24, 64])) if chunked else MAX_LENGTH,
-        draw(st.sampled_from([1, 3, 8])),
-        draw(st.sampled_from(["guaranteed_no_evict", "max_utilization"])),
-        enable_chunked_prefill=chunked,
-        disable_overlap_scheduler=draw(st.booleans()),
-    )
 
 
 @pytest.mark.slow
