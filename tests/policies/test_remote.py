@@ -171,7 +171,6 @@ class Twins:
         # (Of those who end together, drafts come in any order.)
         order = sorted if self.worker.draft_length else list
         assert order(told) == order(book.events)
-        assert pool.holding == book.holding == len(pool.loading)
         self.processed += batch.num_tokens
         self.flight.append((batch, rows))
         for sequence in pool.reserved:
