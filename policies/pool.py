@@ -95,8 +95,9 @@ class Pool(Scheduler):
     ``draft_length`` tokens drafted for each decode
     ``lookahead``    tokens beyond those computed for which the drafter needs KV
     ``drafting``     running sequences that decode, each with the drafts for its next decode
-    ``reserved`` sequences whose KV may be sent here, because they have blocks for it now; whoever
-                 sends it takes them out
+    ``reserved`` sequences whose KV may be sent here, because they have blocks for it now, or need
+                 not be sent, because it was in the cache: these run (``order`` is not negative).
+                 Whoever sends it takes them out
     ``remote``   whether the KV of any request was computed elsewhere: a decode worker
     """
 
@@ -161,10 +162,13 @@ class Pool(Scheduler):
 
     def refusal(self, request: Request) -> str | None:
         """The reason why the request can never be served, or None. (Where its last drafts do not
-        fit, vLLM would wait for ever.)"""
-        longest = self.until(request.prompt_tokens + request.max_tokens - 1 + self.draft_length)
-        needed, most = self.blocks.blocks(longest), self.blocks.capacity
-        if self.lookahead and needed > most:
+        fit, vLLM would wait for ever, and SGLang aborts it.)"""
+        # vLLM preempts a sequence whose next decode does not fit beside the one in flight.
+        drafts = self.draft_length if self.lookahead else self.most_drafts
+        longest = request.prompt_tokens + request.max_tokens - 1 + drafts
+        needed = self.blocks.blocks(self.until(min(longest, self.max_length - 1)))
+        most = self.blocks.capacity
+        if drafts and needed > most:
             return f"needs {needed} KV blocks with its drafts, but the replica holds {most}"
         return Scheduler.refusal(self, request)
 
@@ -415,6 +419,11 @@ class Pool(Scheduler):
     # What policies see and do ------------------------------------------------------------------
 
     @property
+    def most_drafts(self) -> int:
+        """The drafts of a sequence that may have KV at a time: those of all decodes in flight."""
+        return self.draft_length * (1 + self.policy.ahead)
+
+    @property
     def decode_tokens(self) -> int:
         """The tokens that all possible decodes process."""
         return self.num_decodes + sum(self._verifying.values()) - len(self._verifying)
@@ -585,6 +594,8 @@ class Pool(Scheduler):
         It takes blocks for those, or for its first ``hold`` tokens if that is more. With
         speculation its last token may be padded with drafts, of which none holds.
         """
+        if sequence.remote and sequence.order < 0 and not sequence.arrived:
+            self.reserved.append(sequence)
         Scheduler.admit(self, sequence, tokens, hits, hold)
         if sequence.prefilled + tokens > sequence.target:
             self._verifying[sequence] = tokens

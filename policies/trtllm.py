@@ -185,7 +185,7 @@ class Trtllm:
 
 def _all_blocks(pool: Pool, sequence: Sequence) -> int:
     """The blocks of a sequence at its largest length."""
-    most = sequence.prompt_tokens + sequence.max_tokens + pool.draft_length
+    most = sequence.prompt_tokens + sequence.max_tokens + pool.most_drafts
     return pool.blocks.blocks(most)
 
 

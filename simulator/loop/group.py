@@ -169,6 +169,8 @@ class Ranks:
                 finished += ended
                 for sequence in ended:
                     self.balancer.ended(rank, sequence)
+                    if not sequence.sends:  # (it is there yet if nothing was received)
+                        self._rank_of.pop(sequence.id, None)
         return finished
 
 

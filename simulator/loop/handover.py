@@ -8,7 +8,8 @@ been sent to a decode worker, where blocks were reserved for it. Two orders are 
 ``decode_reserves_first``  both workers are chosen at the arrival; blocks are reserved first, then
                            the prefill worker takes the request, and the KV is sent at its end
 
-A request with one output token ends with its prefill.
+A request with one output token ends with its prefill. If the KV was in the decode worker's prefix
+cache, nothing is sent, and the prefill worker is told so (vLLM: ``NixlConnector``).
 """
 
 from __future__ import annotations
@@ -125,16 +126,16 @@ class _TwoPools(Simulation):
     def submit(self, request: Request) -> None:
         place = self._place[request.id]
         alone = request.output_tokens == 1
-        prompt = replace(request, output_tokens=1, max_tokens=1, sends_kv=not alone)
-        sent = request.prompt_tokens - (not self._handover.first_token_known)
-        rest = replace(request, remote_tokens=0 if alone else sent)
+        sent = 0 if alone else request.prompt_tokens - (not self._handover.first_token_known)
+        prompt = replace(request, output_tokens=1, max_tokens=1, sends_kv=sent > 0)
+        rest = replace(request, remote_tokens=sent)
         reason = self._prefill.refusal(prompt) or self._decode.refusal(rest)
         if reason is not None:
             return self.reject(request, reason)
         frontend = self._frontend[place] = (self._arrived - 1) % self._handover.frontends
         self._at_work[place] = prompt, rest
         self._prefilled_on[place] = self._prefill.choose(prompt, frontend)
-        if self._decode_first and not alone:
+        if self._decode_first and sent:
             self._to_decode(place)
         else:
             self._to_prefill(place)
@@ -157,17 +158,20 @@ class _TwoPools(Simulation):
                 del self._at_work[place]
                 self.finish([sequence], now)
             else:
-                self._soon(now, RESERVED if self._decode_first else HANDOVER, place)
+                self._soon(now, RESERVED if place in self._decoded_on else HANDOVER, place)
 
     def _reserved(self, _: int, sequences: list[Sequence], now: float) -> None:
-        """Blocks of a decode worker have been reserved."""
+        """Blocks of a decode worker have been reserved, or need not be."""
         for sequence in sequences:
             place = self._place[sequence.id]
-            self._reserved_s[place] = now
+            if sequence.order < 0:
+                self._reserved_s[place] = now
             self._soon(now, RESERVED, place)
 
     def _go_on(self, place: int) -> None:
         """Blocks are reserved: compute the prompt or, where this is done, send its KV."""
+        if np.isnan(self._reserved_s[place]):
+            return self._unsent(place)
         if np.isnan(self._prefill_end_s[place]):
             return self._to_prefill(place)
         worker, tokens = self._prefilled_on[place], self.requests[place].prompt_tokens
@@ -187,14 +191,12 @@ class _TwoPools(Simulation):
         for sequence in sequences:
             place = self._place[sequence.id]
             self._decode.left(worker, sequence, self._frontend[place])
-            if np.isnan(self._reserved_s[place]):
-                self._unsent(place)
             del self._at_work[place], self._decoded_on[place]
         self.finish(sequences, now)
 
     def _unsent(self, place: int) -> None:
-        """A request ended whose prompt was in the decode worker's prefix cache, so nothing was
-        sent: its prefill worker forgets its KV, or the request where it was not taken yet."""
+        """The prompt was in the decode worker's prefix cache: the prefill worker forgets its KV, or
+        the request where it was not taken yet."""
         worker, prompt = self._prefilled_on[place], self._at_work[place][0]
         if np.isnan(self._prefill_end_s[place]):
             self._prefill.left(worker, prompt, self._frontend[place])

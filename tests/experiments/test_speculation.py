@@ -115,13 +115,11 @@ def test_the_same_seed_draws_the_same_wherever_a_request_is_served() -> None:
     runs = [small("vllm", f"cluster.replicas={count}", **MTP).simulate() for count in (1, 1, 3)]
     tables = [Analysis(records).requests for records in runs]
     assert tables[0].equals(tables[1])
-    drawn = DrawnAcceptance(held_by_mean(2.4, 3), 7)
-    same = DrawnAcceptance(held_by_mean(2.4, 3), 7)
-    assert [drawn(5, at, 3) for at in range(200)] == [same(5, at, 3) for at in range(200)]
-    assert (
-        tables[0]["accepted_tokens"].sum()
-        != small("vllm", "seed=4", **MTP).simulate().replicas[0].iterations["drafts"].sum()
-    )
+    accepted = [table["accepted_tokens"] for table in tables]
+    assert accepted[0].equals(accepted[2])
+    drawn, other = (DrawnAcceptance(held_by_mean(2.4, 3), seed) for seed in (7, 8))
+    assert [drawn(5, at, 3) for at in range(200)] != [other(5, at, 3) for at in range(200)]
+    assert [drawn(5, at, 3) for at in range(6)] == [2, 0, 1, 0, 0, 1], "in any process"
 
 
 def test_the_draw_has_the_stated_probabilities() -> None:

@@ -194,6 +194,18 @@ def sglang_policies(draw: st.DrawFn, mixed: bool = True) -> Sglang:
     )
 
 
+@st.composite
+def trtllm_policies(draw: st.DrawFn) -> Trtllm:
+    chunked = draw(st.booleans())
+    return Trtllm(
+        draw(st.sampled_from([24, 64])) if chunked else MAX_LENGTH,
+        draw(st.sampled_from([1, 3, 8])),
+        draw(st.sampled_from(["guaranteed_no_evict", "max_utilization"])),
+        enable_chunked_prefill=chunked,
+        disable_overlap_scheduler=draw(st.booleans()),
+    )
+
+
 OTHERS: dict[str, PoolPolicy] = {
     "sarathi_serve": SarathiServe(chunk_size=32, max_num_seqs=8),
     "sglang": Sglang(24, 80, 8),

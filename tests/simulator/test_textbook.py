@@ -36,6 +36,7 @@ from tests.simulator.pools import (
     pool_requests,
     pool_systems,
     sglang_policies,
+    trtllm_policies,
     vllm_policies,
 )
 
@@ -162,7 +163,7 @@ DRAFTING = {
 }
 
 
-DRAFTING_SYSTEMS = pool_systems(vllm_policies() | sglang_policies(mixed=False))
+DRAFTING_SYSTEMS = pool_systems(vllm_policies() | sglang_policies(mixed=False) | trtllm_policies())
 
 
 @pytest.mark.parametrize("caching", [False, True])
@@ -183,6 +184,37 @@ def test_every_pool_with_drafts(name: str, caching: bool) -> None:
         assert pool is not None
         lost += int((pool.events[:, 1] == 2).sum())
     assert lost or name in ("sglang", "trtllm"), "nobody is preempted"
+
+
+@pytest.mark.parametrize("late", [True, False])
+@pytest.mark.parametrize(
+    ("policy", "blocks"),
+    [
+        (Trtllm(180, 8), 27),
+        (Trtllm(180, 8, disable_overlap_scheduler=True), 23),
+        (Trtllm(180, 8, "max_utilization"), 27),
+        (Sglang(24, 80, 8), 27),
+        (Sglang(24, 80, 8, disable_overlap_schedule=True), 23),
+        (Vllm(), 27),
+        (Vllm(async_scheduling=True), 27),
+    ],
+)
+def test_drafts_of_decodes_in_flight_need_kv(policy: Any, blocks: int, late: bool) -> None:
+    """A request of 10 prompt and 10 output tokens: none of four drafts holds, or some do at last.
+    Its 18th token is known: it has KV for 17, and verifies 5, and then 5 more at once; else its
+    last decode has KV for 18 and verifies 5, beside a drafter of vLLM that needs 4 more."""
+    for count, rejected in ((blocks, 0), (blocks - 1, 2)):
+        system = PoolSystem(
+            policy=policy,
+            num_blocks=count + 1,
+            block_size=1,
+            draft_length=4,
+            lookahead=4 * isinstance(policy, Vllm),
+            acceptance=lambda _, known, drafts: drafts if late and known >= 18 else 0,
+            requests=[Request(i, 0.0, 10, 10, 10) for i in range(2)],
+        )
+        records = compare(system)
+        assert len(records.rejections) == rejected
 
 
 @settings(max_examples=100, deadline=None, suppress_health_check=[HealthCheck.too_slow])

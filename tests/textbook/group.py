@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 
 import simpy
 
@@ -63,7 +64,7 @@ class TextbookGroup:
         self.running = self._dispatching = False
         self._answered: set[int] = set()
         for number, rank in enumerate(self.ranks):
-            rank._wake = lambda number=number: self._wake(number)  # type: ignore
+            rank._wake = partial(self._wake, number)
             rank.predict = lambda batch: self.predict([batch])[1]
             self.env.process(self._rank(number))
 

@@ -82,6 +82,7 @@ class TextbookPipeline:
         self.micros: list[Micro] = []
         self.stage0_busy = False
         self._dispatching = False
+        self._wake: Callable[[], None] = self._dispatch_now  # (of ranks, all form together)
         self.stores = [simpy.Store(env) for _ in layers]
         self.links = [simpy.Store(env) for _ in layers[1:]]
         for stage in range(len(layers)):
@@ -104,7 +105,7 @@ class TextbookPipeline:
         now = self.env.now
         return Micro(index, batch.slot, now, batch, chunks, decodes, padding, times, factors)
 
-    def _wake(self) -> None:
+    def _dispatch_now(self) -> None:
         if not self._dispatching:
             self._dispatching = True
             Moment(self.env, 0.0, DISPATCH, self._dispatch)

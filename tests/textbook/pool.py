@@ -123,8 +123,12 @@ class TextbookPool:
     def refuses(self, request: Request) -> bool:
         """Whether a request can never be served."""
         length = request.prompt_tokens + request.max_tokens
-        most = self.until(length - 1 + (self.draft_length if self.lookahead else 0))
-        return length > self.max_length or self.blocks.blocks(most) > self.blocks.capacity
+        most = length - 1
+        if self.draft_length:
+            decodes = 2 if self.policy.ahead and not self.lookahead else 1  # in flight
+            most = min(most + decodes * self.draft_length, self.max_length - 1)
+        needed = self.blocks.blocks(self.until(most))
+        return length > self.max_length or needed > self.blocks.capacity
 
     @property
     def holding(self) -> int:
@@ -216,6 +220,11 @@ class TextbookPool:
     def decode_blocks(self) -> int:
         """Free blocks that it takes if they all do."""
         return sum(self.needs(sequence, self.remaining(sequence)) for sequence in self.ready)
+
+    @property
+    def most_drafts(self) -> int:
+        """Drafts of all decodes of a sequence that may be in flight."""
+        return 2 * self.draft_length if self.policy.ahead else self.draft_length
 
     @property
     def decode_tokens(self) -> int:
@@ -329,6 +338,8 @@ class TextbookPool:
         else:
             self.waiting.remove(sequence)
             member.computed = len(hits) * self.blocks.block_size
+            if sequence.remote and sequence.order < 0:  # nothing has to be sent
+                self.reserved.append(sequence)
         # What is sent here is sent once; the last token of a prompt is computed here.
         sent = min(sequence.remote, sequence.target - 1) if sequence.order < 0 else 0
         self._has(member, max(member.computed, sent))

@@ -72,11 +72,11 @@ def simulate_textbook(
             own = cluster[number * ranks : (number + 1) * ranks]
             group = TextbookGroup(env, own, predict, *layers, switches, options["max_in_flight"])
             key = (replicas * ranks, number)
-            among = _Route(rank_router, [FrontEnd(env, rank, 0.0) for rank in own], seed, key)
+            among = Route(rank_router, [FrontEnd(env, rank, 0.0) for rank in own], seed, key)
             group.choose = lambda number, among=among: among(number).replica
             served.append(group)
     fronts = [FrontEnd(env, replica, float(quantize(admission_s))) for replica in served]
-    route = _Route(router, fronts, seed, (len(cluster),))
+    route = Route(router, fronts, seed, (len(cluster),))
     if clients is not None:
         _Sent(env, requests, fronts, route, clients)
     else:
@@ -127,7 +127,7 @@ class _Sent:
         env: simpy.Environment,
         requests: abc.Sequence[Request],
         fronts: list[FrontEnd],
-        route: _Route,
+        route: Route,
         clients: Clients,
     ) -> None:
         self.env, self.requests = env, list(requests)
@@ -153,7 +153,7 @@ class _Sent:
         self._send(self.clients.answered(place, self.env.now))
 
 
-class _Route:
+class Route:
     """Chooses the replica of the ``number``-th request; what is drawn follows the replicas' jitter
     in the seed's streams."""
 
@@ -176,7 +176,7 @@ class _Route:
         return min(choice, key=lambda front: len(_unfinished(front)))
 
 
-def _submit(route: _Route, number: int, event: Moment) -> None:
+def _submit(route: Route, number: int, event: Moment) -> None:
     route(number).submit(event._value)
 
 

@@ -18,6 +18,7 @@ import simpy
 from sarathi_sim.policies.pool import PoolPolicy
 from sarathi_sim.policies.request import Request
 from sarathi_sim.simulator.loop.closed_loop import Clients
+from sarathi_sim.simulator.loop.group import StepPredictor
 from sarathi_sim.simulator.loop.handover import Handover
 from sarathi_sim.simulator.loop.jitter import Jitter
 from sarathi_sim.simulator.loop.moment import ARRIVAL, HANDOVER, RECEIVED, RESERVED, Moment
@@ -25,27 +26,30 @@ from sarathi_sim.simulator.loop.quantum import quantize
 from sarathi_sim.simulator.loop.replica import Predictor
 from sarathi_sim.simulator.loop.routers import Router
 from sarathi_sim.simulator.loop.switches import DEFAULT, Switches
+from tests.textbook.group import TextbookGroup
 from tests.textbook.pipeline import Micro, Process
 from tests.textbook.pool import PoolMember
 from tests.textbook.replicas import TextbookPoolReplica
-from tests.textbook.simulation import FrontEnd
+from tests.textbook.simulation import FrontEnd, Route
 
 
 class RemoteReplica(TextbookPoolReplica):
-    """A worker of either pool. ``on_reserved`` is told of each request with memory for its KV."""
+    """A worker of either pool, or a rank of one. ``on_reserved`` is told of each request with
+    memory for its KV, and whether this has to be sent."""
 
-    on_reserved: Callable[[int], None]
+    on_reserved: Callable[[int, bool], None]
 
     def _form(self) -> Micro | None:
         micro = super()._form()
         for sequence in self.pool.reserved:
-            self.on_reserved(sequence.id)
+            self.on_reserved(sequence.id, sequence in self.pool.loading)
         self.pool.reserved.clear()
         return micro
 
     def sent(self, request: int) -> None:
         self.pool.sent(request)
-        self._wake()
+        if self.pool.waiting or self.pool.running:
+            self._wake()
 
     def received(self, request: int) -> None:
         self.pool.received([request])
@@ -58,11 +62,13 @@ class TextbookWorkers:
 
     count: int
     policy: PoolPolicy
-    predict: Predictor
+    predict: Predictor | StepPredictor
     layers: tuple[int, ...]
     switches: Switches = DEFAULT
     router: Router = "round_robin"
     admission_s: float = 0.0
+    ranks: int = 1
+    rank_router: Router = "round_robin"
     options: dict[str, Any] = field(default_factory=dict)
 
 
@@ -72,12 +78,13 @@ class _Pool:
     def __init__(
         self, env: simpy.Environment, of: TextbookWorkers, streams: list[Any], drawn: Any
     ) -> None:
-        self.router, self.rng = of.router, np.random.default_rng(drawn)
+        self.router, self.rng, self.ranks = of.router, np.random.default_rng(drawn), of.ranks
+        predict: Any = of.predict
         self.replicas = [
             RemoteReplica(
                 env,
                 of.policy,
-                of.predict,
+                predict,
                 of.layers,
                 switches=of.switches,
                 jitter=Jitter(of.switches.jitter, len(of.layers), stream)
@@ -88,26 +95,55 @@ class _Pool:
             for stream in streams
         ]
         wait = float(quantize(of.admission_s))
-        self.fronts = [FrontEnd(env, replica, wait) for replica in self.replicas]
+        workers: list[Any] = [*self.replicas]
+        if of.ranks > 1:
+            workers = [self._group(env, of, n, drawn) for n in range(of.count)]
+        self.fronts = [FrontEnd(env, worker, wait) for worker in workers]
         self.ended: dict[int, simpy.Event] = {}
-        for replica in self.replicas:
-            replica.answer = lambda member: self.ended[member.request.id].succeed()
+        for worker in workers:
+            worker.answer = lambda member: self.ended[member.request.id].succeed()
         self.env = env
         self.routed: dict[int, list[tuple[int, Request]]] = defaultdict(list)
+
+    def _group(
+        self, env: simpy.Environment, of: TextbookWorkers, number: int, drawn: Any
+    ) -> TextbookGroup:
+        own = self._of(number)
+        predict: Any = of.predict
+        key = (*drawn.spawn_key, number)
+        fronts = [FrontEnd(env, rank, 0.0) for rank in own]
+        route = Route(of.rank_router, fronts, drawn.entropy, key)
+        depth = of.options["max_in_flight"]
+        group = TextbookGroup(env, list(own), predict, *of.layers, of.switches, depth)
+        group.choose = lambda sent: route(sent).replica
+        return group
+
+    def _of(self, worker: int) -> list[RemoteReplica]:
+        return self.replicas[worker * self.ranks : (worker + 1) * self.ranks]
+
+    def sent(self, worker: int, request: int) -> None:
+        (rank,) = (each for each in self._of(worker) if request in each.pool.sending)
+        rank.sent(request)
+
+    def received(self, worker: int, request: int) -> None:
+        for rank in self._of(worker):
+            if any(sequence.id == request for sequence in rank.pool.loading):
+                return rank.received(request)
+        raise AssertionError(f"nobody waits for the KV of {request}")
 
     def refuses(self, request: Request) -> bool:
         return self.replicas[0].pool.refuses(request)
 
     def choose(self, request: Request, frontend: int) -> int:
         """The worker for a request, by what this frontend sent that has not ended."""
-        sent, workers = self.routed[frontend], range(len(self.replicas))
+        sent, workers = self.routed[frontend], range(len(self.fronts))
         load = {number: [0, 0] for number in workers}
         for number, each in sent:
             if not self.ended[each.id].triggered:
                 load[number][0] += 1
                 load[number][1] += each.prompt_tokens + each.max_tokens
         if self.router == "round_robin":
-            chosen = len(sent) % len(self.replicas)
+            chosen = len(sent) % len(self.fronts)
         elif self.router == "least_tokens":
             chosen = min(workers, key=lambda number: load[number][1])
         else:
@@ -136,14 +172,14 @@ class TwoPools:
     ) -> None:
         self.env = env = simpy.Environment()
         self.requests, self.handover, self.clients = requests, handover, clients
-        first, second = prefill.count, decode.count
+        first, second = prefill.count * prefill.ranks, decode.count * decode.ranks
         streams = np.random.SeedSequence(seed).spawn(first + second + 2)
         self.prefill = _Pool(env, prefill, streams[:first], streams[-2])
         self.decode = _Pool(env, decode, streams[first:-2], streams[-1])
-        self.links = [simpy.Resource(env) for _ in range(first)]
+        self.links = [simpy.Resource(env) for _ in range(prefill.count)]
         self.reserved: dict[int, simpy.Event] = {r.id: simpy.Event(env) for r in requests}
         for replica in self.decode.replicas:
-            replica.on_reserved = lambda request: self.reserved[request].succeed()
+            replica.on_reserved = lambda request, sends: self.reserved[request].succeed(sends)
         self.rejected: set[int] = set()
         self.prefill_end_s: dict[int, float] = {}
         self.reserved_s: dict[int, float] = {}
@@ -192,25 +228,27 @@ class TwoPools:
         env, over = self.env, self.handover
         place = next(n for n, each in enumerate(self.requests) if each.id == request.id)
         alone, frontend = request.output_tokens == 1, number % over.frontends
-        prompt = replace(request, output_tokens=1, max_tokens=1, sends_kv=not alone)
         remote = request.prompt_tokens - (0 if over.first_token_known else 1)
-        rest = request if alone else replace(request, remote_tokens=remote)
+        some = remote > 0 and not alone
+        prompt = replace(request, output_tokens=1, max_tokens=1, sends_kv=some)
+        rest = replace(request, remote_tokens=remote) if some else request
         if self.prefill.refuses(prompt) or self.decode.refuses(rest):
             self.rejected.add(request.id)
             return self._answered(place)
         source = self.prefilled_on[request.id] = self.prefill.choose(prompt, frontend)
-        first = over.order == "decode_reserves_first" and not alone
+        first = over.order == "decode_reserves_first" and some
         if first:
             target = self.decode.choose(rest, frontend)
             self.decode.fronts[target].submit(rest)
-            ended = self.decode.ended[request.id]
-            yield self.reserved[request.id] | ended
-            if ended.triggered:  # it found its whole prompt in the cache: no prefill
+            sends = yield self.reserved[request.id]
+            if sends:
+                self.reserved_s[request.id] = env.now
+            yield self._turn(RESERVED, place)
+            if not sends:  # it found its whole prompt in the cache: no prefill
                 self.prefill.ended[request.id].succeed()
                 self.prefilled_on[request.id] = -1
+                yield self.decode.ended[request.id]
                 return self._answered(place)
-            self.reserved_s[request.id] = env.now
-            yield self._turn(RESERVED, place)
         self.prefill.fronts[source].submit(prompt)
         yield self.prefill.ended[request.id]
         self.prefill_end_s[request.id] = env.now
@@ -220,10 +258,12 @@ class TwoPools:
             yield self._turn(HANDOVER, place)
             target = self.decode.choose(rest, frontend)
             self.decode.fronts[target].submit(rest)
-            ended = self.decode.ended[request.id]
-            yield self.reserved[request.id] | ended
-            if ended.triggered:  # it found its whole prompt in the cache
-                self.prefill.replicas[source].sent(request.id)
+            sends = some and (yield self.reserved[request.id])
+            if not sends:  # it found its whole prompt in the cache, or has no KV yet
+                if some:
+                    yield self._turn(RESERVED, place)
+                    self.prefill.sent(source, request.id)
+                yield self.decode.ended[request.id]
                 return self._answered(place)
             self.reserved_s[request.id] = env.now
         yield self._turn(RESERVED, place)
@@ -233,8 +273,8 @@ class TwoPools:
         yield env.timeout(float(quantize(over.latency_s)))
         yield self._turn(RECEIVED, place)
         self.received_s[request.id] = env.now
-        self.prefill.replicas[source].sent(request.id)
-        self.decode.replicas[target].received(request.id)
+        self.prefill.sent(source, request.id)
+        self.decode.received(target, request.id)
         yield self.decode.ended[request.id]
         self._answered(place)
         return None
