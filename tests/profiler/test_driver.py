@@ -16,6 +16,7 @@ from sarathi_sim.profiler.engine.driver import Returned, Served, serve
 from sarathi_sim.profiler.engine.spec import Work
 from sarathi_sim.profiler.planning.journal import ProfileError
 from sarathi_sim.profiler.shard.rank_processes import LOST_A_PEER, RankProcesses
+from tests.clock import only_sleep_takes_time
 
 
 class SlowLastStage:
@@ -37,9 +38,7 @@ class SlowLastStage:
 
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
-    """In place of ``time``: only sleeping takes any."""
-    fake = SimpleNamespace(now=0.0, perf_counter=lambda: fake.now)
-    fake.sleep = lambda seconds: setattr(fake, "now", fake.now + seconds)
+    fake = only_sleep_takes_time()
     monkeypatch.setattr(driver, "time", fake)
     return fake
 

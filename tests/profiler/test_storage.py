@@ -567,7 +567,7 @@ def test_a_signal_ends_all_at_once() -> None:
         time.sleep(0.02)
     time.sleep(0.2)
     parent.send_signal(signal.SIGTERM)
-    _, errors = parent.communicate(timeout=30)
+    _, errors = parent.communicate(timeout=PATIENCE_S)
     assert b"KeyboardInterrupt" in errors
     assert len(workers) == 2 and gone(workers, seconds=PATIENCE_S)
 

@@ -21,6 +21,7 @@ from sarathi_sim.policies.log import HIT, LOST
 from sarathi_sim.policies.policy import cached_blocks_of, is_pooled
 from sarathi_sim.policies.pool import Pool
 from sarathi_sim.policies.request import Request
+from sarathi_sim.profiler.engine import driver
 from sarathi_sim.profiler.engine.driver import Served
 from sarathi_sim.profiler.engine.processes import EngineProcesses
 from sarathi_sim.profiler.engine.spec import EngineSpec, Work
@@ -28,6 +29,7 @@ from sarathi_sim.profiler.facts.model import load_model
 from sarathi_sim.profiler.planning.journal import ProfileError
 from sarathi_sim.simulator.loop.quantum import quantize
 from sarathi_sim.simulator.views.metrics import Analysis
+from tests.clock import only_sleep_takes_time
 from tests.patience import PATIENCE_S
 from tests.profiler_torch.local_engine import LocalEngine
 
@@ -198,8 +200,9 @@ def test_a_token_ends_a_request_with_reserved_memory_too() -> None:
     assert min(map(len, ended.values())) < 40
 
 
-def test_a_session_begins_with_what_was_generated() -> None:
+def test_a_session_begins_with_what_was_generated(monkeypatch: pytest.MonkeyPatch) -> None:
     """Each turn finds the blocks of the turns before, the generated tokens among them."""
+    monkeypatch.setattr(driver, "time", only_sleep_takes_time())
     engine = LocalEngine(MODEL, blocks=BLOCKS - 1, block_size=BLOCK)
     turns = [
         Request(i, 1.0 * i, 10 + 20 * i, 8, 8, prefix=(("session", 18 + 20 * i),)) for i in range(3)

@@ -138,7 +138,7 @@ def test_killed_at_every_step_it_ends_as_undisturbed(tmp_path: Path) -> None:
             break
         process.wait()
         process.stdout.close()
-        assert gone(left, 10)
+        assert gone(left, PATIENCE_S)
         entries = Ledger(out, rehearsal=True).entries
         assert [e.step for e in entries if e.state != "done"] == []
     assert process.wait() == 0
@@ -157,7 +157,8 @@ def test_a_process_that_takes_too_long_is_ended(tmp_path: Path) -> None:
     steps = (HourStep("correctness", "", 0.3),)
     assert not first_light(options, lambda _: None, steps)
     entry = Ledger(tmp_path / "hour", rehearsal=True).entries[0]
-    assert entry.state == LATE and entry.seconds < 5
+    assert entry.state == LATE
+    assert not (tmp_path / "hour" / "results" / "correctness.json").exists()
     assert set(children(os.getpid())) == before
 
 
@@ -171,7 +172,7 @@ def test_a_terminated_command_books_the_step(tmp_path: Path) -> None:
     process.send_signal(signal.SIGTERM)
     assert process.wait(timeout=PATIENCE_S) == 128 + signal.SIGTERM
     process.stdout.close()
-    assert gone(left, 10)
+    assert gone(left, PATIENCE_S)
     assert [e.state for e in Ledger(out, rehearsal=True).entries] == ["interrupted"]
 
 
