@@ -183,16 +183,20 @@ def test_what_one_pool_can_never_hold_is_rejected_at_once() -> None:
 def test_kv_that_a_decode_worker_has_in_its_cache_is_not_sent(order: Any) -> None:
     """Request 1 has the prompt of 0, whose eight tokens before the last one are two blocks. It
     decodes from 100, or 101 after a prefill of its last token, and its prefill worker is told at
-    once: of its four blocks request 2 needs three from 101, long before 1 ends."""
+    once: of its four blocks request 2 needs three from 101, long before 1 ends. Nobody is on this
+    worker then, so it is chosen again."""
 
-    def cached(blocks: int) -> Replicas:
-        pool = Pool(Vllm(64, 8), CachedBlocks(blocks, 4), max_in_flight=1, max_length=100)
-        return Replicas([pool], unit_each, (1,))
+    def cached(count: int, blocks: int) -> Replicas:
+        pools = [
+            Pool(Vllm(64, 8), CachedBlocks(blocks, 4), max_in_flight=1, max_length=100)
+            for _ in range(count)
+        ]
+        return Replicas(pools, unit_each, (1,), router="least_requests")
 
     prefix = ((("same", 0), 9),)
     rows = [(0, 9, 3, prefix), (100, 9, 30, prefix), (101, 10, 3, ())]
     requests = [Request(i, at * UNIT, p, d, d, 0, of) for i, (at, p, d, of) in enumerate(rows)]
-    records = simulate_pools(requests, cached(5), cached(40), replace(OVER, order=order))
+    records = simulate_pools(requests, cached(2, 5), cached(1, 40), replace(OVER, order=order))
     over, first = records.handovers, order == "decode_reserves_first"
     assert over is not None
     assert over.prefilled_on.tolist() == [0, -first, 0]
@@ -439,10 +443,14 @@ def test_any_two_pools_of_vllm(system: TwoPoolSystem) -> None:
 def test_every_request_is_computed_once_and_all_memory_is_free_in_the_end(
     system: TwoPoolSystem,
 ) -> None:
-    """Invariants 1 and 2 over both pools: each prompt is computed on one prefill worker, and all
+    """Invariants 1, 2 and 4 over both pools: each prompt is computed on one prefill worker, and all
     that follows on one decode worker; blocks are never more than there are."""
     halves = system.prefill.fast(), system.decode.fast()
     records = system.fast(*halves)
+    for one, other in zip(records.replicas, system.fast().replicas, strict=True):
+        assert np.array_equal(one.spans, other.spans)
+        for name, column in one.iterations.items():
+            assert np.array_equal(column, other.iterations[name])
     first = len(halves[0].schedulers)
     for pool in (*halves[0].schedulers, *halves[1].schedulers):
         assert pool.blocks.free == pool.blocks.capacity and not pool.num_unfinished
