@@ -208,6 +208,29 @@ def test_kv_that_a_decode_worker_has_in_its_cache_is_not_sent(order: Any) -> Non
         assert (np.diff(log.iterations["ready_s"]) > 0).all()
 
 
+def step_each(step: Any) -> Any:
+    """A rank takes a unit for each of its tokens, and waits for the others."""
+    times = [unit_each(batch) if batch else (0.0,) * 4 for batch in step]
+    return times, max(times)
+
+
+def test_a_rank_of_a_prefill_worker_waits_until_kv_is_sent() -> None:
+    """Two ranks with blocks for a prompt each: both work until 8, and nothing happens on the first
+    until its KV arrived at 18, not even at 16, when the link sends that of the other one."""
+    ranks = replace(workers(2, blocks=4), predict=step_each, ranks=2)
+    requests = [Request(i, 0.0, 8, 2, 2) for i in range(3)]
+    records = simulate_pools(requests, ranks, workers(1), OVER)
+    over = records.handovers
+    assert over is not None and over.prefill_logs == 2
+    assert over.prefilled_on.tolist() == [0, 0, 0] and records.replica.tolist() == [2, 2, 2]
+    assert (over.prefill_end_s / UNIT).tolist() == [8, 8, 26]
+    assert (over.received_s / UNIT).tolist() == [18, 26, 36]
+    assert columns(records, "queueing_s", "ttft_s") == [[0, 0, 18], [19, 27, 37]]
+    assert [records.called(n) for n in range(3)] == [
+        *("prefill 0 rank 0", "prefill 0 rank 1", "decode 0"),
+    ]
+
+
 def test_a_prompt_whose_only_token_the_decode_worker_computes_is_not_sent() -> None:
     """vLLM computes the last prompt token again: of a single one it needs no KV."""
     for order in ("prefill_first", "decode_reserves_first"):
@@ -387,12 +410,14 @@ def assert_equal(system: TwoPoolSystem) -> None:
     records, oracle = system.fast(), system.textbook()
     over = records.handovers
     assert over is not None
+    assert over.prefill_logs == system.prefill.count * system.prefill.ranks
     assert set(records.rejections) == oracle.rejected
     for log, replica in zip(records.replicas, oracle.replicas, strict=True):
         micros = replica.micros
         assert log.num_iterations == len(micros) and log.pool is not None
         assert log.pool.kv_tokens.tolist() == replica.kv_tokens
         assert log.pool.events.tolist() == [list(event) for event in replica.pool.events]
+        assert log.iterations["ready_s"].tolist() == [m.ready_s for m in micros]
         assert log.iterations["prefill_tokens"].tolist() == [
             sum(n for _, n in m.chunks) for m in micros
         ]
