@@ -185,9 +185,10 @@ class Handovers:
     """What two pools did with each request; the columns are aligned with those of the records.
 
     The first ``prefill_logs`` logs are the prefill pool's, the others the decode pool's.
-    ``prefilled_on`` is the replica of the prefill, -1 for a rejected request. The prefill ended at
-    ``prefill_end_s``, blocks of the decode worker were reserved at ``reserved_s``, and the KV was
-    there at ``received_s`` (NaN for a request that ended with its prefill).
+    ``prefilled_on`` is the replica of the prefill, -1 for a rejected request, or one whose prompt
+    was in a decode worker's cache before. The prefill ended at ``prefill_end_s``, blocks of the
+    decode worker were reserved at ``reserved_s``, and the KV was there at ``received_s`` (NaN where
+    nothing was sent).
     """
 
     prefill_logs: int

@@ -213,6 +213,27 @@ def test_two_ranks_in_lock_step() -> None:
     assert [records.called(n) for n in range(2)] == ["0 rank 0", "0 rank 1"]
 
 
+def test_a_rank_is_ready_since_its_first_request() -> None:
+    """A takes rank 0 from 0 to 20. B and D come to rank 1 meanwhile, at 5 and 7, and C to rank 0:
+    all begin at 20. Rank 1 had nothing in flight: it waits from 5 on."""
+
+    def times(step: Sequence[Batch | None]) -> tuple[list[Nominal], Nominal]:
+        ranks = [((b.prefill_tokens if b else 0) * UNIT, 0.0, 0.0, 0.0) for b in step]
+        return ranks, max(ranks)
+
+    rows = [(0, 20), (5, 3), (6, 4), (7, 3)]
+    requests = [Request(i, at * UNIT, p, 1, 1) for i, (at, p) in enumerate(rows)]
+    schedulers = [
+        MicroBatches(Orca(), max_batch=2, max_in_flight=1, kv_capacity=64, max_length=32)
+        for _ in range(2)
+    ]
+    records = simulate(requests, schedulers, times, (1,), ranks=2)
+    ready = [(log.iterations["ready_s"] / UNIT).tolist() for log in records.replicas]
+    assert ready == [[0, 20], [5]]
+    waited = [(log.iterations["waited_s"] / UNIT).tolist() for log in records.replicas]
+    assert waited == [[0, 2], [0]]
+
+
 def test_orca_unconstrained() -> None:
     """Both prompts of a micro-batch at once; the last micro-batch runs alone."""
     records = run(Orca(), [(3, 3), (1, 2), (4, 3), (2, 3)])

@@ -211,16 +211,20 @@ def test_what_one_pool_can_never_hold_is_rejected_at_once() -> None:
 def test_kv_that_a_decode_worker_has_in_its_cache_is_not_sent(order: Any) -> None:
     """Request 1 has the prompt of 0, whose eight tokens before the last one are two blocks. It
     decodes from 100, or 101 after a prefill of its last token, and its prefill worker is told at
-    once: of its four blocks request 2 needs three from 101, long before 1 ends."""
+    once: of its four blocks request 2 needs three from 101, long before 1 ends. Nobody is on this
+    worker then, so it is chosen again."""
 
-    def cached(blocks: int) -> Replicas:
-        pool = Pool(Vllm(64, 8), CachedBlocks(blocks, 4), max_in_flight=1, max_length=100)
-        return Replicas([pool], unit_each, (1,))
+    def cached(count: int, blocks: int) -> Replicas:
+        pools = [
+            Pool(Vllm(64, 8), CachedBlocks(blocks, 4), max_in_flight=1, max_length=100)
+            for _ in range(count)
+        ]
+        return Replicas(pools, unit_each, (1,), router="least_requests")
 
     prefix = ((("same", 0), 9),)
     rows = [(0, 9, 3, prefix), (100, 9, 30, prefix), (101, 10, 3, ())]
     requests = [Request(i, at * UNIT, p, d, d, 0, of) for i, (at, p, d, of) in enumerate(rows)]
-    records = simulate_pools(requests, cached(5), cached(40), replace(OVER, order=order))
+    records = simulate_pools(requests, cached(2, 5), cached(1, 40), replace(OVER, order=order))
     over, first = records.handovers, order == "decode_reserves_first"
     assert over is not None
     assert over.prefilled_on.tolist() == [0, -first, 0]
@@ -230,6 +234,29 @@ def test_kv_that_a_decode_worker_has_in_its_cache_is_not_sent(order: Any) -> Non
     assert columns(records, "ttft_s") == [[21, 1 if first else 2, 24]]
     for log in records.replicas:
         assert (np.diff(log.iterations["ready_s"]) > 0).all()
+
+
+def step_each(step: Any) -> Any:
+    """A rank takes a unit for each of its tokens, and waits for the others."""
+    times = [unit_each(batch) if batch else (0.0,) * 4 for batch in step]
+    return times, max(times)
+
+
+def test_a_rank_of_a_prefill_worker_waits_until_kv_is_sent() -> None:
+    """Two ranks with blocks for a prompt each: both work until 8, and nothing happens on the first
+    until its KV arrived at 18, not even at 16, when the link sends that of the other one."""
+    ranks = replace(workers(2, blocks=4), predict=step_each, ranks=2)
+    requests = [Request(i, 0.0, 8, 2, 2) for i in range(3)]
+    records = simulate_pools(requests, ranks, workers(1), OVER)
+    over = records.handovers
+    assert over is not None and over.prefill_logs == 2
+    assert over.prefilled_on.tolist() == [0, 0, 0] and records.replica.tolist() == [2, 2, 2]
+    assert (over.prefill_end_s / UNIT).tolist() == [8, 8, 26]
+    assert (over.received_s / UNIT).tolist() == [18, 26, 36]
+    assert columns(records, "queueing_s", "ttft_s") == [[0, 0, 18], [19, 27, 37]]
+    assert [records.called(n) for n in range(3)] == [
+        *("prefill 0 rank 0", "prefill 0 rank 1", "decode 0"),
+    ]
 
 
 def test_a_prompt_whose_only_token_the_decode_worker_computes_is_not_sent() -> None:
@@ -411,12 +438,14 @@ def assert_equal(system: TwoPoolSystem) -> None:
     records, oracle = system.fast(), system.textbook()
     over = records.handovers
     assert over is not None
+    assert over.prefill_logs == system.prefill.count * system.prefill.ranks
     assert set(records.rejections) == oracle.rejected
     for log, replica in zip(records.replicas, oracle.replicas, strict=True):
         micros = replica.micros
         assert log.num_iterations == len(micros) and log.pool is not None
         assert log.pool.kv_tokens.tolist() == replica.kv_tokens
         assert log.pool.events.tolist() == [list(event) for event in replica.pool.events]
+        assert log.iterations["ready_s"].tolist() == [m.ready_s for m in micros]
         assert log.iterations["prefill_tokens"].tolist() == [
             sum(n for _, n in m.chunks) for m in micros
         ]
@@ -467,10 +496,14 @@ def test_any_two_pools_of_vllm(system: TwoPoolSystem) -> None:
 def test_every_request_is_computed_once_and_all_memory_is_free_in_the_end(
     system: TwoPoolSystem,
 ) -> None:
-    """Invariants 1 and 2 over both pools: each prompt is computed on one prefill worker, and all
+    """Invariants 1, 2 and 4 over both pools: each prompt is computed on one prefill worker, and all
     that follows on one decode worker; blocks are never more than there are."""
     halves = system.prefill.fast(), system.decode.fast()
     records = system.fast(*halves)
+    for one, other in zip(records.replicas, system.fast().replicas, strict=True):
+        assert np.array_equal(one.spans, other.spans)
+        for name, column in one.iterations.items():
+            assert np.array_equal(column, other.iterations[name])
     first = len(halves[0].schedulers)
     for pool in (*halves[0].schedulers, *halves[1].schedulers):
         assert pool.blocks.free == pool.blocks.capacity and not pool.num_unfinished
