@@ -446,13 +446,14 @@ def _print_beyond_single_ops(bundle: Bundle) -> None:
     from sarathi_sim.simulator.op_times.regression import bundle_times
 
     ops = bundle_times(bundle)
-    layers, skewed = interaction_errors(bundle, ops), skew_errors(bundle, ops)
+    layers, skewed, skew = interaction_errors(bundle, ops), skew_errors(bundle, ops), ops.skew
     groups = [(f"{kind} layer", rows) for kind, rows in layers.groupby("kind", sort=False)]
+    limit = "" if skew.sequences == math.inf else f", to {skew.sequences:.0f} sequences"
     ways = {
         "sum": "sum of its ops",
         "measured": "whole layer",
         "mean": "mean context",
-        "skew": f"{ops.skew:.2f} of the way to the longest",
+        "skew": f"{skew.share:.2f} of the way to the longest{limit}",
     }
     if len(skewed):
         groups.append(("skewed decodes", skewed))

@@ -19,7 +19,12 @@ from sarathi_sim.profiler.first_light.steps import Found, Task
 from sarathi_sim.profiler.planning.journal import ProfileError
 from sarathi_sim.profiler.planning.settings import AttentionChoice, FlushMode
 from sarathi_sim.profiler.shard import environment as machine
-from sarathi_sim.profiler.shard.attention import Attention, KVCache, choose_attention
+from sarathi_sim.profiler.shard.attention import (
+    Attention,
+    KVCache,
+    choose_attention,
+    sdpa_reasons,
+)
 from sarathi_sim.profiler.shard.rows import Chunk, Decodes
 from sarathi_sim.profiler.shard.timing import (
     Sampler,
@@ -108,12 +113,12 @@ def _sdpa_refusal(backend: SDPBackend, device: torch.device, dtype: torch.dtype)
     q = torch.zeros(1, heads, 64, dim, device=device, dtype=dtype)
     k = torch.zeros(1, kv_heads, 64, dim, device=device, dtype=dtype)
     try:
-        with sdpa_kernel(backend):
+        with sdpa_reasons() as why, sdpa_kernel(backend):
             F.scaled_dot_product_attention(q, k, k, is_causal=True, enable_gqa=True)
         if device.type == "cuda":
             torch.cuda.synchronize()
     except (RuntimeError, NotImplementedError) as error:
-        return " ".join(str(error).split())[:200]
+        return " ".join(" ".join([str(error), *why]).split())[:200]
     return ""
 
 

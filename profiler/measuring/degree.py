@@ -17,6 +17,7 @@ from sarathi_sim.profiler.planning.grid import Grid, Key
 from sarathi_sim.profiler.planning.journal import Journal, ProfileError, Timing
 from sarathi_sim.profiler.planning.settings import (
     DESIGNED,
+    MIXED,
     Settings,
     coarse_grid,
     designed_points,
@@ -225,7 +226,7 @@ class DegreeSession:
             proposals = {
                 op: proposal
                 for op, grid in grids.items()
-                if not stalled(grid.held_out) and (proposal := grid.propose())
+                if not stalled(grid.held_out, grid.noise) and (proposal := grid.propose())
             }
             if not proposals:
                 break
@@ -245,16 +246,30 @@ class DegreeSession:
     def sustained(self) -> None:
         """Run a layer without a pause for ``sustained_s``: engines run hotter than samples are.
 
-        The journal keeps its time at the start (0) and over the last quarter (1).
+        It is the longest layer measured, if it takes longer than its launch: a shorter one waits
+        for the host. The journal keeps its time at the start (0) and over the last quarter (1),
+        and that of its launch (2).
         """
-        seconds = self.settings.sustained_s
-        if self.ops.device.type == "cpu" or not seconds or self.settings.ops:
+        seconds, layers = self.settings.sustained_s, measured(self.journal, MIXED)
+        if self.ops.device.type == "cpu" or not seconds or not layers:
             return
-        keys = designed_points("mixed", self.settings.limits)
-        in_time = time.perf_counter() + seconds < self._until
-        if in_time and self.journal.get("sustained", (1,)) is None:
-            for when, timing in enumerate(self.ops.sustained(keys[len(keys) // 2], seconds)):
-                self._book("sustained", (when,), timing)
+        key = max(layers, key=lambda key: layers[key].time_us or 0.0)
+        longest, launch = layers[key], self.journal.get("sustained", (2,))
+        if time.perf_counter() + seconds >= self._until:
+            return
+        if launch is None:
+            launch = self.ops.launch(key)
+            self._book("sustained", (2,), launch)
+        if self.journal.get("sustained", (1,)) is not None or launch.time_us is None:
+            return
+        if launch.time_us >= (longest.time_us or 0.0):
+            self.say(
+                f"tp {self.tp}: no layer was run for {seconds:.0f} s: the longest takes "
+                f"{longest.time_us:.0f} us, and {launch.time_us:.0f} us to launch"
+            )
+            return
+        for when, timing in enumerate(self.ops.sustained(key, seconds)):
+            self._book("sustained", (when,), timing)
 
     def fused(self) -> None:
         """Time ``others`` in fused kernels, too, at every fourth of its coarse points on a GPU.
@@ -339,11 +354,13 @@ class DegreeSession:
             known["others_fused_pct"] = round(median(shares), 1)
             self.say(f"tp {self.tp}: others takes {median(shares):.0f} % of it in fused kernels")
         times = measured(self.journal, "sustained")
-        if len(times) == 2:
+        if len(times) == 3:
             first, last = times[0,], times[1,]
             slower = 100 * ((last.time_us or 0.0) / (first.time_us or 1.0) - 1)
             known |= {
                 "sustained_s": self.settings.sustained_s,
+                "sustained_layer_us": round(last.time_us or 0.0, 1),
+                "sustained_launch_us": round(times[2,].time_us or 0.0, 1),
                 "sustained_slower_pct": round(slower, 2),
                 "sustained_sm_clock_mhz": last.clock_mhz,
                 "sustained_power_w": last.power_w,
@@ -362,14 +379,16 @@ def _asked(settings: Settings, ops: Iterable[str]) -> list[str]:
     return [op for op in ops if not settings.ops or op in settings.ops]
 
 
-def stalled(errors: Sequence[float], window: int = 16) -> bool:
-    """Whether the held-out errors of the last ``window`` points are no smaller than before.
-
-    Their medians are compared; more points tell nothing then, as the rest is noise or has no shape.
+def stalled(errors: Sequence[float], noise: Sequence[float], window: int = 16) -> bool:
+    """Whether more points would show noise alone: the held-out errors of the last ``window`` points
+    are no smaller than before, and no larger than the points' own ``noise``, which was taken off
+    them already. Medians are compared. Larger errors are a shape, which more points show.
     """
     if len(errors) < 2 * window:
         return False
-    return median(errors[-window:]) >= 0.9 * median(errors[-2 * window : -window])
+    last = median(errors[-window:])
+    before = median(errors[-2 * window : -window])
+    return 0.9 * before <= last <= median(noise[-window:])
 
 
 def _work(op: str, key: Sequence[int]) -> float:

@@ -112,10 +112,15 @@ class ShardOps:
         """Roughly: the wall-clock time of a second call. Fails as :meth:`measure` does."""
         return self._guarded(op, key, lambda: self._once(self.call(op, key)))
 
+    def launch(self, key: Key) -> Timing:
+        """The host's time to enqueue a ``mixed`` layer."""
+        return guarded(lambda: _host_time(self.call(MIXED, key), self.timer.repeats), self.device)
+
     def sustained(self, key: Key, seconds: float) -> tuple[Timing, Timing]:
         """A ``mixed`` layer back to back for so long: its time at the start and at the end.
 
-        The caches are as warm as in that layer's own loop, so only the two compare.
+        The layer must take longer than its launch: else both are the host's times. The caches are
+        as warm as in that layer's own loop, so only the two compare.
         """
 
         def timed(*span: float) -> Timing:

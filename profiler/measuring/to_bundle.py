@@ -246,7 +246,7 @@ def write_device(
         inter_node=_link(best_send(bundles, "inter_node")),
         notes=(
             f"{hardware}. Measured, not a data sheet: peak_flops is the best GEMM profiled, {gemm};"
-            " memory_bandwidth one large copy (bytes read and written), links the fastest message"
+            " memory_bandwidth the best large copy (bytes read and written), links the best message"
         ),
     )
     content = "# Written by `sarathi-sim profile`.\n" + dump_yaml(dataclasses.asdict(spec))

@@ -31,6 +31,8 @@ class Grid(Protocol):
 
     #: Held-out errors of the points added, as fractions of their times, noise taken off.
     held_out: list[float]
+    #: The relative spread of each of these points.
+    noise: list[float]
 
     def propose(self) -> Proposal | None:
         """The next point, or None where the target is met everywhere."""
@@ -59,6 +61,7 @@ class SizeGrid:
 
     def __init__(self, coarse: Mapping[Key, float], target: float, resolution: float = 0.0) -> None:
         self.held_out: list[float] = []
+        self.noise: list[float] = []
         self._target = target
         self._resolution = resolution
         self._time = {key[0]: time for key, time in coarse.items()}
@@ -90,6 +93,7 @@ class SizeGrid:
         guess = _between(size, low, high, self._time[low], self._time[high])
         error = max(0.0, abs(guess - time) / time - noise)
         self.held_out.append(error)
+        self.noise.append(noise)
         self._time[size] = time
         looks = self._good_looks.get((low, high), 0) + 1 if error <= self._target else 0
         self._good_looks[low, size] = self._good_looks[size, high] = looks
@@ -123,6 +127,7 @@ class Surface:
         allowed: Callable[[Key], bool],
     ) -> None:
         self.held_out: list[float] = []
+        self.noise: list[float] = []
         self._target = target
         self._terms = terms
         self._allowed = allowed
@@ -197,6 +202,7 @@ class Surface:
         """Book a measured point."""
         error = max(0.0, abs(self._guess(key) - time) / time - noise)
         self.held_out.append(error)
+        self.noise.append(noise)
         self._keys.append(key)
         self._times.append(time)
         self._error.append(error)

@@ -8,8 +8,11 @@ for the bundle's meta.
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Sequence
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from copy import copy
+from functools import partial
 from importlib import metadata
 from itertools import pairwise
 from typing import Any
@@ -30,6 +33,22 @@ _FUSED = {
 _KERNELS = {
     "FLASH_ATTENTION": "flash", "EFFICIENT_ATTENTION": "efficient", "CUDNN_ATTENTION": "cudnn",
 }  # fmt: skip
+
+
+@contextmanager
+def sdpa_reasons() -> Iterator[list[str]]:
+    """Why SDPA takes no kernel inside: torch warns of it, in many lines, and raises an error that
+    does not say it. The list is filled at the end; other kernels, switched off, are no reason."""
+    found: list[str] = []
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always", UserWarning)
+        try:
+            yield found
+        finally:
+            for each in caught:
+                text = str(each.message).split(" (Triggered internally")[0].strip()
+                if not text.endswith(("because:", "runtime disabled.")) and text not in found:
+                    found.append(text)
 
 
 class SdpaAttention:
@@ -121,17 +140,19 @@ class SdpaAttention:
         allowed: Sequence[str] = self._fused
         if kind == "skewed" and self._choice == "fa3":  # flash kernels take no mask
             allowed = ("EFFICIENT_ATTENTION",)
+        reasons: Callable[[], AbstractContextManager[list[str]]] = sdpa_reasons
         if kind in self._chosen:
             allowed = [self._chosen[kind]]
+            reasons = partial(nullcontext, [])  # this call is timed
         refused = ""
         for backend in allowed:
             try:
-                with sdpa_kernel(getattr(SDPBackend, backend)):
+                with reasons() as why, sdpa_kernel(getattr(SDPBackend, backend)):
                     out = F.scaled_dot_product_attention(q, k, v, **options)
             except torch.OutOfMemoryError:
                 raise
             except RuntimeError as error:
-                refused = str(error)
+                refused = " ".join([str(error), *why])
             else:
                 self._chosen[kind] = backend
                 self.kernel = _KERNELS[backend]

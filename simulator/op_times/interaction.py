@@ -8,9 +8,9 @@ sum of its ops, plus ``extra_s`` (launches, say). A layer with both takes more, 
 the shares ``both`` of the sum and ``decode`` of its decode attention. Reasons are kernels that
 share a launch or the caches.
 
-*Skewed decodes* (``attn_decode_skew``): a batch takes the time of equal contexts of ``mean + skew *
-(longest - mean)`` tokens. A kernel with skew 0 reads only the existing tokens; with skew 1 it pads
-to the longest.
+*Skewed decodes* (``attn_decode_skew``): a batch takes the time of equal contexts of its mean, and a
+share of what equal contexts of its longest take longer (``Skew`` in ``op_times.py``). This is used
+only where it predicts batch sizes that its fit did not see better than the mean context does.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ import pandas as pd
 from sarathi_sim.profiler.bundle.schema import Bundle
 from sarathi_sim.profiler.physics.hold_out import Bools, Rows, leave_one_group_out
 from sarathi_sim.simulator.loop.records import Floats
-from sarathi_sim.simulator.op_times.iteration import IterationCost, counted_context
-from sarathi_sim.simulator.op_times.op_times import SUM, OpTimes, WholeLayer
+from sarathi_sim.simulator.op_times.iteration import IterationCost
+from sarathi_sim.simulator.op_times.op_times import MEAN, SUM, OpTimes, Skew, WholeLayer
 
 #: Weight of the prior "no such effect", in measured points.
 _PRIOR = 0.05
@@ -131,15 +131,17 @@ def _relative(
 # Skewed decodes --------------------------------------------------------------------------------
 
 
-def fit_skew(decode: Callable[[Floats, Floats], Floats], skewed: pd.DataFrame) -> float:
-    """The share of the way from the mean to the longest context, from 0 to 1; 0 without rows.
+def fit_skew(decode: Callable[[Floats, Floats], Floats], skewed: pd.DataFrame) -> Skew:
+    """The law of unequal contexts; MEAN without rows, and where that is no worse on rows of batch
+    sizes that were not fitted (by the median of relative errors).
 
     ``decode(batch, context)`` gives the seconds of equal contexts.
     """
     if skewed.empty:
-        return 0.0
-    mean, longest, time = _skewed(decode, skewed)
-    return _skew(mean, longest, time)
+        return MEAN
+    rows = _Skewed.of(decode, skewed)
+    better = np.median(_off(rows.held_out(), rows.time)) < np.median(_off(rows.mean, rows.time))
+    return rows.fit() if better else MEAN
 
 
 def skew_errors(bundle: Bundle, ops: OpTimes) -> pd.DataFrame:
@@ -148,35 +150,55 @@ def skew_errors(bundle: Bundle, ops: OpTimes) -> pd.DataFrame:
     Columns: ``mean`` (the mean context alone), ``longest`` (all padded to the longest) and
     ``skew`` (fitted without the points of the same batch size). ``ops`` are the bundle's.
     """
-    rows = bundle.attn_decode_skew
-    if rows.empty:
+    if bundle.attn_decode_skew.empty:
         return pd.DataFrame({"mean": [], "longest": [], "skew": []})
-    mean, longest, time = _skewed(ops.decode, rows)
-    sizes, share = rows["batch_size"].to_numpy(), np.zeros(len(rows))
-    for seen, scored in leave_one_group_out(sizes):
-        share[scored] = _skew(mean[seen], longest[seen], time[seen])
-    context, most = (rows[c].to_numpy(np.float64) for c in ("context_tokens", "max_context_tokens"))
-    fitted = ops.decode(sizes.astype(np.float64), counted_context(context, most, share))
-    return pd.DataFrame(
-        {"mean": _off(mean, time), "longest": _off(longest, time), "skew": _off(fitted, time)}
-    )
+    rows = _Skewed.of(ops.decode, bundle.attn_decode_skew)
+    found = {"mean": rows.mean, "longest": rows.longest, "skew": rows.held_out()}
+    return pd.DataFrame({name: _off(predicted, rows.time) for name, predicted in found.items()})
 
 
-def _skewed(
-    decode: Callable[[Floats, Floats], Floats], rows: pd.DataFrame
-) -> tuple[Floats, Floats, Floats]:
-    """Seconds with every context at the mean, with every context at the longest, and measured."""
-    batch, mean, longest, time_us = (
-        rows[name].to_numpy(np.float64)
-        for name in ("batch_size", "context_tokens", "max_context_tokens", "time_us")
-    )
-    return decode(batch, mean), decode(batch, longest), time_us * _MICRO
+@dataclass(frozen=True, eq=False)
+class _Skewed:
+    """Decodes of unequal contexts: sequences; seconds with every context at the mean, with every
+    context at the longest, and measured."""
 
+    batch: Floats
+    mean: Floats
+    longest: Floats
+    time: Floats
 
-def _skew(mean: Floats, longest: Floats, time: Floats) -> float:
-    """Least squares of relative errors; times are close to linear in the context."""
-    step, target = (longest - mean) / time, (time - mean) / time
-    return float(np.clip((step @ target) / max(float(step @ step), 1e-12), 0.0, 1.0))
+    @classmethod
+    def of(cls, decode: Callable[[Floats, Floats], Floats], rows: pd.DataFrame) -> _Skewed:
+        names = ("batch_size", "context_tokens", "max_context_tokens", "time_us")
+        batch, mean, longest, time_us = (rows[name].to_numpy(np.float64) for name in names)
+        return cls(batch, decode(batch, mean), decode(batch, longest), time_us * _MICRO)
+
+    def predict(self, skew: Skew) -> Floats:
+        return self.mean + skew.of(self.batch) * (self.longest - self.mean)
+
+    def held_out(self) -> Floats:
+        """Each batch size predicted from the others; by the mean where there is no other."""
+        predicted = self.mean.copy()
+        for seen, scored in leave_one_group_out(self.batch):
+            predicted[scored] = self._take(scored).predict(self._take(seen).fit())
+        return predicted
+
+    def fit(self) -> Skew:
+        """Least squares of relative errors: over the share, for each of some numbers of sequences
+        (four an octave up to the largest batch, and infinitely many, which equal errors prefer)."""
+        octaves = np.arange(4 * np.log2(self.batch.max()), -1, -1) / 4
+        best, least = MEAN, np.inf
+        for sequences in (np.inf, *2.0**octaves):
+            step = Skew(1.0, sequences).of(self.batch) * (self.longest - self.mean) / self.time
+            target = (self.time - self.mean) / self.time
+            share = max(0.0, float(step @ target) / max(float(step @ step), 1e-12))
+            error = float(((target - share * step) ** 2).sum())
+            if error < least - 1e-9:
+                best, least = Skew(share, float(sequences)), error
+        return best
+
+    def _take(self, rows: Rows) -> _Skewed:
+        return _Skewed(self.batch[rows], self.mean[rows], self.longest[rows], self.time[rows])
 
 
 def _off(predicted: Floats, time: Floats) -> Floats:

@@ -14,7 +14,7 @@ import numpy.typing as npt
 
 from sarathi_sim.profiler.facts.ops import ALL_REDUCE, DECODE, OPS, PREFILL, names
 from sarathi_sim.simulator.loop.records import Floats
-from sarathi_sim.simulator.op_times.op_times import SUM, OpTimes, Seconds, WholeLayer
+from sarathi_sim.simulator.op_times.op_times import SUM, OpTimes, WholeLayer
 
 MIXING = "mixing"
 """The part of a layer that is no op: the extra time of a chunk and decodes in one batch."""
@@ -38,11 +38,6 @@ class HostTime:
 
 
 NO_HOST = HostTime()
-
-
-def counted_context(mean: Seconds, longest: Seconds, skew: Seconds | float) -> Seconds:
-    """The equal context with which decodes would take as long as with these contexts."""
-    return mean + skew * (longest - mean)
 
 
 @dataclass(frozen=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Protocol, TypeVar
@@ -124,6 +125,29 @@ class WholeLayer:
 SUM = WholeLayer()
 
 
+@dataclass(frozen=True)
+class Skew:
+    """The time of decodes of unequal contexts: beside equal ones of their mean, the share
+    :meth:`of` of what equal ones of their longest take longer.
+
+    Up to ``sequences`` in a batch it is ``share``: their blocks of work are on the GPU at once, and
+    it waits for the longest. In larger batches, others take the place of the short ones, and it
+    falls with the square of the batch. A kernel that pads waits in every batch (infinitely many
+    ``sequences``), and may take longer with a mask than without (a share above 1).
+    """
+
+    share: float = 0.0
+    sequences: float = math.inf
+
+    def of(self, batch: Seconds) -> Seconds:
+        """The share for a batch of so many sequences, at least one."""
+        waits: Seconds = np.minimum(1.0, (self.sequences / batch) ** 2)
+        return self.share * waits
+
+
+MEAN = Skew()
+
+
 def _nothing(chunk: Floats) -> Floats:
     return np.empty((0, len(chunk)))
 
@@ -143,8 +167,7 @@ class OpTimes:
     ``meta``        origin of the times; its ``content_sha256`` identifies them
     ``by_rows``     each op by token rows
     ``prefill``     attention of a chunk after cached tokens; ``together``: several in one call
-    ``decode``      attention of a batch of decodes with equal contexts. Unequal contexts count as
-                    ``mean + skew * (longest - mean)``
+    ``decode``      attention of a batch of decodes with equal contexts; ``skew``: unequal ones
     ``all_reduce``  by bytes on each rank; None for a single rank
     ``send``        a message to the next stage by bytes, for each kind of link
     ``whole_layer`` the time of a layer beyond its ops
@@ -162,7 +185,7 @@ class OpTimes:
     longest_context: int
     together: Together = ALONE
     whole_layer: WholeLayer = SUM
-    skew: float = 0.0
+    skew: Skew = MEAN
     wider: float = 1.0
     bundle: Bundle | None = None
 

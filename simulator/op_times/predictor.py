@@ -16,7 +16,6 @@ from sarathi_sim.simulator.op_times.iteration import (
     NO_HOST,
     HostTime,
     IterationCost,
-    counted_context,
 )
 from sarathi_sim.simulator.op_times.op_times import SUM, OpTimes
 
@@ -125,7 +124,6 @@ class BundlePredictor:
         layer = ops.whole_layer if layer_time == "measured" else SUM
         self.layer = layer = replace(layer, both_s=float(quantize(layer.both_s)))
         self.cost = IterationCost(ops, layer, scope if num_stages > 1 else None, include_head, host)
-        self._skew = ops.skew
         self._mixes = layer.mixes
         self._has_host = bool(host.iteration_s or host.sequence_s)
         self._launch_s = host.launch_layer_s
@@ -175,12 +173,11 @@ class BundlePredictor:
         if decodes:
             row = self._decode_rows[decodes]
             position = batch.decode_context / decodes * self._per_step
-            if self._skew:
-                longest = batch.longest_context * self._per_step
-                position = counted_context(position, longest, self._skew)
             low = int(position)
             start = row[low]
             decode_s = start + (row[low + 1] - start) * (position - low)
+            if self._skew:
+                decode_s += self._skew[decodes] * (self._longest_s(batch) - decode_s)
             if drafts:
                 decode_s = max(decode_s, (decodes + drafts) * self._query_s(position))
             layer_s += decode_s
@@ -192,6 +189,13 @@ class BundlePredictor:
         if self.drafter is not None:
             last_s += self.drafter([batch])[0]
         return (layer_s + ROUNDER) - ROUNDER, first_s, last_s, send_s
+
+    def _longest_s(self, batch: Batch) -> float:
+        """Decode attention where all contexts are as long as the longest."""
+        row, position = self._decode_rows[batch.num_decodes], batch.longest_context * self._per_step
+        low = int(position)
+        start = row[low]
+        return start + (row[low + 1] - start) * (position - low)
 
     def _query_s(self, position: float) -> float:
         """:meth:`~sarathi_sim.simulator.op_times.iteration.IterationCost.query_s` at a place
@@ -225,11 +229,12 @@ class BundlePredictor:
             layer_s, first_s, send_s = by_tokens[decodes]
             row = decode_rows[decodes]
             position = batch.decode_context / decodes * per_step
-            if skew:
-                position = counted_context(position, batch.longest_context * per_step, skew)
             low = int(position)
             start = row[low]
-            layer_s += start + (row[low + 1] - start) * (position - low)
+            decode_s = start + (row[low + 1] - start) * (position - low)
+            if skew:
+                decode_s += skew[decodes] * (self._longest_s(batch) - decode_s)
+            layer_s += decode_s
             layer_s = (layer_s + ROUNDER) - ROUNDER
             found.append((layer_s, first_s + host[decodes], head[decodes], send_s))
         return found
@@ -292,6 +297,8 @@ class BundlePredictor:
         self._decode_table, self._decode_rows = _decode_rows(self.cost, most, *self._contexts)
         self._head = _head_rows(self.cost, most)
         self._most_sequences = most
+        skew = self.ops.skew
+        self._skew = [skew.of(max(1, batch)) for batch in range(most + 1)] if skew.share else []
         self._host = self.host_s(np.arange(most + 1)).tolist()
 
     def _tabulate_tokens(self, most: int) -> None:

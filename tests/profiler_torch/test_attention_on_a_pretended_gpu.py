@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import sys
+import warnings
 from collections.abc import Iterator
 from importlib import metadata
 from pathlib import Path
@@ -83,6 +84,12 @@ def test_the_runtime_that_xformers_needs_is_loaded_before_it(
     assert asked == ["nvidia-cuda-runtime-cu12", str(library)]
 
 
+WARNED = (
+    "Flash attention kernel not used because:", "Flash Attention does not support non-null mask.",
+    "cuDNN attention kernel not used because:", "cuDNN attention has been runtime disabled.",
+)  # fmt: skip
+
+
 class Kernels:
     """Stands for SDPA on a GPU: the fused kernels take what torch documents, and math anything."""
 
@@ -106,6 +113,8 @@ class Kernels:
             if fits:
                 self.taken.append(name)
                 return torch.empty_like(q)
+        for line in WARNED:
+            warnings.warn(f"{line} (Triggered internally at sdp_utils.cpp:986.)", stacklevel=1)
         raise RuntimeError("No available kernel. Aborting execution.")
 
 
@@ -120,7 +129,9 @@ def test_sdpa_says_which_kernels_it_took(
     gpu: Any, monkeypatch: pytest.MonkeyPatch, choice: Any, name: str
 ) -> None:
     kernels = Kernels(monkeypatch)
-    attention, reason = choose_attention(CUDA, torch.bfloat16, *GQA, choice)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")  # torch's reasons are not printed
+        attention, reason = choose_attention(CUDA, torch.bfloat16, *GQA, choice)
     assert attention.name == name
     assert reason == f"{choice} was asked for"
     assert "MATH" not in kernels.taken
@@ -131,7 +142,8 @@ def test_the_math_kernel_is_refused_at_the_models_own_shape(
 ) -> None:
     """Heads of 64 would do: the trial must be with the model's."""
     kernels = Kernels(monkeypatch, most_dim=64)
-    with pytest.raises(ValueError, match=r"--attention sdpa: .*no fused SDPA kernel takes this"):
+    why = r"takes this prefill: No available kernel\. Aborting execution\. Flash Attention does not"
+    with pytest.raises(ValueError, match=rf"--attention sdpa: .*no fused SDPA kernel {why}"):
         choose_attention(CUDA, torch.bfloat16, 32, 8, 256, "sdpa")
     assert "MATH" not in kernels.taken
 

@@ -203,9 +203,7 @@ def test_clock_power_and_throttling_are_those_of_each_point(tmp_path: Path) -> N
     assert known["slowed_points"] == "power cap 100 %"
     assert known["sm_clock_mhz_median"] == 1000.0
     assert known["power_limit_w"] == 700.0
-    assert -100 < known["sustained_slower_pct"] < 1000  # the pretended calls take no time
-    assert known["sustained_slowed_by"] == "power cap"
-    assert known["sustained_power_w"] == 543.2
+    assert "sustained_slower_pct" not in known  # the pretended calls take no time
     assert (known["flush"], known["event_floor_us"]) == ("read", 50.0)
     assert "sm_clock_mhz_before" not in known
     assert known["others_fused_pct"] == 100.0  # every call takes as long here
@@ -311,13 +309,6 @@ def test_rotated_weights_are_larger_than_any_cache() -> None:
     assert shard_ops.weight_copies(model, 8, 2, "cuda", "rotate") == 41
     assert shard_ops.weight_copies(model, 1, 2, "cuda", "rotate") == 6
     assert shard_ops.weight_copies(model, 8, 2, "cuda", "read") == 1
-
-
-def test_a_search_that_gets_no_better_is_over() -> None:
-    assert not degree.stalled([0.5] * 31)
-    assert degree.stalled([0.5] * 32)
-    assert not degree.stalled([0.5] * 16 + [0.4] * 16)
-    assert degree.stalled([0.5] * 40 + [0.4] * 16 + [0.39] * 16)
 
 
 @pytest.mark.slow

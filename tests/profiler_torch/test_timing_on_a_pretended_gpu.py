@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import sys
 import weakref
+from functools import partial
 from itertools import count
 from pathlib import Path
 from types import SimpleNamespace
@@ -97,7 +98,14 @@ class Session:
             self.asked.append(key)
             return timing
 
-        ops: Any = SimpleNamespace(device=CUDA, fused_others=fused_others)
+        def sustained(key: Any, seconds: float) -> tuple[Timing, Timing]:
+            self.asked.append(key)
+            return Timing(900.0), Timing(990.0)
+
+        launch = partial(Timing, 600.0)
+        ops: Any = SimpleNamespace(
+            device=CUDA, fused_others=fused_others, sustained=sustained, launch=lambda key: launch()
+        )
         settings = Settings(TINY, (1,), "cuda", "bfloat16", folder, LIMITS)
         self.journal = Journal(folder, {})
         self.session = DegreeSession(
@@ -119,6 +127,30 @@ def test_nothing_is_compiled_when_the_time_is_over(tmp_path: Path) -> None:
     one.session.sustained()  # of 20 s
     assert one.asked == [] and len(one.journal) == 0
     assert degree.coarse_grid("others", LIMITS)[::4] != []
+
+
+def test_the_longest_layer_is_run_without_a_pause(tmp_path: Path) -> None:
+    """By hand: 990 us after 900 us are 10 % more."""
+    one = Session(tmp_path, failed=False, max_s=60)
+    for time_us in (400.0, 900.0, 650.0):
+        one.journal.add("mixed", (round(time_us), 0, 0, 0), Timing(time_us))
+    one.session.sustained()
+    one.session.sustained()  # after a restart
+    assert one.asked == [(900, 0, 0, 0)]
+    known = one.session.facts({})
+    assert known["sustained_slower_pct"] == pytest.approx(10)
+    assert (known["sustained_layer_us"], known["sustained_launch_us"]) == (990, 600)
+
+
+def test_a_layer_that_waits_for_the_host_says_nothing_of_the_gpu(tmp_path: Path) -> None:
+    one = Session(tmp_path, failed=False, max_s=60)
+    one.journal.add("mixed", (1, 0, 0, 0), Timing(400.0))
+    one.session.sustained()
+    assert one.asked == []
+    assert one.said == [
+        "tp 1: no layer was run for 20 s: the longest takes 400 us, and 600 us to launch"
+    ]
+    assert "sustained_slower_pct" not in one.session.facts({})
 
 
 def test_fp8_accumulates_as_engines_do(monkeypatch: pytest.MonkeyPatch) -> None:

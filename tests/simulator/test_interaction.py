@@ -15,7 +15,9 @@ from sarathi_sim.simulator.confidence.bands import UNKNOWN
 from sarathi_sim.simulator.confidence.op_errors import NORMAL_90, layer_error, op_errors
 from sarathi_sim.simulator.loop.quantum import QUANTUM_S
 from sarathi_sim.simulator.op_times.interaction import (
+    MEAN,
     SUM,
+    Skew,
     WholeLayer,
     fit_skew,
     fit_whole_layer,
@@ -82,7 +84,7 @@ def test_a_known_effect_is_found_and_nothing_else(
 def test_without_the_tables_the_sum_and_the_mean_stand() -> None:
     ops = bundle_times(simple_bundle())
     assert ops.whole_layer == SUM
-    assert ops.skew == 0.0
+    assert ops.skew == MEAN
     assert interaction_errors(simple_bundle(), ops).empty
     assert skew_errors(simple_bundle(), ops).empty
 
@@ -131,7 +133,7 @@ def test_the_effective_context_is_found_and_used(share: float) -> None:
     bundle = simple_bundle()
     with_skew = replace(bundle, attn_decode_skew=skewed(share))
     ops = bundle_times(with_skew)
-    assert ops.skew == pytest.approx(share, abs=1e-3)
+    assert ops.skew.share == pytest.approx(share, abs=1e-3)
     errors = skew_errors(with_skew, ops)
     assert errors["skew"].max() < 0.1
     if share:
@@ -155,11 +157,30 @@ def test_a_skew_error_is_of_batches_that_the_fit_did_not_see() -> None:
     assert errors["longest"][odd].max() < 0.1
 
 
-def test_more_than_padding_is_not_believed() -> None:
-    """An effective context beyond the longest one would leave the tables."""
+def test_larger_batches_fill_what_short_contexts_leave() -> None:
+    """By hand: three quarters of the way up to 4 sequences, and a quarter of that for 8."""
+    law = Skew(0.75, 4.0)
+    assert [law.of(batch) for batch in (1, 4, 8)] == [0.75, 0.75, 0.1875]
+    points = [(b, 100, m) for b in (2, 4, 8, 16) for m in (150, 200)]
+    rows = [(b, c, m, 3 + 0.01 * b * (c + law.of(b) * (m - c))) for b, c, m in points]
+    skewed = pd.DataFrame(rows, columns=list(TABLES["attn_decode_skew"].columns))
+    found = fit_skew(bundle_times(simple_bundle()).decode, skewed)
+    assert astuple(found) == pytest.approx(astuple(law), rel=1e-2)
+
+
+def test_a_correction_that_does_not_carry_over_is_not_taken() -> None:
+    """One batch size waits for its longest, and no other: from the others nothing is learned of
+    it, and it would spoil theirs."""
+    rows = skewed(0.0)
+    odd = (rows["batch_size"] == 4).to_numpy()
+    rows.loc[odd, "time_us"] = skewed(1.0)["time_us"][odd]
+    assert fit_skew(bundle_times(simple_bundle()).decode, rows) == MEAN
+
+
+def test_a_single_batch_size_says_nothing_of_others() -> None:
     rows = skewed(1.0)
-    rows["time_us"] *= 1.5
-    assert fit_skew(bundle_times(simple_bundle()).decode, rows) == 1.0
+    rows = rows[rows["batch_size"] == 8]
+    assert fit_skew(bundle_times(simple_bundle()).decode, rows) == MEAN
 
 
 def marked(**marks: str) -> Bundle:

@@ -32,9 +32,8 @@ from sarathi_sim.simulator.op_times.iteration import (
     HostTime,
     IterationCost,
     WholeLayer,
-    counted_context,
 )
-from sarathi_sim.simulator.op_times.op_times import OpTimes, Together
+from sarathi_sim.simulator.op_times.op_times import OpTimes, Skew, Together
 from sarathi_sim.simulator.op_times.predictor import BundlePredictor
 from sarathi_sim.simulator.op_times.regression import (
     Kind,
@@ -290,7 +289,7 @@ def test_a_batch_takes_what_an_iteration_costs(layer_time: str, skew: float) -> 
     changed = dataclasses.replace(
         ops,
         whole_layer=WholeLayer(scale=1.1, extra_s=2e-5, both=0.05, decode=0.1, both_s=1e-5),
-        skew=skew,
+        skew=Skew(skew),
         together=Together(np.array([2.0, 4.0]), lambda n: np.array([time(n) for time in each])),
     )
     predict = BundlePredictor(
@@ -317,7 +316,8 @@ def test_a_batch_takes_what_an_iteration_costs(layer_time: str, skew: float) -> 
             prefill -= saved
         decode = 0.0
         if decodes:
-            decode = float(cost.decode_s(decodes, counted_context(mean, longest, skew)))
+            even, padded = (float(cost.decode_s(decodes, held)) for held in (mean, longest))
+            decode = even + skew * (padded - even)
         tokens = sum(chunk for chunk, _ in chunks) + decodes
         parts = cost.layer_parts([tokens], prefill, decode, bool(chunks and decodes))
         layer_s, first_s, _, send_s = predict(held)
