@@ -321,6 +321,8 @@ class Pool(Scheduler):
             return 0
         cohort, blocks = self.cohorts[batch.slot], self.blocks
         same = decodes == len(self.running) == len(cohort.members)
+        # Else one that ended decoded in vain, and another one has joined since.
+        same = same and next(reversed(cohort.members.values())) <= batch.iteration
         if not same or cohort.outstanding != self.max_in_flight or blocks.sharing:
             return 0
         stops = min(cohort.stops, default=cohort.iteration + decodes * blocks.block_size)

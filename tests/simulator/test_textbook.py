@@ -234,6 +234,29 @@ def test_any_ranks_of_pools(system: PoolSystem) -> None:
     compare(system)
 
 
+@pytest.mark.parametrize("router", ROUTERS)
+@pytest.mark.parametrize("ahead", [False, True])
+def test_requests_that_arrive_amid_the_decodes_of_ranks(ahead: bool, router: Any) -> None:
+    """A rank's iterations repeat while a few requests decode, until one ends, another arrives, or
+    the blocks run out; other ranks have none meanwhile."""
+    rng = np.random.default_rng(1)
+    for blocks in (70, 200):
+        requests = [
+            Request(i, float(at), int(rng.integers(1, 25)), int(output), int(output) + i % 4)
+            for i, (at, output) in enumerate(
+                zip(np.cumsum(rng.exponential(0.02, 24)), rng.integers(1, 110, 24), strict=True)
+            )
+        ]
+        system = PoolSystem(
+            policy=Vllm(48, 8, async_scheduling=ahead),
+            num_blocks=blocks,
+            requests=requests,
+            ranks=3,
+            rank_router=router,
+        )
+        compare(system)
+
+
 def test_requests_that_preempt_each_other_for_ever_end_the_simulation() -> None:
     """Two of one priority that arrive at one instant, with room for one: vLLM preempts the first of
     those that come last, so each takes the blocks of the other before it has a token."""
