@@ -7,6 +7,8 @@ import re
 import subprocess
 import sys
 from collections import Counter
+from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -111,16 +113,30 @@ MODULES = {dotted(path): path for package in PACKAGES for path in modules(packag
 MODULES |= {dotted(path): path for path in DOOR}
 
 
+@cache
+def nodes(path: Path) -> list[ast.AST]:
+    """The syntax tree of a file, the module first."""
+    return list(ast.walk(ast.parse(path.read_text(encoding="utf-8"))))
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _trees_are_forgotten() -> Iterator[None]:
+    """Of millions of nodes every later collection of garbage would look at each."""
+    yield
+    nodes.cache_clear()
+
+
 def inside(name: str) -> str:
     """The name of a module of ours within the package."""
     return name.removeprefix("sarathi_sim.")
 
 
+@cache
 def imports(path: Path) -> set[str]:
     """Absolute names of what a file imports, wherever in it, for types alone too; modules where it
     can."""
     found = set()
-    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+    for node in nodes(path):
         if isinstance(node, ast.Import):
             found |= {inside(alias.name) for alias in node.names}
         elif isinstance(node, ast.ImportFrom):
@@ -129,9 +145,6 @@ def imports(path: Path) -> set[str]:
             full = {inside(f"{node.module}.{alias.name}") for alias in node.names}
             found |= {name if name in MODULES else inside(node.module) for name in full}
     return found
-
-
-GRAPH = {name: imports(path) for name, path in MODULES.items()}
 
 
 def room(module: str) -> str:
@@ -157,11 +170,11 @@ def allowed(here: str, name: str) -> bool:
 
 def test_imports_run_one_way() -> None:
     wrong = []
-    for module, imported in GRAPH.items():
+    for module, path in MODULES.items():
         here = room(module)
         if here in PACKAGES and here != "policies":  # a package's docstring
             continue
-        wrong += [f"{module} imports {name}" for name in imported if not allowed(here, name)]
+        wrong += [f"{module} imports {name}" for name in imports(path) if not allowed(here, name)]
     assert wrong == []
 
 
@@ -184,7 +197,7 @@ def test_no_module_imports_itself_through_others() -> None:
         if module in done:
             return
         open_.append(module)
-        for name in sorted(GRAPH[module] & MODULES.keys() - {module}):
+        for name in sorted(imports(MODULES[module]) & MODULES.keys() - {module}):
             visit(name)
         order.append(open_.pop())
         done.add(module)
@@ -203,7 +216,7 @@ def test_no_name_has_two_meanings() -> None:
     classes = [
         node.name.lstrip("_")
         for path in MODULES.values()
-        for node in ast.parse(path.read_text(encoding="utf-8")).body
+        for node in ast.iter_child_nodes(nodes(path)[0])
         if isinstance(node, ast.ClassDef)
     ]
     names = [
@@ -220,7 +233,7 @@ def test_there_is_one_import_name() -> None:
     files = [*MODULES.values(), *modules("tests"), *modules("docs")]
     wrong = []
     for path in files:
-        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        for node in nodes(path):
             if isinstance(node, ast.Import):
                 names = [alias.name for alias in node.names]
             elif isinstance(node, ast.ImportFrom):
@@ -237,22 +250,32 @@ def test_no_function_is_long() -> None:
     long = {
         f"{module}.{node.name}": length
         for module, path in MODULES.items()
-        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+        for node in nodes(path)
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
         and (length := node.end_lineno - node.lineno + 1) > MOST_LINES  # type: ignore[operator]
     }
     assert long == {}
 
 
-def calls(module: str) -> list[str]:
-    tree = ast.parse(MODULES[module].read_text(encoding="utf-8"))
-    return [ast.unparse(node) for node in ast.walk(tree) if isinstance(node, ast.Call)]
+def calls(module: str, *names: str) -> list[str]:
+    """The calls of functions and methods of these names."""
+    return [
+        ast.unparse(node)
+        for node in nodes(MODULES[module])
+        if isinstance(node, ast.Call)
+        and (getattr(node.func, "id", None) in names or getattr(node.func, "attr", None) in names)
+    ]
 
 
 def test_nothing_is_set_by_its_name_as_a_string() -> None:
     """What a module or an object holds is in its text."""
     forbidden = re.compile(r"globals\(\)|vars\(.+\)\.update\(")
-    wrong = [f"{name}: {call}" for name in MODULES for call in calls(name) if forbidden.match(call)]
+    wrong = [
+        f"{name}: {call}"
+        for name in MODULES
+        for call in calls(name, "globals", "update")
+        if forbidden.match(call)
+    ]
     assert wrong == []
 
 
@@ -263,8 +286,10 @@ def test_policies_say_what_they_are() -> None:
     for name, path in MODULES.items():
         if room(name) == "policies":
             continue
-        wrong += [f"{name}: {call}" for call in calls(name) if guesses.match(call)]
-        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        wrong += [
+            f"{name}: {call}" for call in calls(name, "getattr", "hasattr") if guesses.match(call)
+        ]
+        for node in nodes(path):
             if isinstance(node, ast.Compare) and "policy" in ast.unparse(node):
                 words = {n.value for n in ast.walk(node) if isinstance(n, ast.Constant)}
                 if words & builders().keys():
@@ -290,5 +315,5 @@ def test_a_simulation_needs_no_torch() -> None:
 
 @pytest.mark.parametrize("package", PACKAGES)
 def test_every_module_says_what_it_is_for(package: str) -> None:
-    silent = [p.name for p in modules(package) if not ast.get_docstring(ast.parse(p.read_text()))]
+    silent = [p.name for p in modules(package) if not ast.get_docstring(nodes(p)[0])]
     assert silent == []

@@ -19,6 +19,9 @@ from sarathi_sim.profiler.storage.threads import one_thread
 Arrays = dict[str, npt.NDArray[Any]]
 #: Rows up to which gathering nodes takes less than comparing all rows in every node.
 _FEW = 16
+#: Rows that are compared at a time: neighbouring rows, which are often alike, go one way in most
+#: nodes, and the columns stay in the processor's cache.
+_AT_ONCE = 16384
 
 
 @dataclass(frozen=True, eq=False)
@@ -42,15 +45,27 @@ class Trees:
         """Log ratios, one per row of ``features`` (rows x features)."""
         if len(features) <= _FEW:
             return self._descend(features)
-        # Every split is compared for all rows, instead of each row's path: a dozen comparisons a
-        # tree, without a gather, which is ten times faster.
+        starts = range(0, len(features), _AT_ONCE)
+        return np.concatenate([self._compare(features[i : i + _AT_ONCE]) for i in starts])
+
+    def _compare(self, features: Array) -> Array:
+        """As :meth:`predict`, for many rows.
+
+        Every split is compared for all of them, instead of each row's path: a dozen comparisons a
+        tree, without a gather, which is ten times faster. None is where all rows go one way.
+        """
         columns = np.ascontiguousarray(features.T)
+        low, high = columns.min(axis=1).tolist(), columns.max(axis=1).tolist()
         left, right = self.left.tolist(), self.right.tolist()
         feature, threshold = self.feature.tolist(), self.threshold.tolist()
 
         def values(node: int) -> Any:
             if left[node] == node:
                 return self.value[node]
+            if high[feature[node]] <= threshold[node]:
+                return values(left[node])
+            if low[feature[node]] > threshold[node]:
+                return values(right[node])
             goes_left = columns[feature[node]] <= threshold[node]
             return np.where(goes_left, values(left[node]), values(right[node]))
 

@@ -120,12 +120,18 @@ def test_exported_trees_predict_what_sklearn_predicts(data: tuple[Array, Array])
         np.testing.assert_allclose(ours, model.predict(rows), rtol=1e-6, atol=1e-6)
 
 
-def test_few_rows_take_their_own_way_to_the_same_numbers(data: tuple[Array, Array]) -> None:
+def test_few_rows_take_their_own_way_to_the_same_numbers(
+    data: tuple[Array, Array], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Many go down together; of neighbours that are alike all go one way in most nodes."""
     features, target = data
     trees = fit_trees(features, target, 40, 31)
+    features = features[np.argsort(features[:, 0])]
     whole = trees.predict(features)
     parts = [trees.predict(features[at : at + 3]) for at in range(0, 60, 3)]
     np.testing.assert_array_equal(np.concatenate(parts), whole[:60])
+    monkeypatch.setattr("sarathi_sim.profiler.physics.residual._AT_ONCE", 17)
+    np.testing.assert_array_equal(trees.predict(features), whole)
 
 
 def test_trees_and_curve_survive_npz_without_pickle(data: tuple[Array, Array]) -> None:

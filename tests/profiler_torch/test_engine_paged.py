@@ -55,6 +55,7 @@ POLICIES: dict[str, dict[str, Any]] = {
     "fair": {"name": "fair", **SMALL},
 }  # fmt: skip
 EVERY = pytest.mark.parametrize("policy", POLICIES)
+PP2 = pytest.mark.parametrize("engine", [2], indirect=True, ids=["pp2"])
 CACHING = pytest.mark.parametrize("caching", [False, True], ids=["plain", "cached"])
 
 
@@ -137,11 +138,13 @@ def test_the_simulator_decides_the_same(
         assert told(served, LOST) > 0
 
 
+@PP2
 @pytest.mark.parametrize("policy", ["vllm", "vllm_async", "sglang"])
 def test_so_it_does_where_requests_come_one_by_one(engine: EngineProcesses, policy: str) -> None:
     assert in_lockstep(engine, policy, True, requests(150.0)).outputs == alone()
 
 
+@PP2
 @pytest.mark.parametrize(
     "policy", sorted(POLICIES.keys() - {"vllm", "vllm_async", "sglang", "sglang_mixed"})
 )
@@ -170,6 +173,7 @@ def in_lockstep(
     return run.served
 
 
+@PP2
 @pytest.mark.parametrize("policy", ["vllm_async", "sglang"])
 def test_a_token_ends_a_request(engine: EngineProcesses, policy: str) -> None:
     """The scheduler knows of no length; the simulator is told those that came of it."""

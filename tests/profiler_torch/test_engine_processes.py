@@ -145,6 +145,7 @@ def test_the_replay_takes_no_longer_than_the_measurement(engine: EngineProcesses
     assert replayed.replicas[0].num_iterations == len(run.served.decisions)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("engine", [2], indirect=True, ids=["pp2"])
 @pytest.mark.parametrize(("pp", "tp"), [(1, 2), (2, 2)])
 def test_tensor_parallel_ranks_yield_the_same_tokens(

@@ -45,12 +45,14 @@ PADDED = ("request_level", True)
 POOLS = [(p, free) for p in sorted(POLICIES) for free in (False, True) if (p, free) != PADDED]
 
 
+STAGES = pytest.mark.parametrize("stages", [1, 2, pytest.param(5, marks=pytest.mark.slow)])
+
 # Rate, jitter of op times, sends that block: every pair of values, in half of the eight triples.
 # test_any_system draws any.
 TIMES = [(None, False, False), (None, True, True), (40.0, True, False), (40.0, False, True)]
 
 
-@pytest.mark.parametrize("stages", [1, 2, 5])
+@STAGES
 @pytest.mark.parametrize(("policy", "free_pool"), POOLS)
 def test_every_policy(policy: str, stages: int, free_pool: bool) -> None:
     for rate, lazy, blocking in TIMES:
@@ -103,7 +105,7 @@ PAIRS = [
 
 
 @pytest.mark.parametrize("caching", [False, True])
-@pytest.mark.parametrize("stages", [1, 2, 5])
+@STAGES
 @pytest.mark.parametrize("name", [*VARIANTS, *OTHERS])
 def test_every_pool(name: str, stages: int, caching: bool) -> None:
     lost = 0
