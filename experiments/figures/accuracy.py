@@ -245,7 +245,7 @@ def gemm_beyond(datasets: Path) -> Iterator[Score]:
             }
             for name, (shape, tokens, time) in gemms.items():
                 others = {o: g for o, g in gemms.items() if o != name}
-                fit = far_gemm(shape, others)
+                fit = far_gemm(shape, others, float(tokens[-1]))
                 table = OpTable("gemm", tokens[:, None], time, linear_fit, fit, TILE, shape)
                 beyond_1024 = _fitted_to(table, np.flatnonzero(tokens <= 1024))
                 off, inside, _ = scored(table, beyond_1024, fit)

@@ -418,6 +418,7 @@ _VALIDATED = {
     "noise floor, repeat against repeat": ("noise_floor",),
     "whole: makespan error": ("makespan_error",),
     "the same from the profile of single ops": ("isolated", "makespan_error"),
+    "the same with the launch of each layer": ("launched", "makespan_error"),
     "whole: throughput error": ("throughput_error",),
     "whole: TTFT error, mean": ("ttft_error",),
     "whole: TPOT error, mean": ("tpot_error",),

@@ -6,7 +6,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from itertools import groupby
 from os import getloadavg
 from pathlib import Path
@@ -139,6 +139,13 @@ def isolated_bundle(root: Path, spec: EngineSpec, known: Facts) -> Bundle | None
         if same and (meta.source, meta.dtype) == ("measured", spec.dtype):
             return bundle
     return None
+
+
+def launch_s(bundle: Bundle) -> float:
+    """Seconds in which the host launched a layer of one decode; 0 where that was not measured. The
+    ops of a GPU do not hold it, those of a CPU do."""
+    rows = bundle.overhead
+    return 1e-6 * float(rows.loc[rows["what"] == "layer_launch", "time_us"].sum())
 
 
 # Its log in the simulator's terms ---------------------------------------------------------------
@@ -355,13 +362,15 @@ class Links:
 
 @dataclass(frozen=True)
 class StageTimePrediction:
-    """``offset_s + factor *`` the bundle's time of a stage; (0, 1) is the bundle alone."""
+    """``offset_s + factor *`` the bundle's time of a stage; (0, 1) is the bundle alone. No layer
+    takes less than ``launch_s``, in which the host launches its kernels one by one."""
 
     cell: Cell
     bundle: BundlePredictor
     links: Links
     offset_s: float = 0.0
     factor: float = 1.0
+    launch_s: float = 0.0
 
     def __call__(self, batch: Batch) -> tuple[float, float, float, float]:
         """What the simulator asks; see :class:`~sarathi_sim.simulator.loop.replica.Predictor`."""
@@ -369,7 +378,7 @@ class StageTimePrediction:
         layers = self.cell.layers
         offset = self.offset_s * len(layers) / sum(layers)  # a stage's offset, over its layers
         times = (
-            max(0.0, offset + self.factor * layer_s),
+            max(self.launch_s, offset + self.factor * layer_s),
             self.factor * (first_s + self.links.decide_s),
             self.factor * last_s,
             send_s,
@@ -521,7 +530,8 @@ def totals(records: Records) -> dict[str, float]:
 class TorchSession(Session):
     """The measurements on one engine of ours; totals of its runs ``replayed`` with measured times;
     and ``op_share``, the part of the time in GEMMs, attention, all-reduces and the LM head.
-    ``isolated`` is the bundle that ``profile`` measured for this model and device, op by op."""
+    ``isolated`` is the bundle that ``profile`` measured for this model and device, op by op; it
+    predicts by its kernels alone, and on a GPU ("launched") with the launch of each layer, too."""
 
     spec: EngineSpec
     works: list[GridWork]
@@ -553,7 +563,10 @@ class TorchSession(Session):
         predictions = {"grid": alone, "calibrated": alone.calibrated(served.calibration)}
         if self.isolated is not None:
             ops = bundle_predictor(cell, bundle_times(self.isolated))
-            predictions["isolated"] = StageTimePrediction(cell, ops, around)
+            predictions["isolated"] = kernels = StageTimePrediction(cell, ops, around)
+            launched = replace(kernels, launch_s=launch_s(self.isolated))
+            if self.spec.device == "cuda" and launched != kernels:
+                predictions["launched"] = launched
         decisions, times = run.served.decisions, stage_times(run)
         measured = measured_records(run, requests, cell.scheduler())
         simulated = {name: p.simulate(requests) for name, p in predictions.items()}

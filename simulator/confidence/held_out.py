@@ -43,6 +43,7 @@ from sarathi_sim.simulator.op_times.regression import (
     Gemms,
     PiecewiseLinear,
     decode_surface,
+    gemm_shapes,
     pooled_roofline,
     prefill_surface,
 )
@@ -88,7 +89,7 @@ class OpTable:
 def op_tables(bundle: Bundle) -> list[OpTable]:
     """Every op of a bundle, as the simulator fits it."""
     tile = bundle.meta.tile
-    shapes = bundle.meta.model_spec.gemms(bundle.meta.tp)
+    shapes = gemm_shapes(bundle)
     by_op = {str(op): _columns(rows, "num_tokens") for op, rows in bundle.linear.groupby("op")}
     gemms = {op: shapes[op] for op in by_op if op in shapes}
     found = []
@@ -96,7 +97,7 @@ def op_tables(bundle: Bundle) -> list[OpTable]:
         far: Fit = linear_fit
         if op in gemms:
             others = {o: (gemms[o], by_op[o][0][:, 0], by_op[o][1]) for o in gemms if o != op}
-            far = far_gemm(gemms[op], others)
+            far = far_gemm(gemms[op], others, float(points.max()))
         found.append(OpTable(op, points, time, linear_fit, far, tile, gemms.get(op)))
     for op in ATTENTION:
         if bundle.tables()[op].empty:  # an imported bundle may lack it
@@ -249,15 +250,15 @@ def linear_fit(points: Floats, time: Floats) -> Model:
     return lambda wanted: through(wanted[:, 0])
 
 
-def far_gemm(shape: GemmShape, others: Gemms) -> Fit:
-    """The fit of a GEMM beyond its range; the other GEMMs are cut to the same range."""
+def far_gemm(shape: GemmShape, others: Gemms, most: float) -> Fit:
+    """The fit of a GEMM beyond its range of ``most`` tokens, of which it sees a part; it sees the
+    same part of each other GEMM's range. So an LM head of few rows has the rates of the GEMMs of
+    many, as in a simulation."""
 
     def fit(points: Floats, time: Floats) -> Model:
         tokens = points[:, 0]
-        near = {
-            op: (other, m[m <= tokens[-1]], t[m <= tokens[-1]])
-            for op, (other, m, t) in others.items()
-        }
+        seen = {op: m <= tokens[-1] / most * m[-1] for op, (_, m, _) in others.items()}
+        near = {op: (other, m[seen[op]], t[seen[op]]) for op, (other, m, t) in others.items()}
         roofline = pooled_roofline({"": (shape, tokens, time), **near})
         continued = PiecewiseLinear(tokens, time, roofline.beyond(shape, tokens, time))
         return lambda wanted: continued(wanted[:, 0])

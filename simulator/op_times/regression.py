@@ -333,9 +333,23 @@ Gemms = dict[str, tuple[GemmShape, Floats, Floats]]
 """(shape, tokens, seconds) of each GEMM."""
 
 
+def gemm_shapes(bundle: Bundle) -> dict[str, GemmShape]:
+    """The shapes of a bundle's GEMMs, as far as they share rates: where the layers' are in fp8, the
+    LM head's numbers have twice the bytes, and half the FLOP rate, so it counts as twice as wide.
+    """
+    meta = bundle.meta
+    shapes = meta.model_spec.gemms(meta.tp)
+    if meta.environment.get("weights") != "fp8":
+        return shapes
+    return {
+        op: shape if OPS[op].part == "layer" else replace(shape, n=2 * shape.n)
+        for op, shape in shapes.items()
+    }
+
+
 def gemm_points(bundle: Bundle) -> Gemms:
     """The measured points of a bundle's GEMMs."""
-    shapes, found = bundle.meta.model_spec.gemms(bundle.meta.tp), dict[str, Any]()
+    shapes, found = gemm_shapes(bundle), dict[str, Any]()
     for op, rows in bundle.linear.groupby("op"):
         if op in shapes:
             time_s = rows["time_us"].to_numpy(np.float64) * 1e-6

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pandas as pd
 import pytest
 import yaml
 from typer.testing import CliRunner
@@ -235,6 +236,21 @@ def test_a_profile_of_single_ops_predicts_beside_the_grid(
         entry["grid"]["makespan_error"]["median"], abs=1e-3
     )
     assert "isolated_s" in iterations(outcomes)
+
+
+def test_on_a_gpu_no_layer_is_faster_than_its_launch(experiment: Experiment) -> None:
+    """Of a second, while the kernels take next to nothing: all layers wait for the host."""
+    measured = session(experiment, repeats=1)
+    grid = joined(measured.repeats[0].grids)
+    bundle = in_situ_bundle(measured.spec, 2 * measured.works, grid, SEND_S, "my-gpu")
+    launch = pd.DataFrame({"what": ["layer_launch", "layer_run"], "time_us": [1e6, 5.0]})
+    measured = replace(measured, isolated=replace(bundle, overhead=launch))
+    cell = cell_of(experiment, "sarathi")
+    assert "launched" not in measured.evaluate(measured.repeats[0], cell).iterations
+    measured = replace(measured, spec=replace(measured.spec, device="cuda"))
+    found = measured.evaluate(measured.repeats[0], cell).iterations
+    beside = found["launched"] - sum(cell.layers)
+    assert (beside > 0).all() and (beside < found["isolated"]).all()
 
 
 def test_paged_memory_is_predicted_on_one_stage(tmp_path: Path) -> None:
