@@ -156,6 +156,8 @@ class Ranks:
         for rank, batch in enumerate(step):
             if batch is None:
                 continue
+            if returned[rank] is not None:  # with lazy formation, and more than two in flight
+                self._asked(rank)
             if to_come[rank]:
                 to_come[rank] -= 1
                 returned[rank] = batch

@@ -257,6 +257,7 @@ def test_requests_that_arrive_amid_the_decodes_of_ranks(ahead: bool, router: Any
             rank_router=router,
         )
         compare(system)
+        compare(replace(system, max_in_flight=4, lazy=True, turnaround_s=2e-3, jitter=0.3))
 
 
 def test_requests_that_preempt_each_other_for_ever_end_the_simulation() -> None:
