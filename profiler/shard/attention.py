@@ -12,7 +12,6 @@ import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from copy import copy
-from functools import partial
 from importlib import metadata
 from itertools import pairwise
 from typing import Any
@@ -49,6 +48,10 @@ def sdpa_reasons() -> Iterator[list[str]]:
                 text = str(each.message).split(" (Triggered internally")[0].strip()
                 if not text.endswith(("because:", "runtime disabled.")) and text not in found:
                     found.append(text)
+
+
+def _no_reasons() -> AbstractContextManager[list[str]]:
+    return nullcontext([])
 
 
 class SdpaAttention:
@@ -143,7 +146,7 @@ class SdpaAttention:
         reasons: Callable[[], AbstractContextManager[list[str]]] = sdpa_reasons
         if kind in self._chosen:
             allowed = [self._chosen[kind]]
-            reasons = partial(nullcontext, [])  # this call is timed
+            reasons = _no_reasons  # this call is timed
         refused = ""
         for backend in allowed:
             try:

@@ -65,9 +65,9 @@ def test_a_layer_is_the_sum_of_its_ops(name: tuple[str, str, int]) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("name", NAMES, ids=str)
 def test_regressions_hold_on_points_left_out(name: tuple[str, str, int]) -> None:
-    """Between points within 5 % in the median of each op; 11 % in attention of prompts, of which 13B
-    has 60 points. An extrapolated GEMM within 4 %, and within 15 % the LM head, whose points up to
-    64 rows show no FLOP rate."""
+    """Between points within 5 % in the median of each op; 11 % in attention of prompts, of which
+    13B has 60 points. An extrapolated GEMM within 4 %, and within 15 % the LM head, whose points up
+    to 64 rows show no FLOP rate."""
     for table in op_tables(bundle(name)):
         if table.op.startswith("send_recv") or table.op == ALL_REDUCE:
             continue  # published ones
