@@ -94,16 +94,20 @@ def check_rehearsal(out: Path) -> None:
 
 
 @needs_xformers
-def test_the_whole_command_on_a_pretended_gpu(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """xformers' own Python code checks what it is asked, torch the shapes."""
+def test_steps_on_a_pretended_gpu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Those that measure no model. xformers' own Python code checks what it is asked, torch the
+    shapes."""
     with fake_cuda.pretend():
         pass  # what it imports, the steps need not import again
     monkeypatch.setattr(_Hour, "_run_process", forked)
-    options = Options(tmp_path / "hour", tmp_path / "hour.zip", rehearsal=True)
-    first_light(options, lambda _: None)
-    check_rehearsal(options.out)
+    out = tmp_path / "hour"
+    steps = [step for step in STEPS if step.name in ("probe", "ceilings", "methods")]
+    assert first_light(Options(out, tmp_path / "hour.zip", rehearsal=True), lambda _: None, steps)
+    entries = Ledger(out, rehearsal=True).entries
+    assert [(e.step, e.state) for e in entries] == [(step.name, "done") for step in steps]
+    assert {entry.gpu for entry in entries} == {"NVIDIA H100 80GB HBM3"}
+    with zipfile.ZipFile(tmp_path / "hour.zip") as packed:
+        assert {f"logs/{step.name}.log" for step in steps} <= set(packed.namelist())
 
 
 @pytest.mark.slow
