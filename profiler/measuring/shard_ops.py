@@ -333,7 +333,7 @@ def memory_needs(
 
 _OVERHEAD_CONTEXT = 16
 #: Layers launched after each other. Their kernels fit into the GPU's queue, so none waits for it.
-_IN_A_ROW = 8
+_IN_A_ROW = 4
 
 
 def overheads(ops: ShardOps) -> dict[str, Callable[[], Timing]]:
