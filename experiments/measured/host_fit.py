@@ -325,45 +325,6 @@ def left_out(found: Slopes, scheme: str) -> dict[str, ServerTimes]:
     return with_bands(found.rows, times, found.draws, sigma)
 
 
-def with_acceptance(
-    rows: Sequence[Measured], predictions: Mapping[str, ServerTimes], known: Draws
-) -> dict[str, ServerTimes]:
-    """Predictions with bands of the rows with drafted tokens, by the acceptance on other servers.
-
-    TPOT goes as one over the tokens of a decode. So it takes the median factor of measured over
-    predicted of the rows with as many drafts, of other servers than the row's and without flags;
-    :data:`PRIOR_ROWS` more have 1. The stack's error is that of the other rows, likewise predicted.
-    """
-    some = [row for row in rows if row.drafts and row.id in predictions]
-
-    def fitted(row: Measured, without: str) -> float:
-        """The factor of a row's TPOT by the servers that are neither its own nor ``without``."""
-        out, factors = {server_of(row), without}, [1.0] * PRIOR_ROWS
-        for one in some:
-            if one.drafts == row.drafts and not one.flags and server_of(one) not in out:
-                factors.append(one.tpot_ms / predictions[one.id].tpot_ms)
-        return float(np.median(factors))
-
-    times, sigma = dict[str, ServerTimes](), dict[str, dict[str, float]]()
-    for row in some:
-        base, own = predictions[row.id], server_of(row)
-        times[row.id] = with_times(base, row, base.ttft_ms, base.tpot_ms * fitted(row, own))
-        others = [one for one in some if server_of(one) != own and not one.flags]
-        off = {
-            "ttft": [one.ttft_ms / predictions[one.id].ttft_ms for one in others],
-            "tpot": [
-                one.tpot_ms / predictions[one.id].tpot_ms / fitted(one, own) for one in others
-            ],
-        }
-        sigma[row.id] = {
-            metric: stack_sigma(
-                np.log(off[metric]), [known[one.id][metric] for one in others], INSIDE
-            )
-            for metric in METRICS
-        }
-    return with_bands(some, times, known, sigma)
-
-
 def with_times(base: ServerTimes, row: Measured, ttft_ms: float, tpot_ms: float) -> ServerTimes:
     """With other times; in a closed loop throughput goes as one over the latency."""
     rate = base.output_tokens_per_s

@@ -29,7 +29,6 @@ from sarathi_sim.experiments.measured.host_fit import (
     left_out,
     slopes,
     to_ship,
-    with_acceptance,
     with_times,
 )
 from sarathi_sim.experiments.measured.row_errors import (
@@ -240,10 +239,7 @@ def score_servers(
     progress("fitting", len(SCHEMES), len(SCHEMES))
     shipped = to_ship(found, fits, origin, known) if found.rows else None
     mixtures = to_ship(mixed, of_mixtures, origin, mixed.limits) if mixed.rows else None
-    of_mixtures[CROSS_VALIDATED] |= with_acceptance(rows, best, off)
-    drafted = {row.id for row in rows if row.drafts}
-    apart = {id: times for id, times in of_mixtures[CROSS_VALIDATED].items() if id in drafted}
-    best = best | fits[CROSS_VALIDATED] | apart
+    best = best | fits[CROSS_VALIDATED]
     both = {scheme: fits[scheme] | of_mixtures[scheme] for scheme in SCHEMES}
     return replace(scored, best=best, fits=both, shipped=shipped, mixtures=mixtures)
 

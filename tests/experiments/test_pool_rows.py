@@ -6,17 +6,15 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 
 from sarathi_sim.experiments.config.errors import ConfigError
 from sarathi_sim.experiments.config.inputs import NONE
-from sarathi_sim.experiments.measured.host_fit import fitting, with_acceptance
+from sarathi_sim.experiments.measured.host_fit import fitting
 from sarathi_sim.experiments.measured.row_errors import grouped
-from sarathi_sim.experiments.measured.row_runs import DRAWS
 from sarathi_sim.experiments.measured.row_scenarios import scenario_of, server_of, stack_of
 from sarathi_sim.experiments.measured.scoring import read_rows
-from sarathi_sim.experiments.measured.servers import Measured, ServerTimes, read_launches
+from sarathi_sim.experiments.measured.servers import Measured, read_launches
 
 LAYOUT = "workers,tp,ep,dp_attention"
 HEADER = ",".join(f"{pool}_{name}" for pool in ("prefill", "decode") for name in LAYOUT.split(","))
@@ -122,32 +120,6 @@ def test_drafts_take_the_nearest_published_acceptance(tmp_path: Path) -> None:
     assert grouped([row]) == {"all": [], "with drafts": [row]}
     either = row_of(tmp_path, launch_list(tmp_path, DRAFTS, f"a,1,mtp/none,{TRTLLM},3,8"), "trtllm")
     assert "speculation" not in scenario_of(either, NONE)
-
-
-def drafted(folder: Path, name: str, workers: int, drafts: int, tpot_ms: float) -> Measured:
-    line = f"a,1,mtp,1,4,4,True,{workers},8,8,False,{drafts},8"
-    row = row_of(folder, launch_list(folder, DRAFTS, line), "trtllm")
-    return row.model_copy(update={"id": name, "tpot_ms": tpot_ms})
-
-
-def test_acceptance_is_that_of_other_servers(tmp_path: Path) -> None:
-    """All are predicted as 10 ms. A server with three drafts sees those of two other servers
-    (8 and 8 ms) and two of 10 ms that stand for the published acceptance: 9 ms in the median. Its
-    own row says nothing, nor does the one with a single draft."""
-    rows = [
-        drafted(tmp_path, "own", 1, 3, 2.0),
-        drafted(tmp_path, "two", 2, 3, 8.0),
-        drafted(tmp_path, "three", 3, 3, 8.0),
-        drafted(tmp_path, "single", 4, 1, 30.0),
-    ]
-    predictions = {row.id: ServerTimes(row.ttft_ms, 10.0) for row in rows}
-    none = {metric: np.zeros(DRAWS) for metric in ("ttft", "tpot")}
-    found = with_acceptance(rows, predictions, {row.id: none for row in rows})
-    assert found["own"].tpot_ms == pytest.approx(9.0)
-    assert found["two"].tpot_ms == pytest.approx(np.median([10, 10, 8, 2]))
-    assert found["single"].tpot_ms == pytest.approx(10.0), "no other server has one draft"
-    low, high = found["own"].bands["tpot"]
-    assert low < 9.0 < high
 
 
 def test_without_a_launch_list_there_is_no_answer(tmp_path: Path) -> None:
