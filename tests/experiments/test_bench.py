@@ -90,6 +90,7 @@ def test_paged_memory_is_compared_with_reserved_memory() -> None:
         assert list(numbers["iteration_us"][name]) == ["8", "128"]
 
 
+@pytest.mark.slow
 def test_the_printed_numbers(capsys: pytest.CaptureFixture[str]) -> None:
     """Of the demo's two scenarios."""
     options = ["--config", "gpt3_pp", "--set", "workload.requests=60", "--repeats", "1"]

@@ -20,6 +20,7 @@ YAML = re.findall(r"```yaml\n(.*?)```", PAGE, re.DOTALL)
 pytestmark = pytest.mark.usefixtures("few_trees")
 
 
+@pytest.mark.slow
 def test_the_trace_and_its_commands(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     (trace,) = re.findall(r"```json\n(.*?)```", PAGE, re.DOTALL)

@@ -142,6 +142,7 @@ def texts(given: Outputs) -> list[str]:
     return found
 
 
+@pytest.mark.slow
 def test_what_the_page_leaves_behind(told: dict[str, Any]) -> None:
     """A policy of the session runs as from a file does, and changes no other; the axes hold what
     was drawn; a result is shown in a line and knows its metrics."""

@@ -371,6 +371,7 @@ def test_mistakes_are_named(options: list[str], message: str) -> None:
     assert message in called(*words, code=2).stderr
 
 
+@pytest.mark.slow
 def test_recommend_refines_on_request(tmp_path: Path) -> None:
     few = Replications(least=2, most=2)
     asked = wanted(gpus=1, slo="p90 ttft 1s, p90 tbt_max 150ms", workload="600:10", seqs="4",

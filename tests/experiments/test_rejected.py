@@ -130,6 +130,7 @@ def test_capacity_carries_nothing_where_requests_are_rejected(half: Path) -> Non
     assert "max_length is 512" in warning
 
 
+@pytest.mark.slow
 def test_capacity_counts_what_is_served(half: Path) -> None:
     content = capacities(half, "--set", "capacity.rejected=0.5")
     (one,) = content["deployments"]

@@ -96,6 +96,7 @@ def test_bands_are_the_same_from_a_second_process(
     assert outcome.summary() == simulate_all(small).summary()
 
 
+@pytest.mark.slow
 def test_scaled_op_times_are_sent(tmp_path: Path) -> None:
     """The recipe of docs/recipes.md, with its figures."""
     scaled = "engine.op_scale={attn_decode: 0.9, ffn_ln1: 1.2, ffn_ln2: 1.2}"

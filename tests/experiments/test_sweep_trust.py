@@ -73,6 +73,7 @@ def test_the_table_has_a_row_per_run_in_order(tiny_files: dict[str, bytes], tmp_
         assert summary["scenarios"][row["scenario"]]["tbt_s"]["p99"] == row["tbt_s.p99"]
 
 
+@pytest.mark.slow
 def test_a_killed_worker_costs_nothing(
     tiny_plan: SweepPlan, tiny_files: dict[str, bytes], tmp_path: Path
 ) -> None:
@@ -240,6 +241,7 @@ def test_interrupted(tiny_config: Path, tmp_path: Path, number: signal.Signals) 
     assert len(pd.read_parquet(out / "results.parquet")) == len(done)
 
 
+@pytest.mark.slow
 def test_resumed_after_kill_is_the_same(
     tiny_config: Path, tiny_files: dict[str, bytes], tmp_path: Path
 ) -> None:

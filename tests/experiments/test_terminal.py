@@ -60,7 +60,10 @@ def test_a_narrow_terminal_shows_every_value_whole() -> None:
 
 @pytest.mark.parametrize(
     ("number", "code", "message"),
-    [(signal.SIGTERM, 128 + signal.SIGTERM, ""), (signal.SIGINT, 130, "interrupted")],
+    [
+        (signal.SIGTERM, 128 + signal.SIGTERM, ""),
+        pytest.param(signal.SIGINT, 130, "interrupted", marks=pytest.mark.slow),
+    ],
 )
 def test_interrupted_runs_leave_nothing(
     result: Path, tmp_path: Path, number: signal.Signals, code: int, message: str

@@ -146,7 +146,10 @@ def off(config: Path, load: Benchmark, *assignments: str) -> tuple[float, float]
     return float(ttft), float(tpot)
 
 
-@pytest.mark.parametrize("tool", [vllm, sglang, aiperf, guide])
+SLOW = [pytest.param(tool, marks=pytest.mark.slow) for tool in (vllm, aiperf, guide)]
+
+
+@pytest.mark.parametrize("tool", [sglang, *SLOW])
 def test_one_run_of_each_tool_predicts_another_load(config: Path, tool: Callable[..., Any]) -> None:
     """As the recipe has it: the command, then the calibration in a configuration."""
     path, out = bench(config, CLIENTS, tool), config.with_name("tuned.yaml")
@@ -161,6 +164,7 @@ def test_one_run_of_each_tool_predicts_another_load(config: Path, tool: Callable
         assert "holds means only" in done.output and "--output-details" in done.output
 
 
+@pytest.mark.slow
 def test_two_loads_settle_what_one_leaves_open(config: Path) -> None:
     one = tuned(config, bench(config, CLIENTS, vllm))
     burst = replace(BURST, mean_prompt=60, requests_count=60)
@@ -265,6 +269,7 @@ def test_the_written_file_is_read_again(config: Path) -> None:
     assert read_calibration(path) == found
 
 
+@pytest.mark.slow
 def test_a_server_that_is_what_is_shipped_stays_so(config: Path) -> None:
     """Measured with the stack's own constants, by the server's clock and by the client's."""
     for load in (CLIENTS, BURST):

@@ -74,6 +74,7 @@ def test_whole_layers_that_scatter_make_a_run_less_sure(tmp_path: Path) -> None:
     assert widths[1] > 1.2 * widths[0]
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("few_trees")
 @pytest.mark.skipif(not DATASETS.is_dir(), reason="needs the public measurements")
 def test_imported_data_give_a_band_and_warnings(tmp_path: Path) -> None:

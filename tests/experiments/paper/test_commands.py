@@ -154,7 +154,11 @@ def test_nothing_beats_the_advice(a6000: Machine, text: str, limit_s: float | No
 
 @pytest.mark.parametrize(
     ("limit_s", "cap", "chosen"),
-    [(0.09, 18, (256, 12)), (0.09, 12, (256, 12)), (0.095, 18, (256, 16))],
+    [
+        (0.09, 18, (256, 12)),
+        pytest.param(0.09, 12, (256, 12), marks=pytest.mark.slow),
+        pytest.param(0.095, 18, (256, 16), marks=pytest.mark.slow),
+    ],
 )
 def test_the_batch_that_just_keeps_the_limit(
     a6000: Machine, limit_s: float, cap: int, chosen: tuple[int, int]
@@ -163,6 +167,7 @@ def test_the_batch_that_just_keeps_the_limit(
     assert (found.verified[0].chunk, found.verified[0].batch) == chosen
 
 
+@pytest.mark.slow
 def test_a_limit_on_the_time_between_tokens_is_kept(a6000: Machine) -> None:
     demand = demand_of("1K@28")
     free = advise(a6000, demand, batch_cap=18)
