@@ -72,6 +72,8 @@ def speculation_note(scenario: Scenario, model: ModelSpec) -> str:
     if drafter is not None:
         weights = sum(drafter.parameters_in())
         said = f"by {drafter.num_layers} layer of {weights / 1e9:.2f} billion parameters"
+        if scenario.policy.described().get("disable_overlap_schedule") is False:
+            said += ", with overlap, which SGLang has under SGLANG_ENABLE_SPEC_V2=1 alone"
     return (
         f"speculation: {spec.method}, {spec.draft_length} drafts a decode, {said}; a decode yields "
         f"{acceptance.mean:.2f} tokens ({origin})"

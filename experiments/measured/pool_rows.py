@@ -13,6 +13,7 @@ from sarathi_sim.simulator.load.acceptance import golden_length
 
 DRAFTER = ("deepseek-v4-pro", "mtp", "thinking_on")
 """Whose published acceptance stands for DeepSeek-R1's, of which none is: the nearest model."""
+_WITH_DRAFTS = 48
 _REDUNDANT = 32
 """Redundant experts of each recipe whose ranks do not divide the experts."""
 
@@ -79,13 +80,18 @@ def _trtllm(row: Measured, pool: str, one: StartedPool) -> tuple[dict[str, Any],
 
 
 def _sglang(row: Measured, pool: str, one: StartedPool) -> tuple[dict[str, Any], dict[str, Any]]:
-    """The server divides its limits by the ranks (server_args.py, `handle_data_parallelism`)."""
+    """The server divides its limits by the ranks (server_args.py, `handle_data_parallelism`). With
+    drafts it has no overlap, and 48 requests where no limit is given (the same file,
+    `_handle_speculative_decoding`)."""
     policy: dict[str, Any] = {"ignore_eos": True}
     if one.chunked_prefill_size:
         policy["chunked_prefill_size"] = max(one.chunked_prefill_size // one.ranks, 1)
     if one.max_prefill_tokens:
         policy["max_prefill_tokens"] = one.max_prefill_tokens
-    running = (one.max_running_requests or 2048 * one.ranks) // one.ranks
+    most = _WITH_DRAFTS if row.drafts else 2048 * one.ranks
+    running = (one.max_running_requests or most) // one.ranks
+    if row.drafts:
+        policy["disable_overlap_schedule"] = True
     policy["max_running_requests"] = max(running, 1)
     if one.recv_interval:
         policy["scheduler_recv_interval"] = one.recv_interval

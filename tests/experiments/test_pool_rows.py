@@ -122,6 +122,15 @@ def test_drafts_take_the_nearest_published_acceptance(tmp_path: Path) -> None:
     assert "speculation" not in scenario_of(either, NONE)
 
 
+def test_sglang_with_drafts_has_no_overlap_and_48_requests(tmp_path: Path) -> None:
+    path = launch_list(tmp_path, ",decode:speculative-num-steps", f"a,1,mtp,{SGLANG},2")
+    policy = pools(row_of(tmp_path, path, "sglang"))["decode"]["policy"]
+    assert policy["disable_overlap_schedule"] and policy["max_running_requests"] == 48 // 32
+    path = launch_list(tmp_path, "", f"a,1,none,{SGLANG}")
+    policy = pools(row_of(tmp_path, path, "sglang"))["decode"]["policy"]
+    assert "disable_overlap_schedule" not in policy and policy["max_running_requests"] == 2048
+
+
 def test_without_a_launch_list_there_is_no_answer(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="no launch settings are known"):
         scenario_of(row_of(tmp_path, None, "trtllm"), NONE)
