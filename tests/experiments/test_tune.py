@@ -178,10 +178,14 @@ def test_two_loads_settle_what_one_leaves_open(config: Path) -> None:
 
 
 def test_what_the_runs_do_not_tell_stays_at_the_stack(config: Path) -> None:
-    found = tuned(config, bench(config, replace(CLIENTS, concurrency=1), sglang)).fitted
+    server = tuned(config, bench(config, replace(CLIENTS, concurrency=1), sglang))
+    found = server.fitted
     sequence = found.overheads.host_sequence_s / found.before.host_sequence_s
     assert found.known["host_sequence_s"] < 0.2 and 0.5 < sequence < 2
     assert np.all(np.diag(found.covariance) <= 1 + 1e-9)
+    written = config.with_name("tuned.yaml")
+    written.write_text(server.calibration.text())
+    assert read_calibration(written) == server.calibration
 
 
 FACTORS = """\
@@ -260,13 +264,6 @@ def test_what_tune_refuses(config: Path) -> None:
     config.write_text(CONFIG)
     with pytest.raises(ConfigError, match="two runs are called run"):
         tuned(config, path, path)
-
-
-def test_the_written_file_is_read_again(config: Path) -> None:
-    found = tuned(config, bench(config, CLIENTS, sglang)).calibration
-    path = config.with_name("tuned.yaml")
-    path.write_text(found.text())
-    assert read_calibration(path) == found
 
 
 @pytest.mark.slow

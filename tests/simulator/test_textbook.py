@@ -150,7 +150,7 @@ def test_what_is_known_of_decodes_that_are_out(seed: int) -> None:
     compare(system)
 
 
-@settings(max_examples=300, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(pool_systems(vllm_policies() | sglang_policies()))
 def test_any_pool(system: PoolSystem) -> None:
     compare(system)
