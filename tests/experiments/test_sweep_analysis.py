@@ -382,7 +382,8 @@ def test_a_sweep_among_results_is_named(sweep: Path, result: Path, tmp_path: Pat
 
 
 def test_the_commands(sweep: Path, tmp_path: Path) -> None:
-    runs = sorted(path for path in (sweep / "runs").iterdir())
+    results = pd.read_parquet(sweep / "results.parquet").sort_values("makespan_s")
+    runs = [sweep / "runs" / results["run"].iloc[place] for place in (0, -1)]
     done = CliRunner().invoke(app, ["compare", str(runs[0]), str(runs[1])])
     assert done.exit_code == 0, done.output
     assert "+100.0 %" in done.stdout
