@@ -46,6 +46,7 @@ def test_clauses_of_an_slo() -> None:
     assert third.limits == {"latency_s": 2.0, "tpot_s": pytest.approx(0.0008)}
 
 
+@pytest.mark.slow
 def test_one_server_with_fixed_service_is_an_md1_queue(tmp_path: Path) -> None:
     takes, part = service_s(), 0.5
     asked = scenario(arrivals={"kind": "poisson", "rate": part / takes})

@@ -110,6 +110,7 @@ def test_a_score_says_which_aims_it_misses_and_a_class_sums_up() -> None:
     assert (second.met, second.covered, second.causes) == (None, None, [])
 
 
+@pytest.mark.slow
 def test_accuracy_has_every_shipped_kernel_and_names_what_misses(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

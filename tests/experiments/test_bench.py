@@ -39,6 +39,7 @@ def test_both_sides_heed_every_switch() -> None:
     assert_bitwise_equal(_fast(deployment), _textbook(deployment))
 
 
+@pytest.mark.slow
 def test_paged_memory_on_both_sides() -> None:
     """Preemption and the prefix cache, at two stages."""
     changes = ("workload.requests=60", "cluster.pp=2", "kv_cache.num_blocks=700")
@@ -49,6 +50,7 @@ def test_paged_memory_on_both_sides() -> None:
     assert_bitwise_equal(records, _textbook(deployment))
 
 
+@pytest.mark.slow
 def test_any_experiment_may_be_timed() -> None:
     changes = ("workload.requests=5", "workload.lengths.max=300")
     numbers = benchmark([load_experiment("vllm_llama3_8b", changes)], 1, lambda *_: None)

@@ -25,6 +25,7 @@ ROOT = Path(__file__).resolve().parents[2]
 Write = Callable[[str], Path]
 
 
+@pytest.mark.slow
 def test_run_prints_tables(write_config: Write, tmp_path: Path) -> None:
     out = tmp_path / "run"
     told = called("run", write_config(SMALL), "--out", out).stdout
@@ -114,6 +115,7 @@ def test_many_notes_that_differ_in_numbers_are_one(capsys: pytest.CaptureFixture
     assert rest.startswith("note: and 4 more like this")
 
 
+@pytest.mark.slow
 def test_every_command_has_help_with_an_example() -> None:
     for command in COMMANDS:
         told = called(command, "--help").stdout

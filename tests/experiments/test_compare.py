@@ -127,6 +127,7 @@ def test_the_bars_have_their_policies_colours(compared: dict[str, Any]) -> None:
         assert colours == [policy_colour(policy).lower() for policy in ("orca", "sarathi")]
 
 
+@pytest.mark.slow
 def test_the_folder_is_written_whole(result: Path, tmp_path: Path) -> None:
     out = tmp_path / "difference"
     words = ["compare", str(result / "orca"), str(result / "sarathi"), "--out", str(out)]

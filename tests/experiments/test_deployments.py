@@ -172,6 +172,7 @@ scenarios:
 few_trees = pytest.mark.usefixtures("few_trees")
 
 
+@pytest.mark.slow
 @few_trees
 def test_preemption_is_in_tables_figures_and_summary(tmp_path: Path) -> None:
     out = tmp_path / "result"

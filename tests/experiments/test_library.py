@@ -101,6 +101,7 @@ def test_a_workload_is_described(tmp_path: Path) -> None:
         sim.describe_workload(tmp_path / "log.csv", columns={"size": "4"})
 
 
+@pytest.mark.slow
 def test_answers_are_those_of_the_commands(tmp_path: Path) -> None:
     advice = sim.advise("llama-13b", "a6000", "1K@14", batch=18)
     asked = ("--model", "LLAMA-13B", "--device", "A6000", "--workload", "1K@14", "--batch", "18")
@@ -245,6 +246,7 @@ def test_every_name_is_there_documented_and_not_that_of_a_room() -> None:
 LIGHT = "from sarathi_sim import policies, profiler, simulator, experiments; dir(sarathi_sim)"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("does", "heavy"),
     [

@@ -151,6 +151,7 @@ def test_estimates_are_near_what_is_taken(sizes: TableSizes, estimate: int) -> N
     assert peak < estimate * 1.1 and estimate < 3 * peak
 
 
+@pytest.mark.slow
 def test_idle_replicas_cost_no_analysis() -> None:
     """4,096 replicas for 60 requests: views are made of those that served, and nothing else."""
     many = load_experiment(yaml.safe_load(ALONE), ["cluster.replicas=4096", "workload.requests=5"])

@@ -167,6 +167,7 @@ def test_constants_come_from_other_systems_and_the_capacity_is_carried(tmp_path:
         assert all(each.low <= each.value <= each.high for each in bands)
 
 
+@pytest.mark.slow
 def test_the_command_writes_every_run_and_reason(tmp_path: Path) -> None:
     lengths(tmp_path, "llama2-70b")
     run = {**SMALL, "ttft_limit_ms": "450", "tpot_limit_ms": "60"}

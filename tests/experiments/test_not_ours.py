@@ -141,6 +141,7 @@ def test_a_result_with_a_file_of_the_users_is_not_replaced(
     assert named in untouched(copy, *words)
 
 
+@pytest.mark.slow
 def test_figures_with_a_file_of_the_users_are_not_replaced(
     copy: Path, plotted: Path, finished: Path, tmp_path: Path
 ) -> None:

@@ -210,6 +210,7 @@ def test_batches_that_leave_together_need_bound_ones(config: Path, tmp_path: Pat
     assert expected in message(config, "batching.micro_batches=free")
 
 
+@pytest.mark.slow
 def test_a_result_can_be_simulated_again_anywhere(config: Path, tmp_path: Path) -> None:
     run_experiment(load_experiment(config), tmp_path / "first", figures=False)
     moved = tmp_path / "moved"
@@ -257,6 +258,7 @@ def swept_without(file: Path, backend: Backend) -> Path:
     return out
 
 
+@pytest.mark.slow
 def test_a_sweep_sends_it_along(tmp_path: Path) -> None:
     files = tmp_path / "here" / "mine.py", tmp_path / "there" / "called_otherwise.py"
     for file in files:

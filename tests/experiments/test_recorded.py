@@ -250,6 +250,7 @@ def test_a_fit_explains_the_runs_and_moves_towards_the_truth(measured: list[Case
         assert simulated["mean"] == pytest.approx(known["mean"], rel=0.08)
 
 
+@pytest.mark.slow
 def test_what_is_scored(measured: list[Case]) -> None:
     runs = score_runs(measured, silent).content()["runs"]
     slow = runs["slow"]
@@ -283,6 +284,7 @@ def test_requests_that_run_beside(recorded: Path, write_config: Write) -> None:
     assert beside[[0, 2]].tolist() == pytest.approx([1.5, 2.0]) and np.isnan(beside[1])
 
 
+@pytest.mark.slow
 def test_the_command_of_a_score(recorded: Path, write_config: Write, tmp_path: Path) -> None:
     out, config = tmp_path / "out", str(write_config(CONFIG))
     given = ["score", str(recorded), "--config", config]

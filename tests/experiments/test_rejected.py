@@ -170,6 +170,7 @@ def test_a_cache_smaller_than_every_request_is_no_result(policy: str, tmp_path: 
     assert not out.exists()
 
 
+@pytest.mark.slow
 def test_a_run_warns_of_rejections(half: Path) -> None:
     out, page = half.with_name("run"), half.with_name("report.html")
     done = called("run", half, "--out", out, "--json")

@@ -332,6 +332,7 @@ def test_a_score_of_few_rows_without_a_flag_says_which_errors_it_prints(tmp_path
         assert f"4 of 4 rows have a prediction; the median error {expected}" in section.answer
 
 
+@pytest.mark.slow
 def test_the_page_asks_for_nothing_and_is_small(sections: dict[str, Section]) -> None:
     text = page("All", list(sections.values()))
     assert len(text.encode()) < 6_000_000

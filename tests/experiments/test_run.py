@@ -81,6 +81,7 @@ def test_the_resolved_config_gives_the_same_result(result: Path, tmp_path: Path)
         assert (tmp_path / "again" / name).read_bytes() == (result / name).read_bytes(), name
 
 
+@pytest.mark.slow
 def test_same_seed_same_bytes(result: Path, tmp_path: Path) -> None:
     run_experiment(load_experiment(result.parent / "small.yaml"), tmp_path / "again", trace=True)
     for path in sorted(result.rglob("*")):

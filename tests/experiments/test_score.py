@@ -260,6 +260,7 @@ def test_qwens_fp8_is_in_blocks() -> None:
         assert scenario_of(row, NONE)["dtype"] == dtype
 
 
+@pytest.mark.slow
 def test_the_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """One row that is answered, one of an unknown GPU, one with a broken number; and again from
     the cache."""

@@ -40,6 +40,7 @@ def _contents(folder: Path) -> dict[str, bytes]:
     return {path.name: path.read_bytes() for path in folder.iterdir()}
 
 
+@pytest.mark.slow
 def test_the_same_figures_are_drawn(
     drawing: Drawing, expected: dict[str, bytes], tmp_path: Path
 ) -> None:
@@ -65,6 +66,7 @@ def test_what_a_killed_process_leaves_is_done_here(
     assert _contents(tmp_path / "figures") == expected
 
 
+@pytest.mark.slow
 def test_what_a_function_raises_is_raised_here(drawing: Drawing, tmp_path: Path) -> None:
     with SecondProcess() as second:
         missing = second.begin(draw, drawing, tmp_path / "missing" / "figures")
@@ -79,6 +81,7 @@ def _sum(left: int, right: int, told: object) -> int:
     return left + right
 
 
+@pytest.mark.slow
 def test_bands_are_the_same_from_a_second_process(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -150,6 +150,7 @@ def test_labels(column: str, expected: str) -> None:
     assert label(column) == expected
 
 
+@pytest.mark.slow
 def test_figures(sweep: Path, tmp_path: Path) -> None:
     _, written, note = plot_sweep(sweep, tmp_path / "figures")
     assert note == "", "none of its runs is overloaded"
@@ -220,6 +221,7 @@ def drawn(
     return {path.stem for path in plot_sweep(folder, to / "figures", metrics).files}
 
 
+@pytest.mark.slow
 def test_keys_that_no_run_has_both_of_make_no_heat_map(
     sweep: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -452,6 +454,7 @@ def test_a_band_of_few_values_is_their_range(
     assert heading.endswith(said) and bool(heading) == bool(said)
 
 
+@pytest.mark.slow
 def test_a_metric_that_is_the_same_in_all_runs_is_named_and_not_drawn(
     sweep: Path, tmp_path: Path
 ) -> None:

@@ -118,6 +118,7 @@ def test_one_of_two_workers_is_killed_half_way(cluster: Cluster, tmp_path: Path)
     assert tree(there.folder) == tree(here.folder)
 
 
+@pytest.mark.slow
 def test_a_policy_of_the_users_own_goes_along(cluster: Cluster, tmp_path: Path) -> None:
     config, file = tmp_path / "tiny.yaml", tmp_path / "mine.py"
     config.write_text(OWN_SWEEP, encoding="utf-8")
@@ -274,6 +275,7 @@ for address in sys.argv[1].split():
 """
 
 
+@pytest.mark.slow
 def test_a_bad_address_is_one_line(tmp_path: Path) -> None:
     """In a process of its own: a Client complains after the command has ended, too."""
     config = tmp_path / "tiny.yaml"

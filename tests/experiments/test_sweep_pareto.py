@@ -187,6 +187,7 @@ def test_names_of_values(value: object, text: str) -> None:
     assert value_name(value) == text
 
 
+@pytest.mark.slow
 def test_a_sweep_prints_its_answer_at_the_end(tmp_path: Path) -> None:
     config = tmp_path / "tiny.yaml"
     config.write_text(SWEEP, encoding="utf-8")

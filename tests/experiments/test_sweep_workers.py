@@ -32,6 +32,7 @@ from tests.processes import children, gone, state
 ODD = "tests.experiments.odd_worker"
 
 
+@pytest.mark.slow
 def test_a_worker_killed_within_its_answer_costs_nothing(
     tiny_plan: SweepPlan,
     tiny_files: dict[str, bytes],
@@ -48,6 +49,7 @@ def test_a_worker_killed_within_its_answer_costs_nothing(
     assert tree(tmp_path / "sweep") == tiny_files
 
 
+@pytest.mark.slow
 def test_a_worker_that_stops_within_its_answer_is_named(
     tiny_plan: SweepPlan,
     tiny_files: dict[str, bytes],
@@ -169,6 +171,7 @@ def test_a_worker_whose_parent_was_gone_before_it_began_ends() -> None:
         assert not ours.poll()
 
 
+@pytest.mark.slow
 def test_two_processes_give_the_same_bytes_and_leave_neither_process_nor_thread(
     tiny_plan: SweepPlan, tiny_files: dict[str, bytes], tmp_path: Path
 ) -> None:

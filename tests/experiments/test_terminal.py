@@ -28,6 +28,7 @@ ROOT = Path(__file__).resolve().parents[2]
 Write = Callable[[str], Path]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("encoding", ["ascii", "latin-1"])
 def test_other_encodings(write_config: Write, encoding: str) -> None:
     config = write_config(SMALL)

@@ -149,6 +149,7 @@ def off(config: Path, load: Benchmark, *assignments: str) -> tuple[float, float]
 SLOW = [pytest.param(tool, marks=pytest.mark.slow) for tool in (vllm, aiperf, guide)]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("tool", [sglang, *SLOW])
 def test_one_run_of_each_tool_predicts_another_load(config: Path, tool: Callable[..., Any]) -> None:
     """As the recipe has it: the command, then the calibration in a configuration."""
@@ -177,6 +178,7 @@ def test_two_loads_settle_what_one_leaves_open(config: Path) -> None:
         assert all(abs(of["after_pct"]) < abs(of["before_pct"]) / 4 for of in run.values())
 
 
+@pytest.mark.slow
 def test_what_the_runs_do_not_tell_stays_at_the_stack(config: Path) -> None:
     server = tuned(config, bench(config, replace(CLIENTS, concurrency=1), sglang))
     found = server.fitted
@@ -300,6 +302,7 @@ def test_lengths_are_the_runs_where_the_configurations_are_not(config: Path) -> 
         assert {(one.prompt_tokens, one.output_tokens) for one in sent} == {(400, 30)}
 
 
+@pytest.mark.slow
 def test_outputs_of_one_token_and_answers_at_once(config: Path) -> None:
     table = measured(config, replace(CLIENTS, mean_output=1))
     config.with_name("ones.json").write_text(json.dumps(vllm(table, CLIENTS)))

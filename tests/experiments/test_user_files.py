@@ -183,6 +183,7 @@ def test_a_reader_that_leaves_is_no_failure() -> None:
     assert (done.stdout, done.stderr) == ("0\n", "")
 
 
+@pytest.mark.slow
 def test_names_beyond_ascii_in_the_locale_c(write_config: Write, tmp_path: Path) -> None:
     folder = tmp_path / "f\u00fcnf"
     folder.mkdir()

@@ -386,6 +386,7 @@ def test_what_builds_a_policy_says_its_keys() -> None:
     assert POLICIES["orca"].model_fields["case"].default == "best"
 
 
+@pytest.mark.slow
 def test_a_new_file_is_all_it_takes(tmp_path: Path) -> None:
     """In a process of its own, with a folder of policies beside the shipped ones."""
     (tmp_path / "at_most.py").write_text(SHORTEST_FIRST)

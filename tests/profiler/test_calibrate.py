@@ -214,6 +214,7 @@ def test_a6000_calibration_is_what_the_device_file_records(tmp_path: Path) -> No
     assert load_device(tmp_path / "a6000.yaml").fitted == result.fitted
 
 
+@pytest.mark.slow
 @needs_datasets
 def test_an_unseen_layer_steps_between_256_and_257_tokens() -> None:
     """GPT-3's TP8 layer (QKV's n at the nearest measured 4096), its shapes kept out of the fit.

@@ -544,6 +544,7 @@ def test_help_and_errors_say_which_files_a_source_reads(tmp_path: Path) -> None:
 # The real files --------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @needs_datasets
 @pytest.mark.parametrize(
     ("source", "folder", "model", "tp", "device", "interpolated"),

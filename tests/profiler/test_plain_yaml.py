@@ -242,6 +242,7 @@ class Undated(yaml.CSafeLoader):
 Undated.add_constructor("tag:yaml.org,2002:timestamp", yaml.CSafeLoader.construct_yaml_str)
 
 
+@pytest.mark.slow
 def test_shipped_files_mean_what_they_did() -> None:
     """None of them relied on a rule of YAML 1.1."""
     paths = [*data_dir().rglob("*.yaml"), *CONFIGS.glob("*.yaml")]

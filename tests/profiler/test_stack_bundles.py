@@ -299,6 +299,7 @@ def test_what_was_not_measured_is_refused(
     StackTimes("h100-80g-sxm", Kernels("vllm", expert_parallel=True), MIXTRAL, 1)  # as they are
 
 
+@pytest.mark.slow
 @needs_datasets
 def test_the_shipped_surfaces_are_what_the_tables_give() -> None:
     """One of each kind: the errors that are stored, and the numbers."""

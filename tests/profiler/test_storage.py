@@ -654,6 +654,7 @@ def test_the_users_choice_counts() -> None:
     assert sorted(set(found)) == [1, 2]
 
 
+@pytest.mark.slow
 def test_a_fit_in_somebody_elses_process_takes_one_and_gives_the_others_back() -> None:
     own, within, after = threads(IMPORTS + COUNT + FIT + COUNT)
     assert set(within) == {1}
@@ -669,6 +670,7 @@ def test_processes_that_are_started_get_it_too() -> None:
     assert chosen == {"OMP_NUM_THREADS": "3"}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("chosen", [{}, {"OMP_NUM_THREADS": "2"}])
 def test_the_command_line(chosen: dict[str, str]) -> None:
     code = (

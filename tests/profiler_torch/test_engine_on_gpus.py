@@ -229,6 +229,7 @@ def test_waiting_is_for_the_own_stream(monkeypatch: pytest.MonkeyPatch, device: 
     assert waited == ["stream"] * (device == "cuda")
 
 
+@pytest.mark.slow
 def test_a_cuda_engine_without_cuda_is_refused() -> None:
     if torch.cuda.is_available():
         pytest.skip("there is a GPU")

@@ -86,6 +86,7 @@ def engine(request: pytest.FixtureRequest) -> Iterator[EngineProcesses]:
 
 
 #: About as many requests a second as the engine serves, so that queues empty and fill.
+@pytest.mark.slow
 @pytest.mark.parametrize("rate", [None, 120.0], ids=["offline", "online"])
 def test_lockstep_forms_the_same_batches(engine: EngineProcesses, rate: float | None) -> None:
     load, pp = requests(rate), engine.spec.pp

@@ -93,6 +93,7 @@ def check_rehearsal(out: Path) -> None:
     assert "validation/validation.json" in names
 
 
+@pytest.mark.slow
 @needs_xformers
 def test_steps_on_a_pretended_gpu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Those that measure no model. xformers' own Python code checks what it is asked, torch the
@@ -180,6 +181,7 @@ def test_a_terminated_command_books_the_step(tmp_path: Path) -> None:
     assert [e.state for e in Ledger(out, rehearsal=True).entries] == ["interrupted"]
 
 
+@pytest.mark.slow
 def test_every_step_has_its_work_and_needs_no_simulator() -> None:
     for name in NAMES:
         assert callable(one_step.WORKS[name])

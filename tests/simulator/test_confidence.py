@@ -64,6 +64,7 @@ def test_a_straight_line_is_known_between_and_beyond_its_points() -> None:
     assert ours.loc["beyond", "forest_median"] > 40
 
 
+@pytest.mark.slow
 def test_a_step_that_was_left_out_shows() -> None:
     """One point twice as slow as its neighbours: held out it is off by half, and nothing else is
     off by more, however well a fit to all points would pass through it."""
@@ -374,6 +375,7 @@ def parts(records: Records, replica: int, rows: Ints | slice) -> list[Floats]:
     return [columns[name][rows, None] for name in ("layer_s", "first_s", "last_s", "send_s")]
 
 
+@pytest.mark.slow
 @settings(max_examples=300, deadline=None)
 @given(systems())
 def test_unchanged_durations_give_the_recorded_finish_times(system: System) -> None:
@@ -382,6 +384,7 @@ def test_unchanged_durations_give_the_recorded_finish_times(system: System) -> N
         assert np.array_equal(finish[:, 0], log.iterations["finish_s"])
 
 
+@pytest.mark.slow
 @settings(max_examples=200, deadline=None)
 @given(with_ranks(st.one_of(systems(), pool_systems())))
 def test_unchanged_durations_give_the_recorded_steps(system: System | PoolSystem) -> None:

@@ -476,6 +476,7 @@ def test_an_array_is_computed_once(tmp_path: Path, monkeypatch: pytest.MonkeyPat
         cached("other", fail)
 
 
+@pytest.mark.slow
 def test_a_file_with_any_byte_changed_is_computed_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

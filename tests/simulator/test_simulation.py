@@ -49,6 +49,7 @@ def serve(
     return simulate(requests, schedulers, constant, (1,), router=router, seed=seed)
 
 
+@pytest.mark.slow
 def test_single_server_queue_agrees_with_lindley_and_with_m_d_1() -> None:
     """Batch 1, one iteration a request: waiting times follow Lindley's recursion exactly, and
     their mean is rho * s / (2 (1 - rho))."""

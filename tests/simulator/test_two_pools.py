@@ -491,6 +491,7 @@ def test_any_two_pools_of_vllm(system: TwoPoolSystem) -> None:
     assert_equal(system)
 
 
+@pytest.mark.slow
 @settings(ANY, max_examples=60)
 @given(two_pools(vllm_policies, known=False))
 def test_every_request_is_computed_once_and_all_memory_is_free_in_the_end(

@@ -178,6 +178,7 @@ def test_the_counts_are_said_in_the_command_and_in_the_documents() -> None:
         assert re.search(r"\b63\b.{0,200}\b70\b.{0,200}\b64 that nothing .{0,99}\b50\b", text), file
 
 
+@pytest.mark.slow
 def test_marks_are_what_is_computed() -> None:
     """Those of the claims that cost little, again."""
     cheap = ("max_batch_1k", "pp_batch", "tp_batch", "tile_256", "ablation_attn_64", "orca_worst")
