@@ -371,13 +371,10 @@ class Wanted:
         if any(stacks):
             listed |= {"formats": self.dtypes, "stacks": sorted(filter(None, stacks))}
         but = (f"{what} but {', '.join(map(str, some))}" for what, some in listed.items())
-        if not self.pools:
-            workers = "prefill and decode workers (--pools)"
-        else:
-            workers = (
-                "workers with pipeline stages, or a smaller budget or limit; pools of two kinds "
-            )
-            workers += "of GPUs"
+        workers = "prefill and decode workers (--pools)"
+        if self.pools:
+            workers = "workers with pipeline stages, or a smaller budget or limit; "
+            workers += "pools of two kinds of GPUs"
         return f"{'; '.join(but)}; {workers}; any other setting of the engine"
 
 
