@@ -45,7 +45,9 @@ class PoolPolicy(Protocol):
     leave requests unserved has the method ``refusal`` (``refusal_of``). ``cached_blocks`` is its
     kind of blocks with prefix caching, if these are not ``CachedBlocks``. With ``drops`` a
     preempted sequence loses its tokens in flight. A policy that ``speculates`` counts the tokens of
-    a decode with drafts; with ``looks_ahead`` it takes KV for a drafter's tokens beforehand.
+    a decode with drafts; with ``looks_ahead`` it takes KV for a drafter's tokens beforehand. If the
+    ranks of data-parallel attention decide together, ``agree`` gets their pools before they form a
+    step; ``plan`` never returns True then.
     """
 
     pooled: bool
@@ -242,19 +244,31 @@ class Pool(Scheduler):
             self._num_formed -= 1
             del self._formed_as[batch.slot, batch.iteration]
 
+    def look(self) -> None:
+        """Find the possible decodes of the iteration that is to be formed now, for policies whose
+        ranks agree before they form it."""
+        self.step += 1
+        self._look(self._gather())
+        self.step -= 1
+
+    def _look(self, ready: Cohort) -> None:
+        self._ready, self.num_decodes = ready, len(ready.members)
+        self.decode_blocks = len(ready.at_block_end())
+        self.given, self._decodes = {}, {}
+        if self.draft_length:
+            self._gather_drafts()
+
     def form(self) -> Batch:
         """Form an iteration, with any number of them in flight."""
         self.step += 1
         ready = self._ready = self._gather()
-        full = ready.at_block_end()
-        if self._settled and not self.partials and len(full) <= self.blocks.free:
-            if full:
-                self.blocks.grow(full)
-            return self._formed(ready)
-        self.num_decodes, self.decode_blocks = len(ready.members), len(full)
-        self.given, self._decodes = {}, {}
-        if self.draft_length:
-            self._gather_drafts()
+        if self._settled and not self.partials:
+            full = ready.at_block_end()
+            if len(full) <= self.blocks.free:
+                if full:
+                    self.blocks.grow(full)
+                return self._formed(ready)
+        self._look(ready)
         # (A waiting request might find tokens in the cache that these decodes generate.)
         settled = bool(self.policy.plan(self))
         self._settled = settled and not (self.blocks.sharing or self.draft_length)

@@ -1,8 +1,8 @@
 """TensorRT-LLM's in-flight batching, with the names it gives its settings.
 
 Source: NVIDIA/TensorRT-LLM at 02a10fe, ``cpp/tensorrt_llm/batch_manager/capacityScheduler.cpp``,
-``microBatchScheduler.cpp`` (at 0a949d3) and ``_waiting_requests`` of the PyTorch backend's
-``py_executor.py``. Not compared with recorded decisions: docs/engines.md lists the differences.
+``microBatchScheduler.cpp`` (at 0a949d3), and of the PyTorch backend's ``py_executor.py``
+``_waiting_requests``, ``_balance_adp_requests`` and ``_pad_attention_dp_dummy_request``. Not compared with recorded decisions: docs/engines.md lists the differences.
 """
 
 from __future__ import annotations
@@ -38,6 +38,11 @@ class Trtllm:
     decodes run, until both make up ``batch_wait_max_tokens_ratio`` of ``max_num_tokens``, for at
     most ``batch_wait_timeout_iters`` iterations. Without both settings they do not wait.
 
+    With ``enable_balance`` (of ``attention_dp_config``) the ranks of data-parallel attention start
+    prompts together. While all of them decode, no rank starts one until all have one, and then
+    ``batching_wait_iters`` steps more (none: the engine's 0; its default is 10). At every
+    ``timeout_iters``-th step at which not all have one, those that have one start it.
+
     A request whose prompt was computed elsewhere takes one of ``max_batch_size`` slots, and blocks
     for its prompt, before its KV is sent. It decodes as soon as that is there. While it is not, the
     engine does not count the blocks that it will take later; here they are counted.
@@ -56,8 +61,15 @@ class Trtllm:
         batch_wait_timeout_iters: int | None = None,
         batch_wait_max_tokens_ratio: float = 0.0,
         disable_overlap_scheduler: bool = False,
+        enable_balance: bool = False,
+        timeout_iters: int = 50,
+        batching_wait_iters: int | None = None,
     ) -> None:
-        check_at_least_1(max_num_tokens=max_num_tokens, max_batch_size=max_batch_size)
+        check_at_least_1(
+            max_num_tokens=max_num_tokens,
+            max_batch_size=max_batch_size,
+            timeout_iters=timeout_iters,
+        )
         if not 0 <= batch_wait_max_tokens_ratio <= 1:
             raise ValueError(
                 f"batch_wait_max_tokens_ratio must lie between 0 and 1, "
@@ -72,6 +84,9 @@ class Trtllm:
         self.batch_wait_timeout_iters = batch_wait_timeout_iters or 0
         self.batch_wait_max_tokens_ratio = batch_wait_max_tokens_ratio
         self.ahead = not disable_overlap_scheduler
+        self.enable_balance = enable_balance
+        self.timeout_iters = timeout_iters
+        self.batching_wait_iters = batching_wait_iters or 0
 
     def refusal(self, longest: Longest) -> tuple[str, str] | None:
         """Prompts that are not cut must fit into the budget, and so must a block if they are. No
@@ -88,6 +103,46 @@ class Trtllm:
 
     def plan(self, pool: Pool) -> None:
         """Decodes, then running prompts, then waiting prompts."""
+        contexts = pool.state.pop("agreed", None)
+        if contexts is None:
+            contexts = self._contexts(pool)
+        decodes = self._serve_decodes(pool)
+        if contexts and not (decodes and self._wait(pool, contexts, decodes)):
+            _serve_contexts(pool, contexts)
+
+    def agree(self, pools: list[Pool]) -> None:
+        """Let the ranks' prompts of the step that is formed now start, or wait.
+
+        A rank without requests computes a dummy decode, so it counts as one that decodes. As in the
+        engine, steps without any prompt count among the ``timeout_iters``, too.
+        """
+        if not self.enable_balance:
+            return
+        busy = [pool for pool in pools if pool.waiting or pool.running or pool.loading]
+        for pool in busy:
+            pool.look()
+            pool.state["agreed"] = self._contexts(pool)
+        prompts = [bool(pool.state["agreed"]) for pool in busy]
+        decodes = [pool.num_decodes for pool in busy]
+        if not any(prompts) and not any(decodes):
+            return
+        counts = pools[0].state.setdefault("balance", {"lacking": 0, "batching": 0})
+        if len(busy) == len(pools) and all(prompts) and max(decodes) < self.max_num_seqs:
+            counts["lacking"] = 0
+            wait = all(decodes) and counts["batching"] < self.batching_wait_iters
+            if all(decodes):
+                counts["batching"] = counts["batching"] + 1 if wait else 0
+        else:
+            counts["lacking"] += 1
+            wait = all(decodes) and counts["lacking"] < self.timeout_iters
+            if not wait:
+                counts["lacking"] = 0
+        if wait:
+            for pool in busy:
+                pool.state["agreed"] = []
+
+    def _contexts(self, pool: Pool) -> list[Context]:
+        """The prompts that may run beside all decodes: running ones, then waiting ones."""
         if pool.loading:
             for sequence in [each for each in pool.loading if each.arrived]:
                 pool.start(sequence)
@@ -97,8 +152,7 @@ class Trtllm:
                 pool.preempt(max(pool.running, key=_by_arrival))
                 paused = True
         waiting = [] if paused or not pool.waiting else self._fitting(pool)
-        decodes = self._serve_decodes(pool)
-        left = self.max_num_batched_tokens - decodes
+        left = max(self.max_num_batched_tokens - pool.decode_tokens, 0)
         contexts = [
             (each, each.remaining_prompt)
             for each in pool.partials
@@ -111,8 +165,7 @@ class Trtllm:
                 f"{waiting[0][1]} tokens at once (a paused one computes its output again): give "
                 "more, or set enable_chunked_prefill"
             )
-        if contexts and not (decodes and self._wait(pool, contexts, decodes)):
-            _serve_contexts(pool, contexts)
+        return contexts
 
     def _fitting(self, pool: Pool) -> list[Context]:
         """The waiting requests that fit into the memory beside the running ones, in their order.

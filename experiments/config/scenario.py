@@ -104,7 +104,8 @@ class NetworkLink(Strict):
 class Cluster(Strict):
     """``replicas`` pipelines of ``pp`` stages, each on ``tp`` GPUs, behind a ``router``: in turn,
     to the replica with the fewest declared tokens or the fewest requests that have not ended (of
-    equals the first), or to the one with fewer requests of two drawn at random.
+    equals the first), to the one with the fewest prompt tokens of those with fewer requests than
+    others (TensorRT-LLM's ranks), or to the one with fewer requests of two drawn at random.
 
     With data-parallel attention a replica has ``dp`` ranks of ``tp`` GPUs each, in lock-step: a
     step ends with its slowest rank. Each has requests (``rank_router``), a batch and a KV cache of

@@ -78,6 +78,7 @@ class Ranks:
         for scheduler in schedulers:
             if isinstance(scheduler, Pool):
                 scheduler.reserved = self.reserved
+        self._agree = getattr(schedulers[0].policy, "agree", None)
         self._in_flight, self._most = 0, schedulers[0].max_in_flight
         count = len(schedulers)
         # Of each rank: the batch that repeats, the one that returned and is to be formed again, and
@@ -129,6 +130,8 @@ class Ranks:
 
     def next_batch(self) -> Step | None:
         """Form the next step; None if no rank has a batch."""
+        if self._agree is not None:
+            self._agree(self.schedulers)
         step: list[Batch | None] = []
         for rank, batch in enumerate(self._returned):
             if batch is None:

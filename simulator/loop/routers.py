@@ -16,7 +16,9 @@ import numpy as np
 from sarathi_sim.policies.request import Request
 from sarathi_sim.policies.request import Sequence as Served
 
-Router = Literal["round_robin", "least_tokens", "least_requests", "power_of_two"]
+Router = Literal[
+    "round_robin", "least_tokens", "least_requests", "least_prompt_tokens", "power_of_two"
+]
 
 
 def in_turn(before: int, loads: Sequence[int], _: np.random.Generator) -> int:
@@ -27,6 +29,19 @@ def in_turn(before: int, loads: Sequence[int], _: np.random.Generator) -> int:
 def least(_: int, loads: Sequence[int], __: np.random.Generator) -> int:
     """The replica with the least load, of equals the first."""
     return loads.index(min(loads))
+
+
+def least_prompt(_: int, loads: Sequence[int], __: np.random.Generator) -> int:
+    """The replica with the fewest prompt tokens (of equals, requests; then the first) of those with
+    fewer requests than the fullest one; of all, if they are even.
+
+    Source: TensorRT-LLM ``executor_request_queue.py``, ``_balance_requests_across_ranks``, which
+    sorts the requests that have come since the last step; here each goes when it comes.
+    """
+    held = [divmod(load, ONE_REQUEST) for load in loads]
+    requests = [count for count, _ in held]
+    most = max(requests) + (min(requests) == max(requests))
+    return min((tokens, count, i) for i, (count, tokens) in enumerate(held) if count < most)[2]
 
 
 def of_two(_: int, loads: Sequence[int], rng: np.random.Generator) -> int:
@@ -43,6 +58,10 @@ def declared_tokens(request: Request | Served) -> int:
     return request.prompt_tokens + request.max_tokens
 
 
+ONE_REQUEST = 2**40
+"""A request, in a load that counts prompt tokens, too."""
+
+
 class Routing(NamedTuple):
     """How a router chooses, and how much load a request is (None: it does not look)."""
 
@@ -54,6 +73,7 @@ ROUTERS: dict[Router, Routing] = {
     "round_robin": Routing(in_turn, None),
     "least_tokens": Routing(least, declared_tokens),
     "least_requests": Routing(least, lambda _: 1),
+    "least_prompt_tokens": Routing(least_prompt, lambda one: ONE_REQUEST + one.prompt_tokens),
     "power_of_two": Routing(of_two, lambda _: 1),
 }
 

@@ -203,6 +203,9 @@ def trtllm_policies(draw: st.DrawFn) -> Trtllm:
         draw(st.sampled_from(["guaranteed_no_evict", "max_utilization"])),
         enable_chunked_prefill=chunked,
         disable_overlap_scheduler=draw(st.booleans()),
+        enable_balance=draw(st.booleans()),
+        timeout_iters=draw(st.sampled_from([1, 3, 8])),
+        batching_wait_iters=draw(st.sampled_from([None, 1, 2])),
     )
 
 

@@ -231,7 +231,7 @@ def test_any_pool_with_drafts(system: PoolSystem, length: int) -> None:
 
 
 @settings(max_examples=100, deadline=None, suppress_health_check=[HealthCheck.too_slow])
-@given(with_ranks(pool_systems(vllm_policies() | sglang_policies())))
+@given(with_ranks(pool_systems(vllm_policies() | sglang_policies() | trtllm_policies())))
 def test_any_ranks_of_pools(system: PoolSystem) -> None:
     compare(system)
 

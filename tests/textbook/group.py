@@ -6,6 +6,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
+from typing import Any
 
 import simpy
 
@@ -95,6 +96,9 @@ class TextbookGroup:
         while len(self.under_way) < self.max_in_flight:
             if self.switches.lazy and self.running:
                 return
+            pools: list[Any] = [getattr(rank, "pool", None) for rank in self.ranks]
+            if agree := getattr(pools[0] and pools[0].policy, "agree", None):
+                agree(pools)
             micros = [rank._form() for rank in self.ranks]
             since, self.since = self.since, {}
             if not any(micros):

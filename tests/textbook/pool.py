@@ -359,11 +359,15 @@ class TextbookPool:
         if self.policy.order is not None:
             self.waiting.sort(key=self.policy.order)
 
-    def form(self) -> tuple[Batch, list[Row]]:
-        """Form an iteration; returns also who yields a token with it."""
-        self.step += 1
+    def look(self) -> None:
+        """Who could decode in the iteration that is formed now."""
         self.given, self.padded = {}, []
         self.ready = [s for s in self.running if self._decodes_next(self.members[s])]
+
+    def form(self) -> tuple[Batch, list[Row]]:
+        """Form an iteration; returns also who yields a token with it."""
+        self.look()
+        self.step += 1
         self.policy.plan(cast(Any, self))
         self._checked()
         return self._batch(), [self._scheduled(*given) for given in self.given.items()]
@@ -376,7 +380,7 @@ class TextbookPool:
         if self.draft_length and member.computed + 1 >= self.max_length:
             return False
         # Until all the tokens it may have are on their way.
-        return not self._over(member) and self.step >= member.decode_at
+        return not self._over(member) and self.step + 1 >= member.decode_at
 
     def _over(self, member: PoolMember) -> bool:
         """Whether all the tokens that it may have are there or on their way."""

@@ -168,6 +168,8 @@ class Route:
             return self.fronts[number % len(self.fronts)]
         if self.router == "least_tokens":
             return min(self.fronts, key=_declared_tokens)
+        if self.router == "least_prompt_tokens":
+            return min(_not_fullest(self.fronts), key=_prompt_tokens)
         choice = self.fronts
         if self.router == "power_of_two" and len(choice) > 1:
             first = choice[self.rng.integers(len(choice))]
@@ -184,6 +186,17 @@ def _unfinished(front: FrontEnd) -> list[Request]:
     """What was sent to a replica and has not ended."""
     served = [m.request for m in front.replica.everybody() if m.finish_s < 0]
     return [*served, *front.waiting]
+
+
+def _not_fullest(fronts: list[FrontEnd]) -> list[FrontEnd]:
+    """Those with fewer requests than the fullest; all, if they are even."""
+    most = max(len(_unfinished(front)) for front in fronts)
+    return [front for front in fronts if len(_unfinished(front)) < most] or fronts
+
+
+def _prompt_tokens(front: FrontEnd) -> tuple[int, int]:
+    requests = _unfinished(front)
+    return sum(r.prompt_tokens for r in requests), len(requests)
 
 
 def _declared_tokens(front: FrontEnd) -> int:
