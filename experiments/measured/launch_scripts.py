@@ -89,7 +89,8 @@ def origin(row: Measured) -> str:
 
 def settings_of(row: Measured) -> Settings:
     """The known settings of the row's server: of the policy and the memory by their names in a
-    configuration, ``kv_cache_dtype``, ``expert_parallel`` and ``attention_dp``."""
+    configuration, ``kv_cache_dtype``, ``expert_parallel`` and ``attention_dp``.
+    SGLang's limits are those of all ranks, other engines' of one."""
     known: Settings = {}
     for entry in launch_scripts().entries:
         if _holds(row, entry.of):
@@ -98,21 +99,31 @@ def settings_of(row: Measured) -> Settings:
     return known
 
 
-def sglang_memory(device: DeviceSpec, tp: int, pp: int = 1) -> Settings:
+def of_a_rank(server: Settings, ranks: int) -> Settings:
+    """The limits of each of SGLang's ranks with data-parallel attention, of those of their server:
+    ``server_args.py``, ``handle_data_parallelism``, and ``model_runner_kv_cache_mixin.py``."""
+    divided = ("chunked_prefill_size", "max_running_requests")
+    return {key: max(server[key] // ranks, 1) for key in divided if key in server}
+
+
+def sglang_memory(device: DeviceSpec, tp: int, pp: int = 1, ranks: int = 1) -> Settings:
     """SGLang's defaults that follow from a GPU's memory: the chunk, and the static share.
 
-    Reserved are, in MiB, 512, 1.5 a token of the chunk, 2 a sequence of the largest CUDA graph, and
-    128 a GPU; at least 10 GiB of more than 60. Source: ``handle_gpu_memory_settings`` of SGLang
+    Reserved are, in MiB, 512, 1.5 a token of the chunk, 2 a sequence of the largest CUDA graph (and
+    3 for each rank of data-parallel attention, 4.5 if it has more than 300), and 128 a GPU; at
+    least 10 GiB of more than 60. Source: ``handle_gpu_memory_settings`` of SGLang
     0.5.23, ``arg_groups/memory_hook.py``, without what it reserves for CUDA graphs of prompts;
     older versions have the same form.
     """
     total = (device.reported_bytes or device.memory_bytes) / _MIB
-    large = total >= 60 * 1024
+    tp, large = tp * ranks, total >= 60 * 1024
     chunk = 16384 if total >= 160 * 1024 else 8192 if large else 4096
     graph = 512 if total >= 160 * 1024 or (large and tp >= 4) else 256
     if not large:
         graph = 160 if tp >= 4 else 32
     reserved = 512 + 1.5 * chunk + 2 * graph + tp * pp / 8 * 1024
+    if ranks > 1:
+        reserved += graph * ranks * (4.5 if graph > 300 else 3)
     if large:
         reserved = max(reserved, 10 * 1024)
     share = round((total - reserved) / total, 3)

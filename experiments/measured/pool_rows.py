@@ -8,6 +8,7 @@ from typing import Any
 
 from sarathi_sim.experiments.config.errors import ConfigError
 from sarathi_sim.experiments.measured.launch_lists import StartedPool
+from sarathi_sim.experiments.measured.launch_scripts import of_a_rank
 from sarathi_sim.experiments.measured.servers import Measured
 from sarathi_sim.simulator.load.acceptance import golden_length
 
@@ -80,19 +81,18 @@ def _trtllm(row: Measured, pool: str, one: StartedPool) -> tuple[dict[str, Any],
 
 
 def _sglang(row: Measured, pool: str, one: StartedPool) -> tuple[dict[str, Any], dict[str, Any]]:
-    """The server divides its limits by the ranks (server_args.py, `handle_data_parallelism`). With
-    drafts it has no overlap, and 48 requests where no limit is given (the same file,
+    """With drafts the server has no overlap, and 48 requests where no limit is given (the same file,
     `_handle_speculative_decoding`)."""
     policy: dict[str, Any] = {"ignore_eos": True}
     if one.chunked_prefill_size:
-        policy["chunked_prefill_size"] = max(one.chunked_prefill_size // one.ranks, 1)
+        policy["chunked_prefill_size"] = one.chunked_prefill_size
     if one.max_prefill_tokens:
         policy["max_prefill_tokens"] = one.max_prefill_tokens
     most = _WITH_DRAFTS if row.drafts else 2048 * one.ranks
-    running = (one.max_running_requests or most) // one.ranks
+    policy["max_running_requests"] = one.max_running_requests or most
+    policy |= of_a_rank(policy, one.ranks)
     if row.drafts:
         policy["disable_overlap_schedule"] = True
-    policy["max_running_requests"] = max(running, 1)
     if one.recv_interval:
         policy["scheduler_recv_interval"] = one.recv_interval
     return policy, {"mem_fraction_static": one.static_share or 0.9}

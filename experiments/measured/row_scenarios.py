@@ -14,6 +14,7 @@ from sarathi_sim.experiments.config.inputs import HostConstants, calls_of_layer
 from sarathi_sim.experiments.measured.launch_scripts import (
     INFERENCEX,
     launch_scripts,
+    of_a_rank,
     origin,
     settings_of,
     sglang_memory,
@@ -78,8 +79,13 @@ APART = 0.95
 """The shortest length as a share of the longest where clients have drifted apart: assumed. With
 equal lengths they go on in lock-step, as they began."""
 
-RANK_ROUTERS: dict[str, Router] = {"vllm": "least_requests"}
-"""How engines choose a rank: vLLM the one with the fewest requests (waiting ones count more)."""
+RANK_ROUTERS: dict[str, Router] = {
+    "vllm": "least_requests",
+    "sglang": "round_robin",
+    "trtllm": "least_prompt_tokens",
+}
+"""How engines choose a rank: vLLM the one with the fewest requests (waiting ones count more).
+SGLang (``data_parallel_controller.py``) takes them in turn by default."""
 
 DYNAMO = "under dynamo"
 IN_POOLS = " in pools"
@@ -143,18 +149,16 @@ def scenario_of(row: Measured, host: HostConstants, apart: bool = False) -> dict
         )
     if row.tp is None:
         raise ConfigError("tp: this key is missing")
-    if (dp := attention_ranks(row)) > 1 and row.backend not in RANK_ROUTERS:
-        # TensorRT-LLM's scripts have ranks wait for each other's prompts; SGLang's have none.
-        raise ConfigError(f"data-parallel attention of {row.backend}: not modelled; dp {dp}")
     if row.model in MIXTURES:
         _check_layout(row)
-    known = settings_of(row)
+    dp, known = attention_ranks(row), settings_of(row)
     if reason := known.pop("refused", None):
         raise ConfigError(reason)
     if row.backend == "sglang":
         # The load tools ask for outputs of a fixed length (ignore-eos).
         device = load_device(DEVICES[row.system])
-        known = sglang_memory(device, row.tp, row.pp) | {"ignore_eos": True} | known
+        known = sglang_memory(device, row.tp, row.pp, dp) | {"ignore_eos": True} | known
+        known |= of_a_rank(known, dp)
     known.pop("attention_dp", None)
     return {
         **_base(row, apart),
@@ -239,10 +243,14 @@ def _spread(row: Measured, spread: bool | str) -> dict[str, Any]:
 
 
 def attention_ranks(row: Measured) -> int:
-    """Ranks of data-parallel attention: one if the launch script cannot ask for more.
+    """Ranks of data-parallel attention: one if the launch script cannot ask for more, and as many
+    as the experts have GPUs for each of ``tp``, if a row has these alone.
     (Rows have ``tp`` in ``dp``, too, where vLLM spreads experts; 17 loads of MiniMax that were
     measured under both names have the same TPOT within 1 %.)"""
-    return row.dp if settings_of(row).get("attention_dp", True) else 1
+    if not settings_of(row).get("attention_dp", True):
+        return 1
+    hidden = row.model in MIXTURES and origin(row) != INFERENCEX
+    return max(row.dp, row.moe_tp * row.moe_ep // (row.tp or 1)) if hidden else row.dp
 
 
 def measured_cold(row: Measured) -> bool:
@@ -267,11 +275,15 @@ def _formats(row: Measured) -> dict[str, str]:
 
 
 def _check_layout(row: Measured) -> None:
-    """Raises ConfigError if the experts' GPUs differ from those in the columns of attention, which
-    is hidden data-parallel attention. InferenceX's rows have it in ``dp``, and TP in ``moe_tp``
+    """Raises ConfigError if the GPUs of the experts do not tell the ranks of attention: they are no
+    multiple of its own, or ``moe_tp`` is TP and ``moe_ep`` GPUs of the same, as in tables that
+    multiply both. InferenceX's rows have the ranks in ``dp``, and TP in ``moe_tp``
     (.github/configs/nvidia-master.yaml in InferenceMAX/InferenceMAX at 525079a)."""
-    ranks, experts = (row.tp or 1) * row.dp, row.moe_tp * row.moe_ep
-    if origin(row) != INFERENCEX and experts not in (0, ranks):
+    gpus, experts = (row.tp or 1) * row.dp, row.moe_tp * row.moe_ep
+    if origin(row) == INFERENCEX or experts in (0, gpus):
+        return
+    if experts % gpus or (row.moe_ep > 1 and row.moe_tp == row.tp):
         raise ConfigError(
-            f"data-parallel attention: not modelled; moe_tp x moe_ep is {experts}, tp x dp {ranks}"
+            "data-parallel attention: its degree is not told; "
+            f"moe_tp x moe_ep is {experts}, tp x dp {gpus}"
         )
