@@ -23,7 +23,6 @@ from sarathi_sim.profiler.bundle.csv_cells import read_cells
 from sarathi_sim.profiler.facts.formats import Stack, WeightDtype
 from sarathi_sim.profiler.facts.ops import OPS, PREFILL
 from sarathi_sim.profiler.storage.files import data_dir
-from sarathi_sim.profiler.storage.not_modelled import not_modelled
 from sarathi_sim.profiler.storage.plain_yaml import read_mapping
 from sarathi_sim.profiler.storage.strict import parse, strict_dataclass
 from sarathi_sim.simulator.load.trace import Trace
@@ -77,6 +76,8 @@ ENGINES: dict[str, Stack] = {"TensorRT-LLM": "trtllm", "vLLM": "vllm"}
 MEMORY: dict[Stack, str] = {"trtllm": "free_gpu_memory_fraction", "vllm": "gpu_memory_utilization"}
 #: NVIDIA's harness (``closed/NVIDIA/code/llmlib``) looks at replicas' requests in Server only.
 ROUTERS: dict[str, Router] = {"Server": "least_requests", "Interactive": "round_robin"}
+#: How TensorRT-LLM chooses a rank of data-parallel attention.
+RANK_ROUTER: Router = "least_prompt_tokens"
 FORMATS: dict[str, WeightDtype] = {"fp8": "fp8", "fp4": "nvfp4"}
 
 
@@ -112,6 +113,7 @@ class MlperfRun(BaseModel):
     engine_version: str = ""
     tp: _Count | None = None
     pp: _Count | None = None
+    ep: _Count | None = None
     attention_dp: bool = False
     kv_precision: Literal["fp8", "auto"] = "fp8"  # B200's Interactive runs do not say
     max_batch_size: _Count | None = None
@@ -296,8 +298,6 @@ def scenario_of(run: MlperfRun, trace: Path) -> dict[str, Any]:
     for key, value, known in (("gpu", run.gpu, DEVICES), ("engine", run.engine, ENGINES)):
         if value not in known:
             raise ConfigError(f"{key} {value}: has no tables; there: {', '.join(known)}")
-    if run.attention_dp:
-        raise ConfigError(f"attention_dp: {not_modelled('attention_dp_config')}")
     stack, weights = ENGINES[run.engine], FORMATS[run.measurement_weight_type]
     version = TRTLLM if stack == "trtllm" else run.engine_version or None
     return {
@@ -307,11 +307,11 @@ def scenario_of(run: MlperfRun, trace: Path) -> dict[str, Any]:
         "dtype": weights,
         "kv_cache_dtype": "bf16" if run.kv_precision == "auto" else "fp8",
         "cluster": _given(
-            tp=run.tp,
             pp=run.pp,
             replicas=replicas,
             router=ROUTERS[run.scenario],
             max_length=run.max_seq_tokens,
+            **_layout(run),
         ),
         "workload": {
             "lengths": {"kind": "trace", "path": str(trace)},
@@ -324,6 +324,29 @@ def scenario_of(run: MlperfRun, trace: Path) -> dict[str, Any]:
             prefix_caching=False,
         ),
         "engine": _engine_of(run),
+    }
+
+
+def _layout(run: MlperfRun) -> dict[str, Any]:
+    """With data-parallel attention each GPU of a replica is a rank. Its experts are gathered
+    (TensorRT-LLM ``fused_moe_cutlass.py``, ``select_alltoall_method_type``: there are no more ranks
+    than a token has experts)."""
+    if not run.attention_dp:
+        return {"tp": run.tp}
+    spread = (run.ep or 1) > 1
+    return {"tp": 1, "dp": run.tp, "rank_router": RANK_ROUTER, "expert_parallel": spread}
+
+
+def _balance(run: MlperfRun) -> dict[str, Any]:
+    """How ranks wait for each other's prompts; what a run does not say is the harness's default
+    (``code/llmlib/config.py``)."""
+    if not run.attention_dp:
+        return {}
+    flags = run.other_flags
+    return {
+        "enable_balance": flags.get("adp_balancing_enable", True),
+        "batching_wait_iters": flags.get("adp_balancing_batching_wait_iters", 10),
+        "timeout_iters": flags.get("adp_balancing_timeout_iters", 500),
     }
 
 
@@ -351,6 +374,7 @@ def _settings(run: MlperfRun, stack: Stack) -> Mapping[str, Any]:
         capacity_scheduler_policy="max_utilization",  # ``max_util``, as all runs have it
         enable_chunked_prefill=run.chunked_prefill,
         disable_overlap_scheduler=run.in_engine,
+        **_balance(run),
     )
 
 
