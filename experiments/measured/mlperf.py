@@ -18,6 +18,7 @@ import numpy as np
 from pydantic import BaseModel, ConfigDict, Field, Json
 
 from sarathi_sim.experiments.config.errors import ConfigError
+from sarathi_sim.experiments.measured.row_scenarios import RANK_ROUTERS
 from sarathi_sim.experiments.measured.servers import read_rows
 from sarathi_sim.profiler.bundle.csv_cells import read_cells
 from sarathi_sim.profiler.facts.formats import Stack, WeightDtype
@@ -76,8 +77,6 @@ ENGINES: dict[str, Stack] = {"TensorRT-LLM": "trtllm", "vLLM": "vllm"}
 MEMORY: dict[Stack, str] = {"trtllm": "free_gpu_memory_fraction", "vllm": "gpu_memory_utilization"}
 #: NVIDIA's harness (``closed/NVIDIA/code/llmlib``) looks at replicas' requests in Server only.
 ROUTERS: dict[str, Router] = {"Server": "least_requests", "Interactive": "round_robin"}
-#: How TensorRT-LLM chooses a rank of data-parallel attention.
-RANK_ROUTER: Router = "least_prompt_tokens"
 FORMATS: dict[str, WeightDtype] = {"fp8": "fp8", "fp4": "nvfp4"}
 
 
@@ -334,7 +333,8 @@ def _layout(run: MlperfRun) -> dict[str, Any]:
     if not run.attention_dp:
         return {"tp": run.tp}
     spread = (run.ep or 1) > 1
-    return {"tp": 1, "dp": run.tp, "rank_router": RANK_ROUTER, "expert_parallel": spread}
+    router = RANK_ROUTERS[ENGINES[run.engine]]
+    return {"tp": 1, "dp": run.tp, "rank_router": router, "expert_parallel": spread}
 
 
 def _balance(run: MlperfRun) -> dict[str, Any]:

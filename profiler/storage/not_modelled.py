@@ -50,6 +50,7 @@ KEYS = {
         "adp"
     ),
     "`cluster.redundant_experts`": "*redundant-experts*",
+    "`policy.enable_balance`": "attention-dp-config enable-balance adp-balanc*",
 }
 """By the key of a configuration, the names that engines give to what it is."""
 
@@ -86,12 +87,6 @@ LIMITS: dict[Kind, tuple[Limit, ...]] = {
             "`cluster.replicas` in the space of a `capacity` section",
             "autoscal* auto-scal* *-autoscal* min-replicas max-replicas min-workers "
             "max-workers hpa keda scale-to-zero cold-start*",
-        ),
-        Limit(
-            "ranks that wait for each other's prompts (attention_dp_config of TensorRT-LLM)",
-            "with `cluster.dp` a rank starts a prompt as soon as it has one, and holds the others "
-            "meanwhile",
-            "attention-dp-config enable-balance batching-wait-iters timeout-iters",
         ),
         Limit(
             "context parallelism",

@@ -27,6 +27,7 @@ ROOT = Path(__file__).resolve().parents[2]
         ("policy.enable_dp_attention=true", "cluster.dp"),
         ("policy.num_speculative_tokens=3", "speculation"),
         ("prefill_replicas=2", "disaggregation"),
+        ("policy.attention_dp_config=true", "policy.enable_balance"),
         ("cluster.ep_num_redundant_experts=32", "cluster.redundant_experts"),
     ],
 )
@@ -53,8 +54,6 @@ def test_the_page_is_up_to_date_and_a_name_stands_in_one_row_only() -> None:
         ("kv_cache.swap_space=4", "offload of KV cache", "kv_cache.num_blocks"),
         ("autoscaling.max=4", "autoscaling", "recommend --rate"),
         ("cluster.min_replicas=1", "autoscaling", "recommend --rate"),
-        ("cluster.attention_dp_config=true", "wait for each other's prompts", "cluster.dp"),
-        ("policy.enable_balance=true", "wait for each other's prompts", "cluster.dp"),
         ("kv_cache.hit_rate=0.5", "prefix-cache hit rates", "workload.system_prompts"),
         ("workload.prefix_cache_hit_rate=0.5", "prefix-cache hit rates", "workload.sessions"),
         ("kv_cache.prefix_caching=0.5", "prefix-cache hit rates", "workload.sessions"),

@@ -163,6 +163,24 @@ def test_the_scenario_of_a_run() -> None:
     check_scenario(vllm, Source("mlperf", "a", {}, ()))
 
 
+def test_each_gpu_of_a_run_with_attention_in_parallel_is_a_rank() -> None:
+    """What the run's flags leave out has the harness's defaults."""
+    flags = '{"cuda_graph_padding_enabled": true, "adp_balancing_batching_wait_iters": 2}'
+    changes = {"model": "deepseek-r1", "gpu": "B200", "measurement_weight_type": "fp4"}
+    run = run_of(attention_dp="1", tp="8", ep="8", other_flags=flags, **changes)
+    found = scenario_of(run, Path("trace.csv"))
+    assert found["cluster"] == {
+        "tp": 1, "dp": 8, "pp": 1, "replicas": 1, "router": "least_requests", "max_length": 2048,
+        "rank_router": "least_prompt_tokens", "expert_parallel": True,
+    }  # fmt: skip
+    policy = found["policy"]
+    assert policy["enable_balance"] and policy["timeout_iters"] == 500
+    assert policy["batching_wait_iters"] == 2 and policy["max_batch_size"] == 2048
+    check_scenario(found, Source("mlperf", "a", {}, ()))
+    whole = scenario_of(run_of(tp="8", ep="8", **changes), Path("trace.csv"))
+    assert "enable_balance" not in whole["policy"] and "dp" not in whole["cluster"]
+
+
 @pytest.mark.parametrize(
     ("cells", "reason"),
     [
@@ -170,7 +188,6 @@ def test_the_scenario_of_a_run() -> None:
         ({"gpu": "GB300"}, "gpu GB300: has no tables; there: B200,"),
         ({"engine": "Other"}, "engine Other: has no tables"),
         ({"model": "other"}, "model other: not modelled"),
-        ({"attention_dp": "1"}, "attention_dp: not modelled: ranks that wait"),
         ({"tp": "3"}, "n_gpus 8: no multiple of tp x pp, 3"),
     ],
 )
@@ -193,18 +210,14 @@ def test_the_schedules_of_all_runs_last_as_long_as_the_logs_say() -> None:
 
 @needs_table
 def test_which_runs_have_a_scenario() -> None:
-    """Those of two GPUs without tables, four without settings, and three with data-parallel
-    attention have none."""
+    """Those of two GPUs without tables and four without settings have none."""
     why = Counter[str]()
     for run in read_mlperf(SHARED / "mlperf_dev.csv")[0]:
         try:
             check_scenario(scenario_of(run, Path("trace.csv")), Source("mlperf", run.id, {}, ()))
         except ConfigError as error:
             why[str(error).split(":")[0]] += 1
-    assert why == {
-        "gpu GB300": 2, "the submitter published no settings": 4,
-        "attention_dp": 3,
-    }  # fmt: skip
+    assert why == {"gpu GB300": 2, "the submitter published no settings": 4}
 
 
 @needs_table

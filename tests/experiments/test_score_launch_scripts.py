@@ -11,10 +11,16 @@ from sarathi_sim.experiments.config.errors import ConfigError
 from sarathi_sim.experiments.config.inputs import NONE
 from sarathi_sim.experiments.measured.launch_scripts import (
     launch_scripts,
+    of_a_rank,
     settings_of,
     sglang_memory,
 )
-from sarathi_sim.experiments.measured.row_scenarios import MODELS, campaign_of, scenario_of
+from sarathi_sim.experiments.measured.row_scenarios import (
+    MODELS,
+    campaign_of,
+    scenario_of,
+    server_of,
+)
 from sarathi_sim.experiments.measured.servers import Measured
 from sarathi_sim.profiler.facts.device import load_device
 
@@ -177,7 +183,9 @@ def test_only_some_servers_wait_to_fill_their_batches() -> None:
         (row("gpt-oss", "vllm", concurrency=512), "sent at once"),
         (row("r1", "trtllm", "gb200"), "prefill and decode on GPUs of their own"),
         (row("qwen-235b", "vllm", "h200_sxm", source="nvidia_gap_sweep", tp=2, moe_tp=2, moe_ep=2),
-         "data-parallel attention: not modelled; moe_tp x moe_ep is 4, tp x dp 2"),
+         "degree is not told; moe_tp x moe_ep is 4, tp x dp 2"),
+        (row("qwen-235b", "vllm", "h200_sxm", source="nvidia_gap_sweep", tp=4, moe_tp=6),
+         "degree is not told; moe_tp x moe_ep is 6, tp x dp 4"),
     ],
 )  # fmt: skip
 def test_servers_that_did_what_is_not_modelled(server: Measured, reason: str) -> None:
@@ -195,6 +203,53 @@ def test_data_parallel_attention_of_vllm_has_ranks() -> None:
     cluster = scenario_of(server, NONE)["cluster"]
     known = {"tp": 2, "pp": 1, "dp": 2, "rank_router": "least_requests", "expert_parallel": True}
     assert {key: cluster[key] for key in known} == known
+
+
+def test_experts_on_more_gpus_than_attention_tell_its_ranks() -> None:
+    """All GPUs hold experts, so attention on fewer of them is on as many ranks as are missing."""
+    for tp, moe_tp, moe_ep, dp in ((1, 4, 1, 4), (2, 4, 1, 2), (1, 1, 1, 1), (2, 1, 8, 4)):
+        server = row(
+            "qwen-235b", "vllm", "h200_sxm", source="nvidia_gap_sweep", tp=tp, moe_tp=moe_tp,
+            moe_ep=moe_ep,
+        )  # fmt: skip
+        cluster = scenario_of(server, NONE)["cluster"]
+        assert (cluster["tp"], cluster.get("dp", 1)) == (tp, dp)
+        assert cluster["expert_parallel"] == (moe_ep > 1)
+        assert f"dp{dp}" in server_of(server)
+
+
+def test_ranks_of_trtllm_start_prompts_together_as_their_scripts_say() -> None:
+    """R1's waits 60 steps, gpt-oss' has the engine's defaults; both only with several ranks. Limits
+    are a rank's."""
+    ranks = {"tp": 1, "dp": 8, "moe_ep": 8, "concurrency": 256}
+    r1 = scenario_of(row("r1", "trtllm", "b200_sxm", backend_version="1.2.0rc6.post2", **ranks), NONE)
+    cluster, policy = r1["cluster"], r1["policy"]
+    assert (cluster["dp"], cluster["rank_router"]) == (8, "least_prompt_tokens")
+    assert cluster["expert_parallel"] and policy["enable_balance"]
+    assert (policy["timeout_iters"], policy.get("batching_wait_iters")) == (60, None)
+    assert policy["max_num_tokens"] == 8192
+    oss = row("gpt-oss", "trtllm", "b200_sxm", tp=1, dp=4, moe_tp=4)
+    found = started(oss)
+    assert (found["timeout_iters"], found["batching_wait_iters"]) == (50, 10)
+    assert (found["max_batch_size"], found["expert_parallel"]) == (512, False)
+    alone = started(row("gpt-oss", "trtllm", "b200_sxm", tp=4))
+    assert "enable_balance" not in alone and "timeout_iters" not in alone
+    fp8 = {"backend_version": "1.2.0rc6", "measured_date": "2025-12-20", "concurrency": 64}
+    assert "batch_wait_timeout_iters" in started(row("r1-fp8", "trtllm", "b200_sxm", **fp8))
+    ranked = started(row("r1-fp8", "trtllm", "b200_sxm", **fp8 | {"tp": 1, "dp": 8, "moe_ep": 8}))
+    assert "batch_wait_timeout_iters" not in ranked and ranked["enable_balance"]
+
+
+def test_ranks_of_sglang_divide_the_limits_of_their_server() -> None:
+    """Its own limit of requests, which nobody gave, is that of each rank. Requests go in turn."""
+    server = row(
+        "qwen-235b", "sglang", "h200_sxm", source="nvidia_gap_sweep", tp=2, dp=4, moe_ep=8
+    )
+    found = started(server)
+    assert scenario_of(server, NONE)["cluster"]["rank_router"] == "round_robin"
+    assert (found["chunked_prefill_size"], found["max_running_requests"]) == (2048, 2048)
+    known = {"chunked_prefill_size": 8192, "max_running_requests": 3, "other": 7}
+    assert of_a_rank(known, 4) == {"chunked_prefill_size": 2048, "max_running_requests": 1}
 
 
 def test_experts_on_all_gpus_of_attention_hide_nothing() -> None:
