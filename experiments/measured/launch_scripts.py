@@ -101,7 +101,8 @@ def settings_of(row: Measured) -> Settings:
 
 def of_a_rank(server: Settings, ranks: int) -> Settings:
     """The limits of each of SGLang's ranks with data-parallel attention, of those of their server:
-    ``server_args.py``, ``handle_data_parallelism``, and ``model_runner_kv_cache_mixin.py``."""
+    ``server_args.py``, ``_handle_data_parallelism``, and ``kv_cache_configurator.py``,
+    ``resolve_max_num_reqs``."""
     divided = ("chunked_prefill_size", "max_running_requests")
     return {key: max(server[key] // ranks, 1) for key in divided if key in server}
 
