@@ -18,7 +18,7 @@ import numpy as np
 from pydantic import BaseModel, ConfigDict, Field, Json
 
 from sarathi_sim.experiments.config.errors import ConfigError
-from sarathi_sim.experiments.measured.row_scenarios import RANK_ROUTERS
+from sarathi_sim.experiments.measured.launch_scripts import RANK_ROUTERS
 from sarathi_sim.experiments.measured.servers import read_rows
 from sarathi_sim.profiler.bundle.csv_cells import read_cells
 from sarathi_sim.profiler.facts.formats import Stack, WeightDtype

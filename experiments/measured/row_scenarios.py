@@ -13,6 +13,7 @@ from sarathi_sim.experiments.config.errors import ConfigError
 from sarathi_sim.experiments.config.inputs import HostConstants, calls_of_layer
 from sarathi_sim.experiments.measured.launch_scripts import (
     INFERENCEX,
+    RANK_ROUTERS,
     launch_scripts,
     of_a_rank,
     origin,
@@ -26,7 +27,6 @@ from sarathi_sim.profiler.facts.formats import STACKS
 from sarathi_sim.profiler.facts.model import load_model
 from sarathi_sim.profiler.public.kernel_tables import SYSTEMS
 from sarathi_sim.simulator.load.engine_memory import SHARES
-from sarathi_sim.simulator.loop.routers import Router
 
 _IN_BLOCKS = ("fp8_block", "fp8_block")
 #: DeepSeek's fp4 checkpoint quantises attention's largest matrix and shared experts, too (the card
@@ -78,14 +78,6 @@ THINK_S = 0.003
 APART = 0.95
 """The shortest length as a share of the longest where clients have drifted apart: assumed. With
 equal lengths they go on in lock-step, as they began."""
-
-RANK_ROUTERS: dict[str, Router] = {
-    "vllm": "least_requests",
-    "sglang": "round_robin",
-    "trtllm": "least_prompt_tokens",
-}
-"""How engines choose a rank: vLLM the one with the fewest requests (waiting ones count more).
-SGLang (``data_parallel_controller.py``) takes them in turn by default."""
 
 DYNAMO = "under dynamo"
 IN_POOLS = " in pools"
