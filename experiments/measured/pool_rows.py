@@ -83,8 +83,8 @@ def _trtllm(row: Measured, pool: str, one: StartedPool) -> tuple[dict[str, Any],
 
 
 def _sglang(row: Measured, pool: str, one: StartedPool) -> tuple[dict[str, Any], dict[str, Any]]:
-    """With drafts the server has no overlap, and 48 requests where no limit is given (the same file,
-    `_handle_speculative_decoding`)."""
+    """With drafts the server has no overlap, and 48 requests where no limit is given
+    (server_args.py, `_handle_speculative_decoding`)."""
     policy: dict[str, Any] = {"ignore_eos": True}
     if one.chunked_prefill_size:
         policy["chunked_prefill_size"] = one.chunked_prefill_size

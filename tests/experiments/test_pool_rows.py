@@ -50,7 +50,8 @@ def test_trtllm_limits_are_a_ranks(tmp_path: Path) -> None:
     path = launch_list(tmp_path, columns, f"a,1,none,{TRTLLM},2.0,16384.0,8.0,8.0,0.7")
     row = row_of(tmp_path, path, "trtllm")
     prefill, decode = pools(row)["prefill"], pools(row)["decode"]
-    assert prefill["cluster"] == {"tp": 1, "dp": 4, "replicas": 1, "expert_parallel": True}
+    router = {"rank_router": "least_prompt_tokens"}
+    assert prefill["cluster"] == {"tp": 1, "dp": 4, "replicas": 1, "expert_parallel": True} | router
     assert decode["cluster"] == {"tp": 8, "dp": 1, "replicas": 3, "expert_parallel": True}
     assert prefill["policy"] == {"name": "trtllm", "max_batch_size": 2, "max_num_tokens": 16384}
     assert decode["policy"] == {"name": "trtllm", "max_batch_size": 8, "max_num_tokens": 8}
@@ -72,11 +73,11 @@ def test_sglang_divides_its_limits_by_its_ranks(tmp_path: Path) -> None:
     row = row_of(tmp_path, path, "sglang", "0.5.8.post1")
     prefill, decode = pools(row)["prefill"], pools(row)["decode"]
     assert prefill["policy"]["chunked_prefill_size"] == 8192
-    assert prefill["cluster"] == {"tp": 1, "dp": 8, "replicas": 2}
+    assert prefill["cluster"] == {"tp": 1, "dp": 8, "replicas": 2, "rank_router": "round_robin"}
     assert decode["policy"]["max_running_requests"] == 32
     assert decode["cluster"] == {
         "tp": 1, "dp": 32, "replicas": 1, "expert_parallel": True, "moe_a2a_backend": "deepep",
-        "redundant_experts": 32,
+        "redundant_experts": 32, "rank_router": "round_robin",
     }  # fmt: skip
     assert stack_of(row) == "sglang 0.5.8 in pools", "its releases are apart"
 

@@ -222,7 +222,9 @@ def test_ranks_of_trtllm_start_prompts_together_as_their_scripts_say() -> None:
     """R1's waits 60 steps, gpt-oss' has the engine's defaults; both only with several ranks. Limits
     are a rank's."""
     ranks = {"tp": 1, "dp": 8, "moe_ep": 8, "concurrency": 256}
-    r1 = scenario_of(row("r1", "trtllm", "b200_sxm", backend_version="1.2.0rc6.post2", **ranks), NONE)
+    r1 = scenario_of(
+        row("r1", "trtllm", "b200_sxm", backend_version="1.2.0rc6.post2", **ranks), NONE
+    )
     cluster, policy = r1["cluster"], r1["policy"]
     assert (cluster["dp"], cluster["rank_router"]) == (8, "least_prompt_tokens")
     assert cluster["expert_parallel"] and policy["enable_balance"]
@@ -242,9 +244,7 @@ def test_ranks_of_trtllm_start_prompts_together_as_their_scripts_say() -> None:
 
 def test_ranks_of_sglang_divide_the_limits_of_their_server() -> None:
     """Its own limit of requests, which nobody gave, is that of each rank. Requests go in turn."""
-    server = row(
-        "qwen-235b", "sglang", "h200_sxm", source="nvidia_gap_sweep", tp=2, dp=4, moe_ep=8
-    )
+    server = row("qwen-235b", "sglang", "h200_sxm", source="nvidia_gap_sweep", tp=2, dp=4, moe_ep=8)
     found = started(server)
     assert scenario_of(server, NONE)["cluster"]["rank_router"] == "round_robin"
     assert (found["chunked_prefill_size"], found["max_running_requests"]) == (2048, 2048)

@@ -53,7 +53,9 @@ def trtllm(**keys: Any) -> Trtllm:
     return Trtllm(disable_overlap_scheduler=True, enable_balance=True, **keys)
 
 
-def prompts(policy: PoolPolicy, ranks: int, arrivals: Mapping[int, list[Request]], most: int) -> Any:
+def prompts(
+    policy: PoolPolicy, ranks: int, arrivals: Mapping[int, list[Request]], most: int
+) -> Any:
     """Whose prompts run on each rank in each step."""
     found = steps(policy, ranks, arrivals, most)
     return [[row[0] if row else [] for row in step] for step in found]
@@ -71,7 +73,11 @@ def test_trtllms_ranks_wait_until_all_have_a_prompt_or_long_enough() -> None:
     # ranks have a prompt.
     policy = trtllm(timeout_iters=3)
     found = steps(policy, 2, arrivals, 7)
-    assert found[:4] == [[([0], []), ([1], [])], *[[([], [0]), ([], [1])]] * 2, [([2], [0]), ([], [1])]]
+    assert found[:4] == [
+        [([0], []), ([1], [])],
+        *[[([], [0]), ([], [1])]] * 2,
+        [([2], [0]), ([], [1])],
+    ]
     assert found[4:6] == [[([], [0, 2]), ([], [1])], [([4], [0, 2]), ([3], [1])]]
     # Without it a prompt starts at once, whatever other ranks have.
     plain = Trtllm(disable_overlap_scheduler=True)
