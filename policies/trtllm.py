@@ -42,7 +42,8 @@ class Trtllm:
     With ``enable_balance`` (of ``attention_dp_config``) the ranks of data-parallel attention start
     prompts together. While all of them decode, no rank starts one until all have one, and then
     ``batching_wait_iters`` steps more (none: the engine's 0; its default is 10). At every
-    ``timeout_iters``-th step at which not all have one, those that have one start it.
+    ``timeout_iters``-th step at which not all have one, those that have one start it. Without ranks
+    it does nothing.
 
     A request whose prompt was computed elsewhere takes one of ``max_batch_size`` slots, and blocks
     for its prompt, before its KV is sent. It decodes as soon as that is there. While it is not, the

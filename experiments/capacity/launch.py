@@ -63,9 +63,13 @@ class _ServerCommand:
     file: tuple[str, str] = ("--extra_llm_api_options", "trtllm.yaml")
 
 
+_OF_RANKS = ("enable_balance", "timeout_iters", "batching_wait_iters")
+"""TensorRT-LLM's keys that only ranks of data-parallel attention have."""
+
+
 def _of_trtllm(settings: Settings) -> dict[str, Any]:
     policy, cache, cluster = dict(settings["policy"]), settings["kv_cache"], settings["cluster"]
-    for key in ("name", "max_num_tokens", "max_batch_size"):
+    for key in ("name", "max_num_tokens", "max_batch_size", *_OF_RANKS):
         del policy[key]
     capacity = policy.pop("capacity_scheduler_policy").upper()
     stages = {"pp_partition": cluster["layers_per_stage"]} if cluster["pp"] > 1 else {}

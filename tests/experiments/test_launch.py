@@ -40,7 +40,7 @@ sglang: {chunked_prefill_size: null, max_prefill_tokens: 4096, max_running_reque
   disable_overlap_schedule: true, scheduler_recv_interval: 3, ignore_eos: true}
 trtllm: {max_num_tokens: 4096, max_batch_size: 17, capacity_scheduler_policy: max_utilization,
   enable_chunked_prefill: true, batch_wait_timeout_iters: 5, batch_wait_max_tokens_ratio: 0.5,
-  disable_overlap_scheduler: true}
+  disable_overlap_scheduler: true, enable_balance: true, timeout_iters: 9, batching_wait_iters: 2}
 """)
 """Of every policy a value that is not its default."""
 SHARES = {
