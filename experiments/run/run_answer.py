@@ -44,8 +44,9 @@ SHOWN = (
         "empty_iterations",
         "accepted_per_step",
     ),
-    *("ttft_s.p50", "ttft_s.p99", "slot_s.p50", "slot_s.p99", "transfer_s.p50", "transfer_s.p99"),
-    *("tbt_s.p50", "tbt_s.p99"),
+    *("ttft_s.p50", "ttft_s.p50_band", "ttft_s.p99", "ttft_s.p99_band"),
+    *("slot_s.p50", "slot_s.p99", "transfer_s.p50", "transfer_s.p99"),
+    *("tbt_s.p50", "tbt_s.p99", "tbt_s.p99_band"),
     *("latency_s.p50", "latency_s.p99", "bubble_s.p50", "bubble_share", "rejected"),
 )
 """Paths of the metrics in the table; ``_band`` at the end stands for a metric's 90 % band."""
