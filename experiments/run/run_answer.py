@@ -72,8 +72,8 @@ def shown_row(path: str, summaries: Iterable[Mapping[str, Any]]) -> list[str] | 
 def _value(summary: Mapping[str, Any], path: str, quantity: Quantity) -> str | None:
     """A cell."""
     found = shown_value(summary, path, quantity)
-    if isinstance(found, list):
-        return " to ".join(map(quantity.text, found))
+    if isinstance(found, list):  # a band, without an end if a run with slower ops is overloaded
+        return " to ".join("overload" if end is None else quantity.text(end) for end in found)
     return None if found is None else quantity.text(found)
 
 

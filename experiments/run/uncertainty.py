@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import lru_cache
@@ -80,17 +81,26 @@ class PoolsUncertainty:
         """None: two runs' errors are not drawn together."""
 
     def as_json(self, summary: Mapping[str, Any]) -> dict[str, Any]:
-        """``<metric>_band`` for makespan, throughputs and latencies, and ``outside_profile``."""
+        """``<metric>_band`` for makespan, throughputs and latencies, and ``outside_profile``.
+
+        The latencies of a run's steady part may leave out more of a slower one, so a band holds the
+        run's own number as well. Its upper end is infinite where the slower run is overloaded.
+        """
 
         def banded(of: Callable[[Mapping[str, Any]], Mapping[str, Any]]) -> dict[str, Any]:
             """The latencies of a part of the summary, with the bands of their quantiles."""
-            ends = [of(one) for one in self.summaries]
-            found = {}
-            for name in LATENCIES:
-                if name in of(summary):
-                    both = [end.get(name, {}) for end in ends]
-                    bands = {f"{q}_band": sorted(one[q] for one in both) for q in both[0]}
-                    found[name] = {**of(summary)[name], **bands}
+            runs, found = [of(one) for one in (summary, *self.summaries)], {}
+            for name in filter(runs[0].__contains__, LATENCIES):
+                bands = {}
+                for quantile, value in runs[0][name].items():
+                    values = [one[name][quantile] for one in runs]
+                    over = not np.isfinite(values).all()  # overloaded: latencies without a limit
+                    if np.isfinite(value):
+                        bands[f"{quantile}_band"] = [
+                            np.nanmin(values),
+                            math.inf if over else max(values),
+                        ]
+                found[name] = {**runs[0][name], **bands}
             return found
 
         found: dict[str, Any] = banded(lambda one: one)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -26,9 +27,15 @@ from sarathi_sim.experiments.config.errors import ConfigError
 from sarathi_sim.experiments.config.loading import load_experiment, stored
 from sarathi_sim.experiments.config.scenario import parameter
 from sarathi_sim.experiments.content import assumed
+from sarathi_sim.experiments.results import to_json
 from sarathi_sim.experiments.run.compare import comparison_answer, simulate_again
 from sarathi_sim.experiments.run.experiment import run_experiment
-from sarathi_sim.experiments.run.uncertainty import factors_of_pools
+from sarathi_sim.experiments.run.run_answer import shown_row
+from sarathi_sim.experiments.run.uncertainty import (
+    PER_MAKESPAN,
+    PoolsUncertainty,
+    factors_of_pools,
+)
 from sarathi_sim.experiments.sweeps.jobs import Job, folder_files
 from sarathi_sim.experiments.sweeps.plan import plan_sweep, run_key
 from sarathi_sim.profiler.facts.ops import ALL_REDUCE, OPS, SEND_RECV
@@ -286,6 +293,26 @@ def test_the_bands_of_two_pools_are_runs_with_slower_and_faster_ops(ran: Path) -
         assert summary[name][f"{quantile}_band"] == pytest.approx(band)
         assert band[0] < summary[name][quantile] < band[1]
     assert summary["tokens_per_s_band"] == pytest.approx([e["tokens_per_s"] for e in ends[::-1]])
+
+
+def test_a_band_has_no_upper_end_where_the_slower_run_is_overloaded() -> None:
+    """And it holds the run's own number, of whose steady part other requests may be left out."""
+
+    def summary(latency: float, steady: float, throughput: float) -> dict[str, Any]:
+        of_makespan = dict.fromkeys(("makespan_s", *PER_MAKESPAN), throughput)
+        return of_makespan | {"ttft_s": {"p50": latency}, "steady": {"ttft_s": {"p50": steady}}}
+
+    slow, own, fast = summary(9.0, np.nan, 1.0), summary(3.0, 3.0, 2.0), summary(4.0, 4.0, 4.0)
+    found = PoolsUncertainty((slow, fast), []).as_json(own)
+    assert found["ttft_s"] == {"p50": 3.0, "p50_band": [3.0, 9.0]}
+    assert found["steady"]["ttft_s"] == {"p50": 3.0, "p50_band": [3.0, np.inf]}
+    assert found["makespan_s_band"] == [1.0, 4.0]
+    overloaded = PoolsUncertainty((slow, slow), []).as_json(slow)
+    assert overloaded["steady"]["ttft_s"].keys() == {"p50"}
+    shown = to_json({"steady": found["steady"] | {"state": "steady"}})
+    assert shown_row("ttft_s.p50_band", [shown]) == [
+        "time to first token, median, 90 % band", "s", "3.00 to overload"
+    ]  # fmt: skip
 
 
 @pytest.mark.slow
