@@ -280,6 +280,17 @@ def test_sglangs_memory_by_hand(device: str, tp: int, chunk: int, reserved_mib: 
     }
 
 
+def test_sglangs_memory_of_ranks_by_hand() -> None:
+    """Two ranks of two GPUs: four GPUs, graphs of 512 sequences, and 4.5 MiB more for each of these
+    and rank. One GPU a rank, two ranks: graphs of 256, and 3 MiB."""
+    gpu = load_device("h200-sxm")
+    total = (gpu.reported_bytes or gpu.memory_bytes) / 2**20
+    for tp, graph, each in ((2, 512, 4.5), (1, 256, 3)):
+        reserved = 512 + 1.5 * 8192 + 2 * graph + 2 * tp * 128 + graph * 2 * each
+        found = sglang_memory(gpu, tp, ranks=2)["mem_fraction_static"]
+        assert found == pytest.approx(1 - reserved / total, abs=6e-4)
+
+
 def test_the_file_names_what_rows_and_policies_have() -> None:
     """Every entry has a document, or says what it rests on; a file's version is a commit."""
     known = launch_scripts()
