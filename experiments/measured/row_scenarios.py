@@ -25,7 +25,6 @@ from sarathi_sim.profiler.facts.formats import STACKS
 from sarathi_sim.profiler.facts.model import load_model
 from sarathi_sim.profiler.public.kernel_tables import SYSTEMS
 from sarathi_sim.simulator.load.engine_memory import SHARES
-from sarathi_sim.simulator.loop.routers import Router
 
 _IN_BLOCKS = ("fp8_block", "fp8_block")
 #: DeepSeek's fp4 checkpoint quantises attention's largest matrix and shared experts, too (the card
@@ -77,9 +76,6 @@ THINK_S = 0.003
 APART = 0.95
 """The shortest length as a share of the longest where clients have drifted apart: assumed. With
 equal lengths they go on in lock-step, as they began."""
-
-RANK_ROUTERS: dict[str, Router] = {"vllm": "least_requests"}
-"""How engines choose a rank: vLLM the one with the fewest requests (waiting ones count more)."""
 
 DYNAMO = "under dynamo"
 IN_POOLS = " in pools"
@@ -143,7 +139,7 @@ def scenario_of(row: Measured, host: HostConstants, apart: bool = False) -> dict
         )
     if row.tp is None:
         raise ConfigError("tp: this key is missing")
-    if (dp := attention_ranks(row)) > 1 and row.backend not in RANK_ROUTERS:
+    if (dp := attention_ranks(row)) > 1 and row.backend != "vllm":
         # TensorRT-LLM's scripts have ranks wait for each other's prompts; SGLang's have none.
         raise ConfigError(f"data-parallel attention of {row.backend}: not modelled; dp {dp}")
     if row.model in MIXTURES:
