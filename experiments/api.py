@@ -234,8 +234,8 @@ def recommend(
     second, under an SLO: what ``recommend --json`` prints, with the engine's ``command``.
 
     ``budgets``, ``seqs`` and ``drafts`` are the token budgets, sequence limits and draft lengths to
-    try; the other options are those of the command. ``out`` keeps the folder that it writes. Raises ConfigError where no
-    deployment keeps the SLO, and for what cannot run.
+    try; the other options are those of the command. ``out`` keeps the folder that it writes. Raises
+    ConfigError where no deployment keeps the SLO, and for what cannot run.
     """
     from sarathi_sim.experiments.capacity.answer import load_prices
     from sarathi_sim.experiments.capacity.options import wanted_of

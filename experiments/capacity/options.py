@@ -357,9 +357,6 @@ MOST_GPUS = 64
 """For a rate, unless said."""
 DRAFTS = (0, 1, 2, 3)
 """Draft lengths to try with speculation, unless said; 0 is none."""
-RANK_ROUTERS: dict[str, Router] = {"vllm": "least_requests", "trtllm": "least_tokens"}
-"""How engines choose a rank, if not in turn: vLLM the one with the fewest requests (waiting ones
-count more), TensorRT-LLM with the fewest prompt tokens (``schedule_attention_dp_requests``)."""
 
 
 @dataclass(frozen=True)
@@ -469,11 +466,18 @@ def _shapes(
         while model.experts is not None and stack and tp * dp <= gpus:
             alike = model.latent is not None or model.num_kv_heads < tp * dp
             if alike and (stack != "trtllm" or tp == 1):
-                router = RANK_ROUTERS.get(stack, "round_robin")
-                shape = {"tp": tp, "pp": 1, "dp": dp, "rank_router": router}
-                yield {**shape, "expert_parallel": True}
+                ranks = {"dp": dp, "rank_router": router_of_ranks(stack)}
+                yield {"tp": tp, "pp": 1, **ranks, "expert_parallel": True}
             dp *= 2
         tp *= 2
+
+
+def router_of_ranks(engine: str) -> Router:
+    """How an engine chooses a rank: vLLM the one with the fewest requests (waiting ones count
+    more), TensorRT-LLM the one with the fewest prompt tokens (``schedule_attention_dp_requests``),
+    SGLang takes turns (``--load-balance-method auto``)."""
+    known: dict[str, Router] = {"vllm": "least_requests", "trtllm": "least_tokens"}
+    return known.get(engine, "round_robin")
 
 
 def _layout(

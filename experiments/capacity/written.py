@@ -297,8 +297,8 @@ _COUNTS = ("tp", "pp", "dp", "drafts", "replicas", "gpus")
 
 
 def layout(one: Mapping[str, Any]) -> dict[str, int | None]:
-    """A deployment's degrees of parallelism, draft length, replicas and GPUs; of two pools each pool's, too, as
-    ``prefill_tp`` (its replicas are the workers)."""
+    """A deployment's degrees of parallelism, draft length, replicas and GPUs; of two pools each
+    pool's, too, as ``prefill_tp`` (its replicas are the workers)."""
     found = {key: one[key] for key in _COUNTS if key in one}
     for pool, each in one.get("pools", {}).items():
         found |= {f"{pool}_{key}": each[key] for key in _COUNTS if key in each}
