@@ -51,8 +51,9 @@ class _ServerCommand:
     pipeline stages. ``on_the_fly`` are the formats to which it quantises a bf16 checkpoint,
     ``reads`` the formats of checkpoints that it loads (empty: all). ``follows_kv``: instead of a KV
     cache in bf16 it takes the checkpoint's KV format. ``file`` is the option that names the options
-    file, and its name. ``drafting`` are the options of speculation by its section, and ``notes``
-    say what to know of a scenario's command, a line each.
+    file, and its name. ``drafting`` are the options of speculation by its section, ``told`` what
+    it is told of a policy's keys by its ranks; ``lacks`` says what it cannot do of a scenario, and
+    ``notes`` what to know of its command, a line each.
     """
 
     program: str
@@ -67,6 +68,8 @@ class _ServerCommand:
     options_file: Callable[[Settings], dict[str, Any]] | None = None
     file: tuple[str, str] = ("--extra_llm_api_options", "trtllm.yaml")
     drafting: Callable[[Speculation], str] = lambda _: ""
+    told: Callable[[dict[str, Any], int], dict[str, Any]] = lambda policy, _: policy
+    lacks: Callable[[Scenario], str] = lambda _: ""
     notes: Callable[[Scenario], list[str]] = lambda _: []
 
 
@@ -91,6 +94,26 @@ def _sglang_drafts(spec: Speculation) -> str:
     return " ".join([*words, f"--speculative-num-draft-tokens {spec.draft_length + 1}"])
 
 
+def _sglang_told(policy: dict[str, Any], ranks: int) -> dict[str, Any]:
+    """What its ``handle_data_parallelism`` and pool sizes make a rank's settings of."""
+    if ranks == 1:
+        return policy
+    limits = {key: policy[key] for key in ("chunked_prefill_size", "max_running_requests")}
+    found = {key: value and ranks * value for key, value in limits.items()}
+    return policy | found | {"schedule_conservativeness": policy["schedule_conservativeness"] / 0.3}
+
+
+def _sglang_lacks(scenario: Scenario) -> str:
+    spec = scenario.speculation
+    both = scenario.cluster.dp > 1 and spec is not None and spec.method == "ngram"
+    return "SGLang has no n-gram drafts with ranks of attention" if both else ""
+
+
+def _trtllm_lacks(scenario: Scenario) -> str:
+    several = scenario.cluster.dp > 1 and scenario.cluster.tp > 1
+    return "TensorRT-LLM's ranks of attention have one GPU each" if several else ""
+
+
 def _trtllm_drafts(given: Mapping[str, Any]) -> dict[str, Any]:
     length = given["draft_length"]
     found: dict[str, dict[str, Any]] = {
@@ -111,6 +134,7 @@ def _sglang_notes(scenario: Scenario) -> list[str]:
     notes = [
         "SGLang divides --chunked-prefill-size and --max-running-requests by the ranks, and",
         "multiplies --schedule-conservativeness by 0.3: a rank's are what was simulated.",
+        "Its ranks take turns; those of prefill workers follow the bootstrap room instead.",
         f"From 0.5.23 on, --attn-dp-size {scenario.cluster.dp} is the new name of --dp-size "
         f"{scenario.cluster.dp} --enable-dp-attention.",
     ]
@@ -202,6 +226,8 @@ _SERVERS = {
         partition="SGLANG_PP_LAYER_PARTITION",
         on_the_fly={"fp8": "fp8"},
         drafting=_sglang_drafts,
+        told=_sglang_told,
+        lacks=_sglang_lacks,
         notes=_sglang_notes,
     ),
     "trtllm": _ServerCommand(
@@ -219,6 +245,7 @@ _SERVERS = {
         reads=("bf16", "fp8", "fp8_block", "nvfp4", "w4a16_mxfp4"),
         follows_kv=True,
         options_file=_of_trtllm,
+        lacks=_trtllm_lacks,
         notes=_trtllm_notes,
     ),
 }
@@ -352,8 +379,6 @@ def launch(scenario: Scenario) -> Launch:
             lines.append(
                 "# With the drafter, as its KV cache of a prompt is sent, too: not simulated."
             )
-        if pool == "prefill" and worker.policy.name == "sglang" and worker.cluster.dp > 1:
-            lines.append("# SGLang's prefill ranks follow the bootstrap room; simulated: in turn.")
         lines.append(f"{first}END\n" * bool(first) + f"{both.before}{last} {both.options[pool]}")
     return Launch("\n".join([*lines, "# the router", both.router(*hosts)]))
 
@@ -364,14 +389,11 @@ def _launch(server: _ServerCommand, scenario: Scenario) -> Launch:
     kv = scenario.kv_cache_dtype or "bf16"
     cluster = scenario.cluster
     sent = cluster.moe_a2a_backend not in (None, "none") or cluster.redundant_experts
-    engine = scenario.policy.name
-    if sent or (cluster.dp > 1 and cluster.rank_router != router_of_ranks(engine)):
+    router = router_of_ranks(scenario.policy.name)
+    if sent or (cluster.dp > 1 and cluster.rank_router != router):
         raise ValueError("no command says how tokens reach experts, nor how ranks are chosen")
-    if engine == "trtllm" and cluster.dp > 1 and cluster.tp > 1:
-        raise ValueError("no command says how trtllm's ranks have several GPUs: they have one each")
-    spec = scenario.speculation
-    if engine == "sglang" and cluster.dp > 1 and spec is not None and spec.method == "ngram":
-        return Launch(None, "no launch file: SGLang has no n-gram drafts with ranks of attention")
+    if lacking := server.lacks(scenario):
+        return Launch(None, f"no launch file: {lacking}")
     known = _known(scenario.model)
     if server.follows_kv and kv == "bf16":
         known = [one for one in known if one.kv_cache_dtype == kv]
@@ -408,14 +430,10 @@ def _command(
     cluster, cache = scenario.cluster, scenario.kv_cache or KvCache()
     policy = scenario.policy.build()
     assert is_pooled(policy)
-    spec, chosen, ranks = scenario.speculation, scenario.policy.described(), cluster.dp
-    if scenario.policy.name == "sglang" and ranks > 1:
-        for key in ("chunked_prefill_size", "max_running_requests"):
-            chosen[key] = chosen[key] and ranks * chosen[key]
-        chosen["schedule_conservativeness"] /= 0.3
+    spec, ranks = scenario.speculation, cluster.dp
     settings = {
         "cluster": cluster.model_dump(),
-        "policy": chosen,
+        "policy": server.told(scenario.policy.described(), ranks),
         "speculation": None if spec is None else spec.model_dump(),
         "gpus": cluster.tp * ranks,
         "ranks": ranks if ranks > 1 else None,

@@ -46,6 +46,14 @@ RefineOption = Annotated[
 PoolsOption = Annotated[
     bool, typer.Option("--pools", help="Also try prefill and decode workers of their own.")
 ]
+MaxLengthOption = Annotated[
+    int | None,
+    typer.Option(
+        min=2,
+        help="Longest sequence, tokens.  [default: the longest request, or what the "
+        "configuration states]",
+    ),
+]
 SpeculationOption = Annotated[
     str | None,
     typer.Option(
@@ -154,14 +162,7 @@ def recommend(
             metavar="LENGTHS", help=f"{LENGTHS}  [default: Azure's conversations of 2023]"
         ),
     ] = None,
-    max_length: Annotated[
-        int | None,
-        typer.Option(
-            min=2,
-            help="Longest sequence, tokens.  [default: the longest request, or what the "
-            "configuration states]",
-        ),
-    ] = None,
+    max_length: MaxLengthOption = None,
     stack: Annotated[str | None, typer.Option(help="vllm, sglang, trtllm, with commas.")] = None,
     dtype: Annotated[
         str | None, typer.Option(help="bf16, fp8, ..., with commas.  [default: the model's]")
@@ -186,10 +187,9 @@ def recommend(
 
     That is the one that carries most on the GPUs, or costs least for a rate. Layouts, token budgets
     and sequence limits are enumerated and bounded; the others race, and the best are searched
-    exactly. The result has the engine's own command line, and a configuration. --pools adds
-    deployments whose prompts and decodes have workers of their own, and finds how many of each.
-    Of a mixture of experts ranks with attention of their own (DP) are tried, too, and
-    --speculation adds draft lengths.
+    exactly. A mixture's layouts also have ranks with attention of their own (DP). The result has
+    the engine's own command line, and a configuration. --pools adds deployments whose prompts and
+    decodes have workers of their own, and finds how many of each; --speculation draft lengths.
 
     \b
     Examples:

@@ -152,7 +152,6 @@ RANKS = {"dp": 4, "expert_parallel": True, "max_length": 4096}
     [
         ("vllm", {**RANKS, "rank_router": "round_robin"}),
         ("sglang", {**RANKS, "rank_router": "least_tokens"}),
-        ("trtllm", {**RANKS, "tp": 2, "rank_router": "least_tokens"}),
         ("vllm", {"tp": 2, "expert_parallel": True, "moe_a2a_backend": "nccl"}),
     ],
 )
@@ -262,6 +261,11 @@ def test_tensorrt_llms_ranks_and_drafts(method: str, told: dict[str, Any]) -> No
     assert [found[key] for key in ("--tp_size", "--ep_size", "--max_batch_size")] == [
         *("4", "4", "2048")
     ]
+
+
+def test_tensorrt_llms_ranks_have_one_gpu_each() -> None:
+    found = launch(with_ranks("trtllm", tp=2))
+    assert found.command is None and "one GPU each" in str(found.needs)
 
 
 def test_ranks_on_several_nodes_are_said_to_be() -> None:
