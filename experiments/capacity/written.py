@@ -27,7 +27,7 @@ Deployments = Sequence[Mapping[str, Any]]
 UNITS = {"rate": "requests/s", "clients": "clients"}
 _BECAUSE = {
     "memory": "the KV cache is full",
-    "bubbles": "stages wait for each other",
+    "bubbles": "stages or ranks wait for each other",
     "queueing": "requests wait for their first chunk",
     "slot": "requests wait for a decode slot",
     "transfer": "the KV cache has to be sent",

@@ -202,8 +202,9 @@ def test_each_pool_has_ranks_and_only_decode_workers_draft() -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("pools", [False, True])
 def test_the_winner_keeps_the_slo_with_another_seed(pools: bool, tmp_path: Path) -> None:
-    """Decodes of 30 tokens/s at least under long contexts: drafts win."""
-    asked = wanted(speculation="mtp:0.9,0.8", drafts="0,2", pools=pools, workload="500:300")
+    """Few clients wait for tokens whose drafts nearly always hold: drafts win."""
+    gpus = 2 if pools else 1
+    asked = wanted(speculation="mtp:0.9,0.8", drafts="0,2", pools=pools, gpus=gpus, seqs="8")
     section = CapacitySection(
         slo=SLO, tolerance=0.1, requests=400, replications=Replications(least=2, most=3)
     )
@@ -222,8 +223,8 @@ def test_the_winner_keeps_the_slo_with_another_seed(pools: bool, tmp_path: Path)
     assert row["drafts"] == best.option.drafts == 2 and "drafts 2" in row["name"]
     assert "2 drafts a decode" in content["answer"]
     assert '"num_speculative_tokens": 2' in content["command"]
-    assert row["per_hour"] == pytest.approx(8 * prices.of("h100-80g-sxm"))
-    cost = row["per_hour"] / 3600 / (row["carries"] * 300) * 1e6
+    assert row["per_hour"] == pytest.approx(gpus * prices.of("h100-80g-sxm"))
+    cost = row["per_hour"] / 3600 / (row["carries"] * 60) * 1e6
     assert row["per_million_output_tokens"] == pytest.approx(cost, rel=0.01)
     table = recommend_files(asked, content)["recommend.csv"].decode().splitlines()
     assert {"dp", "drafts"} <= {*table[0].split(",")}
