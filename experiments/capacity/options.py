@@ -627,7 +627,10 @@ def _speculation(
         try:
             golden_length(model, method, thinking, max(lengths))
         except AcceptanceError as error:
-            raise ConfigError(f"--speculation {text}: {error}, such as {method}:0.8,0.6") from None
+            raise ConfigError(
+                f"--speculation {text}: {error}; a number here is a probability for each draft, "
+                f"as in {method}:0.8,0.6"
+            ) from None
     return found, lengths
 
 
