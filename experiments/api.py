@@ -222,6 +222,8 @@ def recommend(
     tolerance: float = 0.05,
     rejected: float = 0.0,
     pools: bool = False,
+    speculation: str | None = None,
+    drafts: Sequence[int] = (),
     refine: int = 0,
     prices: str | None = None,
     out: Folder | None = None,
@@ -231,9 +233,9 @@ def recommend(
     """Find the deployment that carries most on ``gpus``, or costs least for ``rate`` requests a
     second, under an SLO: what ``recommend --json`` prints, with the engine's ``command``.
 
-    ``budgets`` and ``seqs`` are the token budgets and sequence limits to try; the other options are
-    those of the command. ``out`` keeps the folder that it writes. Raises ConfigError where no
-    deployment keeps the SLO, and for what cannot run.
+    ``budgets``, ``seqs`` and ``drafts`` are the token budgets, sequence limits and draft lengths to
+    try; the other options are those of the command. ``out`` keeps the folder that it writes. Raises
+    ConfigError where no deployment keeps the SLO, and for what cannot run.
     """
     from sarathi_sim.experiments.capacity.answer import load_prices
     from sarathi_sim.experiments.capacity.options import wanted_of
@@ -255,6 +257,8 @@ def recommend(
         tolerance,
         rejected,
         pools,
+        speculation,
+        _with_commas(drafts),
     )
     costs = load_prices(prices)
     with ExitStack() as opened:

@@ -38,7 +38,8 @@ def parsed(parser: argparse.ArgumentParser, words: list[str]) -> dict[str, Any]:
     except SystemExit:
         return {"error": said.getvalue().strip().splitlines()[-1]}
     plain = (str, int, float, bool, type(None))
-    return {key: value for key, value in found.items() if isinstance(value, plain)}
+    told = ("speculative_config",)
+    return {key: value for key, value in found.items() if isinstance(value, plain) or key in told}
 
 
 def main() -> None:

@@ -261,18 +261,17 @@ def as_json(answer: Answer, kind: str) -> dict[str, Any]:
         "device": " and ".join(option.deployment.gpus),
         "tp": cluster.tp,
         "pp": cluster.pp,
-        **({"dp": cluster.dp} if cluster.dp > 1 else {}),
+        "dp": cluster.dp,
+        "drafts": option.drafts,
         "replicas": cluster.replicas,
         "gpus": option.gpus,
         "settled": not answer.unsettled,
     }
     if len(pools) > 1:
         clusters = {name: one.scenario.cluster for name, one in zip(POOLS, pools, strict=True)}
-        about |= {"tp": None, "pp": None, "replicas": 1}
+        about |= {"tp": None, "pp": None, "dp": None, "replicas": 1}
         about["pools"] = {
-            name: one.model_dump(
-                include={"tp", "pp", "replicas"} | ({"dp"} if one.dp > 1 else set())
-            )
+            name: one.model_dump(include={"tp", "pp", "dp", "replicas"})
             | {"gpus": one.gpus * one.replicas}
             for name, one in clusters.items()
         }

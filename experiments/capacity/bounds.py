@@ -13,11 +13,12 @@ import numpy.typing as npt
 from sarathi_sim.experiments.capacity.options import Option
 from sarathi_sim.experiments.capacity.slo import STATISTICS, Objective
 from sarathi_sim.experiments.config.deployment import Deployment, prompt_of
+from sarathi_sim.experiments.config.drafts import acceptance_of
 from sarathi_sim.experiments.config.inputs import host_of
 from sarathi_sim.experiments.config.two_pools import HANDOVERS
 from sarathi_sim.policies.policy import chunking_of
+from sarathi_sim.profiler.facts.ops import MOE
 from sarathi_sim.simulator.loop.records import Floats
-from sarathi_sim.simulator.op_times.group_times import beside_experts
 from sarathi_sim.simulator.op_times.iteration import IterationCost
 from sarathi_sim.simulator.op_times.op_times import SUM, OpTimes
 
@@ -39,9 +40,11 @@ class Bounds:
     attention in one piece, its decodes' attention in the best batch. Prompt tokens that a prefix
     cache may hold cost nothing. A limit on the time between tokens bounds this batch, and the rate
     of chunks that alone take longer. Latencies are bounded by the latency of a single request.
-    With data-parallel attention the experts take no time, as all ranks share it. Remote prompt
+    With data-parallel attention the ranks share this GPU time, but for that of the experts, which
+    compute the tokens of all ranks at the best rate of any number of tokens. Remote prompt
     tokens cost nothing, but take memory. Deployments with the same op times share their attention.
-    Of speculation all drafts hold, and cost nothing.
+    Of speculation each decode has the rows of its drafts; the drafter costs nothing. A decode
+    yields the mean number of tokens in a throughput, and all its drafts hold in a latency.
     """
 
     def __init__(self, deployment: Deployment) -> None:
@@ -56,20 +59,29 @@ class Bounds:
         here = np.array([one.prompt_tokens - one.remote_tokens for one in requests], np.float64)
         self.new_tokens = np.minimum(own, here)
         self.prompt = self.new_tokens[each]
-        spec = deployment.scenario.speculation
-        self.per_decode = 1 if spec is None else 1 + spec.draft_length
         tokens = np.array([request.output_tokens for request in sample], np.float64)
-        self.output = 1 + (tokens - 1) / self.per_decode  # iterations that yield some
+        spec, mean = deployment.scenario.speculation, 1.0
+        drafts = 0 if spec is None else spec.draft_length
+        if drafts:
+            mean = acceptance_of(deployment.scenario, deployment.model).mean
+        self.per_decode = 1 + drafts  # tokens at most
+        self.decodes = (tokens - 1) / mean  # iterations, and below their rows: the first has fewer
+        self.decode_rows = np.maximum(self.per_decode * self.decodes - drafts, self.decodes)
+        self.rows_each = float(self.decode_rows.sum() / max(self.decodes.sum(), 1e-9)) or 1.0
         held = np.array([request.prompt_tokens for request in sample], np.float64)
         self.sequences = deployment.scenario.batching.max_batch or 1
         chunking = chunking_of(deployment.scenario.policy.build())
         longest = int(held.max())
         self.chunk = chunking.tokens if chunking else longest
-        rows = (chunking.rows if chunking else longest) + self.sequences
+        rows = (chunking.rows if chunking else longest) + self.per_decode * self.sequences
         self.sizes = np.unique(np.geomspace(1, rows, 160).astype(np.int64))
         self.context = float((held + tokens / 2).mean())
         self.own_context = float((own[each] + tokens / 2).mean())
         self.linear = _layer(self.cost, self.sizes)
+        self.ranks = deployment.scenario.cluster.dp
+        self.shared = 0.0 * self.sizes  # the part of a layer that takes the tokens of all ranks
+        if self.ranks > 1:
+            self.shared = self.cost.op_s(MOE, self.sizes)
         scale = self.cost.layer.scale
         self.decode = scale * _decodes(self.deployment.ops, self.context)
 
@@ -90,19 +102,24 @@ class Bounds:
         tried = slice(0, int(np.searchsorted(BATCHES, most)) + 1)
         batches = BATCHES[tried]
         decode = float((self.decode[tried] / batches).min())
-        head = float((self.cost.last_s(batches) / batches).min())
-        per_row = float((self.linear / self.sizes).min())
+        outputs = self.per_decode * batches
+        head = float((self.cost.last_s(outputs) / outputs).min())
+        own = self.linear - self.shared
+        per_row = float((own / self.sizes).min())
         # No iteration has more decodes than sequences, nor takes less than an iteration of one row.
-        least = (self.output - 1) / most * self.linear[0]
-        rows_s = np.maximum((self.prompt + self.output - 1) * per_row, least)
+        rows, least = self.prompt + self.decode_rows, self.decodes / most
+        rows_s = np.maximum(rows * per_row, least * own[0]) / self.ranks
+        if self.ranks > 1:
+            sizes = np.unique(np.geomspace(1, self.ranks * self.sizes[-1], 160).astype(np.int64))
+            experts_s = float((self.cost.op_s(MOE, sizes) / sizes).min())
+            rows_s += np.maximum(rows * experts_s, least / self.ranks * self.shared[0])
         alone_s = _prompts(self.deployment.ops, tuple(self.prompt))  # a batch may hold many
         prompts_s = self.cost.layer.scale * self.cost.ops.together.least_s(self.prompt, alone_s)
-        of_layer = rows_s + prompts_s + (self.output - 1) * decode
+        of_layer = rows_s + (prompts_s + self.decodes * decode) / self.ranks
         # Each stage runs its part of every request; the last stage also the LM head.
-        last = self.layers[-1] * of_layer + self.output * head
-        ranks = self.deployment.scenario.cluster.dp
+        last = self.layers[-1] * of_layer + (1 + self.decode_rows) * head / self.ranks
         slowest_s = max(float((max(self.layers) * of_layer).mean()), float(last.mean()))
-        return SLACK * ranks / slowest_s
+        return SLACK / slowest_s
 
     def under(self, objective: Objective) -> float:
         """A rate that one replica cannot exceed while it keeps a clause of an SLO."""
@@ -122,7 +139,7 @@ class Bounds:
 
     def _largest_batch(self, limit_s: float) -> int:
         """The most decodes of an iteration that takes at most ``limit_s``."""
-        rows = np.interp(BATCHES, self.sizes, self.linear)
+        rows = np.interp(self.rows_each * BATCHES, self.sizes, self.linear)
         takes = sum(self.layers) * (rows + self.decode) + self._edges(BATCHES.astype(np.float64))
         return int(BATCHES[min(int((takes <= limit_s * SLACK).sum()), len(BATCHES) - 1)])
 
@@ -143,7 +160,7 @@ class Bounds:
         apart_s = self.token_s - share * float(takes[-1])
         if chunks * apart_s <= 0:
             return float("inf")
-        return self.deployment.scenario.cluster.dp * OFTEN * share / (chunks * apart_s)
+        return self.ranks * OFTEN * share / (chunks * apart_s)
 
 
 def new_tokens(deployment: Deployment) -> Floats:
@@ -163,7 +180,7 @@ def new_tokens(deployment: Deployment) -> Floats:
 def _cost(deployment: Deployment) -> IterationCost:
     engine, cluster = deployment.scenario.engine, deployment.scenario.cluster
     return IterationCost(
-        deployment.ops if cluster.dp == 1 else beside_experts(deployment.ops),
+        deployment.ops,
         deployment.ops.whole_layer if engine.layer_time == "measured" else SUM,
         deployment.scope if cluster.pp > 1 else None,
         engine.lm_head,

@@ -11,15 +11,18 @@ Workers of two pools send the KV cache by NIXL, behind a router that takes turns
 
 from __future__ import annotations
 
+import json
 import shlex
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from sarathi_sim.experiments.capacity.options import router_of_ranks
 from sarathi_sim.experiments.config.base import Source, get
-from sarathi_sim.experiments.config.scenario import POOLS, KvCache, Scenario
+from sarathi_sim.experiments.config.scenario import POOLS, KvCache, Scenario, Speculation
 from sarathi_sim.experiments.config.two_pools import pool_of
 from sarathi_sim.policies.policy import is_pooled, memory_share_of
+from sarathi_sim.profiler.facts.device import load_device
 from sarathi_sim.profiler.facts.model import Checkpoint, checkpoints, find_published, load_model
 from sarathi_sim.profiler.storage.files import user_path
 from sarathi_sim.profiler.storage.plain_yaml import dump_yaml
@@ -30,7 +33,8 @@ Settings = Mapping[str, Any]
 @dataclass(frozen=True)
 class Launch:
     """The shell command that starts one replica (of two pools: those of a worker of each, and of
-    the router); or, if no checkpoint is known by name, the checkpoint that it ``needs``."""
+    the router), with comments above it; or what it ``needs``, such as a checkpoint that is known by
+    name."""
 
     command: str | None
     needs: str | None = None
@@ -47,7 +51,9 @@ class _ServerCommand:
     pipeline stages. ``on_the_fly`` are the formats to which it quantises a bf16 checkpoint,
     ``reads`` the formats of checkpoints that it loads (empty: all). ``follows_kv``: instead of a KV
     cache in bf16 it takes the checkpoint's KV format. ``file`` is the option that names the options
-    file, and its name.
+    file, and its name. ``drafting`` are the options of speculation by its section, ``told`` what
+    it is told of a policy's keys by its ranks; ``lacks`` says what it cannot do of a scenario, and
+    ``notes`` what to know of its command, a line each.
     """
 
     program: str
@@ -61,6 +67,93 @@ class _ServerCommand:
     follows_kv: bool = False
     options_file: Callable[[Settings], dict[str, Any]] | None = None
     file: tuple[str, str] = ("--extra_llm_api_options", "trtllm.yaml")
+    drafting: Callable[[Speculation], str] = lambda _: ""
+    told: Callable[[dict[str, Any], int], dict[str, Any]] = lambda policy, _: policy
+    lacks: Callable[[Scenario], str] = lambda _: ""
+    notes: Callable[[Scenario], list[str]] = lambda _: []
+
+
+DRAFTER = "DRAFTER"
+"""Stands for the checkpoint of an EAGLE-3 drafter: none is known by name."""
+
+
+def _vllm_drafts(spec: Speculation) -> str:
+    given: dict[str, Any] = {"method": spec.method, "num_speculative_tokens": spec.draft_length}
+    given |= {"model": DRAFTER} if spec.method == "eagle3" else {}
+    return f"--speculative-config '{json.dumps(given)}'"
+
+
+def _sglang_drafts(spec: Speculation) -> str:
+    """A chain: one token a step, and one row more than there are drafts."""
+    algorithm = {"mtp": "EAGLE", "eagle3": "EAGLE3", "ngram": "NGRAM"}[spec.method]
+    words = [f"--speculative-algorithm {algorithm}"]
+    words += [f"--speculative-draft-model-path {DRAFTER}"] if spec.method == "eagle3" else []
+    words += [f"--speculative-num-steps {spec.draft_length}"]
+    chain = "ngram-max-bfs-breadth" if spec.method == "ngram" else "eagle-topk"
+    words += [f"--speculative-{chain} 1"]
+    return " ".join([*words, f"--speculative-num-draft-tokens {spec.draft_length + 1}"])
+
+
+def _sglang_told(policy: dict[str, Any], ranks: int) -> dict[str, Any]:
+    """What its ``handle_data_parallelism`` and pool sizes make a rank's settings of."""
+    if ranks == 1:
+        return policy
+    limits = {key: policy[key] for key in ("chunked_prefill_size", "max_running_requests")}
+    found = {key: value and ranks * value for key, value in limits.items()}
+    return policy | found | {"schedule_conservativeness": policy["schedule_conservativeness"] / 0.3}
+
+
+def _sglang_lacks(scenario: Scenario) -> str:
+    spec = scenario.speculation
+    both = scenario.cluster.dp > 1 and spec is not None and spec.method == "ngram"
+    return "SGLang has no n-gram drafts with ranks of attention" if both else ""
+
+
+def _trtllm_lacks(scenario: Scenario) -> str:
+    several = scenario.cluster.dp > 1 and scenario.cluster.tp > 1
+    return "TensorRT-LLM's ranks of attention have one GPU each" if several else ""
+
+
+def _trtllm_drafts(given: Mapping[str, Any]) -> dict[str, Any]:
+    length = given["draft_length"]
+    found: dict[str, dict[str, Any]] = {
+        "mtp": {"decoding_type": "MTP", "num_nextn_predict_layers": length},
+        "eagle3": {
+            "decoding_type": "Eagle",
+            "max_draft_len": length,
+            "speculative_model_dir": DRAFTER,
+        },
+        "ngram": {"decoding_type": "NGram", "max_draft_len": length},
+    }
+    return found[given["method"]]
+
+
+def _sglang_notes(scenario: Scenario) -> list[str]:
+    if scenario.cluster.dp == 1:
+        return []
+    notes = [
+        "SGLang divides --chunked-prefill-size and --max-running-requests by the ranks, and",
+        "multiplies --schedule-conservativeness by 0.3: a rank's are what was simulated.",
+        "Its ranks take turns; those of prefill workers follow the bootstrap room instead.",
+        f"From 0.5.23 on, --attn-dp-size {scenario.cluster.dp} is the new name of --dp-size "
+        f"{scenario.cluster.dp} --enable-dp-attention.",
+    ]
+    if scenario.cluster.tp > 1:
+        notes += [
+            "Dense layers are divided among all GPUs, not among those of a rank as simulated."
+        ]
+    return notes
+
+
+def _trtllm_notes(scenario: Scenario) -> list[str]:
+    spec, notes = scenario.speculation, list[str]()
+    if scenario.cluster.dp > 1:
+        notes += ["max_num_tokens and max_batch_size are a rank's."]
+    if spec is not None and spec.method == "mtp":
+        notes += ["Releases after 1.2 call num_nextn_predict_layers max_draft_len."]
+    if spec is not None and spec.method == "eagle3":
+        notes += ["Newer releases say decoding_type Eagle3, and speculative_model."]
+    return notes
 
 
 _OF_RANKS = ("enable_balance", "timeout_iters", "batching_wait_iters")
@@ -69,12 +162,15 @@ _OF_RANKS = ("enable_balance", "timeout_iters", "batching_wait_iters")
 
 def _of_trtllm(settings: Settings) -> dict[str, Any]:
     policy, cache, cluster = dict(settings["policy"]), settings["kv_cache"], settings["cluster"]
+    drafts = settings["speculation"]
     for key in ("name", "max_num_tokens", "max_batch_size", *_OF_RANKS):
         del policy[key]
     capacity = policy.pop("capacity_scheduler_policy").upper()
     stages = {"pp_partition": cluster["layers_per_stage"]} if cluster["pp"] > 1 else {}
     return {
         "dtype": "bfloat16",
+        **({"enable_attention_dp": True} if cluster["dp"] > 1 else {}),
+        **({"speculative_config": _trtllm_drafts(drafts)} if drafts else {}),
         **{key: _spelled(f"policy.{key}", value) for key, value in policy.items()},
         "scheduler_config": {"capacity_scheduler_policy": capacity},
         "kv_cache_config": {
@@ -93,6 +189,7 @@ _SERVERS = {
         {
             "--tensor-parallel-size": "cluster.tp",
             "--pipeline-parallel-size": "cluster.pp",
+            "--data-parallel-size": "ranks",
             "--enable-expert-parallel": "expert_parallel",
             "--max-model-len": "cluster.max_length",
             "--dtype": "dtype",
@@ -107,12 +204,18 @@ _SERVERS = {
         negates=True,
         partition="VLLM_PP_LAYER_PARTITION",
         on_the_fly={"fp8": "fp8_per_tensor", "fp8_block": "fp8_per_block"},
+        drafting=_vllm_drafts,
+        notes=lambda one: ["Limits are a rank's."] if one.cluster.dp > 1 else [],
     ),
     "sglang": _ServerCommand(
         "python -m sglang.launch_server --model-path {model}",
         {
-            "--tp-size": "cluster.tp",
+            "--tp-size": "gpus",
             "--pp-size": "cluster.pp",
+            "--dp-size": "ranks",
+            "--enable-dp-attention": "attention_dp",
+            "--enable-dp-lm-head": "attention_dp",
+            "--moe-dense-tp-size": "dense_tp",
             "--ep-size": "ep_size",
             "--context-length": "cluster.max_length",
             "--dtype": "dtype",
@@ -126,11 +229,15 @@ _SERVERS = {
         {"bf16": "bf16", "fp8": "fp8_e4m3"},
         partition="SGLANG_PP_LAYER_PARTITION",
         on_the_fly={"fp8": "fp8"},
+        drafting=_sglang_drafts,
+        told=_sglang_told,
+        lacks=_sglang_lacks,
+        notes=_sglang_notes,
     ),
     "trtllm": _ServerCommand(
         "trtllm-serve {model} --backend pytorch",
         {
-            "--tp_size": "cluster.tp",
+            "--tp_size": "gpus",
             "--pp_size": "cluster.pp",
             "--ep_size": "ep_size",
             "--max_seq_len": "cluster.max_length",
@@ -142,6 +249,8 @@ _SERVERS = {
         reads=("bf16", "fp8", "fp8_block", "nvfp4", "w4a16_mxfp4"),
         follows_kv=True,
         options_file=_of_trtllm,
+        lacks=_trtllm_lacks,
+        notes=_trtllm_notes,
     ),
 }
 """Start commands by policy."""
@@ -151,7 +260,7 @@ def _of_dynamo(settings: Settings) -> dict[str, Any]:
     cluster, policy = settings["cluster"], settings["policy"]
     return {
         "backend": "pytorch",
-        "tensor_parallel_size": cluster["tp"],
+        "tensor_parallel_size": settings["gpus"],
         "pipeline_parallel_size": cluster["pp"],
         "moe_expert_parallel_size": settings["ep_size"],
         "max_seq_len": cluster["max_length"],
@@ -249,14 +358,19 @@ def launch(scenario: Scenario) -> Launch:
     """The launch of one replica of a resolved scenario, or of two pools.
 
     It says what ``recommend`` chooses. Raises KeyError for a policy of no engine, and ValueError
-    for what no command here says: ranks of data-parallel attention, speculation, how tokens reach
-    experts.
+    for what no command here says: how tokens reach experts, copies of experts, and routers of ranks
+    that are not the engine's.
     """
     if scenario.disaggregation is None:
-        return _launch(_SERVERS[scenario.policy.name], scenario)
+        found = _launch(_SERVERS[scenario.policy.name], scenario)
+        notes = _notes(_SERVERS[scenario.policy.name], scenario)
+        return found if found.command is None else replace(found, command=notes + found.command)
     lines, hosts = list[str](), list[list[str]]()
     for pool in POOLS:
         worker, _ = pool_of(scenario, pool, Source("", "", {}, ()))
+        if (spec := scenario.speculation) is not None and spec.method != "ngram":
+            # The prefill workers' drafter computes its KV cache of the prompt.
+            worker = worker.model_copy(update={"speculation": spec})
         both, many = _POOLS[worker.policy.name], worker.cluster.replicas
         one = _launch(replace(both.server, file=("--extra-engine-args", f"{pool}.yaml")), worker)
         if one.command is None:
@@ -264,6 +378,11 @@ def launch(scenario: Scenario) -> Launch:
         hosts.append([f"{pool}-{number}" for number in range(many)])
         first, _, last = one.command.rpartition("END\n")
         lines.append(f"# {many} {pool} worker{'s' if many > 1 else ''}, on {', '.join(hosts[-1])}")
+        lines += filter(None, [_notes(both.server, worker).rstrip()])
+        if pool == "prefill" and worker.speculation is not None:
+            lines.append(
+                "# With the drafter, as its KV cache of a prompt is sent, too: not simulated."
+            )
         lines.append(f"{first}END\n" * bool(first) + f"{both.before}{last} {both.options[pool]}")
     return Launch("\n".join([*lines, "# the router", both.router(*hosts)]))
 
@@ -274,8 +393,11 @@ def _launch(server: _ServerCommand, scenario: Scenario) -> Launch:
     kv = scenario.kv_cache_dtype or "bf16"
     cluster = scenario.cluster
     sent = cluster.moe_a2a_backend not in (None, "none") or cluster.redundant_experts
-    if cluster.dp > 1 or sent or scenario.speculation is not None:
-        raise ValueError("no command says how ranks, speculation or tokens sent to experts are set")
+    router = router_of_ranks(scenario.policy.name)
+    if sent or (cluster.dp > 1 and cluster.rank_router != router):
+        raise ValueError("no command says how tokens reach experts, nor how ranks are chosen")
+    if lacking := server.lacks(scenario):
+        return Launch(None, f"no launch file: {lacking}")
     known = _known(scenario.model)
     if server.follows_kv and kv == "bf16":
         known = [one for one in known if one.kv_cache_dtype == kv]
@@ -291,22 +413,43 @@ def _launch(server: _ServerCommand, scenario: Scenario) -> Launch:
     return Launch(None, _needed(scenario, formats, told))
 
 
+def _notes(server: _ServerCommand, scenario: Scenario) -> str:
+    """Comments, a line each: what to know of the command, and what it leaves open."""
+    cluster, spec, notes = scenario.cluster, scenario.speculation, server.notes(scenario)
+    if cluster.dp > 1:
+        a_node = load_device(scenario.device).gpus_per_node
+        if cluster.gpus > a_node:
+            notes.append(
+                f"{cluster.gpus} GPUs are more than a node's {a_node}: how the nodes find each "
+                "other is not said here."
+            )
+    if spec is not None and spec.method == "eagle3":
+        notes.append(f"Put an EAGLE-3 drafter's checkpoint for {DRAFTER}: none is known by name.")
+    return "".join(f"# {note}\n" for note in notes)
+
+
 def _command(
     server: _ServerCommand, scenario: Scenario, checkpoint: Checkpoint, quantization: str | None
 ) -> str:
     cluster, cache = scenario.cluster, scenario.kv_cache or KvCache()
     policy = scenario.policy.build()
     assert is_pooled(policy)
+    spec, ranks = scenario.speculation, cluster.dp
     settings = {
         "cluster": cluster.model_dump(),
-        "policy": scenario.policy.described(),
+        "policy": server.told(scenario.policy.described(), ranks),
+        "speculation": None if spec is None else spec.model_dump(),
+        "gpus": cluster.tp * ranks,
+        "ranks": ranks if ranks > 1 else None,
+        "attention_dp": True if ranks > 1 else None,
+        "dense_tp": 1 if ranks > 1 and cluster.tp == 1 else None,
         "kv_cache": cache.model_dump(),
         "dtype": "bfloat16",
         "quantization": quantization,
         "kv_cache_dtype": server.kv_names[scenario.kv_cache_dtype or "bf16"],
         "memory_share": getattr(cache, memory_share_of(policy)) or cluster.usable_memory,
         "expert_parallel": bool(cluster.expert_parallel),
-        "ep_size": cluster.tp if cluster.expert_parallel else 1,
+        "ep_size": cluster.tp * ranks if cluster.expert_parallel else 1,
         "no_prefix_caching": not cache.prefix_caching,
         "custom_code": checkpoint.custom_code,
     }
@@ -324,6 +467,7 @@ def _command(
             words += [option.replace("--", "--no-", 1)] if server.negates else []
         elif value is not None:
             words.append(f"{option} {value}")
+    words += [server.drafting(spec)] if spec is not None and server.drafting(spec) else []
     before = ""
     if server.partition and cluster.pp > 1 and cluster.layers_per_stage:
         layers = ",".join(str(count) for count in cluster.layers_per_stage)

@@ -2,9 +2,10 @@
 sensible ones of a model, enumerated.
 
 For a model, tensor parallelism stays inside a node and pipeline stages span nodes; replicas fill
-the remaining GPUs. A mixture's experts are sharded over the ranks, or whole on one rank each (EP).
-Each layout comes with several token budgets and sequence limits. Deployments that are not possible
-are dropped with the reason."""
+the remaining GPUs. A mixture's experts are sharded over the ranks, or whole on one rank each (EP);
+where its KV heads are too few to be divided, ranks may also have attention of their own (DP).
+Each layout comes with several token budgets and sequence limits, and with drafts where these are
+asked for. Deployments that are not possible are dropped with the reason."""
 
 from __future__ import annotations
 
@@ -24,7 +25,13 @@ from sarathi_sim.experiments.config.deployment import Deployment, Requests, depl
 from sarathi_sim.experiments.config.errors import ConfigError
 from sarathi_sim.experiments.config.loading import Draft, check_effect, check_scenario
 from sarathi_sim.experiments.config.requests import build_requests
-from sarathi_sim.experiments.config.scenario import POOLS, Engine, Scenario, parameter
+from sarathi_sim.experiments.config.scenario import (
+    POOLS,
+    Engine,
+    Scenario,
+    Speculation,
+    parameter,
+)
 from sarathi_sim.experiments.config.workload import (
     Arrivals,
     AtOnce,
@@ -44,6 +51,8 @@ from sarathi_sim.profiler.facts.model import ModelSpec, load_model
 from sarathi_sim.profiler.facts.ops import OPS
 from sarathi_sim.profiler.kernels.stack_file import stacks_on
 from sarathi_sim.profiler.storage.strict import did_you_mean
+from sarathi_sim.simulator.load.acceptance import AcceptanceError, golden_length
+from sarathi_sim.simulator.loop.routers import Router
 
 PILOT_REQUESTS = 1000
 LEAST_REQUESTS = 2500
@@ -90,6 +99,12 @@ class Option:
     def pooled(self) -> bool:
         """Whether prompts and decodes have workers of their own: then it is one replica."""
         return self.scenario.disaggregation is not None
+
+    @property
+    def drafts(self) -> int:
+        """Drafted tokens of a decode."""
+        spec = self.scenario.speculation
+        return spec.draft_length if spec is not None else 0
 
     @property
     def replicas(self) -> int:
@@ -340,13 +355,16 @@ TRAFFIC = "capacity_llama3_70b"
 """The default lengths: Azure's conversations of 2023."""
 MOST_GPUS = 64
 """For a rate, unless said."""
+DRAFTS = (0, 1, 2, 3)
+"""Draft lengths to try with speculation, unless said; 0 is none."""
 
 
 @dataclass(frozen=True)
 class Wanted:
     """The question: a model on ``gpus`` GPUs of one of the devices, or on as many as ``rate``
     requests a second need (at most ``gpus``). ``stated`` is the text of ``--workload``, if any;
-    ``pools``: also with prefill and decode workers."""
+    ``pools``: also with prefill and decode workers. ``speculation`` is the section without a draft
+    length, if any; ``drafts`` are the lengths to try, 0 without."""
 
     model: str
     devices: tuple[str, ...]
@@ -361,6 +379,17 @@ class Wanted:
     sequences: tuple[int, ...] = SEQUENCES
     stated: str | None = None
     pools: bool = False
+    speculation: Speculation | None = None
+    drafts: tuple[int, ...] = (0,)
+
+    def drafting(self, length: int) -> dict[str, Any]:
+        """The scenario's key ``speculation`` with so many drafts; empty for none."""
+        if self.speculation is None or not length:
+            return {}
+        given = self.speculation.acceptance
+        acceptance = given[:length] if isinstance(given, list) else given
+        update = {"draft_length": length, "acceptance": acceptance}
+        return {"speculation": self.speculation.model_copy(update=update).model_dump()}
 
     @property
     def not_tried(self) -> str:
@@ -370,7 +399,11 @@ class Wanted:
         listed["sequence limits"] = self.sequences
         if any(stacks):
             listed |= {"formats": self.dtypes, "stacks": sorted(filter(None, stacks))}
-        but = (f"{what} but {', '.join(map(str, some))}" for what, some in listed.items())
+        if self.speculation is not None:
+            listed[f"draft lengths of {self.speculation.method}"] = self.drafts
+        but = [f"{what} but {', '.join(map(str, some))}" for what, some in listed.items()]
+        if self.speculation is None:
+            but.append("speculation (--speculation)")
         workers = "prefill and decode workers (--pools)"
         if self.pools:
             workers = "workers with pipeline stages, or a smaller budget or limit; "
@@ -380,6 +413,8 @@ class Wanted:
 
 Described = tuple[Point, dict[str, Any]]
 """The layout and the limit of sequences of a deployment, and its scenario."""
+DRAFTING = " drafts "
+"""Before the draft length in the name of a layout."""
 
 
 def named(point: Point) -> str:
@@ -394,9 +429,11 @@ def layouts(wanted: Wanted) -> Iterator[Described]:
         device = load_device(name)
         for stack in wanted.stacks or _stacks(device):
             for dtype in wanted.dtypes:
-                shapes = _shapes(model, device, wanted.gpus, bool(stack))
-                for shape, *sizes in product(shapes, wanted.budgets, wanted.sequences):
-                    yield _layout(wanted, name, stack, dtype, shape, *sizes)
+                shapes = _shapes(model, device, wanted.gpus, stack)
+                sizes = (wanted.drafts, wanted.budgets, wanted.sequences)
+                for shape, drafts, budget, most in product(shapes, *sizes):
+                    if not drafts or shape["pp"] == 1:  # no drafts over several stages
+                        yield _layout(wanted, name, stack, dtype, shape, drafts, budget, most)
 
 
 def _stacks(device: DeviceSpec) -> tuple[str, ...]:
@@ -406,9 +443,11 @@ def _stacks(device: DeviceSpec) -> tuple[str, ...]:
 
 
 def _shapes(
-    model: ModelSpec, device: DeviceSpec, gpus: int, stack: bool
+    model: ModelSpec, device: DeviceSpec, gpus: int, stack: str
 ) -> Iterator[dict[str, Any]]:
-    """The layouts to try: ``tp``, ``pp`` and, for a mixture with a stack, ``expert_parallel``."""
+    """The layouts to try: ``tp``, ``pp`` and, for a mixture with a stack, ``expert_parallel`` and
+    ``dp``: with latent attention, or fewer KV heads than GPUs, tensor-parallel GPUs would hold the
+    same KV cache. TensorRT-LLM's ranks have one GPU each."""
     tp = 1
     while tp <= min(gpus, device.gpus_per_node):
         try:
@@ -423,7 +462,22 @@ def _shapes(
             else:
                 yield from ({**shape, "expert_parallel": whole} for whole in (False, True))
             pp *= 2
+        dp = 2
+        while model.experts is not None and stack and tp * dp <= gpus:
+            alike = model.latent is not None or model.num_kv_heads < tp * dp
+            if alike and (stack != "trtllm" or tp == 1):
+                ranks = {"dp": dp, "rank_router": router_of_ranks(stack)}
+                yield {"tp": tp, "pp": 1, **ranks, "expert_parallel": True}
+            dp *= 2
         tp *= 2
+
+
+def router_of_ranks(engine: str) -> Router:
+    """How an engine chooses a rank: vLLM the one with the fewest requests (waiting ones count
+    more), TensorRT-LLM the one with the fewest prompt tokens (``schedule_attention_dp_requests``),
+    SGLang takes turns (``--load-balance-method auto``)."""
+    known: dict[str, Router] = {"vllm": "least_requests", "trtllm": "least_prompt_tokens"}
+    return known.get(engine, "round_robin")
 
 
 def _layout(
@@ -432,6 +486,7 @@ def _layout(
     stack: str,
     dtype: str,
     shape: dict[str, Any],
+    drafts: int,
     budget: int,
     most: int,
 ) -> Described:
@@ -451,14 +506,17 @@ def _layout(
         "workload": wanted.workload,
         "cluster": {**shape, "max_length": wanted.max_length},
         "policy": policy,
+        **wanted.drafting(drafts),
     }
     if stack:
         scenario |= {"stack": stack, "dtype": dtype}
     several = [device] if len(wanted.devices) > 1 else []
     several += [stack] if len(wanted.stacks) > 1 else []
     several += [dtype] if len(wanted.dtypes) > 1 else []
-    called = f"TP {shape['tp']}" + (" EP" if shape.get("expert_parallel") else "")
+    called = f"TP {shape['tp']}" + (f" DP {shape['dp']}" if "dp" in shape else "")
+    called += " EP" if shape.get("expert_parallel") else ""
     called += f" PP {shape['pp']}" if shape["pp"] > 1 else ""
+    called += f"{DRAFTING}{drafts}" if drafts else ""
     layout = " ".join([*several, called, f"budget {budget}"])
     return {"layout": layout, "budget": budget, "seqs": most}, scenario
 
@@ -500,6 +558,8 @@ def wanted_of(
     tolerance: float,
     rejected: float = 0.0,
     pools: bool = False,
+    speculation: str | None = None,
+    drafts: str | None = None,
 ) -> Wanted:
     """The question of the command's options, checked; without ``dtype`` the checkpoint's number
     format. Raises ConfigError."""
@@ -514,6 +574,7 @@ def wanted_of(
     for name in devices:
         load_device(name)
     traffic, longest = parse_workload(workload or TRAFFIC, max_length)
+    drafter, lengths = _speculation(load_model(model).name, speculation, drafts)
     return Wanted(
         model,
         devices,
@@ -528,7 +589,53 @@ def wanted_of(
         _counts("--seqs", seqs) or SEQUENCES,
         workload,
         pools,
+        drafter,
+        lengths,
     )
+
+
+def _speculation(
+    model: str, text: str | None, drafts: str | None
+) -> tuple[Speculation | None, tuple[int, ...]]:
+    """``METHOD`` with the model's published acceptance, ``METHOD:golden_thinking_off``, or
+    ``METHOD:0.8,0.6``, the probability that each further draft holds, given those before; and the
+    draft lengths to try. Raises ConfigError, also where no acceptance is known."""
+    lengths = _counts("--drafts", drafts, least=0)
+    if text is None:
+        if lengths:
+            raise ConfigError(f"--drafts {drafts}: needs --speculation")
+        return None, (0,)
+    method, _, given = text.partition(":")
+    try:
+        acceptance = given if given.startswith("golden") or not given else _shares(given)
+        found = Speculation.model_validate({"method": method, "acceptance": acceptance or "golden"})
+    except ValueError:
+        raise ConfigError(
+            f"--speculation {text}: expected mtp, eagle3 or ngram, then nothing or :golden (the "
+            "published acceptance), :golden_thinking_off, or the probabilities that the first, "
+            "second, ... draft holds, given those before, such as :0.8,0.6"
+        ) from None
+    if isinstance(found.acceptance, list):
+        most = len(found.acceptance)
+        lengths = lengths or tuple(range(most + 1))
+        if max(lengths) > most:
+            problem = f"gives the probabilities of {most} drafts, and --drafts asks for"
+            raise ConfigError(f"--speculation {text}: {problem} {max(lengths)}")
+    else:
+        thinking = "thinking_off" if str(found.acceptance).endswith("off") else "thinking_on"
+        lengths = lengths or DRAFTS
+        try:
+            golden_length(model, method, thinking, max(lengths))
+        except AcceptanceError as error:
+            raise ConfigError(
+                f"--speculation {text}: {error}; a number here is a probability for each draft, "
+                f"as in {method}:0.8,0.6"
+            ) from None
+    return found, lengths
+
+
+def _shares(text: str) -> list[float]:
+    return [float(word) for word in text.split(",")]
 
 
 def _words(option: str, text: str, allowed: Iterable[str] = ()) -> tuple[str, ...]:
@@ -542,11 +649,11 @@ def _words(option: str, text: str, allowed: Iterable[str] = ()) -> tuple[str, ..
     return found
 
 
-def _counts(option: str, text: str | None) -> tuple[int, ...]:
+def _counts(option: str, text: str | None, least: int = 1) -> tuple[int, ...]:
     try:
         found = tuple(int(word) for word in text.split(",")) if text else ()
     except ValueError:
-        found = (0,)
-    if any(not 1 <= count <= 1_000_000 for count in found):
-        raise ConfigError(f"{option} {text}: expected counts from 1 on, with commas")
+        found = (-1,)
+    if any(not least <= count <= 1_000_000 for count in found):
+        raise ConfigError(f"{option} {text}: expected counts from {least} on, with commas")
     return found

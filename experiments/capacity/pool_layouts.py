@@ -3,7 +3,7 @@
 Both pools take the layouts of ``recommend`` without pipeline stages, with the largest token budget
 and limit of sequences: a chunk holds up no decode there. The ratio of prefill to decode workers is
 that of their saturations, the rates that their op times allow; a saturated prefill worker has a
-long queue, so the neighbours of that ratio are tried, too."""
+long queue, so the neighbours of that ratio are tried, too. Only decode workers verify drafts."""
 
 from __future__ import annotations
 
@@ -14,13 +14,20 @@ from itertools import product
 from typing import Any
 
 from sarathi_sim.experiments.capacity.bounds import alone, as_decode, as_prefill, saturation
-from sarathi_sim.experiments.capacity.options import Described, Option, Wanted, layouts, named
+from sarathi_sim.experiments.capacity.options import (
+    DRAFTING,
+    Described,
+    Option,
+    Wanted,
+    layouts,
+    named,
+)
 from sarathi_sim.experiments.capacity.slo import Objective
 from sarathi_sim.experiments.config.scenario import POOLS
 
 MOST_PAIRS = 4
-"""Pairs of layouts that are tried, the best by their saturations; each with some numbers of
-workers."""
+"""Pairs of layouts that are tried of each draft length, the best by their saturations; each with
+some numbers of workers."""
 LOADED = (1.0, 0.75, 0.5)
 """The parts of their saturations to which workers are loaded by a rate that is asked for."""
 PREFILLS = {"trtllm": {"policy": {"disable_overlap_scheduler": True}}}
@@ -83,9 +90,11 @@ def pool_layouts(
         value = (rate or pair.saturation(each[0])) / paid
         ranked.append((value / max(price(pair.decode.deployment.device.name), 1e-9), pair, each))
     ranked.sort(key=lambda one: -one[0])
-    for _, pair, each in ranked[:MOST_PAIRS]:
-        for workers in each:
-            yield _described(wanted, pair, workers, trees)
+    for drafts in wanted.drafts:
+        same = [one for one in ranked if one[1].decode.drafts == drafts]
+        for _, pair, each in same[:MOST_PAIRS]:
+            for workers in each:
+                yield _described(wanted, pair, workers, trees)
 
 
 def _pairs(
@@ -102,7 +111,7 @@ def _pairs(
             continue
         kind = (scenario.device, scenario.stack, scenario.dtype)
         prefills, decodes = alike.setdefault(kind, ({}, {}))
-        if not alone(option, first):
+        if option.drafts == min(wanted.drafts) and not alone(option, first):
             prefills[option] = saturation(as_prefill(deployment))
         if not alone(option, rest):
             decodes[option] = saturation(as_decode(deployment), objectives)
@@ -124,7 +133,7 @@ def _described(
     # A degree that one pool has must not become that of the other.
     tree = {**tree, "cluster": {"max_length": wanted.max_length}, "disaggregation": pools}
     words = [str(one.point["layout"]).rpartition(" budget ") for one in (pair.prefill, pair.decode)]
-    kind, _, shape = words[0][0].rpartition("TP ")
+    kind, _, shape = words[0][0].partition(DRAFTING)[0].rpartition("TP ")
     layout = f"{kind}{workers[0]} prefill TP {shape} + {workers[1]} decode TP "
     layout += f"{words[1][0].rpartition('TP ')[2]} budget {words[1][2]}"
     return {**pair.decode.point, "layout": layout}, tree

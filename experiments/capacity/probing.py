@@ -66,6 +66,7 @@ class Laboratory:
         chase = _Chase(self, searches, before, total or len(searches))
         plan = SweepPlan("", "capacity", "", AXES, None, tuple(chase.begin()), ())
         kept = _Kept(self.backend, self.backend.workers)
+        self.report.total += len(plan.runs)
         execute(plan, self.store, kept, self.progress, self.report, self.say, chase.follow)
         self.runs |= chase.runs
         return chase.found

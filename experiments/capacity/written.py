@@ -10,6 +10,7 @@ from typing import Any
 
 import pandas as pd
 
+from sarathi_sim.experiments.capacity.options import DRAFTING
 from sarathi_sim.experiments.capacity.slo import OVERLOAD, REJECTED
 from sarathi_sim.experiments.content import (
     Section,
@@ -26,7 +27,7 @@ Deployments = Sequence[Mapping[str, Any]]
 UNITS = {"rate": "requests/s", "clients": "clients"}
 _BECAUSE = {
     "memory": "the KV cache is full",
-    "bubbles": "stages wait for each other",
+    "bubbles": "stages or ranks wait for each other",
     "queueing": "requests wait for their first chunk",
     "slot": "requests wait for a decode slot",
     "transfer": "the KV cache has to be sent",
@@ -292,12 +293,12 @@ def capacities(found: Deployments) -> pd.DataFrame:
     return with_counts(rows)
 
 
-_COUNTS = ("tp", "pp", "dp", "replicas", "gpus")
+_COUNTS = ("tp", "pp", "dp", "drafts", "replicas", "gpus")
 
 
 def layout(one: Mapping[str, Any]) -> dict[str, int | None]:
-    """A deployment's degrees of parallelism, replicas and GPUs; of two pools each pool's, too, as
-    ``prefill_tp`` (its replicas are the workers)."""
+    """A deployment's degrees of parallelism, draft length, replicas and GPUs; of two pools each
+    pool's, too, as ``prefill_tp`` (its replicas are the workers)."""
     found = {key: one[key] for key in _COUNTS if key in one}
     for pool, each in one.get("pools", {}).items():
         found |= {f"{pool}_{key}": each[key] for key in _COUNTS if key in each}
@@ -468,7 +469,8 @@ def _in_words(one: Mapping[str, Any]) -> str:
     """The recommendation in words: the servers, and the chosen settings of the engine."""
     policy = one["scenario"]["policy"]
     chosen = [f"{key} {policy[key]}" for key in _SETTINGS if key in policy]
-    return ", ".join([_servers(one, _shape(one["name"])), *chosen])
+    drafts = [f"{one['drafts']} drafts a decode"] if one.get("drafts") else []
+    return ", ".join([_servers(one, _shape(one["name"]).partition(DRAFTING)[0]), *drafts, *chosen])
 
 
 def _question(found: Mapping[str, Any]) -> str:

@@ -46,6 +46,30 @@ RefineOption = Annotated[
 PoolsOption = Annotated[
     bool, typer.Option("--pools", help="Also try prefill and decode workers of their own.")
 ]
+MaxLengthOption = Annotated[
+    int | None,
+    typer.Option(
+        min=2,
+        help="Longest sequence, tokens.  [default: the longest request, or what the "
+        "configuration states]",
+    ),
+]
+SpeculationOption = Annotated[
+    str | None,
+    typer.Option(
+        metavar="METHOD[:ACCEPTANCE]",
+        help="Also try drafts by mtp, eagle3 or ngram. ACCEPTANCE: golden (the published one; "
+        "default), golden_thinking_off, or the probabilities that the first, second, ... draft "
+        "holds, given those before, such as 0.8,0.6.",
+    ),
+]
+DraftsOption = Annotated[
+    str | None,
+    typer.Option(
+        help="Draft lengths to try, with commas; 0: none.  [default: 0,1,2,3, or as many as have a "
+        "probability]"
+    ),
+]
 RejectedOption = Annotated[
     float,
     typer.Option(min=0, max=0.99, callback=finite, help="Share of requests that may be rejected."),
@@ -138,14 +162,7 @@ def recommend(
             metavar="LENGTHS", help=f"{LENGTHS}  [default: Azure's conversations of 2023]"
         ),
     ] = None,
-    max_length: Annotated[
-        int | None,
-        typer.Option(
-            min=2,
-            help="Longest sequence, tokens.  [default: the longest request, or what the "
-            "configuration states]",
-        ),
-    ] = None,
+    max_length: MaxLengthOption = None,
     stack: Annotated[str | None, typer.Option(help="vllm, sglang, trtllm, with commas.")] = None,
     dtype: Annotated[
         str | None, typer.Option(help="bf16, fp8, ..., with commas.  [default: the model's]")
@@ -156,6 +173,8 @@ def recommend(
     tolerance: Annotated[float, typer.Option(min=0.01, max=0.5, help="Of the capacities.")] = 0.05,
     rejected: RejectedOption = 0.0,
     pools: PoolsOption = False,
+    speculation: SpeculationOption = None,
+    drafts: DraftsOption = None,
     refine: RefineOption = 0,
     out: Annotated[Path | None, typer.Option(help="[default: runs/recommend]")] = None,
     json: JsonOption = False,
@@ -168,8 +187,9 @@ def recommend(
 
     That is the one that carries most on the GPUs, or costs least for a rate. Layouts, token budgets
     and sequence limits are enumerated and bounded; the others race, and the best are searched
-    exactly. The result has the engine's own command line, and a configuration. --pools adds
-    deployments whose prompts and decodes have workers of their own, and finds how many of each.
+    exactly. A mixture's layouts also have ranks with attention of their own (DP). The result has
+    the engine's own command line, and a configuration. --pools adds deployments whose prompts and
+    decodes have workers of their own, and finds how many of each; --speculation draft lengths.
 
     \b
     Examples:
@@ -177,6 +197,8 @@ def recommend(
         --stack vllm --slo "p99 ttft 1s, p99 tbt 50ms"
       sarathi-sim recommend --model llama-3.1-8b --device l40s,h100-80g-sxm --rate 20 \\
         --slo "attainment 95% ttft 1s tpot 50ms" --workload 1024:256
+      sarathi-sim recommend --model deepseek-r1 --device h200-sxm --gpus 16 --stack sglang \\
+        --slo "p99 ttft 2s, p99 tpot 30ms" --pools --speculation mtp:0.8,0.6 --drafts 0,1,2
     """
     from sarathi_sim.experiments.capacity.answer import load_prices
     from sarathi_sim.experiments.capacity.options import wanted_of
@@ -187,7 +209,7 @@ def recommend(
     check_backend(backend, address, workers)
     wanted = wanted_of(
         *(model, device, slo, gpus, rate, workload, max_length, stack, dtype, budget, seqs),
-        *(tolerance, rejected, pools),
+        *(tolerance, rejected, pools, speculation, drafts),
     )
     costs = load_prices(prices)
     folder, where = out or Path("runs/recommend"), backend_at(backend, address, workers)

@@ -334,7 +334,7 @@ class ProgressBar:
             return
         if what not in self._tasks:
             self._tasks[what] = self._progress.add_task(what, total=total)
-        self._progress.update(self._tasks[what], completed=done)
+        self._progress.update(self._tasks[what], completed=done, total=total)
         if not self._shown and time.monotonic() - self._began > 1:
             self._shown = True
             self._progress.start()

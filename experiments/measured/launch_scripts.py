@@ -19,19 +19,11 @@ from sarathi_sim.profiler.facts.device import DeviceSpec
 from sarathi_sim.profiler.storage.files import data_dir
 from sarathi_sim.profiler.storage.plain_yaml import read_mapping
 from sarathi_sim.profiler.storage.strict import parse, strict_dataclass
-from sarathi_sim.simulator.loop.routers import Router
 
 Condition = dict[str, Any]
 Settings = dict[str, Any]
 
 INFERENCEX = "inferencex"
-RANK_ROUTERS: dict[str, Router] = {
-    "vllm": "least_requests",
-    "sglang": "round_robin",
-    "trtllm": "least_prompt_tokens",
-}
-"""How engines choose a rank of data-parallel attention: vLLM the one with the fewest requests
-(waiting ones count more), SGLang by default each in turn."""
 #: AIConfigurator's tables under this name repeat InferenceX's numbers (58 of 61 loads of both).
 _REPEATED = "nvidia_gap_csv"
 _MIB = 2**20

@@ -17,8 +17,8 @@ from typing import Annotated, Any, Literal
 import numpy as np
 from pydantic import BaseModel, ConfigDict, Field, Json
 
+from sarathi_sim.experiments.capacity.options import router_of_ranks
 from sarathi_sim.experiments.config.errors import ConfigError
-from sarathi_sim.experiments.measured.launch_scripts import RANK_ROUTERS
 from sarathi_sim.experiments.measured.servers import read_rows
 from sarathi_sim.profiler.bundle.csv_cells import read_cells
 from sarathi_sim.profiler.facts.formats import Stack, WeightDtype
@@ -333,7 +333,7 @@ def _layout(run: MlperfRun) -> dict[str, Any]:
     if not run.attention_dp:
         return {"tp": run.tp}
     spread = (run.ep or 1) > 1
-    router = RANK_ROUTERS[ENGINES[run.engine]]
+    router = router_of_ranks(ENGINES[run.engine])
     return {"tp": 1, "dp": run.tp, "rank_router": router, "expert_parallel": spread}
 
 

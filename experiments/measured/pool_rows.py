@@ -6,9 +6,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from sarathi_sim.experiments.capacity.options import router_of_ranks
 from sarathi_sim.experiments.config.errors import ConfigError
 from sarathi_sim.experiments.measured.launch_lists import StartedPool
-from sarathi_sim.experiments.measured.launch_scripts import RANK_ROUTERS, of_a_rank
+from sarathi_sim.experiments.measured.launch_scripts import of_a_rank
 from sarathi_sim.experiments.measured.servers import Measured
 from sarathi_sim.simulator.load.acceptance import golden_length
 
@@ -54,7 +55,7 @@ def _pool(row: Measured, pool: str, one: StartedPool, experts: int) -> dict[str,
         "replicas": one.workers,
     }
     if one.ranks > 1:
-        cluster["rank_router"] = RANK_ROUTERS[row.backend]
+        cluster["rank_router"] = router_of_ranks(row.backend)
     if one.ep > 1:
         cluster["expert_parallel"] = True
     if one.a2a:

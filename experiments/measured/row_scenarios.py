@@ -9,11 +9,11 @@ from __future__ import annotations
 import re
 from typing import Any
 
+from sarathi_sim.experiments.capacity.options import router_of_ranks
 from sarathi_sim.experiments.config.errors import ConfigError
 from sarathi_sim.experiments.config.inputs import HostConstants, calls_of_layer
 from sarathi_sim.experiments.measured.launch_scripts import (
     INFERENCEX,
-    RANK_ROUTERS,
     launch_scripts,
     of_a_rank,
     origin,
@@ -158,7 +158,7 @@ def scenario_of(row: Measured, host: HostConstants, apart: bool = False) -> dict
         "cluster": {
             "tp": row.tp,
             "pp": row.pp,
-            **({"dp": dp, "rank_router": RANK_ROUTERS[row.backend]} if dp > 1 else {}),
+            **({"dp": dp, "rank_router": router_of_ranks(row.backend)} if dp > 1 else {}),
             "max_length": sum(_lengths(row, apart)[:2]),
             **_spread(row, known.pop("expert_parallel", "as_row")),
         },

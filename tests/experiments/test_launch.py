@@ -9,21 +9,27 @@ from __future__ import annotations
 import importlib.util
 import json
 import os
+import re
 import shlex
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from itertools import product
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import yaml
 
 from sarathi_sim.experiments.capacity.launch import launch
+from sarathi_sim.experiments.capacity.options import router_of_ranks
 from sarathi_sim.experiments.config.base import Source
 from sarathi_sim.experiments.config.loading import check_scenario
-from sarathi_sim.experiments.config.scenario import Scenario
+from sarathi_sim.experiments.config.scenario import POOLS, Scenario
+from sarathi_sim.experiments.config.two_pools import pool_of
+from sarathi_sim.experiments.measured.launch_lists import StartedServer
+from sarathi_sim.experiments.measured.pool_rows import pools_of
 from sarathi_sim.profiler.facts.model import checkpoints, list_models, load_model
 from sarathi_sim.profiler.storage.plain_yaml import parse_yaml
 from tests.profiler.hf_configs import LLAMA_3
@@ -64,7 +70,7 @@ def scenario(engine: str, model: str, otherwise: bool = False, **keys: Any) -> S
 
 def words(command: str) -> list[str]:
     """The server's arguments: what follows the program, without the environment."""
-    found = shlex.split(command.rpartition("END\n")[2])
+    found = shlex.split(command.rpartition("END\n")[2], comments=True)
     while "=" in found[0]:
         found = found[1:]
     starts = {"vllm": 2, "python": 3, "trtllm-serve": 1}  # vllm serve; python -m sglang...
@@ -138,18 +144,134 @@ def test_without_a_known_checkpoint_there_is_a_line_and_no_command(
     assert found.needs is not None and told in found.needs and "\n" not in found.needs
 
 
+RANKS = {"dp": 4, "expert_parallel": True, "max_length": 4096}
+
+
 @pytest.mark.parametrize(
-    "keys",
+    ("engine", "cluster"),
     [
-        {"cluster": {"dp": 2, "expert_parallel": True}},
-        {"cluster": {"tp": 2, "expert_parallel": True, "moe_a2a_backend": "nccl"}},
-        {"speculation": {"method": "mtp", "acceptance": 2.4}},
+        ("vllm", {**RANKS, "rank_router": "round_robin"}),
+        ("sglang", {**RANKS, "rank_router": "least_tokens"}),
+        ("vllm", {"tp": 2, "expert_parallel": True, "moe_a2a_backend": "nccl"}),
     ],
 )
-def test_what_no_command_says_is_no_command(keys: dict[str, Any]) -> None:
+def test_what_no_command_says_is_no_command(engine: str, cluster: dict[str, Any]) -> None:
     """It would start something else."""
     with pytest.raises(ValueError, match="no command says"):
-        launch(scenario("vllm", "qwen3-30b-a3b", **keys))
+        launch(scenario(engine, "qwen3-30b-a3b", cluster=cluster))
+
+
+def with_ranks(engine: str, tp: int = 1, model: str = "deepseek-r1", **keys: Any) -> Scenario:
+    """Four ranks of ``tp`` GPUs; of DeepSeek, whose engines write an fp8 cache."""
+    cluster = {**RANKS, "tp": tp, "rank_router": router_of_ranks(engine)}
+    formats = {"dtype": "fp8_block", "kv_cache_dtype": "fp8"}
+    return scenario(engine, model, cluster=cluster, **formats, **keys)
+
+
+def options(command: str) -> dict[str, str]:
+    """The options of a server's command, each with the word behind it, if that is a value."""
+    given = words(command)
+    return {
+        word: "" if following.startswith("--") else following
+        for word, following in zip(given, [*given[1:], "--"], strict=True)
+        if word.startswith("--")
+    }
+
+
+def comments(command: str) -> list[str]:
+    return [line[2:] for line in command.splitlines() if line.startswith("# ")]
+
+
+@pytest.mark.parametrize(
+    ("method", "told"),
+    [
+        ("mtp", {"method": "mtp", "num_speculative_tokens": 2}),
+        ("eagle3", {"method": "eagle3", "num_speculative_tokens": 2, "model": "DRAFTER"}),
+        ("ngram", {"method": "ngram", "num_speculative_tokens": 2}),
+    ],
+)
+def test_vllms_ranks_and_drafts(method: str, told: dict[str, Any]) -> None:
+    spec = {"method": method, "draft_length": 2, "acceptance": [0.8, 0.6]}
+    command = launch(with_ranks("vllm", tp=2, speculation=spec)).command
+    assert command is not None
+    found = options(command)
+    assert json.loads(found["--speculative-config"]) == told
+    assert found["--tensor-parallel-size"] == "2" and found["--data-parallel-size"] == "4"
+    assert found["--enable-expert-parallel"] == "" and found["--max-num-seqs"] == "256"
+    said = " ".join(comments(command))
+    assert "Limits are a rank's." in said and ("drafter" in said) == (method == "eagle3")
+
+
+@pytest.mark.parametrize(
+    ("method", "algorithm", "chain"),
+    [
+        ("mtp", "EAGLE", "--speculative-eagle-topk"),
+        ("eagle3", "EAGLE3", "--speculative-eagle-topk"),
+        ("ngram", "NGRAM", "--speculative-ngram-max-bfs-breadth"),
+    ],
+)
+def test_sglangs_drafts_are_a_chain(method: str, algorithm: str, chain: str) -> None:
+    spec = {"method": method, "draft_length": 2, "acceptance": [0.8, 0.6]}
+    command = launch(scenario("sglang", "qwen3-30b-a3b", speculation=spec)).command
+    found = options(str(command))
+    assert found["--speculative-algorithm"] == algorithm and found[chain] == "1"
+    steps = "--speculative-num-steps", "--speculative-num-draft-tokens"
+    assert [found[key] for key in steps] == ["2", "3"]
+    assert (found.get("--speculative-draft-model-path") == "DRAFTER") == (method == "eagle3")
+    both = launch(with_ranks("sglang", speculation=spec))
+    assert (both.command is None) == (method == "ngram")
+    assert both.command is not None or "no n-gram drafts" in str(both.needs)
+
+
+@pytest.mark.parametrize("tp", [1, 2])
+def test_sglang_divides_what_it_is_told_by_its_ranks(tp: int) -> None:
+    policy = {"name": "sglang", "chunked_prefill_size": 512, "max_running_requests": 12}
+    command = launch(with_ranks("sglang", tp, policy=policy)).command
+    assert command is not None
+    found = options(command)
+    assert (found["--tp-size"], found["--dp-size"]) == (str(4 * tp), "4")
+    assert found["--ep-size"] == str(4 * tp) and "--enable-dp-attention" in found
+    assert "--enable-dp-lm-head" in found
+    # As the server's arguments do: handle_data_parallelism, and the pools' sizes.
+    assert int(found["--chunked-prefill-size"]) // 4 == 512
+    assert int(found["--max-running-requests"]) // 4 == 12
+    assert float(found["--schedule-conservativeness"]) * 0.3 == pytest.approx(1.0)
+    assert (found.get("--moe-dense-tp-size") == "1") == (tp == 1)
+    assert any("Dense layers" in line for line in comments(command)) == (tp == 2)
+
+
+@pytest.mark.parametrize(
+    ("method", "told"),
+    [
+        ("mtp", {"decoding_type": "MTP", "num_nextn_predict_layers": 2}),
+        ("ngram", {"decoding_type": "NGram", "max_draft_len": 2}),
+        (
+            "eagle3",
+            {"decoding_type": "Eagle", "max_draft_len": 2, "speculative_model_dir": "DRAFTER"},
+        ),
+    ],
+)
+def test_tensorrt_llms_ranks_and_drafts(method: str, told: dict[str, Any]) -> None:
+    spec = {"method": method, "draft_length": 2, "acceptance": [0.8, 0.6]}
+    command = launch(with_ranks("trtllm", speculation=spec)).command
+    assert command is not None
+    content = parse_yaml(command.split("'END'\n")[1].partition("END\n")[0], "trtllm.yaml")
+    assert content["enable_attention_dp"] is True and content["speculative_config"] == told
+    found = options(command)
+    assert [found[key] for key in ("--tp_size", "--ep_size", "--max_batch_size")] == [
+        *("4", "4", "2048")
+    ]
+
+
+def test_tensorrt_llms_ranks_have_one_gpu_each() -> None:
+    found = launch(with_ranks("trtllm", tp=2))
+    assert found.command is None and "one GPU each" in str(found.needs)
+
+
+def test_ranks_on_several_nodes_are_said_to_be() -> None:
+    one, many = (str(launch(with_ranks("vllm", tp)).command) for tp in (2, 4))
+    assert "nodes" not in one
+    assert "16 GPUs are more than a node's 8" in " ".join(comments(many))
 
 
 def test_a_checkpoint_of_ones_own_is_its_folder(tmp_path: Path) -> None:
@@ -204,12 +326,12 @@ def test_all_settings_of_tensorrt_llm(otherwise: bool) -> None:
     )
 
 
-POOLS = {"prefill": {"cluster": {"replicas": 2}}, "decode": {"cluster": {"tp": 4}}}
+TWO = {"prefill": {"cluster": {"replicas": 2}}, "decode": {"cluster": {"tp": 4}}}
 
 
 def workers(engine: str, **keys: Any) -> list[str]:
     """The commands of a prefill worker, of a decode worker and of the router."""
-    command = launch(scenario(engine, "qwen3-32b", disaggregation=POOLS, **keys)).command
+    command = launch(scenario(engine, "qwen3-32b", disaggregation=TWO, **keys)).command
     assert command is not None
     parts = command.split("# ")[1:]
     first = ["2 prefill workers, on prefill-0, prefill-1", "1 decode worker, on decode-0"]
@@ -260,6 +382,67 @@ def test_tensorrt_llms_workers_run_under_dynamo() -> None:
     assert router.startswith("python -m dynamo.frontend --router-mode round-robin")
 
 
+def read_back(command: str) -> dict[str, str]:
+    """A worker of a pool in the columns of a launch list: its own settings by the engine's names,
+    its degrees by those of the list."""
+    found = {key[2:]: value for key, value in options(command).items()}
+    if "END\n" in command:
+        text = command.split("'END'\n")[1].partition("END\n")[0]
+        for key, value in parse_yaml(text, "worker.yaml").items():
+            inner = value if isinstance(value, dict) else {"": value}
+            found |= {f"{key}.{name}".rstrip("."): str(each) for name, each in inner.items()}
+    names = {
+        "tp": ("tp-size", "tensor_parallel_size"),
+        "ep": ("ep-size", "moe_expert_parallel_size"),
+    }
+    degrees = {to: found[name] for to, some in names.items() for name in some if name in found}
+    ranks = "enable-dp-attention" in found or found.get("enable_attention_dp") == "True"
+    return {**found, **degrees, "dp_attention": str(ranks)}
+
+
+@pytest.mark.parametrize("engine", ["sglang", "trtllm"])
+def test_a_launch_list_reads_what_was_written(engine: str) -> None:
+    """From the commands of both pools to the reader of measured servers' settings, and back to the
+    pools that were simulated."""
+    limits = {
+        "sglang": {"chunked_prefill_size": 4096, "max_running_requests": 24,
+                   "disable_overlap_schedule": True},
+        "trtllm": {"max_num_tokens": 4096, "max_batch_size": 24},
+    }  # fmt: skip
+    share = {"sglang": "mem_fraction_static", "trtllm": "free_gpu_memory_fraction"}[engine]
+    cluster = {"max_length": 4096}
+    ranks = {**RANKS, "tp": 1, "rank_router": router_of_ranks(engine)}
+    pools = {"prefill": {"cluster": {"tp": 8, "expert_parallel": True, "replicas": 3}},
+             "decode": {"cluster": ranks}}  # fmt: skip
+    both = scenario(
+        engine, "deepseek-r1", dtype="fp8_block", kv_cache_dtype="fp8", cluster=cluster,
+        policy={"name": engine, **limits[engine]}, kv_cache={share: 0.8}, disaggregation=pools,
+        speculation={"method": "mtp", "draft_length": 2, "acceptance": [0.8, 0.6]},
+    )  # fmt: skip
+    parts = re.split(r"^# (\d+) \w+ workers?, on .*\n", str(launch(both).command), flags=re.M)
+    columns: dict[str, Any] = {"id": "x", "speculation": "mtp"}
+    for pool, many, text in zip(POOLS, parts[1::2], parts[2::2], strict=True):
+        columns[f"{pool}_workers"] = many
+        worker = text.partition("# the router")[0].strip()
+        columns |= {f"{pool}:{key}": value for key, value in read_back(worker).items()}
+    server = StartedServer.model_validate(columns)
+    assert server.draft_length == 2
+    about = {"isl": 1000, "osl": 100, "concurrency": 1, "drafts": 2}
+    row: Any = SimpleNamespace(backend=engine, launch=server, **about)
+    found = pools_of(row, {}, 256)["disaggregation"]
+    for pool in POOLS:
+        simulated, _ = pool_of(both, pool, Source("", "x", {}, ()))
+        assert found[pool]["kv_cache"] == {share: 0.8}
+        assert found[pool]["cluster"] == {
+            key: getattr(simulated.cluster, key)
+            for key in ("tp", "dp", "replicas", "expert_parallel")
+        }
+        policy = simulated.policy.described()
+        assert {key: found[pool]["policy"][key] for key in limits[engine]} == {
+            key: policy[key] for key in limits[engine]
+        }
+
+
 # The engines' own parsers --------------------------------------------------------------------
 
 Formats = tuple[str, str | None]
@@ -276,11 +459,20 @@ def cached(key: str, otherwise: Any = None) -> Reading:
     return lambda one: getattr(one.kv_cache, key) or otherwise
 
 
+def drafted(one: Scenario) -> int | None:
+    """The draft length."""
+    return one.speculation and one.speculation.draft_length
+
+
 UNLIKE = ("adaptive_threshold", "version", "ignore_eos")
 PARSED: dict[str, dict[str, Reading]] = {
     "vllm": {
         "tensor_parallel_size": lambda one: one.cluster.tp,
         "pipeline_parallel_size": lambda one: one.cluster.pp,
+        "data_parallel_size": lambda one: one.cluster.dp,
+        "speculative_config": lambda one: (
+            {"method": "mtp", "num_speculative_tokens": drafted(one)} if drafted(one) else None
+        ),
         "enable_expert_parallel": lambda one: bool(one.cluster.expert_parallel),
         "max_model_len": lambda one: one.cluster.max_length,
         "dtype": lambda one: "bfloat16",
@@ -295,14 +487,27 @@ PARSED: dict[str, dict[str, Reading]] = {
         "enable_prefix_caching": cached("prefix_caching", False),
     },
     "sglang": {
-        "tp_size": lambda one: one.cluster.tp,
+        "tp_size": lambda one: one.cluster.tp * one.cluster.dp,
+        "dp_size": lambda one: one.cluster.dp,
+        "speculative_num_steps": drafted,
+        "speculative_num_draft_tokens": lambda one: drafted(one) and drafted(one) + 1,
+        "speculative_algorithm": lambda one: drafted(one) and "EAGLE",
+        "enable_dp_lm_head": lambda one: one.cluster.dp > 1,
         "pp_size": lambda one: one.cluster.pp,
-        "ep_size": lambda one: one.cluster.tp if one.cluster.expert_parallel else 1,
+        "ep_size": lambda one: (
+            one.cluster.tp * one.cluster.dp if one.cluster.expert_parallel else 1
+        ),
         "context_length": lambda one: one.cluster.max_length,
         "dtype": lambda one: "bfloat16",
         "kv_cache_dtype": lambda one: "fp8_e4m3" if one.kv_cache_dtype == "fp8" else "bf16",
         **{key: setting(key) for key in OTHERWISE["sglang"] if key not in UNLIKE},
-        "chunked_prefill_size": lambda one: setting("chunked_prefill_size")(one) or -1,
+        "chunked_prefill_size": lambda one: (
+            one.cluster.dp * (setting("chunked_prefill_size")(one) or -1)
+        ),
+        "max_running_requests": lambda one: one.cluster.dp * setting("max_running_requests")(one),
+        "schedule_conservativeness": lambda one: (
+            setting("schedule_conservativeness")(one) / (0.3 if one.cluster.dp > 1 else 1)
+        ),
         "mem_fraction_static": cached("mem_fraction_static", 0.9),
         "page_size": cached("block_size"),
         "disable_radix_cache": lambda one: not cached("prefix_caching")(one),
@@ -321,6 +526,9 @@ def shipped(engine: str) -> Iterator[Scenario]:
             keys = {"dtype": dtype} | ({"moe_dtype": moe_dtype} if moe_dtype else {})
             for kv, otherwise in product(("bf16", "fp8"), (False, True)):
                 yield scenario(engine, model, otherwise, kv_cache_dtype=kv, **keys)
+    if engine != "trtllm":
+        for tp in (1, 2):
+            yield with_ranks(engine, tp, speculation={"method": "mtp", "acceptance": 2.4})
 
 
 @pytest.mark.parametrize("engine", ["vllm", "sglang"])
