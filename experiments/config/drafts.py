@@ -40,6 +40,8 @@ def drafter_of(scenario: Scenario, model: ModelSpec, source: Source) -> ModelSpe
         problem = "needs policy.enable_mixed_chunk: false, as the engine does"
     elif spec.method == DRAFT_MODEL and name == "sglang" and scenario.cluster.dp > 1:
         problem = "needs cluster.dp 1: SGLang has no draft model beside data-parallel attention"
+    elif draft_slots(scenario) and scenario.policy.described()["max_num_batched_tokens"] < 2:
+        problem = "needs policy.max_num_batched_tokens of 2 or more: one is the draft model's"
     if problem is not None:
         raise source.error("speculation", spec.method, problem)
     drafter = None

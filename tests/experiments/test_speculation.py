@@ -533,6 +533,11 @@ def own(name: str) -> tuple[str, ...]:
         (POLICIES["vllm"], own("qwen3-0.6b"), "vocabulary of llama-3-8b: 128256 tokens, not 15193"),
         (POLICIES["vllm"], own("golden"), "speculation.acceptance: value 'golden': no acceptance"),
         (POLICIES["vllm"], own("golden"), "(1 to 4), or 3 probabilities, as you measured them"),
+        (
+            {"name": "vllm", "max_num_batched_tokens": 1, "max_num_seqs": 1},
+            own("llama-3.2-1b"),
+            "needs policy.max_num_batched_tokens of 2 or more",
+        ),
         (POLICIES["vllm"], (*own("llama-3.2-1b"), "cluster.tp=64"), "cluster.tp: value 64"),
         (POLICIES["vllm"], (*own("llama-3.2-1b"), "cluster.pp=2"), "needs cluster.pp 1"),
         (
