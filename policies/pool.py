@@ -553,7 +553,11 @@ class Pool(Scheduler):
             known = self._returned(sequence)
             # Scheduling a decode makes the token before it known, in its block.
             known += bool(given) or self._scheduled_last(sequence)
-            lost = context = self._leave(sequence)
+            drops = self._drops_of(sequence)
+            if drops and sequence.yielding:
+                self._yields_nothing(sequence)
+            mine = sum(slot == sequence.cohort.index for slot, _ in out) if drops else 0
+            lost = context = self._leave(sequence, dropped=mine)
             known = max(sequence.target, known) if self.policy.ahead else context + given
             self.blocks.release(sequence, context + given, known, again=True)
             for slot, iteration in out:
@@ -827,9 +831,15 @@ class Pool(Scheduler):
         most = min(sequence.prompt_tokens + sequence.max_tokens, self.max_length)
         return most - 1 - sequence.offset
 
-    def _leave(self, sequence: Sequence, last: int | None = None) -> int:
+    def _leave(self, sequence: Sequence, last: int | None = None, dropped: int = 0) -> int:
         self._abroad.pop(sequence, None)
-        return Scheduler._leave(self, sequence, last)
+        return Scheduler._leave(self, sequence, last, dropped)
+
+    def _yields_nothing(self, sequence: Sequence) -> None:
+        """The token of its chunks in flight is lost: their span is not one that yields it."""
+        rows = range(len(self.spans) - 5, -1, -5)
+        at = next(row for row in rows if self.spans[row] == sequence.id)
+        self.spans[at + 1] = PART
 
     def _move(self, sequence: Sequence, to: Cohort) -> None:
         out = self._out(sequence)

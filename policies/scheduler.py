@@ -230,10 +230,11 @@ class Scheduler:
         sequence.cohort = cohort
         self.endings.joined(sequence, cohort)
 
-    def _leave(self, sequence: Sequence, last: int | None = None) -> int:
+    def _leave(self, sequence: Sequence, last: int | None = None, dropped: int = 0) -> int:
         """Take a sequence out of its cohort; returns its context.
 
-        If it has ended, ``last`` is the last iteration of its span, if it took part in it.
+        If it has ended, ``last`` is the last iteration of its span, if it took part in it. The
+        last ``dropped`` iterations yield it no token.
         """
         cohort, sequence.cohort = sequence.cohort, None
         assert cohort is not None
@@ -242,8 +243,10 @@ class Scheduler:
         first, stop = cohort.leave(sequence)
         if last is None or last >= stop:
             last = stop - 1
-        if last >= first:
-            self.spans.frombytes(span(sequence.id, DECODE, cohort.index, first, last))
+        if last - dropped >= first:
+            self.spans.frombytes(span(sequence.id, DECODE, cohort.index, first, last - dropped))
+        if dropped:
+            self._log(sequence, PART, cohort.index, last - dropped + 1, last)
         return sequence.offset + stop
 
     def _move(self, sequence: Sequence, to: Cohort) -> None:

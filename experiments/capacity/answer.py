@@ -37,7 +37,12 @@ from sarathi_sim.experiments.content import assumed
 from sarathi_sim.experiments.figures.style import styled
 from sarathi_sim.experiments.results import SUMMARY, json_bytes
 from sarathi_sim.experiments.run.traffic import with_workload
-from sarathi_sim.experiments.run.uncertainty import QUANTILES, uncertainty
+from sarathi_sim.experiments.run.uncertainty import (
+    QUANTILES,
+    factors_of_pools,
+    timing,
+    uncertainty_of,
+)
 from sarathi_sim.experiments.sweeps.points import between, in_order
 from sarathi_sim.profiler.storage.files import data_dir, user_path
 from sarathi_sim.profiler.storage.plain_yaml import dump_yaml, read_mapping
@@ -96,13 +101,13 @@ def banded(
     """Each capacity if all ops were slower, or faster, by the joint 90 % band of their errors.
 
     The band is that of a saturated run's makespan. Pilots with these op times and with the
-    profile's have the same random numbers; the ratio of their loads scales the capacity. Two pools
-    have no band.
+    profile's have the same random numbers; the ratio of their loads scales the capacity. Of two
+    pools it is the band of their ops' time, the wider end of both.
     """
     searches = {}
     for number, (option, one) in enumerate(found.items()):
         lab.progress("errors of op times", number, len(found))
-        if isinstance(one.pilot, Crossing) and len(option.deployment.pools) == 1:
+        if isinstance(one.pilot, Crossing):
             slower = _slower(option, plans[option], one.pilot)
             searches[option] = _scaled_pilots(plans[option], one.pilot, slower)
     lab.progress("errors of op times", len(found), len(found))
@@ -121,7 +126,9 @@ def _slower(option: Option, plan: SearchPlan, rough: Crossing) -> list[float]:
     where = Source("capacity", option.name, {}, ())
     deployment = deploy(option.at(probe, kind).scenario, where)  # with the probe's own requests
     analysis = Analysis(deployment.simulate())
-    spread = uncertainty(deployment, analysis)
+    if analysis.records.handovers is not None:
+        return factors_of_pools(deployment, analysis)
+    spread = uncertainty_of(*timing(deployment), analysis)
     return [] if spread is None else [float(q) for q in np.quantile(spread.slower, QUANTILES)]
 
 

@@ -6,7 +6,7 @@ from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass, field, fields, replace
 from functools import cached_property
 from hashlib import sha256
-from typing import Any, Literal
+from typing import Any, Literal, Self
 
 import numpy as np
 
@@ -61,6 +61,7 @@ from sarathi_sim.policies.scheduler import Scheduler
 from sarathi_sim.profiler.facts.device import DeviceSpec
 from sarathi_sim.profiler.facts.formats import NumberBytes
 from sarathi_sim.profiler.facts.model import ModelSpec
+from sarathi_sim.profiler.facts.ops import OPS
 from sarathi_sim.profiler.physics.shard_times import DOUBT
 from sarathi_sim.simulator.load.engine_memory import (
     NO_DRAFTER,
@@ -144,6 +145,12 @@ class Deployment:
         found = f"{self.device.name}/{self.model.name}/tp{self.scenario.cluster.tp}"
         kernels = self.scenario.kernels
         return f"{found}-{kernels.name}" if kernels else found
+
+    def slowed(self, times: float) -> Self:
+        """The same deployment, where every op takes ``times`` as long."""
+        factors, drafter = dict.fromkeys(OPS, times), self.drafter
+        drafts = drafter.scaled(factors) if drafter is not None else None
+        return replace(self, ops=self.ops.scaled(factors), drafter=drafts)
 
     def summary(self, analysis: Analysis) -> dict[str, Any]:
         """A run of it in numbers (docs/metrics.md)."""
@@ -356,6 +363,9 @@ class PoolsDeployment(Deployment):
     @property
     def pools(self) -> tuple[Deployment, ...]:
         return self.prefill, self.decode
+
+    def slowed(self, times: float) -> Self:
+        return replace(self, prefill=self.prefill.slowed(times), decode=self.decode.slowed(times))
 
     @property
     def bundle_name(self) -> str:

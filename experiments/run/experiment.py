@@ -38,6 +38,7 @@ from sarathi_sim.experiments.results import (
 from sarathi_sim.experiments.run.run_answer import run_answer
 from sarathi_sim.experiments.run.second_process import Errand, SecondProcess
 from sarathi_sim.experiments.run.uncertainty import (
+    AnyUncertainty,
     Uncertainty,
     ratio_band,
     timing,
@@ -68,7 +69,7 @@ class ScenarioRun:
     deployment: Deployment
     analysis: Analysis
     summary: dict[str, Any]
-    uncertainty: Uncertainty | None
+    uncertainty: AnyUncertainty | None
 
     def __repr__(self) -> str:
         return f"<ScenarioRun of {self.summary['requests']} requests>"
@@ -162,17 +163,26 @@ def simulate_all(experiment: Experiment, progress: Progress = silent) -> Experim
     """Simulate every scenario. Raises ConfigError before the first one if any cannot run."""
     deployments = deploy_all(experiment)
     runs = {name: _run(name, each, progress) for name, each in deployments.items()}
-    return _with_bands(experiment, runs, _effects(runs))
+    return _with_bands(experiment, runs, _effects(runs, progress))
 
 
-def _effects(runs: Mapping[str, ScenarioRun]) -> dict[str, Uncertainty | None]:
-    return {name: uncertainty(run.deployment, run.analysis) for name, run in runs.items()}
+def _effects(
+    runs: Mapping[str, ScenarioRun], progress: Progress
+) -> dict[str, AnyUncertainty | None]:
+    found = {}
+    for name, run in runs.items():
+
+        def told(done: int, name: str = name, total: int = len(run.deployment.requests)) -> None:
+            progress(f"{name}: errors of op times", done, total)
+
+        found[name] = uncertainty(run.deployment, run.analysis, told)
+    return found
 
 
 def _with_bands(
     experiment: Experiment,
     runs: Mapping[str, ScenarioRun],
-    effects: Mapping[str, Uncertainty | None],
+    effects: Mapping[str, AnyUncertainty | None],
 ) -> ExperimentResult:
     runs = {name: replace(run, uncertainty=effects[name]) for name, run in runs.items()}
     ratios = {
@@ -222,7 +232,7 @@ def run_experiment(
         drawn = None
         if second is not None:
             drawn = second.begin(_draw, _drawing(runs, window), folder / "figures")
-        effects = _effects({name: run for name, run in runs.items() if name not in begun})
+        effects = _effects({n: run for n, run in runs.items() if n not in begun}, progress)
         _write_tables(runs, folder)
         if second is not None:
             effects |= {name: second.result(work) for name, work in begun.items()}
@@ -308,7 +318,7 @@ def _ratio(
 def _narrow_by(run: ScenarioRun) -> str | None:
     """The reason why a run's band is narrower than its op errors would make it; None without."""
     workload, sent_s = run.deployment.scenario.workload, run.analysis.records.arrival_s
-    if run.uncertainty is None:
+    if run.uncertainty is None or run.analysis.records.handovers is not None:
         return None
     if workload.sessions is not None or workload.arrivals.kind == "closed_loop":
         return "clients"
@@ -325,8 +335,8 @@ def _draw(drawing: Drawing, folder: Path, told: Told) -> None:
 
 
 def _is_small(run: ScenarioRun) -> bool:
-    """Whether a run's records are small enough to be held by a second process, too. (Those of two
-    pools have no band.)"""
+    """Whether a run's records are small enough to be held by a second process, too. (One of two
+    pools is simulated again here.)"""
     if run.analysis.records.handovers is not None:
         return False
     return sum(log.num_iterations for log in run.analysis.records.replicas) <= MOST_SENT

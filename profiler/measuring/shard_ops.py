@@ -12,7 +12,6 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import cached_property
-from statistics import median
 from typing import Any
 
 import numpy as np
@@ -24,7 +23,7 @@ from sarathi_sim.profiler.facts.formats import Distribution, Kernels, exponent_o
 from sarathi_sim.profiler.facts.model import ModelSpec
 from sarathi_sim.profiler.facts.ops import ATTENTION, DECODE, MOE, OPS, OTHERS, PREFILL
 from sarathi_sim.profiler.planning.grid import Key
-from sarathi_sim.profiler.planning.journal import Timing, relative_iqr
+from sarathi_sim.profiler.planning.journal import Timing
 from sarathi_sim.profiler.planning.settings import (
     DESIGNED,
     MIXED,
@@ -114,7 +113,7 @@ class ShardOps:
 
     def launch(self, key: Key) -> Timing:
         """The host's time to enqueue a ``mixed`` layer."""
-        return guarded(lambda: _host_time(self.call(MIXED, key), self.timer.repeats), self.device)
+        return guarded(lambda: self.timer.launch(self.call(MIXED, key)), self.device)
 
     def sustained(self, key: Key, seconds: float) -> tuple[Timing, Timing]:
         """A ``mixed`` layer back to back for so long: its time at the start and at the end.
@@ -332,8 +331,6 @@ def memory_needs(
 
 
 _OVERHEAD_CONTEXT = 16
-#: Layers launched after each other. Their kernels fit into the GPU's queue, so none waits for it.
-_IN_A_ROW = 4
 
 
 def overheads(ops: ShardOps) -> dict[str, Callable[[], Timing]]:
@@ -357,12 +354,11 @@ def overheads(ops: ShardOps) -> dict[str, Callable[[], Timing]]:
             call = layer()
             return _captured(lambda: call(0))
 
-    repeats = ops.timer.repeats
     return {
         "layer_run": lambda: ops.timer(layer()),
-        "layer_launch": lambda: _host_time(layer(), repeats),
+        "layer_launch": lambda: ops.timer.launch(layer()),
         "layer_graph_run": lambda: ops.timer(replay()),
-        "layer_graph_launch": lambda: _host_time(replay(), repeats),
+        "layer_graph_launch": lambda: ops.timer.launch(replay()),
     }
 
 
@@ -384,24 +380,6 @@ def _narrow_layer(ops: ShardOps) -> Callable[[int], object]:
         narrow, 1, ops.device, ops.dtype, limits, ops.timer, math.inf, ops.attention
     )
     return narrow_ops.call(MIXED, (0, 0, 1, 1))
-
-
-@torch.inference_mode()
-def _host_time(call: Callable[[int], object], repeats: int) -> Timing:
-    """The host's time to enqueue a call of some in a row, the first on an idle device: an engine
-    launches layer after layer. One run in ten is a warm-up."""
-    began = time.perf_counter()
-    samples = []
-    for number in range(11 * repeats):
-        torch.cuda.synchronize()
-        start = time.perf_counter()
-        for _ in range(_IN_A_ROW):
-            call(0)
-        if number >= repeats:
-            samples.append((time.perf_counter() - start) / _IN_A_ROW)
-    torch.cuda.synchronize()
-    spread = round(relative_iqr(samples), 5)
-    return Timing(median(samples) * 1e6, spread, len(samples), seconds=time.perf_counter() - began)
 
 
 def _captured(call: Callable[[], object]) -> Callable[[int], object]:

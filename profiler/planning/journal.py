@@ -27,11 +27,11 @@ class Timing:
     """One measured point.
 
     ``time_us`` is the median, ``spread`` the interquartile range over it, ``samples`` how many were
-    timed, ``preempted`` in how many of them another process had the core for a while, ``seconds``
-    what measuring took in all. ``time_us`` is None for a point that was skipped or failed, and
-    ``note`` then says why; ``lost`` whether the GPU did no more for this process after it.
-    ``kernel`` is what computed attention, where that is known of the point. The rest is the GPU's
-    state meanwhile (profiler/shard/timing.py).
+    timed, ``preempted`` in how many of them another process had the core for a while, or a GPU
+    waited for its host, ``seconds`` what measuring took in all. ``time_us`` is None for a point
+    that was skipped or failed, and ``note`` then says why; ``lost`` whether the GPU did no more for
+    this process after it. ``kernel`` is what computed attention, where that is known of the point.
+    The rest is the GPU's state meanwhile (profiler/shard/timing.py).
     """
 
     time_us: float | None

@@ -12,7 +12,7 @@ import statistics
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import asdict, dataclass, replace
 from itertools import takewhile
 from statistics import median
@@ -117,6 +117,17 @@ class Sampler:
             self._thread.join()
             self._thread = None
 
+    @contextmanager
+    def paused(self) -> Iterator[None]:
+        """No thread beside the host's inside."""
+        ran = self._thread is not None
+        self.__exit__()
+        try:
+            yield
+        finally:
+            if ran:
+                self.__enter__()
+
     def _run(self) -> None:
         while True:
             self.sample()
@@ -191,10 +202,13 @@ def _answers() -> bool:
 
 
 #: Written or read before each GPU sample: more than any L2. Many times over, it takes longer (0.9
-#: ms at 5 TB/s) than launching a whole layer's kernels, so the host is ahead and launches do not
-#: count.
+#: ms at 5 TB/s) than most hosts take to launch a layer's kernels, so that launches do not count. A
+#: sample whose GPU was ready before the host is taken again, up to so many times as long after it.
 _FLUSH_BYTES = 256 * 2**20
 _FLUSHES = 16
+_LONGEST_FLUSH = 8
+#: Layers launched after each other. Their kernels fit into the GPU's queue, so none waits for it.
+_IN_A_ROW = 4
 #: Clock cycles that a GPU waits instead, where nothing is flushed: about a millisecond.
 _WAIT_CYCLES = 1_500_000
 #: A read faster than the copy bandwidth by more than this came from the L2.
@@ -244,6 +258,7 @@ class Timer:
         self._steady = steady
         self._patience_s = patience_s
         self._preempted = 0
+        self._longer = 1
         self.flush: FlushMode = flush
         self._sampler = sampler
         self._buffer: torch.Tensor | None = None
@@ -264,8 +279,10 @@ class Timer:
         """Time ``call(i)``, i counting the calls so that it can rotate its buffers."""
         began = time.perf_counter()
         with torch.inference_mode():
+            self._longer = 1
             count = self._warm_up(call)
-            self._preempted = 0
+            # What the first calls needed is forgotten: those take the host longest.
+            self._preempted, self._longer = 0, 1
             samples: list[float] = []
             while not self._enough(samples, time.perf_counter() - began):
                 samples.append(self._sample(call, count))
@@ -298,19 +315,25 @@ class Timer:
     def _sample(self, call: Callable[[int], object], index: int) -> float:
         if self._buffer is None:
             return self._cpu_sample(call, index)
-        start, end = cuda_events()
-        self._make_cold(self._buffer)
-        start.record()
-        call(index)
-        end.record()
-        torch.cuda.synchronize(self.device)
-        return float(start.elapsed_time(end)) * 1e-3
+        while True:
+            start, end = cuda_events()
+            self._make_cold(self._buffer)
+            start.record()
+            call(index)
+            end.record()
+            waited = bool(start.query())  # the GPU began before the host had enqueued the call
+            torch.cuda.synchronize(self.device)
+            if not waited or self._longer >= _LONGEST_FLUSH:
+                self._preempted += waited
+                return float(start.elapsed_time(end)) * 1e-3
+            self._longer *= 2
 
     def _make_cold(self, buffer: torch.Tensor) -> None:
         if self.flush == "rotate":
-            torch.cuda._sleep(_WAIT_CYCLES)  # type: ignore[no-untyped-call, unused-ignore]
+            cycles = self._longer * _WAIT_CYCLES
+            torch.cuda._sleep(cycles)  # type: ignore[no-untyped-call, unused-ignore]
             return
-        for _ in range(_FLUSHES):
+        for _ in range(self._longer * _FLUSHES):
             if self.flush == "write":
                 buffer.zero_()
             else:
@@ -349,6 +372,24 @@ class Timer:
         if self._sampler is None:
             return timing
         return replace(timing, **asdict(self._sampler.since(from_s)))
+
+    def launch(self, call: Callable[[int], object]) -> Timing:
+        """The host's time to enqueue a call on a GPU, of some in a row, the first on an idle one:
+        an engine launches layer after layer. One run in ten is a warm-up. Nobody asks NVML
+        meanwhile, in a thread that could hold the host up."""
+        began = time.perf_counter()
+        samples = []
+        with torch.inference_mode(), self._sampler.paused() if self._sampler else nullcontext():
+            for number in range(11 * self.repeats):
+                torch.cuda.synchronize(self.device)
+                start = time.perf_counter()
+                for _ in range(_IN_A_ROW):
+                    call(0)
+                if number >= self.repeats:
+                    samples.append((time.perf_counter() - start) / _IN_A_ROW)
+            torch.cuda.synchronize(self.device)
+        spread, seconds = round(relative_iqr(samples), 5), time.perf_counter() - began
+        return Timing(median(samples) * 1e6, spread, len(samples), seconds=seconds)
 
     def event_floor(self) -> Timing:
         """The time between two events without work: every GPU time includes it."""

@@ -71,6 +71,16 @@ class _Perturbed:
             self._ops[part].append((use.time_s, column))
         self._tables = [np.reshape(table, (len(table), SAMPLES)) for table in tables]
 
+    def added_s(self, times: Mapping[str, int]) -> Floats:
+        """Seconds added to all iterations together in each sample; what is added to a part counts
+        so many ``times``."""
+        found = np.zeros(SAMPLES)
+        for part, ops, table in zip(PARTS, self._ops, self._tables, strict=True):
+            for time_s, column in ops:
+                added = np.bincount(column, time_s, len(table)) @ table
+                found += times.get(part, 0) * added
+        return found
+
     def __call__(self, rows: Ints) -> tuple[Floats, Floats, Floats, Floats]:
         """Seconds added to layer, first stage, last stage and transfer; (rows, samples) each."""
         added = []
@@ -93,6 +103,24 @@ def _added_to_steps(
     steps: Steps, extra: Extra, _: int, rows: Ints
 ) -> tuple[Floats, Floats, Floats, Floats]:
     return steps.extra(extra, rows)
+
+
+def op_time_samples(
+    uses: Sequence[Mapping[str, OpUse]], errors: Errors, key: str, num_layers: int
+) -> Floats:
+    """The time of all ops in the iterations of these replicas, over the predicted one, under each
+    of :data:`SAMPLES` joint draws of the op errors. Transfers between stages are left out.
+
+    ``uses`` and ``key`` are those of :func:`makespan_samples`.
+    """
+    times = {"layer": num_layers, "first": 1, "last": 1}
+    added, total = np.zeros(SAMPLES), 0.0
+    for used in uses:
+        added += _Perturbed(used, errors, key).added_s(times)
+        for op, use in used.items():
+            part = OPS[op].part if op in OPS else "layer"  # a whole layer
+            total += times.get(part, 0) * float(use.time_s.sum())
+    return 1 + added / total if total else np.ones(SAMPLES)
 
 
 def makespan_samples(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -26,11 +27,18 @@ from sarathi_sim.experiments.config.errors import ConfigError
 from sarathi_sim.experiments.config.loading import load_experiment, stored
 from sarathi_sim.experiments.config.scenario import parameter
 from sarathi_sim.experiments.content import assumed
+from sarathi_sim.experiments.results import to_json
 from sarathi_sim.experiments.run.compare import comparison_answer, simulate_again
 from sarathi_sim.experiments.run.experiment import run_experiment
+from sarathi_sim.experiments.run.run_answer import shown_row
+from sarathi_sim.experiments.run.uncertainty import (
+    PER_MAKESPAN,
+    PoolsUncertainty,
+    factors_of_pools,
+)
 from sarathi_sim.experiments.sweeps.jobs import Job, folder_files
 from sarathi_sim.experiments.sweeps.plan import plan_sweep, run_key
-from sarathi_sim.profiler.facts.ops import ALL_REDUCE, SEND_RECV
+from sarathi_sim.profiler.facts.ops import ALL_REDUCE, OPS, SEND_RECV
 from sarathi_sim.simulator.views.metrics import PARTS, Analysis, Hardware
 from tests.experiments.small_config import called, deployed, message
 
@@ -259,11 +267,52 @@ def ran(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_a_result_of_two_pools(ran: Path) -> None:
     (summary,) = json.loads((ran / "summary.json").read_text())["scenarios"].values()
-    assert summary["slot_s"]["mean"] > 0 and "makespan_s_band" not in summary
+    assert summary["slot_s"]["mean"] > 0
+    for metric in ("makespan_s", "tokens_per_s"):
+        low, high = summary[f"{metric}_band"]
+        assert low < summary[metric] < high
     again = simulate_again(ran, "two", "two")
     assert not again.notes
     assert again.analysis.records.called(1) == "prefill 1"
     assert again.analysis.records.called(2) == "decode 0"
+
+
+def test_the_bands_of_two_pools_are_runs_with_slower_and_faster_ops(ran: Path) -> None:
+    """The wider band of the two pools' ops, in both: configured by hand, and simulated again."""
+    (summary,) = json.loads((ran / "summary.json").read_text())["scenarios"].values()
+    found = two()
+    factors = factors_of_pools(found, Analysis(found.simulate()))
+    assert factors[0] < 0.99 and factors[1] > 1.01
+    ends = []
+    for times in factors:
+        scale = json.dumps(dict.fromkeys(OPS, times))
+        one = two(f"engine.op_scale={scale}")
+        ends.append(one.summary(Analysis(one.simulate())))
+    for name, quantile in (("ttft_s", "p50"), ("ttft_s", "p99"), ("tbt_s", "p99")):
+        band = [end[name][quantile] for end in ends]
+        assert summary[name][f"{quantile}_band"] == pytest.approx(band)
+        assert band[0] < summary[name][quantile] < band[1]
+    assert summary["tokens_per_s_band"] == pytest.approx([e["tokens_per_s"] for e in ends[::-1]])
+
+
+def test_a_band_has_no_upper_end_where_the_slower_run_is_overloaded() -> None:
+    """And it holds the run's own number, of whose steady part other requests may be left out."""
+
+    def summary(latency: float, steady: float, throughput: float) -> dict[str, Any]:
+        of_makespan = dict.fromkeys(("makespan_s", *PER_MAKESPAN), throughput)
+        return of_makespan | {"ttft_s": {"p50": latency}, "steady": {"ttft_s": {"p50": steady}}}
+
+    slow, own, fast = summary(9.0, np.nan, 1.0), summary(3.0, 3.0, 2.0), summary(4.0, 4.0, 4.0)
+    found = PoolsUncertainty((slow, fast), []).as_json(own)
+    assert found["ttft_s"] == {"p50": 3.0, "p50_band": [3.0, 9.0]}
+    assert found["steady"]["ttft_s"] == {"p50": 3.0, "p50_band": [3.0, np.inf]}
+    assert found["makespan_s_band"] == [1.0, 4.0]
+    overloaded = PoolsUncertainty((slow, slow), []).as_json(slow)
+    assert overloaded["steady"]["ttft_s"].keys() == {"p50"}
+    shown = to_json({"steady": found["steady"] | {"state": "steady"}})
+    assert shown_row("ttft_s.p50_band", [shown]) == [
+        "time to first token, median, 90 % band", "s", "3.00 to overload"
+    ]  # fmt: skip
 
 
 @pytest.mark.slow
@@ -420,3 +469,24 @@ def test_capacity_names_the_slot_and_the_transfer(
     (found,) = json.loads((tmp_path / "summary.json").read_text())["deployments"]
     assert found["binds"]["slo"] == "p90 ttft 1s" and found["binds"]["because"] == because
     assert found["capacity"] > 0 and found["gpus"] == (3 if because == "queueing" else 4)
+
+
+@pytest.mark.slow
+def test_the_band_of_a_capacity_of_pools(tmp_path: Path) -> None:
+    """Its ends are about the capacities that a search finds with slower, and with faster, ops."""
+    slo = {"slo": "p90 ttft 1s", "tolerance": 0.02, "requests": 600}
+    tree = yaml.safe_load(TWO) | {"capacity": slo | {"replications": {"least": 2, "most": 2}}}
+    found = two()
+    factors = factors_of_pools(found, Analysis(found.simulate()))
+    ends = []
+    for number, times in enumerate((1.0, *factors)):
+        scale = {"engine": {"op_scale": dict.fromkeys(OPS, times)}}
+        out = tmp_path / str(number)
+        find_capacity(tree | scale, {}, out=out, bands=number == 0)
+        (one,) = json.loads((out / "summary.json").read_text())["deployments"]
+        ends.append(one)
+    first, fast, slow = ends
+    low, high = first["band"]
+    assert low < first["capacity"] < high
+    assert low == pytest.approx(slow["capacity"], rel=0.04)
+    assert high == pytest.approx(fast["capacity"], rel=0.04)

@@ -3,13 +3,13 @@ hand."""
 
 from __future__ import annotations
 
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Mapping
 from dataclasses import dataclass
 
 from sarathi_sim.policies.batch import Batch
 from sarathi_sim.policies.kv import Blocks
-from sarathi_sim.policies.log import LOST
+from sarathi_sim.policies.log import DECODE, LOST, PREFILL, RECOMPUTE
 from sarathi_sim.policies.policy import cached_blocks_of
 from sarathi_sim.policies.pool import Pool, PoolPolicy
 from sarathi_sim.policies.request import Prefix, Request
@@ -51,10 +51,12 @@ def schedule(
     in_flight: int = 1,
     stages: int = 1,
     steps: int = 1000,
+    tokens: Counter[int] | None = None,
 ) -> list[Step]:
     """The iterations until everybody is served (or ``steps`` of them), each returning when as many
     as may be are in flight. ``arrivals`` are by the iteration before which they come; ``blocks``
-    can be used (one more is the null block)."""
+    can be used (one more is the null block). ``tokens`` gets those of each request according to the
+    log's spans."""
     pool = Pool(
         policy,
         (cached_blocks_of(policy) if caching else Blocks)(blocks + 1, block_size),
@@ -86,6 +88,10 @@ def schedule(
         if len(out) == in_flight:
             pool.complete(out.popleft())
     assert pool.num_unfinished or pool.blocks.free == pool.blocks.capacity
+    if tokens is not None:
+        spans = iter(pool.spans)
+        for id, role, _, first, last in zip(*5 * [spans], strict=True):
+            tokens[id] += {DECODE: last - first + 1, PREFILL: 1, RECOMPUTE: 1}.get(role, 0)
     return found
 
 

@@ -90,8 +90,9 @@ def arrivals(draw: st.DrawFn) -> dict[int, list[Request]]:
 def test_everybody_is_served_in_tight_memory(
     name: str, requests: dict[int, list[Request]], caching: bool, stages: int, blocks: int
 ) -> None:
-    """Each request yields its tokens, no more blocks are taken than there are, and in the end all
-    are free (``schedule`` checks that)."""
+    """Each request yields its tokens, once according to the log, no more blocks are taken than
+    there are, and in the end all are free (``schedule`` checks that)."""
+    tokens = Counter[int]()
     policy = build(name.split()[0], **POLICIES[name])
     assert is_pooled(policy)
     steps = schedule(
@@ -102,8 +103,10 @@ def test_everybody_is_served_in_tight_memory(
         stages=stages,
         in_flight=stages + policy.ahead,
         steps=20_000,
+        tokens=tokens,
     )
     assert len(steps) < 20_000
+    assert tokens == {each.id: each.output_tokens for group in requests.values() for each in group}
     assert min(step.free for step in steps) >= 0
     served = Counter(id for step in steps for id in step.decodes)
     served.update(id for step in steps for id, _ in step.chunks)
@@ -444,8 +447,9 @@ def test_with_overlap_a_retracted_request_loses_the_token_on_its_way() -> None:
     booked, request 1 computes its 4 + 6 tokens again.
     """
     arrivals = {0: [request(0, 3, 12)], 1: [request(1, 4, 11)]}
-    policy = Sglang(schedule_conservativeness=0.0)
-    steps = schedule(policy, arrivals, blocks=20, block_size=1, in_flight=2)
+    policy, tokens = Sglang(schedule_conservativeness=0.0), Counter[int]()
+    steps = schedule(policy, arrivals, blocks=20, block_size=1, in_flight=2, tokens=tokens)
+    assert tokens == {0: 12, 1: 11}
     assert [step.preempted for step in steps[:9]] == [*[[]] * 8, [1]]
     assert chunks(steps)[:15] == [[(0, 3)], [(1, 4)], *[[]] * 12, [(1, 10)]]
     assert decodes(steps)[:15] == [[], [], *[[0, 1]] * 6, *[[0]] * 5, [], []]

@@ -39,13 +39,15 @@ class Gpu:
     """What the pretended GPU was asked for, and what it shall fail.
 
     ``fail_at`` holds the exception of the n-th synchronization (from 1). ``calls`` counts those.
-    After a ``torch.AcceleratorError`` every later synchronization fails as well.
+    After a ``torch.AcceleratorError`` every later synchronization fails as well. The first ``late``
+    questions whether it has come to an event are answered with yes.
     """
 
     fail_at: dict[int, BaseException] = field(default_factory=dict)
     calls: int = 0
     broken: BaseException | None = None
     call_ms: float = 0.05
+    late: int = 0
     log: list[str] = field(default_factory=list)
     nvml: Any = None
 
@@ -168,6 +170,10 @@ class _Event:
 
     def elapsed_time(self, end: _Event) -> float:
         return self._gpu.call_ms
+
+    def query(self) -> bool:
+        late, self._gpu.late = self._gpu.late, max(0, self._gpu.late - 1)
+        return late > 0
 
     def synchronize(self) -> None:
         self._gpu.synchronize()

@@ -282,6 +282,40 @@ def test_each_way_to_make_the_cache_cold(flush: Any) -> None:
         assert ops.names == 3 * 16 * [op]
 
 
+@pytest.mark.parametrize(
+    ("late", "flushes", "preempted"),
+    [
+        (2, [1, 2, 4, 4, 1], 0),  # in the first call, which a warm-up is
+        (1000, [1, 2, 4, 8, 8, 1, 2, 4, 8], 1),
+    ],
+)
+def test_a_gpu_that_waits_for_its_host_waits_longer(
+    late: int, flushes: list[int], preempted: int
+) -> None:
+    """By hand: two warm-ups and a sample. A sample is taken again after a flush twice as long, up
+    to eight times; one that waited even so is counted."""
+    with fake_cuda.pretend() as gpu:
+        timer = timing.Timer(torch.device("cuda"), 1, flush="read")
+        gpu.late = late
+        with CountedOps() as ops:
+            found = timer(lambda index: None)
+    assert ops.names == 16 * sum(flushes) * ["aten.sum.default"]
+    assert (found.samples, found.preempted) == (1, preempted)
+
+
+def test_nobody_asks_nvml_while_the_host_is_timed() -> None:
+    with fake_cuda.pretend():
+        sampler = timing.Sampler()
+        timer = timing.Timer(torch.device("cuda"), 1, sampler=sampler)
+        running: list[bool] = []
+        with sampler:
+            timer.launch(lambda index: running.append(sampler._thread is not None))
+            assert sampler._thread is not None
+        timer.launch(lambda index: None)
+        assert sampler._thread is None
+    assert running == 4 * 11 * [False]
+
+
 class CountedOps(TorchDispatchMode):
     """The names of what torch runs inside."""
 

@@ -33,7 +33,7 @@ from sarathi_sim.simulator.confidence.held_out import (
 from sarathi_sim.simulator.confidence.op_errors import LayerError, OpError, standard_normals
 from sarathi_sim.simulator.confidence.retime import causes, retimed_finish
 from sarathi_sim.simulator.confidence.retime_steps import Steps
-from sarathi_sim.simulator.confidence.run_band import SAMPLES, makespan_samples
+from sarathi_sim.simulator.confidence.run_band import SAMPLES, makespan_samples, op_time_samples
 from sarathi_sim.simulator.loop.records import Floats, Ints, Records
 from sarathi_sim.simulator.loop.simulation import simulate
 from sarathi_sim.simulator.op_times.breakdown import OpUse, breakdown, whole_layer
@@ -211,6 +211,7 @@ def test_an_error_of_one_op_moves_the_run_by_its_share(run: Run) -> None:
     draws = np.expm1(0.2 * standard_normals("key ffn_ln1", SAMPLES)[0])
     moved = 3 * uses[0]["ffn_ln1"].time_s.sum() * draws
     assert samples == pytest.approx(records.end_s + moved)
+    assert op_time_samples(uses, one, "key", 3) * records.end_s == pytest.approx(samples)
     # And with local errors only, draws of the octaves it was used in.
     one["ffn_ln1"] = dataclasses.replace(one["ffn_ln1"], common=0.0, local=0.2)
     local = makespan_samples(records, Analysis(records).spans, uses, one, "key")
