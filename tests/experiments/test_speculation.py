@@ -302,6 +302,32 @@ def config_json(folder: Path, name: str, **changes: Any) -> str:
     return str(path)
 
 
+@pytest.mark.parametrize("method", [MTP, DRAFT])
+def test_the_drafter_is_a_part_of_its_own_in_an_explanation(method: dict[str, Any]) -> None:
+    """The sum of its passes over the recorded decodes; without a drafter nothing."""
+    one = ("workload.requests=1", "workload.lengths={kind: fixed, prompt: 100, decode: 91}")
+    deployment = small(
+        "sglang",
+        *one,
+        "workload.pd_ratio=null",
+        **method,
+    )
+    analysis = Analysis(deployment.simulate())
+    found = explanation(analysis, deployment.predictor)
+    assert sum(found.stages.values()) == found.wall
+    assert deployment.predictor.drafter is not None
+    columns = analysis.records.replicas[0].iterations
+    passes = 0.0
+    for context, drafts in zip(columns["decode_context"], columns["drafts"], strict=True):
+        if drafts:
+            passes += deployment.predictor.drafter([verified(1, int(drafts), int(context))])[0]
+    prompt = Batch(0, ((s := Sequence(0, 100, 1, 0), 100, 0),), 100, 0, 0, 0, yields=(s,))
+    passes += deployment.predictor.drafter([prompt])[0]
+    assert float(found.stages["drafter"]) == pytest.approx(passes, rel=1e-6)
+    plain = small("sglang", *one, "workload.pd_ratio=null")
+    assert explanation(Analysis(plain.simulate()), plain.predictor).stages["drafter"] == 0
+
+
 @pytest.mark.parametrize("policy", POLICIES)
 def test_a_draft_model_of_one_layer_of_the_models_kind_costs_what_mtp_costs(
     policy: str, tmp_path: Path
