@@ -150,7 +150,7 @@ def speculates(policy: Policy | PoolPolicy) -> bool:
     return bool(getattr(policy, "speculates", False))
 
 
-def looks_ahead(policy: PoolPolicy) -> bool:
+def looks_ahead(policy: Policy | PoolPolicy) -> bool:
     """Whether a policy takes KV for the tokens of a drafter beforehand."""
     return bool(getattr(policy, "looks_ahead", False))
 

@@ -96,6 +96,9 @@ class Pool(Scheduler):
 
     ``draft_length`` tokens drafted for each decode
     ``lookahead``    tokens beyond those computed for which the drafter needs KV
+    ``draft_slots``  rows of each sequence in an iteration that its drafter computes beyond the
+                 model's own: 1 for a draft model, which reads the token just yielded, too (MTP and
+                 EAGLE read the tokens shifted by one, with the model's hidden states)
     ``drafting``     running sequences that decode, each with the drafts for its next decode
     ``reserved`` sequences whose KV may be sent here, because they have blocks for it now, or need
                  not be sent, because it was in the cache: these run (``order`` is not negative).
@@ -108,6 +111,7 @@ class Pool(Scheduler):
     stages: int = 1
     draft_length: int = 0
     lookahead: int = 0
+    draft_slots: int = 0
     drafting: dict[Sequence, int] = field(init=False, default_factory=dict)
     partials: dict[Sequence, None] = field(init=False, default_factory=dict)
     step: int = field(init=False, default=0)

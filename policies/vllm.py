@@ -23,7 +23,8 @@ def _by_priority(sequence: Sequence) -> Any:
 class Vllm:
     """Running requests first, in the order of admission, then waiting ones, under a token budget.
 
-    A decode takes one token of ``max_num_batched_tokens``, a prompt as many as are left. If blocks
+    A decode takes one token of ``max_num_batched_tokens``, a prompt as many as are left; beside a
+    draft model each takes one more. If blocks
     run out, the request admitted last is preempted (under ``scheduling_policy: priority`` the one
     with the lowest priority). It computes its tokens again later. ``watermark`` is the share of
     the blocks that an admission leaves free. ``scheduler_reserve_full_isl`` admits a request only
@@ -78,7 +79,8 @@ class Vllm:
 
     def plan(self, pool: Pool) -> bool:
         """Running requests, then, if none was preempted, waiting ones."""
-        budget = most = self.max_num_batched_tokens
+        most = self.max_num_batched_tokens
+        budget = most - pool.draft_slots
         running, waiting = len(pool.running), len(pool.waiting) + pool.holding
         if self.long_prefill_token_threshold:
             most = self._longest_prefill(running + waiting)
@@ -92,7 +94,7 @@ class Vllm:
         if preempted:
             return False
         settled = not waiting or running >= self.max_num_seqs
-        if not settled and budget:
+        if not settled and budget > 0:
             settled = self._admit(pool, most, budget)
         return settled and len(pool.running) <= self.max_num_batched_tokens
 
@@ -107,7 +109,8 @@ class Vllm:
 
     def _serve_running(self, pool: Pool, most: int) -> tuple[int, bool]:
         """Serve running requests; returns the rest of the budget, and whether one was preempted."""
-        budget, preempted = self.max_num_batched_tokens, False
+        slots = pool.draft_slots
+        budget, preempted = self.max_num_batched_tokens - slots, False
         decodes = pool.num_decodes
         if not pool.drafting and (
             # Prompts are not cut short, so the only unfinished prompt was admitted last.
@@ -123,7 +126,7 @@ class Vllm:
         else:
             members = pool.eligible()
         for sequence in members:
-            if not budget:
+            if budget <= 0:
                 break
             if sequence not in pool.running or self.elsewhere(sequence):
                 continue  # preempted meanwhile
@@ -131,13 +134,14 @@ class Vllm:
             tokens = min(tokens, pool.max_length - pool.context(sequence) - 1)
             while pool.needs(sequence, tokens) > pool.blocks.free:
                 victim = self._victim(pool)
-                budget += pool.preempt(victim)
+                given = pool.preempt(victim)
+                budget += given and given + slots
                 preempted = True
                 if victim is sequence:
                     break
             else:
                 pool.run(sequence, tokens)
-                budget -= tokens
+                budget -= tokens + slots
                 continue
             if self.order is None or self.version == "0.32":
                 break
@@ -155,7 +159,7 @@ class Vllm:
         blocks = pool.blocks.free - pool.decode_blocks
         for sequence in pool.partials:
             tokens = min(sequence.remaining_prompt, most)
-            budget -= tokens
+            budget -= tokens + pool.draft_slots
             blocks -= pool.needs(sequence, tokens)
         return budget >= 0 and blocks >= 0
 
@@ -181,10 +185,11 @@ class Vllm:
         for sequence in self.in_turn(pool):
             if len(pool.running) >= self.max_num_seqs:
                 return True
-            if not budget:
+            if budget <= 0:
                 return False
             hits = () if sequence.arrived else blocks.lookup(sequence)
-            if pool.lookahead:  # the drafter needs the tokens before the next one computed
+            # A drafter that reads hidden states needs those before the next token computed.
+            if pool.lookahead and not pool.draft_slots:
                 hits = hits[:-1]
             done = len(hits) * blocks.block_size
             loads = False
@@ -226,7 +231,7 @@ class Vllm:
             pool.admit(sequence, tokens, hits)
             if pool.remote and done + tokens < sequence.target:
                 unfinished.append(sequence)
-            budget -= tokens
+            budget -= tokens + pool.draft_slots
         return True
 
     def in_turn(self, pool: Pool) -> Iterator[Sequence]:

@@ -73,11 +73,13 @@ class Settings:
 @dataclass(frozen=True)
 class Drafting(Settings):
     """With ``k`` drafts for a decode, of which each holds with probability ``accept``, and
-    ``lookahead`` tokens for which the drafter needs KV: k for MTP and EAGLE, none for n-grams."""
+    ``lookahead`` tokens for which the drafter needs KV: k for MTP and EAGLE, none for n-grams. With
+    ``draft_slots`` 1 a draft model drafts, and its lookahead is k."""
 
     k: int = 3
     accept: float = 0.7
     lookahead: int = 0
+    draft_slots: int = 0
 
     @property
     def log_mode(self) -> str | None:
@@ -118,6 +120,15 @@ SHIPPED = {
     "drafts_pd": Drafting(
         num_blocks=72, block_size=8, requests=36, per_second=150.0, longest_output=60, caching=True,
         share=0.6, longest_prompt=150, mode="pd", transfer=0.03, lookahead=3,
+    ),
+    "drafts_model": Drafting(
+        num_blocks=80, block_size=8, requests=36, per_second=150.0, longest_output=60, caching=True,
+        share=0.6, max_num_batched_tokens=64, lookahead=3, draft_slots=1,
+    ),
+    "drafts_model_async": Drafting(
+        num_blocks=80, block_size=8, requests=36, per_second=150.0, longest_output=60, caching=True,
+        share=0.8, k=2, policy="priority", threshold=40, max_num_batched_tokens=50, lookahead=2,
+        async_sched=True, eos=True, draft_slots=1,
     ),
 }  # fmt: skip
 CONNECTORS = {
@@ -167,7 +178,9 @@ def random_settings(draw: random.Random) -> Settings:
     )
     if mode in ("sync", "async", "pd") and draw.random() < 0.5:
         k = draw.choice([1, 2, 5])
-        found = Drafting(**asdict(found), k=k, accept=0.6, lookahead=draw.choice([0, k]))
+        drafts = {"lookahead": draw.choice([0, k, k]), "draft_slots": 0}
+        drafts["draft_slots"] = draw.choice([0, 1]) if drafts["lookahead"] else 0
+        found = Drafting(**asdict(found), k=k, accept=0.6, **drafts)
         return replace(found, num_blocks=found.num_blocks + 2 * k)
     return found
 
@@ -218,9 +231,11 @@ def build_scheduler(settings: Settings, model: Path) -> tuple[Any, int]:
     )  # fmt: skip
     parallel, drafts = c.ParallelConfig(pipeline_parallel_size=settings.pp), None
     if isinstance(settings, Drafting):
+        ngram = {"method": "ngram", "prompt_lookup_max": 3, "prompt_lookup_min": 2}
+        itself = {"method": "draft_model", "model": str(model)}  # its vocabulary is the same
         drafts = c.SpeculativeConfig(
-            method="ngram", num_speculative_tokens=settings.k, prompt_lookup_max=3,
-            prompt_lookup_min=2, target_model_config=target, target_parallel_config=parallel,
+            **(itself if settings.draft_slots else ngram), num_speculative_tokens=settings.k,
+            target_model_config=target, target_parallel_config=parallel,
         )  # fmt: skip
     whole = c.VllmConfig(
         model_config=target,
@@ -261,7 +276,9 @@ def build_scheduler(settings: Settings, model: Path) -> tuple[Any, int]:
         log_stats=False,
     )
     scheduler.use_v2_model_runner = settings.v2
-    if isinstance(settings, Drafting) and settings.lookahead:  # as EAGLE, which needs its weights
+    if isinstance(settings, Drafting) and settings.draft_slots:
+        assert scheduler.num_lookahead_tokens == settings.lookahead
+    elif isinstance(settings, Drafting) and settings.lookahead:  # as EAGLE, which needs its weights
         scheduler.num_lookahead_tokens = settings.lookahead
         step = 1 + settings.k + settings.lookahead
         scheduler._spec_decode_step_blocks = -(-step // settings.block_size)

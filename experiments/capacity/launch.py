@@ -77,17 +77,22 @@ DRAFTER = "DRAFTER"
 """Stands for the checkpoint of an EAGLE-3 drafter: none is known by name."""
 
 
+def _drafter(spec: Speculation) -> str:
+    """The checkpoint of a drafter that is one of its own; else empty."""
+    return DRAFTER if spec.method == "eagle3" else spec.model or ""
+
+
 def _vllm_drafts(spec: Speculation) -> str:
     given: dict[str, Any] = {"method": spec.method, "num_speculative_tokens": spec.draft_length}
-    given |= {"model": DRAFTER} if spec.method == "eagle3" else {}
+    given |= {"model": name} if (name := _drafter(spec)) else {}
     return f"--speculative-config '{json.dumps(given)}'"
 
 
 def _sglang_drafts(spec: Speculation) -> str:
     """A chain: one token a step, and one row more than there are drafts."""
-    algorithm = {"mtp": "EAGLE", "eagle3": "EAGLE3", "ngram": "NGRAM"}[spec.method]
-    words = [f"--speculative-algorithm {algorithm}"]
-    words += [f"--speculative-draft-model-path {DRAFTER}"] if spec.method == "eagle3" else []
+    algorithm = {"mtp": "EAGLE", "eagle3": "EAGLE3", "ngram": "NGRAM", "draft_model": "STANDALONE"}
+    words = [f"--speculative-algorithm {algorithm[spec.method]}"]
+    words += [f"--speculative-draft-model-path {name}"] if (name := _drafter(spec)) else []
     words += [f"--speculative-num-steps {spec.draft_length}"]
     chain = "ngram-max-bfs-breadth" if spec.method == "ngram" else "eagle-topk"
     words += [f"--speculative-{chain} 1"]
@@ -124,6 +129,11 @@ def _trtllm_drafts(given: Mapping[str, Any]) -> dict[str, Any]:
             "speculative_model_dir": DRAFTER,
         },
         "ngram": {"decoding_type": "NGram", "max_draft_len": length},
+        "draft_model": {
+            "decoding_type": "DraftTarget",
+            "max_draft_len": length,
+            "speculative_model_dir": given.get("model"),
+        },
     }
     return found[given["method"]]
 

@@ -13,10 +13,14 @@ import numpy as np
 from sarathi_sim.experiments.config.base import Source
 from sarathi_sim.experiments.config.calibration import calibration_of
 from sarathi_sim.experiments.config.drafts import (
+    DRAFT_MODEL,
     acceptance_of,
-    check_speculation,
+    draft_slots,
+    drafter_of,
+    scenario_of_drafter,
     speculation_note,
 )
+from sarathi_sim.experiments.config.errors import ConfigError
 from sarathi_sim.experiments.config.inputs import (
     device_of,
     host_of,
@@ -55,16 +59,18 @@ from sarathi_sim.policies.pool import Pool, PoolPolicy
 from sarathi_sim.policies.request import Request, Sequence
 from sarathi_sim.policies.scheduler import Scheduler
 from sarathi_sim.profiler.facts.device import DeviceSpec
-from sarathi_sim.profiler.facts.drafters import drafter_of
 from sarathi_sim.profiler.facts.formats import NumberBytes
 from sarathi_sim.profiler.facts.model import ModelSpec
 from sarathi_sim.profiler.facts.ops import OPS
 from sarathi_sim.profiler.physics.shard_times import DOUBT
 from sarathi_sim.simulator.load.engine_memory import (
+    NO_DRAFTER,
     SHARES,
     CapacityError,
+    DrafterBytes,
     EngineMemory,
     Step,
+    drafter_bytes,
     engine_memory,
     kept_share,
     kv_capacity_tokens,
@@ -287,7 +293,8 @@ class Deployment:
     def _drafter(self, of_each: OfEach) -> Drafter:
         spec = self.scenario.speculation
         assert self.drafter is not None and spec is not None
-        return Drafter(of_each, self.drafter.model.num_layers, spec.draft_length)
+        slots = draft_slots(self.scenario)
+        return Drafter(of_each, self.drafter.model.num_layers, spec.draft_length, slots)
 
     def _predictor(
         self, ops: OpTimes, host: HostTime = NO_HOST, drafter: Drafter | None = None
@@ -425,20 +432,18 @@ def deploy(
     scenario = scenario.having("cluster", max_length=max_length, layers_per_stage=list(layers))
     numbers = number_bytes_of(scenario, model, device, source)
     check_policy(scenario, source)
-    check_speculation(scenario, model, source)
+    drafter = drafter_of(scenario, model, source)
     # 2. The requests.
     check_memory(workload_needs(scenario), scenario, source)
     requests = requests_of(scenario, max_length, source)
     notes = [requests.note] if isinstance(requests, Traffic) and requests.note else []
     # 3. The memory beside the weights: KV cache and batch size.
-    kept = 1.0
-    if model.windows is not None or model.recurrent is not None:
-        sizes = np.array([(r.prompt_tokens, r.output_tokens) for r in requests], dtype=float)
-        prompt, output = sizes.reshape(-1, 2).T
-        kept = kept_share(model, prompt, output, scenario.cluster.tp, numbers)
-    spec = scenario.speculation
-    drafter = drafter_of(model, spec.method) if spec is not None else None
-    room = _room(scenario, model, device, numbers, kept, drafter, source)
+    kept = _kept(model, requests, scenario.cluster.tp, numbers)
+    spec, beside = scenario.speculation, NO_DRAFTER
+    if drafter is not None:
+        drafts = scenario_of_drafter(scenario, drafter, device, source)
+        beside = _beside(drafts, drafter, requests, device, source)
+    room = _room(scenario, model, device, numbers, kept, beside, source)
     if room.kv_cache is not None:
         _refuse_as_engine(scenario, room.kv_cache, requests, remote, source)
         requests = with_own_prompts(requests) if room.kv_cache.prompts_cached else requests
@@ -446,8 +451,10 @@ def deploy(
     ops, digest = op_times_of(scenario, model, device, source)
     drafting = None
     if drafter is not None:
-        shipped = scenario.model_copy(update={"profiles": None})
-        drafting, of_drafter = op_times_of(shipped, drafter, device, source)
+        try:
+            drafting, of_drafter = op_times_of(drafts, drafter, device, source)
+        except ConfigError as error:
+            raise ConfigError(f"{error} (for the drafter, {drafter.name})") from None
         digest += of_drafter
     if spec is not None:  # what was published may change, too
         known = f"{digest} {acceptance_of(scenario, model).held}"
@@ -457,13 +464,17 @@ def deploy(
         f"the context of {model.name}": model.max_position_embeddings,
         f"the longest measured context of {model.name} on {device.name}": ops.longest_context,
     }
+    if drafter is not None and drafter.max_position_embeddings < model.max_position_embeddings:
+        limits[f"the context of {drafter.name}"] = drafter.max_position_embeddings
     counted = scenario.kv_cache is None or scenario.kv_cache.num_blocks is None
     memory = room.memory if counted else None
     caching = room.kv_cache is not None and bool(room.kv_cache.prefix_caching)
     holder = "replica" if scenario.cluster.dp == 1 else "rank"
     notes[:0] = [*_notes(max_length, limits, ops, kept, memory, caching, holder), *said]
     if spec is not None:
-        notes.append(speculation_note(scenario, model))
+        notes.append(speculation_note(scenario, model, drafter))
+        if drafting is not None and spec.method == DRAFT_MODEL:
+            notes.append(f"op times of the draft model: {provenance(drafting.meta)}")
     # 5. The deployment. This machine must be able to simulate it, and it must serve a request.
     scenario = scenario.having("batching", max_batch=room.max_batch, max_in_flight=room.in_flight)
     scenario = scenario.model_copy(update={"engine": engine, "kv_cache": room.kv_cache})
@@ -609,6 +620,31 @@ def with_own_prompts(requests: Iterable[Request]) -> list[Request]:
     ]
 
 
+def _kept(model: ModelSpec, requests: Collection[Request], tp: int, numbers: NumberBytes) -> float:
+    """The share of the requests' tokens that a mean layer's cache keeps."""
+    if model.windows is None and model.recurrent is None:
+        return 1.0
+    sizes = np.array([(r.prompt_tokens, r.output_tokens) for r in requests], dtype=float)
+    prompt, output = sizes.reshape(-1, 2).T
+    return kept_share(model, prompt, output, tp, numbers)
+
+
+def _beside(
+    drafts: Scenario,
+    drafter: ModelSpec,
+    requests: Collection[Request],
+    device: DeviceSpec,
+    source: Source,
+) -> DrafterBytes:
+    """The memory of a drafter, sized by its own scenario (:func:`scenario_of_drafter`)."""
+    assert drafts.speculation is not None
+    tp, kernels = drafts.cluster.tp, drafts.kernels
+    numbers = kernels.number_bytes if kernels else number_bytes_of(drafts, drafter, device, source)
+    kept = _kept(drafter, requests, tp, numbers)
+    whole = drafts.speculation.method == DRAFT_MODEL
+    return drafter_bytes(drafter, tp, numbers, kept, whole=whole)
+
+
 @dataclass(frozen=True)
 class Room:
     """The capacity of a replica: KV ``tokens``, ``in_flight`` micro-batches of ``max_batch``
@@ -627,12 +663,12 @@ def _room(
     device: DeviceSpec,
     numbers: NumberBytes,
     kept: float,
-    drafter: ModelSpec | None,
+    beside: DrafterBytes,
     source: Source,
 ) -> Room:
-    """The capacity of a replica whose cache keeps a share ``kept`` of the tokens, and all of those
-    of a ``drafter``. Raises
-    ConfigError if the weights, a request, or the configured batch or blocks do not fit."""
+    """The capacity of a replica whose cache keeps a share ``kept`` of the tokens, ``beside`` a
+    drafter. Raises ConfigError if the weights, a request, or the configured batch or blocks do not
+    fit."""
     cluster, policy, cache = scenario.cluster, scenario.policy.build(), scenario.kv_cache
     layers, max_length = cluster.layers_per_stage, cluster.max_length
     assert layers and max_length
@@ -650,7 +686,7 @@ def _room(
             cache.non_torch_bytes,
             cache.cuda_graph_bytes,
         )
-        memory = engine_memory(*on, cache.block_size, setting, share, step, numbers, kept, drafter)
+        memory = engine_memory(*on, cache.block_size, setting, share, step, numbers, kept, beside)
         blocks = cache.num_blocks or memory.num_blocks
         max_batch(max(blocks, memory.num_blocks) * cache.block_size, max_length)
     except CapacityError as error:
@@ -762,6 +798,7 @@ def pool_settings(scenario: Scenario, policy: PoolPolicy, max_length: int) -> di
         found["draft_length"] = spec.draft_length
         ahead = looks_ahead(policy) and spec.method != "ngram"
         found["lookahead"] = spec.draft_length if ahead else 0
+        found["draft_slots"] = draft_slots(scenario)
     return found
 
 

@@ -57,11 +57,16 @@ from sarathi_sim.simulator.op_times.regression import bundle_times
 
 def model_of(scenario: Scenario, source: Source) -> ModelSpec:
     """The model. Raises ConfigError for an unknown name, or if TP cannot divide the model."""
+    return named_model(scenario.model, "model", scenario, source)
+
+
+def named_model(name: str, key: str, scenario: Scenario, source: Source) -> ModelSpec:
+    """The model that a ``key`` names; raises as :func:`model_of`."""
     try:
-        path = user_path(scenario.model)
-        model = _load_model(scenario.model, _changed(path) or _changed(path / "config.json"))
+        path = user_path(name)
+        model = _load_model(name, _changed(path) or _changed(path / "config.json"))
     except ConfigError as error:
-        raise source.error("model", None, str(error)) from None
+        raise source.error(key, None, str(error)) from None
     try:
         model.check_tp(scenario.cluster.tp)
     except ValueError as error:

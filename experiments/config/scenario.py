@@ -238,14 +238,17 @@ class Speculation(Strict):
     """Speculative decoding: a drafter proposes ``draft_length`` tokens for each decode, which
     verifies them at once.
 
-    ``mtp`` drafts with a layer like the model's own, ``eagle3`` with one dense layer; ``ngram``
-    looks drafts up, in no time on the GPU. ``acceptance`` says how many hold: the mean tokens of a
-    decode, its own included (each draft then holds with one probability, given those before it); or
-    for each position the probability that it holds, given those before; or the published mean of
-    the model (``golden``: with thinking on). Policies vllm, sglang and trtllm, with one stage.
+    ``mtp`` drafts with a layer like the model's own, ``eagle3`` with one dense layer,
+    ``draft_model`` with a ``model`` of its own, named as the scenario's (SGLang: STANDALONE,
+    TensorRT-LLM: DraftTarget); ``ngram`` looks drafts up, in no time on the GPU. ``acceptance``
+    says how many hold: the mean tokens of a decode, its own included (each draft then holds with
+    one probability, given those before it); or for each position the probability that it holds,
+    given those before; or, with ``mtp`` and ``eagle3``, the published mean of the model
+    (``golden``: with thinking on). Policies vllm, sglang and trtllm, with one stage.
     """
 
-    method: Literal["mtp", "eagle3", "ngram"] = key("drafter")
+    method: Literal["mtp", "eagle3", "draft_model", "ngram"] = key("drafter")
+    model: Text | None = key("draft model", default=None)
     draft_length: Annotated[int, Field(ge=1, le=16)] = key("draft length", short="K", default=3)
     acceptance: (
         Literal["golden", "golden_thinking_off"]

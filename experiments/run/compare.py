@@ -45,6 +45,7 @@ _LABELS = {
     "frontend": "the engine's frontend",
     "queueing": "queueing",
     "prefill_attention": "attention of prompts, as if whole",
+    "drafter": "the drafter's passes",
     "host": "the engine's host",
     "chunking": "chunking: attention beyond that",
     "mixing": "chunk and decodes in one batch",

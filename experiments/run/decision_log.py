@@ -360,13 +360,19 @@ class _BenchPlayer(_RemotePlayer):
 class _SpeculationPlayer(_MorePlayer):
     """vLLM that drafts: what was proposed and accepted is fed from the log."""
 
-    settings: ClassVar[dict[str, Any]] = {**_VllmPlayer.settings, "k": 1 << 10, "lookahead": 0.0}
-    defaults: ClassVar[dict[str, Any]] = {"lookahead": 0}
+    settings: ClassVar[dict[str, Any]] = {
+        **_VllmPlayer.settings,
+        "k": 1 << 10,
+        "lookahead": 0.0,
+        "draft_slots": 0.0,
+    }
+    defaults: ClassVar[dict[str, Any]] = {"lookahead": 0, "draft_slots": 0}
 
     def _build(self, log: DecisionLog) -> Pool:
         self._yielded: dict[str, int] = {}
         pool = super()._build(log)
         pool.draft_length, pool.lookahead = log.settings["k"], log.settings["lookahead"]
+        pool.draft_slots = log.settings["draft_slots"]
         pool.endings = OutputLengths(lambda id, at, drafts: self._yielded.get(str(id), 1) - 1)
         return pool
 

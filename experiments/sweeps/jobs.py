@@ -101,6 +101,8 @@ def located(scenario: Scenario, base: Path) -> Scenario:
         scenario = scenario.having("workload", lengths=trace)
     named = {key: getattr(scenario, key) for key in ("model", "device", "profiles", "calibration")}
     found: dict[str, Any] = {key: find(text) for key, text in named.items() if text is not None}
+    if (spec := scenario.speculation) is not None and spec.model is not None:
+        found["speculation"] = spec.model_copy(update={"model": find(spec.model)})
     if (both := scenario.disaggregation) is not None:
         pools = {pool: dict(getattr(both, pool)) for pool in POOLS}
         for own in pools.values():

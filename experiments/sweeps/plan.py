@@ -286,6 +286,8 @@ def run_key(deployment: Deployment, name: str) -> str:
     # Without the devices' keys from which bundles are made: no simulation reads them.
     devices = [asdict(replace(pool.device, fitted=None)) for pool in deployment.pools]
     scenario |= {"model": asdict(deployment.model), "device": devices}
+    if scenario["speculation"] is not None and (ops := deployment.pools[-1].drafter) is not None:
+        scenario["speculation"]["model"] = asdict(ops.model)
     for own in (scenario["disaggregation"] or {}).values():
         if isinstance(own, dict):
             own.pop("device", None)

@@ -1,4 +1,4 @@
-"""Drafters: the layers that propose a decode's next tokens, as models of their own."""
+"""The layers that propose a decode's next tokens, as models of their own."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from sarathi_sim.profiler.facts.model import ModelSpec
 _HEAD_DIM, _KV_HEADS = 128, 8
 
 
-def drafter_of(model: ModelSpec, method: str) -> ModelSpec | None:
-    """The drafter of a model; None for ``ngram``, which looks drafts up.
+def drafting_layer(model: ModelSpec, method: str) -> ModelSpec:
+    """The layer with which a model drafts.
 
     ``mtp``: a layer like the model's own, with attention over the whole context, and with experts
     where the model has some (DeepSeek V3, arXiv:2412.19437, section 2.2). ``eagle3``: one dense
@@ -21,8 +21,6 @@ def drafter_of(model: ModelSpec, method: str) -> ModelSpec | None:
     embedding and LM head. What joins their inputs (a GEMM of two or three hidden states) is left
     out.
     """
-    if method == "ngram":
-        return None
     changes: dict[str, Any] = {"num_layers": 1, "recurrent": None, "windows": None}
     changes["name"] = f"{model.name}-{method}"
     if method == "mtp":

@@ -36,6 +36,9 @@ def _matches(name: str, patterns: str) -> bool:
 
 
 KEYS = {
+    "`speculation.model`": (
+        "draft-model *-draft-model *-draft-model-path speculative-model *-draft-model-name"
+    ),
     "`speculation`": (
         "speculat* *-speculative-* spec spec-* draft* *-draft-* mtp mtp-* *-mtp-* eagle* ngram* "
         "num-nextn*"
@@ -62,11 +65,10 @@ Kind = Literal["feature", "model", "device", "format"]
 LIMITS: dict[Kind, tuple[Limit, ...]] = {
     "feature": (
         Limit(
-            "drafters other than MTP, EAGLE-3 and n-grams; trees of drafts",
+            "drafters other than MTP, EAGLE-3, draft models and n-grams; trees of drafts",
             "give `speculation` the nearest `method`, its `draft_length`, and the mean tokens of a "
             "decode that you measured as `acceptance`",
-            "medusa* dspark* dflash* lookahead* draft-model* *-draft-model* *-eagle-topk suffix "
-            "eagle eagle2 standalone",
+            "medusa* dspark* dflash* lookahead* *-eagle-topk suffix eagle eagle2",
         ),
         Limit(
             "LoRA adapters",

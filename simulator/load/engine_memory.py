@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -279,6 +279,29 @@ class Step:
     cuda_graph_bytes: float = 0.0
 
 
+class DrafterBytes(NamedTuple):
+    """What a drafter takes on the last stage: its weights over all tensor-parallel ranks, and the
+    keys and values of a token on one GPU."""
+
+    weights: int = 0
+    token: float = 0.0
+
+
+NO_DRAFTER = DrafterBytes()
+
+
+def drafter_bytes(
+    drafter: ModelSpec, tp: int, numbers: NumberBytes, kept: float, *, whole: bool
+) -> DrafterBytes:
+    """The memory of a drafter's layers or, if it is a ``whole`` model, with an embedding and an LM
+    head of its own. A share ``kept`` of its tokens is in its cache (:func:`kept_share`)."""
+    count = drafter.num_layers
+    weights = layer_weight_bytes(drafter, drafter.parameters_in(tp=tp), numbers)
+    if whole:
+        weights = stage_weight_bytes(drafter, (count,), 0, numbers, tp)
+    return DrafterBytes(weights, count * kept * drafter.cached_bytes(tp, numbers.kv))
+
+
 def engine_memory(
     model: ModelSpec,
     device: DeviceSpec,
@@ -290,13 +313,12 @@ def engine_memory(
     step: Step,
     numbers: NumberBytes = TWO_BYTES,
     kept: float = 1.0,
-    drafter: ModelSpec | None = None,
+    beside: DrafterBytes = NO_DRAFTER,
 ) -> EngineMemory:
     """The memory of a GPU of the fullest stage under the engine's formula.
 
-    A share ``kept`` of the tokens is in the cache (:func:`kept_share`). The last stage holds the
-    layers of a ``drafter``, too, and their keys and values of all tokens.
-    Raises :class:`CapacityError` where not even two blocks fit.
+    A share ``kept`` of the tokens is in the cache (:func:`kept_share`). The last stage has a
+    drafter ``beside`` its layers. Raises :class:`CapacityError` where not even two blocks fit.
     """
     non_torch = step.non_torch_bytes
     if non_torch is None:
@@ -319,9 +341,9 @@ def engine_memory(
             peak = _peak_bytes(SHARES[setting], model, tp, step, numbers.activation, last=last)
         weights = stage_weight_bytes(model, layers, stage, numbers, tp)
         block = count * (cached if kept == 1 else kept * cached)
-        if drafter is not None and stage == len(layers) - 1:
-            weights += layer_weight_bytes(drafter, drafter.parameters_in(tp=tp), numbers)
-            block += drafter.num_layers * block_size * drafter.cached_bytes(tp, numbers.kv)
+        if stage == len(layers) - 1:
+            weights += beside.weights
+            block += beside.token * block_size
         found.append(
             EngineMemory(
                 setting,

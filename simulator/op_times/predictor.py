@@ -316,24 +316,43 @@ class Drafter:
 
     ``of_each`` times a pass through its layers, of which there are ``layers``, for the batches of
     ranks that run in lock-step, or of one replica. The first pass takes all rows of the batch, as
-    the drafter needs their KV, too; each further one a row of each sequence that yields a token.
-    Every pass ends with the LM head for those. In each pass the experts see the tokens of all
-    ranks; but the ranks wait for each other once, at the end of the whole draft, not in each of its
-    few layers. Source: vLLM 0.32, ``vllm/v1/spec_decode/``.
+    the drafter needs their KV, too, and ``slots`` more of each sequence
+    (:class:`~sarathi_sim.policies.pool.Pool`); each further one a row of each sequence that yields
+    a token. Every pass begins with the embedding of its rows, and ends with the LM head for those
+    sequences. In each pass the experts see the tokens of all ranks; but the ranks wait for each
+    other once, at the end of the whole draft, not in each of its layers. Source: vLLM 0.32,
+    ``vllm/v1/spec_decode/``.
     """
 
     of_each: OfEach
     layers: int
     length: int
+    slots: int = 0
 
     def __call__(self, batches: Sequence[Batch | None]) -> list[float]:
         """Seconds for each batch, whole quanta."""
+        slots, rest = self.slots, self.length - 1
+        if slots:
+            batches = [batch and _with_rows(batch, slots) for batch in batches]
         further = [_one_more(batch) for batch in batches]
         passes = zip(self.of_each(batches), self.of_each(further), strict=True)
         return [
-            self.layers * (first[0] + (self.length - 1) * more[0]) + self.length * more[2]
+            self.layers * (first[0] + rest * more[0])
+            + first[1]
+            + rest * more[1]
+            + self.length * more[2]
             for first, more in passes
         ]
+
+
+def _with_rows(batch: Batch, rows: int) -> Batch:
+    """A batch with so many rows more of each sequence."""
+    return replace(
+        batch,
+        chunks=tuple((sequence, chunk + rows, held) for sequence, chunk, held in batch.chunks),
+        prefill_tokens=batch.prefill_tokens + rows * len(batch.chunks),
+        drafts=batch.drafts + rows * batch.num_decodes,
+    )
 
 
 def _one_more(batch: Batch | None) -> Batch | None:

@@ -40,6 +40,7 @@ _LINEAR, *_BESIDE = (name for name in _KNOWN if name != "decode_attention")
 OP_ACCOUNTS = (
     *(_LINEAR, "prefill_attention", "decode_attention", MIXING, *_BESIDE),
     "embedding_and_head",
+    "drafter",
     "host",
 )
 STAGE_PARTS = (*OP_ACCOUNTS, "chunking", "jitter", "sending", *WAITS, "fill", "drain", "no_work")
@@ -132,7 +133,14 @@ def _iteration_parts(log: ReplicaLog, predict: BundlePredictor) -> dict[str, Int
     found: dict[str, Ints] = {name: sum(log.layers) * quanta for name, quanta in parts.items()}
     sequences = (columns["decodes"] + columns["chunks"]).astype(np.int64)
     found["host"] = _quanta(predict.host_s(sequences))
-    found["embedding_and_head"] = _quanta(columns["first_s"] + columns["last_s"]) - found["host"]
+    # The drafter's is the rest beside the model's own LM head, as if every chunk ended its prompt.
+    last_s = columns["last_s"]
+    head_s = last_s
+    if predict.drafter is not None:
+        head_s = np.minimum(predict.cost.last_s(sequences + columns["drafts"]), last_s)
+    found["drafter"] = _quanta(last_s - head_s)
+    beside = _quanta(columns["first_s"] + last_s) - found["drafter"]
+    found["embedding_and_head"] = beside - found["host"]
     return found
 
 

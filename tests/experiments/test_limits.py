@@ -26,6 +26,8 @@ ROOT = Path(__file__).resolve().parents[2]
         ("cluster.data_parallel_size=8", "cluster.dp"),
         ("policy.enable_dp_attention=true", "cluster.dp"),
         ("policy.num_speculative_tokens=3", "speculation"),
+        ("speculation.draft_model=llama-3.2-1b", "speculation.model"),
+        ("engine.speculative_draft_model_path=llama-3.2-1b", "speculation.model"),
         ("prefill_replicas=2", "disaggregation"),
         ("policy.attention_dp_config=true", "policy.enable_balance"),
         ("cluster.ep_num_redundant_experts=32", "cluster.redundant_experts"),
@@ -47,7 +49,6 @@ def test_the_page_is_up_to_date_and_a_name_stands_in_one_row_only() -> None:
     ("assignment", "what", "instead"),
     [
         ("speculation.method=medusa", "drafters other than", "`acceptance`"),
-        ("speculation.draft_model=llama-3.2-3b", "drafters other than", "`acceptance`"),
         ("lora.adapters=8", "LoRA adapters", "simulate the base model"),
         ("engine.enable_lora=true", "LoRA adapters", "kv_cache.non_torch_bytes"),
         ("kv_cache.offload=cpu", "offload of KV cache", "kv_cache.num_blocks"),

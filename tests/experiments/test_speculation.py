@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import math
 from dataclasses import replace
+from pathlib import Path
 from typing import Any, cast
 
 import numpy as np
@@ -14,10 +16,12 @@ from sarathi_sim.experiments.config.inputs import host_of
 from sarathi_sim.experiments.config.loading import load_experiment, stored
 from sarathi_sim.experiments.run.compare import explanation
 from sarathi_sim.experiments.run.uncertainty import uncertainty
+from sarathi_sim.experiments.sweeps.plan import run_key
 from sarathi_sim.policies.batch import Batch
 from sarathi_sim.policies.log import DECODE
+from sarathi_sim.policies.pool import Pool
 from sarathi_sim.policies.request import Sequence
-from sarathi_sim.profiler.facts.drafters import drafter_of
+from sarathi_sim.profiler.facts.drafters import drafting_layer
 from sarathi_sim.profiler.facts.formats import Kernels, Stack
 from sarathi_sim.profiler.facts.model import list_models, load_model
 from sarathi_sim.profiler.facts.ops import ALL_TO_ALL, MOE
@@ -56,7 +60,9 @@ POLICIES = {
     "sglang": {"name": "sglang"},
     "trtllm": {"name": "trtllm"},
 }
+PROFILES = Path(__file__).parents[2] / "data/profiles"
 MTP = {"method": "mtp", "draft_length": 3, "acceptance": 2.4}
+DRAFT = {**MTP, "method": "draft_model", "model": "llama-3.2-1b"}
 
 
 def small(policy: str = "vllm", *assignments: str, **speculation: Any) -> Deployment:
@@ -69,10 +75,11 @@ def small(policy: str = "vllm", *assignments: str, **speculation: Any) -> Deploy
 # What drafts give ----------------------------------------------------------------------------
 
 
+@pytest.mark.parametrize("method", [MTP, DRAFT])
 @pytest.mark.parametrize("policy", POLICIES)
-def test_tokens_are_conserved(policy: str) -> None:
+def test_tokens_are_conserved(policy: str, method: dict[str, Any]) -> None:
     """Every decode yields its own token and the drafts that hold."""
-    deployment = small(policy, **MTP)
+    deployment = small(policy, **method)
     records = deployment.simulate()
     table = Analysis(records).requests
     _, role, _, first, last = records.replicas[0].spans.T
@@ -88,14 +95,17 @@ def test_tokens_are_conserved(policy: str) -> None:
     assert found["accepted_per_step"] == pytest.approx(2.4, abs=0.1)
 
 
+@pytest.mark.parametrize("method", [MTP, DRAFT])
 @pytest.mark.parametrize("policy", ["vllm", "sglang", "trtllm"])
 @pytest.mark.parametrize("held", [0, 1, 3])
-def test_a_single_request_takes_one_decode_for_every_few_tokens(policy: str, held: int) -> None:
+def test_a_single_request_takes_one_decode_for_every_few_tokens(
+    policy: str, held: int, method: dict[str, Any]
+) -> None:
     """With so many drafts that always hold: ceil((D - 1) / L) decodes."""
     acceptance = [1.0] * held + [0.0] * (3 - held)
     one = ("workload.requests=1", "workload.lengths={kind: fixed, prompt: 100, decode: 90}")
     one += ("workload.pd_ratio=null",)
-    records = small(policy, *one, **MTP | {"acceptance": acceptance}).simulate()
+    records = small(policy, *one, **method | {"acceptance": acceptance}).simulate()
     decodes = records.replicas[0].iterations["decodes"]
     in_vain = records.replicas[0].iterations["decodes"].sum() - math.ceil(89 / (1 + held))
     assert in_vain == (policy != "vllm")  # the one formed ahead, before the end was known
@@ -162,10 +172,16 @@ def verified(count: int, drafts: int, context: int) -> Batch:
     return Batch(0, (), 0, count, held, context, verified=rows, drafts=count * drafts)
 
 
-def test_the_time_of_verifying_and_of_drafting() -> None:
+@pytest.mark.parametrize(
+    ("method", "many", "rows"), [(MTP, 1, 8 * 4), (DRAFT, 16, 8 * 5)], ids=["mtp", "draft_model"]
+)
+def test_the_time_of_verifying_and_of_drafting(
+    method: dict[str, Any], many: int, rows: int
+) -> None:
     """By hand: more rows in layer and head, one reading of the KV cache; then the drafter's pass
-    over all rows, and one more for each further draft."""
-    deployment = small(**MTP)
+    over all rows (a draft model has one more of each sequence), and one more for each further
+    draft; each with embedding, LM head, and all layers."""
+    deployment = small(**method)
     predict, cost, layers = deployment.predictor, deployment.predictor.cost, 32
     drafter = predict.drafter
     assert drafter is not None and deployment.layers == (layers,)
@@ -174,14 +190,16 @@ def test_the_time_of_verifying_and_of_drafting() -> None:
     assert layer_s == pytest.approx(rows_s + cost.decode_s(8.0, 1024.0), rel=1e-6)
     assert first_s == pytest.approx(cost.first_s(32) + cost.host_s(8), rel=1e-6)
     own = cast(Any, drafter.of_each).__self__.cost
-    passes = sum(own.layer_parts(32).values()) + own.decode_s(8.0, 1024.0)
-    passes += 2 * (sum(own.layer_parts(8).values()) + own.decode_s(8.0, 1024.0))
-    assert last_s == pytest.approx(cost.last_s(32) + passes + 3 * own.last_s(8), rel=1e-6)
+    passes = many * (sum(own.layer_parts(rows).values()) + own.decode_s(8.0, 1024.0))
+    passes += 2 * many * (sum(own.layer_parts(8).values()) + own.decode_s(8.0, 1024.0))
+    passes += own.first_s(rows) + 2 * own.first_s(8) + 3 * own.last_s(8)
+    # (A layer's time is a whole number of quanta of 2^-30 s.)
+    assert last_s == pytest.approx(cost.last_s(32) + passes, abs=3 * many * 2**-31 + 1e-9)
     # So many queries that their FLOPs take longer than reading the cache.
-    many = predict(verified(8, 255, 1024))[0] - sum(cost.layer_parts(2048).values())
+    longer = predict(verified(8, 255, 1024))[0] - sum(cost.layer_parts(2048).values())
     queries_s = 2048 * cost.query_s(1024.0)
     assert queries_s > cost.decode_s(8.0, 1024.0)
-    assert many == pytest.approx(queries_s, rel=1e-4)
+    assert longer == pytest.approx(queries_s, rel=1e-4)
 
 
 @pytest.mark.parametrize("device", ["h200-sxm", "b200-sxm"])
@@ -227,16 +245,20 @@ def test_the_first_draft_after_a_prompt() -> None:
     chunk = ((sequence, 512, 0),)
     batch = Batch(0, chunk, 512, 0, 0, 0)
     (part,), (whole,) = drafter([batch]), drafter([replace(batch, yields=(sequence,))])
-    assert part == drafter.of_each([batch])[0][0]
+    assert part == sum(drafter.of_each([batch])[0][:2])
     assert whole > part
+    own = small(**DRAFT).predictor.drafter
+    assert own is not None
+    longer = replace(batch, chunks=((sequence, 513, 0),), prefill_tokens=513)
+    layer_s, embedding_s, *_ = own.of_each([longer])[0]
+    assert own([batch]) == [16 * layer_s + embedding_s]
 
 
 @pytest.mark.parametrize("name", ["qwen3.5-397b-a17b", "kimi-k2.5", "glm-5", "llama-3-8b"])
 def test_drafters(name: str) -> None:
     """MTP: a layer of the model's kind; EAGLE-3: a dense one of its width; both of one layer."""
     model = load_model(name)
-    mtp, eagle = drafter_of(model, "mtp"), drafter_of(model, "eagle3")
-    assert mtp is not None and eagle is not None and drafter_of(model, "ngram") is None
+    mtp, eagle = drafting_layer(model, "mtp"), drafting_layer(model, "eagle3")
     assert mtp.num_layers == eagle.num_layers == 1
     assert mtp.experts is None or not mtp.experts.dense_layers
     assert mtp.share_of("attention") == eagle.share_of("attention") == 1
@@ -250,7 +272,7 @@ def test_drafters(name: str) -> None:
 def test_every_model_has_drafters() -> None:
     for name in list_models():
         for method in ("mtp", "eagle3"):
-            assert drafter_of(load_model(name), method) is not None
+            assert drafting_layer(load_model(name), method).num_layers == 1
 
 
 def test_a_drafter_is_cut_as_its_model_is() -> None:
@@ -265,6 +287,139 @@ def test_a_drafter_is_cut_as_its_model_is() -> None:
     said = message({**tree, **own}, "cluster.tp=16")
     assert said.startswith("--set cluster.tp: value 16: deepseek-v3-eagle3: tp 16")
     load_model("deepseek-v3").check_tp(16)
+
+
+def config_json(folder: Path, name: str, **changes: Any) -> str:
+    """The path of a Llama 3 8B that differs in some sizes, called ``name``."""
+    path = folder / f"{name}.json"
+    llama = {
+        "architectures": ["LlamaForCausalLM"], "model_type": "llama", "hidden_size": 4096,
+        "num_hidden_layers": 32, "num_attention_heads": 32, "num_key_value_heads": 8,
+        "intermediate_size": 14336, "vocab_size": 128256, "max_position_embeddings": 8192,
+        "tie_word_embeddings": False, "hidden_act": "silu", "torch_dtype": "bfloat16",
+    }  # fmt: skip
+    path.write_text(json.dumps(llama | changes))
+    return str(path)
+
+
+@pytest.mark.parametrize("method", [MTP, DRAFT])
+def test_the_drafter_is_a_part_of_its_own_in_an_explanation(method: dict[str, Any]) -> None:
+    """The sum of its passes over the recorded decodes; without a drafter nothing."""
+    one = ("workload.requests=1", "workload.lengths={kind: fixed, prompt: 100, decode: 91}")
+    deployment = small(
+        "sglang",
+        *one,
+        "workload.pd_ratio=null",
+        **method,
+    )
+    analysis = Analysis(deployment.simulate())
+    found = explanation(analysis, deployment.predictor)
+    assert sum(found.stages.values()) == found.wall
+    assert deployment.predictor.drafter is not None
+    columns = analysis.records.replicas[0].iterations
+    passes = 0.0
+    for context, drafts in zip(columns["decode_context"], columns["drafts"], strict=True):
+        if drafts:
+            passes += deployment.predictor.drafter([verified(1, int(drafts), int(context))])[0]
+    prompt = Batch(0, ((s := Sequence(0, 100, 1, 0), 100, 0),), 100, 0, 0, 0, yields=(s,))
+    passes += deployment.predictor.drafter([prompt])[0]
+    assert float(found.stages["drafter"]) == pytest.approx(passes, rel=1e-6)
+    plain = small("sglang", *one, "workload.pd_ratio=null")
+    assert explanation(Analysis(plain.simulate()), plain.predictor).stages["drafter"] == 0
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+def test_a_draft_model_of_one_layer_of_the_models_kind_costs_what_mtp_costs(
+    policy: str, tmp_path: Path
+) -> None:
+    """To the bit under SGLang and TensorRT-LLM, whose passes have the same rows. Under vLLM a draft
+    model has a row more of each sequence in its first pass."""
+    one = config_json(tmp_path, "one", num_hidden_layers=1)
+    draft, mtp = small(policy, **DRAFT | {"model": one}), small(policy, **MTP)
+    first, second = draft.predictor.drafter, mtp.predictor.drafter
+    assert first is not None and second is not None
+    assert first.slots == policy.startswith("vllm") and second.slots == 0
+    same = replace(first, slots=0)
+    for batch in (
+        verified(8, 3, 1024),
+        Batch(0, ((Sequence(0, 512, 1, 0), 512, 0),), 512, 0, 0, 0),
+    ):
+        assert same([batch]) == second([batch])
+        assert (first([batch]) > second([batch])) == bool(first.slots)
+    if not first.slots:
+        before, after = (Analysis(one.simulate()).requests for one in (mtp, draft))
+        assert before.equals(after)
+
+
+@pytest.mark.parametrize("policy", ["vllm", "sglang"])
+def test_each_layer_of_a_draft_model_costs_time_and_memory(policy: str, tmp_path: Path) -> None:
+    ends, blocks, times = [], [], []
+    for count in (1, 2, 8):
+        name = config_json(tmp_path, f"of{count}", num_hidden_layers=count)
+        found = small(policy, "kv_cache.num_blocks=null", **DRAFT | {"model": name})
+        ends.append(found.simulate().end_s)
+        blocks.append(found.kv_capacity)
+        assert found.predictor.drafter is not None
+        times.append(found.predictor.drafter([verified(8, 3, 1024)])[0])
+    assert ends == sorted(ends) and blocks == sorted(blocks, reverse=True)
+    assert len({*ends}) == len({*blocks}) == 3
+    # Embedding and LM head are the same; the layers are 1, 2 and 8 times one.
+    assert times[2] - times[1] == pytest.approx(6 * (times[1] - times[0]), rel=1e-9)
+
+
+def test_the_memory_of_a_draft_model() -> None:
+    """By hand, of 16 tokens a block: keys and values of 32 layers of 8 heads of 128 numbers, and of
+    16 layers of 8 heads of 64. All its weights, its tied embedding once, in its own format."""
+    eight = small("vllm", "kv_cache.num_blocks=null")
+    plain = ("vllm", "kv_cache.num_blocks=null")
+    found = small(*plain, **DRAFT).memory
+    quantised = small(*plain, "dtype=fp8", **DRAFT).memory
+    alone = small(*plain, "dtype=fp8").memory
+    assert eight.memory and found and quantised and alone
+    assert eight.memory.block_bytes == 16 * 2 * 2 * 32 * 8 * 128
+    assert found.block_bytes == 16 * 2 * 2 * (32 * 8 * 128 + 16 * 8 * 64)
+    for with_draft, without in ((found, eight.memory), (quantised, alone)):
+        more = with_draft.weight_bytes - without.weight_bytes
+        assert more == 2 * (1_235_814_400 - 2048)  # without the norm before the LM head
+
+
+def test_a_draft_model_is_computed_in_the_formats_of_its_checkpoint() -> None:
+    """Its KV cache is in that of the model: there is one for both."""
+    tree = CONFIG | {"model": "qwen3-32b", "policy": POLICIES["vllm"], "scenarios": {"one": {}}}
+    found = {}
+    for name in ("qwen3-8b", "Qwen/Qwen3-8B-FP8"):
+        for cache in ("bf16", "fp8"):
+            more = {"speculation": DRAFT | {"model": name}, "kv_cache_dtype": cache, "dtype": "fp8"}
+            (one,) = deployed(tree | more).values()
+            assert one.drafter is not None and one.drafter.meta.kernels is not None
+            used = one.drafter.meta.kernels.used
+            found[name, cache] = used.dtype, used.kv_cache_dtype
+    assert found == {
+        ("qwen3-8b", "bf16"): ("bf16", "bf16"),
+        ("qwen3-8b", "fp8"): ("bf16", "fp8"),
+        ("Qwen/Qwen3-8B-FP8", "bf16"): ("fp8_block", "bf16"),
+        ("Qwen/Qwen3-8B-FP8", "fp8"): ("fp8_block", "fp8"),
+    }
+
+
+def test_what_a_scheduler_knows_of_its_drafter() -> None:
+    """As vLLM's configuration has it (``num_lookahead_tokens``,
+    ``max_num_new_slots_for_drafting``); the other engines' schedulers know nothing of it."""
+    ngram = {**MTP, "method": "ngram"}
+    for method, lookahead, slots in ((MTP, 3, 0), (DRAFT, 3, 1), (ngram, 0, 0)):
+        for policy, known in (("vllm", 1), ("sglang", 0), ("trtllm", 0)):
+            (pool,) = cast(list[Pool], small(policy, **method).schedulers())
+            assert (pool.draft_length, pool.lookahead) == (3, known * lookahead)
+            assert pool.draft_slots == known * slots
+
+
+def test_the_key_of_a_run_has_the_draft_model_in_it(tmp_path: Path) -> None:
+    """Its content, not its name."""
+    first, again, other = (
+        small(**DRAFT | {"model": config_json(tmp_path, name, num_hidden_layers=layers)})
+        for name, layers in (("a", 2), ("a", 2), ("b", 3))
+    )
+    assert run_key(first, "x") == run_key(again, "x") != run_key(other, "x")
 
 
 def test_the_memory_of_a_drafter() -> None:
@@ -313,17 +468,18 @@ def test_of_two_pools_the_decode_pool_speculates(policy: str) -> None:
     assert Analysis(again.simulate()).requests.equals(after)
 
 
-def ranks() -> Deployment:
-    """Two ranks of a mixture, which drafts with a layer like its own."""
+def ranks(speculation: dict[str, Any] = MTP) -> Deployment:
+    """Two ranks of a mixture, which drafts with a layer like its own, or with a dense model."""
     cluster = {"max_length": 1024, "dp": 2, "expert_parallel": True, "moe_a2a_backend": "nccl"}
     tree = {**CONFIG, "model": "qwen3-30b-a3b", "cluster": cluster, "policy": POLICIES["vllm"]}
-    (found,) = deployed({**tree, "speculation": MTP, "scenarios": {"one": {}}}).values()
+    (found,) = deployed({**tree, "speculation": speculation, "scenarios": {"one": {}}}).values()
     return found
 
 
-def test_ranks_with_drafts() -> None:
+@pytest.mark.parametrize("method", [MTP, DRAFT | {"model": "qwen3-0.6b"}])
+def test_ranks_with_drafts(method: dict[str, Any]) -> None:
     """Every rank's tokens are conserved; the ranks share the experts for all rows of a step."""
-    deployment = ranks()
+    deployment = ranks(method)
     records = deployment.simulate()
     assert records.ranks == (2,) and len(records.replicas) == 2
     analysis = Analysis(records)
@@ -367,11 +523,19 @@ def test_the_time_of_ranks_with_drafts() -> None:
         assert layer_s == pytest.approx(met(model, batch, 40, 32), abs=5e-9)
         assert first_s == pytest.approx(model(batch)[1])
         passes = met(layer, batch, 40, 32) + 2 * met(layer, one, 10, 8) + 3 * layer(one)[2]
+        passes += layer(batch)[1] + 2 * layer(one)[1]
         assert last_s == pytest.approx(model(batch)[2] + passes, abs=2e-8)
     assert whole == tuple(map(max, zip(*times, strict=True)))
 
 
 # What is refused -----------------------------------------------------------------------------
+
+
+def own(name: str) -> tuple[str, ...]:
+    """Drafts of a model, or of one whose acceptance is golden."""
+    if name == "golden":
+        return (*own("llama-3.2-1b"), "speculation.acceptance=golden")
+    return ("speculation.method=draft_model", f"speculation.model={name}")
 
 
 @pytest.mark.parametrize(
@@ -388,7 +552,20 @@ def test_the_time_of_ranks_with_drafts() -> None:
         (POLICIES["vllm"], ("speculation.acceptance=golden",), "no acceptance of mtp of llama"),
         (POLICIES["vllm"], ("speculation.acceptance=4.5",), "must lie between 1 and 4"),
         (POLICIES["vllm"], ("speculation.acceptance=[0.5]",), "must be 3 probabilities"),
-        (POLICIES["vllm"], ("speculation.method=draft_model",), "drafters other than"),
+        (POLICIES["vllm"], ("speculation.method=medusa",), "drafters other than"),
+        (POLICIES["vllm"], ("speculation.method=draft_model",), "speculation.model: is missing"),
+        (POLICIES["vllm"], ("speculation.model=llama-3.2-1b",), "mtp has no model of its own"),
+        (POLICIES["vllm"], own("llama-3.2-1"), "speculation.model: unknown model 'llama-3.2-1'"),
+        (POLICIES["vllm"], own("qwen3-0.6b"), "vocabulary of llama-3-8b: 128256 tokens, not 15193"),
+        (POLICIES["vllm"], own("golden"), "speculation.acceptance: value 'golden': no acceptance"),
+        (POLICIES["vllm"], own("golden"), "(1 to 4), or 3 probabilities, as you measured them"),
+        (
+            {"name": "vllm", "max_num_batched_tokens": 1, "max_num_seqs": 1},
+            own("llama-3.2-1b"),
+            "needs policy.max_num_batched_tokens of 2 or more",
+        ),
+        (POLICIES["vllm"], (*own("llama-3.2-1b"), "cluster.tp=64"), "cluster.tp: value 64"),
+        (POLICIES["vllm"], (*own("llama-3.2-1b"), "cluster.pp=2"), "needs cluster.pp 1"),
         (
             POLICIES["vllm"],
             ("disaggregation={prefill: {speculation: {method: ngram}}, decode: {}}",),
@@ -399,3 +576,35 @@ def test_the_time_of_ranks_with_drafts() -> None:
 def test_what_is_refused(policy: dict[str, Any], changes: tuple[str, ...], says: str) -> None:
     tree = CONFIG | {"policy": policy, "speculation": MTP, "scenarios": {"one": {}}}
     assert says in message(tree, *changes)
+
+
+def test_sglang_has_no_draft_model_beside_data_parallel_attention() -> None:
+    cluster = {"max_length": 1024, "dp": 2, "expert_parallel": True, "moe_a2a_backend": "nccl"}
+    tree = {**CONFIG, "model": "qwen3-30b-a3b", "cluster": cluster, "policy": POLICIES["sglang"]}
+    tree |= {"stack": "sglang", "speculation": DRAFT | {"model": "qwen3-0.6b"}}
+    assert "needs cluster.dp 1" in message({**tree, "scenarios": {"one": {}}})
+
+
+def test_op_times_of_a_draft_model_come_from_where_the_models_do() -> None:
+    """From a stack's tables, the calibrated device, or profiles, which must hold both models."""
+    for stack, device in (("vllm", "h100-80g-sxm"), (None, "a100-80g-sxm")):
+        found = small("vllm", f"stack={stack or 'null'}", f"device={device}", **DRAFT)
+        assert found.drafter is not None and found.drafter.model.name == "llama-3.2-1b"
+        assert (found.drafter.meta.kernels is None) == (stack is None)
+    profiled = {"stack": None, "profiles": str(PROFILES), "device": str(PROFILES / "h200.yaml")}
+    tree = CONFIG | profiled | {"policy": POLICIES["vllm"], "scenarios": {"one": {}}}
+    said = message({**tree, "speculation": DRAFT})
+    assert "no profile bundle for device h200, model llama-3.2-1b, tp 1" in said
+    assert "to measure one: sarathi-sim profile" in said
+    said = message(
+        {**CONFIG, "policy": POLICIES["vllm"], "speculation": DRAFT}, "device=a100-80g-sxm"
+    )
+    assert "no prefill of vllm was measured" in said and "for the drafter, llama-3.2-1b" in said
+    (both,) = deployed({**tree, "speculation": DRAFT | {"model": "llama-3-8b"}}).values()
+    assert both.drafter is not None and both.drafter.bundle is not None
+
+
+def test_a_draft_model_with_a_shorter_context_is_noted(tmp_path: Path) -> None:
+    short = config_json(tmp_path, "short", num_hidden_layers=2, max_position_embeddings=512)
+    found = small("vllm", **DRAFT | {"model": short})
+    assert any("1024 is more than 512, the context of short" in note for note in found.notes)

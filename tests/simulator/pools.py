@@ -63,6 +63,7 @@ class PoolSystem(Surroundings):
     max_length: int = MAX_LENGTH
     draft_length: int = 0
     lookahead: int = 0
+    draft_slots: int = 0
     acceptance: Acceptance | None = None
 
     @property
@@ -80,6 +81,7 @@ class PoolSystem(Surroundings):
                 stages=len(self.layers),
                 draft_length=self.draft_length,
                 lookahead=self.lookahead,
+                draft_slots=self.draft_slots,
                 endings=OutputLengths(self.acceptance),
             )
             for _ in range(self.replicas * self.ranks)
@@ -115,6 +117,7 @@ class PoolSystem(Surroundings):
             check=True,
             draft_length=self.draft_length,
             lookahead=self.lookahead,
+            draft_slots=self.draft_slots,
             acceptance=self.acceptance or (lambda *_: 0),
             **self._around(),
         )

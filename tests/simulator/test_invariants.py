@@ -165,12 +165,13 @@ def test_2_every_block_is_free_or_held(system: PoolSystem) -> None:
 @given(
     pool_systems(vllm_policies() | sglang_policies(mixed=False) | trtllm_policies()),
     st.integers(1, 5),
+    st.integers(0, 1),
 )
-def test_1_and_2_with_drafts(system: PoolSystem, length: int) -> None:
+def test_1_and_2_with_drafts(system: PoolSystem, length: int, slots: int) -> None:
     """Refused drafts are booked apart; their blocks come back with all others."""
-    lookahead = length * isinstance(system.policy, Vllm)
-    drafts = {"draft_length": length, "lookahead": lookahead, "acceptance": half_of_them}
-    system = replace(system, layers=(3,), **drafts)
+    ahead = isinstance(system.policy, Vllm)
+    drafts = {"draft_length": length, "lookahead": length * ahead, "draft_slots": slots * ahead}
+    system = replace(system, layers=(3,), acceptance=half_of_them, **drafts)
     pools = system.pools(AuditedPool)
     records = system.fast(pools=pools)
     table = Analysis(records).requests

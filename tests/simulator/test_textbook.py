@@ -169,8 +169,10 @@ DRAFTING_SYSTEMS = pool_systems(vllm_policies() | sglang_policies(mixed=False) |
 
 
 @pytest.mark.parametrize("caching", [False, True])
-@pytest.mark.parametrize("name", DRAFTING)
-def test_every_pool_with_drafts(name: str, caching: bool) -> None:
+@pytest.mark.parametrize(
+    ("name", "slots"), [*((name, 0) for name in DRAFTING), *((name, 1) for name in VARIANTS)]
+)
+def test_every_pool_with_drafts(name: str, slots: int, caching: bool) -> None:
     lost = 0
     for length in (1, 4):
         system = PoolSystem(
@@ -179,6 +181,7 @@ def test_every_pool_with_drafts(name: str, caching: bool) -> None:
             caching=caching,
             draft_length=length,
             lookahead=length * (name in VARIANTS),
+            draft_slots=slots,
             acceptance=drawn,
             requests=pool_requests(30, seed=length, rate=40.0),
         )
@@ -223,11 +226,12 @@ def test_drafts_of_decodes_in_flight_need_kv(policy: Any, blocks: int, late: boo
 @given(
     st.one_of(DRAFTING_SYSTEMS, with_ranks(DRAFTING_SYSTEMS)),
     st.integers(1, 5),
+    st.integers(0, 1),
 )
-def test_any_pool_with_drafts(system: PoolSystem, length: int) -> None:
-    lookahead = length * isinstance(system.policy, Vllm)
-    drafts = {"draft_length": length, "lookahead": lookahead, "acceptance": drawn}
-    compare(replace(system, layers=(3,), **drafts))
+def test_any_pool_with_drafts(system: PoolSystem, length: int, slots: int) -> None:
+    ahead = isinstance(system.policy, Vllm)
+    drafts = {"draft_length": length, "lookahead": length * ahead, "draft_slots": slots * ahead}
+    compare(replace(system, layers=(3,), acceptance=drawn, **drafts))
 
 
 @settings(max_examples=100, deadline=None, suppress_health_check=[HealthCheck.too_slow])

@@ -79,10 +79,12 @@ class TextbookPool:
         draft_length: int = 0,
         lookahead: int = 0,
         acceptance: Callable[[int, int, int], int] = lambda *_: 0,
+        draft_slots: int = 0,
     ) -> None:
         self.policy = policy
         self.draft_length = draft_length
         self.lookahead = lookahead
+        self.draft_slots = draft_slots
         self.acceptance = acceptance
         self.padded: list[Sequence] = []
         self.check = check
