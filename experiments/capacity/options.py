@@ -389,7 +389,9 @@ class Wanted:
         given = self.speculation.acceptance
         acceptance = given[:length] if isinstance(given, list) else given
         update = {"draft_length": length, "acceptance": acceptance}
-        return {"speculation": self.speculation.model_copy(update=update).model_dump()}
+        return {
+            "speculation": self.speculation.model_copy(update=update).model_dump(exclude_none=True)
+        }
 
     @property
     def not_tried(self) -> str:

@@ -176,7 +176,8 @@ def test_prices_and_what_was_not_tried_are_said() -> None:
     assert prices == "prices: USD of 2026-01-01, assumed"
     assert not_tried == (
         "not tried: token budgets but 2048; sequence limits but 256; formats but fp8_block; "
-        "stacks but vllm; prefill and decode workers (--pools); any other setting of the engine"
+        "stacks but vllm; speculation (--speculation); prefill and decode workers (--pools); any "
+        "other setting of the engine"
     )
     pooled = replace(wanted("llama-3.1-8b", None), pools=True).not_tried
     assert "--pools" not in pooled and "workers with pipeline stages" in pooled
@@ -186,7 +187,7 @@ def test_expert_parallelism_is_a_layout_of_mixtures() -> None:
     shapes = [
         (tree["cluster"]["tp"], tree["cluster"].get("expert_parallel"), point["layout"])
         for point, tree in layouts(wanted("deepseek-v3", "1024:128"))
-        if tree["cluster"]["pp"] == 1
+        if tree["cluster"]["pp"] == 1 and "dp" not in tree["cluster"]
     ]
     assert shapes == [
         (1, None, "TP 1 budget 2048"),

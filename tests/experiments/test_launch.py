@@ -435,7 +435,7 @@ def test_a_launch_list_reads_what_was_written(engine: str) -> None:
         assert found[pool]["kv_cache"] == {share: 0.8}
         assert found[pool]["cluster"] == {
             key: getattr(simulated.cluster, key)
-            for key in ("tp", "dp", "replicas", "expert_parallel")
+            for key in ("tp", "dp", "replicas", "expert_parallel", "rank_router")
         }
         policy = simulated.policy.described()
         assert {key: found[pool]["policy"][key] for key in limits[engine]} == {

@@ -412,7 +412,7 @@ def test_ranks_of_a_pool_in_an_answer() -> None:
     assert plan_of(decode, section, "here").scale == decode.replicas == 2
     row = as_json(Answer(option, None, None, "not asked"), "rate")
     assert row["pools"]["decode"] == {"tp": 1, "pp": 1, "dp": 4, "replicas": 2, "gpus": 8}
-    assert row["pools"]["prefill"] == {"tp": 2, "pp": 1, "replicas": 3, "gpus": 6}
+    assert row["pools"]["prefill"] == {"tp": 2, "pp": 1, "dp": 1, "replicas": 3, "gpus": 6}
     found = {**row, "capacity": 2.0, "rejected_share": 0.0}
     assert sentence([found], "requests/s", "USD") == (
         "ranks, 3 prefill workers of 2 GPUs each (TP 2) and 2 decode workers of 4 GPUs each (TP 1 "
