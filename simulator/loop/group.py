@@ -72,9 +72,9 @@ class Ranks:
         self.schedulers, self.balancer = schedulers, balancer
         self.since: dict[int, float] = {}
         self.idle = True
-        # Remote KV: all ranks note their reservations in one list; the rank of each request.
+        # Remote KV: all ranks note their reservations in one list.
         self.reserved: list[Sequence] = []
-        self._rank_of: dict[int, int] = {}
+        self.rank_of: dict[int, int] = {}  # of each request that sends or receives KV
         for scheduler in schedulers:
             if isinstance(scheduler, Pool):
                 scheduler.reserved = self.reserved
@@ -94,7 +94,7 @@ class Ranks:
         if reason is not None:
             self.balancer.ended(rank, request)
         elif request.sends_kv or request.remote_tokens:
-            self._rank_of[request.id] = rank
+            self.rank_of[request.id] = rank
         return rank, reason
 
     def refusal(self, request: Request) -> str | None:
@@ -103,7 +103,7 @@ class Ranks:
 
     def pool_of(self, request_id: int) -> tuple[int, Any]:
         """The rank, and its pool, that sends or receives the KV of a request."""
-        rank = self._rank_of.pop(request_id)
+        rank = self.rank_of.pop(request_id)
         return rank, self._asked(rank)
 
     def set_costs(self, iteration_s: abc.Callable[[Batch], float]) -> None:
@@ -175,7 +175,7 @@ class Ranks:
                 for sequence in ended:
                     self.balancer.ended(rank, sequence)
                     if not sequence.sends:  # (it is there yet if nothing was received)
-                        self._rank_of.pop(sequence.id, None)
+                        self.rank_of.pop(sequence.id, None)
         return finished
 
 
@@ -224,6 +224,10 @@ class Group(Replica):
         if reason is None:
             self._work_for(rank)
         return reason
+
+    def rank_of(self, request_id: int) -> int:
+        """The rank that sends the KV of a request, or receives it."""
+        return self.ranks.rank_of[request_id]
 
     def sent(self, request_id: int) -> None:
         """The KV that a finished request left at its rank has been sent."""

@@ -14,7 +14,7 @@ cache, nothing is sent, and the prefill worker is told so (vLLM: ``NixlConnector
 
 from __future__ import annotations
 
-from collections import abc
+from collections import abc, defaultdict
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
@@ -33,8 +33,9 @@ from sarathi_sim.simulator.loop.simulation import Simulation
 class Handover:
     """How requests go from prefill workers to decode workers.
 
-    The KV of a prompt token takes ``token_s`` seconds on the link of its prefill worker, which
-    sends one prompt after the other, and each arrives ``latency_s`` after it was sent. Without
+    The KV of a prompt token takes ``token_s`` seconds on the link of its prefill worker (with
+    attention ranks: of its rank), which sends one prompt after the other, and each arrives
+    ``latency_s`` after it was sent. Without
     ``first_token_known`` the decode worker computes the last prompt token again, and with it the
     first token. The first token is there ``on_transfer`` of the KV, or at the end of the
     request's first iteration on the decode worker (``decode_step``). Each of the ``frontends``
@@ -115,7 +116,7 @@ class _TwoPools(Simulation):
         )
         self._at_work: dict[int, tuple[Request, Request]] = {}  # by place: as each pool sees it
         self._decoded_on: dict[int, int] = {}
-        self._link_free = [0.0] * len(self._prefill.replicas)
+        self._link_free: defaultdict[tuple[int, int], float] = defaultdict(float)  # worker, rank
         self._together: dict[tuple[float, int], list[int]] = {}
         self._steps: dict[int, abc.Callable[[int], None]] = {
             HANDOVER: self._to_decode,
@@ -174,9 +175,10 @@ class _TwoPools(Simulation):
             return self._unsent(place)
         if np.isnan(self._prefill_end_s[place]):
             return self._to_prefill(place)
-        worker, tokens = self._prefilled_on[place], self.requests[place].prompt_tokens
-        took = float(quantize(self._handover.token_s * tokens))
-        sent = self._link_free[worker] = max(self.env.now, self._link_free[worker]) + took
+        worker, request = self._prefilled_on[place], self.requests[place]
+        link = worker, self._prefill.replicas[worker].rank_of(request.id)
+        took = float(quantize(self._handover.token_s * request.prompt_tokens))
+        sent = self._link_free[link] = max(self.env.now, self._link_free[link]) + took
         self._soon(sent + self._latency_s, RECEIVED, place)
 
     def _received(self, place: int) -> None:

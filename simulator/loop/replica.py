@@ -108,6 +108,10 @@ class Replica:
             self._stir()
         return reason
 
+    def rank_of(self, request_id: int) -> int:
+        """The rank that sends the KV of a request: the only one."""
+        return 0
+
     def sent(self, request_id: int) -> None:
         """The KV that a finished request left here has been sent: its blocks are free."""
         self._pool.sent(request_id)

@@ -243,8 +243,8 @@ def step_each(step: Any) -> Any:
 
 
 def test_a_rank_of_a_prefill_worker_waits_until_kv_is_sent() -> None:
-    """Two ranks with blocks for a prompt each: both work until 8, and nothing happens on the first
-    until its KV arrived at 18, not even at 16, when the link sends that of the other one."""
+    """Two ranks with blocks for a prompt each: both work until 8, send on a link each until 16, and
+    nothing happens on the first until its KV arrived at 18. Both prompts' last tokens end at 20."""
     ranks = replace(workers(2, blocks=4), predict=step_each, ranks=2)
     requests = [Request(i, 0.0, 8, 2, 2) for i in range(3)]
     records = simulate_pools(requests, ranks, workers(1), OVER)
@@ -252,8 +252,8 @@ def test_a_rank_of_a_prefill_worker_waits_until_kv_is_sent() -> None:
     assert over is not None and over.prefill_logs == 2
     assert over.prefilled_on.tolist() == [0, 0, 0] and records.replica.tolist() == [2, 2, 2]
     assert (over.prefill_end_s / UNIT).tolist() == [8, 8, 26]
-    assert (over.received_s / UNIT).tolist() == [18, 26, 36]
-    assert columns(records, "queueing_s", "ttft_s") == [[0, 0, 18], [19, 27, 37]]
+    assert (over.received_s / UNIT).tolist() == [18, 18, 36]
+    assert columns(records, "queueing_s", "ttft_s") == [[0, 0, 18], [20, 20, 37]]
     assert [records.called(n) for n in range(3)] == [
         *("prefill 0 rank 0", "prefill 0 rank 1", "decode 0"),
     ]

@@ -121,9 +121,14 @@ class _Pool:
     def _of(self, worker: int) -> list[RemoteReplica]:
         return self.replicas[worker * self.ranks : (worker + 1) * self.ranks]
 
+    def rank_of(self, worker: int, request: int) -> int:
+        """The rank that holds the KV of a request, counted over all workers."""
+        ranks = enumerate(self._of(worker), worker * self.ranks)
+        (found,) = (number for number, each in ranks if request in each.pool.sending)
+        return found
+
     def sent(self, worker: int, request: int) -> None:
-        (rank,) = (each for each in self._of(worker) if request in each.pool.sending)
-        rank.sent(request)
+        self.replicas[self.rank_of(worker, request)].sent(request)
 
     def received(self, worker: int, request: int) -> None:
         for rank in self._of(worker):
@@ -176,7 +181,7 @@ class TwoPools:
         streams = np.random.SeedSequence(seed).spawn(first + second + 2)
         self.prefill = _Pool(env, prefill, streams[:first], streams[-2])
         self.decode = _Pool(env, decode, streams[first:-2], streams[-1])
-        self.links = [simpy.Resource(env) for _ in range(prefill.count)]
+        self.links = [simpy.Resource(env) for _ in self.prefill.replicas]  # of each rank
         self.reserved: dict[int, simpy.Event] = {r.id: simpy.Event(env) for r in requests}
         for replica in self.decode.replicas:
             replica.on_reserved = lambda request, sends: self.reserved[request].succeed(sends)
@@ -267,7 +272,7 @@ class TwoPools:
                 return self._answered(place)
             self.reserved_s[request.id] = env.now
         yield self._turn(RESERVED, place)
-        with self.links[source].request() as turn:
+        with self.links[self.prefill.rank_of(source, request.id)].request() as turn:
             yield turn
             yield env.timeout(float(quantize(over.token_s * request.prompt_tokens)))
         yield env.timeout(float(quantize(over.latency_s)))
