@@ -58,6 +58,9 @@ class Sglang:
     looked for every ``scheduler_recv_interval`` iterations only; after a prefill batch at once.
     ``ignore_eos`` says that requests generate all their declared tokens: all are expected.
 
+    On a prefill worker a request counts as running until its KV was sent. (Source:
+    ``managers/scheduler.py``, ``get_num_allocatable_reqs``.)
+
     A request whose prompt is computed elsewhere gets memory for it as soon as 512 tokens are left
     beside it and each request that holds memory; its KV may be sent then. Once that is there, it
     joins the decodes as soon as fewer than ``max_running_requests`` run. If it is retracted, its KV
@@ -207,7 +210,8 @@ class Sglang:
             return False
         blocks = pool.blocks
         cut = sorted(pool.partials, key=lambda each: each.order)
-        rows = self.max_num_seqs - state["decoding"]
+        # A row of the engine's table of requests is held until the KV of its request was sent.
+        rows = self.max_num_seqs - state["decoding"] - len(pool.sending)
         if not cut and rows <= 0:
             state["full"] = True
             return False

@@ -144,7 +144,6 @@ def _sglang_notes(scenario: Scenario) -> list[str]:
     notes = [
         "SGLang divides --chunked-prefill-size and --max-running-requests by the ranks, and",
         "multiplies --schedule-conservativeness by 0.3: a rank's are what was simulated.",
-        "Its ranks take turns; those of prefill workers follow the bootstrap room instead.",
         f"From 0.5.23 on, --attn-dp-size {scenario.cluster.dp} is the new name of --dp-size "
         f"{scenario.cluster.dp} --enable-dp-attention.",
     ]
@@ -330,7 +329,9 @@ _POOLS = {
     "sglang": _PoolsCommand(
         _SERVERS["sglang"],
         {
-            "prefill": f"{_SGLANG} prefill --disaggregation-bootstrap-port 8998",
+            # By default ranks of prefill workers would be drawn at random: the bootstrap room's.
+            "prefill": f"{_SGLANG} prefill --disaggregation-bootstrap-port 8998 "
+            "--load-balance-method round_robin",
             "decode": f"{_SGLANG} decode",
         },
         _sglang_router,

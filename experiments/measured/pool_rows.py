@@ -12,9 +12,11 @@ from sarathi_sim.experiments.measured.launch_lists import StartedPool
 from sarathi_sim.experiments.measured.launch_scripts import of_a_rank
 from sarathi_sim.experiments.measured.servers import Measured
 from sarathi_sim.simulator.load.acceptance import golden_length
+from sarathi_sim.simulator.loop.routers import Router
 
 DRAFTER = ("deepseek-v4-pro", "mtp", "thinking_on")
 """Whose published acceptance stands for DeepSeek-R1's, of which none is: the nearest model."""
+_HOPPER = ("h100_sxm", "h200_sxm")
 _WITH_DRAFTS = 48
 _REDUNDANT = 32
 """Redundant experts of each recipe whose ranks do not divide the experts."""
@@ -30,7 +32,7 @@ def pools_of(row: Measured, engine: Mapping[str, float], experts: int) -> dict[s
         raise ConfigError("speculation: the number of drafts is not known")
     pools = {"prefill": launch.prefill, "decode": launch.decode}
     return {
-        "kv_cache_dtype": "fp8",
+        "kv_cache_dtype": _kv_cache_dtype(row),
         "cluster": {"max_length": row.isl + row.osl},
         "kv_cache": {"prefix_caching": False},
         "policy": {"name": row.backend},
@@ -38,6 +40,12 @@ def pools_of(row: Measured, engine: Mapping[str, float], experts: int) -> dict[s
         "disaggregation": {pool: _pool(row, pool, one, experts) for pool, one in pools.items()},
         **_speculation(row.drafts),
     }
+
+
+def _kv_cache_dtype(row: Measured) -> str:
+    """Recipes for SGLang on Blackwell say fp8_e4m3, those for Hopper nothing: bf16 (srt-slurm,
+    recipes/; server_args.py, `kv_cache_dtype: auto`)."""
+    return "bf16" if row.backend == "sglang" and row.system in _HOPPER else "fp8"
 
 
 def _speculation(drafts: int) -> dict[str, Any]:
@@ -55,7 +63,7 @@ def _pool(row: Measured, pool: str, one: StartedPool, experts: int) -> dict[str,
         "replicas": one.workers,
     }
     if one.ranks > 1:
-        cluster["rank_router"] = router_of_ranks(row.backend)
+        cluster["rank_router"] = _rank_router(row, pool)
     if one.ep > 1:
         cluster["expert_parallel"] = True
     if one.a2a:
@@ -66,6 +74,14 @@ def _pool(row: Measured, pool: str, one: StartedPool, experts: int) -> dict[str,
     settings = _trtllm if row.backend == "trtllm" else _sglang
     policy, memory = settings(row, pool, one)
     return {"cluster": cluster, "policy": {"name": row.backend, **policy}, "kv_cache": memory}
+
+
+def _rank_router(row: Measured, pool: str) -> Router:
+    """Prompts go to a rank of SGLang by their bootstrap room, a random number, unless the recipe
+    says round_robin: only those for GB200 do (srt-slurm, recipes/; SGLang
+    `managers/data_parallel_controller.py`)."""
+    drawn = row.backend == "sglang" and pool == "prefill" and row.system != "gb200"
+    return "random" if drawn else router_of_ranks(row.backend)
 
 
 def _trtllm(row: Measured, pool: str, one: StartedPool) -> tuple[dict[str, Any], dict[str, Any]]:

@@ -17,13 +17,19 @@ from sarathi_sim.policies.request import Request
 from sarathi_sim.policies.request import Sequence as Served
 
 Router = Literal[
-    "round_robin", "least_tokens", "least_requests", "least_prompt_tokens", "power_of_two"
+    *("round_robin", "random", "least_tokens", "least_requests", "least_prompt_tokens"),
+    "power_of_two",
 ]
 
 
 def in_turn(before: int, loads: Sequence[int], _: np.random.Generator) -> int:
     """Every replica in turn."""
     return before % len(loads)
+
+
+def drawn(_: int, loads: Sequence[int], rng: np.random.Generator) -> int:
+    """A replica drawn at random, each as likely."""
+    return int(rng.integers(len(loads)))
 
 
 def least(_: int, loads: Sequence[int], __: np.random.Generator) -> int:
@@ -71,6 +77,7 @@ class Routing(NamedTuple):
 
 ROUTERS: dict[Router, Routing] = {
     "round_robin": Routing(in_turn, None),
+    "random": Routing(drawn, None),
     "least_tokens": Routing(least, declared_tokens),
     "least_requests": Routing(least, lambda _: 1),
     "least_prompt_tokens": Routing(least_prompt, lambda one: ONE_REQUEST + one.prompt_tokens),

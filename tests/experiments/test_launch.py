@@ -427,7 +427,7 @@ def test_a_launch_list_reads_what_was_written(engine: str) -> None:
         columns |= {f"{pool}:{key}": value for key, value in read_back(worker).items()}
     server = StartedServer.model_validate(columns)
     assert server.draft_length == 2
-    about = {"isl": 1000, "osl": 100, "concurrency": 1, "drafts": 2}
+    about = {"isl": 1000, "osl": 100, "concurrency": 1, "drafts": 2, "system": "gb200"}
     row: Any = SimpleNamespace(backend=engine, launch=server, **about)
     found = pools_of(row, {}, 256)["disaggregation"]
     for pool in POOLS:

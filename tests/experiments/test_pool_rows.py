@@ -10,6 +10,7 @@ import pytest
 
 from sarathi_sim.experiments.config.errors import ConfigError
 from sarathi_sim.experiments.config.inputs import NONE
+from sarathi_sim.experiments.config.scenario import POOLS
 from sarathi_sim.experiments.measured.host_fit import fitting
 from sarathi_sim.experiments.measured.row_errors import grouped
 from sarathi_sim.experiments.measured.row_scenarios import scenario_of, server_of, stack_of
@@ -30,9 +31,11 @@ def launch_list(folder: Path, columns: str, *lines: str) -> Path:
     return path
 
 
-def row_of(folder: Path, launch: Path | None, backend: str, version: str = "0.5.8") -> Measured:
+def row_of(
+    folder: Path, launch: Path | None, backend: str, version: str = "0.5.8", system: str = "gb200"
+) -> Measured:
     path = folder / "measured.csv"
-    server = f"{backend},{version},deepseek-ai/DeepSeek-R1,gb200,fp8,disagg,False"
+    server = f"{backend},{version},deepseek-ai/DeepSeek-R1,{system},fp8,disagg,False"
     path.write_text(f"{MEASURED}\na,{server},1024,512,48,500,20\n")
     (row,), refused = read_rows([path], launch)
     assert not refused
@@ -80,6 +83,27 @@ def test_sglang_divides_its_limits_by_its_ranks(tmp_path: Path) -> None:
         "redundant_experts": 32, "rank_router": "round_robin",
     }  # fmt: skip
     assert stack_of(row) == "sglang 0.5.8 in pools", "its releases are apart"
+
+
+@pytest.mark.parametrize(
+    ("system", "dtype", "router"),
+    [
+        ("gb200", "fp8", "round_robin"),
+        ("b200_sxm", "fp8", "random"),
+        ("h200_sxm", "bf16", "random"),
+    ],
+)
+def test_what_recipes_for_sglang_say_by_gpu(
+    tmp_path: Path, system: str, dtype: str, router: str
+) -> None:
+    path = launch_list(tmp_path, "", f"a,1,none,{SGLANG}")
+    found = scenario_of(row_of(tmp_path, path, "sglang", system=system), NONE)
+    assert found["kv_cache_dtype"] == dtype
+    routers = [found["disaggregation"][pool]["cluster"]["rank_router"] for pool in POOLS]
+    assert routers == [router, "round_robin"]
+    path = launch_list(tmp_path, "", f"a,1,none,{TRTLLM}")
+    row = row_of(tmp_path, path, "trtllm", system=system)
+    assert scenario_of(row, NONE)["kv_cache_dtype"] == "fp8"
 
 
 @pytest.mark.parametrize(

@@ -350,6 +350,17 @@ def test_a_prefill_worker_holds_what_it_sends(policy: PoolPolicy) -> None:
     assert hand.free == 3
 
 
+def test_what_a_prefill_worker_of_sglang_sends_counts_as_running() -> None:
+    """``get_num_allocatable_reqs``: a request holds its row of ``req_to_token_pool`` until its KV
+    was sent. Of 100 blocks 98 are free, but there is one row."""
+    policy = Sglang(max_running_requests=1, disable_overlap_schedule=True)
+    hand = Hand(policy, 100, 4, [asked(i, 8, 50, sends=True) for i in range(2)])
+    assert hand.step() == ([(0, 8, 0)], [])
+    assert (hand.step(), hand.free) == (None, 98)
+    hand.pool.sent(0)
+    assert hand.step() == ([(1, 8, 0)], [])
+
+
 def trtllm(slots: int, capacity: Any) -> Trtllm:
     return Trtllm(64, slots, capacity, disable_overlap_scheduler=True)
 

@@ -102,13 +102,22 @@ def test_power_of_two_by_hand() -> None:
     takes the first of equals, 0, F finds 2 | 0 | 1 and goes to 2, G finds 2 | 0 | 2 and goes to
     1."""
     assert seven("power_of_two", seed=1) == ([0, 1, 2, 2, 0, 2, 1], [3, 1, 1, 10, 4, 11, 2])
-    alone = serve([Request(i, 0.0, 1, 1, 9) for i in range(9)], 1, "power_of_two")
-    assert alone.replica.tolist() == [0] * 9
+    for router in ("power_of_two", "random"):
+        alone = serve([Request(i, 0.0, 1, 1, 9) for i in range(9)], 1, router)
+        assert alone.replica.tolist() == [0] * 9
+
+
+def test_random_sends_each_replica_its_share() -> None:
+    """Of 900 requests each of three replicas gets 300, give or take four standard deviations of
+    14; and the next one does not depend on the last."""
+    sent = serve([Request(i, 0.0, 1, 1, 1) for i in range(900)], 3, "random").replica
+    assert max(abs(np.bincount(sent) - 300)) < 57
+    assert abs((sent[1:] == sent[:-1]).sum() - 300) < 57
 
 
 @pytest.mark.parametrize("router", ROUTERS)
 def test_every_router_sends_each_request_to_one_replica(router: Router) -> None:
-    """The same seed sends it to the same one; only ``power_of_two`` draws."""
+    """The same seed sends it to the same one; only ``power_of_two`` and ``random`` draw."""
 
     def went(seed: int) -> list[int]:
         system = System(replicas=4, router=router, requests=make_requests(200, rate=400.0))
@@ -121,7 +130,7 @@ def test_every_router_sends_each_request_to_one_replica(router: Router) -> None:
         return records.replica.tolist()
 
     assert went(1) == went(1)
-    assert (went(1) == went(2)) == (router != "power_of_two")
+    assert (went(1) == went(2)) == (router not in ("power_of_two", "random"))
     assert set(went(1)) == {0, 1, 2, 3}
 
 

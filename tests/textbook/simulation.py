@@ -171,6 +171,8 @@ class Route:
         if self.router == "least_prompt_tokens":
             return min(_not_fullest(self.fronts), key=_prompt_tokens)
         choice = self.fronts
+        if self.router == "random":
+            return choice[self.rng.integers(len(choice))]
         if self.router == "power_of_two" and len(choice) > 1:
             first = choice[self.rng.integers(len(choice))]
             others = [front for front in choice if front is not first]

@@ -149,6 +149,8 @@ class _Pool:
                 load[number][1] += each.prompt_tokens + each.max_tokens
         if self.router == "round_robin":
             chosen = len(sent) % len(self.fronts)
+        elif self.router == "random":
+            chosen = int(self.rng.integers(len(self.fronts)))
         elif self.router == "least_tokens":
             chosen = min(workers, key=lambda number: load[number][1])
         else:
