@@ -162,6 +162,7 @@ def _host(scenario: Scenario, times: float) -> Scenario:
 def _bandwidth(scenario: Scenario, times: float) -> Scenario:
     given = scenario.disaggregation
     assert given is not None
+    assert given.handover.bandwidth is not None, "not resolved"
     handover = given.handover.model_copy(update={"bandwidth": times * given.handover.bandwidth})
     return scenario.having("disaggregation", handover=handover)
 

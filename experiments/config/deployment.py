@@ -37,10 +37,11 @@ from sarathi_sim.experiments.config.requests import Traffic, build_clients, buil
 from sarathi_sim.experiments.config.run_memory import Need, check_memory, run_needs, workload_needs
 from sarathi_sim.experiments.config.scenario import POOLS, Batching, KvCache, Scenario, Transfers
 from sarathi_sim.experiments.config.two_pools import (
+    EngineHandover,
     check_alike,
+    handover_of,
     own_keys,
     pool_of,
-    transfers_of,
 )
 from sarathi_sim.policies.endings import OutputLengths
 from sarathi_sim.policies.kv import Blocks
@@ -497,21 +498,21 @@ def _deploy_pools(scenario: Scenario, source: Source, requests_of: Requests) -> 
     if decode.model.recurrent is not None:
         problem = "has recurrent layers, whose states no transfer between pools is modelled for"
         raise source.error("model", scenario.model, problem)
-    transfers, known = transfers_of(scenario, second.policy.name)
-    assert transfers.order and transfers.first_token
+    over = handover_of(scenario, second.policy.name, _senders(prefill))
     numbers = number_bytes_of(decode.scenario, decode.model, decode.device, decodes)
     token_bytes = decode.model.kv_bytes_per_token(numbers.kv)
     handover = Handover(
-        transfers.order,
-        transfers.first_token,
-        known,
-        token_bytes / transfers.bandwidth,
-        transfers.latency_s,
+        over.order,
+        over.first_token,
+        over.token_known,
+        token_bytes / over.bandwidth,
+        over.latency_s,
         given.frontends,
     )
     later = decode.scenario.having("engine", frontend_s=None)  # it acts in the prefill pool alone
     pools = {"prefill": own_keys(prefill.scenario), "decode": own_keys(later)}
-    resolved = given.model_copy(update={**pools, "handover": transfers})
+    filled = Transfers.model_validate({key: getattr(over, key) for key in Transfers.model_fields})
+    resolved = given.model_copy(update={**pools, "handover": filled})
     cache = prefill.scenario.kv_cache
     cached = cache is not None and cache.prompts_cached
     found = PoolsDeployment(
@@ -523,7 +524,7 @@ def _deploy_pools(scenario: Scenario, source: Source, requests_of: Requests) -> 
         with_own_prompts(decode.requests) if cached else decode.requests,
         decode.ops,
         f"{prefill.bundle_sha256} {decode.bundle_sha256}",
-        (_handover_note(transfers, token_bytes), *_notes_of_pools(prefill, decode)),
+        (_handover_note(over, token_bytes), *_notes_of_pools(prefill, decode)),
         prefill=prefill,
         decode=decode,
         handover=handover,
@@ -532,13 +533,19 @@ def _deploy_pools(scenario: Scenario, source: Source, requests_of: Requests) -> 
     return found
 
 
-def _handover_note(transfers: Transfers, token_bytes: int) -> str:
-    order = (transfers.order or "").replace("_", " ")
-    first = (transfers.first_token or "").replace("_", " ")
+def _senders(prefill: Deployment) -> int:
+    """The GPUs of a prefill worker's rank that send KV: each its layers and KV heads. Latent KV is
+    the same on all GPUs of a stage, and one sends it."""
+    cluster, model = prefill.scenario.cluster, prefill.model
+    return cluster.pp * (1 if model.latent is not None else min(cluster.tp, model.num_kv_heads))
+
+
+def _handover_note(over: EngineHandover, token_bytes: int) -> str:
+    order, first = (word.replace("_", " ") for word in (over.order, over.first_token))
     return (
         f"handover: {order}, first token at {first}; {token_bytes / 1e3:.1f} kB of KV a prompt "
-        f"token at {transfers.bandwidth / 1e9:g} GB/s, a prompt of a prefill worker after the "
-        f"other, and {1e3 * transfers.latency_s:g} ms"
+        f"token at {over.bandwidth / 1e9:g} GB/s, a prompt of a prefill worker's rank after the "
+        f"other, and {1e3 * over.latency_s:g} ms"
     )
 
 

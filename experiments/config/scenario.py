@@ -264,15 +264,18 @@ class Transfers(Strict):
     (prefill_first: vLLM, TensorRT-LLM), or before it begins (decode_reserves_first: SGLang). The
     first token is there at the end of the first decode step, or once the KV cache was sent
     (on_transfer). A prompt's KV takes its bytes / ``bandwidth`` on the link of its prefill worker,
-    one prompt after the other, and ``latency_s``.
+    or of its rank there, one prompt after the other, and ``latency_s``. What is left out is as the
+    policy's engine has it.
     """
 
     order: Literal["prefill_first", "decode_reserves_first"] | None = key(
         "order of prefill and reservation", default=None
     )
     first_token: Literal["decode_step", "on_transfer"] | None = key("first token", default=None)
-    bandwidth: Bandwidth = key("bandwidth of a prefill worker", "bytes/s", default=50e9)
-    latency_s: Latency = key("latency of a transfer", default=0.005)
+    bandwidth: Bandwidth | None = key(
+        "bandwidth of a prefill worker's rank", "bytes/s", default=None
+    )
+    latency_s: Latency | None = key("latency of a transfer", default=None)
 
 
 class Disaggregation(Strict):

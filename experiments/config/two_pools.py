@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple
 
 from sarathi_sim.experiments.config.base import KeyPath, Source, assign, get, has, merge
-from sarathi_sim.experiments.config.scenario import POOLS, Scenario, Transfers
+from sarathi_sim.experiments.config.scenario import POOLS, Scenario
 
 Order = Literal["prefill_first", "decode_reserves_first"]
 FirstToken = Literal["decode_step", "on_transfer"]
@@ -18,21 +18,26 @@ SHARED = ("seed", "model", "workload", "profiles", "calibration", "disaggregatio
 
 class EngineHandover(NamedTuple):
     """How an engine hands over: the order, when the first token is there, and whether the prefill
-    worker yields it (else the decode worker computes the last prompt token again); and whether its
-    decode workers have a prefix cache by default."""
+    worker yields it (else the decode worker computes the last prompt token again); how fast a GPU
+    sends KV; and whether its decode workers have a prefix cache by default."""
 
     order: Order
     first_token: FirstToken
     token_known: bool
+    bandwidth: float = 50e9
+    latency_s: float = 0.005
     decode_caches: bool = True
 
 
 HANDOVERS = {
     "vllm": EngineHandover("prefill_first", "decode_step", False),
     "trtllm": EngineHandover("prefill_first", "decode_step", True),
-    "sglang": EngineHandover("decode_reserves_first", "on_transfer", True, decode_caches=False),
+    "sglang": EngineHandover(
+        *("decode_reserves_first", "on_transfer", True), 1.5e9, 0.075, decode_caches=False
+    ),
 }
-"""By policy, as behind Dynamo (docs/pools.md names the sources)."""
+"""By policy, as behind Dynamo (docs/pools.md names the sources). The speed is that of an adapter of
+400 Gb/s, assumed; SGLang's was chosen on measured servers (docs/accuracy.md)."""
 
 
 @dataclass(frozen=True)
@@ -124,15 +129,13 @@ def check_alike(key: str, decode: object, prefill: object, source: Source) -> No
         raise source.error(key, decode, problem)
 
 
-def transfers_of(scenario: Scenario, policy: str) -> tuple[Transfers, bool]:
-    """The handover with every default filled in, and whether the prefill yields the first token."""
+def handover_of(scenario: Scenario, policy: str, senders: int) -> EngineHandover:
+    """The handover with every default filled in; its ``bandwidth`` is that of a prefill worker's
+    rank, of which so many GPUs send."""
     assert scenario.disaggregation is not None
-    given, usual = scenario.disaggregation.handover, HANDOVERS[policy]
-    filled = {
-        "order": given.order or usual.order,
-        "first_token": given.first_token or usual.first_token,
-    }
-    return given.model_copy(update=filled), usual.token_known
+    usual, given = HANDOVERS[policy], scenario.disaggregation.handover
+    usual = usual._replace(bandwidth=senders * usual.bandwidth)
+    return usual._replace(**{key: value for key, value in given if value is not None})
 
 
 def own_keys(scenario: Scenario) -> dict[str, Any]:

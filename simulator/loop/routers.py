@@ -17,7 +17,11 @@ from sarathi_sim.policies.request import Request
 from sarathi_sim.policies.request import Sequence as Served
 
 Router = Literal[
-    *("round_robin", "random", "least_tokens", "least_requests", "least_prompt_tokens"),
+    "round_robin",
+    "random",
+    "least_tokens",
+    "least_requests",
+    "least_prompt_tokens",
     "power_of_two",
 ]
 
