@@ -6,7 +6,7 @@ the largest n and k to n k.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
@@ -80,6 +80,17 @@ class GemmLattice(StoredSurface):
     def measured(self, n: int, k: int) -> bool:
         """Whether (n, k) is a point of the lattice."""
         return n in self.n and k in self.k
+
+
+@dataclass(frozen=True)
+class FastestGemm:
+    """Of several kernels the fastest for a size."""
+
+    kernels: Sequence[GemmLattice]
+
+    def time_us(self, m: Array, n: int, k: int) -> Array:
+        """See :meth:`GemmLattice.time_us`."""
+        return np.asarray(np.min([kernel.time_us(m, n, k) for kernel in self.kernels], axis=0))
 
 
 def _between(at: float, sizes: Array, values: Array) -> Array:

@@ -25,6 +25,8 @@ from sarathi_sim.profiler.storage.plain_yaml import dump_yaml, read_mapping
 from sarathi_sim.profiler.storage.strict import SpecError, parse, strict_dataclass
 
 Arrays = Mapping[str, npt.NDArray[Any]]
+#: GPUs of this architecture with the same kernels.
+BLACKWELL = ("b200-sxm", "b300-sxm", "gb200")
 #: Steps of a stored logarithm: 0.06 %.
 STEPS = 1800.0
 
@@ -302,6 +304,21 @@ def tables_beside(device: str, stack: str, table: str) -> dict[Stack, Arrays]:
     others = (other for other in stacks_on(device) if other != stack.partition("@")[0])
     found = {other: stored(load_stack(device, other)[1], table) for other in others}
     return {other: arrays for other, arrays in found.items() if arrays}
+
+
+def gemms_beside(device: str, stack: str, dtype: str) -> dict[Stack, Arrays]:
+    """The other stacks' GEMMs of this format among which a stack's server chooses, too, while its
+    own table holds one kernel; none for most.
+
+    TensorRT-LLM's autotuner chooses at its start: its nvfp4 rows grow with k whatever n and m are,
+    and are up to twice as slow as those of the same kind in the other stacks' tables. SGLang's
+    fp8_block rows take 14 to 16 us for small GEMMs on Blackwell (5 to 6 on Hopper), where its
+    server calls the kernels of TensorRT-LLM (6 us) through FlashInfer.
+    """
+    engine = stack.partition("@")[0]
+    chooses = (engine, dtype) == ("trtllm", "nvfp4")
+    chooses |= (engine, dtype) == ("sglang", "fp8_block") and device in BLACKWELL
+    return tables_beside(device, engine, f"gemm.{dtype}") if chooses else {}
 
 
 def stack_sha256(device: str, stack: str, lenders: Sequence[str] = ()) -> str:

@@ -48,6 +48,7 @@ from sarathi_sim.profiler.kernels.attention_grid import (
     fit_prefix,
 )
 from sarathi_sim.profiler.kernels.gemm_lattice import (
+    FastestGemm,
     GemmLattice,
     choose_knots,
     fit_lattice,
@@ -75,6 +76,7 @@ from sarathi_sim.profiler.kernels.stack_file import (
     KernelFit,
     StackSpec,
     family_of,
+    gemms_beside,
     load_stack,
 )
 from sarathi_sim.profiler.kernels.wide_fit import fit_wide
@@ -124,7 +126,7 @@ def latent_rows(
 
 
 def _rest(
-    rows: pd.DataFrame, gemms: GemmLattice, tokens: str, model: str = "deepseek-v3"
+    rows: pd.DataFrame, gemms: AnyGemm, tokens: str, model: str = "deepseek-v3"
 ) -> pd.Series[float]:
     """The time of a shipped model's block without its GEMMs."""
     left, spec = rows["time_us"].copy(), load_model(model)
@@ -168,7 +170,7 @@ def sparse_fits(
         )
 
 
-def sparse_prompts(rows: pd.DataFrame, gemms: GemmLattice, model: str) -> pd.DataFrame:
+def sparse_prompts(rows: pd.DataFrame, gemms: AnyGemm, model: str) -> pd.DataFrame:
     """Prompts of a model's sparse attention, from its blocks.
 
     A block takes as long as its kernels or its launches, whichever takes longer: those of up to
@@ -183,7 +185,7 @@ def sparse_prompts(rows: pd.DataFrame, gemms: GemmLattice, model: str) -> pd.Dat
     return rows.assign(time_us=rest)[left]
 
 
-def sparse_decodes(rows: pd.DataFrame, gemms: GemmLattice, model: str) -> pd.DataFrame:
+def sparse_decodes(rows: pd.DataFrame, gemms: AnyGemm, model: str) -> pd.DataFrame:
     """Decodes of a model's sparse attention, from its blocks; launches are what a single token
     takes beyond :data:`_FASTEST_SPARSE_US`."""
     rest = _rest(rows, gemms, "batch", model)
@@ -226,7 +228,8 @@ def recurrent_fits(datasets: Path, device: str, stack: str, scored: bool) -> Ite
     yield fit_attention("decode", f"decode.{STATE}", table, version, least, 1.0, scored)
 
 
-Gemms = Mapping[WeightDtype, GemmLattice]
+AnyGemm = GemmLattice | FastestGemm
+Gemms = Mapping[WeightDtype, AnyGemm]
 #: The shipped models whose sparse attention was measured: their names in the public tables.
 _SPARSE = {"deepseek-v3.2": "DeepseekV32ForCausalLM", "glm-5": "GlmMoeDsaForCausalLM"}
 #: Of a block whose GEMMs take more, too little is left to be known.
@@ -479,13 +482,15 @@ def _gemms_and_attention(
 
 def _gemm_lattices(
     datasets: Path, device: str, stack: str
-) -> Iterator[tuple[WeightDtype, GemmLattice]]:
-    """The GEMMs of a stack's blocks as they were timed, by format."""
+) -> Iterator[tuple[WeightDtype, FastestGemm]]:
+    """The GEMMs of a stack's blocks by format: as they were timed, or those of other stacks that it
+    chooses."""
     for dtype in ("bf16", "fp8_block"):
         found = filter(_is_whole, tables.gemms(datasets, device, stack, dtype))
         for rows, version in islice(found, 1):
-            fitted = fit_gemm(f"gemm.{dtype}", rows, version, scored=False).surface
-            yield dtype, GemmLattice.from_arrays(fitted.arrays())
+            fitted = fit_gemm(f"gemm.{dtype}", rows, version, scored=False).surface.arrays()
+            every = [fitted, *gemms_beside(device, stack, dtype).values()]
+            yield dtype, FastestGemm([GemmLattice.from_arrays(arrays) for arrays in every])
 
 
 def _perf_fits(datasets: Path, device: str) -> Iterator[Fitted]:

@@ -23,7 +23,7 @@ from sarathi_sim.profiler.facts.ops import (
 )
 from sarathi_sim.profiler.facts.roofline import HALF, HBM_SHARE, Array
 from sarathi_sim.profiler.kernels.borrowed import with_borrowed
-from sarathi_sim.profiler.kernels.gemm_lattice import LEAST, GemmLattice
+from sarathi_sim.profiler.kernels.gemm_lattice import LEAST, FastestGemm, GemmLattice
 from sarathi_sim.profiler.kernels.own_ops import OWN_OPS, experts_name
 from sarathi_sim.profiler.kernels.reduce_curves import (
     CAPTURED_TOKENS,
@@ -45,20 +45,16 @@ from sarathi_sim.profiler.kernels.stack_file import (
     Arrays,
     KernelFit,
     StackSpec,
+    gemms_beside,
     stack_sha256,
     stored,
     surfaces_sha256,
-    tables_beside,
 )
 from sarathi_sim.profiler.physics.shard_times import KINDS, Provenance, identity
 
 #: Half-widths, percent, of unmeasured ops: elementwise kernels, transfers, chunks after a prefix.
 #: Assumed.
 _ASSUMED_PCT = 25.0
-#: Formats whose table holds one kernel, though the stack's autotuner chooses among several at its
-#: start: TensorRT-LLM's nvfp4 rows grow with k whatever n and m are, and are up to twice as slow as
-#: those of the same kind in the other stacks' tables. The fastest counts.
-_AUTOTUNED = {("trtllm", "nvfp4")}
 #: Half-width of chunks after a prefix, from an RTX 4090 (vLLM 0.19.0), chunks from 256 tokens on.
 _COMPOSED_PCT = 15.0
 #: Half-width of windows composed from the whole context: the median error is 30 % for vLLM's and
@@ -157,8 +153,7 @@ class StackTimes:
             return self._as_on(time, moved) if self._own[op].of_chip else time
         if found.shape is not None:
             shape = found.shape(shard)
-            kernels = (lattice.time_us(tokens, shape.n, shape.k) for lattice in self._choices(op))
-            time = np.minimum.reduce([*kernels])
+            time = self._choices(op).time_us(tokens, shape.n, shape.k)
             weight = self.kernels.number_bytes.weight if found.split else HALF
             moved = weight * (shape.n * shape.k + tokens * shape.k) + HALF * tokens * shape.n
             flop_us = 2e6 * tokens * shape.n * shape.k / self.device.peak_flops
@@ -257,7 +252,8 @@ class StackTimes:
         else:
             kind, how = "shapes", "between (n, k)"
         origin = fit.origin(kind == "between")
-        others = f", or {' or '.join(self._others)}'s where faster" if self._tuned(op) else ""
+        tuned = self._others if dtype == self.kernels.dtype else ()
+        others = f", or {' or '.join(tuned)}'s where faster" if tuned else ""
         mark = f"{origin}: {dtype} GEMM of {self._name(fit)}{others}, {how}"
         return self._measured_on(mark, _half_width(fit, kind))
 
@@ -327,17 +323,15 @@ class StackTimes:
     def _elementwise(self, op: str) -> str:
         return f"elementwise.{op}"
 
-    def _tuned(self, op: str) -> bool:
-        return (self.kernels.stack, self._dtype(op)) in _AUTOTUNED and bool(self._others)
-
-    def _choices(self, op: str) -> list[GemmLattice]:
-        """The kernels among which the stack chooses."""
-        return [self._gemm(op), *(self._others.values() if self._tuned(op) else ())]
+    def _choices(self, op: str) -> FastestGemm:
+        """The kernels among which the stack chooses; the fastest counts."""
+        tuned = self._others.values() if self._dtype(op) == self.kernels.dtype else ()
+        return FastestGemm([self._gemm(op), *tuned])
 
     @cached_property
     def _others(self) -> dict[str, GemmLattice]:
-        """The other stacks' GEMMs of this dtype on this device."""
-        found = tables_beside(self.device.name, self.kernels.stack, f"gemm.{self.kernels.dtype}")
+        """The other stacks' GEMMs of this dtype among which the stack chooses."""
+        found = gemms_beside(self.device.name, self.kernels.stack, self.kernels.dtype)
         return {stack: GemmLattice.from_arrays(arrays) for stack, arrays in found.items()}
 
     @cached_property
