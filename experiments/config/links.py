@@ -32,7 +32,7 @@ def links_of(scenario: Scenario, device: DeviceSpec) -> LinkTimes:
     own = device.intra_node
     measured = "nvlink" if own.bandwidth > PCIE else "pcie_peer"
     kind = within.kind or (measured if own.peers else "pcie")
-    pcie, network = min(own.bandwidth, PCIE), between.kind or "infiniband"
+    pcie = min(own.bandwidth, PCIE)
     known = {
         "nvlink": (own.bandwidth, PEER_LATENCY_S),
         "pcie_peer": (pcie, PEER_LATENCY_S),
@@ -46,7 +46,9 @@ def links_of(scenario: Scenario, device: DeviceSpec) -> LinkTimes:
         within.bandwidth or bandwidth,
         latency_s if within.latency_s is None else within.latency_s,
     )
-    latency_s = NETWORK_LATENCY_S.get(network, TCP_LATENCY_S)
+    rack = between.kind is None and PCIE < own.bandwidth <= device.inter_node.bandwidth
+    network = "nvlink" if rack else between.kind or "infiniband"
+    latency_s = PEER_LATENCY_S if rack else NETWORK_LATENCY_S.get(network, TCP_LATENCY_S)
     shared = min(cluster.tp, node) if network == "tcp" else 1
     rate = between.bandwidth or (TCP_BANDWIDTH if network == "tcp" else device.inter_node.bandwidth)
     outside = Route(

@@ -86,12 +86,12 @@ def _rank_router(row: Measured, pool: str) -> Router:
 
 def _trtllm(row: Measured, pool: str, one: StartedPool) -> tuple[dict[str, Any], dict[str, Any]]:
     """Limits are a rank's. Where none is known, no request waits for a slot, and a prefill worker
-    takes two prompts at a time."""
+    takes 16 prompts of 16,384 tokens at a time, or two longer ones: as most known ones do."""
     sharing = one.workers * one.ranks
     decoding = pool == "decode"
     batch = one.max_batch_size or (max(-(-row.concurrency // sharing), 1) if decoding else 16)
     rows = batch * (1 + row.drafts)
-    tokens = one.max_num_tokens or (max(rows, 64) if decoding else 2 * row.isl + 64)
+    tokens = one.max_num_tokens or (max(rows, 64) if decoding else max(2 * row.isl + 64, 16384))
     policy = {
         "max_batch_size": batch,
         "max_num_tokens": max(tokens, rows) if decoding else max(tokens, row.isl),

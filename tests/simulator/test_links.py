@@ -116,6 +116,15 @@ def test_tensor_parallelism_between_nodes_costs_its_network(tmp_path: Any) -> No
     assert reduce_s(beyond) > reduce_s(fast)
 
 
+def test_trays_of_one_rack_are_joined_by_nvlink(tmp_path: Any) -> None:
+    """GB200's trays of four: two messages of 125 kB over NVLink, without a network's latency."""
+    tray, two = (deployment(tmp_path, f"tp: {tp}", "gb200") for tp in (4, 8))
+    assert reduce_s(two) == pytest.approx(reduce_s(tray) + 2 * (2e-6 + 125e3 / 900e9))
+    assert "nvlink" in two.ops.meta.environment[ALL_REDUCE]
+    named = deployment(tmp_path, "tp: 8, inter_node: {kind: infiniband}", "gb200")
+    assert reduce_s(named) == pytest.approx(reduce_s(two) + 2 * 8e-6)
+
+
 def test_sends_take_the_link_that_is_named(tmp_path: Any) -> None:
     found = deployment(
         tmp_path, "tp: 2, pp: 2, gpus_per_node: 2, inter_node: {kind: tcp, bandwidth: 2.0e+9}"
