@@ -373,9 +373,14 @@ class Ratio(Strict):
 
 class Validation(Strict):
     """The settings of ``sarathi-sim validate``: the runs of each scenario, the length of the
-    calibration runs around each, and the ``dtype`` that the engine computes in."""
+    calibration runs around each, and the ``dtype`` that the engine computes in.
+
+    ``limit_s`` (torch): no repeat after a layout's first begins that could end later after the
+    engine's start, going by the longest so far.
+    """
 
     repeats: Annotated[int, Field(ge=1, le=100)] = 5
+    limit_s: Positive | None = None
     calibration_requests: Annotated[int, Field(ge=1, le=10_000)] = 10
     dtype: Literal["float32", "bfloat16", "float16"] = "float32"
 

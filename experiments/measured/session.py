@@ -321,19 +321,19 @@ Plan = list[tuple[str, list[Request] | None]]
 """The work in order: items of a cell's name and its requests, or of a grid, without either."""
 
 
-def plan_of(cells: Sequence[Cell], settings: Validation, once: Sequence[Cell] = ()) -> Plan:
-    """All work of a session: every shape once, as a warm-up; the repeats; the cells that are served
-    ``once``. Calibration runs have other seeds than the workloads."""
+def plan_of(cells: Sequence[Cell], settings: Validation, once: Sequence[Cell] = ()) -> list[Plan]:
+    """All work of a session, in parts: every shape once, as a warm-up; each repeat; the cells that
+    are served ``once``. Calibration runs have other seeds than the workloads."""
     few = settings.calibration_requests
-    plan: Plan = [("grid", None), ("warm-up", cells[0].requests(seed=1, count=few))]
+    parts: list[Plan] = [[("grid", None), ("warm-up", cells[0].requests(seed=1, count=few))]]
     apart = {cell.name for cell in once}
     for number in range(settings.repeats):
-        plan.append(("grid", None))
+        plan: Plan = [("grid", None)]
         for cell in (each for each in cells if each.name not in apart):
             first, last = (cell.requests(2_000_000 + 2 * number + n, few) for n in (0, 1))
             plan += [(cell.name, first), (cell.name, cell.requests()), (cell.name, last)]
-        plan.append(("grid", None))
-    return plan + [(cell.name, cell.requests()) for cell in once]
+        parts.append([*plan, ("grid", None)])
+    return [*parts, [(cell.name, cell.requests()) for cell in once]]
 
 
 @dataclass(frozen=True)

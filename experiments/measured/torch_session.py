@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
 from itertools import groupby
@@ -20,6 +21,7 @@ from sarathi_sim.experiments.config.scenario import Validation
 from sarathi_sim.experiments.measured.session import (
     Cell,
     Comparison,
+    Plan,
     Repeat,
     Session,
     middle,
@@ -652,33 +654,45 @@ def run_sessions(
     # Checked before anything is measured.
     specs = [engine_spec(group, settings.dtype, realtime=realtime) for group in layouts]
     plans = [plan_of(g, settings, [cell for cell in g if cell.online]) for g in layouts]
-    done, total = 0, sum(map(len, plans))
+    repeats, limit_s = range(1, settings.repeats + 1), settings.limit_s or math.inf
+    done, total = 0, sum(len(part) for parts in plans for part in parts)
     sessions = []
-    for spec, group, plan in zip(specs, layouts, plans, strict=True):
+    for spec, group, parts in zip(specs, layouts, plans, strict=True):
         name, works = f"pp {spec.pp}, tp {spec.tp}", grid_of(group)
         say(f"{name}: {spec.ranks} processes")
         named = {"warm-up": group[0]} | {cell.name: cell for cell in group}
-        answers, loads = list[Any](), list[float]()
+        plan, answers, loads = Plan(), list[Any](), list[float]()
         with EngineProcesses(spec, timeout_s) as engine:
-            began = perf_counter()
-            for cell_name, requests in plan:
-                progress("runs of the engine", done, total)
-                if requests is None:
-                    answers.append(engine.play(works))
-                else:
-                    cell = named[cell_name]
-                    run = engine.serve(requests, cell.policy, cell.settings, **cell.memory)
-                    answers.append(run)
-                loads.append(getloadavg()[0])
-                done += 1
+            began, longest = perf_counter(), 0.0
+            for number, part in enumerate(parts):
+                start = perf_counter()
+                if number in repeats[1:] and start - began + longest > limit_s:
+                    say(f"{name}: repeat {number} is left out: it could end after {limit_s:g} s")
+                    done += len(part)
+                    continue
+                for cell_name, requests in part:
+                    progress("runs of the engine", done, total)
+                    if requests is None:
+                        answers.append(engine.play(works))
+                    else:
+                        cell = named[cell_name]
+                        run = engine.serve(requests, cell.policy, cell.settings, **cell.memory)
+                        answers.append(run)
+                    loads.append(getloadavg()[0])
+                    done += 1
+                plan += part
+                if number in repeats:
+                    took = perf_counter() - start
+                    longest = max(longest, took)
+                    say(f"{name}: repeat {number} of {settings.repeats} took {took:.0f} s")
             seconds, known = perf_counter() - began, engine.environment
-        repeats, online = repeats_of(plan, answers, loads)
+        measured, online = repeats_of(plan, answers, loads)
         layout, isolated = f"pp{spec.pp}_tp{spec.tp}", None
         about = {"engine": known | {"device": spec.device, "dtype": spec.dtype}}
         if profiles and (isolated := isolated_bundle(profiles, spec, known)):
             say(f"{name}: predicted from {isolated.meta.device}'s profile, too")
         sessions.append(
-            TorchSession(layout, group, repeats, online, seconds, about, spec, works, isolated)
+            TorchSession(layout, group, measured, online, seconds, about, spec, works, isolated)
         )
         say(f"{name}: done after {seconds:.0f} s")
     progress("runs of the engine", total, total)

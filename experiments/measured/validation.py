@@ -63,6 +63,11 @@ def check_engine(
     if engine == "vllm":
         if realtime:
             raise ConfigError("--realtime: only for the engine in torch; vLLM's clock is CPU time")
+        if experiment.validation.limit_s is not None:
+            raise ConfigError(
+                f"{experiment.file}: validation.limit_s: only for the engine in torch; "
+                "vLLM gets all repeats as one job"
+            )
         check_cells(cells)
         find_python()
         return

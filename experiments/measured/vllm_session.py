@@ -14,6 +14,7 @@ import threading
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from itertools import chain
 from pathlib import Path
 from subprocess import PIPE, Popen, TimeoutExpired
 from tempfile import TemporaryFile
@@ -164,7 +165,8 @@ def run_session(
     cells: list[Cell], settings: Validation, timeout_s: float, progress: Progress
 ) -> VllmSession:
     """Run the whole session. Raises ConfigError if vLLM is missing, fails, or stays silent."""
-    python, plan, began = find_python(), plan_of(cells, settings), time.perf_counter()
+    python, began = find_python(), time.perf_counter()
+    plan = list(chain.from_iterable(plan_of(cells, settings)))
     answers, loads = list[Answer](), list[float]()
     for answer in _answers(python, job_of(cells, plan), timeout_s):
         progress("runs of the engine", len(answers), len(plan))

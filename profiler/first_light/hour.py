@@ -302,7 +302,7 @@ class _Hour:
             left_s = 60 * self.options.minutes - (time.monotonic() - self.began)
             if left_s < step.least_s:
                 self.say(
-                    f"{step.name}: not begun: it may take {step.limit_s:.0f} s, and "
+                    f"{step.name}: not begun: it takes {step.least_s:.0f} s or more, and "
                     f"{max(0.0, left_s):.0f} s are left; the same command goes on"
                 )
                 break

@@ -83,6 +83,8 @@ def published_collectives(task: Task, kind: str, model: ModelSpec, tp: int) -> P
 #: Of a step's limit: when points that refine are no longer added. Of what is left of it: when
 #: nothing more is measured. The rest is for the start and for writing.
 _FOR_POINTS, _AT_MOST = 0.5, 0.8
+#: The seconds of ``validate`` for its start, before the engine's, and for its report.
+_FOR_REPORT_S = 75.0
 _TINY = Limits(max_tokens=6, max_context=32, max_batch=2)  # the fewest points of all kinds
 
 
@@ -210,13 +212,15 @@ validation: {repeats: 1, calibration_requests: 1}
 def validate(task: Task) -> Found:
     """Run ``validate_gpu`` with three repeats (a rehearsal: something small) into ``validation``.
 
-    It is in bf16, as the profiles are, so that their times predict its runs, too.
+    It is in bf16, as the profiles are, so that their times predict its runs, too. A repeat that
+    may not end within the step's time is left out, so that the others' report is written.
 
     Raises ProfileError where batches differ. The command line is a room above this one, hence it
     is run by its name, in this process: then it ends with the step.
     """
     kind = open_machine(task)[0].type
     config, settings = "validate_gpu", ["validation.repeats=3", "validation.dtype=bfloat16"]
+    settings.append(f"validation.limit_s={max(1.0, task.seconds - _FOR_REPORT_S):.0f}")
     if task.rehearsal:
         small, settings = task.folder / "rehearsal.yaml", []
         model = (task.folder / "rehearsal.json").resolve()

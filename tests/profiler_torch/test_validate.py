@@ -68,16 +68,20 @@ def test_validate_writes_its_report(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_paged_memory_is_validated(tmp_path: Path) -> None:
-    one = {"repeats": 1, "calibration_requests": 2}
+    one = {"repeats": 2, "calibration_requests": 2, "limit_s": 0.001}
     scenarios = {"vllm": PAGED["scenarios"]["vllm"]}
     experiment = load_experiment(
         Path(config(tmp_path, **PAGED | {"scenarios": scenarios, "validation": one}))
     )
     (cell,) = make_cells(experiment)
+    said = list[str]()
     (measured,) = run_sessions(
         [cell], experiment.validation, realtime=False, timeout_s=PATIENCE_S,
-        progress=lambda *_: None, say=lambda _: None,
+        progress=lambda *_: None, say=said.append,
     )  # fmt: skip
+    # The second repeat would end beyond the limit; the first is always run.
+    assert len(measured.repeats) == 1
+    assert any(line.endswith("repeat 2 is left out: it could end after 0.001 s") for line in said)
     run = measured.repeats[0].served["vllm"].run
     assert lockstep(run, cell.requests(), cell.scheduler()) is None
     assert run.served.events, "nobody was preempted"
@@ -92,6 +96,11 @@ REFUSED = [
         "compare.bubble.metric: value 'ttft_s.p50': a validation compares makespan_s",
     ),
     (("--set", "validation.repeats=0"), {}, 0, "validation.repeats: value 0: must be at least 1"),
+    (
+        ("--engine", "vllm", "--set", "validation.limit_s=60"),
+        *({}, 0),
+        "validation.limit_s: only for the engine in torch",
+    ),
 ]
 
 

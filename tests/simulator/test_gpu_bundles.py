@@ -1,5 +1,5 @@
-"""The bundles measured on an H200 (data/profiles), held to floors: beside published kernels, whole
-layers beside their ops, and the regressions on points left out."""
+"""The bundles measured on an H200 and an H100 (data/profiles), held to floors: beside published
+kernels, whole layers beside their ops, and the regressions on points left out."""
 
 from __future__ import annotations
 
@@ -17,6 +17,7 @@ from sarathi_sim.profiler.bundle.schema import (
     list_bundles,
     load_bundle,
 )
+from sarathi_sim.profiler.facts.device import load_device
 from sarathi_sim.profiler.facts.formats import Kernels, Stack
 from sarathi_sim.profiler.facts.ops import ALL_REDUCE, DECODE, OPS, PREFILL
 from sarathi_sim.profiler.kernels.stack_times import StackTimes
@@ -24,13 +25,14 @@ from sarathi_sim.profiler.physics.hold_out import median_p95_worst
 from sarathi_sim.profiler.physics.shard_times import asked_at
 from sarathi_sim.simulator.confidence.held_out import between, beyond, op_tables, residuals
 from sarathi_sim.simulator.op_times.interaction import interaction_errors, skew_errors
-from sarathi_sim.simulator.op_times.op_times import OpTimes
+from sarathi_sim.simulator.op_times.op_times import MEAN, OpTimes
 from sarathi_sim.simulator.op_times.regression import bundle_times
 
 ROOT = Path(__file__).resolve().parents[2] / "data" / "profiles"
 NAMES = list_bundles(ROOT)
 #: The same shards by xformers, on two machines.
 TWO_HOURS = ("h200", "h200-dense")
+H100 = "h100-80gb-hbm3"
 
 
 @cache
@@ -43,19 +45,20 @@ def times(name: tuple[str, str, int]) -> OpTimes:
     return bundle_times(bundle(name))
 
 
-def test_all_eight_are_there() -> None:
-    assert len(NAMES) == 8
-    assert all(bundle(name).meta.environment["gpu"] == "NVIDIA H200" for name in NAMES)
+def test_all_ten_are_there() -> None:
+    gpus = [bundle(name).meta.environment["gpu"] for name in NAMES]
+    assert gpus == 2 * ["NVIDIA H100 80GB HBM3"] + 8 * ["NVIDIA H200"]
 
 
 @pytest.mark.parametrize("stack", ["vllm", "sglang", "trtllm"])
-@pytest.mark.parametrize("name", [name for name in NAMES if name[0] in TWO_HOURS], ids=str)
+@pytest.mark.parametrize("name", [n for n in NAMES if n[0] in (*TWO_HOURS, H100)], ids=str)
 def test_gemms_take_what_published_kernels_take(name: tuple[str, str, int], stack: Stack) -> None:
     """In bf16, within 10 % in the median of each GEMM of TP 1; of TP 2, whose weights are half as
     large and read in part from the L2 by some, within 15 %."""
     ours = bundle(name)
     model, tp = ours.meta.model_spec, ours.meta.tp
-    theirs = asked_at(StackTimes("h200-sxm", Kernels(stack), model, tp), ours)
+    gpu = "h100-80g-sxm" if name[0] == H100 else "h200-sxm"
+    theirs = asked_at(StackTimes(gpu, Kernels(stack), model, tp), ours)
     found = {diff.op: diff.median for diff in diff_bundles(theirs, ours)[0]}
     for op in model.gemms(tp):
         assert abs(found[op] - 1) < (0.10 if tp == 1 else 0.15), op
@@ -82,6 +85,20 @@ def test_two_machines_measured_the_same(model: str) -> None:
     for op, diff in found.items():
         assert abs(diff.median - 1) < 0.03, op
         assert diff.p5 > 0.9 and diff.p95 < 1.1, op
+
+
+@pytest.mark.parametrize("model", ["llama-13b", "llama-3-8b"])
+def test_an_h100_is_an_h200_with_slower_memory(model: str) -> None:
+    """Attention of prompts within 5 % of an H200's in the median. The LM head, which reads its
+    weights, takes longer by the copies' ratio (1.40), within 5 % of it at the fewest tokens."""
+    slow, fast = bundle((H100, model, 1)), bundle(("h200-dense", model, 1))
+    found = {diff.op: diff for diff in diff_bundles(fast, slow)[0]}
+    assert abs(found[PREFILL].median - 1) < 0.05
+    copies = [load_device(ROOT / f"{name}.yaml").memory_bandwidth for name in ("h200-dense", H100)]
+    heads = [
+        b.linear[b.linear.op == "lm_head"].set_index("num_tokens").time_us for b in (slow, fast)
+    ]
+    assert heads[0][1] / heads[1][1] == pytest.approx(copies[0] / copies[1], rel=0.05)
 
 
 @pytest.mark.slow
@@ -142,9 +159,13 @@ def test_regressions_hold_on_points_left_out(name: tuple[str, str, int]) -> None
 
 @pytest.mark.parametrize("name", NAMES, ids=str)
 def test_unequal_decodes_are_nearer_than_their_mean(name: tuple[str, str, int]) -> None:
-    errors = skew_errors(bundle(name), times(name)).median()
+    """On batch sizes left out, in the median. 13B on the H100 keeps the mean: the law is no better
+    there (10.0 % both)."""
+    errors, skew = skew_errors(bundle(name), times(name)).median(), times(name).skew
+    if name == (H100, "llama-13b", 1):
+        assert skew == MEAN and errors["skew"] == pytest.approx(errors["mean"], abs=0.1)
+        return
     assert errors["skew"] < errors["mean"]
     padded = name[0] in ("h200-cudnn", "h200-sdpa")
     assert errors["skew"] < (16 if padded else 7)
-    skew = times(name).skew
     assert (skew.sequences == np.inf) == padded
