@@ -17,6 +17,8 @@ import numpy.typing as npt
 
 from sarathi_sim.profiler.facts.roofline import Array
 
+#: Decodes whose covariances are in memory together.
+_AT_ONCE = 1024
 #: Correlation length in octaves of batch, context and cached tokens; 8 to 32 are as good.
 _OCTAVES = 16.0
 
@@ -121,11 +123,12 @@ class DecodeLaw:
         return np.asarray(np.linalg.solve(self._covariance(self._nodes), off.T), np.float64)
 
     def _over(self, nodes: Array, weights: Array) -> Array:
-        """The log residual of the law at ``nodes``, from the measured sizes' ``weights``; batch by
-        batch, as arrays of all pairs would not fit the processor's cache."""
+        """The log residual of the law at ``nodes``, from the measured sizes' ``weights``; some at a
+        time, as arrays of all pairs would fit neither the processor's cache nor, at times, memory.
+        """
         found = np.empty(len(nodes))
-        for batch in np.unique(nodes[:, 0]):
-            here = nodes[:, 0] == batch
+        for start in range(0, len(nodes), _AT_ONCE):
+            here = slice(start, start + _AT_ONCE)
             found[here] = self._covariance(nodes[here]) @ weights
         return found
 
