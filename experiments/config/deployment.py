@@ -506,6 +506,7 @@ def _deploy_pools(scenario: Scenario, source: Source, requests_of: Requests) -> 
         over.first_token,
         over.token_known,
         token_bytes / over.bandwidth,
+        over.setup_s,
         over.latency_s,
         given.frontends,
     )
@@ -544,8 +545,8 @@ def _handover_note(over: EngineHandover, token_bytes: int) -> str:
     order, first = (word.replace("_", " ") for word in (over.order, over.first_token))
     return (
         f"handover: {order}, first token at {first}; {token_bytes / 1e3:.1f} kB of KV a prompt "
-        f"token at {over.bandwidth / 1e9:g} GB/s, a prompt of a prefill worker's rank after the "
-        f"other, and {1e3 * over.latency_s:g} ms"
+        f"token at {over.bandwidth / 1e9:g} GB/s and {1e3 * over.setup_s:g} ms a prompt, a prompt "
+        f"of a prefill worker's rank after the other; {1e3 * over.latency_s:g} ms on the way"
     )
 
 

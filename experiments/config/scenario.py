@@ -263,9 +263,9 @@ class Transfers(Strict):
     ``order``: the decode worker is chosen and reserves blocks when the prefill has ended
     (prefill_first: vLLM, TensorRT-LLM), or before it begins (decode_reserves_first: SGLang). The
     first token is there at the end of the first decode step, or once the KV cache was sent
-    (on_transfer). A prompt's KV takes its bytes / ``bandwidth`` on the link of its prefill worker,
-    or of its rank there, one prompt after the other, and ``latency_s``. What is left out is as the
-    policy's engine has it.
+    (on_transfer). A prompt's KV takes ``setup_s`` and its bytes / ``bandwidth`` on the link of its
+    prefill worker, or of its rank there, one prompt after the other, and ``latency_s`` on the way.
+    What is left out is as the policy's engine has it.
     """
 
     order: Literal["prefill_first", "decode_reserves_first"] | None = key(
@@ -275,6 +275,7 @@ class Transfers(Strict):
     bandwidth: Bandwidth | None = key(
         "bandwidth of a prefill worker's rank", "bytes/s", default=None
     )
+    setup_s: Latency | None = key("time of a transfer before its bytes", "s", default=None)
     latency_s: Latency | None = key("latency of a transfer", default=None)
 
 

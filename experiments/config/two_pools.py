@@ -19,12 +19,14 @@ SHARED = ("seed", "model", "workload", "profiles", "calibration", "disaggregatio
 class EngineHandover(NamedTuple):
     """How an engine hands over: the order, when the first token is there, and whether the prefill
     worker yields it (else the decode worker computes the last prompt token again); how fast a GPU
-    sends KV; and whether its decode workers have a prefix cache by default."""
+    sends KV, its time for each prompt before that, and the latency; and whether its decode workers
+    have a prefix cache by default."""
 
     order: Order
     first_token: FirstToken
     token_known: bool
     bandwidth: float = 50e9
+    setup_s: float = 0.0
     latency_s: float = 0.005
     decode_caches: bool = True
 
@@ -33,7 +35,7 @@ HANDOVERS = {
     "vllm": EngineHandover("prefill_first", "decode_step", False),
     "trtllm": EngineHandover("prefill_first", "decode_step", True),
     "sglang": EngineHandover(
-        *("decode_reserves_first", "on_transfer", True), 1.5e9, 0.075, decode_caches=False
+        *("decode_reserves_first", "on_transfer", True), 1.5e9, 0.040, 0.035, decode_caches=False
     ),
 }
 """By policy, as behind Dynamo (docs/pools.md names the sources). The speed is that of an adapter of

@@ -33,19 +33,20 @@ from sarathi_sim.simulator.loop.simulation import Simulation
 class Handover:
     """How requests go from prefill workers to decode workers.
 
-    The KV of a prompt token takes ``token_s`` seconds on the link of its prefill worker (with
-    attention ranks: of its rank), which sends one prompt after the other, and each arrives
-    ``latency_s`` after it was sent. Without
-    ``first_token_known`` the decode worker computes the last prompt token again, and with it the
-    first token. The first token is there ``on_transfer`` of the KV, or at the end of the
-    request's first iteration on the decode worker (``decode_step``). Each of the ``frontends``
-    routes without knowing of the others; requests reach them in turn.
+    A prompt's KV takes ``setup_s`` and, for each of its tokens, ``token_s`` seconds on the link of
+    its prefill worker (with attention ranks: of its rank), which sends one prompt after the other.
+    It arrives ``latency_s`` after it was sent. Without ``first_token_known`` the decode worker
+    computes the last prompt token again, and with it the first token. The first token is there
+    ``on_transfer`` of the KV, or at the end of the request's first iteration on the decode worker
+    (``decode_step``). Each of the ``frontends`` routes without knowing of the others; requests
+    reach them in turn.
     """
 
     order: Literal["prefill_first", "decode_reserves_first"] = "prefill_first"
     first_token: Literal["decode_step", "on_transfer"] = "decode_step"
     first_token_known: bool = True
     token_s: float = 0.0
+    setup_s: float = 0.0
     latency_s: float = 0.0
     frontends: int = 1
 
@@ -177,7 +178,8 @@ class _TwoPools(Simulation):
             return self._to_prefill(place)
         worker, request = self._prefilled_on[place], self.requests[place]
         link = worker, self._prefill.replicas[worker].rank_of(request.id)
-        took = float(quantize(self._handover.token_s * request.prompt_tokens))
+        over = self._handover
+        took = float(quantize(over.setup_s + over.token_s * request.prompt_tokens))
         sent = self._link_free[link] = max(self.env.now, self._link_free[link]) + took
         self._soon(sent + self._latency_s, RECEIVED, place)
 

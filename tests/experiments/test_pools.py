@@ -88,7 +88,7 @@ def test_the_handover_is_that_of_the_engine_or_what_is_given() -> None:
     assert over.token_s == 32 * 2 * 8 * 128 * 2 / 50e9
     over = two("policy={name: sglang}", "disaggregation.decode.policy={name: sglang}").handover
     assert (over.order, over.first_token) == ("decode_reserves_first", "on_transfer")
-    assert over.first_token_known
+    assert over.first_token_known and (over.setup_s, over.latency_s) == (0.04, 0.035)
     given = ("policy={name: trtllm}", "disaggregation.decode.policy={max_batch_size: 4}")
     over = two(
         *given,

@@ -108,6 +108,17 @@ def test_prefill_first_by_hand() -> None:
     assert longest == [1, 1, 1, None, 1] and tpot == [1, 1, 1, None, 1]
 
 
+def test_prompts_wait_for_one_anothers_setup_but_not_for_what_is_on_the_way() -> None:
+    """Three prompts of 4, computed together until 12, on one link: each takes 3 and 4 there, and
+    then 2."""
+    requests = [Request(i, 0.0, 4, 3, 3) for i in range(3)]
+    over = replace(OVER, setup_s=3 * UNIT)
+    found = simulate_pools(requests, workers(1), workers(1), over).handovers
+    assert found is not None
+    assert (found.prefill_end_s / UNIT).tolist() == [12, 12, 12]
+    assert (found.received_s / UNIT).tolist() == [12 + 7 + 2, 12 + 14 + 2, 12 + 21 + 2]
+
+
 def test_decode_reserves_first_by_hand() -> None:
     """Blocks of the decode worker are reserved at 0 for 0 and 1, which go to their prefill workers
     then; 3, which needs none, is on its worker before 1. Request 2 waits until 0 ends at 21, and 4
@@ -425,6 +436,7 @@ def two_pools(
             draw(st.sampled_from(["decode_step", "on_transfer"])) if known else "decode_step",
             known,
             draw(st.sampled_from([0.0, 1e-5, 1e-3])),
+            draw(st.sampled_from([0.0, 2.0**-9, 0.05])),
             draw(st.sampled_from([0.0, 2.0**-9, 0.05])),
             draw(st.integers(1, 3)),
         ),

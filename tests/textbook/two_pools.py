@@ -276,7 +276,7 @@ class TwoPools:
         yield self._turn(RESERVED, place)
         with self.links[self.prefill.rank_of(source, request.id)].request() as turn:
             yield turn
-            yield env.timeout(float(quantize(over.token_s * request.prompt_tokens)))
+            yield env.timeout(float(quantize(over.setup_s + over.token_s * request.prompt_tokens)))
         yield env.timeout(float(quantize(over.latency_s)))
         yield self._turn(RECEIVED, place)
         self.received_s[request.id] = env.now
