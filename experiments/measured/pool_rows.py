@@ -28,8 +28,6 @@ def pools_of(row: Measured, engine: Mapping[str, float], experts: int) -> dict[s
     launch = row.launch
     if launch is None or launch.prefill is None or launch.decode is None:
         raise ConfigError("separate prefill workers: no launch settings are known")
-    if launch.speculation == "mtp" and not row.drafts:
-        raise ConfigError("speculation: the number of drafts is not known")
     pools = {"prefill": launch.prefill, "decode": launch.decode}
     return {
         "kv_cache_dtype": _kv_cache_dtype(row),

@@ -111,7 +111,6 @@ def test_what_recipes_for_sglang_say_by_gpu(
     [
         ("b,1,none," + TRTLLM, "no launch settings are known"),
         ("a,0,unknown,,,,,,,,", "no launch settings are known"),
-        ("a,1,mtp," + TRTLLM, "the number of drafts is not known"),
     ],
 )
 def test_rows_without_an_answer(tmp_path: Path, line: str, reason: str) -> None:
@@ -145,6 +144,16 @@ def test_drafts_take_the_nearest_published_acceptance(tmp_path: Path) -> None:
     assert grouped([row]) == {"all": [], "with drafts": [row]}
     either = row_of(tmp_path, launch_list(tmp_path, DRAFTS, f"a,1,mtp/none,{TRTLLM},3,8"), "trtllm")
     assert "speculation" not in scenario_of(either, NONE)
+
+
+def test_unknown_drafts_are_three_up_to_64_clients_a_rank(tmp_path: Path) -> None:
+    row = row_of(tmp_path, launch_list(tmp_path, "", f"a,1,mtp,{TRTLLM}"), "trtllm")
+    assert row.launch is not None and row.launch.decode is not None
+    most = 64 * row.launch.decode.workers * row.launch.decode.ranks
+    for clients, drafts in ((1, 3), (most, 3), (most + 1, 1)):
+        asked = row.model_copy(update={"concurrency": clients})
+        assert asked.drafts == drafts
+        assert scenario_of(asked, NONE)["speculation"]["draft_length"] == drafts
 
 
 def test_sglang_with_drafts_has_no_overlap_and_48_requests(tmp_path: Path) -> None:
