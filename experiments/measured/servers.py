@@ -73,7 +73,7 @@ class Measured(BaseModel):
     @property
     def drafts(self) -> int:
         """Drafted tokens a decode. Where the launch list says MTP and no number (assumed): three up
-        to 64 clients a decode rank, one beyond, as in 48 of 55 rows of TensorRT-LLM that have it."""
+        to 64 clients a decode rank, one beyond, as in 48 of 55 rows of TensorRT-LLM with one."""
         launch = self.launch
         if launch is None or launch.decode is None or launch.speculation != "mtp":
             return 0
