@@ -59,7 +59,7 @@ def answers() -> list[dict[str, Any]]:
 
 def recorded_session(answers: list[dict[str, Any]]) -> VllmSession:
     experiment, cells = small()
-    plan = plan_of(cells, experiment.validation)
+    plan = [item for part in plan_of(cells, experiment.validation) for item in part]
     return session_of(cells, plan, answers, [1.0] * len(answers), 9.0)
 
 
@@ -72,9 +72,12 @@ def test_the_order_of_the_work(monkeypatch: pytest.MonkeyPatch) -> None:
     """Warm-up; then grid, calibration, workload and calibration of each cell, grid."""
     monkeypatch.setattr(vllm_session, "TIMES", 2)
     experiment, cells = small("validation.repeats=2")
-    plan = plan_of(cells, experiment.validation)
+    parts = plan_of(cells, experiment.validation)
     repeat = ["grid", *["low"] * 3, *["high"] * 3, "grid"]
-    assert [name for name, _ in plan] == ["grid", "warm-up", *repeat, *repeat]
+    assert [[name for name, _ in part] for part in parts] == [
+        ["grid", "warm-up"], repeat, repeat, [],
+    ]  # fmt: skip
+    plan = [item for part in parts for item in part]
     sizes = [len(requests or ()) for _, requests in plan]
     assert sizes[2:10] == [0, 3, 5, 3, 3, 5, 3, 0]
     assert plan[3][1] != plan[11][1], "calibration has other seeds in each repeat"
