@@ -18,6 +18,10 @@ DRAFTER = ("deepseek-v4-pro", "mtp", "thinking_on")
 """Whose published acceptance stands for DeepSeek-R1's, of which none is: the nearest model."""
 _HOPPER = ("h100_sxm", "h200_sxm")
 _WITH_DRAFTS = 48
+_B200 = {"chunked_prefill_size": 32768, "max_prefill_tokens": 32768, "max_running_requests": 512}
+_B200_STATIC = 0.85
+"""What the public recipes for SGLang on B200 say, where the launch list knows no limits
+(NVIDIA/srt-slurm, recipes/b200-fp4 and b200-fp8). Their largest ones have twice the limits."""
 _REDUNDANT = 32
 """Redundant experts of each recipe whose ranks do not divide the experts."""
 
@@ -98,18 +102,22 @@ def _trtllm(row: Measured, pool: str, one: StartedPool) -> tuple[dict[str, Any],
 
 
 def _sglang(row: Measured, pool: str, one: StartedPool) -> tuple[dict[str, Any], dict[str, Any]]:
-    """With drafts the server has no overlap, and 48 requests where no limit is given
-    (server_args.py, `_handle_speculative_decoding`)."""
+    """With drafts the server has no overlap (recipes for B200 switch it on), and 48 requests where
+    no limit is given (server_args.py, `_handle_speculative_decoding`)."""
     policy: dict[str, Any] = {"ignore_eos": True}
-    if one.chunked_prefill_size:
-        policy["chunked_prefill_size"] = one.chunked_prefill_size
-    if one.max_prefill_tokens:
-        policy["max_prefill_tokens"] = one.max_prefill_tokens
-    most = _WITH_DRAFTS if row.drafts else 2048 * one.ranks
+    blackwell = row.system == "b200_sxm"
+    usual = _B200 if blackwell and one.chunked_prefill_size is None else {}
+    for key in ("chunked_prefill_size", "max_prefill_tokens"):
+        if size := getattr(one, key) or usual.get(key):
+            policy[key] = size
+    most = _WITH_DRAFTS if row.drafts and not blackwell else 2048 * one.ranks
+    if pool == "prefill":
+        most = usual.get("max_running_requests", most)
     policy["max_running_requests"] = one.max_running_requests or most
     policy |= of_a_rank(policy, one.ranks)
-    if row.drafts:
+    if row.drafts and not blackwell:
         policy["disable_overlap_schedule"] = True
     if one.recv_interval:
         policy["scheduler_recv_interval"] = one.recv_interval
-    return policy, {"mem_fraction_static": one.static_share or 0.9}
+    share = _B200_STATIC if usual else 0.9
+    return policy, {"mem_fraction_static": one.static_share or share}

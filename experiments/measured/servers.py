@@ -72,13 +72,15 @@ class Measured(BaseModel):
 
     @property
     def drafts(self) -> int:
-        """Drafted tokens a decode. Where the launch list says MTP and no number (assumed): three up
-        to 64 clients a decode rank, one beyond, as in 48 of 55 rows of TensorRT-LLM with one."""
+        """Drafted tokens a decode. Where the launch list says MTP and no number (assumed): SGLang
+        two, as all its known recipes; TensorRT-LLM three up to 64 clients a decode rank and one
+        beyond, as 48 of 55 rows with a number."""
         launch = self.launch
         if launch is None or launch.decode is None or launch.speculation != "mtp":
             return 0
         ranks = launch.decode.workers * launch.decode.ranks
-        return launch.draft_length or (3 if self.concurrency <= 64 * ranks else 1)
+        usual = 2 if self.backend == "sglang" else 3 if self.concurrency <= 64 * ranks else 1
+        return launch.draft_length or usual
 
     def latency_of(self, ttft_ms: _Number, tpot_ms: _Number) -> _Number:
         """The mean latency of a request in ms that follows from mean TTFT and TPOT."""

@@ -146,6 +146,22 @@ def test_drafts_take_the_nearest_published_acceptance(tmp_path: Path) -> None:
     assert "speculation" not in scenario_of(either, NONE)
 
 
+def test_unknown_limits_of_sglang_on_b200_are_its_recipes(tmp_path: Path) -> None:
+    """Divided by the prefill pool's ranks; the slots of the decode pool are not limited."""
+    path = launch_list(tmp_path, "", f"a,1,none,{SGLANG}")
+    found = pools(row_of(tmp_path, path, "sglang", system="b200_sxm"))
+    ranks = found["prefill"]["cluster"]["dp"]
+    assert found["prefill"]["policy"] == {
+        "name": "sglang",
+        "ignore_eos": True,
+        "chunked_prefill_size": 32768 // ranks,
+        "max_prefill_tokens": 32768,
+        "max_running_requests": 512 // ranks,
+    }
+    assert found["decode"]["policy"]["max_running_requests"] == 2048
+    assert found["prefill"]["kv_cache"] == {"mem_fraction_static": 0.85}
+
+
 def test_unknown_drafts_are_three_up_to_64_clients_a_rank(tmp_path: Path) -> None:
     row = row_of(tmp_path, launch_list(tmp_path, "", f"a,1,mtp,{TRTLLM}"), "trtllm")
     assert row.launch is not None and row.launch.decode is not None
@@ -154,6 +170,8 @@ def test_unknown_drafts_are_three_up_to_64_clients_a_rank(tmp_path: Path) -> Non
         asked = row.model_copy(update={"concurrency": clients})
         assert asked.drafts == drafts
         assert scenario_of(asked, NONE)["speculation"]["draft_length"] == drafts
+    path = launch_list(tmp_path, "", f"a,1,mtp,{SGLANG}")
+    assert row_of(tmp_path, path, "sglang").drafts == 2
 
 
 def test_sglang_with_drafts_has_no_overlap_and_48_requests(tmp_path: Path) -> None:
