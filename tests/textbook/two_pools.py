@@ -142,17 +142,22 @@ class _Pool:
     def choose(self, request: Request, frontend: int) -> int:
         """The worker for a request, by what this frontend sent that has not ended."""
         sent, workers = self.routed[frontend], range(len(self.fronts))
-        load = {number: [0, 0] for number in workers}
+        load = {number: [0, 0, 0] for number in workers}
         for number, each in sent:
             if not self.ended[each.id].triggered:
                 load[number][0] += 1
                 load[number][1] += each.prompt_tokens + each.max_tokens
+                load[number][2] += each.prompt_tokens
         if self.router == "round_robin":
             chosen = len(sent) % len(self.fronts)
         elif self.router == "random":
             chosen = int(self.rng.integers(len(self.fronts)))
         elif self.router == "least_tokens":
             chosen = min(workers, key=lambda number: load[number][1])
+        elif self.router == "least_prompt_tokens":
+            most = max(load[number][0] for number in workers)
+            among = [number for number in workers if load[number][0] < most] or list(workers)
+            chosen = min(among, key=lambda number: (load[number][2], load[number][0]))
         else:
             among = list(workers)
             if self.router == "power_of_two" and len(among) > 1:
