@@ -12,7 +12,12 @@ import numpy.typing as npt
 
 from sarathi_sim.experiments.capacity.options import Option
 from sarathi_sim.experiments.capacity.slo import STATISTICS, Objective
-from sarathi_sim.experiments.config.deployment import Deployment, prompt_of
+from sarathi_sim.experiments.config.deployment import (
+    Deployment,
+    PoolsDeployment,
+    prompt_of,
+    sent_by,
+)
 from sarathi_sim.experiments.config.drafts import acceptance_of
 from sarathi_sim.experiments.config.inputs import host_of
 from sarathi_sim.experiments.config.two_pools import HANDOVERS
@@ -202,11 +207,17 @@ def _prompts(ops: OpTimes, tokens: tuple[float, ...]) -> Floats:
 
 def most_requests_per_s(option: Option, objectives: Sequence[Objective] = ()) -> float:
     """Requests a second that one replica cannot exceed while it keeps the objectives; of two pools,
-    what all workers of the first to saturate cannot exceed."""
-    pools = _serving(option)
-    if len(pools) == 1:
+    what all workers of the first to saturate cannot exceed, or the links of the prefill workers.
+    Decode workers with a prefix cache may need nothing sent."""
+    pools, whole = _serving(option), option.deployment
+    if not isinstance(whole, PoolsDeployment):
         return saturation(pools[0], objectives)
-    rates = saturation(pools[0]), saturation(as_decode(pools[1]), objectives)
+    rates = [saturation(pools[0]), saturation(as_decode(pools[1]), objectives)]
+    cache = whole.decode.scenario.kv_cache
+    if cache is None or not cache.prefix_caching:
+        over = whole.handover
+        sent = sent_by(whole.prefill, whole.requests, over.setup_s, over.token_s)
+        rates[0] = min(rates[0], sent)
     return min(
         pool.scenario.cluster.replicas * rate for pool, rate in zip(pools, rates, strict=True)
     )

@@ -2,8 +2,9 @@
 
 Both pools take the layouts of ``recommend`` without pipeline stages, with the largest token budget
 and limit of sequences: a chunk holds up no decode there. The ratio of prefill to decode workers is
-that of their saturations, the rates that their op times allow; a saturated prefill worker has a
-long queue, so the neighbours of that ratio are tried, too. Only decode workers verify drafts."""
+that of their saturations, the rates that their op times and links allow; a saturated prefill worker
+has a long queue, so the neighbours of that ratio are tried, too. Only decode workers verify
+drafts."""
 
 from __future__ import annotations
 
@@ -23,6 +24,7 @@ from sarathi_sim.experiments.capacity.options import (
     named,
 )
 from sarathi_sim.experiments.capacity.slo import Objective
+from sarathi_sim.experiments.config.deployment import sent_per_s
 from sarathi_sim.experiments.config.scenario import POOLS
 
 MOST_PAIRS = 4
@@ -112,7 +114,8 @@ def _pairs(
         kind = (scenario.device, scenario.stack, scenario.dtype)
         prefills, decodes = alike.setdefault(kind, ({}, {}))
         if option.drafts == min(wanted.drafts) and not alone(option, first):
-            prefills[option] = saturation(as_prefill(deployment))
+            sent = sent_per_s(deployment, deployment.requests)
+            prefills[option] = min(saturation(as_prefill(deployment)), sent)
         if not alone(option, rest):
             decodes[option] = saturation(as_decode(deployment), objectives)
     for prefills, decodes in alike.values():

@@ -498,9 +498,8 @@ def _deploy_pools(scenario: Scenario, source: Source, requests_of: Requests) -> 
     if decode.model.recurrent is not None:
         problem = "has recurrent layers, whose states no transfer between pools is modelled for"
         raise source.error("model", scenario.model, problem)
-    over = handover_of(scenario, second.policy.name, _senders(prefill))
-    numbers = number_bytes_of(decode.scenario, decode.model, decode.device, decodes)
-    token_bytes = decode.model.kv_bytes_per_token(numbers.kv)
+    over = handover_of(second.policy.name, _senders(prefill), given.handover)
+    token_bytes = _token_bytes(decode, decodes)
     handover = Handover(
         over.order,
         over.first_token,
@@ -534,6 +533,27 @@ def _deploy_pools(scenario: Scenario, source: Source, requests_of: Requests) -> 
     return found
 
 
+def sent_per_s(prefill: Deployment, requests: list[Request]) -> float:
+    """Requests a second whose KV the ranks of one prefill worker can send, by its engine's default
+    handover."""
+    over = handover_of(prefill.scenario.policy.name, _senders(prefill), Transfers())
+    token_s = _token_bytes(prefill, Source("", "", {}, ())) / over.bandwidth
+    return sent_by(prefill, requests, over.setup_s, token_s)
+
+
+def sent_by(prefill: Deployment, requests: list[Request], setup_s: float, token_s: float) -> float:
+    """As :func:`sent_per_s`, where a prompt takes ``setup_s``, and ``token_s`` for each token. What
+    has one output token is not sent."""
+    took = [(setup_s + token_s * one.prompt_tokens) * (one.output_tokens > 1) for one in requests]
+    return prefill.scenario.cluster.dp * len(took) / max(sum(took), 1e-12)
+
+
+def _token_bytes(deployment: Deployment, source: Source) -> float:
+    """The KV bytes of a token, on all GPUs of a rank together."""
+    numbers = number_bytes_of(deployment.scenario, deployment.model, deployment.device, source)
+    return deployment.model.kv_bytes_per_token(numbers.kv)
+
+
 def _senders(prefill: Deployment) -> int:
     """The GPUs of a prefill worker's rank that send KV: each its layers and KV heads. Latent KV is
     the same on all GPUs of a stage, and one sends it."""
@@ -541,7 +561,7 @@ def _senders(prefill: Deployment) -> int:
     return cluster.pp * (1 if model.latent is not None else min(cluster.tp, model.num_kv_heads))
 
 
-def _handover_note(over: EngineHandover, token_bytes: int) -> str:
+def _handover_note(over: EngineHandover, token_bytes: float) -> str:
     order, first = (word.replace("_", " ") for word in (over.order, over.first_token))
     return (
         f"handover: {order}, first token at {first}; {token_bytes / 1e3:.1f} kB of KV a prompt "

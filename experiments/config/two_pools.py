@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple
 
 from sarathi_sim.experiments.config.base import KeyPath, Source, assign, get, has, merge
-from sarathi_sim.experiments.config.scenario import POOLS, Scenario
+from sarathi_sim.experiments.config.scenario import POOLS, Scenario, Transfers
 
 Order = Literal["prefill_first", "decode_reserves_first"]
 FirstToken = Literal["decode_step", "on_transfer"]
@@ -131,11 +131,10 @@ def check_alike(key: str, decode: object, prefill: object, source: Source) -> No
         raise source.error(key, decode, problem)
 
 
-def handover_of(scenario: Scenario, policy: str, senders: int) -> EngineHandover:
+def handover_of(policy: str, senders: int, given: Transfers) -> EngineHandover:
     """The handover with every default filled in; its ``bandwidth`` is that of a prefill worker's
     rank, of which so many GPUs send."""
-    assert scenario.disaggregation is not None
-    usual, given = HANDOVERS[policy], scenario.disaggregation.handover
+    usual = HANDOVERS[policy]
     usual = usual._replace(bandwidth=senders * usual.bandwidth)
     return usual._replace(**{key: value for key, value in given if value is not None})
 
