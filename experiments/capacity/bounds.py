@@ -16,13 +16,14 @@ from sarathi_sim.experiments.config.deployment import (
     Deployment,
     PoolsDeployment,
     prompt_of,
-    sent_by,
 )
 from sarathi_sim.experiments.config.drafts import acceptance_of
 from sarathi_sim.experiments.config.inputs import host_of
 from sarathi_sim.experiments.config.two_pools import HANDOVERS
 from sarathi_sim.policies.policy import chunking_of
+from sarathi_sim.policies.request import Request
 from sarathi_sim.profiler.facts.ops import MOE
+from sarathi_sim.simulator.loop.handover import Handover
 from sarathi_sim.simulator.loop.records import Floats
 from sarathi_sim.simulator.op_times.iteration import IterationCost
 from sarathi_sim.simulator.op_times.op_times import SUM, OpTimes
@@ -215,9 +216,7 @@ def most_requests_per_s(option: Option, objectives: Sequence[Objective] = ()) ->
     rates = [saturation(pools[0]), saturation(as_decode(pools[1]), objectives)]
     cache = whole.decode.scenario.kv_cache
     if cache is None or not cache.prefix_caching:
-        over = whole.handover
-        sent = sent_by(whole.prefill, whole.requests, over.setup_s, over.token_s)
-        rates[0] = min(rates[0], sent)
+        rates[0] = min(rates[0], sent_per_s(whole.prefill, whole.handover, whole.requests))
     return min(
         pool.scenario.cluster.replicas * rate for pool, rate in zip(pools, rates, strict=True)
     )
@@ -240,6 +239,15 @@ def saturation(deployment: Deployment, objectives: Sequence[Objective] = ()) -> 
     objectives."""
     bounds = Bounds(deployment)
     return min([bounds.requests_per_s(), *map(bounds.under, objectives)])
+
+
+def sent_per_s(prefill: Deployment, over: Handover, requests: Sequence[Request]) -> float:
+    """Requests a second whose KV the links of one prefill worker can send, a link a rank; those
+    with one output token are not sent."""
+    took = [
+        over.setup_s + over.token_s * one.prompt_tokens for one in requests if one.output_tokens > 1
+    ]
+    return prefill.scenario.cluster.dp * len(requests) / max(sum(took), 1e-12)
 
 
 def as_prefill(deployment: Deployment) -> Deployment:

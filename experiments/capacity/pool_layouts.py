@@ -14,7 +14,13 @@ from dataclasses import dataclass
 from itertools import product
 from typing import Any
 
-from sarathi_sim.experiments.capacity.bounds import alone, as_decode, as_prefill, saturation
+from sarathi_sim.experiments.capacity.bounds import (
+    alone,
+    as_decode,
+    as_prefill,
+    saturation,
+    sent_per_s,
+)
 from sarathi_sim.experiments.capacity.options import (
     DRAFTING,
     Described,
@@ -24,7 +30,7 @@ from sarathi_sim.experiments.capacity.options import (
     named,
 )
 from sarathi_sim.experiments.capacity.slo import Objective
-from sarathi_sim.experiments.config.deployment import sent_per_s
+from sarathi_sim.experiments.config.deployment import default_handover
 from sarathi_sim.experiments.config.scenario import POOLS
 
 MOST_PAIRS = 4
@@ -114,7 +120,7 @@ def _pairs(
         kind = (scenario.device, scenario.stack, scenario.dtype)
         prefills, decodes = alike.setdefault(kind, ({}, {}))
         if option.drafts == min(wanted.drafts) and not alone(option, first):
-            sent = sent_per_s(deployment, deployment.requests)
+            sent = sent_per_s(deployment, default_handover(deployment), deployment.requests)
             prefills[option] = min(saturation(as_prefill(deployment)), sent)
         if not alone(option, rest):
             decodes[option] = saturation(as_decode(deployment), objectives)

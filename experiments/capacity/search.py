@@ -204,7 +204,7 @@ def capacity(plan: SearchPlan) -> Search[Capacity]:
             return Capacity(pilot=endless)
         crossings = [one for one in found if isinstance(one, Crossing)]
         estimate = quantile([exact(one, plan) for one in crossings], 1 - plan.keep)
-        most = saturation * (1 - RESOLUTION * math.sqrt(plan.variance / plan.requests))
+        most = saturation * max(1 - RESOLUTION * math.sqrt(plan.variance / plan.requests), 0.5)
         most /= 1 - max(one.kept.verdict.rejected for one in crossings)  # as a load that arrives
         load, at, verdict = yield from _kept(plan, min(estimate.value, most), crossings)
         longer = lengthened(plan, at, spread([one.load for one in crossings]) / most_scatter)
@@ -328,7 +328,13 @@ def lengthened(plan: SearchPlan, at: Sequence[Probed], scatter: float = 0.0) -> 
 
 def _needed(plan: SearchPlan, probed: Probed) -> int:
     lasts_s = max(LASTS * max(plan.limit_s, probed.latency_s), plan.pattern_s)
-    return math.ceil(probed.probe.requests * lasts_s / max(probed.arrivals_s, 1e-9))
+    lasting = math.ceil(probed.probe.requests * lasts_s / max(probed.arrivals_s, 1e-9))
+    return max(lasting, _resolving(plan))
+
+
+def _resolving(plan: SearchPlan) -> int:
+    """The requests of a run that tells half of the saturation from all of it."""
+    return math.ceil((2 * RESOLUTION) ** 2 * plan.variance)
 
 
 def too_short(plan: SearchPlan, at: Sequence[Probed]) -> str:
@@ -336,6 +342,10 @@ def too_short(plan: SearchPlan, at: Sequence[Probed]) -> str:
     wanted, requests = max(_needed(plan, probed) for probed in at), at[0].probe.requests
     if wanted <= requests:
         return ""
+    if wanted == _resolving(plan):
+        scatter = math.sqrt(plan.variance / requests)
+        told = f"the offered load of runs of {requests:,} requests scatters by {scatter:.0%}"
+        return f"{told}: {wanted:,} are needed"
     lasts_s = min(probed.arrivals_s for probed in at)
     slowest = max(plan.limit_s, *(probed.latency_s for probed in at))
     told = f"{LASTS} times {slowest:,.1f} s (the largest limit, or the mean latency)"

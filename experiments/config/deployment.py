@@ -500,15 +500,6 @@ def _deploy_pools(scenario: Scenario, source: Source, requests_of: Requests) -> 
         raise source.error("model", scenario.model, problem)
     over = handover_of(second.policy.name, _senders(prefill), given.handover)
     token_bytes = _token_bytes(decode, decodes)
-    handover = Handover(
-        over.order,
-        over.first_token,
-        over.token_known,
-        token_bytes / over.bandwidth,
-        over.setup_s,
-        over.latency_s,
-        given.frontends,
-    )
     later = decode.scenario.having("engine", frontend_s=None)  # it acts in the prefill pool alone
     pools = {"prefill": own_keys(prefill.scenario), "decode": own_keys(later)}
     filled = Transfers.model_validate({key: getattr(over, key) for key in Transfers.model_fields})
@@ -527,25 +518,28 @@ def _deploy_pools(scenario: Scenario, source: Source, requests_of: Requests) -> 
         (_handover_note(over, token_bytes), *_notes_of_pools(prefill, decode)),
         prefill=prefill,
         decode=decode,
-        handover=handover,
+        handover=_handover(over, token_bytes, given.frontends),
     )
     check_memory(found.memory_needs, scenario, source)
     return found
 
 
-def sent_per_s(prefill: Deployment, requests: list[Request]) -> float:
-    """Requests a second whose KV the ranks of one prefill worker can send, by its engine's default
-    handover."""
+def default_handover(prefill: Deployment) -> Handover:
+    """How a replica would hand over as a prefill worker, by its engine's defaults."""
     over = handover_of(prefill.scenario.policy.name, _senders(prefill), Transfers())
-    token_s = _token_bytes(prefill, Source("", "", {}, ())) / over.bandwidth
-    return sent_by(prefill, requests, over.setup_s, token_s)
+    return _handover(over, _token_bytes(prefill, Source("", "", {}, ())))
 
 
-def sent_by(prefill: Deployment, requests: list[Request], setup_s: float, token_s: float) -> float:
-    """As :func:`sent_per_s`, where a prompt takes ``setup_s``, and ``token_s`` for each token. What
-    has one output token is not sent."""
-    took = [(setup_s + token_s * one.prompt_tokens) * (one.output_tokens > 1) for one in requests]
-    return prefill.scenario.cluster.dp * len(took) / max(sum(took), 1e-12)
+def _handover(over: EngineHandover, token_bytes: float, frontends: int = 1) -> Handover:
+    return Handover(
+        over.order,
+        over.first_token,
+        over.token_known,
+        token_bytes / over.bandwidth,
+        over.setup_s,
+        over.latency_s,
+        frontends,
+    )
 
 
 def _token_bytes(deployment: Deployment, source: Source) -> float:

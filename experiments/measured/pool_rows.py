@@ -18,8 +18,8 @@ DRAFTER = ("deepseek-v4-pro", "mtp", "thinking_on")
 """Whose published acceptance stands for DeepSeek-R1's, of which none is: the nearest model."""
 _HOPPER = ("h100_sxm", "h200_sxm")
 _WITH_DRAFTS = 48
-_B200 = {"chunked_prefill_size": 32768, "max_prefill_tokens": 32768, "max_running_requests": 512}
-_B200_STATIC = 0.85
+_B200 = {"chunked_prefill_size": 32768, "max_prefill_tokens": 32768}
+_B200_PROMPTS, _B200_STATIC = 512, 0.85
 """What the public recipes for SGLang on B200 say, where the launch list knows no limits
 (NVIDIA/srt-slurm, recipes/b200-fp4 and b200-fp8). Their largest ones have twice the limits."""
 _REDUNDANT = 32
@@ -105,19 +105,18 @@ def _sglang(row: Measured, pool: str, one: StartedPool) -> tuple[dict[str, Any],
     """With drafts the server has no overlap (recipes for B200 switch it on), and 48 requests where
     no limit is given (server_args.py, `_handle_speculative_decoding`)."""
     policy: dict[str, Any] = {"ignore_eos": True}
-    blackwell = row.system == "b200_sxm"
-    usual = _B200 if blackwell and one.chunked_prefill_size is None else {}
+    drafts = row.drafts and row.system != "b200_sxm"
+    most, share = _WITH_DRAFTS if drafts else 2048 * one.ranks, 0.9
+    if row.system == "b200_sxm" and one.chunked_prefill_size is None:
+        policy |= _B200
+        share, most = _B200_STATIC, _B200_PROMPTS if pool == "prefill" else most
     for key in ("chunked_prefill_size", "max_prefill_tokens"):
-        if size := getattr(one, key) or usual.get(key):
+        if size := getattr(one, key):
             policy[key] = size
-    most = _WITH_DRAFTS if row.drafts and not blackwell else 2048 * one.ranks
-    if pool == "prefill":
-        most = usual.get("max_running_requests", most)
     policy["max_running_requests"] = one.max_running_requests or most
     policy |= of_a_rank(policy, one.ranks)
-    if row.drafts and not blackwell:
+    if drafts:
         policy["disable_overlap_schedule"] = True
     if one.recv_interval:
         policy["scheduler_recv_interval"] = one.recv_interval
-    share = _B200_STATIC if usual else 0.9
     return policy, {"mem_fraction_static": one.static_share or share}

@@ -78,9 +78,9 @@ class Measured(BaseModel):
         launch = self.launch
         if launch is None or launch.decode is None or launch.speculation != "mtp":
             return 0
-        ranks = launch.decode.workers * launch.decode.ranks
-        usual = 2 if self.backend == "sglang" else 3 if self.concurrency <= 64 * ranks else 1
-        return launch.draft_length or usual
+        if launch.draft_length or self.backend == "sglang":
+            return launch.draft_length or 2
+        return 3 if self.concurrency <= 64 * launch.decode.workers * launch.decode.ranks else 1
 
     def latency_of(self, ttft_ms: _Number, tpot_ms: _Number) -> _Number:
         """The mean latency of a request in ms that follows from mean TTFT and TPOT."""

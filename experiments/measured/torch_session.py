@@ -618,6 +618,18 @@ class TorchSession(Session):
         return found
 
 
+def _answer(
+    engine: EngineProcesses,
+    cell: Cell | None,
+    requests: list[Request] | None,
+    works: list[GridWork],
+) -> Any:
+    """The engine's answer to an item of the plan."""
+    if requests is None or cell is None:
+        return engine.play(works)
+    return engine.serve(requests, cell.policy, cell.settings, **cell.memory)
+
+
 def joined(grids: tuple[StageLog, StageLog]) -> StageLog:
     """The logs of the grids before and after, concatenated."""
     before, after = grids
@@ -672,12 +684,7 @@ def run_sessions(
                     continue
                 for cell_name, requests in part:
                     progress("runs of the engine", done, total)
-                    if requests is None:
-                        answers.append(engine.play(works))
-                    else:
-                        cell = named[cell_name]
-                        run = engine.serve(requests, cell.policy, cell.settings, **cell.memory)
-                        answers.append(run)
+                    answers.append(_answer(engine, named.get(cell_name), requests, works))
                     loads.append(getloadavg()[0])
                     done += 1
                 plan += part

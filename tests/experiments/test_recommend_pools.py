@@ -18,6 +18,7 @@ from sarathi_sim.experiments.capacity.bounds import (
     most_requests_per_s,
     new_tokens,
     saturation,
+    sent_per_s,
 )
 from sarathi_sim.experiments.capacity.options import (
     Option,
@@ -45,7 +46,7 @@ from sarathi_sim.experiments.capacity.recommend import (
 from sarathi_sim.experiments.capacity.search import AT_ONCE, Probe
 from sarathi_sim.experiments.capacity.slo import CapacitySection, Replications, parse_slo
 from sarathi_sim.experiments.config.base import Source
-from sarathi_sim.experiments.config.deployment import deploy, sent_per_s
+from sarathi_sim.experiments.config.deployment import default_handover, deploy
 from sarathi_sim.experiments.config.loading import check_scenario
 from sarathi_sim.experiments.config.scenario import POOLS
 from sarathi_sim.experiments.config.two_pools import pool_of
@@ -196,7 +197,7 @@ def test_workers_never_exceed_their_saturation(stack: str) -> None:
     most = most_requests_per_s(one)
     assert 0.5 < served / most <= 1.0
     prefill, decode = one.deployment.pools
-    sent = sent_per_s(prefill, one.deployment.requests)
+    sent = sent_per_s(prefill, default_handover(prefill), one.deployment.requests)
     assert most == min(saturation(prefill), saturation(as_decode(decode)), sent)
     # Llama 3 8B's 8 heads of 128 keys and values in 32 layers; SGLang's one GPU sends 1.5 GB/s.
     alone_s = np.mean([0.04 + r.prompt_tokens * 131072 / 1.5e9 for r in one.deployment.requests])
