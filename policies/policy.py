@@ -98,9 +98,10 @@ def chunking_of(policy: Policy | PoolPolicy) -> Chunking | None:
 class Policy(Protocol):
     """Decides what the next iteration of a micro-batch does.
 
-    A policy is pure: the same view gives the same plan. With ``holds_finished`` the members of a
-    micro-batch leave together; those that finish early compute padding until then. A policy that
-    cuts prompts has the attribute ``chunking`` (:class:`Chunking`), which sets the size of tables.
+    A policy is pure: the same view gives the same plan. With ``holds_finished`` (default: False)
+    the members of a micro-batch leave together; those that finish early compute padding until then.
+    A policy that cuts prompts has the attribute ``chunking`` (:class:`Chunking`), which sets the
+    size of tables.
     """
 
     holds_finished: bool
@@ -169,18 +170,37 @@ def of_micro_batches(policy: Policy | PoolPolicy) -> Policy:
     return cast(Policy, policy)
 
 
+def complete(policy: Policy | PoolPolicy) -> Policy | PoolPolicy:
+    """The policy, with the usual attributes that its class lacks. Raises TypeError where one is
+    missing that has no default."""
+    _with_defaults(type(policy))
+    needed = ["plan", "max_num_seqs"] if is_pooled(policy) else ["plan"]
+    if missing := [name for name in needed if not hasattr(policy, name)]:
+        raise TypeError(f"it has no attribute {missing[0]}; needed: {' and '.join(needed)}")
+    return policy
+
+
+def _with_defaults(kind: type) -> None:
+    for name, value in (("holds_finished", False), ("ahead", False), ("order", None)):
+        if not hasattr(kind, name):
+            setattr(kind, name, value)
+
+
 Builder = Callable[..., Policy | PoolPolicy]
 _Named = TypeVar("_Named", bound=Builder)
 
 
 def named(name: str) -> Callable[[_Named], _Named]:
-    """Registers a policy (a class, or a function that makes one) under ``name``.
+    """Registers a policy (a class, or a function that makes one) under ``name``; a class gets the
+    defaults of what it leaves out.
 
     Simulator and engine find it by that name (``policies/catalogue.py``).
     """
 
     def mark(builder: _Named) -> _Named:
         builder.policy_name = name  # type: ignore[attr-defined]
+        if isinstance(builder, type):
+            _with_defaults(builder)
         return builder
 
     return mark

@@ -36,10 +36,11 @@ MANY_PREEMPTIONS = 1000
 class PoolPolicy(Protocol):
     """Decides what an iteration does by acting on the pool. It keeps its state in ``Pool.state``.
 
-    ``pooled`` marks it. ``max_num_seqs`` is the largest number of running sequences. With ``ahead``
-    a sequence's next iteration may be formed before the token of its last one is known, as many
-    steps later as there are stages. ``order`` is the key that sorts the waiting requests, smallest
-    first, or None for first come, first served. A policy that bounds the tokens of an iteration has
+    ``pooled`` marks it. ``max_num_seqs`` is the largest number of running sequences. A class of
+    one's own may leave out every other attribute. With ``ahead`` (default: False) a sequence's next
+    iteration may be formed before the token of its last one is known, as many steps later as there
+    are stages. ``order`` is the key that sorts the waiting requests, smallest first, or None
+    (default) for first come, first served. A policy that bounds the tokens of an iteration has
     the attribute ``chunking``, as a ``Policy`` has. ``memory_share`` is the engine's name for
     its share of the memory, if this is not ``gpu_memory_utilization``. A policy whose settings may
     leave requests unserved has the method ``refusal`` (``refusal_of``). ``cached_blocks`` is its

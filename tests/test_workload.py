@@ -5,7 +5,7 @@ from __future__ import annotations
 import gzip
 import json
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -306,7 +306,7 @@ SECOND = 1_715_299_200  # 2024-05-10, in seconds since 1970
             "2023-11-16 18:15:49.1805900,396,109",
             [0, 2.5],
         ),
-        ("t.csv", "timestamp,input_tokens,output_length\n7.5,396,109\n5,374,44\n", [0, 2.5]),
+        ("t.csv", "arrival_s,input_tokens,output_length\n7.5,396,109\n5,374,44\n", [0, 2.5]),
         (  # Azure 2024
             "t.csv",
             "TIMESTAMP,ContextTokens,GeneratedTokens\n2024-05-10 00:00:00.009930+00:00,374,44\n"
@@ -382,6 +382,147 @@ def test_json_errors_name_file_and_line(
         read_trace(tmp_path / name)
     assert str(caught.value).startswith(str(tmp_path / name))
     assert expected in str(caught.value)
+
+
+def lines(*rows: Mapping[str, Any]) -> str:
+    return "".join(f"{json.dumps(row)}\n" for row in rows)
+
+
+def shared(trace: Trace) -> float:
+    """The share of the prompt tokens that earlier prompts begin with."""
+    arrays = (at_once(len(trace)) if trace.arrival_s is None else trace.arrival_s, trace.prompt)
+    requests = make_requests(*arrays, trace.output, max_length=1, prefix=trace.prefix)
+    return shared_tokens(requests) / int(trace.prompt.sum())
+
+
+@pytest.mark.parametrize("empty", [None, "", "  ", "null", "None", "NaN", float("nan")])
+def test_an_empty_value_names_no_conversation(tmp_path: Path, empty: object) -> None:
+    path, sizes = tmp_path / "t.jsonl", (800, 900, 1000)
+    rows = [{"prompt": n, "decode": 50, "session_id": empty, "turn": empty} for n in sizes]
+    path.write_text(lines(*rows, {"prompt": 1100, "decode": 50}, {**rows[0], "session_id": "a"}))
+    assert shared(read_trace(path)) == 0
+    path = tmp_path / "t.csv"
+    path.write_text("prompt,decode,session_id\n" + "".join(f"{n},50,{empty}\n" for n in sizes))
+    assert shared(read_trace(path)) == 0
+    path.write_text("prompt,decode,user\n5,6,7\n5,6,\n")
+    with pytest.raises(WorkloadError, match="row 3: user is '': must be a whole number from 0"):
+        read_trace(path)
+
+
+MOONCAKE = [
+    {"timestamp": 3000 * n, "input_length": 1300, "output_length": 40, "hash_ids": [0, 1, 10 + n]}
+    for n in range(3)
+]
+
+
+@pytest.mark.parametrize("left_out", [(), ("hash_ids",), ("hash_ids", 0)])
+@pytest.mark.parametrize("columns", [{}, {"user": "tenant"}, {"prompt": "input_length"}])
+def test_mooncakes_form_is_known_by_its_keys(
+    tmp_path: Path, left_out: tuple[Any, ...], columns: dict[str, str]
+) -> None:
+    """Times are in ms, with and without blocks, whichever columns are named; blocks are of 512
+    tokens, and 0 and 1 are used again twice: 2,048 of 3,900 tokens."""
+    rows: list[dict[str, Any]] = [{**row, "tenant": n % 2} for n, row in enumerate(MOONCAKE)]
+    for row in rows[-1:] if len(left_out) == 2 else rows:
+        for key in left_out[:1]:
+            del row[key]
+    (tmp_path / "t.jsonl").write_text(lines(*rows))
+    trace = read_trace(tmp_path / "t.jsonl", None, Reading(columns))
+    assert trace.arrival_s is not None and trace.arrival_s.tolist() == [0, 3, 6]
+    assert shared(trace) == {0: 2048, 1: 0, 2: 1024}[len(left_out)] / 3900
+    assert (trace.user is not None) == ("user" in columns)
+    assert ("columns not used: tenant" in trace.notes) == ("user" not in columns)
+
+
+def test_blocks_of_another_size_are_found_from_the_lengths(tmp_path: Path) -> None:
+    """Alibaba's form: 160 tokens in 10 blocks, 224 in 14, 288 in 18; two of them begin with the
+    160 tokens of the first, so 320 of 672 are shared. Its times are seconds."""
+    path, first = tmp_path / "t.jsonl", list(range(10))
+    rows: list[dict[str, Any]] = [
+        {"timestamp": 30.5 * n, "input_length": 160 + 64 * n, "output_length": 20}
+        | {"hash_ids": first + [100 * n + k for k in range(4 * n)]}
+        for n in range(3)
+    ]
+    path.write_text(lines(*({"chat_id": n, **row} for n, row in enumerate(rows))))
+    trace = read_trace(path)
+    assert trace.arrival_s is not None and trace.arrival_s.tolist() == [0, 30.5, 61]
+    assert shared(trace) == 320 / 672
+    path.write_text(lines(*rows))  # without a chat: neither the unit nor the size is known
+    trace = read_trace(path)
+    assert (trace.arrival_s, trace.unit_of, shared(trace)) == (None, "timestamp", 320 / 672)
+    assert "each number of hash_ids stands for 16 tokens" in trace.notes
+    path.write_text(lines(rows[0]))
+    with pytest.raises(WorkloadError, match=r"line 1: .* \(here 15 to 17 tokens\)"):
+        read_trace(path)
+    assert shared(read_trace(path, None, Reading(block_tokens=16))) == 0
+    path.write_text(lines(*rows, {**rows[0], "hash_ids": [1, 2]}))
+    with pytest.raises(WorkloadError, match=r"line 1: .* set by workload.lengths.block_tokens"):
+        read_trace(path)
+
+
+@pytest.mark.parametrize(
+    ("header", "first", "seconds", "said"),
+    [
+        ("arrival_time_ms", 0, 1e-3, ""),
+        ("metadata.request_start_ns", 0, 1e-9, ""),
+        ("arrived_at", 0, 1.0, ""),
+        ("timestamp", SECOND, 1.0, "timestamp is taken for s since 1970, by its size"),
+        ("timestamp", 1000 * SECOND, 1e-3, "timestamp is taken for ms since 1970, by its size"),
+        ("timestamp", 0, None, ""),
+        ("time", 3000, None, ""),
+        ("arrival_time", 0, None, ""),
+    ],
+)
+def test_a_unit_is_known_or_asked_for(
+    tmp_path: Path, header: str, first: int, seconds: float | None, said: str
+) -> None:
+    path = tmp_path / "t.csv"
+    path.write_text(f"{header},prompt,decode\n{first},5,6\n{first + 2000},7,8\n")
+    trace = read_trace(path)
+    if seconds is None:
+        assert (trace.arrival_s, trace.unit_of) == (None, header)
+        problem = f"workload.lengths.time_unit: the unit of the column {header} is not known"
+        assert problem in refused("workload", path)
+        trace = read_trace(path, None, Reading(time_unit="ms"))
+        seconds = 1e-3
+    assert trace.arrival_s is not None
+    assert trace.arrival_s.tolist() == pytest.approx([0, 2000 * seconds], abs=1e-6)
+    assert [note for note in trace.notes if "1970" in note] == ([said] if said else [])
+
+
+def test_columns_that_are_not_used_are_named(tmp_path: Path) -> None:
+    path = tmp_path / "t.csv"
+    path.write_text("a,prompt,b,decode,arrival,arrival_s,c,d,e,f\n1,5,2,6,1,0,3,4,5,6\n")
+    assert read_trace(path).notes == ("columns not used: a, b, arrival, c, d, e and 1 more",)
+    assert "not used: a, b, arrival" in called("workload", path).output
+    path = tmp_path / "t.json"
+    path.write_text('{"input_lens": [5], "output_lens": [6], "ttfts": [0.1], "duration": 9}')
+    assert read_trace(path).notes == ("columns not used: ttfts",)
+
+
+def a_record(n: int, **changes: Any) -> dict[str, Any]:
+    """A request in AIPerf's ``profile_export.jsonl``."""
+    tokens = {"input_sequence_length": {"value": 500 + n}, "output_sequence_length": {"value": 40}}
+    phase = {"benchmark_phase": "profiling", "was_cancelled": False}
+    whole = {"metadata": {"request_start_ns": 10**9 * n, **phase}, "metrics": tokens, "error": None}
+    return whole | changes
+
+
+@pytest.mark.parametrize("failed", [0, 1])
+def test_a_record_of_a_failed_request_is_skipped_or_named(tmp_path: Path, failed: int) -> None:
+    path, rows = tmp_path / "profile_export.jsonl", [a_record(n) for n in range(3)]
+    rows[failed] |= {"metrics": {"error_isl": {"value": 501}}, "error": {"code": 499}}
+    rows[failed]["metadata"]["was_cancelled"] = True
+    path.write_text(lines(*rows))
+    with pytest.raises(WorkloadError, match=rf"line {failed + 1}: .*skip_empty=true"):
+        read_trace(path)
+    trace = read_trace(path, None, Reading(skip_empty=True))
+    assert (len(trace), trace.left_out, trace.prompt.min()) == (2, 1, 501 if not failed else 500)
+    rows[failed]["metadata"]["benchmark_phase"] = "warmup"
+    path.write_text(lines(*rows))
+    trace = read_trace(path)
+    assert (len(trace), trace.left_out) == (2, 0)
+    assert "1 requests of the warm-up left out" in trace.notes
 
 
 def test_columns_with_names_of_their_own(tmp_path: Path) -> None:

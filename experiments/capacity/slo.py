@@ -238,7 +238,7 @@ def judge(
 
 
 def overloaded(summary: Mapping[str, Any]) -> bool:
-    """Whether arrivals exceed the service: fewer requests finish than arrive, and queueing delays
+    """Whether arrivals exceed the service: fewer requests finish than arrive, and waiting requests
     (or latencies, while a batch fills up) rise over the run
     (:mod:`sarathi_sim.simulator.views.steady`).
 

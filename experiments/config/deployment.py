@@ -437,7 +437,7 @@ def deploy(
     # 2. The requests.
     check_memory(workload_needs(scenario), scenario, source)
     requests = requests_of(scenario, max_length, source)
-    notes = [requests.note] if isinstance(requests, Traffic) and requests.note else []
+    notes = requests.notes if isinstance(requests, Traffic) else []
     # 3. The memory beside the weights: KV cache and batch size.
     kept = _kept(model, requests, scenario.cluster.tp, numbers)
     spec, beside = scenario.speculation, NO_DRAFTER

@@ -38,7 +38,7 @@ from sarathi_sim.policies.catalogue import (
     error_line,
     foreign_code,
 )
-from sarathi_sim.policies.policy import Builder, Policy, is_pooled, of_micro_batches
+from sarathi_sim.policies.policy import Builder, Policy, complete
 from sarathi_sim.policies.pool import PoolPolicy
 from sarathi_sim.profiler.storage.files import read_bounded, user_path
 from sarathi_sim.profiler.storage.strict import SpecError, did_you_mean
@@ -88,7 +88,7 @@ class FilePolicy(NamedPolicy):
     def build(self) -> Policy | PoolPolicy:
         """The policy object this describes. Raises PolicyFileError where there is none."""
         with foreign_code(self.file, f"{self.name} cannot be built: "):
-            return _complete(super().build())
+            return complete(super().build())
 
     def __reduce__(self) -> tuple[Any, ...]:
         return _again, (self.code, self.model_dump())
@@ -104,14 +104,6 @@ class SessionPolicy(NamedPolicy):
         """The object itself: policies keep no state."""
         built: Policy | PoolPolicy = self.given
         return built
-
-
-def _complete(policy: Policy | PoolPolicy) -> Policy | PoolPolicy:
-    """The policy, if it has all attributes that the loop needs. Raises AttributeError."""
-    policy.plan  # noqa: B018
-    if not is_pooled(policy):
-        of_micro_batches(policy).holds_finished  # noqa: B018
-    return policy
 
 
 _Kind = TypeVar("_Kind", bound=NamedPolicy)
@@ -246,7 +238,7 @@ def session_policy(given: Any, source: Source) -> SessionPolicy:
     """The policy of a class or an object of the caller's session. Raises ConfigError."""
     builder = given if isinstance(given, type) else type(given)
     try:
-        made = _complete(given() if given is builder else given)
+        made = complete(given() if given is builder else given)
     except Exception as error:
         problem = f"is no policy: {error_line(error, '')}"
         raise source.error("policy", builder.__name__, problem) from error

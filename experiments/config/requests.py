@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from sarathi_sim.experiments.config.base import Source
+from sarathi_sim.experiments.config.errors import ConfigError
 from sarathi_sim.experiments.config.scenario import Scenario
 from sarathi_sim.experiments.config.workload import (
     AtOnce,
@@ -80,15 +80,18 @@ def build_clients(scenario: Scenario, requests: Sequence[Request]) -> Clients | 
 
 
 class Traffic(list[Request]):
-    """Requests; ``left_out`` is the number of rows of their trace without prompt or output."""
+    """Requests; ``left_out`` is the number of rows of their trace without prompt or output, and
+    ``said`` what else is to be said of it."""
 
     left_out = 0
+    said: tuple[str, ...] = ()
 
     @property
-    def note(self) -> str:
-        """The number of rows left out, in words; empty if none is."""
-        what = "workload: requests of the trace without prompt or output tokens (skip_empty)"
-        return f"{what}: {self.left_out:,} left out" if self.left_out else ""
+    def notes(self) -> list[str]:
+        """What is left out of the trace or taken as known, in words."""
+        what = "requests of the trace without prompt or output tokens (skip_empty)"
+        left_out = [f"{what}: {self.left_out:,} left out"] if self.left_out else []
+        return [f"workload: {note}" for note in (*left_out, *self.said)]
 
 
 def build_requests(scenario: Scenario, max_length: int, source: Source) -> Traffic:
@@ -139,7 +142,8 @@ def build_requests(scenario: Scenario, max_length: int, source: Source) -> Traff
     requests = Traffic(
         make_requests(*made, max_length=max_length, declare_exact=exact, user=user, prefix=prefix)
     )
-    requests.left_out = 0 if trace is None else trace.left_out
+    if trace is not None:
+        requests.left_out, requests.said = trace.left_out, trace.notes
     return requests
 
 
@@ -241,7 +245,7 @@ def trace_of(scenario: Scenario, source: Source) -> Trace | None:
         return None
     path = trace_path(lengths, source)
     columns = lengths.columns.model_dump(exclude_none=True)
-    reading = Reading(columns, lengths.time_unit, lengths.skip_empty)
+    reading = Reading(columns, lengths.time_unit, lengths.skip_empty, lengths.block_tokens)
     some, block, every = lengths.sample < 1, lengths.resample, workload.every
     asked = None if workload.requests is None else workload.requests * every
     rest = block or some or lengths.skip_empty  # then more rows are needed than requests
@@ -249,7 +253,6 @@ def trace_of(scenario: Scenario, source: Source) -> Trace | None:
         trace = read_trace(path, None if rest else asked, reading)
     except WorkloadError as error:
         raise source.error("workload.lengths.path", None, str(error)) from None
-    left_out = trace.left_out
     if some:
         trace = trace.sampled(lengths.sample, stream(scenario.seed, "sample"))
     if block:
@@ -267,7 +270,7 @@ def trace_of(scenario: Scenario, source: Source) -> Trace | None:
             "run set workload.lengths.resample=100, which draws blocks of 100 again and again"
         )
         raise source.error("workload.requests", workload.requests, problem)
-    return replace(trace, left_out=left_out)
+    return trace
 
 
 def trace_path(lengths: TraceLengths, source: Source) -> Path:
@@ -334,6 +337,14 @@ def _lengths(
         raise source.error("workload.pd_ratio", shown, str(error)) from None
 
 
+def no_arrivals(trace: Trace | None, source: Source) -> ConfigError:
+    """Why requests cannot arrive as in their trace."""
+    if trace is None or not trace.unit_of:
+        return source.error("workload.arrivals.kind", "trace", "the trace records no arrivals")
+    problem = f"the unit of the column {trace.unit_of} is not known: must be s, ms, us or ns"
+    return source.error("workload.lengths.time_unit", None, problem)
+
+
 def _arrivals(
     workload: Workload, seed: int, count: int, trace: Trace | None, source: Source
 ) -> Floats:
@@ -351,6 +362,5 @@ def _arrivals(
             return varying_arrivals(count, at_s, given.scale * rate, given.repeat, rng)
         case TraceArrivals():
             if trace is None or trace.arrival_s is None:
-                problem = "the trace records no arrivals"
-                raise source.error("workload.arrivals.kind", "trace", problem)
+                raise no_arrivals(trace, source)
             return trace.arrival_s if given.scale == 1 else trace.arrival_s / given.scale

@@ -148,6 +148,7 @@ class TraceLengths(Strict):
         "unit of the trace's times", default=None
     )
     skip_empty: bool = key("without empty requests", default=False)
+    block_tokens: Tokens | None = key("block of a trace's prompts", "tokens", default=None)
     sample: Share = key("share of the trace", short="sample", default=1.0)
     clip: Clip = Clip()
     resample: Count | None = key("blocks of the trace", "requests", "blocks", default=None)

@@ -64,7 +64,8 @@ class Benchmark:
     ``requests`` has a row a request in order of arrival: ``arrival_s`` (after the first),
     ``prompt_tokens``, ``output_tokens``, ``ttft_s``, ``tpot_s`` (NaN for one token), ``latency_s``
     (to the last token), in seconds; None if the file has means only. Then guidellm's ``tpot_s`` is
-    a mean over tokens, and that of the other tools one over requests.
+    a mean over tokens, and that of the other tools one over requests. ``note`` says what of the
+    file is not used.
     """
 
     tool: str
@@ -81,6 +82,7 @@ class Benchmark:
     duration_s: float
     failed: int = 0
     requests: pd.DataFrame | None = None
+    note: str = ""
 
 
 def read_benchmarks(path: Path) -> list[Benchmark]:
@@ -308,12 +310,13 @@ class _Record(_Given):
     ttft_unit: Literal["ms"] = _at("metrics", "time_to_first_token", "unit")
     latency_s: _Milliseconds = _at("metrics", "request_latency", "value")
     latency_unit: Literal["ms"] = _at("metrics", "request_latency", "unit")
+    conversation: str | None = _at("metadata", "conversation_id", default=None)
 
 
 def _records(documents: _Documents) -> list[Benchmark]:
     """AIPerf's ``profile_export.jsonl``: a line a request. It does not say how the load was
     offered. Requests of the warm-up are left out."""
-    rows, failed, where = list[_Row](), 0, ""
+    rows, failed, where, talks = list[_Row](), 0, "", list[str]()
     for where, content in documents:
         fate = _checked(_Fate, content, where)
         if fate.phase == "warmup":
@@ -326,7 +329,11 @@ def _records(documents: _Documents) -> list[Benchmark]:
         if rest_s < 0:
             raise ConfigError(f"{where}: metrics.request_latency: ends before the first token")
         rows.append((one.sent_ns / 1e9, one.prompt, one.output, one.ttft_s, rest_s))
-    return [_measured(where, rows, failed, {"tool": "AIPerf"})]
+        talks += [one.conversation] if one.conversation else []
+    later = len(talks) - len(set(talks))
+    unused = f"{later} requests are later turns of a conversation; what their prompts share with "
+    note = f"{unused}earlier ones is not used" if later else ""
+    return [_measured(where, rows, failed, {"tool": "AIPerf", "note": note})]
 
 
 class _Stimulus(_Given):

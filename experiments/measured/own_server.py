@@ -132,8 +132,7 @@ def tune(experiment: Experiment, files: Sequence[Path], progress: Progress) -> T
     targets: list[TunedRun] = []
     for run in read:
         if run.requests is not None:
-            measured = ServerRun(run.requests, run.tool != "LLMServingSim")
-            targets.append(case_of(experiment, name, measured, run.name))
+            targets.append(case_of(experiment, name, ServerRun.of(run), run.name))
         else:
             known = {
                 metric: {} if isnan(value) else {"mean": value}
@@ -154,6 +153,7 @@ def tune(experiment: Experiment, files: Sequence[Path], progress: Progress) -> T
         f"{run.name}: holds means only, which tell less: {TOOLS.get(run.tool, TOOLS['AIPerf'])}"
         for run in lacking
     ]
+    notes += [f"{run.name}: {run.note}" for run in read if run.note]
     return TunedServer(fitted, targets, told, notes)
 
 

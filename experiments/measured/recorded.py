@@ -23,8 +23,9 @@ from sarathi_sim.experiments.config.base import Source
 from sarathi_sim.experiments.config.deployment import Deployment, deploy
 from sarathi_sim.experiments.config.errors import ConfigError
 from sarathi_sim.experiments.config.loading import Experiment
+from sarathi_sim.experiments.config.requests import Traffic
 from sarathi_sim.experiments.config.scenario import Scenario
-from sarathi_sim.experiments.measured.benchmarks import TOOLS, read_benchmarks
+from sarathi_sim.experiments.measured.benchmarks import TOOLS, Benchmark, read_benchmarks
 from sarathi_sim.experiments.measured.tuning import Overheads, fit
 from sarathi_sim.experiments.run.compare import Compared, comparison
 from sarathi_sim.policies.request import Request
@@ -48,10 +49,18 @@ TICK_LABELS = {
 class ServerRun:
     """A measured run. ``requests`` has a row a request in order of arrival: ``arrival_s`` (after
     the first), ``prompt_tokens``, ``output_tokens``, ``ttft_s``, ``tpot_s`` (NaN for one token) and
-    ``latency_s``, in seconds: ``at_client``, or by the server's own clock."""
+    ``latency_s``, in seconds: ``at_client``, or by the server's own clock. ``note`` says
+    what of its file is not used."""
 
     requests: pd.DataFrame
     at_client: bool = True
+    note: str = ""
+
+    @classmethod
+    def of(cls, run: Benchmark) -> ServerRun:
+        """A load tool's run that has all its requests."""
+        assert run.requests is not None
+        return cls(run.requests, run.tool != "LLMServingSim", run.note)
 
     def for_scenario(self, scenario: Scenario, max_length: int, source: Source) -> list[Request]:
         """Its requests, in place of the ``workload`` section's; they declare their true output."""
@@ -63,7 +72,9 @@ class ServerRun:
         columns = (
             rows[name].to_numpy() for name in ("arrival_s", "prompt_tokens", "output_tokens")
         )
-        return make_requests(*columns, max_length=max_length, declare_exact=True)
+        found = Traffic(make_requests(*columns, max_length=max_length, declare_exact=True))
+        found.said = (self.note,) if self.note else ()
+        return found
 
 
 def read_server_runs(path: Path) -> dict[str, ServerRun]:
@@ -75,7 +86,7 @@ def read_server_runs(path: Path) -> dict[str, ServerRun]:
             command = TOOLS.get(found.tool, TOOLS["AIPerf"])
             kept = f"these keep the times of every request: {command}"
             raise ConfigError(f"{path}: {found.name}: holds means only; {kept}")
-        runs[found.name] = ServerRun(found.requests, found.tool != "LLMServingSim")
+        runs[found.name] = ServerRun.of(found)
     return runs
 
 

@@ -26,7 +26,12 @@ from sarathi_sim.experiments.config.loading import (
     load_experiment,
     read_draft,
 )
-from sarathi_sim.experiments.config.requests import Traffic, build_requests, trace_of
+from sarathi_sim.experiments.config.requests import (
+    Traffic,
+    build_requests,
+    no_arrivals,
+    trace_of,
+)
 from sarathi_sim.experiments.config.workload import RandomLengths
 from sarathi_sim.experiments.content import Section, SortableTable, enumerated
 from sarathi_sim.experiments.results import (
@@ -278,8 +283,8 @@ Found = dict[str, tuple[Traffic, int | None]]
 def describe(
     what: Config, changes: Assignments, columns: Mapping[str, str], out: Path | None
 ) -> dict[str, dict[str, Any]]:
-    """The numbers of :func:`describe_workload` and ``left_out``, the rows of a trace without
-    tokens, by scenario (a trace by its name, lengths in a word by the word).
+    """The numbers of :func:`describe_workload`, ``left_out`` (the rows of a trace without tokens)
+    and the ``notes`` on its file, by scenario (a trace by its name, lengths in a word by the word).
 
     ``columns`` are the names of a trace's columns by meaning. With ``out``, write the numbers and a
     figure to this folder. Raises ConfigError.
@@ -288,7 +293,11 @@ def describe(
         check_replaceable(out, WORKLOAD_FORMAT)
     found = _requests(what, changes, columns)
     described = {
-        name: {**describe_workload(requests, clients), "left_out": requests.left_out}
+        name: {
+            **describe_workload(requests, clients),
+            "left_out": requests.left_out,
+            "notes": requests.said,
+        }
         for name, (requests, clients) in found.items()
     }
     if out is not None:
@@ -319,6 +328,7 @@ def workload_answer(described: Mapping[str, Mapping[str, Any]]) -> Section:
         question="What is in these requests?",
         answer="\n".join(f"{name}: {_told(numbers)}." for name, numbers in described.items()),
         table=SortableTable("Lengths", ("requests", "tokens", *kinds), rows, text=2),
+        assumptions=[f"{name}: {n}" for name, one in described.items() for n in one["notes"]],
     )
 
 
@@ -390,6 +400,8 @@ def _of_trace(path: str, changes: Assignments, columns: Mapping[str, str]) -> Tr
         raise ConfigError(said) from None
     if trace is None:
         raise ConfigError("--set workload.lengths.kind: must be trace")
+    if trace.unit_of:
+        raise no_arrivals(trace, experiment.sources[name])
     requests = Traffic(
         make_requests(
             at_once(len(trace)) if trace.arrival_s is None else trace.arrival_s,
@@ -401,5 +413,5 @@ def _of_trace(path: str, changes: Assignments, columns: Mapping[str, str]) -> Tr
             prefix=trace.prefix,
         )
     )
-    requests.left_out = trace.left_out
+    requests.left_out, requests.said = trace.left_out, trace.notes
     return requests

@@ -1,12 +1,14 @@
 """Request traces, and the reader of their files.
 
 Files have three forms: CSV, an object of JSON a line, and a result of vLLM's ``bench serve``. Each
-is a stream of rows by name; :data:`NAMES` says what the names mean.
+is a stream of rows by name; :data:`NAMES` says what the names mean. A unit of time is known from
+the form or from the end of a column's name, or it is asked for.
 
-Lines of JSON with ``hash_ids`` are in the form that Mooncake published (Qin et al., FAST 2025):
-``{"timestamp": 3052, "input_length": 2287, "output_length": 316, "hash_ids": [0, 42, 43, 44, 45]}``
-has the arrival in milliseconds, and a number for every 512 tokens of the prompt. Prompts whose
-``hash_ids`` begin alike begin with the same tokens.
+Lines of JSON with ``timestamp``, ``input_length`` and ``output_length`` are in the form that
+Mooncake published (Qin et al., FAST 2025): ``{"timestamp": 3052, "input_length": 2287,
+"output_length": 316, "hash_ids": [0, 42, 43, 44, 45]}`` has the arrival in milliseconds, and a
+number for every 512 tokens of the prompt. Prompts whose ``hash_ids`` begin alike begin with the
+same tokens. Alibaba's traces of Qwen have the same keys and ``chat_id``: seconds, and 16 tokens.
 """
 
 from __future__ import annotations
@@ -14,16 +16,18 @@ from __future__ import annotations
 import csv
 import json
 import zlib
+from array import array
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from io import TextIOWrapper
-from itertools import islice
+from itertools import chain, islice
 from pathlib import Path
 from sys import getsizeof
 from typing import Any, NamedTuple, TextIO
 
 import numpy as np
+import numpy.typing as npt
 import pandas as pd
 
 from sarathi_sim.policies.request import Prefix
@@ -33,23 +37,24 @@ from sarathi_sim.profiler.storage.strict import UserError
 from sarathi_sim.simulator.load.workload import WorkloadError, shared_prefixes
 from sarathi_sim.simulator.loop.records import Floats, Ints
 
+Flags = npt.NDArray[np.bool_]
 #: Each column's meaning, and its names in published traces and in tools' outputs; the first name
 #: in a file counts. ``a.b`` is the key b of the object a in a line of JSON.
 NAMES: dict[str, tuple[str, ...]] = {
     "arrival": (
         *("arrival_s", "arrival", "arrived_at", "arrival_time", "arrival_time_ns"),
         *("arrival_time_ms", "timestamp", "TIMESTAMP", "Timestamp", "time"),
-        "metadata.request_start_ns",
+        *("start_times", "metadata.request_start_ns"),
     ),
     "prompt": (
         *("prompt_tokens", "prompt", "ContextTokens", "num_prefill_tokens", "input_toks"),
         *("input_tokens", "input_length", "input_len", "prompt_len", "Request tokens"),
-        "metrics.input_sequence_length.value",
+        *("input_lens", "metrics.input_sequence_length.value"),
     ),
     "output": (
         *("output_tokens", "decode", "GeneratedTokens", "num_decode_tokens", "output_toks"),
         *("completion_tokens", "output_length", "output_len", "Response tokens"),
-        "metrics.output_sequence_length.value",
+        *("output_lens", "metrics.output_sequence_length.value"),
     ),
     "user": ("user",),
     "session": ("session_id", "conversation_id", "Session ID", "metadata.conversation_id"),
@@ -65,24 +70,32 @@ OF_TEXT = (
     "(docs/workloads.md shows both)"
 )
 UNITS_S = {"s": 1.0, "ms": 1e-3, "us": 1e-6, "ns": 1e-9}
-# Larger times are not in seconds: since 1970, 1.8e9 s have passed.
-_EPOCHS = (("ns", 1e17), ("us", 1e14), ("ms", 1e11))
+_SECONDS = ("arrival", "arrived_at", "start_times")
+"""Columns of arrivals that are in seconds in the form that has them: ours, Vidur's, vLLM's."""
+_EPOCHS = (("ns", 1e17), ("us", 1e14), ("ms", 1e11), ("s", 1e9))
+"""Units of times since 1970 by their least size: since then 1.8e9 s have passed."""
+_NO_VALUE = ("", "null", "none", "nan", "na", "n/a", "<na>")
+"""Cells, in small letters, that stand for no value."""
 
-
-#: Meanings of the lists in vLLM's results. Releases since 2025 record each request's start.
-_VLLM = {"prompt": "input_lens", "output": "output_lens", "arrival": "start_times"}
+_MOONCAKE = ("timestamp", "input_length", "output_length")
+_VLLM = ("input_lens", "output_lens", "start_times")
+"""Lists in vLLM's results. Releases since 2025 record each request's start."""
+_QWEN = "chat_id"
 _BLOCKS = "hash_ids"
-_MOONCAKE = {"arrival": "timestamp", "prompt": "input_length", "output": "output_length"}
 BLOCK_TOKENS = 512
-"""Tokens of a prompt for each number of ``hash_ids``."""
+"""Tokens of a prompt for each number of ``hash_ids`` in Mooncake's form."""
+_QWEN_BLOCK_TOKENS = 16
 
+_FATES = ("metadata.benchmark_phase", "metadata.was_cancelled", "error")
+"""What AIPerf's records say of a request beside its lengths."""
+_SHOWN = 6  # columns that are not used and named
 _MOST_TOKENS = 2**24
 _MOST_SECONDS = 1e12  # far beyond any clock; differences of two stay exact enough
 _SAMPLED_ROWS = 10_000  # rows from which the memory of all is estimated
 _LONGEST_LINE = 2**20
 _MEASURED = 16  # MiB of content from which a gzipped file's whole size is estimated
 _BLOCK_BYTES = 250  # memory of a new block of a prompt
-_PLACES = 4 * 8  # bytes of a cell in a list, an array, one that is sorted, and in pandas
+_PLACES = 5 * 8  # bytes of a cell in a list, an array, one that is sorted, and in pandas
 _START = 2**12  # characters that show what a file is
 
 
@@ -90,7 +103,8 @@ _START = 2**12  # characters that show what a file is
 class Trace:
     """Prompt and output tokens, arrivals in seconds after the first, users by number, shared
     prefixes, and sessions by number (None: not recorded). ``left_out`` is the number of skipped
-    rows without prompt or output tokens."""
+    rows without prompt or output tokens; ``notes`` say what else was left out or taken as known.
+    ``unit_of`` is the column of arrivals whose unit is not known, and which are left out, too."""
 
     prompt: Ints
     output: Ints
@@ -99,6 +113,8 @@ class Trace:
     prefix: list[Prefix] | None = None
     session: Ints | None = None
     left_out: int = 0
+    notes: tuple[str, ...] = ()
+    unit_of: str = ""
 
     def __len__(self) -> int:
         return len(self.prompt)
@@ -106,13 +122,14 @@ class Trace:
     def pick(self, kept: Ints) -> Trace:
         """The requests at these places, in this order; the first of them arrives at 0."""
         arrival_s = None if self.arrival_s is None else self.arrival_s[kept]
-        return Trace(
-            self.prompt[kept],
-            self.output[kept],
-            None if arrival_s is None else arrival_s - arrival_s[:1],
-            None if self.user is None else self.user[kept],
-            None if self.prefix is None else [self.prefix[i] for i in kept.tolist()],
-            None if self.session is None else self.session[kept],
+        return replace(
+            self,
+            prompt=self.prompt[kept],
+            output=self.output[kept],
+            arrival_s=None if arrival_s is None else arrival_s - arrival_s[:1],
+            user=None if self.user is None else self.user[kept],
+            prefix=None if self.prefix is None else [self.prefix[i] for i in kept.tolist()],
+            session=None if self.session is None else self.session[kept],
         )
 
     def sampled(self, share: float, rng: np.random.Generator) -> Trace:
@@ -170,12 +187,15 @@ def _cut(prefix: Prefix, end: int) -> Prefix:
 @dataclass(frozen=True)
 class Reading:
     """How to read a trace. ``columns`` names columns whose names are not in :data:`NAMES`;
-    ``time_unit`` is the unit of arrivals that are numbers (None: by the column's name, or seconds);
-    ``skip_empty`` leaves out requests without prompt or output: failed ones, in logs."""
+    ``time_unit`` is the unit of arrivals that are numbers (None: that of the form, or of the
+    column's name); ``skip_empty`` leaves out requests without prompt or output: failed ones, in
+    logs; ``block_tokens`` is the size of the blocks of ``hash_ids`` (None: that of the form, or the
+    only one that fits the prompts)."""
 
     columns: Mapping[str, str] = field(default_factory=dict)
     time_unit: str | None = None
     skip_empty: bool = False
+    block_tokens: int | None = None
 
 
 _PLAIN = Reading()
@@ -186,62 +206,30 @@ def read_trace(path: Path, limit: int | None = None, reading: Reading = _PLAIN) 
 
     The file's name says what it is: ``*.jsonl`` holds a request a line, ``*.json`` is a result of
     vLLM's ``bench serve``; any other is CSV. Each may be gzipped, with ``.gz`` at the end. Columns
-    go by the names in :data:`NAMES`, or by those that ``reading`` gives. Raises WorkloadError,
-    naming file and row (the header of a CSV is row 1), for a missing column, a truncated row, and a
-    value that is not a number or is out of range.
+    go by the names in :data:`NAMES`, or by those that ``reading`` gives. Requests of AIPerf's
+    warm-up are left out. Raises WorkloadError, naming file and row (the header of a CSV is row 1),
+    for a missing column, a truncated row, and a value that is not a number or is out of range.
     """
     form = _FORMS.get(form_of(path), _FORMS[".csv"])
-    least = {"prompt": 1, "output": 1, "user": 0, "turn": 0}
-    if reading.skip_empty:
-        least |= {"prompt": 0, "output": 0}
-    names, cells = dict[str, str](), dict[str, list[Any]]()
-    tree, read = _Tree(), 0
+    wanted = {_BLOCKS, *_FATES, *chain(*NAMES.values()), *reading.columns.values()}
+    header, cells = dict[str, None](), dict[str, list[Any]]()
+    tree, read, count = _Tree(), 0, 0
     with _opened(path) as file:
-        for index, (length, row) in enumerate(islice(form.rows(path, file), limit)):
-            if not names:
-                names = _columns(path, form, row, reading)
-                cells = {meaning: [] for meaning in names}
-            try:
-                for meaning, name in names.items():
-                    if meaning in least:
-                        cell: object = _whole(row[name], name, least[meaning])
-                    elif meaning == _BLOCKS:
-                        cell = tree.prefix(row[name], cells["prompt"][index])
-                    else:
-                        cell = _text(row[name]).strip()
-                    cells[meaning].append(cell)
-            except WorkloadError as error:
-                raise WorkloadError(f"{form.place(path, index)}: {error}") from None
-            except KeyError as error:
-                missing = f"the key {error.args[0]} is missing"
-                raise WorkloadError(f"{form.place(path, index)}: {missing}") from None
-            read += length
-            if index + 1 == _SAMPLED_ROWS:
+        for length, row in islice(form.rows(path, file, header), limit):
+            for name in row.keys() & wanted:
+                column = cells.setdefault(name, [])
+                column += [None] * (count - len(column))
+                column.append(tree.numbered(row[name]) if name == _BLOCKS else row[name])
+            read, count = read + length, count + 1
+            if count == _SAMPLED_ROWS:
                 size = sum(getsizeof(cell) + _PLACES for each in cells.values() for cell in each)
-                _check_memory(path, _SAMPLED_ROWS, read, size + len(tree) * _BLOCK_BYTES, limit)
-    if not names:
+                size += len(tree) * _BLOCK_BYTES
+                _check_memory(path, _SAMPLED_ROWS, read, size, limit)
+    if not count:
         raise WorkloadError(f"{path}: expected {form.least}")
-    prompt, output = (np.array(cells[meaning], np.int64) for meaning in NEEDED)
-    kept = np.flatnonzero((prompt > 0) & (output > 0))
-    if not len(kept):
-        raise WorkloadError(f"{path}: no request has both prompt and output tokens")
-    arrival_s = session = None
-    if "arrival" in cells:
-        arrival_s = _arrivals(path, form, names, cells["arrival"], reading.time_unit)
-        turn = np.array(cells.get("turn", prompt * 0))
-        kept = kept[np.lexsort((turn[kept], arrival_s[kept]))]
-        arrival_s = arrival_s - arrival_s[kept[0]]
-    prefix = cells.get(_BLOCKS)
-    if "session" in cells:  # numbered as they appear; one without a name is alone
-        seen: dict[object, int] = {}
-        named = (name or i for i, name in enumerate(cells["session"]))
-        session = np.array([seen.setdefault(name, len(seen)) for name in named], np.int64)
-        prefix = shared_prefixes([], None, session, prompt + output)
-    user = np.array(cells["user"], np.int64) if "user" in cells else None
-    whole = Trace(prompt, output, arrival_s, user, prefix, session)
-    if len(kept) == len(prompt) and (np.diff(kept) > 0).all():
-        return whole
-    return replace(whole.pick(kept), left_out=len(prompt) - len(kept))
+    for name in wanted:
+        cells.setdefault(name, []).extend([None] * (count - len(cells[name])))
+    return _Cells(path, form, list(header), cells, reading).trace(tree)
 
 
 def form_of(path: Path) -> str:
@@ -252,15 +240,179 @@ def form_of(path: Path) -> str:
 # What the rows mean ------------------------------------------------------------------------------
 
 
-def _columns(
-    path: Path, form: _TraceForm, row: Mapping[str, Any], reading: Reading
-) -> dict[str, str]:
-    """The column of each meaning, by the first row."""
-    if form.word == "request":
-        return {meaning: name for meaning, name in _VLLM.items() if name in row}
-    if form.word == "line" and _BLOCKS in row and not reading.columns:
-        return {**_MOONCAKE, _BLOCKS: _BLOCKS}
-    return find_columns(path, list(row), reading.columns)
+class _Cells(NamedTuple):
+    """The cells of a file by column; None where a row has no such cell."""
+
+    path: Path
+    form: _TraceForm
+    header: Sequence[str]
+    cells: Mapping[str, list[Any]]
+    reading: Reading
+
+    def trace(self, tree: _Tree) -> Trace:
+        """What they say; ``tree`` has numbered the blocks of the prompts."""
+        names, notes = find_columns(self.path, self.header, self.reading.columns), list[str]()
+        warm_up, failed = self._fates()
+        blank = 0 if self.reading.skip_empty else None
+        prompt, output = (self._whole(names[key], warm_up | failed, 1, blank) for key in NEEDED)
+        out = (prompt == 0) | (output == 0)
+        if out.all():
+            raise WorkloadError(f"{self.path}: no request has both prompt and output tokens")
+        if warm_up.any():
+            notes.append(f"{int(warm_up.sum()):,} requests of the warm-up left out")
+        blocks = _BLOCKS in self.header and self.form.word == "line"
+        size = self._block_tokens(prompt) if blocks else 0
+        kept, arrival_s, unit_of = np.flatnonzero(~out), None, ""
+        if "arrival" in names:
+            arrival_s, unit = self._arrivals(names, out, size)
+            turn = self._whole(names["turn"], out, 0, 0) if "turn" in names else prompt * 0
+            kept = kept[np.lexsort((turn[kept], arrival_s[kept]))]
+            arrival_s = arrival_s - arrival_s[kept[0]]
+            if unit is None:
+                arrival_s, unit_of = None, names["arrival"]
+            elif unit:
+                notes.append(unit)
+        prefix = session = None
+        if blocks:
+            names = {key: name for key, name in names.items() if key != "session"}
+            names[_BLOCKS] = _BLOCKS
+            given = zip(self.cells[_BLOCKS], prompt.tolist(), strict=True)
+            prefix = [tree.prefix(blocks or (), tokens, size) for blocks, tokens in given]
+            notes.append(f"each number of {_BLOCKS} stands for {size} tokens")
+        elif "session" in names:  # numbered as they appear; one without a name is alone
+            seen: dict[object, int] = {}
+            named = (_name(cell) or i for i, cell in enumerate(self.cells[names["session"]]))
+            session = np.array([seen.setdefault(name, len(seen)) for name in named], np.int64)
+            prefix = shared_prefixes([], None, session, prompt + output)
+        user = self._whole(names["user"], out, 0) if "user" in names else None
+        if unused := [name for name in self.header if name not in {*names.values(), *_FATES}]:
+            rest = len(unused) - _SHOWN
+            more = f" and {rest} more" if rest > 0 else ""
+            notes.append(f"columns not used: {', '.join(unused[:_SHOWN])}{more}")
+        whole = Trace(prompt, output, arrival_s, user, prefix, session, 0, tuple(notes), unit_of)
+        if len(kept) == len(prompt) and (np.diff(kept) > 0).all():
+            return whole
+        return replace(whole.pick(kept), left_out=len(prompt) - len(kept) - int(warm_up.sum()))
+
+    def _error(self, row: int, problem: str) -> WorkloadError:
+        return WorkloadError(f"{self.form.place(self.path, row)}: {problem}")
+
+    def _fates(self) -> tuple[Flags, Flags]:
+        """Which requests are of a warm-up, and which failed, as AIPerf's records say. Raises
+        WorkloadError for one that failed, unless such are skipped."""
+        phase, *fates = (self.cells[name] for name in _FATES)
+        warm_up = np.array([one == "warmup" for one in phase])
+        failed = np.array([bool(gone or error) for gone, error in zip(*fates, strict=True)])
+        failed &= ~warm_up & (_FATES[0] in self.header)
+        if failed.any() and not self.reading.skip_empty:
+            raise self._error(int(failed.argmax()), f"has no tokens; {SKIP_EMPTY}")
+        return warm_up, failed
+
+    def _whole(self, name: str, out: Flags, least: int, blank: int | None = None) -> Ints:
+        """Whole numbers from ``least`` on; 0 where the row is left out, ``blank`` (None: refused)
+        for one without a value, or with 0 where that is too few. Raises WorkloadError."""
+        found = np.zeros(len(out), np.int64)
+        for row, (cell, left_out) in enumerate(zip(self.cells[name], out.tolist(), strict=True)):
+            if left_out:
+                continue
+            text = _text(cell).strip()
+            # isdecimal alone accepts digits of other scripts; int() reads those too: fine.
+            digits = text.lstrip("0")  # any number of them; int() refuses very long texts
+            number = int(digits or 0) if text.isdecimal() and len(digits) <= 12 else -1
+            nothing = number < least and (number == 0 or _name(cell) is None)
+            if nothing and blank is not None:
+                number = blank
+            elif not least <= number <= _MOST_TOKENS:
+                allowed = f"must be a whole number from {least} to {_MOST_TOKENS}"
+                said = f"{name} is {text[:40]!r}: {allowed}"
+                said = f"the key {name} is missing" if cell is None else said
+                raise self._error(row, said + (f"; {SKIP_EMPTY}" if nothing and least else ""))
+            found[row] = number
+        return found
+
+    def _arrivals(
+        self, names: Mapping[str, str], out: Flags, block_tokens: int
+    ) -> tuple[Floats, str | None]:
+        """Seconds since some moment, and what must be said of their unit; None: it is not known.
+        Raises WorkloadError."""
+        name = names["arrival"]
+        texts = pd.Series([_text(cell) for cell in self.cells[name]], dtype=str)
+        numbers = np.asarray(pd.to_numeric(texts, errors="coerce"), np.float64)
+        first = int(np.flatnonzero(~out)[0])
+        note: str | None = ""
+        wanted = f"a number of at most {_MOST_SECONDS:g} s"
+        if np.isnan(numbers[first]) and ":" in texts[first]:
+            times = pd.to_datetime(texts, errors="coerce", format="ISO8601", utc=True)
+            wanted = "a date and time"
+            missing = times.isna().to_numpy()
+            seconds = np.asarray((times - times.min()).dt.total_seconds(), np.float64)
+        else:
+            unit, note = self._unit(names, numbers[~out], block_tokens)
+            seconds = numbers * UNITS_S[unit]
+            missing = ~(np.abs(seconds) <= _MOST_SECONDS)
+            if unit == "ms":
+                seconds = (numbers - np.nanmin(numbers)) / 1000  # rounded once
+        if (missing & ~out).any():
+            row = int((missing & ~out).argmax())
+            raise self._error(row, f"{name} is {texts[row][:40]!r}: must be {wanted}")
+        return seconds, note
+
+    def _unit(
+        self, names: Mapping[str, str], numbers: Floats, block_tokens: int
+    ) -> tuple[str, str | None]:
+        """The unit of arrivals: as given, by the end of their column's name or by the form; else by
+        the size of times since 1970, which is said, or not known (None)."""
+        name, ending = names["arrival"], names["arrival"].rpartition("_")[2]
+        if self.reading.time_unit or ending in UNITS_S:
+            return self.reading.time_unit or ending, ""
+        burst_gpt = (name, names["prompt"]) == ("Timestamp", "Request tokens")
+        if name in _SECONDS or burst_gpt:
+            return "s", ""
+        if self.form.word == "line" and (name, *map(names.get, NEEDED)) == _MOONCAKE:
+            if _QWEN in self.header:
+                return "s", ""
+            if block_tokens == BLOCK_TOKENS or (np.isfinite(numbers) & (numbers % 1 == 0)).all():
+                return "ms", ""
+        least = np.abs(numbers[np.isfinite(numbers)]).min(initial=np.inf)
+        unit = next((unit for unit, size in _EPOCHS if size <= least < np.inf), None)
+        if unit is None:
+            return "s", None
+        return unit, f"{name} is taken for {unit} since 1970, by its size"
+
+    def _block_tokens(self, prompt: Ints) -> int:
+        """The tokens that a number of ``hash_ids`` stands for: as given, else those of the form, or
+        the only number that fits all prompts. Raises WorkloadError."""
+        blocks = self.cells[_BLOCKS]
+        for row, each in enumerate(blocks):
+            if not isinstance(each, array | None):
+                shown = _text(each)[:40]
+                raise self._error(row, f"{_BLOCKS} is {shown}: must be a list of whole numbers")
+        count = np.array([-1 if each is None else len(each) for each in blocks])
+        # Of b tokens a prompt of p has floor(p / b) to ceil(p / b) blocks.
+        least = np.where(count < 0, 1, prompt // np.maximum(count + 1, 1) + 1)
+        most = np.where(count < 2, 2**24, -(-prompt // np.maximum(count - 1, 1)) - 1)
+        usual = _QWEN_BLOCK_TOKENS if _QWEN in self.header else BLOCK_TOKENS
+        size = self.reading.block_tokens or usual
+        wrong = (size < least) | (size > most)
+        if not wrong.any():
+            return size
+        if self.reading.block_tokens is None and least.max() == most.min():
+            return int(most.min())
+        row = int(wrong.argmax())
+        tokens = int(prompt[row])
+        allowed = " or ".join(map(str, sorted({tokens // size, -(-tokens // size)})))
+        raise self._error(
+            row,
+            f"{_BLOCKS} has {count[row]} blocks: must be {allowed}, one for every {size} of the "
+            f"prompt's {tokens} tokens; blocks of another size (here {least[row]} to {most[row]} "
+            "tokens) are set by workload.lengths.block_tokens",
+        )
+
+
+def _name(cell: object) -> object:
+    """What a cell names; None for one without a value."""
+    text = _text(cell).strip()
+    return None if text.lower() in _NO_VALUE else text
 
 
 def find_columns(path: Path, header: Sequence[str], columns: Mapping[str, str]) -> dict[str, str]:
@@ -287,83 +439,33 @@ def find_columns(path: Path, header: Sequence[str], columns: Mapping[str, str]) 
     return found
 
 
-def _whole(cell: object, name: str, least: int) -> int:
-    """A number of tokens, or of a user. Raises WorkloadError."""
-    text = _text(cell).strip()
-    # isdecimal alone accepts digits of other scripts; int() reads those too: fine.
-    digits = text.lstrip("0")  # any number of them; int() refuses very long texts
-    number = int(digits or 0) if text.isdecimal() and len(digits) <= 12 else -1
-    if not least <= number <= _MOST_TOKENS:
-        raise WorkloadError(
-            f"{name} is {text[:40]!r}: must be a whole number from {least} to {_MOST_TOKENS}"
-            + (f"; {SKIP_EMPTY}" if number == 0 < least else "")
-        )
-    return number
-
-
-def _arrivals(
-    path: Path, form: _TraceForm, names: Mapping[str, str], cells: list[str], unit: str | None
-) -> Floats:
-    """Seconds since some moment. Raises WorkloadError."""
-    name, texts = names["arrival"], pd.Series(cells, dtype=str)
-    numbers = np.asarray(pd.to_numeric(texts, errors="coerce"), np.float64)
-    wanted = f"a number of at most {_MOST_SECONDS:g} s"
-    if np.isnan(numbers[0]) and ":" in texts[0]:
-        times = pd.to_datetime(texts, errors="coerce", format="ISO8601", utc=True)
-        wanted = "a date and time"
-        missing = times.isna().to_numpy()
-        seconds = np.asarray((times - times.min()).dt.total_seconds(), np.float64)
-    else:
-        mooncake = _BLOCKS in names and unit is None
-        seconds = numbers * UNITS_S[unit or ("ms" if mooncake else _unit(name, numbers))]
-        missing = ~(np.abs(seconds) <= _MOST_SECONDS)
-        if mooncake:
-            seconds = (numbers - numbers.min()) / 1000  # rounded once
-    if missing.any():
-        row = int(missing.argmax())
-        problem = f"{name} is {texts[row][:40]!r}: must be {wanted}"
-        raise WorkloadError(f"{form.place(path, row)}: {problem}")
-    return seconds
-
-
-def _unit(name: str, numbers: Floats) -> str:
-    """The unit of arrivals, from the end of their column's name, else from their size."""
-    ending = name.rpartition("_")[2]
-    if ending in UNITS_S:
-        return ending
-    smallest = np.abs(numbers[np.isfinite(numbers)]).min(initial=np.inf)
-    return next((unit for unit, least in _EPOCHS if least <= smallest < np.inf), "s")
-
-
 class _Tree:
     """Prompts by their blocks: equal beginnings share the path from the root."""
 
     def __init__(self) -> None:
+        self._numbers: dict[int, int] = {}
         self._nodes: dict[tuple[int, int], tuple[int, int]] = {}
 
     def __len__(self) -> int:
-        return len(self._nodes)
+        return len(self._numbers)
 
-    def prefix(self, blocks: object, tokens: int) -> Prefix:
-        """The prefix that a prompt of ``tokens`` tokens shares with prompts of the same blocks.
+    def numbered(self, blocks: object) -> object:
+        """A list of whole numbers, each in the order of its first appearance; else as it stands."""
+        if not isinstance(blocks, list) or any(type(block) is not int for block in blocks):
+            return blocks
+        seen = self._numbers
+        return array("l", [seen.setdefault(block, len(seen)) for block in blocks])
+
+    def prefix(self, blocks: Sequence[int], tokens: int, size: int) -> Prefix:
+        """The prefix that a prompt of ``tokens`` tokens shares with prompts of the same blocks of
+        ``size`` tokens.
 
         A block is named by its node, and so by all blocks before it. The last block may be missing
-        if it is not full. Raises WorkloadError.
+        if it is not full.
         """
-        if not isinstance(blocks, list) or any(type(block) is not int for block in blocks):
-            shown = _text(blocks)[:40]
-            raise WorkloadError(f"hash_ids is {shown}: must be a list of whole numbers")
-        whole, most = tokens // BLOCK_TOKENS, -(-tokens // BLOCK_TOKENS)
-        if not whole <= len(blocks) <= most:
-            allowed = f"{most}" if whole == most else f"{whole} or {most}"
-            raise WorkloadError(
-                f"hash_ids has {len(blocks)} blocks: must be {allowed}, one for every "
-                f"{BLOCK_TOKENS} tokens of input_length {tokens}"
-            )
         node, found = -1, []
         for end, block in enumerate(blocks, 1):
-            new = (len(self._nodes), end * BLOCK_TOKENS)
-            name = self._nodes.setdefault((node, block), new)
+            name = self._nodes.setdefault((node, block), (len(self._nodes), end * size))
             node = name[0]
             found.append(name if name[1] <= tokens else (node, tokens))
         return tuple(found)
@@ -376,20 +478,21 @@ _Row = tuple[int, Mapping[str, Any]]
 """A row: its characters in the file (0: not needed), and its cells by column."""
 
 
-def _csv_rows(path: Path, file: TextIO) -> Iterator[_Row]:
+def _csv_rows(path: Path, file: TextIO, header: dict[str, None]) -> Iterator[_Row]:
     """The rows of a CSV, each with as many fields as the header."""
     places, number, empty = dict[str, int](), 0, 0
     try:
         for number, row in enumerate(csv.reader(_lines(path, file), strict=True), 1):
             "".join(row).encode()  # bytes that are not UTF-8 fail here, where the row is known
             if number == 1:
-                header, places = row, {name: row.index(name) for name in row}
+                width, places = len(row), {name: row.index(name) for name in row}
+                header |= dict.fromkeys(places)
             elif not row:  # an empty line; at the end of the file it is no mistake
                 empty = empty or number
             elif empty:
                 raise WorkloadError(f"{path}: row {empty} is empty")
-            elif len(row) != len(header):
-                problem = f"has {len(row)} of {len(header)} fields"
+            elif len(row) != width:
+                problem = f"has {len(row)} of {width} fields"
                 raise WorkloadError(f"{path}: row {number} {problem}")
             else:
                 size = sum(map(len, row)) + len(row)
@@ -401,12 +504,15 @@ def _csv_rows(path: Path, file: TextIO) -> Iterator[_Row]:
         raise WorkloadError(f"{path}: row {number + 1} is not readable CSV: {error}") from None
 
 
-def _json_rows(path: Path, file: TextIO) -> Iterator[_Row]:
+def _json_rows(path: Path, file: TextIO, header: dict[str, None]) -> Iterator[_Row]:
     for number, text in enumerate(_lines(path, file), 1):
-        yield len(text), dict(_flat(_object(text, f"{path}: line {number}")))
+        row = dict(_flat(_object(text, f"{path}: line {number}")))
+        if not row.keys() <= header.keys():
+            header |= {name: None for name, cell in row.items() if not isinstance(cell, dict)}
+        yield len(text), row
 
 
-def _benchmark_rows(path: Path, file: TextIO) -> Iterator[_Row]:
+def _benchmark_rows(path: Path, file: TextIO, header: dict[str, None]) -> Iterator[_Row]:
     """The requests of a vLLM benchmark result that was saved with ``--save-detailed``."""
     start = file.read(_START)
     if start.lstrip().startswith("[") and '"conversations"' in start:
@@ -415,7 +521,7 @@ def _benchmark_rows(path: Path, file: TextIO) -> Iterator[_Row]:
     if len(text) > LARGEST_DATA:
         raise WorkloadError(f"{path}: larger than {LARGEST_DATA >> 20} MiB")
     result = _object(text, str(path))
-    lists = {name: result[name] for name in _VLLM.values() if name in result}
+    lists = {name: result[name] for name in _VLLM if name in result}
     listed = {name for name, each in lists.items() if isinstance(each, list)}
     if not {"input_lens", "output_lens"} <= listed == lists.keys():
         raise WorkloadError(
@@ -425,14 +531,19 @@ def _benchmark_rows(path: Path, file: TextIO) -> Iterator[_Row]:
     if len({len(each) for each in lists.values()}) > 1 or not lists["input_lens"]:
         sizes = ", ".join(f"{name} {len(each)}" for name, each in lists.items())
         raise WorkloadError(f"{path}: must have as many of each, and one at least: {sizes}")
+    count = len(lists["input_lens"])
+    header |= {
+        name: None for name, each in result.items() if isinstance(each, list) and len(each) == count
+    }
     for cells in zip(*lists.values(), strict=True):
         yield 0, dict(zip(lists, cells, strict=True))
 
 
 class _TraceForm(NamedTuple):
-    """A form of trace files: reader, name of a row, number of the first row, required content."""
+    """A form of trace files: reader (which notes the columns, too), name of a row, number of the
+    first row, required content."""
 
-    rows: Callable[[Path, TextIO], Iterator[_Row]]
+    rows: Callable[[Path, TextIO, dict[str, None]], Iterator[_Row]]
     word: str
     first: int
     least: str

@@ -102,7 +102,7 @@ _ALL = (
     Metric("bubble_s", "bubble time of a request", "s", Better.LESS, _SPREAD),
     _share("bubble_share", "bubbles, share of the stages' time", Better.LESS),
     Metric("ledger_s", "stages' time", "s", Better.NEITHER, ("wall", *ACCOUNTS)),
-    _count("steady.kendall_s", "trend of the queueing delay (Kendall's S)"),
+    _count("steady.kendall_s", "trend of the waiting requests (Kendall's S)"),
     _count("steady.warmup_requests", "requests of the warm-up"),
     Metric("tbt_max_s", "longest time between tokens", "s", Better.LESS, in_summary=False),
 )

@@ -34,7 +34,7 @@ from sarathi_sim.simulator.views.ledger import (
 )
 from sarathi_sim.simulator.views.metric_registry import QUANTILES, STEADY
 from sarathi_sim.simulator.views.spans import Counts, Spans
-from sarathi_sim.simulator.views.steady import steady_state, trend
+from sarathi_sim.simulator.views.steady import steady_state, trend, waiting_at
 
 T = TypeVar("T")
 MOST_KEPT = 4_000_000
@@ -488,12 +488,19 @@ class Analysis:
 
     def _steady(self, done: Table) -> dict[str, Any]:
         """The state of the run, and quantiles over its steady part; NaN if it has none."""
-        served = {name: done[name] for name in ("arrival_s", *STEADY)}
+        served = {name: done[name] for name in ("arrival_s", "finish_s", *STEADY)}
         arrival = served["arrival_s"]
         if np.any(arrival[1:] < arrival[:-1]):
             order = np.argsort(arrival, kind="stable")
             served = {name: column[order] for name, column in served.items()}
-        found = steady_state(served["arrival_s"], served["queueing_s"], served["latency_s"])
+        arrival = served["arrival_s"]
+        work = [
+            self.spans[n].work_s(self.records.replicas[n].iterations["ready_s"])
+            for n in self.at_work
+        ]
+        begin_s, end_s = np.concatenate([np.zeros((2, 0)), *work], axis=1)
+        waiting = waiting_at(arrival, served["finish_s"], begin_s, end_s)
+        found = steady_state(arrival, waiting, served["latency_s"])
         part = slice(found.warmup_requests if found.state == "steady" else len(arrival), None)
         return {
             "state": found.state,

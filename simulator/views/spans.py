@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
-from sarathi_sim.policies.log import DECODE, PART, PREFILL, RECOMPUTE
+from sarathi_sim.policies.log import DECODE, PADDING, PART, PREFILL, RECOMPUTE
 from sarathi_sim.simulator.loop.records import Floats, Ints, ReplicaLog
 
 Counts = npt.NDArray[np.int32]
@@ -52,6 +52,12 @@ class Spans:
     def finish_s(self) -> Floats:
         """When each request's last span ended."""
         return np.asarray(self._finish[self.last[self.ends]])
+
+    def work_s(self, ready_s: Floats) -> tuple[Floats, Floats]:
+        """Beginning and end of every span in which a request is served; ``ready_s`` by row."""
+        served = self.role != PADDING
+        begin_s = self._grouped(ready_s)[self.first[served]]
+        return np.asarray(begin_s), np.asarray(self._finish[self.last[served]])
 
     def first_token_s(self) -> Floats:
         """When each request's first token came: its prompt was finished here, or its KV came from

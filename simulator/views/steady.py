@@ -1,11 +1,13 @@
 """Whether a run reached a steady state, and from which request on.
 
-**Overload.** The requests are divided, in order of arrival, into :data:`BLOCKS` blocks of equal
-size.
-A run is *overloaded* if the blocks' mean queueing delays rise (Kendall's S, the number of rising
-pairs minus that of falling ones, is at least :data:`CRITICAL`: one-sided 1 % for ten values in
-random order) and the last block's is more than a tenth of the median latency. Below the capacity
-the delays of a queue fluctuate; above it they grow while requests arrive.
+**Overload.** A request *waits* while it is in no iteration: before its first chunk, between two
+chunks, for a slot or for its KV cache in another pool, after a preemption. The requests are
+divided, in order of arrival, into :data:`BLOCKS` blocks of equal size. A run is *overloaded* if the
+blocks' mean numbers of waiting requests, counted at each arrival, rise (Kendall's S, the number of
+rising pairs minus that of falling ones, is at least :data:`CRITICAL`: one-sided 1 % for ten values
+in random order), and if from the first to the last block they rise by what arrives in a tenth of
+the median latency. Below the capacity they fluctuate; above it they grow while requests arrive,
+in whatever order and place these wait.
 
 **Warm-up.** MSER-5 (White 1997): latencies in order of arrival are averaged in fives. The first
 averages are dropped, at most half, so that the standard error of the mean of the rest is smallest.
@@ -16,9 +18,10 @@ How often the first rule errs is measured in ``tests/simulator/test_steady.py``.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
+import numpy.typing as npt
 
 from sarathi_sim.simulator.loop.records import Floats
 
@@ -33,7 +36,7 @@ State = Literal["steady", "overloaded", "closed", "short"]
 class SteadyState:
     """``state`` is closed if all requests arrive at once, and short if there are too few.
 
-    ``kendall_s`` is the trend of the queueing delay, -45 to 45 (0 where not tested);
+    ``kendall_s`` is the trend of the waiting requests, -45 to 45 (0 where not tested);
     ``warmup_requests`` is the number of first requests that a steady state leaves out.
     """
 
@@ -42,19 +45,37 @@ class SteadyState:
     warmup_requests: int = 0
 
 
-def steady_state(arrival_s: Floats, queueing_s: Floats, latency_s: Floats) -> SteadyState:
-    """Judge a run by its finished requests, in order of arrival; all in seconds."""
+def waiting_at(
+    arrival_s: Floats, finish_s: Floats, begin_s: Floats, end_s: Floats
+) -> npt.NDArray[np.int64]:
+    """How many earlier requests wait when each arrives: those in the system less those at work.
+
+    ``arrival_s`` and ``finish_s`` (s) are of all requests, arrivals in order; ``begin_s`` and
+    ``end_s`` (s) of all stretches of iterations that they took part in, in any order.
+    """
+    done, *work = (
+        np.searchsorted(np.sort(times), arrival_s, "right") for times in (finish_s, begin_s, end_s)
+    )
+    return np.arange(len(arrival_s)) - done - (work[0] - work[1])
+
+
+def steady_state(
+    arrival_s: Floats, waiting: npt.NDArray[np.int64], latency_s: Floats
+) -> SteadyState:
+    """Judge a run by its finished requests, in order of arrival: their times in seconds, and the
+    requests that were :func:`waiting_at` each arrival."""
     if not len(arrival_s) or arrival_s[0] == arrival_s[-1]:
         return SteadyState("closed")
     if len(arrival_s) < FEWEST:
         return SteadyState("short")
-    rising, last = trend(queueing_s), np.array_split(queueing_s, BLOCKS)[-1]
-    if rising >= CRITICAL and last.mean() > 0.1 * np.median(latency_s):
+    rising, (first, *_, last) = trend(waiting), np.array_split(waiting, BLOCKS)
+    grown_s = (last.mean() - first.mean()) * (arrival_s[-1] - arrival_s[0]) / len(arrival_s)
+    if rising >= CRITICAL and grown_s > 0.1 * np.median(latency_s):
         return SteadyState("overloaded", rising)
     return SteadyState("steady", rising, mser5(latency_s))
 
 
-def trend(values: Floats) -> int:
+def trend(values: npt.NDArray[Any]) -> int:
     """Kendall's S of the means of :data:`BLOCKS` blocks; 0 of fewer than :data:`FEWEST` values."""
     if len(values) < FEWEST:
         return 0

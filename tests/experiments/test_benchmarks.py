@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from math import inf, isnan
 from pathlib import Path
 from typing import Any
@@ -11,11 +11,15 @@ from typing import Any
 import numpy as np
 import pytest
 
+from sarathi_sim.experiments.config.base import Source
 from sarathi_sim.experiments.config.errors import ConfigError
+from sarathi_sim.experiments.config.loading import check_scenario
+from sarathi_sim.experiments.config.requests import Traffic
 from sarathi_sim.experiments.measured.benchmarks import Benchmark, read_benchmarks
 from sarathi_sim.experiments.measured.recorded import read_server_run, read_server_runs
 
 Save = Callable[..., Path]
+WORKLOAD = {"requests": 1, "lengths": {"kind": "fixed", "prompt": 9, "decode": 2}}
 
 
 @pytest.fixture
@@ -220,6 +224,25 @@ def test_every_tool_tells_the_same_run(save: Save) -> None:
         assert isnan(column(found, "tpot_s")[2]), "one token: none"
         assert column(found, "latency_s") == pytest.approx([0.09, 0.09, 0.06])
         assert read_server_run(path).requests["prompt_tokens"].tolist() == [100, 300, 200]
+
+
+@pytest.mark.parametrize(
+    ("names", "later"), [("aaa", 2), ("aba", 1), ("abc", 0), ([None] * 3, 0), ("a", 0)]
+)
+def test_later_turns_of_conversations_are_named(
+    save: Save, names: Sequence[str | None], later: int
+) -> None:
+    lines = [record(10**9 * n, 100, 3, 50.0, 90.0) for n in range(3)]
+    for line, name in zip(lines, names, strict=False):
+        line["metadata"]["conversation_id"] = name
+    run = read_server_run(save(*lines, name="profile_export.jsonl"))
+    said = f"{later} requests are later turns of a conversation" if later else ""
+    assert run.note.startswith(said) and bool(run.note) == bool(later)
+    config = {"model": "any", "device": "any", "policy": {"name": "orca"}, "workload": WORKLOAD}
+    source = Source("", "", {}, ())
+    requests = run.for_scenario(check_scenario(config, source), 999, source)
+    assert isinstance(requests, Traffic)
+    assert requests.notes == ([f"workload: {run.note}"] if later else [])
 
 
 @pytest.mark.parametrize(

@@ -118,7 +118,12 @@ MISTAKES = {
     "not a policy": (
         AT_MOST.replace("    def plan", "    def plans"),
         f"{AT}, prompts: 2",
-        "at_most cannot be built: AttributeError: 'AtMost' object has no attribute 'plan'",
+        "at_most cannot be built: TypeError: it has no attribute plan; needed: plan",
+    ),
+    "pooled and no limit": (
+        AT_MOST.replace("holds_finished = False", "pooled = True"),
+        f"{AT}, prompts: 2",
+        "TypeError: it has no attribute max_num_seqs; needed: plan and max_num_seqs",
     ),
     "its constructor raises": (
         AT_MOST.replace("    def plan", f"{CONSTRUCTOR}1 / 0\n    def plan"),

@@ -5,6 +5,8 @@ from __future__ import annotations
 import heapq
 import itertools
 import json
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -15,34 +17,58 @@ from sarathi_sim.experiments.config.deployment import deploy
 from sarathi_sim.experiments.config.loading import load_experiment
 from sarathi_sim.experiments.run.experiment import simulate_all
 from sarathi_sim.experiments.run.run_answer import ratios_table, run_answer
-from sarathi_sim.simulator.loop.records import Floats
 from sarathi_sim.simulator.views.metrics import Analysis
-from sarathi_sim.simulator.views.steady import BLOCKS, CRITICAL, kendall_s, mser5, steady_state
+from sarathi_sim.simulator.views.steady import (
+    BLOCKS,
+    CRITICAL,
+    kendall_s,
+    mser5,
+    steady_state,
+    waiting_at,
+)
 
 
-def queue(load: float, servers: int, count: int, seed: int) -> tuple[Floats, Floats, Floats]:
-    """M/D/c by Lindley's recursion: arrivals, waiting times and latencies. Capacity 1 a second."""
-    arrival = np.cumsum(np.random.default_rng([seed, 7]).exponential(1 / load, count))
-    free = [0.0] * servers
-    waited = np.empty(count)
-    for number, when in enumerate(arrival):
-        start = max(heapq.heappop(free), when)
-        waited[number] = start - when
-        heapq.heappush(free, start + servers)
-    return arrival, waited, waited + servers
+def queue(load: float, servers: int, count: int, seed: int, shortest: bool = False) -> str:
+    """The state of a queue with Poisson arrivals and a capacity of 1 a second. First come, first
+    served, all requests alike; or the shortest first, with service times from 0 to twice the mean.
+    """
+    rng = np.random.default_rng([seed, 7])
+    arrival = np.cumsum(rng.exponential(1 / load, count))
+    service = servers * (2 * rng.random(count) if shortest else np.ones(count))
+    free, waiting, start, came = [0.0] * servers, list[tuple[float, int]](), np.empty(count), 0
+    for _ in range(count):
+        now = heapq.heappop(free)
+        if not waiting:
+            now = max(now, arrival[came])
+        while came < count and arrival[came] <= now:
+            heapq.heappush(waiting, (service[came] if shortest else came, came))
+            came += 1
+        number = heapq.heappop(waiting)[1]
+        start[number] = now
+        heapq.heappush(free, now + service[number])
+    finish = start + service
+    waits = waiting_at(arrival, finish, start, finish)
+    return steady_state(arrival, waits, finish - arrival).state
 
 
-def share_overloaded(load: float, servers: int) -> float:
-    states = [steady_state(*queue(load, servers, 1000, seed)).state for seed in range(40)]
-    return states.count("overloaded") / len(states)
-
-
+@pytest.mark.parametrize("shortest", [False, True])
 @pytest.mark.parametrize("servers", [1, 50])
-def test_a_queue_that_grows_is_told_from_one_that_does_not(servers: int) -> None:
-    assert share_overloaded(0.5, servers) <= 0.05
-    assert share_overloaded(0.8, servers) <= 0.05
-    assert share_overloaded(1.1, servers) >= 0.9
-    assert share_overloaded(1.3, servers) == 1.0
+def test_a_queue_that_grows_is_told_from_one_that_does_not(servers: int, shortest: bool) -> None:
+    def overloaded(load: float) -> float:
+        states = [queue(load, servers, 1000, seed, shortest) for seed in range(40)]
+        return states.count("overloaded") / len(states)
+
+    assert overloaded(0.5) <= 0.05
+    assert overloaded(0.8) <= 0.05
+    assert overloaded(1.1) >= 0.9
+    assert overloaded(1.3) == 1.0
+
+
+def test_who_waits_when_another_arrives() -> None:
+    """0 is at work from 1 to 3 and, preempted, from 7 to 9; 1 from 4 to 5; 2 waits to its end."""
+    arrival, finish = np.array([0.0, 2, 4, 6, 8]), np.array([9.0, 5, 20, 20, 20])
+    begin, end = np.array([1.0, 4, 7, 19, 19, 19]), np.array([3.0, 5, 9, 20, 20, 20])
+    assert waiting_at(arrival, finish, begin, end).tolist() == [0, 0, 1, 2, 2]
 
 
 def test_the_critical_value_is_that_of_one_per_cent() -> None:
@@ -146,3 +172,77 @@ def test_a_ratio_of_latencies_of_an_overloaded_run_is_no_number() -> None:
     assert rows["latency"]["predicted"] == "overloaded"
     assert float(rows["makespan"]["predicted"]) > 0
     assert rows["latency"]["difference"] == ""
+
+
+SHORTEST = """
+from sarathi_sim.policies.policy import named
+
+
+@named("shortest_first")
+class ShortestFirst:
+    pooled = True
+
+    def __init__(self, max_num_seqs: int) -> None:
+        self.max_num_seqs = max_num_seqs
+
+    @staticmethod
+    def order(sequence):
+        return sequence.prompt_tokens
+
+    def plan(self, pool):
+        pool.decodes_all()
+        while pool.waiting and len(pool.running) < self.max_num_seqs:
+            first = pool.waiting[0]
+            if first.stale or pool.blocks.need(first, first.target) > pool.blocks.free:
+                break
+            pool.admit(first, first.target)
+"""
+
+
+@pytest.mark.parametrize(
+    ("changes", "state"),
+    [
+        # One decode worker with 8 slots serves half of what arrives: requests wait for a slot.
+        ({"disaggregation.decode.policy.max_num_seqs": 8}, "overloaded"),
+        ({"disaggregation.decode.policy.max_num_seqs": 64}, "steady"),
+        # 300 tokens of 131 kB take 0.39 s of a link of 0.1 GB/s, which 6 requests a second need.
+        ({"disaggregation.handover.bandwidth": 1e8}, "overloaded"),
+    ],
+)
+def test_requests_that_wait_between_two_pools(changes: dict[str, Any], state: str) -> None:
+    config = {
+        **{"name": "x", "model": "llama-3-8b", "device": "a100-80g-sxm"},
+        "workload": {
+            "requests": 300,
+            "lengths": {"kind": "fixed", "prompt": 300, "decode": 200},
+            "arrivals": {"kind": "poisson", "rate": 6},
+        },
+        **{"cluster": {"max_length": 1024}, "policy": {"name": "vllm"}},
+        "disaggregation": {"prefill": {}, "decode": {}},
+    }
+    assert state_of(config, *(f"{key}={value}" for key, value in changes.items())) == state
+
+
+@pytest.mark.parametrize(("rate", "state"), [(0.2, "steady"), (1, "overloaded")])
+def test_long_prompts_that_are_overtaken(rate: float, state: str, tmp_path: Path) -> None:
+    """Served are about 0.5 requests a second; the mean delay falls from block to block."""
+    (tmp_path / "mine.py").write_text(SHORTEST)
+    policy = {"file": str(tmp_path / "mine.py"), "name": "shortest_first", "max_num_seqs": 4}
+    config = {
+        **{"name": "x", "model": "llama-3-8b", "device": "a100-80g-sxm"},
+        "workload": {
+            **{"requests": 300, "pd_ratio": 5},
+            "lengths": {"kind": "uniform", "min": 300, "max": 6000},
+            "arrivals": {"kind": "poisson", "rate": rate},
+        },
+        **{"cluster": {"max_length": 8192}, "policy": policy},
+    }
+    assert state_of(config) == state
+
+
+def state_of(config: dict[str, Any], *changes: str) -> str:
+    experiment = load_experiment(config, changes)
+    ((name, scenario),) = experiment.scenarios.items()
+    deployment = deploy(scenario, experiment.sources[name])
+    summary = deployment.summary(Analysis(deployment.simulate()))
+    return str(summary["steady"]["state"])
