@@ -303,6 +303,7 @@ def _recorded_answer(content: Mapping[str, Any], name: str) -> Section:
         answer=f"The mean latency of {len(runs)} recorded runs is off by at most {said}.",
         table=SortableTable("Errors by run", headings, rows, note, text=2),
         assumptions=thinned(notes),
+        warnings=[found["too_fast"] for found in runs.values() if found.get("too_fast")],
         details=[*details, *([_lacking(whole), _beside_others(whole)] if whole else [])],
     )
 

@@ -28,6 +28,7 @@ from sarathi_sim.experiments.measured.tuning import (
     TunedRun,
     fit,
     slopes_at,
+    too_fast,
 )
 from sarathi_sim.profiler.facts.formats import named_stack
 from sarathi_sim.profiler.storage.child import Progress
@@ -107,6 +108,7 @@ class TunedServer:
             "mixed_up": [list(pair) for pair in self.fitted.mixed_up],
             "next_runs": dict(self.told),
             "notes": list(self.notes),
+            "too_fast": list(filter(None, map(too_fast, self.targets))),
         }
 
 
@@ -228,7 +230,7 @@ def tune_answer(content: Mapping[str, Any], name: str = "") -> Section:
     ]
     errors = [(run, *(_beside(of.get(m)) for m in NOISE)) for run, of in runs.items()]
     told = sorted(content["next_runs"].items(), key=lambda one: -one[1])
-    warnings = [
+    warnings = content["too_fast"] + [
         f"the runs cannot tell {a} and {b} apart: trust their sum, not each"
         for a, b in content["mixed_up"]
     ]

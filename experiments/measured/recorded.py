@@ -26,7 +26,7 @@ from sarathi_sim.experiments.config.loading import Experiment
 from sarathi_sim.experiments.config.requests import Traffic
 from sarathi_sim.experiments.config.scenario import Scenario
 from sarathi_sim.experiments.measured.benchmarks import TOOLS, Benchmark, read_benchmarks
-from sarathi_sim.experiments.measured.tuning import Overheads, fit
+from sarathi_sim.experiments.measured.tuning import Overheads, fit, too_fast
 from sarathi_sim.experiments.run.compare import Compared, comparison
 from sarathi_sim.policies.request import Request
 from sarathi_sim.profiler.bundle.csv_cells import numbers, read_cells
@@ -371,6 +371,7 @@ class ScoredRun:
             "scenario": case.scenario,
             "requests": len(case.run.requests),
             "measured": measured,
+            "too_fast": too_fast(case),
         }
         for name, one in self.simulated.items():
             outside = self.overheads[name]

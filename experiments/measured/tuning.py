@@ -21,6 +21,7 @@ from sarathi_sim.experiments.config.inputs import DEFAULTS
 from sarathi_sim.experiments.config.scenario import Engine
 from sarathi_sim.profiler.storage.child import Progress, silent
 from sarathi_sim.simulator.loop.records import Floats
+from sarathi_sim.simulator.op_times.iteration import LAST
 
 NOISE = {"ttft_s": 0.1, "tpot_s": 0.03}
 """Standard deviations of the logarithm between runs of one server under one load, and of what a
@@ -139,22 +140,62 @@ class Tuned:
         )
 
 
+def reading_s(deployment: Deployment) -> float:
+    """What an iteration takes at least, in seconds: a GPU reads its share of the weights of one
+    token at 1 / 0.9 of the data sheet's bandwidth (invariant 10)."""
+    flops, number = deployment.model.linear_flops_by_kind(), deployment.ops.number_bytes
+    plain = (
+        flops.plain
+        + deployment.scenario.engine.lm_head * deployment.model.lm_head_flops_per_token()
+    )
+    weights = flops.routed * number.expert_weight + flops.matrices * number.weight + 2 * plain
+    cluster = deployment.scenario.cluster
+    return 0.9 * weights / 2 / (cluster.tp * cluster.dp * deployment.device.memory_bandwidth)
+
+
+def least_kernels(deployment: Deployment) -> float:
+    """The factor on all kernels at which those of one token take :func:`reading_s`."""
+    ops, one = deployment.ops, np.ones(1)
+    layer_s = sum(ops.model.share(op) * float(time(one)[0]) for op, time in ops.linear.items())
+    head_s = sum(
+        float(ops.by_rows[op](one)[0]) for op in LAST if deployment.scenario.engine.lm_head
+    )
+    return reading_s(deployment) / (sum(deployment.layers) * layer_s + head_s)
+
+
+def too_fast(target: TunedRun) -> str:
+    """What is wrong with a run whose tokens come faster than the weights can be read; empty if
+    nothing is."""
+    deployment, spec = target.deployment, target.deployment.scenario.speculation
+    least_s = reading_s(deployment) / (1 + (spec.draft_length if spec else 0))
+    token_s = target.measured["tpot_s"].get("mean")
+    if not token_s or token_s >= least_s:
+        return ""
+    return (
+        f"{target.name}: {1e3 * token_s:.3g} ms a token, but reading the weights of "
+        f"{deployment.model.name} takes {1e3 * least_s:.3g} ms at least: it has another number "
+        "format, drafts tokens, or is no real server"
+    )
+
+
 def fit(targets: Sequence[TunedRun], before: Overheads, progress: Progress = silent) -> Tuned:
     """The constants fitted to these runs of one server; ``before`` are those of its stack. Without
-    any, the fit begins at the usual ones (:attr:`Knob.least`)."""
+    any, the fit begins at the usual ones (:attr:`Knob.least`). Kernels get no faster than weights
+    can be read (:func:`least_kernels`)."""
     from scipy.optimize import least_squares
 
     if before == Overheads():
         before = Overheads(**{knob.name: knob.least for knob in KNOBS if knob.least})
     several = any(_sends(target.deployment) for target in targets)
     knobs = [knob for knob in KNOBS if several or knob.name != "links"]
+    least = max(least_kernels(target.deployment) for target in targets)
     known: dict[bytes, Floats] = {}  # a slope begins where the step before ended
 
     def moved(x: Floats) -> Overheads:
         found = before
         for knob, by in zip(knobs, x, strict=True):
             found = knob.moved(found, float(by))
-        return found
+        return replace(found, kernels=max(found.kernels, least))
 
     def off(x: Floats) -> Floats:
         if x.tobytes() not in known:

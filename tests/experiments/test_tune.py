@@ -19,9 +19,9 @@ from sarathi_sim.experiments.config.deployment import Deployment
 from sarathi_sim.experiments.config.errors import ConfigError
 from sarathi_sim.experiments.config.loading import load_experiment
 from sarathi_sim.experiments.measured.benchmarks import Benchmark
-from sarathi_sim.experiments.measured.own_server import TunedServer, tune, under_load
+from sarathi_sim.experiments.measured.own_server import Means, TunedServer, tune, under_load
 from sarathi_sim.experiments.measured.recorded import simulated
-from sarathi_sim.experiments.measured.tuning import Overheads
+from sarathi_sim.experiments.measured.tuning import Overheads, least_kernels, reading_s, too_fast
 from sarathi_sim.profiler.storage.child import silent
 from tests.experiments.test_benchmarks import guidellm, record, report
 
@@ -327,3 +327,25 @@ def test_a_result_keeps_its_calibration(config: Path, tmp_path: Path) -> None:
         for folder in (out, tmp_path / "again")
     )
     assert [one["tpot_s"] for one in first.values()] == [one["tpot_s"] for one in second.values()]
+
+
+def test_no_server_is_faster_than_its_weights_can_be_read(config: Path) -> None:
+    """Llama 3 8B: 32 layers of 218,103,808 weights and an LM head of 525,336,576, in bf16, at the
+    3.35 TB/s of an H100, of which a kernel may take a tenth less than the data sheet says."""
+    whole_s = 0.9 * 2 * (32 * 218_103_808 + 525_336_576) / 3.35e12
+    alone = deployment(config, CLIENTS)
+    assert reading_s(alone) == pytest.approx(whole_s, rel=1e-4)
+    assert 0.6 < least_kernels(alone) < 1
+    assert reading_s(deployment(config, CLIENTS, "cluster.tp=2")) == reading_s(alone) / 2
+    half_s = 0.9 * (32 * 218_103_808 + 2 * 525_336_576) / 3.35e12
+    assert reading_s(deployment(config, CLIENTS, "dtype=fp8")) == pytest.approx(half_s, rel=1e-4)
+    assert too_fast(Means("fast", {"tpot_s": {"mean": 1.01 * whole_s}}, alone)) == ""
+    load = replace(CLIENTS, requests_count=16)
+    table = measured(config, load).assign(tpot_s=0.6 * whole_s)
+    path = config.with_name("fast.json")
+    path.write_text(json.dumps(sglang(table, load)))
+    found = tuned(config, path)
+    said = f"fast: {600 * whole_s:.3g} ms a token, but reading the weights of llama-3-8b takes 4.03"
+    assert [one[: len(said)] for one in found.content()["too_fast"]] == [said]
+    assert found.fitted.overheads.kernels == least_kernels(alone)
+    assert found.calibration.kernels == round(least_kernels(alone), 4)
