@@ -305,11 +305,6 @@ def case_of(experiment: Experiment, scenario: str, run: ServerRun, name: str = "
     """A run under a scenario; without front-end time, unless it is given, where a run by the
     server's clock does not include it. Raises ConfigError as :func:`deploy` does."""
     given = experiment.scenarios[scenario]
-    if given.calibration is not None:
-        problem = (
-            "has no place here: a score's columns have constants of their own, and tune makes one"
-        )
-        raise experiment.sources[scenario].error("calibration", given.calibration, problem)
     frontend_s = given.engine.frontend_s if run.at_client else given.engine.frontend_s or 0.0
     engine = given.engine.model_copy(update={"frontend_s": frontend_s})
     described = given.model_copy(update={"engine": engine})
@@ -319,7 +314,12 @@ def case_of(experiment: Experiment, scenario: str, run: ServerRun, name: str = "
 
 def cases_of(experiment: Experiment, files: Sequence[Path]) -> list[Case]:
     """Every run under the scenarios that describe it: all or, with ``runs``, the first whose
-    pattern its file name matches. Raises ConfigError for a run without a scenario."""
+    pattern its file name matches. Raises ConfigError for a run without a scenario, and for a
+    scenario with a calibration."""
+    for name, given in experiment.scenarios.items():
+        if given.calibration is not None:
+            problem = "has no place here: a score's columns have constants of their own"
+            raise experiment.sources[name].error("calibration", given.calibration, problem)
     cases: dict[str, Case] = {}
     runs = [(file, *each) for file in files for each in read_server_runs(file).items()]
     for file, run_name, run in runs:

@@ -20,7 +20,12 @@ from sarathi_sim.experiments.config.errors import ConfigError
 from sarathi_sim.experiments.config.loading import load_experiment
 from sarathi_sim.experiments.measured.benchmarks import Benchmark
 from sarathi_sim.experiments.measured.own_server import Means, TunedServer, tune, under_load
-from sarathi_sim.experiments.measured.recorded import simulated
+from sarathi_sim.experiments.measured.recorded import (
+    cases_of,
+    read_server_run,
+    replay_server,
+    simulated,
+)
 from sarathi_sim.experiments.measured.tuning import Overheads, least_kernels, reading_s, too_fast
 from sarathi_sim.profiler.storage.child import silent
 from tests.experiments.test_benchmarks import guidellm, record, report
@@ -349,3 +354,18 @@ def test_no_server_is_faster_than_its_weights_can_be_read(config: Path) -> None:
     assert [one[: len(said)] for one in found.content()["too_fast"]] == [said]
     assert found.fitted.overheads.kernels == least_kernels(alone)
     assert found.calibration.kernels == round(least_kernels(alone), 4)
+
+
+def test_replay_takes_the_calibration_and_score_does_not(config: Path) -> None:
+    """FACTORS' kernels take 1.5 times as long, and its host 4 ms an iteration."""
+    out = config.with_name("tuned.yaml")
+    out.write_text(FACTORS)
+    run, changes = bench(config, CLIENTS, vllm), [f"calibration={out}"]
+    plain, ours = (
+        replay_server(load_experiment(str(config), some), read_server_run(run))
+        for some in ([], changes)
+    )
+    tpot_s = [one["scenarios"]["server"]["tpot_s"]["mean"] for one in (plain, ours)]
+    assert tpot_s[1] > 1.5 * tpot_s[0]
+    with pytest.raises(ConfigError, match="a score's columns have constants of their own"):
+        cases_of(load_experiment(str(config), changes), [run])
