@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterator
 from heapq import heapify, heappop, heapreplace
+from typing import ClassVar
 
 from sarathi_sim.policies.policy import named
 from sarathi_sim.policies.pool import Pool
@@ -26,6 +27,8 @@ class Fair(Vllm):
     each generated token. A request names its user by ``user``. The requests of one user keep their
     order, and a request that does not fit stops all behind it.
     """
+
+    needs: ClassVar = {"input_weight": "users", "output_weight": "users"}
 
     def __init__(
         self,

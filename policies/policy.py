@@ -170,6 +170,14 @@ def of_micro_batches(policy: Policy | PoolPolicy) -> Policy:
     return cast(Policy, policy)
 
 
+def needs_of(policy: Policy | PoolPolicy) -> dict[str, tuple[str, bool]]:
+    """Parameters that act only beside something else: by parameter, what it needs, and whether this
+    is an attribute of the policy that is set. The policy's attribute ``needs`` names it: another
+    parameter, or ``priorities``, ``users`` or ``ranks``."""
+    needs: dict[str, str] = getattr(policy, "needs", {})
+    return {key: (need, bool(getattr(policy, need, False))) for key, need in needs.items()}
+
+
 def complete(policy: Policy | PoolPolicy) -> Policy | PoolPolicy:
     """The policy, with the usual attributes that its class lacks. Raises TypeError where one is
     missing that has no default."""

@@ -8,7 +8,7 @@ docs/engines.md.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, ClassVar
 
 from sarathi_sim.policies.policy import Chunking, named
 from sarathi_sim.policies.pool import Pool
@@ -46,6 +46,10 @@ class SarathiServe:
     pooled = True
     ahead = False
     order: Callable[[Sequence], Any] | None = None
+    needs: ClassVar = dict.fromkeys(
+        ("low_chunk_size", "high_chunk_size", "chunk_schedule_max_tokens", "chunk_schedule_stages"),
+        "enable_dynamic_chunking_schedule",
+    )
 
     def __init__(
         self,

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from functools import partial, reduce
 from operator import add
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 from sarathi_sim.policies.log import LivelockError
 from sarathi_sim.policies.policy import Chunking, named
@@ -73,6 +73,7 @@ class Sglang:
     drops = True
     cached_blocks = RadixBlocks
     memory_share = "mem_fraction_static"
+    needs: ClassVar = {"enable_mixed_chunk": "chunked_prefill_size"}
     order: Callable[[Sequence], Any] | None = None
 
     def __init__(

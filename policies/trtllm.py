@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from itertools import islice
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 from sarathi_sim.policies.log import LivelockError
 from sarathi_sim.policies.policy import Chunking, Longest, named
@@ -53,6 +53,13 @@ class Trtllm:
     pooled = True
     speculates = True
     memory_share = "free_gpu_memory_fraction"
+    needs: ClassVar = {
+        "batch_wait_timeout_iters": "batch_wait_max_tokens_ratio",
+        "batch_wait_max_tokens_ratio": "batch_wait_timeout_iters",
+        "enable_balance": "ranks",
+        "timeout_iters": "enable_balance",
+        "batching_wait_iters": "enable_balance",
+    }
 
     def __init__(
         self,

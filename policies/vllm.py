@@ -7,7 +7,7 @@ decisions are reproduced call by call (``sarathi-sim lockstep``).
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 from sarathi_sim.policies.policy import Chunking, Longest, named
 from sarathi_sim.policies.pool import Pool
@@ -36,6 +36,10 @@ class Vllm:
     pooled = True
     speculates = True
     looks_ahead = True  # its drafter needs KV beyond the tokens computed
+    needs: ClassVar = {
+        "adaptive_threshold": "long_prefill_token_threshold",
+        "scheduling_policy": "priorities",
+    }
     load_kv_async = True
     """Whether KV that is computed elsewhere takes time to arrive. Else it is there at once."""
 

@@ -22,6 +22,7 @@ from sarathi_sim.experiments.capacity.search import AT_ONCE, Probe, Probed, Sear
 from sarathi_sim.experiments.capacity.slo import CapacitySection, Verdict, judge, parse_slo
 from sarathi_sim.experiments.config.base import Source, assign_all, merge
 from sarathi_sim.experiments.config.deployment import Deployment, Requests, deploy
+from sarathi_sim.experiments.config.effects import Effects
 from sarathi_sim.experiments.config.errors import ConfigError
 from sarathi_sim.experiments.config.loading import Draft, check_effect, check_scenario
 from sarathi_sim.experiments.config.requests import build_requests
@@ -194,16 +195,19 @@ def arrivals_at(scenario: Scenario, load: float, kind: str, natural: float) -> A
 def options_of(draft: Draft, section: CapacitySection) -> list[Option]:
     """The deployments that a file describes. Raises ConfigError, a line per mistake."""
     points, requests_of = _points(draft, section), SharedRequests()
-    options, found = [], dict[str, None]()
-    for name in draft.overrides:
+    options, found, effects = [], dict[str, None](), Effects()
+    for name, override in draft.overrides.items():
+        source = replace(draft.source, scenario=name, override=override)
         for point in points:
             try:
                 options.append(option_at(draft, section, name, point, requests_of))
+                effects.add(source, options[-1].deployment)
             except ConfigError as error:
                 found |= dict.fromkeys(str(error).splitlines())
     if found:
         raise ConfigError("\n".join(found))
     check_effect(draft, points, f"{draft.source.file}: capacity.space")
+    effects.check()
     return options
 
 

@@ -36,6 +36,7 @@ from sarathi_sim.experiments.capacity.slo import CapacitySection
 from sarathi_sim.experiments.capacity.written import UNITS, sensitivity_answer
 from sarathi_sim.experiments.config.base import Source
 from sarathi_sim.experiments.config.deployment import Deployment, deploy
+from sarathi_sim.experiments.config.effects import ops_of, refuse_without_effect
 from sarathi_sim.experiments.config.errors import ConfigError
 from sarathi_sim.experiments.config.loading import (
     SHAPE,
@@ -54,7 +55,7 @@ from sarathi_sim.experiments.figures.style import styled
 from sarathi_sim.experiments.results import SUMMARY, json_bytes
 from sarathi_sim.experiments.sweeps.execute import execute
 from sarathi_sim.experiments.sweeps.plan import Run, SweepPlan, run_key
-from sarathi_sim.profiler.facts.ops import ALL_REDUCE, ALL_TO_ALL, ATTENTION, OPS, SEND_RECV
+from sarathi_sim.profiler.facts.ops import ALL_REDUCE, ALL_TO_ALL, OPS, SEND_RECV
 from sarathi_sim.profiler.storage.child import silent
 from sarathi_sim.profiler.storage.plain_yaml import dump_yaml
 from sarathi_sim.profiler.storage.strict import did_you_mean
@@ -135,18 +136,6 @@ def factors_of(deployment: Deployment, gaps: bool | None = None) -> list[Factor]
     return found
 
 
-def ops_of(deployment: Deployment) -> list[str]:
-    """The ops that take time in the deployment's batches."""
-    cluster, ops = deployment.scenario.cluster, deployment.ops
-    there = {*ops.by_rows, *ATTENTION}
-    if ops.all_reduce is not None and cluster.tp > 1:
-        there.add(ALL_REDUCE)
-    if cluster.pp > 1:
-        there.add(SEND_RECV)
-    head = deployment.scenario.engine.lm_head
-    return [op for op in OPS if op in there and (head or not OPS[op].outputs)]
-
-
 def _ops(names: Collection[str], power: int = 1) -> Callable[[Scenario, float], Scenario]:
     return lambda scenario, times: slowed(scenario, names, times**power)
 
@@ -225,6 +214,7 @@ def read_sensitivity(
             Option(name, {"scenario": name}, deploy(scenario, found.sources[name]))
             for name, scenario in found.scenarios.items()
         ]
+        refuse_without_effect((found.sources[one.name], one.deployment) for one in options)
     else:
         draft, section, options = read_question(config, given)
     gaps = None if measures else section.load == "rate"

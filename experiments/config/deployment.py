@@ -35,7 +35,14 @@ from sarathi_sim.experiments.config.inputs import (
 from sarathi_sim.experiments.config.policy import policy_errors
 from sarathi_sim.experiments.config.requests import Traffic, build_clients, build_requests
 from sarathi_sim.experiments.config.run_memory import Need, check_memory, run_needs, workload_needs
-from sarathi_sim.experiments.config.scenario import POOLS, Batching, KvCache, Scenario, Transfers
+from sarathi_sim.experiments.config.scenario import (
+    POOLS,
+    Batching,
+    Disaggregation,
+    KvCache,
+    Scenario,
+    Transfers,
+)
 from sarathi_sim.experiments.config.two_pools import (
     EngineHandover,
     check_alike,
@@ -352,7 +359,7 @@ class Deployment:
 @dataclass(frozen=True)
 class PoolsDeployment(Deployment):
     """A deployment of two pools, each a deployment of its own: ``prefill``, whose requests end with
-    their first token, and ``decode``.
+    their first token, and ``decode``. ``given`` is the section before its defaults were filled in.
 
     What is of one pool only, such as its layers and its KV capacity, is the decode pool's here.
     """
@@ -360,6 +367,7 @@ class PoolsDeployment(Deployment):
     prefill: Deployment = field(kw_only=True)
     decode: Deployment = field(kw_only=True)
     handover: Handover = field(kw_only=True)
+    given: Disaggregation = field(kw_only=True)
 
     @property
     def pools(self) -> tuple[Deployment, ...]:
@@ -519,6 +527,7 @@ def _deploy_pools(scenario: Scenario, source: Source, requests_of: Requests) -> 
         prefill=prefill,
         decode=decode,
         handover=_handover(over, token_bytes, given.frontends),
+        given=given,
     )
     check_memory(found.memory_needs, scenario, source)
     return found

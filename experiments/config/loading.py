@@ -3,7 +3,7 @@ back to what a result keeps."""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from itertools import product
@@ -32,7 +32,7 @@ from sarathi_sim.experiments.config.policy import (
     session_policy,
 )
 from sarathi_sim.experiments.config.scenario import POOLS, Header, Ratio, Scenario, Validation
-from sarathi_sim.experiments.config.two_pools import acting, check_pools
+from sarathi_sim.experiments.config.two_pools import acting, check_pools, shared_keys
 from sarathi_sim.profiler.storage.files import read_bounded, user_path
 from sarathi_sim.profiler.storage.plain_yaml import parse_yaml, read_mapping
 from sarathi_sim.profiler.storage.strict import SpecError, did_you_mean, show
@@ -258,8 +258,9 @@ def _check_names(overrides: Any, source: Source) -> dict[str, dict[str, Any]]:
 def check_effect(
     draft: Draft, points: Collection[Mapping[str, Any]] = ({},), space: str = ""
 ) -> None:
-    """Refuse a ``--set`` that every scenario, or both of its pools, override, and such an axis of
-    the ``points`` of a ``space``: it would have no effect. Raises ConfigError."""
+    """Refuse a key of the file, or a ``--set``, that every scenario, or both of its pools,
+    override, and such an axis of the ``points`` of a ``space``: it would have no effect. Raises
+    ConfigError."""
     raw, overrides = draft.raw, draft.overrides
     for path in draft.assigned:
         if path[0] in Header.model_fields:
@@ -272,6 +273,30 @@ def check_effect(
             _check_reach(draft, points, [path[1]], path[2:], f"--set {'.'.join(path)}")
     for axis in dict.fromkeys(key for point in points for key in point):
         _check_reach(draft, points, overrides, tuple(axis.split(".")), f"{space}: {axis}")
+    for path in _written(raw):
+        name = draft.source.name(path)
+        free = [each for each, override in overrides.items() if not has(override, path)]
+        if not free:
+            raise ConfigError(f"{name}: has no effect, because every scenario sets this itself")
+        _check_reach(draft, points, free, path, name)
+    for scenario, override in overrides.items():
+        for path in _written(override):
+            name = f"{draft.source.file}: scenarios.{scenario}.{'.'.join(path)}"
+            _check_reach(draft, points, [scenario], path, name)
+
+
+def _written(tree: Mapping[str, Any], above: KeyPath = ()) -> Iterator[KeyPath]:
+    """The keys of a scenario that may be left out, down to their values."""
+    for key, value in tree.items():
+        path = (*above, key)
+        if isinstance(value, Mapping) and value:
+            yield from _written(value, path)
+        elif path[0] in Scenario.model_fields.keys() - {"disaggregation"}:
+            yield from () if path in _NEEDED else (path,)
+
+
+_NEEDED = (("model",), ("device",), ("policy", "name"))
+"""Keys that stand above the scenarios although each, or both pools, may set them."""
 
 
 def _check_overrides(path: KeyPath, raw: Mapping[str, Any], overrides: Mapping[str, Any]) -> None:
@@ -383,7 +408,7 @@ def stored(scenario: Scenario, name: str) -> tuple[dict[str, Any], dict[str, byt
     A user's policy and calibration are stored, so that the result can be simulated again anywhere;
     profiles are stored as absolute paths, so on this machine it can be from any folder.
     """
-    content, policy = scenario.model_dump(), scenario.policy
+    content, policy = shared_keys(scenario, scenario.model_dump()), scenario.policy
     if scenario.profiles:
         content["profiles"] = str(user_path(scenario.profiles).absolute())
     files: dict[str, bytes] = {}

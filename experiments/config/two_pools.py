@@ -139,6 +139,14 @@ def handover_of(policy: str, senders: int, given: Transfers) -> EngineHandover:
     return usual._replace(**{key: value for key, value in given if value is not None})
 
 
+def shared_keys(scenario: Scenario, content: Mapping[str, Any]) -> dict[str, Any]:
+    """The content of a resolved scenario without the keys that both of its pools set."""
+    if scenario.disaggregation is None:
+        return dict(content)
+    shared = {key: content[key] for key in (*SHARED, "device")}
+    return shared | {"policy": {"name": scenario.policy.name}}
+
+
 def own_keys(scenario: Scenario) -> dict[str, Any]:
     """The keys of a pool's resolved scenario that are its own."""
     return scenario.model_dump(exclude=set(SHARED))

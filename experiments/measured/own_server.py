@@ -14,6 +14,7 @@ import numpy as np
 from sarathi_sim.experiments.config.base import Source
 from sarathi_sim.experiments.config.calibration import ServerCalibration
 from sarathi_sim.experiments.config.deployment import Deployment, deploy
+from sarathi_sim.experiments.config.effects import refuse_without_effect
 from sarathi_sim.experiments.config.errors import ConfigError
 from sarathi_sim.experiments.config.inputs import DEFAULTS
 from sarathi_sim.experiments.config.loading import Experiment
@@ -141,6 +142,7 @@ def tune(experiment: Experiment, files: Sequence[Path], progress: Progress) -> T
                 for metric, value in (("ttft_s", run.ttft_s), ("tpot_s", run.tpot_s))
             }
             targets.append(Means(run.name, known, under_load(scenario, source, run)))
+    refuse_without_effect((source, target.deployment) for target in targets)
     engine = targets[0].deployment.scenario.engine
     fitted = fit(targets, Overheads.configured(engine), progress)
     base = read[0]

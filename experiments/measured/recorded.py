@@ -21,6 +21,7 @@ import pandas as pd
 
 from sarathi_sim.experiments.config.base import Source
 from sarathi_sim.experiments.config.deployment import Deployment, deploy
+from sarathi_sim.experiments.config.effects import refuse_without_effect
 from sarathi_sim.experiments.config.errors import ConfigError
 from sarathi_sim.experiments.config.loading import Experiment
 from sarathi_sim.experiments.config.requests import Traffic
@@ -333,7 +334,9 @@ def cases_of(experiment: Experiment, files: Sequence[Path]) -> list[Case]:
             if name in cases:
                 raise ConfigError(f"{file}: another run is called {name}, too")
             cases[name] = case_of(experiment, scenario, run, name)
-    return list(cases.values())
+    found = list(cases.values())
+    refuse_without_effect((experiment.sources[one.scenario], one.deployment) for one in found)
+    return found
 
 
 def replay_server(
@@ -346,6 +349,7 @@ def replay_server(
     :func:`deploy` does.
     """
     cases = [case_of(experiment, scenario, run) for scenario in experiment.scenarios]
+    refuse_without_effect((experiment.sources[one.scenario], one.deployment) for one in cases)
     measured = numbers_of(run.requests) | (ticks.means() if ticks is not None else {})
     scenarios = {
         case.scenario: simulated(case.deployment).beside(run, measured, ticks) for case in cases

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from sarathi_sim.experiments.config.deployment import Deployment, deploy
+from sarathi_sim.experiments.config.effects import refuse_without_effect
 from sarathi_sim.experiments.config.errors import ConfigError
 from sarathi_sim.experiments.config.loading import Experiment, metric, refuse_of_session
 from sarathi_sim.experiments.config.run_memory import check_together, workload_needs
@@ -155,6 +156,7 @@ def deploy_all(experiment: Experiment) -> dict[str, Deployment]:
     deployments = {
         name: deploy(scenario, experiment.sources[name]) for name, scenario in scenarios.items()
     }
+    refuse_without_effect((experiment.sources[n], d) for n, d in deployments.items())
     check_together([(n, d.memory_needs) for n, d in deployments.items()], experiment.file)
     return deployments
 

@@ -18,6 +18,7 @@ from typing import Any
 
 from sarathi_sim.experiments.config.base import KeyPath, Source, assign_all, merge, overlap
 from sarathi_sim.experiments.config.deployment import Deployment, deploy
+from sarathi_sim.experiments.config.effects import Effects
 from sarathi_sim.experiments.config.errors import ConfigError
 from sarathi_sim.experiments.config.loading import (
     Assignments,
@@ -30,6 +31,7 @@ from sarathi_sim.experiments.config.loading import (
 )
 from sarathi_sim.experiments.config.requests import build_requests, trace_path
 from sarathi_sim.experiments.config.scenario import Scenario
+from sarathi_sim.experiments.config.two_pools import shared_keys
 from sarathi_sim.experiments.config.workload import TraceLengths
 from sarathi_sim.experiments.sweeps.points import MOST_RUNS, Point, SweepSpec, expand
 from sarathi_sim.policies.request import Request
@@ -134,6 +136,7 @@ def plan_sweep(
         )
     wanted = [(name, seed, point) for point in points for name in draft.overrides for seed in seeds]
     runs, notes, found = [], dict[str, None](), dict[str, None]()
+    effects = Effects()
     requests_of = SharedRequests()
     for number, (name, seed, point) in enumerate(wanted):
         progress("checking", number, len(wanted))
@@ -151,12 +154,14 @@ def plan_sweep(
             if len(found) > 20:
                 break
             continue
+        effects.add(source, deployment)
         notes |= dict.fromkeys(deployment.remarks)
         resolved = deployment.scenario
         runs.append(Run(run_key(deployment, name), name, resolved.seed, point, resolved))
     if found:
         raise ConfigError("\n".join(found))
     check_effect(draft, points, where)
+    effects.check()
     header = draft.header
     return SweepPlan(
         draft.source.file,
@@ -282,14 +287,16 @@ def run_key(deployment: Deployment, name: str) -> str:
 
     The paths of these files do not matter.
     """
-    scenario = deployment.scenario.model_dump()
+    scenario = shared_keys(deployment.scenario, deployment.scenario.model_dump())
     # Without the devices' keys from which bundles are made: no simulation reads them.
     devices = [asdict(replace(pool.device, fitted=None)) for pool in deployment.pools]
     scenario |= {"model": asdict(deployment.model), "device": devices}
-    if scenario["speculation"] is not None and (ops := deployment.pools[-1].drafter) is not None:
-        scenario["speculation"]["model"] = asdict(ops.model)
-    for own in (scenario["disaggregation"] or {}).values():
-        if isinstance(own, dict):
+    if (ops := deployment.pools[-1].drafter) is not None:
+        scenario["drafter"] = asdict(ops.model)
+    for own in (scenario, *(scenario["disaggregation"] or {}).values()):
+        if isinstance(own, dict) and own.get("speculation"):
+            own["speculation"].pop("model")
+        if isinstance(own, dict) and own is not scenario:
             own.pop("device", None)
     scenario["profiles"] = deployment.bundle_sha256
     if (calibration := deployment.scenario.calibration) is not None:

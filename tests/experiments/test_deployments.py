@@ -13,10 +13,10 @@ import pandas as pd
 import pytest
 import yaml
 
+from sarathi_sim.experiments.config.effects import ops_of
 from sarathi_sim.experiments.config.loading import load_experiment
 from sarathi_sim.experiments.run.experiment import run_experiment
 from sarathi_sim.profiler.bundle.schema import TABLES, bundle_path, load_bundle, write_bundle
-from sarathi_sim.profiler.facts.ops import OPS
 from sarathi_sim.simulator.op_times.regression import bundle_times
 from sarathi_sim.simulator.views.metrics import Analysis
 from tests.experiments.small_config import SMALL, deployed, message
@@ -30,8 +30,9 @@ LOOP = ("workload.pd_ratio=null", "workload.requests=60", RANDOM)
 
 def test_all_ops_twice_as_long_take_twice_as_long() -> None:
     """But for the links' share of it, and what whole layers add, here nothing."""
-    all_ops = [f"engine.op_scale.{op}=2" for op in OPS]
-    once, twice = deployed(SMALL)["sarathi"], deployed(SMALL, *all_ops)["sarathi"]
+    once = deployed(SMALL)["sarathi"]
+    all_ops = [f"engine.op_scale.{op}=2" for op in ops_of(once)]
+    twice = deployed(SMALL, *all_ops)["sarathi"]
     makespans = [each.simulate().end_s for each in (once, twice)]
     assert makespans[1] == pytest.approx(2 * makespans[0], rel=1e-3)
     assert twice.ops is deployed(SMALL, *all_ops)["sarathi"].ops

@@ -23,6 +23,7 @@ from sarathi_sim.experiments.capacity.sensitivity import factors_of
 from sarathi_sim.experiments.capacity.written import capacities, sentence
 from sarathi_sim.experiments.config.base import Source
 from sarathi_sim.experiments.config.deployment import Deployment, PoolsDeployment, deploy
+from sarathi_sim.experiments.config.effects import ops_of
 from sarathi_sim.experiments.config.errors import ConfigError
 from sarathi_sim.experiments.config.loading import load_experiment, stored
 from sarathi_sim.experiments.config.scenario import parameter
@@ -38,7 +39,7 @@ from sarathi_sim.experiments.run.uncertainty import (
 )
 from sarathi_sim.experiments.sweeps.jobs import Job, folder_files
 from sarathi_sim.experiments.sweeps.plan import plan_sweep, run_key
-from sarathi_sim.profiler.facts.ops import ALL_REDUCE, OPS, SEND_RECV
+from sarathi_sim.profiler.facts.ops import ALL_REDUCE, SEND_RECV
 from sarathi_sim.simulator.views.metrics import PARTS, Analysis, Hardware
 from tests.experiments.small_config import called, deployed, message
 
@@ -138,9 +139,11 @@ def test_what_both_pools_set_themselves_cannot_be_set_beside_them() -> None:
     there = f"{why}disaggregation.decode.cluster.tp=..."
     assert message(tree, "cluster.tp=4") == f"--set cluster.tp: {there}"
     assert message(tree, "cluster={tp: 4}").endswith("decode.cluster=...")
-    for free in ("cluster={tp: 4, max_length: 2048}", "cluster.router=power_of_two"):
-        (found,) = deployed(tree, free).values()
-        assert [pool.scenario.cluster.tp for pool in found.pools] == [1, 2]
+    assert message(tree, "cluster={tp: 4, max_length: 2048}") == f"--set cluster.tp: {there}"
+    (found,) = deployed(tree, "cluster.usable_memory=0.8").values()
+    assert [pool.scenario.cluster.tp for pool in found.pools] == [1, 2]
+    beside = yaml.safe_load(TWO) | {"disaggregation": OWN, "cluster": {"tp": 4, "max_length": 999}}
+    assert message(beside) == f"configuration: cluster.tp: {there}"
     for own in ("cluster.tp=4", "disaggregation.decode.cluster.tp=4"):
         deployed(tree | {"scenarios": {"a": {}, "b": {"disaggregation": None}}}, own)
     pooled = yaml.safe_load(TWO) | {"scenarios": {"a": {"disaggregation": OWN}}}
@@ -285,7 +288,7 @@ def test_the_bands_of_two_pools_are_runs_with_slower_and_faster_ops(ran: Path) -
     assert factors[0] < 0.99 and factors[1] > 1.01
     ends = []
     for times in factors:
-        scale = json.dumps(dict.fromkeys(OPS, times))
+        scale = json.dumps(dict.fromkeys(ops_of(found.decode), times))
         one = two(f"engine.op_scale={scale}")
         ends.append(one.summary(Analysis(one.simulate())))
     for name, quantile in (("ttft_s", "p50"), ("ttft_s", "p99"), ("tbt_s", "p99")):
@@ -388,7 +391,7 @@ workload:
   requests: 40
   lengths: {kind: fixed, prompt: 100, decode: 20}
   arrivals: {kind: poisson, rate: 8}
-cluster: {max_length: 1024, replicas: 5}
+cluster: {max_length: 1024}
 policy: {name: vllm}
 disaggregation:
   prefill: {cluster: {tp: 2, replicas: 3}}
@@ -480,7 +483,7 @@ def test_the_band_of_a_capacity_of_pools(tmp_path: Path) -> None:
     factors = factors_of_pools(found, Analysis(found.simulate()))
     ends = []
     for number, times in enumerate((1.0, *factors)):
-        scale = {"engine": {"op_scale": dict.fromkeys(OPS, times)}}
+        scale = {"engine": {"op_scale": dict.fromkeys(ops_of(found.decode), times)}}
         out = tmp_path / str(number)
         find_capacity(tree | scale, {}, out=out, bands=number == 0)
         (one,) = json.loads((out / "summary.json").read_text())["deployments"]

@@ -1,0 +1,153 @@
+"""A key that cannot act is refused by name; in a space it must act at one point."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from sarathi_sim.experiments.capacity.answer import read_question
+from sarathi_sim.experiments.capacity.sensitivity import read_sensitivity
+from sarathi_sim.experiments.config.errors import ConfigError
+from sarathi_sim.experiments.sweeps.plan import plan_sweep
+from tests.experiments.small_config import deployed, message
+
+ONE: dict[str, Any] = {
+    **{"name": "one", "model": "llama-3-8b", "device": "a100-80g-sxm", "policy": {"name": "vllm"}},
+    "workload": {
+        "requests": 20,
+        "lengths": {"kind": "fixed", "prompt": 100, "decode": 9},
+        "arrivals": {"kind": "poisson", "rate": 2},
+    },
+    "cluster": {"max_length": 1024},
+}
+MICRO = "policy={name: sarathi, chunk_size: 256}"
+USERS = "requests of several users (a trace's column user)"
+GPUS = "cluster.tp or cluster.pp above 1"
+FLIGHT = "several micro-batches in flight"
+
+
+def policy(name: str, **keys: Any) -> str:
+    return f"policy={ ({'name': name} | keys)!r}".replace("True", "true")
+
+
+@pytest.mark.parametrize(
+    ("key", "need", "given", "beside"),
+    [
+        ("cluster.router=random", "cluster.replicas above 1", [], "cluster.replicas=2"),
+        ("cluster.gpus_per_node=4", GPUS, [], "cluster.tp=2"),
+        ("cluster.intra_node={bandwidth: 1e11}", GPUS, [], "cluster.tp=2"),
+        (
+            "cluster.inter_node={bandwidth: 1e10}",
+            "a replica on several nodes",
+            ["cluster.tp=8"],
+            "cluster.pp=2",
+        ),
+        ("batching.formation=lazy", FLIGHT, [MICRO], "cluster.pp=2"),
+        ("batching.micro_batches=free", FLIGHT, [MICRO], "cluster.pp=2"),
+        (
+            "kv_cache.activation_bytes=1e9",
+            "an engine that counts them",
+            [policy("sglang")],
+            policy("trtllm"),
+        ),
+        (
+            "kv_cache.cuda_graph_bytes=1e9",
+            "an engine that counts them",
+            [policy("sglang")],
+            policy("vllm"),
+        ),
+        ("engine.send=blocking", "cluster.pp above 1", ["cluster.tp=2"], "cluster.pp=2"),
+        ("engine.layer_time=sum", "a profile that holds whole layers", [], ""),
+        ("engine.op_scale.all_reduce=2", "one of the ops preproj, ", [], "cluster.tp=2"),
+        ("engine.op_scale.send_recv=2", "one of the ops preproj, ", [], "cluster.pp=2"),
+        ("engine.op_scale.moe=2", "one of the ops preproj, ", [], ""),
+        (
+            "workload.shift.burstiness=2",
+            "requests that arrive one after the other",
+            ["workload.arrivals={kind: at_once}"],
+            "workload.arrivals={kind: poisson, rate: 1}",
+        ),
+        (
+            "policy.adaptive_threshold=true",
+            "policy.long_prefill_token_threshold",
+            [],
+            "policy.long_prefill_token_threshold=64",
+        ),
+        ("policy.scheduling_policy=priority", "requests of several priorities", [], ""),
+        ("policy.input_weight=3", USERS, [policy("fair")], ""),
+        (
+            "policy.enable_mixed_chunk=true",
+            "policy.chunked_prefill_size",
+            [policy("sglang", chunked_prefill_size=None).replace("None", "null")],
+            "policy.chunked_prefill_size=64",
+        ),
+        (
+            "policy.chunk_schedule_stages=4",
+            "policy.enable_dynamic_chunking_schedule",
+            [policy("sarathi_serve")],
+            "policy.enable_dynamic_chunking_schedule=true",
+        ),
+        (
+            "policy.batch_wait_timeout_iters=4",
+            "policy.batch_wait_max_tokens_ratio",
+            [policy("trtllm")],
+            "policy.batch_wait_max_tokens_ratio=0.5",
+        ),
+        ("policy.enable_balance=true", "cluster.dp above 1", [policy("trtllm")], ""),
+        ("policy.timeout_iters=4", "policy.enable_balance", [policy("trtllm")], ""),
+    ],
+)
+def test_a_key_acts_or_is_refused(key: str, need: str, given: list[str], beside: str) -> None:
+    where = key.partition("=")[0]
+    changes = [*given, key]
+    said = message(ONE, *changes)
+    assert said.startswith(f"--set {where}: value ") and f"has no effect here: needs {need}" in said
+    if beside:
+        at = 1 if beside.startswith("policy={") else len(changes)
+        deployed(ONE, *changes[:at], beside, *changes[at:])
+    deployed(ONE, *given)
+
+
+def test_it_must_act_in_one_of_the_scenarios_that_it_is_for() -> None:
+    """Above two scenarios it may act in one; in its own scenario it must act there."""
+    above = ONE | {"engine": {"send": "blocking"}}
+    both: dict[str, Any] = {"one": {}, "two": {"cluster": {"pp": 2}}}
+    deployed(above | {"scenarios": both})
+    assert "configuration: engine.send: value 'blocking'" in message(above)
+    own = {"one": {"engine": {"send": "blocking"}}, "two": {"cluster": {"pp": 2}}}
+    said = message(ONE | {"scenarios": own})
+    assert said.startswith("configuration: scenarios.one.engine.send: value 'blocking': has no")
+    every = {name: {**keys, "seed": 1} for name, keys in both.items()}
+    said = message(ONE | {"seed": 3, "scenarios": every})
+    assert said == "configuration: seed: has no effect, because every scenario sets this itself"
+
+
+def test_it_must_act_at_one_point_of_a_space() -> None:
+    tree = ONE | {"engine": {"send": "blocking"}}
+    slo = {"slo": "p90 ttft 1s"}
+    wrong = r"engine\.send: value 'blocking': has no effect"
+    grids = [{"grid": {"cluster.pp": stages}} for stages in ([1, 2], [1])]
+    spaces = [tree | {"capacity": slo | {"space": grid}} for grid in grids]
+    assert len(plan_sweep(tree | {"sweep": grids[0]}).runs) == 2
+    assert len(read_question(spaces[0], [])[2]) == 2
+    assert len(read_sensitivity(spaces[0]).options) == 2
+    with pytest.raises(ConfigError, match=wrong):
+        plan_sweep(tree | {"sweep": grids[1]})
+    with pytest.raises(ConfigError, match=wrong):
+        read_question(spaces[1], [])
+    with pytest.raises(ConfigError, match=wrong):
+        read_sensitivity(tree, metrics=["ttft_s.p99"])
+    with pytest.raises(ConfigError, match=wrong):
+        plan_sweep(ONE | {"sweep": {"grid": {"engine.send": ["overlapped", "blocking"]}}})
+
+
+def test_in_two_pools_it_must_act_in_one_of_them() -> None:
+    pools = {"prefill": {"cluster": {"pp": 2}}, "decode": {}}
+    tree = ONE | {"disaggregation": pools, "engine": {"send": "blocking"}}
+    deployed(tree)
+    alone = ONE | {"disaggregation": {**pools, "decode": {"engine": {"send": "blocking"}}}}
+    said = message(alone)
+    assert said.startswith("configuration: disaggregation.decode.engine.send: value 'blocking'")
+    said = message(ONE | {"disaggregation": {**pools, "frontends": 2}})
+    assert "disaggregation.frontends: value 2: has no effect here: needs several workers" in said
