@@ -152,16 +152,27 @@ def read_draft(config: Config, assignments: Assignments = ()) -> Draft:
 
 
 def with_whole_paths(tree: Mapping[str, Any], source: Source) -> dict[str, Any]:
-    """The tree with the whole paths of its trace and its calibration: a relative path starts from
+    """The tree with the whole paths of the files that it names: a relative path starts from
     :meth:`Source.folder`, and a result that keeps the tree may be read from any folder."""
     found = dict(tree)
-    for key in (TRACE_PATH, ("calibration",)):
+    for key in (*_PATHS, *_NAMES):
         path = get(found, key) if has(found, key) else None
         if isinstance(path, str) and path and "\0" not in path:
             with suppress(SpecError):  # of a ~user without a home: its reader says so
                 whole = (source.folder(key) / user_path(path)).absolute()
-                found = assign(found, key, str(whole))
+                named = whole.suffix in (".json", ".yaml") or (whole / "config.json").is_file()
+                if named or key in _PATHS:
+                    found = assign(found, key, str(whole))
     return found
+
+
+_PATHS = (TRACE_PATH, ("calibration",), ("profiles",))
+_OF_POOLS = (("device",), ("speculation", "model"))
+_NAMES = (
+    *(("model",), *_OF_POOLS),
+    *(("disaggregation", pool, *key) for pool in POOLS for key in _OF_POOLS),
+)
+"""Keys that hold the name of a model or a device, or a path."""
 
 
 def check_scenario(merged: Mapping[str, Any], source: Source) -> Scenario:

@@ -305,8 +305,8 @@ class Scenario(Strict):
     ``dtype`` and a KV cache in ``kv_cache_dtype`` (by default the checkpoint's); without it op
     times are the profile's own. A mixture's experts are in ``moe_dtype`` (default: ``dtype``), and
     tokens spread over them by ``expert_distribution`` (default: power_law_1.2). ``calibration`` is
-    what ``sarathi-sim tune`` found of a server of this stack. Paths are relative to the current
-    folder.
+    what ``sarathi-sim tune`` found of a server of this stack. A path in a file starts at the file's
+    folder, one of ``--set`` or of another option at the current folder.
     """
 
     seed: int = key("seed", default=0, ge=0, lt=2**63)

@@ -5,6 +5,7 @@ memory, and the numbers after the warm-up.
 from __future__ import annotations
 
 import json
+import shutil
 from dataclasses import replace
 from pathlib import Path
 
@@ -14,12 +15,15 @@ import pytest
 import yaml
 
 from sarathi_sim.experiments.config.effects import ops_of
+from sarathi_sim.experiments.config.errors import ConfigError
 from sarathi_sim.experiments.config.loading import load_experiment
 from sarathi_sim.experiments.run.experiment import run_experiment
 from sarathi_sim.profiler.bundle.schema import TABLES, bundle_path, load_bundle, write_bundle
+from sarathi_sim.profiler.storage.files import data_dir
 from sarathi_sim.simulator.op_times.regression import bundle_times
 from sarathi_sim.simulator.views.metrics import Analysis
 from tests.experiments.small_config import SMALL, deployed, message
+from tests.profiler.hf_configs import BASE
 from tests.sampled import profile_folder
 
 QUANTILES = "workload.lengths={{kind: quantiles, prompt: {}, decode: {}}}"
@@ -289,3 +293,37 @@ def test_blocks_by_the_engines_formula(tmp_path: Path) -> None:
 )
 def test_mistakes(assignment: str, text: str) -> None:
     assert text in message(PAGED, assignment)
+
+
+def test_a_path_starts_at_the_folder_of_its_file_or_at_the_current_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Model, device, profiles and draft model, of the scenario and of a pool; no second place is
+    tried, and a result says the whole path."""
+    beside, elsewhere = tmp_path / "beside", tmp_path / "elsewhere"
+    for folder in (beside / "model", elsewhere):
+        folder.mkdir(parents=True)
+    (beside / "model" / "config.json").write_text(json.dumps(BASE))
+    shutil.copy(data_dir() / "devices" / "a40.yaml", beside / "own.yaml")
+    (beside / "few.csv").write_text("prompt,decode\n8,2\n")
+    tree = {
+        **{"name": "x", "model": "model", "device": "own.yaml", "policy": {"name": "vllm"}},
+        **{"workload": {"lengths": {"kind": "trace", "path": "few.csv"}}, "seed": 3},
+        "disaggregation": {"prefill": {"device": "own.yaml"}, "decode": {}},
+    }
+    (beside / "x.yaml").write_text(json.dumps(tree))
+    monkeypatch.chdir(elsewhere)
+    found = load_experiment(beside / "x.yaml").scenarios["x"]
+    assert (found.model, found.device) == (str(beside / "model"), str(beside / "own.yaml"))
+    assert found.disaggregation is not None
+    assert found.disaggregation.prefill["device"] == str(beside / "own.yaml")
+    with pytest.raises(ConfigError, match=rf"--set model: .*{elsewhere}/model\.json: No such file"):
+        deployed(Path("../beside/x.yaml"), "model=model.json")
+    monkeypatch.chdir(tmp_path)
+    set_here = load_experiment("beside/x.yaml", ["model=beside/model", "device=a40"]).scenarios["x"]
+    assert (set_here.model, set_here.device) == (str(beside / "model"), "a40")
+    (tmp_path / "own.yaml").write_text("")  # what lies in the current folder does not matter
+    assert load_experiment("beside/x.yaml").scenarios["x"].device == str(beside / "own.yaml")
+    (beside / "own.yaml").unlink()
+    with pytest.raises(ConfigError, match=rf"device: {beside}/own\.yaml: no such file"):
+        deployed(Path("beside/x.yaml"))
