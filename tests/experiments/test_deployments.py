@@ -23,7 +23,7 @@ from sarathi_sim.profiler.storage.files import data_dir
 from sarathi_sim.simulator.op_times.regression import bundle_times
 from sarathi_sim.simulator.views.metrics import Analysis
 from tests.experiments.small_config import SMALL, deployed, message
-from tests.profiler.hf_configs import BASE
+from tests.profiler.hf_configs import LLAMA_3
 from tests.sampled import profile_folder
 
 QUANTILES = "workload.lengths={{kind: quantiles, prompt: {}, decode: {}}}"
@@ -303,7 +303,7 @@ def test_a_path_starts_at_the_folder_of_its_file_or_at_the_current_one(
     beside, elsewhere = tmp_path / "beside", tmp_path / "elsewhere"
     for folder in (beside / "model", elsewhere):
         folder.mkdir(parents=True)
-    (beside / "model" / "config.json").write_text(json.dumps(BASE))
+    (beside / "model" / "config.json").write_text(json.dumps(LLAMA_3))
     shutil.copy(data_dir() / "devices" / "a40.yaml", beside / "own.yaml")
     (beside / "few.csv").write_text("prompt,decode\n8,2\n")
     tree = {
