@@ -7,7 +7,7 @@ import json
 import math
 import secrets
 import shutil
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import lru_cache
@@ -42,6 +42,7 @@ from sarathi_sim.profiler.storage.manifest import held as held_by
 from sarathi_sim.profiler.storage.plain_yaml import dump_yaml, read_mapping
 from sarathi_sim.profiler.storage.strict import one_line
 from sarathi_sim.simulator.views.ledger import ACCOUNTS
+from sarathi_sim.simulator.views.metric_registry import known, percentile
 from sarathi_sim.simulator.views.metrics import Analysis, Table
 
 if TYPE_CHECKING:  # the process that draws needs none of it
@@ -294,6 +295,36 @@ def to_json(value: Any) -> Any:
     if isinstance(value, float) and not math.isfinite(value):
         return None
     return value
+
+
+def read_requests(folder: Path, columns: Sequence[str]) -> pd.DataFrame:
+    """Columns of the requests of a sweep's run. Raises ConfigError where they are damaged."""
+    path = folder / "requests.parquet"
+    try:
+        return pd.read_parquet(regular(path), columns=list(columns))
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"{path}: the sweep is damaged: {one_line(error)}") from None
+
+
+def check_kept(path: str, where: str) -> None:
+    """Raise ConfigError for a percentile over tokens, whose times no run of a sweep keeps."""
+    found = known(path)
+    if found.metric.key == "tbt_s" and found.statistic not in found.metric.statistics:
+        kept = ", ".join(found.metric.statistics)
+        raise ConfigError(f"{where} {path}: the runs of a sweep keep {kept} of tbt_s")
+
+
+def percentile_in(folder: Path, path: str, steady: Mapping[str, Any]) -> float:
+    """A percentile over the requests of a sweep's run, or over its steady part; NaN without one.
+    ``steady`` has the state of the run and the requests of its warm-up."""
+    found = known(path)
+    columns = dict.fromkeys(("arrival_s", "latency_s", found.metric.key))
+    requests = read_requests(folder, list(columns))
+    if found.of_steady_part:
+        there = requests.dropna(subset="latency_s").sort_values("arrival_s", kind="stable")
+        warm_up = int(steady["warmup_requests"]) if steady["state"] == "steady" else len(there)
+        requests = there[warm_up:]
+    return float(requests[found.metric.key].quantile(percentile(found.statistic) or 0.0))
 
 
 @dataclass(frozen=True)

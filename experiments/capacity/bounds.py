@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from sarathi_sim.experiments.capacity.options import Option
-from sarathi_sim.experiments.capacity.slo import STATISTICS, Objective
+from sarathi_sim.experiments.capacity.slo import Objective
 from sarathi_sim.experiments.config.deployment import (
     Deployment,
     PoolsDeployment,
@@ -34,7 +34,6 @@ SLACK = 1.02
 BATCHES = np.unique(np.geomspace(1, 4096, 80).astype(np.int64))
 OFTEN = 2.0
 """Safety factor on the rate of slow chunks that Poisson arrivals allow."""
-_TAIL = {"p90": 0.9, "p99": 0.99}
 _TOKENS = ("tpot_s", "tbt_s", "tbt_max_s")
 
 
@@ -130,7 +129,7 @@ class Bounds:
     def under(self, objective: Objective) -> float:
         """A rate that one replica cannot exceed while it keeps a clause of an SLO."""
         found = [np.inf]
-        share = 1 - (objective.share or STATISTICS[objective.statistic])
+        share = 1 - objective.kept_share
         if objective.statistic == "mean":
             share = 0.0
         for metric, limit in objective.limits.items():
@@ -271,8 +270,8 @@ def alone(option: Option, objectives: Sequence[Objective]) -> str:
     prefill, decode = each[0], each[-1]
     for one in objectives:
         for metric, limit in one.limits.items():
-            if metric == "ttft_s" and one.statistic in _TAIL:
-                tokens = float(np.quantile(prefill.new_tokens, _TAIL[one.statistic]))
+            if metric == "ttft_s" and one.statistic not in ("", "mean"):
+                tokens = float(np.quantile(prefill.new_tokens, one.kept_share))
                 least_s = _prompt_s(prefill, tokens)
                 what = f"a prompt of {tokens:,.0f} tokens ({one.statistic}) alone"
             elif metric in _TOKENS and one.statistic:

@@ -39,10 +39,10 @@ from sarathi_sim.experiments.config.deployment import Deployment, deploy
 from sarathi_sim.experiments.config.effects import ops_of, refuse_without_effect
 from sarathi_sim.experiments.config.errors import ConfigError
 from sarathi_sim.experiments.config.loading import (
-    SHAPE,
     Assignments,
     Config,
     Draft,
+    check_metric,
     load_experiment,
     metric,
     read_draft,
@@ -52,7 +52,7 @@ from sarathi_sim.experiments.config.requests import build_requests
 from sarathi_sim.experiments.config.scenario import Engine, Scenario
 from sarathi_sim.experiments.config.workload import AtOnce, Closed
 from sarathi_sim.experiments.figures.style import styled
-from sarathi_sim.experiments.results import SUMMARY, json_bytes
+from sarathi_sim.experiments.results import SUMMARY, check_kept, json_bytes, percentile_in
 from sarathi_sim.experiments.sweeps.execute import execute
 from sarathi_sim.experiments.sweeps.plan import Run, SweepPlan, run_key
 from sarathi_sim.profiler.facts.ops import ALL_REDUCE, ALL_TO_ALL, OPS, SEND_RECV
@@ -207,7 +207,8 @@ def read_sensitivity(
     draft, section = read_draft(config, given), _ANY_SLO
     measures = () if draft.header.capacity is not None and not metrics else metrics or METRICS
     for path in measures:
-        metric(SHAPE, path, "--metric")
+        check_metric(path, "--metric")
+        check_kept(path, "--metric")
     if measures:
         found = load_experiment(config, given)
         options = [
@@ -382,17 +383,19 @@ def _metrics(lab: Laboratory, asked: Question, changed: list[tuple[Shifted, Opti
     found, failed = Values(), lab.report.failures
     for key, each in runs.items():
         errors = [failed[run.key] for run in each if run.key in failed]
-        summaries = [] if errors else [lab.store.summary(run.key, NAME) for run in each]
         found[key] = (
             errors[0]
             if errors
-            else {path: [_number(one, path) for one in summaries] for path in asked.measures}
+            else {path: [_number(lab, run, path) for run in each] for path in asked.measures}
         )
     return found
 
 
-def _number(summary: Mapping[str, Any], path: str) -> float:
+def _number(lab: Laboratory, run: Run, path: str) -> float:
     """A metric; NaN if no request has it: single tokens have no time between them."""
+    summary, found = lab.store.summary(run.key, NAME), known(path)
+    if found.statistic and found.statistic not in found.metric.statistics:
+        return percentile_in(lab.store.runs / run.key / NAME, path, summary["steady"])
     try:
         return metric(summary, path, "summary")
     except ConfigError:

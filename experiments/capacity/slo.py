@@ -15,10 +15,9 @@ from pydantic import AfterValidator, Field
 
 from sarathi_sim.experiments.config.base import Count, Strict, Text
 from sarathi_sim.simulator.loop.records import Floats
+from sarathi_sim.simulator.views.metric_registry import percentile
 from sarathi_sim.simulator.views.metrics import weighted_quantiles
 
-STATISTICS = {"mean": 0.5, "p50": 0.5, "p90": 0.9, "p99": 0.99}
-"""The statistics that an SLO may bound, and the quantile that decides the requests it needs."""
 LATENCIES = {
     **{"ttft": "ttft_s", "tbt": "tbt_s", "itl": "tbt_s", "tbt_max": "tbt_max_s"},
     **{"tpot": "tpot_s", "latency": "latency_s", "e2e": "latency_s"},
@@ -31,7 +30,7 @@ _UNITS = {"s": 1.0, "ms": 1e-3, "us": 1e-6}
 _LIMIT = re.compile(r"([0-9]*\.?[0-9]+)\s*(s|ms|us)")
 _GRAMMAR = (
     "expected clauses such as 'p99 ttft 1s, p99 tbt 50ms' or 'attainment 95% ttft 1s tpot 50ms': "
-    f"one of {', '.join(STATISTICS)}, one of {', '.join(LATENCIES)}, and a time in s, ms or us"
+    f"mean or p1 to p99.9, one of {', '.join(LATENCIES)}, and a time in s, ms or us"
 )
 
 
@@ -49,9 +48,14 @@ class Objective:
     share: float = 0.0
 
     @property
+    def kept_share(self) -> float:
+        """The share of the requests that keeps it where it just holds; of a mean, half."""
+        return self.share or percentile(self.statistic) or 0.5
+
+    @property
     def fewest(self) -> int:
         """The requests that a run needs to judge it."""
-        beyond = 1 - (self.share or STATISTICS[self.statistic])
+        beyond = 1 - self.kept_share
         return round(BEYOND / beyond) if beyond > 1e-9 else 10_000
 
 
@@ -77,8 +81,10 @@ def _clause(clause: str) -> Objective:
             raise ValueError(f"{clause!r}: an attainment lies between 0 and 100 %")
         pairs, statistic = words[2:], ""
     else:
+        if words[:1] and words[0] in LATENCIES:  # ttft p95 1s
+            words[:2] = reversed(words[:2])
         statistic, pairs = (words[0] if words else ""), words[1:]
-    known = share or (statistic in STATISTICS and len(pairs) == 2)
+    known = share or ((statistic == "mean" or percentile(statistic)) and len(pairs) == 2)
     if not known or not pairs or len(pairs) % 2:
         raise ValueError(f"{clause!r}: {_GRAMMAR}")
     limits: dict[str, float] = {}
@@ -216,16 +222,16 @@ def judge(
 ) -> Verdict:
     """Judge runs, pooled as one: their summaries and tables.
 
-    A run's warm-up is left out. For several runs, and for an attainment, the tables are read. Only
-    an open loop can be overloaded; several runs are if half of them are. A metric that no request
-    has (the time per output token of single tokens) keeps its limit.
+    A run's warm-up is left out. For several runs, an attainment and percentiles that no summary
+    has, the tables are read. Only an open loop can be overloaded; several runs are if half of them
+    are. A metric that no request has (the time per output token of single tokens) keeps its limit.
     """
     values, stresses = {}, {}
     for one in objectives:
         if one.share:
-            kept = float(np.mean(np.concatenate([_attained(one, *run) for run in runs])))
+            kept = _share(np.concatenate([_attained(one, *run) for run in runs]))
             values[one.text] = kept
-            stresses[one.text] = (1 - kept) / (1 - one.share)
+            stresses[one.text] = 0.0 if np.isnan(kept) else (1 - kept) / (1 - one.share)
         else:
             ((metric, limit),) = one.limits.items()
             value = _statistic(metric, one.statistic, runs)
@@ -253,21 +259,26 @@ def overloaded(summary: Mapping[str, Any]) -> bool:
 
 
 def attainment(objective: Objective, requests: pd.DataFrame, warmup: int) -> float:
-    """The share of the served requests after the warm-up that kept every limit."""
-    kept = _kept(objective, _after(requests, warmup))
-    return float(kept.mean()) if len(kept) else float("nan")
+    """The share of the served requests after the warm-up that kept every limit, of those that broke
+    one or have every metric."""
+    return _share(_kept(objective, _after(requests, warmup)))
 
 
-def _attained(objective: Objective, summary: Mapping[str, Any], tables: RunTables | None) -> Any:
+def _share(kept: Floats) -> float:
+    judged = kept[~np.isnan(kept)]
+    return float(judged.mean()) if len(judged) else float("nan")
+
+
+def _attained(objective: Objective, summary: Mapping[str, Any], tables: RunTables | None) -> Floats:
     assert tables is not None
     return _kept(objective, _after(tables.requests(), summary["after_warmup"]["warmup_requests"]))
 
 
-def _kept(objective: Objective, served: pd.DataFrame) -> Any:
-    kept = np.ones(len(served), bool)
-    for metric, limit in objective.limits.items():
-        kept &= ~(served[metric].to_numpy(np.float64) > limit)  # NaN: has no such time
-    return kept
+def _kept(objective: Objective, served: pd.DataFrame) -> Floats:
+    """1 where a request kept all limits, 0 where it broke one, else NaN: it has no such time."""
+    values = {key: served[key].to_numpy(np.float64) for key in objective.limits}
+    broken = np.any([values[key] > limit for key, limit in objective.limits.items()], axis=0)
+    return np.where(broken, 0.0, np.where(np.isnan(sum(values.values())), np.nan, 1.0))
 
 
 def _after(requests: pd.DataFrame, warmup: int) -> pd.DataFrame:
@@ -278,7 +289,7 @@ def _statistic(
     metric: str, statistic: str, runs: Sequence[tuple[Mapping[str, Any], RunTables | None]]
 ) -> float | None:
     """A statistic over all runs; None where no request has the metric."""
-    if len(runs) == 1:
+    if len(runs) == 1 and statistic in runs[0][0]["after_warmup"][metric]:
         found = runs[0][0]["after_warmup"][metric][statistic]
         return None if found is None or np.isnan(found) else float(found)
     if metric == "tbt_s":

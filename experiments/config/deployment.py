@@ -434,7 +434,9 @@ def deploy(
     if scenario.disaggregation is not None:
         return _deploy_pools(scenario, source, requests_of)
     # 1. The names: model, device and number formats; and the layers of each stage.
-    model, device = model_of(scenario, source), device_of(scenario, source)
+    model, device, given = model_of(scenario, source), device_of(scenario, source), scenario.device
+    if device.name.startswith(given.lower()):  # else it is a path
+        scenario = scenario.model_copy(update={"device": device.name})
     scenario = with_formats(scenario, model, device, source)
     layers = layers_of(scenario, model, source)
     max_length = scenario.cluster.max_length or model.max_position_embeddings
@@ -446,6 +448,8 @@ def deploy(
     check_memory(workload_needs(scenario), scenario, source)
     requests = requests_of(scenario, max_length, source)
     notes = requests.notes if isinstance(requests, Traffic) else []
+    if len(scenario.device) > len(given):
+        notes.append(f"device: {given} is {scenario.device}")
     # 3. The memory beside the weights: KV cache and batch size.
     kept = _kept(model, requests, scenario.cluster.tp, numbers)
     spec, beside = scenario.speculation, NO_DRAFTER

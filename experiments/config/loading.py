@@ -3,6 +3,7 @@ back to what a result keeps."""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
@@ -36,7 +37,7 @@ from sarathi_sim.experiments.config.two_pools import acting, check_pools, shared
 from sarathi_sim.profiler.storage.files import read_bounded, user_path
 from sarathi_sim.profiler.storage.plain_yaml import parse_yaml, read_mapping
 from sarathi_sim.profiler.storage.strict import SpecError, did_you_mean, show
-from sarathi_sim.simulator.views.metric_registry import METRICS
+from sarathi_sim.simulator.views.metric_registry import METRICS, percentile, quantity
 
 CONFIGS = Path(__file__).parents[1] / "configs"
 
@@ -352,7 +353,7 @@ def _check_reach(
 
 def _check_ratios(header: Header, scenarios: Mapping[str, Scenario], source: Source) -> None:
     for name, ratio in header.compare.items():
-        metric(SHAPE, ratio.metric, source.name(("compare", name, "metric")))
+        check_metric(ratio.metric, source.name(("compare", name, "metric")))
         for scenario in ratio.over:
             if scenario not in scenarios:
                 problem = f"one of {', '.join(scenarios)}"
@@ -384,10 +385,17 @@ can name before a run.
 Bands and warnings, which a run adds, are no numbers to compare."""
 
 
+def check_metric(path: str, where: str) -> None:
+    """Raise ConfigError, naming ``where``, for a path that names no metric."""
+    found = quantity(path)
+    if found is None or percentile(found.statistic) is None:
+        metric(SHAPE, path, where)
+
+
 def metric(summary: Mapping[str, Any], path: str, where: str) -> float:
     """The number at a dotted path. Raises ConfigError, naming ``where``, if there is none."""
     node: Any = summary
-    for part in path.split("."):
+    for part in re.split(r"\.(?!\d+$)", path):  # p99.9 is one word
         if not isinstance(node, Mapping) or part not in node:
             allowed = list(node) if isinstance(node, Mapping) else ["nothing below a number"]
             problem = f"{part} is not one of {', '.join(allowed)}{did_you_mean(part, allowed)}"

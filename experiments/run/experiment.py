@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from functools import partial
@@ -49,6 +49,7 @@ from sarathi_sim.experiments.run.uncertainty import (
 from sarathi_sim.policies.policy import chunking_of
 from sarathi_sim.profiler.storage.child import Progress, Told, silent
 from sarathi_sim.simulator.loop.simulation import SimulationError
+from sarathi_sim.simulator.views.metric_registry import asked_quantiles
 from sarathi_sim.simulator.views.metrics import Analysis
 
 if TYPE_CHECKING:
@@ -161,10 +162,16 @@ def deploy_all(experiment: Experiment) -> dict[str, Deployment]:
     return deployments
 
 
+def quantiles_of(experiment: Experiment) -> tuple[float, ...]:
+    """The quantiles of its summaries: the usual ones, and those that its ratios name."""
+    return asked_quantiles(ratio.metric for ratio in experiment.compare.values())
+
+
 def simulate_all(experiment: Experiment, progress: Progress = silent) -> ExperimentResult:
     """Simulate every scenario. Raises ConfigError before the first one if any cannot run."""
     deployments = deploy_all(experiment)
-    runs = {name: _run(name, each, progress) for name, each in deployments.items()}
+    asked = quantiles_of(experiment)
+    runs = {name: _run(name, each, asked, progress) for name, each in deployments.items()}
     return _with_bands(experiment, runs, _effects(runs, progress))
 
 
@@ -226,7 +233,7 @@ def run_experiment(
         second = stack.enter_context(second or SecondProcess()) if figures else None
         runs, begun = dict[str, ScenarioRun](), dict[str, Errand[Uncertainty | None]]()
         for name, deployment in deployments.items():
-            runs[name] = run = _run(name, deployment, progress)
+            runs[name] = run = _run(name, deployment, quantiles_of(experiment), progress)
             if second is not None and len(runs) < len(deployments) and _is_small(run):
                 sent = Analysis(run.analysis.records)  # without the views
                 begun[name] = second.begin(uncertainty_of, *timing(deployment), sent)
@@ -291,14 +298,17 @@ def _drawing(runs: Mapping[str, ScenarioRun], window: Window) -> Drawing:
     return Drawing(tables, window, slices, curves, budgets)
 
 
-def _run(name: str, deployment: Deployment, progress: Progress) -> ScenarioRun:
+def _run(
+    name: str, deployment: Deployment, quantiles: Sequence[float], progress: Progress
+) -> ScenarioRun:
     """The run without its uncertainty."""
     total = len(deployment.requests)
     progress(name, 0, total)
     try:
-        analysis = Analysis(deployment.simulate(lambda done: progress(name, done, total)))
+        records = deployment.simulate(lambda done: progress(name, done, total))
     except SimulationError as error:
         raise SimulationError(f"{name}: {error}") from error
+    analysis = Analysis(records, quantiles)
     summary = deployment.summary(analysis)
     kv_cache, memory = deployment.scenario.kv_cache, deployment.memory
     if kv_cache is not None and memory is not None:

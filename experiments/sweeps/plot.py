@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from itertools import combinations
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -16,7 +17,10 @@ from sarathi_sim.experiments.results import (
     FIGURES_FORMAT,
     SUMMARY,
     SWEEP_FORMAT,
+    check_kept,
     check_replaceable,
+    percentile_in,
+    read_requests,
     read_summary,
     result_folder,
     write_summary,
@@ -24,8 +28,7 @@ from sarathi_sim.experiments.results import (
 from sarathi_sim.experiments.run.trade_off import ALIKE
 from sarathi_sim.experiments.sweeps.sweep_answer import Sweep, overload_note, read_answer
 from sarathi_sim.profiler.storage.child import Progress, silent
-from sarathi_sim.profiler.storage.files import regular
-from sarathi_sim.profiler.storage.strict import did_you_mean, one_line
+from sarathi_sim.profiler.storage.strict import did_you_mean
 from sarathi_sim.simulator.views.metric_registry import STEADY, Better, quantity
 
 if TYPE_CHECKING:
@@ -69,7 +72,9 @@ def plot_sweep(
 
     check_replaceable(out, FIGURES_FORMAT)
     swept, section = read_answer(folder)
-    _known("--metric", metrics, [c for c in swept.table if quantity(str(c)) is not None])
+    columns = [str(c) for c in swept.table if quantity(str(c)) is not None]
+    _known("--metric", [m for m in metrics if not _percentile_of(m, columns)], columns)
+    swept = replace(swept, table=swept.table.assign(**_percentiles(folder, swept, metrics)))
     empty = [m for m in metrics or METRICS if drawing.shown(swept.table, m).isna().all()]
     chosen = [metric for metric in metrics or METRICS if metric not in empty]
     for metric in metrics:
@@ -95,6 +100,29 @@ def plot_sweep(
         files = _save(drawn, scratch, progress)
         write_summary(scratch, FIGURES_FORMAT, {"plotted": [folder.name]})
     return Drawn(section, [out / file.name for file in files], "; ".join(filter(None, notes)))
+
+
+def _percentile_of(metric: str, columns: Sequence[str]) -> bool:
+    """Whether it is a percentile of a distribution that is there with others."""
+    name = metric.rpartition(".")[0]
+    return quantity(metric) is not None and f"{name}.p50" in columns
+
+
+def _percentiles(folder: Path, swept: Sweep, metrics: Sequence[str]) -> dict[str, list[float]]:
+    """The columns of percentiles that the table has not, from the requests of the runs."""
+    found = {}
+    for metric in metrics:
+        if metric not in swept.table:
+            check_kept(metric, "--metric")
+            found[metric] = [
+                percentile_in(
+                    folder / "runs" / row["run"] / row["name"],
+                    metric,
+                    {key: row[f"steady.{key}"] for key in ("state", "warmup_requests")},
+                )
+                for _, row in swept.table.iterrows()
+            ]
+    return found
 
 
 def that_vary(swept: Sweep, metrics: Sequence[str]) -> tuple[list[str], str]:
@@ -161,11 +189,7 @@ def _requests(folder: Path, runs: pd.DataFrame) -> pd.DataFrame:
     step = max(1, int(np.ceil(runs["requests"].sum() / _MOST_REQUESTS)))
     found = []
     for _, row in runs.iterrows():
-        path = folder / "runs" / row["run"] / row["name"] / "requests.parquet"
-        try:
-            requests = pd.read_parquet(regular(path), columns=list(CDF_COLUMNS))
-        except (OSError, ValueError) as error:
-            raise ConfigError(f"{path}: the sweep is damaged: {one_line(error)}") from None
+        requests = read_requests(folder / "runs" / row["run"] / row["name"], CDF_COLUMNS)
         if row["steady.state"] == "overloaded":
             requests[latencies] = np.nan
         found.append(requests[::step])

@@ -183,17 +183,22 @@ def shipped_device(name: str, product: str = "") -> DeviceSpec | None:
 
 
 def load_device(name_or_path: str | Path) -> DeviceSpec:
-    """A shipped device by name, or one from a YAML file.
+    """A shipped device by its name, or by the beginning of it (h200) where no other begins so; or
+    one from a YAML file.
 
     Raises SpecError for an unknown name (and lists the known ones), and for an invalid file.
     """
     path = user_path(name_or_path)
     if path.suffix != ".yaml":
         name = str(name_or_path)
+        alike = [each for each in list_devices() if name and each.startswith(name.lower())]
+        name = alike[0] if len(alike) == 1 else name
         path = data_dir() / "devices" / f"{name.lower()}.yaml"
         if not (_NAME.fullmatch(name) and path.is_file()):
             if limit := not_modelled(name, "device"):
                 raise SpecError(f"device {name!r}: {limit}")
+            if alike:
+                raise SpecError(f"device {name!r}: may be {' or '.join(alike)}: give one")
             raise SpecError(
                 f"unknown device {name!r}{did_you_mean(name.lower(), list_devices())}; "
                 f"shipped: {', '.join(list_devices())}; or the path of a device YAML"

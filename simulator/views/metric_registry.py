@@ -10,16 +10,32 @@ its name in a ``compare`` section, and a column of a sweep's table.
 
 from __future__ import annotations
 
+import re
+from collections.abc import Iterable
 from dataclasses import dataclass
 from enum import StrEnum
 
 from sarathi_sim.simulator.views.ledger import ACCOUNTS
 
-QUANTILES = (0.5, 0.9, 0.99)
+QUANTILES = (0.5, 0.9, 0.95, 0.99)
+"""Those of every run; a file may ask for others (:func:`percentile`)."""
 _QUANTILES = tuple(f"p{round(100 * quantile)}" for quantile in QUANTILES)
 _SPREAD = ("mean", *_QUANTILES)
 _STEADY = "steady."
 _WORDS = {"p50": "median", "pb1": "PB1", "pb2": "PB2", "pb3": "PB3"}
+
+
+def percentile(word: str) -> float | None:
+    """The share of ``p95`` or ``p99.9``, from 1 to 99.9 percent; None for another word."""
+    match = re.fullmatch(r"p(\d{1,2}(\.\d+)?)", word)
+    return float(match[1]) / 100 if match and 1 <= float(match[1]) <= 99.9 else None
+
+
+def asked_quantiles(paths: Iterable[str]) -> tuple[float, ...]:
+    """:data:`QUANTILES`, and those of these paths."""
+    named = filter(None, map(quantity, paths))
+    asked = (percentile(one.statistic) for one in named)
+    return tuple(sorted({*QUANTILES, *(share for share in asked if share is not None)}))
 
 
 class Better(StrEnum):
@@ -52,6 +68,11 @@ class Metric:
     in_summary: bool = True
     paged: bool = False
     pools: bool = False
+
+    def has(self, statistic: str) -> bool:
+        """Whether it has a statistic: one of its own, or any percentile of a distribution."""
+        quantiles = "p50" in self.statistics and percentile(statistic) is not None
+        return quantiles or statistic in self.statistics
 
 
 def _latency(key: str, name: str) -> Metric:
@@ -155,7 +176,7 @@ def quantity(path: str) -> Quantity | None:
     steady = path.startswith(_STEADY)
     key, _, statistic = path.removeprefix(_STEADY if steady else "").partition(".")
     metric = METRICS.get(key)
-    if metric is None or statistic not in metric.statistics or (steady and not metric.grows):
+    if metric is None or not metric.has(statistic) or (steady and not metric.grows):
         return None
     return Quantity(metric, statistic, steady)
 

@@ -179,13 +179,14 @@ class Hardware(NamedTuple):
 class Analysis:
     """The views of one finished run, each computed at its first use and then kept.
 
-    ``requests``, ``iterations`` and ``ledger`` are data frames (``request_columns`` and
-    ``ledger_columns`` the plain columns); :meth:`summary` is the run in numbers. Nothing here
-    changes ``records``.
+    ``quantiles`` are those that a summary has of each distribution. ``requests``, ``iterations``
+    and ``ledger`` are data frames (``request_columns`` and ``ledger_columns`` the plain columns);
+    :meth:`summary` is the run in numbers. Nothing here changes ``records``.
     """
 
-    def __init__(self, records: Records) -> None:
+    def __init__(self, records: Records, quantiles: Sequence[float] = QUANTILES) -> None:
         self.records = records
+        self.quantiles = quantiles
 
     @cached_property
     def at_work(self) -> list[int]:
@@ -213,13 +214,14 @@ class Analysis:
 
         Columns: request, replica, arrival_s, prompt_tokens, output_tokens, queueing_s (arrival
         until its first chunk starts on stage 0), ttft_s, tpot_s (mean time per token after the
-        first; NaN for one token), tbt_max_s, finish_s, latency_s, bubble_s and its parts pb1_s,
-        pb2_s, pb3_s, equal_s, communication_s, turnaround_s, slowest_rank_s, with paged memory
-        preemptions, hit_tokens and recomputed_tokens, and rejected (the reason, or None). With two
-        pools also prefilled_on (a replica), prefill_s (from the first chunk's start to the
-        prefill's end), slot_s (waiting for blocks of a decode worker) and transfer_s (of the KV).
-        Where nothing was sent the last two are NaN: the request ended with its prefill, or its
-        prompt was in the decode worker's prefix cache (prefill_s, too, if it was never prefilled).
+        first; NaN for one token, or where all come with the first), tbt_max_s, finish_s, latency_s,
+        bubble_s and its parts pb1_s, pb2_s, pb3_s, equal_s, communication_s, turnaround_s,
+        slowest_rank_s, with paged memory preemptions, hit_tokens and recomputed_tokens, and
+        rejected (the reason, or None). With two pools also prefilled_on (a replica), prefill_s
+        (from the first chunk's start to the prefill's end), slot_s (waiting for blocks of a decode
+        worker) and transfer_s (of the KV). Where nothing was sent the last two are NaN: the request
+        ended with its prefill, or its prompt was in the decode worker's prefix cache (prefill_s,
+        too, if it was never prefilled).
         """
         records = self.records
         parts = ("bubble", *WAITS)
@@ -231,6 +233,7 @@ class Analysis:
             self._measure(self.spans[number], self.gaps[number], found)
         arrival = records.arrival_s
         later = np.where(records.output_tokens > 1, records.output_tokens - 1, np.nan)
+        steps_s = found["finish"] - found["first_token"]
         reasons = [records.rejections.get(int(i)) for i in records.request_id]
         return {
             "request": records.request_id,
@@ -240,7 +243,7 @@ class Analysis:
             "output_tokens": records.output_tokens,
             "queueing_s": found["start"] - arrival,
             "ttft_s": found["first_token"] - arrival + records.frontend_s,
-            "tpot_s": (found["finish"] - found["first_token"]) / later,
+            "tpot_s": np.where(steps_s > 0, steps_s / later, np.nan),
             "tbt_max_s": found["tbt_max"],
             "finish_s": found["finish"],
             "latency_s": found["finish"] - arrival + records.frontend_s,
@@ -322,7 +325,7 @@ class Analysis:
         """One row per replica and stage: see :func:`sarathi_sim.simulator.views.ledger.ledger`."""
         return ledger(self.records, self.gaps)
 
-    def tbt_quantiles(self, quantiles: Sequence[float] = QUANTILES) -> list[float]:
+    def tbt_quantiles(self, quantiles: Sequence[float]) -> list[float]:
         """Quantiles of the time between successive tokens, over all tokens of all requests.
 
         The smallest gap such that at least that share of all gaps is no longer. NaN without any.
@@ -351,8 +354,10 @@ class Analysis:
         mean = float(np.average(gaps_s, weights=counts)) if len(gaps_s) else float("nan")
         return {
             "warmup_requests": len(done["request"]) - len(self.records.rejections) - len(part),
-            **_spreads({name: done[name][part] for name in names}),
-            "tbt_s": _named(weighted_quantiles(gaps_s, counts, QUANTILES), mean),
+            **self._spreads({name: done[name][part] for name in names}),
+            "tbt_s": _named(
+                self.quantiles, weighted_quantiles(gaps_s, counts, self.quantiles), mean
+            ),
             **self._flow(part),
         }
 
@@ -477,8 +482,8 @@ class Analysis:
             "kv_peak_share": float(max(peaks, default=0.0)),
             **(paging_summary(records, done) if is_paged(records) else {}),
             **speculation_summary(records, done),
-            "tbt_s": _named(self.tbt_quantiles()),
-            **_spreads(
+            "tbt_s": _named(self.quantiles, self.tbt_quantiles(self.quantiles)),
+            **self._spreads(
                 {name: done[name] for name in (*STEADY, "bubble_s", *PARTS) if name in done}
             ),
             "bubble_share": bubble / totals["wall"] if totals["wall"] else float("nan"),
@@ -506,21 +511,21 @@ class Analysis:
             "state": found.state,
             "kendall_s": found.kendall_s,
             "warmup_requests": found.warmup_requests,
-            **_spreads({name: served[name][part] for name in STEADY}),
+            **self._spreads({name: served[name][part] for name in STEADY}),
         }
 
-
-def _spreads(columns: Mapping[str, Floats]) -> dict[str, dict[str, float]]:
-    """Mean and quantiles of each column without its NaNs; columns of equal length are batched."""
-    there = {name: values[~np.isnan(values)] for name, values in columns.items()}
-    nothing = _named([float("nan")] * len(QUANTILES), float("nan"))
-    spreads = dict.fromkeys(columns, nothing)
-    for size in {len(values) for values in there.values()} - {0}:
-        names = [name for name, values in there.items() if len(values) == size]
-        quantiles = np.percentile([there[n] for n in names], 100 * np.asarray(QUANTILES), axis=1)
-        for name, values in zip(names, quantiles.T.tolist(), strict=True):
-            spreads[name] = _named(values, np.nansum(columns[name]) / size)
-    return spreads
+    def _spreads(self, columns: Mapping[str, Floats]) -> dict[str, dict[str, float]]:
+        """Mean and quantiles of each column without its NaNs; columns of one length together."""
+        there = {name: values[~np.isnan(values)] for name, values in columns.items()}
+        nothing = _named(self.quantiles, [float("nan")] * len(self.quantiles), float("nan"))
+        spreads = dict.fromkeys(columns, nothing)
+        for size in {len(values) for values in there.values()} - {0}:
+            names = [name for name, values in there.items() if len(values) == size]
+            columns_of = [there[name] for name in names]
+            quantiles = np.percentile(columns_of, 100 * np.asarray(self.quantiles), axis=1)
+            for name, values in zip(names, quantiles.T.tolist(), strict=True):
+                spreads[name] = _named(self.quantiles, values, np.nansum(columns[name]) / size)
+        return spreads
 
 
 def weighted_quantiles(values: Floats, weights: Counts, quantiles: Sequence[float]) -> list[float]:
@@ -533,8 +538,10 @@ def weighted_quantiles(values: Floats, weights: Counts, quantiles: Sequence[floa
     return [float(values[i]) for i in order[np.minimum(indices, len(values) - 1)]]
 
 
-def _named(values: Sequence[float], mean: float | None = None) -> dict[str, float]:
-    named = {f"p{round(100 * q)}": float(v) for q, v in zip(QUANTILES, values, strict=True)}
+def _named(
+    quantiles: Sequence[float], values: Sequence[float], mean: float | None = None
+) -> dict[str, float]:
+    named = {f"p{100 * q:.6g}": float(v) for q, v in zip(quantiles, values, strict=True)}
     return named if mean is None else {"mean": float(mean), **named}
 
 

@@ -82,20 +82,23 @@ def laboratory(tmp_path: Path) -> Iterator[Laboratory]:
 
 
 def test_an_slo_is_read() -> None:
-    found = parse_slo("P99 TTFT < 1 s, mean itl 50ms, attainment 95% ttft 1s tpot 50 ms")
+    said = "P99 TTFT < 1 s, mean itl 50ms, attainment 95% ttft 1s tpot 50 ms, TTFT p95 < 2s"
+    found = parse_slo(f"{said}, p99.9 latency 9s")
     assert found == (
         Objective("p99 ttft 1s", {"ttft_s": 1.0}, "p99"),
         Objective("mean itl 50ms", {"tbt_s": 0.05}, "mean"),
         Objective("attainment 95% ttft 1s tpot 50ms", {"ttft_s": 1.0, "tpot_s": 0.05}, "", 0.95),
+        Objective("p95 ttft 2s", {"ttft_s": 2.0}, "p95"),
+        Objective("p99.9 latency 9s", {"latency_s": 9.0}, "p99.9"),
     )
-    assert [one.fewest for one in found] == [1000, 20, 200]
+    assert [one.fewest for one in found] == [1000, 20, 200, 200, 10_000]
 
 
 @pytest.mark.parametrize(
     "text",
-    ["", "p99 ttft", "p98 ttft 1s", "p99 speed 1s", "p99 ttft 0s", "p99 ttft 1h", "ttft 1s",
-     "attainment 95% tbt 1s", "attainment 100% ttft 1s", "attainment 95%", "p99 ttft 1s,",
-     "p99 ttft 1s, p99 ttft 2s"],
+    ["", "p99 ttft", "p0.9 ttft 1s", "p99.95 ttft 1s", "p99 speed 1s", "p99 ttft 0s",
+     "p99 ttft 1h", "ttft 1s", "attainment 95% tbt 1s", "attainment 100% ttft 1s",
+     "attainment 95%", "p99 ttft 1s,", "p99 ttft 1s, p99 ttft 2s"],
 )  # fmt: skip
 def test_what_is_no_slo(text: str, tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=r"expected clauses|more than 0|between 0|twice"):
@@ -115,8 +118,25 @@ def test_attainment_counts_requests_that_keep_all_limits() -> None:
             "latency_s": [1.0, 1, 1, 1, 1],
         }
     )
-    assert slos.attainment(one, table, warmup=1) == 0.5
-    assert slos.attainment(one, table, warmup=0) == 0.4
+    assert slos.attainment(one, table, warmup=1) == pytest.approx(1 / 3)
+    assert slos.attainment(one, table, warmup=0) == 0.25
+    (one,) = parse_slo("attainment 50% tpot 50ms")
+    assert slos.attainment(one, table, warmup=0) == 0.75
+    assert np.isnan(slos.attainment(one, table[3:4], warmup=0))
+
+
+def test_a_percentile_that_no_summary_has_comes_from_the_tables(tmp_path: Path) -> None:
+    """Of 101 requests whose TTFTs are 0 to 100 s, P37 is 37 s; and 37 % of the gaps are 1 s."""
+    table = pd.DataFrame({"arrival_s": range(101), "ttft_s": range(101), "latency_s": 1.0})
+    table.to_parquet(tmp_path / "requests.parquet")
+    gaps = pd.DataFrame({"tbt_s": [1.0, 2.0], "tokens": [37.0, 63.0]})
+    gaps.to_parquet(tmp_path / "token_gaps.parquet")
+    run = ran(), slos.RunTables(tmp_path)
+    run[0]["after_warmup"]["tbt_s"] = {"p99": 2.0}
+    said = "p37 ttft 37s, p36.9 tbt 1s, p37.1 tbt 1s"
+    verdict = slos.judge(parse_slo(said), [run], open_loop=False)
+    assert list(verdict.values.values()) == [pytest.approx(37.0), 1.0, 2.0]
+    assert not verdict.holds and verdict.worst == "p37.1 tbt 1s"
 
 
 def ran(state: str = "steady", rejected: int = 0, **after: Any) -> dict[str, Any]:

@@ -327,3 +327,17 @@ def test_a_path_starts_at_the_folder_of_its_file_or_at_the_current_one(
     (beside / "own.yaml").unlink()
     with pytest.raises(ConfigError, match=rf"device: {beside}/own\.yaml: no such file"):
         deployed(Path("beside/x.yaml"))
+
+
+def test_the_beginning_of_a_devices_name_is_enough_where_no_other_begins_so() -> None:
+    tree = yaml.safe_load(SMALL) | {"model": "llama-3-8b", "stack": "vllm", "cluster": {}}
+    tree["workload"]["lengths"] = {"kind": "uniform", "min": 20, "max": 60}
+    tree["batching"] = {}
+    found = deployed(json.dumps(tree), "device=H200")["orca"]
+    assert (found.scenario.device, found.device.name) == ("h200-sxm", "h200-sxm")
+    assert "device: H200 is h200-sxm" in found.notes
+    found = deployed(json.dumps(tree), "device=h200-sxm")["orca"]
+    assert not any(note.startswith("device") for note in found.notes)
+    said = message(json.dumps(tree), "device=a100")
+    assert said == "--set device: device 'a100': may be a100-40g-sxm or a100-80g-sxm: give one"
+    assert "unknown device 'h1000'" in message(json.dumps(tree), "device=h1000")

@@ -169,12 +169,33 @@ def test_an_earlier_result_is_replaced_whole_and_nothing_else(result: Path, tmp_
     [
         ("makespan", "makespan is not one of requests, finished"),
         ("bubble_s", r"is not a number; one of bubble_s\.mean"),
-        ("bubble_s.p51", "p51 is not one of mean, p50"),
+        ("bubble_s.p51x", "p51x is not one of mean, p50"),
+        ("bubble_s.p0.5", "p0.5 is not one of mean, p50"),
+        ("makespan_s.p95", "makespan_s.p95"),
     ],
 )
 def test_unknown_metric_names_what_there_is(metric: str, expected: str) -> None:
     with pytest.raises(ConfigError, match=expected):
         simulated(f"compare.speedup.metric={metric}")
+
+
+@pytest.mark.parametrize("metric", ["latency_s.p37", "steady.latency_s.p99.9", "tbt_s.p75"])
+def test_a_file_may_name_any_percentile(metric: str) -> None:
+    """The ratio is that of the tables, for each run's own column is at hand."""
+    changes = ["workload.arrivals={kind: poisson, rate: 0.2}", f"compare.speedup.metric={metric}"]
+    outcome = simulated(*changes)
+    share = float(metric.rpartition(".p")[2]) / 100
+    if metric == "steady.latency_s.p99.9":
+        share = 0.999
+    values = []
+    for run in outcome.runs.values():
+        if metric.startswith("tbt"):
+            values += run.analysis.tbt_quantiles([share])
+            continue
+        part = run.analysis.requests.sort_values("arrival_s", kind="stable")
+        first = run.summary["steady"]["warmup_requests"] if metric.startswith("steady") else 0
+        values.append(part["latency_s"][first:].quantile(share))
+    assert outcome.ratios["speedup"] == pytest.approx(values[0] / values[1])
 
 
 def test_figures_show_something(result: Path) -> None:

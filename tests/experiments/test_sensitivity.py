@@ -16,6 +16,7 @@ from sarathi_sim.experiments.capacity.curves import figure_files, tornado_figure
 from sarathi_sim.experiments.capacity.options import Option
 from sarathi_sim.experiments.capacity.sensitivity import factors_of, read_sensitivity
 from sarathi_sim.experiments.config.deployment import deploy
+from sarathi_sim.experiments.config.errors import ConfigError
 from sarathi_sim.experiments.config.loading import load_experiment
 from tests.experiments.small_config import called
 
@@ -107,6 +108,14 @@ def test_a_run_bound_by_its_ops(tmp_path: Path) -> None:
         only=["ffn_ln1"], replications=1,
     )  # fmt: skip
     assert one["elasticity"].item() == pytest.approx(-1, abs=0.02)
+    one = sim.find_sensitivity(
+        given, {"engine.op_scale": {"ffn_ln1": 1000}}, metrics=["latency_s.p37"],
+        only=["ffn_ln1"], replications=1,
+    )  # fmt: skip
+    assert one["elasticity"].item() == pytest.approx(1, abs=0.02)
+    kept = r"--metric tbt_s\.p37: the runs of a sweep keep p50, p90"
+    with pytest.raises(ConfigError, match=kept):
+        read_sensitivity(given, metrics=["tbt_s.p37"])
 
 
 def test_both_bars_of_a_factor_are_seen_whatever_their_signs() -> None:

@@ -57,6 +57,21 @@ def table(base: list[float], other: list[float]) -> pd.DataFrame:
     return pd.DataFrame([row | empty for row in rows])
 
 
+def test_any_percentile_of_the_requests_is_drawn(
+    sweep: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen: list[pd.DataFrame] = []
+    lines = figures.lines
+    monkeypatch.setattr(figures, "lines", lambda s, *rest: seen.append(s.table) or lines(s, *rest))
+    plot_sweep(sweep, tmp_path / "figures", ["latency_s.p37", "latency_s.p50"])
+    row = seen[0].iloc[0]
+    requests = pd.read_parquet(sweep / "runs" / row["run"] / row["name"] / "requests.parquet")
+    assert row["latency_s.p37"] == requests["latency_s"].quantile(0.37)
+    assert row["latency_s.p50"] == requests["latency_s"].quantile(0.5)
+    with pytest.raises(ConfigError, match=r"--metric tbt_s\.p37: the runs of a sweep keep p50"):
+        plot_sweep(sweep, tmp_path / "figures", ["tbt_s.p37"])
+
+
 def test_a_paired_difference_is_that_of_a_t_test() -> None:
     rng = np.random.default_rng(0)
     base = np.exp(rng.normal(0, 1, 8))

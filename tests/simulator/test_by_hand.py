@@ -34,7 +34,6 @@ from sarathi_sim.simulator.loop.switches import DEFAULT, Switches
 from sarathi_sim.simulator.views.metrics import (
     QUANTILES,
     Analysis,
-    _spreads,
     _useful_s,
     paging_summary,
 )
@@ -313,7 +312,8 @@ def test_spreads_are_to_the_bit_those_of_pandas(count: int) -> None:
     columns = {name: np.random.default_rng(count + i).exponential(3.0, count)
                for i, name in enumerate("abc")}  # fmt: skip
     columns["b"][::5] = np.nan
-    for name, found in _spreads(columns).items():
+    analysis = Analysis(run(Orca(), [(4, 3)]))
+    for name, found in analysis._spreads(columns).items():
         series = pd.Series(columns[name], dtype=float)
         expected = [float(series.mean()), *series.quantile(list(QUANTILES)).tolist()]
         assert np.array_equal(list(found.values()), expected, equal_nan=True)

@@ -22,6 +22,7 @@ from sarathi_sim.policies.log import LOST, LivelockError
 from sarathi_sim.policies.policy import cached_blocks_of
 from sarathi_sim.policies.pool import Pool, PoolPolicy
 from sarathi_sim.policies.request import Request
+from sarathi_sim.policies.trtllm import Trtllm
 from sarathi_sim.policies.vllm import Vllm
 from sarathi_sim.simulator.loop.closed_loop import ClosedLoop
 from sarathi_sim.simulator.loop.fleet import Replicas
@@ -276,6 +277,26 @@ def test_a_prompt_whose_only_token_the_decode_worker_computes_is_not_sent() -> N
         over = replace(OVER, order=order)
         records = simulate_pools([Request(5, 0.0, 1, 3, 3)], workers(1), workers(1), over)
         assert columns(records, "ttft_s", "finish_s", "slot_s") == [[2], [4], [None]]
+
+
+def test_no_time_per_token_where_the_second_token_comes_with_the_first() -> None:
+    """A prefill worker knows the first token, which goes out with the first decode step's: computed
+    until 4, sent until 8, there at 10, and out at 11. Of two tokens none follows; the third of
+    three follows a unit later, half of it for each."""
+    over = replace(OVER, first_token_known=True)
+    requests = [Request(0, 0.0, 4, 2, 2), Request(1, 100 * UNIT, 4, 3, 3)]
+    both = [
+        replace(
+            workers(1),
+            schedulers=[Pool(Trtllm(64, 8), Blocks(100, 4), max_in_flight=1, max_length=99)],
+        )
+        for _ in range(2)
+    ]
+    records = simulate_pools(requests, *both, over)
+    ttft, tpot = columns(records, "ttft_s", "tpot_s")
+    assert ttft == [11, 11] and tpot == [None, 0.5]
+    summary = Analysis(records).after_warmup()
+    assert summary["tpot_s"]["p50"] == summary["tpot_s"]["mean"] == 0.5 * UNIT
 
 
 # Against the textbook -------------------------------------------------------------------------
