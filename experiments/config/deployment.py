@@ -435,7 +435,7 @@ def deploy(
         return _deploy_pools(scenario, source, requests_of)
     # 1. The names: model, device and number formats; and the layers of each stage.
     model, device, given = model_of(scenario, source), device_of(scenario, source), scenario.device
-    if device.name.startswith(given.lower()):  # else it is a path
+    if f"{device.name}-".startswith(f"{given.lower()}-"):  # else it is a path
         scenario = scenario.model_copy(update={"device": device.name})
     scenario = with_formats(scenario, model, device, source)
     layers = layers_of(scenario, model, source)

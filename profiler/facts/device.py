@@ -183,15 +183,15 @@ def shipped_device(name: str, product: str = "") -> DeviceSpec | None:
 
 
 def load_device(name_or_path: str | Path) -> DeviceSpec:
-    """A shipped device by its name, or by the beginning of it (h200) where no other begins so; or
-    one from a YAML file.
+    """A shipped device by its name, or by the first words of it (h200) where no other begins so;
+    or one from a YAML file.
 
     Raises SpecError for an unknown name (and lists the known ones), and for an invalid file.
     """
     path = user_path(name_or_path)
     if path.suffix != ".yaml":
         name = str(name_or_path)
-        alike = [each for each in list_devices() if name and each.startswith(name.lower())]
+        alike = [each for each in list_devices() if each.startswith(f"{name.lower()}-")]
         name = alike[0] if len(alike) == 1 else name
         path = data_dir() / "devices" / f"{name.lower()}.yaml"
         if not (_NAME.fullmatch(name) and path.is_file()):

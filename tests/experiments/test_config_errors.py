@@ -61,7 +61,7 @@ IN_FILE = [
     ("tp: 8", "tp: 7", "cluster.tp: value 7: gpt3-175b: tp 7 does not divide num_heads (96)"),
     ("tp: 8, pp: 8", "tp: 1, pp: 1", "cluster: gpt3-175b does not fit: stage 0 of 1 holds"),
     ("gpt3-175b", "gpt3-175", "small.yaml: model: unknown model 'gpt3-175' (did you mean"),
-    ("a100-80g-sxm", "a100", "small.yaml: device: unknown device 'a100'"),
+    ("a100-80g-sxm", "a100", "device 'a100': may be a100-40g-sxm or a100-80g-sxm"),
     ("a100-80g-sxm", "h100-80g-sxm", "h100-80g-sxm has specifications only: no op times were"),
     ("gpt3-175b", "qwen-72b\nprofiles: mine", "without profiles the calibrated model of a100-80"),
     ("pp: 8,", "pp: 8, layers_per_stage: [96],", "layers_per_stage: value [96]: must be 8 num"),
