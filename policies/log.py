@@ -12,8 +12,9 @@ PREFILL, DECODE, PADDING, RECOMPUTE, PART = 0, 1, 2, 3, 4
 PART: chunks that end with no token, because they did not go on in the slot's next iteration."""
 
 HIT, HIT_AGAIN, LOST, REMOTE = 0, 1, 2, 3
-"""Tokens found in the prefix cache at a first admission and at a later one, lost by preemption, or
-whose KV was computed elsewhere."""
+"""Tokens found in the prefix cache at a first admission and at a later one, lost by preemption
+(negative: taken back, for the request ended before it was admitted again), or whose KV was computed
+elsewhere."""
 
 DRAFTED, ACCEPTED = 4, 5
 """Drafts of a request that were verified, and those of them that held."""

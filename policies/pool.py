@@ -588,6 +588,7 @@ class Pool(Scheduler):
             sequence.stale, sequence.hoped = sequence.awaited, 0
             if sequence._group >= 0:
                 self._log_part(sequence, role)
+        sequence.lost = lost
         self.events.extend((sequence.id, LOST, lost))
         self.endings.preempted(sequence)
         sequence.prefilled = 0
@@ -777,6 +778,8 @@ class Pool(Scheduler):
         if sequence not in self.running:  # preempted, with this token on its way
             self.num_unfinished -= 1
             self.waiting.remove(sequence)
+            if sequence.lost:
+                self.events.extend((sequence.id, LOST, -sequence.lost))
         elif sequence.cohort is None:
             del self.drafting[sequence]
             if sequence._group >= 0:

@@ -117,7 +117,8 @@ class Sequence:
     _next_iteration: int = field(default=0, init=False)
     # Its place in the order of admission; the cohort it decodes in; its context minus the cohort's
     # iteration; chunk tokens in flight; tokens in flight from before a preemption; whether its
-    # first token is in flight; the tokens it has blocks for while its prompt is processed.
+    # first token is in flight; the tokens it has blocks for while its prompt is processed; the
+    # tokens that its last preemption lost.
     order: int = field(default=-1, init=False)
     cohort: Cohort | None = field(default=None, init=False)
     offset: int = field(default=0, init=False)
@@ -125,6 +126,7 @@ class Sequence:
     stale: int = field(default=0, init=False)
     yielding: bool = field(default=False, init=False)
     held: int = field(default=0, init=False)
+    lost: int = field(default=0, init=False)
     # Of its tokens, those whose blocks count as known; with drafts, the tokens in flight that it
     # has yielded if every draft holds; and its drafted and accepted tokens so far.
     known: int = field(default=0, init=False)

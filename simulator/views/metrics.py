@@ -77,7 +77,8 @@ def paging_columns(records: Records) -> dict[str, Ints]:
     """Per request, by id.
 
     ``preemptions``; ``hit_tokens`` found in the prefix cache when it was first admitted, which were
-    not computed; ``recomputed_tokens`` lost by preemption, and not found in the cache afterwards.
+    not computed; ``recomputed_tokens`` lost by preemption, and neither found in the cache
+    afterwards nor useless, because the request ended before it was admitted again.
     With speculation ``drafted_tokens`` that were verified, and the ``accepted_tokens`` among them.
     """
     kinds = (LOST, HIT, HIT_AGAIN, DRAFTED, ACCEPTED)
@@ -93,7 +94,7 @@ def paging_columns(records: Records) -> dict[str, Ints]:
             kind = np.where((kind == HIT) & (way.prefilled_on[row] >= 0), REMOTE, kind)
         for what, sums in found.items():
             np.add.at(sums, row[kind == what], tokens[kind == what])
-        np.add.at(preemptions, row[kind == LOST], 1)
+        np.add.at(preemptions, row[(kind == LOST) & (tokens >= 0)], 1)
     drafts = {"drafted_tokens": found[DRAFTED], "accepted_tokens": found[ACCEPTED]}
     # Tokens found at a later admission were computed, or found, before.
     return {

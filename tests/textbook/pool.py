@@ -32,6 +32,7 @@ class PoolMember(Member):
     """
 
     computed: int = 0
+    lost: int = 0
     out: int = 0
     pending: int = 0
     decode_at: int = 0
@@ -318,6 +319,7 @@ class TextbookPool:
             self.ready.remove(sequence)
         self.blocks.release(sequence)
         self.events.append((sequence.id, LOST, member.computed))
+        member.lost = member.computed
         member.computed = member.pending = member.holds = 0
         sequence.prefilled, sequence.target, sequence.stale = 0, member.known, member.out
         self.queue(sequence, len(self.waiting) if last else 0)
@@ -473,6 +475,8 @@ class TextbookPool:
                         self.blocks.release(sequence)
                 else:
                     self.waiting.remove(sequence)
+                    if member.lost:
+                        self.events.append((sequence.id, LOST, -member.lost))
                 self.emptied += not (self.running or self.waiting or self.loading)
             elif chunk and not stale:
                 self.blocks.computed(sequence, sequence.target)
