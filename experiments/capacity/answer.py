@@ -108,7 +108,7 @@ def banded(
     for number, (option, one) in enumerate(found.items()):
         lab.progress("errors of op times", number, len(found))
         if isinstance(one.pilot, Crossing):
-            slower = _slower(option, plans[option], one.pilot)
+            slower = slower_factors(option, plans[option], one.pilot.broken.probe)
             searches[option] = _scaled_pilots(plans[option], one.pilot, slower)
     lab.progress("errors of op times", len(found), len(found))
     return {
@@ -119,10 +119,12 @@ def banded(
     }
 
 
-def _slower(option: Option, plan: SearchPlan, rough: Crossing) -> list[float]:
-    """Quantiles of the factor by which op errors lengthen a loaded run."""
-    at_once = Probe(AT_ONCE, plan.seed, plan.pilot_requests)
-    probe, kind = (rough.broken.probe, "clients") if plan.whole else (at_once, "rate")
+def slower_factors(option: Option, plan: SearchPlan, loaded: Probe | None = None) -> list[float]:
+    """Quantiles of the factor by which op errors lengthen a saturated run; of clients the run of a
+    ``loaded`` probe."""
+    probe, kind = Probe(AT_ONCE, plan.seed, plan.pilot_requests), "rate"
+    if plan.whole and loaded is not None:
+        probe, kind = loaded, "clients"
     where = Source("capacity", option.name, {}, ())
     deployment = deploy(option.at(probe, kind).scenario, where)  # with the probe's own requests
     analysis = Analysis(deployment.simulate())

@@ -27,6 +27,7 @@ from sarathi_sim.experiments.capacity.answer import (
     pooled_numbers,
     said_of,
     scenario_at,
+    slower_factors,
 )
 from sarathi_sim.experiments.capacity.bounds import alone, most_requests_per_s
 from sarathi_sim.experiments.capacity.curves import figure_files, frontier_figures, headroom_figure
@@ -34,6 +35,7 @@ from sarathi_sim.experiments.capacity.launch import Launch, launch
 from sarathi_sim.experiments.capacity.options import Option, Wanted, deployable, plan_of
 from sarathi_sim.experiments.capacity.pool_layouts import pool_layouts
 from sarathi_sim.experiments.capacity.probing import RECOMMEND_FORMAT, Laboratory
+from sarathi_sim.experiments.capacity.rivals import NOT_WEIGHED, Rival, Weighed, weigh
 from sarathi_sim.experiments.capacity.search import Crossing, Probed, at_load, race
 from sarathi_sim.experiments.capacity.slo import Verdict
 from sarathi_sim.experiments.capacity.written import (
@@ -156,13 +158,14 @@ class Recommendation:
     """The finalists' answers, the best first; the other screened deployments; the reasons of the
     dropped ones. ``checked`` has, by name, the runs at the rate: of finalists, and of the first
     with one replica fewer. ``doubts`` are about the op times of all possible deployments, each with
-    the first deployment that has it."""
+    the first deployment that has it. ``weighed``: what is equal to the first, and what it saves."""
 
     finalists: list[Answer]
     screened: list[Screened]
     dropped: dict[str, str]
     checked: dict[str, AtRate]
     doubts: dict[str, list[str]] = field(default_factory=dict)
+    weighed: Weighed = NOT_WEIGHED
 
 
 def recommend(lab: Laboratory, wanted: Wanted, prices: Prices, say: Say) -> Recommendation:
@@ -204,7 +207,9 @@ def recommend(lab: Laboratory, wanted: Wanted, prices: Prices, say: Say) -> Reco
         found, checked = _least_replicas(lab, found, wanted, prices)
     ranked = sorted(found, key=lambda one: -_value(one, wanted, prices, checked))
     others = [one for one in screened if one not in searched]
-    return Recommendation(ranked, others, dropped, checked, doubts_by_name(options))
+    result = Recommendation(ranked, others, dropped, checked, doubts_by_name(options))
+    weighed, at_rate = _weighed(lab, result, worth, screened[0].value * (1 - BEHIND))
+    return replace(result, weighed=weighed, checked=checked | at_rate)
 
 
 def doubts_by_name(options: Sequence[Option]) -> dict[str, list[str]]:
@@ -274,42 +279,95 @@ def _least_replicas(
         if wave:
             tried += answers(lab, wave, "recommend", bands=False)
         carry = [one for one in tried if one.load >= rate]
-        checked |= _run_at(lab, [one for one in carry if one.option.name not in checked], 0, rate)
+        again = {one.option: one for one in carry if one.option.name not in checked}
+        checked |= _run_at(lab, again, rate)
         carry = [one for one in carry if checked[one.option.name].verdict.holds]
         least = min((_per_hour(one.option, prices) for one in carry), default=0.0)
-        fewer = [
-            one
+        fewer = {
+            less: one
             for one in carry
             if one.option.scenario.cluster.replicas > 1
             and (less := _changed(one.option, -1)).name not in checked
             and _per_hour(less, prices) < least
-        ]
+        }
         if not fewer:
             return tried, checked
-        found_fewer = _run_at(lab, fewer, -1, rate)
+        found_fewer = _run_at(lab, fewer, rate)
         checked |= found_fewer
         names = {one.option.name for one in tried}
         kept = (one.option for one in found_fewer.values() if one.verdict.holds)
         wave = [option for option in kept if option.name not in names]
 
 
-def _run_at(lab: Laboratory, like: list[Answer], by: int, rate: float) -> dict[str, AtRate]:
-    """Deployments with ``by`` more replicas under the rate, with runs as long as the answers'."""
-    searches, options = {}, {}
-    for one in like:
+def _run_at(lab: Laboratory, like: Mapping[Option, Answer], rate: float) -> dict[str, AtRate]:
+    """Deployments under the rate, each with runs as long as those of an answer."""
+    searches = {}
+    for option, one in like.items():
         assert one.found is not None
-        option = _changed(one.option, by) if by else one.option
         plan = plan_of(option, lab.section, "recommend")
         requests = one.found.at[0].probe.requests
         offered = rate / (1 - one.found.rejected)
         searches[option] = at_load(replace(plan, requests=requests), offered)
-        options[option] = option.name
-    found = lab.pursue(searches)
     return {
-        name: AtRate(option, *outcome)
-        for option, name in options.items()
-        if not isinstance(outcome := found[option], str)
+        option.name: AtRate(option, *outcome)
+        for option, outcome in lab.pursue(searches).items()
+        if not isinstance(outcome, str)
     }
+
+
+def _weighed(
+    lab: Laboratory, found: Recommendation, worth: Worth, most_left_out: float
+) -> tuple[Weighed, dict[str, AtRate]]:
+    """The first beside all others. At a rate, those that were only screened and would be cheaper
+    than the next one run at it; the dropped ones are worth at most ``most_left_out``."""
+    first, *answers_ = found.finalists
+    wanted, rate, checked = worth.wanted, worth.wanted.rate, dict[str, AtRate]()
+
+    def rival(one: Answer) -> Rival:
+        load = one.load / (1 if one.option.pooled else one.option.scenario.cluster.replicas)
+        value = _value(one, wanted, worth.prices, found.checked)
+        if rate is not None:
+            carries = carries_rate(one, rate, found.checked)
+            value = rate / _per_hour(one.option, worth.prices) if carries else 0.0
+        return Rival(one.option.name, one.option, load, value, one.found)
+
+    best = rival(first)
+    if not best.value or first.found is None or not first.found.at:
+        return NOT_WEIGHED, checked
+    own = _layout_of(first.option)
+    others = [rival(one) for one in answers_ if _layout_of(one.option) != own and one.load]
+    others = [one for one in others if one.value or rate is None]
+    rest, several = (
+        found.screened,
+        {one.option: whole(one.option, one.replicas) for one in found.screened},
+    )
+    if rate is not None:
+        second = max([one.value for one in others if one.value < best.value], default=0.0)
+        cheaper = sorted((one for one in rest if one.value > second), key=lambda one: -one.value)
+        left = cheaper[MOST_SEARCHED:]
+        most_left_out = max([most_left_out, *(one.value for one in left)])
+        rest = cheaper[:MOST_SEARCHED]
+        checked = _run_at(lab, {several[one.option]: first for one in rest}, rate)
+    for one in rest:
+        option, value = several[one.option], one.value
+        if rate is not None and not ((at := checked.get(option.name)) and at.verdict.holds):
+            value = (
+                rate / _per_hour(_changed(option, 1), worth.prices) if not option.pooled else 0.0
+            )
+        others.append(Rival(option.name, option, one.load, value))
+
+    def error(option: Option) -> float:
+        ends = slower_factors(option, plan_of(option, lab.section, "recommend"))
+        return math.log(ends[-1] / ends[0]) / 2 if ends else 0.0
+
+    def value_of(option: Option, load: float) -> float:
+        return worth.of(whole(option, 1), load).value
+
+    return weigh(best, others, value_of, error, math.log1p(SCREENING), most_left_out), checked
+
+
+def _layout_of(option: Option) -> str:
+    return option.name.partition(" x ")[0]
 
 
 def _nothing(wanted: Wanted, dropped: Mapping[str, str]) -> str:
@@ -496,6 +554,7 @@ def answer_of(found: Recommendation, wanted: Wanted, prices: Prices) -> dict[str
         "deployments": rows,
         "one_fewer": _one_fewer(found, wanted) if carries else None,
         "screened": [_only_screened(one) for one in found.screened],
+        **found.weighed.as_json(),
         "dropped": found.dropped,
         **said_of([one.option for one in found.finalists], wanted.section.load),
         "doubts": found.doubts,
@@ -529,8 +588,8 @@ def ranked(found: Recommendation, wanted: Wanted, prices: Prices) -> list[dict[s
         rows.append(row)
     best, *others = rows
     for row in others:
-        row["why"] = loses(row, best)
-    best["why"] = why_best(best, [row for row in others if row["carries"]], prices.currency)
+        row["why"] = loses(row, best, found.weighed.equal)
+    best["why"] = why_best(best, found.weighed.as_json(), prices.currency)
     return rows
 
 

@@ -384,10 +384,10 @@ def _strongest(content: Mapping[str, Any], deployment: str, measure: str) -> str
     return f"{text} (percent for a percent)"
 
 
-def why_best(best: Mapping[str, Any], others: list[dict[str, Any]], currency: str) -> str:
+def why_best(best: Mapping[str, Any], weighed: Mapping[str, Any], currency: str) -> str:
     if not best["carries"]:
         return loses(best, best)
-    share, cost = best["rejected_share"], best["per_million_output_tokens"]
+    share = best["rejected_share"]
     text = f"carries {number_text(best['carries'])} requests/s at {_price(best, currency)}"
     if share:
         text += f" and rejects {share:.1%} of what is offered"
@@ -398,13 +398,22 @@ def why_best(best: Mapping[str, Any], others: list[dict[str, Any]], currency: st
             f"{number_text(dearest)} {currency}"
         )
     text += f"; above that {breaks(best['binds'])}"
-    if others:
-        ahead = cost / others[0]["per_million_output_tokens"] - 1
-        text += f"; {-100 * ahead:.1f} % cheaper a token than the next"
+    if equal := weighed["equal"]:
+        text += f"; {enumerated(_few(equal))} {'is' if len(equal) == 1 else 'are'} equal in price"
+    if second := weighed["next"]:
+        least = "at least " if second["at_least"] else ""
+        than = f"the next, {second['name']}" if second["name"] else "all others"
+        text += f"; {least}{100 * second['saves']:.1f} % cheaper than {than}"
     return text
 
 
-def loses(row: Mapping[str, Any], best: Mapping[str, Any]) -> str:
+def _few(names: Sequence[str], most: int = 3) -> list[str]:
+    """Some names, and how many more there are."""
+    more = len(names) - most
+    return [*names[:most], *([f"{more} more"] if more > 0 else [])]
+
+
+def loses(row: Mapping[str, Any], best: Mapping[str, Any], equal: Sequence[str] = ()) -> str:
     if not row["capacity"]:
         kept = f"{NOT_SETTLED}: {row.get('why_not')}" if not row["settled"] else ""
         return str(row.get("error") or kept or "keeps the SLO under no load")
@@ -412,11 +421,10 @@ def loses(row: Mapping[str, Any], best: Mapping[str, Any]) -> str:
         return breaks(row["binds"])
     parts = [f"{100 * (row['capacity'] / best['capacity'] - 1):+.1f} % requests/s"]
     if row["carries"] and best["carries"]:
-        dearer = row["per_million_output_tokens"] / best["per_million_output_tokens"] - 1
-        parts.append(f"{100 * dearer:+.1f} % a token")
-    low, high = best["interval"]
-    if low <= row["capacity"] <= high:
-        parts.append("within the interval of the first")
+        what = "per_hour" if best["at_rate"] else "per_million_output_tokens"
+        parts.append(f"{100 * (row[what] / best[what] - 1):+.1f} % of its price")
+    if row["name"] in equal:
+        parts.append("equal to the first within what their difference can tell")
     binds, first = row["binds"], best["binds"]
     for key, name in (("bubble_share", "bubbles"), ("kv_peak_share", "KV cache full")):
         if abs(binds[key] - first[key]) >= 0.05:
