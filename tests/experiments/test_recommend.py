@@ -50,6 +50,7 @@ from sarathi_sim.profiler.storage.child import silent
 from sarathi_sim.simulator.loop.routers import ROUTERS, Router
 from sarathi_sim.simulator.views.metric_registry import number_text
 from sarathi_sim.simulator.views.metrics import Analysis
+from tests.answers.judge import judged
 from tests.experiments.small_config import called
 from tests.experiments.small_laboratory import analysed, opened, recommendation, verdict_of
 from tests.experiments.small_report import searched, write_recommendation
@@ -547,3 +548,28 @@ def test_what_was_screened_is_compared_by_replicas() -> None:
     assert answer({}, screened=[{**there, "about": 11.0}]) == []
     (warning,) = answer({}, screened=[{**there, "about": 9.0}])
     assert "(carries 4.50 requests/s a replica)" in warning
+
+
+@pytest.mark.slow
+def test_what_is_called_equal_keeps_the_slo_in_runs_of_its_own(tmp_path: Path) -> None:
+    """Each deployment that is named as equal costs the same and keeps the SLO with other seeds and
+    twice the requests, judged by other code."""
+    about = {"model": "llama-3.1-8b", "device": "h100-80g-sxm", "stack": "vllm,trtllm"}
+    about |= {"gpus": None, "rate": 40.0, "workload": "1000:100", "budget": "512,2048"}
+    asked = wanted(**about, slo="p90 ttft 500ms, p90 tpot 20ms", seqs="64")
+    asked, prices = regular(asked, **SHORT), load_prices(None)
+    found = recommend(laboratory(tmp_path / "a", asked), asked, prices, silent)
+    first, equal = found.finalists[0].option, found.weighed.equal
+    engines = {name.partition(" ")[0] for name in (first.name, *equal)}
+    assert engines == {"vllm", "trtllm"}
+    for name in equal:
+        option = found.checked[name].option
+        assert option.gpus == first.gpus
+        scenario = option.scenario.model_dump()
+        scenario["workload"]["arrivals"]["rate"] = 40.0
+        slo, seeds = asked.section.slo, (101, 102)
+        assert judged(name, slo, scenario, 1.0, seeds, tmp_path / "b", times=2).nearly
+    content = answer_of(found, asked, prices)
+    assert content["equal"] == list(equal) and all(name in content["answer"] for name in equal[:3])
+    if content["next"] is not None:
+        assert 0 < content["next"]["saves"] < 1
