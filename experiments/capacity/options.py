@@ -43,7 +43,7 @@ from sarathi_sim.experiments.config.workload import (
     TraceLengths,
     Varying,
 )
-from sarathi_sim.experiments.run.traffic import parse_workload
+from sarathi_sim.experiments.run.traffic import parse_workload, rates_of
 from sarathi_sim.experiments.sweeps.plan import SharedRequests, describe
 from sarathi_sim.experiments.sweeps.points import Point, SweepSpec, expand
 from sarathi_sim.profiler.facts.device import DeviceSpec, load_device
@@ -284,7 +284,12 @@ def plan_of(option: Option, section: CapacitySection, where: str) -> SearchPlan:
             f"{where}: capacity.requests: value {section.requests}: must be at most {budget}, "
             "capacity.most_requests (default: 100,000 a replica or worker): give that, too"
         )
-    requests = section.requests or simulated * _long_enough(variance, section)
+    requests, fewest = section.requests or 0, 0
+    if section.requests is None:
+        requests, fewest = (
+            simulated * _long_enough(variance, section, tolerance)
+            for tolerance in (section.tolerance, math.inf)
+        )
     if (requests := min(requests, budget)) < section.fewest:
         raise ConfigError(
             f"{where}: capacity.requests: {requests} requests a run are too few for the SLO "
@@ -305,6 +310,7 @@ def plan_of(option: Option, section: CapacitySection, where: str) -> SearchPlan:
         budget=budget,
         scale=scale,
         variance=simulated * variance,
+        fewest=fewest,
     )
 
 
@@ -340,14 +346,14 @@ def _variance(option: Option, section: CapacitySection, scale: int) -> float:
     return variance + of_gaps / scale
 
 
-def _long_enough(variance: float, section: CapacitySection) -> int:
+def _long_enough(variance: float, section: CapacitySection, tolerance: float) -> int:
     """Requests of a run on one replica, before its latencies are known.
 
     A run's offered load scatters by the square root of variance over requests. The scatter is at
-    most half the tolerance (up to :data:`FINEST_REQUESTS`), and at most the scatter of
+    most half the ``tolerance`` (up to :data:`FINEST_REQUESTS`), and at most the scatter of
     :data:`LEAST_REQUESTS` Poisson arrivals.
     """
-    fine = min(variance / (section.tolerance / 2) ** 2, FINEST_REQUESTS)
+    fine = min(variance / (tolerance / 2) ** 2, FINEST_REQUESTS)
     wanted = 100 * math.ceil(max(fine, LEAST_REQUESTS * variance) / 100)
     return min(max(wanted, section.fewest, LEAST_REQUESTS), MOST_REQUESTS)
 
@@ -368,7 +374,8 @@ class Wanted:
     """The question: a model on ``gpus`` GPUs of one of the devices, or on as many as ``rate``
     requests a second need (at most ``gpus``). ``stated`` is the text of ``--workload``, if any;
     ``pools``: also with prefill and decode workers. ``speculation`` is the section without a draft
-    length, if any; ``drafts`` are the lengths to try, 0 without."""
+    length, if any; ``drafts`` are the lengths to try, 0 without. ``log_rates``: requests a second
+    of a log, in the mean and in its busiest minute."""
 
     model: str
     devices: tuple[str, ...]
@@ -385,6 +392,7 @@ class Wanted:
     pools: bool = False
     speculation: Speculation | None = None
     drafts: tuple[int, ...] = (0,)
+    log_rates: tuple[float, float] | None = None
 
     def drafting(self, length: int) -> dict[str, Any]:
         """The scenario's key ``speculation`` with so many drafts; empty for none."""
@@ -597,6 +605,7 @@ def wanted_of(
         pools,
         drafter,
         lengths,
+        rates_of(workload or ""),
     )
 
 

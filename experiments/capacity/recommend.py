@@ -547,6 +547,7 @@ def answer_of(found: Recommendation, wanted: Wanted, prices: Prices) -> dict[str
         "keep": wanted.section.replications.keep,
         "may_reject": wanted.section.rejected,
         "workload": wanted.stated,
+        "log_rates": wanted.log_rates,
         "winner": rows[0]["name"] if carries else None,
         "command": started.command,
         "needs": started.needs,

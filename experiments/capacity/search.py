@@ -117,7 +117,7 @@ class SearchPlan:
     largest limit, and arrivals last at least ``pattern_s``. ``scale`` is the probes' scale,
     ``variance`` the relative variance of a request's work and gap, times the replicas of a run. The
     share ``keep`` of replications keeps the SLO at a capacity. ``whole``: the load counts clients.
-    ``pooled`` judges several probes as one.
+    ``pooled`` judges several probes as one. Fewer than ``fewest`` requests settle nothing.
     """
 
     tolerance: float
@@ -134,6 +134,7 @@ class SearchPlan:
     budget: int = 1_000_000
     scale: int = 1
     variance: float = 0.0
+    fewest: int = 0
 
 
 @dataclass(frozen=True)
@@ -206,7 +207,7 @@ def capacity(plan: SearchPlan) -> Search[Capacity]:
         estimate = quantile([exact(one, plan) for one in crossings], 1 - plan.keep)
         most = saturation * max(1 - RESOLUTION * math.sqrt(plan.variance / plan.requests), 0.5)
         most /= 1 - max(one.kept.verdict.rejected for one in crossings)  # as a load that arrives
-        load, at, verdict = yield from _kept(plan, min(estimate.value, most), crossings)
+        load, at, verdict = yield from kept_at(plan, min(estimate.value, most), crossings)
         longer = lengthened(plan, at, spread([one.load for one in crossings]) / most_scatter)
         if longer.requests <= plan.requests:
             break
@@ -272,7 +273,7 @@ def _saturation(plan: SearchPlan, at_once: Probed | None) -> Search[float]:
     return math.inf
 
 
-def _kept(
+def kept_at(
     plan: SearchPlan, load: float, crossings: Sequence[Crossing]
 ) -> Search[tuple[float, tuple[Probed, ...], Verdict]]:
     """The replications at ``load``, or at a lower load if, pooled, they break the SLO."""
@@ -329,7 +330,7 @@ def lengthened(plan: SearchPlan, at: Sequence[Probed], scatter: float = 0.0) -> 
 def _needed(plan: SearchPlan, probed: Probed) -> int:
     lasts_s = max(LASTS * max(plan.limit_s, probed.latency_s), plan.pattern_s)
     lasting = math.ceil(probed.probe.requests * lasts_s / max(probed.arrivals_s, 1e-9))
-    return max(lasting, _resolving(plan))
+    return max(lasting, _resolving(plan), plan.fewest)
 
 
 def _resolving(plan: SearchPlan) -> int:
@@ -342,6 +343,8 @@ def too_short(plan: SearchPlan, at: Sequence[Probed]) -> str:
     wanted, requests = max(_needed(plan, probed) for probed in at), at[0].probe.requests
     if wanted <= requests:
         return ""
+    if wanted == plan.fewest:
+        return f"runs have {requests:,} requests: {wanted:,} are needed, whatever the tolerance"
     if wanted == _resolving(plan):
         scatter = math.sqrt(plan.variance / requests)
         told = f"the offered load of runs of {requests:,} requests scatters by {scatter:.0%}"

@@ -97,6 +97,13 @@ def capacity_text(one: Mapping[str, Any]) -> str:
 def assumed(found: Mapping[str, Any]) -> list[str]:
     """The assumptions: on deployments, capacities and prices, and the settings not tried."""
     prices, told = found["prices"], assumed_of(found)
+    if rates := found.get("log_rates"):
+        mean, busiest = map(number_text, rates)
+        told.insert(
+            0,
+            f"workload: the log has {mean} requests/s in the mean and {busiest} in its busiest "
+            f"minute, {rates[1] / rates[0]:.1f} times as many; lengths alone are taken from it",
+        )
     if found.get("workload", "") is None:
         told.insert(0, "workload: none was given, so Azure's conversations of 2023")
     lengths = {
@@ -188,7 +195,7 @@ def sentence(deployments: Deployments, unit: str, currency: str) -> str:
     best, *others = sorted(able, key=lambda one: -one["capacity"])
     what = "carries the most," if others else "carries"
     servers = _servers(best, _parallel(best))
-    said = f"{best['name']}, {servers}, {what} {number_text(best['capacity'])} {unit}"
+    said = f"{best['name']}, {servers}, {what} {number_text(best['capacity'])} {unit}{_runs(best)}"
     if best.get("per_million_output_tokens"):
         said += f" at {_price(best, currency)}"
     if best["rejected_share"]:
@@ -212,6 +219,12 @@ def sentence(deployments: Deployments, unit: str, currency: str) -> str:
         rate = number_text(per_gpu["capacity"] / per_gpu["gpus"])
         said += f"; {per_gpu['name']} carries the most a GPU, {rate} {unit}"
     return f"{said}."
+
+
+def _runs(one: Mapping[str, Any]) -> str:
+    """The length of the runs for which a capacity holds: longer queues show in longer runs."""
+    at = one.get("at_capacity")
+    return f" in runs of {at['requests']:,} requests" if at else ""
 
 
 def _parallel(one: Mapping[str, Any]) -> str:
@@ -391,10 +404,12 @@ def why_best(best: Mapping[str, Any], weighed: Mapping[str, Any], currency: str)
     text = f"carries {number_text(best['carries'])} requests/s at {_price(best, currency)}"
     if share:
         text += f" and rejects {share:.1%} of what is offered"
-    if best["at_rate"]:
+    if not best["at_rate"]:
+        text += _runs(best)
+    else:
         dearest = best["at_capacity"]["per_million_output_tokens"]
         text += (
-            f"; it carries up to {number_text(best['capacity'])} requests/s, then at "
+            f"; it carries up to {number_text(best['capacity'])} requests/s{_runs(best)}, then at "
             f"{number_text(dearest)} {currency}"
         )
     text += f"; above that {breaks(best['binds'])}"
@@ -441,6 +456,7 @@ def recommend_answer(found: Mapping[str, Any]) -> Section:
         *doubts_of(found),
         *doubts(rows, found["tolerance"], _MORE_REQUESTS),
         *_next_to_best(found),
+        *_below_the_peak(found),
     ]
     if carried:
         verb = "carries" if first["replicas"] == 1 else "carry"
@@ -504,6 +520,17 @@ def _of_one_fewer(found: Mapping[str, Any]) -> str:
         f"; one server fewer is too few: at {number_text(fewer['load'])} requests/s it breaks the "
         f"SLO ({how})"
     )
+
+
+def _below_the_peak(found: Mapping[str, Any]) -> list[str]:
+    """That a log's busiest minute has more requests than were asked for."""
+    rate, (mean, busiest) = found["rate"], found.get("log_rates") or (0.0, 0.0)
+    if rate is None or busiest <= rate:
+        return []
+    much = (
+        f"{number_text(busiest)} requests/s in its busiest minute ({number_text(mean)} in the mean)"
+    )
+    return [f"the log has {much}, and {rate:g} were asked for"]
 
 
 def _next_to_best(found: Mapping[str, Any]) -> list[str]:

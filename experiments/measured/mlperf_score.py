@@ -31,6 +31,7 @@ from sarathi_sim.experiments.capacity.search import (
     SearchPlan,
     UnbreakableError,
     crossing,
+    kept_at,
     pilot,
 )
 from sarathi_sim.experiments.capacity.slo import CapacitySection
@@ -535,7 +536,8 @@ def _predicted(option: LoadGenOption, plan: SearchPlan) -> Search[PredictedRun]:
         raise UnbreakableError("no load keeps the limits")
     (at,) = yield from _at_rate(option, plan)
     numbers = {key: between([value]) for key, value in at.items()}
-    numbers[CAPACITY] = between([found.load])
+    load, _, verdict = yield from kept_at(plan, found.load, [found])  # it is run before it is said
+    numbers[CAPACITY] = between([load if verdict.holds else found.kept.probe.load])
     stresses = found.broken.verdict.stresses
     worst = max(stresses, key=lambda text: stresses[text])
     return PredictedRun(numbers, "ttft" if "ttft" in worst else "tpot")

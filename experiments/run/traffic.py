@@ -41,7 +41,12 @@ from sarathi_sim.experiments.results import (
     write_summary,
 )
 from sarathi_sim.profiler.storage.files import user_path
-from sarathi_sim.simulator.load.describe import describe_workload, lengths_line, without_times
+from sarathi_sim.simulator.load.describe import (
+    describe_workload,
+    lengths_line,
+    peak_rate,
+    without_times,
+)
 from sarathi_sim.simulator.load.trace import NAMES, form_of, read_trace
 from sarathi_sim.simulator.load.workload import WorkloadError, at_once, make_requests
 from sarathi_sim.simulator.loop.records import Ints
@@ -151,6 +156,15 @@ def is_trace(text: str) -> bool:
 def _longest(path: Path) -> int:
     trace = read_trace(path)
     return int((trace.prompt + trace.output).max())
+
+
+def rates_of(text: str) -> tuple[float, float] | None:
+    """Requests a second of the trace that ``text`` names, in the mean and in its busiest minute;
+    None if it names none, or one whose arrivals are not known."""
+    trace = read_trace(user_path(text)) if is_trace(text) else None
+    if trace is None or trace.arrival_s is None or not trace.arrival_s[-1]:
+        return None
+    return (len(trace) - 1) / float(trace.arrival_s[-1]), peak_rate(trace.arrival_s)
 
 
 def _rounded(tokens: int) -> int:

@@ -343,6 +343,20 @@ def test_a_budget_that_is_too_small_settles_nothing() -> None:
     assert max(probe.requests for probe in probes) == 2000
 
 
+def test_a_search_with_fewer_requests_than_any_needs_settles_nothing(tmp_path: Path) -> None:
+    """1,000 where 2,500 are needed, whatever the tolerance; but as many as are asked for settle."""
+    found, _ = searched(plan(0.05, 3, 3, budget=1000, fewest=2500), {0: 10.0}, 4.0)
+    told = "runs have 1,000 requests: 2,500 are needed, whatever the tolerance"
+    assert (found.unsettled, found.carried) == (told, 0)
+    found, probes = searched(plan(0.05, 3, 3, fewest=2500), {0: 10.0}, 4.0)
+    assert not found.unsettled and probes[-1].requests >= 2500
+    for limits, fewest in (("most_requests: 300", 2500), ("requests: 300", 0)):
+        text = REGULAR.replace("requests: 1500", f"tolerance: 0.5\n  {limits}")
+        _, section, (option, _) = read_question(asked(tmp_path, text), [])
+        planned = plan_of(option, section, "here")
+        assert (planned.fewest, planned.requests) == (fewest, 300)
+
+
 def test_runs_are_longer_where_they_scatter() -> None:
     limits = dict.fromkeys(range(5), 10.0)
     few, _ = searched(plan(0.05, 5, 5), limits, 4.0, scatter=0.5)

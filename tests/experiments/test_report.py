@@ -154,9 +154,10 @@ def test_capacities(sections: dict[str, Section]) -> None:
     section = sections["capacity"]
     assert section.question.endswith("hold the SLO p99 ttft 1s?")
     assert section.answer == (
-        "TP 8, 1 server of 8 GPUs (TP 8), carries the most, 8.00 requests/s at 6.94 USD per "
-        "million output tokens (167 % more than TP 2); above that p99 ttft 1s breaks first, "
-        "because requests wait for their first chunk; TP 2 is the cheapest, 4.63 USD per million "
+        "TP 8, 1 server of 8 GPUs (TP 8), carries the most, 8.00 requests/s in runs of 2,500 "
+        "requests at 6.94 USD per million output tokens (167 % more than TP 2); above that p99 "
+        "ttft 1s breaks first, because requests wait for their first chunk; TP 2 is the cheapest, "
+        "4.63 USD per million "
         "output tokens; TP 2 carries the most a GPU, 1.50 requests/s."
     )
     assert section.table.rows[0][3:] == [

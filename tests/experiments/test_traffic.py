@@ -22,12 +22,14 @@ from sarathi_sim.experiments.run.traffic import (
     FORMS,
     demand_of,
     parse_workload,
+    rates_of,
     requests_of,
     with_workload,
 )
 from sarathi_sim.policies.request import Request
 from sarathi_sim.simulator.load.describe import lengths_line, traffic_line
 from tests.experiments.small_config import called, refused
+from tests.experiments.small_laboratory import recommendation
 
 SOURCE = Source("", "x", {}, ())
 CONFIG: dict[str, Any] = yaml.safe_load("""
@@ -262,3 +264,25 @@ def test_a_trace_with_failed_requests(tmp_path: Path, monkeypatch: pytest.Monkey
     monkeypatch.chdir(tmp_path / "elsewhere")
     called("report", "../result", "--out", "page.html")
     assert "no timeline" not in Path("page.html").read_text()
+
+
+def test_a_logs_mean_rate_and_its_busiest_minute_stand_beside_the_answer(tmp_path: Path) -> None:
+    """A request every 10 s for 20 minutes, and 60 more in one of them."""
+    quiet, busy = [10 * n for n in range(121)], [600 + n + 0.5 for n in range(60)]
+    path = tmp_path / "log.csv"
+    rows = "".join(f"{at},400,20\n" for at in (*quiet, *busy))
+    path.write_text("arrival_s,prompt_tokens,output_tokens\n" + rows)
+    mean, busiest = 180 / 1200, (60 + 7) / 60
+    assert rates_of(str(path)) == (pytest.approx(mean), pytest.approx(busiest))
+    assert rates_of("400:20") is None
+    path.write_text("prompt_tokens,output_tokens\n400,20\n")
+    assert rates_of(str(path)) is None
+    found = recommendation(rate=1.0, log_rates=(mean, busiest))
+    told = "the log has 0.15 requests/s in the mean and 1.12 in its busiest minute, 7.4 times"
+    assert any(line.startswith(f"workload: {told}") for line in found.assumptions)
+    warned = (
+        "the log has 1.12 requests/s in its busiest minute (0.15 in the mean), and 1 were asked"
+    )
+    assert any(line.startswith(warned) for line in found.warnings)
+    enough = recommendation(rate=2.0, log_rates=(mean, busiest))
+    assert not any("busiest" in line for line in enough.warnings)
