@@ -680,7 +680,7 @@ def model_fields(config: Mapping[str, Any], where: str) -> Fields:
     key that is missing or not a positive integer, and, a line each, for every key that asks for
     something that is not modelled. Unknown keys are logged as a warning.
     """
-    config = _text_part(config, where)
+    config = _with_pattern(_text_part(config, where), where)
     kind = config.get("model_type")
     reader = HfConfig(config, where)
     if not isinstance(kind, str) or kind not in READERS:
@@ -708,6 +708,25 @@ def model_fields(config: Mapping[str, Any], where: str) -> Fields:
         more = f" and {len(names) - 20} more" if len(names) > 20 else ""
         _warn(f"note: {where}: unknown keys, assumed to have no cost: {shown}{more}")
     return found
+
+
+_BLOCK_TYPES = {"mamba": "M", "attention": "*", "moe": "E"}
+
+
+def _with_pattern(config: Mapping[str, Any], where: str) -> Mapping[str, Any]:
+    """Nemotron's layers as a pattern of letters, where the file lists them (transformers 5)."""
+    key, pattern = "layers_block_type", "hybrid_override_pattern"
+    kinds = config.get(key)
+    if config.get("model_type") != "nemotron_h" or inactive(kinds) or pattern in config:
+        return config
+    if not isinstance(kinds, list) or not all(kind in _BLOCK_TYPES for kind in map(str, kinds)):
+        allowed = ", ".join(_BLOCK_TYPES)
+        raise SpecError(
+            f"{where}: {key} {short(kinds)}: not supported; allowed: a list of {allowed}"
+        )
+    letters = "".join(_BLOCK_TYPES[str(kind)] for kind in kinds)
+    rest = {name: value for name, value in config.items() if name != key}
+    return {"num_hidden_layers": len(letters), **rest, pattern: letters}
 
 
 def _text_part(config: Mapping[str, Any], where: str) -> Mapping[str, Any]:

@@ -23,6 +23,7 @@ _LEFT_OUT = re.compile(
 _BESIDE_EXPERTS = re.compile(
     r"(self|linear)_attn|shared_expert|(mlp|feed_forward)\.\(?(gate|up|down)[_|]"
 )
+_PROJECTION = re.compile(r"(self|linear)_attn\.(\w+)")
 _ALL_ATTENTION = re.compile(r"(self|linear)_attn(\.o(ut)?_proj|\W*$)")
 #: A whole layer, or its FFN: they may be left out of a mixture's dense layers.
 _WHOLE_LAYER = re.compile(r"layers\.(\d+)(\.mlp)?\W*$")
@@ -182,7 +183,7 @@ def _experts_alone(section: Mapping[str, Any], fields: Mapping[str, Any], named:
     that are not modelled.
     """
     whole: set[int] = set()
-    partly = ""
+    partly, left_out = "", set[str]()
     for key in _LISTS:
         for name in _names(section, key):
             plain = name.replace("\\", "")
@@ -197,8 +198,16 @@ def _experts_alone(section: Mapping[str, Any], fields: Mapping[str, Any], named:
             if not mixture or not (dense or _BESIDE_EXPERTS.search(plain)):
                 raise _Unsupported(f"{key} {short(name)}: not supported: {_ONE_FORMAT}")
             partly = key
+            left_out |= {found[2] for found in [_PROJECTION.search(plain)] if found}
             if _ALL_ATTENTION.search(plain) or (unit and not unit[2]):
                 whole |= {int(layer[1])} if layer else set(range(fields["num_layers"]))
+    if left_out and not whole:
+        raise _Unsupported(
+            f"{partly}: not supported: {', '.join(sorted(left_out))} of the attention are left "
+            "out, and its output projection is quantised; allowed: all of the attention, or none "
+            "of it. A copy of the file that leaves out o_proj, too, stands for experts alone in "
+            "this format"
+        )
     if partly and len(whole) < fields["num_layers"]:
         raise _Unsupported(
             f"{partly}: not supported: the whole attention in {len(whole)} of "

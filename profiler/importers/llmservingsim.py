@@ -68,8 +68,8 @@ def import_perf(folder: Path, model: ModelSpec, tp: int, device: DeviceSpec) -> 
     decodes. Raises BundleError for another device, model, dtype or degree.
     """
     meta = perf_meta(folder)
-    _check(folder, meta, model, device)
     here, parts = degree_folder(folder, tp), {}
+    _check(folder, meta, model, device)
     for op, layers in LAYERS.items():
         rows, text = op_rows(here, op)
         kind: Kind = "measured" if list(layers.values()) == [1] else "combined"
@@ -100,14 +100,16 @@ def _check(folder: Path, meta: dict[str, Any], model: ModelSpec, device: DeviceS
             f"{where}: variant {meta.get('variant')!r} is not modelled: must be one of "
             f"{', '.join(_DTYPES)}"
         )
-    engine = meta.get("engine_effective")
+    engine, degrees = meta.get("engine_effective"), meta.get("tp_degrees")
     sizes = engine.get("hf_overrides") if isinstance(engine, dict) else None
+    ranks = degrees[-1] if isinstance(degrees, list) and degrees else 1  # the last one's are stored
     for theirs, ours in _SIZES.items():
-        size = sizes.get(theirs) if isinstance(sizes, dict) else None
-        if size != getattr(model, ours):
+        size, whole = sizes.get(theirs) if isinstance(sizes, dict) else None, getattr(model, ours)
+        if type(ranks) is not int or size != max(1, whole // max(1, ranks)):
+            of = f" on one of {ranks} ranks" if ranks != 1 else ""
             raise BundleError(
-                f"{where}: {theirs} of {meta.get('model')} is {size}, but {model.name} has "
-                f"{getattr(model, ours)}: give the model that was measured"
+                f"{where}: {theirs} of {meta.get('model')} is {size}{of}, but {model.name} has "
+                f"{whole}: give the model that was measured"
             )
 
 

@@ -130,6 +130,8 @@ def _node(event: Any, events: Iterator[Any], depth: int) -> Any:
     mapping: dict[str, Any] = {}
     while not isinstance(start := next(events), yaml.MappingEndEvent):
         key = _node(start, events, depth + 1)
+        if type(key) is int:  # in files of others: 1: ...
+            key = start.value
         if not isinstance(key, str):
             raise _Refused(start, f"key {key!r}: keys must be text")
         if key in mapping:

@@ -176,7 +176,33 @@ def test_parts_of_recurrent_and_sparse_attention_that_stay_in_bf16(tmp_path: Pat
         assert model.formats == {"dtype": "fp8_block"}
     section["modules_to_not_convert"] = ["model.layers.0.linear_attn.in_proj_qkvz"]
     text = _refusal(tmp_path, {**QWEN_3_NEXT, "quantization_config": section})
-    assert "the whole attention in 0 of 48 layers" in text
+    assert "in_proj_qkvz of the attention are left out, and its output projection is quan" in text
+
+    latent = ("kv_a_proj_with_mqa", "q_a_proj", "q_b_proj")
+    names = [f"model.layers.{layer}.self_attn.{name}" for layer in range(61) for name in latent]
+    text = _refusal(
+        tmp_path, {**DEEPSEEK_V3, "quantization_config": {**NVFP4, "exclude_modules": names}}
+    )
+    assert f"{', '.join(latent)} of the attention are left out, and its output" in text
+    names += [f"model.layers.{layer}.self_attn.o_proj" for layer in range(61)]
+    model = _load(
+        tmp_path, {**DEEPSEEK_V3, "quantization_config": {**NVFP4, "exclude_modules": names}}
+    )
+    assert model.moe_dtype == "nvfp4"
+
+
+def test_the_layers_of_nemotron_as_a_list(tmp_path: Path) -> None:
+    """transformers 5 writes a list in place of the pattern, and may leave out its length."""
+    words = {"M": "mamba", "*": "attention", "E": "moe"}
+    kinds = [words[letter] for letter in NEMOTRON_3_NANO["hybrid_override_pattern"]]
+    listed = {**NEMOTRON_3_NANO, "layers_block_type": kinds}
+    del listed["hybrid_override_pattern"]
+    whole = _load(tmp_path, NEMOTRON_3_NANO)
+    assert _load(tmp_path, listed) == whole
+    del listed["num_hidden_layers"]
+    assert _load(tmp_path, listed) == whole
+    text = _refusal(tmp_path, {**listed, "layers_block_type": [*kinds, "mlp"]})
+    assert "allowed: a list of mamba, attention, moe" in text
 
 
 @pytest.mark.parametrize("dense", ["0*", "0.mlp*", "0.mlp.gate_proj"])

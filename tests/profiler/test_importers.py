@@ -409,6 +409,24 @@ def test_the_repository_keeps_each_degree_in_a_folder(perf: Path) -> None:
     assert len(import_bundle("llmservingsim", perf, "llama-3-8b", 1).mixed) == 2
 
 
+def test_the_sizes_in_a_perf_folders_meta_are_those_of_a_rank_of_the_last_degree(
+    perf: Path,
+) -> None:
+    """With whole numbers as keys, as the repository writes them."""
+    (perf / "tp1").mkdir()
+    for name in ("dense.csv", "per_sequence.csv", "attention.csv"):
+        (perf / name).rename(perf / "tp1" / name)
+    meta = META.replace("[1]", "[1, 2, 16]").replace("size: 14336", "size: 896")
+    for size, rank in (("heads: 32", "heads: 2"), ("heads: 8", "heads: 1"), ("128256", "8016")):
+        meta = meta.replace(size, rank)
+    (perf / "meta.yaml").write_text(f"{meta}skew_fit: {{per_tp: {{1: {{alpha: 0.05}}}}}}\n")
+    assert len(import_bundle("llmservingsim", perf, "llama-3-8b", 1).mixed) == 2
+    (perf / "meta.yaml").write_text(meta.replace("heads: 1", "heads: 2"))
+    said = "num_key_value_heads of meta-llama/Llama-3.1-8B is 2 on one of 16 ranks, but"
+    with pytest.raises(BundleError, match=said):
+        import_bundle("llmservingsim", perf, "llama-3-8b", 1)
+
+
 # What is refused -------------------------------------------------------------------------------
 
 
