@@ -723,7 +723,8 @@ def _room(
         )
         memory = engine_memory(*on, cache.block_size, setting, share, step, numbers, kept, beside)
         blocks = cache.num_blocks or memory.num_blocks
-        max_batch(max(blocks, memory.num_blocks) * cache.block_size, max_length)
+        if max_length > max(blocks, memory.num_blocks) * cache.block_size:
+            max_batch((memory.num_blocks - 1) * cache.block_size, max_length)
     except CapacityError as error:
         key = "kv_cache" if is_pooled(policy) else "cluster"
         raise source.error(key, None, str(error)) from None

@@ -15,6 +15,8 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 POOLS = ("prefill", "decode")
 _Count = Annotated[int, Field(ge=1, le=2**24)]
+_Chunk = Annotated[int, Field(ge=-1, le=2**24)]
+"""-1 and 0 are SGLang's words for no chunks."""
 
 
 class StartedPool(BaseModel):
@@ -31,7 +33,7 @@ class StartedPool(BaseModel):
     max_num_tokens: _Count | None = None
     free_share: float | None = Field(None, alias="kv_cache_config.free_gpu_memory_fraction")
     static_share: float | None = Field(None, alias="mem-fraction-static")
-    chunked_prefill_size: _Count | None = Field(None, alias="chunked-prefill-size")
+    chunked_prefill_size: _Chunk | None = Field(None, alias="chunked-prefill-size")
     max_prefill_tokens: _Count | None = Field(None, alias="max-prefill-tokens")
     max_running_requests: _Count | None = Field(None, alias="max-running-requests")
     recv_interval: _Count | None = Field(None, alias="scheduler-recv-interval")

@@ -104,7 +104,7 @@ def of_a_rank(server: Settings, ranks: int) -> Settings:
     ``server_args.py``, ``_handle_data_parallelism``, and ``kv_cache_configurator.py``,
     ``resolve_max_num_reqs``."""
     divided = ("chunked_prefill_size", "max_running_requests")
-    return {key: max(server[key] // ranks, 1) for key in divided if key in server}
+    return {key: max(server[key] // ranks, 1) for key in divided if server.get(key)}
 
 
 def sglang_memory(device: DeviceSpec, tp: int, pp: int = 1, ranks: int = 1) -> Settings:

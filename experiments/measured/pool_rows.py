@@ -111,8 +111,8 @@ def _sglang(row: Measured, pool: str, one: StartedPool) -> tuple[dict[str, Any],
         policy |= _B200
         share, most = _B200_STATIC, _B200_PROMPTS if pool == "prefill" else most
     for key in ("chunked_prefill_size", "max_prefill_tokens"):
-        if size := getattr(one, key):
-            policy[key] = size
+        if (size := getattr(one, key)) is not None:
+            policy[key] = size if size > 0 else None
     policy["max_running_requests"] = one.max_running_requests or most
     policy |= of_a_rank(policy, one.ranks)
     if drafts:

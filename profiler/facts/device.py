@@ -200,7 +200,7 @@ def load_device(name_or_path: str | Path) -> DeviceSpec:
             if alike:
                 raise SpecError(f"device {name!r}: may be {' or '.join(alike)}: give one")
             raise SpecError(
-                f"unknown device {name!r}{did_you_mean(name.lower(), list_devices())}; "
+                f"unknown device {name!r}{did_you_mean(name.lower(), list_devices(), 'device')}; "
                 f"shipped: {', '.join(list_devices())}; or the path of a device YAML"
             )
     if not path.is_file():

@@ -791,4 +791,4 @@ def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 def plain_name(name: str) -> str:
     """A model's name on the hub in the form of shipped names: no owner, no variant, lower case."""
     own = name.rpartition("/")[2].lower().removeprefix("meta-").replace("_", "-")
-    return re.sub(r"-(instruct|chat|it|hf|bf16|fp8)\b", "", own)
+    return re.sub(r"-(instruct|chat|it|hf|bf16|fp8|nvfp4|fp4|awq|gptq|int4)\b", "", own)

@@ -7,6 +7,7 @@ address where it was read. They are no part of a ModelSpec, which describes an a
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from dataclasses import replace
 from functools import cached_property, lru_cache, partial
@@ -498,8 +499,12 @@ def load_model(name_or_path: str | Path) -> ModelSpec:
         if shipped not in list_models():
             if limit := not_modelled(name, "model"):
                 raise SpecError(f"model {name!r}: {limit}")
+            plain = plain_name(name)
+            alike = [each for each in list_models() if plain.startswith(each)] or list_models()
+            form = re.search(r"fp[48]|int4|awq|gptq", name.lower())
+            said = "; a format is said by dtype, or by moe_dtype for experts alone" if form else ""
             raise SpecError(
-                f"unknown model {name!r}{did_you_mean(plain_name(name), list_models())}; "
+                f"unknown model {name!r}{did_you_mean(plain, alike, 'model')}{said}; "
                 f"shipped: {', '.join(list_models())}; or the path of a Hugging Face config.json"
             )
         path = data_dir() / "models" / f"{shipped}.yaml"

@@ -14,7 +14,7 @@ from typing import Any, TypeVar, dataclass_transform, get_args, get_origin, get_
 
 from pydantic import BaseModel, ConfigDict, TypeAdapter, ValidationError
 
-from sarathi_sim.profiler.storage.not_modelled import called_here, not_modelled
+from sarathi_sim.profiler.storage.not_modelled import Kind, called_here, not_modelled
 
 T = TypeVar("T")
 KeyPath = tuple[str, ...]
@@ -51,10 +51,11 @@ def one_line(error: Exception) -> str:
     return " ".join(str(error).split())
 
 
-def did_you_mean(name: str, allowed: Iterable[str]) -> str:
+def did_you_mean(name: str, allowed: Iterable[str], *kinds: Kind) -> str:
     """``" (did you mean x?)"`` where ``allowed`` has something close to ``name``, else empty;
-    of something that is not modelled what to do instead, and of an engine's name its own key."""
-    if limit := not_modelled(name):
+    of something that is not modelled (``kinds`` as there) what to do instead, and of an engine's
+    name its own key."""
+    if limit := not_modelled(name, *kinds):
         return f"; {limit}"
     choices = list(allowed)
     if (key := called_here(name)) and name not in choices:

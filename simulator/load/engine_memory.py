@@ -23,6 +23,8 @@ from sarathi_sim.profiler.facts.model import LayerParameters, ModelSpec
 from sarathi_sim.profiler.storage.strict import UserError
 from sarathi_sim.simulator.loop.records import Floats
 
+MORE_GPUS = "a larger pp, or a larger tp where its all-reduces were measured"
+
 
 class CapacityError(UserError):
     """A model, or one request of it, does not fit the memory."""
@@ -103,7 +105,7 @@ def kv_capacity_tokens(
             raise CapacityError(
                 f"{model.name} does not fit: stage {stage} of {len(layers)} holds "
                 f"{weights / 1e9:.1f} GB of weights, and {tp} x {device.name} have "
-                f"{memory / 1e9:.1f} GB usable ({usable_memory:.0%}); use a larger tp or pp"
+                f"{memory / 1e9:.1f} GB usable ({usable_memory:.0%}); use {MORE_GPUS}"
             )
         per_token = tp * model.cached_bytes(tp, numbers.kv) * count
         capacity.append(int((memory - weights) // (kept * per_token)))
@@ -139,9 +141,10 @@ def max_batch(capacity_tokens: int, max_length: int, micro_batches: int = 1) -> 
     total = capacity_tokens // max_length
     if total < micro_batches:
         raise CapacityError(
-            f"the KV cache holds {total} sequences of {max_length} tokens, too few for "
-            f"{micro_batches} micro-batches: lower max_length or micro-batches in flight, "
-            "or use more GPUs"
+            f"the KV cache holds {capacity_tokens} tokens, too few for "
+            f"{'a sequence' if micro_batches == 1 else f'{micro_batches} micro-batches'} of "
+            f"{max_length}: lower max_length to at most {capacity_tokens // micro_batches}, or use "
+            f"{MORE_GPUS}"
         )
     return total // micro_batches
 
@@ -361,8 +364,8 @@ def engine_memory(
     if fullest.num_blocks < 2:
         raise CapacityError(
             f"{model.name} leaves no room for KV blocks of {block_size} tokens on {device.name} "
-            f"with tp {tp} and {len(layers)} stages: {fullest.text()}; use a larger tp or pp, or "
-            "another share"
+            f"with tp {tp} and {len(layers)} stages: {fullest.text()}; use {MORE_GPUS}, or another "
+            "share"
         )
     return fullest
 

@@ -169,6 +169,20 @@ def test_what_is_filled_in_and_told() -> None:
     assert "the longest measured context of" in notes[1]
 
 
+def test_a_cache_too_small_for_a_sequence_says_how_many_tokens_it_holds() -> None:
+    """The KV tokens of the same server whose sequences are short enough; vLLM says them, too."""
+    config = (
+        "{model: llama-3.1-8b, device: rtx-4090, stack: vllm, workload: {requests: 10, lengths: "
+        "{kind: fixed, prompt: 1024, decode: 256}}, policy: {name: vllm}, "
+        "kv_cache: {gpu_memory_utilization: 0.95}, cluster: {max_length: %s}}"
+    )
+    (short,) = deployed(config % 4096).values()
+    assert short.kv_capacity == 49_664
+    text = message(config % 131072)
+    assert "holds 49664 tokens, too few for a sequence of 131072: lower max_length to at m" in text
+    assert "a larger tp where its all-reduces were measured" in text
+
+
 def test_every_key_has_a_bound_or_a_choice() -> None:
     """A number without bounds would let a typo ask for a simulation that never ends."""
 

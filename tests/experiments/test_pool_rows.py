@@ -84,6 +84,10 @@ def test_sglang_divides_its_limits_by_its_ranks(tmp_path: Path) -> None:
     }  # fmt: skip
     assert stack_of(row) == "sglang 0.5.8 in pools", "its releases are apart"
 
+    path = launch_list(tmp_path, ",prefill:chunked-prefill-size", f"a,1,none,{SGLANG},-1.0")
+    row = row_of(tmp_path, path, "sglang", "0.5.8")
+    assert pools(row)["prefill"]["policy"]["chunked_prefill_size"] is None, "-1: no chunks"
+
 
 @pytest.mark.parametrize(
     ("system", "dtype", "router"),

@@ -38,6 +38,7 @@ from tests.profiler.hf_configs import LLAMA_3
         ("someone/Meta-Llama-3-8B-it", "llama-3-8b"),
         ("Qwen/Qwen3-30B-A3B-Instruct-2507", "qwen3-30b-a3b"),
         ("unsloth/gemma-3-27b-it", "gemma-3-27b"),
+        ("nvidia/DeepSeek-V3.1-NVFP4", "deepseek-v3"),
     ],
 )
 def test_a_name_of_the_hub_that_is_not_listed_leads_to_the_shipped_model(

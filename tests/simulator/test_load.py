@@ -111,7 +111,8 @@ def test_memory_that_no_driver_reported_is_assumed() -> None:
 def test_what_does_not_fit_is_said() -> None:
     with pytest.raises(CapacityError, match=r"gpt3-175b does not fit: stage 0 of 1 .*usable"):
         kv_capacity_tokens(GPT3, A100, 1, (96,))
-    with pytest.raises(CapacityError, match="holds 2 sequences of 4096 tokens, too few for 8"):
+    few = "holds 9000 tokens, too few for 8 micro-batches of 4096: lower max_length to at most 1125"
+    with pytest.raises(CapacityError, match=few):
         max_batch(9000, 4096, 8)
     with pytest.raises(CapacityError, match=r"llama-3-70b leaves no room.* weights 141.* another"):
         engine_memory(LLAMA_70B, RTX_4090, 1, (80,), 16, VLLM, 0.9, ITERATION)
