@@ -263,7 +263,7 @@ def replay(
 
     \b
     Examples:
-      sarathi-sim replay docs/real_servers/rtx4090.yaml requests.jsonl --ticks timeseries.csv
+      sarathi-sim replay score_llama8b_rtx4090 requests.jsonl --ticks timeseries.csv
       sarathi-sim replay my.yaml requests.jsonl --set kv_cache.num_blocks=2588 --json
     """
     from sarathi_sim.experiments.config.loading import load_experiment

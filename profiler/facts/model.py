@@ -368,7 +368,7 @@ class ModelSpec:
             f"{self.norms_per_layer} norms a layer": self.norms_per_layer > 2,
         }
         if found := [name for name, there in parts.items() if there]:
-            raise ValueError(f"{what} knows no {', '.join(found)}, which {self.name} has")
+            raise ValueError(f"{self.name} has {', '.join(found)}, not supported by {what}")
 
     def heads_per_rank(self, tp: int) -> tuple[int, int]:
         """(query heads, KV heads) on one rank; beyond one KV head a rank, they are replicated."""

@@ -23,7 +23,7 @@ from tests.experiments.small_config import SMALL, refused
 
 ROOT = Path(__file__).parents[2]
 Write = Callable[[str], Path]
-RTX = str(ROOT / "docs/real_servers/rtx4090.yaml")
+RTX = "score_llama8b_rtx4090"
 TICKS = "t,prompt_throughput,gen_throughput,running,waiting,kv_cache_pct\n"
 REQUEST = {"input_toks": 20, "output_toks": 5, "queued_ts": 0.0, "first_token_ts": 0.1}
 REQUEST |= {"last_token_ts": 0.2}

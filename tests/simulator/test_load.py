@@ -342,7 +342,7 @@ def test_what_does_not_fit_the_model(change: dict[str, object], message: str) ->
 
 def test_plain_sources_refuse_them() -> None:
     for model in (WINDOWED, load_model("deepseek-v3")):
-        with pytest.raises(ValueError, match="the profiler knows no"):
+        with pytest.raises(ValueError, match="not supported by the profiler"):
             model.check_plain("the profiler")
     LLAMA.check_plain("the profiler")
 
