@@ -31,6 +31,7 @@ from pydantic_core import from_json
 
 from sarathi_sim.experiments.config.errors import ConfigError
 from sarathi_sim.profiler.storage.files import LARGEST_DATA, read_bounded
+from sarathi_sim.profiler.storage.strict import mistakes, short
 
 TOOL_SEED = 0
 """The seed that vLLM's tool takes unless another is given."""
@@ -100,7 +101,12 @@ def read_benchmarks(path: Path) -> list[Benchmark]:
             names = (path.stem + number for number in (numbers if len(found) > 1 else [""]))
             return [replace(one, name=name) for one, name in zip(found, names, strict=True)]
     made = "; ".join(f"{tool}: {command}" for tool, command in TOOLS.items())
-    raise ConfigError(f"{path}: is not the file of a load tool; these make one: {made}")
+    shown = ", ".join(short(key) for key in list(first)[:4])
+    held = f"it has the keys {shown}" if first else "it does not begin with a JSON object"
+    raise ConfigError(
+        f"{path}: is not the file of a load tool that timed a server's requests: {held}; these "
+        f"make one: {made}"
+    )
 
 
 # Files ------------------------------------------------------------------------------------------
@@ -153,9 +159,10 @@ def _checked(kind: type[_Kind], content: object, where: str) -> _Kind:
     try:
         return kind.model_validate(content)
     except ValidationError as error:
-        problem = error.errors()[0]
-        key = ".".join(map(str, problem["loc"]))
-        raise ConfigError(f"{where}: {key}: {problem['msg']}") from None
+        held = content if isinstance(content, dict) else {}
+        line = mistakes(error, kind, held, lambda key: f"{where}: {'.'.join(key)}")[0]
+        streamed = "time_to_first_token" in line and line.endswith("missing")
+        raise ConfigError(line + ": answers must be streamed" * streamed) from None
 
 
 def _at(*keys: str, default: Any = ...) -> Any:
@@ -168,6 +175,10 @@ def _either(*keys: str | AliasPath, default: Any = ...) -> Any:
     return Field(default, validation_alias=AliasChoices(*keys))
 
 
+def _none(where: str, failed: object) -> str:
+    return f"{where}: holds no requests that succeeded ({short(failed)} failed)"
+
+
 def _measured(
     where: str, rows: Iterable[_Row], failed: int, offered: Mapping[str, Any]
 ) -> Benchmark:
@@ -177,7 +188,7 @@ def _measured(
     table = every[every["output_tokens"] > 0]
     failed += len(every) - len(table)
     if table.empty:
-        raise ConfigError(f"{where}: holds no requests that succeeded ({failed:,} failed)")
+        raise ConfigError(_none(where, failed))
     if not (table["ttft_s"] > 0).all():
         raise ConfigError(f"{where}: a time to first token is 0: answers must be streamed")
     if ((table["rest_s"] <= 0) & (table["output_tokens"] > 1)).any():
@@ -275,6 +286,8 @@ def _served(where: str, content: dict[str, Any]) -> Benchmark:
         "burstiness": load.burstiness,
         "concurrency": load.max_concurrency,
     }
+    if content.get("completed") == 0:
+        raise ConfigError(_none(where, content.get("failed")))
     if content.keys().isdisjoint(_DETAILS):
         means = vars(_checked(_ServeMeans, content, where))
         for key in ("mean_prompt", "mean_output"):
@@ -516,7 +529,7 @@ _READERS: dict[tuple[str, ...], _Reader] = {
     ("experiments",): _each(_raw),
     ("mean_ttft_ms", *_DETAILS): _each(_served),
     ("input_config",): _each(_summary),
-    ("metrics",): _records,
+    ("metadata",): _records,
     ("input_toks", "queued_ts"): _lines,
 }
 """Readers by keys, of which the first object in a file has one; the first that fits reads it."""

@@ -180,9 +180,14 @@ def _of_lists(config: Mapping[str, Any], used: Container[str]) -> list[str]:
     if not isinstance(architectures, list) or not all(
         isinstance(name, str) and name.endswith(heads) for name in architectures
     ):
+        drafter = (
+            "; an EAGLE-3 drafter is `speculation.method: eagle3` of the model that it drafts for"
+        )
         found.append(
             f"architectures {short(architectures)}: not supported: only models with an LM head, "
             "whose names end in ForCausalLM or LMHeadModel"
+            + drafter
+            * ("Eagle" in str(architectures))
         )
     return found
 
@@ -669,6 +674,12 @@ NESTED = {
     "gemma3": "gemma3_text", "mistral3": "mistral", "llama4": "llama4_text", "kimi_k25": "kimi_k2",
     "qwen3_5": "qwen3_5_text", "qwen3_5_moe": "qwen3_5_moe_text",
 }  # fmt: skip
+#: Files of something else, by a key that they have in place of ``model_type``.
+_NO_MODEL = {
+    "peft_type": "is of an adapter: give the model that it is for, which costs as much when it is "
+    "merged",
+    "n_layers": "is of Mistral's own params.json: give the config.json in the form of Hugging Face",
+}
 #: Keys beside ``text_config`` that concern the text.
 _OF_THE_TEXT = ("quantization_config", "torch_dtype", "dtype", "tie_word_embeddings")
 
@@ -687,6 +698,9 @@ def model_fields(config: Mapping[str, Any], where: str) -> Fields:
         limit = not_modelled(kind, "model") if isinstance(kind, str) else ""
         if limit:
             raise SpecError(f"{where}: model_type {short(kind)}: {limit}")
+        for key, what in _NO_MODEL.items():
+            if kind is None and key in config:
+                raise SpecError(f"{where}: key {key!r}: {what}")
         wrong = [
             f"model_type {short(kind)} is not supported; allowed: "
             f"{', '.join(sorted({*READERS, *NESTED}))}; where the layers are those of one of them, "

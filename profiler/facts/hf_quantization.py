@@ -81,7 +81,8 @@ def formats(config: Mapping[str, Any], fields: Mapping[str, Any], where: str) ->
         key = "moe_dtype" if alone else "dtype"
         return {key: found.removesuffix(_FINE), **_cache(section)}
     except _Unsupported as error:
-        raise SpecError(f"{where}: {_KEY}.{error}") from None
+        cure = f"; a copy without {_KEY} is read as bf16, and `dtype` says the nearest format"
+        raise SpecError(f"{where}: {_KEY}.{error}{cure * ('supported' in str(error))}") from None
 
 
 def _need(section: Mapping[str, Any], key: str, *allowed: object, path: str = "") -> Any:

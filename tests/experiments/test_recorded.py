@@ -175,7 +175,7 @@ def test_the_tools_file(recorded: Path) -> None:
         ("{", "EOF while parsing an object at line 1 "),
         (line(0, 1, 1.0, 2.0, 3.0), "line 1: input_toks: "),
         (line(1, 1, 1.0, 2.0, 3.0) + "\n" + line(1, 1, 2.0, 1.0, 3.0), "line 2: .*must follow"),
-        ('{"input_toks": 1, "output_toks": 1}', "line 1: queued_ts: Field required"),
+        ('{"input_toks": 1, "output_toks": 1}', "line 1: queued_ts: this key is missing"),
         ({"itls": [[]]}, "itls: must have 3 entries, as input_lens has"),
         ({"request_rate": 0}, "request_rate"),
         ({"ttfts": [1, 2, "x"]}, r"ttfts.2: "),

@@ -529,6 +529,13 @@ REFUSED: dict[str, tuple[Config, str]] = {
         {**NEMOTRON_3_NANO, "hybrid_override_pattern": "MEM*E"},
         "hybrid_override_pattern must have num_hidden_layers (52) letters, got 5",
     ),
+    "an adapter": ({"peft_type": "LORA", "r": 16}, "key 'peft_type': is of an adapter: give the"),
+    "params.json": ({"dim": 4096, "n_layers": 32}, "key 'n_layers': is of Mistral's own params.json"),
+    "eagle-3": (
+        {**LLAMA_3, "architectures": ["LlamaForCausalLMEagle3"]},
+        "architectures ['LlamaForCausalLMEagle3']: not supported: only models with an LM head, "
+        "whose names end in ForCausalLM or LMHeadModel; an EAGLE-3 drafter is `speculation.method",
+    ),
     "nemotron-3-super": ({**NEMOTRON_3_NANO, "moe_latent_size": 1024}, "moe_latent_size 1024: not"),
     "a state in fp8": (
         {**NEMOTRON_3_NANO, "mamba_ssm_cache_dtype": "float8"},

@@ -279,7 +279,9 @@ def test_layers_without_a_network_are_refused_where_layers_are_alike() -> None:
     model = load_model("qwen3-30b-a3b")
     model.check_plain("the profiler", mixtures=True)
     bare = replace(model, experts=replace(model.experts, bare_layers=(3,)))  # type: ignore[type-var]
-    with pytest.raises(ValueError, match="has layers without a network, not supported by the profiler"):
+    with pytest.raises(
+        ValueError, match="has layers without a network, not supported by the profiler"
+    ):
         bare.check_plain("the profiler", mixtures=True)
 
 

@@ -150,7 +150,11 @@ def test_a_profile_of_a_mixture_on_a_pretended_gpu(
 @pytest.mark.parametrize(
     ("mix", "weights", "says"),
     [
-        (replace(MIX, bias=True), "dtype", "has experts with biases, not supported by the profiler"),
+        (
+            replace(MIX, bias=True),
+            "dtype",
+            "has experts with biases, not supported by the profiler",
+        ),
         (replace(MIX, dense_layers=(0,)), "dtype", "dense layers beside sparse ones"),
         (MIX, "fp8", "weights fp8: a mixture's experts are measured in --dtype only"),
         (replace(MIX, intermediate_size=33), "dtype", r"tp 2 does not divide the experts'"),
