@@ -530,7 +530,7 @@ REFUSED: dict[str, tuple[Config, str]] = {
         "hybrid_override_pattern must have num_hidden_layers (52) letters, got 5",
     ),
     "an adapter": ({"peft_type": "LORA", "r": 16}, "key 'peft_type': is of an adapter: give the"),
-    "params.json": ({"dim": 4096, "n_layers": 32}, "key 'n_layers': is of Mistral's own params.json"),
+    "params.json": ({"dim": 4096, "n_layers": 32}, "key 'n_layers': is of Mistral's own params"),
     "eagle-3": (
         {**LLAMA_3, "architectures": ["LlamaForCausalLMEagle3"]},
         "architectures ['LlamaForCausalLMEagle3']: not supported: only models with an LM head, "
