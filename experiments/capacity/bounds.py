@@ -264,10 +264,12 @@ def as_decode(deployment: Deployment) -> Deployment:
     return replace(deployment, requests=remote)
 
 
-def alone(option: Option, objectives: Sequence[Objective]) -> str:
-    """Why no load can keep the SLO: a single request breaks it. Empty if it may keep it."""
+def alone(option: Option, objectives: Sequence[Objective]) -> tuple[float, str]:
+    """The least time of a request that is alone over its limit, where that is largest; and why no
+    load can keep the SLO, empty if one may."""
     each = [Bounds(pool) for pool in _serving(option)]
     prefill, decode = each[0], each[-1]
+    worst = (0.0, "")
     for one in objectives:
         for metric, limit in one.limits.items():
             if metric == "ttft_s" and one.statistic not in ("", "mean"):
@@ -278,9 +280,9 @@ def alone(option: Option, objectives: Sequence[Objective]) -> str:
                 least_s, what = decode.token_s, "a token of a request that is alone"
             else:
                 continue
-            if least_s > limit * SLACK:
-                return f"{what} takes {1e3 * least_s:.0f} ms at least, more than {one.text}"
-    return ""
+            text = f"{what} takes {1e3 * least_s:.0f} ms at least, more than {one.text}"
+            worst = max(worst, (least_s / limit, text * (least_s > limit * SLACK)))
+    return worst
 
 
 def _layer(cost: IterationCost, tokens: npt.ArrayLike) -> Floats:

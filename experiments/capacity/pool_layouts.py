@@ -119,10 +119,10 @@ def _pairs(
             continue
         kind = (scenario.device, scenario.stack, scenario.dtype)
         prefills, decodes = alike.setdefault(kind, ({}, {}))
-        if option.drafts == min(wanted.drafts) and not alone(option, first):
+        if option.drafts == min(wanted.drafts) and not alone(option, first)[1]:
             sent = sent_per_s(deployment, default_handover(deployment), deployment.requests)
             prefills[option] = min(saturation(as_prefill(deployment)), sent)
-        if not alone(option, rest):
+        if not alone(option, rest)[1]:
             decodes[option] = saturation(as_decode(deployment), objectives)
     for prefills, decodes in alike.values():
         for prefill, decode in product(prefills, decodes):

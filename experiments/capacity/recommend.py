@@ -176,10 +176,11 @@ def recommend(lab: Laboratory, wanted: Wanted, prices: Prices, say: Say) -> Reco
         further, unfit = deployable(wanted, pools)
         options, dropped = [*options, *further], dropped | unfit
     bounded, worth = dict[Option, float](), Worth(wanted, prices)
+    lone = dict[str, tuple[float, str]]()
     for number, option in enumerate(options):
         lab.progress("bounds", number, len(options))
-        why = alone(option, lab.section.objectives)
-        if not why:
+        lone[option.name] = alone(option, lab.section.objectives)
+        if not (why := lone[option.name][1]):
             bounded[option] = most_requests_per_s(option, lab.section.objectives)
             why = worth.too_many(option, bounded[option])
         if why:
@@ -193,7 +194,7 @@ def recommend(lab: Laboratory, wanted: Wanted, prices: Prices, say: Say) -> Reco
         else:
             screened.append(one)
     if not screened:
-        raise ConfigError(_nothing(wanted, dropped))
+        raise ConfigError(_nothing(wanted, dropped, lone))
     found, chosen = list[Answer](), finalists(screened)
     searched = list[Screened]()
     while chosen:
@@ -370,10 +371,18 @@ def _layout_of(option: Option) -> str:
     return option.name.partition(" x ")[0]
 
 
-def _nothing(wanted: Wanted, dropped: Mapping[str, str]) -> str:
-    reasons = dict.fromkeys(dropped.values())
+def _nothing(
+    wanted: Wanted, dropped: Mapping[str, str], lone: Mapping[str, tuple[float, str]]
+) -> str:
+    """Why no deployment is left: if a request alone breaks the SLO in all that fit the memory, the
+    nearest; else why those that it keeps were dropped, or why none fits."""
+    reasons = [why for name, why in dropped.items() if name in lone and not lone[name][1]]
+    if lone and not reasons:
+        nearest = min(lone, key=lambda name: lone[name])
+        reasons = [f"{lone[nearest][1]}, with {nearest}; elsewhere longer"]
+    reasons = list(dict.fromkeys(reasons or dropped.values()))
     load = "any load" if wanted.rate is None else f"{wanted.rate:g} requests/s"
-    listed = "".join(f"\n  {reason}" for reason in list(reasons)[:5])
+    listed = "".join(f"\n  {reason}" for reason in reasons[:5])
     return (
         f"--slo {wanted.section.slo}: no deployment of {wanted.model} on up to {wanted.gpus} GPUs "
         f"of {', '.join(wanted.devices)} keeps it under {load}:{listed}"

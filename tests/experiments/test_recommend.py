@@ -290,12 +290,26 @@ def test_a_limit_between_tokens_bounds_the_batch_and_the_chunks() -> None:
 
 def test_what_breaks_the_slo_alone_needs_no_simulation(tmp_path: Path) -> None:
     (option, *_), _ = deployable(wanted())
-    assert alone(option, parse_slo(SLO)) == ""
-    assert "a token of a request that is alone takes" in alone(option, parse_slo("p99 tpot 1ms"))
-    assert "a prompt of" in alone(option, parse_slo("p99 ttft 1ms"))
+    assert alone(option, parse_slo(SLO))[1] == ""
+    for slo, what in (
+        ("p99 tpot 1ms", "a token of a request that is"),
+        ("p99 ttft 1ms", "a prompt"),
+    ):
+        assert alone(option, parse_slo(slo))[1].startswith(what)
     asked = wanted(slo="p99 tpot 1ms")
-    with pytest.raises(ConfigError, match="keeps it under any load"):
+    with pytest.raises(ConfigError, match="keeps it under any load") as refused:
         recommend(laboratory(tmp_path, asked), asked, load_prices(None), silent)
+    (line,) = str(refused.value).splitlines()[1:]
+    said = re.fullmatch(
+        r"  a token .* takes (\d+) ms at least, .*, with (.*); elsewhere longer", line
+    )
+    assert said is not None
+    took = {}  # a single request, simulated
+    for one in deployable(asked)[0]:
+        own = replace(one.deployment, requests=one.deployment.requests[:1])
+        took[one.name] = float(Analysis(own.simulate()).requests["tpot_s"].iloc[0]) * 1e3
+    assert took[said[2]] == min(took.values()) and max(took.values()) > 1.5 * took[said[2]]
+    assert 0.9 * took[said[2]] < int(said[1]) <= took[said[2]] + 0.5
 
 
 def test_what_does_not_fit_is_dropped_with_the_reason() -> None:
