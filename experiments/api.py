@@ -11,7 +11,6 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
 
-from sarathi_sim.experiments.config.errors import ConfigError as ConfigError
 from sarathi_sim.experiments.config.loading import Assignments, Config, load_experiment
 from sarathi_sim.experiments.config.loading import Experiment as Experiment
 from sarathi_sim.experiments.results import Tables as Tables
@@ -21,6 +20,7 @@ from sarathi_sim.experiments.run.experiment import ScenarioRun as ScenarioRun
 from sarathi_sim.experiments.run.experiment import run_experiment, simulate_all
 from sarathi_sim.experiments.sweeps.backends import local_backend
 from sarathi_sim.profiler.storage.child import Progress, silent
+from sarathi_sim.profiler.storage.strict import UserError as UserError
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -40,7 +40,7 @@ def load(config: Config, changes: Assignments = ()) -> Experiment:
     """Read a configuration: a file, the name of a shipped one, or a mapping with a file's content.
 
     ``changes`` are values by key path, ``{"cluster.pp": 4}``. In a mapping, a policy may also be an
-    object or a class of the session. Raises ConfigError, a line per mistake.
+    object or a class of the session. Raises UserError, a line per mistake.
     """
     return load_experiment(config, changes)
 
@@ -56,18 +56,18 @@ def simulate(
     """Simulate every scenario of a configuration.
 
     With ``out``, write the folder that ``sarathi-sim run`` writes, with ``figures`` if wanted.
-    Raises ConfigError for a scenario that cannot run, and if ``out`` holds foreign files.
+    Raises UserError for a scenario that cannot run, and if ``out`` holds foreign files.
     """
     experiment = config if isinstance(config, Experiment) else load(config, changes)
     if isinstance(config, Experiment) and changes:
-        raise ConfigError("changes: give them to load(), which has made this experiment")
+        raise UserError("changes: give them to load(), which has made this experiment")
     if out is None:
         return simulate_all(experiment, progress)
     return run_experiment(experiment, Path(out), figures=figures, progress=progress)
 
 
 def read(folder: Folder) -> dict[str, Tables]:
-    """The tables of every scenario of a result. Raises ConfigError where it is not one."""
+    """The tables of every scenario of a result. Raises UserError where it is not one."""
     return read_tables(Path(folder))
 
 
@@ -84,7 +84,7 @@ def sweep(
     values and the numbers of its summary, such as ``ttft_s.p99``.
 
     ``out`` keeps the folder that ``sarathi-sim sweep`` writes, to be resumed. More than one of
-    ``workers`` are processes. Raises ConfigError for what cannot run, and if runs failed.
+    ``workers`` are processes. Raises UserError for what cannot run, and if runs failed.
     """
     import pandas as pd
 
@@ -102,7 +102,7 @@ def sweep(
         if report.failures:
             key, error = next(iter(report.failures.items()))
             more = f" (and {len(report.failures) - 1} more)" if len(report.failures) > 1 else ""
-            raise ConfigError(f"run {key} failed: {error}{more}")
+            raise UserError(f"run {key} failed: {error}{more}")
         return pd.read_parquet(folder / RESULTS)
 
 
@@ -123,7 +123,7 @@ def describe_workload(
     Lengths in tokens, rates in requests a second, burstiness, and the share of the prompts that is
     shared (docs/workloads.md). ``what`` is a trace, a configuration, or lengths in a word
     (``"1024:256"``); ``columns`` are a trace's own column names, ``{"prompt": "tokens_in"}``.
-    ``out`` also gets a figure. Raises ConfigError for what cannot be read.
+    ``out`` also gets a figure. Raises UserError for what cannot be read.
     """
     from sarathi_sim.experiments.run.traffic import describe
 
@@ -133,7 +133,7 @@ def describe_workload(
 def check(config: Config, changes: Assignments = ()) -> dict[str, Deployment]:
     """Check every scenario with its model, device, profiles and memory; nothing is simulated.
 
-    What would run, by scenario: with every default filled in, and notes on it. Raises ConfigError.
+    What would run, by scenario: with every default filled in, and notes on it. Raises UserError.
     """
     from sarathi_sim.experiments.run.experiment import deploy_all
 
@@ -143,7 +143,7 @@ def check(config: Config, changes: Assignments = ()) -> dict[str, Deployment]:
 def plan(config: Config, changes: Assignments = (), *, progress: Progress = silent) -> SweepPlan:
     """Check the runs of a configuration with a ``sweep`` section, and list them.
 
-    Raises ConfigError, a line per mistake.
+    Raises UserError, a line per mistake.
     """
     from sarathi_sim.experiments.sweeps.plan import plan_sweep
 
@@ -153,7 +153,7 @@ def plan(config: Config, changes: Assignments = (), *, progress: Progress = sile
 def compare(a: Folder, b: Folder, *, progress: Progress = silent) -> dict[str, Any]:
     """Which parts of the time make two results differ, in seconds: what ``compare --json`` prints.
 
-    Both are simulated again. Raises ConfigError where a folder is no result of one scenario.
+    Both are simulated again. Raises UserError where a folder is no result of one scenario.
     """
     from sarathi_sim.experiments.run.compare import compare as compared
 
@@ -180,7 +180,7 @@ def find_capacity(
     writes; the same call goes on from it.
     ``bands`` also searches under errors of the op times. ``prices`` is a YAML (docs/capacity.md)
     in place of the shipped assumptions. ``refine`` times, deployments half-way between the best and
-    its neighbours are searched, too. Raises ConfigError for what cannot run.
+    its neighbours are searched, too. Raises UserError for what cannot run.
     """
     from sarathi_sim.experiments.capacity.answer import (
         answered,
@@ -235,7 +235,7 @@ def recommend(
 
     ``budgets``, ``seqs`` and ``drafts`` are the token budgets, sequence limits and draft lengths to
     try; the other options are those of the command. ``out`` keeps the folder that it writes. Raises
-    ConfigError where no deployment keeps the SLO, and for what cannot run.
+    UserError where no deployment keeps the SLO, and for what cannot run.
     """
     from sarathi_sim.experiments.capacity.answer import load_prices
     from sarathi_sim.experiments.capacity.options import wanted_of
@@ -292,7 +292,7 @@ def find_sensitivity(
 
     Each op's time, link speed, host time, lengths and burstiness (``only``: some of them) are a
     part ``by`` less, and more. ``out`` keeps the folder that ``sarathi-sim sensitivity`` writes.
-    Raises ConfigError for what cannot run.
+    Raises UserError for what cannot run.
     """
     from sarathi_sim.experiments.capacity.probing import (
         SENSITIVITY_FORMAT,
@@ -332,7 +332,7 @@ def advise(
     """The best chunk size and batch cap of Sarathi for a workload on one tensor-parallel group.
 
     ``batch`` bounds the batch (None: by the memory), ``tbt_limit_s`` the time between tokens (P99).
-    Raises ConfigError for a model without a bundle in ``profiles`` (None: the shipped ones), a
+    Raises UserError for a model without a bundle in ``profiles`` (None: the shipped ones), a
     batch that does not fit and a limit that nothing meets.
     """
     from sarathi_sim.experiments.run.machine import Machine
@@ -373,7 +373,7 @@ def support(
     """Which model runs on which device, by stack and number format: a row for each combination,
     with the columns of a cell of ``support --json``. Names that are left out stand for all.
 
-    Raises ConfigError for a name that is none.
+    Raises UserError for a name that is none.
     """
     import pandas as pd
 
@@ -396,7 +396,7 @@ def score_files(
 
     ``files`` are tables with a row a load or, with the ``config`` that served them, recorded runs.
     ``peers`` are other predictors' files; ``fit`` fits the host's constants anew. Raises
-    ConfigError for a file that cannot be read.
+    UserError for a file that cannot be read.
     """
     from sarathi_sim.experiments.measured.answers import score_answer
     from sarathi_sim.experiments.measured.recorded import cases_of, score_runs
@@ -423,7 +423,7 @@ def tune(
     """Calibrate the simulation of the server that ``config`` describes with runs of it, files of a
     load tool; what ``tune --json`` prints. The file ``out`` is what ``calibration`` takes.
 
-    Raises ConfigError for files that are no runs, a configuration without a stack, and an ``out``
+    Raises UserError for files that are no runs, a configuration without a stack, and an ``out``
     that is not tune's.
     """
     from sarathi_sim.experiments.config.calibration import check_replaceable
@@ -450,7 +450,7 @@ def plot_cdf(axes: Axes, shown: Shown, metric: str = "ttft_s") -> None:
 
     known = [key for key, one in METRICS.items() if one.unit == "s" and one.statistics]
     if metric not in known or metric == "ledger_s":
-        raise ConfigError(f"metric: value {metric!r}: one of {', '.join(known)}")
+        raise UserError(f"metric: value {metric!r}: one of {', '.join(known)}")
     draw_cdf(axes, metric, _tables(shown))
 
 
@@ -489,7 +489,7 @@ def write_report(
 ) -> int:
     """Write finished results as one HTML page, as ``sarathi-sim report`` does; its size in bytes.
 
-    Raises ConfigError where a folder is not a result, or ``out`` is not ours to replace.
+    Raises UserError where a folder is not a result, or ``out`` is not ours to replace.
     """
     from sarathi_sim.experiments.report.html_page import write_page
 

@@ -17,7 +17,6 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pandas as pd
 
-from sarathi_sim.experiments.config.errors import ConfigError
 from sarathi_sim.profiler.storage.files import (
     LARGEST_DATA,
     make_folders,
@@ -40,7 +39,7 @@ from sarathi_sim.profiler.storage.manifest import (
 )
 from sarathi_sim.profiler.storage.manifest import held as held_by
 from sarathi_sim.profiler.storage.plain_yaml import dump_yaml, read_mapping
-from sarathi_sim.profiler.storage.strict import one_line
+from sarathi_sim.profiler.storage.strict import UserError, one_line
 from sarathi_sim.simulator.views.ledger import ACCOUNTS
 from sarathi_sim.simulator.views.metric_registry import known, percentile
 from sarathi_sim.simulator.views.metrics import Analysis, Table
@@ -77,7 +76,7 @@ def result_folder(out: Path, kind: str = FORMAT) -> Iterator[Path]:
     """A scratch folder that becomes ``out`` when the block ends well, and vanishes when not.
 
     ``out`` may exist if it is empty or an earlier result of that kind, which is replaced. Raises
-    ConfigError where it is anything else, holds a file that we did not write, or where another
+    UserError where it is anything else, holds a file that we did not write, or where another
     command is about to write it.
     """
     target = check_replaceable(out, kind)
@@ -90,7 +89,7 @@ def result_folder(out: Path, kind: str = FORMAT) -> Iterator[Path]:
         with held(scratch):
             others = target.parent.glob(f".{glob.escape(target.name)}.{'[0-9a-f]' * 8}")
             if any(other != scratch and is_held(other) for other in others):
-                raise ConfigError(
+                raise UserError(
                     f"--out {out}: another command is writing this result: wait for it, or name "
                     "another folder"
                 )
@@ -106,7 +105,7 @@ def open_result(
     out: Path, kind: str, apart: Callable[[str], object], where: str = ""
 ) -> list[Path] | None:
     """Make the folder of a result that grows. Returns the folders that were made, or None if it is
-    a result of that kind already. Raises ConfigError, which begins with ``where`` (default:
+    a result of that kind already. Raises UserError, which begins with ``where`` (default:
     ``--out``), if it is something else, or holds foreign files other than the names ``apart``.
     """
     folder, where = resolved(out), where or f"--out {out}"
@@ -118,13 +117,13 @@ def open_result(
     manifest = read_manifest(folder)
     if manifest is None or manifest.kind != kind:
         wanted = kind.removeprefix("sarathi-sim ").rstrip(" 0123456789")
-        raise ConfigError(
+        raise UserError(
             f"{where}: exists and is no earlier result of {wanted} (it holds "
             f"{held_by(folder)}): name another folder"
         )
     found = differences(folder, manifest, apart)
     if found.changed or found.foreign:
-        raise ConfigError(
+        raise UserError(
             f"{where}: holds files that are not part of an earlier result "
             f"({found.in_the_way()}): move them away, or name another folder"
         )
@@ -148,11 +147,11 @@ def write_summary(folder: Path, kind: str, content: Mapping[str, Any]) -> None:
 
 
 def check_replaceable(out: Path, kind: str = FORMAT) -> Path:
-    """The resolved path of ``out``. Raises ConfigError if it holds files that we may not
+    """The resolved path of ``out``. Raises UserError if it holds files that we may not
     replace."""
     target = resolved(out)
     if target in (Path.cwd(), *Path.cwd().parents):
-        raise ConfigError(
+        raise UserError(
             f"--out {out}: the command runs in this folder or in one below it, so it is not "
             "replaced: name another folder"
         )
@@ -163,21 +162,21 @@ def check_replaceable(out: Path, kind: str = FORMAT) -> Path:
 
 
 def resolved(out: Path) -> Path:
-    """The absolute path of ``out``, links followed. Raises ConfigError where it cannot be one."""
+    """The absolute path of ``out``, links followed. Raises UserError where it cannot be one."""
     try:
         str(out).encode()
         target = out.resolve()
         # A link that is left leads in a circle; before 3.13, Python raises RuntimeError for it.
         loop = any(path.is_symlink() for path in (target, *target.parents))
     except UnicodeEncodeError:
-        raise ConfigError(f"--out {str(out)!a}: is not a name in UTF-8") from None
+        raise UserError(f"--out {str(out)!a}: is not a name in UTF-8") from None
     except RuntimeError:
         loop = True
     except (OSError, ValueError) as error:  # a NUL in the name
         reason = getattr(error, "strerror", None) or error
-        raise ConfigError(f"--out {str(out)!a}: is no folder: {reason}") from None
+        raise UserError(f"--out {str(out)!a}: is no folder: {reason}") from None
     if loop:
-        raise ConfigError(f"--out {str(out)!a}: is no folder: its links lead in a circle")
+        raise UserError(f"--out {str(out)!a}: is no folder: its links lead in a circle")
     return target
 
 
@@ -187,10 +186,10 @@ def about_out(out: Path) -> Iterator[None]:
     try:
         yield
     except NotOursError as error:
-        raise ConfigError(f"--out {out}: {error}") from None
+        raise UserError(f"--out {out}: {error}") from None
     except OSError as error:
         where = "" if error.filename in (None, str(out)) else f" ({error.filename})"
-        raise ConfigError(f"--out {out}: {error.strerror or error}{where}") from None
+        raise UserError(f"--out {out}: {error.strerror or error}{where}") from None
 
 
 def read_summary(folder: Path) -> dict[str, Any]:
@@ -209,14 +208,14 @@ def _whole(digits: str) -> int:
     return found
 
 
-def no_run(folder: Path, otherwise: str) -> ConfigError:
+def no_run(folder: Path, otherwise: str) -> UserError:
     """The error for a folder without the result of a run: it says what the folder holds."""
     held = str(read_summary(folder).get("format", ""))
     for kind in ("capacity", "recommend", "sensitivity", "score"):
         if held.startswith(f"sarathi-sim {kind} "):
             told = f"is the answer of {kind}, not of a run: sarathi-sim report {folder} draws it"
-            return ConfigError(f"{folder}: {told}")
-    return ConfigError(f"{folder}: not the result of a run ({otherwise})")
+            return UserError(f"{folder}: {told}")
+    return UserError(f"{folder}: not the result of a run ({otherwise})")
 
 
 def run_files(
@@ -298,20 +297,20 @@ def to_json(value: Any) -> Any:
 
 
 def read_requests(folder: Path, columns: Sequence[str]) -> pd.DataFrame:
-    """Columns of the requests of a sweep's run. Raises ConfigError where they are damaged."""
+    """Columns of the requests of a sweep's run. Raises UserError where they are damaged."""
     path = folder / "requests.parquet"
     try:
         return pd.read_parquet(regular(path), columns=list(columns))
     except (OSError, ValueError) as error:
-        raise ConfigError(f"{path}: the sweep is damaged: {one_line(error)}") from None
+        raise UserError(f"{path}: the sweep is damaged: {one_line(error)}") from None
 
 
 def check_kept(path: str, where: str) -> None:
-    """Raise ConfigError for a percentile over tokens, whose times no run of a sweep keeps."""
+    """Raise UserError for a percentile over tokens, whose times no run of a sweep keeps."""
     found = known(path)
     if found.metric.key == "tbt_s" and found.statistic not in found.metric.statistics:
         kept = ", ".join(found.metric.statistics)
-        raise ConfigError(f"{where} {path}: the runs of a sweep keep {kept} of tbt_s")
+        raise UserError(f"{where} {path}: the runs of a sweep keep {kept} of tbt_s")
 
 
 def percentile_in(folder: Path, path: str, steady: Mapping[str, Any]) -> float:
@@ -344,45 +343,45 @@ class Tables:
 
 
 def read_tables(folder: Path) -> dict[str, Tables]:
-    """The tables of every scenario of a result. Raises ConfigError where it is not one."""
+    """The tables of every scenario of a result. Raises UserError where it is not one."""
     if not folder.is_dir():
-        raise ConfigError(f"{folder}: no such folder")
+        raise UserError(f"{folder}: no such folder")
     summary = read_summary(folder)
     if summary.get("format") == FIGURES_FORMAT:
-        raise ConfigError(f"{folder}: holds figures of several runs: name the runs' own folders")
+        raise UserError(f"{folder}: holds figures of several runs: name the runs' own folders")
     if summary.get("format") == SWEEP_FORMAT:
-        raise ConfigError(f"{folder}: is a sweep: name it alone, or the folders of its runs")
+        raise UserError(f"{folder}: is a sweep: name it alone, or the folders of its runs")
     if summary.get("format") != FORMAT:
         raise no_run(folder, f"no {SUMMARY} of ours")
     scenarios = summary.get("scenarios")
     if not isinstance(scenarios, dict) or not scenarios:
-        raise ConfigError(f"{folder}: the result is damaged: {SUMMARY} names no scenarios")
+        raise UserError(f"{folder}: the result is damaged: {SUMMARY} names no scenarios")
     found = {}
     for name, numbers in scenarios.items():
         steady = numbers.get("steady") if isinstance(numbers, dict) else None
         warmup = steady.get("warmup_requests") if isinstance(steady, dict) else None
         if not isinstance(steady, dict) or not isinstance(warmup, int) or warmup < 0:
-            raise ConfigError(f"{folder}: the result is damaged: {SUMMARY}: {name}: no steady")
+            raise UserError(f"{folder}: the result is damaged: {SUMMARY}: {name}: no steady")
         found[name] = _tables(folder / name, policy_of(folder, name), steady)
     return found
 
 
 def read_text(path: Path) -> str:
-    """The text of a result's file. Raises ConfigError where there is none."""
+    """The text of a result's file. Raises UserError where there is none."""
     try:
         return read_bounded(path).decode("utf-8")
     except UnicodeDecodeError:
-        raise ConfigError(f"{path}: is not UTF-8 text") from None
+        raise UserError(f"{path}: is not UTF-8 text") from None
 
 
 def policy_of(folder: Path, scenario: str) -> str:
-    """The name of the policy that a result's scenario ran. Raises ConfigError where none is."""
+    """The name of the policy that a result's scenario ran. Raises UserError where none is."""
     path = folder / "config.yaml"
     config: Any = read_mapping(path)
     for key in ("scenarios", scenario, "policy", "name"):
         config = config.get(key) if isinstance(config, dict) else None
     if not isinstance(config, str):
-        raise ConfigError(f"{path}: the result is damaged: no policy of {scenario}")
+        raise UserError(f"{path}: the result is damaged: no policy of {scenario}")
     return config
 
 
@@ -394,11 +393,11 @@ def _tables(folder: Path, policy: str, steady: dict[str, Any]) -> Tables:
         served, idle = pd.read_parquet(regular(requests)), pd.read_csv(regular(ledger))
         tables = Tables(served, idle, token_gaps, policy, steady)
     except (OSError, ValueError, LookupError, NotImplementedError) as error:
-        raise ConfigError(f"{folder}: the result is damaged: {one_line(error)}") from None
+        raise UserError(f"{folder}: the result is damaged: {one_line(error)}") from None
     needed = {requests: (tables.requests, REQUEST_COLUMNS), ledger: (tables.ledger, LEDGER_COLUMNS)}
     for path, (table, columns) in needed.items():
         if table.empty:
-            raise ConfigError(f"{path}: the result is damaged: no rows")
+            raise UserError(f"{path}: the result is damaged: no rows")
         _check_numbers(path, table, columns)
     if token_gaps is not None:
         _check_numbers(gaps, token_gaps, GAP_COLUMNS)
@@ -408,6 +407,6 @@ def _tables(folder: Path, policy: str, steady: dict[str, Any]) -> Tables:
 def _check_numbers(path: Path, table: pd.DataFrame, columns: Iterable[str]) -> None:
     for column in columns:
         if column not in table:
-            raise ConfigError(f"{path}: the result is damaged: no column {column}")
+            raise UserError(f"{path}: the result is damaged: no column {column}")
         if not pd.api.types.is_numeric_dtype(table[column]):
-            raise ConfigError(f"{path}: the result is damaged: no numbers in {column}")
+            raise UserError(f"{path}: the result is damaged: no numbers in {column}")

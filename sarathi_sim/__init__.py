@@ -7,11 +7,11 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from sarathi_sim.experiments.api import (
-        ConfigError,
         Experiment,
         ExperimentResult,
         ScenarioRun,
         Tables,
+        UserError,
         advise,
         check,
         compare,
@@ -35,11 +35,11 @@ if TYPE_CHECKING:
     )
 
 __all__ = [
-    "ConfigError",
     "Experiment",
     "ExperimentResult",
     "ScenarioRun",
     "Tables",
+    "UserError",
     "advise",
     "check",
     "compare",

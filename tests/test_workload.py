@@ -16,11 +16,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sarathi_sim.experiments.config.base import Source
-from sarathi_sim.experiments.config.errors import ConfigError
 from sarathi_sim.experiments.config.requests import build_requests
 from sarathi_sim.experiments.config.scenario import Scenario
 from sarathi_sim.experiments.run.traffic import is_trace
 from sarathi_sim.policies.request import Request
+from sarathi_sim.profiler.storage.strict import UserError
 from sarathi_sim.simulator.load.describe import describe_workload, peak_rate, shared_tokens
 from sarathi_sim.simulator.load.trace import Reading, Trace, read_trace
 from sarathi_sim.simulator.load.workload import (
@@ -703,7 +703,7 @@ def test_rates_that_make_no_sense_are_refused() -> None:
         lengths = {"kind": "fixed", "prompt": 8, "decode": 8}
         workload = {"requests": 3, "lengths": lengths, "arrivals": arrivals}
         scenario = Scenario.model_validate(SCENARIO | {"workload": workload})
-        with pytest.raises(ConfigError) as caught:
+        with pytest.raises(UserError) as caught:
             build_requests(scenario, 1000, SOURCE)
         return str(caught.value)
 

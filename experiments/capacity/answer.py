@@ -30,7 +30,6 @@ from sarathi_sim.experiments.capacity.slo import OVERLOAD, REJECTED, CapacitySec
 from sarathi_sim.experiments.capacity.written import capacities, capacity_answer, headroom
 from sarathi_sim.experiments.config.base import Source
 from sarathi_sim.experiments.config.deployment import deploy
-from sarathi_sim.experiments.config.errors import ConfigError
 from sarathi_sim.experiments.config.loading import Assignments, Config, Draft, read_draft
 from sarathi_sim.experiments.config.scenario import POOLS
 from sarathi_sim.experiments.content import assumed
@@ -46,7 +45,7 @@ from sarathi_sim.experiments.run.uncertainty import (
 from sarathi_sim.experiments.sweeps.points import between, in_order
 from sarathi_sim.profiler.storage.files import data_dir, user_path
 from sarathi_sim.profiler.storage.plain_yaml import dump_yaml, read_mapping
-from sarathi_sim.profiler.storage.strict import STRICT, did_you_mean, parse
+from sarathi_sim.profiler.storage.strict import STRICT, UserError, did_you_mean, parse
 from sarathi_sim.simulator.views.metrics import Analysis
 
 FINE = 0.005
@@ -80,7 +79,7 @@ class Answer:
 
 
 def answers(lab: Laboratory, options: list[Option], where: str, bands: bool = True) -> list[Answer]:
-    """The capacity of every option, in order. Raises ConfigError if the runs are too short for the
+    """The capacity of every option, in order. Raises UserError if the runs are too short for the
     SLO."""
     plans = {option: plan_of(option, lab.section, where) for option in options}
     found = lab.pursue({option: capacity(plans[option]) for option in options})
@@ -395,9 +394,9 @@ class Prices:
         return {"date": self.date, "currency": self.currency, "mark": self.mark}
 
     def of(self, device: str) -> float:
-        """The price of an hour of one GPU. Raises ConfigError if it is not known."""
+        """The price of an hour of one GPU. Raises UserError if it is not known."""
         if device not in self.gpu_hour:
-            raise ConfigError(
+            raise UserError(
                 f"prices: gpu_hour.{device}: this key is missing"
                 f"{did_you_mean(device, self.gpu_hour)}: give --prices with it"
             )
@@ -405,7 +404,7 @@ class Prices:
 
 
 def load_prices(path: str | None) -> Prices:
-    """The user's prices, or the shipped ones. Raises ConfigError, a line per mistake."""
+    """The user's prices, or the shipped ones. Raises UserError, a line per mistake."""
     file: Path = data_dir() / "prices.yaml" if path is None else user_path(path)
     return parse(Prices, read_mapping(file), file)
 
@@ -435,11 +434,11 @@ def read_question(
     config: Config, assignments: Assignments, workload: str | None = None
 ) -> tuple[Draft, CapacitySection, list[Option]]:
     """A file with a ``capacity`` section, and its deployments, checked; ``workload`` gives lengths
-    in place of its own (:func:`with_workload`). Raises ConfigError."""
+    in place of its own (:func:`with_workload`). Raises UserError."""
     draft = with_workload(read_draft(config, assignments), workload)
     raw = draft.header.capacity
     if raw is None:
-        raise ConfigError(
+        raise UserError(
             f"{draft.source.file}: capacity: this section is missing: it states the SLO, as in "
             "capacity: {slo: 'p99 ttft 1s, p99 tbt 50ms'}"
         )
@@ -500,7 +499,7 @@ def _halfway(lab: Laboratory, draft: Draft, found: Sequence[Answer]) -> list[Opt
         scenario = point.pop("scenario")
         try:
             options.append(option_at(draft, lab.section, scenario, point))
-        except ConfigError as error:
+        except UserError as error:
             lab.say(f"not between: {str(error).splitlines()[0]}")
     if options:
         lab.say(f"refining: {'; '.join(one.name for one in options)}")

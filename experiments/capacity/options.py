@@ -23,7 +23,6 @@ from sarathi_sim.experiments.capacity.slo import CapacitySection, Verdict, judge
 from sarathi_sim.experiments.config.base import Source, assign_all, merge
 from sarathi_sim.experiments.config.deployment import Deployment, Requests, deploy
 from sarathi_sim.experiments.config.effects import Effects
-from sarathi_sim.experiments.config.errors import ConfigError
 from sarathi_sim.experiments.config.loading import Draft, check_effect, check_scenario
 from sarathi_sim.experiments.config.requests import build_requests
 from sarathi_sim.experiments.config.scenario import (
@@ -51,7 +50,7 @@ from sarathi_sim.profiler.facts.formats import STACKS, WEIGHT_DTYPES
 from sarathi_sim.profiler.facts.model import ModelSpec, load_model
 from sarathi_sim.profiler.facts.ops import OPS
 from sarathi_sim.profiler.kernels.stack_file import stacks_on
-from sarathi_sim.profiler.storage.strict import did_you_mean
+from sarathi_sim.profiler.storage.strict import UserError, did_you_mean
 from sarathi_sim.simulator.load.acceptance import AcceptanceError, golden_length
 from sarathi_sim.simulator.loop.routers import Router
 
@@ -193,7 +192,7 @@ def arrivals_at(scenario: Scenario, load: float, kind: str, natural: float) -> A
 
 
 def options_of(draft: Draft, section: CapacitySection) -> list[Option]:
-    """The deployments that a file describes. Raises ConfigError, a line per mistake."""
+    """The deployments that a file describes. Raises UserError, a line per mistake."""
     points, requests_of = _points(draft, section), SharedRequests()
     options, found, effects = [], dict[str, None](), Effects()
     for name, override in draft.overrides.items():
@@ -202,10 +201,10 @@ def options_of(draft: Draft, section: CapacitySection) -> list[Option]:
             try:
                 options.append(option_at(draft, section, name, point, requests_of))
                 effects.add(source, options[-1].deployment)
-            except ConfigError as error:
+            except UserError as error:
                 found |= dict.fromkeys(str(error).splitlines())
     if found:
-        raise ConfigError("\n".join(found))
+        raise UserError("\n".join(found))
     check_effect(draft, points, f"{draft.source.file}: capacity.space")
     effects.check()
     return options
@@ -218,7 +217,7 @@ def option_at(
     point: Point,
     requests_of: Requests = build_requests,
 ) -> Option:
-    """The deployment of a scenario at a point of the space. Raises ConfigError."""
+    """The deployment of a scenario at a point of the space. Raises UserError."""
     override = draft.overrides[scenario]
     tree = assign_all(merge(draft.raw, override), point)
     source = replace(draft.source, scenario=scenario, override=override)
@@ -251,11 +250,11 @@ def _points(draft: Draft, section: CapacitySection) -> list[Point]:
         return [{}]
     spec = draft.source.checked(SweepSpec, section.space, "capacity", "space")
     if spec.seeds is not None or spec.contrast is not None:
-        raise ConfigError(f"{where}: takes grid, zip, cases and sample only")
+        raise UserError(f"{where}: takes grid, zip, cases and sample only")
     points = expand(spec, None, where)
     for key in dict.fromkeys(key for point in points for key in point):
         if key.partition(".")[0] in ("workload", "seed", "scenarios", "capacity"):
-            raise ConfigError(f"{where}: {key}: is no part of a deployment")
+            raise UserError(f"{where}: {key}: is no part of a deployment")
     return points
 
 
@@ -266,11 +265,11 @@ def pilot_requests(section: CapacitySection) -> int:
 
 
 def plan_of(option: Option, section: CapacitySection, where: str) -> SearchPlan:
-    """The plan of the search for an option's capacity. Raises ConfigError for runs too short for
+    """The plan of the search for an option's capacity. Raises UserError for runs too short for
     the SLO, or longer than the budget of a search."""
     given = section.replications
     if given.least > given.most:
-        raise ConfigError(
+        raise UserError(
             f"{where}: capacity.replications.least: value {given.least}: must be at "
             f"most replications.most, which is {given.most}"
         )
@@ -280,7 +279,7 @@ def plan_of(option: Option, section: CapacitySection, where: str) -> SearchPlan:
     variance = _variance(option, section, scale)
     budget = section.most_requests or simulated * MOST_REQUESTS
     if (section.requests or 0) > budget:
-        raise ConfigError(
+        raise UserError(
             f"{where}: capacity.requests: value {section.requests}: must be at most {budget}, "
             "capacity.most_requests (default: 100,000 a replica or worker): give that, too"
         )
@@ -291,7 +290,7 @@ def plan_of(option: Option, section: CapacitySection, where: str) -> SearchPlan:
             for tolerance in (section.tolerance, math.inf)
         )
     if (requests := min(requests, budget)) < section.fewest:
-        raise ConfigError(
+        raise UserError(
             f"{where}: capacity.requests: {requests} requests a run are too few for the SLO "
             f"{section.slo!r}: at least {section.fewest}, so that {BEYOND_TEXT}"
         )
@@ -547,7 +546,7 @@ def deployable(
         try:
             scenario = check_scenario(tree, source)
             deployment = deploy(scenario, source, requests_of)
-        except ConfigError as error:
+        except UserError as error:
             dropped[name] = str(error).removeprefix("recommend: ").splitlines()[0]
             continue
         if deployment.rejected > wanted.section.rejected:
@@ -576,13 +575,13 @@ def wanted_of(
     drafts: str | None = None,
 ) -> Wanted:
     """The question of the command's options, checked; without ``dtype`` the checkpoint's number
-    format. Raises ConfigError."""
+    format. Raises UserError."""
     if (gpus is None) == (rate is None):
-        raise ConfigError("--gpus and --rate: give one of them")
+        raise UserError("--gpus and --rate: give one of them")
     try:
         parse_slo(slo)
     except ValueError as error:
-        raise ConfigError(f"--slo: {error}") from None
+        raise UserError(f"--slo: {error}") from None
     section = CapacitySection(slo=slo, tolerance=tolerance, rejected=rejected)
     own, devices = load_model(model).dtype, _words("--device", device)
     for name in devices:
@@ -614,18 +613,18 @@ def _speculation(
 ) -> tuple[Speculation | None, tuple[int, ...]]:
     """``METHOD`` with the model's published acceptance, ``METHOD:golden_thinking_off``, or
     ``METHOD:0.8,0.6``, the probability that each further draft holds, given those before; and the
-    draft lengths to try. Raises ConfigError, also where no acceptance is known."""
+    draft lengths to try. Raises UserError, also where no acceptance is known."""
     lengths = _counts("--drafts", drafts, least=0)
     if text is None:
         if lengths:
-            raise ConfigError(f"--drafts {drafts}: needs --speculation")
+            raise UserError(f"--drafts {drafts}: needs --speculation")
         return None, (0,)
     method, _, given = text.partition(":")
     try:
         acceptance = given if given.startswith("golden") or not given else _shares(given)
         found = Speculation.model_validate({"method": method, "acceptance": acceptance or "golden"})
     except ValueError:
-        raise ConfigError(
+        raise UserError(
             f"--speculation {text}: expected mtp, eagle3 or ngram, then nothing or :golden (the "
             "published acceptance), :golden_thinking_off, or the probabilities that the first, "
             "second, ... draft holds, given those before, such as :0.8,0.6"
@@ -635,14 +634,14 @@ def _speculation(
         lengths = lengths or tuple(range(most + 1))
         if max(lengths) > most:
             problem = f"gives the probabilities of {most} drafts, and --drafts asks for"
-            raise ConfigError(f"--speculation {text}: {problem} {max(lengths)}")
+            raise UserError(f"--speculation {text}: {problem} {max(lengths)}")
     else:
         thinking = "thinking_off" if str(found.acceptance).endswith("off") else "thinking_on"
         lengths = lengths or DRAFTS
         try:
             golden_length(model, method, thinking, max(lengths))
         except AcceptanceError as error:
-            raise ConfigError(
+            raise UserError(
                 f"--speculation {text}: {error}; a number here is a probability for each draft, "
                 f"as in {method}:0.8,0.6"
             ) from None
@@ -660,7 +659,7 @@ def _words(option: str, text: str, allowed: Iterable[str] = ()) -> tuple[str, ..
         hint = ": expected names with commas"
         if allowed:
             hint = f": one of {', '.join(allowed)}{did_you_mean(wrong[0], allowed)}"
-        raise ConfigError(f"{option} {text}: {wrong[0]!r}{hint}")
+        raise UserError(f"{option} {text}: {wrong[0]!r}{hint}")
     return found
 
 
@@ -670,5 +669,5 @@ def _counts(option: str, text: str | None, least: int = 1) -> tuple[int, ...]:
     except ValueError:
         found = (-1,)
     if any(not least <= count <= 1_000_000 for count in found):
-        raise ConfigError(f"{option} {text}: expected counts from {least} on, with commas")
+        raise UserError(f"{option} {text}: expected counts from {least} on, with commas")
     return found

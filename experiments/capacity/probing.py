@@ -184,7 +184,7 @@ _APART = re.compile(r"probes(/.*)?|figures/?|.*\.partial")
 @contextmanager
 def probes_in(out: Path, kind: str) -> Iterator[Store]:
     """The store of the probes below ``out``, locked. If the block fails without a probe, a new
-    folder is removed, and an empty one is left empty. Raises ConfigError if ``out`` is something
+    folder is removed, and an empty one is left empty. Raises UserError if ``out`` is something
     else, or holds files that are not ours."""
     made = open_result(out, kind, _APART.fullmatch)
     store = Store(out / PROBES)

@@ -46,12 +46,12 @@ from sarathi_sim.experiments.capacity.written import (
     why_best,
     with_counts,
 )
-from sarathi_sim.experiments.config.errors import ConfigError
 from sarathi_sim.experiments.figures.style import styled
 from sarathi_sim.experiments.results import SUMMARY, json_bytes
 from sarathi_sim.experiments.sweeps.points import between
 from sarathi_sim.profiler.storage.child import Say
 from sarathi_sim.profiler.storage.plain_yaml import dump_yaml
+from sarathi_sim.profiler.storage.strict import UserError
 from sarathi_sim.simulator.views.metric_registry import number_text
 
 FINALISTS = 4
@@ -169,7 +169,7 @@ class Recommendation:
 
 
 def recommend(lab: Laboratory, wanted: Wanted, prices: Prices, say: Say) -> Recommendation:
-    """The best deployments. Raises ConfigError where none keeps the SLO, under the rate if any."""
+    """The best deployments. Raises UserError where none keeps the SLO, under the rate if any."""
     options, dropped = deployable(wanted)
     if wanted.pools:
         pools = pool_layouts(wanted, options, lab.section.objectives, prices.of)
@@ -194,7 +194,7 @@ def recommend(lab: Laboratory, wanted: Wanted, prices: Prices, say: Say) -> Reco
         else:
             screened.append(one)
     if not screened:
-        raise ConfigError(_nothing(wanted, dropped, lone))
+        raise UserError(_nothing(wanted, dropped, lone))
     found, chosen = list[Answer](), finalists(screened)
     searched = list[Screened]()
     while chosen:
@@ -224,7 +224,7 @@ def refined(
 ) -> Recommendation:
     """The best deployments; each round also tries the token budgets and sequence limits halfway
     between the best deployment's and the next ones. Two pools have the largest of both, so nothing
-    is tried beside them. Raises ConfigError as :func:`recommend`."""
+    is tried beside them. Raises UserError as :func:`recommend`."""
     found = recommend(lab, wanted, prices, say)
     for _ in range(rounds):
         best = found.finalists[0]
@@ -529,7 +529,7 @@ def _named(one: Screened) -> str:
 def recommended(
     lab: Laboratory, wanted: Wanted, prices: Prices, say: Say, rounds: int
 ) -> dict[str, Any]:
-    """Search the best deployments; the content of ``summary.json``. Raises ConfigError if none
+    """Search the best deployments; the content of ``summary.json``. Raises UserError if none
     keeps the SLO."""
     found = refined(lab, wanted, prices, say, rounds)
     lab.write_tables()

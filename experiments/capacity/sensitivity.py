@@ -37,7 +37,6 @@ from sarathi_sim.experiments.capacity.written import UNITS, sensitivity_answer
 from sarathi_sim.experiments.config.base import Source
 from sarathi_sim.experiments.config.deployment import Deployment, deploy
 from sarathi_sim.experiments.config.effects import ops_of, refuse_without_effect
-from sarathi_sim.experiments.config.errors import ConfigError
 from sarathi_sim.experiments.config.loading import (
     Assignments,
     Config,
@@ -58,7 +57,7 @@ from sarathi_sim.experiments.sweeps.plan import Run, SweepPlan, run_key
 from sarathi_sim.profiler.facts.ops import ALL_REDUCE, ALL_TO_ALL, OPS, SEND_RECV
 from sarathi_sim.profiler.storage.child import silent
 from sarathi_sim.profiler.storage.plain_yaml import dump_yaml
-from sarathi_sim.profiler.storage.strict import did_you_mean
+from sarathi_sim.profiler.storage.strict import UserError, did_you_mean
 from sarathi_sim.simulator.confidence.quantile import mean_and_interval
 from sarathi_sim.simulator.views.metric_registry import known
 
@@ -85,7 +84,7 @@ class Factor:
     def realised(self, option: Option, times: float) -> float:
         """The scale that is reached: lengths are whole tokens, at most the longest.
 
-        Raises ConfigError where requests become too long.
+        Raises UserError where requests become too long.
         """
         key = LENGTHS.get(self.name)
         if key is None:
@@ -200,10 +199,10 @@ def read_sensitivity(
     only: Sequence[str] = (),
     metrics: Sequence[str] = (),
 ) -> Question:
-    """The question, checked. Raises ConfigError, a line per mistake."""
+    """The question, checked. Raises UserError, a line per mistake."""
     given = assignments if isinstance(assignments, Mapping) else list(assignments)
     if not 0 < by < 1:
-        raise ConfigError(f"--by {by:g}: must be more than 0 and less than 1")
+        raise UserError(f"--by {by:g}: must be more than 0 and less than 1")
     draft, section = read_draft(config, given), _ANY_SLO
     measures = () if draft.header.capacity is not None and not metrics else metrics or METRICS
     for path in measures:
@@ -226,14 +225,14 @@ def read_sensitivity(
     for name in only:
         if name not in names:
             hint = f"one of {', '.join(names)}{did_you_mean(name, names)}"
-            raise ConfigError(f"--only: {name!r}: {hint}")
+            raise UserError(f"--only: {name!r}: {hint}")
     wanted = only or names
     picked = {option: [f for f in every[option] if f.name in wanted] for option in options}
     return Question(draft, section, picked, by, replications, tuple(measures))
 
 
 def sensitivity(lab: Laboratory, asked: Question) -> dict[str, Any]:
-    """The question and the answer, as in ``summary.json``. Raises ConfigError if the runs are too
+    """The question and the answer, as in ``summary.json``. Raises UserError if the runs are too
     short for the SLO."""
     changed, notes = list[tuple[Shifted, Option]](), list[str]()
     if asked.replications == 1:
@@ -296,7 +295,7 @@ def _sides(
         times = 1 + side * by
         try:
             really = factor.realised(option, times)
-        except ConfigError as error:
+        except UserError as error:
             notes.append(f"{option.name}: {factor.name} x {times:g} is left out: {error}")
             return
         if really == 1:
@@ -312,7 +311,7 @@ def _capacities(
     lab: Laboratory, asked: Question, changed: list[tuple[Shifted, Option]], notes: list[str]
 ) -> Values:
     """Each replication's load in every case; a note if its run is too short for the SLO. Raises
-    ConfigError if no load breaks the SLO."""
+    UserError if no load breaks the SLO."""
     plans, found = dict[Option, SearchPlan](), Values()
     for option in asked.options:
         plan = plan_of(option, asked.section, asked.draft.source.file)
@@ -398,7 +397,7 @@ def _number(lab: Laboratory, run: Run, path: str) -> float:
         return percentile_in(lab.store.runs / run.key / NAME, path, summary["steady"])
     try:
         return metric(summary, path, "summary")
-    except ConfigError:
+    except UserError:
         return math.nan
 
 

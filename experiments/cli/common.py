@@ -165,7 +165,7 @@ def _message(error: BaseException) -> tuple[str, int]:
 
 def _told(error: BaseException) -> str | None:
     """The message of an error that the user can mend; None for one of ours."""
-    from sarathi_sim.experiments.config.errors import ConfigError
+    from sarathi_sim.profiler.storage.strict import UserError
     from sarathi_sim.simulator.loop.simulation import SimulationError
 
     if isinstance(error, MemoryError):
@@ -174,7 +174,7 @@ def _told(error: BaseException) -> str | None:
     if isinstance(error, OSError) and error.strerror:  # a full disk, a missing file
         named = "" if error.filename is None else f"{os.fsdecode(error.filename)}: "
         return f"{named}{error.strerror}"
-    return str(error) if isinstance(error, ConfigError | OSError | SimulationError) else None
+    return str(error) if isinstance(error, UserError | OSError | SimulationError) else None
 
 
 def _shortened(line: str, longest: int = _LONGEST_LINE) -> str:

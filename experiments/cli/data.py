@@ -92,7 +92,11 @@ def devices(json: JsonOption = False) -> None:
         "peak TFLOP/s": lambda spec: f"{spec.peak_flops / 1e12:.0f}",
         "GB/s": lambda spec: f"{spec.memory_bandwidth / 1e9:.0f}",
         "GPUs per node": lambda spec: str(spec.gpus_per_node),
-        "op times": lambda spec: "calibrated" if spec.fitted else "specifications only",
+        "op times": lambda spec: ", ".join(
+            way
+            for way, there in {"calibrated": spec.fitted, "by stack": stacks_on(spec.name)}.items()
+            if there
+        ),
         "stacks": lambda spec: ", ".join(stacks_on(spec.name)) or "-",
     }
     _print_specs("device", specs, columns)
@@ -187,13 +191,13 @@ def calibrate(
       SARATHI_SIM_DATASETS=measurements sarathi-sim calibrate --write
       sarathi-sim calibrate --device h100-80g-sxm --stack vllm --datasets measurements
     """
-    from sarathi_sim.experiments.config.errors import ConfigError
     from sarathi_sim.profiler.physics import calibrate as fitting
     from sarathi_sim.profiler.physics.studies import STUDIES
     from sarathi_sim.profiler.storage.files import public_datasets
+    from sarathi_sim.profiler.storage.strict import UserError
 
     if report and write:
-        raise ConfigError("--write: does not go with --report, which fits nothing")
+        raise UserError("--write: does not go with --report, which fits nothing")
     if stack is not None:
         folder = None if report else public_datasets(datasets)
         _calibrate_stack(device, stack, folder, write, tables)
@@ -220,17 +224,17 @@ def _calibrate_stack(
 ) -> None:
     """Fit a stack's kernels on one device or all; without ``datasets`` print what is stored."""
     from sarathi_sim.experiments.cli.measured import print_scores
-    from sarathi_sim.experiments.config.errors import ConfigError
     from sarathi_sim.experiments.figures.kernel_errors import scores_of
     from sarathi_sim.profiler.kernels.stack_file import load_stack, write_stack
     from sarathi_sim.profiler.kernels.stack_fit import FAMILIES, check_fitted, fit_stack
     from sarathi_sim.profiler.storage.files import data_dir
+    from sarathi_sim.profiler.storage.strict import UserError
 
     _, stderr = consoles()
     families = (tables or ",".join(FAMILIES)).split(",")
     for name in families:
         if name not in FAMILIES:
-            raise ConfigError(f"--tables {name}: must be one of {', '.join(FAMILIES)}")
+            raise UserError(f"--tables {name}: must be one of {', '.join(FAMILIES)}")
     for name in check_fitted(device, stack):
         if datasets is None:
             print_scores(list(scores_of(load_stack(name, stack)[0])))
@@ -356,11 +360,11 @@ def workload(
       sarathi-sim workload shared_prefixes --out runs/workload
       sarathi-sim workload --workload 1024:256~0.5 --json
     """
-    from sarathi_sim.experiments.config.errors import ConfigError
     from sarathi_sim.experiments.run.traffic import describe, workload_answer
+    from sarathi_sim.profiler.storage.strict import UserError
 
     if (what is None) == (workload is None):
-        raise ConfigError("FILE and --workload: give one of them")
+        raise UserError("FILE and --workload: give one of them")
     columns = dict(text.partition("=")[::2] for text in column or [])
     described = describe(str(what or workload), assignments or [], columns, out)
     if json:

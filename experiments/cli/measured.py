@@ -105,8 +105,8 @@ def score(
       sarathi-sim score mlperf_dev.csv --lengths mlperf --out runs/mlperf
       sarathi-sim score inferencex_dev.csv --launch disagg_recipes.csv --out runs/pools
     """
-    from sarathi_sim.experiments.config.errors import ConfigError
     from sarathi_sim.experiments.measured.benchmarks import SUFFIXES
+    from sarathi_sim.profiler.storage.strict import UserError
 
     recorded = next((path for path in files if path.suffix in SUFFIXES), None)
     for wrong, problem in (
@@ -118,7 +118,7 @@ def score(
         (lengths and (config or peer), "--lengths goes with MLPerf's tables alone"),
     ):
         if wrong:
-            raise ConfigError(problem)
+            raise UserError(problem)
     inputs = (files, config, assignments or [], peer or [], lengths, launch)
     _score(*inputs, out, workers, fit, json, quiet)
 

@@ -56,12 +56,11 @@ def reproduce(
     from contextlib import nullcontext
 
     from sarathi_sim.experiments.cli.common import ProgressBar
-    from sarathi_sim.experiments.config.errors import ConfigError
     from sarathi_sim.experiments.paper.claims import counts_text, pick_claims
     from sarathi_sim.experiments.paper.claims import reproduce as compute
     from sarathi_sim.experiments.paper.variants import VARIANTS, Lab
     from sarathi_sim.experiments.results import PAPER_FORMAT, result_folder, write_summary
-    from sarathi_sim.profiler.storage.strict import did_you_mean
+    from sarathi_sim.profiler.storage.strict import UserError, did_you_mean
 
     claims = pick_claims(ids or [])
     if listing:
@@ -70,7 +69,7 @@ def reproduce(
     labs = [Lab(name) for name in VARIANTS]
     wanted = [lab for lab in labs if variant in (None, lab.variant)]
     if not wanted:
-        raise ConfigError(
+        raise UserError(
             f"--variant {variant}: no such variant{did_you_mean(str(variant), VARIANTS)}; "
             f"allowed: {', '.join(VARIANTS)}"
         )

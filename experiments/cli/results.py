@@ -50,10 +50,10 @@ def plot(
       sarathi-sim plot runs/pd_sweep --over policy.chunk_size --metric mfu --metric bubble_s.p50
     """
     from sarathi_sim.experiments.cli.common import ProgressBar
-    from sarathi_sim.experiments.config.errors import ConfigError
     from sarathi_sim.experiments.run.compare import plot_results
     from sarathi_sim.experiments.sweeps.plot import is_sweep, plot_sweep
     from sarathi_sim.experiments.sweeps.store import RESULTS
+    from sarathi_sim.profiler.storage.strict import UserError
 
     if len(folders) == 1 and is_sweep(folders[0]):
         target = out or folders[0] / "figures"
@@ -66,7 +66,7 @@ def plot(
             typer.echo(f"figures: {target}")
         return
     if metrics or over:
-        raise ConfigError("--metric and --over go with the folder of one sweep")
+        raise UserError("--metric and --over go with the folder of one sweep")
     target = out or Path("runs/plot")
     plot_results(folders, target)
     if not quiet:

@@ -125,13 +125,13 @@ def _planned(config: str, assignments: list[str] | None, quiet: bool) -> SweepPl
 
 
 def check_backend(where: Where, address: str | None, workers: int | None) -> None:
-    """Raises ConfigError for options that do not go together."""
-    from sarathi_sim.experiments.config.errors import ConfigError
+    """Raises UserError for options that do not go together."""
+    from sarathi_sim.profiler.storage.strict import UserError
 
     if (where == "dask") != (address is not None):
-        raise ConfigError("--backend dask and --address: one needs the other")
+        raise UserError("--backend dask and --address: one needs the other")
     if where == "dask" and workers is not None:
-        raise ConfigError(
+        raise UserError(
             f"--workers {workers}: not allowed with --backend dask: the cluster has its own workers"
         )
 

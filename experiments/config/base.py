@@ -17,8 +17,7 @@ from pydantic import (
     ValidationError,
 )
 
-from sarathi_sim.experiments.config.errors import ConfigError
-from sarathi_sim.profiler.storage.strict import STRICT, mistakes, show
+from sarathi_sim.profiler.storage.strict import STRICT, UserError, mistakes, show
 from sarathi_sim.profiler.storage.strict import KeyPath as KeyPath
 
 # Names become folder and file names.
@@ -181,15 +180,15 @@ class Source:
     def checked(
         self, kind: type[S], raw: Mapping[str, Any], *section: str, also: tuple[str, ...] = ()
     ) -> S:
-        """The keys of a section. Raises ConfigError, a line per mistake (:func:`mistakes`)."""
+        """The keys of a section. Raises UserError, a line per mistake (:func:`mistakes`)."""
         try:
             return kind.model_validate(raw)
         except ValidationError as error:
             found = mistakes(error, kind, raw, lambda key: self.name((*section, *key)), also)
-            raise ConfigError("\n".join(found)) from None
+            raise UserError("\n".join(found)) from None
 
-    def error(self, key: str, value: object, problem: str) -> ConfigError:
+    def error(self, key: str, value: object, problem: str) -> UserError:
         """The error for a value that is not allowed although its type is right; or, with None, for
         a key that is missing or whose file cannot be used."""
         shown = "" if value is None else f"value {show(value)}: "
-        return ConfigError(f"{self.name(tuple(key.split('.')))}: {shown}{problem}")
+        return UserError(f"{self.name(tuple(key.split('.')))}: {shown}{problem}")

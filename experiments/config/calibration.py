@@ -9,13 +9,12 @@ from typing import Annotated, Literal
 from pydantic import Field
 
 from sarathi_sim.experiments.config.base import Source
-from sarathi_sim.experiments.config.errors import ConfigError
 from sarathi_sim.experiments.config.scenario import Scenario
 from sarathi_sim.profiler.facts.formats import named_stack
 from sarathi_sim.profiler.facts.ops import ALL_REDUCE, ALL_TO_ALL, OPS, SEND_RECV
 from sarathi_sim.profiler.storage.files import read_bounded, user_path
 from sarathi_sim.profiler.storage.plain_yaml import dump_yaml, read_mapping
-from sarathi_sim.profiler.storage.strict import SpecError, parse, strict_dataclass
+from sarathi_sim.profiler.storage.strict import SpecError, UserError, parse, strict_dataclass
 
 MARK = "# written by sarathi-sim tune\n"
 LINKS = (ALL_REDUCE, ALL_TO_ALL, SEND_RECV)
@@ -53,25 +52,25 @@ def factors(kernels: float, links: float) -> dict[str, float]:
 
 
 def check_replaceable(path: Path) -> None:
-    """Raises ConfigError for a file that tune did not write, or where there is no folder for it."""
+    """Raises UserError for a file that tune did not write, or where there is no folder for it."""
     if not path.parent.is_dir():
-        raise ConfigError(f"{path}: there is no folder {path.parent}")
+        raise UserError(f"{path}: there is no folder {path.parent}")
     if path.exists() and not (path.is_file() and read_bounded(path).startswith(MARK.encode())):
-        raise ConfigError(f"{path}: exists, and tune did not write it: give another name")
+        raise UserError(f"{path}: exists, and tune did not write it: give another name")
 
 
 def calibration_of(scenario: Scenario, source: Source) -> ServerCalibration | None:
     """The calibration that a scenario names. On another device its factors are 1: they belong to
     the device, the engine's constants to the host.
 
-    Raises ConfigError for a file that is none, or that is of another engine.
+    Raises UserError for a file that is none, or that is of another engine.
     """
     if scenario.calibration is None:
         return None
     try:
         path = user_path(scenario.calibration)
         found = read_calibration(path)
-    except (ConfigError, SpecError) as error:
+    except (UserError, SpecError) as error:
         raise source.error("calibration", scenario.calibration, str(error)) from None
     engine = named_stack(scenario.stack)[0] if scenario.stack else "no stack"
     if engine != found.stack:

@@ -20,7 +20,6 @@ from sarathi_sim.experiments.config.drafts import (
     scenario_of_drafter,
     speculation_note,
 )
-from sarathi_sim.experiments.config.errors import ConfigError
 from sarathi_sim.experiments.config.inputs import (
     device_of,
     host_of,
@@ -71,6 +70,7 @@ from sarathi_sim.profiler.facts.formats import NumberBytes
 from sarathi_sim.profiler.facts.model import ModelSpec
 from sarathi_sim.profiler.facts.ops import OPS
 from sarathi_sim.profiler.physics.shard_times import DOUBT
+from sarathi_sim.profiler.storage.strict import UserError
 from sarathi_sim.simulator.load.engine_memory import (
     NO_DRAFTER,
     SHARES,
@@ -428,7 +428,7 @@ def deploy(
     """Check a scenario against its model, device, profiles and workload, and fill in defaults.
 
     ``requests_of`` lets a sweep share requests between scenarios. With ``remote`` prompts are
-    computed elsewhere. Raises ConfigError, naming file,
+    computed elsewhere. Raises UserError, naming file,
     key, value and what is allowed.
     """
     if scenario.disaggregation is not None:
@@ -466,8 +466,8 @@ def deploy(
     if drafter is not None:
         try:
             drafting, of_drafter = op_times_of(drafts, drafter, device, source)
-        except ConfigError as error:
-            raise ConfigError(f"{error} (for the drafter, {drafter.name})") from None
+        except UserError as error:
+            raise UserError(f"{error} (for the drafter, {drafter.name})") from None
         digest += of_drafter
     if spec is not None:  # what was published may change, too
         known = f"{digest} {acceptance_of(scenario, model).held}"
@@ -594,7 +594,7 @@ def prompt_of(request: Request) -> Request:
 
 
 def layers_of(scenario: Scenario, model: ModelSpec, source: Source) -> tuple[int, ...]:
-    """The layers of each stage. Raises ConfigError where they do not add up to the model's."""
+    """The layers of each stage. Raises UserError where they do not add up to the model's."""
     cluster, given = scenario.cluster, scenario.cluster.layers_per_stage
     if cluster.pp > model.num_layers:
         problem = f"must be at most {model.num_layers}, the layers of {model.name}"
@@ -609,7 +609,7 @@ def layers_of(scenario: Scenario, model: ModelSpec, source: Source) -> tuple[int
 
 
 def check_policy(scenario: Scenario, source: Source) -> None:
-    """Raise ConfigError for a setting that the policy does not allow."""
+    """Raise UserError for a setting that the policy does not allow."""
     policy, batching, cache = scenario.policy.build(), scenario.batching, scenario.kv_cache
     name = scenario.policy.name
     if is_pooled(policy):
@@ -702,7 +702,7 @@ def _room(
     source: Source,
 ) -> Room:
     """The capacity of a replica whose cache keeps a share ``kept`` of the tokens, ``beside`` a
-    drafter. Raises ConfigError if the weights, a request, or the configured batch or blocks do not
+    drafter. Raises UserError if the weights, a request, or the configured batch or blocks do not
     fit."""
     cluster, policy, cache = scenario.cluster, scenario.policy.build(), scenario.kv_cache
     layers, max_length = cluster.layers_per_stage, cluster.max_length
@@ -738,7 +738,7 @@ def _room(
 
 
 def _reserved(scenario: Scenario, tokens: int, max_length: int, source: Source) -> Room:
-    """The capacity where each sequence reserves its memory. Raises ConfigError for a configured
+    """The capacity where each sequence reserves its memory. Raises UserError for a configured
     batch that does not fit, and CapacityError if not one sequence does."""
     batching, pp = scenario.batching, scenario.cluster.pp
     in_flight = batching.max_in_flight or pp
@@ -762,7 +762,7 @@ def _refuse_as_engine(
     remote: bool,
     source: Source,
 ) -> None:
-    """Raise ConfigError for a setting with which the engine would not serve the requests."""
+    """Raise UserError for a setting with which the engine would not serve the requests."""
     policy, max_length = scenario.policy.build(), scenario.cluster.max_length
     assert is_pooled(policy) and max_length
     prompts = [r.prompt_tokens for r in requests if r.prompt_tokens + r.max_tokens <= max_length]
@@ -811,7 +811,7 @@ def _notes(
 
 
 def _refuse_if_nothing_fits(found: Deployment, source: Source) -> None:
-    """Raise ConfigError where every request is rejected."""
+    """Raise UserError where every request is rejected."""
     refused, why = found.refused
     if refused and len(refused) == len(found.requests):
         key, value = "cluster.max_length", found.scenario.cluster.max_length

@@ -25,7 +25,7 @@ DRAFT_MODEL = "draft_model"
 def drafter_of(scenario: Scenario, model: ModelSpec, source: Source) -> ModelSpec | None:
     """The layers that draft for a scenario's model; None without speculation, and for ``ngram``.
 
-    Raises ConfigError for speculation that cannot be simulated, or of unknown acceptance.
+    Raises UserError for speculation that cannot be simulated, or of unknown acceptance.
     """
     spec = scenario.speculation
     if spec is None:
@@ -64,7 +64,7 @@ def drafter_of(scenario: Scenario, model: ModelSpec, source: Source) -> ModelSpe
 
 
 def _draft_model(scenario: Scenario, model: ModelSpec, source: Source) -> ModelSpec:
-    """The model that drafts for another. Raises ConfigError where engines refuse it."""
+    """The model that drafts for another. Raises UserError where engines refuse it."""
     assert scenario.speculation is not None
     key, name = "speculation.model", scenario.speculation.model
     if name is None:
@@ -84,7 +84,7 @@ def scenario_of_drafter(
 
     No profile holds a layer of ``mtp`` or ``eagle3``, whose numbers are the model's. A draft model
     is profiled like any other, and has the number formats of its checkpoint; but there is one KV
-    cache for both. Raises ConfigError for a quantised checkpoint without a stack.
+    cache for both. Raises UserError for a quantised checkpoint without a stack.
     """
     spec = scenario.speculation
     assert spec is not None

@@ -10,12 +10,12 @@ from collections.abc import Callable, Iterable, Iterator
 
 from sarathi_sim.experiments.config.base import KeyPath, Source, has
 from sarathi_sim.experiments.config.deployment import Deployment, PoolsDeployment
-from sarathi_sim.experiments.config.errors import ConfigError
 from sarathi_sim.experiments.config.links import node_gpus
 from sarathi_sim.experiments.config.scenario import POOLS, Scenario
 from sarathi_sim.experiments.config.workload import AtOnce, Closed
 from sarathi_sim.policies.policy import is_pooled, memory_share_of, needs_of
 from sarathi_sim.profiler.facts.ops import ALL_REDUCE, ATTENTION, OPS, SEND_RECV
+from sarathi_sim.profiler.storage.strict import UserError
 from sarathi_sim.simulator.load.engine_memory import SHARES
 from sarathi_sim.simulator.op_times.op_times import SUM
 
@@ -63,7 +63,7 @@ class Effects:
     """The keys that are set in some deployments, and whether they act in one of them."""
 
     def __init__(self) -> None:
-        self._errors: dict[str, ConfigError | None] = {}
+        self._errors: dict[str, UserError | None] = {}
 
     def add(self, source: Source, deployment: Deployment) -> None:
         """Take a deployment of this source into account."""
@@ -76,13 +76,13 @@ class Effects:
                 self._errors[name] = source.error(".".join(key), value, problem)
 
     def check(self) -> None:
-        """Raise ConfigError for a key that acts nowhere."""
+        """Raise UserError for a key that acts nowhere."""
         for error in filter(None, self._errors.values()):
             raise error
 
 
 def refuse_without_effect(found: Iterable[tuple[Source, Deployment]]) -> None:
-    """Raise ConfigError for a key that is set and acts in none of the deployments it is for."""
+    """Raise UserError for a key that is set and acts in none of the deployments it is for."""
     effects = Effects()
     for one in found:
         effects.add(*one)

@@ -24,7 +24,6 @@ from sarathi_sim.experiments.config.calibration import (
     calibration_of,
     factors,
 )
-from sarathi_sim.experiments.config.errors import ConfigError
 from sarathi_sim.experiments.config.links import PCIE, links_of, node_gpus
 from sarathi_sim.experiments.config.scenario import Engine, Scenario
 from sarathi_sim.policies.request import Request
@@ -47,7 +46,7 @@ from sarathi_sim.profiler.kernels.op_source import op_source, served_formats
 from sarathi_sim.profiler.kernels.stack_file import stacks_on
 from sarathi_sim.profiler.storage.files import data_dir, user_path
 from sarathi_sim.profiler.storage.plain_yaml import read_mapping
-from sarathi_sim.profiler.storage.strict import parse, strict_dataclass
+from sarathi_sim.profiler.storage.strict import UserError, parse, strict_dataclass
 from sarathi_sim.simulator.op_times.iteration import HostTime
 from sarathi_sim.simulator.op_times.link_times import LinkTimes
 from sarathi_sim.simulator.op_times.modelled import modelled_times
@@ -56,7 +55,7 @@ from sarathi_sim.simulator.op_times.regression import bundle_times
 
 
 def model_of(scenario: Scenario, source: Source) -> ModelSpec:
-    """The model. Raises ConfigError for an unknown name, or if TP cannot divide the model."""
+    """The model. Raises UserError for an unknown name, or if TP cannot divide the model."""
     return named_model(scenario.model, "model", scenario, source)
 
 
@@ -65,7 +64,7 @@ def named_model(name: str, key: str, scenario: Scenario, source: Source) -> Mode
     try:
         path = user_path(name)
         model = _load_model(name, _changed(path) or _changed(path / "config.json"))
-    except ConfigError as error:
+    except UserError as error:
         raise source.error(key, None, str(error)) from None
     try:
         model.check_tp(scenario.cluster.tp)
@@ -75,10 +74,10 @@ def named_model(name: str, key: str, scenario: Scenario, source: Source) -> Mode
 
 
 def device_of(scenario: Scenario, source: Source) -> DeviceSpec:
-    """The device. Raises ConfigError where it is unknown, or a node of it is too small for TP."""
+    """The device. Raises UserError where it is unknown, or a node of it is too small for TP."""
     try:
         device = load_device(scenario.device)
-    except ConfigError as error:
+    except UserError as error:
         raise source.error("device", None, str(error)) from None
     cluster, node = scenario.cluster, node_gpus(scenario, device)
     if node > device.gpus_per_node and cluster.tp > device.gpus_per_node:
@@ -106,7 +105,7 @@ def with_formats(
 ) -> Scenario:
     """The scenario with the checkpoint's number formats, unless it names its own.
 
-    Raises ConfigError for a quantised checkpoint without a stack.
+    Raises UserError for a quantised checkpoint without a stack.
     """
     engine = named_stack(scenario.stack)[0] if scenario.stack else None
     own = served_formats(model, device.name, engine)
@@ -127,7 +126,7 @@ def _profiles(scenario: Scenario, source: Source) -> Path:
         return data_dir() / "profiles"
     try:
         return user_path(scenario.profiles)
-    except ConfigError as error:
+    except UserError as error:
         raise source.error("profiles", None, str(error)) from None
 
 
@@ -144,7 +143,7 @@ def number_bytes_of(
 ) -> NumberBytes:
     """Bytes of numbers in the profiled dtype; those of fp16 if there is no profile.
 
-    A missing profile is reported later, after the check of the memory. Raises ConfigError for a
+    A missing profile is reported later, after the check of the memory. Raises UserError for a
     number format without a stack whose kernels compute with it, and for experts of a model that
     has none.
     """
@@ -167,12 +166,12 @@ def number_bytes_of(
             _profiles(scenario, source), device.name, model.name, scenario.cluster.tp
         )
         return _load(path, bundle_digest(path)).number_bytes if path.is_dir() else TWO_BYTES
-    except ConfigError:
+    except UserError:
         return TWO_BYTES
 
 
 def _check_ranks(scenario: Scenario, model: ModelSpec, device: DeviceSpec, source: Source) -> None:
-    """Raise ConfigError for data-parallel attention of a model, or a layout, without it."""
+    """Raise UserError for data-parallel attention of a model, or a layout, without it."""
     cluster = scenario.cluster
     if cluster.dp == 1:
         if cluster.rank_router != "round_robin":

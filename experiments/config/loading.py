@@ -25,7 +25,6 @@ from sarathi_sim.experiments.config.base import (
     merge,
     without,
 )
-from sarathi_sim.experiments.config.errors import ConfigError
 from sarathi_sim.experiments.config.policy import (
     FilePolicy,
     SessionPolicy,
@@ -36,7 +35,7 @@ from sarathi_sim.experiments.config.scenario import POOLS, Header, Ratio, Scenar
 from sarathi_sim.experiments.config.two_pools import acting, check_pools, shared_keys
 from sarathi_sim.profiler.storage.files import read_bounded, user_path
 from sarathi_sim.profiler.storage.plain_yaml import parse_yaml, read_mapping
-from sarathi_sim.profiler.storage.strict import SpecError, did_you_mean, show
+from sarathi_sim.profiler.storage.strict import SpecError, UserError, did_you_mean, show
 from sarathi_sim.simulator.views.metric_registry import METRICS, percentile, quantity
 
 CONFIGS = Path(__file__).parents[1] / "configs"
@@ -91,11 +90,11 @@ def load_experiment(config: Config, assignments: Assignments = ()) -> Experiment
     """Read a configuration.
 
     ``assignments`` are applied to the top level in order (a scenario by
-    ``scenarios.NAME.key.path=value``). Raises ConfigError with one line per mistake.
+    ``scenarios.NAME.key.path=value``). Raises UserError with one line per mistake.
     """
     draft = read_draft(config, assignments)
     if "sweep" in draft.raw:
-        raise ConfigError(
+        raise UserError(
             f"{draft.source.file}: sweep: this file describes many runs: use sarathi-sim sweep, "
             "or sarathi-sim plan to see them"
         )
@@ -107,11 +106,11 @@ def load_experiment(config: Config, assignments: Assignments = ()) -> Experiment
         sources[name] = replace(source, scenario=name, override=override)
         try:
             scenarios[name] = check_scenario(merge(draft.raw, override), sources[name])
-        except ConfigError as error:
+        except UserError as error:
             found += str(error).splitlines()
     if found:
         # A mistake at the top level shows in every scenario: say it once.
-        raise ConfigError("\n".join(dict.fromkeys(found)))
+        raise UserError("\n".join(dict.fromkeys(found)))
     check_effect(draft)
     _check_ratios(header, scenarios, source)
     for name in header.runs.keys() - scenarios.keys():
@@ -177,7 +176,7 @@ _NAMES = (
 
 
 def check_scenario(merged: Mapping[str, Any], source: Source) -> Scenario:
-    """The scenario that ``merged`` describes. Raises ConfigError, a line per mistake."""
+    """The scenario that ``merged`` describes. Raises UserError, a line per mistake."""
     merged = with_whole_paths(merged, source)
     policy = merged.get("policy")
     if isinstance(policy, Mapping) and "file" in policy:
@@ -197,7 +196,7 @@ def _find(config: str) -> Path:
     shipped = CONFIGS / f"{config}.yaml"
     if path.name == config and config in shipped_configs():
         return shipped
-    raise ConfigError(
+    raise UserError(
         f"{config}: no such file, nor a shipped configuration ({', '.join(shipped_configs())})"
     )
 
@@ -217,9 +216,9 @@ def _parsed(text: str) -> tuple[str, str, Any]:
     return text, where, parse_yaml(value, f"--set {text}")
 
 
-def _no_assignment(text: str) -> ConfigError:
+def _no_assignment(text: str) -> UserError:
     said = " ".join(text.split())
-    return ConfigError(f"--set {said}: expected KEY.PATH=VALUE, as in --set seed=3")
+    return UserError(f"--set {said}: expected KEY.PATH=VALUE, as in --set seed=3")
 
 
 def _assign(raw: dict[str, Any], text: str, where: str, value: Any) -> KeyPath:
@@ -230,7 +229,7 @@ def _assign(raw: dict[str, Any], text: str, where: str, value: Any) -> KeyPath:
     given = raw.get("scenarios")
     names = list(given) if given and isinstance(given, dict) else [str(raw.get("name"))]
     if path[0] == "scenarios" and len(path) > 2 and path[1] not in names:
-        raise ConfigError(
+        raise UserError(
             f"--set {'.'.join(path)}: no scenario is called {path[1]}"
             f"{did_you_mean(path[1], names)}; there are {', '.join(names)}"
         )
@@ -272,7 +271,7 @@ def check_effect(
 ) -> None:
     """Refuse a key of the file, or a ``--set``, that every scenario, or both of its pools,
     override, and such an axis of the ``points`` of a ``space``: it would have no effect. Raises
-    ConfigError."""
+    UserError."""
     raw, overrides = draft.raw, draft.overrides
     for path in draft.assigned:
         if path[0] in Header.model_fields:
@@ -289,7 +288,7 @@ def check_effect(
         name = draft.source.name(path)
         free = [each for each, override in overrides.items() if not has(override, path)]
         if not free:
-            raise ConfigError(f"{name}: has no effect, because every scenario sets this itself")
+            raise UserError(f"{name}: has no effect, because every scenario sets this itself")
         _check_reach(draft, points, free, path, name)
     for scenario, override in overrides.items():
         for path in _written(override):
@@ -322,7 +321,7 @@ def _check_overrides(path: KeyPath, raw: Mapping[str, Any], overrides: Mapping[s
     if unused:
         key = ".".join(path)
         first = next(iter(overrides))
-        raise ConfigError(
+        raise UserError(
             f"--set {key}: value {show(wanted)}: has no effect, because every scenario sets "
             f"this itself; change one with --set scenarios.{first}.{key}=..."
         )
@@ -348,7 +347,7 @@ def _check_reach(
         own = next((name for name in names if has(draft.overrides[name], inside)), None)
         there = ".".join(inside if own is None else ("scenarios", own, *inside))
         problem = "has no effect, because both pools set this themselves"
-        raise ConfigError(f"{where}: {problem}; change one with --set {there}=...")
+        raise UserError(f"{where}: {problem}; change one with --set {there}=...")
 
 
 def _check_ratios(header: Header, scenarios: Mapping[str, Scenario], source: Source) -> None:
@@ -386,25 +385,25 @@ Bands and warnings, which a run adds, are no numbers to compare."""
 
 
 def check_metric(path: str, where: str) -> None:
-    """Raise ConfigError, naming ``where``, for a path that names no metric."""
+    """Raise UserError, naming ``where``, for a path that names no metric."""
     found = quantity(path)
     if found is None or percentile(found.statistic) is None:
         metric(SHAPE, path, where)
 
 
 def metric(summary: Mapping[str, Any], path: str, where: str) -> float:
-    """The number at a dotted path. Raises ConfigError, naming ``where``, if there is none."""
+    """The number at a dotted path. Raises UserError, naming ``where``, if there is none."""
     node: Any = summary
     for part in re.split(r"\.(?!\d+$)", path):  # p99.9 is one word
         if not isinstance(node, Mapping) or part not in node:
             allowed = list(node) if isinstance(node, Mapping) else ["nothing below a number"]
             problem = f"{part} is not one of {', '.join(allowed)}{did_you_mean(part, allowed)}"
-            raise ConfigError(f"{where}: value {path!r}: {problem}")
+            raise UserError(f"{where}: value {path!r}: {problem}")
         node = node[part]
     if not isinstance(node, int | float):
         below = ", ".join(f"{path}.{key}" for key in node) if isinstance(node, Mapping) else ""
         problem = f"is not a number{'; one of ' if below else ''}{below}"
-        raise ConfigError(f"{where}: value {path!r}: {problem}")
+        raise UserError(f"{where}: value {path!r}: {problem}")
     return float(node)
 
 
@@ -412,7 +411,7 @@ def metric(summary: Mapping[str, Any], path: str, where: str) -> float:
 
 
 def refuse_of_session(scenario: Scenario, source: Source) -> None:
-    """Raises ConfigError for a session's policy: no file and no other process can hold it."""
+    """Raises UserError for a session's policy: no file and no other process can hold it."""
     if isinstance(scenario.policy, SessionPolicy):
         problem = (
             "is an object of this session, which a folder cannot keep: write the policy to a file, "

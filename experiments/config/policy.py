@@ -29,7 +29,6 @@ from pydantic.errors import PydanticUserError
 
 from sarathi_sim.experiments.config.base import Source, Strict, Text, Tokens
 from sarathi_sim.experiments.config.base import key as named
-from sarathi_sim.experiments.config.errors import ConfigError
 from sarathi_sim.policies.catalogue import (
     PolicyFileError,
     build,
@@ -41,7 +40,7 @@ from sarathi_sim.policies.catalogue import (
 from sarathi_sim.policies.policy import Builder, Policy, complete
 from sarathi_sim.policies.pool import PoolPolicy
 from sarathi_sim.profiler.storage.files import read_bounded, user_path
-from sarathi_sim.profiler.storage.strict import SpecError, did_you_mean
+from sarathi_sim.profiler.storage.strict import SpecError, UserError, did_you_mean
 from sarathi_sim.simulator.loop.simulation import SimulationError
 
 
@@ -200,7 +199,7 @@ else:
 def read_policy(keys: Mapping[str, Any], source: Source) -> FilePolicy:
     """The policy that ``{file: mine.py, name: ..., ...}`` describes. **This executes the file.**
 
-    Raises ConfigError, a line per mistake.
+    Raises UserError, a line per mistake.
     """
     file = keys["file"]
     if not isinstance(file, str) or not file:
@@ -235,7 +234,7 @@ def _described(keys: Mapping[str, Any], path: Path, code: str, source: Source) -
 
 
 def session_policy(given: Any, source: Source) -> SessionPolicy:
-    """The policy of a class or an object of the caller's session. Raises ConfigError."""
+    """The policy of a class or an object of the caller's session. Raises UserError."""
     builder = given if isinstance(given, type) else type(given)
     try:
         made = complete(given() if given is builder else given)
@@ -247,13 +246,13 @@ def session_policy(given: Any, source: Source) -> SessionPolicy:
 
 @contextmanager
 def policy_errors(policy: NamedPolicy) -> Iterator[None]:
-    """Turns an error of a user's policy in a simulation into a ConfigError."""
+    """Turns an error of a user's policy in a simulation into a UserError."""
     try:
         yield
-    except (ConfigError, SimulationError, KeyboardInterrupt):
+    except (UserError, SimulationError, KeyboardInterrupt):
         raise
     except BaseException as error:  # SystemExit, too
         if not isinstance(policy, FilePolicy):
             raise
         problem = error_line(error, policy.file)
-        raise ConfigError(f"{policy.file}: policy {policy.name}: {problem}") from error
+        raise UserError(f"{policy.file}: policy {policy.name}: {problem}") from error

@@ -10,7 +10,6 @@ from typing import Any
 import numpy as np
 
 from sarathi_sim.experiments.config.base import Source
-from sarathi_sim.experiments.config.errors import ConfigError
 from sarathi_sim.experiments.config.scenario import Scenario
 from sarathi_sim.experiments.config.workload import (
     AtOnce,
@@ -32,7 +31,7 @@ from sarathi_sim.experiments.config.workload import (
 )
 from sarathi_sim.policies.request import Prefix, Request
 from sarathi_sim.profiler.storage.files import user_path
-from sarathi_sim.profiler.storage.strict import SpecError
+from sarathi_sim.profiler.storage.strict import SpecError, UserError
 from sarathi_sim.simulator.load.trace import Reading, Trace, read_trace
 from sarathi_sim.simulator.load.workload import (
     WorkloadError,
@@ -97,7 +96,7 @@ class Traffic(list[Request]):
 def build_requests(scenario: Scenario, max_length: int, source: Source) -> Traffic:
     """The requests, in order of arrival; sessions one after the other.
 
-    None is longer than ``max_length`` unless ``too_long`` is ``reject``. Raises ConfigError, naming
+    None is longer than ``max_length`` unless ``too_long`` is ``reject``. Raises UserError, naming
     the key at fault.
     """
     workload, seed, session = scenario.workload, scenario.seed, None
@@ -236,7 +235,7 @@ def _of_arrivals(workload: Workload) -> tuple[str, object]:
 
 
 def trace_of(scenario: Scenario, source: Source) -> Trace | None:
-    """The trace, read as ``lengths`` says; None if lengths are drawn. Raises ConfigError for a file
+    """The trace, read as ``lengths`` says; None if lengths are drawn. Raises UserError for a file
     that is no trace, and for contradictory keys of the workload."""
     workload, lengths = scenario.workload, scenario.workload.lengths
     for key, value, problem in _refusals(workload):
@@ -274,7 +273,7 @@ def trace_of(scenario: Scenario, source: Source) -> Trace | None:
 
 
 def trace_path(lengths: TraceLengths, source: Source) -> Path:
-    """The path of the trace. Raises ConfigError if its ``~user`` has no home folder."""
+    """The path of the trace. Raises UserError if its ``~user`` has no home folder."""
     try:
         return user_path(lengths.path)
     except SpecError as error:
@@ -337,7 +336,7 @@ def _lengths(
         raise source.error("workload.pd_ratio", shown, str(error)) from None
 
 
-def no_arrivals(trace: Trace | None, source: Source) -> ConfigError:
+def no_arrivals(trace: Trace | None, source: Source) -> UserError:
     """Why requests cannot arrive as in their trace."""
     if trace is None or not trace.unit_of:
         return source.error("workload.arrivals.kind", "trace", "the trace records no arrivals")

@@ -6,10 +6,10 @@ from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 
 from sarathi_sim.experiments.config.base import Source
-from sarathi_sim.experiments.config.errors import ConfigError
 from sarathi_sim.experiments.config.scenario import Scenario
 from sarathi_sim.experiments.config.workload import ZipfLengths
 from sarathi_sim.profiler.storage.memory import available_bytes, size_text
+from sarathi_sim.profiler.storage.strict import UserError
 from sarathi_sim.simulator.op_times.predictor import TableSizes
 
 REQUEST_BYTES, RECORD_BYTES = 300, 1100
@@ -74,7 +74,7 @@ def run_needs(scenario: Scenario, num_requests: int, tables: TableSizes) -> list
 
 
 def check_memory(needs: Collection[Need], scenario: Scenario, source: Source) -> None:
-    """Raises ConfigError, naming the key that needs most, if this machine has too little."""
+    """Raises UserError, naming the key that needs most, if this machine has too little."""
     problem = shortage(needs)
     if problem is not None:
         largest = max(needs, key=lambda need: need.num_bytes)
@@ -102,11 +102,11 @@ def _value(scenario: Scenario, key: str) -> object:
 
 
 def check_together(needs: Iterable[tuple[str, Iterable[Need]]], file: str) -> None:
-    """Raises ConfigError if the scenarios together need more memory than is free.
+    """Raises UserError if the scenarios together need more memory than is free.
 
     ``needs`` are each scenario's name and needs.
     """
     whole = [Need(f"scenario {name}", sum(n.num_bytes for n in each), "") for name, each in needs]
     problem = shortage(whole)
     if problem is not None:
-        raise ConfigError(f"{file}: scenarios: together they {problem}; run fewer at a time")
+        raise UserError(f"{file}: scenarios: together they {problem}; run fewer at a time")

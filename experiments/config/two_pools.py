@@ -76,7 +76,7 @@ def _usual(tree: Mapping[str, Any], pool: str) -> dict[str, Any]:
 def pool_of(scenario: Scenario, pool: str, source: Source) -> tuple[Scenario, PoolSource]:
     """The checked scenario of one pool alone, and the origin of its values.
 
-    Raises ConfigError, a line per mistake.
+    Raises UserError, a line per mistake.
     """
     given = scenario.disaggregation
     assert given is not None
@@ -94,7 +94,7 @@ def pool_of(scenario: Scenario, pool: str, source: Source) -> tuple[Scenario, Po
 
 
 def check_pools(scenario: Scenario, source: Source) -> None:
-    """Raise ConfigError for a mistake in the keys of either pool, or in how they fit together."""
+    """Raise UserError for a mistake in the keys of either pool, or in how they fit together."""
     if scenario.disaggregation is None:
         return
     found = [pool_of(scenario, pool, source) for pool in POOLS]
@@ -125,7 +125,7 @@ def check_pools(scenario: Scenario, source: Source) -> None:
 
 
 def check_alike(key: str, decode: object, prefill: object, source: Source) -> None:
-    """Raise ConfigError where a decode pool's value is not that of the prefill pool."""
+    """Raise UserError where a decode pool's value is not that of the prefill pool."""
     if decode != prefill:
         problem = f"must be that of the prefill pool, {prefill}: it takes over the other's KV cache"
         raise source.error(key, decode, problem)

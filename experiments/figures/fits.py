@@ -37,7 +37,7 @@ def describe(bundle: Bundle, progress: Progress) -> pd.DataFrame:
 def write_fits(bundle: Bundle, errors: pd.DataFrame, out: Path, progress: Progress) -> None:
     """``errors.csv``, ``summary.json`` and ``figures/<op>.png`` and ``.svg``, whole or not at all.
 
-    Raises ConfigError where ``out`` holds something else.
+    Raises UserError where ``out`` holds something else.
     """
     tables = op_tables(bundle)
     meta = bundle.meta

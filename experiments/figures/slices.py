@@ -11,8 +11,8 @@ from typing import Any
 
 import numpy as np
 
-from sarathi_sim.experiments.config.errors import ConfigError
 from sarathi_sim.experiments.results import Tables
+from sarathi_sim.profiler.storage.strict import UserError
 from sarathi_sim.simulator.loop.records import Floats, Ints, Records, ReplicaLog
 from sarathi_sim.simulator.views.ledger import BUBBLES
 from sarathi_sim.simulator.views.metrics import Analysis
@@ -179,14 +179,14 @@ def bubble_name(kind: int) -> str:
 
 
 def parse_window(text: str) -> Window:
-    """``START:LENGTH`` in seconds. Raises ConfigError."""
+    """``START:LENGTH`` in seconds. Raises UserError."""
     start, colon, length = text.partition(":")
     try:
         window = Window(float(start), float(length))
     except ValueError:
         window = Window(-1.0, 0.0)
     if not (colon and 0 <= window.start_s < 1e9 and 0 < window.length_s < 1e9):
-        raise ConfigError(
+        raise UserError(
             f"--window {text}: expected START:LENGTH in seconds, as in 120:1.5; "
             "START must be at least 0, LENGTH more than 0, and both less than 1e9"
         )

@@ -29,9 +29,8 @@ from pydantic import (
 )
 from pydantic_core import from_json
 
-from sarathi_sim.experiments.config.errors import ConfigError
 from sarathi_sim.profiler.storage.files import LARGEST_DATA, read_bounded
-from sarathi_sim.profiler.storage.strict import mistakes, short
+from sarathi_sim.profiler.storage.strict import UserError, mistakes, short
 
 TOOL_SEED = 0
 """The seed that vLLM's tool takes unless another is given."""
@@ -89,7 +88,7 @@ class Benchmark:
 def read_benchmarks(path: Path) -> list[Benchmark]:
     """The runs in a load tool's file, named after it, and numbered if it has several.
 
-    Raises ConfigError, naming file, line and key, for a file that is none, is broken, or has no
+    Raises UserError, naming file, line and key, for a file that is none, is broken, or has no
     request that succeeded; SpecError as :func:`read_bounded` does.
     """
     documents = _documents(path)
@@ -103,7 +102,7 @@ def read_benchmarks(path: Path) -> list[Benchmark]:
     made = "; ".join(f"{tool}: {command}" for tool, command in TOOLS.items())
     shown = ", ".join(short(key) for key in list(first)[:4])
     held = f"it has the keys {shown}" if first else "it does not begin with a JSON object"
-    raise ConfigError(
+    raise UserError(
         f"{path}: is not the file of a load tool that timed a server's requests: {held}; these "
         f"make one: {made}"
     )
@@ -126,9 +125,9 @@ def _documents(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
         try:
             found = from_json(line or b"{}")
         except ValueError as error:
-            raise ConfigError(f"{where}: {error}") from None
+            raise UserError(f"{where}: {error}") from None
         if not isinstance(found, dict):
-            raise ConfigError(f"{where}: must be an object")
+            raise UserError(f"{where}: must be an object")
         if found:
             yield where, found
 
@@ -162,7 +161,7 @@ def _checked(kind: type[_Kind], content: object, where: str) -> _Kind:
         held = content if isinstance(content, dict) else {}
         line = mistakes(error, kind, held, lambda key: f"{where}: {'.'.join(key)}")[0]
         streamed = "time_to_first_token" in line and line.endswith("missing")
-        raise ConfigError(line + ": answers must be streamed" * streamed) from None
+        raise UserError(line + ": answers must be streamed" * streamed) from None
 
 
 def _at(*keys: str, default: Any = ...) -> Any:
@@ -188,11 +187,11 @@ def _measured(
     table = every[every["output_tokens"] > 0]
     failed += len(every) - len(table)
     if table.empty:
-        raise ConfigError(_none(where, failed))
+        raise UserError(_none(where, failed))
     if not (table["ttft_s"] > 0).all():
-        raise ConfigError(f"{where}: a time to first token is 0: answers must be streamed")
+        raise UserError(f"{where}: a time to first token is 0: answers must be streamed")
     if ((table["rest_s"] <= 0) & (table["output_tokens"] > 1)).any():
-        raise ConfigError(f"{where}: the tokens of an answer came at once: it must be streamed")
+        raise UserError(f"{where}: the tokens of an answer came at once: it must be streamed")
     table = table.sort_values("arrival_s", kind="stable", ignore_index=True)
     table["arrival_s"] -= table["arrival_s"].iloc[0]
     rest, output = table.pop("rest_s"), table["output_tokens"]
@@ -287,7 +286,7 @@ def _served(where: str, content: dict[str, Any]) -> Benchmark:
         "concurrency": load.max_concurrency,
     }
     if content.get("completed") == 0:
-        raise ConfigError(_none(where, content.get("failed")))
+        raise UserError(_none(where, content.get("failed")))
     if content.keys().isdisjoint(_DETAILS):
         means = vars(_checked(_ServeMeans, content, where))
         for key in ("mean_prompt", "mean_output"):
@@ -298,7 +297,7 @@ def _served(where: str, content: dict[str, Any]) -> Benchmark:
     for key in ("output_lens", "ttfts", "itls", "errors", "start_times"):
         entries = getattr(found, key)
         if entries is not None and len(entries) != count:
-            raise ConfigError(f"{where}: {key}: must have {count} entries, as input_lens has")
+            raise UserError(f"{where}: {key}: must have {count} entries, as input_lens has")
     rest_s = [sum(gaps) for gaps in found.itls]
     columns = (found.sent(rest_s), found.input_lens, found.output_lens, found.ttfts, rest_s)
     rows = zip(*columns, strict=True)
@@ -340,7 +339,7 @@ def _records(documents: _Documents) -> list[Benchmark]:
         one = _checked(_Record, content, where)
         rest_s = one.latency_s - one.ttft_s
         if rest_s < 0:
-            raise ConfigError(f"{where}: metrics.request_latency: ends before the first token")
+            raise UserError(f"{where}: metrics.request_latency: ends before the first token")
         rows.append((one.sent_ns / 1e9, one.prompt, one.output, one.ttft_s, rest_s))
         talks += [one.conversation] if one.conversation else []
     later = len(talks) - len(set(talks))
@@ -405,7 +404,7 @@ def _summary(where: str, content: dict[str, Any]) -> Benchmark:
 
 def _raw(where: str, content: dict[str, Any]) -> Benchmark:
     problem = "GenAI-Perf's raw export has no token counts: give the *_genai_perf.json beside it"
-    raise ConfigError(f"{where}: {problem}, or measure with {TOOLS['AIPerf']}")
+    raise UserError(f"{where}: {problem}, or measure with {TOOLS['AIPerf']}")
 
 
 # guidellm ---------------------------------------------------------------------------------------
@@ -510,7 +509,7 @@ def _lines(documents: _Documents) -> list[Benchmark]:
         one = _checked(_Line, content, where)
         if not one.queued_ts < one.first_token_ts <= one.last_token_ts:
             order = "queued_ts, first_token_ts and last_token_ts must follow each other"
-            raise ConfigError(f"{where}: {order}")
+            raise UserError(f"{where}: {order}")
         times = (one.first_token_ts - one.queued_ts, one.last_token_ts - one.first_token_ts)
         rows.append((one.queued_ts, one.input_toks, one.output_toks, *times))
     return [_measured(where, rows, 0, {"tool": "LLMServingSim"})]

@@ -18,14 +18,13 @@ import numpy as np
 from pydantic import BaseModel, ConfigDict, Field, Json
 
 from sarathi_sim.experiments.capacity.options import router_of_ranks
-from sarathi_sim.experiments.config.errors import ConfigError
 from sarathi_sim.experiments.measured.servers import read_rows
 from sarathi_sim.profiler.bundle.csv_cells import read_cells
 from sarathi_sim.profiler.facts.formats import Stack, WeightDtype
 from sarathi_sim.profiler.facts.ops import OPS, PREFILL
 from sarathi_sim.profiler.storage.files import data_dir
 from sarathi_sim.profiler.storage.plain_yaml import read_mapping
-from sarathi_sim.profiler.storage.strict import parse, strict_dataclass
+from sarathi_sim.profiler.storage.strict import UserError, parse, strict_dataclass
 from sarathi_sim.simulator.load.trace import Trace
 from sarathi_sim.simulator.loop.records import Floats, Ints
 from sarathi_sim.simulator.loop.routers import Router
@@ -154,13 +153,13 @@ class MlperfRun(BaseModel):
 
     @property
     def replicas(self) -> int:
-        """Replicas that hold the whole model. Raises ConfigError without the layout, and for GPUs
+        """Replicas that hold the whole model. Raises UserError without the layout, and for GPUs
         that are no multiple of a replica's."""
         if self.tp is None or self.pp is None:
-            raise ConfigError("the submitter published no settings")
+            raise UserError("the submitter published no settings")
         replicas, over = divmod(self.n_gpus, self.tp * self.pp)
         if over or not replicas:
-            raise ConfigError(f"n_gpus {self.n_gpus}: no multiple of tp x pp, {self.tp * self.pp}")
+            raise UserError(f"n_gpus {self.n_gpus}: no multiple of tp x pp, {self.tp * self.pp}")
         return replicas
 
 
@@ -212,7 +211,7 @@ def mlperf_host() -> MlperfHost:
 
 
 def read_mlperf(path: Path) -> tuple[list[MlperfRun], dict[str, str]]:
-    """The runs of a table, and the reasons of refused rows by id. Raises ConfigError for a file
+    """The runs of a table, and the reasons of refused rows by id. Raises UserError for a file
     that is no such table."""
     return read_rows(path, MlperfRun)
 
@@ -240,7 +239,7 @@ def requests_of(run: MlperfRun, folder: Path, seed: int = 0) -> Trace:
 
     Each round of requests has every sample once, in a random order (LoadGen's is not known).
     Outputs are scaled, and cut to the benchmark's limit, so that their mean is the run's. Raises
-    ConfigError for an unknown benchmark, and for a table that lacks the lengths.
+    UserError for an unknown benchmark, and for a table that lacks the lengths.
     """
     task = _task(run)
     path = folder / f"lengths_{run.model}.csv"
@@ -253,7 +252,7 @@ def requests_of(run: MlperfRun, folder: Path, seed: int = 0) -> Trace:
         output = _column(path, task.output.format(run.measurement_weight_type))
         known = output[output > 0]
         if not task.drawn and len(known) < len(output):
-            raise ConfigError(f"{path}: {task.output}: samples without a length")
+            raise UserError(f"{path}: {task.output}: samples without a length")
         output = rng.choice(known, len(order)) if task.drawn else output[order]
     tokens = scaled(output, run.output_tokens_mean, task.most)
     prompts = prompt[order].astype(np.int64)
@@ -274,29 +273,29 @@ def scaled(tokens: Floats, mean: float, most: int) -> Ints:
 def _column(path: Path, name: str) -> Floats:
     cells = read_cells(path)
     if name not in cells.columns:
-        raise ConfigError(f"{path}: column {name} is missing")
+        raise UserError(f"{path}: column {name} is missing")
     found: Floats = np.nan_to_num(cells[name].to_numpy(np.float64))
     if not (found > 0).any():
-        raise ConfigError(f"{path}: {name}: no sample has a length")
+        raise UserError(f"{path}: {name}: no sample has a length")
     return found
 
 
 def _task(run: MlperfRun) -> MlperfTask:
     if run.model not in TASKS:
-        raise ConfigError(f"model {run.model}: not modelled; modelled: {', '.join(TASKS)}")
+        raise UserError(f"model {run.model}: not modelled; modelled: {', '.join(TASKS)}")
     return TASKS[run.model]
 
 
 def scenario_of(run: MlperfRun, trace: Path) -> dict[str, Any]:
     """The run as a configuration would have it, with its requests in the file ``trace``.
 
-    Client and engine share a process, so there is no front end. Raises ConfigError, with the
+    Client and engine share a process, so there is no front end. Raises UserError, with the
     reason, for a run without settings, and for a GPU, engine or layout that is not modelled.
     """
     task, replicas = _task(run), run.replicas
     for key, value, known in (("gpu", run.gpu, DEVICES), ("engine", run.engine, ENGINES)):
         if value not in known:
-            raise ConfigError(f"{key} {value}: has no tables; there: {', '.join(known)}")
+            raise UserError(f"{key} {value}: has no tables; there: {', '.join(known)}")
     stack, weights = ENGINES[run.engine], FORMATS[run.measurement_weight_type]
     version = TRTLLM if stack == "trtllm" else run.engine_version or None
     return {

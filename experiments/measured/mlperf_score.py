@@ -37,7 +37,6 @@ from sarathi_sim.experiments.capacity.search import (
 from sarathi_sim.experiments.capacity.slo import CapacitySection
 from sarathi_sim.experiments.config.base import Source
 from sarathi_sim.experiments.config.deployment import Deployment, deploy
-from sarathi_sim.experiments.config.errors import ConfigError
 from sarathi_sim.experiments.config.loading import check_scenario
 from sarathi_sim.experiments.measured.mlperf import (
     SLOWER,
@@ -57,6 +56,7 @@ from sarathi_sim.profiler.kernels.borrowed import LENT_PCT
 from sarathi_sim.profiler.storage.child import Progress, Say
 from sarathi_sim.profiler.storage.files import write_whole
 from sarathi_sim.profiler.storage.plain_yaml import dump_yaml
+from sarathi_sim.profiler.storage.strict import UserError
 
 T = TypeVar("T")
 LATENCIES = {
@@ -262,14 +262,14 @@ def score_mlperf(
 ) -> ScoredMlperf:
     """Predict the runs of tables; with ``fit`` each cell with constants of these tables' others.
 
-    Raises ConfigError for a file that is no such table, and for an id that is in two of them.
+    Raises UserError for a file that is no such table, and for an id that is in two of them.
     """
     runs: list[MlperfRun] = []
     refused: dict[str, str] = {}
     for path in files:
         read, unread = read_mlperf(path)
         if again := {run.id for run in runs} & {run.id for run in read}:
-            raise ConfigError(f"{path}: the id {min(again)} is in an earlier file, too")
+            raise UserError(f"{path}: the id {min(again)} is in an earlier file, too")
         runs, refused = [*runs, *read], refused | unread
     with kept_runs() as (folder, _):
         store = Store(folder)
@@ -329,7 +329,7 @@ class _Bench:
                     deployment = deploy(check_scenario(tree, source), source, self.requests_of)
                     alike[key] = LoadGenOption(run.id, {}, deployment)
                 found[run.id] = alike[key]
-            except ConfigError as error:
+            except UserError as error:
                 refused[run.id] = str(error).removeprefix("mlperf: ")
         return found
 

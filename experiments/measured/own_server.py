@@ -15,7 +15,6 @@ from sarathi_sim.experiments.config.base import Source
 from sarathi_sim.experiments.config.calibration import ServerCalibration
 from sarathi_sim.experiments.config.deployment import Deployment, deploy
 from sarathi_sim.experiments.config.effects import refuse_without_effect
-from sarathi_sim.experiments.config.errors import ConfigError
 from sarathi_sim.experiments.config.inputs import DEFAULTS
 from sarathi_sim.experiments.config.loading import Experiment
 from sarathi_sim.experiments.config.scenario import Scenario
@@ -33,6 +32,7 @@ from sarathi_sim.experiments.measured.tuning import (
 )
 from sarathi_sim.profiler.facts.formats import named_stack
 from sarathi_sim.profiler.storage.child import Progress
+from sarathi_sim.profiler.storage.strict import UserError
 from sarathi_sim.simulator.views.metric_registry import METRICS as METRICS_BY_KEY
 
 SETTLED, OPEN = 0.6, 0.2
@@ -116,12 +116,12 @@ class TunedServer:
 def tune(experiment: Experiment, files: Sequence[Path], progress: Progress) -> TunedServer:
     """The constants of the server that an experiment describes in its only scenario.
 
-    Raises ConfigError for files that are no load tool's, for a scenario without a stack or with a
+    Raises UserError for files that are no load tool's, for a scenario without a stack or with a
     calibration, and as :func:`deploy` does.
     """
     if len(experiment.scenarios) > 1:
         names = ", ".join(experiment.scenarios)
-        raise ConfigError(f"{experiment.file}: has the scenarios {names}: tune needs just one")
+        raise UserError(f"{experiment.file}: has the scenarios {names}: tune needs just one")
     ((name, scenario),) = experiment.scenarios.items()
     source = experiment.sources[name]
     if scenario.stack is None:
@@ -131,7 +131,7 @@ def tune(experiment: Experiment, files: Sequence[Path], progress: Progress) -> T
     read = [run for file in files for run in read_benchmarks(file)]
     called = [run.name for run in read]
     if twice := next((one for one in called if called.count(one) > 1), None):
-        raise ConfigError(f"two runs are called {twice}: give the files other names")
+        raise UserError(f"two runs are called {twice}: give the files other names")
     targets: list[TunedRun] = []
     for run in read:
         if run.requests is not None:
@@ -149,7 +149,7 @@ def tune(experiment: Experiment, files: Sequence[Path], progress: Progress) -> T
     nothing = {metric: {"mean": 1.0} for metric in NOISE}
     thought = {}
     for text, one in next_runs(base).items():
-        with suppress(ConfigError):  # longer than the server allows
+        with suppress(UserError):  # longer than the server allows
             thought[text] = Means(text, nothing, under_load(scenario, source, one))
     told = {text: fitted.gain(slopes_at(one, fitted)) for text, one in thought.items()}
     lacking = [run for run in read if run.requests is None]
@@ -179,7 +179,7 @@ def under_load(scenario: Scenario, source: Source, run: Benchmark) -> Deployment
         checked = source.checked(type(scenario.workload), workload, "workload")
         return deploy(scenario.model_copy(update={"workload": checked}), source)
 
-    with suppress(ConfigError):  # the configuration's requests cannot be sent like that
+    with suppress(UserError):  # the configuration's requests cannot be sent like that
         found = served(scenario.workload.model_dump() | offered)
         columns = np.array([(one.prompt_tokens, one.output_tokens) for one in found.requests])
         off = columns.mean(axis=0) / (run.mean_prompt, run.mean_output) - 1

@@ -7,10 +7,10 @@ from collections.abc import Mapping
 from typing import Any
 
 from sarathi_sim.experiments.capacity.options import router_of_ranks
-from sarathi_sim.experiments.config.errors import ConfigError
 from sarathi_sim.experiments.measured.launch_lists import StartedPool
 from sarathi_sim.experiments.measured.launch_scripts import of_a_rank
 from sarathi_sim.experiments.measured.servers import Measured
+from sarathi_sim.profiler.storage.strict import UserError
 from sarathi_sim.simulator.load.acceptance import golden_length
 from sarathi_sim.simulator.loop.routers import Router
 
@@ -27,11 +27,11 @@ _REDUNDANT = 32
 
 
 def pools_of(row: Measured, engine: Mapping[str, float], experts: int) -> dict[str, Any]:
-    """A row's pools, and what they have in common; ``experts`` are its model's. Raises ConfigError
+    """A row's pools, and what they have in common; ``experts`` are its model's. Raises UserError
     for what is not known."""
     launch = row.launch
     if launch is None or launch.prefill is None or launch.decode is None:
-        raise ConfigError("separate prefill workers: no launch settings are known")
+        raise UserError("separate prefill workers: no launch settings are known")
     pools = {"prefill": launch.prefill, "decode": launch.decode}
     return {
         "kv_cache_dtype": _kv_cache_dtype(row),

@@ -22,7 +22,6 @@ import pandas as pd
 from sarathi_sim.experiments.config.base import Source
 from sarathi_sim.experiments.config.deployment import Deployment, deploy
 from sarathi_sim.experiments.config.effects import refuse_without_effect
-from sarathi_sim.experiments.config.errors import ConfigError
 from sarathi_sim.experiments.config.loading import Experiment
 from sarathi_sim.experiments.config.requests import Traffic
 from sarathi_sim.experiments.config.scenario import Scenario
@@ -32,6 +31,7 @@ from sarathi_sim.experiments.run.compare import Compared, comparison
 from sarathi_sim.policies.request import Request
 from sarathi_sim.profiler.bundle.csv_cells import numbers, read_cells
 from sarathi_sim.profiler.storage.child import Progress
+from sarathi_sim.profiler.storage.strict import UserError
 from sarathi_sim.simulator.load.workload import make_requests
 from sarathi_sim.simulator.loop.records import Floats
 from sarathi_sim.simulator.views.explain import explain
@@ -79,23 +79,23 @@ class ServerRun:
 
 
 def read_server_runs(path: Path) -> dict[str, ServerRun]:
-    """The runs in a load tool's file by name. Raises ConfigError as :func:`read_benchmarks` does,
+    """The runs in a load tool's file by name. Raises UserError as :func:`read_benchmarks` does,
     and for a run of which only means were kept."""
     runs = {}
     for found in read_benchmarks(path):
         if found.requests is None:
             command = TOOLS.get(found.tool, TOOLS["AIPerf"])
             kept = f"these keep the times of every request: {command}"
-            raise ConfigError(f"{path}: {found.name}: holds means only; {kept}")
+            raise UserError(f"{path}: {found.name}: holds means only; {kept}")
         runs[found.name] = ServerRun.of(found)
     return runs
 
 
 def read_server_run(path: Path) -> ServerRun:
-    """The only run in a file. Raises ConfigError as :func:`read_server_runs` does, and for more."""
+    """The only run in a file. Raises UserError as :func:`read_server_runs` does, and for more."""
     name, *others = runs = read_server_runs(path)
     if others:
-        raise ConfigError(f"{path}: holds {len(runs)} runs; must hold one (score takes them all)")
+        raise UserError(f"{path}: holds {len(runs)} runs; must hold one (score takes them all)")
     return runs[name]
 
 
@@ -123,14 +123,14 @@ class Ticks:
 
 
 def read_ticks(path: Path) -> Ticks:
-    """The ticks of a file. Raises ConfigError, naming file, row and column."""
+    """The ticks of a file. Raises UserError, naming file, row and column."""
     raw = read_cells(path)
     missing = [name for name in _TICK_COLUMNS if name not in raw.columns]
     if missing:
-        raise ConfigError(f"{path}: column {missing[0]} is missing; has {', '.join(raw.columns)}")
+        raise UserError(f"{path}: column {missing[0]} is missing; has {', '.join(raw.columns)}")
     columns = [numbers(raw[name], path) for name in _TICK_COLUMNS]
     if len(raw) < 2 or (np.diff(columns[0]) <= 0).any():
-        raise ConfigError(f"{path}: t must grow from row to row, over two rows at least")
+        raise UserError(f"{path}: t must grow from row to row, over two rows at least")
     return Ticks(*columns)
 
 
@@ -304,7 +304,7 @@ def simulated(deployment: Deployment) -> Simulated:
 
 def case_of(experiment: Experiment, scenario: str, run: ServerRun, name: str = "") -> Case:
     """A run under a scenario; without front-end time, unless it is given, where a run by the
-    server's clock does not include it. Raises ConfigError as :func:`deploy` does."""
+    server's clock does not include it. Raises UserError as :func:`deploy` does."""
     given = experiment.scenarios[scenario]
     frontend_s = given.engine.frontend_s if run.at_client else given.engine.frontend_s or 0.0
     engine = given.engine.model_copy(update={"frontend_s": frontend_s})
@@ -315,7 +315,7 @@ def case_of(experiment: Experiment, scenario: str, run: ServerRun, name: str = "
 
 def cases_of(experiment: Experiment, files: Sequence[Path]) -> list[Case]:
     """Every run under the scenarios that describe it: all or, with ``runs``, the first whose
-    pattern its file name matches. Raises ConfigError for a run without a scenario, and for a
+    pattern its file name matches. Raises UserError for a run without a scenario, and for a
     scenario with a calibration."""
     for name, given in experiment.scenarios.items():
         if given.calibration is not None:
@@ -328,11 +328,11 @@ def cases_of(experiment: Experiment, files: Sequence[Path]) -> list[Case]:
         scenarios = matching[:1] if experiment.runs else list(experiment.scenarios)
         if not scenarios:
             patterns = ", ".join(experiment.runs.values())
-            raise ConfigError(f"{file}: no scenario of {experiment.file} is for it ({patterns})")
+            raise UserError(f"{file}: no scenario of {experiment.file} is for it ({patterns})")
         for scenario in scenarios:
             name = run_name if len(scenarios) == 1 else f"{run_name}, {scenario}"
             if name in cases:
-                raise ConfigError(f"{file}: another run is called {name}, too")
+                raise UserError(f"{file}: another run is called {name}, too")
             cases[name] = case_of(experiment, scenario, run, name)
     found = list(cases.values())
     refuse_without_effect((experiment.sources[one.scenario], one.deployment) for one in found)
@@ -345,7 +345,7 @@ def replay_server(
     """Every scenario with the run's requests, beside the measurement.
 
     ``measured`` has the :data:`NUMBERS` (seconds, tokens a second) and, with ``ticks``, the keys of
-    :data:`TICK_LABELS`; ``scenarios`` hold :meth:`Simulated.beside`. Raises ConfigError as
+    :data:`TICK_LABELS`; ``scenarios`` hold :meth:`Simulated.beside`. Raises UserError as
     :func:`deploy` does.
     """
     cases = [case_of(experiment, scenario, run) for scenario in experiment.scenarios]

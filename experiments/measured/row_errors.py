@@ -11,10 +11,10 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from sarathi_sim.experiments.config.errors import ConfigError
 from sarathi_sim.experiments.measured.row_scenarios import measured_cold, server_of
 from sarathi_sim.experiments.measured.servers import METRICS, SCORED, Measured, ServerTimes
 from sarathi_sim.profiler.bundle.csv_cells import as_numbers, read_cells
+from sarathi_sim.profiler.storage.strict import UserError
 
 WIDEST = 0.6
 """The half-width of a band, as a share of the prediction, beyond which nobody can use it."""
@@ -131,7 +131,7 @@ _PEER_COLUMNS = (("ttft_ms", "tpot_ms"), ("predicted_ttft_ms", "predicted_tpot_m
 def read_peer(path: Path) -> dict[str, ServerTimes]:
     """Another predictor's file: ``id``, and ``ttft_ms, tpot_ms`` (as this program's
     ``predictions.csv`` has them) or the same with ``predicted_`` before. Rows without both numbers
-    are left out. Raises ConfigError for a file that is no such table.
+    are left out. Raises UserError for a file that is no such table.
     """
     cells = read_cells(path)
     for both in _PEER_COLUMNS:
@@ -143,7 +143,7 @@ def read_peer(path: Path) -> dict[str, ServerTimes]:
                 for name, pair in found
                 if all(0 < x < math.inf for x in pair)
             }
-    raise ConfigError(f"{path}: needs the columns id, ttft_ms and tpot_ms")
+    raise UserError(f"{path}: needs the columns id, ttft_ms and tpot_ms")
 
 
 def short_reason(message: str) -> str:

@@ -31,7 +31,6 @@ from pydantic import TypeAdapter, ValidationError
 
 from sarathi_sim.experiments.config.base import Source
 from sarathi_sim.experiments.config.deployment import Deployment, deploy
-from sarathi_sim.experiments.config.errors import ConfigError
 from sarathi_sim.experiments.config.inputs import host_of
 from sarathi_sim.experiments.config.loading import check_scenario
 from sarathi_sim.experiments.measured.servers import METRICS, SCORED, Measured, ServerTimes
@@ -48,7 +47,7 @@ from sarathi_sim.experiments.sweeps.store import Store
 from sarathi_sim.profiler.facts.ops import MOE
 from sarathi_sim.profiler.storage.child import Progress, Say
 from sarathi_sim.profiler.storage.files import data_dir, write_whole
-from sarathi_sim.profiler.storage.strict import STRICT
+from sarathi_sim.profiler.storage.strict import STRICT, UserError
 from sarathi_sim.simulator.confidence.bands import UNKNOWN
 from sarathi_sim.simulator.loop.records import Floats
 from sarathi_sim.simulator.op_times.cache import VARIABLE, cache_folder
@@ -202,7 +201,7 @@ def _digest(key: str, content: bytes) -> bytes:
 
 
 Variant = Callable[[Measured], dict[str, Any] | None]
-"""Returns the scenario of a row; None if it is not simulated. Raises ConfigError, as
+"""Returns the scenario of a row; None if it is not simulated. Raises UserError, as
 ``scenario_of`` does."""
 
 
@@ -255,7 +254,7 @@ def plan_rows(
                     plan.known[name][row.id] = found
                 else:
                     plan.runs[name][row.id] = found
-        except ConfigError as error:
+        except UserError as error:
             plan.refused[row.id] = _without_file(error, source)
             plan.drop(row.id)
     return plan
@@ -268,24 +267,24 @@ def _known_or_planned(
     kept: RowCache,
     requests_of: SharedRequests,
 ) -> RowOutcome | PlannedRow:
-    """Add a row's outcome or run. Raises ConfigError if it cannot be simulated, and caches that."""
+    """Add a row's outcome or run. Raises UserError if it cannot be simulated, and caches that."""
     key = outcome_key(scenario)
     outcome = kept.read(key)
     if outcome is None:
         try:
             found = deploy(check_scenario(scenario, source), source, requests_of)
-        except ConfigError as error:
+        except UserError as error:
             outcome = RowOutcome(refused=_without_file(error, source))
             kept.write(key, outcome)
         else:
             run = Run(run_key(found, NAME), NAME, found.scenario.seed, {}, found.scenario)
             return PlannedRow(run, key, op_shares(found, row))
     if outcome.refused:
-        raise ConfigError(outcome.refused)
+        raise UserError(outcome.refused)
     return outcome
 
 
-def _without_file(error: ConfigError, source: Source) -> str:
+def _without_file(error: UserError, source: Source) -> str:
     return str(error).replace(f"{source.file}: ", "")
 
 

@@ -10,7 +10,6 @@ import re
 from typing import Any
 
 from sarathi_sim.experiments.capacity.options import router_of_ranks
-from sarathi_sim.experiments.config.errors import ConfigError
 from sarathi_sim.experiments.config.inputs import HostConstants, calls_of_layer
 from sarathi_sim.experiments.measured.launch_scripts import (
     INFERENCEX,
@@ -26,6 +25,7 @@ from sarathi_sim.profiler.facts.device import load_device
 from sarathi_sim.profiler.facts.formats import STACKS
 from sarathi_sim.profiler.facts.model import load_model
 from sarathi_sim.profiler.public.kernel_tables import SYSTEMS
+from sarathi_sim.profiler.storage.strict import UserError
 from sarathi_sim.simulator.load.engine_memory import SHARES
 
 _IN_BLOCKS = ("fp8_block", "fp8_block")
@@ -124,7 +124,7 @@ def mean_prompt(row: Measured) -> float:
 
 def scenario_of(row: Measured, host: HostConstants, apart: bool = False) -> dict[str, Any]:
     """The row's scenario as a configuration would have it, with the ``host``'s constants; its
-    clients may be ``apart``, with lengths of the same mean. Raises ConfigError for what is not
+    clients may be ``apart``, with lengths of the same mean. Raises UserError for what is not
     modelled, with the reason."""
     for name, value, allowed in (
         ("model", row.model, MODELS),
@@ -133,19 +133,19 @@ def scenario_of(row: Measured, host: HostConstants, apart: bool = False) -> dict
         ("precision", row.precision, DTYPES),
     ):
         if value not in allowed:
-            raise ConfigError(f"{name} {value}: not modelled; modelled: {', '.join(allowed)}")
+            raise UserError(f"{name} {value}: not modelled; modelled: {', '.join(allowed)}")
     if row.mode != "agg":
         experts = load_model(MODELS[row.model]).experts
         return _base(row, apart) | pools_of(
             row, _engine(row, host), experts.num_experts if experts else 0
         )
     if row.tp is None:
-        raise ConfigError("tp: this key is missing")
+        raise UserError("tp: this key is missing")
     if row.model in MIXTURES:
         _check_layout(row)
     dp, known = attention_ranks(row), settings_of(row)
     if reason := known.pop("refused", None):
-        raise ConfigError(reason)
+        raise UserError(reason)
     if row.backend == "sglang":
         # The load tools ask for outputs of a fixed length (ignore-eos).
         device = load_device(DEVICES[row.system])
@@ -257,7 +257,7 @@ def _formats(row: Measured) -> dict[str, str]:
     """``dtype`` and ``moe_dtype``. gpt-oss computes with fp8 activations on Blackwell."""
     known = MIXTURES[row.model][1]
     if row.precision not in known:
-        raise ConfigError(
+        raise UserError(
             f"precision {row.precision} of {row.model}: not modelled; modelled: {', '.join(known)}"
         )
     dtype, experts = known[row.precision]
@@ -267,7 +267,7 @@ def _formats(row: Measured) -> dict[str, str]:
 
 
 def _check_layout(row: Measured) -> None:
-    """Raises ConfigError if the GPUs of the experts do not tell the ranks of attention: they are no
+    """Raises UserError if the GPUs of the experts do not tell the ranks of attention: they are no
     multiple of its own, or ``moe_tp`` is TP and ``moe_ep`` GPUs of the same, as in tables that
     multiply both. InferenceX's rows have the ranks in ``dp``, and TP in ``moe_tp``
     (.github/configs/nvidia-master.yaml in InferenceMAX/InferenceMAX at 525079a)."""
@@ -275,7 +275,7 @@ def _check_layout(row: Measured) -> None:
     if origin(row) == INFERENCEX or experts in (0, gpus):
         return
     if experts % gpus or (row.moe_ep > 1 and row.moe_tp == row.tp):
-        raise ConfigError(
+        raise UserError(
             "data-parallel attention: its degree is not told; "
             f"moe_tp x moe_ep is {experts}, tp x dp {gpus}"
         )

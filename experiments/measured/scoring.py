@@ -9,7 +9,6 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
-from sarathi_sim.experiments.config.errors import ConfigError
 from sarathi_sim.experiments.config.inputs import (
     HostConstants,
     HostTimes,
@@ -67,6 +66,7 @@ from sarathi_sim.experiments.measured.servers import (
 from sarathi_sim.experiments.sweeps.backends import Backend
 from sarathi_sim.profiler.storage.child import Progress, Say
 from sarathi_sim.profiler.storage.files import write_whole
+from sarathi_sim.profiler.storage.strict import UserError
 
 T = TypeVar("T")
 FITTED = "fitted"
@@ -164,7 +164,7 @@ def read_rows(
     """The rows of files of measured servers, and why others cannot be read. A ``launch`` list says
     how those with pools were started.
 
-    Raises ConfigError for an id that stands in two of them.
+    Raises UserError for an id that stands in two of them.
     """
     rows: list[Measured] = []
     refused: dict[str, str] = {}
@@ -172,7 +172,7 @@ def read_rows(
         read, unread = read_measured(path)
         known = {row.id for row in rows}
         if again := next((row.id for row in read if row.id in known), None):
-            raise ConfigError(f"{path}: the id {again} is in an earlier file, too")
+            raise UserError(f"{path}: the id {again} is in an earlier file, too")
         rows += read
         refused |= unread
     if launch is not None:
@@ -193,7 +193,7 @@ def score_servers(
 ) -> ScoredRows:
     """Simulate the rows of files, with the shipped constants or those that ``fit`` finds for rows
     left out; ``peers`` are other predictors' files, ``launch`` is a launch list
-    (:func:`read_launches`). Raises ConfigError for what cannot be read.
+    (:func:`read_launches`). Raises UserError for what cannot be read.
 
     Rows of servers to which the shipped constants were fitted get those that were fitted without
     them. With ``fit`` the best predictions are the cross-validated ones; rows that are not fitted

@@ -16,10 +16,9 @@ from typing import Annotated, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from sarathi_sim.experiments.config.errors import ConfigError
 from sarathi_sim.experiments.measured.launch_lists import StartedServer
 from sarathi_sim.profiler.bundle.csv_cells import read_cells
-from sarathi_sim.profiler.storage.strict import did_you_mean, mistakes
+from sarathi_sim.profiler.storage.strict import UserError, did_you_mean, mistakes
 from sarathi_sim.simulator.loop.records import Floats
 
 METRICS = ("ttft", "tpot")
@@ -121,12 +120,12 @@ def read_measured(path: Path) -> tuple[list[Measured], dict[str, str]]:
 
 
 def read_launches(path: Path) -> dict[str, StartedServer]:
-    """A launch list by id. Raises ConfigError for a file that is none, or a row of it that cannot
+    """A launch list by id. Raises UserError for a file that is none, or a row of it that cannot
     be read."""
     rows, unread = read_rows(path, StartedServer)
     if unread:
         name, reason = next(iter(unread.items()))
-        raise ConfigError(f"{path}: {name}: {reason}")
+        raise UserError(f"{path}: {name}: {reason}")
     return {row.id: row for row in rows}
 
 
@@ -138,13 +137,13 @@ def needed(kind: type[BaseModel]) -> list[str]:
 def read_rows(path: Path, kind: type[_Row]) -> tuple[list[_Row], dict[str, str]]:
     """The rows of a file, and the reasons of refused rows by id (or ``row N`` without an id).
 
-    Raises ConfigError for a file that is no such table.
+    Raises UserError for a file that is no such table.
     """
     cells = read_cells(path, dtype=str, keep_default_na=False)
     for name in needed(kind):
         if name not in cells.columns:
             close = did_you_mean(name, list(cells.columns))
-            raise ConfigError(
+            raise UserError(
                 f"{path}: column {name} is missing{close}; needed: {', '.join(needed(kind))}"
             )
     rows: dict[str, _Row] = {}

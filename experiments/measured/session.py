@@ -134,7 +134,7 @@ class Cell:
 
 
 def make_cells(experiment: Experiment) -> list[Cell]:
-    """Every scenario, checked. Raises ConfigError for settings that the engine does not support."""
+    """Every scenario, checked. Raises UserError for settings that the engine does not support."""
     return [
         _cell(name, scenario, experiment.sources[name])
         for name, scenario in experiment.scenarios.items()

@@ -23,7 +23,6 @@ import pandas as pd
 
 from sarathi_sim.experiments.config.base import Source
 from sarathi_sim.experiments.config.deployment import Deployment, deploy
-from sarathi_sim.experiments.config.errors import ConfigError
 from sarathi_sim.experiments.config.inputs import host_times
 from sarathi_sim.experiments.config.loading import check_scenario
 from sarathi_sim.experiments.figures.page_tables import markdown, update
@@ -39,6 +38,7 @@ from sarathi_sim.experiments.measured.scoring import read_rows
 from sarathi_sim.experiments.measured.servers import METRICS, Measured, ServerTimes
 from sarathi_sim.experiments.measured.tuning import Overheads, fit
 from sarathi_sim.profiler.storage.files import write_whole
+from sarathi_sim.profiler.storage.strict import UserError
 
 NAMES = ("ttft_s", "tpot_s")
 
@@ -113,7 +113,7 @@ def of_group(
         tuned = fit([given], Overheads.configured(given.deployment.scenario.engine)).overheads
         loads = [GivenLoad(row, predicted[row.id]) for row in others]
         ours = [load.numbers(tuned) for load in loads]
-    except ConfigError as error:
+    except UserError as error:
         logging.warning("%s: %s", middle.id, error)
         return []
     off = np.divide(_times(middle), _times(predicted[middle.id]))

@@ -11,7 +11,6 @@ from typing import Any
 
 import pandas as pd
 
-from sarathi_sim.experiments.config.errors import ConfigError
 from sarathi_sim.experiments.config.loading import Experiment
 from sarathi_sim.experiments.measured.session import (
     Cell,
@@ -34,6 +33,7 @@ from sarathi_sim.experiments.measured.torch_session import (
 from sarathi_sim.experiments.measured.vllm_session import check_cells, find_python, run_session
 from sarathi_sim.experiments.results import VALIDATION_FORMAT, to_json
 from sarathi_sim.profiler.storage.child import Progress, Say
+from sarathi_sim.profiler.storage.strict import UserError
 
 FEWEST_REPEATS = 3
 """Accepted repeats below which no target is judged."""
@@ -52,19 +52,19 @@ Comparisons = dict[str, list[Comparison]]
 def check_engine(
     engine: str, experiment: Experiment, cells: Sequence[Cell], *, realtime: bool
 ) -> None:
-    """Raises ConfigError, before the work, if the engine cannot run, or if ``compare`` names a
+    """Raises UserError, before the work, if the engine cannot run, or if ``compare`` names a
     metric that an engine's runs do not have."""
     for name, ratio in experiment.compare.items():
         if ratio.metric not in _RATIOS:
-            raise ConfigError(
+            raise UserError(
                 f"{experiment.file}: compare.{name}.metric: value {ratio.metric!r}: "
                 f"a validation compares {' or '.join(_RATIOS)}"
             )
     if engine == "vllm":
         if realtime:
-            raise ConfigError("--realtime: only for the engine in torch; vLLM's clock is CPU time")
+            raise UserError("--realtime: only for the engine in torch; vLLM's clock is CPU time")
         if experiment.validation.limit_s is not None:
-            raise ConfigError(
+            raise UserError(
                 f"{experiment.file}: validation.limit_s: only for the engine in torch; "
                 "vLLM gets all repeats as one job"
             )
@@ -72,11 +72,11 @@ def check_engine(
         find_python()
         return
     if importlib.util.find_spec("torch") is None:
-        raise ConfigError(
+        raise UserError(
             "the engine needs torch, which is not installed: pip install 'sarathi-sim[profiler]'"
         )
     if realtime and (not hasattr(os, "sched_setscheduler") or os.geteuid() != 0):
-        raise ConfigError("--realtime: needs Linux, and root")
+        raise UserError("--realtime: needs Linux, and root")
 
 
 def measure(
@@ -92,7 +92,7 @@ def measure(
 ) -> tuple[dict[str, Any], Comparisons]:
     """Run the engine, and compare; returns the content of ``validation.json`` and the comparisons.
 
-    Raises ProfileError (vLLM: ConfigError) if the engine cannot run the cells.
+    Raises ProfileError (vLLM: UserError) if the engine cannot run the cells.
     """
     settings = experiment.validation
     sessions: Sequence[Session]

@@ -24,7 +24,6 @@ import numpy as np
 import pandas as pd
 from scipy.interpolate import RegularGridInterpolator
 
-from sarathi_sim.experiments.config.errors import ConfigError
 from sarathi_sim.experiments.config.scenario import Validation
 from sarathi_sim.experiments.measured.session import (
     Cell,
@@ -42,6 +41,7 @@ from sarathi_sim.policies.request import Request
 from sarathi_sim.policies.vllm import Vllm
 from sarathi_sim.profiler.facts.model import ModelSpec
 from sarathi_sim.profiler.storage.child import Progress
+from sarathi_sim.profiler.storage.strict import UserError
 from sarathi_sim.simulator.loop.quantum import quantize
 from sarathi_sim.simulator.loop.records import Floats, Records
 from sarathi_sim.simulator.loop.simulation import simulate
@@ -62,10 +62,10 @@ Answer = dict[str, Any]
 
 
 def find_python() -> str:
-    """The Python with vLLM. Raises ConfigError if there is none."""
+    """The Python with vLLM. Raises UserError if there is none."""
     found = os.environ.get(VARIABLE) or (sys.executable if importlib.util.find_spec("vllm") else "")
     if not found:
-        raise ConfigError(
+        raise UserError(
             f"no vLLM: install the extra (pip install 'sarathi-sim[vllm]'), or name in {VARIABLE} "
             "a Python with it (docs/lockstep.md)"
         )
@@ -73,7 +73,7 @@ def find_python() -> str:
 
 
 def check_cells(cells: Sequence[Cell]) -> None:
-    """Raises ConfigError for settings that this engine does not run, or not in one process."""
+    """Raises UserError for settings that this engine does not run, or not in one process."""
     for cell in cells:
         policy, cluster = cell.scenario.policy.build(), cell.scenario.cluster
         plain = type(policy) is Vllm and not policy.ahead
@@ -164,7 +164,7 @@ def job_of(cells: Sequence[Cell], plan: Plan) -> dict[str, Any]:
 def run_session(
     cells: list[Cell], settings: Validation, timeout_s: float, progress: Progress
 ) -> VllmSession:
-    """Run the whole session. Raises ConfigError if vLLM is missing, fails, or stays silent."""
+    """Run the whole session. Raises UserError if vLLM is missing, fails, or stays silent."""
     python, began = find_python(), time.perf_counter()
     plan = list(chain.from_iterable(plan_of(cells, settings)))
     answers, loads = list[Answer](), list[float]()
@@ -202,7 +202,7 @@ def _answers(python: str, job: dict[str, Any], timeout_s: float) -> Iterator[dic
         try:
             process = Popen([python, str(program)], stdin=PIPE, stdout=PIPE, stderr=said)
         except OSError as error:
-            raise ConfigError(f"{VARIABLE}: {python}: {error.strerror or error}") from None
+            raise UserError(f"{VARIABLE}: {python}: {error.strerror or error}") from None
         assert process.stdin is not None and process.stdout is not None
         try:
             process.stdin.write(json.dumps(job).encode())
@@ -215,7 +215,7 @@ def _answers(python: str, job: dict[str, Any], timeout_s: float) -> Iterator[dic
                 if not line:
                     said.seek(0)
                     last = said.read().decode(errors="replace").strip().rpartition("\n")[2]
-                    raise ConfigError(f"{python}: vLLM ended early or was silent: {last[-500:]}")
+                    raise UserError(f"{python}: vLLM ended early or was silent: {last[-500:]}")
                 yield json.loads(line)
         finally:
             process.stdout.close()

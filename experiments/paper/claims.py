@@ -8,14 +8,13 @@ from dataclasses import dataclass, field, replace
 from functools import cache
 from typing import Any, Literal
 
-from sarathi_sim.experiments.config.errors import ConfigError
 from sarathi_sim.experiments.paper import quantities
 from sarathi_sim.experiments.paper.variants import Lab, Variant, load_calibration
 from sarathi_sim.experiments.run.machine import Machine
 from sarathi_sim.profiler.storage.child import Progress, silent
 from sarathi_sim.profiler.storage.files import data_dir
 from sarathi_sim.profiler.storage.plain_yaml import read_mapping
-from sarathi_sim.profiler.storage.strict import did_you_mean, parse, strict_dataclass
+from sarathi_sim.profiler.storage.strict import UserError, did_you_mean, parse, strict_dataclass
 
 TOLERANCE = 0.15
 """How far a value may be from the paper's to count as reproduced."""
@@ -102,12 +101,12 @@ def load_claims() -> dict[str, Claim]:
 
 
 def pick_claims(ids: Iterable[str]) -> list[Claim]:
-    """The named claims, or all of them. Raises ConfigError for an id that does not exist."""
+    """The named claims, or all of them. Raises UserError for an id that does not exist."""
     claims = load_claims()
     wanted = list(dict.fromkeys(ids))
     for id in wanted:
         if id not in claims:
-            raise ConfigError(
+            raise UserError(
                 f"{id}: no such claim{did_you_mean(id, claims)}; `sarathi-sim reproduce --list` "
                 "shows all of them"
             )

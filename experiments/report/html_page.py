@@ -13,7 +13,6 @@ from bokeh.embed import json_item
 from bokeh.resources import Resources
 from jinja2 import Environment, PackageLoader
 
-from sarathi_sim.experiments.config.errors import ConfigError
 from sarathi_sim.experiments.content import Section, enumerated, topic_of
 from sarathi_sim.experiments.figures.style import DARK_PAGE, dark_colour
 from sarathi_sim.experiments.report.charts import described
@@ -22,6 +21,7 @@ from sarathi_sim.experiments.results import about_out, resolved
 from sarathi_sim.profiler.storage.child import Progress, silent
 from sarathi_sim.profiler.storage.files import LARGEST_DATA, make_folders, read_bounded, write_whole
 from sarathi_sim.profiler.storage.manifest import read_manifest
+from sarathi_sim.profiler.storage.strict import UserError
 
 _SEAL = re.compile(rb"<!-- sarathi-sim report 1 ([0-9a-f]{64}) -->\n\Z")
 _PAGES = Environment(
@@ -68,15 +68,15 @@ def page(title: str, sections: Sequence[Section]) -> str:
 def check_report(out: Path) -> Path:
     """The resolved path of ``out``, where a report may be written.
 
-    It must be missing, or a report of ours that nobody changed. Raises ConfigError otherwise, and
+    It must be missing, or a report of ours that nobody changed. Raises UserError otherwise, and
     where it would be a foreign file in a result's folder.
     """
     target = resolved(out)
     if target.is_dir():
-        raise ConfigError(f"--out {out}: is a folder: name a file, such as {out / 'report.html'}")
+        raise UserError(f"--out {out}: is a folder: name a file, such as {out / 'report.html'}")
     for folder in target.parents:
         if read_manifest(folder) is not None:
-            raise ConfigError(
+            raise UserError(
                 f"--out {out}: lies in {folder}, which holds a result and only its files: name a "
                 "file beside it"
             )
@@ -85,12 +85,12 @@ def check_report(out: Path) -> Path:
     content = read_bounded(target, LARGEST_DATA)
     seal = _SEAL.search(content)
     if seal is None:
-        raise ConfigError(
+        raise UserError(
             f"--out {out}: exists and is not a report of ours, so it is not replaced: name "
             "another file"
         )
     if sha256(content[: seal.start()]).hexdigest().encode() != seal[1]:
-        raise ConfigError(
+        raise UserError(
             f"--out {out}: was changed since it was written, so it is not replaced: move it away"
         )
     return target
@@ -101,7 +101,7 @@ def write_page(
 ) -> int:
     """Write the report of results to ``out``; returns its size in bytes.
 
-    Raises ConfigError where a folder is not a result, or ``out`` is not ours to replace; the latter
+    Raises UserError where a folder is not a result, or ``out`` is not ours to replace; the latter
     before anything is simulated.
     """
     check_report(out)
@@ -113,7 +113,7 @@ def write_page(
 def write_report(out: Path, text: str) -> int:
     """Write the page, whole or not at all, with the seal that tells it from other files.
 
-    Returns its size in bytes. Raises ConfigError where ``out`` is not ours to replace.
+    Returns its size in bytes. Raises UserError where ``out`` is not ours to replace.
     """
     target = check_report(out)
     with about_out(out):

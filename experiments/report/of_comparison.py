@@ -7,7 +7,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from sarathi_sim.experiments.config.errors import ConfigError
 from sarathi_sim.experiments.content import Chart, Section
 from sarathi_sim.experiments.figures.style import policy_styles
 from sarathi_sim.experiments.report.charts import paired_bars
@@ -18,13 +17,14 @@ from sarathi_sim.experiments.run.compare import (
     left_out,
     part_label,
 )
+from sarathi_sim.profiler.storage.strict import UserError
 
 
 def comparison_section(folder: Path, found: Mapping[str, Any]) -> Section:
-    """The section of a ``compare --out`` folder. Raises ConfigError for other figures."""
+    """The section of a ``compare --out`` folder. Raises UserError for other figures."""
     shown = [] if "summaries" in found else [*TITLES]
     if not found.keys() >= {"a", "b", "policies", "notes", *shown}:
-        raise ConfigError(f"{folder}: holds figures only: name the folders of the results in them")
+        raise UserError(f"{folder}: holds figures only: name the folders of the results in them")
     colours = [style["color"] for style in policy_styles(found["policies"])]
     charts = []
     for key in shown:

@@ -47,7 +47,7 @@ def run_section(folders: Sequence[Path], progress: Progress = silent) -> Section
     """All scenarios of the runs in ``folders``.
 
     They are simulated again for the timelines; where that cannot be done, a warning says why.
-    Raises ConfigError where a folder is not a result.
+    Raises UserError where a folder is not a result.
     """
     found, again = labelled_tables(folders), dict[str, SimulatedAgain]()
     problems: list[str] = []

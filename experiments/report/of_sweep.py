@@ -11,7 +11,6 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from sarathi_sim.experiments.config.errors import ConfigError
 from sarathi_sim.experiments.config.scenario import parameter
 from sarathi_sim.experiments.content import Chart, Section, anchor
 from sarathi_sim.experiments.report.charts import Spots, StyledLine, lines, points
@@ -22,12 +21,13 @@ from sarathi_sim.experiments.sweeps import drawing
 from sarathi_sim.experiments.sweeps.drawing import few, groups, label, over, shown, varies
 from sarathi_sim.experiments.sweeps.plot import METRICS, numeric_axes, that_vary
 from sarathi_sim.experiments.sweeps.sweep_answer import Sweep, read_answer
+from sarathi_sim.profiler.storage.strict import UserError
 
 _MOST_AXES, _MOST_LOADS, _MOST_CHARTS = 6, 3, 24
 
 
 def sweep_section(folder: Path, found: Mapping[str, Any]) -> Section:
-    """The finished runs of a sweep. Raises ConfigError where it is damaged, or none is finished."""
+    """The finished runs of a sweep. Raises UserError where it is damaged, or none is finished."""
     swept, section = read_answer(folder)
     metrics = that_vary(swept, METRICS)[0]
     deployments, problems = first_deployments(folder, swept.table)
@@ -101,5 +101,5 @@ def _first_configuration(swept: Sweep) -> dict[str, str]:
     path = swept.folder / "runs" / str(swept.table["run"].iloc[0]) / "config.yaml"
     try:
         return {f"of the first run, {path.parent.name}": read_text(path)}
-    except ConfigError as error:
-        raise ConfigError(f"the sweep is damaged: {error}") from None
+    except UserError as error:
+        raise UserError(f"the sweep is damaged: {error}") from None

@@ -12,7 +12,6 @@ from sarathi_sim.experiments.capacity.probing import (
     RECOMMEND_FORMAT,
     SENSITIVITY_FORMAT,
 )
-from sarathi_sim.experiments.config.errors import ConfigError
 from sarathi_sim.experiments.content import Section
 from sarathi_sim.experiments.measured.answers import accuracy_answer, validation_answer
 from sarathi_sim.experiments.report.of_capacity import (
@@ -36,7 +35,7 @@ from sarathi_sim.experiments.results import (
 )
 from sarathi_sim.profiler.storage.child import Progress, silent
 from sarathi_sim.profiler.storage.manifest import spoken
-from sarathi_sim.profiler.storage.strict import one_line
+from sarathi_sim.profiler.storage.strict import UserError, one_line
 
 SectionOf = Callable[[Path, Mapping[str, Any]], Section]
 SECTIONS: dict[str, SectionOf] = {
@@ -56,7 +55,7 @@ SECTIONS: dict[str, SectionOf] = {
 def sections_of(folders: Sequence[Path], progress: Progress = silent) -> list[Section]:
     """The sections of a report on the results in ``folders``: first all runs, in one section.
 
-    Raises ConfigError for a folder that is none of these results, or a damaged one.
+    Raises UserError for a folder that is none of these results, or a damaged one.
     """
     kinds = {folder: _kind(folder) for folder in folders}
     runs = [folder for folder, kind in kinds.items() if kind == FORMAT]
@@ -73,24 +72,24 @@ def sections_of(folders: Sequence[Path], progress: Progress = silent) -> list[Se
 
 @contextmanager
 def _damaged(where: str, command: str) -> Iterator[None]:
-    """Turns any error of a section into a ConfigError: the result of ``command`` is damaged."""
+    """Turns any error of a section into a UserError: the result of ``command`` is damaged."""
     try:
         yield
-    except (ConfigError, MemoryError):
+    except (UserError, MemoryError):
         raise
     except Exception as error:
         problem = f"{type(error).__name__}: {one_line(error)}"
-        raise ConfigError(f"{where}: the result of {command} is damaged: {problem}") from error
+        raise UserError(f"{where}: the result of {command} is damaged: {problem}") from error
 
 
 def _kind(folder: Path) -> str:
     if not folder.is_dir():
-        raise ConfigError(f"{folder}: no such folder")
+        raise UserError(f"{folder}: no such folder")
     kind = read_summary(folder).get("format")
     if kind == FORMAT or (isinstance(kind, str) and kind in SECTIONS):
         return kind
     known = ", ".join(spoken(name) for name in (FORMAT, *SECTIONS) if name != FIGURES_FORMAT)
-    raise ConfigError(
+    raise UserError(
         f"{folder}: holds no {SUMMARY} of a result that a report shows: one of {known}, or what "
         "compare --out wrote"
     )

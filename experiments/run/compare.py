@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from sarathi_sim.experiments.config.deployment import Deployment, deploy
-from sarathi_sim.experiments.config.errors import ConfigError
 from sarathi_sim.experiments.config.loading import load_experiment
 from sarathi_sim.experiments.content import Section, SortableTable, assumed_of
 from sarathi_sim.experiments.results import (
@@ -31,6 +30,7 @@ from sarathi_sim.experiments.run.run_answer import SHOWN, shown_row, shown_value
 from sarathi_sim.experiments.run.run_answer import answer as side_by_side
 from sarathi_sim.profiler.facts.ops import ACCOUNTS
 from sarathi_sim.profiler.storage.child import Progress, silent
+from sarathi_sim.profiler.storage.strict import UserError
 from sarathi_sim.simulator.views.explain import Explanation
 from sarathi_sim.simulator.views.explain import explain as explanation
 from sarathi_sim.simulator.views.metric_registry import known, number_text
@@ -85,7 +85,7 @@ def explain(folder: Path, progress: Progress = silent) -> Compared:
     divided.
 
     ``folder`` is the folder of a run with one scenario, a scenario's folder in it, or ``runs/KEY``
-    of a sweep. Raises ConfigError if it is none of these.
+    of a sweep. Raises UserError if it is none of these.
     """
     where, scenario = _find(folder)
     again = simulate_again(where, scenario, str(folder), progress)
@@ -126,11 +126,11 @@ def simulate_again(
 ) -> SimulatedAgain:
     """Simulate a scenario of the result in ``folder`` from its ``config.yaml``.
 
-    Raises ConfigError if the file cannot be read or the scenario cannot run.
+    Raises UserError if the file cannot be read or the scenario cannot run.
     """
     experiment = load_experiment(folder / "config.yaml")
     if scenario not in experiment.scenarios:
-        raise ConfigError(f"{folder}: the result is damaged: config.yaml lacks {scenario}")
+        raise UserError(f"{folder}: the result is damaged: config.yaml lacks {scenario}")
     deployment = deploy(experiment.scenarios[scenario], experiment.sources[scenario])
     total = len(deployment.requests)
     analysis = Analysis(deployment.simulate(lambda done: progress(label, done, total)))
@@ -154,12 +154,12 @@ def _find(folder: Path) -> tuple[Path, str]:
             continue
         if chosen is None and len(names) > 1:
             listed = ", ".join(str(folder / name) for name in names)
-            raise ConfigError(f"{folder}: holds several scenarios: name one of {listed}")
+            raise UserError(f"{folder}: holds several scenarios: name one of {listed}")
         name = next(iter(names)) if chosen is None else chosen
         if isinstance(names.get(name), dict):
             return where, name
     if read_summary(folder).get("format") == SWEEP_FORMAT:
-        raise ConfigError(f"{folder}: is a sweep: name two of its runs, {folder / 'runs'}/KEY")
+        raise UserError(f"{folder}: is a sweep: name two of its runs, {folder / 'runs'}/KEY")
     raise no_run(folder, "nor a scenario's folder in one")
 
 
@@ -323,10 +323,10 @@ def percent(part: float, whole: float) -> str:
 def plot_results(folders: Sequence[Path], out: Path) -> None:
     """Draw all scenarios of the results in ``folders`` to ``out/figures``.
 
-    Raises ConfigError where a folder is not a result, or ``out`` is not ours to replace.
+    Raises UserError where a folder is not a result, or ``out`` is not ours to replace.
     """
     if out.resolve() in {folder.resolve() for folder in folders}:
-        raise ConfigError(f"--out {out}: is one of the results to plot: name another folder")
+        raise UserError(f"--out {out}: is one of the results to plot: name another folder")
     check_replaceable(out, FIGURES_FORMAT)
     tables = {label: table for label, (_, _, table) in labelled_tables(folders).items()}
     with result_folder(out, FIGURES_FORMAT) as scratch:
@@ -340,7 +340,7 @@ def plot_results(folders: Sequence[Path], out: Path) -> None:
 def labelled_tables(folders: Sequence[Path]) -> dict[str, tuple[Path, str, Tables]]:
     """Every scenario of the results, by label: its folder, its name in it, and its tables.
 
-    Raises ConfigError where a folder is not a result.
+    Raises UserError where a folder is not a result.
     """
     return {
         name if len(folders) == 1 else f"{_label(folder, folders)}/{name}": (folder, name, table)
@@ -366,7 +366,7 @@ def write_comparison(result: Mapping[str, Any], out: Path) -> None:
     """Write :func:`sarathi_sim.experiments.run.compare.compare`'s result and figure, completely or
     not at all.
 
-    Raises ConfigError if ``out`` holds anything but an earlier comparison.
+    Raises UserError if ``out`` holds anything but an earlier comparison.
     """
     from sarathi_sim.experiments.figures.style import save, styled
 

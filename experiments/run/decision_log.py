@@ -28,7 +28,6 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field, TypeAdapter, ValidationError
 
-from sarathi_sim.experiments.config.errors import ConfigError
 from sarathi_sim.policies.batch import Batch
 from sarathi_sim.policies.endings import OutputLengths
 from sarathi_sim.policies.kv import Blocks, CachedBlocks
@@ -38,7 +37,7 @@ from sarathi_sim.policies.request import Request
 from sarathi_sim.policies.sglang import Sglang
 from sarathi_sim.policies.vllm import Vllm
 from sarathi_sim.profiler.storage.files import LARGEST_DATA, open_file, unzipped
-from sarathi_sim.profiler.storage.strict import did_you_mean, one_line, show
+from sarathi_sim.profiler.storage.strict import UserError, did_you_mean, one_line, show
 
 _OF_TRAFFIC = {
     "requests", "per_second", "longest_prompt", "longest_output", "share", "shared_prefix", "eos",
@@ -96,20 +95,20 @@ class Replay:
 
 
 def read_log(path: Path) -> DecisionLog:
-    """Read a log. Raises ConfigError, naming file and line, if the file is not one."""
+    """Read a log. Raises UserError, naming file and line, if the file is not one."""
     try:
         with open_file(path) as file:
             content = unzipped(file).read(LARGEST_DATA + 1)
         if len(content) > LARGEST_DATA:
-            raise ConfigError(f"{path}: holds more than {LARGEST_DATA >> 20} MiB")
+            raise UserError(f"{path}: holds more than {LARGEST_DATA >> 20} MiB")
         lines = content.decode().splitlines()
     except EOFError:
-        raise ConfigError(f"{path}: not a log of decisions: it is cut short") from None
+        raise UserError(f"{path}: not a log of decisions: it is cut short") from None
     except (zlib.error, OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f"{path}: not a log of decisions: {error}") from None
+        raise UserError(f"{path}: not a log of decisions: {error}") from None
     rows = [_parsed(path, number, line) for number, line in enumerate(lines, 1)]
     if not rows or not isinstance(rows[0], dict) or rows[0].get("format") != 1:
-        raise ConfigError(f"{path}: line 1: not the header of a log (an object with format 1)")
+        raise UserError(f"{path}: line 1: not the header of a log (an object with format 1)")
     header = rows[0]
     name, version = header.get("engine"), str(header.get("version"))
     mode = header.get("mode")
@@ -118,43 +117,43 @@ def read_log(path: Path) -> DecisionLog:
     if engine is None:
         engines = [repr(each) for each in ENGINES if (" " in each) == (mode is not None)]
         problem = f"must be {' or '.join(engines)}"
-        raise ConfigError(f"{path}: line 1: engine {show(known_as)}: {problem}")
+        raise UserError(f"{path}: line 1: engine {show(known_as)}: {problem}")
     known = next((each for each in engine.versions if f"{version}.".startswith(f"{each}.")), None)
     if known is None:
         problem = f"must be {' or '.join(engine.versions)}, whose decisions the policy {name} makes"
-        raise ConfigError(f"{path}: line 1: version {show(header.get('version'))}: {problem}")
+        raise UserError(f"{path}: line 1: version {show(header.get('version'))}: {problem}")
     try:
         given = {key: _TRUTH.get(str(value), value) for key, value in header["config"].items()}
         config, requests = engine.defaults | given, list(header["requests"])
         depth = header["depth"] if name == "vllm" else 2 - bool(config["disable_overlap_schedule"])
         log = DecisionLog(path, engine, known, depth, config, requests, rows[1:])
     except KeyError as error:
-        raise ConfigError(f"{path}: line 1: the key {error.args[0]} is missing") from None
+        raise UserError(f"{path}: line 1: the key {error.args[0]} is missing") from None
     except (TypeError, ValueError):
         problem = "config must hold keys and values, and requests a list of rows"
-        raise ConfigError(f"{path}: line 1: {problem}") from None
+        raise UserError(f"{path}: line 1: {problem}") from None
     _check(log)
     return log
 
 
 def _check(log: DecisionLog) -> None:
-    """Raises ConfigError for a setting that the engine does not allow."""
+    """Raises UserError for a setting that the engine does not allow."""
     where, engine = f"{log.path}: line 1", log.engine
     for name in log.settings:
         if name not in engine.settings and name not in _OF_TRAFFIC:
             close = did_you_mean(name, set(engine.settings))
-            raise ConfigError(f"{where}: config.{name}: a setting that is not modelled{close}")
+            raise UserError(f"{where}: config.{name}: a setting that is not modelled{close}")
     for name, allowed in {"depth": 1 << 16, **engine.settings}.items():
         value = log.depth if name == "depth" else log.settings.get(name)
         if problem := _problem(value, allowed):
-            raise ConfigError(f"{where}: {name} {show(value)}: must be {problem}")
+            raise UserError(f"{where}: {name} {show(value)}: must be {problem}")
     try:
         _ROWS.validate_python(log.requests)
     except ValidationError as error:
         number = error.errors()[0]["loc"][0]
         row = show(log.requests[int(number)])
         problem = "must be the numbers that docs/lockstep.md names"
-        raise ConfigError(f"{where}: requests: row {number}: {row}: {problem}") from None
+        raise UserError(f"{where}: requests: row {number}: {row}: {problem}") from None
     try:
         add: Any = tuple[Literal["add"], _Whole]
         decision = tuple.__class_getitem__((Literal["schedule"], _Whole, *engine.state))
@@ -163,7 +162,7 @@ def _check(log: DecisionLog) -> None:
     except ValidationError as error:
         line = int(error.errors()[0]["loc"][0]) + 2
         problem = "not an event: must be one of those that docs/lockstep.md has"
-        raise ConfigError(f"{log.path}: line {line}: {problem}") from None
+        raise UserError(f"{log.path}: line {line}: {problem}") from None
 
 
 def _problem(value: Any, allowed: Any) -> str | None:
@@ -184,13 +183,13 @@ def _parsed(path: Path, number: int, line: str) -> Any:
     try:
         return json.loads(line)
     except (ValueError, RecursionError) as error:
-        raise ConfigError(f"{path}: line {number}: not JSON: {error}") from None
+        raise UserError(f"{path}: line {number}: not JSON: {error}") from None
 
 
 def replay(log: DecisionLog) -> Replay:
     """Feed the log's arrivals and returns to our scheduler, and compare every decision.
 
-    Raises ConfigError where the log's settings or requests cannot be used.
+    Raises UserError where the log's settings or requests cannot be used.
     """
     line = 1
     try:
@@ -201,10 +200,10 @@ def replay(log: DecisionLog) -> Replay:
                 return Replay(player.decisions, player.identical, f"line {line}, {difference}")
     except KeyError as error:
         problem = f"request or step {error.args[0]} is unknown here"
-        raise ConfigError(f"{log.path}: line {line}: cannot be replayed: {problem}") from None
+        raise UserError(f"{log.path}: line {line}: cannot be replayed: {problem}") from None
     except (IndexError, TypeError, ValueError) as error:
         problem = f"cannot be replayed: {one_line(error)}"
-        raise ConfigError(f"{log.path}: line {line}: {problem}") from None
+        raise UserError(f"{log.path}: line {line}: {problem}") from None
     return Replay(player.decisions, player.identical, None)
 
 

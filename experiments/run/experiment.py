@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Any
 
 from sarathi_sim.experiments.config.deployment import Deployment, deploy
 from sarathi_sim.experiments.config.effects import refuse_without_effect
-from sarathi_sim.experiments.config.errors import ConfigError
 from sarathi_sim.experiments.config.loading import Experiment, metric, refuse_of_session
 from sarathi_sim.experiments.config.run_memory import check_together, workload_needs
 from sarathi_sim.experiments.config.scenario import Ratio
@@ -48,6 +47,7 @@ from sarathi_sim.experiments.run.uncertainty import (
 )
 from sarathi_sim.policies.policy import chunking_of
 from sarathi_sim.profiler.storage.child import Progress, Told, silent
+from sarathi_sim.profiler.storage.strict import UserError
 from sarathi_sim.simulator.loop.simulation import SimulationError
 from sarathi_sim.simulator.views.metric_registry import asked_quantiles
 from sarathi_sim.simulator.views.metrics import Analysis
@@ -168,7 +168,7 @@ def quantiles_of(experiment: Experiment) -> tuple[float, ...]:
 
 
 def simulate_all(experiment: Experiment, progress: Progress = silent) -> ExperimentResult:
-    """Simulate every scenario. Raises ConfigError before the first one if any cannot run."""
+    """Simulate every scenario. Raises UserError before the first one if any cannot run."""
     deployments = deploy_all(experiment)
     asked = quantiles_of(experiment)
     runs = {name: _run(name, each, asked, progress) for name, each in deployments.items()}
@@ -219,7 +219,7 @@ def run_experiment(
 
     A ``second`` process draws the ``figures``; without one it is started here, and ends here.
     ``trace`` adds a Perfetto trace of the ``window`` (default: some passes through the pipeline in
-    the middle of the run). The stage timeline shows the same window. Raises ConfigError, before
+    the middle of the run). The stage timeline shows the same window. Raises UserError, before
     any simulation, for mistakes of the user.
     """
     check_replaceable(out)
@@ -262,7 +262,7 @@ def _checked(window: Window | None, runs: Mapping[str, ScenarioRun]) -> Window:
     records = [run.analysis.records for run in runs.values()]
     end_s = max(log.end_s for log in records)
     if window is not None and window.start_s >= end_s > 0:
-        raise ConfigError(
+        raise UserError(
             f"--window {window.start_s:g}:{window.length_s:g}: nothing happens there: "
             f"START must be less than {end_s:.6g}, when the last scenario ends"
         )

@@ -14,13 +14,13 @@ from math import ceil, inf, isnan
 
 import numpy as np
 
-from sarathi_sim.experiments.config.errors import ConfigError
 from sarathi_sim.experiments.run.traffic import Demand
 from sarathi_sim.policies.micro_batches import MicroBatches
 from sarathi_sim.policies.policy import Policy
 from sarathi_sim.policies.sarathi import Sarathi
 from sarathi_sim.profiler.facts.device import DeviceSpec, load_device
 from sarathi_sim.profiler.facts.ops import ATTENTION, OPS
+from sarathi_sim.profiler.storage.strict import UserError
 from sarathi_sim.simulator.load.engine_memory import kv_capacity_tokens, max_batch
 from sarathi_sim.simulator.load.workload import at_once, make_requests
 from sarathi_sim.simulator.loop.records import Ints, Records
@@ -243,7 +243,7 @@ def advise(
 ) -> Advice:
     """The best chunk size and batch cap for a workload on one tensor-parallel group of GPUs.
 
-    ``tbt_limit_s`` bounds P99 of the time between tokens. Raises ConfigError for a cap beyond what
+    ``tbt_limit_s`` bounds P99 of the time between tokens. Raises UserError for a cap beyond what
     the memory holds and for a limit that nothing meets, CapacityError where not one request fits.
     """
     capacity = kv_capacity_tokens(
@@ -255,7 +255,7 @@ def advise(
     )
     fitting = min(max_batch(capacity, demand.length), _LARGEST_BATCH)
     if batch_cap is not None and batch_cap > fitting:
-        raise ConfigError(
+        raise UserError(
             f"--batch {batch_cap}: does not fit: at most {fitting} requests of {demand.length} "
             "tokens do"
         )
@@ -264,7 +264,7 @@ def advise(
     verified = [one for one in found if one.tbt_p99_s <= limit_s]
     if not verified:
         shortest = min(one.tbt_p99_s for one in found)
-        raise ConfigError(
+        raise UserError(
             f"--tbt-limit {1e3 * limit_s:g}: no chunk and batch meets it; the least time "
             f"between tokens is {1e3 * shortest:.1f} ms"
         )

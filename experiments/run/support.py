@@ -15,7 +15,6 @@ from typing import Any
 
 import numpy as np
 
-from sarathi_sim.experiments.config.errors import ConfigError
 from sarathi_sim.experiments.content import Section, SortableTable, markdown
 from sarathi_sim.profiler.facts.device import DeviceSpec, list_devices, load_device
 from sarathi_sim.profiler.facts.formats import (
@@ -32,7 +31,7 @@ from sarathi_sim.profiler.facts.ops import ALL_REDUCE, ALL_ROW_OPS, ATTENTION, M
 from sarathi_sim.profiler.kernels.op_source import op_source, served_formats
 from sarathi_sim.profiler.kernels.stack_file import load_stack, stacks_on, versions_on
 from sarathi_sim.profiler.physics.shard_times import KINDS, DeviceTimes, Provenance, ShardTimes
-from sarathi_sim.profiler.storage.strict import did_you_mean, parse
+from sarathi_sim.profiler.storage.strict import UserError, did_you_mean, parse
 from sarathi_sim.simulator.load.engine_memory import (
     STACK_SHARES,
     CapacityError,
@@ -171,13 +170,13 @@ def supported(
 ) -> list[Combination]:
     """The cells of the given names; a name that is None stands for all.
 
-    Raises ConfigError for an unknown name.
+    Raises UserError for an unknown name.
     """
     named = (("--stack", stack, STACKS), ("--dtype", dtype, WEIGHT_DTYPES))
     for option, value, allowed in named:
         if value is not None and value not in allowed:
             hint = did_you_mean(value, allowed)
-            raise ConfigError(f"{option} {value}: must be one of {', '.join(allowed)}{hint}")
+            raise UserError(f"{option} {value}: must be one of {', '.join(allowed)}{hint}")
     models = [load_model(name) for name in ([model] if model else list_models())]
     devices = [load_device(name) for name in ([device] if device else list_devices())]
     return [cell for cell in cells(models, devices, stack) if dtype is None or cell.dtype == dtype]

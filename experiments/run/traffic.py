@@ -17,7 +17,6 @@ from typing import Any, TypeVar
 import numpy as np
 
 from sarathi_sim.experiments.config.base import Source
-from sarathi_sim.experiments.config.errors import ConfigError
 from sarathi_sim.experiments.config.loading import (
     Assignments,
     Config,
@@ -41,6 +40,7 @@ from sarathi_sim.experiments.results import (
     write_summary,
 )
 from sarathi_sim.profiler.storage.files import user_path
+from sarathi_sim.profiler.storage.strict import UserError
 from sarathi_sim.simulator.load.describe import (
     describe_workload,
     lengths_line,
@@ -77,7 +77,7 @@ def in_a_word(text: str) -> tuple[dict[str, Any], int] | None:
     """The lengths of requests that a word such as ``1024:256`` states, as keys of the section
     ``workload``, and the longest request they allow; None where the text is no such word.
 
-    Raises ConfigError for a wrong word, with all allowed forms.
+    Raises UserError for a wrong word, with all allowed forms.
     """
     word = text.replace(" ", "")
     try:
@@ -91,7 +91,7 @@ def in_a_word(text: str) -> tuple[dict[str, Any], int] | None:
         if re.match(r"[\d.]+[kK]?[:@~]", word):
             raise ValueError("these are no lengths")
     except ValueError as error:
-        raise ConfigError(f"--workload {text}: {error}; {FORMS}") from None
+        raise UserError(f"--workload {text}: {error}; {FORMS}") from None
     return None
 
 
@@ -124,7 +124,7 @@ def parse_workload(text: str, max_length: int | None) -> tuple[dict[str, Any], i
     """The section ``workload``, and the length of the longest sequence: ``max_length``, or else the
     longest request rounded up to 512 tokens (for a configuration: its ``cluster.max_length``).
 
-    Raises ConfigError for a text of another form, and for a file that cannot be read.
+    Raises UserError for a text of another form, and for a file that cannot be read.
     """
     usual = {"arrivals": POISSON, "declared": "exact", "too_long": "reject"}
     if stated := in_a_word(text):
@@ -135,15 +135,15 @@ def parse_workload(text: str, max_length: int | None) -> tuple[dict[str, Any], i
         try:
             longest = max_length or _rounded(_longest(path))
         except WorkloadError as error:
-            raise ConfigError(f"--workload {error}") from None
+            raise UserError(f"--workload {error}") from None
         return {**usual, "lengths": lengths}, longest
     draft = or_forms(read_draft, text)
     workload, cluster = draft.raw.get("workload"), draft.raw.get("cluster")
     if not isinstance(workload, dict):
-        raise ConfigError(f"--workload {text}: this configuration has no section workload")
+        raise UserError(f"--workload {text}: this configuration has no section workload")
     given = cluster.get("max_length") if isinstance(cluster, dict) else None
     if max_length is None and not isinstance(given, int):
-        raise ConfigError(f"--workload {text}: it states no cluster.max_length: give --max-length")
+        raise UserError(f"--workload {text}: it states no cluster.max_length: give --max-length")
     kept = {key: value for key, value in workload.items() if key != "declared"}
     return {**kept, "declared": "exact"}, max_length or int(str(given))
 
@@ -172,18 +172,18 @@ def _rounded(tokens: int) -> int:
 
 
 def or_forms(read: Callable[[str], T], text: str) -> T:
-    """The result of ``read`` for a configuration. Raises its ConfigError; if there is no such file,
+    """The result of ``read`` for a configuration. Raises its UserError; if there is no such file,
     with all forms of the option."""
     try:
         return read(text)
-    except ConfigError as error:
+    except UserError as error:
         if user_path(text).is_file():
             raise
-        raise ConfigError(f"--workload {error}; {FORMS}") from None
+        raise UserError(f"--workload {error}; {FORMS}") from None
 
 
 def requests_of(text: str, *, arrivals: Mapping[str, Any] | None = None) -> Traffic:
-    """The requests that the option states. Raises ConfigError as :func:`parse_workload` does."""
+    """The requests that the option states. Raises UserError as :func:`parse_workload` does."""
     section, _ = parse_workload(text, LONGEST)
     if arrivals is not None:
         section = {**section, "arrivals": arrivals}
@@ -196,14 +196,14 @@ def requests_of(text: str, *, arrivals: Mapping[str, Any] | None = None) -> Traf
 def with_workload(draft: Draft, text: str | None) -> Draft:
     """A configuration with these lengths in place of its own, in all scenarios (None: unchanged).
 
-    Number and arrivals of the requests stay; a trace has its own number. Raises ConfigError for a
+    Number and arrivals of the requests stay; a trace has its own number. Raises UserError for a
     text of another form, and if ``--set`` gives lengths, too.
     """
     if text is None:
         return draft
     for path in draft.assigned:
         if any(pair in _GIVEN for pair in pairwise(path)):
-            raise ConfigError(f"--set {'.'.join(path)}: has no effect: --workload gives lengths")
+            raise UserError(f"--set {'.'.join(path)}: has no effect: --workload gives lengths")
     given, _ = parse_workload(text, LONGEST)
     lengths = {key: given[key] for key in _LENGTHS if key in given}
     number = {} if is_trace(text) else {"requests": REQUESTS}
@@ -263,10 +263,10 @@ class Demand:
 
 
 def demand_of(text: str) -> Demand:
-    """The lengths of a ``--workload``. Raises ConfigError for a wrong one."""
+    """The lengths of a ``--workload``. Raises UserError for a wrong one."""
     word = text.replace(" ", "")
     if old := re.fullmatch(r"(\d+(?:\.\d+)?[kK]):(\d+)", word):
-        raise ConfigError(
+        raise UserError(
             f"--workload {text}: tokens in all with their P:D are written {old[1]}@{old[2]}; "
             f"a prompt of {old[1]} with {old[2]} output tokens {_plain(old[1])}:{old[2]}; "
             f"{FORMS}"
@@ -277,7 +277,7 @@ def demand_of(text: str) -> Demand:
         np.array([request.output_tokens for request in requests]),
     )
     if demand.length > FURTHEST:
-        raise ConfigError(
+        raise UserError(
             f"--workload {text}: its longest request has {demand.length:,} tokens; must be at most "
             f"{FURTHEST:,}"
         )
@@ -301,7 +301,7 @@ def describe(
     and the ``notes`` on its file, by scenario (a trace by its name, lengths in a word by the word).
 
     ``columns`` are the names of a trace's columns by meaning. With ``out``, write the numbers and a
-    figure to this folder. Raises ConfigError.
+    figure to this folder. Raises UserError.
     """
     if out is not None:
         check_replaceable(out, WORKLOAD_FORMAT)
@@ -367,12 +367,12 @@ def _requests(what: Config, changes: Assignments, columns: Mapping[str, str]) ->
     text = None if isinstance(what, Mapping) else str(what)
     if text is not None and in_a_word(text):
         if changes or columns:
-            raise ConfigError(f"--set, --column: must be left out: {text} has neither")
+            raise UserError(f"--set, --column: must be left out: {text} has neither")
         return {text: (requests_of(text, arrivals={"kind": "at_once"}), None)}
     if text is not None and is_trace(text):
         return {Path(text).stem: (_of_trace(text, changes, columns), None)}
     if columns:
-        raise ConfigError("--column: must be left out: a configuration has lengths.columns")
+        raise UserError("--column: must be left out: a configuration has lengths.columns")
     experiment = (
         load_experiment(what, changes)
         if text is None
@@ -393,7 +393,7 @@ def _requests(what: Config, changes: Assignments, columns: Mapping[str, str]) ->
 def _of_trace(path: str, changes: Assignments, columns: Mapping[str, str]) -> Traffic:
     for meaning, name in columns.items():
         if meaning not in NAMES or not name:
-            raise ConfigError(
+            raise UserError(
                 f"--column {meaning}={name}: must be {' or '.join(NAMES)}, = and a name"
             )
     # A scenario needs these keys, its requests do not.
@@ -402,18 +402,18 @@ def _of_trace(path: str, changes: Assignments, columns: Mapping[str, str]) -> Tr
     config = {**rest, "workload": {"lengths": lengths}}
     for key in read_draft(config, changes).assigned:
         if key != ("workload", "requests") and not (key[:2] == ("workload", "lengths") != key):
-            raise ConfigError(
+            raise UserError(
                 f"--set {'.'.join(key)}: a trace has workload.lengths and workload.requests"
             )
     experiment = load_experiment(config, changes)
     ((name, scenario),) = experiment.scenarios.items()
     try:
         trace = trace_of(scenario, experiment.sources[name])
-    except ConfigError as error:  # which names the file
+    except UserError as error:  # which names the file
         said = str(error).removeprefix("configuration: workload.lengths.path: ")
-        raise ConfigError(said) from None
+        raise UserError(said) from None
     if trace is None:
-        raise ConfigError("--set workload.lengths.kind: must be trace")
+        raise UserError("--set workload.lengths.kind: must be trace")
     if trace.unit_of:
         raise no_arrivals(trace, experiment.sources[name])
     requests = Traffic(

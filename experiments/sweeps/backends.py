@@ -18,10 +18,10 @@ from itertools import chain
 from queue import Empty, SimpleQueue
 from typing import Any, Protocol
 
-from sarathi_sim.experiments.config.errors import ConfigError
 from sarathi_sim.experiments.sweeps.jobs import Job, JobResult, work
 from sarathi_sim.experiments.sweeps.plan import code_fingerprint
 from sarathi_sim.profiler.storage.child import Outcome, Workers
+from sarathi_sim.profiler.storage.strict import UserError
 
 BUNDLE_S = 0.5
 """Seconds of work that a bundle should hold: sending one costs a few milliseconds."""
@@ -109,7 +109,7 @@ class LocalProcesses(Workers):
         self.workers = workers
 
     def run(self, bundles: Bundles, *, ahead: int) -> Outcomes:
-        """Yield what comes of each bundle. Raises ConfigError where workers cannot be started."""
+        """Yield what comes of each bundle. Raises UserError where workers cannot be started."""
         return self.calls(work, bundles, ahead, PATIENCE_S)
 
 
@@ -145,7 +145,7 @@ _WORK = f"{_OURS.format('jobs', 'work')}({_READ})"
 class DaskWorkers:
     """All workers of the cluster at ``address``.
 
-    Raises ConfigError where no scheduler answers there, where it has no worker, and if a worker
+    Raises UserError where no scheduler answers there, where it has no worker, and if a worker
     lacks this package or has another version of it.
     """
 
@@ -153,7 +153,7 @@ class DaskWorkers:
         try:
             self._dask: Any = import_module("distributed")
         except ImportError:
-            raise ConfigError(
+            raise UserError(
                 "--backend dask needs dask and distributed: pip install 'sarathi-sim[cluster]'"
             ) from None
         for name in ("distributed", "distributed.client"):  # 30 lines for a lost scheduler
@@ -169,7 +169,7 @@ class DaskWorkers:
             asyncio.run(asyncio.wait_for(knock(), 2 * CONNECT_S))
             self._client = self._dask.Client(address, timeout=CONNECT_S, set_as_default=False)
         except (OSError, RuntimeError, TypeError, ValueError) as error:
-            raise ConfigError(
+            raise UserError(
                 f"--address {address}: no Dask scheduler answers there "
                 f"({str(error) or 'no answer'}): give one as in tcp://127.0.0.1:8786, or "
                 "tls://HOST:PORT (docs/sweeps.md has the settings for TLS)"
@@ -183,7 +183,7 @@ class DaskWorkers:
     def _look(self, patience_s: float) -> dict[str, int]:
         """The threads of each worker; waits for a first one, and checks the code of new ones.
 
-        Raises ConfigError for other code, for a lost scheduler, and where there is no worker, or
+        Raises UserError for other code, for a lost scheduler, and where there is no worker, or
         no answer, for ``patience_s``: runs sent to such a cluster would never end.
         """
         ask = self._client.scheduler.ncores
@@ -191,12 +191,12 @@ class DaskWorkers:
             while not (threads := self._client.sync(ask, callback_timeout=patience_s)):
                 self._client.wait_for_workers(1, timeout=patience_s)
         except TimeoutError:
-            raise ConfigError(
+            raise UserError(
                 f"--address {self._address}: the scheduler has not answered, or had no worker, for "
                 f"{patience_s} s: start one with: dask worker {self._address} --nthreads 1"
             ) from None
         except OSError as error:
-            raise ConfigError(f"--backend dask: the scheduler was lost: {error}") from None
+            raise UserError(f"--backend dask: the scheduler was lost: {error}") from None
         new = [worker for worker in threads if worker not in self._checked]
         found = self._client.run(eval, _CHECK, workers=new, on_error="return") if new else {}
         for worker, answer in found.items():
@@ -208,13 +208,13 @@ class DaskWorkers:
                 if isinstance(answer, Exception):
                     said = f"cannot import this package ({answer!r}): install it in the Python "
                     said += "that the workers run in"
-                raise ConfigError(f"--backend dask: the worker {worker} {said}")
+                raise UserError(f"--backend dask: the worker {worker} {said}")
         return dict(threads)
 
     def run(self, bundles: Bundles, *, ahead: int) -> Outcomes:
         """Yield what comes of each bundle; those whose workers kept dying as lost.
 
-        Raises ConfigError if the scheduler or all workers are lost, or a worker has other code.
+        Raises UserError if the scheduler or all workers are lost, or a worker has other code.
         """
         under_way: dict[Any, list[Job]] = {}
         finished: SimpleQueue[Any] = SimpleQueue()
@@ -255,11 +255,11 @@ class DaskWorkers:
                 return "lost", jobs, None
             except self._dask.CancelledError:
                 said = "--backend dask: the scheduler was lost, or cancelled the runs"
-                raise ConfigError(said) from None
+                raise UserError(said) from None
             except Exception as error:  # not of a run: what a run raises is its result
                 self._look(WITHOUT_WORKERS_S)  # names a worker that has joined with other code
                 said = f"--backend dask: a worker cannot read what it was sent: {error!r}"
-                raise ConfigError(said) from error
+                raise UserError(said) from error
 
     def close(self) -> None:
         """Disconnect, and cancel the bundles under way. The cluster stays."""

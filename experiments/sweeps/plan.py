@@ -19,7 +19,6 @@ from typing import Any
 from sarathi_sim.experiments.config.base import KeyPath, Source, assign_all, merge, overlap
 from sarathi_sim.experiments.config.deployment import Deployment, deploy
 from sarathi_sim.experiments.config.effects import Effects
-from sarathi_sim.experiments.config.errors import ConfigError
 from sarathi_sim.experiments.config.loading import (
     Assignments,
     Config,
@@ -37,7 +36,7 @@ from sarathi_sim.experiments.sweeps.points import MOST_RUNS, Point, SweepSpec, e
 from sarathi_sim.policies.request import Request
 from sarathi_sim.profiler.storage.child import Progress, silent
 from sarathi_sim.profiler.storage.files import PACKAGE, files_sha256, user_path
-from sarathi_sim.profiler.storage.strict import did_you_mean
+from sarathi_sim.profiler.storage.strict import UserError, did_you_mean
 
 _MOST_KEPT = 500_000  # requests, about 130 MB
 _MOST_SHOWN = 12
@@ -113,7 +112,7 @@ def plan_sweep(
 ) -> SweepPlan:
     """Read a sweep, check its runs and fill in their defaults.
 
-    Raises ConfigError, a line per mistake, for everything that would stop a run at its start.
+    Raises UserError, a line per mistake, for everything that would stop a run at its start.
     """
     draft = read_draft(config, assignments)
     spec = _spec(draft)
@@ -124,14 +123,14 @@ def plan_sweep(
     _check_keys(draft, spec, swept, where)
     axes = _axes(draft, spec, swept)
     if contrast is not None and contrast not in axes:
-        raise ConfigError(
+        raise UserError(
             f"{where}.contrast: value {contrast!r}: must be one of {', '.join(axes) or 'no axes'}"
             f"{did_you_mean(contrast, axes)}"
         )
     seeds = _seeds(draft, spec)
     total = len(points) * len(draft.overrides) * len(seeds)
     if total > MOST_RUNS:
-        raise ConfigError(
+        raise UserError(
             f"{where}: describes {total:,} runs, scenarios and seeds counted: at most {MOST_RUNS:,}"
         )
     wanted = [(name, seed, point) for point in points for name in draft.overrides for seed in seeds]
@@ -149,7 +148,7 @@ def plan_sweep(
             scenario = check_scenario(tree, source)
             refuse_of_session(scenario, source)
             deployment = deploy(scenario, source, requests_of)
-        except ConfigError as error:
+        except UserError as error:
             found |= dict.fromkeys(str(error).splitlines())
             if len(found) > 20:
                 break
@@ -159,7 +158,7 @@ def plan_sweep(
         resolved = deployment.scenario
         runs.append(Run(run_key(deployment, name), name, resolved.seed, point, resolved))
     if found:
-        raise ConfigError("\n".join(found))
+        raise UserError("\n".join(found))
     check_effect(draft, points, where)
     effects.check()
     header = draft.header
@@ -205,15 +204,15 @@ def _seeds(draft: Draft, spec: SweepSpec) -> list[int] | list[None]:
 
 def _check_keys(draft: Draft, spec: SweepSpec, swept: tuple[KeyPath, ...], where: str) -> None:
     if spec.seeds is not None and ("seed",) in swept:
-        raise ConfigError(f"{where}: seed is swept twice, by seeds too")
+        raise UserError(f"{where}: seed is swept twice, by seeds too")
     if isinstance(spec.seeds, list) and len(set(spec.seeds)) < max(len(spec.seeds), 1):
-        raise ConfigError(f"{where}.seeds: value {spec.seeds}: a seed is given twice")
+        raise UserError(f"{where}.seeds: value {spec.seeds}: a seed is given twice")
     for key in swept:
         if key[0] in ("scenarios", "sweep") or key == ("scenario",):
-            raise ConfigError(f"{where}: {'.'.join(key)} cannot be swept: name a key of a scenario")
+            raise UserError(f"{where}: {'.'.join(key)} cannot be swept: name a key of a scenario")
         for path in draft.assigned:
             if path[0] != "scenarios" and len(path) >= len(key) and overlap(path, key):
-                raise ConfigError(
+                raise UserError(
                     f"--set {'.'.join(path)}: has no effect, because the sweep sets "
                     f"{'.'.join(key)} itself"
                 )

@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 import pandas as pd
 
-from sarathi_sim.experiments.config.errors import ConfigError
 from sarathi_sim.experiments.content import Section
 from sarathi_sim.experiments.results import (
     FIGURES_FORMAT,
@@ -28,7 +27,7 @@ from sarathi_sim.experiments.results import (
 from sarathi_sim.experiments.run.trade_off import ALIKE
 from sarathi_sim.experiments.sweeps.sweep_answer import Sweep, overload_note, read_answer
 from sarathi_sim.profiler.storage.child import Progress, silent
-from sarathi_sim.profiler.storage.strict import did_you_mean
+from sarathi_sim.profiler.storage.strict import UserError, did_you_mean
 from sarathi_sim.simulator.views.metric_registry import STEADY, Better, quantity
 
 if TYPE_CHECKING:
@@ -65,7 +64,7 @@ def plot_sweep(
     ``metrics`` are columns of its table (by default :data:`METRICS`), ``over`` the axes. The Pareto
     front shows the first two metrics with a better direction. Latencies of overloaded runs are left
     out, and every such figure says so. A metric that is equal under each load is left out, and the
-    note names it. Raises ConfigError for an unknown metric or axis, or if no run has finished.
+    note names it. Raises UserError for an unknown metric or axis, or if no run has finished.
     """
     from sarathi_sim.experiments.sweeps import drawing
     from sarathi_sim.experiments.sweeps.drawing import better
@@ -79,7 +78,7 @@ def plot_sweep(
     chosen = [metric for metric in metrics or METRICS if metric not in empty]
     for metric in metrics:
         if metric in empty:
-            raise ConfigError(f"--metric {metric}: no run has it, or all that do are overloaded")
+            raise UserError(f"--metric {metric}: no run has it, or all that do are overloaded")
     chosen, flat_note = that_vary(swept, chosen)
     numeric = numeric_axes(swept)
     _known("--over", over, numeric)
@@ -176,7 +175,7 @@ def _known(option: str, given: Sequence[str], allowed: Sequence[Any]) -> None:
     for name in given:
         if name not in allowed:
             names = [str(a) for a in allowed]
-            raise ConfigError(
+            raise UserError(
                 f"{option} {name}: not one of {', '.join(names) or 'none'}"
                 f"{did_you_mean(name, names)}"
             )

@@ -11,7 +11,7 @@ import numpy as np
 from pydantic import Discriminator, Field, Tag
 
 from sarathi_sim.experiments.config.base import Count, Strict, Text, key_path
-from sarathi_sim.experiments.config.errors import ConfigError
+from sarathi_sim.profiler.storage.strict import UserError
 
 MOST_RUNS = 200_000
 # A place among the points must be a 64-bit number.
@@ -22,22 +22,22 @@ Point = dict[str, Any]
 
 
 def axis_values(axis: list[Any] | Range, where: str) -> list[Any]:
-    """The values of one axis, in order. Raises ConfigError, naming ``where``."""
+    """The values of one axis, in order. Raises UserError, naming ``where``."""
     if isinstance(axis, list):
         if not axis:
-            raise ConfigError(f"{where}: value []: must name at least one value")
+            raise UserError(f"{where}: value []: must name at least one value")
         return axis
     if (axis.step is None) == (axis.num is None):
-        raise ConfigError(f"{where}: a range needs either step or num beside from and to")
+        raise UserError(f"{where}: a range needs either step or num beside from and to")
     if axis.to < axis.start:
-        raise ConfigError(f"{where}.to: value {axis.to:g}: must be at least from, {axis.start:g}")
+        raise UserError(f"{where}.to: value {axis.to:g}: must be at least from, {axis.start:g}")
     if axis.scale == "log" and (axis.num is None or axis.start <= 0):
-        raise ConfigError(f"{where}: a range with scale log needs num, and from above 0")
+        raise UserError(f"{where}: a range with scale log needs num, and from above 0")
     if axis.num is None:
         assert axis.step is not None
         steps = (axis.to - axis.start) / axis.step
         if steps >= MOST_RUNS:  # infinitely many, too
-            raise ConfigError(
+            raise UserError(
                 f"{where}.step: value {axis.step:g}: is too small for a range from "
                 f"{axis.start:g} to {axis.to:g}, which may have at most {MOST_RUNS} values"
             )
@@ -53,7 +53,7 @@ def axis_values(axis: list[Any] | Range, where: str) -> list[Any]:
     rounded = [float(f"{number:.12g}") for number in numbers]
     duplicates = _duplicates(rounded)
     if duplicates:
-        raise ConfigError(
+        raise UserError(
             f"{where}: the range has {len(rounded)} values, but {duplicates[0]:g} more than once: "
             "give fewer, or from and to further apart"
         )
@@ -63,7 +63,7 @@ def axis_values(axis: list[Any] | Range, where: str) -> list[Any]:
 
 
 def expand(spec: SweepSpec, contrast: str | None, where: str) -> list[Point]:
-    """The points of ``spec``, in order. Raises ConfigError.
+    """The points of ``spec``, in order. Raises UserError.
 
     ``sample`` does not draw over ``contrast``: every drawn point has all its values, so that they
     can be compared.
@@ -76,7 +76,7 @@ def expand(spec: SweepSpec, contrast: str | None, where: str) -> list[Point]:
     lengths = {key: len(values) for key, values in zipped.items()}
     if len(set(lengths.values())) > 1:
         named = ", ".join(f"{key} has {length}" for key, length in lengths.items())
-        raise ConfigError(f"{where}.zip: all keys need the same number of values: {named}")
+        raise UserError(f"{where}.zip: all keys need the same number of values: {named}")
     parts: dict[str, list[Point]] = {
         key: [{key: value} for value in values] for key, values in grid.items()
     }
@@ -90,7 +90,7 @@ def expand(spec: SweepSpec, contrast: str | None, where: str) -> list[Point]:
     total = math.prod(len(part) for part in parts.values())
     wanted = spec.sample.points if spec.sample else total
     if min(total, wanted) > MOST_RUNS:
-        raise ConfigError(f"{where}: describes {_many(total)} points: at most {MOST_RUNS:,}")
+        raise UserError(f"{where}: describes {_many(total)} points: at most {MOST_RUNS:,}")
     _refuse_overlaps(
         [*grid, *zipped, *dict.fromkeys(k for case in spec.cases for k in case)], where
     )
@@ -99,11 +99,11 @@ def expand(spec: SweepSpec, contrast: str | None, where: str) -> list[Point]:
     drawn = {key: part for key, part in parts.items() if key != contrast}
     count = math.prod(len(part) for part in drawn.values())
     if count > _MOST_DRAWN_FROM:
-        raise ConfigError(
+        raise UserError(
             f"{where}.sample: draws from {_many(count)} points: at most {_many(_MOST_DRAWN_FROM)}"
         )
     if wanted > count:
-        raise ConfigError(
+        raise UserError(
             f"{where}.sample.points: value {wanted}: must be at most {count}, the number of points"
         )
     rng = np.random.default_rng(spec.sample.seed)
@@ -117,23 +117,23 @@ def _values(axes: Axes, where: str) -> dict[str, list[Any]]:
     for key, axis in axes.items():
         found[key] = axis_values(axis, f"{where}.{key}")
         if sum(map(len, found.values())) > MOST_RUNS:
-            raise ConfigError(f"{where}: its keys have more than {MOST_RUNS:,} values together")
+            raise UserError(f"{where}: its keys have more than {MOST_RUNS:,} values together")
     return found
 
 
 def _refuse_overlaps(keys: list[str], where: str) -> None:
     for number, key in enumerate(keys):
         if key_path(key) is None:
-            raise ConfigError(f"{where}: {key!r} is not a key path such as cluster.pp")
+            raise UserError(f"{where}: {key!r} is not a key path such as cluster.pp")
         if key in keys[:number]:
-            raise ConfigError(f"{where}: {key} is swept twice")
+            raise UserError(f"{where}: {key} is swept twice")
 
 
 def _refuse_duplicates(values: list[Any], where: str) -> None:
     """Refuse duplicate runs, which would make intervals too narrow."""
     duplicates = _duplicates(values)
     if duplicates:
-        raise ConfigError(f"{where}: value {duplicates[0]!r}: is given twice")
+        raise UserError(f"{where}: value {duplicates[0]!r}: is given twice")
 
 
 def _duplicates(values: Iterable[Any]) -> list[Any]:

@@ -25,7 +25,6 @@ from itertools import chain, count
 from pathlib import Path
 from typing import Any
 
-from sarathi_sim.experiments.config.errors import ConfigError
 from sarathi_sim.experiments.results import FORMAT, SUMMARY, SWEEP_FORMAT, open_result
 from sarathi_sim.experiments.sweeps.jobs import JobResult
 from sarathi_sim.profiler.storage.files import make_folders, regular
@@ -39,7 +38,7 @@ from sarathi_sim.profiler.storage.manifest import (
     replace_files,
     replace_folder,
 )
-from sarathi_sim.profiler.storage.strict import one_line
+from sarathi_sim.profiler.storage.strict import UserError, one_line
 
 POLICY = "policy.name"
 """The column of the table that names a run's policy."""
@@ -60,10 +59,10 @@ class Store:
         self.runs = folder / "runs"
 
     def open(self, resume: bool) -> None:
-        """Make the folder, or check that it holds a sweep to continue. Raises ConfigError."""
+        """Make the folder, or check that it holds a sweep to continue. Raises UserError."""
         made = open_result(self.folder, SWEEP_FORMAT, _APART.fullmatch, self.where)
         if made is None and not resume:
-            raise ConfigError(
+            raise UserError(
                 f"{self.where}: holds a sweep: give --resume to complete it (finished "
                 "runs are not repeated), or name another folder"
             )
@@ -71,7 +70,7 @@ class Store:
 
     @contextmanager
     def locked(self, busy: str | None = None) -> Iterator[None]:
-        """Lock the folder against other sweeps. Raises ConfigError if another sweep works in it,
+        """Lock the folder against other sweeps. Raises UserError if another sweep works in it,
         with the line ``busy`` or a line about the folder.
 
         With the lock, remove the files that a killed process left half-written: without it, another
@@ -81,7 +80,7 @@ class Store:
             lock = FolderLock(self.folder)
         except FolderBusyError as error:
             problem = busy or f"{self.where}: another sweep is at work in this folder"
-            raise ConfigError(f"{problem} ({error})") from None
+            raise UserError(f"{problem} ({error})") from None
         try:
             for scratch in self.runs.glob(".*"):
                 if _APART.fullmatch(f"runs/{scratch.name}"):
@@ -130,7 +129,7 @@ class Store:
                 path.parent.mkdir(parents=True, exist_ok=True)
                 path.write_bytes(content)
             replace_folder(scratch, target, FORMAT)
-        except (OSError, ConfigError):
+        except (OSError, UserError):
             shutil.rmtree(scratch, ignore_errors=True)
             raise
         self.failure(result.key).unlink(missing_ok=True)
@@ -153,17 +152,17 @@ class Store:
             (self.folder / "failed").rmdir()
 
     def summary(self, key: str, name: str) -> dict[str, Any]:
-        """The numbers of a finished run. Raises ConfigError where its folder is damaged."""
+        """The numbers of a finished run. Raises UserError where its folder is damaged."""
         path = self.runs / key / SUMMARY
         try:
             summary = json.loads(regular(path).read_bytes())["scenarios"][name]
         except (OSError, ValueError, LookupError, TypeError) as error:
-            raise ConfigError(
+            raise UserError(
                 f"{path}: damaged ({one_line(error)}): remove the folder {path.parent} and give "
                 "--resume"
             ) from None
         if not isinstance(summary, dict):
-            raise ConfigError(f"{path}: damaged: remove {path.parent} and give --resume")
+            raise UserError(f"{path}: damaged: remove {path.parent} and give --resume")
         return summary
 
     def replace(self, name: str, content: bytes) -> None:

@@ -12,7 +12,6 @@ import numpy as np
 import pandas as pd
 from pandas.api.types import is_numeric_dtype
 
-from sarathi_sim.experiments.config.errors import ConfigError
 from sarathi_sim.experiments.config.scenario import parameter, value_name
 from sarathi_sim.experiments.content import Section, SortableTable, anchor, enumerated, thinned
 from sarathi_sim.experiments.results import SUMMARY, read_summary
@@ -29,7 +28,7 @@ from sarathi_sim.experiments.run.trade_off import (
 from sarathi_sim.experiments.sweeps.store import POLICY, RESULTS
 from sarathi_sim.profiler.storage.files import regular
 from sarathi_sim.profiler.storage.plain_yaml import read_mapping
-from sarathi_sim.profiler.storage.strict import one_line
+from sarathi_sim.profiler.storage.strict import UserError, one_line
 from sarathi_sim.simulator.views.metric_registry import METRICS, STEADY, Quantity, known
 
 _SHOWN = ("output_tokens_per_s", "ttft_s.p50", "ttft_s.p99", "tbt_s.p99", "latency_s.p50", "mfu")
@@ -85,12 +84,12 @@ class Sweep:
         return self.table.assign(**{POLICY: found})
 
     def configured(self, run: str, scenario: str) -> Mapping[str, Any]:
-        """The resolved scenario of a run. Raises ConfigError where its configuration is damaged."""
+        """The resolved scenario of a run. Raises UserError where its configuration is damaged."""
         path = self.folder / "runs" / run / "config.yaml"
         scenarios: Any = read_mapping(path).get("scenarios")
         found = scenarios.get(scenario) if isinstance(scenarios, dict) else None
         if not isinstance(found, dict):
-            raise ConfigError(f"{path}: the result is damaged: it has no scenario {scenario}")
+            raise UserError(f"{path}: the result is damaged: it has no scenario {scenario}")
         return found
 
     @cached_property
@@ -123,7 +122,7 @@ class Sweep:
 
 
 def read_sweep(folder: Path) -> Sweep:
-    """The finished runs in the folder of a sweep. Raises ConfigError if there are none, or if it is
+    """The finished runs in the folder of a sweep. Raises UserError if there are none, or if it is
     damaged."""
     table, summary = read_table(folder), read_summary(folder)
     axes: Any = summary.get("axes")
@@ -137,31 +136,31 @@ def read_sweep(folder: Path) -> Sweep:
         and not any("/" in name for name in names)  # they become names of files
     )
     if not fits:
-        raise ConfigError(f"{folder}: the sweep is damaged: {SUMMARY} does not fit {RESULTS}")
+        raise UserError(f"{folder}: the sweep is damaged: {SUMMARY} does not fit {RESULTS}")
     return Sweep(folder, table, axes, contrast, summary)
 
 
 def read_answer(folder: Path) -> tuple[Sweep, Section]:
-    """A sweep and its answer. Raises ConfigError for a changed folder, whatever the error that its
+    """A sweep and its answer. Raises UserError for a changed folder, whatever the error that its
     content causes."""
     try:
         swept = read_sweep(folder)
         return swept, sweep_answer(swept)
-    except (ConfigError, MemoryError):
+    except (UserError, MemoryError):
         raise
     except Exception as error:
         problem = f"{type(error).__name__}: {one_line(error)}"
-        raise ConfigError(f"{folder}: the sweep is damaged: {problem}") from error
+        raise UserError(f"{folder}: the sweep is damaged: {problem}") from error
 
 
 def read_table(folder: Path) -> pd.DataFrame:
-    """A row for each finished run of a sweep. Raises ConfigError if there are none."""
+    """A row for each finished run of a sweep. Raises UserError if there are none."""
     try:
         table = pd.read_parquet(regular(folder / RESULTS))
     except (OSError, ValueError) as error:
-        raise ConfigError(f"{folder / RESULTS}: the sweep is damaged: {one_line(error)}") from None
+        raise UserError(f"{folder / RESULTS}: the sweep is damaged: {one_line(error)}") from None
     if table.empty:
-        raise ConfigError(f"{folder}: no run has finished yet")
+        raise UserError(f"{folder}: no run has finished yet")
     return table
 
 

@@ -171,8 +171,8 @@ def find_bundle(root: Path, device: str, model: str, tp: int) -> Path:
     existing = ", ".join(f"{d}/{m}/tp{k}" for d, m, k in list_bundles(root)) or "none"
     if device in list_devices() and load_device(device).fitted is None:
         way = (
-            f"{device} has specifications only, so a bundle must be measured on one, "
-            "or stack must name one whose kernels were measured on it (sarathi-sim devices)"
+            f"{device} has no op times without a stack: a bundle must be measured on one, or "
+            "stack must name one whose kernels were measured there (sarathi-sim devices)"
         )
     elif device in list_devices():
         way = f"without profiles the calibrated model of {device} is asked"

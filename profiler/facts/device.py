@@ -121,9 +121,9 @@ class DeviceSpec:
         if self.fitted is None:
             calibrated = [d for d in list_devices() if load_device(d).fitted is not None]
             raise SpecError(
-                f"device {self.name} has specifications only: no op times were fitted for it, so "
-                f"no bundle can be modelled; devices with fits: {', '.join(calibrated)}; "
-                "or name a stack whose kernels were measured on it (sarathi-sim devices)"
+                f"device {self.name} has no op times without a stack: name one whose kernels were "
+                "measured on it (sarathi-sim devices), or a device that is calibrated: "
+                f"{', '.join(calibrated)}"
             )
         if name not in self.fitted:
             raise SpecError(f"device {self.name}: op {name!r} has no fit")

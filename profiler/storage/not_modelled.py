@@ -78,8 +78,8 @@ LIMITS: dict[Kind, tuple[Limit, ...]] = {
         ),
         Limit(
             "offload of KV cache or weights to the host or a disk",
-            "for a bound without the transfers, set `kv_cache.num_blocks` to what GPU and host "
-            "hold together; a model that does not fit on the GPUs is refused",
+            "for a bound without the transfers, give `device` a copy of its file in data/devices "
+            "whose `memory_bytes` and `reported_bytes` are those of GPU and host together",
             "*offload* hicache* enable-hierarchical-cache swap-space lmcache* *host-cache* "
             "cpu-cache* disk-cache*",
         ),
@@ -117,9 +117,9 @@ LIMITS: dict[Kind, tuple[Limit, ...]] = {
         ),
         Limit(
             "KV-aware and cache-aware routing",
-            "`cluster.router` is round_robin, least_tokens, least_requests or power_of_two, and "
-            "none follows sessions; for the best case, simulate one replica with the sessions that "
-            "it would get",
+            "`cluster.router` is round_robin, random, least_tokens, least_requests, "
+            "least_prompt_tokens or power_of_two, and none follows sessions; for the best case, "
+            "simulate one replica with the sessions that it would get",
             "kv-aware* *-kv-aware cache-aware* prefix-aware* prefix-cache-aware* session-aware* "
             "*affinity* sticky* kv-router* kv-routing",
         ),

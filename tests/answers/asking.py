@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import yaml
 
-from sarathi_sim.experiments.config.errors import ConfigError
+from sarathi_sim.profiler.storage.strict import UserError
 from tests.answers.judge import SEEDS, Judgement, Scenario, judged, load_of
 from tests.answers.questions import LIMITS, Question, limited
 from tests.answers.questions import question as one_question
@@ -183,7 +183,7 @@ def _brute_force(
             suspect = found.keeps
             if suspect:
                 found = judge.judge(name, scenario, factor)
-        except ConfigError as error:
+        except UserError as error:
             yield {"name": name, "refused": str(error)[:300]}
             continue
         yield {**found.as_json(), "suspect": suspect}

@@ -20,12 +20,12 @@ import numpy as np
 from rich.table import Table
 
 from sarathi_sim.experiments.config.deployment import Deployment, deploy
-from sarathi_sim.experiments.config.errors import ConfigError
 from sarathi_sim.experiments.config.loading import Experiment
 from sarathi_sim.experiments.config.requests import build_clients
 from sarathi_sim.experiments.content import rich_table
 from sarathi_sim.policies.policy import is_pooled
 from sarathi_sim.profiler.storage.child import Progress
+from sarathi_sim.profiler.storage.strict import UserError
 from sarathi_sim.simulator.load.workload import at_once, make_requests
 from sarathi_sim.simulator.loop.pipeline import stage_times
 from sarathi_sim.simulator.loop.records import Records
@@ -53,7 +53,7 @@ def benchmark(
     memory in the same repeat) and ``iteration_us`` (by batch; the least over the repeats). Of this
     whole process: ``peak_rss_mb`` (the textbook simulations included) and
     ``peak_rss_before_oracle_mb``. All times are seconds or microseconds of the processor. Raises
-    ConfigError for a scenario that serves no request, or is too short to be timed.
+    UserError for a scenario that serves no request, or is too short to be timed.
     """
     deployments, reserved = _deployed(experiments)
     # The first pass fills the predictor's tables, and counts the work.
@@ -262,14 +262,14 @@ def _served(deployment: Deployment) -> Records:
 
 
 def _timed(work: Callable[[Deployment], object], deployment: Deployment) -> float:
-    """Seconds of the processor. Raises ConfigError where the machine's clock did not move."""
+    """Seconds of the processor. Raises UserError where the machine's clock did not move."""
     gc.collect()
     began = time.process_time()
     result = work(deployment)
     took = time.process_time() - began
     del result
     if took <= 0:
-        raise ConfigError("too short for this machine's clock: set a larger workload.requests")
+        raise UserError("too short for this machine's clock: set a larger workload.requests")
     return took
 
 

@@ -12,9 +12,9 @@ from typer.testing import CliRunner, Result
 
 from sarathi_sim.experiments.cli.app import app
 from sarathi_sim.experiments.config.deployment import Deployment
-from sarathi_sim.experiments.config.errors import ConfigError
 from sarathi_sim.experiments.config.loading import load_experiment
 from sarathi_sim.experiments.run.experiment import deploy_all
+from sarathi_sim.profiler.storage.strict import UserError
 
 SMALL = """\
 name: small
@@ -72,7 +72,7 @@ def deployed(config: Path | str, *assignments: str) -> dict[str, Deployment]:
 def message(config: Path | str | Mapping[str, Any], *assignments: str) -> str:
     """The lines that say what is wrong with it."""
     tree = yaml.safe_load(config) if isinstance(config, str) else config
-    with pytest.raises(ConfigError) as caught:
+    with pytest.raises(UserError) as caught:
         deploy_all(load_experiment(tree, assignments))
     return str(caught.value)
 

@@ -7,8 +7,8 @@ import json
 import pytest
 
 from sarathi_sim.experiments.config.deployment import deploy
-from sarathi_sim.experiments.config.errors import ConfigError
 from sarathi_sim.experiments.config.loading import load_experiment
+from sarathi_sim.profiler.storage.strict import UserError
 from tests.bench import main
 from tests.benchmarks.timing import _fast, _textbook, benchmark
 from tests.simulator.oracle import assert_bitwise_equal
@@ -62,7 +62,7 @@ def test_any_experiment_may_be_timed() -> None:
 def test_what_serves_nobody_cannot_be_timed() -> None:
     changes = ("workload.requests=5", "workload.too_long=reject", "cluster.max_length=20")
     experiment = load_experiment("gpt3_pp", changes)
-    with pytest.raises(ConfigError, match="max_length: value 20: every request is rejected"):
+    with pytest.raises(UserError, match="max_length: value 20: every request is rejected"):
         benchmark([experiment], 1, lambda *_: None)
 
 
@@ -70,7 +70,7 @@ def test_what_no_clock_sees_cannot_be_timed(monkeypatch: pytest.MonkeyPatch) -> 
     """Some clocks count whole ticks."""
     monkeypatch.setattr("tests.benchmarks.timing.BATCHES", ())
     monkeypatch.setattr("tests.benchmarks.timing.time.process_time", lambda: 0.25)
-    with pytest.raises(ConfigError, match="larger workload"):
+    with pytest.raises(UserError, match="larger workload"):
         benchmark([load_experiment("gpt3_pp", ("workload.requests=2",))], 1, lambda *_: None)
 
 

@@ -12,11 +12,11 @@ import numpy as np
 import pytest
 
 from sarathi_sim.experiments.config.base import Source
-from sarathi_sim.experiments.config.errors import ConfigError
 from sarathi_sim.experiments.config.loading import check_scenario
 from sarathi_sim.experiments.config.requests import Traffic
 from sarathi_sim.experiments.measured.benchmarks import Benchmark, read_benchmarks
 from sarathi_sim.experiments.measured.recorded import read_server_run, read_server_runs
+from sarathi_sim.profiler.storage.strict import UserError
 
 Save = Callable[..., Path]
 WORKLOAD = {"requests": 1, "lengths": {"kind": "fixed", "prompt": 9, "decode": 2}}
@@ -289,7 +289,7 @@ def test_means_only(save: Save, content: dict[str, Any], load: tuple[Any, ...]) 
         "guidellm": "--sample-requests",
     }
     said = rf"run: holds means only; .*{flag.get(found.tool, '--export-level records')}"
-    with pytest.raises(ConfigError, match=said):
+    with pytest.raises(UserError, match=said):
         read_server_run(path)
 
 
@@ -337,7 +337,7 @@ def test_several_runs_in_a_file(save: Save) -> None:
     for path in (save(sweep, name="s.json"), save(*lines, name="s.jsonl"), save(*appended)):
         names = [one.name for one in read_benchmarks(path)]
         assert names == [f"{path.stem} 1", f"{path.stem} 2"] == list(read_server_runs(path))
-        with pytest.raises(ConfigError, match="holds 2 runs; must hold one"):
+        with pytest.raises(UserError, match="holds 2 runs; must hold one"):
             read_server_run(path)
 
 
@@ -451,7 +451,7 @@ def unstreamed(line: dict[str, Any]) -> dict[str, Any]:
 )
 def test_files_that_are_refused(save: Save, content: list[Any], message: str) -> None:
     """With file, line and key, and what is allowed."""
-    with pytest.raises(ConfigError, match=message) as refused:
+    with pytest.raises(UserError, match=message) as refused:
         read_benchmarks(save(*content))
     assert "run.json" in str(refused.value)
 
@@ -462,7 +462,7 @@ def test_a_truncated_file(save: Save, indent: int | None) -> None:
     whole = path.read_text()
     for length in range(2, len(whole) - 3, 61):
         path.write_text(whole[:length])
-        with pytest.raises(ConfigError, match=r"run.json: .* at line \d+ column"):
+        with pytest.raises(UserError, match=r"run.json: .* at line \d+ column"):
             read_benchmarks(path)
 
 
@@ -470,7 +470,7 @@ def test_bytes_that_are_no_json(save: Save) -> None:
     path = save({})
     for content in (b"", b"\x80\x04.", b'{"a": "\xff"}', b'{"a":' * 5000, b"[" * 5000):
         path.write_bytes(content)
-        with pytest.raises(ConfigError):
+        with pytest.raises(UserError):
             read_benchmarks(path)
 
 
@@ -483,5 +483,5 @@ def test_keys_that_are_missing(save: Save) -> None:
     ):
         for key in keys:
             lacking = {name: value for name, value in content.items() if name != key}
-            with pytest.raises(ConfigError, match=rf"{key}.*: this key is missing"):
+            with pytest.raises(UserError, match=rf"{key}.*: this key is missing"):
                 read_benchmarks(save(lacking))

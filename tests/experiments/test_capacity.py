@@ -23,8 +23,8 @@ from sarathi_sim.experiments.capacity.options import options_of, plan_of
 from sarathi_sim.experiments.capacity.probing import Laboratory
 from sarathi_sim.experiments.capacity.search import Crossing, Probe, Probed, Search, SearchPlan
 from sarathi_sim.experiments.capacity.slo import Objective, Verdict, judge, parse_slo
-from sarathi_sim.experiments.config.errors import ConfigError
 from sarathi_sim.experiments.config.loading import load_experiment
+from sarathi_sim.profiler.storage.strict import UserError
 from sarathi_sim.simulator.confidence.quantile import quantile
 from tests.answers.judge import judged
 from tests.experiments.small_config import called
@@ -104,7 +104,7 @@ def test_what_is_no_slo(text: str, tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=r"expected clauses|more than 0|between 0|twice"):
         parse_slo(text)
     path = asked(tmp_path, REGULAR.replace("p90 ttft 500ms, mean tbt 100ms", f'"{text}"'))
-    with pytest.raises(ConfigError, match=r"capacity\.slo"):
+    with pytest.raises(UserError, match=r"capacity\.slo"):
         read_question(path, [])
 
 
@@ -481,7 +481,7 @@ def test_a_little_less_holds_and_a_little_more_breaks(
 def test_runs_are_too_short_for_the_percentile_or_longer_than_usual(tmp_path: Path) -> None:
     text = REGULAR.replace("p90 ttft", "p99 ttft").replace("requests: 1500", "requests: 100")
     draft, section, options = read_question(asked(tmp_path, text), [])
-    with pytest.raises(ConfigError, match=r"capacity\.requests: 100 requests .* at least 1000"):
+    with pytest.raises(UserError, match=r"capacity\.requests: 100 requests .* at least 1000"):
         plan_of(options[0], section, draft.source.file)
     many = "capacity={slo: mean ttft 1s, requests: 10000000, most_requests: 10000000}"
     draft, section, (option,) = read_question(asked(tmp_path, ONE_SERVER), [many])

@@ -12,7 +12,6 @@ from PIL import Image
 from typer.testing import CliRunner
 
 from sarathi_sim.experiments.cli.app import app
-from sarathi_sim.experiments.config.errors import ConfigError
 from sarathi_sim.experiments.config.loading import load_experiment
 from sarathi_sim.experiments.figures.style import policy_colour
 from sarathi_sim.experiments.results import SUMMARY
@@ -26,6 +25,7 @@ from sarathi_sim.experiments.run.compare import (
     parts_figure,
 )
 from sarathi_sim.experiments.run.experiment import run_experiment
+from sarathi_sim.profiler.storage.strict import UserError
 
 
 @pytest.fixture(scope="module")
@@ -185,5 +185,5 @@ def test_the_frontend_is_part_of_a_latency_as_in_the_summary(tmp_path: Path) -> 
 def test_a_damaged_summary(tmp_path: Path, scenarios: dict[str, Any]) -> None:
     text = json.dumps({"format": "sarathi-sim result 1", "scenarios": scenarios})
     (tmp_path / SUMMARY).write_text(text)
-    with pytest.raises(ConfigError, match="not the result of a run"):
+    with pytest.raises(UserError, match="not the result of a run"):
         compare(tmp_path / "orca", tmp_path / "orca")

@@ -11,7 +11,6 @@ import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sarathi_sim.experiments.config.errors import ConfigError
 from sarathi_sim.experiments.config.loading import load_experiment, shipped_configs
 from sarathi_sim.experiments.config.scenario import Scenario
 from sarathi_sim.experiments.measured.session import make_cells
@@ -21,7 +20,7 @@ from sarathi_sim.experiments.run.experiment import deploy_all
 from sarathi_sim.profiler.bundle.schema import bundle_path
 from sarathi_sim.profiler.facts.hf_config import model_fields
 from sarathi_sim.profiler.storage.files import data_dir
-from sarathi_sim.profiler.storage.strict import SpecError
+from sarathi_sim.profiler.storage.strict import SpecError, UserError
 from tests.experiments.small_config import SMALL, deployed, message
 from tests.sampled import profile_folder
 
@@ -62,7 +61,7 @@ IN_FILE = [
     ("tp: 8, pp: 8", "tp: 1, pp: 1", "cluster: gpt3-175b does not fit: stage 0 of 1 holds"),
     ("gpt3-175b", "gpt3-175", "small.yaml: model: unknown model 'gpt3-175' (did you mean"),
     ("a100-80g-sxm", "a100", "device 'a100': may be a100-40g-sxm or a100-80g-sxm"),
-    ("a100-80g-sxm", "h100-80g-sxm", "h100-80g-sxm has specifications only: no op times were"),
+    ("a100-80g-sxm", "h100-80g-sxm", "h100-80g-sxm has no op times without a stack: name one"),
     ("gpt3-175b", "qwen-72b\nprofiles: mine", "without profiles the calibrated model of a100-80"),
     ("pp: 8,", "pp: 8, layers_per_stage: [96],", "layers_per_stage: value [96]: must be 8 num"),
     ("seed: 7", "seed: 7\nseed: 8", "small.yaml: line 4: key 'seed' is given twice"),
@@ -202,7 +201,7 @@ def test_every_key_has_a_bound_or_a_choice() -> None:
 
 
 def test_no_file_and_not_text(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=r"no such file, nor a shipped configuration \(.*gpt3_pp"):
+    with pytest.raises(UserError, match=r"no such file, nor a shipped configuration \(.*gpt3_pp"):
         load_experiment(tmp_path / "absent.yaml")
     path = tmp_path / "small.yaml"
     path.write_bytes(b"\xff\xfe\x00")
@@ -215,7 +214,7 @@ def test_shipped_configs_are_good(name: str) -> None:
         return  # tests/experiments/test_sweep_plan.py
     experiment = load_experiment(name)
     if name == "azure_trace":
-        with pytest.raises(ConfigError, match=r"AzureLLMInferenceTrace_conv\.csv: No such file"):
+        with pytest.raises(UserError, match=r"AzureLLMInferenceTrace_conv\.csv: No such file"):
             deploy_all(experiment)
     elif name == "validate_cpu":  # for a device that must be measured
         assert {cell.layout for cell in make_cells(experiment)} == {(1, 1), (2, 1)}
@@ -247,7 +246,7 @@ KEYS = [*Scenario.model_fields, "name", "scenarios", "compare", "description"]
 def test_no_text_breaks_the_reader(tmp_path_factory: pytest.TempPathFactory, text: str) -> None:
     path = tmp_path_factory.getbasetemp() / "fuzz.yaml"
     path.write_text(text, encoding="utf-8")
-    with pytest.raises(ConfigError, match=r"fuzz\.yaml"):
+    with pytest.raises(UserError, match=r"fuzz\.yaml"):
         load_experiment(path)
 
 
@@ -260,7 +259,7 @@ def test_no_value_breaks_the_checks(
     path.write_text(yaml.safe_dump(content), encoding="utf-8")
     try:
         deploy_all(load_experiment(path))
-    except ConfigError as error:
+    except UserError as error:
         assert str(path) in str(error)
 
 

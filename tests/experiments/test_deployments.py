@@ -15,11 +15,11 @@ import pytest
 import yaml
 
 from sarathi_sim.experiments.config.effects import ops_of
-from sarathi_sim.experiments.config.errors import ConfigError
 from sarathi_sim.experiments.config.loading import load_experiment
 from sarathi_sim.experiments.run.experiment import run_experiment
 from sarathi_sim.profiler.bundle.schema import TABLES, bundle_path, load_bundle, write_bundle
 from sarathi_sim.profiler.storage.files import data_dir
+from sarathi_sim.profiler.storage.strict import UserError
 from sarathi_sim.simulator.op_times.regression import bundle_times
 from sarathi_sim.simulator.views.metrics import Analysis
 from tests.experiments.small_config import SMALL, deployed, message
@@ -317,7 +317,7 @@ def test_a_path_starts_at_the_folder_of_its_file_or_at_the_current_one(
     assert (found.model, found.device) == (str(beside / "model"), str(beside / "own.yaml"))
     assert found.disaggregation is not None
     assert found.disaggregation.prefill["device"] == str(beside / "own.yaml")
-    with pytest.raises(ConfigError, match=rf"--set model: .*{elsewhere}/model\.json: No such file"):
+    with pytest.raises(UserError, match=rf"--set model: .*{elsewhere}/model\.json: No such file"):
         deployed(Path("../beside/x.yaml"), "model=model.json")
     monkeypatch.chdir(tmp_path)
     set_here = load_experiment("beside/x.yaml", ["model=beside/model", "device=a40"]).scenarios["x"]
@@ -325,7 +325,7 @@ def test_a_path_starts_at_the_folder_of_its_file_or_at_the_current_one(
     (tmp_path / "own.yaml").write_text("")  # what lies in the current folder does not matter
     assert load_experiment("beside/x.yaml").scenarios["x"].device == str(beside / "own.yaml")
     (beside / "own.yaml").unlink()
-    with pytest.raises(ConfigError, match=rf"device: {beside}/own\.yaml: no such file"):
+    with pytest.raises(UserError, match=rf"device: {beside}/own\.yaml: no such file"):
         deployed(Path("beside/x.yaml"))
 
 

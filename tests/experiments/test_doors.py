@@ -20,14 +20,13 @@ from typer.testing import CliRunner
 
 from sarathi_sim.experiments.cli.app import app
 from sarathi_sim.experiments.config import inputs
-from sarathi_sim.experiments.config.errors import ConfigError
 from sarathi_sim.experiments.config.loading import load_experiment
 from sarathi_sim.experiments.sweeps.plan import plan_sweep
 from sarathi_sim.profiler.bundle.schema import TABLES, BundleError, _content_sha256, load_bundle
 from sarathi_sim.profiler.bundle.table_files import read_table
 from sarathi_sim.profiler.storage.files import data_dir, user_path
 from sarathi_sim.profiler.storage.plain_yaml import read_mapping
-from sarathi_sim.profiler.storage.strict import SpecError
+from sarathi_sim.profiler.storage.strict import SpecError, UserError
 from sarathi_sim.simulator.load.trace import read_trace
 from sarathi_sim.simulator.load.workload import WorkloadError
 from tests.experiments.small_config import SMALL, called, refused
@@ -291,7 +290,7 @@ def test_a_damaged_sweep_file(tmp_path: Path, changes: list[tuple[int, int, str]
     path = tmp_path / "sweep.yaml"
     path.write_bytes(edited(SWEEP, changes))
     for read in (plan_sweep, load_experiment):
-        with contextlib.suppress(ConfigError):
+        with contextlib.suppress(UserError):
             read(path)
 
 
@@ -335,7 +334,7 @@ def test_no_tag_is_executed(tmp_path: Path, name: str) -> None:
     proof, path = tmp_path / "proof", tmp_path / "meta.yaml"
     path.write_text(f"name: x\nmodel: !!python/{name} ['touch {proof}']\n")
     for read, place in ((plan_sweep, path), (read_mapping, path), (load_bundle, tmp_path)):
-        with pytest.raises((ConfigError, SpecError), match="not valid YAML"):
+        with pytest.raises((UserError, SpecError), match="not valid YAML"):
             read(place)
     assert not proof.exists()
 
@@ -344,7 +343,7 @@ def test_no_tag_is_executed(tmp_path: Path, name: str) -> None:
 def test_no_name_leaves_the_output_folder(name: str) -> None:
     tree = yaml.safe_load(SWEEP)
     for change in ({"name": name}, {"scenarios": {name: tree["scenarios"]["orca"]}}):
-        with pytest.raises(ConfigError, match="letters, digits"):
+        with pytest.raises(UserError, match="letters, digits"):
             plan_sweep(tree | change)
 
 

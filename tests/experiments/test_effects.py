@@ -8,8 +8,8 @@ import pytest
 
 from sarathi_sim.experiments.capacity.answer import read_question
 from sarathi_sim.experiments.capacity.sensitivity import read_sensitivity
-from sarathi_sim.experiments.config.errors import ConfigError
 from sarathi_sim.experiments.sweeps.plan import plan_sweep
+from sarathi_sim.profiler.storage.strict import UserError
 from tests.experiments.small_config import deployed, message
 
 ONE: dict[str, Any] = {
@@ -132,13 +132,13 @@ def test_it_must_act_at_one_point_of_a_space() -> None:
     assert len(plan_sweep(tree | {"sweep": grids[0]}).runs) == 2
     assert len(read_question(spaces[0], [])[2]) == 2
     assert len(read_sensitivity(spaces[0]).options) == 2
-    with pytest.raises(ConfigError, match=wrong):
+    with pytest.raises(UserError, match=wrong):
         plan_sweep(tree | {"sweep": grids[1]})
-    with pytest.raises(ConfigError, match=wrong):
+    with pytest.raises(UserError, match=wrong):
         read_question(spaces[1], [])
-    with pytest.raises(ConfigError, match=wrong):
+    with pytest.raises(UserError, match=wrong):
         read_sensitivity(tree, metrics=["ttft_s.p99"])
-    with pytest.raises(ConfigError, match=wrong):
+    with pytest.raises(UserError, match=wrong):
         plan_sweep(ONE | {"sweep": {"grid": {"engine.send": ["overlapped", "blocking"]}}})
 
 

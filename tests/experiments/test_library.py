@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import json
 import re
 import subprocess
@@ -95,9 +96,9 @@ def test_a_workload_is_described(tmp_path: Path) -> None:
     assert found["log"]["left_out"] == 1
     assert (tmp_path / "out" / "figures" / "log.png").is_file()
     assert sim.describe_workload("8:2~0")["8:2~0"]["pd_ratio"] == 4
-    with pytest.raises(sim.ConfigError, match=r"--set seed: a trace has workload\.lengths"):
+    with pytest.raises(sim.UserError, match=r"--set seed: a trace has workload\.lengths"):
         sim.describe_workload(tmp_path / "log.csv", {"seed": 1}, columns=columns)
-    with pytest.raises(sim.ConfigError, match="--column size=4: must be arrival or prompt or"):
+    with pytest.raises(sim.UserError, match="--column size=4: must be arrival or prompt or"):
         sim.describe_workload(tmp_path / "log.csv", columns={"size": "4"})
 
 
@@ -107,10 +108,10 @@ def test_answers_are_those_of_the_commands(tmp_path: Path) -> None:
     asked = ("--model", "LLAMA-13B", "--device", "A6000", "--workload", "1K@14", "--batch", "18")
     lines = called("advise", *asked).stdout.splitlines()
     assert lines == explain(advice) and advice.verified[0].name in lines[1]
-    with pytest.raises(sim.ConfigError, match="not modelled: models that read images"):
+    with pytest.raises(sim.UserError, match="not modelled: models that read images"):
         sim.advise("llava-13b", "a6000", "1K@14")
     (tmp_path / "x.csv").write_text("id\n1\n", encoding="utf-8")
-    with pytest.raises(sim.ConfigError) as caught:
+    with pytest.raises(sim.UserError) as caught:
         sim.score_files(tmp_path / "x.csv")
     assert refused("score", tmp_path / "x.csv") == f"error: {caught.value}"
 
@@ -159,7 +160,7 @@ def test_what_the_page_leaves_behind(told: dict[str, Any]) -> None:
     assert len(timeline.collections) == 4
     assert repr(outcome) == f"<ExperimentResult of {outcome.experiment.name}: orca, sarathi>"
     assert repr(outcome["sarathi"]) == "<ScenarioRun of 200 requests>"
-    with pytest.raises(sim.ConfigError, match="metric: value 'speed': one of"):
+    with pytest.raises(sim.UserError, match="metric: value 'speed': one of"):
         sim.plot_cdf(Figure().subplots(), outcome, "speed")
 
 
@@ -186,8 +187,8 @@ def test_a_mapping_is_what_a_file_holds(tmp_path: Path) -> None:
         ({"scenarios.orca.policy": 5}, "policy"),
     ],
 )
-def test_a_mistake_is_a_config_error(changes: dict[str, Any], said: str) -> None:
-    with pytest.raises(sim.ConfigError, match=re.escape(said)):
+def test_a_mistake_is_a_user_error(changes: dict[str, Any], said: str) -> None:
+    with pytest.raises(sim.UserError, match=re.escape(said)):
         sim.load("first_experiment", changes)
 
 
@@ -199,10 +200,10 @@ def test_a_policy_of_the_session_is_not_kept(tmp_path: Path) -> None:
         (sim.sweep, {"sweep": {"seeds": 2}}),
         (sim.find_capacity, {"capacity": {"slo": "p50 ttft 1s"}}),
     ):
-        with pytest.raises(sim.ConfigError, match="is an object of this session"):
+        with pytest.raises(sim.UserError, match="is an object of this session"):
             command(tree | more, out=tmp_path / "x")
     assert not list(tmp_path.iterdir())
-    with pytest.raises(sim.ConfigError, match="changes: give them to load"):
+    with pytest.raises(sim.UserError, match="changes: give them to load"):
         sim.simulate(sim.load("first_experiment"), {"seed": 1})
 
 
@@ -217,7 +218,7 @@ def test_a_failed_run_of_a_sweep_is_an_error(tmp_path: Path) -> None:
     tree = yaml.safe_load(SWEEP) | {"scenarios": {"odd": scenario}}
     runs = sim.plan(yaml.safe_load(SWEEP)).runs
     assert len(runs) == len({run.key for run in runs}) == RUNS, "listed unrun"
-    with pytest.raises(sim.ConfigError, match=r"run [0-9a-f]{16} failed: .*\(and 8 more\)"):
+    with pytest.raises(sim.UserError, match=r"run [0-9a-f]{16} failed: .*\(and 8 more\)"):
         sim.sweep(tree)
 
 
@@ -260,3 +261,19 @@ def test_imports_are_light(does: str, heavy: tuple[str, ...], result: Path) -> N
     code += f"print([name for name in {heavy!r} if name in sys.modules])"
     done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True)
     assert done.stdout == "[]\n", done.stdout + done.stderr
+
+
+def test_the_page_has_the_signatures_of_the_library() -> None:
+    """Names, their order, their defaults, and what is given by name, as far as the page goes."""
+    rows = re.findall(r"^\| `(\w+)\((.*)\)` \|", PAGE, re.MULTILINE)
+    assert len(rows) == 16
+    for name, said in rows:
+        pairs = inspect.signature(getattr(sim, name)).parameters.items()
+        given, by_name = list[str](), False
+        for key, one in pairs:
+            if one.kind is inspect.Parameter.KEYWORD_ONLY and not by_name:
+                given, by_name = [*given, "*"], True
+            empty = one.default is inspect.Parameter.empty
+            given.append(key if empty else f"{key}={one.default!r}")
+        shown = said.removesuffix(", ...").replace("workload=...", "workload='capacity_llama3_70b'")
+        assert shown.split(", ") == given[: len(shown.split(", "))], name

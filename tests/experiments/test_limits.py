@@ -7,13 +7,13 @@ from pathlib import Path
 
 import pytest
 
-from sarathi_sim.experiments.config.errors import ConfigError
 from sarathi_sim.experiments.config.loading import load_experiment
 from sarathi_sim.experiments.config.scenario import PARAMETERS
 from sarathi_sim.profiler.facts.device import list_devices, load_device
 from sarathi_sim.profiler.facts.formats import KV_DTYPES, MOE_DTYPES, STACKS, WEIGHT_DTYPES
 from sarathi_sim.profiler.facts.model import list_models, load_model
 from sarathi_sim.profiler.storage.not_modelled import LIMITS, Limit, not_modelled, page
+from sarathi_sim.profiler.storage.strict import UserError
 from tests.experiments.small_config import SMALL, message, refused
 from tests.profiler.hf_configs import LLAMA_3
 
@@ -124,7 +124,7 @@ def test_every_scenario_and_every_section_of_a_file_says_so() -> None:
 )
 def test_names(kind: str, name: str, what: str) -> None:
     """No model of text is proposed in place of one of images."""
-    with pytest.raises(ConfigError) as caught:
+    with pytest.raises(UserError) as caught:
         {"model": load_model, "device": load_device}[kind](name)
     text = str(caught.value)
     assert text.startswith(f"{kind} '{name}': not modelled: ") and what in text
@@ -135,7 +135,7 @@ def test_of_a_device_small_and_capital_letters_are_alike() -> None:
     assert load_device("H100-80G-SXM") == load_device("h100-80g-sxm")
     assert load_device("H100") == load_device("h100-80g-sxm")
     for name in ("H10", "H100-80"):  # no whole word of a name
-        with pytest.raises(ConfigError, match="unknown device"):
+        with pytest.raises(UserError, match="unknown device"):
             load_device(name)
 
 

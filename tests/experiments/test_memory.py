@@ -11,10 +11,10 @@ import yaml
 
 from sarathi_sim.experiments.config import run_memory
 from sarathi_sim.experiments.config.deployment import deploy
-from sarathi_sim.experiments.config.errors import ConfigError
 from sarathi_sim.experiments.config.loading import load_experiment
 from sarathi_sim.experiments.run.experiment import simulate_all
 from sarathi_sim.profiler.storage.memory import size_text
+from sarathi_sim.profiler.storage.strict import UserError
 from sarathi_sim.simulator.load import trace
 from sarathi_sim.simulator.load.trace import read_trace
 from sarathi_sim.simulator.load.workload import WorkloadError
@@ -60,7 +60,7 @@ def test_more_than_there_is(
 ) -> None:
     _free(monkeypatch, 50_000_000)
     one = load_experiment(yaml.safe_load(ALONE), [assignment])
-    with pytest.raises(ConfigError) as caught:
+    with pytest.raises(UserError) as caught:
         deploy(one.scenarios["small"], one.sources["small"])
     text = str(caught.value)
     assert f"--set {key}: would take about " in text and f" of memory ({what} " in text

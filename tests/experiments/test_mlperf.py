@@ -11,7 +11,6 @@ import numpy as np
 import pytest
 
 from sarathi_sim.experiments.config.base import Source
-from sarathi_sim.experiments.config.errors import ConfigError
 from sarathi_sim.experiments.config.loading import check_scenario
 from sarathi_sim.experiments.measured.mlperf import (
     MlperfRun,
@@ -22,6 +21,7 @@ from sarathi_sim.experiments.measured.mlperf import (
     scenario_of,
     schedule_s,
 )
+from sarathi_sim.profiler.storage.strict import UserError
 
 SHARED = Path(os.environ.get("SARATHI_SIM_DATASETS", "none")).parent / "mlperf"
 needs_table = pytest.mark.skipif(not SHARED.is_dir(), reason="needs MLPerf's table")
@@ -54,7 +54,7 @@ def test_a_table_is_read_and_bad_rows_are_refused_alone(tmp_path: Path) -> None:
     assert (found[0].rate, found[0].schedule_rng_seed) == (100.1, 18209322760996052031)
     assert "tpot_ms_p99" in refused["c"] and "batch_scheduler_policy" in refused["d"]
     (short := tmp_path / "short.csv").write_text("id,gpu\na,B200\n")
-    with pytest.raises(ConfigError, match="column n_gpus is missing"):
+    with pytest.raises(UserError, match="column n_gpus is missing"):
         read_mlperf(short)
 
 
@@ -100,7 +100,7 @@ def test_few_served_outputs_are_drawn_for_any_input(tmp_path: Path) -> None:
     assert len(set(found.output.tolist())) == 2
     assert found.output.mean() == pytest.approx(150, abs=0.5)
     assert np.corrcoef(found.prompt, found.output)[0, 1] == pytest.approx(0, abs=0.05)
-    with pytest.raises(ConfigError, match="column served_output_tokens_fp4 is missing"):
+    with pytest.raises(UserError, match="column served_output_tokens_fp4 is missing"):
         requests_of(run_of(measurement_weight_type="fp4"), tmp_path)
 
 
@@ -194,7 +194,7 @@ def test_each_gpu_of_a_run_with_attention_in_parallel_is_a_rank() -> None:
 def test_what_has_no_scenario_is_refused_with_the_reason(
     cells: dict[str, str], reason: str
 ) -> None:
-    with pytest.raises(ConfigError, match=reason):
+    with pytest.raises(UserError, match=reason):
         scenario_of(run_of(**cells), Path("trace.csv"))
 
 
@@ -215,7 +215,7 @@ def test_which_runs_have_a_scenario() -> None:
     for run in read_mlperf(SHARED / "mlperf_dev.csv")[0]:
         try:
             check_scenario(scenario_of(run, Path("trace.csv")), Source("mlperf", run.id, {}, ()))
-        except ConfigError as error:
+        except UserError as error:
             why[str(error).split(":")[0]] += 1
     assert why == {"gpu GB300": 2, "the submitter published no settings": 4}
 

@@ -15,7 +15,6 @@ from sarathi_sim.experiments.capacity.search import Probe
 from sarathi_sim.experiments.cli.app import app
 from sarathi_sim.experiments.config.base import Source
 from sarathi_sim.experiments.config.deployment import deploy
-from sarathi_sim.experiments.config.errors import ConfigError
 from sarathi_sim.experiments.config.inputs import host_times
 from sarathi_sim.experiments.config.loading import check_scenario
 from sarathi_sim.experiments.measured.mlperf import (
@@ -38,6 +37,7 @@ from sarathi_sim.experiments.measured.mlperf_score import (
 )
 from sarathi_sim.experiments.sweeps.backends import InProcess
 from sarathi_sim.profiler.storage.child import silent
+from sarathi_sim.profiler.storage.strict import UserError
 from sarathi_sim.simulator.views.metrics import Analysis
 from tests.experiments.test_mlperf import ROW, lengths, run_of
 
@@ -195,7 +195,7 @@ def test_lengths_go_with_tables_of_mlperf_alone(tmp_path: Path) -> None:
     result = CliRunner().invoke(app, asked)
     assert result.exit_code != 0 and "--lengths goes with MLPerf's tables alone" in result.output
     table = write_table(tmp_path / "runs.csv", {})
-    with pytest.raises(ConfigError, match="the id a is in an earlier file, too"):
+    with pytest.raises(UserError, match="the id a is in an earlier file, too"):
         score_mlperf([table, table], tmp_path, InProcess(), silent, silent)
     assert [run.id for run in read_mlperf(table)[0]] == ["a"]
 

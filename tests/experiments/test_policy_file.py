@@ -13,13 +13,13 @@ from pathlib import Path
 import pytest
 import yaml
 
-from sarathi_sim.experiments.config.errors import ConfigError
 from sarathi_sim.experiments.config.loading import load_experiment
 from sarathi_sim.experiments.config.policy import FilePolicy
 from sarathi_sim.experiments.run.experiment import run_experiment, simulate_all
 from sarathi_sim.experiments.sweeps.backends import Backend, InProcess, LocalProcesses
 from sarathi_sim.experiments.sweeps.plan import plan_sweep
 from sarathi_sim.policies.catalogue import build
+from sarathi_sim.profiler.storage.strict import UserError
 from tests.experiments.small_config import AT_MOST, SMALL, called, message, refused
 from tests.experiments.small_sweep import SWEEP, swept, tree
 
@@ -172,7 +172,7 @@ def test_a_plan_that_goes_wrong_is_one_line(
 ) -> None:
     code = AT_MOST.replace("        joining", f"        {body}\n        joining")
     (tmp_path / "mine.py").write_text(code, encoding="utf-8")
-    with pytest.raises(ConfigError) as caught:
+    with pytest.raises(UserError) as caught:
         simulate_all(load_experiment(config))
     assert str(caught.value).startswith(f"{tmp_path / 'mine.py'}: {expected}")
     assert "\n" not in str(caught.value)
@@ -306,7 +306,7 @@ def test_it_can_be_swept(tmp_path: Path) -> None:
     policy = "policy: {file: x.py, name: at_most, prompts: 2}\n"
     config.write_text(SWEEP.partition("scenarios:")[0] + policy + "sweep:\n  grid:\n" + text)
     with pytest.raises(
-        ConfigError, match=r"sweep: policy\.file: value 'none\.py': .*none\.py: No such"
+        UserError, match=r"sweep: policy\.file: value 'none\.py': .*none\.py: No such"
     ):
         plan_sweep(config)
 

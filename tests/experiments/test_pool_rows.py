@@ -8,7 +8,6 @@ from typing import Any
 
 import pytest
 
-from sarathi_sim.experiments.config.errors import ConfigError
 from sarathi_sim.experiments.config.inputs import NONE
 from sarathi_sim.experiments.config.scenario import POOLS
 from sarathi_sim.experiments.measured.host_fit import fitting
@@ -16,6 +15,7 @@ from sarathi_sim.experiments.measured.row_errors import grouped
 from sarathi_sim.experiments.measured.row_scenarios import scenario_of, server_of, stack_of
 from sarathi_sim.experiments.measured.scoring import read_rows
 from sarathi_sim.experiments.measured.servers import Measured, read_launches
+from sarathi_sim.profiler.storage.strict import UserError
 
 LAYOUT = "workers,tp,ep,dp_attention"
 HEADER = ",".join(f"{pool}_{name}" for pool in ("prefill", "decode") for name in LAYOUT.split(","))
@@ -119,7 +119,7 @@ def test_what_recipes_for_sglang_say_by_gpu(
 )
 def test_rows_without_an_answer(tmp_path: Path, line: str, reason: str) -> None:
     row = row_of(tmp_path, launch_list(tmp_path, "", line), "trtllm")
-    with pytest.raises(ConfigError, match=reason):
+    with pytest.raises(UserError, match=reason):
         scenario_of(row, NONE)
 
 
@@ -188,11 +188,11 @@ def test_sglang_with_drafts_has_no_overlap_and_48_requests(tmp_path: Path) -> No
 
 
 def test_without_a_launch_list_there_is_no_answer(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="no launch settings are known"):
+    with pytest.raises(UserError, match="no launch settings are known"):
         scenario_of(row_of(tmp_path, None, "trtllm"), NONE)
 
 
 def test_a_broken_launch_list_is_named(tmp_path: Path) -> None:
     path = launch_list(tmp_path, "", "a,1,none," + TRTLLM.replace("4.0", "many", 1))
-    with pytest.raises(ConfigError, match=r"launch\.csv: a: prefill\.tp: value 'many'"):
+    with pytest.raises(UserError, match=r"launch\.csv: a: prefill\.tp: value 'many'"):
         read_launches(path)

@@ -24,7 +24,6 @@ from sarathi_sim.experiments.capacity.written import capacities, sentence
 from sarathi_sim.experiments.config.base import Source
 from sarathi_sim.experiments.config.deployment import Deployment, PoolsDeployment, deploy
 from sarathi_sim.experiments.config.effects import ops_of
-from sarathi_sim.experiments.config.errors import ConfigError
 from sarathi_sim.experiments.config.loading import load_experiment, stored
 from sarathi_sim.experiments.config.scenario import parameter
 from sarathi_sim.experiments.content import assumed
@@ -40,6 +39,7 @@ from sarathi_sim.experiments.run.uncertainty import (
 from sarathi_sim.experiments.sweeps.jobs import Job, folder_files
 from sarathi_sim.experiments.sweeps.plan import plan_sweep, run_key
 from sarathi_sim.profiler.facts.ops import ALL_REDUCE, SEND_RECV
+from sarathi_sim.profiler.storage.strict import UserError
 from sarathi_sim.simulator.views.metrics import PARTS, Analysis, Hardware
 from tests.experiments.small_config import called, deployed, message
 
@@ -164,12 +164,12 @@ def test_an_axis_that_both_pools_set_themselves_is_refused() -> None:
     tree = yaml.safe_load(TWO) | {"disaggregation": OWN}
     space = {"grid": {"cluster.tp": [1, 4]}}
     why = r"cluster\.tp: has no effect, because both pools"
-    with pytest.raises(ConfigError, match=f"configuration: sweep: {why}"):
+    with pytest.raises(UserError, match=f"configuration: sweep: {why}"):
         plan_sweep(tree | {"sweep": space})
-    with pytest.raises(ConfigError, match=rf"--set {why}"):
+    with pytest.raises(UserError, match=rf"--set {why}"):
         plan_sweep(tree | {"sweep": {"seeds": 2}}, ["cluster.tp=4"])
     asked = {"slo": "p90 ttft 1s", "space": space}
-    with pytest.raises(ConfigError, match=f"capacity.space: {why}"):
+    with pytest.raises(UserError, match=f"capacity.space: {why}"):
         read_question(tree | {"capacity": asked}, [])
     without = {"cases": [{"disaggregation": None, "cluster.tp": 4}, {"cluster.tp": 1}]}
     assert len(plan_sweep(tree | {"sweep": without}).runs) == 2

@@ -41,12 +41,12 @@ from sarathi_sim.experiments.capacity.search import AT_ONCE, Probe
 from sarathi_sim.experiments.capacity.slo import CapacitySection, Replications, parse_slo
 from sarathi_sim.experiments.config.base import Source
 from sarathi_sim.experiments.config.deployment import deploy
-from sarathi_sim.experiments.config.errors import ConfigError
 from sarathi_sim.experiments.config.loading import check_scenario
 from sarathi_sim.experiments.sweeps.backends import InProcess
 from sarathi_sim.experiments.sweeps.points import between, halfway, in_order, neighbours
 from sarathi_sim.experiments.sweeps.store import Store
 from sarathi_sim.profiler.storage.child import silent
+from sarathi_sim.profiler.storage.strict import UserError
 from sarathi_sim.simulator.loop.routers import ROUTERS, Router
 from sarathi_sim.simulator.views.metric_registry import number_text
 from sarathi_sim.simulator.views.metrics import Analysis
@@ -180,7 +180,7 @@ def test_a_rate_beyond_the_gpus_is_said(tmp_path: Path, monkeypatch: pytest.Monk
         worth, (option, *_) = Worth(asked, load_prices(None)), deployable(asked)[0]
         seen = [] if about is None else [worth.of(option, about)]
         monkeypatch.setattr(chosen_by, "screen", lambda *_, seen=seen: seen)
-        with pytest.raises(ConfigError, match=message.format(f"{rate:g}", f"{rate:g}")):
+        with pytest.raises(UserError, match=message.format(f"{rate:g}", f"{rate:g}")):
             recommend(laboratory(tmp_path, asked), asked, load_prices(None), silent)
 
 
@@ -297,7 +297,7 @@ def test_what_breaks_the_slo_alone_needs_no_simulation(tmp_path: Path) -> None:
     ):
         assert alone(option, parse_slo(slo))[1].startswith(what)
     asked = wanted(slo="p99 tpot 1ms")
-    with pytest.raises(ConfigError, match="keeps it under any load") as refused:
+    with pytest.raises(UserError, match="keeps it under any load") as refused:
         recommend(laboratory(tmp_path, asked), asked, load_prices(None), silent)
     (line,) = str(refused.value).splitlines()[1:]
     said = re.fullmatch(
@@ -325,10 +325,10 @@ def test_prices(tmp_path: Path) -> None:
     path.write_text("date: 2026-01-01\ngpu_hour: {h100: 2.5}\n")
     mine = load_prices(str(path))
     assert (mine.of("h100"), mine.mark) == (2.5, "given")
-    with pytest.raises(ConfigError, match=r"gpu_hour\.h200"):
+    with pytest.raises(UserError, match=r"gpu_hour\.h200"):
         mine.of("h200")
     path.write_text("date: 2026-01-01\ngpu_hour: {h100: -2}\n")
-    with pytest.raises(ConfigError, match="h100"):
+    with pytest.raises(UserError, match="h100"):
         load_prices(str(path))
 
 

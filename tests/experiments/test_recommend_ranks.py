@@ -29,10 +29,10 @@ from sarathi_sim.experiments.capacity.search import AT_ONCE, Probe
 from sarathi_sim.experiments.capacity.slo import CapacitySection, Replications, parse_slo
 from sarathi_sim.experiments.config.base import Source
 from sarathi_sim.experiments.config.deployment import deploy
-from sarathi_sim.experiments.config.errors import ConfigError
 from sarathi_sim.experiments.config.loading import check_scenario
 from sarathi_sim.profiler.facts.ops import MOE
 from sarathi_sim.profiler.storage.child import silent
+from sarathi_sim.profiler.storage.strict import UserError
 from sarathi_sim.simulator.views.metrics import Analysis
 from tests.experiments.small_laboratory import opened, verdict_of
 
@@ -116,7 +116,7 @@ def test_acceptance_is_published_or_given() -> None:
     ],
 )
 def test_mistakes_are_named(given: dict[str, object], message: str) -> None:
-    with pytest.raises(ConfigError, match=message.replace("(", r"\(")):
+    with pytest.raises(UserError, match=message.replace("(", r"\(")):
         wanted(**given)
 
 

@@ -15,7 +15,6 @@ from typer.testing import CliRunner
 
 from sarathi_sim.experiments.cli.app import app
 from sarathi_sim.experiments.config.deployment import deploy
-from sarathi_sim.experiments.config.errors import ConfigError
 from sarathi_sim.experiments.config.loading import load_experiment
 from sarathi_sim.experiments.measured.recorded import (
     Case,
@@ -29,6 +28,7 @@ from sarathi_sim.experiments.measured.recorded import (
 )
 from sarathi_sim.experiments.measured.tuning import Overheads, fit
 from sarathi_sim.profiler.storage.child import silent
+from sarathi_sim.profiler.storage.strict import UserError
 
 CONFIG = """\
 name: server
@@ -88,7 +88,7 @@ def test_a_replay_stands_beside_it(replayed: Path, write_config: Write) -> None:
     alone.write_text(line(300, 11, 5.0, 5.5, 6.0))
     single = replay_server(experiment, read_server_run(alone))["scenarios"]["server"]
     assert single["ttft_s"]["mean"] == pytest.approx(one["ttft_s"]["p99"], rel=0.2)
-    with pytest.raises(ConfigError, match=r"cluster.max_length: .* must be at least 311"):
+    with pytest.raises(UserError, match=r"cluster.max_length: .* must be at least 311"):
         replay_server(
             load_experiment(write_config(CONFIG), ["cluster.max_length=310"]),
             read_server_run(replayed),
@@ -128,9 +128,9 @@ def test_ticks_are_read_and_refused(tmp_path: Path) -> None:
         (TICKS + "1.0,1,1,x,1,1\n2.0,1,1,1,1,1\n", "row 2: running must be a finite number"),
     ):
         path.write_text(text)
-        with pytest.raises(ConfigError, match=message):
+        with pytest.raises(UserError, match=message):
             read_ticks(path)
-    with pytest.raises(ConfigError, match="No such file"):
+    with pytest.raises(UserError, match="No such file"):
         read_ticks(tmp_path / "nothing.csv")
 
 
@@ -185,7 +185,7 @@ def test_the_tools_file(recorded: Path) -> None:
 def test_a_file_that_is_none(tmp_path: Path, text: str | dict[str, Any], message: str) -> None:
     path = tmp_path / ("run.jsonl" if isinstance(text, str) else "run.json")
     path.write_text(text if isinstance(text, str) else json.dumps(TOOL | text))
-    with pytest.raises(ConfigError, match=message):
+    with pytest.raises(UserError, match=message):
         read_server_run(path)
 
 
@@ -198,7 +198,7 @@ def test_prompts_are_cached(recorded: Path, write_config: Write) -> None:
     assert found.tolist() == [16 * ((p - 1) // 16) for p in run.requests["prompt_tokens"]]
     wrong = ["kv_cache.prompts_cached=true", "kv_cache.prefix_caching=false"]
     experiment = load_experiment(write_config(CONFIG), wrong)
-    with pytest.raises(ConfigError, match=r"prompts_cached: .* needs kv_cache.prefix_caching"):
+    with pytest.raises(UserError, match=r"prompts_cached: .* needs kv_cache.prefix_caching"):
         deploy(experiment.scenarios["server"], experiment.sources["server"])
 
 
@@ -209,9 +209,9 @@ def test_a_scenario_for_each_file(recorded: Path, write_config: Write) -> None:
     first.write_text(recorded.read_text())
     cases = cases_of(load_experiment(write_config(text % "*.json")), [first, recorded])
     assert [case.scenario for case in cases] == ["cold", "warm"]
-    with pytest.raises(ConfigError, match=r"rate_04.json: no scenario of .* is for it"):
+    with pytest.raises(UserError, match=r"rate_04.json: no scenario of .* is for it"):
         cases_of(load_experiment(write_config(text % "*_02.json")), [recorded])
-    with pytest.raises(ConfigError, match="runs: value 'hot': one of cold, warm"):
+    with pytest.raises(UserError, match="runs: value 'hot': one of cold, warm"):
         load_experiment(write_config(text.replace('{cold: "', '{hot: "') % "*"))
     both = cases_of(load_experiment(write_config(text.split("runs")[0])), [recorded])
     assert [case.name for case in both] == ["rate_04, cold", "rate_04, warm"]

@@ -21,7 +21,6 @@ from bokeh.models import GlyphRenderer, Step, TapTool, Text
 from typer.testing import CliRunner
 
 from sarathi_sim.experiments.cli.app import app
-from sarathi_sim.experiments.config.errors import ConfigError
 from sarathi_sim.experiments.config.loading import load_experiment
 from sarathi_sim.experiments.content import Chart, Section, enumerated
 from sarathi_sim.experiments.measured.servers import METRICS
@@ -41,6 +40,7 @@ from sarathi_sim.experiments.results import read_summary
 from sarathi_sim.experiments.run.compare import labelled_tables, simulate_again
 from sarathi_sim.experiments.run.experiment import run_experiment
 from sarathi_sim.experiments.run.run_answer import answer
+from sarathi_sim.profiler.storage.strict import UserError
 from tests.experiments.small_report import ALL_KINDS
 
 PAGE = re.compile(r"<script.*?</script>", re.DOTALL)
@@ -532,7 +532,7 @@ def test_a_file_of_the_users_stays(
     path = make(tmp_path)
     before = path.read_bytes()
     assert problem in refused(result, "--out", path)
-    with pytest.raises(ConfigError):
+    with pytest.raises(UserError):
         write_report(path, "other")
     assert path.read_bytes() == before
     assert sorted(tmp_path.iterdir()) == [path]

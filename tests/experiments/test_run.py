@@ -17,13 +17,13 @@ import pytest
 import yaml
 from PIL import Image
 
-from sarathi_sim.experiments.config.errors import ConfigError
 from sarathi_sim.experiments.config.loading import SHAPE, Experiment, load_experiment
 from sarathi_sim.experiments.figures.slices import Window, parse_window, stage_slices
 from sarathi_sim.experiments.results import FORMAT, csv_bytes, parquet_bytes, read_tables
 from sarathi_sim.experiments.run.compare import plot_results
 from sarathi_sim.experiments.run.experiment import ExperimentResult, run_experiment, simulate_all
 from sarathi_sim.experiments.run.uncertainty import PER_MAKESPAN
+from sarathi_sim.profiler.storage.strict import UserError
 from sarathi_sim.simulator.views.ledger import ACCOUNTS
 from sarathi_sim.simulator.views.metric_registry import METRICS
 from tests.experiments.small_config import SMALL
@@ -108,7 +108,7 @@ def test_requests_that_are_too_long_are_rejected() -> None:
 def test_a_run_in_which_nothing_finishes(tmp_path: Path) -> None:
     """Where every request is rejected there is nothing to run; where all but the shortest are, the
     share and the longest one are told."""
-    with pytest.raises(ConfigError, match="max_length: value 10: every request is rejected: the "):
+    with pytest.raises(UserError, match="max_length: value 10: every request is rejected: the "):
         run_experiment(
             loaded("cluster.max_length=10", "workload.too_long=reject"), tmp_path / "run"
         )
@@ -159,7 +159,7 @@ def test_an_earlier_result_is_replaced_whole_and_nothing_else(result: Path, tmp_
     assert [path.name for path in tmp_path.iterdir() if path.is_dir()] == ["run"]
     (tmp_path / "precious").mkdir()
     (tmp_path / "precious" / "thesis.tex").write_text("years of work")
-    with pytest.raises(ConfigError, match="exists and is not an earlier result"):
+    with pytest.raises(UserError, match="exists and is not an earlier result"):
         run_experiment(loaded(), tmp_path / "precious")
     assert [path.name for path in (tmp_path / "precious").iterdir()] == ["thesis.tex"]
 
@@ -175,7 +175,7 @@ def test_an_earlier_result_is_replaced_whole_and_nothing_else(result: Path, tmp_
     ],
 )
 def test_unknown_metric_names_what_there_is(metric: str, expected: str) -> None:
-    with pytest.raises(ConfigError, match=expected):
+    with pytest.raises(UserError, match=expected):
         simulated(f"compare.speedup.metric={metric}")
 
 
@@ -242,7 +242,7 @@ def test_slices_of_a_window() -> None:
 def test_windows() -> None:
     assert parse_window("120:1.5") == Window(120.0, 1.5)
     for text in ("1", "1:", ":1", "-1:2", "1:0", "1:-2", "a:b", "nan:1", "1:inf"):
-        with pytest.raises(ConfigError, match="expected START:LENGTH"):
+        with pytest.raises(UserError, match="expected START:LENGTH"):
             parse_window(text)
 
 
@@ -263,7 +263,7 @@ def test_plot_errors(result: Path, tmp_path: Path) -> None:
         (tmp_path / "absent", out, "no such folder"),
         (result, result, "is one of the results to plot"),
     ):
-        with pytest.raises(ConfigError, match=expected):
+        with pytest.raises(UserError, match=expected):
             plot_results([folder], where)
     assert not out.exists()
 
@@ -293,12 +293,12 @@ def test_outs_that_are_refused(
         (tmp_path / "a\udcff", "is not a name in UTF-8"),
         (tmp_path / "file" / "run", r"--out .*file/run: "),
     ):
-        with pytest.raises(ConfigError, match=expected):
+        with pytest.raises(UserError, match=expected):
             run_experiment(loaded(), out)
     monkeypatch.chdir(tmp_path)
-    with pytest.raises(ConfigError, match=r"another kind \(result\)"):
+    with pytest.raises(UserError, match=r"another kind \(result\)"):
         plot_results([result], copy)
-    with pytest.raises(ConfigError, match="name the runs' own folders"):
+    with pytest.raises(UserError, match="name the runs' own folders"):
         read_tables(plotted)
 
 
@@ -328,7 +328,7 @@ def _swap(folder: Path) -> None:
 )
 def test_damaged_tables(copy: Path, damage: Callable[[Path], object], expected: str) -> None:
     damage(copy)
-    with pytest.raises(ConfigError, match=expected):
+    with pytest.raises(UserError, match=expected):
         read_tables(copy)
 
 
@@ -336,12 +336,12 @@ def test_damaged_summaries(copy: Path) -> None:
     content = json.loads((copy / "summary.json").read_text())
     for scenarios in (None, [], {}, "orca", 3):
         (copy / "summary.json").write_text(json.dumps({**content, "scenarios": scenarios}))
-        with pytest.raises(ConfigError, match=r"summary\.json names no scenarios"):
+        with pytest.raises(UserError, match=r"summary\.json names no scenarios"):
             read_tables(copy)
 
 
 def test_a_window_after_the_end_writes_nothing(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=r"--window 1e\+06:1: nothing happens there: START must"):
+    with pytest.raises(UserError, match=r"--window 1e\+06:1: nothing happens there: START must"):
         run_experiment(loaded(), tmp_path / "a" / "b", window=Window(1e6, 1))
     assert not (tmp_path / "a").exists()
 

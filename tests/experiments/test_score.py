@@ -13,7 +13,6 @@ import pytest
 from typer.testing import CliRunner
 
 from sarathi_sim.experiments.cli.app import app
-from sarathi_sim.experiments.config.errors import ConfigError
 from sarathi_sim.experiments.config.inputs import NONE, HostConstants
 from sarathi_sim.experiments.measured.row_errors import (
     errors,
@@ -35,6 +34,7 @@ from sarathi_sim.experiments.measured.scoring import ScoredRows
 from sarathi_sim.experiments.measured.servers import Measured, ServerTimes, read_measured
 from sarathi_sim.experiments.sweeps.store import Store
 from sarathi_sim.profiler.facts.model import list_models
+from sarathi_sim.profiler.storage.strict import UserError
 
 HEADER = "id,backend,model,system,precision,dense,isl,osl,length_range_ratio,concurrency,tp,flags"
 ROW = "a,vllm,meta-llama/Llama-3.1-70B,h100_sxm,fp8,True,1024,1024,0.8,16,4.0,"
@@ -98,7 +98,7 @@ def test_the_last_row_may_end_without_a_newline(tmp_path: Path) -> None:
     rows, _ = read_measured(path)
     assert [(row.ttft_ms, row.tpot_ms) for row in rows] == [(80.0, 20.0)]
     path.write_text(f"{HEADER},ttft_ms,tpot_ms\n{ROW},80")
-    with pytest.raises(ConfigError, match="row 2 is truncated: it lacks a cell"):
+    with pytest.raises(UserError, match="row 2 is truncated: it lacks a cell"):
         read_measured(path)
 
 
@@ -113,7 +113,7 @@ def test_the_last_row_may_end_without_a_newline(tmp_path: Path) -> None:
 def test_what_is_no_such_table(tmp_path: Path, text: str, message: str) -> None:
     path = tmp_path / "measured.csv"
     path.write_text(text)
-    with pytest.raises(ConfigError) as caught:
+    with pytest.raises(UserError) as caught:
         read_measured(path)
     assert str(caught.value).startswith(f"{path}: ") and message in str(caught.value)
 
@@ -209,7 +209,7 @@ def test_a_peers_file(tmp_path: Path, names: str) -> None:
     path.write_text(f"id,{names}\na,5,2\nb,,3\nc,-1,2\n")
     assert read_peer(path) == {"a": ServerTimes(5.0, 2.0)}
     path.write_text("id,other\na,5\n")
-    with pytest.raises(ConfigError, match="needs the columns id, ttft_ms and tpot_ms"):
+    with pytest.raises(UserError, match="needs the columns id, ttft_ms and tpot_ms"):
         read_peer(path)
 
 
@@ -381,6 +381,6 @@ def test_a_mixture_has_its_checkpoints_formats_and_its_layout() -> None:
     assert (hopper["dtype"], hopper["moe_dtype"]) == ("bf16", "w4a16_mxfp4")
     blackwell = scenario_of(measured("a", 1.0, 1.0, **oss, system="b200_sxm"), NONE)
     assert blackwell["moe_dtype"] == "w4a8_mxfp4_mxfp8"
-    with pytest.raises(ConfigError, match="precision fp8 of openai/gpt-oss-120b: not modelled"):
+    with pytest.raises(UserError, match="precision fp8 of openai/gpt-oss-120b: not modelled"):
         scenario_of(measured("a", 1.0, 1.0, **{**oss, "precision": "fp8"}), NONE)
     assert set(MODELS.values()) <= set(list_models())

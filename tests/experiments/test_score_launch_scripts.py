@@ -7,7 +7,6 @@ from typing import Any
 
 import pytest
 
-from sarathi_sim.experiments.config.errors import ConfigError
 from sarathi_sim.experiments.config.inputs import NONE
 from sarathi_sim.experiments.measured.launch_scripts import (
     launch_scripts,
@@ -23,6 +22,7 @@ from sarathi_sim.experiments.measured.row_scenarios import (
 )
 from sarathi_sim.experiments.measured.servers import Measured
 from sarathi_sim.profiler.facts.device import load_device
+from sarathi_sim.profiler.storage.strict import UserError
 
 NAMES = {
     "llama": ("meta-llama/Llama-3.1-70B", "fp8"),
@@ -189,7 +189,7 @@ def test_only_some_servers_wait_to_fill_their_batches() -> None:
     ],
 )  # fmt: skip
 def test_servers_that_did_what_is_not_modelled(server: Measured, reason: str) -> None:
-    with pytest.raises(ConfigError, match=reason):
+    with pytest.raises(UserError, match=reason):
         scenario_of(server, NONE)
     plain = {"source": "elsewhere", "dp": 1, "moe_tp": 0}
     assert scenario_of(server.model_copy(update=plain), NONE)["policy"]

@@ -16,8 +16,8 @@ from sarathi_sim.experiments.capacity.curves import figure_files, tornado_figure
 from sarathi_sim.experiments.capacity.options import Option
 from sarathi_sim.experiments.capacity.sensitivity import factors_of, read_sensitivity
 from sarathi_sim.experiments.config.deployment import deploy
-from sarathi_sim.experiments.config.errors import ConfigError
 from sarathi_sim.experiments.config.loading import load_experiment
+from sarathi_sim.profiler.storage.strict import UserError
 from tests.experiments.small_config import called
 
 # One request at a time, all alike, from clients that wait for their answers: N of them wait N times
@@ -114,7 +114,7 @@ def test_a_run_bound_by_its_ops(tmp_path: Path) -> None:
     )  # fmt: skip
     assert one["elasticity"].item() == pytest.approx(1, abs=0.02)
     kept = r"--metric tbt_s\.p37: the runs of a sweep keep p50, p90"
-    with pytest.raises(ConfigError, match=kept):
+    with pytest.raises(UserError, match=kept):
         read_sensitivity(given, metrics=["tbt_s.p37"])
 
 

@@ -20,7 +20,6 @@ from scipy import stats
 from typer.testing import CliRunner
 
 from sarathi_sim.experiments.cli.app import app
-from sarathi_sim.experiments.config.errors import ConfigError
 from sarathi_sim.experiments.run.trade_off import pareto_front
 from sarathi_sim.experiments.sweeps import drawing as figures
 from sarathi_sim.experiments.sweeps import plot
@@ -31,6 +30,7 @@ from sarathi_sim.experiments.sweeps.plan import plan_sweep
 from sarathi_sim.experiments.sweeps.plot import plot_sweep
 from sarathi_sim.experiments.sweeps.store import Store
 from sarathi_sim.experiments.sweeps.sweep_answer import Sweep, read_sweep
+from sarathi_sim.profiler.storage.strict import UserError
 from tests.experiments.small_sweep import SWEEP
 
 
@@ -68,7 +68,7 @@ def test_any_percentile_of_the_requests_is_drawn(
     requests = pd.read_parquet(sweep / "runs" / row["run"] / row["name"] / "requests.parquet")
     assert row["latency_s.p37"] == requests["latency_s"].quantile(0.37)
     assert row["latency_s.p50"] == requests["latency_s"].quantile(0.5)
-    with pytest.raises(ConfigError, match=r"--metric tbt_s\.p37: the runs of a sweep keep p50"):
+    with pytest.raises(UserError, match=r"--metric tbt_s\.p37: the runs of a sweep keep p50"):
         plot_sweep(sweep, tmp_path / "figures", ["tbt_s.p37"])
 
 
@@ -180,9 +180,9 @@ def test_figures(sweep: Path, tmp_path: Path) -> None:
 
 
 def test_plot_mistakes(sweep: Path, tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=r"--metric makespan: .*\(did you mean makespan_s\?\)"):
+    with pytest.raises(UserError, match=r"--metric makespan: .*\(did you mean makespan_s\?\)"):
         plot_sweep(sweep, tmp_path, ["makespan"])
-    with pytest.raises(ConfigError, match=r"--over scenario: not one of batching\.max_batch"):
+    with pytest.raises(UserError, match=r"--over scenario: not one of batching\.max_batch"):
         plot_sweep(sweep, tmp_path, [], ["scenario"])
 
 
@@ -218,7 +218,7 @@ def damaged(sweep: Path, to: Path, change: Callable[[pd.DataFrame, dict[str, Any
 def test_a_damaged_sweep_is_named(
     sweep: Path, tmp_path: Path, change: Callable[[pd.DataFrame, dict[str, Any]], Any]
 ) -> None:
-    with pytest.raises(ConfigError, match="the sweep is damaged"):
+    with pytest.raises(UserError, match="the sweep is damaged"):
         plot_sweep(damaged(sweep, tmp_path / "copy", change), tmp_path / "figures")
     assert not (tmp_path / "figures").exists()
 
@@ -271,7 +271,7 @@ def test_latencies_of_overloaded_runs_are_not_drawn(sweep: Path, tmp_path: Path)
         table["steady.state"] = "overloaded"
 
     folder = damaged(sweep, tmp_path / "all", all_of_them)
-    with pytest.raises(ConfigError, match=r"--metric latency_s\.p50: no run has it, or all"):
+    with pytest.raises(UserError, match=r"--metric latency_s\.p50: no run has it, or all"):
         plot_sweep(folder, tmp_path / "more", ["latency_s.p50"])
 
 

@@ -17,11 +17,11 @@ import pytest
 from typer.testing import CliRunner
 
 from sarathi_sim.experiments.cli.app import app
-from sarathi_sim.experiments.config.errors import ConfigError
 from sarathi_sim.experiments.sweeps.backends import InProcess
 from sarathi_sim.experiments.sweeps.execute import execute
 from sarathi_sim.experiments.sweeps.plan import plan_sweep
 from sarathi_sim.experiments.sweeps.store import Store
+from sarathi_sim.profiler.storage.strict import UserError
 from tests.experiments.small_sweep import RUNS, SWEEP, tree
 from tests.experiments.test_policy_file import AT_MOST, OWN_SWEEP
 from tests.experiments.test_sweep_trust import ROOT, finished, wait_for_runs
@@ -206,10 +206,10 @@ def test_a_result_that_went_with_its_worker_is_waited_for_while_there_are_others
     if workers:
         assert backend._outcome(future, []) == ("returned", [], "done again")
         assert future.waited == [60, 120, 240]
-        with pytest.raises(ConfigError, match="cannot read what it was sent: ImportError"):
+        with pytest.raises(UserError, match="cannot read what it was sent: ImportError"):
             backend._outcome(Gone([ImportError("no such package")]), [])
     else:
-        with pytest.raises(ConfigError, match="not answered, or had no worker, for 60 s"):
+        with pytest.raises(UserError, match="not answered, or had no worker, for 60 s"):
             backend._outcome(future, [])
 
 
@@ -227,9 +227,7 @@ def test_a_worker_without_the_package_is_named_and_ends_the_sweep(
     backend = DaskWorkers(cluster.address)
     cluster.worker(without_package(tmp_path / "blocked"))
     backend._client.wait_for_workers(2, timeout=PATIENCE_S)
-    named = pytest.raises(
-        ConfigError, match=r"the worker tcp://127\.0\.0\.1:\d+ cannot import this"
-    )
+    named = pytest.raises(UserError, match=r"the worker tcp://127\.0\.0\.1:\d+ cannot import this")
     with named:
         DaskWorkers(cluster.address)
     with named:
@@ -242,17 +240,17 @@ def test_a_worker_with_other_code_is_named(
 ) -> None:
     cluster.worker()
     monkeypatch.setattr("sarathi_sim.experiments.sweeps.backends.code_fingerprint", lambda: "other")
-    with pytest.raises(ConfigError, match="has another version of this package"):
+    with pytest.raises(UserError, match="has another version of this package"):
         DaskWorkers(cluster.address)
 
 
 @pytest.mark.slow
 def test_no_worker_and_no_scheduler(cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("sarathi_sim.experiments.sweeps.backends.CONNECT_S", 5)
-    with pytest.raises(ConfigError, match="or had no worker, for 5 s: start one with: dask worker"):
+    with pytest.raises(UserError, match="or had no worker, for 5 s: start one with: dask worker"):
         DaskWorkers(cluster.address)
     cluster.stop()
-    with pytest.raises(ConfigError, match="no Dask scheduler answers there"):
+    with pytest.raises(UserError, match="no Dask scheduler answers there"):
         DaskWorkers(cluster.address)
 
 
@@ -298,6 +296,6 @@ def test_dask_settings_may_require_encryption() -> None:
     dask = pytest.importorskip("dask")
     with (
         dask.config.set({"distributed.comm.require-encryption": True}),
-        pytest.raises(ConfigError, match=r"encryption required by Dask configuration, refusing"),
+        pytest.raises(UserError, match=r"encryption required by Dask configuration, refusing"),
     ):
         DaskWorkers("tcp://127.0.0.1:8786")

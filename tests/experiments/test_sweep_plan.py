@@ -13,12 +13,12 @@ import yaml
 from typer.testing import CliRunner
 
 from sarathi_sim.experiments.cli.app import app
-from sarathi_sim.experiments.config.errors import ConfigError
 from sarathi_sim.experiments.config.loading import load_experiment
 from sarathi_sim.experiments.config.policy import POLICIES
 from sarathi_sim.experiments.sweeps.execute import seconds_of_work
 from sarathi_sim.experiments.sweeps.plan import _CODE, SweepPlan, coordinates, plan_sweep
 from sarathi_sim.profiler.bundle.schema import load_bundle, write_bundle
+from sarathi_sim.profiler.storage.strict import UserError
 from tests.experiments.small_sweep import RUNS, SWEEP
 from tests.sampled import profile_folder
 
@@ -179,18 +179,18 @@ def test_mistakes_are_found_before_any_run(
     write_config: Write, old: str, new: str, expected: str
 ) -> None:
     assert old in SWEEP
-    with pytest.raises(ConfigError, match=expected):
+    with pytest.raises(UserError, match=expected):
         planned(write_config, SWEEP.replace(old, new))
 
 
 def test_setting_what_is_swept_has_no_effect(write_config: Write) -> None:
-    with pytest.raises(ConfigError, match=r"--set batching\.max_batch: has no effect"):
+    with pytest.raises(UserError, match=r"--set batching\.max_batch: has no effect"):
         planned(write_config, SWEEP, "batching.max_batch=3")
     assert len(planned(write_config, SWEEP, "sweep.seeds=1").runs) == 6
 
 
 def test_a_run_of_a_sweep_is_refused(write_config: Write) -> None:
-    with pytest.raises(ConfigError, match="use sarathi-sim sweep"):
+    with pytest.raises(UserError, match="use sarathi-sim sweep"):
         load_experiment(write_config(SWEEP))
 
 
@@ -218,7 +218,7 @@ def test_plan_says_how_many_and_how_long(write_config: Write) -> None:
 
 def test_the_sweep_section_is_yaml_like_the_rest(write_config: Write) -> None:
     assert yaml.safe_load(SWEEP)["sweep"]["seeds"] == 3
-    with pytest.raises(ConfigError, match="aliases"):
+    with pytest.raises(UserError, match="aliases"):
         planned(write_config, SWEEP.replace("[2, 4, 8]", "&a [*a]"))
 
 

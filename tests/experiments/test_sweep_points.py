@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sarathi_sim.experiments.config.errors import ConfigError
 from sarathi_sim.experiments.sweeps.points import Range, Sample, SweepSpec, axis_values, expand
+from sarathi_sim.profiler.storage.strict import UserError
 
 
 def points(contrast: str | None = None, **sections: Any) -> list[dict[str, Any]]:
@@ -95,7 +95,7 @@ def test_all_that_is_compared_is_at_every_drawn_point() -> None:
     ],
 )
 def test_mistakes(sections: dict[str, Any], expected: str) -> None:
-    with pytest.raises(ConfigError, match=expected):
+    with pytest.raises(UserError, match=expected):
         points(**sections)
 
 

@@ -17,7 +17,6 @@ from typer.testing import CliRunner
 
 from sarathi_sim.experiments.cli.app import app
 from sarathi_sim.experiments.config.deployment import Deployment
-from sarathi_sim.experiments.config.errors import ConfigError
 from sarathi_sim.experiments.sweeps.backends import (
     Bundles,
     InProcess,
@@ -29,6 +28,7 @@ from sarathi_sim.experiments.sweeps.jobs import work
 from sarathi_sim.experiments.sweeps.plan import SweepPlan, plan_sweep
 from sarathi_sim.experiments.sweeps.store import Store
 from sarathi_sim.profiler.storage.files import partial
+from sarathi_sim.profiler.storage.strict import UserError
 from sarathi_sim.simulator.loop.records import Records
 from tests.experiments.small_sweep import RUNS, swept, tree
 from tests.patience import PATIENCE_S
@@ -263,7 +263,7 @@ def test_a_folder_is_not_overwritten(
     tiny_plan: SweepPlan, tiny_config: Path, tmp_path: Path
 ) -> None:
     swept(tiny_plan, tmp_path / "sweep", InProcess())
-    with pytest.raises(ConfigError, match="holds a sweep: give --resume"):
+    with pytest.raises(UserError, match="holds a sweep: give --resume"):
         swept(tiny_plan, tmp_path / "sweep", InProcess())
     (tmp_path / "precious").mkdir()
     (tmp_path / "precious" / "thesis.tex").write_text("years of work")
@@ -277,7 +277,7 @@ def test_two_sweeps_do_not_share_a_folder(tiny_plan: SweepPlan, tmp_path: Path) 
     store.open(False)
     with (
         store.locked(),
-        pytest.raises(ConfigError, match=rf"another sweep is at work .*process {os.getpid()} on"),
+        pytest.raises(UserError, match=rf"another sweep is at work .*process {os.getpid()} on"),
         other.locked(),
     ):
         pass
@@ -293,7 +293,7 @@ def test_who_waits_for_a_folder_leaves_what_is_being_written(tmp_path: Path) -> 
     with store.locked():
         scratch.mkdir()
         other.open(True)
-        with pytest.raises(ConfigError, match="another sweep"), other.locked():
+        with pytest.raises(UserError, match="another sweep"), other.locked():
             pass
         assert scratch.exists()
     with other.locked():
@@ -307,9 +307,7 @@ def test_what_a_killed_sweep_was_writing_is_no_obstacle(tmp_path: Path) -> None:
         partial(store.folder / name).write_bytes(b"half")
     store.open(True)
     partial(store.folder / "thesis.tex").write_bytes(b"half")
-    with pytest.raises(
-        ConfigError, match=r"not part of an earlier result \(not ours: \.thesis\.tex"
-    ):
+    with pytest.raises(UserError, match=r"not part of an earlier result \(not ours: \.thesis\.tex"):
         store.open(True)
 
 

@@ -16,13 +16,13 @@ from types import SimpleNamespace
 
 import pytest
 
-from sarathi_sim.experiments.config.errors import ConfigError
 from sarathi_sim.experiments.sweeps.backends import Bundles, LocalProcesses
 from sarathi_sim.experiments.sweeps.execute import execute, waited_for
 from sarathi_sim.experiments.sweeps.jobs import Job
 from sarathi_sim.experiments.sweeps.plan import SweepPlan
 from sarathi_sim.experiments.sweeps.store import Store
 from sarathi_sim.profiler.storage import child
+from sarathi_sim.profiler.storage.strict import UserError
 from tests.experiments.odd_worker import VARIABLE, never_ends
 from tests.experiments.small_sweep import RUNS, SWEEP, swept, tree
 from tests.experiments.test_sweep_trust import ROOT, start, wait_for_runs
@@ -116,7 +116,7 @@ def test_workers_that_cannot_start(
     store = Store(tmp_path / "sweep")
     store.open(False)
     with pytest.raises(
-        ConfigError, match=rf"cannot be started: {child.STARTS} in a row ended .*code 1"
+        UserError, match=rf"cannot be started: {child.STARTS} in a row ended .*code 1"
     ):
         execute(tiny_plan, store, LocalProcesses(2))
 

@@ -15,7 +15,6 @@ import sarathi_sim as sim
 from sarathi_sim.experiments.capacity import answer
 from sarathi_sim.experiments.capacity.options import deployable, wanted_of
 from sarathi_sim.experiments.config.base import Source
-from sarathi_sim.experiments.config.errors import ConfigError
 from sarathi_sim.experiments.config.loading import check_scenario, read_draft
 from sarathi_sim.experiments.config.requests import build_requests
 from sarathi_sim.experiments.run.traffic import (
@@ -27,6 +26,7 @@ from sarathi_sim.experiments.run.traffic import (
     with_workload,
 )
 from sarathi_sim.policies.request import Request
+from sarathi_sim.profiler.storage.strict import UserError
 from sarathi_sim.simulator.load.describe import lengths_line, traffic_line
 from tests.experiments.small_config import called, refused
 from tests.experiments.small_laboratory import recommendation
@@ -85,7 +85,7 @@ def test_the_older_tools_draw_up_to_the_stated_length() -> None:
         alike = drawn({"lengths": {"kind": "random", "prompt": 9, "decode": 3, "tool": tool}}, 50)
         assert (set(alike[0]), set(alike[1])) == ({9}, {3})
     for tool, ratio, said in (("vllm", 1, "less than 1"), ("sglang", 0, "more than 0")):
-        with pytest.raises(ConfigError, match=f"range_ratio: value {ratio}.*: must be {said}"):
+        with pytest.raises(UserError, match=f"range_ratio: value {ratio}.*: must be {said}"):
             drawn({"lengths": {**lengths, "tool": tool, "range_ratio": ratio}})
 
 
@@ -101,9 +101,9 @@ def test_a_range_of_ratios_is_even_over_its_logarithm() -> None:
     both = [np.sum(drawn({"lengths": uniform, "pd_ratio": pd}), axis=0)
             for pd in (4, {"low": 2, "high": 9})]  # fmt: skip
     assert (both[0] == both[1]).all()
-    with pytest.raises(ConfigError, match=r"pd_ratio.high: value 2.*must be at least low, .* 3"):
+    with pytest.raises(UserError, match=r"pd_ratio.high: value 2.*must be at least low, .* 3"):
         drawn({"lengths": total, "pd_ratio": {"low": 3, "high": 2}})
-    with pytest.raises(ConfigError, match=r"workload\.pd_ratio\.most: unknown key"):
+    with pytest.raises(UserError, match=r"workload\.pd_ratio\.most: unknown key"):
         drawn({"lengths": total, "pd_ratio": {"low": 3, "most": 2}})
 
 
@@ -150,7 +150,7 @@ def test_a_word(word: str, means: tuple[int, int], longest: int) -> None:
     ],
 )
 def test_a_wrong_word(word: str, problem: str) -> None:
-    with pytest.raises(ConfigError) as caught:
+    with pytest.raises(UserError) as caught:
         parse_workload(word, None)
     said = str(caught.value)
     assert said.startswith("--workload ") and problem in said
@@ -208,7 +208,7 @@ def test_every_scenario_gets_the_lengths() -> None:
     assert changed.raw["workload"]["requests"] == 300 and draft.raw["workload"]["pd_ratio"] == 3
     assert with_workload(draft, None) is draft
     for key in ("workload.pd_ratio=3", "scenarios.a.workload.lengths.max=9"):
-        with pytest.raises(ConfigError, match="has no effect: --workload gives lengths"):
+        with pytest.raises(UserError, match="has no effect: --workload gives lengths"):
             with_workload(read_draft({**CONFIG, "scenarios": {"a": {}}}, [key]), "9:3")
     with_workload(read_draft(CONFIG, ["workload.arrivals.cv=2"]), "9:3")
 
@@ -224,7 +224,7 @@ def test_a_trace_brings_its_own_number_and_its_longest_request(tmp_path: Path) -
     assert "requests" not in changed and "sessions" not in changed
     assert len(requests_of(str(path))) == 21
     path.write_text("prompt_tokens,output_tokens\n7,x\n")
-    with pytest.raises(ConfigError, match=r"--workload .*log\.csv: row 2"):
+    with pytest.raises(UserError, match=r"--workload .*log\.csv: row 2"):
         parse_workload(str(path), None)
 
 

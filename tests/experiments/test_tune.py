@@ -16,7 +16,6 @@ from typer.testing import CliRunner
 from sarathi_sim.experiments.cli.app import app
 from sarathi_sim.experiments.config.calibration import check_replaceable, read_calibration
 from sarathi_sim.experiments.config.deployment import Deployment
-from sarathi_sim.experiments.config.errors import ConfigError
 from sarathi_sim.experiments.config.loading import load_experiment
 from sarathi_sim.experiments.measured.benchmarks import Benchmark
 from sarathi_sim.experiments.measured.own_server import Means, TunedServer, tune, under_load
@@ -28,6 +27,7 @@ from sarathi_sim.experiments.measured.recorded import (
 )
 from sarathi_sim.experiments.measured.tuning import Overheads, least_kernels, reading_s, too_fast
 from sarathi_sim.profiler.storage.child import silent
+from sarathi_sim.profiler.storage.strict import UserError
 from tests.experiments.test_benchmarks import guidellm, record, report
 
 CONFIG = """\
@@ -228,7 +228,7 @@ def test_a_calibration_is_of_its_device_and_its_engine(config: Path) -> None:
     )
     assert elsewhere.ops.by_rows["ffn_ln1"](size) == there.ops.by_rows["ffn_ln1"](size)
     assert elsewhere.scenario.engine.admission_s == 0.002
-    with pytest.raises(ConfigError, match="is of vllm, and this scenario has sglang"):
+    with pytest.raises(UserError, match="is of vllm, and this scenario has sglang"):
         deployment(config, CLIENTS, given, "stack=sglang", "policy={name: sglang}")
     for old, new, problem in (
         ("1.5", "fast", "kernels: value 'fast': must be a number"),
@@ -237,7 +237,7 @@ def test_a_calibration_is_of_its_device_and_its_engine(config: Path) -> None:
         ("host_iteration_s", "host_iteraton_s", "host_iteraton_s"),
     ):
         out.write_text(FACTORS.replace(old, new))
-        with pytest.raises(ConfigError, match=problem):
+        with pytest.raises(UserError, match=problem):
             deployment(config, CLIENTS, given)
 
 
@@ -259,17 +259,17 @@ def test_what_tune_refuses(config: Path) -> None:
     done = CliRunner().invoke(app, words)
     assert done.exit_code == 2 and "tune did not write it" in done.output
     assert out.read_text() == "mine: 1\n"
-    with pytest.raises(ConfigError, match="there is no folder"):
+    with pytest.raises(UserError, match="there is no folder"):
         check_replaceable(config.parent / "no" / "tuned.yaml")
     for text, message in (
         (CONFIG.replace("stack: vllm\n", ""), "stack: is needed: constants are shrunk"),
         (CONFIG + "scenarios: {a: {}, b: {}}\n", "has the scenarios a, b: tune needs just one"),
     ):
         config.write_text(text)
-        with pytest.raises(ConfigError, match=message):
+        with pytest.raises(UserError, match=message):
             tuned(config, path)
     config.write_text(CONFIG)
-    with pytest.raises(ConfigError, match="two runs are called run"):
+    with pytest.raises(UserError, match="two runs are called run"):
         tuned(config, path, path)
 
 
@@ -314,7 +314,7 @@ def test_outputs_of_one_token_and_answers_at_once(config: Path) -> None:
     assert tuned(config, config.with_name("ones.json")).fitted.known["frontend_s"] > 0
     whole = vllm(measured(config, CLIENTS), CLIENTS) | {"itls": [[]] * 40}
     config.with_name("whole.json").write_text(json.dumps(whole))
-    with pytest.raises(ConfigError, match="it must be streamed"):
+    with pytest.raises(UserError, match="it must be streamed"):
         tuned(config, config.with_name("whole.json"))
 
 
@@ -367,5 +367,5 @@ def test_replay_takes_the_calibration_and_score_does_not(config: Path) -> None:
     )
     tpot_s = [one["scenarios"]["server"]["tpot_s"]["mean"] for one in (plain, ours)]
     assert tpot_s[1] > 1.5 * tpot_s[0]
-    with pytest.raises(ConfigError, match="a score's columns have constants of their own"):
+    with pytest.raises(UserError, match="a score's columns have constants of their own"):
         cases_of(load_experiment(str(config), changes), [run])

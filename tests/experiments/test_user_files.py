@@ -14,11 +14,10 @@ from pathlib import Path
 
 import pytest
 
-from sarathi_sim.experiments.config.errors import ConfigError
 from sarathi_sim.experiments.results import read_summary, result_folder
 from sarathi_sim.profiler.storage.files import LARGEST_FILE, open_file, read_bounded
 from sarathi_sim.profiler.storage.folder_lock import held, is_held
-from sarathi_sim.profiler.storage.strict import SpecError
+from sarathi_sim.profiler.storage.strict import SpecError, UserError
 from tests.experiments.small_config import SMALL, refused
 
 ROOT = Path(__file__).parents[2]
@@ -158,7 +157,7 @@ def test_one_command_at_a_time_writes_a_result(tmp_path: Path) -> None:
     with result_folder(out) as first:
         (first / "a").write_text("first")
         with (
-            pytest.raises(ConfigError, match=r"--out .*out: another command is writing this"),
+            pytest.raises(UserError, match=r"--out .*out: another command is writing this"),
             result_folder(out),
         ):
             raise AssertionError("two at a time")

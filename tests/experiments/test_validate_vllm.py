@@ -13,7 +13,6 @@ import pytest
 from typer.testing import CliRunner
 
 from sarathi_sim.experiments.cli.app import app
-from sarathi_sim.experiments.config.errors import ConfigError
 from sarathi_sim.experiments.config.loading import Experiment, load_experiment
 from sarathi_sim.experiments.measured import vllm_session
 from sarathi_sim.experiments.measured.answers import validation_answer
@@ -32,6 +31,7 @@ from sarathi_sim.experiments.measured.vllm_session import (
 )
 from sarathi_sim.experiments.results import to_json
 from sarathi_sim.profiler.storage.child import silent
+from sarathi_sim.profiler.storage.strict import UserError
 
 RECORDED = Path(__file__).parent / "recorded" / "vllm.jsonl.gz"
 SMALL = [
@@ -185,12 +185,12 @@ def test_totals_by_hand() -> None:
     ],
 )
 def test_what_it_does_not_run(change: str, message: str) -> None:
-    with pytest.raises(ConfigError, match=message):
+    with pytest.raises(UserError, match=message):
         check_cells(small(change)[1])
 
 
 def test_too_few_blocks_for_the_grid() -> None:
-    with pytest.raises(ConfigError, match=r"num_blocks: .* the grid holds 15 sequences at a time"):
+    with pytest.raises(UserError, match=r"num_blocks: .* the grid holds 15 sequences at a time"):
         grid_work(small("policy.max_num_seqs=16")[1])
 
 

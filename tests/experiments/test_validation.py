@@ -14,7 +14,6 @@ import yaml
 from typer.testing import CliRunner
 
 from sarathi_sim.experiments.cli.app import app
-from sarathi_sim.experiments.config.errors import ConfigError
 from sarathi_sim.experiments.config.loading import Experiment, load_experiment
 from sarathi_sim.experiments.measured.answers import validation_answer
 from sarathi_sim.experiments.measured.session import (
@@ -54,6 +53,7 @@ from sarathi_sim.profiler.engine.driver import Decision, Served
 from sarathi_sim.profiler.engine.processes import EngineRun, StageLog
 from sarathi_sim.profiler.engine.spec import TIMED_OPS, EngineSpec
 from sarathi_sim.profiler.measuring.to_bundle import in_situ_bundle
+from sarathi_sim.profiler.storage.strict import UserError
 from sarathi_sim.simulator.views.metrics import Analysis
 from tests.experiments.fake_engine import SEND_S, TURNAROUND_S, FakeEngine
 
@@ -465,14 +465,14 @@ def test_errors_by_kind_are_those_of_all_repeats(experiment: Experiment) -> None
 def test_what_the_engine_cannot_do_is_refused(
     tmp_path: Path, changes: dict[str, Any], message: str
 ) -> None:
-    with pytest.raises(ConfigError, match=message):
+    with pytest.raises(UserError, match=message):
         make_cells(load(tmp_path, **changes))
 
 
 def test_cells_that_share_an_engine_have_blocks_of_one_size(tmp_path: Path) -> None:
     other = {"policy": {"name": "vllm"}, "kv_cache": {"block_size": 8}}
     scenarios = {"vllm": PAGED["scenarios"]["vllm"], "other": other}
-    with pytest.raises(ConfigError, match=r"kv_cache.block_size: value 4: must be as in other"):
+    with pytest.raises(UserError, match=r"kv_cache.block_size: value 4: must be as in other"):
         engine_spec(make_cells(load(tmp_path, **PAGED | {"scenarios": scenarios})))
 
 

@@ -380,7 +380,7 @@ def test_unknown_device_names_a_close_one() -> None:
 
 @pytest.mark.parametrize("name", ["a100-40g-sxm", "h100-80g-sxm", "h200-sxm", "rtx-4090"])
 def test_device_with_specifications_only_refuses_to_predict(name: str) -> None:
-    with pytest.raises(SpecError, match=f"device {name} has specifications only"):
+    with pytest.raises(SpecError, match=f"device {name} has no op times without a stack"):
         load_device(name).op("gemm")
 
 

@@ -14,7 +14,6 @@ import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sarathi_sim.experiments.config.errors import ConfigError
 from sarathi_sim.experiments.config.loading import CONFIGS, load_experiment
 from sarathi_sim.experiments.paper.variants import load_calibration
 from sarathi_sim.profiler.bundle.schema import BundleError, load_bundle
@@ -23,7 +22,7 @@ from sarathi_sim.profiler.facts.model import load_model
 from sarathi_sim.profiler.storage import plain_yaml
 from sarathi_sim.profiler.storage.files import LARGEST_FILE, data_dir
 from sarathi_sim.profiler.storage.plain_yaml import dump_yaml, parse_yaml, read_mapping
-from sarathi_sim.profiler.storage.strict import SpecError
+from sarathi_sim.profiler.storage.strict import SpecError, UserError
 
 PARSERS = [yaml.CSafeLoader, yaml.SafeLoader]
 
@@ -168,7 +167,7 @@ DOORS: dict[str, Callable[[Path], object]] = {
 
 
 def test_tags_in_set() -> None:
-    with pytest.raises(ConfigError, match=r"^--set .*: line 1: not valid YAML: the tag !!int"):
+    with pytest.raises(UserError, match=r"^--set .*: line 1: not valid YAML: the tag !!int"):
         load_experiment("gpt3_pp", ["seed={a: !!int 1}"])
 
 
@@ -193,7 +192,7 @@ LAUGHS = "".join(
 def test_the_same_at_every_door(tmp_path: Path, door: str, content: str, problem: str) -> None:
     path = tmp_path / "odd.yaml"
     path.write_bytes(content.encode("utf-8", "surrogateescape"))
-    with pytest.raises((ConfigError, SpecError, BundleError)) as caught:
+    with pytest.raises((UserError, SpecError, BundleError)) as caught:
         DOORS[door](path)
     text = str(caught.value)
     assert f"yaml: {problem}" in text and "\n" not in text

@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 
 from sarathi_sim.experiments.config.deployment import Deployment, deploy
-from sarathi_sim.experiments.config.errors import ConfigError
 from sarathi_sim.experiments.config.loading import load_experiment
 from sarathi_sim.profiler.facts.ops import ALL_REDUCE
+from sarathi_sim.profiler.storage.strict import UserError
 from sarathi_sim.simulator.op_times.link_times import Reduce, Route
 
 SLOW = Route("pcie", 10e9, 5e-6)
@@ -136,12 +136,12 @@ def test_sends_take_the_link_that_is_named(tmp_path: Any) -> None:
 
 
 def test_a_stage_fills_whole_nodes(tmp_path: Any) -> None:
-    with pytest.raises(ConfigError, match="at most 3, the GPUs of a node, or a multiple of that"):
+    with pytest.raises(UserError, match="at most 3, the GPUs of a node, or a multiple of that"):
         deployment(tmp_path, "tp: 8, gpus_per_node: 3")
 
 
 def test_nvlink_on_a_card_without_needs_its_bandwidth(tmp_path: Any) -> None:
-    with pytest.raises(ConfigError, match="bandwidth: is needed for NVLink on rtx-pro-6000"):
+    with pytest.raises(UserError, match="bandwidth: is needed for NVLink on rtx-pro-6000"):
         deployment(tmp_path, "tp: 2, intra_node: {kind: nvlink}", "rtx-pro-6000")
 
 
@@ -154,5 +154,5 @@ def test_the_devices_own_link_by_its_numbers_is_not_slower_for_small_messages(
 
 
 def test_no_node_is_larger_than_the_devices(tmp_path: Any) -> None:
-    with pytest.raises(ConfigError, match="gpus_per_node: value 16: must be at most 8"):
+    with pytest.raises(UserError, match="gpus_per_node: value 16: must be at most 8"):
         deployment(tmp_path, "tp: 16, gpus_per_node: 16")

@@ -13,11 +13,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sarathi_sim.experiments.config.base import Source
-from sarathi_sim.experiments.config.errors import ConfigError
 from sarathi_sim.experiments.config.requests import build_clients, build_requests
 from sarathi_sim.experiments.config.scenario import Scenario
 from sarathi_sim.policies.request import Request, Sequence
 from sarathi_sim.policies.vllm import Vllm
+from sarathi_sim.profiler.storage.strict import UserError
 from sarathi_sim.simulator.load.trace import read_trace
 from sarathi_sim.simulator.load.workload import WorkloadError
 from sarathi_sim.simulator.loop.quantum import quantize
@@ -358,7 +358,7 @@ def test_both_pools_agree_on_a_trace(tmp_path: Path) -> None:
     ],
 )
 def test_mistakes(workload: dict[str, Any], expected: str) -> None:
-    with pytest.raises(ConfigError) as caught:
+    with pytest.raises(UserError) as caught:
         made(**workload)
     assert expected in str(caught.value)
     assert "\n" not in str(caught.value)

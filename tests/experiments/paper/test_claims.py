@@ -15,7 +15,6 @@ import pytest
 from matplotlib.figure import Figure
 from matplotlib.text import Text
 
-from sarathi_sim.experiments.config.errors import ConfigError
 from sarathi_sim.experiments.figures.style import styled
 from sarathi_sim.experiments.paper import scrutiny
 from sarathi_sim.experiments.paper.claims import (
@@ -36,6 +35,7 @@ from sarathi_sim.experiments.paper.figures.markdown import claims_table, gains_t
 from sarathi_sim.experiments.paper.quantities import ORCA_BEST, end_to_end, gain, sarathi
 from sarathi_sim.experiments.paper.scrutiny import load_scrutiny
 from sarathi_sim.experiments.paper.variants import TILE, VARIANTS, Lab, Variant, load_calibration
+from sarathi_sim.profiler.storage.strict import UserError
 from tests.experiments.paper.record import FILE
 
 DRIFT = 0.03
@@ -122,7 +122,7 @@ def test_a_row_has_what_readers_of_the_json_expect() -> None:
 
 def test_an_unknown_claim_is_named_with_what_is_meant() -> None:
     assert len(load_claims()) == 85 and load_claims().keys() == recorded().keys()
-    with pytest.raises(ConfigError, match="tile_25: no such claim"):
+    with pytest.raises(UserError, match="tile_25: no such claim"):
         pick_claims(["tile_25"])
     assert [claim.id for claim in pick_claims(["tp_batch", "tile_128", "tp_batch"])] == [
         "tp_batch",

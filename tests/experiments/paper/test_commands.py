@@ -11,7 +11,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from sarathi_sim.experiments.config.errors import ConfigError
 from sarathi_sim.experiments.paper.claims import load_claims, pick_claims, reproduce
 from sarathi_sim.experiments.paper.figures import bubbles as figures_pipeline
 from sarathi_sim.experiments.paper.figures import gallery
@@ -20,6 +19,7 @@ from sarathi_sim.experiments.paper.variants import VARIANTS, Lab
 from sarathi_sim.experiments.run.machine import FIXED, Machine, advise, explain
 from sarathi_sim.experiments.run.traffic import Demand, demand_of
 from sarathi_sim.policies.sarathi import Sarathi
+from sarathi_sim.profiler.storage.strict import UserError
 from sarathi_sim.simulator.views.spans import Spans
 from tests.experiments.small_config import called, refused
 
@@ -177,9 +177,9 @@ def test_a_limit_on_the_time_between_tokens_is_kept(a6000: Machine) -> None:
     assert explain(limited)[2].startswith("limited by the TBT limit: chunk 512, batch 18 would be ")
     assert all(one.tbt_p99_s <= 0.11 for one in limited.verified)
     assert limited.verified[0].tokens_per_s < free.verified[0].tokens_per_s
-    with pytest.raises(ConfigError, match="no chunk and batch meets it"):
+    with pytest.raises(UserError, match="no chunk and batch meets it"):
         advise(a6000, demand, tbt_limit_s=0.001)
-    with pytest.raises(ConfigError, match="--batch 30: does not fit: at most 20"):
+    with pytest.raises(UserError, match="--batch 30: does not fit: at most 20"):
         advise(a6000, demand, batch_cap=30)
 
 
@@ -192,10 +192,10 @@ def test_the_lengths_that_were_read() -> None:
     assert spread.prompt.mean() == pytest.approx(1024, rel=0.02)
     assert spread.output.mean() == pytest.approx(256, rel=0.02)
     for old, new in (("1K:14", "1K@14"), ("1K:5..50", "1K@5..50"), ("2K:?", "2K@?")):
-        with pytest.raises(ConfigError, match=re.escape(f"are written {new};")) as caught:
+        with pytest.raises(UserError, match=re.escape(f"are written {new};")) as caught:
             demand_of(old)
         assert "1024:256~0.5" in str(caught.value) and "\n" not in str(caught.value)
-    with pytest.raises(ConfigError, match="9,216 tokens; must be at most 8,192"):
+    with pytest.raises(UserError, match="9,216 tokens; must be at most 8,192"):
         demand_of("9K@14")
 
 
