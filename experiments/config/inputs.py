@@ -13,7 +13,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, field, fields
-from functools import lru_cache
+from functools import cache, lru_cache
 from hashlib import sha256
 from pathlib import Path
 from typing import Literal
@@ -417,7 +417,7 @@ class HostTimes:
         return fold.stacks[known], fold.errors[known]
 
 
-@lru_cache(maxsize=2)
+@cache
 def host_times(mixtures: bool = False) -> HostTimes:
     """The shipped constants, of dense models or of ``mixtures`` of experts."""
     path = data_dir() / ("host_time_mixtures.yaml" if mixtures else "host_time.yaml")

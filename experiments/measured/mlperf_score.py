@@ -271,18 +271,16 @@ def score_mlperf(
         if again := {run.id for run in runs} & {run.id for run in read}:
             raise UserError(f"{path}: the id {min(again)} is in an earlier file, too")
         runs, refused = [*runs, *read], refused | unread
-    with kept_runs() as (folder, _):
-        store = Store(folder)
-        store.open(resume=True)
-        with store.locked("another score is at work: wait for it"):
-            bench = _Bench(store, backend, progress, say, lengths, folder.parent / "mlperf", runs)
-            options = bench.options(runs, refused)
-            host = bench.fitted(options) if fit else mlperf_host()
-            systems = bench.systems(options, host)
-            best = bench.predicted(systems, refused)
-            if fit:
-                host = replace(host, errors=errors_of_cells(best, runs))
-            best = bench.banded(systems, best, host)
+    with kept_runs() as (store, _):
+        samples = store.folder.parent / "mlperf"
+        bench = _Bench(store, backend, progress, say, lengths, samples, runs)
+        options = bench.options(runs, refused)
+        host = bench.fitted(options) if fit else mlperf_host()
+        systems = bench.systems(options, host)
+        best = bench.predicted(systems, refused)
+        if fit:
+            host = replace(host, errors=errors_of_cells(best, runs))
+        best = bench.banded(systems, best, host)
     return ScoredMlperf(runs, best, refused, host, fit)
 
 

@@ -288,48 +288,45 @@ def _without_file(error: UserError, source: Source) -> str:
     return str(error).replace(f"{source.file}: ", "")
 
 
+Kept = tuple[Store, RowCache]
+"""The runs that are kept, and the outcomes."""
+
+
 @contextmanager
-def kept_runs() -> Iterator[tuple[Path, RowCache]]:
-    """The folder of finished runs and the outcomes, in the cache, or nowhere if there is none."""
+def kept_runs() -> Iterator[Kept]:
+    """The runs and outcomes of earlier scores, in the cache, or none if it is off; locked, so that
+    a second score ends before it plans anything."""
     cache = cache_folder()
-    if cache is not None:
-        yield cache / "scores", RowCache(cache / "outcomes")
-        return
     with TemporaryDirectory() as scratch:
-        yield Path(scratch) / "scores", RowCache(None)
+        folder = (cache or Path(scratch)) / "scores"
+        store = Store(folder, f"{VARIABLE}: {folder}")
+        store.open(resume=True)
+        with store.locked(f"another score is at work: wait for it, or set {VARIABLE}=off"):
+            yield store, RowCache(cache and cache / "outcomes")
 
 
 def simulate_rows(
-    plan: RowPlan, where: tuple[Path, RowCache], backend: Backend, progress: Progress, say: Say
+    plan: RowPlan, where: Kept, backend: Backend, progress: Progress, say: Say
 ) -> dict[str, str]:
     """Simulate the planned runs; ``plan`` then knows all outcomes. Returns the errors of runs that
     failed, by id: such a row has no outcome in any variant. ``where`` keeps finished runs."""
-    folder, kept = where
+    store, kept = where
     ids = dict.fromkeys(id for runs in plan.runs.values() for id in runs)
-    distinct = {
-        planned.run.key: planned.run
-        for id in ids
-        for runs in plan.runs.values()
-        if (planned := runs.get(id))
-    }
+    every = [(name, id, runs[id]) for id in ids for name, runs in plan.runs.items() if id in runs]
+    distinct = {one.run.key: one.run for _, _, one in every}
     if not distinct:
         return {}
     sweep = SweepPlan("", "score", "", (), None, tuple(distinct.values()), ())
-    store, report = Store(folder, f"{VARIABLE}: {folder}"), Report(len(distinct))
-    store.open(resume=True)
-    with store.locked(f"another score is at work: wait for it, or set {VARIABLE}=off"):
-        execute(sweep, store, backend, progress, report, say)
-        every = [(name, id, one) for name, runs in plan.runs.items() for id, one in runs.items()]
-        failed = {
-            id: report.failures[one.run.key]
-            for _, id, one in every
-            if one.run.key in report.failures
-        }
-        for name, id, one in every:
-            if id not in failed:
-                found = _outcome(one, store.summary(one.run.key, NAME))
-                plan.known[name][id] = found
-                kept.write(one.key, found)
+    report = Report(len(distinct))
+    execute(sweep, store, backend, progress, report, say)
+    failed = {
+        id: report.failures[one.run.key] for _, id, one in every if one.run.key in report.failures
+    }
+    for name, id, one in every:
+        if id not in failed:
+            found = _outcome(one, store.summary(one.run.key, NAME))
+            plan.known[name][id] = found
+            kept.write(one.key, found)
     for id in failed:
         plan.drop(id)
     return failed
@@ -365,7 +362,7 @@ def redrawn(
     rows: Sequence[Measured],
     described: Variant,
     outcomes: Mapping[str, RowOutcome],
-    where: tuple[Path, RowCache],
+    where: Kept,
     backend: Backend,
     progress: Progress,
     say: Say,

@@ -480,6 +480,12 @@ class ModelSpec:
         return 2 * self.hidden_size * self.vocab_size
 
 
+@lru_cache(maxsize=64)
+def _read(path: Path, changed: int) -> ModelSpec:
+    """A model file, read once unless it was ``changed``."""
+    return parse(ModelSpec, {k: v for k, v in read_mapping(path).items() if k != HUB}, path)
+
+
 def load_model(name_or_path: str | Path) -> ModelSpec:
     """A shipped model by its name or, with its number formats, by that of a published checkpoint
     (``hub`` in its YAML); or the model of a Hugging Face ``config.json`` (file or folder).
@@ -510,8 +516,7 @@ def load_model(name_or_path: str | Path) -> ModelSpec:
         path = data_dir() / "models" / f"{shipped}.yaml"
     if not path.is_file():
         raise SpecError(f"{path}: no such file")
-    fields = {key: value for key, value in read_mapping(path).items() if key != HUB}
-    spec = parse(ModelSpec, fields, path)
+    spec = _read(path, path.stat().st_mtime_ns)
     if checkpoint is None:
         return spec
     return replace(

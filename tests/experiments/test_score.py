@@ -343,6 +343,8 @@ def test_two_scores_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.setenv("SARATHI_SIM_CACHE", str(tmp_path / "cache"))
     qwen = ROW.replace("meta-llama/Llama-3.1-70B", "Qwen/Qwen3-32B").replace("1024,1024", "256,16")
     folder = tmp_path / "cache" / "scores"
+    planned = Mock(side_effect=AssertionError("it plans before it asks for the lock"))
+    monkeypatch.setattr("sarathi_sim.experiments.measured.scoring.plan_rows", planned)
     store = Store(folder)
     store.open(resume=False)
     with store.locked():
