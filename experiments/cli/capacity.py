@@ -255,8 +255,9 @@ def sensitivity(
 
     \b
     Examples:
-      sarathi-sim sensitivity capacity_llama3_70b --out runs/sensitivity
+      sarathi-sim sensitivity first_experiment --metric ttft_s.p99
       sarathi-sim sensitivity gpt3_pp --metric makespan_s --metric tbt_s.p99
+      sarathi-sim sensitivity capacity_llama3_70b --out runs/sensitivity   # 20 minutes
       sarathi-sim sensitivity my.yaml --by 0.2 --only 'attn_decode,link speed' --json
     """
     from sarathi_sim.experiments.capacity.probing import SENSITIVITY_FORMAT, write_result
