@@ -22,7 +22,7 @@ from tests.hostile.mutate import (
     damaged_yaml,
     odd_path,
 )
-from tests.hostile.template import EXPERIMENT
+from tests.hostile.template import EXPERIMENT, RUNS
 from tests.hostile.values import ODD_PATHS, yaml_value
 
 BUNDLE = "profiles/dev/tiny/tp1"
@@ -223,6 +223,24 @@ def data(rng: Random, box: Path) -> Command:
     return Command(call.split())
 
 
+def load_tool(rng: Random, box: Path) -> Command:
+    """A damaged file of a load tool."""
+    name = rng.choice([*RUNS])
+    _damage(box / name, damaged_json_lines if name.endswith("l") else damaged_json, rng)
+    if rng.random() < 0.1:
+        return Command(["tune", name, "--config", "stacked.yaml", "--out", "new", "--quiet"], "new")
+    return Command(["score", name, "--config", "stacked.yaml", "--quiet"])
+
+
+def calibration(rng: Random, box: Path) -> Command:
+    """A damaged calibration, of a run or of a server's recorded one."""
+    _damage(box / "calibration.yaml", damaged_yaml, rng)
+    calls = ("check stacked.yaml", "run stacked.yaml --quiet --no-figures --out new")
+    call = rng.choice((*calls, "replay stacked.yaml server.jsonl"))
+    argv = [*call.split(), "--set", "calibration=calibration.yaml"]
+    return Command(argv, "new") if "new" in argv else Command(argv)
+
+
 _ENDINGS = (
     *("raise BaseException", "raise SystemExit(3)", "exit(0)", "raise GeneratorExit", "1 / 0"),
     *("raise type('X', (Exception,), {'__str__': lambda self: 1 / 0})", "assert False"),
@@ -383,6 +401,8 @@ DOORS: dict[str, tuple[Door, int]] = {
     "hugging face": (hugging_face, 8),
     "--set": (assignment, 10),
     "data": (data, 8),
+    "load tool": (load_tool, 6),
+    "calibration": (calibration, 4),
     "policy": (policy, 5),
     "report": (report, 4),
     "result": (result, 5),

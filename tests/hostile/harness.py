@@ -21,7 +21,7 @@ from tests.hostile import box as boxes
 from tests.hostile.box import Command, Outcome, Snapshot
 from tests.hostile.doors import _REPORTED, DOORS
 from tests.hostile.known import KNOWN
-from tests.hostile.template import write_results, write_template
+from tests.hostile.template import RUNS, write_results, write_template
 
 KNOWN_DOOR = "known"
 #: Inputs that are tried in one child. A fork takes as long as a command.
@@ -125,11 +125,13 @@ class Harness:
                 "score server.jsonl --config exp.yaml",
                 "score measured.csv --peer peer.csv --workers 1",
                 "lockstep decisions.jsonl",
+                "run stacked.yaml --no-figures --set calibration=calibration.yaml --out stacked",
+                *(f"score {name} --config stacked.yaml --quiet" for name in RUNS),
             ):
                 done = CliRunner().invoke(app, line.split(), catch_exceptions=False)
                 assert done.exit_code == 0, (line, done.output)
             write_results(Path())
-            for name in ("plotted", "own"):
+            for name in ("plotted", "own", "stacked"):
                 shutil.rmtree(name)
             Path("page.html").unlink()
             self.earlier.mkdir()

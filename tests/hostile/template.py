@@ -9,8 +9,10 @@ from pathlib import Path
 
 import pandas as pd
 
+from sarathi_sim.experiments.config.calibration import ServerCalibration
 from sarathi_sim.profiler.bundle.schema import Bundle, bundle_path, write_bundle
 from sarathi_sim.profiler.facts.model import load_model
+from tests.experiments import test_benchmarks as load_tools
 from tests.experiments.small_config import AT_MOST
 from tests.experiments.small_report import (
     write_capacities,
@@ -130,6 +132,25 @@ SERVER = "".join(
 TICKS = "t,prompt_throughput,gen_throughput,running,waiting,kv_cache_pct\n" + "".join(
     f"{i},20,{5 + i},1,0,{0.5 * i}\n" for i in range(5)
 )
+RUNS = {
+    "vllm.json": [load_tools.VLLM],
+    "sglang.jsonl": [load_tools.SGLANG_MEANS | load_tools.LISTS],
+    "aiperf.jsonl": load_tools.AIPERF,
+    "guidellm.json": [load_tools.report(load_tools.guidellm(load_tools.POISSON))],
+}
+"""What load tools save: an object a line."""
+STACKED = """\
+name: stacked
+model: llama-3.2-1b
+device: h100-80g-sxm
+stack: vllm
+workload: {requests: 6, lengths: {kind: fixed, prompt: 64, decode: 4}, arrivals: {kind: at_once}}
+policy: {name: vllm, max_num_batched_tokens: 512, max_num_seqs: 8}
+cluster: {max_length: 1024}
+"""
+CALIBRATION = ServerCalibration(
+    "vllm", "llama-3.2-1b", "h100-80g-sxm", ["a.json"], {"host_iteration_s": 1e-3}, 1.1, 0.9
+)
 _LOG = Path(__file__).parents[1] / "data/vllm/few_blocks.jsonl.gz"
 
 #: The sizes that the tiny bundle keeps of the many that a modelled one has.
@@ -157,6 +178,9 @@ def write_template(folder: Path) -> None:
         "server.jsonl": SERVER,
         "ticks.csv": TICKS,
         "decisions.jsonl": gzip.decompress(_LOG.read_bytes()).decode(),
+        "stacked.yaml": STACKED,
+        "calibration.yaml": CALIBRATION.text(),
+        **{name: "".join(f"{json.dumps(one)}\n" for one in runs) for name, runs in RUNS.items()},
         "mine/notes.txt": "what the user wrote\n",
     }.items():
         path = folder / name
