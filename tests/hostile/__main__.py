@@ -2,9 +2,9 @@
 
 Every known and 10,000 generated inputs go through all doors: configurations, models, devices,
 bundles, traces, tables of servers, files of load tools, calibrations, logs, policies, ``--set``,
-results and output folders, and reports of every kind of result. Each command must end in exit code 0 or 2 (or 1 where its page says
-so; 70, an error of ours, is a fault), within 20 seconds; a mistake is one line; and no file of the
-user's changes. Exit code 1 if not.
+results and output folders, and reports of every kind of result. Each command must end in exit code
+0 or 2 (or 1 where its page says so; 70, an error of ours, is a fault), within 20 seconds; a mistake
+is one line; and no file of the user's changes. Exit code 1 if not.
 """
 
 from __future__ import annotations
