@@ -46,6 +46,7 @@ from sarathi_sim.experiments.capacity.written import (
     why_best,
     with_counts,
 )
+from sarathi_sim.experiments.config.two_pools import without_hidden
 from sarathi_sim.experiments.figures.style import styled
 from sarathi_sim.experiments.results import SUMMARY, json_bytes
 from sarathi_sim.experiments.sweeps.points import between
@@ -672,4 +673,5 @@ def winner(content: Mapping[str, Any], wanted: Wanted) -> dict[str, Any]:
     """A configuration of the first deployment, to simulate it again at its capacity or at the rate
     asked for, or to search its capacity."""
     section = wanted.section.model_dump(mode="json", exclude_none=True)
-    return {"name": "winner", "capacity": section, **content["deployments"][0]["scenario"]}
+    scenario = without_hidden(content["deployments"][0]["scenario"])
+    return {"name": "winner", "capacity": section, **scenario}

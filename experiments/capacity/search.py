@@ -262,13 +262,14 @@ def _narrow(estimate: Estimate, plan: SearchPlan) -> bool:
 
 
 def _saturation(plan: SearchPlan, at_once: Probed | None) -> Search[float]:
-    """Requests/s that are served under overload, between warm-up and last arrival."""
+    """Requests/s that are served under overload, between warm-up and last arrival; infinite where
+    nothing is served by then."""
     if at_once is None:
         return math.inf
     for part in OVERLOADS:
         load = _rounded(part * _throughput(at_once), plan)
         (loaded,) = yield [Probe(load, plan.seed, min(4 * plan.requests, plan.budget))]
-        if loaded.served < 0.97 * loaded.offered:
+        if 0 < loaded.served < 0.97 * loaded.offered:
             return loaded.served
     return math.inf
 

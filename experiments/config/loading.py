@@ -4,7 +4,7 @@ back to what a result keeps."""
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from itertools import product
@@ -32,7 +32,7 @@ from sarathi_sim.experiments.config.policy import (
     session_policy,
 )
 from sarathi_sim.experiments.config.scenario import POOLS, Header, Ratio, Scenario, Validation
-from sarathi_sim.experiments.config.two_pools import acting, check_pools, shared_keys
+from sarathi_sim.experiments.config.two_pools import acting, check_pools, shared_keys, written
 from sarathi_sim.profiler.storage.files import read_bounded, user_path
 from sarathi_sim.profiler.storage.plain_yaml import parse_yaml, read_mapping
 from sarathi_sim.profiler.storage.strict import SpecError, UserError, did_you_mean, show
@@ -284,30 +284,16 @@ def check_effect(
             _check_reach(draft, points, [path[1]], path[2:], f"--set {'.'.join(path)}")
     for axis in dict.fromkeys(key for point in points for key in point):
         _check_reach(draft, points, overrides, tuple(axis.split(".")), f"{space}: {axis}")
-    for path in _written(raw):
+    for path in written(raw):
         name = draft.source.name(path)
         free = [each for each, override in overrides.items() if not has(override, path)]
         if not free:
             raise UserError(f"{name}: has no effect, because every scenario sets this itself")
         _check_reach(draft, points, free, path, name)
     for scenario, override in overrides.items():
-        for path in _written(override):
+        for path in written(override):
             name = f"{draft.source.file}: scenarios.{scenario}.{'.'.join(path)}"
             _check_reach(draft, points, [scenario], path, name)
-
-
-def _written(tree: Mapping[str, Any], above: KeyPath = ()) -> Iterator[KeyPath]:
-    """The keys of a scenario that may be left out, down to their values."""
-    for key, value in tree.items():
-        path = (*above, key)
-        if isinstance(value, Mapping) and value:
-            yield from _written(value, path)
-        elif path[0] in Scenario.model_fields.keys() - {"disaggregation"}:
-            yield from () if path in _NEEDED else (path,)
-
-
-_NEEDED = (("model",), ("device",), ("policy", "name"))
-"""Keys that stand above the scenarios although each, or both pools, may set them."""
 
 
 def _check_overrides(path: KeyPath, raw: Mapping[str, Any], overrides: Mapping[str, Any]) -> None:

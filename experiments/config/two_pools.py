@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple
 
-from sarathi_sim.experiments.config.base import KeyPath, Source, assign, get, has, merge
+from sarathi_sim.experiments.config.base import KeyPath, Source, assign, get, has, merge, without
 from sarathi_sim.experiments.config.scenario import POOLS, Scenario, Transfers
 
 Order = Literal["prefill_first", "decode_reserves_first"]
@@ -65,6 +65,27 @@ def acting(tree: Mapping[str, Any]) -> list[dict[str, Any]]:
     if not isinstance(given := tree.get("disaggregation"), Mapping):
         return [dict(tree)]
     return [merge(_usual(tree, pool), given.get(pool) or {}) for pool in POOLS]
+
+
+def written(tree: Mapping[str, Any], above: KeyPath = ()) -> Iterator[KeyPath]:
+    """The keys of a scenario that may be left out, down to their values."""
+    for key, value in tree.items():
+        path = (*above, key)
+        if isinstance(value, Mapping) and value:
+            yield from written(value, path)
+        elif path[0] in Scenario.model_fields.keys() - {"disaggregation"}:
+            yield from () if path in _NEEDED else (path,)
+
+
+_NEEDED = (("model",), ("device",), ("policy", "name"))
+"""Keys that stand above the scenarios although each, or both pools, may set them."""
+
+
+def without_hidden(tree: Mapping[str, Any]) -> dict[str, Any]:
+    """A scenario without the keys that both of its pools set themselves."""
+    rests = (without(tree, key) for key in written(tree))
+    hidden = next((rest for rest in rests if acting(rest) == acting(tree)), None)
+    return dict(tree) if hidden is None else without_hidden(hidden)
 
 
 def _usual(tree: Mapping[str, Any], pool: str) -> dict[str, Any]:

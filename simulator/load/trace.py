@@ -94,7 +94,7 @@ _MOST_SECONDS = 1e12  # far beyond any clock; differences of two stay exact enou
 _SAMPLED_ROWS = 10_000  # rows from which the memory of all is estimated
 _LONGEST_LINE = 2**20
 _MEASURED = 16  # MiB of content from which a gzipped file's whole size is estimated
-_BLOCK_BYTES = 250  # memory of a new block of a prompt
+_BLOCK_BYTES = 400  # memory of a new block of a prompt
 _PLACES = 5 * 8  # bytes of a cell in a list, an array, one that is sorted, and in pandas
 _START = 2**12  # characters that show what a file is
 
@@ -227,8 +227,9 @@ def read_trace(path: Path, limit: int | None = None, reading: Reading = _PLAIN) 
                 _check_memory(path, _SAMPLED_ROWS, read, size, limit)
     if not count:
         raise WorkloadError(f"{path}: expected {form.least}")
-    for name in wanted:
-        cells.setdefault(name, []).extend([None] * (count - len(cells[name])))
+    for column in cells.values():
+        column += [None] * (count - len(column))
+    cells |= dict.fromkeys(wanted - cells.keys(), [None] * count)
     return _Cells(path, form, list(header), cells, reading).trace(tree)
 
 

@@ -321,6 +321,8 @@ def test_a_capacity_is_at_most_the_saturation() -> None:
     found, _ = searched(near, {0: 30.0}, 4.0, saturation=20.0)
     assert found.load == pytest.approx(0.98 * 20.0, rel=0.001)
     assert found.interval[1] <= 20.0
+    short, _ = searched(near, {0: 30.0}, 4.0, saturation=0.0)  # nothing ends by the last arrival
+    assert short.saturation == math.inf and short.load == pytest.approx(30.0, rel=0.03)
 
 
 @pytest.mark.parametrize(("limit_s", "latency_s"), [(20.0, 0.0), (0.1, 20.0)])

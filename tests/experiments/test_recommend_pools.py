@@ -47,7 +47,7 @@ from sarathi_sim.experiments.capacity.search import AT_ONCE, Probe
 from sarathi_sim.experiments.capacity.slo import CapacitySection, Replications, parse_slo
 from sarathi_sim.experiments.config.base import Source
 from sarathi_sim.experiments.config.deployment import default_handover, deploy
-from sarathi_sim.experiments.config.loading import check_scenario
+from sarathi_sim.experiments.config.loading import check_scenario, load_experiment
 from sarathi_sim.experiments.config.scenario import POOLS
 from sarathi_sim.experiments.config.two_pools import pool_of
 from sarathi_sim.profiler.storage.child import silent
@@ -252,6 +252,9 @@ def test_the_winner_keeps_the_slo_with_another_seed(
     assert [first[f"{pool}_tp"] for pool in POOLS] == [str(each.tp) for each in clusters]
     assert "prefill worker" in content["answer"] and "kv_consumer" in content["command"]
     again = winner(content, asked)
+    load_experiment(
+        again
+    )  # no key that both pools set stands above them, where it would be refused
     assert again.pop("name") == "winner" and again.pop("capacity")["slo"] == GAPS
     scenario = check_scenario(again, Source("", "x", {}, ()))
     if given:

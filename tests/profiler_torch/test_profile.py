@@ -45,7 +45,15 @@ def sarathi_sim(*arguments: str, before: str = "") -> subprocess.CompletedProces
     if before:
         code = f"{before}\nimport sys, runpy\nsys.argv = ['sarathi-sim', *sys.argv[1:]]\n"
         call = [sys.executable, "-c", f"{code}runpy.run_module('sarathi_sim')", *arguments]
-    return subprocess.run(call, cwd=ROOT, capture_output=True, text=True, timeout=PATIENCE_S)
+    return subprocess.run(
+        call,
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=PATIENCE_S,
+        # readline, which torch imports, sets COLUMNS beside Python's own view of the environment.
+        env=dict(os.environ),
+    )
 
 
 def profile(out: Path, *more: str) -> tuple[str, ...]:
