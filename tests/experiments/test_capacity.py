@@ -226,7 +226,7 @@ def answer(
             limit *= math.exp(scatter * noise / math.sqrt(probe.requests))
             part = probe.load * probe.slower / limit
             stress = 50.0 if math.isinf(part) else max(part**power, floor)
-            over = probe.load > saturation and math.isfinite(probe.load)
+            over = probe.load > saturation > 0 and math.isfinite(probe.load)
             verdict = Verdict({"x": stress}, {"x": stress}, overloaded=over)
             lasts = 0.0 if math.isinf(probe.load) else probe.requests / probe.load
             after = {"arrivals_s": lasts, "latency_s": {"mean": latency_s}}
