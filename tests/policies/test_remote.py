@@ -107,6 +107,9 @@ def workers(draw: st.DrawFn) -> Worker:
             )
         )  # fmt: skip
     count = len(requests)
+    drafts = 0  # a worker that sends has none
+    if not (getattr(policy, "enable_mixed_chunk", False) or any(r.sends_kv for r in requests)):
+        drafts = draw(st.sampled_from([0, 0, 1, 4]))
     fails = draw(st.frozensets(st.integers(0, count - 1), max_size=2)) if of_vllm else frozenset()
     return Worker(
         policy,
@@ -117,7 +120,7 @@ def workers(draw: st.DrawFn) -> Worker:
         requests,
         draw(st.lists(st.integers(0, 15), min_size=count, max_size=count)),
         fails,
-        0 if getattr(policy, "enable_mixed_chunk", False) else draw(st.sampled_from([0, 0, 1, 4])),
+        drafts,
     )
 
 
