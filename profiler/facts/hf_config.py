@@ -724,7 +724,7 @@ def model_fields(config: Mapping[str, Any], where: str) -> Fields:
     return found
 
 
-_BLOCK_TYPES = {"mamba": "M", "attention": "*", "moe": "E"}
+_BLOCK_TYPES = dict(pair.split() for pair in ("mamba M", "attention *", "moe E"))
 
 
 def _with_pattern(config: Mapping[str, Any], where: str) -> Mapping[str, Any]:
