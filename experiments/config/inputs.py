@@ -199,7 +199,12 @@ def op_times_of(
     """The op times and their digest: of their bundle, or of the files from which a stack's or a
     device's times are computed (:func:`op_source`)."""
     ops, digest = _op_times(scenario, model, device, source)
-    ops = _linked(ops, links_of(scenario, device))
+    links, cluster = links_of(scenario, device), scenario.cluster
+    node = ops
+    if links.nodes > 1:  # the GPUs of one node reduce among themselves
+        within = scenario.having("cluster", tp=cluster.tp // links.nodes)
+        node, _ = _op_times(within, model, device, source)
+    ops = _linked(ops, links, node)
     scale = dict(scenario.engine.op_scale)
     if (tuned := calibration_of(scenario, source)) is not None:
         found = factors(tuned.kernels, tuned.links)
@@ -208,8 +213,8 @@ def op_times_of(
 
 
 @lru_cache(maxsize=16)
-def _linked(ops: OpTimes, links: LinkTimes) -> OpTimes:
-    return links.of(ops)
+def _linked(ops: OpTimes, links: LinkTimes, node: OpTimes) -> OpTimes:
+    return links.of(ops, node)
 
 
 @lru_cache(maxsize=16)

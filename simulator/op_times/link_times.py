@@ -47,12 +47,12 @@ class Route:
 class Reduce:
     """An all-reduce on ``ranks`` GPUs of each of ``nodes``.
 
-    Within a node it is the ``measured`` one or, over ``within``, a ring after the time of the
+    Within a node it is the ``measured`` one of its ranks (None: a single one) or, over ``within``, a ring after the time of the
     smallest measured message (its kernel and synchronisation); with ``at_least`` it is never faster
     than measured. Over ``between`` each GPU then reduces its part with its peers in other nodes.
     """
 
-    measured: TimeBySize
+    measured: TimeBySize | None
     ranks: int
     nodes: int
     within: Route | None
@@ -62,8 +62,8 @@ class Reduce:
     def __call__(self, num_bytes: ArrayLike) -> Floats:
         """Seconds."""
         size = np.asarray(num_bytes, dtype=np.float64)
-        time = self.measured(size)
-        if self.within is not None:
+        time = np.zeros_like(size) if self.measured is None else self.measured(size)
+        if self.within is not None and self.measured is not None:
             ring = self.measured(np.ones(1))[0] + self.within.ring_s(size, self.ranks)
             time = np.maximum(time, ring) if self.at_least else ring
         return np.asarray(time + self.between.ring_s(size / self.ranks, self.nodes))
@@ -83,8 +83,8 @@ class LinkTimes:
     slower: bool = True
     added_s: float = 0.0
 
-    def of(self, ops: OpTimes) -> OpTimes:
-        """The op times over these links."""
+    def of(self, ops: OpTimes, node: OpTimes) -> OpTimes:
+        """The op times over these links; ``node`` has the all-reduce of a node's GPUs."""
         send, marks = dict(ops.send), dict(ops.meta.environment)
         for op, scope in SENDS.items():
             route = self.within if scope == "intra_node" else self.between
@@ -97,7 +97,7 @@ class LinkTimes:
         if reduce is not None and (self.within or self.nodes > 1):
             ranks, network = ops.tp // self.nodes, self.network
             within = self.within and replace(self.within, latency_s=self.added_s)
-            reduce = Reduce(reduce, ranks, self.nodes, within, self.slower, network)
+            reduce = Reduce(node.all_reduce, ranks, self.nodes, within, self.slower, network)
             ways = [self.within] if self.within else []
             ways += [network] if self.nodes > 1 else []
             told = ", and ".join(route.told for route in ways)

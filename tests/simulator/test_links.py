@@ -103,7 +103,7 @@ def test_a_device_without_peer_access_says_so_and_a_user_may_know_better(tmp_pat
 
 
 def test_tensor_parallelism_between_nodes_costs_its_network(tmp_path: Any) -> None:
-    inside = deployment(tmp_path, "tp: 8")
+    inside = deployment(tmp_path, "tp: 4")  # what the GPUs of one node take
     fast, slow = (
         deployment(tmp_path, f"tp: 8, gpus_per_node: 4, inter_node: {{kind: {kind}}}")
         for kind in ("infiniband", "tcp")
@@ -114,6 +114,11 @@ def test_tensor_parallelism_between_nodes_costs_its_network(tmp_path: Any) -> No
     assert reduce_s(slow) == pytest.approx(reduce_s(inside) + 2 * (60e-6 + 125e3 / 1.25e9))
     beyond = deployment(tmp_path, "tp: 8, gpus_per_node: 2")
     assert reduce_s(beyond) > reduce_s(fast)
+    pair, alone = (deployment(tmp_path, f"tp: {tp}, gpus_per_node: {tp // 2}") for tp in (4, 2))
+    in_pair = reduce_s(deployment(tmp_path, "tp: 2"))
+    # Two messages of 250 kB; one GPU a node has nothing to add up there, and sends 500 kB.
+    assert reduce_s(pair) == pytest.approx(in_pair + 2 * (10e-6 + 250e3 / 50e9))
+    assert reduce_s(alone) == pytest.approx(2 * (10e-6 + 500e3 / 50e9))
 
 
 def test_trays_of_one_rack_are_joined_by_nvlink(tmp_path: Any) -> None:
