@@ -140,8 +140,12 @@ class IterationCost:
         return self._edges(LAST, outputs)
 
     def host_s(self, sequences: npt.ArrayLike) -> Floats:
-        """Host time of an iteration of ``sequences`` sequences."""
-        return self.host.iteration_s + self.host.sequence_s * np.asarray(sequences, np.float64)
+        """Host time of an iteration of ``sequences`` sequences. An empty one takes none: engines do
+        not call the model for it (vLLM's ``gpu_model_runner.py`` returns
+        ``EMPTY_MODEL_RUNNER_OUTPUT``)."""
+        count = np.asarray(sequences, np.float64)
+        time_s = self.host.iteration_s + self.host.sequence_s * count
+        return np.asarray(np.where(count > 0, time_s, 0.0))
 
     def transfer_s(self, tokens: npt.ArrayLike) -> Floats:
         """Time to send the activations to the next stage: each rank sends its slice."""

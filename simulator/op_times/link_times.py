@@ -47,9 +47,10 @@ class Route:
 class Reduce:
     """An all-reduce on ``ranks`` GPUs of each of ``nodes``.
 
-    Within a node it is the ``measured`` one of its ranks (None: a single one) or, over ``within``, a ring after the time of the
-    smallest measured message (its kernel and synchronisation); with ``at_least`` it is never faster
-    than measured. Over ``between`` each GPU then reduces its part with its peers in other nodes.
+    Within a node it is the ``measured`` one of its ranks (None: a single one) or, over ``within``,
+    a ring after the time of the smallest measured message (its kernel and synchronisation); with
+    ``at_least`` it is never faster than measured. Over ``between`` each GPU then reduces its part
+    with its peers in other nodes.
     """
 
     measured: TimeBySize | None

@@ -246,6 +246,21 @@ def test_a_stack_has_its_constants_and_says_so() -> None:
     assert note in again.notes, "what is simulated again says it, too"
 
 
+def test_an_empty_iteration_takes_none_of_the_gpu() -> None:
+    """One client, one token: the iteration formed ahead is empty, and delays nobody."""
+    given = ("workload.lengths={kind: fixed, prompt: 64, decode: 1}",
+             "workload.arrivals={kind: closed_loop, clients: 1}")  # fmt: skip
+    ends = []
+    for ahead in (False, True):
+        found = deployed(HOSTS, *given, f"policy.async_scheduling={ahead}")["it"]
+        log = Analysis(found.simulate()).records.replicas[0]
+        empty = log.iterations["decodes"] + log.iterations["chunks"] == 0
+        assert empty.any() == ahead and not log.stage_durations()[empty].any()
+        assert found.scenario.engine.host_iteration_s
+        ends.append(Analysis(found.simulate()).requests["finish_s"].max())
+    assert ends[1] == pytest.approx(ends[0], rel=1e-9)
+
+
 def test_a_mixture_has_the_constants_of_mixtures() -> None:
     """A frontend's time a token counts for the mean prompt, a launch for each call of a layer."""
     sizes = ("model=gpt-oss-20b", "workload.lengths.range_ratio=1", "workload.lengths.prompt=100")
