@@ -11,6 +11,7 @@ from typing import Any
 from rich.table import Table
 
 from sarathi_sim.experiments.config.deployment import Deployment
+from sarathi_sim.experiments.config.engine_version import version_defaults
 from sarathi_sim.experiments.config.scenario import POOLS
 from sarathi_sim.experiments.config.workload import Closed, Gamma, TraceArrivals, Varying, Workload
 from sarathi_sim.profiler.kernels.reduce_curves import CAPTURED_TOKENS
@@ -202,6 +203,7 @@ def _defaults(deployment: Deployment, varied: Collection[str]) -> str:
     scenario, memory = deployment.scenario, deployment.memory
     policy, cache, cluster = scenario.policy, scenario.kv_cache, scenario.cluster
     usual = {key: one.default for key, one in type(policy).model_fields.items()}
+    usual |= version_defaults(scenario)
     found = {
         key: value
         for key, value in policy.model_dump().items()

@@ -46,6 +46,7 @@ class Fair(Vllm):
             enable_chunked_prefill=enable_chunked_prefill,
             watermark=watermark,
             scheduler_reserve_full_isl=scheduler_reserve_full_isl,
+            async_scheduling=False,
         )
         self.input_weight = input_weight
         self.output_weight = output_weight

@@ -21,7 +21,8 @@ from sarathi_sim.policies.request import Request, Sequence, check_at_least_1
 class Blocks:
     """A paged KV cache of ``num_blocks`` blocks of ``block_size`` tokens, without prefix caching.
 
-    One block is the null block, so ``num_blocks - 1`` can be used. ``free`` of them are free.
+    One block is the null block, so ``num_blocks - 1`` can be used. ``free`` of them are free. A
+    sequence holds ``state_blocks`` more, for the states of recurrent layers.
     """
 
     sharing: Collection[Sequence] = ()
@@ -31,7 +32,7 @@ class Blocks:
     late = False
     """Whether a block is in the prefix cache only once it is computed (:meth:`computed`)."""
 
-    def __init__(self, num_blocks: int, block_size: int) -> None:
+    def __init__(self, num_blocks: int, block_size: int, state_blocks: int = 0) -> None:
         if num_blocks < 2 or block_size < 1:
             raise ValueError(
                 f"num_blocks must be at least 2 and block_size at least 1, "
@@ -41,6 +42,7 @@ class Blocks:
         self.capacity = num_blocks - 1
         self.num_blocks = num_blocks
         self.free = self.capacity
+        self.state_blocks = state_blocks
 
     def blocks(self, tokens: int) -> int:
         """The number of blocks that hold ``tokens`` tokens."""
@@ -49,7 +51,7 @@ class Blocks:
     def refusal(self, request: Request) -> str | None:
         """The reason why a request would never fit, or None."""
         # The last token it yields is never written.
-        needed = self.blocks(request.prompt_tokens + request.max_tokens - 1)
+        needed = self.state_blocks + self.blocks(request.prompt_tokens + request.max_tokens - 1)
         if needed <= self.capacity:
             return None
         return f"needs {needed} KV blocks, but the replica holds {self.capacity}"
@@ -65,7 +67,9 @@ class Blocks:
     def need(self, sequence: Sequence, tokens: int, hits: tuple[Block, ...] = ()) -> int:
         """Free blocks that the sequence needs to hold ``tokens`` tokens."""
         held, size = sequence.held, self.block_size
-        return -held // size - -tokens // size if tokens > held else 0
+        if tokens <= held:
+            return 0
+        return -held // size - -tokens // size + (0 if held else self.state_blocks)
 
     def take(
         self, sequence: Sequence, tokens: int, hits: tuple[Block, ...] = (), known: int = 0
@@ -76,7 +80,7 @@ class Blocks:
         """
         held, size = sequence.held, self.block_size
         if tokens > held:
-            self.free -= -held // size - -tokens // size
+            self.free -= -held // size - -tokens // size + (0 if held else self.state_blocks)
             sequence.held = tokens
 
     def grow(self, sequences: Collection[Sequence]) -> None:
@@ -110,7 +114,7 @@ class Blocks:
         The content of the first ``known`` tokens is known. With ``again`` the sequence was
         preempted, and will look them up.
         """
-        self.free -= -tokens // self.block_size
+        self.free -= -tokens // self.block_size - (self.state_blocks if sequence.held else 0)
         sequence.held = 0
 
 
@@ -177,8 +181,8 @@ class CachedBlocks(Blocks):
 
     caching = True
 
-    def __init__(self, num_blocks: int, block_size: int) -> None:
-        super().__init__(num_blocks, block_size)
+    def __init__(self, num_blocks: int, block_size: int, state_blocks: int = 0) -> None:
+        super().__init__(num_blocks, block_size, state_blocks)
         # The first blocks of each sequence that are kept one by one, and how many were entered.
         self._held: dict[Sequence, list[Block]] = {}
         self._entered: dict[Sequence, int] = {}
@@ -219,13 +223,15 @@ class CachedBlocks(Blocks):
         """Free blocks it takes: new ones, and hits that no sequence holds."""
         if not hits:
             return Blocks.need(self, sequence, tokens)
-        return max(self.blocks(tokens) - len(hits), 0) + sum(not hit.holders for hit in hits)
+        found = sum(not hit.holders for hit in hits)
+        return max(self.blocks(tokens) - len(hits), 0) + found + self.state_blocks
 
     def take(
         self, sequence: Sequence, tokens: int, hits: tuple[Block, ...] = (), known: int = 0
     ) -> None:
         """Give the sequence the hits, and new blocks up to ``tokens`` tokens."""
         size, before = self.block_size, sequence.held
+        states = 0 if before or not tokens else self.state_blocks
         if tokens < before:
             tokens = before
         sequence.held = tokens
@@ -245,7 +251,7 @@ class CachedBlocks(Blocks):
             held.extend(hits)
             self._entered[sequence] = before = len(hits)
         new = total - before
-        self._use(new)
+        self._use(new + states)
         if held is not None and new and len(held) == before:  # none of its own before them
             held.extend(Block(1) for _ in range(min(total, shared) - before))
         if held is not None:
@@ -306,7 +312,7 @@ class CachedBlocks(Blocks):
             self._entered.pop(sequence, None)
             self.sharing.pop(sequence, None)
         first = len(held)
-        own = self.blocks(tokens) - first
+        own = self.blocks(tokens) - first + (self.state_blocks if sequence.held else 0)
         sequence.held = 0
         full = max(known // self.block_size - first, 0)
         self.free += own

@@ -122,6 +122,11 @@ def memory_share_of(policy: PoolPolicy) -> str:
     return str(getattr(policy, "memory_share", "gpu_memory_utilization"))
 
 
+def version_of(policy: Policy | PoolPolicy) -> str:
+    """The version of the engine whose policy this is: attribute ``version``; empty without."""
+    return str(getattr(policy, "version", ""))
+
+
 def cached_blocks_of(policy: PoolPolicy) -> type[CachedBlocks] | type[RadixBlocks]:
     """The policy's blocks with prefix caching: attribute ``cached_blocks``."""
     found: type[CachedBlocks] | type[RadixBlocks] = getattr(policy, "cached_blocks", CachedBlocks)

@@ -174,7 +174,7 @@ class Pool(Scheduler):
         drafts = self.draft_length if self.lookahead else self.most_drafts
         longest = request.prompt_tokens + request.max_tokens - 1 + drafts
         needed = self.blocks.blocks(self.until(min(longest, self.max_length - 1)))
-        most = self.blocks.capacity
+        most = self.blocks.capacity - self.blocks.state_blocks
         if drafts and needed > most:
             return f"needs {needed} KV blocks with its drafts, but the replica holds {most}"
         return Scheduler.refusal(self, request)

@@ -46,8 +46,8 @@ class RadixBlocks(Blocks):
     caching = True
     late = True
 
-    def __init__(self, num_blocks: int, block_size: int) -> None:
-        super().__init__(num_blocks, block_size)
+    def __init__(self, num_blocks: int, block_size: int, state_blocks: int = 0) -> None:
+        super().__init__(num_blocks, block_size, state_blocks)
         self._root = Node(None, Sequence(-1, 1, 1, 0), 0, 0)
         self._ends: dict[Sequence, Node] = {}  # what a running sequence locks ends with this
         self._found = self._root  # by the last lookup

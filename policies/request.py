@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from bisect import bisect_left, insort
 from collections.abc import Callable, Hashable, Iterator, KeysView
 from dataclasses import dataclass, field
@@ -66,6 +67,13 @@ class Request:
                 f"request {self.id}: its only output token is known where its whole prompt was "
                 "computed, so it has nothing to do elsewhere"
             )
+
+
+def release_of(version: str) -> tuple[int, ...]:
+    """``0.33.1rc2`` as 0, 33, 1. Raises ValueError for a text that does not begin with a number."""
+    if not (found := re.match(r"\d+(\.\d+)*", version)):
+        raise ValueError(f"version must begin with a number, as in 0.33, not {version!r}")
+    return tuple(map(int, found[0].split(".")))
 
 
 def check_at_least_1(**values: int) -> None:

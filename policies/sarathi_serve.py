@@ -45,6 +45,7 @@ class SarathiServe:
 
     pooled = True
     ahead = False
+    version = "0.2"  # of vLLM, from which it was forked
     order: Callable[[Sequence], Any] | None = None
     needs: ClassVar = dict.fromkeys(
         ("low_chunk_size", "high_chunk_size", "chunk_schedule_max_tokens", "chunk_schedule_stages"),

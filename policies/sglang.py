@@ -17,7 +17,7 @@ from sarathi_sim.policies.log import LivelockError
 from sarathi_sim.policies.policy import Chunking, named
 from sarathi_sim.policies.pool import Pool
 from sarathi_sim.policies.radix import RadixBlocks, common_tokens
-from sarathi_sim.policies.request import Sequence, check_at_least_1
+from sarathi_sim.policies.request import Sequence, check_at_least_1, release_of
 
 CLIP_MAX_NEW_TOKENS = 4096
 INIT_NEW_TOKEN_RATIO = 0.7
@@ -57,6 +57,7 @@ class Sglang:
     join a prefill batch. A page is a block of the KV cache. While requests decode, new ones are
     looked for every ``scheduler_recv_interval`` iterations only; after a prefill batch at once.
     ``ignore_eos`` says that requests generate all their declared tokens: all are expected.
+    ``version`` is SGLang's: ``data/engines/sglang.yaml`` says what depends on it.
 
     On a prefill worker a request counts as running until its KV was sent. (Source:
     ``managers/scheduler.py``, ``get_num_allocatable_reqs``.)
@@ -87,7 +88,9 @@ class Sglang:
         disable_overlap_schedule: bool = False,
         scheduler_recv_interval: int = 1,
         ignore_eos: bool = False,
+        version: str = "0.5.23",
     ) -> None:
+        release_of(version)
         if chunked_prefill_size is not None and chunked_prefill_size < 1:
             problem = f"must be at least 1 or left empty, not {chunked_prefill_size}"
             raise ValueError(f"chunked_prefill_size {problem}")
@@ -105,6 +108,7 @@ class Sglang:
         self.ahead = not disable_overlap_schedule
         self.scheduler_recv_interval = scheduler_recv_interval
         self.ignore_eos = ignore_eos
+        self.version = version
         self.initial_ratio = min(INIT_NEW_TOKEN_RATIO * schedule_conservativeness, 1.0)
         self.least_ratio = self.initial_ratio * MIN_NEW_TOKEN_RATIO_FACTOR
         self.decay = (self.initial_ratio - self.least_ratio) / NEW_TOKEN_RATIO_DECAY_STEPS

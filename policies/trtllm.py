@@ -196,7 +196,7 @@ class Trtllm:
             hits = () if remote else blocks.lookup(sequence)
             need = blocks.need(sequence, sequence.target, hits)
             if guaranteed:
-                need = _all_blocks(pool, sequence)
+                need = _all_blocks(pool, sequence) + blocks.state_blocks
             alone = pool.vacant and not found
             if sequence.stale or (need > free and not alone):
                 break

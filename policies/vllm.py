@@ -11,7 +11,7 @@ from typing import Any, ClassVar, Literal
 
 from sarathi_sim.policies.policy import Chunking, Longest, named
 from sarathi_sim.policies.pool import Pool
-from sarathi_sim.policies.request import Sequence, check_at_least_1
+from sarathi_sim.policies.request import Sequence, check_at_least_1, release_of
 
 
 def _by_priority(sequence: Sequence) -> Any:
@@ -29,8 +29,9 @@ class Vllm:
     with the lowest priority). It computes its tokens again later. ``watermark`` is the share of
     the blocks that an admission leaves free. ``scheduler_reserve_full_isl`` admits a request only
     if its whole prompt fits. ``async_scheduling`` forms an iteration before the tokens of the last
-    one are known; under pipeline parallelism this is Model Runner V2. ``version`` is vLLM's: under
-    ``priority``, 0.33 still serves the requests behind one that preempted itself.
+    one are known; under pipeline parallelism this is Model Runner V2. ``version`` is vLLM's
+    (``data/engines/vllm.yaml`` says what depends on it): under ``priority``, from 0.33 on the
+    requests behind one that preempted itself are still served.
     """
 
     pooled = True
@@ -53,8 +54,8 @@ class Vllm:
         scheduling_policy: Literal["fcfs", "priority"] = "fcfs",
         watermark: float = 0.0,
         scheduler_reserve_full_isl: bool = True,
-        async_scheduling: bool = False,
-        version: Literal["0.32", "0.33"] = "0.32",
+        async_scheduling: bool = True,
+        version: str = "0.33",
     ) -> None:
         check_at_least_1(max_num_batched_tokens=max_num_batched_tokens, max_num_seqs=max_num_seqs)
         if not 0 <= watermark < 1:
@@ -70,6 +71,7 @@ class Vllm:
         self.scheduler_reserve_full_isl = scheduler_reserve_full_isl
         self.ahead = async_scheduling
         self.version = version
+        self.ends_with_own_preemption = release_of(version) < (0, 33)
         self.order: Callable[[Sequence], Any] | None = (
             _by_priority if scheduling_policy == "priority" else None
         )
@@ -147,7 +149,7 @@ class Vllm:
                 pool.run(sequence, tokens)
                 budget -= tokens + slots
                 continue
-            if self.order is None or self.version == "0.32":
+            if self.order is None or self.ends_with_own_preemption:
                 break
         return budget, preempted
 

@@ -34,6 +34,8 @@ class VllmV0(Vllm):
             max_num_seqs,
             long_prefill_token_threshold=max_num_batched_tokens,
             watermark=watermark,
+            async_scheduling=False,
+            version="0.8",
         )
 
     def plan(self, pool: Pool) -> bool:

@@ -20,6 +20,7 @@ from sarathi_sim.experiments.config.drafts import (
     scenario_of_drafter,
     speculation_note,
 )
+from sarathi_sim.experiments.config.engine_version import of_its_version, running_of, with_running
 from sarathi_sim.experiments.config.inputs import (
     device_of,
     host_of,
@@ -61,6 +62,7 @@ from sarathi_sim.policies.policy import (
     memory_share_of,
     of_micro_batches,
     refusal_of,
+    version_of,
 )
 from sarathi_sim.policies.pool import Pool, PoolPolicy
 from sarathi_sim.policies.request import Request, Sequence
@@ -184,7 +186,13 @@ class Deployment:
         count = count or cluster.replicas * cluster.dp
         assert batching.max_batch and batching.max_in_flight and cluster.max_length
         if self.scenario.kv_cache is not None:
-            pools = pools_of(self.scenario, cluster.max_length, self.requests, count)
+            pools = pools_of(
+                self.scenario,
+                cluster.max_length,
+                self.requests,
+                count,
+                self.memory.state_blocks if self.memory is not None else 0,
+            )
             if self.scenario.speculation is not None:
                 for pool in pools:
                     pool.endings = OutputLengths(acceptance_of(self.scenario, self.model))
@@ -442,12 +450,13 @@ def deploy(
     max_length = scenario.cluster.max_length or model.max_position_embeddings
     scenario = scenario.having("cluster", max_length=max_length, layers_per_stage=list(layers))
     numbers = number_bytes_of(scenario, model, device, source)
+    scenario, notes = of_its_version(scenario)
     check_policy(scenario, source)
     drafter = drafter_of(scenario, model, source)
     # 2. The requests.
     check_memory(workload_needs(scenario), scenario, source)
     requests = requests_of(scenario, max_length, source)
-    notes = requests.notes if isinstance(requests, Traffic) else []
+    notes = [*notes, *(requests.notes if isinstance(requests, Traffic) else [])]
     if len(scenario.device) > len(given):
         notes.append(f"device: {given} is {scenario.device}")
     # 3. The memory beside the weights: KV cache and batch size.
@@ -483,12 +492,14 @@ def deploy(
     memory = room.memory if counted else None
     caching = room.kv_cache is not None and bool(room.kv_cache.prefix_caching)
     holder = "replica" if scenario.cluster.dp == 1 else "rank"
-    notes[:0] = [*_notes(max_length, limits, ops, kept, memory, caching, holder), *said]
+    of_room = (memory, caching, holder, room.note)
+    notes[:0] = [*_notes(max_length, limits, ops, kept, *of_room), *said]
     if spec is not None:
         notes.append(speculation_note(scenario, model, drafter))
         if drafting is not None and spec.method == DRAFT_MODEL:
             notes.append(f"op times of the draft model: {provenance(drafting.meta)}")
     # 5. The deployment. This machine must be able to simulate it, and it must serve a request.
+    scenario = with_running(scenario, room.max_batch)
     scenario = scenario.having("batching", max_batch=room.max_batch, max_in_flight=room.in_flight)
     scenario = scenario.model_copy(update={"engine": engine, "kv_cache": room.kv_cache})
     inputs = (model, device, layers, room.tokens, requests, ops, digest)
@@ -683,13 +694,14 @@ def _beside(
 @dataclass(frozen=True)
 class Room:
     """The capacity of a replica: KV ``tokens``, ``in_flight`` micro-batches of ``max_batch``
-    sequences each; the paged cache, and the breakdown of a GPU's memory."""
+    sequences each; the paged cache, and the breakdown of a GPU's memory; and what to say of it."""
 
     tokens: int
     max_batch: int
     in_flight: int
     kv_cache: KvCache | None = None
     memory: EngineMemory | None = None
+    note: str = ""
 
 
 def _room(
@@ -720,11 +732,12 @@ def _room(
             cache.activation_bytes,
             cache.non_torch_bytes,
             cache.cuda_graph_bytes,
+            version_of(policy),
         )
         memory = engine_memory(*on, cache.block_size, setting, share, step, numbers, kept, beside)
-        blocks = cache.num_blocks or memory.num_blocks
-        if max_length > max(blocks, memory.num_blocks) * cache.block_size:
-            max_batch((memory.num_blocks - 1) * cache.block_size, max_length)
+        blocks, states = cache.num_blocks or memory.num_blocks, memory.state_blocks
+        if max_length > (max(blocks, memory.num_blocks) - states) * cache.block_size:
+            max_batch((memory.num_blocks - 1 - states) * cache.block_size, max_length)
     except CapacityError as error:
         key = "kv_cache" if is_pooled(policy) else "cluster"
         raise source.error(key, None, str(error)) from None
@@ -733,8 +746,9 @@ def _room(
         raise source.error("kv_cache.num_blocks", blocks, problem)
     tokens = (blocks - 1) * cache.block_size  # one is the null block
     in_flight = pool_settings(scenario, policy, max_length)["max_in_flight"]
+    running, note = running_of(scenario, policy, cache, memory, source)
     cache = cache.model_copy(update={"num_blocks": blocks})
-    return Room(tokens, policy.max_num_seqs, in_flight, cache, memory)
+    return Room(tokens, running, in_flight, cache, memory, note)
 
 
 def _reserved(scenario: Scenario, tokens: int, max_length: int, source: Source) -> Room:
@@ -783,6 +797,7 @@ def _notes(
     memory: EngineMemory | None,
     caching: bool,
     holder: str,
+    states: str,
 ) -> list[str]:
     """Messages about a deployment for the user; ``memory`` if its blocks were computed here, those
     of a ``holder``: a replica, or a rank."""
@@ -795,9 +810,11 @@ def _notes(
     if ops.model.recurrent is not None:
         full = len(ops.model.kinds["attention"])
         notes.append(
-            f"recurrent layers: {full} of {ops.model.num_layers} layers have a KV cache; with the "
-            f"others' states it takes {kept:.0%} of what a cache in all layers would"
+            states
+            or f"recurrent layers: with their states the KV cache takes {kept:.0%} of what "
+            "one in all layers would"
         )
+        notes[-1] += f"; {full} of {ops.model.num_layers} layers have a KV cache"
         if caching:
             notes.append(
                 "prefix caching: a hit counts at any block; engines keep recurrent states only at "
@@ -839,7 +856,11 @@ def pool_settings(scenario: Scenario, policy: PoolPolicy, max_length: int) -> di
 
 
 def pools_of(
-    scenario: Scenario, max_length: int, requests: Collection[Request], count: int = 1
+    scenario: Scenario,
+    max_length: int,
+    requests: Collection[Request],
+    count: int = 1,
+    state_blocks: int = 0,
 ) -> list[Pool]:
     """Fresh pools that serve these requests in the simulator; their blocks are counted."""
     pools, cache = [], scenario.kv_cache
@@ -847,7 +868,7 @@ def pools_of(
         policy = scenario.policy.build()
         assert is_pooled(policy) and cache is not None and cache.num_blocks
         kind = cached_blocks_of(policy) if cache.prefix_caching else Blocks
-        blocks = kind(cache.num_blocks, cache.block_size)
+        blocks = kind(cache.num_blocks, cache.block_size, state_blocks)
         if cache.prompts_cached:
             for r in requests:
                 own = Sequence(r.id, r.prompt_tokens, r.max_tokens, 0, prefix=r.prefix)

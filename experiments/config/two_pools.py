@@ -103,6 +103,7 @@ def pool_of(scenario: Scenario, pool: str, source: Source) -> tuple[Scenario, Po
     assert given is not None
     own: dict[str, Any] = getattr(given, pool)
     usual = _usual(scenario.model_dump(exclude={"disaggregation"}), pool)
+    usual["policy"] = scenario.policy.model_dump(exclude_unset=True)
     engine = HANDOVERS.get(str(get(merge(usual, own), ("policy", "name"))))
     if pool == "decode" and engine is not None and not engine.decode_caches:
         usual = assign(usual, ("kv_cache", "prefix_caching"), False)

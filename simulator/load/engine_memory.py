@@ -3,7 +3,8 @@ a serving engine's own formula, part by part.
 
 At its start an engine measures the memory that is not KV cache. Weights follow from the model. The
 peak of a forward pass, and the memory outside of torch, are assumed here unless given; the engine
-prints both (vLLM: "PyTorch activation peak memory takes ...; non_torch_memory takes ...").
+prints both (vLLM: "PyTorch activation peak memory takes ...; non_torch_memory takes ..."). What
+depends on the engine's version is in ``data/engines``.
 
 Sources: vLLM 0.8.3 and 0.19 ``gpu_worker.py``, ``determine_available_memory``; SGLang
 ``model_runner.py``, ``profile_max_num_token``; TensorRT-LLM ``_util.py``, ``KvCacheCreator``.
@@ -18,7 +19,8 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from sarathi_sim.profiler.facts.device import DeviceSpec
-from sarathi_sim.profiler.facts.formats import STACKS, TWO_BYTES, NumberBytes, Stack
+from sarathi_sim.profiler.facts.engines import engine_facts
+from sarathi_sim.profiler.facts.formats import TWO_BYTES, NumberBytes, Stack
 from sarathi_sim.profiler.facts.model import LayerParameters, ModelSpec
 from sarathi_sim.profiler.storage.strict import UserError
 from sarathi_sim.simulator.loop.records import Floats
@@ -149,37 +151,26 @@ def max_batch(capacity_tokens: int, max_length: int, micro_batches: int = 1) -> 
     return total // micro_batches
 
 
-#: Bytes of a logit: as a number; and where a sampler sorts rows: as bf16 (2) and fp32 (4), sorted
-#: values and indices (12), the indices that CUB's segmented sort is given (8), its buffer (12).
-#: Start-up logs agree: Llama-3-8B with 256 sequences 1.26 GiB (vllm-project/vllm, pull 10511), with
-#: 1,024 sequences 4.76 GiB (llm-d-planner).
-FP32, SORTED_LOGIT = 4, 38
-#: Memory outside of torch on one GPU. With TP 1: 0.13 to 0.14 GiB (llm-d-planner). With TP > 1 it
-#: holds NCCL's buffers: 2.10 GiB (8 x A100 40 GB, vLLM V0; llm-d-planner, vLLM 0.19).
-NON_TORCH_ALONE, NON_TORCH_SHARDED = 0.14 * 2**30, 2.10 * 2**30
-
-
 @dataclass(frozen=True)
 class Share:
     """The engine's setting for its share of a GPU's memory.
 
     ``of_rest``: it is a share of the memory left by weights, activations and other parts.
-    ``keeps_peak``: activations must fit into the memory outside of the share. At the peak of
-    sampling each logit takes ``sampler_bytes``.
+    ``keeps_peak``: activations must fit into the memory outside of the share.
     """
 
+    engine: Stack
     of_rest: bool = False
     keeps_peak: bool = False
-    sampler_bytes: int = FP32
 
 
 SHARES = {
-    "gpu_memory_utilization": Share(sampler_bytes=SORTED_LOGIT),  # vLLM, Sarathi-Serve
-    "mem_fraction_static": Share(keeps_peak=True),  # SGLang
-    "free_gpu_memory_fraction": Share(of_rest=True),  # TensorRT-LLM
+    "gpu_memory_utilization": Share("vllm"),  # Sarathi-Serve, too
+    "mem_fraction_static": Share("sglang", keeps_peak=True),
+    "free_gpu_memory_fraction": Share("trtllm", of_rest=True),
 }
 #: The setting of each stack's engine.
-STACK_SHARES: dict[Stack, str] = dict(zip(STACKS, SHARES, strict=True))
+STACK_SHARES: dict[Stack, str] = {rule.engine: setting for setting, rule in SHARES.items()}
 
 
 @dataclass(frozen=True)
@@ -188,7 +179,11 @@ class EngineMemory:
 
     ``share`` of ``total_bytes`` is taken by the rule of ``setting``. ``assumed`` names the parts
     that were neither given nor measured. ``cuda_graph_bytes`` count in vLLM from 0.21 on; other
-    engines capture their graphs in the memory outside of the share.
+    engines capture their graphs in the memory outside of the share. Of what is outside of torch
+    ``collectives_bytes`` are those of NCCL and the like. A sequence of a model with recurrent
+    layers has states of ``state_bytes``. They have a pool of their own, the share ``state_pool``
+    of the cache (SGLang), or take blocks of it (0), which vLLM sizes so that one holds a state of
+    as many recurrent layers as there are with attention: ``state_page`` bytes.
     """
 
     setting: str
@@ -200,10 +195,14 @@ class EngineMemory:
     block_bytes: float
     assumed: tuple[str, ...]
     cuda_graph_bytes: float = 0.0
+    collectives_bytes: float = 0.0
+    state_bytes: float = 0.0
+    state_pool: float = 0.0
+    state_page: float = 0.0
 
     @property
-    def kv_bytes(self) -> float:
-        """The bytes that the engine's formula leaves for the KV cache."""
+    def cache_bytes(self) -> float:
+        """The bytes that the engine's formula leaves for the KV cache and for states."""
         rule = SHARES[self.setting]
         if rule.keeps_peak:
             return self.share * (self.total_bytes - self.non_torch_bytes) - self.weight_bytes
@@ -212,6 +211,28 @@ class EngineMemory:
         if rule.of_rest:
             return self.share * (self.total_bytes - taken)
         return self.share * self.total_bytes - taken
+
+    @property
+    def states(self) -> int | None:
+        """The states in a pool of their own; None without one."""
+        if not self.state_pool:
+            return None
+        return max(int(self.state_pool * self.cache_bytes // self.state_bytes), 0)
+
+    @property
+    def most_states(self) -> int:
+        """The blocks of vLLM's size, one of which each running sequence needs for its states."""
+        return max(int(self.cache_bytes // self.state_page), 0) if self.state_page else 0
+
+    @property
+    def state_blocks(self) -> int:
+        """The blocks that the states of a sequence take; 0 where they have a pool."""
+        return 0 if self.state_pool else -int(-self.state_bytes // self.block_bytes)
+
+    @property
+    def kv_bytes(self) -> float:
+        """The bytes of the KV cache."""
+        return (1 - self.state_pool) * self.cache_bytes
 
     @property
     def num_blocks(self) -> int:
@@ -246,14 +267,17 @@ class EngineMemory:
             ),
         ]
         if "outside of torch" in self.assumed:
-            nccl = self.non_torch_bytes - NON_TORCH_ALONE
-            found.append(("CUDA context", NON_TORCH_ALONE, "assumed: engines' logs"))
+            nccl, logs = self.collectives_bytes, "assumed: engines' logs"
+            found.append(("CUDA context", self.non_torch_bytes - nccl, logs))
             if nccl > 0:
-                found.append(("NCCL buffers", nccl, "assumed: engines' logs"))
+                found.append(("NCCL buffers", nccl, logs))
         else:
             found.append(("outside of torch", self.non_torch_bytes, "given"))
         if self.cuda_graph_bytes:
             found.append(("CUDA graphs", self.cuda_graph_bytes, "given"))
+        if self.states is not None:
+            held = self.states * self.state_bytes
+            found.append(("states", held, f"computed: {self.states:,} sequences' states"))
         cache = self.num_blocks * self.block_bytes
         rest = self.total_bytes - sum(size for _, size, _ in found[1:]) - cache
         blocks = f"computed: {self.num_blocks:,} blocks by {self.setting} {self.share:g}"
@@ -268,18 +292,23 @@ class EngineMemory:
             for name, size, origin in parts[:-2]
         )
         whole = f"{self.setting} {self.share:g} of {total / 1e9:.2f} GB ({how})"
+        if self.collectives_bytes and "outside of torch" in self.assumed:
+            listed += "; kv_cache.non_torch_bytes sets context and buffers"
         return f"{whole}; {listed}; {parts[-1][1] / 1e9:.2f} GB left over"
 
 
 @dataclass(frozen=True)
 class Step:
-    """The size of a forward pass: tokens, and sampled rows; its bytes if given, or None."""
+    """The size of a forward pass: tokens, and sampled rows; its bytes if given, or None; and the
+    engine's ``version`` (empty: the newest known) and ``sampler`` (empty: its own)."""
 
     tokens: int
     sequences: int
     activation_bytes: float | None = None
     non_torch_bytes: float | None = None
     cuda_graph_bytes: float = 0.0
+    version: str = ""
+    sampler: str = ""
 
 
 class DrafterBytes(NamedTuple):
@@ -320,12 +349,17 @@ def engine_memory(
 ) -> EngineMemory:
     """The memory of a GPU of the fullest stage under the engine's formula.
 
-    A share ``kept`` of the tokens is in the cache (:func:`kept_share`). The last stage has a
-    drafter ``beside`` its layers. Raises :class:`CapacityError` where not even two blocks fit.
+    A share ``kept`` of the tokens is in the cache (:func:`kept_share`) of a model with windows;
+    states of recurrent layers are counted by the sequence. The last stage has a drafter ``beside``
+    its layers. Raises :class:`CapacityError` where not even two blocks fit.
     """
+    facts, version = engine_facts(SHARES[setting].engine), step.version
+    alone, collectives = 2**30 * facts.at("alone_gib", version), 0.0
+    if tp * numbers.dp > 1:  # ranks of data-parallel attention gather tokens for their experts
+        collectives = 2**30 * facts.at("collectives_gib", version)
     non_torch = step.non_torch_bytes
     if non_torch is None:
-        non_torch = NON_TORCH_SHARDED if tp > 1 else NON_TORCH_ALONE
+        non_torch = alone + collectives
     assumed = [
         name
         for name, given in (
@@ -335,15 +369,19 @@ def engine_memory(
         )
         if given is None
     ]
+    ratio = 0.0
+    if model.recurrent is not None and SHARES[setting].keeps_peak:
+        ratio = facts.at("state_ratio", version)
     found = []
-    cached = block_size * model.cached_bytes(tp, numbers.kv)
-    for stage, count in enumerate(layers):
+    for stage in range(len(layers)):
         peak = step.activation_bytes
         if peak is None:
-            last = stage == len(layers) - 1
-            peak = _peak_bytes(SHARES[setting], model, tp, step, numbers.activation, last=last)
+            logit = facts.at("logit_bytes", version, sampler=step.sampler)
+            logit *= stage == len(layers) - 1
+            peak = _peak_bytes(model, tp, step, numbers.activation, logit)
         weights = stage_weight_bytes(model, layers, stage, numbers, tp)
-        block = count * (cached if kept == 1 else kept * cached)
+        own = range(sum(layers[:stage]), sum(layers[: stage + 1]))
+        block, states, page = _cached(model, own, tp, block_size, numbers, kept)
         if stage == len(layers) - 1:
             weights += beside.weights
             block += beside.token * block_size
@@ -358,6 +396,10 @@ def engine_memory(
                 block_bytes=block,
                 assumed=tuple(assumed),
                 cuda_graph_bytes=step.cuda_graph_bytes,
+                collectives_bytes=collectives,
+                state_bytes=states,
+                state_pool=ratio / (1 + ratio),
+                state_page=page,
             )
         )
     fullest = min(found, key=lambda memory: memory.num_blocks)
@@ -370,10 +412,32 @@ def engine_memory(
     return fullest
 
 
-def _peak_bytes(
-    rule: Share, model: ModelSpec, tp: int, step: Step, dtype_bytes: int, *, last: bool
-) -> float:
-    """The peak memory: a layer's widest tensors, or on the last stage logits during sampling.
+def _cached(
+    model: ModelSpec,
+    layers: range,
+    tp: int,
+    block_size: int,
+    numbers: NumberBytes,
+    kept: float,
+) -> tuple[float, float, float]:
+    """Bytes of a block of these layers, of a sequence's states, and of vLLM's block for a state: as
+    many tokens of 16 that the state of a layer fits, in as many layers as there are with
+    attention."""
+    cached = block_size * model.cached_bytes(tp, numbers.kv)
+    if model.recurrent is None:
+        return len(layers) * (cached if kept == 1 else kept * cached), 0.0, 0.0
+    full, rest = (len(model.kinds[k].intersection(layers)) for k in ("attention", "recurrent"))
+    full, state = max(full, 1), model.recurrent.state_bytes(tp)
+    return float(full * cached), float(rest * state), float(min(full, rest) * _up(state, cached))
+
+
+def _up(size: int, unit: int) -> int:
+    return -(-size // unit) * unit
+
+
+def _peak_bytes(model: ModelSpec, tp: int, step: Step, dtype_bytes: int, logit_bytes: int) -> float:
+    """The peak memory: a layer's widest tensors, or logits during sampling, of ``logit_bytes`` each
+    (0: no logits on this stage).
 
     The ranks gather whole rows of logits. Meanwhile the pass's hidden states stay in memory.
     """
@@ -386,7 +450,6 @@ def _peak_bytes(
         inner = max(inner, model.experts.top_k * each)
     row = dtype_bytes * model.hidden_size
     forward = step.tokens * (2 * row + dtype_bytes * inner)
-    if not last:
-        return float(forward)
     sampled = min(step.sequences, step.tokens)
-    return float(max(forward, step.tokens * row + rule.sampler_bytes * sampled * model.vocab_size))
+    logits = step.tokens * row + logit_bytes * sampled * model.vocab_size
+    return float(max(forward, logits if logit_bytes else 0))

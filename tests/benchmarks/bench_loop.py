@@ -71,7 +71,12 @@ def test_a_step_of_64_ranks(benchmark: Any) -> None:
     def served(ranks: int) -> Records:
         requests = [Request(i, 0.0, 16, 1500, 1500) for i in range(32 * ranks)]
         pools = [
-            Pool(Vllm(2048, 64), Blocks(4000, 16), max_in_flight=1, max_length=2048)
+            Pool(
+                Vllm(2048, 64, async_scheduling=False),
+                Blocks(4000, 16),
+                max_in_flight=1,
+                max_length=2048,
+            )
             for _ in range(ranks)
         ]
         predict = deployment.predictor if ranks == 1 else times

@@ -75,14 +75,14 @@ def test_every_topic_has_a_line() -> None:
 def test_settings_at_their_default_are_listed() -> None:
     said = lines(deployed())["engine"]
     for default in (
-        *("async_scheduling off", "prefix_caching on", "gpu_memory_utilization 0.9"),
+        *("async_scheduling on", "version 0.33", "prefix_caching on", "gpu_memory_utilization 0.9"),
         *("CUDA graphs up to 512 tokens", "expert_parallel off", "max_num_batched_tokens 2048"),
     ):
         assert default in said
     assert "max_num_seqs" not in said
     given = lines(
         deployed(
-            policy__async_scheduling=True,
+            policy__async_scheduling=False,
             kv_cache={"prefix_caching": False, "gpu_memory_utilization": 0.8},
             cluster__expert_parallel=True,
         )

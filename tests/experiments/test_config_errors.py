@@ -176,9 +176,9 @@ def test_a_cache_too_small_for_a_sequence_says_how_many_tokens_it_holds() -> Non
         "kv_cache: {gpu_memory_utilization: 0.95}, cluster: {max_length: %s}}"
     )
     (short,) = deployed(config % 4096).values()
-    assert short.kv_capacity == 49_664
+    assert short.kv_capacity == 54_528
     text = message(config % 131072)
-    assert "holds 49664 tokens, too few for a sequence of 131072: lower max_length to at m" in text
+    assert "holds 54528 tokens, too few for a sequence of 131072: lower max_length to at m" in text
     assert "a larger tp where its all-reduces were measured" in text
 
 

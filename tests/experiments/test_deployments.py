@@ -167,7 +167,7 @@ workload:
   lengths: {kind: uniform, min: 200, max: 600}
   pd_ratio: 1
 cluster: {max_length: 1024}
-policy: {name: vllm, max_num_batched_tokens: 512, max_num_seqs: 16}
+policy: {name: vllm, max_num_batched_tokens: 512, max_num_seqs: 16, async_scheduling: false}
 scenarios:
   enough: {}
   few: {kv_cache: {num_blocks: 120}}

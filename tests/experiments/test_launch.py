@@ -40,10 +40,10 @@ WORKLOAD = {"requests": 4, "lengths": {"kind": "fixed", "prompt": 200, "decode":
 OTHERWISE: dict[str, dict[str, Any]] = yaml.safe_load("""
 vllm: {max_num_batched_tokens: 8192, max_num_seqs: 17, long_prefill_token_threshold: 512,
   adaptive_threshold: true, enable_chunked_prefill: false, scheduling_policy: priority,
-  watermark: 0.0625, scheduler_reserve_full_isl: false, async_scheduling: true, version: "0.33"}
+  watermark: 0.0625, scheduler_reserve_full_isl: false, async_scheduling: false, version: "0.32"}
 sglang: {chunked_prefill_size: null, max_prefill_tokens: 4096, max_running_requests: 17,
   schedule_conservativeness: 0.3, schedule_policy: lpm, enable_mixed_chunk: true,
-  disable_overlap_schedule: true, scheduler_recv_interval: 3, ignore_eos: true}
+  disable_overlap_schedule: true, scheduler_recv_interval: 3, ignore_eos: true, version: "0.5.22"}
 trtllm: {max_num_tokens: 4096, max_batch_size: 17, capacity_scheduler_policy: max_utilization,
   enable_chunked_prefill: true, batch_wait_timeout_iters: 5, batch_wait_max_tokens_ratio: 0.5,
   disable_overlap_scheduler: true, enable_balance: true, timeout_iters: 9, batching_wait_iters: 2}

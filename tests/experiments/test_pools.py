@@ -235,7 +235,7 @@ def test_the_summary_counts_both_pools() -> None:
     rest = table["ttft_s"] - frontend_s - parts
     steps = analysis.iterations[analysis.iterations["replica"] == 2]
     longest = (steps["finish_s"] - steps["start_s"]).max()
-    assert (rest > 0).all() and (rest <= 2 * longest).all()  # one under way, then its own
+    assert (rest > 0).all() and (rest <= 3 * longest).all()  # one under way, one ahead, its own
     for name in ("prefill_s", "slot_s", "transfer_s"):
         assert summary[name]["mean"] == pytest.approx(table[name].mean())
     # What the decode pool computes takes as much longer there as its GPUs' peak is lower.

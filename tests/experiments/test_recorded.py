@@ -36,7 +36,7 @@ model: llama-3-8b
 device: a100-80g-sxm
 workload: {requests: 1, lengths: {kind: fixed, prompt: 1, decode: 1}}
 cluster: {max_length: 1024}
-policy: {name: vllm, max_num_batched_tokens: 512, max_num_seqs: 16}
+policy: {name: vllm, max_num_batched_tokens: 512, max_num_seqs: 16, async_scheduling: false}
 kv_cache: {num_blocks: 400}
 """
 TICKS = "t,prompt_throughput,gen_throughput,running,waiting,kv_cache_pct\n"

@@ -55,7 +55,7 @@ CONFIG: dict[str, Any] = {
     "kv_cache": {"num_blocks": 2000, "prefix_caching": False},
 }
 POLICIES = {
-    "vllm": {"name": "vllm"},
+    "vllm": {"name": "vllm", "async_scheduling": False},
     "vllm_async": {"name": "vllm", "async_scheduling": True},
     "sglang": {"name": "sglang"},
     "trtllm": {"name": "trtllm"},

@@ -67,11 +67,11 @@ def test_details_are_those_of_a_run(write_config: Write) -> None:
     text = say("--model", "llama-3.3-70b", "--device", "h100-80g-sxm", "--json")
     found = {(c["stack"], c["dtype"]): c for c in json.loads(text)["cells"]}
     fp8 = found["vllm", "fp8"]
-    assert fp8["runs"] and fp8["smallest"] == {"tp": 2, "pp": 1}
+    assert fp8["runs"] and fp8["smallest"] == {"tp": 1, "pp": 1}
     assert "nvfp4" in next(iter(found["vllm", "nvfp4"]["refused"]))
     config = "name: s\nmodel: llama-3.3-70b\ndevice: h100-80g-sxm\nstack: vllm\ndtype: fp8\n"
     config += "workload: {requests: 1, lengths: {kind: uniform, min: 9, max: 9}, pd_ratio: 2}\n"
-    config += "cluster: {tp: 2}\npolicy: {name: vllm}\nscenarios: {a: {}}\n"
+    config += "cluster: {tp: 1, max_length: 4096}\npolicy: {name: vllm}\nscenarios: {a: {}}\n"
     run = deploy_all(load_experiment(write_config(config)))["a"]
     meta = run.ops.meta
     assert meta.kernels is not None and run.memory is not None

@@ -145,7 +145,7 @@ def test_after_a_request_that_preempts_itself(
     """
     rows = [(0, 5, 0), (1, 6, 2), (2, 2, 1)]
     zero, one, two = (Request(id, 0.0, prompt, 6, 6, level) for id, prompt, level in rows)
-    policy = Vllm(64, 8, scheduling_policy="priority", version=version)
+    policy = Vllm(64, 8, scheduling_policy="priority", version=version, async_scheduling=False)
     steps = schedule(policy, {0: [zero, one], 1: [two]}, blocks=5)
     assert decodes(steps)[:4] == [[], [0, 1], [0, 1, 2], served]
     assert [step.preempted for step in steps[:4]] == [[], [], [], [1]]
@@ -167,7 +167,7 @@ def sizes(policy: Vllm, requests: int, iterations: int) -> list[int]:
 
 def test_micro_batches_share_the_requests() -> None:
     """V1 takes all at once, and its second micro-batch stays empty; V0 has five in each."""
-    assert sizes(Vllm(2048, 256), 10, 4)[:5] == [10, 0, 10, 0, 10]
+    assert sizes(Vllm(2048, 256, async_scheduling=False), 10, 4)[:5] == [10, 0, 10, 0, 10]
     assert sizes(VllmV0(2048, 256), 10, 4) == [5, 5, 5, 5, 5]
     assert sizes(VllmV0(2048, 256), 1, 2)[0] == 1
 
@@ -671,4 +671,6 @@ def test_it_is_vllm_for_a_single_user() -> None:
 
     arrivals = {at: [request(at, 5 + at, 7, 9)] for at in range(0, 12, 2)}
     keys = {"max_num_batched_tokens": 12, "max_num_seqs": 3}
-    assert schedule(Fair(**keys), arrivals, blocks=9) == schedule(Vllm(**keys), arrivals, blocks=9)
+    assert schedule(Fair(**keys), arrivals, blocks=9) == schedule(
+        Vllm(**keys, async_scheduling=False), arrivals, blocks=9
+    )

@@ -294,7 +294,7 @@ def test_vllm_promises_blocks_to_requests_whose_kv_is_on_its_way() -> None:
     """``Scheduler.schedule``: ``reserved_blocks`` are what loads and prompts under way still need.
     Of six blocks the first two requests hold four, and need one more each for their last token."""
     requests = [asked(i, prompt, 3, computed=prompt - 1) for i, prompt in enumerate([9, 9, 5])]
-    hand = Hand(Vllm(), 6, 4, requests)
+    hand = Hand(Vllm(async_scheduling=False), 6, 4, requests)
     assert hand.step() is None
     assert (hand.reserved(), hand.free, hand.pool.holding) == ([0, 1], 2, 2)
     assert hand.step() is None, "nothing has arrived"
@@ -314,7 +314,7 @@ def test_vllm_promises_blocks_to_requests_whose_kv_is_on_its_way() -> None:
 def test_vllm_serves_arrived_requests_first_but_only_so_many() -> None:
     """``kv_holding_waiting`` is drained before ``waiting``, and counts for no slot."""
     requests = [asked(0, 6, 2, computed=5), asked(1, 6, 2, computed=5), asked(2, 3, 1)]
-    hand = Hand(Vllm(max_num_seqs=1), 20, 4, requests)
+    hand = Hand(Vllm(max_num_seqs=1, async_scheduling=False), 20, 4, requests)
     assert hand.step() == ([(2, 3, 0)], [])  # it overtakes those whose KV is on its way
     assert hand.reserved() == [0, 1]
     hand.pool.received([1, 0])
@@ -324,7 +324,7 @@ def test_vllm_serves_arrived_requests_first_but_only_so_many() -> None:
 
 
 def test_vllm_computes_what_does_not_come() -> None:
-    hand = Hand(Vllm(), 6, 4, [asked(0, 9, 2, computed=8)])
+    hand = Hand(Vllm(async_scheduling=False), 6, 4, [asked(0, 9, 2, computed=8)])
     assert hand.step() is None
     assert hand.reserved() == [0]
     hand.pool.failed([0])
@@ -337,7 +337,11 @@ def test_vllm_computes_what_does_not_come() -> None:
 
 @pytest.mark.parametrize(
     "policy",
-    [Vllm(), Trtllm(disable_overlap_scheduler=True), Sglang(disable_overlap_schedule=True)],
+    [
+        Vllm(async_scheduling=False),
+        Trtllm(disable_overlap_scheduler=True),
+        Sglang(disable_overlap_schedule=True),
+    ],
 )
 def test_a_prefill_worker_holds_what_it_sends(policy: PoolPolicy) -> None:
     """vLLM: ``request_finished`` returns True, and the blocks are freed on ``finished_sending``.

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from sarathi_sim.policies.batch import Batch
 from sarathi_sim.policies.endings import Acceptance, OutputLengths
 from sarathi_sim.policies.fair import Fair
-from sarathi_sim.policies.kv import Blocks
+from sarathi_sim.policies.kv import Blocks, CachedBlocks
 from sarathi_sim.policies.log import LivelockError
 from sarathi_sim.policies.policy import cached_blocks_of
 from sarathi_sim.policies.pool import Pool, PoolPolicy
@@ -65,6 +65,7 @@ class PoolSystem(Surroundings):
     lookahead: int = 0
     draft_slots: int = 0
     acceptance: Acceptance | None = None
+    state_blocks: int = 0
 
     @property
     def depth(self) -> int:
@@ -75,7 +76,7 @@ class PoolSystem(Surroundings):
         return [
             kind(
                 self.policy,
-                blocks(self.num_blocks, self.block_size),
+                blocks(self.num_blocks, self.block_size, self.state_blocks),
                 max_in_flight=self.depth,
                 max_length=self.max_length,
                 stages=len(self.layers),
@@ -118,6 +119,7 @@ class PoolSystem(Surroundings):
             draft_length=self.draft_length,
             lookahead=self.lookahead,
             draft_slots=self.draft_slots,
+            state_blocks=self.state_blocks,
             acceptance=self.acceptance or (lambda *_: 0),
             **self._around(),
         )
@@ -248,13 +250,18 @@ def pool_systems(
         until = min(shared, prompt + output - 1)
         prefix = ((("group", group), until),) if group and until else ()
         requests.append(Request(i, at, prompt, output, output + slack, priority, prefix))
+    policy = draw(policies)
     return PoolSystem(
-        draw(policies),
+        policy,
         # So few that some requests can never fit.
         num_blocks=draw(st.sampled_from([16, 26, 40, 200])),
         block_size=draw(st.sampled_from([1, 3, 4])),
         caching=draw(st.booleans()),
         max_in_flight=draw(st.sampled_from([None, None, None, 1, 2])),
         requests=requests,
+        # (A radix tree has a pool of states beside it.)
+        state_blocks=draw(st.sampled_from([0, 0, 2]))
+        if cached_blocks_of(policy) is CachedBlocks
+        else 0,
         **draw(surroundings()),
     )

@@ -352,7 +352,9 @@ def two_requests_in_five_blocks(output_tokens: int = 3) -> tuple[Records, Pool]:
        5  request 1 decodes on 5 tokens: its third
     """
     requests = [Request(0, 0.0, 4, 4, 6), Request(1, 0.0, 4, output_tokens, 6)]
-    scheduler = pool(Vllm(max_num_batched_tokens=8, max_num_seqs=4), Blocks(6, 2))
+    scheduler = pool(
+        Vllm(max_num_batched_tokens=8, max_num_seqs=4, async_scheduling=False), Blocks(6, 2)
+    )
     return simulate(requests, [scheduler], a_second, (1,)), scheduler
 
 
@@ -425,7 +427,7 @@ def test_recomputation_that_yields_the_last_token_is_a_gap() -> None:
 
 def test_a_prompt_is_found_in_the_cache_within_the_same_iteration() -> None:
     requests = [Request(i, 0.0, 6, 1, 1, prefix=(("same", 6),)) for i in range(2)]
-    scheduler = pool(Vllm(max_num_batched_tokens=16), CachedBlocks(20, 2))
+    scheduler = pool(Vllm(max_num_batched_tokens=16, async_scheduling=False), CachedBlocks(20, 2))
     log = served(requests, scheduler)
     # Of 6 tokens the last must be computed, so at most 5, hence 2 blocks, are found.
     assert log.iterations["prefill_tokens"].tolist() == [6 + 2]
@@ -434,7 +436,9 @@ def test_a_prompt_is_found_in_the_cache_within_the_same_iteration() -> None:
 
 def test_a_preempted_request_finds_its_own_blocks_again() -> None:
     requests = [Request(0, 0.0, 4, 4, 6), Request(1, 0.0, 4, 3, 6)]
-    scheduler = pool(Vllm(max_num_batched_tokens=8, max_num_seqs=4), CachedBlocks(6, 2))
+    scheduler = pool(
+        Vllm(max_num_batched_tokens=8, max_num_seqs=4, async_scheduling=False), CachedBlocks(6, 2)
+    )
     records = simulate(requests, [scheduler], a_second, (1,))
     # As above, but request 1 frees two known blocks. Request 0 takes the oldest free ones: the
     # fifth block in iteration 1, then in iteration 3 the one that held the end of 1's prompt.
@@ -444,7 +448,7 @@ def test_a_preempted_request_finds_its_own_blocks_again() -> None:
 
 
 def test_chunks_of_one_prompt_follow_each_other_through_the_pipeline() -> None:
-    scheduler = pool(Vllm(max_num_batched_tokens=4), Blocks(20, 2), depth=2)
+    scheduler = pool(Vllm(max_num_batched_tokens=4, async_scheduling=False), Blocks(20, 2), depth=2)
     log = served([Request(0, 0.0, 10, 2, 2)], scheduler, stages=2)
     columns = log.iterations
     busy = columns["prefill_tokens"] + columns["decodes"] > 0
@@ -456,7 +460,7 @@ def test_chunks_of_one_prompt_follow_each_other_through_the_pipeline() -> None:
 
 @pytest.mark.parametrize(("tokens", "blocks"), [(95, 49), (99, 51)])
 def test_what_could_never_be_held_is_rejected(tokens: int, blocks: int) -> None:
-    scheduler = pool(Vllm(), Blocks(30, 2))
+    scheduler = pool(Vllm(async_scheduling=False), Blocks(30, 2))
     reason = scheduler.add(Request(0, 0.0, tokens - 3, 1, 4))
     if tokens + 1 > 100:
         assert reason is not None and "max_length is 100" in reason
@@ -489,7 +493,7 @@ def test_nobody_waits_longer_because_a_policy_is_not_asked() -> None:
     """The third prompt needs 4 blocks of 4 tokens; the cache has 7. 0 and 1 hold 2 each and grow.
     When 0 ends, in iteration 2, it is admitted in the next one; not before, and not later."""
     requests = [Request(0, 0.0, 5, 3, 9), Request(1, 0.0, 5, 6, 9), Request(2, 0.0, 15, 2, 4)]
-    log = served(requests, pool(Vllm(64, 8), Blocks(8, 4)))
+    log = served(requests, pool(Vllm(64, 8, async_scheduling=False), Blocks(8, 4)))
     assert log.iterations["prefill_tokens"].tolist() == [10, 0, 0, 15, 0, 0]
 
 
@@ -504,7 +508,7 @@ def test_running_requests_enter_their_blocks_in_the_order_of_admission() -> None
     session = ((("session", 0), 8),)
     rows = ((0.0, 8, 1), (0.0, 4, 9), (4.0, 8, 1))
     requests = [Request(i, at, p, n, n, 0, session) for i, (at, p, n) in enumerate(rows)]
-    policy = Vllm(16, 8, long_prefill_token_threshold=2)
+    policy = Vllm(16, 8, long_prefill_token_threshold=2, async_scheduling=False)
     log = served(requests, pool(policy, CachedBlocks(30, 2)))
     assert log.pool is not None and events(log) == [[1, HIT, 2], [2, HIT, 6]]
     assert log.pool.kv_tokens.tolist() == [4, 8, 10, 14, 12, 10, 10, 12, 12]

@@ -80,7 +80,7 @@ class AuditedPool(Audited, Pool):
         assert 0 <= blocks.free <= blocks.capacity
         assert not set(self.waiting) & set(self.running)
         counts = {sequence: blocks.blocks(self.held(sequence)) for sequence in self.running}
-        used = sum(counts.values())
+        used = sum(counts.values()) + blocks.state_blocks * sum(map(bool, counts.values()))
         if isinstance(blocks, CachedBlocks):
             # What several hold counts once.
             tables = blocks._held
@@ -117,7 +117,7 @@ def test_1_every_request_completes_once_or_is_rejected(system: System | PoolSyst
     processed = sum(log.iterations[name].sum() for log in records.replicas for name in names)
     processed -= sum(log.iterations["padding"].sum() for log in records.replicas)
     if isinstance(system, PoolSystem):
-        most = (system.num_blocks - 1) * system.block_size + 1
+        most = (system.num_blocks - 1 - system.state_blocks) * system.block_size + 1
         pools = [log.pool for log in records.replicas if log.pool is not None]
         events = np.concatenate([pool.events for pool in pools])
         lost = events[events[:, 1] == LOST, 2].sum()

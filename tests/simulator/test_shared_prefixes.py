@@ -63,7 +63,7 @@ def hits(requests: list[Request], block_size: int = 16, **system: Any) -> list[i
     all; the textbook's pool says the same."""
     records = compare(
         PoolSystem(
-            policy=Vllm(4096, 64),
+            policy=Vllm(4096, 64, async_scheduling=False),
             block_size=block_size,
             num_blocks=2000,
             caching=True,
@@ -136,7 +136,9 @@ def test_a_turn_is_sent_after_the_answer(think_s: float) -> None:
     arrivals = {"kind": "poisson", "rate": 2.0}
     sessions = THREE | {"think_s": think_s}
     system = talking(3, requests=900, sessions=sessions, arrivals=arrivals)
-    records = PoolSystem(Vllm(4096, 64), num_blocks=3000, max_length=LONGEST, **system).fast()
+    records = PoolSystem(
+        Vllm(4096, 64, async_scheduling=False), num_blocks=3000, max_length=LONGEST, **system
+    ).fast()
     table = Analysis(records).requests
     starts = made(3, requests=300, arrivals=arrivals)
     assert table["arrival_s"][::3].tolist() == [float(quantize(r.arrival_s)) for r in starts]
@@ -150,7 +152,9 @@ def test_a_turn_is_sent_after_the_answer(think_s: float) -> None:
 def test_sessions_of_a_rejected_turn_go_on() -> None:
     """The second turn is too long, and so is the third: neither is waited for."""
     system = talking(requests=4, sessions=THREE, too_long="reject", declared="exact")
-    records = PoolSystem(Vllm(64, 8), num_blocks=400, **{**system, "max_length": 60}).fast()
+    records = PoolSystem(
+        Vllm(64, 8, async_scheduling=False), num_blocks=400, **{**system, "max_length": 60}
+    ).fast()
     assert set(records.rejections) == {1, 2}
 
 
@@ -311,7 +315,7 @@ def test_both_pools_agree_on_a_trace(tmp_path: Path) -> None:
     requests = traced(tmp_path / "trace.jsonl", rows, declared="exact")
     for block_size, num_blocks in ((16, 300), (48, 90)):
         system = PoolSystem(
-            Vllm(600, 8),
+            Vllm(600, 8, async_scheduling=False),
             (2, 2),
             num_blocks,
             block_size,

@@ -85,13 +85,15 @@ def test_any_ranks_of_micro_batches(system: System) -> None:
 
 SMALL: dict[str, Any] = {"max_num_batched_tokens": 48, "max_num_seqs": 12}
 VARIANTS = {
-    "plain": Vllm(**SMALL),
-    "no_isl": Vllm(**SMALL, scheduler_reserve_full_isl=False),
-    "watermark": Vllm(**SMALL, watermark=0.05),
-    "threshold": Vllm(**SMALL, long_prefill_token_threshold=10),
-    "adaptive": Vllm(**SMALL, long_prefill_token_threshold=10, adaptive_threshold=True),
-    "priority": Vllm(**SMALL, scheduling_policy="priority"),
-    "whole": Vllm(160, 12, enable_chunked_prefill=False),
+    "plain": Vllm(**SMALL, async_scheduling=False),
+    "no_isl": Vllm(**SMALL, scheduler_reserve_full_isl=False, async_scheduling=False),
+    "watermark": Vllm(**SMALL, watermark=0.05, async_scheduling=False),
+    "threshold": Vllm(**SMALL, long_prefill_token_threshold=10, async_scheduling=False),
+    "adaptive": Vllm(
+        **SMALL, long_prefill_token_threshold=10, adaptive_threshold=True, async_scheduling=False
+    ),
+    "priority": Vllm(**SMALL, scheduling_policy="priority", async_scheduling=False),
+    "whole": Vllm(160, 12, enable_chunked_prefill=False, async_scheduling=False),
     "async": Vllm(**SMALL, async_scheduling=True),
     "async_priority": Vllm(**SMALL, async_scheduling=True, scheduling_policy="priority"),
 }
@@ -200,7 +202,7 @@ def test_every_pool_with_drafts(name: str, slots: int, caching: bool) -> None:
         (Trtllm(180, 8, "max_utilization"), 27),
         (Sglang(24, 80, 8), 27),
         (Sglang(24, 80, 8, disable_overlap_schedule=True), 23),
-        (Vllm(), 27),
+        (Vllm(async_scheduling=False), 27),
         (Vllm(async_scheduling=True), 27),
     ],
 )
@@ -323,7 +325,7 @@ def test_what_several_of_one_session_generate_is_entered_in_the_order_of_admissi
         prefix = ((session, until),) if until else ()
         requests.append(Request(i, at * 2.0**-7, prompt, output, most, priority, prefix))
     system = PoolSystem(
-        Vllm(9, 3, scheduling_policy="priority", async_scheduling=True),
+        Vllm(9, 3, scheduling_policy="priority", async_scheduling=True, version="0.32"),
         (1, 1, 2),
         num_blocks=40,
         block_size=1,
@@ -360,6 +362,7 @@ def test_a_hit_after_priorities_under_async_scheduling() -> None:
         adaptive_threshold=True,
         scheduling_policy="priority",
         async_scheduling=True,
+        version="0.32",
     )
     compare(
         PoolSystem(

@@ -56,7 +56,7 @@ def workers(
     **about: Any,
 ) -> Replicas:
     """Replicas of vLLM with blocks of a few tokens, one of which is never used."""
-    policy = Vllm(64, seqs)
+    policy = Vllm(64, seqs, async_scheduling=False)
     kind = cached_blocks_of(policy) if caching else Blocks
     schedulers = [
         Pool(policy, kind(blocks, size), max_in_flight=1, max_length=100) for _ in range(count)
@@ -228,7 +228,12 @@ def test_kv_that_a_decode_worker_has_in_its_cache_is_not_sent(order: Any) -> Non
 
     def cached(count: int, blocks: int) -> Replicas:
         pools = [
-            Pool(Vllm(64, 8), CachedBlocks(blocks, 4), max_in_flight=1, max_length=100)
+            Pool(
+                Vllm(64, 8, async_scheduling=False),
+                CachedBlocks(blocks, 4),
+                max_in_flight=1,
+                max_length=100,
+            )
             for _ in range(count)
         ]
         return Replicas(pools, unit_each, (1,), router="least_requests")

@@ -24,13 +24,18 @@ class TextbookBlocks:
     """Whoever runs is served in the order of admission, whether others look for its tokens or not
     (:attr:`sarathi_sim.policies.kv.Blocks.sharing`)."""
 
-    def __init__(self, num_blocks: int, block_size: int, caching: bool) -> None:
+    def __init__(
+        self, num_blocks: int, block_size: int, caching: bool, state_blocks: int = 0
+    ) -> None:
         self.num_blocks = num_blocks
         self.block_size = block_size
         self.caching = caching
         self.capacity = num_blocks - 1
         self.queue = OrderedDict((TextbookBlock(), None) for _ in range(self.capacity))
         self.tables: dict[Sequence, list[TextbookBlock]] = {}
+        # Whoever has a table has as many more blocks, for states of recurrent layers.
+        self.state_blocks = state_blocks
+        self.states: dict[Sequence, list[TextbookBlock]] = {}
         self.entered: dict[Sequence, int] = {}
         # By content, all blocks that hold it, the one that was entered first in front.
         self.known: dict[Hashable, list[TextbookBlock]] = {}
@@ -57,7 +62,8 @@ class TextbookBlocks:
     def need(self, sequence: Sequence, tokens: int, hits: tuple[TextbookBlock, ...] = ()) -> int:
         """Free blocks it takes for the sequence to hold ``tokens`` tokens."""
         held = len(self.tables.get(sequence, ())) + len(hits)
-        return max(self.blocks(tokens) - held, 0) + sum(not hit.holders for hit in hits)
+        states = self.state_blocks * (tokens > 0 and not self.states.get(sequence))
+        return max(self.blocks(tokens) - held, 0) + sum(not hit.holders for hit in hits) + states
 
     def take(self, sequence: Sequence, tokens: int, hits: tuple[TextbookBlock, ...] = ()) -> None:
         """Give the sequence the hits, and new blocks up to ``tokens`` tokens."""
@@ -69,16 +75,22 @@ class TextbookBlocks:
             table.append(hit)
         if hits:
             self.entered[sequence] = len(hits)
+        states = self.states.setdefault(sequence, [])
+        while tokens and len(states) < self.state_blocks:
+            states.append(self._new(sequence))
         while len(table) < self.blocks(tokens):
-            block, _ = self.queue.popitem(last=False)
-            if block.content is not None:
-                copies = self.known[block.content]
-                copies.remove(block)
-                if not copies:
-                    del self.known[block.content]
-                block.content = None
-            block.holders.append(sequence)
-            table.append(block)
+            table.append(self._new(sequence))
+
+    def _new(self, sequence: Sequence) -> TextbookBlock:
+        block, _ = self.queue.popitem(last=False)
+        if block.content is not None:
+            copies = self.known[block.content]
+            copies.remove(block)
+            if not copies:
+                del self.known[block.content]
+            block.content = None
+        block.holders.append(sequence)
+        return block
 
     def enter(self, sequence: Sequence, tokens: int) -> None:
         """Note what the full blocks of the sequence's first ``tokens`` tokens hold."""
@@ -107,7 +119,7 @@ class TextbookBlocks:
 
     def release(self, sequence: Sequence) -> None:
         """Take back all its blocks, the last first."""
-        for block in reversed(self.tables.pop(sequence)):
+        for block in reversed(self.tables.pop(sequence) + self.states.pop(sequence, [])):
             block.holders.remove(sequence)
             if not block.holders:
                 self.queue[block] = None
@@ -118,7 +130,7 @@ class TextbookBlocks:
         """Every block is free, or in the table of whoever holds it (invariant 2)."""
         held: dict[TextbookBlock, list[Sequence]] = {}
         for sequence, table in self.tables.items():
-            for block in table:
+            for block in table + self.states.get(sequence, []):
                 held.setdefault(block, []).append(sequence)
         assert not held.keys() & self.queue.keys()
         assert len(held) + len(self.queue) == self.capacity

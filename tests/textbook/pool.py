@@ -131,7 +131,7 @@ class TextbookPool:
             decodes = 2 if self.policy.ahead and not self.lookahead else 1  # in flight
             most = min(most + decodes * self.draft_length, self.max_length - 1)
         needed = self.blocks.blocks(self.until(most))
-        return length > self.max_length or needed > self.blocks.capacity
+        return length > self.max_length or needed > self.blocks.capacity - self.blocks.state_blocks
 
     @property
     def holding(self) -> int:

@@ -202,10 +202,11 @@ class TextbookPoolReplica(TextbookPipeline):
         switches: Switches = DEFAULT,
         jitter: Jitter | None = None,
         check: bool = False,
+        state_blocks: int = 0,
         **drafts: Any,
     ) -> None:
         super().__init__(env, predict, layers, switches, jitter)
-        blocks = TextbookBlocks(num_blocks, block_size, caching)
+        blocks = TextbookBlocks(num_blocks, block_size, caching, state_blocks)
         if caching and cached_blocks_of(policy) is RadixBlocks:
             blocks = TextbookRadix(num_blocks, block_size)
         self.pool = TextbookPool(policy, blocks, max_length, len(layers), check, **drafts)

@@ -1,0 +1,84 @@
+"""What follows from an engine's version: its defaults, and how many states it keeps."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from sarathi_sim.experiments.config.base import Source
+from sarathi_sim.experiments.config.scenario import KvCache, Scenario
+from sarathi_sim.policies.policy import version_of
+from sarathi_sim.policies.pool import PoolPolicy
+from sarathi_sim.policies.request import release_of
+from sarathi_sim.profiler.facts.engines import engine_facts
+from sarathi_sim.profiler.facts.formats import STACKS
+from sarathi_sim.simulator.load.engine_memory import MORE_GPUS, EngineMemory
+
+_BY_VERSION = ("async_scheduling",)
+"""Keys of policies whose default depends on the engine's version."""
+
+
+def version_defaults(scenario: Scenario) -> dict[str, Any]:
+    """The defaults of the policy's keys that depend on its engine's version."""
+    policy, version = scenario.policy, scenario.policy.model_dump().get("version")
+    if policy.name not in STACKS or not version:
+        return {}
+    facts, spec = engine_facts(policy.name), scenario.speculation
+    about = {"pp": "several" if scenario.cluster.pp > 1 else "one"}
+    about |= {} if spec is None else {"speculation": spec.method}
+    keys = (key for key in _BY_VERSION if key in type(policy).model_fields)
+    return {key: facts.at(key, version, **about) for key in keys}
+
+
+def of_its_version(scenario: Scenario) -> tuple[Scenario, list[str]]:
+    """The scenario with the defaults of its engine's version for what its policy leaves open, and
+    what to say of a version whose decisions were not compared."""
+    policy = scenario.policy
+    found, version = version_defaults(scenario), policy.model_dump().get("version")
+    found = {key: value for key, value in found.items() if key not in policy.model_fields_set}
+    scenario = scenario.having("policy", **found) if found else scenario
+    if policy.name not in STACKS or not version:
+        return scenario, []
+    compared = engine_facts(policy.name).lockstep
+    own, oldest, newest = map(release_of, (version, compared[0], compared[-1]))
+    if own[: len(oldest)] >= oldest and own[: len(newest)] <= newest:
+        return scenario, []
+    near = compared[0] if own < oldest else compared[-1]
+    told = f"{policy.name} {version}: here it decides as {near}, the nearest version that was "
+    return scenario, [f"{told}compared decision by decision"]
+
+
+def running_of(
+    scenario: Scenario, policy: PoolPolicy, cache: KvCache, memory: EngineMemory, source: Source
+) -> tuple[int, str]:
+    """The sequences that may run, as far as states of recurrent layers allow, and what to say of
+    it. Raises UserError where the engine would not start.
+
+    Sources: vllm-project/vllm, pull request 38270 (a block of the cache for each sequence); SGLang
+    0.5.23, ``mem_cache/kv_cache_configurator.py`` (a pool of states, several a request).
+    """
+    most, name, version = policy.max_num_seqs, scenario.policy.name, version_of(policy)
+    if not memory.state_bytes:
+        return most, ""
+    size = f"recurrent layers: a sequence's states take {memory.state_bytes / 1e6:.1f} MB of a GPU"
+    if memory.states is None:
+        refuses = name == "vllm" and engine_facts(name).at("states_limit_sequences", version)
+        if refuses and most > memory.most_states:
+            problem = f"must be at most {memory.most_states}: each needs a block for its states, "
+            problem += f"or vLLM {version} does not start"
+            raise source.error("policy.max_num_seqs", most, problem)
+        return most, f"{size}, {memory.state_blocks} KV blocks"
+    facts, each = engine_facts("sglang"), 1
+    if cache.prefix_caching:
+        each = facts.at("states_cached", version)
+        each += facts.at("states_overlap", version) if policy.ahead else 0
+    running = min(most, memory.states // each)
+    told = f"{size}; {memory.states:,} of them fit, {each} a request: {running:,} run at once"
+    if not running:
+        raise source.error("kv_cache", None, f"{told}; use {MORE_GPUS}")
+    return running, told
+
+
+def with_running(scenario: Scenario, running: int) -> Scenario:
+    """The scenario with SGLang's limit of running requests, where states lower it."""
+    given = scenario.policy.model_dump().get("max_running_requests", 0)
+    return scenario.having("policy", max_running_requests=running) if running < given else scenario
