@@ -101,6 +101,12 @@ def _stack(row: Measured) -> str:
     return f"{row.backend}@{row.backend_version}" if version and not dynamo else row.backend
 
 
+def _versioned(row: Measured) -> dict[str, str]:
+    """The policy's version, if the row has the engine's."""
+    _, _, version = _stack(row).partition("@")
+    return {"version": version} if version and row.backend in ("vllm", "sglang") else {}
+
+
 def server_of(row: Measured) -> str:
     """The row's server, without its load. A server's rows are fitted, or left out, together."""
     layout = f"tp{row.tp} pp{row.pp} dp{attention_ranks(row)}"
@@ -166,7 +172,7 @@ def scenario_of(row: Measured, host: HostConstants, apart: bool = False) -> dict
             "prefix_caching": False,
             **{share: known.pop(share) for share in SHARES if share in known},
         },
-        "policy": {"name": row.backend, **known},
+        "policy": {"name": row.backend, **_versioned(row), **known},
         "engine": _engine(row, host),
     }
 

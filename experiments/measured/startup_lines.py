@@ -15,11 +15,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from sarathi_sim.experiments.figures.page_tables import markdown, update
 from sarathi_sim.experiments.measured.launch_scripts import sglang_memory
 from sarathi_sim.profiler.facts.device import load_device
 from sarathi_sim.profiler.facts.engines import engine_facts
 from sarathi_sim.profiler.facts.formats import KV_BYTES, WEIGHT_BYTES, NumberBytes
 from sarathi_sim.profiler.facts.model import ModelSpec, load_model
+from sarathi_sim.profiler.storage.files import write_whole
 from sarathi_sim.profiler.storage.strict import UserError
 from sarathi_sim.simulator.load.engine_memory import (
     STACK_SHARES,
@@ -154,20 +156,34 @@ def _numbers(row: Mapping[str, str], model: ModelSpec) -> NumberBytes:
     return NumberBytes(2, WEIGHT_BYTES[dtype], kv)  # type: ignore[index]
 
 
+_HEADINGS = ("server", "measured", "ours", "difference", *("weights", "peak", "outside", "KV"))
+
+
+def page_tables(lines: list[StartupLine]) -> str:
+    """The two tables of the page, as Markdown."""
+    off = [abs(line.off) for line in lines if line.off is not None]
+    shares = [("lines", str(len(lines))), ("with an account of ours", str(len(off)))]
+    shares += [(f"within {p} %", str(sum(one <= p / 100 for one in off))) for p in (1, 3, 5, 10)]
+    counts = markdown("Lines within", ("", "number"), shares)
+    return f"{counts}\n{markdown('Start-up lines', _HEADINGS, map(_cells, lines))}"
+
+
+def _cells(line: StartupLine) -> list[str]:
+    row, memory = line.row, line.memory
+    layout = f"TP {row['tp']}" + (f" PP {row['pp']}" if row["pp"] != "1" else "")
+    name = row["model"].rpartition("/")[2]
+    of = version(row) or "of unknown version"
+    server = f"{row['engine']} {of}, {row['gpu']} {layout}, {name}"
+    unit = row["unit"].replace(" available for KV", "")
+    if memory is None or line.ours is None or line.off is None:
+        return [f"{server}: {line.why}", f"{line.measured:,.6g} {unit}", *[""] * 6]
+    sizes = (memory.weight_bytes, memory.activation_bytes, memory.non_torch_bytes, memory.kv_bytes)
+    parts = [f"{size / 2**30:.2f}" for size in sizes]
+    ours = f"{line.ours:,.2f}" if "GiB" in unit else f"{line.ours:,.0f}"
+    measured = f"{line.measured:,.2f}" if "GiB" in unit else f"{line.measured:,.0f}"
+    return [server, f"{measured} {unit}", ours, f"{line.off:+.1%}", *parts]
+
+
 if __name__ == "__main__":
-    for n, one in enumerate(read(Path(sys.argv[1]))):
-        r = one.row
-        print(
-            n,
-            r["engine"],
-            r["version"],
-            r["gpu"],
-            r["model"][-22:],
-            r["tp"],
-            r["pp"],
-            r["measured_value"],
-            one.ours and round(one.ours, 2),
-            f"{100 * one.off:.1f} %" if one.off is not None else one.why[:150],
-        )
-    offs = [abs(o.off) for o in read(Path(sys.argv[1])) if o.off is not None]
-    print(len(offs), sum(o <= 0.05 for o in offs), sum(o <= 0.03 for o in offs))
+    page = Path(sys.argv[2])
+    write_whole(page, update(page.read_text("utf-8"), page_tables(read(Path(sys.argv[1])))))
