@@ -21,7 +21,7 @@ from sarathi_sim.experiments.capacity.options import router_of_ranks
 from sarathi_sim.experiments.config.base import Source, get
 from sarathi_sim.experiments.config.scenario import POOLS, KvCache, Scenario, Speculation
 from sarathi_sim.experiments.config.two_pools import pool_of
-from sarathi_sim.policies.policy import is_pooled, memory_share_of
+from sarathi_sim.policies.policy import is_pooled, memory_share_of, version_of
 from sarathi_sim.profiler.facts.device import load_device
 from sarathi_sim.profiler.facts.model import Checkpoint, checkpoints, find_published, load_model
 from sarathi_sim.profiler.storage.files import user_path
@@ -372,11 +372,13 @@ def launch(scenario: Scenario) -> Launch:
     for what no command here says: how tokens reach experts, copies of experts, and routers of ranks
     that are not the engine's.
     """
+    version = version_of(scenario.policy.build())
+    said = f"# As simulated for {scenario.policy.name} {version}.\n" if version else ""
     if scenario.disaggregation is None:
         found = _launch(_SERVERS[scenario.policy.name], scenario)
-        notes = _notes(_SERVERS[scenario.policy.name], scenario)
+        notes = said + _notes(_SERVERS[scenario.policy.name], scenario)
         return found if found.command is None else replace(found, command=notes + found.command)
-    lines, hosts = list[str](), list[list[str]]()
+    lines, hosts = list(filter(None, [said.rstrip()])), list[list[str]]()
     for pool in POOLS:
         worker, _ = pool_of(scenario, pool, Source("", "", {}, ()))
         if (spec := scenario.speculation) is not None and spec.method != "ngram":

@@ -74,10 +74,14 @@ def _print_version(wanted: bool) -> None:
     if wanted:
         from importlib.metadata import PackageNotFoundError, version
 
+        from sarathi_sim.profiler.facts.engines import engines
+
         try:
             typer.echo(version("sarathi-sim"))
         except PackageNotFoundError:
             typer.echo("not installed: run from its source")
+        known = (f"{name} {one.newest}" for name, one in engines().items() if one.lockstep)
+        typer.echo(f"engines without a policy.version: {', '.join(known)}")
         raise typer.Exit
 
 

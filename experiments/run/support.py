@@ -341,14 +341,15 @@ def by_device(found: Sequence[Combination]) -> SortableTable:
         mine = [c for c in found if (c.device.name, c.stack) == (device, stack)]
         dtypes = [d for d in WEIGHT_DTYPES if any(c.dtype == d and c.sources for c in mine)]
         kernels = load_stack(device, stack)[0].kernels if stack else {}
-        versions = {fit.version for name, fit in kernels.items() if "nccl" not in name}
+        of_nccl = {fit.version for name, fit in kernels.items() if "nccl" in name}
+        versions = {fit.version for fit in kernels.values()} - of_nccl
         versions |= {*versions_on(device, stack)} if stack else set()
         degrees = sorted({tp for cell in mine for tp in cell.sources})
         rows.append(
             (
                 device,
                 stack or "(calibrated)",
-                ", ".join(sorted(versions)) or "-",
+                ", ".join([*sorted(versions), *(f"NCCL {v}" for v in sorted(of_nccl))]) or "-",
                 ", ".join(dtypes) or "-",
                 ", ".join(map(str, degrees)) or "-",
                 f"{len({c.model.name for c in mine if c.memory})}",

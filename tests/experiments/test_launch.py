@@ -25,11 +25,13 @@ import yaml
 from sarathi_sim.experiments.capacity.launch import launch
 from sarathi_sim.experiments.capacity.options import router_of_ranks
 from sarathi_sim.experiments.config.base import Source
+from sarathi_sim.experiments.config.engine_version import version_defaults
 from sarathi_sim.experiments.config.loading import check_scenario
 from sarathi_sim.experiments.config.scenario import POOLS, Scenario
 from sarathi_sim.experiments.config.two_pools import pool_of
 from sarathi_sim.experiments.measured.launch_lists import StartedServer
 from sarathi_sim.experiments.measured.pool_rows import pools_of
+from sarathi_sim.profiler.facts.engines import engine_facts
 from sarathi_sim.profiler.facts.model import checkpoints, list_models, load_model
 from sarathi_sim.profiler.storage.plain_yaml import parse_yaml
 from tests.profiler.hf_configs import LLAMA_3
@@ -291,7 +293,7 @@ def test_what_only_some_are_told() -> None:
         usual = str(launch(scenario(engine, "qwen3-32b")).command)
         assert "--trust" not in usual and "PARTITION" not in usual
         uneven = str(launch(scenario(engine, "qwen3-32b", otherwise=True)).command)
-        assert uneven.startswith(f"{engine.upper()}_PP_LAYER_PARTITION=3,5 ")
+        assert uneven.splitlines()[-1].startswith(f"{engine.upper()}_PP_LAYER_PARTITION=3,5 ")
 
 
 @pytest.mark.parametrize("otherwise", [False, True])
@@ -334,6 +336,9 @@ def workers(engine: str, **keys: Any) -> list[str]:
     command = launch(scenario(engine, "qwen3-32b", disaggregation=TWO, **keys)).command
     assert command is not None
     parts = command.split("# ")[1:]
+    if engine != "trtllm":
+        version = parts.pop(0)
+        assert version == f"As simulated for {engine} {engine_facts(engine).newest}.\n"
     first = ["2 prefill workers, on prefill-0, prefill-1", "1 decode worker, on decode-0"]
     assert [part.partition("\n")[0] for part in parts] == [*first, "the router"]
     return [part.partition("\n")[2].strip() for part in parts]
@@ -539,11 +544,14 @@ def test_the_engines_own_parser_reads_every_command(engine: str) -> None:
     found = [(one, launch(one).command) for one in shipped(engine)]
     commands = [(one, words(command)) for one, command in found if command is not None]
     call, given = [python, "-m", "tests.engine_parsers", engine], [line for _, line in commands]
+    given.append(["Qwen/Qwen3-32B"])  # what is nowhere said, the engine decides
     done = subprocess.run(
         call, cwd=ROOT, input=json.dumps(given), capture_output=True, text=True, timeout=600
     )
     assert done.returncode == 0, done.stderr[-2000:]
-    read = json.loads(done.stdout)
+    *read, bare = json.loads(done.stdout)
+    for key, ours in version_defaults(scenario(engine, "qwen3-32b")).items():
+        assert bare.get(key) in (None, ours), f"the engine's default of {key}"
     assert len(read) == len(commands) > 300
     for (one, line), values in zip(commands, read, strict=True):
         wanted = {key: value(one) for key, value in PARSED[engine].items()}
