@@ -567,9 +567,15 @@ def _handover(over: EngineHandover, token_bytes: float, frontends: int = 1) -> H
 
 
 def _token_bytes(deployment: Deployment, source: Source) -> float:
-    """The KV bytes of a token, on all GPUs of a rank together."""
-    numbers = number_bytes_of(deployment.scenario, deployment.model, deployment.device, source)
-    return deployment.model.kv_bytes_per_token(numbers.kv)
+    """The KV bytes of a mean prompt token, on all GPUs of a rank together. Of layers with a window
+    those inside it are sent, as the cache keeps no others: vLLM from its pull requests 35758 and
+    41847 on (March and May 2026; earlier versions turned windows off between pools), SGLang as its
+    pull request 24857 allocates them."""
+    model, scenario = deployment.model, deployment.scenario
+    numbers = number_bytes_of(scenario, model, deployment.device, source)
+    prompts = np.array([request.prompt_tokens for request in deployment.requests], float)
+    kept = float(model.kept_tokens(prompts).sum() / prompts.sum()) if len(prompts) else 1.0
+    return kept * model.kv_bytes_per_token(numbers.kv)
 
 
 def _senders(prefill: Deployment) -> int:

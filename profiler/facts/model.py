@@ -299,10 +299,18 @@ class ModelSpec:
         return len(self.kinds["attention"]) * self.cached_bytes(1, dtype_bytes)
 
     def cached_bytes(self, tp: int, dtype_bytes: int) -> int:
-        """Bytes that one of ``tp`` ranks caches of one token in one layer with attention."""
+        """Bytes that one of ``tp`` ranks caches of one token in one layer with attention.
+
+        Kernels of sparse latent attention read fp8 with a float32 scale for 128 numbers, and the
+        position in bf16: 656 bytes for DeepSeek V3.2 (vLLM's ``fp8_ds_mla``, SGLang's NSA cache).
+        """
+        if self.latent is not None and self.indexer is not None:
+            rank, rope = self.latent.kv_rank, self.latent.rope_dim
+            scaled = rank + 4 * -(-rank // 128) + 2 * rope
+            vector = scaled if dtype_bytes == 1 else dtype_bytes * self.latent.cached
+            return vector + self.indexer.key_bytes
         if self.latent is not None:
-            index = self.indexer.key_bytes if self.indexer else 0
-            return self.latent.cached * dtype_bytes + index
+            return self.latent.cached * dtype_bytes
         return 2 * self.heads_per_rank(tp)[1] * self.head_dim * dtype_bytes
 
     def kept_tokens(self, context: Array, state: Array | float = 0.0) -> Array:

@@ -230,7 +230,7 @@ def test_recurrent_layers_and_indexers_launch_more() -> None:
 
 def test_an_indexer_reads_all_keys_and_attends_to_the_best() -> None:
     glm = load_model("glm-5")
-    assert glm.cached_bytes(8, 2) == 576 * 2 + 132 and glm.cached_bytes(8, 1) == 576 + 132
+    assert glm.cached_bytes(8, 2) == 576 * 2 + 132 and glm.cached_bytes(8, 1) == 656 + 132
     sizes = np.array([1.0]), np.array([100_000.0])
     assert glm.pairs(*sizes) == pytest.approx(2048.0)
     shapes, v32 = glm.gemms(8), load_model("deepseek-v3.2").gemms(8)
