@@ -15,11 +15,15 @@ from functools import lru_cache
 from typing import Any
 
 from sarathi_sim.experiments.measured.servers import Measured
-from sarathi_sim.profiler.facts.device import DeviceSpec
+from sarathi_sim.profiler.facts.device import DeviceSpec, load_device
+from sarathi_sim.profiler.facts.engines import engine_facts, memory_class
+from sarathi_sim.profiler.public.kernel_tables import SYSTEMS
 from sarathi_sim.profiler.storage.files import data_dir
 from sarathi_sim.profiler.storage.plain_yaml import read_mapping
 from sarathi_sim.profiler.storage.strict import parse, strict_dataclass
 
+#: AIConfigurator's system -> shipped device.
+DEVICES = {system: device for device, (system, _) in SYSTEMS.items()}
 Condition = dict[str, Any]
 Settings = dict[str, Any]
 
@@ -27,6 +31,11 @@ INFERENCEX = "inferencex"
 #: AIConfigurator's tables under this name repeat InferenceX's numbers (58 of 61 loads of both).
 _REPEATED = "nvidia_gap_csv"
 _MIB = 2**20
+_VLLM_DEFAULTS = (
+    *("max_num_batched_tokens", "max_num_seqs", "async_scheduling", "gpu_memory_utilization"),
+)
+_UNDATED = "0.27"
+"""The release for which a build without one is taken: those measured are of 2025 and 2026."""
 _RELEASE = re.compile(r"\d+(?:\.\d+)*")
 
 
@@ -92,6 +101,11 @@ def settings_of(row: Measured) -> Settings:
     configuration, ``kv_cache_dtype``, ``expert_parallel`` and ``attention_dp``.
     SGLang's limits are those of all ranks, other engines' of one."""
     known: Settings = {}
+    if row.backend == "vllm":
+        facts, version = engine_facts("vllm"), row.backend_version
+        version = version if _release(version) else _UNDATED
+        about = {"memory": memory_class(load_device(DEVICES[row.system]))}
+        known |= {key: facts.at(key, version, **about) for key in _VLLM_DEFAULTS}
     for entry in launch_scripts().entries:
         if _holds(row, entry.of):
             parts = [entry.set, *(case.set for case in entry.cases if _holds(row, case.when))]

@@ -12,6 +12,7 @@ from typing import Any
 from sarathi_sim.experiments.capacity.options import router_of_ranks
 from sarathi_sim.experiments.config.inputs import HostConstants, calls_of_layer
 from sarathi_sim.experiments.measured.launch_scripts import (
+    DEVICES,
     INFERENCEX,
     launch_scripts,
     of_a_rank,
@@ -24,7 +25,6 @@ from sarathi_sim.experiments.measured.servers import Measured
 from sarathi_sim.profiler.facts.device import load_device
 from sarathi_sim.profiler.facts.formats import STACKS
 from sarathi_sim.profiler.facts.model import load_model
-from sarathi_sim.profiler.public.kernel_tables import SYSTEMS
 from sarathi_sim.profiler.storage.strict import UserError
 from sarathi_sim.simulator.load.engine_memory import SHARES
 
@@ -67,8 +67,6 @@ MODELS = {
     "nvidia/Qwen3-32B-NVFP4": "qwen3-32b",
 }
 MODELS |= {name: model for name, (model, _) in MIXTURES.items()}
-#: AIConfigurator's system -> shipped device.
-DEVICES = {system: device for device, (system, _) in SYSTEMS.items()}
 DTYPES = {"bf16": "bf16", "fp16": "bf16", "fp8": "fp8", "fp4": "nvfp4", "nvfp4": "nvfp4"}
 DTYPES |= {"int4": "int4_wo"}
 

@@ -18,7 +18,7 @@ from pathlib import Path
 from sarathi_sim.experiments.figures.page_tables import markdown, update
 from sarathi_sim.experiments.measured.launch_scripts import sglang_memory
 from sarathi_sim.profiler.facts.device import load_device
-from sarathi_sim.profiler.facts.engines import engine_facts
+from sarathi_sim.profiler.facts.engines import engine_facts, memory_class
 from sarathi_sim.profiler.facts.formats import KV_BYTES, WEIGHT_BYTES, NumberBytes
 from sarathi_sim.profiler.facts.model import ModelSpec, load_model
 from sarathi_sim.profiler.storage.files import write_whole
@@ -130,9 +130,8 @@ def defaults(row: Mapping[str, str]) -> dict[str, float]:
         return {"max_num_batched_tokens": chunk, "max_num_seqs": 2048,
                 "gpu_memory_utilization": share}  # fmt: skip
     facts, of = engine_facts("vllm"), version(row)
-    large = "large" if device.memory_bytes >= 70e9 and "a100" not in device.name else "small"
     keys = ("max_num_batched_tokens", "max_num_seqs", "gpu_memory_utilization")
-    return {key: facts.at(key, of, memory=large) for key in keys}
+    return {key: facts.at(key, of, memory=memory_class(device)) for key in keys}
 
 
 def _model(name: str) -> ModelSpec:

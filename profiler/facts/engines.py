@@ -12,6 +12,7 @@ from dataclasses import field
 from functools import cache
 from typing import Any
 
+from sarathi_sim.profiler.facts.device import DeviceSpec
 from sarathi_sim.profiler.facts.formats import STACKS, Stack, release
 from sarathi_sim.profiler.storage.files import data_dir
 from sarathi_sim.profiler.storage.plain_yaml import read_mapping
@@ -56,6 +57,15 @@ class EngineFacts:
         if found is None:
             raise KeyError(fact)
         return found
+
+
+def memory_class(device: DeviceSpec) -> str:
+    """The class of a GPU by which vLLM chooses its limits (``vllm/engine/arg_utils.py``,
+    ``get_batch_defaults``): "huge" from 160 GiB on, "large" from 70 on but for A100, "small"."""
+    gib = device.memory_bytes / 2**30
+    if gib >= 160:
+        return "huge"
+    return "large" if gib >= 70 and not device.name.startswith("a100") else "small"
 
 
 @cache

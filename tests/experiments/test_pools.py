@@ -102,7 +102,7 @@ def test_the_handover_is_that_of_the_engine_or_what_is_given() -> None:
 
 
 def test_of_layers_with_windows_what_is_inside_is_sent() -> None:
-    """gpt-oss-20b: 12 of 24 layers keep 128 tokens of prompts of 2,000; 8 heads of 64, two bytes."""
+    """gpt-oss-20b: 12 of 24 layers keep 128 of 2,000 tokens; 8 heads of 64, two bytes."""
     lengths = "workload.lengths={kind: fixed, prompt: 2000, decode: 20}"
     over = two("model=gpt-oss-20b", "device=h100-80g-sxm", "stack=vllm", lengths).handover
     sent = 12 * (2000 + 128) / 2000 * 2 * 8 * 64 * 2
