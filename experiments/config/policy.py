@@ -24,7 +24,14 @@ from typing import (
     get_type_hints,
 )
 
-from pydantic import Field, SerializeAsAny, WrapValidator, create_model, model_validator
+from pydantic import (
+    BeforeValidator,
+    Field,
+    SerializeAsAny,
+    WrapValidator,
+    create_model,
+    model_validator,
+)
 from pydantic.errors import PydanticUserError
 
 from sarathi_sim.experiments.config.base import Source, Strict, Text, Tokens
@@ -118,6 +125,12 @@ _NAMES = {"chunk_size": ("chunk size", "tokens", "chunk"), "tile": ("tile", "tok
 _FILE_KEYS = ("name", "file", "sha256", "code")
 
 
+def _quoted(version: Any) -> Any:
+    if isinstance(version, int | float):
+        raise ValueError('must be in quotes, as in "0.33": 0.30 is not 0.3')
+    return version
+
+
 @lru_cache(maxsize=64)
 def file_policy(code: str, file: str, name: str) -> type[FilePolicy]:
     """The keys that a policy of the user's file takes. Raises PolicyFileError."""
@@ -150,6 +163,7 @@ def _policy_model(
         needed = parameter.default is Parameter.empty
         hint = hints.get(key, Any)
         kind = _BOUNDED.get(hint, hint) if isinstance(hint, Hashable) else hint
+        kind = Annotated[kind, BeforeValidator(_quoted)] if key == "version" else kind
         default = ... if needed else parameter.default
         fields[key] = (kind, named(*_NAMES[key], default=default) if key in _NAMES else default)
     about = (builder.__doc__ or "").partition("\n")[0]

@@ -1,0 +1,108 @@
+"""Facts of engines by version."""
+
+from __future__ import annotations
+
+import pytest
+
+from sarathi_sim.experiments.config.engine_version import version_defaults
+from sarathi_sim.experiments.run.decision_log import ENGINES
+from sarathi_sim.policies.sglang import Sglang
+from sarathi_sim.policies.vllm import Vllm
+from sarathi_sim.profiler.facts.device import load_device
+from sarathi_sim.profiler.facts.engines import Fact, engine_facts, engines, memory_class
+from sarathi_sim.profiler.facts.formats import STACKS
+from tests.experiments.small_config import deployed, message
+
+ONE = """
+name: one
+model: llama-3-8b
+device: a100-80g-sxm
+workload: {requests: 4, lengths: {kind: fixed, prompt: 64, decode: 8}}
+cluster: {max_length: 256}
+policy: {name: vllm}
+"""
+
+
+def test_without_a_version_the_newest_that_was_compared_is_meant() -> None:
+    known = {name: list(ENGINES[name].versions) for name in ("vllm", "sglang")}
+    assert known | {"trtllm": []} == {name: one.lockstep for name, one in engines().items()}
+    assert (Vllm().version, Sglang().version) == (known["vllm"][-1], known["sglang"][-1])
+    assert Vllm().ahead == engine_facts("vllm").at("async_scheduling")
+
+
+def test_every_row_has_a_source_and_the_last_one_holds_for_the_newest() -> None:
+    for name in STACKS:
+        for key, rows in engine_facts(name).facts.items():
+            assert all(row.source for row in rows)
+            assert rows[-1].holds("999", {}) and not rows[-1].when, (name, key)
+
+
+def test_a_row_holds_from_since_on_and_before_until() -> None:
+    row = Fact(1, "x", since="0.9", until="0.10.1", when={"memory": "large"})
+    about = {"memory": "large"}
+    held = [v for v in ("0.8.9", "0.9", "0.10", "0.10.1", "0.10.1.1") if row.holds(v, about)]
+    assert held == ["0.9", "0.10"] and not row.holds("0.9", {})
+    with pytest.raises(KeyError, match="unheard"):
+        engine_facts("vllm").at("unheard")
+
+
+@pytest.mark.parametrize(
+    ("version", "logit", "gib", "ahead"),
+    [
+        ("0.8.3", 38, 1.97, False),
+        ("0.10.1.1", 38, 0.1, False),
+        ("0.15.1", 38, 0.42, True),
+        ("0.17.0", 15, 0.42, True),
+        ("0.19.1rc1.dev316", 15, 1.84, True),
+        ("", 15, 1.84, True),
+    ],
+)
+def test_vllms_facts(version: str, logit: int, gib: float, ahead: bool) -> None:
+    facts = engine_facts("vllm")
+    assert facts.at("logit_bytes", version) == logit
+    assert facts.at("logit_bytes", version, sampler="flashinfer") == 15
+    assert facts.at("collectives_gib", version) == gib
+    assert facts.at("async_scheduling", version) == ahead
+
+
+def test_limits_by_the_class_of_a_gpu() -> None:
+    names = ("a100-80g-sxm", "l40s", "h100-80g-sxm", "h200-sxm", "b200-sxm")
+    classes = [memory_class(load_device(name)) for name in names]
+    assert classes == ["small", "small", "large", "large", "huge"]
+    facts = engine_facts("vllm")
+    budgets = [facts.at("max_num_batched_tokens", "0.27", memory=one) for one in classes]
+    assert budgets == [2048, 2048, 8192, 8192, 8192]
+    assert facts.at("max_num_batched_tokens", "0.28", memory="huge") == 16384
+
+
+@pytest.mark.parametrize(
+    ("assignments", "ahead", "told"),
+    [
+        ((), True, ""),
+        (("policy.version=0.32.0",), True, ""),
+        (("policy.version=0.13.0",), False, "vllm 0.13.0: here it decides as 0.32"),
+        (
+            ('policy.version="0.35"',),
+            True,
+            "vllm 0.35: here it decides as 0.33, the nearest version",
+        ),
+        (("policy.version=0.13.0", "policy.async_scheduling=true"), True, "decides as 0.32"),
+        (("cluster.pp=2",), False, ""),
+        (("speculation={method: ngram, draft_length: 2, acceptance: 1.2}",), False, ""),
+    ],
+)
+def test_a_policy_has_its_versions_defaults(
+    assignments: tuple[str, ...], ahead: bool, told: str
+) -> None:
+    (found,) = deployed(ONE, *assignments).values()
+    assert found.scenario.policy.described()["async_scheduling"] == ahead
+    assert found.scenario.batching.max_in_flight == found.scenario.cluster.pp + ahead
+    notes = [note for note in found.notes if "decides as" in note]
+    assert len(notes) == bool(told) and all(told in note for note in notes)
+    (again,) = deployed(ONE, "policy.async_scheduling=false").values()
+    assert version_defaults(again.scenario) == {"async_scheduling": True}
+
+
+def test_a_version_is_no_number() -> None:
+    assert 'value 0.3: must be in quotes, as in "0.33"' in message(ONE, "policy.version=0.30")
+    assert "must begin with a number, as in 0.33" in message(ONE, "policy.version=nightly")
