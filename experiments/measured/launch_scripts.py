@@ -104,8 +104,9 @@ def settings_of(row: Measured) -> Settings:
     if row.backend == "vllm":
         facts, version = engine_facts("vllm"), row.backend_version
         version = version if _release(version) else _UNDATED
-        about = {"memory": memory_class(load_device(DEVICES[row.system]))}
-        known |= {key: facts.at(key, version, **about) for key in _VLLM_DEFAULTS}
+        device = DEVICES.get(row.system)  # (one that is not known is refused later)
+        memory = memory_class(load_device(device)) if device else ""
+        known |= {key: facts.at(key, version, memory=memory) for key in _VLLM_DEFAULTS}
     for entry in launch_scripts().entries:
         if _holds(row, entry.of):
             parts = [entry.set, *(case.set for case in entry.cases if _holds(row, case.when))]
