@@ -41,9 +41,10 @@ LEAD = 4e-5
 EOS = 38
 SMALL: dict[str, Any] = {"max_num_batched_tokens": 40, "max_num_seqs": SEQUENCES}
 POLICIES: dict[str, dict[str, Any]] = {
-    "vllm": {"name": "vllm", **SMALL},
+    "vllm": {"name": "vllm", **SMALL, "async_scheduling": False},
     "vllm_async": {"name": "vllm", **SMALL, "async_scheduling": True},
-    "vllm_priority": {"name": "vllm", **SMALL, "scheduling_policy": "priority"},
+    "vllm_priority": {"name": "vllm", **SMALL, "scheduling_policy": "priority",
+                      "async_scheduling": False},
     "sglang": {"name": "sglang", "chunked_prefill_size": 16, "max_running_requests": SEQUENCES,
                "schedule_conservativeness": 0.0},
     "sglang_mixed": {"name": "sglang", "chunked_prefill_size": 16, "schedule_policy": "lpm",
