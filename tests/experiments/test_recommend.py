@@ -115,7 +115,9 @@ def test_it_agrees_with_trying_everything(tmp_path: Path) -> None:
     assert content["winner"] == first.option.name
     row, cost = content["deployments"][0], price_at(first.load, first.option, prices)
     assert row["per_million_output_tokens"] == pytest.approx(cost, rel=1e-9)
-    assert content["command"].startswith("vllm serve huggyllama/llama-13b --tensor-parallel-size")
+    version, command = content["command"].splitlines()
+    assert version == "# As simulated for vllm 0.33."
+    assert command.startswith("vllm serve huggyllama/llama-13b --tensor-parallel-size")
     assert content["needs"] is None
     files = {one: {*recommend_files(asked, content | {"command": one})} for one in ("vllm", None)}
     assert files["vllm"] - files[None] == {"launch.sh"}
