@@ -499,7 +499,7 @@ def deploy(
         if drafting is not None and spec.method == DRAFT_MODEL:
             notes.append(f"op times of the draft model: {provenance(drafting.meta)}")
     # 5. The deployment. This machine must be able to simulate it, and it must serve a request.
-    scenario = with_running(scenario, room.max_batch)
+    scenario = with_running(scenario, room.max_batch, room.memory)
     scenario = scenario.having("batching", max_batch=room.max_batch, max_in_flight=room.in_flight)
     scenario = scenario.model_copy(update={"engine": engine, "kv_cache": room.kv_cache})
     inputs = (model, device, layers, room.tokens, requests, ops, digest)
@@ -573,9 +573,11 @@ def _token_bytes(deployment: Deployment, source: Source) -> float:
     pull request 24857 allocates them."""
     model, scenario = deployment.model, deployment.scenario
     numbers = number_bytes_of(scenario, model, deployment.device, source)
+    whole = float(model.kv_bytes_per_token(numbers.kv))
+    if model.windows is None or not deployment.requests:
+        return whole
     prompts = np.array([request.prompt_tokens for request in deployment.requests], float)
-    kept = float(model.kept_tokens(prompts).sum() / prompts.sum()) if len(prompts) else 1.0
-    return kept * model.kv_bytes_per_token(numbers.kv)
+    return float(model.kept_tokens(prompts).sum() / prompts.sum()) * whole
 
 
 def _senders(prefill: Deployment) -> int:

@@ -78,7 +78,8 @@ def running_of(
     return running, told
 
 
-def with_running(scenario: Scenario, running: int) -> Scenario:
-    """The scenario with SGLang's limit of running requests, where states lower it."""
-    given = scenario.policy.model_dump().get("max_running_requests", 0)
-    return scenario.having("policy", max_running_requests=running) if running < given else scenario
+def with_running(scenario: Scenario, running: int, memory: EngineMemory | None) -> Scenario:
+    """The scenario with SGLang's limit of running requests, where a pool of states lowers it."""
+    if scenario.policy.name != "sglang" or memory is None or memory.states is None:
+        return scenario
+    return scenario.having("policy", max_running_requests=running)

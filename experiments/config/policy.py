@@ -163,7 +163,9 @@ def _policy_model(
         needed = parameter.default is Parameter.empty
         hint = hints.get(key, Any)
         kind = _BOUNDED.get(hint, hint) if isinstance(hint, Hashable) else hint
-        kind = Annotated[kind, BeforeValidator(_quoted)] if key == "version" else kind
+        kind = (
+            Annotated[kind, BeforeValidator(_quoted)] if (key, hint) == ("version", str) else kind
+        )
         default = ... if needed else parameter.default
         fields[key] = (kind, named(*_NAMES[key], default=default) if key in _NAMES else default)
     about = (builder.__doc__ or "").partition("\n")[0]

@@ -8,13 +8,13 @@ evidence.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping
 from dataclasses import field
 from functools import lru_cache
 from typing import Any
 
 from sarathi_sim.experiments.measured.servers import Measured
+from sarathi_sim.policies.request import release_of
 from sarathi_sim.profiler.facts.device import DeviceSpec, load_device
 from sarathi_sim.profiler.facts.engines import engine_facts, memory_class
 from sarathi_sim.profiler.public.kernel_tables import SYSTEMS
@@ -36,7 +36,6 @@ _VLLM_DEFAULTS = (
 )
 _UNDATED = "0.27"
 """The release for which a build without one is taken: those measured are of 2025 and 2026."""
-_RELEASE = re.compile(r"\d+(?:\.\d+)*")
 
 
 @strict_dataclass
@@ -147,9 +146,8 @@ def sglang_memory(device: DeviceSpec, tp: int, pp: int = 1, ranks: int = 1) -> S
 
 
 def _release(text: str) -> tuple[int, ...]:
-    """``1.2.0rc6.post3`` as 1, 2, 0; empty for a text that begins with no number."""
-    found = _RELEASE.match(text)
-    return tuple(map(int, found[0].split("."))) if found else ()
+    """The version's numbers; empty for a text that begins with none."""
+    return release_of(text) if text[:1].isdigit() else ()
 
 
 def _holds(row: Measured, when: Condition) -> bool:

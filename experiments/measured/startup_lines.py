@@ -50,6 +50,11 @@ _SIZES = {
 _HEAD_DIM = 128
 #: Versions of lines that state none, by what their note says.
 _DATED = {"2026-01-26": "0.14", "0.8 to 0.11": "0.10", "between 0.11.0 and": "0.11"}
+_COLUMNS = (
+    *("engine", "version", "gpu", "tp", "pp", "model", "dtype_quantization", "kv_cache_dtype"),
+    *("gpu_memory_utilization", "max_num_seqs", "max_num_batched_tokens", "measured_value"),
+    *("unit", "note"),
+)
 _UNITS = {"tokens": BLOCK, "blocks of 16": 1}
 
 
@@ -84,7 +89,10 @@ class StartupLine:
 def read(path: Path) -> list[StartupLine]:
     """The lines of a file. Raises UserError where it has not the columns."""
     with path.open(newline="", encoding="utf-8") as file:
-        return [_line(row) for row in csv.DictReader(file)]
+        rows = csv.DictReader(file)
+        if lacking := [name for name in _COLUMNS if name not in (rows.fieldnames or ())]:
+            raise UserError(f"{path}: no column {lacking[0]}: not a list of start-up lines")
+        return [_line(row) for row in rows]
 
 
 def _line(row: dict[str, str]) -> StartupLine:
@@ -97,8 +105,10 @@ def _line(row: dict[str, str]) -> StartupLine:
 def account(row: Mapping[str, str]) -> EngineMemory:
     """Our account of a line's server. Raises UserError where there is none."""
     name, device, model = row["engine"], load_device(row["gpu"]), _model(row["model"])
+    if name not in STACK_SHARES:
+        raise UserError(f"engine {name}: one of {', '.join(STACK_SHARES)}")
     tp, pp = int(row["tp"]), int(row["pp"])
-    setting = STACK_SHARES[name]  # type: ignore[index]
+    setting = STACK_SHARES[name]
     usual = defaults(row)
     known = {key: float(row[key] or usual[key]) for key in usual}
     sampler = "flashinfer" if "FlashInfer sampler in use" in row["note"] else ""

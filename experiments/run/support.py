@@ -92,7 +92,8 @@ class Combination:
                 found = self._memory(tp, pp)
             except CapacityError:
                 continue
-            if found.num_blocks * BLOCK >= min(SEQUENCE, self.model.max_position_embeddings):
+            tokens = (found.num_blocks - found.state_blocks) * BLOCK
+            if tokens >= min(SEQUENCE, self.model.max_position_embeddings):
                 return (tp, pp), found
         return None
 

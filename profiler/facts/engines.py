@@ -1,8 +1,7 @@
 """What engines reserve and switch on, by their version: ``data/engines/ENGINE.yaml``.
 
 A fact has rows, each with its value, its source, and the versions from ``since`` on and before
-``until`` for which it holds. The first row that holds counts. A version newer than the newest whose
-decisions are reproduced has that one's facts, or those of rows that name it.
+``until`` for which it holds. The first row that holds counts.
 """
 
 from __future__ import annotations

@@ -8,6 +8,7 @@ import pytest
 
 from sarathi_sim.experiments.figures.page_tables import update
 from sarathi_sim.experiments.measured.startup_lines import page_tables, read, version
+from sarathi_sim.profiler.storage.strict import UserError
 
 HEADER = (
     "source,engine,version,gpu,gpus,tp,pp,model,dtype_quantization,kv_cache_dtype,"
@@ -20,6 +21,7 @@ LINES = (
     "x,vllm,,h100-80g-sxm,1,1,1,qwen3-0.6b,bf16,auto,0.9,16000,,,,64.45,GiB,of 2026-01-26\n"
     "x,vllm,0.15.1,h100-80g-sxm,4,4,1,llama-3.1-70b,bf16,,,,128,8192,,30425,blocks of 16,\n"
     "x,vllm,0.19.0,h100-80g-sxm,1,1,1,unheard-of,bf16,,,,,,,5,tokens,\n"
+    "x,tgi,3,h100-80g-sxm,1,1,1,llama-3.1-8b,bf16,,,,,,,5,tokens,\n"
 )
 PAGE = "<!-- table: Lines within -->\n<!-- end -->\n<!-- table: Start-up lines -->\n<!-- end -->\n"
 
@@ -27,13 +29,21 @@ PAGE = "<!-- table: Lines within -->\n<!-- end -->\n<!-- table: Start-up lines -
 def test_lines_are_answered_with_the_versions_facts(tmp_path: Path) -> None:
     path = tmp_path / "lines.csv"
     path.write_text(HEADER + LINES)
-    pair, small, large, unknown = read(path)
+    pair, small, large, unknown, other = read(path)
     for line in (pair, small, large):
         assert line.ours == pytest.approx(line.measured, rel=0.01)
     assert version(small.row) == "0.14" and small.memory is not None
     # 1,024 sequences of the default on an H100, each logit sorted by PyTorch.
     assert small.memory.activation_bytes > 38 * 1024 * 151936
+    assert other.why == "engine tgi: one of vllm, sglang, trtllm"
     assert unknown.ours is None and "unknown model" in unknown.why
     page = update(PAGE, page_tables([pair, small, large, unknown]))
     assert "| lines | 4 |" in page and "| within 1 % | 3 |" in page
     assert "unheard-of: unknown model" in page and "| 30,425 blocks of 16 | 30,461 |" in page
+
+
+def test_a_file_without_a_column_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "lines.csv"
+    path.write_text("engine,version\nvllm,0.19\n")
+    with pytest.raises(UserError, match="no column gpu: not a list of start-up lines"):
+        read(path)
