@@ -754,7 +754,7 @@ def _room(
         raise source.error("kv_cache.num_blocks", blocks, problem)
     tokens = (blocks - 1) * cache.block_size  # one is the null block
     in_flight = pool_settings(scenario, policy, max_length)["max_in_flight"]
-    running, note = running_of(scenario, policy, cache, memory, source)
+    running, note = running_of(policy, cache, memory, source)
     cache = cache.model_copy(update={"num_blocks": blocks})
     return Room(tokens, running, in_flight, cache, memory, note)
 

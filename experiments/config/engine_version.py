@@ -11,7 +11,7 @@ from sarathi_sim.policies.pool import PoolPolicy
 from sarathi_sim.policies.request import release_of
 from sarathi_sim.profiler.facts.engines import engine_facts
 from sarathi_sim.profiler.facts.formats import STACKS
-from sarathi_sim.simulator.load.engine_memory import MORE_GPUS, EngineMemory
+from sarathi_sim.simulator.load.engine_memory import MORE_GPUS, SHARES, EngineMemory
 
 _BY_VERSION = ("async_scheduling",)
 """Keys of policies whose default depends on the engine's version."""
@@ -48,7 +48,7 @@ def of_its_version(scenario: Scenario) -> tuple[Scenario, list[str]]:
 
 
 def running_of(
-    scenario: Scenario, policy: PoolPolicy, cache: KvCache, memory: EngineMemory, source: Source
+    policy: PoolPolicy, cache: KvCache, memory: EngineMemory, source: Source
 ) -> tuple[int, str]:
     """The sequences that may run, as far as states of recurrent layers allow, and what to say of
     it. Raises UserError where the engine would not start.
@@ -56,18 +56,20 @@ def running_of(
     Sources: vllm-project/vllm, pull request 38270 (a block of the cache for each sequence); SGLang
     0.5.23, ``mem_cache/kv_cache_configurator.py`` (a pool of states, several a request).
     """
-    most, name, version = policy.max_num_seqs, scenario.policy.name, version_of(policy)
+    most, version = policy.max_num_seqs, version_of(policy)
     if not memory.state_bytes:
         return most, ""
+    facts = engine_facts(SHARES[memory.setting].engine)
     size = f"recurrent layers: a sequence's states take {memory.state_bytes / 1e6:.1f} MB of a GPU"
     if memory.states is None:
-        refuses = name == "vllm" and engine_facts(name).at("states_limit_sequences", version)
+        limit = "states_limit_sequences"
+        refuses = limit in facts.facts and facts.at(limit, version)
         if refuses and most > memory.most_states:
             problem = f"must be at most {memory.most_states}: each needs a block for its states, "
             problem += f"or vLLM {version} does not start"
             raise source.error("policy.max_num_seqs", most, problem)
         return most, f"{size}, {memory.state_blocks} KV blocks"
-    facts, each = engine_facts("sglang"), 1
+    each = 1
     if cache.prefix_caching:
         each = facts.at("states_cached", version)
         each += facts.at("states_overlap", version) if policy.ahead else 0
@@ -80,6 +82,7 @@ def running_of(
 
 def with_running(scenario: Scenario, running: int, memory: EngineMemory | None) -> Scenario:
     """The scenario with SGLang's limit of running requests, where a pool of states lowers it."""
-    if scenario.policy.name != "sglang" or memory is None or memory.states is None:
+    key = "max_running_requests"
+    if memory is None or memory.states is None or key not in type(scenario.policy).model_fields:
         return scenario
-    return scenario.having("policy", max_running_requests=running)
+    return scenario.having("policy", **{key: running})
