@@ -13,8 +13,8 @@ PART: chunks that end with no token, because they did not go on in the slot's ne
 
 HIT, HIT_AGAIN, LOST, REMOTE = 0, 1, 2, 3
 """Tokens found in the prefix cache at a first admission and at a later one, lost by preemption
-(negative: taken back, for the request ended before it was admitted again), or whose KV was computed
-elsewhere."""
+(negative: taken back, as drafts that did not hold, or where the request ended before it was
+admitted again), or whose KV was computed elsewhere."""
 
 DRAFTED, ACCEPTED = 4, 5
 """Drafts of a request that were verified, and those of them that held."""

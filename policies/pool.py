@@ -408,7 +408,11 @@ class Pool(Scheduler):
                 self._settled = False
                 sequence.stale -= tokens
                 stale.append(sequence)
-                if self._drops_of(sequence):
+                drops = self._drops_of(sequence)
+                if refused := tokens - 1 - (0 if drops else accepted):  # these were no tokens of it
+                    sequence.lost -= refused
+                    self.events.extend((sequence.id, LOST, -refused))
+                if drops:
                     continue
             else:
                 sequence.yielding = False

@@ -447,7 +447,11 @@ class TextbookPool:
                 held = min(self.acceptance(sequence.id, member.known, drafts), left)
             member.drafts += drafts
             # (A sequence whose KV is lost cannot send it.)
-            if stale and (drops or sequence.sends):
+            dropped = stale and (drops or sequence.sends)
+            if stale and (refused := drafts - (0 if dropped else held)):
+                member.lost -= refused  # drafts that did not hold were none of its tokens
+                self.events.append((sequence.id, LOST, -refused))
+            if dropped:
                 continue
             member.held += held
             if not member.generated:
