@@ -203,7 +203,8 @@ def _defaults(deployment: Deployment, varied: Collection[str]) -> str:
     scenario, memory = deployment.scenario, deployment.memory
     policy, cache, cluster = scenario.policy, scenario.kv_cache, scenario.cluster
     usual = {key: one.default for key, one in type(policy).model_fields.items()}
-    usual |= version_defaults(scenario)
+    of_version = version_defaults(scenario)
+    usual |= of_version["policy"]
     found = {
         key: value
         for key, value in policy.model_dump().items()
@@ -211,11 +212,11 @@ def _defaults(deployment: Deployment, varied: Collection[str]) -> str:
     }
     if cache is not None and cache.prefix_caching:
         found["prefix_caching"] = True
-    if cluster.usable_memory == type(cluster).model_fields["usable_memory"].default:
-        if memory is None:
-            found["usable_memory"] = cluster.usable_memory
-        elif cache is not None and getattr(cache, memory.setting) is None:
-            found[memory.setting] = cluster.usable_memory
+    share = type(cluster).model_fields["usable_memory"].default
+    if memory is None and cluster.usable_memory == share:
+        found["usable_memory"] = share
+    elif memory is not None and memory.share == of_version["kv_cache"].get(memory.setting, share):
+        found[memory.setting] = memory.share
     if (
         deployment.model.experts is not None
         and cluster.tp * cluster.dp > 1

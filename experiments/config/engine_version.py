@@ -11,31 +11,35 @@ from sarathi_sim.policies.pool import PoolPolicy
 from sarathi_sim.policies.request import release_of
 from sarathi_sim.profiler.facts.engines import engine_facts
 from sarathi_sim.profiler.facts.formats import STACKS
-from sarathi_sim.simulator.load.engine_memory import MORE_GPUS, SHARES, EngineMemory
-
-_BY_VERSION = ("async_scheduling",)
-"""Keys of policies whose default depends on the engine's version."""
+from sarathi_sim.simulator.load.engine_memory import MORE_GPUS, SHARES, STACK_SHARES, EngineMemory
 
 
-def version_defaults(scenario: Scenario) -> dict[str, Any]:
-    """The defaults of the policy's keys that depend on its engine's version."""
+def version_defaults(scenario: Scenario) -> dict[str, dict[str, Any]]:
+    """The defaults of ``policy`` and ``kv_cache`` that depend on the engine's version."""
     policy, version = scenario.policy, scenario.policy.model_dump().get("version")
+    found: dict[str, dict[str, Any]] = {"policy": {}, "kv_cache": {}}
     if policy.name not in STACKS or not version:
-        return {}
+        return found
     facts, spec = engine_facts(policy.name), scenario.speculation
     about = {"pp": "several" if scenario.cluster.pp > 1 else "one"}
     about |= {} if spec is None else {"speculation": spec.method}
-    keys = (key for key in _BY_VERSION if key in type(policy).model_fields)
-    return {key: facts.at(key, version, **about) for key in keys}
+    keys = {"policy": "async_scheduling", "kv_cache": STACK_SHARES[policy.name]}
+    for section, key in keys.items():
+        if key in facts.facts:
+            found[section][key] = facts.at(key, version, **about)
+    return found
 
 
 def of_its_version(scenario: Scenario) -> tuple[Scenario, list[str]]:
-    """The scenario with the defaults of its engine's version for what its policy leaves open, and
-    what to say of a version whose decisions were not compared."""
-    policy = scenario.policy
-    found, version = version_defaults(scenario), policy.model_dump().get("version")
-    found = {key: value for key, value in found.items() if key not in policy.model_fields_set}
-    scenario = scenario.having("policy", **found) if found else scenario
+    """The scenario with the defaults of its engine's version for what it leaves open, and what to
+    say of a version whose decisions were not compared."""
+    policy, version = scenario.policy, scenario.policy.model_dump().get("version")
+    found, cache = version_defaults(scenario), scenario.kv_cache or KvCache()
+    unset = {k: v for k, v in found["policy"].items() if k not in policy.model_fields_set}
+    scenario = scenario.having("policy", **unset) if unset else scenario
+    unset = {k: v for k, v in found["kv_cache"].items() if getattr(cache, k) is None}
+    if unset and "usable_memory" not in scenario.cluster.model_fields_set:
+        scenario = scenario.model_copy(update={"kv_cache": cache.model_copy(update=unset)})
     if policy.name not in STACKS or not version:
         return scenario, []
     compared = engine_facts(policy.name).lockstep

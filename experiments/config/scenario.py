@@ -175,9 +175,10 @@ class KvCache(Strict):
     ``block_size`` tokens a block; ``num_blocks`` of them, one of which is never used (default: what
     the engine's own formula makes of the memory). That takes ``gpu_memory_utilization`` (vLLM,
     Sarathi-Serve), ``mem_fraction_static`` (SGLang) or ``free_gpu_memory_fraction`` (TensorRT-LLM;
-    default of each: ``cluster.usable_memory``), and what an engine prints when it starts: the peak
-    of its activations and what lies outside of torch, of a GPU (default: assumed), and its CUDA
-    graphs (vLLM from 0.21 on; before that they are not counted).
+    default of each: ``cluster.usable_memory``, if that is given, else 0.92 for vLLM from 0.31 on
+    and 0.9 for all others), and what an engine prints when it starts: the peak of its activations
+    and what lies outside of torch, of a GPU (default: assumed), and its CUDA graphs (vLLM from 0.21
+    on; before that they are not counted).
     ``prefix_caching`` keeps full blocks to be found again by their content (SGLang's decode workers
     only if their pool's own ``kv_cache`` says so); with
     ``prompts_cached`` those of every prompt are there from the beginning, as after a run of the

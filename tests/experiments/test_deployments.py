@@ -244,7 +244,7 @@ def test_blocks_by_the_engines_formula(tmp_path: Path) -> None:
     assert found.memory is not None and found.scenario.kv_cache is not None
     assert found.scenario.kv_cache.num_blocks == found.memory.num_blocks
     note = next(note for note in found.notes if "KV blocks" in note)
-    assert "gpu_memory_utilization 0.9 of 84.99 GB" in note and "(assumed)" in note
+    assert "gpu_memory_utilization 0.92 of 84.99 GB" in note and "(assumed)" in note
     less = "scenarios={a: {kv_cache: {gpu_memory_utilization: 0.5, activation_bytes: 0.0}}}"
     smaller = deployed(PAGED, less)["a"]
     assert smaller.memory is not None and smaller.memory.num_blocks < found.memory.num_blocks

@@ -550,7 +550,8 @@ def test_the_engines_own_parser_reads_every_command(engine: str) -> None:
     )
     assert done.returncode == 0, done.stderr[-2000:]
     *read, bare = json.loads(done.stdout)
-    for key, ours in version_defaults(scenario(engine, "qwen3-32b")).items():
+    defaults = version_defaults(scenario(engine, "qwen3-32b"))
+    for key, ours in (defaults["policy"] | defaults["kv_cache"]).items():
         assert bare.get(key) in (None, ours), f"the engine's default of {key}"
     assert len(read) == len(commands) > 300
     for (one, line), values in zip(commands, read, strict=True):

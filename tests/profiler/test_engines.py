@@ -100,7 +100,19 @@ def test_a_policy_has_its_versions_defaults(
     notes = [note for note in found.notes if "decides as" in note]
     assert len(notes) == bool(told) and all(told in note for note in notes)
     (again,) = deployed(ONE, "policy.async_scheduling=false").values()
-    assert version_defaults(again.scenario) == {"async_scheduling": True}
+    assert version_defaults(again.scenario)["policy"] == {"async_scheduling": True}
+
+
+def test_the_share_of_the_memory_is_the_versions() -> None:
+    """vLLM takes 0.92 of it from 0.31 on, and 0.9 before; what is given counts before both."""
+    for version, given, share in (
+        ("0.33", (), 0.92),
+        ("0.30", (), 0.9),
+        ("0.33", ("cluster.usable_memory=0.8",), 0.8),
+        ("0.33", ("kv_cache={gpu_memory_utilization: 0.7}", "cluster.usable_memory=0.8"), 0.7),
+    ):
+        (found,) = deployed(ONE, f"policy.version='{version}'", *given).values()
+        assert found.memory is not None and found.memory.share == share
 
 
 def test_a_version_is_no_number() -> None:
