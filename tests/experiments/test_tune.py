@@ -38,6 +38,7 @@ stack: vllm
 workload:
   requests: 40
   lengths: {kind: fixed, prompt: 400, decode: 30}
+  declared: exact
   arrivals: {kind: poisson, rate: 4}
 cluster: {max_length: 2048}
 policy: {name: vllm, max_num_batched_tokens: 2048, max_num_seqs: 64}
