@@ -203,7 +203,7 @@ def _defaults(deployment: Deployment, varied: Collection[str]) -> str:
     scenario, memory = deployment.scenario, deployment.memory
     policy, cache, cluster = scenario.policy, scenario.kv_cache, scenario.cluster
     usual = {key: one.default for key, one in type(policy).model_fields.items()}
-    of_version = version_defaults(scenario)
+    of_version = version_defaults(scenario, deployment.device)
     usual |= of_version["policy"]
     found = {
         key: value
@@ -226,6 +226,8 @@ def _defaults(deployment: Deployment, varied: Collection[str]) -> str:
     words = [f"{key} {_word(value)}" for key, value in found.items() if value is not None]
     if scenario.stack is not None:
         words.append(f"CUDA graphs up to {CAPTURED_TOKENS} tokens")
+        if largest := scenario.engine.fi_allreduce_fusion_max_size_mb:
+            words.insert(-1, f"additions fused with all-reduces up to {largest:g} MiB")
         if cache is not None and not cache.cuda_graph_bytes:
             words[-1] += " (their memory is not counted)"
     return f"at the default: {', '.join(words)}" if words else ""

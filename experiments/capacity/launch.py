@@ -19,6 +19,7 @@ from typing import Any
 
 from sarathi_sim.experiments.capacity.options import router_of_ranks
 from sarathi_sim.experiments.config.base import Source, get
+from sarathi_sim.experiments.config.engine_version import version_defaults
 from sarathi_sim.experiments.config.scenario import POOLS, KvCache, Scenario, Speculation
 from sarathi_sim.experiments.config.two_pools import pool_of
 from sarathi_sim.policies.policy import is_pooled, memory_share_of, version_of
@@ -207,6 +208,7 @@ _SERVERS = {
             "--gpu-memory-utilization": "memory_share",
             "--block-size": "kv_cache.block_size",
             "--enable-prefix-caching": "kv_cache.prefix_caching",
+            "--compilation-config": "compilation",
         },
         "--trust-remote-code",
         {"bf16": "bfloat16", "fp8": "fp8"},
@@ -465,6 +467,7 @@ def _command(
         "ep_size": cluster.tp * ranks if cluster.expert_parallel else 1,
         "no_prefix_caching": not cache.prefix_caching,
         "custom_code": checkpoint.custom_code,
+        "compilation": _compilation(scenario),
     }
     words = [server.program.format(model=shlex.quote(checkpoint.name))]
     words += [server.trust] if checkpoint.custom_code and server.trust else []
@@ -490,6 +493,22 @@ def _command(
         before = f"cat > {file} <<'END'\n{text}END\n"
         words.append(f"{option} {file}")
     return before + " ".join(words)
+
+
+def _compilation(scenario: Scenario) -> str | None:
+    """vLLM's settings of graphs and fusions that are not its version's defaults."""
+    engine = scenario.engine
+    told: dict[str, Any] = {
+        key: value
+        for key in ("cudagraph_mode", "splitting_ops")
+        if (value := getattr(engine, key)) is not None
+    }
+    usual = version_defaults(scenario, load_device(scenario.device))["engine"]
+    largest = engine.fi_allreduce_fusion_max_size_mb
+    if largest is not None and largest != usual.get("fi_allreduce_fusion_max_size_mb"):
+        size = {"fi_allreduce_fusion_max_size_mb": largest} if largest else {}
+        told["pass_config"] = {"fuse_allreduce_rms": largest > 0, **size}
+    return f"'{json.dumps(told)}'" if told else None
 
 
 # Checkpoints ---------------------------------------------------------------------------------

@@ -450,7 +450,7 @@ def deploy(
     max_length = scenario.cluster.max_length or model.max_position_embeddings
     scenario = scenario.having("cluster", max_length=max_length, layers_per_stage=list(layers))
     numbers = number_bytes_of(scenario, model, device, source)
-    scenario, notes = of_its_version(scenario)
+    scenario, notes = of_its_version(scenario, device)
     check_policy(scenario, source)
     drafter = drafter_of(scenario, model, source)
     # 2. The requests.

@@ -48,6 +48,10 @@ _NEEDS: dict[str, tuple[str, Callable[[Deployment], bool]]] = {
     "kv_cache.activation_bytes": ("an engine that counts them", lambda one: _counts_peak(one)),
     "kv_cache.cuda_graph_bytes": ("an engine that counts them", lambda one: _counts_peak(one)),
     "engine.send": ("cluster.pp above 1", lambda one: one.scenario.cluster.pp > 1),
+    **{
+        f"engine.{key}": ("stack: vllm", lambda one: _of_vllm(one))
+        for key in ("cudagraph_mode", "splitting_ops", "fi_allreduce_fusion_max_size_mb")
+    },
     "engine.layer_time": (
         "a profile that holds whole layers",
         lambda one: one.ops.whole_layer != SUM,
@@ -145,6 +149,11 @@ def _set(scenario: Scenario, key: KeyPath) -> object:
     field = type(section).model_fields.get(key[-1])  # type: ignore[attr-defined]
     value = None if field is None else getattr(section, key[-1])
     return None if field is None or value == field.default else value
+
+
+def _of_vllm(deployment: Deployment) -> bool:
+    kernels = deployment.scenario.kernels
+    return kernels is not None and kernels.stack == "vllm"
 
 
 def _counts_peak(deployment: Deployment) -> bool:

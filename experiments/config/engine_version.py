@@ -5,36 +5,49 @@ from __future__ import annotations
 from typing import Any
 
 from sarathi_sim.experiments.config.base import Source
+from sarathi_sim.experiments.config.links import node_gpus
 from sarathi_sim.experiments.config.scenario import KvCache, Scenario
 from sarathi_sim.policies.policy import version_of
 from sarathi_sim.policies.pool import PoolPolicy
 from sarathi_sim.policies.request import release_of
-from sarathi_sim.profiler.facts.engines import engine_facts
-from sarathi_sim.profiler.facts.formats import STACKS
+from sarathi_sim.profiler.facts.device import DeviceSpec
+from sarathi_sim.profiler.facts.engines import capability, engine_facts
+from sarathi_sim.profiler.facts.formats import STACKS, Stack, named_stack
 from sarathi_sim.simulator.load.engine_memory import MORE_GPUS, SHARES, STACK_SHARES, EngineMemory
 
 
-def version_defaults(scenario: Scenario) -> dict[str, dict[str, Any]]:
-    """The defaults of ``policy`` and ``kv_cache`` that depend on the engine's version."""
+def version_defaults(scenario: Scenario, device: DeviceSpec) -> dict[str, dict[str, Any]]:
+    """The defaults of ``policy``, ``kv_cache`` and ``engine`` that depend on the engine's version:
+    its policy's; and the kernels' where the stack names one."""
     policy, version = scenario.policy, scenario.policy.model_dump().get("version")
-    found: dict[str, dict[str, Any]] = {"policy": {}, "kv_cache": {}}
-    if policy.name not in STACKS or not version:
-        return found
-    facts, spec = engine_facts(policy.name), scenario.speculation
-    about = {"pp": "several" if scenario.cluster.pp > 1 else "one"}
+    cluster, spec = scenario.cluster, scenario.speculation
+    about = {key: "several" if getattr(cluster, key) > 1 else "one" for key in ("pp", "dp")}
+    inside = cluster.tp <= node_gpus(scenario, device)
+    inside &= cluster.intra_node is None or cluster.intra_node.kind in (None, "nvlink")
+    about |= {"tp": str(cluster.tp) if inside else "", "capability": capability(device)}
     about |= {} if spec is None else {"speculation": spec.method}
-    keys = {"policy": "async_scheduling", "kv_cache": STACK_SHARES[policy.name]}
-    for section, key in keys.items():
-        if key in facts.facts:
-            found[section][key] = facts.at(key, version, **about)
+    wanted = list[tuple[Stack, str, str, str]]()
+    if policy.name in STACKS and version:
+        wanted.append((policy.name, version, "policy", "async_scheduling"))
+        wanted.append((policy.name, version, "kv_cache", STACK_SHARES[policy.name]))
+    if scenario.stack is not None:
+        stack, own = named_stack(scenario.stack)
+        own = own or (version if stack == policy.name else None) or ""
+        wanted.append((stack, own, "engine", "fi_allreduce_fusion_max_size_mb"))
+    found: dict[str, dict[str, Any]] = {"policy": {}, "kv_cache": {}, "engine": {}}
+    for engine, of, section, key in wanted:
+        if key in engine_facts(engine).facts:
+            found[section][key] = engine_facts(engine).at(key, of, **about)
     return found
 
 
-def of_its_version(scenario: Scenario) -> tuple[Scenario, list[str]]:
+def of_its_version(scenario: Scenario, device: DeviceSpec) -> tuple[Scenario, list[str]]:
     """The scenario with the defaults of its engine's version for what it leaves open, and what to
     say of a version whose decisions were not compared."""
     policy, version = scenario.policy, scenario.policy.model_dump().get("version")
-    found, cache = version_defaults(scenario), scenario.kv_cache or KvCache()
+    found, cache = version_defaults(scenario, device), scenario.kv_cache or KvCache()
+    unset = {k: v for k, v in found["engine"].items() if getattr(scenario.engine, k) is None}
+    scenario = scenario.having("engine", **unset) if unset else scenario
     unset = {k: v for k, v in found["policy"].items() if k not in policy.model_fields_set}
     scenario = scenario.having("policy", **unset) if unset else scenario
     unset = {k: v for k, v in found["kv_cache"].items() if getattr(cache, k) is None}

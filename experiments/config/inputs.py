@@ -30,6 +30,7 @@ from sarathi_sim.policies.request import Request
 from sarathi_sim.profiler.bundle.check import load_plausible
 from sarathi_sim.profiler.bundle.schema import BundleMeta, bundle_path
 from sarathi_sim.profiler.facts.device import DeviceSpec, load_device
+from sarathi_sim.profiler.facts.engines import engine_facts
 from sarathi_sim.profiler.facts.formats import TWO_BYTES, Kernels, NumberBytes, named_stack
 from sarathi_sim.profiler.facts.model import ModelSpec, load_model
 from sarathi_sim.profiler.facts.ops import (
@@ -44,6 +45,7 @@ from sarathi_sim.profiler.facts.ops import (
 from sarathi_sim.profiler.kernels.borrowed import BY_RATIO
 from sarathi_sim.profiler.kernels.op_source import op_source, served_formats
 from sarathi_sim.profiler.kernels.stack_file import stacks_on
+from sarathi_sim.profiler.kernels.stack_times import IN_PLACE
 from sarathi_sim.profiler.storage.files import data_dir, user_path
 from sarathi_sim.profiler.storage.plain_yaml import read_mapping
 from sarathi_sim.profiler.storage.strict import UserError, parse, strict_dataclass
@@ -148,7 +150,8 @@ def number_bytes_of(
     has none.
     """
     cluster = scenario.cluster
-    for key, value, needs in (*_needing(scenario), *_needing(cluster, "cluster.")):
+    own = *_needing(scenario), *_needing(cluster, "cluster."), *_needing(scenario.engine, "engine.")
+    for key, value, needs in own:
         if scenario.stack is None:
             raise source.error(key, value, f"needs stack: {_stacks(device)}")
         if needs == "experts" and model.experts is None:
@@ -275,21 +278,28 @@ def _config_json(model: str) -> bool:
 
 
 def provenance(meta: BundleMeta) -> str:
-    """The kind of origin of every op's times, in words; ops of one kind together. Borrowed times
-    have their whole origin, and the half-width of their band."""
+    """The kind of origin of every op's times, in words; ops of one kind together, and the versions
+    of the kernels. Borrowed times have their whole origin, and those of what may be another kernel
+    than the server's say why; both with the half-width of their band."""
     kinds: dict[str, list[str]] = {}
-    borrowed: dict[str, list[str]] = {}
-    for op in (*ALL_ROW_OPS, *ATTENTION, ALL_REDUCE, *SENDS):
-        if op in meta.environment:
-            kind, _, how = str(meta.environment[op]).partition(": ")
-            kinds.setdefault(kind, []).append(op)
-            if BY_RATIO in how and meta.kernels is not None:
-                width = meta.kernels.half_width_pct[op]
-                borrowed.setdefault(f"{how} (within {width:.0f} %)", []).append(op)
+    others: dict[str, list[str]] = {}
+    there = [op for op in (*ALL_ROW_OPS, *ATTENTION, ALL_REDUCE, *SENDS) if op in meta.environment]
+    for op in there:
+        kind, _, how = str(meta.environment[op]).partition(": ")
+        kinds.setdefault(kind, []).append(op)
+        width = 0.0 if meta.kernels is None else meta.kernels.half_width_pct[op]
+        if BY_RATIO in how:
+            others.setdefault(f"borrowed: OPS: {how} (within {width:.0f} %)", []).append(op)
+        elif IN_PLACE in how:
+            _, _, why = how.partition(IN_PLACE)
+            others.setdefault(f"OPS: what {IN_PLACE}{why} (within {width:.0f} %)", []).append(op)
     if not kinds:  # a measured bundle, or one of a calibrated device
         return f"all {meta.source} on {meta.device}"
     told = "; ".join(f"{kind}: {', '.join(ops)}" for kind, ops in kinds.items())
-    told += "".join(f"; borrowed: {', '.join(ops)}: {how}" for how, ops in borrowed.items())
+    told += "".join(f"; {how.replace('OPS', ', '.join(ops))}" for how, ops in others.items())
+    text = " ".join(str(meta.environment[op]) for op in there)
+    versions = sorted(set(re.findall(r" of (\w+ \d[\w.]*)", text)))
+    told += f"; kernels of {', '.join(versions)}" if versions else ""
     return f"{told} (from what: meta.yaml of the bundle, or sarathi-sim support)"
 
 
@@ -454,8 +464,9 @@ def with_host_time(
     if known.frontend_token_s and requests:
         mean_prompt = sum(request.prompt_tokens for request in requests) / len(requests)
         defaults["frontend_s"] += known.frontend_token_s * mean_prompt
-    if known.launch_s:
-        defaults["launch_layer_s"] = known.launch_s * calls_of_layer(model, scenario.dtype)
+    launch_s = launch_s_of(known, given)
+    if launch_s:
+        defaults["launch_layer_s"] = launch_s * calls_of_layer(model, scenario.dtype)
     executors = host_times().executors
     defaults |= executors.get(given.executor or "", {})
     whose = f"{stack}'s over {given.executor}" if given.executor in executors else f"{stack}'s"
@@ -473,9 +484,19 @@ def with_host_time(
         of = f"fitted to the runs of {_EXECUTORS[given.executor]}"
     if tuned is not None and (tuned.model, tuned.device) != (model.name, scenario.device):
         of += f" ({tuned.model} on {tuned.device}: another server than this one)"
+    if launch_s > known.launch_s and defaults["launch_layer_s"] == engine.launch_layer_s:
+        of += "; launches from documents and from other engines' prompts (data/engines/vllm.yaml)"
     notes = [f"host time: {whose}, {', '.join(shipped)}; {of}"] if shipped else []
     notes += [f"host time: as configured, {', '.join(own)}"] if own else []
     return engine, tuple(notes)
+
+
+def launch_s_of(known: HostConstants, engine: Engine) -> float:
+    """Seconds to launch one call of a layer with prompts: the stack's constant, or the documents'
+    where vLLM captures no CUDA graph of prompts."""
+    pieces = engine.splitting_ops is None or engine.splitting_ops
+    captured = engine.cudagraph_mode != "FULL_DECODE_ONLY" and pieces
+    return known.launch_s if captured else max(known.launch_s, engine_facts("vllm").at("launch_s"))
 
 
 def calls_of_layer(model: ModelSpec, dtype: str | None) -> float:

@@ -211,6 +211,12 @@ class Engine(Strict, EngineSwitches):  # type: ignore[misc]  # both are frozen
     default the stack's (``data/host_time.yaml``; ``host_time_mixtures.yaml`` for mixtures of
     experts, the only ones whose launches count), without a stack 0.
 
+    Three are vLLM's. With ``cudagraph_mode: FULL_DECODE_ONLY``, or without ``splitting_ops``, no
+    CUDA graph holds a batch with prompts, so launches count for dense models, too (from documents
+    and other servers: ``data/engines``). ``fi_allreduce_fusion_max_size_mb`` is the largest
+    all-reduce that is one kernel with the addition after it (0: none; default: the version's, on
+    GPUs for which it has one).
+
     ``layer_time``: as whole layers were ``measured`` (where the profile holds some), or the ``sum``
     of the ops. ``op_scale``: what if an op took so many times as long
     (docs/capacity.md)."""
@@ -229,6 +235,13 @@ class Engine(Strict, EngineSwitches):  # type: ignore[misc]  # both are frozen
     admission_s: Seconds | None = key("admission of a request", short="admission", default=None)
     launch_layer_s: Seconds | None = key(
         "time to launch a layer's kernels", short="launch", default=None
+    )
+    cudagraph_mode: Literal["FULL_AND_PIECEWISE", "PIECEWISE", "FULL_DECODE_ONLY"] | None = key(
+        "CUDA graphs", needs="stack", default=None
+    )
+    splitting_ops: list[Text] | None = key("ops between graphs", needs="stack", default=None)
+    fi_allreduce_fusion_max_size_mb: Annotated[float, Field(ge=0, le=1024)] | None = key(
+        "largest fused all-reduce", "MiB", needs="stack", default=None
     )
     op_scale: dict[OpName, Annotated[float, Field(gt=0, le=1000)]] = key(
         "factors on op times", default={}
@@ -355,6 +368,7 @@ class Scenario(Strict):
             version,
             self.cluster.dp,
             self.cluster.redundant_experts or 0,
+            self.engine.fi_allreduce_fusion_max_size_mb or 0.0,
         )
 
 

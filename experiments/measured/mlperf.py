@@ -363,6 +363,7 @@ def _settings(run: MlperfRun, stack: Stack) -> Mapping[str, Any]:
     """The settings of the policy, by its engine's names."""
     if stack == "vllm":
         return _given(
+            version=run.engine_version or None,
             max_num_batched_tokens=run.max_num_tokens,
             max_num_seqs=run.max_batch_size,
             long_prefill_token_threshold=run.other_flags.get("long-prefill-token-threshold"),

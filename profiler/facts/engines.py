@@ -67,6 +67,13 @@ def memory_class(device: DeviceSpec) -> str:
     return "large" if gib >= 70 and not device.name.startswith("a100") else "small"
 
 
+def capability(device: DeviceSpec) -> str:
+    """The compute capability of a GPU for whose kind engines have numbers of their own; else
+    empty."""
+    kinds = {"90": ("h100", "h200"), "100": ("b200", "gb200"), "103": ("b300", "gb300")}
+    return next((kind for kind, names in kinds.items() if device.name.startswith(names)), "")
+
+
 @cache
 def engine_facts(name: Stack) -> EngineFacts:
     """The facts of an engine, as shipped. Raises SpecError for a file that is none."""

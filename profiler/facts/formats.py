@@ -125,6 +125,9 @@ class Kernels:
     own sequences, and divide the experts among all of their ranks. Without ``moe_a2a_backend``
     tokens are gathered from all ranks, and outputs scattered. ``redundant_experts`` are copies,
     placed so that the load is even.
+
+    All-reduces of up to ``fused_all_reduce_mb`` MiB are one kernel with the addition and the norm
+    that follow (vLLM's ``fuse_allreduce_rms``).
     """
 
     stack: Stack
@@ -137,6 +140,7 @@ class Kernels:
     version: str = ""
     dp: int = 1
     redundant_experts: int = 0
+    fused_all_reduce_mb: float = 0.0
 
     @property
     def named(self) -> str:

@@ -64,12 +64,13 @@ class Shard:
 class Stream:
     """``times`` elementwise kernels that move ``numbers`` values a token each.
 
-    ``kernel`` is its name in a device file.
+    ``kernel`` is its name in a device file. ``reduced``: a fused all-reduce does it, too.
     """
 
     kernel: str
     numbers: int
     times: float = 1
+    reduced: bool = False
 
 
 def _activation(shard: Shard, ffn: int, layers: float) -> Stream:
@@ -83,7 +84,7 @@ def elementwise(shard: Shard) -> tuple[Stream, ...]:
     both = 1 - shard.bare_share  # a bare layer has one norm and one addition
     kernel = "layer_norm" if shard.norm_bias else "norm"
     found = [Stream(kernel, 2 * shard.hidden, times=shard.norms - 1 + both)]
-    found.append(Stream("add", 3 * shard.hidden, times=1 + both))
+    found.append(Stream("add", 3 * shard.hidden, 1 + both, reduced=True))
     if shard.ffn:
         found.append(_activation(shard, shard.ffn, both - shard.sparse_share))
     if shard.shared_ffn:  # and their output is added to that of the routed experts

@@ -19,6 +19,7 @@ from sarathi_sim.profiler.facts.ops import MOE
 from sarathi_sim.profiler.facts.roofline import Array
 from sarathi_sim.profiler.kernels.stack_file import (
     BLACKWELL,
+    HOPPER,
     STEPS,
     Arrays,
     Chosen,
@@ -34,7 +35,7 @@ from sarathi_sim.profiler.kernels.stack_file import (
 #: In the version of a borrowed table, after its lender.
 BY_RATIO = "by the ratio"
 #: GPUs of one architecture. A GPU borrows from the first other one that has the table.
-ALIKE = (BLACKWELL, ("h100-80g-sxm", "h200-sxm"))
+ALIKE = (BLACKWELL, HOPPER)
 #: Percent by which nine in ten times of borrowed tables are off at most. Every number format (or
 #: cache format and head dimension) that two GPUs of :data:`ALIKE` have was borrowed by the ratio of
 #: the other ones, and compared at all common sizes (tests/profiler/test_borrowed.py).

@@ -25,8 +25,9 @@ from sarathi_sim.profiler.storage.plain_yaml import dump_yaml, read_mapping
 from sarathi_sim.profiler.storage.strict import SpecError, parse, strict_dataclass
 
 Arrays = Mapping[str, npt.NDArray[Any]]
-#: GPUs of this architecture with the same kernels.
+#: GPUs of one architecture have the same kernels.
 BLACKWELL = ("b200-sxm", "b300-sxm", "gb200")
+HOPPER = ("h100-80g-sxm", "h200-sxm")
 #: Steps of a stored logarithm: 0.06 %.
 STEPS = 1800.0
 
@@ -100,6 +101,9 @@ class KernelFit:
     ``repaired_far_pct`` by more than a third. ``raised_pct`` were faster than memory allows.
     ``left_out`` has the errors by kind of hold-out. A borrowed table names its ``lender``, a GPU,
     and by how many percent its bands are wider (:mod:`sarathi_sim.profiler.kernels.borrowed`).
+    ``kernel`` is the published name of what was timed; ``unlike`` says how this differs from what
+    the engine's server runs, so that another version's table, or another stack's, stands for it;
+    ``instead`` of which nearer table this one was taken.
     """
 
     version: str
@@ -111,6 +115,9 @@ class KernelFit:
     raised_pct: float = 0.0
     lender: str = ""
     lent_pct: float = 0.0
+    kernel: str = ""
+    unlike: str = ""
+    instead: str = ""
 
     def half_width_pct(self, kind: str, unknown: float) -> float:
         """Half-width in percent of times that a kind of hold-out judges; ``unknown`` without."""
@@ -259,8 +266,9 @@ def _drifted(fit: KernelFit, table: str, engine: str, version: str) -> KernelFit
 
 
 def _nearest(each: Sequence[tuple[StackSpec, Arrays]], version: str) -> tuple[StackSpec, Arrays]:
-    """Each table of the nearest version; of equally near ones the newest (first). Times of several
-    prompts in one call come from the version that times a single prompt.
+    """Each table of the nearest version; of equally near ones the newest (first); one that times
+    another kernel than the server's only without any other. Times of several prompts in one call
+    come from the version that times a single prompt.
 
     Older versions' tables have the newest's held-out errors. All bands are widened by the drift
     between the versions."""
@@ -269,12 +277,19 @@ def _nearest(each: Sequence[tuple[StackSpec, Arrays]], version: str) -> tuple[St
     for table, fit in newest.kernels.items():
         alone = alone_of(table)
         having = [one for one in each if alone in one[0].kernels]
-        spec, of = min(having, key=lambda one: abs(release(one[0].kernels[alone].version) - wanted))
+        spec, of = min(having, key=lambda one: _distance(one[0].kernels[alone], wanted))
         if table in spec.kernels:
             chosen = replace(spec.kernels[table], left_out=fit.left_out)
+            near = min(having, key=lambda one: _distance(one[0].kernels[alone], wanted)[1])[0]
+            if (nearer := near.kernels[alone]).unlike and not chosen.unlike:
+                chosen = replace(chosen, instead=f"{nearer.version}'s, which is {nearer.unlike}")
             fits[table] = _drifted(chosen, table, newest.stack, version)
             arrays |= {name: of for name in of if name.startswith(f"{table}.")}
     return replace(newest, kernels=fits), Chosen(arrays)
+
+
+def _distance(fit: KernelFit, wanted: float) -> tuple[bool, float]:
+    return bool(fit.unlike), abs(release(fit.version) - wanted)
 
 
 def alone_of(table: str) -> str:
@@ -313,11 +328,16 @@ def gemms_beside(device: str, stack: str, dtype: str) -> dict[Stack, Arrays]:
     TensorRT-LLM's autotuner chooses at its start: its nvfp4 rows grow with k whatever n and m are,
     and are up to twice as slow as those of the same kind in the other stacks' tables. SGLang's
     fp8_block rows take 14 to 16 us for small GEMMs on Blackwell (5 to 6 on Hopper), where its
-    server calls the kernels of TensorRT-LLM (6 us) through FlashInfer.
+    server calls the kernels of TensorRT-LLM (6 us) through FlashInfer. vLLM's servers run DeepGEMM
+    on Hopper (its table of 0.24.0 says so, but holds the host's launches: 57 us at the least), and
+    SGLang's table times it.
     """
     engine = stack.partition("@")[0]
     chooses = (engine, dtype) == ("trtllm", "nvfp4")
     chooses |= (engine, dtype) == ("sglang", "fp8_block") and device in BLACKWELL
+    if (engine, dtype) == ("vllm", "fp8_block") and device in HOPPER:
+        found = tables_beside(device, engine, f"gemm.{dtype}")
+        return {"sglang": found["sglang"]} if "sglang" in found else {}
     return tables_beside(device, engine, f"gemm.{dtype}") if chooses else {}
 
 
@@ -349,7 +369,7 @@ def write_stack(
     write_whole(numbers, content.getvalue())
     plain = dataclasses.asdict(spec)
     for fit in plain["kernels"].values():
-        for name in ("raised_pct", "lender", "lent_pct"):
+        for name in ("raised_pct", "lender", "lent_pct", "kernel", "unlike", "instead"):
             if not fit[name]:
                 del fit[name]
     write_whole(text, dump_yaml(plain, width=96))

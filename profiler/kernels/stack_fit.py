@@ -8,6 +8,7 @@ single tokens were timed.
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Mapping
+from dataclasses import replace
 from datetime import UTC, datetime
 from functools import partial
 from itertools import islice, product
@@ -471,7 +472,10 @@ def _gemms_and_attention(
                 gemms = GemmLattice.from_arrays(fit_gemm(table, rows, version).surface.arrays())
             if "gemm" in families:
                 rates, scored = rates_of(device, dtype, "balanced"), "@" not in stack
-                yield fit_gemm(table, rows, version, rates, scored)
+                fitted = fit_gemm(table, rows, version, rates, scored)
+                kernel = tables.gemm_kernel(datasets, device, stack, dtype, version)
+                unlike = tables.UNLIKE.get((engine, version, dtype), "")
+                yield replace(fitted, fit=replace(fitted.fit, kernel=kernel, unlike=unlike))
     if "attention" in families:
         yield from attention_fits(datasets, device, stack, gemms)
         scored = "@" not in stack

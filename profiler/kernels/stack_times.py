@@ -49,9 +49,12 @@ from sarathi_sim.profiler.kernels.stack_file import (
     stack_sha256,
     stored,
     surfaces_sha256,
+    tables_beside,
 )
 from sarathi_sim.profiler.physics.shard_times import KINDS, Provenance, identity
 
+IN_PLACE = "stands for the server's kernel"
+"""In the origin of a GEMM whose table may time another kernel."""
 #: Half-widths, percent, of unmeasured ops: elementwise kernels, transfers, chunks after a prefix.
 #: Assumed.
 _ASSUMED_PCT = 25.0
@@ -165,9 +168,12 @@ class StackTimes:
             curve = ReduceCurve.from_arrays(stored(self._arrays, self._elementwise(op)))
             return curve.time_us(stream_bytes(op, shard) * tokens)
         rate = HBM_SHARE * self.device.memory_bandwidth / 1e6
+        alone = HALF * self.model.hidden_size * tokens > self._fused_bytes
         return sum(
             (
-                s.times * np.maximum(HALF * s.numbers * tokens / rate, self.spec.floor_us)
+                s.times
+                * np.maximum(HALF * s.numbers * tokens / rate, self.spec.floor_us)
+                * np.where(alone, 1.0, not s.reduced)
                 for s in found.streams(shard)
             ),
             np.zeros(np.shape(tokens)),
@@ -196,12 +202,16 @@ class StackTimes:
         return self.attention.added(chunk)
 
     def all_reduce(self, num_bytes: Array) -> Array:
-        """One all-reduce: a captured batch by the graph's kernel, a larger one by the eager one."""
-        captured = self._curve(self._captured).time_us(num_bytes)
-        if "eager" not in self._reduces:
-            return captured
-        eager = self._curve("eager").time_us(num_bytes)
-        return np.where(num_bytes <= self.captured_bytes, captured, np.maximum(eager, captured))
+        """One all-reduce: a captured batch by the graph's kernel, a larger one by the eager one; a
+        fused one by TensorRT-LLM's, which vLLM calls for it. (Its table times the sum alone, so the
+        norm stays; what follows has a kernel less.)"""
+        time = captured = self._curve(self._captured).time_us(num_bytes)
+        if "eager" in self._reduces:
+            eager = np.maximum(self._curve("eager").time_us(num_bytes), captured)
+            time = np.where(num_bytes <= self.captured_bytes, captured, eager)
+        if self._fused is None:
+            return time
+        return np.where(num_bytes <= self._fused_bytes, self._fused.time_us(num_bytes), time)
 
     def send_recv(self, num_bytes: Array, scope: str) -> Array:
         """One message: no data, so latency and the link's bandwidth. Stacks send the residual, too:
@@ -233,6 +243,8 @@ class StackTimes:
         if self.tp > 1:
             fit = self.spec.kernels[f"{ALL_REDUCE}.{self._captured}.{self._ranks}"]
             both = " and eager" if "eager" in self._reduces else ""
+            if self._fused is not None:
+                both += f" (to {self._fused_bytes / 2**20:g} MiB trtllm's, with the addition)"
             mark = f"measured: {self._captured}{both} kernel of {self._name(fit)}"
             found[ALL_REDUCE] = self._measured_on(mark, _half_width(fit, "sizes"))
         for op, scope in SENDS.items():
@@ -255,7 +267,24 @@ class StackTimes:
         tuned = self._others if dtype == self.kernels.dtype else ()
         others = f", or {' or '.join(tuned)}'s where faster" if tuned else ""
         mark = f"{origin}: {dtype} GEMM of {self._name(fit)}{others}, {how}"
-        return self._measured_on(mark, _half_width(fit, kind))
+        width = _half_width(fit, kind)
+        mark += f"; instead of {fit.instead}" if fit.instead else ""
+        if doubt := self._in_doubt(op, fit):
+            width = round(float(np.hypot(width, _ASSUMED_PCT)), 2)
+            mark = f"{mark.replace(origin, 'derived', 1)}; {IN_PLACE}: {doubt}"
+        return self._measured_on(mark, width)
+
+    def _in_doubt(self, op: str, fit: KernelFit) -> str:
+        """Why the server may run another kernel than the table's; empty if nothing says so."""
+        shape, dtype = self.model.gemms(self.tp)[op], self._dtype(op)
+        if fit.unlike:
+            return f"{fit.version}'s is {fit.unlike}"
+        one, bf16 = np.ones(1), self._lattices["bf16"]
+        slower = self._choices(op).time_us(one, shape.n, shape.k) > bf16.time_us(
+            one, shape.n, shape.k
+        )
+        eight = dtype in ("fp8", "fp8_block") and bool(slower[0])
+        return "a token takes longer than in bf16" if eight else ""
 
     def _of_attention(self, op: str) -> Provenance:
         fit, where = self.attention.measured(op)
@@ -339,6 +368,20 @@ class StackTimes:
         """The kernels of the stack at this ``tp``."""
         pairs = (name.split(".") for name in self.spec.having(ALL_REDUCE))
         return {kernel for kernel, gpus in pairs if gpus == str(self._ranks)}
+
+    @cached_property
+    def _fused(self) -> ReduceCurve | None:
+        """TensorRT-LLM's all-reduces, where the stack fuses them with what follows."""
+        table = f"{ALL_REDUCE}.graph.{self._ranks}"
+        if not self.kernels.fused_all_reduce_mb or not 1 < self.tp <= self._ranks:
+            return None
+        found = tables_beside(self.device.name, self.kernels.stack, table).get("trtllm")
+        return ReduceCurve.from_arrays(found) if found else None
+
+    @property
+    def _fused_bytes(self) -> float:
+        """The largest message of a fused all-reduce; 0 if there is none."""
+        return 0.0 if self._fused is None else 2**20 * self.kernels.fused_all_reduce_mb
 
     @property
     def _ranks(self) -> int:

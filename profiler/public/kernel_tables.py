@@ -73,6 +73,29 @@ def gemms(
             yield merged(rows), path.parent.name
 
 
+UNLIKE = {
+    ("vllm", "0.14.0", "fp8"): "with dynamic quantisation: 31 % of the peak for long prompts, "
+    "0.24.0 without it 50 to 63",
+    ("vllm", "0.19.0", "fp8"): "with dynamic quantisation, or another kernel: 30 % of the peak for "
+    "long prompts, 0.24.0 40",
+    ("vllm", "0.14.0", "fp8_block"): "not DeepGEMM, which 0.24.0 names (28 % of the peak for long "
+    "prompts, DeepGEMM 60)",
+}
+"""GEMMs of other kernels than the engine's server runs: the difference."""
+
+
+def gemm_kernel(datasets: Path, device: str, stack: str, dtype: WeightDtype, version: str) -> str:
+    """The published names of the kernels that a version's table of GEMMs times; empty without."""
+    import pyarrow.parquet as pq
+
+    engine = stack.partition("@")[0]
+    (path,) = _versions(datasets, device, "gemm", f"{engine}@{version}", "gemm_perf")
+    chosen = {"gemm_dtype": _THEIRS.get(dtype, dtype)}
+    if "kernel_source" not in pq.read_schema(regular(path)).names:
+        return ""
+    return ", ".join(sorted(set(_read(path, (), chosen, ("kernel_source",))["kernel_source"])))
+
+
 def quantisation(datasets: Path, device: str, stack: str) -> pd.DataFrame | None:
     """Dynamic quantisation of ``m x k`` activations to fp8: finding the scale, and scaling."""
     parts = []

@@ -84,6 +84,17 @@ LIMITS: dict[Kind, tuple[Limit, ...]] = {
             "cpu-cache* disk-cache*",
         ),
         Limit(
+            "kernel backends, sizes of CUDA graphs, stream intervals and helpers of the front end",
+            "the kernels are those of the published tables (`sarathi-sim support`), CUDA graphs "
+            "hold up to 512 tokens, and each token is sent at once; vLLM's `cudagraph_mode`, "
+            "`splitting_ops` and `fi_allreduce_fusion_max_size_mb` are keys of `engine`",
+            "attention-backend moe-backend moe-runner-backend *gemm-backend *allreduce-backend "
+            "*cudagraph-capture-size* *cuda-graph-max-bs* cuda-graph-sizes cuda-graph-config "
+            "custom-ops fuse-attn-quant enable-attn-fusion enable-symm-mem "
+            "enable-flashinfer-allreduce-fusion *stream-interval tokenizer-worker-num "
+            "num-postprocess-workers",
+        ),
+        Limit(
             "autoscaling",
             "find how many servers each load of the day needs: `sarathi-sim recommend --rate`, or "
             "`cluster.replicas` in the space of a `capacity` section",

@@ -59,6 +59,12 @@ def policy(name: str, **keys: Any) -> str:
         ),
         ("engine.send=blocking", "cluster.pp above 1", ["cluster.tp=2"], "cluster.pp=2"),
         ("engine.layer_time=sum", "a profile that holds whole layers", [], ""),
+        (
+            "engine.cudagraph_mode=FULL_DECODE_ONLY",
+            "stack: vllm",
+            ["stack=sglang", policy("sglang"), "device=h100-80g-sxm"],
+            "stack=vllm",
+        ),
         ("engine.op_scale.all_reduce=2", "one of the ops preproj, ", [], "cluster.tp=2"),
         ("engine.op_scale.send_recv=2", "one of the ops preproj, ", [], "cluster.pp=2"),
         ("engine.op_scale.moe=2", "one of the ops preproj, ", [], ""),

@@ -31,6 +31,7 @@ from sarathi_sim.experiments.config.scenario import POOLS, Scenario
 from sarathi_sim.experiments.config.two_pools import pool_of
 from sarathi_sim.experiments.measured.launch_lists import StartedServer
 from sarathi_sim.experiments.measured.pool_rows import pools_of
+from sarathi_sim.profiler.facts.device import load_device
 from sarathi_sim.profiler.facts.engines import engine_facts
 from sarathi_sim.profiler.facts.model import checkpoints, list_models, load_model
 from sarathi_sim.profiler.storage.plain_yaml import parse_yaml
@@ -550,7 +551,8 @@ def test_the_engines_own_parser_reads_every_command(engine: str) -> None:
     )
     assert done.returncode == 0, done.stderr[-2000:]
     *read, bare = json.loads(done.stdout)
-    defaults = version_defaults(scenario(engine, "qwen3-32b"))
+    usual = scenario(engine, "qwen3-32b")
+    defaults = version_defaults(usual, load_device(usual.device))
     for key, ours in (defaults["policy"] | defaults["kv_cache"]).items():
         assert bare.get(key) in (None, ours), f"the engine's default of {key}"
     assert len(read) == len(commands) > 300
@@ -565,6 +567,23 @@ def test_the_engines_own_parser_reads_every_command(engine: str) -> None:
         else:
             assert formats == ("bf16", None) and one.dtype in ("fp8", "fp8_block")
         assert values["trust_remote_code"] == own.custom_code
+
+
+def test_graphs_and_fusions_that_are_not_the_versions_are_said() -> None:
+    """vLLM's own defaults are left to it."""
+    usual = launch(scenario("vllm", "llama-3.1-8b")).command
+    assert usual is not None and "--compilation-config" not in usual
+    keys = {"cudagraph_mode": "FULL_DECODE_ONLY", "splitting_ops": []}
+    for size, told in (
+        (0, {"fuse_allreduce_rms": False}),
+        (8, {"fuse_allreduce_rms": True, "fi_allreduce_fusion_max_size_mb": 8.0}),
+    ):
+        engine = keys | {"fi_allreduce_fusion_max_size_mb": float(size)}
+        command = launch(scenario("vllm", "llama-3.1-8b").having("engine", **engine)).command
+        assert command is not None
+        words = shlex.split(command)
+        found = json.loads(words[words.index("--compilation-config") + 1])
+        assert found == keys | {"pass_config": told}
 
 
 def test_vllm_starts_every_checkpoint_that_has_a_name() -> None:

@@ -22,6 +22,7 @@ from sarathi_sim.experiments.measured.row_scenarios import (
 )
 from sarathi_sim.experiments.measured.servers import Measured
 from sarathi_sim.profiler.facts.device import load_device
+from sarathi_sim.profiler.facts.engines import engine_facts
 from sarathi_sim.profiler.storage.strict import UserError
 
 NAMES = {
@@ -314,3 +315,22 @@ def test_clients_apart_have_lengths_of_the_same_mean() -> None:
     assert scenario_of(gap, NONE)["workload"]["lengths"]["range_ratio"] == 1.0
     assert campaign_of(gap) == "nvidia_gap_sweep, powers of two"
     assert campaign_of(row("qwen", "sglang")) == ""
+
+
+def test_graphs_fusions_and_kernels_as_the_script_has_them() -> None:
+    """And vLLM's version from the benchmark's repository, where the table has none."""
+    of = {"engine_version_from_inferencemax_repo": "0.10.2", "backend_version": ""}
+    for tp, largest in ((4, 8), (8, 1)):
+        found = scenario_of(row("llama", "vllm", "b200_sxm", tp=tp, **of), NONE)
+        assert found["stack"] == "vllm@0.10.2" and found["policy"]["version"] == "0.10.2"
+        engine = found["engine"]
+        assert (engine["cudagraph_mode"], engine["splitting_ops"]) == ("FULL_DECODE_ONLY", [])
+        assert engine["fi_allreduce_fusion_max_size_mb"] == largest
+        assert engine["launch_layer_s"] == pytest.approx(15 * engine_facts("vllm").at("launch_s"))
+    hopper = scenario_of(row("llama", "vllm", **of), NONE)
+    assert hopper["stack"] == "vllm@0.10.2" and "cudagraph_mode" not in hopper["engine"]
+    assert hopper["engine"]["launch_layer_s"] == 0
+    other = scenario_of(row("llama", "trtllm", "b200_sxm", **of), NONE)
+    assert other["stack"] == "trtllm"
+    marlin = scenario_of(row("gpt-oss", "vllm", backend_version="0.18.0"), NONE)
+    assert (marlin["dtype"], marlin["moe_dtype"]) == ("bf16", "int4_wo")

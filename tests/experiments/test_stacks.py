@@ -13,6 +13,7 @@ import pytest
 from sarathi_sim.experiments.config.base import Source
 from sarathi_sim.experiments.config.deployment import Deployment, deploy
 from sarathi_sim.experiments.config.inputs import host_of, host_times
+from sarathi_sim.profiler.facts.engines import engine_facts
 from sarathi_sim.profiler.facts.formats import MOE_BYTES
 from sarathi_sim.profiler.facts.model import load_model
 from sarathi_sim.profiler.facts.ops import ALL_REDUCE, ALL_TO_ALL, ATTENTION, MOE, OPS
@@ -259,6 +260,27 @@ def test_an_empty_iteration_takes_none_of_the_gpu() -> None:
         assert found.scenario.engine.host_iteration_s
         ends.append(Analysis(found.simulate()).requests["finish_s"].max())
     assert ends[1] == pytest.approx(ends[0], rel=1e-9)
+
+
+def test_prompts_that_no_graph_holds_are_launched_call_by_call() -> None:
+    """vLLM's FULL_DECODE_ONLY, or a graph in one piece; 4 GEMMs, 2 norms, an activation, and 4."""
+    launch_s = 11 * engine_facts("vllm").at("launch_s")
+    for keys, expected in (
+        (["engine.cudagraph_mode=FULL_DECODE_ONLY"], launch_s),
+        (["engine.splitting_ops=[]"], launch_s),
+        (["engine.cudagraph_mode=FULL_DECODE_ONLY", "engine.launch_layer_s=0.002"], 0.002),
+        (["engine.cudagraph_mode=PIECEWISE"], 0.0),
+        ([], 0.0),
+    ):
+        found = deployed(HOSTS, *keys)["it"]
+        assert found.scenario.engine.launch_layer_s == pytest.approx(expected)
+        assert found.predictor.cost.host.launch_layer_s == pytest.approx(expected)
+    run = deployed(HOSTS, "engine.cudagraph_mode=FULL_DECODE_ONLY")["it"]
+    assert "launches from documents" in note_of(run, "host time: vllm's, ")
+    log = Analysis(run.simulate()).records.replicas[0]
+    prompts = log.iterations["chunks"] > 0
+    durations = log.stage_durations()[:, 0]
+    assert durations[prompts].min() >= 32 * launch_s > durations[~prompts].max()
 
 
 def test_a_mixture_has_the_constants_of_mixtures() -> None:

@@ -155,7 +155,8 @@ def test_minimax_runs_on_a_b300_and_says_what_was_borrowed() -> None:
     said = float(re.findall(r"by the ratio (\S+) of", mark)[0])
     np.testing.assert_allclose(ratio, said, atol=0.006)
     told = provenance(lent.meta)
-    assert f"; borrowed: preproj, postproj: {mark.removeprefix('derived: ')} (within 14 %)" in told
+    assert f"; borrowed: preproj, postproj: {mark.removeprefix('derived: ')} (within 29 %)" in told
+    assert mark.endswith("stands for the server's kernel: a token takes longer than in bf16")
     assert "borrowed" not in provenance(own.meta)
 
 

@@ -9,7 +9,7 @@ from sarathi_sim.experiments.run.decision_log import ENGINES
 from sarathi_sim.policies.sglang import Sglang
 from sarathi_sim.policies.vllm import Vllm
 from sarathi_sim.profiler.facts.device import load_device
-from sarathi_sim.profiler.facts.engines import Fact, engine_facts, engines, memory_class
+from sarathi_sim.profiler.facts.engines import Fact, capability, engine_facts, engines, memory_class
 from sarathi_sim.profiler.facts.formats import STACKS
 from tests.experiments.small_config import deployed, message
 
@@ -100,7 +100,7 @@ def test_a_policy_has_its_versions_defaults(
     notes = [note for note in found.notes if "decides as" in note]
     assert len(notes) == bool(told) and all(told in note for note in notes)
     (again,) = deployed(ONE, "policy.async_scheduling=false").values()
-    assert version_defaults(again.scenario)["policy"] == {"async_scheduling": True}
+    assert version_defaults(again.scenario, again.device)["policy"] == {"async_scheduling": True}
 
 
 def test_the_share_of_the_memory_is_the_versions() -> None:
@@ -118,3 +118,38 @@ def test_the_share_of_the_memory_is_the_versions() -> None:
 def test_a_version_is_no_number() -> None:
     assert 'value 0.3: must be in quotes, as in "0.33"' in message(ONE, "policy.version=0.30")
     assert "must begin with a number, as in 0.33" in message(ONE, "policy.version=nightly")
+
+
+@pytest.mark.parametrize(
+    ("version", "device", "cluster", "largest"),
+    [
+        ("0.16", "h100-80g-sxm", "tp: 2", 0),
+        ("0.17", "h100-80g-sxm", "tp: 2", 64),
+        ("0.33", "h100-80g-sxm", "tp: 8", 0.5),
+        ("0.17", "b200-sxm", "tp: 4", 32),
+        ("0.18", "b300-sxm", "tp: 4", 0),
+        ("0.19", "b300-sxm", "tp: 4", 64),
+        ("0.18", "b200-sxm", "tp: 2, pp: 2", 0),
+        ("0.33", "b200-sxm", "tp: 2, pp: 2", 64),
+        ("0.33", "h100-80g-sxm", "tp: 1", 0),
+        ("0.33", "h100-80g-sxm", "tp: 8, gpus_per_node: 4", 0),
+        ("0.33", "h100-80g-sxm", "tp: 2, intra_node: {kind: pcie}", 0),
+        ("0.33", "a100-80g-sxm", "tp: 2", 0),
+    ],
+)
+def test_all_reduces_are_fused_as_the_version_has_it(
+    version: str, device: str, cluster: str, largest: float
+) -> None:
+    """vllm/config/vllm.py and its table of sizes, by release, capability and GPUs."""
+    changes = f"cluster={{max_length: 256, {cluster}}}", f"policy.version='{version}'"
+    (found,) = deployed(ONE, "stack=vllm", f"device={device}", *changes).values()
+    assert found.scenario.engine.fi_allreduce_fusion_max_size_mb == largest
+    given = "engine.fi_allreduce_fusion_max_size_mb=3"
+    (own,) = deployed(ONE, "stack=vllm", f"device={device}", *changes, given).values()
+    assert own.scenario.kernels is not None and own.scenario.kernels.fused_all_reduce_mb == 3
+
+
+def test_the_capability_is_the_chips() -> None:
+    known = {"h100-80g-sxm": "90", "h200-sxm": "90", "b200-sxm": "100", "gb200": "100"}
+    known |= {"b300-sxm": "103", "a100-80g-sxm": "", "l40s": ""}
+    assert {name: capability(load_device(name)) for name in known} == known

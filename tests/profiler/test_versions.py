@@ -11,10 +11,11 @@ import pytest
 
 from sarathi_sim.profiler.facts.formats import Kernels, named_stack, release
 from sarathi_sim.profiler.facts.model import load_model
+from sarathi_sim.profiler.facts.roofline import HBM_SHARE
 from sarathi_sim.profiler.kernels import stack_file
 from sarathi_sim.profiler.kernels.stack_file import DRIFT_PCT, load_stack, versions_on
 from sarathi_sim.profiler.kernels.stack_fit import fit_stack
-from sarathi_sim.profiler.kernels.stack_times import StackTimes
+from sarathi_sim.profiler.kernels.stack_times import IN_PLACE, StackTimes
 from tests.profiler.test_kernel_tables import GEMM
 from tests.sampled import put_table
 
@@ -101,3 +102,67 @@ def test_another_version_is_fitted_beside_the_newest(
         assert all(not fit.left_out for fit in spec.kernels.values())
         if tables:
             assert spec.kernels["gemm.bf16"].version == version and len(arrays) == 4
+
+
+def test_a_fused_all_reduce_is_tensorrt_llms_and_has_an_addition_less() -> None:
+    """Up to its size; beyond it everything is as without fusion."""
+    model = load_model("llama-3.3-70b")
+    plain, fused = (
+        StackTimes("b200-sxm", Kernels("vllm", fused_all_reduce_mb=size), model, 8)
+        for size in (0.0, 8.0)
+    )
+    lender = StackTimes("b200-sxm", Kernels("trtllm"), model, 8)
+    tokens = np.array([1.0, 16.0, 512.0, 513.0, 4096.0])
+    num_bytes = 2.0 * model.hidden_size * tokens
+    small = num_bytes <= 8 * 2**20
+    assert small.tolist() == [True, True, True, False, False]
+    np.testing.assert_allclose(
+        fused.all_reduce(num_bytes),
+        np.where(small, lender.all_reduce(num_bytes), plain.all_reduce(num_bytes)),
+    )
+    rate = HBM_SHARE * plain.device.memory_bandwidth / 1e6
+    additions = 2 * np.maximum(3 * num_bytes / rate, plain.spec.floor_us)  # x, residual, sum
+    less = plain.by_rows("others", tokens) - fused.by_rows("others", tokens)
+    np.testing.assert_allclose(less, np.where(small, additions, 0.0), atol=1e-9)
+    assert "to 8 MiB trtllm's" in fused.provenance()["all_reduce"].mark
+    alone = StackTimes("b200-sxm", Kernels("vllm", fused_all_reduce_mb=8.0), model, 1)
+    one = StackTimes("b200-sxm", Kernels("vllm"), model, 1)
+    assert (alone.by_rows("others", tokens) == one.by_rows("others", tokens)).all()
+
+
+def test_a_table_of_another_kernel_is_not_taken() -> None:
+    """0.14.0's fp8 has its quantisation inside; the next version's table stands for it."""
+    spec, _ = load_stack("h100-80g-sxm", "vllm@0.10.2")
+    assert spec.kernels["gemm.fp8"].version == "0.24.0"
+    assert spec.kernels["gemm.bf16"].version == "0.14.0"
+    assert spec.kernels["gemm.fp8"].kernel == "CutlassFP8ScaledMMLinearKernel"
+    old = StackTimes("h100-80g-sxm", Kernels("vllm", "fp8", version="0.10.2"), MODEL, 1)
+    said = "GEMM of vllm 0.24.0, between token counts; instead of 0.14.0's, which is with dynamic"
+    assert said in old.provenance()["preproj"].mark
+    blackwell, _ = load_stack("b200-sxm", "vllm@0.10.2")
+    assert blackwell.kernels["gemm.nvfp4"].version == "0.19.0"
+    assert blackwell.kernels["gemm.fp8"].version == "0.24.0"
+
+
+def test_fp8_in_blocks_is_faster_than_bf16_or_says_that_it_is_in_doubt() -> None:
+    """vLLM's own table of it on Hopper times a kernel that its server does not run."""
+    model, one = load_model("qwen3-32b"), np.ones(1)
+    for device in ("h100-80g-sxm", "h200-sxm", "b200-sxm", "b300-sxm", "gb200"):
+        for stack in ("vllm", "sglang", "trtllm"):
+            for dtype in ("fp8", "fp8_block"):
+                try:
+                    found = StackTimes(device, Kernels(stack, dtype), model, 2)  # type: ignore[arg-type]
+                except ValueError:
+                    continue
+                usual = StackTimes(device, Kernels(stack), model, 2)  # type: ignore[arg-type]
+                for op in ("preproj", "ffn_ln1", "ffn_ln2"):
+                    origin = found.provenance()[op]
+                    slower = found.by_rows(op, one) > usual.by_rows(op, one)
+                    assert not slower or (IN_PLACE in origin.mark and origin.half_width_pct >= 25)
+    ours, theirs = (
+        StackTimes("h100-80g-sxm", Kernels(stack, "fp8_block"), model, 2)  # type: ignore[arg-type]
+        for stack in ("vllm", "sglang")
+    )
+    assert ours.by_rows("ffn_ln1", one) == theirs.by_rows("ffn_ln1", one)
+    mark = ours.provenance()["ffn_ln1"].mark
+    assert "or sglang's where faster" in mark and "DeepGEMM" in mark and mark.startswith("derived")

@@ -58,6 +58,7 @@ workload:
 policy: {{name: vllm, max_num_batched_tokens: 512, max_num_seqs: 8}}
 kv_cache: {{}}
 cluster: {{max_length: 1024, {cluster}}}
+engine: {{fi_allreduce_fusion_max_size_mb: 0}} # all-reduces of all links are the same kernel
 """
 
 
