@@ -236,10 +236,12 @@ class Deployment:
 
     @property
     def doubts(self) -> tuple[str, ...]:
-        """Doubts about the op times, from their origins in the profile."""
-        origins = self.ops.meta.environment
-        parts = {op: str(mark).partition(DOUBT) for op, mark in origins.items()}
-        return tuple(f"{op}: {doubt}" for op, (_, found, doubt) in parts.items() if found)
+        """Doubts about the op times, from their origins in the profile; each once."""
+        ops_of: dict[str, list[str]] = {}
+        for op, mark in self.ops.meta.environment.items():
+            _, found, doubt = str(mark).partition(DOUBT)
+            ops_of.setdefault(doubt if found else "", []).append(op)
+        return tuple(f"{', '.join(ops)}: {doubt}" for doubt, ops in ops_of.items() if doubt)
 
     @property
     def remarks(self) -> tuple[str, ...]:

@@ -45,7 +45,7 @@ from sarathi_sim.profiler.facts.ops import (
 from sarathi_sim.profiler.kernels.borrowed import BY_RATIO
 from sarathi_sim.profiler.kernels.op_source import op_source, served_formats
 from sarathi_sim.profiler.kernels.stack_file import stacks_on
-from sarathi_sim.profiler.kernels.stack_times import IN_PLACE
+from sarathi_sim.profiler.physics.shard_times import DOUBT
 from sarathi_sim.profiler.storage.files import data_dir, user_path
 from sarathi_sim.profiler.storage.plain_yaml import read_mapping
 from sarathi_sim.profiler.storage.strict import UserError, parse, strict_dataclass
@@ -279,24 +279,20 @@ def _config_json(model: str) -> bool:
 
 def provenance(meta: BundleMeta) -> str:
     """The kind of origin of every op's times, in words; ops of one kind together, and the versions
-    of the kernels. Borrowed times have their whole origin, and those of what may be another kernel
-    than the server's say why; both with the half-width of their band."""
+    of the kernels. Borrowed times have their whole origin, and the half-width of their band."""
     kinds: dict[str, list[str]] = {}
-    others: dict[str, list[str]] = {}
+    borrowed: dict[str, list[str]] = {}
     there = [op for op in (*ALL_ROW_OPS, *ATTENTION, ALL_REDUCE, *SENDS) if op in meta.environment]
     for op in there:
-        kind, _, how = str(meta.environment[op]).partition(": ")
+        kind, _, how = str(meta.environment[op]).partition(DOUBT)[0].partition(": ")
         kinds.setdefault(kind, []).append(op)
-        width = 0.0 if meta.kernels is None else meta.kernels.half_width_pct[op]
-        if BY_RATIO in how:
-            others.setdefault(f"borrowed: OPS: {how} (within {width:.0f} %)", []).append(op)
-        elif IN_PLACE in how:
-            _, _, why = how.partition(IN_PLACE)
-            others.setdefault(f"OPS: what {IN_PLACE}{why} (within {width:.0f} %)", []).append(op)
+        if BY_RATIO in how and meta.kernels is not None:
+            width = meta.kernels.half_width_pct[op]
+            borrowed.setdefault(f"{how} (within {width:.0f} %)", []).append(op)
     if not kinds:  # a measured bundle, or one of a calibrated device
         return f"all {meta.source} on {meta.device}"
     told = "; ".join(f"{kind}: {', '.join(ops)}" for kind, ops in kinds.items())
-    told += "".join(f"; {how.replace('OPS', ', '.join(ops))}" for how, ops in others.items())
+    told += "".join(f"; borrowed: {', '.join(ops)}: {how}" for how, ops in borrowed.items())
     text = " ".join(str(meta.environment[op]) for op in there)
     versions = sorted(set(re.findall(r" of (\w+ \d[\w.]*)", text)))
     told += f"; kernels of {', '.join(versions)}" if versions else ""

@@ -353,10 +353,12 @@ class Scenario(Strict):
 
     @property
     def kernels(self) -> Kernels | None:
-        """The kernels of the stack; None without a stack."""
+        """The kernels of the stack, in its version or else the policy's; None without a stack."""
         if self.stack is None:
             return None
         engine, version = named_stack(self.stack)
+        if not version and self.policy.name == engine:
+            version = self.policy.model_dump().get("version") or ""
         return Kernels(
             engine,
             self.dtype or "bf16",

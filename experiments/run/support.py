@@ -17,6 +17,7 @@ import numpy as np
 
 from sarathi_sim.experiments.content import Section, SortableTable, markdown
 from sarathi_sim.profiler.facts.device import DeviceSpec, list_devices, load_device
+from sarathi_sim.profiler.facts.engines import engine_facts
 from sarathi_sim.profiler.facts.formats import (
     KV_DTYPES,
     STACKS,
@@ -55,11 +56,13 @@ FAMILIES = {
 def _kernels(
     stack: Stack | None, dtype: WeightDtype, model: ModelSpec, device: DeviceSpec
 ) -> Kernels | None:
-    """Weights in ``dtype``, a mixture's experts in the checkpoint's format if it names one."""
+    """Weights in ``dtype``, a mixture's experts in the checkpoint's format if it names one, in the
+    version of the engine that its policy has by default."""
     if stack is None:
         return None
     experts = served_formats(model, device.name, stack).get("moe_dtype")
-    return parse(Kernels, {"stack": stack, "dtype": dtype, "moe_dtype": experts}, device.name)
+    given = {"stack": stack, "dtype": dtype, "moe_dtype": experts}
+    return parse(Kernels, given | {"version": engine_facts(stack).newest}, device.name)
 
 
 @dataclass(frozen=True)

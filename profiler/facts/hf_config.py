@@ -340,7 +340,8 @@ def _minimax(config: HfConfig, fields: Fields) -> Fields:
     kinds = config.listed("attn_type_list") or []
     if any(kind != 1 for kind in kinds):
         raise config.error(f"attn_type_list {short(kinds)}: not supported; allowed: 1")
-    return {"qk_norm": config.flag("use_qk_norm", True)}
+    normed = config.flag("use_qk_norm", True)
+    return {"qk_norm": normed, "norm_over_heads": normed}
 
 
 def _latent(config: HfConfig, fields: Fields) -> Fields:

@@ -119,7 +119,8 @@ class ModelSpec:
     ``attention_bias`` says which attention projections carry a bias (``qkv`` as in Qwen, ``all`` as
     in GPT-3). ``gated_ffn`` means gate and up projections (SwiGLU). ``learned_positions`` adds a
     trained position table of ``max_position_embeddings`` rows. ``qk_norm`` norms each head of
-    queries and keys (as in Qwen 3). ``experts`` makes layers mixtures; ``ffn_hidden_size`` is 0
+    queries and keys (as in Qwen 3); ``norm_over_heads`` all heads together, so that ranks add up
+    their squares (MiniMax M2). ``experts`` makes layers mixtures; ``ffn_hidden_size`` is 0
     where that leaves no dense one. ``norms_per_layer`` are those of hidden states (4 in Gemma).
     ``windows`` limit the context of layers. With ``latent`` attention there is one KV head, and
     ``head_dim`` is that of queries; an ``indexer`` makes it sparse. ``recurrent`` layers take the
@@ -145,6 +146,7 @@ class ModelSpec:
     ffn_bias: bool = False
     norm_bias: bool = False
     qk_norm: bool = False
+    norm_over_heads: bool = False
     experts: Experts | None = None
     norms_per_layer: Literal[2, 4] = 2
     windows: Windows | None = None

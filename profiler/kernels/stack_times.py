@@ -51,10 +51,8 @@ from sarathi_sim.profiler.kernels.stack_file import (
     surfaces_sha256,
     tables_beside,
 )
-from sarathi_sim.profiler.physics.shard_times import KINDS, Provenance, identity
+from sarathi_sim.profiler.physics.shard_times import DOUBT, KINDS, Provenance, identity
 
-IN_PLACE = "stands for the server's kernel"
-"""In the origin of a GEMM whose table may time another kernel."""
 #: Half-widths, percent, of unmeasured ops: elementwise kernels, transfers, chunks after a prefix.
 #: Assumed.
 _ASSUMED_PCT = 25.0
@@ -271,20 +269,23 @@ class StackTimes:
         mark += f"; instead of {fit.instead}" if fit.instead else ""
         if doubt := self._in_doubt(op, fit):
             width = round(float(np.hypot(width, _ASSUMED_PCT)), 2)
-            mark = f"{mark.replace(origin, 'derived', 1)}; {IN_PLACE}: {doubt}"
+            mark = f"{mark.replace(origin, 'derived', 1)}{DOUBT}{doubt}"
         return self._measured_on(mark, width)
 
     def _in_doubt(self, op: str, fit: KernelFit) -> str:
         """Why the server may run another kernel than the table's; empty if nothing says so."""
         shape, dtype = self.model.gemms(self.tp)[op], self._dtype(op)
         if fit.unlike:
-            return f"{fit.version}'s is {fit.unlike}"
+            told = f"the GEMMs of {self._name(fit)} are {fit.unlike}"
+            tuned = " or ".join(self._others) if dtype == self.kernels.dtype else ""
+            return f"{told}; those of {tuned} count where they are faster" if tuned else told
         one, bf16 = np.ones(1), self._lattices["bf16"]
         slower = self._choices(op).time_us(one, shape.n, shape.k) > bf16.time_us(
             one, shape.n, shape.k
         )
         eight = dtype in ("fp8", "fp8_block") and bool(slower[0])
-        return "a token takes longer than in bf16" if eight else ""
+        named = f"the GEMMs of {self._name(fit)} in {dtype} take longer than bf16's for one token"
+        return f"{named}, so its server may run another kernel" if eight else ""
 
     def _of_attention(self, op: str) -> Provenance:
         fit, where = self.attention.measured(op)

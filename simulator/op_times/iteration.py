@@ -77,7 +77,7 @@ class IterationCost:
                 found[op] = found[op] + self.layer.extra_s
         found |= {PREFILL: prefill, DECODE: decode}
         if self.ops.all_reduce is not None:
-            found[ALL_REDUCE] = self.ops.reduces * self.ops.all_reduce(self.num_bytes(rows))
+            found[ALL_REDUCE] = self.reduce_s(rows)
         return found
 
     def op_s(self, op: str, rows: npt.ArrayLike) -> Floats:
@@ -89,7 +89,16 @@ class IterationCost:
         rows = np.asarray(tokens)
         found = np.full(rows.shape, self.layer.extra_s)
         if self.ops.all_reduce is not None:
-            found += self.ops.reduces * self.ops.all_reduce(self.num_bytes(rows))
+            found += self.reduce_s(rows)
+        return found
+
+    def reduce_s(self, rows: Floats) -> Floats:
+        """A layer's all-reduces, with that of two float32 numbers a row where queries and keys are
+        normed over the heads of all ranks (vLLM 0.19, ``MiniMaxText01RMSNormTP.forward_qk``)."""
+        assert self.ops.all_reduce is not None
+        found = self.ops.reduces * self.ops.all_reduce(self.num_bytes(rows))
+        if self.ops.model.norm_over_heads and self.ops.tp > 1:
+            found = found + self.ops.all_reduce(8.0 * rows)
         return found
 
     def prefill_s(self, chunk: npt.ArrayLike, context: npt.ArrayLike) -> Floats:

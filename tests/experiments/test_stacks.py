@@ -5,9 +5,10 @@ of experts, the host's constants, and the models that people serve today on thei
 from __future__ import annotations
 
 import json
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from sarathi_sim.experiments.config.base import Source
@@ -206,7 +207,7 @@ def test_mixtures_run_and_say_where_their_experts_times_come_from() -> None:
     used = breakdown(log, run.predictor)
     assert used[MOE].time_s.sum() > used["moe_router"].time_s.sum() > 0
     assert ALL_TO_ALL not in used and run.ops.reduces == OPS["all_reduce"].calls
-    assert sent.bundle_name.endswith("qwen3-30b-a3b/tp2-vllm-fp8-ep-a2a-nccl")
+    assert sent.bundle_name.endswith("qwen3-30b-a3b/tp2-vllm@0.33-fp8-ep-a2a-nccl")
     assert run.kv_capacity == sent.kv_capacity
     assert ALL_TO_ALL in sent.ops.linear and sent.ops.reduces == 1
     marks = {op: str(mark) for op, mark in sent.ops.meta.environment.items()}
@@ -281,6 +282,23 @@ def test_prompts_that_no_graph_holds_are_launched_call_by_call() -> None:
     prompts = log.iterations["chunks"] > 0
     durations = log.stage_durations()[:, 0]
     assert durations[prompts].min() >= 32 * launch_s > durations[~prompts].max()
+
+
+def test_ranks_that_norm_queries_over_all_heads_add_up_their_squares() -> None:
+    """MiniMax M2: two float32 numbers a row more in each layer; without TP nothing."""
+    rows = np.array([1.0, 64.0, 2048.0])
+    for tp in (1, 4):
+        run = served("minimax-m2", "b200-sxm", "vllm", tp, 1, None)
+        cost, ops = run.predictor.cost, run.ops
+        plain = replace(ops.meta.model_spec, norm_over_heads=False)
+        other = replace(cost, ops=replace(ops, meta=replace(ops.meta, model_spec=plain)))
+        more = cost.beside_s(rows) - other.beside_s(rows)
+        expected = np.zeros(3) if tp == 1 else ops.all_reduce(8 * rows)  # type: ignore[misc]
+        np.testing.assert_allclose(more, expected, atol=1e-12)
+        parts = cost.layer_parts(rows), other.layer_parts(rows)
+        assert (tp == 1) == ("all_reduce" not in parts[0])
+        if tp > 1:
+            np.testing.assert_allclose(parts[0]["all_reduce"] - parts[1]["all_reduce"], expected)
 
 
 def test_a_mixture_has_the_constants_of_mixtures() -> None:
@@ -368,7 +386,8 @@ def served(
 def test_by_name(cell: tuple[str, str, str, int, int, str | None, str]) -> None:
     model, device, stack, tp, *_, used = cell
     run = served(*cell[:-1])
-    assert run.bundle_name == f"{device}/{model}/tp{tp}-{stack}-{used}"
+    of = "vllm@0.33" if stack == "vllm" else stack  # the policy's version, if it is that engine's
+    assert run.bundle_name == f"{device}/{model}/tp{tp}-{of}-{used}"
     note, marks = note_of(run, "op times: "), run.ops.meta.environment
     for op in (*run.model.row_ops, *ATTENTION, *([ALL_REDUCE] if tp > 1 else [])):
         assert str(marks[op]).startswith(KINDS) and op in note

@@ -13,9 +13,10 @@ from sarathi_sim.profiler.facts.formats import Kernels, named_stack, release
 from sarathi_sim.profiler.facts.model import load_model
 from sarathi_sim.profiler.facts.roofline import HBM_SHARE
 from sarathi_sim.profiler.kernels import stack_file
-from sarathi_sim.profiler.kernels.stack_file import DRIFT_PCT, load_stack, versions_on
+from sarathi_sim.profiler.kernels.stack_file import load_stack, versions_on
 from sarathi_sim.profiler.kernels.stack_fit import fit_stack
-from sarathi_sim.profiler.kernels.stack_times import IN_PLACE, StackTimes
+from sarathi_sim.profiler.kernels.stack_times import StackTimes
+from sarathi_sim.profiler.physics.shard_times import DOUBT
 from tests.profiler.test_kernel_tables import GEMM
 from tests.sampled import put_table
 
@@ -58,7 +59,7 @@ def test_bands_know_how_far_the_version_is() -> None:
     for table in ("gemm.bf16", "prefill.bf16.128", "all_reduce.graph.2", "moe.bf16.balanced"):
         own = [one.half_width_pct for one in newest[table].left_out.values()]
         assert widths("0.24.0", table) == own
-        drift = DRIFT_PCT[stack_file.family_of(table)]
+        drift = stack_file.drift_pct(table)
         far = np.hypot(own, drift)
         np.testing.assert_allclose(widths("0.10.2", table), far, atol=0.01)
         some = np.array(widths("0.22.0", table))
@@ -158,7 +159,7 @@ def test_fp8_in_blocks_is_faster_than_bf16_or_says_that_it_is_in_doubt() -> None
                 for op in ("preproj", "ffn_ln1", "ffn_ln2"):
                     origin = found.provenance()[op]
                     slower = found.by_rows(op, one) > usual.by_rows(op, one)
-                    assert not slower or (IN_PLACE in origin.mark and origin.half_width_pct >= 25)
+                    assert not slower or (DOUBT in origin.mark and origin.half_width_pct >= 25)
     ours, theirs = (
         StackTimes("h100-80g-sxm", Kernels(stack, "fp8_block"), model, 2)  # type: ignore[arg-type]
         for stack in ("vllm", "sglang")
