@@ -315,12 +315,13 @@ class Scenario(Strict):
     ``model`` is a shipped model, a published checkpoint of one by its name on the Hugging Face Hub,
     or the path of a ``config.json``; ``device`` a shipped device or a device YAML; ``profiles`` the
     folder of profile bundles (default: the shipped one). ``stack`` takes the kernels of a serving
-    stack (``vllm@0.19``: each as the nearest version that was measured has it), with weights in
-    ``dtype`` and a KV cache in ``kv_cache_dtype`` (by default the checkpoint's); without it op
-    times are the profile's own. A mixture's experts are in ``moe_dtype`` (default: ``dtype``), and
-    tokens spread over them by ``expert_distribution`` (default: power_law_1.2). ``calibration`` is
-    what ``sarathi-sim tune`` found of a server of this stack. A path in a file starts at the file's
-    folder, one of ``--set`` or of another option at the current folder.
+    stack (``vllm@0.19``: each as the nearest version that was measured has it; without a version
+    the policy's, if it is that engine's), with weights in ``dtype`` and a KV cache in
+    ``kv_cache_dtype`` (by default the checkpoint's); without it op times are the profile's own. A
+    mixture's experts are in ``moe_dtype`` (default: ``dtype``), and tokens spread over them by
+    ``expert_distribution`` (default: power_law_1.2). ``calibration`` is what ``sarathi-sim tune``
+    found of a server of this stack. A path in a file starts at the file's folder, one of ``--set``
+    or of another option at the current folder.
     """
 
     seed: int = key("seed", default=0, ge=0, lt=2**63)
