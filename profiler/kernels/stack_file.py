@@ -337,17 +337,17 @@ def gemms_beside(device: str, stack: str, dtype: str) -> dict[Stack, Arrays]:
     TensorRT-LLM's autotuner chooses at its start: its nvfp4 rows grow with k whatever n and m are,
     and are up to twice as slow as those of the same kind in the other stacks' tables. SGLang's
     fp8_block rows take 14 to 16 us for small GEMMs on Blackwell (5 to 6 on Hopper), where its
-    server calls the kernels of TensorRT-LLM (6 us) through FlashInfer. vLLM's servers run DeepGEMM
-    on Hopper (its table of 0.24.0 says so, but holds the host's launches: 57 us at the least), and
-    SGLang's table times it.
+    server calls the kernels of TensorRT-LLM (6 us) through FlashInfer. From 0.17 on vLLM's
+    servers run FlashInfer's and DeepGEMM's kernels on Hopper (its table of 0.24.0 says so, but
+    holds the host's launches: 57 us at the least), and SGLang's table times the latter.
     """
-    engine = stack.partition("@")[0]
+    engine, _, version = stack.partition("@")
     chooses = (engine, dtype) == ("trtllm", "nvfp4")
     chooses |= (engine, dtype) == ("sglang", "fp8_block") and device in BLACKWELL
-    if (engine, dtype) == ("vllm", "fp8_block") and device in HOPPER:
-        found = tables_beside(device, engine, f"gemm.{dtype}")
-        return {"sglang": found["sglang"]} if "sglang" in found else {}
-    return tables_beside(device, engine, f"gemm.{dtype}") if chooses else {}
+    later = not version or release(version) >= release("0.17")
+    deep = (engine, dtype) == ("vllm", "fp8_block") and device in HOPPER and later
+    found = tables_beside(device, engine, f"gemm.{dtype}") if chooses or deep else {}
+    return {name: table for name, table in found.items() if not deep or name == "sglang"}
 
 
 def stack_sha256(device: str, stack: str, lenders: Sequence[str] = ()) -> str:

@@ -361,7 +361,7 @@ class StackTimes:
     @cached_property
     def _others(self) -> dict[str, GemmLattice]:
         """The other stacks' GEMMs of this dtype among which the stack chooses."""
-        found = gemms_beside(self.device.name, self.kernels.stack, self.kernels.dtype)
+        found = gemms_beside(self.device.name, self.kernels.named, self.kernels.dtype)
         return {stack: GemmLattice.from_arrays(arrays) for stack, arrays in found.items()}
 
     @cached_property

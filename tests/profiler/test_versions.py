@@ -165,5 +165,7 @@ def test_fp8_in_blocks_is_faster_than_bf16_or_says_that_it_is_in_doubt() -> None
         for stack in ("vllm", "sglang")
     )
     assert ours.by_rows("ffn_ln1", one) == theirs.by_rows("ffn_ln1", one)
+    old = StackTimes("h100-80g-sxm", Kernels("vllm", "fp8_block", version="0.16"), model, 2)
+    assert old.by_rows("ffn_ln1", one) > ours.by_rows("ffn_ln1", one), "before its servers ran it"
     mark = ours.provenance()["ffn_ln1"].mark
     assert "or sglang's where faster" in mark and "DeepGEMM" in mark and mark.startswith("derived")
