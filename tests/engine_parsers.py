@@ -16,9 +16,9 @@ from typing import Any
 
 
 def parser_of(engine: str) -> argparse.ArgumentParser:
-    """vLLM 0.32's of ``vllm serve``, or SGLang 0.5.23's of ``sglang.launch_server``."""
+    """vLLM 0.33's of ``vllm serve``, or SGLang 0.5.23's of ``sglang.launch_server``."""
     if engine == "vllm":
-        from vllm.entrypoints.launchers.cli_args import make_arg_parser
+        from vllm.entrypoints.common.cli_args import make_arg_parser
         from vllm.utils.argparse_utils import FlexibleArgumentParser
 
         return make_arg_parser(FlexibleArgumentParser())  # type: ignore[no-any-return]

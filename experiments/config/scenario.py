@@ -175,7 +175,7 @@ class KvCache(Strict):
     ``block_size`` tokens a block; ``num_blocks`` of them, one of which is never used (default: what
     the engine's own formula makes of the memory). That takes ``gpu_memory_utilization`` (vLLM,
     Sarathi-Serve), ``mem_fraction_static`` (SGLang) or ``free_gpu_memory_fraction`` (TensorRT-LLM;
-    default of each: ``cluster.usable_memory``, if that is given, else 0.92 for vLLM from 0.31 on
+    default of each: ``cluster.usable_memory``, if that is given, else 0.92 for vLLM from 0.20 on
     and 0.9 for all others), and what an engine prints when it starts: the peak of its activations
     and what lies outside of torch, of a GPU (default: assumed), and its CUDA graphs (vLLM from 0.21
     on; before that they are not counted).

@@ -104,10 +104,10 @@ def test_a_policy_has_its_versions_defaults(
 
 
 def test_the_share_of_the_memory_is_the_versions() -> None:
-    """vLLM takes 0.92 of it from 0.31 on, and 0.9 before; what is given counts before both."""
+    """vLLM takes 0.92 of it from 0.20 on, and 0.9 before; what is given counts before both."""
     for version, given, share in (
         ("0.33", (), 0.92),
-        ("0.30", (), 0.9),
+        ("0.19", (), 0.9),
         ("0.33", ("cluster.usable_memory=0.8",), 0.8),
         ("0.33", ("kv_cache={gpu_memory_utilization: 0.7}", "cluster.usable_memory=0.8"), 0.7),
     ):
