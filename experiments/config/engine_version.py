@@ -37,7 +37,9 @@ def version_defaults(scenario: Scenario, device: DeviceSpec) -> dict[str, dict[s
     found: dict[str, dict[str, Any]] = {"policy": {}, "kv_cache": {}, "engine": {}}
     for engine, of, section, key in wanted:
         if key in engine_facts(engine).facts:
-            found[section][key] = engine_facts(engine).at(key, of, **about)
+            value = engine_facts(engine).at(key, of, **about)
+            # A key of a run is the same however often it is resolved: a share is no whole number.
+            found[section][key] = value if isinstance(value, bool) else float(value)
     return found
 
 

@@ -483,6 +483,13 @@ def test_capacity_names_the_slot_and_the_transfer(
     assert found["capacity"] > 0 and found["gpus"] == (3 if because == "queueing" else 4)
 
 
+def test_a_resolved_deployment_of_pools_keeps_its_key() -> None:
+    """Workers deploy what was resolved, and refuse a run whose key is another."""
+    found = two("stack=vllm", "device=h100-80g-sxm", "disaggregation.decode.cluster.tp=4")
+    again = deploy(found.scenario, Source("", "again", {}, ()))
+    assert run_key(again, "it") == run_key(found, "it")
+
+
 @pytest.mark.slow
 def test_the_band_of_a_capacity_of_pools(tmp_path: Path) -> None:
     """Its ends are about the capacities that a search finds with slower, and with faster, ops."""
@@ -500,5 +507,6 @@ def test_the_band_of_a_capacity_of_pools(tmp_path: Path) -> None:
     first, fast, slow = ends
     low, high = first["band"]
     assert low < first["capacity"] < high
-    assert low == pytest.approx(slow["capacity"], rel=0.04)
-    assert high == pytest.approx(fast["capacity"], rel=0.04)
+    # Band and factors are quantiles of draws of their own, which follow from the run's key.
+    assert low == pytest.approx(slow["capacity"], rel=0.06)
+    assert high == pytest.approx(fast["capacity"], rel=0.06)

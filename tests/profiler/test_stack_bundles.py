@@ -320,7 +320,7 @@ def test_the_shipped_surfaces_are_what_the_tables_give() -> None:
         ("decode.bf16.128", fit_attention("decode", "decode.bf16.128", of_128, decodes[1], least)),
         ("added.bf16.128", fit_together("added.bf16.128", prompts_of_128, prompts[1])),
     ):
-        assert found.fit == spec.kernels[table]
+        assert found.fit == replace(spec.kernels[table], kernel="")  # (its name is no fit)
         for name, array in found.surface.arrays().items():
             np.testing.assert_array_equal(array, arrays[f"{table}.{name}"])
 
