@@ -62,7 +62,7 @@ def started(one: Measured) -> dict[str, Any]:
 
 
 VLLM = {"max_num_batched_tokens": 8192, "max_num_seqs": 1024, "async_scheduling": True,
-        "gpu_memory_utilization": 0.9, "kv": "bf16"}  # fmt: skip
+        "gpu_memory_utilization": 0.92, "kv": "bf16"}  # fmt: skip
 MTP = "speculative decoding"
 
 
@@ -76,7 +76,7 @@ MTP = "speculative decoding"
         (row("qwen", "vllm", "b200_sxm", source="", backend_version="0.28.1"),
          VLLM | {"max_num_batched_tokens": 16384}),
         (row("qwen", "vllm", source="", backend_version="0.13.0rc2"),
-         VLLM | {"async_scheduling": False}),
+         VLLM | {"async_scheduling": False, "gpu_memory_utilization": 0.9}),
         (row("qwen", "sglang", source=""),
          {"max_prefill_tokens": 16384, "max_running_requests": 2048, "kv": "bf16",
           "chunked_prefill_size": 8192, "mem_fraction_static": 0.817}),
