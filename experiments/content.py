@@ -12,7 +12,8 @@ from rich.table import Table
 
 from sarathi_sim.experiments.config.deployment import Deployment
 from sarathi_sim.experiments.config.engine_version import version_defaults
-from sarathi_sim.experiments.config.scenario import POOLS
+from sarathi_sim.experiments.config.inputs import prompts_captured
+from sarathi_sim.experiments.config.scenario import FUSED, POOLS
 from sarathi_sim.experiments.config.workload import Closed, Gamma, TraceArrivals, Varying, Workload
 from sarathi_sim.profiler.kernels.reduce_curves import CAPTURED_TOKENS
 from sarathi_sim.simulator.load.describe import traffic_line, without_times
@@ -225,9 +226,11 @@ def _defaults(deployment: Deployment, varied: Collection[str]) -> str:
         found["expert_parallel"] = False
     words = [f"{key} {_word(value)}" for key, value in found.items() if value is not None]
     if scenario.stack is not None:
-        words.append(f"CUDA graphs up to {CAPTURED_TOKENS} tokens")
-        if largest := scenario.engine.fi_allreduce_fusion_max_size_mb:
-            words.insert(-1, f"additions fused with all-reduces up to {largest:g} MiB")
+        largest = scenario.engine.fi_allreduce_fusion_max_size_mb
+        if largest and largest == of_version["engine"].get(FUSED):
+            words.append(f"additions fused with all-reduces up to {largest:g} MiB")
+        decodes = "" if prompts_captured(scenario.engine) else " of decodes"
+        words.append(f"CUDA graphs{decodes} up to {CAPTURED_TOKENS} tokens")
         if cache is not None and not cache.cuda_graph_bytes:
             words[-1] += " (their memory is not counted)"
     return f"at the default: {', '.join(words)}" if words else ""

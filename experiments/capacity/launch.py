@@ -20,7 +20,15 @@ from typing import Any
 from sarathi_sim.experiments.capacity.options import router_of_ranks
 from sarathi_sim.experiments.config.base import Source, get
 from sarathi_sim.experiments.config.engine_version import version_defaults
-from sarathi_sim.experiments.config.scenario import POOLS, KvCache, Scenario, Speculation
+from sarathi_sim.experiments.config.scenario import (
+    FUSED,
+    GRAPH_KEYS,
+    OF_VLLM,
+    POOLS,
+    KvCache,
+    Scenario,
+    Speculation,
+)
 from sarathi_sim.experiments.config.two_pools import pool_of
 from sarathi_sim.policies.policy import is_pooled, memory_share_of, version_of
 from sarathi_sim.profiler.facts.device import load_device
@@ -497,17 +505,13 @@ def _command(
 
 def _compilation(scenario: Scenario) -> str | None:
     """vLLM's settings of graphs and fusions that are not its version's defaults."""
-    engine = scenario.engine
-    told: dict[str, Any] = {
-        key: value
-        for key in ("cudagraph_mode", "splitting_ops")
-        if (value := getattr(engine, key)) is not None
-    }
-    usual = version_defaults(scenario, load_device(scenario.device))["engine"]
-    largest = engine.fi_allreduce_fusion_max_size_mb
-    if largest is not None and largest != usual.get("fi_allreduce_fusion_max_size_mb"):
-        size = {"fi_allreduce_fusion_max_size_mb": largest} if largest else {}
-        told["pass_config"] = {"fuse_allreduce_rms": largest > 0, **size}
+    given: dict[str, Any] = {key: getattr(scenario.engine, key) for key in OF_VLLM}
+    told = {key: given[key] for key in GRAPH_KEYS if given[key] is not None}
+    if (largest := given[FUSED]) is not None:
+        usual = version_defaults(scenario, load_device(scenario.device))["engine"]
+        if largest != usual.get(FUSED):
+            size = {FUSED: largest} if largest else {}
+            told["pass_config"] = {"fuse_allreduce_rms": largest > 0, **size}
     return f"'{json.dumps(told)}'" if told else None
 
 

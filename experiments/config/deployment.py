@@ -239,9 +239,9 @@ class Deployment:
         """Doubts about the op times, from their origins in the profile; each once."""
         ops_of: dict[str, list[str]] = {}
         for op, mark in self.ops.meta.environment.items():
-            _, found, doubt = str(mark).partition(DOUBT)
-            ops_of.setdefault(doubt if found else "", []).append(op)
-        return tuple(f"{', '.join(ops)}: {doubt}" for doubt, ops in ops_of.items() if doubt)
+            if doubt := str(mark).partition(DOUBT)[2]:
+                ops_of.setdefault(doubt, []).append(op)
+        return tuple(f"{', '.join(ops)}: {doubt}" for doubt, ops in ops_of.items())
 
     @property
     def remarks(self) -> tuple[str, ...]:

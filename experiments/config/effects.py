@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Iterator
 from sarathi_sim.experiments.config.base import KeyPath, Source, has
 from sarathi_sim.experiments.config.deployment import Deployment, PoolsDeployment
 from sarathi_sim.experiments.config.links import node_gpus
-from sarathi_sim.experiments.config.scenario import POOLS, Scenario
+from sarathi_sim.experiments.config.scenario import OF_VLLM, POOLS, Scenario
 from sarathi_sim.experiments.config.workload import AtOnce, Closed
 from sarathi_sim.policies.policy import is_pooled, memory_share_of, needs_of
 from sarathi_sim.profiler.facts.ops import ALL_REDUCE, ATTENTION, OPS, SEND_RECV
@@ -48,10 +48,7 @@ _NEEDS: dict[str, tuple[str, Callable[[Deployment], bool]]] = {
     "kv_cache.activation_bytes": ("an engine that counts them", lambda one: _counts_peak(one)),
     "kv_cache.cuda_graph_bytes": ("an engine that counts them", lambda one: _counts_peak(one)),
     "engine.send": ("cluster.pp above 1", lambda one: one.scenario.cluster.pp > 1),
-    **{
-        f"engine.{key}": ("stack: vllm", lambda one: _of_vllm(one))
-        for key in ("cudagraph_mode", "splitting_ops", "fi_allreduce_fusion_max_size_mb")
-    },
+    **{f"engine.{key}": ("stack: vllm", lambda one: _of_vllm(one)) for key in OF_VLLM},
     "engine.layer_time": (
         "a profile that holds whole layers",
         lambda one: one.ops.whole_layer != SUM,

@@ -6,7 +6,7 @@ from typing import Any
 
 from sarathi_sim.experiments.config.base import Source
 from sarathi_sim.experiments.config.links import node_gpus
-from sarathi_sim.experiments.config.scenario import KvCache, Scenario
+from sarathi_sim.experiments.config.scenario import FUSED, KvCache, Scenario
 from sarathi_sim.policies.policy import version_of
 from sarathi_sim.policies.pool import PoolPolicy
 from sarathi_sim.policies.request import release_of
@@ -33,7 +33,7 @@ def version_defaults(scenario: Scenario, device: DeviceSpec) -> dict[str, dict[s
     if scenario.stack is not None:
         stack, own = named_stack(scenario.stack)
         own = own or (version if stack == policy.name else None) or ""
-        wanted.append((stack, own, "engine", "fi_allreduce_fusion_max_size_mb"))
+        wanted.append((stack, own, "engine", FUSED))
     found: dict[str, dict[str, Any]] = {"policy": {}, "kv_cache": {}, "engine": {}}
     for engine, of, section, key in wanted:
         if key in engine_facts(engine).facts:
@@ -48,13 +48,13 @@ def of_its_version(scenario: Scenario, device: DeviceSpec) -> tuple[Scenario, li
     say of a version whose decisions were not compared."""
     policy, version = scenario.policy, scenario.policy.model_dump().get("version")
     found, cache = version_defaults(scenario, device), scenario.kv_cache or KvCache()
-    unset = {k: v for k, v in found["engine"].items() if getattr(scenario.engine, k) is None}
-    scenario = scenario.having("engine", **unset) if unset else scenario
-    unset = {k: v for k, v in found["policy"].items() if k not in policy.model_fields_set}
-    scenario = scenario.having("policy", **unset) if unset else scenario
-    unset = {k: v for k, v in found["kv_cache"].items() if getattr(cache, k) is None}
-    if unset and "usable_memory" not in scenario.cluster.model_fields_set:
-        scenario = scenario.model_copy(update={"kv_cache": cache.model_copy(update=unset)})
+    if "usable_memory" in scenario.cluster.model_fields_set:
+        found["kv_cache"] = {}
+    for section, of in (("policy", policy), ("kv_cache", cache), ("engine", scenario.engine)):
+        given = of.model_fields_set  # and null is not given
+        left = {k: v for k, v in found[section].items() if k not in given or getattr(of, k) is None}
+        if left:
+            scenario = scenario.model_copy(update={section: of.model_copy(update=left)})
     if policy.name not in STACKS or not version:
         return scenario, []
     compared = engine_facts(policy.name).lockstep

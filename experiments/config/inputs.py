@@ -487,12 +487,16 @@ def with_host_time(
     return engine, tuple(notes)
 
 
+def prompts_captured(engine: Engine) -> bool:
+    """Whether vLLM may capture batches with prompts as CUDA graphs: piece by piece."""
+    return engine.cudagraph_mode != "FULL_DECODE_ONLY" and engine.splitting_ops != []
+
+
 def launch_s_of(known: HostConstants, engine: Engine) -> float:
     """Seconds to launch one call of a layer with prompts: the stack's constant, or the documents'
     where vLLM captures no CUDA graph of prompts."""
-    pieces = engine.splitting_ops is None or engine.splitting_ops
-    captured = engine.cudagraph_mode != "FULL_DECODE_ONLY" and pieces
-    return known.launch_s if captured else max(known.launch_s, engine_facts("vllm").at("launch_s"))
+    least = 0.0 if prompts_captured(engine) else engine_facts("vllm").at("launch_s")
+    return max(known.launch_s, least)
 
 
 def calls_of_layer(model: ModelSpec, dtype: str | None) -> float:

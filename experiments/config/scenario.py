@@ -197,6 +197,12 @@ class KvCache(Strict):
     prompts_cached: bool = key("prompts cached before", default=False)
 
 
+GRAPH_KEYS = ("cudagraph_mode", "splitting_ops")
+FUSED = "fi_allreduce_fusion_max_size_mb"
+OF_VLLM = (*GRAPH_KEYS, FUSED)
+"""Keys of ``engine`` that only vLLM has."""
+
+
 class Engine(Strict, EngineSwitches):  # type: ignore[misc]  # both are frozen
     """What the serving engine adds: scheduler turn-around a batch, run-time jitter (coefficient
     of variation), sends that occupy the stage or not, whether logits are computed, and the host's

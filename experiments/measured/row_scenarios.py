@@ -7,12 +7,11 @@ or the evidence that it comes from. Nothing is fitted to the rows.
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
 from typing import Any
 
 from sarathi_sim.experiments.capacity.options import router_of_ranks
 from sarathi_sim.experiments.config.inputs import HostConstants, calls_of_layer, launch_s_of
-from sarathi_sim.experiments.config.scenario import Engine
+from sarathi_sim.experiments.config.scenario import OF_VLLM, Engine
 from sarathi_sim.experiments.measured.launch_scripts import (
     DEVICES,
     INFERENCEX,
@@ -55,8 +54,6 @@ MIXTURES = {
     ),
     "zhipuai/GLM-5": ("glm-5", {"fp8": _IN_BLOCKS, "fp4": ("bf16", "nvfp4")}),
 }
-ENGINE_KEYS = ("cudagraph_mode", "splitting_ops", "fi_allreduce_fusion_max_size_mb")
-"""Settings of a launch script that are keys of the section ``engine``."""
 _BLACKWELL = ("b200_sxm", "b300_sxm", "gb200")
 
 
@@ -160,7 +157,7 @@ def scenario_of(row: Measured, host: HostConstants, apart: bool = False) -> dict
         known = sglang_memory(device, row.tp, row.pp, dp) | {"ignore_eos": True} | known
         known |= of_a_rank(known, dp)
     known.pop("attention_dp", None)
-    own = {key: known.pop(key) for key in ENGINE_KEYS if key in known}
+    own = {key: known.pop(key) for key in OF_VLLM if key in known}
     kernels = {key: known.pop(key) for key in ("moe_dtype",) if key in known}
     return {
         **_base(row, apart),
@@ -178,7 +175,7 @@ def scenario_of(row: Measured, host: HostConstants, apart: bool = False) -> dict
             **{share: known.pop(share) for share in SHARES if share in known},
         },
         "policy": {"name": row.backend, **_versioned(row), **known},
-        "engine": _engine(row, host, own),
+        "engine": _engine(row, host, **own),
     }
 
 
@@ -217,17 +214,15 @@ def _lengths(row: Measured, apart: bool) -> tuple[int, int, float]:
     return round(row.isl * longest), round(row.osl * longest), APART
 
 
-def _engine(
-    row: Measured, host: HostConstants, own: Mapping[str, Any] | None = None
-) -> dict[str, Any]:
+def _engine(row: Measured, host: HostConstants, **own: Any) -> dict[str, Any]:
     found = {
-        **(own or {}),
+        **own,
         "host_iteration_s": host.host_iteration_s,
         "host_sequence_s": host.host_sequence_s,
         "frontend_s": host.frontend_s + mean_prompt(row) * host.frontend_token_s,
         "launch_layer_s": 0.0,
     }
-    if launch_s := launch_s_of(host, Engine(**(own or {}))):
+    if launch_s := launch_s_of(host, Engine(**own)):
         calls = calls_of_layer(load_model(MODELS[row.model]), _weights(row)["dtype"])
         found["launch_layer_s"] = launch_s * calls
     return found

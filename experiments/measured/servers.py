@@ -39,9 +39,8 @@ class Measured(BaseModel):
 
     ``flags`` say why a row is doubtful; ``mode`` is ``agg`` where prefill and decode share GPUs,
     and else ``launch`` says how both pools were started, if that is known. A version of vLLM
-    that the table does not state is that of the benchmark's repository at that time. (With that of
-    TensorRT-LLM, 1.1, the tables of 1.2 would be taken: TTFT of 114 rows 9.0 instead of 9.9 % off,
-    TPOT 5.0 instead of 3.8.)
+    that the table does not state is that of the benchmark's repository at that time
+    (docs/accuracy.md says why of vLLM alone).
     """
 
     model_config = ConfigDict(frozen=True, extra="ignore")

@@ -126,8 +126,8 @@ class Kernels:
     tokens are gathered from all ranks, and outputs scattered. ``redundant_experts`` are copies,
     placed so that the load is even.
 
-    All-reduces of up to ``fused_all_reduce_mb`` MiB are one kernel with the addition and the norm
-    that follow (vLLM's ``fuse_allreduce_rms``).
+    All-reduces of up to ``fused_all_reduce_mb`` MiB are one kernel with what follows (vLLM's
+    ``fuse_allreduce_rms``): the addition has none of its own.
     """
 
     stack: Stack

@@ -18,6 +18,7 @@ import numpy as np
 import numpy.typing as npt
 
 from sarathi_sim.profiler.facts.device import list_devices, load_device
+from sarathi_sim.profiler.facts.engines import engine_facts
 from sarathi_sim.profiler.facts.formats import STACKS, Stack, release
 from sarathi_sim.profiler.facts.ops import ALL_REDUCE, MOE
 from sarathi_sim.profiler.storage.files import data_dir, files_sha256, write_whole
@@ -286,19 +287,17 @@ def _nearest(each: Sequence[tuple[StackSpec, Arrays]], version: str) -> tuple[St
     for table, fit in newest.kernels.items():
         alone = alone_of(table)
         having = [one for one in each if alone in one[0].kernels]
-        spec, of = min(having, key=lambda one: _distance(one[0].kernels[alone], wanted))
+        having.sort(key=lambda one: abs(release(one[0].kernels[alone].version) - wanted))
+        like = (one for one in having if not one[0].kernels[alone].unlike)
+        spec, of = next(like, having[0])
         if table in spec.kernels:
             chosen = replace(spec.kernels[table], left_out=fit.left_out)
-            near = min(having, key=lambda one: _distance(one[0].kernels[alone], wanted)[1])[0]
-            if (nearer := near.kernels[alone]).unlike and not chosen.unlike:
-                chosen = replace(chosen, instead=f"{nearer.version}'s, which is {nearer.unlike}")
+            if spec is not having[0][0]:
+                near = having[0][0].kernels[alone]
+                chosen = replace(chosen, instead=f"{near.version}'s, which is {near.unlike}")
             fits[table] = _drifted(chosen, table, newest.stack, version)
             arrays |= {name: of for name in of if name.startswith(f"{table}.")}
     return replace(newest, kernels=fits), Chosen(arrays)
-
-
-def _distance(fit: KernelFit, wanted: float) -> tuple[bool, float]:
-    return bool(fit.unlike), abs(release(fit.version) - wanted)
 
 
 def alone_of(table: str) -> str:
@@ -344,8 +343,8 @@ def gemms_beside(device: str, stack: str, dtype: str) -> dict[Stack, Arrays]:
     engine, _, version = stack.partition("@")
     chooses = (engine, dtype) == ("trtllm", "nvfp4")
     chooses |= (engine, dtype) == ("sglang", "fp8_block") and device in BLACKWELL
-    later = not version or release(version) >= release("0.17")
-    deep = (engine, dtype) == ("vllm", "fp8_block") and device in HOPPER and later
+    deep = (engine, dtype) == ("vllm", "fp8_block") and device in HOPPER
+    deep = deep and engine_facts("vllm").at("deep_gemm", version)
     found = tables_beside(device, engine, f"gemm.{dtype}") if chooses or deep else {}
     return {name: table for name, table in found.items() if not deep or name == "sglang"}
 

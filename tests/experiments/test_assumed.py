@@ -204,7 +204,10 @@ def test_expert_parallelism_is_a_layout_of_mixtures() -> None:
 
 def test_fp8_experts_on_hopper_are_warned_of_and_have_a_wide_band() -> None:
     """Vllm's table of them is slower than that of bf16: the band holds the time of fp8_block."""
-    made = {dtype: load_experiment(MIXTURE, {"dtype": dtype}) for dtype in ("fp8", "fp8_block")}
+    tables = {"stack": "vllm@0.24"}  # the very version: no drift widens the other ops' bands
+    made = {
+        dtype: load_experiment(MIXTURE, tables | {"dtype": dtype}) for dtype in ("fp8", "fp8_block")
+    }
     found = {dtype: simulate_all(one).summary() for dtype, one in made.items()}
     span = {dtype: one["scenarios"]["mixture"]["makespan_s"] for dtype, one in found.items()}
     low, high = found["fp8"]["scenarios"]["mixture"]["makespan_s_band"]
@@ -213,7 +216,18 @@ def test_fp8_experts_on_hopper_are_warned_of_and_have_a_wide_band() -> None:
     assert "times as long as in bf16" in warning and "give dtype fp8_block" in warning
     assert not any("fp8_block" in one for one in found["fp8_block"]["warnings"])
     narrow = found["fp8_block"]["scenarios"]["mixture"]["makespan_s_band"]
-    assert narrow[1] / narrow[0] < 0.7 * high / low
+    assert narrow[1] / narrow[0] < 1.2
+
+
+def test_graphs_and_fusions_are_told_as_they_are(write_config: Any) -> None:
+    """At the default only what is the version's; graphs hold what the mode says."""
+    tree = MIXTURE | {"stack": "vllm", "policy": {"name": "vllm"}, "cluster": {"tp": 2}}
+    path = write_config(yaml.safe_dump(tree))
+    usual = " ".join(called("check", path).stderr.split())
+    assert "additions fused with all-reduces up to 64 MiB, CUDA graphs up to 512 tokens" in usual
+    keys = ("engine.fi_allreduce_fusion_max_size_mb=8", "engine.cudagraph_mode=FULL_DECODE_ONLY")
+    own = called("check", path, *(word for key in keys for word in ("--set", key))).stderr
+    assert "additions fused" not in own and "CUDA graphs of decodes up to" in " ".join(own.split())
 
 
 def test_check_warns_of_fp8_experts_and_says_what_is_assumed(write_config: Any) -> None:

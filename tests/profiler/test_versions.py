@@ -9,11 +9,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from sarathi_sim.profiler.facts.formats import Kernels, named_stack, release
+from sarathi_sim.profiler.facts.formats import STACKS, Kernels, named_stack, release
 from sarathi_sim.profiler.facts.model import load_model
 from sarathi_sim.profiler.facts.roofline import HBM_SHARE
 from sarathi_sim.profiler.kernels import stack_file
-from sarathi_sim.profiler.kernels.stack_file import load_stack, versions_on
+from sarathi_sim.profiler.kernels.gemm_lattice import GemmLattice
+from sarathi_sim.profiler.kernels.stack_file import load_stack, stored, versions_on
 from sarathi_sim.profiler.kernels.stack_fit import fit_stack
 from sarathi_sim.profiler.kernels.stack_times import StackTimes
 from sarathi_sim.profiler.physics.shard_times import DOUBT
@@ -169,3 +170,27 @@ def test_fp8_in_blocks_is_faster_than_bf16_or_says_that_it_is_in_doubt() -> None
     assert old.by_rows("ffn_ln1", one) > ours.by_rows("ffn_ln1", one), "before its servers ran it"
     mark = ours.provenance()["ffn_ln1"].mark
     assert "or sglang's where faster" in mark and "DeepGEMM" in mark and mark.startswith("derived")
+
+
+def test_gemms_of_two_versions_differ_by_their_drift() -> None:
+    """Nine in ten medians over shapes and tokens, of every GPU with tables of two versions."""
+    tokens = np.array([1.0, 8.0, 64.0, 512.0, 2048.0, 8192.0])
+    shapes = [(n, k) for n in (1024, 2560, 7168, 14336) for k in (1024, 4096, 8192)]
+    moved: dict[str, list[float]] = {"gemm.bf16": [], "gemm": []}
+    for device in ("h100-80g-sxm", "h200-sxm", "b200-sxm"):
+        for stack in STACKS:
+            (newest, now), (older, then) = (
+                load_stack(device, name)
+                for name in (stack, f"{stack}@{versions_on(device, stack)[0]}")
+            )
+            for table, fit in older.kernels.items():
+                same = fit.version == newest.kernels[table].version
+                if table.startswith("gemm.") and not same and not fit.unlike:
+                    new, old = (GemmLattice.from_arrays(stored(of, table)) for of in (now, then))
+                    ratios = [old.time_us(tokens, *s) / new.time_us(tokens, *s) for s in shapes]
+                    percent = 100 * abs(float(np.median(ratios)) - 1)
+                    moved[table if table == "gemm.bf16" else "gemm"].append(percent)
+    assert {kind: len(found) for kind, found in moved.items()} == {"gemm.bf16": 9, "gemm": 15}
+    for kind, found in moved.items():
+        most = stack_file.DRIFT_PCT[kind]
+        assert 0.85 * most < np.quantile(found, 0.9) <= most
