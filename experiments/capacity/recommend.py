@@ -10,7 +10,7 @@ The best few are then searched as ``capacity`` does, with all their replicas.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import product
 from typing import Any
@@ -159,7 +159,8 @@ class Recommendation:
     """The finalists' answers, the best first; the other screened deployments; the reasons of the
     dropped ones. ``checked`` has, by name, the runs at the rate: of finalists, and of the first
     with one replica fewer. ``doubts`` are about the op times of all possible deployments, each with
-    the first deployment that has it. ``weighed``: what is equal to the first, and what it saves."""
+    the first deployment that has it, and of those whose runs failed. ``weighed``: what is equal to
+    the first, and what it saves."""
 
     finalists: list[Answer]
     screened: list[Screened]
@@ -209,7 +210,10 @@ def recommend(lab: Laboratory, wanted: Wanted, prices: Prices, say: Say) -> Reco
         found, checked = _least_replicas(lab, found, wanted, prices)
     ranked = sorted(found, key=lambda one: -_value(one, wanted, prices, checked))
     others = [one for one in screened if one not in searched]
-    result = Recommendation(ranked, others, dropped, checked, doubts_by_name(options))
+    doubts = doubts_by_name(options)
+    for name, line in failed_runs(dropped, lab.report.failures.values()).items():
+        doubts[name] = [*doubts.get(name, ()), line]
+    result = Recommendation(ranked, others, dropped, checked, doubts)
     weighed, at_rate = _weighed(lab, result, worth, screened[0].value * (1 - BEHIND))
     return replace(result, weighed=weighed, checked=checked | at_rate)
 
@@ -218,6 +222,12 @@ def doubts_by_name(options: Sequence[Option]) -> dict[str, list[str]]:
     """Each doubt about op times, by the first option that has it."""
     first = {line: one.name for one in reversed(options) for line in one.deployment.doubts}
     return {name: [line for line in first if first[line] == name] for name in first.values()}
+
+
+def failed_runs(dropped: Mapping[str, str], failures: Collection[str]) -> dict[str, str]:
+    """What to say of deployments that were dropped because a run of theirs failed."""
+    failed = {name: why for name, why in dropped.items() if why in failures}
+    return {name: f"{name}: left out, as a run failed: {why}" for name, why in failed.items()}
 
 
 def refined(

@@ -31,6 +31,7 @@ from sarathi_sim.experiments.capacity.recommend import (
     SCREENING,
     Worth,
     answer_of,
+    failed_runs,
     recommend,
     recommend_files,
     refined,
@@ -78,6 +79,15 @@ def regular(asked: Wanted, cv: float = 0.2, **given: object) -> Wanted:
     section = CapacitySection(slo=asked.section.slo, **given)  # type: ignore[arg-type]
     arrivals = {"kind": "gamma", "rate": 1, "cv": cv}
     return replace(asked, section=section, workload={**asked.workload, "arrivals": arrivals})
+
+
+def test_a_deployment_whose_run_failed_is_told() -> None:
+    """A failed run says nothing of its deployment; one that breaks the SLO is dropped for that."""
+    failure = "RuntimeError: the worker has other code"
+    dropped = {"TP 1": "breaks p99 ttft 1s at 3 requests/s", "TP 2": failure}
+    said = f"TP 2: left out, as a run failed: {failure}"
+    assert failed_runs(dropped, {"a key": failure}.values()) == {"TP 2": said}
+    assert not failed_runs(dropped, {}.values())
 
 
 @pytest.mark.slow
