@@ -4,6 +4,3 @@ Read three files first: ``batch.py`` (what a decision is), ``policy.py`` (what a
 returns) and ``scheduler.py`` (the queues around it). The simulator and the real engine use the same
 objects.
 """
-
-if __name__ != "sarathi_sim.policies":  # found in a checkout by its old name: no second copy
-    raise ModuleNotFoundError(f"No module named {__name__!r}", name=__name__)

@@ -3,6 +3,7 @@ names of ``experiments/api.py``, which is imported when one of them is first use
 (docs/library.md).
 """
 
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -33,6 +34,10 @@ if TYPE_CHECKING:
         tune,
         write_report,
     )
+
+_HERE = Path(__file__).parent
+if not (_HERE / "policies").is_dir():  # a checkout: the four folders stand beside this one
+    __path__.append(str(_HERE.parent))
 
 __all__ = [
     "Experiment",

@@ -6,6 +6,7 @@ import ast
 import re
 import subprocess
 import sys
+import tomllib
 from collections import Counter
 from collections.abc import Iterator
 from functools import cache
@@ -108,7 +109,7 @@ def dotted(path: Path) -> str:
     return ".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__")
 
 
-DOOR = (ROOT / "sarathi_sim").glob("*.py")  # what else is in that folder are links
+DOOR = (ROOT / "sarathi_sim").glob("*.py")
 MODULES = {dotted(path): path for package in PACKAGES for path in modules(package)}
 MODULES |= {dotted(path): path for path in DOOR}
 
@@ -140,10 +141,10 @@ def imports(path: Path) -> set[str]:
         if isinstance(node, ast.Import):
             found |= {inside(alias.name) for alias in node.names}
         elif isinstance(node, ast.ImportFrom):
-            assert node.level == 0, f"{path}: relative import"
-            assert node.module is not None
-            full = {inside(f"{node.module}.{alias.name}") for alias in node.names}
-            found |= {name if name in MODULES else inside(node.module) for name in full}
+            above = path.relative_to(ROOT).parts[: -node.level] if node.level else ()
+            module = inside(".".join([*above, *filter(None, [node.module])]))
+            full = {inside(f"{module}.{alias.name}") for alias in node.names}
+            found |= {name if name in MODULES else module for name in full}
     return found
 
 
@@ -237,13 +238,23 @@ def test_there_is_one_import_name() -> None:
             if isinstance(node, ast.Import):
                 names = [alias.name for alias in node.names]
             elif isinstance(node, ast.ImportFrom):
-                names = [node.module or ""]
+                names = [] if node.level else [node.module or ""]
             else:
                 continue
             wrong += [f"{path}: {n}" for n in names if n.partition(".")[0] in PACKAGES]
     assert wrong == []
-    links = {p.name: p.resolve() for p in (ROOT / "sarathi_sim").iterdir() if p.is_symlink()}
-    assert links == {name: ROOT / name for name in (*PACKAGES, "data")}
+
+
+def test_a_wheel_has_every_package() -> None:
+    """And a checkout no symbolic link: a clone on Windows holds a text file in its place."""
+    tool = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["setuptools"]
+    folders = {dotted(path) for path in MODULES.values() if path.name == "__init__.py"}
+    packages = {"sarathi_sim", *(f"sarathi_sim.{name}" for name in folders - {"sarathi_sim"})}
+    assert set(tool["packages"]) == packages | {"sarathi_sim.data"}
+    places = {f"sarathi_sim.{name}": name for name in (*PACKAGES, "data")}
+    assert tool["package-dir"] == {"sarathi_sim": "sarathi_sim", **places}
+    tops = [path for path in ROOT.iterdir() if path.name in ("sarathi_sim", "data", *PACKAGES)]
+    assert not [path for top in tops for path in [top, *top.rglob("*")] if path.is_symlink()]
 
 
 def test_no_function_is_long() -> None:

@@ -34,6 +34,8 @@ from sarathi_sim.profiler.storage.files import PACKAGE
 from sarathi_sim.profiler.storage.strict import UserError
 from sarathi_sim.profiler.storage.threads import default_to_one_thread
 
+_SOURCE = PACKAGE if (PACKAGE / "sarathi_sim").is_dir() else PACKAGE.parent  # a checkout, a wheel
+
 Progress = Callable[[str, int, int], None]
 """Called with the name of the work, the finished amount, and the total."""
 Say = Callable[[str], object]
@@ -74,7 +76,7 @@ def start_child(
     Only the child holds the other end, so its end closes the channel at any time.
     Raises OSError.
     """
-    path = os.pathsep.join(filter(None, (str(PACKAGE.parent), os.environ.get("PYTHONPATH"))))
+    path = os.pathsep.join(filter(None, (str(_SOURCE), os.environ.get("PYTHONPATH"))))
     variables = dict(os.environ, **environment, PYTHONPATH=path)
     default_to_one_thread(variables)
     channel, theirs = Pipe()

@@ -27,8 +27,7 @@ DATASETS_VARIABLE = "SARATHI_SIM_DATASETS"
 
 
 PACKAGE = Path(__file__).absolute().parents[2]
-"""The folder ``sarathi_sim``. In a checkout its packages are links; a wheel has the files
-themselves."""
+"""The folder that holds ``policies/``, ``profiler/``, ``simulator/``, ``experiments/`` and ``data/``."""
 
 
 @lru_cache(maxsize=1)
