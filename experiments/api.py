@@ -11,8 +11,9 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
 
-from sarathi_sim.experiments.config.loading import Assignments, Config, load_experiment
+from sarathi_sim.experiments.config.base import Assignments, Config
 from sarathi_sim.experiments.config.loading import Experiment as Experiment
+from sarathi_sim.experiments.config.loading import load_experiment
 from sarathi_sim.experiments.results import Tables as Tables
 from sarathi_sim.experiments.results import read_tables
 from sarathi_sim.experiments.run.experiment import ExperimentResult as ExperimentResult

@@ -28,11 +28,11 @@ from sarathi_sim.experiments.capacity.search import (
 )
 from sarathi_sim.experiments.capacity.slo import OVERLOAD, REJECTED, CapacitySection, Verdict
 from sarathi_sim.experiments.capacity.written import capacities, capacity_answer, headroom
-from sarathi_sim.experiments.config.base import Source
+from sarathi_sim.experiments.config.assumptions import assumed
+from sarathi_sim.experiments.config.base import Assignments, Config, Source
 from sarathi_sim.experiments.config.deployment import deploy
-from sarathi_sim.experiments.config.loading import Assignments, Config, Draft, read_draft
+from sarathi_sim.experiments.config.loading import Draft, read_draft
 from sarathi_sim.experiments.config.scenario import POOLS
-from sarathi_sim.experiments.content import assumed
 from sarathi_sim.experiments.figures.style import styled
 from sarathi_sim.experiments.results import SUMMARY, json_bytes
 from sarathi_sim.experiments.run.traffic import with_workload

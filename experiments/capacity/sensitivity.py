@@ -34,12 +34,10 @@ from sarathi_sim.experiments.capacity.search import (
 )
 from sarathi_sim.experiments.capacity.slo import CapacitySection
 from sarathi_sim.experiments.capacity.written import UNITS, sensitivity_answer
-from sarathi_sim.experiments.config.base import Source
+from sarathi_sim.experiments.config.base import Assignments, Config, Source
 from sarathi_sim.experiments.config.deployment import Deployment, deploy
 from sarathi_sim.experiments.config.effects import ops_of, refuse_without_effect
 from sarathi_sim.experiments.config.loading import (
-    Assignments,
-    Config,
     Draft,
     check_metric,
     load_experiment,

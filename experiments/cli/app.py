@@ -176,8 +176,9 @@ def check(config: ConfigArgument, assignments: SetOption = None) -> None:
       sarathi-sim check my.yaml
       sarathi-sim check gpt3_pp --set cluster.usable_memory=0.95
     """
+    from sarathi_sim.experiments.config.assumptions import assumed
     from sarathi_sim.experiments.config.loading import load_experiment
-    from sarathi_sim.experiments.content import assumed, assumed_of, deployments_table
+    from sarathi_sim.experiments.content import assumed_of, deployments_table
     from sarathi_sim.experiments.run.experiment import deploy_all
 
     experiment = load_experiment(config, assignments or [])

@@ -3,7 +3,7 @@ gives them, by key path; and the origin of each value."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeVar
@@ -19,6 +19,11 @@ from pydantic import (
 
 from sarathi_sim.profiler.storage.strict import STRICT, UserError, mistakes, show
 from sarathi_sim.profiler.storage.strict import KeyPath as KeyPath
+
+Config = str | Path | Mapping[str, Any]
+"""The path of a file, the name of a shipped configuration, or the content of one."""
+Assignments = Iterable[str] | Mapping[str, Any]
+"""``key.path=value``, as of ``--set``; or values by key path."""
 
 # Names become folder and file names.
 Name = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]{0,63}$")]

@@ -4,7 +4,7 @@ back to what a result keeps."""
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from itertools import product
@@ -14,6 +14,8 @@ from typing import Any
 from pydantic import TypeAdapter, ValidationError
 
 from sarathi_sim.experiments.config.base import (
+    Assignments,
+    Config,
     KeyPath,
     Name,
     Source,
@@ -78,12 +80,6 @@ class Draft:
     overrides: dict[str, dict[str, Any]]
     assigned: tuple[KeyPath, ...]
     source: Source
-
-
-Config = str | Path | Mapping[str, Any]
-"""The path of a file, the name of a shipped configuration, or the content of one."""
-Assignments = Iterable[str] | Mapping[str, Any]
-"""``key.path=value``, as of ``--set``; or values by key path."""
 
 
 def load_experiment(config: Config, assignments: Assignments = ()) -> Experiment:

@@ -9,12 +9,12 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from sarathi_sim.experiments.config.assumptions import assumed
 from sarathi_sim.experiments.config.deployment import Deployment, deploy
 from sarathi_sim.experiments.config.effects import refuse_without_effect
 from sarathi_sim.experiments.config.loading import Experiment, metric, refuse_of_session
 from sarathi_sim.experiments.config.run_memory import check_together, workload_needs
 from sarathi_sim.experiments.config.scenario import Ratio
-from sarathi_sim.experiments.content import assumed
 from sarathi_sim.experiments.figures.slices import (
     Drawing,
     Window,

@@ -16,10 +16,8 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from sarathi_sim.experiments.config.base import Source
+from sarathi_sim.experiments.config.base import Assignments, Config, Source
 from sarathi_sim.experiments.config.loading import (
-    Assignments,
-    Config,
     Draft,
     check_scenario,
     load_experiment,

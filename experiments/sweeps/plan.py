@@ -16,12 +16,18 @@ from pathlib import Path
 from threading import Lock
 from typing import Any
 
-from sarathi_sim.experiments.config.base import KeyPath, Source, assign_all, merge, overlap
+from sarathi_sim.experiments.config.base import (
+    Assignments,
+    Config,
+    KeyPath,
+    Source,
+    assign_all,
+    merge,
+    overlap,
+)
 from sarathi_sim.experiments.config.deployment import Deployment, deploy
 from sarathi_sim.experiments.config.effects import Effects
 from sarathi_sim.experiments.config.loading import (
-    Assignments,
-    Config,
     Draft,
     check_effect,
     check_scenario,

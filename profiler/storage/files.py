@@ -27,7 +27,7 @@ DATASETS_VARIABLE = "SARATHI_SIM_DATASETS"
 
 
 PACKAGE = Path(__file__).absolute().parents[2]
-"""The folder that holds ``policies/``, ``profiler/``, ``simulator/``, ``experiments/`` and ``data/``."""
+"""The folder that holds the four packages and ``data/``."""
 
 
 @lru_cache(maxsize=1)

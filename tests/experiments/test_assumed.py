@@ -21,16 +21,10 @@ from sarathi_sim.experiments.capacity.options import Option, Wanted, layouts, wa
 from sarathi_sim.experiments.capacity.recommend import doubts_by_name
 from sarathi_sim.experiments.cli import common
 from sarathi_sim.experiments.cli.common import print_assumed, print_section
+from sarathi_sim.experiments.config.assumptions import assumed
 from sarathi_sim.experiments.config.deployment import Deployment
 from sarathi_sim.experiments.config.loading import load_experiment
-from sarathi_sim.experiments.content import (
-    Section,
-    SortableTable,
-    assumed,
-    assumed_of,
-    thinned,
-    topic_of,
-)
+from sarathi_sim.experiments.content import Section, SortableTable, assumed_of, thinned, topic_of
 from sarathi_sim.experiments.run.experiment import deploy_all, simulate_all
 from tests.experiments.small_config import called
 from tests.experiments.small_laboratory import recommendation

@@ -21,12 +21,12 @@ from sarathi_sim.experiments.capacity.answer import (
 from sarathi_sim.experiments.capacity.options import Option, plan_of
 from sarathi_sim.experiments.capacity.sensitivity import factors_of
 from sarathi_sim.experiments.capacity.written import capacities, sentence
+from sarathi_sim.experiments.config.assumptions import assumed
 from sarathi_sim.experiments.config.base import Source
 from sarathi_sim.experiments.config.deployment import Deployment, PoolsDeployment, deploy
 from sarathi_sim.experiments.config.effects import ops_of
 from sarathi_sim.experiments.config.loading import load_experiment, stored
 from sarathi_sim.experiments.config.scenario import parameter
-from sarathi_sim.experiments.content import assumed
 from sarathi_sim.experiments.results import to_json
 from sarathi_sim.experiments.run.compare import comparison_answer, simulate_again
 from sarathi_sim.experiments.run.experiment import run_experiment
