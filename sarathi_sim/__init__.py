@@ -1,79 +1,77 @@
 """Profile-driven simulation of LLM serving. As a library, ``import sarathi_sim as sim`` has the
-names of ``experiments/api.py``, which is imported when one of them is first used
-(docs/library.md).
+names of ``experiments/library.py`` and ``own_server.py``, which are imported when one of them is
+first used (docs/library.md).
 """
 
+from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from sarathi_sim.experiments.api import (
-        Experiment,
-        ExperimentResult,
-        ScenarioRun,
-        Tables,
-        UserError,
-        advise,
-        check,
-        compare,
-        describe_workload,
-        find_capacity,
-        find_sensitivity,
-        load,
-        plan,
-        plot_cdf,
-        plot_completions,
-        plot_ledger,
-        plot_timeline,
-        read,
-        recommend,
-        score_files,
-        simulate,
-        support,
-        sweep,
-        tune,
-        write_report,
-    )
+    from sarathi_sim.experiments.config.loading import Experiment as Experiment
+    from sarathi_sim.experiments.content import Result as Result
+    from sarathi_sim.experiments.library import advise as advise
+    from sarathi_sim.experiments.library import capacity as capacity
+    from sarathi_sim.experiments.library import check as check
+    from sarathi_sim.experiments.library import compare as compare
+    from sarathi_sim.experiments.library import list_ as list_
+    from sarathi_sim.experiments.library import load as load
+    from sarathi_sim.experiments.library import plan as plan
+    from sarathi_sim.experiments.library import plot as plot
+    from sarathi_sim.experiments.library import plot_cdf as plot_cdf
+    from sarathi_sim.experiments.library import plot_completions as plot_completions
+    from sarathi_sim.experiments.library import plot_ledger as plot_ledger
+    from sarathi_sim.experiments.library import plot_timeline as plot_timeline
+    from sarathi_sim.experiments.library import read as read
+    from sarathi_sim.experiments.library import recommend as recommend
+    from sarathi_sim.experiments.library import report as report
+    from sarathi_sim.experiments.library import run as run
+    from sarathi_sim.experiments.library import sensitivity as sensitivity
+    from sarathi_sim.experiments.library import sweep as sweep
+    from sarathi_sim.experiments.library import workload as workload
+    from sarathi_sim.experiments.own_server import fit as fit
+    from sarathi_sim.experiments.own_server import profile as profile
+    from sarathi_sim.experiments.own_server import score as score
+    from sarathi_sim.experiments.own_server import tune as tune
+    from sarathi_sim.experiments.results import Tables as Tables
+    from sarathi_sim.experiments.run.experiment import ExperimentResult as ExperimentResult
+    from sarathi_sim.experiments.run.experiment import ScenarioRun as ScenarioRun
+    from sarathi_sim.profiler.storage.strict import UserError as UserError
 
 _HERE = Path(__file__).parent
 if not (_HERE / "policies").is_dir():  # a checkout: the four folders stand beside this one
     __path__.append(str(_HERE.parent))
 
-__all__ = [
-    "Experiment",
-    "ExperimentResult",
-    "ScenarioRun",
-    "Tables",
-    "UserError",
-    "advise",
-    "check",
-    "compare",
-    "describe_workload",
-    "find_capacity",
-    "find_sensitivity",
-    "load",
-    "plan",
-    "plot_cdf",
-    "plot_completions",
-    "plot_ledger",
-    "plot_timeline",
-    "read",
-    "recommend",
-    "score_files",
-    "simulate",
-    "support",
-    "sweep",
-    "tune",
-    "write_report",
-]
+_NAMES = {
+    "experiments.config.loading": "Experiment",
+    "experiments.content": "Result",
+    "experiments.library": (
+        "advise capacity check compare list_ load plan plot plot_cdf plot_completions plot_ledger "
+        "plot_timeline read recommend report run sensitivity sweep workload"
+    ),
+    "experiments.own_server": "fit profile score tune",
+    "experiments.results": "Tables",
+    "experiments.run.experiment": "ExperimentResult ScenarioRun",
+    "profiler.storage.strict": "UserError",
+}
+_MODULES = {name: module for module, names in _NAMES.items() for name in names.split()}
+_MOVED = {
+    "describe_workload": "workload",
+    "find_capacity": "capacity",
+    "find_sensitivity": "sensitivity",
+    "score_files": "score",
+    "simulate": "run",
+    "support": "list_('support')",
+    "write_report": "report",
+}
+__all__ = sorted(_MODULES)
 
 
 def __getattr__(name: str) -> Any:
-    if name not in __all__:
-        raise AttributeError(f"module 'sarathi_sim' has no attribute {name!r}")
-    from sarathi_sim.experiments import api
-
-    return getattr(api, name)
+    if name not in _MODULES:
+        now = f"; it is now sarathi_sim.{_MOVED[name]}" if name in _MOVED else ""
+        raise AttributeError(f"module 'sarathi_sim' has no attribute {name!r}{now}")
+    return getattr(import_module(f"sarathi_sim.{_MODULES[name]}"), name)
 
 
 def __dir__() -> list[str]:

@@ -1,5 +1,5 @@
 """``python -m sarathi_sim`` is ``sarathi-sim``."""
 
-from sarathi_sim.experiments.cli.app import main
+from sarathi_sim.experiments.cli import main
 
 main()

@@ -20,7 +20,7 @@ import numpy as np
 
 from sarathi_sim.experiments.capacity.search import AT_ONCE, Probe, Probed, SearchPlan
 from sarathi_sim.experiments.capacity.slo import CapacitySection, Verdict, judge, parse_slo
-from sarathi_sim.experiments.config.base import Source, assign_all, merge
+from sarathi_sim.experiments.config.base import Several, Source, assign_all, listed, merge
 from sarathi_sim.experiments.config.deployment import Deployment, Requests, deploy
 from sarathi_sim.experiments.config.effects import Effects
 from sarathi_sim.experiments.config.loading import Draft, check_effect, check_scenario
@@ -558,24 +558,24 @@ def deployable(
 
 def wanted_of(
     model: str,
-    device: str,
+    device: Several,
     slo: str,
     gpus: int | None,
     rate: float | None,
     workload: str | None,
     max_length: int | None,
-    stack: str | None,
-    dtype: str | None,
-    budget: str | None,
-    seqs: str | None,
+    stack: Several,
+    dtype: Several,
+    budget: Several,
+    seqs: Several,
     tolerance: float,
     rejected: float = 0.0,
     pools: bool = False,
     speculation: str | None = None,
-    drafts: str | None = None,
+    drafts: Several = None,
 ) -> Wanted:
-    """The question of the command's options, checked; without ``dtype`` the checkpoint's number
-    format. Raises UserError."""
+    """The question of ``recommend``'s options, checked; without ``dtype`` the number format is the
+    checkpoint's. Raises UserError."""
     if (gpus is None) == (rate is None):
         raise UserError("--gpus and --rate: give one of them")
     try:
@@ -609,15 +609,15 @@ def wanted_of(
 
 
 def _speculation(
-    model: str, text: str | None, drafts: str | None
+    model: str, text: str | None, drafts: Several
 ) -> tuple[Speculation | None, tuple[int, ...]]:
     """``METHOD`` with the model's published acceptance, ``METHOD:golden_thinking_off``, or
     ``METHOD:0.8,0.6``, the probability that each further draft holds, given those before; and the
     draft lengths to try. Raises UserError, also where no acceptance is known."""
-    lengths = _counts("--drafts", drafts, least=0)
+    lengths = _counts("--set drafts", drafts, least=0)
     if text is None:
         if lengths:
-            raise UserError(f"--drafts {drafts}: needs --speculation")
+            raise UserError(f"--set drafts={drafts}: needs --speculation")
         return None, (0,)
     method, _, given = text.partition(":")
     try:
@@ -652,22 +652,24 @@ def _shares(text: str) -> list[float]:
     return [float(word) for word in text.split(",")]
 
 
-def _words(option: str, text: str, allowed: Iterable[str] = ()) -> tuple[str, ...]:
-    found = tuple(dict.fromkeys(word.strip() for word in text.split(",")))
+def _words(option: str, given: Several, allowed: Iterable[str] = ()) -> tuple[str, ...]:
+    found = tuple(dict.fromkeys(listed(given)))
     wrong = [word for word in found if not word or (allowed and word not in allowed)]
     if wrong:
         hint = ": expected names with commas"
         if allowed:
             hint = f": one of {', '.join(allowed)}{did_you_mean(wrong[0], allowed)}"
-        raise UserError(f"{option} {text}: {wrong[0]!r}{hint}")
+        raise UserError(f"{option} {','.join(listed(given))}: {wrong[0]!r}{hint}")
     return found
 
 
-def _counts(option: str, text: str | None, least: int = 1) -> tuple[int, ...]:
+def _counts(option: str, given: Several, least: int = 1) -> tuple[int, ...]:
+    words = listed(given)
     try:
-        found = tuple(int(word) for word in text.split(",")) if text else ()
+        found = tuple(int(word) for word in words)
     except ValueError:
         found = (-1,)
     if any(not least <= count <= 1_000_000 for count in found):
-        raise UserError(f"{option} {text}: expected counts from {least} on, with commas")
+        said = ",".join(words)
+        raise UserError(f"{option} {said}: expected counts from {least} on, with commas")
     return found

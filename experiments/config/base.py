@@ -3,7 +3,7 @@ gives them, by key path; and the origin of each value."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeVar
@@ -24,6 +24,16 @@ Config = str | Path | Mapping[str, Any]
 """The path of a file, the name of a shipped configuration, or the content of one."""
 Assignments = Iterable[str] | Mapping[str, Any]
 """``key.path=value``, as of ``--set``; or values by key path."""
+
+Several = str | Sequence[object] | None
+"""Words: a text with commas, or a list."""
+
+
+def listed(given: Several) -> list[str]:
+    """The words; none of None."""
+    several = given.split(",") if isinstance(given, str) else given
+    return [str(word).strip() for word in several or ()]
+
 
 # Names become folder and file names.
 Name = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]{0,63}$")]

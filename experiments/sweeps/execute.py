@@ -53,6 +53,43 @@ class Report:
         """Runs without a result."""
         return self.total - self.finished
 
+    def line(self, workers: int) -> str:
+        """Finished runs, time, and the workers' share of time in runs."""
+        ran = self.finished - self.earlier
+        parts = [f"{self.finished} of {self.total} runs finished"]
+        if self.earlier:
+            parts.append(f"{self.earlier} of them earlier")
+        if ran:
+            parts.append(
+                f"{duration(self.wall_s)} on {workers} worker{'s' if workers > 1 else ''}, "
+                f"{100 * self.busy:.0f} % of it in runs"
+            )
+        if self.lost_workers:
+            parts.append(f"{self.lost_workers} bundles were sent again after their worker died")
+        return ", ".join(parts)
+
+
+def failed_runs(report: Report, folder: Path) -> list[str]:
+    """A line for some of the failed runs, and where their tracebacks are."""
+    said = [f"failed: run {key}: {error}" for key, error in list(report.failures.items())[:5]]
+    if len(report.failures) > len(said):
+        said.append(f"... and {len(report.failures) - len(said)} more")
+    if said:
+        said.append(
+            f"{len(report.failures)} of {report.total} runs failed; their tracebacks are in "
+            f"{folder}; --resume tries them again"
+        )
+    return said
+
+
+def duration(seconds: float) -> str:
+    """Seconds as text with a suitable unit."""
+    if seconds < 90:
+        return f"{seconds:.0f} s"
+    if seconds < 5400:
+        return f"{seconds / 60:.0f} min"
+    return f"{seconds / 3600:.1f} h"
+
 
 Follow = Callable[[Run], Iterable[Run]]
 """Called with each finished or failed run; returns further runs that follow from its result."""

@@ -1,0 +1,626 @@
+"""The commands of the laboratory: ``sarathi-sim lab COMMAND``. What they print proves something;
+nothing that decides asks them."""
+
+from collections.abc import Sequence
+from dataclasses import asdict
+from functools import partial
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from sarathi_sim.experiments.cli import application, command
+from sarathi_sim.experiments.config.base import Assignments
+from sarathi_sim.experiments.content import Result, Section, SortableTable, write_section
+from sarathi_sim.experiments.options import (
+    RUNS,
+    Folder,
+    ModelOption,
+    SetOption,
+    WorkersOption,
+    backend_of,
+    named,
+)
+from sarathi_sim.experiments.own_server import PROFILES
+from sarathi_sim.profiler.storage.child import Progress, Say, silent
+from sarathi_sim.profiler.storage.strict import UserError
+
+DatasetsOption = Annotated[
+    Folder | None,
+    typer.Option(help="Folder of public measurements.  [default: $SARATHI_SIM_DATASETS]"),
+    Path | None,
+]
+AlsoOption = Annotated[
+    Folder | None, typer.Option(help="Also write it to this folder."), Path | None
+]
+TablesArgument = Annotated[
+    Sequence[Folder],
+    typer.Argument(metavar="FILE...", help="Measured servers: CSV, a row a load."),
+    list[Path],
+]
+PeerOption = Annotated[
+    Sequence[Folder],
+    typer.Option(help="Another predictor's file (id, ttft_ms, tpot_ms).  Repeatable."),
+    list[Path],
+]
+LengthsOption = Annotated[
+    Folder | None,
+    typer.Option(help="FILE is a table of MLPerf's runs; the folder of its lengths_MODEL.csv."),
+    Path | None,
+]
+LaunchOption = Annotated[
+    Folder | None,
+    typer.Option(help="How servers with prefill and decode pools were started: CSV, by id."),
+    Path | None,
+]
+
+
+def score(
+    files: TablesArgument,
+    *,
+    peer: PeerOption = (),
+    lengths: LengthsOption = None,
+    launch: LaunchOption = None,
+    out: AlsoOption = None,
+    workers: WorkersOption = None,
+    progress: Progress = silent,
+    say: Say = silent,
+    fit: bool = False,
+) -> Result:
+    """Predict measured servers, and say how far off that is.
+
+    Each row of FILE is a server (model, GPU, engine, precision, layout) under a load (prompt and
+    output lengths, concurrency) with its mean TTFT and TPOT. Rows that are not modelled are
+    counted with the reason. Finished simulations are kept for the next time. Few constants of the
+    engine's host were fitted to measured servers (data/host_time.yaml); a row of such a server gets
+    those that were fitted without it.
+
+    With --lengths FILE has MLPerf's audited runs of LLMs (docs/mlperf.md): the capacity at their
+    P99 limits is predicted, and latencies at their rate. Of servers with prefill and decode on
+    separate workers --launch says how each was started; without it they are not answered.
+
+    \b
+    Examples:
+      sarathi-sim lab score inferencex_dev.csv
+      sarathi-sim lab score inferencex_dev.csv --peer aiconfigurator.csv --out runs/score --json
+      sarathi-sim lab score mlperf_dev.csv --lengths mlperf --out runs/mlperf
+      sarathi-sim lab score inferencex_dev.csv --launch disagg_recipes.csv --out runs/pools
+    """
+    from sarathi_sim.experiments.lab.servers.answers import servers_answer
+    from sarathi_sim.experiments.lab.servers.figures import draw_score
+    from sarathi_sim.experiments.lab.servers.mlperf import ScoredMlperf, score_mlperf
+    from sarathi_sim.experiments.lab.servers.score import ScoredRows, score_servers
+    from sarathi_sim.experiments.results import (
+        SCORE_FORMAT,
+        check_replaceable,
+        result_folder,
+        write_summary,
+    )
+
+    if launch is not None and lengths is not None:
+        raise UserError("--launch goes with tables of servers alone")
+    if lengths is not None and peer:
+        raise UserError("--lengths goes with MLPerf's tables alone")
+    if out is not None:
+        check_replaceable(Path(out), SCORE_FORMAT)
+    paths, peers = [Path(file) for file in files], [Path(file) for file in peer]
+    scored: ScoredRows | ScoredMlperf
+    with backend_of(workers) as backend:
+        if lengths is not None:
+            scored = score_mlperf(paths, Path(lengths), backend, progress, say, fit=fit)
+        else:
+            recipes = None if launch is None else Path(launch)
+            scored = score_servers(paths, peers, backend, progress, say, fit=fit, launch=recipes)
+    content = scored.content()
+    section = servers_answer(content)
+    if out is not None:
+        with result_folder(Path(out), SCORE_FORMAT) as folder:
+            write_summary(folder, SCORE_FORMAT, content | section.words())
+            write_section(folder, section)
+            scored.write(folder)
+            draw_score(scored, folder / "figures")
+    return _answered(content, section, out)
+
+
+def fit_host(
+    files: TablesArgument,
+    *,
+    peer: PeerOption = (),
+    lengths: LengthsOption = None,
+    out: AlsoOption = None,
+    workers: WorkersOption = None,
+    progress: Progress = silent,
+    say: Say = silent,
+) -> Result:
+    """Fit the host's constants to measured servers, and score them on rows left out.
+
+    Each row of FILE is predicted from other servers' rows alone; then without its stack, its GPU,
+    its model. With --lengths the constants of TensorRT's engines are fitted, each system's to the
+    others. --out gets the constants, as data/ has them.
+
+    \b
+    Examples:
+      sarathi-sim lab fit-host inferencex_dev.csv --out runs/fit
+      sarathi-sim lab fit-host mlperf_dev.csv --lengths mlperf
+    """
+    more: dict[str, Any] = {"workers": workers, "progress": progress, "say": say}
+    return score(files, peer=peer, lengths=lengths, out=out, **more, fit=True)
+
+
+def _answered(content: dict[str, Any], section: Section, out: Folder | None, **more: Any) -> Result:
+    written = [] if out is None else [Path(out)]
+    return Result(content | section.words(), section, written=written, **more)
+
+
+def validate(
+    config: Annotated[
+        str, typer.Argument(metavar="[CONFIG]", help="A YAML file, or a shipped validate_*."), str
+    ] = "validate_cpu",
+    changes: SetOption = (),
+    *,
+    out: Annotated[
+        Folder | None, typer.Option(help="Folder of the result.  [default: runs/NAME]"), Path | None
+    ] = None,
+    realtime: Annotated[
+        bool,
+        typer.Option(
+            "--realtime",
+            help="Run the engine with real-time priority (root, Linux). It takes the cores "
+            "from all other programs.",
+        ),
+    ] = False,
+    timeout: Annotated[
+        float,
+        typer.Option(min=1, help="End the run after so many seconds without a sign of life."),
+    ] = 30.0,
+    profiles: Annotated[
+        Folder, typer.Option(help="Root folder of profiles with this device's bundle."), Path
+    ] = PROFILES,
+    progress: Progress = silent,
+    say: Say = silent,
+) -> Result:
+    """Run a real engine beside the simulator (needs torch).
+
+    The report says whether both form the same batches, how well each iteration's time is predicted,
+    and how far whole runs differ: from times measured in the engine, and from this device's bundle
+    in --profiles, if it has one. On a busy machine it claims nothing about times. The exit code is
+    1 if batches differ.
+
+    \b
+    Examples:
+      sarathi-sim lab validate
+      sarathi-sim lab validate validate_cpu --set validation.repeats=2 --out runs/quick
+      sarathi-sim lab validate validate_gpu --set model=llama-3-8b --dry-run
+    """
+    from sarathi_sim.experiments.lab.engines.session import make_cells
+    from sarathi_sim.experiments.lab.engines.validation import (
+        check_machine,
+        iterations,
+        load_validation,
+        measure,
+    )
+    from sarathi_sim.experiments.lab.servers.answers import validation_answer
+    from sarathi_sim.experiments.lab.servers.figures import draw_validation
+    from sarathi_sim.experiments.results import (
+        ITERATIONS,
+        VALIDATION,
+        VALIDATION_FORMAT,
+        check_replaceable,
+        json_bytes,
+        result_folder,
+    )
+
+    experiment = load_validation(config, changes)
+    folder = named(RUNS if out is None else out, experiment.name)
+    cells = make_cells(experiment)
+    check_replaceable(folder, VALIDATION_FORMAT)
+    check_machine(realtime=realtime)
+    if realtime:
+        say("warning: --realtime stops the machine's other programs during the run")
+    with result_folder(folder, VALIDATION_FORMAT) as scratch:
+        content, outcomes = measure(
+            *(experiment, cells, Path(profiles), progress, say),
+            timeout_s=timeout,
+            realtime=realtime,
+        )
+        section = validation_answer(content)
+        (scratch / VALIDATION).write_bytes(json_bytes(content | section.words()))
+        write_section(scratch, section)
+        iterations(outcomes).to_parquet(scratch / ITERATIONS, index=False)
+        draw_validation(outcomes, scratch / "figures")
+    differ = any(cell["parity"] < 1 for cell in content["cells"].values())
+    return _answered(content, section, folder, code=int(differ))
+
+
+def cells(config: str = "validate_cpu", changes: Assignments = ()) -> Result:
+    """Check CONFIG, and say what would run."""
+    from sarathi_sim.experiments.lab.engines.session import cells_table, make_cells
+    from sarathi_sim.experiments.lab.engines.validation import load_validation
+
+    table = cells_table(make_cells(load_validation(config, changes)))
+    return Result({}, Section("validation", config, "What would run?", "", table))
+
+
+def lockstep(
+    logs: Annotated[
+        Sequence[Folder], typer.Argument(metavar="LOG...", help="Recorded decisions."), list[Path]
+    ],
+    *,
+    progress: Progress = silent,
+) -> Result:
+    """Compare our scheduler with an engine's recorded decisions.
+
+    The arrivals and returns of each log are fed to our scheduler. Every decision is compared: the
+    batch and its order, computed tokens, preempted requests, free blocks, running and waiting
+    requests. If one differs, the exit code is 1 and both sides of the first difference are printed.
+
+    \b
+    Examples:
+      sarathi-sim lab lockstep tests/data/vllm/*.jsonl.gz
+      sarathi-sim lab lockstep base.jsonl.gz --json
+    """
+    from sarathi_sim.experiments.lab.engines.lockstep import read_log, replay
+    from sarathi_sim.experiments.lab.servers.answers import lockstep_answer
+
+    paths = [Path(log) for log in logs]
+    read, compared = [read_log(path) for path in paths], {}
+    for number, (path, log) in enumerate(zip(paths, read, strict=True)):
+        name = log.name if sum(each.name == log.name for each in read) == 1 else str(path)
+        compared[name] = replay(log)
+        progress("logs", number + 1, len(read))
+    content = {"logs": {name: vars(one) for name, one in compared.items()}}
+    differ = any(one.first_difference is not None for one in compared.values())
+    return _answered(content, lockstep_answer(compared), None, code=int(differ))
+
+
+def import_profile(
+    source: Annotated[
+        str, typer.Argument(metavar="SOURCE", help="vidur, aiconfigurator or llmservingsim."), str
+    ],
+    path: Annotated[Folder, typer.Argument(help="Folder of the source's files."), Path],
+    *,
+    model: ModelOption,
+    tp: Annotated[int, typer.Option(min=1, help="Tensor-parallel degree.")] = 1,
+    device: Annotated[
+        str | None, typer.Option(help="The device it was measured on.  [default: the folder's]")
+    ] = None,
+    out: Annotated[Folder, typer.Option(help="Root folder of profiles."), Path] = PROFILES,
+    force: Annotated[bool, typer.Option("--force", help="Replace even a measured bundle.")] = False,
+) -> Result:
+    """Make a profile bundle from published measurements.
+
+    The measurements do not ship with the package: data/README.md says where to get them, and which
+    files each source reads. GEMM shapes that the source lacks are interpolated. Other head counts
+    are scaled. For what was not measured a run asks the device's calibrated model. meta.yaml marks
+    each of these.
+
+    \b
+    Examples:
+      sarathi-sim lab import vidur datasets/vidur --model llama-2-70b --tp 4 --out profiles
+      sarathi-sim lab import aiconfigurator datasets/aiconfigurator_a100_sxm --model gpt3-175b
+      sarathi-sim lab import llmservingsim datasets/llmservingsim_rtx4090 --model llama-3-8b
+    """
+    from sarathi_sim.experiments.lab.fit.bundles import import_bundle
+    from sarathi_sim.profiler.bundle.schema import bundle_path, write_bundle
+
+    bundle = import_bundle(source, Path(path), model, tp, device)
+    folder = bundle_path(Path(out), bundle.meta.device, bundle.meta.model, tp)
+    write_bundle(bundle, folder, force=force)
+    about = bundle.meta.environment
+    whole = ("repository", "licence", "hardware")
+    marks = {op: str(about[op]).partition(": ") for op in about}
+    rows = [(op, how, origin) for op, (how, _, origin) in marks.items() if op not in whole]
+    answer = f"{about['repository']} ({about['licence']}), {about['hardware']}"
+    table = SortableTable("", ("op", "how", "from"), rows, text=3)
+    section = Section("import", source, "What was measured?", answer, table)
+    return _answered({}, section, folder)
+
+
+def accuracy(
+    *,
+    datasets: DatasetsOption = None,
+    out: AlsoOption = None,
+    kernels: Annotated[
+        Sequence[str],
+        typer.Option(help="Fit the kernels of this device again (one option a device)."),
+        list[str],
+    ] = (),
+    progress: Progress = silent,
+) -> Result:
+    """Score the regressions on public measurements (needs them).
+
+    Only rows that were not fitted count: a row a score, with its aims and why it misses one; then
+    a row a class of scores. The errors of the stacks' kernels are those of the shipped surfaces,
+    recorded when these were fitted, but for the devices named with --kernels.
+
+    \b
+    Examples:
+      sarathi-sim lab accuracy --datasets measurements
+      sarathi-sim lab accuracy --datasets measurements --kernels h100-80g-sxm --json
+    """
+    from sarathi_sim.experiments.lab.fit import accuracy as studies
+    from sarathi_sim.experiments.lab.fit.kernels import check_fitted, fitted_devices
+    from sarathi_sim.experiments.lab.servers.answers import accuracy_answer
+    from sarathi_sim.experiments.results import ACCURACY_FORMAT, maybe_result
+    from sarathi_sim.profiler.storage.files import public_datasets
+
+    folder = public_datasets(None if datasets is None else Path(datasets))
+    stack = "vllm"  # of which every device has kernels
+    again = [name for device in kernels for name in check_fitted(device, stack)]
+    wanted: list[studies.Study] = [*studies.STUDIES.values()]
+    for device in fitted_devices(stack):
+        kind = studies.kernels if device in again else studies.shipped
+        wanted.append(partial(kind, device=device))
+    scores: list[studies.Score] = []
+    with maybe_result(None if out is None else Path(out), ACCURACY_FORMAT) as write:
+        for done, study in enumerate(wanted):
+            progress("studies", done, len(wanted))
+            scores += list(study(folder))
+        content = {
+            "scores": [score.content() for score in scores],
+            "classes": [asdict(one) for one in studies.by_class(scores)],
+        }
+        section = accuracy_answer(content)
+        write(content | section.words())
+    return _answered(content, section, out)
+
+
+def calibrate(
+    *,
+    device: Annotated[str | None, typer.Option(help="One device.  [default: all]")] = None,
+    stack: Annotated[
+        str | None,
+        typer.Option(help="Fit the kernels of vllm, sglang or trtllm instead of device models."),
+    ] = None,
+    tables: Annotated[
+        str | None,
+        typer.Option(
+            help="Of a stack, fit these only: gemm,attention,moe,all_reduce,all_to_all,wide."
+        ),
+    ] = None,
+    datasets: DatasetsOption = None,
+    report: Annotated[
+        bool, typer.Option("--report", help="Print the stored errors instead of fitting again.")
+    ] = False,
+    write: Annotated[
+        bool, typer.Option("--write", help="Store the fit in the shipped device files.")
+    ] = False,
+    say: Say = silent,
+) -> Result:
+    """Fit device models, or a stack's kernels, to public measurements (needs them).
+
+    Prints the error on rows held out of the fit. data/README.md says where the files come from.
+    --report needs no files.
+
+    \b
+    Examples:
+      sarathi-sim lab calibrate --report
+      sarathi-sim lab calibrate --device a6000 --datasets measurements --write
+      sarathi-sim lab calibrate --device h100-80g-sxm --stack vllm --datasets measurements
+    """
+    from sarathi_sim.profiler.storage.files import public_datasets
+
+    if report and write:
+        raise UserError("--write: does not go with --report, which fits nothing")
+    given = None if datasets is None else Path(datasets)
+    folder = None if report else public_datasets(given)
+    fit = partial(_devices, device) if stack is None else partial(_kernels, device, stack, tables)
+    grids, written = fit(folder, write, say)
+    section = Section("calibrate", "", "How far off is the fit?", "", grids[0], details=grids[1:])
+    return Result({}, section, written=written)
+
+
+Fitted = tuple[list[SortableTable], list[Path]]
+
+
+def _devices(device: str | None, datasets: Path | None, write: bool, say: Say) -> Fitted:
+    """The errors of device models, fitted or (without ``datasets``) stored."""
+    from sarathi_sim.experiments.lab.fit import devices as fitting
+
+    grids, written = list[SortableTable](), list[Path]()
+    if datasets is None:
+        models = fitting.fitted_devices(device)
+    else:
+        results = {
+            name: fitting.calibrate(name, datasets, say)
+            for name in ([device] if device else fitting.STUDIES)
+        }
+        models = {name: result.fitted for name, result in results.items()}
+        written += [path for one in results.values() if write for path in one.write()]
+    for name, fitted in models.items():
+        # The sources take a paragraph each: see the device file and data/README.md.
+        frames = {
+            "error of predicted times on rows held out of the fit, in percent": fitting.report(
+                name, fitted
+            ).drop(columns=["device", "source"]),
+            "by range, at tile edges, and on other sources' rows": fitting.structure(
+                name, fitted
+            ).drop(columns="device"),
+        }
+        for title, frame in frames.items():
+            rows = [
+                [f"{cell:.1f}" if isinstance(cell, float) else str(cell) for cell in row]
+                for row in frame.itertuples(index=False)
+            ]
+            headings = [
+                _HEADINGS.get(str(column), str(column).removesuffix("_pct").replace("_", " "))
+                for column in frame.columns
+            ]
+            grids.append(SortableTable(f"{name}: {title}", headings, rows, text=len(headings)))
+    return grids, written
+
+
+_HEADINGS = {
+    "roofline_median_pct": "roofline alone: median",
+    "roofline_p95_pct": "p95",
+    "roofline_worst_pct": "worst",
+    "hold_out": "held out",
+}
+
+
+def _kernels(
+    device: str | None,
+    stack: str,
+    tables: str | None,
+    datasets: Path | None,
+    write: bool,
+    say: Say,
+) -> Fitted:
+    """The errors of a stack's kernels on one device or all; without ``datasets`` those stored."""
+    from sarathi_sim.experiments.lab.fit.accuracy import scores_of
+    from sarathi_sim.experiments.lab.fit.kernels import FAMILIES, check_fitted, fit_stack
+    from sarathi_sim.experiments.lab.servers.answers import scores_table
+    from sarathi_sim.profiler.kernels.stack_file import load_stack, write_stack
+    from sarathi_sim.profiler.storage.files import data_dir
+
+    grids, written = list[SortableTable](), list[Path]()
+    families = (tables or ",".join(FAMILIES)).split(",")
+    for name in families:
+        if name not in FAMILIES:
+            raise UserError(f"--tables {name}: must be one of {', '.join(FAMILIES)}")
+    for name in check_fitted(device, stack):
+        if datasets is None:
+            spec = load_stack(name, stack)[0]
+        else:
+            spec, arrays = fit_stack(datasets, name, stack, say, families=families)
+            if write:
+                written += write_stack(spec, arrays, data_dir() / "kernels")
+        grids.append(scores_table(score.content() for score in scores_of(spec)))
+    return grids, written
+
+
+def reproduce(
+    ids: Annotated[
+        Sequence[str],
+        typer.Argument(metavar="[ID]...", help="Claims.  [default: all]"),
+        list[str],
+    ] = (),
+    *,
+    variant: Annotated[
+        str | None, typer.Option(help="predicted or paper-calibrated.  [default: both]")
+    ] = None,
+    listing: Annotated[
+        bool, typer.Option("--list", help="List the claims and how each is read.")
+    ] = False,
+    out: Annotated[
+        Folder | None,
+        typer.Option(
+            metavar="DIR",
+            help="Also write the results, figures and tables to this folder. Without IDs, also the "
+            "readings of the pipeline experiment, over five seeds.",
+        ),
+        Path | None,
+    ] = None,
+    progress: Progress = silent,
+) -> Result:
+    """Compute the paper's numbers, each beside the paper's own.
+
+    \b
+    Examples:
+      sarathi-sim lab reproduce
+      sarathi-sim lab reproduce tile_257 pd_peak_256_at --variant predicted
+      sarathi-sim lab reproduce --out runs/paper
+      sarathi-sim lab reproduce --json | jq .claims[0]
+      sarathi-sim lab reproduce --list
+    """
+    from contextlib import nullcontext
+
+    from sarathi_sim.experiments.lab.paper.claims import claims_section, pick_claims, readings
+    from sarathi_sim.experiments.lab.paper.claims import reproduce as compute
+    from sarathi_sim.experiments.lab.paper.figures import write_gallery
+    from sarathi_sim.experiments.lab.paper.variants import VARIANTS, Lab
+    from sarathi_sim.experiments.results import PAPER_FORMAT, result_folder, write_summary
+    from sarathi_sim.profiler.storage.strict import did_you_mean
+
+    claims = pick_claims(ids)
+    if listing:
+        return Result({}, readings(claims))
+    labs = [Lab(name) for name in VARIANTS]
+    wanted = [lab for lab in labs if variant in (None, lab.variant)]
+    if not wanted:
+        hint = did_you_mean(str(variant), VARIANTS)
+        allowed = ", ".join(VARIANTS)
+        raise UserError(f"--variant {variant}: no such variant{hint}; allowed: {allowed}")
+    # The folder is made before the work: one may not be allowed to.
+    with nullcontext() if out is None else result_folder(Path(out), PAPER_FORMAT) as folder:
+        results = compute(claims, wanted, progress)
+        content = {"claims": [result.row() for result in results]}
+        if folder is not None:
+            write_gallery(folder, labs, None if ids else results, progress)
+            write_summary(folder, PAPER_FORMAT, content)
+    return Result(content, claims_section(results), written=[] if out is None else [Path(out)])
+
+
+def first_light(
+    *,
+    out: Annotated[Folder, typer.Option(help="Folder of everything it measures."), Path] = Path(
+        "first-light"
+    ),
+    archive: Annotated[
+        Folder | None,
+        typer.Option(help="File that holds all of it, too.  [default: --out with .zip behind it]"),
+        Path | None,
+    ] = None,
+    resume: Annotated[
+        Folder | None,
+        typer.Option(metavar="ARCHIVE", help="Go on from this archive, on any machine."),
+        Path | None,
+    ] = None,
+    minutes: Annotated[
+        float | None, typer.Option(min=0, help="Begin no step that could end later.")
+    ] = None,
+    rehearsal: Annotated[
+        bool,
+        typer.Option("--dry-run", help="The same steps on a tiny model; without a GPU, too."),
+    ] = False,
+) -> Result:
+    """Measure everything that a first hour on a GPU node allows (needs torch).
+
+    Every step is a process with a time limit: it probes the machine, profiles models, compares them
+    with the shipped kernels of this GPU, and validates. After an interruption, the same command
+    continues. On another machine with the same GPU --resume continues from the archive, which is
+    written after every step. The exit code is 1 where steps failed or are left.
+
+    \b
+    Examples:
+      sarathi-sim lab first-light
+      sarathi-sim lab first-light --minutes 10
+      sarathi-sim lab first-light --resume first-light.zip --out more
+      sarathi-sim lab first-light --dry-run --out rehearsal
+    """
+    from importlib.util import find_spec
+
+    from sarathi_sim.experiments.lab.engines.first_light import Hour
+
+    if find_spec("torch") is None:
+        raise UserError(
+            "first-light needs torch, which is not installed: pip install 'sarathi-sim[profiler]'"
+        )
+    folder = Path(out)
+    file = Path(archive or folder.with_name(f"{folder.name}.zip"))
+    hour = Hour(folder, file, typer.echo, rehearsal)
+    limit = float("inf") if minutes is None else minutes
+    done = hour.run(limit, None if resume is None else Path(resume))
+    return Result({}, written=[file], code=int(not done))
+
+
+app = application(
+    {
+        "Servers": {
+            "score": command(score),
+            "fit-host": command(fit_host),
+        },
+        "Engines": {
+            "lockstep": command(lockstep, quiet=False),
+            "validate": command(validate, dry=cells, json=False),
+            "first-light": command(first_light, json=False, quiet=False),
+        },
+        "Op times": {
+            "import": command(import_profile, json=False, quiet=False),
+            "calibrate": command(calibrate, json=False, quiet=False),
+            "accuracy": command(accuracy, quiet=False),
+        },
+        "The paper": {"reproduce": command(reproduce, quiet=False)},
+    },
+    help="What proves: each number beside a measured one.",
+)

@@ -1,0 +1,808 @@
+"""The library, ``import sarathi_sim as sim``, and the commands: each function here that has options
+in its signature is a command of the same name, with the same words and defaults.
+
+docs/library.md has an example of each. Names of this module stay; those of other modules may move.
+A parameter without an option (``progress``, ``say``) is Python's alone; there ``out`` left out
+keeps nothing, where the command writes ``runs/NAME``.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import replace
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import TYPE_CHECKING, Annotated, Literal
+
+import typer
+
+from sarathi_sim.experiments.config.base import Assignments, Config, Several, listed
+from sarathi_sim.experiments.content import Result, Section, SortableTable
+from sarathi_sim.experiments.options import (
+    LENGTHS,
+    AlsoOption,
+    Choosing,
+    ConfigArgument,
+    ConfigOrExperiment,
+    Folder,
+    ModelOption,
+    OutOption,
+    SetOption,
+    WorkersOption,
+    WorkloadOption,
+    backend_of,
+    further,
+    in_a_paragraph,
+    named,
+)
+from sarathi_sim.profiler.storage.child import Progress, Say, silent
+from sarathi_sim.profiler.storage.strict import UserError
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+    from sarathi_sim.experiments.capacity.probing import Laboratory
+    from sarathi_sim.experiments.capacity.slo import CapacitySection
+    from sarathi_sim.experiments.config.loading import Experiment
+    from sarathi_sim.experiments.results import Tables
+    from sarathi_sim.experiments.run.experiment import ExperimentResult, ScenarioRun
+
+    Shown = ExperimentResult | Mapping[str, Tables]
+
+
+def load(config: Config, changes: Assignments = ()) -> "Experiment":
+    """Read a configuration: a file, the name of a shipped one, or a mapping with a file's content.
+
+    ``changes`` are values by key path, ``{"cluster.pp": 4}``. In a mapping, a policy may also be an
+    object or a class of the session. Raises UserError, a line per mistake.
+    """
+    from sarathi_sim.experiments.config.loading import load_experiment
+
+    return load_experiment(config, changes)
+
+
+def run(
+    config: ConfigOrExperiment,
+    changes: SetOption = (),
+    *,
+    out: OutOption = None,
+    figures: Annotated[bool, typer.Option("--figures/--no-figures", help="Draw figures.")] = True,
+    timeline: Annotated[
+        bool, typer.Option("--timeline", help="Also write a trace of --window for Perfetto.")
+    ] = False,
+    window: Annotated[
+        str | None,
+        typer.Option(
+            metavar="START:LENGTH",
+            help="Seconds in the stage timeline and the trace, such as 120:1.5.  "
+            "[default: from the middle of the run]",
+        ),
+    ] = None,
+    progress: Progress = silent,
+) -> "ExperimentResult":
+    """Simulate every scenario of CONFIG.
+
+    Writes tables and figures to a folder.
+
+    \b
+    Examples:
+      sarathi-sim run gpt3_pp
+      sarathi-sim run gpt3_pp --dry-run                     # what would run
+      sarathi-sim run my.yaml --set seed=3 --set cluster.pp=4 --out runs/pp4
+      sarathi-sim run gpt3_pp --no-figures --json | jq .ratios
+      sarathi-sim run gpt3_pp --timeline --window 120:1.5   # open in ui.perfetto.dev
+    """
+    from sarathi_sim.experiments.config.loading import Experiment
+    from sarathi_sim.experiments.figures.slices import parse_window
+    from sarathi_sim.experiments.run.experiment import run_experiment, simulate_all
+
+    if isinstance(config, Experiment) and changes:
+        raise UserError("changes: give them to load(), which has made this experiment")
+    experiment = config if isinstance(config, Experiment) else load(config, changes)
+    if out is None:
+        return simulate_all(experiment, progress)
+    return run_experiment(
+        experiment,
+        named(out, experiment.name),
+        figures=figures,
+        trace=timeline,
+        window=None if window is None else parse_window(window),
+        progress=progress,
+    )
+
+
+def result_of(found: "ExperimentResult", out: Folder | None) -> Result:
+    """What ``run`` prints."""
+    from sarathi_sim.experiments.run.run_answer import run_answer
+
+    content = found.summary()
+    written = [] if out is None else [named(out, found.experiment.name)]
+    return Result(content, run_answer(content), written=written)
+
+
+def check(config: Config, changes: Assignments = ()) -> Result:
+    """Check every scenario with its model, device, profiles and memory; nothing is simulated.
+
+    The deployments side by side. Raises UserError, a line per mistake.
+    """
+    from sarathi_sim.experiments.config.assumptions import assumed
+    from sarathi_sim.experiments.content import assumed_of, deployments_table, thinned
+    from sarathi_sim.experiments.run.experiment import deploy_all
+
+    experiment = load(config, changes)
+    deployments = deploy_all(experiment)
+    table = deployments_table(deployments)
+    cells = {name: {row[0]: row[n] for row in table.rows} for n, name in enumerate(deployments, 1)}
+    notes = {name: assumed(deployment) for name, deployment in deployments.items()}
+    doubts = [
+        line for d in deployments.values() for line in filter(None, [d.rejections, *d.doubts])
+    ]
+    question, answer = "What would run?", f"{experiment.file}: good"
+    assumptions, warnings = assumed_of({"notes": notes}), thinned(doubts)
+    section = Section(
+        *("check", experiment.name, question, answer, table),
+        assumptions=assumptions,
+        warnings=warnings,
+    )
+    return Result({"scenarios": cells, "notes": notes}, section)
+
+
+def read(folder: Folder) -> "dict[str, Tables]":
+    """The tables of every scenario of a result. Raises UserError where it is not one."""
+    from sarathi_sim.experiments.results import read_tables
+
+    return read_tables(Path(folder))
+
+
+def sweep(
+    config: ConfigArgument,
+    changes: SetOption = (),
+    *,
+    out: OutOption = None,
+    workers: WorkersOption = None,
+    resume: Annotated[
+        bool, typer.Option("--resume", help="Continue a sweep; finished runs are not repeated.")
+    ] = False,
+    progress: Progress = silent,
+    say: Say = silent,
+) -> Result:
+    """Simulate every run of a sweep.
+
+    The result is a table with a row per run: the swept values and the numbers of its summary, such
+    as ttft_s.p99. If runs failed, or the sweep was interrupted, --resume completes it.
+
+    \b
+    Examples:
+      sarathi-sim sweep pd_sweep --dry-run    # its runs, and how long they take
+      sarathi-sim sweep pd_sweep --out runs/pd_sweep
+      sarathi-sim sweep pd_sweep --out runs/pd_sweep --resume --workers 4
+      sarathi-sim sweep pd_sweep --workers tcp://127.0.0.1:8786
+    """
+    import pandas as pd
+
+    from sarathi_sim.experiments.sweeps.execute import Report, execute, failed_runs
+    from sarathi_sim.experiments.sweeps.plan import plan_sweep
+    from sarathi_sim.experiments.sweeps.store import RESULTS, Store
+    from sarathi_sim.experiments.sweeps.sweep_answer import read_answer
+
+    plan = plan_sweep(config, changes, progress)
+    with ExitStack() as stack:
+        folder = _folder(out, plan.name, stack)
+        store, report = Store(folder), Report(len({run.key for run in plan.runs}))
+        backend = stack.enter_context(backend_of(workers))
+        store.open(resume)
+        try:
+            with store.locked():
+                execute(plan, store, backend, progress, report, say)
+        except BaseException:
+            if report.wall_s:  # it had begun
+                say(
+                    f"stopped: {report.finished} of {report.total} runs are finished; complete the "
+                    "sweep with the same command and --resume"
+                )
+            raise
+        section = read_answer(folder)[1] if report.finished else None
+        table = pd.read_parquet(folder / RESULTS) if report.finished else None
+        say(report.line(backend.workers))
+    content = {"runs": report.total, "finished": report.finished, "failures": report.failures}
+    failures = failed_runs(report, store.folder / "failed")
+    return Result(
+        content,
+        section,
+        table=table,
+        written=_written(out, folder),
+        rest=RESULTS,
+        failures=failures,
+        code=int(bool(failures)),
+    )
+
+
+def plan(
+    config: Config,
+    changes: Assignments = (),
+    *,
+    workers: WorkersOption = None,
+    progress: Progress = silent,
+) -> Result:
+    """Check the runs of a sweep, and predict how long they take. Raises UserError, a line per
+    mistake."""
+    from sarathi_sim.experiments.sweeps.backends import processors
+    from sarathi_sim.experiments.sweeps.execute import duration, seconds_of_work
+    from sarathi_sim.experiments.sweeps.plan import axes_rows, plan_sweep
+
+    planned = plan_sweep(config, changes, progress)
+    processes = int(workers or processors())
+    work_s = seconds_of_work(planned) / processes
+    answer = (
+        f"{len(planned.runs)} runs, predicted {duration(work_s)} "
+        f"on {processes} worker{'s' if processes > 1 else ''}"
+    )
+    table = SortableTable("", ("axis", "values", ""), axes_rows(planned), text=3)
+    question = "What would run?"
+    section = Section("plan", planned.name, question, answer, table, warnings=planned.notes)
+    return Result({"runs": len(planned.runs), "predicted_s": work_s}, section)
+
+
+def _folder(out: Folder | None, name: str, stack: ExitStack) -> Path:
+    """The folder to write to; without one, a new one that goes with the stack."""
+    return named(out or stack.enter_context(TemporaryDirectory(prefix="sarathi-sim-")), name)
+
+
+def _written(out: Folder | None, folder: Path) -> list[Path]:
+    return [] if out is None else [folder]
+
+
+@contextmanager
+def _laboratory(
+    folder: Path,
+    kind: str,
+    section: "CapacitySection",
+    workers: int | str | None,
+    progress: Progress,
+    say: Say,
+) -> "Iterator[Laboratory]":
+    from sarathi_sim.experiments.capacity.probing import laboratory
+
+    with backend_of(workers) as backend, laboratory(folder, kind, section, backend) as lab:
+        lab.progress, lab.say = progress, say
+        yield lab
+
+
+def workload(
+    what: Annotated[
+        Config,
+        typer.Argument(
+            metavar="WHAT", help="A trace (CSV, JSON), a configuration, or lengths in a word."
+        ),
+        str,
+    ],
+    changes: SetOption = (),
+    *,
+    columns: Annotated[
+        Mapping[str, str] | Sequence[str],
+        typer.Option(
+            "--column",
+            metavar="MEANING=NAME",
+            help="A column of a trace with a name of its own: arrival, prompt, output, user, "
+            "session or turn. May be repeated.",
+        ),
+        list[str],
+    ] = (),
+    out: AlsoOption = None,
+) -> Result:
+    """Say what is in a workload.
+
+    By scenario: lengths in tokens, rates in requests a second, burstiness, and how much of the
+    prompts is shared. WHAT is a trace as `workload.lengths.path` takes it, a configuration, of
+    which the requests are drawn, or what --workload takes elsewhere (docs/workloads.md).
+
+    \b
+    Examples:
+      sarathi-sim workload trace.csv
+      sarathi-sim workload log.jsonl --column prompt=tokens_in --column output=tokens_out
+      sarathi-sim workload failures.csv --set workload.lengths.skip_empty=true
+      sarathi-sim workload shared_prefixes --out runs/workload
+      sarathi-sim workload 1024:256~0.5 --json
+    """
+    from sarathi_sim.experiments.run.traffic import describe, workload_answer
+
+    own = columns if isinstance(columns, Mapping) else dict(c.partition("=")[::2] for c in columns)
+    described = describe(what, changes, own, None if out is None else Path(out))
+    return Result(described, workload_answer(described), written=_written(out, Path(out or "")))
+
+
+def compare(
+    a: Annotated[
+        Folder,
+        typer.Argument(metavar="A", help="A result, or a scenario's folder in it."),
+        Path,
+    ],
+    b: Annotated[Folder, typer.Argument(metavar="B", help="Another result."), Path],
+    *,
+    out: AlsoOption = None,
+    progress: Progress = silent,
+) -> Result:
+    """Say which part of the time makes two results differ.
+
+    Both are simulated again from their config.yaml. The parts, in seconds, add up to the difference
+    exactly. If one has prefill and decode pools, their numbers are compared, not parts.
+
+    \b
+    Examples:
+      sarathi-sim compare runs/gpt3_pp/orca_pp runs/gpt3_pp/sarathi_pp
+      sarathi-sim compare runs/before runs/after --out runs/difference
+      sarathi-sim compare runs/before runs/after --json
+    """
+    from sarathi_sim.experiments.results import FIGURES_FORMAT, check_replaceable
+    from sarathi_sim.experiments.run.compare import compare as compared
+    from sarathi_sim.experiments.run.compare import comparison_answer, write_comparison
+
+    if out is not None:
+        check_replaceable(Path(out), FIGURES_FORMAT)
+    found = compared(Path(a), Path(b), progress)
+    if out is not None:
+        write_comparison(found, Path(out))
+    section = comparison_answer(found)
+    return Result(found | section.words(), section, written=_written(out, Path(out or "")))
+
+
+def plot(
+    folders: Annotated[
+        Sequence[Folder],
+        typer.Argument(metavar="DIR...", help="Results of runs, or one sweep."),
+        list[Path],
+    ],
+    *,
+    out: Annotated[
+        Folder | None,
+        typer.Option(help="Folder of the figures.  [default: runs/plot, or figures in the sweep]"),
+        Path | None,
+    ] = None,
+    metrics: Annotated[
+        Sequence[str],
+        typer.Option(
+            "--metric", metavar="NAME", help="For a sweep: a metric to draw; may be repeated."
+        ),
+        list[str],
+    ] = (),
+    over: Annotated[
+        Sequence[str],
+        typer.Option(
+            "--over", metavar="AXIS", help="For a sweep: an axis to draw over; may be repeated."
+        ),
+        list[str],
+    ] = (),
+    progress: Progress = silent,
+) -> Result:
+    """Draw runs into the same figures, or draw a sweep.
+
+    \b
+    Examples:
+      sarathi-sim plot runs/gpt3_pp
+      sarathi-sim plot runs/pp4 runs/pp8 --out runs/pp4_and_pp8
+      sarathi-sim plot runs/pd_sweep
+      sarathi-sim plot runs/pd_sweep --over policy.chunk_size --metric mfu --metric bubble_s.p50
+    """
+    from sarathi_sim.experiments.run.compare import plot_results
+    from sarathi_sim.experiments.sweeps.plot import is_sweep, plot_sweep
+    from sarathi_sim.experiments.sweeps.store import RESULTS
+
+    paths = [Path(folder) for folder in folders]
+    if len(paths) == 1 and is_sweep(paths[0]):
+        target = Path(out or paths[0] / "figures")
+        drawn = plot_sweep(paths[0], target, metrics, over, progress)
+        note = f"{drawn.note}; their numbers are in {paths[0] / RESULTS}" if drawn.note else ""
+        section = replace(drawn.section, warnings=[*drawn.section.warnings, *filter(None, [note])])
+        return Result({}, section, written=[target], rest=RESULTS)
+    if metrics or over:
+        raise UserError("--metric and --over go with the folder of one sweep")
+    target = Path(out or "runs/plot")
+    plot_results(paths, target)
+    return Result({}, written=[target])
+
+
+def report(
+    results: Annotated[
+        Sequence[Folder],
+        typer.Argument(
+            metavar="RESULT...", help="Results of run, sweep, compare, score and Decide."
+        ),
+        list[Path],
+    ],
+    *,
+    out: Annotated[
+        Folder | None,
+        typer.Option(metavar="FILE.html", help="[default: RESULT.html, beside the first RESULT]"),
+        Path | None,
+    ] = None,
+    title: Annotated[str | None, typer.Option(help="Heading of the page.")] = None,
+    progress: Progress = silent,
+) -> Result:
+    """Write results as one HTML page, to be sent on.
+
+    The page has the question, the answer, sortable tables, interactive charts, the configuration
+    and the errors of the op times. It opens without a network. Runs are simulated again for their
+    timelines.
+
+    \b
+    Examples:
+      sarathi-sim report runs/gpt3_pp
+      sarathi-sim report runs/pd_sweep runs/difference --out for_the_team.html
+    """
+    from sarathi_sim.experiments.report.html_page import write_page
+
+    folders = [Path(folder) for folder in results]
+    first = folders[0].resolve()
+    target = Path(out or first.with_name(f"{first.name}.html"))
+    write_page(folders, target, title, progress)
+    return Result({}, written=[target])
+
+
+def capacity(
+    config: ConfigArgument,
+    changes: SetOption = (),
+    *,
+    workload: WorkloadOption = None,
+    bands: Annotated[
+        bool, typer.Option("--bands/--no-bands", help="Also search under errors of the op times.")
+    ] = True,
+    prices: Annotated[
+        str | None, typer.Option(help="YAML of prices.  [default: shipped assumptions]")
+    ] = None,
+    refine: Annotated[
+        int,
+        typer.Option(
+            min=0, max=10, help="Rounds of trying half-way between the best and the next."
+        ),
+    ] = 0,
+    out: OutOption = None,
+    workers: WorkersOption = None,
+    progress: Progress = silent,
+    say: Say = silent,
+) -> Result:
+    """Find the highest load that keeps an SLO.
+
+    Every deployment of CONFIG is searched. Its section `capacity` states the SLO, and the space of
+    deployments. Finished probes stay in the folder: the same command goes on where it was stopped.
+    --workload gives lengths in place of those of CONFIG. --refine tries values of the space that
+    lie between the best and its neighbours.
+
+    \b
+    Examples:
+      sarathi-sim capacity capacity_llama3_70b
+      sarathi-sim capacity capacity_llama3_70b --set 'capacity.slo=p99 ttft 1s, p99 tbt 100ms'
+      sarathi-sim capacity my.yaml --workload 1024:256 --refine 2
+      sarathi-sim capacity my.yaml --out runs/capacity --json | jq '.deployments[].capacity'
+    """
+    from sarathi_sim.experiments.capacity.answer import (
+        answered,
+        load_prices,
+        read_question,
+        result_files,
+    )
+    from sarathi_sim.experiments.capacity.probing import CAPACITY_FORMAT, write_result
+    from sarathi_sim.experiments.capacity.written import capacities, capacity_answer
+    from sarathi_sim.experiments.config.loading import refuse_of_session
+
+    draft, section, options = read_question(config, changes, workload)
+    costs = load_prices(prices)
+    for option in options:
+        refuse_of_session(option.scenario, draft.source)
+    with ExitStack() as stack:
+        folder = _folder(out, draft.header.name, stack)
+        asked = _laboratory(folder, CAPACITY_FORMAT, section, workers, progress, say)
+        content = answered(stack.enter_context(asked), draft, options, bands, costs, refine)
+        if out is not None:
+            write_result(folder, CAPACITY_FORMAT, result_files(draft, section, content))
+    table = capacities(content["deployments"])
+    return Result(content, capacity_answer(content), table=table, written=_written(out, folder))
+
+
+def recommend(
+    model: ModelOption,
+    device: Annotated[Several, typer.Option(help="Devices, with commas."), str],
+    slo: Annotated[str, typer.Option(help="Such as 'p99 ttft 1s, p99 tbt 50ms'.")],
+    *,
+    gpus: Annotated[int | None, typer.Option(min=1, max=1024, help="How many there are.")] = None,
+    rate: Annotated[
+        float | None, typer.Option(min=1e-3, max=1e6, help="Or: requests a second to be carried.")
+    ] = None,
+    workload: Annotated[
+        str | None,
+        typer.Option(
+            metavar="LENGTHS", help=f"{LENGTHS}  [default: Azure's conversations of 2023]"
+        ),
+    ] = None,
+    stack: Annotated[
+        Several, typer.Option(help="vllm, sglang, trtllm, with commas."), str | None
+    ] = None,
+    dtype: Annotated[
+        Several,
+        typer.Option(help="bf16, fp8, ..., with commas.  [default: the model's]"),
+        str | None,
+    ] = None,
+    budget: Annotated[
+        Several, typer.Option(help="Token budgets to try, with commas."), str | None
+    ] = None,
+    seqs: Annotated[
+        Several, typer.Option(help="Sequence limits to try, with commas."), str | None
+    ] = None,
+    pools: Annotated[
+        bool, typer.Option("--pools", help="Also try prefill and decode workers of their own.")
+    ] = False,
+    speculation: Annotated[
+        str | None,
+        typer.Option(
+            metavar="METHOD[:ACCEPTANCE]",
+            help="Also try drafts by mtp, eagle3 or ngram. ACCEPTANCE: golden (published; the "
+            "default), golden_thinking_off, or the probability that each further draft holds, as "
+            "0.8,0.6.",
+        ),
+    ] = None,
+    changes: Annotated[
+        Assignments,
+        typer.Option("--set", metavar="NAME=VALUE", help=in_a_paragraph(Choosing)),
+        list[str],
+    ] = (),
+    out: Annotated[
+        Folder | None, typer.Option(help="[default: runs/recommend]"), Path | None
+    ] = None,
+    workers: WorkersOption = None,
+    progress: Progress = silent,
+    say: Say = silent,
+) -> Result:
+    """Find the best deployment under an SLO.
+
+    That is the one that carries most on the GPUs, or costs least for a rate. Layouts, token budgets
+    and sequence limits are enumerated and bounded; the others race, and the best are searched
+    exactly. A mixture's layouts also have ranks with attention of their own (DP). The result has
+    the engine's own command line, and a configuration. --pools adds deployments whose prompts and
+    decodes have workers of their own, and finds how many of each; --speculation draft lengths.
+
+    \b
+    Examples:
+      sarathi-sim recommend --model llama-3.3-70b --device h100-80g-sxm --gpus 16 \\
+        --stack vllm --slo "p99 ttft 1s, p99 tbt 50ms"
+      sarathi-sim recommend --model llama-3.1-8b --device l40s,h100-80g-sxm --rate 20 \\
+        --slo "attainment 95% ttft 1s tpot 50ms" --workload 1024:256 --set tolerance=0.1
+    """
+    from sarathi_sim.experiments.capacity.answer import load_prices
+    from sarathi_sim.experiments.capacity.options import wanted_of
+    from sarathi_sim.experiments.capacity.probing import RECOMMEND_FORMAT, write_result
+    from sarathi_sim.experiments.capacity.recommend import recommend_files, recommended
+    from sarathi_sim.experiments.capacity.written import recommend_answer
+
+    chosen = further(Choosing, changes)
+    drafts = [chosen.drafts] if isinstance(chosen.drafts, int) else chosen.drafts
+    wanted = wanted_of(
+        *(model, device, slo, gpus, rate, workload, chosen.max_length),
+        *(stack, dtype, budget, seqs, chosen.tolerance, chosen.rejected),
+        *(pools, speculation, drafts),
+    )
+    costs = load_prices(chosen.prices)
+    with ExitStack() as stack_:
+        folder = _folder(out, "recommend", stack_)
+        asked = _laboratory(folder, RECOMMEND_FORMAT, wanted.section, workers, progress, say)
+        content = recommended(stack_.enter_context(asked), wanted, costs, say, chosen.refine)
+        if out is not None:
+            write_result(folder, RECOMMEND_FORMAT, recommend_files(wanted, content))
+    return Result(content, recommend_answer(content), written=_written(out, folder))
+
+
+def sensitivity(
+    config: ConfigArgument,
+    changes: SetOption = (),
+    *,
+    by: Annotated[float, typer.Option(help="How far each factor is changed: 0.1 is 10 %.")] = 0.1,
+    only: Annotated[Several, typer.Option(help="Some factors, with commas."), str | None] = None,
+    metrics: Annotated[
+        Sequence[str],
+        typer.Option(
+            "--metric",
+            metavar="NAME",
+            help="Of a run, such as ttft_s.p99; may be repeated.  [default: the capacity]",
+        ),
+        list[str],
+    ] = (),
+    replications: Annotated[
+        int, typer.Option(min=1, max=100, help="Runs with seeds of their own.")
+    ] = 3,
+    out: Annotated[
+        Folder | None, typer.Option(help="[default: runs/NAME_sensitivity]"), Path | None
+    ] = None,
+    workers: WorkersOption = None,
+    progress: Progress = silent,
+    say: Say = silent,
+) -> Result:
+    """Find what moves the capacity most.
+
+    Each op's time, the links' speed, the host's time, prompt lengths, output lengths and burstiness
+    are changed one at a time. Without a section `capacity`, metrics of a run take its place.
+
+    \b
+    Examples:
+      sarathi-sim sensitivity first_experiment --metric ttft_s.p99
+      sarathi-sim sensitivity gpt3_pp --metric makespan_s --metric tbt_s.p99
+      sarathi-sim sensitivity capacity_llama3_70b --out runs/sensitivity   # 20 minutes
+      sarathi-sim sensitivity my.yaml --by 0.2 --only 'attn_decode,link speed' --json
+    """
+    from sarathi_sim.experiments.capacity.probing import SENSITIVITY_FORMAT, write_result
+    from sarathi_sim.experiments.capacity.sensitivity import (
+        read_sensitivity,
+        sensitivity_files,
+        table_of,
+    )
+    from sarathi_sim.experiments.capacity.sensitivity import sensitivity as found_by
+    from sarathi_sim.experiments.capacity.written import sensitivity_answer
+
+    asked = read_sensitivity(
+        *(config, changes),
+        by=by,
+        replications=replications,
+        only=[*filter(None, listed(only))],
+        metrics=metrics,
+    )
+    with ExitStack() as stack:
+        folder = _folder(out, f"{asked.draft.header.name}_sensitivity", stack)
+        lab = _laboratory(folder, SENSITIVITY_FORMAT, asked.section, workers, progress, say)
+        content = found_by(stack.enter_context(lab), asked)
+        if out is not None:
+            write_result(folder, SENSITIVITY_FORMAT, sensitivity_files(asked, content))
+    section, table = sensitivity_answer(content), table_of(content)
+    return Result(content, section, table=table, written=_written(out, folder))
+
+
+def advise(
+    model: Annotated[str, typer.Option(help="A model of the profiles, or its Hub name.")],
+    device: Annotated[str, typer.Option(help="A device of the profiles, or its YAML file.")],
+    workload: Annotated[str, typer.Option(metavar="LENGTHS", help=LENGTHS)],
+    *,
+    tp: Annotated[int, typer.Option(min=1, help="Tensor-parallel degree.")] = 1,
+    batch: Annotated[
+        int | None, typer.Option(min=2, help="Largest batch.  [default: what the memory holds]")
+    ] = None,
+    tbt_limit: Annotated[
+        float | None,
+        typer.Option(min=0.001, metavar="MS", help="Longest time between tokens, in milliseconds."),
+    ] = None,
+    profiles: Annotated[
+        Folder | None,
+        typer.Option(help="Folder of profile bundles.  [default: the shipped ones]"),
+        Path | None,
+    ] = None,
+    progress: Progress = silent,
+) -> Result:
+    """Advise on Sarathi's chunk size and batch cap.
+
+    Simulates both on one tensor-parallel group, and says the lengths that it read, the best choice,
+    and what others lose.
+
+    \b
+    Examples:
+      sarathi-sim advise --model llama-13b --device a6000 --workload 1K@14 --batch 18
+      sarathi-sim advise --model llama-13b --device a6000 --workload "2K@?"
+      sarathi-sim advise --model llama-3-8b --device a100-80g-sxm --workload 1024:256
+    """
+    from dataclasses import asdict
+
+    from sarathi_sim.experiments.run.machine import Machine, explain
+    from sarathi_sim.experiments.run.machine import advise as find
+    from sarathi_sim.experiments.run.traffic import demand_of
+    from sarathi_sim.profiler.bundle.schema import find_bundle, list_bundles, load_bundle
+    from sarathi_sim.profiler.facts.device import load_device
+    from sarathi_sim.profiler.facts.model import load_model
+    from sarathi_sim.profiler.kernels.op_source import op_source
+    from sarathi_sim.simulator.op_times.modelled import modelled_times
+    from sarathi_sim.simulator.op_times.regression import bundle_times
+
+    demand, gpu = demand_of(workload), load_device(device)
+    if profiles is None:
+        source = op_source(gpu, load_model(model), tp)
+    else:
+        if model not in (name for _, name, _ in list_bundles(Path(profiles))):
+            model = load_model(model).name
+        source = find_bundle(Path(profiles), gpu.name, model, tp)
+    ops = bundle_times(load_bundle(source)) if isinstance(source, Path) else modelled_times(source)
+    advice = find(
+        *(Machine(ops, device), demand),
+        batch_cap=batch,
+        tbt_limit_s=None if tbt_limit is None else 1e-3 * tbt_limit,
+        progress=lambda done, total: progress("simulations", done, total),
+    )
+    question, answer = "Which chunk size and batch?", "\n".join(explain(advice))
+    section = Section("advise", model, question, answer, SortableTable("", (), ()))
+    return Result({"verified": [asdict(one) for one in advice.verified]}, section)
+
+
+def list_(
+    what: Annotated[
+        Literal["models", "devices", "policies", "support"],
+        typer.Argument(help="What to list; support: which model runs on which device."),
+    ],
+    *,
+    model: Annotated[
+        str | None, typer.Option(help="Of support: a shipped model, its Hub name, or config.json.")
+    ] = None,
+    device: Annotated[
+        str | None, typer.Option(help="Of support: a shipped device, or a device YAML.")
+    ] = None,
+    stack: Annotated[
+        str | None, typer.Option(help="Of support: vllm, sglang or trtllm.  [default: all]")
+    ] = None,
+    dtype: Annotated[
+        str | None,
+        typer.Option(help="Of support: weights.  [default: all; of the matrix, bf16]"),
+    ] = None,
+) -> Result:
+    """List models, devices, policies, or which model runs where.
+
+    `list support` says for each stack and number format: from measured, interpolated or modelled op
+    times, with their error; the smallest layout that holds the model; what is refused, and why.
+    With --model and --device, also the origin of every op, and the parts of a GPU's memory. The
+    keys of `list policies` are those of a configuration's `policy`.
+
+    \b
+    Examples:
+      sarathi-sim list models --json | jq '.["llama-3.1-8b"].num_kv_heads'
+      sarathi-sim list policies
+      sarathi-sim list support --dtype fp8 --stack sglang
+      sarathi-sim list support --model llama-3.3-70b --device h100-80g-sxm
+      sarathi-sim list support --device l40s --json | jq '.cells[] | select(.runs)'
+    """
+    from sarathi_sim.experiments.run.listing import devices, models, policies
+
+    if what != "support":
+        if any(option is not None for option in (model, device, stack, dtype)):
+            raise UserError("--model, --device, --stack and --dtype go with list support")
+        return {"models": models, "devices": devices, "policies": policies}[what]()
+    import pandas as pd
+
+    from sarathi_sim.experiments.run.support import support_answer, supported
+
+    found = supported(model, device, stack, dtype)
+    rows = [cell.as_json() for cell in found]
+    section = support_answer(found, model, device, dtype)
+    return Result({"cells": rows}, section, table=pd.DataFrame(rows))
+
+
+def plot_cdf(axes: "Axes", shown: "Shown", metric: str = "ttft_s") -> None:
+    """Draw the distribution of a metric of requests (of all tokens for ``tbt_s``), a line per
+    scenario."""
+    from sarathi_sim.experiments.figures.distributions import draw_cdf
+    from sarathi_sim.simulator.views.metric_registry import METRICS
+
+    known = [key for key, one in METRICS.items() if one.unit == "s" and one.statistics]
+    if metric not in known or metric == "ledger_s":
+        raise UserError(f"metric: value {metric!r}: one of {', '.join(known)}")
+    draw_cdf(axes, metric, _tables(shown))
+
+
+def plot_completions(axes: "Axes", shown: "Shown") -> None:
+    """Draw the requests completed over time, a line per scenario."""
+    from sarathi_sim.experiments.figures.distributions import draw_completions
+
+    draw_completions(axes, _tables(shown))
+
+
+def plot_ledger(axes: "Axes", shown: "Shown", scenario: str) -> None:
+    """Draw each stage's time by account, in percent of the run."""
+    from sarathi_sim.experiments.figures.distributions import draw_ledger
+
+    draw_ledger(axes, scenario, _tables(shown)[scenario])
+
+
+def plot_timeline(axes: "Axes", run: "ScenarioRun", start_s: float, length_s: float) -> None:
+    """Draw the work of every stage from ``start_s`` on, for ``length_s`` seconds."""
+    from sarathi_sim.experiments.figures.slices import Window, stage_slices
+    from sarathi_sim.experiments.figures.style import policy_colour
+    from sarathi_sim.experiments.figures.timeline import draw_stages
+
+    window = Window(start_s, length_s)
+    policy = run.deployment.scenario.policy.name
+    draw_stages(axes, policy, stage_slices(run.analysis, window), policy_colour(policy))
+    axes.set(xlim=(window.start_s, window.end_s), xlabel="time (s)")
+
+
+def _tables(shown: "Shown") -> "Mapping[str, Tables]":
+    from sarathi_sim.experiments.run.experiment import ExperimentResult
+
+    return shown.tables if isinstance(shown, ExperimentResult) else shown

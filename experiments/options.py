@@ -1,0 +1,117 @@
+"""The options that several commands have, each with its words, and how their text is read."""
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, TypeVar, get_type_hints
+
+import typer
+from annotated_types import Ge, Le
+
+from sarathi_sim.experiments.config.base import Assignments, Config
+from sarathi_sim.profiler.storage.strict import UserError, parse, strict_dataclass
+
+if TYPE_CHECKING:
+    from sarathi_sim.experiments.config.loading import Experiment
+    from sarathi_sim.experiments.sweeps.backends import Backend
+
+T = TypeVar("T")
+Folder = str | Path
+
+# What follows an option in its Annotated is the type that the command line reads.
+ConfigArgument = Annotated[
+    Config,
+    typer.Argument(metavar="CONFIG", help="A YAML file, or the name of a shipped one."),
+    str,
+]
+ConfigOrExperiment = Annotated[
+    "Config | Experiment",
+    typer.Argument(metavar="CONFIG", help="A YAML file, or the name of a shipped one."),
+    str,
+]
+SetOption = Annotated[
+    Assignments,
+    typer.Option("--set", metavar="KEY.PATH=VALUE", help="Change a value; may be repeated."),
+    list[str],
+]
+LENGTHS = (
+    "Mean PROMPT:OUTPUT tokens, all alike (1024:256) or spread (1024:256~0.5); tokens in all "
+    "with their P:D (1K@14, 1K@5..50, 1K@?); a trace; or a configuration."
+)
+WorkloadOption = Annotated[str | None, typer.Option(metavar="LENGTHS", help=LENGTHS)]
+OutOption = Annotated[
+    Folder | None, typer.Option(help="Folder of the result.  [default: runs/NAME]"), Path | None
+]
+AlsoOption = Annotated[
+    Folder | None, typer.Option(help="Also write it to this folder, with figures."), Path | None
+]
+WorkersOption = Annotated[
+    int | str | None,
+    typer.Option(
+        metavar="N",
+        help="Processes, or the address of a Dask scheduler (tcp://HOST:PORT).  "
+        "[default: all processors]",
+    ),
+    str | None,
+]
+ModelOption = Annotated[str, typer.Option(help="A shipped model, its Hub name, or a config.json.")]
+
+
+def further(kind: type[T], assignments: Assignments) -> T:
+    """The options of ``kind`` that ``--set NAME=VALUE`` gives. Raises UserError for a name or a
+    value that is none."""
+    from sarathi_sim.profiler.storage.plain_yaml import parse_yaml
+
+    if not isinstance(assignments, Mapping):
+        parts = [(text, *text.partition("=")) for text in assignments]
+        for text, _, equals, _ in parts:
+            if not equals:
+                raise UserError(f"--set {text}: expected NAME=VALUE")
+        assignments = {name: parse_yaml(value, f"--set {text}") for text, name, _, value in parts}
+    return parse(kind, assignments, "--set")
+
+
+def in_a_paragraph(kind: type[Any]) -> str:
+    """The options that ``--set`` reaches, for ``--help``."""
+    hints = get_type_hints(kind, include_extras=True)
+    said = (f"{name} ({hint.__metadata__[-1]})" for name, hint in hints.items())
+    return f"Any other option; may be repeated: {', '.join(said)}."
+
+
+@strict_dataclass
+class Choosing:
+    """The options of ``recommend`` that ``--set`` gives."""
+
+    max_length: Annotated[int | None, Ge(2), "longest sequence, tokens"] = None
+    tolerance: Annotated[float, Ge(0.01), Le(0.5), "of the capacities: 0.05"] = 0.05
+    rejected: Annotated[float, Ge(0), Le(0.99), "share of the requests: 0"] = 0.0
+    drafts: Annotated[int | str | list[int] | None, "draft lengths to try, as 0,1,2"] = None
+    refine: Annotated[int, Ge(0), Le(10), "rounds between the best and the next: 0"] = 0
+    prices: Annotated[str | None, "YAML of prices"] = None
+
+
+RUNS = Path("runs/NAME")
+"""``out`` of a command: NAME stands for the configuration's."""
+
+
+def named(out: Folder, name: str) -> Path:
+    """The folder ``out``."""
+    return RUNS.with_name(name) if out == RUNS else Path(out)
+
+
+@contextmanager
+def backend_of(workers: int | str | None) -> "Iterator[Backend]":
+    """So many processes, or the workers of a Dask cluster; it closes at the end."""
+    from sarathi_sim.experiments.sweeps.backends import DaskWorkers, local_backend
+
+    said = str(workers or "")
+    if not said or (said.isdecimal() and 1 <= int(said) <= 4096):
+        backend: Backend = local_backend(int(said) if said else None)
+    elif "://" in said:
+        backend = DaskWorkers(said)
+    else:
+        raise UserError(f"--workers {said}: must be 1 to 4096, or an address (tcp://HOST:PORT)")
+    try:
+        yield backend
+    finally:
+        backend.close()
