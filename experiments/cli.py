@@ -100,7 +100,7 @@ class Commands(TyperGroup):
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         with _short_usage_errors():
-            return super().parse_args(ctx, args)
+            return super().parse_args(ctx, _degrees(args))
 
     def invoke(self, ctx: Any) -> Any:
         try:
@@ -116,6 +116,16 @@ class Commands(TyperGroup):
             message, code = _message(error)
             typer.echo(f"error: {message}", err=True)
             raise typer.Exit(code) from None
+
+
+def _degrees(args: list[str]) -> list[str]:
+    """``profile --tp 1 2 4`` as ``--tp 1 --tp 2 --tp 4``."""
+    found = list[str]()
+    for arg in args:
+        if args[0] == "profile" and found[-2:-1] == ["--tp"] and not arg.startswith("-"):
+            found.append("--tp")
+        found.append(arg)
+    return found
 
 
 @contextmanager

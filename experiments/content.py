@@ -11,8 +11,6 @@ from typing import TYPE_CHECKING, Any
 
 from rich.table import Table
 
-from sarathi_sim.simulator.views.metric_registry import number_text
-
 if TYPE_CHECKING:
     import pandas as pd
 
@@ -122,6 +120,8 @@ def enumerated(names: Sequence[str]) -> str:
 
 def number_or_dash(value: float | list[float] | None) -> str:
     """A cell of a table: a number, or the two ends of a band."""
+    from sarathi_sim.simulator.views.metric_registry import number_text
+
     if value is None:
         return "-"
     return " to ".join(map(number_text, value if isinstance(value, list) else [value]))

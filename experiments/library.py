@@ -33,6 +33,7 @@ from sarathi_sim.experiments.options import (
     further,
     in_a_paragraph,
     named,
+    processes,
 )
 from sarathi_sim.profiler.storage.child import Progress, Say, silent
 from sarathi_sim.profiler.storage.strict import UserError
@@ -230,11 +231,11 @@ def plan(
     from sarathi_sim.experiments.sweeps.plan import axes_rows, plan_sweep
 
     planned = plan_sweep(config, changes, progress)
-    processes = int(workers or processors())
-    work_s = seconds_of_work(planned) / processes
+    count = processes(workers) or processors()
+    work_s = seconds_of_work(planned) / count
     answer = (
         f"{len(planned.runs)} runs, predicted {duration(work_s)} "
-        f"on {processes} worker{'s' if processes > 1 else ''}"
+        f"on {count} worker{'s' if count > 1 else ''}"
     )
     table = SortableTable("", ("axis", "values", ""), axes_rows(planned), text=3)
     question = "What would run?"

@@ -99,18 +99,26 @@ def named(out: Folder, name: str) -> Path:
     return RUNS.with_name(name) if out == RUNS else Path(out)
 
 
+def processes(workers: int | str | None) -> int | None:
+    """The number of worker processes, if it is given. Raises UserError."""
+    if workers is None:
+        return None
+    said = str(workers)
+    if not (said.isdecimal() and len(said) < 5 and 1 <= int(said) <= 4096):
+        raise UserError(f"--workers {said}: must be 1 to 4096, or an address (tcp://HOST:PORT)")
+    return int(said)
+
+
 @contextmanager
 def backend_of(workers: int | str | None) -> "Iterator[Backend]":
     """So many processes, or the workers of a Dask cluster; it closes at the end."""
     from sarathi_sim.experiments.sweeps.backends import DaskWorkers, local_backend
 
-    said = str(workers or "")
-    if not said or (said.isdecimal() and 1 <= int(said) <= 4096):
-        backend: Backend = local_backend(int(said) if said else None)
-    elif "://" in said:
+    backend: Backend
+    if "://" in (said := str(workers)):
         backend = DaskWorkers(said)
     else:
-        raise UserError(f"--workers {said}: must be 1 to 4096, or an address (tcp://HOST:PORT)")
+        backend = local_backend(processes(workers))
     try:
         yield backend
     finally:

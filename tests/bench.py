@@ -10,7 +10,8 @@ import argparse
 import sys
 from collections.abc import Sequence
 
-from sarathi_sim.experiments.cli.common import ProgressBar, consoles, print_json
+from sarathi_sim.experiments.report.render import ProgressBar, consoles
+from sarathi_sim.experiments.results import json_bytes
 from sarathi_sim.profiler.storage.strict import UserError
 from sarathi_sim.profiler.storage.threads import default_to_one_thread
 
@@ -48,7 +49,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except UserError as error:
         parser.error(str(error))
     if options.json:
-        print_json(numbers)
+        sys.stdout.buffer.write(json_bytes(numbers))
     else:
         stdout.print(bench_table(numbers))
     return 0

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
-from sarathi_sim.experiments.cli.app import app
+from sarathi_sim.experiments.cli import app
 from sarathi_sim.experiments.config import inputs, loading
 from sarathi_sim.profiler.storage.plain_yaml import read_mapping
 from tests.docs import runner

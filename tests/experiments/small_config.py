@@ -10,7 +10,7 @@ import pytest
 import yaml
 from typer.testing import CliRunner, Result
 
-from sarathi_sim.experiments.cli.app import app
+from sarathi_sim.experiments.cli import app
 from sarathi_sim.experiments.config.deployment import Deployment
 from sarathi_sim.experiments.config.loading import load_experiment
 from sarathi_sim.experiments.run.experiment import deploy_all

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from sarathi_sim import find_sensitivity
+from sarathi_sim import sensitivity
 from sarathi_sim.experiments.capacity.answer import add_costs
 from sarathi_sim.experiments.capacity.probing import CAPACITY_FORMAT, RECOMMEND_FORMAT
 from sarathi_sim.experiments.results import SCORE_FORMAT, result_folder, write_summary
@@ -143,7 +143,7 @@ def write_sensitivity(folder: Path) -> Path:
         "cluster": {"max_length": 512},
         "policy": {"name": "sarathi", "chunk_size": 256},
     }
-    find_sensitivity(
+    sensitivity(
         config,
         metrics=["output_tokens_per_s"],
         only=["all ops", "attn_prefill", "output lengths"],

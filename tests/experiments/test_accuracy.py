@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from typer.testing import CliRunner
 
-from sarathi_sim.experiments.cli.app import app
+from sarathi_sim.experiments.cli import app
 from sarathi_sim.experiments.figures import accuracy, kernel_errors
 from sarathi_sim.experiments.figures.accuracy import (
     STUDIES,

@@ -19,12 +19,12 @@ from sarathi_sim.experiments.capacity import options
 from sarathi_sim.experiments.capacity.answer import said_of
 from sarathi_sim.experiments.capacity.options import Option, Wanted, layouts, wanted_of
 from sarathi_sim.experiments.capacity.recommend import doubts_by_name
-from sarathi_sim.experiments.cli import common
-from sarathi_sim.experiments.cli.common import print_assumed, print_section
 from sarathi_sim.experiments.config.assumptions import assumed
 from sarathi_sim.experiments.config.deployment import Deployment
 from sarathi_sim.experiments.config.loading import load_experiment
 from sarathi_sim.experiments.content import Section, SortableTable, assumed_of, thinned, topic_of
+from sarathi_sim.experiments.report import render
+from sarathi_sim.experiments.report.render import print_assumed, print_section
 from sarathi_sim.experiments.run.experiment import deploy_all, simulate_all
 from tests.experiments.small_config import called
 from tests.experiments.small_laboratory import recommendation
@@ -130,7 +130,7 @@ def test_lines_of_some_say_of_which_and_stand_together() -> None:
 def test_the_block_is_aligned(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(common, "consoles", lambda: 2 * (SimpleNamespace(width=30),))
+    monkeypatch.setattr(render, "consoles", lambda: 2 * (SimpleNamespace(width=30),))
     print_assumed(["traffic: prompts of 1,024 tokens in all", "engine: off", "no topic"])
     assert capsys.readouterr().out.splitlines() == [
         "Assumed",
@@ -217,15 +217,19 @@ def test_graphs_and_fusions_are_told_as_they_are(write_config: Any) -> None:
     """At the default only what is the version's; graphs hold what the mode says."""
     tree = MIXTURE | {"stack": "vllm", "policy": {"name": "vllm"}, "cluster": {"tp": 2}}
     path = write_config(yaml.safe_dump(tree))
-    usual = " ".join(called("check", path).stderr.split())
+    usual = " ".join(called("run", "--dry-run", path).stdout.split())
     assert "additions fused with all-reduces up to 64 MiB, CUDA graphs up to 512 tokens" in usual
     keys = ("engine.fi_allreduce_fusion_max_size_mb=8", "engine.cudagraph_mode=FULL_DECODE_ONLY")
-    own = called("check", path, *(word for key in keys for word in ("--set", key))).stderr
+    own = called(
+        "run", "--dry-run", path, *(word for key in keys for word in ("--set", key))
+    ).stdout
     assert "additions fused" not in own and "CUDA graphs of decodes up to" in " ".join(own.split())
 
 
 def test_check_warns_of_fp8_experts_and_says_what_is_assumed(write_config: Any) -> None:
-    said = called("check", write_config(yaml.safe_dump({**MIXTURE, "dtype": "fp8"}))).stderr
+    said = called(
+        "run", "--dry-run", write_config(yaml.safe_dump({**MIXTURE, "dtype": "fp8"}))
+    ).stdout
     assert "\n  traffic " in said and "give dtype fp8_block" in said
 
 

@@ -8,19 +8,20 @@ import re
 import subprocess
 import sys
 from collections.abc import Callable
-from io import StringIO
+from inspect import signature
 from pathlib import Path
+from typing import get_args
 
 import pytest
 import typer
-from rich.console import Console
 from typer.testing import CliRunner
 
-from sarathi_sim.experiments.cli.app import GROUPS, app
-from sarathi_sim.experiments.cli.common import print_notes
-from tests.experiments.small_config import SMALL, called
+import sarathi_sim as sim
+from sarathi_sim.experiments.cli import GROUPS, app
+from sarathi_sim.experiments.content import thinned
+from tests.experiments.small_config import SMALL, called, refused
 
-COMMANDS = sorted(typer.main.get_command(app).commands)
+COMMANDS = [name for names in GROUPS.values() for name in names]
 ROOT = Path(__file__).resolve().parents[2]
 Write = Callable[[str], Path]
 
@@ -56,13 +57,22 @@ def test_json_is_one_object_and_nothing_else(write_config: Write, tmp_path: Path
         (["run", "CONFIG", "--set", "cluster.pp=0"], "--set cluster.pp: value 0: must be at least"),
         (["run", "absent.yaml"], "absent.yaml: no such file"),
         (["run", "CONFIG", "--window", "x"], "--window x: expected START:LENGTH"),
-        (["check", "CONFIG", "--set", "model=gpt4"], "--set model: unknown model 'gpt4'"),
+        (
+            ["run", "--dry-run", "CONFIG", "--set", "model=gpt4"],
+            "--set model: unknown model 'gpt4'",
+        ),
         (["plot", "absent"], "absent: no such folder"),
-        (["support", "--model", "llama-14b"], "did you mean llama-13b"),
-        (["calibrate", "--datasets", "absent"], "--datasets names absent, which is not a folder"),
+        (["list", "support", "--model", "llama-14b"], "did you mean llama-13b"),
+        (
+            ["lab", "calibrate", "--datasets", "absent"],
+            "--datasets names absent, which is not a folder",
+        ),
         (["run", "CONFIG", "--out", "."], "--out .: the command runs in this folder"),
-        (["reproduce", "--out", "small.yaml"], "--out small.yaml: exists and is not a folder"),
-        (["calibrate", "--report", "--write"], "--write: does not go with --report"),
+        (
+            ["lab", "reproduce", "--out", "small.yaml"],
+            "--out small.yaml: exists and is not a folder",
+        ),
+        (["lab", "calibrate", "--report", "--write"], "--write: does not go with --report"),
         (["run", "CONFIG", "--sett", "seed=1"], "No such option"),
     ],
 )
@@ -85,15 +95,15 @@ def test_user_errors(
 @pytest.mark.parametrize(
     ("words", "expected"),
     [
-        ("models", "gpt3-175b"),
-        ("devices", "a100-80g-sxm"),
-        ("devices", "sglang, trtllm, vllm"),
-        ("policies", "chunk_size=256, tile=128, chunk_rule=fill"),
-        ("policies", "case=best (or worst, unconstrained)"),
-        ("calibrate --report --device a6000", "roofline alone"),  # it needs no datasets
-        ("calibrate --report --stack vllm --device h100-80g-sxm", "gemm fp8"),
-        ("calibrate --report --stack vllm --device h100-80g-sxm", "missed"),
-        ("calibrate --report --stack vllm --device h100-80g-sxm", "met"),
+        ("list models", "gpt3-175b"),
+        ("list devices", "a100-80g-sxm"),
+        ("list devices", "sglang, trtllm, vllm"),
+        ("list policies", "chunk_size=256, tile=128, chunk_rule=fill"),
+        ("list policies", "case=best (or worst, unconstrained)"),
+        ("lab calibrate --report --device a6000", "roofline alone"),  # it needs no datasets
+        ("lab calibrate --report --stack vllm --device h100-80g-sxm", "gemm fp8"),
+        ("lab calibrate --report --stack vllm --device h100-80g-sxm", "missed"),
+        ("lab calibrate --report --stack vllm --device h100-80g-sxm", "met"),
         ("--help", "--install-completion"),
     ],
 )
@@ -102,17 +112,16 @@ def test_lists(words: str, expected: str) -> None:
 
 
 def test_check_says_what_would_run_and_version(write_config: Write) -> None:
-    told = called("check", write_config(SMALL)).stdout
+    told = called("run", "--dry-run", write_config(SMALL)).stdout
     assert "small.yaml: good" in told and "8 x 8 x 1" in told
     assert called("--version").stdout.strip()
 
 
-def test_many_notes_that_differ_in_numbers_are_one(capsys: pytest.CaptureFixture[str]) -> None:
+def test_many_notes_that_differ_in_numbers_are_one() -> None:
     """tests/experiments/test_assumed.py says which."""
-    print_notes([f"{count:,} KV blocks a replica" for count in range(28_000, 28_005)])
-    first, rest = capsys.readouterr().err.splitlines()
-    assert first == "note: 28,000 KV blocks a replica"
-    assert rest.startswith("note: and 4 more like this")
+    first, rest = thinned(f"{count:,} KV blocks a replica" for count in range(28_000, 28_005))
+    assert first == "28,000 KV blocks a replica"
+    assert rest.startswith("and 4 more like this")
 
 
 @pytest.mark.slow
@@ -133,16 +142,14 @@ def test_the_commands_stand_in_groups_and_none_is_cut_off() -> None:
         if title.removesuffix(":") in GROUPS:
             assert all(re.search(r"[^.]\.$", line) for line in lines)
     for title, names in GROUPS.items():
-        assert found[f"{title}:"] == list(names)
+        assert [name for name in found[f"{title}:"] if name != "lab"] == list(names)
     listed = [name for names in GROUPS.values() for name in names]
-    assert sorted(listed) == sorted(COMMANDS)
+    assert [*listed, "lab"] == list(typer.main.get_command(app).commands)
 
 
-def test_a_list_of_degrees_is_shown_as_one_gives_it() -> None:
-    usage = called("profile", "--help").stdout.splitlines()[0]
-    assert usage.endswith("profile [OPTIONS] [--tp N]...")
+def test_a_list_of_degrees_is_given_as_one_writes_it() -> None:
     wrong = called("profile", "--model", "tiny-llama-40m", "--tp", "1", "x", code=2)
-    assert "'--tp N'" in wrong.output
+    assert "Invalid value for '--tp'" in wrong.output
 
 
 def test_module_runs_like_the_command_and_help_imports_nothing_heavy() -> None:
@@ -154,31 +161,56 @@ def test_module_runs_like_the_command_and_help_imports_nothing_heavy() -> None:
         env={**os.environ, "COLUMNS": "100"},
     )
     assert done.returncode == 0
-    assert "profile-check" in done.stdout
+    assert "profile" in done.stdout
     imported = {line.rpartition("|")[2].strip() for line in done.stderr.splitlines()}
     assert "typer" in imported
-    heavy = ("numpy", "pandas", "simpy", "matplotlib", "sklearn", "pydantic", "scipy", "yaml")
+    heavy = ("numpy", "pandas", "simpy", "matplotlib", "sklearn", "scipy", "pyarrow")
     assert not imported & set(heavy)
 
 
-LEFT_OUT = (("models", 60), ("models", 80), ("devices", 60))
+@pytest.mark.parametrize(
+    ("words", "now"),
+    [
+        ("check gpt3_pp", "check is now: sarathi-sim run CONFIG --dry-run"),
+        ("models", "models is now: sarathi-sim list models"),
+        ("replay my.yaml a.json", "replay is now: sarathi-sim score FILE --config CONFIG"),
+        ("lockstep a.jsonl", "lockstep is now: sarathi-sim lab lockstep"),
+        ("sweep pd_sweep --backend dask", "--backend is now: --workers tcp://HOST:PORT"),
+        ("recommend --tolerance 0.1", "--tolerance is now: --set tolerance=VALUE"),
+        ("profile --flush read", "--flush is now: --set flush=VALUE"),
+    ],
+)
+def test_an_old_name_says_the_new_one(words: str, now: str) -> None:
+    assert now in " ".join(called(*words.split(), code=2).stderr.split())
 
 
-@pytest.mark.parametrize("width", [60, 80, 120])
-@pytest.mark.parametrize("command", ["models", "devices"])
-def test_no_name_and_no_number_is_broken(
-    command: str, width: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Every cell's words stand whole in its line; what has no room is named, and in --json."""
-    console = Console(file=StringIO(), width=width, force_terminal=False)
-    monkeypatch.setattr("sarathi_sim.experiments.cli.data.consoles", lambda: (console, console))
-    called(command)
-    told = json.loads(called(command, "--json").stdout)
-    lines = console.file.getvalue().splitlines()  # type: ignore[attr-defined]
-    assert max(map(len, lines)) <= width
-    names = {line.split("│")[1].strip() for line in lines if line.startswith("│")} - {""}
-    assert names == set(told) and len(told) > 10
-    whole = {line.split("│")[2].strip() for line in lines if line.startswith("│")} - {""}
-    key, digits = {"models": ("num_parameters", 2), "devices": ("memory_bytes", 0)}[command]
-    assert whole == {f"{one[key] / 1e9:.{digits}f}" for one in told.values()}
-    assert ("See --json for" in "".join(lines)) == ((command, width) in LEFT_OUT)
+@pytest.mark.parametrize("command", COMMANDS)
+def test_a_page_of_help_fits_one_screen(command: str) -> None:
+    done = CliRunner().invoke(app, [command, "--help"], env={"COLUMNS": "100"})
+    assert len(done.stdout.splitlines()) <= 60
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_a_command_is_the_library_function(name: str) -> None:
+    """One name and one docstring; its options are parameters, with what they say and default to."""
+    function = getattr(sim, {"list": "list_"}.get(name, name))
+    page = " ".join(called(name, "--help").stdout.split())
+    first, *_ = (function.__doc__ or "").split("\n\n")
+    assert " ".join(first.split()) in page
+    options = {key: get_args(one.annotation) for key, one in signature(function).parameters.items()}
+    for key, (_, *about) in ((key, one) for key, one in options.items() if one):
+        (option,) = (one for one in about if hasattr(one, "param_decls"))
+        assert " ".join((option.help or "").split()) in page, key
+
+
+@pytest.mark.parametrize(
+    ("assignment", "said"),
+    [
+        ("tolerance=0.9", "tolerance: value 0.9: must be at most 0.5"),
+        ("tolerence=0.1", "tolerence: unknown key (did you mean tolerance?)"),
+        ("tolerance", "expected NAME=VALUE"),
+    ],
+)
+def test_set_reaches_the_other_options(assignment: str, said: str) -> None:
+    asked = ("--model", "llama-3.1-8b", "--device", "l40s", "--slo", "p99 ttft 1s", "--gpus", "1")
+    assert said in refused("recommend", *asked, "--set", assignment)

@@ -11,7 +11,7 @@ from matplotlib.colors import to_hex
 from PIL import Image
 from typer.testing import CliRunner
 
-from sarathi_sim.experiments.cli.app import app
+from sarathi_sim.experiments.cli import app
 from sarathi_sim.experiments.config.loading import load_experiment
 from sarathi_sim.experiments.figures.style import policy_colour
 from sarathi_sim.experiments.results import SUMMARY

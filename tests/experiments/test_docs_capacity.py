@@ -16,7 +16,7 @@ from typer.testing import CliRunner
 
 from sarathi_sim.experiments.capacity.answer import load_prices, read_question
 from sarathi_sim.experiments.capacity.options import LEAST_REQUESTS, layouts, plan_of, wanted_of
-from sarathi_sim.experiments.cli.app import app
+from sarathi_sim.experiments.cli import app
 from sarathi_sim.experiments.report.sections import sections_of
 
 PAGE = (Path(__file__).resolve().parents[2] / "docs" / "capacity.md").read_text(encoding="utf-8")
@@ -76,7 +76,7 @@ def the_cheapest_for_the_rate(out: Path) -> None:
     assert section.command == (out / "launch.sh").read_text().strip()
     assert {grid.title for grid in section.details} >= {"Every point", "Op times: origin and error"}
     assert (out / "figures" / "pareto_throughput_interactivity.svg").is_file()
-    checked = CliRunner().invoke(app, ["check", str(out / "winner.yaml")])
+    checked = CliRunner().invoke(app, ["run", "--dry-run", str(out / "winner.yaml")])
     assert checked.exit_code == 0, checked.stderr
 
 

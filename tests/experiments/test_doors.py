@@ -18,7 +18,7 @@ from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 from typer.testing import CliRunner
 
-from sarathi_sim.experiments.cli.app import app
+from sarathi_sim.experiments.cli import app
 from sarathi_sim.experiments.config import inputs
 from sarathi_sim.experiments.config.loading import load_experiment
 from sarathi_sim.experiments.sweeps.plan import plan_sweep
@@ -43,7 +43,7 @@ ALONE = SMALL[: SMALL.index("scenarios:")]
 @pytest.mark.parametrize("scenarios", ["5", "true", "[a, b]", "text"])
 def test_scenarios_that_are_none(write_config: Write, scenarios: str, assignment: str) -> None:
     path = write_config(f"{ALONE}scenarios: {scenarios}\n")
-    assert "scenario" in refused("check", path, "--set", assignment)
+    assert "scenario" in refused("run", "--dry-run", path, "--set", assignment)
 
 
 TRACE = "workload={{lengths: {{kind: trace, path: {}}}}}"
@@ -61,14 +61,14 @@ PATHS = ["model={}", "device={}", "profiles={}", TRACE]
     ],
 )
 def test_a_place_that_cannot_be(write_config: Write, form: str, place: str, problem: str) -> None:
-    line = refused("check", write_config(SMALL), "--set", form.format(place))
+    line = refused("run", "--dry-run", write_config(SMALL), "--set", form.format(place))
     assert problem in line and "--set " in line
 
 
 def test_the_home_of_nobody_as_config_and_as_cache(
     write_config: Write, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    assert "there is no home folder ~nosuch" in refused("check", "~nosuch/x.yaml")
+    assert "there is no home folder ~nosuch" in refused("run", "--dry-run", "~nosuch/x.yaml")
     monkeypatch.setenv("SARATHI_SIM_CACHE", "~nosuch/x")
     for known in (inputs._load, inputs._modelled):  # others of this process may have tabulated it
         known.cache_clear()
@@ -94,7 +94,7 @@ def test_a_home_means_the_same_everywhere(
     shutil.copy(write_config(home), tmp_path / "mine" / "config.yaml")
     assignments = ["--set", "model=~/mine/gpt3-175b.yaml", "--set", "profiles=~/mine/profiles"]
     for more in ([], [*assignments, "--set", "device=~/mine/a100-80g-sxm.yaml"]):
-        called("check", "~/mine/config.yaml", *more)
+        called("run", "--dry-run", "~/mine/config.yaml", *more)
     assert user_path("~/x") == tmp_path / "x"
     with pytest.raises(SpecError, match=r"a folder of this name is \./~nosuch"):
         user_path("~nosuch/x")
@@ -139,7 +139,7 @@ def seeds(axis: str) -> str:
 )
 def test_values_that_are_none(write_config: Write, assignment: str, problem: str) -> None:
     path = write_config(ALONE.replace("  pd_ratio: 5\n", "") if "trace" in assignment else ALONE)
-    line = refused("plan", path, "--set", assignment)
+    line = refused("sweep", "--dry-run", path, "--set", assignment)
     assert problem in line
     assert "sweep.grid.seed" in line or not assignment.startswith("sweep={grid: {seed: ")
 
@@ -148,12 +148,14 @@ def test_long_lists_and_long_values(write_config: Write) -> None:
     """They are compared soon, mistakes are counted, and megabytes are not repeated."""
     values = ", ".join(map(str, range(150_000)))
     path = write_config(f"{ALONE}sweep: {{grid: {{seed: [{values}, 0]}}}}\n")
-    assert "sweep.grid.seed: value 0: is given twice" in refused("plan", path)
+    assert "sweep.grid.seed: value 0: is given twice" in refused("sweep", "--dry-run", path)
     path = write_config(f"{ALONE}sweep: {{seeds: [{'a, ' * 5000}]}}\n")
-    lines = called("plan", path, code=2).stderr.splitlines()
+    lines = called("sweep", "--dry-run", path, code=2).stderr.splitlines()
     assert len(lines) == 21
     assert lines[-1].endswith("... and 4980 more mistakes")
-    line = refused("check", write_config(ALONE.replace("seed: 7", f"seed: {'x' * 2_000_000}")))
+    line = refused(
+        "run", "--dry-run", write_config(ALONE.replace("seed: 7", f"seed: {'x' * 2_000_000}"))
+    )
     assert line.endswith("must be a whole number")
     assert len(line) < 5000
 
@@ -190,7 +192,11 @@ def test_a_run_applies_the_errors_of_profile_check(
 ) -> None:
     root = spoilt(tmp_path, time)
     path, out = write_config(ALONE), tmp_path / "out"
-    for command in (["run", path, "--out", out], ["check", path], ["plan", path]):
+    for command in (
+        ["run", path, "--out", out],
+        ["run", "--dry-run", path],
+        ["sweep", "--dry-run", path],
+    ):
         line = refused(*command, "--set", f"profiles={root}")
         assert "--set profiles: " in line
         assert problem in line
@@ -203,7 +209,7 @@ def test_warnings_of_profile_check_do_not_keep_a_run_from_starting(
 ) -> None:
     root = spoilt(tmp_path, "900")
     assert "outlier: 900 us at num_tokens=256" in called("profile-check", root).output
-    called("check", write_config(ALONE), "--set", f"profiles={root}")
+    called("run", "--dry-run", write_config(ALONE), "--set", f"profiles={root}")
 
 
 class Untold(Exception):
@@ -232,12 +238,12 @@ def test_an_error_of_ours_is_one_line_and_70(
         raise fault
 
     monkeypatch.setattr("sarathi_sim.experiments.config.loading.load_experiment", fail)
-    (line,) = called("check", "gpt3_pp", code=code).stderr.splitlines()
+    (line,) = called("run", "--dry-run", "gpt3_pp", code=code).stderr.splitlines()
     assert line.startswith(f"error: {named}")
     assert ("an error of sarathi-sim, not yours: please report it" in line) == (code == 70)
     for arguments, variable in (
-        (["--debug", "check", "gpt3_pp"], None),
-        (["check", "gpt3_pp"], "1"),
+        (["--debug", "run", "--dry-run", "gpt3_pp"], None),
+        (["run", "--dry-run", "gpt3_pp"], "1"),
     ):
         done = CliRunner().invoke(app, arguments, env={"SARATHI_SIM_DEBUG": variable})
         assert done.exit_code == code
@@ -254,7 +260,7 @@ def test_a_wrong_option_is_typers_and_its_value_not_repeated_whole() -> None:
         ["x" * 5000],
     ):
         assert len(called(*arguments, code=2).stderr) < 1500, arguments
-    said = called("check", "gpt3_pp", "--sett", "a=1", code=2).stderr
+    said = called("run", "--dry-run", "gpt3_pp", "--sett", "a=1", code=2).stderr
     assert "Usage:" in said and "No such option" in said
 
 
@@ -355,7 +361,7 @@ def test_nothing_unpickles() -> None:
         ast.Call: r"read_pickle|allow_pickle=True|joblib\.load",
     }
     found = []
-    for package in ("policies", "profiler", "simulator", "experiments"):
+    for package in ("list policies", "profiler", "simulator", "experiments"):
         for path in (ROOT / package).rglob("*.py"):
             source = path.read_text(encoding="utf-8")
             if not re.search("pickle|dill|shelve|joblib", source):

@@ -18,9 +18,7 @@ import yaml
 from matplotlib.figure import Figure
 
 import sarathi_sim as sim
-from sarathi_sim.experiments import api
 from sarathi_sim.experiments.config.loading import load_experiment
-from sarathi_sim.experiments.run.machine import explain
 from sarathi_sim.policies.policy import DECODES
 from tests.experiments.notebook import NOTEBOOK, Outputs, outputs
 from tests.experiments.small_config import SMALL, called, refused
@@ -80,7 +78,7 @@ def test_what_commands_answer(told: dict[str, Any]) -> None:
     assert told["matrix"].set_index("dtype")["runs"].to_dict() == {
         "bf16": True, "fp8": True, "fp8_block": True, "nvfp4": False, "int4_wo": False,
     }  # fmt: skip
-    assert told["checked"]["vllm"].kv_capacity == 1999 * 16
+    assert told["checked"]["scenarios"]["vllm"]["KV tokens"] == f"{1999 * 16:,}"
     assert told["shape"]["requests"] == 200 and told["shape"]["clients"] is None
     assert told["shape"]["prompt_tokens"]["sum"] == told["run"].requests["prompt_tokens"].sum()
     parts, summaries = told["parts"], told["outcome"].summary()["scenarios"]
@@ -91,29 +89,32 @@ def test_what_commands_answer(told: dict[str, Any]) -> None:
 def test_a_workload_is_described(tmp_path: Path) -> None:
     (tmp_path / "log.csv").write_text("tokens_in,decode,arrival\n30,3,1\n20,2,0\n9,0,2\n25,9,4\n")
     columns, skip = {"prompt": "tokens_in"}, {"workload.lengths.skip_empty": True}
-    found = sim.describe_workload(tmp_path / "log.csv", skip, columns=columns, out=tmp_path / "out")
+    found = sim.workload(tmp_path / "log.csv", skip, columns=columns, out=tmp_path / "out")
     assert (found["log"]["prompt_tokens"]["mean"], found["log"]["rate"]) == (25, 2 / 4)
     assert found["log"]["left_out"] == 1
     assert (tmp_path / "out" / "figures" / "log.png").is_file()
-    assert sim.describe_workload("8:2~0")["8:2~0"]["pd_ratio"] == 4
+    assert sim.workload("8:2~0")["8:2~0"]["pd_ratio"] == 4
     with pytest.raises(sim.UserError, match=r"--set seed: a trace has workload\.lengths"):
-        sim.describe_workload(tmp_path / "log.csv", {"seed": 1}, columns=columns)
+        sim.workload(tmp_path / "log.csv", {"seed": 1}, columns=columns)
     with pytest.raises(sim.UserError, match="--column size=4: must be arrival or prompt or"):
-        sim.describe_workload(tmp_path / "log.csv", columns={"size": "4"})
+        sim.workload(tmp_path / "log.csv", columns={"size": "4"})
 
 
 @pytest.mark.slow
 def test_answers_are_those_of_the_commands(tmp_path: Path) -> None:
     advice = sim.advise("llama-13b", "a6000", "1K@14", batch=18)
+    assert advice.section is not None
     asked = ("--model", "LLAMA-13B", "--device", "A6000", "--workload", "1K@14", "--batch", "18")
     lines = called("advise", *asked).stdout.splitlines()
-    assert lines == explain(advice) and advice.verified[0].name in lines[1]
+    assert "\n".join(lines).strip() == advice.section.answer
+    assert f"chunk {advice['verified'][0]['chunk']}, " in lines[1]
     with pytest.raises(sim.UserError, match="not modelled: models that read images"):
         sim.advise("llava-13b", "a6000", "1K@14")
     (tmp_path / "x.csv").write_text("id\n1\n", encoding="utf-8")
     with pytest.raises(sim.UserError) as caught:
-        sim.score_files(tmp_path / "x.csv")
-    assert refused("score", tmp_path / "x.csv") == f"error: {caught.value}"
+        sim.score([tmp_path / "x.csv"], "first_experiment")
+    asked = (tmp_path / "x.csv", "--config", "first_experiment")
+    assert refused("score", *asked) == f"error: {caught.value}"
 
 
 @pytest.mark.slow
@@ -196,18 +197,18 @@ def test_a_policy_of_the_session_is_not_kept(tmp_path: Path) -> None:
     """Neither a result nor a sweep could be repeated; nothing is written."""
     tree = yaml.safe_load(SMALL) | {"scenarios": {"mine": {"policy": Decoder()}}, "compare": {}}
     for command, more in (
-        (sim.simulate, {}),
+        (sim.run, {}),
         (sim.sweep, {"sweep": {"seeds": 2}}),
-        (sim.find_capacity, {"capacity": {"slo": "p50 ttft 1s"}}),
+        (sim.capacity, {"capacity": {"slo": "p50 ttft 1s"}}),
     ):
         with pytest.raises(sim.UserError, match="is an object of this session"):
             command(tree | more, out=tmp_path / "x")
     assert not list(tmp_path.iterdir())
     with pytest.raises(sim.UserError, match="changes: give them to load"):
-        sim.simulate(sim.load("first_experiment"), {"seed": 1})
+        sim.run(sim.load("first_experiment"), {"seed": 1})
 
 
-def test_a_failed_run_of_a_sweep_is_an_error(tmp_path: Path) -> None:
+def test_a_failed_run_of_a_sweep_is_said(tmp_path: Path) -> None:
     file = tmp_path / "odd.py"
     file.write_text(
         "from sarathi_sim.policies.policy import DECODES, named\n@named('odd')\nclass Odd:\n"
@@ -216,15 +217,15 @@ def test_a_failed_run_of_a_sweep_is_an_error(tmp_path: Path) -> None:
     )
     scenario = {"policy": {"file": str(file), "name": "odd"}}
     tree = yaml.safe_load(SWEEP) | {"scenarios": {"odd": scenario}}
-    runs = sim.plan(yaml.safe_load(SWEEP)).runs
-    assert len(runs) == len({run.key for run in runs}) == RUNS, "listed unrun"
-    with pytest.raises(sim.UserError, match=r"run [0-9a-f]{16} failed: .*\(and 8 more\)"):
-        sim.sweep(tree)
+    assert sim.plan(yaml.safe_load(SWEEP))["runs"] == RUNS
+    failed = sim.sweep(tree, workers=1)
+    assert failed["finished"] == 0 and len(failed["failures"]) == 9 and failed.table is None
+    assert re.match(r"failed: run [0-9a-f]{16}: .*odd", failed.failures[0])
 
 
 def test_the_numbers_of_a_folder_and_of_a_session_are_the_same(result: Path) -> None:
     tables = sim.read(result)
-    outcome = sim.simulate(result / "config.yaml")
+    outcome = sim.run(result / "config.yaml")
     for name, table in tables.items():
         pd.testing.assert_frame_equal(table.requests, outcome[name].requests, check_dtype=False)
         assert np.array_equal(table.ledger["busy_s"], outcome[name].ledger["busy_s"])
@@ -235,8 +236,7 @@ def test_every_name_is_there_documented_and_not_that_of_a_room() -> None:
     assert not {path.stem for path in (ROOT / "sarathi_sim").iterdir()} & set(sim.__all__)
     assert sim.__doc__
     for name in sim.__all__:
-        assert getattr(sim, name) is getattr(api, name)
-        assert getattr(api, name).__doc__
+        assert getattr(sim, name).__doc__
         assert name in dir(sim)
         if name[0].islower():
             assert f"`{name}" in PAGE
@@ -253,7 +253,7 @@ LIGHT = "from sarathi_sim import policies, profiler, simulator, experiments; dir
     [
         (LIGHT, HEAVY),
         # Its op times are kept already. Loading the library draws nothing, nor does a simulation.
-        ("sarathi_sim.simulate({config!r})", ("matplotlib", "bokeh", "torch")),
+        ("sarathi_sim.run({config!r})", ("matplotlib", "bokeh", "torch")),
     ],
 )
 def test_imports_are_light(does: str, heavy: tuple[str, ...], result: Path) -> None:

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
-from sarathi_sim.experiments.cli.app import app
+from sarathi_sim.experiments.cli import app
 from tests import sglang_recorder, vllm_recorder
 
 ROOT = Path(__file__).parents[2]

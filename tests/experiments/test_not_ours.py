@@ -12,7 +12,7 @@ from typing import Any, Literal
 import pytest
 from typer.main import get_command
 
-from sarathi_sim.experiments.cli.app import app
+from sarathi_sim.experiments.cli import app
 from sarathi_sim.experiments.sweeps.store import Store
 from sarathi_sim.profiler.bundle.schema import BundleError, bundle_path, load_bundle, write_bundle
 from sarathi_sim.profiler.facts.device import load_device

@@ -147,7 +147,7 @@ def test_a_mistake_is_one_line(write_config: Write, tmp_path: Path, mistake: str
         "orca: {}", "orca: {policy: {name: orca}}"
     )
     config = write_config(text.replace(KEYS, f"policy: {{{keys}}}"))
-    line = refused("check", config)
+    line = refused("run", "--dry-run", config)
     assert re.match(rf"error: {config}: (scenarios\.sarathi\.)?policy\.", line)
     assert expected in line
 

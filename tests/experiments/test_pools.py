@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import yaml
 
-from sarathi_sim import find_capacity
+from sarathi_sim import capacity
 from sarathi_sim.experiments.capacity.answer import (
     Answer,
     _after_prefill,
@@ -477,7 +477,7 @@ def test_capacity_names_the_slot_and_the_transfer(
     slo = {"slo": "p90 ttft 1s", "tolerance": 0.1, "requests": 400}
     tree = yaml.safe_load(TWO) | {"capacity": slo | {"replications": {"least": 2, "most": 2}}}
     few = {"disaggregation.decode.policy.max_num_seqs": 64}
-    find_capacity(tree, few | changed, out=tmp_path, bands=False)
+    capacity(tree, few | changed, out=tmp_path, bands=False)
     (found,) = json.loads((tmp_path / "summary.json").read_text())["deployments"]
     assert found["binds"]["slo"] == "p90 ttft 1s" and found["binds"]["because"] == because
     assert found["capacity"] > 0 and found["gpus"] == (3 if because == "queueing" else 4)
@@ -501,7 +501,7 @@ def test_the_band_of_a_capacity_of_pools(tmp_path: Path) -> None:
     for number, times in enumerate((1.0, *factors)):
         scale = {"engine": {"op_scale": dict.fromkeys(ops_of(found.decode), times)}}
         out = tmp_path / str(number)
-        find_capacity(tree | scale, {}, out=out, bands=number == 0)
+        capacity(tree | scale, {}, out=out, bands=number == 0)
         (one,) = json.loads((out / "summary.json").read_text())["deployments"]
         ends.append(one)
     first, fast, slow = ends

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from typer.testing import CliRunner
 
-from sarathi_sim.experiments.cli.app import app
+from sarathi_sim.experiments.cli import app
 from sarathi_sim.experiments.config.deployment import Deployment, deploy
 from sarathi_sim.experiments.config.inputs import host_of
 from sarathi_sim.experiments.config.loading import load_experiment

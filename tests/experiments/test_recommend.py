@@ -14,7 +14,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from sarathi_sim import find_capacity
+from sarathi_sim import capacity
 from sarathi_sim.experiments.capacity import recommend as chosen_by
 from sarathi_sim.experiments.capacity.answer import Prices, answers, load_prices, per_million_tokens
 from sarathi_sim.experiments.capacity.bounds import alone, most_requests_per_s
@@ -516,7 +516,7 @@ def test_capacity_refines_on_request(tmp_path: Path) -> None:
     kept = {path.name: path.stat().st_mtime_ns for path in runs.iterdir()}
     assert before.items() < kept.items(), "finished probes are kept"
 
-    table = find_capacity(tmp_path / "cliff.yaml", out=tmp_path / "out", bands=False, refine=2)
+    table = capacity(tmp_path / "cliff.yaml", out=tmp_path / "out", bands=False, refine=2)
     assert list(table["name"]) == names
     assert list(table["capacity"]) == [one["capacity"] for one in finer["deployments"]]
     assert len(list(runs.iterdir())) == len(kept)

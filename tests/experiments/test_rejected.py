@@ -90,7 +90,9 @@ def test_recommend_chooses_a_length_that_fits(trace: Path) -> None:
 
 @pytest.mark.slow
 def test_recommend_counts_what_is_served(trace: Path) -> None:
-    done = recommended(trace, "--max-length", 512, "--rejected", 0.5, "--workers", 1, "--json")
+    done = recommended(
+        trace, "--max-length", 512, "--set", "rejected=0.5", "--workers", 1, "--json"
+    )
     content = json.loads(done.stdout)
     best = content["deployments"][0]
     assert (content["may_reject"], best["rejected_share"]) == (0.5, 0.5)
@@ -115,7 +117,7 @@ def test_what_is_rejected_is_no_work(trace: Path) -> None:
 
 def test_a_share_is_less_than_all(trace: Path) -> None:
     for wrong in ("1", "-0.1", "nan"):
-        recommended(trace, "--rejected", wrong, code=2)
+        recommended(trace, "--set", "rejected=wrong", code=2)
 
 
 def test_capacity_carries_nothing_where_requests_are_rejected(half: Path) -> None:
@@ -183,7 +185,7 @@ def test_a_run_warns_of_rejections(half: Path) -> None:
     assert not any("rejected" in one for one in content["assumptions"])
     write_page([out], page, None)
     assert told in page.read_text()
-    assert "note: 50.0% of the requests are rejected" in called("check", half).stderr
+    assert "50.0% of the requests are rejected" in called("run", "--dry-run", half).stdout
 
 
 def test_every_request_must_not_be_too_long(half: Path) -> None:

@@ -20,7 +20,7 @@ import pytest
 from bokeh.models import GlyphRenderer, Step, TapTool, Text
 from typer.testing import CliRunner
 
-from sarathi_sim.experiments.cli.app import app
+from sarathi_sim.experiments.cli import app
 from sarathi_sim.experiments.config.loading import load_experiment
 from sarathi_sim.experiments.content import Chart, Section, enumerated
 from sarathi_sim.experiments.measured.servers import METRICS

@@ -13,7 +13,7 @@ from unittest.mock import Mock
 import pytest
 from typer.testing import CliRunner
 
-from sarathi_sim.experiments.cli.app import app
+from sarathi_sim.experiments.cli import app
 from sarathi_sim.experiments.config.inputs import NONE, HostConstants
 from sarathi_sim.experiments.measured.row_errors import (
     errors,

@@ -50,7 +50,7 @@ def service_s(**scale: float) -> float:
 def test_the_closed_form_of_one_server(tmp_path: Path) -> None:
     """With all ops the capacity falls as they get slower; with one op, by its share of them."""
     out, asked = tmp_path / "out", {"only": ["all ops", "ffn_ln1"], "replications": 1}
-    table = sim.find_sensitivity(ONE_SERVER, **asked, out=out)
+    table = sim.sensitivity(ONE_SERVER, **asked, out=out).table
     elasticity = table.set_index("factor")["elasticity"]
     assert elasticity["all ops"] == pytest.approx(-1, rel=0.02)
     share = service_s(ffn_ln1=2) / service_s() - 1
@@ -59,7 +59,7 @@ def test_the_closed_form_of_one_server(tmp_path: Path) -> None:
     base = summary["deployments"][0]["base"]["capacity"]
     assert base == pytest.approx(0.7 / service_s(), rel=0.02)
     before = (out / "summary.json").read_bytes()
-    pd.testing.assert_frame_equal(sim.find_sensitivity(ONE_SERVER, **asked, out=out), table)
+    pd.testing.assert_frame_equal(sim.sensitivity(ONE_SERVER, **asked, out=out).table, table)
     assert (out / "summary.json").read_bytes() == before
 
 
@@ -70,14 +70,14 @@ def test_a_long_limit_does_not_hide_an_overload() -> None:
     slo = {"slo": "p90 ttft 5s", "requests": 100}
     asked = {"only": ["all ops"], "replications": 2}
     one = {**ONE_SERVER, "workload": poisson, "capacity": slo}
-    (row,) = sim.find_sensitivity(one, **asked).to_dict("records")
+    (row,) = sim.sensitivity(one, **asked).table.to_dict("records")
     assert 0.9 < row["low"] * 0.9 * service_s() < 1.06
     assert row["elasticity"] == pytest.approx(-1, rel=0.05)
 
 
 def test_one_run_repeated_has_no_interval() -> None:
     asked = {"only": ["all ops"], "metrics": ["makespan_s"], "replications": 2}
-    (row,) = sim.find_sensitivity(WITHOUT, **asked).to_dict("records")
+    (row,) = sim.sensitivity(WITHOUT, **asked).table.to_dict("records")
     assert row["elasticity"] == pytest.approx(1, rel=0.02) and row["interval_low"] is None
 
 
@@ -103,12 +103,12 @@ def test_a_run_bound_by_its_ops(tmp_path: Path) -> None:
     assert "moves most with" in done.stderr
     for name in ("sensitivity.csv", "config.yaml", "figures/tornado.svg", "probes/results.parquet"):
         assert (out / name).is_file(), name
-    one = sim.find_sensitivity(
+    one = sim.sensitivity(
         given, {"engine.op_scale": {"ffn_ln1": 1000}}, metrics=["output_tokens_per_s"],
         only=["ffn_ln1"], replications=1,
     )  # fmt: skip
     assert one["elasticity"].item() == pytest.approx(-1, abs=0.02)
-    one = sim.find_sensitivity(
+    one = sim.sensitivity(
         given, {"engine.op_scale": {"ffn_ln1": 1000}}, metrics=["latency_s.p37"],
         only=["ffn_ln1"], replications=1,
     )  # fmt: skip

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from typer.testing import CliRunner
 
-from sarathi_sim.experiments.cli.app import app
+from sarathi_sim.experiments.cli import app
 from sarathi_sim.experiments.config.loading import load_experiment
 from sarathi_sim.experiments.run.experiment import deploy_all
 from sarathi_sim.experiments.run.support import Combination, build, cells, page
@@ -29,7 +29,7 @@ def every() -> list[Combination]:
 
 
 def say(*arguments: str) -> str:
-    done = CliRunner().invoke(app, ["support", *arguments])
+    done = CliRunner().invoke(app, ["list", "support", *arguments])
     assert done.exit_code == 0, done.output
     return done.stdout
 
@@ -102,7 +102,7 @@ def test_the_text() -> None:
     assert {cell["dtype"] for cell in json.loads(one)["cells"]} == {"fp8"}
     one = say("--model", "llama-2-7b", "--device", "h100-80g-sxm", "--stack", "sglang", "--json")
     assert {cell["stack"] for cell in json.loads(one)["cells"]} == {"sglang"}
-    wrong = CliRunner().invoke(app, ["support", "--dtype", "fp7"])
+    wrong = CliRunner().invoke(app, ["list", "support", "--dtype", "fp7"])
     assert wrong.exit_code == 2 and wrong.output == (
         "error: --dtype fp7: must be one of bf16, fp8, fp8_block, nvfp4, int4_wo "
         "(did you mean fp8?)\n"

@@ -19,7 +19,7 @@ from PIL import Image
 from scipy import stats
 from typer.testing import CliRunner
 
-from sarathi_sim.experiments.cli.app import app
+from sarathi_sim.experiments.cli import app
 from sarathi_sim.experiments.run.trade_off import pareto_front
 from sarathi_sim.experiments.sweeps import drawing as figures
 from sarathi_sim.experiments.sweeps import plot

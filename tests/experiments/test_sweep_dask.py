@@ -16,7 +16,7 @@ import pandas as pd
 import pytest
 from typer.testing import CliRunner
 
-from sarathi_sim.experiments.cli.app import app
+from sarathi_sim.experiments.cli import app
 from sarathi_sim.experiments.sweeps.backends import InProcess
 from sarathi_sim.experiments.sweeps.execute import execute
 from sarathi_sim.experiments.sweeps.plan import plan_sweep
@@ -262,7 +262,7 @@ BAD_ADDRESSES = {
 }
 EACH_ADDRESS = """
 import sys
-from sarathi_sim.experiments.cli.app import main
+from sarathi_sim.experiments.cli import main
 words = sys.argv[2:]
 for address in sys.argv[1].split():
     sys.argv[1:] = [*words, "--address", address]

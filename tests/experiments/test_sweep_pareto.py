@@ -12,7 +12,7 @@ from matplotlib.figure import Figure
 from pydantic import BaseModel
 from typer.testing import CliRunner
 
-from sarathi_sim.experiments.cli.app import app
+from sarathi_sim.experiments.cli import app
 from sarathi_sim.experiments.config.scenario import PARAMETERS, Scenario, value_name
 from sarathi_sim.experiments.figures.style import policy_colour
 from sarathi_sim.experiments.sweeps.drawing import groups, label, pareto, points, ticks_at

@@ -12,7 +12,7 @@ import pytest
 import yaml
 from typer.testing import CliRunner
 
-from sarathi_sim.experiments.cli.app import app
+from sarathi_sim.experiments.cli import app
 from sarathi_sim.experiments.config.loading import load_experiment
 from sarathi_sim.experiments.config.policy import POLICIES
 from sarathi_sim.experiments.sweeps.execute import seconds_of_work
@@ -209,7 +209,9 @@ def test_the_shipped_sweeps() -> None:
 
 
 def test_plan_says_how_many_and_how_long(write_config: Write) -> None:
-    done = CliRunner().invoke(app, ["plan", str(write_config(SWEEP)), "--workers", "2"])
+    done = CliRunner().invoke(
+        app, ["sweep", "--dry-run", str(write_config(SWEEP)), "--workers", "2"]
+    )
     assert done.exit_code == 0, done.output
     assert "18 runs, predicted" in done.stdout
     assert "3: 2, 4, 8" in done.stdout

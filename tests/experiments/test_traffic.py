@@ -177,7 +177,7 @@ def test_it_is_the_same_traffic_everywhere(word: str, monkeypatch: pytest.Monkey
     seen: list[Any] = []
     monkeypatch.setattr(answer, "with_workload", lambda *given: seen.append(given) or 1 / 0)
     with pytest.raises(ZeroDivisionError):
-        sim.find_capacity(CONFIG, workload=word)
+        sim.capacity(CONFIG, workload=word)
     ((draft, given),) = seen
     assert given == word
     found["library"] = drawn(with_workload(draft, word).raw["workload"], 10_000)

@@ -130,7 +130,7 @@ def test_a_number_of_400_digits_in_a_summary(result: Path, tmp_path: Path) -> No
 
 def test_a_rate_beyond_all_clocks(write_config: Write) -> None:
     varying = "workload.arrivals={kind: varying, rates: [{at_s: 0, rate: 1.0e-9}]}"
-    line = refused("check", write_config(SMALL), "--set", varying)
+    line = refused("run", "--dry-run", write_config(SMALL), "--set", varying)
     assert "workload.arrivals.rates: value " in line
     assert "the last request arrives after" in line
 

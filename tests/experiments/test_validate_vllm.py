@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from typer.testing import CliRunner
 
-from sarathi_sim.experiments.cli.app import app
+from sarathi_sim.experiments.cli import app
 from sarathi_sim.experiments.config.loading import Experiment, load_experiment
 from sarathi_sim.experiments.measured import vllm_session
 from sarathi_sim.experiments.measured.answers import validation_answer

@@ -13,7 +13,7 @@ import pytest
 import yaml
 from typer.testing import CliRunner
 
-from sarathi_sim.experiments.cli.app import app
+from sarathi_sim.experiments.cli import app
 from sarathi_sim.experiments.config.loading import Experiment, load_experiment
 from sarathi_sim.experiments.measured.answers import validation_answer
 from sarathi_sim.experiments.measured.session import (

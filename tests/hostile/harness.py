@@ -110,7 +110,7 @@ class Harness:
             write_template(self.template)
             from typer.testing import CliRunner
 
-            from sarathi_sim.experiments.cli.app import app
+            from sarathi_sim.experiments.cli import app
 
             for line in (
                 "run exp.yaml --no-figures --out result",
@@ -147,7 +147,7 @@ class Harness:
                 importlib.import_module(name)
         import typer
 
-        from sarathi_sim.experiments.cli import app as cli
+        from sarathi_sim.experiments import cli
 
         cli.app = typer.main.get_command(cli.app)  # type: ignore[assignment]  # takes 20 ms
         boxes.caches()

@@ -13,7 +13,7 @@ import pandas as pd
 import pytest
 from typer.testing import CliRunner
 
-from sarathi_sim.experiments.cli.app import app
+from sarathi_sim.experiments.cli import app
 from sarathi_sim.profiler.bundle.check import Finding, bundle_folders, check_bundle, check_folder
 from sarathi_sim.profiler.bundle.diff import backend_differences, diff_bundles
 from sarathi_sim.profiler.bundle.schema import (

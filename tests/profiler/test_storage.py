@@ -556,7 +556,7 @@ def test_an_error_comes_as_it_is_and_a_killed_process_is_told() -> None:
 def test_a_signal_ends_all_at_once() -> None:
     code = (
         "import time\n"
-        "from sarathi_sim.experiments.cli.common import end_on_signals\n"
+        "from sarathi_sim.experiments.cli import end_on_signals\n"
         "from sarathi_sim.profiler.storage.child import mapped\n"
         "end_on_signals()\n"
         "mapped(time.sleep, [1000] * 4, 2)\n"
@@ -674,7 +674,7 @@ def test_processes_that_are_started_get_it_too() -> None:
 @pytest.mark.parametrize("chosen", [{}, {"OMP_NUM_THREADS": "2"}])
 def test_the_command_line(chosen: dict[str, str]) -> None:
     code = (
-        "import sys, sarathi_sim.experiments.cli.app as cli\n"
+        "import sys, sarathi_sim.experiments.cli as cli\n"
         "assert 'numpy' not in sys.modules\n"
         "cli.app = lambda: None\n"
         "cli.main()\n"

@@ -343,7 +343,7 @@ def _xformers(stack: ExitStack) -> None:
 
 def main() -> None:
     """``sarathi-sim`` with the pretended GPU."""
-    from sarathi_sim.experiments.cli.app import main as command
+    from sarathi_sim.experiments.cli import main as command
 
     with pretend(**json.loads(os.environ.get("FAKE_CUDA", "{}"))):
         command()

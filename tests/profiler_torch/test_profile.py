@@ -14,7 +14,7 @@ import pytest
 import yaml
 from typer.testing import CliRunner
 
-from sarathi_sim.experiments.cli.app import app
+from sarathi_sim.experiments.cli import app
 from sarathi_sim.profiler.bundle.schema import bundle_path, load_bundle
 from sarathi_sim.profiler.facts.device import load_device
 from sarathi_sim.profiler.measuring.degree import message_sizes, read_inter_node, time_collectives

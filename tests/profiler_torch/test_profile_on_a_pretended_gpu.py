@@ -172,12 +172,12 @@ def test_profile_imports_no_simulator() -> None:
     """Neither it nor what a simulation needs: a GPU node has torch, pandas, scipy and typer."""
     code = (
         "import sys\n"
-        "from sarathi_sim.experiments.cli.app import main\n"
+        "from sarathi_sim.experiments.cli import main\n"
         "sys.argv = ['sarathi-sim', 'profile', '--model', 'no-such-model']\n"
         "from sarathi_sim.experiments.cli import profile\n"
         "from sarathi_sim.profiler.measuring import measure\n"
         "from sarathi_sim.profiler.measuring import ranks, shard_ops\n"
-        "from sarathi_sim.experiments.cli.common import ProgressBar, consoles\n"
+        "from sarathi_sim.experiments.report.render import ProgressBar, consoles\n"
         "ProgressBar(consoles()[1], enabled=True)\n"
         "print(*sorted({n.removeprefix('sarathi_sim.').split('.')[0] for n in sys.modules}))\n"
     )

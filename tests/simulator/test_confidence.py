@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from typer.testing import CliRunner
 
-from sarathi_sim.experiments.cli.app import app
+from sarathi_sim.experiments.cli import app
 from sarathi_sim.policies.micro_batches import MicroBatches
 from sarathi_sim.policies.request import Request
 from sarathi_sim.policies.request_level import RequestLevel
