@@ -21,6 +21,7 @@ import subprocess
 import sys
 import tempfile
 from collections import Counter
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -58,7 +59,7 @@ PAGED: list[dict[str, Any]] = [
     {"name": "fair", "max_num_batched_tokens": 512},
 ]
 SLO = "p90 ttft 2s, p90 tpot 60ms"
-SMALL = ["--workload", "600:60~0.5", "--slo", SLO, "--tolerance", "0.3"]
+SMALL = ["--workload", "600:60~0.5", "--slo", SLO, "--set", "tolerance=0.3"]
 RECOMMEND = ["recommend", "--model", "llama-3-8b", "--device", "a100-80g-sxm", *SMALL]
 # Commands that answer, with --json; CONFIG is the configuration of `_capacity`.
 ANSWERED = {
@@ -264,7 +265,16 @@ def _results(code: Path, work: Path, into: Path) -> dict[str, bytes | str]:
     package = next(p for p in ("sarathi_sim", "experiments") if (code / p / "__main__.py").exists())
 
     def command(*arguments: str, expected: int = 0) -> str:
-        whole = [sys.executable, "-m", package, *arguments]
+        words = arguments
+        if (code / "experiments" / "api.py").exists():  # the names before `lab` and `list`
+            old = {"tolerance=0.3": ["--tolerance", "0.3"], "lab": [], "--set": ["--set"]}
+            words = [*chain.from_iterable(old.get(w, [w]) for w in arguments)]
+            words = [
+                w
+                for w, then in zip(words, [*words[1:], ""], strict=True)
+                if (w, then) != ("--set", "--tolerance")
+            ]
+        whole = [sys.executable, "-m", package, *words]
         done = subprocess.run(whole, cwd=code, env=environment, capture_output=True, text=True)
         if done.returncode != expected:
             raise SystemExit(f"{' '.join(arguments)}: exit code {done.returncode}\n{done.stderr}")
@@ -291,9 +301,9 @@ def _results(code: Path, work: Path, into: Path) -> dict[str, bytes | str]:
     for name, arguments in ANSWERED.items():
         whole = [config if argument == "CONFIG" else argument for argument in arguments]
         found[name] = command(*whole, "--out", str(into / name), "--json")
-    found["score"] = command("score", str(work / "servers.csv"), "--json")
+    found["score"] = command("lab", "score", str(work / "servers.csv"), "--json")
     logs = sorted((HERE / "tests" / "data" / "vllm").glob("*.jsonl.gz"))
-    found["lockstep"] = command("lockstep", *map(str, logs), "--json").replace(str(HERE), "")
+    found["lockstep"] = command("lab", "lockstep", *map(str, logs), "--json").replace(str(HERE), "")
     for name in REPORTED:
         page = into / f"{name}.html"
         command("report", str(into / name), "--out", str(page), "--quiet")

@@ -550,7 +550,7 @@ def deployable(
             dropped[name] = str(error).removeprefix("recommend: ").splitlines()[0]
             continue
         if deployment.rejected > wanted.section.rejected:
-            dropped[name] = f"{deployment.rejections}; raise --max-length, or --rejected"
+            dropped[name] = f"{deployment.rejections}; raise max_length, or rejected"
             continue
         options.append(Option(name, point, deployment))
     return options, dropped
@@ -633,7 +633,7 @@ def _speculation(
         most = len(found.acceptance)
         lengths = lengths or tuple(range(most + 1))
         if max(lengths) > most:
-            problem = f"gives the probabilities of {most} drafts, and --drafts asks for"
+            problem = f"gives the probabilities of {most} drafts, and --set drafts asks for"
             raise UserError(f"--speculation {text}: {problem} {max(lengths)}")
     else:
         thinking = "thinking_off" if str(found.acceptance).endswith("off") else "thinking_on"

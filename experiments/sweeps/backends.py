@@ -154,7 +154,7 @@ class DaskWorkers:
             self._dask: Any = import_module("distributed")
         except ImportError:
             raise UserError(
-                "--backend dask needs dask and distributed: pip install 'sarathi-sim[cluster]'"
+                "a Dask scheduler needs dask and distributed: pip install 'sarathi-sim[cluster]'"
             ) from None
         for name in ("distributed", "distributed.client"):  # 30 lines for a lost scheduler
             logging.getLogger(name).setLevel(logging.CRITICAL)
@@ -170,7 +170,7 @@ class DaskWorkers:
             self._client = self._dask.Client(address, timeout=CONNECT_S, set_as_default=False)
         except (OSError, RuntimeError, TypeError, ValueError) as error:
             raise UserError(
-                f"--address {address}: no Dask scheduler answers there "
+                f"--workers {address}: no Dask scheduler answers there "
                 f"({str(error) or 'no answer'}): give one as in tcp://127.0.0.1:8786, or "
                 "tls://HOST:PORT (docs/sweeps.md has the settings for TLS)"
             ) from None
@@ -192,11 +192,11 @@ class DaskWorkers:
                 self._client.wait_for_workers(1, timeout=patience_s)
         except TimeoutError:
             raise UserError(
-                f"--address {self._address}: the scheduler has not answered, or had no worker, for "
+                f"--workers {self._address}: the scheduler has not answered, or had no worker, for "
                 f"{patience_s} s: start one with: dask worker {self._address} --nthreads 1"
             ) from None
         except OSError as error:
-            raise UserError(f"--backend dask: the scheduler was lost: {error}") from None
+            raise UserError(f"--workers: the scheduler was lost: {error}") from None
         new = [worker for worker in threads if worker not in self._checked]
         found = self._client.run(eval, _CHECK, workers=new, on_error="return") if new else {}
         for worker, answer in found.items():
@@ -208,7 +208,7 @@ class DaskWorkers:
                 if isinstance(answer, Exception):
                     said = f"cannot import this package ({answer!r}): install it in the Python "
                     said += "that the workers run in"
-                raise UserError(f"--backend dask: the worker {worker} {said}")
+                raise UserError(f"--workers: the worker {worker} {said}")
         return dict(threads)
 
     def run(self, bundles: Bundles, *, ahead: int) -> Outcomes:
@@ -254,11 +254,11 @@ class DaskWorkers:
             except self._dask.KilledWorker:
                 return "lost", jobs, None
             except self._dask.CancelledError:
-                said = "--backend dask: the scheduler was lost, or cancelled the runs"
+                said = "--workers: the scheduler was lost, or cancelled the runs"
                 raise UserError(said) from None
             except Exception as error:  # not of a run: what a run raises is its result
                 self._look(WITHOUT_WORKERS_S)  # names a worker that has joined with other code
-                said = f"--backend dask: a worker cannot read what it was sent: {error!r}"
+                said = f"--workers: a worker cannot read what it was sent: {error!r}"
                 raise UserError(said) from error
 
     def close(self) -> None:

@@ -198,7 +198,7 @@ class DegreeSession:
         if timing is None:
             if time.perf_counter() > self._until:
                 raise ProfileError(
-                    f"tp {self.tp}: --max-seconds are over, {len(self.journal)} points are "
+                    f"tp {self.tp}: the max_seconds are over, {len(self.journal)} points are "
                     "finished; the same command goes on"
                 )
             timing = self.ops.measure(op, key)

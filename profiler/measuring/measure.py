@@ -253,7 +253,7 @@ def _check(settings: Settings, per_node: int) -> None:
     name = settings.device_name
     if name is not None and not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9_.-]*", name):
         raise ProfileError(
-            f"--device-name {name!r}: must hold only letters, digits, _ . and -: it names a folder"
+            f"--set device_name={name!r}: must hold only letters, digits, _ . and -: it names a folder"
         )
     for op in settings.ops:
         known = (*settings.local_ops, *DESIGNED)
@@ -273,7 +273,7 @@ def _check(settings: Settings, per_node: int) -> None:
         if settings.device == "cuda" and tp > max(1, per_node) and not settings.collectives:
             raise ProfileError(
                 f"--tp {tp}: the all-reduce needs {tp} GPUs on this node, which has {per_node}; "
-                f"--collectives DIR takes it from a bundle of tp {tp}"
+                f"--set collectives=DIR takes it from a bundle of tp {tp}"
             )
 
 

@@ -3,7 +3,7 @@ torch.
 
 :mod:`sarathi_sim.profiler.measuring.degree` starts one such process a rank. Between nodes,
 start two with torchrun (one per node) and give the file of rank 0 to
-``sarathi-sim profile --inter-node``::
+``sarathi-sim profile --set inter_node=FILE``::
 
     torchrun --nnodes 2 --nproc-per-node 1 --rdzv-backend c10d --rdzv-endpoint HOST:29500 \\
         -m sarathi_sim.profiler.measuring.ranks --backend nccl --send-recv 1024 65536 ... \\

@@ -77,7 +77,7 @@ class Journal:
         except FolderBusyError as holder:
             raise ProfileError(
                 f"{folder}: {holder} is measuring the same bundle; wait for it or stop it (its "
-                "points are kept), or name another --out or --device-name"
+                "points are kept), or name another --out or --set device_name"
             ) from None
         self.path = folder / f"{settings_hash(settings)}.jsonl"
         self._points: dict[tuple[str, Key], Timing] = {}

@@ -270,7 +270,7 @@ ASKED = {
     "recommend": [
         *("recommend", "--model", "llama-13b", "--device", "a6000", "--gpus", "2"),
         *("--slo", "p90 ttft 1s", "--workload", "256:8", "--budget", "128", "--seqs", "2,4"),
-        *("--tolerance", "0.05", "--workers", "1"),
+        *("--set", "tolerance=0.05", "--workers", "1"),
     ],
     "sensitivity": [
         *("sensitivity", "server.yaml", "--metric", "makespan_s", "--replications", "1"),

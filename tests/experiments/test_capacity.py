@@ -713,7 +713,7 @@ def judgement(one: dict[str, Any], slo: str, folder: Path, factor: float = 1.0) 
 MANY = (
     *("recommend", "--model", "llama-3.1-8b", "--device", "h100-80g-sxm", "--stack", "vllm"),
     *("--slo", "p90 ttft 2s, p90 tpot 50ms", "--workload", "750:75~0.33", "--budget", "8192"),
-    *("--seqs", "256", "--max-length", "2048"),
+    *("--seqs", "256", "--set", "max_length=2048"),
 )
 
 
@@ -739,7 +739,7 @@ def test_a_wide_tolerance_carries_no_more(tmp_path: Path) -> None:
         *("--workload", "1536:192~0.33", "--seqs", "128"),
     ]
     for tolerance in ("0.4", "0.05"):
-        found = answered(tmp_path / tolerance, *words, "--tolerance", tolerance)
+        found = answered(tmp_path / tolerance, *words, "--set", f"tolerance={tolerance}")
         first = found["deployments"][0]
         assert (first["gpus"], first["carries"]) == (16, 50)
         assert judgement(first, found["slo"], tmp_path)

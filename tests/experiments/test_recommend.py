@@ -506,7 +506,7 @@ def test_capacity_refines_on_request(tmp_path: Path) -> None:
     runs = tmp_path / "out" / "probes" / "runs"
     before = {path.name: path.stat().st_mtime_ns for path in runs.iterdir()}
 
-    finer, _ = asked(tmp_path, "--refine", "2")
+    finer, _ = asked(tmp_path, "--set", "refine=2")
     names = [one["name"] for one in finer["deployments"]]
     assert names == [f"chunk {chunk}" for chunk in (128, 384, 576, 768, 1024)]
     assert [finer["deployments"][place] for place in (0, 4)] == content["deployments"]
@@ -526,7 +526,7 @@ def test_capacity_refines_on_request(tmp_path: Path) -> None:
 def test_what_cannot_be_deployed_is_left_out(tmp_path: Path) -> None:
     """Between TP 2 and TP 4 lies 3, which divides no heads."""
     space = "capacity.space={cases: [{cluster.tp: 2}, {cluster.tp: 4}]}"
-    content, printed = asked(tmp_path, "--refine", "1", "--set", space)
+    content, printed = asked(tmp_path, "--set", "refine=1", "--set", space)
     assert [one["name"] for one in content["deployments"]] == ["TP 2", "TP 4"]
     assert "not between: " in printed and "cluster.tp" in printed
 

@@ -74,7 +74,7 @@ def test_recommend_says_what_share_does_not_fit(trace: Path, there: bool) -> Non
     out = trace.parent / "recommend"
     if there:
         out.mkdir()
-    done = recommended(trace, "--max-length", 512, code=2)
+    done = recommended(trace, "--set", "max_length=512", code=2)
     for said in ("50.0% of the requests are rejected", "needs 904 tokens", "--rejected"):
         assert said in done.stderr
     assert "--max-length" in done.stderr and "carries" not in done.stdout
@@ -91,7 +91,7 @@ def test_recommend_chooses_a_length_that_fits(trace: Path) -> None:
 @pytest.mark.slow
 def test_recommend_counts_what_is_served(trace: Path) -> None:
     done = recommended(
-        trace, "--max-length", 512, "--set", "rejected=0.5", "--workers", 1, "--json"
+        trace, "--set", "max_length=512", "--set", "rejected=0.5", "--workers", 1, "--json"
     )
     content = json.loads(done.stdout)
     best = content["deployments"][0]
@@ -117,7 +117,7 @@ def test_what_is_rejected_is_no_work(trace: Path) -> None:
 
 def test_a_share_is_less_than_all(trace: Path) -> None:
     for wrong in ("1", "-0.1", "nan"):
-        recommended(trace, "--set", "rejected=wrong", code=2)
+        recommended(trace, "--set", f"rejected={wrong}", code=2)
 
 
 def test_capacity_carries_nothing_where_requests_are_rejected(half: Path) -> None:

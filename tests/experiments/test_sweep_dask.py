@@ -140,7 +140,7 @@ def test_a_policy_of_the_users_own_goes_along(cluster: Cluster, tmp_path: Path) 
     ("lost", "by", "says"),
     [
         (1, signal.SIGKILL, "has not answered, or had no worker, for 2 s: start one with: dask"),
-        (0, signal.SIGKILL, "--backend dask: the scheduler was lost"),
+        (0, signal.SIGKILL, "--workers: the scheduler was lost"),
         (0, signal.SIGSTOP, "has not answered, or had no worker, for 2 s"),
     ],
 )
@@ -160,7 +160,7 @@ def test_a_cluster_that_loses_its_last_worker_or_its_scheduler_is_not_waited_for
     words = ["sweep", str(config), "--out", str(out), "--quiet"]
     killer = threading.Thread(target=kill)
     killer.start()
-    stopped = CliRunner().invoke(app, [*words, "--backend", "dask", "--address", cluster.address])
+    stopped = CliRunner().invoke(app, [*words, "--workers", cluster.address])
     killer.join()
     assert stopped.exit_code == 2
     assert says in stopped.stderr
@@ -265,7 +265,7 @@ import sys
 from sarathi_sim.experiments.cli import main
 words = sys.argv[2:]
 for address in sys.argv[1].split():
-    sys.argv[1:] = [*words, "--address", address]
+    sys.argv[1:] = [*words, "--workers", address]
     try:
         main()
     except SystemExit as end:
@@ -278,7 +278,7 @@ def test_a_bad_address_is_one_line(tmp_path: Path) -> None:
     """In a process of its own: a Client complains after the command has ended, too."""
     config = tmp_path / "tiny.yaml"
     config.write_text(SWEEP, encoding="utf-8")
-    words = [str(config), "--out", str(tmp_path / "out"), "--backend", "dask", "--quiet"]
+    words = [str(config), "--out", str(tmp_path / "out"), "--quiet"]
     done = subprocess.run(
         [sys.executable, "-c", EACH_ADDRESS, " ".join(BAD_ADDRESSES), "sweep", *words],
         cwd=ROOT,

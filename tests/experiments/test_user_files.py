@@ -176,7 +176,7 @@ def test_one_command_at_a_time_writes_a_result(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_a_reader_that_leaves_is_no_failure() -> None:
-    command = f"{sys.executable} -m sarathi_sim support | head -1 > /dev/null; "
+    command = f"{sys.executable} -m sarathi_sim list support | head -1 > /dev/null; "
     words = ["bash", "-c", command + "echo ${PIPESTATUS[0]}"]
     done = subprocess.run(words, cwd=ROOT, capture_output=True, text=True, check=True)
     assert (done.stdout, done.stderr) == ("0\n", "")

@@ -23,7 +23,16 @@ from tests.patience import PATIENCE_S
 from tests.sampled import profile_folder
 
 ROOT = Path(__file__).resolve().parents[2]
-TINY = ("--max-tokens", "64", "--max-context", "96", "--max-batch", "4", "--repeats", "1")
+TINY = (
+    "--set",
+    "max_tokens=64",
+    "--set",
+    "max_context=96",
+    "--set",
+    "max_batch=4",
+    "--set",
+    "repeats=1",
+)
 CONFIG = {
     "name": "tiny",
     "model": "tiny-llama-40m",
@@ -75,7 +84,7 @@ def test_profile_check_fit_run(tmp_path: Path) -> None:
     )  # fmt: skip
     assert between.returncode == 0, between.stderr
     assert list(read_inter_node(sends)) == [1024, 65536]
-    options = ("--budget", "0.3", "--tp", "1", "2", "--inter-node", str(sends))
+    options = ("--budget", "0.3", "--tp", "1", "2", "--set", f"inter_node={sends}")
     done = sarathi_sim(*profile(profiles, *options))
     assert done.returncode == 0, done.stderr
     assert "coarse points and" in done.stderr
@@ -147,7 +156,9 @@ def test_killed_and_started_again_it_measures_only_what_is_missing(tmp_path: Pat
     first = yaml.safe_load(journals[0].read_bytes().splitlines()[0])
     # With borrowed collectives, so that this is tested as well.
     others = profile_folder("a6000", "llama-13b", 1)
-    again = sarathi_sim(*profile(tmp_path, "--budget", "0", "--collectives", str(others.parent)))
+    again = sarathi_sim(
+        *profile(tmp_path, "--budget", "0", "--set", f"collectives={others.parent}")
+    )
     assert again.returncode == 0, again.stderr
     assert f"resuming, {finished} points are finished already" in again.stderr
     bundle = load_bundle(bundle_path(tmp_path, "cpu", "tiny-llama-40m", 1))
@@ -164,9 +175,9 @@ def test_killed_and_started_again_it_measures_only_what_is_missing(tmp_path: Pat
         (("--dtype", "fp16"), "no fast fp16 kernels"),
         (("--tp", "3"), "tp 3 does not divide"),
         (("--attention", "xformers"), "--attention xformers: needs CUDA"),
-        (("--device-name", "a/b"), "it names a folder"),
+        (("--set", "device_name=a/b"), "it names a folder"),
         (
-            ("--collectives", str(profile_folder("a6000", "llama-13b", 1)), "--tp", "2"),
+            ("--set", f"collectives={profile_folder('a6000', 'llama-13b', 1)}", "--tp", "2"),
             "over 1 ranks, not 2",
         ),
     ],
