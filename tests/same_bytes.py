@@ -31,7 +31,7 @@ HERE = Path(__file__).resolve().parents[1]
 TABLES = ("requests.parquet", "iterations.parquet", "ledger.csv")
 PRINTED = {
     "advise": ["advise", "--model", "llama-13b", "--device", "a6000", "--workload", "1K@14"],
-    "reproduce": ["reproduce"],
+    "reproduce": ["lab", "reproduce"],
 }
 
 ORCA = [{"name": "orca", "case": case} for case in ("best", "worst", "unconstrained")]

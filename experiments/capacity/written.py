@@ -551,7 +551,7 @@ def _next_to_best(found: Mapping[str, Any]) -> list[str]:
     names = list(first.values())
     return [
         f"{best['name']} is the best, and {names[place]} next to it is far behind "
-        f"({tried[names[place]]}): between them another may be better: give --refine"
+        f"({tried[names[place]]}): between them another may be better: give --set refine=1"
         for place in apart(names.index(best["name"]), [_place(name) for name in names])
         if tried[names[place]]
     ]

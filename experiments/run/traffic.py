@@ -142,7 +142,7 @@ def parse_workload(text: str, max_length: int | None) -> tuple[dict[str, Any], i
     given = cluster.get("max_length") if isinstance(cluster, dict) else None
     if max_length is None and not isinstance(given, int):
         raise UserError(
-            f"--workload {text}: it states no cluster.max_length: give --set max_length=TOKENS"
+            f"--workload {text}: it states no cluster.max_length: give --set max_length"
         )
     kept = {key: value for key, value in workload.items() if key != "declared"}
     return {**kept, "declared": "exact"}, max_length or int(str(given))

@@ -253,7 +253,8 @@ def _check(settings: Settings, per_node: int) -> None:
     name = settings.device_name
     if name is not None and not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9_.-]*", name):
         raise ProfileError(
-            f"--set device_name={name!r}: must hold only letters, digits, _ . and -: it names a folder"
+            f"--set device_name={name!r}: must hold only letters, digits, _ . and -: "
+            "it names a folder"
         )
     for op in settings.ops:
         known = (*settings.local_ops, *DESIGNED)
