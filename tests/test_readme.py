@@ -17,11 +17,15 @@ from tests.simulator import oracle
 from tests.simulator.oracle import assert_bitwise_equal
 from tests.test_architecture import imports, within
 
-README = (Path(__file__).parent.parent / "README.md").read_text(encoding="utf-8")
+ROOT = Path(__file__).parent.parent
+README = (ROOT / "README.md").read_text(encoding="utf-8")
+PAGE = (ROOT / "docs" / "policies.md").read_text(encoding="utf-8")
 
 
 def blocks(language: str) -> list[str]:
-    return re.findall(rf"```{language}\n(.*?)```", README, re.DOTALL)
+    """Of the page about policies; before them the README's configuration."""
+    found = re.findall(rf"```{language}\n(.*?)```", PAGE, re.DOTALL)
+    return [*re.findall(r"```yaml\n(.*?)```", README, re.DOTALL)[:1], *found][language != "yaml" :]
 
 
 @pytest.mark.parametrize("lazy", [False, True])
@@ -96,6 +100,26 @@ def test_the_example_policy_may_stand_in_the_package(tmp_path: Path) -> None:
         file.write_text(blocks("python")[number], encoding="utf-8")
         assert ast.get_docstring(ast.parse(file.read_text(encoding="utf-8")))
         assert all(within(name, "policies") for name in imports(file))
+
+
+TEMPLATES = ("orca", "sarathi", "sarathi_serve", "vllm", "sglang", "trtllm", "fair")
+
+
+@pytest.mark.parametrize("name", TEMPLATES)
+def test_a_shipped_policy_may_be_copied_as_a_start(tmp_path: Path, name: str) -> None:
+    """A copy of its file runs by ``file:`` as it is, and as the shipped one."""
+    code = (ROOT / "policies" / f"{name}.py").read_text(encoding="utf-8")
+    (tmp_path / "mine.py").write_text(code.replace(f'@named("{name}")', '@named("mine")'))
+    tree = {
+        **yaml.safe_load(blocks("yaml")[0]),
+        "scenarios": {
+            "mine": {"policy": {"file": str(tmp_path / "mine.py"), "name": "mine"}},
+            "shipped": {"policy": {"name": name}},
+        },
+    }
+    runs = simulate_all(load_experiment(tree, {"workload.requests": 30})).runs
+    mine, shipped = (runs[key].summary for key in ("mine", "shipped"))
+    assert mine["finished"] == 30 and mine["latency_s"] == shipped["latency_s"]
 
 
 def test_no_count_of_tests_goes_stale() -> None:
