@@ -1,5 +1,5 @@
-# make demo | test | lint | docs | paper | gpu-wheels | clean. Each makes its own virtual environment in .venv; python3 (3.11
-# or later, with its venv module) and make are all they need.
+# make demo | test | lint | budget | docs | paper | gpu-wheels | clean. Each makes its own virtual environment in .venv;
+# python3 (3.11 or later, with its venv module) and make are all they need.
 
 PYTHON ?= python3
 VENV := .venv
@@ -7,7 +7,7 @@ BIN := $(VENV)/bin
 INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
 BUILD := pyproject.toml constraints.txt
 
-.PHONY: demo test lint docs paper gpu-wheels clean
+.PHONY: demo test lint budget docs paper gpu-wheels clean
 .DEFAULT_GOAL := demo
 
 demo: $(VENV)/.installed
@@ -21,7 +21,12 @@ lint: $(VENV)/.installed-dev
 	$(BIN)/ruff check . || failed=1; \
 	$(BIN)/ruff format --check . || failed=1; \
 	$(BIN)/mypy --strict || failed=1; \
+	$(BIN)/python -m tests.budget || failed=1; \
 	exit $$failed
+
+# Lines and tokens of each room; with AGAINST=COMMIT those of the commit beside them.
+budget: $(VENV)/.installed-dev
+	$(BIN)/python -m tests.budget $(if $(AGAINST),--against $(AGAINST))
 
 # The site of the documentation, in build/docs: open build/docs/index.html.
 docs: $(VENV)/.installed-dev
