@@ -1,4 +1,5 @@
-"""Iteration-level scheduling (Orca), in the three readings of the Sarathi paper, section 5.2."""
+"""Iteration-level scheduling (Orca), in the three readings of the Sarathi paper, section 5.2; and
+request-level batching, as in FasterTransformer (section 4.1)."""
 
 from __future__ import annotations
 
@@ -57,3 +58,14 @@ def orca(case: Literal["best", "worst", "unconstrained"] = "best") -> Policy:
     if case == "worst":
         return OrcaWorstCase()
     return Orca(max_prefills=1 if case == "best" else None)
+
+
+@named("request_level")
+class RequestLevel(OrcaWorstCase):
+    """A batch is prefilled together and leaves together; finished requests compute padding.
+
+    Prefill-only and decode-only iterations follow each other; this is also the baseline against
+    which the paper measures its throughput gains.
+    """
+
+    holds_finished = True

@@ -50,7 +50,6 @@ from sarathi_sim.experiments.config.two_pools import (
     own_keys,
     pool_of,
 )
-from sarathi_sim.policies.endings import OutputLengths
 from sarathi_sim.policies.kv import Blocks
 from sarathi_sim.policies.micro_batches import MicroBatches
 from sarathi_sim.policies.policy import (
@@ -66,7 +65,7 @@ from sarathi_sim.policies.policy import (
 )
 from sarathi_sim.policies.pool import Pool, PoolPolicy
 from sarathi_sim.policies.request import Request, Sequence
-from sarathi_sim.policies.scheduler import Scheduler
+from sarathi_sim.policies.scheduler import OutputLengths, Scheduler
 from sarathi_sim.profiler.facts.device import DeviceSpec
 from sarathi_sim.profiler.facts.formats import NumberBytes
 from sarathi_sim.profiler.facts.model import ModelSpec
@@ -87,13 +86,11 @@ from sarathi_sim.simulator.load.engine_memory import (
     max_batch,
     stage_layers,
 )
-from sarathi_sim.simulator.loop.fleet import Replicas
 from sarathi_sim.simulator.loop.group import StepPredictor
 from sarathi_sim.simulator.loop.handover import Handover, simulate_pools
-from sarathi_sim.simulator.loop.records import Records
+from sarathi_sim.simulator.loop.records import EngineSwitches, Records, Switches
 from sarathi_sim.simulator.loop.replica import Predictor
-from sarathi_sim.simulator.loop.simulation import simulate_workers
-from sarathi_sim.simulator.loop.switches import EngineSwitches, Switches
+from sarathi_sim.simulator.loop.simulation import Replicas, simulate_workers
 from sarathi_sim.simulator.op_times.group_times import GroupPredictor, beside_experts
 from sarathi_sim.simulator.op_times.iteration import NO_HOST, HostTime
 from sarathi_sim.simulator.op_times.op_times import OpTimes

@@ -8,8 +8,7 @@ from sarathi_sim.experiments.config.inputs import named_model, with_formats
 from sarathi_sim.experiments.config.scenario import Scenario
 from sarathi_sim.policies.policy import looks_ahead, speculates
 from sarathi_sim.profiler.facts.device import DeviceSpec
-from sarathi_sim.profiler.facts.drafters import drafting_layer
-from sarathi_sim.profiler.facts.model import ModelSpec
+from sarathi_sim.profiler.facts.model import ModelSpec, drafting_layer
 from sarathi_sim.simulator.load.acceptance import (
     AcceptanceError,
     DrawnAcceptance,

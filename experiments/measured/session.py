@@ -34,7 +34,7 @@ from sarathi_sim.policies.policy import is_pooled, needs_costs, of_micro_batches
 from sarathi_sim.policies.request import Request
 from sarathi_sim.policies.scheduler import Scheduler
 from sarathi_sim.profiler.facts.model import ModelSpec
-from sarathi_sim.simulator.loop.quantum import quantize
+from sarathi_sim.simulator.loop.clock import quantize
 from sarathi_sim.simulator.loop.records import Floats, Records
 
 

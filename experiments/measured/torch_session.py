@@ -44,9 +44,9 @@ from sarathi_sim.profiler.engine.spec import TIMED_OPS, EngineSpec
 from sarathi_sim.profiler.facts.ops import ALL_REDUCE
 from sarathi_sim.profiler.measuring.to_bundle import GridWork, grid_works, in_situ_bundle
 from sarathi_sim.profiler.storage.child import Progress, Say
+from sarathi_sim.simulator.loop.clock import quantize
 from sarathi_sim.simulator.loop.lockstep import Formed, Recorded, play_back, records_of_one
 from sarathi_sim.simulator.loop.pipeline import nominal_times
-from sarathi_sim.simulator.loop.quantum import quantize
 from sarathi_sim.simulator.loop.records import (
     ITERATION_COLUMNS,
     Floats,
@@ -54,9 +54,9 @@ from sarathi_sim.simulator.loop.records import (
     Records,
     ReplicaLog,
     StageTimes,
+    Switches,
 )
 from sarathi_sim.simulator.loop.simulation import simulate
-from sarathi_sim.simulator.loop.switches import Switches
 from sarathi_sim.simulator.op_times.op_times import OpTimes
 from sarathi_sim.simulator.op_times.predictor import BundlePredictor
 from sarathi_sim.simulator.op_times.regression import bundle_times

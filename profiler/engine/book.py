@@ -71,7 +71,7 @@ class Prompts:
 
 class Book:
     """Tokens and KV blocks of every sequence, and the ends of sequences
-    (:class:`~sarathi_sim.policies.endings.Endings`).
+    (:class:`~sarathi_sim.policies.scheduler.Endings`).
 
     A request ends with its ``output_tokens``-th token; with ``eos`` (a token id) when this token is
     generated, or with its ``max_tokens``-th. A :class:`~sarathi_sim.policies.pool.Pool` assigns

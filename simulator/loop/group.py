@@ -19,19 +19,18 @@ from sarathi_sim.policies.batch import Batch
 from sarathi_sim.policies.pool import Pool
 from sarathi_sim.policies.request import Request, Sequence
 from sarathi_sim.policies.scheduler import Scheduler
-from sarathi_sim.simulator.loop.jitter import Jitter
-from sarathi_sim.simulator.loop.pipeline import slowest_stage_s
-from sarathi_sim.simulator.loop.quantum import ROUNDER
+from sarathi_sim.simulator.loop.clock import ROUNDER
+from sarathi_sim.simulator.loop.pipeline import Jitter, slowest_stage_s
 from sarathi_sim.simulator.loop.records import (
     ITERATION_COLUMNS,
     RANK_COLUMNS,
     Columns,
     ReplicaLog,
+    Switches,
     row_of,
 )
 from sarathi_sim.simulator.loop.replica import FIRST_ROWS, Nominal, Replica
 from sarathi_sim.simulator.loop.routers import Balancer
-from sarathi_sim.simulator.loop.switches import Switches
 
 Step = abc.Sequence[Batch | None]
 """The batch of each rank; None where it has none."""
@@ -50,7 +49,7 @@ MOST_ROWS = 16384
 
 
 class StepPredictor(Protocol):
-    """Times a step. All results are whole quanta (see ``quantum.py``), in seconds."""
+    """Times a step. All results are whole quanta (see ``clock.py``), in seconds."""
 
     def __call__(self, step: Step) -> tuple[abc.Sequence[Nominal], Nominal]:
         """The times of each rank, if no other took longer (of one without a batch: any); and those

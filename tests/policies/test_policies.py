@@ -19,10 +19,9 @@ from sarathi_sim.policies.batch import Batch
 from sarathi_sim.policies.fair import Fair
 from sarathi_sim.policies.log import DECODE, PADDING, PREFILL, PolicyError
 from sarathi_sim.policies.micro_batches import MicroBatches
-from sarathi_sim.policies.orca import Orca, OrcaWorstCase
+from sarathi_sim.policies.orca import Orca, OrcaWorstCase, RequestLevel
 from sarathi_sim.policies.policy import Plan, Policy, View
 from sarathi_sim.policies.request import Request, Sequence
-from sarathi_sim.policies.request_level import RequestLevel
 from sarathi_sim.policies.sarathi import Sarathi
 from sarathi_sim.policies.sarathi_serve import SarathiServe
 from sarathi_sim.policies.sglang import Sglang

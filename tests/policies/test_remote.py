@@ -12,13 +12,13 @@ from hypothesis import given, reject, settings
 from hypothesis import strategies as st
 
 from sarathi_sim.policies.batch import Batch
-from sarathi_sim.policies.endings import OutputLengths
 from sarathi_sim.policies.kv import Blocks
 from sarathi_sim.policies.log import ACCEPTED, DRAFTED, HIT_AGAIN, LOST, REMOTE, LivelockError
 from sarathi_sim.policies.policy import cached_blocks_of
 from sarathi_sim.policies.pool import Pool, PoolPolicy
 from sarathi_sim.policies.radix import RadixBlocks
 from sarathi_sim.policies.request import Prefix, Request
+from sarathi_sim.policies.scheduler import OutputLengths
 from sarathi_sim.policies.sglang import Sglang
 from sarathi_sim.policies.trtllm import Trtllm
 from sarathi_sim.policies.vllm import Vllm

@@ -11,7 +11,6 @@ from hypothesis import reject
 from hypothesis import strategies as st
 
 from sarathi_sim.policies.batch import Batch
-from sarathi_sim.policies.endings import Acceptance, OutputLengths
 from sarathi_sim.policies.fair import Fair
 from sarathi_sim.policies.kv import Blocks, CachedBlocks
 from sarathi_sim.policies.log import LivelockError
@@ -19,6 +18,7 @@ from sarathi_sim.policies.policy import cached_blocks_of
 from sarathi_sim.policies.pool import Pool, PoolPolicy
 from sarathi_sim.policies.request import Prefix, Request
 from sarathi_sim.policies.sarathi_serve import SarathiServe
+from sarathi_sim.policies.scheduler import Acceptance, OutputLengths
 from sarathi_sim.policies.sglang import Sglang
 from sarathi_sim.policies.trtllm import Trtllm
 from sarathi_sim.policies.vllm import Vllm

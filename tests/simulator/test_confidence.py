@@ -16,8 +16,8 @@ from typer.testing import CliRunner
 
 from sarathi_sim.experiments.cli.app import app
 from sarathi_sim.policies.micro_batches import MicroBatches
+from sarathi_sim.policies.orca import RequestLevel
 from sarathi_sim.policies.request import Request
-from sarathi_sim.policies.request_level import RequestLevel
 from sarathi_sim.policies.sarathi import Sarathi
 from sarathi_sim.profiler.bundle.schema import write_bundle
 from sarathi_sim.simulator.confidence.bands import Band, coverage, fit_band

@@ -14,9 +14,9 @@ from sarathi_sim.policies.policy import Policy, View, cached_blocks_of
 from sarathi_sim.policies.pool import PoolPolicy
 from sarathi_sim.policies.radix import RadixBlocks
 from sarathi_sim.policies.request import Request, Sequence
-from sarathi_sim.simulator.loop.jitter import Jitter
+from sarathi_sim.simulator.loop.pipeline import Jitter
+from sarathi_sim.simulator.loop.records import DEFAULT, Switches
 from sarathi_sim.simulator.loop.replica import Predictor
-from sarathi_sim.simulator.loop.switches import DEFAULT, Switches
 from tests.textbook.blocks import TextbookBlocks
 from tests.textbook.pipeline import Member, Micro, TextbookPipeline
 from tests.textbook.pool import Row, TextbookPool
