@@ -8,15 +8,13 @@ from typing import Literal
 from sarathi_sim.policies.policy import DECODES, Plan, Policy, View, named
 
 
-class Orca:
+class Orca(Policy):
     """Requests join and leave a micro-batch at any iteration; a prompt is processed whole.
 
     ``max_prefills`` bounds how many new requests join in one iteration: None is unconstrained
     Orca; 1 is the paper's best case, in which the full prefill of one new request joins the
     ongoing decodes.
     """
-
-    holds_finished = False
 
     def __init__(self, max_prefills: int | None = None) -> None:
         if max_prefills is not None and max_prefills < 1:
@@ -36,14 +34,12 @@ class Orca:
         return DECODES if view.num_decodes else None
 
 
-class OrcaWorstCase:
+class OrcaWorstCase(Policy):
     """Requests begin and end together: a micro-batch takes new requests only when it is empty.
 
     Unlike request-level batching a request that finishes early leaves at once; its slot stays
     empty until the last one is done.
     """
-
-    holds_finished = False
 
     def plan(self, view: View) -> Plan | None:
         if view.num_decodes:

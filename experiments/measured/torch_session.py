@@ -32,7 +32,6 @@ from sarathi_sim.experiments.measured.session import (
 )
 from sarathi_sim.experiments.run.decision_log import Replay
 from sarathi_sim.policies.batch import Batch
-from sarathi_sim.policies.policy import chunking_of
 from sarathi_sim.policies.pool import Pool
 from sarathi_sim.policies.request import Request
 from sarathi_sim.policies.request import Sequence as Member
@@ -120,7 +119,7 @@ def grid_of(cells: Sequence[Cell]) -> list[GridWork]:
     longest = max(request.prompt_tokens + request.output_tokens for request in requests)
     chunks: set[int] = set()
     for cell in cells:
-        chunking = chunking_of(cell.scenario.policy.build())
+        chunking = cell.scenario.policy.build().chunking
         if chunking is not None:
             size = chunking.tokens
             chunks |= {max(1, size // 4), max(1, size // 2), max(1, size - batch), size}
@@ -431,7 +430,7 @@ class StageTimePrediction:
 
 def bundle_predictor(cell: Cell, ops: OpTimes) -> BundlePredictor:
     """The predictor of a cell, from the op times of its engine."""
-    chunking = chunking_of(cell.scenario.policy.build())
+    chunking = cell.scenario.policy.build().chunking
     # A micro-batch may hold several chunks.
     rows = 0 if chunking is None else chunking.rows + cell.sequences
     return BundlePredictor(

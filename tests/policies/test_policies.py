@@ -17,10 +17,11 @@ from sarathi_sim.experiments.config.policy import POLICIES
 from sarathi_sim.policies import catalogue
 from sarathi_sim.policies.batch import Batch
 from sarathi_sim.policies.fair import Fair
+from sarathi_sim.policies.kv import CachedBlocks
 from sarathi_sim.policies.log import DECODE, PADDING, PREFILL, PolicyError
 from sarathi_sim.policies.micro_batches import MicroBatches
 from sarathi_sim.policies.orca import Orca, OrcaWorstCase, RequestLevel
-from sarathi_sim.policies.policy import Plan, Policy, View
+from sarathi_sim.policies.policy import Longest, Plan, Policy, View
 from sarathi_sim.policies.request import Request, Sequence
 from sarathi_sim.policies.sarathi import Sarathi
 from sarathi_sim.policies.sarathi_serve import SarathiServe
@@ -383,6 +384,20 @@ def test_what_builds_a_policy_says_its_keys() -> None:
     assert list(fields) == ["name", "chunk_size", "tile", "chunk_rule", "iteration_s"]
     assert fields["chunk_size"].default == 256
     assert POLICIES["orca"].model_fields["case"].default == "best"
+
+
+def test_a_class_gets_what_it_leaves_out() -> None:
+    """Of the contract that is its own; what it has stays."""
+    micro = type("Micro", (), {"plan": lambda *_: None, "version": "3"})()
+    pooled = type("Pooled", (), {"plan": lambda *_: None, "pooled": True, "max_num_seqs": 4})()
+    assert catalogue.complete(micro) is micro
+    assert (micro.pooled, micro.chunking, micro.version) == (False, None, "3")
+    assert micro.holds_finished is False
+    assert not hasattr(micro, "ahead")
+    catalogue.complete(pooled)
+    assert (pooled.order, pooled.ahead, pooled.cached_blocks) == (None, False, CachedBlocks)
+    assert pooled.refusal(Longest(1, 2, 3)) is None
+    assert not hasattr(pooled, "holds_finished")
 
 
 @pytest.mark.slow

@@ -18,7 +18,6 @@ from hypothesis import strategies as st
 from sarathi_sim.policies.batch import Batch
 from sarathi_sim.policies.kv import Blocks, CachedBlocks
 from sarathi_sim.policies.log import LOST, LivelockError
-from sarathi_sim.policies.policy import cached_blocks_of
 from sarathi_sim.policies.pool import Pool, PoolPolicy
 from sarathi_sim.policies.request import Request
 from sarathi_sim.policies.scheduler import OutputLengths
@@ -54,7 +53,7 @@ def workers(
 ) -> Replicas:
     """Replicas of vLLM with blocks of a few tokens, one of which is never used."""
     policy = Vllm(64, seqs, async_scheduling=False)
-    kind = cached_blocks_of(policy) if caching else Blocks
+    kind = policy.cached_blocks if caching else Blocks
     schedulers = [
         Pool(policy, kind(blocks, size), max_in_flight=1, max_length=100) for _ in range(count)
     ]
@@ -330,7 +329,7 @@ class HalfSystem:
         return len(self.layers) + self.policy.ahead
 
     def fast(self) -> Replicas:
-        kind = cached_blocks_of(self.policy) if self.caching else Blocks
+        kind = self.policy.cached_blocks if self.caching else Blocks
         schedulers = [
             Pool(
                 self.policy,

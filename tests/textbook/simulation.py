@@ -18,7 +18,8 @@ from typing import Any
 import numpy as np
 import simpy
 
-from sarathi_sim.policies.policy import Policy, is_pooled, of_micro_batches
+from sarathi_sim.policies.catalogue import is_pooled, of_micro_batches
+from sarathi_sim.policies.policy import Policy
 from sarathi_sim.policies.pool import PoolPolicy
 from sarathi_sim.policies.request import Request
 from sarathi_sim.simulator.loop.clock import ADMISSION, ARRIVAL, Moment, quantize
