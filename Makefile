@@ -1,5 +1,5 @@
-# make demo | test | lint | docs | paper | gpu-wheels | clean. Each makes its own virtual environment in .venv; python3 (3.11
-# or later, with its venv module) and make are all they need.
+# make demo | test | lint | budget | docs | paper | gpu-wheels | clean. Each makes its own virtual environment in .venv;
+# python3 (3.11 or later, with its venv module) and make are all they need.
 
 PYTHON ?= python3
 VENV := .venv
@@ -10,7 +10,7 @@ BUILD := pyproject.toml constraints.txt
 TREE := build/lint/sarathi_sim
 MYPY := MYPYPATH=build/lint $(BIN)/mypy --strict --explicit-package-bases $(TREE)
 
-.PHONY: demo test lint docs paper gpu-wheels clean
+.PHONY: demo test lint budget docs paper gpu-wheels clean
 .DEFAULT_GOAL := demo
 
 demo: $(VENV)/.installed
@@ -25,7 +25,12 @@ lint: $(VENV)/.installed-dev
 	$(BIN)/ruff check . || failed=1; \
 	$(BIN)/ruff format --check . || failed=1; \
 	$(MYPY) || failed=1; \
+	$(BIN)/python -m tests.budget || failed=1; \
 	exit $$failed
+
+# Lines and tokens of each room; with AGAINST=COMMIT those of the commit beside them.
+budget: $(VENV)/.installed-dev
+	$(BIN)/python -m tests.budget $(if $(AGAINST),--against $(AGAINST))
 
 # The site of the documentation, in build/docs: open build/docs/index.html.
 docs: $(VENV)/.installed-dev

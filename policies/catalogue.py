@@ -5,17 +5,19 @@ from __future__ import annotations
 import importlib
 import pkgutil
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import cache, lru_cache
 from hashlib import sha256
 from traceback import walk_tb
 from types import ModuleType
-from typing import Any
+from typing import Any, TypeGuard, cast
 
 from sarathi_sim import policies
-from sarathi_sim.policies.policy import Builder, Policy
+from sarathi_sim.policies.policy import AnyPolicy, Chunking, Policy
 from sarathi_sim.policies.pool import PoolPolicy
+
+Builder = Callable[..., Policy | PoolPolicy]
 
 # Old top-level packages, now in ``sarathi_sim``: users' older policy files import them.
 _FORMER = ("policies", "profiler", "simulator", "experiments")
@@ -95,7 +97,43 @@ def build(
     Raises KeyError for an unknown name.
     """
     found = builders() if code is None else builders_in(code, file)
-    return found[name](**arguments)
+    return complete(found[name](**arguments))
+
+
+def complete(policy: Policy | PoolPolicy) -> Policy | PoolPolicy:
+    """The policy, whose class now has the default of every attribute that it left out. Raises
+    TypeError where one is missing that has none."""
+    kind, pooled = type(policy), getattr(policy, "pooled", False)
+    for contract in (AnyPolicy, PoolPolicy if pooled else Policy):
+        for name, default in vars(contract).items():
+            if not name.startswith("_") and name != "plan" and not hasattr(kind, name):
+                setattr(kind, name, default)
+    needed = ["plan", "max_num_seqs"] if pooled else ["plan"]
+    if missing := [name for name in needed if not hasattr(policy, name)]:
+        raise TypeError(f"it has no attribute {missing[0]}; needed: {' and '.join(needed)}")
+    if not isinstance(policy.chunking, Chunking | None):
+        raise TypeError(f"its chunking is no Chunking, but {policy.chunking!r}")
+    return policy
+
+
+def is_pooled(policy: Policy | PoolPolicy) -> TypeGuard[PoolPolicy]:
+    """Whether a policy acts on a :class:`~sarathi_sim.policies.pool.Pool`, not on one
+    micro-batch."""
+    return policy.pooled
+
+
+def of_micro_batches(policy: Policy | PoolPolicy) -> Policy:
+    """The policy, if it plans for one micro-batch. Raises ValueError for one that acts on a
+    pool."""
+    if is_pooled(policy):
+        raise ValueError("this policy acts on a pool with paged memory")
+    return cast(Policy, policy)
+
+
+def needs_of(policy: Policy | PoolPolicy) -> dict[str, tuple[str, bool]]:
+    """By parameter of a policy, what it ``needs``, and whether this is an attribute of the policy
+    that is set."""
+    return {key: (need, bool(getattr(policy, need, False))) for key, need in policy.needs.items()}
 
 
 def _collect(module: ModuleType, found: dict[str, Builder]) -> None:

@@ -9,12 +9,11 @@ from dataclasses import dataclass, field
 from functools import partial
 
 from sarathi_sim.policies.batch import Batch, Chunk
-from sarathi_sim.policies.endings import Endings, OutputLengths
 from sarathi_sim.policies.kv import Reserved
 from sarathi_sim.policies.log import DECODE, PADDING, PolicyError
 from sarathi_sim.policies.policy import Plan, Policy, View
 from sarathi_sim.policies.request import Cohort, Sequence, check_at_least_1
-from sarathi_sim.policies.scheduler import Scheduler
+from sarathi_sim.policies.scheduler import Endings, OutputLengths, Scheduler
 
 
 @dataclass(slots=True, eq=False)

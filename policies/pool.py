@@ -14,7 +14,7 @@ from functools import partial
 from typing import Any, Protocol
 
 from sarathi_sim.policies.batch import Batch, Chunk
-from sarathi_sim.policies.kv import Block
+from sarathi_sim.policies.kv import Block, CachedBlocks
 from sarathi_sim.policies.log import (
     ACCEPTED,
     DECODE,
@@ -26,6 +26,8 @@ from sarathi_sim.policies.log import (
     LivelockError,
     PolicyError,
 )
+from sarathi_sim.policies.policy import AnyPolicy, Longest
+from sarathi_sim.policies.radix import RadixBlocks
 from sarathi_sim.policies.request import Cohort, Request, Sequence
 from sarathi_sim.policies.scheduler import Scheduler
 
@@ -33,28 +35,34 @@ MANY_PREEMPTIONS = 1000
 """Preemptions without a new token that are too many; ten more for each running sequence."""
 
 
-class PoolPolicy(Protocol):
+class PoolPolicy(AnyPolicy, Protocol):
     """Decides what an iteration does by acting on the pool. It keeps its state in ``Pool.state``.
 
-    ``pooled`` marks it. ``max_num_seqs`` is the largest number of running sequences. A class of
-    one's own may leave out every other attribute. With ``ahead`` (default: False) a sequence's next
-    iteration may be formed before the token of its last one is known, as many steps later as there
-    are stages. ``order`` is the key that sorts the waiting requests, smallest first, or None
-    (default) for first come, first served. A policy that bounds the tokens of an iteration has
-    the attribute ``chunking``, as a ``Policy`` has. ``memory_share`` is the engine's name for
-    its share of the memory, if this is not ``gpu_memory_utilization``. A policy whose settings may
-    leave requests unserved has the method ``refusal`` (``refusal_of``). ``cached_blocks`` is its
-    kind of blocks with prefix caching, if these are not ``CachedBlocks``. With ``drops`` a
-    preempted sequence loses its tokens in flight. A policy that ``speculates`` counts the tokens of
-    a decode with drafts; with ``looks_ahead`` it takes KV for a drafter's tokens beforehand. If the
-    ranks of data-parallel attention decide together, ``agree`` gets their pools before they form a
-    step; ``plan`` never returns True then.
+    ``max_num_seqs``   the largest number of running sequences
+    ``ahead``          whether a sequence's next iteration may be formed before the token of its
+                       last one is known, as many steps later as there are stages
+    ``order``          the key that sorts the waiting requests, smallest first; None: first come,
+                       first served
+    ``drops``          whether a preempted sequence loses its tokens in flight
+    ``memory_share``   the engine's name for its share of the memory
+    ``cached_blocks``  its kind of blocks with prefix caching
+    ``agree``          gets the pools of all ranks of data-parallel attention before they form a
+                       step; ``plan`` never returns True then
     """
 
-    pooled: bool
+    pooled: bool = True
     max_num_seqs: int
-    ahead: bool
-    order: Callable[[Sequence], Any] | None
+    ahead: bool = False
+    order: Callable[[Sequence], Any] | None = None
+    drops: bool = False
+    memory_share: str = "gpu_memory_utilization"
+    cached_blocks: type[CachedBlocks] | type[RadixBlocks] = CachedBlocks
+    agree: Callable[[list[Pool]], None] | None = None
+
+    def refusal(self, longest: Longest) -> tuple[str, str] | None:
+        """The setting with which the engine would refuse these lengths, and its allowed value; None
+        if it accepts them."""
+        return None
 
     def plan(self, pool: Pool) -> bool | None:
         """Choose the chunks and decodes of the next iteration; it may stay empty.
@@ -152,7 +160,7 @@ class Pool(Scheduler):
         Scheduler.__post_init__(self)
         self._returns = deque(maxlen=self.max_in_flight)
         self.max_batch = self.policy.max_num_seqs
-        self._drops = getattr(self.policy, "drops", False)
+        self._drops = self.policy.drops
         if self.policy.order is not None:
             self.waiting, self.loading = Ordered(self.policy.order), Ordered(self.policy.order)
 

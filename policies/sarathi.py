@@ -5,14 +5,14 @@ from __future__ import annotations
 from bisect import bisect_left
 from typing import Literal
 
-from sarathi_sim.policies.policy import DECODES, Chunking, Plan, View, named
+from sarathi_sim.policies.policy import DECODES, Chunking, Plan, Policy, View, named
 from sarathi_sim.policies.request import Sequence, check_at_least_1
 
 ChunkRule = Literal["fill", "reserve", "fixed", "equal_time"]
 
 
 @named("sarathi")
-class Sarathi:
+class Sarathi(Policy):
     """One prefill chunk per iteration; every decode of the micro-batch piggybacks on it.
 
     ``chunk_size`` C is the token budget of an iteration and ``tile`` T the tile size of the GPU's
@@ -30,8 +30,6 @@ class Sarathi:
     rows of the fused operations are then a multiple of T: always under ``fill`` and ``equal_time``,
     and under ``reserve`` with the largest number of decodes. A prompt's last chunk is its rest.
     """
-
-    holds_finished = False
 
     def __init__(
         self,

@@ -7,11 +7,10 @@ docs/engines.md.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any, ClassVar
+from typing import ClassVar
 
 from sarathi_sim.policies.policy import Chunking, named
-from sarathi_sim.policies.pool import Pool
+from sarathi_sim.policies.pool import Pool, PoolPolicy
 from sarathi_sim.policies.request import Sequence, check_at_least_1
 
 WATERMARK = 0.01
@@ -32,7 +31,7 @@ def chunk_schedule(low: int, high: int, stages: int) -> tuple[int, ...]:
 
 
 @named("sarathi_serve")
-class SarathiServe:
+class SarathiServe(PoolPolicy):
     """All decodes, then prompts that have begun, then waiting ones, up to ``chunk_size`` tokens.
 
     The budget never stops a decode. ``enable_dynamic_chunking_schedule`` replaces ``chunk_size`` by
@@ -43,10 +42,7 @@ class SarathiServe:
     and computes its tokens again. There is no prefix caching.
     """
 
-    pooled = True
-    ahead = False
     version = "0.2"  # of vLLM, from which it was forked
-    order: Callable[[Sequence], Any] | None = None
     needs: ClassVar = dict.fromkeys(
         ("low_chunk_size", "high_chunk_size", "chunk_schedule_max_tokens", "chunk_schedule_stages"),
         "enable_dynamic_chunking_schedule",

@@ -8,14 +8,13 @@ Source: SGLang 0.5.23, ``sglang/srt/managers/scheduler.py`` (``get_next_batch_to
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from functools import partial, reduce
 from operator import add
-from typing import Any, ClassVar, Literal
+from typing import ClassVar, Literal
 
 from sarathi_sim.policies.log import LivelockError
 from sarathi_sim.policies.policy import Chunking, named
-from sarathi_sim.policies.pool import Pool
+from sarathi_sim.policies.pool import Pool, PoolPolicy
 from sarathi_sim.policies.radix import RadixBlocks, common_tokens
 from sarathi_sim.policies.request import Sequence, check_at_least_1, release_of
 
@@ -45,7 +44,7 @@ SchedulePolicy = Literal["fcfs", "lpm", "lof"]
 
 
 @named("sglang")
-class Sglang:
+class Sglang(PoolPolicy):
     """Prompts before decodes: decodes wait while a prompt can be served (or join it, if mixed).
 
     A prefill batch takes prompts up to ``max_prefill_tokens`` and ``chunked_prefill_size`` tokens,
@@ -69,13 +68,11 @@ class Sglang:
     ``disaggregation/decode.py``, ``process_decode_queue``.)
     """
 
-    pooled = True
     speculates = True
     drops = True
     cached_blocks = RadixBlocks
     memory_share = "mem_fraction_static"
     needs: ClassVar = {"enable_mixed_chunk": "chunked_prefill_size"}
-    order: Callable[[Sequence], Any] | None = None
 
     def __init__(
         self,

@@ -14,7 +14,7 @@ from typing import Any, ClassVar, Literal
 
 from sarathi_sim.policies.log import LivelockError
 from sarathi_sim.policies.policy import Chunking, Longest, named
-from sarathi_sim.policies.pool import Pool
+from sarathi_sim.policies.pool import Pool, PoolPolicy
 from sarathi_sim.policies.request import Sequence, check_at_least_1
 
 CapacitySchedulerPolicy = Literal["guaranteed_no_evict", "max_utilization"]
@@ -28,7 +28,7 @@ def _by_arrival(sequence: Sequence) -> tuple[float, int]:
 
 
 @named("trtllm")
-class Trtllm:
+class Trtllm(PoolPolicy):
     """Requests that fit into the memory, then into ``max_num_tokens``: decodes before prompts.
 
     ``capacity_scheduler_policy: guaranteed_no_evict`` admits a request only if it and all running
@@ -50,7 +50,6 @@ class Trtllm:
     engine does not count the blocks that it will take later; here they are counted.
     """
 
-    pooled = True
     speculates = True
     memory_share = "free_gpu_memory_fraction"
     needs: ClassVar = {

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator
 from typing import Any, ClassVar, Literal
 
 from sarathi_sim.policies.policy import Chunking, Longest, named
-from sarathi_sim.policies.pool import Pool
+from sarathi_sim.policies.pool import Pool, PoolPolicy
 from sarathi_sim.policies.request import Sequence, check_at_least_1, release_of
 
 
@@ -20,7 +20,7 @@ def _by_priority(sequence: Sequence) -> Any:
 
 
 @named("vllm")
-class Vllm:
+class Vllm(PoolPolicy):
     """Running requests first, in the order of admission, then waiting ones, under a token budget.
 
     A decode takes one token of ``max_num_batched_tokens``, a prompt as many as are left; beside a
@@ -34,7 +34,6 @@ class Vllm:
     requests behind one that preempted itself are still served.
     """
 
-    pooled = True
     speculates = True
     looks_ahead = True  # its drafter needs KV beyond the tokens computed
     needs: ClassVar = {

@@ -20,7 +20,6 @@ from sarathi_sim.experiments.config.deployment import (
 from sarathi_sim.experiments.config.drafts import acceptance_of
 from sarathi_sim.experiments.config.inputs import host_of
 from sarathi_sim.experiments.config.two_pools import HANDOVERS
-from sarathi_sim.policies.policy import chunking_of
 from sarathi_sim.policies.request import Request
 from sarathi_sim.profiler.facts.ops import MOE
 from sarathi_sim.simulator.loop.handover import Handover
@@ -75,7 +74,7 @@ class Bounds:
         self.rows_each = float(self.decode_rows.sum() / max(self.decodes.sum(), 1e-9)) or 1.0
         held = np.array([request.prompt_tokens for request in sample], np.float64)
         self.sequences = deployment.scenario.batching.max_batch or 1
-        chunking = chunking_of(deployment.scenario.policy.build())
+        chunking = deployment.scenario.policy.build().chunking
         longest = int(held.max())
         self.chunk = chunking.tokens if chunking else longest
         rows = (chunking.rows if chunking else longest) + self.per_decode * self.sequences

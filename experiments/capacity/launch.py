@@ -30,7 +30,7 @@ from sarathi_sim.experiments.config.scenario import (
     Speculation,
 )
 from sarathi_sim.experiments.config.two_pools import pool_of
-from sarathi_sim.policies.policy import is_pooled, memory_share_of, version_of
+from sarathi_sim.policies.catalogue import is_pooled
 from sarathi_sim.profiler.facts.device import load_device
 from sarathi_sim.profiler.facts.model import Checkpoint, checkpoints, find_published, load_model
 from sarathi_sim.profiler.storage.files import user_path
@@ -382,7 +382,7 @@ def launch(scenario: Scenario) -> Launch:
     for what no command here says: how tokens reach experts, copies of experts, and routers of ranks
     that are not the engine's.
     """
-    version = version_of(scenario.policy.build())
+    version = scenario.policy.build().version
     said = f"# As simulated for {scenario.policy.name} {version}.\n" if version else ""
     if scenario.disaggregation is None:
         found = _launch(_SERVERS[scenario.policy.name], scenario)
@@ -470,7 +470,7 @@ def _command(
         "dtype": "bfloat16",
         "quantization": quantization,
         "kv_cache_dtype": server.kv_names[scenario.kv_cache_dtype or "bf16"],
-        "memory_share": getattr(cache, memory_share_of(policy)) or cluster.usable_memory,
+        "memory_share": getattr(cache, policy.memory_share) or cluster.usable_memory,
         "expert_parallel": bool(cluster.expert_parallel),
         "ep_size": cluster.tp * ranks if cluster.expert_parallel else 1,
         "no_prefix_caching": not cache.prefix_caching,

@@ -50,23 +50,13 @@ from sarathi_sim.experiments.config.two_pools import (
     own_keys,
     pool_of,
 )
-from sarathi_sim.policies.endings import OutputLengths
+from sarathi_sim.policies.catalogue import is_pooled, of_micro_batches
 from sarathi_sim.policies.kv import Blocks
 from sarathi_sim.policies.micro_batches import MicroBatches
-from sarathi_sim.policies.policy import (
-    Longest,
-    cached_blocks_of,
-    chunking_of,
-    is_pooled,
-    looks_ahead,
-    memory_share_of,
-    of_micro_batches,
-    refusal_of,
-    version_of,
-)
+from sarathi_sim.policies.policy import Longest
 from sarathi_sim.policies.pool import Pool, PoolPolicy
 from sarathi_sim.policies.request import Request, Sequence
-from sarathi_sim.policies.scheduler import Scheduler
+from sarathi_sim.policies.scheduler import OutputLengths, Scheduler
 from sarathi_sim.profiler.facts.device import DeviceSpec
 from sarathi_sim.profiler.facts.formats import NumberBytes
 from sarathi_sim.profiler.facts.model import ModelSpec
@@ -87,13 +77,11 @@ from sarathi_sim.simulator.load.engine_memory import (
     max_batch,
     stage_layers,
 )
-from sarathi_sim.simulator.loop.fleet import Replicas
 from sarathi_sim.simulator.loop.group import StepPredictor
 from sarathi_sim.simulator.loop.handover import Handover, simulate_pools
-from sarathi_sim.simulator.loop.records import Records
+from sarathi_sim.simulator.loop.records import EngineSwitches, Records, Switches
 from sarathi_sim.simulator.loop.replica import Predictor
-from sarathi_sim.simulator.loop.simulation import simulate_workers
-from sarathi_sim.simulator.loop.switches import EngineSwitches, Switches
+from sarathi_sim.simulator.loop.simulation import Replicas, simulate_workers
 from sarathi_sim.simulator.op_times.group_times import GroupPredictor, beside_experts
 from sarathi_sim.simulator.op_times.iteration import NO_HOST, HostTime
 from sarathi_sim.simulator.op_times.op_times import OpTimes
@@ -264,7 +252,7 @@ class Deployment:
             sequences = min(sequences, max(1, self.kv_capacity // least))
         fitting = (r.prompt_tokens for r in requests if r.prompt_tokens + r.output_tokens <= length)
         longest = max(fitting, default=1)
-        chunking = chunking_of(scenario.policy.build())
+        chunking = scenario.policy.build().chunking
         if chunking is None:
             if scenario.kv_cache is not None:
                 longest = length  # a prompt computed again, with its generated tokens
@@ -635,7 +623,7 @@ def check_policy(scenario: Scenario, source: Source) -> None:
     name = scenario.policy.name
     if is_pooled(policy):
         check_left_out(scenario, policy.max_num_seqs, source)
-        cache, setting = cache or KvCache(), memory_share_of(policy)
+        cache, setting = cache or KvCache(), policy.memory_share
         if cache.prompts_cached and not cache.prefix_caching:
             raise source.error("kv_cache.prompts_cached", True, "needs kv_cache.prefix_caching")
         for other in SHARES:
@@ -734,15 +722,15 @@ def _room(
         if not is_pooled(policy):
             tokens = kv_capacity_tokens(*on, cluster.usable_memory, numbers, kept)
             return _reserved(scenario, tokens, max_length, source)
-        cache, setting = cache or KvCache(), memory_share_of(policy)
-        chunking, share = chunking_of(policy), getattr(cache, setting) or cluster.usable_memory
+        cache, setting = cache or KvCache(), policy.memory_share
+        chunking, share = policy.chunking, getattr(cache, setting) or cluster.usable_memory
         step = Step(
             chunking.rows if chunking is not None else max_length,
             policy.max_num_seqs,
             cache.activation_bytes,
             cache.non_torch_bytes,
             cache.cuda_graph_bytes,
-            version_of(policy),
+            policy.version,
         )
         memory = engine_memory(*on, cache.block_size, setting, share, step, numbers, kept, beside)
         blocks, states = cache.num_blocks or memory.num_blocks, memory.state_blocks
@@ -791,7 +779,7 @@ def _refuse_as_engine(
     assert is_pooled(policy) and max_length
     prompts = [r.prompt_tokens for r in requests if r.prompt_tokens + r.max_tokens <= max_length]
     longest = Longest(max(prompts, default=1), max_length, kv_cache.block_size, remote)
-    if refusal := refusal_of(policy, longest):
+    if refusal := policy.refusal(longest):
         key, problem = refusal
         raise source.error(f"policy.{key}", scenario.policy.described().get(key), problem)
 
@@ -859,7 +847,7 @@ def pool_settings(scenario: Scenario, policy: PoolPolicy, max_length: int) -> di
     found = {"max_in_flight": depth, "max_length": max_length, "stages": pp}
     if (spec := scenario.speculation) is not None:
         found["draft_length"] = spec.draft_length
-        ahead = looks_ahead(policy) and spec.method != "ngram"
+        ahead = policy.looks_ahead and spec.method != "ngram"
         found["lookahead"] = spec.draft_length if ahead else 0
         found["draft_slots"] = draft_slots(scenario)
     return found
@@ -877,7 +865,7 @@ def pools_of(
     for _ in range(count):
         policy = scenario.policy.build()
         assert is_pooled(policy) and cache is not None and cache.num_blocks
-        kind = cached_blocks_of(policy) if cache.prefix_caching else Blocks
+        kind = policy.cached_blocks if cache.prefix_caching else Blocks
         blocks = kind(cache.num_blocks, cache.block_size, state_blocks)
         if cache.prompts_cached:
             for r in requests:

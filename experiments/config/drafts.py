@@ -6,10 +6,8 @@ from __future__ import annotations
 from sarathi_sim.experiments.config.base import Source
 from sarathi_sim.experiments.config.inputs import named_model, with_formats
 from sarathi_sim.experiments.config.scenario import Scenario
-from sarathi_sim.policies.policy import looks_ahead, speculates
 from sarathi_sim.profiler.facts.device import DeviceSpec
-from sarathi_sim.profiler.facts.drafters import drafting_layer
-from sarathi_sim.profiler.facts.model import ModelSpec
+from sarathi_sim.profiler.facts.model import ModelSpec, drafting_layer
 from sarathi_sim.simulator.load.acceptance import (
     AcceptanceError,
     DrawnAcceptance,
@@ -32,7 +30,7 @@ def drafter_of(scenario: Scenario, model: ModelSpec, source: Source) -> ModelSpe
         return None
     policy, name = scenario.policy.build(), scenario.policy.name
     problem = None
-    if not speculates(policy):
+    if not policy.speculates:
         problem = f"must be left out: {name} verifies no drafts; vllm, sglang and trtllm do"
     elif scenario.cluster.pp > 1:
         problem = "needs cluster.pp 1: drafts over several stages are not modelled"
@@ -100,7 +98,7 @@ def draft_slots(scenario: Scenario) -> int:
     model, whose input is not the model's shifted by a token (``max_num_new_slots_for_drafting``).
     """
     spec, policy = scenario.speculation, scenario.policy.build()
-    return int(spec is not None and spec.method == DRAFT_MODEL and looks_ahead(policy))
+    return int(spec is not None and spec.method == DRAFT_MODEL and policy.looks_ahead)
 
 
 def acceptance_of(scenario: Scenario, model: ModelSpec) -> DrawnAcceptance:

@@ -13,7 +13,7 @@ from sarathi_sim.experiments.config.deployment import Deployment, PoolsDeploymen
 from sarathi_sim.experiments.config.links import node_gpus
 from sarathi_sim.experiments.config.scenario import OF_VLLM, POOLS, Scenario
 from sarathi_sim.experiments.config.workload import AtOnce, Closed
-from sarathi_sim.policies.policy import is_pooled, memory_share_of, needs_of
+from sarathi_sim.policies.catalogue import is_pooled, needs_of
 from sarathi_sim.profiler.facts.ops import ALL_REDUCE, ATTENTION, OPS, SEND_RECV
 from sarathi_sim.profiler.storage.strict import UserError
 from sarathi_sim.simulator.load.engine_memory import SHARES
@@ -155,4 +155,4 @@ def _of_vllm(deployment: Deployment) -> bool:
 
 def _counts_peak(deployment: Deployment) -> bool:
     policy = deployment.scenario.policy.build()
-    return not (is_pooled(policy) and SHARES[memory_share_of(policy)].keeps_peak)
+    return not (is_pooled(policy) and SHARES[policy.memory_share].keeps_peak)

@@ -7,7 +7,6 @@ from typing import Any
 from sarathi_sim.experiments.config.base import Source
 from sarathi_sim.experiments.config.links import node_gpus
 from sarathi_sim.experiments.config.scenario import FUSED, KvCache, Scenario
-from sarathi_sim.policies.policy import version_of
 from sarathi_sim.policies.pool import PoolPolicy
 from sarathi_sim.policies.request import release_of
 from sarathi_sim.profiler.facts.device import DeviceSpec
@@ -75,7 +74,7 @@ def running_of(
     Sources: vllm-project/vllm, pull request 38270 (a block of the cache for each sequence); SGLang
     0.5.23, ``mem_cache/kv_cache_configurator.py`` (a pool of states, several a request).
     """
-    most, version = policy.max_num_seqs, version_of(policy)
+    most, version = policy.max_num_seqs, policy.version
     if not memory.state_bytes:
         return most, ""
     facts = engine_facts(SHARES[memory.setting].engine)

@@ -37,14 +37,16 @@ from pydantic.errors import PydanticUserError
 from sarathi_sim.experiments.config.base import Source, Strict, Text, Tokens
 from sarathi_sim.experiments.config.base import key as named
 from sarathi_sim.policies.catalogue import (
+    Builder,
     PolicyFileError,
     build,
     builders,
     builders_in,
+    complete,
     error_line,
     foreign_code,
 )
-from sarathi_sim.policies.policy import Builder, Policy, complete
+from sarathi_sim.policies.policy import Policy
 from sarathi_sim.policies.pool import PoolPolicy
 from sarathi_sim.profiler.storage.files import read_bounded, user_path
 from sarathi_sim.profiler.storage.strict import SpecError, UserError, did_you_mean
@@ -94,7 +96,7 @@ class FilePolicy(NamedPolicy):
     def build(self) -> Policy | PoolPolicy:
         """The policy object this describes. Raises PolicyFileError where there is none."""
         with foreign_code(self.file, f"{self.name} cannot be built: "):
-            return complete(super().build())
+            return super().build()
 
     def __reduce__(self) -> tuple[Any, ...]:
         return _again, (self.code, self.model_dump())

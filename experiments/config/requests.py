@@ -54,9 +54,9 @@ from sarathi_sim.simulator.load.workload import (
     with_turns_before,
     zipf_lengths,
 )
-from sarathi_sim.simulator.loop.closed_loop import Clients, ClosedLoop, Conversations
-from sarathi_sim.simulator.loop.quantum import HORIZON_S, quantize
+from sarathi_sim.simulator.loop.clock import HORIZON_S, quantize
 from sarathi_sim.simulator.loop.records import Floats, Ints
+from sarathi_sim.simulator.loop.simulation import Clients, ClosedLoop, Conversations
 
 
 def build_clients(scenario: Scenario, requests: Sequence[Request]) -> Clients | None:

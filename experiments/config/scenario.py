@@ -46,8 +46,8 @@ from sarathi_sim.profiler.facts.formats import (
 )
 from sarathi_sim.profiler.facts.ops import OPS
 from sarathi_sim.profiler.storage.not_modelled import not_modelled
+from sarathi_sim.simulator.loop.records import EngineSwitches
 from sarathi_sim.simulator.loop.routers import Router
-from sarathi_sim.simulator.loop.switches import EngineSwitches
 from sarathi_sim.simulator.views.metric_registry import number_text, with_unit
 
 Bandwidth = Annotated[float, Field(ge=1e6, le=1e14)]

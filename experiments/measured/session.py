@@ -29,12 +29,12 @@ from sarathi_sim.experiments.config.requests import build_requests
 from sarathi_sim.experiments.config.scenario import KvCache, Scenario, Validation
 from sarathi_sim.experiments.content import rich_table
 from sarathi_sim.experiments.run.decision_log import Replay
+from sarathi_sim.policies.catalogue import is_pooled, of_micro_batches
 from sarathi_sim.policies.micro_batches import MicroBatches
-from sarathi_sim.policies.policy import is_pooled, needs_costs, of_micro_batches
 from sarathi_sim.policies.request import Request
 from sarathi_sim.policies.scheduler import Scheduler
 from sarathi_sim.profiler.facts.model import ModelSpec
-from sarathi_sim.simulator.loop.quantum import quantize
+from sarathi_sim.simulator.loop.clock import quantize
 from sarathi_sim.simulator.loop.records import Floats, Records
 
 
@@ -158,7 +158,7 @@ def _cell(name: str, scenario: Scenario, source: Source) -> Cell:
          "must be 1: one engine is run"),
         ("batching.formation", batching.formation, pooled or batching.formation == "lazy",
          "must be lazy: the engine forms a batch when its first stage is free"),
-        ("policy.name", policy_name, not needs_costs(policy),
+        ("policy.name", policy_name, not policy.needs_costs,
          "needs predicted times, which only the simulator has"),
         ("kv_cache", cache and cache.model_dump(exclude_defaults=True), pooled or cache is None,
          f"must be left out: {policy_name} reserves memory for whole requests"),

@@ -32,7 +32,6 @@ from sarathi_sim.experiments.measured.session import (
 )
 from sarathi_sim.experiments.run.decision_log import Replay
 from sarathi_sim.policies.batch import Batch
-from sarathi_sim.policies.policy import chunking_of
 from sarathi_sim.policies.pool import Pool
 from sarathi_sim.policies.request import Request
 from sarathi_sim.policies.request import Sequence as Member
@@ -44,9 +43,9 @@ from sarathi_sim.profiler.engine.spec import TIMED_OPS, EngineSpec
 from sarathi_sim.profiler.facts.ops import ALL_REDUCE
 from sarathi_sim.profiler.measuring.to_bundle import GridWork, grid_works, in_situ_bundle
 from sarathi_sim.profiler.storage.child import Progress, Say
+from sarathi_sim.simulator.loop.clock import quantize
 from sarathi_sim.simulator.loop.lockstep import Formed, Recorded, play_back, records_of_one
 from sarathi_sim.simulator.loop.pipeline import nominal_times
-from sarathi_sim.simulator.loop.quantum import quantize
 from sarathi_sim.simulator.loop.records import (
     ITERATION_COLUMNS,
     Floats,
@@ -54,9 +53,9 @@ from sarathi_sim.simulator.loop.records import (
     Records,
     ReplicaLog,
     StageTimes,
+    Switches,
 )
 from sarathi_sim.simulator.loop.simulation import simulate
-from sarathi_sim.simulator.loop.switches import Switches
 from sarathi_sim.simulator.op_times.op_times import OpTimes
 from sarathi_sim.simulator.op_times.predictor import BundlePredictor
 from sarathi_sim.simulator.op_times.regression import bundle_times
@@ -120,7 +119,7 @@ def grid_of(cells: Sequence[Cell]) -> list[GridWork]:
     longest = max(request.prompt_tokens + request.output_tokens for request in requests)
     chunks: set[int] = set()
     for cell in cells:
-        chunking = chunking_of(cell.scenario.policy.build())
+        chunking = cell.scenario.policy.build().chunking
         if chunking is not None:
             size = chunking.tokens
             chunks |= {max(1, size // 4), max(1, size // 2), max(1, size - batch), size}
@@ -431,7 +430,7 @@ class StageTimePrediction:
 
 def bundle_predictor(cell: Cell, ops: OpTimes) -> BundlePredictor:
     """The predictor of a cell, from the op times of its engine."""
-    chunking = chunking_of(cell.scenario.policy.build())
+    chunking = cell.scenario.policy.build().chunking
     # A micro-batch may hold several chunks.
     rows = 0 if chunking is None else chunking.rows + cell.sequences
     return BundlePredictor(

@@ -42,10 +42,9 @@ from sarathi_sim.policies.vllm import Vllm
 from sarathi_sim.profiler.facts.model import ModelSpec
 from sarathi_sim.profiler.storage.child import Progress
 from sarathi_sim.profiler.storage.strict import UserError
-from sarathi_sim.simulator.loop.quantum import quantize
-from sarathi_sim.simulator.loop.records import Floats, Records
+from sarathi_sim.simulator.loop.clock import quantize
+from sarathi_sim.simulator.loop.records import Floats, Records, Switches
 from sarathi_sim.simulator.loop.simulation import simulate
-from sarathi_sim.simulator.loop.switches import Switches
 from sarathi_sim.simulator.views.metrics import Analysis
 
 VARIABLE = "SARATHI_SIM_VLLM_PYTHON"

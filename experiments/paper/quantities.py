@@ -13,8 +13,7 @@ from typing import Literal
 
 from sarathi_sim.experiments.paper.gpt3 import ORCA, SARATHI, Assumptions, outcome
 from sarathi_sim.experiments.run.machine import Iteration, Machine, Throughput
-from sarathi_sim.policies.orca import Orca, OrcaWorstCase
-from sarathi_sim.policies.request_level import RequestLevel
+from sarathi_sim.policies.orca import Orca, OrcaWorstCase, RequestLevel
 from sarathi_sim.policies.sarathi import ChunkRule, Sarathi
 from sarathi_sim.profiler.facts.device import DeviceSpec
 from sarathi_sim.profiler.facts.ops import GEMMS, GemmShape

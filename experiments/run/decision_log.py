@@ -29,11 +29,11 @@ from typing import Annotated, Any, ClassVar, Literal
 from pydantic import Field, TypeAdapter, ValidationError
 
 from sarathi_sim.policies.batch import Batch
-from sarathi_sim.policies.endings import OutputLengths
 from sarathi_sim.policies.kv import Blocks, CachedBlocks
 from sarathi_sim.policies.pool import Pool
 from sarathi_sim.policies.radix import RadixBlocks
 from sarathi_sim.policies.request import Request
+from sarathi_sim.policies.scheduler import OutputLengths
 from sarathi_sim.policies.sglang import Sglang
 from sarathi_sim.policies.vllm import Vllm
 from sarathi_sim.profiler.storage.files import LARGEST_DATA, open_file, unzipped

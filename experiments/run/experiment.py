@@ -45,7 +45,6 @@ from sarathi_sim.experiments.run.uncertainty import (
     uncertainty,
     uncertainty_of,
 )
-from sarathi_sim.policies.policy import chunking_of
 from sarathi_sim.profiler.storage.child import Progress, Told, silent
 from sarathi_sim.profiler.storage.strict import UserError
 from sarathi_sim.simulator.loop.simulation import SimulationError
@@ -293,7 +292,7 @@ def _drawing(runs: Mapping[str, ScenarioRun], window: Window) -> Drawing:
     logs = {name: first_decoder(run.analysis.records) for name, run in runs.items()}
     curves = {name: memory_curves(log) for name, log in logs.items() if log.pool is not None}
     last = {name: runs[name].deployment.pools[-1].scenario.policy for name in curves}
-    cuts = {name: chunking_of(policy.build()) for name, policy in last.items()}
+    cuts = {name: policy.build().chunking for name, policy in last.items()}
     budgets = {name: chunking.rows for name, chunking in cuts.items() if chunking is not None}
     return Drawing(tables, window, slices, curves, budgets)
 

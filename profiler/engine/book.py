@@ -15,8 +15,9 @@ from typing import Any
 import numpy as np
 
 from sarathi_sim.policies.batch import Batch
+from sarathi_sim.policies.catalogue import is_pooled, of_micro_batches
 from sarathi_sim.policies.micro_batches import MicroBatches
-from sarathi_sim.policies.policy import Policy, cached_blocks_of, is_pooled, of_micro_batches
+from sarathi_sim.policies.policy import Policy
 from sarathi_sim.policies.pool import Pool, PoolPolicy
 from sarathi_sim.policies.radix import RadixBlocks
 from sarathi_sim.policies.request import Cohort, Request, Sequence
@@ -71,7 +72,7 @@ class Prompts:
 
 class Book:
     """Tokens and KV blocks of every sequence, and the ends of sequences
-    (:class:`~sarathi_sim.policies.endings.Endings`).
+    (:class:`~sarathi_sim.policies.scheduler.Endings`).
 
     A request ends with its ``output_tokens``-th token; with ``eos`` (a token id) when this token is
     generated, or with its ``max_tokens``-th. A :class:`~sarathi_sim.policies.pool.Pool` assigns
@@ -105,7 +106,7 @@ class Book:
     def scheduler(self, policy: Policy | PoolPolicy, settings: dict[str, Any]) -> Scheduler:
         """A scheduler or pool with these blocks, and this book as its ``Endings``."""
         if is_pooled(policy):
-            if self.blocks.caching and cached_blocks_of(policy) is RadixBlocks:
+            if self.blocks.caching and policy.cached_blocks is RadixBlocks:
                 self.blocks = self._radix()
             return Pool(policy, self.blocks, endings=self, **settings)
         return MicroBatches(of_micro_batches(policy), endings=self, **settings)

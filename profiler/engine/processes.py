@@ -14,8 +14,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from sarathi_sim.policies.catalogue import build
-from sarathi_sim.policies.policy import Policy, is_pooled
+from sarathi_sim.policies.catalogue import build, is_pooled
+from sarathi_sim.policies.policy import Policy
 from sarathi_sim.policies.pool import PoolPolicy
 from sarathi_sim.policies.request import Request
 from sarathi_sim.profiler.engine.driver import Served

@@ -2,11 +2,11 @@
 
 Tables hold the effect of each key on cost (free, refused, or one of few values), and each model
 type's keys for its sizes, if they differ from Llama's. A warning names unknown keys. For a model
-that reads images only the text part is read. Number formats are in ``hf_quantization.py``.
+that reads images only the text part is read. Number formats are in ``formats.py``.
 
 Elementwise parts cost next to nothing and are left out: attention sinks (gpt_oss), soft caps
 (gemma2), and the routing of experts (scores, groups, scales, biases). Layers that predict more than
-one token (MTP) are no part of the model: they are a drafter (``drafters.py``).
+one token (MTP) are no part of the model: they are a drafter (``model.py``).
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from sarathi_sim.profiler.facts.hf_quantization import formats, inactive
+from sarathi_sim.profiler.facts.formats import inactive, read_formats
 from sarathi_sim.profiler.storage.files import read_bounded
 from sarathi_sim.profiler.storage.not_modelled import not_modelled
 from sarathi_sim.profiler.storage.strict import SpecError, short
@@ -710,7 +710,7 @@ def model_fields(config: Mapping[str, Any], where: str) -> Fields:
         wrong += problems(config, {*ELSEWHERE, "layer_types"})
         raise SpecError("\n".join(f"{where}: {line}" for line in wrong))
     found = READERS[kind](reader)
-    found |= formats(config, found, where)
+    found |= read_formats(config, found, where)
     mix = found.get("experts", {})
     if "moe_dtype" in found and (mix["shared_intermediate_size"] or mix["dense_layers"]):
         rest = "all else is taken to be bf16, shared experts and dense layers, too"

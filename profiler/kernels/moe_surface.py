@@ -21,8 +21,8 @@ import numpy.typing as npt
 import pandas as pd
 
 from sarathi_sim.profiler.facts.device import load_device
-from sarathi_sim.profiler.facts.expert_loads import busiest
 from sarathi_sim.profiler.facts.formats import MOE_BYTES, MOE_SPEEDUP, MoeDtype, exponent_of
+from sarathi_sim.profiler.facts.layer_kinds import busiest
 from sarathi_sim.profiler.facts.roofline import HALF, HBM_SHARE, Array
 from sarathi_sim.profiler.kernels.gemm_lattice import LEAST, choose_knots, from_memory, rising
 from sarathi_sim.profiler.kernels.stack_file import StoredSurface

@@ -18,8 +18,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from sarathi_sim.profiler.facts.expert_loads import rows_of_experts
 from sarathi_sim.profiler.facts.formats import Distribution, Kernels, exponent_of
+from sarathi_sim.profiler.facts.layer_kinds import rows_of_experts
 from sarathi_sim.profiler.facts.model import ModelSpec
 from sarathi_sim.profiler.facts.ops import ATTENTION, DECODE, MOE, OPS, OTHERS, PREFILL
 from sarathi_sim.profiler.planning.grid import Key

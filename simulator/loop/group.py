@@ -19,19 +19,18 @@ from sarathi_sim.policies.batch import Batch
 from sarathi_sim.policies.pool import Pool
 from sarathi_sim.policies.request import Request, Sequence
 from sarathi_sim.policies.scheduler import Scheduler
-from sarathi_sim.simulator.loop.jitter import Jitter
-from sarathi_sim.simulator.loop.pipeline import slowest_stage_s
-from sarathi_sim.simulator.loop.quantum import ROUNDER
+from sarathi_sim.simulator.loop.clock import ROUNDER
+from sarathi_sim.simulator.loop.pipeline import Jitter, slowest_stage_s
 from sarathi_sim.simulator.loop.records import (
     ITERATION_COLUMNS,
     RANK_COLUMNS,
     Columns,
     ReplicaLog,
+    Switches,
     row_of,
 )
 from sarathi_sim.simulator.loop.replica import FIRST_ROWS, Nominal, Replica
 from sarathi_sim.simulator.loop.routers import Balancer
-from sarathi_sim.simulator.loop.switches import Switches
 
 Step = abc.Sequence[Batch | None]
 """The batch of each rank; None where it has none."""
@@ -50,7 +49,7 @@ MOST_ROWS = 16384
 
 
 class StepPredictor(Protocol):
-    """Times a step. All results are whole quanta (see ``quantum.py``), in seconds."""
+    """Times a step. All results are whole quanta (see ``clock.py``), in seconds."""
 
     def __call__(self, step: Step) -> tuple[abc.Sequence[Nominal], Nominal]:
         """The times of each rank, if no other took longer (of one without a batch: any); and those
@@ -75,10 +74,10 @@ class Ranks:
         # Remote KV: all ranks note their reservations in one list.
         self.reserved: list[Sequence] = []
         self.rank_of: dict[int, int] = {}  # of each request that sends or receives KV
+        self._agree: abc.Callable[[Any], None] | None = None
         for scheduler in schedulers:
             if isinstance(scheduler, Pool):
-                scheduler.reserved = self.reserved
-        self._agree = getattr(schedulers[0].policy, "agree", None)
+                scheduler.reserved, self._agree = self.reserved, scheduler.policy.agree
         self._in_flight, self._most = 0, schedulers[0].max_in_flight
         count = len(schedulers)
         # Of each rank: the batch that repeats, the one that returned and is to be formed again, and

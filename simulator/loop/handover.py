@@ -21,12 +21,9 @@ from typing import Any, Literal
 import numpy as np
 
 from sarathi_sim.policies.request import Request, Sequence
-from sarathi_sim.simulator.loop.closed_loop import Clients
-from sarathi_sim.simulator.loop.fleet import Fleet, Replicas
-from sarathi_sim.simulator.loop.moment import HANDOVER, RECEIVED, RESERVED, Moment
-from sarathi_sim.simulator.loop.quantum import quantize
+from sarathi_sim.simulator.loop.clock import HANDOVER, RECEIVED, RESERVED, Moment, quantize
 from sarathi_sim.simulator.loop.records import Handovers, Records
-from sarathi_sim.simulator.loop.simulation import Simulation
+from sarathi_sim.simulator.loop.simulation import Clients, Fleet, Replicas, Simulation
 
 
 @dataclass(frozen=True)

@@ -18,12 +18,10 @@ import simpy
 from sarathi_sim.policies.batch import Batch
 from sarathi_sim.policies.request import Request
 from sarathi_sim.policies.scheduler import Scheduler
-from sarathi_sim.simulator.loop.moment import ARRIVAL, Moment
+from sarathi_sim.simulator.loop.clock import ARRIVAL, Moment, quantize
 from sarathi_sim.simulator.loop.pipeline import scan
-from sarathi_sim.simulator.loop.quantum import quantize
-from sarathi_sim.simulator.loop.records import Floats, Records, ReplicaLog
+from sarathi_sim.simulator.loop.records import Floats, Records, ReplicaLog, Switches
 from sarathi_sim.simulator.loop.replica import Replica
-from sarathi_sim.simulator.loop.switches import Switches
 
 
 @dataclass(frozen=True)

@@ -10,16 +10,20 @@ start on a stage (it was formed, or its result has come from the stage before)::
 
 :class:`Pipeline` takes one batch at a time (the event loop), :func:`stage_times` all batches of a
 run at once, stage by stage (the views), and :class:`Diagonal` one batch on every stage at once, for
-many samples (re-timing). Times are whole quanta (``quantum.py``), so the three agree to the bit.
+many samples (re-timing). Times are whole quanta (``clock.py``), so the three agree to the bit.
+:class:`Jitter` varies stage times at random, from a seeded stream of its own.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 import numpy as np
 
-from sarathi_sim.simulator.loop.records import Floats, ReplicaLog, StageTimes
+from sarathi_sim.policies.batch import Batch
+from sarathi_sim.simulator.loop.clock import ROUNDER, quantize
+from sarathi_sim.simulator.loop.records import Floats, ReplicaLog, StageTimes, Switches
 
 
 class Pipeline:
@@ -174,3 +178,46 @@ class Diagonal:
             np.add(self._sent, send, out=self._received)
         if self.blocking_send:
             np.copyto(self._sent, self._received)
+
+
+class Jitter:
+    """Log-normal factors with mean 1 and coefficient of variation ``cv``, one per stage and batch.
+
+    The stream depends only on ``seed``, not on the number of factors per call.
+    """
+
+    def __init__(self, cv: float, num_stages: int, seed: np.random.SeedSequence) -> None:
+        if not 0 < cv < 10:
+            raise ValueError(f"jitter must lie between 0 and 10, not {cv}")
+        self._sigma = math.sqrt(math.log1p(cv * cv))
+        self._num_stages = num_stages
+        self._generator = np.random.default_rng(seed)
+        self._block: list[list[float]] = []
+
+    def factors(self) -> list[float]:
+        """One factor for each stage."""
+        if not self._block:
+            normal = self._generator.standard_normal((1024, self._num_stages))
+            self._block = np.exp(self._sigma * normal - self._sigma**2 / 2)[::-1].tolist()
+        return self._block.pop()
+
+
+class JitteredService:
+    """Predicted stage times with random variation (a
+    :class:`~sarathi_sim.simulator.loop.replica.Service`)."""
+
+    def __init__(
+        self, layers: tuple[int, ...], switches: Switches, seed: np.random.SeedSequence
+    ) -> None:
+        self._layers = layers
+        self._turnaround_s = float(quantize(switches.turnaround_s))
+        self._jitter = Jitter(switches.jitter, len(layers), seed)
+
+    def __call__(
+        self, batch: Batch, nominal: tuple[float, float, float, float]
+    ) -> tuple[list[float], list[float], float]:
+        """Seconds on each stage, on each link, and the turn-around; ``nominal`` as predicted."""
+        durations, sends = nominal_times(self._layers, *nominal)
+        factors = self._jitter.factors()
+        varied = [(d * f + ROUNDER) - ROUNDER for d, f in zip(durations, factors, strict=True)]
+        return varied, sends, self._turnaround_s

@@ -1,4 +1,5 @@
-"""The records of a simulation: flat columns, which pure functions analyse afterwards."""
+"""The records of a simulation: flat columns, which pure functions analyse afterwards; and the
+switches of the simulated engine, which they keep."""
 
 from __future__ import annotations
 
@@ -6,15 +7,50 @@ from array import array
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from struct import Struct
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
 import numpy.typing as npt
-
-from sarathi_sim.simulator.loop.switches import Switches
+from pydantic import Field
 
 Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
+
+
+@dataclass(frozen=True)
+class EngineSwitches:
+    """The switches that are keys of a configuration's section ``engine``, with names and bounds.
+
+    ``turnaround_s``   from a batch's finish until the scheduler can put its successor on stage 0
+    ``jitter``         coefficient of variation of every stage time (0: none)
+    """
+
+    turnaround_s: Annotated[
+        float,
+        Field(ge=0, le=3600, title="scheduler turn-around"),
+        Field(json_schema_extra={"short": "turn-around"}),
+    ] = 0.0
+    jitter: Annotated[
+        float,
+        Field(ge=0, le=1, title="jitter (coefficient of variation)"),
+        Field(json_schema_extra={"short": "jitter"}),
+    ] = 0.0
+
+
+@dataclass(frozen=True)
+class Switches(EngineSwitches):
+    """The switches of the simulated engine.
+
+    ``lazy``           form a batch when stage 0 is free, not as soon as a micro-batch returned
+    ``blocking_send``  a stage is occupied while it sends its result on
+    """
+
+    lazy: bool = False
+    blocking_send: bool = False
+
+
+DEFAULT = Switches()
+"""The reference system: eager formation, overlapped sends, no turn-around, no jitter."""
 
 ITERATION_COLUMNS = (
     "group",  # micro-batch slot

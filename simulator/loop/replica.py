@@ -19,11 +19,17 @@ from sarathi_sim.policies.batch import Batch
 from sarathi_sim.policies.pool import Pool
 from sarathi_sim.policies.request import Request, Sequence
 from sarathi_sim.policies.scheduler import Scheduler
-from sarathi_sim.simulator.loop.moment import DISPATCH, RETURN, Moment
+from sarathi_sim.simulator.loop.clock import DISPATCH, RETURN, Moment, quantize
 from sarathi_sim.simulator.loop.pipeline import Pipeline, slowest_stage_s
-from sarathi_sim.simulator.loop.quantum import quantize
-from sarathi_sim.simulator.loop.records import ROW, Columns, Floats, PoolLog, ReplicaLog
-from sarathi_sim.simulator.loop.switches import DEFAULT, Switches
+from sarathi_sim.simulator.loop.records import (
+    DEFAULT,
+    ROW,
+    Columns,
+    Floats,
+    PoolLog,
+    ReplicaLog,
+    Switches,
+)
 
 FIRST_ROWS, MOST_ROWS = 16, 2048
 """Iterations in the first block that is copied to the columns, and in the largest block. Block
@@ -35,7 +41,7 @@ Nominal = tuple[float, float, float, float]
 
 
 class Predictor(Protocol):
-    """Times a batch. All results are whole quanta (see ``quantum.py``), in seconds."""
+    """Times a batch. All results are whole quanta (see ``clock.py``), in seconds."""
 
     def __call__(self, batch: Batch) -> Nominal:
         """The times of the batch."""

@@ -1,6 +1,8 @@
 """A whole run: requests arrive, a router sends them to replicas, the result is records.
 
-Two pools of replicas, one for prompts and one for decodes, are in ``handover.py``.
+:class:`Replicas` are of one kind, behind a router; :class:`Fleet` is what they are while they run.
+Two of them, one for prompts and one for decodes, are in ``handover.py``. :class:`Clients` wait for
+an answer before they send the next request.
 """
 
 from __future__ import annotations
@@ -8,7 +10,9 @@ from __future__ import annotations
 import gc
 from collections import abc
 from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any, Protocol, cast
 
 import numpy as np
 import simpy
@@ -16,15 +20,12 @@ import simpy
 from sarathi_sim.policies.log import LivelockError
 from sarathi_sim.policies.request import Request, Sequence
 from sarathi_sim.policies.scheduler import Scheduler
-from sarathi_sim.simulator.loop.closed_loop import Arrival, Clients
-from sarathi_sim.simulator.loop.fleet import Fleet, Replicas
-from sarathi_sim.simulator.loop.group import StepPredictor
-from sarathi_sim.simulator.loop.moment import ARRIVAL, Moment
-from sarathi_sim.simulator.loop.quantum import HORIZON_S, quantize
-from sarathi_sim.simulator.loop.records import Floats, Records
+from sarathi_sim.simulator.loop.clock import ADMISSION, ARRIVAL, HORIZON_S, Moment, quantize
+from sarathi_sim.simulator.loop.group import Group, StepPredictor
+from sarathi_sim.simulator.loop.pipeline import Jitter, JitteredService
+from sarathi_sim.simulator.loop.records import DEFAULT, Floats, Ints, Records, Switches
 from sarathi_sim.simulator.loop.replica import Predictor, Replica
-from sarathi_sim.simulator.loop.routers import Router
-from sarathi_sim.simulator.loop.switches import DEFAULT, Switches
+from sarathi_sim.simulator.loop.routers import Balancer, Router
 
 TOO_LONG = f"simulated time passed {HORIZON_S / 86400:.0f} days, beyond which it is not exact"
 
@@ -78,6 +79,120 @@ def simulate_workers(
 ) -> Records:
     """:func:`simulate` on these workers."""
     return _OnePool(requests, workers, seed, clients, progress).serve()
+
+
+OnSequences = abc.Callable[[int, list[Sequence], float], None]
+"""Called with the number of a replica, some of its sequences, and the time in seconds."""
+
+
+@dataclass(frozen=True)
+class Replicas:
+    """Replicas of one kind: a fresh scheduler for each rank of each, ``predict`` for the times of a
+    batch (of a step, with several ``ranks``), the ``layers`` of each pipeline stage, the ``router``
+    before them, the seconds that each one's front end takes for a request, and the router among
+    the ranks of a replica."""
+
+    schedulers: abc.Sequence[Scheduler]
+    predict: Predictor | StepPredictor
+    layers: tuple[int, ...]
+    switches: Switches = DEFAULT
+    router: Router = "round_robin"
+    admission_s: float = 0.0
+    ranks: int = 1
+    rank_router: Router = "round_robin"
+
+    def __post_init__(self) -> None:
+        if any(each.spans or each.num_unfinished for each in self.schedulers):
+            raise ValueError("a scheduler has served before: each simulation needs fresh ones")
+        if len(self.schedulers) % self.ranks:
+            count = len(self.schedulers)
+            raise ValueError(f"{count} schedulers are no multiple of {self.ranks} ranks")
+
+    def replica(
+        self,
+        number: int,
+        env: simpy.Environment,
+        streams: abc.Sequence[np.random.SeedSequence],
+        among: np.random.SeedSequence,
+        callbacks: abc.Mapping[str, Any],
+    ) -> Replica:
+        """Replica ``number``, of one rank or of several."""
+        own = slice(number * self.ranks, (number + 1) * self.ranks)
+        layers, switches, predict = self.layers, self.switches, cast(Any, self.predict)
+        if self.ranks > 1:
+            balancer = Balancer(self.rank_router, self.ranks, np.random.default_rng(among))
+            jitter = [Jitter(switches.jitter, 1, s) for s in streams[own] if switches.jitter]
+            rest = (predict, layers, switches, balancer)
+            return Group(env, self.schedulers[own], *rest, jitter=jitter, **callbacks)
+        stream = streams[number]
+        service = JitteredService(layers, switches, stream) if switches.jitter else None
+        scheduler = self.schedulers[number]
+        return Replica(env, scheduler, predict, layers, switches, service=service, **callbacks)
+
+
+class Fleet:
+    """The replicas of :class:`Replicas` while they run.
+
+    ``frontends`` route without knowing of each other: each counts what it sent itself. Jitter is
+    drawn from ``streams``, one a rank, and the routers' choices from ``drawn``. ``rejected`` is
+    called with a replica's number, a request that its scheduler does not take, and the reason.
+    """
+
+    def __init__(
+        self,
+        env: simpy.Environment,
+        workers: Replicas,
+        streams: abc.Sequence[np.random.SeedSequence],
+        drawn: np.random.SeedSequence,
+        finished: OnSequences,
+        *,
+        reserved: OnSequences | None = None,
+        rejected: abc.Callable[[int, Request, str], None] | None = None,
+        frontends: int = 1,
+    ) -> None:
+        self.env = env
+        count = len(workers.schedulers) // workers.ranks
+        routing = np.random.default_rng(drawn)
+        self._balancers = [Balancer(workers.router, count, routing) for _ in range(frontends)]
+        self.replicas = []
+        for number, among in enumerate(drawn.spawn(count)):
+            callbacks = {"on_finished": partial(finished, number)}
+            if reserved is not None:
+                callbacks["on_reserved"] = partial(reserved, number)
+            self.replicas.append(workers.replica(number, env, streams, among, callbacks))
+        self._rejected = rejected
+        self._admission_s = float(quantize(workers.admission_s))
+        self._admitted_at = [0.0] * count  # the last request of each front end
+
+    def refusal(self, request: Request) -> str | None:
+        """The reason why no replica can ever serve a request, or None: they are alike."""
+        return self.replicas[0].scheduler.refusal(request)
+
+    def choose(self, request: Request, frontend: int = 0) -> int:
+        """The replica to which a frontend sends a request; it is part of its load from now on."""
+        return self._balancers[frontend].send(request)
+
+    def left(self, target: int, request: Request | Sequence, frontend: int = 0) -> None:
+        """A request is no longer part of a replica's load."""
+        self._balancers[frontend].ended(target, request)
+
+    def submit(self, target: int, request: Request) -> None:
+        """Hand a request to a replica's front end, which takes it to the scheduler."""
+        if not self._admission_s:
+            return self._admit(target, request)
+        now, free = self.env.now, self._admitted_at[target]
+        self._admitted_at[target] = ready = max(now, free) + self._admission_s
+        Moment(self.env, ready - now, ADMISSION, self._admitted, (target, request))
+
+    def _admitted(self, moment: Moment) -> None:
+        at: Any = moment._value
+        self._admit(*at)
+
+    def _admit(self, target: int, request: Request) -> None:
+        reason = self.replicas[target].submit(request)
+        if reason is not None:
+            assert self._rejected is not None, reason
+            self._rejected(target, request, reason)
 
 
 @contextmanager
@@ -254,3 +369,73 @@ class _OnePool(Simulation):
         for sequence in sequences:
             self._fleet.left(target, sequence)
         self.finish(sequences, now)
+
+
+Arrival = tuple[float, int]
+"""When a request arrives, in seconds, and its place in the list of requests."""
+
+
+class Clients(Protocol):
+    """The clients' requests and their times. All times are whole quanta."""
+
+    def begin(self) -> abc.Iterable[Arrival]:
+        """The requests sent at the begin of a run."""
+        ...
+
+    def answered(self, position: int, now: float) -> abc.Iterable[Arrival]:
+        """The requests sent because this request was finished, or rejected, at ``now``."""
+        ...
+
+
+@dataclass(eq=False)
+class ClosedLoop:
+    """``clients`` requests are in flight at any time, until there are no more of them.
+
+    Load generators with a limit of concurrency work like this. They send the first ``clients``
+    requests at 0. Whenever a request finishes or is rejected, they send the next one in the order
+    of the list, ``think_s[place]`` seconds later. A client learns of a finish when the scheduler
+    does.
+    """
+
+    clients: int
+    think_s: Floats
+    _next: int = 0
+
+    def begin(self) -> list[Arrival]:
+        """The first requests, one a client."""
+        self._next = min(self.clients, len(self.think_s))
+        return [(0.0, place) for place in range(self._next)]
+
+    def answered(self, position: int, now: float) -> list[Arrival]:
+        """The next request, whichever client had the answer."""
+        if self._next == len(self.think_s):
+            return []
+        place = self._next
+        self._next += 1
+        return [(now + float(self.think_s[place]), place)]
+
+
+@dataclass(eq=False)
+class Conversations:
+    """Clients who hold conversations, and wait for each answer before they go on.
+
+    ``session[place]`` is the conversation of a request. Its turns follow each other in the list.
+    The first is sent at its ``arrival_s``. Each other one is sent ``think_s[place]`` seconds after
+    the turn before it was finished, or rejected.
+    """
+
+    session: Ints
+    arrival_s: Floats
+    think_s: Floats
+
+    def begin(self) -> list[Arrival]:
+        """The first turn of every conversation."""
+        first = np.flatnonzero(np.diff(self.session, prepend=-1))
+        return list(zip(self.arrival_s[first].tolist(), first.tolist(), strict=True))
+
+    def answered(self, position: int, now: float) -> list[Arrival]:
+        """The conversation's next turn, if there is one."""
+        place = position + 1
+        if place == len(self.session) or self.session[place] != self.session[position]:
+            return []
+        return [(now + float(self.think_s[place]), place)]

@@ -15,8 +15,8 @@ from functools import lru_cache
 import numpy as np
 
 from sarathi_sim.profiler.facts.ops import ALL_TO_ALL, MOE
+from sarathi_sim.simulator.loop.clock import quantize
 from sarathi_sim.simulator.loop.group import Step
-from sarathi_sim.simulator.loop.quantum import quantize
 from sarathi_sim.simulator.loop.replica import Nominal
 from sarathi_sim.simulator.op_times.iteration import IterationCost
 from sarathi_sim.simulator.op_times.op_times import OpTimes

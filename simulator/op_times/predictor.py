@@ -10,7 +10,7 @@ from functools import lru_cache
 import numpy as np
 
 from sarathi_sim.policies.batch import Batch
-from sarathi_sim.simulator.loop.quantum import QUANTUM_S, ROUNDER, quantize
+from sarathi_sim.simulator.loop.clock import QUANTUM_S, ROUNDER, quantize
 from sarathi_sim.simulator.loop.records import Floats, Ints
 from sarathi_sim.simulator.op_times.iteration import (
     NO_HOST,

@@ -24,7 +24,7 @@ from fractions import Fraction
 import numpy as np
 
 from sarathi_sim.profiler.facts.ops import ATTENTION, OPS, with_account
-from sarathi_sim.simulator.loop.quantum import QUANTUM_S
+from sarathi_sim.simulator.loop.clock import QUANTUM_S
 from sarathi_sim.simulator.loop.records import Floats, Ints, ReplicaLog
 from sarathi_sim.simulator.op_times.breakdown import breakdown, mixing_s
 from sarathi_sim.simulator.op_times.iteration import MIXING

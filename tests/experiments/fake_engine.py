@@ -14,11 +14,10 @@ from sarathi_sim.profiler.engine.driver import Decision, Served
 from sarathi_sim.profiler.engine.processes import EngineRun, StageLog
 from sarathi_sim.profiler.engine.spec import TIMED_OPS
 from sarathi_sim.profiler.measuring.to_bundle import GridWork
+from sarathi_sim.simulator.loop.clock import quantize
 from sarathi_sim.simulator.loop.pipeline import stage_times
-from sarathi_sim.simulator.loop.quantum import quantize
-from sarathi_sim.simulator.loop.records import Records
+from sarathi_sim.simulator.loop.records import Records, Switches
 from sarathi_sim.simulator.loop.simulation import simulate
-from sarathi_sim.simulator.loop.switches import Switches
 
 SEND_S, TURNAROUND_S = float(quantize(2e-4)), float(quantize(3e-4))
 

@@ -7,6 +7,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from sarathi_sim.experiments.capacity.options import Wanted, wanted_of
 from sarathi_sim.experiments.capacity.probing import Laboratory
 from sarathi_sim.experiments.capacity.slo import CapacitySection, Objective, Verdict, judge
 from sarathi_sim.experiments.capacity.written import recommend_answer
@@ -17,6 +18,12 @@ from sarathi_sim.experiments.content import Section
 from sarathi_sim.experiments.sweeps.backends import InProcess
 from sarathi_sim.experiments.sweeps.store import Store
 from sarathi_sim.simulator.views.metrics import Analysis
+
+
+def question(**given: object) -> Wanted:
+    """What ``recommend`` is asked, with the usual values of what is not given."""
+    usual = dict.fromkeys(("rate", "workload", "max_length", "stack", "dtype", "budget", "seqs"))
+    return wanted_of(**usual | {"tolerance": 0.1} | given)  # type: ignore[arg-type]
 
 
 @contextmanager

@@ -8,6 +8,7 @@ import html
 import json
 import re
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -17,7 +18,7 @@ import yaml
 
 from sarathi_sim.experiments.capacity import options
 from sarathi_sim.experiments.capacity.answer import said_of
-from sarathi_sim.experiments.capacity.options import Option, Wanted, layouts, wanted_of
+from sarathi_sim.experiments.capacity.options import Option, Wanted, layouts
 from sarathi_sim.experiments.capacity.recommend import doubts_by_name
 from sarathi_sim.experiments.config.assumptions import assumed
 from sarathi_sim.experiments.config.deployment import Deployment
@@ -27,7 +28,7 @@ from sarathi_sim.experiments.report import render
 from sarathi_sim.experiments.report.render import print_assumed, print_section
 from sarathi_sim.experiments.run.experiment import deploy_all, simulate_all
 from tests.experiments.small_config import called
-from tests.experiments.small_laboratory import recommendation
+from tests.experiments.small_laboratory import question, recommendation
 
 MIXTURE: dict[str, Any] = {
     "name": "mixture",
@@ -145,11 +146,11 @@ def test_the_block_is_aligned(
 # recommend -----------------------------------------------------------------------------------
 
 
-def wanted(model: str, workload: str | None, **given: object) -> Wanted:
-    asked = {"device": "h200-sxm", "slo": "p99 ttft 1s", "gpus": 8, "rate": None}
-    asked |= {"max_length": 4096, "stack": None, "dtype": "fp8_block", "budget": "2048"}
-    asked |= {"seqs": "256", "tolerance": 0.1, **given}
-    return wanted_of(model=model, workload=workload, **asked)  # type: ignore[arg-type]
+wanted = partial(
+    question,
+    **{"device": "h200-sxm", "slo": "p99 ttft 1s", "gpus": 8, "max_length": 4096},
+    **{"dtype": "fp8_block", "budget": "2048", "seqs": "256"},
+)
 
 
 def answered(asked: Wanted, **given: object) -> Section:
@@ -157,8 +158,8 @@ def answered(asked: Wanted, **given: object) -> Section:
 
 
 def test_azures_conversations_are_named_where_no_workload_was_given() -> None:
-    asked = wanted("llama-3.1-8b", None)
-    shipped = wanted("llama-3.1-8b", "capacity_llama3_70b")
+    asked = wanted(model="llama-3.1-8b")
+    shipped = wanted(model="llama-3.1-8b", workload="capacity_llama3_70b")
     assert asked.workload == shipped.workload
     azure = "workload: none was given, so Azure's conversations of 2023"
     assert answered(asked).assumptions[0] == azure
@@ -166,21 +167,21 @@ def test_azures_conversations_are_named_where_no_workload_was_given() -> None:
 
 
 def test_prices_and_what_was_not_tried_are_said() -> None:
-    *_, prices, not_tried = answered(wanted("llama-3.1-8b", None)).assumptions
+    *_, prices, not_tried = answered(wanted(model="llama-3.1-8b")).assumptions
     assert prices == "prices: USD of 2026-01-01, assumed"
     assert not_tried == (
         "not tried: token budgets but 2048; sequence limits but 256; formats but fp8_block; "
         "stacks but vllm; speculation (--speculation); prefill and decode workers (--pools); any "
         "other setting of the engine"
     )
-    pooled = replace(wanted("llama-3.1-8b", None), pools=True).not_tried
+    pooled = replace(wanted(model="llama-3.1-8b"), pools=True).not_tried
     assert "--pools" not in pooled and "workers with pipeline stages" in pooled
 
 
 def test_expert_parallelism_is_a_layout_of_mixtures() -> None:
     shapes = [
         (tree["cluster"]["tp"], tree["cluster"].get("expert_parallel"), point["layout"])
-        for point, tree in layouts(wanted("deepseek-v3", "1024:128"))
+        for point, tree in layouts(wanted(model="deepseek-v3", workload="1024:128"))
         if tree["cluster"]["pp"] == 1 and "dp" not in tree["cluster"]
     ]
     assert shapes == [
@@ -189,7 +190,7 @@ def test_expert_parallelism_is_a_layout_of_mixtures() -> None:
         *((4, False, "TP 4 budget 2048"), (4, True, "TP 4 EP budget 2048")),
         *((8, False, "TP 8 budget 2048"), (8, True, "TP 8 EP budget 2048")),
     ]
-    dense = layouts(wanted("llama-3.1-8b", "1024:128"))
+    dense = layouts(wanted(model="llama-3.1-8b", workload="1024:128"))
     assert not any("expert_parallel" in tree["cluster"] for _, tree in dense)
 
 
@@ -238,7 +239,7 @@ def test_recommend_warns_of_fp8_even_where_it_was_dropped() -> None:
     options.insert(0, Option("bf16", {}, deployed()))
     doubts = doubts_by_name(options)
     assert list(doubts) == ["TP 2"]
-    (warning,) = answered(wanted("llama-3.1-8b", "1024:128"), doubts=doubts).warnings
+    (warning,) = answered(wanted(model="llama-3.1-8b", workload="1024:128"), doubts=doubts).warnings
     assert "give dtype fp8_block" in warning
 
 

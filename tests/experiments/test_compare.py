@@ -9,9 +9,7 @@ from typing import Any
 import pytest
 from matplotlib.colors import to_hex
 from PIL import Image
-from typer.testing import CliRunner
 
-from sarathi_sim.experiments.cli import app
 from sarathi_sim.experiments.config.loading import load_experiment
 from sarathi_sim.experiments.figures.style import policy_colour
 from sarathi_sim.experiments.results import SUMMARY
@@ -26,6 +24,7 @@ from sarathi_sim.experiments.run.compare import (
 )
 from sarathi_sim.experiments.run.experiment import run_experiment
 from sarathi_sim.profiler.storage.strict import UserError
+from tests.experiments.small_config import called
 
 
 @pytest.fixture(scope="module")
@@ -131,15 +130,13 @@ def test_the_bars_have_their_policies_colours(compared: dict[str, Any]) -> None:
 def test_the_folder_is_written_whole(result: Path, tmp_path: Path) -> None:
     out = tmp_path / "difference"
     words = ["compare", str(result / "orca"), str(result / "sarathi"), "--out", str(out)]
-    done = CliRunner().invoke(app, words)
-    assert done.exit_code == 0, done.output
+    done = called(*words)
     assert f"figures: {out / 'figures'}" in done.stdout
     assert json.loads((out / SUMMARY).read_text())["wall"]["total"]["a_s"] > 0
     with Image.open(out / "figures" / "comparison.png") as image:
         assert len(image.convert("RGB").getcolors(maxcolors=2**24) or []) > 20
-    assert CliRunner().invoke(app, words).exit_code == 0, "an earlier one is replaced"
-    done = CliRunner().invoke(app, [*words[:-1], str(result)])
-    assert done.exit_code == 2
+    called(*words)  # an earlier one is replaced
+    done = called(*words[:-1], result, code=2)
     assert "is a result of another kind" in done.stderr
 
 

@@ -9,11 +9,10 @@ from pathlib import Path
 
 import pandas as pd
 import pytest
-from typer.testing import CliRunner
 
-from sarathi_sim.experiments.cli import app
 from sarathi_sim.experiments.config.loading import load_experiment
 from sarathi_sim.experiments.run.experiment import deploy_all
+from tests.experiments.small_config import called
 
 PAGE = (Path(__file__).resolve().parents[2] / "docs" / "workloads.md").read_text(encoding="utf-8")
 YAML = re.findall(r"```yaml\n(.*?)```", PAGE, re.DOTALL)
@@ -34,8 +33,7 @@ def test_the_trace_and_its_commands(tmp_path: Path, monkeypatch: pytest.MonkeyPa
             words += ["--set", "workload.requests=30"]
         if words[0] == "run":
             words.append("--no-figures")
-        done = CliRunner().invoke(app, words)
-        assert done.exit_code == 0, f"{command}: {done.output}"
+        called(*words)
     requests = pd.read_parquet("runs/replay/replay/requests.parquet")
     assert requests["hit_tokens"].tolist() == [0, 1296, 512]
     summary = json.loads(Path("runs/replay/summary.json").read_text())

@@ -125,6 +125,11 @@ MISTAKES = {
         f"{AT}, prompts: 2",
         "TypeError: it has no attribute max_num_seqs; needed: plan and max_num_seqs",
     ),
+    "chunks of no known kind": (
+        AT_MOST.replace("holds_finished = False", "chunking = 5"),
+        f"{AT}, prompts: 2",
+        "at_most cannot be built: TypeError: its chunking is no Chunking, but 5",
+    ),
     "its constructor raises": (
         AT_MOST.replace("    def plan", f"{CONSTRUCTOR}1 / 0\n    def plan"),
         f"{AT}, prompts: 2",

@@ -7,6 +7,7 @@ from __future__ import annotations
 import json
 import re
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +26,7 @@ from sarathi_sim.experiments.capacity.curves import (
     headroom_figure,
     points,
 )
-from sarathi_sim.experiments.capacity.options import Option, Wanted, deployable, plan_of, wanted_of
+from sarathi_sim.experiments.capacity.options import Option, Wanted, deployable, plan_of
 from sarathi_sim.experiments.capacity.probing import Laboratory
 from sarathi_sim.experiments.capacity.recommend import (
     SCREENING,
@@ -53,7 +54,13 @@ from sarathi_sim.simulator.views.metric_registry import number_text
 from sarathi_sim.simulator.views.metrics import Analysis
 from tests.answers.judge import judged
 from tests.experiments.small_config import called
-from tests.experiments.small_laboratory import analysed, opened, recommendation, verdict_of
+from tests.experiments.small_laboratory import (
+    analysed,
+    opened,
+    question,
+    recommendation,
+    verdict_of,
+)
 from tests.experiments.small_report import searched, write_recommendation
 
 SLO = "p90 ttft 2s, mean tbt 150ms"
@@ -61,11 +68,11 @@ SHORT = {"requests": 400, "replications": Replications(least=2, most=2)}
 """Runs that last long enough for few requests of some tenths of a second."""
 
 
-def wanted(**given: object) -> Wanted:
-    asked = {"gpus": 2, "rate": None, "workload": "200:20", "seqs": "2,16", "budget": "256"}
-    asked |= {"model": "llama-13b", "device": "a6000", "slo": SLO, "max_length": None}
-    asked |= {"stack": None, "dtype": "bf16", "tolerance": 0.3, **given}
-    return wanted_of(**asked)  # type: ignore[arg-type]
+wanted = partial(
+    question,
+    **{"model": "llama-13b", "device": "a6000", "gpus": 2, "slo": SLO, "workload": "200:20"},
+    **{"seqs": "2,16", "budget": "256", "dtype": "bf16", "tolerance": 0.3},
+)
 
 
 def laboratory(folder: Path, asked: Wanted) -> Laboratory:

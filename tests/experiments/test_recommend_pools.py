@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -26,7 +27,6 @@ from sarathi_sim.experiments.capacity.options import (
     deployable,
     layouts,
     named,
-    wanted_of,
 )
 from sarathi_sim.experiments.capacity.pool_layouts import (
     MOST_PAIRS,
@@ -52,18 +52,18 @@ from sarathi_sim.experiments.config.scenario import POOLS
 from sarathi_sim.experiments.config.two_pools import pool_of
 from sarathi_sim.profiler.storage.child import silent
 from sarathi_sim.simulator.views.metrics import Analysis
-from tests.experiments.small_laboratory import opened, verdict_of
+from tests.experiments.small_laboratory import opened, question, verdict_of
 
 HERE = Source("", "x", {}, ())
 SLO = "p90 ttft 1s, p90 tbt 60ms"
 GAPS = "p90 ttft 1s, p90 tbt_max 60ms"
 
 
-def wanted(**given: object) -> Wanted:
-    asked = {"gpus": 4, "rate": None, "workload": "2000:100", "seqs": "32", "budget": "512,2048"}
-    asked |= {"model": "llama-3.1-8b", "device": "a100-80g-sxm", "slo": SLO, "max_length": None}
-    asked |= {"stack": "vllm", "dtype": None, "tolerance": 0.1, "pools": True, **given}
-    return wanted_of(**asked)  # type: ignore[arg-type]
+wanted = partial(
+    question,
+    **{"model": "llama-3.1-8b", "device": "a100-80g-sxm", "gpus": 4, "slo": SLO, "pools": True},
+    **{"workload": "2000:100", "seqs": "32", "budget": "512,2048", "stack": "vllm"},
+)
 
 
 def pooled(asked: Wanted) -> tuple[list[Option], list[Option]]:

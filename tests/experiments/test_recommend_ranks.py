@@ -4,6 +4,7 @@ them, bounds, prices, the winner."""
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -12,10 +13,8 @@ from sarathi_sim.experiments.capacity.answer import load_prices
 from sarathi_sim.experiments.capacity.bounds import Bounds, most_requests_per_s
 from sarathi_sim.experiments.capacity.options import (
     Option,
-    Wanted,
     deployable,
     layouts,
-    wanted_of,
 )
 from sarathi_sim.experiments.capacity.pool_layouts import pool_layouts
 from sarathi_sim.experiments.capacity.recommend import (
@@ -34,17 +33,17 @@ from sarathi_sim.profiler.facts.ops import MOE
 from sarathi_sim.profiler.storage.child import silent
 from sarathi_sim.profiler.storage.strict import UserError
 from sarathi_sim.simulator.views.metrics import Analysis
-from tests.experiments.small_laboratory import opened, verdict_of
+from tests.experiments.small_laboratory import opened, question, verdict_of
 
 SLO = "p90 ttft 1s, p90 tpot 30ms"
 HERE = Source("", "x", {}, ())
 
 
-def wanted(**given: object) -> Wanted:
-    asked = {"gpus": 8, "rate": None, "workload": "1000:60", "seqs": "32", "budget": "2048"}
-    asked |= {"model": "qwen3-30b-a3b", "device": "h100-80g-sxm", "slo": SLO, "max_length": None}
-    asked |= {"stack": "vllm", "dtype": None, "tolerance": 0.1, **given}
-    return wanted_of(**asked)  # type: ignore[arg-type]
+wanted = partial(
+    question,
+    **{"model": "qwen3-30b-a3b", "device": "h100-80g-sxm", "gpus": 8, "slo": SLO},
+    **{"workload": "1000:60", "seqs": "32", "budget": "2048", "stack": "vllm"},
+)
 
 
 def shapes(**given: object) -> list[str]:

@@ -10,14 +10,15 @@ import pytest
 from typer.testing import Result
 
 from sarathi_sim.experiments.capacity.bounds import most_requests_per_s
-from sarathi_sim.experiments.capacity.options import deployable, wanted_of
+from sarathi_sim.experiments.capacity.options import deployable
 from sarathi_sim.experiments.report.html_page import write_page
 from tests.experiments.small_config import called, message
+from tests.experiments.small_laboratory import question
 
 ASKED = {
-    "model": "llama-13b", "device": "a6000", "gpus": 1, "rate": None, "stack": None,
-    "dtype": "bf16", "slo": "p90 ttft 2s", "budget": "256", "seqs": "16", "tolerance": 0.5,
-}  # fmt: skip
+    **{"model": "llama-13b", "device": "a6000", "gpus": 1, "slo": "p90 ttft 2s"},
+    **{"dtype": "bf16", "budget": "256", "seqs": "16", "tolerance": 0.5},
+}
 HALF = """
 name: half
 model: llama-13b
@@ -55,7 +56,7 @@ def half(trace: Path) -> Path:
 
 
 def recommended(trace: Path, *words: object, code: int = 0) -> Result:
-    given = [(f"--{key}", value) for key, value in ASKED.items() if value is not None]
+    given = [(f"--{key}", value) for key, value in ASKED.items()]
     asked = [word for pair in given for word in pair]
     out = trace.parent / "recommend"
     return called("recommend", *asked, "--workload", trace, "--out", out, *words, code=code)
@@ -82,7 +83,7 @@ def test_recommend_says_what_share_does_not_fit(trace: Path, there: bool) -> Non
 
 
 def test_recommend_chooses_a_length_that_fits(trace: Path) -> None:
-    found = wanted_of(**ASKED, workload=str(trace), max_length=None)  # type: ignore[arg-type]
+    found = question(**ASKED, workload=str(trace))
     assert found.max_length == 1024, "904 tokens, rounded up"
     options, dropped = deployable(found)
     assert not dropped and all(one.deployment.rejected == 0 for one in options)
@@ -109,8 +110,8 @@ def test_what_is_rejected_is_no_work(trace: Path) -> None:
     """The bound is that of the short requests alone."""
     rates = []
     for lengths in (str(trace), "100:4"):
-        asked: dict[str, Any] = ASKED | {"workload": lengths, "max_length": 512, "rejected": 0.5}
-        ((option,), _) = deployable(wanted_of(**asked))
+        asked = question(**ASKED, workload=lengths, max_length=512, rejected=0.5)
+        ((option,), _) = deployable(asked)
         rates.append(most_requests_per_s(option))
     assert rates[0] == pytest.approx(rates[1], rel=1e-12)  # sums in another order
 

@@ -18,9 +18,7 @@ import numpy as np
 import pandas as pd
 import pytest
 from bokeh.models import GlyphRenderer, Step, TapTool, Text
-from typer.testing import CliRunner
 
-from sarathi_sim.experiments.cli import app
 from sarathi_sim.experiments.config.loading import load_experiment
 from sarathi_sim.experiments.content import Chart, Section, enumerated
 from sarathi_sim.experiments.measured.servers import METRICS
@@ -41,6 +39,7 @@ from sarathi_sim.experiments.run.compare import labelled_tables, simulate_again
 from sarathi_sim.experiments.run.experiment import run_experiment
 from sarathi_sim.experiments.run.run_answer import answer
 from sarathi_sim.profiler.storage.strict import UserError
+from tests.experiments.small_config import called, refused
 from tests.experiments.small_report import ALL_KINDS
 
 PAGE = re.compile(r"<script.*?</script>", re.DOTALL)
@@ -49,13 +48,6 @@ PAGE = re.compile(r"<script.*?</script>", re.DOTALL)
 @pytest.fixture(scope="module")
 def sections(reported: dict[str, Path]) -> dict[str, Section]:
     return {kind: sections_of([folder])[0] for kind, folder in reported.items()}
-
-
-def refused(*arguments: object) -> str:
-    done = CliRunner().invoke(app, ["report", *map(str, arguments)])
-    assert done.exit_code == 2, done.output
-    (line,) = done.stderr.splitlines()
-    return line
 
 
 @pytest.mark.parametrize("kind", ALL_KINDS)
@@ -489,13 +481,11 @@ def test_names_in_a_row() -> None:
 def test_the_command(reported: dict[str, Path], tmp_path: Path) -> None:
     folder = tmp_path / "score"
     shutil.copytree(reported["score"], folder)
-    done = CliRunner().invoke(app, ["report", str(folder)])
-    assert done.exit_code == 0, done.output
+    done = called("report", folder)
     assert done.stdout.startswith(f"written: {tmp_path / 'score.html'} (1.")
     first = (tmp_path / "score.html").read_bytes()
     assert first.startswith(b"<!DOCTYPE html>")
-    done = CliRunner().invoke(app, ["report", str(folder), "--title", "Mine", "--quiet"])
-    assert (done.exit_code, done.output) == (0, "")
+    assert called("report", folder, "--title", "Mine", "--quiet").output == ""
     assert b"<title>Mine</title>" in (tmp_path / "score.html").read_bytes()
 
 
@@ -531,7 +521,7 @@ def test_a_file_of_the_users_stays(
 ) -> None:
     path = make(tmp_path)
     before = path.read_bytes()
-    assert problem in refused(result, "--out", path)
+    assert problem in refused("report", result, "--out", path)
     with pytest.raises(UserError):
         write_report(path, "other")
     assert path.read_bytes() == before
@@ -539,8 +529,9 @@ def test_a_file_of_the_users_stays(
 
 
 def test_no_report_lies_in_a_result(result: Path, tmp_path: Path) -> None:
-    assert "which holds a result and only its files" in refused(result, "--out", result / "r.html")
-    assert "is a folder" in refused(result, "--out", tmp_path)
+    line = refused("report", result, "--out", result / "r.html")
+    assert "which holds a result and only its files" in line
+    assert "is a folder" in refused("report", result, "--out", tmp_path)
     assert not (result / "r.html").exists()
 
 
@@ -548,9 +539,9 @@ def test_no_report_lies_in_a_result(result: Path, tmp_path: Path) -> None:
 def test_what_is_no_result(tmp_path: Path, content: str) -> None:
     (tmp_path / "x").mkdir()
     (tmp_path / "x" / "summary.json").write_text(content)
-    line = refused(tmp_path / "x")
+    line = refused("report", tmp_path / "x")
     assert line.startswith(f"error: {tmp_path / 'x'}: holds")
-    assert "no such folder" in refused(tmp_path / "y")
+    assert "no such folder" in refused("report", tmp_path / "y")
     assert not (tmp_path / "x.html").exists()
 
 
@@ -564,7 +555,7 @@ def test_a_damaged_result(reported: dict[str, Path], tmp_path: Path, kind: str) 
     summary[key] = {"all": {"n": 1}, "total": {}, "parts": {}}
     (tmp_path / "x" / "summary.json").write_text(json.dumps(summary))
     command = "compare" if kind == "comparison" else kind
-    assert f"the result of {command} is damaged" in refused(tmp_path / "x")
+    assert f"the result of {command} is damaged" in refused("report", tmp_path / "x")
 
 
 @pytest.mark.slow
@@ -577,8 +568,7 @@ def test_the_commands_of_the_page_about_reports(
     monkeypatch.chdir(tmp_path)
     for line in commands:
         quick = ["--no-figures", "--set", "workload.requests=8"] if line.startswith("run") else []
-        done = CliRunner().invoke(app, shlex.split(line) + quick)
-        assert done.exit_code == 0, f"{line}: {done.output}"
+        called(*shlex.split(line), *quick)
     page_of_both = (tmp_path / "for_the_team.html").read_text(encoding="utf-8")
     assert page_of_both.count("<section>") == 2
     assert "<title>Orca or Sarathi?</title>" in page_of_both

@@ -21,9 +21,8 @@ from sarathi_sim.policies.batch import Batch
 from sarathi_sim.policies.log import DECODE
 from sarathi_sim.policies.pool import Pool
 from sarathi_sim.policies.request import Sequence
-from sarathi_sim.profiler.facts.drafters import drafting_layer
 from sarathi_sim.profiler.facts.formats import Kernels, Stack
-from sarathi_sim.profiler.facts.model import list_models, load_model
+from sarathi_sim.profiler.facts.model import drafting_layer, list_models, load_model
 from sarathi_sim.profiler.facts.ops import ALL_TO_ALL, MOE
 from sarathi_sim.profiler.kernels.stack_times import StackTimes
 from sarathi_sim.simulator.load.acceptance import (

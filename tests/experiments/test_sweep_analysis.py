@@ -17,9 +17,7 @@ from hypothesis import strategies as st
 from matplotlib.figure import Figure
 from PIL import Image
 from scipy import stats
-from typer.testing import CliRunner
 
-from sarathi_sim.experiments.cli import app
 from sarathi_sim.experiments.run.trade_off import pareto_front
 from sarathi_sim.experiments.sweeps import drawing as figures
 from sarathi_sim.experiments.sweeps import plot
@@ -31,6 +29,7 @@ from sarathi_sim.experiments.sweeps.plot import plot_sweep
 from sarathi_sim.experiments.sweeps.store import Store
 from sarathi_sim.experiments.sweeps.sweep_answer import Sweep, read_sweep
 from sarathi_sim.profiler.storage.strict import UserError
+from tests.experiments.small_config import called
 from tests.experiments.small_sweep import SWEEP
 
 
@@ -387,32 +386,27 @@ def test_scenarios_of_other_requests_are_loads(sweep: Path) -> None:
 
 def test_a_sweep_among_results_is_named(sweep: Path, result: Path, tmp_path: Path) -> None:
     words = ["plot", str(sweep), str(result), "--out", str(tmp_path / "figures")]
-    done = CliRunner().invoke(app, words)
-    assert done.exit_code == 2
+    done = called(*words, code=2)
     assert "is a sweep: name it alone, or the folders of its runs" in done.stderr
-    done = CliRunner().invoke(app, ["plot", str(result), "--out", str(sweep)])
-    assert done.exit_code == 2
+    done = called("plot", result, "--out", sweep, code=2)
     assert "is a result of another kind (sweep)" in done.stderr
-    done = CliRunner().invoke(app, ["compare", str(sweep), str(sweep)])
-    assert done.exit_code == 2
+    done = called("compare", sweep, sweep, code=2)
     assert "is a sweep: name two of its runs" in done.stderr
 
 
 def test_the_commands(sweep: Path, tmp_path: Path) -> None:
     results = pd.read_parquet(sweep / "results.parquet").sort_values("makespan_s")
     runs = [sweep / "runs" / results["run"].iloc[place] for place in (0, -1)]
-    done = CliRunner().invoke(app, ["compare", str(runs[0]), str(runs[1])])
-    assert done.exit_code == 0, done.output
+    done = called("compare", runs[0], runs[1])
     assert "+100.0 %" in done.stdout
-    done = CliRunner().invoke(app, ["compare", str(runs[0]), str(runs[1]), "--json"])
+    done = called("compare", runs[0], runs[1], "--json")
     for key in ("wall", "mean_latency"):
         result = json.loads(done.stdout)[key]
         for side in ("a_s", "b_s", "difference_s"):
             parts = [part[side] for part in result["parts"].values()]
             assert math.fsum(parts) == pytest.approx(result["total"][side], rel=1e-12, abs=1e-12)
     figures = tmp_path / "figures"
-    done = CliRunner().invoke(app, ["plot", str(sweep), "--out", str(figures), "--metric", "mfu"])
-    assert done.exit_code == 0, done.output
+    called("plot", sweep, "--out", figures, "--metric", "mfu")
     assert (figures / "lines_batching.max_batch.png").exists()
 
 
@@ -423,8 +417,7 @@ def test_plot_says_where_the_numbers_of_overloaded_runs_are(
     folder = damaged(
         sweep, tmp_path / "copy", lambda t, _: t.update({"steady.state": ["overloaded"] * 4})
     )
-    done = CliRunner().invoke(app, ["plot", str(folder), "--out", str(tmp_path / "figures")])
-    assert done.exit_code == 0, done.output
+    done = called("plot", folder, "--out", tmp_path / "figures")
     assert "note: 4 of 18 runs are overloaded and left out of: " in done.stderr
     assert f"; their numbers are in {folder / 'results.parquet'}" in done.stderr
 
@@ -438,8 +431,7 @@ def test_compare_mistakes(result: Path, tmp_path: Path) -> None:
         ((result, result / "orca"), r"holds several scenarios: name one of .*orca, .*sarathi"),
         ((tmp_path, result / "orca"), "not the result of a run"),
     ):
-        done = CliRunner().invoke(app, ["compare", *map(str, folders)])
-        assert done.exit_code == 2
+        done = called("compare", *folders, code=2)
         assert re.search(expected, done.stderr)
 
 

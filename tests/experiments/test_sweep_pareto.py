@@ -10,13 +10,12 @@ import pytest
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from pydantic import BaseModel
-from typer.testing import CliRunner
 
-from sarathi_sim.experiments.cli import app
 from sarathi_sim.experiments.config.scenario import PARAMETERS, Scenario, value_name
 from sarathi_sim.experiments.figures.style import policy_colour
 from sarathi_sim.experiments.sweeps.drawing import groups, label, pareto, points, ticks_at
 from sarathi_sim.experiments.sweeps.sweep_answer import Sweep, sweep_answer
+from tests.experiments.small_config import called
 from tests.experiments.small_sweep import SWEEP
 
 AXES = ["cluster.tp", "cluster.pp", "seed"]
@@ -192,8 +191,7 @@ def test_a_sweep_prints_its_answer_at_the_end(tmp_path: Path) -> None:
     config = tmp_path / "tiny.yaml"
     config.write_text(SWEEP, encoding="utf-8")
     words = ["sweep", str(config), "--out", str(tmp_path / "out"), "--workers", "1"]
-    done = CliRunner().invoke(app, words)
-    assert done.exit_code == 0, done.output
+    done = called(*words)
     for words_of_it in ("batch (sequences)", "time to first token, p99 (s)", "means over 3 seeds"):
         assert words_of_it in done.stdout
     table = pd.read_parquet(tmp_path / "out" / "results.parquet")
@@ -202,7 +200,7 @@ def test_a_sweep_prints_its_answer_at_the_end(tmp_path: Path) -> None:
     means = table.groupby(["batching.max_batch", "scenario"])["output_tokens_per_s"].mean()
     ((batch, scenario),) = means.nlargest(1).index
     assert done.stdout.startswith(f"batch {batch}, {scenario} has the highest output token through")
-    printed = CliRunner().invoke(app, ["plot", str(tmp_path / "out"), "--out", str(tmp_path / "f")])
+    printed = called("plot", tmp_path / "out", "--out", tmp_path / "f")
     assert printed.stdout.split("\n")[:9] == done.stdout.split("\n")[:9]
 
 

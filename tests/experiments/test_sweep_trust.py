@@ -13,9 +13,7 @@ from pathlib import Path
 
 import pandas as pd
 import pytest
-from typer.testing import CliRunner
 
-from sarathi_sim.experiments.cli import app
 from sarathi_sim.experiments.config.deployment import Deployment
 from sarathi_sim.experiments.sweeps.backends import (
     Bundles,
@@ -30,6 +28,7 @@ from sarathi_sim.experiments.sweeps.store import Store
 from sarathi_sim.profiler.storage.files import partial
 from sarathi_sim.profiler.storage.strict import UserError
 from sarathi_sim.simulator.loop.records import Records
+from tests.experiments.small_config import called
 from tests.experiments.small_sweep import RUNS, swept, tree
 from tests.patience import PATIENCE_S
 
@@ -267,8 +266,7 @@ def test_a_folder_is_not_overwritten(
         swept(tiny_plan, tmp_path / "sweep", InProcess())
     (tmp_path / "precious").mkdir()
     (tmp_path / "precious" / "thesis.tex").write_text("years of work")
-    done = CliRunner().invoke(app, ["sweep", str(tiny_config), "--out", str(tmp_path / "precious")])
-    assert done.exit_code == 2
+    done = called("sweep", tiny_config, "--out", tmp_path / "precious", code=2)
     assert "is no earlier result of sweep (it holds thesis.tex)" in done.stderr
 
 

@@ -13,7 +13,7 @@ import yaml
 
 import sarathi_sim as sim
 from sarathi_sim.experiments.capacity import answer
-from sarathi_sim.experiments.capacity.options import deployable, wanted_of
+from sarathi_sim.experiments.capacity.options import deployable
 from sarathi_sim.experiments.config.base import Source
 from sarathi_sim.experiments.config.loading import check_scenario, read_draft
 from sarathi_sim.experiments.config.requests import build_requests
@@ -29,7 +29,7 @@ from sarathi_sim.policies.request import Request
 from sarathi_sim.profiler.storage.strict import UserError
 from sarathi_sim.simulator.load.describe import lengths_line, traffic_line
 from tests.experiments.small_config import called, refused
-from tests.experiments.small_laboratory import recommendation
+from tests.experiments.small_laboratory import question, recommendation
 
 SOURCE = Source("", "x", {}, ())
 CONFIG: dict[str, Any] = yaml.safe_load("""
@@ -161,10 +161,9 @@ def test_a_wrong_word(word: str, problem: str) -> None:
 def test_it_is_the_same_traffic_everywhere(word: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """In recommend, capacity, advise, workload, the library, and as a configuration has it."""
     found = {"function": tokens(requests_of(word))}
-    wanted = wanted_of(
-        "llama-13b", "a6000", "p90 ttft 2s", 1, None, word, None, None, "bf16", "256", "8", 0.3
-    )
-    found["recommend"] = tokens(deployable(wanted)[0][0].deployment.requests)
+    wanted = {"model": "llama-13b", "device": "a6000", "gpus": 1, "slo": "p90 ttft 2s"}
+    wanted |= {"workload": word, "dtype": "bf16", "budget": "256", "seqs": "8"}
+    found["recommend"] = tokens(deployable(question(**wanted))[0][0].deployment.requests)
     _, _, (option,) = answer.read_question(CONFIG, (), word)
     assert option.scenario.workload.sessions is None
     arrivals = option.scenario.workload.arrivals

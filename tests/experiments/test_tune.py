@@ -28,6 +28,7 @@ from sarathi_sim.experiments.measured.recorded import (
 from sarathi_sim.experiments.measured.tuning import Overheads, least_kernels, reading_s, too_fast
 from sarathi_sim.profiler.storage.child import silent
 from sarathi_sim.profiler.storage.strict import UserError
+from tests.experiments.small_config import called
 from tests.experiments.test_benchmarks import guidellm, record, report
 
 CONFIG = """\
@@ -161,8 +162,7 @@ def test_one_run_of_each_tool_predicts_another_load(config: Path, tool: Callable
     """As the recipe has it: the command, then the calibration in a configuration."""
     path, out = bench(config, CLIENTS, tool), config.with_name("tuned.yaml")
     words = ["tune", str(path), "--config", str(config), "--out", str(out)]
-    done = CliRunner().invoke(app, words)
-    assert done.exit_code == 0, done.output
+    done = called(*words)
     assert f"written: {out}" in done.output
     before, after = off(config, BURST), off(config, BURST, f"calibration={out}")
     assert abs(before[1]) > 20 and abs(after[1]) < 8
@@ -323,11 +323,10 @@ def test_a_result_keeps_its_calibration(config: Path, tmp_path: Path) -> None:
     given, out = config.with_name("tuned.yaml"), tmp_path / "result"
     given.write_text(FACTORS)
     words = ["run", str(config), "--set", f"calibration={given}", "--out", str(out), "--no-figures"]
-    assert CliRunner().invoke(app, words).exit_code == 0
+    called(*words)
     given.write_text(FACTORS.replace("1.5", "3.0"))
     again = ["run", str(out / "config.yaml"), "--out", str(tmp_path / "again"), "--no-figures"]
-    done = CliRunner().invoke(app, again)
-    assert done.exit_code == 0, done.output
+    called(*again)
     first, second = (
         json.loads((folder / "summary.json").read_text())["scenarios"]
         for folder in (out, tmp_path / "again")

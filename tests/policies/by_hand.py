@@ -10,7 +10,6 @@ from dataclasses import dataclass
 from sarathi_sim.policies.batch import Batch
 from sarathi_sim.policies.kv import Blocks
 from sarathi_sim.policies.log import DECODE, LOST, PREFILL, RECOMPUTE
-from sarathi_sim.policies.policy import cached_blocks_of
 from sarathi_sim.policies.pool import Pool, PoolPolicy
 from sarathi_sim.policies.request import Prefix, Request
 
@@ -59,7 +58,7 @@ def schedule(
     log's spans."""
     pool = Pool(
         policy,
-        (cached_blocks_of(policy) if caching else Blocks)(blocks + 1, block_size),
+        (policy.cached_blocks if caching else Blocks)(blocks + 1, block_size),
         max_in_flight=in_flight,
         max_length=10_000,
         stages=stages,

@@ -10,11 +10,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sarathi_sim.policies.catalogue import build
+from sarathi_sim.policies.catalogue import build, is_pooled
 from sarathi_sim.policies.fair import Fair
 from sarathi_sim.policies.kv import Blocks
 from sarathi_sim.policies.log import LivelockError
-from sarathi_sim.policies.policy import is_pooled
 from sarathi_sim.policies.pool import Pool
 from sarathi_sim.policies.request import Request
 from sarathi_sim.policies.sarathi_serve import SarathiServe, chunk_schedule

@@ -17,16 +17,17 @@ from sarathi_sim.experiments.config.policy import POLICIES
 from sarathi_sim.policies import catalogue
 from sarathi_sim.policies.batch import Batch
 from sarathi_sim.policies.fair import Fair
+from sarathi_sim.policies.kv import CachedBlocks
 from sarathi_sim.policies.log import DECODE, PADDING, PREFILL, PolicyError
 from sarathi_sim.policies.micro_batches import MicroBatches
-from sarathi_sim.policies.orca import Orca, OrcaWorstCase
-from sarathi_sim.policies.policy import Plan, Policy, View
+from sarathi_sim.policies.orca import Orca, OrcaWorstCase, RequestLevel
+from sarathi_sim.policies.policy import Longest, Plan, Policy, View
 from sarathi_sim.policies.request import Request, Sequence
-from sarathi_sim.policies.request_level import RequestLevel
 from sarathi_sim.policies.sarathi import Sarathi
 from sarathi_sim.policies.sarathi_serve import SarathiServe
 from sarathi_sim.policies.sglang import Sglang
 from sarathi_sim.policies.trtllm import Trtllm
+from tests.experiments.small_config import AT_MOST
 
 DYNAMIC = {"enable_dynamic_chunking_schedule": True}
 ONE = {"id": 3, "arrival_s": 0.0, "prompt_tokens": 4, "output_tokens": 6, "max_tokens": 5}
@@ -345,25 +346,6 @@ def test_padding_needs_bound_micro_batches() -> None:
 
 
 ROOT = Path(__file__).resolve().parents[2]
-SHORTEST_FIRST = '''
-from sarathi_sim.policies.policy import DECODES, Plan, View, named
-
-
-@named("at_most")
-class AtMost:
-    """Whole prompts, at most so many an iteration."""
-
-    holds_finished = False
-
-    def __init__(self, prompts: int, eager: bool = True) -> None:
-        self.prompts, self.eager = prompts, eager
-
-    def plan(self, view: View) -> Plan | None:
-        joining = view.admissible()[: self.prompts]
-        if joining:
-            return Plan(tuple((s, s.prompt_tokens) for s in joining))
-        return DECODES if view.num_decodes else None
-'''
 
 
 def test_the_shipped_policies_are_found() -> None:
@@ -386,10 +368,24 @@ def test_what_builds_a_policy_says_its_keys() -> None:
     assert POLICIES["orca"].model_fields["case"].default == "best"
 
 
+def test_a_class_gets_what_it_leaves_out() -> None:
+    """Of the contract that is its own; what it has stays."""
+    micro = type("Micro", (), {"plan": lambda *_: None, "version": "3"})()
+    pooled = type("Pooled", (), {"plan": lambda *_: None, "pooled": True, "max_num_seqs": 4})()
+    assert catalogue.complete(micro) is micro
+    assert (micro.pooled, micro.chunking, micro.version) == (False, None, "3")
+    assert micro.holds_finished is False
+    assert not hasattr(micro, "ahead")
+    catalogue.complete(pooled)
+    assert (pooled.order, pooled.ahead, pooled.cached_blocks) == (None, False, CachedBlocks)
+    assert pooled.refusal(Longest(1, 2, 3)) is None
+    assert not hasattr(pooled, "holds_finished")
+
+
 @pytest.mark.slow
 def test_a_new_file_is_all_it_takes(tmp_path: Path) -> None:
     """In a process of its own, with a folder of policies beside the shipped ones."""
-    (tmp_path / "at_most.py").write_text(SHORTEST_FIRST)
+    (tmp_path / "at_most.py").write_text(AT_MOST)
     code = (
         f"from sarathi_sim import policies; policies.__path__.append({str(tmp_path)!r})\n"
         "from sarathi_sim.experiments.run.experiment import simulate_all\n"
@@ -409,7 +405,7 @@ def test_two_policies_of_one_name_are_an_error(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for name in ("one", "other"):
-        (tmp_path / f"{name}.py").write_text(SHORTEST_FIRST)
+        (tmp_path / f"{name}.py").write_text(AT_MOST)
     from sarathi_sim import policies
 
     monkeypatch.setattr(policies, "__path__", [*policies.__path__, str(tmp_path)])

@@ -12,13 +12,12 @@ from hypothesis import given, reject, settings
 from hypothesis import strategies as st
 
 from sarathi_sim.policies.batch import Batch
-from sarathi_sim.policies.endings import OutputLengths
 from sarathi_sim.policies.kv import Blocks
 from sarathi_sim.policies.log import ACCEPTED, DRAFTED, HIT_AGAIN, LOST, REMOTE, LivelockError
-from sarathi_sim.policies.policy import cached_blocks_of
 from sarathi_sim.policies.pool import Pool, PoolPolicy
 from sarathi_sim.policies.radix import RadixBlocks
 from sarathi_sim.policies.request import Prefix, Request
+from sarathi_sim.policies.scheduler import OutputLengths
 from sarathi_sim.policies.sglang import Sglang
 from sarathi_sim.policies.trtllm import Trtllm
 from sarathi_sim.policies.vllm import Vllm
@@ -53,7 +52,7 @@ class Worker:
         return self.draft_length * isinstance(self.policy, Vllm)
 
     def pool(self) -> Pool:
-        blocks = cached_blocks_of(self.policy) if self.caching else Blocks
+        blocks = self.policy.cached_blocks if self.caching else Blocks
         memory = blocks(self.num_blocks, self.block_size)
         return Pool(
             self.policy,
@@ -67,7 +66,7 @@ class Worker:
 
     def textbook(self) -> TextbookPool:
         blocks = TextbookBlocks(self.num_blocks, self.block_size, self.caching)
-        if self.caching and cached_blocks_of(self.policy) is RadixBlocks:
+        if self.caching and self.policy.cached_blocks is RadixBlocks:
             blocks = TextbookRadix(self.num_blocks, self.block_size)
         drafts = self.draft_length, self.lookahead, drawn
         return TextbookPool(self.policy, blocks, MAX_LENGTH, 1, True, *drafts)

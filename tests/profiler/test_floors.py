@@ -7,7 +7,6 @@ from collections.abc import Iterator
 import numpy as np
 import pytest
 
-from sarathi_sim.profiler.facts.expert_loads import busiest
 from sarathi_sim.profiler.facts.formats import (
     KV_DTYPES,
     MOE_SPEEDUP,
@@ -16,6 +15,7 @@ from sarathi_sim.profiler.facts.formats import (
     Kernels,
     exponent_of,
 )
+from sarathi_sim.profiler.facts.layer_kinds import busiest
 from sarathi_sim.profiler.facts.model import load_model
 from sarathi_sim.profiler.facts.ops import ALL_REDUCE, MOE, OPS
 from sarathi_sim.profiler.facts.roofline import Array

@@ -11,8 +11,8 @@ import pytest
 
 from sarathi_sim.profiler.bundle.check import check_bundle
 from sarathi_sim.profiler.facts.device import load_device
-from sarathi_sim.profiler.facts.expert_loads import busiest
 from sarathi_sim.profiler.facts.formats import MOE_BYTES, WEIGHT_BYTES, Kernels, Stack, WeightDtype
+from sarathi_sim.profiler.facts.layer_kinds import busiest
 from sarathi_sim.profiler.facts.model import load_model
 from sarathi_sim.profiler.facts.ops import ALL_TO_ALL, MOE
 from sarathi_sim.profiler.facts.roofline import HBM_SHARE

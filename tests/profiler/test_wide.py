@@ -11,7 +11,6 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from sarathi_sim.profiler.facts.expert_loads import busiest
 from sarathi_sim.profiler.facts.formats import (
     DISTRIBUTIONS,
     MOE_SPEEDUP,
@@ -22,6 +21,7 @@ from sarathi_sim.profiler.facts.formats import (
     WeightDtype,
     exponent_of,
 )
+from sarathi_sim.profiler.facts.layer_kinds import busiest
 from sarathi_sim.profiler.facts.model import load_model
 from sarathi_sim.profiler.facts.ops import ALL_REDUCE, ALL_TO_ALL, MOE
 from sarathi_sim.profiler.facts.roofline import Array

@@ -15,10 +15,9 @@ torch = pytest.importorskip("torch", reason="torch is not installed")
 
 
 from sarathi_sim.experiments.measured.torch_session import lockstep, measured_records
-from sarathi_sim.policies.catalogue import build
+from sarathi_sim.policies.catalogue import build, is_pooled
 from sarathi_sim.policies.kv import Blocks
 from sarathi_sim.policies.log import HIT, LOST
-from sarathi_sim.policies.policy import cached_blocks_of, is_pooled
 from sarathi_sim.policies.pool import Pool
 from sarathi_sim.policies.request import Request
 from sarathi_sim.profiler.engine import driver
@@ -27,7 +26,7 @@ from sarathi_sim.profiler.engine.processes import EngineProcesses
 from sarathi_sim.profiler.engine.spec import EngineSpec, Work
 from sarathi_sim.profiler.facts.model import load_model
 from sarathi_sim.profiler.planning.journal import ProfileError
-from sarathi_sim.simulator.loop.quantum import quantize
+from sarathi_sim.simulator.loop.clock import quantize
 from sarathi_sim.simulator.views.metrics import Analysis
 from tests.clock import only_sleep_takes_time
 from tests.patience import PATIENCE_S
@@ -123,7 +122,7 @@ def pool(policy: str, pp: int, caching: bool, load: list[Request]) -> Pool:
     """The simulator's."""
     built = build(**POLICIES[policy])
     assert is_pooled(built)
-    blocks = (cached_blocks_of(built) if caching else Blocks)(BLOCKS, BLOCK)
+    blocks = (built.cached_blocks if caching else Blocks)(BLOCKS, BLOCK)
     return Pool(built, blocks, **settings(policy, pp))
 
 

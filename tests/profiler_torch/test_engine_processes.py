@@ -30,7 +30,7 @@ from sarathi_sim.profiler.engine.processes import EngineProcesses
 from sarathi_sim.profiler.engine.spec import EngineSpec
 from sarathi_sim.profiler.facts.model import load_model
 from sarathi_sim.profiler.planning.journal import ProfileError
-from sarathi_sim.simulator.loop.quantum import quantize
+from sarathi_sim.simulator.loop.clock import quantize
 from sarathi_sim.simulator.views.metrics import Analysis
 from tests.patience import PATIENCE_S
 from tests.processes import children, gone

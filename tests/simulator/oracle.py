@@ -12,18 +12,15 @@ from hypothesis import strategies as st
 from sarathi_sim.policies.batch import Batch
 from sarathi_sim.policies.log import DRAFTED
 from sarathi_sim.policies.micro_batches import MicroBatches
-from sarathi_sim.policies.orca import Orca, OrcaWorstCase
+from sarathi_sim.policies.orca import Orca, OrcaWorstCase, RequestLevel
 from sarathi_sim.policies.policy import Plan, Policy, View
 from sarathi_sim.policies.request import Request
-from sarathi_sim.policies.request_level import RequestLevel
 from sarathi_sim.policies.sarathi import Sarathi
-from sarathi_sim.simulator.loop.closed_loop import Clients, ClosedLoop
+from sarathi_sim.simulator.loop.clock import quantize
 from sarathi_sim.simulator.loop.pipeline import stage_times
-from sarathi_sim.simulator.loop.quantum import quantize
-from sarathi_sim.simulator.loop.records import Records
+from sarathi_sim.simulator.loop.records import Records, Switches
 from sarathi_sim.simulator.loop.routers import Router
-from sarathi_sim.simulator.loop.simulation import simulate
-from sarathi_sim.simulator.loop.switches import Switches
+from sarathi_sim.simulator.loop.simulation import Clients, ClosedLoop, simulate
 from sarathi_sim.simulator.views.metrics import Analysis
 from tests.textbook.pipeline import Micro, TextbookPipeline
 from tests.textbook.replicas import TextbookPoolReplica, TextbookReplica

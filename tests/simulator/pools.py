@@ -11,14 +11,13 @@ from hypothesis import reject
 from hypothesis import strategies as st
 
 from sarathi_sim.policies.batch import Batch
-from sarathi_sim.policies.endings import Acceptance, OutputLengths
 from sarathi_sim.policies.fair import Fair
 from sarathi_sim.policies.kv import Blocks, CachedBlocks
 from sarathi_sim.policies.log import LivelockError
-from sarathi_sim.policies.policy import cached_blocks_of
 from sarathi_sim.policies.pool import Pool, PoolPolicy
 from sarathi_sim.policies.request import Prefix, Request
 from sarathi_sim.policies.sarathi_serve import SarathiServe
+from sarathi_sim.policies.scheduler import Acceptance, OutputLengths
 from sarathi_sim.policies.sglang import Sglang
 from sarathi_sim.policies.trtllm import Trtllm
 from sarathi_sim.policies.vllm import Vllm
@@ -72,7 +71,7 @@ class PoolSystem(Surroundings):
         return self.max_in_flight or len(self.layers) + self.policy.ahead
 
     def pools(self, kind: type[Pool] = Pool) -> list[Pool]:
-        blocks = cached_blocks_of(self.policy) if self.caching else Blocks
+        blocks = self.policy.cached_blocks if self.caching else Blocks
         return [
             kind(
                 self.policy,
@@ -261,7 +260,7 @@ def pool_systems(
         requests=requests,
         # (A radix tree has a pool of states beside it.)
         state_blocks=draw(st.sampled_from([0, 0, 2]))
-        if cached_blocks_of(policy) is CachedBlocks
+        if policy.cached_blocks is CachedBlocks
         else 0,
         **draw(surroundings()),
     )

@@ -27,10 +27,9 @@ from sarathi_sim.profiler.facts.device import load_device
 from sarathi_sim.profiler.facts.formats import Kernels
 from sarathi_sim.profiler.facts.model import load_model
 from sarathi_sim.simulator.loop.pipeline import stage_times
-from sarathi_sim.simulator.loop.records import Records, ReplicaLog
+from sarathi_sim.simulator.loop.records import DEFAULT, Records, ReplicaLog, Switches
 from sarathi_sim.simulator.loop.replica import Nominal, Predictor
 from sarathi_sim.simulator.loop.simulation import simulate
-from sarathi_sim.simulator.loop.switches import DEFAULT, Switches
 from sarathi_sim.simulator.views.metrics import (
     QUANTILES,
     Analysis,

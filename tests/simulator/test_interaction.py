@@ -13,7 +13,7 @@ from sarathi_sim.profiler.bundle.schema import TABLES, Bundle
 from sarathi_sim.profiler.planning.settings import default_limits, designed_points
 from sarathi_sim.simulator.confidence.bands import UNKNOWN
 from sarathi_sim.simulator.confidence.op_errors import NORMAL_90, layer_error, op_errors
-from sarathi_sim.simulator.loop.quantum import QUANTUM_S
+from sarathi_sim.simulator.loop.clock import QUANTUM_S
 from sarathi_sim.simulator.op_times.interaction import (
     MEAN,
     SUM,

@@ -20,8 +20,8 @@ from sarathi_sim.policies.pool import Pool
 from sarathi_sim.policies.radix import RadixBlocks, path
 from sarathi_sim.policies.request import Request, Sequence
 from sarathi_sim.policies.vllm import Vllm
+from sarathi_sim.simulator.loop.clock import quantize
 from sarathi_sim.simulator.loop.pipeline import stage_times
-from sarathi_sim.simulator.loop.quantum import quantize
 from sarathi_sim.simulator.views.ledger import ACCOUNTS, WAITS, gaps, iteration_bubbles
 from sarathi_sim.simulator.views.metrics import Analysis, extra_decodes
 from sarathi_sim.simulator.views.spans import Spans

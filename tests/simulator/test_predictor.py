@@ -25,7 +25,7 @@ from sarathi_sim.profiler.facts.ops import GemmShape
 from sarathi_sim.profiler.facts.roofline import gemm_us
 from sarathi_sim.profiler.physics.residual import Trees, fit_trees
 from sarathi_sim.simulator.confidence.coverage import SLACK, MeasuredRegion
-from sarathi_sim.simulator.loop.quantum import QUANTUM_S
+from sarathi_sim.simulator.loop.clock import QUANTUM_S
 from sarathi_sim.simulator.op_times import regression
 from sarathi_sim.simulator.op_times.cache import VARIABLE, cache_folder, cached
 from sarathi_sim.simulator.op_times.iteration import (

@@ -20,7 +20,7 @@ from sarathi_sim.policies.vllm import Vllm
 from sarathi_sim.profiler.storage.strict import UserError
 from sarathi_sim.simulator.load.trace import read_trace
 from sarathi_sim.simulator.load.workload import WorkloadError
-from sarathi_sim.simulator.loop.quantum import quantize
+from sarathi_sim.simulator.loop.clock import quantize
 from sarathi_sim.simulator.views.metrics import Analysis
 from tests.simulator.pools import OTHERS, PoolSystem, compare
 

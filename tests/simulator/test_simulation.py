@@ -14,13 +14,12 @@ from sarathi_sim.policies.policy import Plan, Policy, View
 from sarathi_sim.policies.request import Request
 from sarathi_sim.profiler.facts.device import load_device
 from sarathi_sim.profiler.facts.model import load_model
-from sarathi_sim.simulator.loop.closed_loop import Arrival, ClosedLoop
-from sarathi_sim.simulator.loop.jitter import Jitter
-from sarathi_sim.simulator.loop.quantum import HORIZON_S, QUANTUM_S, quantize
+from sarathi_sim.simulator.loop.clock import HORIZON_S, QUANTUM_S, quantize
+from sarathi_sim.simulator.loop.pipeline import Jitter
 from sarathi_sim.simulator.loop.records import Records
 from sarathi_sim.simulator.loop.replica import Replica
 from sarathi_sim.simulator.loop.routers import ROUTERS, Router
-from sarathi_sim.simulator.loop.simulation import SimulationError, simulate
+from sarathi_sim.simulator.loop.simulation import Arrival, ClosedLoop, SimulationError, simulate
 from sarathi_sim.simulator.views.metrics import Analysis
 from tests.simulator import oracle
 from tests.simulator.oracle import System, make_requests

@@ -16,7 +16,7 @@ from sarathi_sim.policies.request import Request
 from sarathi_sim.policies.sglang import Sglang
 from sarathi_sim.policies.trtllm import Trtllm
 from sarathi_sim.policies.vllm import Vllm
-from sarathi_sim.simulator.loop.quantum import quantize
+from sarathi_sim.simulator.loop.clock import quantize
 from sarathi_sim.simulator.loop.routers import ROUTERS
 from sarathi_sim.simulator.loop.simulation import SimulationError, simulate
 from tests.simulator.oracle import (

@@ -16,22 +16,18 @@ from hypothesis import HealthCheck, given, reject, settings
 from hypothesis import strategies as st
 
 from sarathi_sim.policies.batch import Batch
-from sarathi_sim.policies.endings import OutputLengths
 from sarathi_sim.policies.kv import Blocks, CachedBlocks
 from sarathi_sim.policies.log import LOST, LivelockError
-from sarathi_sim.policies.policy import cached_blocks_of
 from sarathi_sim.policies.pool import Pool, PoolPolicy
 from sarathi_sim.policies.request import Request
+from sarathi_sim.policies.scheduler import OutputLengths
 from sarathi_sim.policies.trtllm import Trtllm
 from sarathi_sim.policies.vllm import Vllm
-from sarathi_sim.simulator.loop.closed_loop import ClosedLoop
-from sarathi_sim.simulator.loop.fleet import Replicas
 from sarathi_sim.simulator.loop.handover import Handover, simulate_pools
 from sarathi_sim.simulator.loop.pipeline import stage_times
-from sarathi_sim.simulator.loop.records import Records
+from sarathi_sim.simulator.loop.records import Records, Switches
 from sarathi_sim.simulator.loop.routers import Router
-from sarathi_sim.simulator.loop.simulation import SimulationError
-from sarathi_sim.simulator.loop.switches import Switches
+from sarathi_sim.simulator.loop.simulation import ClosedLoop, Replicas, SimulationError
 from sarathi_sim.simulator.views.metrics import Analysis
 from tests.simulator.oracle import arrivals, closed_loop, predict, predict_step, start_finish
 from tests.simulator.pools import MAX_LENGTH, drawn, sglang_policies, trtllm_policies, vllm_policies
@@ -57,7 +53,7 @@ def workers(
 ) -> Replicas:
     """Replicas of vLLM with blocks of a few tokens, one of which is never used."""
     policy = Vllm(64, seqs, async_scheduling=False)
-    kind = cached_blocks_of(policy) if caching else Blocks
+    kind = policy.cached_blocks if caching else Blocks
     schedulers = [
         Pool(policy, kind(blocks, size), max_in_flight=1, max_length=100) for _ in range(count)
     ]
@@ -333,7 +329,7 @@ class HalfSystem:
         return len(self.layers) + self.policy.ahead
 
     def fast(self) -> Replicas:
-        kind = cached_blocks_of(self.policy) if self.caching else Blocks
+        kind = self.policy.cached_blocks if self.caching else Blocks
         schedulers = [
             Pool(
                 self.policy,

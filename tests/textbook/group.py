@@ -11,10 +11,9 @@ from typing import Any
 import simpy
 
 from sarathi_sim.policies.request import Request
+from sarathi_sim.simulator.loop.clock import DISPATCH, Moment, quantize
 from sarathi_sim.simulator.loop.group import StepPredictor
-from sarathi_sim.simulator.loop.moment import DISPATCH, Moment
-from sarathi_sim.simulator.loop.quantum import quantize
-from sarathi_sim.simulator.loop.switches import Switches
+from sarathi_sim.simulator.loop.records import Switches
 from tests.textbook.pipeline import Member, Micro, Process, TextbookPipeline, _admission
 
 

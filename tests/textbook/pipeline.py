@@ -11,11 +11,10 @@ import simpy
 
 from sarathi_sim.policies.batch import Batch
 from sarathi_sim.policies.request import Request, Sequence
-from sarathi_sim.simulator.loop.jitter import Jitter
-from sarathi_sim.simulator.loop.moment import DISPATCH, Moment
-from sarathi_sim.simulator.loop.quantum import quantize
+from sarathi_sim.simulator.loop.clock import DISPATCH, Moment, quantize
+from sarathi_sim.simulator.loop.pipeline import Jitter
+from sarathi_sim.simulator.loop.records import Switches
 from sarathi_sim.simulator.loop.replica import Predictor
-from sarathi_sim.simulator.loop.switches import Switches
 
 Process = Generator[simpy.Event, Any, None]
 

@@ -10,13 +10,13 @@ import simpy
 
 from sarathi_sim.policies.batch import Batch
 from sarathi_sim.policies.log import LivelockError
-from sarathi_sim.policies.policy import Policy, View, cached_blocks_of
+from sarathi_sim.policies.policy import Policy, View
 from sarathi_sim.policies.pool import PoolPolicy
 from sarathi_sim.policies.radix import RadixBlocks
 from sarathi_sim.policies.request import Request, Sequence
-from sarathi_sim.simulator.loop.jitter import Jitter
+from sarathi_sim.simulator.loop.pipeline import Jitter
+from sarathi_sim.simulator.loop.records import DEFAULT, Switches
 from sarathi_sim.simulator.loop.replica import Predictor
-from sarathi_sim.simulator.loop.switches import DEFAULT, Switches
 from tests.textbook.blocks import TextbookBlocks
 from tests.textbook.pipeline import Member, Micro, TextbookPipeline
 from tests.textbook.pool import Row, TextbookPool
@@ -207,7 +207,7 @@ class TextbookPoolReplica(TextbookPipeline):
     ) -> None:
         super().__init__(env, predict, layers, switches, jitter)
         blocks = TextbookBlocks(num_blocks, block_size, caching, state_blocks)
-        if caching and cached_blocks_of(policy) is RadixBlocks:
+        if caching and policy.cached_blocks is RadixBlocks:
             blocks = TextbookRadix(num_blocks, block_size)
         self.pool = TextbookPool(policy, blocks, max_length, len(layers), check, **drafts)
         self.max_in_flight = max_in_flight

@@ -18,17 +18,17 @@ from typing import Any
 import numpy as np
 import simpy
 
-from sarathi_sim.policies.policy import Policy, is_pooled, of_micro_batches
+from sarathi_sim.policies.catalogue import is_pooled, of_micro_batches
+from sarathi_sim.policies.policy import Policy
 from sarathi_sim.policies.pool import PoolPolicy
 from sarathi_sim.policies.request import Request
-from sarathi_sim.simulator.loop.closed_loop import Arrival, Clients
+from sarathi_sim.simulator.loop.clock import ADMISSION, ARRIVAL, Moment, quantize
 from sarathi_sim.simulator.loop.group import StepPredictor
-from sarathi_sim.simulator.loop.jitter import Jitter
-from sarathi_sim.simulator.loop.moment import ADMISSION, ARRIVAL, Moment
-from sarathi_sim.simulator.loop.quantum import quantize
+from sarathi_sim.simulator.loop.pipeline import Jitter
+from sarathi_sim.simulator.loop.records import DEFAULT, Switches
 from sarathi_sim.simulator.loop.replica import Predictor
 from sarathi_sim.simulator.loop.routers import Router
-from sarathi_sim.simulator.loop.switches import DEFAULT, Switches
+from sarathi_sim.simulator.loop.simulation import Arrival, Clients
 from tests.textbook.group import TextbookGroup
 from tests.textbook.pipeline import TextbookPipeline
 from tests.textbook.replicas import TextbookPoolReplica, TextbookReplica

@@ -17,15 +17,14 @@ import simpy
 
 from sarathi_sim.policies.pool import PoolPolicy
 from sarathi_sim.policies.request import Request
-from sarathi_sim.simulator.loop.closed_loop import Clients
+from sarathi_sim.simulator.loop.clock import ARRIVAL, HANDOVER, RECEIVED, RESERVED, Moment, quantize
 from sarathi_sim.simulator.loop.group import StepPredictor
 from sarathi_sim.simulator.loop.handover import Handover
-from sarathi_sim.simulator.loop.jitter import Jitter
-from sarathi_sim.simulator.loop.moment import ARRIVAL, HANDOVER, RECEIVED, RESERVED, Moment
-from sarathi_sim.simulator.loop.quantum import quantize
+from sarathi_sim.simulator.loop.pipeline import Jitter
+from sarathi_sim.simulator.loop.records import DEFAULT, Switches
 from sarathi_sim.simulator.loop.replica import Predictor
 from sarathi_sim.simulator.loop.routers import Router
-from sarathi_sim.simulator.loop.switches import DEFAULT, Switches
+from sarathi_sim.simulator.loop.simulation import Clients
 from tests.textbook.group import TextbookGroup
 from tests.textbook.pipeline import Micro, Process
 from tests.textbook.pool import PoolMember
