@@ -319,8 +319,8 @@ def import_profile(
       sarathi-sim import llmservingsim datasets/llmservingsim_a6000 --model llama-3-8b
       sarathi-sim import llmservingsim datasets/llmservingsim_rtx4090 --model llama-3-8b
     """
+    from sarathi_sim.experiments.lab.fit.bundles import import_bundle
     from sarathi_sim.profiler.bundle.schema import bundle_path, write_bundle
-    from sarathi_sim.profiler.importers.sources import import_bundle
 
     bundle = import_bundle(source, path, model, tp, device)
     folder = bundle_path(out, bundle.meta.device, bundle.meta.model, tp)

@@ -12,6 +12,10 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 import pytest
+from sarathi_sim.profiler.importers.assemble import half_octaves
+from sarathi_sim.profiler.importers.shapes import ShapePool
+from sarathi_sim.profiler.importers.sources import SOURCES, import_bundle
+from sarathi_sim.profiler.public.perf_tables import LAYERS
 from typer.testing import CliRunner
 
 from sarathi_sim.experiments.cli.app import app
@@ -29,10 +33,6 @@ from sarathi_sim.profiler.facts.device import load_device
 from sarathi_sim.profiler.facts.model import load_model
 from sarathi_sim.profiler.facts.ops import ROW_OPS, GemmShape
 from sarathi_sim.profiler.facts.roofline import wave_fill
-from sarathi_sim.profiler.importers.assemble import half_octaves
-from sarathi_sim.profiler.importers.shapes import ShapePool
-from sarathi_sim.profiler.importers.sources import SOURCES, import_bundle
-from sarathi_sim.profiler.public.perf_tables import LAYERS
 from sarathi_sim.profiler.storage.files import public_datasets
 from sarathi_sim.simulator.op_times.regression import bundle_times
 from tests.sampled import needs_datasets

@@ -6,12 +6,12 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from sarathi_sim.profiler.public import kernel_tables as tables
 
 from sarathi_sim.profiler.bundle.tables import BundleError
 from sarathi_sim.profiler.kernels.gemm_lattice import GemmLattice
 from sarathi_sim.profiler.kernels.stack_attention import LESS
 from sarathi_sim.profiler.kernels.stack_fit import latent_rows
-from sarathi_sim.profiler.public import kernel_tables as tables
 from tests.sampled import put_table
 
 GEMM = {"gemm_dtype": "bfloat16", "m": 8, "n": 512, "k": 1024, "latency": 0.004}

@@ -10,13 +10,14 @@ import numpy as np
 import pandas as pd
 import pytest
 
+from sarathi_sim.experiments.lab.fit.bundles import import_bundle, wanted_ops
+from sarathi_sim.experiments.lab.sources import aiconfigurator as kernel_tables
+from sarathi_sim.experiments.lab.sources import llmservingsim as perf_tables
 from sarathi_sim.profiler.bundle.check import check_bundle
 from sarathi_sim.profiler.bundle.schema import Bundle, BundleError, load_bundle, write_bundle
 from sarathi_sim.profiler.facts.device import list_devices, load_device
 from sarathi_sim.profiler.facts.formats import STACKS, Kernels
 from sarathi_sim.profiler.facts.model import load_model
-from sarathi_sim.profiler.importers.assemble import wanted_ops
-from sarathi_sim.profiler.importers.sources import import_bundle
 from sarathi_sim.profiler.kernels.attention_grid import alike, fit_added
 from sarathi_sim.profiler.kernels.stack_file import BLACKWELL, load_stack, stack_files, stacks_on
 from sarathi_sim.profiler.kernels.stack_fit import (
@@ -28,7 +29,6 @@ from sarathi_sim.profiler.kernels.stack_fit import (
 )
 from sarathi_sim.profiler.kernels.stack_times import StackTimes
 from sarathi_sim.profiler.physics.shard_times import KINDS
-from sarathi_sim.profiler.public import kernel_tables, perf_tables
 from sarathi_sim.profiler.storage.files import public_datasets
 from sarathi_sim.profiler.storage.strict import SpecError
 from sarathi_sim.simulator.loop.records import Floats
