@@ -15,6 +15,8 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
+from sarathi_sim.experiments.lab.sources import llmservingsim as data
+from sarathi_sim.experiments.lab.sources import vidur
 from sarathi_sim.profiler.facts.device import load_device
 from sarathi_sim.profiler.facts.ops import LAYER_GEMMS, GemmShape
 from sarathi_sim.profiler.physics.fit import held_out
@@ -23,8 +25,6 @@ from sarathi_sim.profiler.physics.hold_out import Folds, median_p95_worst
 from sarathi_sim.profiler.physics.studies import on
 from sarathi_sim.profiler.planning.grid import Key, SizeGrid
 from sarathi_sim.profiler.planning.settings import TILE, Limits, coarse_grid
-from sarathi_sim.profiler.public import frames as data
-from sarathi_sim.profiler.public import vidur_frames as vidur
 from sarathi_sim.simulator.confidence.bands import scored
 from sarathi_sim.simulator.confidence.held_out import OpTable, far_gemm, linear_fit, surface_fit
 from sarathi_sim.simulator.loop.records import Floats, Ints

@@ -13,17 +13,17 @@ from dataclasses import field
 from functools import lru_cache
 from typing import Any
 
+from sarathi_sim.experiments.lab.sources.aiconfigurator import SYSTEMS
 from sarathi_sim.experiments.measured.servers import Measured
 from sarathi_sim.policies.request import release_of
 from sarathi_sim.profiler.facts.device import DeviceSpec, load_device
 from sarathi_sim.profiler.facts.engines import engine_facts, memory_class
-from sarathi_sim.profiler.public.kernel_tables import SYSTEMS
 from sarathi_sim.profiler.storage.files import data_dir
 from sarathi_sim.profiler.storage.plain_yaml import read_mapping
 from sarathi_sim.profiler.storage.strict import parse, strict_dataclass
 
 #: AIConfigurator's system -> shipped device.
-DEVICES = {system: device for device, (system, _) in SYSTEMS.items()}
+DEVICES = {system: device for device, system in SYSTEMS.items()}
 Condition = dict[str, Any]
 Settings = dict[str, Any]
 

@@ -83,8 +83,9 @@ class DeviceSpec:
 
     ``fitted`` is None for a device with specifications only: a configuration may name it, but no
     bundle can be modelled on it. ``reported_bytes`` is the memory that the driver reports for one
-    GPU, where known. ``same_chip`` names the device whose kernels it runs, slower where memory
-    bounds them. Raises ValueError for numbers that are not positive.
+    GPU, ``l2_bytes`` its L2 (where a kernel's timing loop finds the weights that it left), where
+    known. ``same_chip`` names the device whose kernels it runs, slower where memory bounds them.
+    Raises ValueError for numbers that are not positive.
     """
 
     name: str
@@ -96,6 +97,7 @@ class DeviceSpec:
     intra_node: Link
     inter_node: Link
     reported_bytes: float | None = None
+    l2_bytes: float | None = None
     same_chip: str | None = None
     notes: str = ""
     format_flops: dict[Literal["fp8", "nvfp4"], float] = field(default_factory=dict)
@@ -103,7 +105,7 @@ class DeviceSpec:
 
     def __post_init__(self) -> None:
         sizes = ("memory_bytes", "peak_flops", "memory_bandwidth", "num_sms", "gpus_per_node")
-        given = {key: getattr(self, key) for key in (*sizes, "reported_bytes")}
+        given = {key: getattr(self, key) for key in (*sizes, "reported_bytes", "l2_bytes")}
         given |= {f"format_flops.{key}": value for key, value in self.format_flops.items()}
         for key, value in given.items():
             if value is not None and value <= 0:

@@ -26,7 +26,6 @@ from sarathi_sim.profiler.facts.layer_kinds import busiest
 from sarathi_sim.profiler.facts.roofline import HALF, HBM_SHARE, Array
 from sarathi_sim.profiler.kernels.gemm_lattice import LEAST, choose_knots, from_memory, rising
 from sarathi_sim.profiler.kernels.stack_file import StoredSurface
-from sarathi_sim.profiler.public.kernel_tables import SYSTEMS
 
 #: The columns of a shape: a model's sizes, and the sharding of its experts over ranks.
 SHAPE = ("hidden", "inter", "top_k", "experts", "tp", "ep")
@@ -61,7 +60,7 @@ def rates_of(device: str, dtype: MoeDtype, distribution: str) -> Rates:
     spec = load_device(device)
     return Rates(
         spec.peak_flops * MOE_SPEEDUP[dtype], spec.memory_bandwidth, MOE_BYTES[dtype],
-        2.0**20 * SYSTEMS.get(device, ("", 0))[1], exponent_of(distribution),
+        spec.l2_bytes or 0.0, exponent_of(distribution),
     )  # fmt: skip
 
 

@@ -16,6 +16,7 @@ import numpy as np
 import numpy.typing as npt
 import pandas as pd
 
+from sarathi_sim.experiments.lab.sources import aiconfigurator as tables
 from sarathi_sim.profiler.facts.device import DeviceSpec, Link
 from sarathi_sim.profiler.facts.formats import (
     DISTRIBUTIONS,
@@ -57,7 +58,6 @@ from sarathi_sim.profiler.kernels.stack_file import (
 )
 from sarathi_sim.profiler.kernels.wide_times import exchange, wide_experts
 from sarathi_sim.profiler.physics.shard_times import DOUBT
-from sarathi_sim.profiler.public import kernel_tables as tables
 
 ExpertTables = Mapping[str, tuple[pd.DataFrame, str, Rates]]
 

@@ -19,6 +19,9 @@ import numpy as np
 import numpy.typing as npt
 import pandas as pd
 
+from sarathi_sim.experiments.lab.sources import aiconfigurator as tables
+from sarathi_sim.experiments.lab.sources import llmservingsim as perf
+from sarathi_sim.experiments.lab.sources.measurements import source_folder
 from sarathi_sim.profiler.facts.device import DeviceSpec, load_device
 from sarathi_sim.profiler.facts.formats import (
     KV_BYTES,
@@ -83,9 +86,6 @@ from sarathi_sim.profiler.kernels.stack_file import (
 from sarathi_sim.profiler.kernels.wide_fit import fit_wide
 from sarathi_sim.profiler.kernels.wide_times import WIDE
 from sarathi_sim.profiler.physics.studies import AIC, LLMSERVINGSIM
-from sarathi_sim.profiler.public import kernel_tables as tables
-from sarathi_sim.profiler.public import perf_tables as perf
-from sarathi_sim.profiler.public.measured_csv import source_folder
 from sarathi_sim.profiler.storage.strict import SpecError, did_you_mean
 
 #: Families of tables that are fitted together.

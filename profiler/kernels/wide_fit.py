@@ -10,6 +10,7 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 
+from sarathi_sim.experiments.lab.sources import aiconfigurator as tables
 from sarathi_sim.profiler.facts.device import load_device
 from sarathi_sim.profiler.facts.formats import DISTRIBUTIONS, MOE_DTYPES, MoeDtype
 from sarathi_sim.profiler.kernels.exchange_curves import exchanges_left_out, fit_exchange
@@ -18,7 +19,6 @@ from sarathi_sim.profiler.kernels.moe_surface import rates_of
 from sarathi_sim.profiler.kernels.own_ops import fit_experts
 from sarathi_sim.profiler.kernels.reduce_curves import fit_reduce
 from sarathi_sim.profiler.kernels.wide_times import GATHERS, MODES, PARTS, WIDE
-from sarathi_sim.profiler.public import kernel_tables as tables
 
 #: A time of DeepEP's normal mode within this factor of the host's launches is no kernel's.
 _LAUNCHES = 1.3

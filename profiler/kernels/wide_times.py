@@ -28,7 +28,6 @@ from sarathi_sim.profiler.kernels.stack_file import (
     load_stack,
     stored,
 )
-from sarathi_sim.profiler.public.kernel_tables import MOST_RANKS
 
 #: The family of these tables.
 WIDE = "wide"
@@ -41,6 +40,8 @@ PARTS = {
     "nvlink_one_sided": ("dispatch", "combine"),
     "nvlink_two_sided": ("prepare", "dispatch", "combine"),
 }
+#: Ranks that divide the experts of a layer in the stack's own tables, at most.
+MOST_RANKS = 16
 #: Without an exchange: the rows of all ranks are gathered, and the sums of outputs scattered.
 GATHERS = ("all_gather", "reduce_scatter")
 #: Half-widths in percent, assumed: exchanges whose tokens spread evenly here; and laws without a

@@ -13,6 +13,8 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 
+from sarathi_sim.experiments.lab.sources import aiconfigurator as aic
+from sarathi_sim.experiments.lab.sources import llmservingsim, vidur
 from sarathi_sim.profiler.facts.device import DeviceSpec, load_device
 from sarathi_sim.profiler.physics.forms import (
     ATTN_CONTEXT,
@@ -24,8 +26,6 @@ from sarathi_sim.profiler.physics.forms import (
     decode_form,
 )
 from sarathi_sim.profiler.physics.hold_out import Folds, fold_of, leave_one_group_out
-from sarathi_sim.profiler.public import frames as data
-from sarathi_sim.profiler.public import vidur_frames as vidur
 
 BINS = {
     "m": (0, 16, 64, 128, 256, 512, 1024, 4096, 40000),
@@ -167,7 +167,7 @@ def _a100(datasets: Path) -> Iterator[Study]:
 
 def _a100_reduce(datasets: Path, device: DeviceSpec, gpus: int) -> Study:
     """NCCL without launches; beside it the calls of 2023, which an engine launched one by one."""
-    rows, source = data.aic_all_reduce(datasets, gpus), f"NCCL 2.27.3, {gpus} A100-SXM, NVLink"
+    rows, source = aic.aic_all_reduce(datasets, gpus), f"NCCL 2.27.3, {gpus} A100-SXM, NVLink"
     calls, empty_us = vidur.all_reduce_2023(datasets, gpus)
     launch = empty_us - float(rows["time_us"].min())
     calls = calls.assign(time_us=calls["time_us"] - launch)
@@ -183,12 +183,12 @@ def _a100_reduce(datasets: Path, device: DeviceSpec, gpus: int) -> Study:
 
 def _a100_gemm(datasets: Path, device: DeviceSpec) -> Study:
     large = "n >= 512 and k >= 512"
-    vllm = data.aic_gemm(datasets, "VLLM").query(f"m == 384 and {large}")
+    vllm = aic.aic_gemm(datasets, "VLLM").query(f"m == 384 and {large}")
     theirs = vidur.mlp(datasets, "a100")["gemm"]
     return Study(
         op="gemm",
         form=GEMM,
-        rows=on(data.aic_gemm(datasets).query(f"{large} and n * k >= 2**20"), device),
+        rows=on(aic.aic_gemm(datasets).query(f"{large} and n * k >= 2**20"), device),
         hold_out=HoldOut("shapes (n, k), 5 folds", ("n", "k"), 5),
         again=HoldOut("no shape with this n was fitted", ("n",), 5),
         source="A100-SXM bf16 GEMM, SGLang 0.5.10; n, k >= 512 and n k >= 2^20",
@@ -208,7 +208,7 @@ def _a100_prefill(datasets: Path, device: DeviceSpec) -> Iterator[Study]:
     yield Study(
         op="attn_prefill",
         form=ATTN_PREFILL,
-        rows=on(data.aic_prefill(datasets).query("batch == 1 and chunk > 1"), device),
+        rows=on(aic.aic_prefill(datasets).query("batch == 1 and chunk > 1"), device),
         hold_out=HoldOut("head counts (heads, kv_heads), 8 folds", ("heads", "kv_heads"), 8),
         source="A100-SXM FlashAttention in vLLM 0.14.0, one sequence, no cached context",
         origin=AIC,
@@ -237,7 +237,7 @@ def _a100_prefill(datasets: Path, device: DeviceSpec) -> Iterator[Study]:
 def _a100_decode(datasets: Path, device: DeviceSpec) -> Iterator[Study]:
     """MHA and GQA apart: they are different kernels. Each from a source that measured it well."""
     inside = "15 <= context <= 32768"
-    mha = data.aic_decode(datasets, "TRTLLM").query(f"heads == kv_heads and {inside}")
+    mha = aic.aic_decode(datasets, "TRTLLM").query(f"heads == kv_heads and {inside}")
     by_heads = HoldOut("head counts (heads, kv_heads), 5 folds", ("heads", "kv_heads"), 5)
     yield Study(
         op="attn_decode_mha",
@@ -255,7 +255,7 @@ def _a100_decode(datasets: Path, device: DeviceSpec) -> Iterator[Study]:
     yield Study(
         op="attn_decode_gqa",
         form=decode_form(splits=False, packed=True),
-        rows=on(data.aic_decode(datasets).query(f"heads > kv_heads and {inside}"), device),
+        rows=on(aic.aic_decode(datasets).query(f"heads > kv_heads and {inside}"), device),
         hold_out=by_heads,
         source="A100-SXM FlashAttention decode in vLLM 0.14.0, heads > kv_heads",
         origin=AIC,
@@ -296,7 +296,7 @@ def _ga102(datasets: Path, target: str) -> Iterator[Study]:
 
 
 def _ga102_gemm(datasets: Path, target: DeviceSpec) -> Study:
-    a6000 = on(data.llmservingsim_gemm(datasets), load_device("a6000"))
+    a6000 = on(llmservingsim.llmservingsim_gemm(datasets), load_device("a6000"))
     a40 = vidur.mlp(datasets, "a40")["gemm"].drop(columns="model")
     a40 = on(a40.query("n >= 512 and k >= 512"), load_device("a40"))
     mine = f"peak_flops == {target.peak_flops}"
@@ -326,7 +326,7 @@ def _ga102_attention(datasets: Path, target: str) -> Iterator[Study]:
     device = load_device("a6000")
     lent = target != "a6000"
     elsewhere = "measured on the A6000, not on this device; " if lent else ""
-    prefill, decode = (on(rows, device) for rows in data.llmservingsim_attention(datasets))
+    prefill, decode = (on(rows, device) for rows in llmservingsim.llmservingsim_attention(datasets))
     source = "A6000 flash_attn_varlen_func, 32 query and 8 KV heads" + (" (lent)" if lent else "")
     yield Study(
         op="attn_prefill",

@@ -10,6 +10,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
+from sarathi_sim.experiments.lab.sources import aiconfigurator, vidur
 from sarathi_sim.profiler.facts.device import FittedOp, load_device
 from sarathi_sim.profiler.facts.model import load_model
 from sarathi_sim.profiler.facts.ops import GemmShape
@@ -34,8 +35,6 @@ from sarathi_sim.profiler.physics.studies import (
     bandwidth_share,
     on,
 )
-from sarathi_sim.profiler.public import frames as public_data
-from sarathi_sim.profiler.public import vidur_frames as vidur
 from sarathi_sim.profiler.storage.files import DATASETS_VARIABLE, public_datasets
 from sarathi_sim.profiler.storage.strict import SpecError
 from tests.sampled import needs_datasets
@@ -164,7 +163,7 @@ def test_public_datasets_are_named_by_flag_or_environment(
     with pytest.raises(FileNotFoundError, match=r"--datasets names .*nowhere"):
         public_datasets(tmp_path / "nowhere")
     with pytest.raises(FileNotFoundError, match=r"gemm_bf16\.csv: no such file"):
-        public_data.aic_gemm(tmp_path)
+        aiconfigurator.aic_gemm(tmp_path)
 
 
 def test_held_out_groups_never_train_the_model_that_scores_them() -> None:
@@ -222,7 +221,7 @@ def test_an_unseen_layer_steps_between_256_and_257_tokens() -> None:
     Measured +40 %; the model says +49 %, the roofline alone +22 %.
     """
     shapes = [(4096, 12288), (12288, 1536), (6144, 12288), (12288, 6144)]
-    rows = on(public_data.aic_gemm(public_datasets()), load_device("a100-80g-sxm"))
+    rows = on(aiconfigurator.aic_gemm(public_datasets()), load_device("a100-80g-sxm"))
     rows = rows.query("n >= 512 and k >= 512 and n * k >= 2**20")
     ours = rows.set_index(["n", "k"]).index.isin(shapes)
     model = fit_op(GEMM, rows[~ours])
@@ -237,7 +236,7 @@ def test_an_unseen_layer_steps_between_256_and_257_tokens() -> None:
 
 @needs_datasets
 def test_shipped_a100_model_is_close_to_rows_it_was_fitted_on() -> None:
-    rows = public_data.aic_gemm(public_datasets()).query("n == 8192 and k == 8192")
+    rows = aiconfigurator.aic_gemm(public_datasets()).query("n == 8192 and k == 8192")
     times = DeviceModel("a100-80g-sxm").gemm(rows["m"].to_numpy(float), GemmShape(8192, 8192))
     assert errors(rows.assign(predicted_us=times)).median_pct < 3
 
@@ -260,7 +259,7 @@ def test_the_band_of_a_gemm_covers_other_stacks() -> None:
     datasets, times = public_datasets(), DeviceModel("a100-80g-sxm")
     fit = times.spec.op("gemm")
     others = [vidur.mlp(datasets, "a100")["gemm"]]
-    others += [public_data.aic_gemm(datasets, framework) for framework in ("VLLM", "TRTLLM")]
+    others += [aiconfigurator.aic_gemm(datasets, framework) for framework in ("VLLM", "TRTLLM")]
     pairs = []
     for rows in others:
         rows = rows.query("n >= 512 and k >= 512 and n * k >= 2**20")
@@ -278,7 +277,7 @@ def test_the_band_of_attention_covers_other_stacks(op: str) -> None:
     stack's term. Rows faster than HBM read a cache in L2, which a server's weights evict."""
     datasets, times = public_datasets(), DeviceModel("a100-80g-sxm")
     device, fit = times.spec, times.spec.op(op)
-    read = public_data.aic_prefill if op == "attn_prefill" else public_data.aic_decode
+    read = aiconfigurator.aic_prefill if op == "attn_prefill" else aiconfigurator.aic_decode
     mine = "TRTLLM" if op == "attn_decode_mha" else "VLLM"
     others = [read(datasets, stack) for stack in {"VLLM", "SGLang", "TRTLLM"} - {mine}]
     if op == "attn_decode_gqa":
@@ -302,7 +301,7 @@ def test_an_all_reduce_and_its_launch_are_what_was_measured() -> None:
     datasets, times = public_datasets(), DeviceModel("a100-80g-sxm")
     for gpus in (2, 4, 8):
         calls, empty_us = vidur.all_reduce_2023(datasets, gpus)
-        launch = empty_us - public_data.aic_all_reduce(datasets, gpus)["time_us"].min()
+        launch = empty_us - aiconfigurator.aic_all_reduce(datasets, gpus)["time_us"].min()
         size = calls["num_bytes"].to_numpy(np.float64)
         transfer = times.predict(f"all_reduce_{gpus}", num_bytes=size)
         off = np.abs(np.log(transfer / (calls["time_us"] - launch)))

@@ -42,7 +42,7 @@ from sarathi_sim.profiler.kernels.stack_fit import (
 )
 from sarathi_sim.profiler.physics.prompt_law import likeness
 from sarathi_sim.profiler.storage.strict import SpecError
-from tests.profiler.test_kernel_tables import DECODE, GEMM
+from tests.lab.test_aiconfigurator import DECODE, GEMM
 from tests.sampled import put_table
 
 SIDES = [256, 512, 1024, 2048, 4096]

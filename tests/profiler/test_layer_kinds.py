@@ -13,6 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sarathi_sim.experiments.config.inputs import calls_of_layer
+from sarathi_sim.experiments.lab.sources import aiconfigurator as tables
 from sarathi_sim.profiler.bundle.check import check_bundle
 from sarathi_sim.profiler.facts.device import load_device
 from sarathi_sim.profiler.facts.formats import Kernels
@@ -31,7 +32,6 @@ from sarathi_sim.profiler.kernels.stack_fit import (
     sparse_prompts,
 )
 from sarathi_sim.profiler.kernels.stack_times import StackTimes
-from sarathi_sim.profiler.public import kernel_tables as tables
 from sarathi_sim.profiler.storage.files import public_datasets
 from sarathi_sim.profiler.storage.strict import SpecError
 from sarathi_sim.simulator.op_times.modelled import modelled_times

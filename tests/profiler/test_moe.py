@@ -9,6 +9,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
+from sarathi_sim.experiments.lab.sources import aiconfigurator as kernel_tables
 from sarathi_sim.profiler.bundle.check import check_bundle
 from sarathi_sim.profiler.facts.device import load_device
 from sarathi_sim.profiler.facts.formats import MOE_BYTES, WEIGHT_BYTES, Kernels, Stack, WeightDtype
@@ -37,7 +38,6 @@ from sarathi_sim.profiler.kernels.stack_file import load_stack
 from sarathi_sim.profiler.kernels.stack_fit import fit_stack
 from sarathi_sim.profiler.kernels.stack_times import StackTimes
 from sarathi_sim.profiler.physics.shard_times import DOUBT
-from sarathi_sim.profiler.public import kernel_tables
 from sarathi_sim.profiler.storage.files import public_datasets
 from tests.sampled import needs_datasets, put_table, stack_bundle
 

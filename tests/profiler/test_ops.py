@@ -31,8 +31,7 @@ MAY_NAME = (
     "profiler/bundle/tables.py",
     "profiler/bundle/schema.py",
     "profiler/physics/",
-    "profiler/public/",
-    "profiler/importers/",
+    "experiments/lab/",
     "experiments/paper/",
 )
 

@@ -10,13 +10,14 @@ import numpy as np
 import pandas as pd
 import pytest
 
+from sarathi_sim.experiments.lab.fit.bundles import wanted_ops
+from sarathi_sim.experiments.lab.sources import aiconfigurator as kernel_tables
+from sarathi_sim.experiments.lab.sources import llmservingsim as perf_tables
 from sarathi_sim.profiler.bundle.check import check_bundle
-from sarathi_sim.profiler.bundle.schema import Bundle, BundleError, load_bundle, write_bundle
+from sarathi_sim.profiler.bundle.schema import Bundle, load_bundle, write_bundle
 from sarathi_sim.profiler.facts.device import list_devices, load_device
 from sarathi_sim.profiler.facts.formats import STACKS, Kernels
 from sarathi_sim.profiler.facts.model import load_model
-from sarathi_sim.profiler.importers.assemble import wanted_ops
-from sarathi_sim.profiler.importers.sources import import_bundle
 from sarathi_sim.profiler.kernels.attention_grid import alike, fit_added
 from sarathi_sim.profiler.kernels.stack_file import BLACKWELL, load_stack, stack_files, stacks_on
 from sarathi_sim.profiler.kernels.stack_fit import (
@@ -28,7 +29,6 @@ from sarathi_sim.profiler.kernels.stack_fit import (
 )
 from sarathi_sim.profiler.kernels.stack_times import StackTimes
 from sarathi_sim.profiler.physics.shard_times import KINDS
-from sarathi_sim.profiler.public import kernel_tables, perf_tables
 from sarathi_sim.profiler.storage.files import public_datasets
 from sarathi_sim.profiler.storage.strict import SpecError
 from sarathi_sim.simulator.loop.records import Floats
@@ -323,12 +323,6 @@ def test_the_shipped_surfaces_are_what_the_tables_give() -> None:
         assert found.fit == replace(spec.kernels[table], kernel="")  # (its name is no fit)
         for name, array in found.surface.arrays().items():
             np.testing.assert_array_equal(array, arrays[f"{table}.{name}"])
-
-
-def test_an_import_of_parquet_tables_asks_for_the_stack(tmp_path: Path) -> None:
-    (tmp_path / "aiconfigurator").mkdir()
-    with pytest.raises(BundleError, match=r"holds the parquet tables .*which a run with"):
-        import_bundle("aiconfigurator", tmp_path, "llama-3.1-8b", 1)
 
 
 def test_an_autotuned_format_takes_the_fastest_of_the_published_kernels() -> None:

@@ -18,7 +18,7 @@ from sarathi_sim.profiler.kernels.stack_file import load_stack, stored, versions
 from sarathi_sim.profiler.kernels.stack_fit import fit_stack
 from sarathi_sim.profiler.kernels.stack_times import StackTimes
 from sarathi_sim.profiler.physics.shard_times import DOUBT
-from tests.profiler.test_kernel_tables import GEMM
+from tests.lab.test_aiconfigurator import GEMM
 from tests.sampled import put_table
 
 MODEL = load_model("llama-3-8b")

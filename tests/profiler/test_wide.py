@@ -11,6 +11,8 @@ import numpy as np
 import pandas as pd
 import pytest
 
+from sarathi_sim.experiments.lab.sources import aiconfigurator as kernel_tables
+from sarathi_sim.profiler.facts.expert_loads import busiest
 from sarathi_sim.profiler.facts.formats import (
     DISTRIBUTIONS,
     MOE_SPEEDUP,
@@ -31,7 +33,6 @@ from sarathi_sim.profiler.kernels.stack_file import load_stack, stored
 from sarathi_sim.profiler.kernels.stack_times import StackTimes
 from sarathi_sim.profiler.kernels.wide_fit import fit_wide
 from sarathi_sim.profiler.kernels.wide_times import MODES
-from sarathi_sim.profiler.public import kernel_tables
 from sarathi_sim.profiler.storage.files import public_datasets
 from sarathi_sim.profiler.storage.strict import SpecError
 from sarathi_sim.simulator.op_times.modelled import modelled_times

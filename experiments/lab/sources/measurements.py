@@ -1,10 +1,16 @@
-"""Reads published measurement files, and checks every used cell."""
+"""The form of published measurements, and the reader of their CSV files.
+
+A frame has one row a measurement; its columns have the names of the sizes in
+``profiler/facts/roofline.py``, and ``time_us`` is in microseconds. The files are not part of this
+project: ``data/README.md`` lists their origin and licence.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import pandas as pd
 
@@ -20,6 +26,34 @@ from sarathi_sim.profiler.storage.strict import show
 
 #: Two rows for one point may differ by this factor; they are merged by their median.
 _REPEAT_FACTOR = 2.0
+
+DType = Literal["float16", "bfloat16"]
+
+
+@dataclass(frozen=True, eq=False)
+class Rows:
+    """Measured rows of one op: their ``origin``, and whether several numbers were ``combined``."""
+
+    frame: pd.DataFrame
+    origin: str
+    combined: bool = False
+
+
+@dataclass(frozen=True, eq=False)
+class Measurements:
+    """What a source has for one tensor-parallel rank of a model.
+
+    ``ops`` by name, in the columns of their tables in a bundle (``mixed``: whole layers).
+    ``gemms`` of any shape (m, n, k), for those that are not among them. ``attention`` of any heads,
+    by op: chunk or batch, context, heads, kv_heads, head_dim. ``profiled``: when, if it is known.
+    """
+
+    hardware: str
+    dtype: DType
+    ops: dict[str, Rows] = field(default_factory=dict)
+    gemms: Rows | None = None
+    attention: dict[str, Rows] = field(default_factory=dict)
+    profiled: str = ""
 
 
 def source_folder(datasets: Path, name: str) -> Path:
@@ -51,26 +85,22 @@ def read_measurements(
     check_end(path)
     raw = read_cells(path, low_memory=False)
     times = [*times, *(column for column in optional_times if column in raw.columns)]
-    wanted = [*labels, *counts, *from_zero, *times]
-    for column in [*wanted, *([keep[0]] if keep else [])]:
+    for column in [*labels, *counts, *from_zero, *times, *([keep[0]] if keep else [])]:
         if column not in raw.columns:
             raise BundleError(
                 f"{path}: column {column!r} is missing; has {show(list(raw.columns))}"
             )
     if keep is not None:
-        raw = raw[_chosen(raw, path, *keep)]
-    found: dict[str, Any] = {column: raw[column] for column in labels}
+        raw = raw[_chosen(raw[keep[0]], path, keep[1])]
+    frame = pd.DataFrame(index=raw.index)
     for column in labels:
         refuse(raw[column].isna(), raw[column], path, f"{column} is missing")
-    for column in counts:
-        found[column] = whole_numbers(raw[column], path, 1)
-    for column in from_zero:
-        found[column] = whole_numbers(raw[column], path, 0)
+        frame[column] = raw[column]
+    for column in (*counts, *from_zero):
+        frame[column] = whole_numbers(raw[column], path, 1 if column in counts else 0)
     for column in times:
-        found[column] = times_us = numbers(raw[column], path)
-        problem = f"{column} must be positive"
-        refuse(times_us <= 0, raw[column], path, problem)
-    frame = pd.DataFrame(found, index=raw.index)
+        frame[column] = numbers(raw[column], path)
+        refuse(frame[column] <= 0, raw[column], path, f"{column} must be positive")
     _check_repeats(frame, [*labels, *counts, *from_zero], times, path)
     return frame
 
@@ -86,14 +116,18 @@ def merged(frame: pd.DataFrame) -> pd.DataFrame:
     return frame.groupby(inputs, sort=True)[["time_us"]].median().reset_index()
 
 
-def _chosen(raw: pd.DataFrame, path: Path, column: str, value: Any) -> pd.Series[bool]:
-    cells = raw[column]
+def sum_text(counts: Mapping[str, int]) -> str:
+    """A sum of ops, each so many times: ``norm + 2 x add``."""
+    return " + ".join(f"{count} x {op}" if count > 1 else op for op, count in counts.items())
+
+
+def _chosen(cells: pd.Series[Any], path: Path, value: Any) -> pd.Series[bool]:
     if isinstance(value, bool):
         # Of a column with an empty cell, pandas makes text; bool("False") would be true.
-        known = cells.astype(str).str.lower()
-        wrong = ~known.isin(["true", "false"])
-        refuse(wrong, cells, path, f"{column} must be True or False")
-        return known == str(value).lower()
+        text = cells.astype(str).str.lower()
+        wrong = ~text.isin(["true", "false"])
+        refuse(wrong, cells, path, f"{cells.name} must be True or False")
+        return text == str(value).lower()
     chosen: pd.Series[bool] = cells == value
     return chosen
 

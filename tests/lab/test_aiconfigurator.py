@@ -14,6 +14,7 @@ from sarathi_sim.profiler.kernels.stack_fit import latent_rows
 from sarathi_sim.profiler.public import kernel_tables as tables
 from tests.sampled import put_table
 
+pytestmark = pytest.mark.lab
 GEMM = {"gemm_dtype": "bfloat16", "m": 8, "n": 512, "k": 1024, "latency": 0.004}
 HEADS = {"num_heads": 8, "num_key_value_heads": 1, "head_dim": 128}
 DECODE = {

@@ -1,0 +1,546 @@
+"""aiconfigurator's tables of single kernels: the parquet files, and CSVs of an A100's.
+
+Tables lie under ``aiconfigurator/<system>/<family>/<stack>/<version>/``; the newest version that
+has a table comes first. Traps: times are milliseconds; sizes of messages are ELEMENTS of 2 bytes;
+the context of a decode is ``step + isl``, per sequence (``step`` in the CSVs); windows are other
+kernels, and asked for by their length; the time of dynamic quantisation is in TensorRT-LLM's fp8
+rows (:func:`quantisation`); some rows are so fast that their data came from L2, which does not
+happen in a server; a CSV holds several frameworks, of which one is used.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from sarathi_sim.experiments.lab.sources.measurements import (
+    Measurements,
+    Rows,
+    merged,
+    read_measurements,
+    source_folder,
+    tidy,
+)
+from sarathi_sim.profiler.bundle.tables import BundleError
+from sarathi_sim.profiler.facts.device import DeviceSpec, load_device
+from sarathi_sim.profiler.facts.formats import KvDtype, MoeDtype, WeightDtype
+from sarathi_sim.profiler.facts.model import ModelSpec
+from sarathi_sim.profiler.kernels.wide_times import MOST_RANKS
+from sarathi_sim.profiler.storage.files import regular
+from sarathi_sim.profiler.storage.strict import show
+
+FOLDER = "aiconfigurator"
+#: The tables' names of our devices.
+SYSTEMS = {
+    "a100-80g-sxm": "a100_sxm",
+    "h100-80g-sxm": "h100_sxm",
+    "h200-sxm": "h200_sxm",
+    "b200-sxm": "b200_sxm",
+    "b300-sxm": "b300_sxm",
+    "gb200": "gb200",
+    "l40s": "l40s",
+    "rtx-pro-6000": "rtx_pro_6000_server",
+}
+UNLIKE = {
+    ("vllm", "0.14.0", "fp8"): "with dynamic quantisation: 31 % of the peak for long prompts, "
+    "0.24.0 without it 50 to 63",
+    ("vllm", "0.19.0", "fp8"): "with dynamic quantisation, or another kernel: 30 % of the peak for "
+    "long prompts, 0.24.0 40",
+    ("vllm", "0.14.0", "fp8_block"): "not DeepGEMM, which 0.24.0 names (28 % of the peak for long "
+    "prompts, DeepGEMM 60)",
+}
+"""GEMMs of other kernels than the engine's server runs: the difference."""
+Table = tuple[pd.DataFrame, str]
+"""Rows, and the stack's version."""
+_KERNEL, _HALF = "kernel_source", 2
+#: Our names of the tables' columns.
+_ATTENTION = {
+    "batch_size": "batch",
+    "isl": "chunk",
+    "step": "context",
+    "num_heads": "heads",
+    "num_key_value_heads": "kv_heads",
+    "head_dim": "head_dim",
+}
+_BLOCK = {key: _ATTENTION[key] for key in ("num_heads", "batch_size", "isl", "step")}
+_MOE = {
+    "hidden_size": "hidden",
+    "inter_size": "inter",
+    "topk": "top_k",
+    "num_experts": "experts",
+    "moe_tp_size": "tp",
+    "moe_ep_size": "ep",
+    "num_tokens": "tokens",
+}
+_MESSAGE = {"num_gpus": "gpus", "message_size": "num_bytes"}
+#: Their names of number formats and phases, if they differ from ours.
+_THEIRS = {"bf16": "bfloat16", "prefill": "context", "decode": "generation"}
+
+
+def _theirs(name: str) -> str:
+    return _THEIRS.get(name, name)
+
+
+def gemms(datasets: Path, device: str, stack: str, dtype: WeightDtype) -> Iterator[Table]:
+    """GEMM rows (m, n, k, time_us) of every version that has some, newest first."""
+    names, chosen = {"m": "m", "n": "n", "k": "k"}, {"gemm_dtype": _theirs(dtype)}
+    for rows, version in _tables(datasets, device, stack, "gemm/gemm_perf", names, chosen):
+        yield merged(rows), version
+
+
+def gemm_kernel(datasets: Path, device: str, stack: str, dtype: WeightDtype, version: str) -> str:
+    """The published names of the kernels that a version's table of GEMMs times; empty without."""
+    import pyarrow.parquet as pq
+
+    engine = stack.partition("@")[0]
+    (path,) = _versions(datasets, device, f"{engine}@{version}", "gemm/gemm_perf")
+    if _KERNEL not in pq.read_schema(regular(path)).names:
+        return ""
+    return ", ".join(sorted(set(_read(path, [_KERNEL], {"gemm_dtype": _theirs(dtype)})[_KERNEL])))
+
+
+def quantisation(datasets: Path, device: str, stack: str) -> pd.DataFrame | None:
+    """Dynamic quantisation of ``m x k`` activations to fp8: finding the scale, and scaling."""
+    parts = []
+    for table in ("computescale_perf", "scale_matrix_perf"):
+        found = _versions(datasets, device, stack, f"quantize/{table}")
+        if not found:
+            return None
+        parts.append(_read(found[0], ["m", "k"], {}, zero=True))
+    return pd.concat(parts).groupby(["m", "k"])[["time_us"]].sum().reset_index()
+
+
+def static_quantisation(datasets: Path, device: str, stack: str) -> pd.DataFrame | None:
+    """Scaling ``m x k`` activations to fp8 by a known factor: one elementwise kernel."""
+    found = _versions(datasets, device, stack, "quantize/scale_matrix_perf")
+    return merged(_read(found[0], ["m", "k"], {})) if found else None
+
+
+def prefill(
+    datasets: Path, device: str, stack: str, kv_dtype: KvDtype, window: int = 0
+) -> Table | None:
+    """Causal attention of ``batch`` equal sequences without a prefix: batch, chunk, heads,
+    kv_heads, head_dim.
+
+    ``window``: attention within the last ``window`` tokens (0: over all).
+    With an fp8 cache the kernel that computes in fp8 counts, where the stack has one.
+    """
+    for path in _versions(datasets, device, stack, "attention/context_attention_perf"):
+        for kernel in ("fp8", "bfloat16") if kv_dtype == "fp8" else ("bfloat16",):
+            chosen = {"kv_cache_dtype": _theirs(kv_dtype), "attn_dtype": kernel, "step": 0}
+            rows = _read(path, [*_ATTENTION], chosen, window=window).rename(columns=_ATTENTION)
+            if (rows["batch"] == 1).any():
+                return merged(rows.drop(columns="context")), path.parent.name
+    return None
+
+
+def decode(
+    datasets: Path, device: str, stack: str, kv_dtype: KvDtype, window: int = 0
+) -> Table | None:
+    """Attention of one new token a sequence: batch, context, heads, kv_heads, head_dim."""
+    chosen = {"kv_cache_dtype": _theirs(kv_dtype), "attn_dtype": "bfloat16"}
+    table = "attention/generation_attention_perf"
+    found = _tables(datasets, device, stack, table, _ATTENTION, chosen, window=window)
+    return _newest(found, _decodes)
+
+
+def _decodes(rows: pd.DataFrame) -> pd.DataFrame:
+    """By the context that holds the new token."""
+    context = rows["context"] + rows["chunk"]
+    return merged(rows.drop(columns=["chunk", "context"]).assign(context=context))
+
+
+def latent(
+    datasets: Path, device: str, stack: str, kind: str, kv_dtype: KvDtype, whole: bool = False
+) -> Table | None:
+    """Latent attention of ``prefill`` (heads, chunk) or ``decode`` (heads, batch, context).
+
+    The attention kernel alone or the ``whole`` block of DeepSeek V3 with its bf16 GEMMs.
+    """
+    table = f"mla/mla_{_theirs(kind)}_module_perf" if whole else f"mla/{_theirs(kind)}_mla_perf"
+    chosen: dict[str, Any] = {"kv_cache_dtype": _theirs(kv_dtype), "mla_dtype": "bfloat16"}
+    chosen |= {"gemm_type": "bfloat16"} if whole else {}
+    chosen |= {"batch_size": 1, "step": 0} if kind == "prefill" else {}
+    found = _tables(datasets, device, stack, table, _BLOCK, chosen)
+    if kind == "decode":
+        return _newest(found, _decodes)
+    return _newest(found, lambda rows: merged(rows.drop(columns=["batch", "context"])))
+
+
+def latent_blocks(datasets: Path, device: str, stack: str) -> Table | None:
+    """Whole blocks of latent attention with GEMMs in fp8 blocks (heads, batch, context): SGLang's
+    decodes with data-parallel attention by FlashAttention 3, its default on Hopper."""
+    names = {"num_heads": "heads", "batch_size": "batch", "isl": "context"}
+    chosen = {_KERNEL: "fa3", "mla_dtype": "fp8_block", "step": 0}
+    table = "mla/wideep_generation_mla_perf"
+    return _newest(_tables(datasets, device, stack, table, names, chosen))
+
+
+def sparse(
+    datasets: Path,
+    device: str,
+    stack: str,
+    kind: str,
+    kv_dtype: KvDtype,
+    architecture: str,
+    dtype: WeightDtype,
+) -> Table | None:
+    """Whole blocks of sparse attention with their indexer and their GEMMs in ``dtype``: of
+    ``prefill`` (heads, chunk, context: cached tokens; one sequence) or ``decode`` (heads, batch,
+    context)."""
+    name = f"dsa_{_theirs(kind)}_module"
+    chosen: dict[str, Any] = {"kv_cache_dtype": _theirs(kv_dtype), "gemm_type": _theirs(dtype)}
+    chosen |= {"architecture": architecture, "op_name": name}
+    chosen |= {"batch_size": 1} if kind == "prefill" else {}
+    found = _tables(datasets, device, stack, f"sparse_attention/{name}_perf", _BLOCK, chosen)
+    if kind == "decode":
+        return _newest(found, _decodes)
+    return _newest(found, lambda rows: merged(rows.drop(columns="batch")))
+
+
+def recurrent(datasets: Path, device: str, stack: str, kind: str) -> Table | None:
+    """Convolution and state of a gated delta net, heads of 128 x 128 numbers: heads (of values),
+    kv_heads (of keys), batch, and of ``prefill`` the chunk."""
+    names = {"batch_size": "batch", "seq_len": "chunk", "num_v_heads": "heads"}
+    names |= {"num_k_heads": "kv_heads", _KERNEL: "kernel"}
+    chosen = {"phase": _theirs(kind), "head_k_dim": 128, "head_v_dim": 128, "d_conv": 4}
+
+    def whole(rows: pd.DataFrame) -> pd.DataFrame:
+        """Both kernels."""
+        kernels = _fastest(rows).groupby(list(names.values())[:-1])["time_us"]
+        both = kernels.agg(["size", "sum"]).reset_index().rename(columns={"sum": "time_us"})
+        return both[both.pop("size") == 2]
+
+    table = "linear_attention/gdn_perf"
+    return _newest(_tables(datasets, device, stack, table, names, chosen), whole)
+
+
+def experts(
+    datasets: Path,
+    device: str,
+    stack: str,
+    dtype: MoeDtype,
+    distribution: str,
+    gated: bool = True,
+    wide: bool = False,
+) -> Table | None:
+    """A mixture's experts on one rank: hidden, inter, top_k, experts, tp, ep, tokens.
+
+    Ranks that divide either the experts' width or their number, up to :data:`MOST_RANKS`. Experts
+    with a gate, or those without: Nemotron 3's. Left out are those with another activation, and
+    DeepSeek-V3's balanced rows of vLLM and SGLang: its gate sends their tokens to four of eight
+    groups of experts. Where two kernels were timed, the faster counts: an engine tunes.
+    ``wide``: on more ranks than that, which share whole experts; TensorRT-LLM's ``WIDEEP`` kernels
+    are among them.
+    """
+
+    def fitting(rows: pd.DataFrame) -> pd.DataFrame:
+        kernel = rows.pop("kernel").astype(str)
+        other, ungated = kernel.str.contains("situ"), kernel.str.contains("nongated")
+        ungated |= (rows["top_k"] == 22) | (rows["hidden"] == 2688)  # Nemotron 3, in every stack
+        if distribution == "balanced" and not stack.startswith("trtllm"):
+            other |= (rows["hidden"] == 7168) & (rows["inter"] == 2048) & (rows["experts"] == 256)
+        ranks = rows["tp"] * rows["ep"]
+        one_way = (rows["tp"] == 1) | (rows["ep"] == 1)
+        among = (ranks > MOST_RANKS) & (rows["tp"] == 1) if wide else ranks <= MOST_RANKS
+        rows = rows[~other & (ungated != gated) & one_way & among]
+        own = even_experts(datasets, device, stack, dtype, distribution, False) if wide else None
+        if own is not None and gated:
+            rows = pd.concat([rows, own[0][own[0]["ep"] > MOST_RANKS]])
+        return _fastest(rows)
+
+    names = {**_MOE, _KERNEL: "kernel"}
+    chosen = {"moe_dtype": _theirs(dtype), "distribution": distribution}
+    return _newest(_tables(datasets, device, stack, "moe/moe_perf", names, chosen), fitting)
+
+
+def even_experts(
+    datasets: Path, device: str, stack: str, dtype: MoeDtype, distribution: str, even: bool = True
+) -> Table | None:
+    """Experts of TensorRT-LLM's wide expert parallelism, as :func:`experts`; ``tokens`` are those
+    of all ranks. ``even``: placed by a load balancer, their number that of the slots, copies
+    included; else one slot an expert, as they come."""
+    names = {**_MOE, "num_slots": "slots"}
+    chosen = {"moe_dtype": _theirs(dtype), "distribution": distribution + ("_eplb" if even else "")}
+    found = _tables(datasets, device, stack, "moe/wideep_moe_perf", names, chosen)
+    return _newest(found, lambda rows: rows.assign(experts=rows["slots"]).drop(columns="slots"))
+
+
+def deepep_experts(
+    datasets: Path, device: str, stack: str, kind: str, distribution: str
+) -> Table | None:
+    """Experts behind DeepEP (DeepGEMM, fp8 in blocks), as :func:`experts`: masked GEMMs of the
+    ``low_latency`` mode or those of ``normal``, which were timed with their launches. ``tokens``
+    are those of all ranks."""
+    phase = {"low_latency": "generation", "normal": "context"}[kind]
+    chosen = {"moe_dtype": "fp8_block"}
+    chosen["distribution"] = "uniform" if distribution == "balanced" else distribution
+    table = f"moe/wideep_{phase}_moe_perf"
+    return _newest(_tables(datasets, device, stack, table, _MOE, chosen), _fastest)
+
+
+def deepep(datasets: Path, device: str, stack: str, kind: str, between_nodes: bool) -> Table | None:
+    """DeepEP's dispatch in fp8 and combine in bf16 (hidden, top_k, experts, ranks, tokens of one
+    rank, time_us) in ``low_latency`` or ``normal`` mode: within a node, or between nodes."""
+    name, parts, sms = "ll", ["avg_t"], {}
+    if kind == "normal":  # its default is to use 20 multiprocessors
+        name, parts = "normal", ["transmit", "notify"]
+        sms = {"dispatch_sms": 20, "combine_sms": 20}
+    names = {"hidden_size": "hidden", "num_topk": "top_k", "num_experts": "experts"}
+    names |= {"node_num": "ranks", "num_token": "tokens"}
+    times = tuple(f"{what}_{part}_us" for what in ("dispatch", "combine") for part in parts)
+
+    def exchanges(rows: pd.DataFrame) -> pd.DataFrame:
+        rows = rows[(rows["ranks"] > 1) == between_nodes]
+        return _fastest(rows.assign(ranks=rows["ranks"] * load_device(device).gpus_per_node))
+
+    table = f"comm/wideep_deepep_{name}_perf"
+    return _newest(_tables(datasets, device, stack, table, names, sms, times=times), exchanges)
+
+
+def nvlink_exchange(
+    datasets: Path, device: str, stack: str, kernel: str, part: str, dtype: MoeDtype
+) -> Table | None:
+    """A ``part`` (prepare, dispatch, combine) of TensorRT-LLM's exchange of tokens in ``dtype``, as
+    :func:`deepep`. Combining sends bf16 whatever is dispatched."""
+    names = {"hidden_size": "hidden", "topk": "top_k", "num_experts": "experts"}
+    names |= {"moe_ep_size": "ranks", "num_tokens": "tokens"}
+    kernel = {"nvlink_one_sided": "NVLinkOneSided", "nvlink_two_sided": "NVLinkTwoSided"}[kernel]
+    chosen = {_KERNEL: kernel, "op_name": f"alltoall_{part}", "moe_dtype": _theirs(dtype)}
+    table = "comm/trtllm_alltoall_perf"
+    return _newest(_tables(datasets, device, stack, table, names, chosen), _fastest)
+
+
+def all_to_alls(datasets: Path, device: str, op: str = "alltoall") -> Table | None:
+    """NCCL's all-to-all (gpus, num_bytes, time_us): all bytes that a rank sends, also to itself.
+
+    Of another ``op``, ``all_gather`` or ``reduce_scatter``: the bytes of all ranks together."""
+    chosen = {"op_name": op, "nccl_dtype": "half"}
+    found = _tables(datasets, device, "nccl", "comm/nccl_perf", _MESSAGE, chosen)
+    return _newest(found, _messages)
+
+
+def all_reduces(datasets: Path, device: str, stack: str) -> dict[str, Table]:
+    """All-reduce rows (gpus, num_bytes, time_us) by kernel, each with its version.
+
+    ``graph`` and ``eager`` are the stack's own (one kernel for both in TensorRT-LLM); ``nccl``.
+    """
+    found, names = {}, {**_MESSAGE, _KERNEL: "kernel"}
+    own = _newest(
+        _tables(datasets, device, stack, "comm/custom_allreduce_perf", names, {}), pd.DataFrame
+    )
+    if own is not None:
+        kernel = own[0]["kernel"].astype(str)
+        # SGLang 0.5.6's table holds TensorRT-LLM's kernel.
+        both = (kernel == "TRTLLM") & stack.startswith("trtllm")
+        for variant in ("graph", "eager"):
+            mine = own[0][kernel.str.endswith(variant) | both]
+            if len(mine):
+                found[variant] = _messages(mine), own[1]
+    nccl = None if "@" in stack else all_to_alls(datasets, device, "all_reduce")
+    return found if nccl is None else {**found, "nccl": nccl}
+
+
+def _messages(rows: pd.DataFrame) -> pd.DataFrame:
+    sizes = {"num_bytes": _HALF * rows["num_bytes"], "gpus": rows["gpus"]}
+    return tidy(rows["time_us"], **sizes)
+
+
+def _fastest(rows: pd.DataFrame) -> pd.DataFrame:
+    """One row per distinct size."""
+    sizes = [column for column in rows.columns if column != "time_us"]
+    return rows.groupby(sizes)["time_us"].min().reset_index()
+
+
+def _newest(
+    found: Iterator[Table], change: Callable[[pd.DataFrame], pd.DataFrame] = merged
+) -> Table | None:
+    """The first table with rows that are left after the ``change``."""
+    changed = ((change(rows), version) for rows, version in found)
+    return next((table for table in changed if len(table[0])), None)
+
+
+def _tables(
+    datasets: Path,
+    device: str,
+    stack: str,
+    table: str,
+    names: Mapping[str, str],
+    chosen: Mapping[str, Any],
+    **how: Any,
+) -> Iterator[Table]:
+    """A table's rows (:func:`_read`) in every version that has some, newest first; columns by
+    our ``names``."""
+    for path in _versions(datasets, device, stack, table):
+        rows = _read(path, [*names], chosen, **how)
+        if len(rows):
+            yield rows.rename(columns=dict(names)), path.parent.name
+
+
+def _versions(datasets: Path, device: str, stack: str, table: str) -> list[Path]:
+    """The files of one table (``family/name``), newest version first; of one version only where
+    that is named (``vllm@0.14.0``)."""
+    root = source_folder(datasets, FOLDER) / SYSTEMS[device]
+    if not root.is_dir():
+        raise FileNotFoundError(f"{root}: no such folder among the public measurements")
+    (family, name), (engine, _, version) = table.split("/"), stack.partition("@")
+    found = (root / family / engine).glob(f"{version or '*'}/{name}.parquet")
+    return sorted(found, key=lambda path: _numbers(path.parent.name), reverse=True)
+
+
+def _numbers(version: str) -> tuple[int, ...]:
+    return tuple(int(part) for part in re.findall(r"\d+", version))
+
+
+def _read(
+    path: Path,
+    columns: list[str],
+    chosen: Mapping[str, Any],
+    window: int | None = None,
+    zero: bool = False,
+    times: tuple[str, ...] = (),
+) -> pd.DataFrame:
+    """The ``columns`` and ``time_us`` of the rows with the ``chosen`` values.
+
+    ``times`` are columns in microseconds, whose sum it is; without, it is the ``latency`` in
+    milliseconds. ``window``: only rows with this one (0: with none), where the table knows windows;
+    a table that does not holds rows with none. ``zero``: a time may be 0.
+    """
+    import pyarrow.parquet as pq
+
+    timed, counts = [*(times or ("latency",))], [name for name in columns if name != _KERNEL]
+    try:
+        has = set(pq.read_schema(regular(path)).names)
+        for column in (*columns, *timed, *chosen):
+            if column not in has:
+                raise BundleError(f"{path}: column {column!r} is missing; has {show(sorted(has))}")
+        filters = [(column, "==", value) for column, value in chosen.items()]
+        if window is not None and "window_size" in has:
+            filters.append(("window_size", "==", window))
+        elif window:
+            filters.append((counts[0], "<", 0))  # none
+        rows = pd.read_parquet(path, columns=[*columns, *timed], filters=filters or None)
+    except (OSError, ValueError) as error:
+        if isinstance(error, BundleError):
+            raise
+        raise BundleError(f"{path}: not a parquet table: {error}") from None
+    for column in (*counts, *timed):
+        if not pd.api.types.is_numeric_dtype(rows[column]):
+            raise BundleError(f"{path}: column {column!r} holds {rows[column].dtype}")
+    time_us = (1.0 if times else 1e3) * rows[timed].astype(np.float64).sum(axis=1, skipna=False)
+    wrong = ~np.isfinite(time_us) | (time_us < 0) | ((time_us == 0) & (not zero))
+    if wrong.any():
+        at = int(np.argmax(np.asarray(wrong)))
+        raise BundleError(
+            f"{path}: a latency must be positive, got {time_us.iloc[at] / 1e3} ms at "
+            + ", ".join(f"{column}={rows[column].iloc[at]}" for column in counts)
+        )
+    return rows[columns].astype(dict.fromkeys(counts, np.int64)).assign(time_us=time_us)
+
+
+# The CSVs of an A100-SXM --------------------------------------------------------------------------
+
+A100, A100_DEVICE = "aiconfigurator_a100_sxm", "a100-80g-sxm"
+_GEMM, _PREFILL, _DECODE = (
+    "gemm_bf16.csv", "attention_prefill_bf16.csv", "attention_decode_bf16.csv",
+)  # fmt: skip
+_NCCL = "nccl_collectives.csv"
+FILES = f"{_GEMM}, attention_{{prefill,decode}}_bf16.csv and {_NCCL} of an A100"
+#: Of HBM bandwidth: decode rows above it were read from L2.
+_HBM_SHARE = 0.9
+
+
+def measurements(folder: Path, model: ModelSpec, tp: int, device: DeviceSpec) -> Measurements:
+    """One rank of ``model`` from the A100's CSVs. Raises BundleError for another device.
+
+    Decodes are TensorRT-LLM's for MHA and vLLM's for GQA, for the reasons given in the device
+    model; prompts vLLM's, of more than 64 heads SGLang's.
+    """
+    here = source_folder(folder, A100)
+    if device.name != A100_DEVICE:
+        raise BundleError(
+            f"aiconfigurator: {here} was measured on {A100_DEVICE}, "
+            f"not on {device.name}: leave --device out"
+        )
+    if (folder / FOLDER).is_dir() and not (here / _GEMM).is_file():
+        raise BundleError(
+            f"{folder}: of aiconfigurator this holds the parquet tables ({FOLDER}/), which a run "
+            f"with stack asks; the CSVs of {A100}/ are read here"
+        )
+    (heads, kv_heads), ops, attention = model.heads_per_rank(tp), {}, {}
+    gemm = Rows(aic_gemm(folder), f"{_GEMM}, SGLang")
+    if (here / _PREFILL).is_file():
+        framework = "VLLM" if heads <= 64 else "SGLang"
+        rows = aic_prefill(folder, framework)
+        attention["attn_prefill"] = Rows(rows[rows["batch"] == 1], f"{_PREFILL}, {framework}")
+    if (here / _DECODE).is_file():
+        framework = "TRTLLM" if heads == kv_heads else "VLLM"
+        rows = aic_decode(folder, framework)
+        # Reading every row's keys and values once in its time, in bytes a second.
+        kv_bytes = 4 * rows["head_dim"] * rows["kv_heads"] * rows["batch"] * rows["context"]
+        rows = rows[1e6 * kv_bytes / rows["time_us"] <= _HBM_SHARE * device.memory_bandwidth]
+        left_out = f"rows above {100 * _HBM_SHARE:.0f} % of HBM bandwidth left out"
+        attention["attn_decode"] = Rows(rows, f"{_DECODE}, {framework}, {left_out}")
+    if tp > 1 and (here / _NCCL).is_file():
+        rows = aic_all_reduce(folder, tp)
+        if len(rows):
+            ops["all_reduce"] = Rows(rows, f"{_NCCL}, {tp} GPUs, half")
+    hardware = (
+        "NVIDIA A100-SXM4-80GB; GEMM SGLang 0.5.10, attention vLLM 0.14.0 and TensorRT-LLM 1.0.0, "
+        "NCCL 2.27.3"
+    )
+    return Measurements(hardware, "bfloat16", ops, gemm, attention)
+
+
+def aic_gemm(datasets: Path, framework: str = "SGLang") -> pd.DataFrame:
+    """A100-SXM bf16 GEMMs: m, n, k, time_us of one serving framework."""
+    raw = _csv(datasets, _GEMM, ("framework", framework), ("m", "n", "k"))
+    return tidy(raw["time_us"], m=raw["m"], n=raw["n"], k=raw["k"])
+
+
+def aic_prefill(datasets: Path, framework: str = "VLLM") -> pd.DataFrame:
+    """A100-SXM causal attention without cached context; heads are per GPU."""
+    return merged(_attention_csv(datasets, _PREFILL, framework).assign(context=0))
+
+
+def aic_decode(datasets: Path, framework: str = "VLLM") -> pd.DataFrame:
+    """A100-SXM decode attention; context (``step``) is per sequence, before the new token."""
+    return merged(_attention_csv(datasets, _DECODE, framework).drop(columns="chunk"))
+
+
+def _attention_csv(datasets: Path, file: str, framework: str) -> pd.DataFrame:
+    counts = [name for name in _ATTENTION if name != "step"]
+    raw = _csv(datasets, file, ("framework", framework), counts, ("step",))
+    return raw.rename(columns=_ATTENTION)[[*_ATTENTION.values(), "time_us"]]
+
+
+def aic_all_reduce(datasets: Path, gpus: int) -> pd.DataFrame:
+    """NCCL all-reduce on NVLink. Sizes are ELEMENTS in the file: 2 bytes each for half."""
+    sizes = ("num_gpus", "message_size_elements")
+    raw = _csv(datasets, _NCCL, ("op_name", "all_reduce"), sizes, label="nccl_dtype")
+    raw = raw[(raw["nccl_dtype"] == "half") & (raw["num_gpus"] == gpus)]
+    return tidy(raw["time_us"], num_bytes=_HALF * raw["message_size_elements"])
+
+
+def _csv(
+    datasets: Path,
+    file: str,
+    keep: tuple[str, str],
+    counts: Sequence[str],
+    from_zero: Sequence[str] = (),
+    label: str = "framework",
+) -> pd.DataFrame:
+    raw = read_measurements(
+        source_folder(datasets, A100) / file,
+        labels=(label,),
+        counts=counts,
+        from_zero=from_zero,
+        times=("latency_ms",),
+        keep=keep,
+    )
+    return raw.assign(time_us=1e3 * raw["latency_ms"])

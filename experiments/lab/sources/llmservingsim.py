@@ -1,0 +1,265 @@
+"""LLMServingSim's profiles: its ``profiler/perf`` folders, and an older one of an A6000.
+
+A ``profiler/perf`` folder of one model holds ``meta.yaml`` and, beside it or below ``tp<k>/``,
+``dense.csv`` (ops by tokens, one layer), ``per_sequence.csv`` (ops by sequences) and
+``attention.csv``: a chunk of ``prefill_chunk`` tokens after ``kv_prefill`` cached ones, in one call
+with ``n_decode`` decodes of ``kv_decode`` tokens each. Traps: times are microseconds; a layer has
+two norms, and the file has the time of one; the kernels of vLLM were launched one by one
+(``enforce_eager``), so times hold no launches.
+
+Of the A6000's: layer latencies are nanoseconds and attention milliseconds; kv_cache_size includes
+the chunk, and is the total of the batch in decode rows; q, k, v and gate, up are separate GEMMs,
+while a bundle has them fused; norms, rotary, activation and ``attn`` are unfused eager kernels,
+left out.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from sarathi_sim.experiments.lab.sources.measurements import (
+    DType,
+    Measurements,
+    Rows,
+    merged,
+    read_measurements,
+    source_folder,
+    sum_text,
+    tidy,
+)
+from sarathi_sim.experiments.lab.sources.vidur import attention_rows
+from sarathi_sim.profiler.bundle.tables import TABLES, BundleError
+from sarathi_sim.profiler.facts.device import DeviceSpec, list_devices
+from sarathi_sim.profiler.facts.model import ModelSpec
+from sarathi_sim.profiler.facts.ops import DECODE, LAYER_OPS, OPS, PREFILL
+from sarathi_sim.profiler.storage.plain_yaml import read_mapping
+
+META, DENSE, BY_SEQUENCE, ATTENTION = "meta.yaml", "dense.csv", "per_sequence.csv", "attention.csv"
+#: How often each of its layers runs in one of our ops. The last norm goes with the embedding: both
+#: run once, over all tokens.
+LAYERS: dict[str, dict[str, int]] = {
+    "preproj": {"qkv_proj": 1},
+    "postproj": {"o_proj": 1},
+    "ffn_ln1": {"gate_up_proj": 1},
+    "ffn_ln2": {"down_proj": 1},
+    "others": {"layernorm": 2, "act_fn": 1, "rotary_emb": 1},
+    "embedding": {"embedding": 1, "final_layernorm": 1},
+    "lm_head": {"lm_head": 1, "sampler": 1},
+}
+_CHUNK, _DECODES = ("prefill_chunk", "kv_prefill"), ("n_decode", "kv_decode")
+_DTYPES: dict[str, DType] = {"bf16": "bfloat16", "fp16": "float16"}
+_SIZES = {
+    "num_attention_heads": "num_heads",
+    "num_key_value_heads": "num_kv_heads",
+    "intermediate_size": "ffn_hidden_size",
+    "vocab_size": "vocab_size",
+}
+A6000, _DEVICE = "llmservingsim_a6000", "a6000"
+_GEMMS, _A6000_ATTENTION = "layers_Llama-3.1-8B_tp1.csv", "attention_Llama-3.1-8B_tp1.csv"
+FILES = (
+    f"{_GEMMS} and {_A6000_ATTENTION} (its A6000 profile), or a model's folder of "
+    f"profiler/perf in bf16 or fp16, with {META}, {DENSE}, {BY_SEQUENCE} and {ATTENTION} (or in "
+    "tp1, tp2, ...)"
+)
+
+
+def measured_on(folder: Path) -> str:
+    """The shipped device that a folder was measured on. Raises BundleError if none ships."""
+    if not is_perf(folder):
+        return _DEVICE
+    hardware = str(perf_meta(folder).get("hardware"))
+    for name in list_devices():
+        if _plain(name) == _plain(hardware):
+            return name
+    raise BundleError(
+        f"{folder / META}: hardware {hardware}: no shipped device is called so "
+        f"({', '.join(list_devices())}): name the YAML of one with --device"
+    )
+
+
+def measurements(folder: Path, model: ModelSpec, tp: int, device: DeviceSpec) -> Measurements:
+    """One rank of ``model`` from a ``profiler/perf`` folder, or GEMMs and attention of the A6000.
+
+    Raises BundleError for a folder of neither form, another device, or (``profiler/perf``) another
+    model, dtype or degree than was measured.
+    """
+    if is_perf(folder):
+        return _perf(folder, model, tp, device)
+    here = source_folder(folder, A6000)
+    if not (here / _GEMMS).is_file():
+        raise BundleError(f"llmservingsim: {here} has none of its forms: {FILES}")
+    if device.name != _DEVICE:
+        raise BundleError(
+            f"llmservingsim: {here} was measured on {_DEVICE}, "
+            f"not on {device.name}: leave --device out"
+        )
+    attention = {}
+    if (here / _A6000_ATTENTION).is_file():
+        rows = zip((PREFILL, DECODE), llmservingsim_attention(folder), strict=True)
+        attention = {op: Rows(frame, _A6000_ATTENTION) for op, frame in rows}
+    return Measurements(
+        hardware="NVIDIA RTX A6000; NGC PyTorch 25.01 by the repository's documentation",
+        dtype="float16",
+        gemms=Rows(llmservingsim_gemm(folder), _GEMMS),
+        attention=attention,
+    )
+
+
+def _perf(folder: Path, model: ModelSpec, tp: int, device: DeviceSpec) -> Measurements:
+    """Every op as vLLM ran it; ``mixed`` are sums of the linear ops and one attention call over a
+    chunk and decodes."""
+    meta = perf_meta(folder)
+    here = degree_folder(folder, tp)
+    _check(folder / META, meta, model, device)
+    ops = {
+        op: Rows(*op_rows(here, op), combined=list(layers.values()) != [1])
+        for op, layers in LAYERS.items()
+    }
+    cells = attention_cells(here)
+    for op, sizes in ((PREFILL, _CHUNK), (DECODE, _DECODES)):
+        names = dict(zip(sizes, OPS[op].columns, strict=True))
+        origin = f"rows of {ATTENTION} with nothing else in the call"
+        ops[op] = Rows(alone(cells, names), origin)
+    whole = _mixed(cells, [ops[op].frame for op in LAYER_OPS])
+    origin = f"linear ops of {DENSE} + one call of {ATTENTION}"
+    return Measurements(
+        hardware=f"{meta.get('gpu')}; {meta.get('model')}, vLLM {meta.get('vllm_version')}, "
+        f"CUDA {meta.get('cuda_version')}",
+        dtype=_DTYPES[meta["variant"]],
+        ops={**ops, "mixed": Rows(whole, origin, combined=True)},
+        profiled=str(meta.get("profiled_at")),
+    )
+
+
+def _mixed(cells: pd.DataFrame, linear: list[pd.DataFrame]) -> pd.DataFrame:
+    """Whole layers of a chunk and decodes, at token counts that all linear ops reach."""
+    rows = cells[(cells["prefill_chunk"] > 0) & (cells["n_decode"] > 0)]
+    rows = rows.rename(columns=dict(zip((*_CHUNK, *_DECODES), TABLES["mixed"].key, strict=True)))
+    tokens = rows["chunk_tokens"] + rows["batch_size"]
+    measured = tokens <= min(op["num_tokens"].max() for op in linear)
+    rows, tokens = rows[measured], tokens[measured]
+    around = sum((np.interp(tokens, op["num_tokens"], op["time_us"]) for op in linear), 0.0)
+    return merged(rows.assign(time_us=rows["time_us"] + around))
+
+
+def _check(where: Path, meta: dict[str, Any], model: ModelSpec, device: DeviceSpec) -> None:
+    hardware = str(meta.get("hardware"))
+    if _plain(device.name) != _plain(hardware):
+        raise BundleError(f"{where}: was measured on {hardware}, not on {device.name}")
+    if meta.get("variant") not in _DTYPES:
+        raise BundleError(
+            f"{where}: variant {meta.get('variant')!r} is not modelled: must be one of "
+            f"{', '.join(_DTYPES)}"
+        )
+    engine, degrees = meta.get("engine_effective"), meta.get("tp_degrees")
+    sizes = engine.get("hf_overrides") if isinstance(engine, dict) else None
+    ranks = degrees[-1] if isinstance(degrees, list) and degrees else 1  # the last one's are stored
+    for theirs, ours in _SIZES.items():
+        size, whole = sizes.get(theirs) if isinstance(sizes, dict) else None, getattr(model, ours)
+        if type(ranks) is not int or size != max(1, whole // max(1, ranks)):
+            of = f" on one of {ranks} ranks" if ranks != 1 else ""
+            raise BundleError(
+                f"{where}: {theirs} of {meta.get('model')} is {size}{of}, but {model.name} has "
+                f"{whole}: give the model that was measured"
+            )
+
+
+def _plain(name: str) -> str:
+    return "".join(filter(str.isalnum, name)).lower()
+
+
+def is_perf(folder: Path) -> bool:
+    """Whether the folder is one of ``profiler/perf``."""
+    return (folder / META).is_file() and any(folder.glob(f"**/{DENSE}"))
+
+
+def perf_meta(folder: Path) -> dict[str, Any]:
+    """The metadata of the folder."""
+    return dict(read_mapping(folder / META))
+
+
+def degree_folder(folder: Path, tp: int) -> Path:
+    """Where the tables of ``tp`` ranks are. Raises BundleError where these were not measured."""
+    here = folder / f"tp{tp}" if (folder / f"tp{tp}").is_dir() else folder
+    degrees = perf_meta(folder).get("tp_degrees", [1])
+    if tp not in degrees or (here == folder and degrees != [tp]):
+        raise BundleError(f"{folder / META}: tp_degrees {degrees}: --tp {tp} was not measured")
+    return here
+
+
+def op_rows(here: Path, op: str, layers: dict[str, int] | None = None) -> tuple[pd.DataFrame, str]:
+    """One of our ops (num_tokens, time_us), the sum of ``layers`` (default: its own) at the sizes
+    that all of them have; and that sum as text."""
+    name, column = (BY_SEQUENCE, "sequences") if OPS[op].outputs else (DENSE, "tokens")
+    rows = read_measurements(here / name, labels=("layer",), counts=(column,), times=("time_us",))
+    summed = layers or LAYERS[op]
+    parts = []
+    for layer, times in summed.items():
+        mine = rows[rows["layer"] == layer]
+        if mine.empty:
+            there = ", ".join(sorted(set(rows["layer"])))
+            raise BundleError(f"{here / name}: no rows of {layer}; there are {there}")
+        parts.append(times * mine.groupby(column)["time_us"].median())
+    total = sum(parts[1:], parts[0]).dropna().rename_axis("num_tokens")
+    return total.rename("time_us").reset_index(), f"{sum_text(summed)} of {name}"
+
+
+def attention_cells(here: Path) -> pd.DataFrame:
+    """Every call of ``attention.csv``."""
+    return read_measurements(here / ATTENTION, from_zero=(*_CHUNK, *_DECODES), times=("time_us",))
+
+
+def alone(cells: pd.DataFrame, sizes: dict[str, str]) -> pd.DataFrame:
+    """Calls over a chunk alone or over decodes alone: these ``sizes``, by their new names."""
+    chunks, decodes = cells["prefill_chunk"] > 0, cells["n_decode"] > 0
+    only = chunks & ~decodes if "prefill_chunk" in sizes else decodes & ~chunks
+    return merged(cells[only][[*sizes, "time_us"]].rename(columns=sizes))
+
+
+def llmservingsim_gemm(datasets: Path) -> pd.DataFrame:
+    """A6000 fp16 GEMMs of Llama-3.1-8B at every token count 1..2048 (unfused projections)."""
+    raw = read_measurements(
+        source_folder(datasets, A6000) / _GEMMS,
+        labels=("layer_name",),
+        counts=("input", "tp_size"),
+        times=("latency(ns)",),
+    )
+    shapes = {
+        "q_proj": (4096, 4096),
+        "o_proj": (4096, 4096),
+        "k_proj": (1024, 4096),
+        "v_proj": (1024, 4096),
+        "gate_proj": (14336, 4096),
+        "up_proj": (14336, 4096),
+        "down_proj": (4096, 14336),
+        "lm_head": (128256, 4096),
+    }
+    raw = raw[(raw["tp_size"] == 1) & raw["layer_name"].isin(list(shapes))]
+    n, k = (raw["layer_name"].map({op: s[i] for op, s in shapes.items()}) for i in (0, 1))
+    return tidy(raw["latency(ns)"] / 1e3, m=raw["input"], n=n, k=k)
+
+
+def llmservingsim_attention(datasets: Path) -> tuple[pd.DataFrame, pd.DataFrame]:
+    """A6000 flash attention, 32 query and 8 KV heads: (prefill, decode).
+
+    kv_cache_size INCLUDES the chunk in prefill rows, and is the TOTAL of the batch in decode rows.
+    """
+    path = source_folder(datasets, A6000) / _A6000_ATTENTION
+    heads = {"heads": 32, "kv_heads": 8, "head_dim": 128}
+    rows = attention_rows(path, "prefill")
+    chunk, context = rows["size"], rows["cached"] - rows["size"]
+    if (context < 0).any():
+        row = rows.loc[context.idxmin()]
+        raise BundleError(
+            f"{path}: row {context.idxmin()}: kv_cache_size {row['cached']:.0f} is less than the "
+            f"chunk of {row['size']:.0f} that it must include"
+        )
+    prefill = tidy(rows["time_us"], chunk=chunk, context=context, batch=1, **heads)
+    rows = attention_rows(path, "decode")
+    batch, context = rows["size"], rows["cached"] // rows["size"]
+    decode = tidy(rows["time_us"], batch=batch, context=context, **heads)
+    return prefill, decode[decode["context"] >= 1].reset_index(drop=True)
