@@ -6,7 +6,7 @@ docs/library.md has an example of each. Names of this module stay; those of othe
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from contextlib import ExitStack, closing
+from contextlib import ExitStack
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
@@ -398,18 +398,15 @@ def score_files(
     ``peers`` are other predictors' files; ``fit`` fits the host's constants anew. Raises
     UserError for a file that cannot be read.
     """
-    from sarathi_sim.experiments.measured.answers import score_answer
-    from sarathi_sim.experiments.measured.recorded import cases_of, score_runs
-    from sarathi_sim.experiments.measured.scoring import score_servers
+    from sarathi_sim.experiments.report.score_answers import score_recorded
 
     paths = [Path(one) for one in ([files] if isinstance(files, str | Path) else files)]
     if config is not None:
-        content = score_runs(cases_of(load(config, changes), paths), progress).content()
-    else:
-        theirs = [Path(one) for one in peers]
-        with closing(local_backend(workers)) as backend:
-            content = score_servers(paths, theirs, backend, progress, silent, fit=fit).content()
-    return content | score_answer(content).words()
+        return score_recorded(paths, config, changes, progress=progress)[0]
+    from sarathi_sim.experiments.lab.servers.commands import score as score_tables
+
+    theirs = [Path(one) for one in peers]
+    return score_tables(paths, peer=theirs, fit=fit, workers=workers, progress=progress)[0]
 
 
 def tune(
@@ -427,8 +424,8 @@ def tune(
     that is not tune's.
     """
     from sarathi_sim.experiments.config.calibration import check_replaceable
-    from sarathi_sim.experiments.measured.own_server import tune as tuned
-    from sarathi_sim.experiments.measured.own_server import tune_answer
+    from sarathi_sim.experiments.measured.tune import tune as tuned
+    from sarathi_sim.experiments.report.score_answers import tune_answer
     from sarathi_sim.profiler.storage.files import write_whole
 
     if out is not None:

@@ -3,11 +3,14 @@ command prints."""
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
 from typing import Any
 
+from pydantic import TypeAdapter, ValidationError
 from rich.table import Table
 
 from sarathi_sim.experiments.config.deployment import Deployment
@@ -16,6 +19,7 @@ from sarathi_sim.experiments.config.inputs import prompts_captured
 from sarathi_sim.experiments.config.scenario import FUSED, POOLS
 from sarathi_sim.experiments.config.workload import Closed, Gamma, TraceArrivals, Varying, Workload
 from sarathi_sim.profiler.kernels.reduce_curves import CAPTURED_TOKENS
+from sarathi_sim.profiler.storage.strict import UserError, one_line
 from sarathi_sim.simulator.load.describe import traffic_line, without_times
 from sarathi_sim.simulator.views.metric_registry import number_text
 
@@ -73,6 +77,23 @@ class Section:
         """JSON-able: the texts of the section, which a result's summary has beside its numbers."""
         lists = {"assumptions": list(self.assumptions), "warnings": list(self.warnings)}
         return {"question": self.question, "answer": self.answer, **lists}
+
+
+_SECTION = "section.json"
+
+
+def write_section(folder: Path, section: Section) -> None:
+    """Keep a section, without its charts, beside a result's numbers."""
+    text = json.dumps(asdict(replace(section, charts=())), indent=1)
+    (folder / _SECTION).write_text(text, encoding="utf-8")
+
+
+def read_section(folder: Path) -> Section:
+    """The section that :func:`write_section` kept. Raises UserError if there is none."""
+    try:
+        return TypeAdapter(Section).validate_json((folder / _SECTION).read_bytes())
+    except (OSError, ValidationError) as error:
+        raise UserError(f"{folder}: has no readable {_SECTION}: {one_line(error)}") from error
 
 
 def markdown(section: Section) -> str:

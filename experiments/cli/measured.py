@@ -105,7 +105,9 @@ def score(
       sarathi-sim score mlperf_dev.csv --lengths mlperf --out runs/mlperf
       sarathi-sim score inferencex_dev.csv --launch disagg_recipes.csv --out runs/pools
     """
-    from sarathi_sim.experiments.measured.benchmarks import SUFFIXES
+    from sarathi_sim.experiments.cli.common import ProgressBar
+    from sarathi_sim.experiments.measured.load_tools import SUFFIXES
+    from sarathi_sim.experiments.report.score_answers import score_recorded
     from sarathi_sim.profiler.storage.strict import UserError
 
     recorded = next((path for path in files if path.suffix in SUFFIXES), None)
@@ -114,63 +116,24 @@ def score(
         (config is None and assignments, "--set goes with --config"),
         (config and peer, "--peer goes with tables of servers, not with --config"),
         (config and fit, "--fit goes with tables of servers, not with --config"),
-        (launch and (config or lengths), "--launch goes with tables of servers alone"),
-        (lengths and (config or peer), "--lengths goes with MLPerf's tables alone"),
+        (config and launch, "--launch goes with tables of servers alone"),
+        (config and lengths, "--lengths goes with MLPerf's tables alone"),
     ):
         if wrong:
             raise UserError(problem)
-    inputs = (files, config, assignments or [], peer or [], lengths, launch)
-    _score(*inputs, out, workers, fit, json, quiet)
-
-
-def _score(
-    files: list[Path],
-    config: str | None,
-    assignments: list[str],
-    peers: list[Path],
-    lengths: Path | None,
-    launch: Path | None,
-    out: Path | None,
-    workers: int | None,
-    fit: bool,
-    json: bool,
-    quiet: bool,
-) -> None:
-    from sarathi_sim.experiments.cli.common import ProgressBar
-    from sarathi_sim.experiments.config.loading import load_experiment
-    from sarathi_sim.experiments.measured.answers import score_answer
-    from sarathi_sim.experiments.measured.mlperf_score import ScoredMlperf, score_mlperf
-    from sarathi_sim.experiments.measured.recorded import ScoredRuns, cases_of, score_runs
-    from sarathi_sim.experiments.measured.scoring import ScoredRows, score_servers
-    from sarathi_sim.experiments.results import (
-        SCORE_FORMAT,
-        check_replaceable,
-        result_folder,
-        write_summary,
-    )
-    from sarathi_sim.experiments.sweeps.backends import local_backend
-
-    if out is not None:
-        check_replaceable(out, SCORE_FORMAT)
-    found: ScoredRows | ScoredRuns | ScoredMlperf
     with ProgressBar(consoles()[1], enabled=not (quiet or json)) as progress:
         if config is not None:
-            found = score_runs(cases_of(load_experiment(config, assignments), files), progress)
+            content, section = score_recorded(
+                files, config, assignments or [], out=out, progress=progress
+            )
         else:
-            say, backend = partial(typer.echo, err=True), local_backend(workers)
-            if lengths is not None:
-                found = score_mlperf(files, lengths, backend, progress, say, fit=fit)
-            else:
-                found = score_servers(files, peers, backend, progress, say, fit=fit, launch=launch)
-    content = found.content()
-    section = score_answer(content)
-    if out is not None:
-        from sarathi_sim.experiments.measured.pictures import draw_score
+            from sarathi_sim.experiments.lab.servers.commands import score as score_tables
 
-        with result_folder(out, SCORE_FORMAT) as folder:
-            write_summary(folder, SCORE_FORMAT, content | section.words())
-            found.write(folder)
-            draw_score(found, folder / "figures")
+            say = partial(typer.echo, err=True)
+            content, section = score_tables(
+                files, peer=peer or [], lengths=lengths, launch=launch, out=out, fit=fit,
+                workers=workers, progress=progress, say=say,
+            )  # fmt: skip
     _print(content, section, json=json)
     print_written(out, figures=config is not None, err=True)
 
@@ -201,7 +164,7 @@ def tune(
     """
     from sarathi_sim.experiments.api import tune as tuned
     from sarathi_sim.experiments.cli.common import ProgressBar
-    from sarathi_sim.experiments.measured.own_server import tune_answer
+    from sarathi_sim.experiments.report.score_answers import tune_answer
 
     with ProgressBar(consoles()[1], enabled=not (quiet or json)) as progress:
         content = tuned(files, config, assignments or [], out=out, progress=progress)
@@ -226,7 +189,7 @@ def lockstep(
       sarathi-sim lockstep base.jsonl.gz --json
     """
     from sarathi_sim.experiments.cli.common import ProgressBar
-    from sarathi_sim.experiments.measured.answers import lockstep_answer
+    from sarathi_sim.experiments.lab.servers.answers import lockstep_answer
     from sarathi_sim.experiments.run.decision_log import read_log
     from sarathi_sim.experiments.run.decision_log import replay as replayed
 
@@ -267,8 +230,8 @@ def replay(
       sarathi-sim replay my.yaml requests.jsonl --set kv_cache.num_blocks=2588 --json
     """
     from sarathi_sim.experiments.config.loading import load_experiment
-    from sarathi_sim.experiments.measured.answers import replay_answer
-    from sarathi_sim.experiments.measured.recorded import read_server_run, read_ticks, replay_server
+    from sarathi_sim.experiments.measured.replay import read_server_run, read_ticks, replay_server
+    from sarathi_sim.experiments.report.score_answers import replay_answer
 
     log = read_ticks(ticks) if ticks is not None else None
     experiment = load_experiment(config, assignments or [])
@@ -334,8 +297,9 @@ def validate(
     """
     from sarathi_sim.experiments.cli.common import ProgressBar
     from sarathi_sim.experiments.config.loading import load_experiment
-    from sarathi_sim.experiments.measured.answers import validation_answer
-    from sarathi_sim.experiments.measured.pictures import draw_validation
+    from sarathi_sim.experiments.content import write_section
+    from sarathi_sim.experiments.lab.servers.answers import validation_answer
+    from sarathi_sim.experiments.lab.servers.figures import draw_validation
     from sarathi_sim.experiments.measured.session import make_cells
     from sarathi_sim.experiments.measured.validation import check_engine, iterations, measure
     from sarathi_sim.experiments.results import (
@@ -370,6 +334,7 @@ def validate(
         )
         section = validation_answer(result)
         (scratch / VALIDATION).write_bytes(json_bytes(result | section.words()))
+        write_section(scratch, section)
         iterations(outcomes).to_parquet(scratch / ITERATIONS, index=False)
         if drawn := figures and engine == "torch":
             draw_validation(outcomes, scratch / "figures")
@@ -406,10 +371,16 @@ def accuracy(
     from dataclasses import asdict
 
     from sarathi_sim.experiments.cli.common import ProgressBar
+    from sarathi_sim.experiments.content import write_section
     from sarathi_sim.experiments.figures import accuracy as studies
     from sarathi_sim.experiments.figures import kernel_errors
-    from sarathi_sim.experiments.measured.answers import accuracy_answer
-    from sarathi_sim.experiments.results import ACCURACY_FORMAT, maybe_result
+    from sarathi_sim.experiments.lab.servers.answers import accuracy_answer
+    from sarathi_sim.experiments.results import (
+        ACCURACY_FORMAT,
+        check_replaceable,
+        result_folder,
+        write_summary,
+    )
     from sarathi_sim.profiler.kernels.stack_fit import check_fitted, fitted_devices
     from sarathi_sim.profiler.storage.files import public_datasets
 
@@ -421,24 +392,28 @@ def accuracy(
         kind = kernel_errors.kernels if device in again else kernel_errors.shipped
         wanted.append(partial(kind, device=device))
     scores = []
-    bar = ProgressBar(consoles()[1], enabled=True)
-    with bar as progress, maybe_result(out, ACCURACY_FORMAT) as write:
+    if out is not None:
+        check_replaceable(out, ACCURACY_FORMAT)
+    with ProgressBar(consoles()[1], enabled=True) as progress:
         for done, study in enumerate(wanted):
             progress("studies", done, len(wanted))
             scores += list(study(folder))
-        content = {
-            "scores": [score.content() for score in scores],
-            "classes": [asdict(one) for one in studies.by_class(scores)],
-        }
-        section = accuracy_answer(content)
-        write(content | section.words())
+    content = {
+        "scores": [score.content() for score in scores],
+        "classes": [asdict(one) for one in studies.by_class(scores)],
+    }
+    section = accuracy_answer(content)
+    if out is not None:
+        with result_folder(out, ACCURACY_FORMAT) as scratch:
+            write_summary(scratch, ACCURACY_FORMAT, content | section.words())
+            write_section(scratch, section)
     _print(content, section, json=json)
     print_written(out, err=json)
 
 
 def print_scores(scores: Sequence[Score]) -> None:
     """A row a score, with its aim beside it, and why it misses one."""
-    from sarathi_sim.experiments.measured.answers import scores_table
+    from sarathi_sim.experiments.lab.servers.answers import scores_table
 
     grid = scores_table(score.content() for score in scores)
     print_table(grid.headings[: grid.text], grid.headings[grid.text :], grid.rows)

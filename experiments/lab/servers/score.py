@@ -15,7 +15,16 @@ from sarathi_sim.experiments.config.inputs import (
     StackErrors,
     host_times,
 )
-from sarathi_sim.experiments.measured.host_fit import (
+from sarathi_sim.experiments.lab.servers.errors import (
+    grouped,
+    of_group,
+    of_groups,
+    predictions_table,
+    read_peer,
+    short_reason,
+    too_wide,
+)
+from sarathi_sim.experiments.lab.servers.host import (
     APART,
     BASE,
     CROSS_VALIDATED,
@@ -30,16 +39,13 @@ from sarathi_sim.experiments.measured.host_fit import (
     to_ship,
     with_times,
 )
-from sarathi_sim.experiments.measured.row_errors import (
-    grouped,
-    of_group,
-    of_groups,
-    predictions_table,
-    read_peer,
-    short_reason,
-    too_wide,
+from sarathi_sim.experiments.lab.servers.rows import (
+    Measured,
+    ServerTimes,
+    read_launches,
+    read_measured,
 )
-from sarathi_sim.experiments.measured.row_runs import (
+from sarathi_sim.experiments.lab.servers.runs import (
     DRAWS,
     REDRAWS,
     Variant,
@@ -51,17 +57,11 @@ from sarathi_sim.experiments.measured.row_runs import (
     times_of,
     with_bands,
 )
-from sarathi_sim.experiments.measured.row_scenarios import (
+from sarathi_sim.experiments.lab.servers.scenarios import (
     campaign_of,
     scenario_of,
     server_of,
     stack_of,
-)
-from sarathi_sim.experiments.measured.servers import (
-    Measured,
-    ServerTimes,
-    read_launches,
-    read_measured,
 )
 from sarathi_sim.experiments.sweeps.backends import Backend
 from sarathi_sim.profiler.storage.child import Progress, Say

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.ticker import LogLocator, MaxNLocator, NullFormatter
+from matplotlib.ticker import LogLocator, NullFormatter
 
 from sarathi_sim.experiments.figures.slices import Window, stage_slices
 from sarathi_sim.experiments.figures.style import (
@@ -18,32 +18,21 @@ from sarathi_sim.experiments.figures.style import (
     GREEN,
     GREY,
     KIND_COLOURS,
-    PURPLE,
-    VERMILION,
     line_styles,
     save,
     styled,
 )
 from sarathi_sim.experiments.figures.timeline import stage_timeline
-from sarathi_sim.experiments.measured.mlperf_score import BOUND, CAPACITY, ScoredMlperf
-from sarathi_sim.experiments.measured.recorded import MEASURES, VARIANTS, ScoredRun, ScoredRuns
-from sarathi_sim.experiments.measured.scoring import ScoredRows
-from sarathi_sim.experiments.measured.servers import METRICS, Measured, ServerTimes
+from sarathi_sim.experiments.lab.servers.mlperf import BOUND, CAPACITY, ScoredMlperf
+from sarathi_sim.experiments.lab.servers.rows import METRICS, Measured, ServerTimes
+from sarathi_sim.experiments.lab.servers.score import ScoredRows
 from sarathi_sim.simulator.loop.records import Floats
-from sarathi_sim.simulator.views.metric_registry import METRICS as METRICS_BY_KEY
 from sarathi_sim.simulator.views.metrics import Analysis
 
 if TYPE_CHECKING:
     from sarathi_sim.experiments.measured.session import Comparison
 
 _NAMES = {"ttft": "time to first token", "tpot": "time per output token"}
-_STYLES: dict[str, dict[str, Any]] = {
-    "measured": {"color": BLACK, "linestyle": "-"},
-    "zero": {"color": BLUE, "linestyle": "--"},
-    "configured": {"color": GREEN, "linestyle": "-."},
-    "fitted": {"color": VERMILION, "linestyle": ":"},
-    "left_out": {"color": PURPLE, "linestyle": (0, (5, 1, 1, 1))},
-}
 _MARKS = {"prefill": "s", "mixed": "D", "decode": "o"}
 
 
@@ -69,16 +58,13 @@ def _draw_equality(
 # Scores -----------------------------------------------------------------------------------------
 
 
-def draw_score(found: ScoredRows | ScoredRuns | ScoredMlperf, folder: Path) -> None:
-    """The distributions of each recorded run; of servers predicted over measured, a point a row
+def draw_score(found: ScoredRows | ScoredMlperf, folder: Path) -> None:
+    """Of servers predicted over measured, a point a row
     without flags, and the errors by concurrency; of audited runs the capacities."""
     with styled():
         if isinstance(found, ScoredMlperf):
             if found.best:
                 _save({"capacity": audited_capacities(found)}, folder)
-        elif isinstance(found, ScoredRuns):
-            runs = {each.case.name.replace(", ", "_"): each for each in found.runs}
-            _save({name: distributions(each) for name, each in runs.items()}, folder)
         elif plain := [row for row in found.rows if not row.flags and row.id in found.best]:
             figures = {
                 "measured_predicted": measured_against_predicted(plain, found.best),
@@ -167,26 +153,6 @@ def _pairs(
     key = f"{metric}_ms"
     measured = [getattr(row, key) for row in answered]
     return measured, [getattr(predictions[row.id], key) for row in answered]
-
-
-def distributions(scored: ScoredRun) -> Figure:
-    """A panel for each measure: the share of requests up to each time."""
-    tables = {"measured": scored.case.run.requests}
-    tables |= {name: each.requests for name, each in scored.simulated.items()}
-    figure = Figure(figsize=(11.0, 4.6), layout="constrained")
-    for axes, key in zip(figure.subplots(1, len(MEASURES), sharey=True), MEASURES, strict=True):
-        scale = 1e3 if key == "tpot_s" else 1.0
-        for name, table in tables.items():
-            values = np.sort(scale * table[key].dropna().to_numpy(np.float64))
-            share = np.arange(1, len(values) + 1) / len(values)
-            label, style = VARIANTS[name], _STYLES[name]
-            axes.step(values, share, where="post", linewidth=1.8, label=label, **style)
-        axes.xaxis.set_major_locator(MaxNLocator(5))
-        axes.set(xlabel=f"{METRICS_BY_KEY[key].name} ({'ms' if scale > 1 else 's'})", ylim=(0, 1))
-    figure.axes[0].set_ylabel("share of requests")
-    handles, labels = figure.axes[0].get_legend_handles_labels()
-    figure.legend(handles, labels, loc="outside upper left", ncols=3, fontsize=11)
-    return figure
 
 
 # Validations ------------------------------------------------------------------------------------

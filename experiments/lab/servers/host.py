@@ -16,16 +16,16 @@ from typing import Any
 import numpy as np
 
 from sarathi_sim.experiments.config.inputs import Fold, HostConstants, HostTimes, StackErrors
-from sarathi_sim.experiments.measured.row_errors import errors
-from sarathi_sim.experiments.measured.row_runs import Draws, stack_sigma, with_bands
-from sarathi_sim.experiments.measured.row_scenarios import (
+from sarathi_sim.experiments.lab.servers.errors import errors
+from sarathi_sim.experiments.lab.servers.rows import METRICS, Measured, ServerTimes
+from sarathi_sim.experiments.lab.servers.runs import Draws, stack_sigma, with_bands
+from sarathi_sim.experiments.lab.servers.scenarios import (
     campaign_of,
     mean_prompt,
     measured_cold,
     server_of,
     stack_of,
 )
-from sarathi_sim.experiments.measured.servers import METRICS, Measured, ServerTimes
 from sarathi_sim.profiler.storage.plain_yaml import dump_yaml
 from sarathi_sim.simulator.loop.records import Floats, Ints
 

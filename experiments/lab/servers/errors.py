@@ -11,8 +11,8 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from sarathi_sim.experiments.measured.row_scenarios import measured_cold, server_of
-from sarathi_sim.experiments.measured.servers import METRICS, SCORED, Measured, ServerTimes
+from sarathi_sim.experiments.lab.servers.rows import METRICS, SCORED, Measured, ServerTimes
+from sarathi_sim.experiments.lab.servers.scenarios import measured_cold, server_of
 from sarathi_sim.profiler.bundle.csv_cells import as_numbers, read_cells
 from sarathi_sim.profiler.storage.strict import UserError
 

@@ -33,7 +33,7 @@ from sarathi_sim.experiments.config.base import Source
 from sarathi_sim.experiments.config.deployment import Deployment, deploy
 from sarathi_sim.experiments.config.inputs import host_of
 from sarathi_sim.experiments.config.loading import check_scenario
-from sarathi_sim.experiments.measured.servers import METRICS, SCORED, Measured, ServerTimes
+from sarathi_sim.experiments.lab.servers.rows import METRICS, SCORED, Measured, ServerTimes
 from sarathi_sim.experiments.sweeps.backends import Backend
 from sarathi_sim.experiments.sweeps.execute import Report, execute
 from sarathi_sim.experiments.sweeps.plan import (
@@ -53,7 +53,7 @@ from sarathi_sim.simulator.loop.records import Floats
 from sarathi_sim.simulator.op_times.cache import VARIABLE, cache_folder
 from sarathi_sim.simulator.op_times.iteration import LAST, IterationCost
 
-_CODE = ("experiments/measured/row_runs.py",)
+_CODE = ("experiments/lab/servers/runs.py",)
 _DATA = ("models", "devices", "kernels", "profiles")
 
 DRAWS = 512
