@@ -106,36 +106,41 @@ def score(
       sarathi-sim score inferencex_dev.csv --launch disagg_recipes.csv --out runs/pools
     """
     from sarathi_sim.experiments.cli.common import ProgressBar
+
+    tables = {"peer": peer or [], "lengths": lengths, "launch": launch, "fit": fit}
+    with ProgressBar(consoles()[1], enabled=not (quiet or json)) as progress:
+        content, section = _scored(
+            files, config, assignments or [], tables, workers, out=out, progress=progress
+        )
+    _print(content, section, json=json)
+    print_written(out, figures=config is not None, err=True)
+
+
+def _scored(
+    files: list[Path],
+    config: str | None,
+    assignments: list[str],
+    tables: Mapping[str, Any],
+    workers: int | None,
+    **more: Any,
+) -> tuple[dict[str, Any], Section]:
+    """The score of recorded runs, or of tables of servers."""
     from sarathi_sim.experiments.measured.load_tools import SUFFIXES
     from sarathi_sim.experiments.report.score_answers import score_recorded
     from sarathi_sim.profiler.storage.strict import UserError
 
-    recorded = next((path for path in files if path.suffix in SUFFIXES), None)
-    for wrong, problem in (
-        (config is None and recorded, f"{recorded}: a recorded run needs --config, what served it"),
-        (config is None and assignments, "--set goes with --config"),
-        (config and peer, "--peer goes with tables of servers, not with --config"),
-        (config and fit, "--fit goes with tables of servers, not with --config"),
-        (config and launch, "--launch goes with tables of servers alone"),
-        (config and lengths, "--lengths goes with MLPerf's tables alone"),
-    ):
-        if wrong:
-            raise UserError(problem)
-    with ProgressBar(consoles()[1], enabled=not (quiet or json)) as progress:
-        if config is not None:
-            content, section = score_recorded(
-                files, config, assignments or [], out=out, progress=progress
-            )
-        else:
-            from sarathi_sim.experiments.lab.servers.commands import score as score_tables
+    if config is not None:
+        if wrong := next((option for option, value in tables.items() if value), None):
+            raise UserError(f"--{wrong} goes with tables of servers, not with --config")
+        return score_recorded(files, config, assignments, **more)
+    if recorded := next((path for path in files if path.suffix in SUFFIXES), None):
+        raise UserError(f"{recorded}: a recorded run needs --config, what served it")
+    if assignments:
+        raise UserError("--set goes with --config")
+    from sarathi_sim.experiments.lab.servers.commands import score as score_tables
 
-            say = partial(typer.echo, err=True)
-            content, section = score_tables(
-                files, peer=peer or [], lengths=lengths, launch=launch, out=out, fit=fit,
-                workers=workers, progress=progress, say=say,
-            )  # fmt: skip
-    _print(content, section, json=json)
-    print_written(out, figures=config is not None, err=True)
+    say = partial(typer.echo, err=True)
+    return score_tables(files, **tables, workers=workers, **more, say=say)
 
 
 def tune(
@@ -312,8 +317,8 @@ def validate(
     )
 
     stderr = consoles()[1]
-    shipped = "validate_vllm" if engine == "vllm" else "validate_cpu"
-    experiment = load_experiment(config or shipped, assignments or [])
+    config = config or ("validate_vllm" if engine == "vllm" else "validate_cpu")
+    experiment = load_experiment(config, assignments or [])
     folder = out or Path("runs") / experiment.name
     cells = make_cells(experiment)
     check_replaceable(folder, VALIDATION_FORMAT)
@@ -329,9 +334,8 @@ def validate(
         result_folder(folder, VALIDATION_FORMAT) as scratch,
         ProgressBar(stderr, enabled=not quiet) as progress,
     ):
-        result, outcomes = measure(
-            *(engine, experiment, cells, timeout, profiles, progress, say), realtime=realtime
-        )
+        given = (engine, experiment, cells, timeout, profiles, progress, say)
+        result, outcomes = measure(*given, realtime=realtime)
         section = validation_answer(result)
         (scratch / VALIDATION).write_bytes(json_bytes(result | section.words()))
         write_section(scratch, section)

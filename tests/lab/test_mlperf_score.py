@@ -37,7 +37,7 @@ from sarathi_sim.experiments.sweeps.backends import InProcess
 from sarathi_sim.profiler.storage.child import silent
 from sarathi_sim.profiler.storage.strict import UserError
 from sarathi_sim.simulator.views.metrics import Analysis
-from tests.experiments.test_mlperf import ROW, lengths, run_of
+from tests.lab.test_mlperf import ROW, lengths, run_of
 
 pytestmark = pytest.mark.lab
 

@@ -16,8 +16,6 @@ from sarathi_sim.simulator.confidence.held_out import op_tables
 from sarathi_sim.simulator.op_times.regression import bundle_times
 from tests.sampled import profile_folder
 
-pytestmark = pytest.mark.lab
-
 
 @pytest.fixture(scope="module")
 def plain() -> Bundle:
