@@ -15,8 +15,8 @@ engine's own settings. SemiAnalysis InferenceX publishes its run lists
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Annotated, Any, TypeVar
 
@@ -109,14 +109,14 @@ class StartedServer(BaseModel):
     @classmethod
     def _pools(cls, given: Mapping[str, Any]) -> dict[str, Any]:
         """The columns of each pool as one value."""
-        found: dict[str, Any] = {}
+        row: dict[str, Any] = {}
         for name, value in given.items():
             pool = name.partition("_")[0].partition(":")[0]
             if pool in POOLS and name not in POOLS:
-                found.setdefault(pool, {})[name[len(pool) + 1 :]] = value
+                row.setdefault(pool, {})[name[len(pool) + 1 :]] = value
             else:
-                found[name] = value
-        return found
+                row[name] = value
+        return row
 
 
 class Measured(BaseModel):
@@ -184,8 +184,8 @@ class Measured(BaseModel):
         table lacks follows from the others."""
         if metric == "latency" and self.latency_ms is None:
             return self.latency_of(self.ttft_ms, self.tpot_ms)
-        found: float | None = getattr(self, SCORED[metric])
-        return found
+        value: float | None = getattr(self, SCORED[metric])
+        return value
 
 
 @dataclass(frozen=True)
@@ -200,46 +200,60 @@ class ServerTimes:
     bands: Mapping[str, tuple[float, float]] = field(default_factory=dict)
     kv_full: bool = False
 
+    def at(self, row: Measured, ttft_ms: float, tpot_ms: float) -> ServerTimes:
+        """With other times; in a closed loop throughput goes as one over the latency."""
+        rate = self.output_tokens_per_s
+        if rate is not None:
+            was = row.latency_of(self.ttft_ms, self.tpot_ms)
+            rate *= was / row.latency_of(ttft_ms, tpot_ms)
+        return replace(self, ttft_ms=ttft_ms, tpot_ms=tpot_ms, output_tokens_per_s=rate)
+
     def of(self, row: Measured, metric: str) -> float | None:
         """The predicted value of one of :data:`SCORED` for a row; None if there is none."""
         if metric == "latency":
             return row.latency_of(self.ttft_ms, self.tpot_ms)
-        found: float | None = getattr(self, SCORED[metric])
-        return found
+        value: float | None = getattr(self, SCORED[metric])
+        return value
 
 
-def read_measured(path: Path) -> tuple[list[Measured], dict[str, str]]:
-    """:func:`read_rows` of a table of servers."""
-    return read_rows(path, Measured)
+def read_tables(files: Sequence[Path], kind: type[_Row]) -> tuple[list[_Row], dict[str, str]]:
+    """The rows of tables, and the reasons of refused rows by id (or ``row N`` without an id).
 
-
-def read_launches(path: Path) -> dict[str, StartedServer]:
-    """A launch list by id. Raises UserError for a file that is none, or a row of it that cannot
-    be read."""
-    rows, unread = read_rows(path, StartedServer)
-    if unread:
-        name, reason = next(iter(unread.items()))
-        raise UserError(f"{path}: {name}: {reason}")
-    return {row.id: row for row in rows}
-
-
-def needed(kind: type[BaseModel]) -> list[str]:
-    """The columns that a table of such rows must have."""
-    return [field.alias or name for name, field in kind.model_fields.items() if field.is_required()]
-
-
-def read_rows(path: Path, kind: type[_Row]) -> tuple[list[_Row], dict[str, str]]:
-    """The rows of a file, and the reasons of refused rows by id (or ``row N`` without an id).
-
-    Raises UserError for a file that is no such table.
+    Raises UserError for a file that is no such table, and for an id that stands in two of them.
     """
+    rows: dict[str, _Row] = {}
+    refused: dict[str, str] = {}
+    for path in files:
+        read, unread = read_table(path, kind)
+        if again := rows.keys() & read.keys():
+            raise UserError(f"{path}: the id {min(again)} is in an earlier file, too")
+        rows, refused = rows | read, refused | unread
+    return list(rows.values()), refused
+
+
+def read_servers(
+    files: Sequence[Path], launch: Path | None = None
+) -> tuple[list[Measured], dict[str, str]]:
+    """:func:`read_tables` of measured servers. A ``launch`` list says how those with pools were
+    started; raises UserError for a row of it that cannot be read."""
+    rows, refused = read_tables(files, Measured)
+    if launch is not None:
+        started, unread = read_table(launch, StartedServer)
+        for name, reason in unread.items():
+            raise UserError(f"{launch}: {name}: {reason}")
+        rows = [row.model_copy(update={"launch": started.get(row.id)}) for row in rows]
+    return rows, refused
+
+
+def read_table(path: Path, kind: type[_Row]) -> tuple[dict[str, _Row], dict[str, str]]:
+    """The rows of one file, and the reasons of refused ones, by id."""
     cells = read_cells(path, dtype=str, keep_default_na=False)
-    for name in needed(kind):
+    fields = kind.model_fields.items()
+    needed = [field.alias or name for name, field in fields if field.is_required()]
+    for name in needed:
         if name not in cells.columns:
             close = did_you_mean(name, list(cells.columns))
-            raise UserError(
-                f"{path}: column {name} is missing{close}; needed: {', '.join(needed(kind))}"
-            )
+            raise UserError(f"{path}: column {name} is missing{close}; needed: {', '.join(needed)}")
     rows: dict[str, _Row] = {}
     refused: dict[str, str] = {}
     for line, cells_of in zip(cells.index, cells.to_dict("records"), strict=True):
@@ -252,4 +266,4 @@ def read_rows(path: Path, kind: type[_Row]) -> tuple[list[_Row], dict[str, str]]
             rows[name] = kind.model_validate(given)
         except ValidationError as error:
             refused[name] = "; ".join(mistakes(error, kind, given, ".".join))
-    return list(rows.values()), refused
+    return rows, refused

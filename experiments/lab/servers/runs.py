@@ -20,7 +20,7 @@ import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, replace
-from functools import lru_cache, partial
+from functools import lru_cache
 from hashlib import sha256
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -53,15 +53,19 @@ from sarathi_sim.simulator.loop.records import Floats
 from sarathi_sim.simulator.op_times.cache import VARIABLE, cache_folder
 from sarathi_sim.simulator.op_times.iteration import LAST, IterationCost
 
-_CODE = ("experiments/lab/servers/runs.py",)
+_CODE = "experiments/lab/servers/runs.py"
 _DATA = ("models", "devices", "kernels", "profiles")
 
 DRAWS = 512
 """Joint draws: the ends of a 90 % band are then accurate to about a twentieth of its width."""
+REDRAWS = 8
+"""Simulations of each row with a full KV cache: pairs of draws with opposite signs."""
 NORMAL_90 = 1.645
 HOST = "host"
 HOST_SIGMA = float(np.log(2)) / NORMAL_90
 """The 90 % half-width of the host's time: a factor of two. Assumed."""
+BLOCKS_SIGMA = float(np.log1p(0.05)) / NORMAL_90
+"""The half-width of the KV blocks: 5 %, about one percent of a GPU's memory. Assumed."""
 LARGEST_SIGMA = 2.0
 NAME = "server"
 """The common name of all runs' scenarios, so that rows with equal scenarios share a run."""
@@ -134,8 +138,8 @@ def _of_one(times: Mapping[str, float]) -> dict[str, float]:
 
 @dataclass(frozen=True)
 class RowOutcome:
-    """The outcome of a row with one host time: ``numbers`` by name, and the shares of the ops in
-    them; or, in ``refused``, the reason for none."""
+    """A simulated row: ``numbers`` by name, and the shares of ops; or, in ``refused``, the reason
+    for none."""
 
     __pydantic_config__: ClassVar[Any] = STRICT
 
@@ -143,7 +147,23 @@ class RowOutcome:
     shares: OpShares | None = None
     refused: str = ""
 
+    @property
+    def full(self) -> bool:
+        """Whether the KV cache was full at a time."""
+        return self.numbers["kv_peak_share"] >= FULL
 
+    @property
+    def times(self) -> ServerTimes:
+        """The predictions, without bands."""
+        ttft, tpot, rate = (self.numbers[n] for n in ("ttft_ms", "tpot_ms", "output_tokens_per_s"))
+        return ServerTimes(ttft, tpot, rate, kv_full=self.full)
+
+
+Outcomes = dict[str, RowOutcome]
+"""By the row's id."""
+Variant = Callable[[Measured], dict[str, Any] | None]
+"""Returns the scenario of a row; None if it is not simulated. Raises UserError, as
+``scenario_of`` does."""
 _OUTCOME = TypeAdapter(RowOutcome)
 
 
@@ -160,49 +180,52 @@ def data_fingerprint(root: Path) -> str:
 
 def outcome_key(scenario: Mapping[str, Any]) -> str:
     """32 hexadecimal digits: the hash of all inputs of a row's outcome."""
-    known = [scenario, code_fingerprint(*_CODE), data_fingerprint(data_dir())]
-    return sha256(json.dumps(known, sort_keys=True).encode()).hexdigest()[:32]
+    inputs = [scenario, code_fingerprint(_CODE), data_fingerprint(data_dir())]
+    return sha256(json.dumps(inputs, sort_keys=True).encode()).hexdigest()[:32]
 
 
-class RowCache:
-    """Outcomes by key below ``folder``; None keeps nothing.
+@dataclass(frozen=True)
+class Bench:
+    """Where simulations run, and where the ``store`` of their summaries is. ``outcomes`` is the
+    folder of rows' outcomes by key; None: none are cached."""
 
-    A damaged file is ignored, and a folder that cannot be written only costs time.
-    """
-
-    def __init__(self, folder: Path | None) -> None:
-        self.folder = folder
+    store: Store
+    outcomes: Path | None
+    backend: Backend
+    progress: Progress
+    say: Say
 
     def read(self, key: str) -> RowOutcome | None:
-        """The outcome of ``key``; None if its file is missing or changed."""
-        if self.folder is None:
-            return None
+        """A cached outcome; None if there is none, or its file is damaged."""
         try:
-            digest, _, content = self._file(self.folder, key).read_bytes().partition(b"\n")
-            return _OUTCOME.validate_json(content) if digest == _digest(key, content) else None
+            return _OUTCOME.validate_json(self._file(key).read_bytes()) if self.outcomes else None
         except (OSError, ValidationError):
             return None
 
-    def write(self, key: str, outcome: RowOutcome) -> None:
-        """Keep an outcome: a reader sees all of it or none."""
-        if self.folder is not None:
-            content, file = json.dumps(asdict(outcome)).encode(), self._file(self.folder, key)
+    def write(self, key: str, outcome: RowOutcome) -> RowOutcome:
+        """Cache an outcome. A folder that cannot be written only costs time."""
+        if self.outcomes is not None:
             with contextlib.suppress(OSError):
-                file.parent.mkdir(parents=True, exist_ok=True)
-                write_whole(file, _digest(key, content) + b"\n" + content)
+                self._file(key).parent.mkdir(parents=True, exist_ok=True)
+                write_whole(self._file(key), json.dumps(asdict(outcome)).encode())
+        return outcome
 
-    @staticmethod
-    def _file(folder: Path, key: str) -> Path:
-        return folder / key[:2] / key[2:]
-
-
-def _digest(key: str, content: bytes) -> bytes:
-    return sha256(key.encode() + content).hexdigest().encode()
+    def _file(self, key: str) -> Path:
+        assert self.outcomes is not None
+        return self.outcomes / key[:2] / key[2:]
 
 
-Variant = Callable[[Measured], dict[str, Any] | None]
-"""Returns the scenario of a row; None if it is not simulated. Raises UserError, as
-``scenario_of`` does."""
+@contextmanager
+def bench(backend: Backend, progress: Progress, say: Say) -> Iterator[Bench]:
+    """A bench on the runs and outcomes of earlier scores, in the cache, or on none if it is off;
+    locked, so that a second score ends before it plans anything."""
+    cache = cache_folder()
+    with TemporaryDirectory() as scratch:
+        folder = (cache or Path(scratch)) / "scores"
+        store = Store(folder, f"{VARIABLE}: {folder}")
+        store.open(resume=True)
+        with store.locked(f"another score is at work: wait for it, or set {VARIABLE}=off"):
+            yield Bench(store, cache and cache / "outcomes", backend, progress, say)
 
 
 @dataclass(frozen=True)
@@ -214,68 +237,18 @@ class PlannedRow:
     shares: OpShares
 
 
-@dataclass(frozen=True)
-class RowPlan:
-    """The work for all rows, by variant and id: ``known`` outcomes, and the ``runs`` of the others.
-    ``refused`` rows have neither, but a reason."""
-
-    known: dict[str, dict[str, RowOutcome]]
-    runs: dict[str, dict[str, PlannedRow]]
-    refused: dict[str, str]
-
-    def drop(self, id: str) -> None:
-        """Forget a row: it has no outcome in any variant."""
-        for name in self.known:
-            self.known[name].pop(id, None)
-            self.runs[name].pop(id, None)
-
-
-def plan_rows(
-    file: str,
-    rows: Sequence[Measured],
-    progress: Progress,
-    variants: Mapping[str, Variant],
-    kept: RowCache,
-) -> RowPlan:
-    """The known outcomes of rows and variants, and runs of the rest. Rows of one server follow each
-    other: they share op times, and workers take runs in this order."""
-    plan = RowPlan({name: {} for name in variants}, {name: {} for name in variants}, {})
-    requests_of = SharedRequests()
-    alike = sorted(rows, key=lambda r: (r.system, r.backend, r.model, r.precision, r.tp or 0))
-    for done, row in enumerate(alike):
-        progress("checking", done, len(alike))
-        source = Source(f"{file}: {row.id}", NAME, {}, ())
-        try:
-            for name, variant in variants.items():
-                if (scenario := variant(row)) is None:
-                    continue
-                found = _known_or_planned(row, scenario, source, kept, requests_of)
-                if isinstance(found, RowOutcome):
-                    plan.known[name][row.id] = found
-                else:
-                    plan.runs[name][row.id] = found
-        except UserError as error:
-            plan.refused[row.id] = _without_file(error, source)
-            plan.drop(row.id)
-    return plan
-
-
-def _known_or_planned(
-    row: Measured,
-    scenario: Mapping[str, Any],
-    source: Source,
-    kept: RowCache,
-    requests_of: SharedRequests,
+def plan_row(
+    row: Measured, scenario: Mapping[str, Any], at: Bench, requests_of: SharedRequests
 ) -> RowOutcome | PlannedRow:
-    """Add a row's outcome or run. Raises UserError if it cannot be simulated, and caches that."""
+    """The outcome of a scenario, or its run. Raises UserError if it cannot be simulated."""
     key = outcome_key(scenario)
-    outcome = kept.read(key)
-    if outcome is None:
+    if (outcome := at.read(key)) is None:
+        source = Source(row.id, NAME, {}, ())
         try:
             found = deploy(check_scenario(scenario, source), source, requests_of)
         except UserError as error:
-            outcome = RowOutcome(refused=_without_file(error, source))
-            kept.write(key, outcome)
+            reason = str(error).replace(f"{source.file}: ", "")
+            outcome = at.write(key, RowOutcome(refused=reason))
         else:
             run = Run(run_key(found, NAME), NAME, found.scenario.seed, {}, found.scenario)
             return PlannedRow(run, key, op_shares(found, row))
@@ -284,52 +257,43 @@ def _known_or_planned(
     return outcome
 
 
-def _without_file(error: UserError, source: Source) -> str:
-    return str(error).replace(f"{source.file}: ", "")
-
-
-Kept = tuple[Store, RowCache]
-"""The runs that are kept, and the outcomes."""
-
-
-@contextmanager
-def kept_runs() -> Iterator[Kept]:
-    """The runs and outcomes of earlier scores, in the cache, or none if it is off; locked, so that
-    a second score ends before it plans anything."""
-    cache = cache_folder()
-    with TemporaryDirectory() as scratch:
-        folder = (cache or Path(scratch)) / "scores"
-        store = Store(folder, f"{VARIABLE}: {folder}")
-        store.open(resume=True)
-        with store.locked(f"another score is at work: wait for it, or set {VARIABLE}=off"):
-            yield store, RowCache(cache and cache / "outcomes")
-
-
 def simulate_rows(
-    plan: RowPlan, where: Kept, backend: Backend, progress: Progress, say: Say
-) -> dict[str, str]:
-    """Simulate the planned runs; ``plan`` then knows all outcomes. Returns the errors of runs that
-    failed, by id: such a row has no outcome in any variant. ``where`` keeps finished runs."""
-    store, kept = where
-    ids = dict.fromkeys(id for runs in plan.runs.values() for id in runs)
-    every = [(name, id, runs[id]) for id in ids for name, runs in plan.runs.items() if id in runs]
-    distinct = {one.run.key: one.run for _, _, one in every}
-    if not distinct:
-        return {}
-    sweep = SweepPlan("", "score", "", (), None, tuple(distinct.values()), ())
-    report = Report(len(distinct))
-    execute(sweep, store, backend, progress, report, say)
-    failed = {
-        id: report.failures[one.run.key] for _, id, one in every if one.run.key in report.failures
-    }
-    for name, id, one in every:
-        if id not in failed:
-            found = _outcome(one, store.summary(one.run.key, NAME))
-            plan.known[name][id] = found
-            kept.write(one.key, found)
-    for id in failed:
-        plan.drop(id)
-    return failed
+    rows: Sequence[Measured], variants: Mapping[str, Variant], at: Bench
+) -> tuple[dict[str, Outcomes], dict[str, str]]:
+    """The outcomes of rows by variant, and the reasons of rows without one by id. A row that
+    cannot be simulated in one variant has no outcome in any."""
+    found: dict[str, Outcomes] = {name: {} for name in variants}
+    planned: dict[tuple[str, str], PlannedRow] = {}
+    refused: dict[str, str] = {}
+    requests_of = SharedRequests()
+    # Rows of one server share op times, and workers take runs in this order.
+    alike = sorted(rows, key=lambda r: (r.system, r.backend, r.model, r.precision, r.tp or 0))
+    for done, row in enumerate(alike):
+        at.progress("checking", done, len(alike))
+        try:
+            for name, variant in variants.items():
+                if (scenario := variant(row)) is not None:
+                    one = plan_row(row, scenario, at, requests_of)
+                    if isinstance(one, PlannedRow):
+                        planned[name, row.id] = one
+                    else:
+                        found[name][row.id] = one
+        except UserError as error:
+            refused[row.id] = str(error)
+    runs = {one.run.key: one.run for (_, id), one in planned.items() if id not in refused}
+    report = Report(len(runs))
+    if runs:
+        sweep = SweepPlan("", "score", "", (), None, tuple(runs.values()), ())
+        execute(sweep, at.store, at.backend, at.progress, report, at.say)
+    for (name, id), one in planned.items():
+        if one.run.key in report.failures:
+            refused[id] = report.failures[one.run.key]
+        elif one.run.key in runs:
+            outcome = _outcome(one, at.store.summary(one.run.key, NAME))
+            found[name][id] = at.write(one.key, outcome)
+    return {
+        name: {id: one for id, one in of.items() if id not in refused} for name, of in found.items()
+    }, refused
 
 
 def _outcome(planned: PlannedRow, summary: Mapping[str, Any]) -> RowOutcome:
@@ -344,44 +308,26 @@ def _outcome(planned: PlannedRow, summary: Mapping[str, Any]) -> RowOutcome:
     return RowOutcome(numbers, planned.shares)
 
 
-def times_of(outcome: RowOutcome) -> ServerTimes:
-    """The predictions of an outcome, without bands."""
-    numbers = outcome.numbers
-    ttft, tpot, rate = (numbers[name] for name in ("ttft_ms", "tpot_ms", "output_tokens_per_s"))
-    return ServerTimes(ttft, tpot, rate, kv_full=numbers["kv_peak_share"] >= FULL)
+# Bands ------------------------------------------------------------------------------------------
 
-
-REDRAWS = 8
-"""Simulations of each row with a full KV cache: pairs of draws with opposite signs."""
-BLOCKS_SIGMA = float(np.log1p(0.05)) / NORMAL_90
-"""The half-width of the KV blocks: 5 %, about one percent of a GPU's memory. Assumed."""
+Draws = Mapping[str, Mapping[str, Floats]]
+"""Logarithms of the factors on a row's times under each joint draw, by id and metric."""
 
 
 def redrawn(
-    file: str,
-    rows: Sequence[Measured],
-    described: Variant,
-    outcomes: Mapping[str, RowOutcome],
-    where: Kept,
-    backend: Backend,
-    progress: Progress,
-    say: Say,
+    rows: Sequence[Measured], described: Variant, outcomes: Outcomes, at: Bench
 ) -> dict[str, dict[str, Floats]]:
-    """Logarithms of the factors on a row's times under each draw, by id and metric, for the rows
-    whose KV cache was full in ``outcomes``; ``described`` has their scenarios."""
-    full = [
-        row
-        for row in rows
-        if row.id in outcomes and outcomes[row.id].numbers["kv_peak_share"] >= FULL
-    ]
-    variants: dict[str, Variant] = {
-        f"draw {n}": partial(drawn, described, outcomes, n) for n in range(REDRAWS)
-    }
-    plan = plan_rows(file, full, progress, variants, where[1])
-    simulate_rows(plan, where, backend, progress, say)
+    """:data:`Draws` of the rows whose KV cache was full in ``outcomes``, by simulation;
+    ``described`` has their scenarios."""
+
+    def drawn(number: int) -> Variant:
+        return lambda row: draw(described(row), outcomes[row.id], number)
+
+    full = [row for row in rows if row.id in outcomes and outcomes[row.id].full]
+    known, _ = simulate_rows(full, {f"draw {n}": drawn(n) for n in range(REDRAWS)}, at)
     found = {}
     for row in full:
-        numbers = [known[row.id].numbers for known in plan.known.values() if row.id in known]
+        numbers = [of[row.id].numbers for of in known.values() if row.id in of]
         if len(numbers) == REDRAWS:
             base = outcomes[row.id].numbers
             found[row.id] = {
@@ -393,11 +339,10 @@ def redrawn(
     return found
 
 
-def drawn(
-    described: Variant, outcomes: Mapping[str, RowOutcome], number: int, row: Measured
+def draw(
+    scenario: dict[str, Any] | None, outcome: RowOutcome, number: int
 ) -> dict[str, Any] | None:
-    """The scenario of a row under one draw of op errors, host time and KV blocks."""
-    scenario, outcome = described(row), outcomes[row.id]
+    """A scenario under one draw of op errors, host time and KV blocks."""
     if scenario is None or outcome.shares is None:
         return None
     half = REDRAWS // 2
@@ -413,12 +358,6 @@ def drawn(
     blocks = round(outcome.numbers["num_blocks"] * factor("KV blocks", BLOCKS_SIGMA))
     cache = {**scenario["kv_cache"], "num_blocks": blocks}
     return {**scenario, "engine": {**engine, "op_scale": ops}, "kv_cache": cache}
-
-
-# Bands ------------------------------------------------------------------------------------------
-
-Draws = Mapping[str, Mapping[str, Floats]]
-"""Logarithms of the factors on a row's times under each joint draw, by id and metric."""
 
 
 def draws(found: OpShares) -> dict[str, Floats]:

@@ -1,5 +1,5 @@
 """A score: the rows of measured servers simulated, their errors, and with ``fit`` the host's
-constants fitted to other rows (``host_fit.py``)."""
+constants fitted to other rows (``host.py``)."""
 
 from __future__ import annotations
 
@@ -9,12 +9,7 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
-from sarathi_sim.experiments.config.inputs import (
-    HostConstants,
-    HostTimes,
-    StackErrors,
-    host_times,
-)
+from sarathi_sim.experiments.config.inputs import HostConstants, host_times
 from sarathi_sim.experiments.lab.servers.errors import (
     grouped,
     of_group,
@@ -28,67 +23,56 @@ from sarathi_sim.experiments.lab.servers.host import (
     APART,
     BASE,
     CROSS_VALIDATED,
+    HALFWAY,
     SCHEMES,
-    UNKNOWN,
+    HostFit,
+    fitted_without,
     fitting,
     grid,
-    host_time_yaml,
+    host_fit,
     launching,
     left_out,
     slopes,
-    to_ship,
-    with_times,
 )
-from sarathi_sim.experiments.lab.servers.rows import (
-    Measured,
-    ServerTimes,
-    read_launches,
-    read_measured,
-)
+from sarathi_sim.experiments.lab.servers.rows import Measured, ServerTimes, read_servers
 from sarathi_sim.experiments.lab.servers.runs import (
     DRAWS,
     REDRAWS,
+    Draws,
     Variant,
+    bench,
     draws,
-    kept_runs,
-    plan_rows,
     redrawn,
     simulate_rows,
-    times_of,
     with_bands,
 )
-from sarathi_sim.experiments.lab.servers.scenarios import (
-    campaign_of,
-    scenario_of,
-    server_of,
-    stack_of,
-)
+from sarathi_sim.experiments.lab.servers.scenarios import campaign_of, scenario_of
 from sarathi_sim.experiments.sweeps.backends import Backend
 from sarathi_sim.profiler.storage.child import Progress, Say
-from sarathi_sim.profiler.storage.files import write_whole
-from sarathi_sim.profiler.storage.strict import UserError
 
 T = TypeVar("T")
 FITTED = "fitted"
-Predictions = dict[str, ServerTimes]
+Predictions = Mapping[str, ServerTimes]
+KINDS = {True: "dense", False: "mixtures"}
+"""By a row's ``dense``."""
+_CONTENT = {True: "", False: "_of_mixtures"}
 
 
 @dataclass(frozen=True)
 class ScoredRows:
     """Predictions by id: ``best`` is what is scored, ``zero_fit`` has no constant fitted to such
-    rows. ``refused`` says why others have none. ``fits`` are predictions by scheme, and ``shipped``
-    the constants, where they were fitted here (``mixtures``: of those). So many rows were
-    ``redrawn``: simulated again for their bands. ``peers`` are other predictors' by their files."""
+    rows. ``refused`` says why others have none. ``fits`` are predictions by scheme, and ``hosts``
+    the constants by ``dense``, where they were fitted here. So many rows were ``redrawn``:
+    simulated again for their bands. ``peers`` are other predictors' by their files."""
 
     rows: Sequence[Measured]
-    best: Mapping[str, ServerTimes]
-    zero_fit: Mapping[str, ServerTimes]
+    best: Predictions
+    zero_fit: Predictions
     refused: Mapping[str, str]
-    fits: Mapping[str, Mapping[str, ServerTimes]] = field(default_factory=dict)
-    shipped: HostTimes | None = None
+    fits: Mapping[str, Predictions] = field(default_factory=dict)
+    hosts: Mapping[bool, HostFit] = field(default_factory=dict)
     redrawn: int = 0
-    mixtures: HostTimes | None = None
-    peers: Mapping[str, Mapping[str, ServerTimes]] = field(default_factory=dict)
+    peers: Mapping[str, Predictions] = field(default_factory=dict)
 
     def content(self) -> dict[str, Any]:
         """As ``score --json`` prints it; percentages. Of each other predictor the errors, and ours
@@ -105,29 +89,30 @@ class ScoredRows:
             "refused": dict(Counter(map(short_reason, self.refused.values())).most_common()),
         }
         for peer, theirs in self.peers.items():
-            shared = {name: best[name] for name in best.keys() & theirs.keys()}
+            ours = {name: best[name] for name in best.keys() & theirs.keys()}
             content.setdefault("peers", {})[peer] = {
                 "rows": sum(row.id in theirs for row in self.rows),
                 "groups": {
                     name: {
-                        "n": sum(row.id in shared for row in group),
-                        "ours": of_group(group, shared),
-                        "theirs": of_group(group, {n: theirs[n] for n in shared}),
+                        "n": sum(row.id in ours for row in group),
+                        "ours": of_group(group, ours),
+                        "theirs": of_group(group, {id: theirs[id] for id in ours}),
                     }
                     for name, group in groups.items()
                 },
             }
-        content["constants"] = (self.shipped or host_times()).fitted_to
-        content["constants_of_mixtures"] = (self.mixtures or host_times(mixtures=True)).fitted_to
+        for dense, name in _CONTENT.items():
+            fit = self.hosts.get(dense)
+            times = host_times(not dense) if fit is None else fit.times
+            content[f"constants{name}"] = times.fitted_to
         variants = {BASE: self.zero_fit, **self.fits}
         content["variants"] = {name: of_groups(groups, of) for name, of in variants.items()}
         content["bands"] = {"draws": DRAWS, "redrawn": {"rows": self.redrawn, "draws": REDRAWS}}
-        for key, found in (("host_time", self.shipped), ("host_time_of_mixtures", self.mixtures)):
-            if found is not None:
-                content[key] = {name: asdict(host) for name, host in found.stacks.items()}
+        for dense, fit in self.hosts.items():
+            stacks = fit.times.stacks.items()
+            content[f"host_time{_CONTENT[dense]}"] = {name: asdict(host) for name, host in stacks}
         if len({row.dense for row in self.rows}) == 2:
-            classes = {"dense": True, "mixtures": False}
-            content["classes"] = {n: self._of(dense).content() for n, dense in classes.items()}
+            content["classes"] = {n: self._of(dense).content() for dense, n in KINDS.items()}
         return content
 
     def _of(self, dense: bool) -> ScoredRows:
@@ -144,8 +129,7 @@ class ScoredRows:
             zero_fit=own(self.zero_fit),
             refused=own(self.refused),
             fits={name: own(of) for name, of in self.fits.items()},
-            shipped=self.shipped if dense else None,
-            mixtures=None if dense else self.mixtures,
+            hosts={kind: fit for kind, fit in self.hosts.items() if kind == dense},
             peers={name: own(of) for name, of in self.peers.items()},
         )
 
@@ -153,32 +137,8 @@ class ScoredRows:
         """``predictions.csv``, and the constants that were fitted."""
         table = predictions_table(self.rows, self.best, self.refused)
         table.to_csv(folder / "predictions.csv", index=False, float_format="%.6g")
-        for name, found in (("host_time", self.shipped), ("host_time_mixtures", self.mixtures)):
-            if found is not None:
-                write_whole(folder / f"{name}.yaml", host_time_yaml(found))
-
-
-def read_rows(
-    files: Sequence[Path], launch: Path | None = None
-) -> tuple[list[Measured], dict[str, str]]:
-    """The rows of files of measured servers, and why others cannot be read. A ``launch`` list says
-    how those with pools were started.
-
-    Raises UserError for an id that stands in two of them.
-    """
-    rows: list[Measured] = []
-    refused: dict[str, str] = {}
-    for path in files:
-        read, unread = read_measured(path)
-        known = {row.id for row in rows}
-        if again := next((row.id for row in read if row.id in known), None):
-            raise UserError(f"{path}: the id {again} is in an earlier file, too")
-        rows += read
-        refused |= unread
-    if launch is not None:
-        started = read_launches(launch)
-        rows = [row.model_copy(update={"launch": started.get(row.id)}) for row in rows]
-    return rows, refused
+        for dense, fit in self.hosts.items():
+            fit.write(folder, mixtures=not dense)
 
 
 def score_servers(
@@ -193,85 +153,89 @@ def score_servers(
 ) -> ScoredRows:
     """Simulate the rows of files, with the shipped constants or those that ``fit`` finds for rows
     left out; ``peers`` are other predictors' files, ``launch`` is a launch list
-    (:func:`read_launches`). Raises UserError for what cannot be read.
+    (:func:`read_servers`). Raises UserError for what cannot be read.
 
     Rows of servers to which the shipped constants were fitted get those that were fitted without
     them. With ``fit`` the best predictions are the cross-validated ones; rows that are not fitted
     to keep the shipped constants.
     """
-    rows, unread = read_rows(files, launch)
+    rows, unread = read_servers(files, launch)
     theirs = {str(path): read_peer(path) for path in peers}
-    known, file = host_times(), str(files[0])
-    origin = " and ".join(path.name for path in files)
-    hosts: dict[str, Host] = {}
-    if fit:
-        every = grid(known.measured) | launching(known.measured)
-        hosts = {name: _fitting(host) for name, host in every.items()}
-    hosts[BASE] = lambda _: known.measured
-    hosts[FITTED] = lambda row: None if fit and fitting(row) else _without(row)[0]
-    variants = {name: _variant(host) for name, host in hosts.items()}
-    variants |= {name + APART: _variant(host, apart=True) for name, host in hosts.items()}
-    with kept_runs() as where:
-        plan = plan_rows(file, rows, progress, variants, where[1])
-        failed = simulate_rows(plan, where, backend, progress, say)
-        answered = plan.known[BASE]
-        redrawn_rows = redrawn(file, rows, variants[BASE], answered, where, backend, progress, say)
+    variants = _variants(fit)
+    with bench(backend, progress, say) as at:
+        outcomes, refused = simulate_rows(rows, variants, at)
+        answered = outcomes[BASE]
+        again = redrawn(rows, variants[BASE], answered, at)
     simulated = {
-        name: {id: times_of(outcome) for id, outcome in of.items()}
-        for name, of in plan.known.items()
+        name: {id: outcome.times for id, outcome in of.items()} for name, of in outcomes.items()
     }
-    off = {id: draws(one.shares) for id, one in answered.items() if one.shares} | redrawn_rows
-    error_of = {row.id: asdict(_without(row)[1]) for row in rows if row.id in answered}
-    unknown = _between(rows, simulated, BASE, lambda row: UNKNOWN)
-    shipped_apart = _between(rows, simulated, FITTED, _shipped_share)
-    zero_fit = with_bands(rows, unknown, off, error_of)
-    best = with_bands(rows, shipped_apart, off, error_of)
-    refused = unread | plan.refused | failed
-    scored = ScoredRows(rows, best, zero_fit, refused, redrawn=len(redrawn_rows), peers=theirs)
-    if not fit:
-        return scored
-    found = slopes(rows, simulated, off, known)
-    mixed = slopes(rows, simulated, off, host_times(mixtures=True), mixtures=True)
-    fits, of_mixtures = dict[str, Predictions](), dict[str, Predictions]()
-    for done, scheme in enumerate(SCHEMES):
-        progress("fitting", done, len(SCHEMES))
-        fits[scheme], of_mixtures[scheme] = left_out(found, scheme), left_out(mixed, scheme)
-    progress("fitting", len(SCHEMES), len(SCHEMES))
-    shipped = to_ship(found, fits, origin, known) if found.rows else None
-    mixtures = to_ship(mixed, of_mixtures, origin, mixed.limits) if mixed.rows else None
-    best = best | fits[CROSS_VALIDATED]
-    both = {scheme: fits[scheme] | of_mixtures[scheme] for scheme in SCHEMES}
-    return replace(scored, best=best, fits=both, shipped=shipped, mixtures=mixtures)
+    off = {id: draws(one.shares) for id, one in answered.items() if one.shares} | again
+    without = {row.id: fitted_without(row) for row in rows if row.id in answered}
+    error_of = {row.id: asdict(without[row.id].of(row)[1]) for row in rows if row.id in answered}
+    unknown = _between(rows, simulated, BASE, lambda row: HALFWAY)
+    shipped = _between(
+        rows, simulated, FITTED, lambda row: without[row.id].apart.get(campaign_of(row), HALFWAY)
+    )
+    zero_fit, best = (with_bands(rows, of, off, error_of) for of in (unknown, shipped))
+    scored = ScoredRows(rows, best, zero_fit, unread | refused, redrawn=len(again), peers=theirs)
+    name = " and ".join(path.name for path in files)
+    return _fitted(scored, simulated, off, name, progress) if fit else scored
 
 
-Host = Callable[[Measured], HostConstants | None]
-"""The constants that a row is simulated with; None if it is not."""
+def _fitted(
+    scored: ScoredRows,
+    simulated: Mapping[str, Predictions],
+    off: Draws,
+    file: str,
+    progress: Progress,
+) -> ScoredRows:
+    """With constants fitted to the rows, and predictions of rows left out of the fit."""
+    fits: dict[str, dict[str, ServerTimes]] = {scheme: {} for scheme in SCHEMES}
+    hosts: dict[bool, HostFit] = {}
+    for number, dense in enumerate(KINDS):
+        found = slopes(scored.rows, simulated, off, host_times(not dense), mixtures=not dense)
+        own = {}
+        for done, scheme in enumerate(SCHEMES, start=number * len(SCHEMES)):
+            progress("fitting", done, 2 * len(SCHEMES))
+            own[scheme] = left_out(found, scheme)
+            fits[scheme] |= own[scheme]
+        if found.rows:
+            hosts[dense] = host_fit(found, own, file)
+    progress("fitting", 1, 1)
+    return replace(scored, best={**scored.best, **fits[CROSS_VALIDATED]}, fits=fits, hosts=hosts)
 
 
-def _variant(host: Host, apart: bool = False) -> Variant:
-    """Rows with these constants; with clients ``apart`` those whose load tool is not recorded."""
+def _variants(fit: bool) -> dict[str, Variant]:
+    """The scenarios that rows are simulated in: with constants measured elsewhere, with those
+    shipped, and those that a ``fit`` needs; each also with clients that have drifted apart, of rows
+    whose load tool is not recorded."""
+    measured = host_times().measured
+    hosts: dict[str, Callable[[Measured], HostConstants | None]] = {}
 
-    def variant(row: Measured) -> dict[str, Any] | None:
-        given = None if apart and not campaign_of(row) else host(row)
-        return None if given is None else scenario_of(row, given, apart)
+    def of_fit(host: HostConstants) -> Callable[[Measured], HostConstants | None]:
+        return lambda row: host if fitting(row, not row.dense) else None
 
-    return variant
+    def variant(host: Callable[[Measured], HostConstants | None], apart: bool) -> Variant:
+        def described(row: Measured) -> dict[str, Any] | None:
+            given = None if apart and not campaign_of(row) else host(row)
+            return None if given is None else scenario_of(row, given, apart)
 
+        return described
 
-def _fitting(host: HostConstants) -> Host:
-    """For rows that are fitted to."""
-    return lambda row: host if fitting(row, not row.dense) else None
-
-
-def _shipped_share(row: Measured) -> float:
-    """How far apart the row's clients are by the shipped constants, fitted without its server."""
-    known = host_times(not row.dense).fitted_without(server_of(row)).apart
-    return known.get(campaign_of(row), UNKNOWN)
+    if fit:
+        hosts = {n: of_fit(host) for n, host in (grid(measured) | launching(measured)).items()}
+    hosts[BASE] = lambda _: measured
+    hosts[FITTED] = lambda row: None if fit and fitting(row) else fitted_without(row).of(row)[0]
+    return {
+        name + APART * apart: variant(host, apart)
+        for apart in (False, True)
+        for name, host in hosts.items()
+    }
 
 
 def _between(
     rows: Iterable[Measured],
-    simulated: Mapping[str, Mapping[str, ServerTimes]],
+    simulated: Mapping[str, Predictions],
     name: str,
     share_of: Callable[[Measured], float],
 ) -> dict[str, ServerTimes]:
@@ -280,13 +244,6 @@ def _between(
     for row in rows:
         if row.id in found and (far := simulated[name + APART].get(row.id)) is not None:
             near, share = found[row.id], share_of(row)
-            ttft, tpot = (
-                one + share * (other - one)
-                for one, other in ((near.ttft_ms, far.ttft_ms), (near.tpot_ms, far.tpot_ms))
-            )
-            found[row.id] = with_times(near, row, ttft, tpot)
+            ttft = near.ttft_ms + share * (far.ttft_ms - near.ttft_ms)
+            found[row.id] = near.at(row, ttft, near.tpot_ms + share * (far.tpot_ms - near.tpot_ms))
     return found
-
-
-def _without(row: Measured) -> tuple[HostConstants, StackErrors]:
-    return host_times(not row.dense).without(stack_of(row), server_of(row))

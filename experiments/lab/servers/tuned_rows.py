@@ -24,18 +24,16 @@ import pandas as pd
 
 from sarathi_sim.experiments.config.base import Source
 from sarathi_sim.experiments.config.deployment import deploy
-from sarathi_sim.experiments.config.inputs import host_times
 from sarathi_sim.experiments.config.loading import check_scenario
 from sarathi_sim.experiments.figures.page_tables import markdown, update
 from sarathi_sim.experiments.lab.servers.errors import read_peer
-from sarathi_sim.experiments.lab.servers.rows import METRICS, Measured, ServerTimes
+from sarathi_sim.experiments.lab.servers.host import fitted_without
+from sarathi_sim.experiments.lab.servers.rows import METRICS, Measured, ServerTimes, read_servers
 from sarathi_sim.experiments.lab.servers.scenarios import (
     campaign_of,
     scenario_of,
     server_of,
-    stack_of,
 )
-from sarathi_sim.experiments.lab.servers.score import read_rows
 from sarathi_sim.experiments.measured.replay import MeasuredRun, Overheads, numbers_of, simulated
 from sarathi_sim.experiments.measured.tune import fit
 from sarathi_sim.profiler.storage.files import write_whole
@@ -68,11 +66,10 @@ class GivenLoad(MeasuredRun):
 
 def load_of(row: Measured, predicted: ServerTimes) -> GivenLoad:
     """A row with the constants that were fitted without its server."""
-    known = host_times(not row.dense)
-    fold = known.fitted_without(server_of(row))
+    fold, source = fitted_without(row), Source("row", "row", {}, ())
     apart = fold.apart.get(campaign_of(row), 0.0) > 0.5
-    host, source = known.without(stack_of(row), server_of(row))[0], Source("row", "row", {}, ())
-    deployment = deploy(check_scenario(scenario_of(row, host, apart), source), source)
+    described = check_scenario(scenario_of(row, fold.of(row)[0], apart), source)
+    deployment = deploy(described, source)
     means = dict(zip(NAMES, ({"mean": t / 1e3} for t in _times(row)), strict=True))
     return GivenLoad(row.id, means, deployment, row, predicted)
 
@@ -144,7 +141,7 @@ if __name__ == "__main__":
     from joblib import Parallel, delayed
 
     folder, step, page, *files = sys.argv[1:]
-    rows = read_rows([*map(Path, files)])[0]
+    rows = read_servers([*map(Path, files)])[0]
     known = read_peer(Path(folder) / "predictions.csv")
     chosen = list(groups(rows, known))[:: int(step)]
     lists = Parallel(n_jobs=-1, backend="multiprocessing")(
