@@ -23,7 +23,7 @@ from sarathi_sim.policies.request import release_of
 from sarathi_sim.profiler.facts.device import DeviceSpec, load_device
 from sarathi_sim.profiler.facts.engines import engine_facts, memory_class
 from sarathi_sim.profiler.facts.formats import STACKS
-from sarathi_sim.profiler.facts.model import load_model
+from sarathi_sim.profiler.facts.model import ModelSpec, load_model
 from sarathi_sim.profiler.public.kernel_tables import SYSTEMS
 from sarathi_sim.profiler.storage.files import data_dir
 from sarathi_sim.profiler.storage.plain_yaml import read_mapping
@@ -122,6 +122,11 @@ def launch_scripts() -> LaunchScripts:
     return parse(LaunchScripts, read_mapping(path), path)
 
 
+def model_of(row: Measured) -> ModelSpec:
+    """The shipped model of a row's."""
+    return load_model(launch_scripts().models[row.model].model)
+
+
 def mixture(row: Measured) -> bool:
     """Whether the row's model is a known mixture of experts."""
     served = launch_scripts().models.get(row.model)
@@ -139,10 +144,10 @@ def settings_of(row: Measured) -> Settings:
     SGLang's limits are those of all ranks, other engines' of one."""
     known: Settings = {}
     if row.backend == "vllm":
-        facts, version = engine_facts("vllm"), row.backend_version
-        version = version if _release(version) else _UNDATED
+        version = row.backend_version if _release(row.backend_version) else _UNDATED
         device = DEVICES.get(row.system)  # (one that is not known is refused later)
         memory = memory_class(load_device(device)) if device else ""
+        facts = engine_facts("vllm")
         known |= {key: facts.at(key, version, memory=memory) for key in _VLLM_DEFAULTS}
     for entry in launch_scripts().entries:
         if _holds(row, entry.of):
@@ -188,7 +193,7 @@ def _release(text: str) -> tuple[int, ...]:
     return release_of(text) if text[:1].isdigit() else ()
 
 
-def _holds(row: Measured, when: Condition) -> bool:
+def _holds(row: Measured, when: Settings) -> bool:
     return all(_matches(row, column, wanted) for column, wanted in when.items())
 
 
@@ -273,7 +278,7 @@ def scenario_of(row: Measured, host: HostConstants, apart: bool = False) -> dict
         if value not in allowed:
             raise UserError(f"{name} {value}: not modelled; modelled: {', '.join(allowed)}")
     if row.mode != "agg":
-        experts = load_model(launch_scripts().models[row.model].model).experts
+        experts = model_of(row).experts
         return _base(row, apart) | pools_of(
             row, _engine(row, host), experts.num_experts if experts else 0
         )
@@ -358,9 +363,7 @@ def _engine(row: Measured, host: HostConstants, **own: Any) -> dict[str, Any]:
         "launch_layer_s": 0.0,
     }
     if launch_s := launch_s_of(host, Engine(**own)):
-        calls = calls_of_layer(
-            load_model(launch_scripts().models[row.model].model), _weights(row)["dtype"]
-        )
+        calls = calls_of_layer(model_of(row), _weights(row)["dtype"])
         found["launch_layer_s"] = launch_s * calls
     return found
 
