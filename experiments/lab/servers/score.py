@@ -156,8 +156,8 @@ def score_servers(
     (:func:`read_servers`). Raises UserError for what cannot be read.
 
     Rows of servers to which the shipped constants were fitted get those that were fitted without
-    them. With ``fit`` the best predictions are the cross-validated ones; rows that are not fitted
-    to keep the shipped constants.
+    them. With ``fit`` the best predictions of dense models are the cross-validated ones; rows that
+    are not fitted to keep the shipped constants, and so do mixtures, of which few loads are.
     """
     rows, unread = read_servers(files, launch)
     theirs = {str(path): read_peer(path) for path in peers}
@@ -192,6 +192,7 @@ def _fitted(
     """With constants fitted to the rows, and predictions of rows left out of the fit."""
     fits: dict[str, dict[str, ServerTimes]] = {scheme: {} for scheme in SCHEMES}
     hosts: dict[bool, HostFit] = {}
+    best = dict(scored.best)
     for number, dense in enumerate(KINDS):
         found = slopes(scored.rows, simulated, off, host_times(not dense), mixtures=not dense)
         own = {}
@@ -201,8 +202,9 @@ def _fitted(
             fits[scheme] |= own[scheme]
         if found.rows:
             hosts[dense] = host_fit(found, own, file)
+        best |= own[CROSS_VALIDATED] if dense else {}
     progress("fitting", 1, 1)
-    return replace(scored, best={**scored.best, **fits[CROSS_VALIDATED]}, fits=fits, hosts=hosts)
+    return replace(scored, best=best, fits=fits, hosts=hosts)
 
 
 def _variants(fit: bool) -> dict[str, Variant]:
