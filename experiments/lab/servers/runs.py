@@ -1,7 +1,7 @@
 """Rows of measured servers, simulated; and 90 % bands of the predictions.
 
-A row has a run for each variant of its scenario. Outcomes are cached, and rows with a full KV cache
-are simulated again under joint draws of the errors of op times, host time and KV blocks.
+A row has a run for each variant of its scenario. Rows with a full KV cache are simulated again
+under joint draws of the errors of op times, host time and KV blocks.
 
 **Bands** are of TTFT, TPOT, latency and throughput. A row's times are divided among the ops of its
 bundle by their shares in the life of a request: its own prompt, the prompts of others that run
@@ -14,20 +14,16 @@ throughput is inversely proportional to the latency.
 
 from __future__ import annotations
 
-import contextlib
-import json
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import lru_cache
-from hashlib import sha256
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
-from pydantic import TypeAdapter, ValidationError
 
 from sarathi_sim.experiments.config.base import Source
 from sarathi_sim.experiments.config.deployment import Deployment, deploy
@@ -40,21 +36,16 @@ from sarathi_sim.experiments.sweeps.plan import (
     Run,
     SharedRequests,
     SweepPlan,
-    code_fingerprint,
     run_key,
 )
 from sarathi_sim.experiments.sweeps.store import Store
 from sarathi_sim.profiler.facts.ops import MOE
 from sarathi_sim.profiler.storage.child import Progress, Say
-from sarathi_sim.profiler.storage.files import data_dir, write_whole
-from sarathi_sim.profiler.storage.strict import STRICT, UserError
+from sarathi_sim.profiler.storage.strict import UserError
 from sarathi_sim.simulator.confidence.bands import UNKNOWN
 from sarathi_sim.simulator.loop.records import Floats
 from sarathi_sim.simulator.op_times.cache import VARIABLE, cache_folder
 from sarathi_sim.simulator.op_times.iteration import LAST, IterationCost
-
-_CODE = "experiments/lab/servers/runs.py"
-_DATA = ("models", "devices", "kernels", "profiles")
 
 DRAWS = 512
 """Joint draws: the ends of a 90 % band are then accurate to about a twentieth of its width."""
@@ -77,8 +68,6 @@ FULL = 0.98
 class OpShares:
     """The shares of ops and host in each metric's time, by metric and op, and the standard
     deviation of the logarithm of each op's time."""
-
-    __pydantic_config__: ClassVar[Any] = STRICT
 
     shares: Mapping[str, Mapping[str, float]]
     sigmas: Mapping[str, float]
@@ -138,14 +127,10 @@ def _of_one(times: Mapping[str, float]) -> dict[str, float]:
 
 @dataclass(frozen=True)
 class RowOutcome:
-    """A simulated row: ``numbers`` by name, and the shares of ops; or, in ``refused``, the reason
-    for none."""
+    """A simulated row: ``numbers`` by name, and the shares of ops."""
 
-    __pydantic_config__: ClassVar[Any] = STRICT
-
-    numbers: dict[str, float] = field(default_factory=dict)
-    shares: OpShares | None = None
-    refused: str = ""
+    numbers: Mapping[str, float]
+    shares: OpShares
 
     @property
     def full(self) -> bool:
@@ -164,97 +149,41 @@ Outcomes = dict[str, RowOutcome]
 Variant = Callable[[Measured], dict[str, Any] | None]
 """Returns the scenario of a row; None if it is not simulated. Raises UserError, as
 ``scenario_of`` does."""
-_OUTCOME = TypeAdapter(RowOutcome)
-
-
-@lru_cache(maxsize=1)
-def data_fingerprint(root: Path) -> str:
-    """Hash of all files that deployments may read."""
-    digest = sha256()
-    for path in sorted(path for room in _DATA for path in (root / room).rglob("*")):
-        if path.is_file():
-            digest.update(f"{path.relative_to(root)} {path.stat().st_size}\n".encode())
-            digest.update(path.read_bytes())
-    return digest.hexdigest()
-
-
-def outcome_key(scenario: Mapping[str, Any]) -> str:
-    """32 hexadecimal digits: the hash of all inputs of a row's outcome."""
-    inputs = [scenario, code_fingerprint(_CODE), data_fingerprint(data_dir())]
-    return sha256(json.dumps(inputs, sort_keys=True).encode()).hexdigest()[:32]
 
 
 @dataclass(frozen=True)
 class Bench:
-    """Where simulations run, and where the ``store`` of their summaries is. ``outcomes`` is the
-    folder of rows' outcomes by key; None: none are cached."""
+    """Where simulations run, and where the ``store`` of their summaries is."""
 
     store: Store
-    outcomes: Path | None
     backend: Backend
     progress: Progress
     say: Say
 
-    def read(self, key: str) -> RowOutcome | None:
-        """A cached outcome; None if there is none, or its file is damaged."""
-        try:
-            return _OUTCOME.validate_json(self._file(key).read_bytes()) if self.outcomes else None
-        except (OSError, ValidationError):
-            return None
-
-    def write(self, key: str, outcome: RowOutcome) -> RowOutcome:
-        """Cache an outcome. A folder that cannot be written only costs time."""
-        if self.outcomes is not None:
-            with contextlib.suppress(OSError):
-                self._file(key).parent.mkdir(parents=True, exist_ok=True)
-                write_whole(self._file(key), json.dumps(asdict(outcome)).encode())
-        return outcome
-
-    def _file(self, key: str) -> Path:
-        assert self.outcomes is not None
-        return self.outcomes / key[:2] / key[2:]
-
 
 @contextmanager
 def bench(backend: Backend, progress: Progress, say: Say) -> Iterator[Bench]:
-    """A bench on the runs and outcomes of earlier scores, in the cache, or on none if it is off;
-    locked, so that a second score ends before it plans anything."""
-    cache = cache_folder()
+    """A bench on the runs of earlier scores, in the cache, or on none if it is off; locked, so that
+    a second score ends before it plans anything."""
     with TemporaryDirectory() as scratch:
-        folder = (cache or Path(scratch)) / "scores"
+        folder = (cache_folder() or Path(scratch)) / "scores"
         store = Store(folder, f"{VARIABLE}: {folder}")
         store.open(resume=True)
         with store.locked(f"another score is at work: wait for it, or set {VARIABLE}=off"):
-            yield Bench(store, cache and cache / "outcomes", backend, progress, say)
-
-
-@dataclass(frozen=True)
-class PlannedRow:
-    """A row's run still to be simulated, the key of its outcome, and its ops' shares."""
-
-    run: Run
-    key: str
-    shares: OpShares
+            yield Bench(store, backend, progress, say)
 
 
 def plan_row(
-    row: Measured, scenario: Mapping[str, Any], at: Bench, requests_of: SharedRequests
-) -> RowOutcome | PlannedRow:
-    """The outcome of a scenario, or its run. Raises UserError if it cannot be simulated."""
-    key = outcome_key(scenario)
-    if (outcome := at.read(key)) is None:
-        source = Source(row.id, NAME, {}, ())
-        try:
-            found = deploy(check_scenario(scenario, source), source, requests_of)
-        except UserError as error:
-            reason = str(error).replace(f"{source.file}: ", "")
-            outcome = at.write(key, RowOutcome(refused=reason))
-        else:
-            run = Run(run_key(found, NAME), NAME, found.scenario.seed, {}, found.scenario)
-            return PlannedRow(run, key, op_shares(found, row))
-    if outcome.refused:
-        raise UserError(outcome.refused)
-    return outcome
+    row: Measured, scenario: Mapping[str, Any], requests_of: SharedRequests
+) -> tuple[Run, OpShares]:
+    """The run of a row's scenario. Raises UserError if it cannot be simulated."""
+    source = Source(row.id, NAME, {}, ())
+    try:
+        found = deploy(check_scenario(scenario, source), source, requests_of)
+    except UserError as error:
+        raise UserError(str(error).replace(f"{source.file}: ", "")) from None
+    run = Run(run_key(found, NAME), NAME, found.scenario.seed, {}, found.scenario)
+    return run, op_shares(found, row)
 
 
 def simulate_rows(
@@ -262,8 +191,7 @@ def simulate_rows(
 ) -> tuple[dict[str, Outcomes], dict[str, str]]:
     """The outcomes of rows by variant, and the reasons of rows without one by id. A row that
     cannot be simulated in one variant has no outcome in any."""
-    found: dict[str, Outcomes] = {name: {} for name in variants}
-    planned: dict[tuple[str, str], PlannedRow] = {}
+    planned: dict[tuple[str, str], tuple[Run, OpShares]] = {}
     refused: dict[str, str] = {}
     requests_of = SharedRequests()
     # Rows of one server share op times, and workers take runs in this order.
@@ -273,39 +201,35 @@ def simulate_rows(
         try:
             for name, variant in variants.items():
                 if (scenario := variant(row)) is not None:
-                    one = plan_row(row, scenario, at, requests_of)
-                    if isinstance(one, PlannedRow):
-                        planned[name, row.id] = one
-                    else:
-                        found[name][row.id] = one
+                    planned[name, row.id] = plan_row(row, scenario, requests_of)
         except UserError as error:
             refused[row.id] = str(error)
-    runs = {one.run.key: one.run for (_, id), one in planned.items() if id not in refused}
+    planned = {(name, id): one for (name, id), one in planned.items() if id not in refused}
+    runs = {run.key: run for run, _ in planned.values()}
     report = Report(len(runs))
     if runs:
         sweep = SweepPlan("", "score", "", (), None, tuple(runs.values()), ())
         execute(sweep, at.store, at.backend, at.progress, report, at.say)
-    for (name, id), one in planned.items():
-        if one.run.key in report.failures:
-            refused[id] = report.failures[one.run.key]
-        elif one.run.key in runs:
-            outcome = _outcome(one, at.store.summary(one.run.key, NAME))
-            found[name][id] = at.write(one.key, outcome)
+    for (_, id), (run, _) in planned.items():
+        if run.key in report.failures:
+            refused[id] = report.failures[run.key]
+    found: dict[str, Outcomes] = {name: {} for name in variants}
+    for (name, id), (run, shares) in planned.items():
+        if id not in refused:
+            numbers = _numbers(run, at.store.summary(run.key, NAME))
+            found[name][id] = RowOutcome(numbers, shares)
+    return found, refused
+
+
+def _numbers(run: Run, summary: Mapping[str, Any]) -> dict[str, float]:
+    cache = run.scenario.kv_cache
     return {
-        name: {id: one for id, one in of.items() if id not in refused} for name, of in found.items()
-    }, refused
-
-
-def _outcome(planned: PlannedRow, summary: Mapping[str, Any]) -> RowOutcome:
-    cache = planned.run.scenario.kv_cache
-    numbers = {
         "ttft_ms": 1e3 * summary["ttft_s"]["mean"],
         "tpot_ms": 1e3 * summary["tpot_s"]["mean"],
         "output_tokens_per_s": summary["output_tokens_per_s"],
         "kv_peak_share": summary["kv_peak_share"],
         "num_blocks": float(cache.num_blocks or 0) if cache is not None else 0.0,
     }
-    return RowOutcome(numbers, planned.shares)
 
 
 # Bands ------------------------------------------------------------------------------------------
@@ -343,7 +267,7 @@ def draw(
     scenario: dict[str, Any] | None, outcome: RowOutcome, number: int
 ) -> dict[str, Any] | None:
     """A scenario under one draw of op errors, host time and KV blocks."""
-    if scenario is None or outcome.shares is None:
+    if scenario is None:
         return None
     half = REDRAWS // 2
     at = number if number < half else DRAWS // 2 + number - half
@@ -409,21 +333,18 @@ def with_bands(
     """The predictions of these rows with bands; ``known`` are the draws of op and host errors,
     ``sigma_of`` holds the stack's standard deviation by id and metric."""
     return {
-        row.id: replace(
-            predictions[row.id],
-            bands=_bands(row, predictions[row.id], known[row.id], sigma_of[row.id]),
-        )
+        row.id: _banded(row, predictions[row.id], known[row.id], sigma_of[row.id])
         for row in rows
         if row.id in predictions
     }
 
 
-def _bands(
+def _banded(
     row: Measured,
     times: ServerTimes,
     known: Mapping[str, Floats],
     sigma: Mapping[str, float],
-) -> dict[str, tuple[float, float]]:
+) -> ServerTimes:
     ttft, tpot = (
         getattr(times, SCORED[metric]) * np.exp(known[metric] + sigma[metric] * normals("stack"))
         for metric in METRICS
@@ -434,4 +355,4 @@ def _bands(
         slower = latency / row.latency_of(times.ttft_ms, times.tpot_ms)
         drawn["throughput"] = times.output_tokens_per_s / slower
     ends = np.quantile(np.stack([*drawn.values()]), (0.05, 0.95), axis=1).T.tolist()
-    return {metric: (low, high) for metric, (low, high) in zip(drawn, ends, strict=True)}
+    return replace(times, bands=dict(zip(drawn, map(tuple, ends), strict=True)))

@@ -169,7 +169,7 @@ def score_servers(
     simulated = {
         name: {id: outcome.times for id, outcome in of.items()} for name, of in outcomes.items()
     }
-    off = {id: draws(one.shares) for id, one in answered.items() if one.shares} | again
+    off = {id: draws(one.shares) for id, one in answered.items()} | again
     without = {row.id: fitted_without(row) for row in rows if row.id in answered}
     error_of = {row.id: asdict(without[row.id].of(row)[1]) for row in rows if row.id in answered}
     unknown = _between(rows, simulated, BASE, lambda row: HALFWAY)
