@@ -3,13 +3,17 @@ command prints."""
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from pydantic import TypeAdapter, ValidationError
 from rich.table import Table
+
+from sarathi_sim.profiler.storage.strict import UserError, one_line
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -94,6 +98,23 @@ class Result(dict[str, Any]):
         super().__init__(content)
         self.section, self.table, self.written, self.rest = section, table, written, rest
         self.failures, self.code = failures, code
+
+
+_SECTION = "section.json"
+
+
+def write_section(folder: Path, section: Section) -> None:
+    """Keep a section, without its charts, beside a result's numbers."""
+    text = json.dumps(asdict(replace(section, charts=())), indent=1)
+    (folder / _SECTION).write_text(text, encoding="utf-8")
+
+
+def read_section(folder: Path) -> Section:
+    """The section that :func:`write_section` kept. Raises UserError if there is none."""
+    try:
+        return TypeAdapter(Section).validate_json((folder / _SECTION).read_bytes())
+    except (OSError, ValidationError) as error:
+        raise UserError(f"{folder}: has no readable {_SECTION}: {one_line(error)}") from error
 
 
 def markdown(section: Section) -> str:

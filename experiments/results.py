@@ -130,17 +130,6 @@ def open_result(
     return None
 
 
-@contextmanager
-def maybe_result(out: Path | None, kind: str) -> Iterator[Callable[[Mapping[str, Any]], None]]:
-    """A function that writes numbers to the ``summary.json`` of a folder; without one it does
-    nothing."""
-    if out is None:
-        yield lambda content: None
-        return
-    with result_folder(out, kind) as folder:
-        yield lambda content: write_summary(folder, kind, content)
-
-
 def write_summary(folder: Path, kind: str, content: Mapping[str, Any]) -> None:
     """Write ``summary.json``, which holds the kind of the folder."""
     (folder / SUMMARY).write_bytes(json_bytes({"format": kind, **content}))

@@ -390,21 +390,11 @@ class Meaning:
 
 
 @strict_dataclass
-class Fold:
-    """The constants by stack that were fitted without some ``servers``. ``apart`` says how far the
-    clients of campaigns without a recorded load tool are spread (from 0, in lock-step, to 1)."""
-
-    servers: list[str]
-    stacks: dict[str, HostConstants]
-    errors: dict[str, StackErrors]
-    apart: dict[str, float] = field(default_factory=dict)
-
-
-@strict_dataclass
 class HostTimes:
     """The file. ``measured`` constants are of another engine and data set; ``stacks`` were
-    ``fitted_to`` rows of measured servers, and each of ``folds`` without its servers' rows;
-    ``executors`` to recorded runs (docs/real_servers.md)."""
+    ``fitted_to`` rows of measured servers, ``executors`` to recorded runs (docs/real_servers.md).
+    ``apart`` says how far the clients of campaigns without a recorded load tool are spread, from 0
+    (in lock-step) to 1."""
 
     constants: dict[str, Meaning]
     measured: HostConstants
@@ -412,20 +402,8 @@ class HostTimes:
     fitted_to: str
     stacks: dict[str, HostConstants]
     errors: dict[str, StackErrors]
-    folds: list[Fold]
     apart: dict[str, float] = field(default_factory=dict)
     executors: dict[str, dict[str, float]] = field(default_factory=dict)
-
-    def fitted_without(self, server: str) -> Fold | HostTimes:
-        """The fold without a server's rows; the whole file if no constant was fitted to them."""
-        return next((fold for fold in self.folds if server in fold.servers), self)
-
-    def without(self, stack: str, server: str) -> tuple[HostConstants, StackErrors]:
-        """The stack's constants and errors, from the fold without a server's rows if there is one.
-        An unknown stack has the constants of its engine."""
-        fold = self.fitted_without(server)
-        known = stack if stack in fold.stacks else stack.partition(" ")[0]
-        return fold.stacks[known], fold.errors[known]
 
 
 @cache

@@ -1,4 +1,2 @@
-"""The laboratory: what proves the product's numbers; nothing of the product imports it.
-
-Read ``sources/measurements.py`` first: how public measurements are read.
-"""
+"""The laboratory: what proves the product, which imports nothing of it. Read first: ``cli.py``, its
+commands; then the first file of a room, named in its ``__init__``."""

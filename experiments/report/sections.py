@@ -12,8 +12,7 @@ from sarathi_sim.experiments.capacity.probing import (
     RECOMMEND_FORMAT,
     SENSITIVITY_FORMAT,
 )
-from sarathi_sim.experiments.content import Section
-from sarathi_sim.experiments.measured.answers import accuracy_answer, validation_answer
+from sarathi_sim.experiments.content import Section, read_section
 from sarathi_sim.experiments.report.of_capacity import (
     capacity_section,
     recommend_section,
@@ -21,8 +20,8 @@ from sarathi_sim.experiments.report.of_capacity import (
 )
 from sarathi_sim.experiments.report.of_comparison import comparison_section
 from sarathi_sim.experiments.report.of_run import run_section
-from sarathi_sim.experiments.report.of_score import score_section
 from sarathi_sim.experiments.report.of_sweep import sweep_section
+from sarathi_sim.experiments.report.score_answers import score_section
 from sarathi_sim.experiments.results import (
     ACCURACY_FORMAT,
     FIGURES_FORMAT,
@@ -45,8 +44,8 @@ SECTIONS: dict[str, SectionOf] = {
     CAPACITY_FORMAT: capacity_section,
     RECOMMEND_FORMAT: recommend_section,
     SENSITIVITY_FORMAT: sensitivity_section,
-    VALIDATION_FORMAT: lambda _, found: validation_answer(found),
-    ACCURACY_FORMAT: lambda _, found: accuracy_answer(found),
+    VALIDATION_FORMAT: lambda folder, _: read_section(folder),
+    ACCURACY_FORMAT: lambda folder, _: read_section(folder),
 }
 """By the format of the result's summary, which they get with its folder. Runs are shown together:
 :func:`run_section`."""

@@ -14,8 +14,8 @@ import pytest
 from sarathi_sim.experiments.config.base import Source
 from sarathi_sim.experiments.config.loading import check_scenario
 from sarathi_sim.experiments.config.requests import Traffic
-from sarathi_sim.experiments.measured.benchmarks import Benchmark, read_benchmarks
-from sarathi_sim.experiments.measured.recorded import read_server_run, read_server_runs
+from sarathi_sim.experiments.measured.load_tools import Benchmark, read_benchmarks
+from sarathi_sim.experiments.measured.replay import read_server_run, read_server_runs
 from sarathi_sim.profiler.storage.strict import UserError
 
 Save = Callable[..., Path]

@@ -29,8 +29,8 @@ from sarathi_sim.experiments.config.engine_version import version_defaults
 from sarathi_sim.experiments.config.loading import check_scenario
 from sarathi_sim.experiments.config.scenario import POOLS, Scenario
 from sarathi_sim.experiments.config.two_pools import pool_of
-from sarathi_sim.experiments.measured.launch_lists import StartedServer
-from sarathi_sim.experiments.measured.pool_rows import pools_of
+from sarathi_sim.experiments.lab.servers.rows import StartedServer
+from sarathi_sim.experiments.lab.servers.scenarios import pools_of
 from sarathi_sim.profiler.facts.device import load_device
 from sarathi_sim.profiler.facts.engines import engine_facts
 from sarathi_sim.profiler.facts.model import checkpoints, list_models, load_model

@@ -16,17 +16,19 @@ from typer.testing import CliRunner
 from sarathi_sim.experiments.cli import app
 from sarathi_sim.experiments.config.deployment import deploy
 from sarathi_sim.experiments.config.loading import load_experiment
-from sarathi_sim.experiments.measured.recorded import (
+from sarathi_sim.experiments.measured.replay import (
     Case,
+    Overheads,
     ServerRun,
     cases_of,
+    numbers_of,
     read_server_run,
     read_ticks,
     replay_server,
-    score_runs,
     simulated_ticks,
 )
-from sarathi_sim.experiments.measured.tuning import Overheads, fit
+from sarathi_sim.experiments.measured.score import score_runs
+from sarathi_sim.experiments.measured.tune import fit
 from sarathi_sim.profiler.storage.child import silent
 from sarathi_sim.profiler.storage.strict import UserError
 
@@ -234,7 +236,7 @@ def measured(recorded: Path, write_config: Write) -> list[Case]:
         (case,) = cases_of(load_experiment(write_config(CONFIG)), [path])
         table = case.under(TRUTH).requests
         rows = case.run.requests.assign(**{k: table[k] for k in ("ttft_s", "tpot_s", "latency_s")})
-        cases.append(replace(case, run=ServerRun(rows)))
+        cases.append(replace(case, run=ServerRun(rows), measured=numbers_of(rows)))
     return cases
 
 

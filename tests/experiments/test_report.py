@@ -21,7 +21,6 @@ from bokeh.models import GlyphRenderer, Step, TapTool, Text
 
 from sarathi_sim.experiments.config.loading import load_experiment
 from sarathi_sim.experiments.content import Chart, Section, enumerated
-from sarathi_sim.experiments.measured.servers import METRICS
 from sarathi_sim.experiments.report.charts import (
     Spots,
     StyledLine,
@@ -32,7 +31,6 @@ from sarathi_sim.experiments.report.charts import (
 )
 from sarathi_sim.experiments.report.html_page import page, write_report
 from sarathi_sim.experiments.report.of_run import _ledger
-from sarathi_sim.experiments.report.of_score import score_section
 from sarathi_sim.experiments.report.sections import sections_of
 from sarathi_sim.experiments.results import read_summary
 from sarathi_sim.experiments.run.compare import labelled_tables, simulate_again
@@ -107,18 +105,6 @@ def test_the_parts_of_a_comparison(sections: dict[str, Section], reported: dict[
     )
     parts = [float(row[3].replace(",", "")) for row in section.table.rows]
     assert sum(parts[:-1]) == pytest.approx(parts[-1], abs=2e-3)
-
-
-def test_the_groups_of_a_score(sections: dict[str, Section]) -> None:
-    section = sections["score"]
-    row = ("all", "2", "46.0 / 45.0", "61.0", "+46.0", "50 %", "46.0 / 45.0")
-    assert section.table.rows[0][: len(row)] == row
-    assert section.table.headings[6] == "TTFT, zero-fit"
-    assert "Flagged rows are doubtful" in section.table.note
-    assert section.answer == (
-        "2 of 3 rows have a prediction; the median error is 45.0 % for TTFT and 33.0 % for TPOT."
-    )
-    assert [grid.title for grid in section.details] == ["Rows without a prediction"]
 
 
 def test_recorded_runs(sections: dict[str, Section]) -> None:
@@ -308,21 +294,6 @@ def test_unlike_results_are_not_ranked(
     assert "other/orca serves" in section.answer and "fastest" not in section.answer
     (alike,) = sections_of([tmp_path / "other"])
     assert "other" not in alike.question and "Which of" in alike.question
-
-
-def test_a_score_of_few_rows_without_a_flag_says_which_errors_it_prints(tmp_path: Path) -> None:
-    """1 of 4 rows has no flag: the group of the most rows is that of the flagged ones."""
-    one, three = (
-        {"n": n, **{m: dict.fromkeys(("mape", "median", "p90", "bias"), off) for m in METRICS}}
-        for n, off in ((1, 5.0), (3, 17.1))
-    )
-    content: dict[str, Any] = {"rows": 4, "answered": 4, "refused": {}}
-    for groups, expected in (
-        ({"all": one, "flagged": three}, "of the 1 that are not flagged is 5.0 % for TTFT"),
-        ({"all": {"n": 0}, "flagged": three}, "of the 3 that are flagged is 17.1 % for TTFT"),
-    ):
-        section = score_section(tmp_path, content | {"groups": groups})
-        assert f"4 of 4 rows have a prediction; the median error {expected}" in section.answer
 
 
 @pytest.mark.slow

@@ -17,15 +17,23 @@ from sarathi_sim.experiments.cli import app
 from sarathi_sim.experiments.config.calibration import check_replaceable, read_calibration
 from sarathi_sim.experiments.config.deployment import Deployment
 from sarathi_sim.experiments.config.loading import load_experiment
-from sarathi_sim.experiments.measured.benchmarks import Benchmark
-from sarathi_sim.experiments.measured.own_server import Means, TunedServer, tune, under_load
-from sarathi_sim.experiments.measured.recorded import (
+from sarathi_sim.experiments.measured.load_tools import Benchmark
+from sarathi_sim.experiments.measured.replay import (
+    MeasuredRun,
+    Overheads,
     cases_of,
     read_server_run,
     replay_server,
     simulated,
 )
-from sarathi_sim.experiments.measured.tuning import Overheads, least_kernels, reading_s, too_fast
+from sarathi_sim.experiments.measured.tune import (
+    TunedServer,
+    least_kernels,
+    reading_s,
+    too_fast,
+    tune,
+    under_load,
+)
 from sarathi_sim.profiler.storage.child import silent
 from sarathi_sim.profiler.storage.strict import UserError
 from tests.experiments.small_config import called
@@ -344,7 +352,7 @@ def test_no_server_is_faster_than_its_weights_can_be_read(config: Path) -> None:
     assert reading_s(deployment(config, CLIENTS, "cluster.tp=2")) == reading_s(alone) / 2
     half_s = 0.9 * (32 * 218_103_808 + 2 * 525_336_576) / 3.35e12
     assert reading_s(deployment(config, CLIENTS, "dtype=fp8")) == pytest.approx(half_s, rel=1e-4)
-    assert too_fast(Means("fast", {"tpot_s": {"mean": 1.01 * whole_s}}, alone)) == ""
+    assert too_fast(MeasuredRun("fast", {"tpot_s": {"mean": 1.01 * whole_s}}, alone)) == ""
     load = replace(CLIENTS, requests_count=16)
     table = measured(config, load).assign(tpot_s=0.6 * whole_s)
     path = config.with_name("fast.json")

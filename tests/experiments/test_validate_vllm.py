@@ -14,8 +14,8 @@ from typer.testing import CliRunner
 
 from sarathi_sim.experiments.cli import app
 from sarathi_sim.experiments.config.loading import Experiment, load_experiment
+from sarathi_sim.experiments.lab.servers.answers import validation_answer
 from sarathi_sim.experiments.measured import vllm_session
-from sarathi_sim.experiments.measured.answers import validation_answer
 from sarathi_sim.experiments.measured.session import Cell, make_cells, plan_of
 from sarathi_sim.experiments.measured.validation import evaluate_all, iterations, report
 from sarathi_sim.experiments.measured.vllm_session import (

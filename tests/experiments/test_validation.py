@@ -15,7 +15,7 @@ from typer.testing import CliRunner
 
 from sarathi_sim.experiments.cli import app
 from sarathi_sim.experiments.config.loading import Experiment, load_experiment
-from sarathi_sim.experiments.measured.answers import validation_answer
+from sarathi_sim.experiments.lab.servers.answers import validation_answer
 from sarathi_sim.experiments.measured.session import (
     Cell,
     CellRuns,

@@ -15,7 +15,7 @@ import pandas as pd
 import pytest
 from typer.testing import CliRunner
 
-from sarathi_sim.experiments.cli.app import app
+from sarathi_sim.experiments.cli import app
 from sarathi_sim.experiments.lab.fit.bundles import SOURCES, ShapePool, import_bundle
 from sarathi_sim.experiments.lab.sources.llmservingsim import LAYERS
 from sarathi_sim.experiments.lab.sources.measurements import Rows

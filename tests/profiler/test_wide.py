@@ -12,7 +12,6 @@ import pandas as pd
 import pytest
 
 from sarathi_sim.experiments.lab.sources import aiconfigurator as kernel_tables
-from sarathi_sim.profiler.facts.expert_loads import busiest
 from sarathi_sim.profiler.facts.formats import (
     DISTRIBUTIONS,
     MOE_SPEEDUP,

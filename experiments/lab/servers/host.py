@@ -10,26 +10,35 @@ Mixtures of experts have constants of their own, one more.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, fields, replace
+from dataclasses import asdict, astuple, dataclass, field, fields, replace
+from functools import cache
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from sarathi_sim.experiments.config.inputs import Fold, HostConstants, HostTimes, StackErrors
-from sarathi_sim.experiments.measured.row_errors import errors
-from sarathi_sim.experiments.measured.row_runs import Draws, stack_sigma, with_bands
-from sarathi_sim.experiments.measured.row_scenarios import (
+from sarathi_sim.experiments.config.inputs import (
+    HostConstants,
+    HostTimes,
+    StackErrors,
+    host_times,
+)
+from sarathi_sim.experiments.lab.servers.errors import errors
+from sarathi_sim.experiments.lab.servers.rows import METRICS, Measured, ServerTimes
+from sarathi_sim.experiments.lab.servers.runs import Draws, stack_sigma, with_bands
+from sarathi_sim.experiments.lab.servers.scenarios import (
     campaign_of,
     mean_prompt,
     measured_cold,
     server_of,
     stack_of,
 )
-from sarathi_sim.experiments.measured.servers import METRICS, Measured, ServerTimes
-from sarathi_sim.profiler.storage.plain_yaml import dump_yaml
+from sarathi_sim.profiler.storage.files import data_dir, write_whole
+from sarathi_sim.profiler.storage.plain_yaml import dump_yaml, read_mapping
+from sarathi_sim.profiler.storage.strict import parse, strict_dataclass
 from sarathi_sim.simulator.loop.records import Floats, Ints
 
-FOLDS = 5
+PARTS = 5
 """Parts of the servers that are left out in turn."""
 FEWEST = 8
 """Rows to which constants are fitted."""
@@ -53,12 +62,68 @@ CLIENTS, MOST_TOKENS = (4, 16, 64), 2048
 """Of the mixtures' rows that are fitted to: all would take long to simulate five times. Of rows
 with pools those with up to as many clients as the most."""
 BASE = "zero_fit"
-CROSS_VALIDATED, ONE_GPU_OUT = "cross_validated", "leave_one_gpu_out"
-ONE_MODEL_OUT = "leave_one_model_out"
 APART = ", apart"
 """Behind the name of a variant whose clients have drifted apart."""
-UNKNOWN = 0.5
+HALFWAY = 0.5
 """How far apart the clients of an unknown campaign are: from 0, in lock-step, to 1."""
+CROSS_VALIDATED, ONE_GPU_OUT = "cross_validated", "leave_one_gpu_out"
+ONE_MODEL_OUT = "leave_one_model_out"
+#: What is left out together: the name of the scheme, and how a row says which part it is in.
+SCHEMES: Mapping[str, Callable[[Measured], str]] = {
+    CROSS_VALIDATED: server_of,
+    "leave_one_stack_out": stack_of,
+    ONE_GPU_OUT: lambda row: row.system,
+    ONE_MODEL_OUT: lambda row: row.model,
+    "leave_one_triple_out": lambda row: f"{row.model}, {row.system}, {row.backend}",
+}
+
+
+# Shipped constants ------------------------------------------------------------------------------
+
+
+@strict_dataclass
+class Fold:
+    """The constants by stack that were fitted without some ``servers``. ``apart`` says how far the
+    clients of campaigns without a recorded load tool are spread (from 0, in lock-step, to 1)."""
+
+    servers: list[str]
+    stacks: dict[str, HostConstants]
+    errors: dict[str, StackErrors]
+    apart: dict[str, float] = field(default_factory=dict)
+
+    def of(self, row: Measured) -> tuple[HostConstants, StackErrors]:
+        """The constants and errors of a row's stack; of an unknown one those of its engine."""
+        stack = stack_of(row)
+        known = stack if stack in self.stacks else stack.partition(" ")[0]
+        return self.stacks[known], self.errors[known]
+
+
+@strict_dataclass
+class Folds:
+    """``data/lab/host_time*_folds.yaml``: the constants without a part of the servers each."""
+
+    folds: list[Fold]
+
+
+@cache
+def shipped_folds(mixtures: bool = False) -> list[Fold]:
+    """Of dense models, or of ``mixtures`` of experts."""
+    path = data_dir() / "lab" / f"{_file(mixtures)}_folds.yaml"
+    return parse(Folds, read_mapping(path), path).folds
+
+
+def _file(mixtures: bool) -> str:
+    return "host_time_mixtures" if mixtures else "host_time"
+
+
+def fitted_without(row: Measured) -> Fold:
+    """The shipped constants that were fitted without the row's server."""
+    known, server = host_times(not row.dense), server_of(row)
+    whole = Fold([], known.stacks, known.errors, known.apart)
+    return next((f for f in shipped_folds(not row.dense) if server in f.servers), whole)
+
+
+# Simulated rows ---------------------------------------------------------------------------------
 
 
 def grid(measured: HostConstants) -> dict[str, HostConstants]:
@@ -80,8 +145,8 @@ def fitting(row: Measured, mixtures: bool = False) -> bool:
     flags, none that was measured cold, none with drafted tokens."""
     some = row.concurrency in CLIENTS if row.launch is None else row.concurrency <= max(CLIENTS)
     short = some and row.osl <= MOST_TOKENS
-    kept = not row.flags and not row.drafts and not measured_cold(row)
-    return row.dense != mixtures and kept and (row.dense or short)
+    plain = not row.flags and not row.drafts and not measured_cold(row)
+    return row.dense != mixtures and plain and (row.dense or short)
 
 
 @dataclass(frozen=True, eq=False)
@@ -106,17 +171,22 @@ class Slopes:
         """The constants that are fitted."""
         return [one.name for one in fields(HostConstants) if one.name in self.limits.constants]
 
+    @property
+    def every(self) -> Ints:
+        """The numbers of all rows."""
+        return np.arange(len(self.rows))
+
     def predicted(self, which: Ints, host: HostConstants) -> Floats:
         """(metric, row), in ms."""
-        linear = self.times[:, which] @ np.array([1.0, *asdict(host).values()][:-1])
+        linear = self.times[:, which] @ np.array([1.0, *astuple(host)][:-1])
         return np.asarray(linear + self.launched[:, which] @ _between_launches(host.launch_s))
 
     def fitted(self, which: Ints) -> HostConstants:
         """The constants with the least absolute errors of the logarithms, within their ranges.
         Those measured elsewhere weigh as much as :data:`PRIOR_ROWS` rows, so that what the rows do
         not tell stays there."""
-        given = (self.times, self.launched, self.measured_ms)
-        key = (repr(self.limits.constants), *(each[:, which].tobytes() for each in given))
+        inputs = (self.times, self.launched, self.measured_ms)
+        key = (repr(self.limits.constants), *(each[:, which].tobytes() for each in inputs))
         if key not in self.fits:
             self.fits[key] = self._fit(which)
         return self.fits[key]
@@ -135,29 +205,25 @@ class Slopes:
         def host_of(values: Floats) -> HostConstants:
             return HostConstants(**dict(zip(names, (values * unit).tolist(), strict=True)))
 
+        def cost(values: Floats) -> float:
+            far = float(np.abs(values - prior).mean())
+            return self.loss(which, host_of(values)) + PRIOR_ROWS / len(which) * far
+
         tried = [
-            minimize(
-                lambda values: (
-                    self.loss(which, host_of(values))
-                    + PRIOR_ROWS / len(which) * float(np.abs(values - prior).mean())
-                ),
-                start,
-                method="Powell",
-                bounds=bounds / unit[:, None],
-            )
+            minimize(cost, start, method="Powell", bounds=bounds / unit[:, None])
             for start in (prior, np.full(len(names), 0.5))
         ]
         best = min(tried, key=lambda one: one.fun).x
-        return _rounded(np.array([*asdict(host_of(best)).values()]))
+        return _rounded(astuple(host_of(best)))
 
     def loss(self, which: Ints, host: HostConstants) -> float:
         """The mean absolute logarithm of TTFT's errors and, with more weight, TPOT's."""
-        found = np.maximum(self.predicted(which, host), 1e-6)
-        off = np.abs(np.log(found / self.measured_ms[:, which]))
+        predicted = np.maximum(self.predicted(which, host), 1e-6)
+        off = np.abs(np.log(predicted / self.measured_ms[:, which]))
         ttft, tpot = np.minimum(off, LARGEST_ERROR).mean(axis=1)
         return float(ttft + TPOT_WEIGHT * tpot)
 
-    def mixed(self, shares: Mapping[str, float]) -> Slopes:
+    def drifted(self, shares: Mapping[str, float]) -> Slopes:
         """With the clients of each campaign so far apart."""
         if self.apart is None:
             return self
@@ -175,8 +241,8 @@ class Slopes:
         campaigns = np.array([campaign_of(self.rows[row]) for row in which])
         for campaign in filter(None, np.unique(campaigns)):
             own = which[campaigns == campaign]
-            stacks = [rows for _, rows in _by_stack(self.rows, own) if len(rows) >= FEWEST]
-            tried = {share: self.mixed({campaign: share}) for share in (UNKNOWN, 0.0, 1.0)}
+            stacks = [rows for rows in self.stacks(own).values() if len(rows) >= FEWEST]
+            tried = {share: self.drifted({campaign: share}) for share in (HALFWAY, 0.0, 1.0)}
             losses = {
                 share: sum(len(rows) * one.loss(rows, one.fitted(rows)) for rows in stacks)
                 for share, one in tried.items()
@@ -186,36 +252,57 @@ class Slopes:
 
     def settled(self, which: Ints) -> Slopes:
         """With clients as far apart as the rows ``which`` say; halfway where they say nothing."""
-        unknown = dict.fromkeys(map(campaign_of, self.rows), UNKNOWN)
-        return self.mixed(unknown | self.shares(which))
+        unknown = dict.fromkeys(map(campaign_of, self.rows), HALFWAY)
+        return self.drifted(unknown | self.shares(which))
+
+    def stacks(self, which: Ints) -> dict[str, Ints]:
+        """The rows ``which``, by stack."""
+        names = np.array([stack_of(self.rows[row]) for row in which])
+        return {str(name): which[names == name] for name in np.unique(names)}
 
     def host_of(self, which: Ints, stack: str) -> HostConstants:
         """A stack's constants by the rows ``which``: fitted to its own, where there are enough. Of
         any other stack they are the median of those of all stacks there and of those measured
         elsewhere."""
-        own = {name: rows for name, rows in _by_stack(self.rows, which) if self._enough(rows)}
+        own = {name: rows for name, rows in self.stacks(which).items() if self._enough(rows)}
         if stack in own:
             return self.fitted(own[stack])
         known = [self.limits.measured, *map(self.fitted, own.values())]
-        return _rounded(np.median([[*asdict(host).values()] for host in known], axis=0))
+        return _rounded(np.median([astuple(host) for host in known], axis=0))
 
     def _enough(self, which: Ints) -> bool:
         """A server says something of two constants."""
         servers = {server_of(self.rows[row]) for row in which}
         return len(which) >= FEWEST and len(servers) >= len(self.names) // 2
 
-    def sigmas(self, which: Ints, predicted: Floats) -> StackErrors:
-        """The stack's own error by metric, from rows predicted without being fitted to."""
+    def errors(self, which: Ints, stack: str, predicted: Floats) -> StackErrors:
+        """A stack's own error by metric, of its rows among ``which``, or of all if these are few;
+        ``predicted`` has shape (metric, row) and was not fitted to them."""
+        own = self.stacks(which).get(stack, which)
+        which = own if len(own) >= FEWEST else which
         found = []
         for number, metric in enumerate(METRICS):
-            off = np.log(self.measured_ms[number, which] / predicted[number])
+            off = np.log(self.measured_ms[number, which] / predicted[number, which])
             known = [self.draws[self.rows[row].id][metric] for row in which]
             found.append(round(stack_sigma(off, known, INSIDE), 4))
         return StackErrors(*found)
 
+    def fold(self, which: Ints, predictions: Mapping[str, ServerTimes], out: Ints) -> Fold:
+        """The constants of every stack and engine, fitted to the rows ``which``; errors are those
+        of ``predictions``, and ``out`` the rows of the servers that are left out."""
+        rows, settled = self.rows, self.settled(which)
+        names = sorted({stack_of(row) for row in rows} | {row.backend for row in rows})
+        predicted = _ms([predictions[row.id] for row in rows]).T if predictions else None
+        return Fold(
+            sorted({server_of(rows[row]) for row in out}),
+            {name: settled.host_of(which, name) for name in names},
+            {} if predicted is None else {n: self.errors(which, n, predicted) for n in names},
+            self.shares(which),
+        )
 
-def _rounded(values: Floats) -> HostConstants:
-    return HostConstants(*values.round(7).tolist())
+
+def _rounded(values: Iterable[float]) -> HostConstants:
+    return HostConstants(*np.round([*values], 7).tolist())
 
 
 def _between_launches(launch_s: float) -> Floats:
@@ -242,30 +329,33 @@ def slopes(
         far = {name: {**of, **simulated.get(name + APART, {})} for name, of in near.items()}
         found = slopes(rows, near, draws, limits, mixtures)
         return replace(found, apart=slopes(rows, far, draws, limits, mixtures))
-    launches = [name for name in LAUNCHES if name in simulated]
     rows = [row for row in rows if row.id in simulated[BASE] and fitting(row, mixtures)]
-    hosts = grid(limits.measured)
     base = limits.measured
     table = {
-        name: _ms([simulated[name][row.id] for row in rows])
-        for name in (BASE, ITERATION, SEQUENCE, *launches)
+        name: _ms([of[row.id] for row in rows])
+        for name, of in simulated.items()
+        if name in (BASE, ITERATION, SEQUENCE, *LAUNCHES)
     }
     iteration, sequence = (
-        (table[name] - table[BASE]) / (getattr(hosts[name], of) - getattr(base, of))
+        (table[name] - table[BASE]) / (getattr(grid(base)[name], of) - getattr(base, of))
         for name, of in ((ITERATION, "host_iteration_s"), (SEQUENCE, "host_sequence_s"))
     )
     frontend = np.broadcast_to([1000.0, 0.0], table[BASE].shape)
     prompt = np.array([mean_prompt(row) for row in rows]).reshape(-1, 1)
-    parts = (iteration, sequence, frontend, prompt * frontend)
+    terms = (iteration, sequence, frontend, prompt * frontend)
     start = table[BASE] - sum(
-        slope * value for slope, value in zip(parts, asdict(base).values(), strict=False)
+        slope * value for slope, value in zip(terms, astuple(base), strict=False)
     )
-    times = np.stack([start, *parts], axis=-1).transpose(1, 0, 2)
-    none = np.zeros_like(table[BASE])
-    launched = [table[n] - table[BASE] if n in table else none for n in LAUNCHES]
-    extra = np.stack(launched, axis=-1).transpose(1, 0, 2)
-    zero_fit = [simulated[BASE][row.id] for row in rows]
-    return Slopes(rows, times, extra, _ms(rows).T, draws, zero_fit, limits)
+    launched = [table.get(name, table[BASE]) - table[BASE] for name in LAUNCHES]
+    return Slopes(
+        rows,
+        np.stack([start, *terms], axis=-1).transpose(1, 0, 2),
+        np.stack(launched, axis=-1).transpose(1, 0, 2),
+        _ms(rows).T,
+        draws,
+        [simulated[BASE][row.id] for row in rows],
+        limits,
+    )
 
 
 def _ms(times: Iterable[ServerTimes | Measured]) -> Floats:
@@ -273,20 +363,7 @@ def _ms(times: Iterable[ServerTimes | Measured]) -> Floats:
     return np.array([[one.ttft_ms, one.tpot_ms] for one in times]).reshape(-1, 2)
 
 
-def alike(rows: Sequence[Measured], which: Ints, stack: str) -> Ints:
-    """Of the rows ``which``, those that say most of a stack's errors: its own, or all."""
-    own = dict(_by_stack(rows, which)).get(stack, which)
-    return own if len(own) >= FEWEST else which
-
-
-#: What is left out together: the name of the scheme, and how a row says which part it is in.
-SCHEMES: Mapping[str, Callable[[Measured], str]] = {
-    CROSS_VALIDATED: server_of,
-    "leave_one_stack_out": stack_of,
-    ONE_GPU_OUT: lambda row: row.system,
-    ONE_MODEL_OUT: lambda row: row.model,
-    "leave_one_triple_out": lambda row: f"{row.model}, {row.system}, {row.backend}",
-}
+# Rows left out ----------------------------------------------------------------------------------
 
 
 def parts(rows: Sequence[Measured], scheme: str) -> list[tuple[Ints, Ints]]:
@@ -298,96 +375,64 @@ def parts(rows: Sequence[Measured], scheme: str) -> list[tuple[Ints, Ints]]:
     count = len(set(groups))
     if count < 2:
         return []
-    splits = GroupKFold(min(FOLDS, count) if SCHEMES[scheme] is server_of else count)
+    splits = GroupKFold(min(PARTS, count) if SCHEMES[scheme] is server_of else count)
     return list(splits.split(np.zeros(len(rows)), groups=groups))
 
 
 def left_out(found: Slopes, scheme: str) -> dict[str, ServerTimes]:
     """Predictions with bands of every row, by constants and stack errors from other rows alone."""
     predicted = np.full(found.measured_ms.shape, np.nan)
-    split = parts(found.rows, scheme)
-    for _, out in split:
-        fit_to = np.setdiff1d(np.arange(len(found.rows)), out)
+    split = [(np.setdiff1d(found.every, out), out) for _, out in parts(found.rows, scheme)]
+    for fit_to, out in split:
         settled = found.settled(fit_to)
-        for stack, which in _by_stack(found.rows, out):
+        for stack, which in found.stacks(out).items():
             predicted[:, which] = settled.predicted(which, settled.host_of(fit_to, stack))
     sigma: dict[str, dict[str, float]] = {}
     for fit_to, out in split:
-        for stack, which in _by_stack(found.rows, out):
-            near = alike(found.rows, fit_to, stack)
-            errors = asdict(found.sigmas(near, predicted[:, near]))
-            sigma |= {found.rows[row].id: errors for row in which}
+        for stack, which in found.stacks(out).items():
+            own = asdict(found.errors(fit_to, stack, predicted))
+            sigma |= {found.rows[row].id: own for row in which}
     times = {
-        row.id: with_times(base, row, float(ttft), float(tpot))
+        row.id: base.at(row, float(ttft), float(tpot))
         for row, ttft, tpot, base in zip(found.rows, *predicted, found.base, strict=True)
         if row.id in sigma
     }
     return with_bands(found.rows, times, found.draws, sigma)
 
 
-def with_times(base: ServerTimes, row: Measured, ttft_ms: float, tpot_ms: float) -> ServerTimes:
-    """With other times; in a closed loop throughput goes as one over the latency."""
-    rate = base.output_tokens_per_s
-    if rate is not None:
-        was, now = row.latency_of(base.ttft_ms, base.tpot_ms), row.latency_of(ttft_ms, tpot_ms)
-        rate *= was / now
-    return replace(base, ttft_ms=ttft_ms, tpot_ms=tpot_ms, output_tokens_per_s=rate)
+@dataclass(frozen=True)
+class HostFit:
+    """What ``data/`` would hold after a fit."""
+
+    times: HostTimes
+    folds: list[Fold]
+
+    def write(self, folder: Path, mixtures: bool) -> None:
+        """Its two files."""
+        name = _file(mixtures)
+        write_whole(folder / f"{name}.yaml", dump_yaml(asdict(self.times), width=96))
+        folds = dump_yaml(asdict(Folds(self.folds)), width=96)
+        write_whole(folder / f"{name}_folds.yaml", folds)
 
 
-def _by_stack(rows: Sequence[Measured], which: Ints) -> Iterable[tuple[str, Ints]]:
-    names = np.array([stack_of(rows[row]) for row in which])
-    return ((str(name), which[names == name]) for name in np.unique(names))
-
-
-def names(rows: Sequence[Measured]) -> list[str]:
-    """The stacks and engines among the rows."""
-    return sorted({stack_of(row) for row in rows} | {row.backend for row in rows})
-
-
-def constants(found: Slopes, which: Ints) -> dict[str, HostConstants]:
-    """Of every stack and engine among the rows, fitted to ``which`` of them."""
-    settled = found.settled(which)
-    return {name: settled.host_of(which, name) for name in names(found.rows)}
-
-
-def to_ship(
-    found: Slopes, fits: Mapping[str, Mapping[str, ServerTimes]], file: str, known: HostTimes
-) -> HostTimes:
-    """What ``data/host_time.yaml`` would hold after this fit. The errors of a server that was among
-    those fitted to are cross-validated ones; any other server's are those of GPUs left out."""
-    count = len({server_of(row) for row in found.rows})
-    kind = "dense" if found.rows and found.rows[0].dense else "mixtures'"
-    ttft, tpot = (errors(found.rows, fits[CROSS_VALIDATED], metric) for metric in METRICS)
-    note = f"fitted to {len(found.rows)} {kind} rows of {count} servers of {file}"
+def host_fit(found: Slopes, fits: Mapping[str, Mapping[str, ServerTimes]], file: str) -> HostFit:
+    """The constants to ship. The errors of a server that was among those fitted to are
+    cross-validated ones; any other server's are those of GPUs left out."""
+    rows, crossed = found.rows, fits[CROSS_VALIDATED]
+    count = len({server_of(row) for row in rows})
+    kind = "dense" if rows[0].dense else "mixtures'"
+    note = f"fitted to {len(rows)} {kind} rows of {count} servers of {file}"
+    ttft, tpot = (errors(rows, crossed, metric) for metric in METRICS)
     if ttft is not None and tpot is not None:
         off = f"TTFT is off by {ttft['mape']:.1f} % and TPOT by {tpot['mape']:.1f} %"
         note += f"; on servers left out mean {off}"
-    folds = [
-        Fold(
-            sorted({server_of(found.rows[row]) for row in out}),
-            constants(found, fit_to),
-            _errors(found, fits[CROSS_VALIDATED], fit_to),
-            found.shares(fit_to),
-        )
-        for fit_to, out in parts(found.rows, CROSS_VALIDATED)
-    ]
-    every = np.arange(len(found.rows))
-    elsewhere = fits[ONE_GPU_OUT] or fits[CROSS_VALIDATED]
-    errors_apart = _errors(found, elsewhere, every) if elsewhere else {}
-    stacks, shares = constants(found, every), found.shares(every)
-    return replace(
-        known, fitted_to=note, stacks=stacks, errors=errors_apart, folds=folds, apart=shares
+    whole = found.fold(found.every, fits[ONE_GPU_OUT] or crossed, found.every[:0])
+    times = replace(
+        found.limits,
+        fitted_to=note,
+        stacks=whole.stacks,
+        errors=whole.errors,
+        apart=whole.apart,
     )
-
-
-def _errors(
-    found: Slopes, predictions: Mapping[str, ServerTimes], which: Ints
-) -> dict[str, StackErrors]:
-    predicted = _ms([predictions[row.id] for row in found.rows]).T
-    near = {name: alike(found.rows, which, name) for name in names(found.rows)}
-    return {name: found.sigmas(rows, predicted[:, rows]) for name, rows in near.items()}
-
-
-def host_time_yaml(shipped: HostTimes) -> str:
-    """The text of ``data/host_time.yaml``."""
-    return dump_yaml(asdict(shipped), width=96)
+    split = parts(rows, CROSS_VALIDATED)
+    return HostFit(times, [found.fold(fit_to, crossed, out) for fit_to, out in split])

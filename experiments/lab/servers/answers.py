@@ -7,21 +7,12 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from sarathi_sim.experiments.content import Section, SortableTable, enumerated, thinned
-from sarathi_sim.experiments.measured.host_fit import BASE, ONE_MODEL_OUT
-from sarathi_sim.experiments.measured.recorded import (
-    COUNTS,
-    MEASURES,
-    NUMBERS,
-    TICK_LABELS,
-    VARIANTS,
-)
-from sarathi_sim.experiments.measured.row_errors import DRAFTED, TOO_WIDE
-from sarathi_sim.experiments.measured.servers import METRICS, SCORED
-from sarathi_sim.experiments.run.compare import part_label
+from sarathi_sim.experiments.content import Section, SortableTable, enumerated
+from sarathi_sim.experiments.lab.servers.errors import DRAFTED, TOO_WIDE
+from sarathi_sim.experiments.lab.servers.host import BASE, ONE_MODEL_OUT
+from sarathi_sim.experiments.lab.servers.rows import METRICS, SCORED
 from sarathi_sim.experiments.run.decision_log import Replay
-from sarathi_sim.simulator.views.metric_registry import METRICS as METRICS_BY_KEY
-from sarathi_sim.simulator.views.metric_registry import known, number_text
+from sarathi_sim.simulator.views.metric_registry import number_text
 
 # Tables of measured servers ---------------------------------------------------------------------
 
@@ -44,14 +35,12 @@ _CONSTANTS = {
 """A constant's factor, digits and heading."""
 
 
-def score_answer(content: Mapping[str, Any], name: str = "") -> Section:
-    """Of what ``score --json`` prints; of recorded runs the headline is the mean latency."""
-    if "mlperf" in content:
-        return _mlperf_answer(content, name)
-    return (_recorded_answer if "runs" in content else _servers_answer)(content, name)
+def servers_answer(content: Mapping[str, Any], name: str = "") -> Section:
+    """Of what a score of servers prints with ``--json``, or one of MLPerf's runs."""
+    return (_mlperf_answer if "mlperf" in content else _tables_answer)(content, name)
 
 
-def _servers_answer(content: Mapping[str, Any], name: str) -> Section:
+def _tables_answer(content: Mapping[str, Any], name: str) -> Section:
     groups = {group: one for group, one in content["groups"].items() if one["n"]}
     drawn = content.get("bands", {})
     again = drawn.get("redrawn", {})
@@ -268,122 +257,6 @@ def _in_band(found: Sequence[float]) -> str:
 
 def _off(one: Mapping[str, float]) -> str:
     return f"{one['mape']:.1f} ({one['bias']:+.1f})"
-
-
-# Recorded runs ----------------------------------------------------------------------------------
-
-SMALLEST_S = 0.005
-"""Parts of the latency below this are not shown."""
-
-
-def _recorded_answer(content: Mapping[str, Any], name: str) -> Section:
-    runs = content["runs"]
-    rows, worst = [], dict[str, list[float]]()
-    for run, found in runs.items():
-        for label, one in variants_of(found).items():
-            errors = [one["off_pct"][m]["mean"] for m in MEASURES]
-            rows.append([run, label, f"{found['requests']:,}", *(f"{e:+.1f}" for e in errors)])
-            worst.setdefault(label, []).append(abs(errors[-1]))
-    said = enumerated(
-        [f"{number_text(max(e))} % ({w})" for w, e in worst.items() if len(e) == len(runs)]
-    )
-    off = (f"mean {METRICS_BY_KEY[m].name} (off, %)" for m in MEASURES)
-    headings = ("run", "host time", "requests", *off)
-    note = "Predicted beside measured. 'Fitted to these' has seen the run, the others have not."
-    whole = {run: found for run, found in runs.items() if "remains" in found}
-    details = [
-        beside_table(run, found["measured"], variants_of(found), NUMBERS)
-        for run, found in whole.items()
-    ]
-    notes = (note for found in whole.values() for note in found["zero"]["notes"])
-    return Section(
-        kind="score",
-        name=name,
-        question="How far are simulated runs of a server from the recorded ones?",
-        answer=f"The mean latency of {len(runs)} recorded runs is off by at most {said}.",
-        table=SortableTable("Errors by run", headings, rows, note, text=2),
-        assumptions=thinned(notes),
-        warnings=[found["too_fast"] for found in runs.values() if found.get("too_fast")],
-        details=[*details, *([_lacking(whole), _beside_others(whole)] if whole else [])],
-    )
-
-
-def variants_of(run: Mapping[str, Any]) -> dict[str, Any]:
-    """The simulations of a recorded run, by what they are shown as."""
-    return {label: run[key] for key, label in VARIANTS.items() if "off_pct" in run.get(key, {})}
-
-
-def beside_table(
-    title: str, measured: Mapping[str, Any], simulated: Mapping[str, Any], paths: Iterable[str]
-) -> SortableTable:
-    """A row a number: what was measured, and each simulation with how far it is off."""
-    rows = []
-    for path in paths:
-        label = TICK_LABELS.get(path) or known(path).axis
-        off = [
-            (_number(one, path), _number(one["off_pct"], path, "{:+.1f} %"))
-            for one in simulated.values()
-        ]
-        rows.append((label, _number(measured, path), *(f"{value} ({far})" for value, far in off)))
-    for key in COUNTS:
-        if any(key in one for one in simulated.values()):
-            counts = (_number(one, key) for one in simulated.values())
-            rows.append((key.replace("_", " "), "not recorded", *counts))
-    return SortableTable(title, ("", "measured", *(f"{name} (off)" for name in simulated)), rows)
-
-
-def _number(numbers: Mapping[str, Any], path: str, form: str = "{:.4g}") -> str:
-    """The number at ``KEY`` or ``KEY.STATISTIC``; a dash where there is none."""
-    key, _, statistic = path.partition(".")
-    value = numbers.get(key)
-    value = value[statistic] if statistic and value is not None else value
-    return "-" if value is None else form.format(value)
-
-
-def _lacking(runs: Mapping[str, Any]) -> SortableTable:
-    rows = []
-    for name, run in runs.items():
-        remains = run["remains"]
-        parts = ", ".join(
-            f"{part_label('mean_latency', part)} {value:+.3f}"
-            for part, value in sorted(remains["parts"].items(), key=lambda one: -abs(one[1]))
-            if abs(value) >= SMALLEST_S
-        )
-        keys = ("latency_s", "host", "frontend", "first_token", "later_tokens")
-        rows.append((name, parts, *(f"{remains[key]:+.3f}" for key in keys)))
-    what = ("in all", "host, fitted", "frontend, fitted", "first token", "later tokens")
-    title = "What the mean latency lacks without host time (s)"
-    return SortableTable(title, ("run", "of which the host's", *what), rows, text=2)
-
-
-def _beside_others(runs: Mapping[str, Any]) -> SortableTable:
-    rows = [
-        (
-            *(name, str(group["requests"]), f"{group['running']:.0f}"),
-            *(f"{1e3 * group[f'{key}_s']:.1f}" for key in ("measured", "zero", "fitted")),
-        )
-        for name, run in runs.items()
-        for group in run["by_batch"]
-    ]
-    headings = ("run", "requests", "running", "TPOT measured (ms)", "no host time", "fitted")
-    return SortableTable("By requests running beside", headings, rows)
-
-
-def replay_answer(found: Mapping[str, Any], name: str) -> Section:
-    """Of what ``replay --json`` prints."""
-    scenarios, ticks = found["scenarios"], [key for key in TICK_LABELS if key in found["measured"]]
-    said = [
-        f"{_number(one['off_pct'], 'latency_s.mean', '{:+.1f} %')} ({scenario})"
-        for scenario, one in scenarios.items()
-    ]
-    return Section(
-        kind="replay",
-        name=name,
-        question="How far is a recorded run from its simulation?",
-        answer=f"The mean latency of {found['requests']:,} requests is off by {enumerated(said)}.",
-        table=beside_table(name, found["measured"], scenarios, [*NUMBERS, *ticks]),
-        assumptions=thinned(note for one in scenarios.values() for note in one["notes"]),
-    )
 
 
 # Recorded decisions -----------------------------------------------------------------------------

@@ -8,22 +8,22 @@ from typing import Any
 import pytest
 
 from sarathi_sim.experiments.config.inputs import NONE
-from sarathi_sim.experiments.measured.launch_scripts import (
+from sarathi_sim.experiments.lab.servers.rows import Measured
+from sarathi_sim.experiments.lab.servers.scenarios import (
+    MODELS,
+    campaign_of,
     launch_scripts,
     of_a_rank,
+    scenario_of,
+    server_of,
     settings_of,
     sglang_memory,
 )
-from sarathi_sim.experiments.measured.row_scenarios import (
-    MODELS,
-    campaign_of,
-    scenario_of,
-    server_of,
-)
-from sarathi_sim.experiments.measured.servers import Measured
 from sarathi_sim.profiler.facts.device import load_device
 from sarathi_sim.profiler.facts.engines import engine_facts
 from sarathi_sim.profiler.storage.strict import UserError
+
+pytestmark = pytest.mark.lab
 
 NAMES = {
     "llama": ("meta-llama/Llama-3.1-70B", "fp8"),

@@ -1,5 +1,5 @@
 """Put the tables and the figure of ``sarathi-sim score FILE --fit --peer FILE --out DIR`` into
-docs/accuracy.md: ``python -m sarathi_sim.experiments.measured.accuracy_page DIR DOCS``. Where FILE
+docs/accuracy.md: ``python -m sarathi_sim.experiments.lab.servers.page DIR DOCS``. Where FILE
 has dense models alone, or mixtures of experts alone, the tables of the others stay. Those of
 MLPerf's runs (``--lengths``) go into docs/mlperf.md.
 """
@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from sarathi_sim.experiments.figures.page_tables import markdown, update
-from sarathi_sim.experiments.measured.answers import KINDS, score_answer
+from sarathi_sim.experiments.lab.servers.answers import KINDS, servers_answer
 from sarathi_sim.experiments.results import SUMMARY
 from sarathi_sim.profiler.storage.files import write_whole
 
@@ -37,7 +37,7 @@ def kind_of(content: Mapping[str, Any]) -> str:
 
 def tables(content: Mapping[str, Any]) -> str:
     """The tables of a score as Markdown, each under its title and the kind of its models."""
-    kind, section = kind_of(content), score_answer(content)
+    kind, section = kind_of(content), servers_answer(content)
     found = []
     for grid in (section.table, *section.details):
         title = grid.title if kind in grid.title else f"{grid.title}, {kind}"
@@ -61,7 +61,7 @@ if __name__ == "__main__":
         name, figure, image = "mlperf", "capacity", "mlperf"
         made = "\n".join(
             markdown(grid.title, grid.headings, grid.rows)
-            for section in [score_answer(content)]
+            for section in [servers_answer(content)]
             for grid in (section.table, *section.details)
         )
     else:

@@ -12,7 +12,7 @@ import pytest
 
 from sarathi_sim.experiments.config.base import Source
 from sarathi_sim.experiments.config.loading import check_scenario
-from sarathi_sim.experiments.measured.mlperf import (
+from sarathi_sim.experiments.lab.servers.mlperf import (
     MlperfRun,
     gaps_ns,
     read_mlperf,
@@ -22,6 +22,8 @@ from sarathi_sim.experiments.measured.mlperf import (
     schedule_s,
 )
 from sarathi_sim.profiler.storage.strict import UserError
+
+pytestmark = pytest.mark.lab
 
 SHARED = Path(os.environ.get("SARATHI_SIM_DATASETS", "none")).parent / "mlperf"
 needs_table = pytest.mark.skipif(not SHARED.is_dir(), reason="needs MLPerf's table")

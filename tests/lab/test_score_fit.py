@@ -12,7 +12,8 @@ import numpy as np
 import pytest
 
 from sarathi_sim.experiments.config.inputs import NONE, HostConstants, host_times
-from sarathi_sim.experiments.measured.host_fit import (
+from sarathi_sim.experiments.lab.servers.errors import errors
+from sarathi_sim.experiments.lab.servers.host import (
     APART,
     BASE,
     FOLDS,
@@ -26,8 +27,8 @@ from sarathi_sim.experiments.measured.host_fit import (
     slopes,
     to_ship,
 )
-from sarathi_sim.experiments.measured.row_errors import errors
-from sarathi_sim.experiments.measured.row_runs import (
+from sarathi_sim.experiments.lab.servers.rows import Measured, ServerTimes
+from sarathi_sim.experiments.lab.servers.runs import (
     DRAWS,
     REDRAWS,
     OpShares,
@@ -39,16 +40,17 @@ from sarathi_sim.experiments.measured.row_runs import (
     stack_sigma,
     with_bands,
 )
-from sarathi_sim.experiments.measured.row_scenarios import (
+from sarathi_sim.experiments.lab.servers.scenarios import (
     campaign_of,
     scenario_of,
     server_of,
     stack_of,
 )
-from sarathi_sim.experiments.measured.servers import Measured, ServerTimes
 from sarathi_sim.experiments.sweeps.backends import InProcess
 from sarathi_sim.profiler.storage.child import silent
 from sarathi_sim.profiler.storage.plain_yaml import parse_yaml
+
+pytestmark = pytest.mark.lab
 
 TRUE = HostConstants(0.0008, 2e-5, 0.01)
 """What the made-up servers below have."""
@@ -263,8 +265,8 @@ def test_only_rows_with_a_full_cache_are_drawn_again(monkeypatch: pytest.MonkeyP
         }
         return SimpleNamespace(known=known)
 
-    monkeypatch.setattr("sarathi_sim.experiments.measured.row_runs.plan_rows", plan)
-    monkeypatch.setattr("sarathi_sim.experiments.measured.row_runs.simulate_rows", lambda *_: {})
+    monkeypatch.setattr("sarathi_sim.experiments.lab.servers.runs.plan_rows", plan)
+    monkeypatch.setattr("sarathi_sim.experiments.lab.servers.runs.simulate_rows", lambda *_: {})
     where = (Path(), RowCache(None))
     found = redrawn("f.csv", rows, lambda _: {}, outcomes, where, InProcess(), silent, silent)
     assert asked == [rows[1].id, rows[2].id] and list(found) == [rows[1].id]

@@ -1,5 +1,6 @@
-"""How well does one load of a server predict its others? ``python -m
-sarathi_sim.experiments.measured.tuned_rows SCORE EVERY PAGE FILE...`` says it of the public rows.
+"""How well does one load of a server predict its others? Of the public rows:
+
+    python -m sarathi_sim.experiments.lab.servers.tuned_rows SCORE EVERY PAGE FILE...
 
 SCORE is the result of ``sarathi-sim score FILE...``. Of the rows of one server and one pair of
 lengths the middle load is given, and tuned to as ``sarathi-sim tune`` does; the other loads are
@@ -22,21 +23,19 @@ import numpy as np
 import pandas as pd
 
 from sarathi_sim.experiments.config.base import Source
-from sarathi_sim.experiments.config.deployment import Deployment, deploy
-from sarathi_sim.experiments.config.inputs import host_times
+from sarathi_sim.experiments.config.deployment import deploy
 from sarathi_sim.experiments.config.loading import check_scenario
 from sarathi_sim.experiments.figures.page_tables import markdown, update
-from sarathi_sim.experiments.measured.recorded import numbers_of, simulated
-from sarathi_sim.experiments.measured.row_errors import read_peer
-from sarathi_sim.experiments.measured.row_scenarios import (
+from sarathi_sim.experiments.lab.servers.errors import read_peer
+from sarathi_sim.experiments.lab.servers.host import fitted_without
+from sarathi_sim.experiments.lab.servers.rows import METRICS, Measured, ServerTimes, read_servers
+from sarathi_sim.experiments.lab.servers.scenarios import (
     campaign_of,
     scenario_of,
     server_of,
-    stack_of,
 )
-from sarathi_sim.experiments.measured.scoring import read_rows
-from sarathi_sim.experiments.measured.servers import METRICS, Measured, ServerTimes
-from sarathi_sim.experiments.measured.tuning import Overheads, fit
+from sarathi_sim.experiments.measured.replay import MeasuredRun, Overheads, numbers_of, simulated
+from sarathi_sim.experiments.measured.tune import fit
 from sarathi_sim.profiler.storage.files import write_whole
 from sarathi_sim.profiler.storage.strict import UserError
 
@@ -44,44 +43,35 @@ NAMES = ("ttft_s", "tpot_s")
 
 
 @dataclass(frozen=True, eq=False)
-class GivenLoad:
+class GivenLoad(MeasuredRun):
     """A row as a target of a fit. What is simulated counts relative to the score's prediction,
     which knows how far apart the clients are."""
 
     row: Measured
     predicted: ServerTimes
 
-    @property
-    def name(self) -> str:
-        """The row's id."""
-        return self.row.id
-
-    @property
-    def measured(self) -> dict[str, Any]:
-        """Its means in seconds."""
-        return dict(zip(NAMES, ({"mean": t / 1e3} for t in _times(self.row)), strict=True))
-
-    @cached_property
-    def deployment(self) -> Deployment:
-        """With the constants fitted without its server."""
-        row, known = self.row, host_times(not self.row.dense)
-        fold = known.fitted_without(server_of(row))
-        apart = fold.apart.get(campaign_of(row), 0.0) > 0.5
-        host, source = known.without(stack_of(row), server_of(row))[0], Source("row", "row", {}, ())
-        return deploy(check_scenario(scenario_of(row, host, apart), source), source)
-
     @cached_property
     def before(self) -> dict[str, Any]:
-        """Simulated with these constants."""
+        """Simulated with the constants of the deployment."""
         return numbers_of(simulated(self.deployment).requests)
 
     def numbers(self, overheads: Overheads) -> dict[str, Any]:
         """Simulated with others: the score's prediction, times what these change."""
-        after = numbers_of(simulated(overheads.of(self.deployment)).requests)
+        after = super().numbers(overheads)
         return {
             key: {"mean": t / 1e3 * after[key]["mean"] / self.before[key]["mean"]}
             for key, t in zip(NAMES, _times(self.predicted), strict=True)
         }
+
+
+def load_of(row: Measured, predicted: ServerTimes) -> GivenLoad:
+    """A row with the constants that were fitted without its server."""
+    fold, source = fitted_without(row), Source("row", "row", {}, ())
+    apart = fold.apart.get(campaign_of(row), 0.0) > 0.5
+    described = check_scenario(scenario_of(row, fold.of(row)[0], apart), source)
+    deployment = deploy(described, source)
+    means = dict(zip(NAMES, ({"mean": t / 1e3} for t in _times(row)), strict=True))
+    return GivenLoad(row.id, means, deployment, row, predicted)
 
 
 def _times(of: Measured | ServerTimes) -> tuple[float, float]:
@@ -108,10 +98,10 @@ def of_group(
 ) -> list[dict[str, Any]]:
     """Signed errors of each other load in percent: without calibration, with the naive factor, and
     tuned to the middle one."""
-    given = GivenLoad(middle, predicted[middle.id])
+    given = load_of(middle, predicted[middle.id])
     try:
         tuned = fit([given], Overheads.configured(given.deployment.scenario.engine)).overheads
-        loads = [GivenLoad(row, predicted[row.id]) for row in others]
+        loads = [load_of(row, predicted[row.id]) for row in others]
         ours = [load.numbers(tuned) for load in loads]
     except UserError as error:
         logging.warning("%s: %s", middle.id, error)
@@ -151,7 +141,7 @@ if __name__ == "__main__":
     from joblib import Parallel, delayed
 
     folder, step, page, *files = sys.argv[1:]
-    rows = read_rows([*map(Path, files)])[0]
+    rows = read_servers([*map(Path, files)])[0]
     known = read_peer(Path(folder) / "predictions.csv")
     chosen = list(groups(rows, known))[:: int(step)]
     lists = Parallel(n_jobs=-1, backend="multiprocessing")(

@@ -15,14 +15,15 @@ from typer.testing import CliRunner
 
 from sarathi_sim.experiments.cli import app
 from sarathi_sim.experiments.config.inputs import NONE, HostConstants
-from sarathi_sim.experiments.measured.row_errors import (
+from sarathi_sim.experiments.lab.servers.errors import (
     errors,
     grouped,
     predictions_table,
     read_peer,
     short_reason,
 )
-from sarathi_sim.experiments.measured.row_runs import (
+from sarathi_sim.experiments.lab.servers.rows import Measured, ServerTimes, read_measured
+from sarathi_sim.experiments.lab.servers.runs import (
     RowCache,
     RowOutcome,
     RowPlan,
@@ -30,12 +31,13 @@ from sarathi_sim.experiments.measured.row_runs import (
     outcome_key,
     plan_rows,
 )
-from sarathi_sim.experiments.measured.row_scenarios import MODELS, scenario_of
-from sarathi_sim.experiments.measured.scoring import ScoredRows
-from sarathi_sim.experiments.measured.servers import Measured, ServerTimes, read_measured
+from sarathi_sim.experiments.lab.servers.scenarios import MODELS, scenario_of
+from sarathi_sim.experiments.lab.servers.score import ScoredRows
 from sarathi_sim.experiments.sweeps.store import Store
 from sarathi_sim.profiler.facts.model import list_models
 from sarathi_sim.profiler.storage.strict import UserError
+
+pytestmark = pytest.mark.lab
 
 HEADER = "id,backend,model,system,precision,dense,isl,osl,length_range_ratio,concurrency,tp,flags"
 ROW = "a,vllm,meta-llama/Llama-3.1-70B,h100_sxm,fp8,True,1024,1024,0.8,16,4.0,"
@@ -283,9 +285,9 @@ def test_the_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert [line.split(",")[0] for line in lines] == ["id", "a", "b", "c"]
     assert (tmp_path / "out" / "figures" / "measured_predicted.png").stat().st_size > 10_000
     monkeypatch.setattr(
-        "sarathi_sim.experiments.measured.row_runs.deploy", None
+        "sarathi_sim.experiments.lab.servers.runs.deploy", None
     )  # nothing is built again,
-    monkeypatch.setattr("sarathi_sim.experiments.measured.row_runs.execute", None)  # nothing is run
+    monkeypatch.setattr("sarathi_sim.experiments.lab.servers.runs.execute", None)  # nothing is run
     again = CliRunner().invoke(app, call)
     assert again.stdout == first.stdout
 
@@ -345,7 +347,7 @@ def test_two_scores_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
     qwen = ROW.replace("meta-llama/Llama-3.1-70B", "Qwen/Qwen3-32B").replace("1024,1024", "256,16")
     folder = tmp_path / "cache" / "scores"
     planned = Mock(side_effect=AssertionError("it plans before it asks for the lock"))
-    monkeypatch.setattr("sarathi_sim.experiments.measured.scoring.plan_rows", planned)
+    monkeypatch.setattr("sarathi_sim.experiments.lab.servers.score.plan_rows", planned)
     store = Store(folder)
     store.open(resume=False)
     with store.locked():

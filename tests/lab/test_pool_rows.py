@@ -10,12 +10,14 @@ import pytest
 
 from sarathi_sim.experiments.config.inputs import NONE
 from sarathi_sim.experiments.config.scenario import POOLS
-from sarathi_sim.experiments.measured.host_fit import fitting
-from sarathi_sim.experiments.measured.row_errors import grouped
-from sarathi_sim.experiments.measured.row_scenarios import scenario_of, server_of, stack_of
-from sarathi_sim.experiments.measured.scoring import read_rows
-from sarathi_sim.experiments.measured.servers import Measured, read_launches
+from sarathi_sim.experiments.lab.servers.errors import grouped
+from sarathi_sim.experiments.lab.servers.host import fitting
+from sarathi_sim.experiments.lab.servers.rows import Measured, read_launches
+from sarathi_sim.experiments.lab.servers.scenarios import scenario_of, server_of, stack_of
+from sarathi_sim.experiments.lab.servers.score import read_rows
 from sarathi_sim.profiler.storage.strict import UserError
+
+pytestmark = pytest.mark.lab
 
 LAYOUT = "workers,tp,ep,dp_attention"
 HEADER = ",".join(f"{pool}_{name}" for pool in ("prefill", "decode") for name in LAYOUT.split(","))

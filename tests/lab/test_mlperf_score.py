@@ -17,29 +17,29 @@ from sarathi_sim.experiments.config.base import Source
 from sarathi_sim.experiments.config.deployment import deploy
 from sarathi_sim.experiments.config.inputs import host_times
 from sarathi_sim.experiments.config.loading import check_scenario
-from sarathi_sim.experiments.measured.mlperf import (
+from sarathi_sim.experiments.lab.servers.mlperf import (
+    CAPACITY,
+    LATENCIES,
+    Banded,
+    LoadGenOption,
     MlperfHost,
+    PredictedRun,
+    ScoredMlperf,
+    errors_of_cells,
     mlperf_host,
     read_mlperf,
     requests_of,
     scenario_of,
     schedule_s,
-)
-from sarathi_sim.experiments.measured.mlperf_score import (
-    CAPACITY,
-    LATENCIES,
-    Banded,
-    LoadGenOption,
-    PredictedRun,
-    ScoredMlperf,
-    errors_of_cells,
     score_mlperf,
 )
 from sarathi_sim.experiments.sweeps.backends import InProcess
 from sarathi_sim.profiler.storage.child import silent
 from sarathi_sim.profiler.storage.strict import UserError
 from sarathi_sim.simulator.views.metrics import Analysis
-from tests.experiments.test_mlperf import ROW, lengths, run_of
+from tests.lab.test_mlperf import ROW, lengths, run_of
+
+pytestmark = pytest.mark.lab
 
 SMALL = {"n_gpus": "1", "n_queries": "400", "target_rate_per_s": "8",
          "scheduled_samples_per_s": "8", "offline_samples_per_s": "20",

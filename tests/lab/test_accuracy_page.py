@@ -5,9 +5,13 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from sarathi_sim.experiments.figures.page_tables import update
-from sarathi_sim.experiments.measured.accuracy_page import DENSE, MIXTURES, tables
-from sarathi_sim.experiments.measured.answers import KINDS
+from sarathi_sim.experiments.lab.servers.answers import KINDS
+from sarathi_sim.experiments.lab.servers.page import DENSE, MIXTURES, tables
+
+pytestmark = pytest.mark.lab
 
 ALL, OF_MIXTURES = KINDS[DENSE], KINDS[MIXTURES]
 PAGE = (Path(__file__).parents[2] / "docs" / "accuracy.md").read_text(encoding="utf-8")

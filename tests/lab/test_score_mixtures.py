@@ -8,12 +8,14 @@ import numpy as np
 import pytest
 
 from sarathi_sim.experiments.config.inputs import NONE, HostConstants, calls_of_layer, host_times
-from sarathi_sim.experiments.measured.host_fit import LAUNCHES, fitting, grid, launching, slopes
-from sarathi_sim.experiments.measured.row_errors import grouped
-from sarathi_sim.experiments.measured.row_runs import OpShares
-from sarathi_sim.experiments.measured.row_scenarios import mean_prompt, scenario_of, server_of
-from sarathi_sim.experiments.measured.servers import Measured, ServerTimes
+from sarathi_sim.experiments.lab.servers.errors import grouped
+from sarathi_sim.experiments.lab.servers.host import LAUNCHES, fitting, grid, launching, slopes
+from sarathi_sim.experiments.lab.servers.rows import Measured, ServerTimes
+from sarathi_sim.experiments.lab.servers.runs import OpShares
+from sarathi_sim.experiments.lab.servers.scenarios import mean_prompt, scenario_of, server_of
 from sarathi_sim.profiler.facts.model import load_model
+
+pytestmark = pytest.mark.lab
 
 DEEPSEEK = {"model": "deepseek-ai/DeepSeek-R1", "precision": "fp4", "system": "b200_sxm", "tp": 8}
 GPT_OSS = {"model": "openai/gpt-oss-120b", "precision": "fp4", "system": "h100_sxm", "tp": 2}

@@ -11,8 +11,8 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from sarathi_sim.experiments.measured.row_scenarios import measured_cold, server_of
-from sarathi_sim.experiments.measured.servers import METRICS, SCORED, Measured, ServerTimes
+from sarathi_sim.experiments.lab.servers.rows import METRICS, SCORED, Measured, ServerTimes
+from sarathi_sim.experiments.lab.servers.scenarios import measured_cold, server_of
 from sarathi_sim.profiler.bundle.csv_cells import as_numbers, read_cells
 from sarathi_sim.profiler.storage.strict import UserError
 
@@ -20,9 +20,11 @@ WIDEST = 0.6
 """The half-width of a band, as a share of the prediction, beyond which nobody can use it."""
 TOO_WIDE = f"a band over {100 * WIDEST:.0f} % either way: no answer"
 
-#: What rows are grouped by: the group's first word, and how a row says which one it is in.
-#: Concurrencies go by the power of two up to which they lie.
+DRAFTED, FLAGGED = "with drafts", "flagged"
+#: What rows are grouped by: the group's first word, and how a row says which one it is in (empty:
+#: in none). Concurrencies go by the power of two up to which they lie.
 GROUPS: Mapping[str, Callable[[Measured], str]] = {
+    "all": lambda row: "",
     "engine": lambda row: row.backend,
     "gpu": lambda row: row.system,
     "precision": lambda row: row.precision,
@@ -32,35 +34,30 @@ GROUPS: Mapping[str, Callable[[Measured], str]] = {
     "concurrency": lambda row: f"<= {2 ** (row.concurrency - 1).bit_length()}",
 }
 
-MEMORY = "memory"
-COLD = "measured cold"
-DRAFTED = "with drafts"
-
 
 def grouped(rows: Iterable[Measured], full: Collection[str] = ()) -> dict[str, list[Measured]]:
     """Rows by group. ``all`` holds those without flags, and so do the groups of :data:`GROUPS`;
     those with flags are in ``flagged``, and nowhere else. ``full`` are the ids of those whose KV
     cache was full: where requests wait for memory, TTFT is a matter of its size. Those that were
     ``measured cold`` are such a group, too. Those ``with drafts`` are in no other."""
-    found: dict[str, list[Measured]] = {"all": []}
+    found: dict[tuple[str, str], list[Measured]] = {("all", ""): []}
     for row in rows:
-        names = ["all", *(f"{word} {of(row)}" for word, of in GROUPS.items())]
-        if full:
-            names.append(f"{MEMORY} {'full' if row.id in full else 'not full'}")
-        if measured_cold(row):
-            names.append(COLD)
         if row.flags or row.drafts:
-            names = ["flagged" if row.flags else DRAFTED]
+            names = [(FLAGGED if row.flags else DRAFTED, "")]
+        else:
+            names = [(word, of(row)) for word, of in GROUPS.items()]
+            names += [("memory", "full" if row.id in full else "not full")] if full else []
+            names += [("measured cold", "")] if measured_cold(row) else []
         for name in names:
             found.setdefault(name, []).append(row)
-    order = ["all", *GROUPS, MEMORY, COLD, DRAFTED, "flagged"]
+    order = [*GROUPS, "memory", "measured cold", DRAFTED, FLAGGED]
 
-    def place(name: str) -> tuple[int, int, str]:
-        word, _, which = (name, "", "") if name in order else name.partition(" ")
+    def place(name: tuple[str, str]) -> tuple[int, int, str]:
+        word, which = name
         number = int(which.removeprefix("<= ")) if word == "concurrency" else 0
         return order.index(word), number, which
 
-    return {name: found[name] for name in sorted(found, key=place)}
+    return {" ".join(filter(None, name)): found[name] for name in sorted(found, key=place)}
 
 
 Errors = dict[str, float | None]

@@ -7,8 +7,10 @@ from pathlib import Path
 import pytest
 
 from sarathi_sim.experiments.figures.page_tables import update
-from sarathi_sim.experiments.measured.startup_lines import page_tables, read, version
+from sarathi_sim.experiments.lab.servers.startup_lines import page_tables, read, version
 from sarathi_sim.profiler.storage.strict import UserError
+
+pytestmark = pytest.mark.lab
 
 HEADER = (
     "source,engine,version,gpu,gpus,tp,pp,model,dtype_quantization,kv_cache_dtype,"

@@ -1,16 +1,14 @@
 """Recorded runs of real servers, request by request, beside their simulation.
 
-``benchmarks.py`` reads the runs, this module the server's log of every second. ``replay`` simulates
-a run under every scenario of a configuration. ``score`` simulates each run without host time
-(``zero``: nothing fitted), with the configuration's host time (``configured``, if it gives one),
-with a host time fitted to all the configuration's runs (``fitted``), and with one fitted to its
-other runs (``left_out``, if there are any).
+``load_tools.py`` reads the runs, this module the server's log of every second. ``replay_server``
+simulates a run under every scenario of a configuration; ``score.py`` and ``tune.py`` take the same
+cases with other constants of the server.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
 from functools import cached_property
 from pathlib import Path
@@ -20,17 +18,17 @@ import numpy as np
 import pandas as pd
 
 from sarathi_sim.experiments.config.base import Source
+from sarathi_sim.experiments.config.calibration import factors
 from sarathi_sim.experiments.config.deployment import Deployment, deploy
 from sarathi_sim.experiments.config.effects import refuse_without_effect
+from sarathi_sim.experiments.config.inputs import DEFAULTS
 from sarathi_sim.experiments.config.loading import Experiment
 from sarathi_sim.experiments.config.requests import Traffic
-from sarathi_sim.experiments.config.scenario import Scenario
-from sarathi_sim.experiments.measured.benchmarks import TOOLS, Benchmark, read_benchmarks
-from sarathi_sim.experiments.measured.tuning import Overheads, fit, too_fast
-from sarathi_sim.experiments.run.compare import Compared, comparison
+from sarathi_sim.experiments.config.scenario import Engine, Scenario
+from sarathi_sim.experiments.measured.load_tools import TOOLS, Benchmark, read_benchmarks
+from sarathi_sim.experiments.run.compare import Compared
 from sarathi_sim.policies.request import Request
 from sarathi_sim.profiler.bundle.csv_cells import numbers, read_cells
-from sarathi_sim.profiler.storage.child import Progress
 from sarathi_sim.profiler.storage.strict import UserError
 from sarathi_sim.simulator.load.workload import make_requests
 from sarathi_sim.simulator.loop.records import Floats
@@ -170,7 +168,6 @@ NUMBERS = (
     *("makespan_s", "output_tokens_per_s"),
     *(f"{key}.{each}" for key in MEASURES for each in STATISTICS),
 )
-COUNTS = ("preemptions", "hit_rate", "num_blocks")
 VARIANTS = {
     "measured": "measured",
     "zero": "no host time",
@@ -179,8 +176,7 @@ VARIANTS = {
     "left_out": "fitted to others",
 }
 """Names of a run's simulations in a score."""
-BATCHES = 4
-"""Groups of requests by the number of requests that ran beside them."""
+COUNTS = ("preemptions", "hit_rate", "num_blocks")
 
 
 def numbers_of(table: pd.DataFrame) -> dict[str, Any]:
@@ -210,19 +206,40 @@ def _off(found: Mapping[str, Any], measured: Mapping[str, Any]) -> dict[str, Any
     }
 
 
-@dataclass(frozen=True, eq=False)
-class Case:
-    """A recorded run, and the deployment that served it.
+@dataclass(frozen=True)
+class Overheads:
+    """What sets a server apart from its op times: the engine's constants of these names, and
+    factors on the times of ``kernels`` and of messages over ``links``."""
 
-    ``server`` is the same for runs of one server, which share its time outside of the GPUs: all
-    runs or, if every scenario describes every run, the runs of one scenario.
-    """
+    host_iteration_s: float = 0.0
+    host_sequence_s: float = 0.0
+    launch_layer_s: float = 0.0
+    frontend_s: float = 0.0
+    admission_s: float = 0.0
+    kernels: float = 1.0
+    links: float = 1.0
+
+    @staticmethod
+    def configured(engine: Engine) -> Overheads:
+        """Those of a resolved engine."""
+        return Overheads(**{key: getattr(engine, key) or 0.0 for key in DEFAULTS})
+
+    def of(self, deployment: Deployment) -> Deployment:
+        """A deployment with these, in place of its own constants and on top of its op times."""
+        constants = {key: getattr(self, key) for key in DEFAULTS}
+        scenario, ops = deployment.scenario.having("engine", **constants), deployment.ops
+        if (self.kernels, self.links) != (1.0, 1.0):
+            ops = ops.scaled(factors(self.kernels, self.links))
+        return replace(deployment, scenario=scenario, ops=ops)
+
+
+@dataclass(frozen=True, eq=False)
+class MeasuredRun:
+    """The numbers of a run (:func:`numbers_of`; some may lack), and what served it."""
 
     name: str
-    scenario: str
-    run: ServerRun
+    measured: Mapping[str, Any]
     deployment: Deployment
-    server: str = ""
 
     @property
     def configured(self) -> Overheads:
@@ -233,14 +250,22 @@ class Case:
         """The run's simulation with these overheads."""
         return simulated(overheads.of(self.deployment))
 
-    @cached_property
-    def measured(self) -> dict[str, Any]:
-        """The run's numbers."""
-        return numbers_of(self.run.requests)
-
     def numbers(self, overheads: Overheads) -> dict[str, Any]:
-        """Its simulated ones."""
+        """Its simulated numbers."""
         return numbers_of(self.under(overheads).requests)
+
+
+@dataclass(frozen=True, eq=False)
+class Case(MeasuredRun):
+    """A recorded run under a scenario.
+
+    ``server`` is the same for runs of one server, which share its time outside of the GPUs: all
+    runs or, if every scenario describes every run, the runs of one scenario.
+    """
+
+    scenario: str
+    run: ServerRun
+    server: str = ""
 
     @cached_property
     def beside(self) -> Floats:
@@ -310,7 +335,8 @@ def case_of(experiment: Experiment, scenario: str, run: ServerRun, name: str = "
     engine = given.engine.model_copy(update={"frontend_s": frontend_s})
     described = given.model_copy(update={"engine": engine})
     deployment = deploy(described, experiment.sources[scenario], run.for_scenario)
-    return Case(name, scenario, run, deployment, "" if experiment.runs else scenario)
+    server = "" if experiment.runs else scenario
+    return Case(name, numbers_of(run.requests), deployment, scenario, run, server)
 
 
 def cases_of(experiment: Experiment, files: Sequence[Path]) -> list[Case]:
@@ -355,124 +381,3 @@ def replay_server(
         case.scenario: simulated(case.deployment).beside(run, measured, ticks) for case in cases
     }
     return {"requests": len(run.requests), "measured": measured, "scenarios": scenarios}
-
-
-@dataclass(frozen=True, eq=False)
-class ScoredRun:
-    """A run beside its simulations by name (see the module's docstring); ``overheads`` has each
-    simulation's time outside of the GPUs."""
-
-    case: Case
-    simulated: Mapping[str, Simulated]
-    overheads: Mapping[str, Overheads]
-
-    def content(self) -> dict[str, Any]:
-        """Its numbers; ``remains`` divides the difference in the mean latency, ``by_batch`` has the
-        time per output token by the number of requests beside."""
-        case = self.case
-        measured = numbers_of(case.run.requests)
-        content: dict[str, Any] = {
-            "scenario": case.scenario,
-            "requests": len(case.run.requests),
-            "measured": measured,
-            "too_fast": too_fast(case),
-        }
-        for name, one in self.simulated.items():
-            outside = self.overheads[name]
-            content[name] = {
-                **one.beside(case.run, measured),
-                "overheads": asdict(outside),
-            }
-        return content | {"remains": self._remains(), "by_batch": self._by_batch()}
-
-    def _remains(self) -> dict[str, Any]:
-        """The residual of the mean latency without host time, in seconds, in parts.
-
-        ``host`` is the effect of all fitted constants but ``frontend``, the fitted time outside of
-        the engine; direct and indirect (``parts``, as in ``compare``). Of the rest,
-        ``first_token`` is before the first token (scheduling, admission, prompts), ``later_tokens``
-        after it (ops, and host time of another shape).
-        """
-        zero, fitted = (self.simulated[name] for name in ("zero", "fitted"))
-        frontend_s = self.overheads["fitted"].frontend_s
-        tables = (self.case.run.requests, zero.requests, fitted.requests)
-        (ttft, latency), (_, before), (first, after) = (
-            (float(table["ttft_s"].mean()), float(table["latency_s"].mean())) for table in tables
-        )
-        both = comparison(zero.compared("zero"), fitted.compared("fitted"))
-        parts = both["mean_latency"]["parts"]
-        parts.pop("frontend", None)  # has its own line
-        return {
-            "latency_s": latency - before,
-            "host": after - before - frontend_s,
-            "frontend": frontend_s,
-            "first_token": ttft - first,
-            "later_tokens": (latency - ttft) - (after - first),
-            "parts": {name: part["difference_s"] for name, part in parts.items()},
-            "predicted_parts": {name: part["a_s"] for name, part in parts.items()},
-        }
-
-    def _by_batch(self) -> list[dict[str, Any]]:
-        """Groups of equally many requests: the median of requests beside, and mean times per output
-        token."""
-        columns = {"running": self.case.beside, "measured_s": self.case.run.requests["tpot_s"]}
-        columns |= {f"{n}_s": s.requests["tpot_s"] for n, s in self.simulated.items()}
-        table = pd.DataFrame(columns).dropna().sort_values("running", ignore_index=True)
-        groups = [table.iloc[each] for each in np.array_split(np.arange(len(table)), BATCHES)]
-        return [
-            {
-                "requests": len(rows),
-                "running": float(rows["running"].median()),
-                **{name: float(rows[name].mean()) for name in columns if name != "running"},
-            }
-            for rows in groups
-            if len(rows)
-        ]
-
-
-@dataclass(frozen=True, eq=False)
-class ScoredRuns:
-    """All runs of a configuration."""
-
-    runs: Sequence[ScoredRun]
-
-    def content(self) -> dict[str, Any]:
-        """As ``score --json`` prints it: ``runs`` by name."""
-        return {"runs": {each.case.name: each.content() for each in self.runs}}
-
-    def write(self, folder: Path) -> None:
-        """``requests.csv``, a row a request: its run, lengths, and the measures as measured and as
-        simulated."""
-        tables = []
-        for each in self.runs:
-            rows = each.case.run.requests
-            columns: dict[str, Any] = {"run": each.case.name, "request": np.arange(len(rows))}
-            columns |= {
-                name: rows[name] for name in ("arrival_s", "prompt_tokens", "output_tokens")
-            }
-            columns |= {f"measured_{key}": rows[key] for key in MEASURES}
-            for name, one in each.simulated.items():
-                columns |= {f"{name}_{key}": one.requests[key] for key in MEASURES}
-            tables.append(pd.DataFrame(columns))
-        table = pd.concat(tables, ignore_index=True)
-        table.to_csv(folder / "requests.csv", index=False, float_format="%.6g")
-
-
-def score_runs(cases: Sequence[Case], progress: Progress) -> ScoredRuns:
-    """Simulate and fit."""
-    found, together = [], dict[str, Overheads]()
-    for done, case in enumerate(cases):
-        progress("fits", done, len(cases))
-        alike = [each for each in cases if each.server == case.server]
-        if case.server not in together:
-            together[case.server] = fit(alike, case.configured).overheads
-        variants = {"zero": Overheads(), "configured": case.configured}
-        variants["fitted"] = together[case.server]
-        if case.configured == Overheads():
-            del variants["configured"]
-        if others := [each for each in alike if each is not case]:
-            variants["left_out"] = fit(others, case.configured).overheads
-        runs = {name: case.under(overheads) for name, overheads in variants.items()}
-        found.append(ScoredRun(case, runs, variants))
-    progress("fits", len(cases), len(cases))
-    return ScoredRuns(found)

@@ -1,6 +1,6 @@
 """The account of a GPU's memory beside what engines say at their start:
 
-    python -m sarathi_sim.experiments.measured.startup_lines FILE docs/lab/memory.md
+    python -m sarathi_sim.experiments.lab.servers.startup_lines FILE docs/lab/memory.md
 
 FILE has a line for each server: its engine, version, GPU, layout, model, formats and flags, and the
 KV tokens, blocks of 16, or GiB a GPU that it printed. The page has the measured values, ours, and
@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from sarathi_sim.experiments.figures.page_tables import markdown, update
-from sarathi_sim.experiments.measured.launch_scripts import sglang_memory
+from sarathi_sim.experiments.lab.servers.scenarios import sglang_memory
 from sarathi_sim.profiler.facts.device import load_device
 from sarathi_sim.profiler.facts.engines import engine_facts, memory_class
 from sarathi_sim.profiler.facts.formats import KV_BYTES, WEIGHT_BYTES, NumberBytes

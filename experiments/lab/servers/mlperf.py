@@ -1,0 +1,846 @@
+"""MLPerf Inference runs of LLMs: their requests, their scenarios, and their predictions.
+
+A table has a row for each valid run of the scenarios Server and Interactive: what the submitter
+set, the rate, and what LoadGen logged; times in ms, rates in requests a second. The requests are
+LoadGen's: whole permutations of the data set, with exponential gaps between them
+(mlcommons/inference at b66003e1, ``loadgen/``). Lengths by sample are in ``lengths_MODEL.csv``.
+
+Nothing of a run but its settings, its data set and its limits leads to its capacity; its rate only
+says where its latencies are simulated. All replicas are simulated behind their router. Requests
+come as LoadGen sends them: another load has the same requests and gaps, stretched.
+
+**Constants** of TensorRT's engines are fitted to the runs of other systems: a cell (GPU, number of
+GPUs, model) has the medians of the other cells. The errors of their capacities then make its
+90 % band: that of op times all slower, and all faster, by 1.64 standard deviations.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import asdict, astuple, dataclass, replace
+from functools import cached_property, lru_cache, partial
+from hashlib import sha256
+from pathlib import Path
+from typing import Annotated, Any, Literal, TypeVar
+
+import numpy as np
+import pandas as pd
+from pydantic import BaseModel, ConfigDict, Field, Json
+
+from sarathi_sim.experiments.capacity.options import (
+    Option,
+    arrivals_at,
+    pooled,
+    router_of_ranks,
+    slowed,
+)
+from sarathi_sim.experiments.capacity.probing import Laboratory
+from sarathi_sim.experiments.capacity.search import (
+    Crossing,
+    Probe,
+    Probed,
+    Search,
+    SearchPlan,
+    UnbreakableError,
+    crossing,
+    kept_at,
+    pilot,
+)
+from sarathi_sim.experiments.capacity.slo import CapacitySection
+from sarathi_sim.experiments.config.base import Source
+from sarathi_sim.experiments.config.deployment import Deployment, deploy
+from sarathi_sim.experiments.config.loading import check_scenario
+from sarathi_sim.experiments.lab.servers.rows import METRICS, read_tables
+from sarathi_sim.experiments.lab.servers.runs import NORMAL_90, Bench, bench
+from sarathi_sim.experiments.sweeps.backends import Backend
+from sarathi_sim.experiments.sweeps.plan import SharedRequests
+from sarathi_sim.profiler.bundle.csv_cells import read_cells
+from sarathi_sim.profiler.facts.formats import Stack, WeightDtype
+from sarathi_sim.profiler.facts.ops import ALL_REDUCE, OPS, PREFILL
+from sarathi_sim.profiler.kernels.borrowed import LENT_PCT
+from sarathi_sim.profiler.storage.child import Progress, Say
+from sarathi_sim.profiler.storage.files import data_dir, write_whole
+from sarathi_sim.profiler.storage.plain_yaml import dump_yaml, read_mapping
+from sarathi_sim.profiler.storage.strict import UserError, parse, strict_dataclass
+from sarathi_sim.simulator.load.trace import Trace
+from sarathi_sim.simulator.loop.records import Floats, Ints
+from sarathi_sim.simulator.loop.routers import Router
+
+T = TypeVar("T")
+LATENCIES = {
+    f"{metric}_ms_{statistic}": (f"{metric}_s", statistic)
+    for metric in METRICS
+    for statistic in ("mean", "p99")
+}
+"""The scored latencies, with their places in a run's summary."""
+CAPACITY = "capacity_per_s"
+A_REPLICA, OF_PILOT = 20_000, 2_000
+"""Requests of a run, and of a pilot, for each replica; at most the run's own."""
+TOLERANCE = 0.01
+TRIED_S = (0.004, 0.008)
+"""Host times of an iteration at which a fit simulates; between and beside them it is linear."""
+TRIED_FACTORS = (0.5, 1.0)
+"""The same of the factor on messages."""
+SETTLED = 0.92
+"""A run's share of Offline up to which its time per output token says something of the host: near
+saturation it says how far saturation is."""
+BOUND = 0.9
+"""A run whose P99 is at this share of a limit stopped there."""
+WITHIN = (0.95, 1.10)
+"""A capacity that is right for a run that stopped at a limit, over its rate."""
+BRACKET = (0.97, 1.05)
+"""For other runs: the least capacity over the rate, and the largest over Offline."""
+_Name = Annotated[str, Field(min_length=1, max_length=300)]
+_Count = Annotated[int, Field(ge=1, le=2**31)]
+_Positive = Annotated[float, Field(gt=0, le=1e12)]
+_Share = Annotated[float, Field(gt=0, le=1)]
+_Seed = Annotated[int, Field(ge=0, lt=2**64)]
+
+
+@dataclass(frozen=True)
+class MlperfTask:
+    """A benchmark's model, where its output tokens are in the table of lengths (``{}`` is the
+    weights' format; None: all have the run's mean), and the most a request may generate.
+    ``drawn``: the column has a few samples, which any input may have."""
+
+    model: str
+    output: str | None = "reference_output_tokens"
+    most: int = 20_000
+    drawn: bool = False
+
+
+TASKS = {
+    "llama2-70b": MlperfTask("llama-2-70b", "served_output_tokens_{}", 1024, drawn=True),
+    "llama3.1-405b": MlperfTask("llama-3.1-405b"),
+    "llama3.1-8b": MlperfTask("llama-3.1-8b", None),
+    "mixtral-8x7b": MlperfTask("mixtral-8x7b", most=1024),
+    "deepseek-r1": MlperfTask("deepseek-r1"),
+}
+#: Those that are mixtures of experts.
+MIXTURES = ("mixtral-8x7b", "deepseek-r1")
+DEVICES = {
+    "B200": "b200-sxm",
+    "GB200": "gb200",
+    "H100-SXM": "h100-80g-sxm",
+    "H200-SXM": "h200-sxm",
+    "H200-NVL": "h200-sxm",
+    "RTX-PRO-6000": "rtx-pro-6000",
+}
+#: GPUs without tables of their own: what multiplies the other's times where matrix units are the
+#: limit, the ratio of their dense fp8 FLOP/s (data sheets: 1,979 and 1,671 TFLOP/s).
+SLOWER = {"H200-NVL": 1979 / 1671}
+#: The version that NVIDIA names is a commit of July 2025, of this release.
+TRTLLM = "1.0"
+#: A setting of the PyTorch backend; the other runs are TensorRT engines.
+PYTORCH = "cuda_graph_padding_enabled"
+ENGINES: dict[str, Stack] = {"TensorRT-LLM": "trtllm", "vLLM": "vllm"}
+MEMORY: dict[Stack, str] = {"trtllm": "free_gpu_memory_fraction", "vllm": "gpu_memory_utilization"}
+#: NVIDIA's harness (``closed/NVIDIA/code/llmlib``) looks at replicas' requests in Server only.
+ROUTERS: dict[str, Router] = {"Server": "least_requests", "Interactive": "round_robin"}
+FORMATS: dict[str, WeightDtype] = {"fp8": "fp8", "fp4": "nvfp4"}
+
+
+class MlperfRun(BaseModel):
+    """One run. ``rate`` is that of the arrivals as drawn, ``target_rate_per_s`` that asked for.
+
+    A run whose submitter published no settings has no ``tp``, ``pp``, ``max_batch_size`` and
+    ``max_num_tokens``. These, and the share of the memory, are one replica's.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="ignore", protected_namespaces=())
+
+    id: _Name
+    gpu: _Name
+    n_gpus: _Count
+    model: _Name
+    scenario: Literal["Server", "Interactive"]
+    rate: _Positive = Field(alias="scheduled_samples_per_s")
+    target_rate_per_s: _Positive
+    offline_samples_per_s: _Positive
+    n_queries: _Count
+    schedule_rng_seed: _Seed
+    schedule_duration_s: _Positive
+    output_tokens_mean: _Positive
+    ttft_ms_mean: _Positive
+    ttft_ms_p99: _Positive
+    tpot_ms_mean: _Positive
+    tpot_ms_p99: _Positive
+    ttft_limit_ms: _Positive
+    tpot_limit_ms: _Positive
+    measurement_weight_type: Literal["fp8", "fp4"]
+    engine: _Name
+    engine_version: str = ""
+    tp: _Count | None = None
+    pp: _Count | None = None
+    ep: _Count | None = None
+    attention_dp: bool = False
+    kv_precision: Literal["fp8", "auto"] = "fp8"  # B200's Interactive runs do not say
+    max_batch_size: _Count | None = None
+    max_num_tokens: _Count | None = None
+    max_seq_tokens: _Count | None = None
+    chunked_prefill: bool = False
+    batch_scheduler_policy: Literal["max_util"] = "max_util"
+    kv_free_gpu_mem_fraction: _Share = 0.9
+    tokens_per_block: _Count | None = None
+    other_flags: Json[dict[str, Any]] = Field(default_factory=dict)
+
+    @property
+    def cell(self) -> str:
+        """What a fit leaves out: GPU, number of GPUs, model."""
+        return f"{self.gpu} x {self.n_gpus}, {self.model}"
+
+    @property
+    def in_engine(self) -> bool:
+        """Whether TensorRT's engines ran it: TensorRT-LLM without its PyTorch backend."""
+        return self.engine == "TensorRT-LLM" and PYTORCH not in self.other_flags
+
+    @property
+    def stresses(self) -> dict[str, float]:
+        """P99 over its limit, by metric."""
+        return {
+            "ttft": self.ttft_ms_p99 / self.ttft_limit_ms,
+            "tpot": self.tpot_ms_p99 / self.tpot_limit_ms,
+        }
+
+    @property
+    def stress(self) -> float:
+        """The larger of them: a run near 1 stopped there."""
+        return max(self.stresses.values())
+
+    @property
+    def stopped(self) -> bool:
+        """Whether a limit stopped it."""
+        return self.stress >= BOUND
+
+    def allows(self, capacity: float) -> bool:
+        """Whether a capacity is right: near the rate of a run that stopped at a limit, and between
+        its rate and Offline for others."""
+        (low, high), most = (
+            (WITHIN, self.rate) if self.stopped else (BRACKET, self.offline_samples_per_s)
+        )
+        return low * self.rate <= capacity <= high * most
+
+    @property
+    def simulated(self) -> int:
+        """The number of requests that are simulated."""
+        return min(self.n_queries, A_REPLICA * self.replicas)
+
+    @property
+    def binds(self) -> str:
+        """Whose limit is nearer."""
+        return max(self.stresses, key=lambda metric: self.stresses[metric])
+
+    @property
+    def replicas(self) -> int:
+        """Replicas that hold the whole model. Raises UserError without the layout, and for GPUs
+        that are no multiple of a replica's."""
+        if self.tp is None or self.pp is None:
+            raise UserError("the submitter published no settings")
+        replicas, over = divmod(self.n_gpus, self.tp * self.pp)
+        if over or not replicas:
+            raise UserError(f"n_gpus {self.n_gpus}: no multiple of tp x pp, {self.tp * self.pp}")
+        return replicas
+
+
+@strict_dataclass
+class MlperfHost:
+    """What was fitted to the runs ``fitted_to``, by cell.
+
+    ``host_iteration_s``: the seconds that an iteration of TensorRT's engines waits for its host,
+    with which their mean time per output token is right. ``all_reduce``: the factor on the time of
+    messages with which their mean time to first token is right. ``errors`` of capacities are
+    logarithms, root mean square; each cell had the medians of the others.
+    """
+
+    fitted_to: str
+    host_iteration_s: dict[str, float]
+    all_reduce: dict[str, float]
+    errors: dict[str, float]
+
+    def without(self, cell: str = "") -> tuple[float, float]:
+        """Host time and factor on messages: the medians of the other cells, of all for a cell that
+        is not among them. Without any it is 0 and 1."""
+        return _others(self.host_iteration_s, cell, 0.0), _others(self.all_reduce, cell, 1.0)
+
+    def error_without(self, cell: str) -> float:
+        """The root mean square of the other cells' errors; of mixtures of experts if it is one and
+        there is one, of dense models if it is none."""
+        mixture = _is_mixture(cell)
+        alike = [
+            e for name, e in self.errors.items() if name != cell and _is_mixture(name) == mixture
+        ]
+        found = alike or [e for name, e in self.errors.items() if name != cell]
+        return float(np.sqrt(np.mean(np.square(found)))) if found else 0.0
+
+
+def _others(by_cell: Mapping[str, float], cell: str, without: float) -> float:
+    found = [value for name, value in by_cell.items() if name != cell]
+    return float(np.median(found)) if found else without
+
+
+def _is_mixture(cell: str) -> bool:
+    return cell.rpartition(", ")[2] in MIXTURES
+
+
+@lru_cache(maxsize=1)
+def mlperf_host() -> MlperfHost:
+    """The shipped constants."""
+    path = data_dir() / "mlperf_host.yaml"
+    return parse(MlperfHost, read_mapping(path), path)
+
+
+def gaps_ns(seed: int, rate: float, count: int) -> Ints:
+    """The gaps that LoadGen draws between ``count`` requests, in whole nanoseconds.
+
+    A Mersenne Twister is seeded with the lower half of ``seed``. Two of its words are a fraction of
+    64 bits, the first the low one, whose logarithm is an exponential gap of mean 1 / ``rate`` s.
+    """
+    twister = np.random.RandomState(seed % 2**32)
+    words = twister.randint(0, 2**32, (count, 2), dtype=np.uint32).astype(np.float64)
+    fraction = np.ldexp(words[:, 0] + np.ldexp(words[:, 1], 32), -64)
+    return np.asarray(-np.log(1.0 - fraction) / rate * 1e9, np.int64)
+
+
+def schedule_s(run: MlperfRun) -> Floats:
+    """Seconds at which the run's requests arrive: the first at 0, each before its own gap."""
+    until = np.cumsum(gaps_ns(run.schedule_rng_seed, run.target_rate_per_s, run.n_queries))
+    return np.concatenate([[0], until[:-1]]) / 1e9
+
+
+def requests_of(run: MlperfRun, folder: Path, seed: int = 0) -> Trace:
+    """The run's requests: arrivals as they were, and lengths from the tables in ``folder``.
+
+    Each round of requests has every sample once, in a random order (LoadGen's is not known).
+    Outputs are scaled, and cut to the benchmark's limit, so that their mean is the run's. Raises
+    UserError for an unknown benchmark, and for a table that lacks the lengths.
+    """
+    task = _task(run)
+    path = folder / f"lengths_{run.model}.csv"
+    rng = np.random.default_rng(seed)
+    prompt = _column(path, "input_tokens")
+    rounds = -(-run.n_queries // len(prompt))
+    order = np.concatenate([rng.permutation(len(prompt)) for _ in range(rounds)])[: run.n_queries]
+    output: Floats = np.ones(len(order))
+    if task.output is not None:
+        output = _column(path, task.output.format(run.measurement_weight_type))
+        known = output[output > 0]
+        if not task.drawn and len(known) < len(output):
+            raise UserError(f"{path}: {task.output}: samples without a length")
+        output = rng.choice(known, len(order)) if task.drawn else output[order]
+    tokens = scaled(output, run.output_tokens_mean, task.most)
+    prompts = prompt[order].astype(np.int64)
+    if run.max_seq_tokens is not None:  # what the engine was built for
+        tokens = np.clip(tokens, 1, np.maximum(run.max_seq_tokens - prompts, 1))
+    return Trace(prompts, tokens, schedule_s(run))
+
+
+def scaled(tokens: Floats, mean: float, most: int) -> Ints:
+    """Whole tokens from 1 to ``most`` in proportion to ``tokens``, with nearly this mean."""
+    factor, found = 1.0, np.asarray(tokens, np.int64)
+    for _ in range(30):  # what is cut no longer grows
+        factor *= mean / found.mean()
+        found = np.clip(np.rint(factor * tokens), 1, most).astype(np.int64)
+    return found
+
+
+def _column(path: Path, name: str) -> Floats:
+    cells = read_cells(path)
+    if name not in cells.columns:
+        raise UserError(f"{path}: column {name} is missing")
+    found: Floats = np.nan_to_num(cells[name].to_numpy(np.float64))
+    if not (found > 0).any():
+        raise UserError(f"{path}: {name}: no sample has a length")
+    return found
+
+
+def _task(run: MlperfRun) -> MlperfTask:
+    if run.model not in TASKS:
+        raise UserError(f"model {run.model}: not modelled; modelled: {', '.join(TASKS)}")
+    return TASKS[run.model]
+
+
+def scenario_of(run: MlperfRun, trace: Path) -> dict[str, Any]:
+    """The run as a configuration would have it, with its requests in the file ``trace``.
+
+    Client and engine share a process, so there is no front end. Raises UserError, with the
+    reason, for a run without settings, and for a GPU, engine or layout that is not modelled.
+    """
+    task, replicas = _task(run), run.replicas
+    for key, value, known in (("gpu", run.gpu, DEVICES), ("engine", run.engine, ENGINES)):
+        if value not in known:
+            raise UserError(f"{key} {value}: has no tables; there: {', '.join(known)}")
+    stack, weights = ENGINES[run.engine], FORMATS[run.measurement_weight_type]
+    version = TRTLLM if stack == "trtllm" else run.engine_version or None
+    return {
+        "model": task.model,
+        "device": DEVICES[run.gpu],
+        "stack": stack if version is None else f"{stack}@{version}",
+        "dtype": weights,
+        "kv_cache_dtype": "bf16" if run.kv_precision == "auto" else "fp8",
+        "cluster": _given(
+            pp=run.pp,
+            replicas=replicas,
+            router=ROUTERS[run.scenario],
+            max_length=run.max_seq_tokens,
+            **_layout(run),
+        ),
+        "workload": {
+            "lengths": {"kind": "trace", "path": str(trace)},
+            "arrivals": {"kind": "trace"},
+        },
+        "policy": {"name": stack, **_settings(run, stack)},
+        "kv_cache": _given(
+            **{MEMORY[stack]: run.kv_free_gpu_mem_fraction},
+            block_size=run.tokens_per_block or run.other_flags.get("block-size"),
+            prefix_caching=False,
+        ),
+        "engine": _engine_of(run),
+    }
+
+
+def _layout(run: MlperfRun) -> dict[str, Any]:
+    """With data-parallel attention each GPU of a replica is a rank. Its experts are gathered
+    (TensorRT-LLM ``fused_moe_cutlass.py``, ``select_alltoall_method_type``: there are no more ranks
+    than a token has experts)."""
+    if not run.attention_dp:
+        return {"tp": run.tp}
+    spread = (run.ep or 1) > 1
+    router = router_of_ranks(ENGINES[run.engine])
+    return {"tp": 1, "dp": run.tp, "rank_router": router, "expert_parallel": spread}
+
+
+def _balance(run: MlperfRun) -> dict[str, Any]:
+    """How ranks wait for each other's prompts; what a run does not say is the harness's default
+    (``code/llmlib/config.py``)."""
+    if not run.attention_dp:
+        return {}
+    flags = run.other_flags
+    return {
+        "enable_balance": flags.get("adp_balancing_enable", True),
+        "batching_wait_iters": flags.get("adp_balancing_batching_wait_iters", 10),
+        "timeout_iters": flags.get("adp_balancing_timeout_iters", 500),
+    }
+
+
+def _engine_of(run: MlperfRun) -> dict[str, Any]:
+    found: dict[str, Any] = {"frontend_s": 0.0}
+    if run.in_engine:
+        found["executor"] = "tensorrt"
+    if run.gpu in SLOWER:
+        computing = [op for op, of in OPS.items() if of.shape is not None or op == PREFILL]
+        found["op_scale"] = dict.fromkeys(computing, SLOWER[run.gpu])
+    return found
+
+
+def _settings(run: MlperfRun, stack: Stack) -> Mapping[str, Any]:
+    """The settings of the policy, by its engine's names."""
+    if stack == "vllm":
+        return _given(
+            version=run.engine_version or None,
+            max_num_batched_tokens=run.max_num_tokens,
+            max_num_seqs=run.max_batch_size,
+            long_prefill_token_threshold=run.other_flags.get("long-prefill-token-threshold"),
+        )
+    return _given(
+        max_num_tokens=run.max_num_tokens,
+        max_batch_size=run.max_batch_size,
+        capacity_scheduler_policy="max_utilization",  # ``max_util``, as all runs have it
+        enable_chunked_prefill=run.chunked_prefill,
+        disable_overlap_scheduler=run.in_engine,
+        **_balance(run),
+    )
+
+
+def _given(**values: Any) -> dict[str, Any]:
+    return {key: value for key, value in values.items() if value is not None}
+
+
+# Predictions ------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Banded:
+    """A predicted number with its 90 % band."""
+
+    value: float
+    low: float
+    high: float
+
+    @staticmethod
+    def of(*ends: float) -> Banded:
+        """The first number, in a band that holds all of them."""
+        return Banded(ends[0], min(ends), max(ends))
+
+
+@dataclass(frozen=True)
+class PredictedRun:
+    """The predictions for a run by column, and the limit that the capacity meets first."""
+
+    numbers: Mapping[str, Banded]
+    binds: str
+
+    @property
+    def capacity(self) -> float:
+        """Requests a second."""
+        return self.numbers[CAPACITY].value
+
+
+@dataclass(frozen=True)
+class ScoredMlperf:
+    """Runs, with predictions or reasons for none by id; ``host`` has the constants (``fitted``
+    here, or shipped)."""
+
+    runs: Sequence[MlperfRun]
+    best: Mapping[str, PredictedRun]
+    refused: Mapping[str, str]
+    host: MlperfHost
+    fitted: bool = False
+
+    def content(self) -> dict[str, Any]:
+        """As ``score --json`` prints it."""
+        best = self.best
+        answered = [run for run in self.runs if run.id in best]
+        stopped = [run for run in answered if run.stopped]
+        others = [run for run in answered if not run.stopped]
+        inside = [
+            estimate.low <= value <= estimate.high
+            for run in answered
+            for key, estimate in best[run.id].numbers.items()
+            if (value := getattr(run, key, None)) is not None
+        ]
+
+        def judged(runs: Sequence[MlperfRun]) -> dict[str, int]:
+            right = sum(run.allows(best[run.id].capacity) for run in runs)
+            return {"rows": len(runs), "within": right}
+
+        same = sum(best[run.id].binds == run.binds for run in stopped)
+        return {
+            "mlperf": {
+                "rows": len({run.id for run in self.runs} | self.refused.keys()),
+                "answered": len(best),
+                "stopped_at_a_limit": judged(stopped) | {"same_limit": same},
+                "proven": judged(others),
+                "latencies": {
+                    name: {key: _errors(of, best, key) for key in LATENCIES}
+                    for name, of in _groups(answered).items()
+                    if of
+                },
+                "in_band_pct": 100 * float(np.mean(inside)) if inside else None,
+            },
+            "runs": {run.id: _line(run, best[run.id]) for run in answered},
+            "refused": dict(self.refused),
+            "host": asdict(self.host) if self.fitted else {},
+        }
+
+    def write(self, folder: Path) -> None:
+        """``predictions.csv``, and the constants if they were fitted."""
+        nothing = Banded(np.nan, np.nan, np.nan)
+        lines = []
+        for id in dict.fromkeys([*(run.id for run in self.runs), *self.refused]):
+            line: dict[str, Any] = {"id": id}
+            for key in (CAPACITY, *LATENCIES):
+                each = self.best[id].numbers[key] if id in self.best else nothing
+                line |= {key: each.value, f"{key}_low": each.low, f"{key}_high": each.high}
+            lines.append(line | {"reason": " ".join(self.refused.get(id, "").split())})
+        pd.DataFrame(lines).to_csv(folder / "predictions.csv", index=False, float_format="%.6g")
+        if self.fitted:
+            write_whole(folder / "mlperf_host.yaml", dump_yaml(asdict(self.host)).encode())
+
+
+def _line(run: MlperfRun, best: PredictedRun) -> dict[str, Any]:
+    return {
+        "cell": run.cell,
+        "scenario": run.scenario,
+        "rate": run.rate,
+        "offline": run.offline_samples_per_s,
+        "stress": run.stress,
+        "limit": run.binds,
+        "binds": best.binds,
+        "right": run.allows(best.capacity),
+        "measured": {key: getattr(run, key) for key in LATENCIES},
+        "predicted": {key: [*astuple(each)] for key, each in best.numbers.items()},
+    }
+
+
+def _groups(runs: Sequence[MlperfRun]) -> dict[str, list[MlperfRun]]:
+    """The runs whose latencies are scored together; Llama-3.1-8B is a judge of the host."""
+    large = [run for run in runs if run.model != "llama3.1-8b"]
+    return {
+        "all but 8B": large,
+        "Interactive": [run for run in large if run.scenario == "Interactive"],
+        "Llama-3.1-8B": [run for run in runs if run not in large],
+    }
+
+
+def _errors(
+    runs: Iterable[MlperfRun], best: Mapping[str, PredictedRun], key: str
+) -> dict[str, float]:
+    off = [100 * (best[run.id].numbers[key].value / getattr(run, key) - 1) for run in runs]
+    return {"rows": len(off), "mape": float(np.mean(np.abs(off))), "bias": float(np.mean(off))}
+
+
+# Simulation -------------------------------------------------------------------------------------
+
+
+def score_mlperf(
+    files: Sequence[Path],
+    lengths: Path,
+    backend: Backend,
+    progress: Progress,
+    say: Say,
+    *,
+    fit: bool = False,
+) -> ScoredMlperf:
+    """Predict the runs of tables; with ``fit`` each cell with constants of these tables' others.
+
+    Raises UserError for a file that is no such table, and for an id that is in two of them.
+    """
+    runs, refused = read_tables(files, MlperfRun)
+    with bench(backend, progress, say) as at:
+        options = options_of(runs, lengths, at, refused)
+        answered = [run for run in runs if run.id in options]
+        host = fit_engines(answered, options, at) if fit else mlperf_host()
+        shared: dict[tuple[LoadGenOption, str], LoadGenOption] = {}
+        for run in answered:
+            key = options[run.id], run.cell
+            if run.in_engine and key not in shared:
+                shared[key] = options[run.id].with_host(*host.without(run.cell))
+            options[run.id] = shared.get(key, options[run.id])
+        best = {}
+        found = search_all({one: _predicted(one) for one in options.values()}, at)
+        for id, option in options.items():
+            if isinstance(one := found[option], str):
+                refused[id] = one
+            else:
+                best[id] = one
+        if fit:
+            host = replace(host, errors=errors_of_cells(best, runs))
+        best = with_bands(best, {run.id: _slower(run, host) for run in runs}, options, at)
+    return ScoredMlperf(runs, best, refused, host, fit)
+
+
+def errors_of_cells(
+    best: Mapping[str, PredictedRun], runs: Iterable[MlperfRun]
+) -> dict[str, float]:
+    """By cell, the root mean square of the logarithm of predicted over measured capacity: the rate
+    of a run that stopped at a limit; of others the nearer end from rate to Offline."""
+    found: dict[str, list[float]] = {}
+    for run in runs:
+        if run.id in best:
+            capacity = best[run.id].capacity
+            most = run.rate if run.stopped else max(run.offline_samples_per_s, run.rate)
+            known = min(max(capacity, run.rate), most)
+            found.setdefault(run.cell, []).append(float(np.log(capacity / known)))
+    return {cell: float(np.sqrt(np.mean(np.square(off)))) for cell, off in found.items()}
+
+
+@dataclass(frozen=True, eq=False)
+class LoadGenOption(Option):
+    """The system of a run, and how its capacity is searched."""
+
+    plan: SearchPlan
+    slo: str
+
+    def at(self, probe: Probe, load: str) -> Deployment:
+        """All replicas, with the first requests of the run, sent faster or slower."""
+        arrivals = arrivals_at(self.scenario, probe.load, load, self.natural_rate)
+        scenario = self.scenario.having("workload", requests=probe.requests, arrivals=arrivals)
+        if probe.slower != 1:
+            scenario = slowed(scenario, OPS, probe.slower)
+        return replace(self.deployment, scenario=scenario)
+
+    @cached_property
+    def alike(self) -> int:
+        """No replica stands for another."""
+        return 1
+
+    def with_host(self, host_s: float, all_reduce: float) -> LoadGenOption:
+        """The same with another host time of an iteration, and factor on all-reduces."""
+        scale = self.scenario.engine.op_scale | {ALL_REDUCE: all_reduce}
+        scenario = self.scenario.having("engine", host_iteration_s=host_s, op_scale=scale)
+        return replace(self, deployment=replace(self.deployment, scenario=scenario))
+
+
+def option_of(run: MlperfRun, deployment: Deployment) -> LoadGenOption:
+    """A run's system; its capacity is searched with one schedule, LoadGen's."""
+    slo = f"p99 ttft {run.ttft_limit_ms:g}ms, p99 tpot {run.tpot_limit_ms:g}ms"
+    plan = SearchPlan(
+        TOLERANCE,
+        least=2,
+        most=2,
+        requests=run.simulated,
+        pilot_requests=min(run.simulated, OF_PILOT * run.replicas),
+        seed=0,
+        pooled=partial(pooled, _section(slo)),
+        limit_s=run.ttft_limit_ms / 1e3,
+        budget=run.simulated,
+    )
+    return LoadGenOption(run.id, {}, deployment, plan, slo)
+
+
+def _section(slo: str) -> CapacitySection:
+    return CapacitySection(slo=slo, tolerance=TOLERANCE)
+
+
+def options_of(
+    runs: Sequence[MlperfRun], lengths: Path, at: Bench, refused: dict[str, str]
+) -> dict[str, LoadGenOption]:
+    """The systems by id; the reasons for none are added to ``refused``. Runs with equal settings,
+    rate and data set share theirs."""
+    found: dict[str, LoadGenOption] = {}
+    alike: dict[str, LoadGenOption] = {}
+    requests = SharedRequests()
+    for number, run in enumerate(runs):
+        at.progress("checking", number, len(runs))
+        source = Source("mlperf", run.id, {}, ())
+        try:
+            tree = scenario_of(run, _trace(run, runs, lengths, at.store.folder.parent / "mlperf"))
+            if (key := repr(tree)) not in alike:
+                deployment = deploy(check_scenario(tree, source), source, requests)
+                alike[key] = option_of(run, deployment)
+            found[run.id] = alike[key]
+        except UserError as error:
+            refused[run.id] = str(error).removeprefix("mlperf: ")
+    return found
+
+
+def _trace(run: MlperfRun, runs: Sequence[MlperfRun], lengths: Path, folder: Path) -> Path:
+    """The requests of a run, in a file that is named by what they depend on. All ``runs`` of a
+    benchmark in a number format have their mean output: it differs by 1 %."""
+    what = (run.model, run.measurement_weight_type)
+    alike = [
+        one.output_tokens_mean for one in runs if (one.model, one.measurement_weight_type) == what
+    ]
+    mean = round(float(np.mean(alike)), 2)
+    key = (*what, run.simulated, run.target_rate_per_s, mean, run.schedule_rng_seed, str(lengths))
+    path = folder / f"{run.model}_{sha256(repr(key).encode()).hexdigest()[:12]}.csv"
+    if not path.is_file():
+        first = {"n_queries": run.simulated, "output_tokens_mean": mean}
+        found = requests_of(run.model_copy(update=first), lengths)
+        columns = {"prompt_tokens": found.prompt, "output_tokens": found.output}
+        table = pd.DataFrame({"arrival_s": found.arrival_s, **columns})
+        path.parent.mkdir(parents=True, exist_ok=True)
+        write_whole(path, table.to_csv(index=False).encode())
+    return path
+
+
+def fit_engines(
+    runs: Iterable[MlperfRun], options: Mapping[str, LoadGenOption], at: Bench
+) -> MlperfHost:
+    """The factor on messages with which the mean time to first token is right, then the host's
+    time with which the mean time per output token is, by cell. Runs near saturation tell neither.
+    """
+    settled = [
+        run for run in runs if run.in_engine and run.rate <= SETTLED * run.offline_samples_per_s
+    ]
+
+    def solved(
+        key: str,
+        runs: Sequence[MlperfRun],
+        tried: tuple[float, float],
+        constants: Callable[[MlperfRun, float], tuple[float, float]],
+    ) -> dict[str, float]:
+        """The constant with which a latency is right, on the line through two tried ones; the
+        median of a cell's runs."""
+        systems: dict[tuple[LoadGenOption, float], LoadGenOption] = {}
+        for run in runs:
+            for value in tried:
+                if (key_of := (options[run.id], value)) not in systems:
+                    systems[key_of] = options[run.id].with_host(*constants(run, value))
+        found = search_all({one: _at_rate(one) for one in systems.values()}, at)
+        of_cell: dict[str, list[float]] = {}
+        for run in runs:
+            low, high = (found[systems[options[run.id], value]] for value in tried)
+            if not isinstance(low, str) and not isinstance(high, str):
+                part = (getattr(run, key) - low[0][key]) / (high[0][key] - low[0][key])
+                value = tried[0] + part * (tried[1] - tried[0])
+                of_cell.setdefault(run.cell, []).append(max(value, 0.1 * tried[0]))
+        return {cell: float(np.median(each)) for cell, each in of_cell.items()}
+
+    middle_s = np.mean(TRIED_S).item()
+    several = [run for run in settled if (run.tp or 1) > 1]
+    messages = solved(
+        "ttft_ms_mean", several, TRIED_FACTORS, lambda run, factor: (middle_s, factor)
+    )
+    host = MlperfHost("", {}, messages, {})
+    times = solved(
+        "tpot_ms_mean", settled, TRIED_S, lambda run, host_s: (host_s, host.without(run.cell)[1])
+    )
+    gpus = ", ".join(sorted({run.gpu for run in settled}))
+    return replace(host, host_iteration_s=times, fitted_to=f"{len(settled)} runs on {gpus}")
+
+
+def _slower(run: MlperfRun, host: MlperfHost) -> list[float]:
+    """The factors on op times at the ends of a run's band: by the other cells' error, and by that
+    of a GPU whose tables are another's."""
+    off = NORMAL_90 * host.error_without(run.cell)
+    lent = np.log1p(LENT_PCT["gemm"] / 100) if run.gpu in SLOWER else 0
+    ends: list[float] = np.exp(np.hypot(off, lent) * np.array([1, -1])).tolist()
+    return ends
+
+
+def with_bands(
+    best: Mapping[str, PredictedRun],
+    factors: Mapping[str, Sequence[float]],
+    options: Mapping[str, LoadGenOption],
+    at: Bench,
+) -> dict[str, PredictedRun]:
+    """The predictions with bands: all op times slower, and faster, by these factors."""
+    found = search_all({options[id]: _at_rate(options[id], factors[id]) for id in best}, at)
+    banded = {}
+    for id, one in best.items():
+        if not isinstance(ends := found[options[id]], str):
+            numbers = {key: Banded.of(*(each[key] for each in ends)) for key in LATENCIES}
+            load = one.capacity
+            capacity = Banded.of(load, *(load / factor for factor in factors[id]))
+            banded[id] = replace(one, numbers={**numbers, CAPACITY: capacity})
+    return banded
+
+
+def search_all(
+    searches: Mapping[LoadGenOption, Search[T]], at: Bench
+) -> dict[LoadGenOption, T | str]:
+    """The results of searches, or errors; those with the same limits at a time."""
+    by_limits: dict[str, dict[LoadGenOption, Search[T]]] = {}
+    for option, search in searches.items():
+        by_limits.setdefault(option.slo, {})[option] = search
+    found: dict[LoadGenOption, T | str] = {}
+    for slo, group in by_limits.items():
+        lab = Laboratory(_section(slo), at.store, at.backend, at.progress, at.say)
+        answered = lab.pursue(group, len(found), len(searches))  # type: ignore[arg-type]
+        found |= answered  # type: ignore[arg-type]
+    return found
+
+
+def _at_rate(
+    option: LoadGenOption, factors: Sequence[float] = ()
+) -> Search[list[dict[str, float]]]:
+    """The latencies at the run's own rate, in ms by column: as predicted, and with op times that
+    are so many times as long."""
+    rate, plan = option.natural_rate, option.plan
+    at = yield [Probe(rate, plan.seed, plan.requests, slower) for slower in (1.0, *factors)]
+    return [
+        {key: 1e3 * float(probed.summary[m][s]) for key, (m, s) in LATENCIES.items()}
+        for probed in at
+    ]
+
+
+def _predicted(option: LoadGenOption) -> Search[PredictedRun]:
+    plan = option.plan
+    _, rough = yield from pilot(plan)
+    found: Crossing | Probed = rough
+    if isinstance(rough, Crossing):
+        like = Probe(0, plan.seed, plan.requests)
+        found = yield from crossing(like, rough.load, rough.slope, plan)
+    if not isinstance(found, Crossing):
+        raise UnbreakableError("no load keeps the limits")
+    (at,) = yield from _at_rate(option)
+    load, _, verdict = yield from kept_at(plan, found.load, [found])  # it is run before it is said
+    capacity = load if verdict.holds else found.kept.probe.load
+    stresses = found.broken.verdict.stresses
+    worst = max(stresses, key=lambda text: stresses[text])
+    numbers = {**at, CAPACITY: capacity}
+    return PredictedRun(
+        {key: Banded.of(value) for key, value in numbers.items()},
+        "ttft" if "ttft" in worst else "tpot",
+    )

@@ -1,0 +1,310 @@
+"""The answers of score, replay and tune: one's own server beside its simulation."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from sarathi_sim.experiments.config.loading import Assignments, Config, load_experiment
+from sarathi_sim.experiments.content import (
+    Chart,
+    Section,
+    SortableTable,
+    enumerated,
+    read_section,
+    thinned,
+)
+from sarathi_sim.experiments.figures.style import BLUE, ORANGE, line_styles
+from sarathi_sim.experiments.measured.replay import (
+    COUNTS,
+    MEASURES,
+    NUMBERS,
+    TICK_LABELS,
+    VARIANTS,
+    cases_of,
+)
+from sarathi_sim.experiments.measured.tune import NOISE
+from sarathi_sim.experiments.results import (
+    SCORE_FORMAT,
+    check_replaceable,
+    result_folder,
+    write_summary,
+)
+from sarathi_sim.experiments.run.compare import part_label
+from sarathi_sim.profiler.storage.child import Progress, silent
+from sarathi_sim.simulator.views.metric_registry import METRICS, known, number_text
+
+SETTLED, OPEN = 0.6, 0.2
+"""A constant is settled, or still open, if the runs tell so much of it."""
+DOUBTFUL_PCT = 20
+"""An error after the fit beyond which the calibration is doubted."""
+SMALLEST_S = 0.005
+"""Parts of the latency below this are not shown."""
+
+
+def score_recorded(
+    files: Sequence[Path],
+    config: Config,
+    assignments: Assignments = (),
+    *,
+    out: Path | None = None,
+    progress: Progress = silent,
+) -> tuple[dict[str, Any], Section]:
+    """Simulate recorded runs of a server, and say how far off that is.
+
+    Each of FILES has runs with the times of every request, as vLLM, SGLang, AIPerf, guidellm and
+    LLMServingSim save them (docs/real_servers.md); ``config`` is the deployment that served them.
+    Their distributions are compared, and what remains is divided. ``out`` is a folder for
+    requests.csv, summary.json and figures. The numbers are as ``--json`` prints them.
+    """
+    from sarathi_sim.experiments.measured.score import draw_runs, score_runs
+
+    if out is not None:
+        check_replaceable(out, SCORE_FORMAT)
+    found = score_runs(cases_of(load_experiment(config, assignments), files), progress)
+    content = found.content()
+    section = score_answer(content)
+    if out is not None:
+        with result_folder(out, SCORE_FORMAT) as folder:
+            write_summary(folder, SCORE_FORMAT, content | section.words())
+            found.write(folder)
+            draw_runs(found, folder / "figures")
+    return content | section.words(), section
+
+
+def score_answer(content: Mapping[str, Any], name: str = "") -> Section:
+    """Of what ``score --json`` prints; the headline is the mean latency."""
+    runs = content["runs"]
+    rows, worst = [], dict[str, list[float]]()
+    for run, found in runs.items():
+        for label, one in variants_of(found).items():
+            errors = [one["off_pct"][m]["mean"] for m in MEASURES]
+            rows.append([run, label, f"{found['requests']:,}", *(f"{e:+.1f}" for e in errors)])
+            worst.setdefault(label, []).append(abs(errors[-1]))
+    said = enumerated(
+        [f"{number_text(max(e))} % ({w})" for w, e in worst.items() if len(e) == len(runs)]
+    )
+    off = (f"mean {METRICS[m].name} (off, %)" for m in MEASURES)
+    headings = ("run", "host time", "requests", *off)
+    note = "Predicted beside measured. 'Fitted to these' has seen the run, the others have not."
+    whole = {run: found for run, found in runs.items() if "remains" in found}
+    details = [
+        beside_table(run, found["measured"], variants_of(found), NUMBERS)
+        for run, found in whole.items()
+    ]
+    notes = (note for found in whole.values() for note in found["zero"]["notes"])
+    return Section(
+        kind="score",
+        name=name,
+        question="How far are simulated runs of a server from the recorded ones?",
+        answer=f"The mean latency of {len(runs)} recorded runs is off by at most {said}.",
+        table=SortableTable("Errors by run", headings, rows, note, text=2),
+        assumptions=thinned(notes),
+        warnings=[found["too_fast"] for found in runs.values() if found.get("too_fast")],
+        details=[*details, *([_lacking(whole), _beside_others(whole)] if whole else [])],
+    )
+
+
+def variants_of(run: Mapping[str, Any]) -> dict[str, Any]:
+    """The simulations of a recorded run, by what they are shown as."""
+    return {label: run[key] for key, label in VARIANTS.items() if "off_pct" in run.get(key, {})}
+
+
+def beside_table(
+    title: str, measured: Mapping[str, Any], simulated: Mapping[str, Any], paths: Iterable[str]
+) -> SortableTable:
+    """A row a number: what was measured, and each simulation with how far it is off."""
+    rows = []
+    for path in paths:
+        label = TICK_LABELS.get(path) or known(path).axis
+        off = [
+            (_number(one, path), _number(one["off_pct"], path, "{:+.1f} %"))
+            for one in simulated.values()
+        ]
+        rows.append((label, _number(measured, path), *(f"{value} ({far})" for value, far in off)))
+    for key in COUNTS:
+        if any(key in one for one in simulated.values()):
+            counts = (_number(one, key) for one in simulated.values())
+            rows.append((key.replace("_", " "), "not recorded", *counts))
+    return SortableTable(title, ("", "measured", *(f"{name} (off)" for name in simulated)), rows)
+
+
+def _number(numbers: Mapping[str, Any], path: str, form: str = "{:.4g}") -> str:
+    """The number at ``KEY`` or ``KEY.STATISTIC``; a dash where there is none."""
+    key, _, statistic = path.partition(".")
+    value = numbers.get(key)
+    value = value[statistic] if statistic and value is not None else value
+    return "-" if value is None else form.format(value)
+
+
+def _lacking(runs: Mapping[str, Any]) -> SortableTable:
+    rows = []
+    for name, run in runs.items():
+        remains = run["remains"]
+        parts = ", ".join(
+            f"{part_label('mean_latency', part)} {value:+.3f}"
+            for part, value in sorted(remains["parts"].items(), key=lambda one: -abs(one[1]))
+            if abs(value) >= SMALLEST_S
+        )
+        keys = ("latency_s", "host", "frontend", "first_token", "later_tokens")
+        rows.append((name, parts, *(f"{remains[key]:+.3f}" for key in keys)))
+    what = ("in all", "host, fitted", "frontend, fitted", "first token", "later tokens")
+    title = "What the mean latency lacks without host time (s)"
+    return SortableTable(title, ("run", "of which the host's", *what), rows, text=2)
+
+
+def _beside_others(runs: Mapping[str, Any]) -> SortableTable:
+    rows = [
+        (
+            *(name, str(group["requests"]), f"{group['running']:.0f}"),
+            *(f"{1e3 * group[f'{key}_s']:.1f}" for key in ("measured", "zero", "fitted")),
+        )
+        for name, run in runs.items()
+        for group in run["by_batch"]
+    ]
+    headings = ("run", "requests", "running", "TPOT measured (ms)", "no host time", "fitted")
+    return SortableTable("By requests running beside", headings, rows)
+
+
+def replay_answer(found: Mapping[str, Any], name: str) -> Section:
+    """Of what ``replay --json`` prints."""
+    scenarios, ticks = found["scenarios"], [key for key in TICK_LABELS if key in found["measured"]]
+    said = [
+        f"{_number(one['off_pct'], 'latency_s.mean', '{:+.1f} %')} ({scenario})"
+        for scenario, one in scenarios.items()
+    ]
+    return Section(
+        kind="replay",
+        name=name,
+        question="How far is a recorded run from its simulation?",
+        answer=f"The mean latency of {found['requests']:,} requests is off by {enumerated(said)}.",
+        table=beside_table(name, found["measured"], scenarios, [*NUMBERS, *ticks]),
+        assumptions=thinned(note for one in scenarios.values() for note in one["notes"]),
+    )
+
+
+def tune_answer(content: Mapping[str, Any], name: str = "") -> Section:
+    """Of what ``tune --json`` prints."""
+    runs, known = content["runs"], content["known"]
+    worst = {
+        when: {m: max(abs(r[m][when]) for r in runs.values() if m in r) for m in NOISE
+               if any(m in r for r in runs.values())}
+        for when in ("before_pct", "after_pct")
+    }  # fmt: skip
+    after, before = worst["after_pct"], worst["before_pct"]
+    change = enumerated(
+        [f"{METRICS[m].name} by at most {after[m]:.1f} % (before {before[m]:.1f} %)" for m in after]
+    )
+    rows = [
+        (
+            key,
+            _told(key, content["before"]),
+            _told(key, content["tuned"]),
+            "yes" if known[key] >= SETTLED else "no" if known[key] < OPEN else "partly",
+        )
+        for key in known
+    ]
+    errors = [(run, *(_beside(of.get(m)) for m in NOISE)) for run, of in runs.items()]
+    told = sorted(content["next_runs"].items(), key=lambda one: -one[1])
+    warnings = content["too_fast"] + [
+        f"the runs cannot tell {a} and {b} apart: trust their sum, not each"
+        for a, b in content["mixed_up"]
+    ]
+    warnings += [
+        f"{METRICS[m].name} is still {off:.0f} % off: the configuration is not of this "
+        "server, or something of it is not modelled"
+        for m, off in after.items()
+        if off > DOUBTFUL_PCT
+    ]
+    return Section(
+        kind="tune",
+        name=name,
+        question="Which constants make the simulation of this server what was measured?",
+        answer=f"Tuned to {', '.join(runs)}, the simulation is off in {change}."
+        + "".join(f" The next run that would tell most: {best}." for best, _ in told[:1]),
+        command=content.get("command", ""),
+        table=SortableTable(
+            "Constants",
+            ("constant", "of the stack", "tuned", "settled by the runs"),
+            rows,
+            "Constants that the runs do not settle stay near those of the stack.",
+        ),
+        details=[
+            SortableTable(
+                "Means beside measured",
+                ("run", *(f"{METRICS[m].name}: measured, before, after" for m in NOISE)),
+                errors,
+                "In sample: these runs were fitted to. Other loads are less certain.",
+            ),
+            SortableTable(
+                "What a next run would tell",
+                ("load", "information (nats)"),
+                [(text, f"{gain:.2f}") for text, gain in told],
+            ),
+        ],
+        assumptions=thinned(content["notes"]),
+        warnings=warnings,
+    )
+
+
+def _told(key: str, values: Mapping[str, float]) -> str:
+    value = values[key]
+    return f"{value:.3f}" if key in ("kernels", "links") else f"{1e3 * value:.3g} ms"
+
+
+def _beside(one: Mapping[str, float] | None) -> str:
+    if one is None:
+        return ""
+    return (
+        f"{1e3 * one['measured_s']:.4g} ms, {one['before_pct']:+.1f} %, {one['after_pct']:+.1f} %"
+    )
+
+
+# In a report ------------------------------------------------------------------------------------
+
+_MOST_DRAWN = 40
+_GROUPED = {"ttft": BLUE, "tpot": ORANGE}
+
+
+def score_section(folder: Path, found: Mapping[str, Any]) -> Section:
+    """The section of a ``score --out`` folder, of recorded runs or of the laboratory."""
+    name = folder.resolve().name
+    if "groups" in found or "mlperf" in found:
+        section = replace(read_section(folder), name=name)
+        charts = [_medians(found["groups"])] if "groups" in found else []
+    else:
+        section, charts = score_answer(found, name), [_latencies(found["runs"])]
+    return replace(section, charts=charts if section.table.rows else [])
+
+
+def _medians(groups: Mapping[str, Any]) -> Chart:
+    drawn = dict([(name, one) for name, one in groups.items() if one["n"]][:_MOST_DRAWN])
+    medians = {
+        metric.upper(): (colour, [one[metric]["median"] for one in drawn.values()])
+        for metric, colour in _GROUPED.items()
+    }
+    return _bars("Median error by group", list(drawn), medians, "error (%)")
+
+
+def _latencies(runs: Mapping[str, Any]) -> Chart:
+    """The errors of the mean latency, for the simulations that every run has."""
+    latencies: dict[str, list[float]] = {}
+    for run in runs.values():
+        for label, one in variants_of(run).items():
+            latencies.setdefault(label, []).append(one["off_pct"]["latency_s"]["mean"])
+    sides = {
+        label: (style["color"], each)
+        for (label, each), style in zip(latencies.items(), line_styles(), strict=False)
+        if len(each) == len(runs)
+    }
+    return _bars("Mean latency", [*runs], sides, "mean latency, off (%)")
+
+
+def _bars(
+    title: str, names: list[str], sides: Mapping[str, tuple[str, list[float]]], axis: str
+) -> Chart:
+    from sarathi_sim.experiments.report.charts import paired_bars  # takes a second to import
+
+    return Chart(title, paired_bars(names, sides, axis))
