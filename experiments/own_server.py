@@ -260,20 +260,12 @@ def score(
       sarathi-sim score requests.jsonl --config score_llama8b_rtx4090
       sarathi-sim score bench.json --config my.yaml --set kv_cache.num_blocks=2588 --json
     """
-    from sarathi_sim.experiments.config.loading import load_experiment
-    from sarathi_sim.experiments.measured.score import cases_of, score_runs, write_scores
-    from sarathi_sim.experiments.report.score_answers import score_answer
-    from sarathi_sim.experiments.results import SCORE_FORMAT, check_replaceable
+    from sarathi_sim.experiments.report.score_answers import score_recorded
 
-    if out is not None:
-        check_replaceable(Path(out), SCORE_FORMAT)
-    cases = cases_of(load_experiment(config, changes), [Path(file) for file in files])
-    scored = score_runs(cases, progress)
-    content = scored.content()
-    section = score_answer(content)
-    if out is not None:
-        write_scores(scored, content | section.words(), Path(out))
-    return Result(content | section.words(), section, written=[] if out is None else [Path(out)])
+    paths = [Path(file) for file in files]
+    folder = None if out is None else Path(out)
+    content, section = score_recorded(paths, config, changes, out=folder, progress=progress)
+    return Result(content, section, written=[] if folder is None else [folder])
 
 
 def tune(

@@ -7,7 +7,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from sarathi_sim.experiments.config.loading import Assignments, Config, load_experiment
+from sarathi_sim.experiments.config.base import Assignments, Config
+from sarathi_sim.experiments.config.loading import load_experiment
 from sarathi_sim.experiments.content import (
     Chart,
     Section,
