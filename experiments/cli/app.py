@@ -181,13 +181,6 @@ def check(config: ConfigArgument, assignments: SetOption = None) -> None:
     from sarathi_sim.experiments.run.experiment import deploy_all
 
     experiment = load_experiment(config, assignments or [])
-    if all(scenario.device in ("cpu", "cuda") for scenario in experiment.scenarios.values()):
-        from sarathi_sim.experiments.measured.session import cells_table, make_cells
-
-        cells = make_cells(experiment)
-        typer.echo(f"{experiment.file}: good, for sarathi-sim validate")
-        consoles()[0].print(cells_table(cells))
-        return
     deployments = deploy_all(experiment)
     notes = {name: assumed(deployment) for name, deployment in deployments.items()}
     print_assumed(assumed_of({"notes": notes}), err=True)

@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -226,9 +226,9 @@ def lockstep(
       sarathi-sim lockstep base.jsonl.gz --json
     """
     from sarathi_sim.experiments.cli.common import ProgressBar
+    from sarathi_sim.experiments.lab.engines.lockstep import read_log
+    from sarathi_sim.experiments.lab.engines.lockstep import replay as replayed
     from sarathi_sim.experiments.measured.answers import lockstep_answer
-    from sarathi_sim.experiments.run.decision_log import read_log
-    from sarathi_sim.experiments.run.decision_log import replay as replayed
 
     read = [read_log(path) for path in logs]
     found = {}
@@ -276,32 +276,16 @@ def replay(
     _print(found, replay_answer(found, requests.name), json=json)
 
 
-ConfigOption = Annotated[
-    str,
-    typer.Argument(
-        metavar="[CONFIG]",
-        help="A YAML file, or the name of a shipped one.  [default: validate_cpu, or "
-        "validate_vllm with --engine vllm]",
-    ),
-]
-EngineOption = Annotated[
-    Literal["torch", "vllm"],
-    typer.Option(help="Our engine in torch, or real vLLM on the CPU in a Python of its own."),
-]
 TimeoutOption = Annotated[
-    float | None,
+    float,
     typer.Option(
-        min=1,
-        callback=finite,
-        help="End the run after so many seconds without a sign of life.  [default: 30, with "
-        "--engine vllm 300]",
+        min=1, callback=finite, help="End the run after so many seconds without a sign of life."
     ),
 ]
 
 
 def validate(
-    config: ConfigOption = "",
-    engine: EngineOption = "torch",
+    config: ConfigArgument = "validate_cpu",
     assignments: SetOption = None,
     out: ResultOption = None,
     realtime: Annotated[
@@ -312,14 +296,17 @@ def validate(
             "from all other programs.",
         ),
     ] = False,
-    timeout: TimeoutOption = None,
+    timeout: TimeoutOption = 30,
     profiles: ProfilesOption = PROFILES,
     quiet: QuietOption = False,
     figures: FiguresOption = True,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Check CONFIG, and say what would run.")
+    ] = False,
 ) -> None:
     """Run a real engine beside the simulator.
 
-    It needs torch, or vLLM. The report says whether both form the same batches, how well each
+    It needs torch. The report says whether both form the same batches, how well each
     iteration's time is predicted, and how far whole runs differ: from times measured in the engine,
     and from this device's bundle in PROFILES, if it has one. On a busy machine it claims nothing
     about times. The exit code is 1 if batches differ.
@@ -328,16 +315,19 @@ def validate(
     Examples:
       sarathi-sim validate validate_cpu
       sarathi-sim validate validate_cpu --set validation.repeats=2 --out runs/quick
-      sarathi-sim validate --engine vllm
-      sarathi-sim validate validate_gpu --set model=llama-3-8b
+      sarathi-sim validate validate_gpu --set model=llama-3-8b --dry-run
       sudo sarathi-sim validate validate_cpu --realtime
     """
     from sarathi_sim.experiments.cli.common import ProgressBar
-    from sarathi_sim.experiments.config.loading import load_experiment
+    from sarathi_sim.experiments.lab.engines.session import cells_table, make_cells
+    from sarathi_sim.experiments.lab.engines.validation import (
+        check_machine,
+        iterations,
+        load_validation,
+        measure,
+    )
     from sarathi_sim.experiments.measured.answers import validation_answer
     from sarathi_sim.experiments.measured.pictures import draw_validation
-    from sarathi_sim.experiments.measured.session import make_cells
-    from sarathi_sim.experiments.measured.validation import check_engine, iterations, measure
     from sarathi_sim.experiments.results import (
         ITERATIONS,
         VALIDATION,
@@ -347,13 +337,15 @@ def validate(
         result_folder,
     )
 
-    stderr = consoles()[1]
-    shipped = "validate_vllm" if engine == "vllm" else "validate_cpu"
-    experiment = load_experiment(config or shipped, assignments or [])
+    stdout, stderr = consoles()
+    experiment = load_validation(config, assignments or [])
     folder = out or Path("runs") / experiment.name
     cells = make_cells(experiment)
+    if dry_run:
+        stdout.print(cells_table(cells))
+        return
     check_replaceable(folder, VALIDATION_FORMAT)
-    check_engine(engine, experiment, cells, realtime=realtime)
+    check_machine(realtime=realtime)
 
     def say(line: str) -> None:
         if not quiet:
@@ -366,16 +358,16 @@ def validate(
         ProgressBar(stderr, enabled=not quiet) as progress,
     ):
         result, outcomes = measure(
-            *(engine, experiment, cells, timeout, profiles, progress, say), realtime=realtime
+            *(experiment, cells, profiles, progress, say), timeout_s=timeout, realtime=realtime
         )
         section = validation_answer(result)
         (scratch / VALIDATION).write_bytes(json_bytes(result | section.words()))
         iterations(outcomes).to_parquet(scratch / ITERATIONS, index=False)
-        if drawn := figures and engine == "torch":
+        if figures:
             draw_validation(outcomes, scratch / "figures")
     if not quiet:
         print_section(section)
-        print_written(folder, figures=drawn)
+        print_written(folder, figures=figures)
     if any(cell["parity"] < 1 for cell in result["cells"].values()):
         raise typer.Exit(1)
 

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from sarathi_sim.experiments.content import Section, SortableTable, enumerated, thinned
+from sarathi_sim.experiments.lab.engines.lockstep import Replay
 from sarathi_sim.experiments.measured.host_fit import BASE, ONE_MODEL_OUT
 from sarathi_sim.experiments.measured.recorded import (
     COUNTS,
@@ -19,7 +20,6 @@ from sarathi_sim.experiments.measured.recorded import (
 from sarathi_sim.experiments.measured.row_errors import DRAFTED, TOO_WIDE
 from sarathi_sim.experiments.measured.servers import METRICS, SCORED
 from sarathi_sim.experiments.run.compare import part_label
-from sarathi_sim.experiments.run.decision_log import Replay
 from sarathi_sim.simulator.views.metric_registry import METRICS as METRICS_BY_KEY
 from sarathi_sim.simulator.views.metric_registry import known, number_text
 

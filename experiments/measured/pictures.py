@@ -34,7 +34,7 @@ from sarathi_sim.simulator.views.metric_registry import METRICS as METRICS_BY_KE
 from sarathi_sim.simulator.views.metrics import Analysis
 
 if TYPE_CHECKING:
-    from sarathi_sim.experiments.measured.session import Comparison
+    from sarathi_sim.experiments.lab.engines.session import Comparison
 
 _NAMES = {"ttft": "time to first token", "tpot": "time per output token"}
 _STYLES: dict[str, dict[str, Any]] = {

@@ -1,0 +1,1 @@
+"""The laboratory: what proves the product. No product module imports it."""
