@@ -86,8 +86,13 @@ ROOMS: dict[str, str] = {
         "experiments.run experiments.figures experiments.content experiments.results "
         "experiments.config profiler simulator"
     ),
+    "experiments.lab": (
+        "experiments.report experiments.capacity experiments.measured experiments.sweeps "
+        "experiments.run experiments.figures experiments.content experiments.results "
+        "experiments.config policies profiler simulator"
+    ),
     "experiments.api": (
-        "experiments.report experiments.capacity experiments.measured "
+        "experiments.lab experiments.report experiments.capacity experiments.measured "
         "experiments.sweeps experiments.run experiments.figures experiments.content "
         "experiments.results experiments.config policies profiler simulator"
     ),
@@ -208,7 +213,7 @@ def test_no_module_imports_itself_through_others() -> None:
 
 
 # A command, a configuration or a figure may have the name of what it is for.
-DOORS = ("experiments.cli", "experiments.config", "experiments.paper.figures")
+DOORS = ("experiments.cli", "experiments.config", "experiments.lab", "experiments.paper.figures")
 
 
 def test_no_name_has_two_meanings() -> None:

@@ -1,28 +1,5 @@
-"""Decisions of real engines' schedulers beside ours: recorded logs, call by call, and the
-simulator's own loop with the measured times of a run.
-
-A log (``*.jsonl``, also gzipped) holds a header, a JSON object, and then one event a line in the
-order in which they happened, so that a replay needs no clock::
-
-    ["add", ID]                          a request arrived
-    ["schedule", STEP, ...]              a decision: what the player's ``decision`` has
-    ["return", STEP, [FINISHED IDS]]     that batch's result was booked
-
-The header's ``config`` holds the engine's settings, its ``requests`` rows of id, arrival, prompt
-tokens, output tokens, priority, prefix group or -1, prefix tokens and, where EOS ends it,
-max_tokens. The header may have a ``mode``: ``spec`` with speculation; ``pd`` if prompts are
-computed elsewhere, ``decode_bench`` if their KV arrives at once then; ``pd spec`` with both. Then a
-row of a decision has its drafts, its state the number of requests that hold blocks for KV and do
-not run, a return the tokens of each request that did not get exactly one, and there are::
-
-    ["recv", [IDS]]                      the KV of these requests' prompts arrived from elsewhere
-    ["drafts", {ID: N}]                  drafts proposed after that return
-
-:func:`play_back` runs :class:`~sarathi_sim.simulator.loop.replica.Replica` with recorded times in
-place of predicted ones. With the clocks of the engine's decisions, scheduler and event loop must
-form the same batches (*lock-step*). Without these clocks, and with the measured busy times of the
-stages, the difference from the measurement is what the recurrence does not model (*replay*).
-"""
+"""Decisions of real engines' schedulers beside ours, call by call: recorded logs, whose form is in
+docs/lockstep.md; and the simulator's own loop with measured times (:func:`play_back`)."""
 
 from __future__ import annotations
 
@@ -205,13 +182,14 @@ def read_log(path: Path) -> DecisionLog:
 
 
 def _settings(header: Mapping[str, Any], kind: type) -> dict[str, Any]:
+    """The header's settings, without those of its traffic; of vLLM with its depth."""
     names = {field.name for field in fields(kind)}
-    found = {
+    config = header["config"] | ({"depth": header.get("depth")} if "depth" in names else {})
+    return {
         key: _TRUTH.get(str(value), value)
-        for key, value in header["config"].items()
+        for key, value in config.items()
         if key in names or key not in _OF_TRAFFIC
     }
-    return found | ({"depth": header.get("depth")} if "depth" in names else {})
 
 
 def _first_wrong(kind: Any, rows: list[Any]) -> int | None:
@@ -269,10 +247,8 @@ class _Player:
         for row in log.requests:
             id, arrival, prompt, output, priority, group, shared = row[:7]
             declared = min(row[7] if len(row) > 7 else output, self._most(log.settings, prompt))
-            if not getattr(log.settings, "ignore_eos", False):
-                output = min(output, declared)
-            else:
-                output = declared
+            longest = getattr(log.settings, "ignore_eos", False)
+            output = declared if longest else min(output, declared)
             prefix = ((("group", group), shared),) if group >= 0 else ()
             # All of the prompt but its last token, which the engine computes itself.
             elsewhere = prompt - 1 if remote else 0
@@ -486,72 +462,42 @@ class Recorded:
     clock: Floats | None = None
 
 
-class _Recording:
-    """The k-th batch takes the k-th recorded times; batches beyond the record take the last ones.
-
-    A :class:`~sarathi_sim.simulator.loop.replica.Replica` uses it as its predictor, its service
-    and, where clocks were recorded, its ``opens``. ``formed`` lists the batches of the playback.
-    """
-
-    def __init__(self, recorded: Recorded) -> None:
-        self._recorded = recorded
-        self.formed: list[Decision] = []
-
-    @property
-    def _row(self) -> int:
-        return min(len(self.formed), len(self._recorded.service) - 1)
-
-    def predict(self, batch: Batch) -> tuple[float, float, float, float]:
-        """The times in the log's columns, which hold one transfer time: the mean of all links."""
-        sends = self._recorded.send[self._row]
-        return 1.0, 0.0, 0.0, float(sends.mean()) if len(sends) else 0.0
-
-    def __call__(
-        self, batch: Batch, nominal: tuple[float, float, float, float]
-    ) -> tuple[list[float], list[float], float]:
-        """The recorded times of this batch, which is the next one formed."""
-        row, recorded = self._row, self._recorded
-        self.formed.append(Decision.of(batch, 0.0))
-        return (
-            recorded.service[row].tolist(),
-            recorded.send[row].tolist(),
-            float(recorded.turnaround[row]),
-        )
-
-    def opens(self) -> float:
-        """When the engine formed its next batch; never after its last."""
-        clock = self._recorded.clock
-        assert clock is not None
-        return float(clock[len(self.formed)]) if len(self.formed) < len(clock) else math.inf
-
-    def with_stage_times(self, log: ReplicaLog) -> ReplicaLog:
-        """``log`` with its stage times, which one mean transfer time cannot reproduce."""
-        assert log.stage_s is not None
-        rows = np.minimum(np.arange(log.num_iterations), len(self._recorded.send) - 1)
-        ready = log.iterations["ready_s"]
-        return replace(log, measured=scan(ready, log.stage_s, self._recorded.send[rows], False))
-
-
 def play_back(
     requests: Sequence[Request], scheduler: Scheduler, recorded: Recorded
 ) -> tuple[list[Decision], Records]:
-    """Serve the requests on one replica with recorded times; returns the batches (whose clocks are
-    0) and the records.
+    """Serve the requests on one :class:`~sarathi_sim.simulator.loop.replica.Replica` with recorded
+    times; returns the batches (whose clocks are 0) and the records.
 
-    A batch is formed when stage 0 is free, or at its recorded clock where there are clocks. If
-    there are fewer records than batches, the last record serves the rest.
+    A batch is formed at its recorded clock: then scheduler and loop must form the engine's batches
+    (*lock-step*). Without clocks it is formed when stage 0 is free: with the busy times of the
+    stages, the difference from the measurement is what the recurrence does not model (*replay*).
+    If there are fewer records than batches, the last record serves the rest.
     """
-    times = {name: None if t is None else quantize(t) for name, t in vars(recorded).items()}
-    recording = _Recording(Recorded(**times))
+    service, send, turnaround = (
+        quantize(each) for each in (recorded.service, recorded.send, recorded.turnaround)
+    )
+    clock = None if recorded.clock is None else [*quantize(recorded.clock).tolist(), math.inf]
+    formed: list[Decision] = []
+
+    def predict(batch: Batch) -> tuple[float, float, float, float]:
+        """For the log's columns, which hold one transfer time: the mean of all links."""
+        sends = send[min(len(formed), len(send) - 1)]
+        return 1.0, 0.0, 0.0, float(sends.mean()) if len(sends) else 0.0
+
+    def serve(batch: Batch, nominal: object) -> tuple[list[float], list[float], float]:
+        row = min(len(formed), len(service) - 1)
+        formed.append(Decision.of(batch, 0.0))
+        return service[row].tolist(), send[row].tolist(), float(turnaround[row])
+
     env = simpy.Environment()
     replica = Replica(
         env,
         scheduler,
-        recording.predict,
-        (1,) * recorded.service.shape[1],
-        Switches(lazy=True, turnaround_s=float(recorded.turnaround[-1])),
-        service=recording,
-        opens=None if recorded.clock is None else recording.opens,
+        predict,
+        (1,) * service.shape[1],
+        Switches(lazy=True, turnaround_s=float(turnaround[-1])),
+        service=serve,
+        opens=None if clock is None else lambda: clock[min(len(formed), len(clock) - 1)],
     )
     rejections: dict[int, str] = {}
 
@@ -565,8 +511,12 @@ def play_back(
     for request in requests:
         Moment(env, float(quantize(request.arrival_s)), ARRIVAL, arrive, request)
     env.run()
-    log = recording.with_stage_times(replica.log())
-    return recording.formed, records_of_one(requests, rejections, log)
+    log = replica.log()
+    assert log.stage_s is not None
+    rows = np.minimum(np.arange(log.num_iterations), len(send) - 1)
+    # One mean transfer time could not reproduce them.
+    times = scan(log.iterations["ready_s"], log.stage_s, send[rows], False)
+    return formed, records_of_one(requests, rejections, replace(log, measured=times))
 
 
 def records_of_one(

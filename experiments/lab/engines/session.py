@@ -414,11 +414,38 @@ def stage_times(run: EngineRun) -> StageTimes:
     return StageTimes(start, finish, finish)
 
 
-def links(run: EngineRun) -> tuple[Floats, float]:
-    """Median seconds of each transfer between stages, shape (stages - 1,), and of a return.
+@dataclass(frozen=True)
+class Links:
+    """Median seconds around the stages' work: of each transfer to the next stage, shape
+    (stages - 1,); from the last stage's finish until rank 0 had handled it; and for a decision,
+    within the first stage's time."""
 
-    Only messages with a waiting receiver count: the others waited for a busy receiver.
-    """
+    sends: Floats
+    turnaround_s: float
+    decide_s: float
+
+    @property
+    def send_s(self) -> float:
+        """The mean of all transfers; 0 without any."""
+        return float(self.sends.mean()) if len(self.sends) else 0.0
+
+
+def links(*runs: EngineRun) -> Links:
+    """The links of runs. Only messages with a waiting receiver count: the others waited for a busy
+    receiver."""
+    times = [_sends_and_turnaround(run) for run in runs]
+    decide = [
+        run.stages.start[:, 0] - [decision.clock_s for decision in run.served.decisions]
+        for run in runs
+    ]
+    return Links(
+        np.median([sends for sends, _ in times], axis=0),
+        float(np.median([turnaround for _, turnaround in times])),
+        float(np.median(np.concatenate(decide))),
+    )
+
+
+def _sends_and_turnaround(run: EngineRun) -> tuple[Floats, float]:
     log, decisions = run.stages, run.served.decisions
     finish = log.finish
     sends = []
@@ -429,13 +456,13 @@ def links(run: EngineRun) -> tuple[Floats, float]:
         # A message may arrive before the sender has logged the send.
         sends.append(max(0.0, float(np.median(took))))
     returned = np.array([decision.returned_s for decision in decisions])
-    if finish.shape[1] == 1:
-        return np.zeros(0), float(np.median(returned - finish[:, -1]))
-    clock = np.array([decision.clock_s for decision in decisions])
-    # The first stage's last work before the return was handled.
-    before = np.searchsorted(clock, returned) - 1
-    idle = finish[:, -1] > finish[before, 0]
-    waits = (returned - finish[:, -1])[idle if idle.any() else slice(None)]
+    waits = returned - finish[:, -1]
+    if sends:
+        clock = np.array([decision.clock_s for decision in decisions])
+        # The first stage's last work before the return was handled.
+        before = np.searchsorted(clock, returned) - 1
+        idle = finish[:, -1] > finish[before, 0]
+        waits = waits[idle if idle.any() else slice(None)]
     return np.array(sends), float(np.median(waits))
 
 
@@ -446,7 +473,7 @@ def measured_records(run: EngineRun, requests: Sequence[Request], scheduler: Sch
     """
     served = run.served
     times = stage_times(run)
-    sends, turnaround = links(run)
+    around = links(run)
     rows = [
         (d.group, len(d.chunks), sum(c[1] for c in d.chunks), sum(c[2] for c in d.chunks),
          len(d.decodes), d.decode_context, d.padding)
@@ -459,11 +486,11 @@ def measured_records(run: EngineRun, requests: Sequence[Request], scheduler: Sch
     columns |= {
         "ready_s": times.start[:, 0].copy(),
         "finish_s": times.finish[:, -1].copy(),
-        "send_s": np.full(len(rows), sends.mean() if len(sends) else 0.0),
+        "send_s": np.full(len(rows), around.send_s),
     }
     log = ReplicaLog(
         layers=(1,) * times.start.shape[1],
-        switches=Switches(lazy=True, turnaround_s=turnaround),
+        switches=Switches(lazy=True, turnaround_s=around.turnaround_s),
         max_in_flight=scheduler.max_in_flight,
         max_batch=scheduler.max_batch,
         kv_capacity=scheduler.kv_capacity,
@@ -528,12 +555,11 @@ def replay(
     ``less``: seconds by which each stage's work is shortened.
     """
     times = stage_times(run)
-    sends, turnaround = links(run)
-    count = len(times.start)
+    around, count = links(run), len(times.start)
     recorded = Recorded(
         times.finish - times.start - less,
-        np.broadcast_to(sends, (count, len(sends))),
-        np.full(count, turnaround),
+        np.broadcast_to(around.sends, (count, len(around.sends))),
+        np.full(count, around.turnaround_s),
     )
     return play_back(requests, scheduler, recorded)[1]
 
@@ -580,33 +606,6 @@ def total_errors(simulated: Mapping[str, float], measured: Mapping[str, float]) 
 
 
 # Predictions ------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True)
-class Links:
-    """Seconds around the stages' work, medians over calibration runs.
-
-    ``send_s`` to the next stage; ``turnaround_s`` from the last stage's finish until rank 0 had
-    handled it; ``decide_s`` for a decision, within the first stage's time.
-    """
-
-    send_s: float
-    turnaround_s: float
-    decide_s: float
-
-    @staticmethod
-    def of(runs: Sequence[EngineRun]) -> Links:
-        """The links measured in these runs."""
-        sends, turnarounds = zip(*map(links, runs), strict=True)
-        decide = [
-            run.stages.start[:, 0] - [decision.clock_s for decision in run.served.decisions]
-            for run in runs
-        ]
-        return Links(
-            float(np.median([each.mean() if len(each) else 0.0 for each in sends])),
-            float(np.median(turnarounds)),
-            float(np.median(np.concatenate(decide))),
-        )
 
 
 @dataclass(frozen=True)
@@ -847,7 +846,7 @@ class Session:
         """The comparison of one cell in one repeat."""
         served = repeat.served[cell.name]
         run, requests = served.run, cell.requests()
-        around = Links.of([calibration for calibration, _ in served.calibration])
+        around = links(*(calibration for calibration, _ in served.calibration))
         grid = joined(repeat.grids)
         bundle = in_situ_bundle(self.spec, 2 * self.works, grid, around.send_s, "in-situ")
         alone = StageTimePrediction.of(cell, bundle, around)
