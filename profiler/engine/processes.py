@@ -14,12 +14,9 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from sarathi_sim.policies.catalogue import build, is_pooled
-from sarathi_sim.policies.policy import Policy
-from sarathi_sim.policies.pool import PoolPolicy
 from sarathi_sim.policies.request import Request
 from sarathi_sim.profiler.engine.driver import Served
-from sarathi_sim.profiler.engine.spec import EngineError, EngineSpec, write_spec
+from sarathi_sim.profiler.engine.spec import EngineError, EngineSpec, GridWork, write_spec
 from sarathi_sim.profiler.shard.rank_processes import RankProcesses
 
 Facts = dict[str, str | int | float]
@@ -37,7 +34,7 @@ class StageLog:
 
     ``arrived``: the arrival of the input (or its receipt, if later); ``start`` and ``finish`` of
     the work with its sends; ``cpu`` the thread's CPU time of the work. ``ops`` has a last axis of
-    ``work.TIMED_OPS``, all layers, and the LM head.
+    :data:`~sarathi_sim.profiler.engine.spec.TIMED_OPS`, all layers, and the LM head.
     """
 
     arrived: Floats
@@ -94,54 +91,31 @@ class EngineProcesses:
         scheduler: dict[str, Any],
         progress: Callable[[int], object] | None = None,
         *,
-        num_blocks: int = 0,
-        prefix_caching: bool = False,
         eos: int | None = None,
     ) -> EngineRun:
         """Serve requests under a named policy (``{"name": ..., its arguments}``).
 
         ``scheduler`` are the keyword arguments of
-        :class:`~sarathi_sim.policies.micro_batches.MicroBatches`, or of
-        :class:`~sarathi_sim.policies.pool.Pool`, which may have ``num_blocks`` of the engine's
-        blocks (all by default). For ``prefix_caching`` and ``eos`` see
-        :class:`~sarathi_sim.profiler.engine.book.Book`.
+        :class:`~sarathi_sim.policies.micro_batches.MicroBatches`. For ``eos`` see
+        :class:`~sarathi_sim.profiler.engine.driver.Book`. Raises EngineError if the started engine
+        is too small.
         """
-        self._check(build(**policy), scheduler, num_blocks)
+        many, each = scheduler["max_in_flight"], scheduler["max_batch"]
+        if many * each > self.spec.slots:
+            raise EngineError(
+                f"{many} micro-batches of {each} sequences need more KV slots than the "
+                f"{self.spec.slots} that the engine was started with"
+            )
         job = {
             "kind": "serve",
             "requests": list(requests),
             "policy": policy,
             "scheduler": scheduler,
-            "num_blocks": num_blocks,
-            "prefix_caching": prefix_caching,
             "eos": eos,
         }
         return self._do(job, progress)
 
-    def _check(
-        self, policy: Policy | PoolPolicy, scheduler: dict[str, Any], num_blocks: int
-    ) -> None:
-        """Raises EngineError if the started engine is too small for a job."""
-        spec = self.spec
-        if is_pooled(policy) != bool(spec.num_blocks):
-            needs = "paged memory" if is_pooled(policy) else "memory that is not paged"
-            raise EngineError(f"this policy needs an engine that was started with {needs}")
-        if is_pooled(policy):
-            many, each = 1, policy.max_num_seqs
-        else:
-            many, each = scheduler["max_in_flight"], scheduler["max_batch"]
-        if many * each > spec.slots:
-            raise EngineError(
-                f"{many} micro-batches of {each} sequences need more KV slots than the "
-                f"{spec.slots} that the engine was started with"
-            )
-        if num_blocks > spec.num_blocks:
-            raise EngineError(f"the engine was started with {spec.num_blocks} KV blocks")
-
-    def play(
-        self,
-        works: Sequence[tuple[Sequence[Sequence[int]], Sequence[Sequence[int]]]],
-    ) -> StageLog:
+    def play(self, works: Sequence[GridWork]) -> StageLog:
         """Execute ``(chunks, decodes)`` of :class:`~sarathi_sim.profiler.engine.spec.Work` one
         after the other, as many in flight as there are stages."""
         return self._do({"kind": "play", "works": works}).stages

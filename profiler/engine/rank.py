@@ -29,9 +29,9 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from sarathi_sim.policies.catalogue import build
-from sarathi_sim.profiler.engine.book import Book
-from sarathi_sim.profiler.engine.driver import Returned, Served, serve
+from sarathi_sim.policies.catalogue import build, of_micro_batches
+from sarathi_sim.policies.micro_batches import MicroBatches
+from sarathi_sim.profiler.engine.driver import Book, Returned, Served, serve
 from sarathi_sim.profiler.engine.links import Format, Inbox, Outbox
 from sarathi_sim.profiler.engine.spec import EngineError, EngineSpec, Words, Work, read_spec
 from sarathi_sim.profiler.engine.stage import Stage
@@ -87,12 +87,10 @@ def _check_memory(who: str, spec: EngineSpec, ranks: range | list[int]) -> None:
     needed = sum(spec.bytes_needed(number) for number in ranks)
     free = memory_bytes(spec.device)[1]
     if needed > 0.9 * free:
-        blocks, block_size = spec.blocks
-        what = "blocks" if spec.num_blocks else "sequences"
         raise EngineError(
-            f"the engine needs {needed / 1e9:.1f} GB for weights and KV caches of {blocks} "
-            f"{what} of {block_size} tokens ({who}), and {free / 1e9:.1f} GB are free: "
-            f"take fewer or shorter {what}, or a smaller model"
+            f"the engine needs {needed / 1e9:.1f} GB for weights and KV caches of {spec.slots} "
+            f"sequences of {spec.max_length} tokens ({who}), and {free / 1e9:.1f} GB are free: "
+            "take fewer or shorter sequences, or a smaller model"
         )
 
 
@@ -275,13 +273,9 @@ class Head(Rank):
 
     def _serve(self, job: dict[str, Any]) -> Served:
         requests, spec = job["requests"], self.spec
-        blocks, block_size = spec.blocks
-        book = Book(
-            requests, job["num_blocks"] or blocks + 1, block_size,
-            vocab_size=spec.model.vocab_size, seed=spec.seed,
-            prefix_caching=job["prefix_caching"], eos=job["eos"],
-        )  # fmt: skip
-        scheduler = book.scheduler(build(**job["policy"]), job["scheduler"])
+        book = Book(requests, spec.slots, spec.model.vocab_size, spec.seed, job["eos"])
+        policy = of_micro_batches(build(**job["policy"]))
+        scheduler = MicroBatches(policy, endings=book, **job["scheduler"])
         return serve(requests, scheduler, self, book, progress=self._progress)
 
     def _play(self, job: dict[str, Any]) -> Served:
@@ -292,12 +286,7 @@ class Head(Rank):
         for index, (chunks, decodes) in enumerate(job["works"]):
             rows = sum(chunk[1] for chunk in chunks) + len(decodes)
             tokens = rng.integers(spec.model.vocab_size, size=rows).astype(np.int32)
-            work = Work(
-                index,
-                tuple((spec.table(slot), *rest) for slot, *rest in chunks),
-                tuple((spec.table(slot), context) for slot, context in decodes),
-                tokens,
-            )
+            work = Work(index, tuple(chunks), tuple(decodes), tokens)
             while in_flight >= spec.pp:
                 in_flight -= self.returned(None) is not None
             self.submit(work)

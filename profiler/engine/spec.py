@@ -1,14 +1,15 @@
 """The input of an engine's ranks: its specification (model, degrees, sizes), and each micro-batch
-as block tables, lengths and token ids. No torch.
+as slots of the KV cache, lengths and token ids. No torch.
 
-The scheduler speaks of sequences; the stages know only blocks of the KV cache.
-:class:`~sarathi_sim.profiler.engine.book.Book` translates.
+The scheduler speaks of sequences; the stages know only slots, each with room for the longest
+sequence. :class:`~sarathi_sim.profiler.engine.driver.Book` translates.
 """
 
 from __future__ import annotations
 
 import json
 from dataclasses import asdict, dataclass
+from itertools import chain
 from pathlib import Path
 from typing import Literal
 
@@ -25,8 +26,8 @@ Words = npt.NDArray[np.int32]
 TIMED_OPS = names(lambda op: op.part == "layer" and not op.rest)
 
 
-Table = tuple[int, ...]
-"""The KV blocks of a sequence, in the order of its tokens."""
+GridWork = tuple[list[tuple[int, int, int, int]], list[tuple[int, int]]]
+"""The chunks and decodes of a synthetic :class:`Work`, whose tokens do not matter."""
 
 
 class EngineError(ProfileError):
@@ -37,14 +38,14 @@ class EngineError(ProfileError):
 class Work:
     """One micro-batch to execute; its rows are the chunks' tokens, then one for each decode.
 
-    ``chunks``   ``(table, tokens, context, yields)``: ``yields`` is 1 where it ends its prompt
-    ``decodes``  ``(table, context)``: the new token is written after ``context`` cached ones
+    ``chunks``   ``(slot, tokens, context, yields)``: ``yields`` is 1 where it ends its prompt
+    ``decodes``  ``(slot, context)``: the new token is written after ``context`` cached ones
     ``tokens``   the token id of every row, int32
     """
 
     index: int
-    chunks: tuple[tuple[Table, int, int, int], ...]
-    decodes: tuple[tuple[Table, int], ...]
+    chunks: tuple[tuple[int, int, int, int], ...]
+    decodes: tuple[tuple[int, int], ...]
     tokens: Words
 
     @property
@@ -54,48 +55,36 @@ class Work:
 
     def encode(self) -> Words:
         """The work as int32 words; :meth:`decode` is the inverse."""
-        flat = [self.index, len(self.chunks), len(self.decodes)]
-        for table, count, context, yields in self.chunks:
-            flat += [count, context, yields, len(table), *table]
-        for table, context in self.decodes:
-            flat += [context, len(table), *table]
-        return np.concatenate([np.array(flat, np.int32), self.tokens])
+        numbers = [self.index, len(self.chunks), len(self.decodes)]
+        numbers += chain(*self.chunks, *self.decodes)
+        return np.concatenate([np.array(numbers, np.int32), self.tokens])
 
     @staticmethod
     def decode(words: Words) -> Work:
         """The work that :meth:`encode` wrote."""
-        flat = words.tolist()
-        index, num_chunks, num_decodes = flat[:3]
-        at = 3
-
-        def entry(numbers: int) -> tuple[Table, list[int]]:
-            nonlocal at
-            found, first = flat[at : at + numbers], at + numbers + 1
-            at = first + flat[first - 1]
-            return tuple(flat[first:at]), found
-
-        chunks, decodes = [], []
-        for _ in range(num_chunks):
-            table, (count, context, yields) = entry(3)
-            chunks.append((table, count, context, yields))
-        for _ in range(num_decodes):
-            table, (context,) = entry(1)
-            decodes.append((table, context))
-        return Work(index, tuple(chunks), tuple(decodes), words[at:])
+        index, num_chunks, num_decodes = words[:3].tolist()
+        decodes = 3 + 4 * num_chunks
+        tokens = decodes + 2 * num_decodes
+        return Work(
+            index,
+            tuple(map(tuple, words[3:decodes].reshape(-1, 4).tolist())),
+            tuple(map(tuple, words[decodes:tokens].reshape(-1, 2).tolist())),
+            words[tokens:],
+        )
 
 
 @dataclass(frozen=True)
 class StageShape:
-    """The part of one rank: layers ``first`` to ``last - 1`` of the model, and a KV cache of
-    ``blocks`` of ``block_size`` tokens for each."""
+    """The part of one rank: layers ``first`` to ``last - 1`` of the model, each with a KV cache of
+    ``slots`` of ``max_length`` tokens."""
 
     model: ModelSpec
     first: int
     last: int
     tp: int
     rank: int
-    blocks: int
-    block_size: int
+    slots: int
+    max_length: int
     seed: int = 0
 
     @property
@@ -114,9 +103,8 @@ class EngineSpec:
     """An engine of ``pp`` stages of ``tp`` ranks, a process each, on CPU cores or a GPU each.
 
     ``layers`` has the layers of each stage. A rank holds ``slots`` sequences of ``max_length``
-    tokens; a micro-batch has at most ``max_tokens`` rows. With ``num_blocks`` memory is paged, in
-    blocks of ``block_size`` tokens, one of which is never used; else each sequence has one block
-    for its whole length. ``threads`` are torch's on a CPU; ``realtime`` asks for SCHED_FIFO.
+    tokens; a micro-batch has at most ``max_tokens`` rows. ``threads`` are torch's on a CPU;
+    ``realtime`` asks for SCHED_FIFO.
     """
 
     model: ModelSpec
@@ -125,8 +113,6 @@ class EngineSpec:
     slots: int
     max_length: int
     max_tokens: int
-    num_blocks: int = 0
-    block_size: int = 0
     device: Literal["cpu", "cuda"] = "cpu"
     dtype: Literal["float32", "bfloat16", "float16"] = "float32"
     seed: int = 0
@@ -144,23 +130,10 @@ class EngineSpec:
         return self.pp * self.tp
 
     @property
-    def blocks(self) -> tuple[int, int]:
-        """Blocks of the KV cache, and the tokens of each."""
-        if self.num_blocks:
-            return self.num_blocks - 1, self.block_size
-        return self.slots, self.max_length
-
-    def table(self, slot: int) -> tuple[int, ...]:
-        """The blocks of a synthetic sequence; if blocks are few, sequences share them."""
-        blocks, block_size = self.blocks
-        each = -(-self.max_length // block_size)
-        return tuple((slot * each + i) % blocks for i in range(each))
-
-    @property
     def most_words(self) -> int:
         """Words that describe a micro-batch
         (:meth:`~sarathi_sim.profiler.engine.spec.Work.encode`)."""
-        return 16 + (4 + len(self.table(0))) * self.slots + self.max_tokens
+        return 16 + 4 * self.slots + self.max_tokens
 
     def stage(self, number: int) -> StageShape:
         """The part of rank ``number``; the ranks of a stage are neighbours."""
@@ -168,7 +141,7 @@ class EngineSpec:
         first = sum(self.layers[:stage])
         return StageShape(
             self.model, first, first + self.layers[stage], self.tp, tp_rank,
-            *self.blocks, self.seed,
+            self.slots, self.max_length, self.seed,
         )  # fmt: skip
 
     def bytes_needed(self, number: int) -> int:
@@ -179,8 +152,7 @@ class EngineSpec:
         gemms, kv_heads = self.model.gemms(self.tp), self.model.heads_per_rank(self.tp)[1]
         inside = [gemms[op] for op in LAYER_GEMMS]
         layer = self.model.layer_weights(self.tp)
-        blocks, block_size = self.blocks
-        layer += 2 * blocks * block_size * kv_heads * self.model.head_dim
+        layer += 2 * self.slots * self.max_length * kv_heads * self.model.head_dim
         numbers = self.layers[stage] * layer
         if stage == 0:
             numbers += self.model.vocab_size * hidden

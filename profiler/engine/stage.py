@@ -2,7 +2,7 @@
 
 Its layers are those of :class:`~sarathi_sim.profiler.shard.layer.ShardLayer`. Linear ops are fused
 over all rows of a :class:`~sarathi_sim.profiler.engine.spec.Work`. The KV cache is allocated once,
-as blocks, and written in place; a work says which blocks each of its sequences has.
+and written in place; a work says which slot each of its sequences has.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from sarathi_sim.profiler.shard.layer import (
     RandomWeights,
     ShardLayer,
 )
-from sarathi_sim.profiler.shard.rows import Chunk, Decodes, Rows, places_of
+from sarathi_sim.profiler.shard.rows import Chunk, Decodes, Rows
 from sarathi_sim.profiler.shard.timing import cuda_events
 
 
@@ -92,9 +92,9 @@ class Stage:
         self.layer = layer = ShardLayer(model, shape.tp, device, dtype, reduce)
         sizes = (layer.kv_heads, model.head_dim)
         self.attention, self.no_xformers = choose_attention(device, dtype, layer.heads, *sizes)
-        slots = shape.blocks * shape.block_size
+        tokens = shape.slots * shape.max_length
         self.layers = [
-            LayerState(drawn.layer(index), KVCache(slots, *sizes, device, dtype))
+            LayerState(drawn.layer(index), KVCache(tokens, *sizes, device, dtype))
             for index in range(shape.first, shape.last)
         ]
         self.ends = drawn.ends(shape.is_first, shape.is_last)
@@ -142,14 +142,11 @@ class Stage:
         rows = Rows(
             self.layer.angles(positions),
             [
-                Chunk(
-                    self.attention, count, context,
-                    places_of(table, shape.block_size, context + count, device),
-                )
-                for table, count, context, _ in work.chunks
+                Chunk(self.attention, count, context, slot * shape.max_length)
+                for slot, count, context, _ in work.chunks
             ],
             Decodes.in_blocks(
-                self.attention, work.decodes, shape.blocks, shape.block_size, device
+                self.attention, work.decodes, shape.slots, shape.max_length, device
             )
             if work.decodes
             else None,

@@ -1,8 +1,8 @@
 """The rows of an iteration as a rank's layers need them, made once for all. Imports torch.
 
 Attention is a call for each chunk. Decodes of similar length are one call: their K and V are
-gathered from their blocks, padded to the longest and masked. They are read where they are if they
-lie in a row, and with xformers where each has a single block.
+gathered, padded to the longest and masked. With xformers, or if they lie in a row, they are read
+where they are.
 """
 
 from __future__ import annotations
@@ -20,54 +20,35 @@ from sarathi_sim.profiler.shard.attention import Attention, KVCache, XformersAtt
 #: fifth of what is read is padding.
 _ALIKE = 0.8
 
-Decode = tuple[tuple[int, ...], int]
-"""The blocks of a sequence, and how many tokens it has cached."""
+Decode = tuple[int, int]
+"""The block of a sequence, and how many tokens it has cached."""
 Routing = tuple[Tensor, Tensor]
 """The numbers of each token's experts, (tokens, top_k), and the weights of their outputs."""
 
 
-def places_of(
-    table: tuple[int, ...], block_size: int, tokens: int, device: torch.device
-) -> int | Tensor:
-    """Where a sequence's first ``tokens`` tokens are in a flat cache: from there on if they lie in
-    one block, else one by one."""
-    if len(table) == 1:
-        return table[0] * block_size
-    index = torch.arange(tokens)
-    blocks = torch.tensor(table)[index // block_size]
-    return (blocks * block_size + index % block_size).to(device)
-
-
 class Chunk:
-    """``tokens`` of a prompt after ``context`` cached ones, at :func:`places_of` it."""
+    """``tokens`` of a prompt after ``context`` cached ones; its first token is at ``first``."""
 
-    def __init__(
-        self, attention: Attention, tokens: int, context: int, places: int | Tensor = 0
-    ) -> None:
+    def __init__(self, attention: Attention, tokens: int, context: int, first: int = 0) -> None:
         self.tokens = tokens
-        self._attention, self._context, self._places = attention, context, places
+        self._attention, self._context, self._first = attention, context, first
         self._bias = attention.prefill_bias(tokens, context)
 
     def run(self, cache: KVCache, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         """Write k and v (tokens, kv_heads, dim) and attend; like q (tokens, heads, dim)."""
-        places, context = self._places, self._context
-        if not isinstance(places, int):
-            cache.k.index_copy_(0, places[context:], k)
-            cache.v.index_copy_(0, places[context:], v)
-            keys, values = cache.k.index_select(0, places), cache.v.index_select(0, places)
-            return self._attention.prefill(q, keys, values, self._bias)
-        first, end = places + context, places + context + self.tokens
-        cache.k[first:end] = k
-        cache.v[first:end] = v
-        return self._attention.prefill(q, cache.k[places:end], cache.v[places:end], self._bias)
+        first, new = self._first, self._first + self._context
+        end = new + self.tokens
+        cache.k[new:end] = k
+        cache.v[new:end] = v
+        return self._attention.prefill(q, cache.k[first:end], cache.v[first:end], self._bias)
 
 
 @dataclass(frozen=True)
 class _Call:
     """One call: which rows of the decodes, where their K and V are, the longest length, the mask.
 
-    ``rows`` is None where it is all of them, in order. ``held`` are the blocks of each (batch, most
-    of one sequence), the run of slots of all of them, or None for the whole cache.
+    ``rows`` is None where it is all of them, in order. ``held`` is the block of each, the run of
+    slots of all of them, or None for the whole cache.
     """
 
     rows: Tensor | None
@@ -106,27 +87,23 @@ class Decodes:
         attention: Attention, decodes: Sequence[Decode], blocks: int, block_size: int,
         device: torch.device,
     ) -> Decodes:  # fmt: skip
-        """Sequences that have any of a cache's ``blocks`` of ``block_size`` tokens."""
-        size = block_size
-        at = torch.tensor([table[n // size] * size + n % size for table, n in decodes]).to(device)
+        """Sequences that have one each of a cache's ``blocks`` of ``block_size`` tokens."""
+        at = torch.tensor([block * block_size + n for block, n in decodes]).to(device)
 
         def padded(rows: list[int] | None, some: Sequence[Decode]) -> _Call:
             contexts = [context for _, context in some]
             longest = max(contexts) + 1
-            most = -(-longest // size)
-            # Blocks that a shorter sequence lacks are masked, so any block may stand for them.
-            tables = [[*table[:most], *(most - len(table)) * (0,)] for table, _ in some]
-            bias = attention.skewed_bias(contexts, longest if most == 1 else most * size)
+            bias = attention.skewed_bias(contexts, longest)
             where = None if rows is None else torch.tensor(rows).to(device)
-            return _Call(where, torch.tensor(tables).to(device), longest, bias)
+            return _Call(where, torch.tensor([b for b, _ in some]).to(device), longest, bias)
 
-        if isinstance(attention, XformersAttention) and all(len(t) == 1 for t, _ in decodes):
+        if isinstance(attention, XformersAttention):
             order = sorted(range(len(decodes)), key=lambda row: decodes[row])
-            starts = [decodes[row][0][0] * size for row in order]
+            starts = [decodes[row][0] * block_size for row in order]
             contexts = [decodes[row][1] for row in order]
-            bias = attention.gappy_bias(starts, contexts, blocks * size)
+            bias = attention.gappy_bias(starts, contexts, blocks * block_size)
             calls = [_Call(torch.tensor(order).to(device), None, 0, bias)]
-            return Decodes(attention, at, calls, size)
+            return Decodes(attention, at, calls, block_size)
         alike: list[list[int]] = []
         for row in sorted(range(len(decodes)), key=lambda row: -decodes[row][1]):
             if alike and decodes[row][1] + 1 >= _ALIKE * (decodes[alike[-1][0]][1] + 1):
@@ -134,9 +111,9 @@ class Decodes:
             else:
                 alike.append([row])
         if len(alike) == 1:
-            return Decodes(attention, at, [padded(None, decodes)], size)
+            return Decodes(attention, at, [padded(None, decodes)], block_size)
         calls = [padded(rows, [decodes[row] for row in rows]) for rows in alike]
-        return Decodes(attention, at, calls, size)
+        return Decodes(attention, at, calls, block_size)
 
     def run(self, cache: KVCache, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         """Write k and v (batch, kv_heads, dim) and attend; like q (batch, heads, dim)."""
@@ -157,14 +134,12 @@ class Decodes:
         return self._attention.decode(q, keys, values, call.longest, call.bias)
 
     def _held(self, flat: Tensor, call: _Call) -> Tensor:
-        """(batch, at least longest, kv_heads, dim): what the blocks hold, of a single one only its
-        first tokens."""
+        """(batch, at least longest, kv_heads, dim)."""
         if isinstance(call.held, slice):
             return flat[call.held].view(-1, self._block_size, *flat.shape[1:])
         assert call.held is not None
         blocks = flat.view(-1, self._block_size, *flat.shape[1:])[:, : call.longest]
-        found = blocks.index_select(0, call.held.flatten())
-        return found.view(len(call.held), -1, *flat.shape[1:])
+        return blocks.index_select(0, call.held)
 
 
 @dataclass(frozen=True)

@@ -8,11 +8,11 @@ from types import SimpleNamespace
 
 import pytest
 
+from sarathi_sim.policies.micro_batches import MicroBatches
 from sarathi_sim.policies.orca import Orca
 from sarathi_sim.policies.request import Request
 from sarathi_sim.profiler.engine import driver
-from sarathi_sim.profiler.engine.book import Book
-from sarathi_sim.profiler.engine.driver import Returned, Served, serve
+from sarathi_sim.profiler.engine.driver import Book, Returned, Served, serve
 from sarathi_sim.profiler.engine.spec import Work
 from sarathi_sim.profiler.planning.journal import ProfileError
 from sarathi_sim.profiler.shard.rank_processes import LOST_A_PEER, RankProcesses
@@ -44,9 +44,9 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
 
 
 def served(requests: list[Request], signs: list[float], clock: SimpleNamespace) -> Served:
-    book = Book(requests, 5, 100, vocab_size=96)
+    book = Book(requests, 4, vocab_size=96)
     settings = {"max_batch": 2, "max_in_flight": 2, "kv_capacity": 400, "max_length": 100}
-    scheduler = book.scheduler(Orca(max_prefills=1), settings)
+    scheduler = MicroBatches(Orca(max_prefills=1), endings=book, **settings)
     return serve(
         requests, scheduler, SlowLastStage(), book, progress=lambda done: signs.append(clock.now)
     )

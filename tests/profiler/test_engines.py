@@ -5,11 +5,8 @@ from __future__ import annotations
 import pytest
 
 from sarathi_sim.experiments.config.engine_version import version_defaults
-from sarathi_sim.experiments.run.decision_log import ENGINES
-from sarathi_sim.policies.sglang import Sglang
-from sarathi_sim.policies.vllm import Vllm
 from sarathi_sim.profiler.facts.device import load_device
-from sarathi_sim.profiler.facts.engines import Fact, capability, engine_facts, engines, memory_class
+from sarathi_sim.profiler.facts.engines import Fact, capability, engine_facts, memory_class
 from sarathi_sim.profiler.facts.formats import STACKS
 from tests.experiments.small_config import deployed, message
 
@@ -21,13 +18,6 @@ workload: {requests: 4, lengths: {kind: fixed, prompt: 64, decode: 8}}
 cluster: {max_length: 256}
 policy: {name: vllm}
 """
-
-
-def test_without_a_version_the_newest_that_was_compared_is_meant() -> None:
-    known = {name: list(ENGINES[name].versions) for name in ("vllm", "sglang")}
-    assert known | {"trtllm": []} == {name: one.lockstep for name, one in engines().items()}
-    assert (Vllm().version, Sglang().version) == (known["vllm"][-1], known["sglang"][-1])
-    assert Vllm().ahead == engine_facts("vllm").at("async_scheduling")
 
 
 def test_every_row_has_a_source_and_the_last_one_holds_for_the_newest() -> None:

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-from functools import partial
 from typing import Any
 
 import torch
 
+from sarathi_sim.policies.micro_batches import MicroBatches
 from sarathi_sim.policies.policy import Policy
-from sarathi_sim.policies.pool import PoolPolicy
-from sarathi_sim.policies.request import Request
-from sarathi_sim.profiler.engine.book import Book
-from sarathi_sim.profiler.engine.driver import Returned, Served, serve
+from sarathi_sim.policies.request import Request, Sequence
+from sarathi_sim.profiler.engine.driver import Book, Returned, Served, serve
 from sarathi_sim.profiler.engine.rank import greedy
 from sarathi_sim.profiler.engine.spec import StageShape, Work
 from sarathi_sim.profiler.engine.stage import Stage
@@ -19,25 +17,15 @@ from sarathi_sim.profiler.facts.model import ModelSpec
 
 
 class LocalEngine:
-    """Serves requests with a scheduler and policy of ``policies/`` on a model with random weights.
+    """Serves requests with a policy of ``policies/`` on a model with random weights.
 
     It is the :class:`~sarathi_sim.profiler.engine.driver.Executor` of a pipeline of one stage. Its
-    KV cache has ``blocks`` of ``block_size`` tokens, all of which can be used.
+    KV cache has ``slots`` of ``max_length`` tokens.
     """
 
-    def __init__(
-        self,
-        model: ModelSpec,
-        *,
-        blocks: int,
-        block_size: int,
-        device: torch.device | None = None,
-        dtype: torch.dtype = torch.float32,
-        seed: int = 0,
-    ) -> None:
-        shape = StageShape(model, 0, model.num_layers, 1, 0, blocks, block_size, seed)
-        self.stage = Stage(shape, device or torch.device("cpu"), dtype)
-        self.shape = shape
+    def __init__(self, model: ModelSpec, *, slots: int, max_length: int) -> None:
+        self.shape = StageShape(model, 0, model.num_layers, 1, 0, slots, max_length)
+        self.stage = Stage(self.shape, torch.device("cpu"), torch.float32)
         self._back: list[Returned] = []
 
     def submit(self, work: Work) -> None:
@@ -52,30 +40,29 @@ class LocalEngine:
     def serve(
         self,
         requests: list[Request],
-        policy: Policy | PoolPolicy,
+        policy: Policy,
         settings: dict[str, Any],
-        *,
-        poison: bool = False,
-        **about: Any,
+        eos: int | None = None,
     ) -> Served:
-        """Serve all requests. ``settings`` are the scheduler's; for ``about`` see
-        :class:`~sarathi_sim.profiler.engine.book.Book`.
+        """Serve all requests. ``settings`` are the scheduler's. A slot that is given out is
+        overwritten, to show that nobody reads what was there."""
+        stage, shape = self.stage, self.shape
 
-        ``poison`` overwrites blocks that are given out, to show that nobody reads what was there.
-        """
-        shape = self.shape
-        if poison:
-            about["on_new"] = partial(poison_block, self.stage)
-        book = Book(
-            requests, shape.blocks + 1, shape.block_size,
-            vocab_size=shape.model.vocab_size, seed=shape.seed, **about,
-        )  # fmt: skip
-        return serve(requests, book.scheduler(policy, settings), self, book)
+        class Poisoned(Book):
+            def slot_of(self, sequence: Sequence) -> int:
+                fresh = sequence not in self._slots
+                slot = super().slot_of(sequence)
+                if fresh:
+                    poison(stage, slot)
+                return slot
+
+        book = Poisoned(requests, shape.slots, shape.model.vocab_size, shape.seed, eos)
+        return serve(requests, MicroBatches(policy, endings=book, **settings), self, book)
 
 
-def poison_block(stage: Stage, block: int) -> None:
-    """Overwrite a block's K and V, to expose a read of values that were not written."""
-    size = stage.shape.block_size
+def poison(stage: Stage, slot: int) -> None:
+    """Overwrite a slot's K and V, to expose a read of values that were not written."""
+    size = stage.shape.max_length
     for layer in stage.layers:
         for half in (layer.cache.k, layer.cache.v):
-            half[block * size : (block + 1) * size] = 1e4
+            half[slot * size : (slot + 1) * size] = 1e4

@@ -13,12 +13,12 @@ import pytest
 torch = pytest.importorskip("torch")
 
 from sarathi_sim.policies.request import Request
-from sarathi_sim.profiler.engine.book import Prompts
+from sarathi_sim.profiler.engine.driver import prompt_of
 from sarathi_sim.profiler.engine.spec import EngineError, StageShape, Work
 from sarathi_sim.profiler.engine.stage import Stage
 from sarathi_sim.profiler.facts.model import ModelSpec, load_model
 from tests.patience import PATIENCE_S
-from tests.profiler_torch.local_engine import LocalEngine, poison_block
+from tests.profiler_torch.local_engine import LocalEngine, poison
 from tests.simulator.oracle import POLICIES
 
 CPU = torch.device("cpu")
@@ -44,7 +44,7 @@ def ids(count: int, seed: int = 0) -> np.ndarray:
 
 def chunk(tokens: np.ndarray, first: int, count: int, slot: int = 0) -> Work:
     ends = int(first + count == len(tokens))
-    return Work(0, (((slot,), count, first, ends),), (), tokens[first : first + count])
+    return Work(0, ((slot, count, first, ends),), (), tokens[first : first + count])
 
 
 def prefill(engine: Stage, tokens: np.ndarray, sizes: tuple[int, ...], slot: int) -> torch.Tensor:
@@ -62,7 +62,7 @@ def prefill(engine: Stage, tokens: np.ndarray, sizes: tuple[int, ...], slot: int
 def test_chunked_prefill_equals_full_prefill(model: ModelSpec, sizes: tuple[int, ...]) -> None:
     engine, tokens = stage(model), ids(64)
     whole = prefill(engine, tokens, (64,), slot=1)
-    poison_block(engine, 2)
+    poison(engine, 2)
     chunked = prefill(engine, tokens, sizes, slot=2)
     assert whole.shape == (1, 96)
     assert (whole - chunked).abs().max() < FP32
@@ -89,13 +89,13 @@ def test_decodes_of_any_length_and_slot_equal_full_prefill(model: ModelSpec) -> 
     engine = stage(model)
     prompts = {3: ids(40, 1), 0: ids(9, 2), 2: ids(77, 3)}
     for slot in range(4):
-        poison_block(engine, slot)
+        poison(engine, slot)
     for slot, tokens in prompts.items():
-        engine.run(Work(0, (((slot,), len(tokens) - 1, 0, 0),), (), tokens[:-1]))
+        engine.run(Work(0, ((slot, len(tokens) - 1, 0, 0),), (), tokens[:-1]))
     new = ids(33, 4)
     rows = np.concatenate([new, [tokens[-1] for tokens in prompts.values()]]).astype(np.int32)
-    decodes = tuple(((slot,), len(tokens) - 1) for slot, tokens in prompts.items())
-    mixed = engine.run(Work(1, (((1,), 33, 0, 1),), decodes, rows))
+    decodes = tuple((slot, len(tokens) - 1) for slot, tokens in prompts.items())
+    mixed = engine.run(Work(1, ((1, 33, 0, 1),), decodes, rows))
     assert mixed.shape == (4, 96)
     for row, tokens in zip(mixed, [new, *prompts.values()], strict=True):
         alone = prefill(engine, tokens, (len(tokens),), slot=0)[0]
@@ -124,16 +124,16 @@ def settings(max_batch: int = 4, in_flight: int = 1) -> dict[str, Any]:
 def test_every_policy_yields_the_same_tokens(model: ModelSpec) -> None:
     """Also the tokens that each request has alone. Freed slots are overwritten all the time."""
     load = requests()
-    alone = LocalEngine(model, blocks=1, block_size=MAX_LENGTH)
+    alone = LocalEngine(model, slots=1, max_length=MAX_LENGTH)
     expected = {}
     for request in load:
         expected |= alone.serve([request], POLICIES["orca_best"], settings(1)).outputs
     assert {i: len(tokens) for i, tokens in expected.items()} == {
         r.id: r.output_tokens for r in load
     }
-    engine = LocalEngine(model, blocks=4, block_size=MAX_LENGTH)
+    engine = LocalEngine(model, slots=4, max_length=MAX_LENGTH)
     for policy in POLICIES.keys() - {"sarathi_equal_time"}:  # that one needs predicted times
-        run = engine.serve(load, POLICIES[policy], settings(), poison=True)
+        run = engine.serve(load, POLICIES[policy], settings())
         # Only a lead of the best logit above the rounding makes tokens comparable.
         assert run.margin > 2 * FP32
         assert run.outputs == expected, policy
@@ -147,7 +147,7 @@ def test_what_a_policy_decides_is_what_the_engine_executes() -> None:
             works.append(work)
             super().submit(work)
 
-    run = Spy(MHA, blocks=4, block_size=MAX_LENGTH).serve(
+    run = Spy(MHA, slots=4, max_length=MAX_LENGTH).serve(
         requests(), POLICIES["sarathi_fill"], settings()
     )
     assert len(works) == len(run.decisions)
@@ -160,13 +160,13 @@ def test_what_a_policy_decides_is_what_the_engine_executes() -> None:
 
 
 def test_more_sequences_than_slots_is_refused() -> None:
-    engine = LocalEngine(MHA, blocks=2, block_size=MAX_LENGTH)
-    with pytest.raises(EngineError, match="all 2 KV blocks are taken"):
+    engine = LocalEngine(MHA, slots=2, max_length=MAX_LENGTH)
+    with pytest.raises(EngineError, match="all 2 KV slots are taken"):
         engine.serve(requests(), POLICIES["orca_unconstrained"], settings(3))
 
 
 def test_a_work_survives_its_encoding() -> None:
-    work = Work(7, (((1,), 3, 0, 0), ((2, 8, 4), 1, 9, 1)), (((0, 3, 5), 11), ((3,), 5)), ids(6))
+    work = Work(7, ((1, 3, 0, 0), (2, 1, 9, 1)), ((0, 11), (3, 5)), ids(6))
     back = Work.decode(work.encode())
     assert (back.index, back.chunks, back.decodes) == (7, work.chunks, work.decodes)
     assert back.tokens.tolist() == work.tokens.tolist()
@@ -232,9 +232,16 @@ def test_shards_compute_what_the_unsharded_model_does(
 
 
 def test_tokens_of_a_prompt_depend_on_the_request_alone() -> None:
-    load = requests()
-    first, second = (
-        {request.id: prompts.draw(request) for request in some}
-        for prompts, some in ((Prompts(96, 0), load), (Prompts(96, 0), load[::-1]))
-    )
-    assert first == second
+    one, *others = (prompt_of(request, 96, seed) for request in requests(2) for seed in (0, 1))
+    assert one == prompt_of(requests()[0], 96, 0) and one not in others
+
+
+def test_a_token_ends_a_request() -> None:
+    engine = LocalEngine(MHA, slots=4, max_length=MAX_LENGTH)
+    load = [replace(request, max_tokens=26, output_tokens=26) for request in requests()]
+    whole = engine.serve(load, POLICIES["orca_best"], settings()).outputs
+    eos = whole[0][3]
+    ended = {id: tokens[: (*tokens, eos).index(eos) + 1] for id, tokens in whole.items()}
+    for policy in ("orca_best", "request_level", "sarathi_fill"):
+        assert engine.serve(load, POLICIES[policy], settings(), eos=eos).outputs == ended
+    assert len(ended[0]) <= 4 and max(map(len, ended.values())) == 26

@@ -31,7 +31,7 @@ from sarathi_sim.simulator.loop.records import Floats
 from sarathi_sim.simulator.views.metrics import Analysis
 
 if TYPE_CHECKING:
-    from sarathi_sim.experiments.measured.session import Comparison
+    from sarathi_sim.experiments.lab.engines.session import Comparison
 
 _NAMES = {"ttft": "time to first token", "tpot": "time per output token"}
 _MARKS = {"prefill": "s", "mixed": "D", "decode": "o"}

@@ -16,8 +16,13 @@ import pytest
 from typer.testing import CliRunner
 
 from sarathi_sim.experiments.cli import app
+from sarathi_sim.experiments.lab.engines.lockstep import VERSIONS
+from sarathi_sim.policies.sglang import Sglang
+from sarathi_sim.policies.vllm import Vllm
+from sarathi_sim.profiler.facts.engines import engine_facts, engines
 from tests import sglang_recorder, vllm_recorder
 
+pytestmark = pytest.mark.lab
 ROOT = Path(__file__).parents[2]
 LOGS = {
     engine: sorted((ROOT / "tests/data" / engine).glob("*.jsonl.gz"))
@@ -44,6 +49,13 @@ def write(path: Path, lines: Events) -> Path:
 
 def decisions(lines: Events) -> Events:
     return [event for event in lines[1:] if event[0] == "schedule"]
+
+
+def test_without_a_version_the_newest_that_was_compared_is_meant() -> None:
+    compared = {name: [*versions] for name, versions in VERSIONS.items()}
+    assert compared | {"trtllm": []} == {name: one.lockstep for name, one in engines().items()}
+    assert (Vllm().version, Sglang().version) == (compared["vllm"][-1], compared["sglang"][-1])
+    assert Vllm().ahead == engine_facts("vllm").at("async_scheduling")
 
 
 def test_the_shipped_logs_are_those_of_the_recorder_and_cover_what_they_should() -> None:
@@ -279,33 +291,42 @@ BAD: dict[str, tuple[Callable[[], bytes], str]] = {
         "not a log of decisions: it is cut short",
     ),
     "another format": (lambda: another_header(format=2), "line 1: not the header of a log"),
-    "no depth": (lambda: another_header(depth=None), "line 1: depth null: must be"),
-    "depth 0": (lambda: another_header(depth=0), "line 1: depth 0: must be"),
-    "no settings": (lambda: another_header(config={}), "line 1: block_size null: must be"),
-    "no blocks": (lambda: another_config(num_blocks=0), "line 1: num_blocks 0: must be"),
-    "blocks of text": (lambda: another_config(num_blocks="many"), "num_blocks 'many': must"),
-    "no such order": (lambda: another_config(policy="lifo"), "line 1: policy 'lifo': must be fcfs"),
+    "no depth": (
+        lambda: another_header(depth=None),
+        "line 1: config: depth: value null: must",
+    ),
+    "depth 0": (lambda: another_header(depth=0), "depth: value 0: must be at least 1"),
+    "settings in a list": (lambda: another_header(config=[]), "config must hold keys and values"),
+    "no blocks": (lambda: another_config(num_blocks=0), "num_blocks: value 0: must be at least 1"),
+    "blocks of text": (
+        lambda: another_config(num_blocks="many"),
+        "value 'many': must be a",
+    ),
+    "no such order": (
+        lambda: another_config(policy="lifo"),
+        "value 'lifo': one of fcfs,",
+    ),
     "another version": (lambda: another_header(version="0.34.0"), "version '0.34.0': must be 0.32"),
     "another SGLang": (
         lambda: another_header("sglang", version="0.5.22"),
         "version '0.5.22': must be 0.5.23, whose decisions the policy sglang makes",
     ),
-    "an engine's list": (lambda: another_header(engine=[]), "engine []: must be"),
+    "an engine's list": (lambda: another_header(engine=[]), "engine '[]': must be"),
     "an order of SGLang's": (
         lambda: another_config("sglang", schedule_policy="dfs-weight"),
-        "schedule_policy 'dfs-weight': must be fcfs or lpm or lof",
+        "schedule_policy: value 'dfs-weight': one of fcfs, lpm, lof",
     ),
     "a setting of SGLang's": (
         lambda: another_config("sglang", enable_hierarchical_cache=True),
-        "config.enable_hierarchical_cache: a setting that is not modelled",
+        "config: enable_hierarchical_cache: unknown key",
     ),
     "a page of SGLang's": (
         lambda: another_config("sglang", page_size=0),
-        "line 1: page_size 0: must be a whole number from 1",
+        "page_size: value 0: must be at least 1",
     ),
     "a chunk of SGLang's": (
         lambda: another_config("sglang", chunked_prefill_size="many"),
-        "line 1: chunked_prefill_size 'many': must be a number from -1",
+        "chunked_prefill_size: value 'many': must be a whole number",
     ),
     "no chunk of SGLang's": (
         lambda: another_config("sglang", chunked_prefill_size=0),
@@ -318,11 +339,14 @@ BAD: dict[str, tuple[Callable[[], bytes], str]] = {
     "no version": (lambda: another_header(version=None), "version null: must be 0.32"),
     "an unknown setting": (
         lambda: another_config(num_speculative_tokens=3),
-        "config.num_speculative_tokens: a setting that is not modelled",
+        "config: num_speculative_tokens: unknown key",
     ),
     "a setting misspelt": (lambda: another_config(chunke=True), "(did you mean chunked?)"),
-    "no switch": (lambda: another_config(caching="yes"), "caching 'yes': must be true or false"),
-    "no share": (lambda: another_config(watermark=10**400), "watermark 1000"),
+    "no switch": (
+        lambda: another_config(caching="yes"),
+        "value 'yes': must be true or false",
+    ),
+    "no share": (lambda: another_config(watermark=10**400), "watermark: value 1000"),
     "short rows": (
         lambda: another_header(requests=[[0, 0.0]]),
         "line 1: requests: row 0: [0, 0.0]",

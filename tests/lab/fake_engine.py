@@ -7,13 +7,12 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from sarathi_sim.experiments.measured.session import Cell
+from sarathi_sim.experiments.lab.engines.session import Cell
 from sarathi_sim.policies.batch import Batch
 from sarathi_sim.policies.request import Request
 from sarathi_sim.profiler.engine.driver import Decision, Served
 from sarathi_sim.profiler.engine.processes import EngineRun, StageLog
-from sarathi_sim.profiler.engine.spec import TIMED_OPS
-from sarathi_sim.profiler.measuring.to_bundle import GridWork
+from sarathi_sim.profiler.engine.spec import TIMED_OPS, GridWork
 from sarathi_sim.simulator.loop.clock import quantize
 from sarathi_sim.simulator.loop.pipeline import stage_times
 from sarathi_sim.simulator.loop.records import Records, Switches
@@ -52,7 +51,7 @@ class FakeEngine:
         """The run as an engine would log it, and as it was simulated."""
         self.seen = []
         records = simulate(
-            requests, [self.cell.scheduler(requests)], self, self.cell.layers,
+            requests, [self.cell.scheduler()], self, self.cell.layers,
             switches=Switches(lazy=True, turnaround_s=TURNAROUND_S),
         )  # fmt: skip
         log = records.replicas[0]
@@ -66,10 +65,6 @@ class FakeEngine:
         spans = log.spans.ravel().tolist()
         served = Served(decisions=list(self.seen), spans=spans)
         served.outputs = {request.id: [0] * request.output_tokens for request in requests}
-        if log.pool is not None:
-            assert self.cell.kv_cache is not None
-            served.events = log.pool.events.ravel().tolist()
-            served.kv_log = (log.pool.kv_tokens // self.cell.kv_cache.block_size).tolist()
         return EngineRun(served, stages), records
 
     def play(self, works: Sequence[GridWork]) -> StageLog:

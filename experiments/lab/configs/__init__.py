@@ -1,0 +1,1 @@
+"""Configurations of the laboratory's commands."""

@@ -1,0 +1,532 @@
+"""Decisions of real engines' schedulers beside ours, call by call: recorded logs, whose form is in
+docs/lockstep.md; and the simulator's own loop with measured times (:func:`play_back`)."""
+
+from __future__ import annotations
+
+import json
+import math
+import zlib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, fields, replace
+from pathlib import Path
+from typing import Annotated, Any, ClassVar, Literal
+
+import numpy as np
+import simpy
+from pydantic import Field, TypeAdapter, ValidationError
+
+from sarathi_sim.policies.batch import Batch
+from sarathi_sim.policies.kv import Blocks, CachedBlocks
+from sarathi_sim.policies.pool import Pool
+from sarathi_sim.policies.radix import RadixBlocks
+from sarathi_sim.policies.request import Request
+from sarathi_sim.policies.scheduler import OutputLengths, Scheduler
+from sarathi_sim.policies.sglang import Sglang
+from sarathi_sim.policies.vllm import Vllm
+from sarathi_sim.profiler.engine.driver import Decision
+from sarathi_sim.profiler.storage.files import LARGEST_DATA, open_file, unzipped
+from sarathi_sim.profiler.storage.strict import UserError, one_line, parse, show, strict_dataclass
+from sarathi_sim.simulator.loop.clock import ARRIVAL, Moment, quantize
+from sarathi_sim.simulator.loop.pipeline import scan
+from sarathi_sim.simulator.loop.records import Floats, Records, ReplicaLog, Switches
+from sarathi_sim.simulator.loop.replica import Replica
+
+_OF_TRAFFIC = {
+    "requests", "per_second", "longest_prompt", "longest_output", "share", "shared_prefix", "eos",
+    "ties", "rate", "min_prompt", "max_prompt", "min_output", "max_output", "groups", "transfer",
+    "k", "accept",
+}  # fmt: skip
+"""Keys that recorders add to the settings: how they drew the requests, which are in the header."""
+_TRUTH = {"True": True, "False": False}
+"""Recorders take settings from their command line, and write some down as text."""
+_MANY = 1 << 40
+_Count = Annotated[int, Field(strict=True, ge=1, le=1 << 24)]
+_Large = Annotated[int, Field(strict=True, ge=1, le=_MANY)]
+_Whole = Annotated[int, Field(strict=True, ge=-1, le=_MANY)]
+_Time = Annotated[float, Field(ge=0, le=1e12)]
+_Tokens = Annotated[int, Field(ge=0, le=_MANY)]
+_Share = Annotated[float, Field(ge=0, le=_MANY)]
+_Row = tuple[_Whole, _Time, _Count, _Count, _Whole, _Whole, _Whole]
+_RowWithMost = tuple[_Whole, _Time, _Count, _Count, _Whole, _Whole, _Whole, _Count]
+_Chunks = list[tuple[_Whole, _Whole, _Whole]]
+_Drafted = list[tuple[_Whole, _Whole, _Whole, _Whole]]
+_Ids = list[_Whole]
+_Add = tuple[Literal["add"], _Whole]
+_Schedule = Literal["schedule"]
+_Return = tuple[Literal["return"], _Whole, _Ids]
+
+
+@strict_dataclass
+class VllmSettings:
+    """What matters of vLLM's settings; ``depth`` is how many batches may be in flight."""
+
+    depth: _Count
+    block_size: _Count
+    num_blocks: _Large
+    max_num_seqs: _Large
+    max_num_batched_tokens: _Large
+    max_model_len: _Large
+    pp: _Count
+    policy: Literal["fcfs", "priority"]
+    chunked: bool
+    caching: bool
+    adaptive: bool
+    reserve_full_isl: bool
+    async_sched: bool
+    v2: bool
+    threshold: _Tokens
+    watermark: _Share
+
+
+@strict_dataclass
+class SpeculationSettings(VllmSettings):
+    """Those of vLLM with a drafter, too."""
+
+    k: _Count
+    lookahead: _Tokens = 0
+    draft_slots: _Tokens = 0
+
+
+@strict_dataclass
+class SglangSettings:
+    """What matters of SGLang's settings."""
+
+    page_size: _Count
+    capacity: _Large
+    context_length: _Large
+    disable_radix_cache: bool
+    chunked_prefill_size: Annotated[int, Field(ge=-1, le=_MANY)]
+    max_prefill_tokens: _Large
+    max_running_requests: _Large
+    scheduler_recv_interval: _Large
+    schedule_conservativeness: _Share
+    schedule_policy: Literal["fcfs", "lpm", "lof"]
+    enable_mixed_chunk: bool
+    disable_overlap_schedule: bool
+    ignore_eos: bool = False
+
+
+@dataclass(frozen=True)
+class DecisionLog:
+    """A recorded log: its file, engine, version, mode ("" without), settings, requests, events."""
+
+    path: Path
+    engine: str
+    version: Any
+    mode: str
+    settings: Any
+    requests: list[list[Any]]
+    events: list[list[Any]]
+
+    @property
+    def name(self) -> str:
+        """The file's name without its suffixes."""
+        return self.path.name.removesuffix(".gz").removesuffix(".jsonl")
+
+
+@dataclass(frozen=True)
+class Replay:
+    """The result of a replay: calls of the scheduler, identical decisions, and the first
+    difference.
+
+    A difference outside of a decision (a request that ends in another batch) counts, too.
+    """
+
+    decisions: int
+    identical: int
+    first_difference: str | None
+
+
+def read_log(path: Path) -> DecisionLog:
+    """Read a log. Raises UserError, naming file and line, if the file is not one."""
+    try:
+        with open_file(path) as file:
+            content = unzipped(file).read(LARGEST_DATA + 1)
+        if len(content) > LARGEST_DATA:
+            raise UserError(f"{path}: holds more than {LARGEST_DATA >> 20} MiB")
+        lines = content.decode().splitlines()
+    except EOFError:
+        raise UserError(f"{path}: not a log of decisions: it is cut short") from None
+    except (zlib.error, OSError, UnicodeDecodeError) as error:
+        raise UserError(f"{path}: not a log of decisions: {error}") from None
+    header, *events = [_parsed(path, number, line) for number, line in enumerate(lines, 1)] or [0]
+    where = f"{path}: line 1"
+    if not isinstance(header, dict) or header.get("format") != 1:
+        raise UserError(f"{where}: not the header of a log (an object with format 1)")
+    engine, mode = header.get("engine"), header.get("mode")
+    known_as = str(engine if mode is None else f"{engine} {mode}")
+    if known_as not in ENGINES:
+        engines = [repr(each) for each in ENGINES if (" " in each) == (mode is not None)]
+        raise UserError(f"{where}: engine {known_as!r}: must be {' or '.join(engines)}")
+    versions, version = VERSIONS[str(engine)], header.get("version")
+    same = next((each for each in versions if f"{version}.".startswith(f"{each}.")), None)
+    if same is None:
+        problem = f"must be {' or '.join(versions)}, whose decisions the policy {engine} makes"
+        raise UserError(f"{where}: version {show(version)}: {problem}")
+    config, requests = header.get("config"), header.get("requests")
+    if not isinstance(config, dict) or not isinstance(requests, list):
+        problem = "config must hold keys and values, and requests a list of rows"
+        raise UserError(f"{where}: {problem}")
+    player = ENGINES[known_as]
+    settings = parse(player.settings, _settings(header, player.settings), f"{where}: config")
+    if (number := _first_wrong(list[_Row | _RowWithMost], requests)) is not None:
+        problem = "must be the numbers that docs/lockstep.md names"
+        raise UserError(f"{where}: requests: row {number}: {show(requests[number])}: {problem}")
+    if (number := _first_wrong(player.events, events)) is not None:
+        problem = "not an event: must be one of those that docs/lockstep.md has"
+        raise UserError(f"{path}: line {number + 2}: {problem}")
+    return DecisionLog(path, str(engine), same, mode or "", settings, requests, events)
+
+
+def _settings(header: Mapping[str, Any], kind: type) -> dict[str, Any]:
+    """The header's settings, without those of its traffic; of vLLM with its depth."""
+    names = {field.name for field in fields(kind)}
+    config = header["config"] | ({"depth": header.get("depth")} if "depth" in names else {})
+    return {
+        key: _TRUTH.get(str(value), value)
+        for key, value in config.items()
+        if key in names or key not in _OF_TRAFFIC
+    }
+
+
+def _first_wrong(kind: Any, rows: list[Any]) -> int | None:
+    """The number of the first row that is none of those of a list; None if all are."""
+    try:
+        TypeAdapter(kind).validate_python(rows)
+    except ValidationError as error:
+        return int(error.errors()[0]["loc"][0])
+    return None
+
+
+def _parsed(path: Path, number: int, line: str) -> Any:
+    try:
+        return json.loads(line)
+    except (ValueError, RecursionError) as error:
+        raise UserError(f"{path}: line {number}: not JSON: {error}") from None
+
+
+def replay(log: DecisionLog) -> Replay:
+    """Feed the log's arrivals and returns to our scheduler, and compare every decision.
+
+    Raises UserError where the log's settings or requests cannot be used.
+    """
+    line = 1
+    try:
+        player = ENGINES[" ".join(filter(None, (log.engine, log.mode)))](log)
+        for line, event in enumerate(log.events, 2):
+            difference = player.play(event)
+            if difference is not None:
+                return Replay(player.decisions, player.identical, f"line {line}, {difference}")
+    except KeyError as error:
+        problem = f"request or step {error.args[0]} is unknown here"
+        raise UserError(f"{log.path}: line {line}: cannot be replayed: {problem}") from None
+    except (IndexError, TypeError, ValueError) as error:
+        problem = f"cannot be replayed: {one_line(error)}"
+        raise UserError(f"{log.path}: line {line}: {problem}") from None
+    return Replay(player.decisions, player.identical, None)
+
+
+class _Player:
+    """Our scheduler under the settings of a log; a subclass for each engine.
+
+    ``settings`` are those of the engine that matter, ``events`` the forms of all events.
+    """
+
+    settings: ClassVar[type[Any]]
+    events: ClassVar[Any]
+
+    def __init__(self, log: DecisionLog) -> None:
+        self.decisions = sum(event[0] == "schedule" for event in log.events)
+        self.identical = 0
+        self._flight: dict[int, Batch] = {}
+        self._requests: dict[int, Request] = {}
+        remote = log.mode in _REMOTE
+        for row in log.requests:
+            id, arrival, prompt, output, priority, group, shared = row[:7]
+            declared = min(row[7] if len(row) > 7 else output, self._most(log.settings, prompt))
+            longest = getattr(log.settings, "ignore_eos", False)
+            output = declared if longest else min(output, declared)
+            prefix = ((("group", group), shared),) if group >= 0 else ()
+            # All of the prompt but its last token, which the engine computes itself.
+            elsewhere = prompt - 1 if remote else 0
+            self._requests[id] = Request(
+                id, arrival, prompt, output, declared, priority, prefix, remote_tokens=elsewhere
+            )
+        self._pool = self._build(log)
+
+    def _most(self, c: Any, prompt: int) -> int:
+        """The output tokens that the engine allows a request."""
+        raise NotImplementedError
+
+    def _build(self, log: DecisionLog) -> Pool:
+        """Our scheduler."""
+        raise NotImplementedError
+
+    def play(self, event: list[Any]) -> str | None:
+        """Feed an event; returns the difference of our decision from it, in words, or None."""
+        if event[0] == "add":
+            reason = self._pool.add(self._requests[event[1]])
+            return reason and f"request {event[1]} is rejected: {reason}"
+        if event[0] == "schedule":
+            ours, self._flight[event[1]] = self._schedule()
+            theirs, what = event[2:], "decision"
+        else:
+            ended = self._pool.complete(self._flight.pop(event[1]))
+            ours, theirs = sorted(s.id for s in ended), event[2]
+            what = "return"
+        if ours != theirs:
+            return f"{what} of step {event[1]}: engine {theirs}; ours {ours}"
+        self.identical += event[0] == "schedule"
+        return None
+
+    def _schedule(self) -> tuple[list[Any], Batch]:
+        """Our next decision, in the form of a log."""
+        pool = self._pool
+        before = list(pool.running)
+        batch = pool.form()
+        rows = [(s.order, s.id, context, tokens) for s, tokens, context in batch.chunks]
+        if batch.verified:
+            rows += [(s.order, s.id, context, n) for s, n, context in batch.verified]
+        else:
+            rows += [(s.order, s.id, s.offset + batch.iteration, 1) for s in batch.decodes]
+        preempted = sorted(s.id for s in before if s not in pool.running)
+        return self._stated(batch, [list(row[1:]) for row in sorted(rows)], preempted), batch
+
+    def _stated(self, batch: Batch, rows: list[list[int]], preempted: list[int]) -> list[Any]:
+        pool = self._pool
+        return [rows, preempted, pool.blocks.free, len(pool.running), len(pool.waiting)]
+
+
+class _VllmPlayer(_Player):
+    settings = VllmSettings
+    events = list[_Add | tuple[_Schedule, _Whole, _Chunks, _Ids, _Whole, _Whole, _Whole] | _Return]
+
+    def _most(self, c: Any, prompt: int) -> int:
+        return int(c.max_model_len) - prompt  # generation stops at this length
+
+    def _build(self, log: DecisionLog) -> Pool:
+        c = log.settings
+        policy = Vllm(
+            max_num_batched_tokens=c.max_num_batched_tokens,
+            max_num_seqs=c.max_num_seqs,
+            long_prefill_token_threshold=c.threshold or None,
+            adaptive_threshold=c.adaptive,
+            enable_chunked_prefill=c.chunked,
+            scheduling_policy=c.policy,
+            watermark=c.watermark,
+            scheduler_reserve_full_isl=c.reserve_full_isl,
+            async_scheduling=c.async_sched,
+            version=log.version,
+        )
+        blocks = CachedBlocks if c.caching else Blocks
+        return Pool(
+            policy,
+            blocks(c.num_blocks, c.block_size),
+            max_in_flight=c.depth,
+            max_length=c.max_model_len,
+            # Only with Model Runner V2 two decodes of a sequence are a whole pipeline apart.
+            stages=c.pp if c.v2 else 1,
+        )
+
+
+class _VllmModePlayer(_VllmPlayer):
+    """vLLM that drafts, or whose prompts are computed elsewhere: what was proposed, accepted and
+    received is fed from the log."""
+
+    events = list[
+        _Add
+        | tuple[_Schedule, _Whole, _Drafted, _Ids, _Whole, _Whole, _Whole, _Whole]
+        | tuple[Literal["return"], _Whole, _Ids, dict[str, _Whole]]
+        | tuple[Literal["recv"], _Ids]
+        | tuple[Literal["drafts"], dict[str, _Whole]]
+    ]
+    _yielded: Mapping[str, int] = {}
+
+    def _build(self, log: DecisionLog) -> Pool:
+        pool, c = super()._build(log), log.settings
+        if log.mode == "decode_bench":
+            pool.policy.load_kv_async = False  # type: ignore[attr-defined]
+        if isinstance(c, SpeculationSettings):
+            pool.draft_length, pool.lookahead, pool.draft_slots = c.k, c.lookahead, c.draft_slots
+            pool.endings = OutputLengths(lambda id, at, drafts: self._yielded.get(str(id), 1) - 1)
+        return pool
+
+    def play(self, event: list[Any]) -> str | None:
+        if event[0] == "recv":
+            self._pool.received(event[1])
+            return None
+        if event[0] == "drafts":
+            for sequence in self._pool.drafting:
+                drafts = event[1].get(str(sequence.id), self._pool.drafting[sequence])
+                self._pool.drafting[sequence] = drafts
+            return None
+        if event[0] == "return":
+            self._yielded = event[3]
+        return super().play(event)
+
+    def _stated(self, batch: Batch, rows: list[list[int]], preempted: list[int]) -> list[Any]:
+        drafts = {sequence.id: tokens - 1 for sequence, tokens, _ in batch.verified}
+        rows = [[*row, drafts.get(row[0], 0)] for row in rows]
+        return [*super()._stated(batch, rows, preempted), self._pool.holding]
+
+
+class _SpeculationPlayer(_VllmModePlayer):
+    settings = SpeculationSettings
+
+
+class _SglangPlayer(_Player):
+    settings = SglangSettings
+    events = list[
+        _Add
+        | tuple[
+            *(_Schedule, _Whole, Literal["extend", "mixed", "decode"] | None, _Chunks, _Ids),
+            *(_Whole, _Whole, _Whole, float, _Whole, bool),
+        ]
+        | _Return
+    ]
+    _idle = 0  # rounds of the engine's loop without any request
+    _nothing = False  # whether the last decision was to do nothing
+
+    def _most(self, c: Any, prompt: int) -> int:
+        paged = -(-prompt // c.page_size) * c.page_size
+        longest = min(c.context_length, c.capacity) - 1
+        return int(min(longest - prompt - 1, c.capacity - paged - c.page_size - 1))
+
+    def _build(self, log: DecisionLog) -> Pool:
+        c = log.settings
+        of_memory = ("page_size", "capacity", "context_length", "disable_radix_cache")
+        keys = {name: value for name, value in vars(c).items() if name not in of_memory}
+        if c.chunked_prefill_size == -1:
+            keys["chunked_prefill_size"] = None
+        blocks = Blocks if c.disable_radix_cache else RadixBlocks
+        return Pool(
+            Sglang(**keys),
+            blocks(c.capacity // c.page_size + 1, c.page_size),
+            max_in_flight=1 if c.disable_overlap_schedule else 2,
+            max_length=c.context_length,
+        )
+
+    def _schedule(self) -> tuple[list[Any], Batch]:
+        # The loop makes one more round without requests only if none ended in its last step.
+        self._pool.emptied = self._idle
+        stated, batch = super()._schedule()
+        nothing = not stated[1]
+        if nothing and not self._pool.num_unfinished:
+            self._idle += self._nothing or not self._pool.policy.ahead
+        self._nothing = nothing
+        return stated, batch
+
+    def _stated(self, batch: Batch, rows: list[list[int]], preempted: list[int]) -> list[Any]:
+        pool, state = self._pool, self._pool.state
+        kinds = ("extend", "mixed") if batch.chunks else (None, "decode")
+        free = pool.blocks.free * pool.blocks.block_size
+        cut = next((sequence.id for sequence in pool.partials), -1)
+        full, ratio = bool(state["full"]), round(state["ratio"], 6)
+        decoding, waiting = state["decoding"], len(pool.waiting)
+        kind = kinds[batch.num_decodes > 0]
+        return [kind, rows, preempted, free, decoding, waiting, ratio, cut, full]
+
+
+VERSIONS = {"vllm": ("0.32", "0.33"), "sglang": ("0.5.23",)}
+"""The releases that our policies reproduce: decisions change between minor ones."""
+ENGINES: dict[str, type[_Player]] = {
+    "vllm": _VllmPlayer,
+    "vllm pd": _VllmModePlayer,
+    "vllm decode_bench": _VllmModePlayer,
+    "vllm spec": _SpeculationPlayer,
+    "vllm pd spec": _SpeculationPlayer,
+    "sglang": _SglangPlayer,
+}
+"""Players by the engine's name in the header, and its mode if it has one."""
+_REMOTE = ("pd", "decode_bench", "pd spec")
+
+
+# The simulator's loop with recorded times -------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Recorded:
+    """Seconds for each micro-batch in launch order.
+
+    ``service`` on each stage, shape (batches, stages); ``send`` from stage 0 to 1, 1 to 2, ...,
+    shape (batches, stages - 1); ``turnaround`` from the last stage's finish until the scheduler had
+    handled the return, shape (batches,). ``clock`` is the clock at each decision, or None.
+    """
+
+    service: Floats
+    send: Floats
+    turnaround: Floats
+    clock: Floats | None = None
+
+
+def play_back(
+    requests: Sequence[Request], scheduler: Scheduler, recorded: Recorded
+) -> tuple[list[Decision], Records]:
+    """Serve the requests on one :class:`~sarathi_sim.simulator.loop.replica.Replica` with recorded
+    times; returns the batches (whose clocks are 0) and the records.
+
+    A batch is formed at its recorded clock: then scheduler and loop must form the engine's batches
+    (*lock-step*). Without clocks it is formed when stage 0 is free: with the busy times of the
+    stages, the difference from the measurement is what the recurrence does not model (*replay*).
+    If there are fewer records than batches, the last record serves the rest.
+    """
+    service, send, turnaround = (
+        quantize(each) for each in (recorded.service, recorded.send, recorded.turnaround)
+    )
+    clock = None if recorded.clock is None else [*quantize(recorded.clock).tolist(), math.inf]
+    formed: list[Decision] = []
+
+    def predict(batch: Batch) -> tuple[float, float, float, float]:
+        """For the log's columns, which hold one transfer time: the mean of all links."""
+        sends = send[min(len(formed), len(send) - 1)]
+        return 1.0, 0.0, 0.0, float(sends.mean()) if len(sends) else 0.0
+
+    def serve(batch: Batch, nominal: object) -> tuple[list[float], list[float], float]:
+        row = min(len(formed), len(service) - 1)
+        formed.append(Decision.of(batch, 0.0))
+        return service[row].tolist(), send[row].tolist(), float(turnaround[row])
+
+    env = simpy.Environment()
+    replica = Replica(
+        env,
+        scheduler,
+        predict,
+        (1,) * service.shape[1],
+        Switches(lazy=True, turnaround_s=float(turnaround[-1])),
+        service=serve,
+        opens=None if clock is None else lambda: clock[min(len(formed), len(clock) - 1)],
+    )
+    rejections: dict[int, str] = {}
+
+    def arrive(event: Moment) -> None:
+        request = event._value
+        assert isinstance(request, Request)
+        reason = replica.submit(request)
+        if reason is not None:
+            rejections[request.id] = reason
+
+    for request in requests:
+        Moment(env, float(quantize(request.arrival_s)), ARRIVAL, arrive, request)
+    env.run()
+    log = replica.log()
+    assert log.stage_s is not None
+    rows = np.minimum(np.arange(log.num_iterations), len(send) - 1)
+    # One mean transfer time could not reproduce them.
+    times = scan(log.iterations["ready_s"], log.stage_s, send[rows], False)
+    return formed, records_of_one(requests, rejections, replace(log, measured=times))
+
+
+def records_of_one(
+    requests: Sequence[Request], rejections: dict[int, str], log: ReplicaLog
+) -> Records:
+    """The records of requests that one replica served."""
+    ordered = sorted(requests, key=lambda request: request.id)
+    return Records(
+        request_id=np.array([r.id for r in ordered], np.int64),
+        arrival_s=quantize(np.array([r.arrival_s for r in ordered], np.float64)),
+        prompt_tokens=np.array([r.prompt_tokens for r in ordered], np.int64),
+        output_tokens=np.array([r.output_tokens for r in ordered], np.int64),
+        replica=np.array([-1 if r.id in rejections else 0 for r in ordered], np.int64),
+        rejections=rejections,
+        replicas=[log],
+    )

@@ -1,0 +1,986 @@
+"""The engine in torch beside the simulator: what it serves, its runs, its log in the simulator's
+terms, and predictions of its times.
+
+A cell is a scenario that the engine serves and the simulator simulates. A repeat is a grid of
+synthetic work; for each cell a calibration, the workload and a calibration; and a grid.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from datetime import date
+from itertools import groupby
+from os import getloadavg
+from pathlib import Path
+from statistics import median
+from time import perf_counter
+from typing import Any, Literal
+
+import numpy as np
+import pandas as pd
+from rich.table import Table
+
+from sarathi_sim.experiments.config.base import Source
+from sarathi_sim.experiments.config.deployment import layers_of
+from sarathi_sim.experiments.config.inputs import model_of
+from sarathi_sim.experiments.config.loading import Experiment
+from sarathi_sim.experiments.config.requests import build_requests
+from sarathi_sim.experiments.config.scenario import Scenario, Validation
+from sarathi_sim.experiments.content import rich_table
+from sarathi_sim.experiments.lab.engines.lockstep import Recorded, play_back, records_of_one
+from sarathi_sim.policies.batch import Batch
+from sarathi_sim.policies.catalogue import is_pooled, of_micro_batches
+from sarathi_sim.policies.micro_batches import MicroBatches
+from sarathi_sim.policies.policy import Chunking
+from sarathi_sim.policies.request import Request
+from sarathi_sim.policies.request import Sequence as Member
+from sarathi_sim.policies.scheduler import Scheduler
+from sarathi_sim.profiler.bundle.schema import (
+    Bundle,
+    BundleMeta,
+    bundle_path,
+    list_bundles,
+    load_bundle,
+)
+from sarathi_sim.profiler.engine.driver import Decision, signature
+from sarathi_sim.profiler.engine.processes import EngineProcesses, EngineRun, Facts, StageLog
+from sarathi_sim.profiler.engine.spec import TIMED_OPS, EngineSpec, GridWork
+from sarathi_sim.profiler.facts.model import ModelSpec
+from sarathi_sim.profiler.facts.ops import (
+    ALL_REDUCE,
+    DECODE,
+    EDGE_OPS,
+    OPS,
+    OTHERS,
+    PREFILL,
+)
+from sarathi_sim.profiler.measuring.to_bundle import tables_of
+from sarathi_sim.profiler.planning.grid import Key
+from sarathi_sim.profiler.planning.journal import Timing, relative_iqr
+from sarathi_sim.profiler.planning.settings import MIXED, SKEWED, skewed_contexts
+from sarathi_sim.profiler.storage.child import Progress, Say
+from sarathi_sim.simulator.loop.clock import quantize
+from sarathi_sim.simulator.loop.pipeline import nominal_times
+from sarathi_sim.simulator.loop.records import (
+    ITERATION_COLUMNS,
+    Floats,
+    Records,
+    ReplicaLog,
+    StageTimes,
+    Switches,
+)
+from sarathi_sim.simulator.loop.simulation import simulate
+from sarathi_sim.simulator.op_times.predictor import BundlePredictor
+from sarathi_sim.simulator.op_times.regression import bundle_times
+from sarathi_sim.simulator.views.ledger import WAITS
+from sarathi_sim.simulator.views.metrics import Analysis
+
+TARGETS = {
+    "iteration_error_median": 0.05,
+    "iteration_error_p90": 0.15,
+    "makespan_error": 0.05,
+    "bubble_error": 0.10,
+}
+"""The allowed errors of a prediction; decided beforehand."""
+MOST_OF_TARGET = 0.5
+"""The part of a target that lost time may use up: half. If a prediction still misses the target,
+its own error is larger than the machine's."""
+
+
+@dataclass(frozen=True)
+class Cell:
+    """A scenario that the engine serves and the simulator simulates."""
+
+    name: str
+    scenario: Scenario
+    source: Source
+    model: ModelSpec
+    device: Literal["cpu", "cuda"]
+    layers: tuple[int, ...]
+    max_batch: int
+    max_length: int
+
+    @property
+    def layout(self) -> tuple[int, int]:
+        """(pp, tp): cells of the same share an engine."""
+        return self.scenario.cluster.pp, self.scenario.cluster.tp
+
+    @property
+    def online(self) -> bool:
+        """Whether requests arrive over time, so that the clock decides the batches."""
+        return self.scenario.workload.arrivals.kind != "at_once"
+
+    @property
+    def policy(self) -> dict[str, Any]:
+        """The policy's name and arguments, as ``sarathi_sim.policies.catalogue.build`` takes
+        them."""
+        return self.scenario.policy.described()
+
+    @property
+    def chunking(self) -> Chunking | None:
+        """The sizes of the policy's chunks."""
+        return self.scenario.policy.build().chunking
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        """Keyword arguments of the scheduler."""
+        batching = self.scenario.batching
+        in_flight = batching.max_in_flight or self.scenario.cluster.pp
+        return {
+            "max_batch": self.max_batch,
+            "max_in_flight": in_flight,
+            "kv_capacity": self.max_batch * in_flight * self.max_length,
+            "max_length": self.max_length,
+            "reserve_declared": batching.kv_reservation == "declared",
+            "free_pool": batching.micro_batches == "free",
+        }
+
+    def scheduler(self) -> Scheduler:
+        """A fresh scheduler for the simulator."""
+        return MicroBatches(of_micro_batches(self.scenario.policy.build()), **self.settings)
+
+    def requests(self, seed: int | None = None, count: int | None = None) -> list[Request]:
+        """The workload; with another seed or count a similar workload for calibration."""
+        scenario = self.scenario
+        update: dict[str, Any] = {} if seed is None else {"seed": seed}
+        if count is not None:
+            update["workload"] = scenario.workload.model_copy(update={"requests": count})
+        made = build_requests(scenario.model_copy(update=update), self.max_length, self.source)
+        # Arrivals in whole quanta, so that engine and simulator compare the very same numbers.
+        return [
+            replace(request, arrival_s=float(quantize(request.arrival_s)), prefix=())
+            for request in made
+        ]
+
+
+def make_cells(experiment: Experiment) -> list[Cell]:
+    """Every scenario, checked. Raises UserError for settings that the engine does not support."""
+    return [
+        _cell(name, scenario, experiment.sources[name])
+        for name, scenario in experiment.scenarios.items()
+    ]
+
+
+def _cell(name: str, scenario: Scenario, source: Source) -> Cell:
+    cluster, batching, workload = scenario.cluster, scenario.batching, scenario.workload
+    model, policy = model_of(scenario, source), scenario.policy.build()
+    try:
+        model.check_plain("the engine")
+    except ValueError as error:
+        raise source.error("model", scenario.model, str(error)) from None
+    engine = scenario.engine.model_dump(exclude_defaults=True)
+    # Key, value, whether the engine supports the value, and what it supports.
+    for key, value, good, problem in (
+        ("device", scenario.device, scenario.device in ("cpu", "cuda"),
+         "must be cpu or cuda: the machine that runs this command is validated"),
+        ("cluster.replicas", cluster.replicas, cluster.replicas == 1,
+         "must be 1: one engine is run"),
+        ("policy.name", scenario.policy.name, not is_pooled(policy),
+         "must reserve memory for whole requests (request_level, orca, sarathi or your own): the "
+         "engine's memory is not paged"),
+        ("policy.name", scenario.policy.name, not policy.needs_costs,
+         "needs predicted times, which only the simulator has"),
+        ("batching.formation", batching.formation, batching.formation == "lazy",
+         "must be lazy: the engine forms a batch when its first stage is free"),
+        ("batching.max_batch", None, batching.max_batch is not None, "this key is missing"),
+        ("kv_cache", scenario.kv_cache and scenario.kv_cache.model_dump(exclude_defaults=True),
+         scenario.kv_cache is None, "must be left out: the engine's memory is not paged"),
+        ("workload.too_long", workload.too_long, workload.too_long == "error",
+         "must be error: the engine's KV slots hold cluster.max_length tokens"),
+        ("workload.arrivals.kind", workload.arrivals.kind, workload.arrivals.kind != "closed_loop",
+         "needs clients that wait for answers, which only the simulator has"),
+        ("workload.sessions", workload.sessions and workload.sessions.model_dump(),
+         workload.sessions is None, "must be left out: only the simulator waits for answers"),
+        ("speculation", scenario.speculation and scenario.speculation.method,
+         scenario.speculation is None, "must be left out: the engine that is run has no drafter"),
+        ("engine", engine, not engine, "must be left out: a real engine is measured instead"),
+    ):  # fmt: skip
+        if not good:
+            raise source.error(key, value, problem)
+    layers = layers_of(scenario, model, source)
+    device: Literal["cpu", "cuda"] = "cpu" if scenario.device == "cpu" else "cuda"
+    max_length = cluster.max_length or model.max_position_embeddings
+    assert batching.max_batch is not None
+    cell = Cell(name, scenario, source, model, device, layers, batching.max_batch, max_length)
+    try:
+        cell.scheduler()
+    except ValueError as error:
+        raise source.error("batching.micro_batches", batching.micro_batches, str(error)) from None
+    return cell
+
+
+def cells_table(cells: Sequence[Cell]) -> Table:
+    """The cells of a validation, side by side."""
+    rows: dict[str, list[str]] = {
+        "model": [cell.model.name for cell in cells],
+        "this machine's": [cell.device for cell in cells],
+        "policy": [cell.scenario.policy.name for cell in cells],
+        "TP x PP": [f"{tp} x {pp}" for pp, tp in (cell.layout for cell in cells)],
+        "sequences of a micro-batch": [str(cell.max_batch) for cell in cells],
+        "requests": [f"{len(cell.requests()):,}" for cell in cells],
+    }
+    return rich_table([""], [cell.name for cell in cells], [[k, *v] for k, v in rows.items()])
+
+
+def engine_spec(
+    cells: Sequence[Cell],
+    dtype: Literal["float32", "bfloat16", "float16"] = "float32",
+    *,
+    realtime: bool = False,
+) -> EngineSpec:
+    """The engine that can serve all of the cells, which have one layout."""
+    first = cells[0]
+    for cell in cells:
+        problem = f"must be as in {first.name}, whose engine it shares"
+        if (cell.model, cell.layers) != (first.model, first.layers):
+            raise cell.source.error("model", cell.scenario.model, problem)
+        if cell.device != first.device:
+            raise cell.source.error("device", cell.device, problem)
+    longest = max(cell.max_length for cell in cells)
+    return EngineSpec(
+        first.model,
+        first.layers,
+        first.scenario.cluster.tp,
+        # The grid's chunk has a slot of its own.
+        slots=1 + max(cell.max_batch * cell.settings["max_in_flight"] for cell in cells),
+        max_length=longest,
+        max_tokens=max(cell.max_batch for cell in cells) * longest,
+        device=first.device,
+        dtype=dtype,
+        realtime=realtime,
+    )
+
+
+# The grid of synthetic work ---------------------------------------------------------------------
+
+_LAYERS, _HEAD = len(TIMED_OPS), len(TIMED_OPS) + 1
+
+
+def grid_of(cells: Sequence[Cell]) -> list[GridWork]:
+    """Micro-batches that cover the range of the cells' micro-batches."""
+    batch = max(cell.max_batch for cell in cells)
+    requests = [request for cell in cells for request in cell.requests()]
+    prompt = max(request.prompt_tokens for request in requests)
+    longest = max(request.prompt_tokens + request.output_tokens for request in requests)
+    sizes = {cell.chunking.tokens for cell in cells if cell.chunking is not None}
+    chunks = {
+        max(1, tokens) for size in sizes for tokens in (size // 4, size // 2, size - batch, size)
+    }
+    whole = [16, 32, *range(64, prompt, 64), prompt]
+    return grid_works(batch, {tokens for tokens in chunks if tokens <= prompt}, whole, longest)
+
+
+def grid_works(
+    max_batch: int, chunks: set[int], whole: Sequence[int], longest: int
+) -> list[GridWork]:
+    """Micro-batches of up to ``max_batch`` decodes, and of sequences of up to ``longest`` tokens.
+
+    Decodes alone: every number, at three contexts, and some with unequal ones. Chunks alone: those
+    of ``chunks`` with and without context, those of ``whole`` without. Both: the largest of each
+    with few and many decodes.
+    """
+    mean = longest // 2
+    contexts = [
+        [context] * batch
+        for batch in range(1, max_batch + 1)
+        for context in (longest // 8, mean, longest - 1)
+    ]
+    contexts += [
+        skewed_contexts(batch, mean, most)
+        for batch in (max_batch // 2, max_batch)
+        for most in (5 * mean // 4, 7 * mean // 4)
+        if most <= batch * mean
+    ]
+    prompts = [
+        (tokens, context)
+        for tokens in sorted({*chunks, *whole})
+        for context in (0, longest // 4, longest // 2)
+        if not context or (tokens in chunks and context + tokens <= longest)
+    ]
+    mixed = [
+        (tokens, [mean] * decodes)
+        for tokens in sorted({max(chunks, default=1), max(whole, default=1)})
+        for decodes in sorted({max_batch // 2, max_batch - 1} - {0})
+    ]
+    return [
+        *(([], _decodes(each)) for each in contexts),
+        *(([(0, tokens, context, 1)], []) for tokens, context in prompts),
+        *(([(0, tokens, 0, 1)], _decodes(each)) for tokens, each in mixed),
+    ]
+
+
+def _decodes(contexts: list[int]) -> list[tuple[int, int]]:
+    """In slots of their own; slot 0 is the chunk's."""
+    return [*enumerate(contexts, start=1)]
+
+
+def in_situ_bundle(
+    spec: EngineSpec, works: list[GridWork], log: StageLog, send_s: float, device: str
+) -> Bundle:
+    """The bundle of a played grid; ``works`` may hold each micro-batch several times, which gives a
+    median and a spread.
+
+    ``send_s`` is the time of a transfer between two stages, for any size.
+    """
+    # One layer of an op: the stages' sums, over all their layers.
+    per_layer = log.ops[:, :, : _LAYERS + 1].sum(axis=1) / sum(spec.layers)
+    service = log.finish - log.start
+    first = service[:, 0] - log.ops[:, 0, _LAYERS]
+    last = log.ops[:, -1, _HEAD]
+    if spec.pp == 1:
+        first = first - last
+    else:
+        last = service[:, -1] - log.ops[:, -1, _LAYERS]
+    seconds = dict(zip((*TIMED_OPS, MIXED), per_layer.T, strict=True))
+    seconds[SKEWED] = seconds[DECODE]
+    seconds[ALL_REDUCE] = seconds[ALL_REDUCE] / OPS[ALL_REDUCE].calls
+    seconds[OTHERS] = per_layer[:, _LAYERS] - per_layer[:, :_LAYERS].sum(axis=1)
+    seconds |= dict(zip(EDGE_OPS, (first, last), strict=True))
+    samples: dict[str, dict[Key, list[float]]] = {}
+    for number, work in enumerate(works):
+        for op, key in _keys(spec, *work).items():
+            # A remainder that noise made negative is no time; a bundle's times are positive.
+            time_us = max(1e6 * float(seconds[op][number]), 0.1)
+            samples.setdefault(op, {}).setdefault(key, []).append(time_us)
+    points = {
+        op: {key: Timing(median(times), relative_iqr(times)) for key, times in by_size.items()}
+        for op, by_size in samples.items()
+    }
+    send = pd.DataFrame(
+        {"num_bytes": [1, 2**30], "scope": "intra_node", "time_us": max(send_s * 1e6, 0.1)}
+    )
+    meta = BundleMeta(
+        device=device,
+        model=spec.model.name,
+        model_spec=spec.model,
+        tp=spec.tp,
+        source="measured",
+        created=date.today().isoformat(),
+        generator="sarathi-sim validate",
+        dtype=spec.dtype,
+        num_layers_profiled=sum(spec.layers),
+        notes="measured in the running engine; edge ops hold all that a stage does beside layers",
+    )
+    return Bundle(meta, **tables_of(points) | {"send_recv": send})
+
+
+def _keys(
+    spec: EngineSpec, chunks: list[tuple[int, int, int, int]], decodes: list[tuple[int, int]]
+) -> dict[str, Key]:
+    """What a work tells of each op: of its size for ops by rows; of attention where it has chunks
+    or decodes alone (those of unequal contexts apart); of whole layers where it has both."""
+    contexts = [context for _, context in decodes]
+    tokens, outputs = sum(c[1] for c in chunks) + len(decodes), len(chunks) + len(decodes)
+    keys: dict[str, Key] = {
+        op: (outputs if OPS[op].outputs else tokens,) for op in spec.model.row_ops
+    }
+    if spec.tp > 1:
+        size = 4 if spec.dtype == "float32" else 2
+        keys[ALL_REDUCE] = (tokens * spec.model.hidden_size * size,)
+    if chunks and decodes:
+        keys[MIXED] = (*chunks[0][1:3], len(contexts), contexts[0])
+    elif chunks:
+        keys[PREFILL] = chunks[0][1:3]
+    elif len(set(contexts)) == 1:
+        keys[DECODE] = (len(contexts), contexts[0])
+    else:
+        keys[SKEWED] = (len(contexts), round(sum(contexts) / len(contexts)), max(contexts))
+    return keys
+
+
+def joined(grids: tuple[StageLog, StageLog]) -> StageLog:
+    """The logs of the grids before and after, concatenated."""
+    before, after = (vars(log) for log in grids)
+    return StageLog(**{name: np.concatenate([before[name], after[name]]) for name in before})
+
+
+# The engine's log in the simulator's terms ------------------------------------------------------
+
+
+def stage_times(run: EngineRun) -> StageTimes:
+    """The busy times of every stage. The first one's work begins with the scheduler's decision."""
+    start = run.stages.start.copy()
+    start[:, 0] = [decision.clock_s for decision in run.served.decisions]
+    finish = run.stages.finish
+    return StageTimes(start, finish, finish)
+
+
+@dataclass(frozen=True)
+class Links:
+    """Median seconds around the stages' work: of each transfer to the next stage, shape
+    (stages - 1,); from the last stage's finish until rank 0 had handled it; and for a decision,
+    within the first stage's time."""
+
+    sends: Floats
+    turnaround_s: float
+    decide_s: float
+
+    @property
+    def send_s(self) -> float:
+        """The mean of all transfers; 0 without any."""
+        return float(self.sends.mean()) if len(self.sends) else 0.0
+
+
+def links(*runs: EngineRun) -> Links:
+    """The links of runs. Only messages with a waiting receiver count: the others waited for a busy
+    receiver."""
+    times = [_sends_and_turnaround(run) for run in runs]
+    decide = [
+        run.stages.start[:, 0] - [decision.clock_s for decision in run.served.decisions]
+        for run in runs
+    ]
+    return Links(
+        np.median([sends for sends, _ in times], axis=0),
+        float(np.median([turnaround for _, turnaround in times])),
+        float(np.median(np.concatenate(decide))),
+    )
+
+
+def _sends_and_turnaround(run: EngineRun) -> tuple[Floats, float]:
+    log, decisions = run.stages, run.served.decisions
+    finish = log.finish
+    sends = []
+    for stage in range(1, finish.shape[1]):
+        idle = np.ones(len(finish), np.bool_)
+        idle[1:] = finish[1:, stage - 1] > finish[:-1, stage]
+        took = (log.arrived[:, stage] - finish[:, stage - 1])[idle]
+        # A message may arrive before the sender has logged the send.
+        sends.append(max(0.0, float(np.median(took))))
+    returned = np.array([decision.returned_s for decision in decisions])
+    waits = returned - finish[:, -1]
+    if sends:
+        clock = np.array([decision.clock_s for decision in decisions])
+        # The first stage's last work before the return was handled.
+        before = np.searchsorted(clock, returned) - 1
+        idle = finish[:, -1] > finish[before, 0]
+        waits = waits[idle if idle.any() else slice(None)]
+    return np.array(sends), float(np.median(waits))
+
+
+def measured_records(run: EngineRun, requests: Sequence[Request], scheduler: Scheduler) -> Records:
+    """The run as the simulator would record it, so that the same metrics apply.
+
+    ``scheduler`` has the sizes of the engine's.
+    """
+    served = run.served
+    times = stage_times(run)
+    around = links(run)
+    rows = [
+        (d.group, len(d.chunks), sum(c[1] for c in d.chunks), sum(c[2] for c in d.chunks),
+         len(d.decodes), d.decode_context, d.padding)
+        for d in served.decisions
+    ]  # fmt: skip
+    names = ("group", "chunks", "prefill_tokens", "prefill_context", "decodes", "decode_context",
+             "padding")  # fmt: skip
+    columns = dict.fromkeys(ITERATION_COLUMNS, np.zeros(len(rows)))
+    columns |= dict(zip(names, np.array(rows, float).reshape(-1, len(names)).T, strict=True))
+    columns |= {
+        "ready_s": times.start[:, 0].copy(),
+        "finish_s": times.finish[:, -1].copy(),
+        "send_s": np.full(len(rows), around.send_s),
+    }
+    log = ReplicaLog(
+        layers=(1,) * times.start.shape[1],
+        switches=Switches(lazy=True, turnaround_s=around.turnaround_s),
+        max_in_flight=scheduler.max_in_flight,
+        max_batch=scheduler.max_batch,
+        kv_capacity=scheduler.kv_capacity,
+        iterations=columns,
+        spans=np.array(served.spans, np.int64).reshape(-1, 5),
+        stage_s=times.finish - times.start,
+        measured=times,
+    )
+    return records_of_one(requests, served.rejected, log)
+
+
+def lockstep(run: EngineRun, requests: Sequence[Request], scheduler: Scheduler) -> str | None:
+    """The first difference of the simulator's loop from the run, given the measured times and the
+    clocks of the decisions; None if there is none.
+
+    Each batch must be the same, and be formed at the same clock: by then its requests had returned
+    or arrived in the simulation, too.
+    """
+    log, decisions = run.stages, run.served.decisions
+    clock = np.array([decision.clock_s for decision in decisions])
+    returned = np.array([decision.returned_s for decision in decisions])
+    # The times must add up to the whole time between a decision and its return.
+    taken = np.column_stack([clock, log.arrived[:, 1:]])
+    recorded = Recorded(
+        log.finish - taken,
+        log.arrived[:, 1:] - log.finish[:, :-1],
+        returned - log.finish[:, -1],
+        clock,
+    )
+    formed, records = play_back(requests, scheduler, recorded)
+    if difference := first_difference(decisions, formed):
+        return difference
+    ready = records.replicas[0].iterations["ready_s"]
+    late = np.flatnonzero(ready != quantize(clock)[: len(formed)])
+    return f"batch {late[0]}: not formed when the engine did" if late.size else None
+
+
+def first_difference(engine: Sequence[Decision], simulator: Sequence[Decision]) -> str | None:
+    """The first batch that differs in anything but its times."""
+    for number, (one, other) in enumerate(zip(engine, simulator, strict=False)):
+        if signature(one) != signature(other):
+            return f"batch {number}: engine {one}; simulator {other}"
+    if len(engine) != len(simulator):
+        return f"engine {len(engine)} batches; simulator {len(simulator)}"
+    return None
+
+
+def batches_sha256(decisions: Sequence[Decision]) -> str:
+    """The hash of the batches, without their times."""
+    batches = [signature(decision) for decision in decisions]
+    return hashlib.sha256(json.dumps(batches).encode()).hexdigest()
+
+
+def replay(
+    run: EngineRun,
+    requests: Sequence[Request],
+    scheduler: Scheduler,
+    less: Floats | float = 0.0,
+) -> Records:
+    """The simulator's loop with the measured service times alone; links take their medians.
+
+    ``less``: seconds by which each stage's work is shortened.
+    """
+    times = stage_times(run)
+    around, count = links(run), len(times.start)
+    recorded = Recorded(
+        times.finish - times.start - less,
+        np.broadcast_to(around.sends, (count, len(around.sends))),
+        np.full(count, around.turnaround_s),
+    )
+    return play_back(requests, scheduler, recorded)[1]
+
+
+def totals(records: Records) -> dict[str, float]:
+    """A run in totals: seconds, and tokens a second.
+
+    Bubbles are the ledger's, with communication and turn-around; by stage if there is a pipeline.
+    """
+    analysis = Analysis(records)
+    table = analysis.requests
+    stages = [
+        sum(float(row[f"{name}_s"]) for name in WAITS) for _, row in analysis.ledger.iterrows()
+    ]
+    tokens = int(records.prompt_tokens.sum() + records.output_tokens.sum())
+    makespan = records.end_s - float(records.arrival_s.min())
+    sums = {
+        "makespan": makespan,
+        "throughput": tokens / makespan,
+        "ttft_p50": float(table["ttft_s"].quantile(0.5)),
+        "ttft_p90": float(table["ttft_s"].quantile(0.9)),
+        "bubble": sum(stages),
+        "bubble_per_request": float(table["bubble_s"].mean()),
+    }
+    if len(stages) > 1:
+        sums |= {f"bubble_stage{stage}": seconds for stage, seconds in enumerate(stages)}
+    return sums
+
+
+def off(simulated: float, measured: float) -> float:
+    """The relative error; NaN if the measured value is 0 (a run without bubbles, for example)."""
+    return simulated / measured - 1 if measured else float("nan")
+
+
+def total_errors(simulated: Mapping[str, float], measured: Mapping[str, float]) -> dict[str, float]:
+    """Relative errors of totals, signed; of bubbles only where there is a pipeline, else NaN."""
+    alone = "bubble_stage1" not in measured
+    return {
+        f"{key}_error": float("nan")
+        if alone and key.startswith("bubble")
+        else off(simulated[key], value)
+        for key, value in measured.items()
+    }
+
+
+# Predictions ------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class StageTimePrediction:
+    """``offset_s + factor *`` the bundle's time of a stage; (0, 1) is the bundle alone. No layer
+    takes less than ``launch_s``, in which the host launches its kernels one by one."""
+
+    cell: Cell
+    bundle: BundlePredictor
+    links: Links
+    offset_s: float = 0.0
+    factor: float = 1.0
+    launch_s: float = 0.0
+
+    @staticmethod
+    def of(cell: Cell, bundle: Bundle, links: Links) -> StageTimePrediction:
+        """The prediction of a cell by a bundle's op times."""
+        # A micro-batch may hold several chunks.
+        rows = 0 if cell.chunking is None else cell.chunking.rows + cell.max_batch
+        predictor = BundlePredictor(
+            bundle_times(bundle),
+            max_tokens=max(2 * cell.max_length, rows),
+            max_length=cell.max_length,
+            max_batch=cell.max_batch,
+            scope="intra_node",
+            num_stages=len(cell.layers),
+        )
+        return StageTimePrediction(cell, predictor, links)
+
+    def __call__(self, batch: Batch) -> tuple[float, float, float, float]:
+        """What the simulator asks; see :class:`~sarathi_sim.simulator.loop.replica.Predictor`."""
+        layer_s, first_s, last_s, send_s = self.bundle(batch)
+        layers = self.cell.layers
+        offset = self.offset_s * len(layers) / sum(layers)  # a stage's offset, over its layers
+        times = (
+            max(self.launch_s, offset + self.factor * layer_s),
+            self.factor * (first_s + self.links.decide_s),
+            self.factor * last_s,
+            send_s,
+        )
+        layer, first, last, send = (float(quantize(t)) for t in times)
+        return layer, first, last, send
+
+    def stages(self, decisions: Sequence[Decision], requests: Sequence[Request]) -> Floats:
+        """Predicted seconds of every micro-batch on every stage, shape (batches, stages)."""
+        members = {r.id: Member(r.id, r.prompt_tokens, r.max_tokens, 0) for r in requests}
+        rows = []
+        for decision in decisions:
+            chunks = tuple((members[i], n, context) for i, n, context in decision.chunks)
+            batch = Batch(
+                decision.group,
+                chunks,
+                sum(n for _, n, _ in chunks),
+                len(decision.decodes),
+                decision.decode_context,
+                decision.longest_context,
+            )
+            rows.append(nominal_times(self.cell.layers, *self(batch))[0])
+        return np.array(rows)
+
+    def simulate(self, requests: Sequence[Request]) -> Records:
+        """The open loop, without any number of the measured run."""
+        return simulate(
+            requests,
+            [self.cell.scheduler()],
+            self,
+            self.cell.layers,
+            switches=Switches(lazy=True, turnaround_s=self.links.turnaround_s),
+        )
+
+    def calibrated(self, runs: Sequence[tuple[EngineRun, list[Request]]]) -> StageTimePrediction:
+        """The prediction with offset and factor fitted to relative errors of other runs' stages."""
+        predicted, measured = [], []
+        for run, requests in runs:
+            times = stage_times(run)
+            measured.append((times.finish - times.start).ravel())
+            predicted.append(self.stages(run.served.decisions, requests).ravel())
+        x, y = np.concatenate(predicted), np.concatenate(measured)
+        terms = np.stack([np.ones_like(x), x], axis=1) / y[:, None]
+        (offset, factor), *_ = np.linalg.lstsq(terms, np.ones_like(y), rcond=None)
+        return replace(self, offset_s=float(offset), factor=float(factor))
+
+
+def isolated_bundle(root: Path, spec: EngineSpec, environment: Facts) -> Bundle | None:
+    """The bundle under ``root`` that ``profile`` measured for the engine's model, TP degree and
+    number format, on the device in the engine's ``environment``; None without one."""
+    hardware = "gpu" if spec.device == "cuda" else "processor"
+    for device, model, tp in list_bundles(root):
+        if (model, tp) != (spec.model.name, spec.tp):
+            continue
+        bundle = load_bundle(bundle_path(root, device, model, tp))
+        meta = bundle.meta
+        same = meta.environment.get(hardware) == environment.get(hardware)
+        if same and (meta.source, meta.dtype) == ("measured", spec.dtype):
+            return bundle
+    return None
+
+
+def launch_s(bundle: Bundle) -> float:
+    """Seconds in which the host launched a layer of one decode; 0 where that was not measured. The
+    ops of a GPU do not hold it, those of a CPU do."""
+    rows = bundle.overhead
+    return 1e-6 * float(rows.loc[rows["what"] == "layer_launch", "time_us"].sum())
+
+
+# The disturbance of a run -----------------------------------------------------------------------
+
+
+LostTime = dict[str, float]
+"""The apparent errors of a perfect prediction of the undisturbed run, fractions by the names of
+:data:`TARGETS`. NaN if they are unknown: on a GPU, whose work takes no CPU time, and for bubbles if
+there are none."""
+
+
+def lost_seconds(log: StageLog) -> Floats:
+    """Lost time of each stage's work on each micro-batch: neither CPU time nor an all-reduce."""
+    wall = log.finish - log.start - log.ops[:, :, TIMED_OPS.index(ALL_REDUCE)]
+    return np.asarray(np.maximum(0.0, wall - log.cpu))
+
+
+def lost(
+    device: str, run: EngineRun, requests: Sequence[Request], scheduler: Callable[[], Scheduler]
+) -> LostTime:
+    """The effect of lost time on a run: on its iterations and, through the pipeline, on its totals.
+
+    ``scheduler`` makes a fresh scheduler like the engine's.
+    """
+    if device == "cuda":
+        return dict.fromkeys(TARGETS, float("nan"))
+    seconds, times = lost_seconds(run.stages), stage_times(run)
+    shares = seconds.sum(axis=1) / (times.finish - times.start).sum(axis=1)
+    errors = total_errors(
+        totals(replay(run, requests, scheduler(), less=seconds)),
+        totals(replay(run, requests, scheduler())),
+    )
+    return {
+        "iteration_error_median": float(np.median(shares)),
+        "iteration_error_p90": float(np.quantile(shares, 0.9)),
+        **{name: errors[name] for name in ("makespan_error", "bubble_error")},
+    }
+
+
+def too_much(lost: LostTime) -> str | None:
+    """The first target of which lost time uses up too much, in words, or None."""
+    for name, share in lost.items():
+        limit = MOST_OF_TARGET * TARGETS[name]
+        if abs(share) > limit:
+            return (
+                f"preempted work accounts for {abs(share):.1%} of {name}, "
+                f"and {limit:.2%} is allowed"
+            )
+    return None
+
+
+# A session --------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class CellRuns:
+    """A cell's run, and the two calibration runs around it with their requests."""
+
+    run: EngineRun
+    calibration: list[tuple[EngineRun, list[Request]]]
+
+
+@dataclass(frozen=True)
+class Repeat:
+    """One repeat: the grids before and after, the runs of each cell, and the load average then."""
+
+    grids: tuple[StageLog, StageLog]
+    served: dict[str, CellRuns]
+    load: float
+
+    @property
+    def drift(self) -> float:
+        """The grid's time after the repeat over that before it (1: no drift)."""
+        before, after = ((log.finish - log.start).sum(axis=1) for log in self.grids)
+        return float(np.median(after / before))
+
+
+@dataclass(frozen=True)
+class LockStep:
+    """What holds of a run whatever the machine: whether all batches are the simulator's (``parity``
+    1 or 0) or their ``first_difference``, their hash, and errors of the totals of its replay."""
+
+    parity: float
+    batches_sha256: str
+    first_difference: str | None
+    replay: dict[str, float]
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """One cell in one repeat. ``iterations`` and ``whole`` are by prediction, ``records`` too, with
+    those of the run as "measured".
+
+    ``steps`` has a row an iteration: its number and kind (prefill, decode, mixed).
+    ``measured_iterations`` is the time of each, summed over the stages. ``measured`` and ``whole``
+    are totals of runs by name, in seconds and tokens a second. ``op_share`` is the part of the time
+    in GEMMs, attention, all-reduces and the LM head.
+    """
+
+    lock_step: LockStep
+    lost: LostTime
+    op_share: float
+    steps: pd.DataFrame
+    measured_iterations: Floats
+    iterations: dict[str, Floats]
+    measured: dict[str, float]
+    whole: dict[str, dict[str, float]]
+    records: dict[str, Records]
+
+
+@dataclass(frozen=True)
+class Session:
+    """All measurements of one engine: its cells, their repeats, and the runs of cells that were
+    served once (``online``). ``about`` describes the engine in a report.
+
+    ``isolated`` is the bundle that ``profile`` measured for this model and device, op by op; it
+    predicts by its kernels alone, and on a GPU ("launched") with the launch of each layer, too.
+    """
+
+    cells: list[Cell]
+    repeats: list[Repeat]
+    online: dict[str, EngineRun]
+    seconds: float
+    about: dict[str, Any]
+    spec: EngineSpec
+    works: list[GridWork]
+    isolated: Bundle | None = None
+
+    @property
+    def layout(self) -> str:
+        """The name of the engine's layout in a report."""
+        return f"pp{self.spec.pp}_tp{self.spec.tp}"
+
+    def evaluate(self, repeat: Repeat, cell: Cell) -> Comparison:
+        """The comparison of one cell in one repeat."""
+        served = repeat.served[cell.name]
+        run, requests = served.run, cell.requests()
+        around = links(*(calibration for calibration, _ in served.calibration))
+        grid = joined(repeat.grids)
+        bundle = in_situ_bundle(self.spec, 2 * self.works, grid, around.send_s, "in-situ")
+        alone = StageTimePrediction.of(cell, bundle, around)
+        predictions = {"grid": alone, "calibrated": alone.calibrated(served.calibration)}
+        if self.isolated is not None:
+            predictions["isolated"] = StageTimePrediction.of(cell, self.isolated, around)
+            launch = launch_s(self.isolated)
+            if self.spec.device == "cuda" and launch:
+                predictions["launched"] = replace(predictions["isolated"], launch_s=launch)
+        decisions, times = run.served.decisions, stage_times(run)
+        records = {"measured": measured_records(run, requests, cell.scheduler())}
+        records |= {name: each.simulate(requests) for name, each in predictions.items()}
+        measured, *simulated = map(totals, records.values())
+        kinds = [
+            "decode" if not d.chunks else "mixed" if len(d.decodes) > d.padding else "prefill"
+            for d in decisions
+        ]
+        return Comparison(
+            lock_step=lock_step(run, cell),
+            lost=lost(self.spec.device, run, requests, cell.scheduler),
+            op_share=_op_share(run.stages),
+            steps=pd.DataFrame({"micro_batch": np.arange(len(decisions)), "kind": kinds}),
+            measured_iterations=(times.finish - times.start).sum(axis=1),
+            iterations={
+                name: each.stages(decisions, requests).sum(axis=1)
+                for name, each in predictions.items()
+            },
+            measured=measured,
+            whole=dict(zip(predictions, simulated, strict=True)),
+            records=records,
+        )
+
+
+def lock_step(run: EngineRun, cell: Cell) -> LockStep:
+    """A run beside the simulator's loop with the measured times."""
+    requests = cell.requests()
+    difference = lockstep(run, requests, cell.scheduler())
+    measured = totals(measured_records(run, requests, cell.scheduler()))
+    errors = total_errors(totals(replay(run, requests, cell.scheduler())), measured)
+    digest = batches_sha256(run.served.decisions)
+    return LockStep(float(difference is None), digest, difference, errors)
+
+
+def _op_share(log: StageLog) -> float:
+    """Norms, rotary, activation and residuals are left out: they are timed together with the Python
+    code between the ops."""
+    layers, head = log.ops[..., : len(TIMED_OPS)], log.ops[..., -1]
+    return float((layers.sum() + head.sum()) / (log.finish - log.start).sum())
+
+
+# Runs of the engine -----------------------------------------------------------------------------
+
+
+@dataclass
+class _Engine:
+    """A running engine; each of its runs, a sign of progress, is counted."""
+
+    processes: EngineProcesses
+    works: list[GridWork]
+    count: Callable[[], None]
+
+    def serve(self, cell: Cell, requests: list[Request]) -> EngineRun:
+        self.count()
+        return self.processes.serve(requests, cell.policy, cell.settings)
+
+    def grid(self) -> StageLog:
+        self.count()
+        return self.processes.play(self.works)
+
+    def repeat(self, number: int, cells: Sequence[Cell], few: int) -> Repeat:
+        """Calibration runs of ``few`` requests have other seeds than the workloads, and than those
+        of another repeat."""
+        before, served = self.grid(), {}
+        for cell in cells:
+            first, last = (cell.requests(2_000_000 + 2 * number + n, few) for n in (0, 1))
+            around = self.serve(cell, first)
+            run = self.serve(cell, cell.requests())
+            served[cell.name] = CellRuns(run, [(around, first), (self.serve(cell, last), last)])
+        return Repeat((before, self.grid()), served, getloadavg()[0])
+
+
+def run_sessions(
+    cells: Sequence[Cell],
+    settings: Validation,
+    *,
+    realtime: bool,
+    timeout_s: float,
+    progress: Progress,
+    say: Say,
+    profiles: Path | None = None,
+) -> list[Session]:
+    """Measure all cells, layout by layout. Raises ProfileError where an engine fails.
+
+    ``profiles`` is the root of the bundles that :func:`isolated_bundle` searches.
+    """
+    by_layout = sorted(cells, key=lambda cell: cell.layout)
+    layouts = [list(group) for _, group in groupby(by_layout, key=lambda cell: cell.layout)]
+    # Checked before anything is measured.
+    specs = [engine_spec(group, settings.dtype, realtime=realtime) for group in layouts]
+    offline = sum(not cell.online for cell in cells)
+    total = len(layouts) * (2 + 2 * settings.repeats) + 3 * settings.repeats * offline
+    done, total = 0, total + len(cells) - offline
+
+    def count(runs: int = 1) -> None:
+        nonlocal done
+        progress("runs of the engine", done, total)
+        done += runs
+
+    sessions = []
+    for spec, group in zip(specs, layouts, strict=True):
+        name, works = f"pp {spec.pp}, tp {spec.tp}", grid_of(group)
+        say(f"{name}: {spec.ranks} processes")
+        repeated = [cell for cell in group if not cell.online]
+        few, limit_s = settings.calibration_requests, settings.limit_s or math.inf
+        with EngineProcesses(spec, timeout_s) as processes:
+            engine = _Engine(processes, works, count)
+            began, longest, repeats = perf_counter(), 0.0, list[Repeat]()
+            engine.grid()  # every shape once, as a warm-up
+            engine.serve(group[0], group[0].requests(seed=1, count=few))
+            for number in range(settings.repeats):
+                start = perf_counter()
+                if number and start - began + longest > limit_s:
+                    why = f"it could end after {limit_s:g} s"
+                    say(f"{name}: repeat {number + 1} is left out: {why}")
+                    count(2 + 3 * len(repeated))
+                    continue
+                repeats.append(engine.repeat(number, repeated, few))
+                took = perf_counter() - start
+                longest = max(longest, took)
+                say(f"{name}: repeat {number + 1} of {settings.repeats} took {took:.0f} s")
+            online = {
+                cell.name: engine.serve(cell, cell.requests()) for cell in group if cell.online
+            }
+            seconds, environment = perf_counter() - began, processes.environment
+        about = {"engine": environment | {"device": spec.device, "dtype": spec.dtype}}
+        isolated = None
+        if profiles and (isolated := isolated_bundle(profiles, spec, environment)):
+            say(f"{name}: predicted from {isolated.meta.device}'s profile, too")
+        sessions.append(Session(group, repeats, online, seconds, about, spec, works, isolated))
+        say(f"{name}: done after {seconds:.0f} s")
+    progress("runs of the engine", total, total)
+    return sessions

@@ -1,0 +1,366 @@
+"""A validation: the engine is run beside the simulator, compared with it, and judged."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from sarathi_sim.experiments.config.loading import Assignments, Experiment, load_experiment
+from sarathi_sim.experiments.lab.engines.session import (
+    MOST_OF_TARGET,
+    TARGETS,
+    Cell,
+    Comparison,
+    Session,
+    lock_step,
+    off,
+    run_sessions,
+    too_much,
+    total_errors,
+)
+from sarathi_sim.experiments.results import VALIDATION_FORMAT, to_json
+from sarathi_sim.profiler.storage.child import Progress, Say
+from sarathi_sim.profiler.storage.strict import UserError
+from sarathi_sim.simulator.loop.records import Floats
+
+CONFIGS = Path(__file__).parents[1] / "configs"
+FEWEST_REPEATS = 3
+"""Accepted repeats below which no target is judged."""
+MOST_DRIFT = 0.05
+"""Limit of a repeat's drift, decided beforehand: beyond it the machine changed."""
+RATIO_TARGET = 0.10
+REPLAY_TARGET = 0.03
+PREDICTIONS = ("calibrated", "grid")
+KINDS = ("prefill", "decode", "mixed")
+"""Of micro-batches."""
+_RATIOS = {"makespan_s": "makespan", "bubble_s.mean": "bubble_per_request"}
+"""The metrics that the ``compare`` section of a validation may name."""
+_MEASURED = {
+    "makespan": "makespan_s",
+    "throughput": "tokens_per_s",
+    "bubble": "bubble_s",
+    "bubble_per_request": "bubble_per_request_s",
+}
+"""The measured totals in a report, with their names."""
+
+Comparisons = dict[str, list[Comparison]]
+"""The comparisons of each cell, repeat by repeat."""
+
+
+def load_validation(config: str, assignments: Assignments = ()) -> Experiment:
+    """As :func:`load_experiment`; the laboratory's configurations have names, too. Raises UserError
+    if ``compare`` names a metric that an engine's runs do not have."""
+    shipped = CONFIGS / f"{config}.yaml"
+    named = not Path(config).is_file() and Path(config).name == config and shipped.is_file()
+    experiment = load_experiment(shipped if named else config, assignments)
+    for name, ratio in experiment.compare.items():
+        if ratio.metric not in _RATIOS:
+            raise UserError(
+                f"{experiment.file}: compare.{name}.metric: value {ratio.metric!r}: "
+                f"a validation compares {' or '.join(_RATIOS)}"
+            )
+    return experiment
+
+
+def check_machine(*, realtime: bool) -> None:
+    """Raises UserError if the engine cannot run here."""
+    if importlib.util.find_spec("torch") is None:
+        raise UserError(
+            "the engine needs torch, which is not installed: pip install 'sarathi-sim[profiler]'"
+        )
+    if realtime and (not hasattr(os, "sched_setscheduler") or os.geteuid() != 0):
+        raise UserError("--realtime: needs Linux, and root")
+
+
+def measure(
+    experiment: Experiment,
+    cells: list[Cell],
+    profiles: Path,
+    progress: Progress,
+    say: Say,
+    *,
+    timeout_s: float,
+    realtime: bool,
+) -> tuple[dict[str, Any], Comparisons]:
+    """Run the engine, and compare; returns the content of ``validation.json`` and the comparisons.
+
+    Raises ProfileError if the engine cannot run the cells.
+    """
+    sessions = run_sessions(
+        cells,
+        experiment.validation,
+        realtime=realtime,
+        timeout_s=timeout_s,
+        progress=progress,
+        say=say,
+        profiles=profiles,
+    )
+    outcomes = evaluate_all(sessions, progress)
+    return to_json(report(experiment, sessions, outcomes) | {"realtime": realtime}), outcomes
+
+
+def evaluate_all(sessions: Sequence[Session], progress: Progress) -> Comparisons:
+    """Every cell in every repeat."""
+    jobs = [
+        (session, repeat, cell)
+        for session in sessions
+        for repeat in session.repeats
+        for cell in session.cells
+        if cell.name in repeat.served
+    ]
+    outcomes: Comparisons = {}
+    for done, (session, repeat, cell) in enumerate(jobs):
+        progress("simulations", done, len(jobs))
+        outcomes.setdefault(cell.name, []).append(session.evaluate(repeat, cell))
+    progress("simulations", len(jobs), len(jobs))
+    return outcomes
+
+
+def iterations(outcomes: Mapping[str, Sequence[Comparison]]) -> pd.DataFrame:
+    """Every iteration of every repeat, also of rejected ones: its content, measured and predicted
+    seconds."""
+    tables = [
+        outcome.steps.assign(
+            cell=name,
+            repeat=number,
+            measured_s=outcome.measured_iterations,
+            **{f"{key}_s": times for key, times in outcome.iterations.items()},
+        )
+        for name, repeats in outcomes.items()
+        for number, outcome in enumerate(repeats)
+    ]
+    return pd.concat(tables, ignore_index=True)
+
+
+# Statistics -------------------------------------------------------------------------------------
+
+
+def middle(values: Sequence[float]) -> dict[str, float]:
+    """Median and range."""
+    return {
+        "median": float(np.median(values)),
+        "min": float(np.min(values)),
+        "max": float(np.max(values)),
+    }
+
+
+def middles(rows: Sequence[Mapping[str, float]]) -> dict[str, Any]:
+    """Median and range of each number."""
+    return {key: middle([row[key] for row in rows]) for key in rows[0]}
+
+
+def spread(values: Sequence[float]) -> float:
+    """The range over the median."""
+    return float((np.max(values) - np.min(values)) / np.median(values))
+
+
+def median_p90(errors: Floats) -> dict[str, float]:
+    """Median and 90th percentile of absolute errors."""
+    return {"median": float(np.median(errors)), "p90": float(np.quantile(errors, 0.9))}
+
+
+def noise_floor(repeats: list[Floats]) -> float:
+    """Median relative difference of a micro-batch's time between two repeats, over all pairs.
+
+    NaN for a single repeat. Only repeats with the same micro-batches are compared.
+    """
+    differences = [
+        np.abs(one / other - 1)
+        for index, one in enumerate(repeats)
+        for other in repeats[index + 1 :]
+        if len(one) == len(other)
+    ]
+    return float(np.median(np.concatenate(differences))) if differences else float("nan")
+
+
+def iteration_errors(outcome: Comparison, prediction: str) -> Floats:
+    """|predicted / measured - 1| of every micro-batch."""
+    return np.asarray(np.abs(outcome.iterations[prediction] / outcome.measured_iterations - 1))
+
+
+def errors_by_kind(repeats: list[Comparison], prediction: str) -> dict[str, dict[str, float]]:
+    """Median and 90th percentile of the iterations' errors, by kind, of all repeats together."""
+    errors = np.concatenate([iteration_errors(outcome, prediction) for outcome in repeats])
+    kind = np.concatenate([outcome.steps["kind"].to_numpy() for outcome in repeats])
+    return {
+        name: {"count": int((kind == name).sum()), **median_p90(errors[kind == name])}
+        for name in KINDS
+        if name in kind
+    }
+
+
+def prediction_errors(outcome: Comparison, prediction: str) -> dict[str, float]:
+    """Errors of iterations (median and 90th percentile), and of each total."""
+    of_iterations = median_p90(iteration_errors(outcome, prediction))
+    return {
+        **{f"iteration_error_{name}": value for name, value in of_iterations.items()},
+        **total_errors(outcome.whole[prediction], outcome.measured),
+    }
+
+
+# The report -------------------------------------------------------------------------------------
+
+
+def report(
+    experiment: Experiment, sessions: Sequence[Session], outcomes: Comparisons
+) -> dict[str, Any]:
+    """The content of ``validation.json``."""
+    cells: dict[str, Any] = {}
+    repeats: dict[str, Any] = {}
+    accepted: dict[str, list[int]] = {}
+    for session in sessions:
+        layout = session.layout
+        reasons = rejected(session, outcomes)
+        quiet = [n for n in range(len(session.repeats)) if n not in reasons]
+        repeats[layout] = {
+            "run": len(session.repeats),
+            "accepted": len(quiet),
+            "quiet": len(quiet) >= FEWEST_REPEATS,
+            "rejected": [{"repeat": n, "why": why} for n, why in reasons.items()],
+            "drift": [repeat.drift for repeat in session.repeats],
+            "load_average": [repeat.load for repeat in session.repeats],
+            "seconds": session.seconds,
+            **session.about,
+        }
+        for cell in session.cells:
+            cells[cell.name] = {
+                "layout": layout,
+                "online": cell.online,
+                "policy": cell.policy,
+                "pp": cell.layout[0],
+                "tp": cell.layout[1],
+                "requests": len(cell.requests()),
+                "scenario": cell.scenario.model_dump(mode="json"),
+            }
+            if cell.online:
+                cells[cell.name] |= vars(lock_step(session.online[cell.name], cell))
+            else:
+                accepted[cell.name] = quiet
+                cells[cell.name] |= _compared(outcomes[cell.name], quiet)
+    result: dict[str, Any] = {
+        "format": VALIDATION_FORMAT,
+        "name": experiment.name,
+        "created": datetime.now(UTC).isoformat(timespec="seconds"),
+        "cores": os.cpu_count(),
+        "gates": {
+            "drift": MOST_DRIFT,
+            "fewest_repeats": FEWEST_REPEATS,
+            "lost_of_target": MOST_OF_TARGET,
+        },
+        "quiet": all(entry["quiet"] for entry in repeats.values()),
+        "repeats": repeats,
+        "cells": cells,
+        "ratios": _ratios(experiment, outcomes, accepted),
+    }
+    return result | {"targets": [*_judged(result)]}
+
+
+def rejected(session: Session, outcomes: Comparisons) -> dict[int, str]:
+    """The repeats that the machine disturbed too much, with the reasons."""
+    reasons = {}
+    for number, repeat in enumerate(session.repeats):
+        why = []
+        if abs(repeat.drift - 1) > MOST_DRIFT:
+            why.append(f"the grid took {repeat.drift:.2f} times as long after as before")
+        disturbed = (too_much(outcomes[name][number].lost) for name in repeat.served)
+        why += [*filter(None, disturbed)][:1]
+        if why:
+            reasons[number] = "; ".join(why)
+    return reasons
+
+
+def _compared(outcomes: list[Comparison], accepted: list[int]) -> dict[str, Any]:
+    """A cell's report: all repeats, and statistics over the accepted ones, or all if none was."""
+    some = [outcomes[n] for n in accepted] or outcomes
+    runs = [outcome.lock_step for outcome in outcomes]
+    entry: dict[str, Any] = {
+        "parity": sum(run.parity for run in runs) / len(runs),
+        "first_difference": next(filter(None, (run.first_difference for run in runs)), None),
+        "measured": {
+            shown: middle([outcome.measured[name] for outcome in some])
+            for name, shown in _MEASURED.items()
+        },
+        "batches_sha256": sorted({run.batches_sha256 for run in runs}),
+        "lost": [outcome.lost for outcome in outcomes],
+        "op_share": middle([outcome.op_share for outcome in some]),
+        "replay": middles([outcome.lock_step.replay for outcome in some]),
+        "iterations": len(some[0].measured_iterations),
+        "noise_floor": noise_floor([outcome.measured_iterations for outcome in some]),
+        "makespan_spread": spread([outcome.measured["makespan"] for outcome in some]),
+    }
+    for prediction in some[0].whole:
+        entry[prediction] = {
+            **middles([prediction_errors(outcome, prediction) for outcome in some]),
+            "repeats": [prediction_errors(outcome, prediction) for outcome in outcomes],
+            "by_kind": errors_by_kind(some, prediction),
+        }
+    # The calibrated prediction is judged; the prediction of the grid alone is reported, too.
+    return entry | {key: entry["calibrated"][key] for key in (*TARGETS, "throughput_error")}
+
+
+def _ratios(
+    experiment: Experiment, outcomes: Comparisons, accepted: Mapping[str, list[int]]
+) -> dict[str, Any]:
+    """The configuration's ``compare``: measured and simulated, repeat by repeat."""
+    ratios = {}
+    for name, ratio in experiment.compare.items():
+        above, below = ratio.over
+        if above not in outcomes or below not in outcomes:
+            continue
+        both = [n for n in accepted[above] if n in accepted[below]]
+        pairs = [
+            (outcomes[above][n], outcomes[below][n]) for n in both or range(len(outcomes[above]))
+        ]
+        total = _RATIOS[ratio.metric]
+        measured = [_ratio(one.measured[total], other.measured[total]) for one, other in pairs]
+        simulated = {
+            prediction: middle(
+                [_ratio(*(each.whole[prediction][total] for each in pair)) for pair in pairs]
+            )
+            for prediction in PREDICTIONS
+        }
+        ratios[name] = {
+            "of": [above, below],
+            "metric": ratio.metric,
+            "repeats": len(both),
+            "measured": middle(measured),
+            **simulated,
+            "error": off(simulated["calibrated"]["median"], middle(measured)["median"]),
+            "measured_spread": spread(measured),
+        }
+    return ratios
+
+
+def _ratio(above: float, below: float) -> float:
+    return above / below if below else float("nan")
+
+
+def _judged(result: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
+    """Each target's limit, value, and whether it was met; None if the machine was too busy."""
+    for what, of, limit, value, may in _targets(result):
+        if np.isfinite(value):
+            met = abs(value) <= limit if may else None
+            yield {"what": what, "cell": of, "limit": limit, "value": value, "met": met}
+
+
+def _targets(result: Mapping[str, Any]) -> Iterator[tuple[str, str, float, float, bool]]:
+    """What is judged, of which cell, its limit, its value, and whether it may be judged."""
+    for name, cell in result["cells"].items():
+        quiet = result["repeats"][cell["layout"]]["quiet"]
+        yield "parity", name, 0.0, cell["parity"] - 1, True
+        if "calibrated" in cell:
+            for what, limit in TARGETS.items():
+                yield what, name, limit, cell[what]["median"], quiet
+            replayed = cell["replay"]["makespan_error"]["median"]
+            yield "replay makespan", name, REPLAY_TARGET, replayed, quiet
+    for name, ratio in result["ratios"].items():
+        # Only repeats that both layouts accepted: each may have rejected different ones.
+        enough = ratio["repeats"] >= FEWEST_REPEATS
+        yield "ratio", name, RATIO_TARGET, ratio["error"], enough
