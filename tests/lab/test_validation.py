@@ -51,7 +51,7 @@ from sarathi_sim.experiments.lab.engines.validation import (
     rejected,
     report,
 )
-from sarathi_sim.experiments.measured.answers import validation_answer
+from sarathi_sim.experiments.lab.servers.answers import validation_answer
 from sarathi_sim.experiments.report.sections import sections_of
 from sarathi_sim.experiments.results import to_json
 from sarathi_sim.policies.catalogue import build

@@ -22,7 +22,6 @@ from typing import Any, Literal
 
 import numpy as np
 import pandas as pd
-from rich.table import Table
 
 from sarathi_sim.experiments.config.base import Source
 from sarathi_sim.experiments.config.deployment import layers_of
@@ -30,7 +29,7 @@ from sarathi_sim.experiments.config.inputs import model_of
 from sarathi_sim.experiments.config.loading import Experiment
 from sarathi_sim.experiments.config.requests import build_requests
 from sarathi_sim.experiments.config.scenario import Scenario, Validation
-from sarathi_sim.experiments.content import rich_table
+from sarathi_sim.experiments.content import SortableTable
 from sarathi_sim.experiments.lab.engines.lockstep import Recorded, play_back, records_of_one
 from sarathi_sim.policies.batch import Batch
 from sarathi_sim.policies.catalogue import is_pooled, of_micro_batches
@@ -213,7 +212,7 @@ def _cell(name: str, scenario: Scenario, source: Source) -> Cell:
     return cell
 
 
-def cells_table(cells: Sequence[Cell]) -> Table:
+def cells_table(cells: Sequence[Cell]) -> SortableTable:
     """The cells of a validation, side by side."""
     rows: dict[str, list[str]] = {
         "model": [cell.model.name for cell in cells],
@@ -223,7 +222,9 @@ def cells_table(cells: Sequence[Cell]) -> Table:
         "sequences of a micro-batch": [str(cell.max_batch) for cell in cells],
         "requests": [f"{len(cell.requests()):,}" for cell in cells],
     }
-    return rich_table([""], [cell.name for cell in cells], [[k, *v] for k, v in rows.items()])
+    return SortableTable(
+        "", ("", *(cell.name for cell in cells)), [[k, *v] for k, v in rows.items()]
+    )
 
 
 def engine_spec(

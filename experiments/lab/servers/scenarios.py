@@ -19,12 +19,12 @@ from sarathi_sim.experiments.capacity.options import router_of_ranks
 from sarathi_sim.experiments.config.inputs import HostConstants, calls_of_layer, launch_s_of
 from sarathi_sim.experiments.config.scenario import OF_VLLM, Engine
 from sarathi_sim.experiments.lab.servers.rows import Measured, StartedPool
+from sarathi_sim.experiments.lab.sources.aiconfigurator import SYSTEMS
 from sarathi_sim.policies.request import release_of
 from sarathi_sim.profiler.facts.device import DeviceSpec, load_device
 from sarathi_sim.profiler.facts.engines import engine_facts, memory_class
 from sarathi_sim.profiler.facts.formats import STACKS
 from sarathi_sim.profiler.facts.model import ModelSpec, load_model
-from sarathi_sim.profiler.public.kernel_tables import SYSTEMS
 from sarathi_sim.profiler.storage.files import data_dir
 from sarathi_sim.profiler.storage.plain_yaml import read_mapping
 from sarathi_sim.profiler.storage.strict import UserError, parse, strict_dataclass
@@ -33,7 +33,7 @@ from sarathi_sim.simulator.load.engine_memory import SHARES
 from sarathi_sim.simulator.loop.routers import Router
 
 #: AIConfigurator's system -> shipped device.
-DEVICES = {system: device for device, (system, _) in SYSTEMS.items()}
+DEVICES = {system: device for device, system in SYSTEMS.items()}
 DTYPES = {"bf16": "bf16", "fp16": "bf16", "fp8": "fp8", "fp4": "nvfp4", "nvfp4": "nvfp4"}
 DTYPES |= {"int4": "int4_wo"}
 _BLACKWELL = ("b200_sxm", "b300_sxm", "gb200")
