@@ -236,18 +236,14 @@ def first_light(
         bool,
         typer.Option("--dry-run", help="The same steps on a tiny model; without a GPU, too."),
     ] = False,
-    keep_going: Annotated[
-        bool, typer.Option("--keep-going", help="Go on where the GPU is not as it should be.")
-    ] = False,
 ) -> None:
     """Measure everything that a first hour on a GPU node allows.
 
-    Needs torch. Every step is a process with a time limit. It checks the machine, the attention
-    kernels, the bandwidth and the matrix units; then it profiles models, and compares them with the
-    shipped kernels of this GPU.
+    Needs torch. Every step is a process with a time limit. It probes the machine, profiles models,
+    compares them with the shipped kernels of this GPU, and runs the engine beside the simulator.
 
     After an interruption, the same command continues. On another machine with the same GPU
-    --resume continues from the archive, which is written after every step and has at most 16 MB.
+    --resume continues from the archive, which is written after every step.
     The exit code is 1 where steps failed or are left.
 
     \b
@@ -259,23 +255,15 @@ def first_light(
     """
     from importlib.util import find_spec
 
-    from sarathi_sim.profiler.first_light.hour import Options
-    from sarathi_sim.profiler.first_light.hour import first_light as run
+    from sarathi_sim.experiments.lab.engines.first_light import Hour
     from sarathi_sim.profiler.planning.journal import ProfileError
 
     if find_spec("torch") is None:
         raise ProfileError(
             "first-light needs torch, which is not installed: pip install 'sarathi-sim[profiler]'"
         )
-    options = Options(
-        out=out,
-        archive=archive or out.with_name(f"{out.name}.zip"),
-        resume=resume,
-        minutes=float("inf") if minutes is None else minutes,
-        rehearsal=dry_run,
-        keep_going=keep_going,
-    )
-    if not run(options, typer.echo):
+    hour = Hour(out, archive or out.with_name(f"{out.name}.zip"), typer.echo, dry_run)
+    if not hour.run(math.inf if minutes is None else minutes, resume):
         raise typer.Exit(1)
 
 
