@@ -50,8 +50,6 @@ from sarathi_sim.experiments.cli.profile import (
     fit,
     import_profile,
     profile,
-    profile_check,
-    profile_diff,
 )
 from sarathi_sim.experiments.cli.results import compare, plot, report
 from sarathi_sim.experiments.cli.sweep import plan, sweep
@@ -216,8 +214,6 @@ GROUPS: dict[str, dict[str, Callable[..., None]]] = {
         "import": import_profile,
         "first-light": first_light,
         "profile": profile,
-        "profile-check": profile_check,
-        "profile-diff": profile_diff,
         "fit": fit,
         "accuracy": accuracy,
         "calibrate": calibrate,

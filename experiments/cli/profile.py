@@ -21,6 +21,7 @@ from sarathi_sim.experiments.cli.common import (
 )
 
 if TYPE_CHECKING:
+    from sarathi_sim.profiler.bundle.check import Checked
     from sarathi_sim.profiler.bundle.schema import Bundle
     from sarathi_sim.profiler.planning.settings import Settings
 
@@ -267,11 +268,6 @@ def first_light(
         raise typer.Exit(1)
 
 
-BundleFolder = Annotated[
-    Path, typer.Argument(metavar="DIR", help="A bundle, or a folder of bundles.")
-]
-
-
 def import_profile(
     source: Annotated[
         str, typer.Argument(metavar="SOURCE", help="vidur, aiconfigurator or llmservingsim.")
@@ -322,66 +318,6 @@ def import_profile(
     typer.echo(f"written: {folder}")
 
 
-def profile_check(folder: BundleFolder) -> None:
-    """Check bundles: files, units, and impossible times.
-
-    The exit code is 2 if a bundle cannot be used or is faster than its device can be. Outliers,
-    and times that fall as work grows, are only warnings: real kernels show both.
-
-    \b
-    Examples:
-      sarathi-sim profile-check profiles
-      sarathi-sim profile-check profiles/a100-80g-sxm/llama-2-70b/tp4
-    """
-    from sarathi_sim.profiler.bundle.check import bundle_folders, check_folder
-
-    failed = 0
-    for path in bundle_folders(folder):
-        checked = check_folder(path)
-        rows = []
-        for op, there in checked.coverage.items():
-            levels = (finding.level for finding in checked.findings if finding.where == op)
-            rows.append((op, there, ", ".join(dict.fromkeys(levels)) or "good"))
-        if rows:
-            print_table(("op", "what is there", "findings"), (), rows, title=str(path))
-        else:
-            typer.echo(str(path))
-        for finding in checked.findings:
-            typer.echo(f"{finding.level}: {finding.where}: {finding.message}")
-        failed += checked.failed
-    if failed:
-        raise typer.Exit(2)
-
-
-def profile_diff(
-    first: Annotated[Path, typer.Argument(metavar="A", help="A bundle.")],
-    second: Annotated[Path, typer.Argument(metavar="B", help="A bundle of the same model and tp.")],
-) -> None:
-    """Compare two bundles op by op.
-
-    Prints the ratio of B's times to A's.
-
-    \b
-    Examples:
-      sarathi-sim profile-diff profiles/h200/llama-2-7b/tp1 later/h200/llama-2-7b/tp1
-    """
-    from sarathi_sim.profiler.bundle.diff import backend_differences, diff_bundles
-    from sarathi_sim.profiler.bundle.schema import load_bundle
-
-    bundles = load_bundle(first), load_bundle(second)
-    found, left_out = diff_bundles(*bundles)
-    rows = []
-    for diff in found:
-        points = f"{diff.points}{' (interpolated)' if diff.interpolated else ''}"
-        ratios = (f"{value:.2f}" for value in (diff.median, diff.p5, diff.p95, diff.worst))
-        rows.append((diff.op, points, *ratios, diff.worst_at))
-    print_table(("op", "points", "B/A median", "p5", "p95", "furthest", "where"), (), rows)
-    for line in left_out:
-        typer.echo(f"not compared: {line}")
-    for line in backend_differences(*bundles):
-        typer.echo(f"other backend: {line}")
-
-
 def fit(
     path: Annotated[Path, typer.Argument(metavar="DIR", help="A bundle.")],
     out: Annotated[
@@ -389,7 +325,11 @@ def fit(
         typer.Option(help="Also write the table (CSV, JSON) and a figure per op to this folder."),
     ] = None,
 ) -> None:
-    """Print the errors of a bundle's regressions.
+    """Check a bundle, and print the errors of its regressions.
+
+    The exit code is 2 if the bundle cannot be used or is faster than its device can be; nothing is
+    fitted then. Outliers, and times that fall as work grows, are only warnings: real kernels show
+    both.
 
     Errors are in percent of the bundle's times, on held-out points only: between the points, at
     tile edges, beyond the range (fitted up to a quarter of it), and for a GEMM's shape from the
@@ -407,11 +347,15 @@ def fit(
     from sarathi_sim.experiments.cli.common import ProgressBar
     from sarathi_sim.experiments.figures.fits import describe, write_fits
     from sarathi_sim.experiments.results import FITS_FORMAT, check_replaceable
-    from sarathi_sim.profiler.bundle.schema import load_bundle
+    from sarathi_sim.profiler.bundle.check import check_folder
 
-    bundle = load_bundle(path)
+    checked = check_folder(path)
     if out is not None:
         check_replaceable(out, FITS_FORMAT)
+    _print_findings(checked, path)
+    if checked.failed:
+        raise typer.Exit(2)
+    bundle = checked.bundle
     with ProgressBar(consoles()[1], enabled=True) as progress:
         errors = describe(bundle, progress)
         if out is not None:
@@ -426,6 +370,17 @@ def fit(
     if len(bundle.mixed) or len(bundle.attn_decode_skew):
         _print_beyond_single_ops(bundle)
     print_written(out)
+
+
+def _print_findings(checked: Checked, path: Path) -> None:
+    """What a bundle holds, and what in it is not plausible."""
+    rows = []
+    for op, there in checked.coverage.items():
+        levels = (finding.level for finding in checked.findings if finding.where == op)
+        rows.append((op, there, ", ".join(dict.fromkeys(levels)) or "good"))
+    print_table(("op", "what is there", "findings"), (), rows, title=str(path))
+    for finding in checked.findings:
+        typer.echo(f"{finding.level}: {finding.where}: {finding.message}")
 
 
 def _print_beyond_single_ops(bundle: Bundle) -> None:

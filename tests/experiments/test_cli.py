@@ -154,7 +154,7 @@ def test_module_runs_like_the_command_and_help_imports_nothing_heavy() -> None:
         env={**os.environ, "COLUMNS": "100"},
     )
     assert done.returncode == 0
-    assert "profile-check" in done.stdout
+    assert "first-light" in done.stdout
     imported = {line.rpartition("|")[2].strip() for line in done.stderr.splitlines()}
     assert "typer" in imported
     heavy = ("numpy", "pandas", "simpy", "matplotlib", "sklearn", "pydantic", "scipy", "yaml")
