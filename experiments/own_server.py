@@ -175,6 +175,10 @@ def fit(
 ) -> Result:
     """Check a bundle, and print the errors of its regressions.
 
+    The exit code is 2 if the bundle cannot be used or is faster than its device can be; nothing is
+    fitted then. Outliers, and times that fall as work grows, are only warnings: real kernels show
+    both.
+
     Errors are in percent of the bundle's times, on held-out points only: between the points, at
     tile edges, beyond the range (fitted up to a quarter of it), and for a GEMM's shape from the
     other GEMMs (unseen). A random forest and a polynomial fitted to the same points are beside
@@ -189,12 +193,23 @@ def fit(
     """
     from sarathi_sim.experiments.figures.fits import describe, write_fits
     from sarathi_sim.experiments.results import FITS_FORMAT, check_replaceable
-    from sarathi_sim.profiler.bundle.schema import load_bundle
+    from sarathi_sim.profiler.bundle.check import check_folder
 
-    path = Path(bundle)
-    loaded = load_bundle(path)
+    path, question = Path(bundle), "How far off is this bundle?"
+    checked = check_folder(path)
     if out is not None:
         check_replaceable(Path(out), FITS_FORMAT)
+    levels = {op: [f.level for f in checked.findings if f.where == op] for op in checked.coverage}
+    coverage = [
+        (op, there, ", ".join(dict.fromkeys(levels[op])) or "good")
+        for op, there in checked.coverage.items()
+    ]
+    findings = SortableTable(str(path), ("op", "what is there", "findings"), coverage, text=3)
+    said = [f"{f.level}: {f.where}: {f.message}" for f in checked.findings]
+    if checked.failed:
+        section = Section("fit", str(path), question, "", findings, warnings=said)
+        return Result({}, section, code=2)
+    loaded = checked.bundle
     errors = describe(loaded, progress)
     if out is not None:
         write_fits(loaded, errors, Path(out), progress)

@@ -17,7 +17,6 @@ from sarathi_sim.profiler.facts.device import DeviceSpec, shipped_device
 from sarathi_sim.profiler.facts.formats import SPEEDUP, Kernels
 from sarathi_sim.profiler.facts.ops import ALL_REDUCE, ATTENTION, LAYER_GEMMS, OPS, SEND_RECV
 from sarathi_sim.profiler.facts.roofline import HALF, Array
-from sarathi_sim.profiler.storage.strict import UserError
 
 #: Clocks above the data sheet's, and rounding, are forgiven.
 _SLACK = 1.05
@@ -143,10 +142,9 @@ class Finding:
 
 @dataclass(frozen=True, eq=False)
 class Checked:
-    """One bundle folder: its content by op, and the findings. ``bundle`` None: not loaded."""
+    """A bundle, its content by op, and the findings."""
 
-    path: Path
-    bundle: Bundle | None
+    bundle: Bundle
     coverage: dict[str, str]
     findings: list[Finding]
 
@@ -156,36 +154,23 @@ class Checked:
         return any(finding.level == "error" for finding in self.findings)
 
 
-def bundle_folders(root: Path) -> list[Path]:
-    """``root`` itself, or every folder below it with a ``meta.yaml``. Raises BundleError: none."""
-    found = sorted(path.parent for path in root.rglob("meta.yaml"))
-    if not found:
-        raise BundleError(f"{root}: no meta.yaml here or in a folder below")
-    return found
-
-
 def load_plausible(path: Path) -> Bundle:
     """The bundle in a folder, with none of the errors that :func:`check_folder` finds.
 
-    Raises BundleError with them otherwise.
+    Raises BundleError with them otherwise, and what :func:`load_bundle` raises.
     """
     checked = check_folder(path)
     errors = [f"{f.where}: {f.message}" for f in checked.findings if f.level == "error"]
-    if checked.bundle is None:
-        raise BundleError(checked.findings[0].message)
     if errors:
         raise BundleError(f"{path} cannot be right: {'; '.join(errors)}")
     return checked.bundle
 
 
 def check_folder(path: Path) -> Checked:
-    """Load a bundle and check it. An error of load_bundle becomes a finding."""
-    try:
-        bundle = load_bundle(path)
-    except UserError as error:
-        return Checked(path, None, {}, [Finding("error", "bundle", str(error))])
+    """Load a bundle and check it. Raises what :func:`load_bundle` raises."""
+    bundle = load_bundle(path)
     device = shipped_device(bundle.meta.device, str(bundle.meta.environment.get("gpu", "")))
-    return Checked(path, bundle, _coverage(bundle), check_bundle(bundle, device))
+    return Checked(bundle, _coverage(bundle), check_bundle(bundle, device))
 
 
 def check_bundle(bundle: Bundle, device: DeviceSpec | None) -> list[Finding]:

@@ -11,7 +11,7 @@ import os
 import statistics
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import asdict, dataclass, replace
 from itertools import takewhile
@@ -211,8 +211,6 @@ _LONGEST_FLUSH = 8
 _IN_A_ROW = 4
 #: Clock cycles that a GPU waits instead, where nothing is flushed: about a millisecond.
 _WAIT_CYCLES = 1_500_000
-#: A read faster than the copy bandwidth by more than this came from the L2.
-_FROM_L2 = 1.02
 _MOST_WARM_UPS = 12
 #: An idle GPU's clock takes many samples to rise: at the idle clock two in a row are alike, too.
 _WAKING_S = 0.3
@@ -413,13 +411,3 @@ def cuda_events() -> tuple[Any, Any]:
     """Two events to record before and after; ``start.elapsed_time(end)`` gives milliseconds."""
     cuda: Any = torch.cuda
     return cuda.Event(enable_timing=True), cuda.Event(enable_timing=True)
-
-
-def best_flush(rates: Mapping[FlushMode, float], ceiling: float) -> FlushMode:
-    """The mode to take, from the bytes per second at which each read the same cold weights.
-
-    A rate above ``ceiling``, that of a large copy, was read from the L2; of the others the highest
-    was disturbed least. "read" where none is left.
-    """
-    honest = {mode: rate for mode, rate in rates.items() if rate <= _FROM_L2 * ceiling}
-    return max(honest, key=lambda mode: honest[mode]) if honest else "read"

@@ -22,6 +22,7 @@ from sarathi_sim.experiments.cli import app
 from sarathi_sim.experiments.config import inputs
 from sarathi_sim.experiments.config.loading import load_experiment
 from sarathi_sim.experiments.sweeps.plan import plan_sweep
+from sarathi_sim.profiler.bundle.check import check_folder
 from sarathi_sim.profiler.bundle.schema import TABLES, BundleError, _content_sha256, load_bundle
 from sarathi_sim.profiler.bundle.table_files import read_table
 from sarathi_sim.profiler.storage.files import data_dir, user_path
@@ -187,7 +188,7 @@ def spoilt(tmp_path: Path, time: str) -> Path:
         ("1e-3", "ffn_ln1: faster than the device can: 0.001 us at num_tokens=256"),
     ],
 )
-def test_a_run_applies_the_errors_of_profile_check(
+def test_a_run_applies_the_errors_of_fit(
     write_config: Write, tmp_path: Path, time: str, problem: str
 ) -> None:
     root = spoilt(tmp_path, time)
@@ -201,14 +202,15 @@ def test_a_run_applies_the_errors_of_profile_check(
         assert "--set profiles: " in line
         assert problem in line
     assert not out.exists()
-    assert problem in called("profile-check", root, code=2).output
+    assert problem in called("fit", root / "a100-80g-sxm" / "gpt3-175b" / "tp8", code=2).output
 
 
-def test_warnings_of_profile_check_do_not_keep_a_run_from_starting(
+def test_warnings_about_a_bundle_do_not_keep_a_run_from_starting(
     write_config: Write, tmp_path: Path
 ) -> None:
     root = spoilt(tmp_path, "900")
-    assert "outlier: 900 us at num_tokens=256" in called("profile-check", root).output
+    findings = check_folder(root / "a100-80g-sxm" / "gpt3-175b" / "tp8").findings
+    assert any("outlier: 900 us at num_tokens=256" in found.message for found in findings)
     called("run", "--dry-run", write_config(ALONE), "--set", f"profiles={root}")
 
 

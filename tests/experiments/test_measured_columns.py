@@ -8,7 +8,6 @@ import numpy as np
 import pytest
 
 from sarathi_sim.profiler.bundle.check import check_bundle
-from sarathi_sim.profiler.bundle.diff import diff_bundles
 from sarathi_sim.profiler.bundle.schema import TABLES, Bundle, load_bundle
 from sarathi_sim.profiler.facts.device import load_device
 from sarathi_sim.profiler.measuring.to_bundle import best_gemm, best_send
@@ -46,12 +45,8 @@ def test_fits_are_of_the_same_points(plain: Bundle, measured: Bundle) -> None:
     assert np.array_equal(one.decode(sizes, sizes), other.decode(sizes, sizes))
 
 
-def test_checks_and_comparisons_are_of_the_same_points(plain: Bundle, measured: Bundle) -> None:
+def test_checks_are_of_the_same_points(plain: Bundle, measured: Bundle) -> None:
     device = load_device("a100-80g-sxm")
     assert check_bundle(measured, device) == check_bundle(plain, device)
-    diffs, left_out = diff_bundles(measured, plain)
-    assert diffs == diff_bundles(plain, plain)[0]
-    assert not left_out
-    assert all(diff.worst == 1.0 and not diff.interpolated for diff in diffs)
     assert best_gemm([measured]) == best_gemm([plain])
     assert best_send([measured], "inter_node") == best_send([plain], "inter_node")

@@ -274,7 +274,7 @@ def _main(command: Command) -> None:
 
     _forget()
     sys.argv = ["sarathi-sim", *command.argv]
-    if command.argv[0] == "profile-check":  # what it says on stdout are the mistakes
+    if command.argv[0] == "fit":  # what it says on stdout are the mistakes
         sys.stdout = sys.stderr
     cli.main()
 

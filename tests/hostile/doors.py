@@ -92,11 +92,7 @@ def device(rng: Random, box: Path) -> Command:
 
 def _reads_bundle(rng: Random) -> Command:
     kind = rng.random()
-    if kind < 0.2:
-        return Command(["profile-check", rng.choice((BUNDLE, "profiles"))])
-    if kind < 0.3:
-        return Command(["profile-diff", BUNDLE, BUNDLE])
-    if kind < 0.35:
+    if kind < 0.1:
         return Command(["fit", BUNDLE])
     return _checks_or_runs(rng)
 

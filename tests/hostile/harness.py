@@ -118,7 +118,6 @@ class Harness:
                 "plan sweep.yaml",
                 "compare result/orca result/sarathi --out drawn",
                 "plot swept --metric makespan_s --out plotted",
-                "profile-check profiles",
                 "run own.yaml --no-figures --out own",
                 "report result swept drawn --out page.html",
                 "replay exp.yaml server.jsonl --ticks ticks.csv",

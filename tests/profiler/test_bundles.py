@@ -1,4 +1,4 @@
-"""Bundles on disk, each way to spoil one, and what profile-check and profile-diff say of them."""
+"""Bundles on disk, each way to spoil one, and what is found in them."""
 
 from __future__ import annotations
 
@@ -13,8 +13,7 @@ import pytest
 from typer.testing import CliRunner
 
 from sarathi_sim.experiments.cli import app
-from sarathi_sim.profiler.bundle.check import Finding, bundle_folders, check_bundle, check_folder
-from sarathi_sim.profiler.bundle.diff import backend_differences, diff_bundles
+from sarathi_sim.profiler.bundle.check import Finding, check_bundle, check_folder
 from sarathi_sim.profiler.bundle.schema import (
     TABLES,
     Bundle,
@@ -329,7 +328,7 @@ def test_other_folders_beside_bundles_are_not_listed(tmp_path: Path, name: str) 
     assert list_bundles(tmp_path) == [("dev", "model", 2)]
 
 
-# profile-check and profile-diff: what they say of bundles that are spoilt on purpose
+# What is found in bundles that are spoilt on purpose
 
 
 A100 = load_device("a100-80g-sxm")
@@ -367,10 +366,9 @@ def of(findings: list[Finding], level: str) -> dict[str, str]:
 
 
 def test_a_device_model_passes() -> None:
-    for folder in bundle_folders(profile_folder(*GPT3, 8)):
-        checked = check_folder(folder)
-        assert not checked.failed, checked.findings
-        assert checked.coverage["preproj"].startswith("272 points, num_tokens 1..131072")
+    checked = check_folder(profile_folder(*GPT3, 8))
+    assert not checked.failed, checked.findings
+    assert checked.coverage["preproj"].startswith("272 points, num_tokens 1..131072")
 
 
 @pytest.mark.parametrize(
@@ -430,71 +428,16 @@ def test_an_unknown_device_is_said(bundle: Bundle, tmp_path: Path) -> None:
     assert of(checked.findings, "note")["device"].startswith("no data sheet of my-gpu ships")
 
 
-def test_the_check_command(bundle: Bundle, tmp_path: Path) -> None:
-    def invoke(path: Path) -> tuple[int, str]:
-        done = CliRunner().invoke(app, ["profile-check", str(path)])
-        return done.exit_code, done.output
-
-    write_bundle(bundle, tmp_path / "good")
-    code, output = invoke(tmp_path)
-    assert code == 0
-    assert "272 points, num_tokens 1..131072" in output
-    write_bundle(changed(bundle, "linear", scaled(1e-3, "ffn_ln1")), tmp_path / "units")
-    code, output = invoke(tmp_path)
-    assert code == 2
-    assert "error: ffn_ln1: faster than the device can" in output
-    # What load_bundle refuses is said in its words, and the other bundles are still checked.
-    csv = tmp_path / "units" / "linear.csv"
+def test_fit_begins_with_the_findings(bundle: Bundle, tmp_path: Path) -> None:
+    write_bundle(changed(bundle, "linear", scaled(1e-3, "ffn_ln1")), tmp_path / "b")
+    done = CliRunner().invoke(app, ["fit", str(tmp_path / "b")])
+    assert done.exit_code == 2 and "272 points, num_tokens 1..131072" in done.output
+    assert "error: ffn_ln1: faster than the device can" in done.output
+    assert "held-out" not in done.output
+    csv = tmp_path / "b" / "linear.csv"
     csv.write_text(csv.read_text().replace("ffn_ln1,1,", "ffn_ln1,1,-"))
-    code, output = invoke(tmp_path)
-    assert code == 2
-    assert "time_us must be positive, got '-" in output
-    assert str(tmp_path / "good") in output.replace("\n", "")
-    code, output = invoke(tmp_path / "good" / "nothing")
-    assert code == 2
-    assert "no meta.yaml here or in a folder below" in output
-
-
-def test_diff_of_common_and_of_interpolated_points(bundle: Bundle) -> None:
-    slower = changed(bundle, "linear", scaled(1.5, "preproj"))
-    slower = changed(slower, "linear", set_time("preproj", 512, 2.0))
-    found, left_out = diff_bundles(bundle, slower)
-    by_op = {diff.op: diff for diff in found}
-    assert left_out == []
-    preproj = by_op["preproj"]
-    assert (preproj.points, preproj.interpolated) == (272, False)
-    assert preproj.median == pytest.approx(1.5)
-    assert (preproj.worst, preproj.worst_at) == (pytest.approx(3.0), "num_tokens=512")
-    assert by_op["postproj"].median == by_op["attn_decode"].p95 == 1.0
-    # Sizes that never coincide: both linear between their points.
-    sizes = pd.DataFrame({"num_bytes": [3000, 300_000, 30_000_000], "time_us": [50.0, 90.0, 800.0]})
-    other = dataclasses.replace(bundle, all_reduce=sizes, send_recv=bundle.send_recv.iloc[:0])
-    found, left_out = diff_bundles(bundle, other)
-    reduce = next(diff for diff in found if diff.op == "all_reduce")
-    assert reduce.interpolated and reduce.points > 20
-    assert left_out == [
-        "send_recv inter_node: the second bundle has none",
-        "send_recv intra_node: the second bundle has none",
-    ]
-    # Chunks and contexts that never coincide: interpolated between the second's points.
-    shifted = bundle.attn_prefill[bundle.attn_prefill["chunk_tokens"] % 128 == 1]
-    kept = bundle.attn_prefill[bundle.attn_prefill["chunk_tokens"] % 128 == 0]
-    one = dataclasses.replace(bundle, attn_prefill=shifted)
-    two = dataclasses.replace(bundle, attn_prefill=kept)
-    prefill = next(diff for diff in diff_bundles(one, two)[0] if diff.op == "attn_prefill")
-    assert prefill.interpolated
-    assert 0.8 < prefill.median < 1.1
-
-
-def test_different_shards_are_not_compared(bundle: Bundle) -> None:
-    with pytest.raises(BundleError, match="different tps: the first has 8, the second 1"):
-        diff_bundles(bundle, load_bundle(profile_folder(*GPT3, 1)))
-    meta = dataclasses.replace(bundle.meta, model="other")
-    with pytest.raises(BundleError, match="different models: the first has gpt3-175b"):
-        diff_bundles(bundle, dataclasses.replace(bundle, meta=meta))
-    done = CliRunner().invoke(app, ["profile-diff", *[str(profile_folder(*GPT3, 8))] * 2])
-    assert done.exit_code == 0
-    assert "preproj" in done.output and "1.00" in done.output
+    done = CliRunner().invoke(app, ["fit", str(tmp_path / "b")])
+    assert done.exit_code == 2 and "time_us must be positive, got '-" in done.output
 
 
 def test_the_import_command_ends_in_one_message(tmp_path: Path) -> None:
@@ -613,26 +556,6 @@ def test_a_longer_maximum_that_takes_less_is_a_warning(small: Bundle) -> None:
     )
 
 
-def test_two_bundles_are_compared_at_the_points_they_share(small: Bundle) -> None:
-    slower = small.mixed.assign(time_us=small.mixed["time_us"] * [1.0, 1.5, 2.0]).iloc[1:]
-    overhead = small.overhead.assign(time_us=small.overhead["time_us"] * 3).iloc[1:]
-    found, left_out = diff_bundles(small, replace(small, mixed=slower, overhead=overhead))
-    by_op = {diff.op: diff for diff in found}
-    mixed = by_op["mixed"]
-    assert (mixed.points, mixed.interpolated, mixed.median, mixed.worst) == (2, False, 1.75, 2.0)
-    assert mixed.worst_at == (
-        "chunk_tokens=64 context_tokens=0 batch_size=0 decode_context_tokens=0"
-    )
-    assert by_op["overhead layer_run"].median == 3.0
-    assert "overhead layer_graph_launch: the second bundle has none" in left_out
-    apart = small.mixed.assign(chunk_tokens=small.mixed["chunk_tokens"] + 1)
-    _, left_out = diff_bundles(small, replace(small, mixed=apart))
-    assert "mixed: their sizes do not overlap" in left_out
-    nothing = pd.DataFrame(columns=list(TABLES["mixed"].columns))
-    _, left_out = diff_bundles(small, replace(small, mixed=nothing))
-    assert "mixed: the second bundle has none" in left_out
-
-
 def test_points_that_scatter_are_named_the_worst_first(small: Bundle) -> None:
     linear = small.linear.copy()
     preproj = linear["op"] == "preproj"
@@ -662,9 +585,3 @@ def test_two_backends_in_a_table_are_said(small: Bundle, tmp_path: Path) -> None
         f"2 backends in one table: '{SDPA}' 1 points (first batch_size=64 context_tokens=0), "
         f"'{XFORMERS}' 1 points (first batch_size=64 context_tokens=32)"
     )
-    assert backend_differences(small, small) == []
-    assert backend_differences(small, both) == [
-        f"attn_decode: {SDPA} in the first, {SDPA} and {XFORMERS} in the second"
-    ]
-    unsaid = replace(small, attn_decode=decode.drop(columns="backend"))
-    assert backend_differences(small, unsaid) == []

@@ -328,15 +328,6 @@ class CountedOps(TorchDispatchMode):
         return func(*args, **(kwargs or {}))
 
 
-def test_the_flush_is_chosen_by_the_ceiling() -> None:
-    """Faster than a copy is the L2's speed; of the others the fastest was disturbed least."""
-    assert timing.best_flush({"write": 2.9e12, "read": 3.2e12, "rotate": 3.5e12}, 3.3e12) == "read"
-    assert timing.best_flush({"write": 2.9e12, "read": 3.2e12, "rotate": 3.25e12}, 3.3e12) == (
-        "rotate"
-    )
-    assert timing.best_flush({"write": 9e12}, 3.3e12) == "read"
-
-
 def test_rotated_weights_are_larger_than_any_cache() -> None:
     """Of 13B's TP 8 the smallest matrix has 640 x 5120 numbers: 6.6 MB, so 41 copies."""
     model = load_model("llama-13b")

@@ -15,9 +15,8 @@ import pytest
 
 torch = pytest.importorskip("torch", reason="torch is not installed")
 
+from sarathi_sim.experiments.lab.engines.first_light import probe
 from sarathi_sim.profiler.facts.model import load_model
-from sarathi_sim.profiler.first_light.machine_steps import probe
-from sarathi_sim.profiler.first_light.steps import Task
 from sarathi_sim.profiler.measuring import degree, ranks, shard_ops
 from sarathi_sim.profiler.measuring.degree import DegreeSession
 from sarathi_sim.profiler.measuring.shard_ops import ShardOps
@@ -170,10 +169,11 @@ def test_fp8_accumulates_as_engines_do(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_the_probe_says_that_there_is_no_nvml(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    (tmp_path / "results").mkdir()
     with fake_cuda.pretend(), no_numbers():
-        with_nvml = probe(Task(tmp_path, 60, rehearsal=True)).headline
+        with_nvml = probe(tmp_path, rehearsal=False)
         monkeypatch.setitem(sys.modules, "pynvml", None)
-        without = probe(Task(tmp_path, 60, rehearsal=True)).headline
+        without = probe(tmp_path, rehearsal=False)
     assert "; no NVML" not in with_nvml and "; no NVML" in without
 
 

@@ -3,7 +3,8 @@
 
 import sys
 
-if any(word.startswith("sarathi_sim.profiler.") for word in sys.orig_argv):
+OURS = ("sarathi_sim.profiler.", "sarathi_sim.experiments.lab.engines.first_light")
+if any(word.startswith(OURS) for word in sys.orig_argv):
     from tests.profiler_torch.fake_cuda import pretend_for_good
 
     pretend_for_good()
