@@ -77,7 +77,8 @@ ROOMS: dict[str, str] = {
         "experiments.capacity experiments.sweeps experiments.run experiments.figures "
         "experiments.content experiments.results experiments.config policies profiler simulator"
     ),
-    "experiments.paper": (
+    "experiments.lab": "",
+    "experiments.lab.paper": (
         "experiments.run experiments.figures experiments.content experiments.results "
         "experiments.config policies profiler simulator"
     ),
@@ -151,7 +152,8 @@ def room(module: str) -> str:
     """The room a module is in: a sub-package, or a module that stands by itself."""
     if module.startswith("policies"):
         return "policies"
-    return ".".join(module.split(".")[:2])
+    depth = 3 if module.startswith("experiments.lab.") else 2
+    return ".".join(module.split(".")[:depth])
 
 
 def within(module: str, places: str) -> bool:
@@ -208,7 +210,7 @@ def test_no_module_imports_itself_through_others() -> None:
 
 
 # A command, a configuration or a figure may have the name of what it is for.
-DOORS = ("experiments.cli", "experiments.config", "experiments.paper.figures")
+DOORS = ("experiments.cli", "experiments.config", "experiments.lab")
 
 
 def test_no_name_has_two_meanings() -> None:

@@ -20,7 +20,7 @@ from sarathi_sim.experiments.cli.common import (
 if TYPE_CHECKING:
     from rich.table import Table
 
-    from sarathi_sim.experiments.paper.claims import ClaimResult
+    from sarathi_sim.experiments.lab.paper.claims import ClaimResult
 
 
 def reproduce(
@@ -56,9 +56,9 @@ def reproduce(
     from contextlib import nullcontext
 
     from sarathi_sim.experiments.cli.common import ProgressBar
-    from sarathi_sim.experiments.paper.claims import counts_text, pick_claims
-    from sarathi_sim.experiments.paper.claims import reproduce as compute
-    from sarathi_sim.experiments.paper.variants import VARIANTS, Lab
+    from sarathi_sim.experiments.lab.paper.claims import counts_text, pick_claims
+    from sarathi_sim.experiments.lab.paper.claims import reproduce as compute
+    from sarathi_sim.experiments.lab.paper.variants import VARIANTS, Lab
     from sarathi_sim.experiments.results import PAPER_FORMAT, result_folder, write_summary
     from sarathi_sim.profiler.storage.strict import UserError, did_you_mean
 
@@ -80,7 +80,7 @@ def reproduce(
         results = compute(claims, wanted, progress)
         content = {"claims": [result.row() for result in results]}
         if scratch is not None:
-            from sarathi_sim.experiments.paper.figures.gallery import write_gallery
+            from sarathi_sim.experiments.lab.paper.figures import write_gallery
 
             write_gallery(scratch, labs, None if ids else results, progress)
             write_summary(scratch, PAPER_FORMAT, content)
@@ -141,7 +141,7 @@ def advise(
 def claims_table(results: Sequence[ClaimResult]) -> Table:
     """One row a claim, the variants side by side."""
     from sarathi_sim.experiments.content import rich_table
-    from sarathi_sim.experiments.paper.scrutiny import MARKS, marks
+    from sarathi_sim.experiments.lab.paper.claims import MARKS, marks
 
     variants = list(dict.fromkeys(result.variant for result in results))
     bounds = {"upper bound": "<= ", "lower bound": ">= "}
@@ -165,7 +165,7 @@ def claims_table(results: Sequence[ClaimResult]) -> Table:
 
 
 def _print_readings(ids: Sequence[str]) -> None:
-    from sarathi_sim.experiments.paper.claims import pick_claims
+    from sarathi_sim.experiments.lab.paper.claims import pick_claims
 
     for claim in pick_claims(ids):
         typer.echo(f"{claim.id} (section {claim.section}): {claim.metric}; {claim.setting}")

@@ -33,7 +33,7 @@ MAY_NAME = (
     "profiler/physics/",
     "profiler/public/",
     "profiler/importers/",
-    "experiments/paper/",
+    "experiments/lab/paper/",
 )
 
 

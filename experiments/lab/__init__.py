@@ -1,0 +1,1 @@
+"""The laboratory: what proves the product. Nothing outside imports it; a room a folder."""
