@@ -39,10 +39,9 @@ docs: $(VENV)/.installed-dev
 
 # The fit to the paper and everything docs/paper.md shows, anew.
 paper: $(VENV)/.installed
-	$(BIN)/python -m sarathi_sim.experiments.paper.constants
-	$(BIN)/python -m sarathi_sim.experiments.paper.scrutiny
+	$(BIN)/python -m sarathi_sim.experiments.lab.paper.claims
 	$(BIN)/sarathi-sim reproduce --out runs/paper
-	$(BIN)/python -m sarathi_sim.experiments.paper.page runs/paper docs
+	$(BIN)/python -m sarathi_sim.experiments.lab.paper.page runs/paper docs
 
 # Wheels for a GPU node that has torch, NumPy, pandas, pyarrow, SciPy, scikit-learn, PyYAML, typer and rich,
 # and no network: what first-light needs beside those, for Python 3.11 and 3.12 on Linux x86-64.

@@ -291,7 +291,7 @@ def test_the_papers_figures_replace_only_such(
     def drawn(out: Path, *_: object) -> None:
         (out / "tables.md").write_text("tables")
 
-    monkeypatch.setattr("sarathi_sim.experiments.paper.figures.gallery.write_gallery", drawn)
+    monkeypatch.setattr("sarathi_sim.experiments.lab.paper.figures.write_gallery", drawn)
     out = tmp_path / "paper"
     for _ in range(2):
         called("reproduce", "tile_257", "--out", out)

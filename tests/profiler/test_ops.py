@@ -32,7 +32,6 @@ MAY_NAME = (
     "profiler/bundle/schema.py",
     "profiler/physics/",
     "experiments/lab/",
-    "experiments/paper/",
 )
 
 

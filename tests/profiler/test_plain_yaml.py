@@ -15,7 +15,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sarathi_sim.experiments.config.loading import CONFIGS, load_experiment
-from sarathi_sim.experiments.paper.variants import load_calibration
 from sarathi_sim.profiler.bundle.schema import BundleError, load_bundle
 from sarathi_sim.profiler.facts.device import load_device
 from sarathi_sim.profiler.facts.model import load_model
@@ -144,25 +143,12 @@ def _meta(path: Path) -> object:
     return load_bundle(folder)
 
 
-def _calibration(path: Path) -> object:
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("sarathi_sim.experiments.paper.variants.data_dir", lambda: path.parent)
-        (path.parent / "paper").mkdir(exist_ok=True)
-        (path.parent / "paper" / "calibration.yaml").write_bytes(path.read_bytes())
-        load_calibration.cache_clear()
-        try:
-            return load_calibration()
-        finally:
-            load_calibration.cache_clear()
-
-
-#: Every kind of YAML file, and who reads it.
+#: Kinds of YAML files, and who reads it.
 DOORS: dict[str, Callable[[Path], object]] = {
     "experiment": load_experiment,
     "device": load_device,
     "model": load_model,
     "meta": _meta,
-    "calibration": _calibration,
 }
 
 

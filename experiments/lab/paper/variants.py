@@ -2,12 +2,12 @@
 
 ``predicted`` are the calibrated devices: constants from public kernel measurements, nothing of the
 paper. ``paper-calibrated`` are the same with a few constants per device fitted to some of
-the paper's numbers (``data/paper/calibration.yaml``; ``constants.py`` writes it).
+the paper's numbers (``data/paper/calibration.yaml``).
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import field, replace
 from functools import cache, cached_property, partial
 from typing import Literal
@@ -30,7 +30,8 @@ Variant = Literal["predicted", "paper-calibrated"]
 VARIANTS: tuple[Variant, ...] = ("predicted", "paper-calibrated")
 
 TILE = 128
-_LARGE = 4096  # tokens at which a GEMM runs at its full rate
+LARGE = 4096
+"""Rows at which an op runs at its full rate."""
 
 
 @strict_dataclass
@@ -53,9 +54,12 @@ class Constants:
 
 @strict_dataclass
 class DeviceFit:
-    """One device's constants, the claims they were fitted to, and the claims derived from these."""
+    """One device's constants, where their fit starts, the claims they are fitted to, and those that
+    follow: sums, differences or quotients of fitted ones, or the same ops at nearly the same sizes.
+    """
 
     constants: Constants
+    start: dict[str, float]
     fitted_to: list[str]
     follow: list[str] = field(default_factory=list)
 
@@ -89,30 +93,25 @@ class Lab:
     def __init__(
         self,
         variant: Variant,
-        constants: dict[str, Constants] | None = None,
-        change: Callable[[OpTimes], OpTimes] | None = None,
+        constants: Mapping[str, Constants] | None = None,
+        change: Callable[[OpTimes], OpTimes] = lambda ops: ops,
     ) -> None:
-        self.variant = variant
-        self._change = change
+        self.variant, self._change = variant, change
         self.fitted: frozenset[str] = frozenset()
         self._constants = constants or {}
         if variant == "paper-calibrated" and constants is None:
-            calibration = load_calibration()
-            self._constants = {n: d.constants for n, d in calibration.devices.items()}
-            self.fitted = calibration.fitted
+            self._constants = {n: d.constants for n, d in load_calibration().devices.items()}
+            self.fitted = load_calibration().fitted
         self._machines: dict[tuple[str, str, int], Machine] = {}
 
     def machine(self, device: str, model: str, tp: int = 1) -> Machine:
         """One tensor-parallel group of ``tp`` GPUs that holds all of a model's layers."""
         key = (device, model, tp)
         if key not in self._machines:
-            ops = _op_times(*key)
-            constants = self._constants.get(device)
-            if constants is not None:
-                ops = calibrated(ops, constants)
-            if self._change is not None:
-                ops = self._change(ops)
-            self._machines[key] = Machine(ops, device)
+            ops = shipped(*key)
+            if device in self._constants:
+                ops = calibrated(ops, self._constants[device])
+            self._machines[key] = Machine(self._change(ops), device)
         return self._machines[key]
 
     @cached_property
@@ -125,17 +124,17 @@ class Lab:
         """LLaMA-13B on one A6000, where most of the paper was measured."""
         return self.machine("a6000", "llama-13b")
 
-    @property
-    def a100(self) -> Machine:
-        """LLaMA-33B on one A100."""
-        return self.machine("a100-80g-sxm", "llama-33b")
+
+@cache
+def shipped(device: str, model: str, tp: int) -> OpTimes:
+    """The op times of the calibrated device."""
+    return modelled_times(DeviceTimes(device, load_model(model), tp))
 
 
 def calibrated(ops: OpTimes, constants: Constants) -> OpTimes:
     """Op times with the constants applied; other ops stay as they are."""
     if constants.p is not None:
-        gemms = {op: partial(_gemm_s, ops.by_rows[op], constants, constants.p) for op in GEMMS}
-        ops = with_rows(ops, gemms)
+        ops = with_rows(ops, partial(_gemm_s, constants, constants.p), GEMMS)
     return replace(
         ops,
         prefill=Scaled(ops.prefill, constants.attn_prefill),
@@ -144,7 +143,7 @@ def calibrated(ops: OpTimes, constants: Constants) -> OpTimes:
     )
 
 
-def _gemm_s(time: TimeBySize, c: Constants, p: float, rows: ArrayLike) -> Floats:
+def _gemm_s(c: Constants, p: float, time: TimeBySize, rows: ArrayLike) -> Floats:
     """A GEMM's times by rows, from the shipped ones at its two limits.
 
     Up to one tile the kernel is bound by memory, and which tile it uses hardly shows; beyond, a
@@ -152,19 +151,13 @@ def _gemm_s(time: TimeBySize, c: Constants, p: float, rows: ArrayLike) -> Floats
     """
     rows = np.asarray(rows, np.float64)
     padded = np.where(rows <= TILE, rows, np.ceil(rows / TILE) * TILE)
-    read, compute = c.read * time(1), c.compute * time(_LARGE) / _LARGE * padded
+    read, compute = c.read * time(1), c.compute * time(LARGE) / LARGE * padded
     return np.asarray((read**p + compute**p) ** (1 / p))
 
 
 def untiled(ops: OpTimes) -> OpTimes:
     """Op times whose GEMMs grow evenly from one whole tile to the next, without its step."""
-    gemms = {op: partial(_between_tiles, ops.linear[op]) for op in LAYER_GEMMS}
-    return with_rows(ops, gemms)
-
-
-def with_rows(ops: OpTimes, by_rows: Mapping[str, TimeBySize]) -> OpTimes:
-    """The op times with other times by rows for the ops of ``by_rows``."""
-    return replace(ops, by_rows={**ops.by_rows, **by_rows})
+    return with_rows(ops, _between_tiles, LAYER_GEMMS)
 
 
 def _between_tiles(time: TimeBySize, rows: ArrayLike) -> Floats:
@@ -175,6 +168,9 @@ def _between_tiles(time: TimeBySize, rows: ArrayLike) -> Floats:
     return np.where(rows <= TILE, time(rows), between)
 
 
-@cache
-def _op_times(device: str, model: str, tp: int) -> OpTimes:
-    return modelled_times(DeviceTimes(device, load_model(model), tp))
+def with_rows(
+    ops: OpTimes, shape: Callable[[TimeBySize, ArrayLike], Floats], changed: Iterable[str]
+) -> OpTimes:
+    """The op times with ``shape(time, rows)`` in place of ``time(rows)`` for some ops."""
+    by_rows = {op: partial(shape, ops.by_rows[op]) for op in changed}
+    return replace(ops, by_rows={**ops.by_rows, **by_rows})

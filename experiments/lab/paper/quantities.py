@@ -11,16 +11,16 @@ from functools import cache
 from statistics import median
 from typing import Literal
 
-from sarathi_sim.experiments.paper.gpt3 import ORCA, SARATHI, Assumptions, outcome
-from sarathi_sim.experiments.run.machine import Iteration, Machine, Throughput
+from sarathi_sim.experiments.lab.paper.gpt3 import ORCA, SARATHI, outcome
+from sarathi_sim.experiments.lab.paper.variants import TILE
+from sarathi_sim.experiments.run.machine import Machine, Throughput
 from sarathi_sim.policies.orca import Orca, OrcaWorstCase, RequestLevel
+from sarathi_sim.policies.policy import Policy
 from sarathi_sim.policies.sarathi import ChunkRule, Sarathi
-from sarathi_sim.profiler.facts.device import DeviceSpec
 from sarathi_sim.profiler.facts.ops import GEMMS, GemmShape
 from sarathi_sim.simulator.load.engine_memory import kv_capacity_tokens, max_batch, stage_layers
 
 LENGTH = 1024
-TILE = 128
 MAX_BATCH = {1024: 18, 2048: 10, 3072: 6}
 """The most requests the paper fits, by sequence length."""
 
@@ -33,14 +33,6 @@ def _extreme(values: Iterable[float], which: Extreme) -> float:
 
 # The cost of an iteration (3.1, 4.2, 4.4, Table 2) ------------------------------------------------
 
-SATURATED = 1.05
-"""A rate is saturated where the next size, twice as large, gains less than 5 %."""
-
-
-def batch_of(m: Machine, prompt: int = 0, decodes: int = 0, context: int = 0) -> Iteration:
-    """One iteration of a whole prompt, of decodes, or of both."""
-    return m.iteration([(prompt, 0)] if prompt else [], decodes=decodes, context=context)
-
 
 def iteration_ms(
     m: Machine,
@@ -49,9 +41,9 @@ def iteration_ms(
     decodes: int = 0,
     context: int = 0,
 ) -> float:
-    """Milliseconds of :func:`batch_of`, or of a part of it."""
-    found: float = getattr(batch_of(m, prompt, decodes, context), f"{part}_s")
-    return 1e3 * found
+    """Milliseconds of an iteration of a prompt, of decodes, or of both; or of a part of it."""
+    iteration = m.iteration([(prompt, 0)] if prompt else [], decodes, context)
+    return 1e3 * float(getattr(iteration, f"{part}_s"))
 
 
 def iteration_growth(m: Machine, before: int, after: int) -> float:
@@ -92,19 +84,36 @@ def others_share(m: Machine) -> float:
     return 100 * block["others"] / (sum(block.values()) + m.attention(LENGTH) / m.layers)
 
 
+def op_token_ms(m: Machine, op: str, phase: Literal["prefill", "decode"], batch: int) -> float:
+    """Milliseconds a token in one op of all layers; prompts or contexts of 1024."""
+    rows = LENGTH * batch if phase == "prefill" else batch
+    if op != "attention":
+        return 1e3 * m.layers * m.block(rows)[op] / rows
+    prefill = batch * m.attention(LENGTH) if phase == "prefill" else 0.0
+    return 1e3 * (prefill or m.decode_attention(batch, LENGTH)) / rows
+
+
+def prefill_rate(m: Machine, length: int, batch: int = 1) -> float:
+    """Tokens a millisecond of one layer's prefill."""
+    return 1e-3 * m.prefill_rate(length, batch)
+
+
+def decode_rate(m: Machine, length: int, batch: int) -> float:
+    """Tokens a millisecond of one layer's decodes."""
+    return 1e-3 * m.decode_rate(batch, length)
+
+
 def prefill_peak(m: Machine) -> float:
     """Tokens a millisecond, the best of a single layer at 512 to 4096 tokens."""
     return 1e-3 * max(
-        m.prefill_rate(512),
-        m.prefill_rate(1024),
-        m.prefill_rate(1024, prompts=2),
-        m.prefill_rate(1024, prompts=4),
+        m.prefill_rate(tokens, prompts)
+        for tokens, prompts in ((512, 1), (1024, 1), (1024, 2), (1024, 4))
     )
 
 
 def prefill_loss(m: Machine, tokens: int) -> float:
     """Percent of the peak rate that one layer's prefill of ``tokens`` misses."""
-    return 100 * (1 - 1e-3 * m.prefill_rate(tokens) / prefill_peak(m))
+    return 100 * (1 - prefill_rate(m, tokens) / prefill_peak(m))
 
 
 def prefill_share(m: Machine, tokens: int) -> float:
@@ -115,6 +124,10 @@ def prefill_share(m: Machine, tokens: int) -> float:
 def decode_scaling(m: Machine, batch: int) -> float:
     """Decode throughput at ``batch`` / at batch 1, of the whole model."""
     return decode_token_ms(m, 1) / decode_token_ms(m, batch)
+
+
+SATURATED = 1.05
+"""A rate is saturated where the next size, twice as large, gains less than 5 %."""
 
 
 def saturation(rate: Callable[[int], float], sizes: Sequence[int]) -> float:
@@ -133,6 +146,13 @@ def decode_saturation(m: Machine) -> float:
 def prefill_saturation(m: Machine) -> float:
     """Prompt from which doubling it gains less than 5 % of one layer's prefill rate."""
     return saturation(m.prefill_rate, (64, 128, 256, 512, 1024, 2048))
+
+
+def intensity(m: Machine, op: str, new: int, batch: int) -> float:
+    """FLOPs a byte of a GEMM or of attention, for ``new`` tokens of each sequence of a batch."""
+    if op == "attention":
+        return attention_intensity(m, new)
+    return gemm_intensity(m.ops.model.gemms(1)[op], batch * new)
 
 
 def gemm_intensity(shape: GemmShape, rows: int) -> float:
@@ -215,24 +235,36 @@ def extreme_decode_speedup(m: Machine, which: Extreme) -> float:
 # this: each P:D at which it states a peak (14, 28, 50, 63, 127) is (C - (B - 1)) / (B - 1), and the
 # prompt is then a whole number of such chunks.
 
-LINEAR = {"ffn": ("ffn_ln1", "ffn_ln2"), "proj": ("preproj", "postproj")}
+PARTS = {
+    "ffn": ("ffn_ln1", "ffn_ln2"),
+    "proj": ("preproj", "postproj"),
+    "attention": ("attention", "mixing"),
+}
+"""Groups of ops."""
 PD_RANGE = (*range(1, 60), *range(60, 201, 20))
 """P:D from 1 to 200, the range that the paper says it covers (section 6)."""
 BATCHES = {1024: (4, 8, 12, 18), 2048: (4, 6, 8, 10), 3072: (4, 5, 6)}
 """Batch sizes by length: up to the largest batch, and from where P:D = C/(B-1) is at most 200."""
 
-Scheduling = Orca | OrcaWorstCase | RequestLevel | Sarathi
-"""The compared policies; each is one object, so that its results can be cached."""
+Name = str | int
+"""A policy: baseline, orca_best, orca_worst; or Sarathi, by its chunk."""
+_POLICIES: dict[Name, Policy] = {
+    "baseline": RequestLevel(),
+    "orca_best": Orca(max_prefills=1),
+    "orca_worst": OrcaWorstCase(),
+}
 
-BASELINE, ORCA_BEST, ORCA_WORST = RequestLevel(), Orca(max_prefills=1), OrcaWorstCase()
+
+def policy_of(name: Name, rule: ChunkRule = "reserve") -> Policy:
+    """The policy; a chunk C that is no multiple of the tile is kept as it is, as in the paper."""
+    if isinstance(name, int):
+        return Sarathi(name, TILE if name % TILE == 0 else 64, rule)
+    return _POLICIES[name]
 
 
-ORCA_CASES: dict[str, Scheduling] = {"orca_best": ORCA_BEST, "orca_worst": ORCA_WORST}
-
-
-def split(length: int, pd_ratio: float) -> tuple[int, int]:
+def split(length: int, pd: float) -> tuple[int, int]:
     """Prompt and output tokens; the prompt is rounded down, to a whole number of chunks."""
-    prompt = min(max(1, int(length * pd_ratio / (1 + pd_ratio) + 1e-9)), length - 1)
+    prompt = min(max(1, int(length * pd / (1 + pd) + 1e-9)), length - 1)
     return prompt, length - prompt
 
 
@@ -242,110 +274,80 @@ def balanced(chunk: int, batch: int) -> float:
 
 
 @cache
-def sarathi(chunk: int, rule: ChunkRule = "reserve") -> Sarathi:
-    """Chunk C - (B - 1), or by another rule.
-
-    A C that is no multiple of the tile is kept as it is, as in the paper.
-    """
-    return Sarathi(chunk, TILE if chunk % TILE == 0 else 64, rule)
-
-
-def scheduling(name: str | int) -> Scheduling:
-    """Orca's best or worst case by name, or Sarathi with a chunk of that size."""
-    if isinstance(name, int):
-        return sarathi(name)
-    return ORCA_CASES[name]
-
-
-@cache
-def served(m: Machine, policy: Scheduling, batch: int, length: int, pd_ratio: float) -> Throughput:
+def served(
+    m: Machine, policy: Name, batch: int, length: int, pd: float, rule: ChunkRule = "reserve"
+) -> Throughput:
     """Equal requests of one length and P:D under a policy.
 
     The baseline's batches follow each other without overlap, so a single one is enough.
     """
-    rounds = 1 if policy is BASELINE else 20
-    return m.serve(policy, batch, *split(length, pd_ratio), rounds)
+    rounds = 1 if policy == "baseline" else 20
+    return m.serve(policy_of(policy, rule), batch, *split(length, pd), rounds)
 
 
-def gain(m: Machine, policy: Scheduling, batch: int, length: int, pd_ratio: float) -> float:
+def served_token_s(m: Machine, op: str, policy: Name, chunk: int, length: int, batch: int) -> float:
+    """Seconds a token in a group of ops (or in ``all``), at the P:D that suits the chunk."""
+    run = served(m, policy, batch, length, balanced(chunk, batch))
+    return run.share(run.ops if op == "all" else PARTS.get(op, (op,)))
+
+
+def gain(
+    m: Machine, policy: Name, batch: int, length: int, pd: float, rule: ChunkRule = "reserve"
+) -> float:
     """Throughput over the baseline's throughput."""
-    ours = served(m, policy, batch, length, pd_ratio).tokens_per_s
-    return ours / served(m, BASELINE, batch, length, pd_ratio).tokens_per_s
+    ours = served(m, policy, batch, length, pd, rule).tokens_per_s
+    return ours / served(m, "baseline", batch, length, pd).tokens_per_s
 
 
-def gains(
-    m: Machine, policy: Scheduling, length: int, ratios: Iterable[float] = PD_RANGE
-) -> dict[float, float]:
-    """Gain by P:D at the largest batch."""
-    return {pd: gain(m, policy, MAX_BATCH[length], length, pd) for pd in ratios}
-
-
-def throughput_gain(m: Machine, policy: str | int, batch: int, length: int, pd: float) -> float:
-    """:func:`gain` of a policy by its name."""
-    return gain(m, scheduling(policy), batch, length, pd)
-
-
-def balanced_gain(m: Machine, policy: str | int, length: int, chunk: int = CHUNK) -> float:
+def balanced_gain(m: Machine, policy: Name, length: int, chunk: int = CHUNK) -> float:
     """Gain at the largest batch, and the P:D that suits ``chunk``."""
     batch = MAX_BATCH[length]
-    return gain(m, scheduling(policy), batch, length, balanced(chunk, batch))
+    return gain(m, policy, batch, length, balanced(chunk, batch))
 
 
-def farthest_gain(m: Machine, policy: str) -> float:
+def farthest_gain(m: Machine, policy: Name) -> float:
     """The :func:`balanced_gain` that is farthest from 1, over the three lengths."""
     return max((balanced_gain(m, policy, n) for n in MAX_BATCH), key=lambda value: abs(value - 1))
 
 
-def peak_gain(m: Machine, policy: str | int) -> float:
-    """The largest gain over P:D, at 1K and B = 18."""
-    return max(gains(m, scheduling(policy), LENGTH).values())
+def gains(m: Machine, policy: Name) -> dict[float, float]:
+    """Gain by P:D at 1K and B = 18."""
+    return {pd: gain(m, policy, MAX_BATCH[LENGTH], LENGTH, pd) for pd in PD_RANGE}
 
 
-def peak_pd(m: Machine, policy: str | int) -> float:
+def peak_gain(m: Machine, policy: Name) -> float:
+    """The largest of :func:`gains`."""
+    return max(gains(m, policy).values())
+
+
+def peak_pd(m: Machine, policy: Name) -> float:
     """The P:D of :func:`peak_gain`."""
-    curve = gains(m, scheduling(policy), LENGTH)
+    curve = gains(m, policy)
     return max(curve, key=lambda pd: curve[pd])
 
 
 def typical_gain(m: Machine) -> float:
-    """Median over P:D of the larger gain of chunks 256 and 512, at 1K and B = 18."""
-    curves = [gains(m, sarathi(chunk), LENGTH) for chunk in (256, 512)]
-    return median(max(curve[pd] for curve in curves) for pd in PD_RANGE)
+    """Median over P:D of the larger one of the :func:`gains` of chunks 256 and 512."""
+    return median(map(max, gains(m, 256).values(), gains(m, 512).values()))
 
 
-def peak_exceeds(m: Machine, policy: str | int, other: str | int) -> float:
-    """1 if a policy's peak is above another one's, else 0."""
-    return float(peak_gain(m, policy) > peak_gain(m, other))
-
-
-def peak_later(m: Machine, policy: str | int, other: str | int) -> float:
-    """1 if a policy's peak is at a higher P:D than another one's, else 0."""
-    return float(peak_pd(m, policy) > peak_pd(m, other))
-
-
-def always_above(m: Machine, policy: str | int, other: str | int) -> float:
-    """1 if a policy gains more than another one at every P:D, at 1K and B = 18; else 0."""
-    ours, theirs = (gains(m, scheduling(name), LENGTH) for name in (policy, other))
+def always_above(m: Machine, policy: Name, other: Name) -> float:
+    """1 if each of a policy's :func:`gains` is above another one's, else 0."""
+    ours, theirs = gains(m, policy), gains(m, other)
     return float(all(ours[pd] > theirs[pd] for pd in PD_RANGE))
 
 
-def reductions(m: Machine, ops: str) -> list[float]:
-    """Time in a group of ops a token under the baseline / under Sarathi, at the balanced P:D, over
-    chunks, lengths and batches."""
-    found = []
-    for chunk in (256, 512):
-        for length, batches in BATCHES.items():
-            for batch in batches:
-                ratio = balanced(chunk, batch)
-                before = served(m, BASELINE, batch, length, ratio)
-                after = served(m, sarathi(chunk), batch, length, ratio)
-                found.append(before.share(LINEAR[ops]) / after.share(LINEAR[ops]))
-    return found
-
-
 def extreme_reduction(m: Machine, ops: str, which: Extreme) -> float:
-    """The least or largest of :func:`reductions`."""
-    return _extreme(reductions(m, ops), which)
+    """Time in a group of ops a token under the baseline / under Sarathi, at the balanced P:D: the
+    least or largest over chunks, lengths and batches."""
+    values = [
+        served_token_s(m, ops, "baseline", chunk, length, batch)
+        / served_token_s(m, ops, chunk, chunk, length, batch)
+        for chunk in (256, 512)
+        for length, batches in BATCHES.items()
+        for batch in batches
+    ]
+    return _extreme(values, which)
 
 
 # The cost of chunks (5.4) -------------------------------------------------------------------------
@@ -368,35 +370,34 @@ def efficiency_loss(m: Machine, chunk: int) -> float:
     return 100 * (1 - 1 / prefill_overhead(m, chunk))
 
 
-def end_to_end(m: Machine, chunk: int) -> float:
-    """Throughput gain at 1K, B = 18, at the P:D that suits the chunk."""
-    return balanced_gain(m, chunk, LENGTH, chunk)
+def end_to_end(m: Machine, chunk: Name) -> float:
+    """Throughput gain of Sarathi at 1K, B = 18, at the P:D that suits the chunk."""
+    return balanced_gain(m, chunk, LENGTH, int(chunk))
 
 
-def chunk_beats(m: Machine, chunk: int, other: int) -> float:
-    """1 if a chunk gains more than another one, each at the P:D that suits it; else 0."""
-    return float(end_to_end(m, chunk) > end_to_end(m, other))
+def exceeds(m: Machine, what: str, of: Name, over: Name) -> float:
+    """1 if a quantity is larger of one policy than of another, else 0."""
+    quantity = {"peak_gain": peak_gain, "peak_pd": peak_pd, "end_to_end": end_to_end}[what]
+    return float(quantity(m, of) > quantity(m, over))
 
 
 # GPT-3 on 64 A100s (5.3) --------------------------------------------------------------------------
 
-_ASSUMED = Assumptions()
-
 
 def makespan_ratio(m: Machine, of: str, over: str) -> float:
     """The ratio of two makespans, plain reading, seed 0."""
-    return outcome(m, of, _ASSUMED, 0).makespan_s / outcome(m, over, _ASSUMED, 0).makespan_s
+    return outcome(m, of).makespan_s / outcome(m, over).makespan_s
 
 
 def bubble_ratio(m: Machine) -> float:
     """Median bubble time of a request, Orca / Sarathi, plain reading, seed 0."""
-    return outcome(m, ORCA, _ASSUMED, 0).bubble_s / outcome(m, SARATHI, _ASSUMED, 0).bubble_s
+    return outcome(m, ORCA).bubble_s / outcome(m, SARATHI).bubble_s
 
 
 def held_out_error(m: Machine) -> float:
     """Percent: the median held-out errors of the device's op models on public measurements,
     weighted by their time in one of Sarathi's micro-batches."""
-    block = m.block(256)
+    block, fitted = m.block(256), m.device.fitted or {}
     parts = {
         "gemm": sum(time for op, time in block.items() if op in GEMMS),
         "add": block["others"],
@@ -404,11 +405,7 @@ def held_out_error(m: Machine) -> float:
         "attn_context": float(m.ops.prefill(230, 1000)),
         "attn_decode": float(m.ops.decode(26, 2100)),
     }
-    errors = sum(_median_error(m.device, op) * time for op, time in parts.items())
+    # Of several models of an op, that of multi-head attention.
+    names = {op: op if op in fitted else f"{op}_mha" for op in parts}
+    errors = sum(fitted[names[op]].held_out.median_pct * time for op, time in parts.items())
     return errors / sum(parts.values())
-
-
-def _median_error(device: DeviceSpec, op: str) -> float:
-    """The median error in percent; of several models of the op, that of multi-head attention."""
-    fitted = device.fitted or {}
-    return fitted[op if op in fitted else f"{op}_mha"].held_out.median_pct

@@ -1,106 +1,32 @@
-"""`reproduce` and `advise`, as a user runs them."""
+"""`advise`: the chunk size and batch cap that it finds."""
 
 from __future__ import annotations
 
-import json
 import math
 import re
 from itertools import product
-from pathlib import Path
 
 import numpy as np
 import pytest
 
-from sarathi_sim.experiments.paper.claims import load_claims, pick_claims, reproduce
-from sarathi_sim.experiments.paper.figures import bubbles as figures_pipeline
-from sarathi_sim.experiments.paper.figures import gallery
-from sarathi_sim.experiments.paper.figures.gallery import _save
-from sarathi_sim.experiments.paper.variants import VARIANTS, Lab
 from sarathi_sim.experiments.run.machine import FIXED, Machine, advise, explain
 from sarathi_sim.experiments.run.traffic import Demand, demand_of
 from sarathi_sim.policies.sarathi import Sarathi
+from sarathi_sim.profiler.facts.model import load_model
+from sarathi_sim.profiler.physics.shard_times import DeviceTimes
 from sarathi_sim.profiler.storage.strict import UserError
+from sarathi_sim.simulator.op_times.modelled import modelled_times
 from sarathi_sim.simulator.views.spans import Spans
-from tests.experiments.small_config import called, refused
+from tests.experiments.small_config import called
+
+
+def machine(device: str, model: str) -> Machine:
+    return Machine(modelled_times(DeviceTimes(device, load_model(model), 1)), device)
 
 
 @pytest.fixture(scope="module")
 def a6000() -> Machine:
-    return Lab("predicted").a6000
-
-
-def test_reproduce_writes_what_it_prints(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(gallery, "write_gallery", lambda *_: None)  # it takes a minute
-    out = tmp_path / "out"
-    words = ("reproduce", "tile_257", "tp_batch", "--out", str(out))
-    output = called(*words).output
-    rows = json.loads((out / "summary.json").read_text(encoding="utf-8"))["claims"]
-    assert [(row["id"], row["variant"]) for row in rows] == [
-        (id, variant) for id in ("tile_257", "tp_batch") for variant in VARIANTS
-    ]
-    assert "predicted: 2 of 2 reproduced" in output
-    assert [row["status"] for row in rows] == ["predicted", "fitted", "predicted", "predicted"]
-    assert [path.name for path in tmp_path.iterdir()] == ["out"]
-    assert json.loads(called(*words, "--json").stdout) == {"claims": rows}
-    told = called("reproduce", "tp_batch", "--variant", "predicted").output
-    assert "paper-calibrated" not in told
-    listed = called("reproduce", "--list").output.splitlines()
-    claims = [line for line in listed if not line.startswith(" ")]
-    assert len(claims) == 85 and all(" (section " in line for line in claims)
-
-
-@pytest.mark.parametrize(
-    ("words", "said"),
-    [
-        (("nonsense",), "nonsense: no such claim"),
-        (("tp_batch", "--variant", "predict"), "did you mean predicted"),
-        (("tp_batch", "--json", "out.json"), "out.json: no such claim"),
-    ],
-)
-def test_mistakes_give_one_message(words: tuple[str, ...], said: str) -> None:
-    assert said in refused("reproduce", *words)
-
-
-def test_a_figure_is_a_small_file(tmp_path: Path) -> None:
-    """test_claims.py draws the others."""
-    labs = [Lab(variant) for variant in VARIANTS]
-    _save(lambda: figures_pipeline.bubble_schedule(labs), tmp_path / "figure.png")
-    assert 10_000 < (tmp_path / "figure.png").stat().st_size < 130_000
-    assert len(list(tmp_path.iterdir())) == 1
-
-
-def test_what_was_served_for_the_claims_is_not_served_again_for_the_gallery(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Table 4 is drawn from six claims; what the figures show besides is left out here."""
-    served, serve = [], Machine.serve
-    monkeypatch.setattr(
-        Machine, "serve", lambda self, *words: served.append(words) or serve(self, *words)
-    )
-    monkeypatch.setattr(gallery, "FIGURES", {})
-    monkeypatch.setattr(gallery, "_curves", lambda _: {})
-    monkeypatch.setattr(gallery, "_save", lambda *_: None)
-    labs = [Lab(name) for name in VARIANTS]
-    gains = reproduce(
-        pick_claims(id for id in load_claims() if re.match(r"peak_\d+b_.*_gain", id)), labs
-    )
-    assert len(served) == 2 * len(gains) == 24, "ours and the baseline"
-    gallery.write_gallery(tmp_path, labs, None, lambda *_: None)
-    assert len(served) == 24
-    assert all(f"{gain.ours:.2f}" in (tmp_path / "tables.md").read_text() for gain in gains)
-
-
-def test_the_schedule_has_the_papers_bubbles(a6000: Machine) -> None:
-    """Under Orca the four requests leave more bubbles than under Sarathi (section 3.2)."""
-    lab = Lab("predicted")
-    lost = [
-        figures_pipeline.four_requests(lab, policy).ledger[["pb1_s", "pb2_s", "pb3_s"]].sum().sum()
-        for policy in (figures_pipeline.Orca(max_prefills=1), Sarathi(256))
-    ]
-    assert lost[0] > 3 * lost[1] > 0
-
-
-# advise -------------------------------------------------------------------------------------------
+    return machine("a6000", "llama-13b")
 
 
 def test_advice_on_the_papers_settings() -> None:
@@ -211,7 +137,7 @@ def test_samples_have_the_ratios_asked_for() -> None:
 @pytest.mark.slow
 def test_one_request_at_a_time() -> None:
     """LLaMA-33B leaves an A100 room for a single sequence of 3K."""
-    found = advise(Lab("predicted").a100, demand_of("3K@10"))
+    found = advise(machine("a100-80g-sxm", "llama-33b"), demand_of("3K@10"))
     assert found.largest_batch == 1
     assert {one.batch for one in found.verified} == {1}
 

@@ -1,0 +1,4 @@
+"""The Sarathi paper: each of its numbers beside ours, and its figures from our runs.
+
+Start with ``data/paper/claims.yaml`` and ``claims.py``; ``docs/paper.md`` has the results.
+"""
