@@ -19,7 +19,7 @@ from sarathi_sim.policies.catalogue import builders
 ROOT = Path(__file__).resolve().parents[1]
 LABORATORY = "experiments.lab"
 PACKAGES = ("policies", "profiler", "simulator", "experiments")
-MOST_LINES = 80  # of a function
+MOST_LINES = 80  # of a function, its docstring included
 
 # Every room, from the ground up, and the nearest that it imports; it may import what those may.
 # ARCHITECTURE.md draws this map.
@@ -239,7 +239,7 @@ def test_no_function_is_long() -> None:
         for module, path in MODULES.items()
         for node in nodes(path)
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
-        and (length := node.end_lineno - node.lineno + 1) > MOST_LINES  # type: ignore[operator]
+        and (length := node.end_lineno - node.body[0].lineno + 1) > MOST_LINES  # type: ignore[operator]
     }
     assert long == {}
 

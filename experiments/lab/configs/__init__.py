@@ -1,1 +1,0 @@
-"""Configurations of the laboratory's commands."""
