@@ -10,7 +10,6 @@ import pytest
 from sarathi_sim.experiments.config.inputs import NONE
 from sarathi_sim.experiments.lab.servers.rows import Measured
 from sarathi_sim.experiments.lab.servers.scenarios import (
-    MODELS,
     campaign_of,
     launch_scripts,
     of_a_rank,
@@ -207,8 +206,15 @@ def test_data_parallel_attention_of_vllm_has_ranks() -> None:
 
 
 def test_experts_on_more_gpus_than_attention_tell_its_ranks() -> None:
-    """All GPUs hold experts, so attention on fewer of them is on as many ranks as are missing."""
-    for tp, moe_tp, moe_ep, dp in ((1, 4, 1, 4), (2, 4, 1, 2), (1, 1, 1, 1), (2, 1, 8, 4)):
+    """All GPUs hold experts, so attention on fewer of them is on as many ranks as are missing.
+    InferenceX's rows repeat TP in ``moe_tp``."""
+    for tp, moe_tp, moe_ep, dp in (
+        (1, 4, 1, 4),
+        (2, 4, 1, 2),
+        (1, 1, 1, 1),
+        (2, 1, 8, 4),
+        (4, 1, 4, 1),
+    ):
         server = row(
             "qwen-235b", "vllm", "h200_sxm", source="nvidia_gap_sweep", tp=tp, moe_tp=moe_tp,
             moe_ep=moe_ep,
@@ -217,6 +223,8 @@ def test_experts_on_more_gpus_than_attention_tell_its_ranks() -> None:
         assert (cluster["tp"], cluster.get("dp", 1)) == (tp, dp)
         assert cluster["expert_parallel"] == (moe_ep > 1)
         assert f"dp{dp}" in server_of(server)
+    repeated = row("r1", "sglang", "b200_sxm", tp=4, moe_tp=4, moe_ep=4)
+    assert scenario_of(repeated, NONE)["cluster"]["tp"] == 4
 
 
 def test_ranks_of_trtllm_start_prompts_together_as_their_scripts_say() -> None:
@@ -253,43 +261,28 @@ def test_ranks_of_sglang_divide_the_limits_of_their_server() -> None:
     assert of_a_rank(known, 4) == {"chunked_prefill_size": 2048, "max_running_requests": 1}
 
 
-def test_experts_on_all_gpus_of_attention_hide_nothing() -> None:
-    """InferenceX's rows repeat TP in ``moe_tp``."""
-    for server in (
-        row("r1", "sglang", "b200_sxm", tp=4, moe_tp=4, moe_ep=4),
-        row("qwen-235b", "sglang", "h200_sxm", source="nvidia_gap_sweep", tp=4, moe_tp=1, moe_ep=4),
-    ):
-        assert scenario_of(server, NONE)["cluster"]["tp"] == 4
-
-
 @pytest.mark.parametrize(
-    ("device", "tp", "chunk", "reserved_mib"),
+    ("device", "tp", "ranks", "chunk", "reserved_mib"),
     [
-        ("l40s", 1, 4096, 512 + 1.5 * 4096 + 2 * 32 + 128),
-        ("l40s", 4, 4096, 512 + 1.5 * 4096 + 2 * 160 + 4 * 128),
-        ("h100-80g-sxm", 1, 8192, 512 + 1.5 * 8192 + 2 * 256 + 128),
-        ("h200-sxm", 8, 8192, 512 + 1.5 * 8192 + 2 * 512 + 8 * 128),
-        ("b200-sxm", 2, 16384, 512 + 1.5 * 16384 + 2 * 512 + 2 * 128),
+        ("l40s", 1, 1, 4096, 512 + 1.5 * 4096 + 2 * 32 + 128),
+        ("l40s", 4, 1, 4096, 512 + 1.5 * 4096 + 2 * 160 + 4 * 128),
+        ("h100-80g-sxm", 1, 1, 8192, 512 + 1.5 * 8192 + 2 * 256 + 128),
+        ("h200-sxm", 8, 1, 8192, 512 + 1.5 * 8192 + 2 * 512 + 8 * 128),
+        ("b200-sxm", 2, 1, 16384, 512 + 1.5 * 16384 + 2 * 512 + 2 * 128),
+        # Two ranks: 4.5 MiB more for each of a graph's 512 sequences and rank, or 3 of 256.
+        ("h200-sxm", 2, 2, 8192, 512 + 1.5 * 8192 + 2 * 512 + 4 * 128 + 512 * 2 * 4.5),
+        ("h200-sxm", 1, 2, 8192, 512 + 1.5 * 8192 + 2 * 256 + 2 * 128 + 256 * 2 * 3),
     ],
 )
-def test_sglangs_memory_by_hand(device: str, tp: int, chunk: int, reserved_mib: float) -> None:
+def test_sglangs_memory_by_hand(
+    device: str, tp: int, ranks: int, chunk: int, reserved_mib: float
+) -> None:
     gpu = load_device(device)
     total = (gpu.reported_bytes or gpu.memory_bytes) / 2**20
-    assert sglang_memory(gpu, tp) == {
+    assert sglang_memory(gpu, tp, ranks=ranks) == {
         "chunked_prefill_size": chunk,
         "mem_fraction_static": pytest.approx(1 - reserved_mib / total, abs=6e-4),
     }
-
-
-def test_sglangs_memory_of_ranks_by_hand() -> None:
-    """Two ranks of two GPUs: four GPUs, graphs of 512 sequences, and 4.5 MiB more for each of these
-    and rank. One GPU a rank, two ranks: graphs of 256, and 3 MiB."""
-    gpu = load_device("h200-sxm")
-    total = (gpu.reported_bytes or gpu.memory_bytes) / 2**20
-    for tp, graph, each in ((2, 512, 4.5), (1, 256, 3)):
-        reserved = 512 + 1.5 * 8192 + 2 * graph + 2 * tp * 128 + graph * 2 * each
-        found = sglang_memory(gpu, tp, ranks=2)["mem_fraction_static"]
-        assert found == pytest.approx(1 - reserved / total, abs=6e-4)
 
 
 def test_the_file_names_what_rows_and_policies_have() -> None:
@@ -303,7 +296,7 @@ def test_the_file_names_what_rows_and_policies_have() -> None:
         models |= {given} if isinstance(given, str) else set(given)
         for revision in re.findall(r" @ (\w+)", " ".join(entry.documents)):
             assert len(revision) == 40, revision
-    assert models <= set(MODELS)
+    assert models <= set(known.models)
     assert settings_of(row("llama", "another")) == {}
 
 
