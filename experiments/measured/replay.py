@@ -291,10 +291,6 @@ class Simulated:
         """The simulation's table of requests."""
         return self.analysis.requests
 
-    def off(self, case: Case, key: str) -> Floats:
-        """Relative errors of a measure, request by request; NaN for requests without it."""
-        return np.asarray(self.requests[key] / case.run.requests[key] - 1, np.float64)
-
     def beside(
         self, run: ServerRun, measured: Mapping[str, Any], ticks: Ticks | None = None
     ) -> dict[str, Any]:

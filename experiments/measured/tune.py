@@ -159,7 +159,8 @@ def fit(targets: Sequence[MeasuredRun], before: Overheads, progress: Progress = 
 
     if before == Overheads():
         before = Overheads(**{knob.name: knob.least for knob in KNOBS if knob.least})
-    several = any(_sends(target.deployment) for target in targets)
+    clusters = [target.deployment.scenario.cluster for target in targets]
+    several = any(cluster.tp > 1 or cluster.pp > 1 for cluster in clusters)
     knobs = [knob for knob in KNOBS if several or knob.name != "links"]
     least = max(least_kernels(target.deployment) for target in targets)
     known: dict[bytes, Floats] = {}  # a slope begins where the step before ended
@@ -221,22 +222,17 @@ def slopes_at(target: MeasuredRun, fitted: Tuned) -> Floats:
     return np.stack([(one - now) / STEP for one in each], axis=1)
 
 
-def _sends(deployment: Deployment) -> bool:
-    cluster = deployment.scenario.cluster
-    return cluster.tp > 1 or cluster.pp > 1
-
-
 # The command ------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, eq=False)
 class TunedServer:
     """A server's constants and the runs that they were fitted to, each with its numbers before and
-    after; ``told`` is what a next run under each load would tell."""
+    after; ``next_runs`` is what a further run under each load would tell, in nats."""
 
     fitted: Tuned
     targets: Sequence[MeasuredRun]
-    told: Mapping[str, float]
+    next_runs: Mapping[str, float]
     notes: Sequence[str] = ()
 
     @property
@@ -277,7 +273,7 @@ class TunedServer:
             "tuned": asdict(self.fitted.overheads),
             "known": self.fitted.known,
             "mixed_up": [list(pair) for pair in self.fitted.mixed_up],
-            "next_runs": dict(self.told),
+            "next_runs": dict(self.next_runs),
             "notes": list(self.notes),
             "too_fast": list(filter(None, map(too_fast, self.targets))),
         }
@@ -318,17 +314,17 @@ def tune(experiment: Experiment, files: Sequence[Path], progress: Progress) -> T
     base = read[0]
     nothing = {metric: {"mean": 1.0} for metric in NOISE}
     thought = {}
-    for text, one in next_runs(base).items():
+    for text, one in other_loads(base).items():
         with suppress(UserError):  # longer than the server allows
             thought[text] = MeasuredRun(text, nothing, under_load(scenario, source, one))
-    told = {text: fitted.gain(slopes_at(one, fitted)) for text, one in thought.items()}
+    gains = {text: fitted.gain(slopes_at(one, fitted)) for text, one in thought.items()}
     lacking = [run for run in read if run.requests is None]
     notes = [
         f"{run.name}: holds means only, which tell less: {TOOLS.get(run.tool, TOOLS['AIPerf'])}"
         for run in lacking
     ]
     notes += [f"{run.name}: {run.note}" for run in read if run.note]
-    return TunedServer(fitted, targets, told, notes)
+    return TunedServer(fitted, targets, gains, notes)
 
 
 def under_load(scenario: Scenario, source: Source, run: Benchmark) -> Deployment:
@@ -358,7 +354,7 @@ def under_load(scenario: Scenario, source: Source, run: Benchmark) -> Deployment
     return served({"lengths": {"kind": "fixed", **means}, **offered})
 
 
-def next_runs(base: Benchmark) -> dict[str, Benchmark]:
+def other_loads(base: Benchmark) -> dict[str, Benchmark]:
     """Other loads of the same server that take a few minutes, in words."""
     alone = replace(base, rate=None, requests=None)
     many = max(64, 2 * (base.concurrency or 32))

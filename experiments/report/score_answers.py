@@ -201,14 +201,14 @@ def tune_answer(content: Mapping[str, Any], name: str = "") -> Section:
     rows = [
         (
             key,
-            _told(key, content["before"]),
-            _told(key, content["tuned"]),
+            _constant(key, content["before"]),
+            _constant(key, content["tuned"]),
             "yes" if known[key] >= SETTLED else "no" if known[key] < OPEN else "partly",
         )
         for key in known
     ]
     errors = [(run, *(_beside(of.get(m)) for m in NOISE)) for run, of in runs.items()]
-    told = sorted(content["next_runs"].items(), key=lambda one: -one[1])
+    next_runs = sorted(content["next_runs"].items(), key=lambda one: -one[1])
     warnings = content["too_fast"] + [
         f"the runs cannot tell {a} and {b} apart: trust their sum, not each"
         for a, b in content["mixed_up"]
@@ -224,7 +224,7 @@ def tune_answer(content: Mapping[str, Any], name: str = "") -> Section:
         name=name,
         question="Which constants make the simulation of this server what was measured?",
         answer=f"Tuned to {', '.join(runs)}, the simulation is off in {change}."
-        + "".join(f" The next run that would tell most: {best}." for best, _ in told[:1]),
+        + "".join(f" The next run that would tell most: {best}." for best, _ in next_runs[:1]),
         command=content.get("command", ""),
         table=SortableTable(
             "Constants",
@@ -242,7 +242,7 @@ def tune_answer(content: Mapping[str, Any], name: str = "") -> Section:
             SortableTable(
                 "What a next run would tell",
                 ("load", "information (nats)"),
-                [(text, f"{gain:.2f}") for text, gain in told],
+                [(text, f"{gain:.2f}") for text, gain in next_runs],
             ),
         ],
         assumptions=thinned(content["notes"]),
@@ -250,7 +250,7 @@ def tune_answer(content: Mapping[str, Any], name: str = "") -> Section:
     )
 
 
-def _told(key: str, values: Mapping[str, float]) -> str:
+def _constant(key: str, values: Mapping[str, float]) -> str:
     value = values[key]
     return f"{value:.3f}" if key in ("kernels", "links") else f"{1e3 * value:.3g} ms"
 

@@ -187,7 +187,7 @@ def test_two_loads_settle_what_one_leaves_open(config: Path) -> None:
     known = one.fitted.known, both.fitted.known
     assert known[1]["admission_s"] > 0.8 > 0.2 > known[0]["admission_s"]
     assert both.fitted.overheads.admission_s == pytest.approx(TRUTH.admission_s, rel=0.2)
-    assert len(one.told) == 4 and min(one.told.values()) >= 0
+    assert len(one.next_runs) == 4 and min(one.next_runs.values()) >= 0
     for run in both.content()["runs"].values():
         assert all(abs(of["after_pct"]) < abs(of["before_pct"]) / 4 for of in run.values())
 

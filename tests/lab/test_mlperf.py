@@ -15,18 +15,17 @@ from sarathi_sim.experiments.config.loading import check_scenario
 from sarathi_sim.experiments.lab.servers.mlperf import (
     MlperfRun,
     gaps_ns,
-    read_mlperf,
     requests_of,
     scaled,
     scenario_of,
     schedule_s,
 )
+from sarathi_sim.experiments.lab.servers.rows import read_tables
 from sarathi_sim.profiler.storage.strict import UserError
 
 pytestmark = pytest.mark.lab
 
 SHARED = Path(os.environ.get("SARATHI_SIM_DATASETS", "none")).parent / "mlperf"
-needs_table = pytest.mark.skipif(not SHARED.is_dir(), reason="needs MLPerf's table")
 
 ROW = {
     "id": "a", "gpu": "H200-SXM", "n_gpus": "8", "model": "llama2-70b", "scenario": "Server",
@@ -51,13 +50,13 @@ def test_a_table_is_read_and_bad_rows_are_refused_alone(tmp_path: Path) -> None:
     rows += [ROW | {"id": "d", "batch_scheduler_policy": "other"}]
     lines = [",".join(ROW), *(",".join(row.values()) for row in rows)]
     (path := tmp_path / "runs.csv").write_text("\n".join(lines) + "\n")
-    found, refused = read_mlperf(path)
+    found, refused = read_tables([path], MlperfRun)
     assert [run.id for run in found] == ["a", "b"]
     assert (found[0].rate, found[0].schedule_rng_seed) == (100.1, 18209322760996052031)
     assert "tpot_ms_p99" in refused["c"] and "batch_scheduler_policy" in refused["d"]
     (short := tmp_path / "short.csv").write_text("id,gpu\na,B200\n")
     with pytest.raises(UserError, match="column n_gpus is missing"):
-        read_mlperf(short)
+        read_tables([short], MlperfRun)
 
 
 def test_gaps_are_those_of_the_standard_twister() -> None:
@@ -106,16 +105,13 @@ def test_few_served_outputs_are_drawn_for_any_input(tmp_path: Path) -> None:
         requests_of(run_of(measurement_weight_type="fp4"), tmp_path)
 
 
-def test_all_outputs_of_a_benchmark_of_one_length(tmp_path: Path) -> None:
+def test_all_outputs_of_a_benchmark_of_one_length_and_no_longer_than_the_engine(
+    tmp_path: Path,
+) -> None:
     lengths(tmp_path, "llama3.1-8b")
-    found = requests_of(run_of(model="llama3.1-8b", output_tokens_mean="128.99"), tmp_path)
-    assert set(found.output.tolist()) == {129}
-
-
-def test_no_request_is_longer_than_the_engine(tmp_path: Path) -> None:
-    lengths(tmp_path, "llama3.1-8b")
-    run = run_of(model="llama3.1-8b", output_tokens_mean="128.99", max_seq_tokens="140")
-    found = requests_of(run, tmp_path)
+    run = run_of(model="llama3.1-8b", output_tokens_mean="128.99")
+    assert set(requests_of(run, tmp_path).output.tolist()) == {129}
+    found = requests_of(run.model_copy(update={"max_seq_tokens": 140}), tmp_path)
     assert set(found.output[found.prompt == 40]) == {100}
     assert set(found.output[found.prompt == 10]) == {129}
 
@@ -200,21 +196,27 @@ def test_what_has_no_scenario_is_refused_with_the_reason(
         scenario_of(run_of(**cells), Path("trace.csv"))
 
 
-@needs_table
-def test_the_schedules_of_all_runs_last_as_long_as_the_logs_say() -> None:
+@pytest.fixture(scope="module")
+def runs() -> list[MlperfRun]:
+    """Those of MLPerf's table."""
+    if not SHARED.is_dir():
+        pytest.skip("needs MLPerf's table")
+    found, refused = read_tables([SHARED / "mlperf_dev.csv"], MlperfRun)
+    assert len(found) == 78 and not refused
+    return found
+
+
+def test_the_schedules_of_all_runs_last_as_long_as_the_logs_say(runs: list[MlperfRun]) -> None:
     """The logs' times are rounded to 0.1 s."""
-    runs, refused = read_mlperf(SHARED / "mlperf_dev.csv")
-    assert len(runs) == 78 and not refused
     for run in runs:
         total = gaps_ns(run.schedule_rng_seed, run.target_rate_per_s, run.n_queries).sum() / 1e9
         assert total == pytest.approx(run.schedule_duration_s, abs=0.0501), run.id
 
 
-@needs_table
-def test_which_runs_have_a_scenario() -> None:
+def test_which_runs_have_a_scenario(runs: list[MlperfRun]) -> None:
     """Those of two GPUs without tables and four without settings have none."""
     why = Counter[str]()
-    for run in read_mlperf(SHARED / "mlperf_dev.csv")[0]:
+    for run in runs:
         try:
             check_scenario(scenario_of(run, Path("trace.csv")), Source("mlperf", run.id, {}, ()))
         except UserError as error:
@@ -222,11 +224,11 @@ def test_which_runs_have_a_scenario() -> None:
     assert why == {"gpu GB300": 2, "the submitter published no settings": 4}
 
 
-@needs_table
 @pytest.mark.parametrize("model", ["llama2-70b", "llama3.1-405b", "llama3.1-8b", "mixtral-8x7b"])
-def test_the_lengths_of_each_benchmark_have_the_runs_mean(model: str) -> None:
-    runs = [run for run in read_mlperf(SHARED / "mlperf_dev.csv")[0] if run.model == model]
-    run = min(runs, key=lambda run: run.n_queries)
+def test_the_lengths_of_each_benchmark_have_the_runs_mean(
+    runs: list[MlperfRun], model: str
+) -> None:
+    run = min((run for run in runs if run.model == model), key=lambda run: run.n_queries)
     found = requests_of(run, SHARED)
     assert len(found) == run.n_queries
     assert found.output.mean() == pytest.approx(run.output_tokens_mean, rel=1e-3)

@@ -12,9 +12,8 @@ from sarathi_sim.experiments.config.inputs import NONE
 from sarathi_sim.experiments.config.scenario import POOLS
 from sarathi_sim.experiments.lab.servers.errors import grouped
 from sarathi_sim.experiments.lab.servers.host import fitting
-from sarathi_sim.experiments.lab.servers.rows import Measured, read_launches
+from sarathi_sim.experiments.lab.servers.rows import Measured, StartedServer, read_servers
 from sarathi_sim.experiments.lab.servers.scenarios import scenario_of, server_of, stack_of
-from sarathi_sim.experiments.lab.servers.score import read_rows
 from sarathi_sim.profiler.storage.strict import UserError
 
 pytestmark = pytest.mark.lab
@@ -23,25 +22,38 @@ LAYOUT = "workers,tp,ep,dp_attention"
 HEADER = ",".join(f"{pool}_{name}" for pool in ("prefill", "decode") for name in LAYOUT.split(","))
 TRTLLM = "1.0,4.0,4.0,True,3,8.0,8.0,False"
 SGLANG = "2,8,1,True,1,32,32,True"
-MEASURED = "id,backend,backend_version,model,system,precision,mode,dense"
-MEASURED += ",isl,osl,concurrency,ttft_ms,tpot_ms"
-
-
-def launch_list(folder: Path, columns: str, *lines: str) -> Path:
-    path = folder / "launch.csv"
-    path.write_text("\n".join([f"id,matches,speculation,{HEADER}{columns}", *lines]) + "\n")
-    return path
+LAYOUTS = {"trtllm": TRTLLM, "sglang": SGLANG}
+LIMITS = {
+    "prefill:max_batch_size": "2.0",
+    "prefill:max_num_tokens": "16384.0",
+    "decode:max_batch_size": "8.0",
+    "decode:max_num_tokens": "8.0",
+    "decode:kv_cache_config.free_gpu_memory_fraction": "0.7",
+}
+PREFILL = {
+    "prefill:chunked-prefill-size": "65536.0",
+    "decode:max-running-requests": "1024.0",
+    "decode:moe-a2a-backend": "deepep",
+    "decode:ep-num-redundant-experts": "32.0",
+}
+DRAFTS = {"decode:speculative_config.num_nextn_predict_layers": "3", "decode:max_batch_size": "8"}
 
 
 def row_of(
-    folder: Path, launch: Path | None, backend: str, version: str = "0.5.8", system: str = "gb200"
+    backend: str,
+    settings: dict[str, str] | None = None,
+    speculation: str = "none",
+    system: str = "gb200",
+    layout: str = "",
+    **more: object,
 ) -> Measured:
-    path = folder / "measured.csv"
-    server = f"{backend},{version},deepseek-ai/DeepSeek-R1,{system},fp8,disagg,False"
-    path.write_text(f"{MEASURED}\na,{server},1024,512,48,500,20\n")
-    (row,), refused = read_rows([path], launch)
-    assert not refused
-    return row
+    cells = zip(HEADER.split(","), (layout or LAYOUTS[backend]).split(","), strict=True)
+    launch = {"id": "a", "speculation": speculation, **dict(cells), **(settings or {})}
+    given = {"id": "a", "backend": backend, "backend_version": "0.5.8.post1", "system": system,
+             "model": "deepseek-ai/DeepSeek-R1", "precision": "fp8", "mode": "disagg",
+             "dense": False, "isl": 1024, "osl": 512, "concurrency": 48, "ttft_ms": 500,
+             "tpot_ms": 20, "launch": StartedServer.model_validate(launch)}  # fmt: skip
+    return Measured.model_validate({**given, **more})
 
 
 def pools(row: Measured) -> dict[str, Any]:
@@ -49,33 +61,54 @@ def pools(row: Measured) -> dict[str, Any]:
     return found
 
 
-def test_trtllm_limits_are_a_ranks(tmp_path: Path) -> None:
-    columns = ",prefill:max_batch_size,prefill:max_num_tokens,decode:max_batch_size"
-    columns += ",decode:max_num_tokens,decode:kv_cache_config.free_gpu_memory_fraction"
-    path = launch_list(tmp_path, columns, f"a,1,none,{TRTLLM},2.0,16384.0,8.0,8.0,0.7")
-    row = row_of(tmp_path, path, "trtllm")
-    prefill, decode = pools(row)["prefill"], pools(row)["decode"]
+def test_a_launch_list_says_how_rows_were_started(tmp_path: Path) -> None:
+    measured, launch = tmp_path / "measured.csv", tmp_path / "launch.csv"
+    measured.write_text(
+        "id,backend,model,system,mode,isl,osl,concurrency,ttft_ms,tpot_ms\n"
+        + "".join(f"{id},trtllm,m,gb200,disagg,1024,512,48,500,20\n" for id in "ab")
+    )
+    launch.write_text(f"id,matches,speculation,{HEADER},decode:max_batch_size\na,1,,{TRTLLM},8.0\n")
+    (row, other), _ = read_servers([measured], launch)
+    assert row.launch is not None and row.launch.layout == "1x dp4 ep4 + 3x tp8 ep8"
+    assert row.launch.decode is not None and row.launch.decode.max_batch_size == 8
+    assert other.launch is None
+    launch.write_text(f"id,speculation,{HEADER}\na,none,{TRTLLM.replace('4.0', 'many', 1)}\n")
+    with pytest.raises(UserError, match=r"launch\.csv: a: prefill\.tp: value 'many'"):
+        read_servers([measured], launch)
+
+
+@pytest.mark.parametrize("launch", [None, {"id": "a", "speculation": "unknown"}])
+def test_without_launch_settings_there_is_no_answer(launch: dict[str, str] | None) -> None:
+    row = row_of("trtllm").model_copy(
+        update={"launch": launch and StartedServer.model_validate(launch)}
+    )
+    with pytest.raises(UserError, match="no launch settings are known"):
+        scenario_of(row, NONE)
+
+
+def test_trtllm_limits_are_a_ranks() -> None:
+    row = row_of("trtllm", LIMITS)
     router = {"rank_router": "least_prompt_tokens"}
-    assert prefill["cluster"] == {"tp": 1, "dp": 4, "replicas": 1, "expert_parallel": True} | router
-    assert decode["cluster"] == {"tp": 8, "dp": 1, "replicas": 3, "expert_parallel": True}
-    assert prefill["policy"] == {"name": "trtllm", "max_batch_size": 2, "max_num_tokens": 16384}
-    assert decode["policy"] == {"name": "trtllm", "max_batch_size": 8, "max_num_tokens": 8}
-    assert decode["kv_cache"] == {"free_gpu_memory_fraction": 0.7}
+    assert pools(row) == {
+        "prefill": {
+            "cluster": {"tp": 1, "dp": 4, "replicas": 1, "expert_parallel": True} | router,
+            "policy": {"name": "trtllm", "max_batch_size": 2, "max_num_tokens": 16384},
+            "kv_cache": {"free_gpu_memory_fraction": 0.6},
+        },
+        "decode": {
+            "cluster": {"tp": 8, "dp": 1, "replicas": 3, "expert_parallel": True},
+            "policy": {"name": "trtllm", "max_batch_size": 8, "max_num_tokens": 8},
+            "kv_cache": {"free_gpu_memory_fraction": 0.7},
+        },
+    }
     assert server_of(row).endswith("1x dp4 ep4 + 3x tp8 ep8")
     assert stack_of(row) == "trtllm in pools"
+    unlimited = pools(row_of("trtllm"))["decode"]["policy"]  # 48 clients over three workers
+    assert unlimited["max_batch_size"] == 16, "no request waits for a slot"
 
 
-def test_without_known_limits_no_request_waits_for_a_slot(tmp_path: Path) -> None:
-    """48 clients over three workers of one rank."""
-    row = row_of(tmp_path, launch_list(tmp_path, "", f"a,1,none,{TRTLLM}"), "trtllm")
-    assert pools(row)["decode"]["policy"]["max_batch_size"] == 16
-
-
-def test_sglang_divides_its_limits_by_its_ranks(tmp_path: Path) -> None:
-    columns = ",prefill:chunked-prefill-size,decode:max-running-requests,decode:moe-a2a-backend"
-    columns += ",decode:ep-num-redundant-experts"
-    path = launch_list(tmp_path, columns, f"a,2,mtp/none,{SGLANG},65536.0,1024.0,deepep,32.0")
-    row = row_of(tmp_path, path, "sglang", "0.5.8.post1")
+def test_sglang_divides_its_limits_by_its_ranks() -> None:
+    row = row_of("sglang", PREFILL, "mtp/none")
     prefill, decode = pools(row)["prefill"], pools(row)["decode"]
     assert prefill["policy"]["chunked_prefill_size"] == 8192
     assert prefill["cluster"] == {"tp": 1, "dp": 8, "replicas": 2, "rank_router": "round_robin"}
@@ -85,10 +118,8 @@ def test_sglang_divides_its_limits_by_its_ranks(tmp_path: Path) -> None:
         "redundant_experts": 32, "rank_router": "round_robin",
     }  # fmt: skip
     assert stack_of(row) == "sglang 0.5.8 in pools", "its releases are apart"
-
-    path = launch_list(tmp_path, ",prefill:chunked-prefill-size", f"a,1,none,{SGLANG},-1.0")
-    row = row_of(tmp_path, path, "sglang", "0.5.8")
-    assert pools(row)["prefill"]["policy"]["chunked_prefill_size"] is None, "-1: no chunks"
+    none = pools(row_of("sglang", {"prefill:chunked-prefill-size": "-1.0"}))["prefill"]["policy"]
+    assert none["chunked_prefill_size"] is None, "-1: no chunks"
 
 
 @pytest.mark.parametrize(
@@ -99,102 +130,55 @@ def test_sglang_divides_its_limits_by_its_ranks(tmp_path: Path) -> None:
         ("h200_sxm", "bf16", "random"),
     ],
 )
-def test_what_recipes_for_sglang_say_by_gpu(
-    tmp_path: Path, system: str, dtype: str, router: str
-) -> None:
-    path = launch_list(tmp_path, "", f"a,1,none,{SGLANG}")
-    found = scenario_of(row_of(tmp_path, path, "sglang", system=system), NONE)
+def test_what_recipes_for_sglang_say_by_gpu(system: str, dtype: str, router: str) -> None:
+    found = scenario_of(row_of("sglang", system=system), NONE)
     assert found["kv_cache_dtype"] == dtype
     routers = [found["disaggregation"][pool]["cluster"]["rank_router"] for pool in POOLS]
     assert routers == [router, "round_robin"]
-    path = launch_list(tmp_path, "", f"a,1,none,{TRTLLM}")
-    row = row_of(tmp_path, path, "trtllm", system=system)
-    assert scenario_of(row, NONE)["kv_cache_dtype"] == "fp8"
+    assert scenario_of(row_of("trtllm", system=system), NONE)["kv_cache_dtype"] == "fp8"
+
+
+def test_unknown_limits_of_sglang_on_b200_are_its_recipes() -> None:
+    """Divided by the prefill pool's ranks; the slots of the decode pool are not limited."""
+    found = pools(row_of("sglang", system="b200_sxm"))
+    assert found["prefill"]["policy"] == {
+        "name": "sglang", "ignore_eos": True, "chunked_prefill_size": 32768 // 8,
+        "max_prefill_tokens": 32768, "max_running_requests": 512 // 8,
+    }  # fmt: skip
+    assert found["decode"]["policy"]["max_running_requests"] == 2048
+    assert found["prefill"]["kv_cache"] == {"mem_fraction_static": 0.85}
 
 
 @pytest.mark.parametrize(
-    ("line", "reason"),
-    [
-        ("b,1,none," + TRTLLM, "no launch settings are known"),
-        ("a,0,unknown,,,,,,,,", "no launch settings are known"),
-    ],
+    ("ep", "column", "redundant"), [("32", "288", 32), ("32", "", 0), ("48", "", 32)]
 )
-def test_rows_without_an_answer(tmp_path: Path, line: str, reason: str) -> None:
-    row = row_of(tmp_path, launch_list(tmp_path, "", line), "trtllm")
-    with pytest.raises(UserError, match=reason):
-        scenario_of(row, NONE)
-
-
-@pytest.mark.parametrize(
-    ("ep", "column", "redundant"), [(32, "288", 32), (32, "", 0), (48, "", 32)]
-)
-def test_redundant_experts(tmp_path: Path, ep: int, column: str, redundant: int) -> None:
+def test_redundant_experts(ep: str, column: str, redundant: int) -> None:
     """Of 288 slots 256 are DeepSeek's experts. 48 ranks divide 288, not 256."""
-    line = f"a,1,none,1,4,4,True,1,{ep},{ep},True,{column}"
-    path = launch_list(tmp_path, ",decode:load_balancer.num_slots", line)
-    cluster = pools(row_of(tmp_path, path, "trtllm"))["decode"]["cluster"]
-    assert cluster.get("redundant_experts", 0) == redundant
+    slots = {"decode:load_balancer.num_slots": column} if column else {}
+    row = row_of("trtllm", slots, layout=f"1,4,4,True,1,{ep},{ep},True")
+    assert pools(row)["decode"]["cluster"].get("redundant_experts", 0) == redundant
 
 
-DRAFTS = ",decode:speculative_config.num_nextn_predict_layers,decode:max_batch_size"
-
-
-def test_drafts_take_the_nearest_published_acceptance(tmp_path: Path) -> None:
+def test_drafts_take_the_nearest_published_acceptance() -> None:
     """DeepSeek V4 Pro's at three drafts. A decode of eight sequences has 32 rows."""
-    row = row_of(tmp_path, launch_list(tmp_path, DRAFTS, f"a,1,mtp,{TRTLLM},3,8"), "trtllm")
+    row = row_of("trtllm", DRAFTS, "mtp")
     scenario = scenario_of(row, NONE)
     assert scenario["speculation"] == {"method": "mtp", "draft_length": 3, "acceptance": 2.49}
     assert scenario["disaggregation"]["decode"]["policy"]["max_num_tokens"] == 64
     assert server_of(row).endswith("3x tp8 ep8, 3 drafts")
     assert not fitting(row, mixtures=True)
     assert grouped([row]) == {"all": [], "with drafts": [row]}
-    either = row_of(tmp_path, launch_list(tmp_path, DRAFTS, f"a,1,mtp/none,{TRTLLM},3,8"), "trtllm")
-    assert "speculation" not in scenario_of(either, NONE)
-
-
-def test_unknown_limits_of_sglang_on_b200_are_its_recipes(tmp_path: Path) -> None:
-    """Divided by the prefill pool's ranks; the slots of the decode pool are not limited."""
-    path = launch_list(tmp_path, "", f"a,1,none,{SGLANG}")
-    found = pools(row_of(tmp_path, path, "sglang", system="b200_sxm"))
-    ranks = found["prefill"]["cluster"]["dp"]
-    assert found["prefill"]["policy"] == {
-        "name": "sglang",
-        "ignore_eos": True,
-        "chunked_prefill_size": 32768 // ranks,
-        "max_prefill_tokens": 32768,
-        "max_running_requests": 512 // ranks,
-    }
-    assert found["decode"]["policy"]["max_running_requests"] == 2048
-    assert found["prefill"]["kv_cache"] == {"mem_fraction_static": 0.85}
-
-
-def test_unknown_drafts_are_three_up_to_64_clients_a_rank(tmp_path: Path) -> None:
-    row = row_of(tmp_path, launch_list(tmp_path, "", f"a,1,mtp,{TRTLLM}"), "trtllm")
-    assert row.launch is not None and row.launch.decode is not None
-    most = 64 * row.launch.decode.workers * row.launch.decode.ranks
-    for clients, drafts in ((1, 3), (most, 3), (most + 1, 1)):
-        asked = row.model_copy(update={"concurrency": clients})
-        assert asked.drafts == drafts
+    assert "speculation" not in scenario_of(row_of("trtllm", DRAFTS, "mtp/none"), NONE)
+    # Where the number is not known: three up to 64 clients a rank of decodes.
+    for clients, drafts in ((1, 3), (64 * 3, 3), (64 * 3 + 1, 1)):
+        asked = row_of("trtllm", speculation="mtp", concurrency=clients)
         assert scenario_of(asked, NONE)["speculation"]["draft_length"] == drafts
-    path = launch_list(tmp_path, "", f"a,1,mtp,{SGLANG}")
-    assert row_of(tmp_path, path, "sglang").drafts == 2
+    assert row_of("sglang", speculation="mtp").drafts == 2
 
 
-def test_sglang_with_drafts_has_no_overlap_and_48_requests(tmp_path: Path) -> None:
-    path = launch_list(tmp_path, ",decode:speculative-num-steps", f"a,1,mtp,{SGLANG},2")
-    policy = pools(row_of(tmp_path, path, "sglang"))["decode"]["policy"]
+def test_sglang_with_drafts_has_no_overlap_and_48_requests() -> None:
+    policy = pools(row_of("sglang", {"decode:speculative-num-steps": "2"}, "mtp"))
+    policy = policy["decode"]["policy"]
     assert policy["disable_overlap_schedule"] and policy["max_running_requests"] == 48 // 32
-    path = launch_list(tmp_path, "", f"a,1,none,{SGLANG}")
-    policy = pools(row_of(tmp_path, path, "sglang"))["decode"]["policy"]
+    policy = pools(row_of("sglang"))["decode"]["policy"]
     assert "disable_overlap_schedule" not in policy and policy["max_running_requests"] == 2048
-
-
-def test_without_a_launch_list_there_is_no_answer(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match="no launch settings are known"):
-        scenario_of(row_of(tmp_path, None, "trtllm"), NONE)
-
-
-def test_a_broken_launch_list_is_named(tmp_path: Path) -> None:
-    path = launch_list(tmp_path, "", "a,1,none," + TRTLLM.replace("4.0", "many", 1))
-    with pytest.raises(UserError, match=r"launch\.csv: a: prefill\.tp: value 'many'"):
-        read_launches(path)

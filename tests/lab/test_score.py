@@ -1,4 +1,4 @@
-"""Rows of measured servers, and the arithmetic of errors."""
+"""Rows of measured servers, the arithmetic of errors, and the answer of a score."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ import json
 import os
 import warnings
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
+from typing import Any
 from unittest.mock import Mock
 
 import pytest
@@ -15,6 +15,8 @@ from typer.testing import CliRunner
 
 from sarathi_sim.experiments.cli import app
 from sarathi_sim.experiments.config.inputs import NONE, HostConstants
+from sarathi_sim.experiments.figures.page_tables import update
+from sarathi_sim.experiments.lab.servers.answers import KINDS, servers_answer
 from sarathi_sim.experiments.lab.servers.errors import (
     errors,
     grouped,
@@ -22,17 +24,13 @@ from sarathi_sim.experiments.lab.servers.errors import (
     read_peer,
     short_reason,
 )
-from sarathi_sim.experiments.lab.servers.rows import Measured, ServerTimes, read_measured
-from sarathi_sim.experiments.lab.servers.runs import (
-    RowCache,
-    RowOutcome,
-    RowPlan,
-    data_fingerprint,
-    outcome_key,
-    plan_rows,
-)
-from sarathi_sim.experiments.lab.servers.scenarios import MODELS, scenario_of
+from sarathi_sim.experiments.lab.servers.page import DENSE, MIXTURES, tables
+from sarathi_sim.experiments.lab.servers.rows import METRICS, Measured, ServerTimes, read_servers
+from sarathi_sim.experiments.lab.servers.runs import plan_row
+from sarathi_sim.experiments.lab.servers.scenarios import launch_scripts, scenario_of
 from sarathi_sim.experiments.lab.servers.score import ScoredRows
+from sarathi_sim.experiments.report.sections import sections_of
+from sarathi_sim.experiments.sweeps.plan import SharedRequests
 from sarathi_sim.experiments.sweeps.store import Store
 from sarathi_sim.profiler.facts.model import list_models
 from sarathi_sim.profiler.storage.strict import UserError
@@ -41,6 +39,7 @@ pytestmark = pytest.mark.lab
 
 HEADER = "id,backend,model,system,precision,dense,isl,osl,length_range_ratio,concurrency,tp,flags"
 ROW = "a,vllm,meta-llama/Llama-3.1-70B,h100_sxm,fp8,True,1024,1024,0.8,16,4.0,"
+SMALL = ROW.replace("meta-llama/Llama-3.1-70B", "Qwen/Qwen3-32B").replace("1024,1024", "256,16")
 
 
 def table(folder: Path, *rows: str, header: str = f"{HEADER},ttft_ms,tpot_ms") -> Path:
@@ -49,60 +48,32 @@ def table(folder: Path, *rows: str, header: str = f"{HEADER},ttft_ms,tpot_ms") -
     return path
 
 
-def measured(id: str, ttft_ms: float, tpot_ms: float, **more: object) -> Measured:
+def measured(id: str, ttft_ms: float = 1.0, tpot_ms: float = 1.0, **more: object) -> Measured:
     given = {"backend": "vllm", "model": "m", "system": "h100_sxm", "isl": 8, "osl": 8,
              "concurrency": 4, "tp": 1, "ttft_ms": ttft_ms, "tpot_ms": tpot_ms}  # fmt: skip
     return Measured.model_validate({"id": id, **given, **more})
 
 
-def planned(row: Measured, **hosts: HostConstants) -> RowPlan:
-    variants = {name: partial(scenario_of, host=host) for name, host in hosts.items()}
-    variants = variants or {"": partial(scenario_of, host=NONE)}
-    return plan_rows("f.csv", [row], lambda *_: None, variants, RowCache(None))
-
-
-def test_a_row_is_read(tmp_path: Path) -> None:
-    rows, refused = read_measured(table(tmp_path, f"{ROW},80.5,20"))
-    assert refused == {}
-    (row,) = rows
+def test_rows_are_read_and_broken_ones_are_refused_alone(tmp_path: Path) -> None:
+    lines = [f"{ROW},80.5,20", f"{ROW},81,20", f"b{ROW[1:]},nan,20", f"c{ROW[1:]},,20"]
+    lines += [f"d{ROW[1:]},80,-1", f"e{ROW[1:]},80,20".replace("1024,1024", "1024,1")]
+    lines += [f"f{ROW[1:]},80,20".replace("0.8", "1.5")]
+    (row,), refused = read_servers([table(tmp_path, *lines)])
     assert (row.id, row.backend, row.tp, row.pp, row.dense) == ("a", "vllm", 4, 1, True)
     assert (row.isl, row.length_range_ratio, row.concurrency) == (1024, 0.8, 16)
     assert (row.ttft_ms, row.tpot_ms, row.flags) == (80.5, 20.0, "")
-
-
-@pytest.mark.parametrize(
-    ("row", "reason"),
-    [
-        (f"{ROW},broken,20", "ttft_ms: value 'broken'"),
-        (f"{ROW},nan,20", "ttft_ms: value 'nan'"),
-        (f"{ROW},80,-1", "tpot_ms: value '-1'"),
-        (f"{ROW},,20", "ttft_ms: this key is missing"),
-        (ROW.replace("1024,1024", "0,1024") + ",80,20", "isl: value '0'"),
-        (ROW.replace("1024,1024", "1024,1") + ",80,20", "osl: value '1': must be at least 2"),
-        (ROW.replace("0.8", "1.5") + ",80,20", "length_range_ratio: value '1.5'"),
-    ],
-)
-def test_a_broken_row_is_refused_alone(tmp_path: Path, row: str, reason: str) -> None:
-    rows, refused = read_measured(table(tmp_path, row, f"b{ROW[1:]},80,20"))
-    assert [one.id for one in rows] == ["b"]
-    assert list(refused) == ["a"]
-    assert refused["a"].startswith(reason), refused["a"]
-
-
-def test_an_id_is_one_rows(tmp_path: Path) -> None:
-    rows, refused = read_measured(table(tmp_path, f"{ROW},80,20", f"{ROW},81,20"))
-    assert [row.ttft_ms for row in rows] == [80.0]
-    assert refused == {"row 3": "the id a is given twice"}
-
-
-def test_the_last_row_may_end_without_a_newline(tmp_path: Path) -> None:
-    path = tmp_path / "measured.csv"
-    path.write_text(f"{HEADER},ttft_ms,tpot_ms\n{ROW},80,20")
-    rows, _ = read_measured(path)
-    assert [(row.ttft_ms, row.tpot_ms) for row in rows] == [(80.0, 20.0)]
-    path.write_text(f"{HEADER},ttft_ms,tpot_ms\n{ROW},80")
-    with pytest.raises(UserError, match="row 2 is truncated: it lacks a cell"):
-        read_measured(path)
+    for name, reason in (
+        ("row 3", "the id a is given twice"),
+        ("b", "ttft_ms: value 'nan'"),
+        ("c", "ttft_ms: this key is missing"),
+        ("d", "tpot_ms: value '-1'"),
+        ("e", "osl: value '1': must be at least 2"),
+        ("f", "length_range_ratio: value '1.5'"),
+    ):
+        assert refused.pop(name).startswith(reason)
+    assert not refused
+    with pytest.raises(UserError, match="the id a is in an earlier file, too"):
+        read_servers([table(tmp_path, lines[0])] * 2)
 
 
 @pytest.mark.parametrize(
@@ -111,13 +82,14 @@ def test_the_last_row_may_end_without_a_newline(tmp_path: Path) -> None:
         ("id,model\n", "column backend is missing"),
         (f"{HEADER},ttfts_ms,tpot_ms\n", "column ttft_ms is missing (did you mean ttfts_ms?)"),
         (f"{HEADER},ttft_ms,tpot_ms\n{ROW},80,20,7\n", "a row has more cells than the header"),
+        (f"{HEADER},ttft_ms,tpot_ms\n{ROW},80", "row 2 is truncated: it lacks a cell"),
     ],
 )
 def test_what_is_no_such_table(tmp_path: Path, text: str, message: str) -> None:
     path = tmp_path / "measured.csv"
     path.write_text(text)
     with pytest.raises(UserError) as caught:
-        read_measured(path)
+        read_servers([path])
     assert str(caught.value).startswith(f"{path}: ") and message in str(caught.value)
 
 
@@ -144,17 +116,23 @@ def test_errors_by_hand() -> None:
 
 
 def test_groups() -> None:
+    """Concurrencies go by number; a precision of more digits than an integer may have is text."""
+    digits = "7" * 5001
     rows = [
-        measured("a", 1.0, 1.0, concurrency=16),
-        measured("b", 1.0, 1.0, backend="sglang", dense=False, concurrency=17),
-        measured("c", 1.0, 1.0, flags="doubtful"),
+        measured("a", concurrency=16, precision=digits),
+        measured("b", backend="sglang", dense=False, concurrency=300),
+        measured("c", flags="doubtful"),
+        measured("d", concurrency=17, precision="8"),
     ]
-    found = {name: [row.id for row in group] for name, group in grouped(rows).items()}
+    found = {name: "".join(row.id for row in group) for name, group in grouped(rows).items()}
     assert [next(iter(found)), list(found)[-1]] == ["all", "flagged"]
-    assert found["all"] == ["a", "b"] and found["flagged"] == ["c"]
-    assert found["engine vllm"] == ["a"] and found["engine sglang"] == ["b"]
-    assert found["concurrency <= 16"] == ["a"] and found["concurrency <= 32"] == ["b"]
-    assert found["class dense"] == ["a"] and found["class mixture of experts"] == ["b"]
+    assert found["all"] == "abd" and found["flagged"] == "c"
+    assert found["engine vllm"] == "ad" and found["engine sglang"] == "b"
+    assert found["class dense"] == "ad" and found["class mixture of experts"] == "b"
+    assert [name for name in found if name.startswith(("precision", "concurrency"))] == [
+        *(f"precision {word}" for word in (digits, "8", "bf16")),
+        *(f"concurrency <= {most}" for most in (16, 32, 512)),
+    ]
 
 
 def test_dense_models_and_mixtures_have_a_score_each() -> None:
@@ -167,18 +145,6 @@ def test_dense_models_and_mixtures_have_a_score_each() -> None:
         assert (one["rows"], one["answered"], one["refused"]) == (1, 1, {})
         assert one["groups"]["all"]["ttft"]["mape"] == pytest.approx(error)
         assert one["peers"]["peer"]["groups"]["all"]["n"] == 1 and "classes" not in one
-
-
-def test_groups_go_by_number_only_where_they_have_one() -> None:
-    """Python reads no integer of over 4,300 digits; a text of them is a name as any other."""
-    digits = "7" * 5001
-    given = [(17, digits), (5, "8"), (300, "bf16")]
-    rows = [measured(str(n), 1.0, 1.0, concurrency=n, precision=word) for n, word in given]
-    found = [name for name in grouped(rows) if name.startswith(("precision", "concurrency"))]
-    assert found == [
-        *(f"precision {word}" for word in (digits, "8", "bf16")),
-        *(f"concurrency <= {most}" for most in (8, 32, 512)),
-    ]
 
 
 def test_a_score_by_hand() -> None:
@@ -231,36 +197,28 @@ def test_a_peers_file(tmp_path: Path, names: str) -> None:
     ],
 )
 def test_what_is_not_modelled_has_a_reason(change: dict[str, object], reason: str) -> None:
-    row = measured("a", 1.0, 1.0, **{"model": "Qwen/Qwen3-32B", **change})
-    plan = planned(row)
-    assert plan.runs == {"": {}} and reason in plan.refused["a"]
-    assert len(short_reason(plan.refused["a"])) < 60
+    row = measured("a", **{"model": "Qwen/Qwen3-32B", **change})
+    with pytest.raises(UserError) as caught:
+        plan_row(row, scenario_of(row, NONE), SharedRequests())
+    assert str(caught.value).startswith(reason) and len(short_reason(str(caught.value))) < 60
 
 
 def test_a_closed_loop_is_what_a_row_describes() -> None:
-    row = measured("a", 1.0, 1.0, model="Qwen/Qwen3-32B", isl=1024, osl=128, concurrency=8, tp=4,
+    row = measured("a", model="Qwen/Qwen3-32B", isl=1024, osl=128, concurrency=8, tp=4,
                    length_range_ratio=0.8)  # fmt: skip
-    host = HostConstants(0.001, 2e-5, 0.004)
-    plan = planned(row, some=host, no=NONE)
-    runs = plan.runs["some"]
-    assert plan.refused == {} and plan.runs["no"]["a"].key != runs["a"].key
-    scenario = runs["a"].run.scenario
-    engine = scenario.engine
-    assert (engine.host_iteration_s, engine.host_sequence_s, engine.frontend_s) == (
-        0.001, 2e-5, 0.004,
-    )  # fmt: skip
-    workload = scenario.workload
+    run, shares = plan_row(
+        row, scenario_of(row, HostConstants(0.001, 2e-5, 0.004)), SharedRequests()
+    )
+    assert run.key != plan_row(row, scenario_of(row, NONE), SharedRequests())[0].key
+    assert sum(shares.shares["tpot"].values()) == pytest.approx(1)
+    engine, workload = run.scenario.engine, run.scenario.workload
+    constants = (engine.host_iteration_s, engine.host_sequence_s, engine.frontend_s)
+    assert constants == (0.001, 2e-5, 0.004)
     assert workload.requests == 80 and workload.arrivals.kind == "closed_loop"
     assert workload.arrivals.clients == 8
     assert workload.lengths.kind == "random" and workload.lengths.range_ratio == 0.8
     assert workload.lengths.bounds(1024) == (819, 1024), "as InferenceX draws"
-    assert scenario.kv_cache is not None and scenario.kv_cache.prefix_caching is False
-
-
-def test_qwens_fp8_is_in_blocks() -> None:
-    for model, dtype in (("Qwen/Qwen3-32B", "fp8_block"), ("meta-llama/Llama-3.1-70B", "fp8")):
-        row = measured("a", 1.0, 1.0, model=model, tp=4, precision="fp8")
-        assert scenario_of(row, NONE)["dtype"] == dtype
+    assert run.scenario.kv_cache is not None and run.scenario.kv_cache.prefix_caching is False
 
 
 @pytest.mark.slow
@@ -268,8 +226,8 @@ def test_the_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """One row that is answered, one of an unknown GPU, one with a broken number; and again from
     the cache."""
     monkeypatch.setenv("SARATHI_SIM_CACHE", str(tmp_path / "cache"))
-    qwen = ROW.replace("meta-llama/Llama-3.1-70B", "Qwen/Qwen3-32B").replace("1024,1024", "256,16")
-    rows = [f"{qwen},80,20", f"b{qwen[1:]},80,20".replace("h100_sxm", "abacus"), f"c{qwen[1:]},x,2"]
+    rows = [f"{SMALL},80,20", f"b{SMALL[1:]},80,20".replace("h100_sxm", "abacus")]
+    rows += [f"c{SMALL[1:]},x,2"]
     call = ["score", str(table(tmp_path, *rows)), "--json", "--workers", "1"]
     first = CliRunner().invoke(app, [*call, "--out", str(tmp_path / "out")])
     assert first.exit_code == 0, first.output
@@ -284,10 +242,12 @@ def test_the_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     lines = (tmp_path / "out" / "predictions.csv").read_text().splitlines()
     assert [line.split(",")[0] for line in lines] == ["id", "a", "b", "c"]
     assert (tmp_path / "out" / "figures" / "measured_predicted.png").stat().st_size > 10_000
+    shown = sections_of([tmp_path / "out"])[0]
+    assert shown.answer == found["answer"] and shown.charts
+    simulated = Mock(side_effect=AssertionError("its runs are there"))
     monkeypatch.setattr(
-        "sarathi_sim.experiments.lab.servers.runs.deploy", None
-    )  # nothing is built again,
-    monkeypatch.setattr("sarathi_sim.experiments.lab.servers.runs.execute", None)  # nothing is run
+        "sarathi_sim.experiments.sweeps.jobs.simulate_job", simulated, raising=False
+    )
     again = CliRunner().invoke(app, call)
     assert again.stdout == first.stdout
 
@@ -302,27 +262,6 @@ def test_a_table_without_an_answer_draws_and_fits_nothing(tmp_path: Path) -> Non
         assert done.stdout.startswith(f"0 of {len(rows)} rows have a prediction.")
         assert "host time of mixtures" in done.stdout
         assert not (out / "figures").exists() and not list(out.glob("host_time*"))
-
-
-def test_an_outcome_is_that_of_its_scenario_and_data(tmp_path: Path) -> None:
-    """Another constant, or another table, is another key; a damaged file is none."""
-    row = measured("a", 1.0, 1.0, model="Qwen/Qwen3-32B", tp=4)
-    key = outcome_key(scenario_of(row, NONE))
-    assert key == outcome_key(scenario_of(row.model_copy(update={"ttft_ms": 2.0}), NONE))
-    assert key != outcome_key(scenario_of(row, replace(NONE, host_sequence_s=1e-9)))
-    (tmp_path / "kernels").mkdir()
-    (tmp_path / "kernels" / "a.yaml").write_text("1")
-    before = data_fingerprint(tmp_path)
-    data_fingerprint.cache_clear()
-    (tmp_path / "kernels" / "a.yaml").write_text("2")
-    assert data_fingerprint(tmp_path) != before
-    data_fingerprint.cache_clear()
-    kept, outcome = RowCache(tmp_path / "kept"), RowOutcome({"ttft_ms": 0.1})
-    kept.write(key, outcome)
-    assert kept.read(key) == outcome and kept.read(key[::-1]) is None
-    (file,) = (path for path in (tmp_path / "kept").rglob("*") if path.is_file())
-    file.write_bytes(file.read_bytes().replace(b"0.1", b"0.2"))
-    assert kept.read(key) is None
 
 
 @pytest.mark.parametrize(
@@ -344,14 +283,13 @@ def test_a_refusal_in_a_few_words(message: str, reason: str) -> None:
 
 def test_two_scores_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SARATHI_SIM_CACHE", str(tmp_path / "cache"))
-    qwen = ROW.replace("meta-llama/Llama-3.1-70B", "Qwen/Qwen3-32B").replace("1024,1024", "256,16")
     folder = tmp_path / "cache" / "scores"
     planned = Mock(side_effect=AssertionError("it plans before it asks for the lock"))
-    monkeypatch.setattr("sarathi_sim.experiments.lab.servers.score.plan_rows", planned)
+    monkeypatch.setattr("sarathi_sim.experiments.lab.servers.score.simulate_rows", planned)
     store = Store(folder)
     store.open(resume=False)
     with store.locked():
-        call = ["score", str(table(tmp_path, f"{qwen},80,20")), "--workers", "1"]
+        call = ["score", str(table(tmp_path, f"{SMALL},80,20")), "--workers", "1"]
         done = CliRunner().invoke(app, call)
     assert done.exit_code == 2
     assert done.stderr.splitlines()[-1].startswith(
@@ -374,18 +312,124 @@ def test_latency_and_throughput_are_scored() -> None:
     assert errors([given], {"a": times}, "throughput") is None
 
 
-def test_a_mixture_has_its_checkpoints_formats_and_its_layout() -> None:
-    minimax = {"model": "MiniMaxAI/MiniMax-M2.5", "precision": "fp8", "tp": 4}
-    spread = scenario_of(measured("a", 1.0, 1.0, **minimax, moe_ep=4), NONE)
-    assert (spread["dtype"], spread["moe_dtype"]) == ("fp8_block", "fp8_block")
-    assert spread["cluster"]["expert_parallel"] is True
-    divided = scenario_of(measured("a", 1.0, 1.0, **minimax), NONE)
-    assert divided["cluster"]["expert_parallel"] is False
-    oss = {"model": "openai/gpt-oss-120b", "precision": "fp4", "tp": 1}
-    hopper = scenario_of(measured("a", 1.0, 1.0, **oss), NONE)
-    assert (hopper["dtype"], hopper["moe_dtype"]) == ("bf16", "w4a16_mxfp4")
-    blackwell = scenario_of(measured("a", 1.0, 1.0, **oss, system="b200_sxm"), NONE)
-    assert blackwell["moe_dtype"] == "w4a8_mxfp4_mxfp8"
+@pytest.mark.parametrize(
+    ("model", "precision", "system", "formats"),
+    [
+        ("Qwen/Qwen3-32B", "fp8", "h100_sxm", ("fp8_block", None)),
+        ("meta-llama/Llama-3.1-70B", "fp8", "h100_sxm", ("fp8", None)),
+        ("MiniMaxAI/MiniMax-M2.5", "fp8", "h100_sxm", ("fp8_block", "fp8_block")),
+        ("openai/gpt-oss-120b", "fp4", "h100_sxm", ("bf16", "w4a16_mxfp4")),
+        ("openai/gpt-oss-120b", "fp4", "b200_sxm", ("bf16", "w4a8_mxfp4_mxfp8")),
+    ],
+)
+def test_a_model_has_its_checkpoints_formats(
+    model: str, precision: str, system: str, formats: tuple[str, str | None]
+) -> None:
+    given = {"model": model, "precision": precision, "system": system, "tp": 4}
+    found = scenario_of(measured("a", **given), NONE)
+    assert (found["dtype"], found.get("moe_dtype")) == formats
+    if formats[1]:
+        assert found["cluster"]["expert_parallel"] is False
+        spread = scenario_of(measured("a", **given, moe_ep=4), NONE)
+        assert spread["cluster"]["expert_parallel"] is True
+
+
+def test_every_served_model_is_shipped() -> None:
+    models = launch_scripts().models.values()
+    assert {served.model for served in models} <= set(list_models())
+    row = measured("a", model="openai/gpt-oss-120b", precision="fp8")
     with pytest.raises(UserError, match="precision fp8 of openai/gpt-oss-120b: not modelled"):
-        scenario_of(measured("a", 1.0, 1.0, **{**oss, "precision": "fp8"}), NONE)
-    assert set(MODELS.values()) <= set(list_models())
+        scenario_of(row, NONE)
+
+
+def test_a_score_of_few_rows_without_a_flag_says_which_errors_it_prints() -> None:
+    """1 of 4 rows has no flag: the group of the most rows is that of the flagged ones."""
+    one, three = (
+        {"n": n, **{m: dict.fromkeys(("mape", "median", "p90", "bias"), off) for m in METRICS}}
+        for n, off in ((1, 5.0), (3, 17.1))
+    )
+    content: dict[str, Any] = {"rows": 4, "answered": 4, "refused": {}}
+    for groups, expected in (
+        ({"all": one, "flagged": three}, "of the 1 that are not flagged is 5.0 % for TTFT"),
+        ({"all": {"n": 0}, "flagged": three}, "of the 3 that are flagged is 17.1 % for TTFT"),
+    ):
+        section = servers_answer(content | {"groups": groups})
+        assert f"4 of 4 rows have a prediction; the median error {expected}" in section.answer
+
+
+# The page --------------------------------------------------------------------------------------
+
+ALL, OF_MIXTURES = KINDS[DENSE], KINDS[MIXTURES]
+PAGE = (Path(__file__).parents[2] / "docs" / "accuracy.md").read_text(encoding="utf-8")
+
+
+def of(mape: float) -> dict[str, Any]:
+    numbers = {"mape": mape, "median": mape / 2, "p90": 9.0, "bias": -1.0, "coverage": 88.0}
+    return {"n": 3, "ttft": numbers, "tpot": numbers, "latency": {**numbers, "coverage": 91.0}}
+
+
+CONTENT = {
+    "groups": {ALL: of(4.0), "engine vllm": of(5.0), "flagged": {**of(1.0), "n": 0}},
+    "variants": {
+        "zero_fit": {ALL: of(6.0), "engine vllm": of(7.0)},
+        "cross_validated": {ALL: of(4.0)},
+        "leave_one_gpu_out": {ALL: {"n": 0}},
+    },
+    "peers": {"peer.csv": {"groups": {ALL: {"n": 2, "ours": of(3.0), "theirs": of(40.0)}}}},
+    "host_time": {"vllm": {"host_iteration_s": 1e-3, "host_sequence_s": 2e-5, "frontend_s": 0.01}},
+    "rows": 5,
+    "answered": 3,
+    "refused": {"mode disagg": 2},
+}
+
+
+def made_with(content: dict[str, Any], *rows: str) -> str:
+    """The page made of a score, which has these rows."""
+    made = update(PAGE, tables(content), some=True)
+    assert [row for row in rows if row not in made] == []
+    return made
+
+
+def test_every_table_of_the_page_is_made() -> None:
+    made = made_with(
+        CONTENT,
+        "| ours, nothing fitted to such rows | 3 | 6.0 / 3.0 | 6.0 / 3.0 |",
+        "| peer, on the rows that it answers | 2 | 40.0 / 20.0 | 40.0 / 20.0 |",
+        "| cross validated | 3 | 4.0 / 2.0 | 4.0 / 2.0 | 4.0 / 2.0 | 88 % | 88 % | 91 % |",
+        "| engine vllm | 3 | 5.0 / 2.5 | -1.0 | 88 % | 7.0 / 3.5 | 5.0 / 2.5 |",
+        "| vllm | 1.00 | 0.0200 | 10.0 |",
+        "| mode disagg | 2 |",
+    )
+    dense = "| leave one gpu out | 499 |"
+    assert dense in PAGE and dense not in made
+    groups = made.partition("table: Errors by group, dense models")[2].partition("<!-- end")[0]
+    assert "| engine vllm |" in groups and "| flagged |" not in groups
+
+
+def test_the_page_has_its_numbers() -> None:
+    assert "| ours, fitted to other servers (cross-validated) | 499 |" in PAGE
+
+
+def test_a_score_of_mixtures_alone_leaves_the_other_tables() -> None:
+    content = {
+        "groups": {ALL: {"n": 0}, OF_MIXTURES: of(8.0), "model gpt": of(9.0), "mode agg": of(8.0)},
+        "variants": {
+            "zero_fit": {OF_MIXTURES: of(30.0), "model gpt": of(31.0)},
+            "cross_validated": {OF_MIXTURES: of(8.5)},
+        },
+        "host_time_of_mixtures": {
+            "trtllm": {"host_iteration_s": 0.0, "host_sequence_s": 0.0, "frontend_s": 0.0,
+                       "frontend_token_s": 4.8e-6, "launch_s": 7.5e-5},
+        },
+        "rows": 3,
+        "answered": 3,
+        "refused": {},
+    }  # fmt: skip
+    made = made_with(
+        content,
+        "| ours, nothing fitted to such rows | 3 | 30.0 / 15.0 | 30.0 / 15.0 |",
+        "| model gpt | 3 | 9.0 / 4.5 | -1.0 | 88 % | 31.0 / 15.5 |",
+        "| cross validated | 3 | 8.5 / 4.2 | 8.5 / 4.2 | 8.5 / 4.2 |",
+        "| trtllm | 4.8 | 75 |",
+    )
+    assert "mode agg" not in made and PAGE.partition("## What is simulated")[0] in made

@@ -3,38 +3,44 @@
 from __future__ import annotations
 
 from dataclasses import asdict, replace
-from functools import partial
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
 
-from sarathi_sim.experiments.config.inputs import NONE, HostConstants, host_times
-from sarathi_sim.experiments.lab.servers.errors import errors
+from sarathi_sim.experiments.config.inputs import (
+    NONE,
+    HostConstants,
+    calls_of_layer,
+    host_times,
+)
+from sarathi_sim.experiments.lab.servers.errors import errors, grouped
 from sarathi_sim.experiments.lab.servers.host import (
     APART,
     BASE,
-    FOLDS,
+    LAUNCHES,
+    PARTS,
     SCHEMES,
     Slopes,
-    alike,
+    fitted_without,
+    fitting,
     grid,
-    host_time_yaml,
+    host_fit,
+    launching,
     left_out,
     parts,
+    shipped_folds,
     slopes,
-    to_ship,
 )
 from sarathi_sim.experiments.lab.servers.rows import Measured, ServerTimes
 from sarathi_sim.experiments.lab.servers.runs import (
     DRAWS,
     REDRAWS,
+    Bench,
     OpShares,
-    RowCache,
     RowOutcome,
-    drawn,
+    draw,
     draws,
     redrawn,
     stack_sigma,
@@ -42,13 +48,16 @@ from sarathi_sim.experiments.lab.servers.runs import (
 )
 from sarathi_sim.experiments.lab.servers.scenarios import (
     campaign_of,
+    mean_prompt,
     scenario_of,
     server_of,
     stack_of,
 )
 from sarathi_sim.experiments.sweeps.backends import InProcess
+from sarathi_sim.experiments.sweeps.store import Store
+from sarathi_sim.profiler.facts.model import load_model
 from sarathi_sim.profiler.storage.child import silent
-from sarathi_sim.profiler.storage.plain_yaml import parse_yaml
+from sarathi_sim.profiler.storage.plain_yaml import read_mapping
 
 pytestmark = pytest.mark.lab
 
@@ -92,7 +101,7 @@ def some(noise: float = 0.0) -> Slopes:
 def test_no_server_is_in_both_halves() -> None:
     rows = some().rows
     split = parts(rows, "cross_validated")
-    assert len(split) == FOLDS
+    assert len(split) == PARTS
     assert sorted(np.concatenate([out for _, out in split]).tolist()) == list(range(len(rows)))
     for scheme, group in SCHEMES.items():
         for fitted, out in parts(rows, scheme):
@@ -140,7 +149,7 @@ def test_how_far_clients_are_apart_is_what_others_of_their_campaign_say() -> Non
 
 def test_linear_times_are_those_simulated() -> None:
     found = some()
-    every = np.arange(len(found.rows))
+    every = found.every
     host = HostConstants(0.0015, 7e-5, 0.03)
     expected = [simulated(row, host) for row in found.rows]
     assert found.predicted(every, host)[0] == pytest.approx([one.ttft_ms for one in expected])
@@ -149,11 +158,11 @@ def test_linear_times_are_those_simulated() -> None:
 
 def test_a_fit_finds_the_constants_and_stays_in_their_ranges() -> None:
     found = some()
-    host = found.fitted(np.arange(len(found.rows)))
+    host = found.fitted(found.every)
     assert asdict(host) == pytest.approx(asdict(TRUE), rel=0.02)
     narrow = {name: replace(one, range=(0.0, 1e-5)) for name, one in found.limits.constants.items()}
     bounded = replace(found, limits=replace(found.limits, constants=narrow))
-    assert max(asdict(bounded.fitted(np.arange(len(found.rows)))).values()) <= 1e-5
+    assert max(asdict(bounded.fitted(found.every)).values()) <= 1e-5
 
 
 def test_left_out_rows_are_predicted_from_others() -> None:
@@ -169,16 +178,21 @@ def test_left_out_rows_are_predicted_from_others() -> None:
 
 
 def test_what_says_most_of_a_stack() -> None:
+    """Its own eight rows, which are off by a tenth; all rows of a stack that has but seven, off by
+    three tenths."""
     rows = [server(0, c) for c in range(1, 9)] + [server(1, c) for c in range(1, 8)]
-    every = np.arange(15)
-    assert alike(rows, every, "vllm").tolist() == list(range(8))
-    assert alike(rows, every, "vllm under dynamo").tolist() == list(range(15))
-    assert alike(rows, every, "trtllm").tolist() == list(range(15))  # seven are too few
+    known = {row.id: {m: np.zeros(DRAWS) for m in ("ttft", "tpot")} for row in rows}
+    found = replace(some(), rows=rows, draws=known, measured_ms=np.ones((2, 15)))
+    off = np.exp(np.array([1, -1] * 7 + [1]) * np.where(np.arange(15) < 8, 0.1, 0.3))
+    own, few = (
+        found.errors(np.arange(15), stack, np.stack([off, off])) for stack in ("vllm", "trtllm")
+    )
+    assert (own.ttft, few.ttft) == pytest.approx((0.1 / 1.75, 0.3 / 1.75), rel=0.1)
 
 
 def test_an_unknown_stack_is_like_the_median_of_the_others() -> None:
     found = some()
-    every = np.arange(len(found.rows))
+    every = found.every
     each = [found.host_of(every, stack) for stack in ("vllm", "trtllm")]
     middle = np.median([[*asdict(one).values()] for one in (*each, found.limits.measured)], axis=0)
     unknown = found.host_of(every, "sglang under dynamo")
@@ -229,15 +243,12 @@ def test_coverage_by_hand() -> None:
 
 def test_a_full_cache_is_drawn_with_its_ops_and_its_host() -> None:
     """Draws are pairs of opposite sign: the products of each pair's factors are 1."""
-    row = Measured.model_validate(
-        {"id": "a", "backend": "vllm", "model": "Qwen/Qwen3-32B", "system": "h100_sxm", "tp": 4,
-         "isl": 8, "osl": 8, "concurrency": 4, "ttft_ms": 1.0, "tpot_ms": 1.0}
-    )  # fmt: skip
-    described = partial(scenario_of, host=TRUE)
+    row = server(0, 4, model="Qwen/Qwen3-32B", system="h100_sxm", tp=4)
+    described = scenario_of(row, TRUE)
     outcome = RowOutcome({"num_blocks": 1e6}, SHARES)
-    up, down = (drawn(described, {"a": outcome}, n, row) for n in (0, REDRAWS // 2))
+    up, down = (draw(described, outcome, n) for n in (0, REDRAWS // 2))
     assert up is not None and down is not None
-    assert up["workload"] == down["workload"] == described(row)["workload"]
+    assert up["workload"] == down["workload"] == described["workload"]
     for section, key, base in (
         ("engine", "host_iteration_s", TRUE.host_iteration_s),
         ("engine", "host_sequence_s", TRUE.host_sequence_s),
@@ -249,65 +260,67 @@ def test_a_full_cache_is_drawn_with_its_ops_and_its_host() -> None:
     assert factors[0] * factors[1] == pytest.approx(1.0) and factors[0] != 1.0
 
 
-def test_only_rows_with_a_full_cache_are_drawn_again(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_only_rows_with_a_full_cache_are_drawn_again(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     """Each draw here takes twice as long as the one before; one that has no outcome spoils all."""
     rows = [server(0, clients) for clients in (4, 16, 64)]
     base = {"ttft_ms": 10.0, "tpot_ms": 5.0, "kv_peak_share": 1.0, "num_blocks": 9.0}
     outcomes = {row.id: RowOutcome(base, SHARES) for row in rows}
     outcomes[rows[0].id] = RowOutcome({**base, "kv_peak_share": 0.9}, SHARES)
-    asked: list[str] = []
 
-    def plan(*given: Any) -> SimpleNamespace:
-        asked.extend(row.id for row in given[1])
+    def simulate(full: list[Measured], variants: dict[str, Any], at: Bench) -> Any:
+        assert full == rows[1:] and len(variants) == REDRAWS
         times = [{"ttft_ms": 10.0 * 2**n, "tpot_ms": 5.0} for n in range(REDRAWS)]
-        known = {
-            name: {rows[1].id: RowOutcome(one)} for name, one in zip(given[3], times, strict=True)
+        found = {
+            n: {rows[1].id: RowOutcome(t, SHARES)} for n, t in zip(variants, times, strict=True)
         }
-        return SimpleNamespace(known=known)
+        return found, {}
 
-    monkeypatch.setattr("sarathi_sim.experiments.lab.servers.runs.plan_rows", plan)
-    monkeypatch.setattr("sarathi_sim.experiments.lab.servers.runs.simulate_rows", lambda *_: {})
-    where = (Path(), RowCache(None))
-    found = redrawn("f.csv", rows, lambda _: {}, outcomes, where, InProcess(), silent, silent)
-    assert asked == [rows[1].id, rows[2].id] and list(found) == [rows[1].id]
-    drawn_again = found[rows[1].id]
-    assert len(drawn_again["ttft"]) == DRAWS
-    assert drawn_again["ttft"][: REDRAWS + 1] == pytest.approx(
-        np.log(2) * np.array([*range(REDRAWS), 0])
-    )
-    assert not drawn_again["tpot"].any()
+    monkeypatch.setattr("sarathi_sim.experiments.lab.servers.runs.simulate_rows", simulate)
+    at = Bench(Store(tmp_path), InProcess(), silent, silent)
+    found = redrawn(rows, lambda _: {}, outcomes, at)
+    assert list(found) == [rows[1].id]
+    again = found[rows[1].id]
+    assert len(again["ttft"]) == DRAWS and not again["tpot"].any()
+    twice = np.log(2) * np.array([*range(REDRAWS), 0])
+    assert again["ttft"][: REDRAWS + 1] == pytest.approx(twice)
 
 
 def test_cross_validated_bands_cover_nine_tenths() -> None:
     found = some(noise=0.1)
-    predictions = left_out(found, "cross_validated")
-    covered = errors(found.rows, predictions, "ttft")
+    covered = errors(found.rows, left_out(found, "cross_validated"), "ttft")
     assert covered is not None and 75 <= (covered["coverage"] or 0) <= 100
 
 
-def test_what_ships_can_be_read_again_and_leaves_servers_out(tmp_path: object) -> None:
+def test_what_ships_can_be_read_again_and_leaves_servers_out(tmp_path: Path) -> None:
     found = some(noise=0.05)
-    fits = {scheme: left_out(found, scheme) for scheme in SCHEMES}
-    shipped = to_ship(found, fits, "rows.csv", found.limits)
-    assert shipped.fitted_to.startswith("fitted to 32 dense rows of 8 servers of rows.csv; on ")
-    assert parse_yaml(host_time_yaml(shipped), "x")["stacks"]["vllm"] == asdict(
-        shipped.stacks["vllm"]
+    fit = host_fit(found, {scheme: left_out(found, scheme) for scheme in SCHEMES}, "rows.csv")
+    times, folds = fit.times, fit.folds
+    assert times.fitted_to.startswith("fitted to 32 dense rows of 8 servers of rows.csv; on ")
+    fit.write(tmp_path, mixtures=False)
+    written, left = (read_mapping(tmp_path / f"host_time{name}.yaml") for name in ("", "_folds"))
+    assert written["stacks"]["vllm"] == asdict(times.stacks["vllm"]) and "folds" not in written
+    assert left["folds"][0]["servers"] == folds[0].servers
+    assert sorted(name for fold in folds for name in fold.servers) == sorted(
+        {server_of(row) for row in found.rows}
     )
-    fold = shipped.folds[0]
-    assert shipped.without("vllm", fold.servers[0])[0] == fold.stacks["vllm"]
-    assert shipped.without("vllm under dynamo", "another")[0] == shipped.stacks["vllm"]
+    assert folds[0].of(found.rows[0])[0] == folds[0].stacks["vllm"]
 
 
-def test_the_shipped_constants_are_plausible_and_say_what_they_are() -> None:
-    known = host_times()
+@pytest.mark.parametrize("mixtures", [False, True])
+def test_the_shipped_constants_are_plausible_and_say_what_they_are(mixtures: bool) -> None:
+    known, folds = host_times(mixtures), shipped_folds(mixtures)
     assert "fitted to" in known.fitted_to and known.measured != NONE and known.measured_origin
-    for part in (known, *known.folds):
+    for part in (known, *folds):
         assert {"vllm", "sglang", "trtllm"} <= part.stacks.keys() == part.errors.keys()
         for host in part.stacks.values():
             for name, constant in known.constants.items():
                 assert constant.range[0] <= getattr(host, name) <= constant.range[1]
-    servers = [name for fold in known.folds for name in fold.servers]
+    servers = [name for fold in folds for name in fold.servers]
     assert len(servers) == len(set(servers)) > 10
+    unknown = server(0, 4, dense=not mixtures, source="nvidia_gap_sweep")
+    assert fitted_without(unknown).of(unknown)[0] in known.stacks.values()
 
 
 def test_slopes_leave_out_what_is_flagged_or_refused() -> None:
@@ -320,3 +333,97 @@ def test_slopes_leave_out_what_is_flagged_or_refused() -> None:
     }
     kept = slopes(rows, found, {}, known)
     assert [row.id for row in kept.rows] == ["0 4"] and BASE in found
+
+
+# Mixtures ---------------------------------------------------------------------------------------
+
+DEEPSEEK = {"model": "deepseek-ai/DeepSeek-R1", "precision": "fp4", "system": "b200_sxm", "tp": 8}
+GPT_OSS = {"model": "openai/gpt-oss-120b", "precision": "fp4", "system": "h100_sxm", "tp": 2}
+MINIMAX = {"model": "MiniMaxAI/MiniMax-M2.5", "precision": "fp8", "system": "b200_sxm", "tp": 4}
+
+
+def row(**given: object) -> Measured:
+    usual = {"id": "a", "backend": "trtllm", "source": "inferencex", "isl": 1024, "osl": 1024,
+             "concurrency": 4, "length_range_ratio": 0.8, "dense": False, "ttft_ms": 1.0,
+             "tpot_ms": 1.0, "measured_date": "2026-03-25"}  # fmt: skip
+    return Measured.model_validate(usual | given)
+
+
+def test_minimax_has_its_tp_in_dp_where_its_experts_are_spread() -> None:
+    """One server under two names: it is left out of a fit with both."""
+    vllm = {**MINIMAX, "backend": "vllm"}
+    twice, once = row(**vllm, dp=4, moe_ep=16), row(**vllm, moe_ep=4)
+    assert scenario_of(twice, NONE) == scenario_of(once, NONE)
+    assert scenario_of(twice, NONE)["cluster"]["expert_parallel"] is True
+    assert server_of(twice) == server_of(once)
+
+
+def test_a_server_measured_cold_is_answered_and_not_fitted_to() -> None:
+    early, later = (
+        row(**DEEPSEEK, backend="sglang", measured_date=date) for date in ("2025-11-10", "2026-02")
+    )
+    assert scenario_of(early, NONE) == scenario_of(later, NONE)
+    assert [fitting(one, mixtures=True) for one in (early, later)] == [False, True]
+    found = grouped([early, later])
+    assert found["measured cold"] == [early] and found["all"] == [early, later]
+
+
+def test_launching_and_the_prompts_tokens_are_an_engines_times() -> None:
+    """gpt-oss in bf16: three GEMMs, two norms, the experts' three calls and four others. MiniMax
+    quantises for two of its GEMMs, and has norms of queries and keys."""
+    oss, minimax = row(**GPT_OSS), row(**MINIMAX)
+    calls = [
+        calls_of_layer(load_model(given["model"]), given["dtype"])
+        for given in (scenario_of(oss, NONE), scenario_of(minimax, NONE))
+    ]
+    assert calls == [12, 15]
+    host = HostConstants(0.001, 0.0, 0.01, frontend_token_s=1e-5, launch_s=1e-5)
+    found = scenario_of(oss, host)["engine"]
+    assert found["frontend_s"] == pytest.approx(0.01 + 0.9 * 1024 * 1e-5)
+    assert found["launch_layer_s"] == pytest.approx(12e-5)
+    assert scenario_of(oss, NONE)["engine"]["launch_layer_s"] == 0
+
+
+def test_which_rows_are_fitted_to() -> None:
+    some = row(**MINIMAX)
+    assert fitting(some, mixtures=True) and not fitting(some)
+    for change in ({"concurrency": 32}, {"osl": 8192}, {"flags": "doubtful"}, {"dense": True}):
+        assert not fitting(row(**{**MINIMAX, **change}), mixtures=True)
+
+
+OF_MIXTURES = HostConstants(0.0004, 1e-5, 0.02, 2e-6, 5e-5)
+
+
+def times(one: Measured, host: HostConstants) -> ServerTimes:
+    """A layer launches 20 kernels; launching shows above 400 us a layer."""
+    step_ms = 1e3 * (host.host_iteration_s + host.host_sequence_s * one.concurrency)
+    late_ms = 60 * 1e3 * max(0.0, 20 * host.launch_s - 2e-6 * one.isl)
+    frontend_ms = 1e3 * (host.frontend_s + host.frontend_token_s * mean_prompt(one))
+    tp = one.tp or 1
+    busy = one.concurrency / one.osl * late_ms
+    return ServerTimes(40 + tp + 2 * step_ms + late_ms + frontend_ms, 8 + tp + step_ms + busy)
+
+
+def test_launches_are_linear_between_those_simulated() -> None:
+    """At the values that were simulated the prediction is the simulation."""
+    rows = [
+        row(id=f"{tp} {isl} {n}", **{**MINIMAX, "tp": tp}, isl=isl, concurrency=n)
+        for tp in (1, 2, 4) for isl in (100, 400) for n in (4, 16)
+    ]  # fmt: skip
+    limits = host_times(mixtures=True)
+    hosts = grid(limits.measured) | launching(limits.measured)
+    simulated = {name: {one.id: times(one, host) for one in rows} for name, host in hosts.items()}
+    truth = {one.id: times(one, OF_MIXTURES) for one in rows}
+    rows = [
+        one.model_copy(update={"ttft_ms": truth[one.id].ttft_ms, "tpot_ms": truth[one.id].tpot_ms})
+        for one in rows
+    ]
+    found = slopes(rows, simulated, {one.id: draws(SHARES) for one in rows}, limits, mixtures=True)
+    every = found.every
+    for name, launch_s in LAUNCHES.items():
+        at = found.predicted(every, replace(limits.measured, launch_s=launch_s))
+        expected = [[simulated[name][one.id].ttft_ms, simulated[name][one.id].tpot_ms]
+                    for one in rows]  # fmt: skip
+        assert np.allclose(at.T, expected)
+    off = found.predicted(every, found.fitted(every)) / found.measured_ms
+    assert np.abs(off - 1).max() < 0.02

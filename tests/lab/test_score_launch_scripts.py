@@ -10,7 +10,6 @@ import pytest
 from sarathi_sim.experiments.config.inputs import NONE
 from sarathi_sim.experiments.lab.servers.rows import Measured
 from sarathi_sim.experiments.lab.servers.scenarios import (
-    MODELS,
     campaign_of,
     launch_scripts,
     of_a_rank,
@@ -35,11 +34,7 @@ NAMES = {
     "minimax": ("MiniMaxAI/MiniMax-M2.5", "fp8"),
     "minimax-fp4": ("MiniMaxAI/MiniMax-M2.5", "fp4"),
     "kimi": ("moonshotai/Kimi-K2.5", "fp4"),
-    "kimi-int4": ("moonshotai/Kimi-K2.5", "int4"),
-    "qwen3.5": ("Qwen/Qwen3.5-397B-A17B", "bf16"),
     "qwen3.5-fp8": ("Qwen/Qwen3.5-397B-A17B", "fp8"),
-    "qwen3.5-fp4": ("Qwen/Qwen3.5-397B-A17B", "fp4"),
-    "glm-5-fp8": ("zhipuai/GLM-5", "fp8"),
     "glm-5-fp4": ("zhipuai/GLM-5", "fp4"),
 }
 
@@ -84,7 +79,6 @@ MTP = "speculative decoding"
          {"max_num_tokens": 8192, "max_batch_size": 2048, "enable_chunked_prefill": False,
           "free_gpu_memory_fraction": 0.9, "kv": "bf16"}),
         # nvidia_gap: SGLang as it comes, a share of the memory by TensorRT-LLM's version.
-        (row("qwen", "sglang", source="nvidia_gap_sweep", tp=1), {"mem_fraction_static": 0.834}),
         (row("qwen", "trtllm", source="nvidia_gap_sweep", backend_version="1.0.0rc3"),
          {"free_gpu_memory_fraction": 0.8, "max_num_tokens": 1024, "kv": "fp8"}),
         (row("qwen-235b", "trtllm", source="nvidia_gap_sweep", isl=128, concurrency=128,
@@ -95,62 +89,37 @@ MTP = "speculative decoding"
         # InferenceX.
         (row("llama", "vllm"),
          {"max_num_seqs": 16, "async_scheduling": False, "kv": "bf16"}),
-        (row("llama", "vllm", "b200_sxm"),
-         {"max_num_seqs": 512, "async_scheduling": True, "kv": "fp8"}),
         (row("llama", "trtllm", source="nvidia_gap_csv", tp=4),
          {"max_num_tokens": 16384, "batch_wait_timeout_iters": 20, "kv": "fp8"}),
-        (row("gpt-oss", "vllm", "h200_sxm", tp=2, dp=2, moe_ep=4),
-         {"kv": "bf16", "max_num_seqs": 16, "expert_parallel": False}),
-        (row("gpt-oss", "vllm", "b200_sxm"), {"kv": "fp8", "max_num_seqs": 512}),
         (row("gpt-oss", "vllm", "b200_sxm", measured_date="2025-11-02"), {"kv": "bf16"}),
         (row("gpt-oss", "trtllm", "b200_sxm"),
          {"kv": "fp8", "max_num_tokens": 20000, "max_batch_size": 512,
           "free_gpu_memory_fraction": 0.85}),
-        (row("gpt-oss", "trtllm", "h200_sxm"), {"kv": "bf16", "max_batch_size": 16}),
         (row("r1-fp8", "sglang", "h200_sxm"),
          {"kv": "bf16", "mem_fraction_static": 0.82, "chunked_prefill_size": 32768,
           "max_prefill_tokens": 32768, "max_running_requests": 512}),
-        (row("r1-fp8", "sglang", "h200_sxm", isl=8192), {"max_running_requests": 256}),
         (row("r1", "sglang", "b200_sxm", concurrency=8),
          {"kv": "fp8", "scheduler_recv_interval": 10, "mem_fraction_static": 0.85}),
-        (row("r1", "sglang", "b200_sxm"), {"scheduler_recv_interval": 30}),
         (row("r1-fp8", "sglang", "b200_sxm", tp=4),
          {"scheduler_recv_interval": 10, "max_running_requests": 32,
           "mem_fraction_static": 0.95}),
-        (row("r1", "trtllm", "b200_sxm", measured_date="2025-12-15", concurrency=100),
-         {"max_num_tokens": 1216, "enable_chunked_prefill": False}),
         (row("r1", "trtllm", "b200_sxm", backend_version="1.2.0rc6.post2", concurrency=100),
          {"max_num_tokens": 8192, "free_gpu_memory_fraction": 0.8, "max_batch_size": 2048}),
         (row("r1-fp8", "trtllm", "b200_sxm", backend_version="1.2.0rc6.post2", concurrency=64),
          {"batch_wait_timeout_iters": 40, "batch_wait_max_tokens_ratio": 0.8}),
-        (row("r1-fp8", "trtllm", "b200_sxm", backend_version="1.2.0rc6.post2", osl=8192,
-             concurrency=256), {"free_gpu_memory_fraction": 0.7}),
         (row("minimax", "vllm", "b200_sxm", backend_version="0.17.0", tp=4, dp=4, moe_ep=16),
          {"gpu_memory_utilization": 0.95, "kv": "bf16", "expert_parallel": True,
           "max_num_batched_tokens": 8192}),
         (row("minimax", "vllm", "b200_sxm", backend_version="0.19.0"),
          {"gpu_memory_utilization": 0.9, "kv": "fp8", "expert_parallel": False,
           "max_num_batched_tokens": 2048, "max_num_seqs": 1024}),
-        (row("minimax", "vllm"), {"gpu_memory_utilization": 0.9, "max_num_seqs": 256}),
-        (row("minimax", "vllm", "h200_sxm"),
-         {"gpu_memory_utilization": 0.95, "kv": "bf16", "expert_parallel": True}),
         (row("minimax-fp4", "vllm", "b200_sxm", backend_version="nightly-1"),
          {"max_num_seqs": 16, "kv": "fp8", "gpu_memory_utilization": 0.9}),
         (row("kimi", "vllm", "b200_sxm", dp=4, moe_ep=4, measured_date="2026-04-17"),
          {"kv": "fp8", "expert_parallel": False, "max_num_batched_tokens": 2048}),
-        (row("kimi-int4", "vllm", "b200_sxm"),
-         {"kv": "bf16", "gpu_memory_utilization": 0.95, "max_num_seqs": 16}),
-        (row("qwen3.5", "sglang", "b200_sxm", concurrency=8, measured_date="2026-02-20"),
-         {"kv": "bf16", "scheduler_recv_interval": 10, "mem_fraction_static": 0.82,
-          "max_running_requests": 128, "expert_parallel": False}),
         (row("qwen3.5-fp8", "sglang", "b200_sxm", tp=4, moe_ep=4, concurrency=128),
          {"kv": "fp8", "scheduler_recv_interval": 30, "chunked_prefill_size": 32768,
           "max_prefill_tokens": 32768, "expert_parallel": True}),
-        (row("qwen3.5-fp4", "sglang", "b200_sxm", tp=4),
-         {"kv": "fp8", "mem_fraction_static": 0.85, "scheduler_recv_interval": 30}),
-        (row("glm-5-fp8", "sglang", "b200_sxm"),
-         {"kv": "fp8", "mem_fraction_static": 0.85, "max_running_requests": 16,
-          "chunked_prefill_size": 32768, "max_prefill_tokens": 32768}),
         (row("glm-5-fp4", "sglang", "b200_sxm"),
          {"kv": "fp8", "mem_fraction_static": 0.8, "max_running_requests": 16,
           "chunked_prefill_size": 131072, "max_prefill_tokens": 16384}),
@@ -207,8 +176,15 @@ def test_data_parallel_attention_of_vllm_has_ranks() -> None:
 
 
 def test_experts_on_more_gpus_than_attention_tell_its_ranks() -> None:
-    """All GPUs hold experts, so attention on fewer of them is on as many ranks as are missing."""
-    for tp, moe_tp, moe_ep, dp in ((1, 4, 1, 4), (2, 4, 1, 2), (1, 1, 1, 1), (2, 1, 8, 4)):
+    """All GPUs hold experts, so attention on fewer of them is on as many ranks as are missing.
+    InferenceX's rows repeat TP in ``moe_tp``."""
+    for tp, moe_tp, moe_ep, dp in (
+        (1, 4, 1, 4),
+        (2, 4, 1, 2),
+        (1, 1, 1, 1),
+        (2, 1, 8, 4),
+        (4, 1, 4, 1),
+    ):
         server = row(
             "qwen-235b", "vllm", "h200_sxm", source="nvidia_gap_sweep", tp=tp, moe_tp=moe_tp,
             moe_ep=moe_ep,
@@ -217,6 +193,8 @@ def test_experts_on_more_gpus_than_attention_tell_its_ranks() -> None:
         assert (cluster["tp"], cluster.get("dp", 1)) == (tp, dp)
         assert cluster["expert_parallel"] == (moe_ep > 1)
         assert f"dp{dp}" in server_of(server)
+    repeated = row("r1", "sglang", "b200_sxm", tp=4, moe_tp=4, moe_ep=4)
+    assert scenario_of(repeated, NONE)["cluster"]["tp"] == 4
 
 
 def test_ranks_of_trtllm_start_prompts_together_as_their_scripts_say() -> None:
@@ -253,43 +231,28 @@ def test_ranks_of_sglang_divide_the_limits_of_their_server() -> None:
     assert of_a_rank(known, 4) == {"chunked_prefill_size": 2048, "max_running_requests": 1}
 
 
-def test_experts_on_all_gpus_of_attention_hide_nothing() -> None:
-    """InferenceX's rows repeat TP in ``moe_tp``."""
-    for server in (
-        row("r1", "sglang", "b200_sxm", tp=4, moe_tp=4, moe_ep=4),
-        row("qwen-235b", "sglang", "h200_sxm", source="nvidia_gap_sweep", tp=4, moe_tp=1, moe_ep=4),
-    ):
-        assert scenario_of(server, NONE)["cluster"]["tp"] == 4
-
-
 @pytest.mark.parametrize(
-    ("device", "tp", "chunk", "reserved_mib"),
+    ("device", "tp", "ranks", "chunk", "reserved_mib"),
     [
-        ("l40s", 1, 4096, 512 + 1.5 * 4096 + 2 * 32 + 128),
-        ("l40s", 4, 4096, 512 + 1.5 * 4096 + 2 * 160 + 4 * 128),
-        ("h100-80g-sxm", 1, 8192, 512 + 1.5 * 8192 + 2 * 256 + 128),
-        ("h200-sxm", 8, 8192, 512 + 1.5 * 8192 + 2 * 512 + 8 * 128),
-        ("b200-sxm", 2, 16384, 512 + 1.5 * 16384 + 2 * 512 + 2 * 128),
+        ("l40s", 1, 1, 4096, 512 + 1.5 * 4096 + 2 * 32 + 128),
+        ("l40s", 4, 1, 4096, 512 + 1.5 * 4096 + 2 * 160 + 4 * 128),
+        ("h100-80g-sxm", 1, 1, 8192, 512 + 1.5 * 8192 + 2 * 256 + 128),
+        ("h200-sxm", 8, 1, 8192, 512 + 1.5 * 8192 + 2 * 512 + 8 * 128),
+        ("b200-sxm", 2, 1, 16384, 512 + 1.5 * 16384 + 2 * 512 + 2 * 128),
+        # Two ranks: 4.5 MiB more for each of a graph's 512 sequences and rank, or 3 of 256.
+        ("h200-sxm", 2, 2, 8192, 512 + 1.5 * 8192 + 2 * 512 + 4 * 128 + 512 * 2 * 4.5),
+        ("h200-sxm", 1, 2, 8192, 512 + 1.5 * 8192 + 2 * 256 + 2 * 128 + 256 * 2 * 3),
     ],
 )
-def test_sglangs_memory_by_hand(device: str, tp: int, chunk: int, reserved_mib: float) -> None:
+def test_sglangs_memory_by_hand(
+    device: str, tp: int, ranks: int, chunk: int, reserved_mib: float
+) -> None:
     gpu = load_device(device)
     total = (gpu.reported_bytes or gpu.memory_bytes) / 2**20
-    assert sglang_memory(gpu, tp) == {
+    assert sglang_memory(gpu, tp, ranks=ranks) == {
         "chunked_prefill_size": chunk,
         "mem_fraction_static": pytest.approx(1 - reserved_mib / total, abs=6e-4),
     }
-
-
-def test_sglangs_memory_of_ranks_by_hand() -> None:
-    """Two ranks of two GPUs: four GPUs, graphs of 512 sequences, and 4.5 MiB more for each of these
-    and rank. One GPU a rank, two ranks: graphs of 256, and 3 MiB."""
-    gpu = load_device("h200-sxm")
-    total = (gpu.reported_bytes or gpu.memory_bytes) / 2**20
-    for tp, graph, each in ((2, 512, 4.5), (1, 256, 3)):
-        reserved = 512 + 1.5 * 8192 + 2 * graph + 2 * tp * 128 + graph * 2 * each
-        found = sglang_memory(gpu, tp, ranks=2)["mem_fraction_static"]
-        assert found == pytest.approx(1 - reserved / total, abs=6e-4)
 
 
 def test_the_file_names_what_rows_and_policies_have() -> None:
@@ -303,7 +266,7 @@ def test_the_file_names_what_rows_and_policies_have() -> None:
         models |= {given} if isinstance(given, str) else set(given)
         for revision in re.findall(r" @ (\w+)", " ".join(entry.documents)):
             assert len(revision) == 40, revision
-    assert models <= set(MODELS)
+    assert models <= set(known.models)
     assert settings_of(row("llama", "another")) == {}
 
 

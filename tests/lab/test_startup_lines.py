@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from sarathi_sim.experiments.figures.page_tables import update
-from sarathi_sim.experiments.lab.servers.startup_lines import page_tables, read, version
+from sarathi_sim.experiments.lab.servers.startup_lines import page_tables, read
 from sarathi_sim.profiler.storage.strict import UserError
 
 pytestmark = pytest.mark.lab
@@ -33,12 +33,12 @@ def test_lines_are_answered_with_the_versions_facts(tmp_path: Path) -> None:
     path.write_text(HEADER + LINES)
     pair, small, large, unknown, other = read(path)
     for line in (pair, small, large):
-        assert line.ours == pytest.approx(line.measured, rel=0.01)
-    assert version(small.row) == "0.14" and small.memory is not None
+        assert line.ours == pytest.approx(line.measured_value, rel=0.01)
+    assert small.release == "0.14" and not isinstance(small.memory, str)
     # 1,024 sequences of the default on an H100, each logit sorted by PyTorch.
     assert small.memory.activation_bytes > 38 * 1024 * 151936
-    assert other.why == "engine tgi: one of vllm, sglang, trtllm"
-    assert unknown.ours is None and "unknown model" in unknown.why
+    assert other.memory == "engine tgi: one of vllm, sglang, trtllm"
+    assert unknown.ours is None
     page = update(PAGE, page_tables([pair, small, large, unknown]))
     assert "| lines | 4 |" in page and "| within 1 % | 3 |" in page
     assert "unheard-of: unknown model" in page and "| 30,425 blocks of 16 | 30,461 |" in page
@@ -47,5 +47,5 @@ def test_lines_are_answered_with_the_versions_facts(tmp_path: Path) -> None:
 def test_a_file_without_a_column_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "lines.csv"
     path.write_text("engine,version\nvllm,0.19\n")
-    with pytest.raises(UserError, match="no column gpu: not a list of start-up lines"):
+    with pytest.raises(UserError, match="column gpu is missing"):
         read(path)

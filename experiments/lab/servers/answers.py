@@ -44,7 +44,7 @@ def _tables_answer(content: Mapping[str, Any], name: str) -> Section:
     groups = {group: one for group, one in content["groups"].items() if one["n"]}
     drawn = content.get("bands", {})
     again = drawn.get("redrawn", {})
-    told = {
+    notes = {
         "host time": content.get("constants"),
         "host time of mixtures of experts": content.get("constants_of_mixtures"),
         "90 % bands": drawn
@@ -62,7 +62,7 @@ def _tables_answer(content: Mapping[str, Any], name: str) -> Section:
         question="How far are predictions of TTFT and TPOT from measured servers?",
         answer=_of_groups(content, groups),
         table=replace(table, note=_ERRORS),
-        assumptions=[f"{topic}: {text}" for topic, text in told.items() if text],
+        assumptions=[f"{topic}: {text}" for topic, text in notes.items() if text],
         details=[grid for grid in details if grid.rows],
     )
 

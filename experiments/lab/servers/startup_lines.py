@@ -9,13 +9,15 @@ the parts of ours; what a line does not state is the engine's default.
 
 from __future__ import annotations
 
-import csv
 import sys
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Sequence
+from functools import cached_property
 from pathlib import Path
 
+from pydantic import BaseModel, ConfigDict
+
 from sarathi_sim.experiments.figures.page_tables import markdown, update
+from sarathi_sim.experiments.lab.servers.rows import read_tables
 from sarathi_sim.experiments.lab.servers.scenarios import sglang_memory
 from sarathi_sim.profiler.facts.device import load_device
 from sarathi_sim.profiler.facts.engines import engine_facts, memory_class
@@ -50,98 +52,87 @@ _SIZES = {
 _HEAD_DIM = 128
 #: Versions of lines that state none, by what their note says.
 _DATED = {"2026-01-26": "0.14", "0.8 to 0.11": "0.10", "between 0.11.0 and": "0.11"}
-_COLUMNS = (
-    *("engine", "version", "gpu", "tp", "pp", "model", "dtype_quantization", "kv_cache_dtype"),
-    *("gpu_memory_utilization", "max_num_seqs", "max_num_batched_tokens", "measured_value"),
-    *("unit", "note"),
-)
 _UNITS = {"tokens": BLOCK, "blocks of 16": 1}
+_LIMITS = ("max_num_batched_tokens", "max_num_seqs", "gpu_memory_utilization")
 
 
-@dataclass(frozen=True)
-class StartupLine:
-    """A server's line, and our account of it, or the reason why there is none."""
+class StartupLine(BaseModel):
+    """A server, and the number that its engine printed."""
 
-    row: Mapping[str, str]
-    memory: EngineMemory | None
-    why: str = ""
+    model_config = ConfigDict(extra="ignore")
+
+    engine: str
+    version: str = ""
+    gpu: str
+    tp: int
+    pp: int
+    model: str
+    dtype_quantization: str
+    kv_cache_dtype: str = ""
+    gpu_memory_utilization: float | None = None
+    max_num_seqs: int | None = None
+    max_num_batched_tokens: int | None = None
+    measured_value: float
+    unit: str
+    note: str = ""
 
     @property
-    def measured(self) -> float:
-        """The number that the engine printed."""
-        return float(self.row["measured_value"])
+    def release(self) -> str:
+        """The engine's version: as stated, or as the note dates it."""
+        dated = (version for words, version in _DATED.items() if words in self.note)
+        return self.version or next(dated, "")
+
+    @cached_property
+    def memory(self) -> EngineMemory | str:
+        """Our account of the server, or why there is none."""
+        try:
+            return _account(self)
+        except (UserError, ValueError) as error:
+            return str(error)
 
     @property
     def ours(self) -> float | None:
-        """Ours, in the line's unit."""
-        if self.memory is None:
+        """Our number, in the line's unit."""
+        if isinstance(self.memory, str):
             return None
-        if self.row["unit"] not in _UNITS:
+        if self.unit not in _UNITS:
             return self.memory.kv_bytes / 2**30
-        return float(self.memory.num_blocks * _UNITS[self.row["unit"]])
-
-    @property
-    def off(self) -> float | None:
-        """The relative difference of ours."""
-        return None if self.ours is None else self.ours / self.measured - 1
+        return float(self.memory.num_blocks * _UNITS[self.unit])
 
 
 def read(path: Path) -> list[StartupLine]:
-    """The lines of a file. Raises UserError where it has not the columns."""
-    with path.open(newline="", encoding="utf-8") as file:
-        rows = csv.DictReader(file)
-        if lacking := [name for name in _COLUMNS if name not in (rows.fieldnames or ())]:
-            raise UserError(f"{path}: no column {lacking[0]}: not a list of start-up lines")
-        return [_line(row) for row in rows]
+    """The lines of a file. Raises UserError for a file, or a line, that is none."""
+    lines, refused = read_tables([path], StartupLine)
+    for name, reason in refused.items():
+        raise UserError(f"{path}: {name}: {reason}")
+    return lines
 
 
-def _line(row: dict[str, str]) -> StartupLine:
-    try:
-        return StartupLine(row, account(row))
-    except (UserError, ValueError) as error:
-        return StartupLine(row, None, str(error))
-
-
-def account(row: Mapping[str, str]) -> EngineMemory:
-    """Our account of a line's server. Raises UserError where there is none."""
-    name, device, model = row["engine"], load_device(row["gpu"]), _model(row["model"])
-    if name not in STACK_SHARES:
-        raise UserError(f"engine {name}: one of {', '.join(STACK_SHARES)}")
-    tp, pp = int(row["tp"]), int(row["pp"])
-    setting = STACK_SHARES[name]
-    usual = defaults(row)
-    known = {key: float(row[key] or usual[key]) for key in usual}
-    sampler = "flashinfer" if "FlashInfer sampler in use" in row["note"] else ""
-    step = Step(
-        int(known["max_num_batched_tokens"]),
-        int(known["max_num_seqs"]),
-        version=version(row),
-        sampler=sampler,
+def _account(line: StartupLine) -> EngineMemory:
+    device, model = load_device(line.gpu), _model(line.model)
+    if line.engine not in STACK_SHARES:
+        raise UserError(f"engine {line.engine}: one of {', '.join(STACK_SHARES)}")
+    chunk, sequences, share = (
+        float(getattr(line, key) or usual)
+        for key, usual in zip(_LIMITS, _defaults(line), strict=True)
     )
-    layers = stage_layers(model.num_layers, pp)
+    sampler = "flashinfer" if "FlashInfer sampler in use" in line.note else ""
+    step = Step(int(chunk), int(sequences), version=line.release, sampler=sampler)
+    layers = stage_layers(model.num_layers, line.pp)
+    setting = STACK_SHARES[line.engine]
     return engine_memory(
-        model, device, tp, layers, BLOCK, setting, known["gpu_memory_utilization"], step,
-        _numbers(row, model),
-    )  # fmt: skip
+        model, device, line.tp, layers, BLOCK, setting, share, step, _numbers(line)
+    )
 
 
-def version(row: Mapping[str, str]) -> str:
-    """The engine's version: as stated, or as the note dates it."""
-    dated = (of for words, of in _DATED.items() if words in row["note"])
-    return row["version"] or next(dated, "")
-
-
-def defaults(row: Mapping[str, str]) -> dict[str, float]:
-    """What the engine takes where the line says nothing."""
-    device = load_device(row["gpu"])
-    if row["engine"] == "sglang":
-        found = sglang_memory(device, int(row["tp"]), int(row["pp"]))
-        share, chunk = found["mem_fraction_static"], found["chunked_prefill_size"]
-        return {"max_num_batched_tokens": chunk, "max_num_seqs": 2048,
-                "gpu_memory_utilization": share}  # fmt: skip
-    facts, of = engine_facts("vllm"), version(row)
-    keys = ("max_num_batched_tokens", "max_num_seqs", "gpu_memory_utilization")
-    return {key: facts.at(key, of, memory=memory_class(device)) for key in keys}
+def _defaults(line: StartupLine) -> tuple[float, ...]:
+    """:data:`_LIMITS` of the engine where the line says nothing."""
+    device = load_device(line.gpu)
+    if line.engine == "sglang":
+        found = sglang_memory(device, line.tp, line.pp)
+        return found["chunked_prefill_size"], 2048, found["mem_fraction_static"]
+    facts, memory = engine_facts("vllm"), memory_class(device)
+    return tuple(facts.at(key, line.release, memory=memory) for key in _LIMITS)
 
 
 def _model(name: str) -> ModelSpec:
@@ -155,12 +146,10 @@ def _model(name: str) -> ModelSpec:
     )  # fmt: skip
 
 
-def _numbers(row: Mapping[str, str], model: ModelSpec) -> NumberBytes:
-    dtype = row["dtype_quantization"].partition(" ")[0]
-    experts_alone = "experts" in row["dtype_quantization"]
-    dtype = {"int4": "int4_wo"}.get(dtype, dtype)
-    kv = KV_BYTES["fp8" if row["kv_cache_dtype"].startswith("fp8") else "bf16"]
-    if experts_alone:
+def _numbers(line: StartupLine) -> NumberBytes:
+    dtype = line.dtype_quantization.partition(" ")[0].replace("int4", "int4_wo")
+    kv = KV_BYTES["fp8" if line.kv_cache_dtype.startswith("fp8") else "bf16"]
+    if "experts" in line.dtype_quantization:  # of which alone are quantised
         return NumberBytes(2, 2.0, kv, 0.5 + 2 / 32)
     return NumberBytes(2, WEIGHT_BYTES[dtype], kv)  # type: ignore[index]
 
@@ -168,9 +157,9 @@ def _numbers(row: Mapping[str, str], model: ModelSpec) -> NumberBytes:
 _HEADINGS = ("server", "measured", "ours", "difference", *("weights", "peak", "outside", "KV"))
 
 
-def page_tables(lines: list[StartupLine]) -> str:
+def page_tables(lines: Sequence[StartupLine]) -> str:
     """The two tables of the page, as Markdown."""
-    off = [abs(line.off) for line in lines if line.off is not None]
+    off = [abs(line.ours / line.measured_value - 1) for line in lines if line.ours is not None]
     shares = [("lines", str(len(lines))), ("with an account of ours", str(len(off)))]
     shares += [(f"within {p} %", str(sum(one <= p / 100 for one in off))) for p in (1, 3, 5, 10)]
     counts = markdown("Lines within", ("", "number"), shares)
@@ -178,19 +167,20 @@ def page_tables(lines: list[StartupLine]) -> str:
 
 
 def _cells(line: StartupLine) -> list[str]:
-    row, memory = line.row, line.memory
-    layout = f"TP {row['tp']}" + (f" PP {row['pp']}" if row["pp"] != "1" else "")
-    name = row["model"].rpartition("/")[2]
-    of = version(row) or "of unknown version"
-    server = f"{row['engine']} {of}, {row['gpu']} {layout}, {name}"
-    unit = row["unit"].replace(" available for KV", "")
-    if memory is None or line.ours is None or line.off is None:
-        return [f"{server}: {line.why}", f"{line.measured:,.6g} {unit}", *[""] * 6]
+    memory, ours = line.memory, line.ours
+    layout = f"TP {line.tp}" + (f" PP {line.pp}" if line.pp != 1 else "")
+    release = line.release or "of unknown version"
+    server = f"{line.engine} {release}, {line.gpu} {layout}, {line.model.rpartition('/')[2]}"
+    unit = line.unit.replace(" available for KV", "")
+    if isinstance(memory, str) or ours is None:
+        return [f"{server}: {memory}", f"{line.measured_value:,.6g} {unit}", *[""] * 6]
     sizes = (memory.weight_bytes, memory.activation_bytes, memory.non_torch_bytes, memory.kv_bytes)
     parts = [f"{size / 2**30:.2f}" for size in sizes]
-    ours = f"{line.ours:,.2f}" if "GiB" in unit else f"{line.ours:,.0f}"
-    measured = f"{line.measured:,.2f}" if "GiB" in unit else f"{line.measured:,.0f}"
-    return [server, f"{measured} {unit}", ours, f"{line.off:+.1%}", *parts]
+    measured, own = (
+        f"{value:,.2f}" if "GiB" in unit else f"{value:,.0f}"
+        for value in (line.measured_value, ours)
+    )
+    return [server, f"{measured} {unit}", own, f"{ours / line.measured_value - 1:+.1%}", *parts]
 
 
 if __name__ == "__main__":
