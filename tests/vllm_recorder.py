@@ -1,4 +1,4 @@
-"""Records what vLLM's scheduler decides, as `sarathi-sim lockstep` reads it (decision_log.py).
+"""Records what vLLM's scheduler decides, as `sarathi-sim lockstep` reads it (docs/lockstep.md).
 
     python -m tests.vllm_recorder --out tests/data/vllm          the logs that the tests use
     python -m tests.vllm_recorder --random 50 --out FOLDER       random settings and workloads
@@ -66,7 +66,7 @@ class Settings:
 
     @property
     def log_mode(self) -> str | None:
-        """The log's mode (``decision_log.py``)."""
+        """The log's mode (docs/lockstep.md)."""
         return self.mode
 
 

@@ -400,7 +400,7 @@ class Validation(Strict):
     """The settings of ``sarathi-sim validate``: the runs of each scenario, the length of the
     calibration runs around each, and the ``dtype`` that the engine computes in.
 
-    ``limit_s`` (torch): no repeat after a layout's first begins that could end later after the
+    ``limit_s``: no repeat after a layout's first begins that could end later after the
     engine's start, going by the longest so far.
     """
 

@@ -65,10 +65,12 @@ class Work:
         index, num_chunks, num_decodes = words[:3].tolist()
         decodes = 3 + 4 * num_chunks
         tokens = decodes + 2 * num_decodes
+        chunks = words[3:decodes].reshape(-1, 4).tolist()
+        alone = words[decodes:tokens].reshape(-1, 2).tolist()
         return Work(
             index,
-            tuple(map(tuple, words[3:decodes].reshape(-1, 4).tolist())),
-            tuple(map(tuple, words[decodes:tokens].reshape(-1, 2).tolist())),
+            tuple((slot, count, context, ends) for slot, count, context, ends in chunks),
+            tuple((slot, context) for slot, context in alone),
             words[tokens:],
         )
 

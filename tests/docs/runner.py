@@ -16,7 +16,6 @@ LINKS = ("data", "experiments", "tests")
 """Folders of a checkout that pages name. The results of commands stand beside them."""
 NEEDS: dict[str, Callable[[], bool]] = {
     "a GPU": lambda: shutil.which("nvidia-smi") is not None,
-    "vLLM": lambda: find_spec("vllm") is not None,
     "torch": lambda: find_spec("torch") is not None,
     "Dask": lambda: find_spec("distributed") is not None,
     "the public measurements": lambda: "SARATHI_SIM_DATASETS" in os.environ,

@@ -298,8 +298,10 @@ class _Player:
 
 
 class _VllmPlayer(_Player):
-    settings = VllmSettings
-    events = list[_Add | tuple[_Schedule, _Whole, _Chunks, _Ids, _Whole, _Whole, _Whole] | _Return]
+    settings: ClassVar[type[Any]] = VllmSettings
+    events: ClassVar[Any] = list[
+        _Add | tuple[_Schedule, _Whole, _Chunks, _Ids, _Whole, _Whole, _Whole] | _Return
+    ]
 
     def _most(self, c: Any, prompt: int) -> int:
         return int(c.max_model_len) - prompt  # generation stops at this length
@@ -333,7 +335,7 @@ class _VllmModePlayer(_VllmPlayer):
     """vLLM that drafts, or whose prompts are computed elsewhere: what was proposed, accepted and
     received is fed from the log."""
 
-    events = list[
+    events: ClassVar[Any] = list[
         _Add
         | tuple[_Schedule, _Whole, _Drafted, _Ids, _Whole, _Whole, _Whole, _Whole]
         | tuple[Literal["return"], _Whole, _Ids, dict[str, _Whole]]
@@ -371,19 +373,19 @@ class _VllmModePlayer(_VllmPlayer):
 
 
 class _SpeculationPlayer(_VllmModePlayer):
-    settings = SpeculationSettings
+    settings: ClassVar[type[Any]] = SpeculationSettings
 
 
 class _SglangPlayer(_Player):
-    settings = SglangSettings
-    events = list[
+    settings: ClassVar[type[Any]] = SglangSettings
+    events: ClassVar[Any] = list[
         _Add
         | tuple[
-            *(_Schedule, _Whole, Literal["extend", "mixed", "decode"] | None, _Chunks, _Ids),
-            *(_Whole, _Whole, _Whole, float, _Whole, bool),
+            _Schedule, _Whole, Literal["extend", "mixed", "decode"] | None, _Chunks, _Ids,
+            _Whole, _Whole, _Whole, float, _Whole, bool,
         ]
         | _Return
-    ]
+    ]  # fmt: skip
     _idle = 0  # rounds of the engine's loop without any request
     _nothing = False  # whether the last decision was to do nothing
 
