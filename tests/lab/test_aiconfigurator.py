@@ -6,8 +6,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from sarathi_sim.profiler.public import kernel_tables as tables
 
+from sarathi_sim.experiments.lab.sources import aiconfigurator as tables
 from sarathi_sim.profiler.bundle.tables import BundleError
 from sarathi_sim.profiler.kernels.gemm_lattice import GemmLattice
 from sarathi_sim.profiler.kernels.stack_attention import LESS
