@@ -17,7 +17,6 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from datetime import date
 from pathlib import Path
-from typing import Literal
 
 import numpy as np
 import pandas as pd
@@ -43,7 +42,6 @@ from sarathi_sim.profiler.physics.studies import AIC, LLMSERVINGSIM, VIDUR, Orig
 from sarathi_sim.profiler.storage.files import WHERE
 from sarathi_sim.profiler.storage.strict import SpecError, did_you_mean
 
-Reader = Callable[[Path, ModelSpec, int, DeviceSpec], Measurements]
 #: (tokens, shape) -> microseconds.
 Expectation = Callable[[Array, GemmShape], Array]
 #: Heads of queries and of KV on a rank.
@@ -73,40 +71,22 @@ _CONTEXTS = (1, 128, 256, 512, 1024, 2048, 3072, 4096, 6144, 8192)
 class Source:
     """A source of measurements: its reader, the device of a folder, the files, and their origin."""
 
-    read: Reader
+    read: Callable[[Path, ModelSpec, int, DeviceSpec], Measurements]
     device_of: Callable[[Path], str]
     files: str
     origin: Origin
 
 
+A100 = aiconfigurator.A100_DEVICE
 SOURCES = {
-    "vidur": Source(vidur.measurements, lambda _: "a100-80g-sxm", vidur.FILES, VIDUR),
+    "vidur": Source(vidur.measurements, lambda _: A100, vidur.FILES, VIDUR),
     "aiconfigurator": Source(
-        aiconfigurator.measurements,
-        lambda _: aiconfigurator.A100_DEVICE,
-        aiconfigurator.FILES,
-        AIC,
+        aiconfigurator.measurements, lambda _: A100, aiconfigurator.FILES, AIC
     ),
     "llmservingsim": Source(
-        llmservingsim.measurements,
-        llmservingsim.measured_on,
-        llmservingsim.FILES,
-        LLMSERVINGSIM,
+        llmservingsim.measurements, llmservingsim.measured_on, llmservingsim.FILES, LLMSERVINGSIM
     ),
 }
-
-
-@dataclass(frozen=True, eq=False)
-class Part:
-    """One op's rows: the key columns of its table and ``time_us``.
-
-    ``kind``: ``measured`` as the source has it, ``combined`` from several measured numbers,
-    ``interpolated`` over GEMM shapes, or ``scaled`` to another head count.
-    """
-
-    rows: pd.DataFrame
-    kind: Literal["measured", "combined", "interpolated", "scaled"]
-    origin: str
 
 
 def import_bundle(
@@ -199,11 +179,8 @@ def wanted_ops(tp: int) -> list[str]:
     return [*ROW_OPS, *ATTENTION, *reduce, *sorted(SENDS)]
 
 
-def _parts(found: Measurements, device: DeviceSpec, model: ModelSpec, tp: int) -> dict[str, Part]:
-    parts: dict[str, Part | None] = {
-        op: Part(rows.frame, "combined" if rows.combined else "measured", rows.origin)
-        for op, rows in found.ops.items()
-    }
+def _parts(found: Measurements, device: DeviceSpec, model: ModelSpec, tp: int) -> dict[str, Rows]:
+    parts: dict[str, Rows | None] = dict(found.ops)
     if found.gemms is not None:
         pool = ShapePool(found.gemms, device)
         shapes = {op: shape for op, shape in model.gemms(tp).items() if op not in parts}
@@ -232,11 +209,11 @@ def _modelled(
     return {op: f"modelled: {origin}" for op in missing if op in has}
 
 
-def _tables(parts: Mapping[str, Part]) -> dict[str, pd.DataFrame]:
+def _tables(parts: Mapping[str, Rows]) -> dict[str, pd.DataFrame]:
     frames = {
-        "linear": [parts[op].rows.assign(op=op) for op in ROW_OPS if op in parts],
-        "send_recv": [parts[op].rows.assign(scope=at) for op, at in SENDS.items() if op in parts],
-        **{op: [parts[op].rows] for op in (*ATTENTION, ALL_REDUCE, "mixed") if op in parts},
+        "linear": [parts[op].frame.assign(op=op) for op in ROW_OPS if op in parts],
+        "send_recv": [parts[op].frame.assign(scope=at) for op, at in SENDS.items() if op in parts],
+        **{op: [parts[op].frame] for op in (*ATTENTION, ALL_REDUCE, "mixed") if op in parts},
     }
     tables = {name: empty_table(TABLES[name]) for name in (*ATTENTION, ALL_REDUCE)}
     for name, rows in frames.items():
@@ -256,20 +233,20 @@ class ShapePool:
 
     def __init__(self, rows: Rows, device: DeviceSpec) -> None:
         self._times: dict[tuple[int, int], pd.Series[float]] = {
-            (int(n), int(k)): mine.groupby("m")["time_us"].median()
-            for (n, k), mine in rows.frame.groupby(["n", "k"])
+            tuple(mine[["n", "k"]].iloc[0].tolist()): mine.groupby("m")["time_us"].median()
+            for _, mine in rows.frame.groupby(["n", "k"])
         }
         self._expected, self._name = expectation(device)
         self._source = rows.origin
 
-    def part(self, shape: GemmShape) -> Part | None:
+    def part(self, shape: GemmShape) -> Rows | None:
         """Rows (num_tokens, time_us) of a shape, or None where nothing measured is near.
 
         A measured shape is returned as it is. Otherwise the ratio measured / expected is
         interpolated in log n between the neighbours that share a k, then in log k.
         """
         if (shape.n, shape.k) in self._times:
-            return Part(_by_tokens(self._times[shape.n, shape.k]), "measured", self._source)
+            return Rows(_by_tokens(self._times[shape.n, shape.k]), self._source)
         by_depth = {k: self._widths(shape.n, k) for k in sorted({k for _, k in self._times})}
         depths = _neighbours(shape.k, [k for k, widths in by_depth.items() if widths])
         along_n = {k: {n: self._ratio(n, k) for n in by_depth[k]} for k in depths}
@@ -284,7 +261,7 @@ class ShapePool:
             f"{'' if inside else ', extended beyond what was measured,'} "
             f"from {_listed(used)} of {self._source}, as the ratio to {self._name}"
         )
-        return Part(_by_tokens(times), "interpolated", origin)
+        return Rows(_by_tokens(times), origin, "interpolated")
 
     def _widths(self, n: int, k: int) -> list[int]:
         return _neighbours(n, sorted(width for width, depth in self._times if depth == k))
@@ -349,7 +326,7 @@ def _by_tokens(times: pd.Series[float]) -> pd.DataFrame:
 
 def attention_part(
     op: str, found: Rows, model: ModelSpec, tp: int, device: DeviceSpec
-) -> Part | None:
+) -> Rows | None:
     """``attn_prefill`` or ``attn_decode`` of one rank, from rows of some head counts.
 
     Where the rank's head count was not measured, the nearest one's times are multiplied by the
@@ -375,14 +352,14 @@ def attention_part(
     )[[*OPS[op].columns, "time_us"]]
     text = f"{nearest[0]} query and {nearest[1]} KV heads"
     if nearest == wanted:
-        part = Part(frame, "measured", f"{found.origin}, {text}")
+        part = Rows(frame, f"{found.origin}, {text}")
     else:
         frame, dropped = _scaled(op, frame, nearest, wanted, model, device)
         origin = (
             f"from {text} to {wanted[0]} and {wanted[1]} by the calibrated device model's ratio, "
             f"{found.origin}{dropped}"
         )
-        part = Part(frame, "scaled", origin)
+        part = Rows(frame, origin, "scaled")
     fresh = not decoding and not rows["context"].any()
     return _with_context(part, wanted, model, device) if fresh and device.fitted else part
 
@@ -403,10 +380,10 @@ def _scaled(
     return frame.assign(time_us=time)[possible], dropped
 
 
-def _with_context(part: Part, heads: Heads, model: ModelSpec, device: DeviceSpec) -> Part:
+def _with_context(part: Rows, heads: Heads, model: ModelSpec, device: DeviceSpec) -> Rows:
     """A prefill part with rows for cached contexts: what these add is the device model's."""
-    near = part.rows[part.rows["chunk_tokens"] <= _CONTEXTS[-1]]
-    far = part.rows[part.rows["chunk_tokens"] > _CONTEXTS[-1]]
+    near = part.frame[part.frame["chunk_tokens"] <= _CONTEXTS[-1]]
+    far = part.frame[part.frame["chunk_tokens"] > _CONTEXTS[-1]]
     predict = DeviceModel(device.name).attn_prefill
     chunk = near["chunk_tokens"].to_numpy(np.float64)
     fresh, parts = predict(chunk, np.zeros_like(chunk), *heads, model.head_dim), [near]
@@ -415,7 +392,7 @@ def _with_context(part: Part, heads: Heads, model: ModelSpec, device: DeviceSpec
         time = near["time_us"] + np.maximum(cached - fresh, 0.0)
         parts.append(near.assign(context_tokens=context, time_us=time))
     origin = f"{part.origin}; rows with cached context: plus the calibrated device model's increase"
-    return Part(pd.concat([*parts, far], ignore_index=True), part.kind, origin)
+    return Rows(pd.concat([*parts, far], ignore_index=True), origin, part.kind)
 
 
 def _distance(wanted: Heads, have: Heads) -> tuple[bool, float]:

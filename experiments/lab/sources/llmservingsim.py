@@ -25,6 +25,7 @@ from sarathi_sim.experiments.lab.sources.measurements import (
     DType,
     Measurements,
     Rows,
+    kind_of_sum,
     merged,
     read_measurements,
     source_folder,
@@ -115,10 +116,7 @@ def _perf(folder: Path, model: ModelSpec, tp: int, device: DeviceSpec) -> Measur
     meta = perf_meta(folder)
     here = degree_folder(folder, tp)
     _check(folder / META, meta, model, device)
-    ops = {
-        op: Rows(*op_rows(here, op), combined=list(layers.values()) != [1])
-        for op, layers in LAYERS.items()
-    }
+    ops = {op: Rows(*op_rows(here, op), kind_of_sum(layers)) for op, layers in LAYERS.items()}
     cells = attention_cells(here)
     for op, sizes in ((PREFILL, _CHUNK), (DECODE, _DECODES)):
         names = dict(zip(sizes, OPS[op].columns, strict=True))
@@ -130,7 +128,7 @@ def _perf(folder: Path, model: ModelSpec, tp: int, device: DeviceSpec) -> Measur
         hardware=f"{meta.get('gpu')}; {meta.get('model')}, vLLM {meta.get('vllm_version')}, "
         f"CUDA {meta.get('cuda_version')}",
         dtype=_DTYPES[meta["variant"]],
-        ops={**ops, "mixed": Rows(whole, origin, combined=True)},
+        ops={**ops, "mixed": Rows(whole, origin, "combined")},
         profiled=str(meta.get("profiled_at")),
     )
 
@@ -253,10 +251,10 @@ def llmservingsim_attention(datasets: Path) -> tuple[pd.DataFrame, pd.DataFrame]
     rows = attention_rows(path, "prefill")
     chunk, context = rows["size"], rows["cached"] - rows["size"]
     if (context < 0).any():
-        row = rows.loc[context.idxmin()]
+        wrong = rows[context < 0]
         raise BundleError(
-            f"{path}: row {context.idxmin()}: kv_cache_size {row['cached']:.0f} is less than the "
-            f"chunk of {row['size']:.0f} that it must include"
+            f"{path}: row {wrong.index[0]}: kv_cache_size {wrong['cached'].iloc[0]} is less than "
+            f"the chunk of {wrong['size'].iloc[0]} that it must include"
         )
     prefill = tidy(rows["time_us"], chunk=chunk, context=context, batch=1, **heads)
     rows = attention_rows(path, "decode")

@@ -28,15 +28,21 @@ from sarathi_sim.profiler.storage.strict import show
 _REPEAT_FACTOR = 2.0
 
 DType = Literal["float16", "bfloat16"]
+Kind = Literal["measured", "combined", "interpolated", "scaled"]
 
 
 @dataclass(frozen=True, eq=False)
 class Rows:
-    """Measured rows of one op: their ``origin``, and whether several numbers were ``combined``."""
+    """Rows of one op.
+
+    ``kind``: ``measured`` as the source has it, ``combined`` from several measured numbers,
+    ``interpolated`` over GEMM shapes, or ``scaled`` to another head count. ``origin`` is for the
+    reader: which file, and which of its rows.
+    """
 
     frame: pd.DataFrame
     origin: str
-    combined: bool = False
+    kind: Kind = "measured"
 
 
 @dataclass(frozen=True, eq=False)
@@ -119,6 +125,11 @@ def merged(frame: pd.DataFrame) -> pd.DataFrame:
 def sum_text(counts: Mapping[str, int]) -> str:
     """A sum of ops, each so many times: ``norm + 2 x add``."""
     return " + ".join(f"{count} x {op}" if count > 1 else op for op, count in counts.items())
+
+
+def kind_of_sum(counts: Mapping[str, int]) -> Kind:
+    """The kind of such a sum."""
+    return "measured" if [*counts.values()] == [1] else "combined"
 
 
 def _chosen(cells: pd.Series[Any], path: Path, value: Any) -> pd.Series[bool]:

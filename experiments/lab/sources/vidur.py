@@ -18,6 +18,7 @@ import pandas as pd
 from sarathi_sim.experiments.lab.sources.measurements import (
     Measurements,
     Rows,
+    kind_of_sum,
     merged,
     read_measurements,
     source_folder,
@@ -93,12 +94,12 @@ def _is(model: ModelSpec, row: pd.Series[int]) -> bool:
 
 def _ops(raw: pd.DataFrame, of: str) -> dict[str, Rows]:
     """The ops of one model at one degree, as far as its file has their parts."""
-    found = {}
+    found, tokens = {}, raw["num_tokens"]
     for op, parts in OPS.items():
         if len(raw) and all(_median(part) in raw for part in parts):
-            total_ms = sum((n * raw[_median(p)] for p, n in parts.items()), 0.0 * raw["num_tokens"])
-            rows = tidy(1e3 * total_ms, num_tokens=raw["num_tokens"])
-            found[op] = Rows(rows, f"{sum_text(parts)} {of}", combined=len(parts) > 1)
+            total_ms = sum((n * raw[_median(part)] for part, n in parts.items()), 0.0 * tokens)
+            rows = tidy(1e3 * total_ms, num_tokens=tokens)
+            found[op] = Rows(rows, f"{sum_text(parts)} {of}", kind_of_sum(parts))
     return found
 
 
@@ -115,7 +116,7 @@ def _messages(folder: Path, gpu: str, tp: int) -> dict[str, Rows]:
             found[op] = read(folder, scope), file
     binned = "medians over half octaves, never faster when larger"
     return {
-        op: Rows(half_octaves(rows), f"{origin}; {binned}", combined=True)
+        op: Rows(half_octaves(rows), f"{origin}; {binned}", "combined")
         for op, (rows, origin) in found.items()
         if len(rows)
     }
