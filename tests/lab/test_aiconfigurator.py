@@ -9,6 +9,7 @@ import pytest
 
 from sarathi_sim.experiments.lab.sources import aiconfigurator as tables
 from sarathi_sim.profiler.bundle.tables import BundleError
+from sarathi_sim.profiler.facts.device import load_device
 from sarathi_sim.profiler.kernels.gemm_lattice import GemmLattice
 from sarathi_sim.profiler.kernels.stack_attention import LESS
 from sarathi_sim.profiler.kernels.stack_fit import latent_rows
@@ -155,3 +156,8 @@ def test_latent_attention_is_the_kernel_or_the_block_less_its_gemms(tmp_path: Pa
         assert set(found[0]["kv_heads"]) == ({1} if kind == "decode" else {16})
     assert latent_rows(tmp_path, "h100-80g-sxm", "vllm", "decode", "bf16", None) is None
     assert latent_rows(tmp_path, "h100-80g-sxm", "trtllm", "decode", "bf16", ten) is None
+
+
+def test_the_l2_of_every_device_with_tables_is_known() -> None:
+    """Rows whose weights the loop found in L2 are cleaned by its size."""
+    assert [name for name in tables.SYSTEMS if not load_device(name).l2_bytes] == []

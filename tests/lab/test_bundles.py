@@ -16,7 +16,7 @@ import pytest
 
 from sarathi_sim.experiments.lab.fit.bundles import SOURCES, ShapePool, import_bundle
 from sarathi_sim.experiments.lab.sources.llmservingsim import LAYERS
-from sarathi_sim.experiments.lab.sources.measurements import Rows
+from sarathi_sim.experiments.lab.sources.measurements import OpRows
 from sarathi_sim.experiments.lab.sources.vidur import half_octaves
 from sarathi_sim.profiler.bundle.check import check_folder
 from sarathi_sim.profiler.bundle.schema import Bundle, BundleError, write_bundle
@@ -295,7 +295,7 @@ def test_interpolated_times_step_with_the_waves() -> None:
 
     sizes = {n: wave_us(n) for n in (8192, 16384)}
     rows = pd.DataFrame([{"m": 1024, "n": n, "k": 8192, "time_us": t} for n, t in sizes.items()])
-    pool = ShapePool(Rows(rows, "a file"), device)
+    pool = ShapePool(OpRows(rows, "a file"), device)
     between, exact, beyond, *far = (
         pool.part(GemmShape(n=n, k=k))
         for n, k in ((12288, 8192), (8192, 8192), (30000, 8192), (40000, 8192), (8192, 2048))

@@ -1,13 +1,11 @@
 """Public measurements as profile bundles: a source's rows, and what follows for other sizes.
 
-GEMM shapes and head counts that a source has not measured come from its measured ones. Attention is
-scaled to another head count, and extended to cached context, by the calibrated device model. Of
-GEMMs not the time is interpolated over (n, k), but the ratio of measured to expected time. The
-expected time counts tiles and waves over the device's SMs, because times step with the number of
-waves. On the A100 grid, a shape predicted from its neighbours in n is then off by 2.9 % in the
-median and 12 % at the 95th percentile (calibrated device model fitted without that shape), 4.7 and
-24 % with a roofline, and about 5 and 27 % where the times themselves are interpolated. In k: 2.6
-and 11 %.
+Attention is scaled to another head count, and extended to cached context, by the calibrated device
+model. Of GEMMs the ratio of measured to expected time is interpolated over (n, k). The expected
+time counts tiles and waves over the device's SMs, because times step with the number of waves. On
+the A100 grid, a shape predicted from its neighbours in n is then off by 2.9 % in the median and
+12 % at the 95th percentile (calibrated device model fitted without that shape), 4.7 and 24 % with
+a roofline, and about 5 and 27 % where the times themselves are interpolated. In k: 2.6 and 11 %.
 """
 
 from __future__ import annotations
@@ -22,7 +20,7 @@ import numpy as np
 import pandas as pd
 
 from sarathi_sim.experiments.lab.sources import aiconfigurator, llmservingsim, vidur
-from sarathi_sim.experiments.lab.sources.measurements import Measurements, Rows
+from sarathi_sim.experiments.lab.sources.measurements import Measurements, OpRows
 from sarathi_sim.profiler.bundle.schema import Bundle, BundleMeta
 from sarathi_sim.profiler.bundle.tables import TABLES, BundleError, empty_table
 from sarathi_sim.profiler.facts.device import DeviceSpec, device_sha256, load_device
@@ -68,7 +66,7 @@ _CONTEXTS = (1, 128, 256, 512, 1024, 2048, 3072, 4096, 6144, 8192)
 
 
 @dataclass(frozen=True)
-class Source:
+class PublicSource:
     """A source of measurements: its reader, the device of a folder, the files, and their origin."""
 
     read: Callable[[Path, ModelSpec, int, DeviceSpec], Measurements]
@@ -79,11 +77,11 @@ class Source:
 
 A100 = aiconfigurator.A100_DEVICE
 SOURCES = {
-    "vidur": Source(vidur.measurements, lambda _: A100, vidur.FILES, VIDUR),
-    "aiconfigurator": Source(
+    "vidur": PublicSource(vidur.measurements, lambda _: A100, vidur.FILES, VIDUR),
+    "aiconfigurator": PublicSource(
         aiconfigurator.measurements, lambda _: A100, aiconfigurator.FILES, AIC
     ),
-    "llmservingsim": Source(
+    "llmservingsim": PublicSource(
         llmservingsim.measurements, llmservingsim.measured_on, llmservingsim.FILES, LLMSERVINGSIM
     ),
 }
@@ -179,8 +177,8 @@ def wanted_ops(tp: int) -> list[str]:
     return [*ROW_OPS, *ATTENTION, *reduce, *sorted(SENDS)]
 
 
-def _parts(found: Measurements, device: DeviceSpec, model: ModelSpec, tp: int) -> dict[str, Rows]:
-    parts: dict[str, Rows | None] = dict(found.ops)
+def _parts(found: Measurements, device: DeviceSpec, model: ModelSpec, tp: int) -> dict[str, OpRows]:
+    parts: dict[str, OpRows | None] = dict(found.ops)
     if found.gemms is not None:
         pool = ShapePool(found.gemms, device)
         shapes = {op: shape for op, shape in model.gemms(tp).items() if op not in parts}
@@ -209,7 +207,7 @@ def _modelled(
     return {op: f"modelled: {origin}" for op in missing if op in has}
 
 
-def _tables(parts: Mapping[str, Rows]) -> dict[str, pd.DataFrame]:
+def _tables(parts: Mapping[str, OpRows]) -> dict[str, pd.DataFrame]:
     frames = {
         "linear": [parts[op].frame.assign(op=op) for op in ROW_OPS if op in parts],
         "send_recv": [parts[op].frame.assign(scope=at) for op, at in SENDS.items() if op in parts],
@@ -231,7 +229,7 @@ def _listed(names: Iterable[object]) -> str:
 class ShapePool:
     """Measured GEMMs (m, n, k, time_us) of one source, for any shape near them."""
 
-    def __init__(self, rows: Rows, device: DeviceSpec) -> None:
+    def __init__(self, rows: OpRows, device: DeviceSpec) -> None:
         self._times: dict[tuple[int, int], pd.Series[float]] = {
             tuple(mine[["n", "k"]].iloc[0].tolist()): mine.groupby("m")["time_us"].median()
             for _, mine in rows.frame.groupby(["n", "k"])
@@ -239,14 +237,14 @@ class ShapePool:
         self._expected, self._name = expectation(device)
         self._source = rows.origin
 
-    def part(self, shape: GemmShape) -> Rows | None:
+    def part(self, shape: GemmShape) -> OpRows | None:
         """Rows (num_tokens, time_us) of a shape, or None where nothing measured is near.
 
         A measured shape is returned as it is. Otherwise the ratio measured / expected is
         interpolated in log n between the neighbours that share a k, then in log k.
         """
         if (shape.n, shape.k) in self._times:
-            return Rows(_by_tokens(self._times[shape.n, shape.k]), self._source)
+            return OpRows(_by_tokens(self._times[shape.n, shape.k]), self._source)
         by_depth = {k: self._widths(shape.n, k) for k in sorted({k for _, k in self._times})}
         depths = _neighbours(shape.k, [k for k, widths in by_depth.items() if widths])
         along_n = {k: {n: self._ratio(n, k) for n in by_depth[k]} for k in depths}
@@ -261,7 +259,7 @@ class ShapePool:
             f"{'' if inside else ', extended beyond what was measured,'} "
             f"from {_listed(used)} of {self._source}, as the ratio to {self._name}"
         )
-        return Rows(_by_tokens(times), origin, "interpolated")
+        return OpRows(_by_tokens(times), origin, "interpolated")
 
     def _widths(self, n: int, k: int) -> list[int]:
         return _neighbours(n, sorted(width for width, depth in self._times if depth == k))
@@ -325,8 +323,8 @@ def _by_tokens(times: pd.Series[float]) -> pd.DataFrame:
 
 
 def attention_part(
-    op: str, found: Rows, model: ModelSpec, tp: int, device: DeviceSpec
-) -> Rows | None:
+    op: str, found: OpRows, model: ModelSpec, tp: int, device: DeviceSpec
+) -> OpRows | None:
     """``attn_prefill`` or ``attn_decode`` of one rank, from rows of some head counts.
 
     Where the rank's head count was not measured, the nearest one's times are multiplied by the
@@ -352,14 +350,14 @@ def attention_part(
     )[[*OPS[op].columns, "time_us"]]
     text = f"{nearest[0]} query and {nearest[1]} KV heads"
     if nearest == wanted:
-        part = Rows(frame, f"{found.origin}, {text}")
+        part = OpRows(frame, f"{found.origin}, {text}")
     else:
         frame, dropped = _scaled(op, frame, nearest, wanted, model, device)
         origin = (
             f"from {text} to {wanted[0]} and {wanted[1]} by the calibrated device model's ratio, "
             f"{found.origin}{dropped}"
         )
-        part = Rows(frame, origin, "scaled")
+        part = OpRows(frame, origin, "scaled")
     fresh = not decoding and not rows["context"].any()
     return _with_context(part, wanted, model, device) if fresh and device.fitted else part
 
@@ -380,7 +378,7 @@ def _scaled(
     return frame.assign(time_us=time)[possible], dropped
 
 
-def _with_context(part: Rows, heads: Heads, model: ModelSpec, device: DeviceSpec) -> Rows:
+def _with_context(part: OpRows, heads: Heads, model: ModelSpec, device: DeviceSpec) -> OpRows:
     """A prefill part with rows for cached contexts: what these add is the device model's."""
     near = part.frame[part.frame["chunk_tokens"] <= _CONTEXTS[-1]]
     far = part.frame[part.frame["chunk_tokens"] > _CONTEXTS[-1]]
@@ -392,7 +390,7 @@ def _with_context(part: Rows, heads: Heads, model: ModelSpec, device: DeviceSpec
         time = near["time_us"] + np.maximum(cached - fresh, 0.0)
         parts.append(near.assign(context_tokens=context, time_us=time))
     origin = f"{part.origin}; rows with cached context: plus the calibrated device model's increase"
-    return Rows(pd.concat([*parts, far], ignore_index=True), origin, part.kind)
+    return OpRows(pd.concat([*parts, far], ignore_index=True), origin, part.kind)
 
 
 def _distance(wanted: Heads, have: Heads) -> tuple[bool, float]:

@@ -20,7 +20,7 @@ import pandas as pd
 
 from sarathi_sim.experiments.lab.sources.measurements import (
     Measurements,
-    Rows,
+    OpRows,
     merged,
     read_measurements,
     source_folder,
@@ -473,11 +473,11 @@ def measurements(folder: Path, model: ModelSpec, tp: int, device: DeviceSpec) ->
             f"with stack asks; the CSVs of {A100}/ are read here"
         )
     (heads, kv_heads), ops, attention = model.heads_per_rank(tp), {}, {}
-    gemm = Rows(aic_gemm(folder), f"{_GEMM}, SGLang")
+    gemm = OpRows(aic_gemm(folder), f"{_GEMM}, SGLang")
     if (here / _PREFILL).is_file():
         framework = "VLLM" if heads <= 64 else "SGLang"
         rows = aic_prefill(folder, framework)
-        attention["attn_prefill"] = Rows(rows[rows["batch"] == 1], f"{_PREFILL}, {framework}")
+        attention["attn_prefill"] = OpRows(rows[rows["batch"] == 1], f"{_PREFILL}, {framework}")
     if (here / _DECODE).is_file():
         framework = "TRTLLM" if heads == kv_heads else "VLLM"
         rows = aic_decode(folder, framework)
@@ -485,11 +485,11 @@ def measurements(folder: Path, model: ModelSpec, tp: int, device: DeviceSpec) ->
         kv_bytes = 4 * rows["head_dim"] * rows["kv_heads"] * rows["batch"] * rows["context"]
         rows = rows[1e6 * kv_bytes / rows["time_us"] <= _HBM_SHARE * device.memory_bandwidth]
         left_out = f"rows above {100 * _HBM_SHARE:.0f} % of HBM bandwidth left out"
-        attention["attn_decode"] = Rows(rows, f"{_DECODE}, {framework}, {left_out}")
+        attention["attn_decode"] = OpRows(rows, f"{_DECODE}, {framework}, {left_out}")
     if tp > 1 and (here / _NCCL).is_file():
         rows = aic_all_reduce(folder, tp)
         if len(rows):
-            ops["all_reduce"] = Rows(rows, f"{_NCCL}, {tp} GPUs, half")
+            ops["all_reduce"] = OpRows(rows, f"{_NCCL}, {tp} GPUs, half")
     hardware = (
         "NVIDIA A100-SXM4-80GB; GEMM SGLang 0.5.10, attention vLLM 0.14.0 and TensorRT-LLM 1.0.0, "
         "NCCL 2.27.3"

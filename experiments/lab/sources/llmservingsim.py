@@ -24,7 +24,7 @@ import pandas as pd
 from sarathi_sim.experiments.lab.sources.measurements import (
     DType,
     Measurements,
-    Rows,
+    OpRows,
     kind_of_sum,
     merged,
     read_measurements,
@@ -101,11 +101,11 @@ def measurements(folder: Path, model: ModelSpec, tp: int, device: DeviceSpec) ->
     attention = {}
     if (here / _A6000_ATTENTION).is_file():
         rows = zip((PREFILL, DECODE), llmservingsim_attention(folder), strict=True)
-        attention = {op: Rows(frame, _A6000_ATTENTION) for op, frame in rows}
+        attention = {op: OpRows(frame, _A6000_ATTENTION) for op, frame in rows}
     return Measurements(
         hardware="NVIDIA RTX A6000; NGC PyTorch 25.01 by the repository's documentation",
         dtype="float16",
-        gemms=Rows(llmservingsim_gemm(folder), _GEMMS),
+        gemms=OpRows(llmservingsim_gemm(folder), _GEMMS),
         attention=attention,
     )
 
@@ -116,19 +116,19 @@ def _perf(folder: Path, model: ModelSpec, tp: int, device: DeviceSpec) -> Measur
     meta = perf_meta(folder)
     here = degree_folder(folder, tp)
     _check(folder / META, meta, model, device)
-    ops = {op: Rows(*op_rows(here, op), kind_of_sum(layers)) for op, layers in LAYERS.items()}
+    ops = {op: OpRows(*op_rows(here, op), kind_of_sum(layers)) for op, layers in LAYERS.items()}
     cells = attention_cells(here)
     for op, sizes in ((PREFILL, _CHUNK), (DECODE, _DECODES)):
         names = dict(zip(sizes, OPS[op].columns, strict=True))
         origin = f"rows of {ATTENTION} with nothing else in the call"
-        ops[op] = Rows(alone(cells, names), origin)
+        ops[op] = OpRows(alone(cells, names), origin)
     whole = _mixed(cells, [ops[op].frame for op in LAYER_OPS])
     origin = f"linear ops of {DENSE} + one call of {ATTENTION}"
     return Measurements(
         hardware=f"{meta.get('gpu')}; {meta.get('model')}, vLLM {meta.get('vllm_version')}, "
         f"CUDA {meta.get('cuda_version')}",
         dtype=_DTYPES[meta["variant"]],
-        ops={**ops, "mixed": Rows(whole, origin, "combined")},
+        ops={**ops, "mixed": OpRows(whole, origin, "combined")},
         profiled=str(meta.get("profiled_at")),
     )
 

@@ -32,7 +32,7 @@ Kind = Literal["measured", "combined", "interpolated", "scaled"]
 
 
 @dataclass(frozen=True, eq=False)
-class Rows:
+class OpRows:
     """Rows of one op.
 
     ``kind``: ``measured`` as the source has it, ``combined`` from several measured numbers,
@@ -56,9 +56,9 @@ class Measurements:
 
     hardware: str
     dtype: DType
-    ops: dict[str, Rows] = field(default_factory=dict)
-    gemms: Rows | None = None
-    attention: dict[str, Rows] = field(default_factory=dict)
+    ops: dict[str, OpRows] = field(default_factory=dict)
+    gemms: OpRows | None = None
+    attention: dict[str, OpRows] = field(default_factory=dict)
     profiled: str = ""
 
 

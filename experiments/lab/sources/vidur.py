@@ -17,7 +17,7 @@ import pandas as pd
 
 from sarathi_sim.experiments.lab.sources.measurements import (
     Measurements,
-    Rows,
+    OpRows,
     kind_of_sum,
     merged,
     read_measurements,
@@ -65,7 +65,7 @@ def measurements(folder: Path, model: ModelSpec, tp: int, device: DeviceSpec) ->
             f"vidur: {here} has no mlp_{gpu}_MODEL.csv, so nothing was measured on {device.name}; "
             f"devices there: {', '.join(there) or 'none'}"
         )
-    ops: dict[str, Rows] = {}
+    ops: dict[str, OpRows] = {}
     for name, path in _files(folder, gpu).items():
         raw = _read_mlp(path)
         if _is(model, raw.iloc[0]):
@@ -74,13 +74,13 @@ def measurements(folder: Path, model: ModelSpec, tp: int, device: DeviceSpec) ->
     attention = {}
     if gpu == "a100" and (here / _ATTENTION).is_file():
         origin = f"{_ATTENTION} (paged FlashAttention)"
-        attention["attn_prefill"] = Rows(prefill(folder), origin)
-        attention["attn_decode"] = Rows(decode(folder), origin)
+        attention["attn_prefill"] = OpRows(prefill(folder), origin)
+        attention["attn_decode"] = OpRows(decode(folder), origin)
     return Measurements(
         hardware=f"NVIDIA {gpu.upper()}, as the repository has it",
         dtype="float16",
         ops=ops | _messages(folder, gpu, tp),
-        gemms=Rows(mlp(folder, gpu)["gemm"], f"mlp_{gpu}_*.csv"),
+        gemms=OpRows(mlp(folder, gpu)["gemm"], f"mlp_{gpu}_*.csv"),
         attention=attention,
     )
 
@@ -92,18 +92,18 @@ def _is(model: ModelSpec, row: pd.Series[int]) -> bool:
     return same and not model.learned_positions
 
 
-def _ops(raw: pd.DataFrame, of: str) -> dict[str, Rows]:
+def _ops(raw: pd.DataFrame, of: str) -> dict[str, OpRows]:
     """The ops of one model at one degree, as far as its file has their parts."""
     found, tokens = {}, raw["num_tokens"]
     for op, parts in OPS.items():
         if len(raw) and all(_median(part) in raw for part in parts):
             total_ms = sum((n * raw[_median(part)] for part, n in parts.items()), 0.0 * tokens)
             rows = tidy(1e3 * total_ms, num_tokens=tokens)
-            found[op] = Rows(rows, f"{sum_text(parts)} {of}", kind_of_sum(parts))
+            found[op] = OpRows(rows, f"{sum_text(parts)} {of}", kind_of_sum(parts))
     return found
 
 
-def _messages(folder: Path, gpu: str, tp: int) -> dict[str, Rows]:
+def _messages(folder: Path, gpu: str, tp: int) -> dict[str, OpRows]:
     """All-reduce inside a node, and point to point, where the folder has the files."""
     reduce, send = _MESSAGES.get(gpu, ("", ""))
     here, found = source_folder(folder, FOLDER), {}
@@ -116,7 +116,7 @@ def _messages(folder: Path, gpu: str, tp: int) -> dict[str, Rows]:
             found[op] = read(folder, scope), file
     binned = "medians over half octaves, never faster when larger"
     return {
-        op: Rows(half_octaves(rows), f"{origin}; {binned}", "combined")
+        op: OpRows(half_octaves(rows), f"{origin}; {binned}", "combined")
         for op, (rows, origin) in found.items()
         if len(rows)
     }
