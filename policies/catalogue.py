@@ -14,7 +14,7 @@ from types import ModuleType
 from typing import Any, TypeGuard, cast
 
 from sarathi_sim import policies
-from sarathi_sim.policies.policy import AnyPolicy, Chunking, Policy
+from sarathi_sim.policies.policy import Chunking, Policy, add_defaults
 from sarathi_sim.policies.pool import PoolPolicy
 
 Builder = Callable[..., Policy | PoolPolicy]
@@ -103,12 +103,8 @@ def build(
 def complete(policy: Policy | PoolPolicy) -> Policy | PoolPolicy:
     """The policy, whose class now has the default of every attribute that it left out. Raises
     TypeError where one is missing that has none."""
-    kind, pooled = type(policy), getattr(policy, "pooled", False)
-    for contract in (AnyPolicy, PoolPolicy if pooled else Policy):
-        for name, default in vars(contract).items():
-            if not name.startswith("_") and name != "plan" and not hasattr(kind, name):
-                setattr(kind, name, default)
-    needed = ["plan", "max_num_seqs"] if pooled else ["plan"]
+    add_defaults(type(policy))
+    needed = ["plan", "max_num_seqs"] if policy.pooled else ["plan"]
     if missing := [name for name in needed if not hasattr(policy, name)]:
         raise TypeError(f"it has no attribute {missing[0]}; needed: {' and '.join(needed)}")
     if not isinstance(policy.chunking, Chunking | None):

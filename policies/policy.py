@@ -5,8 +5,10 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, KeysView, Mapping
 from dataclasses import dataclass
-from typing import ClassVar, NamedTuple, Protocol, TypeVar
+from typing import Any, ClassVar, NamedTuple, Protocol, TypeVar
 
+from sarathi_sim.policies.kv import CachedBlocks
+from sarathi_sim.policies.radix import RadixBlocks
 from sarathi_sim.policies.request import Sequence
 
 
@@ -100,33 +102,56 @@ class Longest:
 class AnyPolicy(Protocol):
     """What a policy says of itself. A class of one's own may leave out what has a default here.
 
-    ``pooled``       whether it is a :class:`~sarathi_sim.policies.pool.PoolPolicy`
-    ``chunking``     the sizes of its chunks, which set the size of tables; None for whole prompts
-    ``needs``        parameters that act only beside something else: another parameter, or
-                     ``priorities``, ``users`` or ``ranks``
-    ``needs_costs``  whether it needs the time of an iteration (``View.cost``)
-    ``version``      the version of the engine whose policy this is
-    ``speculates``   whether it counts the tokens of decodes with drafts
-    ``looks_ahead``  whether it takes KV for the tokens of a drafter beforehand
+    ``chunking``        the sizes of its chunks, which set the size of tables; None: whole prompts
+    ``needs``           parameters that act only beside something else: another parameter, or
+                        ``priorities``, ``users`` or ``ranks``
+    ``version``         the version of the engine whose policy this is
+
+    Of one that plans for a micro-batch:
+
+    ``holds_finished``  whether the members of a micro-batch leave together; those that finish early
+                        compute padding until then
+    ``needs_costs``     whether it needs the time of an iteration (``View.cost``)
+
+    Of one that acts on a :class:`~sarathi_sim.policies.pool.Pool` (``pooled``):
+
+    ``ahead``           whether a sequence's next iteration may be formed before the token of its
+                        last one is known, as many steps later as there are stages
+    ``order``           the key that sorts the waiting requests, smallest first; None: first come,
+                        first served
+    ``drops``           whether a preempted sequence loses its tokens in flight
+    ``memory_share``    the engine's name for its share of the memory
+    ``cached_blocks``   its kind of blocks with prefix caching
+    ``speculates``      whether it counts the tokens of decodes with drafts
+    ``looks_ahead``     whether it takes KV for the tokens of a drafter beforehand
+    ``agree``           gets the pools of all ranks of data-parallel attention before they form a
+                        step; ``plan`` never returns True then
     """
 
     pooled: bool = False
     chunking: Chunking | None = None
     needs: ClassVar[Mapping[str, str]] = {}
-    needs_costs: bool = False
     version: str = ""
+    holds_finished: bool = False
+    needs_costs: bool = False
+    ahead: bool = False
+    order: Callable[[Sequence], Any] | None = None
+    drops: bool = False
+    memory_share: str = "gpu_memory_utilization"
+    cached_blocks: type[CachedBlocks] | type[RadixBlocks] = CachedBlocks
     speculates: bool = False
     looks_ahead: bool = False
+    agree: Callable[[Any], None] | None = None
+
+    def refusal(self, longest: Longest) -> tuple[str, str] | None:
+        """The setting with which the engine would refuse these lengths, and its allowed value; None
+        if it accepts them."""
+        return None
 
 
 class Policy(AnyPolicy, Protocol):
-    """Decides what the next iteration of a micro-batch does.
-
-    A policy is pure: the same view gives the same plan. With ``holds_finished`` the members of a
-    micro-batch leave together; those that finish early compute padding until then.
-    """
-
-    holds_finished: bool = False
+    """Decides what the next iteration of a micro-batch does. It is pure: the same view gives the
+    same plan."""
 
     def plan(self, view: View) -> Plan | None:
         """The plan, or None when there is nothing this micro-batch could do now."""
@@ -137,11 +162,23 @@ _Builder = TypeVar("_Builder", bound=Callable[..., AnyPolicy])
 
 
 def named(name: str) -> Callable[[_Builder], _Builder]:
-    """Registers a policy (a class, or a function that makes one) under ``name``, by which
-    simulator and engine find it (``catalogue.py``)."""
+    """Registers a policy (a class, or a function that makes one) under ``name``; a class gets the
+    defaults of what it leaves out.
+
+    Simulator and engine find it by that name (``catalogue.py``).
+    """
 
     def mark(builder: _Builder) -> _Builder:
         builder.policy_name = name  # type: ignore[attr-defined]
+        if isinstance(builder, type):
+            add_defaults(builder)
         return builder
 
     return mark
+
+
+def add_defaults(kind: type) -> None:
+    """Give a class of policies the default of every attribute that it leaves out."""
+    for name, default in vars(AnyPolicy).items():
+        if not name.startswith("_") and not hasattr(kind, name):
+            setattr(kind, name, default)

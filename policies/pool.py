@@ -14,7 +14,7 @@ from functools import partial
 from typing import Any, Protocol
 
 from sarathi_sim.policies.batch import Batch, Chunk
-from sarathi_sim.policies.kv import Block, CachedBlocks
+from sarathi_sim.policies.kv import Block
 from sarathi_sim.policies.log import (
     ACCEPTED,
     DECODE,
@@ -26,8 +26,7 @@ from sarathi_sim.policies.log import (
     LivelockError,
     PolicyError,
 )
-from sarathi_sim.policies.policy import AnyPolicy, Longest
-from sarathi_sim.policies.radix import RadixBlocks
+from sarathi_sim.policies.policy import AnyPolicy
 from sarathi_sim.policies.request import Cohort, Request, Sequence
 from sarathi_sim.policies.scheduler import Scheduler
 
@@ -38,31 +37,11 @@ MANY_PREEMPTIONS = 1000
 class PoolPolicy(AnyPolicy, Protocol):
     """Decides what an iteration does by acting on the pool. It keeps its state in ``Pool.state``.
 
-    ``max_num_seqs``   the largest number of running sequences
-    ``ahead``          whether a sequence's next iteration may be formed before the token of its
-                       last one is known, as many steps later as there are stages
-    ``order``          the key that sorts the waiting requests, smallest first; None: first come,
-                       first served
-    ``drops``          whether a preempted sequence loses its tokens in flight
-    ``memory_share``   the engine's name for its share of the memory
-    ``cached_blocks``  its kind of blocks with prefix caching
-    ``agree``          gets the pools of all ranks of data-parallel attention before they form a
-                       step; ``plan`` never returns True then
+    ``max_num_seqs`` is the largest number of running sequences.
     """
 
     pooled: bool = True
     max_num_seqs: int
-    ahead: bool = False
-    order: Callable[[Sequence], Any] | None = None
-    drops: bool = False
-    memory_share: str = "gpu_memory_utilization"
-    cached_blocks: type[CachedBlocks] | type[RadixBlocks] = CachedBlocks
-    agree: Callable[[list[Pool]], None] | None = None
-
-    def refusal(self, longest: Longest) -> tuple[str, str] | None:
-        """The setting with which the engine would refuse these lengths, and its allowed value; None
-        if it accepts them."""
-        return None
 
     def plan(self, pool: Pool) -> bool | None:
         """Choose the chunks and decodes of the next iteration; it may stay empty.
@@ -139,7 +118,6 @@ class Pool(Scheduler):
     _formed_as: dict[tuple[int, int], int] = field(init=False, default_factory=dict)
     _returns: deque[tuple[int, Batch]] = field(init=False)
     _in_flight: int = field(init=False, default=0)
-    _drops: bool = field(init=False, default=False)
     _empty: int = field(init=False, default=0)  # iterations in flight without any sequence
     _finished: int = field(init=False, default=0)
     # Preemptions since the last look at progress, and progress then: finished requests, tokens.
@@ -160,7 +138,6 @@ class Pool(Scheduler):
         Scheduler.__post_init__(self)
         self._returns = deque(maxlen=self.max_in_flight)
         self.max_batch = self.policy.max_num_seqs
-        self._drops = self.policy.drops
         if self.policy.order is not None:
             self.waiting, self.loading = Ordered(self.policy.order), Ordered(self.policy.order)
 
@@ -437,7 +414,7 @@ class Pool(Scheduler):
     def _drops_of(self, sequence: Sequence) -> bool:
         """Whether a sequence loses its tokens in flight when it is preempted: also where its KV,
         which is lost, is to be sent (vLLM: ``requires_kv_delivery``)."""
-        return self._drops or sequence.sends
+        return self.policy.drops or sequence.sends
 
     def _decode_one(self, sequence: Sequence) -> None:
         """Schedule one of the possible decodes."""

@@ -74,10 +74,10 @@ class Ranks:
         # Remote KV: all ranks note their reservations in one list.
         self.reserved: list[Sequence] = []
         self.rank_of: dict[int, int] = {}  # of each request that sends or receives KV
-        self._agree: abc.Callable[[Any], None] | None = None
         for scheduler in schedulers:
             if isinstance(scheduler, Pool):
-                scheduler.reserved, self._agree = self.reserved, scheduler.policy.agree
+                scheduler.reserved = self.reserved
+        self._agree: abc.Callable[[Any], None] | None = schedulers[0].policy.agree
         self._in_flight, self._most = 0, schedulers[0].max_in_flight
         count = len(schedulers)
         # Of each rank: the batch that repeats, the one that returned and is to be formed again, and

@@ -8,6 +8,7 @@ import sys
 from collections import deque
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -21,7 +22,7 @@ from sarathi_sim.policies.kv import CachedBlocks
 from sarathi_sim.policies.log import DECODE, PADDING, PREFILL, PolicyError
 from sarathi_sim.policies.micro_batches import MicroBatches
 from sarathi_sim.policies.orca import Orca, OrcaWorstCase, RequestLevel
-from sarathi_sim.policies.policy import Longest, Plan, Policy, View
+from sarathi_sim.policies.policy import Longest, Plan, Policy, View, named
 from sarathi_sim.policies.request import Request, Sequence
 from sarathi_sim.policies.sarathi import Sarathi
 from sarathi_sim.policies.sarathi_serve import SarathiServe
@@ -369,17 +370,14 @@ def test_what_builds_a_policy_says_its_keys() -> None:
 
 
 def test_a_class_gets_what_it_leaves_out() -> None:
-    """Of the contract that is its own; what it has stays."""
-    micro = type("Micro", (), {"plan": lambda *_: None, "version": "3"})()
-    pooled = type("Pooled", (), {"plan": lambda *_: None, "pooled": True, "max_num_seqs": 4})()
-    assert catalogue.complete(micro) is micro
-    assert (micro.pooled, micro.chunking, micro.version) == (False, None, "3")
-    assert micro.holds_finished is False
-    assert not hasattr(micro, "ahead")
-    catalogue.complete(pooled)
-    assert (pooled.order, pooled.ahead, pooled.cached_blocks) == (None, False, CachedBlocks)
-    assert pooled.refusal(Longest(1, 2, 3)) is None
-    assert not hasattr(pooled, "holds_finished")
+    """With its mark, and where it is built; what it has stays."""
+    plain: Any = type("Plain", (), {"plan": lambda *_: None, "version": "3"})
+    marked: Any = named("marked")(type("Marked", (), {}))
+    assert catalogue.complete(policy := plain()) is policy
+    for kind in (plain, marked):
+        assert (kind.pooled, kind.chunking, kind.cached_blocks) == (False, None, CachedBlocks)
+        assert kind().refusal(Longest(1, 2, 3)) is None
+    assert (plain.version, marked.version) == ("3", "")
 
 
 @pytest.mark.slow
