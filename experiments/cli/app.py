@@ -11,7 +11,6 @@ import os
 import stat
 import sys
 from collections.abc import Callable
-from contextlib import ExitStack
 from io import BufferedWriter, FileIO, TextIOWrapper
 from pathlib import Path
 from typing import Annotated, Any, TextIO
@@ -133,27 +132,22 @@ def run(
       sarathi-sim run gpt3_pp --no-figures --json | jq .ratios
       sarathi-sim run gpt3_pp --timeline --window 120:1.5   # open in ui.perfetto.dev
     """
-    from sarathi_sim.experiments.run.second_process import SecondProcess
+    from sarathi_sim.experiments.cli.common import ProgressBar
+    from sarathi_sim.experiments.config.loading import load_experiment
+    from sarathi_sim.experiments.figures.slices import parse_window
+    from sarathi_sim.experiments.run.experiment import run_experiment
+    from sarathi_sim.experiments.run.run_answer import run_answer
 
-    with ExitStack() as stack:
-        # It imports its libraries while this process imports others.
-        second = stack.enter_context(SecondProcess()) if figures else None
-        from sarathi_sim.experiments.cli.common import ProgressBar
-        from sarathi_sim.experiments.config.loading import load_experiment
-        from sarathi_sim.experiments.figures.slices import parse_window
-        from sarathi_sim.experiments.run.experiment import run_experiment
-        from sarathi_sim.experiments.run.run_answer import run_answer
-
-        experiment = load_experiment(config, assignments or [])
-        folder = out or Path("runs") / experiment.name
+    experiment = load_experiment(config, assignments or [])
+    folder = out or Path("runs") / experiment.name
+    with ProgressBar(consoles()[1], enabled=not quiet) as progress:
         outcome = run_experiment(
             experiment,
             folder,
             figures=figures,
             trace=timeline,
             window=None if window is None else parse_window(window),
-            progress=stack.enter_context(ProgressBar(consoles()[1], enabled=not quiet)),
-            second=second,
+            progress=progress,
         )
     content = outcome.summary()
     if json:
