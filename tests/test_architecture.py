@@ -52,7 +52,7 @@ ROOMS: dict[str, str] = {
         "simulator.views simulator.op_times simulator.loop profiler.physics profiler.bundle "
         "profiler.facts profiler.storage"
     ),
-    "experiments.configs": "",
+    "experiments.configs": "policies",
     "experiments.config": "policies profiler simulator",
     "experiments.results": "experiments.config profiler simulator",
     "experiments.content": "experiments.config profiler simulator",

@@ -1,1 +1,0 @@
-"""Experiment configurations that ship with the package."""
