@@ -44,7 +44,7 @@ from sarathi_sim.simulator.views.ledger import ACCOUNTS
 from sarathi_sim.simulator.views.metric_registry import known, percentile
 from sarathi_sim.simulator.views.metrics import Analysis, Table
 
-if TYPE_CHECKING:  # the process that draws needs none of it
+if TYPE_CHECKING:
     import pyarrow as pa
 
     from sarathi_sim.experiments.config.scenario import Scenario

@@ -69,7 +69,7 @@ class Window:
 
 @dataclass(frozen=True)
 class Drawing:
-    """The content of a run's figures, so that another process can draw them.
+    """The content of a run's figures.
 
     ``slices`` are each scenario's in the ``window`` of the timeline; ``memory`` are the curves of
     scenarios with paged memory, ``budgets`` the token budgets of scenarios that have one.

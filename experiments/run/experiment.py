@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from contextlib import ExitStack
 from dataclasses import dataclass, replace
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -36,16 +34,12 @@ from sarathi_sim.experiments.results import (
     write_summary,
 )
 from sarathi_sim.experiments.run.run_answer import run_answer
-from sarathi_sim.experiments.run.second_process import Errand, SecondProcess
 from sarathi_sim.experiments.run.uncertainty import (
     AnyUncertainty,
-    Uncertainty,
     ratio_band,
-    timing,
     uncertainty,
-    uncertainty_of,
 )
-from sarathi_sim.profiler.storage.child import Progress, Told, silent
+from sarathi_sim.profiler.storage.child import Progress, silent
 from sarathi_sim.profiler.storage.strict import UserError
 from sarathi_sim.simulator.loop.simulation import SimulationError
 from sarathi_sim.simulator.views.metric_registry import asked_quantiles
@@ -56,8 +50,6 @@ if TYPE_CHECKING:
 
 OF_ARRIVALS = 0.9
 """If this share of the makespan is before the last arrival, the arrivals set the throughput."""
-MOST_SENT = 500_000
-"""Iterations of a scenario up to which a second process computes its bands: some 100 MB."""
 
 
 @dataclass(frozen=True)
@@ -168,7 +160,12 @@ def quantiles_of(experiment: Experiment) -> tuple[float, ...]:
 
 def simulate_all(experiment: Experiment, progress: Progress = silent) -> ExperimentResult:
     """Simulate every scenario. Raises UserError before the first one if any cannot run."""
-    deployments = deploy_all(experiment)
+    return _simulate(experiment, deploy_all(experiment), progress)
+
+
+def _simulate(
+    experiment: Experiment, deployments: Mapping[str, Deployment], progress: Progress
+) -> ExperimentResult:
     asked = quantiles_of(experiment)
     runs = {name: _run(name, each, asked, progress) for name, each in deployments.items()}
     return _with_bands(experiment, runs, _effects(runs, progress))
@@ -212,11 +209,9 @@ def run_experiment(
     trace: bool = False,
     window: Window | None = None,
     progress: Progress = silent,
-    second: SecondProcess | None = None,
 ) -> ExperimentResult:
     """Simulate every scenario and write the result folder ``out``, whole or not at all.
 
-    A ``second`` process draws the ``figures``; without one it is started here, and ends here.
     ``trace`` adds a Perfetto trace of the ``window`` (default: some passes through the pipeline in
     the middle of the run). The stage timeline shows the same window. Raises UserError, before
     any simulation, for mistakes of the user.
@@ -225,34 +220,22 @@ def run_experiment(
     for name, scenario in experiment.scenarios.items():
         refuse_of_session(scenario, experiment.sources[name])
     deployments = deploy_all(experiment)
-    with ExitStack() as stack:
-        # Made before simulating: writing there may not be allowed.
-        folder = stack.enter_context(result_folder(out))
-        # After an error it must end before the folder is removed.
-        second = stack.enter_context(second or SecondProcess()) if figures else None
-        runs, begun = dict[str, ScenarioRun](), dict[str, Errand[Uncertainty | None]]()
-        for name, deployment in deployments.items():
-            runs[name] = run = _run(name, deployment, quantiles_of(experiment), progress)
-            if second is not None and len(runs) < len(deployments) and _is_small(run):
-                sent = Analysis(run.analysis.records)  # without the views
-                begun[name] = second.begin(uncertainty_of, *timing(deployment), sent)
+    with result_folder(out) as folder:  # made before simulating: writing there may not be allowed
+        outcome = _simulate(experiment, deployments, progress)
+        runs = outcome.runs
         window = _checked(window, runs)
-        drawn = None
-        if second is not None:
-            drawn = second.begin(_draw, _drawing(runs, window), folder / "figures")
-        effects = _effects({n: run for n, run in runs.items() if n not in begun}, progress)
         _write_tables(runs, folder)
-        if second is not None:
-            effects |= {name: second.result(work) for name, work in begun.items()}
-        outcome = _with_bands(experiment, runs, effects)
         _write_summary(outcome, folder)
         if trace:
             from sarathi_sim.experiments.figures.slices import write_trace
 
             for name, run in runs.items():
                 write_trace(run.analysis, window, folder / name / "timeline.json.gz")
-        if second is not None and drawn is not None:
-            second.result(drawn, partial(progress, "figures"))
+        if figures:
+            from sarathi_sim.experiments.figures.timeline import draw
+
+            drawing = _drawing(runs, window)
+            draw(drawing, folder / "figures", lambda *done: progress("figures", *done))
     return outcome
 
 
@@ -335,22 +318,6 @@ def _narrow_by(run: ScenarioRun) -> str | None:
         return "clients"
     lasts_s = float(sent_s.max() - sent_s.min())
     return "arrivals" if lasts_s > OF_ARRIVALS * run.summary["makespan_s"] else None
-
-
-def _draw(drawing: Drawing, folder: Path, told: Told) -> None:
-    from sarathi_sim.experiments.figures.timeline import (
-        draw,  # which the first process never imports
-    )
-
-    draw(drawing, folder, told)
-
-
-def _is_small(run: ScenarioRun) -> bool:
-    """Whether a run's records are small enough to be held by a second process, too. (One of two
-    pools is simulated again here.)"""
-    if run.analysis.records.handovers is not None:
-        return False
-    return sum(log.num_iterations for log in run.analysis.records.replicas) <= MOST_SENT
 
 
 def _write_tables(runs: Mapping[str, ScenarioRun], folder: Path) -> None:

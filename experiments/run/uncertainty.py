@@ -6,10 +6,11 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import lru_cache
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
+from sarathi_sim.experiments.config.deployment import Deployment
 from sarathi_sim.profiler.facts.ops import SEND_RECV
 from sarathi_sim.simulator.confidence.coverage import Outside, queries_outside
 from sarathi_sim.simulator.confidence.op_errors import LayerError, OpError, layer_error, op_errors
@@ -24,9 +25,6 @@ from sarathi_sim.simulator.op_times.breakdown import OpUse, breakdown, whole_lay
 from sarathi_sim.simulator.op_times.op_times import SUM, OpTimes
 from sarathi_sim.simulator.op_times.predictor import BundlePredictor
 from sarathi_sim.simulator.views.metrics import Analysis
-
-if TYPE_CHECKING:  # else the process that draws would import all of it
-    from sarathi_sim.experiments.config.deployment import Deployment
 
 PER_MAKESPAN = ("requests_per_s", "tokens_per_s", "output_tokens_per_s", "mfu")
 """The numbers of a summary that are inversely proportional to the makespan."""

@@ -54,6 +54,7 @@ KEYS = {
     ),
     "`cluster.redundant_experts`": "*redundant-experts*",
     "`policy.enable_balance`": "attention-dp-config enable-balance adp-balanc*",
+    "`policy: {file: vllm_v0.py, name: vllm_v0}`, a file in `experiments/configs`": "vllm-v0",
 }
 """By the key of a configuration, the names that engines give to what it is."""
 

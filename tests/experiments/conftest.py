@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from queue import SimpleQueue
-from typing import Any
 
 import pytest
 
@@ -14,7 +11,6 @@ from sarathi_sim.experiments.config import inputs
 from sarathi_sim.experiments.config.loading import load_experiment
 from sarathi_sim.experiments.run.compare import plot_results
 from sarathi_sim.experiments.run.experiment import run_experiment
-from sarathi_sim.experiments.run.second_process import Errand, SecondProcess
 from sarathi_sim.experiments.sweeps.backends import InProcess
 from sarathi_sim.experiments.sweeps.plan import SweepPlan, plan_sweep
 from tests.experiments.small_config import SMALL
@@ -27,32 +23,6 @@ from tests.experiments.small_report import (
     write_sensitivity,
 )
 from tests.experiments.small_sweep import RUNS, SWEEP, swept, tree
-
-
-class DoneHere(SecondProcess):
-    """Starts no process: its work is done in this one, as when a second process was killed."""
-
-    def __init__(self) -> None:
-        self._left, self._outcomes = deque(), SimpleQueue()
-        self._worker = self  # type: ignore[assignment]
-
-    def begin(self, function: Callable[..., Any], *arguments: Any) -> Errand[Any]:
-        self._outcomes.put((self, "lost", None))  # type: ignore[arg-type]
-        self._left.append(work := Errand(function, arguments))
-        return work
-
-    def __exit__(self, *_: object) -> None:
-        pass
-
-
-@pytest.fixture(autouse=True)
-def one_process(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A run's figures are drawn by the process of the tests: another one takes seconds to start.
-
-    ``result`` is that of two processes. test_second_process.py and test_terminal.py have more.
-    """
-    for module in ("second_process", "experiment"):
-        monkeypatch.setattr(f"sarathi_sim.experiments.run.{module}.SecondProcess", DoneHere)
 
 
 @pytest.fixture

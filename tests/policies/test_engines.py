@@ -10,7 +10,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sarathi_sim.policies.catalogue import build, is_pooled
+from sarathi_sim.experiments.config.loading import CONFIGS
+from sarathi_sim.policies.catalogue import build, builders_in, is_pooled
 from sarathi_sim.policies.fair import Fair
 from sarathi_sim.policies.kv import Blocks
 from sarathi_sim.policies.log import LivelockError
@@ -20,8 +21,10 @@ from sarathi_sim.policies.sarathi_serve import SarathiServe, chunk_schedule
 from sarathi_sim.policies.sglang import Sglang
 from sarathi_sim.policies.trtllm import Trtllm
 from sarathi_sim.policies.vllm import Vllm
-from sarathi_sim.policies.vllm_v0 import VllmV0
 from tests.policies.by_hand import Step, chunks, decodes, request, schedule
+
+_FILE = CONFIGS / "vllm_v0.py"
+VllmV0: Any = builders_in(_FILE.read_text(), str(_FILE))["vllm_v0"]
 
 POLICIES = {
     "fair": {"max_num_batched_tokens": 16, "max_num_seqs": 4},

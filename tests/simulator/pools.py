@@ -10,7 +10,9 @@ import numpy as np
 from hypothesis import reject
 from hypothesis import strategies as st
 
+from sarathi_sim.experiments.config.loading import CONFIGS
 from sarathi_sim.policies.batch import Batch
+from sarathi_sim.policies.catalogue import builders_in
 from sarathi_sim.policies.fair import Fair
 from sarathi_sim.policies.kv import Blocks, CachedBlocks
 from sarathi_sim.policies.log import LivelockError
@@ -21,7 +23,6 @@ from sarathi_sim.policies.scheduler import Acceptance, OutputLengths
 from sarathi_sim.policies.sglang import Sglang
 from sarathi_sim.policies.trtllm import Trtllm
 from sarathi_sim.policies.vllm import Vllm
-from sarathi_sim.policies.vllm_v0 import VllmV0
 from sarathi_sim.simulator.loop.records import Records
 from sarathi_sim.simulator.loop.simulation import SimulationError, simulate
 from tests.simulator.oracle import (
@@ -212,6 +213,9 @@ def trtllm_policies(draw: st.DrawFn) -> Trtllm:
         batching_wait_iters=draw(st.sampled_from([None, 1, 2])),
     )
 
+
+_FILE = CONFIGS / "vllm_v0.py"
+VllmV0: Any = builders_in(_FILE.read_text(), str(_FILE))["vllm_v0"]
 
 OTHERS: dict[str, PoolPolicy] = {
     "sarathi_serve": SarathiServe(chunk_size=32, max_num_seqs=8),
