@@ -403,10 +403,10 @@ def score_files(
     paths = [Path(one) for one in ([files] if isinstance(files, str | Path) else files)]
     if config is not None:
         return score_recorded(paths, config, changes, progress=progress)[0]
-    from sarathi_sim.experiments.lab.servers.commands import score as score_tables
+    from sarathi_sim.experiments.lab.servers.commands import fit_host, score
 
-    theirs = [Path(one) for one in peers]
-    return score_tables(paths, peer=theirs, fit=fit, workers=workers, progress=progress)[0]
+    scored, theirs = fit_host if fit else score, [Path(one) for one in peers]
+    return scored(paths, peer=theirs, workers=workers, progress=progress)[0]
 
 
 def tune(

@@ -107,7 +107,7 @@ def score(
     """
     from sarathi_sim.experiments.cli.common import ProgressBar
 
-    tables = {"peer": peer or [], "lengths": lengths, "launch": launch, "fit": fit}
+    tables = {"fit": fit, "peer": peer or [], "lengths": lengths, "launch": launch}
     with ProgressBar(consoles()[1], enabled=not (quiet or json)) as progress:
         content, section = _scored(
             files, config, assignments or [], tables, workers, out=out, progress=progress
@@ -120,7 +120,7 @@ def _scored(
     files: list[Path],
     config: str | None,
     assignments: list[str],
-    tables: Mapping[str, Any],
+    tables: dict[str, Any],
     workers: int | None,
     **more: Any,
 ) -> tuple[dict[str, Any], Section]:
@@ -137,10 +137,11 @@ def _scored(
         raise UserError(f"{recorded}: a recorded run needs --config, what served it")
     if assignments:
         raise UserError("--set goes with --config")
-    from sarathi_sim.experiments.lab.servers.commands import score as score_tables
+    from sarathi_sim.experiments.lab.servers import commands
 
-    say = partial(typer.echo, err=True)
-    return score_tables(files, **tables, workers=workers, **more, say=say)
+    tables["say"] = partial(typer.echo, err=True)
+    scored = commands.fit_host if tables.pop("fit") else commands.score
+    return scored(files, **tables, workers=workers, **more)
 
 
 def tune(

@@ -9,6 +9,7 @@ from typing import Any
 
 from sarathi_sim.experiments.content import Section, write_section
 from sarathi_sim.experiments.lab.servers.answers import servers_answer
+from sarathi_sim.experiments.lab.servers.figures import draw_score
 from sarathi_sim.experiments.lab.servers.mlperf import ScoredMlperf, score_mlperf
 from sarathi_sim.experiments.lab.servers.score import ScoredRows, score_servers
 from sarathi_sim.experiments.results import (
@@ -33,7 +34,6 @@ def score(
     launch: Path | None = None,
     out: Path | None = None,
     workers: int | None = None,
-    fit: bool = False,
     progress: Progress = silent,
     say: Say = silent,
 ) -> Answer:
@@ -52,9 +52,43 @@ def score(
     their lengths_MODEL.csv; the capacity at their P99 limits is predicted, and latencies at their
     rate. ``out``: a folder for predictions.csv, summary.json and figures.
     """
-    if launch is not None and lengths is not None:
-        raise UserError("--launch goes with tables of servers alone")
-    if lengths is not None and peer:
+    return _answer(files, peer, lengths, launch, out, workers, progress, say, fit=False)
+
+
+def fit_host(
+    files: Sequence[Path],
+    *,
+    peer: Sequence[Path] = (),
+    lengths: Path | None = None,
+    launch: Path | None = None,
+    out: Path | None = None,
+    workers: int | None = None,
+    progress: Progress = silent,
+    say: Say = silent,
+) -> Answer:
+    """Fit the host's constants anew to FILES, and score them on rows left out; options are those of
+    ``lab score``.
+
+    Each row is predicted from other servers' rows alone; then without its stack, its GPU, its
+    model. With ``lengths`` the constants of TensorRT's engines are fitted, each system's to the
+    others. ``out`` gets the constants, as data/ has them.
+    """
+    return _answer(files, peer, lengths, launch, out, workers, progress, say, fit=True)
+
+
+def _answer(
+    files: Sequence[Path],
+    peers: Sequence[Path],
+    lengths: Path | None,
+    launch: Path | None,
+    out: Path | None,
+    workers: int | None,
+    progress: Progress,
+    say: Say,
+    *,
+    fit: bool,
+) -> Answer:
+    if lengths is not None and (launch is not None or peers):
         raise UserError("--lengths goes with MLPerf's tables alone")
     if out is not None:
         check_replaceable(out, SCORE_FORMAT)
@@ -63,26 +97,13 @@ def score(
         if lengths is not None:
             scored = score_mlperf(files, lengths, backend, progress, say, fit=fit)
         else:
-            scored = score_servers(files, peer, backend, progress, say, fit=fit, launch=launch)
+            scored = score_servers(files, peers, backend, progress, say, fit=fit, launch=launch)
     content = scored.content()
     section = servers_answer(content)
     if out is not None:
-        from sarathi_sim.experiments.lab.servers.figures import draw_score
-
         with result_folder(out, SCORE_FORMAT) as folder:
             write_summary(folder, SCORE_FORMAT, content | section.words())
             write_section(folder, section)
             scored.write(folder)
             draw_score(scored, folder / "figures")
     return content | section.words(), section
-
-
-def fit_host(files: Sequence[Path], **options: Any) -> Answer:
-    """Fit the host's constants anew to FILES, and score them on rows left out; options are those of
-    ``lab score``.
-
-    Each row is predicted from other servers' rows alone; then without its stack, its GPU, its
-    model. With ``lengths`` the constants of TensorRT's engines are fitted, each system's to the
-    others. ``out`` gets the constants, as data/ has them.
-    """
-    return score(files, fit=True, **options)
