@@ -29,8 +29,6 @@ from sarathi_sim.experiments.config.engine_version import version_defaults
 from sarathi_sim.experiments.config.loading import check_scenario
 from sarathi_sim.experiments.config.scenario import POOLS, Scenario
 from sarathi_sim.experiments.config.two_pools import pool_of
-from sarathi_sim.experiments.lab.servers.rows import StartedServer
-from sarathi_sim.experiments.lab.servers.scenarios import pools_of
 from sarathi_sim.profiler.facts.device import load_device
 from sarathi_sim.profiler.facts.engines import engine_facts
 from sarathi_sim.profiler.facts.model import checkpoints, list_models, load_model
@@ -406,10 +404,14 @@ def read_back(command: str) -> dict[str, str]:
     return {**found, **degrees, "dp_attention": str(ranks)}
 
 
+@pytest.mark.lab
 @pytest.mark.parametrize("engine", ["sglang", "trtllm"])
 def test_a_launch_list_reads_what_was_written(engine: str) -> None:
     """From the commands of both pools to the reader of measured servers' settings, and back to the
     pools that were simulated."""
+    from sarathi_sim.experiments.lab.servers.rows import StartedServer
+    from sarathi_sim.experiments.lab.servers.scenarios import pools_of
+
     limits = {
         "sglang": {"chunked_prefill_size": 4096, "max_running_requests": 24,
                    "disable_overlap_schedule": True},

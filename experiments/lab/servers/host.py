@@ -379,25 +379,25 @@ def parts(rows: Sequence[Measured], scheme: str) -> list[tuple[Ints, Ints]]:
     return list(splits.split(np.zeros(len(rows)), groups=groups))
 
 
-def left_out(found: Slopes, scheme: str) -> dict[str, ServerTimes]:
+def left_out(linear: Slopes, scheme: str) -> dict[str, ServerTimes]:
     """Predictions with bands of every row, by constants and stack errors from other rows alone."""
-    predicted = np.full(found.measured_ms.shape, np.nan)
-    split = [(np.setdiff1d(found.every, out), out) for _, out in parts(found.rows, scheme)]
+    predicted = np.full(linear.measured_ms.shape, np.nan)
+    split = [(np.setdiff1d(linear.every, out), out) for _, out in parts(linear.rows, scheme)]
     for fit_to, out in split:
-        settled = found.settled(fit_to)
-        for stack, which in found.stacks(out).items():
+        settled = linear.settled(fit_to)
+        for stack, which in linear.stacks(out).items():
             predicted[:, which] = settled.predicted(which, settled.host_of(fit_to, stack))
     sigma: dict[str, dict[str, float]] = {}
     for fit_to, out in split:
-        for stack, which in found.stacks(out).items():
-            own = asdict(found.errors(fit_to, stack, predicted))
-            sigma |= {found.rows[row].id: own for row in which}
+        for stack, which in linear.stacks(out).items():
+            own = asdict(linear.errors(fit_to, stack, predicted))
+            sigma |= {linear.rows[row].id: own for row in which}
     times = {
         row.id: base.at(row, float(ttft), float(tpot))
-        for row, ttft, tpot, base in zip(found.rows, *predicted, found.base, strict=True)
+        for row, ttft, tpot, base in zip(linear.rows, *predicted, linear.base, strict=True)
         if row.id in sigma
     }
-    return with_bands(found.rows, times, found.draws, sigma)
+    return with_bands(linear.rows, times, linear.draws, sigma)
 
 
 @dataclass(frozen=True)
@@ -415,10 +415,10 @@ class HostFit:
         write_whole(folder / f"{name}_folds.yaml", folds)
 
 
-def host_fit(found: Slopes, fits: Mapping[str, Mapping[str, ServerTimes]], file: str) -> HostFit:
+def host_fit(linear: Slopes, fits: Mapping[str, Mapping[str, ServerTimes]], file: str) -> HostFit:
     """The constants to ship. The errors of a server that was among those fitted to are
     cross-validated ones; any other server's are those of GPUs left out."""
-    rows, crossed = found.rows, fits[CROSS_VALIDATED]
+    rows, crossed = linear.rows, fits[CROSS_VALIDATED]
     count = len({server_of(row) for row in rows})
     kind = "dense" if rows[0].dense else "mixtures'"
     note = f"fitted to {len(rows)} {kind} rows of {count} servers of {file}"
@@ -426,13 +426,13 @@ def host_fit(found: Slopes, fits: Mapping[str, Mapping[str, ServerTimes]], file:
     if ttft is not None and tpot is not None:
         off = f"TTFT is off by {ttft['mape']:.1f} % and TPOT by {tpot['mape']:.1f} %"
         note += f"; on servers left out mean {off}"
-    whole = found.fold(found.every, fits[ONE_GPU_OUT] or crossed, found.every[:0])
+    whole = linear.fold(linear.every, fits[ONE_GPU_OUT] or crossed, linear.every[:0])
     times = replace(
-        found.limits,
+        linear.limits,
         fitted_to=note,
         stacks=whole.stacks,
         errors=whole.errors,
         apart=whole.apart,
     )
     split = parts(rows, CROSS_VALIDATED)
-    return HostFit(times, [found.fold(fit_to, crossed, out) for fit_to, out in split])
+    return HostFit(times, [linear.fold(fit_to, crossed, out) for fit_to, out in split])

@@ -284,14 +284,14 @@ def draw(
     return {**scenario, "engine": {**engine, "op_scale": ops}, "kv_cache": cache}
 
 
-def draws(found: OpShares) -> dict[str, Floats]:
+def draws(ops: OpShares) -> dict[str, Floats]:
     """The logarithm of each metric's factor under each joint draw of op errors. An op has the same
     draws in all metrics and rows."""
     factors = {metric: np.zeros(DRAWS) for metric in METRICS}
-    for op, sigma in found.sigmas.items():
+    for op, sigma in ops.sigmas.items():
         factor = np.exp(sigma * normals(op))
         for metric in METRICS:
-            factors[metric] += found.shares[metric].get(op, 0.0) * factor
+            factors[metric] += ops.shares[metric].get(op, 0.0) * factor
     return {metric: np.asarray(np.log(factors[metric])) for metric in METRICS}
 
 
@@ -302,38 +302,38 @@ def normals(name: str) -> Floats:
     return np.concatenate([half, -half])
 
 
-def stack_sigma(off: Floats, known: Sequence[Floats], share: float = 0.9) -> float:
+def stack_sigma(off: Floats, op_draws: Sequence[Floats], share: float = 0.9) -> float:
     """The standard deviation of a stack's own error with which ``share`` of the errors ``off`` (log
-    of measured / predicted) lie inside their bands; ``known`` are the ops' draws of each row.
+    of measured / predicted) lie inside their bands; ``op_draws`` are the ops' draws of each row.
 
     It is 0 if the ops' errors alone cover them.
     """
     if not len(off):
         return float(np.log1p(UNKNOWN)) / NORMAL_90
     low, high = 0.0, LARGEST_SIGMA
-    if _covered(off, known, low) >= share:
+    if _covered(off, op_draws, low) >= share:
         return 0.0
     for _ in range(20):
         middle = (low + high) / 2
-        low, high = (low, middle) if _covered(off, known, middle) >= share else (middle, high)
+        low, high = (low, middle) if _covered(off, op_draws, middle) >= share else (middle, high)
     return high
 
 
-def _covered(off: Floats, known: Sequence[Floats], sigma: float) -> float:
-    low, high = np.quantile(np.stack(known) + sigma * normals("stack"), (0.05, 0.95), axis=1)
+def _covered(off: Floats, op_draws: Sequence[Floats], sigma: float) -> float:
+    low, high = np.quantile(np.stack(op_draws) + sigma * normals("stack"), (0.05, 0.95), axis=1)
     return float(np.mean((low <= off) & (off <= high)))
 
 
 def with_bands(
     rows: Iterable[Measured],
     predictions: Mapping[str, ServerTimes],
-    known: Draws,
+    op_draws: Draws,
     sigma_of: Mapping[str, Mapping[str, float]],
 ) -> dict[str, ServerTimes]:
-    """The predictions of these rows with bands; ``known`` are the draws of op and host errors,
+    """The predictions of these rows with bands; ``op_draws`` are the draws of op and host errors,
     ``sigma_of`` holds the stack's standard deviation by id and metric."""
     return {
-        row.id: _banded(row, predictions[row.id], known[row.id], sigma_of[row.id])
+        row.id: _banded(row, predictions[row.id], op_draws[row.id], sigma_of[row.id])
         for row in rows
         if row.id in predictions
     }
@@ -342,11 +342,11 @@ def with_bands(
 def _banded(
     row: Measured,
     times: ServerTimes,
-    known: Mapping[str, Floats],
+    op_draws: Mapping[str, Floats],
     sigma: Mapping[str, float],
 ) -> ServerTimes:
     ttft, tpot = (
-        getattr(times, SCORED[metric]) * np.exp(known[metric] + sigma[metric] * normals("stack"))
+        getattr(times, SCORED[metric]) * np.exp(op_draws[metric] + sigma[metric] * normals("stack"))
         for metric in METRICS
     )
     latency = row.latency_of(ttft, tpot)

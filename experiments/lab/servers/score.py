@@ -194,14 +194,14 @@ def _fitted(
     hosts: dict[bool, HostFit] = {}
     best = dict(scored.best)
     for number, dense in enumerate(KINDS):
-        found = slopes(scored.rows, simulated, off, host_times(not dense), mixtures=not dense)
+        linear = slopes(scored.rows, simulated, off, host_times(not dense), mixtures=not dense)
         own = {}
         for done, scheme in enumerate(SCHEMES, start=number * len(SCHEMES)):
             progress("fitting", done, 2 * len(SCHEMES))
-            own[scheme] = left_out(found, scheme)
+            own[scheme] = left_out(linear, scheme)
             fits[scheme] |= own[scheme]
-        if found.rows:
-            hosts[dense] = host_fit(found, own, file)
+        if linear.rows:
+            hosts[dense] = host_fit(linear, own, file)
         best |= own[CROSS_VALIDATED] if dense else {}
     progress("fitting", 1, 1)
     return replace(scored, best=best, fits=fits, hosts=hosts)
