@@ -234,13 +234,14 @@ def test_mistakes_give_one_message(words: tuple[str, ...], message: str) -> None
     assert message in refused("reproduce", *words)
 
 
-CHEAP = ("attention_mask", "tile_quantisation", "decode_speedup", "bubble_schedule")
-
-
-@pytest.mark.parametrize("name", CHEAP)
-def test_figures_are_legible_at_half_their_size(name: str, tmp_path: Path) -> None:
+@pytest.mark.slow
+@pytest.mark.parametrize("make", figures.FIGURES[:-1], ids=lambda make: make.__name__)
+def test_figures_are_legible_at_half_their_size(
+    make: Callable[[figures.Labs], figures.Plot], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Each letter is at least nine pixels high there; the whole is no wider than a page."""
-    make: Callable[[figures.Labs], figures.Plot] = getattr(figures, name)
+    for costly in ("gain", "balanced_gain", "end_to_end", "served_token_s"):
+        monkeypatch.setattr(quantities, costly, lambda *_, **__: 1.0)
     chart = make([Lab(variant) for variant in VARIANTS])
     with styled(), matplotlib.rc_context(figures.LOOK):
         figure = figures.draw(chart)
@@ -249,7 +250,7 @@ def test_figures_are_legible_at_half_their_size(name: str, tmp_path: Path) -> No
     sizes = {t.get_fontsize() for t in figure.findobj(Text) if t.get_text() and t.get_visible()}
     assert min(sizes) * figures.DPI / 72 / 2 >= 9
     figures.save(chart, tmp_path / "figure.png")
-    assert 10_000 < (tmp_path / "figure.png").stat().st_size < 130_000
+    assert 10_000 < (tmp_path / "figure.png").stat().st_size < 200_000
 
 
 def test_a_chart_is_drawn_as_its_data_say() -> None:
@@ -273,14 +274,6 @@ def test_a_chart_is_drawn_as_its_data_say() -> None:
     assert across.get_ydata() == [7, 7] and up.get_xdata() == [8, 8]
     legend = axes.get_legend()
     assert legend is not None and [t.get_text() for t in legend.get_texts()] == ["a line", "bars"]
-
-
-def test_both_chunk_rules_are_drawn(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A row of panels each, by length."""
-    monkeypatch.setattr(quantities, "gain", lambda *_, **__: 1.0)
-    chart = figures.throughput_over_pd([Lab("predicted")] * 2)
-    rules = [panel.axes["title"].split("\n")[1].split(":")[0] for panel in chart.panels]
-    assert rules == ["reserve"] * 3 + ["fill"] * 3
 
 
 def test_what_was_served_for_the_claims_is_not_served_again_for_the_gallery(

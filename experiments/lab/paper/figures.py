@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 from io import BytesIO
 from itertools import product
 from pathlib import Path
@@ -18,8 +17,6 @@ import numpy as np
 from matplotlib.artist import Artist
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.lines import Line2D
-from matplotlib.patches import Patch
 from matplotlib.ticker import NullLocator
 from numpy.typing import ArrayLike
 
@@ -106,8 +103,9 @@ def draw(chart: Plot) -> Figure:
     figure = Figure(figsize=(WIDTH, chart.height), layout="constrained")
     share: Any = {"sharex": "x" in chart.share, "sharey": "y" in chart.share}
     grid = figure.subplot_mosaic(chart.layout, **share)
-    for name, panel in zip(sorted(grid), chart.panels, strict=True):
-        axes = grid[name]
+    names: dict[str, Artist] = {}
+    for place, panel in zip(sorted(grid), chart.panels, strict=True):
+        axes = grid[place]
         for series in panel.series:
             _draw(axes, series)
         axes.set(**panel.axes)
@@ -119,30 +117,36 @@ def draw(chart: Plot) -> Figure:
         axes.xaxis.grid("bars" not in kinds)
         axes.yaxis.grid("boxes" not in kinds)
         if panel.legend:
-            axes.legend(handles=_handles([panel]), loc=panel.legend, fontsize=SMALL)
+            axes.legend(loc=panel.legend, fontsize=SMALL)
+        else:
+            handles, labels = axes.get_legend_handles_labels()
+            names |= zip(labels, handles, strict=True)
         if chart.share:
             axes.label_outer()
-    if handles := _handles([panel for panel in chart.panels if not panel.legend]):
-        figure.legend(handles=handles, loc="outside upper left", ncols=3, fontsize=SMALL)
+    if names:
+        look: Any = {"loc": "outside upper left", "ncols": 3, "fontsize": SMALL}
+        figure.legend(list(names.values()), list(names), **look)
     figure.supxlabel(chart.note, fontsize=SMALL)
     return figure
 
 
 def _draw(axes: Axes, s: DataSeries) -> None:
     x, y, base = np.broadcast_arrays(*map(np.ravel, (s.x, s.y, s.base)))
-    look: dict[str, Any] = {"color": s.colour, **_hatch(s)}
+    look: dict[str, Any] = {"color": s.colour, "label": s.name}
+    line = {**look, "linestyle": s.dash}
+    block = {**look, "hatch": "///" if s.dash == "--" else None, "edgecolor": "white"}
     if s.kind == "line":
-        axes.plot(x, y, s.dash, color=s.colour)
+        axes.plot(x, y, **line)
     elif s.kind == "points":
-        axes.plot(x, y, "D", color=s.colour, markeredgecolor=BLACK, markersize=7, zorder=5)
+        axes.plot(x, y, "D", markeredgecolor=BLACK, markersize=7, zorder=5, **look)
     elif s.kind == "bars":
-        axes.bar(x, y, s.width, base, **look)
+        axes.bar(x, y, s.width, base, **block)
     elif s.kind == "boxes":
-        axes.barh(base, y, s.width, x, **look)
+        axes.barh(base, y, s.width, x, **block)
     elif s.kind == "level":
-        axes.axhline(y[0], color=s.colour, linestyle=s.dash, linewidth=1.2)
+        axes.axhline(y[0], linewidth=1.2, **line)
     else:
-        axes.axvline(x[0], color=s.colour, linestyle=s.dash, linewidth=1.2)
+        axes.axvline(x[0], linewidth=1.2, **line)
     for at, text in enumerate(s.texts):
         if s.kind == "boxes":
             middle, ink = (x[at] + y[at] / 2, base[at]), style.ink_on(s.colour)
@@ -150,25 +154,6 @@ def _draw(axes: Axes, s: DataSeries) -> None:
         else:
             beside: Any = {"textcoords": "offset points", "ha": "right"}
             axes.annotate(text, (x[at], y[at]), (-8, 6), **beside)
-
-
-def _hatch(s: DataSeries) -> dict[str, Any]:
-    return {"hatch": "///" if s.dash == "--" else None, "edgecolor": "white"}
-
-
-def _handles(panels: Sequence[Subplot]) -> list[Artist]:
-    """One for each name, as its first series looks."""
-    handles: dict[str, Artist] = {}
-    for s in (series for panel in panels for series in panel.series if series.name):
-        if s.kind in ("bars", "boxes"):
-            handle: Artist = Patch(facecolor=s.colour, label=s.name, **_hatch(s))
-        else:
-            line: Any = {"linestyle": s.dash, "marker": ""}
-            point: Any = {"linestyle": "none", "marker": "D", "markersize": 7}
-            look = point if s.kind == "points" else line
-            handle = Line2D([], [], color=s.colour, label=s.name, **look)
-        handles.setdefault(s.name, handle)
-    return list(handles.values())
 
 
 # Of what charts are made --------------------------------------------------------------------------
@@ -213,9 +198,9 @@ ONE = level(1, colour=GREY, dash="-")
 def keys(kind: Kind) -> list[DataSeries]:
     """What the legend says of the variants, and of what is :func:`stated`."""
     return [
-        DataSeries(kind, (), (), "predicted", GREY, base=()),
-        DataSeries(kind, (), (), "paper-calibrated", GREY, "--", base=()),
-        DataSeries("points", (), (), "the paper states", base=()),
+        DataSeries(kind, np.nan, np.nan, "predicted", GREY),
+        DataSeries(kind, np.nan, np.nan, "paper-calibrated", GREY, "--"),
+        DataSeries("points", np.nan, np.nan, "the paper states"),
     ]
 
 
@@ -245,7 +230,8 @@ def ours(
             if not stack:
                 place += 1.1 * width * len(labs) * (number - (len(each) - 1) / 2)
             x = np.arange(len(at)) + place if kind == "bars" else at
-            series.append(DataSeries(kind, x, y, name, colour, dash, base, width))
+            label = "" if variant else name
+            series.append(DataSeries(kind, x, y, label, colour, dash, base, width))
             base = base + y if stack else base
     return series
 
@@ -257,10 +243,8 @@ def per_token_cost(labs: Labs) -> Plot:
     """Per-token time by op and batch size, prefill and decode, sequences of 1024."""
     at, panels = (1, 2, 4, 8, 12, 18), []
     decodes = [0.229 * paper(f"decode_cost_b{batch}") for batch in (1, 2, 18)]
-    for phase, points in {
-        "prefill": stated(0, 0.229),
-        "decode": stated((0, 1, 5), decodes),
-    }.items():
+    phases = {"prefill": stated(0, 0.229), "decode": stated((0, 1, 5), decodes)}
+    for phase, points in phases.items():
         each = {op: (colour, {"op": op, "phase": phase}) for op, colour in OP_COLOURS.items()}
         bars = ours(labs, quantities.op_token_ms, "batch", at, each, "bars", 0.4, stack=True)
         axes = {"title": phase, "xlabel": "batch size", "ylabel": "ms a token", **categories(at)}
@@ -447,10 +431,11 @@ def op_breakdown(labs: Labs) -> Plot:
             setting = {"policy": policy, "chunk": chunk, "length": length}
             each = {op: (colours[op], {**setting, "op": op}) for op in ops}
             total = {"total, paper-calibrated": (BLACK, {**setting, "op": "all"})}
-            bars = partial(ours, kind="bars", width=0.36, offset=offset)
-            series += bars(labs[:1], _token_ms, "batch", batches, each, stack=True)
-            (sums,) = bars(labs[1:], _token_ms, "batch", batches, total)
-            series.append(replace(sums, y=0.003, base=sums.y))
+            shape: Any = {"kind": "bars", "width": 0.36, "stack": True, "offset": offset}
+            series += ours(labs[:1], _token_ms, "batch", batches, each, **shape)
+            (sums,) = ours(labs[1:], _token_ms, "batch", batches, total)
+            ends = np.arange(len(batches))[:, None] + offset + [-0.19, 0.19, np.nan]
+            series.append(replace(sums, x=ends, y=np.repeat(sums.y, 3), base=0))
         title = f"{length // 1024}K, chunk {chunk}"
         panels.append(
             Subplot(series, {"title": title, "ylabel": "ms a token", **categories(batches)})
@@ -537,7 +522,7 @@ def _pipeline(lab: Lab, reading: str) -> tuple[Subplot, Subplot]:
         bubbles += [] if scenario == TP_ONLY else [DataSeries("line", *share, colour, dash)]
     for scenario, factor in ((ORCA, PAPER.orca_over_sarathi), (TP_ONLY, PAPER.tp_over_sarathi)):
         completions.append(stated(factor * ends[SARATHI], 10_000, LOOKS[scenario][1]))
-    completions.append(DataSeries("points", (), (), "the paper's 1.91, 1.48", base=()))
+    completions.append(DataSeries("points", np.nan, np.nan, "the paper's 1.91, 1.48"))
     ratio = medians[ORCA] / medians[SARATHI]
     title = f"reading: {reading}\nmedians: {ratio:.3g}x (the paper: {PAPER.bubble}x)"
     shares: dict[str, Any] = {"title": title, "xscale": "log", "ylim": (0, 1.3)}
