@@ -292,8 +292,7 @@ def validate(
         bool,
         typer.Option(
             "--realtime",
-            help="Run the engine with real-time priority (root, Linux). It takes the cores "
-            "from all other programs.",
+            help="Run the engine before all other programs (root, Linux).",
         ),
     ] = False,
     timeout: TimeoutOption = 30,
@@ -319,13 +318,8 @@ def validate(
       sudo sarathi-sim validate validate_cpu --realtime
     """
     from sarathi_sim.experiments.cli.common import ProgressBar
+    from sarathi_sim.experiments.lab.engines import validation
     from sarathi_sim.experiments.lab.engines.session import cells_table, make_cells
-    from sarathi_sim.experiments.lab.engines.validation import (
-        check_machine,
-        iterations,
-        load_validation,
-        measure,
-    )
     from sarathi_sim.experiments.measured.answers import validation_answer
     from sarathi_sim.experiments.measured.pictures import draw_validation
     from sarathi_sim.experiments.results import (
@@ -338,14 +332,14 @@ def validate(
     )
 
     stdout, stderr = consoles()
-    experiment = load_validation(config, assignments or [])
+    experiment = validation.load_validation(config, assignments or [])
     folder = out or Path("runs") / experiment.name
     cells = make_cells(experiment)
     if dry_run:
         stdout.print(cells_table(cells))
         return
     check_replaceable(folder, VALIDATION_FORMAT)
-    check_machine(realtime=realtime)
+    validation.check_machine(realtime=realtime)
 
     def say(line: str) -> None:
         if not quiet:
@@ -357,12 +351,12 @@ def validate(
         result_folder(folder, VALIDATION_FORMAT) as scratch,
         ProgressBar(stderr, enabled=not quiet) as progress,
     ):
-        result, outcomes = measure(
+        result, outcomes = validation.measure(
             *(experiment, cells, profiles, progress, say), timeout_s=timeout, realtime=realtime
         )
         section = validation_answer(result)
         (scratch / VALIDATION).write_bytes(json_bytes(result | section.words()))
-        iterations(outcomes).to_parquet(scratch / ITERATIONS, index=False)
+        validation.iterations(outcomes).to_parquet(scratch / ITERATIONS, index=False)
         if figures:
             draw_validation(outcomes, scratch / "figures")
     if not quiet:
