@@ -13,6 +13,7 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import date
+from functools import reduce
 from itertools import groupby
 from os import getloadavg
 from pathlib import Path
@@ -22,13 +23,14 @@ from typing import Any, Literal
 
 import numpy as np
 import pandas as pd
+from pydantic import BaseModel
 
 from sarathi_sim.experiments.config.base import Source
 from sarathi_sim.experiments.config.deployment import layers_of
 from sarathi_sim.experiments.config.inputs import model_of
 from sarathi_sim.experiments.config.loading import Experiment
 from sarathi_sim.experiments.config.requests import build_requests
-from sarathi_sim.experiments.config.scenario import Scenario, Validation
+from sarathi_sim.experiments.config.scenario import Engine, Scenario, Validation
 from sarathi_sim.experiments.content import SortableTable
 from sarathi_sim.experiments.lab.engines.lockstep import Recorded, play_back, records_of_one
 from sarathi_sim.policies.batch import Batch
@@ -49,14 +51,7 @@ from sarathi_sim.profiler.engine.driver import Decision, signature
 from sarathi_sim.profiler.engine.processes import EngineProcesses, EngineRun, Facts, StageLog
 from sarathi_sim.profiler.engine.spec import TIMED_OPS, EngineSpec, GridWork
 from sarathi_sim.profiler.facts.model import ModelSpec
-from sarathi_sim.profiler.facts.ops import (
-    ALL_REDUCE,
-    DECODE,
-    EDGE_OPS,
-    OPS,
-    OTHERS,
-    PREFILL,
-)
+from sarathi_sim.profiler.facts.ops import ALL_REDUCE, DECODE, EDGE_OPS, OPS, OTHERS, PREFILL
 from sarathi_sim.profiler.measuring.to_bundle import tables_of
 from sarathi_sim.profiler.planning.grid import Key
 from sarathi_sim.profiler.planning.journal import Timing, relative_iqr
@@ -156,6 +151,27 @@ class Cell:
         ]
 
 
+_SUPPORTED: dict[str, tuple[tuple[Any, ...], str]] = {
+    "device": (("cpu", "cuda"), "must be cpu or cuda: the machine that runs this is validated"),
+    "cluster.replicas": ((1,), "must be 1: one engine is run"),
+    "batching.formation": (
+        ("lazy",), "must be lazy: the engine forms a batch when its first stage is free"
+    ),
+    "kv_cache": ((None,), "must be left out: the engine's memory is not paged"),
+    "workload.too_long": (
+        ("error",), "must be error: the engine's KV slots hold cluster.max_length tokens"
+    ),
+    "workload.arrivals.kind": (
+        ("at_once", "poisson", "gamma", "trace", "varying"),
+        "needs clients that wait for answers, which only the simulator has",
+    ),
+    "workload.sessions": ((None,), "must be left out: only the simulator waits for answers"),
+    "speculation": ((None,), "must be left out: the engine that is run has no drafter"),
+    "engine": ((Engine(),), "must be left out: a real engine is measured instead"),
+}  # fmt: skip
+"""Keys, their values that the engine supports, and what it supports in words."""
+
+
 def make_cells(experiment: Experiment) -> list[Cell]:
     """Every scenario, checked. Raises UserError for settings that the engine does not support."""
     return [
@@ -165,45 +181,30 @@ def make_cells(experiment: Experiment) -> list[Cell]:
 
 
 def _cell(name: str, scenario: Scenario, source: Source) -> Cell:
-    cluster, batching, workload = scenario.cluster, scenario.batching, scenario.workload
+    cluster, batching = scenario.cluster, scenario.batching
     model, policy = model_of(scenario, source), scenario.policy.build()
     try:
         model.check_plain("the engine")
     except ValueError as error:
         raise source.error("model", scenario.model, str(error)) from None
-    engine = scenario.engine.model_dump(exclude_defaults=True)
-    # Key, value, whether the engine supports the value, and what it supports.
-    for key, value, good, problem in (
-        ("device", scenario.device, scenario.device in ("cpu", "cuda"),
-         "must be cpu or cuda: the machine that runs this command is validated"),
-        ("cluster.replicas", cluster.replicas, cluster.replicas == 1,
-         "must be 1: one engine is run"),
-        ("policy.name", scenario.policy.name, not is_pooled(policy),
-         "must reserve memory for whole requests (request_level, orca, sarathi or your own): the "
-         "engine's memory is not paged"),
-        ("policy.name", scenario.policy.name, not policy.needs_costs,
-         "needs predicted times, which only the simulator has"),
-        ("batching.formation", batching.formation, batching.formation == "lazy",
-         "must be lazy: the engine forms a batch when its first stage is free"),
-        ("batching.max_batch", None, batching.max_batch is not None, "this key is missing"),
-        ("kv_cache", scenario.kv_cache and scenario.kv_cache.model_dump(exclude_defaults=True),
-         scenario.kv_cache is None, "must be left out: the engine's memory is not paged"),
-        ("workload.too_long", workload.too_long, workload.too_long == "error",
-         "must be error: the engine's KV slots hold cluster.max_length tokens"),
-        ("workload.arrivals.kind", workload.arrivals.kind, workload.arrivals.kind != "closed_loop",
-         "needs clients that wait for answers, which only the simulator has"),
-        ("workload.sessions", workload.sessions and workload.sessions.model_dump(),
-         workload.sessions is None, "must be left out: only the simulator waits for answers"),
-        ("speculation", scenario.speculation and scenario.speculation.method,
-         scenario.speculation is None, "must be left out: the engine that is run has no drafter"),
-        ("engine", engine, not engine, "must be left out: a real engine is measured instead"),
-    ):  # fmt: skip
-        if not good:
+    if is_pooled(policy):
+        problem = "must be request_level, orca, sarathi or your own that reserves memory for whole "
+        problem += "requests: the engine's memory is not paged"
+        raise source.error("policy.name", scenario.policy.name, problem)
+    if policy.needs_costs:
+        problem = "needs predicted times, which only the simulator has"
+        raise source.error("policy.name", scenario.policy.name, problem)
+    for key, (supported, problem) in _SUPPORTED.items():
+        value: Any = reduce(getattr, key.split("."), scenario)
+        if value not in supported:
+            if isinstance(value, BaseModel):
+                value = value.model_dump(exclude_defaults=True)
             raise source.error(key, value, problem)
+    if batching.max_batch is None:
+        raise source.error("batching.max_batch", None, "this key is missing")
     layers = layers_of(scenario, model, source)
     device: Literal["cpu", "cuda"] = "cpu" if scenario.device == "cpu" else "cuda"
     max_length = cluster.max_length or model.max_position_embeddings
-    assert batching.max_batch is not None
     cell = Cell(name, scenario, source, model, device, layers, batching.max_batch, max_length)
     try:
         cell.scheduler()
@@ -716,22 +717,19 @@ LostTime = dict[str, float]
 there are none."""
 
 
-def lost_seconds(log: StageLog) -> Floats:
-    """Lost time of each stage's work on each micro-batch: neither CPU time nor an all-reduce."""
-    wall = log.finish - log.start - log.ops[:, :, TIMED_OPS.index(ALL_REDUCE)]
-    return np.asarray(np.maximum(0.0, wall - log.cpu))
-
-
 def lost(
     device: str, run: EngineRun, requests: Sequence[Request], scheduler: Callable[[], Scheduler]
 ) -> LostTime:
     """The effect of lost time on a run: on its iterations and, through the pipeline, on its totals.
+    A stage lost the time of its work that is neither CPU time nor an all-reduce.
 
     ``scheduler`` makes a fresh scheduler like the engine's.
     """
     if device == "cuda":
         return dict.fromkeys(TARGETS, float("nan"))
-    seconds, times = lost_seconds(run.stages), stage_times(run)
+    log, times = run.stages, stage_times(run)
+    all_reduce = log.ops[:, :, TIMED_OPS.index(ALL_REDUCE)]
+    seconds = np.maximum(0.0, log.finish - log.start - all_reduce - log.cpu)
     shares = seconds.sum(axis=1) / (times.finish - times.start).sum(axis=1)
     errors = total_errors(
         totals(replay(run, requests, scheduler(), less=seconds)),
@@ -897,7 +895,7 @@ def _op_share(log: StageLog) -> float:
 
 
 @dataclass
-class _Engine:
+class _CountedEngine:
     """A running engine; each of its runs, a sign of progress, is counted."""
 
     processes: EngineProcesses
@@ -958,7 +956,7 @@ def run_sessions(
         repeated = [cell for cell in group if not cell.online]
         few, limit_s = settings.calibration_requests, settings.limit_s or math.inf
         with EngineProcesses(spec, timeout_s) as processes:
-            engine = _Engine(processes, works, count)
+            engine = _CountedEngine(processes, works, count)
             began, longest, repeats = perf_counter(), 0.0, list[Repeat]()
             engine.grid()  # every shape once, as a warm-up
             engine.serve(group[0], group[0].requests(seed=1, count=few))
