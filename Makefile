@@ -25,7 +25,7 @@ lint: $(VENV)/.installed-dev
 
 # The site of the documentation, in build/docs: open build/docs/index.html.
 docs: $(VENV)/.installed-dev
-	$(BIN)/python -m sarathi_sim.experiments.reference docs
+	$(BIN)/python -m sarathi_sim.experiments.lab.pages docs
 	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --quiet --strict
 
 # The fit to the paper and everything docs/paper.md shows, anew.

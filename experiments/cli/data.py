@@ -191,8 +191,8 @@ def calibrate(
       SARATHI_SIM_DATASETS=measurements sarathi-sim calibrate --write
       sarathi-sim calibrate --device h100-80g-sxm --stack vllm --datasets measurements
     """
+
     from sarathi_sim.profiler.physics import calibrate as fitting
-    from sarathi_sim.profiler.physics.studies import STUDIES
     from sarathi_sim.profiler.storage.files import public_datasets
     from sarathi_sim.profiler.storage.strict import UserError
 
@@ -208,7 +208,7 @@ def calibrate(
         return
     folder = public_datasets(datasets)
     _, stderr = consoles()
-    for name in [device] if device else list(STUDIES):
+    for name in [device] if device else list(fitting.STUDIES):
         result = fitting.calibrate(
             name, folder, lambda step: stderr.print(step, style="dim", highlight=False)
         )
@@ -223,10 +223,11 @@ def _calibrate_stack(
     device: str | None, stack: str, datasets: Path | None, write: bool, tables: str | None
 ) -> None:
     """Fit a stack's kernels on one device or all; without ``datasets`` print what is stored."""
+
     from sarathi_sim.experiments.cli.measured import print_scores
-    from sarathi_sim.experiments.figures.kernel_errors import scores_of
+    from sarathi_sim.experiments.lab.fit.accuracy import scores_of
+    from sarathi_sim.experiments.lab.fit.kernels import FAMILIES, check_fitted, fit_stack
     from sarathi_sim.profiler.kernels.stack_file import load_stack, write_stack
-    from sarathi_sim.profiler.kernels.stack_fit import FAMILIES, check_fitted, fit_stack
     from sarathi_sim.profiler.storage.files import data_dir
     from sarathi_sim.profiler.storage.strict import UserError
 

@@ -31,7 +31,7 @@ from sarathi_sim.experiments.cli.sweep import WorkersOption
 
 if TYPE_CHECKING:
     from sarathi_sim.experiments.content import Section
-    from sarathi_sim.experiments.figures.accuracy import Score, Study
+    from sarathi_sim.experiments.lab.fit.accuracy import Score, Study
 
 
 def _print(content: Mapping[str, Any], section: Section, *, json: bool) -> None:
@@ -406,20 +406,20 @@ def accuracy(
     from dataclasses import asdict
 
     from sarathi_sim.experiments.cli.common import ProgressBar
-    from sarathi_sim.experiments.figures import accuracy as studies
-    from sarathi_sim.experiments.figures import kernel_errors
+    from sarathi_sim.experiments.lab.fit import accuracy as studies
+    from sarathi_sim.experiments.lab.fit.kernels import check_fitted, fitted_devices
     from sarathi_sim.experiments.measured.answers import accuracy_answer
     from sarathi_sim.experiments.results import ACCURACY_FORMAT, maybe_result
-    from sarathi_sim.profiler.kernels.stack_fit import check_fitted, fitted_devices
     from sarathi_sim.profiler.storage.files import public_datasets
 
     folder = public_datasets(datasets)
     stack = "vllm"  # of which every device has kernels
     again = [name for device in kernels or [] for name in check_fitted(device, stack)]
     wanted: list[Study] = [*studies.STUDIES.values()]
-    for device in fitted_devices(stack):
-        kind = kernel_errors.kernels if device in again else kernel_errors.shipped
-        wanted.append(partial(kind, device=device))
+    wanted += [
+        partial(studies.kernels, device=device, again=device in again)
+        for device in fitted_devices(stack)
+    ]
     scores = []
     bar = ProgressBar(consoles()[1], enabled=True)
     with bar as progress, maybe_result(out, ACCURACY_FORMAT) as write:

@@ -15,7 +15,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from sarathi_sim.experiments.figures.page_tables import markdown, update
+from sarathi_sim.experiments.lab.pages import markdown, update
 from sarathi_sim.experiments.measured.launch_scripts import sglang_memory
 from sarathi_sim.profiler.facts.device import load_device
 from sarathi_sim.profiler.facts.engines import engine_facts, memory_class

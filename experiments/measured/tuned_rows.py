@@ -25,7 +25,7 @@ from sarathi_sim.experiments.config.base import Source
 from sarathi_sim.experiments.config.deployment import Deployment, deploy
 from sarathi_sim.experiments.config.inputs import host_times
 from sarathi_sim.experiments.config.loading import check_scenario
-from sarathi_sim.experiments.figures.page_tables import markdown, update
+from sarathi_sim.experiments.lab.pages import markdown, update
 from sarathi_sim.experiments.measured.recorded import numbers_of, simulated
 from sarathi_sim.experiments.measured.row_errors import read_peer
 from sarathi_sim.experiments.measured.row_scenarios import (

@@ -11,7 +11,7 @@ import shutil
 import sys
 from pathlib import Path
 
-from sarathi_sim.experiments.figures.page_tables import update
+from sarathi_sim.experiments.lab.pages import update
 from sarathi_sim.profiler.storage.files import write_whole
 
 if __name__ == "__main__":

@@ -11,13 +11,13 @@ from pathlib import Path
 
 import pandas as pd
 
+from sarathi_sim.experiments.lab.fit.devices import AIC
 from sarathi_sim.profiler.bundle.schema import Bundle, BundleError
 from sarathi_sim.profiler.facts.device import DeviceSpec
 from sarathi_sim.profiler.facts.model import ModelSpec
 from sarathi_sim.profiler.importers.assemble import Part, Publication, assemble
 from sarathi_sim.profiler.importers.shapes import ShapePool, attention_part, with_context
 from sarathi_sim.profiler.physics.shard_times import DeviceModel
-from sarathi_sim.profiler.physics.studies import AIC
 from sarathi_sim.profiler.public import frames as data
 from sarathi_sim.profiler.public.kernel_tables import FOLDER as PARQUET
 from sarathi_sim.profiler.public.measured_csv import source_folder

@@ -11,12 +11,12 @@ from typing import Literal
 import numpy as np
 import pandas as pd
 
+from sarathi_sim.experiments.lab.fit.devices import Origin
 from sarathi_sim.profiler.bundle.schema import TABLES, Bundle, BundleError, BundleMeta
 from sarathi_sim.profiler.facts.device import DeviceSpec, device_sha256
 from sarathi_sim.profiler.facts.model import ModelSpec
 from sarathi_sim.profiler.facts.ops import ALL_REDUCE, ATTENTION, LAYER_GEMMS, ROW_OPS, SENDS
 from sarathi_sim.profiler.physics.shard_times import DeviceTimes, rounded_us
-from sarathi_sim.profiler.physics.studies import Origin
 from sarathi_sim.profiler.storage.strict import SpecError
 
 #: How a part came about, from the most to the least direct.

@@ -15,6 +15,7 @@ from typing import Any, Literal
 import numpy as np
 import pandas as pd
 
+from sarathi_sim.experiments.lab.fit.devices import LLMSERVINGSIM, Origin
 from sarathi_sim.profiler.bundle.schema import TABLES, Bundle, BundleError
 from sarathi_sim.profiler.facts.device import DeviceSpec, list_devices
 from sarathi_sim.profiler.facts.model import ModelSpec
@@ -22,7 +23,6 @@ from sarathi_sim.profiler.facts.ops import DECODE, LAYER_OPS, OPS, PREFILL
 from sarathi_sim.profiler.importers.assemble import Kind, Part, Publication, assemble
 from sarathi_sim.profiler.importers.shapes import ShapePool, attention_part
 from sarathi_sim.profiler.physics.shard_times import DeviceModel, rounded_us
-from sarathi_sim.profiler.physics.studies import LLMSERVINGSIM, Origin
 from sarathi_sim.profiler.public import frames as data
 from sarathi_sim.profiler.public.measured_csv import merged, source_folder
 from sarathi_sim.profiler.public.perf_tables import (

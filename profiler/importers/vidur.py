@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pandas as pd
 
+from sarathi_sim.experiments.lab.fit.devices import VIDUR
 from sarathi_sim.profiler.bundle.schema import Bundle
 from sarathi_sim.profiler.facts.device import DeviceSpec
 from sarathi_sim.profiler.facts.model import ModelSpec
@@ -24,7 +25,6 @@ from sarathi_sim.profiler.importers.assemble import (
 )
 from sarathi_sim.profiler.importers.shapes import ShapePool, attention_part
 from sarathi_sim.profiler.physics.shard_times import DeviceModel
-from sarathi_sim.profiler.physics.studies import VIDUR
 from sarathi_sim.profiler.public import vidur_frames as vidur
 from sarathi_sim.profiler.public.measured_csv import merged, source_folder
 from sarathi_sim.profiler.public.vidur_frames import GEMMS, OTHERS, median_of

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from sarathi_sim.experiments.figures.page_tables import update
+from sarathi_sim.experiments.lab.pages import update
 from sarathi_sim.experiments.measured.accuracy_page import DENSE, MIXTURES, tables
 from sarathi_sim.experiments.measured.answers import KINDS
 

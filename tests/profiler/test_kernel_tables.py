@@ -7,10 +7,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from sarathi_sim.experiments.lab.fit.kernels import latent_rows
 from sarathi_sim.profiler.bundle.tables import BundleError
 from sarathi_sim.profiler.kernels.gemm_lattice import GemmLattice
 from sarathi_sim.profiler.kernels.stack_attention import LESS
-from sarathi_sim.profiler.kernels.stack_fit import latent_rows
 from sarathi_sim.profiler.public import kernel_tables as tables
 from tests.sampled import put_table
 

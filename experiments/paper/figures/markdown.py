@@ -6,7 +6,7 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import astuple
 
-from sarathi_sim.experiments.figures.page_tables import markdown
+from sarathi_sim.experiments.lab.pages import markdown
 from sarathi_sim.experiments.paper.claims import ClaimResult, gains, load_claims, summary
 from sarathi_sim.experiments.paper.gpt3 import PAPER, Ratios, ScenarioReading
 from sarathi_sim.experiments.paper.quantities import end_to_end

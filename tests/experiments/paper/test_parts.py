@@ -12,11 +12,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sarathi_sim.experiments.figures.page_tables import markdown
 from sarathi_sim.experiments.paper import gpt3, quantities
 from sarathi_sim.experiments.paper.claims import load_claims
 from sarathi_sim.experiments.paper.gpt3 import Assumptions, changed, relevant, run
-from sarathi_sim.experiments.paper.page import update
 from sarathi_sim.experiments.paper.quantities import BASELINE, balanced, sarathi, split
 from sarathi_sim.experiments.paper.variants import Constants, Lab, _op_times, calibrated
 from sarathi_sim.experiments.run.machine import Machine
@@ -264,16 +262,6 @@ def test_one_layer_and_intensity_by_hand() -> None:
 def test_names_are_unique() -> None:
     assert len({reading.name for reading in gpt3.SCENARIO_READINGS}) == len(gpt3.SCENARIO_READINGS)
     assert len({change.name for change in gpt3.CHANGES}) == len(gpt3.CHANGES)
-
-
-def test_the_page_takes_tables_of_its_titles() -> None:
-    tables = markdown("One", ["a", "b"], [["x", "1"]]) + "\n" + markdown("Two", ["c"], [["y"]])
-    page = "before\n<!-- table: Two -->\nold\n<!-- end -->\nafter\n"
-    new = update(page, tables)
-    assert new == "before\n<!-- table: Two -->\n\n| c |\n| --- |\n| y |\n\n<!-- end -->\nafter\n"
-    assert update(new, tables) == new
-    with pytest.raises(KeyError):
-        update(page.replace("Two", "Three"), tables)
 
 
 def test_claims_say_the_ratio_that_is_computed() -> None:

@@ -7,6 +7,7 @@ optimistic.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -15,16 +16,19 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
+from sarathi_sim.experiments.lab.fit.devices import held_out, on
+from sarathi_sim.experiments.lab.fit.kernels import check_fitted, fit_stack, fitted_devices
 from sarathi_sim.profiler.facts.device import load_device
+from sarathi_sim.profiler.facts.formats import STACKS
 from sarathi_sim.profiler.facts.ops import LAYER_GEMMS, GemmShape
-from sarathi_sim.profiler.physics.fit import held_out
+from sarathi_sim.profiler.kernels.stack_file import LeftOut, StackSpec, load_stack
 from sarathi_sim.profiler.physics.forms import GEMM
 from sarathi_sim.profiler.physics.hold_out import Folds, median_p95_worst
-from sarathi_sim.profiler.physics.studies import on
 from sarathi_sim.profiler.planning.grid import Key, SizeGrid
 from sarathi_sim.profiler.planning.settings import TILE, Limits, coarse_grid
 from sarathi_sim.profiler.public import frames as data
 from sarathi_sim.profiler.public import vidur_frames as vidur
+from sarathi_sim.profiler.storage.plain_yaml import read_mapping
 from sarathi_sim.simulator.confidence.bands import scored
 from sarathi_sim.simulator.confidence.held_out import OpTable, far_gemm, linear_fit, surface_fit
 from sarathi_sim.simulator.loop.records import Floats, Ints
@@ -126,21 +130,8 @@ def by_class(scores: Sequence[Score]) -> list[ScoreClass]:
     return found
 
 
-_LIBRARY = "a bundle's four shapes do not show which kernel the library switches to further on"
-_NOISE = "noise of few samples: neighbouring sizes differ as much"
-_ROUGH = "the fitted points are where times are rough, and so is their residual"
-_LARGEST = "of some twenty residuals the band is the largest but one"
-CAUSES: dict[str, tuple[str, str]] = {
-    "GEMM in range": ("", _ROUGH),
-    "GEMM beyond the range": (_LIBRARY, "the correction beyond the range is uncertain: wide"),
-    "attention, prefill": ("chunks up to 128 tokens, where the kernel splits (4.6 / 14.4)", ""),
-    "all-reduce from 2 MB": (_NOISE, _LARGEST),
-    "transfer": (_NOISE, _LARGEST),
-    "GEMM of an unseen shape": ("the library's tiles between 129 and 512 tokens", ""),
-    "GEMMs of an unseen layer": ("the library's tiles between 129 and 512 tokens", ""),
-}
-"""Why a study's errors, and its band, miss the aims where they do."""
-
+#: Hold-outs, aims and causes: ``bundles`` by what is scored, ``kernels`` by family and kind.
+AIMS: dict[str, Any] = read_mapping(Path(__file__).with_name("aims.yaml"))
 
 Study = Callable[[Path], Iterator[Score]]
 
@@ -157,7 +148,8 @@ def _score(
     covered = None if inside_band is None else round(100 * float(inside_band.mean()), 1)
     rounded = round(median, 2), round(p95, 2)
     score = Score(what, source, fitted, len(log_errors), *rounded, aim, covered, group=what)
-    return score.because(*CAUSES.get(what, ("", "")))
+    causes = AIMS["bundles"].get(what, {})
+    return score.because(causes.get("errors", ""), causes.get("band", ""))
 
 
 def adaptive_grid(size: Floats, time: Floats, points: int) -> Ints:
@@ -332,3 +324,50 @@ STUDIES: dict[str, Study] = {
     "messages": messages,
     "unseen GEMMs": gemm_unseen,
 }
+
+
+# The stacks' kernels ----------------------------------------------------------------------------
+
+_FEW_ROWS = 250
+_BAND = "band of few rows: the half-width of every second one, tried on the others"
+_VARIANTS = {
+    r"\.\d+w\d+$": ", windows",
+    r"\.mla$": ", latent",
+    r"\.dsa\d+-": ", sparse",
+    r"\.state\.": ", recurrent",
+}
+
+
+def kernels(datasets: Path, device: str, again: bool = False) -> Iterator[Score]:
+    """The held-out scores of every stack's surfaces on a device, stored with the shipped ones
+    (which reads no ``datasets``), or fitted ``again``.
+
+    Raises SpecError for a device without published kernels.
+    """
+    check_fitted(device, STACKS[0])
+    for stack in STACKS:
+        if device in fitted_devices(stack):
+            spec = fit_stack(datasets, device, stack) if again else load_stack(device, stack)
+            yield from scores_of(spec[0])
+
+
+def scores_of(spec: StackSpec) -> Iterator[Score]:
+    """The stored held-out scores of a stack's surfaces."""
+    for table, fit in spec.kernels.items():
+        source = f"{spec.device}, {spec.stack} {fit.version}"
+        for kind, left in fit.left_out.items():
+            yield _kernel_score(f"{spec.device} {table}", kind, source, left)
+
+
+def _kernel_score(of: str, kind: str, source: str, left: LeftOut) -> Score:
+    family, _, which = of.partition(" ")[2].partition(".")
+    hold = AIMS["kernels"].get(family, {}).get(kind, {"called": kind})
+    apart = (why for pattern, why in hold.get("apart", {}).items() if re.search(pattern, of))
+    variant = next((called for form, called in _VARIANTS.items() if re.search(form, of)), "")
+    aim = tuple(hold["aim"]) if "aim" in hold else None
+    score = Score(
+        f"{family} {which}", source, f"all but {hold['called']}", left.rows, left.median_pct,
+        left.p95_pct, aim, left.covered_pct, f"{family}{variant}: {hold['called']}",
+    )  # fmt: skip
+    cause = next(apart, hold.get("cause", ""))
+    return score.because(cause, _BAND if left.rows < _FEW_ROWS else "")

@@ -1,0 +1,1 @@
+"""The laboratory: what proves the product, which imports nothing of it. A room for each proof."""
