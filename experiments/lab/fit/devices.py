@@ -7,13 +7,14 @@ row of the scored group.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from datetime import UTC, datetime
 from functools import partial
 from io import BytesIO
 from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -42,7 +43,7 @@ from sarathi_sim.profiler.physics.residual import Arrays, fit_curve, fit_trees
 from sarathi_sim.profiler.public import frames as data
 from sarathi_sim.profiler.public import vidur_frames as vidur
 from sarathi_sim.profiler.storage.files import data_dir, write_whole
-from sarathi_sim.profiler.storage.plain_yaml import dump_yaml
+from sarathi_sim.profiler.storage.plain_yaml import dump_yaml, read_mapping
 from sarathi_sim.profiler.storage.strict import SpecError
 
 #: The device file is written by hand above this line, and by :meth:`CalibrationResult.write` below.
@@ -268,10 +269,16 @@ class Origin:
 
 AIC = Origin("ai-dynamo/aiconfigurator @095f58a", "Apache-2.0")
 VIDUR = Origin("microsoft/vidur @7d47513", "MIT")
-VIDUR_2023 = Origin("microsoft/vidur @aa06400 (history)", "MIT")
-VIDUR_ATTENTION = Origin("microsoft/vidur @e2d00e9 (history)", "MIT")
-VIDUR_A40_REDUCE = Origin("microsoft/vidur @6d98aa8 (history)", "MIT")
 LLMSERVINGSIM = Origin("casys-kaist/LLMServingSim @5daddb2", "MIT")
+_ORIGINS = {
+    "aiconfigurator": AIC,
+    "vidur": VIDUR,
+    "vidur_2023": Origin("microsoft/vidur @aa06400 (history)", "MIT"),
+    "vidur_attention": Origin("microsoft/vidur @e2d00e9 (history)", "MIT"),
+    "vidur_a40_reduce": Origin("microsoft/vidur @6d98aa8 (history)", "MIT"),
+    "llmservingsim": LLMSERVINGSIM,
+    "ga102": Origin(f"{LLMSERVINGSIM.repository}; {VIDUR.repository}", "MIT"),
+}
 
 
 @dataclass(frozen=True)
@@ -282,16 +289,16 @@ class HoldOut:
     """
 
     name: str
-    by: tuple[str, ...]
+    by: Sequence[str]
     folds: int
-    scored: str | None = None
+    scored: str = ""
 
     def splits(self, rows: pd.DataFrame) -> Folds:
         """Rows to fit and rows to score, a pair a fold; ``rows`` must have a plain index."""
-        scored = np.full(len(rows), self.scored is None)
-        if self.scored is not None:
-            scored[rows.query(self.scored).index] = True
-        return leave_one_group_out(fold_of(rows[list(self.by)], self.folds), scored)
+        counts = rows.query(self.scored).index if self.scored else rows.index
+        return leave_one_group_out(
+            fold_of(rows[list(self.by)], self.folds), rows.index.isin(counts)
+        )
 
 
 @dataclass(frozen=True, eq=False)
@@ -309,7 +316,7 @@ class Study:
     source: str
     origin: Origin
     notes: str = ""
-    checks: dict[str, pd.DataFrame] = field(default_factory=dict)
+    checks: Mapping[str, pd.DataFrame] = field(default_factory=dict)
     again: HoldOut | None = None
     stack_pct: float = 0.0
 
@@ -317,6 +324,35 @@ class Study:
     def bin_by(self) -> str:
         """The column, one of :data:`BINS`, whose ranges split the held-out errors."""
         return next(name for name in BINS if name in self.form.inputs)
+
+
+_DESCRIBED = read_mapping(Path(__file__).with_name("studies.yaml"))
+
+
+def _study(
+    of: str,
+    op: str,
+    form: Form,
+    rows: pd.DataFrame,
+    name: str = "",
+    checks: Mapping[str, pd.DataFrame] | None = None,
+    **words: object,
+) -> Study:
+    """The study of an op as studies.yaml describes it at ``of`` and its ``name`` there (empty: the
+    op's); ``words`` fill its braces."""
+
+    def filled(value: Any) -> Any:
+        if isinstance(value, dict):
+            return {key: filled(each) for key, each in value.items()}
+        return value.format(**words) if isinstance(value, str) else value
+
+    about = filled(_DESCRIBED[of][name or op])
+    pct = about.pop("stack_pct", 0.0)
+    return Study(
+        op, form, rows, HoldOut(**about.pop("hold_out")), origin=_ORIGINS[about.pop("origin")],
+        again=HoldOut(**about.pop("again")) if "again" in about else None, checks=checks or {},
+        stack_pct=pct[str(words["gpus"])] if isinstance(pct, dict) else pct, **about,
+    )  # fmt: skip
 
 
 def on(frame: pd.DataFrame, device: DeviceSpec) -> pd.DataFrame:
@@ -328,162 +364,67 @@ def on(frame: pd.DataFrame, device: DeviceSpec) -> pd.DataFrame:
     ).reset_index(drop=True)
 
 
-def stream_studies(datasets: Path, name: str, device: DeviceSpec) -> Iterator[Study]:
+def _elementwise(datasets: Path, name: str, device: DeviceSpec) -> Iterator[Study]:
     """The elementwise ops and the embedding, from Vidur's files for ``a100`` or ``a40``."""
-    models = HoldOut("models (widths), up to 5 folds", ("model",), 5)
-    counts = HoldOut("token counts, 5 folds", ("num_bytes",), 5)
-    coarse = "measured to 1 us, which is 10 to 50 % of the smallest times"
     for op, rows in sorted(vidur.mlp(datasets, name).items()):
-        if op == "gemm":
-            continue
-        several = rows["model"].nunique() > 1
-        yield Study(
-            op=op,
-            form=STREAM,
-            rows=on(rows, device),
-            hold_out=models if several else counts,
-            source=f"{name.upper()} {op} kernels of Vidur's MLP profiles",
-            origin=VIDUR,
-            notes=coarse if several else f"{coarse}; one model (phi-2): no width is held out",
-        )
-
-
-def link_study(
-    op: str, rows: pd.DataFrame, device: DeviceSpec, source: str, origin: Origin
-) -> Study:
-    """A collective or point-to-point message by size."""
-    return Study(
-        op=op,
-        form=LINK,
-        rows=on(rows, device),
-        hold_out=HoldOut("message sizes, up to 21 folds", ("num_bytes",), 21),
-        source=source,
-        origin=origin,
-    )
-
-
-#: Half-widths, percent, that the kernels of another software stack add. GEMMs: with 12 the band
-#: covers 92 % of the A100's rows of three stacks that were not fitted (70 % without; see
-#: data/README.md); the GA102's are assumed to be alike.
-_OTHER_GEMM = 12.0
-#: All-reduces by ranks: the band covers 90 % of those of 2023 up to 512 tokens, launch taken off.
-_OTHER_REDUCE = {2: 95.0, 4: 25.0, 8: 25.0}
-#: Attention: the band covers 89 to 90 % of the A100's rows of stacks that were not fitted (SGLang,
-#: TensorRT-LLM, vLLM and, in decodes, Vidur); the GA102's are assumed to be alike.
-_OTHER_PREFILL, _OTHER_MHA, _OTHER_GQA = 34.0, 68.0, 45.0
-#: A prefill kernel lent by the A6000: paged kernels of 2023 are 2.5 times slower (Vidur, A100).
-_LENT_PREFILL = 100.0
+        if op != "gemm":
+            kind = "several" if rows["model"].nunique() > 1 else "one"
+            words = {"device": name.upper(), "op_name": op}
+            yield _study("elementwise", op, STREAM, on(rows, device), kind, **words)
 
 
 def _a100(datasets: Path) -> Iterator[Study]:
     device = load_device("a100-80g-sxm")
     yield _a100_gemm(datasets, device)
-    yield from _a100_prefill(datasets, device)
-    yield from _a100_decode(datasets, device)
-    yield from stream_studies(datasets, "a100", device)
+    yield from _a100_attention(datasets, device)
+    yield from _elementwise(datasets, "a100", device)
     for gpus in (2, 4, 8):
         yield _a100_reduce(datasets, device, gpus)
     for scope, wire in (("intra_node", "NVLink"), ("inter_node", "200 Gb/s InfiniBand")):
-        rows = vidur.p2p_2023(datasets, scope)
-        source = f"A100 point to point, {wire}, 2023; includes the launch of the call"
-        yield link_study(f"send_recv_{scope}", rows, device, source, VIDUR_2023)
+        rows = on(vidur.p2p_2023(datasets, scope), device)
+        yield _study("a100", f"send_recv_{scope}", LINK, rows, "send_recv", wire=wire)
 
 
 def _a100_reduce(datasets: Path, device: DeviceSpec, gpus: int) -> Study:
     """NCCL without launches; beside it the calls of 2023, which an engine launched one by one."""
-    rows, source = data.aic_all_reduce(datasets, gpus), f"NCCL 2.27.3, {gpus} A100-SXM, NVLink"
+    rows = data.aic_all_reduce(datasets, gpus)
     calls, empty_us = vidur.all_reduce_2023(datasets, gpus)
     launch = empty_us - float(rows["time_us"].min())
     calls = calls.assign(time_us=calls["time_us"] - launch)
-    what = f"2023, up to 512 tokens, {launch:.0f} us of launch taken off"
-    return replace(
-        link_study(f"all_reduce_{gpus}", rows, device, source, AIC),
-        checks={what: on(calls, device)},
-        notes=f"transfer alone: a launch (in 2023 {empty_us:.0f} us an empty call, {launch:.0f} "
-        "more than NCCL's smallest message) is the host's time",
-        stack_pct=_OTHER_REDUCE[gpus],
-    )
+    checks = {f"2023, up to 512 tokens, {launch:.0f} us of launch taken off": on(calls, device)}
+    words = {"gpus": gpus, "empty_us": empty_us, "launch_us": launch}
+    op = f"all_reduce_{gpus}"
+    return _study("a100", op, LINK, on(rows, device), "all_reduce", checks, **words)
 
 
 def _a100_gemm(datasets: Path, device: DeviceSpec) -> Study:
     large = "n >= 512 and k >= 512"
+    rows = on(data.aic_gemm(datasets).query(f"{large} and n * k >= 2**20"), device)
     vllm = data.aic_gemm(datasets, "VLLM").query(f"m == 384 and {large}")
-    theirs = vidur.mlp(datasets, "a100")["gemm"]
-    return Study(
-        op="gemm",
-        form=GEMM,
-        rows=on(data.aic_gemm(datasets).query(f"{large} and n * k >= 2**20"), device),
-        hold_out=HoldOut("shapes (n, k), 5 folds", ("n", "k"), 5),
-        again=HoldOut("no shape with this n was fitted", ("n",), 5),
-        source="A100-SXM bf16 GEMM, SGLang 0.5.10; n, k >= 512 and n k >= 2^20",
-        origin=AIC,
-        notes="one framework for consistency: only SGLang's rows hold the pairs m, m + 1 that show "
-        "the tile steps; vLLM's and TensorRT-LLM's are 2 to 6 % faster in the mean",
-        checks={
-            "m = 384, never in the fit, as vLLM measures it": on(vllm, device),
-            "other stack: Vidur A100 fp16": on(theirs, device),
-        },
-        stack_pct=_OTHER_GEMM,
-    )
+    checks = {
+        "m = 384, never in the fit, as vLLM measures it": on(vllm, device),
+        "other stack: Vidur A100 fp16": on(vidur.mlp(datasets, "a100")["gemm"], device),
+    }
+    return _study("a100", "gemm", GEMM, rows, checks=checks)
 
 
-def _a100_prefill(datasets: Path, device: DeviceSpec) -> Iterator[Study]:
-    yield Study(
-        op="attn_prefill",
-        form=ATTN_PREFILL,
-        rows=on(data.aic_prefill(datasets).query("batch == 1 and chunk > 1"), device),
-        hold_out=HoldOut("head counts (heads, kv_heads), 8 folds", ("heads", "kv_heads"), 8),
-        source="A100-SXM FlashAttention in vLLM 0.14.0, one sequence, no cached context",
-        origin=AIC,
-        stack_pct=_OTHER_PREFILL,
-    )
+def _a100_attention(datasets: Path, device: DeviceSpec) -> Iterator[Study]:
+    """Decodes of MHA and GQA apart: they are different kernels. Each from a source that measured it
+    well."""
+    prompts = data.aic_prefill(datasets).query("batch == 1 and chunk > 1")
+    yield _study("a100", "attn_prefill", ATTN_PREFILL, on(prompts, device))
     paged = vidur.prefill(datasets)
     fresh = paged[paged["context"] == 0].set_index("chunk")["time_us"]
     paged = paged.assign(base_us=paged["chunk"].map(fresh)).query("context > 0")
-    yield Study(
-        op="attn_context",
-        form=ATTN_CONTEXT,
-        rows=on(paged, device),
-        hold_out=HoldOut(
-            "chunk sizes, 5 folds, given the measured time without context", ("chunk",), 5
-        ),
-        source="A100 paged FlashAttention, CodeLlama-34b TP2 (32 query, 4 KV heads)",
-        origin=VIDUR_ATTENTION,
-        notes="what cached tokens add to attn_prefill; measured at one head count only and carried "
-        "to others by the number of blocks",
-        stack_pct=_OTHER_PREFILL,
-    )
-
-
-def _a100_decode(datasets: Path, device: DeviceSpec) -> Iterator[Study]:
-    """MHA and GQA apart: they are different kernels. Each from a source that measured it well."""
+    yield _study("a100", "attn_context", ATTN_CONTEXT, on(paged, device))
     inside = "15 <= context <= 32768"
     mha = data.aic_decode(datasets, "TRTLLM").query(f"heads == kv_heads and {inside}")
-    by_heads = HoldOut("head counts (heads, kv_heads), 5 folds", ("heads", "kv_heads"), 5)
-    yield Study(
-        op="attn_decode_mha",
-        form=decode_form(splits=True, packed=True),
-        rows=on(mha[bandwidth_share(mha, device) <= 0.9], device),
-        hold_out=by_heads,
-        source="A100-SXM decode attention, TensorRT-LLM 1.0.0, kv_heads = heads",
-        origin=AIC,
-        notes="the only source of MHA at 4 to 64 heads whose long contexts reach HBM speed; cells "
-        "above 90 % of HBM bandwidth are left out: their KV came from L2, from which the "
-        "weights evict it in service",
-        stack_pct=_OTHER_MHA,
-    )
-    yield Study(
-        op="attn_decode_gqa",
-        form=decode_form(splits=False, packed=True),
-        rows=on(data.aic_decode(datasets).query(f"heads > kv_heads and {inside}"), device),
-        hold_out=by_heads,
-        source="A100-SXM FlashAttention decode in vLLM 0.14.0, heads > kv_heads",
-        origin=AIC,
-        notes="TensorRT-LLM's GQA rows are not used: they exceed HBM bandwidth by up to 65 % even "
-        "where the KV cache is far larger than L2",
-        checks={"other stack: Vidur A100, 32/4 heads": on(vidur.decode(datasets), device)},
-        stack_pct=_OTHER_GQA,
-    )
+    mha = on(mha[bandwidth_share(mha, device) <= 0.9], device)
+    yield _study("a100", "attn_decode_mha", decode_form(splits=True, packed=True), mha)
+    gqa = on(data.aic_decode(datasets).query(f"heads > kv_heads and {inside}"), device)
+    checks = {"other stack: Vidur A100, 32/4 heads": on(vidur.decode(datasets), device)}
+    form = decode_form(splits=False, packed=True)
+    yield _study("a100", "attn_decode_gqa", form, gqa, checks=checks)
 
 
 def bandwidth_share(rows: pd.DataFrame, device: DeviceSpec) -> pd.Series[float]:
@@ -495,73 +436,37 @@ def bandwidth_share(rows: pd.DataFrame, device: DeviceSpec) -> pd.Series[float]:
 def _ga102(datasets: Path, target: str) -> Iterator[Study]:
     """A6000 or A40: the same silicon (GA102, 84 SMs), so their measurements complement each
     other."""
-    a40 = load_device("a40")
+    a6000, a40 = load_device("a6000"), load_device("a40")
     yield _ga102_gemm(datasets, load_device(target))
-    yield from _ga102_attention(datasets, target)
-    yield from stream_studies(datasets, "a40", a40)
+    lent = target != "a6000"
+    words = {
+        "lent": " (lent)" if lent else "",
+        "elsewhere": "measured on the A6000, not on this device; " if lent else "",
+    }
+    prompts, decodes = (on(rows, a6000) for rows in data.llmservingsim_attention(datasets))
+    prefill = _study("ga102", "attn_prefill", ATTN_PREFILL, prompts, **words)
+    yield replace(prefill, stack_pct=100.0) if lent else prefill
+    # In the file's GQA without packing, L2 serves the query heads of a group: it does not show
+    # what HBM gives to MHA. 0.81 is the share that attn_decode_mha found on the A100.
+    form = decode_form(splits=False, packed=False, hbm=0.81)
+    yield _study("ga102", "attn_decode", form, decodes, **words)
+    yield from _elementwise(datasets, "a40", a40)
     for gpus in (2, 4, 8):
-        rows, source = vidur.all_reduce_a40(datasets, gpus), f"all-reduce on {gpus} A40"
-        reduce = link_study(f"all_reduce_{gpus}", rows, a40, source, VIDUR_A40_REDUCE)
-        yield replace(reduce, stack_pct=_OTHER_REDUCE[gpus])
+        rows = on(vidur.all_reduce_a40(datasets, gpus), a40)
+        yield _study("ga102", f"all_reduce_{gpus}", LINK, rows, "all_reduce", gpus=gpus)
     for scope in ("intra_node", "inter_node"):
-        rows, source = vidur.send_recv_a40(datasets, scope), f"A40 point to point, {scope}"
-        yield link_study(f"send_recv_{scope}", rows, a40, source, VIDUR)
+        rows = on(vidur.send_recv_a40(datasets, scope), a40)
+        yield _study("ga102", f"send_recv_{scope}", LINK, rows, "send_recv", scope=scope)
 
 
 def _ga102_gemm(datasets: Path, target: DeviceSpec) -> Study:
     a6000 = on(data.llmservingsim_gemm(datasets), load_device("a6000"))
     a40 = vidur.mlp(datasets, "a40")["gemm"].drop(columns="model")
     a40 = on(a40.query("n >= 512 and k >= 512"), load_device("a40"))
-    mine = f"peak_flops == {target.peak_flops}"
-    shared = HoldOut(
-        "shape (4096, 4096), which only the A40 rows held",
-        ("peak_flops", "n", "k"),
-        5,
-        f"{mine} and n == 4096 and k == 4096",
-    )
-    return Study(
-        op="gemm",
-        form=GEMM,
-        rows=pd.concat([a6000, a40], ignore_index=True),
-        hold_out=HoldOut(f"shapes (n, k), 8 folds; {target.name} rows", ("n", "k"), 8, mine),
-        again=shared if target.name == "a6000" else None,
-        source="A6000 fp16 GEMM at every m of 1..2048 (5 shapes, LLMServingSim) with A40 fp16 GEMM "
-        "(69 shapes, Vidur)",
-        origin=Origin(f"{LLMSERVINGSIM.repository}; {VIDUR.repository}", "MIT"),
-        notes="pooled: on held-out A6000 shapes this gives 5.4 / 22 % (median / 95th percentile), "
-        "the A6000's rows alone 6.3 / 24 %",
-        stack_pct=_OTHER_GEMM,
-    )
-
-
-def _ga102_attention(datasets: Path, target: str) -> Iterator[Study]:
-    device = load_device("a6000")
-    lent = target != "a6000"
-    elsewhere = "measured on the A6000, not on this device; " if lent else ""
-    prefill, decode = (on(rows, device) for rows in data.llmservingsim_attention(datasets))
-    source = "A6000 flash_attn_varlen_func, 32 query and 8 KV heads" + (" (lent)" if lent else "")
-    yield Study(
-        op="attn_prefill",
-        form=ATTN_PREFILL,
-        rows=prefill,
-        hold_out=HoldOut("chunk sizes, 5 folds", ("chunk",), 5),
-        source=source,
-        origin=LLMSERVINGSIM,
-        notes=f"{elsewhere}one head count; chunk <= 1024, chunk + context <= 2048",
-        stack_pct=_LENT_PREFILL if lent else _OTHER_PREFILL,
-    )
-    # In the file's GQA without packing, L2 serves the query heads of a group: it does not show
-    # what HBM gives to MHA. 0.81 is the share that attn_decode_mha found on the A100.
-    yield Study(
-        op="attn_decode",
-        form=decode_form(splits=False, packed=False, hbm=0.81),
-        rows=decode,
-        hold_out=HoldOut("batch sizes, 5 folds", ("batch",), 5),
-        source=source,
-        origin=LLMSERVINGSIM,
-        notes=f"{elsewhere}GQA without split-KV; the HBM share, which MHA needs, is the A100's",
-        stack_pct=_OTHER_GQA,
-    )
+    rows = pd.concat([a6000, a40], ignore_index=True)
+    words = {"target": target.name, "mine": f"peak_flops == {target.peak_flops}"}
+    study = _study("ga102", "gemm", GEMM, rows, **words)
+    return study if target.name == "a6000" else replace(study, again=None)
 
 
 #: The devices that the public measurements calibrate.
