@@ -32,16 +32,16 @@ from sarathi_sim.profiler.storage.plain_yaml import read_mapping
 from sarathi_sim.simulator.load.trace import NAMES, NEEDED
 from sarathi_sim.simulator.views.metric_registry import METRICS
 
-Rows = Iterable[Sequence[str]]
+Rows = Iterator[Sequence[str]]
 
 
-def table(header: Sequence[str], rows: Rows, ruler: str = "") -> list[str]:
+def table(header: Sequence[str], rows: Iterable[Sequence[str]], ruler: str = "") -> list[str]:
     """The lines of a table and an empty one; all columns are aligned as the reader likes."""
     cells = [f"| {' | '.join(row)} |" for row in (header, *rows)]
     return [cells[0], ruler or f"|{'---|' * len(header)}", *cells[1:], ""]
 
 
-def markdown(title: str, header: Sequence[str], rows: Rows) -> str:
+def markdown(title: str, header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
     """A titled table of numbers; the first column is left-aligned."""
     ruler = f"| --- |{' ---: |' * (len(header) - 1)}"
     return "\n".join([f"## {title}", "", *table(header, rows, ruler)])
@@ -122,13 +122,15 @@ def reference() -> str:
 
 def _tables(schema: Mapping[str, Any], classes: Mapping[str, Any], prefix: str) -> Iterator[str]:
     """The section's description and its table of keys, then those of the sections within."""
-    if prefix:
-        yield f"### `{prefix}`{_kind(schema)}"
-        yield ""
+    keys = schema.get("properties", {})
+    if prefix:  # one of several forms of a section says which it is
+        forms = (f", `{key}: {keys[key]['const']}`" for key in ("kind", "name")
+                 if "const" in keys.get(key, {}))  # fmt: skip
+        yield from (f"### `{prefix}`{next(forms, '')}", "")
     yield from (*_description(schema), "")
     inner: list[tuple[str, Mapping[str, Any]]] = []
     rows = []
-    for key, form in schema.get("properties", {}).items():
+    for key, form in keys.items():
         path = f"{prefix}.{key}" if prefix else key
         sections = [classes[name] for name in _references(form)]
         sections = [each for each in sections if each.get("properties")]
@@ -137,22 +139,15 @@ def _tables(schema: Mapping[str, Any], classes: Mapping[str, Any], prefix: str) 
         inner += [(named, each) for each in sections]
         if "const" in form:
             continue
-        kind = _type(form)
         default = "required" if key in schema.get("required", ()) else _default(form)
-        cells = (f"`{path}`", kind, default, *_meaning(path), _example(path))
+        known = PARAMETERS.get(path.replace(".NAME", ""))
+        meaning = (known.unit, known.name) if known else ("", "")
+        cells = (f"`{path}`", _type(form), default, *meaning, _example(path))
         rows.append([cell.replace("|", " or ") for cell in cells])
     if rows:
         yield from table(("key", "type", "default", "unit", "name", "example"), rows)
     for path, section in inner:
         yield from _tables(section, classes, path)
-
-
-def _kind(schema: Mapping[str, Any]) -> str:
-    """Which of several forms of a section this is: ``, kind: zipf``."""
-    for key in ("kind", "name"):
-        if "const" in schema["properties"].get(key, {}):
-            return f", `{key}: {schema['properties'][key]['const']}`"
-    return ""
 
 
 def _description(schema: Mapping[str, Any]) -> list[str]:
@@ -197,12 +192,12 @@ def _bounds(form: Mapping[str, Any]) -> str:
         "exclusiveMinimum": "above", "minimum": "from",
         "exclusiveMaximum": "below", "maximum": "to",
     }  # fmt: skip
-    found = [f"{word} {_number(form[key])}" for key, word in words.items() if key in form]
+    found = [
+        f"{word} {bound:,}" if isinstance(bound, int) and bound < 1e9 else f"{word} {bound:g}"
+        for key, word in words.items()
+        if (bound := form.get(key)) is not None
+    ]
     return f", {' '.join(found)}" if found else ""
-
-
-def _number(value: float) -> str:
-    return f"{value:,}" if isinstance(value, int) and value < 1e9 else f"{value:g}"
 
 
 def _default(form: Mapping[str, Any]) -> str:
@@ -215,12 +210,6 @@ def _default(form: Mapping[str, Any]) -> str:
 def _shown(value: object) -> str:
     """As YAML takes it, on one line."""
     return value if isinstance(value, str) else json.dumps(value)
-
-
-def _meaning(path: str) -> tuple[str, str]:
-    """Unit and name."""
-    parameter = PARAMETERS.get(path.replace(".NAME", ""))
-    return (parameter.unit, parameter.name) if parameter else ("", "")
 
 
 @cache
@@ -334,7 +323,7 @@ def kernel_tables(specs: Sequence[StackSpec]) -> str:
     )  # fmt: skip
 
 
-def _classes(specs: Sequence[StackSpec]) -> Iterator[Sequence[str]]:
+def _classes(specs: Sequence[StackSpec]) -> Rows:
     for one in by_class([score for spec in specs for score in scores_of(spec)]):
         aim = f"{one.aim[0]:g} / {one.aim[1]:g}" if one.aim else ""
         met = "" if one.met is None else str(one.met)
@@ -343,9 +332,7 @@ def _classes(specs: Sequence[StackSpec]) -> Iterator[Sequence[str]]:
         yield one.group, str(one.scores), aim, met, f"{one.median:.1f} / {one.p95:.1f}", covered
 
 
-def _each(
-    specs: Sequence[StackSpec], family: str, kinds: Sequence[str], spread: str = ""
-) -> Iterator[Sequence[str]]:
+def _each(specs: Sequence[StackSpec], family: str, kinds: Sequence[str], spread: str = "") -> Rows:
     """Every table of a family (of one spread of tokens), and its errors by these kinds."""
     for spec in specs:
         for table, fit in spec.kernels.items():
@@ -353,25 +340,24 @@ def _each(
             dtype, _, tail = name.partition(".")
             if (of, tail) == (family, spread):
                 errors = (_error(fit, *kind.partition(",")[::2]) for kind in kinds)
-                yield f"{spec.device}, {spec.stack} {fit.version}", dtype, *_rows(fit), *errors
+                repaired = f"{fit.repaired_pct:.0f}, {fit.repaired_far_pct:.1f}"
+                source = f"{spec.device}, {spec.stack} {fit.version}"
+                yield source, dtype, f"{fit.rows:,}", repaired, *errors
 
 
-def _attention(specs: Sequence[StackSpec]) -> Iterator[Sequence[str]]:
+def _attention(specs: Sequence[StackSpec]) -> Rows:
     wanted = (("prefill", "sizes"), ("prefill", "heads"), ("added", "batches"),
               ("decode", "sizes"), ("decode", "heads"))  # fmt: skip
     for spec in specs:
         cells = [_error(spec.kernels.get(f"{f}.bf16.128"), kind) for f, kind in wanted]
-        reduces = sorted(
-            (int(name.partition(".")[2]), name)
-            for name in spec.having(ALL_REDUCE)
-            if name.startswith("graph.")
-        )
-        last = spec.kernels.get(f"{ALL_REDUCE}.{reduces[-1][1]}") if reduces else None
+        graphs = (name for name in spec.having(ALL_REDUCE) if name.startswith("graph."))
+        most = max(graphs, key=lambda name: int(name.partition(".")[2]), default="")
+        last = spec.kernels.get(f"{ALL_REDUCE}.{most}")
         source = f"{spec.device}, {spec.stack} {spec.kernels['decode.bf16.128'].version}"
         yield source, *cells, _error(last, "sizes")
 
 
-def _pairs(specs: Sequence[StackSpec], table: str) -> Iterator[Sequence[str]]:
+def _pairs(specs: Sequence[StackSpec], table: str) -> Rows:
     for spec in specs:
         prompts, decodes = (spec.kernels.get(f"{f}.{table}") for f in ("prefill", "decode"))
         if prompts is not None and decodes is not None:
@@ -383,7 +369,7 @@ def _pairs(specs: Sequence[StackSpec], table: str) -> Iterator[Sequence[str]]:
                    f"{prompts.rows + decodes.rows:,}", *errors)  # fmt: skip
 
 
-def _windows(specs: Sequence[StackSpec]) -> Iterator[Sequence[str]]:
+def _windows(specs: Sequence[StackSpec]) -> Rows:
     for called, family in (("prompts", "prefill"), ("decodes", "decode")):
         for head_dim, window in ((64, 128), (256, 1024), (128, 8192)):
             table = f"{family}.bf16.{head_dim}w{window}"
@@ -394,10 +380,6 @@ def _windows(specs: Sequence[StackSpec]) -> Iterator[Sequence[str]]:
                 middle = median(left.median_pct for left in found)
                 cells.append(f"{middle:.1f} / {median(left.p95_pct for left in found):.0f}")
             yield called, str(head_dim), f"{window:,}", str(len(fits)), *cells
-
-
-def _rows(fit: KernelFit) -> tuple[str, str]:
-    return f"{fit.rows:,}", f"{fit.repaired_pct:.0f}, {fit.repaired_far_pct:.1f}"
 
 
 def _error(fit: KernelFit | None, kind: str, raw: str = "", digits: int = 1) -> str:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cached_property
+from functools import cached_property, partial
 
 import numpy as np
 import pandas as pd
@@ -249,17 +249,9 @@ def _gemm_each_shape(rows: pd.DataFrame) -> Iterator[Errors]:
 # Attention --------------------------------------------------------------------------------------
 
 
-def _heads(part: pd.DataFrame) -> tuple[int, int]:
-    heads, kv_heads = part[PAIR].iloc[0].tolist()
-    return int(heads), int(kv_heads)
-
-
-def _decodes(grid: HeadGrid, window: float) -> Law:
-    return lambda part: decode_us(grid, *sizes_of(part, "batch", "context"), *_heads(part), window)
-
-
-def _prompts(grid: HeadGrid, window: float) -> Law:
-    return lambda part: prefill_us(grid, *sizes_of(part, "chunk"), *_heads(part), window)
+def _law(time_us: Callable[..., Array], *sizes: str) -> Law:
+    """The times of one pair of head counts, from functions of sizes and the pair."""
+    return lambda part: time_us(*sizes_of(part, *sizes), *part[PAIR].iloc[0].tolist())
 
 
 def decode_kinds(rows: pd.DataFrame, window: float, by_group: bool) -> Kinds:
@@ -285,23 +277,23 @@ def decode_heads(
     rows: pd.DataFrame, by_group: bool, window: float = np.inf, inside: bool = True
 ) -> Iterator[Errors]:
     """Every pair of head counts in turn; ``inside``: those between others, else those beyond."""
-
-    def law(grid: HeadGrid) -> Law:
-        return _decodes(grid, window)
-
     whole = fit_decode(rows, by_group, window)
+    law = partial(_decodes, window=window)
     yield from _each_pair(rows, whole, inside, law, clean=law(whole))
+
+
+def _decodes(grid: HeadGrid, window: float) -> Law:
+    return _law(partial(decode_us, grid, window=window), "batch", "context")
 
 
 def prompt_kinds(rows: pd.DataFrame, window: float) -> Kinds:
     """Of prompts: every inner chunk size; head counts."""
-    inner = each(rows, "chunk")
 
     def law(grid: HeadGrid) -> Law:
-        return _prompts(grid, window)
+        return _law(partial(prefill_us, grid, window=window), "chunk")
 
     return {
-        "sizes": rows_left_out(rows, inner, lambda kept: law(fit_prefill(kept))),
+        "sizes": rows_left_out(rows, each(rows, "chunk"), lambda kept: law(fit_prefill(kept))),
         "heads": _each_pair(rows, fit_prefill(rows), True, law),
         "beyond": _each_pair(rows, fit_prefill(rows), False, law),
     }
@@ -334,36 +326,34 @@ def prefix_kinds(rows: pd.DataFrame, prompt: HeadGrid, units: int) -> Kinds:
 
     def fit(kept: pd.DataFrame) -> Law:
         grid = fit_prefix(kept, prompt, units)
-        return lambda part: prefix_us(
-            grid, prompt, *sizes_of(part, "chunk", "context"), *_heads(part), units
-        )
+        return _law(partial(prefix_us, grid, prompt, units=units), "chunk", "context")
 
     return {"sizes": rows_left_out(rows, each(rows, "chunk", "context"), fit)}
 
 
 def together(rows: pd.DataFrame, window: float = np.inf) -> Iterator[Errors]:
     """Several prompts in one call: every other batch between one prompt and the most."""
-    place = [*PAIR, "chunk"]
-    order = rows.groupby(place)["batch"].rank().to_numpy() - 1
-    most = rows.assign(order=order).groupby(place)["order"].transform("max").to_numpy()
+    of = [rows[name] for name in (*PAIR, "chunk")]
+    order = rows["batch"].groupby(of).rank() - 1
+    most = order.groupby(of).transform("max")
 
     def fit(kept: pd.DataFrame) -> Law:
         known, log = kept[["chunk", *PAIR, "batch"]].to_numpy(float), np.log(microseconds(kept))
-        return lambda part: PromptLaw(known, log, np.array(_heads(part)), window, NEAR_CALLS).us(
-            *sizes_of(part, "chunk", "batch")
-        )
 
-    return rows_left_out(rows, every_other(order, most), fit)
+        def time_us(chunk: Array, batch: Array, *pair: int) -> Array:
+            return PromptLaw(known, log, np.array(pair), window, NEAR_CALLS).us(chunk, batch)
+
+        return _law(time_us, "chunk", "batch")
+
+    return rows_left_out(rows, every_other(order.to_numpy(), most.to_numpy()), fit)
 
 
 def sparse_kinds(rows: pd.DataFrame, indexer: Indexer) -> Kinds:
     """Of prompts of sparse attention: each chunk, and each number of heads."""
 
     def fit(kept: pd.DataFrame) -> Law:
-        law = fit_sparse(kept, indexer)
-        return lambda part: law.us(
-            *sizes_of(part, "chunk", "context"), int(part["heads"].iloc[0]), indexer
-        )
+        law, sizes = fit_sparse(kept, indexer), ("chunk", "context")
+        return lambda part: law.us(*sizes_of(part, *sizes), part["heads"].iloc[0], indexer)
 
     return {
         kind: rows_left_out(rows, each(rows, column, inner=False), fit, "heads")

@@ -18,25 +18,9 @@ import numpy as np
 import numpy.typing as npt
 import pandas as pd
 
+from sarathi_sim.experiments.lab.fit import holdout
 from sarathi_sim.experiments.lab.fit.devices import AIC, LLMSERVINGSIM
-from sarathi_sim.experiments.lab.fit.holdout import (
-    Errors,
-    Fitted,
-    decode_heads,
-    decode_kinds,
-    exchange_kinds,
-    fitted,
-    gemm_kinds,
-    messages,
-    microseconds,
-    moe_kinds,
-    moe_tokens,
-    prefix_kinds,
-    prompt_kinds,
-    sparse_kinds,
-    summary,
-    together,
-)
+from sarathi_sim.experiments.lab.fit.holdout import Errors, Fitted, fitted, microseconds
 from sarathi_sim.profiler.facts.device import DeviceSpec, load_device
 from sarathi_sim.profiler.facts.formats import (
     DISTRIBUTIONS,
@@ -61,7 +45,6 @@ from sarathi_sim.profiler.facts.ops import (
 )
 from sarathi_sim.profiler.facts.roofline import HBM_SHARE, Array
 from sarathi_sim.profiler.kernels.attention_grid import (
-    HeadGrid,
     fastest_us,
     fit_added,
     fit_decode,
@@ -248,7 +231,7 @@ def fit_gemm(table: str, rows: pd.DataFrame, version: str, rates: Rates | None =
     # Half of the widths choose the knots, the others are scored.
     half = clean.some(np.arange(0, len(clean.n), 2), np.arange(len(clean.k)), range(len(clean.m)))
     knots = choose_knots(lambda kept: np.log(through(half, kept) / half.time_us), len(half.m))
-    kinds = gemm_kinds(rows, clean, raw, knots, few=_shapes(rows) < _FEWEST_SHAPES)
+    kinds = holdout.gemm_kinds(rows, clean, raw, knots, few=_shapes(rows) < _FEWEST_SHAPES)
     surface, times = fit_lattice(clean, knots), (raw.time_us, clean.time_us)
     return Fitted(table, surface, version, len(rows), *times, kinds, timed.time_us)
 
@@ -343,12 +326,13 @@ _WINDOWS = {0: (64, 128, 256), 128: (64,), 1024: (128, 256), 8192: (128,)}
 
 def fit_prompts(table: str, rows: pd.DataFrame, version: str, window: float = np.inf) -> Fitted:
     """The surface of prompts of one head dimension, whose queries see ``window`` keys."""
-    return fitted(table, fit_prefill(rows), rows, version, prompt_kinds(rows, window))
+    return fitted(table, fit_prefill(rows), rows, version, holdout.prompt_kinds(rows, window))
 
 
 def fit_together(table: str, rows: pd.DataFrame, version: str, window: float = np.inf) -> Fitted:
     """The shares of prompts in calls of several, from a table of one head dimension."""
-    return fitted(table, fit_added(rows), rows, version, {"batches": together(rows, window)})
+    kinds = {"batches": holdout.together(rows, window)}
+    return fitted(table, fit_added(rows), rows, version, kinds)
 
 
 def fit_decodes(
@@ -366,25 +350,18 @@ def fit_decodes(
     """
     published = microseconds(rows)
     rows = rows.assign(time_us=np.maximum(published, least_us))
-    ways = {way: [*decode_heads(rows, way, window)] if scored else [] for way in (False, True)}
-    by_group = _p95(ways[True]) < _p95(ways[False])
+    off = {way: [*holdout.decode_heads(rows, way, window)] for way in (False, True) if scored}
+    p95 = {way: left.p95_pct for way in off if (left := holdout.summary(off[way]))}
+    by_group = p95.get(True, np.inf) < p95.get(False, np.inf)
     grid = fit_decode(rows, by_group, window)
-    kinds = decode_kinds(rows, window, by_group) | {"heads": iter(ways[by_group])}
-    return Fitted(table, grid, version, len(rows), published, _grid_times(grid, rows), kinds)
-
-
-def _p95(errors: list[Errors]) -> float:
-    found = summary(errors)
-    return found.p95_pct if found is not None else np.inf
-
-
-def _grid_times(grid: HeadGrid, rows: pd.DataFrame) -> Array:
-    known = {tuple(pair): at for at, pair in enumerate(grid.heads.tolist())}
-    pairs = zip(rows["heads"].tolist(), rows["kv_heads"].tolist(), strict=True)
-    at = [known[pair] for pair in pairs]
-    batches, contexts = grid.sizes
-    places = np.searchsorted(batches, rows["batch"]), np.searchsorted(contexts, rows["context"])
-    return np.asarray(np.exp(grid.log_us[(np.array(at), *places)]))
+    kinds = holdout.decode_kinds(rows, window, by_group) | {"heads": iter(off.get(by_group, []))}
+    pair = rows.groupby(["heads", "kv_heads"]).ngroup().to_numpy()  # in the order of the grid
+    places = (
+        np.searchsorted(sizes, rows[column])
+        for sizes, column in zip(grid.sizes, ("batch", "context"), strict=True)
+    )
+    clean = np.exp(grid.log_us[(pair, *places)])
+    return Fitted(table, grid, version, len(rows), published, clean, kinds)
 
 
 def reading_us(
@@ -506,7 +483,7 @@ def sparse_fits(datasets: Path, device: str, stack: str) -> Iterator[Fitted]:
             kernels(rows[rows["heads"] <= spec.num_heads], gemms[dtype], model)
             for kernels, (rows, _) in ((sparse_prompts, blocks), (sparse_decodes, single))
         )
-        law, kinds = fit_sparse(prompts, spec.indexer), sparse_kinds(prompts, spec.indexer)
+        law, kinds = fit_sparse(prompts, spec.indexer), holdout.sparse_kinds(prompts, spec.indexer)
         found = fitted(f"prefill.{table}", law, prompts, f"{blocks[1]} {LESS}", kinds)
         if found.fit.left_out["heads"].half_width_pct > _USELESS_PCT:
             continue  # most rows are stalls of the host
@@ -597,11 +574,11 @@ def fit_experts(format_tables: ExpertTables, wide: bool = False) -> Iterator[Fit
         if wide and sum(1 for _ in groups(raw.shapes)) == 1:
             knots[table], chosen[:] = np.arange(len(raw.tokens)), False
         kept = knots[table] if chosen.any() else np.append(knots[table][:-1:2], knots[table][-1])
-        between += moe_tokens(raw, rates, kept, np.flatnonzero(~chosen))
+        between += holdout.moe_tokens(raw, rates, kept, np.flatnonzero(~chosen))
     for table, (rows, version, rates) in format_tables.items():
         raw = raws[table]
         clean = raw.cleaned(rates)
-        kinds = {"between": iter(between)} | moe_kinds(raw, rates, wide)
+        kinds = {"between": iter(between)} | holdout.moe_kinds(raw, rates, wide)
         surface, times = fit_moe(clean, rates, knots[table]), (raw.time_us, clean.time_us)
         yield Fitted(table, surface, version, len(rows), *times, kinds, timed[table].time_us)
 
@@ -633,7 +610,7 @@ def fit_wide(datasets: Path, device: str, stack: str) -> Iterator[Fitted]:
         if table := tables.all_to_alls(datasets, device, op):
             rows, version = table
             for gpus, part in rows.groupby("gpus"):
-                name, kinds = f"{WIDE}.{op}.{gpus}", {"sizes": messages(part)}
+                name, kinds = f"{WIDE}.{op}.{gpus}", {"sizes": holdout.messages(part)}
                 yield fitted(name, fit_reduce(part), part, version, kinds)
 
 
@@ -662,19 +639,18 @@ def _wide_experts(datasets: Path, device: str, stack: str) -> Iterator[Fitted]:
 
 def _exchanges(datasets: Path, device: str, stack: str) -> Iterator[Fitted]:
     of = (datasets, device, stack)
-    for mode, between in product(MODES, (False, True)):
-        if table := tables.deepep(*of, mode, between):
-            name = f"{WIDE}.{mode}{'.nodes' if between else ''}"
-            yield _exchange(name, *table, each=mode == "low_latency")
+    found = {
+        f"{mode}{'.nodes' if between else ''}": tables.deepep(*of, mode, between)
+        for mode, between in product(MODES, (False, True))
+    }
     for (backend, parts), sent in product(PARTS.items(), _SENT):
         for part in parts if sent == _SENT[0] else ("dispatch",):
-            if table := tables.nvlink_exchange(*of, backend, part, sent):
-                yield _exchange(f"{WIDE}.{backend}.{part}.{sent}", *table)
-
-
-def _exchange(name: str, rows: pd.DataFrame, version: str, each: bool = False) -> Fitted:
-    curves = fit_exchange(rows, each)
-    return fitted(name, curves, rows, version, exchange_kinds(curves))
+            table = tables.nvlink_exchange(*of, backend, part, sent)
+            found[f"{backend}.{part}.{sent}"] = table
+    for name, table in found.items():
+        if table is not None:
+            curves = fit_exchange(table[0], each=name.startswith("low_latency"))
+            yield fitted(f"{WIDE}.{name}", curves, *table, holdout.exchange_kinds(curves))
 
 
 # Messages and elementwise kernels ---------------------------------------------------------------
@@ -703,7 +679,7 @@ def _messages(op: str, kernels: dict[str, Table]) -> Iterator[Fitted]:
     for kernel, (rows, version) in kernels.items():
         parts = dict(list(rows.groupby("gpus")))
         # One number of ranks has too few sizes for an error.
-        off = [errors for part in parts.values() for errors in messages(part)]
+        off = [errors for part in parts.values() for errors in holdout.messages(part)]
         for gpus, part in parts.items():
             yield _fit_curve(f"{op}.{kernel}.{gpus}", part, version, iter(off))
 
@@ -729,7 +705,7 @@ def _perf_fits(datasets: Path, device: str) -> Iterator[Fitted]:
         rows, _ = perf.op_rows(here, op)
         size = (stream_bytes(op, spec.shard(1)) * rows["num_tokens"]).astype(int)
         sized = rows.assign(num_bytes=size)
-        yield _fit_curve(f"elementwise.{op}", sized, version, messages(sized))
+        yield _fit_curve(f"elementwise.{op}", sized, version, holdout.messages(sized))
     cells = perf.attention_cells(here)
     heads = {"heads": spec.num_heads, "kv_heads": spec.num_kv_heads}
     chunks = perf.alone(cells, {"prefill_chunk": "chunk", "kv_prefill": "context"}).assign(**heads)
@@ -738,7 +714,7 @@ def _perf_fits(datasets: Path, device: str) -> Iterator[Fitted]:
     yield fit_prompts(f"prefill.{kind}", fresh, version)
     after, prompts = chunks[chunks["context"] > 0], fit_prefill(fresh)
     units = load_device(device).num_sms
-    kinds = prefix_kinds(after, prompts, units)
+    kinds = holdout.prefix_kinds(after, prompts, units)
     yield fitted(f"prefix.{kind}", fit_prefix(after, prompts, units), after, version, kinds)
     decodes = perf.alone(cells, {"n_decode": "batch", "kv_decode": "context"}).assign(**heads)
     # A table's context holds the new token.
