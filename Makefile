@@ -34,7 +34,7 @@ budget: $(VENV)/.installed-dev
 
 # The site of the documentation, in build/docs: open build/docs/index.html.
 docs: $(VENV)/.installed-dev
-	$(BIN)/python -m sarathi_sim.experiments.reference docs
+	$(BIN)/python -m sarathi_sim.experiments.lab.pages docs
 	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --quiet --strict
 
 # The fit to the paper and everything docs/paper.md shows, anew.

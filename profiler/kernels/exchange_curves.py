@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 
 import numpy as np
@@ -11,7 +10,6 @@ import pandas as pd
 
 from sarathi_sim.profiler.facts.roofline import Array
 from sarathi_sim.profiler.kernels.gemm_lattice import rising
-from sarathi_sim.profiler.kernels.left_out import Errors
 from sarathi_sim.profiler.kernels.stack_file import StoredSurface
 
 #: The columns of a shape: a model's sizes, and the ranks among which tokens are exchanged.
@@ -94,34 +92,3 @@ def fit_exchange(rows: pd.DataFrame, each: bool = False) -> ExchangeCurves:
     shapes = np.array(table.index.to_list(), dtype=np.int64)
     log = np.log(rising(table.to_numpy(np.float64), 1))
     return ExchangeCurves(shapes, table.columns.to_numpy(np.float64), log, each)
-
-
-def exchanges_left_out(rows: pd.DataFrame, each: bool) -> dict[str, Iterator[Errors]]:
-    """Errors, each from all others: of an inner token count (``sizes``); of a model that was
-    measured with one number of ranks (``shapes``), by other models; and of a model's number of
-    ranks among several (``ranks``). Both within the numbers of ranks that are left."""
-    whole = fit_exchange(rows, each)
-    every = np.arange(len(whole.tokens))
-
-    def off(curves: ExchangeCurves, row: int, at: npt.NDArray[np.intp]) -> Errors:
-        a, b, c, d = whole.shapes[row].tolist()
-        error = np.log(curves.time_us(whole.tokens[at], (a, b, c, d))) - whole.log_us[row, at]
-        return error, error
-
-    def sizes() -> Iterator[Errors]:
-        for out in every[1:-1]:
-            kept = every != out
-            left = ExchangeCurves(whole.shapes, whole.tokens[kept], whole.log_us[:, kept], each)
-            for row in range(len(whole.shapes)):
-                yield off(left, row, np.array([out]))
-
-    def without(ranks: bool) -> Iterator[Errors]:
-        for row, shape in enumerate(whole.shapes):
-            model = (whole.shapes[:, :3] == shape[:3]).all(axis=1)
-            out = model & (whole.shapes[:, 3] == shape[3]) if ranks else model
-            others = whole.shapes[~out, 3]
-            inner = len(others) and others.min() <= shape[3] <= others.max()
-            if inner and (ranks == (model.sum() > 1)):
-                yield off(whole.some(~out), row, every)
-
-    return {"sizes": sizes(), "shapes": without(False), "ranks": without(True)}

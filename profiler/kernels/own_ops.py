@@ -1,29 +1,22 @@
 """Ops with a behaviour of their own, neither a GEMM nor elementwise kernels: :data:`OWN_OPS`.
 
 They are a mixture's experts on one rank, and the exchange of tokens with other ranks' experts. A
-further op is a further entry: the class that times it, and the function that fits its tables.
+further op is a further entry: the class that times it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import cached_property
-from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
-import numpy.typing as npt
-import pandas as pd
 
-from sarathi_sim.experiments.lab.sources import aiconfigurator as tables
 from sarathi_sim.profiler.facts.device import DeviceSpec, Link
 from sarathi_sim.profiler.facts.formats import (
-    DISTRIBUTIONS,
     MOE_BYTES,
-    MOE_DTYPES,
     Kernels,
-    MoeDtype,
     Stack,
     release,
 )
@@ -31,17 +24,10 @@ from sarathi_sim.profiler.facts.layer_kinds import Experts
 from sarathi_sim.profiler.facts.model import ModelSpec
 from sarathi_sim.profiler.facts.ops import ALL_TO_ALL, MOE
 from sarathi_sim.profiler.facts.roofline import HALF, Array
-from sarathi_sim.profiler.kernels import left_out
 from sarathi_sim.profiler.kernels.exchange_curves import reached
-from sarathi_sim.profiler.kernels.left_out import Errors, Fitted, record
 from sarathi_sim.profiler.kernels.moe_surface import (
     TILE,
     MoeSurface,
-    Rates,
-    choose_tokens,
-    fit_moe,
-    groups,
-    moe_table,
     moved_bytes,
     padded_us,
     rates_of,
@@ -58,8 +44,6 @@ from sarathi_sim.profiler.kernels.stack_file import (
 )
 from sarathi_sim.profiler.kernels.wide_times import exchange, wide_experts
 from sarathi_sim.profiler.physics.shard_times import DOUBT
-
-ExpertTables = Mapping[str, tuple[pd.DataFrame, str, Rates]]
 
 #: Half-widths in percent of times without held-out errors: experts unlike those of every measured
 #: model in this format, and an all-to-all, whose tokens here spread evenly. Assumed. The first one
@@ -309,70 +293,20 @@ class ExchangeTimes(RankOp):
         return self.spec.kernels.get(f"{ALL_TO_ALL}.nccl.{self.total}")
 
 
-def expert_tables(datasets: Path, device: str, stack: str, dtype: MoeDtype) -> ExpertTables:
-    """The tables of one format, by distribution of tokens: rows, version, rates."""
-    found = {d: tables.experts(datasets, device, stack, dtype, d) for d in DISTRIBUTIONS}
-    return {
-        f"{MOE}.{dtype}.{distribution}": (*table, rates_of(device, dtype, distribution))
-        for distribution, table in found.items()
-        if table is not None
-    }
-
-
-def fit_experts(format_tables: ExpertTables, wide: bool = False) -> Iterator[Fitted]:
-    """The surfaces of one format's tables of experts (sizes, tokens, time_us).
-
-    Token counts that are no knots are scored together over all tables: each has few. ``wide``:
-    tables by ranks, each with tokens of its own; of one model alone all token counts are kept, and
-    every other one is scored.
-    """
-    timed = {table: moe_table(rows, wide) for table, (rows, *_) in format_tables.items()}
-    raws = {table: timed[table].from_memory(rates) for table, (*_, rates) in format_tables.items()}
-    knots: dict[str, npt.NDArray[np.intp]] = {}
-    between: list[Errors] = []
-    for table, (*_, rates) in format_tables.items():
-        # Half of the shapes choose the knots, the others are scored.
-        raw, chosen = raws[table], np.arange(len(raws[table].shapes)) % 2 == 0
-        knots[table] = choose_tokens(raw.cleaned(rates).some(chosen), rates)
-        if wide and sum(1 for _ in groups(raw.shapes)) == 1:
-            knots[table], chosen[:] = np.arange(len(raw.tokens)), False
-        fitted = knots[table] if chosen.any() else np.append(knots[table][:-1:2], knots[table][-1])
-        between += left_out.moe_tokens(raw, rates, fitted, np.flatnonzero(~chosen))
-    for table, (rows, version, rates) in format_tables.items():
-        raw = raws[table]
-        clean = raw.cleaned(rates)
-        surface = fit_moe(clean, rates, knots[table])
-        kinds = {
-            "between": iter(between),
-            "shapes": left_out.moe_shapes(raw, rates, inside=True),
-            "beyond": left_out.moe_shapes(raw, rates, inside=False),
-        } | ({"ranks": left_out.moe_ranks(raw, rates)} if wide else {})
-        numbers = surface.log_ratio.size
-        as_timed = timed[table].time_us
-        fit = record(version, len(rows), raw.time_us, clean.time_us, numbers, kinds, as_timed)
-        yield Fitted(table, surface, fit)
-
-
-def _fit_all(datasets: Path, device: str, stack: str) -> Iterator[Fitted]:
-    for dtype in MOE_DTYPES:
-        yield from fit_experts(expert_tables(datasets, device, stack, dtype))
-
-
 class OwnOp(NamedTuple):
     """One op. ``times(device, kernels, model, tp, spec, arrays_of)`` is a :class:`RankOp`:
     ``time_us`` gives times and the bytes moved, ``provenance`` their mark and half-width, and
     ``of_chip`` says whether a device with the same chip and other memory is slower.
 
-    ``runs`` says whether a model has the op; ``fits(datasets, device, stack)`` fits its tables.
+    ``runs`` says whether a model has the op. The laboratory fits its tables.
     """
 
     times: Callable[..., ExpertTimes | ExchangeTimes]
     runs: Callable[[ModelSpec, Kernels, int], bool]
-    fits: Callable[[Path, str, str], Iterator[Fitted]] = lambda *_: iter(())
 
 
 OWN_OPS = {
-    MOE: OwnOp(ExpertTimes, lambda model, kernels, tp: model.experts is not None, _fit_all),
+    MOE: OwnOp(ExpertTimes, lambda model, kernels, tp: model.experts is not None),
     ALL_TO_ALL: OwnOp(
         ExchangeTimes,
         lambda model, kernels, tp: (

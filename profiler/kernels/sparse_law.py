@@ -9,7 +9,6 @@ follows the law.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 
 import numpy as np
@@ -17,7 +16,6 @@ import pandas as pd
 
 from sarathi_sim.profiler.facts.layer_kinds import Indexer
 from sarathi_sim.profiler.facts.roofline import Array, attended_within
-from sarathi_sim.profiler.kernels.left_out import Errors
 from sarathi_sim.profiler.kernels.stack_file import StoredSurface
 
 #: The logarithm of a rate that is nothing.
@@ -60,15 +58,3 @@ def fit_sparse(rows: pd.DataFrame, indexer: Indexer) -> SparseLaw:
         known = np.abs(np.log(work @ rates / time)) < np.log(1.5)
     with np.errstate(divide="ignore"):
         return SparseLaw(np.maximum(np.log(rates), _NOTHING))
-
-
-def left_out(rows: pd.DataFrame, indexer: Indexer, column: str) -> Iterator[Errors]:
-    """The errors of each chunk, or number of heads, from the rows of all others."""
-    for value in np.unique(rows[column]):
-        out = rows[rows[column] == value]
-        law = fit_sparse(rows.drop(out.index), indexer)
-        for heads, part in out.groupby("heads"):
-            sizes = (part[name].to_numpy(np.float64) for name in ("chunk", "context", "time_us"))
-            chunk, context, time = sizes
-            off = np.log(law.us(chunk, context, int(str(heads)), indexer) / time)
-            yield off, off

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import numpy as np
 import numpy.typing as npt
-import pandas as pd
 
 from sarathi_sim.profiler.facts.roofline import Array
 
@@ -31,14 +30,6 @@ def leave_one_group_out(groups: npt.ArrayLike, scored: Bools | None = None) -> F
     splits = LeaveOneGroupOut().split(of_row, groups=of_row)
     folds = [(fit, out if scored is None else out[scored[out]]) for fit, out in splits]
     return [(fit, out) for fit, out in folds if len(out)]
-
-
-def fold_of(keys: pd.DataFrame, folds: int) -> npt.NDArray[np.int64]:
-    """A fold number per row such that rows with equal keys share one; deterministic."""
-    # GroupKFold would do as well, but its folds are others, and so would be the published errors.
-    number = keys.groupby(list(keys.columns), sort=True).ngroup().to_numpy()
-    shuffled = np.random.default_rng(0).permutation(int(number.max()) + 1)
-    return (shuffled[number] % folds).astype(np.int64)
 
 
 def median_p95_worst(log_errors: Array) -> tuple[float, float, float]:

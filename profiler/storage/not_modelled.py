@@ -1,7 +1,7 @@
 """Features that are not modelled, by their names in serving engines, and what to do instead.
 
 Every door that refuses an unknown name asks :func:`not_modelled` first (``strict.py``).
-docs/limits.md is made from :data:`LIMITS` (``python -m sarathi_sim.experiments.reference docs``).
+docs/limits.md is made from :data:`LIMITS` (``python -m sarathi_sim.experiments.lab.pages docs``).
 """
 
 from __future__ import annotations
@@ -307,50 +307,3 @@ def not_modelled(name: str, *kinds: Kind) -> str:
 def _plain(name: str) -> str:
     """Small letters, no owner, words joined by ``-``."""
     return re.sub(r"[\s_]+", "-", name.rpartition("/")[2].lower())[:200]
-
-
-_TITLES: dict[Kind, str] = {
-    "feature": "What engines do",
-    "model": "Models",
-    "device": "GPUs and other accelerators",
-    "format": "Number formats",
-}
-
-_NOTES: dict[Kind, tuple[str, ...]] = {
-    "device": (
-        "`sarathi-sim profile` measures op times with torch on an NVIDIA GPU or a CPU",
-        "([README](../README.md#where-op-times-come-from)). For anything else write the tables of",
-        "a bundle from measurements of your own, check them with `sarathi-sim fit`, and",
-        "write a YAML of the data sheet like those in `data/devices`.",
-        "",
-    )
-}
-
-
-def page() -> str:
-    """The page of limits, in Markdown."""
-    lines = [
-        "# Limits",
-        "",
-        "`python -m sarathi_sim.experiments.reference docs` makes this page from",
-        "`profiler/storage/not_modelled.py`.",
-        "",
-        "What is not modelled is refused by its name: as a key or a value of a configuration, an",
-        "option, a model or a device. The message says what its row on this page says. Names are",
-        "patterns: `*` stands for anything. Capitals do not matter, `_` is the same as `-`, and",
-        "the owner of a model is left out.",
-        "",
-    ]
-    for kind, limits in LIMITS.items():
-        lines += [
-            f"## {_TITLES[kind]}",
-            "",
-            *_NOTES.get(kind, ()),
-            "| not modelled | what to do | names |",
-            "|---|---|---|",
-        ]
-        for limit in limits:
-            names = " ".join(f"`{name}`" for name in limit.names.split())
-            lines.append(f"| {limit.what} | {limit.instead} | {names} |")
-        lines.append("")
-    return "\n".join(lines)

@@ -7,12 +7,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from sarathi_sim.experiments.lab.fit.kernels import latent_rows
 from sarathi_sim.experiments.lab.sources import aiconfigurator as tables
 from sarathi_sim.profiler.bundle.tables import BundleError
 from sarathi_sim.profiler.facts.device import load_device
 from sarathi_sim.profiler.kernels.gemm_lattice import GemmLattice
 from sarathi_sim.profiler.kernels.stack_attention import LESS
-from sarathi_sim.profiler.kernels.stack_fit import latent_rows
 from tests.sampled import put_table
 
 pytestmark = pytest.mark.lab

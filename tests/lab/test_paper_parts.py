@@ -10,7 +10,6 @@ from typing import Any
 import numpy as np
 import pytest
 
-from sarathi_sim.experiments.figures.page_tables import markdown, update
 from sarathi_sim.experiments.lab.paper import gpt3, quantities
 from sarathi_sim.experiments.lab.paper.claims import load_claims
 from sarathi_sim.experiments.lab.paper.gpt3 import Assumptions, changed, relevant, run
@@ -248,14 +247,9 @@ def test_one_layer_and_intensity_by_hand() -> None:
     )
 
 
-def test_the_page_takes_tables_of_its_titles() -> None:
-    tables = markdown("One", ["a", "b"], [["x", "1"]]) + "\n" + markdown("Two", ["c"], [["y"]])
-    page = "before\n<!-- table: Two -->\nold\n<!-- end -->\nafter\n"
-    new = update(page, tables)
-    assert new == "before\n<!-- table: Two -->\n\n| c |\n| --- |\n| y |\n\n<!-- end -->\nafter\n"
-    assert update(new, tables) == new
-    with pytest.raises(KeyError):
-        update(page.replace("Two", "Three"), tables)
+def test_names_are_unique() -> None:
+    assert len({reading.name for reading in gpt3.SCENARIO_READINGS}) == len(gpt3.SCENARIO_READINGS)
+    assert len({change.name for change in gpt3.CHANGES}) == len(gpt3.CHANGES)
 
 
 def test_claims_say_the_ratio_that_is_computed() -> None:

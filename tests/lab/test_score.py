@@ -15,7 +15,7 @@ from typer.testing import CliRunner
 
 from sarathi_sim.experiments.cli import app
 from sarathi_sim.experiments.config.inputs import NONE, HostConstants
-from sarathi_sim.experiments.figures.page_tables import update
+from sarathi_sim.experiments.lab.pages import update
 from sarathi_sim.experiments.lab.servers.answers import KINDS, servers_answer
 from sarathi_sim.experiments.lab.servers.errors import (
     errors,

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from sarathi_sim.experiments.figures.page_tables import update
+from sarathi_sim.experiments.lab.pages import update
 from sarathi_sim.experiments.lab.servers.startup_lines import page_tables, read
 from sarathi_sim.profiler.storage.strict import UserError
 

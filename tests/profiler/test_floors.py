@@ -7,6 +7,7 @@ from collections.abc import Iterator
 import numpy as np
 import pytest
 
+from sarathi_sim.profiler.facts.device import list_devices, load_device
 from sarathi_sim.profiler.facts.formats import (
     KV_DTYPES,
     MOE_SPEEDUP,
@@ -20,7 +21,6 @@ from sarathi_sim.profiler.facts.model import load_model
 from sarathi_sim.profiler.facts.ops import ALL_REDUCE, MOE, OPS
 from sarathi_sim.profiler.facts.roofline import Array
 from sarathi_sim.profiler.kernels.stack_file import load_stack, stacks_on
-from sarathi_sim.profiler.kernels.stack_fit import fitted_devices
 from sarathi_sim.profiler.kernels.stack_times import StackTimes
 
 #: Clocks above the data sheet's, and what of the activations a kernel finds in L2.
@@ -76,8 +76,8 @@ def floors(times: StackTimes) -> Iterator[tuple[str, Array, Array]]:
 def combinations(models: tuple[str, ...], degrees: tuple[int, ...]) -> Iterator[StackTimes]:
     """Every device, stack and number format, measured or borrowed, with each of ``models`` and
     ``degrees`` that runs."""
-    for device in fitted_devices("vllm"):
-        for stack in stacks_on(device):
+    for device in list_devices():
+        for stack in stacks_on(device) if not load_device(device).same_chip else ():
             spec = load_stack(device, stack)[0]
             measured = spec.having("gemm")
             formats = measured + [name for name in WEIGHT_DTYPES if name not in measured]

@@ -3,16 +3,12 @@
 from __future__ import annotations
 
 import itertools
-from dataclasses import replace
-from pathlib import Path
 
 import numpy as np
 import pandas as pd
 import pytest
 
-from sarathi_sim.profiler.facts.device import load_device
 from sarathi_sim.profiler.facts.roofline import Array
-from sarathi_sim.profiler.kernels import left_out
 from sarathi_sim.profiler.kernels.attention_grid import (
     HeadGrid,
     decode_us,
@@ -32,18 +28,8 @@ from sarathi_sim.profiler.kernels.gemm_lattice import (
     gemm_cube,
     through,
 )
-from sarathi_sim.profiler.kernels.moe_surface import Rates
 from sarathi_sim.profiler.kernels.reduce_curves import ReduceCurve, fit_reduce
-from sarathi_sim.profiler.kernels.stack_fit import (
-    check_fitted,
-    fit_gemm,
-    fit_stack,
-    without_launches,
-)
 from sarathi_sim.profiler.physics.prompt_law import likeness
-from sarathi_sim.profiler.storage.strict import SpecError
-from tests.lab.test_aiconfigurator import DECODE, GEMM
-from tests.sampled import put_table
 
 SIDES = [256, 512, 1024, 2048, 4096]
 TOKENS = [1, 2, 4, 8, 16, 32, 64]
@@ -108,18 +94,6 @@ def test_knots_are_kept_where_the_curve_bends() -> None:
     knots = choose_knots(lambda kept: np.log(through(cube, kept) / cube.time_us), len(cube.m))
     assert cube.m[knots].tolist() == [1, 8, 64]
     np.testing.assert_allclose(through(cube, knots), cube.time_us, rtol=0.06)
-
-
-def test_a_shape_left_out_is_neither_fitted_nor_cleaned_with() -> None:
-    """One n of its own law is off by as much; the others are not."""
-    rows = gemm_rows()
-    rows.loc[rows["n"] == 1024, "time_us"] *= 0.5
-    raw = gemm_cube(rows)
-    worst = left_out.summary(left_out.gemm_shapes(raw, raw))
-    assert worst is not None and worst.worst_pct > 90
-    straight = gemm_cube(gemm_rows())
-    exact = left_out.summary(left_out.gemm_shapes(straight, straight))
-    assert exact is not None and exact.worst_pct == 0.0
 
 
 def decode_rows(pairs: list[tuple[int, int]], window: float = np.inf) -> pd.DataFrame:
@@ -328,47 +302,14 @@ def test_a_prompt_takes_no_longer_than_a_longer_one(heads: int) -> None:
     np.testing.assert_allclose(measured, [10.0, 14.0, 50.0, 50.0, 90.0], rtol=1e-6)
 
 
-def test_weights_come_from_memory_not_from_l2() -> None:
-    """A memory that gives 1 byte a ns at 80 % and an L2 of 1 MB, in which half of the smaller
-    shapes were timed; then the cleaning spreads none of them."""
-    rows = pd.DataFrame(
-        [(m, n, k) for m in (1, 8, 64) for n in SIDES for k in SIDES], columns=["m", "n", "k"]
-    )
-    rows["time_us"] = true = 1e-3 * rows["n"] * rows["k"] / 0.8 * (1 + 0.01 * rows["m"])
-    held = (rows["n"] * rows["k"] < 1e6) & (rows["n"] != 512)
-    rows.loc[held, "time_us"] = 0.2 * true[held]
-    surface = fit_gemm("gemm.fp8", rows, "1.0", Rates(1e15, 1e9, 1.0, cache=1e6))
-    assert surface.fit.raised_pct == pytest.approx(100 * held.mean(), abs=0.01)
-    lattice = GemmLattice.from_arrays(surface.surface.arrays())
-    for m, n, k in ((1, 256, 256), (8, 1024, 512), (64, 512, 512), (1, 4096, 4096)):
-        wanted = 1e-3 * n * k / 0.8 * (1 + 0.01 * m)
-        assert lattice.time_us(np.array([float(m)]), n, k)[0] == pytest.approx(wanted, rel=1e-3)
-
-
-def test_an_eager_message_holds_no_launch_of_the_host() -> None:
-    """100 GB/s at 80 %: a copy of 1 MB, read and written, takes 25 us."""
-    device = replace(load_device("h100-80g-sxm"), memory_bandwidth=100e9)
-    sizes = pd.DataFrame({"gpus": 2, "num_bytes": [1000, 1_000_000, 10_000_000]})
-    graph = sizes.assign(time_us=[3.0, 30.0, 300.0])
-    eager = sizes.assign(time_us=[60.0, 60.0, 500.0])
-    found = without_launches({"graph": (graph, "1"), "eager": (eager, "1")}, device)
-    np.testing.assert_allclose(found["eager"][0]["time_us"], [3.025, 55.0, 500.0])
-    assert without_launches({"eager": (eager, "1")}, device)["eager"][0] is eager
-
-
 def test_calls_of_several_prompts_follow_the_law_of_their_blocks() -> None:
-    """12 us of launch and what each adds: every other batch between one prompt and the most is
-    scored, from the others. What is off the law stays as it was measured."""
+    """12 us of launch and what each adds. What is off the law stays as it was measured."""
     batches, heads, chunks = (1, 2, 4, 16, 64), (4, 16), (16, 64, 256)
     rows = pd.DataFrame(
         [(b, h, 1, c, 12 + 1e-3 * b * h * c) for b in batches for h in heads for c in chunks],
         columns=["batch", "heads", "kv_heads", "chunk", "time_us"],
     )
-    score = left_out.summary(left_out.together(rows))
-    assert score is not None and score.rows == 3 * 6 and score.worst_pct < 0.1
     slow = rows.assign(time_us=rows["time_us"] * np.where(rows["batch"] == 4, 2, 1))
-    other = left_out.summary(left_out.together(slow))
-    assert other is not None and other.worst_pct > 40
     alone, added = fit_prefill(slow[slow["batch"] == 1]), fit_added(slow)
     added = HeadGrid.from_arrays(added.arrays())
     assert added.sizes[0].tolist() == [2, 4, 16, 64]
@@ -405,53 +346,6 @@ def test_messages_reach_a_share_of_their_law() -> None:
     assert curve.time_us(np.array([2048.0]))[0] == pytest.approx(max(between, 14.0))
     slow = fit_reduce(rows.assign(time_us=[3.0, 10.0, 16.0]))
     assert slow.time_us(np.array([2048.0]))[0] == pytest.approx(11.0 / ((0.7 + 19 / 16) / 2))
-    ((off, _),) = left_out.messages(rows)
-    assert np.expm1(off) == pytest.approx([7.0 / ((4 / 3 + 19 / 16) / 2) / 14.0 - 1])
-
-
-def test_dynamic_quantisation_is_subtracted_and_repairs_are_counted(tmp_path: Path) -> None:
-    """TensorRT-LLM's fp8 rows, as a server with static scales runs them."""
-    shapes = list(
-        itertools.product(TOKENS, [256 * i for i in range(1, 11)], [256 * i for i in range(1, 11)])
-    )
-    rows = [
-        {**GEMM, "gemm_dtype": dtype, "m": m, "n": n, "k": k, "latency": 1e-3 * (10 + m + extra)}
-        for dtype, extra in (("bfloat16", 0), ("fp8", 8))
-        for m, n, k in shapes
-    ]
-    rows[0]["latency"] = 1.0  # of m = 1, n = k = 256: a bad sample
-    put_table(tmp_path, "gemm/trtllm/1.0/gemm_perf.parquet", *rows)
-    quant = [{"m": m, "k": k} for m, _, k in shapes[::10] for k in [256 * i for i in range(1, 11)]]
-    for table, time in (("computescale_perf", 0.006), ("scale_matrix_perf", 0.002)):
-        unique = {(q["m"], q["k"]): {**q, "latency": time} for q in quant}
-        put_table(tmp_path, f"quantize/trtllm/1.0/{table}.parquet", *unique.values())
-    put_table(tmp_path, "attention/trtllm/1.0/generation_attention_perf.parquet", DECODE)
-    spec, arrays = fit_stack(tmp_path, "h100-80g-sxm", "trtllm", date="2026-01-01")
-    assert list(spec.kernels) == ["gemm.bf16", "gemm.fp8"], "one pair of head counts is a stub"
-    put_table(
-        tmp_path, "gemm/trtllm/2.0/gemm_perf.parquet", *({**r, "latency": 0.06} for r in rows)
-    )
-    again, _ = fit_stack(tmp_path, "h100-80g-sxm", "trtllm", date="2026-01-01")
-    assert again == spec, "a newer table that holds launches is passed over"
-    assert spec.floor_us == 2.0 and spec.kernels["gemm.bf16"].repaired_far_pct == pytest.approx(
-        100 / 700, abs=0.01
-    )
-    surfaces = [
-        GemmLattice.from_arrays(
-            {name: arrays[f"gemm.{dtype}.{name}"] for name in ("n", "k", "m", "log_rate")}
-        ).time_us(np.array([1.0, 8.0, 64.0]), 512, 512)
-        for dtype in ("bf16", "fp8")
-    ]
-    np.testing.assert_allclose(surfaces[0], surfaces[1], rtol=2e-3)
-    np.testing.assert_allclose(surfaces[0], [11, 18, 74], rtol=0.06)
-
-
-def test_what_has_no_published_kernels() -> None:
-    assert len(check_fitted(None, "vllm")) == 1 + len(check_fitted(None, "sglang")) == 9
-    with pytest.raises(SpecError, match=r"device 'h100' has no published kernels \(did you mean"):
-        check_fitted("h100", "vllm")
-    with pytest.raises(SpecError, match=r"stack 'vlm' has no published kernels \(did you mean vll"):
-        check_fitted(None, "vlm")
 
 
 def test_a_chunk_after_a_prefix_fills_the_gpu_or_takes_as_long() -> None:
@@ -477,26 +371,3 @@ def test_a_chunk_after_a_prefix_fills_the_gpu_or_takes_as_long() -> None:
     edge = rows["time_us"][0] / expected[0]
     beyond = prefix_us(grid, prompt, 64 * one, 16 * one, 32, 8, 128)
     assert beyond == pytest.approx(edge * (alone[0] + 1e-3 * 256 * 16))
-    (clean, raw), *others = left_out.prefix_sizes(rows, prompt, 128)
-    assert len(others) == 1 and clean is raw
-    assert np.abs(others[0][0]).max() < 1e-9, "a context left out lies on the line"
-
-
-def test_few_shapes_are_left_out_one_by_one() -> None:
-    rows = gemm_rows()
-    few = rows[((rows["n"] == 1024) & (rows["k"] < 2048)) | (rows["k"] == 1024)]
-    off = [part for part, _ in left_out.gemm_each_shape(few)]
-    assert len(off) == few.groupby(["n", "k"]).ngroups and all(map(np.isfinite, map(np.sum, off)))
-    inner = [n for n, k in few[["n", "k"]].drop_duplicates().to_numpy().tolist()].index(2048)
-    assert np.abs(off[inner]).max() < 1e-9, "the law is a line in the logarithm of n"
-
-
-def test_a_band_of_few_rows_is_as_wide_as_covers_further_ones() -> None:
-    """Nineteen errors: the eighteenth, 0.9 * (19 + 1). Of four, the largest."""
-    errors = np.log1p(np.arange(1.0, 20.0) / 100)
-    found = left_out.summary([(errors, errors)])
-    few = left_out.summary([(errors[:4], errors[:4])])
-    assert found is not None and found.half_width_pct == pytest.approx(18)
-    assert few is not None and few.half_width_pct == pytest.approx(4)
-    # Halves of two: 1 and 3 %, 2 and 4 %; the larger of the first covers one of the others.
-    assert few.covered_pct == 75

@@ -21,21 +21,12 @@ from sarathi_sim.profiler.facts.layer_kinds import Experts, Indexer
 from sarathi_sim.profiler.facts.model import load_model
 from sarathi_sim.profiler.facts.ops import OPS, elementwise
 from sarathi_sim.profiler.facts.roofline import attended_within
-from sarathi_sim.profiler.kernels.sparse_law import SparseLaw, fit_sparse, left_out
+from sarathi_sim.profiler.kernels.sparse_law import SparseLaw, fit_sparse
 from sarathi_sim.profiler.kernels.stack_attention import STATE, StateTimes
-from sarathi_sim.profiler.kernels.stack_file import load_stack, stored
-from sarathi_sim.profiler.kernels.stack_fit import (
-    _gemm_lattices,
-    recurrent_fits,
-    sparse_decodes,
-    sparse_fits,
-    sparse_prompts,
-)
 from sarathi_sim.profiler.kernels.stack_times import StackTimes
-from sarathi_sim.profiler.storage.files import public_datasets
 from sarathi_sim.profiler.storage.strict import SpecError
 from sarathi_sim.simulator.op_times.modelled import modelled_times
-from tests.sampled import needs_datasets, put_table, stack_bundle
+from tests.sampled import put_table, stack_bundle
 
 INDEXER = Indexer(heads=32, dim=128, top_k=2048)
 RATES = np.array([0.4, 2e-3, 3e-7, 4e-7, 5e-5])
@@ -60,8 +51,6 @@ def test_the_law_of_sparse_attention_finds_its_rates_again() -> None:
     rows = rows_of(RATES)
     law = fit_sparse(rows, INDEXER)
     assert np.exp(law.log_rate) == pytest.approx(RATES, rel=1e-6)
-    for kind in ("chunk", "heads"):
-        assert max(np.abs(off).max() for off, _ in left_out(rows, INDEXER, kind)) < 1e-6
     # A rate of nothing is stored, and is nothing again.
     none = fit_sparse(rows_of(RATES * [1, 0, 1, 0, 1]), INDEXER)
     again = SparseLaw.from_arrays(none.arrays())
@@ -86,45 +75,6 @@ def test_more_tokens_and_more_context_take_no_less_time(
     one = law.us(np.array([chunk]), np.array([context]), heads, INDEXER)
     size, held = (times * chunk, context) if longer else (chunk, times * context)
     assert law.us(np.array([size]), np.array([held]), heads, INDEXER) >= one * (1 - 1e-12)
-
-
-def test_a_blocks_launches_are_left_out() -> None:
-    """Blocks of up to 128 tokens take 800 us, whatever is in them: launches. What takes less than
-    1.3 times as long may be launches, too."""
-    sizes = [(16, 800.0), (128, 800.0), (512, 900.0), (2048, 1041.0), (4096, 2000.0)]
-    rows = pd.DataFrame([{"heads": 8, "chunk": n, "context": 0, "time_us": t} for n, t in sizes])
-    prompts = sparse_prompts(rows, NO_GEMMS, "glm-5")  # type: ignore[arg-type]
-    assert prompts[["chunk", "time_us"]].to_numpy().tolist() == [[2048, 1041.0], [4096, 2000.0]]
-    decodes = pd.DataFrame(
-        [{"heads": 8, "batch": b, "context": 64, "time_us": t} for b, t in ((1, 150.0), (8, 170.0))]
-    )
-    left = sparse_decodes(decodes, NO_GEMMS, "glm-5")  # type: ignore[arg-type]
-    assert left["time_us"].tolist() == [30.0, 50.0] and set(left["kv_heads"]) == {1}
-
-
-def test_a_block_is_taken_without_its_four_gemms() -> None:
-    ten = SimpleNamespace(time_us=lambda m, n, k: 10.0 + 0.0 * m)
-    rows = [
-        {"heads": 8, "chunk": n, "context": 0, "time_us": t} for n, t in ((16, 99), (4096, 241))
-    ]
-    prompts = sparse_prompts(pd.DataFrame(rows), ten, "glm-5")  # type: ignore[arg-type]
-    assert prompts["time_us"].tolist() == [241 - 4 * 10]
-
-
-@pytest.mark.slow
-@needs_datasets
-def test_the_shipped_tables_are_what_the_public_ones_give() -> None:
-    for device, stack in (("b200-sxm", "sglang"), ("h200-sxm", "trtllm"), ("gb200", "vllm")):
-        spec, arrays = load_stack(device, stack)
-        of = public_datasets(), device, stack
-        found = [*sparse_fits(*of, dict(_gemm_lattices(*of)), True), *recurrent_fits(*of, True)]
-        shipped = [table for table in spec.kernels if ".dsa" in table or STATE in table]
-        assert sorted(one.table for one in found) == sorted(shipped)
-        for one in found:
-            assert spec.kernels[one.table] == one.fit
-            again, known = one.surface.arrays(), stored(arrays, one.table)
-            assert again.keys() == known.keys()
-            assert all(np.array_equal(again[name], known[name]) for name in again)
 
 
 GDN = {"phase": "context", "batch_size": 2, "seq_len": 64, "num_v_heads": 8, "num_k_heads": 2,

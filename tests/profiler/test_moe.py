@@ -17,25 +17,20 @@ from sarathi_sim.profiler.facts.layer_kinds import busiest
 from sarathi_sim.profiler.facts.model import load_model
 from sarathi_sim.profiler.facts.ops import ALL_TO_ALL, MOE
 from sarathi_sim.profiler.facts.roofline import HBM_SHARE
-from sarathi_sim.profiler.kernels import left_out
 from sarathi_sim.profiler.kernels.moe_surface import (
     SHAPE,
     MoeSurface,
     MoeTable,
     Rates,
-    choose_tokens,
     expected_us,
     factors,
     fit_moe,
-    groups,
     moe_table,
     padded_us,
     parts_us,
 )
-from sarathi_sim.profiler.kernels.own_ops import expert_tables, fit_experts
 from sarathi_sim.profiler.kernels.reduce_curves import ReduceCurve
 from sarathi_sim.profiler.kernels.stack_file import load_stack
-from sarathi_sim.profiler.kernels.stack_fit import fit_stack
 from sarathi_sim.profiler.kernels.stack_times import StackTimes
 from sarathi_sim.profiler.physics.shard_times import DOUBT
 from sarathi_sim.profiler.storage.files import public_datasets
@@ -166,26 +161,6 @@ def test_more_tokens_take_no_less_time_and_a_gap_leaves_a_shape_out() -> None:
     assert len(moe_table(table.drop(index=at)).shapes) == len(clean.shapes) - 1
 
 
-def test_errors_are_those_of_whole_models_left_out() -> None:
-    raw = moe_table(rows())
-    alike = dict.fromkeys(map(tuple, MODELS))
-    for mine, found in groups(raw.shapes):
-        (model,) = np.unique(raw.shapes[mine, :4], axis=0).tolist()
-        alike[tuple(model)] = found
-    assert alike == {model: model[2] == 8 for model in MODELS}
-    inside = np.stack([off.ravel() for off, _ in left_out.moe_shapes(table_of(), RATES, True)])
-    assert inside.shape == (3, 3 * len(TOKENS)) and np.abs(inside).max() < 0.06
-    slow = list(left_out.moe_shapes(table_of(MODELS[1]), RATES, True))
-    assert max(np.median(np.abs(off)) for off, _ in slow) == pytest.approx(np.log(6), abs=0.3)
-    knots = choose_tokens(raw, RATES)
-    assert len(knots) == 2, "the ratio is the same at every number of tokens"
-    tables = {f"moe.bf16.{spread}": (rows(), "1.0", RATES) for spread in ("balanced", "skewed")}
-    for fitted in fit_experts(tables):
-        assert set(fitted.fit.left_out) == {"between", "shapes", "beyond"}
-        # Of both: six of twelve shapes, five of seven token counts.
-        assert fitted.fit.left_out["between"].rows == 2 * 6 * 5
-
-
 def test_experts_without_a_gate_are_left_out_and_the_faster_kernel_counts(tmp_path: Path) -> None:
     slow = {**ROW, "kernel_source": "min_latency", "latency": 0.09}
     others = [
@@ -234,24 +209,6 @@ def test_an_all_to_all_is_read_in_bytes(tmp_path: Path) -> None:
     found = kernel_tables.all_to_alls(tmp_path, "h100-80g-sxm")
     assert found is not None
     assert found[0].to_dict("records") == [{"num_bytes": 1024, "gpus": 4, "time_us": 20.0}]
-
-
-def test_a_stack_without_other_tables_still_has_its_experts(tmp_path: Path) -> None:
-    both = [{**ROW, "num_tokens": tokens} for tokens in (1, 64)]
-    put_table(tmp_path, "moe/sglang/0.5/moe_perf.parquet", *both)
-    spec, arrays = fit_stack(tmp_path, "h100-80g-sxm", "sglang", date="2026-01-01")
-    assert list(spec.kernels) == ["moe.bf16.balanced"]
-    assert {name.rpartition(".")[0] for name in arrays} == set(spec.kernels)
-
-
-@needs_datasets
-def test_the_shipped_experts_are_what_the_tables_give() -> None:
-    device, format_of = "h100-80g-sxm", "w4a16_mxfp4"
-    spec, arrays = load_stack(device, "vllm")
-    for fitted in fit_experts(expert_tables(public_datasets(), device, "vllm", format_of)):
-        assert fitted.fit == spec.kernels[fitted.table]
-        for key, array in fitted.surface.arrays().items():
-            np.testing.assert_array_equal(array, arrays[f"{fitted.table}.{key}"])
 
 
 # Op times ---------------------------------------------------------------------------------------

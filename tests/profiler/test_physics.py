@@ -22,6 +22,7 @@ from sarathi_sim.profiler.facts.roofline import (
     stream_us,
     wave_fill,
 )
+from sarathi_sim.profiler.physics.hold_out import leave_one_group_out
 from sarathi_sim.profiler.physics.residual import (
     Curve,
     Trees,
@@ -95,6 +96,17 @@ def test_stream_and_link() -> None:
     np.testing.assert_allclose(stream_us(columns(num_bytes=10), sharp), 3.0)
     wire = {"overhead_us": 20.0, "us_per_mb": 10.0, "ramp_us": 5.0}
     np.testing.assert_allclose(link_us(columns(num_bytes=4e6), wire), 20 + 40 + 10)
+
+
+def test_leaving_groups_out_fits_to_all_others_and_scores_what_counts() -> None:
+    groups = np.array([7, 3, 7, 5, 3])
+    scored = np.array([True, True, False, False, True])
+    folds = [(fit.tolist(), out.tolist()) for fit, out in leave_one_group_out(groups, scored)]
+    # Row 2 belongs to group 7: it is not scored, and must not be fitted either.
+    assert folds == [([0, 2, 3], [1, 4]), ([1, 3, 4], [0])]
+    everything = [out.tolist() for _, out in leave_one_group_out(groups)]
+    assert everything == [[1, 4], [3], [0, 2]]
+    assert leave_one_group_out(np.ones(4)) == [], "nothing is left to fit"
 
 
 # The exported trees are scikit-learn's, and survive the disk without pickle
@@ -257,3 +269,14 @@ def test_tensor_parallel_ranks_do_less_than_the_whole() -> None:
 def test_what_cannot_be_modelled(device: str, model: str, tp: int, message: str) -> None:
     with pytest.raises((SpecError, ValueError), match=message):
         DeviceTimes(device, load_model(model), tp)
+
+
+def test_an_attention_that_was_lent_says_so_and_is_wide() -> None:
+    """The A40 has the A6000's kernel; paged kernels are 2 to 3 times slower in prefill."""
+    own, lent = (
+        DeviceTimes(name, load_model("llama-3.1-8b"), 1).provenance() for name in ("a6000", "a40")
+    )
+    for op, least in (("attn_prefill", 100), ("attn_decode", 35)):
+        assert "(lent)" in lent[op].mark and "(lent)" not in own[op].mark
+        assert lent[op].half_width_pct >= max(least, own[op].half_width_pct)
+    assert lent["attn_prefill"].half_width_pct > 2 * own["attn_prefill"].half_width_pct

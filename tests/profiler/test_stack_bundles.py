@@ -11,8 +11,6 @@ import pandas as pd
 import pytest
 
 from sarathi_sim.experiments.lab.fit.bundles import wanted_ops
-from sarathi_sim.experiments.lab.sources import aiconfigurator as kernel_tables
-from sarathi_sim.experiments.lab.sources import llmservingsim as perf_tables
 from sarathi_sim.profiler.bundle.check import check_bundle
 from sarathi_sim.profiler.bundle.schema import Bundle, load_bundle, write_bundle
 from sarathi_sim.profiler.facts.device import list_devices, load_device
@@ -20,22 +18,14 @@ from sarathi_sim.profiler.facts.formats import STACKS, Kernels
 from sarathi_sim.profiler.facts.model import load_model
 from sarathi_sim.profiler.kernels.attention_grid import alike, fit_added
 from sarathi_sim.profiler.kernels.stack_file import BLACKWELL, load_stack, stack_files, stacks_on
-from sarathi_sim.profiler.kernels.stack_fit import (
-    fit_attention,
-    fit_gemm,
-    fit_stack,
-    fit_together,
-    reading_us,
-)
 from sarathi_sim.profiler.kernels.stack_times import StackTimes
 from sarathi_sim.profiler.physics.shard_times import KINDS
-from sarathi_sim.profiler.storage.files import public_datasets
 from sarathi_sim.profiler.storage.strict import SpecError
 from sarathi_sim.simulator.loop.records import Floats
 from sarathi_sim.simulator.op_times.iteration import IterationCost
 from sarathi_sim.simulator.op_times.modelled import modelled_times
 from sarathi_sim.simulator.op_times.op_times import OpTimes
-from tests.sampled import needs_datasets, stack_bundle
+from tests.sampled import stack_bundle
 
 MEASURED = (
     *("a100-80g-sxm", "b200-sxm", "b300-sxm", "gb200", "h100-80g-sxm", "h200-sxm", "l40s"),
@@ -300,31 +290,6 @@ def test_what_was_not_measured_is_refused(
     StackTimes("h100-80g-sxm", Kernels("vllm", expert_parallel=True), MIXTRAL, 1)  # as they are
 
 
-@pytest.mark.slow
-@needs_datasets
-def test_the_shipped_surfaces_are_what_the_tables_give() -> None:
-    """One of each kind: the errors that are stored, and the numbers."""
-    datasets, device = public_datasets(), "h100-80g-sxm"
-    spec, arrays = load_stack(device, "vllm")
-    rows, version = next(kernel_tables.gemms(datasets, device, "vllm", "fp8"))
-    decodes = kernel_tables.decode(datasets, device, "vllm", "bf16")
-    prompts = kernel_tables.prefill(datasets, device, "vllm", "bf16")
-    assert decodes is not None and prompts is not None
-    of_128, prompts_of_128 = (
-        rows[rows["head_dim"] == 128].drop(columns="head_dim") for rows in (decodes[0], prompts[0])
-    )
-    rate = load_device(device).memory_bandwidth
-    least = reading_us(of_128, 2 * 128 * of_128["kv_heads"], "bf16", rate)
-    for table, found in (
-        ("gemm.fp8", fit_gemm("gemm.fp8", rows, version)),
-        ("decode.bf16.128", fit_attention("decode", "decode.bf16.128", of_128, decodes[1], least)),
-        ("added.bf16.128", fit_together("added.bf16.128", prompts_of_128, prompts[1])),
-    ):
-        assert found.fit == replace(spec.kernels[table], kernel="")  # (its name is no fit)
-        for name, array in found.surface.arrays().items():
-            np.testing.assert_array_equal(array, arrays[f"{table}.{name}"])
-
-
 def test_an_autotuned_format_takes_the_fastest_of_the_published_kernels() -> None:
     """TensorRT-LLM's nvfp4 table holds one kernel; its server chooses among several."""
     tokens = np.array([1.0, 64.0, 4096.0])
@@ -373,20 +338,3 @@ def test_a_profile_of_one_model_is_a_stack_of_one_gpu() -> None:
     assert [f for f in found if f.level == "error"] == []
     with pytest.raises(SpecError, match=r"no all_reduce of vllm was measured on rtx-4090"):
         StackTimes("rtx-4090", Kernels("vllm"), LLAMA_8B, 2)
-
-
-@needs_datasets
-def test_the_shipped_profile_is_what_its_folder_gives() -> None:
-    """To the number; and close to what was measured, prefixes included."""
-    spec, arrays = load_stack("rtx-4090", "vllm")
-    again, numbers = fit_stack(public_datasets(), "rtx-4090", "vllm", date=spec.date)
-    assert again == spec
-    for name, array in numbers.items():
-        np.testing.assert_array_equal(array, arrays[name])
-    times = StackTimes("rtx-4090", Kernels("vllm"), LLAMA_8B, 1)
-    cells = perf_tables.attention_cells(public_datasets() / "llmservingsim_rtx4090")
-    chunks = perf_tables.alone(cells, {"prefill_chunk": "chunk", "kv_prefill": "context"})
-    chunk, context = (chunks[c].to_numpy(np.float64) for c in ("chunk", "context"))
-    off = np.abs(np.log(times.prefill(chunk, context) / chunks["time_us"]))
-    # A few cells are faster than HBM: their cache was in L2.
-    assert len(off) == 96 and np.quantile(off, 0.9) < 0.01 and off.max() < 0.2

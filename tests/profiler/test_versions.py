@@ -4,7 +4,6 @@ far."""
 from __future__ import annotations
 
 from itertools import pairwise
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -15,11 +14,8 @@ from sarathi_sim.profiler.facts.roofline import HBM_SHARE
 from sarathi_sim.profiler.kernels import stack_file
 from sarathi_sim.profiler.kernels.gemm_lattice import GemmLattice
 from sarathi_sim.profiler.kernels.stack_file import load_stack, stored, versions_on
-from sarathi_sim.profiler.kernels.stack_fit import fit_stack
 from sarathi_sim.profiler.kernels.stack_times import StackTimes
 from sarathi_sim.profiler.physics.shard_times import DOUBT
-from tests.lab.test_aiconfigurator import GEMM
-from tests.sampled import put_table
 
 MODEL = load_model("llama-3-8b")
 
@@ -81,29 +77,6 @@ def test_a_server_has_the_times_of_its_version() -> None:
     hashes = {each.meta.content_sha256 for each in (now, then, later)}
     assert len(hashes) == 3 and then.kernels.name == "vllm@0.19-bf16"
     assert "vllm 0.19.0" in then.provenance()["preproj"].mark
-
-
-def test_another_version_is_fitted_beside_the_newest(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Its own rows alone, unscored; a table of the newest's very version is left out."""
-    rows = [
-        {**GEMM, "m": m, "n": n, "k": k, "latency": 1e-3 * m}
-        for m in (1, 2)
-        for n in range(256, 2817, 256)
-        for k in range(256, 2817, 256)
-    ]
-    for version, slower in (("0.14.0", 2.0), ("0.24.0", 1.0)):
-        slow = [{**row, "latency": slower * row["latency"]} for row in rows]
-        put_table(tmp_path, f"gemm/vllm/{version}/gemm_perf.parquet", *slow)
-    for version, tables in (("0.14.0", ["gemm.bf16"]), ("0.24.0", [])):
-        spec, arrays = fit_stack(
-            tmp_path, "h100-80g-sxm", f"vllm@{version}", families=("gemm",), date="2026-01-01"
-        )
-        assert [*spec.kernels] == tables and spec.stack == f"vllm@{version}"
-        assert all(not fit.left_out for fit in spec.kernels.values())
-        if tables:
-            assert spec.kernels["gemm.bf16"].version == version and len(arrays) == 4
 
 
 def test_a_fused_all_reduce_is_tensorrt_llms_and_has_an_addition_less() -> None:

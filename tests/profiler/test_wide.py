@@ -30,7 +30,6 @@ from sarathi_sim.profiler.kernels.exchange_curves import ExchangeCurves, reached
 from sarathi_sim.profiler.kernels.moe_surface import MoeSurface, MoeTable, Rates
 from sarathi_sim.profiler.kernels.stack_file import load_stack, stored
 from sarathi_sim.profiler.kernels.stack_times import StackTimes
-from sarathi_sim.profiler.kernels.wide_fit import fit_wide
 from sarathi_sim.profiler.kernels.wide_times import MODES
 from sarathi_sim.profiler.storage.files import public_datasets
 from sarathi_sim.profiler.storage.strict import SpecError
@@ -163,16 +162,6 @@ def test_every_table_ships_with_its_held_out_errors(device: str) -> None:
             if kind in ("between", "sizes") and "normal.nodes" not in name
         ]  # fmt: skip
         assert max(errors) < 7, "token counts are interpolated"
-
-
-@needs_datasets
-@pytest.mark.slow
-def test_the_shipped_tables_are_what_the_public_ones_give() -> None:
-    spec, arrays = load_stack("gb200", "sglang")
-    for fitted in fit_wide(public_datasets(), "gb200", "sglang"):
-        assert fitted.fit == spec.kernels[fitted.table]
-        for key, array in fitted.surface.arrays().items():
-            np.testing.assert_array_equal(array, arrays[f"{fitted.table}.{key}"])
 
 
 # Op times ---------------------------------------------------------------------------------------

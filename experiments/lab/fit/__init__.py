@@ -1,4 +1,1 @@
-"""What is made of public measurements: profile bundles, and fitted laws.
-
-Read ``bundles.py`` first: from rows to op times.
-"""
+"""Fits of op times to public measurements, and their errors on rows left out. First: kernels.py."""

@@ -19,6 +19,7 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 
+from sarathi_sim.experiments.lab.fit.devices import AIC, LLMSERVINGSIM, VIDUR, Origin
 from sarathi_sim.experiments.lab.sources import aiconfigurator, llmservingsim, vidur
 from sarathi_sim.experiments.lab.sources.measurements import Measurements, OpRows
 from sarathi_sim.profiler.bundle.schema import Bundle, BundleMeta
@@ -36,7 +37,6 @@ from sarathi_sim.profiler.facts.ops import (
 )
 from sarathi_sim.profiler.facts.roofline import HALF, Array, gemm_us
 from sarathi_sim.profiler.physics.shard_times import DeviceModel, DeviceTimes, rounded_us
-from sarathi_sim.profiler.physics.studies import AIC, LLMSERVINGSIM, VIDUR, Origin
 from sarathi_sim.profiler.storage.files import WHERE
 from sarathi_sim.profiler.storage.strict import SpecError, did_you_mean
 

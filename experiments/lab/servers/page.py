@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from sarathi_sim.experiments.figures.page_tables import markdown, update
+from sarathi_sim.experiments.lab.pages import markdown, update
 from sarathi_sim.experiments.lab.servers.answers import KINDS, servers_answer
 from sarathi_sim.experiments.results import SUMMARY
 from sarathi_sim.profiler.storage.files import write_whole

@@ -16,7 +16,7 @@ from pathlib import Path
 
 from pydantic import BaseModel, ConfigDict
 
-from sarathi_sim.experiments.figures.page_tables import markdown, update
+from sarathi_sim.experiments.lab.pages import markdown, update
 from sarathi_sim.experiments.lab.servers.rows import read_tables
 from sarathi_sim.experiments.lab.servers.scenarios import sglang_memory
 from sarathi_sim.profiler.facts.device import load_device

@@ -25,7 +25,7 @@ import pandas as pd
 from sarathi_sim.experiments.config.base import Source
 from sarathi_sim.experiments.config.deployment import deploy
 from sarathi_sim.experiments.config.loading import check_scenario
-from sarathi_sim.experiments.figures.page_tables import markdown, update
+from sarathi_sim.experiments.lab.pages import markdown, update
 from sarathi_sim.experiments.lab.servers.errors import read_peer
 from sarathi_sim.experiments.lab.servers.host import fitted_without
 from sarathi_sim.experiments.lab.servers.rows import METRICS, Measured, ServerTimes, read_servers

@@ -7,6 +7,7 @@ optimistic.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -15,16 +16,19 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
+from sarathi_sim.experiments.lab.fit.devices import held_out, on
+from sarathi_sim.experiments.lab.fit.kernels import check_fitted, fit_stack, fitted_devices
 from sarathi_sim.experiments.lab.sources import llmservingsim as data
 from sarathi_sim.experiments.lab.sources import vidur
 from sarathi_sim.profiler.facts.device import load_device
+from sarathi_sim.profiler.facts.formats import STACKS
 from sarathi_sim.profiler.facts.ops import LAYER_GEMMS, GemmShape
-from sarathi_sim.profiler.physics.fit import held_out
+from sarathi_sim.profiler.kernels.stack_file import LeftOut, StackSpec, load_stack
 from sarathi_sim.profiler.physics.forms import GEMM
-from sarathi_sim.profiler.physics.hold_out import Folds, median_p95_worst
-from sarathi_sim.profiler.physics.studies import on
+from sarathi_sim.profiler.physics.hold_out import Bools, Folds, Rows, median_p95_worst
 from sarathi_sim.profiler.planning.grid import Key, SizeGrid
 from sarathi_sim.profiler.planning.settings import TILE, Limits, coarse_grid
+from sarathi_sim.profiler.storage.plain_yaml import read_mapping
 from sarathi_sim.simulator.confidence.bands import scored
 from sarathi_sim.simulator.confidence.held_out import OpTable, far_gemm, linear_fit, surface_fit
 from sarathi_sim.simulator.loop.records import Floats, Ints
@@ -112,12 +116,12 @@ def by_class(scores: Sequence[Score]) -> list[ScoreClass]:
         of = [score for score in scores if score.group == group]
         bands = [(s.covered, s.rows) for s in of if s.covered is not None]
         share, count = (np.array([band[i] for band in bands]) for i in (0, 1))
+        median, p95 = np.median([(score.median, score.p95) for score in of], axis=0).tolist()
         found.append(
             ScoreClass(
                 group, len(of), of[0].aim,
                 sum(score.met is True for score in of) if of[0].aim else None,
-                round(float(np.median([score.median for score in of])), 2),
-                round(float(np.median([score.p95 for score in of])), 2),
+                round(median, 2), round(p95, 2),
                 round(float(np.average(share, weights=count)), 1) if bands else None,
                 (float(share.min()), float(share.max())) if bands else None,
                 [*dict.fromkeys(cause for score in of for cause in score.causes)],
@@ -126,21 +130,8 @@ def by_class(scores: Sequence[Score]) -> list[ScoreClass]:
     return found
 
 
-_LIBRARY = "a bundle's four shapes do not show which kernel the library switches to further on"
-_NOISE = "noise of few samples: neighbouring sizes differ as much"
-_ROUGH = "the fitted points are where times are rough, and so is their residual"
-_LARGEST = "of some twenty residuals the band is the largest but one"
-CAUSES: dict[str, tuple[str, str]] = {
-    "GEMM in range": ("", _ROUGH),
-    "GEMM beyond the range": (_LIBRARY, "the correction beyond the range is uncertain: wide"),
-    "attention, prefill": ("chunks up to 128 tokens, where the kernel splits (4.6 / 14.4)", ""),
-    "all-reduce from 2 MB": (_NOISE, _LARGEST),
-    "transfer": (_NOISE, _LARGEST),
-    "GEMM of an unseen shape": ("the library's tiles between 129 and 512 tokens", ""),
-    "GEMMs of an unseen layer": ("the library's tiles between 129 and 512 tokens", ""),
-}
-"""Why a study's errors, and its band, miss the aims where they do."""
-
+#: Hold-outs, aims and causes: ``bundles`` by what is scored, ``kernels`` by family and kind.
+AIMS: dict[str, Any] = read_mapping(Path(__file__).with_name("aims.yaml"))
 
 Study = Callable[[Path], Iterator[Score]]
 
@@ -149,15 +140,23 @@ def _score(
     what: str,
     source: str,
     fitted: str,
-    log_errors: Floats,
+    parts: Sequence[tuple[Floats, Bools | None]],
     aim: Aim | None,
-    inside_band: np.ndarray | None = None,
 ) -> Score:
-    median, p95, _ = median_p95_worst(log_errors)
-    covered = None if inside_band is None else round(100 * float(inside_band.mean()), 1)
-    rounded = round(median, 2), round(p95, 2)
-    score = Score(what, source, fitted, len(log_errors), *rounded, aim, covered, group=what)
-    return score.because(*CAUSES.get(what, ("", "")))
+    """Of log errors, with whether the band covers each (None: there is no band)."""
+    off, bands = zip(*parts, strict=True)
+    errors, inside = np.concatenate(off), [band for band in bands if band is not None]
+    median, p95 = (round(error, 2) for error in median_p95_worst(errors)[:2])
+    covered = round(100 * float(np.concatenate(inside).mean()), 1) if inside else None
+    causes = AIMS["bundles"].get(what, {})
+    score = Score(what, source, fitted, len(errors), median, p95, aim, covered, group=what)
+    return score.because(causes.get("errors", ""), causes.get("band", ""))
+
+
+def _fitted_to(table: OpTable, fitted: Ints) -> tuple[Floats, Bools, Rows]:
+    """Log errors of the other rows, whether the band covers them, and these rows."""
+    others = np.setdiff1d(np.arange(len(table.points)), fitted)
+    return scored(table, [(fitted, others)], table.far)
 
 
 def adaptive_grid(size: Floats, time: Floats, points: int) -> Ints:
@@ -175,10 +174,7 @@ def adaptive_grid(size: Floats, time: Floats, points: int) -> Ints:
 
 def spread_points(points: Floats, count: int) -> Ints:
     """Rows of ``count`` points over two sizes, each as far from the others as possible (in
-    octaves).
-
-    From the corner of the smallest sizes on.
-    """
+    octaves), from the corner of the smallest sizes on."""
     where = coordinates(points[:, 0], points[:, 1])
     where = (where - where.min(axis=0)) / np.ptp(where, axis=0)
     chosen = [int(np.argmin(where.sum(axis=1)))]
@@ -189,14 +185,9 @@ def spread_points(points: Floats, count: int) -> Ints:
     return np.sort(np.array(chosen))
 
 
-def _fitted_to(table: OpTable, fitted: Ints) -> Folds:
-    """One fold: these rows to fit, the rest to score."""
-    return [(fitted, np.setdiff1d(np.arange(len(table.points)), fitted))]
-
-
 def _by_shape(rows: pd.DataFrame) -> Iterator[tuple[GemmShape, Floats, Floats]]:
-    for n, k in rows[["n", "k"]].drop_duplicates().to_numpy().tolist():
-        points, time = _medians(rows[(rows["n"] == n) & (rows["k"] == k)], ["m"])
+    for (n, k), part in rows.groupby(["n", "k"], sort=False):
+        points, time = _medians(part, ["m"])
         yield GemmShape(int(n), int(k)), points[:, 0], time
 
 
@@ -208,26 +199,21 @@ def _medians(rows: pd.DataFrame, sizes: list[str]) -> tuple[Floats, Floats]:
 
 def gemm_in_range(datasets: Path) -> Iterator[Score]:
     """A6000 GEMMs at every token count to 2048, from 100 points each."""
-    source, fitted = "A6000 (LLMServingSim)", "100 points an op"
-    errors, covered, layer, true = [], [], np.zeros(2048), np.zeros(2048)
-    untouched = np.ones(2048, bool)
+    parts, layer, untouched = [], np.zeros((2, 2048)), np.ones(2048, bool)
     for shape, tokens, time in _by_shape(data.llmservingsim_gemm(datasets)):
         table = OpTable("gemm", tokens[:, None], time, linear_fit, linear_fit, TILE)
         grid = adaptive_grid(tokens, time, 100)
-        off, inside, rest = scored(table, _fitted_to(table, grid), linear_fit)
-        errors.append(off)
-        covered.append(inside)
-        count = LAYER_SHAPES.get((shape.n, shape.k), 0)
+        off, inside, rest = _fitted_to(table, grid)
+        parts.append((off, inside))
         predicted = time.copy()
-        predicted[rest] = time[rest] * np.exp(off)
-        layer, true = layer + count * predicted, true + count * time
-        if count:
-            untouched[grid] = False
-    aim = (0.5, 4.0)
-    yield _score("GEMM in range", source, fitted, np.concatenate(errors), aim,
-                 np.concatenate(covered))  # fmt: skip
-    off = np.log(layer / true)[untouched]
-    yield _score("GEMMs of a layer in range", source, fitted, off, (0.5, 3.0))
+        predicted[rest] *= np.exp(off)
+        count = LAYER_SHAPES.get((shape.n, shape.k), 0)
+        layer += count * np.stack([predicted, time])
+        untouched[grid if count else []] = False
+    of = ("A6000 (LLMServingSim)", "100 points an op")
+    yield _score("GEMM in range", *of, parts, (0.5, 4.0))
+    off = np.log(layer[0] / layer[1])[untouched]
+    yield _score("GEMMs of a layer in range", *of, [(off, None)], (0.5, 3.0))
 
 
 def gemm_beyond(datasets: Path) -> Iterator[Score]:
@@ -238,21 +224,15 @@ def gemm_beyond(datasets: Path) -> Iterator[Score]:
         "A6000 (LLMServingSim)": iter([data.llmservingsim_gemm(datasets)]),
     }
     for source, bundles in sources.items():
-        errors, covered = [], []
+        parts = []
         for rows in bundles:
-            gemms = {
-                f"{shape}": (shape, m[m <= 4096], t[m <= 4096]) for shape, m, t in _by_shape(rows)
-            }
+            gemms = {str(of[0]): of for of in _by_shape(rows[rows["m"] <= 4096])}
             for name, (shape, tokens, time) in gemms.items():
-                others = {o: g for o, g in gemms.items() if o != name}
+                others = {other: of for other, of in gemms.items() if other != name}
                 fit = far_gemm(shape, others, float(tokens[-1]))
                 table = OpTable("gemm", tokens[:, None], time, linear_fit, fit, TILE, shape)
-                beyond_1024 = _fitted_to(table, np.flatnonzero(tokens <= 1024))
-                off, inside, _ = scored(table, beyond_1024, fit)
-                errors.append(off)
-                covered.append(inside)
-        yield _score("GEMM beyond the range", source, "to 1024 tokens", np.concatenate(errors),
-                     (4.5, 13.0), np.concatenate(covered))  # fmt: skip
+                parts.append(_fitted_to(table, np.flatnonzero(tokens <= 1024))[:2])
+        yield _score("GEMM beyond the range", source, "to 1024 tokens", parts, (4.5, 13.0))
 
 
 def gemm_unseen(datasets: Path) -> Iterator[Score]:
@@ -261,7 +241,7 @@ def gemm_unseen(datasets: Path) -> Iterator[Score]:
     The form is the device models': a roofline with learned residual, over all shapes at once.
     """
     for name, device in (("a100", "a100-80g-sxm"), ("a40", "a40")):
-        source, spec = f"{name.upper()} (Vidur)", load_device(device)
+        of, spec = (f"{name.upper()} (Vidur)", "the other models"), load_device(device)
         bundles = [on(rows, spec) for rows in vidur.gemms_by_tp(datasets, name)]
         everything = pd.concat(bundles, keys=range(len(bundles)), names=["bundle"])
         everything = everything.reset_index("bundle").reset_index(drop=True)
@@ -271,10 +251,8 @@ def gemm_unseen(datasets: Path) -> Iterator[Score]:
             np.log(rows["predicted_us"].to_numpy() / rows["time_us"].to_numpy())
             for rows in (scores, layers)
         )
-        fitted_to = "the other models"
-        yield _score("GEMM of an unseen shape", source, fitted_to, errors, (4, 14))
-        what = "GEMMs of an unseen layer"
-        yield _score(what, source, fitted_to, of_layers, (2.5, 9))
+        yield _score("GEMM of an unseen shape", *of, [(errors, None)], (4, 14))
+        yield _score("GEMMs of an unseen layer", *of, [(of_layers, None)], (2.5, 9))
 
 
 def _unseen_models(rows: pd.DataFrame) -> Folds:
@@ -286,24 +264,20 @@ def _unseen_models(rows: pd.DataFrame) -> Folds:
 
 def attention(datasets: Path) -> Iterator[Score]:
     """Attention over two sizes from designed points."""
-    a6000 = data.llmservingsim_attention(datasets)
-    prefill, decode = surface_fit(prefill_surface), surface_fit(decode_surface)
+    prompts, decodes = data.llmservingsim_attention(datasets)
     small, large = (1.5, 7.0), (4.0, 14.0)
-    cases = (
-        ("attention, prefill", "A100 (Vidur)", vidur.prefill(datasets), 300, small),
-        ("attention, prefill", "A6000 (LLMServingSim)", a6000[0], 80, None),
-        ("attention, decode", "A100 (Vidur)", vidur.decode(datasets), 200, large),
-        ("attention, decode", "A6000 (LLMServingSim)", a6000[1], 200, large),
-    )
-    for what, source, rows, count, aim in cases:
-        is_prefill = what.endswith("prefill")
-        sizes = ["chunk", "context"] if is_prefill else ["batch", "context"]
-        fit = prefill if is_prefill else decode
+    prefill = ("prefill", ["chunk", "context"], surface_fit(prefill_surface), TILE)
+    decode = ("decode", ["batch", "context"], surface_fit(decode_surface), None)
+    for (kind, sizes, fit, tile), source, rows, count, aim in (
+        (prefill, "A100 (Vidur)", vidur.prefill(datasets), 300, small),
+        (prefill, "A6000 (LLMServingSim)", prompts, 80, None),
+        (decode, "A100 (Vidur)", vidur.decode(datasets), 200, large),
+        (decode, "A6000 (LLMServingSim)", decodes, 200, large),
+    ):
         points, time = _medians(rows, sizes)
-        table = OpTable("attention", points, time, fit, fit, TILE if is_prefill else None)
-        folds = _fitted_to(table, spread_points(points, count))
-        off, inside, _ = scored(table, folds, fit)
-        yield _score(what, source, f"{count} points", off, aim, inside)
+        table = OpTable("attention", points, time, fit, fit, tile)
+        part = _fitted_to(table, spread_points(points, count))[:2]
+        yield _score(f"attention, {kind}", source, f"{count} points", [part], aim)
 
 
 def messages(datasets: Path) -> Iterator[Score]:
@@ -320,9 +294,10 @@ def messages(datasets: Path) -> Iterator[Score]:
             wanted = np.geomspace(max(size[0], 1024), size[-1], 26)
             grid = np.unique([int(np.argmin(np.abs(size - w))) for w in wanted])
             table = OpTable("message", points, time, linear_fit, linear_fit)
-            off, inside, rest = scored(table, _fitted_to(table, grid), linear_fit)
+            off, inside, rest = _fitted_to(table, grid)
             kept = size[rest] >= least
-            yield _score(what, source, f"{len(grid)} sizes", off[kept], (2.5, 10.0), inside[kept])
+            part = off[kept], inside[kept]
+            yield _score(what, source, f"{len(grid)} sizes", [part], (2.5, 10.0))
 
 
 STUDIES: dict[str, Study] = {
@@ -332,3 +307,50 @@ STUDIES: dict[str, Study] = {
     "messages": messages,
     "unseen GEMMs": gemm_unseen,
 }
+
+
+# The stacks' kernels ----------------------------------------------------------------------------
+
+_FEW_ROWS = 250
+_BAND = "band of few rows: the half-width of every second one, tried on the others"
+_VARIANTS = {
+    r"\.\d+w\d+$": ", windows",
+    r"\.mla$": ", latent",
+    r"\.dsa\d+-": ", sparse",
+    r"\.state\.": ", recurrent",
+}
+
+
+def kernels(datasets: Path, device: str, again: bool = False) -> Iterator[Score]:
+    """The held-out scores of every stack's surfaces on a device, stored with the shipped ones
+    (which reads no ``datasets``), or fitted ``again``.
+
+    Raises SpecError for a device without published kernels.
+    """
+    check_fitted(device, STACKS[0])
+    for stack in STACKS:
+        if device in fitted_devices(stack):
+            spec = fit_stack(datasets, device, stack) if again else load_stack(device, stack)
+            yield from scores_of(spec[0])
+
+
+def scores_of(spec: StackSpec) -> Iterator[Score]:
+    """The stored held-out scores of a stack's surfaces."""
+    for table, fit in spec.kernels.items():
+        source = f"{spec.device}, {spec.stack} {fit.version}"
+        for kind, left in fit.left_out.items():
+            yield _kernel_score(f"{spec.device} {table}", kind, source, left)
+
+
+def _kernel_score(of: str, kind: str, source: str, left: LeftOut) -> Score:
+    family, _, which = of.partition(" ")[2].partition(".")
+    hold = AIMS["kernels"].get(family, {}).get(kind, {"called": kind})
+    apart = (why for pattern, why in hold.get("apart", {}).items() if re.search(pattern, of))
+    variant = next((called for form, called in _VARIANTS.items() if re.search(form, of)), "")
+    aim = tuple(hold["aim"]) if "aim" in hold else None
+    score = Score(
+        f"{family} {which}", source, f"all but {hold['called']}", left.rows, left.median_pct,
+        left.p95_pct, aim, left.covered_pct, f"{family}{variant}: {hold['called']}",
+    )  # fmt: skip
+    cause = next(apart, hold.get("cause", ""))
+    return score.because(cause, _BAND if left.rows < _FEW_ROWS else "")

@@ -1,0 +1,478 @@
+"""Device models, fitted to public measurements: rows, form and hold-outs of every op of a device.
+
+The paper's own timings are not among the sources, so that a comparison with it is a prediction.
+Final constants and residuals come from all rows. Every reported error comes from models that saw no
+row of the scored group.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from datetime import UTC, datetime
+from functools import partial
+from io import BytesIO
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pandas as pd
+
+from sarathi_sim.experiments.lab.sources import aiconfigurator as aic
+from sarathi_sim.experiments.lab.sources import llmservingsim as data
+from sarathi_sim.experiments.lab.sources import vidur
+from sarathi_sim.profiler.facts.device import (
+    DeviceSpec,
+    ErrorStats,
+    FittedOp,
+    list_devices,
+    load_device,
+)
+from sarathi_sim.profiler.facts.roofline import Array
+from sarathi_sim.profiler.physics.fit import OpModel, fit_constants
+from sarathi_sim.profiler.physics.forms import (
+    ATTN_CONTEXT,
+    ATTN_PREFILL,
+    GEMM,
+    LINK,
+    STREAM,
+    Form,
+    decode_form,
+)
+from sarathi_sim.profiler.physics.hold_out import Folds, leave_one_group_out, median_p95_worst
+from sarathi_sim.profiler.physics.residual import Arrays, fit_curve, fit_trees
+from sarathi_sim.profiler.storage.files import data_dir, write_whole
+from sarathi_sim.profiler.storage.plain_yaml import dump_yaml, read_mapping
+from sarathi_sim.profiler.storage.strict import SpecError
+
+#: The device file is written by hand above this line, and by :meth:`CalibrationResult.write` below.
+MARKER = "# --- below: written by `sarathi-sim calibrate --write` ---\n"
+#: Physics needs few rows for its few constants; more only cost time.
+_PHYSICS_ROWS = 4000
+_CURVE_KNOTS = 24
+
+
+@dataclass(frozen=True, eq=False)
+class CalibrationResult:
+    """The fitted ops of one device, with their held-out errors, and the residuals' arrays."""
+
+    device: str
+    fitted: dict[str, FittedOp]
+    residuals: Arrays
+
+    def write(self, folder: Path | None = None) -> list[Path]:
+        """Write ``<device>.yaml`` (below its marker) and ``<device>.npz``; returns both paths.
+
+        ``folder`` defaults to the shipped devices. The same result gives the same bytes.
+        """
+        target = folder or data_dir() / "devices"
+        shipped = data_dir() / "devices" / f"{self.device}.yaml"
+        head = shipped.read_text(encoding="utf-8").partition(MARKER)[0]
+        fitted = {op: asdict(fit) for op, fit in self.fitted.items()}
+        spec, arrays = target / f"{self.device}.yaml", target / f"{self.device}.npz"
+        content = BytesIO()
+        np.savez_compressed(content, allow_pickle=False, **self.residuals)
+        write_whole(arrays, content.getvalue())
+        write_whole(spec, head + MARKER + dump_yaml({"fitted": fitted}, width=96))
+        return [spec, arrays]
+
+
+def calibrate(
+    device: str,
+    datasets: Path,
+    progress: Callable[[str], None] = lambda step: None,
+    date: str | None = None,
+) -> CalibrationResult:
+    """Fit every op of ``device`` to the files under ``datasets``; deterministic but for ``date``.
+
+    ``progress`` is called with the name of each op before its fit; ``date`` (ISO, default today)
+    is recorded. Raises SpecError for a device without public measurements, FileNotFoundError for a
+    missing file.
+    """
+    if device not in STUDIES:
+        raise SpecError(
+            f"device {device!r} has no public measurements to fit; allowed: {', '.join(STUDIES)}"
+        )
+    today = date or datetime.now(UTC).date().isoformat()
+    fitted: dict[str, FittedOp] = {}
+    residuals: Arrays = {}
+    for study in STUDIES[device](datasets):
+        progress(f"{device}: {study.op} ({len(study.rows)} rows)")
+        model = fit_op(study.form, study.rows)
+        fitted[study.op] = _record(study, model, today)
+        if model.residual is not None:
+            stored = model.residual.arrays()
+            residuals.update({f"{study.op}.{name}": array for name, array in stored.items()})
+    return CalibrationResult(device, fitted, residuals)
+
+
+def _record(study: Study, model: OpModel, date: str) -> FittedOp:
+    scores, again = (
+        held_out(study.form, study.rows, each.splits(study.rows)) if each else None
+        for each in (study.hold_out, study.again)
+    )
+    assert scores is not None
+    parts = {name: scores[mask] for name, mask in _bins(scores, study.bin_by) if mask.any()}
+    if study.again is not None and again is not None:
+        parts[study.again.name] = again
+    checks = {
+        name: rows.assign(predicted_us=model.predict(columns_of(rows)))
+        for name, rows in study.checks.items()
+    }
+    return FittedOp(
+        source=study.source,
+        origin=study.origin.repository,
+        licence=study.origin.licence,
+        rows=len(study.rows),
+        hold_out=study.hold_out.name,
+        held_out=errors(scores),
+        roofline_only=errors(scores, "roofline_us"),
+        date=date,
+        constants=model.constants,
+        residual=model.residual is not None,
+        structure={name: errors(part) for name, part in parts.items()},
+        checks={name: errors(check) for name, check in checks.items()},
+        notes=study.notes,
+        stack_pct=study.stack_pct,
+    )
+
+
+def _bins(scores: pd.DataFrame, by: str) -> Iterator[tuple[str, pd.Series[bool]]]:
+    """The ranges of a column; of GEMMs also both sides of a tile's edge."""
+    size = scores[by]
+    for low, high in pairwise(BINS[by]):
+        yield f"{low} < {by} <= {high}", size.between(low, high, inclusive="right")
+    if by == "m":
+        yield "m = 128 j (end of a tile)", (size >= 128) & (size % 128 == 0)
+        yield "m = 128 j + 1 (new tile)", (size >= 128) & (size % 128 == 1)
+
+
+def fitted_devices(device: str | None) -> dict[str, dict[str, FittedOp]]:
+    """The stored fits of one device, or of all fitted devices; needs no datasets."""
+    if device is not None:
+        load_device(device).op("gemm")  # raises, saying which devices are fitted
+    specs = map(load_device, [device] if device else list_devices())
+    return {spec.name: spec.fitted for spec in specs if spec.fitted is not None}
+
+
+def report(device: str, fitted: Mapping[str, FittedOp]) -> pd.DataFrame:
+    """One row an op: rows, held-out median, p95, worst, and the same for the roofline alone."""
+    return pd.DataFrame(
+        {
+            **{"device": device, "op": op, "rows": fit.rows},
+            **asdict(fit.held_out),
+            **{f"roofline_{name}": error for name, error in asdict(fit.roofline_only).items()},
+            **{"hold_out": fit.hold_out, "source": fit.source},
+        }
+        for op, fit in fitted.items()
+    )
+
+
+def structure(device: str, fitted: Mapping[str, FittedOp]) -> pd.DataFrame:
+    """Held-out errors by ranges of the inputs, tile edges, and rows of other sources."""
+    return pd.DataFrame(
+        {"device": device, "op": op, "kind": kind, "where": where, **asdict(stats)}
+        for op, fit in fitted.items()
+        for kind, table in (("held out", fit.structure), ("other source", fit.checks))
+        for where, stats in table.items()
+    )
+
+
+def columns_of(frame: pd.DataFrame) -> dict[str, Array]:
+    """The numeric columns of a tidy frame as float arrays."""
+    numeric = frame.select_dtypes("number")
+    return {str(name): numeric[name].to_numpy(dtype=np.float64) for name in numeric.columns}
+
+
+def fit_op(form: Form, frame: pd.DataFrame) -> OpModel:
+    """Fit ``form`` to rows with the form's inputs and ``time_us``; deterministic."""
+    rows = frame
+    if len(frame) > _PHYSICS_ROWS:
+        picked = np.random.default_rng(0).choice(len(frame), _PHYSICS_ROWS, replace=False)
+        rows = frame.iloc[np.sort(picked)]
+    model = OpModel(form, _fit_physics(form, columns_of(rows)), residual=None)
+    if form.residual == "none":
+        return model
+    columns = columns_of(frame)
+    target = np.log(columns["time_us"] / model.roofline(columns))
+    features = form.features(columns)
+    if form.residual == "curve":
+        return replace(model, residual=fit_curve(features[:, 0], target, _CURVE_KNOTS))
+    return replace(model, residual=fit_trees(features, target, form.iterations, form.leaves))
+
+
+def _fit_physics(form: Form, columns: dict[str, Array]) -> dict[str, float]:
+    names = list(form.fitted)
+    start, low, high = np.log([form.fitted[n] for n in names]).T
+
+    def constants(values: Array, choice: dict[str, float]) -> dict[str, float]:
+        return {**choice, **dict(zip(names, values.tolist(), strict=True))}
+
+    found = []
+    for choice in form.choices:
+        physics = partial(lambda chosen, x: form.physics(columns, constants(x, chosen)), choice)
+        values, cost = fit_constants(physics, columns["time_us"], start, low, high, 60)
+        found.append((cost, constants(values, choice)))
+    best = min(found, key=lambda each: each[0])[1]
+    # Six digits are more than the data holds, and keep the files stable.
+    return {name: float(f"{value:.6g}") for name, value in best.items()}
+
+
+def held_out(form: Form, frame: pd.DataFrame, folds: Folds) -> pd.DataFrame:
+    """Predictions for every scored row by a model fitted to the rows of its fold alone.
+
+    Returns the scored rows with ``predicted_us`` and ``roofline_us`` added.
+    """
+    parts = []
+    for fitted, scored in folds:
+        model, rows = fit_op(form, frame.iloc[fitted]), frame.iloc[scored]
+        columns = columns_of(rows)
+        parts.append(
+            rows.assign(predicted_us=model.predict(columns), roofline_us=model.roofline(columns))
+        )
+    return pd.concat(parts)
+
+
+def errors(frame: pd.DataFrame, column: str = "predicted_us") -> ErrorStats:
+    """Absolute error of ``column`` against ``time_us``: median, 95th percentile, worst."""
+    log_errors = np.log(frame[column].to_numpy() / frame["time_us"].to_numpy())
+    return ErrorStats(*(round(value, 2) for value in median_p95_worst(log_errors)))
+
+
+def fold_of(keys: pd.DataFrame, folds: int) -> npt.NDArray[np.int64]:
+    """A fold number per row such that rows with equal keys share one; deterministic."""
+    # GroupKFold would do as well, but its folds are others, and so would be the published errors.
+    number = keys.groupby(list(keys.columns), sort=True).ngroup().to_numpy()
+    shuffled = np.random.default_rng(0).permutation(int(number.max()) + 1)
+    return (shuffled[number] % folds).astype(np.int64)
+
+
+# Studies -----------------------------------------------------------------------------------------
+
+BINS = {
+    "m": (0, 16, 64, 128, 256, 512, 1024, 4096, 40000),
+    "chunk": (0, 128, 256, 512, 1024, 4096, 16384),
+    "context": (0, 256, 1024, 4096, 40000),
+    "num_bytes": (0, 2**14, 2**18, 2**21, 2**24, 2**40),
+}
+"""The ranges by which held-out errors are split: a column, and its limits."""
+
+
+@dataclass(frozen=True)
+class Origin:
+    """Repository with commit, and licence, of published measurements."""
+
+    repository: str
+    licence: str
+
+
+AIC = Origin("ai-dynamo/aiconfigurator @095f58a", "Apache-2.0")
+VIDUR = Origin("microsoft/vidur @7d47513", "MIT")
+LLMSERVINGSIM = Origin("casys-kaist/LLMServingSim @5daddb2", "MIT")
+_ORIGINS = {
+    "aiconfigurator": AIC,
+    "vidur": VIDUR,
+    "vidur_2023": Origin("microsoft/vidur @aa06400 (history)", "MIT"),
+    "vidur_attention": Origin("microsoft/vidur @e2d00e9 (history)", "MIT"),
+    "vidur_a40_reduce": Origin("microsoft/vidur @6d98aa8 (history)", "MIT"),
+    "llmservingsim": LLMSERVINGSIM,
+    "ga102": Origin(f"{LLMSERVINGSIM.repository}; {VIDUR.repository}", "MIT"),
+}
+
+
+@dataclass(frozen=True)
+class HoldOut:
+    """Rows with equal ``by`` columns are held out together, in ``folds`` folds.
+
+    ``scored`` is a pandas query for the rows that count, all by default.
+    """
+
+    name: str
+    by: Sequence[str]
+    folds: int
+    scored: str = ""
+
+    def splits(self, rows: pd.DataFrame) -> Folds:
+        """Rows to fit and rows to score, a pair a fold; ``rows`` must have a plain index."""
+        counts = rows.query(self.scored).index if self.scored else rows.index
+        return leave_one_group_out(
+            fold_of(rows[list(self.by)], self.folds), rows.index.isin(counts)
+        )
+
+
+@dataclass(frozen=True, eq=False)
+class Study:
+    """One op of one device.
+
+    ``again`` is a second hold-out, reported beside the first; ``checks`` are named rows of other
+    sources, never fitted; ``stack_pct`` is the half-width that another stack's kernels add.
+    """
+
+    op: str
+    form: Form
+    rows: pd.DataFrame
+    hold_out: HoldOut
+    source: str
+    origin: Origin
+    notes: str = ""
+    checks: Mapping[str, pd.DataFrame] = field(default_factory=dict)
+    again: HoldOut | None = None
+    stack_pct: float = 0.0
+
+    @property
+    def bin_by(self) -> str:
+        """The column, one of :data:`BINS`, whose ranges split the held-out errors."""
+        return next(name for name in BINS if name in self.form.inputs)
+
+
+_DESCRIBED = read_mapping(Path(__file__).with_name("studies.yaml"))
+
+
+def _study(
+    of: str,
+    op: str,
+    form: Form,
+    rows: pd.DataFrame,
+    name: str = "",
+    checks: Mapping[str, pd.DataFrame] | None = None,
+    **words: object,
+) -> Study:
+    """The study of an op as studies.yaml describes it at ``of`` and its ``name`` there (empty: the
+    op's); ``words`` fill its braces."""
+
+    def filled(value: Any) -> Any:
+        if isinstance(value, dict):
+            return {key: filled(each) for key, each in value.items()}
+        return value.format(**words) if isinstance(value, str) else value
+
+    about = filled(_DESCRIBED[of][name or op])
+    pct = about.pop("stack_pct", 0.0)
+    return Study(
+        op, form, rows, HoldOut(**about.pop("hold_out")), origin=_ORIGINS[about.pop("origin")],
+        again=HoldOut(**about.pop("again")) if "again" in about else None, checks=checks or {},
+        stack_pct=pct[str(words["gpus"])] if isinstance(pct, dict) else pct, **about,
+    )  # fmt: skip
+
+
+def on(frame: pd.DataFrame, device: DeviceSpec) -> pd.DataFrame:
+    """The rows with the hardware columns of the device they were measured on."""
+    return frame.assign(
+        peak_flops=device.peak_flops,
+        bandwidth=device.memory_bandwidth,
+        num_sms=float(device.num_sms),
+    ).reset_index(drop=True)
+
+
+def _elementwise(datasets: Path, name: str, device: DeviceSpec) -> Iterator[Study]:
+    """The elementwise ops and the embedding, from Vidur's files for ``a100`` or ``a40``."""
+    for op, rows in sorted(vidur.mlp(datasets, name).items()):
+        if op != "gemm":
+            kind = "several" if rows["model"].nunique() > 1 else "one"
+            words = {"device": name.upper(), "op_name": op}
+            yield _study("elementwise", op, STREAM, on(rows, device), kind, **words)
+
+
+def _a100(datasets: Path) -> Iterator[Study]:
+    device = load_device("a100-80g-sxm")
+    yield _a100_gemm(datasets, device)
+    yield from _a100_attention(datasets, device)
+    yield from _elementwise(datasets, "a100", device)
+    for gpus in (2, 4, 8):
+        yield _a100_reduce(datasets, device, gpus)
+    for scope, wire in (("intra_node", "NVLink"), ("inter_node", "200 Gb/s InfiniBand")):
+        rows = on(vidur.p2p_2023(datasets, scope), device)
+        yield _study("a100", f"send_recv_{scope}", LINK, rows, "send_recv", wire=wire)
+
+
+def _a100_reduce(datasets: Path, device: DeviceSpec, gpus: int) -> Study:
+    """NCCL without launches; beside it the calls of 2023, which an engine launched one by one."""
+    rows = aic.aic_all_reduce(datasets, gpus)
+    calls, empty_us = vidur.all_reduce_2023(datasets, gpus)
+    launch = empty_us - float(rows["time_us"].min())
+    calls = calls.assign(time_us=calls["time_us"] - launch)
+    checks = {f"2023, up to 512 tokens, {launch:.0f} us of launch taken off": on(calls, device)}
+    words = {"gpus": gpus, "empty_us": empty_us, "launch_us": launch}
+    op = f"all_reduce_{gpus}"
+    return _study("a100", op, LINK, on(rows, device), "all_reduce", checks, **words)
+
+
+def _a100_gemm(datasets: Path, device: DeviceSpec) -> Study:
+    large = "n >= 512 and k >= 512"
+    rows = on(aic.aic_gemm(datasets).query(f"{large} and n * k >= 2**20"), device)
+    vllm = aic.aic_gemm(datasets, "VLLM").query(f"m == 384 and {large}")
+    checks = {
+        "m = 384, never in the fit, as vLLM measures it": on(vllm, device),
+        "other stack: Vidur A100 fp16": on(vidur.mlp(datasets, "a100")["gemm"], device),
+    }
+    return _study("a100", "gemm", GEMM, rows, checks=checks)
+
+
+def _a100_attention(datasets: Path, device: DeviceSpec) -> Iterator[Study]:
+    """Decodes of MHA and GQA apart: they are different kernels. Each from a source that measured it
+    well."""
+    prompts = aic.aic_prefill(datasets).query("batch == 1 and chunk > 1")
+    yield _study("a100", "attn_prefill", ATTN_PREFILL, on(prompts, device))
+    paged = vidur.prefill(datasets)
+    fresh = paged[paged["context"] == 0].set_index("chunk")["time_us"]
+    paged = paged.assign(base_us=paged["chunk"].map(fresh)).query("context > 0")
+    yield _study("a100", "attn_context", ATTN_CONTEXT, on(paged, device))
+    inside = "15 <= context <= 32768"
+    mha = aic.aic_decode(datasets, "TRTLLM").query(f"heads == kv_heads and {inside}")
+    mha = on(mha[bandwidth_share(mha, device) <= 0.9], device)
+    yield _study("a100", "attn_decode_mha", decode_form(splits=True, packed=True), mha)
+    gqa = on(aic.aic_decode(datasets).query(f"heads > kv_heads and {inside}"), device)
+    checks = {"other stack: Vidur A100, 32/4 heads": on(vidur.decode(datasets), device)}
+    form = decode_form(splits=False, packed=True)
+    yield _study("a100", "attn_decode_gqa", form, gqa, checks=checks)
+
+
+def bandwidth_share(rows: pd.DataFrame, device: DeviceSpec) -> pd.Series[float]:
+    """The share of HBM bandwidth at which each row's KV cache is read once in its time."""
+    kv_bytes = 4 * rows["head_dim"] * rows["kv_heads"] * rows["batch"] * rows["context"]
+    return 1e6 * kv_bytes / rows["time_us"] / device.memory_bandwidth
+
+
+def _ga102(datasets: Path, target: str) -> Iterator[Study]:
+    """A6000 or A40: the same silicon (GA102, 84 SMs), so their measurements complement each
+    other."""
+    a6000, a40 = load_device("a6000"), load_device("a40")
+    yield _ga102_gemm(datasets, load_device(target))
+    lent = target != "a6000"
+    words = {
+        "lent": " (lent)" if lent else "",
+        "elsewhere": "measured on the A6000, not on this device; " if lent else "",
+    }
+    prompts, decodes = (on(rows, a6000) for rows in data.llmservingsim_attention(datasets))
+    prefill = _study("ga102", "attn_prefill", ATTN_PREFILL, prompts, **words)
+    yield replace(prefill, stack_pct=100.0) if lent else prefill
+    # In the file's GQA without packing, L2 serves the query heads of a group: it does not show
+    # what HBM gives to MHA. 0.81 is the share that attn_decode_mha found on the A100.
+    form = decode_form(splits=False, packed=False, hbm=0.81)
+    yield _study("ga102", "attn_decode", form, decodes, **words)
+    yield from _elementwise(datasets, "a40", a40)
+    for gpus in (2, 4, 8):
+        rows = on(vidur.all_reduce_a40(datasets, gpus), a40)
+        yield _study("ga102", f"all_reduce_{gpus}", LINK, rows, "all_reduce", gpus=gpus)
+    for scope in ("intra_node", "inter_node"):
+        rows = on(vidur.send_recv_a40(datasets, scope), a40)
+        yield _study("ga102", f"send_recv_{scope}", LINK, rows, "send_recv", scope=scope)
+
+
+def _ga102_gemm(datasets: Path, target: DeviceSpec) -> Study:
+    a6000 = on(data.llmservingsim_gemm(datasets), load_device("a6000"))
+    a40 = vidur.mlp(datasets, "a40")["gemm"].drop(columns="model")
+    a40 = on(a40.query("n >= 512 and k >= 512"), load_device("a40"))
+    rows = pd.concat([a6000, a40], ignore_index=True)
+    words = {"target": target.name, "mine": f"peak_flops == {target.peak_flops}"}
+    study = _study("ga102", "gemm", GEMM, rows, **words)
+    return study if target.name == "a6000" else replace(study, again=None)
+
+
+#: The devices that the public measurements calibrate.
+STUDIES: dict[str, Callable[[Path], Iterator[Study]]] = {
+    "a100-80g-sxm": _a100,
+    "a6000": lambda datasets: _ga102(datasets, "a6000"),
+    "a40": lambda datasets: _ga102(datasets, "a40"),
+}

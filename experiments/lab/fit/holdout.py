@@ -1,0 +1,442 @@
+"""Rows left out of a stack's fits, and the errors on them: one protocol for every table.
+
+A fold (:mod:`sarathi_sim.profiler.physics.hold_out`) has rows to fit and rows to score: what was
+fitted to the former predicts the latter. A table has several kinds of hold-outs: between its sizes,
+between its shapes or head counts, and beyond them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property, partial
+
+import numpy as np
+import pandas as pd
+
+from sarathi_sim.profiler.facts.layer_kinds import Indexer
+from sarathi_sim.profiler.facts.roofline import Array
+from sarathi_sim.profiler.kernels.attention_grid import (
+    HeadGrid,
+    decode_us,
+    fit_decode,
+    fit_prefill,
+    fit_prefix,
+    prefill_us,
+    prefix_us,
+)
+from sarathi_sim.profiler.kernels.exchange_curves import ExchangeCurves
+from sarathi_sim.profiler.kernels.gemm_lattice import (
+    GemmCube,
+    fit_lattice,
+    gemm_cube,
+    rising,
+    through,
+)
+from sarathi_sim.profiler.kernels.moe_surface import MoeTable, Rates, between_knots, fit_moe, groups
+from sarathi_sim.profiler.kernels.reduce_curves import fit_reduce
+from sarathi_sim.profiler.kernels.sparse_law import fit_sparse
+from sarathi_sim.profiler.kernels.stack_file import KernelFit, LeftOut, StoredSurface
+from sarathi_sim.profiler.physics.hold_out import (
+    Folds,
+    Rows,
+    leave_one_group_out,
+    median_p95_worst,
+)
+from sarathi_sim.profiler.physics.prompt_law import NEAR_CALLS, PromptLaw
+
+#: Log errors against the cleaned rows, and against the rows as they were measured.
+Errors = tuple[Array, Array]
+#: Errors by kind of hold-out; computed when they are iterated.
+Kinds = dict[str, Iterator[Errors]]
+#: Microseconds of rows that belong to one shape.
+Law = Callable[[pd.DataFrame], Array]
+
+PAIR = ["heads", "kv_heads"]
+_COVER = 0.9
+
+
+@dataclass(frozen=True, eq=False)
+class Fitted:
+    """One table's surface, and what its record is made of.
+
+    ``time_us`` were measured, ``clean_us`` fitted; ``timed_us`` are the times before those below
+    the memory's bound were raised (None: none were). ``kinds`` are iterated once.
+    """
+
+    table: str
+    surface: StoredSurface
+    version: str
+    rows: int
+    time_us: Array
+    clean_us: Array
+    kinds: Kinds = field(default_factory=dict)
+    timed_us: Array | None = None
+    kernel: str = ""
+    unlike: str = ""
+
+    @cached_property
+    def fit(self) -> KernelFit:
+        """The record: the effect of cleaning on the rows, and the errors by kind of hold-out."""
+        time, stored = self.time_us, self.surface.arrays()
+        known = ~np.isnan(time)
+        lowered = np.log(time[known] / self.clean_us[known])
+        scores = {kind: summary(errors) for kind, errors in self.kinds.items()}
+        raised = np.zeros(1) if self.timed_us is None else (time > self.timed_us)[known]
+        return KernelFit(
+            version=self.version,
+            rows=self.rows,
+            numbers=sum(array.size for name, array in stored.items() if name.startswith("log_")),
+            repaired_pct=round(100 * float((lowered > np.log(1.05)).mean()), 2),
+            repaired_far_pct=round(100 * float((lowered > np.log(1.5)).mean()), 2),
+            left_out={kind: score for kind, score in scores.items() if score is not None},
+            raised_pct=round(100 * float(raised.mean()), 2),
+            kernel=self.kernel,
+            unlike=self.unlike,
+        )
+
+
+def fitted(
+    table: str, surface: StoredSurface, rows: pd.DataFrame, version: str, kinds: Kinds
+) -> Fitted:
+    """A surface through ``rows`` as they were measured."""
+    time = microseconds(rows)
+    return Fitted(table, surface, version, len(rows), time, time, kinds)
+
+
+def microseconds(rows: pd.DataFrame) -> Array:
+    """The times of rows."""
+    return rows["time_us"].to_numpy(np.float64)
+
+
+def sizes_of(rows: pd.DataFrame, *columns: str) -> Iterator[Array]:
+    """Columns as numbers."""
+    return (rows[column].to_numpy(np.float64) for column in columns)
+
+
+def summary(parts: Iterable[Errors]) -> LeftOut | None:
+    """All errors of one kind of hold-out together; None without any."""
+    found = list(parts)
+    if not found:
+        return None
+    clean, raw = (np.concatenate([np.ravel(part[i]) for part in found]) for i in (0, 1))
+    known = np.isfinite(clean) & np.isfinite(raw)
+    if not known.any():
+        return None
+    off, measured = clean[known], raw[known]
+    halves = np.abs(off[::2]), np.abs(off[1::2])
+    covered = [
+        float((other <= _covering(half)).mean())
+        for half, other in (halves, halves[::-1])
+        if len(half) and len(other)
+    ]
+    width = 100 * float(np.expm1(_covering(np.abs(off))))
+    share = 100 * float(np.mean(covered)) if covered else 100.0
+    values = (*median_p95_worst(off), *median_p95_worst(measured)[:2], width, share)
+    return LeftOut(len(off), *(round(value, 2) for value in values))
+
+
+def _covering(errors: Array) -> float:
+    """The half-width that covers 90 % of further errors: of n errors in order, the one at
+    0.9 (n + 1), or the largest of fewer than nine."""
+    return float(np.quantile(errors, _COVER, method="weibull"))
+
+
+# The protocol -----------------------------------------------------------------------------------
+
+
+def rows_left_out(
+    rows: pd.DataFrame,
+    folds: Folds,
+    fit: Callable[[pd.DataFrame], Law],
+    by: str | Sequence[str] = PAIR,
+    clean: Law | None = None,
+) -> Iterator[Errors]:
+    """The errors of each fold, of one shape (``by`` these columns) after the other, by the law
+    that was fitted to the other rows; ``clean`` gives the cleaned times (None: as measured)."""
+    for kept, out in folds:
+        law = fit(rows.iloc[kept])
+        for _, part in rows.iloc[out].groupby(by, sort=False):
+            yield _errors(law(part), microseconds(part), None if clean is None else clean(part))
+
+
+def _errors(predicted: Array, measured: Array, clean: Array | None = None) -> Errors:
+    off = np.log(predicted / measured)
+    return off if clean is None else np.log(predicted / clean), off
+
+
+def each(rows: pd.DataFrame, *columns: str, inner: bool = True) -> Folds:
+    """Every value of these columns in turn, one column after the other; ``inner``: but for the
+    smallest and the largest."""
+    folds = []
+    for column in columns:
+        value = rows[column].to_numpy()
+        scored = (value > value.min()) & (value < value.max()) if inner else None
+        folds += leave_one_group_out(value, scored)
+    return folds
+
+
+def every_other(place: Array, last: Array | int) -> Folds:
+    """Each half of the inner places in turn; place 0 and the ``last`` are always fitted."""
+    inner = (place > 0) & (place < last)
+    halves = (inner & (place % 2 != first) for first in (0, 1))
+    return [(np.flatnonzero(~out), np.flatnonzero(out)) for out in halves if out.any()]
+
+
+# GEMMs ------------------------------------------------------------------------------------------
+
+
+def gemm_kinds(rows: pd.DataFrame, clean: GemmCube, raw: GemmCube, knots: Rows, few: bool) -> Kinds:
+    """Of a table of GEMMs; every second n chose the ``knots``, the others are scored between them.
+    Of ``few`` shapes each is left out alone."""
+    every = np.arange(len(clean.m))
+    group = np.cumsum(np.concatenate([[1], np.diff(clean.m) > 1]))  # neighbours one token apart
+    small = (np.bincount(group)[group] <= 2) & (group > 1) & (group < group[-1])
+    scored = np.arange(1, len(clean.n), 2)
+    return {
+        "between": _gemm_tokens(clean, raw, [(knots, np.setdiff1d(every, knots))], scored),
+        "token pairs": _gemm_tokens(clean, raw, leave_one_group_out(group, small)),
+        "shapes": _gemm_each_shape(rows) if few else _gemm_shapes(clean, raw),
+        "beyond": _gemm_beyond(clean, raw),
+    }
+
+
+def _gemm_tokens(
+    clean: GemmCube, raw: GemmCube, folds: Folds, n: Rows | slice = slice(None)
+) -> Iterator[Errors]:
+    """Token counts, on lines through the others."""
+    for kept, out in folds:
+        if len(out):
+            times = through(clean, kept), raw.time_us, clean.time_us
+            yield _errors(*(each[n][..., out] for each in times))
+
+
+def _gemm_shapes(clean: GemmCube, raw: GemmCube) -> Iterator[Errors]:
+    """Every other n, then k, in turn: no shape with that n (or k) was fitted or cleaned with."""
+    for axis in (0, 1):
+        count = clean.time_us.shape[axis]
+        for kept, out in every_other(np.arange(count), count - 1):
+            yield _gemm_without(clean, raw, axis, kept, out)
+
+
+def _gemm_beyond(clean: GemmCube, raw: GemmCube) -> Iterator[Errors]:
+    """The sides above 16384 and, apart, token counts above 8192, from the smaller ones."""
+    for axis, most in ((0, 16384.0), (1, 16384.0), (2, 8192.0)):
+        outside = (clean.n, clean.k, clean.m)[axis] > most
+        if outside.any():
+            yield _gemm_without(clean, raw, axis, *map(np.flatnonzero, (~outside, outside)))
+
+
+def _gemm_without(clean: GemmCube, raw: GemmCube, axis: int, kept: Rows, out: Rows) -> Errors:
+    """The errors at ``out`` of one axis, fitted and cleaned with the ``kept`` indices alone."""
+    every = [np.arange(size) for size in clean.time_us.shape]
+    fit, scored = ([*every[:axis], rows, *every[axis + 1 :]] for rows in (kept, out))
+    lattice = fit_lattice(raw.some(*fit).cleaned())
+    raw, clean = raw.some(*scored), clean.some(*scored)
+    predicted = [[lattice.time_us(clean.m, int(n), int(k)) for k in clean.k] for n in clean.n]
+    return _errors(np.array(predicted), raw.time_us, clean.time_us)
+
+
+def _gemm_each_shape(rows: pd.DataFrame) -> Iterator[Errors]:
+    def fit(kept: pd.DataFrame) -> Law:
+        lattice = fit_lattice(gemm_cube(kept).cleaned())
+        return lambda part: lattice.time_us(*sizes_of(part, "m"), *part[["n", "k"]].iloc[0])
+
+    shape = rows.groupby(["n", "k"], sort=False).ngroup()
+    yield from rows_left_out(rows, leave_one_group_out(shape), fit, ["n", "k"])
+
+
+# Attention --------------------------------------------------------------------------------------
+
+
+def _law(time_us: Callable[..., Array], *sizes: str) -> Law:
+    """The times of one pair of head counts, from functions of sizes and the pair."""
+    return lambda part: time_us(*sizes_of(part, *sizes), *part[PAIR].iloc[0].tolist())
+
+
+def decode_kinds(rows: pd.DataFrame, window: float, by_group: bool) -> Kinds:
+    """Of decodes: every other context and batch (neighbours a factor of 4 apart); head counts."""
+    return {
+        "sizes": _decode_sizes(rows, window),
+        "heads": decode_heads(rows, by_group, window),
+        "beyond": decode_heads(rows, by_group, window, inside=False),
+    }
+
+
+def _decode_sizes(rows: pd.DataFrame, window: float) -> Iterator[Errors]:
+    def fit(kept: pd.DataFrame) -> Law:
+        return _decodes(fit_decode(kept, window=window), window)
+
+    clean = fit(rows)
+    for column in ("context", "batch"):
+        place = np.unique(rows[column], return_inverse=True)[1]
+        yield from rows_left_out(rows, every_other(place, place.max()), fit, clean=clean)
+
+
+def decode_heads(
+    rows: pd.DataFrame, by_group: bool, window: float = np.inf, inside: bool = True
+) -> Iterator[Errors]:
+    """Every pair of head counts in turn; ``inside``: those between others, else those beyond."""
+    whole = fit_decode(rows, by_group, window)
+    law = partial(_decodes, window=window)
+    yield from _each_pair(rows, whole, inside, law, clean=law(whole))
+
+
+def _decodes(grid: HeadGrid, window: float) -> Law:
+    return _law(partial(decode_us, grid, window=window), "batch", "context")
+
+
+def prompt_kinds(rows: pd.DataFrame, window: float) -> Kinds:
+    """Of prompts: every inner chunk size; head counts."""
+
+    def law(grid: HeadGrid) -> Law:
+        return _law(partial(prefill_us, grid, window=window), "chunk")
+
+    return {
+        "sizes": rows_left_out(rows, each(rows, "chunk"), lambda kept: law(fit_prefill(kept))),
+        "heads": _each_pair(rows, fit_prefill(rows), True, law),
+        "beyond": _each_pair(rows, fit_prefill(rows), False, law),
+    }
+
+
+def _each_pair(
+    rows: pd.DataFrame,
+    whole: HeadGrid,
+    inside: bool,
+    law: Callable[[HeadGrid], Law],
+    clean: Law | None = None,
+) -> Iterator[Errors]:
+    """Each pair of head counts, by the ``whole`` grid without it; of decodes against ``clean``."""
+    number, every = rows.groupby(PAIR).ngroup(), np.arange(len(whole.heads))
+    if len(every) > 1:
+        between = [
+            whole.only(every != row).between(*pair, decode=clean is not None)
+            for row, pair in enumerate(whole.heads.tolist())
+        ]
+        folds = leave_one_group_out(number, (np.array(between) == inside)[number])
+
+        def fit(kept: pd.DataFrame) -> Law:
+            return law(whole.only(np.isin(every, number[kept.index])))
+
+        yield from rows_left_out(rows, folds, fit, clean=clean)
+
+
+def prefix_kinds(rows: pd.DataFrame, prompt: HeadGrid, units: int) -> Kinds:
+    """Of chunks after cached tokens: every inner chunk, then every inner context."""
+
+    def fit(kept: pd.DataFrame) -> Law:
+        grid = fit_prefix(kept, prompt, units)
+        return _law(partial(prefix_us, grid, prompt, units=units), "chunk", "context")
+
+    return {"sizes": rows_left_out(rows, each(rows, "chunk", "context"), fit)}
+
+
+def together(rows: pd.DataFrame, window: float = np.inf) -> Iterator[Errors]:
+    """Several prompts in one call: every other batch between one prompt and the most."""
+    of = [rows[name] for name in (*PAIR, "chunk")]
+    order = rows["batch"].groupby(of).rank() - 1
+    most = order.groupby(of).transform("max")
+
+    def fit(kept: pd.DataFrame) -> Law:
+        known, log = kept[["chunk", *PAIR, "batch"]].to_numpy(float), np.log(microseconds(kept))
+
+        def time_us(chunk: Array, batch: Array, *pair: int) -> Array:
+            return PromptLaw(known, log, np.array(pair), window, NEAR_CALLS).us(chunk, batch)
+
+        return _law(time_us, "chunk", "batch")
+
+    return rows_left_out(rows, every_other(order.to_numpy(), most.to_numpy()), fit)
+
+
+def sparse_kinds(rows: pd.DataFrame, indexer: Indexer) -> Kinds:
+    """Of prompts of sparse attention: each chunk, and each number of heads."""
+
+    def fit(kept: pd.DataFrame) -> Law:
+        law, sizes = fit_sparse(kept, indexer), ("chunk", "context")
+        return lambda part: law.us(*sizes_of(part, *sizes), part["heads"].iloc[0], indexer)
+
+    return {
+        kind: rows_left_out(rows, each(rows, column, inner=False), fit, "heads")
+        for kind, column in (("sizes", "chunk"), ("heads", "heads"))
+    }
+
+
+# Experts and messages ---------------------------------------------------------------------------
+
+
+def moe_tokens(raw: MoeTable, rates: Rates, knots: Rows, scored: Rows) -> Iterator[Errors]:
+    """The token counts that are no knots, of the ``scored`` shapes (the others chose the knots)."""
+    clean = raw.cleaned(rates)
+    rest = np.setdiff1d(np.arange(len(clean.tokens)), knots)
+    if len(rest) and len(scored):
+        ratio = clean.log_ratio(rates)
+        off = (between_knots(ratio, clean.tokens, knots) - ratio)[scored][:, rest]
+        lowered = np.log(clean.time_us / raw.time_us)[scored][:, rest]
+        yield off.T, (off + lowered).T  # every second shape is scored
+
+
+def moe_kinds(raw: MoeTable, rates: Rates, wide: bool) -> Kinds:
+    """Each model's shapes in turn, from the other models': of models that share their number of
+    chosen experts with another (``shapes``), and of the others (``beyond``). ``wide``: also each
+    shape whose model was timed on fewer and on more ``ranks``."""
+    model, alike, inner = (np.zeros(len(raw.shapes), dtype=of) for of in (int, bool, bool))
+    for number, (mine, shared) in enumerate(groups(raw.shapes)):
+        ranks = raw.shapes[:, 5]
+        model[mine], alike[mine] = number, shared
+        inner |= mine & (ranks > ranks[mine].min()) & (ranks < ranks[mine].max())
+    folds = {
+        "shapes": leave_one_group_out(model, alike),
+        "beyond": leave_one_group_out(model, ~alike),
+    }
+    if wide:
+        folds["ranks"] = leave_one_group_out(np.arange(len(model)), inner)
+    return {kind: _moe_left_out(raw, rates, each_of) for kind, each_of in folds.items()}
+
+
+def _moe_left_out(raw: MoeTable, rates: Rates, folds: Folds) -> Iterator[Errors]:
+    clean = raw.cleaned(rates)
+    surface = fit_moe(clean, rates)
+    for kept, out in folds:
+        others = np.isin(np.arange(len(clean.shapes)), kept)
+        off = surface.some(others).unmeasured(clean.shapes[out], rates) - surface.log_ratio[out]
+        yield off, off + np.log(clean.time_us[out] / raw.time_us[out])
+
+
+def messages(rows: pd.DataFrame) -> Iterator[Errors]:
+    """Every inner message size in turn: neighbours a factor of 4 apart."""
+    ordered = rows.sort_values("num_bytes").reset_index(drop=True)
+    clean = rising(microseconds(ordered), 0)
+
+    def fit(kept: pd.DataFrame) -> Law:
+        curve = fit_reduce(kept)
+        return lambda part: curve.time_us(*sizes_of(part, "num_bytes"))
+
+    folds = leave_one_group_out(ordered.index, ordered.index.isin(ordered.index[1:-1]))
+    return rows_left_out(ordered, folds, fit, "num_bytes", lambda part: clean[part.index])
+
+
+def exchange_kinds(whole: ExchangeCurves) -> Kinds:
+    """Errors, each from all others: of an inner token count (``sizes``); of a model that was
+    measured with one number of ranks (``shapes``), by other models; and of a model's number of
+    ranks among several (``ranks``). Both within the numbers of ranks that are left."""
+    every, tokens = np.arange(len(whole.shapes)), np.arange(len(whole.tokens))
+
+    def off(curves: ExchangeCurves, row: int, at: Rows) -> Errors:
+        a, b, c, d = whole.shapes[row].tolist()
+        error = np.log(curves.time_us(whole.tokens[at], (a, b, c, d))) - whole.log_us[row, at]
+        return error, error
+
+    def sizes() -> Iterator[Errors]:
+        for kept, out in leave_one_group_out(tokens, (tokens > 0) & (tokens < tokens[-1])):
+            left = replace(whole, tokens=whole.tokens[kept], log_us=whole.log_us[:, kept])
+            yield from (off(left, row, out) for row in every)
+
+    def without(ranks: bool) -> Iterator[Errors]:
+        of_model = np.unique(whole.shapes[:, :3], axis=0, return_inverse=True)[1].reshape(-1)
+        scored = (np.bincount(of_model)[of_model] > 1) == ranks
+        for kept, out in leave_one_group_out(every, scored):
+            others, mine = whole.shapes[kept, 3], whole.shapes[out[0], 3]
+            if others.min() <= mine <= others.max():
+                yield off(whole.some(np.isin(every, kept)), int(out[0]), tokens)
+
+    return {"sizes": sizes(), "shapes": without(False), "ranks": without(True)}

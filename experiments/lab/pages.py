@@ -1,0 +1,407 @@
+"""Pages and tables of the documentation that are made from the code and the stored fits.
+
+``python -m sarathi_sim.experiments.lab.pages docs`` writes reference.md (from the schema, the
+registries and the shipped configurations) and limits.md into that folder. A file in place of it,
+``data/README.md``, gets the tables of the shipped kernels' errors. No key, name or metric is listed
+here by hand.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import sys
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from functools import cache
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+from sarathi_sim.experiments.config.loading import CONFIGS
+from sarathi_sim.experiments.config.scenario import PARAMETERS, Header, Scenario
+from sarathi_sim.experiments.lab.fit.accuracy import by_class, scores_of
+from sarathi_sim.experiments.lab.fit.kernels import fitted_devices
+from sarathi_sim.experiments.sweeps.points import SweepSpec
+from sarathi_sim.profiler.facts.formats import STACKS
+from sarathi_sim.profiler.facts.ops import ALL_REDUCE, MOE
+from sarathi_sim.profiler.kernels.stack_attention import STATE
+from sarathi_sim.profiler.kernels.stack_file import KernelFit, StackSpec, load_stack
+from sarathi_sim.profiler.storage.files import write_whole
+from sarathi_sim.profiler.storage.not_modelled import LIMITS, Kind
+from sarathi_sim.profiler.storage.plain_yaml import read_mapping
+from sarathi_sim.simulator.load.trace import NAMES, NEEDED
+from sarathi_sim.simulator.views.metric_registry import METRICS
+
+Rows = Iterator[Sequence[str]]
+
+
+def table(header: Sequence[str], rows: Iterable[Sequence[str]], ruler: str = "") -> list[str]:
+    """The lines of a table and an empty one; all columns are aligned as the reader likes."""
+    cells = [f"| {' | '.join(row)} |" for row in (header, *rows)]
+    return [cells[0], ruler or f"|{'---|' * len(header)}", *cells[1:], ""]
+
+
+def markdown(title: str, header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    """A titled table of numbers; the first column is left-aligned."""
+    ruler = f"| --- |{' ---: |' * (len(header) - 1)}"
+    return "\n".join([f"## {title}", "", *table(header, rows, ruler)])
+
+
+def update(page: str, tables: str, some: bool = False) -> str:
+    """The page with the text between ``<!-- table: TITLE -->`` and ``<!-- end -->`` replaced by the
+    table of that title. Raises KeyError for a missing table, unless ``some`` may stay unchanged."""
+    parts = dict(re.findall(r"^## (.+?)\n\n((?:\|.*\n)+)", tables, re.MULTILINE))
+
+    def replaced(match: re.Match[str]) -> str:
+        if some and match[2] not in parts:
+            return match[0]
+        return f"{match[1]}\n\n{parts[match[2]]}\n<!-- end -->"
+
+    return re.sub(r"(<!-- table: (.+?) -->).*?<!-- end -->", replaced, page, flags=re.DOTALL)
+
+
+# docs/reference.md: every configuration key, column of a trace, metric and file of a result -----
+
+#: The files of a result's folder, and what they hold.
+FILES = {
+    "config.yaml": "the configuration, every default filled in; `sarathi-sim run` takes it again",
+    "summary.json": "metrics of each scenario, ratios, bands, warnings, the origin of op times",
+    "manifest.json": "size and SHA-256 of every file; only a folder with it is replaced",
+    "SCENARIO/requests.parquet": "a row per request ([metrics.md](metrics.md))",
+    "SCENARIO/iterations.parquet": "a row per micro-batch",
+    "SCENARIO/ledger.csv": "a row per stage: what its time went to",
+    "SCENARIO/token_gaps.parquet": "the distribution of the time between tokens",
+    "figures/NAME.png, .svg": "the figures",
+    "SCENARIO/timeline.json.gz": "with `--timeline`: a trace for Perfetto",
+}
+_SECTIONS: list[tuple[str, type[Any], str]] = [
+    ("A scenario", Scenario, ""),
+    ("Beside the scenarios", Header, ""),
+    ("A sweep", SweepSpec, "sweep"),
+]
+_WORDS = {"integer": "whole number", "number": "number", "string": "text", "boolean": "yes or no"}
+
+
+def reference() -> str:
+    """docs/reference.md."""
+    lines = [
+        "# Reference",
+        "",
+        "`python -m sarathi_sim.experiments.lab.pages docs` makes this page from the code.",
+        "",
+        "Keys go by their path: `cluster.tp` is the key `tp` of the section `cluster`, and",
+        "`--set cluster.tp=8` sets it. Any key of a scenario may stand at the top level, for all",
+        "scenarios, or within one.",
+        "",
+    ]
+    for title, model, prefix in _SECTIONS:
+        schema = model.model_json_schema()
+        lines += [f"## {title}", ""]
+        lines += _tables(schema, schema.get("$defs", {}), prefix)
+    names = [
+        (f"`{meaning}`{' (needed)' * (meaning in NEEDED)}", ", ".join(f"`{n}`" for n in names))
+        for meaning, names in NAMES.items()
+    ]
+    lines += ["## Columns of a trace", "", *table(("meaning", "names"), names)]
+    lines += ["[workloads.md](workloads.md#traces) describes the files and units.", ""]
+    header = ("key", "name", "unit", "better", "statistics")
+    metrics = [
+        (
+            *(f"`{metric.key}`", metric.name, metric.unit),
+            metric.better if metric.better in ("less", "more") else "",
+            ", ".join(f"`{each}`" for each in metric.statistics),
+        )
+        for metric in METRICS.values()
+    ]
+    lines += ["## Metrics", "", "[metrics.md](metrics.md) has the formulas.", ""]
+    lines += table(header, metrics)
+    files = [(f"`{name}`", content) for name, content in FILES.items()]
+    lines += ["## Files of a result", "", *table(("file", "content"), files)]
+    return "\n".join(lines)
+
+
+def _tables(schema: Mapping[str, Any], classes: Mapping[str, Any], prefix: str) -> Iterator[str]:
+    """The section's description and its table of keys, then those of the sections within."""
+    keys = schema.get("properties", {})
+    if prefix:  # one of several forms of a section says which it is
+        forms = (f", `{key}: {keys[key]['const']}`" for key in ("kind", "name")
+                 if "const" in keys.get(key, {}))  # fmt: skip
+        yield from (f"### `{prefix}`{next(forms, '')}", "")
+    yield from (*_description(schema), "")
+    inner: list[tuple[str, Mapping[str, Any]]] = []
+    rows = []
+    for key, form in keys.items():
+        path = f"{prefix}.{key}" if prefix else key
+        sections = [classes[name] for name in _references(form)]
+        sections = [each for each in sections if each.get("properties")]
+        # Sections with names of the user's own, such as workload.system_prompts.coding.
+        named = f"{path}.NAME" if _by_name(form) else path
+        inner += [(named, each) for each in sections]
+        if "const" in form:
+            continue
+        default = "required" if key in schema.get("required", ()) else _default(form)
+        known = PARAMETERS.get(path.replace(".NAME", ""))
+        meaning = (known.unit, known.name) if known else ("", "")
+        cells = (f"`{path}`", _type(form), default, *meaning, _example(path))
+        rows.append([cell.replace("|", " or ") for cell in cells])
+    if rows:
+        yield from table(("key", "type", "default", "unit", "name", "example"), rows)
+    for path, section in inner:
+        yield from _tables(section, classes, path)
+
+
+def _description(schema: Mapping[str, Any]) -> list[str]:
+    """The class's docstring, in Markdown."""
+    text = re.sub(r"``(.+?)``", r"`\1`", schema.get("description", ""))
+    return [re.sub(r":\w+:`~?(.+?)`", r"`\1`", line) for line in text.splitlines()]
+
+
+def _references(form: Mapping[str, Any]) -> Iterator[str]:
+    """Names of the classes that a key's value may be of."""
+    if "$ref" in form:
+        yield form["$ref"].rpartition("/")[2]
+    for inner in (*form.get("anyOf", ()), *form.get("oneOf", ())):
+        yield from _references(inner)
+    for section in (form.get("items"), *_by_name(form)):
+        if isinstance(section, dict):
+            yield from _references(section)
+
+
+def _by_name(form: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """The form of the values of a section whose keys are names of the user's own."""
+    values = [form.get("additionalProperties"), *form.get("patternProperties", {}).values()]
+    return [each for each in values if isinstance(each, dict)]
+
+
+def _type(form: Mapping[str, Any]) -> str:
+    if "anyOf" in form or "oneOf" in form:
+        each = [_type(inner) for inner in form.get("anyOf", form.get("oneOf", ()))]
+        return " or ".join(dict.fromkeys(kind for kind in each if kind != "null"))
+    if "enum" in form:
+        return ", ".join(f"`{value}`" for value in form["enum"])
+    if form.get("type") == "array":
+        return f"list: {_type(form['items'])}" if form.get("items") else "list"
+    if "$ref" in form or form.get("type") == "object":
+        return "section"
+    word = _WORDS.get(form.get("type", ""), form.get("type", "any"))
+    return f"{word}{_bounds(form)}"
+
+
+def _bounds(form: Mapping[str, Any]) -> str:
+    words = {
+        "exclusiveMinimum": "above", "minimum": "from",
+        "exclusiveMaximum": "below", "maximum": "to",
+    }  # fmt: skip
+    found = [
+        f"{word} {bound:,}" if isinstance(bound, int) and bound < 1e9 else f"{word} {bound:g}"
+        for key, word in words.items()
+        if (bound := form.get(key)) is not None
+    ]
+    return f", {' '.join(found)}" if found else ""
+
+
+def _default(form: Mapping[str, Any]) -> str:
+    value = form.get("default")
+    if value in (None, {}, [], "") or isinstance(value, dict):
+        return ""
+    return f"`{_shown(value)}`"
+
+
+def _shown(value: object) -> str:
+    """As YAML takes it, on one line."""
+    return value if isinstance(value, str) else json.dumps(value)
+
+
+@cache
+def _shipped() -> dict[str, object]:
+    """A value of each key that a shipped configuration sets."""
+    found: dict[str, object] = {}
+
+    def walk(value: object, path: str) -> None:
+        if isinstance(value, Mapping):
+            for key, inner in value.items():
+                walk(inner, f"{path}.{key}" if path else str(key))
+        elif path not in found:
+            found[path] = value
+
+    for file in sorted(CONFIGS.glob("*.yaml")):
+        content = read_mapping(file)
+        for scenario in (content.get("scenarios") or {}).values():
+            walk(scenario, "")
+        walk({key: value for key, value in content.items() if key != "scenarios"}, "")
+    return found
+
+
+def _example(path: str) -> str:
+    value = _shipped().get(path)
+    text = "" if value is None else _shown(value)
+    return f"`{text}`" if text and len(text) <= 60 and "\n" not in text else ""
+
+
+# docs/limits.md ---------------------------------------------------------------------------------
+
+_TITLES: dict[Kind, str] = {
+    "feature": "What engines do",
+    "model": "Models",
+    "device": "GPUs and other accelerators",
+    "format": "Number formats",
+}
+
+_NOTES: dict[Kind, tuple[str, ...]] = {
+    "device": (
+        "`sarathi-sim profile` measures op times with torch on an NVIDIA GPU or a CPU",
+        "([README](../README.md#where-op-times-come-from)). For anything else write the tables of",
+        "a bundle from measurements of your own, check them with `sarathi-sim profile-check`, and",
+        "write a YAML of the data sheet like those in `data/devices`.",
+        "",
+    )
+}
+
+
+def limits() -> str:
+    """docs/limits.md, from :data:`~sarathi_sim.profiler.storage.not_modelled.LIMITS`."""
+    lines = [
+        "# Limits",
+        "",
+        "`python -m sarathi_sim.experiments.lab.pages docs` makes this page from",
+        "`profiler/storage/not_modelled.py`.",
+        "",
+        "What is not modelled is refused by its name: as a key or a value of a configuration, an",
+        "option, a model or a device. The message says what its row on this page says. Names are",
+        "patterns: `*` stands for anything. Capitals do not matter, `_` is the same as `-`, and",
+        "the owner of a model is left out.",
+        "",
+    ]
+    for kind, rows in LIMITS.items():
+        cells = (
+            (limit.what, limit.instead, " ".join(f"`{name}`" for name in limit.names.split()))
+            for limit in rows
+        )
+        lines += [f"## {_TITLES[kind]}", "", *_NOTES.get(kind, ())]
+        lines += table(("not modelled", "what to do", "names"), cells)
+    return "\n".join(lines)
+
+
+# data/README.md: the errors of the shipped kernels ----------------------------------------------
+
+
+def shipped_stacks() -> list[StackSpec]:
+    """Every shipped stack, in the order of the devices."""
+    return [
+        load_stack(device, stack)[0]
+        for device in fitted_devices("vllm")
+        for stack in STACKS
+        if device in fitted_devices(stack)
+    ]
+
+
+def kernel_tables(specs: Sequence[StackSpec]) -> str:
+    """All tables, as Markdown with a title each."""
+    where = "device, stack"
+    block = (where, "version", "rows", "prompts: chunk sizes", "head counts",
+             "decodes: batches, contexts", "head counts")  # fmt: skip
+    fit = ("rows", "repaired > 5 %, > 50 %", "token counts")
+    return "\n".join(
+        markdown(title, header, rows)
+        for title, header, rows in (
+            ("classes", ("left out", "tables", "aim", "tables that meet it",
+                         "median of their medians, of their p95", "covered by the band"),
+             _classes(specs)),
+            ("gemm", (where, "weights", *fit, "shapes", "shapes, raw", "beyond"),
+             _each(specs, "gemm", ("between", "shapes", "shapes,raw", "beyond"))),
+            ("experts", (where, "experts", *fit, "shapes", "alone"),
+             _each(specs, MOE, ("between", "shapes", "beyond"), "power_law_1.2")),
+            ("attention", (where, "chunk sizes", "heads, prefill", "several prompts",
+                           "batch or context", "heads, decode", "messages, most GPUs"),
+             _attention(specs)),
+            ("latent", block, _pairs(specs, "bf16.mla")),
+            ("sparse", block, _pairs(specs, "bf16.dsa192-bf16")),
+            ("recurrent", block, _pairs(specs, STATE)),
+            ("windows", ("", "numbers a head", "window", "tables", "sizes", "head counts"),
+             _windows(specs)),
+        )
+    )  # fmt: skip
+
+
+def _classes(specs: Sequence[StackSpec]) -> Rows:
+    for one in by_class([score for spec in specs for score in scores_of(spec)]):
+        aim = f"{one.aim[0]:g} / {one.aim[1]:g}" if one.aim else ""
+        met = "" if one.met is None else str(one.met)
+        least, most = one.covered_range or (0.0, 0.0)
+        covered = f"{one.covered:.0f} % ({least:.0f} to {most:.0f})"
+        yield one.group, str(one.scores), aim, met, f"{one.median:.1f} / {one.p95:.1f}", covered
+
+
+def _each(specs: Sequence[StackSpec], family: str, kinds: Sequence[str], spread: str = "") -> Rows:
+    """Every table of a family (of one spread of tokens), and its errors by these kinds."""
+    for spec in specs:
+        for table, fit in spec.kernels.items():
+            of, _, name = table.partition(".")
+            dtype, _, tail = name.partition(".")
+            if (of, tail) == (family, spread):
+                errors = (_error(fit, *kind.partition(",")[::2]) for kind in kinds)
+                repaired = f"{fit.repaired_pct:.0f}, {fit.repaired_far_pct:.1f}"
+                source = f"{spec.device}, {spec.stack} {fit.version}"
+                yield source, dtype, f"{fit.rows:,}", repaired, *errors
+
+
+def _attention(specs: Sequence[StackSpec]) -> Rows:
+    wanted = (("prefill", "sizes"), ("prefill", "heads"), ("added", "batches"),
+              ("decode", "sizes"), ("decode", "heads"))  # fmt: skip
+    for spec in specs:
+        cells = [_error(spec.kernels.get(f"{f}.bf16.128"), kind) for f, kind in wanted]
+        graphs = (name for name in spec.having(ALL_REDUCE) if name.startswith("graph."))
+        most = max(graphs, key=lambda name: int(name.partition(".")[2]), default="")
+        last = spec.kernels.get(f"{ALL_REDUCE}.{most}")
+        source = f"{spec.device}, {spec.stack} {spec.kernels['decode.bf16.128'].version}"
+        yield source, *cells, _error(last, "sizes")
+
+
+def _pairs(specs: Sequence[StackSpec], table: str) -> Rows:
+    for spec in specs:
+        prompts, decodes = (spec.kernels.get(f"{f}.{table}") for f in ("prefill", "decode"))
+        if prompts is not None and decodes is not None:
+            version, _, of_block = decodes.version.partition(" ")
+            errors = (
+                _error(fit, k, digits=0) for fit in (prompts, decodes) for k in ("sizes", "heads")
+            )
+            yield (f"{spec.device}, {spec.stack}", version + (" (block)" if of_block else ""),
+                   f"{prompts.rows + decodes.rows:,}", *errors)  # fmt: skip
+
+
+def _windows(specs: Sequence[StackSpec]) -> Rows:
+    for called, family in (("prompts", "prefill"), ("decodes", "decode")):
+        for head_dim, window in ((64, 128), (256, 1024), (128, 8192)):
+            table = f"{family}.bf16.{head_dim}w{window}"
+            fits = [spec.kernels[table].left_out for spec in specs if table in spec.kernels]
+            cells = []
+            for kind in ("sizes", "heads"):
+                found = [left[kind] for left in fits if kind in left]
+                middle = median(left.median_pct for left in found)
+                cells.append(f"{middle:.1f} / {median(left.p95_pct for left in found):.0f}")
+            yield called, str(head_dim), f"{window:,}", str(len(fits)), *cells
+
+
+def _error(fit: KernelFit | None, kind: str, raw: str = "", digits: int = 1) -> str:
+    """Median / 95th percentile, the latter with so many digits; ``raw``: of the measured rows."""
+    if fit is None or (left := fit.left_out.get(kind)) is None:
+        return "-"
+    middle, far = left.median_pct, left.p95_pct
+    if raw:
+        middle, far = left.measured_median_pct, left.measured_p95_pct
+    return f"{middle:.1f} / {far:.{digits}f}"
+
+
+def main() -> None:
+    """Write the pages of the folders, and the tables of the files, named on the command line."""
+    for path in map(Path, sys.argv[1:]):
+        if path.is_dir():
+            write_whole(path / "reference.md", reference())
+            write_whole(path / "limits.md", limits())
+        else:
+            tables = kernel_tables(shipped_stacks())
+            write_whole(path, update(path.read_text(encoding="utf-8"), tables))
+
+
+if __name__ == "__main__":
+    main()

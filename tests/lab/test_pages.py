@@ -1,0 +1,61 @@
+"""Pages and tables of the documentation that are made from the code and the stored fits."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from sarathi_sim.experiments.config.loading import load_experiment
+from sarathi_sim.experiments.lab.pages import (
+    FILES,
+    kernel_tables,
+    limits,
+    markdown,
+    reference,
+    shipped_stacks,
+    update,
+)
+from sarathi_sim.experiments.run.experiment import run_experiment
+from sarathi_sim.profiler.storage.child import silent
+
+pytestmark = pytest.mark.lab
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def test_the_pages_are_up_to_date() -> None:
+    """``python -m sarathi_sim.experiments.lab.pages docs data/README.md`` writes them."""
+    for name, text in (("reference", reference()), ("limits", limits())):
+        assert (ROOT / f"docs/{name}.md").read_text(encoding="utf-8") == text
+    page = (ROOT / "data/README.md").read_text(encoding="utf-8")
+    assert update(page, kernel_tables(shipped_stacks())) == page
+
+
+def test_the_reference_names_every_key_and_its_bounds() -> None:
+    rows = [line for line in reference().splitlines() if line.startswith("| `")]
+    found = {line.split("`")[1] for line in rows}
+    assert {"seed", "cluster.tp", "workload.lengths.theta", "policy.chunk_size"} <= found
+    assert {"workload.system_prompts.NAME.share", "workload.arrivals.rates.at_s"} <= found
+    assert {"sweep.grid", "compare.NAME.over"} <= found
+    (theta,) = (line for line in rows if "`workload.lengths.theta`" in line)
+    assert "number, from 0 to 100 | required |  | Zipf exponent | `0.4` |" in theta
+
+
+def test_every_file_of_a_result_is_in_the_reference(tmp_path: Path) -> None:
+    experiment = load_experiment("first_experiment", ["workload.requests=5"])
+    run_experiment(experiment, tmp_path / "r", figures=False, trace=True, progress=silent)
+    names = [path.relative_to(tmp_path / "r") for path in (tmp_path / "r").rglob("*.*")]
+    scenarios = set(experiment.scenarios)
+    found = {f"SCENARIO/{name.name}" if name.parts[0] in scenarios else str(name) for name in names}
+    assert found == {name for name in FILES if not name.startswith("figures")}
+
+
+def test_a_page_takes_tables_of_its_titles() -> None:
+    tables = markdown("One", ["a", "b"], [["x", "1"]]) + "\n" + markdown("Two", ["c"], [["y"]])
+    page = "before\n<!-- table: Two -->\nold\n<!-- end -->\nafter\n"
+    new = update(page, tables)
+    assert new == "before\n<!-- table: Two -->\n\n| c |\n| --- |\n| y |\n\n<!-- end -->\nafter\n"
+    assert update(new, tables) == new
+    with pytest.raises(KeyError):
+        update(page.replace("Two", "Three"), tables)
