@@ -1,8 +1,9 @@
-"""The bundles measured on an H200 and an H100 (data/profiles), held to floors: beside published
-kernels, whole layers beside their ops, and the regressions on points left out."""
+"""The bundles measured on GPUs (data/profiles), held to floors: beside published kernels, whole
+layers beside their ops, and the regressions on points left out."""
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 
@@ -33,6 +34,7 @@ NAMES = list_bundles(ROOT)
 #: The same shards by xformers, on two machines.
 TWO_HOURS = ("h200", "h200-dense")
 H100 = "h100-80gb-hbm3"
+H100_FP8 = (f"{H100}-fp8", "llama-3-8b", 1)
 
 
 @cache
@@ -56,9 +58,9 @@ def times(name: tuple[str, str, int]) -> OpTimes:
     return bundle_times(bundle(name))
 
 
-def test_all_ten_are_there() -> None:
+def test_all_are_there() -> None:
     gpus = [bundle(name).meta.environment["gpu"] for name in NAMES]
-    assert gpus == 2 * ["NVIDIA H100 80GB HBM3"] + 8 * ["NVIDIA H200"]
+    assert gpus == 5 * ["NVIDIA H100 80GB HBM3"] + 8 * ["NVIDIA H200"]
 
 
 @pytest.mark.parametrize("stack", ["vllm", "sglang", "trtllm"])
@@ -73,6 +75,36 @@ def test_gemms_take_what_published_kernels_take(name: tuple[str, str, int], stac
     found = ratios(theirs, ours)
     for op in model.gemms(tp):
         assert abs(found[op].median() - 1) < (0.10 if tp == 1 else 0.15), op
+
+
+def test_gemms_in_fp8_take_what_published_kernels_take() -> None:
+    """TensorRT-LLM's, within 10 % in the median of each; an H200's within 5 %; and 50 to 60 % of
+    what they take in bf16. SGLang's and vLLM's take 1.3 to 1.7 times as long as ours."""
+    ours, bf16 = bundle(H100_FP8), bundle((H100, "llama-3-8b", 1))
+    model = ours.meta.model_spec
+    published = asked_at(StackTimes("h100-80g-sxm", Kernels("trtllm", "fp8"), model, 1), ours)
+    to_published, to_bf16, to_h200 = (
+        {diff.op: diff.median for diff in diff_bundles(other, ours)[0]}
+        for other in (published, bf16, bundle(("h200-fp8", "llama-3-8b", 1)))
+    )
+    for op in set(model.gemms(1)) - {"lm_head"}:
+        assert abs(to_published[op] - 1) < 0.10, op
+        assert abs(to_h200[op] - 1) < 0.05, op
+        assert 0.50 < to_bf16[op] < 0.60, op
+    assert abs(to_bf16["lm_head"] - 1) < 0.01  # it is in bf16 in both
+
+
+def test_two_models_share_the_times_of_equal_shapes() -> None:
+    """Llama 3 8B and Qwen3 8B have the same QKV, output and attention. Measured a day apart, each
+    is within 2 % in the median, and nine in ten within 10 %."""
+    llama, qwen = (bundle((H100, model, 1)) for model in ("llama-3-8b", "qwen3-8b"))
+    meta = replace(qwen.meta, model="llama-3-8b", model_spec=llama.meta.model_spec)
+    renamed = Bundle(meta, **qwen.tables())
+    found = {diff.op: diff for diff in diff_bundles(llama, renamed)[0]}
+    for op in ("preproj", "postproj", PREFILL, DECODE):
+        diff = found[op]
+        assert diff.points > 75 and abs(diff.median - 1) < 0.02, op
+        assert diff.p5 > 0.9 and diff.p95 < 1.1, op
 
 
 @pytest.mark.parametrize("stack", ["vllm", "sglang", "trtllm"])
@@ -146,7 +178,7 @@ def test_a_layer_is_the_sum_of_its_ops(name: tuple[str, str, int]) -> None:
     """Within 2 % in the median. In fp8 a layer rounds its activations, too, which no op holds: 5 %,
     and 2 % with the terms of whole layers."""
     errors = interaction_errors(bundle(name), times(name))
-    assert errors["sum"].median() < (5 if name[0] == "h200-fp8" else 2)
+    assert errors["sum"].median() < (5 if name[0].endswith("-fp8") else 2)
     assert errors["measured"].median() < 2
 
 
@@ -168,11 +200,11 @@ def test_regressions_hold_on_points_left_out(name: tuple[str, str, int]) -> None
 
 @pytest.mark.parametrize("name", NAMES, ids=str)
 def test_unequal_decodes_are_nearer_than_their_mean(name: tuple[str, str, int]) -> None:
-    """On batch sizes left out, in the median. 13B on the H100 keeps the mean: the law is no better
-    there (10.0 % both)."""
+    """On batch sizes left out, in the median. On the H100 13B and Qwen2.5 keep the mean: the law is
+    no better there (10.0 % both; 12.6 and 10.2)."""
     errors, skew = skew_errors(bundle(name), times(name)).median(), times(name).skew
-    if name == (H100, "llama-13b", 1):
-        assert skew == MEAN and errors["skew"] == pytest.approx(errors["mean"], abs=0.1)
+    if name in ((H100, "llama-13b", 1), (H100, "qwen2.5-7b", 1)):
+        assert skew == MEAN and errors["skew"] > errors["mean"] - 0.1
         return
     assert errors["skew"] < errors["mean"]
     padded = name[0] in ("h200-cudnn", "h200-sdpa")
