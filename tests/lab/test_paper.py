@@ -7,6 +7,7 @@ from __future__ import annotations
 import csv
 import json
 import re
+from collections import defaultdict
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -17,7 +18,7 @@ import pytest
 from matplotlib.text import Text
 
 from sarathi_sim.experiments.figures.style import styled
-from sarathi_sim.experiments.lab.paper import claims, figures, page, quantities
+from sarathi_sim.experiments.lab.paper import claims, figures, gpt3, page, quantities
 from sarathi_sim.experiments.lab.paper.claims import ClaimResult, evaluate, load_claims
 from sarathi_sim.experiments.lab.paper.variants import TILE, VARIANTS, Lab, Variant
 from sarathi_sim.experiments.run.machine import Machine
@@ -292,6 +293,13 @@ def test_what_was_served_for_the_claims_is_not_served_again_for_the_gallery(
     figures.write_gallery(tmp_path, labs, None, lambda *_: None)
     assert len(served) == 24
     assert all(f"{gain.ours:.2f}" in (tmp_path / "tables.md").read_text() for gain in gains)
+    ratios = defaultdict(lambda: gpt3.Ratios(1.0, 2.0, 3.0, 4.0, 5.0))
+    monkeypatch.setattr(figures, "_all_ratios", lambda _: ratios)
+    figures.write_gallery(tmp_path, labs, as_recorded(), lambda *_: None)
+    tables = (tmp_path / "tables.md").read_text()
+    assert "| `grid-padded` | 1.00 [1.00, 1.00] | 2.00 [2.00, 2.00] |" in tables
+    assert len(re.findall("^## ", tables, re.MULTILINE)) == 6
+    assert (tmp_path / "tornado.png").is_file()
 
 
 def test_the_schedule_has_the_papers_bubbles() -> None:

@@ -294,17 +294,18 @@ def _nothing_saved(ops: OpTimes) -> OpTimes:
     return replace(with_rows(ops, _full_rate, _LINEAR), prefill=PairTimes(by_pair))
 
 
-def _rows_are_free(ops: OpTimes) -> OpTimes:
-    return with_rows(ops, _one_row, _LINEAR)
-
-
+Change = Callable[[OpTimes], OpTimes]
 NO_GAIN = "nothing saved"
-_SCALINGS: dict[str, Callable[[OpTimes], OpTimes]] = {
+_SCALINGS: dict[str, Change] = {
     f"{group} x {factor:g}": partial(_scaled, group, factor)
     for group in _GROUPS
     for factor in (1 / _TIMES_SLOWER, _TIMES_SLOWER)
 }
-DISTORTIONS = {**_SCALINGS, NO_GAIN: _nothing_saved, "rows are free": _rows_are_free}
+DISTORTIONS: dict[str, Change] = {
+    **_SCALINGS,
+    NO_GAIN: _nothing_saved,
+    "rows are free": partial(with_rows, shape=_one_row, changed=_LINEAR),
+}
 """Op times that are strongly wrong, in size or in shape."""
 
 

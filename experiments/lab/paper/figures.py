@@ -104,8 +104,8 @@ def draw(chart: Plot) -> Figure:
     share: Any = {"sharex": "x" in chart.share, "sharey": "y" in chart.share}
     grid = figure.subplot_mosaic(chart.layout, **share)
     names: dict[str, Artist] = {}
-    for place, panel in zip(sorted(grid), chart.panels, strict=True):
-        axes = grid[place]
+    for name, panel in zip(sorted(grid), chart.panels, strict=True):
+        axes = grid[name]
         for series in panel.series:
             _draw(axes, series)
         axes.set(**panel.axes)
@@ -121,8 +121,13 @@ def draw(chart: Plot) -> Figure:
         else:
             handles, labels = axes.get_legend_handles_labels()
             names |= zip(labels, handles, strict=True)
-        if chart.share:
-            axes.label_outer()
+        place = axes.get_subplotspec()
+        if place and "x" in chart.share and not place.is_last_row():
+            axes.tick_params(labelbottom=False)
+            axes.set_xlabel("")
+        if place and "y" in chart.share and not place.is_first_col():
+            axes.tick_params(labelleft=False)
+            axes.set_ylabel("")
     if names:
         look: Any = {"loc": "outside upper left", "ncols": 3, "fontsize": SMALL}
         figure.legend(list(names.values()), list(names), **look)
