@@ -39,8 +39,7 @@ ROOMS: dict[str, str] = {
     "profiler.shard": "profiler.planning profiler.facts profiler.storage",
     "profiler.engine": "policies profiler.shard profiler.planning profiler.facts profiler.storage",
     "profiler.measuring": (
-        "profiler.engine profiler.shard profiler.planning profiler.bundle profiler.facts "
-        "profiler.storage"
+        "profiler.shard profiler.planning profiler.bundle profiler.facts profiler.storage"
     ),
     "profiler.first_light": (
         "profiler.measuring profiler.shard profiler.planning profiler.kernels profiler.physics "
