@@ -24,7 +24,6 @@ class Node:
     """Pages ``start`` to ``end`` of every sequence that agrees with ``key`` so far.
 
     ``locks`` is the number of running sequences that begin with it, ``used`` grows with every use.
-    ``numbers`` are those of the pages, in a real engine.
     """
 
     parent: Node | None
@@ -34,7 +33,6 @@ class Node:
     locks: int = 0
     used: int = 0
     children: dict[Hashable, Node] = field(default_factory=dict)
-    numbers: list[int] = field(default_factory=list)
 
 
 class RadixBlocks(Blocks):
@@ -199,8 +197,6 @@ class RadixBlocks(Blocks):
         parent.children[key.content(node.start, self.block_size)] = upper
         upper.children[key.content(until, self.block_size)] = node
         node.parent, node.start = upper, until
-        size = until - upper.start
-        upper.numbers, node.numbers = node.numbers[:size], node.numbers[size:]
         self._nodes += 1
         self._use(upper)
         self._use(node)

@@ -1,5 +1,4 @@
-"""The profiler: measures a shard's ops on this machine and writes a bundle. Imports ``shard``, and
-``engine`` for what is measured in a running engine.
+"""The profiler: measures a shard's ops on this machine and writes a bundle. Imports ``shard``.
 
 Read ``measure.py`` first: the command ``sarathi-sim profile``.
 """

@@ -781,7 +781,7 @@ class Repeat:
 
 
 @dataclass(frozen=True)
-class LockStep:
+class Agreement:
     """What holds of a run whatever the machine: whether all batches are the simulator's (``parity``
     1 or 0) or their ``first_difference``, their hash, and errors of the totals of its replay."""
 
@@ -802,7 +802,7 @@ class Comparison:
     in GEMMs, attention, all-reduces and the LM head.
     """
 
-    lock_step: LockStep
+    agreement: Agreement
     lost: LostTime
     op_share: float
     steps: pd.DataFrame
@@ -859,7 +859,7 @@ class Session:
             for d in decisions
         ]
         return Comparison(
-            lock_step=lock_step(run, cell),
+            agreement=agreement(run, cell),
             lost=lost(self.spec.device, run, requests, cell.scheduler),
             op_share=_op_share(run.stages),
             steps=pd.DataFrame({"micro_batch": np.arange(len(decisions)), "kind": kinds}),
@@ -874,14 +874,14 @@ class Session:
         )
 
 
-def lock_step(run: EngineRun, cell: Cell) -> LockStep:
+def agreement(run: EngineRun, cell: Cell) -> Agreement:
     """A run beside the simulator's loop with the measured times."""
     requests = cell.requests()
     difference = lockstep(run, requests, cell.scheduler())
     measured = totals(measured_records(run, requests, cell.scheduler()))
     errors = total_errors(totals(replay(run, requests, cell.scheduler())), measured)
     digest = batches_sha256(run.served.decisions)
-    return LockStep(float(difference is None), digest, difference, errors)
+    return Agreement(float(difference is None), digest, difference, errors)
 
 
 def _op_share(log: StageLog) -> float:

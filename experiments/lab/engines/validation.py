@@ -19,7 +19,7 @@ from sarathi_sim.experiments.lab.engines.session import (
     Cell,
     Comparison,
     Session,
-    lock_step,
+    agreement,
     off,
     run_sessions,
     too_much,
@@ -240,7 +240,7 @@ def report(
                 "scenario": cell.scenario.model_dump(mode="json"),
             }
             if cell.online:
-                cells[cell.name] |= vars(lock_step(session.online[cell.name], cell))
+                cells[cell.name] |= vars(agreement(session.online[cell.name], cell))
             else:
                 accepted[cell.name] = quiet
                 cells[cell.name] |= _compared(outcomes[cell.name], quiet)
@@ -279,7 +279,7 @@ def rejected(session: Session, outcomes: Comparisons) -> dict[int, str]:
 def _compared(outcomes: list[Comparison], accepted: list[int]) -> dict[str, Any]:
     """A cell's report: all repeats, and statistics over the accepted ones, or all if none was."""
     some = [outcomes[n] for n in accepted] or outcomes
-    runs = [outcome.lock_step for outcome in outcomes]
+    runs = [outcome.agreement for outcome in outcomes]
     entry: dict[str, Any] = {
         "parity": sum(run.parity for run in runs) / len(runs),
         "first_difference": next(filter(None, (run.first_difference for run in runs)), None),
@@ -290,7 +290,7 @@ def _compared(outcomes: list[Comparison], accepted: list[int]) -> dict[str, Any]
         "batches_sha256": sorted({run.batches_sha256 for run in runs}),
         "lost": [outcome.lost for outcome in outcomes],
         "op_share": middle([outcome.op_share for outcome in some]),
-        "replay": middles([outcome.lock_step.replay for outcome in some]),
+        "replay": middles([outcome.agreement.replay for outcome in some]),
         "iterations": len(some[0].measured_iterations),
         "noise_floor": noise_floor([outcome.measured_iterations for outcome in some]),
         "makespan_spread": spread([outcome.measured["makespan"] for outcome in some]),
