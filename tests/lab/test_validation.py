@@ -298,7 +298,10 @@ def test_the_report_holds_what_was_promised(experiment: Experiment, tmp_path: Pa
     assert result["repeats"]["pp2_tp1"]["engine"] == {"torch": "none"}
     assert orca["scenario"]["workload"]["requests"] == 12
     (tmp_path / "validation.json").write_text(json.dumps(result, allow_nan=False))
-    assert sections_of([tmp_path]) == [section], "what report puts on a page"
+    write_section(tmp_path, section)
+    (shown,) = sections_of([tmp_path])
+    assert shown.words() == section.words(), "what report puts on a page"
+    assert shown.table.rows == section.table.rows
 
 
 def restless(measured: Session) -> Session:

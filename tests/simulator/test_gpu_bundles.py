@@ -84,7 +84,7 @@ def test_gemms_in_fp8_take_what_published_kernels_take() -> None:
     model = ours.meta.model_spec
     published = asked_at(StackTimes("h100-80g-sxm", Kernels("trtllm", "fp8"), model, 1), ours)
     to_published, to_bf16, to_h200 = (
-        {diff.op: diff.median for diff in diff_bundles(other, ours)[0]}
+        {op: found.median() for op, found in ratios(other, ours).items()}
         for other in (published, bf16, bundle(("h200-fp8", "llama-3-8b", 1)))
     )
     for op in set(model.gemms(1)) - {"lm_head"}:
@@ -100,11 +100,11 @@ def test_two_models_share_the_times_of_equal_shapes() -> None:
     llama, qwen = (bundle((H100, model, 1)) for model in ("llama-3-8b", "qwen3-8b"))
     meta = replace(qwen.meta, model="llama-3-8b", model_spec=llama.meta.model_spec)
     renamed = Bundle(meta, **qwen.tables())
-    found = {diff.op: diff for diff in diff_bundles(llama, renamed)[0]}
+    found = ratios(llama, renamed)
     for op in ("preproj", "postproj", PREFILL, DECODE):
-        diff = found[op]
-        assert diff.points > 75 and abs(diff.median - 1) < 0.02, op
-        assert diff.p5 > 0.9 and diff.p95 < 1.1, op
+        low, middle, high = found[op].quantile([0.05, 0.5, 0.95])
+        assert len(found[op]) > 75 and abs(middle - 1) < 0.02, op
+        assert low > 0.9 and high < 1.1, op
 
 
 @pytest.mark.parametrize("stack", ["vllm", "sglang", "trtllm"])

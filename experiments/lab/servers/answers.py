@@ -171,44 +171,31 @@ def _constants(kind: str, hosts: Mapping[str, Mapping[str, float]]) -> SortableT
 
 # Audited runs -----------------------------------------------------------------------------------
 
-_LIMITS = {"ttft": "TTFT", "tpot": "TPOT"}
-
 
 def _mlperf_answer(content: Mapping[str, Any], name: str) -> Section:
     said, runs = content["mlperf"], content["runs"]
     stopped, proven = said["stopped_at_a_limit"], said["proven"]
-    capacities = [
-        (
-            *(id, one["scenario"], f"{one['rate']:.4g}", f"{one['offline']:.4g}"),
-            _in_band(one["predicted"]["capacity_per_s"]),
-            f"{one['predicted']['capacity_per_s'][0] / one['rate']:.2f}",
-            f"{_LIMITS[one['limit']]} at {one['stress']:.2f}",
-            f"{_LIMITS[one['binds']]}",
-            "" if one["right"] else "missed",
-        )
-        for id, one in runs.items()
-    ]
-    columns = {
-        f"{metric}_ms_{statistic}": f"{_LIMITS[metric]} {statistic}"
-        for metric in METRICS
-        for statistic in ("mean", "p99")
-    }
-    latencies = [
-        (
-            id,
-            *(
-                f"{number_text(one['measured'][key])} / {_in_band(one['predicted'][key])}"
-                for key in columns
-            ),
-        )
-        for id, one in runs.items()
-    ]
+    columns = {f"{m}_ms_{s}": f"{m.upper()} {s}" for m in METRICS for s in ("mean", "p99")}
+    capacities, latencies = [], []
+    for id, one in runs.items():
+        predicted = {key: _in_band(of) for key, of in one["predicted"].items()}
+        both = (f"{number_text(one['measured'][key])} / {predicted[key]}" for key in columns)
+        latencies.append((id, *both))
+        numbers = (one["scenario"], f"{one['rate']:.4g}", f"{one['offline']:.4g}")
+        over = f"{one['predicted']['capacity_per_s'][0] / one['rate']:.2f}"
+        limits = (f"{one['limit'].upper()} at {one['stress']:.2f}", one["binds"].upper())
+        right = "" if one["right"] else "missed"
+        capacities.append((id, *numbers, predicted["capacity_per_s"], over, *limits, right))
     errors = [
-        (group, str(of[next(iter(columns))]["rows"]), *(_off(of[key]) for key in columns))
+        (
+            *(group, str(of["ttft_ms_mean"]["rows"])),
+            *(f"{of[key]['mape']:.1f} ({of[key]['bias']:+.1f})" for key in columns),
+        )
         for group, of in said["latencies"].items()
     ]
     refused = [(id, " ".join(why.split())) for id, why in content["refused"].items()]
     heading = ("run", "scenario", "rate (1/s)", "Offline (1/s)", "capacity (1/s)", "over rate")
+    inside = said["in_band_pct"]
     return Section(
         kind="score",
         name=name,
@@ -228,9 +215,7 @@ def _mlperf_answer(content: Mapping[str, Any], name: str) -> Section:
         ),
         assumptions=[
             "constants of TensorRT's engines: those of other systems (GPU, number, model)",
-            f"90 % bands: hold {said['in_band_pct']:.0f} % of the measured latencies"
-            if said["in_band_pct"] is not None
-            else "",
+            "" if inside is None else f"90 % bands: hold {inside:.0f} % of the measured latencies",
         ],
         details=[
             SortableTable(
@@ -250,13 +235,9 @@ def _mlperf_answer(content: Mapping[str, Any], name: str) -> Section:
     )
 
 
-def _in_band(found: Sequence[float]) -> str:
-    value, low, high = (number_text(each) for each in found)
+def _in_band(ends: Sequence[float]) -> str:
+    value, low, high = map(number_text, ends)
     return f"{value} [{low}, {high}]"
-
-
-def _off(one: Mapping[str, float]) -> str:
-    return f"{one['mape']:.1f} ({one['bias']:+.1f})"
 
 
 # Recorded decisions -----------------------------------------------------------------------------

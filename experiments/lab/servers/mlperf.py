@@ -371,6 +371,28 @@ def scenario_of(run: MlperfRun, trace: Path) -> dict[str, Any]:
             raise UserError(f"{key} {value}: has no tables; there: {', '.join(known)}")
     stack, weights = ENGINES[run.engine], FORMATS[run.measurement_weight_type]
     version = TRTLLM if stack == "trtllm" else run.engine_version or None
+    layout, balance = _ranks(run)
+    if stack == "vllm":
+        settings = _given(
+            version=run.engine_version or None,
+            max_num_batched_tokens=run.max_num_tokens,
+            max_num_seqs=run.max_batch_size,
+            long_prefill_token_threshold=run.other_flags.get("long-prefill-token-threshold"),
+        )
+    else:
+        settings = balance | _given(
+            max_num_tokens=run.max_num_tokens,
+            max_batch_size=run.max_batch_size,
+            capacity_scheduler_policy="max_utilization",  # ``max_util``, as all runs have it
+            enable_chunked_prefill=run.chunked_prefill,
+            disable_overlap_scheduler=run.in_engine,
+        )
+    engine: dict[str, Any] = {"frontend_s": 0.0}
+    if run.in_engine:
+        engine["executor"] = "tensorrt"
+    if run.gpu in SLOWER:
+        computing = [op for op, of in OPS.items() if of.shape is not None or op == PREFILL]
+        engine["op_scale"] = dict.fromkeys(computing, SLOWER[run.gpu])
     return {
         "model": task.model,
         "device": DEVICES[run.gpu],
@@ -382,73 +404,36 @@ def scenario_of(run: MlperfRun, trace: Path) -> dict[str, Any]:
             replicas=replicas,
             router=ROUTERS[run.scenario],
             max_length=run.max_seq_tokens,
-            **_layout(run),
+            **layout,
         ),
         "workload": {
             "lengths": {"kind": "trace", "path": str(trace)},
             "arrivals": {"kind": "trace"},
         },
-        "policy": {"name": stack, **_settings(run, stack)},
+        "policy": {"name": stack, **settings},
         "kv_cache": _given(
             **{MEMORY[stack]: run.kv_free_gpu_mem_fraction},
             block_size=run.tokens_per_block or run.other_flags.get("block-size"),
             prefix_caching=False,
         ),
-        "engine": _engine_of(run),
+        "engine": engine,
     }
 
 
-def _layout(run: MlperfRun) -> dict[str, Any]:
-    """With data-parallel attention each GPU of a replica is a rank. Its experts are gathered
-    (TensorRT-LLM ``fused_moe_cutlass.py``, ``select_alltoall_method_type``: there are no more ranks
-    than a token has experts)."""
+def _ranks(run: MlperfRun) -> tuple[dict[str, Any], dict[str, Any]]:
+    """The layout, and how ranks wait for each other's prompts. With data-parallel attention each
+    GPU of a replica is a rank. Its experts are gathered (TensorRT-LLM ``fused_moe_cutlass.py``,
+    ``select_alltoall_method_type``: there are no more ranks than a token has experts). What a run
+    does not say is the harness's default (``code/llmlib/config.py``)."""
     if not run.attention_dp:
-        return {"tp": run.tp}
+        return {"tp": run.tp}, {}
+    router, flags = router_of_ranks(ENGINES[run.engine]), run.other_flags
     spread = (run.ep or 1) > 1
-    router = router_of_ranks(ENGINES[run.engine])
-    return {"tp": 1, "dp": run.tp, "rank_router": router, "expert_parallel": spread}
-
-
-def _balance(run: MlperfRun) -> dict[str, Any]:
-    """How ranks wait for each other's prompts; what a run does not say is the harness's default
-    (``code/llmlib/config.py``)."""
-    if not run.attention_dp:
-        return {}
-    flags = run.other_flags
-    return {
+    return {"tp": 1, "dp": run.tp, "rank_router": router, "expert_parallel": spread}, {
         "enable_balance": flags.get("adp_balancing_enable", True),
         "batching_wait_iters": flags.get("adp_balancing_batching_wait_iters", 10),
         "timeout_iters": flags.get("adp_balancing_timeout_iters", 500),
     }
-
-
-def _engine_of(run: MlperfRun) -> dict[str, Any]:
-    found: dict[str, Any] = {"frontend_s": 0.0}
-    if run.in_engine:
-        found["executor"] = "tensorrt"
-    if run.gpu in SLOWER:
-        computing = [op for op, of in OPS.items() if of.shape is not None or op == PREFILL]
-        found["op_scale"] = dict.fromkeys(computing, SLOWER[run.gpu])
-    return found
-
-
-def _settings(run: MlperfRun, stack: Stack) -> Mapping[str, Any]:
-    """The settings of the policy, by its engine's names."""
-    if stack == "vllm":
-        return _given(
-            version=run.engine_version or None,
-            max_num_batched_tokens=run.max_num_tokens,
-            max_num_seqs=run.max_batch_size,
-            long_prefill_token_threshold=run.other_flags.get("long-prefill-token-threshold"),
-        )
-    return _given(
-        max_num_tokens=run.max_num_tokens,
-        max_batch_size=run.max_batch_size,
-        capacity_scheduler_policy="max_utilization",  # ``max_util``, as all runs have it
-        enable_chunked_prefill=run.chunked_prefill,
-        disable_overlap_scheduler=run.in_engine,
-        **_balance(run),
-    )
 
 
 def _given(**values: Any) -> dict[str, Any]:

@@ -98,8 +98,8 @@ def of_group(
 ) -> list[dict[str, Any]]:
     """Signed errors of each other load in percent: without calibration, with the naive factor, and
     tuned to the middle one."""
-    given = load_of(middle, predicted[middle.id])
     try:
+        given = load_of(middle, predicted[middle.id])
         tuned = fit([given], Overheads.configured(given.deployment.scenario.engine)).overheads
         loads = [load_of(row, predicted[row.id]) for row in others]
         ours = [load.numbers(tuned) for load in loads]
