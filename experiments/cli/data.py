@@ -191,8 +191,7 @@ def calibrate(
       SARATHI_SIM_DATASETS=measurements sarathi-sim calibrate --write
       sarathi-sim calibrate --device h100-80g-sxm --stack vllm --datasets measurements
     """
-
-    from sarathi_sim.profiler.physics import calibrate as fitting
+    from sarathi_sim.experiments.lab.fit import devices as fitting
     from sarathi_sim.profiler.storage.files import public_datasets
     from sarathi_sim.profiler.storage.strict import UserError
 
@@ -223,7 +222,6 @@ def _calibrate_stack(
     device: str | None, stack: str, datasets: Path | None, write: bool, tables: str | None
 ) -> None:
     """Fit a stack's kernels on one device or all; without ``datasets`` print what is stored."""
-
     from sarathi_sim.experiments.cli.measured import print_scores
     from sarathi_sim.experiments.lab.fit.accuracy import scores_of
     from sarathi_sim.experiments.lab.fit.kernels import FAMILIES, check_fitted, fit_stack
