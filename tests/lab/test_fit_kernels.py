@@ -28,7 +28,6 @@ from sarathi_sim.profiler.kernels.stack_times import StackTimes
 from sarathi_sim.profiler.public import perf_tables
 from sarathi_sim.profiler.storage.files import public_datasets
 from sarathi_sim.profiler.storage.strict import SpecError
-from tests.profiler.test_kernel_tables import DECODE, GEMM
 from tests.profiler.test_kernels import gemm_rows
 from tests.profiler.test_layer_kinds import INDEXER, RATES, rows_of
 from tests.profiler.test_moe import MODELS, ROW, TOKENS, rows, table_of
@@ -185,7 +184,7 @@ def test_blocks_of_sparse_attention_are_taken_without_launches_and_gemms() -> No
 def gemm_table(root: Path, stack: str, version: str, **columns: Any) -> None:
     """GEMMs of 10 x 10 shapes that take (10 + m) us; a column may depend on the row."""
     every = [256 * i for i in range(1, 11)]
-    table = [{**GEMM, "m": m, "n": n, "k": k, "latency": 1e-3 * (10 + m)}
+    table = [{"gemm_dtype": "bfloat16", "m": m, "n": n, "k": k, "latency": 1e-3 * (10 + m)}
              for m, n, k in product((1, 8, 64), every, every)]  # fmt: skip
     changed = [{**r, **{c: f(r) for c, f in columns.items()}} for r in table]
     put_table(root, f"gemm/{stack}/{version}/gemm_perf.parquet", *changed)
@@ -205,7 +204,10 @@ def test_dynamic_quantisation_is_subtracted_and_repairs_are_counted(tmp_path: Pa
     for table, time in (("computescale_perf", 0.006), ("scale_matrix_perf", 0.002)):
         of = ({**size, "latency": time} for size in sizes)
         put_table(tmp_path, f"quantize/trtllm/1.0/{table}.parquet", *of)
-    put_table(tmp_path, "attention/trtllm/1.0/generation_attention_perf.parquet", DECODE)
+    decode = {"num_heads": 8, "num_key_value_heads": 1, "head_dim": 128, "window_size": 0}
+    decode |= {"batch_size": 4, "isl": 1, "step": 255, "latency": 0.01}
+    decode |= {"kv_cache_dtype": "bfloat16", "attn_dtype": "bfloat16"}
+    put_table(tmp_path, "attention/trtllm/1.0/generation_attention_perf.parquet", decode)
     spec, arrays = kernels.fit_stack(tmp_path, H100, "trtllm", date=DATE)
     assert list(spec.kernels) == ["gemm.bf16", "gemm.fp8"] and spec.floor_us == 2.0
     assert spec.kernels["gemm.bf16"].repaired_far_pct == pytest.approx(100 / 300, abs=0.01)
