@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable
 from dataclasses import replace
 from itertools import product
@@ -13,32 +14,8 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from sarathi_sim.experiments.lab.fit.holdout import (
-    Errors,
-    Fitted,
-    exchange_kinds,
-    gemm_kinds,
-    messages,
-    moe_kinds,
-    prefix_kinds,
-    sparse_kinds,
-    summary,
-    together,
-)
-from sarathi_sim.experiments.lab.fit.kernels import (
-    _fits,
-    check_fitted,
-    expert_tables,
-    fit_experts,
-    fit_gemm,
-    fit_stack,
-    fit_wide,
-    recurrent_fits,
-    sparse_decodes,
-    sparse_fits,
-    sparse_prompts,
-    without_launches,
-)
+from sarathi_sim.experiments.lab.fit import holdout, kernels
+from sarathi_sim.experiments.lab.fit.holdout import Errors, Fitted
 from sarathi_sim.experiments.lab.sources import llmservingsim as perf_tables
 from sarathi_sim.profiler.facts.device import load_device
 from sarathi_sim.profiler.facts.formats import Kernels
@@ -47,12 +24,10 @@ from sarathi_sim.profiler.kernels.attention_grid import fit_prefill
 from sarathi_sim.profiler.kernels.exchange_curves import ExchangeCurves
 from sarathi_sim.profiler.kernels.gemm_lattice import GemmLattice, gemm_cube
 from sarathi_sim.profiler.kernels.moe_surface import Rates, moe_table
-from sarathi_sim.profiler.kernels.stack_attention import STATE
 from sarathi_sim.profiler.kernels.stack_file import LeftOut, load_stack, stored
 from sarathi_sim.profiler.kernels.stack_times import StackTimes
 from sarathi_sim.profiler.storage.files import public_datasets
 from sarathi_sim.profiler.storage.strict import SpecError
-from tests.lab.test_aiconfigurator import DECODE, GEMM
 from tests.profiler.test_kernels import gemm_rows
 from tests.profiler.test_layer_kinds import INDEXER, RATES, rows_of
 from tests.profiler.test_moe import MODELS, ROW, TOKENS, rows, table_of
@@ -66,7 +41,7 @@ DATE = "2026-01-01"
 
 
 def score(errors: Iterable[Errors]) -> LeftOut:
-    found = summary(errors)
+    found = holdout.summary(errors)
     assert found is not None
     return found
 
@@ -80,7 +55,7 @@ def test_a_band_of_few_rows_is_as_wide_as_covers_further_ones() -> None:
     errors = np.log1p(np.arange(1.0, 20.0) / 100)
     found, few = score([(errors, errors)]), score([(errors[:4], errors[:4])])
     assert (found.half_width_pct, few.half_width_pct, few.covered_pct) == (18, 4, 75)
-    assert summary([]) is None
+    assert holdout.summary([]) is None
 
 
 def test_a_gemm_left_out_is_neither_fitted_nor_cleaned_with() -> None:
@@ -90,11 +65,13 @@ def test_a_gemm_left_out_is_neither_fitted_nor_cleaned_with() -> None:
     odd = straight.assign(time_us=straight["time_us"].where(straight["n"] != 1024, lambda t: t / 2))
     for table, least, most in ((straight, 0.0, 0.0), (odd, 90.0, 120.0)):
         raw = gemm_cube(table)
-        found = score(gemm_kinds(table, raw, raw, np.array([0, 3, 6]), few=False)["shapes"])
+        found = score(holdout.gemm_kinds(table, raw, raw, np.array([0, 3, 6]), few=False)["shapes"])
         assert least <= found.worst_pct <= most
     few = straight[((straight["n"] == 1024) & (straight["k"] < 2048)) | (straight["k"] == 1024)]
     cube = gemm_cube(few)
-    off = [part for part, _ in gemm_kinds(few, cube, cube, np.array([0]), few=True)["shapes"]]
+    off = [
+        part for part, _ in holdout.gemm_kinds(few, cube, cube, np.array([0]), few=True)["shapes"]
+    ]
     shapes = few[["n", "k"]].drop_duplicates().to_numpy().tolist()
     assert len(off) == len(shapes) and np.abs(off[shapes.index([2048, 1024])]).max() < 1e-9
 
@@ -105,10 +82,10 @@ def test_every_other_batch_of_prompts_between_one_and_the_most_is_scored() -> No
          for b, h, c in product((1, 2, 4, 16, 64), (4, 16), (16, 64, 256))],
         columns=["batch", "heads", "kv_heads", "chunk", "time_us"],
     )  # fmt: skip
-    found = score(together(table))
+    found = score(holdout.together(table))
     assert found.rows == 3 * 6 and found.worst_pct < 0.1
     slow = table.assign(time_us=table["time_us"] * np.where(table["batch"] == 4, 2, 1))
-    assert score(together(slow)).worst_pct > 40
+    assert score(holdout.together(slow)).worst_pct > 40
 
 
 def test_rows_on_a_law_are_found_again_without_them() -> None:
@@ -118,12 +95,12 @@ def test_rows_on_a_law_are_found_again_without_them() -> None:
     prompt = fit_prefill(fresh.assign(heads=32, kv_heads=8))
     sizes = [(c, p, 32, 8, 5 + c * p) for c in (64, 128, 512) for p in (128, 512, 2048)]
     after = pd.DataFrame(sizes, columns=["chunk", "context", "heads", "kv_heads", "time_us"])
-    (clean, raw), (context, _) = prefix_kinds(after, prompt, 128)["sizes"]
+    (clean, raw), (context, _) = holdout.prefix_kinds(after, prompt, 128)["sizes"]
     assert clean is raw and len(clean) == len(context) == 3
-    for errors in sparse_kinds(rows_of(RATES), INDEXER).values():
+    for errors in holdout.sparse_kinds(rows_of(RATES), INDEXER).values():
         assert score(errors).worst_pct == 0
     sent = pd.DataFrame({"num_bytes": [256, 1024, 4096], "time_us": [3.0, 14.0, 16.0]})
-    ((off, _),) = messages(sent)
+    ((off, _),) = holdout.messages(sent)
     assert np.expm1(off) == pytest.approx([7.0 / ((4 / 3 + 19 / 16) / 2) / 14.0 - 1])
 
 
@@ -131,7 +108,7 @@ def test_an_exchange_is_judged_within_the_ranks_that_are_left() -> None:
     """Of two models: one with three numbers of ranks, one with the middle one."""
     shapes = np.array([(1000, 2, 8, 4), (1000, 2, 8, 8), (1000, 2, 8, 16), (2000, 2, 8, 8)])
     curves = ExchangeCurves(shapes, np.array([1.0, 4.0, 16.0]), np.log(np.ones((4, 3))))
-    kinds = {kind: [*errors] for kind, errors in exchange_kinds(curves).items()}
+    kinds = {kind: [*errors] for kind, errors in holdout.exchange_kinds(curves).items()}
     assert {kind: len(errors) for kind, errors in kinds.items()} == {
         "sizes": 4, "ranks": 1, "shapes": 1,
     }  # fmt: skip
@@ -139,15 +116,15 @@ def test_an_exchange_is_judged_within_the_ranks_that_are_left() -> None:
 
 
 def test_errors_of_experts_are_those_of_whole_models_left_out() -> None:
-    kinds = moe_kinds(moe_table(rows()), MOE_RATES, wide=True)
+    kinds = holdout.moe_kinds(moe_table(rows()), MOE_RATES, wide=True)
     counts = {kind: [off.shape for off, _ in errors] for kind, errors in kinds.items()}
     assert counts == {"shapes": 3 * [(3, len(TOKENS))], "beyond": [(3, len(TOKENS))], "ranks": []}
-    inside = score(moe_kinds(table_of(), MOE_RATES, wide=False)["shapes"])
+    inside = score(holdout.moe_kinds(table_of(), MOE_RATES, wide=False)["shapes"])
     assert inside.rows == 3 * 3 * len(TOKENS) and inside.worst_pct < 6.2
-    slow = moe_kinds(table_of(MODELS[1]), MOE_RATES, wide=False)["shapes"]
+    slow = holdout.moe_kinds(table_of(MODELS[1]), MOE_RATES, wide=False)["shapes"]
     assert max(np.median(np.abs(off)) for off, _ in slow) == pytest.approx(np.log(6), abs=0.3)
     tables = {f"moe.bf16.{spread}": (rows(), "1.0", MOE_RATES) for spread in ("even", "skewed")}
-    for fitted in fit_experts(tables):
+    for fitted in kernels.fit_experts(tables):
         # Of both: six of twelve shapes, five of seven token counts (the ratio is the same at all).
         assert fitted.fit.left_out["between"].rows == 2 * 6 * 5
 
@@ -162,7 +139,7 @@ def test_weights_come_from_memory_not_from_l2() -> None:
     true = 1e-3 * table["n"] * table["k"] / 0.8 * (1 + 0.01 * table["m"])
     held = (table["n"] * table["k"] < 1e6) & (table["n"] != 512)
     table = table.assign(time_us=true.where(~held, 0.2 * true))
-    found = fit_gemm("gemm.fp8", table, "1.0", Rates(1e15, 1e9, 1.0, cache=1e6))
+    found = kernels.fit_gemm("gemm.fp8", table, "1.0", Rates(1e15, 1e9, 1.0, cache=1e6))
     assert found.fit.raised_pct == pytest.approx(100 * held.mean(), abs=0.01)
     lattice = GemmLattice.from_arrays(found.surface.arrays())
     for m, n, k in ((1, 256, 256), (8, 1024, 512), (64, 512, 512), (1, 4096, 4096)):
@@ -176,9 +153,9 @@ def test_an_eager_message_holds_no_launch_of_the_host() -> None:
     sizes = pd.DataFrame({"gpus": 2, "num_bytes": [1000, 1_000_000, 10_000_000]})
     graph = sizes.assign(time_us=[3.0, 30.0, 300.0])
     eager = sizes.assign(time_us=[60.0, 60.0, 500.0])
-    found = without_launches({"graph": (graph, "1"), "eager": (eager, "1")}, device)
+    found = kernels.without_launches({"graph": (graph, "1"), "eager": (eager, "1")}, device)
     np.testing.assert_allclose(found["eager"][0]["time_us"], [3.025, 55.0, 500.0])
-    assert without_launches({"eager": (eager, "1")}, device)["eager"][0] is eager
+    assert kernels.without_launches({"eager": (eager, "1")}, device)["eager"][0] is eager
 
 
 def test_blocks_of_sparse_attention_are_taken_without_launches_and_gemms() -> None:
@@ -191,13 +168,13 @@ def test_blocks_of_sparse_attention_are_taken_without_launches_and_gemms() -> No
     sizes = [(16, 800.0), (128, 800.0), (512, 900.0), (2048, 1041.0), (4096, 2000.0)]
     blocks = pd.DataFrame([{"heads": 8, "chunk": n, "context": 0, "time_us": t} for n, t in sizes])
     for each_us in (0.0, 10.0):
-        prompts = sparse_prompts(blocks, gemms(each_us), "glm-5")
+        prompts = kernels.sparse_prompts(blocks, gemms(each_us), "glm-5")
         assert prompts["chunk"].tolist() == [2048, 4096]
         assert prompts["time_us"].tolist() == [1041 - 4 * each_us, 2000 - 4 * each_us]
     decodes = pd.DataFrame(
         [{"heads": 8, "batch": b, "context": 64, "time_us": t} for b, t in ((1, 150.0), (8, 170.0))]
     )
-    left = sparse_decodes(decodes, gemms(0.0), "glm-5")
+    left = kernels.sparse_decodes(decodes, gemms(0.0), "glm-5")
     assert left["time_us"].tolist() == [30.0, 50.0] and set(left["kv_heads"]) == {1}
 
 
@@ -207,7 +184,7 @@ def test_blocks_of_sparse_attention_are_taken_without_launches_and_gemms() -> No
 def gemm_table(root: Path, stack: str, version: str, **columns: Any) -> None:
     """GEMMs of 10 x 10 shapes that take (10 + m) us; a column may depend on the row."""
     every = [256 * i for i in range(1, 11)]
-    table = [{**GEMM, "m": m, "n": n, "k": k, "latency": 1e-3 * (10 + m)}
+    table = [{"gemm_dtype": "bfloat16", "m": m, "n": n, "k": k, "latency": 1e-3 * (10 + m)}
              for m, n, k in product((1, 8, 64), every, every)]  # fmt: skip
     changed = [{**r, **{c: f(r) for c, f in columns.items()}} for r in table]
     put_table(root, f"gemm/{stack}/{version}/gemm_perf.parquet", *changed)
@@ -227,12 +204,15 @@ def test_dynamic_quantisation_is_subtracted_and_repairs_are_counted(tmp_path: Pa
     for table, time in (("computescale_perf", 0.006), ("scale_matrix_perf", 0.002)):
         of = ({**size, "latency": time} for size in sizes)
         put_table(tmp_path, f"quantize/trtllm/1.0/{table}.parquet", *of)
-    put_table(tmp_path, "attention/trtllm/1.0/generation_attention_perf.parquet", DECODE)
-    spec, arrays = fit_stack(tmp_path, H100, "trtllm", date=DATE)
+    decode = {"num_heads": 8, "num_key_value_heads": 1, "head_dim": 128, "window_size": 0}
+    decode |= {"batch_size": 4, "isl": 1, "step": 255, "latency": 0.01}
+    decode |= {"kv_cache_dtype": "bfloat16", "attn_dtype": "bfloat16"}
+    put_table(tmp_path, "attention/trtllm/1.0/generation_attention_perf.parquet", decode)
+    spec, arrays = kernels.fit_stack(tmp_path, H100, "trtllm", date=DATE)
     assert list(spec.kernels) == ["gemm.bf16", "gemm.fp8"] and spec.floor_us == 2.0
     assert spec.kernels["gemm.bf16"].repaired_far_pct == pytest.approx(100 / 300, abs=0.01)
     gemm_table(tmp_path, "trtllm", "2.0", latency=lambda row: 0.06)
-    assert fit_stack(tmp_path, H100, "trtllm", date=DATE)[0] == spec
+    assert kernels.fit_stack(tmp_path, H100, "trtllm", date=DATE)[0] == spec
     for dtype in ("bf16", "fp8"):
         lattice = GemmLattice.from_arrays(stored(arrays, f"gemm.{dtype}"))
         times = lattice.time_us(np.array([1.0, 8.0, 64.0]), 512, 512)
@@ -245,7 +225,7 @@ def test_another_version_is_fitted_beside_the_newest(tmp_path: Path) -> None:
     for version, tables in (("0.14.0", ["gemm.bf16"]), (newest, [])):
         gemm_table(tmp_path, "vllm", version)
         of = (tmp_path, H100, f"vllm@{version}")
-        spec, arrays = fit_stack(*of, families=("gemm",), date=DATE)
+        spec, arrays = kernels.fit_stack(*of, families=("gemm",), date=DATE)
         assert [*spec.kernels] == tables and spec.stack == f"vllm@{version}"
         assert all(not fit.left_out for fit in spec.kernels.values())
         assert len(arrays) == 4 * len(tables)
@@ -254,16 +234,20 @@ def test_another_version_is_fitted_beside_the_newest(tmp_path: Path) -> None:
 def test_a_stack_without_other_tables_still_has_its_experts(tmp_path: Path) -> None:
     both = [{**ROW, "num_tokens": tokens} for tokens in (1, 64)]
     put_table(tmp_path, "moe/sglang/0.5/moe_perf.parquet", *both)
-    spec, arrays = fit_stack(tmp_path, H100, "sglang", date=DATE)
+    spec, arrays = kernels.fit_stack(tmp_path, H100, "sglang", date=DATE)
     assert list(spec.kernels) == ["moe.bf16.balanced"]
     assert {name.rpartition(".")[0] for name in arrays} == set(spec.kernels)
 
 
 def test_what_has_no_published_kernels() -> None:
-    assert len(check_fitted(None, "vllm")) == 1 + len(check_fitted(None, "sglang")) == 9
+    assert (
+        len(kernels.check_fitted(None, "vllm"))
+        == 1 + len(kernels.check_fitted(None, "sglang"))
+        == 9
+    )
     for device, stack, said in (("h100", "vllm", "device 'h100'"), (None, "vlm", "stack 'vlm'")):
         with pytest.raises(SpecError, match=rf"{said} has no published kernels \(did you mean"):
-            check_fitted(device, stack)
+            kernels.check_fitted(device, stack)
 
 
 # What ships is what the public tables give ------------------------------------------------------
@@ -286,48 +270,37 @@ def check(found: Iterable[Fitted], device: str, stack: str) -> set[str]:
 
 @needs_datasets
 def test_shipped_experts_and_curves() -> None:
-    datasets = public_datasets()
-    check(fit_experts(expert_tables(datasets, H100, "vllm", "w4a16_mxfp4")), H100, "vllm")
-    check(_fits(datasets, H100, "vllm", {"all_reduce", "all_to_all"}), H100, "vllm")
-
-
-@pytest.mark.slow
-@needs_datasets
-def test_shipped_wide_tables() -> None:
-    check(fit_wide(public_datasets(), "gb200", "sglang"), "gb200", "sglang")
-
-
-@pytest.mark.slow
-@needs_datasets
-def test_shipped_gemms_and_attention() -> None:
-    """One of each kind."""
-    chosen = {
-        "gemm.bf16",
-        "prefill.bf16.128",
-        "added.bf16.128",
-        "decode.bf16.128",
-        "decode.bf16.mla",
-    }
-    found = _fits(public_datasets(), "l40s", "vllm", {"gemm", "attention"})
-    assert check((one for one in found if one.table in chosen), "l40s", "vllm") == chosen
+    of = public_datasets(), H100, "vllm"
+    check(kernels.fit_experts(kernels.expert_tables(*of, "w4a16_mxfp4")), *of[1:])
+    check(kernels._fits(*of, {"all_reduce", "all_to_all"}), *of[1:])
 
 
 @pytest.mark.slow
 @needs_datasets
 @pytest.mark.parametrize(
-    ("device", "stack"), [("b200-sxm", "sglang"), ("h200-sxm", "trtllm"), ("gb200", "vllm")]
+    ("device", "stack", "families", "pattern"),
+    [
+        ("gb200", "sglang", {"wide"}, r"wide\."),
+        ("l40s", "vllm", {"gemm"}, r"gemm\."),
+        ("l40s", "trtllm", {"attention"}, r"(prefill|added|decode)\.bf16\.(64|mla)$"),
+        ("b200-sxm", "sglang", {"attention"}, r".*(\.dsa|state\.)"),
+    ],
 )
-def test_shipped_sparse_and_recurrent_layers(device: str, stack: str) -> None:
-    of = public_datasets(), device, stack
-    names = check([*sparse_fits(*of), *recurrent_fits(*of)], device, stack)
-    shipped = load_stack(device, stack)[0].kernels
-    assert names == {table for table in shipped if ".dsa" in table or STATE in table}
+def test_shipped_tables(device: str, stack: str, families: set[str], pattern: str) -> None:
+    chosen = re.compile(pattern)
+    found = kernels._fits(public_datasets(), device, stack, families)
+    names = check((one for one in found if chosen.match(one.table)), device, stack)
+    assert names == {*filter(chosen.match, load_stack(device, stack)[0].kernels)}
 
 
 @needs_datasets
 def test_the_shipped_profile_is_what_its_folder_gives() -> None:
     """To the number; and close to what was measured, prefixes included."""
-    check(_fits(public_datasets(), "rtx-4090", "vllm", {"gemm", "attention"}), "rtx-4090", "vllm")
+    check(
+        kernels._fits(public_datasets(), "rtx-4090", "vllm", {"gemm", "attention"}),
+        "rtx-4090",
+        "vllm",
+    )
     times = StackTimes("rtx-4090", Kernels("vllm"), load_model("llama-3.1-8b"), 1)
     cells = perf_tables.attention_cells(public_datasets() / "llmservingsim_rtx4090")
     chunks = perf_tables.alone(cells, {"prefill_chunk": "chunk", "kv_prefill": "context"})

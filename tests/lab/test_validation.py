@@ -17,6 +17,7 @@ from typer.testing import CliRunner
 from sarathi_sim.experiments.cli import app
 from sarathi_sim.experiments.config.loading import Experiment, load_experiment
 from sarathi_sim.experiments.config.scenario import Validation
+from sarathi_sim.experiments.content import write_section
 from sarathi_sim.experiments.lab.engines import session as sessions
 from sarathi_sim.experiments.lab.engines.session import (
     MOST_OF_TARGET,

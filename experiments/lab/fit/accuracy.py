@@ -186,9 +186,9 @@ def spread_points(points: Floats, count: int) -> Ints:
 
 
 def _by_shape(rows: pd.DataFrame) -> Iterator[tuple[GemmShape, Floats, Floats]]:
-    for (n, k), part in rows.groupby(["n", "k"], sort=False):
+    for _, part in rows.groupby(["n", "k"], sort=False):
         points, time = _medians(part, ["m"])
-        yield GemmShape(int(n), int(k)), points[:, 0], time
+        yield GemmShape(*part[["n", "k"]].iloc[0].tolist()), points[:, 0], time
 
 
 def _medians(rows: pd.DataFrame, sizes: list[str]) -> tuple[Floats, Floats]:

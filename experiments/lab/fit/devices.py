@@ -335,9 +335,9 @@ def _study(
     op: str,
     form: Form,
     rows: pd.DataFrame,
+    words: Mapping[str, object] = {},
     name: str = "",
-    checks: Mapping[str, pd.DataFrame] | None = None,
-    **words: object,
+    checks: Mapping[str, pd.DataFrame] = {},
 ) -> Study:
     """The study of an op as studies.yaml describes it at ``of`` and its ``name`` there (empty: the
     op's); ``words`` fill its braces."""
@@ -345,13 +345,13 @@ def _study(
     def filled(value: Any) -> Any:
         if isinstance(value, dict):
             return {key: filled(each) for key, each in value.items()}
-        return value.format(**words) if isinstance(value, str) else value
+        return value.format_mapwords if isinstance(value, str) else value
 
     about = filled(_DESCRIBED[of][name or op])
     pct = about.pop("stack_pct", 0.0)
     return Study(
         op, form, rows, HoldOut(**about.pop("hold_out")), origin=_ORIGINS[about.pop("origin")],
-        again=HoldOut(**about.pop("again")) if "again" in about else None, checks=checks or {},
+        again=HoldOut(**about.pop("again")) if "again" in about else None, checks=checks,
         stack_pct=pct[str(words["gpus"])] if isinstance(pct, dict) else pct, **about,
     )  # fmt: skip
 
@@ -371,7 +371,7 @@ def _elementwise(datasets: Path, name: str, device: DeviceSpec) -> Iterator[Stud
         if op != "gemm":
             kind = "several" if rows["model"].nunique() > 1 else "one"
             words = {"device": name.upper(), "op_name": op}
-            yield _study("elementwise", op, STREAM, on(rows, device), kind, **words)
+            yield _study("elementwise", op, STREAM, on(rows, device), words, kind)
 
 
 def _a100(datasets: Path) -> Iterator[Study]:
@@ -383,7 +383,7 @@ def _a100(datasets: Path) -> Iterator[Study]:
         yield _a100_reduce(datasets, device, gpus)
     for scope, wire in (("intra_node", "NVLink"), ("inter_node", "200 Gb/s InfiniBand")):
         rows = on(vidur.p2p_2023(datasets, scope), device)
-        yield _study("a100", f"send_recv_{scope}", LINK, rows, "send_recv", wire=wire)
+        yield _study("a100", f"send_recv_{scope}", LINK, rows, {"wire": wire}, "send_recv")
 
 
 def _a100_reduce(datasets: Path, device: DeviceSpec, gpus: int) -> Study:
@@ -395,7 +395,7 @@ def _a100_reduce(datasets: Path, device: DeviceSpec, gpus: int) -> Study:
     checks = {f"2023, up to 512 tokens, {launch:.0f} us of launch taken off": on(calls, device)}
     words = {"gpus": gpus, "empty_us": empty_us, "launch_us": launch}
     op = f"all_reduce_{gpus}"
-    return _study("a100", op, LINK, on(rows, device), "all_reduce", checks, **words)
+    return _study("a100", op, LINK, on(rows, device), words, "all_reduce", checks)
 
 
 def _a100_gemm(datasets: Path, device: DeviceSpec) -> Study:
@@ -445,19 +445,19 @@ def _ga102(datasets: Path, target: str) -> Iterator[Study]:
         "elsewhere": "measured on the A6000, not on this device; " if lent else "",
     }
     prompts, decodes = (on(rows, a6000) for rows in data.llmservingsim_attention(datasets))
-    prefill = _study("ga102", "attn_prefill", ATTN_PREFILL, prompts, **words)
+    prefill = _study("ga102", "attn_prefill", ATTN_PREFILL, prompts, words)
     yield replace(prefill, stack_pct=100.0) if lent else prefill
     # In the file's GQA without packing, L2 serves the query heads of a group: it does not show
     # what HBM gives to MHA. 0.81 is the share that attn_decode_mha found on the A100.
     form = decode_form(splits=False, packed=False, hbm=0.81)
-    yield _study("ga102", "attn_decode", form, decodes, **words)
+    yield _study("ga102", "attn_decode", form, decodes, words)
     yield from _elementwise(datasets, "a40", a40)
     for gpus in (2, 4, 8):
         rows = on(vidur.all_reduce_a40(datasets, gpus), a40)
-        yield _study("ga102", f"all_reduce_{gpus}", LINK, rows, "all_reduce", gpus=gpus)
+        yield _study("ga102", f"all_reduce_{gpus}", LINK, rows, {"gpus": gpus}, "all_reduce")
     for scope in ("intra_node", "inter_node"):
         rows = on(vidur.send_recv_a40(datasets, scope), a40)
-        yield _study("ga102", f"send_recv_{scope}", LINK, rows, "send_recv", scope=scope)
+        yield _study("ga102", f"send_recv_{scope}", LINK, rows, {"scope": scope}, "send_recv")
 
 
 def _ga102_gemm(datasets: Path, target: DeviceSpec) -> Study:
@@ -466,7 +466,7 @@ def _ga102_gemm(datasets: Path, target: DeviceSpec) -> Study:
     a40 = on(a40.query("n >= 512 and k >= 512"), load_device("a40"))
     rows = pd.concat([a6000, a40], ignore_index=True)
     words = {"target": target.name, "mine": f"peak_flops == {target.peak_flops}"}
-    study = _study("ga102", "gemm", GEMM, rows, **words)
+    study = _study("ga102", "gemm", GEMM, rows, words)
     return study if target.name == "a6000" else replace(study, again=None)
 
 

@@ -7,11 +7,13 @@ between its shapes or head counts, and beyond them.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
+from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import pandas as pd
 
 from sarathi_sim.profiler.facts.layer_kinds import Indexer
@@ -109,11 +111,6 @@ def microseconds(rows: pd.DataFrame) -> Array:
     return rows["time_us"].to_numpy(np.float64)
 
 
-def sizes_of(rows: pd.DataFrame, *columns: str) -> Iterator[Array]:
-    """Columns as numbers."""
-    return (rows[column].to_numpy(np.float64) for column in columns)
-
-
 def summary(parts: Iterable[Errors]) -> LeftOut | None:
     """All errors of one kind of hold-out together; None without any."""
     found = list(parts)
@@ -149,7 +146,7 @@ def rows_left_out(
     rows: pd.DataFrame,
     folds: Folds,
     fit: Callable[[pd.DataFrame], Law],
-    by: str | Sequence[str] = PAIR,
+    by: list[str] = PAIR,
     clean: Law | None = None,
 ) -> Iterator[Errors]:
     """The errors of each fold, of one shape (``by`` these columns) after the other, by the law
@@ -158,6 +155,13 @@ def rows_left_out(
         law = fit(rows.iloc[kept])
         for _, part in rows.iloc[out].groupby(by, sort=False):
             yield _errors(law(part), microseconds(part), None if clean is None else clean(part))
+
+
+def _law(time_us: Callable[..., Array], sizes: list[str], by: list[str] = PAIR) -> Law:
+    """The times of rows that agree in ``by``, from a function of their sizes and of these."""
+    return lambda part: time_us(
+        *(part[size].to_numpy(np.float64) for size in sizes), *part[by].iloc[0].astype(int).tolist()
+    )
 
 
 def _errors(predicted: Array, measured: Array, clean: Array | None = None) -> Errors:
@@ -176,7 +180,7 @@ def each(rows: pd.DataFrame, *columns: str, inner: bool = True) -> Folds:
     return folds
 
 
-def every_other(place: Array, last: Array | int) -> Folds:
+def every_other(place: npt.NDArray[Any], last: npt.NDArray[Any] | int) -> Folds:
     """Each half of the inner places in turn; place 0 and the ``last`` are always fitted."""
     inner = (place > 0) & (place < last)
     halves = (inner & (place % 2 != first) for first in (0, 1))
@@ -187,17 +191,23 @@ def every_other(place: Array, last: Array | int) -> Folds:
 
 
 def gemm_kinds(rows: pd.DataFrame, clean: GemmCube, raw: GemmCube, knots: Rows, few: bool) -> Kinds:
-    """Of a table of GEMMs; every second n chose the ``knots``, the others are scored between them.
-    Of ``few`` shapes each is left out alone."""
-    every = np.arange(len(clean.m))
+    """Of a table of GEMMs: token counts; every other n, then k; the largest sides and token counts.
+
+    Every second n chose the ``knots``, the others are scored between them. Of ``few`` shapes each
+    is left out alone.
+    """
+    count_n, count_k, count_m = clean.time_us.shape
     group = np.cumsum(np.concatenate([[1], np.diff(clean.m) > 1]))  # neighbours one token apart
     small = (np.bincount(group)[group] <= 2) & (group > 1) & (group < group[-1])
-    scored = np.arange(1, len(clean.n), 2)
+    between = [(knots, np.setdiff1d(np.arange(count_m), knots))]
+    halves = {axis: every_other(np.arange(n), n - 1) for axis, n in enumerate((count_n, count_k))}
+    large = enumerate((clean.n > 16384, clean.k > 16384, clean.m > 8192))
+    beyond = {axis: [(np.flatnonzero(~of), np.flatnonzero(of))] for axis, of in large if of.any()}
     return {
-        "between": _gemm_tokens(clean, raw, [(knots, np.setdiff1d(every, knots))], scored),
+        "between": _gemm_tokens(clean, raw, between, np.arange(1, count_n, 2)),
         "token pairs": _gemm_tokens(clean, raw, leave_one_group_out(group, small)),
-        "shapes": _gemm_each_shape(rows) if few else _gemm_shapes(clean, raw),
-        "beyond": _gemm_beyond(clean, raw),
+        "shapes": _gemm_each_shape(rows) if few else _gemm_without(clean, raw, halves),
+        "beyond": _gemm_without(clean, raw, beyond),
     }
 
 
@@ -211,36 +221,21 @@ def _gemm_tokens(
             yield _errors(*(each[n][..., out] for each in times))
 
 
-def _gemm_shapes(clean: GemmCube, raw: GemmCube) -> Iterator[Errors]:
-    """Every other n, then k, in turn: no shape with that n (or k) was fitted or cleaned with."""
-    for axis in (0, 1):
-        count = clean.time_us.shape[axis]
-        for kept, out in every_other(np.arange(count), count - 1):
-            yield _gemm_without(clean, raw, axis, kept, out)
-
-
-def _gemm_beyond(clean: GemmCube, raw: GemmCube) -> Iterator[Errors]:
-    """The sides above 16384 and, apart, token counts above 8192, from the smaller ones."""
-    for axis, most in ((0, 16384.0), (1, 16384.0), (2, 8192.0)):
-        outside = (clean.n, clean.k, clean.m)[axis] > most
-        if outside.any():
-            yield _gemm_without(clean, raw, axis, *map(np.flatnonzero, (~outside, outside)))
-
-
-def _gemm_without(clean: GemmCube, raw: GemmCube, axis: int, kept: Rows, out: Rows) -> Errors:
-    """The errors at ``out`` of one axis, fitted and cleaned with the ``kept`` indices alone."""
+def _gemm_without(clean: GemmCube, raw: GemmCube, folds: dict[int, Folds]) -> Iterator[Errors]:
+    """The indices ``out`` of an axis: nothing of them was fitted or cleaned with."""
     every = [np.arange(size) for size in clean.time_us.shape]
-    fit, scored = ([*every[:axis], rows, *every[axis + 1 :]] for rows in (kept, out))
-    lattice = fit_lattice(raw.some(*fit).cleaned())
-    raw, clean = raw.some(*scored), clean.some(*scored)
-    predicted = [[lattice.time_us(clean.m, int(n), int(k)) for k in clean.k] for n in clean.n]
-    return _errors(np.array(predicted), raw.time_us, clean.time_us)
+    for axis, kept, out in ((axis, *fold) for axis, of in folds.items() for fold in of):
+        fit, rest = ([*every[:axis], some, *every[axis + 1 :]] for some in (kept, out))
+        lattice = fit_lattice(raw.some(*fit).cleaned())
+        measured, known = raw.some(*rest), clean.some(*rest)
+        predicted = [[lattice.time_us(known.m, int(n), int(k)) for k in known.k] for n in known.n]
+        yield _errors(np.array(predicted), measured.time_us, known.time_us)
 
 
 def _gemm_each_shape(rows: pd.DataFrame) -> Iterator[Errors]:
     def fit(kept: pd.DataFrame) -> Law:
         lattice = fit_lattice(gemm_cube(kept).cleaned())
-        return lambda part: lattice.time_us(*sizes_of(part, "m"), *part[["n", "k"]].iloc[0])
+        return _law(lattice.time_us, ["m"], ["n", "k"])
 
     shape = rows.groupby(["n", "k"], sort=False).ngroup()
     yield from rows_left_out(rows, leave_one_group_out(shape), fit, ["n", "k"])
@@ -249,28 +244,19 @@ def _gemm_each_shape(rows: pd.DataFrame) -> Iterator[Errors]:
 # Attention --------------------------------------------------------------------------------------
 
 
-def _law(time_us: Callable[..., Array], *sizes: str) -> Law:
-    """The times of one pair of head counts, from functions of sizes and the pair."""
-    return lambda part: time_us(*sizes_of(part, *sizes), *part[PAIR].iloc[0].tolist())
-
-
 def decode_kinds(rows: pd.DataFrame, window: float, by_group: bool) -> Kinds:
     """Of decodes: every other context and batch (neighbours a factor of 4 apart); head counts."""
-    return {
-        "sizes": _decode_sizes(rows, window),
-        "heads": decode_heads(rows, by_group, window),
-        "beyond": decode_heads(rows, by_group, window, inside=False),
-    }
 
-
-def _decode_sizes(rows: pd.DataFrame, window: float) -> Iterator[Errors]:
     def fit(kept: pd.DataFrame) -> Law:
         return _decodes(fit_decode(kept, window=window), window)
 
-    clean = fit(rows)
-    for column in ("context", "batch"):
-        place = np.unique(rows[column], return_inverse=True)[1]
-        yield from rows_left_out(rows, every_other(place, place.max()), fit, clean=clean)
+    places = (np.unique(rows[name], return_inverse=True)[1] for name in ("context", "batch"))
+    folds = [fold for place in places for fold in every_other(place, place.max())]
+    return {
+        "sizes": rows_left_out(rows, folds, fit, clean=fit(rows)),
+        "heads": decode_heads(rows, by_group, window),
+        "beyond": decode_heads(rows, by_group, window, inside=False),
+    }
 
 
 def decode_heads(
@@ -283,14 +269,14 @@ def decode_heads(
 
 
 def _decodes(grid: HeadGrid, window: float) -> Law:
-    return _law(partial(decode_us, grid, window=window), "batch", "context")
+    return _law(partial(decode_us, grid, window=window), ["batch", "context"])
 
 
 def prompt_kinds(rows: pd.DataFrame, window: float) -> Kinds:
     """Of prompts: every inner chunk size; head counts."""
 
     def law(grid: HeadGrid) -> Law:
-        return _law(partial(prefill_us, grid, window=window), "chunk")
+        return _law(partial(prefill_us, grid, window=window), ["chunk"])
 
     return {
         "sizes": rows_left_out(rows, each(rows, "chunk"), lambda kept: law(fit_prefill(kept))),
@@ -310,8 +296,8 @@ def _each_pair(
     number, every = rows.groupby(PAIR).ngroup(), np.arange(len(whole.heads))
     if len(every) > 1:
         between = [
-            whole.only(every != row).between(*pair, decode=clean is not None)
-            for row, pair in enumerate(whole.heads.tolist())
+            whole.only(every != row).between(heads, kv_heads, decode=clean is not None)
+            for row, (heads, kv_heads) in enumerate(whole.heads.tolist())
         ]
         folds = leave_one_group_out(number, (np.array(between) == inside)[number])
 
@@ -326,7 +312,7 @@ def prefix_kinds(rows: pd.DataFrame, prompt: HeadGrid, units: int) -> Kinds:
 
     def fit(kept: pd.DataFrame) -> Law:
         grid = fit_prefix(kept, prompt, units)
-        return _law(partial(prefix_us, grid, prompt, units=units), "chunk", "context")
+        return _law(partial(prefix_us, grid, prompt, units=units), ["chunk", "context"])
 
     return {"sizes": rows_left_out(rows, each(rows, "chunk", "context"), fit)}
 
@@ -343,7 +329,7 @@ def together(rows: pd.DataFrame, window: float = np.inf) -> Iterator[Errors]:
         def time_us(chunk: Array, batch: Array, *pair: int) -> Array:
             return PromptLaw(known, log, np.array(pair), window, NEAR_CALLS).us(chunk, batch)
 
-        return _law(time_us, "chunk", "batch")
+        return _law(time_us, ["chunk", "batch"])
 
     return rows_left_out(rows, every_other(order.to_numpy(), most.to_numpy()), fit)
 
@@ -352,11 +338,11 @@ def sparse_kinds(rows: pd.DataFrame, indexer: Indexer) -> Kinds:
     """Of prompts of sparse attention: each chunk, and each number of heads."""
 
     def fit(kept: pd.DataFrame) -> Law:
-        law, sizes = fit_sparse(kept, indexer), ("chunk", "context")
-        return lambda part: law.us(*sizes_of(part, *sizes), part["heads"].iloc[0], indexer)
+        law = fit_sparse(kept, indexer)
+        return _law(partial(law.us, indexer=indexer), ["chunk", "context"], ["heads"])
 
     return {
-        kind: rows_left_out(rows, each(rows, column, inner=False), fit, "heads")
+        kind: rows_left_out(rows, each(rows, column, inner=False), fit, ["heads"])
         for kind, column in (("sizes", "chunk"), ("heads", "heads"))
     }
 
@@ -408,11 +394,10 @@ def messages(rows: pd.DataFrame) -> Iterator[Errors]:
     clean = rising(microseconds(ordered), 0)
 
     def fit(kept: pd.DataFrame) -> Law:
-        curve = fit_reduce(kept)
-        return lambda part: curve.time_us(*sizes_of(part, "num_bytes"))
+        return _law(fit_reduce(kept).time_us, ["num_bytes"], [])
 
     folds = leave_one_group_out(ordered.index, ordered.index.isin(ordered.index[1:-1]))
-    return rows_left_out(ordered, folds, fit, "num_bytes", lambda part: clean[part.index])
+    return rows_left_out(ordered, folds, fit, ["num_bytes"], lambda part: clean[part.index])
 
 
 def exchange_kinds(whole: ExchangeCurves) -> Kinds:
@@ -429,7 +414,7 @@ def exchange_kinds(whole: ExchangeCurves) -> Kinds:
     def sizes() -> Iterator[Errors]:
         for kept, out in leave_one_group_out(tokens, (tokens > 0) & (tokens < tokens[-1])):
             left = replace(whole, tokens=whole.tokens[kept], log_us=whole.log_us[:, kept])
-            yield from (off(left, row, out) for row in every)
+            yield from (off(left, row, out) for row in every.tolist())
 
     def without(ranks: bool) -> Iterator[Errors]:
         of_model = np.unique(whole.shapes[:, :3], axis=0, return_inverse=True)[1].reshape(-1)

@@ -609,7 +609,7 @@ def fit_wide(datasets: Path, device: str, stack: str) -> Iterator[Fitted]:
     for op in GATHERS:
         if table := tables.all_to_alls(datasets, device, op):
             rows, version = table
-            for gpus, part in rows.groupby("gpus"):
+            for gpus, part in _by_gpus(rows).items():
                 name, kinds = f"{WIDE}.{op}.{gpus}", {"sizes": holdout.messages(part)}
                 yield fitted(name, fit_reduce(part), part, version, kinds)
 
@@ -677,11 +677,15 @@ def without_launches(kernels: dict[str, Table], device: DeviceSpec) -> dict[str,
 
 def _messages(op: str, kernels: dict[str, Table]) -> Iterator[Fitted]:
     for kernel, (rows, version) in kernels.items():
-        parts = dict(list(rows.groupby("gpus")))
+        parts = _by_gpus(rows)
         # One number of ranks has too few sizes for an error.
         off = [errors for part in parts.values() for errors in holdout.messages(part)]
         for gpus, part in parts.items():
             yield _fit_curve(f"{op}.{kernel}.{gpus}", part, version, iter(off))
+
+
+def _by_gpus(rows: pd.DataFrame) -> dict[int, pd.DataFrame]:
+    return {int(gpus): rows[rows["gpus"] == gpus] for gpus in np.unique(rows["gpus"])}
 
 
 def _fit_curve(table: str, rows: pd.DataFrame, version: str, off: Iterator[Errors]) -> Fitted:
