@@ -240,9 +240,8 @@ def test_a_node_without_drawing_libraries_and_torch_can_import_it() -> None:
 
 def test_the_wheels_for_a_gpu_node_bring_what_they_need() -> None:
     """The node has torch, and NumPy; each carried package's own needs are carried, too."""
-    needs = re.search(r"GPU_NEEDS := ((?:.*\\\n)*.*)", (ROOT / "Makefile").read_text())
-    assert needs
-    carried = set(needs[1].replace("\\", "").split())
+    (needs,) = re.findall(r"GPU_NEEDS := ((?:.*\\\n)*.*)", (ROOT / "Makefile").read_text())
+    carried = set(needs.replace("\\", "").split())
     assert {"pydantic", "simpy", "xformers"} <= carried
     for package in carried:
         with suppress(PackageNotFoundError):  # those of NVIDIA need nothing
