@@ -20,7 +20,7 @@ from sarathi_sim.profiler.facts.model import load_model
 from sarathi_sim.profiler.measuring import degree, ranks, shard_ops
 from sarathi_sim.profiler.measuring.degree import DegreeSession
 from sarathi_sim.profiler.measuring.shard_ops import ShardOps
-from sarathi_sim.profiler.planning.journal import Journal, Timing
+from sarathi_sim.profiler.planning.journal import Journal, ProfileError, Timing
 from sarathi_sim.profiler.planning.settings import Limits, Settings
 from sarathi_sim.profiler.shard import timing
 from sarathi_sim.profiler.shard.attention import SdpaAttention
@@ -166,7 +166,7 @@ def test_fp8_accumulates_as_engines_do(monkeypatch: pytest.MonkeyPatch) -> None:
     assert set(fast) == {True}
 
 
-def test_the_probe_says_that_there_is_no_nvml(
+def test_the_probe_says_that_there_is_no_nvml_or_another_gpu(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "results").mkdir()
@@ -174,6 +174,9 @@ def test_the_probe_says_that_there_is_no_nvml(
         with_nvml = probe(tmp_path, rehearsal=False)
         monkeypatch.setitem(sys.modules, "pynvml", None)
         without = probe(tmp_path, rehearsal=False)
+        (tmp_path / "results" / "probe.json").write_text('{"gpu": "NVIDIA H200"}')
+        with pytest.raises(ProfileError, match="and the hour began on NVIDIA H200"):
+            probe(tmp_path, rehearsal=False)
     assert "; no NVML" not in with_nvml and "; no NVML" in without
 
 
