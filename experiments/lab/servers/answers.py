@@ -1,4 +1,4 @@
-"""The answers of score, replay, lockstep, validate and accuracy: from numbers to sections."""
+"""The answers of lab score, lockstep, validate and accuracy: from numbers to sections."""
 
 from __future__ import annotations
 
