@@ -40,7 +40,7 @@ docs: $(VENV)/.installed-dev
 # The fit to the paper and everything docs/paper.md shows, anew.
 paper: $(VENV)/.installed
 	$(BIN)/python -m sarathi_sim.experiments.lab.paper.claims
-	$(BIN)/sarathi-sim reproduce --out runs/paper
+	$(BIN)/sarathi-sim lab reproduce --out runs/paper
 	$(BIN)/python -m sarathi_sim.experiments.lab.paper.page runs/paper docs
 
 # Wheels for a GPU node that has torch, NumPy, pandas, pyarrow, SciPy, scikit-learn, PyYAML, typer and rich,

@@ -3,7 +3,7 @@
 Source: SGLang 0.5.23, ``sglang/srt/managers/scheduler.py`` (``get_next_batch_to_run``),
 ``schedule_policy.py`` (``PrefillAdder``), ``schedule_batch.py`` (``retract_decode``),
 ``mem_cache/prefill_budget.py`` and ``scheduler_components/`` (``new_token_ratio_tracker.py``,
-``recv_skipper.py``). Its decisions are reproduced call by call (``sarathi-sim lockstep``).
+``recv_skipper.py``). Its decisions are reproduced call by call (``sarathi-sim lab lockstep``).
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """vLLM v1's scheduler, with the names it gives its settings.
 
 Source: vLLM 0.32.0 and 0.33.0, ``vllm/v1/core/sched/scheduler.py`` and ``async_scheduler.py``. Its
-decisions are reproduced call by call (``sarathi-sim lockstep``).
+decisions are reproduced call by call (``sarathi-sim lab lockstep``).
 """
 
 from __future__ import annotations

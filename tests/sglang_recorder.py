@@ -1,4 +1,4 @@
-"""Records what SGLang's scheduler decides, as `sarathi-sim lockstep` reads it (docs/lockstep.md).
+"""Records what SGLang's scheduler decides, as `sarathi-sim lab lockstep` reads it (docs/lockstep.md).
 
     python -m tests.sglang_recorder --out tests/data/sglang         the logs that the tests use
     python -m tests.sglang_recorder --random 50 --out FOLDER        random settings and workloads

@@ -1,4 +1,4 @@
-"""Records what vLLM's scheduler decides, as `sarathi-sim lockstep` reads it (docs/lockstep.md).
+"""Records what vLLM's scheduler decides, as `sarathi-sim lab lockstep` reads it (docs/lockstep.md).
 
     python -m tests.vllm_recorder --out tests/data/vllm          the logs that the tests use
     python -m tests.vllm_recorder --random 50 --out FOLDER       random settings and workloads

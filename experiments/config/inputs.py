@@ -296,7 +296,7 @@ def provenance(meta: BundleMeta) -> str:
     text = " ".join(str(meta.environment[op]) for op in there)
     versions = sorted(set(re.findall(r" of (\w+ \d[\w.]*)", text)))
     told += f"; kernels of {', '.join(versions)}" if versions else ""
-    return f"{told} (from what: meta.yaml of the bundle, or sarathi-sim support)"
+    return f"{told} (from what: meta.yaml of the bundle, or sarathi-sim list support)"
 
 
 def link_scope(scenario: Scenario, device: DeviceSpec) -> Literal["intra_node", "inter_node"]:

@@ -170,7 +170,7 @@ class Batching(Strict):
 
 
 class KvCache(Strict):
-    """The paged KV cache of policies that act on a pool (``sarathi-sim policies`` says which).
+    """The paged KV cache of policies that act on a pool (``sarathi-sim list policies`` says which).
 
     ``block_size`` tokens a block; ``num_blocks`` of them, one of which is never used (default: what
     the engine's own formula makes of the memory). That takes ``gpu_memory_utilization`` (vLLM,
@@ -397,7 +397,7 @@ class Ratio(Strict):
 
 
 class Validation(Strict):
-    """The settings of ``sarathi-sim validate``: the runs of each scenario, the length of the
+    """The settings of ``sarathi-sim lab validate``: the runs of each scenario, the length of the
     calibration runs around each, and the ``dtype`` that the engine computes in.
 
     ``limit_s``: no repeat after a layout's first begins that could end later after the

@@ -251,7 +251,7 @@ _NOTES: dict[Kind, tuple[str, ...]] = {
     "device": (
         "`sarathi-sim profile` measures op times with torch on an NVIDIA GPU or a CPU",
         "([README](../README.md#where-op-times-come-from)). For anything else write the tables of",
-        "a bundle from measurements of your own, check them with `sarathi-sim profile-check`, and",
+        "a bundle from measurements of your own, check them with `sarathi-sim fit`, and",
         "write a YAML of the data sheet like those in `data/devices`.",
         "",
     )

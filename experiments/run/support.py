@@ -277,8 +277,8 @@ def page(found: Sequence[Combination]) -> str:
     tables = [by_device(found), *(matrix(found, dtype) for dtype in WEIGHT_DTYPES)]
     tables.append(refusals(never, " on a device with every stack"))
     about = (
-        "`sarathi-sim support --markdown > docs/support.md` makes this page, from what `run` takes "
-        "op times from. `sarathi-sim support --model M --device D` has every op's origin and "
+        "`sarathi-sim list support --markdown > docs/support.md` makes this page, from what `run` takes "
+        "op times from. `sarathi-sim list support --model M --device D` has every op's origin and "
         "error, and the memory."
     )
     return markdown(replace(_section(found, tables), about=about))

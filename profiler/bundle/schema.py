@@ -172,7 +172,7 @@ def find_bundle(root: Path, device: str, model: str, tp: int) -> Path:
     if device in list_devices() and load_device(device).fitted is None:
         way = (
             f"{device} has no op times without a stack: a bundle must be measured on one, or "
-            "stack must name one whose kernels were measured there (sarathi-sim devices)"
+            "stack must name one whose kernels were measured there (sarathi-sim list devices)"
         )
     elif device in list_devices():
         way = f"without profiles the calibrated model of {device} is asked"

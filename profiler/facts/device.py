@@ -124,7 +124,7 @@ class DeviceSpec:
             calibrated = [d for d in list_devices() if load_device(d).fitted is not None]
             raise SpecError(
                 f"device {self.name} has no op times without a stack: name one whose kernels were "
-                "measured on it (sarathi-sim devices), or a device that is calibrated: "
+                "measured on it (sarathi-sim list devices), or a device that is calibrated: "
                 f"{', '.join(calibrated)}"
             )
         if name not in self.fitted:

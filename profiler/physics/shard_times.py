@@ -306,7 +306,7 @@ class DeviceTimes(DeviceModel):
                 kind = {"latent": "latent attention", "recurrent": "recurrent layers"}[what]
                 raise SpecError(
                     f"{self.model.name}: no device model knows {kind}; name a stack whose kernels "
-                    "were measured (sarathi-sim devices)"
+                    "were measured (sarathi-sim list devices)"
                 )
         return (*self.model.heads_per_rank(self.tp), self.model.head_dim)
 

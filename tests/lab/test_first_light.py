@@ -1,4 +1,4 @@
-"""``sarathi-sim first-light``: its loop with stand-ins for the processes, and the processes."""
+"""``sarathi-sim lab first-light``: its loop with stand-ins for the processes, and the processes."""
 
 from __future__ import annotations
 

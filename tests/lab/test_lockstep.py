@@ -1,4 +1,4 @@
-"""`sarathi-sim lockstep`: recorded decisions of engines' schedulers beside those of ours."""
+"""`sarathi-sim lab lockstep`: recorded decisions of engines' schedulers beside those of ours."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``sarathi-sim validate`` end to end, on a tiny model; and its refusals."""
+"""``sarathi-sim lab validate`` end to end, on a tiny model; and its refusals."""
 
 from __future__ import annotations
 

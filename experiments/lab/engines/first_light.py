@@ -1,4 +1,4 @@
-"""The first hour on a GPU: ``sarathi-sim first-light``.
+"""The first hour on a GPU: ``sarathi-sim lab first-light``.
 
 Each step is a process with a limit of time: a probe of the machine, profiles, our times beside
 published kernels, the engine beside the simulator. A ledger lists every try, one archive holds

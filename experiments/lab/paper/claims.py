@@ -128,7 +128,7 @@ def pick_claims(ids: Iterable[str]) -> list[Claim]:
     for id in wanted:
         if id not in claims:
             raise UserError(
-                f"{id}: no such claim{did_you_mean(id, claims)}; `sarathi-sim reproduce --list` "
+                f"{id}: no such claim{did_you_mean(id, claims)}; `sarathi-sim lab reproduce --list` "
                 "shows all of them"
             )
     return [claims[id] for id in wanted] or list(claims.values())

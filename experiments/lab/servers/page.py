@@ -1,4 +1,4 @@
-"""Put the tables and the figure of ``sarathi-sim score FILE --fit --peer FILE --out DIR`` into
+"""Put the tables and the figure of ``sarathi-sim lab fit-host FILE --peer FILE --out DIR`` into
 docs/accuracy.md: ``python -m sarathi_sim.experiments.lab.servers.page DIR DOCS``. Where FILE
 has dense models alone, or mixtures of experts alone, the tables of the others stay. Those of
 MLPerf's runs (``--lengths``) go into docs/mlperf.md.
