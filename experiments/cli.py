@@ -30,7 +30,7 @@ import typer
 from typer.core import TyperGroup
 
 from sarathi_sim.experiments import library, own_server
-from sarathi_sim.experiments.options import RUNS
+from sarathi_sim.experiments.options import RUNS, Choosing
 from sarathi_sim.profiler.storage.threads import default_to_one_thread
 
 # What a wrong option raises; typer handles it, but has no name for it.
@@ -62,7 +62,7 @@ MOVED_OPTIONS = {
     **dict.fromkeys(("--backend", "--address"), "--workers tcp://HOST:PORT"),
     **{
         f"--{name.replace('_', '-')}": f"--set {name}=VALUE"
-        for kind in (library.Choosing, own_server.Measuring)
+        for kind in (Choosing, own_server.Measuring)
         for name in kind.__dataclass_fields__
     },
     **dict.fromkeys(
