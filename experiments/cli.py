@@ -31,6 +31,7 @@ from typer.core import TyperGroup
 
 from sarathi_sim.experiments import library, own_server
 from sarathi_sim.experiments.options import RUNS, Choosing
+from sarathi_sim.profiler.storage.strict import UserError
 from sarathi_sim.profiler.storage.threads import default_to_one_thread
 
 # What a wrong option raises; typer handles it, but has no name for it.
@@ -65,10 +66,9 @@ MOVED_OPTIONS = {
         for kind in (Choosing, own_server.Measuring)
         for name in kind.__dataclass_fields__
     },
-    **dict.fromkeys(
-        ("--peer", "--fit", "--lengths", "--launch"), "an option of sarathi-sim lab score"
-    ),
-    "--timeline-window": "--window",
+    **dict.fromkeys(("--peer", "--lengths", "--launch"), "sarathi-sim lab score"),
+    "--fit": "sarathi-sim lab fit-host",
+    "--markdown": "python -m sarathi_sim.experiments.lab.pages docs",
 }
 """Options by their old names."""
 
@@ -79,12 +79,13 @@ class Commands(TyperGroup):
     ``--debug`` before the command shows the traceback, too.
     """
 
-    def get_command(self, ctx: Any, cmd_name: str) -> Any:
-        if cmd_name == "lab":  # a door by its name: the product works without what is behind it
-            return _laboratory()
-        if cmd_name in MOVED and cmd_name not in self.commands:
-            ctx.fail(f"{cmd_name} is now: sarathi-sim {MOVED[cmd_name]}")
-        return super().get_command(ctx, cmd_name)
+    def resolve_command(self, ctx: Any, args: list[str]) -> Any:
+        name = args[0]
+        if name == "lab":  # a door by its name: the product works without what is behind it
+            return name, _laboratory(), args[1:]
+        if name in MOVED and name not in self.commands:
+            raise UserError(f"{name} is now: sarathi-sim {MOVED[name]}")
+        return super().resolve_command(ctx, args)
 
     def format_commands(self, ctx: Any, formatter: Any) -> None:
         """Write the commands panel by panel, each with the first sentence of its help."""
@@ -139,7 +140,7 @@ def _short_usage_errors() -> Iterator[None]:
         said.message = _shortened(said.message, _LONGEST_USAGE)
         option = getattr(error, "option_name", None)
         if option in MOVED_OPTIONS:
-            said.message, said.possibilities = f"{option} is now: {MOVED_OPTIONS[option]}", []
+            raise UserError(f"{option} is now: {MOVED_OPTIONS[option]}") from None
         raise
 
 
@@ -185,7 +186,6 @@ def _message(error: BaseException) -> tuple[str, int]:
 
 def _of_the_user(error: BaseException) -> str | None:
     """The message of an error that the user can mend; None for one of ours."""
-    from sarathi_sim.profiler.storage.strict import UserError
     from sarathi_sim.simulator.loop.simulation import SimulationError
 
     if isinstance(error, MemoryError):
@@ -347,7 +347,7 @@ app = application(
 def _laboratory() -> Any:
     """The commands of ``experiments/lab``."""
     if find_spec("sarathi_sim.experiments.lab") is None:
-        raise typer.BadParameter("lab: the laboratory is not installed")
+        raise UserError("lab: the laboratory is not installed")
     return typer.main.get_command(import_module("sarathi_sim.experiments.lab.cli").app)
 
 
