@@ -148,10 +148,10 @@ def on_h200(tmp_path: Path, **more: str) -> Path:
 def test_the_steps_are_commands(tmp_path: Path) -> None:
     steps, out = {step.name: step for step in fl.STEPS}, on_h200(tmp_path)
     expected = {
-        "llama-13b": "--attention=xformers --dtype=bf16 --device-name=h200 --budget=135.0",
-        "llama-13b-cudnn": "--attention=cudnn --device-name=h200-cudnn --max-seconds=80.0",
-        "llama-3-8b-tp2": f"--tp=2 --collectives={out}/published/llama-3-8b/tp2",
-        "fp8": "--weights=fp8 --device-name=h200-fp8",
+        "llama-13b": "--attention=xformers --dtype=bf16 --set=device_name=h200 --budget=135.0",
+        "llama-13b-cudnn": "--attention=cudnn --set=device_name=h200-cudnn --set=max_seconds=80.0",
+        "llama-3-8b-tp2": f"--tp=2 --set=collectives={out}/published/llama-3-8b/tp2",
+        "fp8": "--weights=fp8 --set=device_name=h200-fp8",
         "validate": "--set=validation.limit_s=25 --set=validation.dtype=bfloat16",
     }
     for name, words in expected.items():
@@ -159,7 +159,7 @@ def test_the_steps_are_commands(tmp_path: Path) -> None:
     with pytest.raises(ProfileError, match="no kernels of this GPU ship"):
         fl.words_of(steps["llama-3-8b-tp2"], on_h200(tmp_path, gpu="NVIDIA T4"), 100, False)
     small = fl.words_of(steps["fp8"], on_h200(tmp_path, device="cpu"), 100, True)
-    assert {"--model=tiny-llama-40m", "--weights=dtype", "--max-tokens=6"} <= set(small)
+    assert {"--model=tiny-llama-40m", "--weights=dtype", "--set=max_tokens=6"} <= set(small)
 
 
 def test_the_difference_from_the_tables_is_what_was_put_in(tmp_path: Path) -> None:
@@ -179,7 +179,16 @@ def test_the_difference_from_the_tables_is_what_was_put_in(tmp_path: Path) -> No
 
 
 def command(out: Path, **environment: str) -> subprocess.Popen[str]:
-    words = [sys.executable, "-m", "sarathi_sim", "first-light", "--dry-run", "--out", str(out)]
+    words = [
+        sys.executable,
+        "-m",
+        "sarathi_sim",
+        "lab",
+        "first-light",
+        "--dry-run",
+        "--out",
+        str(out),
+    ]
     variables = os.environ | environment
     return subprocess.Popen(words, cwd=ROOT, stdout=subprocess.PIPE, text=True, env=variables)
 
@@ -228,7 +237,7 @@ def test_a_process_that_takes_too_long_or_fails(tmp_path: Path) -> None:
     assert not one.run(60, None, (fl.HourStep("probe", 0.3, 0),))
     assert one.ledger.entries[0].state == fl.LATE
     assert set(children(os.getpid())) == before
-    failed = one._run_process("check", ["check", "none"], 100)
+    failed = one._run_process("check", ["run", "none"], 100)
     assert failed[0] == fl.FAILED and failed[1].startswith("error: ") and "none" in failed[1]
 
 

@@ -33,7 +33,7 @@ Events = list[Any]
 
 def lockstep(*arguments: object) -> tuple[int, str]:
     """Exit code and what was printed."""
-    result = CliRunner().invoke(app, ["lockstep", *map(str, arguments)])
+    result = CliRunner().invoke(app, ["lab", "lockstep", *map(str, arguments)])
     return result.exit_code, result.output
 
 
@@ -307,7 +307,7 @@ BAD: dict[str, tuple[Callable[[], bytes], str]] = {
 
 def refused(path: Path) -> str:
     """The one line in which the command ends."""
-    done = CliRunner().invoke(app, ["lockstep", str(path)])
+    done = CliRunner().invoke(app, ["lab", "lockstep", str(path)])
     assert done.exit_code == 2, done.output
     lines = done.stderr.splitlines()
     assert len(lines) == 1, lines

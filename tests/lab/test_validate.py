@@ -25,7 +25,7 @@ MODEL = {
 
 
 def validate(*arguments: str) -> subprocess.CompletedProcess[str]:
-    call = [sys.executable, "-m", "sarathi_sim", "validate", *arguments]
+    call = [sys.executable, "-m", "sarathi_sim", "lab", "validate", *arguments]
     return subprocess.run(call, cwd=ROOT, capture_output=True, text=True, timeout=PATIENCE_S)
 
 
@@ -85,6 +85,6 @@ def test_what_cannot_be_validated_is_refused(
     for name, module in modules.items():
         monkeypatch.setitem(sys.modules, name, module)
     monkeypatch.setattr("os.geteuid", lambda: user)
-    said = refused("validate", config(tmp_path), "--out", str(tmp_path / "out"), *arguments)
+    said = refused("lab", "validate", config(tmp_path), "--out", str(tmp_path / "out"), *arguments)
     assert message in said
     assert not (tmp_path / "out").exists()

@@ -438,11 +438,11 @@ def test_a_dry_run_checks_the_shipped_configurations(
     spec = engine_spec(one, experiment.validation.dtype)
     assert spec.device == ("cuda" if config == "validate_gpu" else "cpu")
     assert gigabytes[0] < spec.bytes_needed(0) / 1e9 < gigabytes[1], "what the file says"
-    done = CliRunner().invoke(app, ["validate", config, "--dry-run"])
+    done = CliRunner().invoke(app, ["lab", "validate", config, "--dry-run"])
     assert done.exit_code == 0, done.stderr
     assert "sarathi" in done.stdout
     refused = CliRunner().invoke(
-        app, ["validate", config, "--dry-run", "--set", "cluster.replicas=2"]
+        app, ["lab", "validate", config, "--dry-run", "--set", "cluster.replicas=2"]
     )
     assert refused.exit_code == 2
     assert "must be 1: one engine is run" in refused.stderr

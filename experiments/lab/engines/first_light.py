@@ -31,6 +31,7 @@ from typing import Any
 
 import pandas as pd
 
+from sarathi_sim.experiments.own_server import Measuring
 from sarathi_sim.profiler.bundle import schema
 from sarathi_sim.profiler.bundle.tables import TABLES
 from sarathi_sim.profiler.facts.device import load_device, shipped_device
@@ -87,7 +88,7 @@ _FOR_REPORT_S = 75.0
 #: Of a rehearsal: whose kernels it takes without a GPU, and what is small in it.
 _STAND_IN = "h100-80g-sxm"
 _SMALL_PROFILE = {
-    "model": "tiny-llama-40m", "max-tokens": 6, "max-context": 32, "max-batch": 2, "budget": 0,
+    "model": "tiny-llama-40m", "max_tokens": 6, "max_context": 32, "max_batch": 2, "budget": 0,
     "repeats": 1, "sustained": 0.01,
 }  # fmt: skip
 _SMALL_VALIDATION = (
@@ -117,19 +118,21 @@ def words_of(step: HourStep, out: Path, seconds: float, rehearsal: bool) -> list
         settings = [f"validation.{setting}" for setting in settings]
         if rehearsal:
             settings = [f"device={facts['device']}", *_SMALL_VALIDATION]
-        words = ["validate", "validate_gpu", "--no-figures", *(f"--set={s}" for s in settings)]
+        words = ["lab", "validate", "validate_gpu", *(f"--set={s}" for s in settings)]
         return [*words, f"--out={out / 'validation'}", f"--profiles={out / 'profiles'}"]
     special = [word for word in ("sdpa", "cudnn", "fp8") if word in step.options.values()]
     options: dict[str, object] = {"attention": "xformers", **step.options}
     options |= {} if on_gpu else {"attention": "sdpa", "weights": "dtype"}
     options |= {"device": facts["device"], "dtype": "bf16" if on_gpu else "fp32"}
-    options |= {"device-name": "-".join([facts["device_name"], *special]), "out": out / "profiles"}
+    options |= {"device_name": "-".join([facts["device_name"], *special]), "out": out / "profiles"}
     options["budget"] = _FOR_POINTS * step.limit_s
-    options["max-seconds"] = max(1.0, _AT_MOST * seconds)
+    options["max_seconds"] = max(1.0, _AT_MOST * seconds)
     options |= _SMALL_PROFILE if rehearsal else {}
     if tp > 1:
         options["collectives"] = published_collectives(out, str(options["model"]), tp)
-    return ["profile", *(f"--{name}={value}" for name, value in options.items())]
+    settings = [name for name in options if name in Measuring.__dataclass_fields__]
+    words = (f"--{'set=' * (name in settings)}{name}={value}" for name, value in options.items())
+    return ["profile", *words]
 
 
 def probed(out: Path) -> dict[str, Any]:

@@ -446,36 +446,28 @@ _REMOTE = ("pd", "decode_bench", "pd spec")
 # The simulator's loop with recorded times -------------------------------------------------------
 
 
-@dataclass(frozen=True)
-class Recorded:
-    """Seconds for each micro-batch in launch order.
-
-    ``service`` on each stage, shape (batches, stages); ``send`` from stage 0 to 1, 1 to 2, ...,
-    shape (batches, stages - 1); ``turnaround`` from the last stage's finish until the scheduler had
-    handled the return, shape (batches,). ``clock`` is the clock at each decision, or None.
-    """
-
-    service: Floats
-    send: Floats
-    turnaround: Floats
-    clock: Floats | None = None
-
-
 def play_back(
-    requests: Sequence[Request], scheduler: Scheduler, recorded: Recorded
+    requests: Sequence[Request],
+    scheduler: Scheduler,
+    service: Floats,
+    send: Floats,
+    turnaround: Floats,
+    clock: Floats | None = None,
 ) -> tuple[list[Decision], Records]:
     """Serve the requests on one :class:`~sarathi_sim.simulator.loop.replica.Replica` with recorded
     times; returns the batches (whose clocks are 0) and the records.
 
-    A batch is formed at its recorded clock: then scheduler and loop must form the engine's batches
-    (*lock-step*). Without clocks it is formed when stage 0 is free: with the busy times of the
+    Seconds of each micro-batch in launch order: ``service`` on each stage, shape (batches, stages);
+    ``send`` from stage 0 to 1, 1 to 2, ..., shape (batches, stages - 1); ``turnaround`` from the
+    last stage's finish until the scheduler had handled the return, shape (batches,).
+
+    A batch is formed at its recorded ``clock``: then scheduler and loop must form the engine's
+    batches (*lock-step*). Without it it is formed when stage 0 is free: with the busy times of the
     stages, the difference from the measurement is what the recurrence does not model (*replay*).
     If there are fewer records than batches, the last record serves the rest.
     """
-    service, send, turnaround = (
-        quantize(each) for each in (recorded.service, recorded.send, recorded.turnaround)
-    )
-    clock = None if recorded.clock is None else [*quantize(recorded.clock).tolist(), math.inf]
+    service, send, turnaround = (quantize(each) for each in (service, send, turnaround))
+    opens = None if clock is None else [*quantize(clock).tolist(), math.inf]
     formed: list[Decision] = []
 
     def predict(batch: Batch) -> tuple[float, float, float, float]:
@@ -496,7 +488,7 @@ def play_back(
         (1,) * service.shape[1],
         Switches(lazy=True, turnaround_s=float(turnaround[-1])),
         service=serve,
-        opens=None if clock is None else lambda: clock[min(len(formed), len(clock) - 1)],
+        opens=None if opens is None else lambda: opens[min(len(formed), len(opens) - 1)],
     )
     rejections: dict[int, str] = {}
 

@@ -32,11 +32,10 @@ from sarathi_sim.experiments.config.loading import Experiment
 from sarathi_sim.experiments.config.requests import build_requests
 from sarathi_sim.experiments.config.scenario import Engine, Scenario, Validation
 from sarathi_sim.experiments.content import SortableTable
-from sarathi_sim.experiments.lab.engines.lockstep import Recorded, play_back, records_of_one
+from sarathi_sim.experiments.lab.engines.lockstep import play_back, records_of_one
 from sarathi_sim.policies.batch import Batch
 from sarathi_sim.policies.catalogue import is_pooled, of_micro_batches
 from sarathi_sim.policies.micro_batches import MicroBatches
-from sarathi_sim.policies.policy import Chunking
 from sarathi_sim.policies.request import Request
 from sarathi_sim.policies.request import Sequence as Member
 from sarathi_sim.policies.scheduler import Scheduler
@@ -110,14 +109,8 @@ class Cell:
 
     @property
     def policy(self) -> dict[str, Any]:
-        """The policy's name and arguments, as ``sarathi_sim.policies.catalogue.build`` takes
-        them."""
+        """As ``sarathi_sim.policies.catalogue.build`` takes it."""
         return self.scenario.policy.described()
-
-    @property
-    def chunking(self) -> Chunking | None:
-        """The sizes of the policy's chunks."""
-        return self.scenario.policy.build().chunking
 
     @property
     def settings(self) -> dict[str, Any]:
@@ -263,61 +256,51 @@ _LAYERS, _HEAD = len(TIMED_OPS), len(TIMED_OPS) + 1
 
 
 def grid_of(cells: Sequence[Cell]) -> list[GridWork]:
-    """Micro-batches that cover the range of the cells' micro-batches."""
-    batch = max(cell.max_batch for cell in cells)
+    """Micro-batches that cover the range of the cells' micro-batches.
+
+    Decodes alone: every number, at three contexts, and some with unequal ones. Chunks alone: parts
+    of the policies' chunks with and without context, other prompts without. Both: the largest of
+    each with few and many decodes. Slot 0 is the chunk's.
+    """
+    most = max(cell.max_batch for cell in cells)
     requests = [request for cell in cells for request in cell.requests()]
     prompt = max(request.prompt_tokens for request in requests)
     longest = max(request.prompt_tokens + request.output_tokens for request in requests)
-    sizes = {cell.chunking.tokens for cell in cells if cell.chunking is not None}
-    chunks = {
-        max(1, tokens) for size in sizes for tokens in (size // 4, size // 2, size - batch, size)
-    }
-    whole = [16, 32, *range(64, prompt, 64), prompt]
-    return grid_works(batch, {tokens for tokens in chunks if tokens <= prompt}, whole, longest)
-
-
-def grid_works(
-    max_batch: int, chunks: set[int], whole: Sequence[int], longest: int
-) -> list[GridWork]:
-    """Micro-batches of up to ``max_batch`` decodes, and of sequences of up to ``longest`` tokens.
-
-    Decodes alone: every number, at three contexts, and some with unequal ones. Chunks alone: those
-    of ``chunks`` with and without context, those of ``whole`` without. Both: the largest of each
-    with few and many decodes.
-    """
+    chunkings = [cell.scenario.policy.build().chunking for cell in cells]
+    sizes = {chunking.tokens for chunking in chunkings if chunking is not None}
+    parts = {n for size in sizes for n in (size // 4, size // 2, size - most, size)}
+    chunks = {max(1, tokens) for tokens in parts if tokens <= prompt}
+    whole = {16, 32, *range(64, prompt, 64), prompt}
     mean = longest // 2
     contexts = [
         [context] * batch
-        for batch in range(1, max_batch + 1)
+        for batch in range(1, most + 1)
         for context in (longest // 8, mean, longest - 1)
     ]
     contexts += [
-        skewed_contexts(batch, mean, most)
-        for batch in (max_batch // 2, max_batch)
-        for most in (5 * mean // 4, 7 * mean // 4)
-        if most <= batch * mean
+        skewed_contexts(batch, mean, largest)
+        for batch in (most // 2, most)
+        for largest in (5 * mean // 4, 7 * mean // 4)
+        if largest <= batch * mean
     ]
     prompts = [
-        (tokens, context)
-        for tokens in sorted({*chunks, *whole})
+        (tokens, context, 0)
+        for tokens in sorted(chunks | whole)
         for context in (0, longest // 4, longest // 2)
         if not context or (tokens in chunks and context + tokens <= longest)
     ]
-    mixed = [
-        (tokens, [mean] * decodes)
-        for tokens in sorted({max(chunks, default=1), max(whole, default=1)})
-        for decodes in sorted({max_batch // 2, max_batch - 1} - {0})
+    prompts += [
+        (tokens, 0, decodes)
+        for tokens in sorted({max(chunks, default=1), max(whole)})
+        for decodes in sorted({most // 2, most - 1} - {0})
     ]
     return [
-        *(([], _decodes(each)) for each in contexts),
-        *(([(0, tokens, context, 1)], []) for tokens, context in prompts),
-        *(([(0, tokens, 0, 1)], _decodes(each)) for tokens, each in mixed),
+        *(([], [*enumerate(each, start=1)]) for each in contexts),
+        *(
+            ([(0, tokens, context, 1)], [*enumerate([mean] * decodes, start=1)])
+            for tokens, context, decodes in prompts
+        ),
     ]
-
-
-def _decodes(contexts: list[int]) -> list[tuple[int, int]]:
-    """In slots of their own; slot 0 is the chunk's."""
-    return [*enumerate(contexts, start=1)]
 
 
 def in_situ_bundle(
@@ -330,13 +313,10 @@ def in_situ_bundle(
     """
     # One layer of an op: the stages' sums, over all their layers.
     per_layer = log.ops[:, :, : _LAYERS + 1].sum(axis=1) / sum(spec.layers)
-    service = log.finish - log.start
-    first = service[:, 0] - log.ops[:, 0, _LAYERS]
-    last = log.ops[:, -1, _HEAD]
+    first, last = (log.finish - log.start - log.ops[:, :, _LAYERS]).T[[0, -1]]
     if spec.pp == 1:
+        last = log.ops[:, -1, _HEAD]
         first = first - last
-    else:
-        last = service[:, -1] - log.ops[:, -1, _LAYERS]
     seconds = dict(zip((*TIMED_OPS, MIXED), per_layer.T, strict=True))
     seconds[SKEWED] = seconds[DECODE]
     seconds[ALL_REDUCE] = seconds[ALL_REDUCE] / OPS[ALL_REDUCE].calls
@@ -403,12 +383,18 @@ def joined(grids: tuple[StageLog, StageLog]) -> StageLog:
 # The engine's log in the simulator's terms ------------------------------------------------------
 
 
+def clocks(run: EngineRun) -> tuple[Floats, Floats]:
+    """Of each decision: when it was made, and when its return had been handled."""
+    times = [(one.clock_s, one.returned_s) for one in run.served.decisions]
+    clock, returned = np.array(times).reshape(-1, 2).T
+    return clock, returned
+
+
 def stage_times(run: EngineRun) -> StageTimes:
     """The busy times of every stage. The first one's work begins with the scheduler's decision."""
     start = run.stages.start.copy()
-    start[:, 0] = [decision.clock_s for decision in run.served.decisions]
-    finish = run.stages.finish
-    return StageTimes(start, finish, finish)
+    start[:, 0] = clocks(run)[0]
+    return StageTimes(start, run.stages.finish, run.stages.finish)
 
 
 @dataclass(frozen=True)
@@ -430,35 +416,28 @@ class Links:
 def links(*runs: EngineRun) -> Links:
     """The links of runs. Only messages with a waiting receiver count: the others waited for a busy
     receiver."""
-    times = [_sends_and_turnaround(run) for run in runs]
-    decide = [
-        run.stages.start[:, 0] - [decision.clock_s for decision in run.served.decisions]
-        for run in runs
-    ]
+    sends, turnarounds = zip(*map(_sends_and_turnaround, runs), strict=True)
+    decide = [run.stages.start[:, 0] - clocks(run)[0] for run in runs]
     return Links(
-        np.median([sends for sends, _ in times], axis=0),
-        float(np.median([turnaround for _, turnaround in times])),
+        np.median(sends, axis=0),
+        float(np.median(turnarounds)),
         float(np.median(np.concatenate(decide))),
     )
 
 
 def _sends_and_turnaround(run: EngineRun) -> tuple[Floats, float]:
-    log, decisions = run.stages, run.served.decisions
-    finish = log.finish
+    finish, (clock, returned) = run.stages.finish, clocks(run)
     sends = []
     for stage in range(1, finish.shape[1]):
         idle = np.ones(len(finish), np.bool_)
         idle[1:] = finish[1:, stage - 1] > finish[:-1, stage]
-        took = (log.arrived[:, stage] - finish[:, stage - 1])[idle]
+        took = (run.stages.arrived[:, stage] - finish[:, stage - 1])[idle]
         # A message may arrive before the sender has logged the send.
         sends.append(max(0.0, float(np.median(took))))
-    returned = np.array([decision.returned_s for decision in decisions])
     waits = returned - finish[:, -1]
     if sends:
-        clock = np.array([decision.clock_s for decision in decisions])
         # The first stage's last work before the return was handled.
-        before = np.searchsorted(clock, returned) - 1
-        idle = finish[:, -1] > finish[before, 0]
+        idle = finish[:, -1] > finish[np.searchsorted(clock, returned) - 1, 0]
         waits = waits[idle if idle.any() else slice(None)]
     return np.array(sends), float(np.median(waits))
 
@@ -468,9 +447,7 @@ def measured_records(run: EngineRun, requests: Sequence[Request], scheduler: Sch
 
     ``scheduler`` has the sizes of the engine's.
     """
-    served = run.served
-    times = stage_times(run)
-    around = links(run)
+    served, times, around = run.served, stage_times(run), links(run)
     rows = [
         (d.group, len(d.chunks), sum(c[1] for c in d.chunks), sum(c[2] for c in d.chunks),
          len(d.decodes), d.decode_context, d.padding)
@@ -506,19 +483,13 @@ def lockstep(run: EngineRun, requests: Sequence[Request], scheduler: Scheduler) 
     Each batch must be the same, and be formed at the same clock: by then its requests had returned
     or arrived in the simulation, too.
     """
-    log, decisions = run.stages, run.served.decisions
-    clock = np.array([decision.clock_s for decision in decisions])
-    returned = np.array([decision.returned_s for decision in decisions])
+    log, (clock, returned) = run.stages, clocks(run)
     # The times must add up to the whole time between a decision and its return.
-    taken = np.column_stack([clock, log.arrived[:, 1:]])
-    recorded = Recorded(
-        log.finish - taken,
-        log.arrived[:, 1:] - log.finish[:, :-1],
-        returned - log.finish[:, -1],
-        clock,
-    )
-    formed, records = play_back(requests, scheduler, recorded)
-    if difference := first_difference(decisions, formed):
+    service = log.finish - np.column_stack([clock, log.arrived[:, 1:]])
+    send = log.arrived[:, 1:] - log.finish[:, :-1]
+    turnaround = returned - log.finish[:, -1]
+    formed, records = play_back(requests, scheduler, service, send, turnaround, clock)
+    if difference := first_difference(run.served.decisions, formed):
         return difference
     ready = records.replicas[0].iterations["ready_s"]
     late = np.flatnonzero(ready != quantize(clock)[: len(formed)])
@@ -535,12 +506,6 @@ def first_difference(engine: Sequence[Decision], simulator: Sequence[Decision]) 
     return None
 
 
-def batches_sha256(decisions: Sequence[Decision]) -> str:
-    """The hash of the batches, without their times."""
-    batches = [signature(decision) for decision in decisions]
-    return hashlib.sha256(json.dumps(batches).encode()).hexdigest()
-
-
 def replay(
     run: EngineRun,
     requests: Sequence[Request],
@@ -551,14 +516,11 @@ def replay(
 
     ``less``: seconds by which each stage's work is shortened.
     """
-    times = stage_times(run)
-    around, count = links(run), len(times.start)
-    recorded = Recorded(
-        times.finish - times.start - less,
-        np.broadcast_to(around.sends, (count, len(around.sends))),
-        np.full(count, around.turnaround_s),
-    )
-    return play_back(requests, scheduler, recorded)[1]
+    times, around = stage_times(run), links(run)
+    service = times.finish - times.start - less
+    send = np.broadcast_to(around.sends, (len(service), len(around.sends)))
+    turnaround = np.full(len(service), around.turnaround_s)
+    return play_back(requests, scheduler, service, send, turnaround)[1]
 
 
 def totals(records: Records) -> dict[str, float]:
@@ -568,9 +530,8 @@ def totals(records: Records) -> dict[str, float]:
     """
     analysis = Analysis(records)
     table = analysis.requests
-    stages = [
-        sum(float(row[f"{name}_s"]) for name in WAITS) for _, row in analysis.ledger.iterrows()
-    ]
+    rows = analysis.ledger.to_dict("records")
+    stages = [sum(float(row[f"{name}_s"]) for name in WAITS) for row in rows]
     tokens = int(records.prompt_tokens.sum() + records.output_tokens.sum())
     makespan = records.end_s - float(records.arrival_s.min())
     sums = {
@@ -620,8 +581,9 @@ class StageTimePrediction:
     @staticmethod
     def of(cell: Cell, bundle: Bundle, links: Links) -> StageTimePrediction:
         """The prediction of a cell by a bundle's op times."""
+        chunking = cell.scenario.policy.build().chunking
         # A micro-batch may hold several chunks.
-        rows = 0 if cell.chunking is None else cell.chunking.rows + cell.max_batch
+        rows = 0 if chunking is None else chunking.rows + cell.max_batch
         predictor = BundlePredictor(
             bundle_times(bundle),
             max_tokens=max(2 * cell.max_length, rows),
@@ -637,14 +599,12 @@ class StageTimePrediction:
         layer_s, first_s, last_s, send_s = self.bundle(batch)
         layers = self.cell.layers
         offset = self.offset_s * len(layers) / sum(layers)  # a stage's offset, over its layers
-        times = (
-            max(self.launch_s, offset + self.factor * layer_s),
-            self.factor * (first_s + self.links.decide_s),
-            self.factor * last_s,
-            send_s,
+        return (
+            float(quantize(max(self.launch_s, offset + self.factor * layer_s))),
+            float(quantize(self.factor * (first_s + self.links.decide_s))),
+            float(quantize(self.factor * last_s)),
+            float(quantize(send_s)),
         )
-        layer, first, last, send = (float(quantize(t)) for t in times)
-        return layer, first, last, send
 
     def stages(self, decisions: Sequence[Decision], requests: Sequence[Request]) -> Floats:
         """Predicted seconds of every micro-batch on every stage, shape (batches, stages)."""
@@ -652,14 +612,9 @@ class StageTimePrediction:
         rows = []
         for decision in decisions:
             chunks = tuple((members[i], n, context) for i, n, context in decision.chunks)
-            batch = Batch(
-                decision.group,
-                chunks,
-                sum(n for _, n, _ in chunks),
-                len(decision.decodes),
-                decision.decode_context,
-                decision.longest_context,
-            )
+            tokens, decodes = sum(n for _, n, _ in chunks), len(decision.decodes)
+            contexts = decision.decode_context, decision.longest_context
+            batch = Batch(decision.group, chunks, tokens, decodes, *contexts)
             rows.append(nominal_times(self.cell.layers, *self(batch))[0])
         return np.array(rows)
 
@@ -701,13 +656,6 @@ def isolated_bundle(root: Path, spec: EngineSpec, environment: Facts) -> Bundle 
     return None
 
 
-def launch_s(bundle: Bundle) -> float:
-    """Seconds in which the host launched a layer of one decode; 0 where that was not measured. The
-    ops of a GPU do not hold it, those of a CPU do."""
-    rows = bundle.overhead
-    return 1e-6 * float(rows.loc[rows["what"] == "layer_launch", "time_us"].sum())
-
-
 # The disturbance of a run -----------------------------------------------------------------------
 
 
@@ -747,10 +695,8 @@ def too_much(lost: LostTime) -> str | None:
     for name, share in lost.items():
         limit = MOST_OF_TARGET * TARGETS[name]
         if abs(share) > limit:
-            return (
-                f"preempted work accounts for {abs(share):.1%} of {name}, "
-                f"and {limit:.2%} is allowed"
-            )
+            part = f"preempted work accounts for {abs(share):.1%} of {name}"
+            return f"{part}, and {limit:.2%} is allowed"
     return None
 
 
@@ -847,10 +793,12 @@ class Session:
         predictions = {"grid": alone, "calibrated": alone.calibrated(served.calibration)}
         if self.isolated is not None:
             predictions["isolated"] = StageTimePrediction.of(cell, self.isolated, around)
-            launch = launch_s(self.isolated)
+            # The host launches a layer of one decode in that time, which a GPU's ops do not hold.
+            rows = self.isolated.overhead
+            launch = float(rows.loc[rows["what"] == "layer_launch", "time_us"].sum())
             if self.spec.device == "cuda" and launch:
-                predictions["launched"] = replace(predictions["isolated"], launch_s=launch)
-        decisions, times = run.served.decisions, stage_times(run)
+                predictions["launched"] = replace(predictions["isolated"], launch_s=1e-6 * launch)
+        decisions, times, ops = run.served.decisions, stage_times(run), run.stages.ops
         records = {"measured": measured_records(run, requests, cell.scheduler())}
         records |= {name: each.simulate(requests) for name, each in predictions.items()}
         measured, *simulated = map(totals, records.values())
@@ -861,7 +809,11 @@ class Session:
         return Comparison(
             agreement=agreement(run, cell),
             lost=lost(self.spec.device, run, requests, cell.scheduler),
-            op_share=_op_share(run.stages),
+            # Norms, rotary, activation and residuals are timed with the Python code between ops.
+            op_share=float(
+                (ops[..., : len(TIMED_OPS)].sum() + ops[..., -1].sum())
+                / (run.stages.finish - run.stages.start).sum()
+            ),
             steps=pd.DataFrame({"micro_batch": np.arange(len(decisions)), "kind": kinds}),
             measured_iterations=(times.finish - times.start).sum(axis=1),
             iterations={
@@ -880,15 +832,9 @@ def agreement(run: EngineRun, cell: Cell) -> Agreement:
     difference = lockstep(run, requests, cell.scheduler())
     measured = totals(measured_records(run, requests, cell.scheduler()))
     errors = total_errors(totals(replay(run, requests, cell.scheduler())), measured)
-    digest = batches_sha256(run.served.decisions)
+    batches = json.dumps([signature(decision) for decision in run.served.decisions])
+    digest = hashlib.sha256(batches.encode()).hexdigest()
     return Agreement(float(difference is None), digest, difference, errors)
-
-
-def _op_share(log: StageLog) -> float:
-    """Norms, rotary, activation and residuals are left out: they are timed together with the Python
-    code between the ops."""
-    layers, head = log.ops[..., : len(TIMED_OPS)], log.ops[..., -1]
-    return float((layers.sum() + head.sum()) / (log.finish - log.start).sum())
 
 
 # Runs of the engine -----------------------------------------------------------------------------

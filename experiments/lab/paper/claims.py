@@ -8,8 +8,8 @@ reproduced by no gain, too (``data/paper/scrutiny.csv``).
 from __future__ import annotations
 
 import csv
-from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+import re
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from functools import cache, partial
 from typing import Any, Literal, NamedTuple
@@ -17,6 +17,7 @@ from typing import Any, Literal, NamedTuple
 import numpy as np
 from numpy.typing import ArrayLike
 
+from sarathi_sim.experiments.content import Section, SortableTable
 from sarathi_sim.experiments.lab.paper import quantities
 from sarathi_sim.experiments.lab.paper.variants import (
     LARGE,
@@ -28,7 +29,6 @@ from sarathi_sim.experiments.lab.paper.variants import (
     load_calibration,
     with_rows,
 )
-from sarathi_sim.experiments.run.machine import Machine
 from sarathi_sim.profiler.facts.ops import DECODE, GEMMS, LAYER_OPS, OTHERS, PREFILL
 from sarathi_sim.profiler.storage.child import Progress, mapped, silent
 from sarathi_sim.profiler.storage.files import data_dir, write_whole
@@ -51,11 +51,6 @@ class GPUs:
     model: str
     device: str
     parallelism: str
-
-    def machine(self, lab: Lab) -> Machine:
-        """One tensor-parallel group."""
-        degree = self.parallelism.removeprefix("tp").split("-")[0].split(" ")[0]
-        return lab.machine(self.device, self.model, int(degree))
 
     def __str__(self) -> str:
         return f"{self.model}, {self.device}, {self.parallelism}"
@@ -85,9 +80,10 @@ class Claim:
     id: str = ""
 
     def value(self, lab: Lab) -> float:
-        """Ours."""
-        compute = getattr(quantities, self.quantity)
-        return float(compute(self.machine.machine(lab), **self.arguments))
+        """Ours, of one tensor-parallel group."""
+        degree = re.sub("[ -].*", "", self.machine.parallelism.removeprefix("tp"))
+        machine = lab.machine(self.machine.device, self.machine.model, int(degree))
+        return float(getattr(quantities, self.quantity)(machine, **self.arguments))
 
     def holds(self, ours: float) -> bool:
         """Whether our value reproduces the claim."""
@@ -128,15 +124,15 @@ def pick_claims(ids: Iterable[str]) -> list[Claim]:
     for id in wanted:
         if id not in claims:
             raise UserError(
-                f"{id}: no such claim{did_you_mean(id, claims)}; `sarathi-sim lab reproduce --list` "
-                "shows all of them"
+                f"{id}: no such claim{did_you_mean(id, claims)}; "
+                "`sarathi-sim lab reproduce --list` shows all of them"
             )
     return [claims[id] for id in wanted] or list(claims.values())
 
 
 @dataclass(frozen=True)
 class ClaimResult:
-    """A claim, in one variant; ``control`` is its value without the reason that the paper gives."""
+    """A claim in one variant."""
 
     claim: Claim
     variant: Variant
@@ -156,19 +152,18 @@ class ClaimResult:
 
     def row(self) -> dict[str, Any]:
         """JSON-able."""
+        claim = self.claim
         return {
-            "id": self.claim.id,
+            "id": claim.id,
             "variant": self.variant,
-            "paper": self.claim.paper,
+            "paper": claim.paper,
             "ours": self.ours,
             "ratio": self.ratio,
             "status": "fitted" if self.fitted else "predicted",
             "ok": self.ok,
-            "kind": self.claim.kind,
-            "section": self.claim.section,
-            "metric": self.claim.metric,
-            "setting": f"{self.claim.machine}: {self.claim.setting}",
-            "reading": self.claim.reading,
+            **{key: getattr(claim, key) for key in ("kind", "section", "metric")},
+            "setting": f"{claim.machine}: {claim.setting}",
+            "reading": claim.reading,
             "control": self.control,
         }
 
@@ -199,17 +194,10 @@ def summary(
     results: Iterable[ClaimResult], ok: Callable[[ClaimResult], bool] = lambda r: r.ok
 ) -> Tally:
     """The number of reproduced results."""
-    total, good = Counter[Variant](), Counter[Variant]()
+    by_variant: dict[Variant, list[bool]] = {}
     for result in results:
-        total[result.variant] += 1
-        good[result.variant] += ok(result)
-    return {variant: (good[variant], total[variant]) for variant in total}
-
-
-def independent(results: Iterable[ClaimResult]) -> list[ClaimResult]:
-    """The rows whose claims no constant was fitted to, in either variant."""
-    fitted = load_calibration().fitted
-    return [result for result in results if result.claim.id not in fitted]
+        by_variant.setdefault(result.variant, []).append(ok(result))
+    return {variant: (sum(good), len(good)) for variant, good in by_variant.items()}
 
 
 def gains(results: Iterable[ClaimResult]) -> tuple[list[ClaimResult], Tally]:
@@ -219,8 +207,11 @@ def gains(results: Iterable[ClaimResult]) -> tuple[list[ClaimResult], Tally]:
 
 
 def counts_text(results: Sequence[ClaimResult]) -> list[str]:
-    """The counts in sentences, one per variant."""
-    apart, gained = summary(independent(results)), gains(results)[1]
+    """The counts in sentences, one per variant; those of claims that no constant was fitted to, in
+    either variant, apart."""
+    fitted = load_calibration().fitted
+    apart = summary(result for result in results if result.claim.id not in fitted)
+    gained = gains(results)[1]
     lines = []
     for variant, (good, total) in summary(results).items():
         line = f"{variant}: {good} of {total} reproduced"
@@ -232,10 +223,54 @@ def counts_text(results: Sequence[ClaimResult]) -> list[str]:
     return lines
 
 
+_BOUNDS = {"upper bound": "≤ ", "lower bound": "≥ "}
+
+
+def claim_rows(results: Sequence[ClaimResult], miss: str) -> tuple[list[str], list[list[str]]]:
+    """The headings and rows of a table of claims, the variants side by side: what was fitted with a
+    star, and what is not reproduced in the format ``miss``."""
+    by_id: dict[str, list[ClaimResult]] = {}
+    for result in results:
+        by_id.setdefault(result.claim.id, []).append(result)
+    rows = []
+    for id, variants in by_id.items():
+        claim = variants[0].claim
+        row = [id, marks(variants), claim.section, claim.unit]
+        row.append(f"{_BOUNDS.get(claim.kind, '')}{claim.paper:g}")
+        for one in variants:
+            cells = (f"{one.ours:.4g}{'*' * one.fitted}", f"{one.ratio:.2f}")
+            row += cells if one.ok else map(miss.format, cells)
+        rows.append(row)
+    return ["claim", "", "§", "unit", "paper", *headings(summary(results))], rows
+
+
+def headings(counts: Tally) -> list[str]:
+    """Of two columns a variant: what is reproduced, and the ratios."""
+    texts = [f"{variant}: {good} of {total}" for variant, (good, total) in counts.items()]
+    return [heading for text in texts for heading in (text, "ratio")]
+
+
+def claims_section(results: Sequence[ClaimResult]) -> Section:
+    """Every claim beside ours, and the counts."""
+    note = (
+        "*: fitted. Reproduced: within 15 %, or on the right side of a bound; else in parentheses. "
+    )
+    table = SortableTable("", *claim_rows(results, "({})"), note=note + MARKS, text=4)
+    answer = "\n".join(counts_text(results))
+    return Section("reproduce", "", "What of the paper is reproduced?", answer, table)
+
+
+def readings(claims: Sequence[Claim]) -> Section:
+    """How each claim is read."""
+    rows = [(c.id, c.section, f"{c.metric}; {c.setting}", c.reading) for c in claims]
+    table = SortableTable("", ("claim", "§", "what", "reading"), rows, text=4)
+    return Section("reproduce", "", "How is each number of the paper read?", "", table)
+
+
 # The fit ------------------------------------------------------------------------------------------
 
-_BOUNDS = {"mixed_us": (0.0, 200.0), "p": (1.1, 20.0)}
-_FACTOR_BOUNDS = (0.5, 2.0)
+_LIMITS = {"mixed_us": (0.0, 200.0), "p": (1.1, 20.0)}
+_FACTOR_LIMITS = (0.5, 2.0)
 
 
 def fit_device(device: str, fit: DeviceFit) -> DeviceFit:
@@ -250,7 +285,7 @@ def fit_device(device: str, fit: DeviceFit) -> DeviceFit:
         return np.log([claim.value(lab) / claim.paper for claim in claims])
 
     start = np.array(list(fit.start.values()))
-    low, high = np.array([_BOUNDS.get(name, _FACTOR_BOUNDS) for name in fit.start]).T
+    low, high = np.array([_LIMITS.get(name, _FACTOR_LIMITS) for name in fit.start]).T
     found = least_squares(miss, start, bounds=(low, high), x_scale=start, diff_step=1e-3).x
     # Four digits are more than the paper's numbers hold.
     rounded = {n: float(f"{v:.4g}") for n, v in zip(fit.start, found, strict=True)}
@@ -336,18 +371,15 @@ def distorted_values(distortion: str, ids: Iterable[str]) -> list[float]:
 def scrutinise(ids: Iterable[str], workers: int = 1) -> dict[str, Scrutiny]:
     """Each claim under every distortion, on ``workers`` processes."""
     wanted = tuple(ids)
-    rows = mapped(partial(distorted_values, ids=wanted), DISTORTIONS, workers)
-    columns = zip(wanted, zip(*rows, strict=True), strict=True)
-    return {
-        id: _judge(load_claims()[id], dict(zip(DISTORTIONS, c, strict=True))) for id, c in columns
-    }
-
-
-def _judge(claim: Claim, values: Mapping[str, float]) -> Scrutiny:
-    scaled, flat = [values[name] for name in _SCALINGS], values[NO_GAIN]
-    unmoved = max(scaled) - min(scaled) <= _UNMOVED_WITHIN * abs(scaled[0])
-    no_gain = claim.unit == "x" and abs(flat - 1) <= TOLERANCE and claim.holds(flat)
-    return Scrutiny(sum(map(claim.holds, values.values())), int(unmoved), int(no_gain))
+    by_distortion = mapped(partial(distorted_values, ids=wanted), DISTORTIONS, workers)
+    found = {}
+    for id, row in zip(wanted, zip(*by_distortion, strict=True), strict=True):
+        claim, values = load_claims()[id], dict(zip(DISTORTIONS, row, strict=True))
+        scaled, flat = [values[name] for name in _SCALINGS], values[NO_GAIN]
+        unmoved = max(scaled) - min(scaled) <= _UNMOVED_WITHIN * abs(scaled[0])
+        no_gain = claim.unit == "x" and abs(flat - 1) <= TOLERANCE and claim.holds(flat)
+        found[id] = Scrutiny(sum(map(claim.holds, row)), int(unmoved), int(no_gain))
+    return found
 
 
 @cache

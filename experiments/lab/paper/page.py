@@ -16,36 +16,24 @@ from pathlib import Path
 from sarathi_sim.experiments.lab.pages import markdown, update
 from sarathi_sim.experiments.lab.paper.claims import (
     ClaimResult,
-    Tally,
+    claim_rows,
     gains,
+    headings,
     load_claims,
-    marks,
-    summary,
 )
 from sarathi_sim.experiments.lab.paper.gpt3 import PAPER, Ratios
 from sarathi_sim.experiments.lab.paper.quantities import end_to_end
 from sarathi_sim.experiments.lab.paper.variants import Lab
 from sarathi_sim.profiler.storage.files import write_whole
 
-_BOUNDS = {"upper bound": "≤ ", "lower bound": "≥ "}
-
 
 def claims_table(results: Sequence[ClaimResult]) -> str:
-    """All claims, the variants side by side; misses in bold, what was fitted with a star."""
-    by_id: dict[str, list[ClaimResult]] = {}
-    for result in results:
-        by_id.setdefault(result.claim.id, []).append(result)
-    rows = []
-    for variants in by_id.values():
-        claim = variants[0].claim
-        row = [f"`{claim.id}`", marks(variants), claim.section, claim.unit]
-        row.append(f"{_BOUNDS.get(claim.kind, '')}{claim.paper:g}")
-        for result in variants:
-            star = "*" if result.fitted else ""
-            row += _cells(result.ok, f"{result.ours:.4g}{star}", f"{result.ratio:.2f}")
-        rows.append(row)
-    header = ["claim", "", "§", "unit", "paper", *_headings(summary(results))]
-    return markdown("Claims", header, rows)
+    """All claims; misses in bold."""
+    header, rows = claim_rows(results, _MISS)
+    return markdown("Claims", header, [[f"`{id}`", *cells] for id, *cells in rows])
+
+
+_MISS = "**{}**"
 
 
 def gains_table(results: Sequence[ClaimResult]) -> str:
@@ -53,20 +41,11 @@ def gains_table(results: Sequence[ClaimResult]) -> str:
     some, counts = gains(results)
     rows: dict[str, list[str]] = {}
     for result in some:
-        claim, gain = result.claim, result.claim.paper - 1
+        claim, gain, ours = result.claim, result.claim.paper - 1, result.ours - 1
+        cells = (f"{100 * ours:.1f} %", f"{ours / gain:.2f}")
         row = rows.setdefault(claim.id, [f"`{claim.id}`", f"{100 * gain:.0f} %"])
-        ours = result.ours - 1
-        row += _cells(claim.gain_holds(result.ours), f"{100 * ours:.1f} %", f"{ours / gain:.2f}")
-    return markdown("Gains", ["gain", "paper", *_headings(counts)], rows.values())
-
-
-def _headings(counts: Tally) -> list[str]:
-    texts = [f"{variant}: {good} of {total}" for variant, (good, total) in counts.items()]
-    return [heading for text in texts for heading in (text, "ratio")]
-
-
-def _cells(holds: bool, *cells: str) -> list[str]:
-    return [cell if holds else f"**{cell}**" for cell in cells]
+        row += cells if claim.gain_holds(result.ours) else map(_MISS.format, cells)
+    return markdown("Gains", ["gain", "paper", *headings(counts)], rows.values())
 
 
 def tile_control(labs: Sequence[Lab]) -> str:
