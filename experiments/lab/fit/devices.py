@@ -345,7 +345,7 @@ def _study(
     def filled(value: Any) -> Any:
         if isinstance(value, dict):
             return {key: filled(each) for key, each in value.items()}
-        return value.format_mapwords if isinstance(value, str) else value
+        return value.format_map(words) if isinstance(value, str) else value
 
     about = filled(_DESCRIBED[of][name or op])
     pct = about.pop("stack_pct", 0.0)
