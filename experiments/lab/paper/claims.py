@@ -17,6 +17,7 @@ from typing import Any, Literal, NamedTuple
 import numpy as np
 from numpy.typing import ArrayLike
 
+from sarathi_sim.experiments.content import Section, SortableTable
 from sarathi_sim.experiments.lab.paper import quantities
 from sarathi_sim.experiments.lab.paper.variants import (
     LARGE,
@@ -128,8 +129,8 @@ def pick_claims(ids: Iterable[str]) -> list[Claim]:
     for id in wanted:
         if id not in claims:
             raise UserError(
-                f"{id}: no such claim{did_you_mean(id, claims)}; `sarathi-sim reproduce --list` "
-                "shows all of them"
+                f"{id}: no such claim{did_you_mean(id, claims)}; `sarathi-sim lab reproduce "
+                "--list` shows all of them"
             )
     return [claims[id] for id in wanted] or list(claims.values())
 
@@ -379,6 +380,27 @@ def marks(results: Sequence[ClaimResult]) -> str:
         CONTROL_HOLDS: any(r.control is not None and claim.holds(r.control) for r in results),
     }
     return " ".join(mark for mark, holds in shown.items() if holds)
+
+
+def claims_section(results: Sequence[ClaimResult]) -> Section:
+    """A row a claim, the variants side by side."""
+    variants, rows = summary(results), list[list[str]]()
+    bounds = {"upper bound": "<= ", "lower bound": ">= "}
+    for first in range(0, len(results), len(variants)):
+        of_claim = results[first : first + len(variants)]
+        claim = of_claim[0].claim
+        stated = f"{bounds.get(claim.kind, '')}{claim.paper:g}"
+        row = [claim.id, marks(of_claim), claim.section, claim.unit, stated]
+        for one in of_claim:
+            star, good = "*" if one.fitted else "", "yes" if one.ok else "no"
+            row += [f"{one.ours:.4g}{star}", f"{one.ratio:.2f}", good]
+        rows.append(row)
+    headings = ["claim", "", "section", "unit", "paper"]
+    headings += [heading for name in variants for heading in (name, "ratio", "")]
+    note = f"*: fitted. Reproduced: within 15 %, or on the right side of a bound. {MARKS}"
+    table = SortableTable("", headings, rows, note, text=4)
+    answer = "\n".join(counts_text(results))
+    return Section("paper", "", "How many of the paper's numbers are reproduced?", answer, table)
 
 
 def refresh() -> None:
