@@ -203,7 +203,7 @@ def test_with_fill_the_curves_are_as_the_paper_says(variant: Variant) -> None:
 def test_reproduce_writes_what_it_prints(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(figures, "write_gallery", lambda *_: None)  # it takes a minute
     out = tmp_path / "out"
-    words = ("reproduce", "tile_257", "tp_batch", "--out", str(out))
+    words = ("lab", "reproduce", "tile_257", "tp_batch", "--out", str(out))
     output = called(*words).output
     rows = json.loads((out / "summary.json").read_text(encoding="utf-8"))["claims"]
     assert [(row["id"], row["variant"], row["status"]) for row in rows] == [
@@ -216,9 +216,9 @@ def test_reproduce_writes_what_it_prints(tmp_path: Path, monkeypatch: pytest.Mon
     assert "predicted: 2 of 2 reproduced" in output
     assert [path.name for path in tmp_path.iterdir()] == ["out"]
     assert json.loads(called(*words, "--json").stdout) == {"claims": rows}
-    one_variant = called("reproduce", "tp_batch", "--variant", "predicted").output
+    one_variant = called("lab", "reproduce", "tp_batch", "--variant", "predicted").output
     assert "paper-calibrated" not in one_variant
-    listing = called("reproduce", "--list").output.splitlines()
+    listing = called("lab", "reproduce", "--list").output.splitlines()
     ids = [line for line in listing if not line.startswith(" ")]
     assert len(ids) == 85 and all(" (section " in line for line in ids)
 
@@ -232,7 +232,7 @@ def test_reproduce_writes_what_it_prints(tmp_path: Path, monkeypatch: pytest.Mon
     ],
 )
 def test_mistakes_give_one_message(words: tuple[str, ...], message: str) -> None:
-    assert message in refused("reproduce", *words)
+    assert message in refused("lab", "reproduce", *words)
 
 
 @pytest.mark.slow
