@@ -1,7 +1,7 @@
 """The commands of the laboratory: ``sarathi-sim lab COMMAND``. What they print proves something;
 nothing that decides asks them."""
 
-from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
@@ -10,11 +10,9 @@ from typing import Annotated, Any
 import typer
 
 from sarathi_sim.experiments.cli import application, command
-from sarathi_sim.experiments.config.base import Assignments
 from sarathi_sim.experiments.content import Result, Section, SortableTable, write_section
 from sarathi_sim.experiments.options import (
     RUNS,
-    Folder,
     ModelOption,
     SetOption,
     WorkersOption,
@@ -23,42 +21,49 @@ from sarathi_sim.experiments.options import (
 )
 from sarathi_sim.experiments.own_server import PROFILES
 from sarathi_sim.profiler.storage.child import Progress, Say, silent
-from sarathi_sim.profiler.storage.strict import UserError
+from sarathi_sim.profiler.storage.strict import UserError, did_you_mean
 
 DatasetsOption = Annotated[
-    Folder | None,
-    typer.Option(help="Folder of public measurements.  [default: $SARATHI_SIM_DATASETS]"),
     Path | None,
+    typer.Option(help="Folder of public measurements.  [default: $SARATHI_SIM_DATASETS]"),
 ]
-AlsoOption = Annotated[
-    Folder | None, typer.Option(help="Also write it to this folder."), Path | None
-]
+AlsoOption = Annotated[Path | None, typer.Option(help="Also write it to this folder.")]
 TablesArgument = Annotated[
-    Sequence[Folder],
-    typer.Argument(metavar="FILE...", help="Measured servers: CSV, a row a load."),
-    list[Path],
+    list[Path], typer.Argument(metavar="FILE...", help="Measured servers: CSV, a row a load.")
 ]
 PeerOption = Annotated[
-    Sequence[Folder],
+    list[Path] | None,
     typer.Option(help="Another predictor's file (id, ttft_ms, tpot_ms).  Repeatable."),
-    list[Path],
 ]
 LengthsOption = Annotated[
-    Folder | None,
-    typer.Option(help="FILE is a table of MLPerf's runs; the folder of its lengths_MODEL.csv."),
     Path | None,
+    typer.Option(help="FILE has MLPerf's runs (docs/mlperf.md); folder of its lengths_MODEL.csv."),
 ]
 LaunchOption = Annotated[
-    Folder | None,
-    typer.Option(help="How servers with prefill and decode pools were started: CSV, by id."),
     Path | None,
+    typer.Option(help="How servers with prefill and decode pools were started: CSV, by id."),
 ]
+ResumeOption = Annotated[
+    Path | None, typer.Option(metavar="ARCHIVE", help="Go on from this archive, on any machine.")
+]
+
+
+def _folder(out: Path | None, kind: str) -> AbstractContextManager[Path | None]:
+    """The result's folder, made before the work: one may not be allowed to."""
+    from sarathi_sim.experiments.results import result_folder
+
+    return nullcontext() if out is None else result_folder(out, kind)
+
+
+def _answered(content: dict[str, Any], section: Section, out: Path | None, code: int = 0) -> Result:
+    written = [] if out is None else [out]
+    return Result(content | section.words(), section, written=written, code=code)
 
 
 def score(
     files: TablesArgument,
     *,
-    peer: PeerOption = (),
+    peer: PeerOption = None,
     lengths: LengthsOption = None,
     launch: LaunchOption = None,
     out: AlsoOption = None,
@@ -69,15 +74,12 @@ def score(
 ) -> Result:
     """Predict measured servers, and say how far off that is.
 
-    Each row of FILE is a server (model, GPU, engine, precision, layout) under a load (prompt and
+    A row of FILE is a server (model, GPU, engine, precision, layout) under a load (prompt and
     output lengths, concurrency) with its mean TTFT and TPOT. Rows that are not modelled are
-    counted with the reason. Finished simulations are kept for the next time. Few constants of the
-    engine's host were fitted to measured servers (data/host_time.yaml); a row of such a server gets
-    those that were fitted without it.
-
-    With --lengths FILE has MLPerf's audited runs of LLMs (docs/mlperf.md): the capacity at their
-    P99 limits is predicted, and latencies at their rate. Of servers with prefill and decode on
-    separate workers --launch says how each was started; without it they are not answered.
+    counted with the reason. The host's constants are those of data/host_time.yaml that were fitted
+    without the row's server. Of MLPerf's runs (--lengths) the capacity at their P99 limits is
+    predicted, and latencies at their rate. Servers with prefill and decode on separate workers
+    need --launch.
 
     \b
     Examples:
@@ -90,31 +92,21 @@ def score(
     from sarathi_sim.experiments.lab.servers.figures import draw_score
     from sarathi_sim.experiments.lab.servers.mlperf import ScoredMlperf, score_mlperf
     from sarathi_sim.experiments.lab.servers.score import ScoredRows, score_servers
-    from sarathi_sim.experiments.results import (
-        SCORE_FORMAT,
-        check_replaceable,
-        result_folder,
-        write_summary,
-    )
+    from sarathi_sim.experiments.results import SCORE_FORMAT, write_summary
 
-    if launch is not None and lengths is not None:
-        raise UserError("--launch goes with tables of servers alone")
-    if lengths is not None and peer:
-        raise UserError("--lengths goes with MLPerf's tables alone")
-    if out is not None:
-        check_replaceable(Path(out), SCORE_FORMAT)
-    paths, peers = [Path(file) for file in files], [Path(file) for file in peer]
+    for option, value in (("--launch", launch), ("--peer", peer)):
+        if lengths is not None and value:
+            raise UserError(f"{option} does not go with --lengths, which reads MLPerf's tables")
     scored: ScoredRows | ScoredMlperf
-    with backend_of(workers) as backend:
+    with _folder(out, SCORE_FORMAT) as folder, backend_of(workers) as backend:
+        how = (backend, progress, say)
         if lengths is not None:
-            scored = score_mlperf(paths, Path(lengths), backend, progress, say, fit=fit)
+            scored = score_mlperf(files, lengths, *how, fit=fit)
         else:
-            recipes = None if launch is None else Path(launch)
-            scored = score_servers(paths, peers, backend, progress, say, fit=fit, launch=recipes)
-    content = scored.content()
-    section = servers_answer(content)
-    if out is not None:
-        with result_folder(Path(out), SCORE_FORMAT) as folder:
+            scored = score_servers(files, peer or [], *how, fit=fit, launch=launch)
+        content = scored.content()
+        section = servers_answer(content)
+        if folder is not None:
             write_summary(folder, SCORE_FORMAT, content | section.words())
             write_section(folder, section)
             scored.write(folder)
@@ -125,7 +117,7 @@ def score(
 def fit_host(
     files: TablesArgument,
     *,
-    peer: PeerOption = (),
+    peer: PeerOption = None,
     lengths: LengthsOption = None,
     out: AlsoOption = None,
     workers: WorkersOption = None,
@@ -143,38 +135,28 @@ def fit_host(
       sarathi-sim lab fit-host inferencex_dev.csv --out runs/fit
       sarathi-sim lab fit-host mlperf_dev.csv --lengths mlperf
     """
-    more: dict[str, Any] = {"workers": workers, "progress": progress, "say": say}
-    return score(files, peer=peer, lengths=lengths, out=out, **more, fit=True)
-
-
-def _answered(content: dict[str, Any], section: Section, out: Folder | None, **more: Any) -> Result:
-    written = [] if out is None else [Path(out)]
-    return Result(content | section.words(), section, written=written, **more)
+    how: dict[str, Any] = {"workers": workers, "progress": progress, "say": say}
+    return score(files, peer=peer, lengths=lengths, out=out, **how, fit=True)
 
 
 def validate(
     config: Annotated[
-        str, typer.Argument(metavar="[CONFIG]", help="A YAML file, or a shipped validate_*."), str
+        str, typer.Argument(metavar="[CONFIG]", help="A YAML file, or a shipped validate_*.")
     ] = "validate_cpu",
     changes: SetOption = (),
     *,
     out: Annotated[
-        Folder | None, typer.Option(help="Folder of the result.  [default: runs/NAME]"), Path | None
+        Path | None, typer.Option(help="Folder of the result.  [default: runs/NAME]")
     ] = None,
     realtime: Annotated[
         bool,
-        typer.Option(
-            "--realtime",
-            help="Run the engine with real-time priority (root, Linux). It takes the cores "
-            "from all other programs.",
-        ),
+        typer.Option("--realtime", help="Take the cores from all other programs (root, Linux)."),
     ] = False,
     timeout: Annotated[
-        float,
-        typer.Option(min=1, help="End the run after so many seconds without a sign of life."),
+        float, typer.Option(min=1, help="End after so many seconds without a sign of life.")
     ] = 30.0,
     profiles: Annotated[
-        Folder, typer.Option(help="Root folder of profiles with this device's bundle."), Path
+        Path, typer.Option(help="Root folder of profiles with this device's bundle.")
     ] = PROFILES,
     progress: Progress = silent,
     say: Say = silent,
@@ -219,9 +201,7 @@ def validate(
         say("warning: --realtime stops the machine's other programs during the run")
     with result_folder(folder, VALIDATION_FORMAT) as scratch:
         content, outcomes = measure(
-            *(experiment, cells, Path(profiles), progress, say),
-            timeout_s=timeout,
-            realtime=realtime,
+            *(experiment, cells, profiles, progress, say), timeout_s=timeout, realtime=realtime
         )
         section = validation_answer(content)
         (scratch / VALIDATION).write_bytes(json_bytes(content | section.words()))
@@ -232,7 +212,7 @@ def validate(
     return _answered(content, section, folder, code=int(differ))
 
 
-def cells(config: str = "validate_cpu", changes: Assignments = ()) -> Result:
+def cells(config: str = "validate_cpu", changes: SetOption = ()) -> Result:
     """Check CONFIG, and say what would run."""
     from sarathi_sim.experiments.lab.engines.session import cells_table, make_cells
     from sarathi_sim.experiments.lab.engines.validation import load_validation
@@ -242,9 +222,7 @@ def cells(config: str = "validate_cpu", changes: Assignments = ()) -> Result:
 
 
 def lockstep(
-    logs: Annotated[
-        Sequence[Folder], typer.Argument(metavar="LOG...", help="Recorded decisions."), list[Path]
-    ],
+    logs: Annotated[list[Path], typer.Argument(metavar="LOG...", help="Recorded decisions.")],
     *,
     progress: Progress = silent,
 ) -> Result:
@@ -262,10 +240,9 @@ def lockstep(
     from sarathi_sim.experiments.lab.engines.lockstep import read_log, replay
     from sarathi_sim.experiments.lab.servers.answers import lockstep_answer
 
-    paths = [Path(log) for log in logs]
-    read, compared = [read_log(path) for path in paths], {}
-    for number, (path, log) in enumerate(zip(paths, read, strict=True)):
-        name = log.name if sum(each.name == log.name for each in read) == 1 else str(path)
+    read, compared = [read_log(path) for path in logs], {}
+    for number, (path, log) in enumerate(zip(logs, read, strict=True)):
+        name = log.name if [each.name for each in read].count(log.name) == 1 else str(path)
         compared[name] = replay(log)
         progress("logs", number + 1, len(read))
     content = {"logs": {name: vars(one) for name, one in compared.items()}}
@@ -275,16 +252,16 @@ def lockstep(
 
 def import_profile(
     source: Annotated[
-        str, typer.Argument(metavar="SOURCE", help="vidur, aiconfigurator or llmservingsim."), str
+        str, typer.Argument(metavar="SOURCE", help="vidur, aiconfigurator or llmservingsim.")
     ],
-    path: Annotated[Folder, typer.Argument(help="Folder of the source's files."), Path],
+    path: Annotated[Path, typer.Argument(help="Folder of the source's files.")],
     *,
     model: ModelOption,
     tp: Annotated[int, typer.Option(min=1, help="Tensor-parallel degree.")] = 1,
     device: Annotated[
         str | None, typer.Option(help="The device it was measured on.  [default: the folder's]")
     ] = None,
-    out: Annotated[Folder, typer.Option(help="Root folder of profiles."), Path] = PROFILES,
+    out: Annotated[Path, typer.Option(help="Root folder of profiles.")] = PROFILES,
     force: Annotated[bool, typer.Option("--force", help="Replace even a measured bundle.")] = False,
 ) -> Result:
     """Make a profile bundle from published measurements.
@@ -303,13 +280,16 @@ def import_profile(
     from sarathi_sim.experiments.lab.fit.bundles import import_bundle
     from sarathi_sim.profiler.bundle.schema import bundle_path, write_bundle
 
-    bundle = import_bundle(source, Path(path), model, tp, device)
-    folder = bundle_path(Path(out), bundle.meta.device, bundle.meta.model, tp)
+    bundle = import_bundle(source, path, model, tp, device)
+    folder = bundle_path(out, bundle.meta.device, bundle.meta.model, tp)
     write_bundle(bundle, folder, force=force)
     about = bundle.meta.environment
-    whole = ("repository", "licence", "hardware")
-    marks = {op: str(about[op]).partition(": ") for op in about}
-    rows = [(op, how, origin) for op, (how, _, origin) in marks.items() if op not in whole]
+    marks = {op: str(mark).partition(": ") for op, mark in about.items()}
+    rows = [
+        (op, how, origin)
+        for op, (how, _, origin) in marks.items()
+        if op not in ("repository", "licence", "hardware")
+    ]
     answer = f"{about['repository']} ({about['licence']}), {about['hardware']}"
     table = SortableTable("", ("op", "how", "from"), rows, text=3)
     section = Section("import", source, "What was measured?", answer, table)
@@ -321,10 +301,9 @@ def accuracy(
     datasets: DatasetsOption = None,
     out: AlsoOption = None,
     kernels: Annotated[
-        Sequence[str],
+        list[str] | None,
         typer.Option(help="Fit the kernels of this device again (one option a device)."),
-        list[str],
-    ] = (),
+    ] = None,
     progress: Progress = silent,
 ) -> Result:
     """Score the regressions on public measurements (needs them).
@@ -338,30 +317,30 @@ def accuracy(
       sarathi-sim lab accuracy --datasets measurements
       sarathi-sim lab accuracy --datasets measurements --kernels h100-80g-sxm --json
     """
-    from sarathi_sim.experiments.lab.fit import accuracy as studies
+    from sarathi_sim.experiments.lab.fit import accuracy as fits
     from sarathi_sim.experiments.lab.fit.kernels import check_fitted, fitted_devices
     from sarathi_sim.experiments.lab.servers.answers import accuracy_answer
-    from sarathi_sim.experiments.results import ACCURACY_FORMAT, maybe_result
+    from sarathi_sim.experiments.results import ACCURACY_FORMAT, write_summary
     from sarathi_sim.profiler.storage.files import public_datasets
 
-    folder = public_datasets(None if datasets is None else Path(datasets))
-    stack = "vllm"  # of which every device has kernels
-    again = [name for device in kernels for name in check_fitted(device, stack)]
-    wanted: list[studies.Study] = [*studies.STUDIES.values()]
-    for device in fitted_devices(stack):
-        kind = studies.kernels if device in again else studies.shipped
-        wanted.append(partial(kind, device=device))
-    scores: list[studies.Score] = []
-    with maybe_result(None if out is None else Path(out), ACCURACY_FORMAT) as write:
-        for done, study in enumerate(wanted):
-            progress("studies", done, len(wanted))
-            scores += list(study(folder))
+    folder, stack = public_datasets(datasets), "vllm"  # of which every device has kernels
+    again = [name for device in kernels or () for name in check_fitted(device, stack)]
+    devices = fitted_devices(stack)
+    of_kernels = (partial(fits.kernels, device=name, again=name in again) for name in devices)
+    studies = [*fits.STUDIES.values(), *of_kernels]
+    scores: list[fits.Score] = []
+    with _folder(out, ACCURACY_FORMAT) as target:
+        for done, study in enumerate(studies):
+            progress("studies", done, len(studies))
+            scores += study(folder)
         content = {
             "scores": [score.content() for score in scores],
-            "classes": [asdict(one) for one in studies.by_class(scores)],
+            "classes": [asdict(one) for one in fits.by_class(scores)],
         }
         section = accuracy_answer(content)
-        write(content | section.words())
+        if target is not None:
+            write_summary(target, ACCURACY_FORMAT, content | section.words())
+            write_section(target, section)
     return _answered(content, section, out)
 
 
@@ -402,49 +381,41 @@ def calibrate(
 
     if report and write:
         raise UserError("--write: does not go with --report, which fits nothing")
-    given = None if datasets is None else Path(datasets)
-    folder = None if report else public_datasets(given)
     fit = partial(_devices, device) if stack is None else partial(_kernels, device, stack, tables)
-    grids, written = fit(folder, write, say)
+    grids, written = fit(None if report else public_datasets(datasets), write, say)
     section = Section("calibrate", "", "How far off is the fit?", "", grids[0], details=grids[1:])
     return Result({}, section, written=written)
 
 
-Fitted = tuple[list[SortableTable], list[Path]]
+Fits = tuple[list[SortableTable], list[Path]]
 
 
-def _devices(device: str | None, datasets: Path | None, write: bool, say: Say) -> Fitted:
+def _devices(device: str | None, datasets: Path | None, write: bool, say: Say) -> Fits:
     """The errors of device models, fitted or (without ``datasets``) stored."""
-    from sarathi_sim.experiments.lab.fit import devices as fitting
+    from sarathi_sim.experiments.lab.fit import devices as fits
 
     grids, written = list[SortableTable](), list[Path]()
     if datasets is None:
-        models = fitting.fitted_devices(device)
+        models = fits.fitted_devices(device)
     else:
-        results = {
-            name: fitting.calibrate(name, datasets, say)
-            for name in ([device] if device else fitting.STUDIES)
-        }
+        names = [device] if device else fits.STUDIES
+        results = {name: fits.calibrate(name, datasets, say) for name in names}
         models = {name: result.fitted for name, result in results.items()}
         written += [path for one in results.values() if write for path in one.write()]
+    titles = (
+        "error of predicted times on rows held out of the fit, in percent",
+        "by range, at tile edges, and on other sources' rows",
+    )
     for name, fitted in models.items():
-        # The sources take a paragraph each: see the device file and data/README.md.
-        frames = {
-            "error of predicted times on rows held out of the fit, in percent": fitting.report(
-                name, fitted
-            ).drop(columns=["device", "source"]),
-            "by range, at tile edges, and on other sources' rows": fitting.structure(
-                name, fitted
-            ).drop(columns="device"),
-        }
-        for title, frame in frames.items():
+        frames = (fits.report(fitted), fits.structure(fitted))
+        for title, frame in zip(titles, frames, strict=True):
             rows = [
                 [f"{cell:.1f}" if isinstance(cell, float) else str(cell) for cell in row]
                 for row in frame.itertuples(index=False)
             ]
             headings = [
-                _HEADINGS.get(str(column), str(column).removesuffix("_pct").replace("_", " "))
-                for column in frame.columns
+                _HEADINGS.get(column, column.removesuffix("_pct").replace("_", " "))
+                for column in map(str, frame.columns)
             ]
             grids.append(SortableTable(f"{name}: {title}", headings, rows, text=len(headings)))
     return grids, written
@@ -459,13 +430,8 @@ _HEADINGS = {
 
 
 def _kernels(
-    device: str | None,
-    stack: str,
-    tables: str | None,
-    datasets: Path | None,
-    write: bool,
-    say: Say,
-) -> Fitted:
+    device: str | None, stack: str, tables: str | None, datasets: Path | None, write: bool, say: Say
+) -> Fits:
     """The errors of a stack's kernels on one device or all; without ``datasets`` those stored."""
     from sarathi_sim.experiments.lab.fit.accuracy import scores_of
     from sarathi_sim.experiments.lab.fit.kernels import FAMILIES, check_fitted, fit_stack
@@ -474,7 +440,7 @@ def _kernels(
     from sarathi_sim.profiler.storage.files import data_dir
 
     grids, written = list[SortableTable](), list[Path]()
-    families = (tables or ",".join(FAMILIES)).split(",")
+    families = tables.split(",") if tables else FAMILIES
     for name in families:
         if name not in FAMILIES:
             raise UserError(f"--tables {name}: must be one of {', '.join(FAMILIES)}")
@@ -491,10 +457,8 @@ def _kernels(
 
 def reproduce(
     ids: Annotated[
-        Sequence[str],
-        typer.Argument(metavar="[ID]...", help="Claims.  [default: all]"),
-        list[str],
-    ] = (),
+        list[str] | None, typer.Argument(metavar="[ID]...", help="Claims.  [default: all]")
+    ] = None,
     *,
     variant: Annotated[
         str | None, typer.Option(help="predicted or paper-calibrated.  [default: both]")
@@ -502,18 +466,13 @@ def reproduce(
     listing: Annotated[
         bool, typer.Option("--list", help="List the claims and how each is read.")
     ] = False,
-    out: Annotated[
-        Folder | None,
-        typer.Option(
-            metavar="DIR",
-            help="Also write the results, figures and tables to this folder. Without IDs, also the "
-            "readings of the pipeline experiment, over five seeds.",
-        ),
-        Path | None,
-    ] = None,
+    out: AlsoOption = None,
     progress: Progress = silent,
 ) -> Result:
     """Compute the paper's numbers, each beside the paper's own.
+
+    --out gets figures and tables, too; without IDs also the readings of the pipeline experiment,
+    over five seeds.
 
     \b
     Examples:
@@ -523,49 +482,42 @@ def reproduce(
       sarathi-sim lab reproduce --json | jq .claims[0]
       sarathi-sim lab reproduce --list
     """
-    from contextlib import nullcontext
-
-    from sarathi_sim.experiments.lab.paper.claims import claims_section, pick_claims, readings
+    from sarathi_sim.experiments.lab.paper.claims import claims_section, pick_claims
     from sarathi_sim.experiments.lab.paper.claims import reproduce as compute
     from sarathi_sim.experiments.lab.paper.figures import write_gallery
     from sarathi_sim.experiments.lab.paper.variants import VARIANTS, Lab
-    from sarathi_sim.experiments.results import PAPER_FORMAT, result_folder, write_summary
-    from sarathi_sim.profiler.storage.strict import did_you_mean
+    from sarathi_sim.experiments.results import PAPER_FORMAT, write_summary
 
-    claims = pick_claims(ids)
+    claims = pick_claims(ids or ())
     if listing:
-        return Result({}, readings(claims))
+        for one in claims:
+            typer.echo(f"{one.id} (section {one.section}): {one.metric}; {one.setting}")
+            typer.echo(f"    {one.reading}")
+        return Result({})
     labs = [Lab(name) for name in VARIANTS]
     wanted = [lab for lab in labs if variant in (None, lab.variant)]
     if not wanted:
-        hint = did_you_mean(str(variant), VARIANTS)
-        allowed = ", ".join(VARIANTS)
+        hint, allowed = did_you_mean(str(variant), VARIANTS), ", ".join(VARIANTS)
         raise UserError(f"--variant {variant}: no such variant{hint}; allowed: {allowed}")
-    # The folder is made before the work: one may not be allowed to.
-    with nullcontext() if out is None else result_folder(Path(out), PAPER_FORMAT) as folder:
+    with _folder(out, PAPER_FORMAT) as folder:
         results = compute(claims, wanted, progress)
         content = {"claims": [result.row() for result in results]}
         if folder is not None:
             write_gallery(folder, labs, None if ids else results, progress)
             write_summary(folder, PAPER_FORMAT, content)
-    return Result(content, claims_section(results), written=[] if out is None else [Path(out)])
+    return Result(content, claims_section(results), written=[] if out is None else [out])
 
 
 def first_light(
     *,
-    out: Annotated[Folder, typer.Option(help="Folder of everything it measures."), Path] = Path(
+    out: Annotated[Path, typer.Option(help="Folder of everything it measures.")] = Path(
         "first-light"
     ),
     archive: Annotated[
-        Folder | None,
+        Path | None,
         typer.Option(help="File that holds all of it, too.  [default: --out with .zip behind it]"),
-        Path | None,
     ] = None,
-    resume: Annotated[
-        Folder | None,
-        typer.Option(metavar="ARCHIVE", help="Go on from this archive, on any machine."),
-        Path | None,
-    ] = None,
+    resume: ResumeOption = None,
     minutes: Annotated[
         float | None, typer.Option(min=0, help="Begin no step that could end later.")
     ] = None,
@@ -596,20 +548,15 @@ def first_light(
         raise UserError(
             "first-light needs torch, which is not installed: pip install 'sarathi-sim[profiler]'"
         )
-    folder = Path(out)
-    file = Path(archive or folder.with_name(f"{folder.name}.zip"))
-    hour = Hour(folder, file, typer.echo, rehearsal)
-    limit = float("inf") if minutes is None else minutes
-    done = hour.run(limit, None if resume is None else Path(resume))
+    file = archive or out.with_name(f"{out.name}.zip")
+    hour = Hour(out, file, typer.echo, rehearsal)
+    done = hour.run(float("inf") if minutes is None else minutes, resume)
     return Result({}, written=[file], code=int(not done))
 
 
 app = application(
     {
-        "Servers": {
-            "score": command(score),
-            "fit-host": command(fit_host),
-        },
+        "Servers": {"score": command(score), "fit-host": command(fit_host)},
         "Engines": {
             "lockstep": command(lockstep, quiet=False),
             "validate": command(validate, dry=cells, json=False),
@@ -623,4 +570,5 @@ app = application(
         "The paper": {"reproduce": command(reproduce, quiet=False)},
     },
     help="What proves: each number beside a measured one.",
+    add_completion=False,
 )

@@ -85,13 +85,13 @@ def test_the_errors_are_those_of_what_a_fit_did_not_see(monkeypatch: pytest.Monk
         model, time = fit_op(FORM, seen), unseen["time_us"].to_numpy()
         for found, predict in zip(miss, (model.predict, model.roofline), strict=True):
             found[half == fold] = 100 * np.abs(predict(columns_of(unseen)) / time - 1)
-    (row,) = report("a6000", fitted).to_dict("records")
+    (row,) = report(fitted).to_dict("records")
     for name, found in zip(("", "roofline_"), miss, strict=True):
         stated = [row[f"{name}{kind}_pct"] for kind in ("median", "p95", "worst")]
         assert stated == pytest.approx(np.quantile(found, [0.5, 0.95, 1.0]), abs=0.006)
     assert row["rows"] == len(rows) and row["p95_pct"] < 0.5 * row["roofline_p95_pct"]
     # The bins part the rows, and a check of other rows is scored by the final fit.
-    where = structure("a6000", fitted).set_index("where")["median_pct"]
+    where = structure(fitted).set_index("where")["median_pct"]
     for name, some in (("0 < m <= 128", rows["m"] <= 128), ("128 < m <= 4096", rows["m"] > 128)):
         assert where[name] == pytest.approx(np.median(miss[0][some]), abs=0.006)
     assert where["one and a half times as slow"] == pytest.approx(100 / 3, abs=2)
@@ -106,9 +106,9 @@ def test_constants_are_those_that_made_the_times(monkeypatch: pytest.MonkeyPatch
 
 def test_the_stored_report_covers_every_op() -> None:
     assert {*fitted_devices(None)} == {*STUDIES}
-    for device, fitted in fitted_devices(None).items():
+    for fitted in fitted_devices(None).values():
         assert all(fit.origin and fit.licence and fit.date and fit.rows for fit in fitted.values())
-        assert report(device, fitted)["op"].tolist() == list(fitted)
+        assert report(fitted)["op"].tolist() == list(fitted)
 
 
 def test_devices_without_measurements_are_refused(tmp_path: Path) -> None:
@@ -152,9 +152,9 @@ def test_public_datasets_are_named_by_flag_or_environment(
 @pytest.mark.slow
 @needs_datasets
 def test_a6000_calibration_is_what_the_device_file_records(tmp_path: Path) -> None:
-    stored = report("a6000", fitted_devices("a6000")["a6000"])
+    stored = report(fitted_devices("a6000")["a6000"])
     result = calibrate("a6000", public_datasets(), date="2025-01-01")
-    found = report("a6000", result.fitted)
+    found = report(result.fitted)
     for column in ("median_pct", "p95_pct", "roofline_median_pct"):
         np.testing.assert_allclose(found[column], stored[column], rtol=0.15, atol=0.3)
     first = [path.read_bytes() for path in result.write(tmp_path)]

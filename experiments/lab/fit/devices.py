@@ -157,23 +157,23 @@ def fitted_devices(device: str | None) -> dict[str, dict[str, FittedOp]]:
     return {spec.name: spec.fitted for spec in specs if spec.fitted is not None}
 
 
-def report(device: str, fitted: Mapping[str, FittedOp]) -> pd.DataFrame:
+def report(fitted: Mapping[str, FittedOp]) -> pd.DataFrame:
     """One row an op: rows, held-out median, p95, worst, and the same for the roofline alone."""
     return pd.DataFrame(
         {
-            **{"device": device, "op": op, "rows": fit.rows},
+            **{"op": op, "rows": fit.rows},
             **asdict(fit.held_out),
             **{f"roofline_{name}": error for name, error in asdict(fit.roofline_only).items()},
-            **{"hold_out": fit.hold_out, "source": fit.source},
+            "hold_out": fit.hold_out,
         }
         for op, fit in fitted.items()
     )
 
 
-def structure(device: str, fitted: Mapping[str, FittedOp]) -> pd.DataFrame:
+def structure(fitted: Mapping[str, FittedOp]) -> pd.DataFrame:
     """Held-out errors by ranges of the inputs, tile edges, and rows of other sources."""
     return pd.DataFrame(
-        {"device": device, "op": op, "kind": kind, "where": where, **asdict(stats)}
+        {"op": op, "kind": kind, "where": where, **asdict(stats)}
         for op, fit in fitted.items()
         for kind, table in (("held out", fit.structure), ("other source", fit.checks))
         for where, stats in table.items()
