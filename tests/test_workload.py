@@ -163,11 +163,7 @@ SHARE_GPT = '{"id": "a", "conversations": [{"from": "human", "value": "Hi"}]}'
 BEFORE = {"rows": ("t.csv", HEAD), "lines": ("t.jsonl", GOOD)}
 #: A file (of rows after a header, or of lines after a good one), and what is said of it.
 REFUSED: list[tuple[str, str, str]] = [
-    (
-        "rows",
-        "0,10,5\n1,nan,5\n",
-        "row 3: prompt is 'nan': must be a whole number from 1 to 16777216",
-    ),
+    ("rows", "0,10,5\n1,nan,5\n", "row 3: prompt is 'nan': must be a whole number from 1 to"),
     ("rows", "0,10,5\n1,10,0\n", "row 3: decode is '0': must be a whole number from 1"),
     ("rows", "0,-10,5\n", "row 2: prompt is '-10'"),
     ("rows", "0,1e3,5\n", "row 2: prompt is '1e3'"),
@@ -201,34 +197,18 @@ REFUSED: list[tuple[str, str, str]] = [
     ("t.json", "[" * 100_000, "is not readable JSON"),
     ("share.json", f"[{SHARE_GPT}]", "text without token counts"),
     ("share.jsonl", f"{SHARE_GPT}\n", "--save-detailed"),
-    (
-        "lines",
-        GOOD.replace("5,", '"soon",'),
-        "timestamp is 'soon': must be a number of at most 1e+12",
-    ),
+    ("lines", GOOD.replace("5,", '"soon",'), "timestamp is 'soon': must be a number of at most"),
     ("lines", GOOD.replace("5,", "NaN,"), "timestamp is 'NaN': must be a number"),
     ("lines", GOOD.replace("5,", "1e300,"), "timestamp is '1000"),
-    (
-        "lines",
-        GOOD.replace("600", "0"),
-        "input_length is '0': must be a whole number from 1 to 167",
-    ),
+    ("lines", GOOD.replace("600", "0"), "input_length is '0': must be a whole number from 1"),
     ("lines", GOOD.replace("600", "1e9"), "input_length is '1000000000': must be a whole number"),
     ("lines", GOOD.replace(" 9,", " null,"), "the key output_length is missing"),
     ("lines", GOOD.replace('"output_length": 9, ', ""), "the key output_length is missing"),
     ("lines", GOOD.replace("[1, 2]", "7"), "hash_ids is 7: must be a list of whole numbers"),
     ("lines", GOOD.replace("[1, 2]", "[1, 2.5]"), "hash_ids is [1, 2.5]: must be a list of whole"),
-    (
-        "lines",
-        GOOD.replace("[1, 2]", "[1, 2, 3]"),
-        "hash_ids has 3 blocks: must be 1 or 2, one for",
-    ),
+    ("lines", GOOD.replace("[1, 2]", "[1, 2, 3]"), "hash_ids has 3 blocks: must be 1 or 2, one"),
     ("lines", GOOD.replace("[1, 2]", "[]"), "hash_ids has 0 blocks: must be 1 or 2"),
-    (
-        "lines",
-        GOOD.replace("600", "1024").replace("2]", "2, 3]"),
-        "hash_ids has 3 blocks: must be 2",
-    ),
+    ("lines", GOOD.replace("600", "1024").replace("2]", "2, 3]"), "has 3 blocks: must be 2, "),
     ("lines", "[1]\n", "must be a JSON object, not [1]"),
     ("lines", f"\n{GOOD}", "line 2 is not readable JSON: Expecting value"),
     ("lines", GOOD[:40] + "\n", "not readable JSON: "),
@@ -293,9 +273,9 @@ def test_a_packed_trace_is_the_same_trace(tmp_path: Path, kind: str) -> None:
     assert is_trace(str(packed))
     good = gzip.compress(ROWS[".csv"].encode() * 50)
     for damaged in (good[:-9], b"not packed", good[:15] + b"xxx" + good[18:]):
-        packed.write_bytes(damaged)
-        with pytest.raises(WorkloadError, match=rf"trace\{kind}\.gz: "):
-            read_trace(packed)
+        (tmp_path / "trace.csv.gz").write_bytes(damaged)
+        with pytest.raises(WorkloadError, match=r"trace\.csv\.gz: "):
+            read_trace(tmp_path / "trace.csv.gz")
 
 
 def test_the_memory_of_a_packed_trace_is_that_of_its_rows(
