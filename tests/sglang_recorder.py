@@ -1,19 +1,11 @@
-"""Records what SGLang's scheduler decides, as `sarathi-sim lab lockstep` reads it (docs/lockstep.md).
-
-    python -m tests.sglang_recorder --out tests/data/sglang         the logs that the tests use
-    python -m tests.sglang_recorder --random 50 --out FOLDER        random settings and workloads
-
-It needs SGLang 0.5.23 and none of this project. Only the scheduler itself runs, with its event
-loops, its prefix cache and its allocators. Its worker is a stand-in: batches take made-up times on
-a virtual clock, and tokens are made up. Each log is recorded in a process of its own.
-"""
+"""SGLang's scheduler as ``tests/recorder.py`` records it: its event loops, its prefix cache and its
+allocators, around a worker that is a stand-in. It needs SGLang 0.5.23."""
 
 from __future__ import annotations
 
 import importlib
 import importlib.abc
 import importlib.machinery
-import multiprocessing
 import os
 import random
 import sys
@@ -25,8 +17,9 @@ from types import ModuleType, SimpleNamespace
 from typing import Any
 from unittest.mock import MagicMock
 
-from tests.vllm_recorder import EOS, chosen, write
+from tests.recorder import EOS
 
+FORKED = True
 NOT_NEEDED = {"torchvision", "sgl_kernel"}
 """What SGLang imports, and its scheduler never uses."""
 
@@ -379,8 +372,8 @@ class Recording:
         return booked
 
 
-def load_sglang() -> None:
-    """Import its scheduler, which takes some ten seconds; what records is forked from here."""
+def load() -> str:
+    """Import its scheduler, which takes some ten seconds; its version."""
     os.environ |= {"CUDA_VISIBLE_DEVICES": "", "SGLANG_USE_CPU_ENGINE": "1", "HF_HUB_OFFLINE": "1"}
     import transformers.utils.import_utils as found
 
@@ -388,28 +381,4 @@ def load_sglang() -> None:
     found.is_torchvision_greater_or_equal = lambda *_, **__: False
     sys.meta_path.append(StandIns())
     importlib.import_module("sglang.srt.managers.scheduler")
-
-
-def record(name: str, settings: Settings, seed: int, folder: Path) -> None:
-    """Write one log."""
-    import sglang
-
-    header = {"engine": "sglang", "version": sglang.__version__, "name": name, "seed": seed}
-    write(folder, header, settings, workload(settings, seed), Recording)
-
-
-def main() -> None:
-    """The command line."""
-    folder, logs = chosen(__doc__, SHIPPED, random_settings)
-    load_sglang()
-    forked = multiprocessing.get_context("fork")
-    for name, (settings, seed) in logs.items():
-        work = forked.Process(target=record, args=(name, settings, seed, folder))
-        work.start()
-        work.join()
-        if work.exitcode:
-            sys.exit(f"{name}: not recorded")
-
-
-if __name__ == "__main__":
-    main()
+    return str(importlib.import_module("sglang").__version__)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import gzip
 import json
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -157,62 +157,100 @@ def test_what_requests_declare() -> None:
 ZEROS = "0" * 5000
 
 
-@pytest.mark.parametrize(
-    ("rows", "expected"),
-    [
-        ("0,10,5\n1,nan,5\n", "row 3: prompt is 'nan': must be a whole number from 1 to 16777216"),
-        ("0,10,5\n1,10,0\n", "row 3: decode is '0': must be a whole number from 1"),
-        ("0,-10,5\n", "row 2: prompt is '-10'"),
-        ("0,1e3,5\n", "row 2: prompt is '1e3'"),
-        ("0,1.5,5\n", "row 2: prompt is '1.5'"),
-        ("0,99999999999999999999,5\n", "row 2: prompt is '99999999999999999999'"),
-        ("0,10,5\n1,10\n", "row 3 has 2 of 3 fields"),
-        ("0,10,5\n1,10,5,6\n", "row 3 has 4 of 3 fields"),
-        ("0,10,5\n\n1,10,5\n", "row 3 is empty"),
-        ("0,10,5\nsoon,10,5\n", "row 3: arrival is 'soon': must be a number"),
-        ("0,10,5\nnan,10,5\n", "row 3: arrival is 'nan': must be a number"),
-        ("0,10,5\ninf,10,5\n", "row 3: arrival is 'inf': must be a number"),
-        ('0,10,"5\n', "row 2 is not readable CSV"),
-        ("-1e308,5,5\n1e308,5,5\n", "row 2: arrival is '-1e308'"),  # beyond any clock
-        ("0,5,5\n1,5,\xff\n", "row 3 is not readable CSV: it is not UTF-8 text"),
-        (f"0,{ZEROS}99999999,1\n", "must be a whole number from 1"),
-        (f"0,{'9' * 5000},1\n", "must be a whole number from 1"),
-        (f"0,{ZEROS},1\n", "row 2: prompt is "),
-        ("", "expected a header and at least one request"),
-    ],
-    ids=lambda text: text[:30],
-)
-def test_trace_errors_name_file_and_row(tmp_path: Path, rows: str, expected: str) -> None:
-    path = tmp_path / "trace.csv"
-    path.write_text("arrival,prompt,decode\n" + rows, encoding="latin-1")
+HEAD = "arrival,prompt,decode\n"
+GOOD = '{"timestamp": 5, "input_length": 600, "output_length": 9, "hash_ids": [1, 2]}\n'
+SHARE_GPT = '{"id": "a", "conversations": [{"from": "human", "value": "Hi"}]}'
+BEFORE = {"rows": ("t.csv", HEAD), "lines": ("t.jsonl", GOOD)}
+#: A file (of rows after a header, or of lines after a good one), and what is said of it.
+REFUSED: list[tuple[str, str, str]] = [
+    ("rows", "0,10,5\n1,nan,5\n", "row 3: prompt is 'nan': must be a whole number from 1 to"),
+    ("rows", "0,10,5\n1,10,0\n", "row 3: decode is '0': must be a whole number from 1"),
+    ("rows", "0,-10,5\n", "row 2: prompt is '-10'"),
+    ("rows", "0,1e3,5\n", "row 2: prompt is '1e3'"),
+    ("rows", "0,1.5,5\n", "row 2: prompt is '1.5'"),
+    ("rows", "0,99999999999999999999,5\n", "row 2: prompt is '99999999999999999999'"),
+    ("rows", "0,10,5\n1,10\n", "row 3 has 2 of 3 fields"),
+    ("rows", "0,10,5\n1,10,5,6\n", "row 3 has 4 of 3 fields"),
+    ("rows", "0,10,5\n\n1,10,5\n", "row 3 is empty"),
+    ("rows", "0,10,5\nsoon,10,5\n", "row 3: arrival is 'soon': must be a number"),
+    ("rows", "0,10,5\nnan,10,5\n", "row 3: arrival is 'nan': must be a number"),
+    ("rows", "0,10,5\ninf,10,5\n", "row 3: arrival is 'inf': must be a number"),
+    ("rows", '0,10,"5\n', "row 2 is not readable CSV"),
+    ("rows", "-1e308,5,5\n1e308,5,5\n", "row 2: arrival is '-1e308'"),  # beyond any clock
+    ("rows", "0,5,5\n1,5,\xff\n", "row 3 is not readable CSV: it is not UTF-8 text"),
+    ("rows", f"0,{ZEROS}99999999,1\n", "must be a whole number from 1"),
+    ("rows", f"0,{'9' * 5000},1\n", "must be a whole number from 1"),
+    ("rows", f"0,{ZEROS},1\n", "row 2: prompt is "),
+    ("rows", "", "expected a header and at least one request"),
+    ("t.csv", "a,b\n1,2\n", "none of the columns prompt_tokens"),
+    ("t.csv", "\xff\xfe\x00", "not readable CSV"),
+    ("t.csv", "prompt,decode,user\n5,6,7\n5,6,\n", "row 3: user is '': must be a whole number fr"),
+    ("t.jsonl", '{"prompt": 1, "decode": 2}\n{"prompt": 1}\n', "line 2: the key decode is missing"),
+    ("t.jsonl", '{"prompt": 1, "decode": 2}\n[1]\n', "line 2: must be a JSON object, not [1]"),
+    ("t.jsonl", '{"prompt": 1, "decode": true}\n', "line 1: decode is 'true': must be a whole"),
+    ("t.jsonl", '{"prompt": 1, "decode": 2}\n{"pro', "line 2 is not readable JSON"),
+    ("t.jsonl", "", "expected at least one request"),
+    ("t.jsonl", '{"a": 1}\n', "none of the columns prompt_tokens"),
+    ("t.json", '{"ttfts": []}', "expected a detailed result of vLLM's benchmark"),
+    ("t.json", '{"input_lens": [1], "output_lens": [1, 2]}', "input_lens 1, output_lens 2"),
+    ("t.json", '{"input_lens": [0], "output_lens": [1]}', "request 0: input_lens is '0'"),
+    ("t.json", "[" * 100_000, "is not readable JSON"),
+    ("share.json", f"[{SHARE_GPT}]", "text without token counts"),
+    ("share.jsonl", f"{SHARE_GPT}\n", "--save-detailed"),
+    ("lines", GOOD.replace("5,", '"soon",'), "timestamp is 'soon': must be a number of at most"),
+    ("lines", GOOD.replace("5,", "NaN,"), "timestamp is 'NaN': must be a number"),
+    ("lines", GOOD.replace("5,", "1e300,"), "timestamp is '1000"),
+    ("lines", GOOD.replace("600", "0"), "input_length is '0': must be a whole number from 1"),
+    ("lines", GOOD.replace("600", "1e9"), "input_length is '1000000000': must be a whole number"),
+    ("lines", GOOD.replace(" 9,", " null,"), "the key output_length is missing"),
+    ("lines", GOOD.replace('"output_length": 9, ', ""), "the key output_length is missing"),
+    ("lines", GOOD.replace("[1, 2]", "7"), "hash_ids is 7: must be a list of whole numbers"),
+    ("lines", GOOD.replace("[1, 2]", "[1, 2.5]"), "hash_ids is [1, 2.5]: must be a list of whole"),
+    ("lines", GOOD.replace("[1, 2]", "[1, 2, 3]"), "hash_ids has 3 blocks: must be 1 or 2, one"),
+    ("lines", GOOD.replace("[1, 2]", "[]"), "hash_ids has 0 blocks: must be 1 or 2"),
+    ("lines", GOOD.replace("600", "1024").replace("2]", "2, 3]"), "has 3 blocks: must be 2, "),
+    ("lines", "[1]\n", "must be a JSON object, not [1]"),
+    ("lines", f"\n{GOOD}", "line 2 is not readable JSON: Expecting value"),
+    ("lines", GOOD[:40] + "\n", "not readable JSON: "),
+    ("lines", GOOD.replace("9", "9\xff"), "not readable JSON: "),
+    ("lines", "[" * 100_000 + "\n", "not readable JSON: maximum recursion depth exceeded"),
+]
+
+
+@pytest.mark.parametrize(("name", "text", "expected"), REFUSED, ids=lambda text: text[:30])
+def test_a_trace_that_is_refused(tmp_path: Path, name: str, text: str, expected: str) -> None:
+    """In a line that names the file, and the row or line."""
+    name, before = BEFORE.get(name, (name, ""))
+    path = tmp_path / name
+    path.write_text(before + text, encoding="latin-1")
     with pytest.raises(WorkloadError) as caught:
         read_trace(path)
-    assert expected in str(caught.value)
-    assert str(caught.value).startswith(str(path))
+    assert str(caught.value).startswith(str(path)) and expected in str(caught.value)
+    assert "line 2" in str(caught.value) or not before.startswith("{")
+    assert "\n" not in str(caught.value)
 
 
-def test_trace_without_the_columns(tmp_path: Path) -> None:
-    path = tmp_path / "trace.csv"
-    path.write_text("a,b\n1,2\n")
-    with pytest.raises(WorkloadError, match=r"none of the columns prompt_tokens.*has a, b"):
-        read_trace(path)
-    with pytest.raises(WorkloadError, match="No such file"):
+def test_files_that_are_not_there_or_too_long(tmp_path: Path) -> None:
+    with pytest.raises(WorkloadError, match=r"absent\.csv: No such file"):
         read_trace(tmp_path / "absent.csv")
-    path.write_bytes(b"\xff\xfe\x00")
-    with pytest.raises(WorkloadError, match="not readable CSV"):
+    path = tmp_path / "trace.jsonl"
+    with path.open("wb") as file:
+        file.truncate(50_000_000)  # sparse
+    with pytest.raises(WorkloadError, match="line 1 is longer than 1048576 characters"):
         read_trace(path)
 
 
-@given(st.text(max_size=200))
-def test_no_text_breaks_the_trace_reader(
-    tmp_path_factory: pytest.TempPathFactory, text: str
+@given(st.sampled_from(sorted(BEFORE)), st.text(max_size=200))
+def test_no_text_breaks_the_reader(
+    tmp_path_factory: pytest.TempPathFactory, kind: str, text: str
 ) -> None:
-    path = tmp_path_factory.getbasetemp() / "fuzz.csv"
-    path.write_text("arrival,prompt,decode\n0,1,1\n" + text, encoding="utf-8", newline="")
+    name, before = BEFORE[kind]
+    path = tmp_path_factory.getbasetemp() / f"fuzz_{name}"
+    path.write_text(before + "0,1,1\n" * (kind == "rows") + text, encoding="utf-8", newline="")
     try:
         read_trace(path)
     except WorkloadError as error:
-        assert str(path) in str(error)
+        assert str(error).startswith(f"{path}: ")
 
 
 ROWS = {
@@ -233,6 +271,11 @@ def test_a_packed_trace_is_the_same_trace(tmp_path: Path, kind: str) -> None:
         assert trace.arrival_s is not None and trace.arrival_s.tolist() == [0, 2]
         assert (trace.prompt.tolist(), trace.output.tolist()) == ([5, 7], [1, 3])
     assert is_trace(str(packed))
+    good = gzip.compress(ROWS[".csv"].encode() * 50)
+    for damaged in (good[:-9], b"not packed", good[:15] + b"xxx" + good[18:]):
+        (tmp_path / "trace.csv.gz").write_bytes(damaged)
+        with pytest.raises(WorkloadError, match=r"trace\.csv\.gz: "):
+            read_trace(tmp_path / "trace.csv.gz")
 
 
 def test_the_memory_of_a_packed_trace_is_that_of_its_rows(
@@ -244,18 +287,6 @@ def test_the_memory_of_a_packed_trace_is_that_of_its_rows(
     assert len(read_trace(path)) == 30_000
     monkeypatch.setattr("sarathi_sim.simulator.load.trace.available_bytes", lambda: 1_000_000)
     with pytest.raises(WorkloadError, match=r"trace\.csv\.gz: about \d+ rows would take"):
-        read_trace(path)
-
-
-@pytest.mark.parametrize(
-    "damage", [lambda b: b[:-9], lambda b: b"not packed", lambda b: b[:15] + b"xxx" + b[18:]]
-)
-def test_a_damaged_packed_trace_is_refused(
-    tmp_path: Path, damage: Callable[[bytes], bytes]
-) -> None:
-    path = tmp_path / "trace.csv.gz"
-    path.write_bytes(damage(gzip.compress(ROWS[".csv"].encode() * 50)))
-    with pytest.raises(WorkloadError, match=r"trace\.csv\.gz: "):
         read_trace(path)
 
 
@@ -359,31 +390,6 @@ def test_forms_of_tools_and_logs(
     assert found == (None if arrival is None else pytest.approx(arrival, abs=1e-6))
 
 
-@pytest.mark.parametrize(
-    ("name", "text", "expected"),
-    [
-        ("t.jsonl", '{"prompt": 1, "decode": 2}\n{"prompt": 1}\n', "line 2: the key decode is mis"),
-        ("t.jsonl", '{"prompt": 1, "decode": 2}\n[1]\n', "line 2: must be a JSON object, not [1]"),
-        ("t.jsonl", '{"prompt": 1, "decode": true}\n', "line 1: decode is 'true': must be a whole"),
-        ("t.jsonl", '{"prompt": 1, "decode": 2}\n{"pro', "line 2 is not readable JSON"),
-        ("t.jsonl", "", "expected at least one request"),
-        ("t.jsonl", '{"a": 1}\n', "none of the columns prompt_tokens"),
-        ("t.json", '{"ttfts": []}', "expected a detailed result of vLLM's benchmark"),
-        ("t.json", '{"input_lens": [1], "output_lens": [1, 2]}', "input_lens 1, output_lens 2"),
-        ("t.json", '{"input_lens": [0], "output_lens": [1]}', "request 0: input_lens is '0'"),
-        ("t.json", "[" * 100_000, "is not readable JSON"),
-    ],
-)
-def test_json_errors_name_file_and_line(
-    tmp_path: Path, name: str, text: str, expected: str
-) -> None:
-    (tmp_path / name).write_text(text)
-    with pytest.raises(WorkloadError) as caught:
-        read_trace(tmp_path / name)
-    assert str(caught.value).startswith(str(tmp_path / name))
-    assert expected in str(caught.value)
-
-
 def lines(*rows: Mapping[str, Any]) -> str:
     return "".join(f"{json.dumps(row)}\n" for row in rows)
 
@@ -404,9 +410,6 @@ def test_an_empty_value_names_no_conversation(tmp_path: Path, empty: object) -> 
     path = tmp_path / "t.csv"
     path.write_text("prompt,decode,session_id\n" + "".join(f"{n},50,{empty}\n" for n in sizes))
     assert shared(read_trace(path)) == 0
-    path.write_text("prompt,decode,user\n5,6,7\n5,6,\n")
-    with pytest.raises(WorkloadError, match="row 3: user is '': must be a whole number from 0"):
-        read_trace(path)
 
 
 MOONCAKE = [
@@ -766,13 +769,3 @@ def test_failed_requests_are_counted_and_the_error_names_the_key(tmp_path: Path)
     with pytest.raises(WorkloadError, match=r"request 0: output_lens is '0'.*skip_empty=true"):
         read_trace(result)
     assert read_trace(result, None, Reading(skip_empty=True)).left_out == 1
-
-
-@pytest.mark.parametrize("name", ["share.json", "share.jsonl"])
-def test_text_without_token_counts_is_named(name: str, tmp_path: Path) -> None:
-    """ShareGPT's form: a list of conversations (or one a line)."""
-    one = '{"id": "a", "conversations": [{"from": "human", "value": "Hi"}]}'
-    path = tmp_path / name
-    path.write_text(f"[{one}]" if name.endswith(".json") else f"{one}\n")
-    with pytest.raises(WorkloadError, match=r"text without token counts.*--save-detailed"):
-        read_trace(path)

@@ -1,32 +1,18 @@
-"""Records what vLLM's scheduler decides, as `sarathi-sim lab lockstep` reads it (docs/lockstep.md).
-
-    python -m tests.vllm_recorder --out tests/data/vllm          the logs that the tests use
-    python -m tests.vllm_recorder --random 50 --out FOLDER       random settings and workloads
-
-It needs the extra `vllm` and none of this project. Only the scheduler itself runs: its batches take
-made-up times on a virtual clock, its tokens are made up, so a log is the same on every machine.
-"""
+"""vLLM's scheduler as ``tests/recorder.py`` records it."""
 
 from __future__ import annotations
 
-import argparse
-import gzip
-import json
 import os
 import random
-import tempfile
 from collections import deque
-from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
-EOS = 2
-TINY_MODEL = {
-    "architectures": ["LlamaForCausalLM"], "model_type": "llama", "hidden_size": 64,
-    "intermediate_size": 128, "num_attention_heads": 2, "num_key_value_heads": 2,
-    "num_hidden_layers": 4, "vocab_size": 32000, "max_position_embeddings": 8192,
-}  # fmt: skip
+from tests.recorder import EOS
+
+FORKED = False
+"""Whether each log needs a process of its own."""
 
 
 @dataclass(frozen=True)
@@ -87,6 +73,7 @@ class Drafting(Settings):
 
 
 FEW = Settings(num_blocks=30, requests=36, per_second=150.0, longest_output=60)
+DRAFTS = Drafting(**{**asdict(FEW), "num_blocks": 80, "block_size": 8, "caching": True})
 SHIPPED = {
     "plain": Settings(requests=50),
     "few_blocks": FEW,
@@ -100,15 +87,9 @@ SHIPPED = {
     ),
     "watermark": replace(FEW, watermark=0.1, reserve_full_isl=False),
     "not_chunked": Settings(chunked=False, max_num_batched_tokens=1024, max_num_seqs=8),
-    "drafts": Drafting(num_blocks=32, requests=36, per_second=150.0, longest_output=60),
-    "drafts_async": Drafting(
-        num_blocks=80, block_size=8, requests=36, per_second=150.0, longest_output=60, caching=True,
-        share=0.6, async_sched=True, eos=True, lookahead=3,
-    ),
-    "drafts_cached": Drafting(
-        num_blocks=80, block_size=8, requests=36, per_second=150.0, longest_output=60, caching=True,
-        share=0.8, k=5, policy="priority", max_num_batched_tokens=64,
-    ),
+    "drafts": replace(DRAFTS, num_blocks=32, block_size=16, caching=False),
+    "drafts_async": replace(DRAFTS, share=0.6, async_sched=True, eos=True, lookahead=3),
+    "drafts_cached": replace(DRAFTS, share=0.8, k=5, policy="priority", max_num_batched_tokens=64),
     "pd": replace(FEW, mode="pd", transfer=0.05, longest_output=90),
     "pd_shared_prefixes": replace(
         FEW, mode="pd", transfer=0.02, caching=True, share=0.7, watermark=0.05, num_blocks=56,
@@ -117,18 +98,15 @@ SHIPPED = {
     # (No shared prefixes, no prompts of one token: this connector fills each request once; if there
     # was nothing to fill at first, then after a preemption.)
     "decode_bench": replace(FEW, mode="decode_bench", caching=True, threshold=40),
-    "drafts_pd": Drafting(
-        num_blocks=72, block_size=8, requests=36, per_second=150.0, longest_output=60, caching=True,
-        share=0.6, longest_prompt=150, mode="pd", transfer=0.03, lookahead=3,
+    "drafts_pd": replace(
+        DRAFTS, num_blocks=72, share=0.6, longest_prompt=150, mode="pd", transfer=0.03, lookahead=3
     ),
-    "drafts_model": Drafting(
-        num_blocks=80, block_size=8, requests=36, per_second=150.0, longest_output=60, caching=True,
-        share=0.6, max_num_batched_tokens=64, lookahead=3, draft_slots=1,
+    "drafts_model": replace(
+        DRAFTS, share=0.6, max_num_batched_tokens=64, lookahead=3, draft_slots=1
     ),
-    "drafts_model_async": Drafting(
-        num_blocks=80, block_size=8, requests=36, per_second=150.0, longest_output=60, caching=True,
-        share=0.8, k=2, policy="priority", threshold=40, max_num_batched_tokens=50, lookahead=2,
-        async_sched=True, eos=True, draft_slots=1,
+    "drafts_model_async": replace(
+        DRAFTS, share=0.8, k=2, policy="priority", threshold=40, max_num_batched_tokens=50,
+        lookahead=2, async_sched=True, eos=True, draft_slots=1,
     ),
 }  # fmt: skip
 CONNECTORS = {
@@ -428,56 +406,9 @@ class Recording:
         self.events.append(["drafts", dict(zip(map(int, ids), counts, strict=True))])
 
 
-def write(
-    folder: Path,
-    header: dict[str, Any],
-    settings: Any,
-    rows: list[list[Any]],
-    recording: Callable[[Any, list[list[Any]], Path], Any],
-) -> None:
-    """Record what an engine's scheduler decides: ``folder/name.jsonl.gz``, with ``header``."""
-    with tempfile.TemporaryDirectory() as model:
-        (Path(model) / "config.json").write_text(json.dumps(TINY_MODEL))
-        made = recording(settings, rows, Path(model))
-        made.run()
-    depth = {"depth": made.depth} if hasattr(made, "depth") else {}
-    config = asdict(settings)
-    config.pop("mode", None)
-    if mode := getattr(settings, "log_mode", None):
-        header["mode"] = mode
-    header = {"format": 1, **header, **depth, "config": config, "requests": rows}
-    lines = [json.dumps(line, separators=(",", ":")) for line in (header, *made.events)]
-    content = gzip.compress("".join(f"{line}\n" for line in lines).encode(), 9, mtime=0)
-    (folder / f"{header['name']}.jsonl.gz").write_bytes(content)
-
-
-def chosen(
-    description: str | None, shipped: Mapping[str, Any], drawn: Callable[[random.Random], Any]
-) -> tuple[Path, dict[str, tuple[Any, int]]]:
-    """What the command line asks for: a folder, and by name each log's settings and seed."""
-    parser = argparse.ArgumentParser(description=description)
-    parser.add_argument("--out", type=Path, required=True)
-    parser.add_argument("--random", type=int, default=0, metavar="COUNT")
-    parser.add_argument("--seed", type=int, default=0)
-    given = parser.parse_args()
-    given.out.mkdir(parents=True, exist_ok=True)
-    logs = {name: (each, given.seed + i) for i, (name, each) in enumerate(shipped.items())}
-    if given.random:
-        draws = [random.Random(f"{given.seed} {i}") for i in range(given.random)]
-        logs = {f"random{i:03d}": (drawn(d), d.randrange(10**6)) for i, d in enumerate(draws)}
-    return given.out, logs
-
-
-def main() -> None:
-    """The command line."""
-    folder, logs = chosen(__doc__, SHIPPED, random_settings)
+def load() -> str:
+    """Import vLLM; its version."""
     os.environ |= {"VLLM_LOGGING_LEVEL": "ERROR", "VLLM_NO_USAGE_STATS": "1", "HF_HUB_OFFLINE": "1"}
     import vllm
 
-    for name, (settings, seed) in logs.items():
-        header = {"engine": "vllm", "version": vllm.__version__, "name": name, "seed": seed}
-        write(folder, header, settings, workload(settings, seed), Recording)
-
-
-if __name__ == "__main__":
-    main()
+    return str(vllm.__version__)

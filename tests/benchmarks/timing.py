@@ -59,7 +59,7 @@ def benchmark(
     # The first pass fills the predictor's tables, and counts the work.
     iterations, executions, trace_s = {}, {}, {}
     for name, deployment in deployments.items():
-        records = _fast(deployment)
+        records = deployment.simulate()
         iterations[name] = sum(r.num_iterations for r in records.replicas)
         executions[name] = sum(r.num_iterations * r.num_stages for r in records.replicas)
         trace_s[name] = _trace_s(records)
@@ -73,7 +73,7 @@ def benchmark(
     for repeat in range(repeats):
         # The loops one after the other, so that they are compared at one time of the machine.
         for name, deployment in deployments.items():
-            loop[name].append(_timed(_fast, deployment))
+            loop[name].append(_timed(Deployment.simulate, deployment))
         for number, (name, deployment) in enumerate(deployments.items()):
             progress("against textbook SimPy", repeat * len(deployments) + number, total)
             oracle[name].append(_timed(_textbook, deployment))
@@ -132,22 +132,18 @@ def _deployed(experiments: Sequence[Experiment]) -> tuple[dict[str, Deployment],
     deployments: dict[str, Deployment] = {}
     compared: dict[str, str] = {}
     for experiment in experiments:
+        # Those that the demo compares, or all.
+        demo = all(name in experiment.scenarios for name in SCENARIOS.values())
+        names = SCENARIOS if demo else {name: name for name in experiment.scenarios}
         timed = {
             name: deploy(experiment.scenarios[scenario], experiment.sources[scenario])
-            for name, scenario in _timed_scenarios(experiment).items()
+            for name, scenario in names.items()
         }
         reserved = [name for name, each in timed.items() if each.scenario.kv_cache is None]
         if reserved:
             compared |= {name: reserved[0] for name in timed if name not in reserved}
         deployments |= timed
     return deployments, compared
-
-
-def _timed_scenarios(experiment: Experiment) -> dict[str, str]:
-    """The timed scenarios by their names in the numbers: those that the demo compares, or all."""
-    if all(name in experiment.scenarios for name in SCENARIOS.values()):
-        return SCENARIOS
-    return {name: name for name in experiment.scenarios}
 
 
 def _ratios(above: list[float], below: list[float]) -> list[float]:
@@ -169,28 +165,19 @@ def _trace_s(records: Records) -> float:
     return median(taken)
 
 
-def _fast(deployment: Deployment) -> Records:
-    return deployment.simulate()
-
-
 def _textbook(deployment: Deployment) -> list[TextbookPipeline]:
     """The same system, with every switch that the configuration sets."""
     scenario = deployment.scenario
     cluster, batching, kv_cache = scenario.cluster, scenario.batching, scenario.kv_cache
-    options: dict[str, Any]
+    options: dict[str, Any] = {
+        "max_batch": batching.max_batch,
+        "kv_capacity": deployment.kv_capacity,
+        "reserve_declared": batching.kv_reservation == "declared",
+        "free_pool": batching.micro_batches == "free",
+    }
     if kv_cache is not None:
-        options = {
-            "num_blocks": kv_cache.num_blocks,
-            "block_size": kv_cache.block_size,
-            "caching": kv_cache.prefix_caching,
-        }
-    else:
-        options = {
-            "max_batch": batching.max_batch,
-            "kv_capacity": deployment.kv_capacity,
-            "reserve_declared": batching.kv_reservation == "declared",
-            "free_pool": batching.micro_batches == "free",
-        }
+        options = {name: getattr(kv_cache, name) for name in ("num_blocks", "block_size")}
+        options["caching"] = kv_cache.prefix_caching
     return simulate_textbook(
         deployment.requests,
         scenario.policy.build(),

@@ -10,7 +10,7 @@ from sarathi_sim.experiments.config.deployment import deploy
 from sarathi_sim.experiments.config.loading import load_experiment
 from sarathi_sim.profiler.storage.strict import UserError
 from tests.bench import main
-from tests.benchmarks.timing import _fast, _textbook, benchmark
+from tests.benchmarks.timing import _textbook, benchmark
 from tests.simulator.oracle import assert_bitwise_equal
 
 SWITCHES = (
@@ -36,7 +36,7 @@ def few_sizes(few_trees: None, monkeypatch: pytest.MonkeyPatch) -> None:
 def test_both_sides_heed_every_switch() -> None:
     experiment = load_experiment("gpt3_pp", SWITCHES)
     deployment = deploy(experiment.scenarios["orca_pp"], experiment.sources["orca_pp"])
-    assert_bitwise_equal(_fast(deployment), _textbook(deployment))
+    assert_bitwise_equal(deployment.simulate(), _textbook(deployment))
 
 
 @pytest.mark.slow
@@ -45,7 +45,7 @@ def test_paged_memory_on_both_sides() -> None:
     changes = ("workload.requests=60", "cluster.pp=2", "kv_cache.num_blocks=700")
     experiment = load_experiment("vllm_llama3_8b", changes)
     deployment = deploy(experiment.scenarios["vllm"], experiment.sources["vllm"])
-    records = _fast(deployment)
+    records = deployment.simulate()
     assert records.replicas[0].pool is not None and len(records.replicas[0].pool.events)
     assert_bitwise_equal(records, _textbook(deployment))
 
@@ -80,7 +80,7 @@ def test_paged_memory_is_compared_with_reserved_memory() -> None:
     changes = ("workload.requests=24", "scenarios.vllm_preempting.kv_cache.num_blocks=200")
     experiment = load_experiment("bench_paged", changes)
     few = deploy(experiment.scenarios["vllm_preempting"], experiment.sources["vllm_preempting"])
-    pool = _fast(few).replicas[0].pool
+    pool = few.simulate().replicas[0].pool
     assert pool is not None and len(pool.events), "nobody is preempted"
     numbers = benchmark([experiment], 1, lambda *_: None)
     paged = ["vllm", "vllm_preempting", "vllm_caching"]

@@ -339,7 +339,7 @@ def test_fresh_logs_of_random_settings(engine: str, tmp_path: Path) -> None:
     if python is None:
         pytest.skip(f"no {engine}: name a Python with it in SARATHI_SIM_{engine.upper()}_PYTHON")
     seed = os.environ.get(f"SARATHI_SIM_{engine.upper()}_SEED", "1")
-    command = [python, "-m", f"tests.{engine}_recorder", "--random", "50"]
+    command = [python, "-m", "tests.recorder", engine, "--random", "50"]
     subprocess.run(
         [*command, "--seed", seed, "--out", str(tmp_path)], cwd=ROOT, check=True, timeout=800
     )

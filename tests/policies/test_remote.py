@@ -4,7 +4,7 @@ ours, then each engine by hand from its source."""
 from __future__ import annotations
 
 from collections import deque
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import pytest
@@ -21,48 +21,24 @@ from sarathi_sim.policies.scheduler import OutputLengths
 from sarathi_sim.policies.sglang import Sglang
 from sarathi_sim.policies.trtllm import Trtllm
 from sarathi_sim.policies.vllm import Vllm
-from tests.simulator.pools import drawn, sglang_policies, vllm_policies
+from tests.simulator.pools import MAX_LENGTH, Pooled, drawn, sglang_policies, vllm_policies
 from tests.textbook.blocks import TextbookBlocks
 from tests.textbook.pool import Row, TextbookPool
 from tests.textbook.radix import TextbookRadix
 
-MAX_LENGTH = 160
 LONGEST = 20_000  # steps
 
 # Any requests, on both pools ------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
-class Worker:
+class Worker(Pooled):
     """A worker with requests. ``takes`` are the steps from when its memory is reserved until a
     request's KV is there, or from its end until it is sent; who ``fails`` gets none."""
 
-    policy: PoolPolicy
-    num_blocks: int
-    block_size: int
-    caching: bool
-    depth: int
-    requests: list[Request]
-    takes: list[int]
+    requests: list[Request] = field(default_factory=list)
+    takes: list[int] = field(default_factory=list)
     fails: frozenset[int] = frozenset()
-    draft_length: int = 0
-
-    @property
-    def lookahead(self) -> int:
-        return self.draft_length * isinstance(self.policy, Vllm)
-
-    def pool(self) -> Pool:
-        blocks = self.policy.cached_blocks if self.caching else Blocks
-        memory = blocks(self.num_blocks, self.block_size)
-        return Pool(
-            self.policy,
-            memory,
-            max_in_flight=self.depth,
-            max_length=MAX_LENGTH,
-            draft_length=self.draft_length,
-            lookahead=self.lookahead,
-            endings=OutputLengths(drawn),
-        )
 
     def textbook(self) -> TextbookPool:
         blocks = TextbookBlocks(self.num_blocks, self.block_size, self.caching)
@@ -93,9 +69,8 @@ def workers(draw: st.DrawFn) -> Worker:
         st.sampled_from(["remote", "remote", "local", "sends"]),
     )  # fmt: skip
     requests = []
-    found = draw(st.lists(rows, min_size=1, max_size=16))
-    found.sort(key=lambda row: row[3])
-    for id, (prompt, output, slack, at, priority, shared, group, kind) in enumerate(found):
+    drawn_rows = sorted(draw(st.lists(rows, min_size=1, max_size=16)), key=lambda row: row[3])
+    for id, (prompt, output, slack, at, priority, shared, group, kind) in enumerate(drawn_rows):
         until = min(shared, prompt + output - 1)
         prefix: Prefix = ((("group", group), until),) if group and until else ()
         remote = prompt - of_vllm if kind == "remote" else 0
@@ -110,17 +85,16 @@ def workers(draw: st.DrawFn) -> Worker:
     if not (getattr(policy, "enable_mixed_chunk", False) or any(r.sends_kv for r in requests)):
         drafts = draw(st.sampled_from([0, 0, 1, 4]))
     fails = draw(st.frozensets(st.integers(0, count - 1), max_size=2)) if of_vllm else frozenset()
-    return Worker(
+    found = Worker(
         policy,
-        draw(st.sampled_from([26, 40, 200])),
-        draw(st.sampled_from([1, 3, 4])),
-        draw(st.booleans()),
-        1 + policy.ahead,
-        requests,
-        draw(st.lists(st.integers(0, 15), min_size=count, max_size=count)),
-        fails,
-        drafts,
+        num_blocks=draw(st.sampled_from([26, 40, 200])),
+        block_size=draw(st.sampled_from([1, 3, 4])),
+        caching=draw(st.booleans()),
+        requests=requests,
+        takes=draw(st.lists(st.integers(0, 15), min_size=count, max_size=count)),
+        fails=fails,
     )
+    return found.with_drafts(drafts)
 
 
 class Twins:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+from sarathi_sim.profiler.facts.model import LARGEST
+
 Config = dict[str, Any]
 
 # What files have beside what says their cost, whatever its values.
@@ -399,27 +401,24 @@ SHIPPED = (
 
 
 #: Windows as (tokens, layers), the others' attention being over the whole context.
-WINDOWED: dict[str, tuple[Config, tuple[int, int]]] = {
-    "mistral: every layer": (MISTRAL_1, (4096, 32)),
-    "phi3: every layer": (PHI_3_4K, (2047, 32)),
-    "gemma2: every other layer": (GEMMA_2_9B, (4096, 21)),
-    "gemma3: five of six, 34 layers": (GEMMA_3_4B, (1024, 29)),
-    "gpt_oss: as the types say": (GPT_OSS_20B, (128, 12)),
-    "llama4: all but every fourth": (LLAMA_4_SCOUT, (8192, 36)),
-    "qwen2: from a layer on": (
-        {**QWEN_2, "use_sliding_window": True, "max_window_layers": 21},
-        (4096, 7),
-    ),
-    "qwen3: as the types say": (
-        {
-            **QWEN_3,
-            "layer_types": ["full_attention"] * 30 + ["sliding_attention"] * 6,
-            "sliding_window": 2048,
-            "use_sliding_window": True,
-        },
+WINDOWED: list[tuple[Config, tuple[int, int]]] = [
+    (MISTRAL_1, (4096, 32)),
+    (PHI_3_4K, (2047, 32)),
+    (GEMMA_2_9B, (4096, 21)),  # every other layer
+    (GEMMA_3_4B, (1024, 29)),  # five of six of 34 layers
+    (GPT_OSS_20B, (128, 12)),  # as the types say
+    (LLAMA_4_SCOUT, (8192, 36)),  # all but every fourth
+    (_model(QWEN_2, use_sliding_window=True, max_window_layers=21), (4096, 7)),  # from a layer on
+    (
+        _model(
+            QWEN_3,
+            layer_types=["full_attention"] * 30 + ["sliding_attention"] * 6,
+            sliding_window=2048,
+            use_sliding_window=True,
+        ),
         (2048, 6),
     ),
-}
+]
 
 
 #: Sections and the formats of weights and KV cache that they mean.
@@ -452,141 +451,229 @@ QUANTISED: dict[str, tuple[Config, tuple[str, str]]] = {
         ("int4_wo", "bf16"),
     ),
 }  # fmt: skip
-#: Sections that are refused, and how the line goes on after "quantization_config.".
-UNQUANTISED: dict[str, tuple[Config, str]] = {
-    "a method": ({"quant_method": "bitsandbytes"}, "quant_method 'bitsandbytes': not supported"),
-    "bits": ({"quant_method": "gptq", "bits": 8, "group_size": 128}, "bits 8: not supported"),
-    "groups": ({"quant_method": "awq", "bits": 4, "group_size": 32}, "group_size 32: not supp"),
-    "fine groups": (_packed({**_INT4, "group_size": 32}), "group_size 32: not supported; allowed"),
-    "finer groups": (
+NVFP4 = {"quant_method": "modelopt", "quant_algo": "NVFP4", "kv_cache_quant_algo": "FP8"}
+_GPTQ: Config = {"quant_method": "gptq", "bits": 4, "group_size": 128}
+_MODELOPT_FP8: Config = {"quant_method": "modelopt", "quant_algo": "FP8"}
+_SOME = {"g": {"weights": _FP8, "input_activations": _FP8, "targets": ["re:.*experts.*"]}}
+_LISTED: Config = {"quant_method": "compressed-tensors", "config_groups": _SOME}
+
+
+def _text(base: Config, **changes: Any) -> Config:
+    return {**base, "text_config": {**base["text_config"], **changes}}
+
+
+#: Sections that are refused in a Llama, and how the line goes on after "quantization_config.".
+UNQUANTISED: list[tuple[Config, str]] = [
+    ({"quant_method": "bitsandbytes"}, "quant_method 'bitsandbytes': not supported"),
+    ({"quant_method": "mxfp4"}, "quant_method 'mxfp4': not supported: this model has"),
+    (_GPTQ | {"bits": 8}, "bits 8: not supported"),
+    (_GPTQ | {"quant_method": "awq", "group_size": 32}, "group_size 32: not supp"),
+    (_packed({**_INT4, "group_size": 32}), "group_size 32: not supported; allowed"),
+    (
         _packed({**_INT4, "group_size": 16}),
         "config_groups.'group_0'.weights.group_size 16: not supported; allowed: 128, 32",
     ),
-    "blocks": ({**FP8_BLOCKS, "weight_block_size": [64, 64]}, "weight_block_size [64, 64]: not"),
-    "no shape": ({**FP8_BLOCKS, "weight_block_size": 128}, "weight_block_size 128: not"),
-    "int8": (_packed({"type": "int", "num_bits": 8}), "config_groups.'group_0'.weights.type 'int'"),
-    "mixed": (
-        {"quant_method": "modelopt", "quant_algo": "MIXED_PRECISION"},
+    ({**FP8_BLOCKS, "weight_block_size": [64, 64]}, "weight_block_size [64, 64]: not"),
+    ({**FP8_BLOCKS, "weight_block_size": 128}, "weight_block_size 128: not"),
+    (_packed({"type": "int", "num_bits": 8}), "config_groups.'group_0'.weights.type 'int'"),
+    (
+        _MODELOPT_FP8 | {"quant_algo": "MIXED_PRECISION"},
         "quant_algo 'MIXED_PRECISION': not supported; allowed: FP8, NVFP4",
     ),
-    "left out": (
+    (
         {**FP8_BLOCKS, "modules_to_not_convert": ["model.layers.0.self_attn"]},
         "modules_to_not_convert 'model.layers.0.self_attn': not supported: all matrices",
     ),
-    "cache": (
-        _packed(_FP8, _FP8, kv_cache_scheme={"type": "int", "num_bits": 8}),
-        "kv_cache_scheme {",
-    ),
-    "fp8 of the weights alone": (
+    (_packed(_FP8, _FP8, kv_cache_scheme={"type": "int", "num_bits": 8}), "kv_cache_scheme {"),
+    (
         _packed(_FP8),
         "config_groups.'group_0'.input_activations None: not supported; allowed: float 8",
     ),
-    "nvfp4 of the weights alone": (
-        _packed(_NVFP4, _FP8), "config_groups.'group_0'.input_activations {'type': 'float', "
-    ),
-    "sparse": (
+    (_packed(_NVFP4, _FP8), "config_groups.'group_0'.input_activations {'type': 'float', "),
+    (
         _packed(_FP8, _FP8, sparsity_config={"format": "sparse-24-bitmask"}),
         "sparsity_config.format 'sparse-24-bitmask': not supported; allowed: dense",
     ),
-    "some modules": (
-        {"quant_method": "compressed-tensors", "config_groups":
-            {"g": {"weights": _FP8, "input_activations": _FP8, "targets": ["re:.*experts.*"]}}},
-        "config_groups.'g'.targets ['re:.*experts.*']: not supported",
-    ),
-    "rules": (
-        {"quant_method": "gptq", "bits": 4, "group_size": 128,
-         "dynamic": {"+:.*down_proj": {"bits": 8}}},
+    (_LISTED, "config_groups.'g'.targets ['re:.*experts.*']: not supported"),
+    (
+        _GPTQ | {"dynamic": {"+:.*down_proj": {"bits": 8}}},
         "dynamic '+:.*down_proj': not supported: all matrices",
     ),
-    "some in a block": (
-        {"quant_method": "gptq", "bits": 4, "group_size": 128,
-         "modules_in_block_to_quantize": [["self_attn.q_proj"]]},
+    (
+        _GPTQ | {"modules_in_block_to_quantize": [["self_attn.q_proj"]]},
         "modules_in_block_to_quantize [['self_attn.q_proj']]: not supported",
     ),
-    "experts": ({"quant_method": "mxfp4"}, "quant_method 'mxfp4': not supported: this model has"),
+]
+#: What may not be left out of DeepSeek-V3's and Nemotron 3's layers, whose 52 blocks are 29 layers
+#: here: block 51 is none of MTP.
+KEPT: list[tuple[Config, object, str]] = [
+    *(
+        (DEEPSEEK_V3, name, f"ignore{said}")
+        for name, said in (
+            ("model.layers.0.self_attn", ": not supported: the whole attention in 1 of 61"),
+            ("model.layers.*.mlp.shared_experts", ": not supported: the whole attention in 0"),
+            ("model.layers.3.mlp*", " 'model.layers.3.mlp*': not supported: all matrices"),
+            ("model.layers.*.mlp.experts", " 'model.layers.*.mlp.experts': not supported: all"),
+            (7, " 7: must be the name of a module"),
+        )
+    ),
+    *(
+        (NEMOTRON_3_NANO, name, f"ignore '{name}': not supported")
+        for name in (f"backbone.layers.{block}.mixer.in_proj" for block in (12, 28, 29, 51))
+    ),
+]
+
+#: Values that change the cost of a Llama and are not supported.
+COSTLY: Config = {
+    "sliding_window": 4096, "num_local_experts": 8, "num_experts": 64, "n_routed_experts": 256,
+    "num_experts_per_tok": 2, "kv_lora_rank": 512, "hidden_act": "xielu", "use_qk_norm": True,
+    "torch_dtype": "float8_e4m3fn", "attention_chunk_size": 8192, "final_logit_softcapping": 30.0,
+    "is_encoder_decoder": True, "pruned_heads": {"0": [1]},
+    "architectures": ["LlamaForSequenceClassification"],
 }  # fmt: skip
 
 #: Configurations that are refused, and how the line goes on after the name of the file.
-REFUSED: dict[str, tuple[Config, str]] = {
-    "glm-5.2": ({**GLM_5, "index_topk_freq": 4}, "index_topk_freq 4: not supported: layers that "),
-    "glm-5.2 by layer": (
+REFUSED: list[tuple[Config, str]] = [
+    ({**GLM_5, "index_topk_freq": 4}, "index_topk_freq 4: not supported: layers that "),
+    (
         {**GLM_5, "indexer_types": [*["full"] * 77, "shared"]},
         "indexer_types ['full', 'full', 'full', 'full', 'full',… (626 characters): not supported",
     ),
-    "deepseek-v4": (
+    (
         {**DEEPSEEK_V3_2, "model_type": "deepseek_v4"},
         "model_type 'deepseek_v4': not modelled: sparse attention whose layers share an indexer",
     ),
-    "index heads": (
+    (
         {**DEEPSEEK_V3_2, "index_n_heads": 0},
         "index_n_heads must be a positive integer, got 0",
     ),
-    "nemotron-h": (
+    (
         {**NEMOTRON_3_NANO, "hybrid_override_pattern": "M-M*-"},
         "hybrid_override_pattern 'M-M*-': not supported; allowed: M and *, each with or without",
     ),
-    "a short pattern": (
+    (
         {**NEMOTRON_3_NANO, "hybrid_override_pattern": "MEM*E"},
         "hybrid_override_pattern must have num_hidden_layers (52) letters, got 5",
     ),
-    "an adapter": ({"peft_type": "LORA", "r": 16}, "key 'peft_type': is of an adapter: give the"),
-    "params.json": ({"dim": 4096, "n_layers": 32}, "key 'n_layers': is of Mistral's own params"),
-    "eagle-3": (
+    ({"peft_type": "LORA", "r": 16}, "key 'peft_type': is of an adapter: give the"),
+    ({"dim": 4096, "n_layers": 32}, "key 'n_layers': is of Mistral's own params"),
+    (
         {**LLAMA_3, "architectures": ["LlamaForCausalLMEagle3"]},
         "architectures ['LlamaForCausalLMEagle3']: not supported: only models with an LM head, "
         "whose names end in ForCausalLM or LMHeadModel; an EAGLE-3 drafter is `speculation.method",
     ),
-    "nemotron-3-super": ({**NEMOTRON_3_NANO, "moe_latent_size": 1024}, "moe_latent_size 1024: not"),
-    "a state in fp8": (
+    ({**NEMOTRON_3_NANO, "moe_latent_size": 1024}, "moe_latent_size 1024: not"),
+    (
         {**NEMOTRON_3_NANO, "mamba_ssm_cache_dtype": "float8"},
         "mamba_ssm_cache_dtype 'float8': not supported; allowed: float32, bfloat16, float16",
     ),
-    "biases of mamba": ({**NEMOTRON_3_NANO, "mamba_proj_bias": True}, "mamba_proj_bias True: not"),
-    "windows beside states": (
+    ({**NEMOTRON_3_NANO, "mamba_proj_bias": True}, "mamba_proj_bias True: not"),
+    (
         {**QWEN_3_NEXT, "layer_types": ["sliding_attention"] * 48},
         "layer_types 'sliding_attention': not supported; allowed: full_attention, linear_attention",
     ),
-    "states alone": (
+    (
         {**QWEN_3_NEXT, "layer_types": ["linear_attention"] * 48},
         "recurrent.full_layers must name some of the layers, not all",
     ),
-    "a part of a head": (
+    (
         {**QWEN_3_NEXT, "linear_num_value_heads": 24},
         "recurrent: value {'full_layers",
     ),
-    "gated attention": ({**QWEN_3_30B, "attn_output_gate": True}, "attn_output_gate True: not sup"),
-    "qwen2-vl": (
+    ({**QWEN_3_30B, "attn_output_gate": True}, "attn_output_gate True: not sup"),
+    (
         {**QWEN_2, "model_type": "qwen2_vl", "vision_config": {"depth": 32}},
         "model_type 'qwen2_vl': not modelled: models that read images or sound; of gemma3, ",
     ),
-    "gemma-3n": (
+    (
         {**GEMMA_2_9B, "model_type": "gemma3n", "hidden_size_per_layer_input": 256},
         "model_type 'gemma3n': not modelled: Gemma 3n: its layers share",
     ),
-    "granite-3.0-1b-a400m": (
+    (
         {**LLAMA_3, "model_type": "granitemoe", "num_local_experts": 32, "logits_scaling": 6.0},
         "model_type 'granitemoe': not modelled: Granite mixtures of experts: no reader of their",
     ),
-    "command-r-plus": (
+    (
         {**LLAMA_3, "model_type": "cohere", "use_qk_norm": True, "logit_scale": 0.8333},
         "model_type 'cohere': not modelled: Command R and R+: attention and FFN of a layer run",
     ),
-    "olmo-2": (
+    (
         {**LLAMA_3, "model_type": "olmo2"},
         "model_type 'olmo2': not modelled: OLMo 2 and 3: norms come after attention and FFN",
     ),
-    "kimi-linear": (
+    (
         {**LLAMA_3, "model_type": "kimi_linear", "linear_num_key_heads": 16},
         "model_type 'kimi_linear': not modelled: linear attention other than gated delta nets",
     ),
-    "types of layers": (
+    (
         {**GEMMA_2_9B, "layer_types": ["linear_attention"] * 42},
         "layer_types 'linear_attention': not supported; allowed: full_attention, sliding_",
     ),
-    "an indexed deepseek_v3": ({**DEEPSEEK_V3, "index_topk": 64}, "index_topk 64: not supp"),
-    "linear layers": ({**MINIMAX_M2, "attn_type_list": [0] * 62}, "attn_type_list [0, 0, 0, 0, "),
-    "no text": (
+    ({**DEEPSEEK_V3, "index_topk": 64}, "index_topk 64: not supp"),
+    ({**MINIMAX_M2, "attn_type_list": [0] * 62}, "attn_type_list [0, 0, 0, 0, "),
+    (
         {**GEMMA_3_4B, "text_config": None},
         "text_config None: must hold the sizes of the text part",
     ),
-}
+    (
+        {**LLAMA_3, "model_type": "bloom"},
+        "model_type 'bloom' is not supported; allowed: deepseek",
+    ),
+    *(
+        ({**LLAMA_3, **change}, message)
+        for change, message in (
+            ({"hidden_size": None}, "key 'hidden_size' is missing"),
+            ({"hidden_size": "big"}, "hidden_size must be a positive integer, got 'big'"),
+            ({"num_key_value_heads": 5}, "num_heads (32) must be a multiple of num_kv_heads"),
+            ({"hidden_size": 10**12}, "hidden_size must be at most 16777216, got 1000000000000"),
+            ({"vocab_size": 10**400}, "vocab_size must be at most 16777216, got 1000"),
+            ({"hidden_size": 2**23}, f"hidden_size must be at most {LARGEST['hidden_size']}"),
+            ({"num_hidden_layers": 5000}, "num_hidden_layers must be at most 4096, got 5000"),
+            ({"vocab_size": 1e5}, "vocab_size must be a positive integer, got 100000.0"),
+            ({"vocab_size": float("inf")}, "vocab_size must be a positive integer, got inf"),
+            ({"hidden_size": 4097, "head_dim": None}, "hidden_size (4097) must be a multiple of"),
+            ({"tie_word_embeddings": "no"}, "tie_word_embeddings must be true or false, got 'no'"),
+            ({"layer_types": 7}, "layer_types 7: not supported"),
+            ({"architectures": "Llama"}, "architectures 'Llama': not supported"),
+            ({"architectures": [3]}, "architectures [3]: not supported"),
+        )
+    ),
+    *(
+        (_text(LLAMA_4_SCOUT, **change), message)
+        for change, message in (
+            ({"no_rope_layer_interval": 0}, "no_rope_layer_interval must be a positive integer, "),
+            ({"interleave_moe_layer_step": 0}, "interleave_moe_layer_step must be a positive int"),
+            ({"num_hidden_layers": 2**24}, "num_hidden_layers must be at most 4096"),
+            ({"moe_layers": 3}, "moe_layers must be a list, got 3"),
+            ({"num_experts_per_tok": 17}, "experts: value {'num_experts': 16, 'top_k': 17"),
+            ({"attention_chunk_size": "all"}, "attention_chunk_size must be a positive integer"),
+        )
+    ),
+    *(
+        ({**LLAMA_3, "quantization_config": section}, f"quantization_config.{message}")
+        for section, message in UNQUANTISED
+    ),
+    *(
+        (
+            {**base, "quantization_config": {**NVFP4, "ignore": ["lm_head", name]}},
+            f"quantization_config.{message}",
+        )
+        for base, name, message in KEPT
+    ),
+    *(
+        ({**LLAMA_3, key: value}, f"{key} {value!r}: not supported")
+        for key, value in COSTLY.items()
+    ),
+    ({**LLAMA_3, "layer_types": ["full_attention"] * 31}, "layer_types ['full_attention', 'full_"),
+    ({**LLAMA_3, "layer_types": ["sliding_attention"] * 32}, "layer_types ['sliding_attention', "),
+]
+
+#: Texts that are no configuration.
+NO_CONFIGURATION = [
+    ("[" * 100_000 + "]" * 100_000, "not valid JSON: nested too deeply"),
+    ('{"model_type": ' + '{"a":' * 100_000, "not valid JSON: nested too deeply"),
+    ('{"vocab_size": ' + "9" * 5000 + "}", "not valid JSON: Exceeds the limit"),
+    ('{"vocab_size": 1, "vocab_size": 2}', "not valid JSON: key 'vocab_size' is given twice"),
+    ("{} " + " " * 9_000_000, "holds 9,000,003 bytes: must be at most 8,388,608"),
+    ("[]", "expected a JSON object"),
+]

@@ -101,11 +101,14 @@ class Surroundings:
         """The predictor of a batch, or of a step of several ranks."""
         return predict if self.ranks == 1 else predict_step
 
+    @property
+    def switches(self) -> Switches:
+        return Switches(self.turnaround_s, self.jitter, self.lazy, self.blocking_send)
+
     def _around(self) -> dict[str, Any]:
         clients = self.sender or closed_loop(self.clients, self.think_s, len(self.requests))
-        switches = Switches(self.turnaround_s, self.jitter, self.lazy, self.blocking_send)
         return {
-            "switches": switches,
+            "switches": self.switches,
             "router": self.router,
             "ranks": self.ranks,
             "rank_router": self.rank_router,

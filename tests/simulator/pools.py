@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
-from typing import Any
+from dataclasses import dataclass, field, replace
+from typing import Any, Self
 
 import numpy as np
 from hypothesis import reject
@@ -51,8 +51,8 @@ def who(batch: Batch) -> Who:
 
 
 @dataclass(frozen=True)
-class PoolSystem(Surroundings):
-    """Pools with paged memory."""
+class Pooled:
+    """A policy on a pool, its memory and its drafts."""
 
     policy: PoolPolicy = field(default_factory=Vllm)
     layers: tuple[int, ...] = (3,)
@@ -71,37 +71,48 @@ class PoolSystem(Surroundings):
     def depth(self) -> int:
         return self.max_in_flight or len(self.layers) + self.policy.ahead
 
-    def pools(self, kind: type[Pool] = Pool) -> list[Pool]:
+    def pool(self, kind: type[Pool] = Pool) -> Pool:
         blocks = self.policy.cached_blocks if self.caching else Blocks
-        return [
-            kind(
-                self.policy,
-                blocks(self.num_blocks, self.block_size, self.state_blocks),
-                max_in_flight=self.depth,
-                max_length=self.max_length,
-                stages=len(self.layers),
-                draft_length=self.draft_length,
-                lookahead=self.lookahead,
-                draft_slots=self.draft_slots,
-                endings=OutputLengths(self.acceptance),
-            )
-            for _ in range(self.replicas * self.ranks)
-        ]
+        return kind(
+            self.policy,
+            blocks(self.num_blocks, self.block_size, self.state_blocks),
+            max_in_flight=self.depth,
+            max_length=self.max_length,
+            stages=len(self.layers),
+            draft_length=self.draft_length,
+            lookahead=self.lookahead,
+            draft_slots=self.draft_slots,
+            endings=OutputLengths(self.acceptance),
+        )
+
+    @property
+    def options(self) -> dict[str, Any]:
+        """The textbook's."""
+        names = ("num_blocks", "block_size", "caching", "max_length", "draft_length", "lookahead")
+        found = {name: getattr(self, name) for name in (*names, "draft_slots", "state_blocks")}
+        acceptance = self.acceptance or (lambda *_: 0)
+        return {**found, "max_in_flight": self.depth, "check": True, "acceptance": acceptance}
+
+    def with_drafts(self, length: int, slots: int = 0, acceptance: Acceptance = drawn) -> Self:
+        """On one stage; of vLLM's drafts the drafter needs KV, too."""
+        ahead = isinstance(self.policy, Vllm)
+        drafts = {"draft_length": length, "lookahead": length * ahead, "draft_slots": slots * ahead}
+        return replace(self, layers=(3,), acceptance=acceptance, **drafts)
+
+
+@dataclass(frozen=True)
+class PoolSystem(Surroundings, Pooled):
+    """Pools with paged memory."""
+
+    def pools(self, kind: type[Pool] = Pool) -> list[Pool]:
+        return [self.pool(kind) for _ in range(self.replicas * self.ranks)]
 
     def fast(self, pools: list[Pool] | None = None, seen: list[Who] | None = None) -> Records:
-        """Its records. A system whose requests preempt each other for ever is no example."""
-        try:
-            return simulate(
-                self.requests,
-                pools or self.pools(),
-                self.times if seen is None else watched(seen),
-                self.layers,
-                **self._around(),
-            )
-        except SimulationError as error:
-            if isinstance(error.__cause__, LivelockError):
-                reject()
-            raise
+        """Its records."""
+        times = self.times if seen is None else watched(seen)
+        return served(
+            simulate, self.requests, pools or self.pools(), times, self.layers, **self._around()
+        )
 
     def textbook(self, seen: list[Who] | None = None) -> list[TextbookPoolReplica]:
         return simulate_textbook(  # type: ignore[return-value]
@@ -110,19 +121,19 @@ class PoolSystem(Surroundings):
             self.times if seen is None else watched(seen),
             self.layers,
             replicas=self.replicas,
-            num_blocks=self.num_blocks,
-            block_size=self.block_size,
-            caching=self.caching,
-            max_in_flight=self.depth,
-            max_length=self.max_length,
-            check=True,
-            draft_length=self.draft_length,
-            lookahead=self.lookahead,
-            draft_slots=self.draft_slots,
-            state_blocks=self.state_blocks,
-            acceptance=self.acceptance or (lambda *_: 0),
+            **self.options,
             **self._around(),
         )
+
+
+def served(simulation: Callable[..., Records], *arguments: Any, **options: Any) -> Records:
+    """Its records. A system whose requests preempt each other for ever is no example."""
+    try:
+        return simulation(*arguments, **options)
+    except SimulationError as error:
+        if isinstance(error.__cause__, LivelockError):
+            reject()
+        raise
 
 
 def watched(seen: list[Who]) -> Callable[[Batch], tuple[float, float, float, float]]:
@@ -238,22 +249,30 @@ OTHERS: dict[str, PoolPolicy] = {
 
 
 @st.composite
+def shared_requests(draw: st.DrawFn, most: int = 25, priorities: int = 2) -> list[Request]:
+    """Any few, of which some begin with the prefix of a group."""
+    rows = st.tuples(
+        st.integers(1, 60), st.integers(1, 20), st.integers(0, 8), arrivals,
+        st.integers(0, priorities), st.integers(0, 90), st.integers(0, 3),
+    )  # fmt: skip
+    requests = []
+    for i, row in enumerate(draw(st.lists(rows, min_size=1, max_size=most))):
+        prompt, output, slack, at, priority, shared, group = row
+        until = min(shared, prompt + output - 1)
+        prefix = ((("group", group), until),) if group and until else ()
+        requests.append(Request(i, at, prompt, output, output + slack, priority, prefix))
+    return requests
+
+
+@st.composite
 def pool_systems(
     draw: st.DrawFn,
     policies: st.SearchStrategy[Any] = vllm_policies(),  # noqa: B008
 ) -> PoolSystem:
     """Any small system with paged memory."""
-    rows = st.tuples(
-        st.integers(1, 60), st.integers(1, 20), st.integers(0, 8), arrivals, st.integers(0, 2),
-        st.integers(0, 90), st.integers(0, 3),
-    )  # fmt: skip
-    requests = []
-    for i, row in enumerate(draw(st.lists(rows, min_size=1, max_size=25))):
-        prompt, output, slack, at, priority, shared, group = row
-        until = min(shared, prompt + output - 1)
-        prefix = ((("group", group), until),) if group and until else ()
-        requests.append(Request(i, at, prompt, output, output + slack, priority, prefix))
     policy = draw(policies)
+    # (A radix tree has a pool of states beside it.)
+    states = [0, 0, 2] if policy.cached_blocks is CachedBlocks else [0]
     return PoolSystem(
         policy,
         # So few that some requests can never fit.
@@ -261,10 +280,7 @@ def pool_systems(
         block_size=draw(st.sampled_from([1, 3, 4])),
         caching=draw(st.booleans()),
         max_in_flight=draw(st.sampled_from([None, None, None, 1, 2])),
-        requests=requests,
-        # (A radix tree has a pool of states beside it.)
-        state_blocks=draw(st.sampled_from([0, 0, 2]))
-        if policy.cached_blocks is CachedBlocks
-        else 0,
+        requests=draw(shared_requests()),
+        state_blocks=draw(st.sampled_from(states)),
         **draw(surroundings()),
     )

@@ -19,7 +19,6 @@ from sarathi_sim.policies.policy import Plan, Policy, View
 from sarathi_sim.policies.pool import Pool
 from sarathi_sim.policies.radix import RadixBlocks, path
 from sarathi_sim.policies.request import Request, Sequence
-from sarathi_sim.policies.vllm import Vllm
 from sarathi_sim.simulator.loop.clock import quantize
 from sarathi_sim.simulator.loop.pipeline import stage_times
 from sarathi_sim.simulator.views.ledger import ACCOUNTS, WAITS, gaps, iteration_bubbles
@@ -170,9 +169,7 @@ def test_2_every_block_is_free_or_held(system: PoolSystem) -> None:
 )
 def test_1_and_2_with_drafts(system: PoolSystem, length: int, slots: int) -> None:
     """Refused drafts are booked apart; their blocks come back with all others."""
-    ahead = isinstance(system.policy, Vllm)
-    drafts = {"draft_length": length, "lookahead": length * ahead, "draft_slots": slots * ahead}
-    system = replace(system, layers=(3,), acceptance=half_of_them, **drafts)
+    system = system.with_drafts(length, slots, half_of_them)
     pools = system.pools(AuditedPool)
     records = system.fast(pools=pools)
     table = Analysis(records).requests

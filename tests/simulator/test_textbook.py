@@ -231,9 +231,7 @@ def test_drafts_of_decodes_in_flight_need_kv(policy: Any, blocks: int, late: boo
     st.integers(0, 1),
 )
 def test_any_pool_with_drafts(system: PoolSystem, length: int, slots: int) -> None:
-    ahead = isinstance(system.policy, Vllm)
-    drafts = {"draft_length": length, "lookahead": length * ahead, "draft_slots": slots * ahead}
-    compare(replace(system, layers=(3,), acceptance=drawn, **drafts))
+    compare(system.with_drafts(length, slots))
 
 
 @settings(max_examples=100, deadline=None, suppress_health_check=[HealthCheck.too_slow])

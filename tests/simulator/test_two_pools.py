@@ -12,25 +12,31 @@ from typing import Any, get_args
 
 import numpy as np
 import pytest
-from hypothesis import HealthCheck, given, reject, settings
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from sarathi_sim.policies.batch import Batch
 from sarathi_sim.policies.kv import Blocks, CachedBlocks
-from sarathi_sim.policies.log import LOST, LivelockError
+from sarathi_sim.policies.log import LOST
 from sarathi_sim.policies.pool import Pool, PoolPolicy
 from sarathi_sim.policies.request import Request
-from sarathi_sim.policies.scheduler import OutputLengths
 from sarathi_sim.policies.trtllm import Trtllm
 from sarathi_sim.policies.vllm import Vllm
 from sarathi_sim.simulator.loop.handover import Handover, simulate_pools
 from sarathi_sim.simulator.loop.pipeline import stage_times
-from sarathi_sim.simulator.loop.records import Records, Switches
+from sarathi_sim.simulator.loop.records import Records
 from sarathi_sim.simulator.loop.routers import Router
-from sarathi_sim.simulator.loop.simulation import ClosedLoop, Replicas, SimulationError
+from sarathi_sim.simulator.loop.simulation import ClosedLoop, Replicas
 from sarathi_sim.simulator.views.metrics import Analysis
-from tests.simulator.oracle import arrivals, closed_loop, predict, predict_step, start_finish
-from tests.simulator.pools import MAX_LENGTH, drawn, sglang_policies, trtllm_policies, vllm_policies
+from tests.simulator.oracle import closed_loop, start_finish, with_ranks
+from tests.simulator.pools import (
+    PoolSystem,
+    served,
+    sglang_policies,
+    shared_requests,
+    trtllm_policies,
+    vllm_policies,
+)
 from tests.textbook.two_pools import TextbookWorkers, TwoPools
 
 UNIT = 2.0**-10
@@ -303,127 +309,59 @@ def test_no_time_per_token_where_the_second_token_comes_with_the_first() -> None
 # Against the textbook -------------------------------------------------------------------------
 
 
-@dataclass(frozen=True)
-class HalfSystem:
-    """The workers of one pool, for both implementations."""
+def about(half: PoolSystem) -> tuple[Any, ...]:
+    around = (half.switches, half.router, half.admission_s, half.ranks, half.rank_router)
+    return (half.times, half.layers, *around)
 
-    count: int
-    policy: PoolPolicy
-    layers: tuple[int, ...]
-    num_blocks: int
-    block_size: int
-    caching: bool
-    switches: Switches
-    router: Router
-    admission_s: float
-    draft_length: int = 0
-    ranks: int = 1
-    rank_router: Router = "round_robin"
 
-    @property
-    def lookahead(self) -> int:
-        return self.draft_length * isinstance(self.policy, Vllm)
-
-    @property
-    def depth(self) -> int:
-        return len(self.layers) + self.policy.ahead
-
-    def fast(self) -> Replicas:
-        kind = self.policy.cached_blocks if self.caching else Blocks
-        schedulers = [
-            Pool(
-                self.policy,
-                kind(self.num_blocks, self.block_size),
-                max_in_flight=self.depth,
-                max_length=MAX_LENGTH,
-                stages=len(self.layers),
-                draft_length=self.draft_length,
-                lookahead=self.lookahead,
-                endings=OutputLengths(drawn),
-            )
-            for _ in range(self.count * self.ranks)
-        ]
-        about = (self.switches, self.router, self.admission_s, self.ranks, self.rank_router)
-        return Replicas(schedulers, self.times, self.layers, *about)
-
-    @property
-    def times(self) -> Any:
-        return predict if self.ranks == 1 else predict_step
-
-    def textbook(self) -> TextbookWorkers:
-        options = {
-            "num_blocks": self.num_blocks,
-            "block_size": self.block_size,
-            "caching": self.caching,
-            "max_in_flight": self.depth,
-            "max_length": MAX_LENGTH,
-            "check": True,
-            "draft_length": self.draft_length,
-            "lookahead": self.lookahead,
-            "acceptance": drawn,
-        }
-        about = (self.switches, self.router, self.admission_s, self.ranks, self.rank_router)
-        return TextbookWorkers(
-            self.count, self.policy, self.times, self.layers, *about, options=options
-        )
+def fast_workers(half: PoolSystem) -> Replicas:
+    return Replicas(half.pools(), *about(half))
 
 
 @dataclass(frozen=True)
 class TwoPoolSystem:
     """Two pools, what goes between them, and their requests."""
 
-    prefill: HalfSystem
-    decode: HalfSystem
+    prefill: PoolSystem
+    decode: PoolSystem
     handover: Handover
     requests: list[Request]
     clients: int
 
-    def fast(self, prefill: Replicas | None = None, decode: Replicas | None = None) -> Records:
-        """Its records. A system whose requests preempt each other for ever is no example."""
-        try:
-            return simulate_pools(
-                self.requests,
-                prefill or self.prefill.fast(),
-                decode or self.decode.fast(),
-                self.handover,
-                seed=7,
-                clients=closed_loop(self.clients, 0.02, len(self.requests)),
-            )
-        except SimulationError as error:
-            if isinstance(error.__cause__, LivelockError):
-                reject()
-            raise
+    @property
+    def loop(self) -> ClosedLoop | None:
+        return closed_loop(self.clients, 0.02, len(self.requests))
+
+    def fast(self, *halves: Replicas) -> Records:
+        both = halves or map(fast_workers, (self.prefill, self.decode))
+        return served(
+            simulate_pools, self.requests, *both, self.handover, seed=7, clients=self.loop
+        )
 
     def textbook(self) -> TwoPools:
-        clients = closed_loop(self.clients, 0.02, len(self.requests))
-        halves = self.prefill.textbook(), self.decode.textbook()
-        return TwoPools(self.requests, *halves, self.handover, 7, clients)
+        halves = [
+            TextbookWorkers(half.replicas, half.policy, *about(half), options=half.options)
+            for half in (self.prefill, self.decode)
+        ]
+        return TwoPools(self.requests, *halves, self.handover, 7, self.loop)
 
 
 @st.composite
-def half_systems(draw: st.DrawFn, policy: PoolPolicy, size: int, most: int = 3) -> HalfSystem:
-    return HalfSystem(
-        count=draw(st.integers(1, most)),
-        policy=policy,
+def half_systems(draw: st.DrawFn, policy: PoolPolicy, size: int) -> PoolSystem:
+    """The workers of one pool."""
+    return PoolSystem(
+        policy,
         layers=tuple(draw(st.lists(st.integers(1, 3), min_size=1, max_size=3))),
         num_blocks=draw(st.sampled_from([90, 140, 400])) // size,
         block_size=size,
         caching=draw(st.booleans()),
-        switches=Switches(
-            draw(st.sampled_from([0.0, 1e-3])),
-            draw(st.sampled_from([0.0, 0.0, 0.3])),
-            lazy=draw(st.booleans()),
-        ),
+        replicas=draw(st.integers(1, 3)),
+        turnaround_s=draw(st.sampled_from([0.0, 1e-3])),
+        jitter=draw(st.sampled_from([0.0, 0.0, 0.3])),
+        lazy=draw(st.booleans()),
         router=draw(st.sampled_from(get_args(Router))),
         admission_s=draw(st.sampled_from([0.0, 0.0, 2.0**-8])),
     )
-
-
-@st.composite
-def ranks_of(draw: st.DrawFn, half: HalfSystem) -> HalfSystem:
-    """Such workers with data-parallel attention."""
-    router = draw(st.sampled_from(get_args(Router)))
-    return replace(half, layers=half.layers[:1], ranks=draw(st.integers(2, 3)), rank_router=router)
 
 
 @st.composite
@@ -431,28 +369,18 @@ def two_pools(
     draw: st.DrawFn, policies: Callable[[], st.SearchStrategy[Any]], known: bool
 ) -> TwoPoolSystem:
     """Any two small pools with policies of one engine, most of whose times fall together."""
-    rows = st.tuples(
-        st.integers(1, 60), st.integers(1, 20), st.integers(0, 8), arrivals, st.integers(0, 90),
-        st.integers(0, 3),
-    )  # fmt: skip
-    requests = []
-    for i, (prompt, output, slack, at, shared, group) in enumerate(
-        draw(st.lists(rows, min_size=1, max_size=20))
-    ):
-        until = min(shared, prompt + output - 1)
-        prefix = ((("group", group), until),) if group and until else ()
-        requests.append(Request(i, at, prompt, output, output + slack, 0, prefix))
     order = draw(st.sampled_from(["prefill_first", "decode_reserves_first"]))
     decode = draw(half_systems(draw(policies()), draw(st.sampled_from([1, 3, 4]))))
     prefill = draw(half_systems(draw(policies()), draw(st.sampled_from([1, 4]))))
     mixes = getattr(decode.policy, "enable_mixed_chunk", False)
     if not mixes and (drafts := draw(st.sampled_from([0, 1, 4]))):
-        decode = replace(decode, layers=(3,), draft_length=drafts)
-    if draw(st.booleans()):
-        decode = draw(ranks_of(decode))
+        decode = decode.with_drafts(drafts)
+    halves = [
+        draw(with_ranks(st.just(half))) if draw(st.booleans()) else half
+        for half in (prefill, decode)
+    ]
     return TwoPoolSystem(
-        draw(ranks_of(prefill)) if draw(st.booleans()) else prefill,
-        decode,
+        *halves,
         Handover(
             order,
             draw(st.sampled_from(["decode_step", "on_transfer"])) if known else "decode_step",
@@ -462,7 +390,7 @@ def two_pools(
             draw(st.sampled_from([0.0, 2.0**-9, 0.05])),
             draw(st.integers(1, 3)),
         ),
-        requests,
+        draw(shared_requests(20, 0)),
         draw(st.sampled_from([0, 0, 1, 4])),
     )
 
@@ -472,7 +400,7 @@ def assert_equal(system: TwoPoolSystem) -> None:
     records, oracle = system.fast(), system.textbook()
     over = records.handovers
     assert over is not None
-    assert over.prefill_logs == system.prefill.count * system.prefill.ranks
+    assert over.prefill_logs == system.prefill.replicas * system.prefill.ranks
     assert set(records.rejections) == oracle.rejected
     for log, replica in zip(records.replicas, oracle.replicas, strict=True):
         micros = replica.micros
@@ -533,7 +461,7 @@ def test_every_request_is_computed_once_and_all_memory_is_free_in_the_end(
 ) -> None:
     """Invariants 1, 2 and 4 over both pools: each prompt is computed on one prefill worker, and all
     that follows on one decode worker; blocks are never more than there are."""
-    halves = system.prefill.fast(), system.decode.fast()
+    halves = fast_workers(system.prefill), fast_workers(system.decode)
     records = system.fast(*halves)
     for one, other in zip(records.replicas, system.fast().replicas, strict=True):
         assert np.array_equal(one.spans, other.spans)
@@ -546,7 +474,7 @@ def test_every_request_is_computed_once_and_all_memory_is_free_in_the_end(
     table = Analysis(records).requests
     served = table[table["rejected"].isna()]
     went = [(log, number) for number, log in enumerate(records.replicas)]
-    for worker in range(system.prefill.count):
+    for worker in range(system.prefill.replicas):
         ranks = [log for log, number in went[:first] if number // system.prefill.ranks == worker]
         there = [request for log in ranks for request in set(log.spans[:, 0])]
         assert sorted(there) == served["request"][served["prefilled_on"] == worker].tolist()

@@ -413,27 +413,6 @@ def marks(results: Sequence[ClaimResult]) -> str:
     return " ".join(mark for mark, holds in shown.items() if holds)
 
 
-def claims_section(results: Sequence[ClaimResult]) -> Section:
-    """A row a claim, the variants side by side."""
-    variants, rows = summary(results), list[list[str]]()
-    bounds = {"upper bound": "<= ", "lower bound": ">= "}
-    for first in range(0, len(results), len(variants)):
-        of_claim = results[first : first + len(variants)]
-        claim = of_claim[0].claim
-        stated = f"{bounds.get(claim.kind, '')}{claim.paper:g}"
-        row = [claim.id, marks(of_claim), claim.section, claim.unit, stated]
-        for one in of_claim:
-            star, good = "*" if one.fitted else "", "yes" if one.ok else "no"
-            row += [f"{one.ours:.4g}{star}", f"{one.ratio:.2f}", good]
-        rows.append(row)
-    headings = ["claim", "", "section", "unit", "paper"]
-    headings += [heading for name in variants for heading in (name, "ratio", "")]
-    note = f"*: fitted. Reproduced: within 15 %, or on the right side of a bound. {MARKS}"
-    table = SortableTable("", headings, rows, note, text=4)
-    answer = "\n".join(counts_text(results))
-    return Section("paper", "", "How many of the paper's numbers are reproduced?", answer, table)
-
-
 def refresh() -> None:
     """Fit and scrutinise anew, and write both files."""
     default_to_one_thread()
