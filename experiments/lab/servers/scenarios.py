@@ -30,7 +30,6 @@ from sarathi_sim.profiler.storage.plain_yaml import read_mapping
 from sarathi_sim.profiler.storage.strict import UserError, parse, strict_dataclass
 from sarathi_sim.simulator.load.acceptance import golden_length
 from sarathi_sim.simulator.load.engine_memory import SHARES
-from sarathi_sim.simulator.loop.routers import Router
 
 #: AIConfigurator's system -> shipped device.
 DEVICES = {system: device for device, system in SYSTEMS.items()}
@@ -230,18 +229,12 @@ def stack_of(row: Measured) -> str:
     return f"{row.backend} {DYNAMO}" if origin(row).startswith("nvidia_gap") else row.backend
 
 
-def _stack(row: Measured) -> str:
-    """The stack with the engine's version, if the row has it: not for a nightly build, nor for an
-    image of Dynamo, which names its own version."""
+def _version(row: Measured) -> str:
+    """The engine's version, if the row has it: not for a nightly build, nor for an image of
+    Dynamo, which names its own version."""
     version = re.fullmatch(r"\d+(\.\w+)*", row.backend_version)
     dynamo = row.backend == "trtllm" and row.backend_version.startswith("0.")
-    return f"{row.backend}@{row.backend_version}" if version and not dynamo else row.backend
-
-
-def _versioned(row: Measured) -> dict[str, str]:
-    """The policy's version, if the row has the engine's."""
-    _, _, version = _stack(row).partition("@")
-    return {"version": version} if version and row.backend in ("vllm", "sglang") else {}
+    return row.backend_version if version and not dynamo else ""
 
 
 def server_of(row: Measured) -> str:
@@ -299,6 +292,8 @@ def scenario_of(row: Measured, host: HostConstants, apart: bool = False) -> dict
     spread = row.moe_ep > 1 if spread == "as_row" else spread
     own = {key: known.pop(key) for key in OF_VLLM if key in known}
     kernels = {key: known.pop(key) for key in ("moe_dtype",) if key in known}
+    version = _version(row) if row.backend in ("vllm", "sglang") else ""
+    versioned = {"version": version} if version else {}
     return {
         **_base(row, apart),
         **kernels,
@@ -314,7 +309,7 @@ def scenario_of(row: Measured, host: HostConstants, apart: bool = False) -> dict
             "prefix_caching": False,
             **{share: known.pop(share) for share in SHARES if share in known},
         },
-        "policy": {"name": row.backend, **_versioned(row), **known},
+        "policy": {"name": row.backend, **versioned, **known},
         "engine": _engine(row, host, **own),
     }
 
@@ -322,25 +317,16 @@ def scenario_of(row: Measured, host: HostConstants, apart: bool = False) -> dict
 def _base(row: Measured, apart: bool) -> dict[str, Any]:
     """Model, device, kernels and load."""
     isl, osl, ratio = _lengths(row, apart)
+    spread = {"tool": "sglang", "range_ratio": ratio}
     return {
         "model": launch_scripts().models[row.model].model,
         "device": DEVICES[row.system],
-        "stack": _stack(row),
+        "stack": "@".join(filter(None, (row.backend, _version(row)))),
         **_weights(row),
         "workload": {
             "requests": launch_scripts().load.rounds * row.concurrency,
-            "lengths": {
-                "kind": "random",
-                "prompt": isl,
-                "decode": osl,
-                "tool": "sglang",
-                "range_ratio": ratio,
-            },
-            "arrivals": {
-                "kind": "closed_loop",
-                "clients": row.concurrency,
-                "think_s": THINK_S,
-            },
+            "lengths": {"kind": "random", "prompt": isl, "decode": osl, **spread},
+            "arrivals": {"kind": "closed_loop", "clients": row.concurrency, "think_s": THINK_S},
             "declared": "exact",
         },
     }
@@ -424,7 +410,7 @@ def _check_layout(row: Measured) -> None:
 
 DRAFTER = ("deepseek-v4-pro", "mtp", "thinking_on")
 """Whose published acceptance stands for DeepSeek-R1's, of which none is: the nearest model."""
-_HOPPER = ("h100_sxm", "h200_sxm")
+_BF16_CACHE = (("sglang", "h100_sxm"), ("sglang", "h200_sxm"))
 _WITH_DRAFTS = 48
 _B200 = {"chunked_prefill_size": 32768, "max_prefill_tokens": 32768}
 _B200_PROMPTS, _B200_STATIC = 512, 0.85
@@ -441,39 +427,31 @@ def pools_of(row: Measured, engine: Mapping[str, float], experts: int) -> dict[s
     if launch is None or launch.prefill is None or launch.decode is None:
         raise UserError("separate prefill workers: no launch settings are known")
     pools = {"prefill": launch.prefill, "decode": launch.decode}
+    speculation = {"method": "mtp", "draft_length": row.drafts}
+    if row.drafts:
+        speculation["acceptance"] = golden_length(*DRAFTER, row.drafts)
     return {
-        "kv_cache_dtype": _kv_cache_dtype(row),
+        # Recipes for SGLang on Blackwell say fp8_e4m3, those for Hopper nothing: bf16 (srt-slurm,
+        # recipes/; server_args.py, `kv_cache_dtype: auto`).
+        "kv_cache_dtype": "bf16" if (row.backend, row.system) in _BF16_CACHE else "fp8",
         "cluster": {"max_length": row.isl + row.osl},
         "kv_cache": {"prefix_caching": False},
         "policy": {"name": row.backend},
         "engine": dict(engine),
         "disaggregation": {pool: _pool(row, pool, one, experts) for pool, one in pools.items()},
-        **_speculation(row.drafts),
+        **({"speculation": speculation} if row.drafts else {}),
     }
-
-
-def _kv_cache_dtype(row: Measured) -> str:
-    """Recipes for SGLang on Blackwell say fp8_e4m3, those for Hopper nothing: bf16 (srt-slurm,
-    recipes/; server_args.py, `kv_cache_dtype: auto`)."""
-    return "bf16" if row.backend == "sglang" and row.system in _HOPPER else "fp8"
-
-
-def _speculation(drafts: int) -> dict[str, Any]:
-    if not drafts:
-        return {}
-    mean = golden_length(*DRAFTER, drafts)
-    return {"speculation": {"method": "mtp", "draft_length": drafts, "acceptance": mean}}
 
 
 def _pool(row: Measured, pool: str, one: StartedPool, experts: int) -> dict[str, Any]:
     """What a pool has of its own."""
-    cluster: dict[str, Any] = {
-        "tp": one.tp // one.ranks,
-        "dp": one.ranks,
-        "replicas": one.workers,
-    }
+    cluster: dict[str, Any] = {"tp": one.tp // one.ranks, "dp": one.ranks, "replicas": one.workers}
     if one.ranks > 1:
-        cluster["rank_router"] = _rank_router(row, pool)
+        # Prompts go to a rank of SGLang by their bootstrap room, a random number, unless the recipe
+        # says round_robin: only those for GB200 do (srt-slurm, recipes/; SGLang
+        # `managers/data_parallel_controller.py`).
+        drawn = row.backend == "sglang" and pool == "prefill" and row.system != "gb200"
+        cluster["rank_router"] = "random" if drawn else router_of_ranks(row.backend)
     if one.ep > 1:
         cluster["expert_parallel"] = True
     if one.a2a:
@@ -484,14 +462,6 @@ def _pool(row: Measured, pool: str, one: StartedPool, experts: int) -> dict[str,
     settings = _trtllm if row.backend == "trtllm" else _sglang
     policy, memory = settings(row, pool, one)
     return {"cluster": cluster, "policy": {"name": row.backend, **policy}, "kv_cache": memory}
-
-
-def _rank_router(row: Measured, pool: str) -> Router:
-    """Prompts go to a rank of SGLang by their bootstrap room, a random number, unless the recipe
-    says round_robin: only those for GB200 do (srt-slurm, recipes/; SGLang
-    `managers/data_parallel_controller.py`)."""
-    drawn = row.backend == "sglang" and pool == "prefill" and row.system != "gb200"
-    return "random" if drawn else router_of_ranks(row.backend)
 
 
 def _trtllm(row: Measured, pool: str, one: StartedPool) -> tuple[dict[str, Any], dict[str, Any]]:
