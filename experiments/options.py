@@ -103,7 +103,7 @@ def processes(workers: int | str | None) -> int | None:
     """The number of worker processes, if it is given. Raises UserError."""
     if workers is None:
         return None
-    said = str(workers)
+    said = str(workers)[:99]
     if not (said.isdecimal() and len(said) < 5 and 1 <= int(said) <= 4096):
         raise UserError(f"--workers {said}: must be 1 to 4096, or an address (tcp://HOST:PORT)")
     return int(said)

@@ -275,12 +275,29 @@ def score(
       sarathi-sim score requests.jsonl --config score_llama8b_rtx4090
       sarathi-sim score bench.json --config my.yaml --set kv_cache.num_blocks=2588 --json
     """
-    from sarathi_sim.experiments.report.score_answers import score_recorded
+    from sarathi_sim.experiments.config.loading import load_experiment
+    from sarathi_sim.experiments.measured.replay import cases_of
+    from sarathi_sim.experiments.measured.score import draw_runs, score_runs
+    from sarathi_sim.experiments.report.score_answers import score_answer
+    from sarathi_sim.experiments.results import (
+        SCORE_FORMAT,
+        check_replaceable,
+        result_folder,
+        write_summary,
+    )
 
-    paths = [Path(file) for file in files]
-    folder = None if out is None else Path(out)
-    content, section = score_recorded(paths, config, changes, out=folder, progress=progress)
-    return Result(content, section, written=[] if folder is None else [folder])
+    experiment = load_experiment(config, changes)
+    if out is not None:
+        check_replaceable(Path(out), SCORE_FORMAT)
+    found = score_runs(cases_of(experiment, [Path(file) for file in files]), progress)
+    content = found.content()
+    section = score_answer(content)
+    if out is not None:
+        with result_folder(Path(out), SCORE_FORMAT) as folder:
+            write_summary(folder, SCORE_FORMAT, content | section.words())
+            found.write(folder)
+            draw_runs(found, folder / "figures")
+    return Result(content | section.words(), section, written=[] if out is None else [Path(out)])
 
 
 def tune(

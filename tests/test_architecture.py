@@ -39,6 +39,7 @@ NEAREST: dict[str, str] = {
     "simulator.load": "simulator.loop profiler.facts",
     "simulator.views": "simulator.op_times",
     "simulator.confidence": "simulator.views",
+    "experiments.configs": "policies",  # a policy of the user's kind
     "experiments.config": "simulator.confidence simulator.load profiler.kernels",
     "experiments.results": "experiments.config",
     "experiments.content": "experiments.config",
@@ -185,7 +186,7 @@ def test_no_module_imports_itself_through_others() -> None:
 
 
 # A command, a configuration or a figure may have the name of what it is for.
-DOORS = ("experiments.cli", "experiments.config", "experiments.lab", "experiments.paper.figures")
+DOORS = ("experiments.cli", "experiments.options", "experiments.config", "experiments.lab")
 
 
 def test_no_name_has_two_meanings() -> None:

@@ -550,7 +550,7 @@ def deployable(
             dropped[name] = str(error).removeprefix("recommend: ").splitlines()[0]
             continue
         if deployment.rejected > wanted.section.rejected:
-            dropped[name] = f"{deployment.rejections}; raise max_length, or rejected"
+            dropped[name] = f"{deployment.rejections}; raise --set max_length, or --set rejected"
             continue
         options.append(Option(name, point, deployment))
     return options, dropped

@@ -1,8 +1,7 @@
 """Recorded runs of real servers, request by request, beside their simulation.
 
-``load_tools.py`` reads the runs, this module the server's log of every second. ``replay_server``
-simulates a run under every scenario of a configuration; ``score.py`` and ``tune.py`` take the same
-cases with other constants of the server.
+``load_tools.py`` reads the runs; ``score.py`` and ``tune.py`` take the same cases with other
+constants of the server.
 """
 
 from __future__ import annotations
@@ -28,20 +27,11 @@ from sarathi_sim.experiments.config.scenario import Engine, Scenario
 from sarathi_sim.experiments.measured.load_tools import TOOLS, Benchmark, read_benchmarks
 from sarathi_sim.experiments.run.compare import Compared
 from sarathi_sim.policies.request import Request
-from sarathi_sim.profiler.bundle.csv_cells import numbers, read_cells
 from sarathi_sim.profiler.storage.strict import UserError
 from sarathi_sim.simulator.load.workload import make_requests
 from sarathi_sim.simulator.loop.records import Floats
 from sarathi_sim.simulator.views.explain import explain
 from sarathi_sim.simulator.views.metrics import Analysis
-
-_TICK_COLUMNS = ("t", "prompt_throughput", "gen_throughput", "running", "waiting", "kv_cache_pct")
-TICK_LABELS = {
-    "running": "requests running, mean",
-    "waiting": "requests waiting, mean",
-    "kv_cache_pct": "KV cache in use, mean (%)",
-    "decode_ms": "iteration of decodes alone, nobody waiting (ms)",
-}
 
 
 @dataclass(frozen=True, eq=False)
@@ -95,69 +85,6 @@ def read_server_run(path: Path) -> ServerRun:
     if others:
         raise UserError(f"{path}: holds {len(runs)} runs; must hold one (score takes them all)")
     return runs[name]
-
-
-@dataclass(frozen=True, eq=False)
-class Ticks:
-    """A row a tick: ``t`` (s), ``prompt`` and ``generated`` tokens since the tick before, and
-    ``running``, ``waiting``, ``kv_cache_pct`` at the tick."""
-
-    t: Floats
-    prompt: Floats
-    generated: Floats
-    running: Floats
-    waiting: Floats
-    kv_cache_pct: Floats
-
-    def means(self) -> dict[str, float | None]:
-        """Means over ticks; ``decode_ms`` is the time of an iteration while only decodes run:
-        between ticks without prompts at which nobody waits."""
-        calm = (self.waiting[1:] == 0) & (self.waiting[:-1] == 0) & (self.prompt[1:] == 0)
-        calm &= self.generated[1:] > 0
-        decoding_s = ((self.running[1:] + self.running[:-1]) / 2 * np.diff(self.t))[calm].sum()
-        tokens = self.generated[1:][calm].sum()
-        found = {key: float(getattr(self, key).mean()) for key in TICK_LABELS if key != "decode_ms"}
-        return {**found, "decode_ms": float(1e3 * decoding_s / tokens) if tokens else None}
-
-
-def read_ticks(path: Path) -> Ticks:
-    """The ticks of a file. Raises UserError, naming file, row and column."""
-    raw = read_cells(path)
-    missing = [name for name in _TICK_COLUMNS if name not in raw.columns]
-    if missing:
-        raise UserError(f"{path}: column {missing[0]} is missing; has {', '.join(raw.columns)}")
-    columns = [numbers(raw[name], path) for name in _TICK_COLUMNS]
-    if len(raw) < 2 or (np.diff(columns[0]) <= 0).any():
-        raise UserError(f"{path}: t must grow from row to row, over two rows at least")
-    return Ticks(*columns)
-
-
-def simulated_ticks(
-    t: Floats, iterations: pd.DataFrame, requests: pd.DataFrame, kv_capacity: int
-) -> Ticks:
-    """The server's log of a simulated run at the times ``t``, from its tables and its KV
-    capacity in tokens."""
-    size = (iterations["chunks"] + iterations["decodes"]).to_numpy(np.float64)
-    start, finish = (iterations[name].to_numpy() for name in ("start_s", "finish_s"))
-    running = _until(t, start, size) - _until(t, finish, size)
-    arrival, one = requests["arrival_s"].to_numpy(), np.ones(len(requests))
-    inside = _until(t, arrival, one) - _until(t, arrival + requests["latency_s"].to_numpy(), one)
-    formed = np.searchsorted(np.sort(start), t, "right") - 1
-    kv_tokens = iterations["kv_tokens"].to_numpy(np.float64)[np.argsort(start, kind="stable")]
-    in_use = np.where(running > 0, kv_tokens[np.maximum(formed, 0)], 0.0)
-    prompt, generated = (
-        np.diff(_until(t, finish, iterations[name].to_numpy(np.float64)), prepend=0.0)
-        for name in ("prefill_tokens", "decodes")
-    )
-    share = 100 * in_use / kv_capacity
-    return Ticks(t, prompt, generated, running, inside - running, share)
-
-
-def _until(t: Floats, when: Floats, amount: Floats) -> Floats:
-    """The sum of ``amount`` over all events up to each time ``t``."""
-    order = np.argsort(when, kind="stable")
-    total = np.concatenate([[0.0], np.cumsum(amount[order])])
-    return np.asarray(total[np.searchsorted(when[order], t, "right")])
 
 
 # Measured beside simulated ----------------------------------------------------------------------
@@ -291,16 +218,11 @@ class Simulated:
         """The simulation's table of requests."""
         return self.analysis.requests
 
-    def beside(
-        self, run: ServerRun, measured: Mapping[str, Any], ticks: Ticks | None = None
-    ) -> dict[str, Any]:
+    def beside(self, run: ServerRun, measured: Mapping[str, Any]) -> dict[str, Any]:
         """The simulated values of the numbers in ``measured``, and the :data:`COUNTS`; ``off_pct``
         (their errors), ``per_request_pct`` (medians of absolute errors by request), ``notes``."""
         deployment, analysis, requests = self.deployment, self.analysis, self.requests
         found = numbers_of(requests)
-        if ticks is not None:
-            tables = (analysis.iterations, requests)
-            found |= simulated_ticks(ticks.t, *tables, deployment.kv_capacity).means()
         each = {key: requests[key] / run.requests[key] - 1 for key in MEASURES}
         cache, counts = deployment.scenario.kv_cache, deployment.summary(analysis)
         counts |= {"num_blocks": cache.num_blocks} if cache is not None else {}
@@ -359,21 +281,3 @@ def cases_of(experiment: Experiment, files: Sequence[Path]) -> list[Case]:
     found = list(cases.values())
     refuse_without_effect((experiment.sources[one.scenario], one.deployment) for one in found)
     return found
-
-
-def replay_server(
-    experiment: Experiment, run: ServerRun, ticks: Ticks | None = None
-) -> dict[str, Any]:
-    """Every scenario with the run's requests, beside the measurement.
-
-    ``measured`` has the :data:`NUMBERS` (seconds, tokens a second) and, with ``ticks``, the keys of
-    :data:`TICK_LABELS`; ``scenarios`` hold :meth:`Simulated.beside`. Raises UserError as
-    :func:`deploy` does.
-    """
-    cases = [case_of(experiment, scenario, run) for scenario in experiment.scenarios]
-    refuse_without_effect((experiment.sources[one.scenario], one.deployment) for one in cases)
-    measured = numbers_of(run.requests) | (ticks.means() if ticks is not None else {})
-    scenarios = {
-        case.scenario: simulated(case.deployment).beside(run, measured, ticks) for case in cases
-    }
-    return {"requests": len(run.requests), "measured": measured, "scenarios": scenarios}

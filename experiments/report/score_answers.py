@@ -1,14 +1,12 @@
-"""The answers of score, replay and tune: one's own server beside its simulation."""
+"""The answers of score and tune: one's own server beside its simulation."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from sarathi_sim.experiments.config.base import Assignments, Config
-from sarathi_sim.experiments.config.loading import load_experiment
 from sarathi_sim.experiments.content import (
     Chart,
     Section,
@@ -22,19 +20,10 @@ from sarathi_sim.experiments.measured.replay import (
     COUNTS,
     MEASURES,
     NUMBERS,
-    TICK_LABELS,
     VARIANTS,
-    cases_of,
 )
 from sarathi_sim.experiments.measured.tune import NOISE
-from sarathi_sim.experiments.results import (
-    SCORE_FORMAT,
-    check_replaceable,
-    result_folder,
-    write_summary,
-)
 from sarathi_sim.experiments.run.compare import part_label
-from sarathi_sim.profiler.storage.child import Progress, silent
 from sarathi_sim.simulator.views.metric_registry import METRICS, known, number_text
 
 SETTLED, OPEN = 0.6, 0.2
@@ -43,36 +32,6 @@ DOUBTFUL_PCT = 20
 """An error after the fit beyond which the calibration is doubted."""
 SMALLEST_S = 0.005
 """Parts of the latency below this are not shown."""
-
-
-def score_recorded(
-    files: Sequence[Path],
-    config: Config,
-    assignments: Assignments = (),
-    *,
-    out: Path | None = None,
-    progress: Progress = silent,
-) -> tuple[dict[str, Any], Section]:
-    """Simulate recorded runs of a server, and say how far off that is.
-
-    Each of FILES has runs with the times of every request, as vLLM, SGLang, AIPerf, guidellm and
-    LLMServingSim save them (docs/real_servers.md); ``config`` is the deployment that served them.
-    Their distributions are compared, and what remains is divided. ``out`` is a folder for
-    requests.csv, summary.json and figures. The numbers are as ``--json`` prints them.
-    """
-    from sarathi_sim.experiments.measured.score import draw_runs, score_runs
-
-    if out is not None:
-        check_replaceable(out, SCORE_FORMAT)
-    found = score_runs(cases_of(load_experiment(config, assignments), files), progress)
-    content = found.content()
-    section = score_answer(content)
-    if out is not None:
-        with result_folder(out, SCORE_FORMAT) as folder:
-            write_summary(folder, SCORE_FORMAT, content | section.words())
-            found.write(folder)
-            draw_runs(found, folder / "figures")
-    return content | section.words(), section
 
 
 def score_answer(content: Mapping[str, Any], name: str = "") -> Section:
@@ -119,12 +78,13 @@ def beside_table(
     """A row a number: what was measured, and each simulation with how far it is off."""
     rows = []
     for path in paths:
-        label = TICK_LABELS.get(path) or known(path).axis
         off = [
             (_number(one, path), _number(one["off_pct"], path, "{:+.1f} %"))
             for one in simulated.values()
         ]
-        rows.append((label, _number(measured, path), *(f"{value} ({far})" for value, far in off)))
+        rows.append(
+            (known(path).axis, _number(measured, path), *(f"{value} ({far})" for value, far in off))
+        )
     for key in COUNTS:
         if any(key in one for one in simulated.values()):
             counts = (_number(one, key) for one in simulated.values())
@@ -167,23 +127,6 @@ def _beside_others(runs: Mapping[str, Any]) -> SortableTable:
     ]
     headings = ("run", "requests", "running", "TPOT measured (ms)", "no host time", "fitted")
     return SortableTable("By requests running beside", headings, rows)
-
-
-def replay_answer(found: Mapping[str, Any], name: str) -> Section:
-    """Of what ``replay --json`` prints."""
-    scenarios, ticks = found["scenarios"], [key for key in TICK_LABELS if key in found["measured"]]
-    said = [
-        f"{_number(one['off_pct'], 'latency_s.mean', '{:+.1f} %')} ({scenario})"
-        for scenario, one in scenarios.items()
-    ]
-    return Section(
-        kind="replay",
-        name=name,
-        question="How far is a recorded run from its simulation?",
-        answer=f"The mean latency of {found['requests']:,} requests is off by {enumerated(said)}.",
-        table=beside_table(name, found["measured"], scenarios, [*NUMBERS, *ticks]),
-        assumptions=thinned(note for one in scenarios.values() for note in one["notes"]),
-    )
 
 
 def tune_answer(content: Mapping[str, Any], name: str = "") -> Section:

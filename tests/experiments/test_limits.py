@@ -142,11 +142,11 @@ def test_of_a_device_small_and_capital_letters_are_alike() -> None:
         ("recommend --model kimi-linear --device gb200 --gpus 8 --slo X", "linear attention"),
         ("recommend --model llama-3.1-8b --device gb200 --gpus 8 --slo X --dtype awq", "int4_wo"),
         ("recommend --model llama-3.1-8b --device gb200 --gpus 8 --slo X --stack tgi", "TGI"),
-        ("support --model llava-13b", "read images"),
-        ("support --device tpu-v5e", "Google TPU"),
-        ("support --dtype gptq", "int4_wo"),
+        ("list support --model llava-13b", "read images"),
+        ("list support --device tpu-v5e", "Google TPU"),
+        ("list support --dtype gptq", "int4_wo"),
         ("advise --model llava-13b --device a6000 --workload 1K@14", "read images"),
-        ("support --model llama-13b --device mi300x", "AMD GPUs"),
+        ("list support --model llama-13b --device mi300x", "AMD GPUs"),
     ],
 )
 def test_options(

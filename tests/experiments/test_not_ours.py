@@ -271,10 +271,10 @@ def test_json_and_out_mean_the_same_in_every_command() -> None:
 @pytest.mark.parametrize(
     "words",
     [
-        ("reproduce", "--json", "FILE"),
-        ("reproduce", "tp_batch", "--out", "FILE"),
-        ("accuracy", "--json", "FILE"),
-        ("accuracy", "--datasets", ".", "--out", "FILE"),
+        ("lab", "reproduce", "--json", "FILE"),
+        ("lab", "reproduce", "tp_batch", "--out", "FILE"),
+        ("lab", "accuracy", "--json", "FILE"),
+        ("lab", "accuracy", "--datasets", ".", "--out", "FILE"),
         ("run", "first_experiment", "--out", "FILE"),
         ("fit", str(profile_folder("a6000", "llama-13b", 1)), "--out", "FILE"),
     ],
@@ -294,9 +294,9 @@ def test_the_papers_figures_replace_only_such(
     monkeypatch.setattr("sarathi_sim.experiments.lab.paper.figures.write_gallery", drawn)
     out = tmp_path / "paper"
     for _ in range(2):
-        called("reproduce", "tile_257", "--out", out)
+        called("lab", "reproduce", "tile_257", "--out", out)
     put(out / "notes.md")
-    assert "not ours: notes.md" in untouched(out, "reproduce", "tile_257", "--out", out)
+    assert "not ours: notes.md" in untouched(out, "lab", "reproduce", "tile_257", "--out", out)
 
 
 # where --out leads --------------------------------------------------------------------------------

@@ -78,11 +78,6 @@ MISTAKES = {
     "raises": ("\n1 / 0\n", AT, "line 2: ZeroDivisionError: division by"),
     "exits": ("raise SystemExit(3)\n", AT, "line 1: SystemExit: 3"),
     "imports": ("import nosuch\n", AT, "line 1: ModuleNotFoundError: No"),
-    "a former name": (
-        AT_MOST.replace("sarathi_sim.", ""),
-        AT,
-        "line 7: ModuleNotFoundError: No module named 'policies': from sarathi_sim.policies... is",
-    ),
     "no policy": ("x = 1\n", AT, "marks no policy with @named"),
     "no such name": (AT_MOST, "file: mine.py, name: at_mots", "one of at_most (did you mean at_"),
     "a list": (AT_MOST, "file: mine.py, name: [1]", "policy.name: value [1]: one of at_most"),

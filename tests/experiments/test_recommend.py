@@ -509,7 +509,7 @@ def test_capacity_refines_on_request(tmp_path: Path) -> None:
     assert best > 2 * far, "a chunk of 600 tokens takes longer than 150 ms"
     (warning,) = (line for line in content["warnings"] if "next to it" in line)
     assert warning.startswith("chunk 128 carries the most, and chunk 1024 next to it ")
-    assert "give --refine" in warning and f"warning: {warning}" in printed
+    assert "give --set refine=1" in warning and f"warning: {warning}" in printed
     runs = tmp_path / "out" / "probes" / "runs"
     before = {path.name: path.stat().st_mtime_ns for path in runs.iterdir()}
 
@@ -573,7 +573,7 @@ def test_recommend_names_what_breaks_next_to_the_best(name: str, why: str, told:
     if told:
         reason = why.partition(":")[0]
         assert f"and TP 2 {name} next to it is far behind ({reason})" in warnings[0]
-        assert "give --refine" in warnings[0]
+        assert "give --set refine=1" in warnings[0]
 
 
 def test_what_was_screened_is_compared_by_replicas() -> None:

@@ -105,13 +105,13 @@ def test_acceptance_is_published_or_given() -> None:
 @pytest.mark.parametrize(
     ("given", "message"),
     [
-        ({"drafts": "1"}, "--drafts 1: needs --speculation"),
+        ({"drafts": "1"}, "--set drafts=1: needs --speculation"),
         ({"speculation": "mtp"}, "no acceptance of mtp of qwen3-30b-a3b"),
         ({"speculation": "eagle"}, "--speculation eagle: expected mtp, eagle3 or ngram"),
         ({"speculation": "mtp:2.4"}, "--speculation mtp:2.4: expected mtp"),
         ({"speculation": "mtp:fast"}, "--speculation mtp:fast: expected mtp"),
         ({"speculation": "mtp:0.8", "drafts": "0,2"}, "the probabilities of 1 drafts"),
-        ({"speculation": "mtp:0.8", "drafts": "-1"}, "--drafts -1: expected counts from 0 on"),
+        ({"speculation": "mtp:0.8", "drafts": "-1"}, "--set drafts -1: expected counts from 0 on"),
     ],
 )
 def test_mistakes_are_named(given: dict[str, object], message: str) -> None:

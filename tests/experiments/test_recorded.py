@@ -1,4 +1,4 @@
-"""Recorded runs beside their simulation: files, replays, cached prompts, fits, what remains."""
+"""Recorded runs beside their simulation: files, cached prompts, fits, what remains."""
 
 from __future__ import annotations
 
@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pandas as pd
 import pytest
 from typer.testing import CliRunner
 
@@ -23,14 +22,12 @@ from sarathi_sim.experiments.measured.replay import (
     cases_of,
     numbers_of,
     read_server_run,
-    read_ticks,
-    replay_server,
-    simulated_ticks,
 )
 from sarathi_sim.experiments.measured.score import score_runs
 from sarathi_sim.experiments.measured.tune import fit
 from sarathi_sim.profiler.storage.child import silent
 from sarathi_sim.profiler.storage.strict import UserError
+from tests.experiments.small_config import refused
 
 CONFIG = """\
 name: server
@@ -41,7 +38,6 @@ cluster: {max_length: 1024}
 policy: {name: vllm, max_num_batched_tokens: 512, max_num_seqs: 16, async_scheduling: false}
 kv_cache: {num_blocks: 400}
 """
-TICKS = "t,prompt_throughput,gen_throughput,running,waiting,kv_cache_pct\n"
 TOOL: dict[str, Any] = {
     "request_rate": 4.0,
     "input_lens": [100, 200, 300],
@@ -76,79 +72,23 @@ def test_what_was_measured(replayed: Path) -> None:
     assert run["tpot_s"].tolist()[0] == 0.1 and np.isnan(run["tpot_s"][1]), "one token: none"
 
 
-def test_a_replay_stands_beside_it(replayed: Path, write_config: Write) -> None:
-    experiment = load_experiment(write_config(CONFIG))
-    found = replay_server(experiment, read_server_run(replayed))
-    one = found["scenarios"]["server"]
-    assert (found["requests"], one["num_blocks"], one["preemptions"]) == (2, 400, 0)
-    assert found["measured"]["makespan_s"] == 1.25
-    assert found["measured"]["ttft_s"]["mean"] == 0.25
+def test_a_simulation_stands_beside_it(replayed: Path, write_config: Write) -> None:
+    config = write_config(CONFIG)
+    (case,) = cases_of(load_experiment(config), [replayed])
+    one = case.under(Overheads()).beside(case.run, case.measured)
+    assert (one["num_blocks"], one["preemptions"]) == (400, 0)
+    assert case.measured["makespan_s"] == 1.25 and case.measured["ttft_s"]["mean"] == 0.25
     off = one["off_pct"]["ttft_s"]["mean"]
     assert off == pytest.approx(100 * (one["ttft_s"]["mean"] / 0.25 - 1))
     # The request of 300 tokens alone takes as long as in a run of its own.
     alone = replayed.with_name("alone.jsonl")
     alone.write_text(line(300, 11, 5.0, 5.5, 6.0))
-    single = replay_server(experiment, read_server_run(alone))["scenarios"]["server"]
-    assert single["ttft_s"]["mean"] == pytest.approx(one["ttft_s"]["p99"], rel=0.2)
-    with pytest.raises(UserError, match=r"cluster.max_length: .* must be at least 311"):
-        replay_server(
-            load_experiment(write_config(CONFIG), ["cluster.max_length=310"]),
-            read_server_run(replayed),
-        )
-
-
-def test_ticks_of_a_simulated_run_by_hand() -> None:
-    """A prompt for 1 s, then two decodes of 1 s, the last of them alone."""
-    iterations = pd.DataFrame(
-        {
-            "start_s": [0.0, 1.0, 2.0],
-            "finish_s": [1.0, 2.0, 3.0],
-            "chunks": [1, 0, 0],
-            "decodes": [0, 2, 1],
-            "prefill_tokens": [50, 0, 0],
-            "kv_tokens": [50, 60, 40],
-        }
+    (single,) = cases_of(load_experiment(config), [alone])
+    assert single.numbers(Overheads())["ttft_s"]["mean"] == pytest.approx(
+        one["ttft_s"]["p99"], rel=0.2
     )
-    requests = pd.DataFrame({"arrival_s": [0.0, 0.25], "latency_s": [2.0, 2.75]})
-    ticks = simulated_ticks(np.array([0.5, 1.5, 2.5, 3.5]), iterations, requests, 100)
-    assert ticks.running.tolist() == [1, 2, 1, 0]
-    assert ticks.waiting.tolist() == [1, 0, 0, 0]
-    assert ticks.prompt.tolist() == [0, 50, 0, 0]
-    assert ticks.generated.tolist() == [0, 0, 2, 1]
-    assert ticks.kv_cache_pct.tolist() == [50, 60, 40, 0]
-    # From 1.5 to 3.5 s: 1.5 requests for 1 s, then 0.5, and three tokens.
-    assert ticks.means()["decode_ms"] == pytest.approx(1e3 * (1.5 + 0.5) / 3)
-
-
-def test_ticks_are_read_and_refused(tmp_path: Path) -> None:
-    path = tmp_path / "timeseries.csv"
-    path.write_text(TICKS + "1.0,300,10,2,0,5\n2.0,0,40,2,0,6\n3.0,0,40,2,0,6.5\n")
-    assert read_ticks(path).means()["decode_ms"] == 50.0
-    for text, message in (
-        (TICKS + "1.0,1,1,1,1,1\n1.0,1,1,1,1,1\n", "t must grow"),
-        (TICKS.replace("running", "ran") + "1,1,1,1,1,1\n", "column running is missing"),
-        (TICKS + "1.0,1,1,x,1,1\n2.0,1,1,1,1,1\n", "row 2: running must be a finite number"),
-    ):
-        path.write_text(text)
-        with pytest.raises(UserError, match=message):
-            read_ticks(path)
-    with pytest.raises(UserError, match="No such file"):
-        read_ticks(tmp_path / "nothing.csv")
-
-
-def test_the_command_of_a_replay(replayed: Path, write_config: Write, tmp_path: Path) -> None:
-    path = tmp_path / "timeseries.csv"
-    path.write_text(TICKS + "1.0,300,10,2,0,5\n2.0,0,40,2,0,6\n")
-    given = ["replay", str(write_config(CONFIG)), str(replayed)]
-    printed = CliRunner().invoke(app, [*given, "--ticks", str(path)])
-    assert printed.exit_code == 0, printed.output
-    assert "time to first token, p90 (s)" in printed.stdout
-    assert "requests running, mean" in printed.stdout
-    as_json = json.loads(CliRunner().invoke(app, [*given, "--json"]).stdout)
-    assert set(as_json) >= {"requests", "measured", "scenarios"}
-    assert as_json["answer"].startswith("The mean latency of 2 requests is off by ")
-    wrong = CliRunner().invoke(app, [*given[:2], str(path)])
-    assert wrong.exit_code == 2 and "is not the file of a load tool" in wrong.output
+    with pytest.raises(UserError, match=r"cluster.max_length: .* must be at least 311"):
+        cases_of(load_experiment(config, ["cluster.max_length=310"]), [replayed])
 
 
 @pytest.fixture
@@ -300,10 +240,9 @@ def test_the_command_of_a_score(recorded: Path, write_config: Write, tmp_path: P
     assert len(rows) == 3 and header.startswith("run,request,arrival_s,prompt_tokens,output_tokens")
     as_json = json.loads(CliRunner().invoke(app, [*given, "--json"]).stdout)
     assert list(as_json["runs"]) == ["rate_04"]
-    for words, message in (
-        (["score", str(recorded)], "a recorded run needs --config"),
-        ([*given, "--peer", "x.csv"], "--peer goes with tables"),
-        (["score", "x.csv", "--set", "seed=1"], "--set goes with --config"),
-    ):
-        refused = CliRunner().invoke(app, words)
-        assert refused.exit_code == 2 and message in refused.output
+    for words in (["score", str(recorded)], ["score", "--config", config]):
+        wrong = CliRunner().invoke(app, words)
+        assert wrong.exit_code == 2 and "Missing" in wrong.output
+    (table := tmp_path / "table.csv").write_text("prompt,decode\n1,2\n")
+    said = refused("score", table, "--config", config)
+    assert "table.csv" in said and "is not the file of a load tool" in said

@@ -17,7 +17,7 @@ from tests.experiments.small_laboratory import question
 
 ASKED = {
     **{"model": "llama-13b", "device": "a6000", "gpus": 1, "slo": "p90 ttft 2s"},
-    **{"dtype": "bf16", "budget": "256", "seqs": "16", "tolerance": 0.5},
+    **{"dtype": "bf16", "budget": "256", "seqs": "16"},
 }
 HALF = """
 name: half
@@ -57,6 +57,7 @@ def half(trace: Path) -> Path:
 
 def recommended(trace: Path, *words: object, code: int = 0) -> Result:
     given = [(f"--{key}", value) for key, value in ASKED.items()]
+    given.append(("--set", "tolerance=0.5"))
     asked = [word for pair in given for word in pair]
     out = trace.parent / "recommend"
     return called("recommend", *asked, "--workload", trace, "--out", out, *words, code=code)
@@ -76,14 +77,14 @@ def test_recommend_says_what_share_does_not_fit(trace: Path, there: bool) -> Non
     if there:
         out.mkdir()
     done = recommended(trace, "--set", "max_length=512", code=2)
-    for said in ("50.0% of the requests are rejected", "needs 904 tokens", "--rejected"):
+    for said in ("50.0% of the requests are rejected", "needs 904 tokens", "--set rejected"):
         assert said in done.stderr
-    assert "--max-length" in done.stderr and "carries" not in done.stdout
+    assert "--set max_length" in done.stderr and "carries" not in done.stdout
     assert (list(out.iterdir()) == []) if there else not out.exists()
 
 
 def test_recommend_chooses_a_length_that_fits(trace: Path) -> None:
-    found = question(**ASKED, workload=str(trace))
+    found = question(**ASKED, tolerance=0.5, workload=str(trace))
     assert found.max_length == 1024, "904 tokens, rounded up"
     options, dropped = deployable(found)
     assert not dropped and all(one.deployment.rejected == 0 for one in options)
@@ -110,7 +111,7 @@ def test_what_is_rejected_is_no_work(trace: Path) -> None:
     """The bound is that of the short requests alone."""
     rates = []
     for lengths in (str(trace), "100:4"):
-        asked = question(**ASKED, workload=lengths, max_length=512, rejected=0.5)
+        asked = question(**ASKED, tolerance=0.5, workload=lengths, max_length=512, rejected=0.5)
         ((option,), _) = deployable(asked)
         rates.append(most_requests_per_s(option))
     assert rates[0] == pytest.approx(rates[1], rel=1e-12)  # sums in another order

@@ -453,7 +453,7 @@ def test_the_command(reported: dict[str, Path], tmp_path: Path) -> None:
     folder = tmp_path / "score"
     shutil.copytree(reported["score"], folder)
     done = called("report", folder)
-    assert done.stdout.startswith(f"written: {tmp_path / 'score.html'} (1.")
+    assert done.stdout.startswith(f"written: {tmp_path / 'score.html'}\n")
     first = (tmp_path / "score.html").read_bytes()
     assert first.startswith(b"<!DOCTYPE html>")
     assert called("report", folder, "--title", "Mine", "--quiet").output == ""

@@ -107,12 +107,12 @@ def test_a_run_bound_by_its_ops(tmp_path: Path) -> None:
         given, {"engine.op_scale": {"ffn_ln1": 1000}}, metrics=["output_tokens_per_s"],
         only=["ffn_ln1"], replications=1,
     )  # fmt: skip
-    assert one["elasticity"].item() == pytest.approx(-1, abs=0.02)
+    assert one.table["elasticity"].item() == pytest.approx(-1, abs=0.02)
     one = sim.sensitivity(
         given, {"engine.op_scale": {"ffn_ln1": 1000}}, metrics=["latency_s.p37"],
         only=["ffn_ln1"], replications=1,
     )  # fmt: skip
-    assert one["elasticity"].item() == pytest.approx(1, abs=0.02)
+    assert one.table["elasticity"].item() == pytest.approx(1, abs=0.02)
     kept = r"--metric tbt_s\.p37: the runs of a sweep keep p50, p90"
     with pytest.raises(UserError, match=kept):
         read_sensitivity(given, metrics=["tbt_s.p37"])

@@ -50,7 +50,7 @@ def test_every_cell_runs_or_says_why_not(every: list[Combination]) -> None:
 
 @pytest.mark.slow
 def test_what_it_calls_supported_has_op_times(every: list[Combination]) -> None:
-    """Each cell in its smallest layout; `sarathi-sim list support --check` takes every TP degree."""
+    """Each cell in its smallest layout; all degrees: tests.supported."""
     for cell in every:
         if cell.memory is not None:
             build(cell, [cell.memory[0][0]])

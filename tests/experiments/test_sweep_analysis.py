@@ -418,8 +418,8 @@ def test_plot_says_where_the_numbers_of_overloaded_runs_are(
         sweep, tmp_path / "copy", lambda t, _: t.update({"steady.state": ["overloaded"] * 4})
     )
     done = called("plot", folder, "--out", tmp_path / "figures")
-    assert "note: 4 of 18 runs are overloaded and left out of: " in done.stderr
-    assert f"; their numbers are in {folder / 'results.parquet'}" in done.stderr
+    assert "4 of 18 runs are overloaded and left out of: " in done.stdout
+    assert f"; their numbers are in {folder / 'results.parquet'}" in done.stdout
 
 
 def test_compare_mistakes(result: Path, tmp_path: Path) -> None:

@@ -183,7 +183,7 @@ def test_it_is_the_same_traffic_everywhere(word: str, monkeypatch: pytest.Monkey
     alike = {name: sorted(zip(*map(np.ndarray.tolist, pair), strict=True))
              for name, pair in found.items()}  # fmt: skip
     assert all(pairs == alike["function"] for pairs in alike.values()), alike.keys()
-    (numbers,) = json.loads(called("workload", "--workload", word, "--json").stdout).values()
+    (numbers,) = json.loads(called("workload", word, "--json").stdout).values()
     prompt, output = found["function"]
     assert numbers["prompt_tokens"]["sum"] == prompt.sum()
     assert numbers["output_tokens"]["sum"] == output.sum()
@@ -227,15 +227,13 @@ def test_a_trace_brings_its_own_number_and_its_longest_request(tmp_path: Path) -
         parse_workload(str(path), None)
 
 
-@pytest.mark.parametrize("command", ["recommend", "capacity", "advise", "workload"])
+@pytest.mark.parametrize("command", ["recommend", "capacity", "advise"])
 def test_the_help_has_an_example(command: str) -> None:
     said = " ".join(called(command, "--help").output.split())
     assert "--workload 1024:256" in said and "1K@5..50" in said
 
 
 def test_what_the_command_refuses(tmp_path: Path) -> None:
-    for words in ([], ["shared_prefixes", "--workload", "9:3"]):
-        assert "FILE and --workload: give one of them" in called("workload", *words, code=2).stderr
     (log := tmp_path / "log.csv").write_text("prompt,decode\n8,2\n")
     for key, value in (("seed", 3), ("workload.arrivals.scale", 2)):
         assert f"--set {key}: a trace has" in refused("workload", log, "--set", f"{key}={value}")

@@ -81,7 +81,7 @@ def test_imported_data_give_a_band_and_warnings(tmp_path: Path) -> None:
     """The commands of data/README.md: LLaMA-2-70B on Vidur's A100 data, prompts up to 4,000."""
     profiles, config = tmp_path / "profiles", tmp_path / "l70.yaml"
     shard = ("--model", "llama-2-70b", "--tp", "4", "--out", profiles)
-    called("import", "vidur", DATASETS / "vidur", *shard)
+    called("lab", "import", "vidur", DATASETS / "vidur", *shard)
     config.write_text(
         "name: l70\nmodel: llama-2-70b\ndevice: a100-80g-sxm\n"
         f"profiles: {profiles}\n"

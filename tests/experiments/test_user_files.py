@@ -22,10 +22,6 @@ from tests.experiments.small_config import SMALL, refused
 
 ROOT = Path(__file__).parents[2]
 Write = Callable[[str], Path]
-RTX = "score_llama8b_rtx4090"
-TICKS = "t,prompt_throughput,gen_throughput,running,waiting,kv_cache_pct\n"
-REQUEST = {"input_toks": 20, "output_toks": 5, "queued_ts": 0.0, "first_token_ts": 0.1}
-REQUEST |= {"last_token_ts": 0.2}
 
 
 @pytest.fixture(autouse=True)
@@ -46,14 +42,12 @@ def _no_waiting() -> Iterator[None]:
 @pytest.mark.parametrize(
     "words",
     [
-        "score {}",
         "score {} --config score_llama70b_a100_tp8",
-        "score {table} --peer {}",
-        "lockstep {}",
-        "replay {config} {}",
-        "replay {config} {requests} --ticks {}",
+        "lab score {}",
+        "lab score {table} --peer {}",
+        "lab lockstep {}",
         "workload {}.csv",
-        "check {config} --set policy={{file:\u00a0{},name:\u00a0x}}",
+        "run --dry-run {config} --set policy={{file:\u00a0{},name:\u00a0x}}",
     ],
 )
 def test_pipes_and_devices_are_refused(
@@ -67,8 +61,7 @@ def test_pipes_and_devices_are_refused(
     table = tmp_path / "table.csv"
     needed = "id,backend,model,system,isl,osl,concurrency,ttft_ms,tpot_ms"
     table.write_text(f"{needed}\na,vllm,m,s,1,2,1,1,1\n")
-    (tmp_path / "requests.jsonl").write_text(json.dumps(REQUEST) + "\n")
-    names = {"table": table, "config": write_config(SMALL), "requests": tmp_path / "requests.jsonl"}
+    names = {"table": table, "config": write_config(SMALL)}
     call = [
         word.format(tmp_path / "pipe", **names).replace("\u00a0", " ") for word in words.split(" ")
     ]
@@ -94,25 +87,6 @@ def test_the_opener(tmp_path: Path) -> None:
         file.truncate(LARGEST_FILE + 1)
     with pytest.raises(SpecError, match=r"\(8 MiB\)$"):
         read_bounded(tmp_path / "large")
-
-
-@pytest.mark.parametrize(
-    ("rows", "expected"),
-    [
-        (
-            f"0,1,1,1,1,1\n1,{'9' * 400},1,1,1,1\n",
-            "row 3: prompt_throughput must be a finite number, got 999",
-        ),
-        ("0,1,1,1,1,1", "over two rows at least"),  # without a newline at its end
-    ],
-)
-def test_ticks_that_are_none(tmp_path: Path, rows: str, expected: str) -> None:
-    requests, ticks = tmp_path / "requests.jsonl", tmp_path / "ticks.csv"
-    requests.write_text(json.dumps(REQUEST) + "\n")
-    ticks.write_text(TICKS + rows)
-    line = refused("replay", RTX, requests, "--ticks", ticks)
-    assert expected in line
-    assert len(line) < 500
 
 
 def test_a_number_of_400_digits_in_a_summary(result: Path, tmp_path: Path) -> None:

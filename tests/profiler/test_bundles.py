@@ -442,7 +442,7 @@ def test_fit_begins_with_the_findings(bundle: Bundle, tmp_path: Path) -> None:
 
 def test_the_import_command_ends_in_one_message(tmp_path: Path) -> None:
     options = ["--model", "llama-2-7b", "--out", str(tmp_path / "out")]
-    done = CliRunner().invoke(app, ["import", "vidur", str(tmp_path), *options])
+    done = CliRunner().invoke(app, ["lab", "import", "vidur", str(tmp_path), *options])
     assert done.exit_code == 2
     assert "has no mlp_a100_MODEL.csv" in done.output
     assert not (tmp_path / "out").exists()
