@@ -14,7 +14,7 @@ import pytest
 from typer.testing import CliRunner
 
 from sarathi_sim.experiments.capacity.search import Probe
-from sarathi_sim.experiments.cli.app import app
+from sarathi_sim.experiments.cli import app
 from sarathi_sim.experiments.config.base import Source
 from sarathi_sim.experiments.config.deployment import deploy
 from sarathi_sim.experiments.config.inputs import host_times
