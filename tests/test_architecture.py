@@ -56,12 +56,12 @@ NEAREST: dict[str, str] = {
     "sarathi_sim": "experiments.own_server",
     "sarathi_sim.__main__": "experiments.cli",
     "experiments.lab.sources": "profiler.kernels",
-    "experiments.lab.fit": "experiments.lab.sources experiments.report",
-    "experiments.lab.paper": "experiments.run",
+    "experiments.lab.fit": "experiments.lab.sources experiments.report profiler.planning",
+    "experiments.lab.pages": "experiments.lab.fit",
+    "experiments.lab.paper": "experiments.lab.pages",
     "experiments.lab.engines": "experiments.report profiler.measuring",
-    "experiments.lab.servers": "experiments.lab.sources experiments.lab.engines",
-    "experiments.lab.pages": "experiments.lab.fit experiments.lab.servers experiments.lab.paper",
-    "experiments.lab.cli": "experiments.lab.pages experiments.cli",
+    "experiments.lab.servers": "experiments.lab.pages experiments.lab.engines",
+    "experiments.lab.cli": "experiments.lab.servers experiments.lab.paper experiments.cli",
 }
 
 

@@ -509,11 +509,11 @@ def test_capacity_refines_on_request(tmp_path: Path) -> None:
     assert best > 2 * far, "a chunk of 600 tokens takes longer than 150 ms"
     (warning,) = (line for line in content["warnings"] if "next to it" in line)
     assert warning.startswith("chunk 128 carries the most, and chunk 1024 next to it ")
-    assert "give --set refine=1" in warning and f"warning: {warning}" in printed
+    assert "give --refine" in warning and f"warning: {warning}" in printed
     runs = tmp_path / "out" / "probes" / "runs"
     before = {path.name: path.stat().st_mtime_ns for path in runs.iterdir()}
 
-    finer, _ = asked(tmp_path, "--set", "refine=2")
+    finer, _ = asked(tmp_path, "--refine", "2")
     names = [one["name"] for one in finer["deployments"]]
     assert names == [f"chunk {chunk}" for chunk in (128, 384, 576, 768, 1024)]
     assert [finer["deployments"][place] for place in (0, 4)] == content["deployments"]
@@ -523,7 +523,7 @@ def test_capacity_refines_on_request(tmp_path: Path) -> None:
     kept = {path.name: path.stat().st_mtime_ns for path in runs.iterdir()}
     assert before.items() < kept.items(), "finished probes are kept"
 
-    table = capacity(tmp_path / "cliff.yaml", out=tmp_path / "out", bands=False, refine=2)
+    table = capacity(tmp_path / "cliff.yaml", out=tmp_path / "out", bands=False, refine=2).table
     assert list(table["name"]) == names
     assert list(table["capacity"]) == [one["capacity"] for one in finer["deployments"]]
     assert len(list(runs.iterdir())) == len(kept)
@@ -533,7 +533,7 @@ def test_capacity_refines_on_request(tmp_path: Path) -> None:
 def test_what_cannot_be_deployed_is_left_out(tmp_path: Path) -> None:
     """Between TP 2 and TP 4 lies 3, which divides no heads."""
     space = "capacity.space={cases: [{cluster.tp: 2}, {cluster.tp: 4}]}"
-    content, printed = asked(tmp_path, "--set", "refine=1", "--set", space)
+    content, printed = asked(tmp_path, "--refine", "1", "--set", space)
     assert [one["name"] for one in content["deployments"]] == ["TP 2", "TP 4"]
     assert "not between: " in printed and "cluster.tp" in printed
 

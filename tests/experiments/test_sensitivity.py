@@ -43,7 +43,7 @@ ONE_SERVER = WITHOUT | {"capacity": SLO}
 def service_s(**scale: float) -> float:
     """How long a request takes that is alone."""
     changes = {"workload.requests": 1, "engine.op_scale": scale}
-    run = sim.simulate(WITHOUT, changes)["one_server"]
+    run = sim.run(WITHOUT, changes)["one_server"]
     return float(run.requests["ttft_s"].iloc[0])
 
 

@@ -27,7 +27,7 @@ MOST_ADDED_BYTES = 6 * 2**30
 MOST_MIB = 1536
 _LONGEST_LINE, _MOST_LINES = 4200, 60
 #: Commands whose pages say that 1 is a comparison or a run that failed.
-_MAY_FAIL = ("lockstep", "validate", "sweep")
+_MAY_FAIL = ("lab", "sweep")
 GOOD = ("ran", "failed", "refused")
 
 

@@ -60,19 +60,20 @@ def _damage(path: Path, how: Callable[[bytes, Random], bytes], rng: Random) -> N
 def _checks_or_runs(rng: Random, *more: str) -> Command:
     if rng.random() < 0.6:
         return Command(["run", "exp.yaml", *_QUIET, *more], "new")
-    return Command([rng.choice(("check", "check", "plan")), "exp.yaml", *more])
+    return Command([rng.choice(("run", "run", "sweep")), "exp.yaml", "--dry-run", *more])
 
 
 def experiment(rng: Random, box: Path) -> Command:
     """A damaged configuration of a run or a sweep."""
     name = rng.choice(("exp.yaml", "sweep.yaml"))
     if rng.random() < 0.04:
-        return Command([rng.choice(("check", "run", "plan", "sweep")), odd_path(rng)], "runs")
+        dry = ["--dry-run"] if rng.random() < 0.5 else []
+        return Command([rng.choice(("run", "sweep")), odd_path(rng), *dry], "runs")
     _damage(box / name, damaged_yaml, rng)
     if name == "exp.yaml":
         return _checks_or_runs(rng)
     if rng.random() < 0.5:
-        return Command(["plan", name])
+        return Command(["sweep", name, "--dry-run"])
     return Command(["sweep", name, "--quiet", "--workers", "1", "--out", "new"], "new")
 
 
@@ -80,7 +81,7 @@ def model(rng: Random, box: Path) -> Command:
     """A damaged model YAML."""
     _damage(box / "model.yaml", damaged_yaml, rng)
     if rng.random() < 0.3:
-        return Command(["support", "--model", "model.yaml"])
+        return Command(["list", "support", "--model", "model.yaml"])
     return _checks_or_runs(rng)
 
 
@@ -152,7 +153,7 @@ def hugging_face(rng: Random, box: Path) -> Command:
     _damage(box / "hf/tiny/config.json", damaged_json, rng)
     named = rng.choice(("hf/tiny", "hf/tiny/config.json"))
     if rng.random() < 0.3:
-        return Command(["support", "--model", named])
+        return Command(["list", "support", "--model", named])
     return _checks_or_runs(rng, "--set", f"model={named}")
 
 
@@ -181,7 +182,7 @@ def assignment(rng: Random, box: Path) -> Command:
         text = f"{key}{rng.choice(('=', '=', '=', '=', '==', '', ': '))}{yaml_value(rng)}"
         more += ["--set", text.replace("\x00", "")]
     if rng.random() < 0.3:
-        return Command(["plan", "sweep.yaml", *more])
+        return Command(["sweep", "sweep.yaml", "--dry-run", *more])
     return _checks_or_runs(rng, *more)
 
 
@@ -193,17 +194,15 @@ _NO_FILES = ("pipe", "/dev/zero", "loop", "dangling", "mine", "locked.txt", "now
 
 
 def data(rng: Random, box: Path) -> Command:
-    """A damaged table of servers, a server's run, its ticks, or a log of decisions; or a pipe."""
+    """A damaged table of servers, a server's run, or a log of decisions; or a pipe."""
     name, how, call = rng.choice(
         (
-            ("measured.csv", damaged_csv, "score measured.csv --workers 1 --quiet"),
-            ("peer.csv", damaged_csv, "score measured.csv --peer peer.csv --workers 1"),
+            ("measured.csv", damaged_csv, "lab score measured.csv --workers 1 --quiet"),
+            ("peer.csv", damaged_csv, "lab score measured.csv --peer peer.csv --workers 1"),
             ("server.jsonl", damaged_json_lines, "score server.jsonl --config exp.yaml"),
-            ("server.jsonl", damaged_json_lines, "replay exp.yaml server.jsonl"),
-            ("served.json", damaged_json, "replay exp.yaml served.json"),
-            ("ticks.csv", damaged_csv, "replay exp.yaml server.jsonl --ticks ticks.csv"),
-            ("decisions.jsonl", damaged_json_lines, "lockstep decisions.jsonl"),
-            ("decisions.jsonl", damaged_json_lines, "lockstep decisions.jsonl --json"),
+            ("served.json", damaged_json, "score served.json --config exp.yaml"),
+            ("decisions.jsonl", damaged_json_lines, "lab lockstep decisions.jsonl"),
+            ("decisions.jsonl", damaged_json_lines, "lab lockstep decisions.jsonl --json"),
         )
     )
     if rng.random() < 0.1:
@@ -231,8 +230,8 @@ def load_tool(rng: Random, box: Path) -> Command:
 def calibration(rng: Random, box: Path) -> Command:
     """A damaged calibration, of a run or of a server's recorded one."""
     _damage(box / "calibration.yaml", damaged_yaml, rng)
-    calls = ("check stacked.yaml", "run stacked.yaml --quiet --no-figures --out new")
-    call = rng.choice((*calls, "replay stacked.yaml server.jsonl"))
+    calls = ("run stacked.yaml --dry-run", "run stacked.yaml --quiet --no-figures --out new")
+    call = rng.choice((*calls, "score server.jsonl --config stacked.yaml"))
     argv = [*call.split(), "--set", "calibration=calibration.yaml"]
     return Command(argv, "new") if "new" in argv else Command(argv)
 
@@ -382,7 +381,7 @@ def out(rng: Random, box: Path) -> Command:
         "compare result/orca result/sarathi": 1.0,
         "plot swept --quiet --metric makespan_s": 1.0,
         f"fit {BUNDLE}": 0.2,  # seconds, where the others take milliseconds
-        "reproduce --list tile_257": 1.0,
+        "lab reproduce --list tile_257": 1.0,
     }
     return _out(rng.choices([*calls], [*calls.values()])[0], target)
 

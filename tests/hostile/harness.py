@@ -115,15 +115,14 @@ class Harness:
             for line in (
                 "run exp.yaml --no-figures --out result",
                 "sweep sweep.yaml --workers 1 --out swept",
-                "plan sweep.yaml",
+                "sweep sweep.yaml --dry-run",
                 "compare result/orca result/sarathi --out drawn",
                 "plot swept --metric makespan_s --out plotted",
                 "run own.yaml --no-figures --out own",
                 "report result swept drawn --out page.html",
-                "replay exp.yaml server.jsonl --ticks ticks.csv",
                 "score server.jsonl --config exp.yaml",
-                "score measured.csv --peer peer.csv --workers 1",
-                "lockstep decisions.jsonl",
+                "lab score measured.csv --peer peer.csv --workers 1",
+                "lab lockstep decisions.jsonl",
                 "run stacked.yaml --no-figures --set calibration=calibration.yaml --out stacked",
                 *(f"score {name} --config stacked.yaml --quiet" for name in RUNS),
             ):

@@ -18,14 +18,14 @@ from tests.hostile.values import laughs
 
 Known = Callable[[Path], Command]
 _TAGS = ("!!bool foo", "!!timestamp foo", "!!map [a, b]", "!!set [a]", "!!int ''")
-_CHECK = Command(["check", "exp.yaml"])
+_CHECK = Command(["run", "exp.yaml", "--dry-run"])
 _RUN = ["run", "exp.yaml", "--quiet", "--no-figures", "--out"]
 _SWEEP = ["sweep", "sweep.yaml", "--workers", "1", "--quiet", "--out"]
 
 
-def _set(*assignments: str, config: str = "exp.yaml", command: str = "check") -> Known:
+def _set(*assignments: str, dry: bool = True) -> Known:
     more = [word for text in assignments for word in ("--set", text)]
-    return lambda box: Command([command, config, *more])
+    return lambda box: Command(["run", "exp.yaml", *(["--dry-run"] if dry else []), *more])
 
 
 def _file(name: str, content: str, command: Command = _CHECK) -> Known:
@@ -47,7 +47,7 @@ def _edited(name: str, old: str, new: str, command: Command = _CHECK) -> Known:
 
 
 def _config(**keys: object) -> Known:
-    check = Command(["check", "exp.yaml", "--set", "model=hf/tiny"])
+    check = Command([*_CHECK.argv, "--set", "model=hf/tiny"])
     return _file("hf/tiny/config.json", json.dumps({**HF_CONFIG, **keys}), check)
 
 
@@ -82,7 +82,7 @@ KNOWN: dict[str, Known] = {
     "aliases without end in a model": _edited("model.yaml", "name: tiny", f"name: {laughs(9)}"),
     "rate: 1:30": _edited("exp.yaml", "rate: 50.0", "rate: 1:30"),
     "JSON 100,000 deep": _file(
-        "hf/tiny/config.json", _DEEP, Command(["check", "exp.yaml", "--set", "model=hf/tiny"])
+        "hf/tiny/config.json", _DEEP, Command([*_CHECK.argv, "--set", "model=hf/tiny"])
     ),
     "vocab_size 10^400": _config(vocab_size=10**400),
     "hidden_size 10^12": _config(hidden_size=10**12),
@@ -94,14 +94,14 @@ KNOWN: dict[str, Known] = {
     "layer_types": _config(layer_types=["sliding_attention"] * 4),
     "sliding_window": _config(sliding_window=16),
     "chunk_size 16777216": _set(
-        "policy={name: sarathi, chunk_size: 16777216}", "scenarios={}", command="run"
+        "policy={name: sarathi, chunk_size: 16777216}", "scenarios={}", dry=False
     ),
-    "max_batch 10000000": _set("batching.max_batch=10000000", *_DECLARED, command="run"),
+    "max_batch 10000000": _set("batching.max_batch=10000000", *_DECLARED, dry=False),
     "a note in figures": _file(
         "drawn/notes.txt", "the user's\n", _out("compare result/orca result/sarathi", "drawn")
     ),
     "reproduce --out in a folder of the user's": lambda box: _out(
-        "reproduce tile_257 --variant predicted", "mine"
+        "lab reproduce tile_257 --variant predicted", "mine"
     ),
     **{
         f"{words} of {odd}": lambda box, words=words, odd=odd: Command([words, odd])
@@ -114,10 +114,13 @@ KNOWN: dict[str, Known] = {
     },
     **{f"a {name} with numbers of 400 digits": _giant(name) for name in _REPORTED},
     "a mapping as a request of a log": _edited(
-        "decisions.jsonl", '["add",0]', '["add",{"a":1}]', Command(["lockstep", "decisions.jsonl"])
+        "decisions.jsonl",
+        '["add",0]',
+        '["add",{"a":1}]',
+        Command(["lab", "lockstep", "decisions.jsonl"]),
     ),
     "a deep sweep file": _file(
-        "sweep.yaml", SWEEP + "x: " + _DEEP, Command(["plan", "sweep.yaml"])
+        "sweep.yaml", SWEEP + "x: " + _DEEP, Command(["sweep", "sweep.yaml", "--dry-run"])
     ),
 }
 """What each is, and how to make it in a box."""

@@ -129,9 +129,6 @@ SERVER = "".join(
                 "first_token_ts": 0.1 * i + 0.05, "last_token_ts": 0.1 * i + 0.2}) + "\n"
     for i in range(4)
 )  # fmt: skip
-TICKS = "t,prompt_throughput,gen_throughput,running,waiting,kv_cache_pct\n" + "".join(
-    f"{i},20,{5 + i},1,0,{0.5 * i}\n" for i in range(5)
-)
 RUNS = {
     "vllm.json": [load_tools.VLLM],
     "sglang.jsonl": [load_tools.SGLANG_MEANS | load_tools.LISTS],
@@ -176,7 +173,6 @@ def write_template(folder: Path) -> None:
         "measured.csv": MEASURED,
         "peer.csv": "id,ttft_ms,tpot_ms\na,20,9\nb,30,9\n",
         "server.jsonl": SERVER,
-        "ticks.csv": TICKS,
         "decisions.jsonl": gzip.decompress(_LOG.read_bytes()).decode(),
         "stacked.yaml": STACKED,
         "calibration.yaml": CALIBRATION.text(),
