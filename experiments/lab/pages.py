@@ -1,9 +1,8 @@
 """Pages and tables of the documentation that are made from the code and the stored fits.
 
 ``python -m sarathi_sim.experiments.lab.pages docs`` writes reference.md (from the schema, the
-registries and the shipped configurations) and limits.md into that folder. A file in place of it,
-``data/README.md``, gets the tables of the shipped kernels' errors. No key, name or metric is listed
-here by hand.
+registries and the shipped configurations), limits.md and support.md into that folder. A file in
+place of it, ``data/README.md``, gets the tables of the shipped kernels' errors.
 """
 
 from __future__ import annotations
@@ -12,17 +11,28 @@ import json
 import re
 import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from functools import cache
+from itertools import product
 from pathlib import Path
 from statistics import median
 from typing import Any
 
+from sarathi_sim.experiments import content
 from sarathi_sim.experiments.config.loading import CONFIGS
 from sarathi_sim.experiments.config.scenario import PARAMETERS, Header, Scenario
 from sarathi_sim.experiments.lab.fit.accuracy import by_class, scores_of
 from sarathi_sim.experiments.lab.fit.kernels import fitted_devices
+from sarathi_sim.experiments.run.support import (
+    Combination,
+    by_device,
+    matrix,
+    refusals,
+    support_answer,
+    supported,
+)
 from sarathi_sim.experiments.sweeps.points import SweepSpec
-from sarathi_sim.profiler.facts.formats import STACKS
+from sarathi_sim.profiler.facts.formats import STACKS, WEIGHT_DTYPES
 from sarathi_sim.profiler.facts.ops import ALL_REDUCE, MOE
 from sarathi_sim.profiler.kernels.stack_attention import STATE
 from sarathi_sim.profiler.kernels.stack_file import KernelFit, StackSpec, load_stack
@@ -79,45 +89,50 @@ _SECTIONS: list[tuple[str, type[Any], str]] = [
     ("Beside the scenarios", Header, ""),
     ("A sweep", SweepSpec, "sweep"),
 ]
-_WORDS = {"integer": "whole number", "number": "number", "string": "text", "boolean": "yes or no"}
+_TYPES = {"integer": "whole number", "number": "number", "string": "text", "boolean": "yes or no"}
+_BOUNDS = {
+    "exclusiveMinimum": "above",
+    "minimum": "from",
+    "exclusiveMaximum": "below",
+    "maximum": "to",
+}
+_REFERENCE = """# Reference
+
+`python -m sarathi_sim.experiments.lab.pages docs` makes this page from the code.
+
+Keys go by their path: `cluster.tp` is the key `tp` of the section `cluster`, and
+`--set cluster.tp=8` sets it. Any key of a scenario may stand at the top level, for all
+scenarios, or within one.
+"""
 
 
 def reference() -> str:
     """docs/reference.md."""
-    lines = [
-        "# Reference",
-        "",
-        "`python -m sarathi_sim.experiments.lab.pages docs` makes this page from the code.",
-        "",
-        "Keys go by their path: `cluster.tp` is the key `tp` of the section `cluster`, and",
-        "`--set cluster.tp=8` sets it. Any key of a scenario may stand at the top level, for all",
-        "scenarios, or within one.",
-        "",
-    ]
+    lines = [_REFERENCE]
     for title, model, prefix in _SECTIONS:
         schema = model.model_json_schema()
         lines += [f"## {title}", ""]
         lines += _tables(schema, schema.get("$defs", {}), prefix)
     names = [
-        (f"`{meaning}`{' (needed)' * (meaning in NEEDED)}", ", ".join(f"`{n}`" for n in names))
+        (f"`{meaning}`{' (needed)' * (meaning in NEEDED)}", _quoted(names))
         for meaning, names in NAMES.items()
     ]
     lines += ["## Columns of a trace", "", *table(("meaning", "names"), names)]
     lines += ["[workloads.md](workloads.md#traces) describes the files and units.", ""]
-    header = ("key", "name", "unit", "better", "statistics")
     metrics = [
-        (
-            *(f"`{metric.key}`", metric.name, metric.unit),
-            metric.better if metric.better in ("less", "more") else "",
-            ", ".join(f"`{each}`" for each in metric.statistics),
-        )
-        for metric in METRICS.values()
+        (f"`{one.key}`", one.name, one.unit, better, _quoted(one.statistics))
+        for one in METRICS.values()
+        for better in [one.better if one.better in ("less", "more") else ""]
     ]
     lines += ["## Metrics", "", "[metrics.md](metrics.md) has the formulas.", ""]
-    lines += table(header, metrics)
+    lines += table(("key", "name", "unit", "better", "statistics"), metrics)
     files = [(f"`{name}`", content) for name, content in FILES.items()]
     lines += ["## Files of a result", "", *table(("file", "content"), files)]
     return "\n".join(lines)
+
+
+def _quoted(names: Iterable[object]) -> str:
+    return ", ".join(f"`{name}`" for name in names)
 
 
 def _tables(schema: Mapping[str, Any], classes: Mapping[str, Any], prefix: str) -> Iterator[str]:
@@ -139,10 +154,10 @@ def _tables(schema: Mapping[str, Any], classes: Mapping[str, Any], prefix: str) 
         inner += [(named, each) for each in sections]
         if "const" in form:
             continue
-        default = "required" if key in schema.get("required", ()) else _default(form)
+        default = "required" if key in schema.get("required", ()) else _shown(form.get("default"))
         known = PARAMETERS.get(path.replace(".NAME", ""))
         meaning = (known.unit, known.name) if known else ("", "")
-        cells = (f"`{path}`", _type(form), default, *meaning, _example(path))
+        cells = (f"`{path}`", _type(form), default, *meaning, _shown(_shipped().get(path), 60))
         rows.append([cell.replace("|", " or ") for cell in cells])
     if rows:
         yield from table(("key", "type", "default", "unit", "name", "example"), rows)
@@ -160,11 +175,14 @@ def _references(form: Mapping[str, Any]) -> Iterator[str]:
     """Names of the classes that a key's value may be of."""
     if "$ref" in form:
         yield form["$ref"].rpartition("/")[2]
-    for inner in (*form.get("anyOf", ()), *form.get("oneOf", ())):
-        yield from _references(inner)
-    for section in (form.get("items"), *_by_name(form)):
-        if isinstance(section, dict):
-            yield from _references(section)
+    for inner in (*_forms(form), form.get("items"), *_by_name(form)):
+        if isinstance(inner, dict):
+            yield from _references(inner)
+
+
+def _forms(form: Mapping[str, Any]) -> Sequence[Mapping[str, Any]]:
+    """The forms that a value may have, if there are several."""
+    return form.get("anyOf") or form.get("oneOf") or ()
 
 
 def _by_name(form: Mapping[str, Any]) -> list[dict[str, Any]]:
@@ -174,68 +192,49 @@ def _by_name(form: Mapping[str, Any]) -> list[dict[str, Any]]:
 
 
 def _type(form: Mapping[str, Any]) -> str:
-    if "anyOf" in form or "oneOf" in form:
-        each = [_type(inner) for inner in form.get("anyOf", form.get("oneOf", ()))]
-        return " or ".join(dict.fromkeys(kind for kind in each if kind != "null"))
+    if forms := _forms(form):
+        types = dict.fromkeys(map(_type, forms))
+        return " or ".join(name for name in types if name != "null")
     if "enum" in form:
-        return ", ".join(f"`{value}`" for value in form["enum"])
+        return _quoted(form["enum"])
     if form.get("type") == "array":
         return f"list: {_type(form['items'])}" if form.get("items") else "list"
     if "$ref" in form or form.get("type") == "object":
         return "section"
-    word = _WORDS.get(form.get("type", ""), form.get("type", "any"))
-    return f"{word}{_bounds(form)}"
-
-
-def _bounds(form: Mapping[str, Any]) -> str:
-    words = {
-        "exclusiveMinimum": "above", "minimum": "from",
-        "exclusiveMaximum": "below", "maximum": "to",
-    }  # fmt: skip
-    found = [
+    bounds = [
         f"{word} {bound:,}" if isinstance(bound, int) and bound < 1e9 else f"{word} {bound:g}"
-        for key, word in words.items()
+        for key, word in _BOUNDS.items()
         if (bound := form.get(key)) is not None
     ]
-    return f", {' '.join(found)}" if found else ""
+    name = _TYPES.get(form.get("type", ""), form.get("type", "any"))
+    return f"{name}, {' '.join(bounds)}" if bounds else name
 
 
-def _default(form: Mapping[str, Any]) -> str:
-    value = form.get("default")
-    if value in (None, {}, [], "") or isinstance(value, dict):
+def _shown(value: object, longest: float = float("inf")) -> str:
+    """A value as YAML takes it, on one line; empty for none, for a section, and if it is longer."""
+    if value in (None, [], "") or isinstance(value, dict):
         return ""
-    return f"`{_shown(value)}`"
-
-
-def _shown(value: object) -> str:
-    """As YAML takes it, on one line."""
-    return value if isinstance(value, str) else json.dumps(value)
+    text = value if isinstance(value, str) else json.dumps(value)
+    return "" if len(text) > longest or "\n" in text else f"`{text}`"
 
 
 @cache
 def _shipped() -> dict[str, object]:
     """A value of each key that a shipped configuration sets."""
-    found: dict[str, object] = {}
+    examples: dict[str, object] = {}
 
     def walk(value: object, path: str) -> None:
         if isinstance(value, Mapping):
             for key, inner in value.items():
                 walk(inner, f"{path}.{key}" if path else str(key))
-        elif path not in found:
-            found[path] = value
+        else:
+            examples.setdefault(path, value)
 
     for file in sorted(CONFIGS.glob("*.yaml")):
-        content = read_mapping(file)
-        for scenario in (content.get("scenarios") or {}).values():
-            walk(scenario, "")
-        walk({key: value for key, value in content.items() if key != "scenarios"}, "")
-    return found
-
-
-def _example(path: str) -> str:
-    value = _shipped().get(path)
-    text = "" if value is None else _shown(value)
-    return f"`{text}`" if text and len(text) <= 60 and "\n" not in text else ""
+        whole = dict(read_mapping(file))
+        for section in (*(whole.pop("scenarios", None) or {}).values(), whole):
+            walk(section, "")
+    return examples
 
 
 # docs/limits.md ---------------------------------------------------------------------------------
@@ -247,39 +246,58 @@ _TITLES: dict[Kind, str] = {
     "format": "Number formats",
 }
 
-_NOTES: dict[Kind, tuple[str, ...]] = {
-    "device": (
-        "`sarathi-sim profile` measures op times with torch on an NVIDIA GPU or a CPU",
-        "([README](../README.md#where-op-times-come-from)). For anything else write the tables of",
-        "a bundle from measurements of your own, check them with `sarathi-sim fit`, and",
-        "write a YAML of the data sheet like those in `data/devices`.",
-        "",
-    )
-}
+_LIMITS = """# Limits
+
+`python -m sarathi_sim.experiments.lab.pages docs` makes this page from
+`profiler/storage/not_modelled.py`.
+
+What is not modelled is refused by its name: as a key or a value of a configuration, an
+option, a model or a device. The message says what its row on this page says. Names are
+patterns: `*` stands for anything. Capitals do not matter, `_` is the same as `-`, and
+the owner of a model is left out.
+"""
+_OTHER_DEVICES = """`sarathi-sim profile` measures op times with torch on an NVIDIA GPU or a CPU
+([README](../README.md#where-op-times-come-from)). For anything else write the tables of
+a bundle from measurements of your own, check them with `sarathi-sim fit`, and
+write a YAML of the data sheet like those in `data/devices`.
+"""
 
 
 def limits() -> str:
     """docs/limits.md, from :data:`~sarathi_sim.profiler.storage.not_modelled.LIMITS`."""
-    lines = [
-        "# Limits",
-        "",
-        "`python -m sarathi_sim.experiments.lab.pages docs` makes this page from",
-        "`profiler/storage/not_modelled.py`.",
-        "",
-        "What is not modelled is refused by its name: as a key or a value of a configuration, an",
-        "option, a model or a device. The message says what its row on this page says. Names are",
-        "patterns: `*` stands for anything. Capitals do not matter, `_` is the same as `-`, and",
-        "the owner of a model is left out.",
-        "",
-    ]
+    lines = [_LIMITS]
     for kind, rows in LIMITS.items():
         cells = (
             (limit.what, limit.instead, " ".join(f"`{name}`" for name in limit.names.split()))
             for limit in rows
         )
-        lines += [f"## {_TITLES[kind]}", "", *_NOTES.get(kind, ())]
+        lines += [f"## {_TITLES[kind]}", "", *[_OTHER_DEVICES] * (kind == "device")]
         lines += table(("not modelled", "what to do", "names"), cells)
     return "\n".join(lines)
+
+
+# docs/support.md --------------------------------------------------------------------------------
+
+_SUPPORT = (
+    "`python -m sarathi_sim.experiments.lab.pages docs` makes this page, from what `run` takes op "
+    "times from. `sarathi-sim list support --model M --device D` has every op's origin and error, "
+    "and the memory."
+)
+
+
+def support(cells: Sequence[Combination]) -> str:
+    """docs/support.md, of all cells."""
+    runs = {(cell.model.name, cell.device.name) for cell in cells if cell.memory is not None}
+    never = [
+        cell
+        for cell in cells
+        if cell.dtype == WEIGHT_DTYPES[0] and (cell.model.name, cell.device.name) not in runs
+    ]
+    section = support_answer(cells, None, None, None)
+    tables = [*(matrix(cells, dtype) for dtype in WEIGHT_DTYPES)]
+    tables.append(refusals(never, " on a device with every stack"))
+    page = replace(section, table=by_device(cells), details=tables, about=_SUPPORT)
+    return content.markdown(page)
 
 
 # data/README.md: the errors of the shipped kernels ----------------------------------------------
@@ -289,8 +307,7 @@ def shipped_stacks() -> list[StackSpec]:
     """Every shipped stack, in the order of the devices."""
     return [
         load_stack(device, stack)[0]
-        for device in fitted_devices("vllm")
-        for stack in STACKS
+        for device, stack in product(fitted_devices("vllm"), STACKS)
         if device in fitted_devices(stack)
     ]
 
@@ -334,15 +351,15 @@ def _classes(specs: Sequence[StackSpec]) -> Rows:
 
 def _each(specs: Sequence[StackSpec], family: str, kinds: Sequence[str], spread: str = "") -> Rows:
     """Every table of a family (of one spread of tokens), and its errors by these kinds."""
-    for spec in specs:
-        for table, fit in spec.kernels.items():
-            of, _, name = table.partition(".")
-            dtype, _, tail = name.partition(".")
-            if (of, tail) == (family, spread):
-                errors = (_error(fit, *kind.partition(",")[::2]) for kind in kinds)
-                repaired = f"{fit.repaired_pct:.0f}, {fit.repaired_far_pct:.1f}"
-                source = f"{spec.device}, {spec.stack} {fit.version}"
-                yield source, dtype, f"{fit.rows:,}", repaired, *errors
+    tables = ((spec, *table) for spec in specs for table in spec.kernels.items())
+    for spec, table, fit in tables:
+        of, _, name = table.partition(".")
+        dtype, _, tail = name.partition(".")
+        if (of, tail) == (family, spread):
+            errors = (_error(fit, *kind.partition(",")[::2]) for kind in kinds)
+            repaired = f"{fit.repaired_pct:.0f}, {fit.repaired_far_pct:.1f}"
+            source = f"{spec.device}, {spec.stack} {fit.version}"
+            yield source, dtype, f"{fit.rows:,}", repaired, *errors
 
 
 def _attention(specs: Sequence[StackSpec]) -> Rows:
@@ -361,25 +378,27 @@ def _pairs(specs: Sequence[StackSpec], table: str) -> Rows:
     for spec in specs:
         prompts, decodes = (spec.kernels.get(f"{f}.{table}") for f in ("prefill", "decode"))
         if prompts is not None and decodes is not None:
-            version, _, of_block = decodes.version.partition(" ")
-            errors = (
-                _error(fit, k, digits=0) for fit in (prompts, decodes) for k in ("sizes", "heads")
-            )
-            yield (f"{spec.device}, {spec.stack}", version + (" (block)" if of_block else ""),
-                   f"{prompts.rows + decodes.rows:,}", *errors)  # fmt: skip
+            version, _, block = decodes.version.partition(" ")
+            pairs = product((prompts, decodes), ("sizes", "heads"))
+            yield (f"{spec.device}, {spec.stack}", version + " (block)" * bool(block),
+                   f"{prompts.rows + decodes.rows:,}",
+                   *(_error(*pair, digits=0) for pair in pairs))  # fmt: skip
 
 
 def _windows(specs: Sequence[StackSpec]) -> Rows:
-    for called, family in (("prompts", "prefill"), ("decodes", "decode")):
-        for head_dim, window in ((64, 128), (256, 1024), (128, 8192)):
-            table = f"{family}.bf16.{head_dim}w{window}"
-            fits = [spec.kernels[table].left_out for spec in specs if table in spec.kernels]
-            cells = []
-            for kind in ("sizes", "heads"):
-                found = [left[kind] for left in fits if kind in left]
-                middle = median(left.median_pct for left in found)
-                cells.append(f"{middle:.1f} / {median(left.p95_pct for left in found):.0f}")
-            yield called, str(head_dim), f"{window:,}", str(len(fits)), *cells
+    families = {"prompts": "prefill", "decodes": "decode"}.items()
+    for (called, family), (head_dim, window) in product(families, _WINDOWS.items()):
+        table = f"{family}.bf16.{head_dim}w{window}"
+        fits = [spec.kernels[table].left_out for spec in specs if table in spec.kernels]
+        cells = []
+        for kind in ("sizes", "heads"):
+            errors = [(left[kind].median_pct, left[kind].p95_pct) for left in fits if kind in left]
+            cells.append("{:.1f} / {:.0f}".format(*map(median, zip(*errors, strict=True))))
+        yield called, str(head_dim), f"{window:,}", str(len(fits)), *cells
+
+
+#: Sliding windows of published models by their head dimension.
+_WINDOWS = {64: 128, 256: 1024, 128: 8192}
 
 
 def _error(fit: KernelFit | None, kind: str, raw: str = "", digits: int = 1) -> str:
@@ -398,6 +417,7 @@ def main() -> None:
         if path.is_dir():
             write_whole(path / "reference.md", reference())
             write_whole(path / "limits.md", limits())
+            write_whole(path / "support.md", support(supported()))
         else:
             tables = kernel_tables(shipped_stacks())
             write_whole(path, update(path.read_text(encoding="utf-8"), tables))

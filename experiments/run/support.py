@@ -1,5 +1,4 @@
-"""Which models run on which devices, by stack and number format, with the error of their op times;
-as tables, on a terminal and as docs/support.md.
+"""Which models run on which devices, by stack and number format, with the error of their op times.
 
 Op times come from :func:`op_source`, as for ``run``, layouts from the engine's memory formula.
 """
@@ -15,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from sarathi_sim.experiments.content import Section, SortableTable, markdown
+from sarathi_sim.experiments.content import Section, SortableTable
 from sarathi_sim.profiler.facts.device import DeviceSpec, list_devices, load_device
 from sarathi_sim.profiler.facts.engines import engine_facts
 from sarathi_sim.profiler.facts.formats import (
@@ -267,21 +266,6 @@ def support_answer(
     if model and device:
         tables += [grid for cell in runs for grid in _of_cell(cell)]
     return _section(found, [grid for grid in (*tables, refusals(found)) if grid.rows] or tables)
-
-
-def page(found: Sequence[Combination]) -> str:
-    """docs/support.md."""
-    runs = _pairs(cell for cell in found if cell.memory is not None)
-    first = [cell for cell in found if cell.dtype == WEIGHT_DTYPES[0]]
-    never = [cell for cell in first if not _pairs([cell]) & runs]
-    tables = [by_device(found), *(matrix(found, dtype) for dtype in WEIGHT_DTYPES)]
-    tables.append(refusals(never, " on a device with every stack"))
-    about = (
-        "`sarathi-sim list support --markdown > docs/support.md` makes this page, from what `run` takes "
-        "op times from. `sarathi-sim list support --model M --device D` has every op's origin and "
-        "error, and the memory."
-    )
-    return markdown(replace(_section(found, tables), about=about))
 
 
 def _pairs(cells: Iterable[Combination]) -> set[tuple[str, str]]:

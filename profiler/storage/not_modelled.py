@@ -87,8 +87,9 @@ LIMITS: dict[Kind, tuple[Limit, ...]] = {
         Limit(
             "kernel backends, sizes of CUDA graphs, stream intervals and helpers of the front end",
             "the kernels are those of the published tables (`sarathi-sim list support`), CUDA "
-            "graphs hold up to 512 tokens, and each token is sent at once; vLLM's `cudagraph_mode`, "
-            "`splitting_ops` and `fi_allreduce_fusion_max_size_mb` are keys of `engine`",
+            "graphs hold up to 512 tokens, and each token is sent at once; vLLM's "
+            "`cudagraph_mode`, `splitting_ops` and `fi_allreduce_fusion_max_size_mb` "
+            "are keys of `engine`",
             "attention-backend moe-backend moe-runner-backend *gemm-backend *allreduce-backend "
             "*cudagraph-capture-size* *cuda-graph-max-bs* cuda-graph-sizes cuda-graph-config "
             "custom-ops fuse-attn-quant enable-attn-fusion enable-symm-mem "

@@ -14,9 +14,11 @@ from sarathi_sim.experiments.lab.pages import (
     markdown,
     reference,
     shipped_stacks,
+    support,
     update,
 )
 from sarathi_sim.experiments.run.experiment import run_experiment
+from sarathi_sim.experiments.run.support import supported
 from sarathi_sim.profiler.storage.child import silent
 
 pytestmark = pytest.mark.lab
@@ -30,6 +32,11 @@ def test_the_pages_are_up_to_date() -> None:
         assert (ROOT / f"docs/{name}.md").read_text(encoding="utf-8") == text
     page = (ROOT / "data/README.md").read_text(encoding="utf-8")
     assert update(page, kernel_tables(shipped_stacks())) == page
+
+
+@pytest.mark.slow
+def test_the_page_of_models_and_devices_is_up_to_date() -> None:
+    assert support(supported()) == (ROOT / "docs/support.md").read_text(encoding="utf-8")
 
 
 def test_the_reference_names_every_key_and_its_bounds() -> None:
