@@ -21,7 +21,7 @@ import subprocess
 import sys
 import tempfile
 from collections import Counter
-from itertools import chain
+from itertools import chain, pairwise
 from pathlib import Path
 from typing import Any
 
@@ -40,6 +40,7 @@ SARATHI = [
     for chunk, rule in ((256, "fill"), (512, "reserve"), (128, "fixed"))
 ]
 POLICIES = [*ORCA, *SARATHI, {"name": "request_level"}]
+CHUNKED = {"enable_chunked_prefill": True, "max_num_tokens": 1024}
 PAGED: list[dict[str, Any]] = [
     {"name": "vllm", "max_num_batched_tokens": 512, "max_num_seqs": 64},
     {"name": "vllm", "async_scheduling": True, "watermark": 0.01, "max_num_batched_tokens": 1024},
@@ -49,12 +50,7 @@ PAGED: list[dict[str, Any]] = [
     {"name": "sglang", "chunked_prefill_size": 1024, "max_running_requests": 64},
     {"name": "sglang", "schedule_policy": "lpm", "enable_mixed_chunk": True},
     {"name": "trtllm", "max_batch_size": 64},
-    {
-        "name": "trtllm",
-        "capacity_scheduler_policy": "max_utilization",
-        "enable_chunked_prefill": True,
-        "max_num_tokens": 1024,
-    },
+    {"name": "trtllm", "capacity_scheduler_policy": "max_utilization", **CHUNKED},
     {"name": "fair", "max_num_batched_tokens": 512},
 ]
 SLO = "p90 ttft 2s, p90 tpot 60ms"
@@ -84,9 +80,29 @@ c,trtllm,openai/gpt-oss-120b,b200_sxm,fp4,False,512,128,1,32,2,100,20
 """
 
 
+def _experiment(
+    name: str,
+    seed: int,
+    on: tuple[str, str],
+    requests: int,
+    lengths: Any,
+    ratio: int,
+    **sections: Any,
+) -> dict[str, Any]:
+    """A configuration; its ``workload`` and ``cluster`` may say more."""
+    about = {"name": name, "seed": seed, "model": on[0], "device": on[1]}
+    kinds = {"zipf": ("theta", "min", "max", "step"), "uniform": ("min", "max")}
+    drawn = {"kind": lengths[0], **dict(zip(kinds[lengths[0]], lengths[1:], strict=False))}
+    workload = {"requests": requests, "lengths": drawn, "pd_ratio": ratio}
+    return {**about, **sections, "workload": workload | sections.get("workload", {})}
+
+
+def _poisson(rate: float) -> dict[str, Any]:
+    return {"arrivals": {"kind": "poisson", "rate": rate}}
+
+
 def _pipeline() -> dict[str, Any]:
     """GPT-3 on eight stages: every policy, and every switch of the simulated engine."""
-    orca, sarathi = {"policy": ORCA[0]}, {"policy": SARATHI[0]}
     switches: dict[str, dict[str, Any]] = {
         "lazy": {"batching": {"formation": "lazy"}},
         "free": {"batching": {"micro_batches": "free"}},
@@ -104,144 +120,95 @@ def _pipeline() -> dict[str, Any]:
     }
     scenarios = {f"p{i}": {"policy": policy} for i, policy in enumerate(POLICIES)}
     for name, switch in switches.items():
-        scenarios[f"{name}_orca"] = {**orca, **switch}
-        scenarios[f"{name}_sarathi"] = {**sarathi, **switch}
-    return {
-        "name": "pipeline",
-        "seed": 3,
-        "model": "gpt3-175b",
-        "device": "a100-80g-sxm",
-        "workload": {
-            "requests": 600,
-            "lengths": {"kind": "zipf", "theta": 0.4, "min": 256, "max": 2048, "step": 1},
-            "pd_ratio": 10,
-        },
-        "cluster": {"tp": 8, "pp": 8, "max_length": 2048},
-        "scenarios": scenarios,
-    }
+        scenarios[f"{name}_orca"] = {"policy": ORCA[0], **switch}
+        scenarios[f"{name}_sarathi"] = {"policy": SARATHI[0], **switch}
+    return _experiment(
+        *("pipeline", 3, ("gpt3-175b", "a100-80g-sxm"), 600, ("zipf", 0.4, 256, 2048, 1), 10),
+        cluster={"tp": 8, "pp": 8, "max_length": 2048},
+        scenarios=scenarios,
+    )
 
 
 def _single(trace: Path) -> dict[str, Any]:
     """Llama-13B on one A6000: every policy under Poisson, other arrivals and lengths, a trace."""
     scenarios: dict[str, dict[str, Any]] = {f"p{i}": {"policy": p} for i, p in enumerate(POLICIES)}
-    bursts = {"arrivals": {"kind": "gamma", "rate": 1.5, "cv": 3}}
-    rows = {
-        "lengths": {"kind": "trace", "path": str(trace)},
-        "arrivals": {"kind": "trace"},
-        "pd_ratio": None,
+    rows = {"lengths": {"kind": "trace", "path": str(trace)}, "arrivals": {"kind": "trace"}}
+    others: dict[str, dict[str, Any]] = {
+        "bursts": {"workload": {"arrivals": {"kind": "gamma", "rate": 1.5, "cv": 3}}},
+        "trace": {"workload": {**rows, "pd_ratio": None}},
+        "two_stages": {"cluster": {"pp": 2}},
+        "two_free": {"cluster": {"pp": 2}, "batching": {"micro_batches": "free"}},
     }
     for i, policy in enumerate((ORCA[0], SARATHI[0])):
-        scenarios[f"bursts{i}"] = {"policy": policy, "workload": bursts}
-        scenarios[f"trace{i}"] = {"policy": policy, "workload": rows}
-        scenarios[f"two_stages{i}"] = {"policy": policy, "cluster": {"pp": 2}}
-        scenarios[f"two_free{i}"] = {
-            "policy": policy,
-            "cluster": {"pp": 2},
-            "batching": {"micro_batches": "free"},
-        }
-    return {
-        "name": "single",
-        "seed": 11,
-        "model": "llama-13b",
-        "device": "a6000",
-        "workload": {
-            "requests": 300,
-            "lengths": {"kind": "uniform", "min": 64, "max": 1024},
-            "pd_ratio": 4,
-            "arrivals": {"kind": "poisson", "rate": 1.2},
-            "too_long": "reject",
-        },
-        "cluster": {"max_length": 1024},
-        "scenarios": scenarios,
-    }
+        scenarios |= {f"{name}{i}": {"policy": policy, **other} for name, other in others.items()}
+    return _experiment(
+        *("single", 11, ("llama-13b", "a6000"), 300, ("uniform", 64, 1024), 4),
+        workload={**_poisson(1.2), "too_long": "reject"},
+        cluster={"max_length": 1024},
+        scenarios=scenarios,
+    )
 
 
 def _paged() -> dict[str, Any]:
     """Llama-3-8B with paged memory: every policy with room, with few blocks, and two stages."""
-    few = {"kv_cache": {"num_blocks": 700}}
-    scenarios: dict[str, dict[str, Any]] = {}
-    for i, policy in enumerate(PAGED):
-        base = {"policy": policy}
-        scenarios[f"p{i}"] = base
-        scenarios[f"p{i}_few"] = {**base, **few}
-        scenarios[f"p{i}_stages"] = {**base, "cluster": {"pp": 2}}
-        scenarios[f"p{i}_uncached"] = {
-            **base,
-            "kv_cache": {"num_blocks": 900, "prefix_caching": False},
-        }
-    return {
-        "name": "paged",
-        "seed": 5,
-        "model": "llama-3-8b",
-        "device": "a100-80g-sxm",
-        "workload": {
-            "requests": 150,
-            "lengths": {"kind": "zipf", "theta": 0.6, "min": 64, "max": 1024},
-            "pd_ratio": 3,
-            "arrivals": {"kind": "poisson", "rate": 4},
-            "system_prompts": {
-                "a": {"share": 0.4, "tokens": 512},
-                "b": {"share": 0.2, "tokens": 96},
-            },
-            "sessions": {"min_turns": 1, "max_turns": 4, "think_s": 3},
-        },
-        "cluster": {"max_length": 8192},
-        "scenarios": scenarios,
+    changes: dict[str, dict[str, Any]] = {
+        "": {},
+        "_few": {"kv_cache": {"num_blocks": 700}},
+        "_stages": {"cluster": {"pp": 2}},
+        "_uncached": {"kv_cache": {"num_blocks": 900, "prefix_caching": False}},
     }
+    prompts = {"a": {"share": 0.4, "tokens": 512}, "b": {"share": 0.2, "tokens": 96}}
+    sessions = {"min_turns": 1, "max_turns": 4, "think_s": 3}
+    return _experiment(
+        *("paged", 5, ("llama-3-8b", "a100-80g-sxm"), 150, ("zipf", 0.6, 64, 1024), 3),
+        workload={**_poisson(4), "system_prompts": prompts, "sessions": sessions},
+        cluster={"max_length": 8192},
+        scenarios={
+            f"p{i}{name}": {"policy": policy, **change}
+            for i, policy in enumerate(PAGED)
+            for name, change in changes.items()
+        },
+    )
 
 
 def _stacks() -> dict[str, Any]:
     """Serving stacks' kernels and host times: a dense model and a mixture, replicas, clients."""
     mixture = {"model": "qwen3-30b-a3b", "device": "h100-80g-sxm"}
-    routed = {"replicas": 3, "router": "least_tokens"}
-    clients = {"arrivals": {"kind": "closed_loop", "clients": 16}}
-    return {
-        "name": "stacks",
-        "seed": 7,
-        "model": "llama-3.1-8b",
-        "device": "h100-80g-sxm",
-        "workload": {
-            "requests": 120,
-            "lengths": {"kind": "uniform", "min": 100, "max": 2000},
-            "pd_ratio": 6,
-            "arrivals": {"kind": "poisson", "rate": 6},
-        },
-        "cluster": {"max_length": 4096},
-        "policy": PAGED[0],
-        "scenarios": {
-            "vllm": {"stack": "vllm"},
-            "vllm_fp8": {"stack": "vllm", "dtype": "fp8"},
-            "vllm_replicas": {"stack": "vllm", "cluster": routed},
-            "vllm_tp2_pp2": {"stack": "vllm", "cluster": {"tp": 2, "pp": 2}},
+    vllm: dict[str, dict[str, Any]] = {
+        "vllm": {},
+        "vllm_fp8": {"dtype": "fp8"},
+        "vllm_replicas": {"cluster": {"replicas": 3, "router": "least_tokens"}},
+        "vllm_tp2_pp2": {"cluster": {"tp": 2, "pp": 2}},
+        "mixture": {**mixture, "cluster": {"tp": 2}},
+        "clients": {"workload": {"arrivals": {"kind": "closed_loop", "clients": 16}}},
+        "reserved": {"policy": SARATHI[1], "batching": {"max_batch": 64}},
+    }
+    return _experiment(
+        *("stacks", 7, ("llama-3.1-8b", "h100-80g-sxm"), 120, ("uniform", 100, 2000), 6),
+        workload=_poisson(6),
+        cluster={"max_length": 4096},
+        policy=PAGED[0],
+        scenarios={
+            **{name: {"stack": "vllm", **change} for name, change in vllm.items()},
             "sglang": {"stack": "sglang", "policy": PAGED[5]},
             "sglang_mixture": {"stack": "sglang", "policy": PAGED[5], **mixture},
             "trtllm": {"stack": "trtllm", "policy": PAGED[7]},
-            "mixture": {"stack": "vllm", **mixture, "cluster": {"tp": 2}},
-            "clients": {"stack": "vllm", "workload": clients},
-            "reserved": {"stack": "vllm", "policy": SARATHI[1], "batching": {"max_batch": 64}},
         },
-    }
+    )
 
 
 def _capacity() -> dict[str, Any]:
-    return {
-        "name": "capacity",
-        "model": "llama-3-8b",
-        "device": "a100-80g-sxm",
-        "workload": {
-            "requests": 300,
-            "lengths": {"kind": "zipf", "theta": 0.6, "min": 128, "max": 1024},
-            "pd_ratio": 5,
-            "arrivals": {"kind": "poisson", "rate": 2},
-        },
-        "cluster": {"max_length": 2048},
-        "capacity": {"slo": SLO, "tolerance": 0.2, "requests": 150, "most_requests": 2000},
-        "scenarios": {
+    return _experiment(
+        *("capacity", 0, ("llama-3-8b", "a100-80g-sxm"), 300, ("zipf", 0.6, 128, 1024), 5),
+        workload=_poisson(2),
+        cluster={"max_length": 2048},
+        capacity={"slo": SLO, "tolerance": 0.2, "requests": 150, "most_requests": 2000},
+        scenarios={
             "paged": {"policy": PAGED[0]},
             "reserved": {"policy": SARATHI[1], "batching": {"max_batch": 32}},
             "replicas": {"policy": PAGED[0], "cluster": {"replicas": 2}},
         },
-    }
+    )
 
 
 def _sweep() -> dict[str, Any]:
@@ -266,12 +233,10 @@ def _results(code: Path, work: Path, into: Path) -> dict[str, bytes | str]:
     def command(*arguments: str, expected: int = 0) -> str:
         words = arguments
         if (code / "experiments" / "api.py").exists():  # the names before `lab` and `list`
-            old = {"tolerance=0.3": ["--tolerance", "0.3"], "lab": [], "--set": ["--set"]}
+            old = {"tolerance=0.3": ["--tolerance", "0.3"], "lab": []}
             words = [*chain.from_iterable(old.get(w, [w]) for w in arguments)]
             words = [
-                w
-                for w, then in zip(words, [*words[1:], ""], strict=True)
-                if (w, then) != ("--set", "--tolerance")
+                w for w, then in pairwise([*words, ""]) if (w, then) != ("--set", "--tolerance")
             ]
         whole = [sys.executable, "-m", package, *words]
         done = subprocess.run(whole, cwd=code, env=environment, capture_output=True, text=True)
@@ -331,7 +296,15 @@ def _same(before: bytes | str, after: bytes | str) -> bool:
 # A run's key covers the code, so it differs between two versions of it.
 RUN_KEY = r"\b[0-9a-f]{16}\b"
 LEFT_OUT = (
-    *("_band", "_bands", "_s_wall", "elapsed_s", "code", "answer", "assumptions", "run", "runs"),
+    "_band",
+    "_bands",
+    "_s_wall",
+    "elapsed_s",
+    "code",
+    "answer",
+    "assumptions",
+    "run",
+    "runs",
 )
 
 

@@ -9,6 +9,7 @@ import sys
 import time
 import traceback
 from collections.abc import Iterator, Mapping
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -69,16 +70,9 @@ def judgement_of(question: Question, folder: Path, limit_s: float = LIMIT_S) -> 
     carries anything), ``timeout`` or ``failed``.
     """
     began = time.monotonic()
-    found: dict[str, Any] = {
-        "name": question.name,
-        "command": question.command,
-        "kind": question.kind,
-        "hard": question.hard,
-        "slo": question.slo,
-        "tolerance": question.tolerance,
-        "layouts": question.layouts,
-        "arguments": question.arguments(folder),
-    }
+    names = ("name", "command", "kind", "hard", "slo", "tolerance", "layouts")
+    found: dict[str, Any] = {name: getattr(question, name) for name in names}
+    found["arguments"] = question.arguments(folder)
     summary = _ask(found, folder, limit_s)
     found["command_s"] = round(time.monotonic() - began, 1)
     if summary is not None:
@@ -110,11 +104,8 @@ def _judge(
 ) -> None:
     deployments = summary["deployments"]
     found["unsettled"] = [one["name"] for one in deployments if not one.get("settled", True)]
-    stated = [
-        {key: one.get(key) for key in ("name", "capacity", "offered", "gpus", "settled")}
-        for one in deployments
-    ]
-    found["stated"] = stated
+    stated = ("name", "capacity", "offered", "gpus", "settled")
+    found["stated"] = [{key: one.get(key) for key in stated} for one in deployments]
     # Of a recommendation the first counts; a capacity question asks about every deployment.
     asked = deployments if question.command == "capacity" else deployments[:1]
     if any(not one.get("settled", True) for one in asked):
@@ -136,16 +127,16 @@ def _judge(
     for one in carrying[:JUDGED]:
         name, scenario = one["name"], one["scenario"]
         stated = 1.0 if rate is None else rate / load_of(scenario)
-        found["at"].append(judge.judge(name, scenario, stated).as_json())
+        found["at"].append(asdict(judge.judge(name, scenario, stated)))
         if rate is None:
             factor = 1 + question.tolerance + ABOVE
-            found["above"].append(judge.judge(name, scenario, factor).as_json())
+            found["above"].append(asdict(judge.judge(name, scenario, factor)))
     first = carrying[0]["scenario"]
     replicas = first["cluster"]["replicas"]
     if rate is not None and replicas > 1:
         fewer = {**first, "cluster": {**first["cluster"], "replicas": replicas - 1}}
         name = f"{carrying[0]['name']} less one"
-        found["fewer"].append(judge.judge(name, fewer, rate / load_of(first)).as_json())
+        found["fewer"].append(asdict(judge.judge(name, fewer, rate / load_of(first))))
     if rate is None and question.layouts <= SMALL:
         better = 1 + question.tolerance + BETTER
         found["brute"] = list(_brute_force(question, judge, first, better, first))
@@ -186,7 +177,7 @@ def _brute_force(
         except UserError as error:
             yield {"name": name, "refused": str(error)[:300]}
             continue
-        yield {**found.as_json(), "suspect": suspect}
+        yield {**asdict(found), "suspect": suspect}
 
 
 def _same(one: Scenario, other: Scenario) -> bool:
@@ -251,15 +242,17 @@ def counts(found: list[dict[str, Any]]) -> dict[str, Any]:
     def part(number: int, whole: int) -> float | None:
         return number / whole if whole else None
 
+    def ended(*names: str) -> list[str]:
+        return [one["name"] for one in found if one["outcome"] in names]
+
     kept = [name for name, each in at if each["nearly"]]
     held = [name for name, each in above if each["keeps"]]
     spared = [name for name, each in fewer if each["keeps"]]
     better = [f"{name}: {each['name']}" for name, each in brute if each.get("keeps")]
-    ended = {name: outcomes.count(name) for name in sorted(set(outcomes))}
-    unsettled = [one["name"] for one in found if one["outcome"] in ("unsettled", "timeout")]
+    unsettled = ended("unsettled", "timeout")
     return {
         "questions": len(found),
-        "outcomes": ended,
+        "outcomes": {name: outcomes.count(name) for name in sorted(set(outcomes))},
         "answers judged": len(at),
         "kept at the stated load (at least 0.95)": part(len(kept), len(at)),
         "not kept": [name for name, each in at if not each["nearly"]],
@@ -273,9 +266,9 @@ def counts(found: list[dict[str, Any]]) -> dict[str, Any]:
         "better": better,
         "not settled (at most 5)": len(unsettled),
         "unsettled": unsettled,
-        "failed": [one["name"] for one in found if one["outcome"] == "failed"],
-        "refused": [one["name"] for one in found if one["outcome"] == "refused"],
-        "nothing carried": [one["name"] for one in found if one["outcome"] == "none"],
+        "failed": ended("failed"),
+        "refused": ended("refused"),
+        "nothing carried": ended("none"),
         "shortened reruns": sum(bool(each["shortened"]) for _, each in (*at, *above)),
         "seconds": round(sum(one["seconds"] for one in found), 1),
     }

@@ -10,7 +10,7 @@ import math
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from copy import deepcopy
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -50,15 +50,8 @@ BLOCK = 200
 NEARLY, POINTS = 1.05, 0.02
 """How much of a limit a value may reach, and by how much an attainment may fall short."""
 
-METRICS = {
-    "ttft": "ttft_s",
-    "tpot": "tpot_s",
-    "tbt": "tbt_s",
-    "itl": "tbt_s",
-    "tbt_max": "tbt_max_s",
-    "latency": "latency_s",
-    "e2e": "latency_s",
-}
+METRICS = {name: f"{name}_s" for name in ("ttft", "tpot", "tbt", "tbt_max", "latency")}
+METRICS |= {"itl": "tbt_s", "e2e": "latency_s"}
 REQUEST_METRICS = ("ttft_s", "tpot_s", "tbt_max_s", "latency_s")
 _TIME = re.compile(r"(\d*\.?\d+)(us|ms|s)")
 _SECONDS = {"us": 1e-6, "ms": 1e-3, "s": 1.0}
@@ -184,20 +177,17 @@ def value(clause: Clause, seen: Observed) -> float:
             kept &= ~(seen.latencies[metric] > limit)
         return float(kept.mean()) if seen.requests else math.nan
     (metric,) = clause.limits
-    if metric == "tbt_s":
-        if not len(seen.gaps_s):
-            return math.nan
-        if clause.statistic == "mean":
-            return float(np.average(seen.gaps_s, weights=seen.counts))
-        level = float(clause.statistic[1:]) / 100
-        return float(np.quantile(seen.gaps_s, level, weights=seen.counts, method="inverted_cdf"))
-    times = seen.latencies[metric]
+    gaps = metric == "tbt_s"
+    times = seen.gaps_s if gaps else seen.latencies[metric]
     times = times[~np.isnan(times)]
     if not len(times):
         return math.nan
     if clause.statistic == "mean":
-        return float(times.mean())
-    return float(np.percentile(times, float(clause.statistic[1:])))
+        return float(np.average(times, weights=seen.counts if gaps else None))
+    level = float(clause.statistic[1:]) / 100
+    if gaps:
+        return float(np.quantile(times, level, weights=seen.counts, method="inverted_cdf"))
+    return float(np.quantile(times, level))
 
 
 # A judgement ---------------------------------------------------------------------------------
@@ -224,10 +214,6 @@ class Judgement:
     shortened: bool = False
     keeps: bool = False
     nearly: bool = False
-
-    def as_json(self) -> dict[str, Any]:
-        """The numbers."""
-        return asdict(self)
 
 
 def judged(
@@ -310,7 +296,7 @@ def rerun(
     changed = deepcopy(dict(scenario))
     workload, replicas = changed["workload"], changed.get("cluster", {}).get("replicas", 1)
     where = Source("answers", "", {}, ())
-    short = {**changed, "workload": {**workload, "requests": _few(scenario)}}
+    short = {**changed, "workload": {**workload, "requests": min(1000, requests_of(scenario))}}
     sample = deploy(check_scenario(short, where), where).requests
     outputs = [request.output_tokens for request in sample]
     last = max(request.arrival_s for request in sample)
@@ -335,10 +321,6 @@ def rerun(
     count = min(replicas, math.ceil(FEWEST * replicas / drawn), max(1, most * replicas // drawn))
     alone = [observe(one_of(deployment, place)) for place in range(count)]
     return together(alone), drawn < wanted
-
-
-def _few(scenario: Scenario) -> int:
-    return min(1000, requests_of(scenario))
 
 
 def requests_of(scenario: Scenario) -> int:

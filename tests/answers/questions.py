@@ -18,6 +18,8 @@ import yaml
 
 SEED = 20_261_123
 """The seed of the questions that are asked by default."""
+RARE = ("tolerance", "max_length")
+"""Options of ``recommend`` that are given by ``--set``."""
 COMMAND_LINE, HARD, FULL_SPACE = 0.6, 0.3, 0.06
 """Shares of questions: asked on the command line; hard; with all budgets and sequence limits."""
 
@@ -140,8 +142,9 @@ class Question:
         if self.trace is not None:
             path.write_text(self.trace.csv())
         if self.command == "recommend":
-            asked = [(f"--{key}", str(value)) for key, value in self.options.items()]
-            words = [self.command, *(word for pair in asked for word in pair)]
+            words = [self.command]
+            for key, value in self.options.items():
+                words += ["--set", f"{key}={value}"] if key in RARE else [f"--{key}", str(value)]
             return [word.replace("{trace}", str(path)) for word in words]
         config = folder / f"{self.name}.yaml"
         text = yaml.safe_dump(dict(self.config), sort_keys=False)
@@ -279,15 +282,9 @@ def _slo(draw: Draw, scale: Scale, budget: int, hard: bool) -> str:
 
 
 def _trace(draw: Draw, prompt: int, output: int, longest: int) -> Trace:
-    return Trace(
-        seed=draw.whole(0, 10**9),
-        rows=draw.whole(2000, 10_000),
-        prompt=prompt,
-        output=output,
-        sigma=round(draw.between(0.3, 1.0), 2),
-        longest=longest,
-        cv=round(draw.between(0.7, 3), 2),
-    )
+    seed, rows = draw.whole(0, 10**9), draw.whole(2000, 10_000)
+    sigma, cv = round(draw.between(0.3, 1.0), 2), round(draw.between(0.7, 3), 2)
+    return Trace(seed, rows, prompt, output, sigma, longest, cv)
 
 
 def _layouts(gpus: int, node: int) -> int:
@@ -316,9 +313,7 @@ def _recommend(number: int, draw: Draw, hard: bool) -> Question:
         replicas = draw.between(8, 24) if hard else draw.between(0.4, 6)
         most = 48 / tp
         rate = 0.6 * scale.rate(max(sequences)) * min(replicas, most)
-        options["rate"] = float(f"{rate:.3g}")
-        kind = "rate"
-        gpus = 64
+        options["rate"], kind, gpus = float(f"{rate:.3g}"), "rate", 64
     else:
         gpus = draw.one((16, 24, 32, 48, 64)) if hard else tp * draw.one((1, 1, 2, 2, 4))
         options["gpus"] = gpus
@@ -326,7 +321,7 @@ def _recommend(number: int, draw: Draw, hard: bool) -> Question:
         trace = _trace(draw, prompt, output, 4096)
         # One in six has a limit that some of its requests exceed.
         options["workload"] = "{trace}"
-        options["max-length"] = 4096 if draw.chance(5 / 6) else 2 * prompt + output
+        options["max_length"] = 4096 if draw.chance(5 / 6) else 2 * prompt + output
         kind += ", trace"
     elif draw.chance(0.5):
         options["workload"] = f"{prompt}:{output}"
@@ -421,11 +416,8 @@ def _capacity(number: int, draw: Draw, hard: bool) -> Question:
         workload["sessions"] = {"min_turns": 1, "max_turns": turns, "think_s": think_s}
     else:
         trace = _trace(draw, prompt, output, longest)
-        workload = {
-            "lengths": {"kind": "trace", "path": "{trace}"},
-            "arrivals": {"kind": "trace"},
-            "declared": "exact",
-        }
+        lengths = {"kind": "trace", "path": "{trace}"}
+        workload = {"lengths": lengths, "arrivals": {"kind": "trace"}, "declared": "exact"}
     if hard and kind != "clients":
         cluster["replicas"] = draw.one((4, 8, 16)) if kind == "trace" else draw.one((8, 16, 32))
     elif draw.chance(0.2):

@@ -28,7 +28,8 @@ from sarathi_sim.profiler.shard.rank_processes import RankProcesses
 from sarathi_sim.simulator.views.metrics import Analysis
 from tests.patience import PATIENCE_S
 from tests.profiler_torch.device_ranks_main import WAIT_S
-from tests.profiler_torch.test_engine_processes import POLICIES, requests, settings, spec
+from tests.profiler_torch.small import requests, settings
+from tests.profiler_torch.test_engine_processes import POLICIES, spec
 
 pytestmark = pytest.mark.lab
 
@@ -47,7 +48,7 @@ def engine(request: pytest.FixtureRequest) -> Iterator[EngineProcesses]:
 @pytest.mark.slow
 @pytest.mark.parametrize("rate", [None, 120.0], ids=["offline", "online"])
 def test_it_forms_the_same_batches(engine: EngineProcesses, rate: float | None) -> None:
-    load, pp = requests(rate), engine.spec.pp
+    load, pp = requests(24, 1, rate), engine.spec.pp
     outputs = []
     for policy, named in POLICIES.items():
         run = engine.serve(load, named, settings(pp))
@@ -79,7 +80,7 @@ def _check_metrics(measured: Analysis, load: list[Request]) -> None:
 
 def test_a_difference_is_found_and_said(engine: EngineProcesses) -> None:
     """Without the recorded clocks' arrivals, or with another policy, sequences are not the same."""
-    load, pp = requests(None), engine.spec.pp
+    load, pp = requests(24, 1), engine.spec.pp
     run = engine.serve(load, POLICIES["sarathi_fill"], settings(pp))
     other = lockstep(run, load, scheduler("sarathi_fixed", pp))
     assert other is not None and other.startswith("batch 0: engine Decision(group=0, ")
@@ -94,7 +95,7 @@ def test_the_replay_takes_no_longer_than_the_measurement(engine: EngineProcesses
 
     How near it comes is a question of the machine's noise: ``validate`` says it.
     """
-    load, pp = requests(None), engine.spec.pp
+    load, pp = requests(24, 1), engine.spec.pp
     run = engine.serve(load, POLICIES["orca_best"], settings(pp))
     replayed = replay(run, load, scheduler("orca_best", pp))
     times = stage_times(run)
@@ -109,7 +110,7 @@ def test_the_replay_takes_no_longer_than_the_measurement(engine: EngineProcesses
 def test_tensor_parallel_ranks_yield_the_same_tokens(
     engine: EngineProcesses, pp: int, tp: int
 ) -> None:
-    load = requests(None, count=10)
+    load = requests(10, 1)
     expected = engine.serve(load, POLICIES["orca_best"], settings(2)).served.outputs
     with EngineProcesses(spec(pp, tp), PATIENCE_S) as parallel:
         for policy in ("orca_best", "sarathi_fill"):
@@ -123,7 +124,7 @@ def test_tensor_parallel_ranks_yield_the_same_tokens(
 def test_activations_that_travel_apart_yield_the_same_tokens(
     monkeypatch: pytest.MonkeyPatch, pp: int, tp: int
 ) -> None:
-    load = requests(None, count=10)
+    load = requests(10, 1)
     with EngineProcesses(spec(1), PATIENCE_S) as engine:
         expected = engine.serve(load, POLICIES["orca_best"], settings(1)).served.outputs
 

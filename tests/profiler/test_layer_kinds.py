@@ -14,8 +14,6 @@ from hypothesis import strategies as st
 
 from sarathi_sim.experiments.config.inputs import calls_of_layer
 from sarathi_sim.experiments.lab.sources import aiconfigurator as tables
-from sarathi_sim.profiler.bundle.check import check_bundle
-from sarathi_sim.profiler.facts.device import load_device
 from sarathi_sim.profiler.facts.formats import Kernels
 from sarathi_sim.profiler.facts.layer_kinds import Indexer
 from sarathi_sim.profiler.facts.model import load_model
@@ -26,7 +24,7 @@ from sarathi_sim.profiler.kernels.stack_attention import STATE, StateTimes
 from sarathi_sim.profiler.kernels.stack_times import StackTimes
 from sarathi_sim.profiler.storage.strict import SpecError
 from sarathi_sim.simulator.op_times.modelled import modelled_times
-from tests.sampled import put_table, stack_bundle
+from tests.sampled import put_table
 
 INDEXER = Indexer(heads=32, dim=128, top_k=2048)
 RATES = np.array([0.4, 2e-3, 3e-7, 4e-7, 5e-5])
@@ -214,11 +212,3 @@ def test_layers_without_a_network_are_refused_where_layers_are_alike() -> None:
         ValueError, match="has layers without a network, not supported by the profiler"
     ):
         bare.check_plain("the profiler", mixtures=True)
-
-
-def test_no_bundle_of_sparse_attention_is_faster_than_its_memory() -> None:
-    """A decode reads the tokens that it attends to, not all that are cached."""
-    model = load_model("deepseek-v3.2")
-    bundle = stack_bundle("h200-sxm", model, 8, Kernels("sglang", dtype="fp8_block"))
-    found = check_bundle(bundle, load_device("h200-sxm"))
-    assert [one.message for one in found if one.level == "error"] == []

@@ -12,7 +12,7 @@ import pytest
 from sarathi_sim.experiments.lab.sources import aiconfigurator as kernel_tables
 from sarathi_sim.profiler.bundle.check import check_bundle
 from sarathi_sim.profiler.facts.device import load_device
-from sarathi_sim.profiler.facts.formats import MOE_BYTES, WEIGHT_BYTES, Kernels, Stack, WeightDtype
+from sarathi_sim.profiler.facts.formats import Kernels, Stack, WeightDtype
 from sarathi_sim.profiler.facts.layer_kinds import busiest
 from sarathi_sim.profiler.facts.model import load_model
 from sarathi_sim.profiler.facts.ops import ALL_TO_ALL, MOE
@@ -328,16 +328,6 @@ def test_without_a_table_the_all_to_all_follows_from_the_link() -> None:
     expected = 2 * (10 + 1e6 * num_bytes / 450e9)
     assert experts.time_us(np.array([4096.0]))[0] == pytest.approx(expected)
     assert experts.provenance()[0].startswith("modelled: 10 us + bytes / NVLink")
-
-
-def test_weights_of_a_gpu_are_the_same_however_experts_are_divided() -> None:
-    numbers = Kernels("vllm", "bf16", moe_dtype="w4a16_mxfp4").number_bytes
-    assert (numbers.weight, numbers.expert_weight) == (2.0, 0.5 + 1 / 32)
-    assert Kernels("vllm", "fp8").number_bytes.expert_weight == 1.0
-    # Of experts alone, int4 has a scale for every 32 weights.
-    assert Kernels("vllm", moe_dtype="int4_wo").number_bytes.expert_weight == 0.5 + 2 / 32
-    assert Kernels("vllm", "int4_wo").number_bytes.expert_weight == 0.5 + 2 / 128
-    assert set(WEIGHT_BYTES) < set(MOE_BYTES)
 
 
 NANO = load_model("nemotron-3-nano")

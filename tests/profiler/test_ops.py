@@ -7,15 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from sarathi_sim.profiler.facts.model import load_model
 from sarathi_sim.profiler.facts.ops import (
-    ATTENTION,
-    EDGE_OPS,
-    GEMMS,
     LAYER_GEMMS,
-    LAYER_OPS,
     OPS,
-    PARTS,
     SENDS,
     op_of,
 )
@@ -35,36 +29,12 @@ MAY_NAME = (
 )
 
 
-def test_the_registry_lists_the_ops_in_the_order_they_run() -> None:
-    assert LAYER_GEMMS == ("preproj", "postproj", "ffn_ln1", "ffn_ln2")
-    assert (*LAYER_GEMMS, "others") == LAYER_OPS and EDGE_OPS == ("embedding", "lm_head")
-    assert (*LAYER_GEMMS, "lm_head") == GEMMS and ATTENTION == ("attn_prefill", "attn_decode")
-    assert {op.part for op in OPS.values()} == set(PARTS)
-
-
-def test_every_op_by_rows_can_be_modelled() -> None:
-    for name in (*LAYER_OPS, *EDGE_OPS):
-        assert (OPS[name].shape is None) != (OPS[name].streams is None), name
-
-
 def test_transfers_are_found_by_op_and_scope() -> None:
     assert set(SENDS) == {"send_recv_inter_node", "send_recv_intra_node"}
     assert all(op_of(name) is OPS["send_recv"] for name in SENDS)
     assert op_of("preproj") is OPS["preproj"]
     with pytest.raises(KeyError):
         op_of("send_recv_elsewhere")
-
-
-def test_shapes_of_one_rank() -> None:
-    model = load_model("llama-13b")
-    whole, half = model.gemms(1), model.gemms(2)
-    for op in LAYER_GEMMS:
-        columns = OPS[op].split == "columns"
-        assert (whole[op].n, whole[op].k) == (
-            half[op].n * (2 if columns else 1),
-            half[op].k * (1 if columns else 2),
-        )
-    assert model.layer_weights(2) * 2 == model.layer_weights(1)
 
 
 def test_an_all_reduce_follows_every_gemm_that_is_split_by_rows() -> None:

@@ -62,21 +62,6 @@ def test_what_ships_is_plain_numbers_with_its_origin(device: str) -> None:
         assert all(fit.version and fit.rows and fit.left_out for fit in spec.kernels.values())
 
 
-@pytest.mark.parametrize("number", range(len(MEASURED)))
-def test_a_dense_model_can_be_modelled(number: int) -> None:
-    """And nothing in its bundle is faster than the device can. Of every stack one number format."""
-    device = MEASURED[number]
-    stack = STACKS[number % len(STACKS)]
-    spec = load_stack(device, stack)[0]
-    both = {*spec.having("decode")} & {*spec.having("prefill")}
-    cache = "fp8" if "fp8.128" in both else "bf16"
-    dtypes = spec.having("gemm")
-    kernels = Kernels(stack, dtypes[number % len(dtypes)], cache)  # type: ignore[arg-type]
-    bundle = stack_bundle(device, LLAMA_8B, 2, kernels, max_tokens=4096)
-    found = check_bundle(bundle, load_device(device))
-    assert [f for f in found if f.level == "error"] == [], (stack, kernels)
-
-
 def test_a_run_gets_what_the_tables_give() -> None:
     """To the last bit, at sizes that were not measured: windows, calls of several and a mean layer
     included."""

@@ -600,12 +600,8 @@ def test_scratch_goes_with_the_parent_and_nothing_else(
 # One thread a library, where the user has not chosen otherwise
 
 
-VARIABLES = (
-    "OMP_NUM_THREADS",
-    "OPENBLAS_NUM_THREADS",
-    "MKL_NUM_THREADS",
-    "VECLIB_MAXIMUM_THREADS",
-)
+LIBRARIES = ("OMP", "OPENBLAS", "MKL", "VECLIB")
+VARIABLES = [f"{name}_{'MAXIMUM' if name == 'VECLIB' else 'NUM'}_THREADS" for name in LIBRARIES]
 IMPORTS = "import json, numpy, scipy.linalg, sklearn.utils._openmp_helpers, threadpoolctl\n"
 COUNT = "print(json.dumps([i['num_threads'] for i in threadpoolctl.threadpool_info()]))\n"
 BEFORE = (
@@ -627,31 +623,43 @@ def threads(code: str, **chosen: str) -> list[list[int]]:
     """What a fresh process prints: the threads of each library, a line per call."""
     environment = {name: value for name, value in os.environ.items() if name not in VARIABLES}
     done = subprocess.run(
-        [sys.executable, "-c", code],
-        cwd=ROOT,
-        env=environment | chosen,
-        capture_output=True,
-        text=True,
-        timeout=PATIENCE_S,
-    )
+        [sys.executable, "-c", code], cwd=ROOT, env=environment | chosen, capture_output=True,
+        text=True, timeout=PATIENCE_S,
+    )  # fmt: skip
     assert done.returncode == 0, done.stderr
     return [json.loads(line) for line in done.stdout.splitlines()]
 
 
-@pytest.mark.slow
-def test_before_and_after_numpy_is_imported() -> None:
-    (before,) = threads(BEFORE + IMPORTS + COUNT)
-    (after,) = threads(IMPORTS + BEFORE + COUNT)
-    assert set(before) == set(after) == {1}
-    assert len(before) >= 2, "numpy and scikit-learn bring one each"
+COMMAND = (
+    "import sys, sarathi_sim.experiments.cli as cli\n"
+    "assert 'numpy' not in sys.modules\n"
+    "cli.app = lambda: None\n"
+    "cli.main()\n"
+)
 
 
 @pytest.mark.slow
-def test_the_users_choice_counts() -> None:
-    (all_of_them,) = threads(BEFORE + IMPORTS + COUNT, OMP_NUM_THREADS="2")
-    assert set(all_of_them) == {2}
-    (found,) = threads(IMPORTS + BEFORE + COUNT, OPENBLAS_NUM_THREADS="2")
-    assert sorted(set(found)) == [1, 2]
+@pytest.mark.parametrize(
+    ("code", "chosen", "expected"),
+    [
+        (BEFORE + IMPORTS, {}, {1}),
+        (IMPORTS + BEFORE, {}, {1}),
+        (BEFORE + IMPORTS, {"OMP_NUM_THREADS": "2"}, {2}),
+        (IMPORTS + BEFORE, {"OPENBLAS_NUM_THREADS": "2"}, {1, 2}),
+        (COMMAND + IMPORTS, {}, {1}),
+        (COMMAND + IMPORTS, {"OMP_NUM_THREADS": "2"}, {2}),
+    ],
+)
+def test_one_thread_where_the_user_has_not_chosen(
+    code: str, chosen: dict[str, str], expected: set[int]
+) -> None:
+    """Before and after numpy is imported, and for the processes that are started."""
+    (found,) = threads(code + COUNT, **chosen)
+    assert set(found) == expected and len(found) >= 2, "numpy and scikit-learn bring one each"
+    environment = dict(chosen)
+    default_to_one_thread(environment)
+    whole = "OMP_NUM_THREADS" in chosen
+    assert environment == (chosen if whole else {**dict.fromkeys(VARIABLES, "1"), **chosen})
 
 
 @pytest.mark.slow
@@ -659,25 +667,3 @@ def test_a_fit_in_somebody_elses_process_takes_one_and_gives_the_others_back() -
     own, within, after = threads(IMPORTS + COUNT + FIT + COUNT)
     assert set(within) == {1}
     assert after == own
-
-
-def test_processes_that_are_started_get_it_too() -> None:
-    environment = {"PATH": "/bin"}
-    default_to_one_thread(environment)
-    assert environment == {"PATH": "/bin", **dict.fromkeys(VARIABLES, "1")}
-    chosen = {"OMP_NUM_THREADS": "3"}
-    default_to_one_thread(chosen)
-    assert chosen == {"OMP_NUM_THREADS": "3"}
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("chosen", [{}, {"OMP_NUM_THREADS": "2"}])
-def test_the_command_line(chosen: dict[str, str]) -> None:
-    code = (
-        "import sys, sarathi_sim.experiments.cli as cli\n"
-        "assert 'numpy' not in sys.modules\n"
-        "cli.app = lambda: None\n"
-        "cli.main()\n"
-    )
-    (found,) = threads(code + IMPORTS + COUNT, **chosen)
-    assert set(found) == {int(chosen.get("OMP_NUM_THREADS", "1"))}

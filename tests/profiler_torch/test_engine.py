@@ -5,30 +5,24 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 from itertools import pairwise
-from typing import Any
 
 import numpy as np
 import pytest
 
 torch = pytest.importorskip("torch")
 
-from sarathi_sim.policies.request import Request
 from sarathi_sim.profiler.engine.driver import prompt_of
 from sarathi_sim.profiler.engine.spec import EngineError, StageShape, Work
 from sarathi_sim.profiler.engine.stage import Stage
-from sarathi_sim.profiler.facts.model import ModelSpec, load_model
+from sarathi_sim.profiler.facts.model import ModelSpec
 from tests.patience import PATIENCE_S
 from tests.profiler_torch.local_engine import LocalEngine, poison
+from tests.profiler_torch.small import GQA, MAX_LENGTH, MHA, PLAIN, requests, settings
 from tests.simulator.oracle import POLICIES
 
 CPU = torch.device("cpu")
-MHA = replace(load_model("tiny-llama-40m"), num_layers=3, hidden_size=64, num_heads=4,
-              num_kv_heads=4, head_dim=16, ffn_hidden_size=128, vocab_size=96)  # fmt: skip
-GQA = replace(MHA, num_kv_heads=2)
-PLAIN = replace(MHA, gated_ffn=False, learned_positions=True, norm_bias=True, ffn_bias=True,
-                attention_bias="all", tied_embeddings=True)  # fmt: skip
-MODELS = pytest.mark.parametrize("model", [MHA, GQA, PLAIN], ids=["mha", "gqa", "plain"])
-MAX_LENGTH = 96
+TIED = replace(PLAIN, tied_embeddings=True)
+MODELS = pytest.mark.parametrize("model", [MHA, GQA, TIED], ids=["mha", "gqa", "plain"])
 #: Largest difference in fp32 between two orders of summation; logits are of order 1 to 10.
 FP32 = 2e-5
 
@@ -102,32 +96,14 @@ def test_decodes_of_any_length_and_slot_equal_full_prefill(model: ModelSpec) -> 
         assert (row - alone).abs().max() < FP32
 
 
-def requests(count: int = 14, seed: int = 5) -> list[Request]:
-    rng = np.random.default_rng(seed)
-    found = []
-    for i in range(count):
-        prompt, output = int(rng.integers(3, 70)), int(rng.integers(1, 20))
-        found.append(Request(i, 0.0, prompt, output, MAX_LENGTH - prompt))
-    return found
-
-
-def settings(max_batch: int = 4, in_flight: int = 1) -> dict[str, Any]:
-    return {
-        "max_batch": max_batch,
-        "max_in_flight": in_flight,
-        "kv_capacity": max_batch * in_flight * MAX_LENGTH,
-        "max_length": MAX_LENGTH,
-    }
-
-
 @MODELS
 def test_every_policy_yields_the_same_tokens(model: ModelSpec) -> None:
     """Also the tokens that each request has alone. Freed slots are overwritten all the time."""
-    load = requests()
+    load = requests(14, 5)
     alone = LocalEngine(model, slots=1, max_length=MAX_LENGTH)
     expected = {}
     for request in load:
-        expected |= alone.serve([request], POLICIES["orca_best"], settings(1)).outputs
+        expected |= alone.serve([request], POLICIES["orca_best"], settings(max_batch=1)).outputs
     assert {i: len(tokens) for i, tokens in expected.items()} == {
         r.id: r.output_tokens for r in load
     }
@@ -148,7 +124,7 @@ def test_what_a_policy_decides_is_what_the_engine_executes() -> None:
             super().submit(work)
 
     run = Spy(MHA, slots=4, max_length=MAX_LENGTH).serve(
-        requests(), POLICIES["sarathi_fill"], settings()
+        requests(14, 5), POLICIES["sarathi_fill"], settings()
     )
     assert len(works) == len(run.decisions)
     for work, decision in zip(works, run.decisions, strict=True):
@@ -162,7 +138,7 @@ def test_what_a_policy_decides_is_what_the_engine_executes() -> None:
 def test_more_sequences_than_slots_is_refused() -> None:
     engine = LocalEngine(MHA, slots=2, max_length=MAX_LENGTH)
     with pytest.raises(EngineError, match="all 2 KV slots are taken"):
-        engine.serve(requests(), POLICIES["orca_unconstrained"], settings(3))
+        engine.serve(requests(14, 5), POLICIES["orca_unconstrained"], settings(max_batch=3))
 
 
 def test_a_work_survives_its_encoding() -> None:
@@ -232,13 +208,13 @@ def test_shards_compute_what_the_unsharded_model_does(
 
 
 def test_tokens_of_a_prompt_depend_on_the_request_alone() -> None:
-    one, *others = (prompt_of(request, 96, seed) for request in requests(2) for seed in (0, 1))
-    assert one == prompt_of(requests()[0], 96, 0) and one not in others
+    one, *others = (prompt_of(request, 96, seed) for request in requests(2, 5) for seed in (0, 1))
+    assert one == prompt_of(requests(14, 5)[0], 96, 0) and one not in others
 
 
 def test_a_token_ends_a_request() -> None:
     engine = LocalEngine(MHA, slots=4, max_length=MAX_LENGTH)
-    load = [replace(request, max_tokens=26, output_tokens=26) for request in requests()]
+    load = [replace(request, max_tokens=26, output_tokens=26) for request in requests(14, 5)]
     whole = engine.serve(load, POLICIES["orca_best"], settings()).outputs
     eos = whole[0][3]
     ended = {id: tokens[: (*tokens, eos).index(eos) + 1] for id, tokens in whole.items()}

@@ -11,22 +11,18 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 
-from sarathi_sim.policies.request import Request
 from sarathi_sim.profiler.engine.processes import EngineProcesses
 from sarathi_sim.profiler.engine.spec import EngineSpec
-from sarathi_sim.profiler.facts.model import load_model
 from sarathi_sim.profiler.planning.journal import ProfileError
-from sarathi_sim.simulator.loop.clock import quantize
 from tests.patience import PATIENCE_S
 from tests.processes import children, gone
+from tests.profiler_torch.small import GQA, MAX_LENGTH, requests, settings
 
 ROOT = Path(__file__).resolve().parents[2]
-MODEL = replace(load_model("tiny-llama-40m"), num_layers=4, hidden_size=64, num_heads=4,
-                num_kv_heads=2, head_dim=16, ffn_hidden_size=128, vocab_size=96)  # fmt: skip
-MAX_LENGTH, MAX_BATCH = 96, 4
+MODEL = replace(GQA, num_layers=4)
+MAX_BATCH = 4
 POLICIES: dict[str, dict[str, Any]] = {
     "request_level": {"name": "request_level"},
     "orca_best": {"name": "orca", "case": "best"},
@@ -42,25 +38,6 @@ def spec(pp: int, tp: int = 1, **changes: Any) -> EngineSpec:
     made = EngineSpec(MODEL, (4 // pp,) * pp, tp, slots=MAX_BATCH * pp, max_length=MAX_LENGTH,
                       max_tokens=MAX_BATCH * MAX_LENGTH)  # fmt: skip
     return replace(made, **changes)
-
-
-def settings(pp: int) -> dict[str, Any]:
-    return {
-        "max_batch": MAX_BATCH,
-        "max_in_flight": pp,
-        "kv_capacity": MAX_BATCH * pp * MAX_LENGTH,
-        "max_length": MAX_LENGTH,
-    }
-
-
-def requests(rate: float | None, count: int = 24, seed: int = 1) -> list[Request]:
-    rng = np.random.default_rng(seed)
-    arrival = np.cumsum(rng.exponential(1 / rate, count)) if rate else np.zeros(count)
-    found = []
-    for i, when in enumerate(quantize(arrival).tolist()):
-        prompt, output = int(rng.integers(3, 70)), int(rng.integers(1, 20))
-        found.append(Request(i, when, prompt, output, MAX_LENGTH - prompt))
-    return found
 
 
 def test_what_sockets_and_gloo_say_of_a_lost_peer() -> None:
@@ -89,7 +66,7 @@ def test_a_rank_that_dies_or_hangs_ends_the_run(
         pids = [process.pid for process in engine._processes.processes]
         threading.Timer(0.3, os.kill, (pids[1], number)).start()
         while True:
-            engine.serve(requests(20.0), POLICIES["orca_best"], settings(2))
+            engine.serve(requests(24, 1, 20.0), POLICIES["orca_best"], settings(2))
     assert gone(pids, seconds=0)
 
 
@@ -118,9 +95,9 @@ def test_neither_a_rank_nor_its_scratch_outlives_the_parent(tmp_path: Path) -> N
 def test_what_does_not_fit_is_said() -> None:
     with EngineProcesses(spec(2, max_tokens=40), PATIENCE_S) as engine:
         with pytest.raises(ProfileError, match="2 micro-batches of 5 sequences need more KV slots"):
-            engine.serve(requests(None), POLICIES["orca_best"], settings(2) | {"max_batch": 5})
+            engine.serve(requests(24, 1), POLICIES["orca_best"], settings(2) | {"max_batch": 5})
         with pytest.raises(ProfileError, match="tokens does not fit: the engine was started with"):
-            engine.serve(requests(None), POLICIES["orca_best"], settings(2))
+            engine.serve(requests(24, 1), POLICIES["orca_best"], settings(2))
     too_many = spec(1, slots=10**8)
     with pytest.raises(ProfileError, match=r"the engine needs \d+\.\d GB for weights"), \
             EngineProcesses(too_many):  # fmt: skip

@@ -13,7 +13,7 @@ torch = pytest.importorskip("torch", reason="torch is not installed")
 from sarathi_sim.profiler.bundle.schema import load_bundle
 from sarathi_sim.profiler.facts.formats import Distribution
 from sarathi_sim.profiler.facts.layer_kinds import Experts
-from sarathi_sim.profiler.facts.model import ModelSpec, load_model
+from sarathi_sim.profiler.facts.model import ModelSpec
 from sarathi_sim.profiler.measuring import degree
 from sarathi_sim.profiler.measuring.measure import profile
 from sarathi_sim.profiler.measuring.shard_ops import ShardOps, memory_needs, overheads
@@ -25,13 +25,11 @@ from sarathi_sim.profiler.shard.rows import Chunk, Rows
 from sarathi_sim.profiler.shard.timing import Timer, no_garbage_collection
 from sarathi_sim.simulator.op_times.regression import bundle_times
 from tests.profiler_torch import fake_cuda
+from tests.profiler_torch.small import GQA
 
 CPU = torch.device("cpu")
 MIX = Experts(num_experts=6, top_k=2, intermediate_size=32)
-TINY = replace(
-    load_model("tiny-llama-40m"), hidden_size=64, num_heads=4, num_kv_heads=2, head_dim=16,
-    ffn_hidden_size=0, vocab_size=96, num_layers=2, experts=MIX,
-)  # fmt: skip
+TINY = replace(GQA, ffn_hidden_size=0, num_layers=2, experts=MIX)
 SHARED = replace(TINY, experts=replace(MIX, shared_intermediate_size=48))
 LIMITS = Limits(max_tokens=16, max_context=32, max_batch=2)
 
@@ -150,11 +148,7 @@ def test_a_profile_of_a_mixture_on_a_pretended_gpu(
 @pytest.mark.parametrize(
     ("mix", "weights", "says"),
     [
-        (
-            replace(MIX, bias=True),
-            "dtype",
-            "has experts with biases, not supported by the profiler",
-        ),
+        (replace(MIX, bias=True), "dtype", "has experts with biases, not supported by the prof"),
         (replace(MIX, dense_layers=(0,)), "dtype", "dense layers beside sparse ones"),
         (MIX, "fp8", "weights fp8: a mixture's experts are measured in --dtype only"),
         (replace(MIX, intermediate_size=33), "dtype", r"tp 2 does not divide the experts'"),

@@ -23,16 +23,11 @@ from tests.patience import PATIENCE_S
 from tests.sampled import profile_folder
 
 ROOT = Path(__file__).resolve().parents[2]
-TINY = (
-    "--set",
-    "max_tokens=64",
-    "--set",
-    "max_context=96",
-    "--set",
-    "max_batch=4",
-    "--set",
-    "repeats=1",
-)
+TINY = [
+    word
+    for value in ("max_tokens=64", "max_context=96", "max_batch=4", "repeats=1")
+    for word in ("--set", value)
+]
 CONFIG = {
     "name": "tiny",
     "model": "tiny-llama-40m",

@@ -9,7 +9,7 @@ import pytest
 
 torch = pytest.importorskip("torch", reason="torch is not installed")
 
-from sarathi_sim.profiler.facts.model import ModelSpec, load_model
+from sarathi_sim.profiler.facts.model import ModelSpec
 from sarathi_sim.profiler.facts.ops import LAYER_GEMMS, LOCAL, OPS
 from sarathi_sim.profiler.measuring.shard_ops import ShardOps, advice, overheads
 from sarathi_sim.profiler.planning.journal import relative_iqr
@@ -23,15 +23,11 @@ from sarathi_sim.profiler.shard.attention import KVCache, SdpaAttention, choose_
 from sarathi_sim.profiler.shard.layer import LayerState, RandomWeights, ShardLayer
 from sarathi_sim.profiler.shard.rows import Chunk, Decodes, Rows
 from sarathi_sim.profiler.shard.timing import Timer, no_garbage_collection
+from tests.profiler_torch.small import GQA, MHA, PLAIN
 
 CPU = torch.device("cpu")
 SDPA = SdpaAttention(CPU, torch.float32)
-MHA = replace(load_model("tiny-llama-40m"), hidden_size=64, num_heads=4, num_kv_heads=4,
-              head_dim=16, ffn_hidden_size=128, vocab_size=96)  # fmt: skip
-GQA = replace(MHA, num_kv_heads=2)
 NORMED = replace(GQA, qk_norm=True)
-PLAIN = replace(MHA, gated_ffn=False, learned_positions=True, norm_bias=True, ffn_bias=True,
-                attention_bias="all")  # fmt: skip
 MODELS = pytest.mark.parametrize(
     "model", [MHA, GQA, NORMED, PLAIN], ids=["mha", "gqa", "normed", "plain"]
 )

@@ -141,16 +141,6 @@ def test_sends_take_the_link_that_is_named(tmp_path: Any) -> None:
     assert "tcp" in found.ops.meta.environment["send_recv_inter_node"]
 
 
-def test_a_stage_fills_whole_nodes(tmp_path: Any) -> None:
-    with pytest.raises(UserError, match="at most 3, the GPUs of a node, or a multiple of that"):
-        deployment(tmp_path, "tp: 8, gpus_per_node: 3")
-
-
-def test_nvlink_on_a_card_without_needs_its_bandwidth(tmp_path: Any) -> None:
-    with pytest.raises(UserError, match="bandwidth: is needed for NVLink on rtx-pro-6000"):
-        deployment(tmp_path, "tp: 2, intra_node: {kind: nvlink}", "rtx-pro-6000")
-
-
 def test_the_devices_own_link_by_its_numbers_is_not_slower_for_small_messages(
     tmp_path: Any,
 ) -> None:
@@ -159,6 +149,14 @@ def test_the_devices_own_link_by_its_numbers_is_not_slower_for_small_messages(
     assert reduce_s(named, 16e3) == pytest.approx(reduce_s(own, 16e3), rel=0.05)
 
 
-def test_no_node_is_larger_than_the_devices(tmp_path: Any) -> None:
-    with pytest.raises(UserError, match="gpus_per_node: value 16: must be at most 8"):
-        deployment(tmp_path, "tp: 16, gpus_per_node: 16")
+@pytest.mark.parametrize(
+    ("cluster", "device", "message"),
+    [
+        ("tp: 8, gpus_per_node: 3", "h100-80g-sxm", "at most 3, the GPUs of a node, or a multiple"),
+        ("tp: 2, intra_node: {kind: nvlink}", "rtx-pro-6000", "bandwidth: is needed for NVLink on"),
+        ("tp: 16, gpus_per_node: 16", "h100-80g-sxm", "gpus_per_node: value 16: must be at most 8"),
+    ],
+)
+def test_links_that_cannot_be(tmp_path: Any, cluster: str, device: str, message: str) -> None:
+    with pytest.raises(UserError, match=message):
+        deployment(tmp_path, cluster, device)

@@ -207,42 +207,31 @@ class ShortestFirst:
         ({"disaggregation.decode.policy.max_num_seqs": 64}, "steady"),
         # 300 tokens of 131 kB take 0.39 s of a link of 0.1 GB/s, which 6 requests a second need.
         ({"disaggregation.handover.bandwidth": 1e8}, "overloaded"),
+        # Served are about 0.5 a second, the shortest first; the mean delay falls from block to
+        # block.
+        ({"workload.arrivals.rate": 0.2}, "steady"),
+        ({"workload.arrivals.rate": 1}, "overloaded"),
     ],
 )
-def test_requests_that_wait_between_two_pools(changes: dict[str, Any], state: str) -> None:
-    config = {
+def test_requests_that_wait_between_two_pools_or_are_overtaken(
+    tmp_path: Path, changes: dict[str, Any], state: str
+) -> None:
+    config: dict[str, Any] = {
         **{"name": "x", "model": "llama-3-8b", "device": "a100-80g-sxm"},
-        "workload": {
-            "requests": 300,
-            "lengths": {"kind": "fixed", "prompt": 300, "decode": 200},
-            "arrivals": {"kind": "poisson", "rate": 6},
-        },
-        **{"cluster": {"max_length": 1024}, "policy": {"name": "vllm"}},
-        "disaggregation": {"prefill": {}, "decode": {}},
+        "workload": {"requests": 300, "arrivals": {"kind": "poisson", "rate": 6}},
+        "cluster": {"max_length": 8192},
     }
-    assert state_of(config, *(f"{key}={value}" for key, value in changes.items())) == state
-
-
-@pytest.mark.parametrize(("rate", "state"), [(0.2, "steady"), (1, "overloaded")])
-def test_long_prompts_that_are_overtaken(rate: float, state: str, tmp_path: Path) -> None:
-    """Served are about 0.5 requests a second; the mean delay falls from block to block."""
-    (tmp_path / "mine.py").write_text(SHORTEST)
-    policy = {"file": str(tmp_path / "mine.py"), "name": "shortest_first", "max_num_seqs": 4}
-    config = {
-        **{"name": "x", "model": "llama-3-8b", "device": "a100-80g-sxm"},
-        "workload": {
-            **{"requests": 300, "pd_ratio": 5},
-            "lengths": {"kind": "uniform", "min": 300, "max": 6000},
-            "arrivals": {"kind": "poisson", "rate": rate},
-        },
-        **{"cluster": {"max_length": 8192}, "policy": policy},
-    }
-    assert state_of(config) == state
-
-
-def state_of(config: dict[str, Any], *changes: str) -> str:
-    experiment = load_experiment(config, changes)
+    if "workload.arrivals.rate" in changes:
+        (tmp_path / "mine.py").write_text(SHORTEST)
+        named = {"file": str(tmp_path / "mine.py"), "name": "shortest_first", "max_num_seqs": 4}
+        uniform = {"kind": "uniform", "min": 300, "max": 6000}
+        config |= {"policy": named}
+        config["workload"] |= {"lengths": uniform, "pd_ratio": 5}
+    else:
+        config |= {"policy": {"name": "vllm"}, "disaggregation": {"prefill": {}, "decode": {}}}
+        config["workload"] |= {"lengths": {"kind": "fixed", "prompt": 300, "decode": 200}}
+    experiment = load_experiment(config, [f"{key}={value}" for key, value in changes.items()])
     ((name, scenario),) = experiment.scenarios.items()
     deployment = deploy(scenario, experiment.sources[name])
     summary = deployment.summary(Analysis(deployment.simulate()))
-    return str(summary["steady"]["state"])
+    assert summary["steady"]["state"] == state
