@@ -23,7 +23,6 @@ from sarathi_sim.experiments.lab.engines.session import (
     MOST_OF_TARGET,
     TARGETS,
     Cell,
-    CellRuns,
     LostTime,
     Repeat,
     Session,
@@ -158,12 +157,12 @@ def session(
     grid = FakeEngine(cells[0]).play(works)
     found = []
     for number in range(repeats):
-        served = {}
+        served: dict[str, sessions.CellRuns] = {}
         for cell in offline:
             engine = FakeEngine(cell, factor, offset_s)
             around = [cell.requests(100 + 2 * number + i, 6) for i in range(2)]
             calibration = [(engine.serve(some)[0], some) for some in around]
-            served[cell.name] = CellRuns(engine.serve(cell.requests())[0], calibration)
+            served[cell.name] = engine.serve(cell.requests())[0], calibration
         found.append(Repeat((grid, grid), served, 0.5))
     online = {c.name: FakeEngine(c).serve(c.requests())[0] for c in cells if c.online}
     about = {"engine": {"torch": "none"}}
