@@ -553,14 +553,11 @@ def reproduce(
 
 def first_light(
     *,
-    out: Annotated[Folder, typer.Option(help="Folder of everything it measures."), Path] = Path(
-        "first-light"
-    ),
-    archive: Annotated[
-        Folder | None,
-        typer.Option(help="File that holds all of it, too.  [default: --out with .zip behind it]"),
-        Path | None,
-    ] = None,
+    out: Annotated[
+        Folder,
+        typer.Option(help="Folder of everything it measures, which OUT.zip holds, too."),
+        Path,
+    ] = Path("first-light"),
     resume: Annotated[
         Folder | None,
         typer.Option(metavar="ARCHIVE", help="Go on from this archive, on any machine."),
@@ -596,12 +593,10 @@ def first_light(
         raise UserError(
             "first-light needs torch, which is not installed: pip install 'sarathi-sim[profiler]'"
         )
-    folder = Path(out)
-    file = Path(archive or folder.with_name(f"{folder.name}.zip"))
-    hour = Hour(folder, file, typer.echo, rehearsal)
+    hour = Hour(Path(out), typer.echo, rehearsal)
     limit = float("inf") if minutes is None else minutes
     done = hour.run(limit, None if resume is None else Path(resume))
-    return Result({}, written=[file], code=int(not done))
+    return Result({}, written=[hour.archive], code=int(not done))
 
 
 app = application(

@@ -32,9 +32,9 @@ Events = list[Any]
 
 
 def lockstep(*arguments: object) -> tuple[int, str]:
-    """Exit code and what was printed."""
+    """Exit code and what was printed on stdout."""
     result = CliRunner().invoke(app, ["lab", "lockstep", *map(str, arguments)])
-    return result.exit_code, result.output
+    return result.exit_code, result.stdout
 
 
 def read(name: str, engine: str = "vllm") -> Events:

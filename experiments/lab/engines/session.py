@@ -863,17 +863,19 @@ def run_sessions(
         progress("runs of the engine", done, total)
         done += runs
 
+    def serve(engine: EngineProcesses, cell: Cell, requests: list[Request]) -> EngineRun:
+        count()
+        return engine.serve(requests, cell.policy, cell.settings)
+
     def repeat(engine: EngineProcesses, works: list[GridWork], number: int) -> Repeat:
         """Calibration runs have other seeds than the workloads, and than those of another one."""
         count()
         before, served = engine.play(works), dict[str, CellRuns]()
         for cell in repeated:
             first, last = (cell.requests(2_000_000 + 2 * number + n, few) for n in (0, 1))
-            loads, runs = (first, cell.requests(), last), []
-            for load in loads:
-                count()
-                runs.append(engine.serve(load, cell.policy, cell.settings))
-            served[cell.name] = runs[1], [(runs[0], first), (runs[2], last)]
+            around = serve(engine, cell, first)
+            run = serve(engine, cell, cell.requests())
+            served[cell.name] = run, [(around, first), (serve(engine, cell, last), last)]
         count()
         return Repeat((before, engine.play(works)), served, getloadavg()[0])
 
@@ -886,8 +888,7 @@ def run_sessions(
             began, longest, repeats = perf_counter(), 0.0, list[Repeat]()
             count()
             engine.play(works)  # every shape once, as a warm-up
-            count()
-            engine.serve(group[0].requests(seed=1, count=few), group[0].policy, group[0].settings)
+            serve(engine, group[0], group[0].requests(seed=1, count=few))
             for number in range(settings.repeats):
                 start = perf_counter()
                 if number and start - began + longest > limit_s:
@@ -899,10 +900,9 @@ def run_sessions(
                 took = perf_counter() - start
                 longest = max(longest, took)
                 say(f"{name}: repeat {number + 1} of {settings.repeats} took {took:.0f} s")
-            online = dict[str, EngineRun]()
-            for cell in (cell for cell in group if cell.online):
-                count()
-                online[cell.name] = engine.serve(cell.requests(), cell.policy, cell.settings)
+            online = {
+                cell.name: serve(engine, cell, cell.requests()) for cell in group if cell.online
+            }
             seconds, environment = perf_counter() - began, engine.environment
         about = {"engine": environment | {"device": spec.device, "dtype": spec.dtype}}
         isolated = None
