@@ -510,13 +510,9 @@ def reproduce(
 
 def first_light(
     *,
-    out: Annotated[Path, typer.Option(help="Folder of everything it measures.")] = Path(
-        "first-light"
-    ),
-    archive: Annotated[
-        Path | None,
-        typer.Option(help="File that holds all of it, too.  [default: --out with .zip behind it]"),
-    ] = None,
+    out: Annotated[
+        Path, typer.Option(help="Folder of everything it measures, which OUT.zip holds, too.")
+    ] = Path("first-light"),
     resume: ResumeOption = None,
     minutes: Annotated[
         float | None, typer.Option(min=0, help="Begin no step that could end later.")
@@ -548,10 +544,9 @@ def first_light(
         raise UserError(
             "first-light needs torch, which is not installed: pip install 'sarathi-sim[profiler]'"
         )
-    file = archive or out.with_name(f"{out.name}.zip")
-    hour = Hour(out, file, typer.echo, rehearsal)
+    hour = Hour(out, typer.echo, rehearsal)
     done = hour.run(float("inf") if minutes is None else minutes, resume)
-    return Result({}, written=[file], code=int(not done))
+    return Result({}, written=[hour.archive], code=int(not done))
 
 
 app = application(

@@ -59,7 +59,7 @@ def machine(monkeypatch: pytest.MonkeyPatch) -> Machine:
 
 def hour(folder: Path, out: str = "hour", minutes: float = 60, **more: Any) -> tuple[bool, str]:
     lines: list[str] = []
-    one = fl.Hour(folder / out, folder / f"{out}.zip", lines.append, more.get("rehearsal", False))
+    one = fl.Hour(folder / out, lines.append, more.get("rehearsal", False))
     return one.run(minutes, more.get("resume"), THREE), "\n".join(lines)
 
 
@@ -233,7 +233,7 @@ def test_killed_it_goes_on_to_the_same_end(tmp_path: Path) -> None:
 
 def test_a_process_that_takes_too_long_or_fails(tmp_path: Path) -> None:
     before = set(children(os.getpid()))
-    one = fl.Hour(tmp_path / "hour", tmp_path / "hour.zip", lambda _: None, rehearsal=True)
+    one = fl.Hour(tmp_path / "hour", lambda _: None, rehearsal=True)
     assert not one.run(60, None, (fl.HourStep("probe", 0.3, 0),))
     assert one.ledger.entries[0].state == fl.LATE
     assert set(children(os.getpid())) == before

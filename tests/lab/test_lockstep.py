@@ -21,6 +21,7 @@ from sarathi_sim.policies.sglang import Sglang
 from sarathi_sim.policies.vllm import Vllm
 from sarathi_sim.profiler.facts.engines import engine_facts, engines
 from tests import sglang_recorder, vllm_recorder
+from tests.experiments.small_config import refused
 
 pytestmark = pytest.mark.lab
 ROOT = Path(__file__).parents[2]
@@ -32,9 +33,9 @@ Events = list[Any]
 
 
 def lockstep(*arguments: object) -> tuple[int, str]:
-    """Exit code and what was printed."""
+    """Exit code and what was printed on stdout."""
     result = CliRunner().invoke(app, ["lab", "lockstep", *map(str, arguments)])
-    return result.exit_code, result.output
+    return result.exit_code, result.stdout
 
 
 def read(name: str, engine: str = "vllm") -> Events:
@@ -197,8 +198,8 @@ def test_switches_may_be_words(tmp_path: Path) -> None:
 def test_text_says_it_for_every_log(tmp_path: Path) -> None:
     lines = read("plain")
     next(line for line in lines[1:] if EVENTS["many"](line))[2].reverse()
-    altered = write(tmp_path / "altered.jsonl", lines)
-    code, output = lockstep(ROOT / "tests/data/vllm/plain.jsonl.gz", altered)
+    other = write(tmp_path / "altered.jsonl", lines)
+    code, output = lockstep(ROOT / "tests/data/vllm/plain.jsonl.gz", other)
     assert code == 1
     assert "first difference: line " in output
     assert "2 logs, " in output
@@ -218,112 +219,72 @@ def test_logs_of_one_name_are_told_apart(tmp_path: Path) -> None:
     assert sorted(json.loads(output)["logs"]) == sorted(map(str, paths))
 
 
-def another_header(of: str = "vllm", **changes: object) -> bytes:
+def altered(of: str = "vllm", event: Any = None, config: Any = None, **header: object) -> bytes:
+    """A log with other keys in its header, or with this event alone."""
     lines = read("plain", of)
-    lines[0] |= changes
+    lines[0] |= header | ({"config": lines[0]["config"] | config} if config else {})
+    lines[1:] = lines[1:] if event is None else [event]
     return "".join(json.dumps(line) + "\n" for line in lines).encode()
 
 
-def another_config(of: str = "vllm", **changes: object) -> bytes:
-    return another_header(of, config=read("plain", of)[0]["config"] | changes)
-
-
-def with_event(event: object, of: str = "vllm") -> bytes:
-    lines = read("plain", of)
-    return "".join(json.dumps(line) + "\n" for line in [lines[0], event]).encode()
-
-
-BAD: dict[str, tuple[Callable[[], bytes], str]] = {
-    "nothing": (lambda: b"", "line 1: not the header of a log"),
-    "no JSON": (lambda: b"{", "line 1: not JSON"),
-    "a list": (lambda: b"[1]\n", "line 1: not the header of a log"),
-    "binary": (lambda: b"\xff\xfe\x00", "not a log of decisions"),
-    "half a gzip": (lambda: gzip.compress(another_header())[:900], "not a log of decisions"),
-    "half a line": (lambda: another_header()[:-9], "not JSON"),
-    "another engine": (
-        lambda: another_header(engine="x"),
-        "engine 'x': must be 'vllm' or 'sglang'",
-    ),
+EMPTY = ["schedule", 0, [], [], 0, 0, 0]
+NO_DICTS = ["schedule", 0, [[{}, 0, 1]], [], 0, 0, 0]
+HUGE = [0, 0.0, 10**400, 1, 0, -1, 0]
+BAD: dict[str, tuple[bytes | dict[str, Any], str]] = {
+    "nothing": (b"", "line 1: not the header of a log"),
+    "no JSON": (b"{", "line 1: not JSON"),
+    "a list": (b"[1]\n", "line 1: not the header of a log"),
+    "binary": (b"\xff\xfe\x00", "not a log of decisions"),
+    "half a gzip": (gzip.compress(altered())[:900], "not a log of decisions"),
+    "half a line": (altered()[:-9], "not JSON"),
     "cut at the end of a line": (
-        lambda: gzip.compress(another_header() + b"\n" * 10**6)[:-40],
+        gzip.compress(altered() + b"\n" * 10**6)[:-40],
         "not a log of decisions: it is cut short",
     ),
-    "another format": (lambda: another_header(format=2), "line 1: not the header of a log"),
-    "no depth": (
-        lambda: another_header(depth=None),
-        "line 1: config: depth: value null: must",
-    ),
-    "settings in a list": (lambda: another_header(config=[]), "config must hold keys and values"),
-    "another version": (lambda: another_header(version="0.34.0"), "version '0.34.0': must be 0.32"),
+    "another engine": ({"engine": "x"}, "engine 'x': must be 'vllm' or 'sglang'"),
+    "another format": ({"format": 2}, "line 1: not the header of a log"),
+    "no depth": ({"depth": None}, "line 1: config: depth: value null: must"),
+    "another version": ({"version": "0.34.0"}, "version '0.34.0': must be 0.32"),
     "another SGLang": (
-        lambda: another_header("sglang", version="0.5.22"),
+        {"of": "sglang", "version": "0.5.22"},
         "version '0.5.22': must be 0.5.23, whose decisions the policy sglang makes",
     ),
-    "an engine's list": (lambda: another_header(engine=[]), "engine '[]': must be"),
+    "an engine's list": ({"engine": []}, "engine '[]': must be"),
     "no chunk of SGLang's": (
-        lambda: another_config("sglang", chunked_prefill_size=0),
+        {"of": "sglang", "config": {"chunked_prefill_size": 0}},
         "chunked_prefill_size must be at least 1 or left empty, not 0",
     ),
-    "vLLM's decision in SGLang's log": (
-        lambda: with_event(["schedule", 0, [], [], 0, 0, 0], "sglang"),
-        "line 2: not an event",
-    ),
-    "an unknown setting": (
-        lambda: another_config(num_speculative_tokens=3),
-        "config: num_speculative_tokens: unknown key",
-    ),
-    "a setting misspelt": (lambda: another_config(chunke=True), "(did you mean chunked?)"),
-    "no switch": (
-        lambda: another_config(caching="yes"),
-        "value 'yes': must be true or false",
-    ),
-    "no share": (lambda: another_config(watermark=10**400), "watermark: value 1000"),
-    "short rows": (
-        lambda: another_header(requests=[[0, 0.0]]),
-        "line 1: requests: row 0: [0, 0.0]",
-    ),
-    "a giant prompt": (
-        lambda: another_header(requests=[[0, 0.0, 10**400, 1, 0, -1, 0]]),
-        "line 1: requests: row 0: ",
-    ),
-    "a mapping as an id": (lambda: with_event(["add", {"a": 1}]), "line 2: not an event"),
-    "a mapping in a decision": (
-        lambda: with_event(["schedule", 0, [[{}, 0, 1]], [], 0, 0, 0]),
-        "line 2: not an event",
-    ),
-    "a mode": (
-        lambda: another_header(mode="push"),
-        "line 1: engine 'vllm push': must be 'vllm pd' or ",
-    ),
-    "KV of nobody's": (lambda: with_event(["recv", [3]]), "line 2: not an event"),
-    "no event": (lambda: with_event(["sleep", 1]), "line 2: not an event"),
+    "vLLM's decision in SGLang's log": ({"of": "sglang", "event": EMPTY}, "line 2: not an event"),
+    "an unknown setting": ({"config": {"num_tokens": 3}}, "config: num_tokens: unknown key"),
+    "a setting misspelt": ({"config": {"chunke": True}}, "(did you mean chunked?)"),
+    "no switch": ({"config": {"caching": "yes"}}, "value 'yes': must be true or false"),
+    "no share": ({"config": {"watermark": 10**400}}, "watermark: value 1000"),
+    "short rows": ({"requests": [[0, 0.0]]}, "line 1: requests: row 0: [0, 0.0]"),
+    "a giant prompt": ({"requests": [HUGE]}, "line 1: requests: row 0: "),
+    "requests by name": ({"requests": {}}, "config must hold keys and values"),
+    "a mapping as an id": ({"event": ["add", {"a": 1}]}, "line 2: not an event"),
+    "a mapping in a decision": ({"event": NO_DICTS}, "line 2: not an event"),
+    "a mode": ({"mode": "push"}, "line 1: engine 'vllm push': must be 'vllm pd' or "),
+    "KV of nobody's": ({"event": ["recv", [3]]}, "line 2: not an event"),
+    "no event": ({"event": ["sleep", 1]}, "line 2: not an event"),
     "an unknown request": (
-        lambda: with_event(["add", 10**6]),
+        {"event": ["add", 10**6]},
         "line 2: cannot be replayed: request or step 1000000 is",
     ),
-    "a return of nothing": (lambda: with_event(["return", 3, []]), "line 2"),
+    "a return of nothing": ({"event": ["return", 3, []]}, "line 2"),
 }
 
 
-def refused(path: Path) -> str:
-    """The one line in which the command ends."""
-    done = CliRunner().invoke(app, ["lab", "lockstep", str(path)])
-    assert done.exit_code == 2, done.output
-    lines = done.stderr.splitlines()
-    assert len(lines) == 1, lines
-    return lines[0]
-
-
 @pytest.mark.parametrize(("content", "says"), BAD.values(), ids=BAD)
-def test_a_bad_log_is_one_line(content: Callable[[], bytes], says: str, tmp_path: Path) -> None:
+def test_a_bad_log_is_one_line(content: Any, says: str, tmp_path: Path) -> None:
     path = tmp_path / "bad.jsonl"
-    path.write_bytes(content())
-    line = refused(path)
+    path.write_bytes(content if isinstance(content, bytes) else altered(**content))
+    line = refused("lab", "lockstep", path)
     assert line.startswith(f"error: {path}: ") and says in line
 
 
 def test_no_such_log_is_one_line(tmp_path: Path) -> None:
-    assert f"{tmp_path / 'none.gz'}: " in refused(tmp_path / "none.gz")
+    assert f"{tmp_path / 'none.gz'}: " in refused("lab", "lockstep", tmp_path / "none.gz")
 
 
 def interpreter(engine: str) -> str | None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, ClassVar
@@ -12,46 +11,12 @@ import numpy as np
 import pandas as pd
 import pytest
 import yaml
-from typer.testing import CliRunner
 
-from sarathi_sim.experiments.cli import app
 from sarathi_sim.experiments.config.loading import Experiment, load_experiment
 from sarathi_sim.experiments.config.scenario import Validation
 from sarathi_sim.experiments.content import write_section
-from sarathi_sim.experiments.lab.engines import session as sessions
-from sarathi_sim.experiments.lab.engines.session import (
-    MOST_OF_TARGET,
-    TARGETS,
-    Cell,
-    CellRuns,
-    LostTime,
-    Repeat,
-    Session,
-    engine_spec,
-    grid_of,
-    in_situ_bundle,
-    isolated_bundle,
-    joined,
-    links,
-    lockstep,
-    lost,
-    make_cells,
-    measured_records,
-    replay,
-    run_sessions,
-    too_much,
-    totals,
-)
-from sarathi_sim.experiments.lab.engines.validation import (
-    errors_by_kind,
-    evaluate_all,
-    iteration_errors,
-    iterations,
-    load_validation,
-    noise_floor,
-    rejected,
-    report,
-)
+from sarathi_sim.experiments.lab.engines import session as se
+from sarathi_sim.experiments.lab.engines import validation as va
 from sarathi_sim.experiments.lab.servers.answers import validation_answer
 from sarathi_sim.experiments.report.sections import sections_of
 from sarathi_sim.experiments.results import to_json
@@ -64,6 +29,7 @@ from sarathi_sim.profiler.engine.processes import EngineRun, StageLog
 from sarathi_sim.profiler.engine.spec import TIMED_OPS, EngineSpec, GridWork
 from sarathi_sim.profiler.facts.model import load_model
 from sarathi_sim.profiler.storage.strict import UserError
+from tests.experiments.small_config import called, refused
 from tests.lab.fake_engine import SEND_S, TURNAROUND_S, FakeEngine
 
 pytestmark = pytest.mark.lab
@@ -88,10 +54,10 @@ CONFIG: dict[str, Any] = {
 RECORDED = Path(__file__).parent / "recorded"
 
 
-def load(tmp_path: Path, **changes: Any) -> Experiment:
+def load(tmp_path: Path, *assignments: str, **changes: Any) -> Experiment:
     path = tmp_path / "fake.yaml"
     path.write_text(yaml.safe_dump(CONFIG | changes))
-    return load_experiment(path)
+    return load_experiment(path, assignments)
 
 
 @pytest.fixture
@@ -99,8 +65,8 @@ def experiment(tmp_path: Path) -> Experiment:
     return load(tmp_path)
 
 
-def cell_of(experiment: Experiment, name: str = "orca") -> Cell:
-    return next(cell for cell in make_cells(experiment) if cell.name == name)
+def cell_of(experiment: Experiment, name: str = "orca") -> se.Cell:
+    return next(cell for cell in se.make_cells(experiment) if cell.name == name)
 
 
 @pytest.mark.parametrize("name", ["orca", "sarathi", "online"])
@@ -109,21 +75,21 @@ def test_a_measured_run_reads_like_the_simulated_one(experiment: Experiment, nam
     cell = cell_of(experiment, name)
     requests = cell.requests()
     run, simulated = FakeEngine(cell).serve(requests)
-    measured = totals(measured_records(run, requests, cell.scheduler()))
-    assert measured == pytest.approx(totals(simulated), rel=1e-9)
+    measured = se.totals(se.measured_records(run, requests, cell.scheduler()))
+    assert measured == pytest.approx(se.totals(simulated), rel=1e-9)
     stages = (measured["bubble_stage0"], measured["bubble_stage1"])
     assert measured["bubble"] == pytest.approx(sum(stages))
     assert measured["bubble"] > 0
-    again = totals(replay(run, requests, cell.scheduler()))
+    again = se.totals(se.replay(run, requests, cell.scheduler()))
     assert again == pytest.approx(measured, rel=1e-6)
-    assert lockstep(run, requests, cell.scheduler()) is None
+    assert se.lockstep(run, requests, cell.scheduler()) is None
 
 
 def test_links_are_those_of_awaited_messages(tmp_path: Path) -> None:
     """The last stage is three times as slow as the first, and most messages wait for it."""
     uneven = {"max_length": 100, "pp": 2, "layers_per_stage": [2, 6]}
     cell = cell_of(load(tmp_path, cluster=uneven))
-    found = links(FakeEngine(cell).serve(cell.requests())[0])
+    found = se.links(FakeEngine(cell).serve(cell.requests())[0])
     assert found.sends == pytest.approx([SEND_S])
     assert found.turnaround_s == pytest.approx(TURNAROUND_S)
 
@@ -135,12 +101,12 @@ def test_lockstep_sees_what_is_off(experiment: Experiment) -> None:
     requests = cell.requests()
     run, _ = FakeEngine(cell).serve(requests)
     late = [replace(r, arrival_s=r.arrival_s + 0.02) for r in requests]
-    assert lockstep(run, late, cell.scheduler()) is not None
+    assert se.lockstep(run, late, cell.scheduler()) is not None
     later = [replace(one, returned_s=one.returned_s + 0.01) for one in run.served.decisions]
     handled = replace(run, served=replace(run.served, decisions=later))
-    assert lockstep(handled, requests, cell.scheduler()) is not None
+    assert se.lockstep(handled, requests, cell.scheduler()) is not None
     run.served.decisions[3].decodes.append(99)
-    assert str(lockstep(run, requests, cell.scheduler())).startswith("batch 3: engine")
+    assert str(se.lockstep(run, requests, cell.scheduler())).startswith("batch 3: engine")
 
 
 def session(
@@ -150,24 +116,28 @@ def session(
     factor: float = 1.0,
     offset_s: float = 0.0,
     pp: int = 2,
-) -> Session:
+) -> se.Session:
     """``factor`` and ``offset_s``: how much slower serving is than the grid says."""
-    cells = [cell for cell in make_cells(experiment) if cell.layout == (pp, 1)]
+    cells = [cell for cell in se.make_cells(experiment) if cell.layout == (pp, 1)]
     offline = [cell for cell in cells if not cell.online]
-    spec, works = engine_spec(cells), grid_of(cells)
+    spec, works = se.engine_spec(cells), se.grid_of(cells)
     grid = FakeEngine(cells[0]).play(works)
     found = []
     for number in range(repeats):
-        served = {}
+        served: dict[str, se.CellRuns] = {}
         for cell in offline:
             engine = FakeEngine(cell, factor, offset_s)
             around = [cell.requests(100 + 2 * number + i, 6) for i in range(2)]
             calibration = [(engine.serve(some)[0], some) for some in around]
-            served[cell.name] = CellRuns(engine.serve(cell.requests())[0], calibration)
-        found.append(Repeat((grid, grid), served, 0.5))
+            served[cell.name] = engine.serve(cell.requests())[0], calibration
+        found.append(se.Repeat((grid, grid), served, 0.5))
     online = {c.name: FakeEngine(c).serve(c.requests())[0] for c in cells if c.online}
     about = {"engine": {"torch": "none"}}
-    return Session(cells, found, online, 1.0, about, spec, works)
+    return se.Session(cells, found, online, 1.0, about, spec, works)
+
+
+def outcomes_of(*measured: se.Session) -> va.Comparisons:
+    return va.evaluate_all(measured, lambda *_: None)
 
 
 def test_an_engine_that_does_what_its_grid_says_is_predicted(experiment: Experiment) -> None:
@@ -176,8 +146,8 @@ def test_an_engine_that_does_what_its_grid_says_is_predicted(experiment: Experim
     for name in ("orca", "sarathi"):
         outcome = measured.evaluate(measured.repeats[0], cell_of(experiment, name))
         for prediction in ("grid", "calibrated"):
-            assert np.median(iteration_errors(outcome, prediction)) < 0.005
-            assert iteration_errors(outcome, prediction).max() < 0.02
+            assert np.median(va.iteration_errors(outcome, prediction)) < 0.005
+            assert va.iteration_errors(outcome, prediction).max() < 0.02
             whole = outcome.whole[prediction]
             assert whole["makespan"] == pytest.approx(outcome.measured["makespan"], rel=5e-3)
             assert whole["bubble"] == pytest.approx(outcome.measured["bubble"], rel=0.03)
@@ -189,29 +159,29 @@ def test_a_profile_of_single_ops_predicts_beside_the_grid(
     """The grid's own bundle, as if ``profile`` had written it: both say the same."""
     measured = session(experiment, repeats=1)
     spec, repeat = measured.spec, measured.repeats[0]
-    grid = joined(repeat.grids)
-    bundle = in_situ_bundle(spec, 2 * measured.works, grid, SEND_S, "my-cpu")
+    grid = se.joined(repeat.grids)
+    bundle = se.in_situ_bundle(spec, 2 * measured.works, grid, SEND_S, "my-cpu")
     known = {"processor": "a CPU"}
     bundle = replace(bundle, meta=replace(bundle.meta, environment=known))
-    assert isolated_bundle(tmp_path, spec, known) is None
+    assert se.isolated_bundle(tmp_path, spec, known) is None
     write_bundle(bundle, bundle_path(tmp_path, "my-cpu", spec.model.name, spec.tp))
-    assert isolated_bundle(tmp_path, spec, {"processor": "another"}) is None
-    assert isolated_bundle(tmp_path, replace(spec, dtype="bfloat16"), known) is None
-    found = isolated_bundle(tmp_path, spec, known)
+    assert se.isolated_bundle(tmp_path, spec, {"processor": "another"}) is None
+    assert se.isolated_bundle(tmp_path, replace(spec, dtype="bfloat16"), known) is None
+    found = se.isolated_bundle(tmp_path, spec, known)
     measured = replace(measured, isolated=found)
-    outcomes = evaluate_all([measured], lambda *_: None)
-    (entry,) = [report(experiment, [measured], outcomes)["cells"]["sarathi"]]
+    outcomes = outcomes_of(measured)
+    (entry,) = [va.report(experiment, [measured], outcomes)["cells"]["sarathi"]]
     assert entry["isolated"]["makespan_error"]["median"] == pytest.approx(
         entry["grid"]["makespan_error"]["median"], abs=1e-3
     )
-    assert "isolated_s" in iterations(outcomes)
+    assert "isolated_s" in va.iterations(outcomes)
 
 
 def test_on_a_gpu_no_layer_is_faster_than_its_launch(experiment: Experiment) -> None:
     """Of a second, while the kernels take next to nothing: all layers wait for the host."""
     measured = session(experiment, repeats=1)
-    grid = joined(measured.repeats[0].grids)
-    bundle = in_situ_bundle(measured.spec, 2 * measured.works, grid, SEND_S, "my-gpu")
+    grid = se.joined(measured.repeats[0].grids)
+    bundle = se.in_situ_bundle(measured.spec, 2 * measured.works, grid, SEND_S, "my-gpu")
     launch = pd.DataFrame({"what": ["layer_launch", "layer_run"], "time_us": [1e6, 5.0]})
     measured = replace(measured, isolated=replace(bundle, overhead=launch))
     cell = cell_of(experiment, "sarathi")
@@ -225,8 +195,8 @@ def test_on_a_gpu_no_layer_is_faster_than_its_launch(experiment: Experiment) -> 
 def test_calibration_finds_what_serving_adds(experiment: Experiment) -> None:
     measured = session(experiment, repeats=1, factor=1.25, offset_s=1e-3)
     outcome = measured.evaluate(measured.repeats[0], cell_of(experiment))
-    assert np.median(iteration_errors(outcome, "grid")) > 0.2
-    assert iteration_errors(outcome, "calibrated").max() < 0.01
+    assert np.median(va.iteration_errors(outcome, "grid")) > 0.2
+    assert va.iteration_errors(outcome, "calibrated").max() < 0.01
     assert outcome.whole["calibrated"]["makespan"] == pytest.approx(
         outcome.measured["makespan"], rel=5e-3
     )
@@ -235,39 +205,38 @@ def test_calibration_finds_what_serving_adds(experiment: Experiment) -> None:
 def test_the_noise_floor_is_the_median_over_pairs_of_repeats() -> None:
     one, two = np.array([1.0, 2.0, 4.0]), np.array([1.0, 1.6, 5.0])
     # 1/1 - 1 = 0, 2/1.6 - 1 = 0.25, 4/5 - 1 = -0.2
-    assert noise_floor([one, two]) == pytest.approx(0.2)
-    assert np.isnan(noise_floor([one]))
-    assert np.isnan(noise_floor([one, two[:2]]))
+    assert va.noise_floor([one, two]) == pytest.approx(0.2)
+    assert np.isnan(va.noise_floor([one]))
+    assert np.isnan(va.noise_floor([one, two[:2]]))
 
 
 def test_gates_reject_what_the_machine_spoilt(experiment: Experiment) -> None:
     measured = session(experiment, repeats=1)
     repeat = measured.repeats[0]
-    outcomes = evaluate_all([measured], lambda *_: None)
-    assert rejected(measured, outcomes) == {}
+    outcomes = outcomes_of(measured)
+    assert va.rejected(measured, outcomes) == {}
     grid = repeat.grids[0]
 
-    def drifted(factor: float) -> Session:
+    def drifted(factor: float) -> se.Session:
         moved = replace(grid, finish=grid.start + factor * (grid.finish - grid.start))
         return replace(measured, repeats=[replace(repeat, grids=(grid, moved))])
 
     for factor in (1.06, 0.94):
         said = f"the grid took {factor} times as long after as before"
-        assert rejected(drifted(factor), outcomes) == {0: said}
+        assert va.rejected(drifted(factor), outcomes) == {0: said}
     (orca,) = outcomes["orca"]
     lost = orca.lost | {"iteration_error_median": 0.026}
     preempted = {**outcomes, "orca": [replace(orca, lost=lost)]}
     why = "preempted work accounts for 2.6% of iteration_error_median, and 2.50% is allowed"
-    assert rejected(measured, preempted) == {0: why}
-    assert rejected(drifted(1.06), preempted) == {
+    assert va.rejected(measured, preempted) == {0: why}
+    assert va.rejected(drifted(1.06), preempted) == {
         0: f"the grid took 1.06 times as long after as before; {why}"
     }
 
 
 def test_every_iteration_of_every_repeat_is_kept(experiment: Experiment) -> None:
-    measured = [session(experiment, repeats=2)]
-    outcomes = evaluate_all(measured, lambda *_: None)
-    rows = iterations(outcomes)
+    outcomes = outcomes_of(session(experiment, repeats=2))
+    rows = va.iterations(outcomes)
     assert rows.groupby(["cell", "repeat"]).size().to_dict() == {
         (name, n): len(outcomes[name][n].steps) for name in ("orca", "sarathi") for n in (0, 1)
     }
@@ -278,19 +247,16 @@ def test_every_iteration_of_every_repeat_is_kept(experiment: Experiment) -> None
 
 def test_the_report_holds_what_was_promised(experiment: Experiment, tmp_path: Path) -> None:
     measured = [session(experiment)]
-    outcomes = evaluate_all(measured, lambda *_: None)
-    result = report(experiment, measured, outcomes)
+    outcomes = outcomes_of(*measured)
+    result = va.report(experiment, measured, outcomes)
     assert result["quiet"]
-    orca = result["cells"]["orca"]
-    for key in ("iteration_error_median", "iteration_error_p90", "makespan_error",
-                "throughput_error", "bubble_error"):  # fmt: skip
+    orca, ratio = result["cells"]["orca"], result["ratios"]["bubble"]
+    for key in (*se.TARGETS, "throughput_error"):
         assert set(orca[key]) == {"median", "min", "max"}
-        assert len(orca["grid"]["repeats"]) == 3
+    assert len(orca["grid"]["repeats"]) == 3
     assert orca["parity"] == result["cells"]["online"]["parity"] == 1.0
-    assert orca["noise_floor"] == 0.0
-    assert (orca["pp"], orca["tp"], orca["online"]) == (2, 1, False)
+    assert (orca["pp"], orca["tp"], orca["online"], orca["noise_floor"]) == (2, 1, False, 0.0)
     assert set(orca["grid"]["by_kind"]) <= {"prefill", "decode", "mixed"}
-    ratio = result["ratios"]["bubble"]
     assert abs(ratio["error"]) < 0.05
     assert all(row["met"] for row in result["targets"])
     section = validation_answer(result)
@@ -305,7 +271,7 @@ def test_the_report_holds_what_was_promised(experiment: Experiment, tmp_path: Pa
     assert shown.table.rows == section.table.rows
 
 
-def restless(measured: Session) -> Session:
+def restless(measured: se.Session) -> se.Session:
     """The first repeat's second grid took far longer than its first."""
     first, *others = measured.repeats
     slow = replace(first.grids[0], finish=first.grids[0].start + 2.0)
@@ -314,7 +280,7 @@ def restless(measured: Session) -> Session:
 
 def test_on_a_busy_machine_nothing_is_claimed(experiment: Experiment) -> None:
     spoilt = [restless(session(experiment))]
-    result = report(experiment, spoilt, evaluate_all(spoilt, lambda *_: None))
+    result = va.report(experiment, spoilt, outcomes_of(*spoilt))
     assert not result["quiet"]
     layout = result["repeats"]["pp2_tp1"]
     assert (layout["run"], layout["accepted"], layout["quiet"]) == (3, 2, False)
@@ -338,10 +304,10 @@ def test_a_layout_is_judged_whatever_became_of_the_others(tmp_path: Path) -> Non
     ratio = {"metric": "makespan_s", "over": ["orca", "alone"]}
     experiment = load(tmp_path, scenarios=scenarios, compare={"stages": ratio})
     measured = [session(experiment, pp=1), restless(session(experiment))]
-    outcomes = evaluate_all(measured, lambda *_: None)
+    outcomes = outcomes_of(*measured)
     for outcome in outcomes["alone"]:
         outcome.iterations["calibrated"] *= 1.06
-    result = report(experiment, measured, outcomes)
+    result = va.report(experiment, measured, outcomes)
     met = {(row["what"], row["cell"]): row["met"] for row in result["targets"]}
     assert met["iteration_error_median", "alone"] is False
     assert met["makespan_error", "alone"] is met["replay makespan", "alone"] is True
@@ -358,10 +324,10 @@ def test_a_layout_is_judged_whatever_became_of_the_others(tmp_path: Path) -> Non
 def test_a_run_without_bubbles_has_no_bubble_error(experiment: Experiment) -> None:
     """A single iteration, say: minutes of measuring must not end in a division by zero."""
     measured = [session(experiment)]
-    outcomes = evaluate_all(measured, lambda *_: None)
+    outcomes = outcomes_of(*measured)
     for outcome in (o for repeats in outcomes.values() for o in repeats):
         outcome.measured.update({k: 0.0 for k in outcome.measured if k.startswith("bubble")})
-    result = to_json(report(experiment, measured, outcomes))
+    result = to_json(va.report(experiment, measured, outcomes))
     assert result["cells"]["orca"]["bubble_error"]["median"] is None
     assert {row["what"] for row in result["targets"]}.isdisjoint({"bubble_error", "ratio"})
     assert "bubble" in result["ratios"] and len(validation_answer(result).table.rows) > 8
@@ -373,55 +339,41 @@ def test_errors_by_kind_are_those_of_all_repeats(experiment: Experiment) -> None
     outcome = measured.evaluate(measured.repeats[0], cell_of(experiment))
     worse = replace(outcome, iterations={"grid": 2 * outcome.measured_iterations})
     exact = replace(outcome, iterations={"grid": outcome.measured_iterations})
-    found = errors_by_kind([worse, exact, exact], "grid")
+    found = va.errors_by_kind([worse, exact, exact], "grid")
     assert sum(kind["count"] for kind in found.values()) == 3 * len(outcome.steps)
     assert {kind["median"] for kind in found.values()} == {0.0}
     assert {kind["p90"] for kind in found.values()} == {1.0}
 
 
+ANSWERS, LATER = "sessions={max_turns: 2, think_s: 1}", "arrivals={kind: closed_loop, clients: 2}"
+FREE = "batching.micro_batches=free", "scenarios={held: {policy: {name: request_level}}}"
+PAGED = "batching={}", "scenarios={paged: {policy: {name: vllm}}}"
+
+
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"batching": {"max_batch": 4}}, "batching.formation: value 'eager': must be lazy"),
-        ({"batching": {"formation": "lazy"}}, "batching.max_batch: this key is missing"),
-        ({"cluster": {"max_length": 100, "replicas": 2}}, "cluster.replicas: value 2: must be 1"),
-        ({"cluster": {"max_length": 100, "tp": 3}}, "cluster.tp: value 3: .*does not divide"),
-        ({"cluster": {"max_length": 100, "pp": 9}}, "cluster.pp: value 9: must be at most 8"),
-        ({"device": "a6000"}, "device: value 'a6000': must be cpu or cuda"),
-        ({"model": "tiny-lama-40m"}, "did you mean tiny-llama-40m"),
-        ({"engine": {"jitter": 0.1}}, "engine: value {'jitter': 0.1}: must be left out"),
-        (
-            {"workload": CONFIG["workload"] | {"too_long": "reject"}},
-            "workload.too_long: value 'reject': must be error",
-        ),
-        (
-            {"workload": CONFIG["workload"] | {"sessions": {"max_turns": 2, "think_s": 1}}},
-            "workload.sessions: value {.*: must be left out: only the simulator waits for answers",
-        ),
-        (
-            {"workload": CONFIG["workload"] | {"arrivals": {"kind": "closed_loop", "clients": 2}}},
-            "workload.arrivals.kind: value 'closed_loop': needs clients that wait",
-        ),
-        (
-            {
-                "batching": {"max_batch": 4, "formation": "lazy", "micro_batches": "free"},
-                "scenarios": {"held": {"policy": {"name": "request_level"}}},
-                "compare": {},
-            },
-            "micro_batches: value 'free': a policy that holds finished",
-        ),
-        (
-            {"scenarios": {"paged": {"policy": {"name": "vllm"}}}, "compare": {}, "batching": {}},
-            r"policy.name: value 'vllm': must be request_level, orca, sarathi or your own",
-        ),
-        ({"kv_cache": {"block_size": 4}}, "kv_cache: value {.*}: must be left out: the engine's"),
+        (["batching.formation=eager"], "batching.formation: value 'eager': must be lazy"),
+        (["batching={formation: lazy}"], "batching.max_batch: this key is missing"),
+        (["cluster.replicas=2"], "cluster.replicas: value 2: must be 1"),
+        (["cluster.tp=3"], "cluster.tp: value 3: .*does not divide"),
+        (["cluster.pp=9"], "cluster.pp: value 9: must be at most 8"),
+        (["device=a6000"], "device: value 'a6000': must be cpu or cuda"),
+        (["model=tiny-lama-40m"], "did you mean tiny-llama-40m"),
+        (["engine.jitter=0.1"], "engine: value {'jitter': 0.1}: must be left out"),
+        (["workload.too_long=reject"], "workload.too_long: value 'reject': must be error"),
+        ([f"workload.{ANSWERS}"], "workload.sessions: value {.*: must be left out: only the simu"),
+        ([f"workload.{LATER}"], "arrivals.kind: value 'closed_loop': needs clients that wait"),
+        ([*FREE, "compare={}"], "micro_batches: value 'free': a policy that holds finished"),
+        ([*PAGED, "compare={}"], "policy.name: value 'vllm': must be request_level, orca, sarathi"),
+        (["kv_cache={block_size: 4}"], "kv_cache: value {.*}: must be left out: the engine's"),
     ],
 )
 def test_what_the_engine_cannot_do_is_refused(
-    tmp_path: Path, changes: dict[str, Any], message: str
+    tmp_path: Path, changes: list[str], message: str
 ) -> None:
     with pytest.raises(UserError, match=message):
-        make_cells(load(tmp_path, **changes))
+        se.make_cells(load(tmp_path, *changes))
 
 
 @pytest.mark.parametrize(
@@ -431,21 +383,16 @@ def test_what_the_engine_cannot_do_is_refused(
 def test_a_dry_run_checks_the_shipped_configurations(
     config: str, layouts: set[tuple[int, int]], gigabytes: tuple[float, float]
 ) -> None:
-    experiment = load_validation(config)
-    cells = make_cells(experiment)
+    experiment = va.load_validation(config)
+    cells = se.make_cells(experiment)
     assert {cell.layout for cell in cells} == layouts
     one = [cell for cell in cells if cell.layout == (1, 1)]
-    spec = engine_spec(one, experiment.validation.dtype)
+    spec = se.engine_spec(one, experiment.validation.dtype)
     assert spec.device == ("cuda" if config == "validate_gpu" else "cpu")
     assert gigabytes[0] < spec.bytes_needed(0) / 1e9 < gigabytes[1], "what the file says"
-    done = CliRunner().invoke(app, ["lab", "validate", config, "--dry-run"])
-    assert done.exit_code == 0, done.stderr
-    assert "sarathi" in done.stdout
-    refused = CliRunner().invoke(
-        app, ["lab", "validate", config, "--dry-run", "--set", "cluster.replicas=2"]
-    )
-    assert refused.exit_code == 2
-    assert "must be 1: one engine is run" in refused.stderr
+    words = ("lab", "validate", config, "--dry-run")
+    assert "sarathi" in called(*words).stdout
+    assert "must be 1: one engine is run" in refused(*words, "--set", "cluster.replicas=2")
 
 
 class CountedEngine:
@@ -476,14 +423,14 @@ def test_the_order_of_the_work(experiment: Experiment, monkeypatch: pytest.Monke
     """Warm-up; then grid, calibration, workload and calibration of each cell, grid; what depends on
     the clock once at the end. The second repeat would end beyond the limit; the first is always
     run."""
-    monkeypatch.setattr(sessions, "EngineProcesses", CountedEngine)
+    monkeypatch.setattr(se, "EngineProcesses", CountedEngine)
     monkeypatch.setattr(CountedEngine, "log", log := [])
     counted, said = list[tuple[int, int]](), list[str]()
     settings = Validation(repeats=2, calibration_requests=3)
     for limit_s, repeats in ((None, 2), (1e-9, 1)):
         log.clear()
-        (found,) = run_sessions(
-            make_cells(experiment), settings.model_copy(update={"limit_s": limit_s}),
+        (found,) = se.run_sessions(
+            se.make_cells(experiment), settings.model_copy(update={"limit_s": limit_s}),
             realtime=False, timeout_s=1.0, say=said.append,
             progress=lambda _, done, total: counted.append((done, total)),
         )  # fmt: skip
@@ -491,9 +438,7 @@ def test_the_order_of_the_work(experiment: Experiment, monkeypatch: pytest.Monke
         repeat = ["grid", *["orca"] * 3, *["sarathi"] * 3, "grid"]
         names = [one if one == "grid" else one[0] for one in log]
         assert names == ["grid", "orca", *repeats * repeat, "orca"]
-        assert counted[-1] == (19, 19) and [done for done, _ in counted] == sorted(
-            done for done, _ in counted
-        )
+        assert counted[-1] == (19, 19) and counted == sorted(counted)
         counted.clear()
         if repeats == 2:
             sizes = [len(one[1]) for one in log if one != "grid"]
@@ -504,13 +449,6 @@ def test_the_order_of_the_work(experiment: Experiment, monkeypatch: pytest.Monke
 
 
 # What other work took of a run: by hand, and recorded on a quiet and a busy machine --------------
-
-
-def lost_of(experiment: Experiment, change: Callable[[StageLog], None], device: str) -> LostTime:
-    cell = cell_of(experiment)
-    run, _ = FakeEngine(cell).serve(cell.requests())
-    change(run.stages)
-    return lost(device, run, cell.requests(), cell.scheduler)
 
 
 def largest_preempted(log: StageLog) -> None:
@@ -544,27 +482,30 @@ def nine_tenths(log: StageLog) -> None:
 def test_lost_time_is_wall_time_less_cpu_time(
     experiment: Experiment, change: Any, device: str, share: float | None, why: str | None
 ) -> None:
-    found = lost_of(experiment, change, device)
+    cell = cell_of(experiment)
+    run, _ = FakeEngine(cell).serve(cell.requests())
+    change(run.stages)
+    found = se.lost(device, run, cell.requests(), cell.scheduler)
     for key in ("iteration_error_median", "iteration_error_p90"):
         assert np.isnan(found[key]) if share is None else found[key] == pytest.approx(share)
-    said = too_much(found)
+    said = se.too_much(found)
     assert said is None if why is None else why in str(said)
     if change is nine_tenths and device == "cpu":
         # All but links and returns would have been faster by that.
         assert -0.1 < found["makespan_error"] < -0.05
 
 
-@pytest.mark.parametrize("name", TARGETS)
+@pytest.mark.parametrize("name", se.TARGETS)
 def test_half_of_each_target_may_be_lost(name: str) -> None:
-    nothing = dict.fromkeys(TARGETS, 0.0)
-    limit = MOST_OF_TARGET * TARGETS[name]
-    assert too_much(nothing | {name: 0.99 * limit}) is None
+    nothing = dict.fromkeys(se.TARGETS, 0.0)
+    limit = se.MOST_OF_TARGET * se.TARGETS[name]
+    assert se.too_much(nothing | {name: 0.99 * limit}) is None
     for share in (1.01 * limit, -1.01 * limit):
-        why = too_much(nothing | {name: share})
+        why = se.too_much(nothing | {name: share})
         assert why is not None and f" of {name}, and {limit:.2%} is allowed" in why
 
 
-def of_recorded(name: str) -> LostTime:
+def of_recorded(name: str) -> se.LostTime:
     """Of a run of ``validate_cpu`` on two cores, as the engine logged it (times to 1 us)."""
     entry = json.loads((RECORDED / f"{name}.json").read_text(encoding="utf-8"))
     times = {key: np.array(entry[key]) for key in ("arrived", "start", "finish", "cpu")}
@@ -572,7 +513,7 @@ def of_recorded(name: str) -> LostTime:
     decisions = [Decision(**one) for one in entry["decisions"]]
     run = EngineRun(Served(decisions=decisions), StageLog(**times, ops=ops))
     requests = [Request(*one) for one in entry["requests"]]
-    return lost(
+    return se.lost(
         "cpu", run, requests, lambda: MicroBatches(build(**entry["policy"]), **entry["settings"])
     )
 
@@ -593,9 +534,9 @@ def of_recorded(name: str) -> LostTime:
 def test_a_run_that_had_its_cores_to_itself_is_accepted(name: str, why: str | None) -> None:
     found = of_recorded(name)
     if why is None:
-        assert too_much(found) is None and found["iteration_error_median"] < 0.01
+        assert se.too_much(found) is None and found["iteration_error_median"] < 0.01
     else:
-        assert why in str(too_much(found))
+        assert why in str(se.too_much(found))
 
 
 # The bundle of the grid --------------------------------------------------------------------------
@@ -621,7 +562,7 @@ def test_repeats_become_a_median_and_a_spread(tmp_path: Path) -> None:
     start = np.zeros((len(factors), 1))
     finish = (17.5 * base_s)[:, None]
     log = StageLog(start, start, finish, finish, ops)
-    bundle = in_situ_bundle(spec, 3 * WORKS, log, 1e-4, "in-situ")
+    bundle = se.in_situ_bundle(spec, 3 * WORKS, log, 1e-4, "in-situ")
     write_bundle(bundle, tmp_path / "b")
     read = load_bundle(tmp_path / "b")
     # The quartiles of 1, 1.2 and 1.8 are 1.1 and 1.5.

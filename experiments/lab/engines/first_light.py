@@ -123,11 +123,15 @@ def words_of(step: HourStep, out: Path, seconds: float, rehearsal: bool) -> list
     special = [word for word in ("sdpa", "cudnn", "fp8") if word in step.options.values()]
     options: dict[str, object] = {"attention": "xformers", **step.options}
     options |= {} if on_gpu else {"attention": "sdpa", "weights": "dtype"}
-    options |= {"device": facts["device"], "dtype": "bf16" if on_gpu else "fp32"}
-    options |= {"device_name": "-".join([facts["device_name"], *special]), "out": out / "profiles"}
-    options["budget"] = _FOR_POINTS * step.limit_s
-    options["max_seconds"] = max(1.0, _AT_MOST * seconds)
-    options |= _SMALL_PROFILE if rehearsal else {}
+    options |= {
+        "device": facts["device"],
+        "dtype": "bf16" if on_gpu else "fp32",
+        "device_name": "-".join([facts["device_name"], *special]),
+        "out": out / "profiles",
+        "budget": _FOR_POINTS * step.limit_s,
+        "max_seconds": max(1.0, _AT_MOST * seconds),
+        **(_SMALL_PROFILE if rehearsal else {}),
+    }
     if tp > 1:
         options["collectives"] = published_collectives(out, str(options["model"]), tp)
     settings = [name for name in options if name in Measuring.__dataclass_fields__]
@@ -246,12 +250,13 @@ def main() -> int:
         sys.argv = ["sarathi-sim", *words]
         runpy.run_module("sarathi_sim", run_name="__main__")
         return 0
+    code = 0
     try:
-        print(OWN_STEPS[words[0]](Path(words[1]), words[2] == "1"))  # noqa: T201
+        line = OWN_STEPS[words[0]](Path(words[1]), words[2] == "1")
     except UserError as error:
-        print(f"error: {error}")  # noqa: T201
-        return 2
-    return 0
+        line, code = f"error: {error}", 2
+    print(line)  # noqa: T201
+    return code
 
 
 # The ledger and the archive -----------------------------------------------------------------------
@@ -288,8 +293,7 @@ class Ledger:
 
     def is_done(self, step: str) -> bool:
         """Whether the latest try of a step succeeded."""
-        entry = self.last(step)
-        return entry is not None and entry.state == DONE
+        return getattr(self.last(step), "state", None) == DONE
 
     def write(self, folder: Path) -> None:
         """Replace the file in a folder. Raises OSError."""
@@ -351,21 +355,19 @@ _AGAIN_S = 15.0
 
 class Hour:
     """A first hour: results, logs, bundles and the ledger are in the folder ``out``, and after
-    every step in the file ``archive``. ``say`` gets lines for the user.
+    every step in the file ``archive`` beside it. ``say`` gets lines for the user.
 
     An ``out`` that is missing is made from another archive to resume, or from ``archive`` where
     that exists. A ``rehearsal`` measures a tiny model, on the CPU where there is no GPU.
     """
 
-    def __init__(self, out: Path, archive: Path, say: Say, rehearsal: bool = False) -> None:
-        self.out, self.archive, self.say, self.rehearsal = out, archive, say, rehearsal
+    def __init__(self, out: Path, say: Say, rehearsal: bool = False) -> None:
+        self.out, self.say, self.rehearsal = out, say, rehearsal
+        self.archive = out.with_name(f"{out.name}.zip")
         self.ledger = Ledger(rehearsal)
 
     def run(
-        self,
-        minutes: float = inf,
-        resume: Path | None = None,
-        steps: Sequence[HourStep] = STEPS,
+        self, minutes: float = inf, resume: Path | None = None, steps: Sequence[HourStep] = STEPS
     ) -> bool:
         """Run every step that is not done, and the probe; whether all are done then. None begins
         that could end after ``minutes``.
@@ -381,8 +383,7 @@ class Hour:
         try:
             self._open_ledger()
             self._run(until, steps)
-            for line in self._summary(steps):
-                self.say(line)
+            self._summarise(steps)
             pack(self.out, self.archive)
         finally:
             lock.release()
@@ -412,7 +413,7 @@ class Hour:
         if self.archive.exists() and read_ledger(self.archive).run != self.ledger.run:
             raise ProfileError(
                 f"{self.archive}: exists and is not of {self.out}: go on from it with --resume and "
-                "another --out, or name another --archive"
+                "another --out"
             )
         self.ledger.write(self.out)
         for name in ("logs", "results"):
@@ -430,8 +431,9 @@ class Hour:
                     f"{max(0.0, left_s):.0f} s are left; the same command goes on"
                 )
                 return
-            entry = self._attempt(step, min(step.limit_s, left_s))
-            left_s = min(step.limit_s, left_s) - entry.seconds
+            left_s = min(step.limit_s, left_s)
+            entry = self._attempt(step, left_s)
+            left_s -= entry.seconds
             # A GPU may do nothing more for one process, and work for the next.
             if step.options and entry.state == FAILED and left_s > _AGAIN_S:
                 entry = self._attempt(step, left_s)
@@ -479,10 +481,11 @@ class Hour:
         last = path.read_text(encoding="utf-8", errors="replace").strip().rpartition("\n")[2]
         return FAILED if code else DONE, last
 
-    def _summary(self, steps: Sequence[HourStep]) -> list[str]:
+    def _summarise(self, steps: Sequence[HourStep]) -> None:
         """The last try of each step, and how far our times are from the tables: ``summary.txt``."""
-        done = sum(self.ledger.is_done(step.name) for step in steps)
-        lines = [f"{done} of {len(steps)} steps are done"]
+        lines = [
+            f"{sum(self.ledger.is_done(s.name) for s in steps)} of {len(steps)} steps are done"
+        ]
         for step in steps:
             entry = self.ledger.last(step.name)
             text = f"{entry.state}, {entry.seconds:.0f} s: {entry.why}" if entry else "not begun"
@@ -490,13 +493,14 @@ class Hour:
         if self.ledger.is_done("tables"):
             start = f"{probed(self.out)['device_name']}/"  # xformers alone
             tables = json.loads((self.out / "results" / "tables.json").read_bytes())
-            for what, by_op in tables.items():
-                if what.startswith(start) and "/tp1 " in what:
-                    lines.append(
-                        f"{what}: {', '.join(f'{op} {x:+.0f}' for op, x in by_op.items())}"
-                    )
+            lines += [
+                f"{what}: {', '.join(f'{op} {x:+.0f}' for op, x in by_op.items())}"
+                for what, by_op in tables.items()
+                if what.startswith(start) and "/tp1 " in what
+            ]
         write_whole(self.out / "summary.txt", "".join(f"{line}\n" for line in lines))
-        return lines
+        for line in lines:
+            self.say(line)
 
 
 if __name__ == "__main__":

@@ -703,12 +703,8 @@ def too_much(lost: LostTime) -> str | None:
 # A session --------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True)
-class CellRuns:
-    """A cell's run, and the two calibration runs around it with their requests."""
-
-    run: EngineRun
-    calibration: list[tuple[EngineRun, list[Request]]]
+CellRuns = tuple[EngineRun, list[tuple[EngineRun, list[Request]]]]
+"""A cell's run, and the two calibration runs around it with their requests."""
 
 
 @dataclass(frozen=True)
@@ -784,13 +780,12 @@ class Session:
 
     def evaluate(self, repeat: Repeat, cell: Cell) -> Comparison:
         """The comparison of one cell in one repeat."""
-        served = repeat.served[cell.name]
-        run, requests = served.run, cell.requests()
-        around = links(*(calibration for calibration, _ in served.calibration))
+        (run, calibration), requests = repeat.served[cell.name], cell.requests()
+        around = links(*(one for one, _ in calibration))
         grid = joined(repeat.grids)
         bundle = in_situ_bundle(self.spec, 2 * self.works, grid, around.send_s, "in-situ")
         alone = StageTimePrediction.of(cell, bundle, around)
-        predictions = {"grid": alone, "calibrated": alone.calibrated(served.calibration)}
+        predictions = {"grid": alone, "calibrated": alone.calibrated(calibration)}
         if self.isolated is not None:
             predictions["isolated"] = StageTimePrediction.of(cell, self.isolated, around)
             # The host launches a layer of one decode in that time, which a GPU's ops do not hold.
@@ -840,43 +835,15 @@ def agreement(run: EngineRun, cell: Cell) -> Agreement:
 # Runs of the engine -----------------------------------------------------------------------------
 
 
-@dataclass
-class _CountedEngine:
-    """A running engine; each of its runs, a sign of progress, is counted."""
-
-    processes: EngineProcesses
-    works: list[GridWork]
-    count: Callable[[], None]
-
-    def serve(self, cell: Cell, requests: list[Request]) -> EngineRun:
-        self.count()
-        return self.processes.serve(requests, cell.policy, cell.settings)
-
-    def grid(self) -> StageLog:
-        self.count()
-        return self.processes.play(self.works)
-
-    def repeat(self, number: int, cells: Sequence[Cell], few: int) -> Repeat:
-        """Calibration runs of ``few`` requests have other seeds than the workloads, and than those
-        of another repeat."""
-        before, served = self.grid(), {}
-        for cell in cells:
-            first, last = (cell.requests(2_000_000 + 2 * number + n, few) for n in (0, 1))
-            around = self.serve(cell, first)
-            run = self.serve(cell, cell.requests())
-            served[cell.name] = CellRuns(run, [(around, first), (self.serve(cell, last), last)])
-        return Repeat((before, self.grid()), served, getloadavg()[0])
-
-
 def run_sessions(
     cells: Sequence[Cell],
     settings: Validation,
-    *,
-    realtime: bool,
-    timeout_s: float,
     progress: Progress,
     say: Say,
     profiles: Path | None = None,
+    *,
+    realtime: bool,
+    timeout_s: float,
 ) -> list[Session]:
     """Measure all cells, layout by layout. Raises ProfileError where an engine fails.
 
@@ -886,6 +853,7 @@ def run_sessions(
     layouts = [list(group) for _, group in groupby(by_layout, key=lambda cell: cell.layout)]
     # Checked before anything is measured.
     specs = [engine_spec(group, settings.dtype, realtime=realtime) for group in layouts]
+    few, limit_s = settings.calibration_requests, settings.limit_s or math.inf
     offline = sum(not cell.online for cell in cells)
     total = len(layouts) * (2 + 2 * settings.repeats) + 3 * settings.repeats * offline
     done, total = 0, total + len(cells) - offline
@@ -895,17 +863,32 @@ def run_sessions(
         progress("runs of the engine", done, total)
         done += runs
 
+    def serve(engine: EngineProcesses, cell: Cell, requests: list[Request]) -> EngineRun:
+        count()
+        return engine.serve(requests, cell.policy, cell.settings)
+
+    def repeat(engine: EngineProcesses, works: list[GridWork], number: int) -> Repeat:
+        """Calibration runs have other seeds than the workloads, and than those of another one."""
+        count()
+        before, served = engine.play(works), dict[str, CellRuns]()
+        for cell in repeated:
+            first, last = (cell.requests(2_000_000 + 2 * number + n, few) for n in (0, 1))
+            around = serve(engine, cell, first)
+            run = serve(engine, cell, cell.requests())
+            served[cell.name] = run, [(around, first), (serve(engine, cell, last), last)]
+        count()
+        return Repeat((before, engine.play(works)), served, getloadavg()[0])
+
     sessions = []
     for spec, group in zip(specs, layouts, strict=True):
         name, works = f"pp {spec.pp}, tp {spec.tp}", grid_of(group)
         say(f"{name}: {spec.ranks} processes")
         repeated = [cell for cell in group if not cell.online]
-        few, limit_s = settings.calibration_requests, settings.limit_s or math.inf
-        with EngineProcesses(spec, timeout_s) as processes:
-            engine = _CountedEngine(processes, works, count)
+        with EngineProcesses(spec, timeout_s) as engine:
             began, longest, repeats = perf_counter(), 0.0, list[Repeat]()
-            engine.grid()  # every shape once, as a warm-up
-            engine.serve(group[0], group[0].requests(seed=1, count=few))
+            count()
+            engine.play(works)  # every shape once, as a warm-up
+            serve(engine, group[0], group[0].requests(seed=1, count=few))
             for number in range(settings.repeats):
                 start = perf_counter()
                 if number and start - began + longest > limit_s:
@@ -913,14 +896,14 @@ def run_sessions(
                     say(f"{name}: repeat {number + 1} is left out: {why}")
                     count(2 + 3 * len(repeated))
                     continue
-                repeats.append(engine.repeat(number, repeated, few))
+                repeats.append(repeat(engine, works, number))
                 took = perf_counter() - start
                 longest = max(longest, took)
                 say(f"{name}: repeat {number + 1} of {settings.repeats} took {took:.0f} s")
             online = {
-                cell.name: engine.serve(cell, cell.requests()) for cell in group if cell.online
+                cell.name: serve(engine, cell, cell.requests()) for cell in group if cell.online
             }
-            seconds, environment = perf_counter() - began, processes.environment
+            seconds, environment = perf_counter() - began, engine.environment
         about = {"engine": environment | {"device": spec.device, "dtype": spec.dtype}}
         isolated = None
         if profiles and (isolated := isolated_bundle(profiles, spec, environment)):

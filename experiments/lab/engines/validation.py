@@ -6,6 +6,7 @@ import importlib.util
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from datetime import UTC, datetime
+from itertools import combinations
 from pathlib import Path
 from typing import Any
 
@@ -95,13 +96,9 @@ def measure(
     Raises ProfileError if the engine cannot run the cells.
     """
     sessions = run_sessions(
-        cells,
-        experiment.validation,
+        *(cells, experiment.validation, progress, say, profiles),
         realtime=realtime,
         timeout_s=timeout_s,
-        progress=progress,
-        say=say,
-        profiles=profiles,
     )
     outcomes = evaluate_all(sessions, progress)
     return to_json(report(experiment, sessions, outcomes) | {"realtime": realtime}), outcomes
@@ -145,11 +142,8 @@ def iterations(outcomes: Mapping[str, Sequence[Comparison]]) -> pd.DataFrame:
 
 def middle(values: Sequence[float]) -> dict[str, float]:
     """Median and range."""
-    return {
-        "median": float(np.median(values)),
-        "min": float(np.min(values)),
-        "max": float(np.max(values)),
-    }
+    middle, low, high = (float(of(values)) for of in (np.median, np.min, np.max))
+    return {"median": middle, "min": low, "max": high}
 
 
 def middles(rows: Sequence[Mapping[str, float]]) -> dict[str, Any]:
@@ -159,7 +153,7 @@ def middles(rows: Sequence[Mapping[str, float]]) -> dict[str, Any]:
 
 def spread(values: Sequence[float]) -> float:
     """The range over the median."""
-    return float((np.max(values) - np.min(values)) / np.median(values))
+    return float(np.ptp(values) / np.median(values))
 
 
 def median_p90(errors: Floats) -> dict[str, float]:
@@ -172,12 +166,8 @@ def noise_floor(repeats: list[Floats]) -> float:
 
     NaN for a single repeat. Only repeats with the same micro-batches are compared.
     """
-    differences = [
-        np.abs(one / other - 1)
-        for index, one in enumerate(repeats)
-        for other in repeats[index + 1 :]
-        if len(one) == len(other)
-    ]
+    pairs = ((a, b) for a, b in combinations(repeats, 2) if len(a) == len(b))
+    differences = [np.abs(one / other - 1) for one, other in pairs]
     return float(np.median(np.concatenate(differences))) if differences else float("nan")
 
 
@@ -199,11 +189,9 @@ def errors_by_kind(repeats: list[Comparison], prediction: str) -> dict[str, dict
 
 def prediction_errors(outcome: Comparison, prediction: str) -> dict[str, float]:
     """Errors of iterations (median and 90th percentile), and of each total."""
-    of_iterations = median_p90(iteration_errors(outcome, prediction))
-    return {
-        **{f"iteration_error_{name}": value for name, value in of_iterations.items()},
-        **total_errors(outcome.whole[prediction], outcome.measured),
-    }
+    found = median_p90(iteration_errors(outcome, prediction))
+    found = {f"iteration_error_{name}": value for name, value in found.items()}
+    return found | total_errors(outcome.whole[prediction], outcome.measured)
 
 
 # The report -------------------------------------------------------------------------------------
@@ -213,9 +201,7 @@ def report(
     experiment: Experiment, sessions: Sequence[Session], outcomes: Comparisons
 ) -> dict[str, Any]:
     """The content of ``validation.json``."""
-    cells: dict[str, Any] = {}
-    repeats: dict[str, Any] = {}
-    accepted: dict[str, list[int]] = {}
+    cells, repeats, accepted = dict[str, Any](), dict[str, Any](), dict[str, list[int]]()
     for session in sessions:
         layout = session.layout
         reasons = rejected(session, outcomes)
@@ -235,8 +221,7 @@ def report(
                 "layout": layout,
                 "online": cell.online,
                 "policy": cell.policy,
-                "pp": cell.layout[0],
-                "tp": cell.layout[1],
+                **dict(zip(("pp", "tp"), cell.layout, strict=True)),
                 "requests": len(cell.requests()),
                 "scenario": cell.scenario.model_dump(mode="json"),
             }
@@ -267,11 +252,10 @@ def rejected(session: Session, outcomes: Comparisons) -> dict[int, str]:
     """The repeats that the machine disturbed too much, with the reasons."""
     reasons = {}
     for number, repeat in enumerate(session.repeats):
-        why = []
-        if abs(repeat.drift - 1) > MOST_DRIFT:
-            why.append(f"the grid took {repeat.drift:.2f} times as long after as before")
         disturbed = (too_much(outcomes[name][number].lost) for name in repeat.served)
-        why += [*filter(None, disturbed)][:1]
+        why = [*filter(None, disturbed)][:1]
+        if abs(repeat.drift - 1) > MOST_DRIFT:
+            why.insert(0, f"the grid took {repeat.drift:.2f} times as long after as before")
         if why:
             reasons[number] = "; ".join(why)
     return reasons
@@ -315,26 +299,22 @@ def _ratios(
         above, below = ratio.over
         if above not in outcomes or below not in outcomes:
             continue
-        both = [n for n in accepted[above] if n in accepted[below]]
-        pairs = [
-            (outcomes[above][n], outcomes[below][n]) for n in both or range(len(outcomes[above]))
-        ]
         total = _RATIOS[ratio.metric]
-        measured = [_ratio(one.measured[total], other.measured[total]) for one, other in pairs]
-        simulated = {
-            prediction: middle(
-                [_ratio(*(each.whole[prediction][total] for each in pair)) for pair in pairs]
-            )
-            for prediction in PREDICTIONS
-        }
+        both = [n for n in accepted[above] if n in accepted[below]]
+        rows = []
+        for n in both or range(len(outcomes[above])):
+            one, other = outcomes[above][n], outcomes[below][n]
+            pairs = {"measured": (one.measured, other.measured)}
+            pairs |= {key: (one.whole[key], other.whole[key]) for key in PREDICTIONS}
+            rows.append({key: _ratio(a[total], b[total]) for key, (a, b) in pairs.items()})
+        found = middles(rows)
         ratios[name] = {
             "of": [above, below],
             "metric": ratio.metric,
             "repeats": len(both),
-            "measured": middle(measured),
-            **simulated,
-            "error": off(simulated["calibrated"]["median"], middle(measured)["median"]),
-            "measured_spread": spread(measured),
+            **found,
+            "error": off(found["calibrated"]["median"], found["measured"]["median"]),
+            "measured_spread": spread([row["measured"] for row in rows]),
         }
     return ratios
 
@@ -345,23 +325,21 @@ def _ratio(above: float, below: float) -> float:
 
 def _judged(result: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
     """Each target's limit, value, and whether it was met; None if the machine was too busy."""
-    for what, of, limit, value, may in _targets(result):
-        if np.isfinite(value):
-            met = abs(value) <= limit if may else None
-            yield {"what": what, "cell": of, "limit": limit, "value": value, "met": met}
-
-
-def _targets(result: Mapping[str, Any]) -> Iterator[tuple[str, str, float, float, bool]]:
-    """What is judged, of which cell, its limit, its value, and whether it may be judged."""
+    targets: list[tuple[str, str, float, float, bool]] = []
     for name, cell in result["cells"].items():
         quiet = result["repeats"][cell["layout"]]["quiet"]
-        yield "parity", name, 0.0, cell["parity"] - 1, True
+        targets.append(("parity", name, 0.0, cell["parity"] - 1, True))
         if "calibrated" in cell:
-            for what, limit in TARGETS.items():
-                yield what, name, limit, cell[what]["median"], quiet
+            targets += [
+                (what, name, limit, cell[what]["median"], quiet) for what, limit in TARGETS.items()
+            ]
             replayed = cell["replay"]["makespan_error"]["median"]
-            yield "replay makespan", name, REPLAY_TARGET, replayed, quiet
+            targets.append(("replay makespan", name, REPLAY_TARGET, replayed, quiet))
     for name, ratio in result["ratios"].items():
         # Only repeats that both layouts accepted: each may have rejected different ones.
         enough = ratio["repeats"] >= FEWEST_REPEATS
-        yield "ratio", name, RATIO_TARGET, ratio["error"], enough
+        targets.append(("ratio", name, RATIO_TARGET, ratio["error"], enough))
+    for what, of, limit, value, judged in targets:
+        if np.isfinite(value):
+            met = abs(value) <= limit if judged else None
+            yield {"what": what, "cell": of, "limit": limit, "value": value, "met": met}
