@@ -56,7 +56,9 @@ def print_section(section: Section, *, err: bool = False, rest: str = "") -> Non
     """
     command = f"\nThis runs it:\n{section.command}\n" if section.command else ""
     if section.answer:
-        typer.echo(f"{section.answer}\n{command}", err=err)
+        typer.echo(section.answer, err=err)
+    if section.answer and section.table.headings:
+        typer.echo(command, err=err)
     if section.about:
         consoles()[err].print(section.about, markup=False, highlight=False)
     print_assumed(section.assumptions, err=err)
