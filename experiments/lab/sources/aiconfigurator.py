@@ -11,7 +11,7 @@ happen in a server; a CSV holds several frameworks, of which one is used.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -22,9 +22,9 @@ from sarathi_sim.experiments.lab.sources.measurements import (
     Measurements,
     OpRows,
     merged,
-    read_measurements,
     source_folder,
     tidy,
+    timed,
 )
 from sarathi_sim.profiler.bundle.tables import BundleError
 from sarathi_sim.profiler.facts.device import DeviceSpec, load_device
@@ -499,8 +499,8 @@ def measurements(folder: Path, model: ModelSpec, tp: int, device: DeviceSpec) ->
 
 def aic_gemm(datasets: Path, framework: str = "SGLang") -> pd.DataFrame:
     """A100-SXM bf16 GEMMs: m, n, k, time_us of one serving framework."""
-    raw = _csv(datasets, _GEMM, ("framework", framework), ("m", "n", "k"))
-    return tidy(raw["time_us"], m=raw["m"], n=raw["n"], k=raw["k"])
+    raw = _csv(datasets, _GEMM, counts=("m", "n", "k"), keep=("framework", framework))
+    return merged(raw[["m", "n", "k", "time_us"]])
 
 
 def aic_prefill(datasets: Path, framework: str = "VLLM") -> pd.DataFrame:
@@ -514,33 +514,18 @@ def aic_decode(datasets: Path, framework: str = "VLLM") -> pd.DataFrame:
 
 
 def _attention_csv(datasets: Path, file: str, framework: str) -> pd.DataFrame:
-    counts = [name for name in _ATTENTION if name != "step"]
-    raw = _csv(datasets, file, ("framework", framework), counts, ("step",))
+    counts, keep = [name for name in _ATTENTION if name != "step"], ("framework", framework)
+    raw = _csv(datasets, file, counts=counts, from_zero=("step",), keep=keep)
     return raw.rename(columns=_ATTENTION)[[*_ATTENTION.values(), "time_us"]]
 
 
 def aic_all_reduce(datasets: Path, gpus: int) -> pd.DataFrame:
     """NCCL all-reduce on NVLink. Sizes are ELEMENTS in the file: 2 bytes each for half."""
-    sizes = ("num_gpus", "message_size_elements")
-    raw = _csv(datasets, _NCCL, ("op_name", "all_reduce"), sizes, label="nccl_dtype")
+    sizes, keep = ("num_gpus", "message_size_elements"), ("op_name", "all_reduce")
+    raw = _csv(datasets, _NCCL, labels=("nccl_dtype",), counts=sizes, keep=keep)
     raw = raw[(raw["nccl_dtype"] == "half") & (raw["num_gpus"] == gpus)]
     return tidy(raw["time_us"], num_bytes=_HALF * raw["message_size_elements"])
 
 
-def _csv(
-    datasets: Path,
-    file: str,
-    keep: tuple[str, str],
-    counts: Sequence[str],
-    from_zero: Sequence[str] = (),
-    label: str = "framework",
-) -> pd.DataFrame:
-    raw = read_measurements(
-        source_folder(datasets, A100) / file,
-        labels=(label,),
-        counts=counts,
-        from_zero=from_zero,
-        times=("latency_ms",),
-        keep=keep,
-    )
-    return raw.assign(time_us=1e3 * raw["latency_ms"])
+def _csv(datasets: Path, file: str, **columns: Any) -> pd.DataFrame:
+    return timed(source_folder(datasets, A100) / file, "latency_ms", 1e3, **columns)
