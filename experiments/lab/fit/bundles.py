@@ -19,7 +19,7 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 
-from sarathi_sim.experiments.lab.fit.devices import AIC, LLMSERVINGSIM, VIDUR, Origin
+from sarathi_sim.experiments.lab.fit.devices import ORIGINS
 from sarathi_sim.experiments.lab.sources import aiconfigurator, llmservingsim, vidur
 from sarathi_sim.experiments.lab.sources.measurements import Measurements, OpRows
 from sarathi_sim.profiler.bundle.schema import Bundle, BundleMeta
@@ -67,22 +67,21 @@ _CONTEXTS = (1, 128, 256, 512, 1024, 2048, 3072, 4096, 6144, 8192)
 
 @dataclass(frozen=True)
 class PublicSource:
-    """A source of measurements: its reader, the device of a folder, the files, and their origin."""
+    """A source of measurements: its reader, the device of a folder, and the files."""
 
     read: Callable[[Path, ModelSpec, int, DeviceSpec], Measurements]
     device_of: Callable[[Path], str]
     files: str
-    origin: Origin
 
 
 A100 = aiconfigurator.A100_DEVICE
 SOURCES = {
-    "vidur": PublicSource(vidur.measurements, lambda _: A100, vidur.FILES, VIDUR),
+    "vidur": PublicSource(vidur.measurements, lambda _: A100, vidur.FILES),
     "aiconfigurator": PublicSource(
-        aiconfigurator.measurements, lambda _: A100, aiconfigurator.FILES, AIC
+        aiconfigurator.measurements, lambda _: A100, aiconfigurator.FILES
     ),
     "llmservingsim": PublicSource(
-        llmservingsim.measurements, llmservingsim.measured_on, llmservingsim.FILES, LLMSERVINGSIM
+        llmservingsim.measurements, llmservingsim.measured_on, llmservingsim.FILES
     ),
 }
 
@@ -148,7 +147,7 @@ def assemble(
     by_kind: dict[str, list[str]] = {}
     for op in sorted(marks.keys() & set(wanted)):
         by_kind.setdefault(marks[op].partition(":")[0], []).append(op)
-    origin = SOURCES[source].origin
+    origin = ORIGINS[source]
     profiled = f"{origin.repository.split(' @')[0]}, profiled {found.profiled}"
     meta = BundleMeta(
         device=device.name,

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import replace
-from datetime import UTC, datetime
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -19,7 +18,7 @@ import numpy.typing as npt
 import pandas as pd
 
 from sarathi_sim.experiments.lab.fit import holdout
-from sarathi_sim.experiments.lab.fit.devices import AIC, LLMSERVINGSIM
+from sarathi_sim.experiments.lab.fit.devices import ORIGINS, today
 from sarathi_sim.experiments.lab.fit.holdout import Errors, Fitted, fitted, microseconds
 from sarathi_sim.experiments.lab.sources import aiconfigurator as tables
 from sarathi_sim.experiments.lab.sources import llmservingsim as perf
@@ -140,8 +139,7 @@ def fit_stack(
     only those that differ from the newest are fitted; GEMMs and attention are not scored.
     Raises FileNotFoundError for a missing folder, BundleError for a table that cannot be used.
     """
-    fits: dict[str, KernelFit] = {}
-    arrays: dict[str, npt.NDArray[Any]] = {}
+    fits, arrays = dict[str, KernelFit](), dict[str, npt.NDArray[Any]]()
     order: Mapping[str, KernelFit] = {}
     engine, version = named_stack(stack)
     if set(families) != set(FAMILIES) and not version:
@@ -164,10 +162,9 @@ def fit_stack(
         arrays.update({f"{found.table}.{name}": array for name, array in stored.items()})
     fits = {table: fits[table] for table in dict.fromkeys((*order, *fits)) if table in fits}
     floor, source = _floor(datasets, device, engine)
-    today = date or datetime.now(UTC).date().isoformat()
-    origin = LLMSERVINGSIM if device in PERF else AIC
-    about = (device, stack, origin.repository, origin.licence)
-    return StackSpec(*about, today, floor, source, fits), arrays
+    origin = ORIGINS["llmservingsim" if device in PERF else "aiconfigurator"]
+    about = (device, stack, origin.repository, origin.licence, date or today())
+    return StackSpec(*about, floor, source, fits), arrays
 
 
 def _fits(datasets: Path, device: str, stack: str, families: Collection[str]) -> Iterator[Fitted]:
@@ -177,8 +174,8 @@ def _fits(datasets: Path, device: str, stack: str, families: Collection[str]) ->
         return
     if {"gemm", "attention"} & set(families):
         yield from _gemms_and_attention(*of, families)
-    for op, fits in MOE_FITS.items():
-        yield from fits(*of) if op in families else ()
+    for dtype in MOE_DTYPES if MOE in families else ():
+        yield from fit_experts(expert_tables(*of, dtype))
     if ALL_REDUCE in families:
         kernels = without_launches(tables.all_reduces(*of), load_device(device))
         yield from _messages(ALL_REDUCE, kernels)
@@ -200,14 +197,10 @@ def _floor(datasets: Path, device: str, stack: str) -> tuple[float, str]:
         return round(floor, 2), "measured: norm, activation and rotary of one token"
     # SGLang's table holds dynamic quantisation only, which is two kernels and more.
     rows = tables.static_quantisation(datasets, device, "vllm" if stack == "sglang" else stack)
-    if rows is None:
-        return _ASSUMED_FLOOR_US, "assumed: as on other devices"
+    if rows is None:  # the value on which vLLM's and SGLang's tables agree elsewhere
+        return 2.1, "assumed: as on other devices"
     one = rows[(rows["m"] == 1) & (rows["k"] <= 8192)]["time_us"]
     return round(float(one.median()), 2), "measured: static fp8 quantisation of one token"
-
-
-#: Without a table of quantisation: the value on which vLLM's and SGLang's tables agree elsewhere.
-_ASSUMED_FLOOR_US = 2.1
 
 
 # GEMMs ------------------------------------------------------------------------------------------
@@ -257,12 +250,11 @@ def _gemms_and_attention(
     datasets: Path, device: str, stack: str, families: Collection[str]
 ) -> Iterator[Fitted]:
     """GEMMs and attention: blocks of latent attention are taken without their GEMMs in bf16."""
-    of, bf16 = (datasets, device, stack), None
+    of, bf16, engine = (datasets, device, stack), None, named_stack(stack)[0]
     for dtype in WEIGHT_DTYPES:
         if (found := _gemm_table(*of, dtype)) is None:
             continue
         rows, version = found
-        engine = named_stack(stack)[0]
         if dtype == "fp8" and engine == "trtllm":
             rows = _without_quantisation(rows, tables.quantisation(datasets, device, engine))
         if dtype == "bf16" and "attention" in families:
@@ -280,18 +272,19 @@ def _gemms_and_attention(
 
 
 def _gemms_of_blocks(datasets: Path, device: str, stack: str) -> dict[WeightDtype, FastestGemm]:
-    """The GEMMs of a stack's blocks by format: as they were timed, or those of other stacks that it
-    chooses."""
-    found: dict[WeightDtype, FastestGemm] = {}
-    for dtype in _BLOCK_DTYPES:
-        if table := _gemm_table(datasets, device, stack, dtype):
-            beside = gemms_beside(device, stack, dtype).values()
-            others = (GemmLattice.from_arrays(arrays) for arrays in beside)
-            found[dtype] = FastestGemm([_as_timed(table[0]), *others])
-    return found
-
-
-_BLOCK_DTYPES: tuple[WeightDtype, ...] = ("bf16", "fp8_block")
+    """By format: as they were timed, or those of other stacks that the stack chooses."""
+    dtypes: tuple[WeightDtype, ...] = ("bf16", "fp8_block")
+    found = {dtype: _gemm_table(datasets, device, stack, dtype) for dtype in dtypes}
+    return {
+        dtype: FastestGemm(
+            [
+                _as_timed(table[0]),
+                *map(GemmLattice.from_arrays, gemms_beside(device, stack, dtype).values()),
+            ]
+        )
+        for dtype, table in found.items()
+        if table
+    }
 
 
 def _without_quantisation(rows: pd.DataFrame, quantisation: pd.DataFrame | None) -> pd.DataFrame:
@@ -385,19 +378,18 @@ def attention_fits(
     for kv_dtype, kind in product(KV_DTYPES, ("prefill", "decode")):
         read = tables.prefill if kind == "prefill" else tables.decode
         for window, head_dims in _WINDOWS.items():
-            attention = read(*of, kv_dtype, window)
-            for head_dim in head_dims if attention else ():
-                assert attention
-                rows, version = attention
-                rows = rows.query(f"head_dim == {head_dim}").drop(columns="head_dim")
+            if (table := read(*of, kv_dtype, window)) is None:
+                continue
+            for head_dim in head_dims:
+                rows, version = table[0].query(f"head_dim == {head_dim}"), table[1]
+                rows = rows.drop(columns="head_dim")
                 if rows.groupby(["heads", "kv_heads"]).ngroups < _FEWEST_HEADS:
                     continue
                 name = f"{kv_dtype}.{head_dim}" + (f"w{window}" if window else "")
                 seen = window or np.inf
                 if kind == "decode":
-                    least = reading_us(
-                        rows, 2 * head_dim * rows["kv_heads"], kv_dtype, device, seen
-                    )
+                    numbers = 2 * head_dim * rows["kv_heads"]
+                    least = reading_us(rows, numbers, kv_dtype, device, seen)
                     yield fit_decodes(f"decode.{name}", rows, version, least, seen, scored)
                     continue
                 alone = rows[rows["batch"] == 1]
@@ -405,12 +397,12 @@ def attention_fits(
                 if len(alone) < len(rows):
                     yield fit_together(f"added.{name}", rows, version, seen)
         if latent := latent_rows(*of, kind, kv_dtype, gemms):
-            table = f"{kind}.{kv_dtype}.{LATENT}"
+            name = f"{kind}.{kv_dtype}.{LATENT}"
             if kind == "decode":
                 least = reading_us(latent[0], MEASURED_LATENT.cached, kv_dtype, device)
-                yield fit_decodes(table, *latent, least, scored=scored)
+                yield fit_decodes(name, *latent, least, scored=scored)
             else:
-                yield fit_prompts(table, *latent)
+                yield fit_prompts(name, *latent)
 
 
 def latent_rows(
@@ -432,7 +424,7 @@ def latent_rows(
         single = tables.latent(*of, "decode", kv_dtype, whole=True)
         if blocks is None or single is None or gemms is None:
             return None
-        if not set(blocks[0]["heads"]) <= set(single[0]["heads"]):
+        if not {*blocks[0]["heads"]} <= {*single[0]["heads"]}:
             return None
         found = _kernels_of(blocks[0], gemms, single=single[0]), f"{blocks[1]} {LESS}"
     rows, version = found
@@ -481,7 +473,7 @@ def sparse_fits(datasets: Path, device: str, stack: str) -> Iterator[Fitted]:
         table, seen = f"{kv_dtype}.{name}-{dtype}", float(spec.indexer.top_k)
         prompts, decodes = (
             kernels(rows[rows["heads"] <= spec.num_heads], gemms[dtype], model)
-            for kernels, (rows, _) in ((sparse_prompts, blocks), (sparse_decodes, single))
+            for kernels, rows in ((sparse_prompts, blocks[0]), (sparse_decodes, single[0]))
         )
         law, kinds = fit_sparse(prompts, spec.indexer), holdout.sparse_kinds(prompts, spec.indexer)
         found = fitted(f"prefill.{table}", law, prompts, f"{blocks[1]} {LESS}", kinds)
@@ -583,16 +575,6 @@ def fit_experts(format_tables: ExpertTables, wide: bool = False) -> Iterator[Fit
         yield Fitted(table, surface, version, len(rows), *times, kinds, timed[table].time_us)
 
 
-def _fit_all_experts(datasets: Path, device: str, stack: str) -> Iterator[Fitted]:
-    for dtype in MOE_DTYPES:
-        yield from fit_experts(expert_tables(datasets, device, stack, dtype))
-
-
-#: The fits of ops with a behaviour of their own, by their names in
-#: :data:`~sarathi_sim.profiler.kernels.own_ops.OWN_OPS`: (datasets, device, stack) to surfaces.
-MOE_FITS: dict[str, Callable[[Path, str, str], Iterator[Fitted]]] = {MOE: _fit_all_experts}
-
-
 # Wide expert parallelism: experts that many ranks share, and the exchange of tokens -------------
 
 #: A time of DeepEP's normal mode within this factor of the host's launches is no kernel's.
@@ -642,11 +624,11 @@ def _exchanges(datasets: Path, device: str, stack: str) -> Iterator[Fitted]:
     found = {
         f"{mode}{'.nodes' if between else ''}": tables.deepep(*of, mode, between)
         for mode, between in product(MODES, (False, True))
+    } | {
+        f"{backend}.{part}.{sent}": tables.nvlink_exchange(*of, backend, part, sent)
+        for (backend, parts), sent in product(PARTS.items(), _SENT)
+        for part in (parts if sent == _SENT[0] else ("dispatch",))
     }
-    for (backend, parts), sent in product(PARTS.items(), _SENT):
-        for part in parts if sent == _SENT[0] else ("dispatch",):
-            table = tables.nvlink_exchange(*of, backend, part, sent)
-            found[f"{backend}.{part}.{sent}"] = table
     for name, table in found.items():
         if table is not None:
             curves = fit_exchange(table[0], each=name.startswith("low_latency"))
@@ -668,9 +650,8 @@ def without_launches(kernels: dict[str, Table], device: DeviceSpec) -> dict[str,
         return kernels
     eager, version = kernels["eager"]
     known = eager.merge(kernels["graph"][0], on=["gpus", "num_bytes"], suffixes=("", "_graph"))
-    copied = known["time_us_graph"] + 2e6 * known["num_bytes"] / (
-        HBM_SHARE * device.memory_bandwidth
-    )
+    bandwidth = HBM_SHARE * device.memory_bandwidth
+    copied = known["time_us_graph"] + 2e6 * known["num_bytes"] / bandwidth
     rows = known.assign(time_us=np.minimum(known["time_us"], copied))[eager.columns]
     return {**kernels, "eager": (rows, version)}
 
@@ -681,15 +662,15 @@ def _messages(op: str, kernels: dict[str, Table]) -> Iterator[Fitted]:
         # One number of ranks has too few sizes for an error.
         off = [errors for part in parts.values() for errors in holdout.messages(part)]
         for gpus, part in parts.items():
-            yield _fit_curve(f"{op}.{kernel}.{gpus}", part, version, iter(off))
+            yield _curve(f"{op}.{kernel}.{gpus}", part, version, iter(off))
 
 
 def _by_gpus(rows: pd.DataFrame) -> dict[int, pd.DataFrame]:
     return {int(gpus): rows[rows["gpus"] == gpus] for gpus in np.unique(rows["gpus"])}
 
 
-def _fit_curve(table: str, rows: pd.DataFrame, version: str, off: Iterator[Errors]) -> Fitted:
-    """The curve of a table by bytes."""
+def _curve(table: str, rows: pd.DataFrame, version: str, off: Iterator[Errors]) -> Fitted:
+    """Of a table by bytes."""
     time = microseconds(rows.sort_values("num_bytes"))
     curve, clean = fit_reduce(rows), rising(time, 0)
     return Fitted(table, curve, version, len(rows), time, clean, {"sizes": off})
@@ -709,7 +690,7 @@ def _perf_fits(datasets: Path, device: str) -> Iterator[Fitted]:
         rows, _ = perf.op_rows(here, op)
         size = (stream_bytes(op, spec.shard(1)) * rows["num_tokens"]).astype(int)
         sized = rows.assign(num_bytes=size)
-        yield _fit_curve(f"elementwise.{op}", sized, version, holdout.messages(sized))
+        yield _curve(f"elementwise.{op}", sized, version, holdout.messages(sized))
     cells = perf.attention_cells(here)
     heads = {"heads": spec.num_heads, "kv_heads": spec.num_kv_heads}
     chunks = perf.alone(cells, {"prefill_chunk": "chunk", "kv_prefill": "context"}).assign(**heads)
