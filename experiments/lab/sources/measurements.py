@@ -22,6 +22,7 @@ from sarathi_sim.profiler.bundle.csv_cells import (
     whole_numbers,
 )
 from sarathi_sim.profiler.bundle.tables import BundleError
+from sarathi_sim.profiler.facts.device import DeviceSpec
 from sarathi_sim.profiler.storage.strict import show
 
 #: Two rows for one point may differ by this factor; they are merged by their median.
@@ -66,6 +67,14 @@ def source_folder(datasets: Path, name: str) -> Path:
     """``datasets/name``, or ``datasets`` if it is already the source's own folder."""
     inside = datasets / name
     return inside if inside.is_dir() else datasets
+
+
+def wrong_device(source: str, folder: Path, measured_on: str, device: DeviceSpec) -> BundleError:
+    """The refusal of another device than a folder's."""
+    return BundleError(
+        f"{source}: {folder} was measured on {measured_on}, not on {device.name}: "
+        "leave --device out"
+    )
 
 
 def read_measurements(
