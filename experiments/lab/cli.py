@@ -43,9 +43,6 @@ LaunchOption = Annotated[
     Path | None,
     typer.Option(help="How servers with prefill and decode pools were started: CSV, by id."),
 ]
-ResumeOption = Annotated[
-    Path | None, typer.Option(metavar="ARCHIVE", help="Go on from this archive, on any machine.")
-]
 
 
 def _folder(out: Path | None, kind: str) -> AbstractContextManager[Path | None]:
@@ -149,8 +146,7 @@ def validate(
         Path | None, typer.Option(help="Folder of the result.  [default: runs/NAME]")
     ] = None,
     realtime: Annotated[
-        bool,
-        typer.Option("--realtime", help="Take the cores from all other programs (root, Linux)."),
+        bool, typer.Option("--realtime", help="Take the cores from other programs (root, Linux).")
     ] = False,
     timeout: Annotated[
         float, typer.Option(min=1, help="End after so many seconds without a sign of life.")
@@ -285,11 +281,8 @@ def import_profile(
     write_bundle(bundle, folder, force=force)
     about = bundle.meta.environment
     marks = {op: str(mark).partition(": ") for op, mark in about.items()}
-    rows = [
-        (op, how, origin)
-        for op, (how, _, origin) in marks.items()
-        if op not in ("repository", "licence", "hardware")
-    ]
+    whole = ("repository", "licence", "hardware")
+    rows = [(op, how, origin) for op, (how, _, origin) in marks.items() if op not in whole]
     answer = f"{about['repository']} ({about['licence']}), {about['hardware']}"
     table = SortableTable("", ("op", "how", "from"), rows, text=3)
     section = Section("import", source, "What was measured?", answer, table)
@@ -517,13 +510,14 @@ def first_light(
         Path | None,
         typer.Option(help="File that holds all of it, too.  [default: --out with .zip behind it]"),
     ] = None,
-    resume: ResumeOption = None,
+    resume: Annotated[
+        Path | None, typer.Option(metavar="ARCHIVE", help="Go on from this archive, anywhere.")
+    ] = None,
     minutes: Annotated[
         float | None, typer.Option(min=0, help="Begin no step that could end later.")
     ] = None,
     rehearsal: Annotated[
-        bool,
-        typer.Option("--dry-run", help="The same steps on a tiny model; without a GPU, too."),
+        bool, typer.Option("--dry-run", help="The same steps on a tiny model; without a GPU, too.")
     ] = False,
 ) -> Result:
     """Measure everything that a first hour on a GPU node allows (needs torch).

@@ -192,7 +192,7 @@ def _floor(datasets: Path, device: str, stack: str) -> tuple[float, str]:
     """The least time of an elementwise kernel: the fastest of the quantisation of one token."""
     if device in PERF:
         here = perf.degree_folder(source_folder(datasets, PERF[device][0]), 1)
-        ones = [perf.op_rows(here, OTHERS, {layer: 1})[0] for layer in perf.LAYERS[OTHERS]]
+        ones = [perf.op_rows(here, OTHERS, {layer: 1}).frame for layer in perf.LAYERS[OTHERS]]
         floor = float(np.median([rows["time_us"].iloc[0] for rows in ones]))
         return round(floor, 2), "measured: norm, activation and rotary of one token"
     # SGLang's table holds dynamic quantisation only, which is two kernels and more.
@@ -683,11 +683,11 @@ def _perf_fits(datasets: Path, device: str) -> Iterator[Fitted]:
     here, version = perf.degree_folder(folder, 1), str(perf.perf_meta(folder)["vllm_version"])
     gemms = []
     for op, shape in spec.gemms(1).items():
-        rows, _ = perf.op_rows(here, op, {next(iter(perf.LAYERS[op])): 1})  # no sampler
+        rows = perf.op_rows(here, op, {next(iter(perf.LAYERS[op])): 1}).frame  # no sampler
         gemms.append(rows.rename(columns={"num_tokens": "m"}).assign(n=shape.n, k=shape.k))
     yield fit_gemm("gemm.bf16", pd.concat(gemms, ignore_index=True), version)
     for op in names(lambda op: op.rest and op.streams is not None):
-        rows, _ = perf.op_rows(here, op)
+        rows = perf.op_rows(here, op).frame
         size = (stream_bytes(op, spec.shard(1)) * rows["num_tokens"]).astype(int)
         sized = rows.assign(num_bytes=size)
         yield _curve(f"elementwise.{op}", sized, version, holdout.messages(sized))

@@ -25,11 +25,10 @@ from sarathi_sim.experiments.lab.sources.measurements import (
     DType,
     Measurements,
     OpRows,
-    kind_of_sum,
     merged,
     read_measurements,
     source_folder,
-    sum_text,
+    sum_of,
     tidy,
     wrong_device,
 )
@@ -116,7 +115,7 @@ def _perf(folder: Path, model: ModelSpec, tp: int, device: DeviceSpec) -> Measur
     meta = perf_meta(folder)
     here = degree_folder(folder, tp)
     _check(folder / META, meta, model, device)
-    ops = {op: OpRows(*op_rows(here, op), kind_of_sum(layers)) for op, layers in LAYERS.items()}
+    ops = {op: op_rows(here, op) for op in LAYERS}
     cells = attention_cells(here)
     for op, sizes in ((PREFILL, _CHUNK), (DECODE, _DECODES)):
         names = dict(zip(sizes, OPS[op].columns, strict=True))
@@ -188,9 +187,9 @@ def degree_folder(folder: Path, tp: int) -> Path:
     return here
 
 
-def op_rows(here: Path, op: str, layers: dict[str, int] | None = None) -> tuple[pd.DataFrame, str]:
+def op_rows(here: Path, op: str, layers: dict[str, int] | None = None) -> OpRows:
     """One of our ops (num_tokens, time_us), the sum of ``layers`` (default: its own) at the sizes
-    that all of them have; and that sum as text."""
+    that all of them have."""
     name, column = (BY_SEQUENCE, "sequences") if OPS[op].outputs else (DENSE, "tokens")
     rows = read_measurements(here / name, labels=("layer",), counts=(column,), times=("time_us",))
     summed = layers or LAYERS[op]
@@ -202,7 +201,7 @@ def op_rows(here: Path, op: str, layers: dict[str, int] | None = None) -> tuple[
             raise BundleError(f"{here / name}: no rows of {layer}; there are {there}")
         parts.append(times * mine.groupby(column)["time_us"].median())
     total = sum(parts[1:], parts[0]).dropna().rename_axis("num_tokens")
-    return total.rename("time_us").reset_index(), f"{sum_text(summed)} of {name}"
+    return sum_of(total.rename("time_us").reset_index(), summed, f"of {name}")
 
 
 def attention_cells(here: Path) -> pd.DataFrame:

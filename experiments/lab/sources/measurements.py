@@ -137,14 +137,11 @@ def merged(frame: pd.DataFrame) -> pd.DataFrame:
     return frame.groupby(inputs, sort=True)[["time_us"]].median().reset_index()
 
 
-def sum_text(counts: Mapping[str, int]) -> str:
-    """A sum of ops, each so many times: ``norm + 2 x add``."""
-    return " + ".join(f"{count} x {op}" if count > 1 else op for op, count in counts.items())
-
-
-def kind_of_sum(counts: Mapping[str, int]) -> Kind:
-    """The kind of such a sum."""
-    return "measured" if [*counts.values()] == [1] else "combined"
+def sum_of(rows: pd.DataFrame, counts: Mapping[str, int], of: str) -> OpRows:
+    """Rows that are a sum of ops, each so many times: ``norm + 2 x add``, ``of`` a file."""
+    text = " + ".join(f"{count} x {op}" if count > 1 else op for op, count in counts.items())
+    kind: Kind = "measured" if [*counts.values()] == [1] else "combined"
+    return OpRows(rows, f"{text} {of}", kind)
 
 
 def _chosen(cells: pd.Series[Any], path: Path, value: Any) -> pd.Series[bool]:

@@ -18,11 +18,10 @@ import pandas as pd
 from sarathi_sim.experiments.lab.sources.measurements import (
     Measurements,
     OpRows,
-    kind_of_sum,
     merged,
     read_measurements,
     source_folder,
-    sum_text,
+    sum_of,
     tidy,
     timed,
 )
@@ -95,13 +94,12 @@ def _is(model: ModelSpec, row: pd.Series[int]) -> bool:
 
 def _ops(raw: pd.DataFrame, of: str) -> dict[str, OpRows]:
     """The ops of one model at one degree, as far as its file has their parts."""
-    found, tokens = {}, raw["num_tokens"]
+    ops, tokens = {}, raw["num_tokens"]
     for op, parts in OPS.items():
         if len(raw) and all(_median(part) in raw for part in parts):
             total_ms = sum((n * raw[_median(part)] for part, n in parts.items()), 0.0 * tokens)
-            rows = tidy(1e3 * total_ms, num_tokens=tokens)
-            found[op] = OpRows(rows, f"{sum_text(parts)} {of}", kind_of_sum(parts))
-    return found
+            ops[op] = sum_of(tidy(1e3 * total_ms, num_tokens=tokens), parts, of)
+    return ops
 
 
 def _messages(folder: Path, gpu: str, tp: int) -> dict[str, OpRows]:
@@ -143,9 +141,8 @@ def _median(op: str) -> str:
 
 def _files(datasets: Path, device: str) -> dict[str, Path]:
     """The MLP files of ``a100`` or ``a40`` by the model's name there, sorted."""
-    prefix = f"mlp_{device}_"
-    found = sorted(source_folder(datasets, FOLDER).glob(f"{prefix}*.csv"))
-    return {path.stem.removeprefix(prefix): path for path in found}
+    paths = sorted(source_folder(datasets, FOLDER).glob(f"mlp_{device}_*.csv"))
+    return {path.stem.removeprefix(f"mlp_{device}_"): path for path in paths}
 
 
 def _read_mlp(path: Path) -> pd.DataFrame:
@@ -215,7 +212,7 @@ def _kernels(raw: pd.DataFrame) -> dict[str, pd.DataFrame]:
 
 
 def prefill(datasets: Path) -> pd.DataFrame:
-    """A100 paged attention of one chunk: 32 query and 4 KV heads; kv_cache_size is BEFORE it."""
+    """A100 paged attention of one chunk: 32 query and 4 KV heads, after the cached tokens."""
     rows = attention_rows(source_folder(datasets, FOLDER) / _ATTENTION, "prefill")
     return tidy(rows["time_us"], chunk=rows["size"], context=rows["cached"], batch=1, **_HEADS)
 
