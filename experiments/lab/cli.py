@@ -183,7 +183,6 @@ def validate(
         ITERATIONS,
         VALIDATION,
         VALIDATION_FORMAT,
-        check_replaceable,
         json_bytes,
         result_folder,
     )
@@ -191,7 +190,6 @@ def validate(
     experiment = load_validation(config, changes)
     folder = named(RUNS if out is None else out, experiment.name)
     cells = make_cells(experiment)
-    check_replaceable(folder, VALIDATION_FORMAT)
     check_machine(realtime=realtime)
     if realtime:
         say("warning: --realtime stops the machine's other programs during the run")
@@ -395,31 +393,26 @@ def _devices(device: str | None, datasets: Path | None, write: bool, say: Say) -
         results = {name: fits.calibrate(name, datasets, say) for name in names}
         models = {name: result.fitted for name, result in results.items()}
         written += [path for one in results.values() if write for path in one.write()]
-    titles = (
-        "error of predicted times on rows held out of the fit, in percent",
-        "by range, at tile edges, and on other sources' rows",
-    )
     for name, fitted in models.items():
-        frames = (fits.report(fitted), fits.structure(fitted))
-        for title, frame in zip(titles, frames, strict=True):
+        for title, frame, headings in (
+            (
+                "error of predicted times on rows held out of the fit, in percent",
+                fits.report(fitted),
+                "op,rows,median,p95,worst,roofline alone: median,p95,worst,held out",
+            ),
+            (
+                "by range, at tile edges, and on other sources' rows",
+                fits.structure(fitted),
+                "op,kind,where,median,p95,worst",
+            ),
+        ):
             rows = [
                 [f"{cell:.1f}" if isinstance(cell, float) else str(cell) for cell in row]
                 for row in frame.itertuples(index=False)
             ]
-            headings = [
-                _HEADINGS.get(column, column.removesuffix("_pct").replace("_", " "))
-                for column in map(str, frame.columns)
-            ]
-            grids.append(SortableTable(f"{name}: {title}", headings, rows, text=len(headings)))
+            columns = headings.split(",")
+            grids.append(SortableTable(f"{name}: {title}", columns, rows, text=len(columns)))
     return grids, written
-
-
-_HEADINGS = {
-    "roofline_median_pct": "roofline alone: median",
-    "roofline_p95_pct": "p95",
-    "roofline_worst_pct": "worst",
-    "hold_out": "held out",
-}
 
 
 def _kernels(

@@ -292,8 +292,8 @@ def _without_quantisation(rows: pd.DataFrame, quantisation: pd.DataFrame | None)
     if quantisation is None:
         return rows
     joined = rows.merge(quantisation.rename(columns={"time_us": "quant_us"}), on=["m", "k"])
-    left = np.maximum(joined["time_us"] - joined["quant_us"], _LEAST_SHARE * joined["time_us"])
-    return joined.assign(time_us=left).drop(columns="quant_us")
+    left = np.maximum(joined["time_us"] - joined.pop("quant_us"), _LEAST_SHARE * joined["time_us"])
+    return joined.assign(time_us=left)
 
 
 # Attention --------------------------------------------------------------------------------------
@@ -366,8 +366,8 @@ def reading_us(
 ) -> Array:
     """The least time to read the KV cache of decodes: ``numbers`` a token, up to the window."""
     tokens = rows["batch"] * np.minimum(rows["context"] - 1, window)
-    num_bytes = KV_BYTES[kv_dtype] * numbers * tokens
-    return fastest_us(num_bytes.to_numpy(np.float64), load_device(device).memory_bandwidth)
+    num_bytes = (KV_BYTES[kv_dtype] * numbers * tokens).to_numpy(np.float64)
+    return fastest_us(num_bytes, load_device(device).memory_bandwidth)
 
 
 def attention_fits(
@@ -437,13 +437,13 @@ def _kernels_of(
     gemms: AnyGemm,
     model: str = "deepseek-v3",
     single: pd.DataFrame | None = None,
-    fastest_one_us: float = _FASTEST_US,
+    fastest_us: float = _FASTEST_US,
 ) -> pd.DataFrame:
     """Blocks without their GEMMs, and without the launches: what the fastest decode (of ``single``)
-    takes beyond ``fastest_one_us``."""
+    takes beyond ``fastest_us``."""
     rest, single = _rest(blocks, gemms, model), blocks if single is None else single
     least = _rest(single, gemms, model).groupby(single["heads"]).min()
-    launches = (least - fastest_one_us).clip(lower=0.0).loc[blocks["heads"]].to_numpy()
+    launches = (least - fastest_us).clip(lower=0.0).loc[blocks["heads"]].to_numpy()
     return blocks.assign(time_us=(rest - launches).clip(lower=_FASTEST_US))
 
 
@@ -501,8 +501,7 @@ def sparse_prompts(rows: pd.DataFrame, gemms: AnyGemm, model: str) -> pd.DataFra
 
 def sparse_decodes(rows: pd.DataFrame, gemms: AnyGemm, model: str) -> pd.DataFrame:
     """Decodes of a model's sparse attention, from its blocks."""
-    kernels = _kernels_of(rows, gemms, model, fastest_one_us=_FASTEST_SPARSE_US)
-    return kernels.assign(kv_heads=1)
+    return _kernels_of(rows, gemms, model, fastest_us=_FASTEST_SPARSE_US).assign(kv_heads=1)
 
 
 def _block_fits(datasets: Path, device: str, stack: str) -> Iterator[Fitted]:
@@ -612,8 +611,7 @@ def _wide_experts(datasets: Path, device: str, stack: str) -> Iterator[Fitted]:
             if table := tables.deepep_experts(*of, mode, spread):
                 rows, version = table
                 if mode == "normal":
-                    floor = rows["time_us"].quantile(0.05)
-                    rows = rows[rows["time_us"] > _LAUNCHES * floor]
+                    rows = rows[rows["time_us"] > _LAUNCHES * rows["time_us"].quantile(0.05)]
                 rates = rates_of(device, "fp8_block", spread)
                 found[f"{WIDE}.{mode}_experts.fp8_block.{spread}"] = rows, version, rates
         yield from fit_experts(found, wide=True)
