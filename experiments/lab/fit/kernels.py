@@ -23,19 +23,8 @@ from sarathi_sim.experiments.lab.fit.holdout import Errors, Fitted, fitted, micr
 from sarathi_sim.experiments.lab.sources import aiconfigurator as tables
 from sarathi_sim.experiments.lab.sources import llmservingsim as perf
 from sarathi_sim.experiments.lab.sources.measurements import source_folder
+from sarathi_sim.profiler.facts import formats
 from sarathi_sim.profiler.facts.device import DeviceSpec, load_device
-from sarathi_sim.profiler.facts.formats import (
-    DISTRIBUTIONS,
-    KV_BYTES,
-    KV_DTYPES,
-    MOE_DTYPES,
-    STACKS,
-    WEIGHT_DTYPES,
-    KvDtype,
-    MoeDtype,
-    WeightDtype,
-    named_stack,
-)
 from sarathi_sim.profiler.facts.model import load_model
 from sarathi_sim.profiler.facts.ops import (
     ALL_REDUCE,
@@ -46,6 +35,7 @@ from sarathi_sim.profiler.facts.ops import (
     names,
 )
 from sarathi_sim.profiler.facts.roofline import HBM_SHARE, Array
+from sarathi_sim.profiler.kernels import stack_attention as attention
 from sarathi_sim.profiler.kernels.attention_grid import (
     fastest_us,
     fit_added,
@@ -73,16 +63,6 @@ from sarathi_sim.profiler.kernels.moe_surface import (
 )
 from sarathi_sim.profiler.kernels.reduce_curves import fit_reduce, stream_bytes
 from sarathi_sim.profiler.kernels.sparse_law import fit_sparse
-from sarathi_sim.profiler.kernels.stack_attention import (
-    BLOCKS,
-    LATENT,
-    LESS,
-    MEASURED_LATENT,
-    SPARSE_TABLES,
-    STATE,
-    STATE_CHUNK,
-    STATE_HEAD,
-)
 from sarathi_sim.profiler.kernels.stack_file import (
     Arrays,
     KernelFit,
@@ -116,7 +96,7 @@ def check_fitted(device: str | None, stack: str) -> list[str]:
     """
     stack = stack.partition("@")[0]
     devices = fitted_devices(stack)
-    for what, name, known in (("device", device, devices), ("stack", stack, STACKS)):
+    for what, name, known in (("device", device, devices), ("stack", stack, formats.STACKS)):
         if name is not None and name not in known:
             raise SpecError(
                 f"{what} {name!r} has no published kernels{did_you_mean(name, known)}; "
@@ -141,7 +121,7 @@ def fit_stack(
     """
     fits, arrays = dict[str, KernelFit](), dict[str, npt.NDArray[Any]]()
     order: Mapping[str, KernelFit] = {}
-    engine, version = named_stack(stack)
+    engine, version = formats.named_stack(stack)
     if set(families) != set(FAMILIES) and not version:
         spec, kept = load_stack(device, stack)
         order = spec.kernels
@@ -174,7 +154,7 @@ def _fits(datasets: Path, device: str, stack: str, families: Collection[str]) ->
         return
     if {"gemm", "attention"} & set(families):
         yield from _gemms_and_attention(*of, families)
-    for dtype in MOE_DTYPES if MOE in families else ():
+    for dtype in formats.MOE_DTYPES if MOE in families else ():
         yield from fit_experts(expert_tables(*of, dtype))
     if ALL_REDUCE in families:
         kernels = without_launches(tables.all_reduces(*of), load_device(device))
@@ -233,7 +213,9 @@ def _shapes(rows: pd.DataFrame) -> int:
     return rows.groupby(["n", "k"]).ngroups
 
 
-def _gemm_table(datasets: Path, device: str, stack: str, dtype: WeightDtype) -> Table | None:
+def _gemm_table(
+    datasets: Path, device: str, stack: str, dtype: formats.WeightDtype
+) -> Table | None:
     """The newest table that is large enough, and holds times of kernels rather than launches."""
     for rows, version in tables.gemms(datasets, device, stack, dtype):
         if _shapes(rows) >= _FEWEST_SHAPES and rows["time_us"].quantile(0.01) <= _LAUNCH_US:
@@ -250,8 +232,8 @@ def _gemms_and_attention(
     datasets: Path, device: str, stack: str, families: Collection[str]
 ) -> Iterator[Fitted]:
     """GEMMs and attention: blocks of latent attention are taken without their GEMMs in bf16."""
-    of, bf16, engine = (datasets, device, stack), None, named_stack(stack)[0]
-    for dtype in WEIGHT_DTYPES:
+    of, bf16, engine = (datasets, device, stack), None, formats.named_stack(stack)[0]
+    for dtype in formats.WEIGHT_DTYPES:
         if (found := _gemm_table(*of, dtype)) is None:
             continue
         rows, version = found
@@ -271,9 +253,11 @@ def _gemms_and_attention(
         yield from recurrent_fits(*of)
 
 
-def _gemms_of_blocks(datasets: Path, device: str, stack: str) -> dict[WeightDtype, FastestGemm]:
+def _gemms_of_blocks(
+    datasets: Path, device: str, stack: str
+) -> dict[formats.WeightDtype, FastestGemm]:
     """By format: as they were timed, or those of other stacks that the stack chooses."""
-    dtypes: tuple[WeightDtype, ...] = ("bf16", "fp8_block")
+    dtypes: tuple[formats.WeightDtype, ...] = ("bf16", "fp8_block")
     found = {dtype: _gemm_table(datasets, device, stack, dtype) for dtype in dtypes}
     return {
         dtype: FastestGemm(
@@ -360,13 +344,13 @@ def fit_decodes(
 def reading_us(
     rows: pd.DataFrame,
     numbers: pd.Series[int] | int,
-    kv_dtype: KvDtype,
+    kv_dtype: formats.KvDtype,
     device: str,
     window: float = np.inf,
 ) -> Array:
     """The least time to read the KV cache of decodes: ``numbers`` a token, up to the window."""
     tokens = rows["batch"] * np.minimum(rows["context"] - 1, window)
-    num_bytes = (KV_BYTES[kv_dtype] * numbers * tokens).to_numpy(np.float64)
+    num_bytes = (formats.KV_BYTES[kv_dtype] * numbers * tokens).to_numpy(np.float64)
     return fastest_us(num_bytes, load_device(device).memory_bandwidth)
 
 
@@ -375,7 +359,7 @@ def attention_fits(
 ) -> Iterator[Fitted]:
     """Every table of plain and latent attention; ``gemms`` are the stack's in bf16."""
     of, scored = (datasets, device, stack), "@" not in stack
-    for kv_dtype, kind in product(KV_DTYPES, ("prefill", "decode")):
+    for kv_dtype, kind in product(formats.KV_DTYPES, ("prefill", "decode")):
         read = tables.prefill if kind == "prefill" else tables.decode
         for window, head_dims in _WINDOWS.items():
             if (table := read(*of, kv_dtype, window)) is None:
@@ -397,9 +381,9 @@ def attention_fits(
                 if len(alone) < len(rows):
                     yield fit_together(f"added.{name}", rows, version, seen)
         if latent := latent_rows(*of, kind, kv_dtype, gemms):
-            name = f"{kind}.{kv_dtype}.{LATENT}"
+            name = f"{kind}.{kv_dtype}.{attention.LATENT}"
             if kind == "decode":
-                least = reading_us(latent[0], MEASURED_LATENT.cached, kv_dtype, device)
+                least = reading_us(latent[0], attention.MEASURED_LATENT.cached, kv_dtype, device)
                 yield fit_decodes(name, *latent, least, scored=scored)
             else:
                 yield fit_prompts(name, *latent)
@@ -410,7 +394,7 @@ def latent_rows(
     device: str,
     stack: str,
     kind: str,
-    kv_dtype: KvDtype,
+    kv_dtype: formats.KvDtype,
     gemms: GemmLattice | None,
 ) -> Table | None:
     """Rows (heads, kv_heads, chunk or batch and context, time_us) and the stack's version.
@@ -426,7 +410,7 @@ def latent_rows(
             return None
         if not {*blocks[0]["heads"]} <= {*single[0]["heads"]}:
             return None
-        found = _kernels_of(blocks[0], gemms, single=single[0]), f"{blocks[1]} {LESS}"
+        found = _kernels_of(blocks[0], gemms, single=single[0]), f"{blocks[1]} {attention.LESS}"
     rows, version = found
     # Prompts have keys for every head; decodes read one vector for all.
     return rows.assign(kv_heads=rows["heads"] if kind == "prefill" else 1), version
@@ -463,7 +447,9 @@ def sparse_fits(datasets: Path, device: str, stack: str) -> Iterator[Fitted]:
     """Sparse attention by shipped model and format: its blocks without their GEMMs, which the same
     formats get back, and without launches."""
     of, gemms = (datasets, device, stack), _gemms_of_blocks(datasets, device, stack)
-    for kv_dtype, dtype, (model, name) in product(KV_DTYPES, gemms, SPARSE_TABLES.items()):
+    for kv_dtype, dtype, (model, name) in product(
+        formats.KV_DTYPES, gemms, attention.SPARSE_TABLES.items()
+    ):
         single = tables.sparse(*of, "decode", kv_dtype, _SPARSE[model], dtype)
         blocks = tables.sparse(*of, "prefill", kv_dtype, _SPARSE[model], dtype)
         if single is None or blocks is None:
@@ -476,12 +462,12 @@ def sparse_fits(datasets: Path, device: str, stack: str) -> Iterator[Fitted]:
             for kernels, rows in ((sparse_prompts, blocks[0]), (sparse_decodes, single[0]))
         )
         law, kinds = fit_sparse(prompts, spec.indexer), holdout.sparse_kinds(prompts, spec.indexer)
-        found = fitted(f"prefill.{table}", law, prompts, f"{blocks[1]} {LESS}", kinds)
+        found = fitted(f"prefill.{table}", law, prompts, f"{blocks[1]} {attention.LESS}", kinds)
         if found.fit.left_out["heads"].half_width_pct > _USELESS_PCT:
             continue  # most rows are stalls of the host
         yield found
         least = reading_us(decodes, spec.latent.cached, kv_dtype, device, seen)
-        yield fit_decodes(f"decode.{table}", decodes, f"{single[1]} {LESS}", least, seen)
+        yield fit_decodes(f"decode.{table}", decodes, f"{single[1]} {attention.LESS}", least, seen)
 
 
 def sparse_prompts(rows: pd.DataFrame, gemms: AnyGemm, model: str) -> pd.DataFrame:
@@ -509,8 +495,8 @@ def _block_fits(datasets: Path, device: str, stack: str) -> Iterator[Fitted]:
     if found := tables.latent_blocks(datasets, device, stack):
         gemms = _gemms_of_blocks(datasets, device, stack)["fp8_block"]
         rows = _kernels_of(found[0], gemms).assign(kv_heads=1)
-        least = reading_us(rows, MEASURED_LATENT.cached, "fp8", device)
-        yield fit_decodes(BLOCKS, rows, f"{found[1]} {LESS}", least)
+        least = reading_us(rows, attention.MEASURED_LATENT.cached, "fp8", device)
+        yield fit_decodes(attention.BLOCKS, rows, f"{found[1]} {attention.LESS}", least)
 
 
 def recurrent_fits(datasets: Path, device: str, stack: str) -> Iterator[Fitted]:
@@ -520,16 +506,16 @@ def recurrent_fits(datasets: Path, device: str, stack: str) -> Iterator[Fitted]:
     steps = tables.recurrent(datasets, device, stack, "decode")
     if prompts is None or steps is None:
         return
-    (rows, version), seen = prompts, float(STATE_CHUNK)
-    yield fit_prompts(f"prefill.{STATE}", rows[rows["batch"] == 1], version, seen)
-    yield fit_together(f"added.{STATE}", rows, version, seen)
+    (rows, version), seen = prompts, float(attention.STATE_CHUNK)
+    yield fit_prompts(f"prefill.{attention.STATE}", rows[rows["batch"] == 1], version, seen)
+    yield fit_together(f"added.{attention.STATE}", rows, version, seen)
     rows, version = steps
     # A step takes as long at any context: a table needs two. It reads and writes states in float32.
     both = [rows.assign(context=context) for context in (1, _ANY_CONTEXT)]
     table = pd.concat(both, ignore_index=True).drop(columns="chunk")
-    moved = (8.0 * STATE_HEAD**2) * (table["batch"] * table["heads"]).to_numpy(np.float64)
+    moved = (8.0 * attention.STATE_HEAD**2) * (table["batch"] * table["heads"]).to_numpy(np.float64)
     least = fastest_us(moved, load_device(device).memory_bandwidth)
-    yield fit_decodes(f"decode.{STATE}", table, version, least, 1.0, "@" not in stack)
+    yield fit_decodes(f"decode.{attention.STATE}", table, version, least, 1.0, "@" not in stack)
 
 
 # Experts ----------------------------------------------------------------------------------------
@@ -538,11 +524,11 @@ def recurrent_fits(datasets: Path, device: str, stack: str) -> Iterator[Fitted]:
 ExpertTables = Mapping[str, tuple[pd.DataFrame, str, Rates]]
 
 
-def expert_tables(datasets: Path, device: str, stack: str, dtype: MoeDtype) -> ExpertTables:
+def expert_tables(datasets: Path, device: str, stack: str, dtype: formats.MoeDtype) -> ExpertTables:
     """The tables of one format, by distribution of tokens."""
     return {
         f"{MOE}.{dtype}.{spread}": (*table, rates_of(device, dtype, spread))
-        for spread in DISTRIBUTIONS
+        for spread in formats.DISTRIBUTIONS
         if (table := tables.experts(datasets, device, stack, dtype, spread))
     }
 
@@ -579,7 +565,7 @@ def fit_experts(format_tables: ExpertTables, wide: bool = False) -> Iterator[Fit
 #: A time of DeepEP's normal mode within this factor of the host's launches is no kernel's.
 _LAUNCHES = 1.3
 #: Formats in which tokens are dispatched; the other parts do not depend on it.
-_SENT: tuple[MoeDtype, ...] = ("nvfp4", "fp8", "bf16")
+_SENT: tuple[formats.MoeDtype, ...] = ("nvfp4", "fp8", "bf16")
 
 
 def fit_wide(datasets: Path, device: str, stack: str) -> Iterator[Fitted]:
@@ -597,9 +583,9 @@ def fit_wide(datasets: Path, device: str, stack: str) -> Iterator[Fitted]:
 
 def _wide_experts(datasets: Path, device: str, stack: str) -> Iterator[Fitted]:
     of = (datasets, device, stack)
-    for dtype in MOE_DTYPES:
+    for dtype in formats.MOE_DTYPES:
         found, even = {}, rates_of(device, dtype, "balanced")
-        for spread in DISTRIBUTIONS:
+        for spread in formats.DISTRIBUTIONS:
             if table := tables.experts(*of, dtype, spread, wide=True):
                 found[f"{WIDE}.experts.{dtype}.{spread}"] = *table, rates_of(device, dtype, spread)
             if table := tables.even_experts(*of, dtype, spread):
@@ -607,7 +593,7 @@ def _wide_experts(datasets: Path, device: str, stack: str) -> Iterator[Fitted]:
         yield from fit_experts(found, wide=True)
     for mode in MODES:
         found = {}
-        for spread in DISTRIBUTIONS:
+        for spread in formats.DISTRIBUTIONS:
             if table := tables.deepep_experts(*of, mode, spread):
                 rows, version = table
                 if mode == "normal":
