@@ -23,7 +23,7 @@ from sarathi_sim.experiments.lab.sources import vidur
 from sarathi_sim.profiler.facts.device import load_device
 from sarathi_sim.profiler.facts.formats import STACKS
 from sarathi_sim.profiler.facts.ops import LAYER_GEMMS, GemmShape
-from sarathi_sim.profiler.kernels.stack_file import LeftOut, StackSpec, load_stack
+from sarathi_sim.profiler.kernels.stack_file import StackSpec, load_stack
 from sarathi_sim.profiler.physics.forms import GEMM
 from sarathi_sim.profiler.physics.hold_out import Bools, Folds, Rows, median_p95_worst
 from sarathi_sim.profiler.planning.grid import Key, SizeGrid
@@ -334,20 +334,17 @@ def kernels(datasets: Path, device: str, again: bool = False) -> Iterator[Score]
 def scores_of(spec: StackSpec) -> Iterator[Score]:
     """The stored held-out scores of a stack's surfaces."""
     for table, fit in spec.kernels.items():
-        source = f"{spec.device}, {spec.stack} {fit.version}"
+        family, _, which = table.partition(".")
+        source, of = f"{spec.device}, {spec.stack} {fit.version}", f"{spec.device} {table}"
+        variant = next((called for form, called in _VARIANTS.items() if re.search(form, of)), "")
         for kind, left in fit.left_out.items():
-            yield _kernel_score(f"{spec.device} {table}", kind, source, left)
-
-
-def _kernel_score(of: str, kind: str, source: str, left: LeftOut) -> Score:
-    family, _, which = of.partition(" ")[2].partition(".")
-    hold = AIMS["kernels"].get(family, {}).get(kind, {"called": kind})
-    apart = (why for pattern, why in hold.get("apart", {}).items() if re.search(pattern, of))
-    variant = next((called for form, called in _VARIANTS.items() if re.search(form, of)), "")
-    aim = tuple(hold["aim"]) if "aim" in hold else None
-    score = Score(
-        f"{family} {which}", source, f"all but {hold['called']}", left.rows, left.median_pct,
-        left.p95_pct, aim, left.covered_pct, f"{family}{variant}: {hold['called']}",
-    )  # fmt: skip
-    cause = next(apart, hold.get("cause", ""))
-    return score.because(cause, _BAND if left.rows < _FEW_ROWS else "")
+            hold = AIMS["kernels"].get(family, {}).get(kind, {"called": kind})
+            apart = (why for form, why in hold.get("apart", {}).items() if re.search(form, of))
+            aim = tuple(hold["aim"]) if "aim" in hold else None
+            score = Score(
+                f"{family} {which}", source, f"all but {hold['called']}", left.rows,
+                left.median_pct, left.p95_pct, aim, left.covered_pct,
+                f"{family}{variant}: {hold['called']}",
+            )  # fmt: skip
+            cause = next(apart, hold.get("cause", ""))
+            yield score.because(cause, _BAND if left.rows < _FEW_ROWS else "")

@@ -51,15 +51,9 @@ _WIDEST = 16.0
 _BEYOND = 2.0
 #: 128 x 128 tiles in whole waves, at the efficiencies that GEMM libraries reach.
 _PLAIN = {
-    "tile_m": 128.0,
-    "tile_n": 128.0,
-    "overhead_us": 5.0,
-    "compute": 0.8,
-    "memory": 0.93,
-    "p": 1.4,
-    "wave_share": 0.3,
-    "tile_share": 0.5,
-}
+    "tile_m": 128.0, "tile_n": 128.0, "overhead_us": 5.0, "compute": 0.8, "memory": 0.93, "p": 1.4,
+    "wave_share": 0.3, "tile_share": 0.5,
+}  # fmt: skip
 #: The cached contexts that are added to prompts that were measured without: up to the last, by
 #: chunks of at most as many tokens, the device model goes.
 _CONTEXTS = (1, 128, 256, 512, 1024, 2048, 3072, 4096, 6144, 8192)

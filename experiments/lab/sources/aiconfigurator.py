@@ -38,15 +38,10 @@ from sarathi_sim.profiler.storage.strict import show
 FOLDER = "aiconfigurator"
 #: The tables' names of our devices.
 SYSTEMS = {
-    "a100-80g-sxm": "a100_sxm",
-    "h100-80g-sxm": "h100_sxm",
-    "h200-sxm": "h200_sxm",
-    "b200-sxm": "b200_sxm",
-    "b300-sxm": "b300_sxm",
-    "gb200": "gb200",
-    "l40s": "l40s",
+    "a100-80g-sxm": "a100_sxm", "h100-80g-sxm": "h100_sxm", "h200-sxm": "h200_sxm",
+    "b200-sxm": "b200_sxm", "b300-sxm": "b300_sxm", "gb200": "gb200", "l40s": "l40s",
     "rtx-pro-6000": "rtx_pro_6000_server",
-}
+}  # fmt: skip
 UNLIKE = {
     ("vllm", "0.14.0", "fp8"): "with dynamic quantisation: 31 % of the peak for long prompts, "
     "0.24.0 without it 50 to 63",
@@ -61,23 +56,14 @@ Table = tuple[pd.DataFrame, str]
 _KERNEL, _HALF = "kernel_source", 2
 #: Our names of the tables' columns.
 _ATTENTION = {
-    "batch_size": "batch",
-    "isl": "chunk",
-    "step": "context",
-    "num_heads": "heads",
-    "num_key_value_heads": "kv_heads",
-    "head_dim": "head_dim",
-}
+    "batch_size": "batch", "isl": "chunk", "step": "context", "num_heads": "heads",
+    "num_key_value_heads": "kv_heads", "head_dim": "head_dim",
+}  # fmt: skip
 _BLOCK = {key: _ATTENTION[key] for key in ("num_heads", "batch_size", "isl", "step")}
 _MOE = {
-    "hidden_size": "hidden",
-    "inter_size": "inter",
-    "topk": "top_k",
-    "num_experts": "experts",
-    "moe_tp_size": "tp",
-    "moe_ep_size": "ep",
-    "num_tokens": "tokens",
-}
+    "hidden_size": "hidden", "inter_size": "inter", "topk": "top_k", "num_experts": "experts",
+    "moe_tp_size": "tp", "moe_ep_size": "ep", "num_tokens": "tokens",
+}  # fmt: skip
 _MESSAGE = {"num_gpus": "gpus", "message_size": "num_bytes"}
 #: Their names of number formats and phases, if they differ from ours.
 _THEIRS = {"bf16": "bfloat16", "prefill": "context", "decode": "generation"}
