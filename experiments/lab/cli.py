@@ -318,7 +318,7 @@ def accuracy(
     again = [name for device in kernels or () for name in check_fitted(device, stack)]
     devices = fitted_devices(stack)
     of_kernels = (partial(fits.kernels, device=name, again=name in again) for name in devices)
-    studies = [*fits.STUDIES.values(), *of_kernels]
+    studies: list[fits.Study] = [*fits.STUDIES.values(), *of_kernels]
     scores: list[fits.Score] = []
     with _folder(out, ACCURACY_FORMAT) as target:
         for done, study in enumerate(studies):

@@ -43,6 +43,7 @@ from sarathi_sim.profiler.physics.forms import (
 )
 from sarathi_sim.profiler.physics.hold_out import Folds, leave_one_group_out, median_p95_worst
 from sarathi_sim.profiler.physics.residual import fit_curve, fit_trees
+from sarathi_sim.profiler.storage.child import Say, silent
 from sarathi_sim.profiler.storage.files import data_dir, write_whole
 from sarathi_sim.profiler.storage.plain_yaml import dump_yaml, read_mapping
 from sarathi_sim.profiler.storage.strict import SpecError
@@ -82,7 +83,7 @@ class CalibrationResult:
 def calibrate(
     device: str,
     datasets: Path,
-    progress: Callable[[str], None] = lambda step: None,
+    progress: Say = silent,
     date: str | None = None,
 ) -> CalibrationResult:
     """Fit every op of ``device`` to the files under ``datasets``; deterministic but for ``date``.

@@ -7,7 +7,7 @@ single tokens were timed.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import replace
 from itertools import product
 from pathlib import Path
@@ -72,6 +72,7 @@ from sarathi_sim.profiler.kernels.stack_file import (
     load_stack,
 )
 from sarathi_sim.profiler.kernels.wide_times import GATHERS, MODES, PARTS, WIDE
+from sarathi_sim.profiler.storage.child import Say, silent
 from sarathi_sim.profiler.storage.strict import SpecError, did_you_mean
 
 #: A public table and the version of its stack.
@@ -109,7 +110,7 @@ def fit_stack(
     datasets: Path,
     device: str,
     stack: str,
-    progress: Callable[[str], None] | None = None,
+    progress: Say = silent,
     date: str | None = None,
     families: Collection[str] = FAMILIES,
 ) -> tuple[StackSpec, Arrays]:
@@ -135,8 +136,7 @@ def fit_stack(
                 continue
             if family_of(found.table) in ("gemm", "attention"):
                 found = replace(found, kinds={})
-        if progress is not None:
-            progress(f"{device} {stack}: {found.table} ({found.rows} rows)")
+        progress(f"{device} {stack}: {found.table} ({found.rows} rows)")
         fits[found.table] = found.fit
         stored = found.surface.arrays()
         arrays.update({f"{found.table}.{name}": array for name, array in stored.items()})
