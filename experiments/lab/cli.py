@@ -43,9 +43,6 @@ LaunchOption = Annotated[
     Path | None,
     typer.Option(help="How servers with prefill and decode pools were started: CSV, by id."),
 ]
-ResumeOption = Annotated[
-    Path | None, typer.Option(metavar="ARCHIVE", help="Go on from this archive, on any machine.")
-]
 
 
 def _folder(out: Path | None, kind: str) -> AbstractContextManager[Path | None]:
@@ -149,8 +146,7 @@ def validate(
         Path | None, typer.Option(help="Folder of the result.  [default: runs/NAME]")
     ] = None,
     realtime: Annotated[
-        bool,
-        typer.Option("--realtime", help="Take the cores from all other programs (root, Linux)."),
+        bool, typer.Option("--realtime", help="Take the cores from other programs (root, Linux).")
     ] = False,
     timeout: Annotated[
         float, typer.Option(min=1, help="End after so many seconds without a sign of life.")
@@ -187,7 +183,6 @@ def validate(
         ITERATIONS,
         VALIDATION,
         VALIDATION_FORMAT,
-        check_replaceable,
         json_bytes,
         result_folder,
     )
@@ -195,7 +190,6 @@ def validate(
     experiment = load_validation(config, changes)
     folder = named(RUNS if out is None else out, experiment.name)
     cells = make_cells(experiment)
-    check_replaceable(folder, VALIDATION_FORMAT)
     check_machine(realtime=realtime)
     if realtime:
         say("warning: --realtime stops the machine's other programs during the run")
@@ -285,11 +279,8 @@ def import_profile(
     write_bundle(bundle, folder, force=force)
     about = bundle.meta.environment
     marks = {op: str(mark).partition(": ") for op, mark in about.items()}
-    rows = [
-        (op, how, origin)
-        for op, (how, _, origin) in marks.items()
-        if op not in ("repository", "licence", "hardware")
-    ]
+    whole = ("repository", "licence", "hardware")
+    rows = [(op, how, origin) for op, (how, _, origin) in marks.items() if op not in whole]
     answer = f"{about['repository']} ({about['licence']}), {about['hardware']}"
     table = SortableTable("", ("op", "how", "from"), rows, text=3)
     section = Section("import", source, "What was measured?", answer, table)
@@ -327,7 +318,7 @@ def accuracy(
     again = [name for device in kernels or () for name in check_fitted(device, stack)]
     devices = fitted_devices(stack)
     of_kernels = (partial(fits.kernels, device=name, again=name in again) for name in devices)
-    studies = [*fits.STUDIES.values(), *of_kernels]
+    studies: list[fits.Study] = [*fits.STUDIES.values(), *of_kernels]
     scores: list[fits.Score] = []
     with _folder(out, ACCURACY_FORMAT) as target:
         for done, study in enumerate(studies):
@@ -402,31 +393,26 @@ def _devices(device: str | None, datasets: Path | None, write: bool, say: Say) -
         results = {name: fits.calibrate(name, datasets, say) for name in names}
         models = {name: result.fitted for name, result in results.items()}
         written += [path for one in results.values() if write for path in one.write()]
-    titles = (
-        "error of predicted times on rows held out of the fit, in percent",
-        "by range, at tile edges, and on other sources' rows",
-    )
     for name, fitted in models.items():
-        frames = (fits.report(fitted), fits.structure(fitted))
-        for title, frame in zip(titles, frames, strict=True):
+        for title, frame, headings in (
+            (
+                "error of predicted times on rows held out of the fit, in percent",
+                fits.report(fitted),
+                "op,rows,median,p95,worst,roofline alone: median,p95,worst,held out",
+            ),
+            (
+                "by range, at tile edges, and on other sources' rows",
+                fits.structure(fitted),
+                "op,kind,where,median,p95,worst",
+            ),
+        ):
             rows = [
                 [f"{cell:.1f}" if isinstance(cell, float) else str(cell) for cell in row]
                 for row in frame.itertuples(index=False)
             ]
-            headings = [
-                _HEADINGS.get(column, column.removesuffix("_pct").replace("_", " "))
-                for column in map(str, frame.columns)
-            ]
-            grids.append(SortableTable(f"{name}: {title}", headings, rows, text=len(headings)))
+            columns = headings.split(",")
+            grids.append(SortableTable(f"{name}: {title}", columns, rows, text=len(columns)))
     return grids, written
-
-
-_HEADINGS = {
-    "roofline_median_pct": "roofline alone: median",
-    "roofline_p95_pct": "p95",
-    "roofline_worst_pct": "worst",
-    "hold_out": "held out",
-}
 
 
 def _kernels(
@@ -513,13 +499,15 @@ def first_light(
     out: Annotated[
         Path, typer.Option(help="Folder of everything it measures, which OUT.zip holds, too.")
     ] = Path("first-light"),
-    resume: ResumeOption = None,
+    resume: Annotated[
+        Path | None,
+        typer.Option(metavar="ARCHIVE", help="Go on from this archive, on any machine."),
+    ] = None,
     minutes: Annotated[
         float | None, typer.Option(min=0, help="Begin no step that could end later.")
     ] = None,
     rehearsal: Annotated[
-        bool,
-        typer.Option("--dry-run", help="The same steps on a tiny model; without a GPU, too."),
+        bool, typer.Option("--dry-run", help="The same steps on a tiny model; without a GPU, too.")
     ] = False,
 ) -> Result:
     """Measure everything that a first hour on a GPU node allows (needs torch).

@@ -23,7 +23,7 @@ from sarathi_sim.experiments.lab.sources import vidur
 from sarathi_sim.profiler.facts.device import load_device
 from sarathi_sim.profiler.facts.formats import STACKS
 from sarathi_sim.profiler.facts.ops import LAYER_GEMMS, GemmShape
-from sarathi_sim.profiler.kernels.stack_file import LeftOut, StackSpec, load_stack
+from sarathi_sim.profiler.kernels.stack_file import StackSpec, load_stack
 from sarathi_sim.profiler.physics.forms import GEMM
 from sarathi_sim.profiler.physics.hold_out import Bools, Folds, Rows, median_p95_worst
 from sarathi_sim.profiler.planning.grid import Key, SizeGrid
@@ -77,7 +77,7 @@ class Score:
         return [name for name, missed in far.items() if missed]
 
     def content(self) -> dict[str, Any]:
-        """As ``accuracy --json`` prints it."""
+        """As ``lab accuracy --json`` prints it."""
         return {**asdict(self), "met": self.met, "missed": self.missed}
 
     def because(self, errors: str, band: str) -> Score:
@@ -87,7 +87,7 @@ class Score:
 
 
 def inside_aim(covered: float) -> bool:
-    """Whether the coverage of a band is within the aim."""
+    """Whether the coverage of a band is within :data:`BAND`."""
     return BAND[0] <= round(covered) <= BAND[1]
 
 
@@ -111,23 +111,19 @@ class ScoreClass:
 
 def by_class(scores: Sequence[Score]) -> list[ScoreClass]:
     """A row a class, in the scores' order."""
-    found = []
+    classes = []
     for group in dict.fromkeys(score.group for score in scores):
         of = [score for score in scores if score.group == group]
         bands = [(s.covered, s.rows) for s in of if s.covered is not None]
         share, count = (np.array([band[i] for band in bands]) for i in (0, 1))
         median, p95 = np.median([(score.median, score.p95) for score in of], axis=0).tolist()
-        found.append(
-            ScoreClass(
-                group, len(of), of[0].aim,
-                sum(score.met is True for score in of) if of[0].aim else None,
-                round(median, 2), round(p95, 2),
-                round(float(np.average(share, weights=count)), 1) if bands else None,
-                (float(share.min()), float(share.max())) if bands else None,
-                [*dict.fromkeys(cause for score in of for cause in score.causes)],
-            )
-        )  # fmt: skip
-    return found
+        met = sum(score.met is True for score in of) if of[0].aim else None
+        covered = round(float(np.average(share, weights=count)), 1) if bands else None
+        ends = (float(share.min()), float(share.max())) if bands else None
+        causes = [*dict.fromkeys(cause for score in of for cause in score.causes)]
+        errors = (round(median, 2), round(p95, 2))
+        classes.append(ScoreClass(group, len(of), of[0].aim, met, *errors, covered, ends, causes))
+    return classes
 
 
 #: Hold-outs, aims and causes: ``bundles`` by what is scored, ``kernels`` by family and kind.
@@ -144,8 +140,8 @@ def _score(
     aim: Aim | None,
 ) -> Score:
     """Of log errors, with whether the band covers each (None: there is no band)."""
-    off, bands = zip(*parts, strict=True)
-    errors, inside = np.concatenate(off), [band for band in bands if band is not None]
+    errors = np.concatenate([off for off, _ in parts])
+    inside = [band for _, band in parts if band is not None]
     median, p95 = (round(error, 2) for error in median_p95_worst(errors)[:2])
     covered = round(100 * float(np.concatenate(inside).mean()), 1) if inside else None
     causes = AIMS["bundles"].get(what, {})
@@ -243,16 +239,17 @@ def gemm_unseen(datasets: Path) -> Iterator[Score]:
     for name, device in (("a100", "a100-80g-sxm"), ("a40", "a40")):
         of, spec = (f"{name.upper()} (Vidur)", "the other models"), load_device(device)
         bundles = [on(rows, spec) for rows in vidur.gemms_by_tp(datasets, name)]
-        everything = pd.concat(bundles, keys=range(len(bundles)), names=["bundle"])
-        everything = everything.reset_index("bundle").reset_index(drop=True)
+        everything = pd.concat(
+            [rows.assign(bundle=i) for i, rows in enumerate(bundles)], ignore_index=True
+        )
         scores = held_out(GEMM, everything, _unseen_models(everything))
         layers = scores.groupby(["bundle", "m"])[["predicted_us", "time_us"]].sum()
-        errors, of_layers = (
-            np.log(rows["predicted_us"].to_numpy() / rows["time_us"].to_numpy())
-            for rows in (scores, layers)
-        )
-        yield _score("GEMM of an unseen shape", *of, [(errors, None)], (4, 14))
-        yield _score("GEMMs of an unseen layer", *of, [(of_layers, None)], (2.5, 9))
+        for what, rows, aim in (
+            ("GEMM of an unseen shape", scores, (4, 14)),
+            ("GEMMs of an unseen layer", layers, (2.5, 9)),
+        ):
+            errors = np.log(rows["predicted_us"].to_numpy() / rows["time_us"].to_numpy())
+            yield _score(what, *of, [(errors, None)], aim)
 
 
 def _unseen_models(rows: pd.DataFrame) -> Folds:
@@ -337,20 +334,17 @@ def kernels(datasets: Path, device: str, again: bool = False) -> Iterator[Score]
 def scores_of(spec: StackSpec) -> Iterator[Score]:
     """The stored held-out scores of a stack's surfaces."""
     for table, fit in spec.kernels.items():
-        source = f"{spec.device}, {spec.stack} {fit.version}"
+        family, _, which = table.partition(".")
+        source, of = f"{spec.device}, {spec.stack} {fit.version}", f"{spec.device} {table}"
+        variant = next((called for form, called in _VARIANTS.items() if re.search(form, of)), "")
         for kind, left in fit.left_out.items():
-            yield _kernel_score(f"{spec.device} {table}", kind, source, left)
-
-
-def _kernel_score(of: str, kind: str, source: str, left: LeftOut) -> Score:
-    family, _, which = of.partition(" ")[2].partition(".")
-    hold = AIMS["kernels"].get(family, {}).get(kind, {"called": kind})
-    apart = (why for pattern, why in hold.get("apart", {}).items() if re.search(pattern, of))
-    variant = next((called for form, called in _VARIANTS.items() if re.search(form, of)), "")
-    aim = tuple(hold["aim"]) if "aim" in hold else None
-    score = Score(
-        f"{family} {which}", source, f"all but {hold['called']}", left.rows, left.median_pct,
-        left.p95_pct, aim, left.covered_pct, f"{family}{variant}: {hold['called']}",
-    )  # fmt: skip
-    cause = next(apart, hold.get("cause", ""))
-    return score.because(cause, _BAND if left.rows < _FEW_ROWS else "")
+            hold = AIMS["kernels"].get(family, {}).get(kind, {"called": kind})
+            apart = (why for form, why in hold.get("apart", {}).items() if re.search(form, of))
+            aim = tuple(hold["aim"]) if "aim" in hold else None
+            score = Score(
+                f"{family} {which}", source, f"all but {hold['called']}", left.rows,
+                left.median_pct, left.p95_pct, aim, left.covered_pct,
+                f"{family}{variant}: {hold['called']}",
+            )  # fmt: skip
+            cause = next(apart, hold.get("cause", ""))
+            yield score.because(cause, _BAND if left.rows < _FEW_ROWS else "")

@@ -19,7 +19,7 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 
-from sarathi_sim.experiments.lab.fit.devices import AIC, LLMSERVINGSIM, VIDUR, Origin
+from sarathi_sim.experiments.lab.fit.devices import ORIGINS, columns_of, on
 from sarathi_sim.experiments.lab.sources import aiconfigurator, llmservingsim, vidur
 from sarathi_sim.experiments.lab.sources.measurements import Measurements, OpRows
 from sarathi_sim.profiler.bundle.schema import Bundle, BundleMeta
@@ -51,15 +51,9 @@ _WIDEST = 16.0
 _BEYOND = 2.0
 #: 128 x 128 tiles in whole waves, at the efficiencies that GEMM libraries reach.
 _PLAIN = {
-    "tile_m": 128.0,
-    "tile_n": 128.0,
-    "overhead_us": 5.0,
-    "compute": 0.8,
-    "memory": 0.93,
-    "p": 1.4,
-    "wave_share": 0.3,
-    "tile_share": 0.5,
-}
+    "tile_m": 128.0, "tile_n": 128.0, "overhead_us": 5.0, "compute": 0.8, "memory": 0.93, "p": 1.4,
+    "wave_share": 0.3, "tile_share": 0.5,
+}  # fmt: skip
 #: The cached contexts that are added to prompts that were measured without: up to the last, by
 #: chunks of at most as many tokens, the device model goes.
 _CONTEXTS = (1, 128, 256, 512, 1024, 2048, 3072, 4096, 6144, 8192)
@@ -67,22 +61,21 @@ _CONTEXTS = (1, 128, 256, 512, 1024, 2048, 3072, 4096, 6144, 8192)
 
 @dataclass(frozen=True)
 class PublicSource:
-    """A source of measurements: its reader, the device of a folder, the files, and their origin."""
+    """A source of measurements: its reader, the device of a folder, and the files."""
 
     read: Callable[[Path, ModelSpec, int, DeviceSpec], Measurements]
     device_of: Callable[[Path], str]
     files: str
-    origin: Origin
 
 
 A100 = aiconfigurator.A100_DEVICE
 SOURCES = {
-    "vidur": PublicSource(vidur.measurements, lambda _: A100, vidur.FILES, VIDUR),
+    "vidur": PublicSource(vidur.measurements, lambda _: A100, vidur.FILES),
     "aiconfigurator": PublicSource(
-        aiconfigurator.measurements, lambda _: A100, aiconfigurator.FILES, AIC
+        aiconfigurator.measurements, lambda _: A100, aiconfigurator.FILES
     ),
     "llmservingsim": PublicSource(
-        llmservingsim.measurements, llmservingsim.measured_on, llmservingsim.FILES, LLMSERVINGSIM
+        llmservingsim.measurements, llmservingsim.measured_on, llmservingsim.FILES
     ),
 }
 
@@ -134,13 +127,12 @@ def assemble(
     """
     parts = _parts(found, device, model, tp)
     if not parts.keys() & set(LAYER_GEMMS):
-        shapes = ", ".join(
-            f"{op} ({shape.n}, {shape.k})" for op, shape in sorted(model.gemms(tp).items())
-        )
+        shapes = sorted(model.gemms(tp).items())
         raise BundleError(
             f"{source}: this folder has no GEMM of {model.name} at tp {tp} on {device.name}, "
-            f"and none near one; (n, k) needed: {shapes}; a run without profiles asks the "
-            f"calibrated model of {device.name} for all of it"
+            f"and none near one; (n, k) needed: "
+            f"{_listed(f'{op} ({shape.n}, {shape.k})' for op, shape in shapes)}; a run without "
+            f"profiles asks the calibrated model of {device.name} for all of it"
         )
     marks = {op: f"{part.kind}: {part.origin}" for op, part in parts.items()}
     wanted = wanted_ops(tp)
@@ -148,7 +140,7 @@ def assemble(
     by_kind: dict[str, list[str]] = {}
     for op in sorted(marks.keys() & set(wanted)):
         by_kind.setdefault(marks[op].partition(":")[0], []).append(op)
-    origin = SOURCES[source].origin
+    origin = ORIGINS[source]
     profiled = f"{origin.repository.split(' @')[0]}, profiled {found.profiled}"
     meta = BundleMeta(
         device=device.name,
@@ -245,7 +237,10 @@ class ShapePool:
         """
         if (shape.n, shape.k) in self._times:
             return OpRows(_by_tokens(self._times[shape.n, shape.k]), self._source)
-        by_depth = {k: self._widths(shape.n, k) for k in sorted({k for _, k in self._times})}
+        by_depth = {
+            depth: _neighbours(shape.n, sorted(n for n, k in self._times if k == depth))
+            for depth in sorted({k for _, k in self._times})
+        }
         depths = _neighbours(shape.k, [k for k, widths in by_depth.items() if widths])
         along_n = {k: {n: self._ratio(n, k) for n in by_depth[k]} for k in depths}
         ratio = _between(shape.k, {k: _between(shape.n, along_n[k]) for k in depths})
@@ -253,16 +248,14 @@ class ShapePool:
             return None
         times = ratio * self._expected(ratio.index.to_numpy(np.float64), shape)
         used = sorted((n, k) for k in depths for n in by_depth[k])
-        inside = _spans(shape.k, depths) and all(_spans(shape.n, by_depth[k]) for k in depths)
+        sides = [(shape.k, depths), *((shape.n, by_depth[k]) for k in depths)]
+        inside = all(sizes[0] <= wanted <= sizes[-1] for wanted, sizes in sides)
         origin = (
             f"({shape.n}, {shape.k}) over (n, k) by wave count"
             f"{'' if inside else ', extended beyond what was measured,'} "
             f"from {_listed(used)} of {self._source}, as the ratio to {self._name}"
         )
         return OpRows(_by_tokens(times), origin, "interpolated")
-
-    def _widths(self, n: int, k: int) -> list[int]:
-        return _neighbours(n, sorted(width for width, depth in self._times if depth == k))
 
     def _ratio(self, n: int, k: int) -> pd.Series[float]:
         times = self._times[n, k]
@@ -279,16 +272,10 @@ def expectation(device: DeviceSpec) -> tuple[Expectation, str]:
         return DeviceModel(device.name).gemm, "the calibrated device model"
     except SpecError:
         pass
-    hardware = {
-        "peak_flops": device.peak_flops,
-        "bandwidth": device.memory_bandwidth,
-        "num_sms": device.num_sms,
-    }
 
     def roofline(tokens: Array, shape: GemmShape) -> Array:
-        sizes = {"n": shape.n, "k": shape.k, **hardware}
-        columns = {name: np.full_like(tokens, size) for name, size in sizes.items()}
-        return gemm_us({"m": tokens, **columns}, _PLAIN)
+        sizes = on(pd.DataFrame({"m": tokens, "n": float(shape.n), "k": float(shape.k)}), device)
+        return gemm_us(columns_of(sizes), _PLAIN)
 
     return roofline, "a roofline with tiles and waves"
 
@@ -303,10 +290,6 @@ def _neighbours(wanted: int, measured: list[int]) -> list[int]:
         return below + above
     near = [s for s in below + above if max(s / wanted, wanted / s) <= _BEYOND]
     return near[:1]
-
-
-def _spans(wanted: int, sizes: list[int]) -> bool:
-    return sizes[0] <= wanted <= sizes[-1]
 
 
 def _between(wanted: int, ratios: Mapping[int, pd.Series[float]]) -> pd.Series[float]:
@@ -337,27 +320,21 @@ def attention_part(
     if rows.empty:
         return None
     wanted, decoding = model.heads_per_rank(tp), OPS[op].family == "decode"
-    pairs = rows[["heads", "kv_heads"]].drop_duplicates().itertuples(index=False)
-    measured: list[Heads] = sorted((int(heads), int(kv_heads)) for heads, kv_heads in pairs)
+    measured: list[Heads] = sorted({*zip(rows["heads"], rows["kv_heads"], strict=True)})
     nearest = min(measured, key=lambda heads: _distance(wanted, heads))
     other_kernel = decoding and _distance(wanted, nearest)[0]
     if nearest != wanted and (device.fitted is None or other_kernel):
         return None
     rows = rows[(rows["heads"] == nearest[0]) & (rows["kv_heads"] == nearest[1])]
     # Measurements have columns by the sizes' names.
-    frame = rows.rename(
-        columns={s.name: column for s, column in zip(OPS[op].sizes, OPS[op].columns, strict=True)}
-    )[[*OPS[op].columns, "time_us"]]
+    names = dict(zip((size.name for size in OPS[op].sizes), OPS[op].columns, strict=True))
+    frame = rows.rename(columns=names)[[*OPS[op].columns, "time_us"]]
     text = f"{nearest[0]} query and {nearest[1]} KV heads"
-    if nearest == wanted:
-        part = OpRows(frame, f"{found.origin}, {text}")
-    else:
+    part = OpRows(frame, f"{found.origin}, {text}")
+    if nearest != wanted:
         frame, dropped = _scaled(op, frame, nearest, wanted, model, device)
-        origin = (
-            f"from {text} to {wanted[0]} and {wanted[1]} by the calibrated device model's ratio, "
-            f"{found.origin}{dropped}"
-        )
-        part = OpRows(frame, origin, "scaled")
+        to = f"to {wanted[0]} and {wanted[1]} by the calibrated device model's ratio"
+        part = OpRows(frame, f"from {text} {to}, {found.origin}{dropped}", "scaled")
     fresh = not decoding and not rows["context"].any()
     return _with_context(part, wanted, model, device) if fresh and device.fitted else part
 
@@ -380,8 +357,8 @@ def _scaled(
 
 def _with_context(part: OpRows, heads: Heads, model: ModelSpec, device: DeviceSpec) -> OpRows:
     """A prefill part with rows for cached contexts: what these add is the device model's."""
-    near = part.frame[part.frame["chunk_tokens"] <= _CONTEXTS[-1]]
-    far = part.frame[part.frame["chunk_tokens"] > _CONTEXTS[-1]]
+    short = part.frame["chunk_tokens"] <= _CONTEXTS[-1]
+    near, far = part.frame[short], part.frame[~short]
     predict = DeviceModel(device.name).attn_prefill
     chunk = near["chunk_tokens"].to_numpy(np.float64)
     fresh, parts = predict(chunk, np.zeros_like(chunk), *heads, model.head_dim), [near]

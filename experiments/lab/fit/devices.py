@@ -42,7 +42,8 @@ from sarathi_sim.profiler.physics.forms import (
     decode_form,
 )
 from sarathi_sim.profiler.physics.hold_out import Folds, leave_one_group_out, median_p95_worst
-from sarathi_sim.profiler.physics.residual import Arrays, fit_curve, fit_trees
+from sarathi_sim.profiler.physics.residual import fit_curve, fit_trees
+from sarathi_sim.profiler.storage.child import Say, silent
 from sarathi_sim.profiler.storage.files import data_dir, write_whole
 from sarathi_sim.profiler.storage.plain_yaml import dump_yaml, read_mapping
 from sarathi_sim.profiler.storage.strict import SpecError
@@ -60,7 +61,7 @@ class CalibrationResult:
 
     device: str
     fitted: dict[str, FittedOp]
-    residuals: Arrays
+    residuals: dict[str, npt.NDArray[Any]]
 
     def write(self, folder: Path | None = None) -> list[Path]:
         """Write ``<device>.yaml`` (below its marker) and ``<device>.npz``; returns both paths.
@@ -82,7 +83,7 @@ class CalibrationResult:
 def calibrate(
     device: str,
     datasets: Path,
-    progress: Callable[[str], None] = lambda step: None,
+    progress: Say = silent,
     date: str | None = None,
 ) -> CalibrationResult:
     """Fit every op of ``device`` to the files under ``datasets``; deterministic but for ``date``.
@@ -95,28 +96,28 @@ def calibrate(
         raise SpecError(
             f"device {device!r} has no public measurements to fit; allowed: {', '.join(STUDIES)}"
         )
-    today = date or datetime.now(UTC).date().isoformat()
-    fitted: dict[str, FittedOp] = {}
-    residuals: Arrays = {}
+    fitted, residuals = dict[str, FittedOp](), dict[str, npt.NDArray[Any]]()
     for study in STUDIES[device](datasets):
         progress(f"{device}: {study.op} ({len(study.rows)} rows)")
         model = fit_op(study.form, study.rows)
-        fitted[study.op] = _record(study, model, today)
+        fitted[study.op] = _record(study, model, date or today())
         if model.residual is not None:
             stored = model.residual.arrays()
             residuals.update({f"{study.op}.{name}": array for name, array in stored.items()})
     return CalibrationResult(device, fitted, residuals)
 
 
+def today() -> str:
+    """The date of a fit."""
+    return datetime.now(UTC).date().isoformat()
+
+
 def _record(study: Study, model: OpModel, date: str) -> FittedOp:
-    scores, again = (
-        held_out(study.form, study.rows, each.splits(study.rows)) if each else None
-        for each in (study.hold_out, study.again)
-    )
-    assert scores is not None
-    parts = {name: scores[mask] for name, mask in _bins(scores, study.bin_by) if mask.any()}
-    if study.again is not None and again is not None:
-        parts[study.again.name] = again
+    scores = study.hold_out.scores(study.form, study.rows)
+    by = next(name for name in BINS if name in study.form.inputs)
+    parts = {name: scores[mask] for name, mask in _bins(scores, by) if mask.any()}
+    if study.again is not None:
+        parts[study.again.name] = study.again.scores(study.form, study.rows)
     checks = {
         name: rows.assign(predicted_us=model.predict(columns_of(rows)))
         for name, rows in study.checks.items()
@@ -268,18 +269,8 @@ class Origin:
     licence: str
 
 
-AIC = Origin("ai-dynamo/aiconfigurator @095f58a", "Apache-2.0")
-VIDUR = Origin("microsoft/vidur @7d47513", "MIT")
-LLMSERVINGSIM = Origin("casys-kaist/LLMServingSim @5daddb2", "MIT")
-_ORIGINS = {
-    "aiconfigurator": AIC,
-    "vidur": VIDUR,
-    "vidur_2023": Origin("microsoft/vidur @aa06400 (history)", "MIT"),
-    "vidur_attention": Origin("microsoft/vidur @e2d00e9 (history)", "MIT"),
-    "vidur_a40_reduce": Origin("microsoft/vidur @6d98aa8 (history)", "MIT"),
-    "llmservingsim": LLMSERVINGSIM,
-    "ga102": Origin(f"{LLMSERVINGSIM.repository}; {VIDUR.repository}", "MIT"),
-}
+_DESCRIBED = read_mapping(Path(__file__).with_name("studies.yaml"))
+ORIGINS = {name: Origin(*about) for name, about in _DESCRIBED["origins"].items()}
 
 
 @dataclass(frozen=True)
@@ -301,6 +292,10 @@ class HoldOut:
             fold_of(rows[list(self.by)], self.folds), rows.index.isin(counts)
         )
 
+    def scores(self, form: Form, rows: pd.DataFrame) -> pd.DataFrame:
+        """The scored rows, as :func:`held_out` predicts them."""
+        return held_out(form, rows, self.splits(rows))
+
 
 @dataclass(frozen=True, eq=False)
 class Study:
@@ -320,14 +315,6 @@ class Study:
     checks: Mapping[str, pd.DataFrame] = field(default_factory=dict)
     again: HoldOut | None = None
     stack_pct: float = 0.0
-
-    @property
-    def bin_by(self) -> str:
-        """The column, one of :data:`BINS`, whose ranges split the held-out errors."""
-        return next(name for name in BINS if name in self.form.inputs)
-
-
-_DESCRIBED = read_mapping(Path(__file__).with_name("studies.yaml"))
 
 
 def _study(
@@ -350,7 +337,7 @@ def _study(
     about = filled(_DESCRIBED[of][name or op])
     pct = about.pop("stack_pct", 0.0)
     return Study(
-        op, form, rows, HoldOut(**about.pop("hold_out")), origin=_ORIGINS[about.pop("origin")],
+        op, form, rows, HoldOut(**about.pop("hold_out")), origin=ORIGINS[about.pop("origin")],
         again=HoldOut(**about.pop("again")) if "again" in about else None, checks=checks,
         stack_pct=pct[str(words["gpus"])] if isinstance(pct, dict) else pct, **about,
     )  # fmt: skip
@@ -440,10 +427,8 @@ def _ga102(datasets: Path, target: str) -> Iterator[Study]:
     a6000, a40 = load_device("a6000"), load_device("a40")
     yield _ga102_gemm(datasets, load_device(target))
     lent = target != "a6000"
-    words = {
-        "lent": " (lent)" if lent else "",
-        "elsewhere": "measured on the A6000, not on this device; " if lent else "",
-    }
+    elsewhere = "measured on the A6000, not on this device; "
+    words = {"lent": " (lent)" * lent, "elsewhere": elsewhere * lent}
     prompts, decodes = (on(rows, a6000) for rows in data.llmservingsim_attention(datasets))
     prefill = _study("ga102", "attn_prefill", ATTN_PREFILL, prompts, words)
     yield replace(prefill, stack_pct=100.0) if lent else prefill

@@ -55,7 +55,6 @@ Kinds = dict[str, Iterator[Errors]]
 Law = Callable[[pd.DataFrame], Array]
 
 PAIR = ["heads", "kv_heads"]
-_COVER = 0.9
 
 
 @dataclass(frozen=True, eq=False)
@@ -113,20 +112,13 @@ def microseconds(rows: pd.DataFrame) -> Array:
 
 def summary(parts: Iterable[Errors]) -> LeftOut | None:
     """All errors of one kind of hold-out together; None without any."""
-    found = list(parts)
-    if not found:
+    ravelled = [np.stack([np.ravel(clean), np.ravel(raw)]) for clean, raw in parts]
+    errors = np.concatenate(ravelled or [np.empty((2, 0))], axis=1)
+    off, measured = errors[:, np.isfinite(errors).all(axis=0)]
+    if not len(off):
         return None
-    clean, raw = (np.concatenate([np.ravel(part[i]) for part in found]) for i in (0, 1))
-    known = np.isfinite(clean) & np.isfinite(raw)
-    if not known.any():
-        return None
-    off, measured = clean[known], raw[known]
-    halves = np.abs(off[::2]), np.abs(off[1::2])
-    covered = [
-        float((other <= _covering(half)).mean())
-        for half, other in (halves, halves[::-1])
-        if len(half) and len(other)
-    ]
+    even, odd = np.abs(off[::2]), np.abs(off[1::2])
+    covered = [(b <= _covering(a)).mean() for a, b in ((even, odd), (odd, even)) if len(odd)]
     width = 100 * float(np.expm1(_covering(np.abs(off))))
     share = 100 * float(np.mean(covered)) if covered else 100.0
     values = (*median_p95_worst(off), *median_p95_worst(measured)[:2], width, share)
@@ -136,7 +128,7 @@ def summary(parts: Iterable[Errors]) -> LeftOut | None:
 def _covering(errors: Array) -> float:
     """The half-width that covers 90 % of further errors: of n errors in order, the one at
     0.9 (n + 1), or the largest of fewer than nine."""
-    return float(np.quantile(errors, _COVER, method="weibull"))
+    return float(np.quantile(errors, 0.9, method="weibull"))
 
 
 # The protocol -----------------------------------------------------------------------------------
@@ -407,8 +399,8 @@ def exchange_kinds(whole: ExchangeCurves) -> Kinds:
     every, tokens = np.arange(len(whole.shapes)), np.arange(len(whole.tokens))
 
     def off(curves: ExchangeCurves, row: int, at: Rows) -> Errors:
-        a, b, c, d = whole.shapes[row].tolist()
-        error = np.log(curves.time_us(whole.tokens[at], (a, b, c, d))) - whole.log_us[row, at]
+        times = curves.time_us(whole.tokens[at], tuple(whole.shapes[row].tolist()))
+        error = np.log(times) - whole.log_us[row, at]
         return error, error
 
     def sizes() -> Iterator[Errors]:

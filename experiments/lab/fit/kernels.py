@@ -7,9 +7,8 @@ single tokens were timed.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import replace
-from datetime import UTC, datetime
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -19,24 +18,13 @@ import numpy.typing as npt
 import pandas as pd
 
 from sarathi_sim.experiments.lab.fit import holdout
-from sarathi_sim.experiments.lab.fit.devices import AIC, LLMSERVINGSIM
+from sarathi_sim.experiments.lab.fit.devices import ORIGINS, today
 from sarathi_sim.experiments.lab.fit.holdout import Errors, Fitted, fitted, microseconds
 from sarathi_sim.experiments.lab.sources import aiconfigurator as tables
 from sarathi_sim.experiments.lab.sources import llmservingsim as perf
 from sarathi_sim.experiments.lab.sources.measurements import source_folder
+from sarathi_sim.profiler.facts import formats
 from sarathi_sim.profiler.facts.device import DeviceSpec, load_device
-from sarathi_sim.profiler.facts.formats import (
-    DISTRIBUTIONS,
-    KV_BYTES,
-    KV_DTYPES,
-    MOE_DTYPES,
-    STACKS,
-    WEIGHT_DTYPES,
-    KvDtype,
-    MoeDtype,
-    WeightDtype,
-    named_stack,
-)
 from sarathi_sim.profiler.facts.model import load_model
 from sarathi_sim.profiler.facts.ops import (
     ALL_REDUCE,
@@ -47,6 +35,7 @@ from sarathi_sim.profiler.facts.ops import (
     names,
 )
 from sarathi_sim.profiler.facts.roofline import HBM_SHARE, Array
+from sarathi_sim.profiler.kernels import stack_attention as attention
 from sarathi_sim.profiler.kernels.attention_grid import (
     fastest_us,
     fit_added,
@@ -74,16 +63,6 @@ from sarathi_sim.profiler.kernels.moe_surface import (
 )
 from sarathi_sim.profiler.kernels.reduce_curves import fit_reduce, stream_bytes
 from sarathi_sim.profiler.kernels.sparse_law import fit_sparse
-from sarathi_sim.profiler.kernels.stack_attention import (
-    BLOCKS,
-    LATENT,
-    LESS,
-    MEASURED_LATENT,
-    SPARSE_TABLES,
-    STATE,
-    STATE_CHUNK,
-    STATE_HEAD,
-)
 from sarathi_sim.profiler.kernels.stack_file import (
     Arrays,
     KernelFit,
@@ -93,6 +72,7 @@ from sarathi_sim.profiler.kernels.stack_file import (
     load_stack,
 )
 from sarathi_sim.profiler.kernels.wide_times import GATHERS, MODES, PARTS, WIDE
+from sarathi_sim.profiler.storage.child import Say, silent
 from sarathi_sim.profiler.storage.strict import SpecError, did_you_mean
 
 #: A public table and the version of its stack.
@@ -117,7 +97,7 @@ def check_fitted(device: str | None, stack: str) -> list[str]:
     """
     stack = stack.partition("@")[0]
     devices = fitted_devices(stack)
-    for what, name, known in (("device", device, devices), ("stack", stack, STACKS)):
+    for what, name, known in (("device", device, devices), ("stack", stack, formats.STACKS)):
         if name is not None and name not in known:
             raise SpecError(
                 f"{what} {name!r} has no published kernels{did_you_mean(name, known)}; "
@@ -130,7 +110,7 @@ def fit_stack(
     datasets: Path,
     device: str,
     stack: str,
-    progress: Callable[[str], None] | None = None,
+    progress: Say = silent,
     date: str | None = None,
     families: Collection[str] = FAMILIES,
 ) -> tuple[StackSpec, Arrays]:
@@ -140,10 +120,9 @@ def fit_stack(
     only those that differ from the newest are fitted; GEMMs and attention are not scored.
     Raises FileNotFoundError for a missing folder, BundleError for a table that cannot be used.
     """
-    fits: dict[str, KernelFit] = {}
-    arrays: dict[str, npt.NDArray[Any]] = {}
+    fits, arrays = dict[str, KernelFit](), dict[str, npt.NDArray[Any]]()
     order: Mapping[str, KernelFit] = {}
-    engine, version = named_stack(stack)
+    engine, version = formats.named_stack(stack)
     if set(families) != set(FAMILIES) and not version:
         spec, kept = load_stack(device, stack)
         order = spec.kernels
@@ -157,17 +136,15 @@ def fit_stack(
                 continue
             if family_of(found.table) in ("gemm", "attention"):
                 found = replace(found, kinds={})
-        if progress is not None:
-            progress(f"{device} {stack}: {found.table} ({found.rows} rows)")
+        progress(f"{device} {stack}: {found.table} ({found.rows} rows)")
         fits[found.table] = found.fit
         stored = found.surface.arrays()
         arrays.update({f"{found.table}.{name}": array for name, array in stored.items()})
     fits = {table: fits[table] for table in dict.fromkeys((*order, *fits)) if table in fits}
     floor, source = _floor(datasets, device, engine)
-    today = date or datetime.now(UTC).date().isoformat()
-    origin = LLMSERVINGSIM if device in PERF else AIC
-    about = (device, stack, origin.repository, origin.licence)
-    return StackSpec(*about, today, floor, source, fits), arrays
+    origin = ORIGINS["llmservingsim" if device in PERF else "aiconfigurator"]
+    about = (device, stack, origin.repository, origin.licence, date or today())
+    return StackSpec(*about, floor, source, fits), arrays
 
 
 def _fits(datasets: Path, device: str, stack: str, families: Collection[str]) -> Iterator[Fitted]:
@@ -177,8 +154,8 @@ def _fits(datasets: Path, device: str, stack: str, families: Collection[str]) ->
         return
     if {"gemm", "attention"} & set(families):
         yield from _gemms_and_attention(*of, families)
-    for op, fits in MOE_FITS.items():
-        yield from fits(*of) if op in families else ()
+    for dtype in formats.MOE_DTYPES if MOE in families else ():
+        yield from fit_experts(expert_tables(*of, dtype))
     if ALL_REDUCE in families:
         kernels = without_launches(tables.all_reduces(*of), load_device(device))
         yield from _messages(ALL_REDUCE, kernels)
@@ -195,19 +172,15 @@ def _floor(datasets: Path, device: str, stack: str) -> tuple[float, str]:
     """The least time of an elementwise kernel: the fastest of the quantisation of one token."""
     if device in PERF:
         here = perf.degree_folder(source_folder(datasets, PERF[device][0]), 1)
-        ones = [perf.op_rows(here, OTHERS, {layer: 1})[0] for layer in perf.LAYERS[OTHERS]]
+        ones = [perf.op_rows(here, OTHERS, {layer: 1}).frame for layer in perf.LAYERS[OTHERS]]
         floor = float(np.median([rows["time_us"].iloc[0] for rows in ones]))
         return round(floor, 2), "measured: norm, activation and rotary of one token"
     # SGLang's table holds dynamic quantisation only, which is two kernels and more.
     rows = tables.static_quantisation(datasets, device, "vllm" if stack == "sglang" else stack)
-    if rows is None:
-        return _ASSUMED_FLOOR_US, "assumed: as on other devices"
+    if rows is None:  # the value on which vLLM's and SGLang's tables agree elsewhere
+        return 2.1, "assumed: as on other devices"
     one = rows[(rows["m"] == 1) & (rows["k"] <= 8192)]["time_us"]
     return round(float(one.median()), 2), "measured: static fp8 quantisation of one token"
-
-
-#: Without a table of quantisation: the value on which vLLM's and SGLang's tables agree elsewhere.
-_ASSUMED_FLOOR_US = 2.1
 
 
 # GEMMs ------------------------------------------------------------------------------------------
@@ -240,7 +213,9 @@ def _shapes(rows: pd.DataFrame) -> int:
     return rows.groupby(["n", "k"]).ngroups
 
 
-def _gemm_table(datasets: Path, device: str, stack: str, dtype: WeightDtype) -> Table | None:
+def _gemm_table(
+    datasets: Path, device: str, stack: str, dtype: formats.WeightDtype
+) -> Table | None:
     """The newest table that is large enough, and holds times of kernels rather than launches."""
     for rows, version in tables.gemms(datasets, device, stack, dtype):
         if _shapes(rows) >= _FEWEST_SHAPES and rows["time_us"].quantile(0.01) <= _LAUNCH_US:
@@ -257,12 +232,11 @@ def _gemms_and_attention(
     datasets: Path, device: str, stack: str, families: Collection[str]
 ) -> Iterator[Fitted]:
     """GEMMs and attention: blocks of latent attention are taken without their GEMMs in bf16."""
-    of, bf16 = (datasets, device, stack), None
-    for dtype in WEIGHT_DTYPES:
+    of, bf16, engine = (datasets, device, stack), None, formats.named_stack(stack)[0]
+    for dtype in formats.WEIGHT_DTYPES:
         if (found := _gemm_table(*of, dtype)) is None:
             continue
         rows, version = found
-        engine = named_stack(stack)[0]
         if dtype == "fp8" and engine == "trtllm":
             rows = _without_quantisation(rows, tables.quantisation(datasets, device, engine))
         if dtype == "bf16" and "attention" in families:
@@ -279,19 +253,22 @@ def _gemms_and_attention(
         yield from recurrent_fits(*of)
 
 
-def _gemms_of_blocks(datasets: Path, device: str, stack: str) -> dict[WeightDtype, FastestGemm]:
-    """The GEMMs of a stack's blocks by format: as they were timed, or those of other stacks that it
-    chooses."""
-    found: dict[WeightDtype, FastestGemm] = {}
-    for dtype in _BLOCK_DTYPES:
-        if table := _gemm_table(datasets, device, stack, dtype):
-            beside = gemms_beside(device, stack, dtype).values()
-            others = (GemmLattice.from_arrays(arrays) for arrays in beside)
-            found[dtype] = FastestGemm([_as_timed(table[0]), *others])
-    return found
-
-
-_BLOCK_DTYPES: tuple[WeightDtype, ...] = ("bf16", "fp8_block")
+def _gemms_of_blocks(
+    datasets: Path, device: str, stack: str
+) -> dict[formats.WeightDtype, FastestGemm]:
+    """By format: as they were timed, or those of other stacks that the stack chooses."""
+    dtypes: tuple[formats.WeightDtype, ...] = ("bf16", "fp8_block")
+    found = {dtype: _gemm_table(datasets, device, stack, dtype) for dtype in dtypes}
+    return {
+        dtype: FastestGemm(
+            [
+                _as_timed(table[0]),
+                *map(GemmLattice.from_arrays, gemms_beside(device, stack, dtype).values()),
+            ]
+        )
+        for dtype, table in found.items()
+        if table
+    }
 
 
 def _without_quantisation(rows: pd.DataFrame, quantisation: pd.DataFrame | None) -> pd.DataFrame:
@@ -299,8 +276,8 @@ def _without_quantisation(rows: pd.DataFrame, quantisation: pd.DataFrame | None)
     if quantisation is None:
         return rows
     joined = rows.merge(quantisation.rename(columns={"time_us": "quant_us"}), on=["m", "k"])
-    left = np.maximum(joined["time_us"] - joined["quant_us"], _LEAST_SHARE * joined["time_us"])
-    return joined.assign(time_us=left).drop(columns="quant_us")
+    left = np.maximum(joined["time_us"] - joined.pop("quant_us"), _LEAST_SHARE * joined["time_us"])
+    return joined.assign(time_us=left)
 
 
 # Attention --------------------------------------------------------------------------------------
@@ -367,14 +344,14 @@ def fit_decodes(
 def reading_us(
     rows: pd.DataFrame,
     numbers: pd.Series[int] | int,
-    kv_dtype: KvDtype,
+    kv_dtype: formats.KvDtype,
     device: str,
     window: float = np.inf,
 ) -> Array:
     """The least time to read the KV cache of decodes: ``numbers`` a token, up to the window."""
     tokens = rows["batch"] * np.minimum(rows["context"] - 1, window)
-    num_bytes = KV_BYTES[kv_dtype] * numbers * tokens
-    return fastest_us(num_bytes.to_numpy(np.float64), load_device(device).memory_bandwidth)
+    num_bytes = (formats.KV_BYTES[kv_dtype] * numbers * tokens).to_numpy(np.float64)
+    return fastest_us(num_bytes, load_device(device).memory_bandwidth)
 
 
 def attention_fits(
@@ -382,22 +359,21 @@ def attention_fits(
 ) -> Iterator[Fitted]:
     """Every table of plain and latent attention; ``gemms`` are the stack's in bf16."""
     of, scored = (datasets, device, stack), "@" not in stack
-    for kv_dtype, kind in product(KV_DTYPES, ("prefill", "decode")):
+    for kv_dtype, kind in product(formats.KV_DTYPES, ("prefill", "decode")):
         read = tables.prefill if kind == "prefill" else tables.decode
         for window, head_dims in _WINDOWS.items():
-            attention = read(*of, kv_dtype, window)
-            for head_dim in head_dims if attention else ():
-                assert attention
-                rows, version = attention
-                rows = rows.query(f"head_dim == {head_dim}").drop(columns="head_dim")
+            if (table := read(*of, kv_dtype, window)) is None:
+                continue
+            for head_dim in head_dims:
+                rows, version = table[0].query(f"head_dim == {head_dim}"), table[1]
+                rows = rows.drop(columns="head_dim")
                 if rows.groupby(["heads", "kv_heads"]).ngroups < _FEWEST_HEADS:
                     continue
                 name = f"{kv_dtype}.{head_dim}" + (f"w{window}" if window else "")
                 seen = window or np.inf
                 if kind == "decode":
-                    least = reading_us(
-                        rows, 2 * head_dim * rows["kv_heads"], kv_dtype, device, seen
-                    )
+                    numbers = 2 * head_dim * rows["kv_heads"]
+                    least = reading_us(rows, numbers, kv_dtype, device, seen)
                     yield fit_decodes(f"decode.{name}", rows, version, least, seen, scored)
                     continue
                 alone = rows[rows["batch"] == 1]
@@ -405,12 +381,12 @@ def attention_fits(
                 if len(alone) < len(rows):
                     yield fit_together(f"added.{name}", rows, version, seen)
         if latent := latent_rows(*of, kind, kv_dtype, gemms):
-            table = f"{kind}.{kv_dtype}.{LATENT}"
+            name = f"{kind}.{kv_dtype}.{attention.LATENT}"
             if kind == "decode":
-                least = reading_us(latent[0], MEASURED_LATENT.cached, kv_dtype, device)
-                yield fit_decodes(table, *latent, least, scored=scored)
+                least = reading_us(latent[0], attention.MEASURED_LATENT.cached, kv_dtype, device)
+                yield fit_decodes(name, *latent, least, scored=scored)
             else:
-                yield fit_prompts(table, *latent)
+                yield fit_prompts(name, *latent)
 
 
 def latent_rows(
@@ -418,7 +394,7 @@ def latent_rows(
     device: str,
     stack: str,
     kind: str,
-    kv_dtype: KvDtype,
+    kv_dtype: formats.KvDtype,
     gemms: GemmLattice | None,
 ) -> Table | None:
     """Rows (heads, kv_heads, chunk or batch and context, time_us) and the stack's version.
@@ -432,9 +408,9 @@ def latent_rows(
         single = tables.latent(*of, "decode", kv_dtype, whole=True)
         if blocks is None or single is None or gemms is None:
             return None
-        if not set(blocks[0]["heads"]) <= set(single[0]["heads"]):
+        if not {*blocks[0]["heads"]} <= {*single[0]["heads"]}:
             return None
-        found = _kernels_of(blocks[0], gemms, single=single[0]), f"{blocks[1]} {LESS}"
+        found = _kernels_of(blocks[0], gemms, single=single[0]), f"{blocks[1]} {attention.LESS}"
     rows, version = found
     # Prompts have keys for every head; decodes read one vector for all.
     return rows.assign(kv_heads=rows["heads"] if kind == "prefill" else 1), version
@@ -445,13 +421,13 @@ def _kernels_of(
     gemms: AnyGemm,
     model: str = "deepseek-v3",
     single: pd.DataFrame | None = None,
-    fastest_one_us: float = _FASTEST_US,
+    fastest_us: float = _FASTEST_US,
 ) -> pd.DataFrame:
     """Blocks without their GEMMs, and without the launches: what the fastest decode (of ``single``)
-    takes beyond ``fastest_one_us``."""
+    takes beyond ``fastest_us``."""
     rest, single = _rest(blocks, gemms, model), blocks if single is None else single
     least = _rest(single, gemms, model).groupby(single["heads"]).min()
-    launches = (least - fastest_one_us).clip(lower=0.0).loc[blocks["heads"]].to_numpy()
+    launches = (least - fastest_us).clip(lower=0.0).loc[blocks["heads"]].to_numpy()
     return blocks.assign(time_us=(rest - launches).clip(lower=_FASTEST_US))
 
 
@@ -471,7 +447,9 @@ def sparse_fits(datasets: Path, device: str, stack: str) -> Iterator[Fitted]:
     """Sparse attention by shipped model and format: its blocks without their GEMMs, which the same
     formats get back, and without launches."""
     of, gemms = (datasets, device, stack), _gemms_of_blocks(datasets, device, stack)
-    for kv_dtype, dtype, (model, name) in product(KV_DTYPES, gemms, SPARSE_TABLES.items()):
+    for kv_dtype, dtype, (model, name) in product(
+        formats.KV_DTYPES, gemms, attention.SPARSE_TABLES.items()
+    ):
         single = tables.sparse(*of, "decode", kv_dtype, _SPARSE[model], dtype)
         blocks = tables.sparse(*of, "prefill", kv_dtype, _SPARSE[model], dtype)
         if single is None or blocks is None:
@@ -481,15 +459,15 @@ def sparse_fits(datasets: Path, device: str, stack: str) -> Iterator[Fitted]:
         table, seen = f"{kv_dtype}.{name}-{dtype}", float(spec.indexer.top_k)
         prompts, decodes = (
             kernels(rows[rows["heads"] <= spec.num_heads], gemms[dtype], model)
-            for kernels, (rows, _) in ((sparse_prompts, blocks), (sparse_decodes, single))
+            for kernels, rows in ((sparse_prompts, blocks[0]), (sparse_decodes, single[0]))
         )
         law, kinds = fit_sparse(prompts, spec.indexer), holdout.sparse_kinds(prompts, spec.indexer)
-        found = fitted(f"prefill.{table}", law, prompts, f"{blocks[1]} {LESS}", kinds)
+        found = fitted(f"prefill.{table}", law, prompts, f"{blocks[1]} {attention.LESS}", kinds)
         if found.fit.left_out["heads"].half_width_pct > _USELESS_PCT:
             continue  # most rows are stalls of the host
         yield found
         least = reading_us(decodes, spec.latent.cached, kv_dtype, device, seen)
-        yield fit_decodes(f"decode.{table}", decodes, f"{single[1]} {LESS}", least, seen)
+        yield fit_decodes(f"decode.{table}", decodes, f"{single[1]} {attention.LESS}", least, seen)
 
 
 def sparse_prompts(rows: pd.DataFrame, gemms: AnyGemm, model: str) -> pd.DataFrame:
@@ -509,8 +487,7 @@ def sparse_prompts(rows: pd.DataFrame, gemms: AnyGemm, model: str) -> pd.DataFra
 
 def sparse_decodes(rows: pd.DataFrame, gemms: AnyGemm, model: str) -> pd.DataFrame:
     """Decodes of a model's sparse attention, from its blocks."""
-    kernels = _kernels_of(rows, gemms, model, fastest_one_us=_FASTEST_SPARSE_US)
-    return kernels.assign(kv_heads=1)
+    return _kernels_of(rows, gemms, model, fastest_us=_FASTEST_SPARSE_US).assign(kv_heads=1)
 
 
 def _block_fits(datasets: Path, device: str, stack: str) -> Iterator[Fitted]:
@@ -518,8 +495,8 @@ def _block_fits(datasets: Path, device: str, stack: str) -> Iterator[Fitted]:
     if found := tables.latent_blocks(datasets, device, stack):
         gemms = _gemms_of_blocks(datasets, device, stack)["fp8_block"]
         rows = _kernels_of(found[0], gemms).assign(kv_heads=1)
-        least = reading_us(rows, MEASURED_LATENT.cached, "fp8", device)
-        yield fit_decodes(BLOCKS, rows, f"{found[1]} {LESS}", least)
+        least = reading_us(rows, attention.MEASURED_LATENT.cached, "fp8", device)
+        yield fit_decodes(attention.BLOCKS, rows, f"{found[1]} {attention.LESS}", least)
 
 
 def recurrent_fits(datasets: Path, device: str, stack: str) -> Iterator[Fitted]:
@@ -529,16 +506,16 @@ def recurrent_fits(datasets: Path, device: str, stack: str) -> Iterator[Fitted]:
     steps = tables.recurrent(datasets, device, stack, "decode")
     if prompts is None or steps is None:
         return
-    (rows, version), seen = prompts, float(STATE_CHUNK)
-    yield fit_prompts(f"prefill.{STATE}", rows[rows["batch"] == 1], version, seen)
-    yield fit_together(f"added.{STATE}", rows, version, seen)
+    (rows, version), seen = prompts, float(attention.STATE_CHUNK)
+    yield fit_prompts(f"prefill.{attention.STATE}", rows[rows["batch"] == 1], version, seen)
+    yield fit_together(f"added.{attention.STATE}", rows, version, seen)
     rows, version = steps
     # A step takes as long at any context: a table needs two. It reads and writes states in float32.
     both = [rows.assign(context=context) for context in (1, _ANY_CONTEXT)]
     table = pd.concat(both, ignore_index=True).drop(columns="chunk")
-    moved = (8.0 * STATE_HEAD**2) * (table["batch"] * table["heads"]).to_numpy(np.float64)
+    moved = (8.0 * attention.STATE_HEAD**2) * (table["batch"] * table["heads"]).to_numpy(np.float64)
     least = fastest_us(moved, load_device(device).memory_bandwidth)
-    yield fit_decodes(f"decode.{STATE}", table, version, least, 1.0, "@" not in stack)
+    yield fit_decodes(f"decode.{attention.STATE}", table, version, least, 1.0, "@" not in stack)
 
 
 # Experts ----------------------------------------------------------------------------------------
@@ -547,11 +524,11 @@ def recurrent_fits(datasets: Path, device: str, stack: str) -> Iterator[Fitted]:
 ExpertTables = Mapping[str, tuple[pd.DataFrame, str, Rates]]
 
 
-def expert_tables(datasets: Path, device: str, stack: str, dtype: MoeDtype) -> ExpertTables:
+def expert_tables(datasets: Path, device: str, stack: str, dtype: formats.MoeDtype) -> ExpertTables:
     """The tables of one format, by distribution of tokens."""
     return {
         f"{MOE}.{dtype}.{spread}": (*table, rates_of(device, dtype, spread))
-        for spread in DISTRIBUTIONS
+        for spread in formats.DISTRIBUTIONS
         if (table := tables.experts(datasets, device, stack, dtype, spread))
     }
 
@@ -583,22 +560,12 @@ def fit_experts(format_tables: ExpertTables, wide: bool = False) -> Iterator[Fit
         yield Fitted(table, surface, version, len(rows), *times, kinds, timed[table].time_us)
 
 
-def _fit_all_experts(datasets: Path, device: str, stack: str) -> Iterator[Fitted]:
-    for dtype in MOE_DTYPES:
-        yield from fit_experts(expert_tables(datasets, device, stack, dtype))
-
-
-#: The fits of ops with a behaviour of their own, by their names in
-#: :data:`~sarathi_sim.profiler.kernels.own_ops.OWN_OPS`: (datasets, device, stack) to surfaces.
-MOE_FITS: dict[str, Callable[[Path, str, str], Iterator[Fitted]]] = {MOE: _fit_all_experts}
-
-
 # Wide expert parallelism: experts that many ranks share, and the exchange of tokens -------------
 
 #: A time of DeepEP's normal mode within this factor of the host's launches is no kernel's.
 _LAUNCHES = 1.3
 #: Formats in which tokens are dispatched; the other parts do not depend on it.
-_SENT: tuple[MoeDtype, ...] = ("nvfp4", "fp8", "bf16")
+_SENT: tuple[formats.MoeDtype, ...] = ("nvfp4", "fp8", "bf16")
 
 
 def fit_wide(datasets: Path, device: str, stack: str) -> Iterator[Fitted]:
@@ -616,9 +583,9 @@ def fit_wide(datasets: Path, device: str, stack: str) -> Iterator[Fitted]:
 
 def _wide_experts(datasets: Path, device: str, stack: str) -> Iterator[Fitted]:
     of = (datasets, device, stack)
-    for dtype in MOE_DTYPES:
+    for dtype in formats.MOE_DTYPES:
         found, even = {}, rates_of(device, dtype, "balanced")
-        for spread in DISTRIBUTIONS:
+        for spread in formats.DISTRIBUTIONS:
             if table := tables.experts(*of, dtype, spread, wide=True):
                 found[f"{WIDE}.experts.{dtype}.{spread}"] = *table, rates_of(device, dtype, spread)
             if table := tables.even_experts(*of, dtype, spread):
@@ -626,12 +593,11 @@ def _wide_experts(datasets: Path, device: str, stack: str) -> Iterator[Fitted]:
         yield from fit_experts(found, wide=True)
     for mode in MODES:
         found = {}
-        for spread in DISTRIBUTIONS:
+        for spread in formats.DISTRIBUTIONS:
             if table := tables.deepep_experts(*of, mode, spread):
                 rows, version = table
                 if mode == "normal":
-                    floor = rows["time_us"].quantile(0.05)
-                    rows = rows[rows["time_us"] > _LAUNCHES * floor]
+                    rows = rows[rows["time_us"] > _LAUNCHES * rows["time_us"].quantile(0.05)]
                 rates = rates_of(device, "fp8_block", spread)
                 found[f"{WIDE}.{mode}_experts.fp8_block.{spread}"] = rows, version, rates
         yield from fit_experts(found, wide=True)
@@ -642,11 +608,11 @@ def _exchanges(datasets: Path, device: str, stack: str) -> Iterator[Fitted]:
     found = {
         f"{mode}{'.nodes' if between else ''}": tables.deepep(*of, mode, between)
         for mode, between in product(MODES, (False, True))
+    } | {
+        f"{backend}.{part}.{sent}": tables.nvlink_exchange(*of, backend, part, sent)
+        for (backend, parts), sent in product(PARTS.items(), _SENT)
+        for part in (parts if sent == _SENT[0] else ("dispatch",))
     }
-    for (backend, parts), sent in product(PARTS.items(), _SENT):
-        for part in parts if sent == _SENT[0] else ("dispatch",):
-            table = tables.nvlink_exchange(*of, backend, part, sent)
-            found[f"{backend}.{part}.{sent}"] = table
     for name, table in found.items():
         if table is not None:
             curves = fit_exchange(table[0], each=name.startswith("low_latency"))
@@ -668,9 +634,8 @@ def without_launches(kernels: dict[str, Table], device: DeviceSpec) -> dict[str,
         return kernels
     eager, version = kernels["eager"]
     known = eager.merge(kernels["graph"][0], on=["gpus", "num_bytes"], suffixes=("", "_graph"))
-    copied = known["time_us_graph"] + 2e6 * known["num_bytes"] / (
-        HBM_SHARE * device.memory_bandwidth
-    )
+    bandwidth = HBM_SHARE * device.memory_bandwidth
+    copied = known["time_us_graph"] + 2e6 * known["num_bytes"] / bandwidth
     rows = known.assign(time_us=np.minimum(known["time_us"], copied))[eager.columns]
     return {**kernels, "eager": (rows, version)}
 
@@ -681,15 +646,15 @@ def _messages(op: str, kernels: dict[str, Table]) -> Iterator[Fitted]:
         # One number of ranks has too few sizes for an error.
         off = [errors for part in parts.values() for errors in holdout.messages(part)]
         for gpus, part in parts.items():
-            yield _fit_curve(f"{op}.{kernel}.{gpus}", part, version, iter(off))
+            yield _curve(f"{op}.{kernel}.{gpus}", part, version, iter(off))
 
 
 def _by_gpus(rows: pd.DataFrame) -> dict[int, pd.DataFrame]:
     return {int(gpus): rows[rows["gpus"] == gpus] for gpus in np.unique(rows["gpus"])}
 
 
-def _fit_curve(table: str, rows: pd.DataFrame, version: str, off: Iterator[Errors]) -> Fitted:
-    """The curve of a table by bytes."""
+def _curve(table: str, rows: pd.DataFrame, version: str, off: Iterator[Errors]) -> Fitted:
+    """Of a table by bytes."""
     time = microseconds(rows.sort_values("num_bytes"))
     curve, clean = fit_reduce(rows), rising(time, 0)
     return Fitted(table, curve, version, len(rows), time, clean, {"sizes": off})
@@ -702,14 +667,14 @@ def _perf_fits(datasets: Path, device: str) -> Iterator[Fitted]:
     here, version = perf.degree_folder(folder, 1), str(perf.perf_meta(folder)["vllm_version"])
     gemms = []
     for op, shape in spec.gemms(1).items():
-        rows, _ = perf.op_rows(here, op, {next(iter(perf.LAYERS[op])): 1})  # no sampler
+        rows = perf.op_rows(here, op, {next(iter(perf.LAYERS[op])): 1}).frame  # no sampler
         gemms.append(rows.rename(columns={"num_tokens": "m"}).assign(n=shape.n, k=shape.k))
     yield fit_gemm("gemm.bf16", pd.concat(gemms, ignore_index=True), version)
     for op in names(lambda op: op.rest and op.streams is not None):
-        rows, _ = perf.op_rows(here, op)
+        rows = perf.op_rows(here, op).frame
         size = (stream_bytes(op, spec.shard(1)) * rows["num_tokens"]).astype(int)
         sized = rows.assign(num_bytes=size)
-        yield _fit_curve(f"elementwise.{op}", sized, version, holdout.messages(sized))
+        yield _curve(f"elementwise.{op}", sized, version, holdout.messages(sized))
     cells = perf.attention_cells(here)
     heads = {"heads": spec.num_heads, "kv_heads": spec.num_kv_heads}
     chunks = perf.alone(cells, {"prefill_chunk": "chunk", "kv_prefill": "context"}).assign(**heads)

@@ -11,7 +11,7 @@ happen in a server; a CSV holds several frameworks, of which one is used.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -22,9 +22,10 @@ from sarathi_sim.experiments.lab.sources.measurements import (
     Measurements,
     OpRows,
     merged,
-    read_measurements,
     source_folder,
     tidy,
+    timed,
+    wrong_device,
 )
 from sarathi_sim.profiler.bundle.tables import BundleError
 from sarathi_sim.profiler.facts.device import DeviceSpec, load_device
@@ -37,15 +38,10 @@ from sarathi_sim.profiler.storage.strict import show
 FOLDER = "aiconfigurator"
 #: The tables' names of our devices.
 SYSTEMS = {
-    "a100-80g-sxm": "a100_sxm",
-    "h100-80g-sxm": "h100_sxm",
-    "h200-sxm": "h200_sxm",
-    "b200-sxm": "b200_sxm",
-    "b300-sxm": "b300_sxm",
-    "gb200": "gb200",
-    "l40s": "l40s",
+    "a100-80g-sxm": "a100_sxm", "h100-80g-sxm": "h100_sxm", "h200-sxm": "h200_sxm",
+    "b200-sxm": "b200_sxm", "b300-sxm": "b300_sxm", "gb200": "gb200", "l40s": "l40s",
     "rtx-pro-6000": "rtx_pro_6000_server",
-}
+}  # fmt: skip
 UNLIKE = {
     ("vllm", "0.14.0", "fp8"): "with dynamic quantisation: 31 % of the peak for long prompts, "
     "0.24.0 without it 50 to 63",
@@ -60,23 +56,14 @@ Table = tuple[pd.DataFrame, str]
 _KERNEL, _HALF = "kernel_source", 2
 #: Our names of the tables' columns.
 _ATTENTION = {
-    "batch_size": "batch",
-    "isl": "chunk",
-    "step": "context",
-    "num_heads": "heads",
-    "num_key_value_heads": "kv_heads",
-    "head_dim": "head_dim",
-}
+    "batch_size": "batch", "isl": "chunk", "step": "context", "num_heads": "heads",
+    "num_key_value_heads": "kv_heads", "head_dim": "head_dim",
+}  # fmt: skip
 _BLOCK = {key: _ATTENTION[key] for key in ("num_heads", "batch_size", "isl", "step")}
 _MOE = {
-    "hidden_size": "hidden",
-    "inter_size": "inter",
-    "topk": "top_k",
-    "num_experts": "experts",
-    "moe_tp_size": "tp",
-    "moe_ep_size": "ep",
-    "num_tokens": "tokens",
-}
+    "hidden_size": "hidden", "inter_size": "inter", "topk": "top_k", "num_experts": "experts",
+    "moe_tp_size": "tp", "moe_ep_size": "ep", "num_tokens": "tokens",
+}  # fmt: skip
 _MESSAGE = {"num_gpus": "gpus", "message_size": "num_bytes"}
 #: Their names of number formats and phases, if they differ from ours.
 _THEIRS = {"bf16": "bfloat16", "prefill": "context", "decode": "generation"}
@@ -95,24 +82,21 @@ def gemms(datasets: Path, device: str, stack: str, dtype: WeightDtype) -> Iterat
 
 def gemm_kernel(datasets: Path, device: str, stack: str, dtype: WeightDtype, version: str) -> str:
     """The published names of the kernels that a version's table of GEMMs times; empty without."""
-    import pyarrow.parquet as pq
-
     engine = stack.partition("@")[0]
     (path,) = _versions(datasets, device, f"{engine}@{version}", "gemm/gemm_perf")
-    if _KERNEL not in pq.read_schema(regular(path)).names:
+    if _KERNEL not in _columns(path):
         return ""
     return ", ".join(sorted(set(_read(path, [_KERNEL], {"gemm_dtype": _theirs(dtype)})[_KERNEL])))
 
 
 def quantisation(datasets: Path, device: str, stack: str) -> pd.DataFrame | None:
     """Dynamic quantisation of ``m x k`` activations to fp8: finding the scale, and scaling."""
-    parts = []
-    for table in ("computescale_perf", "scale_matrix_perf"):
-        found = _versions(datasets, device, stack, f"quantize/{table}")
-        if not found:
-            return None
-        parts.append(_read(found[0], ["m", "k"], {}, zero=True))
-    return pd.concat(parts).groupby(["m", "k"])[["time_us"]].sum().reset_index()
+    names = ("computescale_perf", "scale_matrix_perf")
+    tables = [_versions(datasets, device, stack, f"quantize/{name}") for name in names]
+    if not all(tables):
+        return None
+    both = pd.concat([_read(paths[0], ["m", "k"], {}, zero=True) for paths in tables])
+    return both.groupby(["m", "k"])[["time_us"]].sum().reset_index()
 
 
 def static_quantisation(datasets: Path, device: str, stack: str) -> pd.DataFrame | None:
@@ -155,6 +139,10 @@ def _decodes(rows: pd.DataFrame) -> pd.DataFrame:
     return merged(rows.drop(columns=["chunk", "context"]).assign(context=context))
 
 
+def _without(*columns: str) -> Callable[[pd.DataFrame], pd.DataFrame]:
+    return lambda rows: merged(rows.drop(columns=[*columns]))
+
+
 def latent(
     datasets: Path, device: str, stack: str, kind: str, kv_dtype: KvDtype, whole: bool = False
 ) -> Table | None:
@@ -167,9 +155,7 @@ def latent(
     chosen |= {"gemm_type": "bfloat16"} if whole else {}
     chosen |= {"batch_size": 1, "step": 0} if kind == "prefill" else {}
     found = _tables(datasets, device, stack, table, _BLOCK, chosen)
-    if kind == "decode":
-        return _newest(found, _decodes)
-    return _newest(found, lambda rows: merged(rows.drop(columns=["batch", "context"])))
+    return _newest(found, _decodes if kind == "decode" else _without("batch", "context"))
 
 
 def latent_blocks(datasets: Path, device: str, stack: str) -> Table | None:
@@ -198,9 +184,7 @@ def sparse(
     chosen |= {"architecture": architecture, "op_name": name}
     chosen |= {"batch_size": 1} if kind == "prefill" else {}
     found = _tables(datasets, device, stack, f"sparse_attention/{name}_perf", _BLOCK, chosen)
-    if kind == "decode":
-        return _newest(found, _decodes)
-    return _newest(found, lambda rows: merged(rows.drop(columns="batch")))
+    return _newest(found, _decodes if kind == "decode" else _without("batch"))
 
 
 def recurrent(datasets: Path, device: str, stack: str, kind: str) -> Table | None:
@@ -310,8 +294,8 @@ def nvlink_exchange(
     :func:`deepep`. Combining sends bf16 whatever is dispatched."""
     names = {"hidden_size": "hidden", "topk": "top_k", "num_experts": "experts"}
     names |= {"moe_ep_size": "ranks", "num_tokens": "tokens"}
-    kernel = {"nvlink_one_sided": "NVLinkOneSided", "nvlink_two_sided": "NVLinkTwoSided"}[kernel]
-    chosen = {_KERNEL: kernel, "op_name": f"alltoall_{part}", "moe_dtype": _theirs(dtype)}
+    theirs = {"nvlink_one_sided": "NVLinkOneSided", "nvlink_two_sided": "NVLinkTwoSided"}[kernel]
+    chosen = {_KERNEL: theirs, "op_name": f"alltoall_{part}", "moe_dtype": _theirs(dtype)}
     table = "comm/trtllm_alltoall_perf"
     return _newest(_tables(datasets, device, stack, table, names, chosen), _fastest)
 
@@ -331,10 +315,8 @@ def all_reduces(datasets: Path, device: str, stack: str) -> dict[str, Table]:
     ``graph`` and ``eager`` are the stack's own (one kernel for both in TensorRT-LLM); ``nccl``.
     """
     found, names = {}, {**_MESSAGE, _KERNEL: "kernel"}
-    own = _newest(
-        _tables(datasets, device, stack, "comm/custom_allreduce_perf", names, {}), pd.DataFrame
-    )
-    if own is not None:
+    table = "comm/custom_allreduce_perf"
+    if own := next(_tables(datasets, device, stack, table, names, {}), None):
         kernel = own[0]["kernel"].astype(str)
         # SGLang 0.5.6's table holds TensorRT-LLM's kernel.
         both = (kernel == "TRTLLM") & stack.startswith("trtllm")
@@ -393,8 +375,14 @@ def _versions(datasets: Path, device: str, stack: str, table: str) -> list[Path]
     return sorted(found, key=lambda path: _numbers(path.parent.name), reverse=True)
 
 
-def _numbers(version: str) -> tuple[int, ...]:
-    return tuple(int(part) for part in re.findall(r"\d+", version))
+def _numbers(version: str) -> list[int]:
+    return [*map(int, re.findall(r"\d+", version))]
+
+
+def _columns(path: Path) -> set[str]:
+    import pyarrow.parquet as pq
+
+    return set(pq.read_schema(regular(path)).names)
 
 
 def _read(
@@ -411,11 +399,9 @@ def _read(
     milliseconds. ``window``: only rows with this one (0: with none), where the table knows windows;
     a table that does not holds rows with none. ``zero``: a time may be 0.
     """
-    import pyarrow.parquet as pq
-
     timed, counts = [*(times or ("latency",))], [name for name in columns if name != _KERNEL]
     try:
-        has = set(pq.read_schema(regular(path)).names)
+        has = _columns(path)
         for column in (*columns, *timed, *chosen):
             if column not in has:
                 raise BundleError(f"{path}: column {column!r} is missing; has {show(sorted(has))}")
@@ -436,20 +422,17 @@ def _read(
     wrong = ~np.isfinite(time_us) | (time_us < 0) | ((time_us == 0) & (not zero))
     if wrong.any():
         at = int(np.argmax(np.asarray(wrong)))
-        raise BundleError(
-            f"{path}: a latency must be positive, got {time_us.iloc[at] / 1e3} ms at "
-            + ", ".join(f"{column}={rows[column].iloc[at]}" for column in counts)
-        )
+        where = ", ".join(f"{column}={rows[column].iloc[at]}" for column in counts)
+        latency = f"{time_us.iloc[at] / 1e3} ms"
+        raise BundleError(f"{path}: a latency must be positive, got {latency} at {where}")
     return rows[columns].astype(dict.fromkeys(counts, np.int64)).assign(time_us=time_us)
 
 
 # The CSVs of an A100-SXM --------------------------------------------------------------------------
 
 A100, A100_DEVICE = "aiconfigurator_a100_sxm", "a100-80g-sxm"
-_GEMM, _PREFILL, _DECODE = (
-    "gemm_bf16.csv", "attention_prefill_bf16.csv", "attention_decode_bf16.csv",
-)  # fmt: skip
-_NCCL = "nccl_collectives.csv"
+_GEMM, _NCCL = "gemm_bf16.csv", "nccl_collectives.csv"
+_PREFILL, _DECODE = "attention_prefill_bf16.csv", "attention_decode_bf16.csv"
 FILES = f"{_GEMM}, attention_{{prefill,decode}}_bf16.csv and {_NCCL} of an A100"
 #: Of HBM bandwidth: decode rows above it were read from L2.
 _HBM_SHARE = 0.9
@@ -463,10 +446,7 @@ def measurements(folder: Path, model: ModelSpec, tp: int, device: DeviceSpec) ->
     """
     here = source_folder(folder, A100)
     if device.name != A100_DEVICE:
-        raise BundleError(
-            f"aiconfigurator: {here} was measured on {A100_DEVICE}, "
-            f"not on {device.name}: leave --device out"
-        )
+        raise wrong_device("aiconfigurator", here, A100_DEVICE, device)
     if (folder / FOLDER).is_dir() and not (here / _GEMM).is_file():
         raise BundleError(
             f"{folder}: of aiconfigurator this holds the parquet tables ({FOLDER}/), which a run "
@@ -490,17 +470,14 @@ def measurements(folder: Path, model: ModelSpec, tp: int, device: DeviceSpec) ->
         rows = aic_all_reduce(folder, tp)
         if len(rows):
             ops["all_reduce"] = OpRows(rows, f"{_NCCL}, {tp} GPUs, half")
-    hardware = (
-        "NVIDIA A100-SXM4-80GB; GEMM SGLang 0.5.10, attention vLLM 0.14.0 and TensorRT-LLM 1.0.0, "
-        "NCCL 2.27.3"
-    )
-    return Measurements(hardware, "bfloat16", ops, gemm, attention)
+    versions = "GEMM SGLang 0.5.10, attention vLLM 0.14.0 and TensorRT-LLM 1.0.0, NCCL 2.27.3"
+    return Measurements(f"NVIDIA A100-SXM4-80GB; {versions}", "bfloat16", ops, gemm, attention)
 
 
 def aic_gemm(datasets: Path, framework: str = "SGLang") -> pd.DataFrame:
     """A100-SXM bf16 GEMMs: m, n, k, time_us of one serving framework."""
-    raw = _csv(datasets, _GEMM, ("framework", framework), ("m", "n", "k"))
-    return tidy(raw["time_us"], m=raw["m"], n=raw["n"], k=raw["k"])
+    raw = _csv(datasets, _GEMM, counts=("m", "n", "k"), keep=("framework", framework))
+    return merged(raw[["m", "n", "k", "time_us"]])
 
 
 def aic_prefill(datasets: Path, framework: str = "VLLM") -> pd.DataFrame:
@@ -514,33 +491,18 @@ def aic_decode(datasets: Path, framework: str = "VLLM") -> pd.DataFrame:
 
 
 def _attention_csv(datasets: Path, file: str, framework: str) -> pd.DataFrame:
-    counts = [name for name in _ATTENTION if name != "step"]
-    raw = _csv(datasets, file, ("framework", framework), counts, ("step",))
+    counts, keep = [name for name in _ATTENTION if name != "step"], ("framework", framework)
+    raw = _csv(datasets, file, counts=counts, from_zero=("step",), keep=keep)
     return raw.rename(columns=_ATTENTION)[[*_ATTENTION.values(), "time_us"]]
 
 
 def aic_all_reduce(datasets: Path, gpus: int) -> pd.DataFrame:
     """NCCL all-reduce on NVLink. Sizes are ELEMENTS in the file: 2 bytes each for half."""
-    sizes = ("num_gpus", "message_size_elements")
-    raw = _csv(datasets, _NCCL, ("op_name", "all_reduce"), sizes, label="nccl_dtype")
+    sizes, keep = ("num_gpus", "message_size_elements"), ("op_name", "all_reduce")
+    raw = _csv(datasets, _NCCL, labels=("nccl_dtype",), counts=sizes, keep=keep)
     raw = raw[(raw["nccl_dtype"] == "half") & (raw["num_gpus"] == gpus)]
     return tidy(raw["time_us"], num_bytes=_HALF * raw["message_size_elements"])
 
 
-def _csv(
-    datasets: Path,
-    file: str,
-    keep: tuple[str, str],
-    counts: Sequence[str],
-    from_zero: Sequence[str] = (),
-    label: str = "framework",
-) -> pd.DataFrame:
-    raw = read_measurements(
-        source_folder(datasets, A100) / file,
-        labels=(label,),
-        counts=counts,
-        from_zero=from_zero,
-        times=("latency_ms",),
-        keep=keep,
-    )
-    return raw.assign(time_us=1e3 * raw["latency_ms"])
+def _csv(datasets: Path, file: str, **columns: Any) -> pd.DataFrame:
+    return timed(source_folder(datasets, A100) / file, "latency_ms", 1e3, **columns)

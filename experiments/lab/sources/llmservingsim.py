@@ -25,12 +25,12 @@ from sarathi_sim.experiments.lab.sources.measurements import (
     DType,
     Measurements,
     OpRows,
-    kind_of_sum,
     merged,
     read_measurements,
     source_folder,
-    sum_text,
+    sum_of,
     tidy,
+    wrong_device,
 )
 from sarathi_sim.experiments.lab.sources.vidur import attention_rows
 from sarathi_sim.profiler.bundle.tables import TABLES, BundleError
@@ -59,6 +59,8 @@ _SIZES = {
     "intermediate_size": "ffn_hidden_size",
     "vocab_size": "vocab_size",
 }
+_WIDTHS = {"q_proj": 4096, "o_proj": 4096, "k_proj": 1024, "v_proj": 1024, "gate_proj": 14336,
+           "up_proj": 14336, "down_proj": 4096, "lm_head": 128256}  # fmt: skip
 A6000, _DEVICE = "llmservingsim_a6000", "a6000"
 _GEMMS, _A6000_ATTENTION = "layers_Llama-3.1-8B_tp1.csv", "attention_Llama-3.1-8B_tp1.csv"
 FILES = (
@@ -94,10 +96,7 @@ def measurements(folder: Path, model: ModelSpec, tp: int, device: DeviceSpec) ->
     if not (here / _GEMMS).is_file():
         raise BundleError(f"llmservingsim: {here} has none of its forms: {FILES}")
     if device.name != _DEVICE:
-        raise BundleError(
-            f"llmservingsim: {here} was measured on {_DEVICE}, "
-            f"not on {device.name}: leave --device out"
-        )
+        raise wrong_device("llmservingsim", here, _DEVICE, device)
     attention = {}
     if (here / _A6000_ATTENTION).is_file():
         rows = zip((PREFILL, DECODE), llmservingsim_attention(folder), strict=True)
@@ -116,7 +115,7 @@ def _perf(folder: Path, model: ModelSpec, tp: int, device: DeviceSpec) -> Measur
     meta = perf_meta(folder)
     here = degree_folder(folder, tp)
     _check(folder / META, meta, model, device)
-    ops = {op: OpRows(*op_rows(here, op), kind_of_sum(layers)) for op, layers in LAYERS.items()}
+    ops = {op: op_rows(here, op) for op in LAYERS}
     cells = attention_cells(here)
     for op, sizes in ((PREFILL, _CHUNK), (DECODE, _DECODES)):
         names = dict(zip(sizes, OPS[op].columns, strict=True))
@@ -145,8 +144,7 @@ def _mixed(cells: pd.DataFrame, linear: list[pd.DataFrame]) -> pd.DataFrame:
 
 
 def _check(where: Path, meta: dict[str, Any], model: ModelSpec, device: DeviceSpec) -> None:
-    hardware = str(meta.get("hardware"))
-    if _plain(device.name) != _plain(hardware):
+    if _plain(device.name) != _plain(hardware := str(meta.get("hardware"))):
         raise BundleError(f"{where}: was measured on {hardware}, not on {device.name}")
     if meta.get("variant") not in _DTYPES:
         raise BundleError(
@@ -189,9 +187,9 @@ def degree_folder(folder: Path, tp: int) -> Path:
     return here
 
 
-def op_rows(here: Path, op: str, layers: dict[str, int] | None = None) -> tuple[pd.DataFrame, str]:
+def op_rows(here: Path, op: str, layers: dict[str, int] | None = None) -> OpRows:
     """One of our ops (num_tokens, time_us), the sum of ``layers`` (default: its own) at the sizes
-    that all of them have; and that sum as text."""
+    that all of them have."""
     name, column = (BY_SEQUENCE, "sequences") if OPS[op].outputs else (DENSE, "tokens")
     rows = read_measurements(here / name, labels=("layer",), counts=(column,), times=("time_us",))
     summed = layers or LAYERS[op]
@@ -203,7 +201,7 @@ def op_rows(here: Path, op: str, layers: dict[str, int] | None = None) -> tuple[
             raise BundleError(f"{here / name}: no rows of {layer}; there are {there}")
         parts.append(times * mine.groupby(column)["time_us"].median())
     total = sum(parts[1:], parts[0]).dropna().rename_axis("num_tokens")
-    return total.rename("time_us").reset_index(), f"{sum_text(summed)} of {name}"
+    return sum_of(total.rename("time_us").reset_index(), summed, f"of {name}")
 
 
 def attention_cells(here: Path) -> pd.DataFrame:
@@ -226,18 +224,9 @@ def llmservingsim_gemm(datasets: Path) -> pd.DataFrame:
         counts=("input", "tp_size"),
         times=("latency(ns)",),
     )
-    shapes = {
-        "q_proj": (4096, 4096),
-        "o_proj": (4096, 4096),
-        "k_proj": (1024, 4096),
-        "v_proj": (1024, 4096),
-        "gate_proj": (14336, 4096),
-        "up_proj": (14336, 4096),
-        "down_proj": (4096, 14336),
-        "lm_head": (128256, 4096),
-    }
-    raw = raw[(raw["tp_size"] == 1) & raw["layer_name"].isin(list(shapes))]
-    n, k = (raw["layer_name"].map({op: s[i] for op, s in shapes.items()}) for i in (0, 1))
+    raw = raw[(raw["tp_size"] == 1) & raw["layer_name"].isin([*_WIDTHS])]
+    n = raw["layer_name"].map(_WIDTHS)
+    k = raw["layer_name"].map(dict.fromkeys(_WIDTHS, 4096) | {"down_proj": 14336})
     return tidy(raw["latency(ns)"] / 1e3, m=raw["input"], n=n, k=k)
 
 
@@ -249,15 +238,14 @@ def llmservingsim_attention(datasets: Path) -> tuple[pd.DataFrame, pd.DataFrame]
     path = source_folder(datasets, A6000) / _A6000_ATTENTION
     heads = {"heads": 32, "kv_heads": 8, "head_dim": 128}
     rows = attention_rows(path, "prefill")
-    chunk, context = rows["size"], rows["cached"] - rows["size"]
-    if (context < 0).any():
-        wrong = rows[context < 0]
+    chunk, cached = rows["size"], rows["cached"]
+    for row in rows.index[cached < chunk]:
         raise BundleError(
-            f"{path}: row {wrong.index[0]}: kv_cache_size {wrong['cached'].iloc[0]} is less than "
-            f"the chunk of {wrong['size'].iloc[0]} that it must include"
+            f"{path}: row {row}: kv_cache_size {cached[row]} is less than the chunk of "
+            f"{chunk[row]} that it must include"
         )
-    prefill = tidy(rows["time_us"], chunk=chunk, context=context, batch=1, **heads)
+    prefill = tidy(rows["time_us"], chunk=chunk, context=cached - chunk, batch=1, **heads)
     rows = attention_rows(path, "decode")
-    batch, context = rows["size"], rows["cached"] // rows["size"]
-    decode = tidy(rows["time_us"], batch=batch, context=context, **heads)
+    context = rows["cached"] // rows["size"]
+    decode = tidy(rows["time_us"], batch=rows["size"], context=context, **heads)
     return prefill, decode[decode["context"] >= 1].reset_index(drop=True)

@@ -22,6 +22,7 @@ from sarathi_sim.profiler.bundle.csv_cells import (
     whole_numbers,
 )
 from sarathi_sim.profiler.bundle.tables import BundleError
+from sarathi_sim.profiler.facts.device import DeviceSpec
 from sarathi_sim.profiler.storage.strict import show
 
 #: Two rows for one point may differ by this factor; they are merged by their median.
@@ -68,6 +69,14 @@ def source_folder(datasets: Path, name: str) -> Path:
     return inside if inside.is_dir() else datasets
 
 
+def wrong_device(source: str, folder: Path, measured_on: str, device: DeviceSpec) -> BundleError:
+    """The refusal of another device than a folder's."""
+    return BundleError(
+        f"{source}: {folder} was measured on {measured_on}, not on {device.name}: "
+        "leave --device out"
+    )
+
+
 def read_measurements(
     path: Path,
     *,
@@ -111,6 +120,12 @@ def read_measurements(
     return frame
 
 
+def timed(path: Path, column: str, unit_us: float, **columns: Any) -> pd.DataFrame:
+    """:func:`read_measurements` with ``column`` as its times, and ``time_us`` of these."""
+    rows = read_measurements(path, times=(column,), **columns)
+    return rows.assign(time_us=unit_us * rows[column])
+
+
 def tidy(time_us: pd.Series[float], **inputs: pd.Series[int] | int) -> pd.DataFrame:
     """A frame of the inputs, in their order, and ``time_us``, :func:`merged`."""
     return merged(pd.DataFrame({**inputs, "time_us": time_us}))
@@ -122,23 +137,18 @@ def merged(frame: pd.DataFrame) -> pd.DataFrame:
     return frame.groupby(inputs, sort=True)[["time_us"]].median().reset_index()
 
 
-def sum_text(counts: Mapping[str, int]) -> str:
-    """A sum of ops, each so many times: ``norm + 2 x add``."""
-    return " + ".join(f"{count} x {op}" if count > 1 else op for op, count in counts.items())
-
-
-def kind_of_sum(counts: Mapping[str, int]) -> Kind:
-    """The kind of such a sum."""
-    return "measured" if [*counts.values()] == [1] else "combined"
+def sum_of(rows: pd.DataFrame, counts: Mapping[str, int], of: str) -> OpRows:
+    """Rows that are a sum of ops, each so many times: ``norm + 2 x add``, ``of`` a file."""
+    text = " + ".join(f"{count} x {op}" if count > 1 else op for op, count in counts.items())
+    kind: Kind = "measured" if [*counts.values()] == [1] else "combined"
+    return OpRows(rows, f"{text} {of}", kind)
 
 
 def _chosen(cells: pd.Series[Any], path: Path, value: Any) -> pd.Series[bool]:
     if isinstance(value, bool):
         # Of a column with an empty cell, pandas makes text; bool("False") would be true.
-        text = cells.astype(str).str.lower()
-        wrong = ~text.isin(["true", "false"])
-        refuse(wrong, cells, path, f"{cells.name} must be True or False")
-        return text == str(value).lower()
+        cells, raw, value = cells.astype(str).str.lower(), cells, str(value).lower()
+        refuse(~cells.isin(["true", "false"]), raw, path, f"{raw.name} must be True or False")
     chosen: pd.Series[bool] = cells == value
     return chosen
 
@@ -146,14 +156,12 @@ def _chosen(cells: pd.Series[Any], path: Path, value: Any) -> pd.Series[bool]:
 def _check_repeats(frame: pd.DataFrame, key: list[str], times: list[str], path: Path) -> None:
     repeated = frame[frame.duplicated(key, keep=False)]
     for column in times:
-        spread = repeated.groupby(key)[column].agg(["min", "max"])
-        far = spread[spread["max"] > _REPEAT_FACTOR * spread["min"]]
-        if len(far):
-            point = far.index[0] if isinstance(far.index[0], tuple) else (far.index[0],)
-            same = (repeated[key] == list(point)).all(axis=1)
-            rows = ", ".join(str(row) for row in repeated.index[same])
-            named = ", ".join(f"{k}={v}" for k, v in zip(key, point, strict=True))
-            raise BundleError(
-                f"{path}: rows {rows} hold the same point ({named}) with {column} from "
-                f"{far['min'].iloc[0]} to {far['max'].iloc[0]}: too far apart to be repeats"
-            )
+        for point, same in repeated.groupby(key):
+            least, most = same[column].min(), same[column].max()
+            if most > _REPEAT_FACTOR * least:
+                rows = ", ".join(map(str, same.index))
+                named = ", ".join(f"{k}={v}" for k, v in zip(key, point, strict=True))
+                raise BundleError(
+                    f"{path}: rows {rows} hold the same point ({named}) with {column} from "
+                    f"{least} to {most}: too far apart to be repeats"
+                )

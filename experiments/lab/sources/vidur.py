@@ -8,7 +8,7 @@ spread over nodes are in the same files as ranks of one node.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -18,12 +18,12 @@ import pandas as pd
 from sarathi_sim.experiments.lab.sources.measurements import (
     Measurements,
     OpRows,
-    kind_of_sum,
     merged,
     read_measurements,
     source_folder,
-    sum_text,
+    sum_of,
     tidy,
+    timed,
 )
 from sarathi_sim.profiler.facts.device import DeviceSpec
 from sarathi_sim.profiler.facts.model import ModelSpec
@@ -94,13 +94,12 @@ def _is(model: ModelSpec, row: pd.Series[int]) -> bool:
 
 def _ops(raw: pd.DataFrame, of: str) -> dict[str, OpRows]:
     """The ops of one model at one degree, as far as its file has their parts."""
-    found, tokens = {}, raw["num_tokens"]
+    ops, tokens = {}, raw["num_tokens"]
     for op, parts in OPS.items():
         if len(raw) and all(_median(part) in raw for part in parts):
             total_ms = sum((n * raw[_median(part)] for part, n in parts.items()), 0.0 * tokens)
-            rows = tidy(1e3 * total_ms, num_tokens=tokens)
-            found[op] = OpRows(rows, f"{sum_text(parts)} {of}", kind_of_sum(parts))
-    return found
+            ops[op] = sum_of(tidy(1e3 * total_ms, num_tokens=tokens), parts, of)
+    return ops
 
 
 def _messages(folder: Path, gpu: str, tp: int) -> dict[str, OpRows]:
@@ -142,9 +141,8 @@ def _median(op: str) -> str:
 
 def _files(datasets: Path, device: str) -> dict[str, Path]:
     """The MLP files of ``a100`` or ``a40`` by the model's name there, sorted."""
-    prefix = f"mlp_{device}_"
-    found = sorted(source_folder(datasets, FOLDER).glob(f"{prefix}*.csv"))
-    return {path.stem.removeprefix(prefix): path for path in found}
+    paths = sorted(source_folder(datasets, FOLDER).glob(f"mlp_{device}_*.csv"))
+    return {path.stem.removeprefix(f"mlp_{device}_"): path for path in paths}
 
 
 def _read_mlp(path: Path) -> pd.DataFrame:
@@ -173,8 +171,7 @@ def mlp(datasets: Path, device: str) -> dict[str, pd.DataFrame]:
         for op, frame in _kernels(_read_mlp(path)).items():
             parts.setdefault(op, []).append(frame.assign(model=name))
     if not parts:
-        folder = source_folder(datasets, FOLDER)
-        raise FileNotFoundError(f"{folder}: no mlp_{device}_*.csv")
+        raise FileNotFoundError(f"{source_folder(datasets, FOLDER)}: no mlp_{device}_*.csv")
     return {op: merged(pd.concat(frames)) for op, frames in parts.items()}
 
 
@@ -199,18 +196,11 @@ def _kernels(raw: pd.DataFrame) -> dict[str, pd.DataFrame]:
         "mlp_down_proj": (hidden, ffn),
     }
     streams = {"embedding": ("emb", 2 * hidden)}  # numbers read or written a token
+    streams["norm" if gated else "layer_norm"] = "input_layernorm", 2 * hidden
+    streams["act" if gated else "act_plain"] = "mlp_act", (3 if gated else 2) * ffn
     if gated:
-        streams |= {
-            "norm": ("input_layernorm", 2 * hidden),
-            "act": ("mlp_act", 3 * ffn),
-            "add": ("add", 3 * hidden),
-            "rope": ("attn_rope", 2 * (heads + kv_heads) * head_dim),
-        }
-    else:
-        streams |= {
-            "layer_norm": ("input_layernorm", 2 * hidden),
-            "act_plain": ("mlp_act", 2 * ffn),
-        }
+        streams["add"] = "add", 3 * hidden
+        streams["rope"] = "attn_rope", 2 * (heads + kv_heads) * head_dim
     gemms = [
         pd.DataFrame({"m": tokens, "n": n, "k": k, "time_us": 1e3 * raw[_median(op)]})
         for op, (n, k) in shapes.items()
@@ -222,7 +212,7 @@ def _kernels(raw: pd.DataFrame) -> dict[str, pd.DataFrame]:
 
 
 def prefill(datasets: Path) -> pd.DataFrame:
-    """A100 paged attention of one chunk: 32 query and 4 KV heads; kv_cache_size is BEFORE it."""
+    """A100 paged attention of one chunk: 32 query and 4 KV heads, after the cached tokens."""
     rows = attention_rows(source_folder(datasets, FOLDER) / _ATTENTION, "prefill")
     return tidy(rows["time_us"], chunk=rows["size"], context=rows["cached"], batch=1, **_HEADS)
 
@@ -238,21 +228,9 @@ def attention_rows(path: Path, kind: str) -> pd.DataFrame:
     there), time_us. Rows keep their number in the file."""
     size = {"prefill": "prefill_chunk_size", "decode": "batch_size"}[kind]
     keep = ("is_prefill", kind == "prefill")
-    raw = _timed(path, f"attn_{kind}", (size,), ("kv_cache_size",), keep)
+    columns: dict[str, Any] = {"counts": (size,), "from_zero": ("kv_cache_size",), "keep": keep}
+    raw = timed(path, _median(f"attn_{kind}"), 1e3, **columns)
     return raw.rename(columns={size: "size", "kv_cache_size": "cached"})
-
-
-def _timed(
-    path: Path,
-    op: str,
-    counts: Sequence[str],
-    from_zero: Sequence[str] = (),
-    keep: tuple[str, Any] | None = None,
-) -> pd.DataFrame:
-    """Columns of a file with one op, and its ``time_us``."""
-    time = _median(op)
-    raw = read_measurements(path, counts=counts, from_zero=from_zero, times=(time,), keep=keep)
-    return raw.assign(time_us=1e3 * raw[time])
 
 
 def all_reduce(datasets: Path, file: str, gpus: int) -> pd.DataFrame:
@@ -261,7 +239,7 @@ def all_reduce(datasets: Path, file: str, gpus: int) -> pd.DataFrame:
     The files also hold ranks that are spread over nodes (fewer devices per node than workers).
     """
     sizes = ("size", "num_workers", "devices_per_node", "max_devices_per_node")
-    raw = _timed(source_folder(datasets, FOLDER) / file, "all_reduce", sizes)
+    raw = timed(source_folder(datasets, FOLDER) / file, _median("all_reduce"), 1e3, counts=sizes)
     raw = raw[(raw["num_workers"] == gpus) & (raw["devices_per_node"] == gpus)]
     return tidy(raw["time_us"], num_bytes=raw["size"])
 
@@ -275,8 +253,8 @@ def all_reduce_2023(datasets: Path, gpus: int) -> tuple[pd.DataFrame, float]:
     """All-reduces on A100s up to 512 tokens (num_bytes, time_us), each launched by the host; and
     the time of an empty one."""
     path = source_folder(datasets, FOLDER) / "all_reduce_a100_2023_n_embd_not_12288.csv"
-    sizes = (("num_workers", "n_embd"), ("num_tokens", "rank"))
-    raw = _timed(path, "all_reduce", *sizes, keep=("num_workers", gpus))
+    sizes = {"counts": ("num_workers", "n_embd"), "from_zero": ("num_tokens", "rank")}
+    raw = timed(path, _median("all_reduce"), 1e3, **sizes, keep=("num_workers", gpus))
     empty_us = float(raw["time_us"][raw["num_tokens"] == 0].median())
     raw = raw[(raw["num_tokens"] > 0) & (raw["num_tokens"] <= 512)]
     return tidy(raw["time_us"], num_bytes=2 * raw["num_tokens"] * raw["n_embd"]), empty_us
@@ -285,7 +263,7 @@ def all_reduce_2023(datasets: Path, gpus: int) -> tuple[pd.DataFrame, float]:
 def send_recv_a40(datasets: Path, scope: str) -> pd.DataFrame:
     """A40 point to point; two devices of one node, or one of each of two nodes."""
     path = source_folder(datasets, FOLDER) / _SEND_A40
-    raw = _timed(path, "send_recv", ("size", "devices_per_node"))
+    raw = timed(path, _median("send_recv"), 1e3, counts=("size", "devices_per_node"))
     raw = raw[raw["devices_per_node"] == (2 if scope == "intra_node" else 1)]
     return tidy(raw["time_us"], num_bytes=raw["size"])
 
@@ -296,6 +274,7 @@ def p2p_2023(datasets: Path, scope: str) -> pd.DataFrame:
     Rows of zero tokens (launch overhead only) are left out: the payload has no logarithm.
     """
     path = source_folder(datasets, FOLDER) / _P2P.format(scope)
-    raw = _timed(path, "send_recv", ("n_embd", _TP), ("num_tokens", "rank"))
+    sizes = {"counts": ("n_embd", _TP), "from_zero": ("num_tokens", "rank")}
+    raw = timed(path, _median("send_recv"), 1e3, **sizes)
     raw = raw[raw["num_tokens"] > 0]
     return tidy(raw["time_us"], num_bytes=2 * raw["num_tokens"] * raw["n_embd"] // raw[_TP])
