@@ -31,6 +31,7 @@ from tests.simulator.oracle import (
 from tests.simulator.pools import (
     OTHERS,
     PoolSystem,
+    any_policies,
     compare,
     drawn,
     pool_requests,
@@ -153,7 +154,7 @@ def test_what_is_known_of_decodes_that_are_out(seed: int) -> None:
 
 
 @settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.too_slow])
-@given(pool_systems(vllm_policies() | sglang_policies()))
+@given(pool_systems(any_policies()))
 def test_any_pool(system: PoolSystem) -> None:
     compare(system)
 
@@ -235,7 +236,7 @@ def test_any_pool_with_drafts(system: PoolSystem, length: int, slots: int) -> No
 
 
 @settings(max_examples=100, deadline=None, suppress_health_check=[HealthCheck.too_slow])
-@given(with_ranks(pool_systems(vllm_policies() | sglang_policies() | trtllm_policies())))
+@given(with_ranks(pool_systems(any_policies())))
 def test_any_ranks_of_pools(system: PoolSystem) -> None:
     compare(system)
 
