@@ -390,7 +390,7 @@ def two_pools(
             draw(st.sampled_from([0.0, 2.0**-9, 0.05])),
             draw(st.integers(1, 3)),
         ),
-        draw(shared_requests(20, 0)),
+        draw(shared_requests(20)),
         draw(st.sampled_from([0, 0, 1, 4])),
     )
 
