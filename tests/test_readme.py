@@ -1,9 +1,12 @@
-"""The README's examples do what it says."""
+"""The README's examples do what it says, and the site of the docs is built."""
 
 from __future__ import annotations
 
 import ast
 import re
+import shutil
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -12,12 +15,14 @@ import yaml
 
 from sarathi_sim.experiments.config.loading import load_experiment, shipped_configs
 from sarathi_sim.experiments.run.experiment import simulate_all
+from tests.patience import PATIENCE_S
 from tests.policies import by_hand
 from tests.simulator import oracle
 from tests.simulator.oracle import assert_bitwise_equal
-from tests.test_architecture import imports, within
+from tests.test_architecture import MODULES, imports, within
 
-ROOT = Path(__file__).parent.parent
+ROOT = Path(__file__).resolve().parents[1]
+DOCS = ROOT / "docs"
 README = (ROOT / "README.md").read_text(encoding="utf-8")
 PAGE = (ROOT / "docs" / "policies.md").read_text(encoding="utf-8")
 
@@ -127,8 +132,7 @@ def test_no_count_of_tests_goes_stale() -> None:
 
 
 def test_links_lead_somewhere() -> None:
-    root = Path(__file__).parent.parent
-    for page in (root / "README.md", root / "data" / "README.md", *root.glob("docs/**/*.md")):
+    for page in (ROOT / "README.md", ROOT / "data" / "README.md", *ROOT.glob("docs/**/*.md")):
         for target in re.findall(r"\]\(([^)#]+)\)", page.read_text(encoding="utf-8")):
             if not target.startswith("http"):
                 assert (page.parent / target).exists(), f"{page.name}: {target}"
@@ -136,19 +140,49 @@ def test_links_lead_somewhere() -> None:
 
 def test_documents_name_files_that_exist() -> None:
     """Paths in the packages, and in ARCHITECTURE.md's table also what to look at in them."""
-    root = Path(__file__).parent.parent
-    pages = (root / "README.md", root / "ARCHITECTURE.md", *root.glob("docs/**/*.md"))
+    pages = (ROOT / "README.md", ROOT / "ARCHITECTURE.md", *ROOT.glob("docs/**/*.md"))
     for page in pages:
         text = page.read_text(encoding="utf-8")
         named = r"`((?:policies|profiler|simulator|experiments|tests)/[\w/.]+)`"
         for path in re.findall(named, text):
-            assert (root / path).exists(), f"{page.name}: {path}"
-    rows = (root / "ARCHITECTURE.md").read_text(encoding="utf-8").splitlines()
+            assert (ROOT / path).exists(), f"{page.name}: {path}"
+    rows = (ROOT / "ARCHITECTURE.md").read_text(encoding="utf-8").splitlines()
     questions = [
         row.split("|") for row in rows if re.match(r"\|[^|]*\?? \| `\w+/[\w/]+\.py` \|", row)
     ]
     assert len(questions) >= 8
     for _, question, file, where, _ in questions:
-        code = (root / file.strip(" `")).read_text(encoding="utf-8")
+        code = (ROOT / file.strip(" `")).read_text(encoding="utf-8")
         first = re.findall(r"`(?:[A-Z]\w*\.)?(\w+)`", where)[:1]
         assert all(re.search(rf"\b{name}\b", code) for name in first), question
+
+
+# The messages of docs/troubleshooting.md, and the site of the docs
+
+
+def test_messages_are_worded_as_in_the_code() -> None:
+    rows = re.findall(
+        r"^\| (`.+?`) \|", (DOCS / "troubleshooting.md").read_text("utf-8"), re.MULTILINE
+    )
+    assert len(rows) > 9
+    code = " ".join(path.read_text(encoding="utf-8") for path in MODULES.values())
+    code = re.sub(r'"\s*f?"', "", re.sub(r"\s+", " ", code))
+    for message in re.findall(r"`(.+?)`", " ".join(rows)):
+        for part in re.split(r"'?\.\.\.'?|[(?)]|: ", message):
+            assert part.strip() in code, message
+
+
+def test_the_site_is_built_and_its_links_lead_somewhere(tmp_path: Path) -> None:
+    pytest.importorskip("mkdocs", reason="mkdocs is not installed (pip install -e '.[dev]')")
+    done = subprocess.run(
+        [sys.executable, "-m", "mkdocs", "build", "--strict", "--site-dir", str(tmp_path / "site")],
+        cwd=ROOT, capture_output=True, text=True, timeout=PATIENCE_S,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    start = (tmp_path / "site" / "index.html").read_text(encoding="utf-8")
+    assert 'href="workloads.html"' in start
+    assert 'src="images/gpt3_pp_timeline.png"' in start
+    assert (tmp_path / "site" / "images" / "gpt3_pp_timeline.png").is_file()
+    notebook = (tmp_path / "site" / "notebook.html").read_text(encoding="utf-8")
+    assert 'src="data:image/png;base64,' in notebook
+    shutil.rmtree(tmp_path / "site")

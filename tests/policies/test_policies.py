@@ -323,6 +323,14 @@ def test_impossible_plans_are_refused(plan: Callable[[View], Plan | None], messa
         books.next_batch()
 
 
+def test_settings_are_checked() -> None:
+    for name in ("max_batch", "max_in_flight", "kv_capacity", "max_length"):
+        with pytest.raises(ValueError, match=f"{name} must be at least 1, not 0"):
+            scheduler(Orca(), **{name: 0})
+    with pytest.raises(ValueError, match="bound"):  # padding needs bound micro-batches
+        scheduler(RequestLevel(), free_pool=True)
+
+
 def test_requests_that_can_never_fit_are_rejected_with_a_reason() -> None:
     books = scheduler(Orca(), kv_capacity=15, reserve_declared=True)
     assert books.add(Request(0, 0.0, 10, 2, 4)) is None
@@ -332,17 +340,6 @@ def test_requests_that_can_never_fit_are_rejected_with_a_reason() -> None:
     assert reason is not None and "needs 23 tokens" in reason and "max_length is 20" in reason
 
 
-@pytest.mark.parametrize("name", ["max_batch", "max_in_flight", "kv_capacity", "max_length"])
-def test_settings_are_checked(name: str) -> None:
-    with pytest.raises(ValueError, match=f"{name} must be at least 1, not 0"):
-        scheduler(Orca(), **{name: 0})
-
-
-def test_padding_needs_bound_micro_batches() -> None:
-    with pytest.raises(ValueError, match="bound"):
-        scheduler(RequestLevel(), free_pool=True)
-
-
 # A policy is one file: it is found by its name, with its arguments as keys
 
 
@@ -350,23 +347,19 @@ ROOT = Path(__file__).resolve().parents[2]
 
 
 def test_the_shipped_policies_are_found() -> None:
-    assert {"orca", "request_level", "sarathi"} <= set(catalogue.builders())  # and the reader's
-    assert isinstance(catalogue.build("orca", case="worst"), OrcaWorstCase)
-    best, free = catalogue.build("orca"), catalogue.build("orca", case="unconstrained")
-    assert isinstance(best, Orca)
-    assert isinstance(free, Orca)
-    assert (best.max_prefills, free.max_prefills) == (1, None)
-    assert type(catalogue.build("request_level")) is RequestLevel
-    sarathi = catalogue.build("sarathi", chunk_size=64, chunk_rule="fixed")
-    assert isinstance(sarathi, Sarathi)
-    assert (sarathi.chunk_size, sarathi.tile, sarathi.chunk_rule) == (64, 128, "fixed")
-
-
-def test_what_builds_a_policy_says_its_keys() -> None:
+    """By their names, with their arguments as keys."""
+    for name, keys, expected in (
+        ("orca", {"case": "worst"}, OrcaWorstCase()),
+        ("orca", {}, Orca(max_prefills=1)),
+        ("orca", {"case": "unconstrained"}, Orca()),
+        ("request_level", {}, RequestLevel()),
+        ("sarathi", {"chunk_size": 64, "chunk_rule": "fixed"}, Sarathi(64, 128, "fixed")),
+    ):
+        found = catalogue.build(name, **keys)
+        assert type(found) is type(expected) and vars(found) == vars(expected)
     fields = POLICIES["sarathi"].model_fields
     assert list(fields) == ["name", "chunk_size", "tile", "chunk_rule", "iteration_s"]
     assert fields["chunk_size"].default == 256
-    assert POLICIES["orca"].model_fields["case"].default == "best"
 
 
 def test_a_class_gets_what_it_leaves_out() -> None:

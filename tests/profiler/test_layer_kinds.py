@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
-from types import SimpleNamespace
 
 import numpy as np
 import pandas as pd
@@ -28,7 +27,6 @@ from tests.sampled import put_table
 
 INDEXER = Indexer(heads=32, dim=128, top_k=2048)
 RATES = np.array([0.4, 2e-3, 3e-7, 4e-7, 5e-5])
-NO_GEMMS = SimpleNamespace(time_us=lambda m, n, k: 0.0 * m)
 
 
 def rows_of(rates: np.ndarray) -> pd.DataFrame:

@@ -79,12 +79,12 @@ MODELS = {
     "deepseek-r1": Published(671_026_419_200 - 58 * 256, 37e9, kv=70_272),
     "kimi-k2": Published(1.03e12, 32e9, kv=70_272),
     # 600 GB (Unsloth's page on running it) with the encoder; groups of 128 would be 547 GB.
-    "kimi-k2.5": Published(1.03e12, 32e9, weights=600e9, kv=70_272),
+    "kimi-k2.5": Published(1_026_408_209_408, 32e9, weights=600e9, kv=70_272),
     "llama-4-scout": Published(107_769_861_120, 17e9, kv=196_608),
     # Without its encoder, which is Scout's.
     "llama-4-maverick": Published(401_583_781_376 - 871_932_416, 17e9, kv=196_608),
     # Its card rounds to 10 billion active ones, without the tables.
-    "minimax-m2": Published(229e9, 10e9 + 2 * 200_064 * 3072, 0.1, kv=253_952),
+    "minimax-m2": Published(228_689_320_448, 10e9 + 2 * 200_064 * 3072, 0.1, kv=253_952),
     # Recurrent layers have no KV cache. Qwen3-Next's active ones are published without tables and
     # norms. Cards round the others: GLM-5's leaves out the embedding, DeepSeek V3.2's its indexers.
     "qwen3.5-397b-a17b": Published(396_346_350_336, 17e9, kv=15 * 2 * 2 * 256 * 2),

@@ -248,6 +248,12 @@ OTHERS: dict[str, PoolPolicy] = {
 }  # fmt: skip
 
 
+def any_policies() -> st.SearchStrategy[Any]:
+    """Of every engine."""
+    engines = vllm_policies() | sglang_policies() | trtllm_policies()
+    return engines | st.sampled_from([*OTHERS.values()])
+
+
 @st.composite
 def shared_requests(draw: st.DrawFn, most: int = 25, priorities: int = 2) -> list[Request]:
     """Any few, of which some begin with the prefix of a group."""

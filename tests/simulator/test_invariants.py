@@ -35,6 +35,7 @@ from tests.simulator.oracle import (
 from tests.simulator.pools import (
     PoolSystem,
     Who,
+    any_policies,
     pool_systems,
     sglang_policies,
     trtllm_policies,
@@ -97,7 +98,7 @@ class AuditedPool(Audited, Pool):
         assert used + blocks.free == blocks.capacity
 
 
-either = st.one_of(systems(), pool_systems())
+either = st.one_of(systems(), pool_systems(any_policies()))
 any_ranks = st.one_of(either, with_ranks(either))
 
 
@@ -151,7 +152,7 @@ def test_2_kv_tokens_are_allocated_or_free(system: System) -> None:
 
 
 @any_system
-@given(pool_systems(vllm_policies() | sglang_policies()))
+@given(pool_systems(any_policies()))
 def test_2_every_block_is_free_or_held(system: PoolSystem) -> None:
     pools = system.pools(AuditedPool)
     system.fast(pools=pools)

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from sarathi_sim.policies.log import LivelockError
+from sarathi_sim.policies.log import HIT, LOST, LivelockError
 from sarathi_sim.policies.request import Request
 from sarathi_sim.policies.sglang import Sglang
 from sarathi_sim.policies.trtllm import Trtllm
@@ -31,6 +31,7 @@ from tests.simulator.oracle import (
 from tests.simulator.pools import (
     OTHERS,
     PoolSystem,
+    any_policies,
     compare,
     drawn,
     pool_requests,
@@ -106,6 +107,13 @@ PAIRS = [
 ]
 
 
+def compared_events(system: PoolSystem) -> Any:
+    """Compare both; what happened on the first replica (see ``policies/log.py``)."""
+    pool = compare(system).replicas[0].pool
+    assert pool is not None
+    return pool.events[:, 1]
+
+
 @pytest.mark.parametrize("caching", [False, True])
 @STAGES
 @pytest.mark.parametrize("name", [*VARIANTS, *OTHERS])
@@ -121,11 +129,10 @@ def test_every_pool(name: str, stages: int, caching: bool) -> None:
             blocking_send=blocking,
             requests=pool_requests(30, seed=stages, rate=rate),
         )
-        pool = compare(system).replicas[0].pool
-        assert pool is not None
-        lost += int((pool.events[:, 1] == 2).sum())
+        events = compared_events(system)
+        lost += (events == LOST).sum()
         if caching and name in VARIANTS:
-            assert (pool.events[:, 1] == 0).any(), "nobody hits the prefix cache"
+            assert HIT in events, "nobody hits the prefix cache"
     assert lost or name in OTHERS, "nobody is preempted"
 
 
@@ -153,7 +160,7 @@ def test_what_is_known_of_decodes_that_are_out(seed: int) -> None:
 
 
 @settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.too_slow])
-@given(pool_systems(vllm_policies() | sglang_policies()))
+@given(pool_systems(any_policies()))
 def test_any_pool(system: PoolSystem) -> None:
     compare(system)
 
@@ -187,9 +194,7 @@ def test_every_pool_with_drafts(name: str, slots: int, caching: bool) -> None:
             acceptance=drawn,
             requests=pool_requests(30, seed=length, rate=40.0),
         )
-        pool = compare(system).replicas[0].pool
-        assert pool is not None
-        lost += int((pool.events[:, 1] == 2).sum())
+        lost += (compared_events(system) == LOST).sum()
     assert lost or name in ("sglang", "trtllm"), "nobody is preempted"
 
 
@@ -235,7 +240,7 @@ def test_any_pool_with_drafts(system: PoolSystem, length: int, slots: int) -> No
 
 
 @settings(max_examples=100, deadline=None, suppress_health_check=[HealthCheck.too_slow])
-@given(with_ranks(pool_systems(vllm_policies() | sglang_policies() | trtllm_policies())))
+@given(with_ranks(pool_systems(any_policies())))
 def test_any_ranks_of_pools(system: PoolSystem) -> None:
     compare(system)
 
@@ -306,8 +311,7 @@ def test_who_is_rejected_as_another_arrives_no_longer_counts_for_the_router() ->
 
 def test_with_room_for_all_nobody_is_preempted() -> None:
     system = PoolSystem(policy=VARIANTS["plain"], num_blocks=5000, requests=pool_requests(40))
-    pool = compare(system).replicas[0].pool
-    assert pool is not None and not len(pool.events)
+    assert not len(compared_events(system))
     for router in ROUTERS:
         compare(replace(system, replicas=3, router=router))
 

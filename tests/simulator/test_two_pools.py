@@ -16,7 +16,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from sarathi_sim.policies.batch import Batch
-from sarathi_sim.policies.kv import Blocks, CachedBlocks
+from sarathi_sim.policies.kv import Blocks
 from sarathi_sim.policies.log import LOST
 from sarathi_sim.policies.pool import Pool, PoolPolicy
 from sarathi_sim.policies.request import Request
@@ -76,6 +76,12 @@ def run(handover: Handover = OVER, **options: Any) -> Records:
     return simulate_pools(five(), workers(2, seqs=1), workers(1, blocks=7), handover, **options)
 
 
+def handed(records: Records) -> Any:
+    """What went from one pool to the other."""
+    assert records.handovers is not None
+    return records.handovers
+
+
 def columns(records: Records, *names: str) -> list[list[float | None]]:
     """Columns of the requests, in units."""
     table = Analysis(records).request_columns
@@ -90,8 +96,8 @@ def test_prefill_first_by_hand() -> None:
     until 1 ends at 30. What was received runs its last prompt token, and then its decodes.
     """
     records = run()
-    over = records.handovers
-    assert over is not None and over.prefill_logs == 2
+    over = handed(records)
+    assert over.prefill_logs == 2
     assert over.prefilled_on.tolist() == [0, 1, 0, 1, 0]
     assert records.replica.tolist() == [2, 2, 2, 1, 2]
     assert (over.prefill_end_s / UNIT).tolist() == [8, 12, 16, 16, 26]
@@ -116,8 +122,7 @@ def test_prompts_wait_for_one_anothers_setup_but_not_for_what_is_on_the_way() ->
     then 2."""
     requests = [Request(i, 0.0, 4, 3, 3) for i in range(3)]
     over = replace(OVER, setup_s=3 * UNIT)
-    found = simulate_pools(requests, workers(1), workers(1), over).handovers
-    assert found is not None
+    found = handed(simulate_pools(requests, workers(1), workers(1), over))
     assert (found.prefill_end_s / UNIT).tolist() == [12, 12, 12]
     assert (found.received_s / UNIT).tolist() == [12 + 7 + 2, 12 + 14 + 2, 12 + 21 + 2]
 
@@ -127,8 +132,7 @@ def test_decode_reserves_first_by_hand() -> None:
     then; 3, which needs none, is on its worker before 1. Request 2 waits until 0 ends at 21, and 4
     until 1 ends at 34: only then are they prefilled."""
     records = run(replace(OVER, order="decode_reserves_first"))
-    over = records.handovers
-    assert over is not None
+    over = handed(records)
     assert (over.reserved_s[[0, 1, 2, 4]] / UNIT).tolist() == [0, 0, 21, 34]
     assert (over.prefill_end_s / UNIT).tolist() == [8, 16, 29, 4, 40]
     assert (over.received_s[[0, 1, 2, 4]] / UNIT).tolist() == [18, 30, 39, 48]
@@ -161,8 +165,8 @@ def test_a_hit_is_remote_only_where_a_prefill_worker_had_the_prompt(order: Any) 
     both = [Request(i, 100 * UNIT * i, 8, 3, 3, 0, prefix) for i in range(2)]
     prefill, decode = (workers(1, blocks=40, size=1, caching=caching) for caching in (False, True))
     records = simulate_pools(both, prefill, decode, replace(OVER, order=order))
-    over, first = records.handovers, order == "prefill_first"
-    assert over is not None and over.prefilled_on.tolist() == [0, 0 if first else -1]
+    over, first = handed(records), order == "prefill_first"
+    assert over.prefilled_on.tolist() == [0, 0 if first else -1]
     assert np.isnan(over.received_s).tolist() == [False, True]
     found = Analysis(records).request_columns
     assert found["hit_tokens"].tolist() == [0, 0 if first else 7]
@@ -176,8 +180,7 @@ def test_a_link_sends_one_prompt_after_the_other() -> None:
     """Two prompts of one batch end together; the decode worker has blocks for both at once."""
     both = [Request(i, 0.0, 8, 2, 2) for i in range(2)]
     records = simulate_pools(both, workers(1), workers(1), OVER)
-    over = records.handovers
-    assert over is not None
+    over = handed(records)
     assert (over.prefill_end_s / UNIT).tolist() == [16, 16]
     assert (over.reserved_s / UNIT).tolist() == [16, 16]
     assert (over.received_s / UNIT).tolist() == [26, 34]
@@ -190,8 +193,7 @@ def test_frontends_count_for_themselves() -> None:
     for frontends in (1, 2):
         over = replace(OVER, frontends=frontends)
         records = simulate_pools(requests, workers(2), workers(2), over)
-        assert records.handovers is not None
-        found.append(records.handovers.prefilled_on.tolist())
+        found.append(handed(records).prefilled_on.tolist())
     assert found == [[0, 1] * 4, [0, 0, 1, 1] * 2]
 
 
@@ -229,23 +231,13 @@ def test_kv_that_a_decode_worker_has_in_its_cache_is_not_sent(order: Any) -> Non
     worker then, so it is chosen again."""
 
     def cached(count: int, blocks: int) -> Replicas:
-        pools = [
-            Pool(
-                Vllm(64, 8, async_scheduling=False),
-                CachedBlocks(blocks, 4),
-                max_in_flight=1,
-                max_length=100,
-            )
-            for _ in range(count)
-        ]
-        return Replicas(pools, unit_each, (1,), router="least_requests")
+        return workers(count, blocks, caching=True, router="least_requests")
 
     prefix = ((("same", 0), 9),)
     rows = [(0, 9, 3, prefix), (100, 9, 30, prefix), (101, 10, 3, ())]
     requests = [Request(i, at * UNIT, p, d, d, 0, of) for i, (at, p, d, of) in enumerate(rows)]
     records = simulate_pools(requests, cached(2, 5), cached(1, 40), replace(OVER, order=order))
-    over, first = records.handovers, order == "decode_reserves_first"
-    assert over is not None
+    over, first = handed(records), order == "decode_reserves_first"
     assert over.prefilled_on.tolist() == [0, -first, 0]
     ends = over.prefill_end_s / UNIT
     assert np.array_equal(ends, [9, np.nan if first else 101, 111], equal_nan=True)
@@ -267,8 +259,8 @@ def test_a_rank_of_a_prefill_worker_waits_until_kv_is_sent() -> None:
     ranks = replace(workers(2, blocks=4), predict=step_each, ranks=2)
     requests = [Request(i, 0.0, 8, 2, 2) for i in range(3)]
     records = simulate_pools(requests, ranks, workers(1), OVER)
-    over = records.handovers
-    assert over is not None and over.prefill_logs == 2
+    over = handed(records)
+    assert over.prefill_logs == 2
     assert over.prefilled_on.tolist() == [0, 0, 0] and records.replica.tolist() == [2, 2, 2]
     assert (over.prefill_end_s / UNIT).tolist() == [8, 8, 26]
     assert (over.received_s / UNIT).tolist() == [18, 18, 36]
@@ -390,7 +382,7 @@ def two_pools(
             draw(st.sampled_from([0.0, 2.0**-9, 0.05])),
             draw(st.integers(1, 3)),
         ),
-        draw(shared_requests(20, 0)),
+        draw(shared_requests(20)),
         draw(st.sampled_from([0, 0, 1, 4])),
     )
 
@@ -398,8 +390,7 @@ def two_pools(
 def assert_equal(system: TwoPoolSystem) -> None:
     """Every batch of every worker and every instant of every request is the textbook's."""
     records, oracle = system.fast(), system.textbook()
-    over = records.handovers
-    assert over is not None
+    over = handed(records)
     assert over.prefill_logs == system.prefill.replicas * system.prefill.ranks
     assert set(records.rejections) == oracle.rejected
     for log, replica in zip(records.replicas, oracle.replicas, strict=True):

@@ -151,16 +151,6 @@ class TextbookPool:
         for id in ids:
             self._by_id(id).arrived = True
 
-    def failed(self, ids: Iterable[int]) -> None:
-        """Their KV will not come: they compute their prompts here."""
-        for id in ids:
-            sequence = self._by_id(id)
-            self.loading.remove(sequence)
-            self.blocks.release(sequence)
-            self.members[sequence].computed = self.members[sequence].holds = 0
-            sequence.prefilled = sequence.remote = 0
-            self.queue(sequence, 0)
-
     def sent(self, id: int) -> None:
         """The KV of a sequence that ended here has been sent."""
         sequence = self.sending.pop(id)
