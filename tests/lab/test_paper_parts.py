@@ -247,11 +247,6 @@ def test_one_layer_and_intensity_by_hand() -> None:
     )
 
 
-def test_names_are_unique() -> None:
-    assert len({reading.name for reading in gpt3.SCENARIO_READINGS}) == len(gpt3.SCENARIO_READINGS)
-    assert len({change.name for change in gpt3.CHANGES}) == len(gpt3.CHANGES)
-
-
 def test_claims_say_the_ratio_that_is_computed() -> None:
     """At the batch of their setting, of prompts in chunks of 256: a decode fewer than that fills
     an iteration."""
