@@ -135,8 +135,7 @@ def words_of(step: HourStep, out: Path, seconds: float, rehearsal: bool) -> list
     if tp > 1:
         options["collectives"] = published_collectives(out, str(options["model"]), tp)
     settings = [name for name in options if name in Measuring.__dataclass_fields__]
-    words = (f"--{'set=' * (name in settings)}{name}={value}" for name, value in options.items())
-    return ["profile", *words]
+    return ["profile", *(f"--{'set=' * (n in settings)}{n}={v}" for n, v in options.items())]
 
 
 def probed(out: Path) -> dict[str, Any]:

@@ -150,11 +150,11 @@ def read_log(path: Path) -> DecisionLog:
     except (zlib.error, OSError, UnicodeDecodeError) as error:
         raise UserError(f"{path}: not a log of decisions: {error}") from None
     parsed = list[Any]()
-    for number, line in enumerate(lines, 1):
+    for line in lines:
         try:
             parsed.append(json.loads(line))
         except (ValueError, RecursionError) as error:
-            raise UserError(f"{path}: line {number}: not JSON: {error}") from None
+            raise UserError(f"{path}: line {len(parsed) + 1}: not JSON: {error}") from None
     header, *events = parsed or [0]
     where = f"{path}: line 1"
     if not isinstance(header, dict) or header.get("format") != 1:

@@ -13,7 +13,8 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from sarathi_sim.experiments.config.loading import Assignments, Experiment, load_experiment
+from sarathi_sim.experiments.config.base import Assignments
+from sarathi_sim.experiments.config.loading import Experiment, load_experiment
 from sarathi_sim.experiments.lab.engines.session import (
     MOST_OF_TARGET,
     TARGETS,
