@@ -135,8 +135,7 @@ def words_of(step: HourStep, out: Path, seconds: float, rehearsal: bool) -> list
     if tp > 1:
         options["collectives"] = published_collectives(out, str(options["model"]), tp)
     settings = [name for name in options if name in Measuring.__dataclass_fields__]
-    words = (f"--{'set=' * (name in settings)}{name}={value}" for name, value in options.items())
-    return ["profile", *words]
+    return ["profile", *(f"--{'set=' * (n in settings)}{n}={v}" for n, v in options.items())]
 
 
 def probed(out: Path) -> dict[str, Any]:
@@ -250,13 +249,12 @@ def main() -> int:
         sys.argv = ["sarathi-sim", *words]
         runpy.run_module("sarathi_sim", run_name="__main__")
         return 0
-    code = 0
     try:
-        line = OWN_STEPS[words[0]](Path(words[1]), words[2] == "1")
+        print(OWN_STEPS[words[0]](Path(words[1]), words[2] == "1"))  # noqa: T201
     except UserError as error:
-        line, code = f"error: {error}", 2
-    print(line)  # noqa: T201
-    return code
+        print(f"error: {error}")  # noqa: T201
+        return 2
+    return 0
 
 
 # The ledger and the archive -----------------------------------------------------------------------
@@ -304,12 +302,8 @@ class Ledger:
 def read_ledger(place: Path) -> Ledger:
     """The ledger in a folder or an archive. Raises ProfileError where there is none of ours."""
     try:
-        if place.is_dir():
-            content = (place / LEDGER).read_bytes()
-        else:
-            with zipfile.ZipFile(place) as packed:
-                content = packed.read(LEDGER)
-        tree = json.loads(content)
+        folder = place if place.is_dir() else zipfile.Path(place)
+        tree = json.loads((folder / LEDGER).read_bytes())
         if tree.pop("format") != _FORMAT:
             raise ValueError
         return Ledger(**tree | {"entries": [Entry(**entry) for entry in tree["entries"]]})
@@ -483,9 +477,8 @@ class Hour:
 
     def _summarise(self, steps: Sequence[HourStep]) -> None:
         """The last try of each step, and how far our times are from the tables: ``summary.txt``."""
-        lines = [
-            f"{sum(self.ledger.is_done(s.name) for s in steps)} of {len(steps)} steps are done"
-        ]
+        done = sum(self.ledger.is_done(step.name) for step in steps)
+        lines = [f"{done} of {len(steps)} steps are done"]
         for step in steps:
             entry = self.ledger.last(step.name)
             text = f"{entry.state}, {entry.seconds:.0f} s: {entry.why}" if entry else "not begun"

@@ -149,7 +149,13 @@ def read_log(path: Path) -> DecisionLog:
         raise UserError(f"{path}: not a log of decisions: it is cut short") from None
     except (zlib.error, OSError, UnicodeDecodeError) as error:
         raise UserError(f"{path}: not a log of decisions: {error}") from None
-    header, *events = [_parsed(path, number, line) for number, line in enumerate(lines, 1)] or [0]
+    parsed = list[Any]()
+    for line in lines:
+        try:
+            parsed.append(json.loads(line))
+        except (ValueError, RecursionError) as error:
+            raise UserError(f"{path}: line {len(parsed) + 1}: not JSON: {error}") from None
+    header, *events = parsed or [0]
     where = f"{path}: line 1"
     if not isinstance(header, dict) or header.get("format") != 1:
         raise UserError(f"{where}: not the header of a log (an object with format 1)")
@@ -165,8 +171,7 @@ def read_log(path: Path) -> DecisionLog:
         raise UserError(f"{where}: version {show(version)}: {problem}")
     config, requests = header.get("config"), header.get("requests")
     if not isinstance(config, dict) or not isinstance(requests, list):
-        problem = "config must hold keys and values, and requests a list of rows"
-        raise UserError(f"{where}: {problem}")
+        raise UserError(f"{where}: config must hold keys and values, and requests a list of rows")
     player = ENGINES[known_as]
     settings = parse(player.settings, _settings(header, player.settings), f"{where}: config")
     if (number := _first_wrong(list[_Row | _RowWithMost], requests)) is not None:
@@ -198,13 +203,6 @@ def _first_wrong(kind: Any, rows: list[Any]) -> int | None:
     return None
 
 
-def _parsed(path: Path, number: int, line: str) -> Any:
-    try:
-        return json.loads(line)
-    except (ValueError, RecursionError) as error:
-        raise UserError(f"{path}: line {number}: not JSON: {error}") from None
-
-
 def replay(log: DecisionLog) -> Replay:
     """Feed the log's arrivals and returns to our scheduler, and compare every decision.
 
@@ -227,10 +225,8 @@ def replay(log: DecisionLog) -> Replay:
 
 
 class _Player:
-    """Our scheduler under the settings of a log; a subclass for each engine.
-
-    ``settings`` are those of the engine that matter, ``events`` the forms of all events.
-    """
+    """Our scheduler under the settings of a log; a subclass for each engine. ``events`` are the
+    forms of all events."""
 
     settings: ClassVar[type[Any]]
     events: ClassVar[Any]
@@ -320,15 +316,11 @@ class _VllmPlayer(_Player):
             async_scheduling=c.async_sched,
             version=log.version,
         )
-        blocks = CachedBlocks if c.caching else Blocks
-        return Pool(
-            policy,
-            blocks(c.num_blocks, c.block_size),
-            max_in_flight=c.depth,
-            max_length=c.max_model_len,
-            # Only with Model Runner V2 two decodes of a sequence are a whole pipeline apart.
-            stages=c.pp if c.v2 else 1,
-        )
+        blocks = (CachedBlocks if c.caching else Blocks)(c.num_blocks, c.block_size)
+        # Only with Model Runner V2 two decodes of a sequence are a whole pipeline apart.
+        stages = c.pp if c.v2 else 1
+        sizes = {"max_in_flight": c.depth, "max_length": c.max_model_len, "stages": stages}
+        return Pool(policy, blocks, **sizes)
 
 
 class _VllmModePlayer(_VllmPlayer):
@@ -358,9 +350,8 @@ class _VllmModePlayer(_VllmPlayer):
             self._pool.received(event[1])
             return None
         if event[0] == "drafts":
-            for sequence in self._pool.drafting:
-                drafts = event[1].get(str(sequence.id), self._pool.drafting[sequence])
-                self._pool.drafting[sequence] = drafts
+            for sequence, drafts in self._pool.drafting.items():
+                self._pool.drafting[sequence] = event[1].get(str(sequence.id), drafts)
             return None
         if event[0] == "return":
             self._yielded = event[3]
@@ -400,13 +391,10 @@ class _SglangPlayer(_Player):
         keys = {name: value for name, value in vars(c).items() if name not in of_memory}
         if c.chunked_prefill_size == -1:
             keys["chunked_prefill_size"] = None
-        blocks = Blocks if c.disable_radix_cache else RadixBlocks
-        return Pool(
-            Sglang(**keys),
-            blocks(c.capacity // c.page_size + 1, c.page_size),
-            max_in_flight=1 if c.disable_overlap_schedule else 2,
-            max_length=c.context_length,
-        )
+        kind = Blocks if c.disable_radix_cache else RadixBlocks
+        blocks = kind(c.capacity // c.page_size + 1, c.page_size)
+        in_flight = 1 if c.disable_overlap_schedule else 2
+        return Pool(Sglang(**keys), blocks, max_in_flight=in_flight, max_length=c.context_length)
 
     def _schedule(self) -> tuple[list[Any], Batch]:
         # The loop makes one more round without requests only if none ended in its last step.
@@ -422,11 +410,10 @@ class _SglangPlayer(_Player):
         pool, state = self._pool, self._pool.state
         kinds = ("extend", "mixed") if batch.chunks else (None, "decode")
         free = pool.blocks.free * pool.blocks.block_size
+        counts = [free, state["decoding"], len(pool.waiting)]
         cut = next((sequence.id for sequence in pool.partials), -1)
-        full, ratio = bool(state["full"]), round(state["ratio"], 6)
-        decoding, waiting = state["decoding"], len(pool.waiting)
-        kind = kinds[batch.num_decodes > 0]
-        return [kind, rows, preempted, free, decoding, waiting, ratio, cut, full]
+        memory = [round(state["ratio"], 6), cut, bool(state["full"])]
+        return [kinds[batch.num_decodes > 0], rows, preempted, *counts, *memory]
 
 
 VERSIONS = {"vllm": ("0.32", "0.33"), "sglang": ("0.5.23",)}

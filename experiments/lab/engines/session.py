@@ -443,10 +443,8 @@ def _sends_and_turnaround(run: EngineRun) -> tuple[Floats, float]:
 
 
 def measured_records(run: EngineRun, requests: Sequence[Request], scheduler: Scheduler) -> Records:
-    """The run as the simulator would record it, so that the same metrics apply.
-
-    ``scheduler`` has the sizes of the engine's.
-    """
+    """The run as the simulator would record it, so that the same metrics apply; ``scheduler`` has
+    the sizes of the engine's."""
     served, times, around = run.served, stage_times(run), links(run)
     rows = [
         (d.group, len(d.chunks), sum(c[1] for c in d.chunks), sum(c[2] for c in d.chunks),
@@ -465,9 +463,7 @@ def measured_records(run: EngineRun, requests: Sequence[Request], scheduler: Sch
     log = ReplicaLog(
         layers=(1,) * times.start.shape[1],
         switches=Switches(lazy=True, turnaround_s=around.turnaround_s),
-        max_in_flight=scheduler.max_in_flight,
-        max_batch=scheduler.max_batch,
-        kv_capacity=scheduler.kv_capacity,
+        **{key: getattr(scheduler, key) for key in ("max_in_flight", "max_batch", "kv_capacity")},
         iterations=columns,
         spans=np.array(served.spans, np.int64).reshape(-1, 5),
         stage_s=times.finish - times.start,
@@ -507,10 +503,7 @@ def first_difference(engine: Sequence[Decision], simulator: Sequence[Decision]) 
 
 
 def replay(
-    run: EngineRun,
-    requests: Sequence[Request],
-    scheduler: Scheduler,
-    less: Floats | float = 0.0,
+    run: EngineRun, requests: Sequence[Request], scheduler: Scheduler, less: Floats | float = 0.0
 ) -> Records:
     """The simulator's loop with the measured service times alone; links take their medians.
 
@@ -534,17 +527,15 @@ def totals(records: Records) -> dict[str, float]:
     stages = [sum(float(row[f"{name}_s"]) for name in WAITS) for row in rows]
     tokens = int(records.prompt_tokens.sum() + records.output_tokens.sum())
     makespan = records.end_s - float(records.arrival_s.min())
-    sums = {
+    return {
         "makespan": makespan,
         "throughput": tokens / makespan,
         "ttft_p50": float(table["ttft_s"].quantile(0.5)),
         "ttft_p90": float(table["ttft_s"].quantile(0.9)),
         "bubble": sum(stages),
         "bubble_per_request": float(table["bubble_s"].mean()),
+        **({f"bubble_stage{n}": s for n, s in enumerate(stages)} if len(stages) > 1 else {}),
     }
-    if len(stages) > 1:
-        sums |= {f"bubble_stage{stage}": seconds for stage, seconds in enumerate(stages)}
-    return sums
 
 
 def off(simulated: float, measured: float) -> float:
@@ -620,13 +611,9 @@ class StageTimePrediction:
 
     def simulate(self, requests: Sequence[Request]) -> Records:
         """The open loop, without any number of the measured run."""
-        return simulate(
-            requests,
-            [self.cell.scheduler()],
-            self,
-            self.cell.layers,
-            switches=Switches(lazy=True, turnaround_s=self.links.turnaround_s),
-        )
+        switches = Switches(lazy=True, turnaround_s=self.links.turnaround_s)
+        one = self.cell.scheduler()
+        return simulate(requests, [one], self, self.cell.layers, switches=switches)
 
     def calibrated(self, runs: Sequence[tuple[EngineRun, list[Request]]]) -> StageTimePrediction:
         """The prediction with offset and factor fitted to relative errors of other runs' stages."""
@@ -679,10 +666,8 @@ def lost(
     all_reduce = log.ops[:, :, TIMED_OPS.index(ALL_REDUCE)]
     seconds = np.maximum(0.0, log.finish - log.start - all_reduce - log.cpu)
     shares = seconds.sum(axis=1) / (times.finish - times.start).sum(axis=1)
-    errors = total_errors(
-        totals(replay(run, requests, scheduler(), less=seconds)),
-        totals(replay(run, requests, scheduler())),
-    )
+    less, whole = (totals(replay(run, requests, scheduler(), n)) for n in (seconds, 0.0))
+    errors = total_errors(less, whole)
     return {
         "iteration_error_median": float(np.median(shares)),
         "iteration_error_p90": float(np.quantile(shares, 0.9)),

@@ -290,10 +290,8 @@ def single_layer(labs: Labs) -> Plot:
 
 def bubble_schedule(labs: Labs) -> Plot:
     """Four requests on two stages: Orca, where micro-batches differ, and Sarathi."""
-    panels = [
-        _schedule(four_requests(labs[0], Orca(max_prefills=1)), "Orca"),
-        _schedule(four_requests(labs[0], Sarathi(256)), "Sarathi, chunk 256"),
-    ]
+    policies = {"Orca": Orca(max_prefills=1), "Sarathi, chunk 256": Sarathi(256)}
+    panels = [_schedule(four_requests(labs[0], one), name) for name, one in policies.items()]
     return Plot(5.6, "a;b", panels, share="x", note="time (ms); LLaMA-13B on two A6000s")
 
 
@@ -301,12 +299,10 @@ def four_requests(lab: Lab, policy: Policy) -> Analysis:
     """A, B, C and D, there at once, in two micro-batches of two on two stages."""
     m, half = lab.a6000, lab.a6000.layers // 2
     requests = [Request(i, 0.0, prompt, 7, 7) for i, prompt in enumerate((1400, 500, 900, 300))]
-    scheduler = MicroBatches(
-        policy, max_batch=2, max_in_flight=2, kv_capacity=1 << 20, max_length=2048
-    )
-    times = BundlePredictor(
-        m.ops, max_tokens=2048, max_length=2048, max_batch=4, scope="intra_node", num_stages=2
-    )
+    sizes: Any = {"max_batch": 2, "max_in_flight": 2, "kv_capacity": 1 << 20, "max_length": 2048}
+    scheduler = MicroBatches(policy, **sizes)
+    sizes = {"max_tokens": 2048, "max_length": 2048, "max_batch": 4, "num_stages": 2}
+    times = BundlePredictor(m.ops, scope="intra_node", **sizes)
     return Analysis(simulate(requests, [scheduler], times, (half, m.layers - half)))
 
 

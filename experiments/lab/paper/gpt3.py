@@ -184,15 +184,13 @@ def relevant(assumed: Assumptions, scenario: str) -> Assumptions:
     return replace(assumed, settings=tuple(settings))
 
 
-@cache
-def _machine() -> Machine:
-    """One a process: machines are costly to make, and keep their results."""
-    return Lab("predicted").machine(*GPT3)
+_PREDICTED = Lab("predicted")
+"""One a process: its machines are costly to make, and keep their results."""
 
 
 def predicted_ratios(job: tuple[Assumptions, int]) -> Ratios:
     """The ratios of (assumptions, seed) in the predicted variant, for worker processes."""
-    return ratios(_machine(), *job)
+    return ratios(_PREDICTED.machine(*GPT3), *job)
 
 
 def spread(results: Iterable[Ratios]) -> tuple[Ratios, Ratios, Ratios]:

@@ -105,10 +105,8 @@ def decode_rate(m: Machine, length: int, batch: int) -> float:
 
 def prefill_peak(m: Machine) -> float:
     """Tokens a millisecond, the best of a single layer at 512 to 4096 tokens."""
-    return 1e-3 * max(
-        m.prefill_rate(tokens, prompts)
-        for tokens, prompts in ((512, 1), (1024, 1), (1024, 2), (1024, 4))
-    )
+    sizes = ((512, 1), (1024, 1), (1024, 2), (1024, 4))
+    return 1e-3 * max(m.prefill_rate(tokens, prompts) for tokens, prompts in sizes)
 
 
 def prefill_loss(m: Machine, tokens: int) -> float:
