@@ -624,17 +624,6 @@ def test_a_limit_that_nothing_keeps_says_by_how_much() -> None:
     assert row[2:] == ["0.5", "0", "0", "0", "1"]
 
 
-def test_an_overload_is_said_in_plain_words() -> None:
-    waits = "more requests arrive than are served, so that they wait longer than the SLO allows"
-    full = ", because the KV cache is full"
-    for slo, because, told in (
-        (slos.OVERLOAD, "queueing", waits),
-        (slos.OVERLOAD, "memory", waits + full),
-        ("p99 ttft 1s", "memory", "p99 ttft 1s breaks first" + full),
-    ):
-        assert written.breaks({"slo": slo, "because": because}) == told
-
-
 def test_the_answer_is_a_sentence() -> None:
     best, near = found_at("TP 2", 4.0, 3.9, 4.1), found_at("TP 1", 3.95, 3.8, 4.0)
     far = found_at("TP 4", 2.0, 1.9, 2.1)
@@ -746,36 +735,3 @@ def test_a_wide_tolerance_carries_no_more(tmp_path: Path) -> None:
         assert "one server fewer is too few" in found["answer"]
         paid = first["per_million_output_tokens"] * 50 * 192 * 3600 / 1e6
         assert paid == pytest.approx(first["per_hour"], rel=0.02), "the price of that rate"
-
-
-@pytest.mark.slow
-def test_the_number_of_replications_moves_no_capacity(tmp_path: Path) -> None:
-    """Once 23.0 of 3, 20.9 of 10 and 17.4 of 100 replications, beside the interval of the mean."""
-    found = {}
-    for count in (5, 10, 30):
-        path = tmp_path / f"{count}.yaml"
-        path.write_text(REPLICATED.format(count=count))
-        (one,) = answered(tmp_path / str(count), "capacity", str(path), "--no-bands")["deployments"]
-        low, high = one["interval"]
-        assert low <= one["capacity"] <= high
-        found[count] = one["capacity"], low, high
-    assert found[5][0] == pytest.approx(found[30][0], rel=0.05)
-    assert found[10][0] == pytest.approx(found[30][0], rel=0.03)
-    assert found[10][1] <= found[30][0] <= found[10][2]
-
-
-REPLICATED = """\
-name: cap
-model: llama-3-8b
-device: a100-80g-sxm
-workload:
-  lengths: {{kind: uniform, min: 100, max: 900}}
-  pd_ratio: 4
-cluster: {{max_length: 1024}}
-policy: {{name: vllm, max_num_batched_tokens: 512}}
-capacity:
-  slo: p90 ttft 0.5s
-  tolerance: 0.02
-  requests: 200
-  replications: {{least: {count}, most: {count}}}
-"""

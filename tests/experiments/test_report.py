@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-import shlex
 import shutil
 from base64 import b64encode
 from collections.abc import Callable
@@ -20,20 +19,17 @@ import pytest
 from bokeh.models import GlyphRenderer, Step, TapTool, Text
 
 from sarathi_sim.experiments.config.loading import load_experiment
-from sarathi_sim.experiments.content import Chart, Section, enumerated
+from sarathi_sim.experiments.content import Chart, Section
 from sarathi_sim.experiments.report.charts import (
-    Spots,
     StyledLine,
     boxes_window,
     busy_shares,
     lines,
-    points,
 )
 from sarathi_sim.experiments.report.html_page import page, write_report
-from sarathi_sim.experiments.report.of_run import _ledger
 from sarathi_sim.experiments.report.sections import sections_of
 from sarathi_sim.experiments.results import read_summary
-from sarathi_sim.experiments.run.compare import labelled_tables, simulate_again
+from sarathi_sim.experiments.run.compare import simulate_again
 from sarathi_sim.experiments.run.experiment import run_experiment
 from sarathi_sim.experiments.run.run_answer import answer
 from sarathi_sim.profiler.storage.strict import UserError
@@ -81,11 +77,6 @@ def test_the_numbers_of_a_run(sections: dict[str, Section], reported: dict[str, 
     assert "policy:" in section.configuration["run/config.yaml"]
 
 
-def test_ratios_say_of_what(sections: dict[str, Section]) -> None:
-    (grid,) = (grid for grid in sections["run"].details if grid.title == "Ratios")
-    assert [row[:2] for row in grid.rows] == [["speedup", "makespan, orca / sarathi"]]
-
-
 def test_the_points_of_a_sweep(sections: dict[str, Section], reported: dict[str, Path]) -> None:
     section = sections["sweep"]
     table = pd.read_parquet(reported["sweep"] / "results.parquet")
@@ -114,18 +105,6 @@ def test_recorded_runs(sections: dict[str, Section]) -> None:
         "(fitted to these)."
     )
     assert section.table.rows[1] == ["first", "fitted to these", "50", "+1.0", "+1.0", "+1.0"]
-
-
-def test_labels_right_of_the_middle_stand_on_the_left() -> None:
-    def sides(**axis: str) -> list[str]:
-        x, words = np.array([1.0, 20.0, 100.0]), ["", "", ""]
-        spots = Spots("#000000", x, x, words, words, words)
-        chart = points({"a": spots}, (x, x), "x", "y", **axis)
-        (source,) = {r.data_source for r in chart.renderers if "side" in r.data_source.data}
-        return list(source.data["side"])
-
-    assert sides() == ["left", "left", "right"]
-    assert sides(x_axis_type="log") == ["left", "right", "right"]
 
 
 def test_capacities(sections: dict[str, Section]) -> None:
@@ -213,15 +192,6 @@ def test_recommendations(sections: dict[str, Section]) -> None:
     )
 
 
-def test_what_was_screened_is_in_the_fronts(sections: dict[str, Section]) -> None:
-    chart = sections["recommend"].charts[1].model
-    labels = {
-        drawn.name: drawn.data_source.data["label"] for drawn in chart.renderers if drawn.name
-    }
-    assert labels["screened only"] == ["7", "8", "9"]
-    assert labels["TP 8 budget 256 seqs 16"] == ["1", "2", "3"]
-
-
 def test_sensitivities(sections: dict[str, Section]) -> None:
     section = sections["sensitivity"]
     assert section.question == "What moves output token throughput (tokens/s) most?"
@@ -258,13 +228,6 @@ def test_every_point_leads_to_its_row_by_its_number(
         for data in sources:
             for name, label in zip(data["anchor"], data["label"], strict=True):
                 assert label in ("", cells[name][0])
-
-
-def test_a_run_that_did_nothing_has_no_ledger_chart(result: Path) -> None:
-    (_, _, table), *_ = labelled_tables([result]).values()
-    nothing = dict.fromkeys(table.ledger.select_dtypes("float").columns, 0.0)
-    assert len(_ledger({"a": table})) == 1
-    assert _ledger({"a": replace(table, ledger=table.ledger.assign(**nothing))}) == []
 
 
 def test_several_runs_are_one_section(result: Path, tmp_path: Path) -> None:
@@ -445,10 +408,6 @@ def test_the_answer(runs: dict[str, dict[str, Any]], said: str) -> None:
     assert found.endswith(".")
 
 
-def test_names_in_a_row() -> None:
-    assert [enumerated(["a", "b", "c"][:n]) for n in range(4)] == ["", "a", "a and b", "a, b and c"]
-
-
 def test_the_command(reported: dict[str, Path], tmp_path: Path) -> None:
     folder = tmp_path / "score"
     shutil.copytree(reported["score"], folder)
@@ -527,19 +486,3 @@ def test_a_damaged_result(reported: dict[str, Path], tmp_path: Path, kind: str) 
     (tmp_path / "x" / "summary.json").write_text(json.dumps(summary))
     command = "compare" if kind == "comparison" else kind
     assert f"the result of {command} is damaged" in refused("report", tmp_path / "x")
-
-
-@pytest.mark.slow
-def test_the_commands_of_the_page_about_reports(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    text = (Path(__file__).parents[2] / "docs" / "report.md").read_text(encoding="utf-8")
-    commands = re.findall(r"^    sarathi-sim (.*)$", text, re.MULTILINE)
-    assert [line.split()[0] for line in commands] == ["run", "report", "compare", "report"]
-    monkeypatch.chdir(tmp_path)
-    for line in commands:
-        quick = ["--no-figures", "--set", "workload.requests=8"] if line.startswith("run") else []
-        called(*shlex.split(line), *quick)
-    page_of_both = (tmp_path / "for_the_team.html").read_text(encoding="utf-8")
-    assert page_of_both.count("<section>") == 2
-    assert "<title>Orca or Sarathi?</title>" in page_of_both

@@ -134,34 +134,6 @@ def test_a_run_that_kills_every_worker_is_given_up_alone(
     assert tree(tmp_path / "sweep") == tiny_files
 
 
-class Flaky(InProcess):
-    """Loses everything at first, and notes how the jobs came."""
-
-    def __init__(self, losses: int) -> None:
-        self.losses = losses
-        self.bundles: list[list[int]] = []
-
-    def run(self, bundles: Bundles, *, ahead: int) -> Outcomes:
-        self.bundles.append([])
-        lose = len(self.bundles) <= self.losses
-        for jobs in bundles:
-            self.bundles[-1].append(len(jobs))
-            yield ("lost", jobs, None) if lose else ("returned", jobs, work(jobs))
-
-
-def test_what_was_lost_runs_one_by_one_even_if_that_is_everything(
-    tiny_plan: SweepPlan,
-    tiny_files: dict[str, bytes],
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr("sarathi_sim.experiments.sweeps.backends.BUNDLE_S", 1e9)
-    backend = Flaky(losses=ATTEMPTS - 1)
-    swept(tiny_plan, tmp_path / "sweep", backend)
-    assert tree(tmp_path / "sweep") == tiny_files
-    assert set(backend.bundles[-1]) == {1}
-
-
 def test_a_run_that_raises(
     tiny_plan: SweepPlan,
     tiny_files: dict[str, bytes],
