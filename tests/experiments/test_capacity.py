@@ -26,7 +26,6 @@ from sarathi_sim.experiments.capacity.slo import Objective, Verdict, judge, pars
 from sarathi_sim.experiments.config.loading import load_experiment
 from sarathi_sim.profiler.storage.strict import UserError
 from sarathi_sim.simulator.confidence.quantile import quantile
-from tests.answers.judge import judged
 from tests.experiments.small_config import called
 from tests.experiments.small_laboratory import analysed, opened, verdict_of
 
@@ -680,58 +679,3 @@ def test_a_crossing_knows_its_slope() -> None:
         return Probed(Probe(load, 0, 1), "", {}, verdict)
 
     assert Crossing(1.0, probed(1.0, 0.9), probed(1.1, 0.9 * 1.1**4)).slope == pytest.approx(4)
-
-
-# What was once too high: the winner runs again, with other seeds and longer ---------------------
-
-
-def answered(out: Path, *words: str) -> dict[str, Any]:
-    """The ``summary.json`` of a command."""
-    called(*words, "--out", out, "--quiet")
-    found: dict[str, Any] = json.loads((out / "summary.json").read_text())
-    return found
-
-
-def judgement(one: dict[str, Any], slo: str, folder: Path, factor: float = 1.0) -> bool:
-    """Whether a deployment keeps the SLO at so many times its load (its limits 5 % wider at the
-    load itself)."""
-    found = judged(one["name"], slo, one["scenario"], factor, (101, 102), folder, times=4)
-    return found.nearly if factor == 1 else found.keeps
-
-
-MANY = (
-    *("recommend", "--model", "llama-3.1-8b", "--device", "h100-80g-sxm", "--stack", "vllm"),
-    *("--slo", "p90 ttft 2s, p90 tpot 50ms", "--workload", "750:75~0.33", "--budget", "8192"),
-    *("--seqs", "256", "--set", "max_length=2048"),
-)
-
-
-@pytest.mark.slow
-def test_many_replicas_carry_as_often_what_one_carries(tmp_path: Path) -> None:
-    """Once 1,014 requests/s on 16 GPUs and 5,001 on 64, where they served 682 and 2,600."""
-    for gpus in (16, 64):
-        found = answered(tmp_path / str(gpus), *MANY, "--gpus", str(gpus))
-        first = found["deployments"][0]
-        assert 40 * gpus < first["capacity"] < 46 * gpus
-        assert first["capacity"] <= first["saturation"]
-        assert first["at_capacity"]["holds"] and not first["at_capacity"]["overloaded"]
-        assert judgement(first, found["slo"], tmp_path)
-        assert not judgement(first, found["slo"], tmp_path, 1.15)
-
-
-@pytest.mark.slow
-def test_a_wide_tolerance_carries_no_more(tmp_path: Path) -> None:
-    """Once 8 GPUs for 50 requests/s at a tolerance of 0.4, and 12 at 0.2; 16 it takes."""
-    words = [
-        *("recommend", "--model", "qwen3-32b", "--device", "h100-80g-sxm", "--rate", "50"),
-        *("--stack", "sglang", "--slo", "p90 ttft 3s, p90 tpot 60ms", "--budget", "4096"),
-        *("--workload", "1536:192~0.33", "--seqs", "128"),
-    ]
-    for tolerance in ("0.4", "0.05"):
-        found = answered(tmp_path / tolerance, *words, "--set", f"tolerance={tolerance}")
-        first = found["deployments"][0]
-        assert (first["gpus"], first["carries"]) == (16, 50)
-        assert judgement(first, found["slo"], tmp_path)
-        assert "one server fewer is too few" in found["answer"]
-        paid = first["per_million_output_tokens"] * 50 * 192 * 3600 / 1e6
-        assert paid == pytest.approx(first["per_hour"], rel=0.02), "the price of that rate"

@@ -17,7 +17,6 @@ from sarathi_sim.experiments.run.compare import (
     comparison_answer,
 )
 from sarathi_sim.experiments.run.experiment import run_experiment
-from sarathi_sim.profiler.storage.strict import UserError
 from tests.experiments.small_config import called
 
 
@@ -136,11 +135,3 @@ def test_the_frontend_is_part_of_a_latency_as_in_the_summary(tmp_path: Path) -> 
         assert total["wall"] > written[name]["makespan_s"]
     parts = found["mean_latency"]["parts"]
     assert parts["frontend"] == {"a_s": 0.0, "b_s": 0.05, "difference_s": 0.05}
-
-
-@pytest.mark.parametrize("scenarios", [{"orca": 3}, {"orca": None}])
-def test_a_damaged_summary(tmp_path: Path, scenarios: dict[str, Any]) -> None:
-    text = json.dumps({"format": "sarathi-sim result 1", "scenarios": scenarios})
-    (tmp_path / SUMMARY).write_text(text)
-    with pytest.raises(UserError, match="not the result of a run"):
-        compare(tmp_path / "orca", tmp_path / "orca")

@@ -133,17 +133,6 @@ def test_set_changes_values_in_order() -> None:
     assert experiment.compare == {}, "the ratios are taken away"
 
 
-def test_a_whole_mapping_is_replaced() -> None:
-    for key, texts in (
-        ("lengths", ["{kind: fixed, prompt: 9, decode: 3}"]),
-        ("arrivals", ["{kind: poisson, rate: 1}", "{kind: gamma, rate: 2, cv: 3}"]),
-    ):
-        changes = [f"workload.{key}={text}" for text in texts]
-        experiment = load_experiment(yaml.safe_load(SMALL), changes)
-        found = getattr(experiment.scenarios["orca"].workload, key)
-        assert found.model_dump(exclude_none=True) == yaml.safe_load(texts[-1])
-
-
 def test_all_mistakes_are_said_at_once_and_one_at_the_top_only_once() -> None:
     wrong = SMALL.replace("pp: 8", "pp: 0")
     (line,) = message(wrong).splitlines()
@@ -224,14 +213,6 @@ trees = st.recursive(
     max_leaves=5,
 )
 KEYS = [*Scenario.model_fields, "name", "scenarios", "compare", "description"]
-
-
-@given(st.text(max_size=100))
-def test_no_text_breaks_the_reader(tmp_path_factory: pytest.TempPathFactory, text: str) -> None:
-    path = tmp_path_factory.getbasetemp() / "fuzz.yaml"
-    path.write_text(text, encoding="utf-8")
-    with pytest.raises(UserError, match=r"fuzz\.yaml"):
-        load_experiment(path)
 
 
 @given(st.sampled_from(KEYS), trees)

@@ -39,7 +39,6 @@ from sarathi_sim.experiments.capacity.recommend import (
     answer_of,
     recommend,
     recommend_files,
-    refined,
     whole,
     winner,
 )
@@ -110,22 +109,6 @@ def test_few_deployments_with_pools_on_the_gpus() -> None:
         )
     # A limit that no prompt keeps alone leaves none.
     assert pooled(replace(asked, section=CapacitySection(slo="p90 ttft 20ms")))[1] == []
-
-
-def test_between_two_pools_nothing_is_tried(monkeypatch: pytest.MonkeyPatch) -> None:
-    """They take the largest budget and limit, so another round would be the same."""
-    best = SimpleNamespace(option=SimpleNamespace(point={"budget": 2048, "seqs": 32}), load=4.0)
-    found, asked = SimpleNamespace(finalists=[best]), list[tuple[int, ...]]()
-    module = "sarathi_sim.experiments.capacity.recommend"
-    monkeypatch.setattr(
-        f"{module}.recommend", lambda _, w, *__: (asked.append(w.budgets), found)[1]
-    )
-    for pooled, rounds in ((True, [(512, 2048)]), (False, [(512, 2048), (512, 1280, 2048)])):
-        best.option.pooled = pooled
-        asked.clear()
-        lab: Any = None
-        assert refined(lab, wanted(), load_prices(None), lambda _: None, 1) is found
-        assert asked == rounds
 
 
 @pytest.mark.slow

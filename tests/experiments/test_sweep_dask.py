@@ -21,7 +21,6 @@ from sarathi_sim.experiments.sweeps.store import Store
 from sarathi_sim.profiler.storage.strict import UserError
 from tests.experiments.small_config import called
 from tests.experiments.small_sweep import RUNS, SWEEP, tree
-from tests.experiments.test_policy_file import AT_MOST, OWN_SWEEP
 from tests.experiments.test_sweep_trust import ROOT, finished, wait_for_runs
 from tests.patience import PATIENCE_S
 
@@ -111,23 +110,6 @@ def test_one_of_two_workers_is_killed_half_way(cluster: Cluster, tmp_path: Path)
     report = execute(plan, there, backend)
     killer.join()
     assert killed
-    assert (report.finished, report.failures) == (len(plan.runs), {})
-    assert tree(there.folder) == tree(here.folder)
-
-
-@pytest.mark.slow
-def test_a_policy_of_the_users_own_goes_along(cluster: Cluster, tmp_path: Path) -> None:
-    config, file = tmp_path / "tiny.yaml", tmp_path / "mine.py"
-    config.write_text(OWN_SWEEP, encoding="utf-8")
-    file.write_text(AT_MOST, encoding="utf-8")
-    plan = plan_sweep(config)
-    file.unlink()
-    here, there = Store(tmp_path / "here"), Store(tmp_path / "there")
-    here.open(False)
-    there.open(False)
-    execute(plan, here, InProcess())
-    cluster.worker()
-    report = execute(plan, there, DaskWorkers(cluster.address))
     assert (report.finished, report.failures) == (len(plan.runs), {})
     assert tree(there.folder) == tree(here.folder)
 

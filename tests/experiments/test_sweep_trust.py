@@ -28,7 +28,6 @@ from sarathi_sim.experiments.sweeps.store import Store
 from sarathi_sim.profiler.storage.files import partial
 from sarathi_sim.profiler.storage.strict import UserError
 from sarathi_sim.simulator.loop.records import Records
-from tests.experiments.small_config import called
 from tests.experiments.small_sweep import RUNS, swept, tree
 from tests.patience import PATIENCE_S
 
@@ -228,18 +227,6 @@ def test_resumed_after_kill_is_the_same(
     assert tree(out) == tiny_files
     after = {path.name: path.stat().st_mtime_ns for path in (out / "runs").iterdir()}
     assert before.items() <= after.items(), "finished runs are not repeated"
-
-
-def test_a_folder_is_not_overwritten(
-    tiny_plan: SweepPlan, tiny_config: Path, tmp_path: Path
-) -> None:
-    swept(tiny_plan, tmp_path / "sweep", InProcess())
-    with pytest.raises(UserError, match="holds a sweep: give --resume"):
-        swept(tiny_plan, tmp_path / "sweep", InProcess())
-    (tmp_path / "precious").mkdir()
-    (tmp_path / "precious" / "thesis.tex").write_text("years of work")
-    done = called("sweep", tiny_config, "--out", tmp_path / "precious", code=2)
-    assert "is no earlier result of sweep (it holds thesis.tex)" in done.stderr
 
 
 def test_two_sweeps_do_not_share_a_folder(tiny_plan: SweepPlan, tmp_path: Path) -> None:
