@@ -89,20 +89,6 @@ def test_what_commands_answer(told: dict[str, Any]) -> None:
     assert parts["same_requests"] and latencies[0] != latencies[1]
 
 
-def test_a_workload_is_described(tmp_path: Path) -> None:
-    (tmp_path / "log.csv").write_text("tokens_in,decode,arrival\n30,3,1\n20,2,0\n9,0,2\n25,9,4\n")
-    columns, skip = {"prompt": "tokens_in"}, {"workload.lengths.skip_empty": True}
-    found = sim.workload(tmp_path / "log.csv", skip, columns=columns, out=tmp_path / "out")
-    assert (found["log"]["prompt_tokens"]["mean"], found["log"]["rate"]) == (25, 2 / 4)
-    assert found["log"]["left_out"] == 1
-    assert (tmp_path / "out" / "figures" / "log.png").is_file()
-    assert sim.workload("8:2~0")["8:2~0"]["pd_ratio"] == 4
-    with pytest.raises(sim.UserError, match=r"--set seed: a trace has workload\.lengths"):
-        sim.workload(tmp_path / "log.csv", {"seed": 1}, columns=columns)
-    with pytest.raises(sim.UserError, match="--column size=4: must be arrival or prompt or"):
-        sim.workload(tmp_path / "log.csv", columns={"size": "4"})
-
-
 @pytest.mark.slow
 def test_the_notebook_gives_what_it_shows() -> None:
     """The same words, and numbers that are as good as the same: op times are fitted anew now and
