@@ -90,7 +90,7 @@ def test_the_folder_is_written_whole(result: Path, tmp_path: Path) -> None:
     out = tmp_path / "difference"
     words = ["compare", str(result / "orca"), str(result / "sarathi"), "--out", str(out)]
     done = called(*words)
-    assert f"figures: {out / 'figures'}" in done.stdout
+    assert f"written: {out}" in done.stdout
     assert json.loads((out / SUMMARY).read_text())["wall"]["total"]["a_s"] > 0
     with Image.open(out / "figures" / "comparison.png") as image:
         assert len(image.convert("RGB").getcolors(maxcolors=2**24) or []) > 20

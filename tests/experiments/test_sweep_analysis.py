@@ -101,23 +101,16 @@ def test_one_seed_has_no_interval() -> None:
     assert found == {"low": None, "high": None, "unpaired": None}
 
 
-def test_a_seed_that_one_side_lacks_is_left_out() -> None:
-    rows = table([1.0, 2.0, 4.0], [2.0, 4.0, 9.0]).iloc[:-1]
-    (entry,) = paired_differences(rows, "policy", ("policy", "x", "seed"))
-    assert entry["seeds"] == 2
-    assert entry["ratios"]["makespan_s"]["ratio"] == pytest.approx(2.0)
-
-
-def test_a_value_that_is_null_is_compared_too() -> None:
-    """A key that a point leaves at its default is a level like any other."""
+def test_points_and_seeds_that_lack_a_value() -> None:
+    """A seed that one side lacks is left out; a key that a point leaves at its default, or that is
+    null, is a level like any other."""
+    axes = ("policy", "x", "seed")
+    (entry,) = paired_differences(table([1, 2, 4], [2, 4, 9]).iloc[:-1], "policy", axes)
+    assert (entry["seeds"], entry["ratios"]["makespan_s"]["ratio"]) == (2, pytest.approx(2))
     rows = table([1.0, 2.0], [2.0, 4.0]).assign(cap=[math.nan, math.nan, 4.0, 4.0])
     (entry,) = paired_differences(rows, "cap", ("cap", "x", "seed"))
     assert (entry["value"], entry["against"], entry["seeds"]) == (4.0, None, 2)
     assert entry["ratios"]["makespan_s"]["ratio"] == pytest.approx(2.0)
-
-
-def test_points_that_lack_a_value_are_compared_too() -> None:
-    """Cases may set different keys, and a key may be null."""
     rows = table([1.0, 2.0], [3.0, 4.0]).assign(cap=[math.nan, 4.0, math.nan, 4.0], seed=0)
     found = paired_differences(rows, "policy", ("policy", "x", "cap", "seed"))
     assert [entry["point"] for entry in found] == [{"x": 1, "cap": None}, {"x": 1, "cap": 4.0}]

@@ -27,20 +27,10 @@ Write = Callable[[str], Path]
 @pytest.mark.parametrize("encoding", ["ascii", "latin-1"])
 def test_other_encodings(write_config: Write, encoding: str) -> None:
     config = write_config(SMALL)
+    words = [sys.executable, "-m", "sarathi_sim", "run", "--dry-run", str(config)]
+    environment = {**os.environ, "PYTHONIOENCODING": encoding}
     done = subprocess.run(
-        [
-            sys.executable,
-            "-m",
-            "sarathi_sim",
-            "run",
-            "--dry-run",
-            str(config),
-            "--set",
-            "model=模型",
-        ],
-        cwd=ROOT,
-        capture_output=True,
-        env={**os.environ, "PYTHONIOENCODING": encoding},
+        [*words, "--set", "model=模型"], cwd=ROOT, capture_output=True, env=environment
     )
     assert done.returncode == 2
     assert b"Traceback" not in done.stderr
