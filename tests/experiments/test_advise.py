@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import re
 from itertools import product
 
 import numpy as np
@@ -107,31 +106,6 @@ def test_a_limit_on_the_time_between_tokens_is_kept(a6000: Machine) -> None:
         advise(a6000, demand, tbt_limit_s=0.001)
     with pytest.raises(UserError, match="--batch 30: does not fit: at most 20"):
         advise(a6000, demand, batch_cap=30)
-
-
-def test_the_lengths_that_were_read() -> None:
-    """A pair is the mean of prompts and of outputs; what was a total and its P:D is refused."""
-    pair = demand_of("1024:256")
-    assert (pair.length, pair.ratio) == (1280, "4")
-    spread = demand_of("1024:256~0.5")
-    assert spread.length <= 1536 + 384
-    assert spread.prompt.mean() == pytest.approx(1024, rel=0.02)
-    assert spread.output.mean() == pytest.approx(256, rel=0.02)
-    for old, new in (("1K:14", "1K@14"), ("1K:5..50", "1K@5..50"), ("2K:?", "2K@?")):
-        with pytest.raises(UserError, match=re.escape(f"are written {new};")) as caught:
-            demand_of(old)
-        assert "1024:256~0.5" in str(caught.value) and "\n" not in str(caught.value)
-    with pytest.raises(UserError, match="9,216 tokens; must be at most 8,192"):
-        demand_of("9K@14")
-
-
-def test_samples_have_the_ratios_asked_for() -> None:
-    prompt, output = demand_of("1K@5..50").requests(300)
-    assert ((prompt + output) == 1024).all()
-    ratio = prompt / output
-    assert 4.5 < ratio.min() < 6 and 40 < ratio.max() < 53
-    assert np.median(np.log(ratio)) == pytest.approx(np.log(250) / 2, abs=0.05)
-    assert demand_of("1K@5..50").ratio == "5 to 50"
 
 
 @pytest.mark.slow

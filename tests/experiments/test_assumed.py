@@ -10,7 +10,6 @@ import re
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -24,8 +23,7 @@ from sarathi_sim.experiments.config.assumptions import assumed
 from sarathi_sim.experiments.config.deployment import Deployment
 from sarathi_sim.experiments.config.loading import load_experiment
 from sarathi_sim.experiments.content import Section, SortableTable, assumed_of, thinned, topic_of
-from sarathi_sim.experiments.report import render
-from sarathi_sim.experiments.report.render import print_assumed, print_section
+from sarathi_sim.experiments.report.render import print_section
 from sarathi_sim.experiments.run.experiment import deploy_all, simulate_all
 from tests.experiments.small_config import called
 from tests.experiments.small_laboratory import question, recommendation
@@ -128,21 +126,6 @@ def test_lines_of_some_say_of_which_and_stand_together() -> None:
     assert thinned(blocks[:3]) == blocks[:3]
 
 
-def test_the_block_is_aligned(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(render, "consoles", lambda: 2 * (SimpleNamespace(width=30),))
-    print_assumed(["traffic: prompts of 1,024 tokens in all", "engine: off", "no topic"])
-    assert capsys.readouterr().out.splitlines() == [
-        "Assumed",
-        "  traffic  prompts of 1,024",
-        "           tokens in all",
-        "  engine   off",
-        "           no topic",
-        "",
-    ]
-
-
 # recommend -----------------------------------------------------------------------------------
 
 
@@ -212,19 +195,6 @@ def test_fp8_experts_on_hopper_are_warned_of_and_have_a_wide_band() -> None:
     assert not any("fp8_block" in one for one in found["fp8_block"]["warnings"])
     narrow = found["fp8_block"]["scenarios"]["mixture"]["makespan_s_band"]
     assert narrow[1] / narrow[0] < 1.2
-
-
-def test_graphs_and_fusions_are_told_as_they_are(write_config: Any) -> None:
-    """At the default only what is the version's; graphs hold what the mode says."""
-    tree = MIXTURE | {"stack": "vllm", "policy": {"name": "vllm"}, "cluster": {"tp": 2}}
-    path = write_config(yaml.safe_dump(tree))
-    usual = " ".join(called("run", "--dry-run", path).stdout.split())
-    assert "additions fused with all-reduces up to 64 MiB, CUDA graphs up to 512 tokens" in usual
-    keys = ("engine.fi_allreduce_fusion_max_size_mb=8", "engine.cudagraph_mode=FULL_DECODE_ONLY")
-    own = called(
-        "run", "--dry-run", path, *(word for key in keys for word in ("--set", key))
-    ).stdout
-    assert "additions fused" not in own and "CUDA graphs of decodes up to" in " ".join(own.split())
 
 
 def test_check_warns_of_fp8_experts_and_says_what_is_assumed(write_config: Any) -> None:

@@ -50,22 +50,6 @@ def test_paged_memory_on_both_sides() -> None:
     assert_bitwise_equal(records, _textbook(deployment))
 
 
-@pytest.mark.slow
-def test_any_experiment_may_be_timed() -> None:
-    changes = ("workload.requests=5", "workload.lengths.max=300")
-    numbers = benchmark([load_experiment("vllm_llama3_8b", changes)], 1, lambda *_: None)
-    assert set(numbers["loop_s"]) == {"vllm", "vllm_few_blocks"}
-    assert list(numbers["iteration_us"]["vllm"]) == ["8", "128"]
-    assert all(factor > 0 for factor in numbers["speedup_vs_oracle"].values())
-
-
-def test_what_serves_nobody_cannot_be_timed() -> None:
-    changes = ("workload.requests=5", "workload.too_long=reject", "cluster.max_length=20")
-    experiment = load_experiment("gpt3_pp", changes)
-    with pytest.raises(UserError, match="max_length: value 20: every request is rejected"):
-        benchmark([experiment], 1, lambda *_: None)
-
-
 def test_what_no_clock_sees_cannot_be_timed(monkeypatch: pytest.MonkeyPatch) -> None:
     """Some clocks count whole ticks."""
     monkeypatch.setattr("tests.benchmarks.timing.BATCHES", ())

@@ -456,24 +456,6 @@ def test_files_that_are_refused(save: Save, content: list[Any], message: str) ->
     assert "run.json" in str(refused.value)
 
 
-@pytest.mark.parametrize("indent", [None, 2])
-def test_a_truncated_file(save: Save, indent: int | None) -> None:
-    path = save(VLLM, indent=indent)
-    whole = path.read_text()
-    for length in range(2, len(whole) - 3, 61):
-        path.write_text(whole[:length])
-        with pytest.raises(UserError, match=r"run.json: .* at line \d+ column"):
-            read_benchmarks(path)
-
-
-def test_bytes_that_are_no_json(save: Save) -> None:
-    path = save({})
-    for content in (b"", b"\x80\x04.", b'{"a": "\xff"}', b'{"a":' * 5000, b"[" * 5000):
-        path.write_bytes(content)
-        with pytest.raises(UserError):
-            read_benchmarks(path)
-
-
 def test_keys_that_are_missing(save: Save) -> None:
     """Without any one key that is read, a file is refused, and the key is named."""
     for content, keys in (

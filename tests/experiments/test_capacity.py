@@ -26,7 +26,6 @@ from sarathi_sim.experiments.capacity.slo import Objective, Verdict, judge, pars
 from sarathi_sim.experiments.config.loading import load_experiment
 from sarathi_sim.profiler.storage.strict import UserError
 from sarathi_sim.simulator.confidence.quantile import quantile
-from tests.answers.judge import judged
 from tests.experiments.small_config import called
 from tests.experiments.small_laboratory import analysed, opened, verdict_of
 
@@ -624,17 +623,6 @@ def test_a_limit_that_nothing_keeps_says_by_how_much() -> None:
     assert row[2:] == ["0.5", "0", "0", "0", "1"]
 
 
-def test_an_overload_is_said_in_plain_words() -> None:
-    waits = "more requests arrive than are served, so that they wait longer than the SLO allows"
-    full = ", because the KV cache is full"
-    for slo, because, told in (
-        (slos.OVERLOAD, "queueing", waits),
-        (slos.OVERLOAD, "memory", waits + full),
-        ("p99 ttft 1s", "memory", "p99 ttft 1s breaks first" + full),
-    ):
-        assert written.breaks({"slo": slo, "because": because}) == told
-
-
 def test_the_answer_is_a_sentence() -> None:
     best, near = found_at("TP 2", 4.0, 3.9, 4.1), found_at("TP 1", 3.95, 3.8, 4.0)
     far = found_at("TP 4", 2.0, 1.9, 2.1)
@@ -691,91 +679,3 @@ def test_a_crossing_knows_its_slope() -> None:
         return Probed(Probe(load, 0, 1), "", {}, verdict)
 
     assert Crossing(1.0, probed(1.0, 0.9), probed(1.1, 0.9 * 1.1**4)).slope == pytest.approx(4)
-
-
-# What was once too high: the winner runs again, with other seeds and longer ---------------------
-
-
-def answered(out: Path, *words: str) -> dict[str, Any]:
-    """The ``summary.json`` of a command."""
-    called(*words, "--out", out, "--quiet")
-    found: dict[str, Any] = json.loads((out / "summary.json").read_text())
-    return found
-
-
-def judgement(one: dict[str, Any], slo: str, folder: Path, factor: float = 1.0) -> bool:
-    """Whether a deployment keeps the SLO at so many times its load (its limits 5 % wider at the
-    load itself)."""
-    found = judged(one["name"], slo, one["scenario"], factor, (101, 102), folder, times=4)
-    return found.nearly if factor == 1 else found.keeps
-
-
-MANY = (
-    *("recommend", "--model", "llama-3.1-8b", "--device", "h100-80g-sxm", "--stack", "vllm"),
-    *("--slo", "p90 ttft 2s, p90 tpot 50ms", "--workload", "750:75~0.33", "--budget", "8192"),
-    *("--seqs", "256", "--set", "max_length=2048"),
-)
-
-
-@pytest.mark.slow
-def test_many_replicas_carry_as_often_what_one_carries(tmp_path: Path) -> None:
-    """Once 1,014 requests/s on 16 GPUs and 5,001 on 64, where they served 682 and 2,600."""
-    for gpus in (16, 64):
-        found = answered(tmp_path / str(gpus), *MANY, "--gpus", str(gpus))
-        first = found["deployments"][0]
-        assert 40 * gpus < first["capacity"] < 46 * gpus
-        assert first["capacity"] <= first["saturation"]
-        assert first["at_capacity"]["holds"] and not first["at_capacity"]["overloaded"]
-        assert judgement(first, found["slo"], tmp_path)
-        assert not judgement(first, found["slo"], tmp_path, 1.15)
-
-
-@pytest.mark.slow
-def test_a_wide_tolerance_carries_no_more(tmp_path: Path) -> None:
-    """Once 8 GPUs for 50 requests/s at a tolerance of 0.4, and 12 at 0.2; 16 it takes."""
-    words = [
-        *("recommend", "--model", "qwen3-32b", "--device", "h100-80g-sxm", "--rate", "50"),
-        *("--stack", "sglang", "--slo", "p90 ttft 3s, p90 tpot 60ms", "--budget", "4096"),
-        *("--workload", "1536:192~0.33", "--seqs", "128"),
-    ]
-    for tolerance in ("0.4", "0.05"):
-        found = answered(tmp_path / tolerance, *words, "--set", f"tolerance={tolerance}")
-        first = found["deployments"][0]
-        assert (first["gpus"], first["carries"]) == (16, 50)
-        assert judgement(first, found["slo"], tmp_path)
-        assert "one server fewer is too few" in found["answer"]
-        paid = first["per_million_output_tokens"] * 50 * 192 * 3600 / 1e6
-        assert paid == pytest.approx(first["per_hour"], rel=0.02), "the price of that rate"
-
-
-@pytest.mark.slow
-def test_the_number_of_replications_moves_no_capacity(tmp_path: Path) -> None:
-    """Once 23.0 of 3, 20.9 of 10 and 17.4 of 100 replications, beside the interval of the mean."""
-    found = {}
-    for count in (5, 10, 30):
-        path = tmp_path / f"{count}.yaml"
-        path.write_text(REPLICATED.format(count=count))
-        (one,) = answered(tmp_path / str(count), "capacity", str(path), "--no-bands")["deployments"]
-        low, high = one["interval"]
-        assert low <= one["capacity"] <= high
-        found[count] = one["capacity"], low, high
-    assert found[5][0] == pytest.approx(found[30][0], rel=0.05)
-    assert found[10][0] == pytest.approx(found[30][0], rel=0.03)
-    assert found[10][1] <= found[30][0] <= found[10][2]
-
-
-REPLICATED = """\
-name: cap
-model: llama-3-8b
-device: a100-80g-sxm
-workload:
-  lengths: {{kind: uniform, min: 100, max: 900}}
-  pd_ratio: 4
-cluster: {{max_length: 1024}}
-policy: {{name: vllm, max_num_batched_tokens: 512}}
-capacity:
-  slo: p90 ttft 0.5s
-  tolerance: 0.02
-  requests: 200
-  replications: {{least: {count}, most: {count}}}
-"""

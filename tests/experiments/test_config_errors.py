@@ -26,24 +26,18 @@ Write = Callable[[str], Path]
 IN_FILE = [
     ("seed: 7", "sede: 7", "small.yaml: sede: unknown key (did you mean seed?)"),
     ("seed: 7", "seed: -1", "small.yaml: seed: value -1: must be at least 0"),
-    ("seed: 7", "seed: true", "small.yaml: seed: value true: must be a whole number"),
     ("seed: 7", "seed: 7.5", "small.yaml: seed: value 7.5: must be a whole number"),
     ("pd_ratio: 5", "pd_ratio: .nan", "workload.pd_ratio: value nan: must be a finite number"),
-    ("pd_ratio: 5", "pd_ratio: .inf", "workload.pd_ratio: value inf: must be a finite number"),
     ("pd_ratio: 5", "pd_ratio: five", "workload.pd_ratio: value 'five': must be a number"),
     ("  pd_ratio: 5\n", "", "workload.pd_ratio: this key is missing"),
-    ("  requests: 60\n", "", "workload.requests: this key is missing"),
-    ("requests: 60", "requests: 0", "workload.requests: value 0: must be at least 1"),
     ("min: 200", "mni: 200", "workload.lengths.mni: unknown key (did you mean min?)"),
     ("kind: uniform", "kind: zipff", "workload.lengths.kind: value 'zipff': one of zipf, "),
     ("kind: uniform, ", "", "workload.lengths.kind: this key is missing; one of zipf, "),
     ("max: 600", "max: 100", "workload.lengths.max: value 100: must be at least min"),
     ("max: 600", "max: 2000", "cluster.max_length: value 1024: request"),
-    ("max_batch: 4", "max_batch: 0", "batching.max_batch: value 0: must be at least 1"),
     ("max_batch: 4", "max_batch: 500", "batching.max_batch: value 500: does not fit: must be"),
     ("case: best", "case: bset", "policy.case: value 'bset': one of best, worst, uncon"),
     ("case: best", "case: bset", "(did you mean best?)"),
-    ("chunk_size: 256", "chunk_size: 0", "scenarios.sarathi.policy.chunk_size: value 0: must"),
     ("chunk_size", "chunksize", "scenarios.sarathi.policy.chunksize: unknown key (did you"),
     ("name: sarathi,", "name: sarathy,", "scenarios.sarathi.policy.name: value 'sarathy': one"),
     ("  orca: {}", "  orca: 3", "scenarios.orca: value 3: expected keys and values"),
@@ -72,9 +66,7 @@ IN_FILE = [
 SET = [
     ("cluster.ppp=3", "--set cluster.ppp: unknown key (did you mean pp?)"),
     ("clutser.pp=3", "--set clutser: unknown key (did you mean cluster?)"),
-    ("cluster.pp=x", "--set cluster.pp: value 'x': must be a whole number"),
     ("seed", "--set seed: expected KEY.PATH=VALUE"),
-    ("=3", "--set =3: expected KEY.PATH=VALUE"),
     ("seed\n3", "--set seed 3: expected KEY.PATH=VALUE"),
     ("seed.x=3", "--set seed: value {'x': 3}: must be a whole number"),
     ("cluster.pp=[", "--set cluster.pp=[: "),
@@ -84,17 +76,12 @@ SET = [
     ("scenarios.ORCA={}", "value 'ORCA': another name differs in upper and lower case only"),
     ("workload={requests: 3}", "--set workload.lengths: this key is missing"),
     ("cluster={tp: 8, gpus_per_node: 3}", "value 8: must be at most 3, the GPUs of a node, or a"),
-    ("cluster.intra_node.kind=tcp", "cluster.intra_node.kind: value 'tcp': one of nvlink, pcie_"),
-    ("cluster.inter_node.bandwidth=0", "inter_node.bandwidth: value 0: must be at least 10"),
     ("batching.kv_reservation=declared", "kv_reservation: value 'declared': has no effect: "),
     ("compare.speedup.metric=mpsan", "--set compare.speedup.metric: value 'mpsan': mpsan is"),
     ("seed=2024-01-01", "--set seed: value '2024-01-01': must be a whole number"),
-    ("seed=null", "--set seed: value null: must be a whole number"),
     ("engine.op_scale.attention=2", "engine.op_scale"),
-    ("engine.layer_time=summed", "engine.layer_time: value 'summed': one of measured, sum"),
     ("workload.system_prompts.a={share: 0.5, token: 9}", "token: unknown key (did you mean tok"),
     ("workload.system_prompts.a b={share: 0.5, tokens: 9}", "value 'a b': must be 1 to 64 lett"),
-    ("workload.sessions={max_turns: 0, think_s: 1}", "sessions.max_turns: value 0: must be at"),
     ("workload.arrivals={kind: poisson, rate: 1e-5}", "arrivals.rate: value 1e-05: the last"),
     ("workload.arrivals={kind: gamma, rate: 1e-320, cv: 10}", "must be less than 2097152 s"),
 ]
@@ -131,17 +118,6 @@ def test_set_changes_values_in_order() -> None:
     assert (orca.cluster.pp, sarathi.cluster.pp) == (4, 8)
     assert orca.cluster.tp == 8, "the rest of the mapping stays"
     assert experiment.compare == {}, "the ratios are taken away"
-
-
-def test_a_whole_mapping_is_replaced() -> None:
-    for key, texts in (
-        ("lengths", ["{kind: fixed, prompt: 9, decode: 3}"]),
-        ("arrivals", ["{kind: poisson, rate: 1}", "{kind: gamma, rate: 2, cv: 3}"]),
-    ):
-        changes = [f"workload.{key}={text}" for text in texts]
-        experiment = load_experiment(yaml.safe_load(SMALL), changes)
-        found = getattr(experiment.scenarios["orca"].workload, key)
-        assert found.model_dump(exclude_none=True) == yaml.safe_load(texts[-1])
 
 
 def test_all_mistakes_are_said_at_once_and_one_at_the_top_only_once() -> None:
@@ -224,14 +200,6 @@ trees = st.recursive(
     max_leaves=5,
 )
 KEYS = [*Scenario.model_fields, "name", "scenarios", "compare", "description"]
-
-
-@given(st.text(max_size=100))
-def test_no_text_breaks_the_reader(tmp_path_factory: pytest.TempPathFactory, text: str) -> None:
-    path = tmp_path_factory.getbasetemp() / "fuzz.yaml"
-    path.write_text(text, encoding="utf-8")
-    with pytest.raises(UserError, match=r"fuzz\.yaml"):
-        load_experiment(path)
 
 
 @given(st.sampled_from(KEYS), trees)

@@ -4,40 +4,16 @@ from __future__ import annotations
 
 import json
 import re
-import shlex
 from pathlib import Path
 
-import pandas as pd
 import pytest
 
 from sarathi_sim.experiments.config.loading import load_experiment
 from sarathi_sim.experiments.run.experiment import deploy_all
-from tests.experiments.small_config import called
 
 PAGE = (Path(__file__).resolve().parents[2] / "docs" / "workloads.md").read_text(encoding="utf-8")
 YAML = re.findall(r"```yaml\n(.*?)```", PAGE, re.DOTALL)
 pytestmark = pytest.mark.usefixtures("few_trees")
-
-
-@pytest.mark.slow
-def test_the_trace_and_its_commands(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
-    (trace,) = re.findall(r"```json\n(.*?)```", PAGE, re.DOTALL)
-    Path("small.jsonl").write_text(trace)
-    Path("replay.yaml").write_text(YAML[-1])
-    commands = re.findall(r"^    sarathi-sim (.*)$", PAGE, re.MULTILINE)
-    assert len(commands) == 5
-    for command in commands:
-        words = shlex.split(command)
-        if "shared_prefixes" in words:
-            words += ["--set", "workload.requests=30"]
-        if words[0] == "run":
-            words.append("--no-figures")
-        called(*words)
-    requests = pd.read_parquet("runs/replay/replay/requests.parquet")
-    assert requests["hit_tokens"].tolist() == [0, 1296, 512]
-    summary = json.loads(Path("runs/replay/summary.json").read_text())
-    assert summary["scenarios"]["replay"]["hit_rate"] == (1296 + 512) / (1300 + 1300 + 700)
 
 
 @pytest.mark.parametrize("example", YAML[:-1])

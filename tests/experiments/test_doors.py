@@ -19,7 +19,6 @@ from hypothesis import strategies as st
 from typer.testing import CliRunner
 
 from sarathi_sim.experiments.cli import app
-from sarathi_sim.experiments.config import inputs
 from sarathi_sim.experiments.config.loading import load_experiment
 from sarathi_sim.experiments.sweeps.plan import plan_sweep
 from sarathi_sim.profiler.bundle.check import check_folder
@@ -64,18 +63,6 @@ PATHS = ["model={}", "device={}", "profiles={}", TRACE]
 def test_a_place_that_cannot_be(write_config: Write, form: str, place: str, problem: str) -> None:
     line = refused("run", "--dry-run", write_config(SMALL), "--set", form.format(place))
     assert problem in line and "--set " in line
-
-
-def test_the_home_of_nobody_as_config_and_as_cache(
-    write_config: Write, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    assert "there is no home folder ~nosuch" in refused("run", "--dry-run", "~nosuch/x.yaml")
-    monkeypatch.setenv("SARATHI_SIM_CACHE", "~nosuch/x")
-    for known in (inputs._load, inputs._modelled):  # others of this process may have tabulated it
-        known.cache_clear()
-    line = refused("run", write_config(ALONE), "--out", tmp_path / "out", "--quiet")
-    assert line.startswith("error: SARATHI_SIM_CACHE: ~nosuch/x: there is no home folder ~nosuch")
-    assert not (tmp_path / "out").exists()
 
 
 def test_a_home_means_the_same_everywhere(
@@ -363,7 +350,7 @@ def test_nothing_unpickles() -> None:
         ast.Call: r"read_pickle|allow_pickle=True|joblib\.load",
     }
     found = []
-    for package in ("list policies", "profiler", "simulator", "experiments"):
+    for package in ("policies", "profiler", "simulator", "experiments"):
         for path in (ROOT / package).rglob("*.py"):
             source = path.read_text(encoding="utf-8")
             if not re.search("pickle|dill|shelve|joblib", source):

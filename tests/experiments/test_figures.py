@@ -10,7 +10,7 @@ import pytest
 
 from sarathi_sim.experiments.config.loading import load_experiment
 from sarathi_sim.experiments.figures.distributions import cdf, completions, ledger_bars, run_figures
-from sarathi_sim.experiments.figures.slices import KINDS, StageSlices, Window, stage_slices
+from sarathi_sim.experiments.figures.slices import Window, stage_slices
 from sarathi_sim.experiments.figures.style import (
     BLUE,
     DARK_PAGE,
@@ -40,34 +40,6 @@ def _tables(
     gaps = pd.DataFrame({"share": share, "tbt_s": 0.05 + 0.1 * share})
     steady = {"state": state, "warmup_requests": 0}
     return Tables(requests, pd.DataFrame(rows), gaps, policy, steady)
-
-
-def test_counts_of_requests_are_whole() -> None:
-    axes = completions({"orca": _tables(3, 1.0)}).axes[0]
-    assert all(tick == round(tick) for tick in axes.get_yticks())
-    assert [line.get_label() for line in axes.lines] == ["arrived", "orca: all after 0.312 s"]
-
-
-def test_requests_that_are_all_there_at_once_have_no_line_of_arrivals() -> None:
-    table = _tables(3, 1.0)
-    table.requests["arrival_s"] = 0.0
-    assert len(completions({"orca": table}).axes[0].lines) == 1
-
-
-def test_no_bubbles_are_said_in_words() -> None:
-    axes = cdf("bubble_s", {"orca": _tables(3, 0.0)}).axes[0]
-    assert [text.get_text() for text in axes.texts] == ["Nothing to show: all are zero."]
-    assert not cdf("bubble_s", {"orca": _tables(3, 1.0)}).axes[0].texts
-
-
-def test_the_legend_lies_outside_and_the_axes_keep_their_height() -> None:
-    for count in (1, 12):
-        figure = cdf("bubble_s", {f"run_{i}": _tables(3, 1.0 + i) for i in range(count)})
-        figure.draw_without_rendering()
-        (legend,) = figure.legends
-        box, axes = legend.get_window_extent(), figure.axes[0].get_window_extent()
-        assert box.y1 < axes.y0
-        assert axes.height > 0.6 * 100 * 4.6
 
 
 @pytest.mark.parametrize("stages", [1, 2])
@@ -108,16 +80,6 @@ def test_an_overloaded_run_is_marked_in_its_latencies_only() -> None:
         assert str(line.get_label()).endswith(" (overloaded)") == marked
 
 
-def test_axes_say_what_and_in_which_unit() -> None:
-    tables = {"orca": _tables(3, 1.0)}
-    for key, words in (
-        ("ttft_s", "time to first token (s)"),
-        ("tbt_s", "time between tokens (s)"),
-        ("latency_s", "latency (s)"),
-    ):
-        assert cdf(key, tables).axes[0].get_xlabel() == words
-
-
 def test_a_policy_has_one_colour_whatever_stands_beside_it() -> None:
     """By name, not by place: in the CDFs, in the ledger and in the timeline."""
     assert policy_colour("mine") == policy_colour("mine") not in (BLUE, VERMILION)
@@ -135,24 +97,6 @@ def test_a_policy_has_one_colour_whatever_stands_beside_it() -> None:
     figure = stage_timeline(slices, window, policies)
     colours = [axes.title.get_color() for axes in figure.axes]
     assert colours == [VERMILION, BLUE]
-
-
-def test_a_legend_names_what_is_drawn() -> None:
-    """Here no batch is a prefill alone, and nothing waits."""
-    three = np.zeros(3, np.int64)
-    times = {"start": three + 1.0, "finish": three + 2.0, "bubble_start": three + 1.0}
-    stage = StageSlices(
-        replica=0,
-        called="0",
-        stage=0,
-        row=three,
-        kind=three + 2,
-        bubble_s=three + 0.0,
-        bubble_kind=three,
-        **times,
-    )
-    figure = stage_timeline({"a": [stage]}, Window(0.0, 3.0))
-    assert [text.get_text() for text in figure.legends[0].get_texts()] == [KINDS[2]]
 
 
 def _wcag(one: str, other: str) -> float:
@@ -180,15 +124,3 @@ def test_every_line_can_be_seen_on_a_light_and_on_a_dark_page() -> None:
     for colour in set(lines):
         assert _wcag(colour, WHITE) >= 3, colour
         assert _wcag(dark_colour(colour), DARK_PAGE) >= 3, colour
-
-
-def test_lines_of_one_policy_are_shades_that_differ() -> None:
-    styles = policy_styles(["sarathi"] * 7 + ["orca"])
-    assert len({style["color"] for style in styles}) == 8
-    for style in styles[:7]:
-        red, _, blue = (int(style["color"][i : i + 2], 16) for i in (1, 3, 5))
-        assert blue > red, "all are blue"
-    assert styles[7]["color"] == VERMILION
-    two = policy_styles(["orca", "orca"])
-    assert two[0]["color"] == VERMILION
-    assert two[0]["linestyle"] != two[1]["linestyle"]

@@ -21,7 +21,7 @@ import sarathi_sim as sim
 from sarathi_sim.experiments.config.loading import load_experiment
 from sarathi_sim.policies.policy import DECODES
 from tests.experiments.notebook import NOTEBOOK, Outputs, outputs
-from tests.experiments.small_config import SMALL, called, refused
+from tests.experiments.small_config import SMALL
 from tests.experiments.small_sweep import RUNS, SWEEP
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -87,37 +87,6 @@ def test_what_commands_answer(told: dict[str, Any]) -> None:
     parts, summaries = told["parts"], told["outcome"].summary()["scenarios"]
     latencies = [summaries[name]["latency_s"]["mean"] for name in ("orca", "sarathi")]
     assert parts["same_requests"] and latencies[0] != latencies[1]
-
-
-def test_a_workload_is_described(tmp_path: Path) -> None:
-    (tmp_path / "log.csv").write_text("tokens_in,decode,arrival\n30,3,1\n20,2,0\n9,0,2\n25,9,4\n")
-    columns, skip = {"prompt": "tokens_in"}, {"workload.lengths.skip_empty": True}
-    found = sim.workload(tmp_path / "log.csv", skip, columns=columns, out=tmp_path / "out")
-    assert (found["log"]["prompt_tokens"]["mean"], found["log"]["rate"]) == (25, 2 / 4)
-    assert found["log"]["left_out"] == 1
-    assert (tmp_path / "out" / "figures" / "log.png").is_file()
-    assert sim.workload("8:2~0")["8:2~0"]["pd_ratio"] == 4
-    with pytest.raises(sim.UserError, match=r"--set seed: a trace has workload\.lengths"):
-        sim.workload(tmp_path / "log.csv", {"seed": 1}, columns=columns)
-    with pytest.raises(sim.UserError, match="--column size=4: must be arrival or prompt or"):
-        sim.workload(tmp_path / "log.csv", columns={"size": "4"})
-
-
-@pytest.mark.slow
-def test_answers_are_those_of_the_commands(tmp_path: Path) -> None:
-    advice = sim.advise("llama-13b", "a6000", "1K@14", batch=18)
-    assert advice.section is not None
-    asked = ("--model", "LLAMA-13B", "--device", "A6000", "--workload", "1K@14", "--batch", "18")
-    lines = called("advise", *asked).stdout.splitlines()
-    assert "\n".join(lines).strip() == advice.section.answer
-    assert f"chunk {advice['verified'][0]['chunk']}, " in lines[1]
-    with pytest.raises(sim.UserError, match="not modelled: models that read images"):
-        sim.advise("llava-13b", "a6000", "1K@14")
-    (tmp_path / "x.csv").write_text("id\n1\n", encoding="utf-8")
-    with pytest.raises(sim.UserError) as caught:
-        sim.score([tmp_path / "x.csv"], "first_experiment")
-    asked = (tmp_path / "x.csv", "--config", "first_experiment")
-    assert refused("score", *asked) == f"error: {caught.value}"
 
 
 @pytest.mark.slow

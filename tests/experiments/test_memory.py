@@ -12,7 +12,6 @@ import yaml
 from sarathi_sim.experiments.config import run_memory
 from sarathi_sim.experiments.config.deployment import deploy
 from sarathi_sim.experiments.config.loading import load_experiment
-from sarathi_sim.experiments.run.experiment import simulate_all
 from sarathi_sim.profiler.storage.memory import size_text
 from sarathi_sim.profiler.storage.strict import UserError
 from sarathi_sim.simulator.load import trace
@@ -103,27 +102,6 @@ def test_a_trace_too_large_for_the_machine(tmp_path: Path, monkeypatch: pytest.M
 
 
 @pytest.mark.slow
-def test_a_mooncake_trace_is_estimated_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """By its lines and by the blocks in them, not under what reading it takes."""
-    path = tmp_path / "trace.jsonl"
-    row = (
-        '{{"timestamp": {}, "input_length": 2000, "output_length": 9, "hash_ids": [0, {}, {}, {}]}}'
-    )
-    lines = [row.format(i, 3 * i + 1, 3 * i + 2, 3 * i + 3) for i in range(12_000)]
-    path.write_text("\n".join(lines))
-    tracemalloc.start()
-    assert len(read_trace(path).prompt) == 12_000
-    peak = tracemalloc.get_traced_memory()[1]
-    tracemalloc.stop()
-    _free(monkeypatch, int(peak / 1.1))
-    with pytest.raises(WorkloadError, match=r"about 1\d{4} rows would take \d+ MB of memory"):
-        read_trace(path)
-    assert len(read_trace(path, 5000).prompt) == 5000
-    _free(monkeypatch, 2 * peak)
-    assert len(read_trace(path).prompt) == 12_000
-
-
-@pytest.mark.slow
 @pytest.mark.parametrize(
     ("sizes", "estimate"),
     [
@@ -149,15 +127,3 @@ def test_estimates_are_near_what_is_taken(sizes: TableSizes, estimate: int) -> N
     tracemalloc.stop()
     del kept
     assert peak < estimate * 1.1 and estimate < 3 * peak
-
-
-@pytest.mark.slow
-def test_idle_replicas_cost_no_analysis() -> None:
-    """4,096 replicas for 60 requests: views are made of those that served, and nothing else."""
-    many = load_experiment(yaml.safe_load(ALONE), ["cluster.replicas=4096", "workload.requests=5"])
-    analysis = simulate_all(many).runs["small"].analysis
-    assert analysis.at_work == [0, 1, 2, 3, 4]
-    assert set(analysis.spans._kept) == set(analysis.gaps._kept) == set(analysis.at_work)
-    assert set(analysis.iterations["replica"]) == set(analysis.at_work)
-    idle = analysis.ledger[analysis.ledger["replica"] == 4095]
-    assert len(idle) == 8 and (idle["no_work_s"] == idle["wall_s"]).all()

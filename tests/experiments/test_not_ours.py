@@ -13,14 +13,12 @@ import pytest
 from typer.main import get_command
 
 from sarathi_sim.experiments.cli import app
-from sarathi_sim.experiments.sweeps.store import Store
 from sarathi_sim.profiler.bundle.schema import BundleError, bundle_path, load_bundle, write_bundle
 from sarathi_sim.profiler.facts.device import load_device
 from sarathi_sim.profiler.facts.model import load_model
 from sarathi_sim.profiler.measuring.measure import asked_for, missing_degrees
 from sarathi_sim.profiler.measuring.to_bundle import write_device
 from sarathi_sim.profiler.planning.settings import Limits, Settings
-from sarathi_sim.profiler.storage.files import remove_empty
 from sarathi_sim.profiler.storage.strict import UserError
 from tests.experiments.small_config import SMALL, called, refused
 from tests.experiments.small_sweep import SWEEP, tree
@@ -112,15 +110,6 @@ def test_figures_in_a_sweep_are_no_obstacle_and_stay(finished: Path, swept: Path
     before = tree(swept)
     called(*resumed(finished, swept))
     assert tree(swept) == before
-
-
-def test_a_traceback_that_was_annotated_stays(finished: Path, swept: Path) -> None:
-    Store(swept).write_failure("0" * 16, "Traceback")
-    called(*resumed(finished, swept))
-    assert not (swept / "failed").exists(), "the sweep's own are dropped"
-    Store(swept).write_failure("0" * 16, "Traceback")
-    put(swept / "failed" / f"{'0' * 16}.txt", "Traceback: because of the cache")
-    assert f"changed: failed/{'0' * 16}.txt" in untouched(swept, *resumed(finished, swept))
 
 
 @pytest.mark.parametrize(
@@ -285,20 +274,6 @@ def test_a_file_is_not_overwritten(tmp_path: Path, words: tuple[str, ...]) -> No
     assert tree(tmp_path) == {"keep.json": b"mine"}
 
 
-def test_the_papers_figures_replace_only_such(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def drawn(out: Path, *_: object) -> None:
-        (out / "tables.md").write_text("tables")
-
-    monkeypatch.setattr("sarathi_sim.experiments.lab.paper.figures.write_gallery", drawn)
-    out = tmp_path / "paper"
-    for _ in range(2):
-        called("lab", "reproduce", "tile_257", "--out", out)
-    put(out / "notes.md")
-    assert "not ours: notes.md" in untouched(out, "lab", "reproduce", "tile_257", "--out", out)
-
-
 # where --out leads --------------------------------------------------------------------------------
 
 
@@ -318,26 +293,3 @@ def test_out_through_a_link_is_written_where_it_leads(write_config: Write, tmp_p
         called("run", write_config(SMALL), "--out", link, "--no-figures", "--quiet")
     assert link.is_symlink()
     assert (tmp_path / "there" / "summary.json").is_file()
-
-
-def test_out_on_two_thousand_nested_folders(
-    write_config: Write, sweep_config: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Too long a path for the system: one line, and none of the folders is left."""
-    config = write_config(SMALL)
-    monkeypatch.chdir(tmp_path)
-    for words in (("run", config), ("sweep", sweep_config), ("plot", "nothing")):
-        untouched(tmp_path, *words, "--out", "/".join(["dd"] * 2000))
-        assert not (tmp_path / "dd").exists()
-
-
-def test_out_below_the_recursion_limit_and_the_longest_path(
-    write_config: Write, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    out = Path(*["d"] * 1500)
-    called("run", write_config(SMALL), "--out", out, "--no-figures", "--quiet")
-    assert (out / "summary.json").is_file()
-    shutil.move(out, tmp_path / "result")
-    remove_empty([out.parent, *out.parent.parents])
-    assert not Path("d").exists()

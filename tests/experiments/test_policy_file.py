@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import pickle
 import re
 import shutil
 from collections.abc import Callable
@@ -18,7 +17,6 @@ from sarathi_sim.experiments.config.policy import FilePolicy
 from sarathi_sim.experiments.run.experiment import run_experiment, simulate_all
 from sarathi_sim.experiments.sweeps.backends import Backend, InProcess, LocalProcesses
 from sarathi_sim.experiments.sweeps.plan import plan_sweep
-from sarathi_sim.policies.catalogue import build
 from sarathi_sim.profiler.storage.strict import UserError
 from tests.experiments.small_config import AT_MOST, SMALL, called, message, refused
 from tests.experiments.small_sweep import SWEEP, swept, tree
@@ -178,36 +176,6 @@ def test_a_plan_that_goes_wrong_is_one_line(
     assert "\n" not in str(caught.value)
 
 
-ODD = """
-class Odd:
-    def __getattr__(self, name):
-        raise KeyError(name)
-
-odd = Odd()
-"""
-
-
-@pytest.mark.parametrize(
-    ("old", "new"),
-    [
-        ("@named", "raise BaseException\n@named"),
-        ("@named", "raise SystemExit(0)\n@named"),
-        ("@named", f"{ODD}@named"),
-        ("    prompts: int", "    prompts: exit(0)"),
-        ("    def plan", f"{CONSTRUCTOR}exit(0)\n\n    def plan"),
-        ("        joining", "        exit(0)\n        joining"),
-        ('    """Whole prompts', '    __doc__ = 5\n    """Whole prompts'),
-    ],
-)
-def test_no_policy_ends_a_command_by_itself(
-    config: Path, tmp_path: Path, old: str, new: str
-) -> None:
-    code = AT_MOST.replace(old, new, 1)
-    (tmp_path / "mine.py").write_text(code, encoding="utf-8")
-    words = ("run", config, "--no-figures", "--quiet", "--out", tmp_path / "out")
-    assert "mine.py" in refused(*words)
-
-
 def test_batches_that_leave_together_need_bound_ones(config: Path, tmp_path: Path) -> None:
     code = AT_MOST.replace("holds_finished = False", "holds_finished = True")
     (tmp_path / "mine.py").write_text(code, encoding="utf-8")
@@ -309,11 +277,3 @@ def test_it_can_be_swept(tmp_path: Path) -> None:
         UserError, match=r"sweep: policy\.file: value 'none\.py': .*none\.py: No such"
     ):
         plan_sweep(config)
-
-
-def test_it_travels_as_its_code_also_to_the_real_engine(config: Path, tmp_path: Path) -> None:
-    policy = own(config)
-    sent, described = pickle.dumps(policy), json.loads(json.dumps(policy.described()))
-    (tmp_path / "mine.py").unlink()
-    assert pickle.loads(sent) == policy  # noqa: S301
-    assert build(**described).prompts == 2  # type: ignore[attr-defined]

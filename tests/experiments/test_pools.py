@@ -21,12 +21,10 @@ from sarathi_sim.experiments.capacity.answer import (
 from sarathi_sim.experiments.capacity.options import Option, plan_of
 from sarathi_sim.experiments.capacity.sensitivity import factors_of
 from sarathi_sim.experiments.capacity.written import capacities, sentence
-from sarathi_sim.experiments.config.assumptions import assumed
 from sarathi_sim.experiments.config.base import Source
 from sarathi_sim.experiments.config.deployment import Deployment, PoolsDeployment, deploy
 from sarathi_sim.experiments.config.effects import ops_of
 from sarathi_sim.experiments.config.loading import load_experiment, stored
-from sarathi_sim.experiments.config.scenario import parameter
 from sarathi_sim.experiments.results import to_json
 from sarathi_sim.experiments.run.compare import comparison_answer, simulate_again
 from sarathi_sim.experiments.run.experiment import run_experiment
@@ -184,13 +182,6 @@ def test_an_axis_that_both_pools_set_themselves_is_refused() -> None:
     assert len(plan_sweep(tree | {"sweep": without}).runs) == 2
 
 
-def test_a_mistake_of_the_whole_scenario_is_said_once() -> None:
-    (line,) = message(TWO, "cluster.pp=0").splitlines()
-    assert line.endswith("cluster.pp: value 0: must be at least 1") and "disagg" not in line
-    (line,) = message(TWO, "cluster.max_length=100").splitlines()
-    assert line.startswith("--set cluster.max_length: value 100")
-
-
 def test_the_front_end_is_the_prefill_pools_for_clients_too() -> None:
     """Of one client, each request comes a time in it after the answer to the last."""
     own = ("disaggregation.prefill.engine={frontend_s: 0.5}", "workload.requests=400")
@@ -260,14 +251,6 @@ def test_the_summary_counts_both_pools() -> None:
     prompts = Analysis(replace(analysis.records, output_tokens=np.ones(60, np.int64)))
     of_prompts = prompts.summary(found.model, prefill.device, 1)["mfu"] * one["gpus"] / 4
     assert slow == pytest.approx(of_prompts + (fast - of_prompts) * rates[0] / rates[1])
-
-
-def test_assumptions_and_names_of_keys() -> None:
-    said = dict(line.split(": ", 1) for line in assumed(two()))
-    assert said["handover"].startswith("prefill first, first token at decode step; 131.1 kB")
-    assert {"prefill memory", "decode memory", "engine"} <= said.keys()
-    assert parameter("disaggregation.decode.cluster.replicas").axis == "decode replicas"
-    assert parameter("disaggregation.prefill.cluster.tp").value(4) == "prefill TP 4"
 
 
 @pytest.fixture(scope="module")
@@ -481,13 +464,6 @@ def test_capacity_names_the_slot_and_the_transfer(
     (found,) = json.loads((tmp_path / "summary.json").read_text())["deployments"]
     assert found["binds"]["slo"] == "p90 ttft 1s" and found["binds"]["because"] == because
     assert found["capacity"] > 0 and found["gpus"] == (3 if because == "queueing" else 4)
-
-
-def test_a_resolved_deployment_of_pools_keeps_its_key() -> None:
-    """Workers deploy what was resolved, and refuse a run whose key is another."""
-    found = two("stack=vllm", "device=h100-80g-sxm", "disaggregation.decode.cluster.tp=4")
-    again = deploy(found.scenario, Source("", "again", {}, ()))
-    assert run_key(again, "it") == run_key(found, "it")
 
 
 @pytest.mark.slow

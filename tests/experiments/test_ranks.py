@@ -4,7 +4,6 @@ figures, and the engines' own commands."""
 from __future__ import annotations
 
 from dataclasses import replace
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -21,7 +20,6 @@ from sarathi_sim.profiler.facts.ops import ALL_TO_ALL, MOE
 from sarathi_sim.simulator.loop.records import Records
 from sarathi_sim.simulator.op_times.breakdown import breakdown
 from sarathi_sim.simulator.views.metrics import Analysis
-from tests.experiments.small_config import called
 
 CONFIG = """\
 name: ranks
@@ -137,14 +135,3 @@ def test_ranks_are_rows_of_their_own_and_wait_before_the_next_step(
         assert np.array_equal(one.bubble_start[1:], one.finish[:-1])
         gap = one.start - one.bubble_start
         assert (one.bubble_s[1:] <= gap[1:]).all()
-
-
-@pytest.mark.slow
-def test_run_and_report(tmp_path: Path) -> None:
-    path = tmp_path / "ranks.yaml"
-    path.write_text(CONFIG.replace("requests: 60", "requests: 12"))
-    for command in (
-        ["run", str(path), "--out", str(tmp_path / "out")],
-        ["report", str(tmp_path / "out"), "--out", str(tmp_path / "out.html")],
-    ):
-        called(*command)

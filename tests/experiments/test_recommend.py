@@ -20,11 +20,8 @@ from sarathi_sim.experiments.capacity import recommend as chosen_by
 from sarathi_sim.experiments.capacity.answer import Prices, answers, load_prices, per_million_tokens
 from sarathi_sim.experiments.capacity.bounds import alone, most_requests_per_s
 from sarathi_sim.experiments.capacity.curves import (
-    PAIRS,
     front,
     frontier_figures,
-    headroom_figure,
-    points,
 )
 from sarathi_sim.experiments.capacity.options import Option, Wanted, deployable, plan_of
 from sarathi_sim.experiments.capacity.probing import Laboratory
@@ -52,7 +49,6 @@ from sarathi_sim.profiler.storage.strict import UserError
 from sarathi_sim.simulator.loop.routers import ROUTERS, Router
 from sarathi_sim.simulator.views.metric_registry import number_text
 from sarathi_sim.simulator.views.metrics import Analysis
-from tests.answers.judge import judged
 from tests.experiments.small_config import called
 from tests.experiments.small_laboratory import (
     analysed,
@@ -61,7 +57,6 @@ from tests.experiments.small_laboratory import (
     recommendation,
     verdict_of,
 )
-from tests.experiments.small_report import searched, write_recommendation
 
 SLO = "p90 ttft 2s, mean tbt 150ms"
 SHORT = {"requests": 400, "replications": Replications(least=2, most=2)}
@@ -364,30 +359,6 @@ def test_fronts() -> None:
     assert frontier_figures(nothing) == {}
 
 
-def test_pictures_list_their_points_and_show_both_sides_of_the_limit(tmp_path: Path) -> None:
-    content = json.loads((write_recommendation(tmp_path / "r") / "summary.json").read_text())
-    table = points(content["deployments"], content["screened"]).set_index("number")
-    for name, figure in frontier_figures(content).items():
-        (panel,), (legend,) = figure.axes, figure.legends
-        x, y = PAIRS[name.removeprefix("pareto_")]
-        listed = [text.get_text() for text in legend.get_texts()]
-        assert legend.get_title().get_text() == "deployment, load (requests/s)"
-        assert "TP 8 budget 256 seqs 16, 8.00, its capacity" in listed
-        assert "TP 4 budget 256 seqs 16, 2.50, screened only" in listed
-        # A number a point of the list, at its place; the others are dots.
-        numbers = [int(text.get_text()) for text in panel.texts]
-        assert len(numbers) == len(set(numbers)) == sum(", " in line for line in listed)
-        assert [text.xy for text in panel.texts] == [(table[x][n], table[y][n]) for n in numbers]
-        assert ("another load" in listed) == (len(numbers) < len(table))
-    assert numbers
-    section = CapacitySection(slo=content["slo"], load="rate")
-    drawn = headroom_figure([searched("TP 2", 2, 3.0)], section)
-    low, high = drawn.axes[0].get_ylim()
-    assert low < 0.5 and high > 2
-    names = [text.get_text() for text in drawn.legends[0].get_texts()]
-    assert names == ["TP 2", "at its capacity", "the limit"]  # no probe is overloaded
-
-
 @pytest.mark.parametrize(
     ("options", "message"),
     [
@@ -581,28 +552,3 @@ def test_what_was_screened_is_compared_by_replicas() -> None:
     assert answer({}, screened=[{**there, "about": 11.0}]) == []
     (warning,) = answer({}, screened=[{**there, "about": 9.0}])
     assert "(carries 4.50 requests/s a replica)" in warning
-
-
-@pytest.mark.slow
-def test_what_is_called_equal_keeps_the_slo_in_runs_of_its_own(tmp_path: Path) -> None:
-    """Each deployment that is named as equal costs the same and keeps the SLO with other seeds and
-    twice the requests, judged by other code."""
-    about = {"model": "llama-3.1-8b", "device": "h100-80g-sxm", "stack": "vllm,trtllm"}
-    about |= {"gpus": None, "rate": 40.0, "workload": "1000:100", "budget": "512,2048"}
-    asked = wanted(**about, slo="p90 ttft 500ms, p90 tpot 20ms", seqs="64")
-    asked, prices = regular(asked, **SHORT), load_prices(None)
-    found = recommend(laboratory(tmp_path / "a", asked), asked, prices, silent)
-    first, equal = found.finalists[0].option, found.weighed.equal
-    engines = {name.partition(" ")[0] for name in (first.name, *equal)}
-    assert engines == {"vllm", "trtllm"}
-    for name in equal:
-        option = found.checked[name].option
-        assert option.gpus == first.gpus
-        scenario = option.scenario.model_dump()
-        scenario["workload"]["arrivals"]["rate"] = 40.0
-        slo, seeds = asked.section.slo, (101, 102)
-        assert judged(name, slo, scenario, 1.0, seeds, tmp_path / "b", times=2).nearly
-    content = answer_of(found, asked, prices)
-    assert content["equal"] == list(equal) and all(name in content["answer"] for name in equal[:3])
-    if content["next"] is not None:
-        assert 0 < content["next"]["saves"] < 1

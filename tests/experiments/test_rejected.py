@@ -12,7 +12,7 @@ from typer.testing import Result
 from sarathi_sim.experiments.capacity.bounds import most_requests_per_s
 from sarathi_sim.experiments.capacity.options import deployable
 from sarathi_sim.experiments.report.html_page import write_page
-from tests.experiments.small_config import called, message
+from tests.experiments.small_config import called
 from tests.experiments.small_laboratory import question
 
 ASKED = {
@@ -148,19 +148,6 @@ def test_capacity_counts_what_is_served(half: Path) -> None:
     assert "50.0% of the requests are rejected: the longest one needs 904" in page.read_text()
 
 
-def test_where_nearly_all_is_rejected_no_load_holds(trace: Path, half: Path) -> None:
-    rows = trace.read_text().splitlines()
-    rows[1:] = [
-        row.replace(",100,", ",900,") if n % 25 > 1 else row for n, row in enumerate(rows[1:])
-    ]
-    trace.write_text("\n".join(rows))
-    content = capacities(half)
-    (one,) = content["deployments"]
-    assert one["capacity"] == 0
-    assert one["rejected_share"] > 0.9
-    assert "under any load" not in json.dumps(content)
-
-
 @pytest.mark.parametrize("policy", ["vllm", "sglang", "trtllm", "sarathi_serve"])
 def test_a_cache_smaller_than_every_request_is_no_result(policy: str, tmp_path: Path) -> None:
     """Nor has it a capacity."""
@@ -188,8 +175,3 @@ def test_a_run_warns_of_rejections(half: Path) -> None:
     write_page([out], page, None)
     assert told in page.read_text()
     assert "50.0% of the requests are rejected" in called("run", "--dry-run", half).stdout
-
-
-def test_every_request_must_not_be_too_long(half: Path) -> None:
-    said = "value 100: every request is rejected: the longest"
-    assert said in message(half, "cluster.max_length=100")

@@ -165,21 +165,6 @@ def test_a_pointer_over_the_timeline_says_what_is_there(opened: Opened) -> None:
     raise AssertionError("no box has a tooltip")
 
 
-def test_the_timeline_can_be_zoomed(opened: Opened) -> None:
-    """The button beside the chart halves, or so, what it shows; all timelines move together."""
-    ranges = """() => Bokeh.documents.flatMap(d => d.roots()).filter(r => r.type === "Column")
-        .slice(0, 1).flatMap(c => c.children.map(f => f.x_range.end - f.x_range.start))"""
-    before = opened.tab.evaluate(ranges)
-    assert len(before) == 2
-    chart = opened.tab.locator("figure.chart", has_text="Timeline of the stages")
-    chart.locator(
-        "[title='X-Axis Zoom In'], [title='Zoom In (x-axis)'], .bk-tool-icon-zoom-in"
-    ).first.click()
-    after = opened.tab.evaluate(ranges)
-    assert all(new < old for new, old in zip(after, before, strict=True))
-    assert len(set(after)) == 1
-
-
 def test_a_click_on_a_point_leads_to_its_row(opened: Opened) -> None:
     place = opened.tab.locator("figure.chart", has_text="output tokens/s a GPU against").first
     place.evaluate("chart => chart.scrollIntoView()")
@@ -208,30 +193,6 @@ def test_nobody_is_shut_out(browser: Any, report_file: Path, look: tuple[int, st
         told = found.tab.locator(f"#{chart.get_attribute('aria-describedby')}").inner_text()
         assert re.search(r": .*\d", told), told
     found.context.close()
-
-
-@pytest.mark.parametrize("width", [1400, 800, 390])
-def test_no_box_hides_rows_or_columns(browser: Any, report_file: Path, width: int) -> None:
-    found = Opened(browser, report_file, viewport={"width": width, "height": 900})
-    hiding = """() => [...document.querySelectorAll("*")].filter(e => !e.closest(".chart")
-        && getComputedStyle(e).overflow.match(/auto|scroll|hidden/)
-        && (e.scrollWidth > e.clientWidth + 1 || e.scrollHeight > e.clientHeight + 1))
-        .map(e => e.className)"""
-    assert found.tab.evaluate(hiding) == []
-    assert found.tab.evaluate("document.documentElement.scrollWidth") <= width
-    found.context.close()
-
-
-def test_paper_shows_whole_charts(opened: Opened) -> None:
-    """An A4 page has 186 x 273 mm within its margins, which is 703 x 1,031 pixels of CSS."""
-    opened.tab.evaluate("dispatchEvent(new Event('beforeprint'))")
-    opened.tab.emulate_media(media="print")
-    charts = opened.tab.locator(".chart > div").all()
-    sizes = [chart.bounding_box() for chart in charts]
-    hidden = [chart.evaluate("d => d.scrollWidth - d.clientWidth") for chart in charts]
-    opened.tab.emulate_media(media="screen")
-    assert all(0 < box["width"] <= 703 and 0 < box["height"] <= 1031 for box in sizes)
-    assert max(hidden) <= 1
 
 
 def test_dark_and_narrow(browser: Any, report_file: Path) -> None:

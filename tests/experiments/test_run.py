@@ -81,15 +81,6 @@ def test_the_resolved_config_gives_the_same_result(result: Path, tmp_path: Path)
         assert (tmp_path / "again" / name).read_bytes() == (result / name).read_bytes(), name
 
 
-@pytest.mark.slow
-def test_same_seed_same_bytes(result: Path, tmp_path: Path) -> None:
-    run_experiment(load_experiment(result.parent / "small.yaml"), tmp_path / "again", trace=True)
-    for path in sorted(result.rglob("*")):
-        if path.is_file():
-            again = tmp_path / "again" / path.relative_to(result)
-            assert again.read_bytes() == path.read_bytes(), path.name
-
-
 @pytest.mark.parametrize("given", [[], ["engine.jitter=0.1"]])
 def test_a_run_follows_its_seed(given: list[str]) -> None:
     runs = [simulated(*given, f"seed={seed}").summary() for seed in (1, 1, 2)]
@@ -150,18 +141,6 @@ def test_a_run_that_fails_leaves_nothing(tmp_path: Path, monkeypatch: pytest.Mon
     fails()
     assert [path.name for path in out.parent.iterdir()] == ["run"]
     assert (out / "summary.json").read_bytes() == before
-
-
-def test_an_earlier_result_is_replaced_whole_and_nothing_else(result: Path, tmp_path: Path) -> None:
-    out = Path(shutil.copytree(result, tmp_path / "run"))
-    run_experiment(loaded(), out, figures=False)
-    assert not (out / "figures").exists()
-    assert [path.name for path in tmp_path.iterdir() if path.is_dir()] == ["run"]
-    (tmp_path / "precious").mkdir()
-    (tmp_path / "precious" / "thesis.tex").write_text("years of work")
-    with pytest.raises(UserError, match="exists and is not an earlier result"):
-        run_experiment(loaded(), tmp_path / "precious")
-    assert [path.name for path in (tmp_path / "precious").iterdir()] == ["thesis.tex"]
 
 
 @pytest.mark.parametrize(

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
-import shlex
 from pathlib import Path
 from typing import Any
 
@@ -171,31 +169,3 @@ def test_mistakes_are_named(options: list[str], message: str, tmp_path: Path) ->
     done = called("sensitivity", path, "--out", tmp_path / "out", *options, code=2)
     assert message in done.stderr
     assert not (tmp_path / "out").exists()
-
-
-@pytest.mark.slow
-def test_the_commands_of_the_page(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """On fewer requests, that of minutes up to its first run; the page names every file."""
-    page = (DOCS / "sensitivity.md").read_text(encoding="utf-8")
-    monkeypatch.chdir(tmp_path)
-    for name, other in (("my_capacity", "capacity.md"), ("server", "recipes.md")):
-        found = re.findall(r"```yaml\n(.*?)```", (DOCS / other).read_text(), re.DOTALL)
-        Path(f"{name}.yaml").write_text(next(text for text in found if f"name: {name}\n" in text))
-    quick = {
-        "my_capacity.yaml": ["capacity.slo=p50 ttft 2s", "capacity.requests=60",
-                             "capacity.space={}"],
-        "server.yaml": ["capacity=null", "workload.requests=5"],
-        "first_experiment": ["workload.requests=5"],
-    }  # fmt: skip
-    for line in re.findall(r"^    sarathi-sim (.*)$", page, re.MULTILINE):
-        words = shlex.split(line)
-        if "70b" in words[1]:
-            factors = [len(each) for each in read_sensitivity(words[1]).options.values()]
-            assert sorted(factors) == [16, 16, 17, 17, 17, 17]
-            continue
-        given = [word for change in quick[words[1]] for word in ("--set", change)]
-        more = [*given, "--workers", "1", "--replications", "1"]
-        more += [] if "--only" in words else ["--only", "all ops,prompt lengths"]
-        called(*words, *more)
-    for path in Path("runs/sensitivity").iterdir():
-        assert path.name == "manifest.json" or path.name in page

@@ -22,7 +22,6 @@ from sarathi_sim.experiments.run.trade_off import pareto_front
 from sarathi_sim.experiments.sweeps import drawing as figures
 from sarathi_sim.experiments.sweeps import plot
 from sarathi_sim.experiments.sweeps.backends import InProcess
-from sarathi_sim.experiments.sweeps.drawing import label, pareto
 from sarathi_sim.experiments.sweeps.execute import execute, paired_differences
 from sarathi_sim.experiments.sweeps.plan import plan_sweep
 from sarathi_sim.experiments.sweeps.plot import plot_sweep
@@ -102,23 +101,16 @@ def test_one_seed_has_no_interval() -> None:
     assert found == {"low": None, "high": None, "unpaired": None}
 
 
-def test_a_seed_that_one_side_lacks_is_left_out() -> None:
-    rows = table([1.0, 2.0, 4.0], [2.0, 4.0, 9.0]).iloc[:-1]
-    (entry,) = paired_differences(rows, "policy", ("policy", "x", "seed"))
-    assert entry["seeds"] == 2
-    assert entry["ratios"]["makespan_s"]["ratio"] == pytest.approx(2.0)
-
-
-def test_a_value_that_is_null_is_compared_too() -> None:
-    """A key that a point leaves at its default is a level like any other."""
+def test_points_and_seeds_that_lack_a_value() -> None:
+    """A seed that one side lacks is left out; a key that a point leaves at its default, or that is
+    null, is a level like any other."""
+    axes = ("policy", "x", "seed")
+    (entry,) = paired_differences(table([1, 2, 4], [2, 4, 9]).iloc[:-1], "policy", axes)
+    assert (entry["seeds"], entry["ratios"]["makespan_s"]["ratio"]) == (2, pytest.approx(2))
     rows = table([1.0, 2.0], [2.0, 4.0]).assign(cap=[math.nan, math.nan, 4.0, 4.0])
     (entry,) = paired_differences(rows, "cap", ("cap", "x", "seed"))
     assert (entry["value"], entry["against"], entry["seeds"]) == (4.0, None, 2)
     assert entry["ratios"]["makespan_s"]["ratio"] == pytest.approx(2.0)
-
-
-def test_points_that_lack_a_value_are_compared_too() -> None:
-    """Cases may set different keys, and a key may be null."""
     rows = table([1.0, 2.0], [3.0, 4.0]).assign(cap=[math.nan, 4.0, math.nan, 4.0], seed=0)
     found = paired_differences(rows, "policy", ("policy", "x", "cap", "seed"))
     assert [entry["point"] for entry in found] == [{"x": 1, "cap": None}, {"x": 1, "cap": 4.0}]
@@ -146,22 +138,6 @@ def test_the_front_is_what_nothing_beats(found: list[tuple[int, int]]) -> None:
     }
     assert {(int(cost[i]), int(gain[i])) for i in front} == unbeaten
     assert len(front) == len(unbeaten)
-
-
-@pytest.mark.parametrize(
-    ("column", "expected"),
-    [
-        ("output_tokens_per_s", "output token throughput (tokens/s)"),
-        ("tbt_s.p99", "time between tokens, p99 (s)"),
-        ("tbt_max_s", "longest time between tokens (s)"),
-        ("mfu", "model FLOPs utilisation (%)"),
-        ("workload.arrivals.rate", "arrival rate (requests/s)"),
-        ("policy.chunk_size", "chunk size (tokens)"),
-        ("policy.of_my_own", "of my own"),
-    ],
-)
-def test_labels(column: str, expected: str) -> None:
-    assert label(column) == expected
 
 
 @pytest.mark.slow
@@ -222,43 +198,6 @@ def test_a_damaged_sweep_is_named(
     assert not (tmp_path / "figures").exists()
 
 
-def drawn(
-    sweep: Path,
-    to: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    change: Callable[[pd.DataFrame, dict[str, Any]], Any],
-    metrics: list[str],
-) -> set[str]:
-    """Names of the figures of a changed sweep, all drawn but the CDFs."""
-    monkeypatch.setattr(figures, "cdfs", lambda *_: Figure())
-    folder = damaged(sweep, to / "copy", change)
-    return {path.stem for path in plot_sweep(folder, to / "figures", metrics).files}
-
-
-@pytest.mark.slow
-def test_keys_that_no_run_has_both_of_make_no_heat_map(
-    sweep: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A list of policies with different parameters: each run has one of the two keys."""
-
-    def two_policies(table: pd.DataFrame, summary: dict[str, Any]) -> None:
-        first = np.arange(len(table)) % 2 == 0
-        table["scenario.a"] = np.where(first, np.arange(len(table)), np.nan)
-        table["scenario.b"] = np.where(first, np.nan, np.arange(len(table)))
-
-    names = drawn(sweep, tmp_path, monkeypatch, two_policies, [])
-    assert {"lines_scenario.a", "lines_scenario.b", "heat_batching.max_batch_scenario.a"} <= names
-    assert "heat_scenario.a_scenario.b" not in names
-
-
-def test_a_switch_is_no_axis(sweep: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def switched(table: pd.DataFrame, summary: dict[str, Any]) -> None:
-        table["engine.lm_head"] = np.arange(len(table)) % 2 == 0
-        summary["axes"].append("engine.lm_head")
-
-    assert "lines_engine.lm_head" not in drawn(sweep, tmp_path, monkeypatch, switched, [])
-
-
 def test_latencies_of_overloaded_runs_are_not_drawn(sweep: Path, tmp_path: Path) -> None:
     table = pd.read_parquet(sweep / "results.parquet")
     table.loc[:3, "steady.state"] = "overloaded"
@@ -312,25 +251,6 @@ def of(table: pd.DataFrame, axes: list[str], contrast: str | None = None) -> Swe
     return Sweep(Path("sweep"), table.assign(**missing), axes, contrast, {})
 
 
-def test_a_colour_stays_with_its_policy_where_another_is_left_out() -> None:
-    """Policy a is overloaded at the second rate, and so has no point in that panel."""
-    table = pd.DataFrame(
-        {
-            "policy": ["a", "b", "c"] * 2,
-            RATE: [1, 1, 1, 2, 2, 2],
-            "steady.state": [*["steady"] * 3, "overloaded", *["steady"] * 2],
-            "latency_s.p50": [3.0, 2.0, 1.0, 9.0, 4.0, 3.0],
-            "tokens_per_s": [1.0, 2.0, 3.0] * 2,
-        }
-    )
-    figure = pareto(of(table, ["policy", RATE], "policy"), "latency_s.p50", "tokens_per_s")
-    assert figure is not None
-    first, second = ({line.get_label(): line for line in axes.lines} for axes in figure.axes)
-    assert first["b"].get_color() == second["b"].get_color() != first["a"].get_color()
-    assert (list(second["a"].get_xdata()), list(second["b"].get_xdata())) == ([], [4.0])
-    assert figure.get_suptitle().endswith("1 of 6 runs are overloaded and left out of: latency")
-
-
 def test_a_heat_map_keeps_the_points_where_every_run_is_overloaded() -> None:
     points = [(x, y) for x in (1, 2, 3) for y in (10, 20)]
     table = pd.DataFrame(points, columns=["x", "y"])
@@ -361,13 +281,6 @@ def test_no_line_and_no_map_is_of_several_loads() -> None:
     maps = figures.heat_maps(swept, CHUNK, "cluster.tp", "tbt_s.p99")
     assert maps is not None
     assert [axes.get_title() for axes in maps.axes[:2]] == ["rate 1", "rate 2"]
-
-
-def test_an_axis_of_equal_values_shows_them_as_equal() -> None:
-    table = pd.DataFrame({CHUNK: [128, 256], "tbt_s.p99": [0.1, 0.100003]})
-    (axes,) = figures.lines(of(table, [CHUNK]), CHUNK, ["tbt_s.p99"]).axes
-    low, high = axes.get_ylim()
-    assert high - low > 0.09 * 0.1
 
 
 def test_scenarios_of_other_requests_are_loads(sweep: Path) -> None:
@@ -433,41 +346,3 @@ def test_compare_mistakes(result: Path, tmp_path: Path) -> None:
     ):
         done = called("compare", *folders, code=2)
         assert re.search(expected, done.stderr)
-
-
-@pytest.mark.parametrize(
-    ("count", "ends", "said"),
-    [
-        (2, (1.0, 2.0), "smallest to largest"),
-        (11, (2.0, 10.0), "10th to 90th percentile"),
-        (1, (1.0, 1.0), ""),
-    ],
-)
-def test_a_band_of_few_values_is_their_range(
-    count: int, ends: tuple[float, float], said: str
-) -> None:
-    rows = [
-        {"x": x, "tbt_s.p99": float(value), "steady.state": "steady"}
-        for x in (1, 2)
-        for value in range(1, count + 1)
-    ]
-    table = pd.DataFrame(rows).assign(seed=0)
-    table["seed"] = table.groupby("x").cumcount()
-    figure = figures.lines(of(table, ["x", "seed"]), "x", ["tbt_s.p99"])
-    (axes,) = figure.axes
-    heights = axes.collections[0].get_paths()[0].vertices[:, 1]
-    assert (float(heights.min()), float(heights.max())) == ends
-    heading = " ".join(figure.get_suptitle().split())
-    assert heading.endswith(said) and bool(heading) == bool(said)
-
-
-@pytest.mark.slow
-def test_a_metric_that_is_the_same_in_all_runs_is_named_and_not_drawn(
-    sweep: Path, tmp_path: Path
-) -> None:
-    """Without pipeline stages there are no bubbles: a Pareto front would be one spot."""
-    drawn = plot_sweep(sweep, tmp_path / "figures", ["bubble_s.p50", "mfu"])
-    assert drawn.note == "not drawn: bubble_s.p50 is 0 in every run"
-    assert "pareto.png" not in {path.name for path in drawn.files}
-    drawn = plot_sweep(sweep, tmp_path / "figures", ["bubble_s.p50"])
-    assert drawn.note == ""

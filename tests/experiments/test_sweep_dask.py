@@ -10,7 +10,6 @@ import sys
 import threading
 from collections.abc import Iterator
 from pathlib import Path
-from types import SimpleNamespace
 
 import pandas as pd
 import pytest
@@ -22,12 +21,10 @@ from sarathi_sim.experiments.sweeps.store import Store
 from sarathi_sim.profiler.storage.strict import UserError
 from tests.experiments.small_config import called
 from tests.experiments.small_sweep import RUNS, SWEEP, tree
-from tests.experiments.test_policy_file import AT_MOST, OWN_SWEEP
 from tests.experiments.test_sweep_trust import ROOT, finished, wait_for_runs
 from tests.patience import PATIENCE_S
 
 pytest.importorskip("distributed")
-import distributed
 
 from sarathi_sim.experiments.sweeps.backends import DaskWorkers
 
@@ -118,23 +115,6 @@ def test_one_of_two_workers_is_killed_half_way(cluster: Cluster, tmp_path: Path)
 
 
 @pytest.mark.slow
-def test_a_policy_of_the_users_own_goes_along(cluster: Cluster, tmp_path: Path) -> None:
-    config, file = tmp_path / "tiny.yaml", tmp_path / "mine.py"
-    config.write_text(OWN_SWEEP, encoding="utf-8")
-    file.write_text(AT_MOST, encoding="utf-8")
-    plan = plan_sweep(config)
-    file.unlink()
-    here, there = Store(tmp_path / "here"), Store(tmp_path / "there")
-    here.open(False)
-    there.open(False)
-    execute(plan, here, InProcess())
-    cluster.worker()
-    report = execute(plan, there, DaskWorkers(cluster.address))
-    assert (report.finished, report.failures) == (len(plan.runs), {})
-    assert tree(there.folder) == tree(here.folder)
-
-
-@pytest.mark.slow
 @pytest.mark.parametrize(
     ("lost", "by", "says"),
     [
@@ -169,46 +149,6 @@ def test_a_cluster_that_loses_its_last_worker_or_its_scheduler_is_not_waited_for
 
     called(*words, "--resume", "--workers", 1)
     assert len(finished(out)) == RUNS
-
-
-class Gone:
-    """A future that was done, and whose result went with its worker; then comes after a while."""
-
-    def __init__(self, answers: list[object]) -> None:
-        self.answers, self.waited = answers, list[float]()
-
-    def result(self, timeout: float) -> object:
-        self.waited.append(timeout)
-        answer = self.answers.pop(0)
-        if isinstance(answer, Exception):
-            raise answer
-        return answer
-
-
-def nobody_comes(number: int, timeout: float) -> None:
-    raise TimeoutError
-
-
-@pytest.mark.parametrize("workers", [{}, {"tcp://one": 1}])
-def test_a_result_that_went_with_its_worker_is_waited_for_while_there_are_others(
-    workers: dict[str, int],
-) -> None:
-    backend = DaskWorkers.__new__(DaskWorkers)
-    backend._address, backend._checked, backend._dask = "tcp://here", set(workers), distributed
-    backend._client = SimpleNamespace(
-        scheduler=SimpleNamespace(ncores=lambda: workers),
-        sync=lambda ask, callback_timeout: ask(),
-        wait_for_workers=nobody_comes,
-    )
-    future = Gone([TimeoutError(), TimeoutError(), "done again"])
-    if workers:
-        assert backend._outcome(future, []) == ("returned", [], "done again")
-        assert future.waited == [60, 120, 240]
-        with pytest.raises(UserError, match="cannot read what it was sent: ImportError"):
-            backend._outcome(Gone([ImportError("no such package")]), [])
-    else:
-        with pytest.raises(UserError, match="not answered, or had no worker, for 60 s"):
-            backend._outcome(future, [])
 
 
 @pytest.mark.slow
@@ -250,50 +190,3 @@ def test_no_worker_and_no_scheduler(cluster: Cluster, monkeypatch: pytest.Monkey
     cluster.stop()
     with pytest.raises(UserError, match="no Dask scheduler answers there"):
         DaskWorkers(cluster.address)
-
-
-BAD_ADDRESSES = {
-    "foo://127.0.0.1:8786": "unknown address scheme 'foo'",
-    "127.0.0.1:abc": "invalid literal for int() with base 10: 'abc'",
-    "127.0.0.1": "missing port number in address '127.0.0.1'",
-    "tls://127.0.0.1:8786": "TLS expects a `ssl_context`",
-}
-EACH_ADDRESS = """
-import sys
-from sarathi_sim.experiments.cli import main
-words = sys.argv[2:]
-for address in sys.argv[1].split():
-    sys.argv[1:] = [*words, "--workers", address]
-    try:
-        main()
-    except SystemExit as end:
-        print(end.code)
-"""
-
-
-@pytest.mark.slow
-def test_a_bad_address_is_one_line(tmp_path: Path) -> None:
-    """In a process of its own: a Client complains after the command has ended, too."""
-    config = tmp_path / "tiny.yaml"
-    config.write_text(SWEEP, encoding="utf-8")
-    words = [str(config), "--out", str(tmp_path / "out"), "--quiet"]
-    done = subprocess.run(
-        [sys.executable, "-c", EACH_ADDRESS, " ".join(BAD_ADDRESSES), "sweep", *words],
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        timeout=PATIENCE_S,
-    )
-    assert done.stdout.split() == ["2"] * len(BAD_ADDRESSES)
-    for line, (address, says) in zip(done.stderr.splitlines(), BAD_ADDRESSES.items(), strict=True):
-        said = f"error: --address {address}: no Dask scheduler answers there ({says}"
-        assert line.startswith(said)
-
-
-def test_dask_settings_may_require_encryption() -> None:
-    dask = pytest.importorskip("dask")
-    with (
-        dask.config.set({"distributed.comm.require-encryption": True}),
-        pytest.raises(UserError, match=r"encryption required by Dask configuration, refusing"),
-    ):
-        DaskWorkers("tcp://127.0.0.1:8786")

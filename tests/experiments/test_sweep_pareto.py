@@ -11,9 +11,8 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from pydantic import BaseModel
 
-from sarathi_sim.experiments.config.scenario import PARAMETERS, Scenario, value_name
-from sarathi_sim.experiments.figures.style import policy_colour
-from sarathi_sim.experiments.sweeps.drawing import groups, label, pareto, points, ticks_at
+from sarathi_sim.experiments.config.scenario import PARAMETERS, Scenario
+from sarathi_sim.experiments.sweeps.drawing import label, pareto, points
 from sarathi_sim.experiments.sweeps.sweep_answer import Sweep, sweep_answer
 from tests.experiments.small_config import called
 from tests.experiments.small_sweep import SWEEP
@@ -102,58 +101,6 @@ def test_an_equal_value_puts_no_point_on_the_front() -> None:
     assert pareto(of(table, AXES), "latency_s.p50", "tokens_per_s") is None
 
 
-@pytest.mark.parametrize(
-    ("values", "axis"), [([512, 1024, 2048, 4096, 8192], "log"), ([256, 512, 1024], "linear")]
-)
-def test_doubled_values_do_not_lie_on_each_other(values: list[int], axis: str) -> None:
-    axes = Figure().subplots()
-    ticks_at(axes, pd.Series(values, dtype=float))
-    assert axes.get_xscale() == axis
-    assert [label.get_text() for label in axes.get_xticklabels()] == [str(v) for v in values]
-
-
-def test_layouts_are_labelled() -> None:
-    figure = drawn(_table(), "latency_s.p50", "tokens_per_s")
-    written = {text.get_text(): text.xy for text in figure.axes[0].texts}  # type: ignore[attr-defined]
-    assert {letter: tuple(np.round(xy, 6)) for letter, xy in written.items()} == {
-        "A": (2.0, 100.0),
-        "B": (3.0, 120.0),
-        "C": (4.0, 90.0),
-    }
-    key = figure.get_suptitle().replace("\N{NO-BREAK SPACE}", " ")
-    assert "A: TP 1, PP 4; B: TP 2, PP 2; C: TP 4, PP 1" in key
-
-
-def test_a_panel_says_which_workload_it_is() -> None:
-    table = pd.concat([_table().assign(**{"workload.pd_ratio": ratio}) for ratio in (10, 20)])
-    table, axes = table.reset_index(drop=True), [*AXES, "workload.pd_ratio"]
-    figure = drawn(table, "latency_s.p50", "tokens_per_s", axes)
-    assert [panel.get_title() for panel in figure.axes] == ["P:D 10", "P:D 20"]
-
-
-def test_many_letters_do_not_lie_on_each_other() -> None:
-    table = pd.DataFrame(
-        {
-            "cluster.tp": range(12), "steady.state": "steady", "run": map(str, range(12)),
-            "name": "a", "policy.name": "sarathi",
-            "tokens_per_s": [100.0, 200.0] * 6, "latency_s.p50": [2.0, 3.0] * 6,
-        }
-    )  # fmt: skip
-    panel = drawn(table, "latency_s.p50", "tokens_per_s", ["cluster.tp"]).axes[0]
-    places = [(*text.xy, *text.get_position()) for text in panel.texts]  # type: ignore[attr-defined]
-    assert len(set(places)) == 12
-
-
-def test_a_policy_has_its_colour_in_sweeps() -> None:
-    table = _table().assign(policy=["sarathi chunk_size 256", "orca case best"] * 3)
-    table["policy.name"] = ["sarathi", "orca"] * 3
-    found = {name: style["color"] for name, _, style in groups(table, "policy")}
-    assert found == {
-        "sarathi chunk size 256": policy_colour("sarathi"),
-        "orca case best": policy_colour("orca"),
-    }
-
-
 def _leaves(model: type[BaseModel], before: str = "") -> list[str]:
     found = []
     for key, field in model.model_fields.items():
@@ -171,19 +118,6 @@ def test_every_key_of_a_scenario_has_a_name() -> None:
     assert {"workload.arrivals.rate", "cluster.tp", "engine.jitter"} <= set(paths)
     assert [path for path in paths if path not in PARAMETERS] == []
     assert all("_" not in label(path) for path in PARAMETERS)
-
-
-@pytest.mark.parametrize(
-    ("value", "text"),
-    [
-        (0.4, "0.4"),
-        (4, "4"),
-        ("orca_pp", "orca_pp"),
-        ("sarathi chunk_size 9", "sarathi chunk size 9"),
-    ],
-)
-def test_names_of_values(value: object, text: str) -> None:
-    assert value_name(value) == text
 
 
 @pytest.mark.slow

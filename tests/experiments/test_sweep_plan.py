@@ -9,7 +9,6 @@ from copy import copy
 from pathlib import Path, PurePath
 
 import pytest
-import yaml
 from typer.testing import CliRunner
 
 from sarathi_sim.experiments.cli import app
@@ -111,22 +110,6 @@ def test_the_key_depends_on_what_is_in_the_trace(write_config: Write, tmp_path: 
     assert key("trace.csv", "0,50,10\n1,60,10\n") == first
 
 
-def test_the_key_depends_on_what_a_trace_shares(write_config: Write, tmp_path: Path) -> None:
-    path = tmp_path / "trace.jsonl"
-    text = SWEEP.replace("  requests: 40\n", "").replace("  pd_ratio: 5\n", "")
-
-    def key(hash_ids: str) -> str:
-        line = (
-            f'{{"timestamp": 0, "input_length": 300, "output_length": 9, "hash_ids": {hash_ids}}}'
-        )
-        path.write_text(f"{line}\n")
-        lengths = f"workload.lengths={{kind: trace, path: {path}}}"
-        return planned(write_config, text, lengths).runs[0].key
-
-    assert key("[1]") != key("[2]")
-    assert key("[1]") == key("[1]")
-
-
 def test_policies_serve_the_same_requests(write_config: Write) -> None:
     workloads = {}
     for run in planned(write_config).runs:
@@ -216,12 +199,6 @@ def test_plan_says_how_many_and_how_long(write_config: Write) -> None:
     assert "18 runs, predicted" in done.stdout
     assert "3: 2, 4, 8" in done.stdout
     assert 0 < seconds_of_work(planned(write_config)) < 600
-
-
-def test_the_sweep_section_is_yaml_like_the_rest(write_config: Write) -> None:
-    assert yaml.safe_load(SWEEP)["sweep"]["seeds"] == 3
-    with pytest.raises(UserError, match="aliases"):
-        planned(write_config, SWEEP.replace("[2, 4, 8]", "&a [*a]"))
 
 
 def test_the_key_covers_the_code_that_reads_profiles() -> None:

@@ -28,7 +28,6 @@ from sarathi_sim.experiments.sweeps.store import Store
 from sarathi_sim.profiler.storage.files import partial
 from sarathi_sim.profiler.storage.strict import UserError
 from sarathi_sim.simulator.loop.records import Records
-from tests.experiments.small_config import called
 from tests.experiments.small_sweep import RUNS, swept, tree
 from tests.patience import PATIENCE_S
 
@@ -134,34 +133,6 @@ def test_a_run_that_kills_every_worker_is_given_up_alone(
     assert tree(tmp_path / "sweep") == tiny_files
 
 
-class Flaky(InProcess):
-    """Loses everything at first, and notes how the jobs came."""
-
-    def __init__(self, losses: int) -> None:
-        self.losses = losses
-        self.bundles: list[list[int]] = []
-
-    def run(self, bundles: Bundles, *, ahead: int) -> Outcomes:
-        self.bundles.append([])
-        lose = len(self.bundles) <= self.losses
-        for jobs in bundles:
-            self.bundles[-1].append(len(jobs))
-            yield ("lost", jobs, None) if lose else ("returned", jobs, work(jobs))
-
-
-def test_what_was_lost_runs_one_by_one_even_if_that_is_everything(
-    tiny_plan: SweepPlan,
-    tiny_files: dict[str, bytes],
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr("sarathi_sim.experiments.sweeps.backends.BUNDLE_S", 1e9)
-    backend = Flaky(losses=ATTEMPTS - 1)
-    swept(tiny_plan, tmp_path / "sweep", backend)
-    assert tree(tmp_path / "sweep") == tiny_files
-    assert set(backend.bundles[-1]) == {1}
-
-
 def test_a_run_that_raises(
     tiny_plan: SweepPlan,
     tiny_files: dict[str, bytes],
@@ -256,18 +227,6 @@ def test_resumed_after_kill_is_the_same(
     assert tree(out) == tiny_files
     after = {path.name: path.stat().st_mtime_ns for path in (out / "runs").iterdir()}
     assert before.items() <= after.items(), "finished runs are not repeated"
-
-
-def test_a_folder_is_not_overwritten(
-    tiny_plan: SweepPlan, tiny_config: Path, tmp_path: Path
-) -> None:
-    swept(tiny_plan, tmp_path / "sweep", InProcess())
-    with pytest.raises(UserError, match="holds a sweep: give --resume"):
-        swept(tiny_plan, tmp_path / "sweep", InProcess())
-    (tmp_path / "precious").mkdir()
-    (tmp_path / "precious" / "thesis.tex").write_text("years of work")
-    done = called("sweep", tiny_config, "--out", tmp_path / "precious", code=2)
-    assert "is no earlier result of sweep (it holds thesis.tex)" in done.stderr
 
 
 def test_two_sweeps_do_not_share_a_folder(tiny_plan: SweepPlan, tmp_path: Path) -> None:

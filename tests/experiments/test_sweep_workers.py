@@ -9,16 +9,13 @@ import subprocess
 import sys
 import threading
 import time
-from itertools import islice
 from multiprocessing.connection import Connection, Pipe
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 
-from sarathi_sim.experiments.sweeps.backends import Bundles, LocalProcesses
-from sarathi_sim.experiments.sweeps.execute import execute, waited_for
-from sarathi_sim.experiments.sweeps.jobs import Job
+from sarathi_sim.experiments.sweeps.backends import LocalProcesses
+from sarathi_sim.experiments.sweeps.execute import execute
 from sarathi_sim.experiments.sweeps.plan import SweepPlan
 from sarathi_sim.experiments.sweeps.store import Store
 from sarathi_sim.profiler.storage import child
@@ -82,33 +79,6 @@ def test_a_worker_that_stops_within_its_answer_is_named(
     assert found and found[1] in {run.key for run in tiny_plan.runs}
 
 
-def test_what_is_waited_for_is_said_by_run(tiny_plan: SweepPlan) -> None:
-    jobs = [Job(run, "") for run in tiny_plan.runs[:3]]
-    keys = [run.key for run in tiny_plan.runs]
-    name = tiny_plan.runs[0].name
-    under_way = {"process 7 for 90 s": jobs, "process 8 for 60 s": jobs[2:]}
-    assert waited_for(under_way, 60) == (
-        f"no result for 60 s; waiting for run {keys[0]} ({name}) and 2 more with process 7 "
-        f"for 90 s; run {keys[2]} ({name}) with process 8 for 60 s"
-    )
-
-
-def test_the_wait_is_counted_from_the_last_result(
-    tiny_plan: SweepPlan, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    class Silent:
-        process, since = SimpleNamespace(pid=7), 0.0
-
-        def begin(self, function: object, jobs: object) -> None:
-            """And never answer."""
-
-    monkeypatch.setattr("sarathi_sim.profiler.storage.child.Worker", lambda *_: Silent())
-    monkeypatch.setattr("sarathi_sim.experiments.sweeps.backends.PATIENCE_S", 0.01)
-    jobs = Bundles([Job(tiny_plan.runs[0], "")], 1)
-    waits = [seconds for _, _, seconds in islice(LocalProcesses(1).run(jobs, ahead=1), 3)]
-    assert waits[0] >= 0.01 and waits[1] >= waits[0] + 0.02 and waits[2] >= waits[1] + 0.04
-
-
 def test_workers_that_cannot_start(
     tiny_plan: SweepPlan, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -156,19 +126,6 @@ def test_a_worker_ends_with_its_channel() -> None:
     channel.send((never_ends, ()))
     channel.close()
     assert busy.wait(timeout=PATIENCE_S) == 0
-
-
-def test_a_worker_whose_parent_was_gone_before_it_began_ends() -> None:
-    ours, theirs = Pipe()
-    with ours, theirs:
-        done = subprocess.run(
-            [sys.executable, "-m", child.MODULE, "1"],
-            stdin=theirs.fileno(),
-            cwd=ROOT,
-            timeout=PATIENCE_S,
-        )
-        assert done.returncode == 0
-        assert not ours.poll()
 
 
 @pytest.mark.slow

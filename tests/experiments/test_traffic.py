@@ -27,7 +27,7 @@ from sarathi_sim.experiments.run.traffic import (
 )
 from sarathi_sim.policies.request import Request
 from sarathi_sim.profiler.storage.strict import UserError
-from sarathi_sim.simulator.load.describe import lengths_line, traffic_line
+from sarathi_sim.simulator.load.describe import lengths_line
 from tests.experiments.small_config import called, refused
 from tests.experiments.small_laboratory import question, recommendation
 
@@ -189,13 +189,6 @@ def test_it_is_the_same_traffic_everywhere(word: str, monkeypatch: pytest.Monkey
     assert numbers["output_tokens"]["sum"] == output.sum()
     assert (numbers["rate"], numbers["requests"]) == (None, 10_000)
     assert lengths_line(prompt, output) in demand.line()
-
-
-def test_a_line_of_traffic() -> None:
-    assert traffic_line(requests_of("1024:256")) == (
-        "prompts of 1,024 tokens in the mean (P50 1,024, P99 1,024), "
-        "outputs of 256 (P50 256, P99 256)"
-    )
 
 
 def test_every_scenario_gets_the_lengths() -> None:

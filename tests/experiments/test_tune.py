@@ -35,7 +35,6 @@ from sarathi_sim.experiments.measured.tune import (
 from sarathi_sim.profiler.storage.child import silent
 from sarathi_sim.profiler.storage.strict import UserError
 from tests.experiments.small_config import called
-from tests.experiments.test_benchmarks import guidellm, record, report
 
 CONFIG = """\
 name: server
@@ -111,35 +110,6 @@ def sglang(table: pd.DataFrame, load: Benchmark) -> Any:
     }
 
 
-def aiperf(table: pd.DataFrame, load: Benchmark) -> Any:
-    return "\n".join(
-        json.dumps(
-            record(
-                int(1e9 * (100 + row["arrival_s"])),
-                int(row["prompt_tokens"]),
-                int(row["output_tokens"]),
-                1e3 * row["ttft_s"],
-                1e3 * row["latency_s"],
-            )
-        )
-        for _, row in table.iterrows()
-    )
-
-
-def guide(table: pd.DataFrame, load: Benchmark) -> Any:
-    calls = [
-        {
-            "request_start_time": 100 + row["arrival_s"],
-            "prompt_tokens": int(row["prompt_tokens"]),
-            "output_tokens": int(row["output_tokens"]),
-            "time_to_first_token_ms": 1e3 * row["ttft_s"],
-            "inter_token_latency_ms": 1e3 * row["tpot_s"],
-        }
-        for _, row in table.iterrows()
-    ]
-    return report(guidellm({"type_": "concurrent", "streams": load.concurrency}, calls))
-
-
 def bench(config: Path, load: Benchmark, tool: Callable[..., Any], name: str = "run") -> Path:
     path = config.with_name(f"{name}.json")
     content = tool(measured(config, load), load)
@@ -159,11 +129,8 @@ def off(config: Path, load: Benchmark, *assignments: str) -> tuple[float, float]
     return float(ttft), float(tpot)
 
 
-SLOW = [pytest.param(tool, marks=pytest.mark.slow) for tool in (vllm, aiperf, guide)]
-
-
 @pytest.mark.slow
-@pytest.mark.parametrize("tool", [sglang, *SLOW])
+@pytest.mark.parametrize("tool", [sglang, vllm])
 def test_one_run_of_each_tool_predicts_another_load(config: Path, tool: Callable[..., Any]) -> None:
     """As the recipe has it: the command, then the calibration in a configuration."""
     path, out = bench(config, CLIENTS, tool), config.with_name("tuned.yaml")

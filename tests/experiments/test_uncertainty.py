@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-import os
 from dataclasses import replace
 from pathlib import Path
 
@@ -14,15 +12,10 @@ import yaml
 from sarathi_sim.experiments.config.loading import load_experiment
 from sarathi_sim.experiments.run.experiment import simulate_all
 from sarathi_sim.profiler.bundle.schema import bundle_path, load_bundle, write_bundle
-from sarathi_sim.profiler.storage.files import data_dir
 from sarathi_sim.simulator.op_times.iteration import WholeLayer
-from tests.experiments.small_config import SMALL, called
+from tests.experiments.small_config import SMALL
 from tests.sampled import profile_folder
 from tests.simulator.test_interaction import layers
-
-DATASETS = Path(
-    os.environ.get("SARATHI_SIM_DATASETS", data_dir().resolve().parents[1] / "shared" / "datasets")
-)
 
 
 def test_bands_hold_the_numbers_and_ratios_are_surer_than_runs() -> None:
@@ -72,33 +65,3 @@ def test_whole_layers_that_scatter_make_a_run_less_sure(tmp_path: Path) -> None:
         # All-reduces lie outside of whole layers: of longer layers their errors are a smaller part.
         assert widths[-1] > 0.9 * ops
     assert widths[1] > 1.2 * widths[0]
-
-
-@pytest.mark.slow
-@pytest.mark.usefixtures("few_trees")
-@pytest.mark.skipif(not DATASETS.is_dir(), reason="needs the public measurements")
-def test_imported_data_give_a_band_and_warnings(tmp_path: Path) -> None:
-    """The commands of data/README.md: LLaMA-2-70B on Vidur's A100 data, prompts up to 4,000."""
-    profiles, config = tmp_path / "profiles", tmp_path / "l70.yaml"
-    shard = ("--model", "llama-2-70b", "--tp", "4", "--out", profiles)
-    called("lab", "import", "vidur", DATASETS / "vidur", *shard)
-    config.write_text(
-        "name: l70\nmodel: llama-2-70b\ndevice: a100-80g-sxm\n"
-        f"profiles: {profiles}\n"
-        "workload:\n  requests: 40\n  lengths: {kind: uniform, min: 3000, max: 4096}\n"
-        "  pd_ratio: 10\n  arrivals: {kind: at_once}\n"
-        "cluster: {tp: 4, max_length: 4096}\n"
-        "scenarios:\n  whole: {policy: {name: orca, case: unconstrained}}\n"
-        "  chunks: {policy: {name: sarathi, chunk_size: 256}}\n"
-    )
-    out = tmp_path / "run"
-    ran = called("run", config, "--no-figures", "--out", out)
-    assert "makespan, 90 % band" in ran.stdout
-    # The MLP profiles end at 4,096 tokens: several prompts of one batch make more rows.
-    assert "warning: whole: a100-80g-sxm/llama-2-70b/tp4: ffn_ln1" in ran.stdout
-    whole = json.loads((out / "summary.json").read_text())["scenarios"]["whole"]
-    (ffn,) = (o for o in whole["outside_profile"] if o["op"] == "ffn_ln1")
-    assert ffn["beyond"] > 1.5 and 0 < ffn["iterations"] <= 1
-    assert f"size {ffn['profile'][0][0]}" in ran.stdout
-    low, high = whole["makespan_s_band"]
-    assert low < whole["makespan_s"] < high
