@@ -59,7 +59,7 @@ NEAREST: dict[str, str] = {
     "experiments.lab.fit": "experiments.lab.sources experiments.report profiler.planning",
     "experiments.lab.pages": "experiments.lab.fit",
     "experiments.lab.paper": "experiments.lab.pages",
-    "experiments.lab.engines": "experiments.report profiler.measuring",
+    "experiments.lab.engines": "experiments.own_server",
     "experiments.lab.servers": "experiments.lab.pages experiments.lab.engines",
     "experiments.lab.cli": "experiments.lab.servers experiments.lab.paper experiments.cli",
 }
