@@ -15,7 +15,7 @@ from tests.hostile.template import write_template
 
 ROOT = Path(__file__).resolve().parents[1]
 RECOMMEND = "--slo 'p90 ttft 2s' --workload 64:8 --budget 512 --seqs 16 --set tolerance=0.4"
-FEW = "capacity={slo: p90 ttft 2s, tolerance: 0.5, requests: 60, replications: {least: 2, most: 2}}"
+FEW = "capacity={slo: p90 ttft 2s, tolerance: 0.5, requests: 100, most_requests: 400}"
 CAPACITY = f"--workload 32:8 --set '{FEW}'"
 COMMANDS = f"""
 run exp.yaml --no-figures --out result
