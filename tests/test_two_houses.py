@@ -15,6 +15,8 @@ from tests.hostile.template import write_template
 
 ROOT = Path(__file__).resolve().parents[1]
 RECOMMEND = "--slo 'p90 ttft 2s' --workload 64:8 --budget 512 --seqs 16 --set tolerance=0.4"
+FEW = "capacity={slo: p90 ttft 2s, tolerance: 0.5, requests: 100, most_requests: 400}"
+CAPACITY = f"--workload 32:8 --set '{FEW}'"
 COMMANDS = f"""
 run exp.yaml --no-figures --out result
 run exp.yaml --dry-run
@@ -23,13 +25,13 @@ sweep sweep.yaml --dry-run
 compare result/orca result/sarathi
 plot result --out drawn
 report result swept --out page.html
-capacity exp.yaml --workload 64:8 --set capacity.slo='p90 ttft 2s' --no-bands --workers 1 --out c
+capacity exp.yaml {CAPACITY} --no-bands --workers 1 --out c
 sensitivity exp.yaml --metric makespan_s --only 'all ops' --replications 1 --workers 1 --out s
 recommend --model llama-3.1-8b --device l40s --gpus 1 --stack vllm {RECOMMEND} --workers 1 --out r
 advise --model llama-13b --device a6000 --workload 1K@14 --batch 2
 fit profiles/dev/tiny/tp1
 score server.jsonl --config own.yaml
-tune server.jsonl --config own.yaml --out tuned.yaml
+tune vllm.json --config stacked.yaml --out tuned.yaml
 list models
 list devices
 list policies
