@@ -105,7 +105,7 @@ def test_errors_by_hand() -> None:
     found = errors(rows, predictions, "ttft")
     assert found == pytest.approx(
         {"mape": 22.5, "median": 15.0, "p90": 20 + 0.7 * 40, "bias": 12.5, "coverage": 50.0,
-         "interval_score": (30 + 24 + 20 * 1) / 2, "coverage_pm": None}
+         "coverage_pm": None}
     )  # fmt: skip
     two = [rows[0], rows[1].model_copy(update={"tp": 8})]  # servers: one inside, one not
     both = errors(two, predictions, "ttft")
@@ -172,11 +172,11 @@ def test_a_score_by_hand() -> None:
     assert table["reason"].tolist() == ["", "", "no", "broken"]
 
 
-@pytest.mark.parametrize("names", ["ttft_ms,tpot_ms", "predicted_ttft_ms,predicted_tpot_ms"])
-def test_a_peers_file(tmp_path: Path, names: str) -> None:
+def test_a_peers_file(tmp_path: Path) -> None:
     path = tmp_path / "peer.csv"
-    path.write_text(f"id,{names}\na,5,2\nb,,3\nc,-1,2\n")
-    assert read_peer(path) == {"a": ServerTimes(5.0, 2.0)}
+    for names in ("ttft_ms,tpot_ms", "predicted_ttft_ms,predicted_tpot_ms"):
+        path.write_text(f"id,{names}\na,5,2\nb,,3\nc,-1,2\n")
+        assert read_peer(path) == {"a": ServerTimes(5.0, 2.0)}
     path.write_text("id,other\na,5\n")
     with pytest.raises(UserError, match="needs the columns id, ttft_ms and tpot_ms"):
         read_peer(path)
@@ -228,7 +228,7 @@ def test_the_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SARATHI_SIM_CACHE", str(tmp_path / "cache"))
     rows = [f"{SMALL},80,20", f"b{SMALL[1:]},80,20".replace("h100_sxm", "abacus")]
     rows += [f"c{SMALL[1:]},x,2"]
-    call = ["score", str(table(tmp_path, *rows)), "--json", "--workers", "1"]
+    call = ["lab", "score", str(table(tmp_path, *rows)), "--json", "--workers", "1"]
     first = CliRunner().invoke(app, [*call, "--out", str(tmp_path / "out")])
     assert first.exit_code == 0, first.output
     found = json.loads(first.stdout)
@@ -255,7 +255,7 @@ def test_the_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_table_without_an_answer_draws_and_fits_nothing(tmp_path: Path) -> None:
     out = tmp_path / "out"
     for rows in ([], [f"{ROW},x,2"]):
-        call = ["score", str(table(tmp_path, *rows)), "--workers", "1", "--out", str(out), "--fit"]
+        call = ["lab", "fit-host", str(table(tmp_path, *rows)), "--workers", "1", "--out", str(out)]
         with warnings.catch_warnings(action="error"):
             done = CliRunner().invoke(app, call)
         assert done.exit_code == 0, done.output
@@ -285,11 +285,11 @@ def test_two_scores_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.setenv("SARATHI_SIM_CACHE", str(tmp_path / "cache"))
     folder = tmp_path / "cache" / "scores"
     planned = Mock(side_effect=AssertionError("it plans before it asks for the lock"))
-    monkeypatch.setattr("sarathi_sim.experiments.lab.servers.score.simulate_rows", planned)
+    monkeypatch.setattr("sarathi_sim.experiments.lab.servers.runs.simulate_rows", planned)
     store = Store(folder)
     store.open(resume=False)
     with store.locked():
-        call = ["score", str(table(tmp_path, f"{SMALL},80,20")), "--workers", "1"]
+        call = ["lab", "score", str(table(tmp_path, f"{SMALL},80,20")), "--workers", "1"]
         done = CliRunner().invoke(app, call)
     assert done.exit_code == 2
     assert done.stderr.splitlines()[-1].startswith(

@@ -15,22 +15,17 @@ from sarathi_sim.experiments.config.inputs import (
     calls_of_layer,
     host_times,
 )
+from sarathi_sim.experiments.lab.servers import host as hosts
 from sarathi_sim.experiments.lab.servers.errors import errors, grouped
 from sarathi_sim.experiments.lab.servers.host import (
     APART,
     BASE,
     LAUNCHES,
-    PARTS,
     SCHEMES,
     Slopes,
-    fitted_without,
     fitting,
     grid,
-    host_fit,
-    launching,
     left_out,
-    parts,
-    shipped_folds,
     slopes,
 )
 from sarathi_sim.experiments.lab.servers.rows import Measured, ServerTimes
@@ -100,14 +95,14 @@ def some(noise: float = 0.0) -> Slopes:
 
 def test_no_server_is_in_both_halves() -> None:
     rows = some().rows
-    split = parts(rows, "cross_validated")
-    assert len(split) == PARTS
+    split = hosts.parts(rows, "cross_validated")
+    assert len(split) == hosts.PARTS
     assert sorted(np.concatenate([out for _, out in split]).tolist()) == list(range(len(rows)))
     for scheme, group in SCHEMES.items():
-        for fitted, out in parts(rows, scheme):
+        for fitted, out in hosts.parts(rows, scheme):
             assert not {group(rows[i]) for i in fitted} & {group(rows[i]) for i in out}
-    assert len(parts(rows, "leave_one_gpu_out")) == 3
-    assert parts(rows, "leave_one_model_out") == []  # there is but one
+    assert len(hosts.parts(rows, "leave_one_gpu_out")) == 3
+    assert hosts.parts(rows, "leave_one_model_out") == []  # there is but one
     assert len({server_of(row) for row in rows}) == 8
 
 
@@ -295,7 +290,7 @@ def test_cross_validated_bands_cover_nine_tenths() -> None:
 
 def test_what_ships_can_be_read_again_and_leaves_servers_out(tmp_path: Path) -> None:
     found = some(noise=0.05)
-    fit = host_fit(found, {scheme: left_out(found, scheme) for scheme in SCHEMES}, "rows.csv")
+    fit = hosts.host_fit(found, {scheme: left_out(found, scheme) for scheme in SCHEMES}, "rows.csv")
     times, folds = fit.times, fit.folds
     assert times.fitted_to.startswith("fitted to 32 dense rows of 8 servers of rows.csv; on ")
     fit.write(tmp_path, mixtures=False)
@@ -310,7 +305,7 @@ def test_what_ships_can_be_read_again_and_leaves_servers_out(tmp_path: Path) -> 
 
 @pytest.mark.parametrize("mixtures", [False, True])
 def test_the_shipped_constants_are_plausible_and_say_what_they_are(mixtures: bool) -> None:
-    known, folds = host_times(mixtures), shipped_folds(mixtures)
+    known, folds = host_times(mixtures), hosts.shipped_folds(mixtures)
     assert "fitted to" in known.fitted_to and known.measured != NONE and known.measured_origin
     for part in (known, *folds):
         assert {"vllm", "sglang", "trtllm"} <= part.stacks.keys() == part.errors.keys()
@@ -320,16 +315,16 @@ def test_the_shipped_constants_are_plausible_and_say_what_they_are(mixtures: boo
     servers = [name for fold in folds for name in fold.servers]
     assert len(servers) == len(set(servers)) > 10
     unknown = server(0, 4, dense=not mixtures, source="nvidia_gap_sweep")
-    assert fitted_without(unknown).of(unknown)[0] in known.stacks.values()
+    assert hosts.fitted_without(unknown).of(unknown)[0] in known.stacks.values()
 
 
 def test_slopes_leave_out_what_is_flagged_or_refused() -> None:
     rows = [server(0, 4), server(0, 8, flags="doubtful"), server(0, 16), server(0, 32)]
     rows[3] = rows[3].model_copy(update={"dense": False})
     known = host_times()
-    hosts = grid(known.measured).items()
+    tried = grid(known.measured).items()
     found = {
-        name: {r.id: simulated(r, host) for r in rows if r.id != "0 16"} for name, host in hosts
+        name: {r.id: simulated(r, host) for r in rows if r.id != "0 16"} for name, host in tried
     }
     kept = slopes(rows, found, {}, known)
     assert [row.id for row in kept.rows] == ["0 4"] and BASE in found
@@ -411,8 +406,8 @@ def test_launches_are_linear_between_those_simulated() -> None:
         for tp in (1, 2, 4) for isl in (100, 400) for n in (4, 16)
     ]  # fmt: skip
     limits = host_times(mixtures=True)
-    hosts = grid(limits.measured) | launching(limits.measured)
-    simulated = {name: {one.id: times(one, host) for one in rows} for name, host in hosts.items()}
+    tried = grid(limits.measured)
+    simulated = {name: {one.id: times(one, host) for one in rows} for name, host in tried.items()}
     truth = {one.id: times(one, OF_MIXTURES) for one in rows}
     rows = [
         one.model_copy(update={"ttft_ms": truth[one.id].ttft_ms, "tpot_ms": truth[one.id].tpot_ms})

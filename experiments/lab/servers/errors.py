@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -71,37 +72,33 @@ def errors(
 
     ``mape``, ``median`` and ``p90`` are of absolute errors; ``bias`` is the mean signed one, so
     positive where predictions are too slow. ``coverage`` is the share of measured values inside the
-    predicted bands, in percent, and ``interval_score`` the mean width of these plus 20 times what
-    they miss by (for bands of 90 %); None where no prediction has one. ``coverage_pm`` is the half
-    width of the coverage's 95 % interval, with servers (not their rows) as independent; None for
-    fewer than two.
+    predicted bands, in percent; None where no prediction has one. ``coverage_pm`` is the half width
+    of its 95 % interval, with servers (not their rows) as independent; None for fewer than two.
     """
-    pairs = [
-        (value, given, times.bands.get(metric), server_of(row))
-        for row, times in ((row, predictions[row.id]) for row in rows if row.id in predictions)
-        if (value := row.of(metric)) is not None and (given := times.of(row, metric)) is not None
-    ]
-    if not pairs:
+    off, inside, servers = [], [], []
+    for row in rows:
+        times, measured = predictions.get(row.id), row.of(metric)
+        if times is None or measured is None or (predicted := times.of(row, metric)) is None:
+            continue
+        off.append(100 * (predicted / measured - 1))
+        if (band := times.bands.get(metric)) is not None:
+            inside.append(float(band[0] <= measured <= band[1]))
+            servers.append(server_of(row))
+    if not off:
         return None
-    off = np.array([100 * (predicted / measured - 1) for measured, predicted, *_ in pairs])
-    ends = np.array([[measured, *band] for measured, _, band, _ in pairs if band is not None])
-    measured, low, high = ends.reshape(-1, 3).T
-    missed = np.maximum(np.maximum(low - measured, measured - high), 0)
-    inside = pd.Series((missed == 0) - np.mean(missed == 0) if len(ends) else [], dtype=float)
-    by_server = inside.groupby([server for *_, band, server in pairs if band is not None]).sum()
-    return {
-        "mape": float(np.abs(off).mean()),
-        "median": float(np.median(np.abs(off))),
-        "p90": float(np.quantile(np.abs(off), 0.9)),
-        "bias": float(off.mean()),
-        "coverage": 100 * float(np.mean(missed == 0)) if len(ends) else None,
-        "coverage_pm": 196 * float(np.sqrt((by_server**2).sum())) / len(ends)
-        if len(by_server) > 1
-        else None,
-        "interval_score": 100 * float(np.mean((high - low + 20 * missed) / measured))
-        if len(ends)
-        else None,
+    size = np.abs(off)
+    found: Errors = {
+        "mape": float(size.mean()),
+        "median": float(np.median(size)),
+        "p90": float(np.quantile(size, 0.9)),
+        "bias": float(np.mean(off)),
+        "coverage": 100 * float(np.mean(inside)) if inside else None,
+        "coverage_pm": None,
     }
+    if len(set(servers)) > 1:
+        by_server = pd.Series(inside - np.mean(inside)).groupby(servers).sum()
+        found["coverage_pm"] = 196 * float(np.sqrt((by_server**2).sum())) / len(inside)
+    return found
 
 
 def too_wide(times: ServerTimes) -> bool:
@@ -174,18 +171,14 @@ def predictions_table(
 ) -> pd.DataFrame:
     """A row for each measured one, in their order: id, all that is predicted, the ends of its
     bands, reason and detail. Rows that could not be read come last."""
-    by_id = {row.id: row for row in rows}
-    table: list[dict[str, Any]] = []
+    by_id, table = {row.id: row for row in rows}, list[list[Any]]()
     for id in dict.fromkeys([*by_id, *refused]):
-        line: dict[str, Any] = dict.fromkeys(_PREDICTED, np.nan)
-        line |= {"id": id, "reason": "", "detail": ""}
+        values, ends = [np.nan] * len(SCORED), _NO_BAND * len(SCORED)
+        detail = " ".join(refused.get(id, "").split())
+        reason = short_reason(refused.get(id, ""))
         if (times := predictions.get(id)) is not None:
-            for metric, name in SCORED.items():
-                line[name] = times.of(by_id[id], metric)
-                line[f"{name}_low"], line[f"{name}_high"] = times.bands.get(metric, _NO_BAND)
-            if too_wide(times):
-                line |= {"reason": TOO_WIDE, "detail": TOO_WIDE}
-        elif id in refused:
-            line |= {"reason": short_reason(refused[id]), "detail": " ".join(refused[id].split())}
-        table.append(line)
+            values = [times.of(by_id[id], metric) for metric in SCORED]
+            ends = tuple(chain(*(times.bands.get(metric, _NO_BAND) for metric in SCORED)))
+            reason = detail = TOO_WIDE if too_wide(times) else ""
+        table.append([id, *values, *ends, reason, detail])
     return pd.DataFrame(table, columns=["id", *_PREDICTED, "reason", "detail"])

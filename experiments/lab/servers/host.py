@@ -10,19 +10,14 @@ Mixtures of experts have constants of their own, one more.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import asdict, astuple, dataclass, field, fields, replace
+from dataclasses import asdict, astuple, dataclass, field, replace
 from functools import cache
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from sarathi_sim.experiments.config.inputs import (
-    HostConstants,
-    HostTimes,
-    StackErrors,
-    host_times,
-)
+from sarathi_sim.experiments.config.inputs import HostConstants, HostTimes, StackErrors, host_times
 from sarathi_sim.experiments.lab.servers.errors import errors
 from sarathi_sim.experiments.lab.servers.rows import METRICS, Measured, ServerTimes
 from sarathi_sim.experiments.lab.servers.runs import Draws, stack_sigma, with_bands
@@ -128,16 +123,13 @@ def fitted_without(row: Measured) -> Fold:
 
 def grid(measured: HostConstants) -> dict[str, HostConstants]:
     """The constants that each row is simulated with."""
+    longer_s, sequence_s = measured.host_iteration_s + 5e-4, measured.host_sequence_s + 3e-5
     return {
         BASE: measured,
-        ITERATION: replace(measured, host_iteration_s=measured.host_iteration_s + 5e-4),
-        SEQUENCE: replace(measured, host_sequence_s=measured.host_sequence_s + 3e-5),
+        ITERATION: replace(measured, host_iteration_s=longer_s),
+        SEQUENCE: replace(measured, host_sequence_s=sequence_s),
+        **{name: replace(measured, launch_s=seconds) for name, seconds in LAUNCHES.items()},
     }
-
-
-def launching(measured: HostConstants) -> dict[str, HostConstants]:
-    """Those that it is simulated with on top."""
-    return {name: replace(measured, launch_s=seconds) for name, seconds in LAUNCHES.items()}
 
 
 def fitting(row: Measured, mixtures: bool = False) -> bool:
@@ -167,11 +159,6 @@ class Slopes:
     fits: dict[Any, HostConstants] = field(default_factory=dict)
 
     @property
-    def names(self) -> list[str]:
-        """The constants that are fitted."""
-        return [one.name for one in fields(HostConstants) if one.name in self.limits.constants]
-
-    @property
     def every(self) -> Ints:
         """The numbers of all rows."""
         return np.arange(len(self.rows))
@@ -194,7 +181,7 @@ class Slopes:
     def _fit(self, which: Ints) -> HostConstants:
         from scipy.optimize import minimize
 
-        names = self.names
+        names = [*self.limits.constants]
         bounds = np.array([self.limits.constants[name].range for name in names])
         if all(self.rows[row].launch and self.rows[row].backend == "sglang" for row in which):
             bounds[names.index("frontend_s"), 1] = MOST_HANDSHAKE_S
@@ -273,19 +260,20 @@ class Slopes:
     def _enough(self, which: Ints) -> bool:
         """A server says something of two constants."""
         servers = {server_of(self.rows[row]) for row in which}
-        return len(which) >= FEWEST and len(servers) >= len(self.names) // 2
+        return len(which) >= FEWEST and len(servers) >= len(self.limits.constants) // 2
 
     def errors(self, which: Ints, stack: str, predicted: Floats) -> StackErrors:
         """A stack's own error by metric, of its rows among ``which``, or of all if these are few;
         ``predicted`` has shape (metric, row) and was not fitted to them."""
         own = self.stacks(which).get(stack, which)
         which = own if len(own) >= FEWEST else which
-        found = []
-        for number, metric in enumerate(METRICS):
-            off = np.log(self.measured_ms[number, which] / predicted[number, which])
-            known = [self.draws[self.rows[row].id][metric] for row in which]
-            found.append(round(stack_sigma(off, known, INSIDE), 4))
-        return StackErrors(*found)
+        off = np.log(self.measured_ms[:, which] / predicted[:, which])
+        known = [self.draws[self.rows[row].id] for row in which]
+        sigmas = (
+            stack_sigma(of, [one[metric] for one in known], INSIDE)
+            for of, metric in zip(off, METRICS, strict=True)
+        )
+        return StackErrors(*(round(sigma, 4) for sigma in sigmas))
 
     def fold(self, which: Ints, predictions: Mapping[str, ServerTimes], out: Ints) -> Fold:
         """The constants of every stack and engine, fitted to the rows ``which``; errors are those
@@ -330,32 +318,24 @@ def slopes(
         found = slopes(rows, near, draws, limits, mixtures)
         return replace(found, apart=slopes(rows, far, draws, limits, mixtures))
     rows = [row for row in rows if row.id in simulated[BASE] and fitting(row, mixtures)]
-    base = limits.measured
-    table = {
-        name: _ms([of[row.id] for row in rows])
-        for name, of in simulated.items()
-        if name in (BASE, ITERATION, SEQUENCE, *LAUNCHES)
-    }
-    iteration, sequence = (
-        (table[name] - table[BASE]) / (getattr(grid(base)[name], of) - getattr(base, of))
+    base, hosts = limits.measured, grid(limits.measured)
+    table = {name: _ms([simulated[name][row.id] for row in rows]) for name in hosts}
+    terms = [
+        (table[name] - table[BASE]) / (getattr(hosts[name], of) - getattr(base, of))
         for name, of in ((ITERATION, "host_iteration_s"), (SEQUENCE, "host_sequence_s"))
-    )
+    ]
     frontend = np.broadcast_to([1000.0, 0.0], table[BASE].shape)
     prompt = np.array([mean_prompt(row) for row in rows]).reshape(-1, 1)
-    terms = (iteration, sequence, frontend, prompt * frontend)
+    terms += [frontend, prompt * frontend]
     start = table[BASE] - sum(
         slope * value for slope, value in zip(terms, astuple(base), strict=False)
     )
-    launched = [table.get(name, table[BASE]) - table[BASE] for name in LAUNCHES]
-    return Slopes(
-        rows,
-        np.stack([start, *terms], axis=-1).transpose(1, 0, 2),
-        np.stack(launched, axis=-1).transpose(1, 0, 2),
-        _ms(rows).T,
-        draws,
-        [simulated[BASE][row.id] for row in rows],
-        limits,
+    launched = [table[name] - table[BASE] for name in LAUNCHES]
+    times, added = (
+        np.stack(each, axis=-1).transpose(1, 0, 2) for each in ([start, *terms], launched)
     )
+    outcomes = [simulated[BASE][row.id] for row in rows]
+    return Slopes(rows, times, added, _ms(rows).T, draws, outcomes, limits)
 
 
 def _ms(times: Iterable[ServerTimes | Measured]) -> Floats:
@@ -382,16 +362,18 @@ def parts(rows: Sequence[Measured], scheme: str) -> list[tuple[Ints, Ints]]:
 def left_out(linear: Slopes, scheme: str) -> dict[str, ServerTimes]:
     """Predictions with bands of every row, by constants and stack errors from other rows alone."""
     predicted = np.full(linear.measured_ms.shape, np.nan)
-    split = [(np.setdiff1d(linear.every, out), out) for _, out in parts(linear.rows, scheme)]
-    for fit_to, out in split:
+    split = [
+        (np.setdiff1d(linear.every, out), stack, which)
+        for _, out in parts(linear.rows, scheme)
+        for stack, which in linear.stacks(out).items()
+    ]
+    for fit_to, stack, which in split:
         settled = linear.settled(fit_to)
-        for stack, which in linear.stacks(out).items():
-            predicted[:, which] = settled.predicted(which, settled.host_of(fit_to, stack))
+        predicted[:, which] = settled.predicted(which, settled.host_of(fit_to, stack))
     sigma: dict[str, dict[str, float]] = {}
-    for fit_to, out in split:
-        for stack, which in linear.stacks(out).items():
-            own = asdict(linear.errors(fit_to, stack, predicted))
-            sigma |= {linear.rows[row].id: own for row in which}
+    for fit_to, stack, which in split:
+        own = asdict(linear.errors(fit_to, stack, predicted))
+        sigma |= {linear.rows[row].id: own for row in which}
     times = {
         row.id: base.at(row, float(ttft), float(tpot))
         for row, ttft, tpot, base in zip(linear.rows, *predicted, linear.base, strict=True)
@@ -427,12 +409,7 @@ def host_fit(linear: Slopes, fits: Mapping[str, Mapping[str, ServerTimes]], file
         off = f"TTFT is off by {ttft['mape']:.1f} % and TPOT by {tpot['mape']:.1f} %"
         note += f"; on servers left out mean {off}"
     whole = linear.fold(linear.every, fits[ONE_GPU_OUT] or crossed, linear.every[:0])
-    times = replace(
-        linear.limits,
-        fitted_to=note,
-        stacks=whole.stacks,
-        errors=whole.errors,
-        apart=whole.apart,
-    )
+    known: dict[str, Any] = {key: getattr(whole, key) for key in ("stacks", "errors", "apart")}
+    times = replace(linear.limits, fitted_to=note, **known)
     split = parts(rows, CROSS_VALIDATED)
     return HostFit(times, [linear.fold(fit_to, crossed, out) for fit_to, out in split])

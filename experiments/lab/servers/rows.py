@@ -216,6 +216,11 @@ class ServerTimes:
         return value
 
 
+def present(**values: Any) -> dict[str, Any]:
+    """Those that are not None."""
+    return {key: value for key, value in values.items() if value is not None}
+
+
 def read_tables(files: Sequence[Path], kind: type[_Row]) -> tuple[list[_Row], dict[str, str]]:
     """The rows of tables, and the reasons of refused rows by id (or ``row N`` without an id).
 

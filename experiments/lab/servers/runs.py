@@ -15,6 +15,7 @@ throughput is inversely proportional to the latency.
 from __future__ import annotations
 
 import zlib
+from collections import ChainMap
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -32,12 +33,7 @@ from sarathi_sim.experiments.config.loading import check_scenario
 from sarathi_sim.experiments.lab.servers.rows import METRICS, SCORED, Measured, ServerTimes
 from sarathi_sim.experiments.sweeps.backends import Backend
 from sarathi_sim.experiments.sweeps.execute import Report, execute
-from sarathi_sim.experiments.sweeps.plan import (
-    Run,
-    SharedRequests,
-    SweepPlan,
-    run_key,
-)
+from sarathi_sim.experiments.sweeps.plan import Run, SharedRequests, SweepPlan, run_key
 from sarathi_sim.experiments.sweeps.store import Store
 from sarathi_sim.profiler.facts.ops import MOE
 from sarathi_sim.profiler.storage.child import Progress, Say
@@ -86,19 +82,10 @@ def op_shares(deployment: Deployment, row: Measured) -> OpShares:
     life = {op: row.osl * time_s for op, time_s in decode.items()}
     if first is last:
         life = {op: beside * prompt[op] + time_s for op, time_s in life.items()}
-    half: dict[str, float] = {}
-    for pool in (first, last):
-        if (kernels := pool.ops.meta.kernels) is not None:
-            half |= kernels.half_width_pct
-    return OpShares(
-        {"ttft": _of_one(prompt), "tpot": _of_one(life)},
-        {
-            op: HOST_SIGMA
-            if op == HOST
-            else np.log1p(half.get(op, 100 * UNKNOWN) / 100) / NORMAL_90
-            for op in {**prompt, **decode}
-        },
-    )
+    kernels = [pool.ops.meta.kernels for pool in (first, last)]
+    half = ChainMap(*({} if of is None else dict(of.half_width_pct) for of in reversed(kernels)))
+    sigmas = {op: np.log1p(half.get(op, 100 * UNKNOWN) / 100) / NORMAL_90 for op in prompt | decode}
+    return OpShares({"ttft": _of_one(prompt), "tpot": _of_one(life)}, sigmas | {HOST: HOST_SIGMA})
 
 
 def _times(
@@ -210,14 +197,12 @@ def simulate_rows(
     if runs:
         sweep = SweepPlan("", "score", "", (), None, tuple(runs.values()), ())
         execute(sweep, at.store, at.backend, at.progress, report, at.say)
-    for (_, id), (run, _) in planned.items():
-        if run.key in report.failures:
-            refused[id] = report.failures[run.key]
+    failures = ((id, report.failures.get(run.key)) for (_, id), (run, _) in planned.items())
+    refused |= {id: failure for id, failure in failures if failure is not None}
     found: dict[str, Outcomes] = {name: {} for name in variants}
     for (name, id), (run, shares) in planned.items():
         if id not in refused:
-            numbers = _numbers(run, at.store.summary(run.key, NAME))
-            found[name][id] = RowOutcome(numbers, shares)
+            found[name][id] = RowOutcome(_numbers(run, at.store.summary(run.key, NAME)), shares)
     return found, refused
 
 
@@ -253,13 +238,11 @@ def redrawn(
     for row in full:
         numbers = [of[row.id].numbers for of in known.values() if row.id in of]
         if len(numbers) == REDRAWS:
-            base = outcomes[row.id].numbers
-            found[row.id] = {
-                metric: np.resize(
-                    [np.log(one[f"{metric}_ms"] / base[f"{metric}_ms"]) for one in numbers], DRAWS
-                )
-                for metric in METRICS
-            }
+            base, off = outcomes[row.id].numbers, {}
+            for metric in METRICS:
+                key = f"{metric}_ms"
+                off[metric] = np.resize([np.log(one[key] / base[key]) for one in numbers], DRAWS)
+            found[row.id] = off
     return found
 
 
@@ -332,27 +315,18 @@ def with_bands(
 ) -> dict[str, ServerTimes]:
     """The predictions of these rows with bands; ``op_draws`` are the draws of op and host errors,
     ``sigma_of`` holds the stack's standard deviation by id and metric."""
-    return {
-        row.id: _banded(row, predictions[row.id], op_draws[row.id], sigma_of[row.id])
-        for row in rows
-        if row.id in predictions
-    }
-
-
-def _banded(
-    row: Measured,
-    times: ServerTimes,
-    op_draws: Mapping[str, Floats],
-    sigma: Mapping[str, float],
-) -> ServerTimes:
-    ttft, tpot = (
-        getattr(times, SCORED[metric]) * np.exp(op_draws[metric] + sigma[metric] * normals("stack"))
-        for metric in METRICS
-    )
-    latency = row.latency_of(ttft, tpot)
-    drawn = {"ttft": ttft, "tpot": tpot, "latency": latency}
-    if times.output_tokens_per_s is not None:
-        slower = latency / row.latency_of(times.ttft_ms, times.tpot_ms)
-        drawn["throughput"] = times.output_tokens_per_s / slower
-    ends = np.quantile(np.stack([*drawn.values()]), (0.05, 0.95), axis=1).T.tolist()
-    return replace(times, bands=dict(zip(drawn, map(tuple, ends), strict=True)))
+    found = {}
+    for row in (row for row in rows if row.id in predictions):
+        times = predictions[row.id]
+        ttft, tpot = (
+            getattr(times, SCORED[metric])
+            * np.exp(op_draws[row.id][metric] + sigma_of[row.id][metric] * normals("stack"))
+            for metric in METRICS
+        )
+        drawn = {"ttft": ttft, "tpot": tpot, "latency": row.latency_of(ttft, tpot)}
+        if times.output_tokens_per_s is not None:
+            slower = drawn["latency"] / row.latency_of(times.ttft_ms, times.tpot_ms)
+            drawn["throughput"] = times.output_tokens_per_s / slower
+        ends = np.quantile(np.stack([*drawn.values()]), (0.05, 0.95), axis=1).T.tolist()
+        found[row.id] = replace(times, bands=dict(zip(drawn, map(tuple, ends), strict=True)))
+    return found
