@@ -76,21 +76,18 @@ def test_rows_are_read_and_broken_ones_are_refused_alone(tmp_path: Path) -> None
         read_servers([table(tmp_path, lines[0])] * 2)
 
 
-@pytest.mark.parametrize(
-    ("text", "message"),
-    [
+def test_what_is_no_such_table(tmp_path: Path) -> None:
+    header = f"{HEADER},ttft_ms,tpot_ms"
+    for text, message in (
         ("id,model\n", "column backend is missing"),
-        (f"{HEADER},ttfts_ms,tpot_ms\n", "column ttft_ms is missing (did you mean ttfts_ms?)"),
-        (f"{HEADER},ttft_ms,tpot_ms\n{ROW},80,20,7\n", "a row has more cells than the header"),
-        (f"{HEADER},ttft_ms,tpot_ms\n{ROW},80", "row 2 is truncated: it lacks a cell"),
-    ],
-)
-def test_what_is_no_such_table(tmp_path: Path, text: str, message: str) -> None:
-    path = tmp_path / "measured.csv"
-    path.write_text(text)
-    with pytest.raises(UserError) as caught:
-        read_servers([path])
-    assert str(caught.value).startswith(f"{path}: ") and message in str(caught.value)
+        (header.replace("ttft", "ttfts"), "column ttft_ms is missing (did you mean ttfts_ms?)"),
+        (f"{header}\n{ROW},80,20,7\n", "a row has more cells than the header"),
+        (f"{header}\n{ROW},80", "row 2 is truncated: it lacks a cell"),
+    ):
+        (path := tmp_path / "measured.csv").write_text(text)
+        with pytest.raises(UserError) as caught:
+            read_servers([path])
+        assert str(caught.value).startswith(f"{path}: ") and message in str(caught.value)
 
 
 def test_errors_by_hand() -> None:
@@ -135,18 +132,6 @@ def test_groups() -> None:
     ]
 
 
-def test_dense_models_and_mixtures_have_a_score_each() -> None:
-    rows = [measured("a", 100.0, 10.0), measured("b", 100.0, 10.0, dense=False)]
-    ours = {"a": ServerTimes(110.0, 9.0), "b": ServerTimes(150.0, 10.0)}
-    found = ScoredRows(rows, ours, ours, {"row 9": "no"}, peers={"peer": ours}).content()
-    assert (found["rows"], found["answered"]) == (3, 2)
-    for name, error in (("dense", 10.0), ("mixtures", 50.0)):
-        one = found["classes"][name]
-        assert (one["rows"], one["answered"], one["refused"]) == (1, 1, {})
-        assert one["groups"]["all"]["ttft"]["mape"] == pytest.approx(error)
-        assert one["peers"]["peer"]["groups"]["all"]["n"] == 1 and "classes" not in one
-
-
 def test_a_score_by_hand() -> None:
     """Ours is off by 10 % on a and b, the peer by 20 % on a, and it lacks b."""
     rows = [measured("a", 100.0, 10.0), measured("b", 100.0, 10.0), measured("c", 1.0, 1.0)]
@@ -166,6 +151,12 @@ def test_a_score_by_hand() -> None:
     assert (wide["answered"], wide["too_wide"]) == (1, 1)
     assert wide["groups"]["all"]["n"] == 2 and wide["groups"]["all"]["ttft"]["coverage"] == 100.0
     assert "no answer" in predictions_table(rows, banded, {})["reason"][1]
+    mixture = [rows[0], rows[1].model_copy(update={"dense": False})]
+    parts = ScoredRows(mixture, ours, ours, {"row 9": "no"}, peers=peers).content()["classes"]
+    for one, answered in ((parts["dense"], 1), (parts["mixtures"], 0)):
+        assert (one["rows"], one["answered"], one["refused"]) == (1, 1, {})
+        assert one["groups"]["all"]["ttft"]["mape"] == pytest.approx(10.0) and "classes" not in one
+        assert one["peers"]["peer"]["groups"]["all"]["n"] == answered
     table = predictions_table(rows, ours, {"c": "no", "row 9": "broken"})
     assert table["id"].tolist() == ["a", "b", "c", "row 9"]
     assert table["ttft_ms"].isna().tolist() == [False, False, True, True]
@@ -264,21 +255,17 @@ def test_a_table_without_an_answer_draws_and_fits_nothing(tmp_path: Path) -> Non
         assert not (out / "figures").exists() and not list(out.glob("host_time*"))
 
 
-@pytest.mark.parametrize(
-    ("message", "reason"),
-    [
+def test_a_refusal_in_a_few_words() -> None:
+    for message, reason in (
         ("system abacus: not modelled; modelled: a, b", "system abacus: not modelled"),
         ("cluster.tp: value 72: m: tp 72 does not", "tp that the model, or a node, cannot have"),
         ("kv_cache: m leaves no room; more", "no room for a KV cache beside the weights"),
-        ("ttft_ms: value 'a: b; c': must be a number; osl: value 1", "ttft_ms: must be a number"),
+        ("ttft_ms: value 'a: b; c': must be a number; osl: 1", "ttft_ms: must be a number"),
         ("osl: value 1: must be at least 2", "osl: must be at least 2"),
         ("concurrency: this key is missing", "concurrency: this key is missing"),
-    ],
-)
-def test_a_refusal_in_a_few_words(message: str, reason: str) -> None:
-    assert short_reason(message) == reason
-    table = predictions_table([], {}, {"row 1": f"{message}\nmore"})
-    assert table.loc[0, ["reason", "detail"]].tolist() == [reason, f"{message} more"]
+    ):
+        table = predictions_table([], {}, {"row 1": f"{message}\nmore"})
+        assert table.loc[0, ["reason", "detail"]].tolist() == [reason, f"{message} more"]
 
 
 def test_two_scores_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -193,15 +193,13 @@ class Slopes:
             return HostConstants(**dict(zip(names, (values * unit).tolist(), strict=True)))
 
         def cost(values: Floats) -> float:
-            far = float(np.abs(values - prior).mean())
-            return self.loss(which, host_of(values)) + PRIOR_ROWS / len(which) * far
+            far = PRIOR_ROWS / len(which) * float(np.abs(values - prior).mean())
+            return self.loss(which, host_of(values)) + far
 
-        tried = [
-            minimize(cost, start, method="Powell", bounds=bounds / unit[:, None])
-            for start in (prior, np.full(len(names), 0.5))
-        ]
-        best = min(tried, key=lambda one: one.fun).x
-        return _rounded(astuple(host_of(best)))
+        limits = bounds / unit[:, None]
+        starts = (prior, np.full(len(names), 0.5))
+        tried = [minimize(cost, start, method="Powell", bounds=limits) for start in starts]
+        return _rounded(astuple(host_of(min(tried, key=lambda one: one.fun).x)))
 
     def loss(self, which: Ints, host: HostConstants) -> float:
         """The mean absolute logarithm of TTFT's errors and, with more weight, TPOT's."""

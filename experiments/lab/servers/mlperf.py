@@ -197,20 +197,19 @@ class MlperfRun(BaseModel):
     def allows(self, capacity: float) -> bool:
         """Whether a capacity is right: near the rate of a run that stopped at a limit, and between
         its rate and Offline for others."""
-        (low, high), most = (
-            (WITHIN, self.rate) if self.stopped else (BRACKET, self.offline_samples_per_s)
-        )
+        low, high = WITHIN if self.stopped else BRACKET
+        most = self.rate if self.stopped else self.offline_samples_per_s
         return low * self.rate <= capacity <= high * most
-
-    @property
-    def simulated(self) -> int:
-        """The number of requests that are simulated."""
-        return min(self.n_queries, A_REPLICA * self.replicas)
 
     @property
     def binds(self) -> str:
         """Whose limit is nearer."""
         return _largest(self.stresses)
+
+    @property
+    def simulated(self) -> int:
+        """The number of requests that are simulated."""
+        return min(self.n_queries, A_REPLICA * self.replicas)
 
     @property
     def replicas(self) -> int:
@@ -361,26 +360,22 @@ def scenario_of(run: MlperfRun, trace: Path) -> dict[str, Any]:
     version = TRTLLM if stack == "trtllm" else run.engine_version or None
     layout, balance = _ranks(run)
     if stack == "vllm":
-        settings = present(
-            version=run.engine_version or None,
-            max_num_batched_tokens=run.max_num_tokens,
-            max_num_seqs=run.max_batch_size,
-            long_prefill_token_threshold=run.other_flags.get("long-prefill-token-threshold"),
-        )
+        settings = {
+            "version": version,
+            "max_num_batched_tokens": run.max_num_tokens,
+            "max_num_seqs": run.max_batch_size,
+            "long_prefill_token_threshold": run.other_flags.get("long-prefill-token-threshold"),
+        }
     else:
-        settings = balance | present(
-            max_num_tokens=run.max_num_tokens,
-            max_batch_size=run.max_batch_size,
-            capacity_scheduler_policy="max_utilization",  # ``max_util``, as all runs have it
-            enable_chunked_prefill=run.chunked_prefill,
-            disable_overlap_scheduler=run.in_engine,
-        )
-    engine: dict[str, Any] = {"frontend_s": 0.0}
-    if run.in_engine:
-        engine["executor"] = "tensorrt"
-    if run.gpu in SLOWER:
-        computing = [op for op, of in OPS.items() if of.shape is not None or op == PREFILL]
-        engine["op_scale"] = dict.fromkeys(computing, SLOWER[run.gpu])
+        settings = balance | {
+            "max_num_tokens": run.max_num_tokens,
+            "max_batch_size": run.max_batch_size,
+            "capacity_scheduler_policy": "max_utilization",  # ``max_util``, as all runs have it
+            "enable_chunked_prefill": run.chunked_prefill,
+            "disable_overlap_scheduler": run.in_engine,
+        }
+    computing = [op for op, of in OPS.items() if of.shape is not None or op == PREFILL]
+    slower = dict.fromkeys(computing, SLOWER[run.gpu]) if run.gpu in SLOWER else None
     return {
         "model": task.model,
         "device": DEVICES[run.gpu],
@@ -398,13 +393,15 @@ def scenario_of(run: MlperfRun, trace: Path) -> dict[str, Any]:
             "lengths": {"kind": "trace", "path": str(trace)},
             "arrivals": {"kind": "trace"},
         },
-        "policy": {"name": stack, **settings},
+        "policy": {"name": stack, **present(**settings)},
         "kv_cache": present(
             **{MEMORY[stack]: run.kv_free_gpu_mem_fraction},
             block_size=run.tokens_per_block or run.other_flags.get("block-size"),
             prefix_caching=False,
         ),
-        "engine": engine,
+        "engine": present(
+            frontend_s=0.0, executor="tensorrt" if run.in_engine else None, op_scale=slower
+        ),
     }
 
 
@@ -666,10 +663,8 @@ def _trace(run: MlperfRun, runs: Sequence[MlperfRun], lengths: Path, folder: Pat
     """The requests of a run, in a file that is named by what they depend on. All ``runs`` of a
     benchmark in a number format have their mean output: it differs by 1 %."""
     what = (run.model, run.measurement_weight_type)
-    alike = [
-        one.output_tokens_mean for one in runs if (one.model, one.measurement_weight_type) == what
-    ]
-    mean = round(float(np.mean(alike)), 2)
+    alike = (run for run in runs if (run.model, run.measurement_weight_type) == what)
+    mean = round(float(np.mean([one.output_tokens_mean for one in alike])), 2)
     key = (*what, run.simulated, run.target_rate_per_s, mean, run.schedule_rng_seed, str(lengths))
     path = folder / f"{run.model}_{sha256(repr(key).encode()).hexdigest()[:12]}.csv"
     if not path.is_file():
