@@ -35,12 +35,12 @@ _CONSTANTS = {
 """A constant's factor, digits and heading."""
 
 
-def servers_answer(content: Mapping[str, Any], name: str = "") -> Section:
+def servers_answer(content: Mapping[str, Any]) -> Section:
     """Of what a score of servers prints with ``--json``, or one of MLPerf's runs."""
-    return (_mlperf_answer if "mlperf" in content else _tables_answer)(content, name)
+    return (_mlperf_answer if "mlperf" in content else _tables_answer)(content)
 
 
-def _tables_answer(content: Mapping[str, Any], name: str) -> Section:
+def _tables_answer(content: Mapping[str, Any]) -> Section:
     groups = {group: one for group, one in content["groups"].items() if one["n"]}
     drawn = content.get("bands", {})
     again = drawn.get("redrawn", {})
@@ -58,7 +58,7 @@ def _tables_answer(content: Mapping[str, Any], name: str) -> Section:
     details.append(SortableTable("Rows without a prediction", ("reason", "rows"), refused))
     return Section(
         kind="score",
-        name=name,
+        name="",
         question="How far are predictions of TTFT and TPOT from measured servers?",
         answer=_of_groups(content, groups),
         table=replace(table, note=_ERRORS),
@@ -160,7 +160,7 @@ def _constants(kind: str, hosts: Mapping[str, Mapping[str, float]]) -> SortableT
 # Audited runs -----------------------------------------------------------------------------------
 
 
-def _mlperf_answer(content: Mapping[str, Any], name: str) -> Section:
+def _mlperf_answer(content: Mapping[str, Any]) -> Section:
     said, runs = content["mlperf"], content["runs"]
     stopped, proven = said["stopped_at_a_limit"], said["proven"]
     columns = {f"{m}_ms_{s}": f"{m.upper()} {s}" for m in METRICS for s in ("mean", "p99")}
@@ -188,7 +188,7 @@ def _mlperf_answer(content: Mapping[str, Any], name: str) -> Section:
     inside = said["in_band_pct"]
     return Section(
         kind="score",
-        name=name,
+        name="",
         question="What rate do MLPerf's audited systems carry at their P99 limits?",
         answer=f"{said['answered']} of {said['rows']} runs have a prediction. Of "
         f"{stopped['rows']} that stopped at a limit, {stopped['within']} have a capacity of 0.95 "

@@ -96,7 +96,7 @@ def errors(
         "coverage_pm": None,
     }
     if len(set(servers)) > 1:
-        by_server = pd.Series(inside - np.mean(inside)).groupby(servers).sum()
+        by_server = pd.Series(np.array(inside) - np.mean(inside)).groupby(servers).sum()
         found["coverage_pm"] = 196 * float(np.sqrt((by_server**2).sum())) / len(inside)
     return found
 
@@ -173,8 +173,8 @@ def predictions_table(
     bands, reason and detail. Rows that could not be read come last."""
     by_id, table = {row.id: row for row in rows}, list[list[Any]]()
     for id in dict.fromkeys([*by_id, *refused]):
-        values, ends = [np.nan] * len(SCORED), _NO_BAND * len(SCORED)
-        detail = " ".join(refused.get(id, "").split())
+        values: list[float | None] = [np.nan] * len(SCORED)
+        ends, detail = _NO_BAND * len(SCORED), " ".join(refused.get(id, "").split())
         reason = short_reason(refused.get(id, ""))
         if (times := predictions.get(id)) is not None:
             values = [times.of(by_id[id], metric) for metric in SCORED]

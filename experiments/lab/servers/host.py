@@ -155,7 +155,7 @@ class Slopes:
     draws: Draws
     base: Sequence[ServerTimes]
     limits: HostTimes
-    apart: Slopes | None = None
+    apart: tuple[Floats, Floats]
     fits: dict[Any, HostConstants] = field(default_factory=dict)
 
     @property
@@ -210,19 +210,15 @@ class Slopes:
 
     def drifted(self, shares: Mapping[str, float]) -> Slopes:
         """With the clients of each campaign so far apart."""
-        if self.apart is None:
-            return self
         share = np.array([shares.get(campaign_of(row), 0.0) for row in self.rows])[:, None]
-        times = self.times + share * (self.apart.times - self.times)
-        launched = self.launched + share * (self.apart.launched - self.launched)
+        near, far = (self.times, self.launched), self.apart
+        times, launched = (a + share * (b - a) for a, b in zip(near, far, strict=True))
         return replace(self, times=times, launched=launched)
 
     def shares(self, which: Ints) -> dict[str, float]:
         """How far apart the clients of each campaign are, so that the rows ``which`` are predicted
         best with constants of their own."""
         found: dict[str, float] = {}
-        if self.apart is None:
-            return found
         campaigns = np.array([campaign_of(self.rows[row]) for row in which])
         for campaign in filter(None, np.unique(campaigns)):
             own = which[campaigns == campaign]
@@ -249,16 +245,16 @@ class Slopes:
         """A stack's constants by the rows ``which``: fitted to its own, where there are enough. Of
         any other stack they are the median of those of all stacks there and of those measured
         elsewhere."""
-        own = {name: rows for name, rows in self.stacks(which).items() if self._enough(rows)}
+        least = len(self.limits.constants) // 2  # a server says something of two constants
+        own = {
+            name: rows
+            for name, rows in self.stacks(which).items()
+            if len(rows) >= FEWEST and len({server_of(self.rows[row]) for row in rows}) >= least
+        }
         if stack in own:
             return self.fitted(own[stack])
         known = [self.limits.measured, *map(self.fitted, own.values())]
         return _rounded(np.median([astuple(host) for host in known], axis=0))
-
-    def _enough(self, which: Ints) -> bool:
-        """A server says something of two constants."""
-        servers = {server_of(self.rows[row]) for row in which}
-        return len(which) >= FEWEST and len(servers) >= len(self.limits.constants) // 2
 
     def errors(self, which: Ints, stack: str, predicted: Floats) -> StackErrors:
         """A stack's own error by metric, of its rows among ``which``, or of all if these are few;
@@ -308,32 +304,29 @@ def slopes(
     limits: HostTimes,
     mixtures: bool = False,
 ) -> Slopes:
-    """From the simulations with :func:`grid` (and :func:`launching`, where there are such), of the
-    rows that are answered and :func:`fitting`; also with clients that have drifted apart."""
-    if BASE + APART in simulated:
-        near = {name: of for name, of in simulated.items() if not name.endswith(APART)}
-        far = {name: {**of, **simulated.get(name + APART, {})} for name, of in near.items()}
-        found = slopes(rows, near, draws, limits, mixtures)
-        return replace(found, apart=slopes(rows, far, draws, limits, mixtures))
+    """From the simulations with :func:`grid`, of the rows that are answered and :func:`fitting`;
+    also with clients that have drifted apart, where they can."""
     rows = [row for row in rows if row.id in simulated[BASE] and fitting(row, mixtures)]
     base, hosts = limits.measured, grid(limits.measured)
-    table = {name: _ms([simulated[name][row.id] for row in rows]) for name in hosts}
-    terms = [
-        (table[name] - table[BASE]) / (getattr(hosts[name], of) - getattr(base, of))
-        for name, of in ((ITERATION, "host_iteration_s"), (SEQUENCE, "host_sequence_s"))
-    ]
-    frontend = np.broadcast_to([1000.0, 0.0], table[BASE].shape)
+    frontend = np.broadcast_to([1000.0, 0.0], (len(rows), 2))
     prompt = np.array([mean_prompt(row) for row in rows]).reshape(-1, 1)
-    terms += [frontend, prompt * frontend]
-    start = table[BASE] - sum(
-        slope * value for slope, value in zip(terms, astuple(base), strict=False)
-    )
-    launched = [table[name] - table[BASE] for name in LAUNCHES]
-    times, added = (
-        np.stack(each, axis=-1).transpose(1, 0, 2) for each in ([start, *terms], launched)
-    )
+    ends = []
+    for far in ("", APART):
+        found = {name: {**simulated[name], **simulated.get(name + far, {})} for name in hosts}
+        table = {name: _ms([found[name][row.id] for row in rows]) for name in hosts}
+        terms = [
+            (table[name] - table[BASE]) / (getattr(hosts[name], of) - getattr(base, of))
+            for name, of in ((ITERATION, "host_iteration_s"), (SEQUENCE, "host_sequence_s"))
+        ]
+        terms += [frontend, prompt * frontend]
+        known = zip(terms, astuple(base), strict=False)
+        start = table[BASE] - sum(slope * value for slope, value in known)
+        launched = [table[name] - table[BASE] for name in LAUNCHES]
+        times, added = (np.stack(x, -1).transpose(1, 0, 2) for x in ([start, *terms], launched))
+        ends.append((times, added))
+    near, apart = ends
     outcomes = [simulated[BASE][row.id] for row in rows]
-    return Slopes(rows, times, added, _ms(rows).T, draws, outcomes, limits)
+    return Slopes(rows, *near, _ms(rows).T, draws, outcomes, limits, apart)
 
 
 def _ms(times: Iterable[ServerTimes | Measured]) -> Floats:

@@ -493,7 +493,21 @@ class ScoredMlperf:
                 },
                 "in_band_pct": 100 * float(np.mean(inside)) if inside else None,
             },
-            "runs": {run.id: _line(run, best[run.id]) for run in answered},
+            "runs": {
+                run.id: {
+                    "cell": run.cell,
+                    "scenario": run.scenario,
+                    "rate": run.rate,
+                    "offline": run.offline_samples_per_s,
+                    "stress": run.stresses[run.binds],
+                    "limit": run.binds,
+                    "binds": best[run.id].binds,
+                    "right": run.allows(best[run.id].capacity),
+                    "measured": {key: getattr(run, key) for key in LATENCIES},
+                    "predicted": {key: [*each] for key, each in best[run.id].numbers.items()},
+                }
+                for run in answered
+            },
             "refused": dict(self.refused),
             "host": asdict(self.host) if self.fitted else {},
         }
@@ -511,21 +525,6 @@ class ScoredMlperf:
         table.to_csv(folder / "predictions.csv", index=False, float_format="%.6g")
         if self.fitted:
             write_whole(folder / "mlperf_host.yaml", dump_yaml(asdict(self.host)).encode())
-
-
-def _line(run: MlperfRun, best: PredictedRun) -> dict[str, Any]:
-    return {
-        "cell": run.cell,
-        "scenario": run.scenario,
-        "rate": run.rate,
-        "offline": run.offline_samples_per_s,
-        "stress": run.stresses[run.binds],
-        "limit": run.binds,
-        "binds": best.binds,
-        "right": run.allows(best.capacity),
-        "measured": {key: getattr(run, key) for key in LATENCIES},
-        "predicted": {key: [*each] for key, each in best.numbers.items()},
-    }
 
 
 def _errors(
@@ -568,7 +567,7 @@ def score_mlperf(
                 best[id] = one
         if fit:
             host = replace(host, errors=errors_of_cells(best, runs))
-        best = with_bands(best, {run.id: _slower(run, host) for run in runs}, options, at)
+        best = with_bands(best, runs, host, options, at)
     return ScoredMlperf(runs, best, refused, host, fit)
 
 
@@ -719,30 +718,28 @@ def fit_engines(
     return replace(host, host_iteration_s=times)
 
 
-def _slower(run: MlperfRun, host: MlperfHost) -> list[float]:
-    """The factors on op times at the ends of a run's band: by the other cells' error, and by that
-    of a GPU whose tables are another's."""
-    off = NORMAL_90 * host.error_without(run.cell)
-    lent = np.log1p(LENT_PCT["gemm"] / 100) if run.gpu in SLOWER else 0
-    ends: list[float] = np.exp(np.hypot(off, lent) * np.array([1, -1])).tolist()
-    return ends
-
-
 def with_bands(
     best: Mapping[str, PredictedRun],
-    factors: Mapping[str, Sequence[float]],
+    runs: Sequence[MlperfRun],
+    host: MlperfHost,
     options: Mapping[str, LoadGenOption],
     at: Bench,
 ) -> dict[str, PredictedRun]:
-    """The predictions with bands: all op times slower, and faster, by these factors."""
+    """The predictions with bands: all op times slower, and faster, by the other cells' error, and
+    by that of a GPU whose tables are another's."""
+    lent = np.log1p(LENT_PCT["gemm"] / 100)
+    factors: dict[str, list[float]] = {}
+    for run in runs:
+        off = np.hypot(NORMAL_90 * host.error_without(run.cell), lent * (run.gpu in SLOWER))
+        factors[run.id] = np.exp(off * np.array([1, -1])).tolist()
     found = search_all({options[id]: _at_rate(options[id], factors[id]) for id in best}, at)
     banded = {}
     for id, one in best.items():
         if not isinstance(ends := found[options[id]], str):
             numbers = {key: _band(*(each[key] for each in ends)) for key in LATENCIES}
             load = one.capacity
-            capacity = _band(load, *(load / factor for factor in factors[id]))
-            banded[id] = replace(one, numbers={**numbers, CAPACITY: capacity})
+            numbers[CAPACITY] = _band(load, *(load / factor for factor in factors[id]))
+            banded[id] = replace(one, numbers=numbers)
     return banded
 
 

@@ -202,19 +202,12 @@ def simulate_rows(
     found: dict[str, Outcomes] = {name: {} for name in variants}
     for (name, id), (run, shares) in planned.items():
         if id not in refused:
-            found[name][id] = RowOutcome(_numbers(run, at.store.summary(run.key, NAME)), shares)
+            summary, cache = at.store.summary(run.key, NAME), run.scenario.kv_cache
+            numbers = {key: summary[key] for key in ("output_tokens_per_s", "kv_peak_share")}
+            numbers |= {f"{metric}_ms": 1e3 * summary[f"{metric}_s"]["mean"] for metric in METRICS}
+            numbers["num_blocks"] = float(cache.num_blocks or 0) if cache is not None else 0.0
+            found[name][id] = RowOutcome(numbers, shares)
     return found, refused
-
-
-def _numbers(run: Run, summary: Mapping[str, Any]) -> dict[str, float]:
-    cache = run.scenario.kv_cache
-    return {
-        "ttft_ms": 1e3 * summary["ttft_s"]["mean"],
-        "tpot_ms": 1e3 * summary["tpot_s"]["mean"],
-        "output_tokens_per_s": summary["output_tokens_per_s"],
-        "kv_peak_share": summary["kv_peak_share"],
-        "num_blocks": float(cache.num_blocks or 0) if cache is not None else 0.0,
-    }
 
 
 # Bands ------------------------------------------------------------------------------------------
