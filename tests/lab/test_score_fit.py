@@ -9,12 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from sarathi_sim.experiments.config.inputs import (
-    NONE,
-    HostConstants,
-    calls_of_layer,
-    host_times,
-)
+from sarathi_sim.experiments.config.inputs import NONE, HostConstants, calls_of_layer, host_times
 from sarathi_sim.experiments.lab.servers import host as hosts
 from sarathi_sim.experiments.lab.servers.errors import errors, grouped
 from sarathi_sim.experiments.lab.servers.host import (
