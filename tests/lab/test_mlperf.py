@@ -195,21 +195,16 @@ def test_each_gpu_of_a_run_with_attention_in_parallel_is_a_rank() -> None:
     assert "enable_balance" not in whole["policy"] and "dp" not in whole["cluster"]
 
 
-@pytest.mark.parametrize(
-    ("cells", "reason"),
-    [
+def test_what_has_no_scenario_is_refused_with_the_reason() -> None:
+    for cells, reason in (
         ({"tp": "", "pp": ""}, "published no settings"),
         ({"gpu": "GB300"}, "gpu GB300: has no tables; there: B200,"),
         ({"engine": "Other"}, "engine Other: has no tables"),
         ({"model": "other"}, "model other: not modelled"),
         ({"tp": "3"}, "n_gpus 8: no multiple of tp x pp, 3"),
-    ],
-)
-def test_what_has_no_scenario_is_refused_with_the_reason(
-    cells: dict[str, str], reason: str
-) -> None:
-    with pytest.raises(UserError, match=reason):
-        scenario_of(run_of(**cells), Path("trace.csv"))
+    ):
+        with pytest.raises(UserError, match=reason):
+            scenario_of(run_of(**cells), Path("trace.csv"))
 
 
 @pytest.fixture(scope="module")
@@ -222,19 +217,15 @@ def runs() -> list[MlperfRun]:
     return found
 
 
-def test_the_schedules_of_all_runs_last_as_long_as_the_logs_say(runs: list[MlperfRun]) -> None:
-    """The logs' times are rounded to 0.1 s."""
+def test_all_runs_have_the_logs_schedules_and_most_a_scenario(runs: list[MlperfRun]) -> None:
+    """The logs' times are rounded to 0.1 s. Runs of two GPUs without tables and four without
+    settings have no scenario."""
+    why = Counter[str]()
     for run in runs:
         total = (
             mlperf.gaps_ns(run.schedule_rng_seed, run.target_rate_per_s, run.n_queries).sum() / 1e9
         )
         assert total == pytest.approx(run.schedule_duration_s, abs=0.0501), run.id
-
-
-def test_which_runs_have_a_scenario(runs: list[MlperfRun]) -> None:
-    """Those of two GPUs without tables and four without settings have none."""
-    why = Counter[str]()
-    for run in runs:
         try:
             check_scenario(scenario_of(run, Path("trace.csv")), Source("mlperf", run.id, {}, ()))
         except UserError as error:
@@ -242,14 +233,12 @@ def test_which_runs_have_a_scenario(runs: list[MlperfRun]) -> None:
     assert why == {"gpu GB300": 2, "the submitter published no settings": 4}
 
 
-@pytest.mark.parametrize("model", ["llama2-70b", "llama3.1-405b", "llama3.1-8b", "mixtral-8x7b"])
-def test_the_lengths_of_each_benchmark_have_the_runs_mean(
-    runs: list[MlperfRun], model: str
-) -> None:
-    run = min((run for run in runs if run.model == model), key=lambda run: run.n_queries)
-    found = requests_of(run, SHARED)
-    assert len(found) == run.n_queries
-    assert found.output.mean() == pytest.approx(run.output_tokens_mean, rel=1e-3)
+def test_the_lengths_of_each_benchmark_have_the_runs_mean(runs: list[MlperfRun]) -> None:
+    for model in ("llama2-70b", "llama3.1-405b", "llama3.1-8b", "mixtral-8x7b"):
+        run = min((run for run in runs if run.model == model), key=lambda run: run.n_queries)
+        found = requests_of(run, SHARED)
+        assert len(found) == run.n_queries
+        assert found.output.mean() == pytest.approx(run.output_tokens_mean, rel=1e-3), model
 
 
 # Predictions ------------------------------------------------------------------------------------
@@ -257,6 +246,7 @@ def test_the_lengths_of_each_benchmark_have_the_runs_mean(
 SMALL = {"n_gpus": "1", "n_queries": "400", "target_rate_per_s": "8",
          "scheduled_samples_per_s": "8", "offline_samples_per_s": "20",
          "output_tokens_mean": "150"}  # fmt: skip
+LIMITS = {"ttft_limit_ms": "450", "tpot_limit_ms": "60"}
 
 
 def predicted(capacity: float, binds: str = "tpot", **latencies: float) -> PredictedRun:
@@ -337,12 +327,10 @@ def test_constants_come_from_other_systems_and_the_capacity_is_carried(tmp_path:
     """Two systems whose iterations wait 7 ms for their host, which a fit finds; each is predicted
     with what the other says."""
     rows = []
-    for id, gpus in (("one", "1"), ("two", "2")):
-        rate = str(8 * int(gpus))
-        cells = {**SMALL, "id": id, "n_gpus": gpus, "scenario": "Interactive",
-                 "target_rate_per_s": rate, "scheduled_samples_per_s": rate,
-                 "offline_samples_per_s": str(20 * int(gpus)), "ttft_limit_ms": "450",
-                 "tpot_limit_ms": "60"}  # fmt: skip
+    for id, gpus in (("one", 1), ("two", 2)):
+        rates = {"target_rate_per_s": 8, "scheduled_samples_per_s": 8, "offline_samples_per_s": 20}
+        cells = {**SMALL, "id": id, "n_gpus": str(gpus), "scenario": "Interactive", **LIMITS}
+        cells |= {key: str(gpus * rate) for key, rate in rates.items()}
         truth = with_host(option_of(tmp_path, **cells), 0.007, 1.0)
         rows.append(cells | {key: f"{value:.6g}" for key, value in times_of(truth).items()})
     table = write_table(tmp_path / "runs.csv", *rows)
@@ -369,8 +357,7 @@ def test_constants_come_from_other_systems_and_the_capacity_is_carried(tmp_path:
 @pytest.mark.slow
 def test_the_command_writes_every_run_and_reason(tmp_path: Path) -> None:
     lengths(tmp_path, "llama2-70b")
-    run = {**SMALL, "ttft_limit_ms": "450", "tpot_limit_ms": "60"}
-    table = write_table(tmp_path / "runs.csv", run, {"id": "none", "tp": "", "pp": ""})
+    table = write_table(tmp_path / "runs.csv", SMALL | LIMITS, {"id": "none", "tp": "", "pp": ""})
     out = tmp_path / "S"
     asked = [
         "lab",

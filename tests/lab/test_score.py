@@ -299,26 +299,21 @@ def test_latency_and_throughput_are_scored() -> None:
     assert errors([given], {"a": times}, "throughput") is None
 
 
-@pytest.mark.parametrize(
-    ("model", "precision", "system", "formats"),
-    [
+def test_a_model_has_its_checkpoints_formats() -> None:
+    for model, precision, system, formats in (
         ("Qwen/Qwen3-32B", "fp8", "h100_sxm", ("fp8_block", None)),
         ("meta-llama/Llama-3.1-70B", "fp8", "h100_sxm", ("fp8", None)),
         ("MiniMaxAI/MiniMax-M2.5", "fp8", "h100_sxm", ("fp8_block", "fp8_block")),
         ("openai/gpt-oss-120b", "fp4", "h100_sxm", ("bf16", "w4a16_mxfp4")),
         ("openai/gpt-oss-120b", "fp4", "b200_sxm", ("bf16", "w4a8_mxfp4_mxfp8")),
-    ],
-)
-def test_a_model_has_its_checkpoints_formats(
-    model: str, precision: str, system: str, formats: tuple[str, str | None]
-) -> None:
-    given = {"model": model, "precision": precision, "system": system, "tp": 4}
-    found = scenario_of(measured("a", **given), NONE)
-    assert (found["dtype"], found.get("moe_dtype")) == formats
-    if formats[1]:
-        assert found["cluster"]["expert_parallel"] is False
-        spread = scenario_of(measured("a", **given, moe_ep=4), NONE)
-        assert spread["cluster"]["expert_parallel"] is True
+    ):
+        given = {"model": model, "precision": precision, "system": system, "tp": 4}
+        found = scenario_of(measured("a", **given), NONE)
+        assert (found["dtype"], found.get("moe_dtype")) == formats
+        if formats[1]:
+            assert found["cluster"]["expert_parallel"] is False
+            spread = scenario_of(measured("a", **given, moe_ep=4), NONE)
+            assert spread["cluster"]["expert_parallel"] is True
 
 
 def test_every_served_model_is_shipped() -> None:

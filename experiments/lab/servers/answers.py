@@ -232,17 +232,14 @@ def lockstep_answer(logs: Mapping[str, Replay]) -> Section:
     """Decisions of ours beside those of engines, log by log."""
     total, same = (sum(getattr(one, key) for one in logs.values()) for key in _COUNTED)
     rows = [(name, *(f"{getattr(one, key):,}" for key in _COUNTED)) for name, one in logs.items()]
+    differences = {name: one.first_difference for name, one in logs.items()}
     return Section(
         kind="lockstep",
         name=enumerated([*logs][:1]),
         question="Does our scheduler decide what the engine's decided?",
         answer=f"{len(logs)} logs, {same:,} of {total:,} decisions identical.",
         table=SortableTable("Decisions", ("log", *_COUNTED), rows),
-        warnings=[
-            f"{name}: first difference: {one.first_difference}"
-            for name, one in logs.items()
-            if one.first_difference is not None
-        ],
+        warnings=[f"{n}: first difference: {one}" for n, one in differences.items() if one],
     )
 
 

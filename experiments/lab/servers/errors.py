@@ -22,9 +22,9 @@ WIDEST = 0.6
 TOO_WIDE = f"a band over {100 * WIDEST:.0f} % either way: no answer"
 
 DRAFTED, FLAGGED = "with drafts", "flagged"
-#: What rows are grouped by: the group's first word, and how a row says which one it is in (empty:
+#: What rows are grouped by: the group's first word, and how a row says which one it is in (None:
 #: in none). Concurrencies go by the power of two up to which they lie.
-GROUPS: Mapping[str, Callable[[Measured], str]] = {
+GROUPS: Mapping[str, Callable[[Measured], str | None]] = {
     "all": lambda row: "",
     "engine": lambda row: row.backend,
     "gpu": lambda row: row.system,
@@ -33,25 +33,27 @@ GROUPS: Mapping[str, Callable[[Measured], str]] = {
     "mode": lambda row: row.mode,
     "model": lambda row: row.model,
     "concurrency": lambda row: f"<= {2 ** (row.concurrency - 1).bit_length()}",
+    "memory": lambda row: None,
+    "measured cold": lambda row: "" if measured_cold(row) else None,
 }
 
 
 def grouped(rows: Iterable[Measured], full: Collection[str] = ()) -> dict[str, list[Measured]]:
     """Rows by group. ``all`` holds those without flags, and so do the groups of :data:`GROUPS`;
     those with flags are in ``flagged``, and nowhere else. ``full`` are the ids of those whose KV
-    cache was full: where requests wait for memory, TTFT is a matter of its size. Those that were
-    ``measured cold`` are such a group, too. Those ``with drafts`` are in no other."""
+    cache was full: where requests wait for memory, TTFT is a matter of its size. Those ``with
+    drafts`` are in no other group."""
     found: dict[tuple[str, str], list[Measured]] = {("all", ""): []}
+    ways = {**GROUPS}
+    if full:
+        ways["memory"] = lambda row: "full" if row.id in full else "not full"
     for row in rows:
+        names = [(word, which) for word, of in ways.items() if (which := of(row)) is not None]
         if row.flags or row.drafts:
             names = [(FLAGGED if row.flags else DRAFTED, "")]
-        else:
-            names = [(word, of(row)) for word, of in GROUPS.items()]
-            names += [("memory", "full" if row.id in full else "not full")] if full else []
-            names += [("measured cold", "")] if measured_cold(row) else []
         for name in names:
             found.setdefault(name, []).append(row)
-    order = [*GROUPS, "memory", "measured cold", DRAFTED, FLAGGED]
+    order = [*GROUPS, DRAFTED, FLAGGED]
 
     def place(name: tuple[str, str]) -> tuple[int, int, str]:
         word, which = name

@@ -1,10 +1,9 @@
 """The host's constants fitted to measured servers, and predictions of rows left out of the fit.
 
-A row is simulated with the constants measured elsewhere, with a longer iteration, and with a longer
-time a sequence. Between and beyond these, TTFT and TPOT are taken as linear in the constants. So a
-fit needs no more simulations, however many rows it leaves out. Launching matters only if it takes
-longer than the kernels: it is simulated at two values, and TTFT and TPOT are linear between these.
-Mixtures of experts have constants of their own, one more.
+A row is simulated with the constants measured elsewhere, with a longer iteration, with a longer
+time a sequence, and with two times of launching a call. TTFT and TPOT are linear between and beyond
+these, so a fit needs no more simulations, however many rows it leaves out. Mixtures of experts have
+constants of their own, one more.
 """
 
 from __future__ import annotations

@@ -2,16 +2,10 @@
 
 A table has a row for each valid run of the scenarios Server and Interactive: what the submitter
 set, the rate, and what LoadGen logged; times in ms, rates in requests a second. The requests are
-LoadGen's: whole permutations of the data set, with exponential gaps between them
-(mlcommons/inference at b66003e1, ``loadgen/``). Lengths by sample are in ``lengths_MODEL.csv``.
-
-Nothing of a run but its settings, its data set and its limits leads to its capacity; its rate only
-says where its latencies are simulated. All replicas are simulated behind their router. Requests
-come as LoadGen sends them: another load has the same requests and gaps, stretched.
-
-**Constants** of TensorRT's engines are fitted to the runs of other systems: a cell (GPU, number of
-GPUs, model) has the medians of the other cells. The errors of their capacities then make its
-90 % band: that of op times all slower, and all faster, by 1.64 standard deviations.
+LoadGen's (mlcommons/inference at b66003e1, ``loadgen/``), and lengths by sample are in
+``lengths_MODEL.csv``. docs/mlperf.md says what is compared, and how the **constants** of TensorRT's
+engines are fitted: a cell (GPU, number of GPUs, model) has the medians of the other cells, and the
+errors of their capacities make its 90 % band.
 """
 
 from __future__ import annotations
@@ -129,10 +123,8 @@ FORMATS: dict[str, WeightDtype] = {"fp8": "fp8", "fp4": "nvfp4"}
 
 class MlperfRun(BaseModel):
     """One run. ``rate`` is that of the arrivals as drawn, ``target_rate_per_s`` that asked for.
-
-    A run whose submitter published no settings has no ``tp``, ``pp``, ``max_batch_size`` and
-    ``max_num_tokens``. These, and the share of the memory, are one replica's.
-    """
+    Settings are one replica's; a run whose submitter published none has no ``tp``, ``pp``,
+    ``max_batch_size`` and ``max_num_tokens``."""
 
     model_config = ConfigDict(frozen=True, extra="ignore", protected_namespaces=())
 
@@ -225,13 +217,9 @@ class MlperfRun(BaseModel):
 
 @strict_dataclass
 class MlperfHost:
-    """What was fitted to the runs ``fitted_to``, by cell.
-
-    ``host_iteration_s``: the seconds that an iteration of TensorRT's engines waits for its host,
-    with which their mean time per output token is right. ``all_reduce``: the factor on the time of
-    messages with which their mean time to first token is right. ``errors`` of capacities are
-    logarithms, root mean square; each cell had the medians of the others.
-    """
+    """What was fitted to the runs ``fitted_to``, by cell: seconds that an iteration of TensorRT's
+    engines waits for its host, with which mean TPOT is right, and the factor on the time of
+    messages with which mean TTFT is. ``errors`` of capacities are logarithms, root mean square."""
 
     fitted_to: str
     host_iteration_s: dict[str, float]
@@ -277,11 +265,9 @@ def mlperf_host() -> MlperfHost:
 
 
 def gaps_ns(seed: int, rate: float, count: int) -> Ints:
-    """The gaps that LoadGen draws between ``count`` requests, in whole nanoseconds.
-
-    A Mersenne Twister is seeded with the lower half of ``seed``. Two of its words are a fraction of
-    64 bits, the first the low one, whose logarithm is an exponential gap of mean 1 / ``rate`` s.
-    """
+    """The gaps that LoadGen draws between ``count`` requests, in whole nanoseconds: a Mersenne
+    Twister is seeded with the lower half of ``seed``; two of its words are a fraction of 64 bits,
+    the first the low one, whose logarithm is an exponential gap of mean 1 / ``rate`` s."""
     twister = np.random.RandomState(seed % 2**32)
     words = twister.randint(0, 2**32, (count, 2), dtype=np.uint32).astype(np.float64)
     fraction = np.ldexp(words[:, 0] + np.ldexp(words[:, 1], 32), -64)
@@ -295,12 +281,10 @@ def schedule_s(run: MlperfRun) -> Floats:
 
 
 def requests_of(run: MlperfRun, folder: Path, seed: int = 0) -> Trace:
-    """The run's requests: arrivals as they were, and lengths from the tables in ``folder``.
-
-    Each round of requests has every sample once, in a random order (LoadGen's is not known).
-    Outputs are scaled, and cut to the benchmark's limit, so that their mean is the run's. Raises
-    UserError for an unknown benchmark, and for a table that lacks the lengths.
-    """
+    """The run's requests: arrivals as they were, and lengths from the tables in ``folder``. Each
+    round has every sample once, in a random order (LoadGen's is not known). Outputs are scaled, and
+    cut to the benchmark's limit, so that their mean is the run's. Raises UserError for an unknown
+    benchmark, and for a table that lacks the lengths."""
     task = _task(run)
     path = folder / f"lengths_{run.model}.csv"
     rng = np.random.default_rng(seed)
@@ -347,11 +331,9 @@ def _task(run: MlperfRun) -> MlperfTask:
 
 
 def scenario_of(run: MlperfRun, trace: Path) -> dict[str, Any]:
-    """The run as a configuration would have it, with its requests in the file ``trace``.
-
-    Client and engine share a process, so there is no front end. Raises UserError, with the
-    reason, for a run without settings, and for a GPU, engine or layout that is not modelled.
-    """
+    """The run as a configuration would have it, with its requests in the file ``trace``; client
+    and engine share a process, so there is no front end. Raises UserError, with the reason, for a
+    run without settings, and for a GPU, engine or layout that is not modelled."""
     task, replicas = _task(run), run.replicas
     for key, value, known in (("gpu", run.gpu, DEVICES), ("engine", run.engine, ENGINES)):
         if value not in known:
@@ -495,7 +477,6 @@ class ScoredMlperf:
             },
             "runs": {
                 run.id: {
-                    "cell": run.cell,
                     "scenario": run.scenario,
                     "rate": run.rate,
                     "offline": run.offline_samples_per_s,
@@ -509,7 +490,6 @@ class ScoredMlperf:
                 for run in answered
             },
             "refused": dict(self.refused),
-            "host": asdict(self.host) if self.fitted else {},
         }
 
     def write(self, folder: Path) -> None:
@@ -547,9 +527,7 @@ def score_mlperf(
     fit: bool = False,
 ) -> ScoredMlperf:
     """Predict the runs of tables; with ``fit`` each cell with constants of these tables' others.
-
-    Raises UserError for a file that is no such table, and for an id that is in two of them.
-    """
+    Raises UserError as :func:`read_tables` does."""
     runs, refused = read_tables(files, MlperfRun)
     with bench(backend, progress, say) as at:
         options = options_of(runs, lengths, at, refused)

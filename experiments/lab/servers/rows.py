@@ -223,9 +223,7 @@ def present(**values: Any) -> dict[str, Any]:
 
 def read_tables(files: Sequence[Path], kind: type[_Row]) -> tuple[list[_Row], dict[str, str]]:
     """The rows of tables, and the reasons of refused rows by id (or ``row N`` without an id).
-
-    Raises UserError for a file that is no such table, and for an id that stands in two of them.
-    """
+    Raises UserError for a file that is no such table, and for an id that stands in two of them."""
     rows: dict[str, _Row] = {}
     refused: dict[str, str] = {}
     for path in files:

@@ -1,15 +1,10 @@
 """Rows of measured servers, simulated; and 90 % bands of the predictions.
 
-A row has a run for each variant of its scenario. Rows with a full KV cache are simulated again
-under joint draws of the errors of op times, host time and KV blocks.
-
-**Bands** are of TTFT, TPOT, latency and throughput. A row's times are divided among the ops of its
-bundle by their shares in the life of a request: its own prompt, the prompts of others that run
-meanwhile, and its decodes. Each op's error is drawn from the half-width of its kernels on rows left
-out of their fits, the host's from a factor of two. The residual of scored servers beyond that is
-the error of the stack: its settings, its version and its scheduler. It is calibrated on servers
-other than the row's own. A latency has the draws of TTFT and TPOT together. In a closed loop
-throughput is inversely proportional to the latency.
+**Bands** are of TTFT, TPOT, latency and throughput (docs/accuracy.md). A row's times are divided
+among the ops of its bundle by their shares in the life of a request; each op's error is drawn from
+the half-width of its kernels, the host's from a factor of two. The residual of scored servers is
+the error of the stack, calibrated on servers other than the row's own. Rows with a full KV cache
+are simulated again under joint draws of the errors of op times, host time and KV blocks.
 """
 
 from __future__ import annotations

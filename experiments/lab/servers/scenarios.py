@@ -60,12 +60,11 @@ Settings = dict[str, Any]
 
 @strict_dataclass
 class BenchmarkLoad:
-    """The requests of each benchmark: ``rounds`` of requests per client and, from the day
-    ``warm_since`` on, ``warm_up_rounds`` before them."""
+    """The requests of each benchmark: ``rounds`` of requests per client, and from the day
+    ``warm_since`` on some before them."""
 
     documents: list[str]
     rounds: int
-    warm_up_rounds: int
     warm_since: str
 
 

@@ -60,7 +60,6 @@ class ScoredRows:
         for peer, theirs in self.peers.items():
             ours = {name: best[name] for name in best.keys() & theirs.keys()}
             content.setdefault("peers", {})[peer] = {
-                "rows": sum(row.id in theirs for row in self.rows),
                 "groups": {
                     name: {
                         "n": sum(row.id in ours for row in group),
