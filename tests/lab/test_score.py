@@ -102,7 +102,7 @@ def test_errors_by_hand() -> None:
     found = errors(rows, predictions, "ttft")
     assert found == pytest.approx(
         {"mape": 22.5, "median": 15.0, "p90": 20 + 0.7 * 40, "bias": 12.5, "coverage": 50.0,
-         "coverage_pm": None}
+         "interval_score": (30 + 24 + 20 * 1) / 2, "coverage_pm": None}
     )  # fmt: skip
     two = [rows[0], rows[1].model_copy(update={"tp": 8})]  # servers: one inside, one not
     both = errors(two, predictions, "ttft")

@@ -74,17 +74,19 @@ def errors(
 
     ``mape``, ``median`` and ``p90`` are of absolute errors; ``bias`` is the mean signed one, so
     positive where predictions are too slow. ``coverage`` is the share of measured values inside the
-    predicted bands, in percent; None where no prediction has one. ``coverage_pm`` is the half width
-    of its 95 % interval, with servers (not their rows) as independent; None for fewer than two.
+    predicted bands, in percent, and ``interval_score`` the mean width of these plus 20 times what
+    they miss by (for bands of 90 %); None where no prediction has one. ``coverage_pm`` is the half
+    width of the coverage's 95 % interval, with servers (not their rows) as independent; None for
+    fewer than two.
     """
-    off, inside, servers = [], [], []
+    off, ends, servers = [], [], []
     for row in rows:
         times, measured = predictions.get(row.id), row.of(metric)
         if times is None or measured is None or (predicted := times.of(row, metric)) is None:
             continue
         off.append(100 * (predicted / measured - 1))
         if (band := times.bands.get(metric)) is not None:
-            inside.append(float(band[0] <= measured <= band[1]))
+            ends.append((measured, *band))
             servers.append(server_of(row))
     if not off:
         return None
@@ -94,12 +96,16 @@ def errors(
         "median": float(np.median(size)),
         "p90": float(np.quantile(size, 0.9)),
         "bias": float(np.mean(off)),
-        "coverage": 100 * float(np.mean(inside)) if inside else None,
-        "coverage_pm": None,
     }
-    if len(set(servers)) > 1:
-        by_server = pd.Series(np.array(inside) - np.mean(inside)).groupby(servers).sum()
-        found["coverage_pm"] = 196 * float(np.sqrt((by_server**2).sum())) / len(inside)
+    found |= dict.fromkeys(("coverage", "coverage_pm", "interval_score"))
+    if ends:
+        value, low, high = np.array(ends).T
+        missed = np.maximum(np.maximum(low - value, value - high), 0)
+        found["coverage"] = 100 * float(np.mean(missed == 0))
+        found["interval_score"] = 100 * float(np.mean((high - low + 20 * missed) / value))
+        inside = pd.Series((missed == 0) - np.mean(missed == 0)).groupby(servers).sum()
+        if len(inside) > 1:
+            found["coverage_pm"] = 196 * float(np.sqrt((inside**2).sum())) / len(ends)
     return found
 
 
