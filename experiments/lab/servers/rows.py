@@ -241,11 +241,17 @@ def read_servers(
     started; raises UserError for a row of it that cannot be read."""
     rows, refused = read_tables(files, Measured)
     if launch is not None:
-        started, unread = read_table(launch, StartedServer)
-        for name, reason in unread.items():
-            raise UserError(f"{launch}: {name}: {reason}")
+        started = read_whole(launch, StartedServer)
         rows = [row.model_copy(update={"launch": started.get(row.id)}) for row in rows]
     return rows, refused
+
+
+def read_whole(path: Path, kind: type[_Row]) -> dict[str, _Row]:
+    """The rows of one file by id. Raises UserError for one that cannot be read."""
+    rows, refused = read_table(path, kind)
+    for name, reason in refused.items():
+        raise UserError(f"{path}: {name}: {reason}")
+    return rows
 
 
 def read_table(path: Path, kind: type[_Row]) -> tuple[dict[str, _Row], dict[str, str]]:

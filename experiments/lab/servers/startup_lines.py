@@ -18,7 +18,7 @@ from pydantic import BaseModel, ConfigDict
 
 from sarathi_sim.experiments.lab.pages import markdown
 from sarathi_sim.experiments.lab.servers.page import put
-from sarathi_sim.experiments.lab.servers.rows import read_tables
+from sarathi_sim.experiments.lab.servers.rows import read_whole
 from sarathi_sim.experiments.lab.servers.scenarios import sglang_memory
 from sarathi_sim.profiler.facts.device import load_device
 from sarathi_sim.profiler.facts.engines import engine_facts, memory_class
@@ -100,14 +100,6 @@ class StartupLine(BaseModel):
         return float(self.memory.num_blocks * blocks) if blocks else self.memory.kv_bytes / 2**30
 
 
-def read(path: Path) -> list[StartupLine]:
-    """The lines of a file. Raises UserError for a file, or a line, that is none."""
-    lines, refused = read_tables([path], StartupLine)
-    for name, reason in refused.items():
-        raise UserError(f"{path}: {name}: {reason}")
-    return lines
-
-
 def _account(line: StartupLine) -> EngineMemory:
     device, model = load_device(line.gpu), _model(line.model)
     if line.engine not in STACK_SHARES:
@@ -178,4 +170,4 @@ def _cells(line: StartupLine) -> list[str]:
 
 
 if __name__ == "__main__":
-    put(Path(sys.argv[2]), page_tables(read(Path(sys.argv[1]))))
+    put(Path(sys.argv[2]), page_tables([*read_whole(Path(sys.argv[1]), StartupLine).values()]))
