@@ -77,13 +77,11 @@ def test_a_launch_list_says_how_rows_were_started(tmp_path: Path) -> None:
         read_servers([measured], launch)
 
 
-@pytest.mark.parametrize("launch", [None, {"id": "a", "speculation": "unknown"}])
-def test_without_launch_settings_there_is_no_answer(launch: dict[str, str] | None) -> None:
-    row = row_of("trtllm").model_copy(
-        update={"launch": launch and StartedServer.model_validate(launch)}
-    )
-    with pytest.raises(UserError, match="no launch settings are known"):
-        scenario_of(row, NONE)
+def test_without_launch_settings_there_is_no_answer() -> None:
+    for launch in (None, StartedServer(id="a", speculation="unknown")):
+        row = row_of("trtllm").model_copy(update={"launch": launch})
+        with pytest.raises(UserError, match="no launch settings are known"):
+            scenario_of(row, NONE)
 
 
 def test_trtllm_limits_are_a_ranks() -> None:
@@ -122,20 +120,17 @@ def test_sglang_divides_its_limits_by_its_ranks() -> None:
     assert none["chunked_prefill_size"] is None, "-1: no chunks"
 
 
-@pytest.mark.parametrize(
-    ("system", "dtype", "router"),
-    [
+def test_what_recipes_for_sglang_say_by_gpu() -> None:
+    for system, dtype, router in (
         ("gb200", "fp8", "round_robin"),
         ("b200_sxm", "fp8", "random"),
         ("h200_sxm", "bf16", "random"),
-    ],
-)
-def test_what_recipes_for_sglang_say_by_gpu(system: str, dtype: str, router: str) -> None:
-    found = scenario_of(row_of("sglang", system=system), NONE)
-    assert found["kv_cache_dtype"] == dtype
-    routers = [found["disaggregation"][pool]["cluster"]["rank_router"] for pool in POOLS]
-    assert routers == [router, "round_robin"]
-    assert scenario_of(row_of("trtllm", system=system), NONE)["kv_cache_dtype"] == "fp8"
+    ):
+        found = scenario_of(row_of("sglang", system=system), NONE)
+        assert found["kv_cache_dtype"] == dtype
+        routers = [found["disaggregation"][pool]["cluster"]["rank_router"] for pool in POOLS]
+        assert routers == [router, "round_robin"]
+        assert scenario_of(row_of("trtllm", system=system), NONE)["kv_cache_dtype"] == "fp8"
 
 
 def test_unknown_limits_of_sglang_on_b200_are_its_recipes() -> None:
@@ -149,14 +144,12 @@ def test_unknown_limits_of_sglang_on_b200_are_its_recipes() -> None:
     assert found["prefill"]["kv_cache"] == {"mem_fraction_static": 0.85}
 
 
-@pytest.mark.parametrize(
-    ("ep", "column", "redundant"), [("32", "288", 32), ("32", "", 0), ("48", "", 32)]
-)
-def test_redundant_experts(ep: str, column: str, redundant: int) -> None:
+def test_redundant_experts() -> None:
     """Of 288 slots 256 are DeepSeek's experts. 48 ranks divide 288, not 256."""
-    slots = {"decode:load_balancer.num_slots": column} if column else {}
-    row = row_of("trtllm", slots, layout=f"1,4,4,True,1,{ep},{ep},True")
-    assert pools(row)["decode"]["cluster"].get("redundant_experts", 0) == redundant
+    for ep, column, redundant in (("32", "288", 32), ("32", "", 0), ("48", "", 32)):
+        slots = {"decode:load_balancer.num_slots": column} if column else {}
+        row = row_of("trtllm", slots, layout=f"1,4,4,True,1,{ep},{ep},True")
+        assert pools(row)["decode"]["cluster"].get("redundant_experts", 0) == redundant
 
 
 def test_drafts_take_the_nearest_published_acceptance() -> None:
@@ -177,8 +170,7 @@ def test_drafts_take_the_nearest_published_acceptance() -> None:
 
 
 def test_sglang_with_drafts_has_no_overlap_and_48_requests() -> None:
-    policy = pools(row_of("sglang", {"decode:speculative-num-steps": "2"}, "mtp"))
-    policy = policy["decode"]["policy"]
+    drafted = row_of("sglang", {"decode:speculative-num-steps": "2"}, "mtp")
+    policy, plain = (pools(row)["decode"]["policy"] for row in (drafted, row_of("sglang")))
     assert policy["disable_overlap_schedule"] and policy["max_running_requests"] == 48 // 32
-    policy = pools(row_of("sglang"))["decode"]["policy"]
-    assert "disable_overlap_schedule" not in policy and policy["max_running_requests"] == 2048
+    assert "disable_overlap_schedule" not in plain and plain["max_running_requests"] == 2048

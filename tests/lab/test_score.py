@@ -76,21 +76,18 @@ def test_rows_are_read_and_broken_ones_are_refused_alone(tmp_path: Path) -> None
         read_servers([table(tmp_path, lines[0])] * 2)
 
 
-@pytest.mark.parametrize(
-    ("text", "message"),
-    [
+def test_what_is_no_such_table(tmp_path: Path) -> None:
+    header = f"{HEADER},ttft_ms,tpot_ms"
+    for text, message in (
         ("id,model\n", "column backend is missing"),
-        (f"{HEADER},ttfts_ms,tpot_ms\n", "column ttft_ms is missing (did you mean ttfts_ms?)"),
-        (f"{HEADER},ttft_ms,tpot_ms\n{ROW},80,20,7\n", "a row has more cells than the header"),
-        (f"{HEADER},ttft_ms,tpot_ms\n{ROW},80", "row 2 is truncated: it lacks a cell"),
-    ],
-)
-def test_what_is_no_such_table(tmp_path: Path, text: str, message: str) -> None:
-    path = tmp_path / "measured.csv"
-    path.write_text(text)
-    with pytest.raises(UserError) as caught:
-        read_servers([path])
-    assert str(caught.value).startswith(f"{path}: ") and message in str(caught.value)
+        (header.replace("ttft", "ttfts"), "column ttft_ms is missing (did you mean ttfts_ms?)"),
+        (f"{header}\n{ROW},80,20,7\n", "a row has more cells than the header"),
+        (f"{header}\n{ROW},80", "row 2 is truncated: it lacks a cell"),
+    ):
+        (path := tmp_path / "measured.csv").write_text(text)
+        with pytest.raises(UserError) as caught:
+            read_servers([path])
+        assert str(caught.value).startswith(f"{path}: ") and message in str(caught.value)
 
 
 def test_errors_by_hand() -> None:
@@ -135,18 +132,6 @@ def test_groups() -> None:
     ]
 
 
-def test_dense_models_and_mixtures_have_a_score_each() -> None:
-    rows = [measured("a", 100.0, 10.0), measured("b", 100.0, 10.0, dense=False)]
-    ours = {"a": ServerTimes(110.0, 9.0), "b": ServerTimes(150.0, 10.0)}
-    found = ScoredRows(rows, ours, ours, {"row 9": "no"}, peers={"peer": ours}).content()
-    assert (found["rows"], found["answered"]) == (3, 2)
-    for name, error in (("dense", 10.0), ("mixtures", 50.0)):
-        one = found["classes"][name]
-        assert (one["rows"], one["answered"], one["refused"]) == (1, 1, {})
-        assert one["groups"]["all"]["ttft"]["mape"] == pytest.approx(error)
-        assert one["peers"]["peer"]["groups"]["all"]["n"] == 1 and "classes" not in one
-
-
 def test_a_score_by_hand() -> None:
     """Ours is off by 10 % on a and b, the peer by 20 % on a, and it lacks b."""
     rows = [measured("a", 100.0, 10.0), measured("b", 100.0, 10.0), measured("c", 1.0, 1.0)]
@@ -166,17 +151,23 @@ def test_a_score_by_hand() -> None:
     assert (wide["answered"], wide["too_wide"]) == (1, 1)
     assert wide["groups"]["all"]["n"] == 2 and wide["groups"]["all"]["ttft"]["coverage"] == 100.0
     assert "no answer" in predictions_table(rows, banded, {})["reason"][1]
+    mixture = [rows[0], rows[1].model_copy(update={"dense": False})]
+    parts = ScoredRows(mixture, ours, ours, {"row 9": "no"}, peers=peers).content()["classes"]
+    for one, answered in ((parts["dense"], 1), (parts["mixtures"], 0)):
+        assert (one["rows"], one["answered"], one["refused"]) == (1, 1, {})
+        assert one["groups"]["all"]["ttft"]["mape"] == pytest.approx(10.0) and "classes" not in one
+        assert one["peers"]["peer"]["groups"]["all"]["n"] == answered
     table = predictions_table(rows, ours, {"c": "no", "row 9": "broken"})
     assert table["id"].tolist() == ["a", "b", "c", "row 9"]
     assert table["ttft_ms"].isna().tolist() == [False, False, True, True]
     assert table["reason"].tolist() == ["", "", "no", "broken"]
 
 
-@pytest.mark.parametrize("names", ["ttft_ms,tpot_ms", "predicted_ttft_ms,predicted_tpot_ms"])
-def test_a_peers_file(tmp_path: Path, names: str) -> None:
+def test_a_peers_file(tmp_path: Path) -> None:
     path = tmp_path / "peer.csv"
-    path.write_text(f"id,{names}\na,5,2\nb,,3\nc,-1,2\n")
-    assert read_peer(path) == {"a": ServerTimes(5.0, 2.0)}
+    for names in ("ttft_ms,tpot_ms", "predicted_ttft_ms,predicted_tpot_ms"):
+        path.write_text(f"id,{names}\na,5,2\nb,,3\nc,-1,2\n")
+        assert read_peer(path) == {"a": ServerTimes(5.0, 2.0)}
     path.write_text("id,other\na,5\n")
     with pytest.raises(UserError, match="needs the columns id, ttft_ms and tpot_ms"):
         read_peer(path)
@@ -228,7 +219,7 @@ def test_the_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SARATHI_SIM_CACHE", str(tmp_path / "cache"))
     rows = [f"{SMALL},80,20", f"b{SMALL[1:]},80,20".replace("h100_sxm", "abacus")]
     rows += [f"c{SMALL[1:]},x,2"]
-    call = ["score", str(table(tmp_path, *rows)), "--json", "--workers", "1"]
+    call = ["lab", "score", str(table(tmp_path, *rows)), "--json", "--workers", "1"]
     first = CliRunner().invoke(app, [*call, "--out", str(tmp_path / "out")])
     assert first.exit_code == 0, first.output
     found = json.loads(first.stdout)
@@ -255,7 +246,7 @@ def test_the_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_table_without_an_answer_draws_and_fits_nothing(tmp_path: Path) -> None:
     out = tmp_path / "out"
     for rows in ([], [f"{ROW},x,2"]):
-        call = ["score", str(table(tmp_path, *rows)), "--workers", "1", "--out", str(out), "--fit"]
+        call = ["lab", "fit-host", str(table(tmp_path, *rows)), "--workers", "1", "--out", str(out)]
         with warnings.catch_warnings(action="error"):
             done = CliRunner().invoke(app, call)
         assert done.exit_code == 0, done.output
@@ -264,32 +255,28 @@ def test_a_table_without_an_answer_draws_and_fits_nothing(tmp_path: Path) -> Non
         assert not (out / "figures").exists() and not list(out.glob("host_time*"))
 
 
-@pytest.mark.parametrize(
-    ("message", "reason"),
-    [
+def test_a_refusal_in_a_few_words() -> None:
+    for message, reason in (
         ("system abacus: not modelled; modelled: a, b", "system abacus: not modelled"),
         ("cluster.tp: value 72: m: tp 72 does not", "tp that the model, or a node, cannot have"),
         ("kv_cache: m leaves no room; more", "no room for a KV cache beside the weights"),
-        ("ttft_ms: value 'a: b; c': must be a number; osl: value 1", "ttft_ms: must be a number"),
+        ("ttft_ms: value 'a: b; c': must be a number; osl: 1", "ttft_ms: must be a number"),
         ("osl: value 1: must be at least 2", "osl: must be at least 2"),
         ("concurrency: this key is missing", "concurrency: this key is missing"),
-    ],
-)
-def test_a_refusal_in_a_few_words(message: str, reason: str) -> None:
-    assert short_reason(message) == reason
-    table = predictions_table([], {}, {"row 1": f"{message}\nmore"})
-    assert table.loc[0, ["reason", "detail"]].tolist() == [reason, f"{message} more"]
+    ):
+        table = predictions_table([], {}, {"row 1": f"{message}\nmore"})
+        assert table.loc[0, ["reason", "detail"]].tolist() == [reason, f"{message} more"]
 
 
 def test_two_scores_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SARATHI_SIM_CACHE", str(tmp_path / "cache"))
     folder = tmp_path / "cache" / "scores"
     planned = Mock(side_effect=AssertionError("it plans before it asks for the lock"))
-    monkeypatch.setattr("sarathi_sim.experiments.lab.servers.score.simulate_rows", planned)
+    monkeypatch.setattr("sarathi_sim.experiments.lab.servers.runs.simulate_rows", planned)
     store = Store(folder)
     store.open(resume=False)
     with store.locked():
-        call = ["score", str(table(tmp_path, f"{SMALL},80,20")), "--workers", "1"]
+        call = ["lab", "score", str(table(tmp_path, f"{SMALL},80,20")), "--workers", "1"]
         done = CliRunner().invoke(app, call)
     assert done.exit_code == 2
     assert done.stderr.splitlines()[-1].startswith(
@@ -312,26 +299,21 @@ def test_latency_and_throughput_are_scored() -> None:
     assert errors([given], {"a": times}, "throughput") is None
 
 
-@pytest.mark.parametrize(
-    ("model", "precision", "system", "formats"),
-    [
+def test_a_model_has_its_checkpoints_formats() -> None:
+    for model, precision, system, formats in (
         ("Qwen/Qwen3-32B", "fp8", "h100_sxm", ("fp8_block", None)),
         ("meta-llama/Llama-3.1-70B", "fp8", "h100_sxm", ("fp8", None)),
         ("MiniMaxAI/MiniMax-M2.5", "fp8", "h100_sxm", ("fp8_block", "fp8_block")),
         ("openai/gpt-oss-120b", "fp4", "h100_sxm", ("bf16", "w4a16_mxfp4")),
         ("openai/gpt-oss-120b", "fp4", "b200_sxm", ("bf16", "w4a8_mxfp4_mxfp8")),
-    ],
-)
-def test_a_model_has_its_checkpoints_formats(
-    model: str, precision: str, system: str, formats: tuple[str, str | None]
-) -> None:
-    given = {"model": model, "precision": precision, "system": system, "tp": 4}
-    found = scenario_of(measured("a", **given), NONE)
-    assert (found["dtype"], found.get("moe_dtype")) == formats
-    if formats[1]:
-        assert found["cluster"]["expert_parallel"] is False
-        spread = scenario_of(measured("a", **given, moe_ep=4), NONE)
-        assert spread["cluster"]["expert_parallel"] is True
+    ):
+        given = {"model": model, "precision": precision, "system": system, "tp": 4}
+        found = scenario_of(measured("a", **given), NONE)
+        assert (found["dtype"], found.get("moe_dtype")) == formats
+        if formats[1]:
+            assert found["cluster"]["expert_parallel"] is False
+            spread = scenario_of(measured("a", **given, moe_ep=4), NONE)
+            assert spread["cluster"]["expert_parallel"] is True
 
 
 def test_every_served_model_is_shipped() -> None:

@@ -9,28 +9,18 @@ from typing import Any
 import numpy as np
 import pytest
 
-from sarathi_sim.experiments.config.inputs import (
-    NONE,
-    HostConstants,
-    calls_of_layer,
-    host_times,
-)
+from sarathi_sim.experiments.config.inputs import NONE, HostConstants, calls_of_layer, host_times
+from sarathi_sim.experiments.lab.servers import host as hosts
 from sarathi_sim.experiments.lab.servers.errors import errors, grouped
 from sarathi_sim.experiments.lab.servers.host import (
     APART,
     BASE,
     LAUNCHES,
-    PARTS,
     SCHEMES,
     Slopes,
-    fitted_without,
     fitting,
     grid,
-    host_fit,
-    launching,
     left_out,
-    parts,
-    shipped_folds,
     slopes,
 )
 from sarathi_sim.experiments.lab.servers.rows import Measured, ServerTimes
@@ -61,6 +51,7 @@ from sarathi_sim.profiler.storage.plain_yaml import read_mapping
 
 pytestmark = pytest.mark.lab
 
+ENGINES = ("vllm", "trtllm")
 TRUE = HostConstants(0.0008, 2e-5, 0.01)
 """What the made-up servers below have."""
 SHARES = OpShares(
@@ -68,19 +59,18 @@ SHARES = OpShares(
 )
 
 
+def measured_as(row: Measured, times: ServerTimes) -> Measured:
+    return row.model_copy(update={"ttft_ms": times.ttft_ms, "tpot_ms": times.tpot_ms})
+
+
 def server(number: int, concurrency: int, **more: object) -> Measured:
     """A row whose times follow from :data:`TRUE` exactly, on one of many servers."""
-    kind = {
-        "backend": ("vllm", "trtllm")[number % 2],
-        "system": f"gpu{number % 3}",
-        "tp": 1 + number,
-    }
+    kind = {"system": f"gpu{number % 3}", "tp": 1 + number, "backend": ENGINES[number % 2]}
     row = Measured.model_validate(
         {"id": f"{number} {concurrency}", "model": "m", "isl": 8, "osl": 8, "ttft_ms": 1.0,
          "tpot_ms": 1.0, "concurrency": concurrency, **kind, **more}
     )  # fmt: skip
-    times = simulated(row, TRUE)
-    return row.model_copy(update={"ttft_ms": times.ttft_ms, "tpot_ms": times.tpot_ms})
+    return measured_as(row, simulated(row, TRUE))
 
 
 def simulated(row: Measured, host: HostConstants) -> ServerTimes:
@@ -100,21 +90,17 @@ def some(noise: float = 0.0) -> Slopes:
 
 def test_no_server_is_in_both_halves() -> None:
     rows = some().rows
-    split = parts(rows, "cross_validated")
-    assert len(split) == PARTS
+    split = hosts.parts(rows, "cross_validated")
+    assert len(split) == hosts.PARTS
     assert sorted(np.concatenate([out for _, out in split]).tolist()) == list(range(len(rows)))
     for scheme, group in SCHEMES.items():
-        for fitted, out in parts(rows, scheme):
+        for fitted, out in hosts.parts(rows, scheme):
             assert not {group(rows[i]) for i in fitted} & {group(rows[i]) for i in out}
-    assert len(parts(rows, "leave_one_gpu_out")) == 3
-    assert parts(rows, "leave_one_model_out") == []  # there is but one
+    assert len(hosts.parts(rows, "leave_one_gpu_out")) == 3
+    assert hosts.parts(rows, "leave_one_model_out") == []  # there is but one
     assert len({server_of(row) for row in rows}) == 8
-
-
-def test_a_row_of_dynamo_has_another_stack() -> None:
-    row = server(0, 4)
-    assert stack_of(row) == "vllm"
-    assert stack_of(row.model_copy(update={"source": "nvidia_gap_sweep"})) == "vllm under dynamo"
+    dynamo = rows[0].model_copy(update={"source": "nvidia_gap_sweep"})
+    assert [stack_of(row) for row in (rows[0], dynamo)] == ["vllm", "vllm under dynamo"]
 
 
 def test_how_far_clients_are_apart_is_what_others_of_their_campaign_say() -> None:
@@ -133,7 +119,7 @@ def test_how_far_clients_are_apart_is_what_others_of_their_campaign_say() -> Non
     rows = [
         row
         if row.isl == 1024
-        else row.model_copy(update={"ttft_ms": row.ttft_ms / 5, "tpot_ms": row.tpot_ms * 1.5})
+        else measured_as(row, ServerTimes(row.ttft_ms / 5, row.tpot_ms * 1.5))
         for row in rows
     ]
     found = slopes(rows, near | far, {row.id: draws(SHARES) for row in rows}, known)
@@ -145,15 +131,6 @@ def test_how_far_clients_are_apart_is_what_others_of_their_campaign_say() -> Non
     host = grid(known.measured)[BASE]
     ttft = found.settled(every[16:]).predicted(every[:1], host)[0, 0]
     assert ttft == pytest.approx(near[BASE][rows[0].id].ttft_ms * (1 + 1 / 5) / 2)
-
-
-def test_linear_times_are_those_simulated() -> None:
-    found = some()
-    every = found.every
-    host = HostConstants(0.0015, 7e-5, 0.03)
-    expected = [simulated(row, host) for row in found.rows]
-    assert found.predicted(every, host)[0] == pytest.approx([one.ttft_ms for one in expected])
-    assert found.predicted(every, host)[1] == pytest.approx([one.tpot_ms for one in expected])
 
 
 def test_a_fit_finds_the_constants_and_stays_in_their_ranges() -> None:
@@ -201,12 +178,15 @@ def test_an_unknown_stack_is_like_the_median_of_the_others() -> None:
     assert alone == found.limits.measured
 
 
+def shares_of(shares: dict[str, float], **sigmas: float) -> OpShares:
+    return OpShares({"ttft": shares, "tpot": shares}, sigmas)
+
+
 def test_draws_have_the_width_of_their_ops() -> None:
-    alone = draws(OpShares({"ttft": {"gemm": 1.0}, "tpot": {"gemm": 1.0}}, {"gemm": 0.1}))["tpot"]
+    alone = draws(shares_of({"gemm": 1.0}, gemm=0.1))["tpot"]
     assert len(alone) == DRAWS
     assert np.quantile(alone, 0.95) == pytest.approx(0.1645, rel=0.1)
-    shares = {"gemm": 0.5, "host": 0.5}
-    half = draws(OpShares({"ttft": shares, "tpot": shares}, {"gemm": 0.1, "host": 0.0}))["tpot"]
+    half = draws(shares_of({"gemm": 0.5, "host": 0.5}, gemm=0.1, host=0.0))["tpot"]
     assert np.quantile(half, 0.95) == pytest.approx(0.0825, rel=0.12)
 
 
@@ -214,10 +194,7 @@ def test_a_stacks_error_covers_what_ops_do_not() -> None:
     known = [np.zeros(DRAWS)] * 200
     off = 0.1 * np.random.default_rng(1).standard_normal(200)
     assert stack_sigma(off, known) == pytest.approx(0.1, rel=0.15)
-    wide = [
-        draws(OpShares({"ttft": {"gemm": 1.0}, "tpot": {"gemm": 1.0}}, {"gemm": 0.3}))["ttft"]
-    ] * 200
-    assert stack_sigma(off, wide) == 0.0
+    assert stack_sigma(off, [draws(shares_of({"gemm": 1.0}, gemm=0.3))["ttft"]] * 200) == 0.0
     assert stack_sigma(np.array([]), []) > 0.1  # nothing is known
 
 
@@ -226,7 +203,7 @@ def test_coverage_by_hand() -> None:
     rows = [server(0, 4), server(0, 16)]
     exact = {row.id: ServerTimes(row.ttft_ms, row.tpot_ms, 100.0) for row in rows}
     off = [row.model_copy(update={"ttft_ms": f * row.ttft_ms}) for row, f in zip(rows, (1.1, 1.3))]  # noqa: B905
-    sure = draws(OpShares({"ttft": {"a": 1.0}, "tpot": {"a": 1.0}}, {"a": 0.0}))
+    sure = draws(shares_of({"a": 1.0}, a=0.0))
     sigma = {row.id: {"ttft": 0.1, "tpot": 0.0} for row in rows}
     found = with_bands(rows, exact, {row.id: sure for row in rows}, sigma)
     ttft, tpot = errors(off, found, "ttft"), errors(off, found, "tpot")
@@ -295,7 +272,7 @@ def test_cross_validated_bands_cover_nine_tenths() -> None:
 
 def test_what_ships_can_be_read_again_and_leaves_servers_out(tmp_path: Path) -> None:
     found = some(noise=0.05)
-    fit = host_fit(found, {scheme: left_out(found, scheme) for scheme in SCHEMES}, "rows.csv")
+    fit = hosts.host_fit(found, {scheme: left_out(found, scheme) for scheme in SCHEMES}, "rows.csv")
     times, folds = fit.times, fit.folds
     assert times.fitted_to.startswith("fitted to 32 dense rows of 8 servers of rows.csv; on ")
     fit.write(tmp_path, mixtures=False)
@@ -310,7 +287,7 @@ def test_what_ships_can_be_read_again_and_leaves_servers_out(tmp_path: Path) -> 
 
 @pytest.mark.parametrize("mixtures", [False, True])
 def test_the_shipped_constants_are_plausible_and_say_what_they_are(mixtures: bool) -> None:
-    known, folds = host_times(mixtures), shipped_folds(mixtures)
+    known, folds = host_times(mixtures), hosts.shipped_folds(mixtures)
     assert "fitted to" in known.fitted_to and known.measured != NONE and known.measured_origin
     for part in (known, *folds):
         assert {"vllm", "sglang", "trtllm"} <= part.stacks.keys() == part.errors.keys()
@@ -320,19 +297,7 @@ def test_the_shipped_constants_are_plausible_and_say_what_they_are(mixtures: boo
     servers = [name for fold in folds for name in fold.servers]
     assert len(servers) == len(set(servers)) > 10
     unknown = server(0, 4, dense=not mixtures, source="nvidia_gap_sweep")
-    assert fitted_without(unknown).of(unknown)[0] in known.stacks.values()
-
-
-def test_slopes_leave_out_what_is_flagged_or_refused() -> None:
-    rows = [server(0, 4), server(0, 8, flags="doubtful"), server(0, 16), server(0, 32)]
-    rows[3] = rows[3].model_copy(update={"dense": False})
-    known = host_times()
-    hosts = grid(known.measured).items()
-    found = {
-        name: {r.id: simulated(r, host) for r in rows if r.id != "0 16"} for name, host in hosts
-    }
-    kept = slopes(rows, found, {}, known)
-    assert [row.id for row in kept.rows] == ["0 4"] and BASE in found
+    assert hosts.fitted_without(unknown).of(unknown)[0] in known.stacks.values()
 
 
 # Mixtures ---------------------------------------------------------------------------------------
@@ -411,13 +376,9 @@ def test_launches_are_linear_between_those_simulated() -> None:
         for tp in (1, 2, 4) for isl in (100, 400) for n in (4, 16)
     ]  # fmt: skip
     limits = host_times(mixtures=True)
-    hosts = grid(limits.measured) | launching(limits.measured)
-    simulated = {name: {one.id: times(one, host) for one in rows} for name, host in hosts.items()}
-    truth = {one.id: times(one, OF_MIXTURES) for one in rows}
-    rows = [
-        one.model_copy(update={"ttft_ms": truth[one.id].ttft_ms, "tpot_ms": truth[one.id].tpot_ms})
-        for one in rows
-    ]
+    tried = grid(limits.measured)
+    simulated = {name: {one.id: times(one, host) for one in rows} for name, host in tried.items()}
+    rows = [measured_as(one, times(one, OF_MIXTURES)) for one in rows]
     found = slopes(rows, simulated, {one.id: draws(SHARES) for one in rows}, limits, mixtures=True)
     every = found.every
     for name, launch_s in LAUNCHES.items():

@@ -12,7 +12,6 @@ from sarathi_sim.experiments.lab.servers.rows import Measured
 from sarathi_sim.experiments.lab.servers.scenarios import (
     campaign_of,
     launch_scripts,
-    of_a_rank,
     scenario_of,
     server_of,
     settings_of,
@@ -189,11 +188,6 @@ def test_experts_on_more_gpus_than_attention_tell_its_ranks() -> None:
         assert (cluster["tp"], cluster.get("dp", 1)) == (tp, dp)
         assert cluster["expert_parallel"] == (moe_ep > 1)
         assert f"dp{dp}" in server_of(server)
-
-
-def test_ranks_of_sglang_divide_the_limits_of_their_server() -> None:
-    known = {"chunked_prefill_size": 8192, "max_running_requests": 3, "other": 7}
-    assert of_a_rank(known, 4) == {"chunked_prefill_size": 2048, "max_running_requests": 1}
 
 
 @pytest.mark.parametrize(

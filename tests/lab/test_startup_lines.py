@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 
 from sarathi_sim.experiments.lab.pages import update
-from sarathi_sim.experiments.lab.servers.startup_lines import page_tables, read
+from sarathi_sim.experiments.lab.servers.rows import read_whole
+from sarathi_sim.experiments.lab.servers.startup_lines import StartupLine, page_tables
 from sarathi_sim.profiler.storage.strict import UserError
 
 pytestmark = pytest.mark.lab
@@ -31,7 +32,7 @@ PAGE = "<!-- table: Lines within -->\n<!-- end -->\n<!-- table: Start-up lines -
 def test_lines_are_answered_with_the_versions_facts(tmp_path: Path) -> None:
     path = tmp_path / "lines.csv"
     path.write_text(HEADER + LINES)
-    pair, small, large, unknown, other = read(path)
+    pair, small, large, unknown, other = read_whole(path, StartupLine).values()
     for line in (pair, small, large):
         assert line.ours == pytest.approx(line.measured_value, rel=0.01)
     assert small.release == "0.14" and not isinstance(small.memory, str)
@@ -48,4 +49,4 @@ def test_a_file_without_a_column_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "lines.csv"
     path.write_text("engine,version\nvllm,0.19\n")
     with pytest.raises(UserError, match="column gpu is missing"):
-        read(path)
+        read_whole(path, StartupLine)

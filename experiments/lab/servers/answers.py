@@ -35,12 +35,12 @@ _CONSTANTS = {
 """A constant's factor, digits and heading."""
 
 
-def servers_answer(content: Mapping[str, Any], name: str = "") -> Section:
+def servers_answer(content: Mapping[str, Any]) -> Section:
     """Of what a score of servers prints with ``--json``, or one of MLPerf's runs."""
-    return (_mlperf_answer if "mlperf" in content else _tables_answer)(content, name)
+    return (_mlperf_answer if "mlperf" in content else _tables_answer)(content)
 
 
-def _tables_answer(content: Mapping[str, Any], name: str) -> Section:
+def _tables_answer(content: Mapping[str, Any]) -> Section:
     groups = {group: one for group, one in content["groups"].items() if one["n"]}
     drawn = content.get("bands", {})
     again = drawn.get("redrawn", {})
@@ -58,7 +58,7 @@ def _tables_answer(content: Mapping[str, Any], name: str) -> Section:
     details.append(SortableTable("Rows without a prediction", ("reason", "rows"), refused))
     return Section(
         kind="score",
-        name=name,
+        name="",
         question="How far are predictions of TTFT and TPOT from measured servers?",
         answer=_of_groups(content, groups),
         table=replace(table, note=_ERRORS),
@@ -70,23 +70,14 @@ def _tables_answer(content: Mapping[str, Any], name: str) -> Section:
 def _of_groups(content: Mapping[str, Any], groups: Mapping[str, Any]) -> str:
     wide = content.get("too_wide", 0)
     answered = f"{content['answered'] + wide:,} of {content['rows']:,} rows have a prediction"
-    if wide:
-        answered += f" ({wide:,} with {TOO_WIDE})"
+    answered += f" ({wide:,} with {TOO_WIDE})" if wide else ""
     which = next((name for name in ("all", DRAFTED, "flagged") if name in groups), None)
     if which is None:
         return f"{answered}."
-    one, flagged = groups[which], groups.get("flagged")
+    one = groups[which]
     errors = " and ".join(f"{one[m]['median']:.1f} % for {m.upper()}" for m in METRICS)
-    of = (
-        ""
-        if flagged is None
-        else f" of the {one['n']:,} that are {'not ' * (which == 'all')}flagged"
-    )
-    return f"{answered}; the median error{of} is {errors}."
-
-
-def _error(one: Mapping[str, Any] | None) -> str:
-    return "" if one is None else f"{one['mape']:.1f} / {one['median']:.1f}"
+    of = f" of the {one['n']:,} that are {'not ' * (which == 'all')}flagged"
+    return f"{answered}; the median error{of * ('flagged' in groups)} is {errors}."
 
 
 def _percent(share: float | None, half_width: float | None = None) -> str:
@@ -103,11 +94,12 @@ def _errors_table(
     def cell(group: Mapping[str, Any], column: str) -> str:
         metric, _, part = column.lower().partition(", ")
         one = group.get(part, group).get(metric.removesuffix(" in band"))
-        if one is None or metric.endswith(" in band"):
-            return "" if one is None else _percent(one.get("coverage"), one.get("coverage_pm"))
-        if part in ("p90", "bias"):
-            return f"{one[part]:+.1f}" if part == "bias" else f"{one[part]:.1f}"
-        return _error(one)
+        if one is None:
+            return ""
+        if metric.endswith(" in band"):
+            return _percent(one.get("coverage"), one.get("coverage_pm"))
+        form = {"p90": "{p90:.1f}", "bias": "{bias:+.1f}"}.get(part, "{mape:.1f} / {median:.1f}")
+        return form.format(**one)
 
     cells = [
         (name, f"{of['n']:,}", *(cell(of, c) for c in columns)) for name, of in rows if of["n"]
@@ -156,11 +148,7 @@ def _tables(
 
 def _constants(kind: str, hosts: Mapping[str, Mapping[str, float]]) -> SortableTable:
     """The host's time as fitted to all rows."""
-    of = {
-        name: of
-        for name, of in _CONSTANTS.items()
-        if any(host.get(name) for host in hosts.values())
-    }
+    of = {n: it for n, it in _CONSTANTS.items() if any(host.get(n) for host in hosts.values())}
     rows = [
         (stack, *(f"{factor * host[n]:{digits}}" for n, (factor, digits, _) in of.items()))
         for stack, host in hosts.items()
@@ -172,13 +160,15 @@ def _constants(kind: str, hosts: Mapping[str, Mapping[str, float]]) -> SortableT
 # Audited runs -----------------------------------------------------------------------------------
 
 
-def _mlperf_answer(content: Mapping[str, Any], name: str) -> Section:
+def _mlperf_answer(content: Mapping[str, Any]) -> Section:
     said, runs = content["mlperf"], content["runs"]
     stopped, proven = said["stopped_at_a_limit"], said["proven"]
     columns = {f"{m}_ms_{s}": f"{m.upper()} {s}" for m in METRICS for s in ("mean", "p99")}
     capacities, latencies = [], []
     for id, one in runs.items():
-        predicted = {key: _in_band(of) for key, of in one["predicted"].items()}
+        predicted = {
+            key: "{} [{}, {}]".format(*map(number_text, of)) for key, of in one["predicted"].items()
+        }
         both = (f"{number_text(one['measured'][key])} / {predicted[key]}" for key in columns)
         latencies.append((id, *both))
         numbers = (one["scenario"], f"{one['rate']:.4g}", f"{one['offline']:.4g}")
@@ -198,7 +188,7 @@ def _mlperf_answer(content: Mapping[str, Any], name: str) -> Section:
     inside = said["in_band_pct"]
     return Section(
         kind="score",
-        name=name,
+        name="",
         question="What rate do MLPerf's audited systems carry at their P99 limits?",
         answer=f"{said['answered']} of {said['rows']} runs have a prediction. Of "
         f"{stopped['rows']} that stopped at a limit, {stopped['within']} have a capacity of 0.95 "
@@ -235,11 +225,6 @@ def _mlperf_answer(content: Mapping[str, Any], name: str) -> Section:
     )
 
 
-def _in_band(ends: Sequence[float]) -> str:
-    value, low, high = map(number_text, ends)
-    return f"{value} [{low}, {high}]"
-
-
 # Recorded decisions -----------------------------------------------------------------------------
 
 
@@ -247,17 +232,14 @@ def lockstep_answer(logs: Mapping[str, Replay]) -> Section:
     """Decisions of ours beside those of engines, log by log."""
     total, same = (sum(getattr(one, key) for one in logs.values()) for key in _COUNTED)
     rows = [(name, *(f"{getattr(one, key):,}" for key in _COUNTED)) for name, one in logs.items()]
+    differences = {name: one.first_difference for name, one in logs.items()}
     return Section(
         kind="lockstep",
         name=enumerated([*logs][:1]),
         question="Does our scheduler decide what the engine's decided?",
         answer=f"{len(logs)} logs, {same:,} of {total:,} decisions identical.",
         table=SortableTable("Decisions", ("log", *_COUNTED), rows),
-        warnings=[
-            f"{name}: first difference: {one.first_difference}"
-            for name, one in logs.items()
-            if one.first_difference is not None
-        ],
+        warnings=[f"{n}: first difference: {one}" for n, one in differences.items() if one],
     )
 
 
@@ -296,11 +278,26 @@ def validation_answer(result: Mapping[str, Any]) -> Section:
     ]
     rows = [row for row in rows if set(row[1:]) != {"-"}]
     ratios = [
-        [name, *(_ratio_text(ratio[key]["median"]) for key in ("measured", "calibrated"))]
-        for name, ratio in result["ratios"].items()
+        [name, *("-" if (v := of[key]["median"]) is None else f"{v:.2f}" for key in _RATIO)]
+        for name, of in result["ratios"].items()
     ]
-    missed = [row for row in result["targets"] if row["met"] is False]
     same = sum(cell["parity"] == 1 for cell in cells.values())
+    warnings = [
+        f"{layout}: repeat {r['repeat']} rejected: {r['why']}"
+        for layout, entry in repeats.items()
+        for r in entry["rejected"]
+    ]
+    warnings += [
+        "missed: {what} of {cell} is {value:+.1%}, and should be within {limit:.0%}".format(**row)
+        for row in result["targets"]
+        if row["met"] is False
+    ]
+    warnings += [
+        f"{layout}: the machine was not quiet: {entry['accepted']} of {entry['run']} repeats were "
+        f"accepted, fewer than {fewest}, so nothing is claimed of predicted times"
+        for layout, entry in repeats.items()
+        if not entry["quiet"]
+    ]
     return Section(
         kind="validation",
         name=str(result["name"]),
@@ -308,28 +305,12 @@ def validation_answer(result: Mapping[str, Any]) -> Section:
         answer=f"Batches are identical in {same} of {len(cells)} cells; {_verdict(result)}.",
         table=SortableTable("Cells", ["", *cells], rows, "Medians over the accepted repeats."),
         details=[SortableTable("Ratios", ["ratio", "measured", "simulated"], ratios)]
-        if ratios
-        else [],
-        warnings=[
-            *(
-                f"{layout}: repeat {r['repeat']} rejected: {r['why']}"
-                for layout, entry in repeats.items()
-                for r in entry["rejected"]
-            ),
-            *(
-                f"missed: {row['what']} of {row['cell']} is {row['value']:+.1%}, and should be "
-                f"within {row['limit']:.0%}"
-                for row in missed
-            ),
-            *(
-                f"{layout}: the machine was not quiet: {entry['accepted']} of {entry['run']} "
-                f"repeats were accepted, fewer than {fewest}, so nothing is claimed of "
-                "predicted times"
-                for layout, entry in repeats.items()
-                if not entry["quiet"]
-            ),
-        ],
+        * bool(ratios),
+        warnings=warnings,
     )
+
+
+_RATIO = ("measured", "calibrated")
 
 
 def _verdict(result: Mapping[str, Any]) -> str:
@@ -352,10 +333,6 @@ def _cell_text(cell: Mapping[str, Any], keys: Sequence[str]) -> str:
     return f"{node:.0%}" if keys in (("parity",), ("op_share",)) else f"{node:.1%}"
 
 
-def _ratio_text(value: float | None) -> str:
-    return "-" if value is None else f"{value:.2f}"
-
-
 # Regressions on public measurements -------------------------------------------------------------
 
 
@@ -363,13 +340,15 @@ def accuracy_answer(content: Mapping[str, Any]) -> Section:
     """Of what ``accuracy --json`` prints."""
     scores, classes = content["scores"], content["classes"]
     judged = [score["met"] for score in scores if score["met"] is not None]
+    title = "By class: medians of the scores, and why some miss"
+    headings = ("what", "scores", "median %", "p95 %", "aim", "met by", "in band", "")
     return Section(
         kind="accuracy",
         name="accuracy",
         question="How far are the fitted op times off on rows that were not fitted?",
         answer=f"{sum(judged):,} of {len(judged):,} scores meet their aims.",
         table=scores_table(scores),
-        details=[_classes_table(classes)],
+        details=[SortableTable(title, headings, [*map(_of_class, classes)])],
     )
 
 
@@ -388,18 +367,13 @@ def scores_table(scores: Iterable[Mapping[str, Any]]) -> SortableTable:
     return SortableTable("Errors on rows that were not fitted", headings, rows, text=3)
 
 
-def _classes_table(classes: Iterable[Mapping[str, Any]]) -> SortableTable:
-    rows = []
-    for one in classes:
-        covered = _percent(one["covered"])
-        if one["covered_range"] and one["scores"] > 1:
-            covered += " ({:.0f} to {:.0f})".format(*one["covered_range"])
-        met = "" if one["met"] is None else f"{one['met']} of {one['scores']}"
-        numbers = (f"{one['median']:.1f}", f"{one['p95']:.1f}", _aim(one["aim"]), met, covered)
-        rows.append((one["group"], str(one["scores"]), *numbers, "; ".join(one["causes"])))
-    headings = ("what", "scores", "median %", "p95 %", "aim", "met by", "in band", "")
-    title = "By class: medians of the scores, and why some miss"
-    return SortableTable(title, headings, rows)
+def _of_class(one: Mapping[str, Any]) -> tuple[str, ...]:
+    covered = _percent(one["covered"])
+    if one["covered_range"] and one["scores"] > 1:
+        covered += " ({:.0f} to {:.0f})".format(*one["covered_range"])
+    met = "" if one["met"] is None else f"{one['met']} of {one['scores']}"
+    numbers = (f"{one['median']:.1f}", f"{one['p95']:.1f}", _aim(one["aim"]), met, covered)
+    return one["group"], str(one["scores"]), *numbers, "; ".join(one["causes"])
 
 
 def _aim(aim: Sequence[float] | None) -> str:

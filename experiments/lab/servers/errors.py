@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -21,9 +22,9 @@ WIDEST = 0.6
 TOO_WIDE = f"a band over {100 * WIDEST:.0f} % either way: no answer"
 
 DRAFTED, FLAGGED = "with drafts", "flagged"
-#: What rows are grouped by: the group's first word, and how a row says which one it is in (empty:
+#: What rows are grouped by: the group's first word, and how a row says which one it is in (None:
 #: in none). Concurrencies go by the power of two up to which they lie.
-GROUPS: Mapping[str, Callable[[Measured], str]] = {
+GROUPS: Mapping[str, Callable[[Measured], str | None]] = {
     "all": lambda row: "",
     "engine": lambda row: row.backend,
     "gpu": lambda row: row.system,
@@ -32,25 +33,27 @@ GROUPS: Mapping[str, Callable[[Measured], str]] = {
     "mode": lambda row: row.mode,
     "model": lambda row: row.model,
     "concurrency": lambda row: f"<= {2 ** (row.concurrency - 1).bit_length()}",
+    "memory": lambda row: None,
+    "measured cold": lambda row: "" if measured_cold(row) else None,
 }
 
 
 def grouped(rows: Iterable[Measured], full: Collection[str] = ()) -> dict[str, list[Measured]]:
     """Rows by group. ``all`` holds those without flags, and so do the groups of :data:`GROUPS`;
     those with flags are in ``flagged``, and nowhere else. ``full`` are the ids of those whose KV
-    cache was full: where requests wait for memory, TTFT is a matter of its size. Those that were
-    ``measured cold`` are such a group, too. Those ``with drafts`` are in no other."""
+    cache was full: where requests wait for memory, TTFT is a matter of its size. Those ``with
+    drafts`` are in no other group."""
     found: dict[tuple[str, str], list[Measured]] = {("all", ""): []}
+    ways = {**GROUPS}
+    if full:
+        ways["memory"] = lambda row: "full" if row.id in full else "not full"
     for row in rows:
+        names = [(word, which) for word, of in ways.items() if (which := of(row)) is not None]
         if row.flags or row.drafts:
             names = [(FLAGGED if row.flags else DRAFTED, "")]
-        else:
-            names = [(word, of(row)) for word, of in GROUPS.items()]
-            names += [("memory", "full" if row.id in full else "not full")] if full else []
-            names += [("measured cold", "")] if measured_cold(row) else []
         for name in names:
             found.setdefault(name, []).append(row)
-    order = [*GROUPS, "memory", "measured cold", DRAFTED, FLAGGED]
+    order = [*GROUPS, DRAFTED, FLAGGED]
 
     def place(name: tuple[str, str]) -> tuple[int, int, str]:
         word, which = name
@@ -76,32 +79,34 @@ def errors(
     width of the coverage's 95 % interval, with servers (not their rows) as independent; None for
     fewer than two.
     """
-    pairs = [
-        (value, given, times.bands.get(metric), server_of(row))
-        for row, times in ((row, predictions[row.id]) for row in rows if row.id in predictions)
-        if (value := row.of(metric)) is not None and (given := times.of(row, metric)) is not None
-    ]
-    if not pairs:
+    off, ends, servers = [], [], []
+    for row in rows:
+        times, measured = predictions.get(row.id), row.of(metric)
+        if times is None or measured is None or (predicted := times.of(row, metric)) is None:
+            continue
+        off.append(100 * (predicted / measured - 1))
+        if (band := times.bands.get(metric)) is not None:
+            ends.append((measured, *band))
+            servers.append(server_of(row))
+    if not off:
         return None
-    off = np.array([100 * (predicted / measured - 1) for measured, predicted, *_ in pairs])
-    ends = np.array([[measured, *band] for measured, _, band, _ in pairs if band is not None])
-    measured, low, high = ends.reshape(-1, 3).T
-    missed = np.maximum(np.maximum(low - measured, measured - high), 0)
-    inside = pd.Series((missed == 0) - np.mean(missed == 0) if len(ends) else [], dtype=float)
-    by_server = inside.groupby([server for *_, band, server in pairs if band is not None]).sum()
-    return {
-        "mape": float(np.abs(off).mean()),
-        "median": float(np.median(np.abs(off))),
-        "p90": float(np.quantile(np.abs(off), 0.9)),
-        "bias": float(off.mean()),
-        "coverage": 100 * float(np.mean(missed == 0)) if len(ends) else None,
-        "coverage_pm": 196 * float(np.sqrt((by_server**2).sum())) / len(ends)
-        if len(by_server) > 1
-        else None,
-        "interval_score": 100 * float(np.mean((high - low + 20 * missed) / measured))
-        if len(ends)
-        else None,
+    size = np.abs(off)
+    found: Errors = {
+        "mape": float(size.mean()),
+        "median": float(np.median(size)),
+        "p90": float(np.quantile(size, 0.9)),
+        "bias": float(np.mean(off)),
     }
+    found |= dict.fromkeys(("coverage", "coverage_pm", "interval_score"))
+    if ends:
+        value, low, high = np.array(ends).T
+        missed = np.maximum(np.maximum(low - value, value - high), 0)
+        found["coverage"] = 100 * float(np.mean(missed == 0))
+        found["interval_score"] = 100 * float(np.mean((high - low + 20 * missed) / value))
+        inside = pd.Series((missed == 0) - np.mean(missed == 0)).groupby(servers).sum()
+        if len(inside) > 1:
+            found["coverage_pm"] = 196 * float(np.sqrt((inside**2).sum())) / len(ends)
+    return found
 
 
 def too_wide(times: ServerTimes) -> bool:
@@ -174,18 +179,14 @@ def predictions_table(
 ) -> pd.DataFrame:
     """A row for each measured one, in their order: id, all that is predicted, the ends of its
     bands, reason and detail. Rows that could not be read come last."""
-    by_id = {row.id: row for row in rows}
-    table: list[dict[str, Any]] = []
+    by_id, table = {row.id: row for row in rows}, list[list[Any]]()
     for id in dict.fromkeys([*by_id, *refused]):
-        line: dict[str, Any] = dict.fromkeys(_PREDICTED, np.nan)
-        line |= {"id": id, "reason": "", "detail": ""}
+        values: list[float | None] = [np.nan] * len(SCORED)
+        ends, detail = _NO_BAND * len(SCORED), " ".join(refused.get(id, "").split())
+        reason = short_reason(refused.get(id, ""))
         if (times := predictions.get(id)) is not None:
-            for metric, name in SCORED.items():
-                line[name] = times.of(by_id[id], metric)
-                line[f"{name}_low"], line[f"{name}_high"] = times.bands.get(metric, _NO_BAND)
-            if too_wide(times):
-                line |= {"reason": TOO_WIDE, "detail": TOO_WIDE}
-        elif id in refused:
-            line |= {"reason": short_reason(refused[id]), "detail": " ".join(refused[id].split())}
-        table.append(line)
+            values = [times.of(by_id[id], metric) for metric in SCORED]
+            ends = tuple(chain(*(times.bands.get(metric, _NO_BAND) for metric in SCORED)))
+            reason = detail = TOO_WIDE if too_wide(times) else ""
+        table.append([id, *values, *ends, reason, detail])
     return pd.DataFrame(table, columns=["id", *_PREDICTED, "reason", "detail"])

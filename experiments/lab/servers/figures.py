@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
-import pandas as pd
 from matplotlib.axes import Axes
+from matplotlib.axis import Axis
 from matplotlib.figure import Figure
 from matplotlib.ticker import LogLocator, NullFormatter
 
@@ -25,7 +25,7 @@ from sarathi_sim.experiments.figures.style import (
 )
 from sarathi_sim.experiments.figures.timeline import stage_timeline
 from sarathi_sim.experiments.lab.servers.mlperf import BOUND, CAPACITY, ScoredMlperf
-from sarathi_sim.experiments.lab.servers.rows import METRICS
+from sarathi_sim.experiments.lab.servers.rows import Measured, ServerTimes
 from sarathi_sim.experiments.lab.servers.score import ScoredRows
 from sarathi_sim.simulator.loop.records import Floats
 from sarathi_sim.simulator.views.metrics import Analysis
@@ -37,10 +37,16 @@ _NAMES = {"ttft": "time to first token", "tpot": "time per output token"}
 _MARKS = {"prefill": "s", "mixed": "D", "decode": "o"}
 
 
-def _save(figures: Mapping[str, Figure], folder: Path) -> None:
-    folder.mkdir()
-    for name, figure in figures.items():
-        save(figure, folder, name)
+def _save(figure: Figure, folder: Path, name: str) -> None:
+    folder.mkdir(exist_ok=True)
+    save(figure, folder, name)
+
+
+def _plain_ticks(axis: Axis, subs: Sequence[float]) -> None:
+    """Of a logarithmic axis."""
+    axis.set_major_locator(LogLocator(subs=subs))
+    axis.set_major_formatter("{x:g}")
+    axis.set_minor_formatter(NullFormatter())
 
 
 def _draw_equality(axes: Axes, times: Floats, factors: Iterable[float]) -> None:
@@ -57,60 +63,30 @@ def _draw_equality(axes: Axes, times: Floats, factors: Iterable[float]) -> None:
 
 
 def draw_score(found: ScoredRows | ScoredMlperf, folder: Path) -> None:
-    """Of servers predicted over measured, a point a row without flags, and the errors by
-    concurrency; of audited runs the capacities."""
+    """Of servers predicted over measured, a point a row without flags; of audited runs the
+    capacities."""
     with styled():
         if isinstance(found, ScoredMlperf):
-            figures = {"capacity": audited_capacities(found)} if found.best else {}
-        else:
-            plain = [row for row in found.rows if not row.flags and row.id in found.best]
-            table = pd.DataFrame(
-                {
-                    "engine": row.backend,
-                    "clients": row.concurrency,
-                    "metric": metric,
-                    "measured": row.of(metric),
-                    "predicted": found.best[row.id].of(row, metric),
-                }
-                for row in plain
-                for metric in METRICS
-            )
-            figures = {
-                "measured_predicted": _panels(table, 4.6, _measured_predicted),
-                "error_by_concurrency": _panels(table, 4.2, _error_by_concurrency),
-            } if plain else {}  # fmt: skip
-        if figures:
-            _save(figures, folder)
+            if found.best:
+                _save(audited_capacities(found), folder, "capacity")
+        elif rows := [row for row in found.rows if not row.flags and row.id in found.best]:
+            _save(_measured_predicted(rows, found.best), folder, "measured_predicted")
 
 
-def _panels(
-    table: pd.DataFrame, height: float, draw: Callable[[Axes, pd.DataFrame], None]
-) -> Figure:
-    """A panel for each metric."""
-    figure = Figure(figsize=(9.6, height), layout="constrained")
-    for axes, metric in zip(figure.subplots(1, len(METRICS)), METRICS, strict=True):
-        draw(axes, table[table["metric"] == metric])
-        axes.set_title(_NAMES[metric])
+def _measured_predicted(rows: Sequence[Measured], best: Mapping[str, ServerTimes]) -> Figure:
+    """A panel a metric, a point a row, a colour an engine; dotted lines are off by a quarter."""
+    figure = Figure(figsize=(9.6, 4.6), layout="constrained")
+    engines = zip(sorted({row.backend for row in rows}), line_styles(), strict=False)
+    colours = {engine: style["color"] for engine, style in engines}
+    for axes, (metric, name) in zip(figure.subplots(1, len(_NAMES)), _NAMES.items(), strict=True):
+        pairs = np.array([(row.of(metric), best[row.id].of(row, metric)) for row in rows], float)
+        for engine, colour in colours.items():
+            own = pairs[[row.backend == engine for row in rows]].T
+            axes.plot(*own, ".", color=colour, markersize=4, alpha=0.6, label=engine)
+        _draw_equality(axes, pairs, (0.8, 1.25))
+        axes.set_title(name)
         axes.legend()
     return figure
-
-
-def _measured_predicted(axes: Axes, rows: pd.DataFrame) -> None:
-    """A point a row, a colour an engine; the dotted lines are off by a quarter."""
-    for (engine, own), style in zip(rows.groupby("engine"), line_styles(), strict=False):
-        points = {"color": style["color"], "markersize": 4, "alpha": 0.6, "label": engine}
-        axes.plot(own["measured"], own["predicted"], ".", **points)
-    _draw_equality(axes, rows[["measured", "predicted"]].to_numpy(), (0.8, 1.25))
-
-
-def _error_by_concurrency(axes: Axes, rows: pd.DataFrame) -> None:
-    """The median absolute error over the clients of the closed loop, a line an engine."""
-    for (engine, own), style in zip(rows.groupby("engine"), line_styles(), strict=False):
-        off = 100 * (own["predicted"] / own["measured"] - 1).abs()
-        medians = off.groupby(own["clients"]).median()
-        axes.plot(medians.index, medians, marker=".", label=engine, **style)
-    axes.set(xscale="log", xlabel="clients", ylabel="median absolute error (%)")
-    axes.set_ylim(bottom=0)
 
 
 def audited_capacities(found: ScoredMlperf) -> Figure:
@@ -126,22 +102,19 @@ def audited_capacities(found: ScoredMlperf) -> Figure:
     }
     for run in runs:
         at = names.index(f"{run.cell}, {run.scenario}")
-        known = found.best[run.id].numbers[CAPACITY]
+        value, *ends = (number / run.rate for number in found.best[run.id].numbers[CAPACITY])
         most = run.offline_samples_per_s / run.rate
         axes.plot([1, most], [at, at], "-", color=GREY, linewidth=7, alpha=0.3, zorder=1)
-        ends = [known.low / run.rate, known.high / run.rate]
         axes.plot(ends, [at, at], "-", color=BLUE, linewidth=1.2, zorder=2)
         mark, colour, _ = marks[run.stopped]
-        axes.plot(known.value / run.rate, at, mark, color=colour, markersize=5, zorder=3)
+        axes.plot(value, at, mark, color=colour, markersize=5, zorder=3)
     for mark, colour, label in marks.values():
         axes.plot([], [], mark, color=colour, label=f"predicted, {label}")
     axes.plot([], [], "-", color=GREY, linewidth=7, alpha=0.3, label="measured: rate to Offline")
     axes.axvline(1, color=BLACK, linewidth=1)
     axes.set_yticks(range(len(names)), names)
     axes.set(xscale="log", xlabel="capacity over the measured rate (90 % bands)")
-    axes.xaxis.set_major_locator(LogLocator(subs=(1, 1.5, 2, 3, 5, 7)))
-    axes.xaxis.set_major_formatter("{x:g}")
-    axes.xaxis.set_minor_formatter(NullFormatter())
+    _plain_ticks(axes.xaxis, (1, 1.5, 2, 3, 5, 7))
     figure.legend(loc="outside upper left", ncols=3, fontsize=11)
     return figure
 
@@ -157,10 +130,9 @@ def draw_validation(outcomes: Mapping[str, Sequence[Comparison]], folder: Path) 
     }
     pipelines = {name: one for name, one in middle.items() if "bubble_stage1" in one.measured}
     with styled():
-        figures = {"iterations": iterations_figure(middle, "calibrated")}
+        _save(iterations_figure(middle, "calibrated"), folder, "iterations")
         if pipelines:
-            figures["timelines"] = timelines_figure(pipelines, "calibrated")
-        _save(figures, folder)
+            _save(timelines_figure(pipelines, "calibrated"), folder, "timelines")
 
 
 def iterations_figure(outcomes: Mapping[str, Comparison], prediction: str) -> Figure:
@@ -185,9 +157,7 @@ def iterations_figure(outcomes: Mapping[str, Comparison], prediction: str) -> Fi
         _draw_equality(axes, np.concatenate([measured, predicted]), (0.9, 1.1))
         axes.set_title(name)
         for axis in (axes.xaxis, axes.yaxis):
-            axis.set_major_locator(LogLocator(subs=(1, 2, 5)))
-            axis.set_major_formatter("{x:g}")
-            axis.set_minor_formatter(NullFormatter())
+            _plain_ticks(axis, (1, 2, 5))
         axes.legend(loc="upper left", title="dotted: 10 % off")
     return figure
 

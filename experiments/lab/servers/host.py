@@ -1,28 +1,22 @@
 """The host's constants fitted to measured servers, and predictions of rows left out of the fit.
 
-A row is simulated with the constants measured elsewhere, with a longer iteration, and with a longer
-time a sequence. Between and beyond these, TTFT and TPOT are taken as linear in the constants. So a
-fit needs no more simulations, however many rows it leaves out. Launching matters only if it takes
-longer than the kernels: it is simulated at two values, and TTFT and TPOT are linear between these.
-Mixtures of experts have constants of their own, one more.
+A row is simulated with the constants measured elsewhere, with a longer iteration, with a longer
+time a sequence, and with two times of launching a call. TTFT and TPOT are linear between and beyond
+these, so a fit needs no more simulations, however many rows it leaves out. Mixtures of experts have
+constants of their own, one more.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import asdict, astuple, dataclass, field, fields, replace
+from dataclasses import asdict, astuple, dataclass, field, replace
 from functools import cache
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from sarathi_sim.experiments.config.inputs import (
-    HostConstants,
-    HostTimes,
-    StackErrors,
-    host_times,
-)
+from sarathi_sim.experiments.config.inputs import HostConstants, HostTimes, StackErrors, host_times
 from sarathi_sim.experiments.lab.servers.errors import errors
 from sarathi_sim.experiments.lab.servers.rows import METRICS, Measured, ServerTimes
 from sarathi_sim.experiments.lab.servers.runs import Draws, stack_sigma, with_bands
@@ -128,16 +122,13 @@ def fitted_without(row: Measured) -> Fold:
 
 def grid(measured: HostConstants) -> dict[str, HostConstants]:
     """The constants that each row is simulated with."""
+    longer_s, sequence_s = measured.host_iteration_s + 5e-4, measured.host_sequence_s + 3e-5
     return {
         BASE: measured,
-        ITERATION: replace(measured, host_iteration_s=measured.host_iteration_s + 5e-4),
-        SEQUENCE: replace(measured, host_sequence_s=measured.host_sequence_s + 3e-5),
+        ITERATION: replace(measured, host_iteration_s=longer_s),
+        SEQUENCE: replace(measured, host_sequence_s=sequence_s),
+        **{name: replace(measured, launch_s=seconds) for name, seconds in LAUNCHES.items()},
     }
-
-
-def launching(measured: HostConstants) -> dict[str, HostConstants]:
-    """Those that it is simulated with on top."""
-    return {name: replace(measured, launch_s=seconds) for name, seconds in LAUNCHES.items()}
 
 
 def fitting(row: Measured, mixtures: bool = False) -> bool:
@@ -163,13 +154,8 @@ class Slopes:
     draws: Draws
     base: Sequence[ServerTimes]
     limits: HostTimes
-    apart: Slopes | None = None
+    apart: tuple[Floats, Floats]
     fits: dict[Any, HostConstants] = field(default_factory=dict)
-
-    @property
-    def names(self) -> list[str]:
-        """The constants that are fitted."""
-        return [one.name for one in fields(HostConstants) if one.name in self.limits.constants]
 
     @property
     def every(self) -> Ints:
@@ -194,7 +180,7 @@ class Slopes:
     def _fit(self, which: Ints) -> HostConstants:
         from scipy.optimize import minimize
 
-        names = self.names
+        names = [*self.limits.constants]
         bounds = np.array([self.limits.constants[name].range for name in names])
         if all(self.rows[row].launch and self.rows[row].backend == "sglang" for row in which):
             bounds[names.index("frontend_s"), 1] = MOST_HANDSHAKE_S
@@ -206,15 +192,13 @@ class Slopes:
             return HostConstants(**dict(zip(names, (values * unit).tolist(), strict=True)))
 
         def cost(values: Floats) -> float:
-            far = float(np.abs(values - prior).mean())
-            return self.loss(which, host_of(values)) + PRIOR_ROWS / len(which) * far
+            far = PRIOR_ROWS / len(which) * float(np.abs(values - prior).mean())
+            return self.loss(which, host_of(values)) + far
 
-        tried = [
-            minimize(cost, start, method="Powell", bounds=bounds / unit[:, None])
-            for start in (prior, np.full(len(names), 0.5))
-        ]
-        best = min(tried, key=lambda one: one.fun).x
-        return _rounded(astuple(host_of(best)))
+        limits = bounds / unit[:, None]
+        starts = (prior, np.full(len(names), 0.5))
+        tried = [minimize(cost, start, method="Powell", bounds=limits) for start in starts]
+        return _rounded(astuple(host_of(min(tried, key=lambda one: one.fun).x)))
 
     def loss(self, which: Ints, host: HostConstants) -> float:
         """The mean absolute logarithm of TTFT's errors and, with more weight, TPOT's."""
@@ -225,19 +209,15 @@ class Slopes:
 
     def drifted(self, shares: Mapping[str, float]) -> Slopes:
         """With the clients of each campaign so far apart."""
-        if self.apart is None:
-            return self
         share = np.array([shares.get(campaign_of(row), 0.0) for row in self.rows])[:, None]
-        times = self.times + share * (self.apart.times - self.times)
-        launched = self.launched + share * (self.apart.launched - self.launched)
+        near, far = (self.times, self.launched), self.apart
+        times, launched = (a + share * (b - a) for a, b in zip(near, far, strict=True))
         return replace(self, times=times, launched=launched)
 
     def shares(self, which: Ints) -> dict[str, float]:
         """How far apart the clients of each campaign are, so that the rows ``which`` are predicted
         best with constants of their own."""
         found: dict[str, float] = {}
-        if self.apart is None:
-            return found
         campaigns = np.array([campaign_of(self.rows[row]) for row in which])
         for campaign in filter(None, np.unique(campaigns)):
             own = which[campaigns == campaign]
@@ -264,28 +244,29 @@ class Slopes:
         """A stack's constants by the rows ``which``: fitted to its own, where there are enough. Of
         any other stack they are the median of those of all stacks there and of those measured
         elsewhere."""
-        own = {name: rows for name, rows in self.stacks(which).items() if self._enough(rows)}
+        least = len(self.limits.constants) // 2  # a server says something of two constants
+        own = {
+            name: rows
+            for name, rows in self.stacks(which).items()
+            if len(rows) >= FEWEST and len({server_of(self.rows[row]) for row in rows}) >= least
+        }
         if stack in own:
             return self.fitted(own[stack])
         known = [self.limits.measured, *map(self.fitted, own.values())]
         return _rounded(np.median([astuple(host) for host in known], axis=0))
-
-    def _enough(self, which: Ints) -> bool:
-        """A server says something of two constants."""
-        servers = {server_of(self.rows[row]) for row in which}
-        return len(which) >= FEWEST and len(servers) >= len(self.names) // 2
 
     def errors(self, which: Ints, stack: str, predicted: Floats) -> StackErrors:
         """A stack's own error by metric, of its rows among ``which``, or of all if these are few;
         ``predicted`` has shape (metric, row) and was not fitted to them."""
         own = self.stacks(which).get(stack, which)
         which = own if len(own) >= FEWEST else which
-        found = []
-        for number, metric in enumerate(METRICS):
-            off = np.log(self.measured_ms[number, which] / predicted[number, which])
-            known = [self.draws[self.rows[row].id][metric] for row in which]
-            found.append(round(stack_sigma(off, known, INSIDE), 4))
-        return StackErrors(*found)
+        off = np.log(self.measured_ms[:, which] / predicted[:, which])
+        known = [self.draws[self.rows[row].id] for row in which]
+        sigmas = (
+            stack_sigma(of, [one[metric] for one in known], INSIDE)
+            for of, metric in zip(off, METRICS, strict=True)
+        )
+        return StackErrors(*(round(sigma, 4) for sigma in sigmas))
 
     def fold(self, which: Ints, predictions: Mapping[str, ServerTimes], out: Ints) -> Fold:
         """The constants of every stack and engine, fitted to the rows ``which``; errors are those
@@ -322,40 +303,29 @@ def slopes(
     limits: HostTimes,
     mixtures: bool = False,
 ) -> Slopes:
-    """From the simulations with :func:`grid` (and :func:`launching`, where there are such), of the
-    rows that are answered and :func:`fitting`; also with clients that have drifted apart."""
-    if BASE + APART in simulated:
-        near = {name: of for name, of in simulated.items() if not name.endswith(APART)}
-        far = {name: {**of, **simulated.get(name + APART, {})} for name, of in near.items()}
-        found = slopes(rows, near, draws, limits, mixtures)
-        return replace(found, apart=slopes(rows, far, draws, limits, mixtures))
+    """From the simulations with :func:`grid`, of the rows that are answered and :func:`fitting`;
+    also with clients that have drifted apart, where they can."""
     rows = [row for row in rows if row.id in simulated[BASE] and fitting(row, mixtures)]
-    base = limits.measured
-    table = {
-        name: _ms([of[row.id] for row in rows])
-        for name, of in simulated.items()
-        if name in (BASE, ITERATION, SEQUENCE, *LAUNCHES)
-    }
-    iteration, sequence = (
-        (table[name] - table[BASE]) / (getattr(grid(base)[name], of) - getattr(base, of))
-        for name, of in ((ITERATION, "host_iteration_s"), (SEQUENCE, "host_sequence_s"))
-    )
-    frontend = np.broadcast_to([1000.0, 0.0], table[BASE].shape)
+    base, hosts = limits.measured, grid(limits.measured)
+    frontend = np.broadcast_to([1000.0, 0.0], (len(rows), 2))
     prompt = np.array([mean_prompt(row) for row in rows]).reshape(-1, 1)
-    terms = (iteration, sequence, frontend, prompt * frontend)
-    start = table[BASE] - sum(
-        slope * value for slope, value in zip(terms, astuple(base), strict=False)
-    )
-    launched = [table.get(name, table[BASE]) - table[BASE] for name in LAUNCHES]
-    return Slopes(
-        rows,
-        np.stack([start, *terms], axis=-1).transpose(1, 0, 2),
-        np.stack(launched, axis=-1).transpose(1, 0, 2),
-        _ms(rows).T,
-        draws,
-        [simulated[BASE][row.id] for row in rows],
-        limits,
-    )
+    ends = []
+    for far in ("", APART):
+        found = {name: {**simulated[name], **simulated.get(name + far, {})} for name in hosts}
+        table = {name: _ms([found[name][row.id] for row in rows]) for name in hosts}
+        terms = [
+            (table[name] - table[BASE]) / (getattr(hosts[name], of) - getattr(base, of))
+            for name, of in ((ITERATION, "host_iteration_s"), (SEQUENCE, "host_sequence_s"))
+        ]
+        terms += [frontend, prompt * frontend]
+        known = zip(terms, astuple(base), strict=False)
+        start = table[BASE] - sum(slope * value for slope, value in known)
+        launched = [table[name] - table[BASE] for name in LAUNCHES]
+        times, added = (np.stack(x, -1).transpose(1, 0, 2) for x in ([start, *terms], launched))
+        ends.append((times, added))
+    near, apart = ends
+    outcomes = [simulated[BASE][row.id] for row in rows]
+    return Slopes(rows, *near, _ms(rows).T, draws, outcomes, limits, apart)
 
 
 def _ms(times: Iterable[ServerTimes | Measured]) -> Floats:
@@ -382,16 +352,18 @@ def parts(rows: Sequence[Measured], scheme: str) -> list[tuple[Ints, Ints]]:
 def left_out(linear: Slopes, scheme: str) -> dict[str, ServerTimes]:
     """Predictions with bands of every row, by constants and stack errors from other rows alone."""
     predicted = np.full(linear.measured_ms.shape, np.nan)
-    split = [(np.setdiff1d(linear.every, out), out) for _, out in parts(linear.rows, scheme)]
-    for fit_to, out in split:
+    split = [
+        (np.setdiff1d(linear.every, out), stack, which)
+        for _, out in parts(linear.rows, scheme)
+        for stack, which in linear.stacks(out).items()
+    ]
+    for fit_to, stack, which in split:
         settled = linear.settled(fit_to)
-        for stack, which in linear.stacks(out).items():
-            predicted[:, which] = settled.predicted(which, settled.host_of(fit_to, stack))
+        predicted[:, which] = settled.predicted(which, settled.host_of(fit_to, stack))
     sigma: dict[str, dict[str, float]] = {}
-    for fit_to, out in split:
-        for stack, which in linear.stacks(out).items():
-            own = asdict(linear.errors(fit_to, stack, predicted))
-            sigma |= {linear.rows[row].id: own for row in which}
+    for fit_to, stack, which in split:
+        own = asdict(linear.errors(fit_to, stack, predicted))
+        sigma |= {linear.rows[row].id: own for row in which}
     times = {
         row.id: base.at(row, float(ttft), float(tpot))
         for row, ttft, tpot, base in zip(linear.rows, *predicted, linear.base, strict=True)
@@ -427,12 +399,7 @@ def host_fit(linear: Slopes, fits: Mapping[str, Mapping[str, ServerTimes]], file
         off = f"TTFT is off by {ttft['mape']:.1f} % and TPOT by {tpot['mape']:.1f} %"
         note += f"; on servers left out mean {off}"
     whole = linear.fold(linear.every, fits[ONE_GPU_OUT] or crossed, linear.every[:0])
-    times = replace(
-        linear.limits,
-        fitted_to=note,
-        stacks=whole.stacks,
-        errors=whole.errors,
-        apart=whole.apart,
-    )
+    known: dict[str, Any] = {key: getattr(whole, key) for key in ("stacks", "errors", "apart")}
+    times = replace(linear.limits, fitted_to=note, **known)
     split = parts(rows, CROSS_VALIDATED)
     return HostFit(times, [linear.fold(fit_to, crossed, out) for fit_to, out in split])

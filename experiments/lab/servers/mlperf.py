@@ -2,24 +2,19 @@
 
 A table has a row for each valid run of the scenarios Server and Interactive: what the submitter
 set, the rate, and what LoadGen logged; times in ms, rates in requests a second. The requests are
-LoadGen's: whole permutations of the data set, with exponential gaps between them
-(mlcommons/inference at b66003e1, ``loadgen/``). Lengths by sample are in ``lengths_MODEL.csv``.
-
-Nothing of a run but its settings, its data set and its limits leads to its capacity; its rate only
-says where its latencies are simulated. All replicas are simulated behind their router. Requests
-come as LoadGen sends them: another load has the same requests and gaps, stretched.
-
-**Constants** of TensorRT's engines are fitted to the runs of other systems: a cell (GPU, number of
-GPUs, model) has the medians of the other cells. The errors of their capacities then make its
-90 % band: that of op times all slower, and all faster, by 1.64 standard deviations.
+LoadGen's (mlcommons/inference at b66003e1, ``loadgen/``), and lengths by sample are in
+``lengths_MODEL.csv``. docs/mlperf.md says what is compared, and how the **constants** of TensorRT's
+engines are fitted: a cell (GPU, number of GPUs, model) has the medians of the other cells, and the
+errors of their capacities make its 90 % band.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import asdict, astuple, dataclass, replace
-from functools import cached_property, lru_cache, partial
+from dataclasses import asdict, dataclass, replace
+from functools import cache, cached_property, lru_cache, partial
 from hashlib import sha256
+from itertools import chain
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeVar
 
@@ -27,30 +22,16 @@ import numpy as np
 import pandas as pd
 from pydantic import BaseModel, ConfigDict, Field, Json
 
-from sarathi_sim.experiments.capacity.options import (
-    Option,
-    arrivals_at,
-    pooled,
-    router_of_ranks,
-    slowed,
-)
+from sarathi_sim.experiments.capacity import options as capacity
+from sarathi_sim.experiments.capacity import search
+from sarathi_sim.experiments.capacity.options import Option
 from sarathi_sim.experiments.capacity.probing import Laboratory
-from sarathi_sim.experiments.capacity.search import (
-    Crossing,
-    Probe,
-    Probed,
-    Search,
-    SearchPlan,
-    UnbreakableError,
-    crossing,
-    kept_at,
-    pilot,
-)
+from sarathi_sim.experiments.capacity.search import Probe, Search
 from sarathi_sim.experiments.capacity.slo import CapacitySection
 from sarathi_sim.experiments.config.base import Source
 from sarathi_sim.experiments.config.deployment import Deployment, deploy
 from sarathi_sim.experiments.config.loading import check_scenario
-from sarathi_sim.experiments.lab.servers.rows import METRICS, read_tables
+from sarathi_sim.experiments.lab.servers.rows import METRICS, present, read_tables
 from sarathi_sim.experiments.lab.servers.runs import NORMAL_90, Bench, bench
 from sarathi_sim.experiments.sweeps.backends import Backend
 from sarathi_sim.experiments.sweeps.plan import SharedRequests
@@ -142,10 +123,8 @@ FORMATS: dict[str, WeightDtype] = {"fp8": "fp8", "fp4": "nvfp4"}
 
 class MlperfRun(BaseModel):
     """One run. ``rate`` is that of the arrivals as drawn, ``target_rate_per_s`` that asked for.
-
-    A run whose submitter published no settings has no ``tp``, ``pp``, ``max_batch_size`` and
-    ``max_num_tokens``. These, and the share of the memory, are one replica's.
-    """
+    Settings are one replica's; a run whose submitter published none has no ``tp``, ``pp``,
+    ``max_batch_size`` and ``max_num_tokens``."""
 
     model_config = ConfigDict(frozen=True, extra="ignore", protected_namespaces=())
 
@@ -196,39 +175,33 @@ class MlperfRun(BaseModel):
 
     @property
     def stresses(self) -> dict[str, float]:
-        """P99 over its limit, by metric."""
+        """P99 over its limit, by metric; where the larger is near 1 the run stopped there."""
         return {
             "ttft": self.ttft_ms_p99 / self.ttft_limit_ms,
             "tpot": self.tpot_ms_p99 / self.tpot_limit_ms,
         }
 
     @property
-    def stress(self) -> float:
-        """The larger of them: a run near 1 stopped there."""
-        return max(self.stresses.values())
-
-    @property
     def stopped(self) -> bool:
         """Whether a limit stopped it."""
-        return self.stress >= BOUND
+        return max(self.stresses.values()) >= BOUND
 
     def allows(self, capacity: float) -> bool:
         """Whether a capacity is right: near the rate of a run that stopped at a limit, and between
         its rate and Offline for others."""
-        (low, high), most = (
-            (WITHIN, self.rate) if self.stopped else (BRACKET, self.offline_samples_per_s)
-        )
+        low, high = WITHIN if self.stopped else BRACKET
+        most = self.rate if self.stopped else self.offline_samples_per_s
         return low * self.rate <= capacity <= high * most
+
+    @property
+    def binds(self) -> str:
+        """Whose limit is nearer."""
+        return _largest(self.stresses)
 
     @property
     def simulated(self) -> int:
         """The number of requests that are simulated."""
         return min(self.n_queries, A_REPLICA * self.replicas)
-
-    @property
-    def binds(self) -> str:
-        """Whose limit is nearer."""
-        return max(self.stresses, key=lambda metric: self.stresses[metric])
 
     @property
     def replicas(self) -> int:
@@ -244,13 +217,9 @@ class MlperfRun(BaseModel):
 
 @strict_dataclass
 class MlperfHost:
-    """What was fitted to the runs ``fitted_to``, by cell.
-
-    ``host_iteration_s``: the seconds that an iteration of TensorRT's engines waits for its host,
-    with which their mean time per output token is right. ``all_reduce``: the factor on the time of
-    messages with which their mean time to first token is right. ``errors`` of capacities are
-    logarithms, root mean square; each cell had the medians of the others.
-    """
+    """What was fitted to the runs ``fitted_to``, by cell: seconds that an iteration of TensorRT's
+    engines waits for its host, with which mean TPOT is right, and the factor on the time of
+    messages with which mean TTFT is. ``errors`` of capacities are logarithms, root mean square."""
 
     fitted_to: str
     host_iteration_s: dict[str, float]
@@ -260,26 +229,32 @@ class MlperfHost:
     def without(self, cell: str = "") -> tuple[float, float]:
         """Host time and factor on messages: the medians of the other cells, of all for a cell that
         is not among them. Without any it is 0 and 1."""
-        return _others(self.host_iteration_s, cell, 0.0), _others(self.all_reduce, cell, 1.0)
+        found = ((self.host_iteration_s, 0.0), (self.all_reduce, 1.0))
+        host_s, factor = (np.median([*_others(of, cell).values()] or [none]) for of, none in found)
+        return float(host_s), float(factor)
 
     def error_without(self, cell: str) -> float:
         """The root mean square of the other cells' errors; of mixtures of experts if it is one and
         there is one, of dense models if it is none."""
-        mixture = _is_mixture(cell)
-        alike = [
-            e for name, e in self.errors.items() if name != cell and _is_mixture(name) == mixture
-        ]
-        found = alike or [e for name, e in self.errors.items() if name != cell]
-        return float(np.sqrt(np.mean(np.square(found)))) if found else 0.0
+        others = _others(self.errors, cell)
+        alike = [e for name, e in others.items() if _is_mixture(name) == _is_mixture(cell)]
+        return _root_mean_square(alike or [*others.values()] or [0.0])
 
 
-def _others(by_cell: Mapping[str, float], cell: str, without: float) -> float:
-    found = [value for name, value in by_cell.items() if name != cell]
-    return float(np.median(found)) if found else without
+def _others(by_cell: Mapping[str, float], cell: str) -> dict[str, float]:
+    return {name: value for name, value in by_cell.items() if name != cell}
 
 
 def _is_mixture(cell: str) -> bool:
     return cell.rpartition(", ")[2] in MIXTURES
+
+
+def _root_mean_square(values: Sequence[float]) -> float:
+    return float(np.sqrt(np.mean(np.square(values))))
+
+
+def _largest(values: Mapping[str, float]) -> str:
+    return max(values, key=values.__getitem__)
 
 
 @lru_cache(maxsize=1)
@@ -290,11 +265,9 @@ def mlperf_host() -> MlperfHost:
 
 
 def gaps_ns(seed: int, rate: float, count: int) -> Ints:
-    """The gaps that LoadGen draws between ``count`` requests, in whole nanoseconds.
-
-    A Mersenne Twister is seeded with the lower half of ``seed``. Two of its words are a fraction of
-    64 bits, the first the low one, whose logarithm is an exponential gap of mean 1 / ``rate`` s.
-    """
+    """The gaps that LoadGen draws between ``count`` requests, in whole nanoseconds: a Mersenne
+    Twister is seeded with the lower half of ``seed``; two of its words are a fraction of 64 bits,
+    the first the low one, whose logarithm is an exponential gap of mean 1 / ``rate`` s."""
     twister = np.random.RandomState(seed % 2**32)
     words = twister.randint(0, 2**32, (count, 2), dtype=np.uint32).astype(np.float64)
     fraction = np.ldexp(words[:, 0] + np.ldexp(words[:, 1], 32), -64)
@@ -308,12 +281,10 @@ def schedule_s(run: MlperfRun) -> Floats:
 
 
 def requests_of(run: MlperfRun, folder: Path, seed: int = 0) -> Trace:
-    """The run's requests: arrivals as they were, and lengths from the tables in ``folder``.
-
-    Each round of requests has every sample once, in a random order (LoadGen's is not known).
-    Outputs are scaled, and cut to the benchmark's limit, so that their mean is the run's. Raises
-    UserError for an unknown benchmark, and for a table that lacks the lengths.
-    """
+    """The run's requests: arrivals as they were, and lengths from the tables in ``folder``. Each
+    round has every sample once, in a random order (LoadGen's is not known). Outputs are scaled, and
+    cut to the benchmark's limit, so that their mean is the run's. Raises UserError for an unknown
+    benchmark, and for a table that lacks the lengths."""
     task = _task(run)
     path = folder / f"lengths_{run.model}.csv"
     rng = np.random.default_rng(seed)
@@ -360,11 +331,9 @@ def _task(run: MlperfRun) -> MlperfTask:
 
 
 def scenario_of(run: MlperfRun, trace: Path) -> dict[str, Any]:
-    """The run as a configuration would have it, with its requests in the file ``trace``.
-
-    Client and engine share a process, so there is no front end. Raises UserError, with the
-    reason, for a run without settings, and for a GPU, engine or layout that is not modelled.
-    """
+    """The run as a configuration would have it, with its requests in the file ``trace``; client
+    and engine share a process, so there is no front end. Raises UserError, with the reason, for a
+    run without settings, and for a GPU, engine or layout that is not modelled."""
     task, replicas = _task(run), run.replicas
     for key, value, known in (("gpu", run.gpu, DEVICES), ("engine", run.engine, ENGINES)):
         if value not in known:
@@ -373,33 +342,29 @@ def scenario_of(run: MlperfRun, trace: Path) -> dict[str, Any]:
     version = TRTLLM if stack == "trtllm" else run.engine_version or None
     layout, balance = _ranks(run)
     if stack == "vllm":
-        settings = _given(
-            version=run.engine_version or None,
-            max_num_batched_tokens=run.max_num_tokens,
-            max_num_seqs=run.max_batch_size,
-            long_prefill_token_threshold=run.other_flags.get("long-prefill-token-threshold"),
-        )
+        settings = {
+            "version": version,
+            "max_num_batched_tokens": run.max_num_tokens,
+            "max_num_seqs": run.max_batch_size,
+            "long_prefill_token_threshold": run.other_flags.get("long-prefill-token-threshold"),
+        }
     else:
-        settings = balance | _given(
-            max_num_tokens=run.max_num_tokens,
-            max_batch_size=run.max_batch_size,
-            capacity_scheduler_policy="max_utilization",  # ``max_util``, as all runs have it
-            enable_chunked_prefill=run.chunked_prefill,
-            disable_overlap_scheduler=run.in_engine,
-        )
-    engine: dict[str, Any] = {"frontend_s": 0.0}
-    if run.in_engine:
-        engine["executor"] = "tensorrt"
-    if run.gpu in SLOWER:
-        computing = [op for op, of in OPS.items() if of.shape is not None or op == PREFILL]
-        engine["op_scale"] = dict.fromkeys(computing, SLOWER[run.gpu])
+        settings = balance | {
+            "max_num_tokens": run.max_num_tokens,
+            "max_batch_size": run.max_batch_size,
+            "capacity_scheduler_policy": "max_utilization",  # ``max_util``, as all runs have it
+            "enable_chunked_prefill": run.chunked_prefill,
+            "disable_overlap_scheduler": run.in_engine,
+        }
+    computing = [op for op, of in OPS.items() if of.shape is not None or op == PREFILL]
+    slower = dict.fromkeys(computing, SLOWER[run.gpu]) if run.gpu in SLOWER else None
     return {
         "model": task.model,
         "device": DEVICES[run.gpu],
         "stack": stack if version is None else f"{stack}@{version}",
         "dtype": weights,
         "kv_cache_dtype": "bf16" if run.kv_precision == "auto" else "fp8",
-        "cluster": _given(
+        "cluster": present(
             pp=run.pp,
             replicas=replicas,
             router=ROUTERS[run.scenario],
@@ -410,13 +375,15 @@ def scenario_of(run: MlperfRun, trace: Path) -> dict[str, Any]:
             "lengths": {"kind": "trace", "path": str(trace)},
             "arrivals": {"kind": "trace"},
         },
-        "policy": {"name": stack, **settings},
-        "kv_cache": _given(
+        "policy": {"name": stack, **present(**settings)},
+        "kv_cache": present(
             **{MEMORY[stack]: run.kv_free_gpu_mem_fraction},
             block_size=run.tokens_per_block or run.other_flags.get("block-size"),
             prefix_caching=False,
         ),
-        "engine": engine,
+        "engine": present(
+            frontend_s=0.0, executor="tensorrt" if run.in_engine else None, op_scale=slower
+        ),
     }
 
 
@@ -427,7 +394,7 @@ def _ranks(run: MlperfRun) -> tuple[dict[str, Any], dict[str, Any]]:
     does not say is the harness's default (``code/llmlib/config.py``)."""
     if not run.attention_dp:
         return {"tp": run.tp}, {}
-    router, flags = router_of_ranks(ENGINES[run.engine]), run.other_flags
+    router, flags = capacity.router_of_ranks(ENGINES[run.engine]), run.other_flags
     spread = (run.ep or 1) > 1
     return {"tp": 1, "dp": run.tp, "rank_router": router, "expert_parallel": spread}, {
         "enable_balance": flags.get("adp_balancing_enable", True),
@@ -436,38 +403,29 @@ def _ranks(run: MlperfRun) -> tuple[dict[str, Any], dict[str, Any]]:
     }
 
 
-def _given(**values: Any) -> dict[str, Any]:
-    return {key: value for key, value in values.items() if value is not None}
-
-
 # Predictions ------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True)
-class Banded:
-    """A predicted number with its 90 % band."""
+Band = tuple[float, float, float]
+"""A predicted number, and the ends of its 90 % band."""
 
-    value: float
-    low: float
-    high: float
 
-    @staticmethod
-    def of(*ends: float) -> Banded:
-        """The first number, in a band that holds all of them."""
-        return Banded(ends[0], min(ends), max(ends))
+def _band(*ends: float) -> Band:
+    """The first number, in a band that holds all of them."""
+    return ends[0], min(ends), max(ends)
 
 
 @dataclass(frozen=True)
 class PredictedRun:
     """The predictions for a run by column, and the limit that the capacity meets first."""
 
-    numbers: Mapping[str, Banded]
+    numbers: Mapping[str, Band]
     binds: str
 
     @property
     def capacity(self) -> float:
         """Requests a second."""
-        return self.numbers[CAPACITY].value
+        return self.numbers[CAPACITY][0]
 
 
 @dataclass(frozen=True)
@@ -482,16 +440,21 @@ class ScoredMlperf:
     fitted: bool = False
 
     def content(self) -> dict[str, Any]:
-        """As ``score --json`` prints it."""
+        """As ``score --json`` prints it. Llama-3.1-8B is a judge of the host, and apart."""
         best = self.best
         answered = [run for run in self.runs if run.id in best]
         stopped = [run for run in answered if run.stopped]
-        others = [run for run in answered if not run.stopped]
+        large = [run for run in answered if run.model != "llama3.1-8b"]
+        groups = {
+            "all but 8B": large,
+            "Interactive": [run for run in large if run.scenario == "Interactive"],
+            "Llama-3.1-8B": [run for run in answered if run not in large],
+        }
         inside = [
-            estimate.low <= value <= estimate.high
+            low <= getattr(run, key) <= high
             for run in answered
-            for key, estimate in best[run.id].numbers.items()
-            if (value := getattr(run, key, None)) is not None
+            for key, (_, low, high) in best[run.id].numbers.items()
+            if key in LATENCIES
         ]
 
         def judged(runs: Sequence[MlperfRun]) -> dict[str, int]:
@@ -504,63 +467,50 @@ class ScoredMlperf:
                 "rows": len({run.id for run in self.runs} | self.refused.keys()),
                 "answered": len(best),
                 "stopped_at_a_limit": judged(stopped) | {"same_limit": same},
-                "proven": judged(others),
+                "proven": judged([run for run in answered if not run.stopped]),
                 "latencies": {
                     name: {key: _errors(of, best, key) for key in LATENCIES}
-                    for name, of in _groups(answered).items()
+                    for name, of in groups.items()
                     if of
                 },
                 "in_band_pct": 100 * float(np.mean(inside)) if inside else None,
             },
-            "runs": {run.id: _line(run, best[run.id]) for run in answered},
+            "runs": {
+                run.id: {
+                    "scenario": run.scenario,
+                    "rate": run.rate,
+                    "offline": run.offline_samples_per_s,
+                    "stress": run.stresses[run.binds],
+                    "limit": run.binds,
+                    "binds": best[run.id].binds,
+                    "right": run.allows(best[run.id].capacity),
+                    "measured": {key: getattr(run, key) for key in LATENCIES},
+                    "predicted": {key: [*each] for key, each in best[run.id].numbers.items()},
+                }
+                for run in answered
+            },
             "refused": dict(self.refused),
-            "host": asdict(self.host) if self.fitted else {},
         }
 
     def write(self, folder: Path) -> None:
         """``predictions.csv``, and the constants if they were fitted."""
-        nothing = Banded(np.nan, np.nan, np.nan)
+        names, ends = (CAPACITY, *LATENCIES), ("", "_low", "_high")
+        columns = ["id", *(f"{name}{end}" for name in names for end in ends), "reason"]
         lines = []
         for id in dict.fromkeys([*(run.id for run in self.runs), *self.refused]):
-            line: dict[str, Any] = {"id": id}
-            for key in (CAPACITY, *LATENCIES):
-                each = self.best[id].numbers[key] if id in self.best else nothing
-                line |= {key: each.value, f"{key}_low": each.low, f"{key}_high": each.high}
-            lines.append(line | {"reason": " ".join(self.refused.get(id, "").split())})
-        pd.DataFrame(lines).to_csv(folder / "predictions.csv", index=False, float_format="%.6g")
+            numbers = self.best[id].numbers if id in self.best else {}
+            cells = chain.from_iterable(numbers.get(name, (np.nan,) * 3) for name in names)
+            lines.append([id, *cells, " ".join(self.refused.get(id, "").split())])
+        table = pd.DataFrame(lines, columns=columns)
+        table.to_csv(folder / "predictions.csv", index=False, float_format="%.6g")
         if self.fitted:
             write_whole(folder / "mlperf_host.yaml", dump_yaml(asdict(self.host)).encode())
 
 
-def _line(run: MlperfRun, best: PredictedRun) -> dict[str, Any]:
-    return {
-        "cell": run.cell,
-        "scenario": run.scenario,
-        "rate": run.rate,
-        "offline": run.offline_samples_per_s,
-        "stress": run.stress,
-        "limit": run.binds,
-        "binds": best.binds,
-        "right": run.allows(best.capacity),
-        "measured": {key: getattr(run, key) for key in LATENCIES},
-        "predicted": {key: [*astuple(each)] for key, each in best.numbers.items()},
-    }
-
-
-def _groups(runs: Sequence[MlperfRun]) -> dict[str, list[MlperfRun]]:
-    """The runs whose latencies are scored together; Llama-3.1-8B is a judge of the host."""
-    large = [run for run in runs if run.model != "llama3.1-8b"]
-    return {
-        "all but 8B": large,
-        "Interactive": [run for run in large if run.scenario == "Interactive"],
-        "Llama-3.1-8B": [run for run in runs if run not in large],
-    }
-
-
 def _errors(
-    runs: Iterable[MlperfRun], best: Mapping[str, PredictedRun], key: str
+    runs: Sequence[MlperfRun], best: Mapping[str, PredictedRun], key: str
 ) -> dict[str, float]:
-    off = [100 * (best[run.id].numbers[key].value / getattr(run, key) - 1) for run in runs]
+    off = [100 * (best[run.id].numbers[key][0] / getattr(run, key) - 1) for run in runs]
     return {"rows": len(off), "mape": float(np.mean(np.abs(off))), "bias": float(np.mean(off))}
 
 
@@ -577,22 +527,17 @@ def score_mlperf(
     fit: bool = False,
 ) -> ScoredMlperf:
     """Predict the runs of tables; with ``fit`` each cell with constants of these tables' others.
-
-    Raises UserError for a file that is no such table, and for an id that is in two of them.
-    """
+    Raises UserError as :func:`read_tables` does."""
     runs, refused = read_tables(files, MlperfRun)
     with bench(backend, progress, say) as at:
         options = options_of(runs, lengths, at, refused)
         answered = [run for run in runs if run.id in options]
         host = fit_engines(answered, options, at) if fit else mlperf_host()
-        shared: dict[tuple[LoadGenOption, str], LoadGenOption] = {}
         for run in answered:
-            key = options[run.id], run.cell
-            if run.in_engine and key not in shared:
-                shared[key] = options[run.id].with_host(*host.without(run.cell))
-            options[run.id] = shared.get(key, options[run.id])
-        best = {}
+            if run.in_engine:
+                options[run.id] = with_host(options[run.id], *host.without(run.cell))
         found = search_all({one: _predicted(one) for one in options.values()}, at)
+        best = {}
         for id, option in options.items():
             if isinstance(one := found[option], str):
                 refused[id] = one
@@ -600,7 +545,7 @@ def score_mlperf(
                 best[id] = one
         if fit:
             host = replace(host, errors=errors_of_cells(best, runs))
-        best = with_bands(best, {run.id: _slower(run, host) for run in runs}, options, at)
+        best = with_bands(best, runs, host, options, at)
     return ScoredMlperf(runs, best, refused, host, fit)
 
 
@@ -616,22 +561,22 @@ def errors_of_cells(
             most = run.rate if run.stopped else max(run.offline_samples_per_s, run.rate)
             known = min(max(capacity, run.rate), most)
             found.setdefault(run.cell, []).append(float(np.log(capacity / known)))
-    return {cell: float(np.sqrt(np.mean(np.square(off)))) for cell, off in found.items()}
+    return {cell: _root_mean_square(off) for cell, off in found.items()}
 
 
 @dataclass(frozen=True, eq=False)
 class LoadGenOption(Option):
     """The system of a run, and how its capacity is searched."""
 
-    plan: SearchPlan
+    plan: search.SearchPlan
     slo: str
 
     def at(self, probe: Probe, load: str) -> Deployment:
         """All replicas, with the first requests of the run, sent faster or slower."""
-        arrivals = arrivals_at(self.scenario, probe.load, load, self.natural_rate)
+        arrivals = capacity.arrivals_at(self.scenario, probe.load, load, self.natural_rate)
         scenario = self.scenario.having("workload", requests=probe.requests, arrivals=arrivals)
         if probe.slower != 1:
-            scenario = slowed(scenario, OPS, probe.slower)
+            scenario = capacity.slowed(scenario, OPS, probe.slower)
         return replace(self.deployment, scenario=scenario)
 
     @cached_property
@@ -639,24 +584,26 @@ class LoadGenOption(Option):
         """No replica stands for another."""
         return 1
 
-    def with_host(self, host_s: float, all_reduce: float) -> LoadGenOption:
-        """The same with another host time of an iteration, and factor on all-reduces."""
-        scale = self.scenario.engine.op_scale | {ALL_REDUCE: all_reduce}
-        scenario = self.scenario.having("engine", host_iteration_s=host_s, op_scale=scale)
-        return replace(self, deployment=replace(self.deployment, scenario=scenario))
+
+@cache
+def with_host(option: LoadGenOption, host_s: float, all_reduce: float) -> LoadGenOption:
+    """The same with another host time of an iteration, and factor on all-reduces."""
+    scale = option.scenario.engine.op_scale | {ALL_REDUCE: all_reduce}
+    scenario = option.scenario.having("engine", host_iteration_s=host_s, op_scale=scale)
+    return replace(option, deployment=replace(option.deployment, scenario=scenario))
 
 
 def option_of(run: MlperfRun, deployment: Deployment) -> LoadGenOption:
     """A run's system; its capacity is searched with one schedule, LoadGen's."""
     slo = f"p99 ttft {run.ttft_limit_ms:g}ms, p99 tpot {run.tpot_limit_ms:g}ms"
-    plan = SearchPlan(
+    plan = search.SearchPlan(
         TOLERANCE,
         least=2,
         most=2,
         requests=run.simulated,
         pilot_requests=min(run.simulated, OF_PILOT * run.replicas),
         seed=0,
-        pooled=partial(pooled, _section(slo)),
+        pooled=partial(capacity.pooled, _section(slo)),
         limit_s=run.ttft_limit_ms / 1e3,
         budget=run.simulated,
     )
@@ -693,10 +640,8 @@ def _trace(run: MlperfRun, runs: Sequence[MlperfRun], lengths: Path, folder: Pat
     """The requests of a run, in a file that is named by what they depend on. All ``runs`` of a
     benchmark in a number format have their mean output: it differs by 1 %."""
     what = (run.model, run.measurement_weight_type)
-    alike = [
-        one.output_tokens_mean for one in runs if (one.model, one.measurement_weight_type) == what
-    ]
-    mean = round(float(np.mean(alike)), 2)
+    alike = (run for run in runs if (run.model, run.measurement_weight_type) == what)
+    mean = round(float(np.mean([one.output_tokens_mean for one in alike])), 2)
     key = (*what, run.simulated, run.target_rate_per_s, mean, run.schedule_rng_seed, str(lengths))
     path = folder / f"{run.model}_{sha256(repr(key).encode()).hexdigest()[:12]}.csv"
     if not path.is_file():
@@ -727,15 +672,13 @@ def fit_engines(
     ) -> dict[str, float]:
         """The constant with which a latency is right, on the line through two tried ones; the
         median of a cell's runs."""
-        systems: dict[tuple[LoadGenOption, float], LoadGenOption] = {}
-        for run in runs:
-            for value in tried:
-                if (key_of := (options[run.id], value)) not in systems:
-                    systems[key_of] = options[run.id].with_host(*constants(run, value))
-        found = search_all({one: _at_rate(one) for one in systems.values()}, at)
+        systems = [
+            [with_host(options[run.id], *constants(run, value)) for value in tried] for run in runs
+        ]
+        found = search_all({one: _at_rate(one) for one in chain(*systems)}, at)
         of_cell: dict[str, list[float]] = {}
-        for run in runs:
-            low, high = (found[systems[options[run.id], value]] for value in tried)
+        for run, pair in zip(runs, systems, strict=True):
+            low, high = map(found.__getitem__, pair)
             if not isinstance(low, str) and not isinstance(high, str):
                 part = (getattr(run, key) - low[0][key]) / (high[0][key] - low[0][key])
                 value = tried[0] + part * (tried[1] - tried[0])
@@ -744,56 +687,49 @@ def fit_engines(
 
     middle_s = np.mean(TRIED_S).item()
     several = [run for run in settled if (run.tp or 1) > 1]
-    messages = solved(
-        "ttft_ms_mean", several, TRIED_FACTORS, lambda run, factor: (middle_s, factor)
-    )
-    host = MlperfHost("", {}, messages, {})
+    messages = solved("ttft_ms_mean", several, TRIED_FACTORS, lambda _, factor: (middle_s, factor))
+    gpus = ", ".join(sorted({run.gpu for run in settled}))
+    host = MlperfHost(f"{len(settled)} runs on {gpus}", {}, messages, {})
     times = solved(
         "tpot_ms_mean", settled, TRIED_S, lambda run, host_s: (host_s, host.without(run.cell)[1])
     )
-    gpus = ", ".join(sorted({run.gpu for run in settled}))
-    return replace(host, host_iteration_s=times, fitted_to=f"{len(settled)} runs on {gpus}")
-
-
-def _slower(run: MlperfRun, host: MlperfHost) -> list[float]:
-    """The factors on op times at the ends of a run's band: by the other cells' error, and by that
-    of a GPU whose tables are another's."""
-    off = NORMAL_90 * host.error_without(run.cell)
-    lent = np.log1p(LENT_PCT["gemm"] / 100) if run.gpu in SLOWER else 0
-    ends: list[float] = np.exp(np.hypot(off, lent) * np.array([1, -1])).tolist()
-    return ends
+    return replace(host, host_iteration_s=times)
 
 
 def with_bands(
     best: Mapping[str, PredictedRun],
-    factors: Mapping[str, Sequence[float]],
+    runs: Sequence[MlperfRun],
+    host: MlperfHost,
     options: Mapping[str, LoadGenOption],
     at: Bench,
 ) -> dict[str, PredictedRun]:
-    """The predictions with bands: all op times slower, and faster, by these factors."""
+    """The predictions with bands: all op times slower, and faster, by the other cells' error, and
+    by that of a GPU whose tables are another's."""
+    lent = np.log1p(LENT_PCT["gemm"] / 100)
+    factors: dict[str, list[float]] = {}
+    for run in runs:
+        off = np.hypot(NORMAL_90 * host.error_without(run.cell), lent * (run.gpu in SLOWER))
+        factors[run.id] = np.exp(off * np.array([1, -1])).tolist()
     found = search_all({options[id]: _at_rate(options[id], factors[id]) for id in best}, at)
     banded = {}
     for id, one in best.items():
         if not isinstance(ends := found[options[id]], str):
-            numbers = {key: Banded.of(*(each[key] for each in ends)) for key in LATENCIES}
+            numbers = {key: _band(*(each[key] for each in ends)) for key in LATENCIES}
             load = one.capacity
-            capacity = Banded.of(load, *(load / factor for factor in factors[id]))
-            banded[id] = replace(one, numbers={**numbers, CAPACITY: capacity})
+            numbers[CAPACITY] = _band(load, *(load / factor for factor in factors[id]))
+            banded[id] = replace(one, numbers=numbers)
     return banded
 
 
-def search_all(
-    searches: Mapping[LoadGenOption, Search[T]], at: Bench
-) -> dict[LoadGenOption, T | str]:
+def search_all(searches: Mapping[LoadGenOption, Search[T]], at: Bench) -> dict[Option, T | str]:
     """The results of searches, or errors; those with the same limits at a time."""
-    by_limits: dict[str, dict[LoadGenOption, Search[T]]] = {}
-    for option, search in searches.items():
-        by_limits.setdefault(option.slo, {})[option] = search
-    found: dict[LoadGenOption, T | str] = {}
+    by_limits: dict[str, dict[Option, Search[T]]] = {}
+    for option, one in searches.items():
+        by_limits.setdefault(option.slo, {})[option] = one
+    found: dict[Option, T | str] = {}
     for slo, group in by_limits.items():
         lab = Laboratory(_section(slo), at.store, at.backend, at.progress, at.say)
-        answered = lab.pursue(group, len(found), len(searches))  # type: ignore[arg-type]
-        found |= answered  # type: ignore[arg-type]
+        found |= lab.pursue(group, len(found), len(searches))
     return found
 
 
@@ -812,20 +748,16 @@ def _at_rate(
 
 def _predicted(option: LoadGenOption) -> Search[PredictedRun]:
     plan = option.plan
-    _, rough = yield from pilot(plan)
-    found: Crossing | Probed = rough
-    if isinstance(rough, Crossing):
+    _, found = yield from search.pilot(plan)
+    if isinstance(found, search.Crossing):
         like = Probe(0, plan.seed, plan.requests)
-        found = yield from crossing(like, rough.load, rough.slope, plan)
-    if not isinstance(found, Crossing):
-        raise UnbreakableError("no load keeps the limits")
+        found = yield from search.crossing(like, found.load, found.slope, plan)
+    if not isinstance(found, search.Crossing):
+        raise search.UnbreakableError("no load keeps the limits")
     (at,) = yield from _at_rate(option)
-    load, _, verdict = yield from kept_at(plan, found.load, [found])  # it is run before it is said
-    capacity = load if verdict.holds else found.kept.probe.load
-    stresses = found.broken.verdict.stresses
-    worst = max(stresses, key=lambda text: stresses[text])
-    numbers = {**at, CAPACITY: capacity}
-    return PredictedRun(
-        {key: Banded.of(value) for key, value in numbers.items()},
-        "ttft" if "ttft" in worst else "tpot",
-    )
+    # It is run before it is said.
+    load, _, verdict = yield from search.kept_at(plan, found.load, [found])
+    at[CAPACITY] = load if verdict.holds else found.kept.probe.load
+    worst = _largest(found.broken.verdict.stresses)
+    numbers = {key: _band(value) for key, value in at.items()}
+    return PredictedRun(numbers, "ttft" if "ttft" in worst else "tpot")

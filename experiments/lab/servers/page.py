@@ -30,16 +30,14 @@ _APART = {DENSE: ("class ", "mode ", "model "), MIXTURES: ("class ", "mode ")}
 """Groupings that the page leaves out: they have a single group, or too many."""
 
 
-def kind_of(content: Mapping[str, Any]) -> str:
-    """The kind of the rows' models."""
-    return DENSE if content["groups"].get(KINDS[DENSE], {"n": 0})["n"] else MIXTURES
-
-
 def tables(content: Mapping[str, Any]) -> str:
     """The tables of a score as Markdown, each under its title and the kind of its models."""
-    kind, section = kind_of(content), servers_answer(content)
-    found = []
-    for grid in (section.table, *section.details):
+    section, found = servers_answer(content), []
+    grids = (section.table, *section.details)
+    if "mlperf" in content:
+        return "\n".join(markdown(grid.title, grid.headings, grid.rows) for grid in grids)
+    kind = DENSE if content["groups"].get(KINDS[DENSE], {"n": 0})["n"] else MIXTURES
+    for grid in grids:
         title = grid.title if kind in grid.title else f"{grid.title}, {kind}"
         rows = list(grid.rows)
         if grid is section.table:
@@ -54,19 +52,18 @@ def tables(content: Mapping[str, Any]) -> str:
     return "\n".join(found)
 
 
+def put(page: Path, made: str) -> None:
+    """Replace the tables of a page; others stay."""
+    write_whole(page, update(page.read_text("utf-8"), made, some=True))
+
+
 if __name__ == "__main__":
     result, docs = map(Path, sys.argv[1:])
     content = json.loads((result / SUMMARY).read_text("utf-8"))
     if "mlperf" in content:
-        name, figure, image = "mlperf", "capacity", "mlperf"
-        made = "\n".join(
-            markdown(grid.title, grid.headings, grid.rows)
-            for section in [servers_answer(content)]
-            for grid in (section.table, *section.details)
-        )
+        name, figure, image, made = "mlperf", "capacity", "mlperf", tables(content)
     else:
         name, figure, image = "accuracy", "measured_predicted", "score"
         made = "\n".join(map(tables, content.get("classes", {"": content}).values()))
-    page = docs / f"{name}.md"
-    write_whole(page, update(page.read_text(encoding="utf-8"), made, some=True))
+    put(docs / f"{name}.md", made)
     shutil.copy(result / "figures" / f"{figure}.png", docs / "images" / f"{image}.png")

@@ -216,11 +216,14 @@ class ServerTimes:
         return value
 
 
+def present(**values: Any) -> dict[str, Any]:
+    """Those that are not None."""
+    return {key: value for key, value in values.items() if value is not None}
+
+
 def read_tables(files: Sequence[Path], kind: type[_Row]) -> tuple[list[_Row], dict[str, str]]:
     """The rows of tables, and the reasons of refused rows by id (or ``row N`` without an id).
-
-    Raises UserError for a file that is no such table, and for an id that stands in two of them.
-    """
+    Raises UserError for a file that is no such table, and for an id that stands in two of them."""
     rows: dict[str, _Row] = {}
     refused: dict[str, str] = {}
     for path in files:
@@ -238,11 +241,17 @@ def read_servers(
     started; raises UserError for a row of it that cannot be read."""
     rows, refused = read_tables(files, Measured)
     if launch is not None:
-        started, unread = read_table(launch, StartedServer)
-        for name, reason in unread.items():
-            raise UserError(f"{launch}: {name}: {reason}")
+        started = read_whole(launch, StartedServer)
         rows = [row.model_copy(update={"launch": started.get(row.id)}) for row in rows]
     return rows, refused
+
+
+def read_whole(path: Path, kind: type[_Row]) -> dict[str, _Row]:
+    """The rows of one file by id. Raises UserError for one that cannot be read."""
+    rows, refused = read_table(path, kind)
+    for name, reason in refused.items():
+        raise UserError(f"{path}: {name}: {reason}")
+    return rows
 
 
 def read_table(path: Path, kind: type[_Row]) -> tuple[dict[str, _Row], dict[str, str]]:

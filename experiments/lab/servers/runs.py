@@ -1,20 +1,16 @@
 """Rows of measured servers, simulated; and 90 % bands of the predictions.
 
-A row has a run for each variant of its scenario. Rows with a full KV cache are simulated again
-under joint draws of the errors of op times, host time and KV blocks.
-
-**Bands** are of TTFT, TPOT, latency and throughput. A row's times are divided among the ops of its
-bundle by their shares in the life of a request: its own prompt, the prompts of others that run
-meanwhile, and its decodes. Each op's error is drawn from the half-width of its kernels on rows left
-out of their fits, the host's from a factor of two. The residual of scored servers beyond that is
-the error of the stack: its settings, its version and its scheduler. It is calibrated on servers
-other than the row's own. A latency has the draws of TTFT and TPOT together. In a closed loop
-throughput is inversely proportional to the latency.
+**Bands** are of TTFT, TPOT, latency and throughput (docs/accuracy.md). A row's times are divided
+among the ops of its bundle by their shares in the life of a request; each op's error is drawn from
+the half-width of its kernels, the host's from a factor of two. The residual of scored servers is
+the error of the stack, calibrated on servers other than the row's own. Rows with a full KV cache
+are simulated again under joint draws of the errors of op times, host time and KV blocks.
 """
 
 from __future__ import annotations
 
 import zlib
+from collections import ChainMap
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -32,12 +28,7 @@ from sarathi_sim.experiments.config.loading import check_scenario
 from sarathi_sim.experiments.lab.servers.rows import METRICS, SCORED, Measured, ServerTimes
 from sarathi_sim.experiments.sweeps.backends import Backend
 from sarathi_sim.experiments.sweeps.execute import Report, execute
-from sarathi_sim.experiments.sweeps.plan import (
-    Run,
-    SharedRequests,
-    SweepPlan,
-    run_key,
-)
+from sarathi_sim.experiments.sweeps.plan import Run, SharedRequests, SweepPlan, run_key
 from sarathi_sim.experiments.sweeps.store import Store
 from sarathi_sim.profiler.facts.ops import MOE
 from sarathi_sim.profiler.storage.child import Progress, Say
@@ -86,19 +77,10 @@ def op_shares(deployment: Deployment, row: Measured) -> OpShares:
     life = {op: row.osl * time_s for op, time_s in decode.items()}
     if first is last:
         life = {op: beside * prompt[op] + time_s for op, time_s in life.items()}
-    half: dict[str, float] = {}
-    for pool in (first, last):
-        if (kernels := pool.ops.meta.kernels) is not None:
-            half |= kernels.half_width_pct
-    return OpShares(
-        {"ttft": _of_one(prompt), "tpot": _of_one(life)},
-        {
-            op: HOST_SIGMA
-            if op == HOST
-            else np.log1p(half.get(op, 100 * UNKNOWN) / 100) / NORMAL_90
-            for op in {**prompt, **decode}
-        },
-    )
+    kernels = [pool.ops.meta.kernels for pool in (first, last)]
+    half = ChainMap(*({} if of is None else dict(of.half_width_pct) for of in reversed(kernels)))
+    sigmas = {op: np.log1p(half.get(op, 100 * UNKNOWN) / 100) / NORMAL_90 for op in prompt | decode}
+    return OpShares({"ttft": _of_one(prompt), "tpot": _of_one(life)}, sigmas | {HOST: HOST_SIGMA})
 
 
 def _times(
@@ -210,26 +192,17 @@ def simulate_rows(
     if runs:
         sweep = SweepPlan("", "score", "", (), None, tuple(runs.values()), ())
         execute(sweep, at.store, at.backend, at.progress, report, at.say)
-    for (_, id), (run, _) in planned.items():
-        if run.key in report.failures:
-            refused[id] = report.failures[run.key]
+    failures = ((id, report.failures.get(run.key)) for (_, id), (run, _) in planned.items())
+    refused |= {id: failure for id, failure in failures if failure is not None}
     found: dict[str, Outcomes] = {name: {} for name in variants}
     for (name, id), (run, shares) in planned.items():
         if id not in refused:
-            numbers = _numbers(run, at.store.summary(run.key, NAME))
+            summary, cache = at.store.summary(run.key, NAME), run.scenario.kv_cache
+            numbers = {key: summary[key] for key in ("output_tokens_per_s", "kv_peak_share")}
+            numbers |= {f"{metric}_ms": 1e3 * summary[f"{metric}_s"]["mean"] for metric in METRICS}
+            numbers["num_blocks"] = float(cache.num_blocks or 0) if cache is not None else 0.0
             found[name][id] = RowOutcome(numbers, shares)
     return found, refused
-
-
-def _numbers(run: Run, summary: Mapping[str, Any]) -> dict[str, float]:
-    cache = run.scenario.kv_cache
-    return {
-        "ttft_ms": 1e3 * summary["ttft_s"]["mean"],
-        "tpot_ms": 1e3 * summary["tpot_s"]["mean"],
-        "output_tokens_per_s": summary["output_tokens_per_s"],
-        "kv_peak_share": summary["kv_peak_share"],
-        "num_blocks": float(cache.num_blocks or 0) if cache is not None else 0.0,
-    }
 
 
 # Bands ------------------------------------------------------------------------------------------
@@ -253,13 +226,11 @@ def redrawn(
     for row in full:
         numbers = [of[row.id].numbers for of in known.values() if row.id in of]
         if len(numbers) == REDRAWS:
-            base = outcomes[row.id].numbers
-            found[row.id] = {
-                metric: np.resize(
-                    [np.log(one[f"{metric}_ms"] / base[f"{metric}_ms"]) for one in numbers], DRAWS
-                )
-                for metric in METRICS
-            }
+            base, off = outcomes[row.id].numbers, {}
+            for metric in METRICS:
+                key = f"{metric}_ms"
+                off[metric] = np.resize([np.log(one[key] / base[key]) for one in numbers], DRAWS)
+            found[row.id] = off
     return found
 
 
@@ -332,27 +303,18 @@ def with_bands(
 ) -> dict[str, ServerTimes]:
     """The predictions of these rows with bands; ``op_draws`` are the draws of op and host errors,
     ``sigma_of`` holds the stack's standard deviation by id and metric."""
-    return {
-        row.id: _banded(row, predictions[row.id], op_draws[row.id], sigma_of[row.id])
-        for row in rows
-        if row.id in predictions
-    }
-
-
-def _banded(
-    row: Measured,
-    times: ServerTimes,
-    op_draws: Mapping[str, Floats],
-    sigma: Mapping[str, float],
-) -> ServerTimes:
-    ttft, tpot = (
-        getattr(times, SCORED[metric]) * np.exp(op_draws[metric] + sigma[metric] * normals("stack"))
-        for metric in METRICS
-    )
-    latency = row.latency_of(ttft, tpot)
-    drawn = {"ttft": ttft, "tpot": tpot, "latency": latency}
-    if times.output_tokens_per_s is not None:
-        slower = latency / row.latency_of(times.ttft_ms, times.tpot_ms)
-        drawn["throughput"] = times.output_tokens_per_s / slower
-    ends = np.quantile(np.stack([*drawn.values()]), (0.05, 0.95), axis=1).T.tolist()
-    return replace(times, bands=dict(zip(drawn, map(tuple, ends), strict=True)))
+    found = {}
+    for row in (row for row in rows if row.id in predictions):
+        times = predictions[row.id]
+        ttft, tpot = (
+            getattr(times, SCORED[metric])
+            * np.exp(op_draws[row.id][metric] + sigma_of[row.id][metric] * normals("stack"))
+            for metric in METRICS
+        )
+        drawn = {"ttft": ttft, "tpot": tpot, "latency": row.latency_of(ttft, tpot)}
+        if times.output_tokens_per_s is not None:
+            slower = drawn["latency"] / row.latency_of(times.ttft_ms, times.tpot_ms)
+            drawn["throughput"] = times.output_tokens_per_s / slower
+        ends = np.quantile(np.stack([*drawn.values()]), (0.05, 0.95), axis=1).T.tolist()
+        found[row.id] = replace(times, bands=dict(zip(drawn, map(tuple, ends), strict=True)))
+    return found

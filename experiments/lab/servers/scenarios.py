@@ -10,7 +10,7 @@ rows.
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import field
 from functools import lru_cache
 from typing import Any
@@ -18,7 +18,7 @@ from typing import Any
 from sarathi_sim.experiments.capacity.options import router_of_ranks
 from sarathi_sim.experiments.config.inputs import HostConstants, calls_of_layer, launch_s_of
 from sarathi_sim.experiments.config.scenario import OF_VLLM, Engine
-from sarathi_sim.experiments.lab.servers.rows import Measured, StartedPool
+from sarathi_sim.experiments.lab.servers.rows import Measured, StartedPool, present
 from sarathi_sim.experiments.lab.sources.aiconfigurator import SYSTEMS
 from sarathi_sim.policies.request import release_of
 from sarathi_sim.profiler.facts.device import DeviceSpec, load_device
@@ -60,12 +60,11 @@ Settings = dict[str, Any]
 
 @strict_dataclass
 class BenchmarkLoad:
-    """The requests of each benchmark: ``rounds`` of requests per client and, from the day
-    ``warm_since`` on, ``warm_up_rounds`` before them."""
+    """The requests of each benchmark: ``rounds`` of requests per client, and from the day
+    ``warm_since`` on some before them."""
 
     documents: list[str]
     rounds: int
-    warm_up_rounds: int
     warm_since: str
 
 
@@ -143,7 +142,7 @@ def settings_of(row: Measured) -> Settings:
     SGLang's limits are those of all ranks, other engines' of one."""
     known: Settings = {}
     if row.backend == "vllm":
-        version = row.backend_version if _release(row.backend_version) else _UNDATED
+        version = row.backend_version if row.backend_version[:1].isdigit() else _UNDATED
         device = DEVICES.get(row.system)  # (one that is not known is refused later)
         memory = memory_class(load_device(device)) if device else ""
         facts = engine_facts("vllm")
@@ -174,10 +173,10 @@ def sglang_memory(device: DeviceSpec, tp: int, pp: int = 1, ranks: int = 1) -> S
     """
     total = (device.reported_bytes or device.memory_bytes) / _MIB
     tp, large = tp * ranks, total >= 60 * 1024
-    chunk = 16384 if total >= 160 * 1024 else 8192 if large else 4096
-    graph = 512 if total >= 160 * 1024 or (large and tp >= 4) else 256
-    if not large:
-        graph = 160 if tp >= 4 else 32
+    large_nodes = 256 if tp < 4 else 512
+    chunk, graph = 4096, 160 if tp >= 4 else 32
+    if large:
+        chunk, graph = (16384, 512) if total >= 160 * 1024 else (8192, large_nodes)
     reserved = 512 + 1.5 * chunk + 2 * graph + tp * pp / 8 * 1024
     if ranks > 1:
         reserved += graph * ranks * (4.5 if graph > 300 else 3)
@@ -185,11 +184,6 @@ def sglang_memory(device: DeviceSpec, tp: int, pp: int = 1, ranks: int = 1) -> S
         reserved = max(reserved, 10 * 1024)
     share = round((total - reserved) / total, 3)
     return {"chunked_prefill_size": chunk, "mem_fraction_static": share}
-
-
-def _release(text: str) -> tuple[int, ...]:
-    """The version's numbers; empty for a text that begins with none."""
-    return release_of(text) if text[:1].isdigit() else ()
 
 
 def _holds(row: Measured, when: Settings) -> bool:
@@ -200,11 +194,11 @@ def _matches(row: Measured, column: str, wanted: Any) -> bool:
     value = origin(row) if column == "source" else getattr(row, column)
     if not isinstance(wanted, dict):
         return value in wanted if isinstance(wanted, list) else value == wanted
-    of: Any = _release if column == "backend_version" else lambda bound: bound
-    if not (known := of(value) if value else None):
+    order: Any = release_of if column == "backend_version" else lambda bound: bound
+    if not value or (order is release_of and not value[:1].isdigit()):
         return False
-    low, high = wanted.get("from"), wanted.get("below")
-    return (low is None or of(low) <= known) and (high is None or known < of(high))
+    low, high = (order(wanted.get(end, value)) for end in ("from", "below"))
+    return bool(low <= order(value) and ("below" not in wanted or order(value) < high))
 
 
 def _value(row: Measured, given: Any) -> Any:
@@ -272,9 +266,8 @@ def scenario_of(row: Measured, host: HostConstants, apart: bool = False) -> dict
             raise UserError(f"{name} {value}: not modelled; modelled: {', '.join(allowed)}")
     if row.mode != "agg":
         experts = model_of(row).experts
-        return _base(row, apart) | pools_of(
-            row, _engine(row, host), experts.num_experts if experts else 0
-        )
+        number = experts.num_experts if experts else 0
+        return _base(row, apart) | pools_of(row, _engine(row, host), number)
     if row.tp is None:
         raise UserError("tp: this key is missing")
     if mixture(row):
@@ -290,27 +283,25 @@ def scenario_of(row: Measured, host: HostConstants, apart: bool = False) -> dict
     known.pop("attention_dp", None)
     spread = known.pop("expert_parallel", "as_row")
     spread = row.moe_ep > 1 if spread == "as_row" else spread
-    own = {key: known.pop(key) for key in OF_VLLM if key in known}
-    kernels = {key: known.pop(key) for key in ("moe_dtype",) if key in known}
+
+    def own(names: Iterable[str]) -> Settings:
+        return {name: known.pop(name) for name in names if name in known}
+
+    ranks = {"dp": dp, "rank_router": router_of_ranks(row.backend)} if dp > 1 else {}
     version = _version(row) if row.backend in ("vllm", "sglang") else ""
-    versioned = {"version": version} if version else {}
     return {
         **_base(row, apart),
-        **kernels,
-        "kv_cache_dtype": known.pop("kv_cache_dtype"),
-        "cluster": {
-            "tp": row.tp,
-            "pp": row.pp,
-            **({"dp": dp, "rank_router": router_of_ranks(row.backend)} if dp > 1 else {}),
-            "max_length": sum(_lengths(row, apart)[:2]),
-            **({"expert_parallel": spread} if mixture(row) else {}),
-        },
-        "kv_cache": {
-            "prefix_caching": False,
-            **{share: known.pop(share) for share in SHARES if share in known},
-        },
-        "policy": {"name": row.backend, **versioned, **known},
-        "engine": _engine(row, host, **own),
+        **own(("moe_dtype", "kv_cache_dtype")),
+        "cluster": present(
+            tp=row.tp,
+            pp=row.pp,
+            **ranks,
+            max_length=sum(_lengths(row, apart)[:2]),
+            expert_parallel=spread if mixture(row) else None,
+        ),
+        "kv_cache": {"prefix_caching": False, **own(SHARES)},
+        "engine": _engine(row, host, **own(OF_VLLM)),
+        "policy": {"name": row.backend, **present(version=version or None), **known},
     }
 
 
@@ -341,17 +332,15 @@ def _lengths(row: Measured, apart: bool) -> tuple[int, int, float]:
 
 
 def _engine(row: Measured, host: HostConstants, **own: Any) -> dict[str, Any]:
-    found = {
+    launch_s = launch_s_of(host, Engine(**own))
+    calls = calls_of_layer(model_of(row), _weights(row)["dtype"]) if launch_s else 0
+    return {
         **own,
         "host_iteration_s": host.host_iteration_s,
         "host_sequence_s": host.host_sequence_s,
         "frontend_s": host.frontend_s + mean_prompt(row) * host.frontend_token_s,
-        "launch_layer_s": 0.0,
+        "launch_layer_s": float(launch_s * calls),
     }
-    if launch_s := launch_s_of(host, Engine(**own)):
-        calls = calls_of_layer(model_of(row), _weights(row)["dtype"])
-        found["launch_layer_s"] = launch_s * calls
-    return found
 
 
 def _weights(row: Measured) -> dict[str, str]:
@@ -427,10 +416,7 @@ def pools_of(row: Measured, engine: Mapping[str, float], experts: int) -> dict[s
     if launch is None or launch.prefill is None or launch.decode is None:
         raise UserError("separate prefill workers: no launch settings are known")
     pools = {"prefill": launch.prefill, "decode": launch.decode}
-    speculation = {"method": "mtp", "draft_length": row.drafts}
-    if row.drafts:
-        speculation["acceptance"] = golden_length(*DRAFTER, row.drafts)
-    return {
+    found: dict[str, Any] = {
         # Recipes for SGLang on Blackwell say fp8_e4m3, those for Hopper nothing: bf16 (srt-slurm,
         # recipes/; server_args.py, `kv_cache_dtype: auto`).
         "kv_cache_dtype": "bf16" if (row.backend, row.system) in _BF16_CACHE else "fp8",
@@ -439,26 +425,31 @@ def pools_of(row: Measured, engine: Mapping[str, float], experts: int) -> dict[s
         "policy": {"name": row.backend},
         "engine": dict(engine),
         "disaggregation": {pool: _pool(row, pool, one, experts) for pool, one in pools.items()},
-        **({"speculation": speculation} if row.drafts else {}),
     }
+    if drafts := row.drafts:
+        length = {"draft_length": drafts, "acceptance": golden_length(*DRAFTER, drafts)}
+        found["speculation"] = {"method": "mtp", **length}
+    return found
 
 
 def _pool(row: Measured, pool: str, one: StartedPool, experts: int) -> dict[str, Any]:
-    """What a pool has of its own."""
-    cluster: dict[str, Any] = {"tp": one.tp // one.ranks, "dp": one.ranks, "replicas": one.workers}
-    if one.ranks > 1:
-        # Prompts go to a rank of SGLang by their bootstrap room, a random number, unless the recipe
-        # says round_robin: only those for GB200 do (srt-slurm, recipes/; SGLang
-        # `managers/data_parallel_controller.py`).
-        drawn = row.backend == "sglang" and pool == "prefill" and row.system != "gb200"
-        cluster["rank_router"] = "random" if drawn else router_of_ranks(row.backend)
-    if one.ep > 1:
-        cluster["expert_parallel"] = True
-    if one.a2a:
-        cluster["moe_a2a_backend"] = one.a2a
+    """What a pool has of its own. Prompts go to a rank of SGLang by their bootstrap room, a random
+    number, unless the recipe says round_robin: only those for GB200 do (srt-slurm, recipes/; SGLang
+    `managers/data_parallel_controller.py`)."""
+    drawn = row.backend == "sglang" and pool == "prefill" and row.system != "gb200"
+    router = "random" if drawn else router_of_ranks(row.backend)
     more = one.redundant or (one.slots or experts) - experts
-    if more or experts % one.ep:
-        cluster["redundant_experts"] = more or _REDUNDANT
+    if experts % one.ep:
+        more = more or _REDUNDANT
+    cluster = present(
+        tp=one.tp // one.ranks,
+        dp=one.ranks,
+        replicas=one.workers,
+        rank_router=router if one.ranks > 1 else None,
+        expert_parallel=one.ep > 1 or None,
+        moe_a2a_backend=one.a2a or None,
+        redundant_experts=more or None,
+    )
     settings = _trtllm if row.backend == "trtllm" else _sglang
     policy, memory = settings(row, pool, one)
     return {"cluster": cluster, "policy": {"name": row.backend, **policy}, "kv_cache": memory}

@@ -16,14 +16,14 @@ from pathlib import Path
 
 from pydantic import BaseModel, ConfigDict
 
-from sarathi_sim.experiments.lab.pages import markdown, update
-from sarathi_sim.experiments.lab.servers.rows import read_tables
+from sarathi_sim.experiments.lab.pages import markdown
+from sarathi_sim.experiments.lab.servers.page import put
+from sarathi_sim.experiments.lab.servers.rows import read_whole
 from sarathi_sim.experiments.lab.servers.scenarios import sglang_memory
 from sarathi_sim.profiler.facts.device import load_device
 from sarathi_sim.profiler.facts.engines import engine_facts, memory_class
 from sarathi_sim.profiler.facts.formats import KV_BYTES, WEIGHT_BYTES, NumberBytes
 from sarathi_sim.profiler.facts.model import ModelSpec, load_model
-from sarathi_sim.profiler.storage.files import write_whole
 from sarathi_sim.profiler.storage.strict import UserError
 from sarathi_sim.simulator.load.engine_memory import (
     STACK_SHARES,
@@ -54,6 +54,7 @@ _HEAD_DIM = 128
 _DATED = {"2026-01-26": "0.14", "0.8 to 0.11": "0.10", "between 0.11.0 and": "0.11"}
 _UNITS = {"tokens": BLOCK, "blocks of 16": 1}
 _LIMITS = ("max_num_batched_tokens", "max_num_seqs", "gpu_memory_utilization")
+_OF_SGLANG = ("chunked_prefill_size", "max_running_requests", "mem_fraction_static")
 
 
 class StartupLine(BaseModel):
@@ -95,44 +96,29 @@ class StartupLine(BaseModel):
         """Our number, in the line's unit."""
         if isinstance(self.memory, str):
             return None
-        if self.unit not in _UNITS:
-            return self.memory.kv_bytes / 2**30
-        return float(self.memory.num_blocks * _UNITS[self.unit])
-
-
-def read(path: Path) -> list[StartupLine]:
-    """The lines of a file. Raises UserError for a file, or a line, that is none."""
-    lines, refused = read_tables([path], StartupLine)
-    for name, reason in refused.items():
-        raise UserError(f"{path}: {name}: {reason}")
-    return lines
+        blocks = _UNITS.get(self.unit)
+        return float(self.memory.num_blocks * blocks) if blocks else self.memory.kv_bytes / 2**30
 
 
 def _account(line: StartupLine) -> EngineMemory:
     device, model = load_device(line.gpu), _model(line.model)
     if line.engine not in STACK_SHARES:
         raise UserError(f"engine {line.engine}: one of {', '.join(STACK_SHARES)}")
+    if line.engine == "sglang":
+        known = {"max_running_requests": 2048} | sglang_memory(device, line.tp, line.pp)
+        usual = [known[key] for key in _OF_SGLANG]
+    else:
+        memory = memory_class(device)
+        usual = [engine_facts("vllm").at(key, line.release, memory=memory) for key in _LIMITS]
     chunk, sequences, share = (
-        float(getattr(line, key) or usual)
-        for key, usual in zip(_LIMITS, _defaults(line), strict=True)
+        getattr(line, key) or value for key, value in zip(_LIMITS, usual, strict=True)
     )
     sampler = "flashinfer" if "FlashInfer sampler in use" in line.note else ""
     step = Step(int(chunk), int(sequences), version=line.release, sampler=sampler)
-    layers = stage_layers(model.num_layers, line.pp)
-    setting = STACK_SHARES[line.engine]
+    layers, setting = stage_layers(model.num_layers, line.pp), STACK_SHARES[line.engine]
     return engine_memory(
-        model, device, line.tp, layers, BLOCK, setting, share, step, _numbers(line)
+        model, device, line.tp, layers, BLOCK, setting, float(share), step, _numbers(line)
     )
-
-
-def _defaults(line: StartupLine) -> tuple[float, ...]:
-    """:data:`_LIMITS` of the engine where the line says nothing."""
-    device = load_device(line.gpu)
-    if line.engine == "sglang":
-        found = sglang_memory(device, line.tp, line.pp)
-        return found["chunked_prefill_size"], 2048, found["mem_fraction_static"]
-    facts, memory = engine_facts("vllm"), memory_class(device)
-    return tuple(facts.at(key, line.release, memory=memory) for key in _LIMITS)
 
 
 def _model(name: str) -> ModelSpec:
@@ -184,5 +170,4 @@ def _cells(line: StartupLine) -> list[str]:
 
 
 if __name__ == "__main__":
-    page = Path(sys.argv[2])
-    write_whole(page, update(page.read_text("utf-8"), page_tables(read(Path(sys.argv[1])))))
+    put(Path(sys.argv[2]), page_tables([*read_whole(Path(sys.argv[1]), StartupLine).values()]))

@@ -25,18 +25,14 @@ import pandas as pd
 from sarathi_sim.experiments.config.base import Source
 from sarathi_sim.experiments.config.deployment import deploy
 from sarathi_sim.experiments.config.loading import check_scenario
-from sarathi_sim.experiments.lab.pages import markdown, update
+from sarathi_sim.experiments.lab.pages import markdown
 from sarathi_sim.experiments.lab.servers.errors import read_peer
 from sarathi_sim.experiments.lab.servers.host import fitted_without
+from sarathi_sim.experiments.lab.servers.page import put
 from sarathi_sim.experiments.lab.servers.rows import METRICS, Measured, ServerTimes, read_servers
-from sarathi_sim.experiments.lab.servers.scenarios import (
-    campaign_of,
-    scenario_of,
-    server_of,
-)
+from sarathi_sim.experiments.lab.servers.scenarios import campaign_of, scenario_of, server_of
 from sarathi_sim.experiments.measured.replay import MeasuredRun, Overheads, numbers_of, simulated
 from sarathi_sim.experiments.measured.tune import fit
-from sarathi_sim.profiler.storage.files import write_whole
 from sarathi_sim.profiler.storage.strict import UserError
 
 NAMES = ("ttft_s", "tpot_s")
@@ -108,13 +104,13 @@ def of_group(
         return []
     off = np.divide(_times(middle), _times(predicted[middle.id]))
     found = []
-    for load, tuned_to in zip(loads, ours, strict=True):
+    for load, after in zip(loads, ours, strict=True):
         line: dict[str, Any] = {"dense": load.row.dense, "server": server_of(load.row)}
-        plain, truth = _times(load.predicted), _times(load.row)
-        for n, metric in enumerate(METRICS):
-            after = 1e3 * tuned_to[NAMES[n]]["mean"]
-            values = {"plain": plain[n], "naive": plain[n] * off[n], "tuned": after}
-            line |= {f"{metric} {k}": 100 * (v / truth[n] - 1) for k, v in values.items()}
+        times = (_times(load.predicted), off, _times(load.row), NAMES)
+        for metric, plain, naive, truth, name in zip(METRICS, *times, strict=True):
+            tuned_to = 1e3 * after[name]["mean"]
+            values = {"plain": plain, "naive": plain * naive, "tuned": tuned_to}
+            line |= {f"{metric} {k}": 100 * (v / truth - 1) for k, v in values.items()}
         found.append(line)
     return found
 
@@ -148,4 +144,4 @@ if __name__ == "__main__":
         delayed(of_group)(*group, known) for group in chosen
     )
     made = table(pd.DataFrame([line for lines in lists for line in lines]))
-    write_whole(Path(page), update(Path(page).read_text("utf-8"), made, some=True))
+    put(Path(page), made)
