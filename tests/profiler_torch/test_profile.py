@@ -104,7 +104,7 @@ def test_profile_fit_run(tmp_path: Path) -> None:
         assert not list(profiles.glob("*/*/.tp*"))
     fit = sarathi_sim("fit", str(bundle_path(profiles, "cpu", "tiny-llama-40m", 2)))
     assert fit.returncode == 0, fit.stderr
-    assert "attn_prefill" in fit.stdout and "attn_decode_skew" in fit.stdout
+    assert "attn_prefill" in fit.stdout and "attn_decode" in fit.stdout
     assert "mixed layer" in fit.stdout and "skewed decodes" in fit.stdout
     device = load_device(profiles / "cpu.yaml")
     assert device.peak_flops > 1e9
