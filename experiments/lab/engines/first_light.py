@@ -31,7 +31,6 @@ from typing import Any
 
 import pandas as pd
 
-from sarathi_sim.experiments.own_server import Measuring
 from sarathi_sim.profiler.bundle import schema
 from sarathi_sim.profiler.bundle.tables import TABLES
 from sarathi_sim.profiler.facts.device import load_device, shipped_device
@@ -85,6 +84,8 @@ STEPS = (
 _FOR_POINTS, _AT_MOST = 0.5, 0.8
 #: The seconds of ``validate`` for its start and its report.
 _FOR_REPORT_S = 75.0
+#: Those of ``profile``; its rarer ones are ``--set``.
+_OPTIONS = {"model", "tp", "device", "dtype", "attention", "weights", "budget", "out"}
 #: Of a rehearsal: whose kernels it takes without a GPU, and what is small in it.
 _STAND_IN = "h100-80g-sxm"
 _SMALL_PROFILE = {
@@ -134,8 +135,7 @@ def words_of(step: HourStep, out: Path, seconds: float, rehearsal: bool) -> list
     }
     if tp > 1:
         options["collectives"] = published_collectives(out, str(options["model"]), tp)
-    settings = [name for name in options if name in Measuring.__dataclass_fields__]
-    return ["profile", *(f"--{'set=' * (n in settings)}{n}={v}" for n, v in options.items())]
+    return ["profile", *(f"--{'' if n in _OPTIONS else 'set='}{n}={v}" for n, v in options.items())]
 
 
 def probed(out: Path) -> dict[str, Any]:
