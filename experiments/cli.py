@@ -29,10 +29,10 @@ from typing import Annotated, Any, NoReturn, TextIO, get_args
 import typer
 from typer.core import TyperGroup
 
-from sarathi_sim.experiments import library, own_server
-from sarathi_sim.experiments.options import RUNS, Choosing
 from sarathi_sim.profiler.storage.strict import UserError
 from sarathi_sim.profiler.storage.threads import default_to_one_thread
+from . import library, own_server
+from .options import RUNS, Choosing
 
 # What a wrong option raises; typer handles it, but has no name for it.
 _ClickException: type[Exception] = typer.BadParameter.__mro__[2]
@@ -223,7 +223,7 @@ def command(
     options = {name: found for name, one in _options(function).items() if (found := one)}
 
     def called(**given: Any) -> None:
-        from sarathi_sim.experiments.report.render import ProgressBar, consoles, print_result
+        from .report.render import ProgressBar, consoles, print_result
 
         as_json, silent = given.pop("json", False), given.pop("quiet", False)
         used = dry if given.pop("dry_run", False) and dry is not None else function

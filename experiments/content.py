@@ -18,7 +18,7 @@ from sarathi_sim.profiler.storage.strict import UserError, one_line
 if TYPE_CHECKING:
     import pandas as pd
 
-    from sarathi_sim.experiments.config.deployment import Deployment
+    from .config.deployment import Deployment
 
 _MOST_ALIKE = 3
 

@@ -15,9 +15,11 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
-from sarathi_sim.experiments.config.base import Assignments, Config, Several, listed
-from sarathi_sim.experiments.content import Result, Section, SortableTable
-from sarathi_sim.experiments.options import (
+from sarathi_sim.profiler.storage.child import Progress, Say, silent
+from sarathi_sim.profiler.storage.strict import UserError
+from .config.base import Assignments, Config, Several, listed
+from .content import Result, Section, SortableTable
+from .options import (
     LENGTHS,
     AlsoOption,
     Choosing,
@@ -35,17 +37,15 @@ from sarathi_sim.experiments.options import (
     named,
     processes,
 )
-from sarathi_sim.profiler.storage.child import Progress, Say, silent
-from sarathi_sim.profiler.storage.strict import UserError
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-    from sarathi_sim.experiments.capacity.probing import Laboratory
-    from sarathi_sim.experiments.capacity.slo import CapacitySection
-    from sarathi_sim.experiments.config.loading import Experiment
-    from sarathi_sim.experiments.results import Tables
-    from sarathi_sim.experiments.run.experiment import ExperimentResult, ScenarioRun
+    from .capacity.probing import Laboratory
+    from .capacity.slo import CapacitySection
+    from .config.loading import Experiment
+    from .results import Tables
+    from .run.experiment import ExperimentResult, ScenarioRun
 
     Shown = ExperimentResult | Mapping[str, Tables]
 
@@ -56,7 +56,7 @@ def load(config: Config, changes: Assignments = ()) -> "Experiment":
     ``changes`` are values by key path, ``{"cluster.pp": 4}``. In a mapping, a policy may also be an
     object or a class of the session. Raises UserError, a line per mistake.
     """
-    from sarathi_sim.experiments.config.loading import load_experiment
+    from .config.loading import load_experiment
 
     return load_experiment(config, changes)
 
@@ -92,9 +92,9 @@ def run(
       sarathi-sim run gpt3_pp --no-figures --json | jq .ratios
       sarathi-sim run gpt3_pp --timeline --window 120:1.5   # open in ui.perfetto.dev
     """
-    from sarathi_sim.experiments.config.loading import Experiment
-    from sarathi_sim.experiments.figures.slices import parse_window
-    from sarathi_sim.experiments.run.experiment import run_experiment, simulate_all
+    from .config.loading import Experiment
+    from .figures.slices import parse_window
+    from .run.experiment import run_experiment, simulate_all
 
     if isinstance(config, Experiment) and changes:
         raise UserError("changes: give them to load(), which has made this experiment")
@@ -113,7 +113,7 @@ def run(
 
 def result_of(found: "ExperimentResult", out: Folder | None) -> Result:
     """What ``run`` prints."""
-    from sarathi_sim.experiments.run.run_answer import run_answer
+    from .run.run_answer import run_answer
 
     content = found.summary()
     written = [] if out is None else [named(out, found.experiment.name)]
@@ -125,9 +125,9 @@ def check(config: Config, changes: Assignments = ()) -> Result:
 
     The deployments side by side. Raises UserError, a line per mistake.
     """
-    from sarathi_sim.experiments.config.assumptions import assumed
-    from sarathi_sim.experiments.content import assumed_of, deployments_table, thinned
-    from sarathi_sim.experiments.run.experiment import deploy_all
+    from .config.assumptions import assumed
+    from .content import assumed_of, deployments_table, thinned
+    from .run.experiment import deploy_all
 
     experiment = load(config, changes)
     deployments = deploy_all(experiment)
@@ -149,7 +149,7 @@ def check(config: Config, changes: Assignments = ()) -> Result:
 
 def read(folder: Folder) -> "dict[str, Tables]":
     """The tables of every scenario of a result. Raises UserError where it is not one."""
-    from sarathi_sim.experiments.results import read_tables
+    from .results import read_tables
 
     return read_tables(Path(folder))
 
@@ -180,10 +180,10 @@ def sweep(
     """
     import pandas as pd
 
-    from sarathi_sim.experiments.sweeps.execute import Report, execute, failed_runs
-    from sarathi_sim.experiments.sweeps.plan import plan_sweep
-    from sarathi_sim.experiments.sweeps.store import RESULTS, Store
-    from sarathi_sim.experiments.sweeps.sweep_answer import read_answer
+    from .sweeps.execute import Report, execute, failed_runs
+    from .sweeps.plan import plan_sweep
+    from .sweeps.store import RESULTS, Store
+    from .sweeps.sweep_answer import read_answer
 
     plan = plan_sweep(config, changes, progress)
     with ExitStack() as stack:
@@ -226,9 +226,9 @@ def plan(
 ) -> Result:
     """Check the runs of a sweep, and predict how long they take. Raises UserError, a line per
     mistake."""
-    from sarathi_sim.experiments.sweeps.backends import processors
-    from sarathi_sim.experiments.sweeps.execute import duration, seconds_of_work
-    from sarathi_sim.experiments.sweeps.plan import axes_rows, plan_sweep
+    from .sweeps.backends import processors
+    from .sweeps.execute import duration, seconds_of_work
+    from .sweeps.plan import axes_rows, plan_sweep
 
     planned = plan_sweep(config, changes, progress)
     count = processes(workers) or processors()
@@ -261,7 +261,7 @@ def _laboratory(
     progress: Progress,
     say: Say,
 ) -> "Iterator[Laboratory]":
-    from sarathi_sim.experiments.capacity.probing import laboratory
+    from .capacity.probing import laboratory
 
     with backend_of(workers) as backend, laboratory(folder, kind, section, backend) as lab:
         lab.progress, lab.say = progress, say
@@ -304,7 +304,7 @@ def workload(
       sarathi-sim workload shared_prefixes --out runs/workload
       sarathi-sim workload 1024:256~0.5 --json
     """
-    from sarathi_sim.experiments.run.traffic import describe, workload_answer
+    from .run.traffic import describe, workload_answer
 
     own = columns if isinstance(columns, Mapping) else dict(c.partition("=")[::2] for c in columns)
     described = describe(what, changes, own, None if out is None else Path(out))
@@ -333,9 +333,9 @@ def compare(
       sarathi-sim compare runs/before runs/after --out runs/difference
       sarathi-sim compare runs/before runs/after --json
     """
-    from sarathi_sim.experiments.results import FIGURES_FORMAT, check_replaceable
-    from sarathi_sim.experiments.run.compare import compare as compared
-    from sarathi_sim.experiments.run.compare import comparison_answer, write_comparison
+    from .results import FIGURES_FORMAT, check_replaceable
+    from .run.compare import compare as compared
+    from .run.compare import comparison_answer, write_comparison
 
     if out is not None:
         check_replaceable(Path(out), FIGURES_FORMAT)
@@ -383,9 +383,9 @@ def plot(
       sarathi-sim plot runs/pd_sweep
       sarathi-sim plot runs/pd_sweep --over policy.chunk_size --metric mfu --metric bubble_s.p50
     """
-    from sarathi_sim.experiments.run.compare import plot_results
-    from sarathi_sim.experiments.sweeps.plot import is_sweep, plot_sweep
-    from sarathi_sim.experiments.sweeps.store import RESULTS
+    from .run.compare import plot_results
+    from .sweeps.plot import is_sweep, plot_sweep
+    from .sweeps.store import RESULTS
 
     paths = [Path(folder) for folder in folders]
     if len(paths) == 1 and is_sweep(paths[0]):
@@ -429,7 +429,7 @@ def report(
       sarathi-sim report runs/gpt3_pp
       sarathi-sim report runs/pd_sweep runs/difference --out for_the_team.html
     """
-    from sarathi_sim.experiments.report.html_page import write_page
+    from .report.html_page import write_page
 
     folders = [Path(folder) for folder in results]
     first = folders[0].resolve()
@@ -474,15 +474,15 @@ def capacity(
       sarathi-sim capacity my.yaml --workload 1024:256 --refine 2
       sarathi-sim capacity my.yaml --out runs/capacity --json | jq '.deployments[].capacity'
     """
-    from sarathi_sim.experiments.capacity.answer import (
+    from .capacity.answer import (
         answered,
         load_prices,
         read_question,
         result_files,
     )
-    from sarathi_sim.experiments.capacity.probing import CAPACITY_FORMAT, write_result
-    from sarathi_sim.experiments.capacity.written import capacities, capacity_answer
-    from sarathi_sim.experiments.config.loading import refuse_of_session
+    from .capacity.probing import CAPACITY_FORMAT, write_result
+    from .capacity.written import capacities, capacity_answer
+    from .config.loading import refuse_of_session
 
     draft, section, options = read_question(config, changes, workload)
     costs = load_prices(prices)
@@ -566,11 +566,11 @@ def recommend(
       sarathi-sim recommend --model llama-3.1-8b --device l40s,h100-80g-sxm --rate 20 \\
         --slo "attainment 95% ttft 1s tpot 50ms" --workload 1024:256 --set tolerance=0.1
     """
-    from sarathi_sim.experiments.capacity.answer import load_prices
-    from sarathi_sim.experiments.capacity.options import wanted_of
-    from sarathi_sim.experiments.capacity.probing import RECOMMEND_FORMAT, write_result
-    from sarathi_sim.experiments.capacity.recommend import recommend_files, recommended
-    from sarathi_sim.experiments.capacity.written import recommend_answer
+    from .capacity.answer import load_prices
+    from .capacity.options import wanted_of
+    from .capacity.probing import RECOMMEND_FORMAT, write_result
+    from .capacity.recommend import recommend_files, recommended
+    from .capacity.written import recommend_answer
 
     chosen = further(Choosing, changes)
     drafts = [chosen.drafts] if isinstance(chosen.drafts, int) else chosen.drafts
@@ -626,14 +626,14 @@ def sensitivity(
       sarathi-sim sensitivity capacity_llama3_70b --out runs/sensitivity   # 20 minutes
       sarathi-sim sensitivity my.yaml --by 0.2 --only 'attn_decode,link speed' --json
     """
-    from sarathi_sim.experiments.capacity.probing import SENSITIVITY_FORMAT, write_result
-    from sarathi_sim.experiments.capacity.sensitivity import (
+    from .capacity.probing import SENSITIVITY_FORMAT, write_result
+    from .capacity.sensitivity import (
         read_sensitivity,
         sensitivity_files,
         table_of,
     )
-    from sarathi_sim.experiments.capacity.sensitivity import sensitivity as found_by
-    from sarathi_sim.experiments.capacity.written import sensitivity_answer
+    from .capacity.sensitivity import sensitivity as found_by
+    from .capacity.written import sensitivity_answer
 
     asked = read_sensitivity(
         *(config, changes),
@@ -685,15 +685,15 @@ def advise(
     """
     from dataclasses import asdict
 
-    from sarathi_sim.experiments.run.machine import Machine, explain
-    from sarathi_sim.experiments.run.machine import advise as find
-    from sarathi_sim.experiments.run.traffic import demand_of
     from sarathi_sim.profiler.bundle.schema import find_bundle, list_bundles, load_bundle
     from sarathi_sim.profiler.facts.device import load_device
     from sarathi_sim.profiler.facts.model import load_model
     from sarathi_sim.profiler.kernels.op_source import op_source
     from sarathi_sim.simulator.op_times.modelled import modelled_times
     from sarathi_sim.simulator.op_times.regression import bundle_times
+    from .run.machine import Machine, explain
+    from .run.machine import advise as find
+    from .run.traffic import demand_of
 
     demand, gpu = demand_of(workload), load_device(device)
     if profiles is None:
@@ -749,7 +749,7 @@ def list_(
       sarathi-sim list support --model llama-3.3-70b --device h100-80g-sxm
       sarathi-sim list support --device l40s --json | jq '.cells[] | select(.runs)'
     """
-    from sarathi_sim.experiments.run.listing import devices, models, policies
+    from .run.listing import devices, models, policies
 
     if what != "support":
         if any(option is not None for option in (model, device, stack, dtype)):
@@ -757,7 +757,7 @@ def list_(
         return {"models": models, "devices": devices, "policies": policies}[what]()
     import pandas as pd
 
-    from sarathi_sim.experiments.run.support import support_answer, supported
+    from .run.support import support_answer, supported
 
     found = supported(model, device, stack, dtype)
     rows = [cell.as_json() for cell in found]
@@ -768,8 +768,8 @@ def list_(
 def plot_cdf(axes: "Axes", shown: "Shown", metric: str = "ttft_s") -> None:
     """Draw the distribution of a metric of requests (of all tokens for ``tbt_s``), a line per
     scenario."""
-    from sarathi_sim.experiments.figures.distributions import draw_cdf
     from sarathi_sim.simulator.views.metric_registry import METRICS
+    from .figures.distributions import draw_cdf
 
     known = [key for key, one in METRICS.items() if one.unit == "s" and one.statistics]
     if metric not in known or metric == "ledger_s":
@@ -779,23 +779,23 @@ def plot_cdf(axes: "Axes", shown: "Shown", metric: str = "ttft_s") -> None:
 
 def plot_completions(axes: "Axes", shown: "Shown") -> None:
     """Draw the requests completed over time, a line per scenario."""
-    from sarathi_sim.experiments.figures.distributions import draw_completions
+    from .figures.distributions import draw_completions
 
     draw_completions(axes, _tables(shown))
 
 
 def plot_ledger(axes: "Axes", shown: "Shown", scenario: str) -> None:
     """Draw each stage's time by account, in percent of the run."""
-    from sarathi_sim.experiments.figures.distributions import draw_ledger
+    from .figures.distributions import draw_ledger
 
     draw_ledger(axes, scenario, _tables(shown)[scenario])
 
 
 def plot_timeline(axes: "Axes", run: "ScenarioRun", start_s: float, length_s: float) -> None:
     """Draw the work of every stage from ``start_s`` on, for ``length_s`` seconds."""
-    from sarathi_sim.experiments.figures.slices import Window, stage_slices
-    from sarathi_sim.experiments.figures.style import policy_colour
-    from sarathi_sim.experiments.figures.timeline import draw_stages
+    from .figures.slices import Window, stage_slices
+    from .figures.style import policy_colour
+    from .figures.timeline import draw_stages
 
     window = Window(start_s, length_s)
     policy = run.deployment.scenario.policy.name
@@ -804,6 +804,6 @@ def plot_timeline(axes: "Axes", run: "ScenarioRun", start_s: float, length_s: fl
 
 
 def _tables(shown: "Shown") -> "Mapping[str, Tables]":
-    from sarathi_sim.experiments.run.experiment import ExperimentResult
+    from .run.experiment import ExperimentResult
 
     return shown.tables if isinstance(shown, ExperimentResult) else shown

@@ -8,12 +8,12 @@ from typing import TYPE_CHECKING, Annotated, Any, TypeVar, get_type_hints
 import typer
 from annotated_types import Ge, Le
 
-from sarathi_sim.experiments.config.base import Assignments, Config
 from sarathi_sim.profiler.storage.strict import UserError, parse, strict_dataclass
+from .config.base import Assignments, Config
 
 if TYPE_CHECKING:
-    from sarathi_sim.experiments.config.loading import Experiment
-    from sarathi_sim.experiments.sweeps.backends import Backend
+    from .config.loading import Experiment
+    from .sweeps.backends import Backend
 
 T = TypeVar("T")
 Folder = str | Path
@@ -112,7 +112,7 @@ def processes(workers: int | str | None) -> int | None:
 @contextmanager
 def backend_of(workers: int | str | None) -> "Iterator[Backend]":
     """So many processes, or the workers of a Dask cluster; it closes at the end."""
-    from sarathi_sim.experiments.sweeps.backends import DaskWorkers, local_backend
+    from .sweeps.backends import DaskWorkers, local_backend
 
     backend: Backend
     if "://" in (said := str(workers)):

@@ -8,9 +8,11 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import typer
 from annotated_types import Ge
 
-from sarathi_sim.experiments.config.base import Assignments, Config
-from sarathi_sim.experiments.content import Result, Section, SortableTable
-from sarathi_sim.experiments.options import (
+from sarathi_sim.profiler.storage.child import Progress, Say, silent
+from sarathi_sim.profiler.storage.strict import strict_dataclass
+from .config.base import Assignments, Config
+from .content import Result, Section, SortableTable
+from .options import (
     AlsoOption,
     Folder,
     ModelOption,
@@ -18,8 +20,6 @@ from sarathi_sim.experiments.options import (
     further,
     in_a_paragraph,
 )
-from sarathi_sim.profiler.storage.child import Progress, Say, silent
-from sarathi_sim.profiler.storage.strict import strict_dataclass
 
 if TYPE_CHECKING:
     from sarathi_sim.profiler.bundle.schema import Bundle
@@ -191,9 +191,9 @@ def fit(
       sarathi-sim fit profiles/cpu/tiny-llama-40m/tp1
       sarathi-sim fit profiles/cpu/tiny-llama-40m/tp1 --out runs/fits
     """
-    from sarathi_sim.experiments.figures.fits import describe, write_fits
-    from sarathi_sim.experiments.results import FITS_FORMAT, check_replaceable
     from sarathi_sim.profiler.bundle.check import check_folder
+    from .figures.fits import describe, write_fits
+    from .results import FITS_FORMAT, check_replaceable
 
     path, question = Path(bundle), "How far off is this bundle?"
     checked = check_folder(path)
@@ -275,11 +275,11 @@ def score(
       sarathi-sim score requests.jsonl --config score_llama8b_rtx4090
       sarathi-sim score bench.json --config my.yaml --set kv_cache.num_blocks=2588 --json
     """
-    from sarathi_sim.experiments.config.loading import load_experiment
-    from sarathi_sim.experiments.measured.replay import cases_of
-    from sarathi_sim.experiments.measured.score import draw_runs, score_runs
-    from sarathi_sim.experiments.report.score_answers import score_answer
-    from sarathi_sim.experiments.results import (
+    from .config.loading import load_experiment
+    from .measured.replay import cases_of
+    from .measured.score import draw_runs, score_runs
+    from .report.score_answers import score_answer
+    from .results import (
         SCORE_FORMAT,
         check_replaceable,
         result_folder,
@@ -323,11 +323,11 @@ def tune(
       sarathi-sim tune rate4.json burst.json --config server.yaml --out tuned.yaml --json
       sarathi-sim capacity server.yaml --set calibration=tuned.yaml
     """
-    from sarathi_sim.experiments.config.calibration import check_replaceable
-    from sarathi_sim.experiments.config.loading import load_experiment
-    from sarathi_sim.experiments.measured.tune import tune as calibrated
-    from sarathi_sim.experiments.report.score_answers import tune_answer
     from sarathi_sim.profiler.storage.files import write_whole
+    from .config.calibration import check_replaceable
+    from .config.loading import load_experiment
+    from .measured.tune import tune as calibrated
+    from .report.score_answers import tune_answer
 
     if out is not None:
         check_replaceable(Path(out))

@@ -47,7 +47,7 @@ from sarathi_sim.simulator.views.metrics import Analysis, Table
 if TYPE_CHECKING:
     import pyarrow as pa
 
-    from sarathi_sim.experiments.config.scenario import Scenario
+    from .config.scenario import Scenario
 
 FORMAT = "sarathi-sim result 1"
 FIGURES_FORMAT = "sarathi-sim figures 1"
@@ -214,7 +214,7 @@ def run_files(
 
     And ``config.yaml``: ``config`` with the resolved scenarios in it, to simulate the same again.
     """
-    from sarathi_sim.experiments.config.loading import stored
+    from .config.loading import stored
 
     files, scenarios = dict[str, bytes](), {}
     for name, (scenario, analysis) in runs.items():

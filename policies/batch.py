@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
-from sarathi_sim.policies.request import Sequence
+from .request import Sequence
 
 Chunk = tuple[Sequence, int, int]
 """A sequence, how many of its prompt tokens are processed, and how many are cached already."""

@@ -14,8 +14,8 @@ from types import ModuleType
 from typing import Any, TypeGuard, cast
 
 from sarathi_sim import policies
-from sarathi_sim.policies.policy import Chunking, Policy, add_defaults
-from sarathi_sim.policies.pool import PoolPolicy
+from .policy import Chunking, Policy, add_defaults
+from .pool import PoolPolicy
 
 Builder = Callable[..., Policy | PoolPolicy]
 

@@ -15,7 +15,7 @@ from collections import OrderedDict
 from collections.abc import Collection, Hashable
 from dataclasses import dataclass
 
-from sarathi_sim.policies.request import Request, Sequence, check_at_least_1
+from .request import Request, Sequence, check_at_least_1
 
 
 class Blocks:

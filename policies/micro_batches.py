@@ -8,12 +8,12 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
 
-from sarathi_sim.policies.batch import Batch, Chunk
-from sarathi_sim.policies.kv import Reserved
-from sarathi_sim.policies.log import DECODE, PADDING, PolicyError
-from sarathi_sim.policies.policy import Plan, Policy, View
-from sarathi_sim.policies.request import Cohort, Sequence, check_at_least_1
-from sarathi_sim.policies.scheduler import Endings, OutputLengths, Scheduler
+from .batch import Batch, Chunk
+from .kv import Reserved
+from .log import DECODE, PADDING, PolicyError
+from .policy import Plan, Policy, View
+from .request import Cohort, Sequence, check_at_least_1
+from .scheduler import Endings, OutputLengths, Scheduler
 
 
 @dataclass(slots=True, eq=False)

@@ -7,9 +7,9 @@ from collections.abc import Callable, KeysView, Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar, NamedTuple, Protocol, TypeVar
 
-from sarathi_sim.policies.kv import CachedBlocks
-from sarathi_sim.policies.radix import RadixBlocks
-from sarathi_sim.policies.request import Sequence
+from .kv import CachedBlocks
+from .radix import RadixBlocks
+from .request import Sequence
 
 
 @dataclass(slots=True, eq=False)

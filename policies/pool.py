@@ -13,9 +13,9 @@ from dataclasses import KW_ONLY, dataclass, field, replace
 from functools import partial
 from typing import Any, Protocol
 
-from sarathi_sim.policies.batch import Batch, Chunk
-from sarathi_sim.policies.kv import Block
-from sarathi_sim.policies.log import (
+from .batch import Batch, Chunk
+from .kv import Block
+from .log import (
     ACCEPTED,
     DECODE,
     DRAFTED,
@@ -26,9 +26,9 @@ from sarathi_sim.policies.log import (
     LivelockError,
     PolicyError,
 )
-from sarathi_sim.policies.policy import AnyPolicy
-from sarathi_sim.policies.request import Cohort, Request, Sequence
-from sarathi_sim.policies.scheduler import Scheduler
+from .policy import AnyPolicy
+from .request import Cohort, Request, Sequence
+from .scheduler import Scheduler
 
 MANY_PREEMPTIONS = 1000
 """Preemptions without a new token that are too many; ten more for each running sequence."""

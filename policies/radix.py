@@ -13,8 +13,8 @@ from collections.abc import Callable, Hashable
 from dataclasses import dataclass, field
 from heapq import heapify, heappop, heappush
 
-from sarathi_sim.policies.kv import Block, Blocks
-from sarathi_sim.policies.request import Sequence
+from .kv import Block, Blocks
+from .request import Sequence
 
 _PAGE = Block()
 

@@ -22,9 +22,9 @@ from collections.abc import Callable, Collection, Iterable
 from dataclasses import KW_ONLY, dataclass, field
 from typing import Any, Protocol
 
-from sarathi_sim.policies.batch import Batch, Chunk
-from sarathi_sim.policies.kv import Block, Blocks
-from sarathi_sim.policies.log import (
+from .batch import Batch, Chunk
+from .kv import Block, Blocks
+from .log import (
     DECODE,
     HIT,
     HIT_AGAIN,
@@ -35,7 +35,7 @@ from sarathi_sim.policies.log import (
     PolicyError,
     span,
 )
-from sarathi_sim.policies.request import Cohort, Request, Sequence, check_at_least_1, too_long
+from .request import Cohort, Request, Sequence, check_at_least_1, too_long
 
 Acceptance = Callable[[int, int, int], int]
 """How many drafts hold, from a request's id, its tokens so far, and the number of drafts."""

@@ -12,10 +12,29 @@ from typing import Annotated, Any, ClassVar, Literal
 import numpy as np
 from pydantic import Field
 
-from sarathi_sim.experiments.capacity.curves import figure_files, frontier_figures, headroom_figure
-from sarathi_sim.experiments.capacity.options import Option, option_at, options_of, plan_of
-from sarathi_sim.experiments.capacity.probing import CAPACITY_FORMAT, Laboratory
-from sarathi_sim.experiments.capacity.search import (
+from sarathi_sim.profiler.storage.files import data_dir, user_path
+from sarathi_sim.profiler.storage.plain_yaml import dump_yaml, read_mapping
+from sarathi_sim.profiler.storage.strict import STRICT, UserError, did_you_mean, parse
+from sarathi_sim.simulator.views.metrics import Analysis
+from ..config.assumptions import assumed
+from ..config.base import Assignments, Config, Source
+from ..config.deployment import deploy
+from ..config.loading import Draft, read_draft
+from ..config.scenario import POOLS
+from ..figures.style import styled
+from ..results import SUMMARY, json_bytes
+from ..run.traffic import with_workload
+from ..run.uncertainty import (
+    QUANTILES,
+    factors_of_pools,
+    timing,
+    uncertainty_of,
+)
+from ..sweeps.points import between, in_order
+from .curves import figure_files, frontier_figures, headroom_figure
+from .options import Option, option_at, options_of, plan_of
+from .probing import CAPACITY_FORMAT, Laboratory
+from .search import (
     AT_ONCE,
     Capacity,
     Crossing,
@@ -26,27 +45,8 @@ from sarathi_sim.experiments.capacity.search import (
     capacity,
     crossing,
 )
-from sarathi_sim.experiments.capacity.slo import OVERLOAD, REJECTED, CapacitySection, Verdict
-from sarathi_sim.experiments.capacity.written import capacities, capacity_answer, headroom
-from sarathi_sim.experiments.config.assumptions import assumed
-from sarathi_sim.experiments.config.base import Assignments, Config, Source
-from sarathi_sim.experiments.config.deployment import deploy
-from sarathi_sim.experiments.config.loading import Draft, read_draft
-from sarathi_sim.experiments.config.scenario import POOLS
-from sarathi_sim.experiments.figures.style import styled
-from sarathi_sim.experiments.results import SUMMARY, json_bytes
-from sarathi_sim.experiments.run.traffic import with_workload
-from sarathi_sim.experiments.run.uncertainty import (
-    QUANTILES,
-    factors_of_pools,
-    timing,
-    uncertainty_of,
-)
-from sarathi_sim.experiments.sweeps.points import between, in_order
-from sarathi_sim.profiler.storage.files import data_dir, user_path
-from sarathi_sim.profiler.storage.plain_yaml import dump_yaml, read_mapping
-from sarathi_sim.profiler.storage.strict import STRICT, UserError, did_you_mean, parse
-from sarathi_sim.simulator.views.metrics import Analysis
+from .slo import OVERLOAD, REJECTED, CapacitySection, Verdict
+from .written import capacities, capacity_answer, headroom
 
 FINE = 0.005
 """The tolerance of searches for a band, which is a few percent wide."""

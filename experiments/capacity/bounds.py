@@ -10,22 +10,22 @@ from itertools import compress
 import numpy as np
 import numpy.typing as npt
 
-from sarathi_sim.experiments.capacity.options import Option
-from sarathi_sim.experiments.capacity.slo import Objective
-from sarathi_sim.experiments.config.deployment import (
-    Deployment,
-    PoolsDeployment,
-    prompt_of,
-)
-from sarathi_sim.experiments.config.drafts import acceptance_of
-from sarathi_sim.experiments.config.inputs import host_of
-from sarathi_sim.experiments.config.two_pools import HANDOVERS
 from sarathi_sim.policies.request import Request
 from sarathi_sim.profiler.facts.ops import MOE
 from sarathi_sim.simulator.loop.handover import Handover
 from sarathi_sim.simulator.loop.records import Floats
 from sarathi_sim.simulator.op_times.iteration import IterationCost
 from sarathi_sim.simulator.op_times.op_times import SUM, OpTimes
+from ..config.deployment import (
+    Deployment,
+    PoolsDeployment,
+    prompt_of,
+)
+from ..config.drafts import acceptance_of
+from ..config.inputs import host_of
+from ..config.two_pools import HANDOVERS
+from .options import Option
+from .slo import Objective
 
 SAMPLE = 64
 SLACK = 1.02

@@ -15,9 +15,9 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.ticker import LogLocator, NullFormatter, PercentFormatter
 
-from sarathi_sim.experiments.capacity.slo import CapacitySection
-from sarathi_sim.experiments.capacity.written import UNITS, panels, sides, title
-from sarathi_sim.experiments.figures.style import (
+from sarathi_sim.simulator.loop.records import Floats
+from sarathi_sim.simulator.views.metric_registry import number_text
+from ..figures.style import (
     BLACK,
     BLUE,
     GREY,
@@ -27,9 +27,9 @@ from sarathi_sim.experiments.figures.style import (
     line_styles,
     save,
 )
-from sarathi_sim.experiments.run.trade_off import pareto_front
-from sarathi_sim.simulator.loop.records import Floats
-from sarathi_sim.simulator.views.metric_registry import number_text
+from ..run.trade_off import pareto_front
+from .slo import CapacitySection
+from .written import UNITS, panels, sides, title
 
 MOST_LINES = 14
 _MARK: dict[str, Any] = {"color": BLACK, "linestyle": "none", "markersize": 9}

@@ -17,10 +17,14 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from sarathi_sim.experiments.capacity.options import router_of_ranks
-from sarathi_sim.experiments.config.base import Source, get
-from sarathi_sim.experiments.config.engine_version import version_defaults
-from sarathi_sim.experiments.config.scenario import (
+from sarathi_sim.policies.catalogue import is_pooled
+from sarathi_sim.profiler.facts.device import load_device
+from sarathi_sim.profiler.facts.model import Checkpoint, checkpoints, find_published, load_model
+from sarathi_sim.profiler.storage.files import user_path
+from sarathi_sim.profiler.storage.plain_yaml import dump_yaml
+from ..config.base import Source, get
+from ..config.engine_version import version_defaults
+from ..config.scenario import (
     FUSED,
     GRAPH_KEYS,
     OF_VLLM,
@@ -29,12 +33,8 @@ from sarathi_sim.experiments.config.scenario import (
     Scenario,
     Speculation,
 )
-from sarathi_sim.experiments.config.two_pools import pool_of
-from sarathi_sim.policies.catalogue import is_pooled
-from sarathi_sim.profiler.facts.device import load_device
-from sarathi_sim.profiler.facts.model import Checkpoint, checkpoints, find_published, load_model
-from sarathi_sim.profiler.storage.files import user_path
-from sarathi_sim.profiler.storage.plain_yaml import dump_yaml
+from ..config.two_pools import pool_of
+from .options import router_of_ranks
 
 Settings = Mapping[str, Any]
 

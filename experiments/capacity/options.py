@@ -18,21 +18,27 @@ from typing import Any
 
 import numpy as np
 
-from sarathi_sim.experiments.capacity.search import AT_ONCE, Probe, Probed, SearchPlan
-from sarathi_sim.experiments.capacity.slo import CapacitySection, Verdict, judge, parse_slo
-from sarathi_sim.experiments.config.base import Several, Source, assign_all, listed, merge
-from sarathi_sim.experiments.config.deployment import Deployment, Requests, deploy
-from sarathi_sim.experiments.config.effects import Effects
-from sarathi_sim.experiments.config.loading import Draft, check_effect, check_scenario
-from sarathi_sim.experiments.config.requests import build_requests
-from sarathi_sim.experiments.config.scenario import (
+from sarathi_sim.profiler.facts.device import DeviceSpec, load_device
+from sarathi_sim.profiler.facts.formats import STACKS, WEIGHT_DTYPES
+from sarathi_sim.profiler.facts.model import ModelSpec, load_model
+from sarathi_sim.profiler.facts.ops import OPS
+from sarathi_sim.profiler.kernels.stack_file import stacks_on
+from sarathi_sim.profiler.storage.strict import UserError, did_you_mean
+from sarathi_sim.simulator.load.acceptance import AcceptanceError, golden_length
+from sarathi_sim.simulator.loop.routers import Router
+from ..config.base import Several, Source, assign_all, listed, merge
+from ..config.deployment import Deployment, Requests, deploy
+from ..config.effects import Effects
+from ..config.loading import Draft, check_effect, check_scenario
+from ..config.requests import build_requests
+from ..config.scenario import (
     POOLS,
     Engine,
     Scenario,
     Speculation,
     parameter,
 )
-from sarathi_sim.experiments.config.workload import (
+from ..config.workload import (
     Arrivals,
     AtOnce,
     Closed,
@@ -42,17 +48,11 @@ from sarathi_sim.experiments.config.workload import (
     TraceLengths,
     Varying,
 )
-from sarathi_sim.experiments.run.traffic import parse_workload, rates_of
-from sarathi_sim.experiments.sweeps.plan import SharedRequests, describe
-from sarathi_sim.experiments.sweeps.points import Point, SweepSpec, expand
-from sarathi_sim.profiler.facts.device import DeviceSpec, load_device
-from sarathi_sim.profiler.facts.formats import STACKS, WEIGHT_DTYPES
-from sarathi_sim.profiler.facts.model import ModelSpec, load_model
-from sarathi_sim.profiler.facts.ops import OPS
-from sarathi_sim.profiler.kernels.stack_file import stacks_on
-from sarathi_sim.profiler.storage.strict import UserError, did_you_mean
-from sarathi_sim.simulator.load.acceptance import AcceptanceError, golden_length
-from sarathi_sim.simulator.loop.routers import Router
+from ..run.traffic import parse_workload, rates_of
+from ..sweeps.plan import SharedRequests, describe
+from ..sweeps.points import Point, SweepSpec, expand
+from .search import AT_ONCE, Probe, Probed, SearchPlan
+from .slo import CapacitySection, Verdict, judge, parse_slo
 
 PILOT_REQUESTS = 1000
 LEAST_REQUESTS = 2500

@@ -14,14 +14,16 @@ from dataclasses import dataclass
 from itertools import product
 from typing import Any
 
-from sarathi_sim.experiments.capacity.bounds import (
+from ..config.deployment import default_handover
+from ..config.scenario import POOLS
+from .bounds import (
     alone,
     as_decode,
     as_prefill,
     saturation,
     sent_per_s,
 )
-from sarathi_sim.experiments.capacity.options import (
+from .options import (
     DRAFTING,
     Described,
     Option,
@@ -29,9 +31,7 @@ from sarathi_sim.experiments.capacity.options import (
     layouts,
     named,
 )
-from sarathi_sim.experiments.capacity.slo import Objective
-from sarathi_sim.experiments.config.deployment import default_handover
-from sarathi_sim.experiments.config.scenario import POOLS
+from .slo import Objective
 
 MOST_PAIRS = 4
 """Pairs of layouts that are tried of each draft length, the best by their saturations; each with

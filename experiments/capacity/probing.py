@@ -19,14 +19,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Generic, TypeVar
 
-from sarathi_sim.experiments.capacity.options import Option
-from sarathi_sim.experiments.capacity.search import Probe, Probed, Search, UnbreakableError
-from sarathi_sim.experiments.capacity.slo import CapacitySection, RunTables, judge
-from sarathi_sim.experiments.results import open_result
-from sarathi_sim.experiments.sweeps.backends import Backend, Bundles, Outcomes
-from sarathi_sim.experiments.sweeps.execute import Report, execute, write_tables
-from sarathi_sim.experiments.sweeps.plan import Run, SweepPlan, run_key
-from sarathi_sim.experiments.sweeps.store import Store
 from sarathi_sim.profiler.storage.child import Progress, Say, silent
 from sarathi_sim.profiler.storage.files import remove_empty
 from sarathi_sim.profiler.storage.manifest import (
@@ -37,6 +29,14 @@ from sarathi_sim.profiler.storage.manifest import (
     remove_ours,
     replace_files,
 )
+from ..results import open_result
+from ..sweeps.backends import Backend, Bundles, Outcomes
+from ..sweeps.execute import Report, execute, write_tables
+from ..sweeps.plan import Run, SweepPlan, run_key
+from ..sweeps.store import Store
+from .options import Option
+from .search import Probe, Probed, Search, UnbreakableError
+from .slo import CapacitySection, RunTables, judge
 
 T = TypeVar("T")
 NAME = "probe"

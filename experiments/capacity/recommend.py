@@ -17,7 +17,15 @@ from typing import Any
 
 import numpy as np
 
-from sarathi_sim.experiments.capacity.answer import (
+from sarathi_sim.profiler.storage.child import Say
+from sarathi_sim.profiler.storage.plain_yaml import dump_yaml
+from sarathi_sim.profiler.storage.strict import UserError
+from sarathi_sim.simulator.views.metric_registry import number_text
+from ..config.two_pools import without_hidden
+from ..figures.style import styled
+from ..results import SUMMARY, json_bytes
+from ..sweeps.points import between
+from .answer import (
     Answer,
     Prices,
     add_costs,
@@ -29,16 +37,16 @@ from sarathi_sim.experiments.capacity.answer import (
     scenario_at,
     slower_factors,
 )
-from sarathi_sim.experiments.capacity.bounds import alone, most_requests_per_s
-from sarathi_sim.experiments.capacity.curves import figure_files, frontier_figures, headroom_figure
-from sarathi_sim.experiments.capacity.launch import Launch, launch
-from sarathi_sim.experiments.capacity.options import Option, Wanted, deployable, plan_of
-from sarathi_sim.experiments.capacity.pool_layouts import pool_layouts
-from sarathi_sim.experiments.capacity.probing import RECOMMEND_FORMAT, Laboratory
-from sarathi_sim.experiments.capacity.rivals import NOT_WEIGHED, Rival, Weighed, weigh
-from sarathi_sim.experiments.capacity.search import Crossing, Probed, at_load, race
-from sarathi_sim.experiments.capacity.slo import Verdict
-from sarathi_sim.experiments.capacity.written import (
+from .bounds import alone, most_requests_per_s
+from .curves import figure_files, frontier_figures, headroom_figure
+from .launch import Launch, launch
+from .options import Option, Wanted, deployable, plan_of
+from .pool_layouts import pool_layouts
+from .probing import RECOMMEND_FORMAT, Laboratory
+from .rivals import NOT_WEIGHED, Rival, Weighed, weigh
+from .search import Crossing, Probed, at_load, race
+from .slo import Verdict
+from .written import (
     headroom,
     layout,
     loses,
@@ -46,14 +54,6 @@ from sarathi_sim.experiments.capacity.written import (
     why_best,
     with_counts,
 )
-from sarathi_sim.experiments.config.two_pools import without_hidden
-from sarathi_sim.experiments.figures.style import styled
-from sarathi_sim.experiments.results import SUMMARY, json_bytes
-from sarathi_sim.experiments.sweeps.points import between
-from sarathi_sim.profiler.storage.child import Say
-from sarathi_sim.profiler.storage.plain_yaml import dump_yaml
-from sarathi_sim.profiler.storage.strict import UserError
-from sarathi_sim.simulator.views.metric_registry import number_text
 
 FINALISTS = 4
 """Deployments that are searched exactly, at first."""

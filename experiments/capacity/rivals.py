@@ -18,8 +18,8 @@ from typing import Any
 import numpy as np
 from scipy.special import stdtrit
 
-from sarathi_sim.experiments.capacity.options import Option
-from sarathi_sim.experiments.capacity.search import Capacity
+from .options import Option
+from .search import Capacity
 
 
 @dataclass(frozen=True)

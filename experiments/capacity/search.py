@@ -20,8 +20,8 @@ from collections.abc import Callable, Generator, Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
-from sarathi_sim.experiments.capacity.slo import RunTables, Verdict
 from sarathi_sim.simulator.confidence.quantile import Estimate, quantile, spread
+from .slo import RunTables, Verdict
 
 T = TypeVar("T")
 AT_ONCE = math.inf

@@ -15,11 +15,35 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from sarathi_sim.experiments.capacity.answer import read_question, said_of
-from sarathi_sim.experiments.capacity.curves import figure_files, tornado_figure
-from sarathi_sim.experiments.capacity.options import Option, plan_of, slowed, with_engines
-from sarathi_sim.experiments.capacity.probing import NAME, SENSITIVITY_FORMAT, Laboratory
-from sarathi_sim.experiments.capacity.search import (
+from sarathi_sim.profiler.facts.ops import ALL_REDUCE, ALL_TO_ALL, OPS, SEND_RECV
+from sarathi_sim.profiler.storage.child import silent
+from sarathi_sim.profiler.storage.plain_yaml import dump_yaml
+from sarathi_sim.profiler.storage.strict import UserError, did_you_mean
+from sarathi_sim.simulator.confidence.quantile import mean_and_interval
+from sarathi_sim.simulator.views.metric_registry import known
+from ..config.base import Assignments, Config, Source
+from ..config.deployment import Deployment, deploy
+from ..config.effects import ops_of, refuse_without_effect
+from ..config.loading import (
+    Draft,
+    check_metric,
+    load_experiment,
+    metric,
+    read_draft,
+    refuse_of_session,
+)
+from ..config.requests import build_requests
+from ..config.scenario import Engine, Scenario
+from ..config.workload import AtOnce, Closed
+from ..figures.style import styled
+from ..results import SUMMARY, check_kept, json_bytes, percentile_in
+from ..sweeps.execute import execute
+from ..sweeps.plan import Run, SweepPlan, run_key
+from .answer import read_question, said_of
+from .curves import figure_files, tornado_figure
+from .options import Option, plan_of, slowed, with_engines
+from .probing import NAME, SENSITIVITY_FORMAT, Laboratory
+from .search import (
     Crossing,
     Probe,
     Probed,
@@ -32,32 +56,8 @@ from sarathi_sim.experiments.capacity.search import (
     together,
     too_short,
 )
-from sarathi_sim.experiments.capacity.slo import CapacitySection
-from sarathi_sim.experiments.capacity.written import UNITS, sensitivity_answer
-from sarathi_sim.experiments.config.base import Assignments, Config, Source
-from sarathi_sim.experiments.config.deployment import Deployment, deploy
-from sarathi_sim.experiments.config.effects import ops_of, refuse_without_effect
-from sarathi_sim.experiments.config.loading import (
-    Draft,
-    check_metric,
-    load_experiment,
-    metric,
-    read_draft,
-    refuse_of_session,
-)
-from sarathi_sim.experiments.config.requests import build_requests
-from sarathi_sim.experiments.config.scenario import Engine, Scenario
-from sarathi_sim.experiments.config.workload import AtOnce, Closed
-from sarathi_sim.experiments.figures.style import styled
-from sarathi_sim.experiments.results import SUMMARY, check_kept, json_bytes, percentile_in
-from sarathi_sim.experiments.sweeps.execute import execute
-from sarathi_sim.experiments.sweeps.plan import Run, SweepPlan, run_key
-from sarathi_sim.profiler.facts.ops import ALL_REDUCE, ALL_TO_ALL, OPS, SEND_RECV
-from sarathi_sim.profiler.storage.child import silent
-from sarathi_sim.profiler.storage.plain_yaml import dump_yaml
-from sarathi_sim.profiler.storage.strict import UserError, did_you_mean
-from sarathi_sim.simulator.confidence.quantile import mean_and_interval
-from sarathi_sim.simulator.views.metric_registry import known
+from .slo import CapacitySection
+from .written import UNITS, sensitivity_answer
 
 HOST = tuple(key for key in Engine.model_fields if key.endswith("_s"))
 """The engine's keys that are seconds."""

@@ -13,10 +13,10 @@ import numpy as np
 import pandas as pd
 from pydantic import AfterValidator, Field
 
-from sarathi_sim.experiments.config.base import Count, Strict, Text
 from sarathi_sim.simulator.loop.records import Floats
 from sarathi_sim.simulator.views.metric_registry import percentile
 from sarathi_sim.simulator.views.metrics import weighted_quantiles
+from ..config.base import Count, Strict, Text
 
 LATENCIES = {
     **{"ttft": "ttft_s", "tbt": "tbt_s", "itl": "tbt_s", "tbt_max": "tbt_max_s"},

@@ -10,9 +10,8 @@ from typing import Any
 
 import pandas as pd
 
-from sarathi_sim.experiments.capacity.options import DRAFTING
-from sarathi_sim.experiments.capacity.slo import OVERLOAD, REJECTED
-from sarathi_sim.experiments.content import (
+from sarathi_sim.simulator.views.metric_registry import number_text
+from ..content import (
     Section,
     SortableTable,
     assumed_of,
@@ -20,8 +19,9 @@ from sarathi_sim.experiments.content import (
     enumerated,
     number_or_dash,
 )
-from sarathi_sim.experiments.sweeps.points import apart
-from sarathi_sim.simulator.views.metric_registry import number_text
+from ..sweeps.points import apart
+from .options import DRAFTING
+from .slo import OVERLOAD, REJECTED
 
 Deployments = Sequence[Mapping[str, Any]]
 UNITS = {"rate": "requests/s", "clients": "clients"}

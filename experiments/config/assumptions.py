@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable, Collection
 from typing import Any
 
-from sarathi_sim.experiments.config.deployment import Deployment
-from sarathi_sim.experiments.config.engine_version import version_defaults
-from sarathi_sim.experiments.config.inputs import prompts_captured
-from sarathi_sim.experiments.config.scenario import FUSED, POOLS
-from sarathi_sim.experiments.config.workload import Closed, Gamma, TraceArrivals, Varying, Workload
 from sarathi_sim.profiler.kernels.reduce_curves import CAPTURED_TOKENS
 from sarathi_sim.simulator.load.describe import traffic_line, without_times
+from .deployment import Deployment
+from .engine_version import version_defaults
+from .inputs import prompts_captured
+from .scenario import FUSED, POOLS
+from .workload import Closed, Gamma, TraceArrivals, Varying, Workload
 
 
 def assumed(

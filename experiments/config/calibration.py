@@ -8,13 +8,13 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from sarathi_sim.experiments.config.base import Source
-from sarathi_sim.experiments.config.scenario import Scenario
 from sarathi_sim.profiler.facts.formats import named_stack
 from sarathi_sim.profiler.facts.ops import ALL_REDUCE, ALL_TO_ALL, OPS, SEND_RECV
 from sarathi_sim.profiler.storage.files import read_bounded, user_path
 from sarathi_sim.profiler.storage.plain_yaml import dump_yaml, read_mapping
 from sarathi_sim.profiler.storage.strict import SpecError, UserError, parse, strict_dataclass
+from .base import Source
+from .scenario import Scenario
 
 MARK = "# written by sarathi-sim tune\n"
 LINKS = (ALL_REDUCE, ALL_TO_ALL, SEND_RECV)

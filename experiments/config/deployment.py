@@ -10,46 +10,6 @@ from typing import Any, Literal, Self
 
 import numpy as np
 
-from sarathi_sim.experiments.config.base import Source
-from sarathi_sim.experiments.config.calibration import calibration_of
-from sarathi_sim.experiments.config.drafts import (
-    DRAFT_MODEL,
-    acceptance_of,
-    draft_slots,
-    drafter_of,
-    scenario_of_drafter,
-    speculation_note,
-)
-from sarathi_sim.experiments.config.engine_version import of_its_version, running_of, with_running
-from sarathi_sim.experiments.config.inputs import (
-    device_of,
-    host_of,
-    link_scope,
-    model_of,
-    number_bytes_of,
-    op_times_of,
-    provenance,
-    with_formats,
-    with_host_time,
-)
-from sarathi_sim.experiments.config.policy import policy_errors
-from sarathi_sim.experiments.config.requests import Traffic, build_clients, build_requests
-from sarathi_sim.experiments.config.run_memory import Need, check_memory, run_needs, workload_needs
-from sarathi_sim.experiments.config.scenario import (
-    POOLS,
-    Batching,
-    Disaggregation,
-    KvCache,
-    Scenario,
-    Transfers,
-)
-from sarathi_sim.experiments.config.two_pools import (
-    EngineHandover,
-    check_alike,
-    handover_of,
-    own_keys,
-    pool_of,
-)
 from sarathi_sim.policies.catalogue import is_pooled, of_micro_batches
 from sarathi_sim.policies.kv import Blocks
 from sarathi_sim.policies.micro_batches import MicroBatches
@@ -93,6 +53,46 @@ from sarathi_sim.simulator.op_times.predictor import (
     TableSizes,
 )
 from sarathi_sim.simulator.views.metrics import Analysis, Hardware
+from .base import Source
+from .calibration import calibration_of
+from .drafts import (
+    DRAFT_MODEL,
+    acceptance_of,
+    draft_slots,
+    drafter_of,
+    scenario_of_drafter,
+    speculation_note,
+)
+from .engine_version import of_its_version, running_of, with_running
+from .inputs import (
+    device_of,
+    host_of,
+    link_scope,
+    model_of,
+    number_bytes_of,
+    op_times_of,
+    provenance,
+    with_formats,
+    with_host_time,
+)
+from .policy import policy_errors
+from .requests import Traffic, build_clients, build_requests
+from .run_memory import Need, check_memory, run_needs, workload_needs
+from .scenario import (
+    POOLS,
+    Batching,
+    Disaggregation,
+    KvCache,
+    Scenario,
+    Transfers,
+)
+from .two_pools import (
+    EngineHandover,
+    check_alike,
+    handover_of,
+    own_keys,
+    pool_of,
+)
 
 
 @dataclass(frozen=True)

@@ -3,9 +3,6 @@ with."""
 
 from __future__ import annotations
 
-from sarathi_sim.experiments.config.base import Source
-from sarathi_sim.experiments.config.inputs import named_model, with_formats
-from sarathi_sim.experiments.config.scenario import Scenario
 from sarathi_sim.profiler.facts.device import DeviceSpec
 from sarathi_sim.profiler.facts.model import ModelSpec, drafting_layer
 from sarathi_sim.simulator.load.acceptance import (
@@ -16,6 +13,9 @@ from sarathi_sim.simulator.load.acceptance import (
     held_by_mean,
     held_by_position,
 )
+from .base import Source
+from .inputs import named_model, with_formats
+from .scenario import Scenario
 
 DRAFT_MODEL = "draft_model"
 

@@ -8,16 +8,16 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
 
-from sarathi_sim.experiments.config.base import KeyPath, Source, has
-from sarathi_sim.experiments.config.deployment import Deployment, PoolsDeployment
-from sarathi_sim.experiments.config.links import node_gpus
-from sarathi_sim.experiments.config.scenario import OF_VLLM, POOLS, Scenario
-from sarathi_sim.experiments.config.workload import AtOnce, Closed
 from sarathi_sim.policies.catalogue import is_pooled, needs_of
 from sarathi_sim.profiler.facts.ops import ALL_REDUCE, ATTENTION, OPS, SEND_RECV
 from sarathi_sim.profiler.storage.strict import UserError
 from sarathi_sim.simulator.load.engine_memory import SHARES
 from sarathi_sim.simulator.op_times.op_times import SUM
+from .base import KeyPath, Source, has
+from .deployment import Deployment, PoolsDeployment
+from .links import node_gpus
+from .scenario import OF_VLLM, POOLS, Scenario
+from .workload import AtOnce, Closed
 
 _GPUS, _FLIGHT = "cluster.tp or cluster.pp above 1", "several micro-batches in flight"
 _FACTS: dict[str, tuple[str, Callable[[Deployment], bool]]] = {

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 from typing import Any
 
-from sarathi_sim.experiments.config.base import Source
-from sarathi_sim.experiments.config.links import node_gpus
-from sarathi_sim.experiments.config.scenario import FUSED, KvCache, Scenario
 from sarathi_sim.policies.pool import PoolPolicy
 from sarathi_sim.policies.request import release_of
 from sarathi_sim.profiler.facts.device import DeviceSpec
 from sarathi_sim.profiler.facts.engines import capability, engine_facts
 from sarathi_sim.profiler.facts.formats import STACKS, Stack, named_stack
 from sarathi_sim.simulator.load.engine_memory import MORE_GPUS, SHARES, STACK_SHARES, EngineMemory
+from .base import Source
+from .links import node_gpus
+from .scenario import FUSED, KvCache, Scenario
 
 
 def version_defaults(scenario: Scenario, device: DeviceSpec) -> dict[str, dict[str, Any]]:

@@ -18,14 +18,6 @@ from hashlib import sha256
 from pathlib import Path
 from typing import Literal
 
-from sarathi_sim.experiments.config.base import Source, Strict
-from sarathi_sim.experiments.config.calibration import (
-    ServerCalibration,
-    calibration_of,
-    factors,
-)
-from sarathi_sim.experiments.config.links import PCIE, links_of, node_gpus
-from sarathi_sim.experiments.config.scenario import Engine, Scenario
 from sarathi_sim.policies.request import Request
 from sarathi_sim.profiler.bundle.check import load_plausible
 from sarathi_sim.profiler.bundle.schema import BundleMeta, bundle_path
@@ -54,6 +46,14 @@ from sarathi_sim.simulator.op_times.link_times import LinkTimes
 from sarathi_sim.simulator.op_times.modelled import modelled_times
 from sarathi_sim.simulator.op_times.op_times import OpTimes
 from sarathi_sim.simulator.op_times.regression import bundle_times
+from .base import Source, Strict
+from .calibration import (
+    ServerCalibration,
+    calibration_of,
+    factors,
+)
+from .links import PCIE, links_of, node_gpus
+from .scenario import Engine, Scenario
 
 
 def model_of(scenario: Scenario, source: Source) -> ModelSpec:

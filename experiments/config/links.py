@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from sarathi_sim.experiments.config.scenario import NetworkLink, NodeLink, Scenario
 from sarathi_sim.profiler.facts.device import DeviceSpec
 from sarathi_sim.simulator.op_times.link_times import LinkTimes, Route
+from .scenario import NetworkLink, NodeLink, Scenario
 
 #: PCIe 5.0 x16, of a device whose own link is NVLink.
 PCIE = 64e9

@@ -13,7 +13,11 @@ from typing import Any
 
 from pydantic import TypeAdapter, ValidationError
 
-from sarathi_sim.experiments.config.base import (
+from sarathi_sim.profiler.storage.files import read_bounded, user_path
+from sarathi_sim.profiler.storage.plain_yaml import parse_yaml, read_mapping
+from sarathi_sim.profiler.storage.strict import SpecError, UserError, did_you_mean, show
+from sarathi_sim.simulator.views.metric_registry import METRICS, percentile, quantity
+from .base import (
     Assignments,
     Config,
     KeyPath,
@@ -27,18 +31,14 @@ from sarathi_sim.experiments.config.base import (
     merge,
     without,
 )
-from sarathi_sim.experiments.config.policy import (
+from .policy import (
     FilePolicy,
     SessionPolicy,
     read_policy,
     session_policy,
 )
-from sarathi_sim.experiments.config.scenario import POOLS, Header, Ratio, Scenario, Validation
-from sarathi_sim.experiments.config.two_pools import acting, check_pools, shared_keys, written
-from sarathi_sim.profiler.storage.files import read_bounded, user_path
-from sarathi_sim.profiler.storage.plain_yaml import parse_yaml, read_mapping
-from sarathi_sim.profiler.storage.strict import SpecError, UserError, did_you_mean, show
-from sarathi_sim.simulator.views.metric_registry import METRICS, percentile, quantity
+from .scenario import POOLS, Header, Ratio, Scenario, Validation
+from .two_pools import acting, check_pools, shared_keys, written
 
 CONFIGS = Path(__file__).parents[1] / "configs"
 

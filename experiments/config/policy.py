@@ -34,8 +34,6 @@ from pydantic import (
 )
 from pydantic.errors import PydanticUserError
 
-from sarathi_sim.experiments.config.base import Source, Strict, Text, Tokens
-from sarathi_sim.experiments.config.base import key as named
 from sarathi_sim.policies.catalogue import (
     Builder,
     PolicyFileError,
@@ -51,6 +49,8 @@ from sarathi_sim.policies.pool import PoolPolicy
 from sarathi_sim.profiler.storage.files import read_bounded, user_path
 from sarathi_sim.profiler.storage.strict import SpecError, UserError, did_you_mean
 from sarathi_sim.simulator.loop.simulation import SimulationError
+from .base import Source, Strict, Text, Tokens
+from .base import key as named
 
 
 class NamedPolicy(Strict):

@@ -9,26 +9,6 @@ from typing import Any
 
 import numpy as np
 
-from sarathi_sim.experiments.config.base import Source
-from sarathi_sim.experiments.config.scenario import Scenario
-from sarathi_sim.experiments.config.workload import (
-    AtOnce,
-    Clip,
-    Closed,
-    FixedLengths,
-    Gamma,
-    PdRange,
-    Poisson,
-    QuantileLengths,
-    RandomLengths,
-    Sessions,
-    TraceArrivals,
-    TraceLengths,
-    UniformLengths,
-    Varying,
-    Workload,
-    ZipfLengths,
-)
 from sarathi_sim.policies.request import Prefix, Request
 from sarathi_sim.profiler.storage.files import user_path
 from sarathi_sim.profiler.storage.strict import SpecError, UserError
@@ -57,6 +37,26 @@ from sarathi_sim.simulator.load.workload import (
 from sarathi_sim.simulator.loop.clock import HORIZON_S, quantize
 from sarathi_sim.simulator.loop.records import Floats, Ints
 from sarathi_sim.simulator.loop.simulation import Clients, ClosedLoop, Conversations
+from .base import Source
+from .scenario import Scenario
+from .workload import (
+    AtOnce,
+    Clip,
+    Closed,
+    FixedLengths,
+    Gamma,
+    PdRange,
+    Poisson,
+    QuantileLengths,
+    RandomLengths,
+    Sessions,
+    TraceArrivals,
+    TraceLengths,
+    UniformLengths,
+    Varying,
+    Workload,
+    ZipfLengths,
+)
 
 
 def build_clients(scenario: Scenario, requests: Sequence[Request]) -> Clients | None:

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 
-from sarathi_sim.experiments.config.base import Source
-from sarathi_sim.experiments.config.scenario import Scenario
-from sarathi_sim.experiments.config.workload import ZipfLengths
 from sarathi_sim.profiler.storage.memory import available_bytes, size_text
 from sarathi_sim.profiler.storage.strict import UserError
 from sarathi_sim.simulator.op_times.predictor import TableSizes
+from .base import Source
+from .scenario import Scenario
+from .workload import ZipfLengths
 
 REQUEST_BYTES, RECORD_BYTES = 300, 1100
 """Memory of a request; of its records and metrics (docs/lab/performance.md)."""

@@ -20,20 +20,6 @@ from pydantic import (
     WithJsonSchema,
 )
 
-from sarathi_sim.experiments.config.base import (
-    Count,
-    Degree,
-    Name,
-    Positive,
-    Seconds,
-    Share,
-    Strict,
-    Text,
-    Tokens,
-    key,
-)
-from sarathi_sim.experiments.config.policy import PolicyConfig
-from sarathi_sim.experiments.config.workload import Workload
 from sarathi_sim.profiler.facts.formats import (
     STACKS,
     A2aBackend,
@@ -49,6 +35,20 @@ from sarathi_sim.profiler.storage.not_modelled import not_modelled
 from sarathi_sim.simulator.loop.records import EngineSwitches
 from sarathi_sim.simulator.loop.routers import Router
 from sarathi_sim.simulator.views.metric_registry import number_text, with_unit
+from .base import (
+    Count,
+    Degree,
+    Name,
+    Positive,
+    Seconds,
+    Share,
+    Strict,
+    Text,
+    Tokens,
+    key,
+)
+from .policy import PolicyConfig
+from .workload import Workload
 
 Bandwidth = Annotated[float, Field(ge=1e6, le=1e14)]
 Latency = Annotated[float, Field(ge=0, le=1)]

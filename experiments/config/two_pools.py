@@ -6,8 +6,8 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple
 
-from sarathi_sim.experiments.config.base import KeyPath, Source, assign, get, has, merge, without
-from sarathi_sim.experiments.config.scenario import POOLS, Scenario, Transfers
+from .base import KeyPath, Source, assign, get, has, merge, without
+from .scenario import POOLS, Scenario, Transfers
 
 Order = Literal["prefill_first", "decode_reserves_first"]
 FirstToken = Literal["decode_step", "on_transfer"]

@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 
 from pydantic import Discriminator, Field, StringConstraints, Tag, ValidationInfo, field_validator
 
-from sarathi_sim.experiments.config.base import (
+from .base import (
     Count,
     Name,
     Positive,

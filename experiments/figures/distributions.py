@@ -11,7 +11,12 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, MaxNLocator
 
-from sarathi_sim.experiments.figures.style import (
+from sarathi_sim.policies.request import Request
+from sarathi_sim.simulator.load.describe import without_times
+from sarathi_sim.simulator.loop.records import Floats
+from sarathi_sim.simulator.views.metric_registry import METRICS, Metric, number_text, with_unit
+from ..results import Tables
+from .style import (
     BLACK,
     BLUE,
     GREEN,
@@ -24,11 +29,6 @@ from sarathi_sim.experiments.figures.style import (
     policy_colour,
     policy_styles,
 )
-from sarathi_sim.experiments.results import Tables
-from sarathi_sim.policies.request import Request
-from sarathi_sim.simulator.load.describe import without_times
-from sarathi_sim.simulator.loop.records import Floats
-from sarathi_sim.simulator.views.metric_registry import METRICS, Metric, number_text, with_unit
 
 _MOST_POINTS = 1000
 _SIZE = (7.0, 4.6)

@@ -8,13 +8,13 @@ import numpy as np
 import pandas as pd
 from matplotlib.figure import Figure
 
-from sarathi_sim.experiments.figures.style import BLACK, line_styles, save, styled
-from sarathi_sim.experiments.results import FITS_FORMAT, result_folder, write_summary
 from sarathi_sim.profiler.bundle.schema import Bundle
 from sarathi_sim.profiler.facts.ops import op_of
 from sarathi_sim.profiler.storage.child import Progress
 from sarathi_sim.simulator.confidence.bands import Band, coverage, fit_band
 from sarathi_sim.simulator.confidence.held_out import OpTable, held_out_errors, op_tables
+from ..results import FITS_FORMAT, result_folder, write_summary
+from .style import BLACK, line_styles, save, styled
 
 CURVES = 5
 """Contexts of an attention op that are drawn."""

@@ -11,11 +11,11 @@ from typing import Any
 
 import numpy as np
 
-from sarathi_sim.experiments.results import Tables
 from sarathi_sim.profiler.storage.strict import UserError
 from sarathi_sim.simulator.loop.records import Floats, Ints, Records, ReplicaLog
 from sarathi_sim.simulator.views.ledger import BUBBLES
 from sarathi_sim.simulator.views.metrics import Analysis
+from ..results import Tables
 
 _BINS = 240
 KINDS = ("prefill", "decode", "mixed")

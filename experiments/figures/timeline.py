@@ -12,9 +12,10 @@ from matplotlib.collections import PolyCollection
 from matplotlib.figure import Figure
 from matplotlib.patches import Patch
 
-from sarathi_sim.experiments.figures.distributions import run_figures
-from sarathi_sim.experiments.figures.slices import KINDS, Drawing, MemoryCurves, StageSlices, Window
-from sarathi_sim.experiments.figures.style import (
+from sarathi_sim.simulator.loop.records import Floats
+from .distributions import run_figures
+from .slices import KINDS, Drawing, MemoryCurves, StageSlices, Window
+from .style import (
     BLACK,
     GREY,
     KIND_COLOURS,
@@ -24,7 +25,6 @@ from sarathi_sim.experiments.figures.style import (
     save,
     styled,
 )
-from sarathi_sim.simulator.loop.records import Floats
 
 _MOST_ROWS = 16
 _BUBBLE: dict[str, Any] = {

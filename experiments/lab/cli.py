@@ -9,9 +9,11 @@ from typing import Annotated, Any
 
 import typer
 
-from sarathi_sim.experiments.cli import application, command
-from sarathi_sim.experiments.content import Result, Section, SortableTable, write_section
-from sarathi_sim.experiments.options import (
+from sarathi_sim.profiler.storage.child import Progress, Say, silent
+from sarathi_sim.profiler.storage.strict import UserError, did_you_mean
+from ..cli import application, command
+from ..content import Result, Section, SortableTable, write_section
+from ..options import (
     RUNS,
     ModelOption,
     SetOption,
@@ -19,9 +21,7 @@ from sarathi_sim.experiments.options import (
     backend_of,
     named,
 )
-from sarathi_sim.experiments.own_server import PROFILES
-from sarathi_sim.profiler.storage.child import Progress, Say, silent
-from sarathi_sim.profiler.storage.strict import UserError, did_you_mean
+from ..own_server import PROFILES
 
 DatasetsOption = Annotated[
     Path | None,
@@ -47,7 +47,7 @@ LaunchOption = Annotated[
 
 def _folder(out: Path | None, kind: str) -> AbstractContextManager[Path | None]:
     """The result's folder, made before the work: one may not be allowed to."""
-    from sarathi_sim.experiments.results import result_folder
+    from ..results import result_folder
 
     return nullcontext() if out is None else result_folder(out, kind)
 
@@ -85,11 +85,11 @@ def score(
       sarathi-sim lab score mlperf_dev.csv --lengths mlperf --out runs/mlperf
       sarathi-sim lab score inferencex_dev.csv --launch disagg_recipes.csv --out runs/pools
     """
-    from sarathi_sim.experiments.lab.servers.answers import servers_answer
-    from sarathi_sim.experiments.lab.servers.figures import draw_score
-    from sarathi_sim.experiments.lab.servers.mlperf import ScoredMlperf, score_mlperf
-    from sarathi_sim.experiments.lab.servers.score import ScoredRows, score_servers
-    from sarathi_sim.experiments.results import SCORE_FORMAT, write_summary
+    from ..results import SCORE_FORMAT, write_summary
+    from .servers.answers import servers_answer
+    from .servers.figures import draw_score
+    from .servers.mlperf import ScoredMlperf, score_mlperf
+    from .servers.score import ScoredRows, score_servers
 
     for option, value in (("--launch", launch), ("--peer", peer)):
         if lengths is not None and value:
@@ -170,22 +170,22 @@ def validate(
       sarathi-sim lab validate validate_cpu --set validation.repeats=2 --out runs/quick
       sarathi-sim lab validate validate_gpu --set model=llama-3-8b --dry-run
     """
-    from sarathi_sim.experiments.lab.engines.session import make_cells
-    from sarathi_sim.experiments.lab.engines.validation import (
-        check_machine,
-        iterations,
-        load_validation,
-        measure,
-    )
-    from sarathi_sim.experiments.lab.servers.answers import validation_answer
-    from sarathi_sim.experiments.lab.servers.figures import draw_validation
-    from sarathi_sim.experiments.results import (
+    from ..results import (
         ITERATIONS,
         VALIDATION,
         VALIDATION_FORMAT,
         json_bytes,
         result_folder,
     )
+    from .engines.session import make_cells
+    from .engines.validation import (
+        check_machine,
+        iterations,
+        load_validation,
+        measure,
+    )
+    from .servers.answers import validation_answer
+    from .servers.figures import draw_validation
 
     experiment = load_validation(config, changes)
     folder = named(RUNS if out is None else out, experiment.name)
@@ -208,8 +208,8 @@ def validate(
 
 def cells(config: str = "validate_cpu", changes: SetOption = ()) -> Result:
     """Check CONFIG, and say what would run."""
-    from sarathi_sim.experiments.lab.engines.session import cells_table, make_cells
-    from sarathi_sim.experiments.lab.engines.validation import load_validation
+    from .engines.session import cells_table, make_cells
+    from .engines.validation import load_validation
 
     table = cells_table(make_cells(load_validation(config, changes)))
     return Result({}, Section("validation", config, "What would run?", "", table))
@@ -231,8 +231,8 @@ def lockstep(
       sarathi-sim lab lockstep tests/data/vllm/*.jsonl.gz
       sarathi-sim lab lockstep base.jsonl.gz --json
     """
-    from sarathi_sim.experiments.lab.engines.lockstep import read_log, replay
-    from sarathi_sim.experiments.lab.servers.answers import lockstep_answer
+    from .engines.lockstep import read_log, replay
+    from .servers.answers import lockstep_answer
 
     read, compared = [read_log(path) for path in logs], {}
     for number, (path, log) in enumerate(zip(logs, read, strict=True)):
@@ -271,8 +271,8 @@ def import_profile(
       sarathi-sim lab import aiconfigurator datasets/aiconfigurator_a100_sxm --model gpt3-175b
       sarathi-sim lab import llmservingsim datasets/llmservingsim_rtx4090 --model llama-3-8b
     """
-    from sarathi_sim.experiments.lab.fit.bundles import import_bundle
     from sarathi_sim.profiler.bundle.schema import bundle_path, write_bundle
+    from .fit.bundles import import_bundle
 
     bundle = import_bundle(source, path, model, tp, device)
     folder = bundle_path(out, bundle.meta.device, bundle.meta.model, tp)
@@ -308,11 +308,11 @@ def accuracy(
       sarathi-sim lab accuracy --datasets measurements
       sarathi-sim lab accuracy --datasets measurements --kernels h100-80g-sxm --json
     """
-    from sarathi_sim.experiments.lab.fit import accuracy as fits
-    from sarathi_sim.experiments.lab.fit.kernels import check_fitted, fitted_devices
-    from sarathi_sim.experiments.lab.servers.answers import accuracy_answer
-    from sarathi_sim.experiments.results import ACCURACY_FORMAT, write_summary
     from sarathi_sim.profiler.storage.files import public_datasets
+    from ..results import ACCURACY_FORMAT, write_summary
+    from .fit import accuracy as fits
+    from .fit.kernels import check_fitted, fitted_devices
+    from .servers.answers import accuracy_answer
 
     folder, stack = public_datasets(datasets), "vllm"  # of which every device has kernels
     again = [name for device in kernels or () for name in check_fitted(device, stack)]
@@ -383,7 +383,7 @@ Fits = tuple[list[SortableTable], list[Path]]
 
 def _devices(device: str | None, datasets: Path | None, write: bool, say: Say) -> Fits:
     """The errors of device models, fitted or (without ``datasets``) stored."""
-    from sarathi_sim.experiments.lab.fit import devices as fits
+    from .fit import devices as fits
 
     grids, written = list[SortableTable](), list[Path]()
     if datasets is None:
@@ -419,11 +419,11 @@ def _kernels(
     device: str | None, stack: str, tables: str | None, datasets: Path | None, write: bool, say: Say
 ) -> Fits:
     """The errors of a stack's kernels on one device or all; without ``datasets`` those stored."""
-    from sarathi_sim.experiments.lab.fit.accuracy import scores_of
-    from sarathi_sim.experiments.lab.fit.kernels import FAMILIES, check_fitted, fit_stack
-    from sarathi_sim.experiments.lab.servers.answers import scores_table
     from sarathi_sim.profiler.kernels.stack_file import load_stack, write_stack
     from sarathi_sim.profiler.storage.files import data_dir
+    from .fit.accuracy import scores_of
+    from .fit.kernels import FAMILIES, check_fitted, fit_stack
+    from .servers.answers import scores_table
 
     grids, written = list[SortableTable](), list[Path]()
     families = tables.split(",") if tables else FAMILIES
@@ -468,11 +468,11 @@ def reproduce(
       sarathi-sim lab reproduce --json | jq .claims[0]
       sarathi-sim lab reproduce --list
     """
-    from sarathi_sim.experiments.lab.paper.claims import claims_section, pick_claims
-    from sarathi_sim.experiments.lab.paper.claims import reproduce as compute
-    from sarathi_sim.experiments.lab.paper.figures import write_gallery
-    from sarathi_sim.experiments.lab.paper.variants import VARIANTS, Lab
-    from sarathi_sim.experiments.results import PAPER_FORMAT, write_summary
+    from ..results import PAPER_FORMAT, write_summary
+    from .paper.claims import claims_section, pick_claims
+    from .paper.claims import reproduce as compute
+    from .paper.figures import write_gallery
+    from .paper.variants import VARIANTS, Lab
 
     claims = pick_claims(ids or ())
     if listing:
@@ -526,7 +526,7 @@ def first_light(
     """
     from importlib.util import find_spec
 
-    from sarathi_sim.experiments.lab.engines.first_light import Hour
+    from .engines.first_light import Hour
 
     if find_spec("torch") is None:
         raise UserError(

@@ -18,20 +18,6 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from sarathi_sim.experiments import content
-from sarathi_sim.experiments.config.loading import CONFIGS
-from sarathi_sim.experiments.config.scenario import PARAMETERS, Header, Scenario
-from sarathi_sim.experiments.lab.fit.accuracy import by_class, scores_of
-from sarathi_sim.experiments.lab.fit.kernels import fitted_devices
-from sarathi_sim.experiments.run.support import (
-    Combination,
-    by_device,
-    matrix,
-    refusals,
-    support_answer,
-    supported,
-)
-from sarathi_sim.experiments.sweeps.points import SweepSpec
 from sarathi_sim.profiler.facts.formats import STACKS, WEIGHT_DTYPES
 from sarathi_sim.profiler.facts.ops import ALL_REDUCE, MOE
 from sarathi_sim.profiler.kernels.stack_attention import STATE
@@ -41,6 +27,20 @@ from sarathi_sim.profiler.storage.not_modelled import LIMITS, Kind
 from sarathi_sim.profiler.storage.plain_yaml import read_mapping
 from sarathi_sim.simulator.load.trace import NAMES, NEEDED
 from sarathi_sim.simulator.views.metric_registry import METRICS
+from .. import content
+from ..config.loading import CONFIGS
+from ..config.scenario import PARAMETERS, Header, Scenario
+from ..run.support import (
+    Combination,
+    by_device,
+    matrix,
+    refusals,
+    support_answer,
+    supported,
+)
+from ..sweeps.points import SweepSpec
+from .fit.accuracy import by_class, scores_of
+from .fit.kernels import fitted_devices
 
 Rows = Iterator[Sequence[str]]
 

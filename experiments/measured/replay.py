@@ -16,22 +16,22 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from sarathi_sim.experiments.config.base import Source
-from sarathi_sim.experiments.config.calibration import factors
-from sarathi_sim.experiments.config.deployment import Deployment, deploy
-from sarathi_sim.experiments.config.effects import refuse_without_effect
-from sarathi_sim.experiments.config.inputs import DEFAULTS
-from sarathi_sim.experiments.config.loading import Experiment
-from sarathi_sim.experiments.config.requests import Traffic
-from sarathi_sim.experiments.config.scenario import Engine, Scenario
-from sarathi_sim.experiments.measured.load_tools import TOOLS, Benchmark, read_benchmarks
-from sarathi_sim.experiments.run.compare import Compared
 from sarathi_sim.policies.request import Request
 from sarathi_sim.profiler.storage.strict import UserError
 from sarathi_sim.simulator.load.workload import make_requests
 from sarathi_sim.simulator.loop.records import Floats
 from sarathi_sim.simulator.views.explain import explain
 from sarathi_sim.simulator.views.metrics import Analysis
+from ..config.base import Source
+from ..config.calibration import factors
+from ..config.deployment import Deployment, deploy
+from ..config.effects import refuse_without_effect
+from ..config.inputs import DEFAULTS
+from ..config.loading import Experiment
+from ..config.requests import Traffic
+from ..config.scenario import Engine, Scenario
+from ..run.compare import Compared
+from .load_tools import TOOLS, Benchmark, read_benchmarks
 
 
 @dataclass(frozen=True, eq=False)

@@ -15,7 +15,9 @@ import pandas as pd
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
-from sarathi_sim.experiments.figures.style import (
+from sarathi_sim.profiler.storage.child import Progress
+from sarathi_sim.simulator.views.metric_registry import METRICS
+from ..figures.style import (
     BLACK,
     BLUE,
     GREEN,
@@ -24,11 +26,9 @@ from sarathi_sim.experiments.figures.style import (
     save,
     styled,
 )
-from sarathi_sim.experiments.measured.replay import MEASURES, VARIANTS, Case, Overheads, Simulated
-from sarathi_sim.experiments.measured.tune import fit, too_fast
-from sarathi_sim.experiments.run.compare import comparison
-from sarathi_sim.profiler.storage.child import Progress
-from sarathi_sim.simulator.views.metric_registry import METRICS
+from ..run.compare import comparison
+from .replay import MEASURES, VARIANTS, Case, Overheads, Simulated
+from .tune import fit, too_fast
 
 BATCHES = 4
 """Groups of requests by the number of requests that ran beside them."""

@@ -17,20 +17,20 @@ from typing import Any
 
 import numpy as np
 
-from sarathi_sim.experiments.config.base import Source
-from sarathi_sim.experiments.config.calibration import ServerCalibration
-from sarathi_sim.experiments.config.deployment import Deployment, deploy
-from sarathi_sim.experiments.config.effects import refuse_without_effect
-from sarathi_sim.experiments.config.inputs import DEFAULTS
-from sarathi_sim.experiments.config.loading import Experiment
-from sarathi_sim.experiments.config.scenario import Scenario
-from sarathi_sim.experiments.measured.load_tools import TOOLS, Benchmark, read_benchmarks
-from sarathi_sim.experiments.measured.replay import MeasuredRun, Overheads, ServerRun, case_of
 from sarathi_sim.profiler.facts.formats import named_stack
 from sarathi_sim.profiler.storage.child import Progress, silent
 from sarathi_sim.profiler.storage.strict import UserError
 from sarathi_sim.simulator.loop.records import Floats
 from sarathi_sim.simulator.op_times.iteration import LAST
+from ..config.base import Source
+from ..config.calibration import ServerCalibration
+from ..config.deployment import Deployment, deploy
+from ..config.effects import refuse_without_effect
+from ..config.inputs import DEFAULTS
+from ..config.loading import Experiment
+from ..config.scenario import Scenario
+from .load_tools import TOOLS, Benchmark, read_benchmarks
+from .replay import MeasuredRun, Overheads, ServerRun, case_of
 
 NOISE = {"ttft_s": 0.1, "tpot_s": 0.03}
 """Standard deviations of the logarithm between runs of one server under one load, and of what a

@@ -27,7 +27,10 @@ from bokeh.models import (
 from bokeh.plotting import figure
 from bokeh.transform import dodge
 
-from sarathi_sim.experiments.figures.slices import (
+from sarathi_sim.simulator.loop.records import Floats, Ints
+from sarathi_sim.simulator.views.metric_registry import number_text
+from sarathi_sim.simulator.views.metrics import Analysis
+from ..figures.slices import (
     IDLE,
     KINDS,
     StageSlices,
@@ -37,10 +40,7 @@ from sarathi_sim.experiments.figures.slices import (
     iteration_kinds,
     stage_slices,
 )
-from sarathi_sim.experiments.figures.style import KIND_COLOURS, VERMILION
-from sarathi_sim.simulator.loop.records import Floats, Ints
-from sarathi_sim.simulator.views.metric_registry import number_text
-from sarathi_sim.simulator.views.metrics import Analysis
+from ..figures.style import KIND_COLOURS, VERMILION
 
 SEEN = "#6b7280"
 """The colour of limits, fronts and labels."""

@@ -13,15 +13,15 @@ from bokeh.embed import json_item
 from bokeh.resources import Resources
 from jinja2 import Environment, PackageLoader
 
-from sarathi_sim.experiments.content import Section, enumerated, topic_of
-from sarathi_sim.experiments.figures.style import DARK_PAGE, dark_colour
-from sarathi_sim.experiments.report.charts import described
-from sarathi_sim.experiments.report.sections import sections_of
-from sarathi_sim.experiments.results import about_out, resolved
 from sarathi_sim.profiler.storage.child import Progress, silent
 from sarathi_sim.profiler.storage.files import LARGEST_DATA, make_folders, read_bounded, write_whole
 from sarathi_sim.profiler.storage.manifest import read_manifest
 from sarathi_sim.profiler.storage.strict import UserError
+from ..content import Section, enumerated, topic_of
+from ..figures.style import DARK_PAGE, dark_colour
+from ..results import about_out, resolved
+from .charts import described
+from .sections import sections_of
 
 _SEAL = re.compile(rb"<!-- sarathi-sim report 1 ([0-9a-f]{64}) -->\n\Z")
 _PAGES = Environment(

@@ -10,10 +10,13 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from sarathi_sim.experiments.capacity import curves
-from sarathi_sim.experiments.capacity.curves import MOST_BARS
-from sarathi_sim.experiments.capacity.probing import PROBES
-from sarathi_sim.experiments.capacity.written import (
+from sarathi_sim.profiler.storage.strict import UserError
+from sarathi_sim.simulator.confidence.op_errors import NORMAL_90, OpError, op_errors
+from sarathi_sim.simulator.views.metric_registry import number_text
+from ..capacity import curves
+from ..capacity.curves import MOST_BARS
+from ..capacity.probing import PROBES
+from ..capacity.written import (
     UNITS,
     capacity_answer,
     panels,
@@ -22,16 +25,13 @@ from sarathi_sim.experiments.capacity.written import (
     sides,
     title,
 )
-from sarathi_sim.experiments.config.deployment import Deployment, deploy
-from sarathi_sim.experiments.config.loading import load_experiment
-from sarathi_sim.experiments.content import Chart, Section, SortableTable, anchor, number_or_dash
-from sarathi_sim.experiments.figures.style import BLUE, VERMILION, line_styles
-from sarathi_sim.experiments.report.charts import Spots, StyledLine, lines, paired_bars, points
-from sarathi_sim.experiments.results import read_text
-from sarathi_sim.experiments.sweeps.sweep_answer import read_table
-from sarathi_sim.profiler.storage.strict import UserError
-from sarathi_sim.simulator.confidence.op_errors import NORMAL_90, OpError, op_errors
-from sarathi_sim.simulator.views.metric_registry import number_text
+from ..config.deployment import Deployment, deploy
+from ..config.loading import load_experiment
+from ..content import Chart, Section, SortableTable, anchor, number_or_dash
+from ..figures.style import BLUE, VERMILION, line_styles
+from ..results import read_text
+from ..sweeps.sweep_answer import read_table
+from .charts import Spots, StyledLine, lines, paired_bars, points
 
 _MOST_BUNDLES = 8
 _BUNDLE_KEYS = ("model", "device", "stack", "dtype", "cluster.tp", "cluster", "scenario")

@@ -7,17 +7,17 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from sarathi_sim.experiments.content import Chart, Section
-from sarathi_sim.experiments.figures.style import policy_styles
-from sarathi_sim.experiments.report.charts import paired_bars
-from sarathi_sim.experiments.run.compare import (
+from sarathi_sim.profiler.storage.strict import UserError
+from ..content import Chart, Section
+from ..figures.style import policy_styles
+from ..run.compare import (
     TITLES,
     comparison_answer,
     drawn_parts,
     left_out,
     part_label,
 )
-from sarathi_sim.profiler.storage.strict import UserError
+from .charts import paired_bars
 
 
 def comparison_section(folder: Path, found: Mapping[str, Any]) -> Section:

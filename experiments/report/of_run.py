@@ -9,8 +9,11 @@ from typing import Any
 
 import numpy as np
 
-from sarathi_sim.experiments.content import Chart, Section, enumerated
-from sarathi_sim.experiments.figures.distributions import (
+from sarathi_sim.profiler.storage.child import Progress, silent
+from sarathi_sim.profiler.storage.strict import UserError
+from sarathi_sim.simulator.views.metric_registry import METRICS, number_text, with_unit
+from ..content import Chart, Section, enumerated
+from ..figures.distributions import (
     ACCOUNTS,
     distribution,
     middle_and_tail,
@@ -18,8 +21,11 @@ from sarathi_sim.experiments.figures.distributions import (
     steps,
     table_styles,
 )
-from sarathi_sim.experiments.figures.slices import first_decoder, memory_curves
-from sarathi_sim.experiments.report.charts import (
+from ..figures.slices import first_decoder, memory_curves
+from ..results import Tables, read_summary, read_text
+from ..run.compare import SimulatedAgain, labelled_tables, simulate_again
+from ..run.run_answer import OF_SCENARIOS, ratios_table, run_answer
+from .charts import (
     StyledLine,
     boxes_window,
     lines,
@@ -27,13 +33,7 @@ from sarathi_sim.experiments.report.charts import (
     stacked_bars,
     timelines,
 )
-from sarathi_sim.experiments.report.of_capacity import op_times_grid
-from sarathi_sim.experiments.results import Tables, read_summary, read_text
-from sarathi_sim.experiments.run.compare import SimulatedAgain, labelled_tables, simulate_again
-from sarathi_sim.experiments.run.run_answer import OF_SCENARIOS, ratios_table, run_answer
-from sarathi_sim.profiler.storage.child import Progress, silent
-from sarathi_sim.profiler.storage.strict import UserError
-from sarathi_sim.simulator.views.metric_registry import METRICS, number_text, with_unit
+from .of_capacity import op_times_grid
 
 _CDFS = {
     "ttft_s": "Time to first token",

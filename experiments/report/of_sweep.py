@@ -11,17 +11,17 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from sarathi_sim.experiments.config.scenario import parameter
-from sarathi_sim.experiments.content import Chart, Section, anchor
-from sarathi_sim.experiments.report.charts import Spots, StyledLine, lines, points
-from sarathi_sim.experiments.report.of_capacity import first_deployments, op_times_grid
-from sarathi_sim.experiments.results import read_text
-from sarathi_sim.experiments.run.trade_off import ALIKE, Load
-from sarathi_sim.experiments.sweeps import drawing
-from sarathi_sim.experiments.sweeps.drawing import few, groups, label, over, shown, varies
-from sarathi_sim.experiments.sweeps.plot import METRICS, numeric_axes, that_vary
-from sarathi_sim.experiments.sweeps.sweep_answer import Sweep, read_answer
 from sarathi_sim.profiler.storage.strict import UserError
+from ..config.scenario import parameter
+from ..content import Chart, Section, anchor
+from ..results import read_text
+from ..run.trade_off import ALIKE, Load
+from ..sweeps import drawing
+from ..sweeps.drawing import few, groups, label, over, shown, varies
+from ..sweeps.plot import METRICS, numeric_axes, that_vary
+from ..sweeps.sweep_answer import Sweep, read_answer
+from .charts import Spots, StyledLine, lines, points
+from .of_capacity import first_deployments, op_times_grid
 
 _MOST_AXES, _MOST_LOADS, _MOST_CHARTS = 6, 3, 24
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 import typer
 
-from sarathi_sim.experiments.content import Result, Section, SortableTable
+from ..content import Result, Section, SortableTable
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -36,7 +36,7 @@ def print_result(result: Result, *, json: bool = False, quiet: bool = False) -> 
     """A command's answer: with ``json`` one object on stdout, and the rest on stderr; unless it is
     ``quiet``, the section and where it is written."""
     if json:
-        from sarathi_sim.experiments.results import json_bytes
+        from ..results import json_bytes
 
         typer.echo(json_bytes(result), nl=False)
     for line in result.failures:
@@ -73,7 +73,7 @@ def print_section(section: Section, *, err: bool = False, rest: str = "") -> Non
 
 def print_grid(grid: SortableTable, *, err: bool = False, rest: str = "") -> None:
     """A table and its note; its first rows, where it is said where the ``rest`` is."""
-    from sarathi_sim.experiments.content import rich_table
+    from ..content import rich_table
 
     if not grid.headings:
         return
@@ -88,7 +88,7 @@ def print_grid(grid: SortableTable, *, err: bool = False, rest: str = "") -> Non
 
 def print_assumed(lines: Sequence[str], *, err: bool = False) -> None:
     """The block "Assumed": a line a topic, aligned."""
-    from sarathi_sim.experiments.content import topic_of
+    from ..content import topic_of
 
     if not lines:
         return

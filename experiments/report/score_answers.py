@@ -7,7 +7,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from sarathi_sim.experiments.content import (
+from sarathi_sim.simulator.views.metric_registry import METRICS, known, number_text
+from ..content import (
     Chart,
     Section,
     SortableTable,
@@ -15,16 +16,15 @@ from sarathi_sim.experiments.content import (
     read_section,
     thinned,
 )
-from sarathi_sim.experiments.figures.style import BLUE, ORANGE, line_styles
-from sarathi_sim.experiments.measured.replay import (
+from ..figures.style import BLUE, ORANGE, line_styles
+from ..measured.replay import (
     COUNTS,
     MEASURES,
     NUMBERS,
     VARIANTS,
 )
-from sarathi_sim.experiments.measured.tune import NOISE
-from sarathi_sim.experiments.run.compare import part_label
-from sarathi_sim.simulator.views.metric_registry import METRICS, known, number_text
+from ..measured.tune import NOISE
+from ..run.compare import part_label
 
 SETTLED, OPEN = 0.6, 0.2
 """A constant is settled, or still open, if the runs tell so much of it."""
@@ -249,6 +249,6 @@ def _latencies(runs: Mapping[str, Any]) -> Chart:
 def _bars(
     title: str, names: list[str], sides: Mapping[str, tuple[str, list[float]]], axis: str
 ) -> Chart:
-    from sarathi_sim.experiments.report.charts import paired_bars  # takes a second to import
+    from .charts import paired_bars  # takes a second to import
 
     return Chart(title, paired_bars(names, sides, axis))

@@ -7,22 +7,16 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from sarathi_sim.experiments.capacity.probing import (
+from sarathi_sim.profiler.storage.child import Progress, silent
+from sarathi_sim.profiler.storage.manifest import spoken
+from sarathi_sim.profiler.storage.strict import UserError, one_line
+from ..capacity.probing import (
     CAPACITY_FORMAT,
     RECOMMEND_FORMAT,
     SENSITIVITY_FORMAT,
 )
-from sarathi_sim.experiments.content import Section, read_section
-from sarathi_sim.experiments.report.of_capacity import (
-    capacity_section,
-    recommend_section,
-    sensitivity_section,
-)
-from sarathi_sim.experiments.report.of_comparison import comparison_section
-from sarathi_sim.experiments.report.of_run import run_section
-from sarathi_sim.experiments.report.of_sweep import sweep_section
-from sarathi_sim.experiments.report.score_answers import score_section
-from sarathi_sim.experiments.results import (
+from ..content import Section, read_section
+from ..results import (
     ACCURACY_FORMAT,
     FIGURES_FORMAT,
     FORMAT,
@@ -32,9 +26,15 @@ from sarathi_sim.experiments.results import (
     VALIDATION_FORMAT,
     read_summary,
 )
-from sarathi_sim.profiler.storage.child import Progress, silent
-from sarathi_sim.profiler.storage.manifest import spoken
-from sarathi_sim.profiler.storage.strict import UserError, one_line
+from .of_capacity import (
+    capacity_section,
+    recommend_section,
+    sensitivity_section,
+)
+from .of_comparison import comparison_section
+from .of_run import run_section
+from .of_sweep import sweep_section
+from .score_answers import score_section
 
 SectionOf = Callable[[Path, Mapping[str, Any]], Section]
 SECTIONS: dict[str, SectionOf] = {

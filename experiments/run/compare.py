@@ -10,10 +10,17 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from sarathi_sim.experiments.config.deployment import Deployment, deploy
-from sarathi_sim.experiments.config.loading import load_experiment
-from sarathi_sim.experiments.content import Section, SortableTable, assumed_of
-from sarathi_sim.experiments.results import (
+from sarathi_sim.profiler.facts.ops import ACCOUNTS
+from sarathi_sim.profiler.storage.child import Progress, silent
+from sarathi_sim.profiler.storage.strict import UserError
+from sarathi_sim.simulator.views.explain import Explanation
+from sarathi_sim.simulator.views.explain import explain as explanation
+from sarathi_sim.simulator.views.metric_registry import known, number_text
+from sarathi_sim.simulator.views.metrics import Analysis
+from ..config.deployment import Deployment, deploy
+from ..config.loading import load_experiment
+from ..content import Section, SortableTable, assumed_of
+from ..results import (
     FIGURES_FORMAT,
     FORMAT,
     SWEEP_FORMAT,
@@ -26,15 +33,8 @@ from sarathi_sim.experiments.results import (
     to_json,
     write_summary,
 )
-from sarathi_sim.experiments.run.run_answer import SHOWN, shown_row, shown_value
-from sarathi_sim.experiments.run.run_answer import answer as side_by_side
-from sarathi_sim.profiler.facts.ops import ACCOUNTS
-from sarathi_sim.profiler.storage.child import Progress, silent
-from sarathi_sim.profiler.storage.strict import UserError
-from sarathi_sim.simulator.views.explain import Explanation
-from sarathi_sim.simulator.views.explain import explain as explanation
-from sarathi_sim.simulator.views.metric_registry import known, number_text
-from sarathi_sim.simulator.views.metrics import Analysis
+from .run_answer import SHOWN, shown_row, shown_value
+from .run_answer import answer as side_by_side
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -331,8 +331,8 @@ def plot_results(folders: Sequence[Path], out: Path) -> None:
     tables = {label: table for label, (_, _, table) in labelled_tables(folders).items()}
     with result_folder(out, FIGURES_FORMAT) as scratch:
         write_summary(scratch, FIGURES_FORMAT, {"plotted": sorted(tables)})
-        from sarathi_sim.experiments.figures.distributions import run_figures
-        from sarathi_sim.experiments.figures.timeline import draw_figures
+        from ..figures.distributions import run_figures
+        from ..figures.timeline import draw_figures
 
         draw_figures(run_figures(tables), scratch / "figures")
 
@@ -368,7 +368,7 @@ def write_comparison(result: Mapping[str, Any], out: Path) -> None:
 
     Raises UserError if ``out`` holds anything but an earlier comparison.
     """
-    from sarathi_sim.experiments.figures.style import save, styled
+    from ..figures.style import save, styled
 
     with result_folder(out, FIGURES_FORMAT) as folder:
         plotted = {"plotted": [result["a"], result["b"]]}
@@ -385,7 +385,7 @@ def parts_figure(result: Mapping[str, Any]) -> Figure:
     from matplotlib.layout_engine import ConstrainedLayoutEngine
     from matplotlib.patches import Patch
 
-    from sarathi_sim.experiments.figures.style import policy_styles
+    from ..figures.style import policy_styles
 
     shown = {key: drawn_parts(result[key]) for key in TITLES}
     heights = [len(names) + 1.5 for names in shown.values()]

@@ -7,13 +7,18 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from sarathi_sim.experiments.config.assumptions import assumed
-from sarathi_sim.experiments.config.deployment import Deployment, deploy
-from sarathi_sim.experiments.config.effects import refuse_without_effect
-from sarathi_sim.experiments.config.loading import Experiment, metric, refuse_of_session
-from sarathi_sim.experiments.config.run_memory import check_together, workload_needs
-from sarathi_sim.experiments.config.scenario import Ratio
-from sarathi_sim.experiments.figures.slices import (
+from sarathi_sim.profiler.storage.child import Progress, silent
+from sarathi_sim.profiler.storage.strict import UserError
+from sarathi_sim.simulator.loop.simulation import SimulationError
+from sarathi_sim.simulator.views.metric_registry import asked_quantiles
+from sarathi_sim.simulator.views.metrics import Analysis
+from ..config.assumptions import assumed
+from ..config.deployment import Deployment, deploy
+from ..config.effects import refuse_without_effect
+from ..config.loading import Experiment, metric, refuse_of_session
+from ..config.run_memory import check_together, workload_needs
+from ..config.scenario import Ratio
+from ..figures.slices import (
     Drawing,
     Window,
     default_window,
@@ -21,7 +26,7 @@ from sarathi_sim.experiments.figures.slices import (
     memory_curves,
     stage_slices,
 )
-from sarathi_sim.experiments.results import (
+from ..results import (
     FORMAT,
     ITERATIONS,
     REQUEST_COLUMNS,
@@ -33,17 +38,12 @@ from sarathi_sim.experiments.results import (
     to_json,
     write_summary,
 )
-from sarathi_sim.experiments.run.run_answer import run_answer
-from sarathi_sim.experiments.run.uncertainty import (
+from .run_answer import run_answer
+from .uncertainty import (
     AnyUncertainty,
     ratio_band,
     uncertainty,
 )
-from sarathi_sim.profiler.storage.child import Progress, silent
-from sarathi_sim.profiler.storage.strict import UserError
-from sarathi_sim.simulator.loop.simulation import SimulationError
-from sarathi_sim.simulator.views.metric_registry import asked_quantiles
-from sarathi_sim.simulator.views.metrics import Analysis
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -227,12 +227,12 @@ def run_experiment(
         _write_tables(runs, folder)
         _write_summary(outcome, folder)
         if trace:
-            from sarathi_sim.experiments.figures.slices import write_trace
+            from ..figures.slices import write_trace
 
             for name, run in runs.items():
                 write_trace(run.analysis, window, folder / name / "timeline.json.gz")
         if figures:
-            from sarathi_sim.experiments.figures.timeline import draw
+            from ..figures.timeline import draw
 
             drawing = _drawing(runs, window)
             draw(drawing, folder / "figures", lambda *done: progress("figures", *done))

@@ -6,11 +6,11 @@ from collections.abc import Callable, Mapping
 from dataclasses import asdict, replace
 from typing import Any, Literal, get_args, get_origin
 
-from sarathi_sim.experiments.config.policy import POLICIES
-from sarathi_sim.experiments.content import Result, Section, SortableTable
 from sarathi_sim.profiler.facts.device import list_devices, load_device
 from sarathi_sim.profiler.facts.model import list_models, load_model
 from sarathi_sim.profiler.kernels.stack_file import stacks_on
+from ..config.policy import POLICIES
+from ..content import Result, Section, SortableTable
 
 
 def models() -> Result:

@@ -14,7 +14,6 @@ from math import ceil, inf, isnan
 
 import numpy as np
 
-from sarathi_sim.experiments.run.traffic import Demand
 from sarathi_sim.policies.micro_batches import MicroBatches
 from sarathi_sim.policies.policy import Policy
 from sarathi_sim.policies.sarathi import Sarathi
@@ -31,6 +30,7 @@ from sarathi_sim.simulator.op_times.op_times import OpTimes
 from sarathi_sim.simulator.op_times.predictor import BundlePredictor
 from sarathi_sim.simulator.views.metrics import weighted_quantiles
 from sarathi_sim.simulator.views.spans import Spans
+from .traffic import Demand
 
 _LONGEST, _MOST_DECODES, _MOST_ROWS = 8192, 256, 4096
 

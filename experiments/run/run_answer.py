@@ -8,16 +8,6 @@ from typing import Any
 
 import numpy as np
 
-from sarathi_sim.experiments.content import (
-    Section,
-    SortableTable,
-    assumed_of,
-    doubts_of,
-    enumerated,
-    number_or_dash,
-)
-from sarathi_sim.experiments.results import SUMMARY
-from sarathi_sim.experiments.run.trade_off import WEIGHED, Load, trade_off
 from sarathi_sim.simulator.confidence.coverage import Outside
 from sarathi_sim.simulator.views.metric_registry import (
     STEADY,
@@ -26,6 +16,16 @@ from sarathi_sim.simulator.views.metric_registry import (
     number_text,
     quantity,
 )
+from ..content import (
+    Section,
+    SortableTable,
+    assumed_of,
+    doubts_of,
+    enumerated,
+    number_or_dash,
+)
+from ..results import SUMMARY
+from .trade_off import WEIGHED, Load, trade_off
 
 Summaries = Mapping[str, Mapping[str, Any]]
 OF_SCENARIOS = ("scenarios", "deployments", "notes", "doubts", "rejections", "narrow_bands")

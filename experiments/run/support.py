@@ -14,7 +14,6 @@ from typing import Any
 
 import numpy as np
 
-from sarathi_sim.experiments.content import Section, SortableTable
 from sarathi_sim.profiler.facts.device import DeviceSpec, list_devices, load_device
 from sarathi_sim.profiler.facts.engines import engine_facts
 from sarathi_sim.profiler.facts.formats import (
@@ -40,6 +39,7 @@ from sarathi_sim.simulator.load.engine_memory import (
     engine_memory,
     stage_layers,
 )
+from ..content import Section, SortableTable
 
 #: A layout must hold a sequence of so many tokens, in iterations of this size.
 SEQUENCE, ITERATION, SHARE, BLOCK = 8192, Step(tokens=2048, sequences=256), 0.9, 16

@@ -16,9 +16,9 @@ from typing import TypeVar
 
 import numpy as np
 
-from sarathi_sim.experiments.content import enumerated
 from sarathi_sim.simulator.loop.records import Floats
 from sarathi_sim.simulator.views.metric_registry import Better, Quantity, known
+from ..content import enumerated
 
 WEIGHED = ("output_tokens_per_s", "ttft_s.p99", "tbt_s.p99")
 """The metrics that rank options. The first decides if it differs by over :data:`DECIDES`, else the

@@ -16,27 +16,6 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from sarathi_sim.experiments.config.base import Assignments, Config, Source
-from sarathi_sim.experiments.config.loading import (
-    Draft,
-    check_scenario,
-    load_experiment,
-    read_draft,
-)
-from sarathi_sim.experiments.config.requests import (
-    Traffic,
-    build_requests,
-    no_arrivals,
-    trace_of,
-)
-from sarathi_sim.experiments.config.workload import RandomLengths
-from sarathi_sim.experiments.content import Section, SortableTable, enumerated
-from sarathi_sim.experiments.results import (
-    WORKLOAD_FORMAT,
-    check_replaceable,
-    result_folder,
-    write_summary,
-)
 from sarathi_sim.profiler.storage.files import user_path
 from sarathi_sim.profiler.storage.strict import UserError
 from sarathi_sim.simulator.load.describe import (
@@ -48,6 +27,27 @@ from sarathi_sim.simulator.load.describe import (
 from sarathi_sim.simulator.load.trace import NAMES, form_of, read_trace
 from sarathi_sim.simulator.load.workload import WorkloadError, at_once, make_requests
 from sarathi_sim.simulator.loop.records import Ints
+from ..config.base import Assignments, Config, Source
+from ..config.loading import (
+    Draft,
+    check_scenario,
+    load_experiment,
+    read_draft,
+)
+from ..config.requests import (
+    Traffic,
+    build_requests,
+    no_arrivals,
+    trace_of,
+)
+from ..config.workload import RandomLengths
+from ..content import Section, SortableTable, enumerated
+from ..results import (
+    WORKLOAD_FORMAT,
+    check_replaceable,
+    result_folder,
+    write_summary,
+)
 
 T = TypeVar("T")
 FORMS = (
@@ -315,8 +315,8 @@ def describe(
         for name, (requests, clients) in found.items()
     }
     if out is not None:
-        from sarathi_sim.experiments.figures.distributions import workload_figure
-        from sarathi_sim.experiments.figures.style import save, styled
+        from ..figures.distributions import workload_figure
+        from ..figures.style import save, styled
 
         with result_folder(out, WORKLOAD_FORMAT) as folder:
             write_summary(folder, WORKLOAD_FORMAT, {"workloads": described})

@@ -10,7 +10,6 @@ from typing import Any
 
 import numpy as np
 
-from sarathi_sim.experiments.config.deployment import Deployment
 from sarathi_sim.profiler.facts.ops import SEND_RECV
 from sarathi_sim.simulator.confidence.coverage import Outside, queries_outside
 from sarathi_sim.simulator.confidence.op_errors import LayerError, OpError, layer_error, op_errors
@@ -25,6 +24,7 @@ from sarathi_sim.simulator.op_times.breakdown import OpUse, breakdown, whole_lay
 from sarathi_sim.simulator.op_times.op_times import SUM, OpTimes
 from sarathi_sim.simulator.op_times.predictor import BundlePredictor
 from sarathi_sim.simulator.views.metrics import Analysis
+from ..config.deployment import Deployment
 
 PER_MAKESPAN = ("requests_per_s", "tokens_per_s", "output_tokens_per_s", "mfu")
 """The numbers of a summary that are inversely proportional to the makespan."""

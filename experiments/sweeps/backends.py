@@ -18,10 +18,10 @@ from itertools import chain
 from queue import Empty, SimpleQueue
 from typing import Any, Protocol
 
-from sarathi_sim.experiments.sweeps.jobs import Job, JobResult, work
-from sarathi_sim.experiments.sweeps.plan import code_fingerprint
 from sarathi_sim.profiler.storage.child import Outcome, Workers
 from sarathi_sim.profiler.storage.strict import UserError
+from .jobs import Job, JobResult, work
+from .plan import code_fingerprint
 
 BUNDLE_S = 0.5
 """Seconds of work that a bundle should hold: sending one costs a few milliseconds."""

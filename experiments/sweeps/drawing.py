@@ -14,11 +14,13 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter
 
-from sarathi_sim.experiments.config.scenario import parameter, value_name
-from sarathi_sim.experiments.figures.style import BLACK, line_styles, policy_styles
-from sarathi_sim.experiments.run.trade_off import ALIKE, Load
-from sarathi_sim.experiments.sweeps.store import POLICY
-from sarathi_sim.experiments.sweeps.sweep_answer import (
+from sarathi_sim.simulator.loop.records import Floats
+from sarathi_sim.simulator.views.metric_registry import STEADY, Better, known, quantity
+from ..config.scenario import parameter, value_name
+from ..figures.style import BLACK, line_styles, policy_styles
+from ..run.trade_off import ALIKE, Load
+from .store import POLICY
+from .sweep_answer import (
     Sweep,
     called,
     grouped,
@@ -26,8 +28,6 @@ from sarathi_sim.experiments.sweeps.sweep_answer import (
     short_names,
     varying,
 )
-from sarathi_sim.simulator.loop.records import Floats
-from sarathi_sim.simulator.views.metric_registry import STEADY, Better, known, quantity
 
 T = TypeVar("T")
 _MOST_LINES, _MOST_TICKS = 9, 6

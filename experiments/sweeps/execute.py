@@ -19,17 +19,17 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from sarathi_sim.experiments.config.base import Source
-from sarathi_sim.experiments.config.deployment import deploy
-from sarathi_sim.experiments.results import SUMMARY, SWEEP_FORMAT, json_bytes, parquet_bytes
-from sarathi_sim.experiments.run.trade_off import half_width
-from sarathi_sim.experiments.sweeps.backends import Backend, Bundles
-from sarathi_sim.experiments.sweeps.jobs import Job, JobResult
-from sarathi_sim.experiments.sweeps.plan import Run, SweepPlan, coordinates
-from sarathi_sim.experiments.sweeps.store import RESULTS, Store
 from sarathi_sim.profiler.storage.child import Progress, Say, silent
 from sarathi_sim.simulator.views.metric_registry import STEADY
 from sarathi_sim.simulator.views.metrics import Analysis
+from ..config.base import Source
+from ..config.deployment import deploy
+from ..results import SUMMARY, SWEEP_FORMAT, json_bytes, parquet_bytes
+from ..run.trade_off import half_width
+from .backends import Backend, Bundles
+from .jobs import Job, JobResult
+from .plan import Run, SweepPlan, coordinates
+from .store import RESULTS, Store
 
 ATTEMPTS = 3
 """Attempts for a run whose worker dies. At the last one nothing else runs beside it, so that a run

@@ -8,14 +8,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from sarathi_sim.experiments.config.base import Source
-from sarathi_sim.experiments.config.deployment import deploy
-from sarathi_sim.experiments.config.scenario import POOLS, Scenario
-from sarathi_sim.experiments.results import FORMAT, SUMMARY, json_bytes, parquet_bytes, run_files
-from sarathi_sim.experiments.sweeps.plan import Run, SharedRequests, run_key
 from sarathi_sim.profiler.storage.child import Told, silent
 from sarathi_sim.profiler.storage.files import user_path
 from sarathi_sim.simulator.views.metrics import Analysis
+from ..config.base import Source
+from ..config.deployment import deploy
+from ..config.scenario import POOLS, Scenario
+from ..results import FORMAT, SUMMARY, json_bytes, parquet_bytes, run_files
+from .plan import Run, SharedRequests, run_key
 
 _requests_of = SharedRequests()
 

@@ -16,7 +16,11 @@ from pathlib import Path
 from threading import Lock
 from typing import Any
 
-from sarathi_sim.experiments.config.base import (
+from sarathi_sim.policies.request import Request
+from sarathi_sim.profiler.storage.child import Progress, silent
+from sarathi_sim.profiler.storage.files import PACKAGE, files_sha256, user_path
+from sarathi_sim.profiler.storage.strict import UserError, did_you_mean
+from ..config.base import (
     Assignments,
     Config,
     KeyPath,
@@ -25,24 +29,20 @@ from sarathi_sim.experiments.config.base import (
     merge,
     overlap,
 )
-from sarathi_sim.experiments.config.deployment import Deployment, deploy
-from sarathi_sim.experiments.config.effects import Effects
-from sarathi_sim.experiments.config.loading import (
+from ..config.deployment import Deployment, deploy
+from ..config.effects import Effects
+from ..config.loading import (
     Draft,
     check_effect,
     check_scenario,
     read_draft,
     refuse_of_session,
 )
-from sarathi_sim.experiments.config.requests import build_requests, trace_path
-from sarathi_sim.experiments.config.scenario import Scenario
-from sarathi_sim.experiments.config.two_pools import shared_keys
-from sarathi_sim.experiments.config.workload import TraceLengths
-from sarathi_sim.experiments.sweeps.points import MOST_RUNS, Point, SweepSpec, expand
-from sarathi_sim.policies.request import Request
-from sarathi_sim.profiler.storage.child import Progress, silent
-from sarathi_sim.profiler.storage.files import PACKAGE, files_sha256, user_path
-from sarathi_sim.profiler.storage.strict import UserError, did_you_mean
+from ..config.requests import build_requests, trace_path
+from ..config.scenario import Scenario
+from ..config.two_pools import shared_keys
+from ..config.workload import TraceLengths
+from .points import MOST_RUNS, Point, SweepSpec, expand
 
 _MOST_KEPT = 500_000  # requests, about 130 MB
 _MOST_SHOWN = 12

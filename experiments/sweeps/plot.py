@@ -11,8 +11,11 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 import pandas as pd
 
-from sarathi_sim.experiments.content import Section
-from sarathi_sim.experiments.results import (
+from sarathi_sim.profiler.storage.child import Progress, silent
+from sarathi_sim.profiler.storage.strict import UserError, did_you_mean
+from sarathi_sim.simulator.views.metric_registry import STEADY, Better, quantity
+from ..content import Section
+from ..results import (
     FIGURES_FORMAT,
     SUMMARY,
     SWEEP_FORMAT,
@@ -24,11 +27,8 @@ from sarathi_sim.experiments.results import (
     result_folder,
     write_summary,
 )
-from sarathi_sim.experiments.run.trade_off import ALIKE
-from sarathi_sim.experiments.sweeps.sweep_answer import Sweep, overload_note, read_answer
-from sarathi_sim.profiler.storage.child import Progress, silent
-from sarathi_sim.profiler.storage.strict import UserError, did_you_mean
-from sarathi_sim.simulator.views.metric_registry import STEADY, Better, quantity
+from ..run.trade_off import ALIKE
+from .sweep_answer import Sweep, overload_note, read_answer
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -66,8 +66,8 @@ def plot_sweep(
     out, and every such figure says so. A metric that is equal under each load is left out, and the
     note names it. Raises UserError for an unknown metric or axis, or if no run has finished.
     """
-    from sarathi_sim.experiments.sweeps import drawing
-    from sarathi_sim.experiments.sweeps.drawing import better
+    from . import drawing
+    from .drawing import better
 
     check_replaceable(out, FIGURES_FORMAT)
     swept, section = read_answer(folder)
@@ -146,7 +146,7 @@ def that_vary(swept: Sweep, metrics: Sequence[str]) -> tuple[list[str], str]:
 def _save(
     drawn: dict[str, Callable[[], Figure | None]], out: Path, progress: Progress
 ) -> list[Path]:
-    from sarathi_sim.experiments.figures.style import save, styled
+    from ..figures.style import save, styled
 
     written = []
     for done, (name, draw) in enumerate(drawn.items()):
@@ -159,7 +159,7 @@ def _save(
 
 def numeric_axes(swept: Sweep) -> list[str]:
     """The swept keys, and keys within them, that have several numbers as values."""
-    from sarathi_sim.experiments.sweeps.drawing import within
+    from .drawing import within
 
     table = swept.table
     inside = [c for c in map(str, table) if any(within(c, axis) for axis in swept.axes)]

@@ -10,8 +10,8 @@ from typing import Annotated, Any, Literal
 import numpy as np
 from pydantic import Discriminator, Field, Tag
 
-from sarathi_sim.experiments.config.base import Count, Strict, Text, key_path
 from sarathi_sim.profiler.storage.strict import UserError
+from ..config.base import Count, Strict, Text, key_path
 
 MOST_RUNS = 200_000
 # A place among the points must be a 64-bit number.

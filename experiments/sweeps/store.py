@@ -25,8 +25,6 @@ from itertools import chain, count
 from pathlib import Path
 from typing import Any
 
-from sarathi_sim.experiments.results import FORMAT, SUMMARY, SWEEP_FORMAT, open_result
-from sarathi_sim.experiments.sweeps.jobs import JobResult
 from sarathi_sim.profiler.storage.files import make_folders, regular
 from sarathi_sim.profiler.storage.folder_lock import FolderBusyError, FolderLock
 from sarathi_sim.profiler.storage.manifest import (
@@ -39,6 +37,8 @@ from sarathi_sim.profiler.storage.manifest import (
     replace_folder,
 )
 from sarathi_sim.profiler.storage.strict import UserError, one_line
+from ..results import FORMAT, SUMMARY, SWEEP_FORMAT, open_result
+from .jobs import JobResult
 
 POLICY = "policy.name"
 """The column of the table that names a run's policy."""

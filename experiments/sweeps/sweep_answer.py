@@ -12,10 +12,14 @@ import numpy as np
 import pandas as pd
 from pandas.api.types import is_numeric_dtype
 
-from sarathi_sim.experiments.config.scenario import parameter, value_name
-from sarathi_sim.experiments.content import Section, SortableTable, anchor, enumerated, thinned
-from sarathi_sim.experiments.results import SUMMARY, read_summary
-from sarathi_sim.experiments.run.trade_off import (
+from sarathi_sim.profiler.storage.files import regular
+from sarathi_sim.profiler.storage.plain_yaml import read_mapping
+from sarathi_sim.profiler.storage.strict import UserError, one_line
+from sarathi_sim.simulator.views.metric_registry import METRICS, STEADY, Quantity, known
+from ..config.scenario import parameter, value_name
+from ..content import Section, SortableTable, anchor, enumerated, thinned
+from ..results import SUMMARY, read_summary
+from ..run.trade_off import (
     ALIKE,
     WEIGHED,
     Load,
@@ -25,11 +29,7 @@ from sarathi_sim.experiments.run.trade_off import (
     trade_off,
     winner,
 )
-from sarathi_sim.experiments.sweeps.store import POLICY, RESULTS
-from sarathi_sim.profiler.storage.files import regular
-from sarathi_sim.profiler.storage.plain_yaml import read_mapping
-from sarathi_sim.profiler.storage.strict import UserError, one_line
-from sarathi_sim.simulator.views.metric_registry import METRICS, STEADY, Quantity, known
+from .store import POLICY, RESULTS
 
 _SHOWN = ("output_tokens_per_s", "ttft_s.p50", "ttft_s.p99", "tbt_s.p99", "latency_s.p50", "mfu")
 _PAIRED = ("makespan_s", "ttft_s.p50", "tbt_s.p99", "latency_s.p50")

@@ -11,12 +11,12 @@ from typing import Any, Literal
 import numpy as np
 import pandas as pd
 
-from sarathi_sim.profiler.bundle.schema import TABLES, Bundle, BundleError, load_bundle
-from sarathi_sim.profiler.bundle.tables import UNLABELLED, Table
-from sarathi_sim.profiler.facts.device import DeviceSpec, shipped_device
-from sarathi_sim.profiler.facts.formats import SPEEDUP, Kernels
-from sarathi_sim.profiler.facts.ops import ALL_REDUCE, ATTENTION, LAYER_GEMMS, OPS, SEND_RECV
-from sarathi_sim.profiler.facts.roofline import HALF, Array
+from ..facts.device import DeviceSpec, shipped_device
+from ..facts.formats import SPEEDUP, Kernels
+from ..facts.ops import ALL_REDUCE, ATTENTION, LAYER_GEMMS, OPS, SEND_RECV
+from ..facts.roofline import HALF, Array
+from .schema import TABLES, Bundle, BundleError, load_bundle
+from .tables import UNLABELLED, Table
 
 #: Clocks above the data sheet's, and rounding, are forgiven.
 _SLACK = 1.05

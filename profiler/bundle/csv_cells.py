@@ -11,9 +11,9 @@ import numpy as np
 import numpy.typing as npt
 import pandas as pd
 
-from sarathi_sim.profiler.bundle.tables import LARGEST, BundleError
-from sarathi_sim.profiler.storage.files import LARGEST_DATA, read_bounded
-from sarathi_sim.profiler.storage.strict import one_line, show
+from ..storage.files import LARGEST_DATA, read_bounded
+from ..storage.strict import one_line, show
+from .tables import LARGEST, BundleError
 
 
 def read_cells(path: Path, **options: Any) -> pd.DataFrame:

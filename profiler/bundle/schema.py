@@ -17,21 +17,21 @@ from typing import Literal
 
 import pandas as pd
 
-from sarathi_sim.profiler.bundle.table_files import read_table, write_table
-from sarathi_sim.profiler.bundle.tables import TABLES, BundleError, empty_table
-from sarathi_sim.profiler.facts.device import list_devices, load_device
-from sarathi_sim.profiler.facts.formats import Kernels
-from sarathi_sim.profiler.facts.model import ModelSpec
-from sarathi_sim.profiler.facts.ops import ALL_REDUCE, ATTENTION, OPS
-from sarathi_sim.profiler.storage.files import files_sha256, make_folders, remove_empty, restore
-from sarathi_sim.profiler.storage.manifest import (
+from ..facts.device import list_devices, load_device
+from ..facts.formats import Kernels
+from ..facts.model import ModelSpec
+from ..facts.ops import ALL_REDUCE, ATTENTION, OPS
+from ..storage.files import files_sha256, make_folders, remove_empty, restore
+from ..storage.manifest import (
     NotOursError,
     check_ours,
     read_manifest,
     replace_folder,
 )
-from sarathi_sim.profiler.storage.plain_yaml import dump_yaml, read_mapping
-from sarathi_sim.profiler.storage.strict import parse, strict_dataclass
+from ..storage.plain_yaml import dump_yaml, read_mapping
+from ..storage.strict import parse, strict_dataclass
+from .table_files import read_table, write_table
+from .tables import TABLES, BundleError, empty_table
 
 __all__ = [
     "FORMAT_VERSION",

@@ -8,14 +8,16 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from sarathi_sim.profiler.bundle.csv_cells import (
+from ..storage.files import LARGEST_DATA, read_bounded
+from ..storage.strict import did_you_mean, show
+from .csv_cells import (
     check_end,
     numbers,
     read_cells,
     refuse,
     whole_numbers,
 )
-from sarathi_sim.profiler.bundle.tables import (
+from .tables import (
     LONGEST_US,
     REAL,
     SHORTEST_US,
@@ -24,8 +26,6 @@ from sarathi_sim.profiler.bundle.tables import (
     Table,
     empty_table,
 )
-from sarathi_sim.profiler.storage.files import LARGEST_DATA, read_bounded
-from sarathi_sim.profiler.storage.strict import did_you_mean, show
 
 
 def read_table(path: Path, table: Table) -> pd.DataFrame:

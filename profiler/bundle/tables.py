@@ -7,8 +7,8 @@ from dataclasses import dataclass, field
 
 import pandas as pd
 
-from sarathi_sim.profiler.facts.ops import ALL_ROW_OPS, SCOPES
-from sarathi_sim.profiler.storage.strict import UserError
+from ..facts.ops import ALL_ROW_OPS, SCOPES
+from ..storage.strict import UserError
 
 #: A layer of one decode: what the host takes to launch its kernels one by one, and all of them as
 #: one CUDA graph; what the device takes to run them. A CPU has the first (its dispatch) and last.

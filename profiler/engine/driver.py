@@ -19,7 +19,7 @@ import numpy as np
 from sarathi_sim.policies.batch import Batch
 from sarathi_sim.policies.request import Cohort, Request, Sequence
 from sarathi_sim.policies.scheduler import Scheduler
-from sarathi_sim.profiler.engine.spec import EngineError, Work
+from .spec import EngineError, Work
 
 _QUANTA = 2**30
 _SIGN_OF_LIFE_S = 0.5

@@ -15,7 +15,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from sarathi_sim.profiler.engine.spec import EngineError, Words
+from .spec import EngineError, Words
 
 _ALIGN = 64
 #: Tells activations that travel apart from words, where a transport has tags (NCCL has none).

@@ -15,9 +15,9 @@ import numpy as np
 import numpy.typing as npt
 
 from sarathi_sim.policies.request import Request
-from sarathi_sim.profiler.engine.driver import Served
-from sarathi_sim.profiler.engine.spec import EngineError, EngineSpec, GridWork, write_spec
-from sarathi_sim.profiler.shard.rank_processes import RankProcesses
+from ..shard.rank_processes import RankProcesses
+from .driver import Served
+from .spec import EngineError, EngineSpec, GridWork, write_spec
 
 Facts = dict[str, str | int | float]
 Floats = npt.NDArray[np.float64]

@@ -31,13 +31,13 @@ from torch import Tensor
 
 from sarathi_sim.policies.catalogue import build, of_micro_batches
 from sarathi_sim.policies.micro_batches import MicroBatches
-from sarathi_sim.profiler.engine.driver import Book, Returned, Served, serve
-from sarathi_sim.profiler.engine.links import Format, Inbox, Outbox
-from sarathi_sim.profiler.engine.spec import EngineError, EngineSpec, Words, Work, read_spec
-from sarathi_sim.profiler.engine.stage import Stage
-from sarathi_sim.profiler.planning.journal import ProfileError
-from sarathi_sim.profiler.shard.environment import devices_on_node, facts, memory_bytes, open_device
-from sarathi_sim.profiler.shard.rank_processes import LOST_A_PEER, channel_of_rank
+from ..planning.journal import ProfileError
+from ..shard.environment import devices_on_node, facts, memory_bytes, open_device
+from ..shard.rank_processes import LOST_A_PEER, channel_of_rank
+from .driver import Book, Returned, Served, serve
+from .links import Format, Inbox, Outbox
+from .spec import EngineError, EngineSpec, Words, Work, read_spec
+from .stage import Stage
 
 
 @dataclass(frozen=True)

@@ -16,9 +16,9 @@ from typing import Literal
 import numpy as np
 import numpy.typing as npt
 
-from sarathi_sim.profiler.facts.model import ModelSpec
-from sarathi_sim.profiler.facts.ops import LAYER_GEMMS, names
-from sarathi_sim.profiler.planning.journal import ProfileError
+from ..facts.model import ModelSpec
+from ..facts.ops import LAYER_GEMMS, names
+from ..planning.journal import ProfileError
 
 Words = npt.NDArray[np.int32]
 

@@ -15,18 +15,18 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from sarathi_sim.profiler.engine.spec import TIMED_OPS, StageShape, Work
-from sarathi_sim.profiler.facts.ops import OTHERS
-from sarathi_sim.profiler.shard.attention import KVCache, choose_attention
-from sarathi_sim.profiler.shard.layer import (
+from ..facts.ops import OTHERS
+from ..shard.attention import KVCache, choose_attention
+from ..shard.layer import (
     EMBEDDING,
     LM_HEAD,
     LayerState,
     RandomWeights,
     ShardLayer,
 )
-from sarathi_sim.profiler.shard.rows import Chunk, Decodes, Rows
-from sarathi_sim.profiler.shard.timing import cuda_events
+from ..shard.rows import Chunk, Decodes, Rows
+from ..shard.timing import cuda_events
+from .spec import TIMED_OPS, StageShape, Work
 
 
 class Stopwatch:

@@ -9,12 +9,12 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Literal
 
-from sarathi_sim.profiler.facts.formats import MOE_SPEEDUP, MoeDtype
-from sarathi_sim.profiler.facts.ops import op_of
-from sarathi_sim.profiler.storage.files import data_dir, files_sha256, user_path
-from sarathi_sim.profiler.storage.not_modelled import not_modelled
-from sarathi_sim.profiler.storage.plain_yaml import read_mapping
-from sarathi_sim.profiler.storage.strict import SpecError, did_you_mean, parse, strict_dataclass
+from ..storage.files import data_dir, files_sha256, user_path
+from ..storage.not_modelled import not_modelled
+from ..storage.plain_yaml import read_mapping
+from ..storage.strict import SpecError, did_you_mean, parse, strict_dataclass
+from .formats import MOE_SPEEDUP, MoeDtype
+from .ops import op_of
 
 #: The central 90 % of a normal over its central 95 %.
 _NINETY = 1.645 / 1.96

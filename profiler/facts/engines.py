@@ -11,11 +11,11 @@ from dataclasses import field
 from functools import cache
 from typing import Any
 
-from sarathi_sim.profiler.facts.device import DeviceSpec
-from sarathi_sim.profiler.facts.formats import STACKS, Stack, release
-from sarathi_sim.profiler.storage.files import data_dir
-from sarathi_sim.profiler.storage.plain_yaml import read_mapping
-from sarathi_sim.profiler.storage.strict import parse, strict_dataclass
+from ..storage.files import data_dir
+from ..storage.plain_yaml import read_mapping
+from ..storage.strict import parse, strict_dataclass
+from .device import DeviceSpec
+from .formats import STACKS, Stack, release
 
 
 @strict_dataclass

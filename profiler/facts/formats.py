@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal, get_args
 
-from sarathi_sim.profiler.storage.strict import SpecError, did_you_mean, short, strict_dataclass
+from ..storage.strict import SpecError, did_you_mean, short, strict_dataclass
 
 Stack = Literal["vllm", "sglang", "trtllm"]
 WeightDtype = Literal["bf16", "fp8", "fp8_block", "nvfp4", "int4_wo"]

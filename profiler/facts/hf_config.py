@@ -20,10 +20,10 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from sarathi_sim.profiler.facts.formats import inactive, read_formats
-from sarathi_sim.profiler.storage.files import read_bounded
-from sarathi_sim.profiler.storage.not_modelled import not_modelled
-from sarathi_sim.profiler.storage.strict import SpecError, short
+from ..storage.files import read_bounded
+from ..storage.not_modelled import not_modelled
+from ..storage.strict import SpecError, short
+from .formats import inactive, read_formats
 
 _FREE_STARTS = ("_", "rope_", "summary_", "initializer_", "rotary_", "original_max_position_")
 _FREE_ENDS = ("_token_id", "_token", "_dropout", "_pdrop", "_dropout_prob", "_eps", "_epsilon")

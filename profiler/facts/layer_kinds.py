@@ -16,8 +16,8 @@ from typing import Literal, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from sarathi_sim.profiler.facts.roofline import Array
-from sarathi_sim.profiler.storage.strict import short, strict_dataclass
+from ..storage.strict import short, strict_dataclass
+from .roofline import Array
 
 _MOST = 2**24
 

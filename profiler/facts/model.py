@@ -17,22 +17,22 @@ from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
-from sarathi_sim.profiler.facts.formats import KvDtype, MoeDtype, WeightDtype
-from sarathi_sim.profiler.facts.hf_config import MOST_LAYERS, model_fields, plain_name, read_config
-from sarathi_sim.profiler.facts.layer_kinds import MOST_WIDE, Indexer, Latent, Recurrent, Windows
-from sarathi_sim.profiler.facts.layer_kinds import Experts as Experts
-from sarathi_sim.profiler.facts.ops import ALL_ROW_OPS, OPS, GemmShape, Layers, Shard
-from sarathi_sim.profiler.facts.roofline import Array, attended, attended_within
-from sarathi_sim.profiler.storage.files import data_dir, user_path
-from sarathi_sim.profiler.storage.not_modelled import not_modelled
-from sarathi_sim.profiler.storage.plain_yaml import read_mapping
-from sarathi_sim.profiler.storage.strict import (
+from ..storage.files import data_dir, user_path
+from ..storage.not_modelled import not_modelled
+from ..storage.plain_yaml import read_mapping
+from ..storage.strict import (
     SpecError,
     did_you_mean,
     parse,
     short,
     strict_dataclass,
 )
+from .formats import KvDtype, MoeDtype, WeightDtype
+from .hf_config import MOST_LAYERS, model_fields, plain_name, read_config
+from .layer_kinds import MOST_WIDE, Indexer, Latent, Recurrent, Windows
+from .layer_kinds import Experts as Experts
+from .ops import ALL_ROW_OPS, OPS, GemmShape, Layers, Shard
+from .roofline import Array, attended, attended_within
 
 #: The key of a model's YAML with its names on the Hub.
 HUB = "hub"

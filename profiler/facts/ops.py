@@ -12,7 +12,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal
 
-from sarathi_sim.profiler.facts.layer_kinds import Indexer, Latent, Recurrent
+from .layer_kinds import Indexer, Latent, Recurrent
 
 
 @dataclass(frozen=True)

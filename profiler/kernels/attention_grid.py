@@ -16,11 +16,11 @@ import numpy as np
 import numpy.typing as npt
 import pandas as pd
 
-from sarathi_sim.profiler.facts.roofline import KEY_BLOCK, Array, attended
-from sarathi_sim.profiler.kernels.gemm_lattice import rising
-from sarathi_sim.profiler.kernels.stack_file import StoredSurface
-from sarathi_sim.profiler.physics.decode_law import DecodeLaw
-from sarathi_sim.profiler.physics.prompt_law import NEAR_CALLS, PromptLaw, call_rows
+from ..facts.roofline import KEY_BLOCK, Array, attended
+from ..physics.decode_law import DecodeLaw
+from ..physics.prompt_law import NEAR_CALLS, PromptLaw, call_rows
+from .gemm_lattice import rising
+from .stack_file import StoredSurface
 
 #: Largest reachable share of HBM's bandwidth: tables exceed it if their loop finds the KV cache in
 #: L2 (TensorRT-LLM on A100 by 65 %), from which a server's weights evict it.

@@ -15,9 +15,9 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from sarathi_sim.profiler.facts.ops import MOE
-from sarathi_sim.profiler.facts.roofline import Array
-from sarathi_sim.profiler.kernels.stack_file import (
+from ..facts.ops import MOE
+from ..facts.roofline import Array
+from .stack_file import (
     BLACKWELL,
     HOPPER,
     STEPS,

@@ -8,9 +8,9 @@ import numpy as np
 import numpy.typing as npt
 import pandas as pd
 
-from sarathi_sim.profiler.facts.roofline import Array
-from sarathi_sim.profiler.kernels.gemm_lattice import rising
-from sarathi_sim.profiler.kernels.stack_file import StoredSurface
+from ..facts.roofline import Array
+from .gemm_lattice import rising
+from .stack_file import StoredSurface
 
 #: The columns of a shape: a model's sizes, and the ranks among which tokens are exchanged.
 EXCHANGE = ("hidden", "top_k", "experts", "ranks")

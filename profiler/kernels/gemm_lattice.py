@@ -14,8 +14,8 @@ import numpy as np
 import numpy.typing as npt
 import pandas as pd
 
-from sarathi_sim.profiler.facts.roofline import HBM_SHARE, Array
-from sarathi_sim.profiler.kernels.stack_file import StoredSurface
+from ..facts.roofline import HBM_SHARE, Array
+from .stack_file import StoredSurface
 
 #: Smaller sides of a GEMM count as this; no shard of a model has any.
 LEAST_SIDE = 256

@@ -20,12 +20,12 @@ import numpy as np
 import numpy.typing as npt
 import pandas as pd
 
-from sarathi_sim.profiler.facts.device import load_device
-from sarathi_sim.profiler.facts.formats import MOE_BYTES, MOE_SPEEDUP, MoeDtype, exponent_of
-from sarathi_sim.profiler.facts.layer_kinds import busiest
-from sarathi_sim.profiler.facts.roofline import HALF, HBM_SHARE, Array
-from sarathi_sim.profiler.kernels.gemm_lattice import LEAST, choose_knots, from_memory, rising
-from sarathi_sim.profiler.kernels.stack_file import StoredSurface
+from ..facts.device import load_device
+from ..facts.formats import MOE_BYTES, MOE_SPEEDUP, MoeDtype, exponent_of
+from ..facts.layer_kinds import busiest
+from ..facts.roofline import HALF, HBM_SHARE, Array
+from .gemm_lattice import LEAST, choose_knots, from_memory, rising
+from .stack_file import StoredSurface
 
 #: The columns of a shape: a model's sizes, and the sharding of its experts over ranks.
 SHAPE = ("hidden", "inter", "top_k", "experts", "tp", "ep")

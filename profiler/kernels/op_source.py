@@ -4,16 +4,16 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from sarathi_sim.profiler.bundle.schema import bundle_path, find_bundle
-from sarathi_sim.profiler.facts.device import DeviceSpec, list_devices
-from sarathi_sim.profiler.facts.formats import Kernels
-from sarathi_sim.profiler.facts.model import ModelSpec
-from sarathi_sim.profiler.facts.ops import MOE
-from sarathi_sim.profiler.kernels.stack_file import load_stack, stacks_on
-from sarathi_sim.profiler.kernels.stack_times import StackTimes
-from sarathi_sim.profiler.physics.shard_times import DeviceTimes, ShardTimes
-from sarathi_sim.profiler.storage.files import data_dir
-from sarathi_sim.profiler.storage.strict import SpecError
+from ..bundle.schema import bundle_path, find_bundle
+from ..facts.device import DeviceSpec, list_devices
+from ..facts.formats import Kernels
+from ..facts.model import ModelSpec
+from ..facts.ops import MOE
+from ..physics.shard_times import DeviceTimes, ShardTimes
+from ..storage.files import data_dir
+from ..storage.strict import SpecError
+from .stack_file import load_stack, stacks_on
+from .stack_times import StackTimes
 
 _MXFP4, _MXFP4_FP8 = "w4a16_mxfp4", "w4a8_mxfp4_mxfp8"
 

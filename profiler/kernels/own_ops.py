@@ -13,27 +13,28 @@ from typing import NamedTuple
 
 import numpy as np
 
-from sarathi_sim.profiler.facts.device import DeviceSpec, Link
-from sarathi_sim.profiler.facts.formats import (
+from ..facts.device import DeviceSpec, Link
+from ..facts.formats import (
     MOE_BYTES,
     Kernels,
     Stack,
     release,
 )
-from sarathi_sim.profiler.facts.layer_kinds import Experts
-from sarathi_sim.profiler.facts.model import ModelSpec
-from sarathi_sim.profiler.facts.ops import ALL_TO_ALL, MOE
-from sarathi_sim.profiler.facts.roofline import HALF, Array
-from sarathi_sim.profiler.kernels.exchange_curves import reached
-from sarathi_sim.profiler.kernels.moe_surface import (
+from ..facts.layer_kinds import Experts
+from ..facts.model import ModelSpec
+from ..facts.ops import ALL_TO_ALL, MOE
+from ..facts.roofline import HALF, Array
+from ..physics.shard_times import DOUBT
+from .exchange_curves import reached
+from .moe_surface import (
     TILE,
     MoeSurface,
     moved_bytes,
     padded_us,
     rates_of,
 )
-from sarathi_sim.profiler.kernels.reduce_curves import SEND_LATENCY_US, ReduceCurve, sent_us
-from sarathi_sim.profiler.kernels.stack_file import (
+from .reduce_curves import SEND_LATENCY_US, ReduceCurve, sent_us
+from .stack_file import (
     Arrays,
     KernelFit,
     StackSpec,
@@ -42,8 +43,7 @@ from sarathi_sim.profiler.kernels.stack_file import (
     stored,
     tables_beside,
 )
-from sarathi_sim.profiler.kernels.wide_times import exchange, wide_experts
-from sarathi_sim.profiler.physics.shard_times import DOUBT
+from .wide_times import exchange, wide_experts
 
 #: Half-widths in percent of times without held-out errors: experts unlike those of every measured
 #: model in this format, and an all-to-all, whose tokens here spread evenly. Assumed. The first one

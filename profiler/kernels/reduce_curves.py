@@ -7,11 +7,11 @@ from dataclasses import dataclass
 import numpy as np
 import pandas as pd
 
-from sarathi_sim.profiler.facts.device import Link
-from sarathi_sim.profiler.facts.ops import OPS, Shard
-from sarathi_sim.profiler.facts.roofline import HALF, Array
-from sarathi_sim.profiler.kernels.gemm_lattice import rising
-from sarathi_sim.profiler.kernels.stack_file import StoredSurface
+from ..facts.device import Link
+from ..facts.ops import OPS, Shard
+from ..facts.roofline import HALF, Array
+from .gemm_lattice import rising
+from .stack_file import StoredSurface
 
 #: Tokens of the largest batch that a stack captures as a CUDA graph; beyond it runs its eager
 #: kernel (assumed: vLLM's and SGLang's defaults on these GPUs).

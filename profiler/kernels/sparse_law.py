@@ -14,9 +14,9 @@ from dataclasses import dataclass
 import numpy as np
 import pandas as pd
 
-from sarathi_sim.profiler.facts.layer_kinds import Indexer
-from sarathi_sim.profiler.facts.roofline import Array, attended_within
-from sarathi_sim.profiler.kernels.stack_file import StoredSurface
+from ..facts.layer_kinds import Indexer
+from ..facts.roofline import Array, attended_within
+from .stack_file import StoredSurface
 
 #: The logarithm of a rate that is nothing.
 _NOTHING = -18.0

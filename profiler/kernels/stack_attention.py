@@ -13,13 +13,15 @@ from functools import cached_property, lru_cache
 
 import numpy as np
 
-from sarathi_sim.profiler.facts.device import DeviceSpec
-from sarathi_sim.profiler.facts.formats import Kernels
-from sarathi_sim.profiler.facts.layer_kinds import Latent, Recurrent
-from sarathi_sim.profiler.facts.model import ModelSpec, load_model
-from sarathi_sim.profiler.facts.ops import PREFILL
-from sarathi_sim.profiler.facts.roofline import KEY_BLOCK, Array, attended_within
-from sarathi_sim.profiler.kernels.attention_grid import (
+from ..facts.device import DeviceSpec
+from ..facts.formats import Kernels
+from ..facts.layer_kinds import Latent, Recurrent
+from ..facts.model import ModelSpec, load_model
+from ..facts.ops import PREFILL
+from ..facts.roofline import KEY_BLOCK, Array, attended_within
+from ..physics.shard_times import composed_prefill
+from ..storage.strict import SpecError
+from .attention_grid import (
     HeadGrid,
     alike,
     decode_us,
@@ -28,11 +30,9 @@ from sarathi_sim.profiler.kernels.attention_grid import (
     prefix_us,
     together_us,
 )
-from sarathi_sim.profiler.kernels.borrowed import with_borrowed
-from sarathi_sim.profiler.kernels.sparse_law import SparseLaw
-from sarathi_sim.profiler.kernels.stack_file import Arrays, KernelFit, StackSpec, stored
-from sarathi_sim.profiler.physics.shard_times import composed_prefill
-from sarathi_sim.profiler.storage.strict import SpecError
+from .borrowed import with_borrowed
+from .sparse_law import SparseLaw
+from .stack_file import Arrays, KernelFit, StackSpec, stored
 
 #: The tables of latent attention, which are by heads only.
 LATENT = "mla"

@@ -17,13 +17,13 @@ from typing import Any, ClassVar, Self
 import numpy as np
 import numpy.typing as npt
 
-from sarathi_sim.profiler.facts.device import list_devices, load_device
-from sarathi_sim.profiler.facts.engines import engine_facts
-from sarathi_sim.profiler.facts.formats import STACKS, Stack, release
-from sarathi_sim.profiler.facts.ops import ALL_REDUCE, MOE
-from sarathi_sim.profiler.storage.files import data_dir, files_sha256, write_whole
-from sarathi_sim.profiler.storage.plain_yaml import dump_yaml, read_mapping
-from sarathi_sim.profiler.storage.strict import SpecError, parse, strict_dataclass
+from ..facts.device import list_devices, load_device
+from ..facts.engines import engine_facts
+from ..facts.formats import STACKS, Stack, release
+from ..facts.ops import ALL_REDUCE, MOE
+from ..storage.files import data_dir, files_sha256, write_whole
+from ..storage.plain_yaml import dump_yaml, read_mapping
+from ..storage.strict import SpecError, parse, strict_dataclass
 
 Arrays = Mapping[str, npt.NDArray[Any]]
 #: GPUs of one architecture have the same kernels.

@@ -7,11 +7,11 @@ from functools import cached_property, lru_cache, partial
 
 import numpy as np
 
-from sarathi_sim.profiler.bundle.schema import BundleMeta, KernelOrigin
-from sarathi_sim.profiler.facts.device import DeviceSpec, device_sha256, load_device
-from sarathi_sim.profiler.facts.formats import SPEEDUP, Kernels
-from sarathi_sim.profiler.facts.model import ModelSpec
-from sarathi_sim.profiler.facts.ops import (
+from ..bundle.schema import BundleMeta, KernelOrigin
+from ..facts.device import DeviceSpec, device_sha256, load_device
+from ..facts.formats import SPEEDUP, Kernels
+from ..facts.model import ModelSpec
+from ..facts.ops import (
     ALL_REDUCE,
     DECODE,
     KV_UP,
@@ -21,18 +21,19 @@ from sarathi_sim.profiler.facts.ops import (
     SENDS,
     names,
 )
-from sarathi_sim.profiler.facts.roofline import HALF, HBM_SHARE, Array
-from sarathi_sim.profiler.kernels.borrowed import with_borrowed
-from sarathi_sim.profiler.kernels.gemm_lattice import LEAST, FastestGemm, GemmLattice
-from sarathi_sim.profiler.kernels.own_ops import OWN_OPS, experts_name
-from sarathi_sim.profiler.kernels.reduce_curves import (
+from ..facts.roofline import HALF, HBM_SHARE, Array
+from ..physics.shard_times import DOUBT, KINDS, Provenance, identity
+from .borrowed import with_borrowed
+from .gemm_lattice import LEAST, FastestGemm, GemmLattice
+from .own_ops import OWN_OPS, experts_name
+from .reduce_curves import (
     CAPTURED_TOKENS,
     SEND_LATENCY_US,
     ReduceCurve,
     sent_us,
     stream_bytes,
 )
-from sarathi_sim.profiler.kernels.stack_attention import (
+from .stack_attention import (
     AS_TRTLLM_PCT,
     LESS,
     AttentionTable,
@@ -41,7 +42,7 @@ from sarathi_sim.profiler.kernels.stack_attention import (
     shipped_table,
     tables_of,
 )
-from sarathi_sim.profiler.kernels.stack_file import (
+from .stack_file import (
     Arrays,
     KernelFit,
     StackSpec,
@@ -51,7 +52,6 @@ from sarathi_sim.profiler.kernels.stack_file import (
     surfaces_sha256,
     tables_beside,
 )
-from sarathi_sim.profiler.physics.shard_times import DOUBT, KINDS, Provenance, identity
 
 #: Half-widths, percent, of unmeasured ops: elementwise kernels, transfers, chunks after a prefix.
 #: Assumed.

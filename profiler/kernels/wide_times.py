@@ -15,13 +15,13 @@ from functools import partial
 
 import numpy as np
 
-from sarathi_sim.profiler.facts.device import DeviceSpec, load_device
-from sarathi_sim.profiler.facts.formats import MOE_BYTES, Kernels, MoeDtype
-from sarathi_sim.profiler.facts.roofline import HALF, Array
-from sarathi_sim.profiler.kernels.exchange_curves import Exchange, ExchangeCurves
-from sarathi_sim.profiler.kernels.moe_surface import MoeSurface, rates_of
-from sarathi_sim.profiler.kernels.reduce_curves import ReduceCurve, sent_us
-from sarathi_sim.profiler.kernels.stack_file import (
+from ..facts.device import DeviceSpec, load_device
+from ..facts.formats import MOE_BYTES, Kernels, MoeDtype
+from ..facts.roofline import HALF, Array
+from .exchange_curves import Exchange, ExchangeCurves
+from .moe_surface import MoeSurface, rates_of
+from .reduce_curves import ReduceCurve, sent_us
+from .stack_file import (
     Arrays,
     KernelFit,
     StackSpec,

@@ -10,12 +10,11 @@ from pathlib import Path
 from statistics import median
 from typing import TYPE_CHECKING
 
-from sarathi_sim.profiler.bundle.tables import OVERHEADS
-from sarathi_sim.profiler.facts.ops import OPS
-from sarathi_sim.profiler.measuring.to_bundle import Facts, measured, skipped
-from sarathi_sim.profiler.planning.grid import Grid, Key
-from sarathi_sim.profiler.planning.journal import Journal, ProfileError, Timing
-from sarathi_sim.profiler.planning.settings import (
+from ..bundle.tables import OVERHEADS
+from ..facts.ops import OPS
+from ..planning.grid import Grid, Key
+from ..planning.journal import Journal, ProfileError, Timing
+from ..planning.settings import (
     DESIGNED,
     MIXED,
     Settings,
@@ -23,12 +22,13 @@ from sarathi_sim.profiler.planning.settings import (
     designed_points,
     make_grid,
 )
-from sarathi_sim.profiler.shard.rank_processes import RankProcesses
-from sarathi_sim.profiler.storage.child import Progress, Say
-from sarathi_sim.profiler.storage.files import read_bounded
+from ..shard.rank_processes import RankProcesses
+from ..storage.child import Progress, Say
+from ..storage.files import read_bounded
+from .to_bundle import Facts, measured, skipped
 
 if TYPE_CHECKING:
-    from sarathi_sim.profiler.measuring.shard_ops import ShardOps
+    from .shard_ops import ShardOps
 
 
 def message_sizes(largest: int) -> list[int]:
@@ -292,8 +292,8 @@ class DegreeSession:
 
     def overhead(self) -> None:
         """Measure the launch overhead of a layer, and print its effect on a simulation."""
-        from sarathi_sim.profiler.measuring.shard_ops import advice, overheads
-        from sarathi_sim.profiler.shard.timing import guarded
+        from ..shard.timing import guarded
+        from .shard_ops import advice, overheads
 
         for what, measure in overheads(self.ops).items():
             key = (OVERHEADS.index(what),)

@@ -13,15 +13,21 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from sarathi_sim.profiler.bundle.schema import (
+from ..bundle.schema import (
     Bundle,
     bundle_path,
     check_replaceable,
     load_bundle,
     write_bundle,
 )
-from sarathi_sim.profiler.measuring.degree import DegreeSession, read_inter_node
-from sarathi_sim.profiler.measuring.to_bundle import (
+from ..planning.grid import Grid
+from ..planning.journal import Journal, ProfileError, settings_hash
+from ..planning.settings import DESIGNED, Settings
+from ..storage.child import Progress, Say
+from ..storage.manifest import check_files
+from ..storage.strict import did_you_mean
+from .degree import DegreeSession, read_inter_node
+from .to_bundle import (
     Facts,
     borrow_collectives,
     collectives_source,
@@ -30,19 +36,13 @@ from sarathi_sim.profiler.measuring.to_bundle import (
     skipped,
     write_device,
 )
-from sarathi_sim.profiler.planning.grid import Grid
-from sarathi_sim.profiler.planning.journal import Journal, ProfileError, settings_hash
-from sarathi_sim.profiler.planning.settings import DESIGNED, Settings
-from sarathi_sim.profiler.storage.child import Progress, Say
-from sarathi_sim.profiler.storage.manifest import check_files
-from sarathi_sim.profiler.storage.strict import did_you_mean
 
 if TYPE_CHECKING:
     import torch
 
-    from sarathi_sim.profiler.measuring.shard_ops import ShardOps
-    from sarathi_sim.profiler.shard.attention import Attention
-    from sarathi_sim.profiler.shard.timing import Sampler
+    from ..shard.attention import Attention
+    from ..shard.timing import Sampler
+    from .shard_ops import ShardOps
 
 
 def profile(settings: Settings, say: Say, progress: Progress) -> list[Path]:
@@ -78,8 +78,8 @@ class _ProfileRun:
     """The opened device, and the state that all its TP degrees share."""
 
     def __init__(self, settings: Settings, say: Say, progress: Progress) -> None:
-        from sarathi_sim.profiler.shard import environment as machine
-        from sarathi_sim.profiler.shard.timing import Sampler, Timer, reason
+        from ..shard import environment as machine
+        from ..shard.timing import Sampler, Timer, reason
 
         self.until = time.perf_counter() + settings.max_s
 
@@ -115,7 +115,7 @@ class _ProfileRun:
 
         None where only some ops were asked for: their points stay in the journal.
         """
-        from sarathi_sim.profiler.shard.timing import no_garbage_collection
+        from ..shard.timing import no_garbage_collection
 
         settings = self.settings
         self._say_attention(tp)
@@ -148,8 +148,8 @@ class _ProfileRun:
 
     def _ops(self, tp: int, free_bytes: float) -> ShardOps:
         """The shard whose ops are timed. Raises ProfileError if it does not fit."""
-        from sarathi_sim.profiler.measuring.shard_ops import ShardOps
-        from sarathi_sim.profiler.shard.timing import reason
+        from ..shard.timing import reason
+        from .shard_ops import ShardOps
 
         model, limits, attention = self.settings.model, self.settings.limits, self.attentions[tp][0]
         try:
@@ -282,7 +282,7 @@ def _attention(
     settings: Settings, tp: int, device: torch.device, dtype: torch.dtype
 ) -> tuple[Attention, str]:
     """The attention backend, and why it is not xformers; chosen before the first measurement."""
-    from sarathi_sim.profiler.shard.attention import choose_attention
+    from ..shard.attention import choose_attention
 
     model = settings.model
     try:

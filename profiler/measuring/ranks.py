@@ -27,9 +27,9 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 
-from sarathi_sim.profiler.planning.journal import relative_iqr
-from sarathi_sim.profiler.shard.rank_processes import channel_of_rank
-from sarathi_sim.profiler.shard.timing import cuda_events, no_garbage_collection
+from ..planning.journal import relative_iqr
+from ..shard.rank_processes import channel_of_rank
+from ..shard.timing import cuda_events, no_garbage_collection
 
 _WARM_UPS = 5
 #: A size whose times spread (relative interquartile range) more than this is timed again, at most

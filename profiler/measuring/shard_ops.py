@@ -18,13 +18,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from sarathi_sim.profiler.facts.formats import Distribution, Kernels, exponent_of
-from sarathi_sim.profiler.facts.layer_kinds import rows_of_experts
-from sarathi_sim.profiler.facts.model import ModelSpec
-from sarathi_sim.profiler.facts.ops import ATTENTION, DECODE, MOE, OPS, OTHERS, PREFILL
-from sarathi_sim.profiler.planning.grid import Key
-from sarathi_sim.profiler.planning.journal import Timing
-from sarathi_sim.profiler.planning.settings import (
+from ..facts.formats import Distribution, Kernels, exponent_of
+from ..facts.layer_kinds import rows_of_experts
+from ..facts.model import ModelSpec
+from ..facts.ops import ATTENTION, DECODE, MOE, OPS, OTHERS, PREFILL
+from ..planning.grid import Key
+from ..planning.journal import Timing
+from ..planning.settings import (
     DESIGNED,
     MIXED,
     SKEWED,
@@ -32,10 +32,10 @@ from sarathi_sim.profiler.planning.settings import (
     Limits,
     skewed_contexts,
 )
-from sarathi_sim.profiler.shard.attention import Attention, KVCache
-from sarathi_sim.profiler.shard.layer import LayerState, RandomWeights, ShardLayer
-from sarathi_sim.profiler.shard.rows import Chunk, Decodes, Routing, Rows
-from sarathi_sim.profiler.shard.timing import Timer, guarded
+from ..shard.attention import Attention, KVCache
+from ..shard.layer import LayerState, RandomWeights, ShardLayer
+from ..shard.rows import Chunk, Decodes, Routing, Rows
+from ..shard.timing import Timer, guarded
 
 #: On a CPU the weights rotate over sets of this many bytes in all, so that they are not in a cache
 #: (a layer's are not, after the other layers ran). On a GPU the timer flushes the L2; where it does

@@ -12,27 +12,27 @@ from typing import Any, Literal
 
 import pandas as pd
 
-from sarathi_sim.profiler.bundle.schema import (
+from ..bundle.schema import (
     Bundle,
     BundleMeta,
     bundle_path,
     list_bundles,
     load_bundle,
 )
-from sarathi_sim.profiler.bundle.tables import OVERHEADS, TABLES, UNLABELLED, Table
-from sarathi_sim.profiler.facts.device import DeviceSpec, Link
-from sarathi_sim.profiler.facts.model import ModelSpec
-from sarathi_sim.profiler.facts.ops import (
+from ..bundle.tables import OVERHEADS, TABLES, UNLABELLED, Table
+from ..facts.device import DeviceSpec, Link
+from ..facts.model import ModelSpec
+from ..facts.ops import (
     ALL_ROW_OPS,
     ATTENTION,
     MESSAGES,
     OPS,
 )
-from sarathi_sim.profiler.planning.grid import Key
-from sarathi_sim.profiler.planning.journal import Journal, ProfileError, Timing
-from sarathi_sim.profiler.planning.settings import DESIGNED, TILE
-from sarathi_sim.profiler.storage.manifest import replace_files
-from sarathi_sim.profiler.storage.plain_yaml import dump_yaml
+from ..planning.grid import Key
+from ..planning.journal import Journal, ProfileError, Timing
+from ..planning.settings import DESIGNED, TILE
+from ..storage.manifest import replace_files
+from ..storage.plain_yaml import dump_yaml
 
 Dtype = Literal["float16", "bfloat16", "float32"]
 Facts = dict[str, str | int | float]

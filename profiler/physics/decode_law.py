@@ -15,7 +15,7 @@ from functools import cached_property
 import numpy as np
 import numpy.typing as npt
 
-from sarathi_sim.profiler.facts.roofline import Array
+from ..facts.roofline import Array
 
 #: Decodes whose covariances are in memory together.
 _AT_ONCE = 1024

@@ -7,9 +7,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from sarathi_sim.profiler.facts.roofline import Array, Columns
-from sarathi_sim.profiler.physics.forms import Form
-from sarathi_sim.profiler.physics.residual import Residual
+from ..facts.roofline import Array, Columns
+from .forms import Form
+from .residual import Residual
 
 
 @dataclass(frozen=True, eq=False)

@@ -8,7 +8,7 @@ from typing import Literal
 
 import numpy as np
 
-from sarathi_sim.profiler.facts.roofline import (
+from ..facts.roofline import (
     GEMM_TILES,
     Array,
     Columns,

@@ -9,7 +9,7 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
-from sarathi_sim.profiler.facts.roofline import Array
+from ..facts.roofline import Array
 
 Rows = npt.NDArray[np.intp]
 Bools = npt.NDArray[np.bool_]

@@ -13,7 +13,7 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
-from sarathi_sim.profiler.facts.roofline import Array, attended_within
+from ..facts.roofline import Array, attended_within
 
 #: Nearest pairs of head counts that count for another, and in calls of several prompts.
 _NEAR, NEAR_CALLS = 8, 4

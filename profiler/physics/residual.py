@@ -13,8 +13,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from sarathi_sim.profiler.facts.roofline import Array
-from sarathi_sim.profiler.storage.threads import one_thread
+from ..facts.roofline import Array
+from ..storage.threads import one_thread
 
 Arrays = dict[str, npt.NDArray[Any]]
 #: Rows up to which gathering nodes takes less than comparing all rows in every node.

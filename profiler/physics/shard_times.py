@@ -12,11 +12,11 @@ import numpy as np
 import numpy.typing as npt
 import pandas as pd
 
-from sarathi_sim.profiler.bundle.schema import Bundle, BundleMeta
-from sarathi_sim.profiler.bundle.tables import TABLES, empty_table
-from sarathi_sim.profiler.facts.device import DeviceSpec, device_files, device_sha256, load_device
-from sarathi_sim.profiler.facts.model import ModelSpec
-from sarathi_sim.profiler.facts.ops import (
+from ..bundle.schema import Bundle, BundleMeta
+from ..bundle.tables import TABLES, empty_table
+from ..facts.device import DeviceSpec, device_files, device_sha256, load_device
+from ..facts.model import ModelSpec
+from ..facts.ops import (
     ALL_REDUCE,
     ATTENTION,
     DECODE,
@@ -25,9 +25,10 @@ from sarathi_sim.profiler.facts.ops import (
     SENDS,
     GemmShape,
 )
-from sarathi_sim.profiler.facts.roofline import KEY_BLOCK, Array, attended, attended_within
-from sarathi_sim.profiler.physics.fit import OpModel
-from sarathi_sim.profiler.physics.forms import (
+from ..facts.roofline import KEY_BLOCK, Array, attended, attended_within
+from ..storage.strict import SpecError
+from .fit import OpModel
+from .forms import (
     ATTN_CONTEXT,
     ATTN_PREFILL,
     GEMM,
@@ -36,8 +37,7 @@ from sarathi_sim.profiler.physics.forms import (
     Form,
     decode_form,
 )
-from sarathi_sim.profiler.physics.residual import residual_from_arrays
-from sarathi_sim.profiler.storage.strict import SpecError
+from .residual import residual_from_arrays
 
 TILE = 128
 #: The longest context of the measurements behind the device models.

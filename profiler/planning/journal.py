@@ -13,9 +13,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from sarathi_sim.profiler.planning.grid import Key
-from sarathi_sim.profiler.storage.folder_lock import FolderBusyError, FolderLock
-from sarathi_sim.profiler.storage.strict import UserError
+from ..storage.folder_lock import FolderBusyError, FolderLock
+from ..storage.strict import UserError
+from .grid import Key
 
 
 class ProfileError(UserError):

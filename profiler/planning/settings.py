@@ -12,10 +12,10 @@ from typing import Literal
 
 import numpy as np
 
-from sarathi_sim.profiler.facts.formats import Distribution, Kernels
-from sarathi_sim.profiler.facts.model import ModelSpec
-from sarathi_sim.profiler.facts.ops import ATTENTION, OPS
-from sarathi_sim.profiler.planning.grid import Floats, Grid, Key, SizeGrid, Surface
+from ..facts.formats import Distribution, Kernels
+from ..facts.model import ModelSpec
+from ..facts.ops import ATTENTION, OPS
+from .grid import Floats, Grid, Key, SizeGrid, Surface
 
 TILE = 128
 #: The attention backend: xformers where it works, else SDPA's flash or efficient kernel; or one

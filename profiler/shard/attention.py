@@ -20,7 +20,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from sarathi_sim.profiler.planning.settings import AttentionChoice
+from ..planning.settings import AttentionChoice
 
 #: The fused kernels of torch's SDPA that each choice may take, best first. The math kernel is none:
 #: it writes the scores to memory, which no engine does.

@@ -11,9 +11,9 @@ from pathlib import Path
 
 import torch
 
-from sarathi_sim.profiler.facts.device import product_folder
-from sarathi_sim.profiler.planning.journal import ProfileError, Timing
-from sarathi_sim.profiler.shard.timing import Timer, guarded
+from ..facts.device import product_folder
+from ..planning.journal import ProfileError, Timing
+from .timing import Timer, guarded
 
 Facts = dict[str, str | int | float]
 
@@ -70,7 +70,7 @@ def memory_bytes(device: str) -> tuple[int, int]:
     if device == "cuda":
         free, total = torch.cuda.mem_get_info()
         return int(total), int(free)
-    from sarathi_sim.profiler.storage.memory import (
+    from ..storage.memory import (
         host_memory,  # psutil, which a GPU node does not need
     )
 

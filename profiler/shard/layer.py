@@ -17,10 +17,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from sarathi_sim.profiler.facts.model import ModelSpec
-from sarathi_sim.profiler.facts.ops import ALL_REDUCE, DECODE, EDGE_OPS, MOE, OPS, OTHERS, PREFILL
-from sarathi_sim.profiler.shard.attention import KVCache
-from sarathi_sim.profiler.shard.rows import Chunk, Decodes, Routing, Rows
+from ..facts.model import ModelSpec
+from ..facts.ops import ALL_REDUCE, DECODE, EDGE_OPS, MOE, OPS, OTHERS, PREFILL
+from .attention import KVCache
+from .rows import Chunk, Decodes, Routing, Rows
 
 _EPSILON = 1e-5
 

@@ -17,8 +17,8 @@ from pathlib import Path
 from queue import SimpleQueue
 from typing import Any
 
-from sarathi_sim.profiler.planning.journal import ProfileError
-from sarathi_sim.profiler.storage.child import how_it_ended, inbox, start_child
+from ..planning.journal import ProfileError
+from ..storage.child import how_it_ended, inbox, start_child
 
 _SCRATCH = "sarathi-sim-ranks-"
 LOST_A_PEER = 4

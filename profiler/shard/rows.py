@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from sarathi_sim.profiler.shard.attention import Attention, KVCache, XformersAttention
+from .attention import Attention, KVCache, XformersAttention
 
 #: A sequence joins a call if it is at least this share as long as the longest one in it: at most a
 #: fifth of what is read is padding.

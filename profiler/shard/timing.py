@@ -20,8 +20,8 @@ from typing import Any
 
 import torch
 
-from sarathi_sim.profiler.planning.journal import Timing, relative_iqr
-from sarathi_sim.profiler.planning.settings import FlushMode
+from ..planning.journal import Timing, relative_iqr
+from ..planning.settings import FlushMode
 
 #: Bits of nvmlDeviceGetCurrentClocksEventReasons (nvml.h); idle and set clocks slow nothing down.
 _REASONS = {

@@ -30,9 +30,9 @@ from pathlib import Path
 from queue import Empty, SimpleQueue
 from typing import IO, Any, Literal, TypeVar
 
-from sarathi_sim.profiler.storage.files import PACKAGE
-from sarathi_sim.profiler.storage.strict import UserError
-from sarathi_sim.profiler.storage.threads import default_to_one_thread
+from .files import PACKAGE
+from .strict import UserError
+from .threads import default_to_one_thread
 
 _SOURCE = PACKAGE if (PACKAGE / "sarathi_sim").is_dir() else PACKAGE.parent  # a checkout, a wheel
 

@@ -21,7 +21,7 @@ from io import BufferedReader
 from pathlib import Path
 from typing import BinaryIO, cast
 
-from sarathi_sim.profiler.storage.strict import SpecError
+from .strict import SpecError
 
 DATASETS_VARIABLE = "SARATHI_SIM_DATASETS"
 

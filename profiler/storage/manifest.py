@@ -18,7 +18,7 @@ from itertools import islice
 from pathlib import Path, PurePosixPath
 from typing import NamedTuple
 
-from sarathi_sim.profiler.storage.files import (
+from .files import (
     exchange,
     flush_folder,
     partial,
@@ -26,7 +26,7 @@ from sarathi_sim.profiler.storage.files import (
     restore,
     write_whole,
 )
-from sarathi_sim.profiler.storage.strict import UserError
+from .strict import UserError
 
 MANIFEST = "manifest.json"
 _FORMAT = "sarathi-sim manifest 1"

@@ -16,8 +16,8 @@ from typing import Any
 import yaml
 from yaml.reader import Reader
 
-from sarathi_sim.profiler.storage.files import read_bounded
-from sarathi_sim.profiler.storage.strict import SpecError
+from .files import read_bounded
+from .strict import SpecError
 
 #: How deep lists and mappings may lie in each other.
 DEEPEST = 100

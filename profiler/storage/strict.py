@@ -14,7 +14,7 @@ from typing import Any, TypeVar, dataclass_transform, get_args, get_origin, get_
 
 from pydantic import BaseModel, ConfigDict, TypeAdapter, ValidationError
 
-from sarathi_sim.profiler.storage.not_modelled import Kind, called_here, not_modelled
+from .not_modelled import Kind, called_here, not_modelled
 
 T = TypeVar("T")
 KeyPath = tuple[str, ...]

@@ -7,8 +7,10 @@ from dataclasses import dataclass
 import numpy as np
 
 from sarathi_sim.profiler.physics.hold_out import Bools, Folds, Rows
-from sarathi_sim.simulator.confidence.coverage import MeasuredRegion
-from sarathi_sim.simulator.confidence.held_out import (
+from ..loop.records import Floats
+from ..op_times.regression import coordinates
+from .coverage import MeasuredRegion
+from .held_out import (
     FOLDS,
     Fit,
     OpTable,
@@ -16,8 +18,6 @@ from sarathi_sim.simulator.confidence.held_out import (
     beyond,
     residuals,
 )
-from sarathi_sim.simulator.loop.records import Floats
-from sarathi_sim.simulator.op_times.regression import coordinates
 
 LEVEL = 0.9
 FEWEST = 8

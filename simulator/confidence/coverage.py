@@ -7,10 +7,10 @@ from dataclasses import dataclass
 import numpy as np
 
 from sarathi_sim.profiler.facts.ops import op_of
-from sarathi_sim.simulator.confidence.held_out import OpTable
-from sarathi_sim.simulator.loop.records import Floats
-from sarathi_sim.simulator.op_times.breakdown import OpUse, distinct_sizes
-from sarathi_sim.simulator.op_times.regression import coordinates
+from ..loop.records import Floats
+from ..op_times.breakdown import OpUse, distinct_sizes
+from ..op_times.regression import coordinates
+from .held_out import OpTable
 
 SLACK = 1e-9
 

@@ -37,9 +37,9 @@ from sarathi_sim.profiler.physics.hold_out import (
     leave_one_group_out,
     median_p95_worst,
 )
-from sarathi_sim.simulator.loop.records import Floats
-from sarathi_sim.simulator.op_times.op_times import OpTimes
-from sarathi_sim.simulator.op_times.regression import (
+from ..loop.records import Floats
+from ..op_times.op_times import OpTimes
+from ..op_times.regression import (
     Gemms,
     PiecewiseLinear,
     decode_surface,

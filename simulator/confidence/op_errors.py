@@ -28,12 +28,12 @@ from sarathi_sim.profiler.bundle.schema import BundleMeta
 from sarathi_sim.profiler.facts.device import DeviceSpec, load_device
 from sarathi_sim.profiler.physics.shard_times import DOUBT
 from sarathi_sim.profiler.storage.strict import SpecError
-from sarathi_sim.simulator.confidence.bands import UNKNOWN, Band, covering_width, fit_band
-from sarathi_sim.simulator.confidence.held_out import OpTable, modelled_tables, op_tables
-from sarathi_sim.simulator.loop.records import Floats
-from sarathi_sim.simulator.op_times.interaction import interaction_errors
-from sarathi_sim.simulator.op_times.op_times import OpTimes
-from sarathi_sim.simulator.op_times.regression import kept_of
+from ..loop.records import Floats
+from ..op_times.interaction import interaction_errors
+from ..op_times.op_times import OpTimes
+from ..op_times.regression import kept_of
+from .bands import UNKNOWN, Band, covering_width, fit_band
+from .held_out import OpTable, modelled_tables, op_tables
 
 COMMON_SHARE = 0.25
 """The share of a device model's held-out error variance that all sizes of one shape have in common.

@@ -16,9 +16,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from sarathi_sim.simulator.loop.pipeline import Diagonal, stage_times
-from sarathi_sim.simulator.loop.records import Floats, Ints, Records, ReplicaLog
-from sarathi_sim.simulator.views.spans import Spans
+from ..loop.pipeline import Diagonal, stage_times
+from ..loop.records import Floats, Ints, Records, ReplicaLog
+from ..views.spans import Spans
 
 CHUNK = 256
 """Diagonals whose durations are prepared at a time: they fit into a CPU's cache."""

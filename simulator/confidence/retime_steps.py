@@ -7,10 +7,10 @@ from dataclasses import replace
 
 import numpy as np
 
-from sarathi_sim.simulator.confidence.retime import Extra
-from sarathi_sim.simulator.loop.pipeline import stage_times
-from sarathi_sim.simulator.loop.records import Floats, Ints, ReplicaLog
-from sarathi_sim.simulator.views.spans import Spans
+from ..loop.pipeline import stage_times
+from ..loop.records import Floats, Ints, ReplicaLog
+from ..views.spans import Spans
+from .retime import Extra
 
 _PARTS = ("layer_s", "first_s", "last_s", "send_s")
 

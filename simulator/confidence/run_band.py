@@ -9,17 +9,17 @@ from functools import partial
 import numpy as np
 
 from sarathi_sim.profiler.facts.ops import OPS, PARTS
-from sarathi_sim.simulator.confidence.op_errors import (
+from ..loop.records import Floats, Ints, Records
+from ..op_times.breakdown import OpUse, distinct_sizes
+from ..views.spans import Spans
+from .op_errors import (
     OCTAVES,
     LayerError,
     OpError,
     standard_normals,
 )
-from sarathi_sim.simulator.confidence.retime import Extra, retimed_finish
-from sarathi_sim.simulator.confidence.retime_steps import Steps
-from sarathi_sim.simulator.loop.records import Floats, Ints, Records
-from sarathi_sim.simulator.op_times.breakdown import OpUse, distinct_sizes
-from sarathi_sim.simulator.views.spans import Spans
+from .retime import Extra, retimed_finish
+from .retime_steps import Steps
 
 Errors = Mapping[str, OpError | LayerError]
 

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from sarathi_sim.policies.request import Request
-from sarathi_sim.simulator.loop.records import Floats, Ints
+from ..loop.records import Floats, Ints
 
 BLOCK_TOKENS = 16
 """Tokens of a KV block, of which only whole ones are shared (vLLM's default)."""

@@ -23,7 +23,7 @@ from sarathi_sim.profiler.facts.engines import engine_facts
 from sarathi_sim.profiler.facts.formats import TWO_BYTES, NumberBytes, Stack
 from sarathi_sim.profiler.facts.model import LayerParameters, ModelSpec
 from sarathi_sim.profiler.storage.strict import UserError
-from sarathi_sim.simulator.loop.records import Floats
+from ..loop.records import Floats
 
 MORE_GPUS = "a larger pp, or a larger tp where its all-reduces were measured"
 

@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from sarathi_sim.policies.request import Prefix, Request
-from sarathi_sim.simulator.loop.records import Floats, Ints
+from ..loop.records import Floats, Ints
 
 
 class WorkloadError(ValueError):

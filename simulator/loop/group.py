@@ -19,9 +19,9 @@ from sarathi_sim.policies.batch import Batch
 from sarathi_sim.policies.pool import Pool
 from sarathi_sim.policies.request import Request, Sequence
 from sarathi_sim.policies.scheduler import Scheduler
-from sarathi_sim.simulator.loop.clock import ROUNDER
-from sarathi_sim.simulator.loop.pipeline import Jitter, slowest_stage_s
-from sarathi_sim.simulator.loop.records import (
+from .clock import ROUNDER
+from .pipeline import Jitter, slowest_stage_s
+from .records import (
     ITERATION_COLUMNS,
     RANK_COLUMNS,
     Columns,
@@ -29,8 +29,8 @@ from sarathi_sim.simulator.loop.records import (
     Switches,
     row_of,
 )
-from sarathi_sim.simulator.loop.replica import FIRST_ROWS, Nominal, Replica
-from sarathi_sim.simulator.loop.routers import Balancer
+from .replica import FIRST_ROWS, Nominal, Replica
+from .routers import Balancer
 
 Step = abc.Sequence[Batch | None]
 """The batch of each rank; None where it has none."""

@@ -21,9 +21,9 @@ from typing import Any, Literal
 import numpy as np
 
 from sarathi_sim.policies.request import Request, Sequence
-from sarathi_sim.simulator.loop.clock import HANDOVER, RECEIVED, RESERVED, Moment, quantize
-from sarathi_sim.simulator.loop.records import Handovers, Records
-from sarathi_sim.simulator.loop.simulation import Clients, Fleet, Replicas, Simulation
+from .clock import HANDOVER, RECEIVED, RESERVED, Moment, quantize
+from .records import Handovers, Records
+from .simulation import Clients, Fleet, Replicas, Simulation
 
 
 @dataclass(frozen=True)

@@ -22,8 +22,8 @@ from collections.abc import Sequence
 import numpy as np
 
 from sarathi_sim.policies.batch import Batch
-from sarathi_sim.simulator.loop.clock import ROUNDER, quantize
-from sarathi_sim.simulator.loop.records import Floats, ReplicaLog, StageTimes, Switches
+from .clock import ROUNDER, quantize
+from .records import Floats, ReplicaLog, StageTimes, Switches
 
 
 class Pipeline:

@@ -19,9 +19,9 @@ from sarathi_sim.policies.batch import Batch
 from sarathi_sim.policies.pool import Pool
 from sarathi_sim.policies.request import Request, Sequence
 from sarathi_sim.policies.scheduler import Scheduler
-from sarathi_sim.simulator.loop.clock import DISPATCH, RETURN, Moment, quantize
-from sarathi_sim.simulator.loop.pipeline import Pipeline, slowest_stage_s
-from sarathi_sim.simulator.loop.records import (
+from .clock import DISPATCH, RETURN, Moment, quantize
+from .pipeline import Pipeline, slowest_stage_s
+from .records import (
     DEFAULT,
     ROW,
     Columns,

@@ -20,12 +20,12 @@ import simpy
 from sarathi_sim.policies.log import LivelockError
 from sarathi_sim.policies.request import Request, Sequence
 from sarathi_sim.policies.scheduler import Scheduler
-from sarathi_sim.simulator.loop.clock import ADMISSION, ARRIVAL, HORIZON_S, Moment, quantize
-from sarathi_sim.simulator.loop.group import Group, StepPredictor
-from sarathi_sim.simulator.loop.pipeline import Jitter, JitteredService
-from sarathi_sim.simulator.loop.records import DEFAULT, Floats, Ints, Records, Switches
-from sarathi_sim.simulator.loop.replica import Predictor, Replica
-from sarathi_sim.simulator.loop.routers import Balancer, Router
+from .clock import ADMISSION, ARRIVAL, HORIZON_S, Moment, quantize
+from .group import Group, StepPredictor
+from .pipeline import Jitter, JitteredService
+from .records import DEFAULT, Floats, Ints, Records, Switches
+from .replica import Predictor, Replica
+from .routers import Balancer, Router
 
 TOO_LONG = f"simulated time passed {HORIZON_S / 86400:.0f} days, beyond which it is not exact"
 

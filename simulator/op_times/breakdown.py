@@ -7,10 +7,10 @@ from dataclasses import dataclass
 import numpy as np
 
 from sarathi_sim.profiler.facts.ops import ALL_REDUCE, DECODE, PREFILL, SEND_RECV
-from sarathi_sim.simulator.loop.records import Floats, Ints, ReplicaLog
-from sarathi_sim.simulator.op_times.group_times import ROWS_OF
-from sarathi_sim.simulator.op_times.iteration import FIRST, LAST, IterationCost
-from sarathi_sim.simulator.op_times.predictor import BundlePredictor
+from ..loop.records import Floats, Ints, ReplicaLog
+from .group_times import ROWS_OF
+from .iteration import FIRST, LAST, IterationCost
+from .predictor import BundlePredictor
 
 
 @dataclass(frozen=True)

@@ -21,7 +21,7 @@ import numpy as np
 
 from sarathi_sim.profiler.storage.files import user_path
 from sarathi_sim.profiler.storage.strict import SpecError
-from sarathi_sim.simulator.loop.records import Floats
+from ..loop.records import Floats
 
 VARIABLE = "SARATHI_SIM_CACHE"
 _FORMAT = 2

@@ -15,12 +15,12 @@ from functools import lru_cache
 import numpy as np
 
 from sarathi_sim.profiler.facts.ops import ALL_TO_ALL, MOE
-from sarathi_sim.simulator.loop.clock import quantize
-from sarathi_sim.simulator.loop.group import Step
-from sarathi_sim.simulator.loop.replica import Nominal
-from sarathi_sim.simulator.op_times.iteration import IterationCost
-from sarathi_sim.simulator.op_times.op_times import OpTimes
-from sarathi_sim.simulator.op_times.predictor import BundlePredictor, Drafter
+from ..loop.clock import quantize
+from ..loop.group import Step
+from ..loop.replica import Nominal
+from .iteration import IterationCost
+from .op_times import OpTimes
+from .predictor import BundlePredictor, Drafter
 
 ROWS_OF = {MOE: "all_tokens", ALL_TO_ALL: "most_tokens"}
 """The ops that the ranks share, and the column of a rank's log with their token rows."""

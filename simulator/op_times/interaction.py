@@ -24,9 +24,9 @@ import pandas as pd
 
 from sarathi_sim.profiler.bundle.schema import Bundle
 from sarathi_sim.profiler.physics.hold_out import Bools, Rows, leave_one_group_out
-from sarathi_sim.simulator.loop.records import Floats
-from sarathi_sim.simulator.op_times.iteration import IterationCost
-from sarathi_sim.simulator.op_times.op_times import MEAN, SUM, OpTimes, Skew, WholeLayer
+from ..loop.records import Floats
+from .iteration import IterationCost
+from .op_times import MEAN, SUM, OpTimes, Skew, WholeLayer
 
 #: Weight of the prior "no such effect", in measured points.
 _PRIOR = 0.05

@@ -13,8 +13,8 @@ import numpy as np
 import numpy.typing as npt
 
 from sarathi_sim.profiler.facts.ops import ALL_REDUCE, DECODE, OPS, PREFILL, names
-from sarathi_sim.simulator.loop.records import Floats
-from sarathi_sim.simulator.op_times.op_times import SUM, OpTimes, WholeLayer
+from ..loop.records import Floats
+from .op_times import SUM, OpTimes, WholeLayer
 
 MIXING = "mixing"
 """The part of a layer that is no op: the extra time of a chunk and decodes in one batch."""

@@ -13,8 +13,8 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from sarathi_sim.profiler.facts.ops import ALL_REDUCE, SENDS
-from sarathi_sim.simulator.loop.records import Floats
-from sarathi_sim.simulator.op_times.op_times import OpTimes, TimeBySize
+from ..loop.records import Floats
+from .op_times import OpTimes, TimeBySize
 
 ASSUMED_PCT = 50.0
 """The half-width of what no measurement supports."""

@@ -12,9 +12,9 @@ from numpy.typing import ArrayLike
 from sarathi_sim.profiler.facts.ops import DECODE, OPS, PREFILL, SENDS
 from sarathi_sim.profiler.physics.shard_times import ShardTimes
 from sarathi_sim.profiler.storage.files import PACKAGE, files_sha256
-from sarathi_sim.simulator.loop.records import Floats
-from sarathi_sim.simulator.op_times.cache import kept
-from sarathi_sim.simulator.op_times.op_times import ALONE, OpTimes, PairTimes, Together
+from ..loop.records import Floats
+from .cache import kept
+from .op_times import ALONE, OpTimes, PairTimes, Together
 
 MOST_ROWS = 1 << 17
 """Token rows up to which times are tabulated."""

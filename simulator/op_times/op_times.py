@@ -22,8 +22,8 @@ from sarathi_sim.profiler.facts.ops import (
     PREFILL,
     SEND_RECV,
 )
-from sarathi_sim.simulator.loop.records import Floats
-from sarathi_sim.simulator.op_times.cache import kept
+from ..loop.records import Floats
+from .cache import kept
 
 
 @dataclass(frozen=True, eq=False)

@@ -10,14 +10,14 @@ from functools import lru_cache
 import numpy as np
 
 from sarathi_sim.policies.batch import Batch
-from sarathi_sim.simulator.loop.clock import QUANTUM_S, ROUNDER, quantize
-from sarathi_sim.simulator.loop.records import Floats, Ints
-from sarathi_sim.simulator.op_times.iteration import (
+from ..loop.clock import QUANTUM_S, ROUNDER, quantize
+from ..loop.records import Floats, Ints
+from .iteration import (
     NO_HOST,
     HostTime,
     IterationCost,
 )
-from sarathi_sim.simulator.op_times.op_times import SUM, OpTimes
+from .op_times import SUM, OpTimes
 
 ROW_STEP, MOST_POINTS = 32, 1024
 """Tokens of context between two points of an attention row (more for very long contexts)."""

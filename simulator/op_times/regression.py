@@ -26,11 +26,11 @@ from sarathi_sim.profiler.facts.roofline import Size, attended, gemm_time_us
 from sarathi_sim.profiler.physics.fit import fit_constants
 from sarathi_sim.profiler.physics.residual import Trees, fit_trees
 from sarathi_sim.profiler.physics.shard_times import DeviceTimes
-from sarathi_sim.simulator.loop.records import Floats
-from sarathi_sim.simulator.op_times.cache import kept
-from sarathi_sim.simulator.op_times.interaction import fit_skew, fit_whole_layer
-from sarathi_sim.simulator.op_times.modelled import modelled_times
-from sarathi_sim.simulator.op_times.op_times import (
+from ..loop.records import Floats
+from .cache import kept
+from .interaction import fit_skew, fit_whole_layer
+from .modelled import modelled_times
+from .op_times import (
     MEAN,
     SUM,
     OpTimes,

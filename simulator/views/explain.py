@@ -24,14 +24,14 @@ from fractions import Fraction
 import numpy as np
 
 from sarathi_sim.profiler.facts.ops import ATTENTION, OPS, with_account
-from sarathi_sim.simulator.loop.clock import QUANTUM_S
-from sarathi_sim.simulator.loop.records import Floats, Ints, ReplicaLog
-from sarathi_sim.simulator.op_times.breakdown import breakdown, mixing_s
-from sarathi_sim.simulator.op_times.iteration import MIXING
-from sarathi_sim.simulator.op_times.predictor import BundlePredictor
-from sarathi_sim.simulator.views.ledger import ACCOUNTS, WAITS
-from sarathi_sim.simulator.views.metrics import Analysis
-from sarathi_sim.simulator.views.spans import Spans
+from ..loop.clock import QUANTUM_S
+from ..loop.records import Floats, Ints, ReplicaLog
+from ..op_times.breakdown import breakdown, mixing_s
+from ..op_times.iteration import MIXING
+from ..op_times.predictor import BundlePredictor
+from .ledger import ACCOUNTS, WAITS
+from .metrics import Analysis
+from .spans import Spans
 
 # A layer's accounts: those computed from its rows, then decodes; prefill attention is the rest.
 _ROWS = [op.account for op in OPS.values() if op.part == "layer" and op.name not in ATTENTION]

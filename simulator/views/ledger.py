@@ -34,8 +34,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from sarathi_sim.simulator.loop.pipeline import stage_times
-from sarathi_sim.simulator.loop.records import Floats, Ints, Records, ReplicaLog, StageTimes
+from ..loop.pipeline import stage_times
+from ..loop.records import Floats, Ints, Records, ReplicaLog, StageTimes
 
 BUBBLES = ("pb1", "pb2", "pb3", "equal")
 WAITS = (*BUBBLES, "communication", "turnaround", "slowest_rank")

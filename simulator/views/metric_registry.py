@@ -15,7 +15,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from enum import StrEnum
 
-from sarathi_sim.simulator.views.ledger import ACCOUNTS
+from .ledger import ACCOUNTS
 
 QUANTILES = (0.5, 0.9, 0.95, 0.99)
 """Those of every run; a file may ask for others (:func:`percentile`)."""

@@ -23,8 +23,8 @@ from sarathi_sim.policies.log import (
 from sarathi_sim.profiler.facts.device import DeviceSpec
 from sarathi_sim.profiler.facts.formats import Kernels
 from sarathi_sim.profiler.facts.model import ModelSpec
-from sarathi_sim.simulator.loop.records import Floats, Ints, Records, ReplicaLog
-from sarathi_sim.simulator.views.ledger import (
+from ..loop.records import Floats, Ints, Records, ReplicaLog
+from .ledger import (
     ACCOUNTS,
     WAITS,
     Gaps,
@@ -32,9 +32,9 @@ from sarathi_sim.simulator.views.ledger import (
     iteration_bubbles,
     ledger,
 )
-from sarathi_sim.simulator.views.metric_registry import QUANTILES, STEADY
-from sarathi_sim.simulator.views.spans import Counts, Spans
-from sarathi_sim.simulator.views.steady import steady_state, trend, waiting_at
+from .metric_registry import QUANTILES, STEADY
+from .spans import Counts, Spans
+from .steady import steady_state, trend, waiting_at
 
 T = TypeVar("T")
 MOST_KEPT = 4_000_000

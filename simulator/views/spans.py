@@ -6,7 +6,7 @@ import numpy as np
 import numpy.typing as npt
 
 from sarathi_sim.policies.log import DECODE, PADDING, PART, PREFILL, RECOMPUTE
-from sarathi_sim.simulator.loop.records import Floats, Ints, ReplicaLog
+from ..loop.records import Floats, Ints, ReplicaLog
 
 Counts = npt.NDArray[np.int32]
 

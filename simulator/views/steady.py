@@ -23,7 +23,7 @@ from typing import Any, Literal
 import numpy as np
 import numpy.typing as npt
 
-from sarathi_sim.simulator.loop.records import Floats
+from ..loop.records import Floats
 
 BLOCKS, CRITICAL = 10, 27
 FEWEST = 50

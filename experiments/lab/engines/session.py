@@ -25,14 +25,6 @@ import numpy as np
 import pandas as pd
 from pydantic import BaseModel
 
-from sarathi_sim.experiments.config.base import Source
-from sarathi_sim.experiments.config.deployment import layers_of
-from sarathi_sim.experiments.config.inputs import model_of
-from sarathi_sim.experiments.config.loading import Experiment
-from sarathi_sim.experiments.config.requests import build_requests
-from sarathi_sim.experiments.config.scenario import Engine, Scenario, Validation
-from sarathi_sim.experiments.content import SortableTable
-from sarathi_sim.experiments.lab.engines.lockstep import play_back, records_of_one
 from sarathi_sim.policies.batch import Batch
 from sarathi_sim.policies.catalogue import is_pooled, of_micro_batches
 from sarathi_sim.policies.micro_batches import MicroBatches
@@ -71,6 +63,14 @@ from sarathi_sim.simulator.op_times.predictor import BundlePredictor
 from sarathi_sim.simulator.op_times.regression import bundle_times
 from sarathi_sim.simulator.views.ledger import WAITS
 from sarathi_sim.simulator.views.metrics import Analysis
+from ...config.base import Source
+from ...config.deployment import layers_of
+from ...config.inputs import model_of
+from ...config.loading import Experiment
+from ...config.requests import build_requests
+from ...config.scenario import Engine, Scenario, Validation
+from ...content import SortableTable
+from .lockstep import play_back, records_of_one
 
 TARGETS = {
     "iteration_error_median": 0.05,

@@ -13,9 +13,13 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from sarathi_sim.experiments.config.base import Assignments
-from sarathi_sim.experiments.config.loading import Experiment, load_experiment
-from sarathi_sim.experiments.lab.engines.session import (
+from sarathi_sim.profiler.storage.child import Progress, Say
+from sarathi_sim.profiler.storage.strict import UserError
+from sarathi_sim.simulator.loop.records import Floats
+from ...config.base import Assignments
+from ...config.loading import Experiment, load_experiment
+from ...results import VALIDATION_FORMAT, to_json
+from .session import (
     MOST_OF_TARGET,
     TARGETS,
     Cell,
@@ -27,10 +31,6 @@ from sarathi_sim.experiments.lab.engines.session import (
     too_much,
     total_errors,
 )
-from sarathi_sim.experiments.results import VALIDATION_FORMAT, to_json
-from sarathi_sim.profiler.storage.child import Progress, Say
-from sarathi_sim.profiler.storage.strict import UserError
-from sarathi_sim.simulator.loop.records import Floats
 
 CONFIGS = Path(__file__).parents[1] / "configs"
 FEWEST_REPEATS = 3

@@ -16,10 +16,6 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from sarathi_sim.experiments.lab.fit.devices import held_out, on
-from sarathi_sim.experiments.lab.fit.kernels import check_fitted, fit_stack, fitted_devices
-from sarathi_sim.experiments.lab.sources import llmservingsim as data
-from sarathi_sim.experiments.lab.sources import vidur
 from sarathi_sim.profiler.facts.device import load_device
 from sarathi_sim.profiler.facts.formats import STACKS
 from sarathi_sim.profiler.facts.ops import LAYER_GEMMS, GemmShape
@@ -33,6 +29,10 @@ from sarathi_sim.simulator.confidence.bands import scored
 from sarathi_sim.simulator.confidence.held_out import OpTable, far_gemm, linear_fit, surface_fit
 from sarathi_sim.simulator.loop.records import Floats, Ints
 from sarathi_sim.simulator.op_times.regression import coordinates, decode_surface, prefill_surface
+from ..sources import llmservingsim as data
+from ..sources import vidur
+from .devices import held_out, on
+from .kernels import check_fitted, fit_stack, fitted_devices
 
 LAYER_SHAPES = {(4096, 4096): 2, (1024, 4096): 2, (14336, 4096): 2, (4096, 14336): 1}
 """Llama-3.1-8B's GEMMs as measured, unfused, and their number in a layer."""

@@ -19,9 +19,6 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 
-from sarathi_sim.experiments.lab.fit.devices import ORIGINS, columns_of, on
-from sarathi_sim.experiments.lab.sources import aiconfigurator, llmservingsim, vidur
-from sarathi_sim.experiments.lab.sources.measurements import Measurements, OpRows
 from sarathi_sim.profiler.bundle.schema import Bundle, BundleMeta
 from sarathi_sim.profiler.bundle.tables import TABLES, BundleError, empty_table
 from sarathi_sim.profiler.facts.device import DeviceSpec, device_sha256, load_device
@@ -39,6 +36,9 @@ from sarathi_sim.profiler.facts.roofline import HALF, Array, gemm_us
 from sarathi_sim.profiler.physics.shard_times import DeviceModel, DeviceTimes, rounded_us
 from sarathi_sim.profiler.storage.files import WHERE
 from sarathi_sim.profiler.storage.strict import SpecError, did_you_mean
+from ..sources import aiconfigurator, llmservingsim, vidur
+from ..sources.measurements import Measurements, OpRows
+from .devices import ORIGINS, columns_of, on
 
 #: (tokens, shape) -> microseconds.
 Expectation = Callable[[Array, GemmShape], Array]

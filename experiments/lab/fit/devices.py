@@ -20,9 +20,6 @@ import numpy as np
 import numpy.typing as npt
 import pandas as pd
 
-from sarathi_sim.experiments.lab.sources import aiconfigurator as aic
-from sarathi_sim.experiments.lab.sources import llmservingsim as data
-from sarathi_sim.experiments.lab.sources import vidur
 from sarathi_sim.profiler.facts.device import (
     DeviceSpec,
     ErrorStats,
@@ -47,6 +44,9 @@ from sarathi_sim.profiler.storage.child import Say, silent
 from sarathi_sim.profiler.storage.files import data_dir, write_whole
 from sarathi_sim.profiler.storage.plain_yaml import dump_yaml, read_mapping
 from sarathi_sim.profiler.storage.strict import SpecError
+from ..sources import aiconfigurator as aic
+from ..sources import llmservingsim as data
+from ..sources import vidur
 
 #: The device file is written by hand above this line, and by :meth:`CalibrationResult.write` below.
 MARKER = "# --- below: written by `sarathi-sim calibrate --write` ---\n"

@@ -17,12 +17,6 @@ import numpy as np
 import numpy.typing as npt
 import pandas as pd
 
-from sarathi_sim.experiments.lab.fit import holdout
-from sarathi_sim.experiments.lab.fit.devices import ORIGINS, today
-from sarathi_sim.experiments.lab.fit.holdout import Errors, Fitted, fitted, microseconds
-from sarathi_sim.experiments.lab.sources import aiconfigurator as tables
-from sarathi_sim.experiments.lab.sources import llmservingsim as perf
-from sarathi_sim.experiments.lab.sources.measurements import source_folder
 from sarathi_sim.profiler.facts import formats
 from sarathi_sim.profiler.facts.device import DeviceSpec, load_device
 from sarathi_sim.profiler.facts.model import load_model
@@ -74,6 +68,12 @@ from sarathi_sim.profiler.kernels.stack_file import (
 from sarathi_sim.profiler.kernels.wide_times import GATHERS, MODES, PARTS, WIDE
 from sarathi_sim.profiler.storage.child import Say, silent
 from sarathi_sim.profiler.storage.strict import SpecError, did_you_mean
+from ..sources import aiconfigurator as tables
+from ..sources import llmservingsim as perf
+from ..sources.measurements import source_folder
+from . import holdout
+from .devices import ORIGINS, today
+from .holdout import Errors, Fitted, fitted, microseconds
 
 #: A public table and the version of its stack.
 Table = tuple[pd.DataFrame, str]

@@ -17,9 +17,17 @@ from typing import Any, Literal, NamedTuple
 import numpy as np
 from numpy.typing import ArrayLike
 
-from sarathi_sim.experiments.content import Section, SortableTable
-from sarathi_sim.experiments.lab.paper import quantities
-from sarathi_sim.experiments.lab.paper.variants import (
+from sarathi_sim.profiler.facts.ops import DECODE, GEMMS, LAYER_OPS, OTHERS, PREFILL
+from sarathi_sim.profiler.storage.child import Progress, mapped, silent
+from sarathi_sim.profiler.storage.files import data_dir, write_whole
+from sarathi_sim.profiler.storage.plain_yaml import dump_yaml, read_mapping
+from sarathi_sim.profiler.storage.strict import UserError, did_you_mean, parse, strict_dataclass
+from sarathi_sim.profiler.storage.threads import default_to_one_thread
+from sarathi_sim.simulator.loop.records import Floats
+from sarathi_sim.simulator.op_times.op_times import OpTimes, PairTimes, TimeBySize
+from ...content import Section, SortableTable
+from . import quantities
+from .variants import (
     LARGE,
     Calibration,
     Constants,
@@ -29,14 +37,6 @@ from sarathi_sim.experiments.lab.paper.variants import (
     load_calibration,
     with_rows,
 )
-from sarathi_sim.profiler.facts.ops import DECODE, GEMMS, LAYER_OPS, OTHERS, PREFILL
-from sarathi_sim.profiler.storage.child import Progress, mapped, silent
-from sarathi_sim.profiler.storage.files import data_dir, write_whole
-from sarathi_sim.profiler.storage.plain_yaml import dump_yaml, read_mapping
-from sarathi_sim.profiler.storage.strict import UserError, did_you_mean, parse, strict_dataclass
-from sarathi_sim.profiler.storage.threads import default_to_one_thread
-from sarathi_sim.simulator.loop.records import Floats
-from sarathi_sim.simulator.op_times.op_times import OpTimes, PairTimes, TimeBySize
 
 TOLERANCE = 0.15
 """How far a value may be from the paper's to count as reproduced."""
@@ -428,6 +428,6 @@ def refresh() -> None:
 
 if __name__ == "__main__":
     # By its module's name, so that worker processes find its functions.
-    from sarathi_sim.experiments.lab.paper import claims
+    from . import claims
 
     claims.refresh()

@@ -20,14 +20,6 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import NullLocator
 from numpy.typing import ArrayLike
 
-from sarathi_sim.experiments.figures import style
-from sarathi_sim.experiments.figures.style import BLACK, BLUE, GREEN, GREY, ORANGE, SKY, VERMILION
-from sarathi_sim.experiments.lab.paper import gpt3, page, quantities
-from sarathi_sim.experiments.lab.paper.claims import ClaimResult, load_claims
-from sarathi_sim.experiments.lab.paper.gpt3 import ORCA, PAPER, SARATHI, TP_ONLY, Ratios
-from sarathi_sim.experiments.lab.paper.quantities import BATCHES, CHUNKS, MAX_BATCH, balanced
-from sarathi_sim.experiments.lab.paper.variants import Lab
-from sarathi_sim.experiments.run.machine import Machine
 from sarathi_sim.policies.log import PREFILL
 from sarathi_sim.policies.micro_batches import MicroBatches
 from sarathi_sim.policies.orca import Orca
@@ -39,6 +31,14 @@ from sarathi_sim.profiler.storage.files import write_whole
 from sarathi_sim.simulator.loop.simulation import simulate
 from sarathi_sim.simulator.op_times.predictor import BundlePredictor
 from sarathi_sim.simulator.views.metrics import Analysis
+from ...figures import style
+from ...figures.style import BLACK, BLUE, GREEN, GREY, ORANGE, SKY, VERMILION
+from ...run.machine import Machine
+from . import gpt3, page, quantities
+from .claims import ClaimResult, load_claims
+from .gpt3 import ORCA, PAPER, SARATHI, TP_ONLY, Ratios
+from .quantities import BATCHES, CHUNKS, MAX_BATCH, balanced
+from .variants import Lab
 
 Labs = Sequence[Lab]
 """The predicted one, then the one calibrated to the paper."""

@@ -11,10 +11,6 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import ArrayLike
 
-from sarathi_sim.experiments.config.deployment import deploy
-from sarathi_sim.experiments.config.loading import load_experiment
-from sarathi_sim.experiments.lab.paper.variants import Lab, untiled
-from sarathi_sim.experiments.run.machine import Machine
 from sarathi_sim.profiler.facts.ops import ALL_REDUCE, DECODE, OTHERS, PREFILL, SEND_RECV
 from sarathi_sim.profiler.storage.files import data_dir
 from sarathi_sim.profiler.storage.plain_yaml import read_mapping
@@ -24,6 +20,10 @@ from sarathi_sim.simulator.loop.records import Floats, Records
 from sarathi_sim.simulator.op_times.op_times import OpTimes, PairTimes
 from sarathi_sim.simulator.views.metrics import Analysis
 from sarathi_sim.simulator.views.spans import Spans
+from ...config.deployment import deploy
+from ...config.loading import load_experiment
+from ...run.machine import Machine
+from .variants import Lab, untiled
 
 GPT3 = ("a100-80g-sxm", "gpt3-175b", 8)
 """Device, model and tensor parallelism."""

@@ -13,18 +13,18 @@ import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from sarathi_sim.experiments.lab.pages import markdown, update
-from sarathi_sim.experiments.lab.paper.claims import (
+from sarathi_sim.profiler.storage.files import write_whole
+from ..pages import markdown, update
+from .claims import (
     ClaimResult,
     claim_rows,
     gains,
     headings,
     load_claims,
 )
-from sarathi_sim.experiments.lab.paper.gpt3 import PAPER, Ratios
-from sarathi_sim.experiments.lab.paper.quantities import end_to_end
-from sarathi_sim.experiments.lab.paper.variants import Lab
-from sarathi_sim.profiler.storage.files import write_whole
+from .gpt3 import PAPER, Ratios
+from .quantities import end_to_end
+from .variants import Lab
 
 
 def claims_table(results: Sequence[ClaimResult]) -> str:

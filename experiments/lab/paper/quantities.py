@@ -11,14 +11,14 @@ from functools import cache
 from statistics import median
 from typing import Literal
 
-from sarathi_sim.experiments.lab.paper.gpt3 import ORCA, SARATHI, outcome
-from sarathi_sim.experiments.lab.paper.variants import TILE
-from sarathi_sim.experiments.run.machine import Machine, Throughput
 from sarathi_sim.policies.orca import Orca, OrcaWorstCase, RequestLevel
 from sarathi_sim.policies.policy import Policy
 from sarathi_sim.policies.sarathi import ChunkRule, Sarathi
 from sarathi_sim.profiler.facts.ops import GEMMS, GemmShape
 from sarathi_sim.simulator.load.engine_memory import kv_capacity_tokens, max_batch, stage_layers
+from ...run.machine import Machine, Throughput
+from .gpt3 import ORCA, SARATHI, outcome
+from .variants import TILE
 
 LENGTH = 1024
 MAX_BATCH = {1024: 18, 2048: 10, 3072: 6}

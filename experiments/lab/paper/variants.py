@@ -15,7 +15,6 @@ from typing import Literal
 import numpy as np
 from numpy.typing import ArrayLike
 
-from sarathi_sim.experiments.run.machine import Machine
 from sarathi_sim.profiler.facts.model import load_model
 from sarathi_sim.profiler.facts.ops import GEMMS, LAYER_GEMMS
 from sarathi_sim.profiler.physics.shard_times import DeviceTimes
@@ -25,6 +24,7 @@ from sarathi_sim.profiler.storage.strict import parse, strict_dataclass
 from sarathi_sim.simulator.loop.records import Floats
 from sarathi_sim.simulator.op_times.modelled import modelled_times
 from sarathi_sim.simulator.op_times.op_times import OpTimes, Scaled, TimeBySize
+from ...run.machine import Machine
 
 Variant = Literal["predicted", "paper-calibrated"]
 VARIANTS: tuple[Variant, ...] = ("predicted", "paper-calibrated")

@@ -7,12 +7,12 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from sarathi_sim.experiments.content import Section, SortableTable, enumerated
-from sarathi_sim.experiments.lab.engines.lockstep import Replay
-from sarathi_sim.experiments.lab.servers.errors import DRAFTED, TOO_WIDE
-from sarathi_sim.experiments.lab.servers.host import BASE, ONE_MODEL_OUT
-from sarathi_sim.experiments.lab.servers.rows import METRICS, SCORED
 from sarathi_sim.simulator.views.metric_registry import number_text
+from ...content import Section, SortableTable, enumerated
+from ..engines.lockstep import Replay
+from .errors import DRAFTED, TOO_WIDE
+from .host import BASE, ONE_MODEL_OUT
+from .rows import METRICS, SCORED
 
 # Tables of measured servers ---------------------------------------------------------------------
 

@@ -12,10 +12,10 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from sarathi_sim.experiments.lab.servers.rows import METRICS, SCORED, Measured, ServerTimes
-from sarathi_sim.experiments.lab.servers.scenarios import measured_cold, server_of
 from sarathi_sim.profiler.bundle.csv_cells import as_numbers, read_cells
 from sarathi_sim.profiler.storage.strict import UserError
+from .rows import METRICS, SCORED, Measured, ServerTimes
+from .scenarios import measured_cold, server_of
 
 WIDEST = 0.6
 """The half-width of a band, as a share of the prediction, beyond which nobody can use it."""

@@ -12,8 +12,10 @@ from matplotlib.axis import Axis
 from matplotlib.figure import Figure
 from matplotlib.ticker import LogLocator, NullFormatter
 
-from sarathi_sim.experiments.figures.slices import Window, stage_slices
-from sarathi_sim.experiments.figures.style import (
+from sarathi_sim.simulator.loop.records import Floats
+from sarathi_sim.simulator.views.metrics import Analysis
+from ...figures.slices import Window, stage_slices
+from ...figures.style import (
     BLACK,
     BLUE,
     GREEN,
@@ -23,15 +25,13 @@ from sarathi_sim.experiments.figures.style import (
     save,
     styled,
 )
-from sarathi_sim.experiments.figures.timeline import stage_timeline
-from sarathi_sim.experiments.lab.servers.mlperf import BOUND, CAPACITY, ScoredMlperf
-from sarathi_sim.experiments.lab.servers.rows import Measured, ServerTimes
-from sarathi_sim.experiments.lab.servers.score import ScoredRows
-from sarathi_sim.simulator.loop.records import Floats
-from sarathi_sim.simulator.views.metrics import Analysis
+from ...figures.timeline import stage_timeline
+from .mlperf import BOUND, CAPACITY, ScoredMlperf
+from .rows import Measured, ServerTimes
+from .score import ScoredRows
 
 if TYPE_CHECKING:
-    from sarathi_sim.experiments.lab.engines.session import Comparison
+    from ..engines.session import Comparison
 
 _NAMES = {"ttft": "time to first token", "tpot": "time per output token"}
 _MARKS = {"prefill": "s", "mixed": "D", "decode": "o"}

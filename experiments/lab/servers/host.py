@@ -16,21 +16,21 @@ from typing import Any
 
 import numpy as np
 
-from sarathi_sim.experiments.config.inputs import HostConstants, HostTimes, StackErrors, host_times
-from sarathi_sim.experiments.lab.servers.errors import errors
-from sarathi_sim.experiments.lab.servers.rows import METRICS, Measured, ServerTimes
-from sarathi_sim.experiments.lab.servers.runs import Draws, stack_sigma, with_bands
-from sarathi_sim.experiments.lab.servers.scenarios import (
+from sarathi_sim.profiler.storage.files import data_dir, write_whole
+from sarathi_sim.profiler.storage.plain_yaml import dump_yaml, read_mapping
+from sarathi_sim.profiler.storage.strict import parse, strict_dataclass
+from sarathi_sim.simulator.loop.records import Floats, Ints
+from ...config.inputs import HostConstants, HostTimes, StackErrors, host_times
+from .errors import errors
+from .rows import METRICS, Measured, ServerTimes
+from .runs import Draws, stack_sigma, with_bands
+from .scenarios import (
     campaign_of,
     mean_prompt,
     measured_cold,
     server_of,
     stack_of,
 )
-from sarathi_sim.profiler.storage.files import data_dir, write_whole
-from sarathi_sim.profiler.storage.plain_yaml import dump_yaml, read_mapping
-from sarathi_sim.profiler.storage.strict import parse, strict_dataclass
-from sarathi_sim.simulator.loop.records import Floats, Ints
 
 PARTS = 5
 """Parts of the servers that are left out in turn."""

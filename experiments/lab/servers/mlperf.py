@@ -22,19 +22,6 @@ import numpy as np
 import pandas as pd
 from pydantic import BaseModel, ConfigDict, Field, Json
 
-from sarathi_sim.experiments.capacity import options as capacity
-from sarathi_sim.experiments.capacity import search
-from sarathi_sim.experiments.capacity.options import Option
-from sarathi_sim.experiments.capacity.probing import Laboratory
-from sarathi_sim.experiments.capacity.search import Probe, Search
-from sarathi_sim.experiments.capacity.slo import CapacitySection
-from sarathi_sim.experiments.config.base import Source
-from sarathi_sim.experiments.config.deployment import Deployment, deploy
-from sarathi_sim.experiments.config.loading import check_scenario
-from sarathi_sim.experiments.lab.servers.rows import METRICS, present, read_tables
-from sarathi_sim.experiments.lab.servers.runs import NORMAL_90, Bench, bench
-from sarathi_sim.experiments.sweeps.backends import Backend
-from sarathi_sim.experiments.sweeps.plan import SharedRequests
 from sarathi_sim.profiler.bundle.csv_cells import read_cells
 from sarathi_sim.profiler.facts.formats import Stack, WeightDtype
 from sarathi_sim.profiler.facts.ops import ALL_REDUCE, OPS, PREFILL
@@ -46,6 +33,19 @@ from sarathi_sim.profiler.storage.strict import UserError, parse, strict_datacla
 from sarathi_sim.simulator.load.trace import Trace
 from sarathi_sim.simulator.loop.records import Floats, Ints
 from sarathi_sim.simulator.loop.routers import Router
+from ...capacity import options as capacity
+from ...capacity import search
+from ...capacity.options import Option
+from ...capacity.probing import Laboratory
+from ...capacity.search import Probe, Search
+from ...capacity.slo import CapacitySection
+from ...config.base import Source
+from ...config.deployment import Deployment, deploy
+from ...config.loading import check_scenario
+from ...sweeps.backends import Backend
+from ...sweeps.plan import SharedRequests
+from .rows import METRICS, present, read_tables
+from .runs import NORMAL_90, Bench, bench
 
 T = TypeVar("T")
 LATENCIES = {

@@ -13,10 +13,10 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from sarathi_sim.experiments.lab.pages import markdown, update
-from sarathi_sim.experiments.lab.servers.answers import KINDS, servers_answer
-from sarathi_sim.experiments.results import SUMMARY
 from sarathi_sim.profiler.storage.files import write_whole
+from ...results import SUMMARY
+from ..pages import markdown, update
+from .answers import KINDS, servers_answer
 
 DENSE, MIXTURES = KINDS
 OTHERS = (

@@ -22,10 +22,10 @@ from typing import Annotated, Any, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
-from sarathi_sim.experiments.config.scenario import POOLS
 from sarathi_sim.profiler.bundle.csv_cells import read_cells
 from sarathi_sim.profiler.storage.strict import UserError, did_you_mean, mistakes
 from sarathi_sim.simulator.loop.records import Floats
+from ...config.scenario import POOLS
 
 METRICS = ("ttft", "tpot")
 """The metrics that every row has, to which constants are fitted."""

@@ -21,15 +21,6 @@ from typing import Any
 
 import numpy as np
 
-from sarathi_sim.experiments.config.base import Source
-from sarathi_sim.experiments.config.deployment import Deployment, deploy
-from sarathi_sim.experiments.config.inputs import host_of
-from sarathi_sim.experiments.config.loading import check_scenario
-from sarathi_sim.experiments.lab.servers.rows import METRICS, SCORED, Measured, ServerTimes
-from sarathi_sim.experiments.sweeps.backends import Backend
-from sarathi_sim.experiments.sweeps.execute import Report, execute
-from sarathi_sim.experiments.sweeps.plan import Run, SharedRequests, SweepPlan, run_key
-from sarathi_sim.experiments.sweeps.store import Store
 from sarathi_sim.profiler.facts.ops import MOE
 from sarathi_sim.profiler.storage.child import Progress, Say
 from sarathi_sim.profiler.storage.strict import UserError
@@ -37,6 +28,15 @@ from sarathi_sim.simulator.confidence.bands import UNKNOWN
 from sarathi_sim.simulator.loop.records import Floats
 from sarathi_sim.simulator.op_times.cache import VARIABLE, cache_folder
 from sarathi_sim.simulator.op_times.iteration import LAST, IterationCost
+from ...config.base import Source
+from ...config.deployment import Deployment, deploy
+from ...config.inputs import host_of
+from ...config.loading import check_scenario
+from ...sweeps.backends import Backend
+from ...sweeps.execute import Report, execute
+from ...sweeps.plan import Run, SharedRequests, SweepPlan, run_key
+from ...sweeps.store import Store
+from .rows import METRICS, SCORED, Measured, ServerTimes
 
 DRAWS = 512
 """Joint draws: the ends of a 90 % band are then accurate to about a twentieth of its width."""

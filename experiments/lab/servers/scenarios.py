@@ -15,11 +15,6 @@ from dataclasses import field
 from functools import lru_cache
 from typing import Any
 
-from sarathi_sim.experiments.capacity.options import router_of_ranks
-from sarathi_sim.experiments.config.inputs import HostConstants, calls_of_layer, launch_s_of
-from sarathi_sim.experiments.config.scenario import OF_VLLM, Engine
-from sarathi_sim.experiments.lab.servers.rows import Measured, StartedPool, present
-from sarathi_sim.experiments.lab.sources.aiconfigurator import SYSTEMS
 from sarathi_sim.policies.request import release_of
 from sarathi_sim.profiler.facts.device import DeviceSpec, load_device
 from sarathi_sim.profiler.facts.engines import engine_facts, memory_class
@@ -30,6 +25,11 @@ from sarathi_sim.profiler.storage.plain_yaml import read_mapping
 from sarathi_sim.profiler.storage.strict import UserError, parse, strict_dataclass
 from sarathi_sim.simulator.load.acceptance import golden_length
 from sarathi_sim.simulator.load.engine_memory import SHARES
+from ...capacity.options import router_of_ranks
+from ...config.inputs import HostConstants, calls_of_layer, launch_s_of
+from ...config.scenario import OF_VLLM, Engine
+from ..sources.aiconfigurator import SYSTEMS
+from .rows import Measured, StartedPool, present
 
 #: AIConfigurator's system -> shipped device.
 DEVICES = {system: device for device, system in SYSTEMS.items()}

@@ -10,14 +10,14 @@ from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
-from sarathi_sim.experiments.config.inputs import HostConstants, host_times
-from sarathi_sim.experiments.lab.servers import errors, host, runs
-from sarathi_sim.experiments.lab.servers.host import APART, BASE, SCHEMES, HostFit, fitting
-from sarathi_sim.experiments.lab.servers.rows import Measured, ServerTimes, read_servers
-from sarathi_sim.experiments.lab.servers.runs import Variant, with_bands
-from sarathi_sim.experiments.lab.servers.scenarios import campaign_of, scenario_of
-from sarathi_sim.experiments.sweeps.backends import Backend
 from sarathi_sim.profiler.storage.child import Progress, Say
+from ...config.inputs import HostConstants, host_times
+from ...sweeps.backends import Backend
+from . import errors, host, runs
+from .host import APART, BASE, SCHEMES, HostFit, fitting
+from .rows import Measured, ServerTimes, read_servers
+from .runs import Variant, with_bands
+from .scenarios import campaign_of, scenario_of
 
 T = TypeVar("T")
 FITTED = "fitted"

@@ -16,10 +16,6 @@ from pathlib import Path
 
 from pydantic import BaseModel, ConfigDict
 
-from sarathi_sim.experiments.lab.pages import markdown
-from sarathi_sim.experiments.lab.servers.page import put
-from sarathi_sim.experiments.lab.servers.rows import read_whole
-from sarathi_sim.experiments.lab.servers.scenarios import sglang_memory
 from sarathi_sim.profiler.facts.device import load_device
 from sarathi_sim.profiler.facts.engines import engine_facts, memory_class
 from sarathi_sim.profiler.facts.formats import KV_BYTES, WEIGHT_BYTES, NumberBytes
@@ -32,6 +28,10 @@ from sarathi_sim.simulator.load.engine_memory import (
     engine_memory,
     stage_layers,
 )
+from ..pages import markdown
+from .page import put
+from .rows import read_whole
+from .scenarios import sglang_memory
 
 BLOCK = 16
 #: Shipped models of a line's checkpoint: the same sizes under another name.

@@ -22,18 +22,18 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from sarathi_sim.experiments.config.base import Source
-from sarathi_sim.experiments.config.deployment import deploy
-from sarathi_sim.experiments.config.loading import check_scenario
-from sarathi_sim.experiments.lab.pages import markdown
-from sarathi_sim.experiments.lab.servers.errors import read_peer
-from sarathi_sim.experiments.lab.servers.host import fitted_without
-from sarathi_sim.experiments.lab.servers.page import put
-from sarathi_sim.experiments.lab.servers.rows import METRICS, Measured, ServerTimes, read_servers
-from sarathi_sim.experiments.lab.servers.scenarios import campaign_of, scenario_of, server_of
-from sarathi_sim.experiments.measured.replay import MeasuredRun, Overheads, numbers_of, simulated
-from sarathi_sim.experiments.measured.tune import fit
 from sarathi_sim.profiler.storage.strict import UserError
+from ...config.base import Source
+from ...config.deployment import deploy
+from ...config.loading import check_scenario
+from ...measured.replay import MeasuredRun, Overheads, numbers_of, simulated
+from ...measured.tune import fit
+from ..pages import markdown
+from .errors import read_peer
+from .host import fitted_without
+from .page import put
+from .rows import METRICS, Measured, ServerTimes, read_servers
+from .scenarios import campaign_of, scenario_of, server_of
 
 NAMES = ("ttft_s", "tpot_s")
 

@@ -18,7 +18,14 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from sarathi_sim.experiments.lab.sources.measurements import (
+from sarathi_sim.profiler.bundle.tables import BundleError
+from sarathi_sim.profiler.facts.device import DeviceSpec, load_device
+from sarathi_sim.profiler.facts.formats import KvDtype, MoeDtype, WeightDtype
+from sarathi_sim.profiler.facts.model import ModelSpec
+from sarathi_sim.profiler.kernels.wide_times import MOST_RANKS
+from sarathi_sim.profiler.storage.files import regular
+from sarathi_sim.profiler.storage.strict import show
+from .measurements import (
     Measurements,
     OpRows,
     merged,
@@ -27,13 +34,6 @@ from sarathi_sim.experiments.lab.sources.measurements import (
     timed,
     wrong_device,
 )
-from sarathi_sim.profiler.bundle.tables import BundleError
-from sarathi_sim.profiler.facts.device import DeviceSpec, load_device
-from sarathi_sim.profiler.facts.formats import KvDtype, MoeDtype, WeightDtype
-from sarathi_sim.profiler.facts.model import ModelSpec
-from sarathi_sim.profiler.kernels.wide_times import MOST_RANKS
-from sarathi_sim.profiler.storage.files import regular
-from sarathi_sim.profiler.storage.strict import show
 
 FOLDER = "aiconfigurator"
 #: The tables' names of our devices.

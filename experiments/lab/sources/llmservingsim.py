@@ -21,7 +21,12 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from sarathi_sim.experiments.lab.sources.measurements import (
+from sarathi_sim.profiler.bundle.tables import TABLES, BundleError
+from sarathi_sim.profiler.facts.device import DeviceSpec, list_devices
+from sarathi_sim.profiler.facts.model import ModelSpec
+from sarathi_sim.profiler.facts.ops import DECODE, LAYER_OPS, OPS, PREFILL
+from sarathi_sim.profiler.storage.plain_yaml import read_mapping
+from .measurements import (
     DType,
     Measurements,
     OpRows,
@@ -32,12 +37,7 @@ from sarathi_sim.experiments.lab.sources.measurements import (
     tidy,
     wrong_device,
 )
-from sarathi_sim.experiments.lab.sources.vidur import attention_rows
-from sarathi_sim.profiler.bundle.tables import TABLES, BundleError
-from sarathi_sim.profiler.facts.device import DeviceSpec, list_devices
-from sarathi_sim.profiler.facts.model import ModelSpec
-from sarathi_sim.profiler.facts.ops import DECODE, LAYER_OPS, OPS, PREFILL
-from sarathi_sim.profiler.storage.plain_yaml import read_mapping
+from .vidur import attention_rows
 
 META, DENSE, BY_SEQUENCE, ATTENTION = "meta.yaml", "dense.csv", "per_sequence.csv", "attention.csv"
 #: How often each of its layers runs in one of our ops. The last norm goes with the embedding: both

@@ -15,7 +15,10 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from sarathi_sim.experiments.lab.sources.measurements import (
+from sarathi_sim.profiler.facts.device import DeviceSpec
+from sarathi_sim.profiler.facts.model import ModelSpec
+from sarathi_sim.profiler.facts.ops import SENDS
+from .measurements import (
     Measurements,
     OpRows,
     merged,
@@ -25,9 +28,6 @@ from sarathi_sim.experiments.lab.sources.measurements import (
     tidy,
     timed,
 )
-from sarathi_sim.profiler.facts.device import DeviceSpec
-from sarathi_sim.profiler.facts.model import ModelSpec
-from sarathi_sim.profiler.facts.ops import SENDS
 
 FOLDER = "vidur"
 FILES = (
