@@ -222,6 +222,23 @@ def test_there_is_one_import_name() -> None:
     assert wrong == []
 
 
+TEMPLATES = ("orca", "sarathi", "sarathi_serve", "vllm", "sglang", "trtllm", "fair")
+
+
+def test_inside_a_folder_imports_are_relative() -> None:
+    """So an editor follows them on a bare checkout; but for policies that users copy as a start."""
+    wrong = []
+    for module, path in MODULES.items():
+        top = module.partition(".")[0]
+        if top not in PACKAGES or (top == "policies" and path.stem in TEMPLATES):
+            continue
+        names = (
+            n.module or "" for n in nodes(path) if isinstance(n, ast.ImportFrom) and not n.level
+        )
+        wrong += [f"{module}: {name}" for name in names if name.startswith(f"sarathi_sim.{top}.")]
+    assert [one for one in wrong if "configs" not in one] == []
+
+
 def test_a_wheel_has_every_package() -> None:
     """And a checkout no symbolic link: a clone on Windows holds a text file in its place."""
     tool = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["setuptools"]

@@ -235,7 +235,7 @@ def test_plot_joins_runs(result: Path, plotted: Path, tmp_path: Path) -> None:
 def test_plot_errors(result: Path, tmp_path: Path) -> None:
     score, out = tmp_path / "score", tmp_path / "out"
     score.mkdir()
-    (score / "summary.json").write_text('{"format": "sarathi-sim lab score 1"}')
+    (score / "summary.json").write_text('{"format": "sarathi-sim score 1"}')
     for folder, where, expected in (
         (tmp_path, out, "not the result of a run"),
         (score, out, r"is the answer of score, .* report"),
