@@ -6,6 +6,7 @@ import os
 import shutil
 import subprocess
 import sys
+import sysconfig
 from pathlib import Path
 
 import pytest
@@ -48,11 +49,13 @@ def test_every_command_runs_without_the_laboratory(tmp_path: Path) -> None:
         shutil.copytree(ROOT / name, code / name, ignore=shutil.ignore_patterns("__pycache__"))
     shutil.rmtree(code / "experiments" / "lab")
     write_template(work)
-    environment = {**os.environ, "PYTHONPATH": str(code)}
+    # Without site: an editable install would find the laboratory where it was installed from.
+    places = (str(code), sysconfig.get_path("purelib"))
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(places)}
     lines = COMMANDS.strip().splitlines()
     assert {line.split()[0] for line in lines} == {n for names in GROUPS.values() for n in names}
     for line in lines:
-        words = [sys.executable, "-m", "sarathi_sim"]
+        words = [sys.executable, "-S", "-m", "sarathi_sim"]
         done = subprocess.run(
             f"{' '.join(words)} {line}",
             **{"shell": True, "cwd": work, "env": environment, "text": True},
