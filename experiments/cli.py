@@ -29,6 +29,7 @@ from typing import Annotated, Any, NoReturn, TextIO, get_args
 import typer
 from typer.core import TyperGroup
 
+from sarathi_sim.profiler.storage.child import silent
 from sarathi_sim.profiler.storage.strict import UserError
 from sarathi_sim.profiler.storage.threads import default_to_one_thread
 from . import library, own_server
@@ -68,6 +69,7 @@ MOVED_OPTIONS = {
     },
     **dict.fromkeys(("--peer", "--lengths", "--launch"), "sarathi-sim lab score"),
     "--fit": "sarathi-sim lab fit-host",
+    "--workload": "sarathi-sim workload WHAT",
     "--markdown": "python -m sarathi_sim.experiments.lab.pages docs",
 }
 """Options by their old names."""
@@ -225,7 +227,7 @@ def command(
     def called(**given: Any) -> None:
         from .report.render import ProgressBar, consoles, print_result
 
-        as_json, silent = given.pop("json", False), given.pop("quiet", False)
+        as_json, quietly = given.pop("json", False), given.pop("quiet", False)
         used = dry if given.pop("dry_run", False) and dry is not None else function
         if "out" in given and given["out"] is None:
             given["out"] = out
@@ -233,13 +235,13 @@ def command(
         passed = {name: value for name, value in given.items() if value is not None}
         passed = {name: value for name, value in passed.items() if name in taken}
         if "say" in taken:
-            passed["say"] = _nothing if silent else partial(typer.echo, err=True)
-        with ProgressBar(consoles()[1], enabled=not silent) as progress:
+            passed["say"] = silent if quietly else partial(typer.echo, err=True)
+        with ProgressBar(consoles()[1], enabled=not quietly) as progress:
             if "progress" in taken:
                 passed["progress"] = progress
             found = used(**passed)
         answer = found if used is dry else result(found, given.get("out"))
-        print_result(answer, json=as_json, quiet=silent)
+        print_result(answer, json=as_json, quiet=quietly)
         if answer.code:
             raise typer.Exit(answer.code)
 
@@ -254,10 +256,6 @@ def command(
     called.__annotations__ = {name: one.annotation for name, one in options.items()}
     called.__doc__ = function.__doc__
     return called
-
-
-def _nothing(*_: object) -> None:
-    """Say nothing."""
 
 
 def _options(function: Callable[..., Any]) -> dict[str, Parameter]:
