@@ -70,7 +70,6 @@ MOVED_OPTIONS = {
     **dict.fromkeys(("--peer", "--lengths", "--launch"), "sarathi-sim lab score"),
     "--fit": "sarathi-sim lab fit-host",
     "--workload": "sarathi-sim workload WHAT",
-    "--markdown": "python -m sarathi_sim.experiments.lab.pages docs",
 }
 """Options by their old names."""
 
