@@ -111,6 +111,8 @@ class Commands(TyperGroup):
         except (typer.Exit, typer.Abort, _ClickException):
             raise
         except BaseException as error:
+            for note in getattr(error, "__notes__", ()):
+                typer.echo(note, err=True)
             if signals_received or isinstance(error, KeyboardInterrupt):
                 raise _interrupted() from None
             if ctx.find_root().params.get("debug"):

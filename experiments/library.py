@@ -194,9 +194,9 @@ def sweep(
         try:
             with store.locked():
                 execute(plan, store, backend, progress, report, say)
-        except BaseException:
+        except BaseException as error:
             if report.wall_s:  # it had begun
-                say(
+                error.add_note(
                     f"stopped: {report.finished} of {report.total} runs are finished; complete the "
                     "sweep with the same command and --resume"
                 )
