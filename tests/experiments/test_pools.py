@@ -17,6 +17,7 @@ from sarathi_sim.experiments.capacity.answer import (
     _after_prefill,
     as_json,
     read_question,
+    slower_factors,
 )
 from sarathi_sim.experiments.capacity.options import Option, plan_of
 from sarathi_sim.experiments.capacity.sensitivity import factors_of
@@ -471,11 +472,11 @@ def test_the_band_of_a_capacity_of_pools(tmp_path: Path) -> None:
     """Its ends are about the capacities that a search finds with slower, and with faster, ops."""
     slo = {"slo": "p90 ttft 1s", "tolerance": 0.02, "requests": 600}
     tree = yaml.safe_load(TWO) | {"capacity": slo | {"replications": {"least": 2, "most": 2}}}
-    found = two("workload.arrivals.rate=39.5", "workload.requests=600")  # at the capacity
-    factors = factors_of_pools(found, Analysis(found.simulate()))
+    _, section, (option,) = read_question(tree, ())
+    factors = slower_factors(option, plan_of(option, section, ""))  # those of a saturated run
     ends = []
     for number, times in enumerate((1.0, *factors)):
-        scale = {"engine": {"op_scale": dict.fromkeys(ops_of(found.decode), times)}}
+        scale = {"engine": {"op_scale": dict.fromkeys(ops_of(option.deployment.pools[1]), times)}}
         out = tmp_path / str(number)
         capacity(tree | scale, {}, out=out, bands=number == 0)
         (one,) = json.loads((out / "summary.json").read_text())["deployments"]
