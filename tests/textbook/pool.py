@@ -418,8 +418,9 @@ class TextbookPool:
         return member, tokens, chunk, yields, sequence in self.padded
 
     def returned(self, rows: list[Row], now: float) -> None:
-        """What an iteration computed has come back."""
+        """What an iteration computed has come back: refused drafts are booked first, ends then."""
         drops = getattr(self.policy, "drops", False)
+        ends = list[tuple[int, int, int]]()
         for member, tokens, chunk, yields, padded in sorted(rows, key=_place):
             sequence = member.sequence
             if chunk:
@@ -458,8 +459,8 @@ class TextbookPool:
             if member.generated == member.request.output_tokens:
                 member.finish_s = now
                 if member.drafts:
-                    self.events.append((sequence.id, DRAFTED, member.drafts))
-                    self.events.append((sequence.id, ACCEPTED, member.held))
+                    ends.append((sequence.id, DRAFTED, member.drafts))
+                    ends.append((sequence.id, ACCEPTED, member.held))
                 if sequence in self.running:
                     self.running.remove(sequence)
                     self.blocks.computed(sequence, min(member.computed, member.known))
@@ -470,10 +471,11 @@ class TextbookPool:
                 else:
                     self.waiting.remove(sequence)
                     if member.lost:
-                        self.events.append((sequence.id, LOST, -member.lost))
+                        ends.append((sequence.id, LOST, -member.lost))
                 self.emptied += not (self.running or self.waiting or self.loading)
             elif chunk and not stale:
                 self.blocks.computed(sequence, sequence.target)
+        self.events += ends
         self._checked()
 
     def _checked(self) -> None:
