@@ -36,6 +36,7 @@ from sarathi_sim.experiments.capacity.recommend import (
     answer_of,
     recommend,
     recommend_files,
+    refined,
     whole,
     winner,
 )
@@ -215,6 +216,22 @@ def test_what_two_pools_must_carry(given: dict[str, object]) -> None:
         assert worth.of(option, 3.9).value < value and worth.of(option, 4.0).replicas == 1
 
 
+def test_between_two_pools_nothing_is_tried(monkeypatch: pytest.MonkeyPatch) -> None:
+    """They take the largest budget and limit, so another round would be the same."""
+    best = SimpleNamespace(option=SimpleNamespace(point={"budget": 2048, "seqs": 32}), load=4.0)
+    found, asked = SimpleNamespace(finalists=[best]), list[tuple[int, ...]]()
+    monkeypatch.setattr(
+        "sarathi_sim.experiments.capacity.recommend.recommend",
+        lambda _, w, *__: (asked.append(w.budgets), found)[1],
+    )
+    for pooled, rounds in ((True, [(512, 2048)]), (False, [(512, 2048), (512, 1280, 2048)])):
+        best.option.pooled = pooled
+        asked.clear()
+        lab: Any = None
+        assert refined(lab, wanted(), load_prices(None), silent, 1) is found
+        assert asked == rounds
+
+
 # Ranks and drafts ------------------------------------------------------------------------------
 
 
@@ -392,6 +409,8 @@ def test_the_winner_keeps_the_slo_with_another_seed(
         lab.progress = lambda *step: counted.append(step)
         found = recommend(lab, asked, prices, silent)
     assert all(0 <= done <= total for _, done, total in counted)
+    steps = [(done, total) for name, done, total in counted if name == "bounds"]
+    assert steps == sorted(steps) and steps[-1][0] == steps[-1][1] == len({*steps}) - 1
     content, best = answer_of(found, asked, prices), found.finalists[0]
     option, row = best.option, content["deployments"][0]
     assert content["winner"] == option.name == row["name"]

@@ -110,6 +110,20 @@ def test_the_key_depends_on_what_is_in_the_trace(write_config: Write, tmp_path: 
     assert key("trace.csv", "0,50,10\n1,60,10\n") == first
 
 
+def test_the_key_depends_on_what_a_trace_shares(write_config: Write, tmp_path: Path) -> None:
+    path = tmp_path / "trace.jsonl"
+    text = SWEEP.replace("  requests: 40\n", "").replace("  pd_ratio: 5\n", "")
+
+    def key(hash_ids: str) -> str:
+        line = f'"timestamp": 0, "input_length": 300, "output_length": 9, "hash_ids": {hash_ids}'
+        path.write_text(f"{{{line}}}\n")
+        lengths = f"workload.lengths={{kind: trace, path: {path}}}"
+        return planned(write_config, text, lengths).runs[0].key
+
+    assert key("[1]") != key("[2]")
+    assert key("[1]") == key("[1]")
+
+
 def test_policies_serve_the_same_requests(write_config: Write) -> None:
     workloads = {}
     for run in planned(write_config).runs:

@@ -280,6 +280,16 @@ def test_everything_is_on_the_disk_before_it_counts(
     assert [path for path in files if path.stat().st_ino not in inodes] == []
 
 
+def test_a_folder_is_not_overwritten(tiny_plan: SweepPlan, tmp_path: Path) -> None:
+    swept(tiny_plan, tmp_path / "sweep", InProcess())
+    with pytest.raises(UserError, match="holds a sweep: give --resume"):
+        swept(tiny_plan, tmp_path / "sweep", InProcess())
+    (tmp_path / "precious").mkdir()
+    (tmp_path / "precious" / "thesis.tex").write_text("years of work")
+    with pytest.raises(UserError, match=r"no earlier result of sweep \(it holds thesis\.tex\)"):
+        swept(tiny_plan, tmp_path / "precious", InProcess())
+
+
 def test_an_extended_sweep_repeats_nothing(
     tiny_plan: SweepPlan, tiny_config: Path, tmp_path: Path
 ) -> None:
