@@ -22,7 +22,7 @@ from rich.table import Table
 from sarathi_sim.experiments.config.deployment import Deployment, deploy
 from sarathi_sim.experiments.config.loading import Experiment
 from sarathi_sim.experiments.config.requests import build_clients
-from sarathi_sim.experiments.content import rich_table
+from sarathi_sim.experiments.report.render import rich_table
 from sarathi_sim.policies.catalogue import is_pooled
 from sarathi_sim.profiler.storage.child import Progress
 from sarathi_sim.profiler.storage.strict import UserError

@@ -15,7 +15,7 @@ from sarathi_sim.experiments.config.base import Source
 from sarathi_sim.experiments.config.loading import check_scenario
 from sarathi_sim.experiments.config.requests import Traffic
 from sarathi_sim.experiments.measured.load_tools import Benchmark, read_benchmarks
-from sarathi_sim.experiments.measured.replay import read_server_run, read_server_runs
+from sarathi_sim.experiments.measured.replay import read_server_runs
 from sarathi_sim.profiler.storage.strict import UserError
 
 Save = Callable[..., Path]
@@ -223,7 +223,8 @@ def test_every_tool_tells_the_same_run(save: Save) -> None:
         assert column(found, "tpot_s")[:2] == pytest.approx([0.02, 0.02])
         assert isnan(column(found, "tpot_s")[2]), "one token: none"
         assert column(found, "latency_s") == pytest.approx([0.09, 0.09, 0.06])
-        assert read_server_run(path).requests["prompt_tokens"].tolist() == [100, 300, 200]
+        (run,) = read_server_runs(path).values()
+        assert run.requests["prompt_tokens"].tolist() == [100, 300, 200]
 
 
 @pytest.mark.parametrize(
@@ -235,7 +236,7 @@ def test_later_turns_of_conversations_are_named(
     lines = [record(10**9 * n, 100, 3, 50.0, 90.0) for n in range(3)]
     for line, name in zip(lines, names, strict=False):
         line["metadata"]["conversation_id"] = name
-    run = read_server_run(save(*lines, name="profile_export.jsonl"))
+    (run,) = read_server_runs(save(*lines, name="profile_export.jsonl")).values()
     said = f"{later} requests are later turns of a conversation" if later else ""
     assert run.note.startswith(said) and bool(run.note) == bool(later)
     config = {"model": "any", "device": "any", "policy": {"name": "orca"}, "workload": WORKLOAD}
@@ -290,7 +291,7 @@ def test_means_only(save: Save, content: dict[str, Any], load: tuple[Any, ...]) 
     }
     said = rf"run: holds means only; .*{flag.get(found.tool, '--export-level records')}"
     with pytest.raises(UserError, match=said):
-        read_server_run(path)
+        read_server_runs(path)
 
 
 def test_means_of_other_tools(save: Save) -> None:
@@ -337,8 +338,6 @@ def test_several_runs_in_a_file(save: Save) -> None:
     for path in (save(sweep, name="s.json"), save(*lines, name="s.jsonl"), save(*appended)):
         names = [one.name for one in read_benchmarks(path)]
         assert names == [f"{path.stem} 1", f"{path.stem} 2"] == list(read_server_runs(path))
-        with pytest.raises(UserError, match="holds 2 runs; must hold one"):
-            read_server_run(path)
 
 
 def test_arrivals_that_were_not_recorded(save: Save) -> None:

@@ -12,7 +12,6 @@ import yaml
 from sarathi_sim.experiments.config import run_memory
 from sarathi_sim.experiments.config.deployment import deploy
 from sarathi_sim.experiments.config.loading import load_experiment
-from sarathi_sim.experiments.run.experiment import simulate_all
 from sarathi_sim.profiler.storage.memory import size_text
 from sarathi_sim.profiler.storage.strict import UserError
 from sarathi_sim.simulator.load import trace
@@ -128,14 +127,3 @@ def test_estimates_are_near_what_is_taken(sizes: TableSizes, estimate: int) -> N
     tracemalloc.stop()
     del kept
     assert peak < estimate * 1.1 and estimate < 3 * peak
-
-
-@pytest.mark.slow
-def test_idle_replicas_cost_no_analysis() -> None:
-    """4,096 replicas for 60 requests: views are made of those that served, and nothing else."""
-    many = load_experiment(yaml.safe_load(ALONE), ["cluster.replicas=4096", "workload.requests=5"])
-    analysis = simulate_all(many).runs["small"].analysis
-    assert analysis.at_work == [0, 1, 2, 3, 4]
-    assert set(analysis.iterations["replica"]) == set(analysis.at_work)
-    idle = analysis.ledger[analysis.ledger["replica"] == 4095]
-    assert len(idle) == 8 and (idle["no_work_s"] == idle["wall_s"]).all()

@@ -75,6 +75,7 @@ MISTAKES = {
     "too deep": ("x = " + "(" * 500, AT, "too many nested parentheses"),
     "raises": ("\n1 / 0\n", AT, "line 2: ZeroDivisionError: division by"),
     "exits": ("raise SystemExit(3)\n", AT, "line 1: SystemExit: 3"),
+    "exits with 0": ("raise SystemExit(0)\n", AT, "line 1: SystemExit: 0"),
     "imports": ("import nosuch\n", AT, "line 1: ModuleNotFoundError: No"),
     "no policy": ("x = 1\n", AT, "marks no policy with @named"),
     "no such name": (AT_MOST, "file: mine.py, name: at_mots", "one of at_most (did you mean at_"),
@@ -122,6 +123,11 @@ MISTAKES = {
         AT_MOST.replace("holds_finished = False", "chunking = 5"),
         f"{AT}, prompts: 2",
         "at_most cannot be built: TypeError: its chunking is no Chunking, but 5",
+    ),
+    "its constructor exits": (
+        AT_MOST.replace("    def plan", f"{CONSTRUCTOR}exit(0)\n\n    def plan"),
+        f"{AT}, prompts: 2",
+        "SystemExit: 0",
     ),
     "its constructor raises": (
         AT_MOST.replace("    def plan", f"{CONSTRUCTOR}1 / 0\n    def plan"),

@@ -210,7 +210,9 @@ def test_workers_never_exceed_their_saturation(stack: str) -> None:
 def test_what_two_pools_must_carry(given: dict[str, object]) -> None:
     asked = wanted(**given)
     worth = Worth(asked, load_prices(None))
-    for option in pooled(replace(asked, gpus=3))[1]:
+    options = pooled(replace(asked, gpus=3))[1]
+    assert options
+    for option in options:
         value = worth.of(option, 4.0).value
         assert worth.of(option, worth.load_for(option, value)).value == pytest.approx(value)
         assert worth.of(option, 3.9).value < value and worth.of(option, 4.0).replicas == 1

@@ -21,7 +21,7 @@ from sarathi_sim.experiments.measured.replay import (
     ServerRun,
     cases_of,
     numbers_of,
-    read_server_run,
+    read_server_runs,
 )
 from sarathi_sim.experiments.measured.score import score_runs
 from sarathi_sim.experiments.measured.tune import fit
@@ -64,7 +64,7 @@ def replayed(tmp_path: Path) -> Path:
 
 
 def test_what_was_measured(replayed: Path) -> None:
-    run = read_server_run(replayed).requests
+    (run,) = (one.requests for one in read_server_runs(replayed).values())
     assert run["arrival_s"].tolist() == [0.0, 0.5]
     assert run["prompt_tokens"].tolist() == [300, 200]
     assert run["ttft_s"].tolist() == [0.25, 0.25]
@@ -100,14 +100,15 @@ def recorded(tmp_path: Path) -> Path:
 
 def test_the_tools_file(recorded: Path) -> None:
     """Arrivals are the gaps that the tool draws, one by one, from the legacy generator."""
-    run = read_server_run(recorded).requests
+    (run,) = (one.requests for one in read_server_runs(recorded).values())
     legacy = np.random.RandomState(0)
     gaps = [legacy.exponential(1 / 4) for _ in range(2)]
     assert run["arrival_s"].tolist() == [0.0, gaps[0], gaps[0] + gaps[1]]
     assert run["latency_s"].tolist() == pytest.approx([0.09, 0.06, 0.09])
     assert run["tpot_s"].dropna().tolist() == pytest.approx([0.02, 0.02])
     recorded.write_text(json.dumps(TOOL | {"request_rate": "inf"}))
-    assert read_server_run(recorded).requests["arrival_s"].tolist() == [0.0] * 3
+    (run,) = (one.requests for one in read_server_runs(recorded).values())
+    assert run["arrival_s"].tolist() == [0.0] * 3
 
 
 @pytest.mark.parametrize(
@@ -128,12 +129,12 @@ def test_a_file_that_is_none(tmp_path: Path, text: str | dict[str, Any], message
     path = tmp_path / ("run.jsonl" if isinstance(text, str) else "run.json")
     path.write_text(text if isinstance(text, str) else json.dumps(TOOL | text))
     with pytest.raises(UserError, match=message):
-        read_server_run(path)
+        read_server_runs(path)
 
 
 def test_prompts_are_cached(recorded: Path, write_config: Write) -> None:
     """All full blocks are found, but for the one with the last token of the prompt."""
-    run = read_server_run(recorded)
+    (run,) = read_server_runs(recorded).values()
     experiment = load_experiment(write_config(CONFIG), ["kv_cache.prompts_cached=true"])
     (case,) = cases_of(experiment, [recorded])
     found = case.under(Overheads()).analysis.requests["hit_tokens"]
