@@ -126,7 +126,7 @@ def _degrees(args: list[str]) -> list[str]:
     """``profile --tp 1 2 4`` as ``--tp 1 --tp 2 --tp 4``."""
     found = list[str]()
     for arg in args:
-        if args[0] == "profile" and found[-2:-1] == ["--tp"] and not arg.startswith("-"):
+        if "profile" in found and found[-2:-1] == ["--tp"] and not arg.startswith("-"):
             found.append("--tp")
         found.append(arg)
     return found

@@ -1,5 +1,4 @@
-"""The content of every answer, which terminal, JSON, HTML and Markdown draw; and every table that a
-command prints."""
+"""The content of every answer, which terminal, JSON, HTML and Markdown draw."""
 
 from __future__ import annotations
 
@@ -11,7 +10,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from pydantic import TypeAdapter, ValidationError
-from rich.table import Table
 
 from sarathi_sim.profiler.storage.strict import UserError, one_line
 
@@ -80,8 +78,8 @@ class Result(dict[str, Any]):
     """What a command answers: what ``--json`` prints, by key.
 
     ``section`` is the answer as it is drawn, ``table`` its main table, ``written`` the files or
-    folders that hold it. ``failures`` are lines about what failed; with them the command's exit
-    code is ``code``.
+    folders that hold it, ``rest`` where the rows are that a terminal has no place for. ``failures``
+    are lines about what failed; with them the command's exit code is ``code``.
     """
 
     def __init__(
@@ -189,25 +187,6 @@ def thinned(notes: Iterable[str]) -> list[str]:
             same if few else [same[0], f"and {len(same) - 1} more like this, with other numbers"]
         )
     return found
-
-
-def rich_table(
-    text: Sequence[str], numbers: Sequence[str], rows: Iterable[Sequence[str]], **about: Any
-) -> Table:
-    """Columns of text to the left, then columns of numbers to the right, by their headings.
-
-    A cell that is too wide continues in the next line. ``about`` are options of rich's tables: a
-    title, a caption.
-    """
-    table = Table(**{"title_justify": "left", "caption_justify": "left", **about})
-    for heading in text:
-        table.add_column(heading, overflow="fold")
-    for heading in numbers:
-        # Without a heading it is no number: yes or no.
-        table.add_column(heading, justify="right" if heading else "left", overflow="fold")
-    for row in rows:
-        table.add_row(*row)
-    return table
 
 
 def deployments_table(deployments: Mapping[str, Deployment]) -> SortableTable:

@@ -35,19 +35,15 @@ from .options import (
     further,
     in_a_paragraph,
     named,
-    processes,
+    written,
 )
 
 if TYPE_CHECKING:
-    from matplotlib.axes import Axes
-
     from .capacity.probing import Laboratory
     from .capacity.slo import CapacitySection
     from .config.loading import Experiment
     from .results import Tables
-    from .run.experiment import ExperimentResult, ScenarioRun
-
-    Shown = ExperimentResult | Mapping[str, Tables]
+    from .run.experiment import ExperimentResult
 
 
 def load(config: Config, changes: Assignments = ()) -> "Experiment":
@@ -115,9 +111,8 @@ def result_of(found: "ExperimentResult", out: Folder | None) -> Result:
     """What ``run`` prints."""
     from .run.run_answer import run_answer
 
-    content = found.summary()
-    written = [] if out is None else [named(out, found.experiment.name)]
-    return Result(content, run_answer(content), written=written)
+    content, folder = found.summary(), named(out or "", found.experiment.name)
+    return Result(content, run_answer(content), written=written(out, folder))
 
 
 def check(config: Config, changes: Assignments = ()) -> Result:
@@ -210,7 +205,7 @@ def sweep(
         content,
         section,
         table=table,
-        written=_written(out, folder),
+        written=written(out, folder),
         rest=RESULTS,
         failures=failures,
         code=int(bool(failures)),
@@ -225,13 +220,13 @@ def plan(
     progress: Progress = silent,
 ) -> Result:
     """Check the runs of a sweep, and predict how long they take. Raises UserError, a line per
-    mistake."""
-    from .sweeps.backends import processors
+    mistake, and where no Dask scheduler answers."""
     from .sweeps.execute import duration, seconds_of_work
     from .sweeps.plan import axes_rows, plan_sweep
 
     planned = plan_sweep(config, changes, progress)
-    count = processes(workers) or processors()
+    with backend_of(workers) as backend:
+        count = backend.workers
     work_s = seconds_of_work(planned) / count
     answer = (
         f"{len(planned.runs)} runs, predicted {duration(work_s)} "
@@ -248,10 +243,6 @@ def _folder(out: Folder | None, name: str, stack: ExitStack) -> Path:
     return named(out or stack.enter_context(TemporaryDirectory(prefix="sarathi-sim-")), name)
 
 
-def _written(out: Folder | None, folder: Path) -> list[Path]:
-    return [] if out is None else [folder]
-
-
 @contextmanager
 def _laboratory(
     folder: Path,
@@ -261,11 +252,10 @@ def _laboratory(
     progress: Progress,
     say: Say,
 ) -> "Iterator[Laboratory]":
-    from .capacity.probing import laboratory
+    from .capacity.probing import Laboratory, probes_in
 
-    with backend_of(workers) as backend, laboratory(folder, kind, section, backend) as lab:
-        lab.progress, lab.say = progress, say
-        yield lab
+    with backend_of(workers) as backend, probes_in(folder, kind) as store:
+        yield Laboratory(section, store, backend, progress, say)
 
 
 def workload(
@@ -308,7 +298,7 @@ def workload(
 
     own = columns if isinstance(columns, Mapping) else dict(c.partition("=")[::2] for c in columns)
     described = describe(what, changes, own, None if out is None else Path(out))
-    return Result(described, workload_answer(described), written=_written(out, Path(out or "")))
+    return Result(described, workload_answer(described), written=written(out))
 
 
 def compare(
@@ -343,7 +333,7 @@ def compare(
     if out is not None:
         write_comparison(found, Path(out))
     section = comparison_answer(found)
-    return Result(found | section.words(), section, written=_written(out, Path(out or "")))
+    return Result(found | section.words(), section, written=written(out))
 
 
 def plot(
@@ -474,12 +464,7 @@ def capacity(
       sarathi-sim capacity my.yaml --workload 1024:256 --refine 2
       sarathi-sim capacity my.yaml --out runs/capacity --json | jq '.deployments[].capacity'
     """
-    from .capacity.answer import (
-        answered,
-        load_prices,
-        read_question,
-        result_files,
-    )
+    from .capacity.answer import answered, load_prices, read_question, result_files
     from .capacity.probing import CAPACITY_FORMAT, write_result
     from .capacity.written import capacities, capacity_answer
     from .config.loading import refuse_of_session
@@ -495,7 +480,7 @@ def capacity(
         if out is not None:
             write_result(folder, CAPACITY_FORMAT, result_files(draft, section, content))
     table = capacities(content["deployments"])
-    return Result(content, capacity_answer(content), table=table, written=_written(out, folder))
+    return Result(content, capacity_answer(content), table=table, written=written(out, folder))
 
 
 def recommend(
@@ -586,7 +571,7 @@ def recommend(
         content = recommended(stack_.enter_context(asked), wanted, costs, say, chosen.refine)
         if out is not None:
             write_result(folder, RECOMMEND_FORMAT, recommend_files(wanted, content))
-    return Result(content, recommend_answer(content), written=_written(out, folder))
+    return Result(content, recommend_answer(content), written=written(out, folder))
 
 
 def sensitivity(
@@ -627,11 +612,7 @@ def sensitivity(
       sarathi-sim sensitivity my.yaml --by 0.2 --only 'attn_decode,link speed' --json
     """
     from .capacity.probing import SENSITIVITY_FORMAT, write_result
-    from .capacity.sensitivity import (
-        read_sensitivity,
-        sensitivity_files,
-        table_of,
-    )
+    from .capacity.sensitivity import read_sensitivity, sensitivity_files, table_of
     from .capacity.sensitivity import sensitivity as found_by
     from .capacity.written import sensitivity_answer
 
@@ -649,7 +630,7 @@ def sensitivity(
         if out is not None:
             write_result(folder, SENSITIVITY_FORMAT, sensitivity_files(asked, content))
     section, table = sensitivity_answer(content), table_of(content)
-    return Result(content, section, table=table, written=_written(out, folder))
+    return Result(content, section, table=table, written=written(out, folder))
 
 
 def advise(
@@ -763,47 +744,3 @@ def list_(
     rows = [cell.as_json() for cell in found]
     section = support_answer(found, model, device, dtype)
     return Result({"cells": rows}, section, table=pd.DataFrame(rows))
-
-
-def plot_cdf(axes: "Axes", shown: "Shown", metric: str = "ttft_s") -> None:
-    """Draw the distribution of a metric of requests (of all tokens for ``tbt_s``), a line per
-    scenario."""
-    from sarathi_sim.simulator.views.metric_registry import METRICS
-    from .figures.distributions import draw_cdf
-
-    known = [key for key, one in METRICS.items() if one.unit == "s" and one.statistics]
-    if metric not in known or metric == "ledger_s":
-        raise UserError(f"metric: value {metric!r}: one of {', '.join(known)}")
-    draw_cdf(axes, metric, _tables(shown))
-
-
-def plot_completions(axes: "Axes", shown: "Shown") -> None:
-    """Draw the requests completed over time, a line per scenario."""
-    from .figures.distributions import draw_completions
-
-    draw_completions(axes, _tables(shown))
-
-
-def plot_ledger(axes: "Axes", shown: "Shown", scenario: str) -> None:
-    """Draw each stage's time by account, in percent of the run."""
-    from .figures.distributions import draw_ledger
-
-    draw_ledger(axes, scenario, _tables(shown)[scenario])
-
-
-def plot_timeline(axes: "Axes", run: "ScenarioRun", start_s: float, length_s: float) -> None:
-    """Draw the work of every stage from ``start_s`` on, for ``length_s`` seconds."""
-    from .figures.slices import Window, stage_slices
-    from .figures.style import policy_colour
-    from .figures.timeline import draw_stages
-
-    window = Window(start_s, length_s)
-    policy = run.deployment.scenario.policy.name
-    draw_stages(axes, policy, stage_slices(run.analysis, window), policy_colour(policy))
-    axes.set(xlim=(window.start_s, window.end_s), xlabel="time (s)")
-
-
-def _tables(shown: "Shown") -> "Mapping[str, Tables]":
-    from .run.experiment import ExperimentResult
-
-    return shown.tables if isinstance(shown, ExperimentResult) else shown

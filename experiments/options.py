@@ -99,7 +99,12 @@ def named(out: Folder, name: str) -> Path:
     return RUNS.with_name(name) if out == RUNS else Path(out)
 
 
-def processes(workers: int | str | None) -> int | None:
+def written(out: Folder | None, folder: Path | None = None) -> list[Path]:
+    """Where a result is, if ``out`` is given: there, or in the ``folder`` that it stands for."""
+    return [] if out is None else [folder or Path(out)]
+
+
+def _processes(workers: int | str | None) -> int | None:
     """The number of worker processes, if it is given. Raises UserError."""
     if workers is None:
         return None
@@ -118,7 +123,7 @@ def backend_of(workers: int | str | None) -> "Iterator[Backend]":
     if "://" in (said := str(workers)):
         backend = DaskWorkers(said)
     else:
-        backend = local_backend(processes(workers))
+        backend = local_backend(_processes(workers))
     try:
         yield backend
     finally:

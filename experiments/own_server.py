@@ -12,14 +12,7 @@ from sarathi_sim.profiler.storage.child import Progress, Say, silent
 from sarathi_sim.profiler.storage.strict import strict_dataclass
 from .config.base import Assignments, Config
 from .content import Result, Section, SortableTable
-from .options import (
-    AlsoOption,
-    Folder,
-    ModelOption,
-    SetOption,
-    further,
-    in_a_paragraph,
-)
+from .options import AlsoOption, Folder, ModelOption, SetOption, further, in_a_paragraph, written
 
 if TYPE_CHECKING:
     from sarathi_sim.profiler.bundle.schema import Bundle
@@ -225,7 +218,7 @@ def fit(
     )
     question = "How far off is this bundle?"
     section = Section("fit", str(path), question, "", table, details=details)
-    return Result({}, section, table=errors, written=[] if out is None else [Path(out)])
+    return Result({}, section, table=errors, written=written(out))
 
 
 def _beyond_single_ops(bundle: "Bundle") -> list[SortableTable]:
@@ -279,12 +272,7 @@ def score(
     from .measured.replay import cases_of
     from .measured.score import draw_runs, score_runs
     from .report.score_answers import score_answer
-    from .results import (
-        SCORE_FORMAT,
-        check_replaceable,
-        result_folder,
-        write_summary,
-    )
+    from .results import SCORE_FORMAT, check_replaceable, result_folder, write_summary
 
     experiment = load_experiment(config, changes)
     if out is not None:
@@ -297,7 +285,7 @@ def score(
             write_summary(folder, SCORE_FORMAT, content | section.words())
             found.write(folder)
             draw_runs(found, folder / "figures")
-    return Result(content | section.words(), section, written=[] if out is None else [Path(out)])
+    return Result(content | section.words(), section, written=written(out))
 
 
 def tune(
@@ -338,4 +326,4 @@ def tune(
         write_whole(Path(out), fitted.calibration.text())
         content["command"] = f"sarathi-sim run {config} --set calibration={out}"
     section = tune_answer(content)
-    return Result(content | section.words(), section, written=[] if out is None else [Path(out)])
+    return Result(content | section.words(), section, written=written(out))

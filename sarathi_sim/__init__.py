@@ -1,6 +1,5 @@
 """Profile-driven simulation of LLM serving. As a library, ``import sarathi_sim as sim`` has the
-names of ``experiments/library.py`` and ``own_server.py``, which are imported when one of them is
-first used (docs/library.md).
+names of docs/library.md; the module of each is imported when it is first used.
 """
 
 from importlib import import_module
@@ -18,10 +17,6 @@ if TYPE_CHECKING:
     from sarathi_sim.experiments.library import load as load
     from sarathi_sim.experiments.library import plan as plan
     from sarathi_sim.experiments.library import plot as plot
-    from sarathi_sim.experiments.library import plot_cdf as plot_cdf
-    from sarathi_sim.experiments.library import plot_completions as plot_completions
-    from sarathi_sim.experiments.library import plot_ledger as plot_ledger
-    from sarathi_sim.experiments.library import plot_timeline as plot_timeline
     from sarathi_sim.experiments.library import read as read
     from sarathi_sim.experiments.library import recommend as recommend
     from sarathi_sim.experiments.library import report as report
@@ -36,6 +31,10 @@ if TYPE_CHECKING:
     from sarathi_sim.experiments.results import Tables as Tables
     from sarathi_sim.experiments.run.experiment import ExperimentResult as ExperimentResult
     from sarathi_sim.experiments.run.experiment import ScenarioRun as ScenarioRun
+    from sarathi_sim.experiments.run.on_axes import plot_cdf as plot_cdf
+    from sarathi_sim.experiments.run.on_axes import plot_completions as plot_completions
+    from sarathi_sim.experiments.run.on_axes import plot_ledger as plot_ledger
+    from sarathi_sim.experiments.run.on_axes import plot_timeline as plot_timeline
     from sarathi_sim.profiler.storage.strict import UserError as UserError
 
 _HERE = Path(__file__).parent
@@ -46,12 +45,13 @@ _NAMES = {
     "experiments.config.loading": "Experiment",
     "experiments.content": "Result",
     "experiments.library": (
-        "advise capacity check compare list_ load plan plot plot_cdf plot_completions plot_ledger "
-        "plot_timeline read recommend report run sensitivity sweep workload"
+        "advise capacity check compare list_ load plan plot read recommend report run sensitivity "
+        "sweep workload"
     ),
     "experiments.own_server": "fit profile score tune",
     "experiments.results": "Tables",
     "experiments.run.experiment": "ExperimentResult ScenarioRun",
+    "experiments.run.on_axes": "plot_cdf plot_completions plot_ledger plot_timeline",
     "profiler.storage.strict": "UserError",
 }
 _MODULES = {name: module for module, names in _NAMES.items() for name in names.split()}

@@ -24,12 +24,7 @@ from ..config.scenario import POOLS
 from ..figures.style import styled
 from ..results import SUMMARY, json_bytes
 from ..run.traffic import with_workload
-from ..run.uncertainty import (
-    QUANTILES,
-    factors_of_pools,
-    timing,
-    uncertainty_of,
-)
+from ..run.uncertainty import QUANTILES, factors_of_pools, timing, uncertainty_of
 from ..sweeps.points import between, in_order
 from .curves import figure_files, frontier_figures, headroom_figure
 from .options import Option, option_at, options_of, plan_of
@@ -398,7 +393,7 @@ class Prices:
         if device not in self.gpu_hour:
             raise UserError(
                 f"prices: gpu_hour.{device}: this key is missing"
-                f"{did_you_mean(device, self.gpu_hour)}: give --prices with it"
+                f"{did_you_mean(device, self.gpu_hour)}: give prices with it"
             )
         return self.gpu_hour[device]
 

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping
-from contextlib import closing, contextmanager
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Generic, TypeVar
@@ -199,20 +199,6 @@ def probes_in(out: Path, kind: str) -> Iterator[Store]:
             (out / MANIFEST).unlink()
             remove_empty(made)
         raise
-
-
-@contextmanager
-def laboratory(
-    out: Path,
-    kind: str,
-    section: CapacitySection,
-    backend: Backend,
-    progress: Progress = silent,
-    say: Say = silent,
-) -> Iterator[Laboratory]:
-    """A laboratory with its folder (:func:`probes_in`); it closes the backend."""
-    with closing(backend), probes_in(out, kind) as store:
-        yield Laboratory(section, store, backend, progress, say)
 
 
 def write_result(out: Path, kind: str, files: Mapping[str, bytes]) -> None:

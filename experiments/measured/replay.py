@@ -79,14 +79,6 @@ def read_server_runs(path: Path) -> dict[str, ServerRun]:
     return runs
 
 
-def read_server_run(path: Path) -> ServerRun:
-    """The only run in a file. Raises UserError as :func:`read_server_runs` does, and for more."""
-    name, *others = runs = read_server_runs(path)
-    if others:
-        raise UserError(f"{path}: holds {len(runs)} runs; must hold one (score takes them all)")
-    return runs[name]
-
-
 # Measured beside simulated ----------------------------------------------------------------------
 
 MEASURES = ("ttft_s", "tpot_s", "latency_s")

@@ -4,17 +4,18 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from textwrap import wrap
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import typer
 
-from ..content import Result, Section, SortableTable
+from ..content import Result, Section, SortableTable, topic_of
 
 if TYPE_CHECKING:
     from rich.console import Console
     from rich.progress import TaskID
+    from rich.table import Table
 
 _MOST_ROWS = 30
 
@@ -73,8 +74,6 @@ def print_section(section: Section, *, err: bool = False, rest: str = "") -> Non
 
 def print_grid(grid: SortableTable, *, err: bool = False, rest: str = "") -> None:
     """A table and its note; its first rows, where it is said where the ``rest`` is."""
-    from ..content import rich_table
-
     if not grid.headings:
         return
     rows = grid.rows[:_MOST_ROWS] if rest else grid.rows
@@ -86,10 +85,29 @@ def print_grid(grid: SortableTable, *, err: bool = False, rest: str = "") -> Non
     typer.echo(f"{note}\n" if note else "", err=err)
 
 
+def rich_table(
+    text: Sequence[str], numbers: Sequence[str], rows: Iterable[Sequence[str]], **about: Any
+) -> Table:
+    """Columns of text to the left, then columns of numbers to the right, by their headings.
+
+    A cell that is too wide continues in the next line. ``about`` are options of rich's tables: a
+    title, a caption.
+    """
+    from rich.table import Table
+
+    table = Table(**{"title_justify": "left", "caption_justify": "left", **about})
+    for heading in text:
+        table.add_column(heading, overflow="fold")
+    for heading in numbers:
+        # Without a heading it is no number: yes or no.
+        table.add_column(heading, justify="right" if heading else "left", overflow="fold")
+    for row in rows:
+        table.add_row(*row)
+    return table
+
+
 def print_assumed(lines: Sequence[str], *, err: bool = False) -> None:
     """The block "Assumed": a line a topic, aligned."""
-    from ..content import topic_of
-
     if not lines:
         return
     parts = [topic_of(line) for line in lines]

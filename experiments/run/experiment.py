@@ -29,7 +29,6 @@ from ..figures.slices import (
 from ..results import (
     FORMAT,
     ITERATIONS,
-    REQUEST_COLUMNS,
     TOKEN_GAPS,
     Tables,
     check_replaceable,
@@ -39,11 +38,7 @@ from ..results import (
     write_summary,
 )
 from .run_answer import run_answer
-from .uncertainty import (
-    AnyUncertainty,
-    ratio_band,
-    uncertainty,
-)
+from .uncertainty import AnyUncertainty, ratio_band, uncertainty
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -268,16 +263,12 @@ def tables_of(runs: Mapping[str, ScenarioRun]) -> dict[str, Tables]:
 def _drawing(runs: Mapping[str, ScenarioRun], window: Window) -> Drawing:
     """The content of the runs' figures."""
     slices = {name: stage_slices(run.analysis, window) for name, run in runs.items()}
-    tables = {
-        name: replace(table, requests=table.requests[list(REQUEST_COLUMNS)])
-        for name, table in tables_of(runs).items()
-    }
     logs = {name: first_decoder(run.analysis.records) for name, run in runs.items()}
     curves = {name: memory_curves(log) for name, log in logs.items() if log.pool is not None}
     last = {name: runs[name].deployment.pools[-1].scenario.policy for name in curves}
     cuts = {name: policy.build().chunking for name, policy in last.items()}
     budgets = {name: chunking.rows for name, chunking in cuts.items() if chunking is not None}
-    return Drawing(tables, window, slices, curves, budgets)
+    return Drawing(tables_of(runs), window, slices, curves, budgets)
 
 
 def _run(
