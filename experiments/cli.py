@@ -219,16 +219,17 @@ def command(
     """A function of the library as a command: its options are those of its signature that have
     one, its help is its docstring.
 
-    ``json`` and ``quiet``: whether it has these options. With ``dry``, --dry-run calls this
-    function in its place. ``out`` is where it writes if --out is left out. ``result`` makes a
-    Result of what the function returns.
+    ``json`` and ``quiet``: whether it has these options; without ``quiet``, --json prints nothing
+    else. With ``dry``, --dry-run calls this function in its place. ``out`` is where it writes if
+    --out is left out. ``result`` makes a Result of what the function returns.
     """
     options = {name: found for name, one in _options(function).items() if (found := one)}
 
     def called(**given: Any) -> None:
         from .report.render import ProgressBar, consoles, print_result
 
-        as_json, quietly = given.pop("json", False), given.pop("quiet", False)
+        as_json = given.pop("json", False)
+        quietly = given.pop("quiet", as_json)
         used = dry if given.pop("dry_run", False) and dry is not None else function
         if "out" in given and given["out"] is None:
             given["out"] = out

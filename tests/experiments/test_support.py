@@ -30,6 +30,7 @@ def every() -> list[Combination]:
 def say(*arguments: str) -> str:
     done = CliRunner().invoke(app, ["list", "support", *arguments])
     assert done.exit_code == 0, done.output
+    assert not done.stderr
     return done.stdout
 
 
