@@ -167,23 +167,11 @@ class Pool(Scheduler):
     def received(self, ids: Iterable[int]) -> None:
         """The KV of these ``loading`` sequences is there: they may run from the next iteration on.
 
-        Raises KeyError for one that holds no blocks for it, as :meth:`failed` and :meth:`sent` do.
+        Raises KeyError for one that holds no blocks for it, as :meth:`sent` does.
         """
         loading = {each.id: each for each in self.loading}
         for id in ids:
             loading[id].arrived = True
-        self._settled = False
-
-    def failed(self, ids: Iterable[int]) -> None:
-        """The KV of these ``loading`` sequences will not come: they wait before all others, and
-        compute it here, as vLLM does (TensorRT-LLM and SGLang abort such a request)."""
-        loading = {each.id: each for each in self.loading}
-        for id in ids:
-            sequence = loading[id]
-            self.loading.remove(sequence)
-            self.blocks.release(sequence, sequence.held, sequence.prefilled, again=True)
-            sequence.prefilled = sequence.remote = 0
-            self.waiting.appendleft(sequence)
         self._settled = False
 
     def sent(self, sequence: Sequence | int) -> None:
