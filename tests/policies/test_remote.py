@@ -70,12 +70,12 @@ def test_vllm_promises_blocks_to_requests_whose_kv_is_on_its_way() -> None:
     requests = [asked(i, prompt, 3, computed=prompt - 1) for i, prompt in enumerate([9, 9, 5])]
     hand = Hand(Vllm(async_scheduling=False), 6, 4, requests)
     assert hand.step() is None
-    assert (hand.reserved(), hand.free, hand.pool.holding) == ([0, 1], 2, 2)
+    assert (hand.reserved(), hand.free, len(hand.pool.loading)) == ([0, 1], 2, 2)
     assert hand.step() is None, "nothing has arrived"
     assert hand.reserved() == []
     hand.pool.received([1])
     assert hand.step() == ([(1, 1, 8)], [])  # its last prompt token yields the first one
-    assert (hand.free, hand.pool.holding) == (1, 1)
+    assert (hand.free, len(hand.pool.loading)) == (1, 1)
     assert hand.reserved() == [], "one block is left, and promised"
     hand.pool.received([0])
     assert hand.step() == ([(0, 1, 8)], [1])

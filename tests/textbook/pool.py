@@ -134,11 +134,6 @@ class TextbookPool:
         return length > self.max_length or needed > self.blocks.capacity - self.blocks.state_blocks
 
     @property
-    def holding(self) -> int:
-        """Sequences that have blocks for KV of elsewhere, and do not run."""
-        return len(self.loading)
-
-    @property
     def vacant(self) -> bool:
         """Whether all blocks are free."""
         return not self.blocks.tables
