@@ -110,7 +110,7 @@ def test_vllm_serves_arrived_requests_first_but_only_so_many() -> None:
 def test_a_prefill_worker_holds_what_it_sends(policy: PoolPolicy) -> None:
     """vLLM: ``request_finished`` returns True, and the blocks are freed on ``finished_sending``.
     TensorRT-LLM: DISAGG_CONTEXT_TRANS_IN_PROGRESS. SGLang: ``disagg_prefill_inflight_queue``."""
-    requests = [asked(0, 8, 50, sends=True), asked(1, 8, 50, sends=True)]
+    requests = [asked(i, 8, 50, sends=True) for i in range(2)]
     hand = Hand(policy, 3, 4, requests)
     assert hand.step() == ([(0, 8, 0)], [])
     assert (hand.free, hand.pool.num_unfinished) == (1, 1), "it ended with its first token"
