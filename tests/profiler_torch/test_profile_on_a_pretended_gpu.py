@@ -225,13 +225,13 @@ def test_only_some_ops_first_and_the_rest_later(tmp_path: Path) -> None:
     with fake_cuda.pretend():
         settings = replace(SETTINGS, out=tmp_path, ops=("preproj", "mixed"))
         assert profile(settings, lines.append, lambda *_: None) == []
-        assert lines[-1] == "tp 1: 6 points are kept; without --ops it goes on"
+        assert lines[-1] == "tp 1: 6 points are kept; without ops it goes on"
         ops = {line.split('"')[3] for line in journal(tmp_path).splitlines()}
         assert ops == {"preproj", "mixed"}
         bundle = measured(tmp_path, lines)
     assert "tp 1: resuming, 6 points are finished already" in lines
     assert len(bundle.linear) == 6 * 3 + 2
-    unknown = pytest.raises(ProfileError, match=r"--ops prepro: unknown.*did you mean")
+    unknown = pytest.raises(ProfileError, match=r"--set ops=prepro: unknown.*did you mean")
     with fake_cuda.pretend(), unknown:
         measured(tmp_path / "other", ops=("prepro",))
 
