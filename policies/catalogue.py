@@ -113,14 +113,12 @@ def complete(policy: Policy | PoolPolicy) -> Policy | PoolPolicy:
 
 
 def is_pooled(policy: Policy | PoolPolicy) -> TypeGuard[PoolPolicy]:
-    """Whether a policy acts on a :class:`~sarathi_sim.policies.pool.Pool`, not on one
-    micro-batch."""
+    """Whether a policy acts on a pool, not on one micro-batch."""
     return policy.pooled
 
 
 def of_micro_batches(policy: Policy | PoolPolicy) -> Policy:
-    """The policy, if it plans for one micro-batch. Raises ValueError for one that acts on a
-    pool."""
+    """The policy, if it plans for one micro-batch. Raises ValueError if it acts on a pool."""
     if is_pooled(policy):
         raise ValueError("this policy acts on a pool with paged memory")
     return cast(Policy, policy)

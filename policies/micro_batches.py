@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from bisect import bisect_left, insort
-from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
@@ -105,12 +104,10 @@ class MicroBatches(Scheduler):
             endings=endings or OutputLengths(),
         )
         self.max_batch, self.free_pool = max_batch, free_pool
-        waiting: deque[Sequence] = deque()
-        self.waiting = waiting
         self.cohorts = [Slot(index, 0) for index in range(max_in_flight)]
         self.idle = list(self.cohorts)
         for slot in self.cohorts:
-            slot.view = View(waiting, [], slot.keys(), max_batch)
+            slot.view = View(self.waiting, [], slot.keys(), max_batch)
 
     # What drivers use ----------------------------------------------------------------------------
 

@@ -166,7 +166,7 @@ class Sglang(PoolPolicy):
         Raises LivelockError if the memory is too small for a request that has it for itself.
         """
         few = self.max_num_seqs <= FEW_RUNNING
-        slots = self.max_num_seqs * (3 if few else 1) - len(pool.running) - pool.holding
+        slots = self.max_num_seqs * (3 if few else 1) - len(pool.running) - len(pool.loading)
         waiting = [each for each in pool.waiting if each.remote]
         waiting.sort(key=lambda each: each.order < 0)  # retracted ones first
         for sequence in waiting:
@@ -184,7 +184,7 @@ class Sglang(PoolPolicy):
         """Whether memory for a request whose KV is computed elsewhere, and for growth, is free."""
         blocks, running = pool.blocks, pool.running
         page = blocks.block_size
-        held = RESERVED_DECODE_TOKENS * (len(running) + pool.holding)
+        held = RESERVED_DECODE_TOKENS * (len(running) + len(pool.loading))
         need = blocks.blocks(sequence.remote) * page + RESERVED_DECODE_TOKENS
         if sequence.order < 0:  # one request must be able to finish, if all others are retracted
             ends = [

@@ -189,7 +189,7 @@ class Trtllm(PoolPolicy):
                 for each in (*pool.running, *pool.loading)
             )
         found: list[Context] = []
-        slots = self.max_num_seqs - len(pool.running) - pool.holding
+        slots = self.max_num_seqs - len(pool.running) - len(pool.loading)
         for sequence in list(islice(pool.waiting, max(slots, 0))):
             remote = sequence.remote and sequence.order < 0
             hits = () if remote else blocks.lookup(sequence)

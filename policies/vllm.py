@@ -86,7 +86,7 @@ class Vllm(PoolPolicy):
         """Running requests, then, if none was preempted, waiting ones."""
         most = self.max_num_batched_tokens
         budget = most - pool.draft_slots
-        running, waiting = len(pool.running), len(pool.waiting) + pool.holding
+        running, waiting = len(pool.running), len(pool.waiting) + len(pool.loading)
         if self.long_prefill_token_threshold:
             most = self._longest_prefill(running + waiting)
         preempted = False

@@ -92,20 +92,14 @@ class Book:
     """Tokens and KV slot of every sequence, and the ends of sequences
     (:class:`~sarathi_sim.policies.scheduler.Endings`): a scheduler knows no output length.
 
-    A request ends with its ``output_tokens``-th token; with ``eos`` (a token id) when this token is
-    generated, or with its ``max_tokens``-th.
+    A request ends with its ``output_tokens``-th token.
     """
 
     def __init__(
-        self,
-        requests: Iterable[Request],
-        slots: int,
-        vocab_size: int,
-        seed: int = 0,
-        eos: int | None = None,
+        self, requests: Iterable[Request], slots: int, vocab_size: int, seed: int = 0
     ) -> None:
         self._requests = {request.id: request for request in requests}
-        self._vocab_size, self._seed, self._eos = vocab_size, seed, eos
+        self._vocab_size, self._seed = vocab_size, seed
         self._num_slots = slots
         self._free = [*reversed(range(slots))]
         self._slots: dict[Sequence, int] = {}
@@ -160,8 +154,7 @@ class Book:
                 continue
             request, known = self._requests[sequence.id], self._tokens[sequence.id]
             known.append(token)
-            most = request.output_tokens if self._eos is None else request.max_tokens
-            if token == self._eos or len(known) == request.prompt_tokens + most:
+            if len(known) == request.prompt_tokens + request.output_tokens:
                 self._over.add(sequence.id)
                 ended.append(sequence)
 

@@ -90,15 +90,12 @@ class EngineProcesses:
         policy: dict[str, Any],
         scheduler: dict[str, Any],
         progress: Callable[[int], object] | None = None,
-        *,
-        eos: int | None = None,
     ) -> EngineRun:
         """Serve requests under a named policy (``{"name": ..., its arguments}``).
 
         ``scheduler`` are the keyword arguments of
-        :class:`~sarathi_sim.policies.micro_batches.MicroBatches`. For ``eos`` see
-        :class:`~sarathi_sim.profiler.engine.driver.Book`. Raises EngineError if the started engine
-        is too small.
+        :class:`~sarathi_sim.policies.micro_batches.MicroBatches`. Raises EngineError if the started
+        engine is too small.
         """
         many, each = scheduler["max_in_flight"], scheduler["max_batch"]
         if many * each > self.spec.slots:
@@ -111,7 +108,6 @@ class EngineProcesses:
             "requests": list(requests),
             "policy": policy,
             "scheduler": scheduler,
-            "eos": eos,
         }
         return self._do(job, progress)
 

@@ -273,7 +273,7 @@ class Head(Rank):
 
     def _serve(self, job: dict[str, Any]) -> Served:
         requests, spec = job["requests"], self.spec
-        book = Book(requests, spec.slots, spec.model.vocab_size, spec.seed, job["eos"])
+        book = Book(requests, spec.slots, spec.model.vocab_size, spec.seed)
         policy = of_micro_batches(build(**job["policy"]))
         scheduler = MicroBatches(policy, endings=book, **job["scheduler"])
         return serve(requests, scheduler, self, book, progress=self._progress)

@@ -24,6 +24,7 @@ from ..storage.files import read_bounded
 from ..storage.not_modelled import not_modelled
 from ..storage.strict import SpecError, short
 from .formats import inactive, read_formats
+from .layer_kinds import MOST
 
 _FREE_STARTS = ("_", "rope_", "summary_", "initializer_", "rotary_", "original_max_position_")
 _FREE_ENDS = ("_token_id", "_token", "_dropout", "_pdrop", "_dropout_prob", "_eps", "_epsilon")
@@ -117,12 +118,10 @@ _EXPERTS = ("num_local_experts", "num_experts", "n_routed_experts")
 #: Keys that must hold one of few values: these values, and the reason.
 _ONE_OF: dict[str, tuple[tuple[object, ...], str]] = {
     "torch_dtype": (
-        ("float16", "bfloat16", "float32", "auto"),
-        "the profile's dtype is what counts",
+        ("float16", "bfloat16", "float32", "auto"), "the profile's dtype is what counts"
     ),
     "no_bias": ((True,), "only queries, keys and values may have a bias here"),
     "position_embedding_type": (("absolute", "rope", "rotary"), "others cost differently"),
-    # One elementwise pass each.
     "hidden_act": (
         ("silu", "swish", "gelu", "gelu_new", "gelu_fast", "gelu_pytorch_tanh", "quick_gelu",
          "relu"),
@@ -180,15 +179,15 @@ def _of_lists(config: Mapping[str, Any], used: Container[str]) -> list[str]:
     if not isinstance(architectures, list) or not all(
         isinstance(name, str) and name.endswith(heads) for name in architectures
     ):
-        drafter = (
-            "; an EAGLE-3 drafter is `speculation.method: eagle3` of the model that it drafts for"
-        )
-        found.append(
+        line = (
             f"architectures {short(architectures)}: not supported: only models with an LM head, "
             "whose names end in ForCausalLM or LMHeadModel"
-            + drafter
-            * ("Eagle" in str(architectures))
         )
+        if "Eagle" in str(architectures):
+            line += (
+                "; an EAGLE-3 drafter is `speculation.method: eagle3` of the model it drafts for"
+            )
+        found.append(line)
     return found
 
 
@@ -211,8 +210,6 @@ Inside = Callable[[int], bool]
 
 MOST_LAYERS = 4096
 """No model has more layers."""
-_MOST = 2**24
-"""No size of a model is larger; ModelSpec's own bounds are narrower."""
 _WINDOWED = ("sliding_attention", "chunked_attention")
 
 
@@ -229,7 +226,7 @@ class HfConfig:
     def error(self, text: str) -> SpecError:
         return SpecError(f"{self.where}: {text}")
 
-    def integer(self, key: str, default: int | None = None, most: int = _MOST) -> int:
+    def integer(self, key: str, default: int | None = None, most: int = MOST) -> int:
         self.used.add(key)
         value = self.config.get(key, default)
         value = default if value is None else value
@@ -271,6 +268,15 @@ class HfConfig:
             many = "" if length is None else f" of {length}"
             raise self.error(f"{key} must be a list{many}, got {short(value)}")
         return value
+
+    def layer_types(self, layers: int, *allowed: str) -> list[str] | None:
+        """The type of each layer, or None. Raises SpecError for one that is not ``allowed``."""
+        types = self.listed("layer_types", layers)
+        for name in types or ():
+            if name not in allowed:
+                listed = ", ".join(allowed)
+                raise self.error(f"layer_types {short(name)}: not supported; allowed: {listed}")
+        return types
 
     def free(self, keys: str) -> None:
         """Declare keys to cost nothing in this type of model, whatever their values."""
@@ -386,14 +392,10 @@ def _delta(config: HfConfig, fields: Fields) -> Fields:
     """The gated delta nets of Qwen3-Next and Qwen3.5, and the gate of the other layers'
     attention."""
     layers, every = fields["num_layers"], config.integer("full_attention_interval", 4)
-    types = config.listed("layer_types", layers)
+    types = config.layer_types(layers, "full_attention", "linear_attention")
     if types is None:
         rest = "linear_attention"
         types = ["full_attention" if (n + 1) % every == 0 else rest for n in range(layers)]
-    for name in types:
-        if name not in ("full_attention", "linear_attention"):
-            allowed = "full_attention, linear_attention"
-            raise config.error(f"layer_types {short(name)}: not supported; allowed: {allowed}")
     recurrent = {
         "full_layers": [n for n, name in enumerate(types) if name == "full_attention"],
         "key_heads": config.integer("linear_num_key_heads", 16),
@@ -409,19 +411,16 @@ def _delta(config: HfConfig, fields: Fields) -> Fields:
 def _blocks(config: HfConfig) -> list[str]:
     """The layers of Nemotron 3: each a mixer, M (Mamba 2) or * (attention), and E, the experts
     that follow it, unless another mixer does."""
-    pattern = config.config.get("hybrid_override_pattern")
-    config.free("hybrid_override_pattern")
+    key = "hybrid_override_pattern"
+    pattern = config.config.get(key)
+    config.free(key)
     whole = config.integer("num_hidden_layers", most=MOST_LAYERS)
     if not isinstance(pattern, str) or not re.fullmatch(r"([M*]E?)+", pattern):
-        raise config.error(
-            f"hybrid_override_pattern {short(pattern)}: not supported; allowed: M and *, each with "
-            "or without one E after it"
-        )
+        allowed = "M and *, each with or without one E after it"
+        raise config.error(f"{key} {short(pattern)}: not supported; allowed: {allowed}")
     if len(pattern) != whole:
-        raise config.error(
-            f"hybrid_override_pattern must have num_hidden_layers ({whole}) letters, got "
-            f"{len(pattern)}"
-        )
+        count = len(pattern)
+        raise config.error(f"{key} must have num_hidden_layers ({whole}) letters, got {count}")
     return re.findall(r"[M*]E?", pattern)
 
 
@@ -477,6 +476,8 @@ class HfType:
         config.config = {**self.defaults, **config.config}
         config.free(self.free)
         heads = config.integer("num_attention_heads")
+        usual = heads if self.kv_as_heads else None
+        size = config.count if self.experts else config.integer
         given = "all" if config.flag("attention_bias", False) else "none"
         if self.head_dim is None and config.config.get("head_dim") is None:
             head_dim = config.share("hidden_size", "num_attention_heads")
@@ -486,13 +487,9 @@ class HfType:
             "num_layers": config.integer("num_hidden_layers", most=MOST_LAYERS),
             "hidden_size": config.integer("hidden_size"),
             "num_heads": heads,
-            "num_kv_heads": config.integer(
-                "num_key_value_heads", heads if self.kv_as_heads else None
-            ),
+            "num_kv_heads": config.integer("num_key_value_heads", usual),
             "head_dim": head_dim,
-            "ffn_hidden_size": (config.count if self.experts else config.integer)(
-                "intermediate_size"
-            ),
+            "ffn_hidden_size": size("intermediate_size"),
             "gated_ffn": True,
             "ffn_bias": config.flag("mlp_bias", False),
             "vocab_size": config.integer("vocab_size"),
@@ -512,15 +509,11 @@ class HfType:
         if self.window_key in config.config:
             window = config.count(self.window_key)  # null: no window
         layers, inside = fields["num_layers"], self.inside(config)
-        types = config.listed("layer_types", layers)
+        types = config.layer_types(layers, "full_attention", *_WINDOWED)
         if types is None:
-            seen = [inside is not None and inside(layer) for layer in range(layers)]
-            types = [_WINDOWED[0] if each else "full_attention" for each in seen]
-        for name in types:
-            if name not in ("full_attention", *_WINDOWED):
-                allowed = ", ".join(("full_attention", *_WINDOWED))
-                raise config.error(f"layer_types {short(name)}: not supported; allowed: {allowed}")
-        count = sum(name in _WINDOWED for name in types)
+            count = sum(inside is not None and inside(layer) for layer in range(layers))
+        else:
+            count = sum(name in _WINDOWED for name in types)
         if inside is None or not count or not 0 < window < fields["max_position_embeddings"]:
             return {}
         return {"windows": {"tokens": window, "layers": count}}
@@ -590,8 +583,6 @@ _QWEN: Fields = {"longest": 32768, "window": 4096, "inside": _qwen}
 _QWEN_MOE = {**_QWEN, "experts": ("num_experts", "moe_intermediate_size"), "dense": _qwen_dense}
 _LOCAL = ("num_local_experts", "intermediate_size")
 _V3 = {"n_routed_experts": 256, "n_shared_experts": 1, "first_k_dense_replace": 3}
-
-
 _DELTA: Fields = {
     "longest": 32768, "head_dim": 256, "free": _OF_DELTA, "has": {"qk_norm": True}, "more": _delta,
 }  # fmt: skip
@@ -736,9 +727,8 @@ def _with_pattern(config: Mapping[str, Any], where: str) -> Mapping[str, Any]:
         return config
     if not isinstance(kinds, list) or not all(kind in _BLOCK_TYPES for kind in map(str, kinds)):
         allowed = ", ".join(_BLOCK_TYPES)
-        raise SpecError(
-            f"{where}: {key} {short(kinds)}: not supported; allowed: a list of {allowed}"
-        )
+        found = f"{where}: {key} {short(kinds)}"
+        raise SpecError(f"{found}: not supported; allowed: a list of {allowed}")
     letters = "".join(_BLOCK_TYPES[str(kind)] for kind in kinds)
     rest = {name: value for name, value in config.items() if name != key}
     return {"num_hidden_layers": len(letters), **rest, pattern: letters}

@@ -19,7 +19,8 @@ import numpy.typing as npt
 from ..storage.strict import short, strict_dataclass
 from .roofline import Array
 
-_MOST = 2**24
+MOST = 2**24
+"""No size of a model is larger; ModelSpec's own bounds are narrower."""
 
 
 @strict_dataclass
@@ -151,8 +152,8 @@ class Latent:
 def _check_positive(spec: object, free: tuple[str, ...], or_zero: tuple[str, ...] = ()) -> None:
     for key in (field.name for field in fields(spec)):  # type: ignore[arg-type]
         value = getattr(spec, key)
-        if key not in free and not (0 if key in or_zero else 1) <= value <= _MOST:
-            raise ValueError(f"{key} must be positive and at most {_MOST}, got {value}")
+        if key not in free and not (0 if key in or_zero else 1) <= value <= MOST:
+            raise ValueError(f"{key} must be positive and at most {MOST}, got {value}")
 
 
 #: No network of a layer is wider.

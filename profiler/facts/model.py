@@ -465,12 +465,9 @@ class ModelSpec:
 
     # Floating-point operations, for utilisation -----------------------------------------------
 
-    def linear_flops_per_token(self) -> int:
-        """FLOPs of all layers' GEMMs for one token (2 per weight), without LM head."""
-        return 2 * self.num_layers * self.layer_weights(tp=1)
-
     def linear_flops_by_kind(self) -> LayerParameters:
-        """:meth:`linear_flops_per_token` by kind of weights: each has a number format."""
+        """FLOPs of all layers' GEMMs for one token (2 per weight), without LM head, by kind of
+        weights: each has a number format."""
         return LayerParameters(*(round(2 * self.num_layers * n) for n in self._token_weights(1)))
 
     def pairs(self, chunk: Array, context: Array, edge: float = 0.5) -> Array:

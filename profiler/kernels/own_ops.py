@@ -43,7 +43,7 @@ from .stack_file import (
     stored,
     tables_beside,
 )
-from .wide_times import exchange, wide_experts
+from .wide_times import FROM, exchange, wide_experts
 
 #: Half-widths in percent of times without held-out errors: experts unlike those of every measured
 #: model in this format, and an all-to-all, whose tokens here spread evenly. Assumed. The first one
@@ -62,11 +62,6 @@ _PADDED_FROM, _PADDED_BELOW = release("0.11"), release("0.14")
 _SHARED: dict[tuple[str, str], Stack] = {("vllm", "w4a8_mxfp4_mxfp8"): "sglang"}
 _OCTAVES = 14
 """Tokens, as powers of two, at which formats are compared."""
-_FROM = {
-    "between": "between token counts",
-    "shapes": "between the shapes of other models",
-    "beyond": "from models that choose another number of experts",
-}
 
 
 def experts_name(kernels: Kernels) -> str:
@@ -168,7 +163,7 @@ class ExpertTimes(RankOp):
         mark = (
             f"{origin}: {self.kernels.experts_in} experts of {own} "
             f"{fit.version}{faster}, tokens {self.kernels.expert_distribution}, "
-            f"tp {self.ranks[0]} x ep {self.ranks[1]}, {_FROM[kind]}"
+            f"tp {self.ranks[0]} x ep {self.ranks[1]}, {FROM[kind]}"
         )
         if self.kernels.redundant_experts:
             mark += "; copies make the load even (assumed)"

@@ -40,6 +40,13 @@ PARTS = {
     "nvlink_one_sided": ("dispatch", "combine"),
     "nvlink_two_sided": ("prepare", "dispatch", "combine"),
 }
+#: The marks of surfaces of experts, by the kind of hold-out that judges a shape.
+FROM = {
+    "between": "between token counts",
+    "ranks": "between numbers of ranks",
+    "shapes": "between the shapes of other models",
+    "beyond": "from models that choose another number of experts",
+}
 #: Ranks that divide the experts of a layer in the stack's own tables, at most.
 MOST_RANKS = 16
 #: Without an exchange: the rows of all ranks are gathered, and the sums of outputs scattered.
@@ -96,7 +103,7 @@ def wide_experts(device: DeviceSpec, kernels: Kernels, shape: Shape) -> WideAnsw
     widths = [fit.half_width_pct(kind, _LAW_PCT) for fit, kind in zip(fits, kinds, strict=True)]
     law = timed != dtype
     origin = "derived" if law else fits[0].origin(set(kinds) == {"between"})
-    how = " and ".join(dict.fromkeys(_FROM[kind] for kind in kinds))
+    how = " and ".join(dict.fromkeys(FROM[kind] for kind in kinds))
     mark = (
         f"{origin}: {timed} experts of {spec.stack} {fits[0].version}, {' and '.join(names)}, ep "
         f"{shape[5]}, {how}" + (f"; {dtype} by the rates of both formats" if law else "")
@@ -109,14 +116,6 @@ def wide_experts(device: DeviceSpec, kernels: Kernels, shape: Shape) -> WideAnsw
     most = shape[5] * _low_latency_tokens(device, shape[5])
     time_us, gap_pct = _two_modes(first, rest[0], most)
     return WideAnswer(time_us, mark, max(width, gap_pct))
-
-
-_FROM = {
-    "between": "between token counts",
-    "ranks": "between numbers of ranks",
-    "shapes": "between the shapes of other models",
-    "beyond": "from models that choose another number of experts",
-}
 
 
 def _kind(table: MoeSurface, shape: Shape) -> str:

@@ -131,7 +131,7 @@ class _ProfileRun:
                 run.announce(free_bytes)
                 grids = run.measure()
                 if settings.ops:
-                    self.say(f"tp {tp}: {len(journal)} points are kept; without --ops it goes on")
+                    self.say(f"tp {tp}: {len(journal)} points are kept; without ops it goes on")
                     return None, run.spent_s
                 run.overhead()
                 run.sustained()
@@ -260,7 +260,7 @@ def _check(settings: Settings, per_node: int) -> None:
         known = (*settings.local_ops, *DESIGNED)
         if op not in known:
             raise ProfileError(
-                f"--ops {op}: unknown{did_you_mean(op, known)}; allowed: {', '.join(known)}"
+                f"--set ops={op}: unknown{did_you_mean(op, known)}; allowed: {', '.join(known)}"
             )
     if settings.weights == "fp8" and settings.model.experts:
         raise ProfileError("weights fp8: a mixture's experts are measured in --dtype only")

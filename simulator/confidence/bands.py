@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from sarathi_sim.profiler.physics.hold_out import Bools, Folds, Rows
+from sarathi_sim.profiler.physics.fit import Bools, Folds, Rows
 from ..loop.records import Floats
 from ..op_times.regression import coordinates
 from .coverage import MeasuredRegion

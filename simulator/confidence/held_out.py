@@ -30,7 +30,7 @@ from sarathi_sim.profiler.facts.ops import (
     PREFILL,
     GemmShape,
 )
-from sarathi_sim.profiler.physics.hold_out import (
+from sarathi_sim.profiler.physics.fit import (
     Bools,
     Folds,
     Rows,

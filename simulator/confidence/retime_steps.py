@@ -35,7 +35,7 @@ class Steps:
         self._longest = [part[:, 0] for part in self._of_steps(lambda *_: (nothing[:1],) * 4)]
         # No step is formed before the one that makes room for it is back, however long ago a
         # rank's requests arrived.
-        ready = self._over_ranks("ready_s")
+        ready = self._ready_s()
         back = steps[:, 1] + first.switches.turnaround_s
         ready[depth:] = np.maximum(ready[depth:], back[:-depth])
         columns = dict(zip(_PARTS, self._longest, strict=True))
@@ -78,10 +78,10 @@ class Steps:
                 found[part][there] = np.maximum(found[part][there], time_s)
         return found
 
-    def _over_ranks(self, name: str) -> Floats:
-        """The largest value of a column over the ranks, by step."""
+    def _ready_s(self) -> Floats:
+        """When the last rank was ready, by step."""
         found = np.zeros(self._rows.shape[1])
         for rows, log in zip(self._rows, self._logs, strict=True):
             there = rows >= 0
-            found[there] = np.maximum(found[there], log.iterations[name][rows[there]])
+            found[there] = np.maximum(found[there], log.iterations["ready_s"][rows[there]])
         return found

@@ -23,7 +23,7 @@ import numpy.typing as npt
 import pandas as pd
 
 from sarathi_sim.profiler.bundle.schema import Bundle
-from sarathi_sim.profiler.physics.hold_out import Bools, Rows, leave_one_group_out
+from sarathi_sim.profiler.physics.fit import Bools, Rows, leave_one_group_out
 from ..loop.records import Floats
 from .iteration import IterationCost
 from .op_times import MEAN, SUM, OpTimes, Skew, WholeLayer

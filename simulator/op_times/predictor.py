@@ -128,7 +128,6 @@ class BundlePredictor:
         self._mixes = layer.mixes
         self._has_host = bool(host.iteration_s or host.sequence_s)
         self._launch_s = host.launch_layer_s
-        self._max_length = max_length
         size = TableSizes(max_tokens, max_length, max_batch, max_prompt)
         self._per_step = 1.0 / size.step
         self._contexts = (size.row_points, size.step)

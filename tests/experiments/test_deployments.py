@@ -218,7 +218,7 @@ def test_prefix_cache_hits_are_in_tables_and_summary(tmp_path: Path) -> None:
     flops = 0.0
     for _, r in requests.iterrows():
         computed = int(r["prompt_tokens"] + r["output_tokens"] - 1 - r["hit_tokens"])
-        flops += computed * model.linear_flops_per_token()
+        flops += computed * sum(model.linear_flops_by_kind())
         pairs = computed * r["hit_tokens"] + computed * (computed + 1) / 2
         flops += 4 * model.num_layers * model.num_heads * model.head_dim * pairs
         flops += int(r["output_tokens"]) * model.lm_head_flops_per_token()

@@ -330,6 +330,18 @@ def test_without_a_table_the_all_to_all_follows_from_the_link() -> None:
     assert experts.provenance()[0].startswith("modelled: 10 us + bytes / NVLink")
 
 
+def test_bytes_of_a_weight_of_layers_and_of_experts() -> None:
+    """Of experts alone, int4 has a scale for every 32 weights."""
+    for kernels, expected in (
+        (Kernels("vllm", moe_dtype="w4a16_mxfp4"), (2.0, 0.5 + 1 / 32)),
+        (Kernels("vllm", "fp8"), (1.0, 1.0)),
+        (Kernels("vllm", moe_dtype="int4_wo"), (2.0, 0.5 + 2 / 32)),
+        (Kernels("vllm", "int4_wo"), (0.5 + 2 / 128, 0.5 + 2 / 128)),
+    ):
+        numbers = kernels.number_bytes
+        assert (numbers.weight, numbers.expert_weight) == expected
+
+
 NANO = load_model("nemotron-3-nano")
 
 

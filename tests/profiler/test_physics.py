@@ -22,7 +22,7 @@ from sarathi_sim.profiler.facts.roofline import (
     stream_us,
     wave_fill,
 )
-from sarathi_sim.profiler.physics.hold_out import leave_one_group_out
+from sarathi_sim.profiler.physics.fit import leave_one_group_out
 from sarathi_sim.profiler.physics.residual import (
     Curve,
     Trees,

@@ -37,13 +37,7 @@ class LocalEngine:
         """What was executed last, once."""
         return self._back.pop(0) if self._back else None
 
-    def serve(
-        self,
-        requests: list[Request],
-        policy: Policy,
-        settings: dict[str, Any],
-        eos: int | None = None,
-    ) -> Served:
+    def serve(self, requests: list[Request], policy: Policy, settings: dict[str, Any]) -> Served:
         """Serve all requests. ``settings`` are the scheduler's. A slot that is given out is
         overwritten, to show that nobody reads what was there."""
         stage, shape = self.stage, self.shape
@@ -56,7 +50,7 @@ class LocalEngine:
                     poison(stage, slot)
                 return slot
 
-        book = Poisoned(requests, shape.slots, shape.model.vocab_size, shape.seed, eos)
+        book = Poisoned(requests, shape.slots, shape.model.vocab_size, shape.seed)
         return serve(requests, MicroBatches(policy, endings=book, **settings), self, book)
 
 

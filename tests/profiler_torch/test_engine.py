@@ -210,14 +210,3 @@ def test_shards_compute_what_the_unsharded_model_does(
 def test_tokens_of_a_prompt_depend_on_the_request_alone() -> None:
     one, *others = (prompt_of(request, 96, seed) for request in requests(2, 5) for seed in (0, 1))
     assert one == prompt_of(requests(14, 5)[0], 96, 0) and one not in others
-
-
-def test_a_token_ends_a_request() -> None:
-    engine = LocalEngine(MHA, slots=4, max_length=MAX_LENGTH)
-    load = [replace(request, max_tokens=26, output_tokens=26) for request in requests(14, 5)]
-    whole = engine.serve(load, POLICIES["orca_best"], settings()).outputs
-    eos = whole[0][3]
-    ended = {id: tokens[: (*tokens, eos).index(eos) + 1] for id, tokens in whole.items()}
-    for policy in ("orca_best", "request_level", "sarathi_fill"):
-        assert engine.serve(load, POLICIES[policy], settings(), eos=eos).outputs == ended
-    assert len(ended[0]) <= 4 and max(map(len, ended.values())) == 26

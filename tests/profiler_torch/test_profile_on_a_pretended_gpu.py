@@ -225,13 +225,13 @@ def test_only_some_ops_first_and_the_rest_later(tmp_path: Path) -> None:
     with fake_cuda.pretend():
         settings = replace(SETTINGS, out=tmp_path, ops=("preproj", "mixed"))
         assert profile(settings, lines.append, lambda *_: None) == []
-        assert lines[-1] == "tp 1: 6 points are kept; without --ops it goes on"
+        assert lines[-1] == "tp 1: 6 points are kept; without ops it goes on"
         ops = {line.split('"')[3] for line in journal(tmp_path).splitlines()}
         assert ops == {"preproj", "mixed"}
         bundle = measured(tmp_path, lines)
     assert "tp 1: resuming, 6 points are finished already" in lines
     assert len(bundle.linear) == 6 * 3 + 2
-    unknown = pytest.raises(ProfileError, match=r"--ops prepro: unknown.*did you mean")
+    unknown = pytest.raises(ProfileError, match=r"--set ops=prepro: unknown.*did you mean")
     with fake_cuda.pretend(), unknown:
         measured(tmp_path / "other", ops=("prepro",))
 
@@ -239,7 +239,7 @@ def test_only_some_ops_first_and_the_rest_later(tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_seconds_are_a_hard_limit(tmp_path: Path) -> None:
     with fake_cuda.pretend():
-        with pytest.raises(ProfileError, match=r"--max-seconds are over, \d+ points are finished"):
+        with pytest.raises(ProfileError, match=r"max_seconds are over, \d+ points are finished"):
             measured(tmp_path, max_s=0.0)
         measured(tmp_path)
 

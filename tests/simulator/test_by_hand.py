@@ -124,7 +124,7 @@ def test_the_summary_of_that_schedule() -> None:
     # A token attends to those before it and itself: scores and weighted sum, 2 FLOPs each a number.
     attended = sum(sum(range(1, n + 1)) for n in processed)
     flops = (
-        sum(processed) * MODEL.linear_flops_per_token()
+        sum(processed) * sum(MODEL.linear_flops_by_kind())
         + 4 * MODEL.num_layers * MODEL.num_heads * MODEL.head_dim * attended
         + 9 * MODEL.lm_head_flops_per_token()
     )

@@ -22,7 +22,7 @@ from sarathi_sim.profiler.facts.device import load_device
 from sarathi_sim.profiler.facts.formats import Kernels, Stack
 from sarathi_sim.profiler.facts.ops import ALL_REDUCE, DECODE, OPS, PREFILL
 from sarathi_sim.profiler.kernels.stack_times import StackTimes
-from sarathi_sim.profiler.physics.hold_out import median_p95_worst
+from sarathi_sim.profiler.physics.fit import median_p95_worst
 from sarathi_sim.profiler.physics.shard_times import asked_at
 from sarathi_sim.simulator.confidence.held_out import between, beyond, op_tables, residuals
 from sarathi_sim.simulator.op_times.interaction import interaction_errors, skew_errors

@@ -125,6 +125,8 @@ def test_1_every_request_completes_once_or_is_rejected(system: System | PoolSyst
         extra = sum(map(extra_decodes, records.replicas))
         assert system.policy.ahead or not extra
         assert processed - extra + hits == due + lost
+        if getattr(system.policy, "capacity_scheduler_policy", "") == "guaranteed_no_evict":
+            assert not lost
         assert served["recomputed_tokens"].sum() >= 0
     else:
         most = system.kv_tokens or MAX_LENGTH

@@ -134,22 +134,14 @@ class TextbookPool:
         return length > self.max_length or needed > self.blocks.capacity - self.blocks.state_blocks
 
     @property
-    def holding(self) -> int:
-        """Sequences that have blocks for KV of elsewhere, and do not run."""
-        return len(self.loading)
-
-    @property
     def vacant(self) -> bool:
         """Whether all blocks are free."""
         return not self.blocks.tables
 
-    def _by_id(self, id: int) -> Sequence:
-        return next(sequence for sequence in self.loading if sequence.id == id)
-
     def received(self, ids: Iterable[int]) -> None:
         """Their KV is there."""
         for id in ids:
-            self._by_id(id).arrived = True
+            next(each for each in self.loading if each.id == id).arrived = True
 
     def sent(self, id: int) -> None:
         """The KV of a sequence that ended here has been sent."""

@@ -280,10 +280,8 @@ class _Player:
         pool = self._pool
         before = list(pool.running)
         batch = pool.form()
-        rows = [(s.order, s.id, context, tokens) for s, tokens, context in batch.chunks]
-        if batch.verified:
-            rows += [(s.order, s.id, context, n) for s, n, context in batch.verified]
-        else:
+        rows = [(s.order, s.id, context, n) for s, n, context in batch.chunks + batch.verified]
+        if not batch.verified:
             rows += [(s.order, s.id, s.offset + batch.iteration, 1) for s in batch.decodes]
         preempted = sorted(s.id for s in before if s not in pool.running)
         return self._stated(batch, [list(row[1:]) for row in sorted(rows)], preempted), batch
@@ -360,7 +358,7 @@ class _VllmModePlayer(_VllmPlayer):
     def _stated(self, batch: Batch, rows: list[list[int]], preempted: list[int]) -> list[Any]:
         drafts = {sequence.id: tokens - 1 for sequence, tokens, _ in batch.verified}
         rows = [[*row, drafts.get(row[0], 0)] for row in rows]
-        return [*super()._stated(batch, rows, preempted), self._pool.holding]
+        return [*super()._stated(batch, rows, preempted), len(self._pool.loading)]
 
 
 class _SpeculationPlayer(_VllmModePlayer):

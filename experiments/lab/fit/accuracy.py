@@ -20,8 +20,8 @@ from sarathi_sim.profiler.facts.device import load_device
 from sarathi_sim.profiler.facts.formats import STACKS
 from sarathi_sim.profiler.facts.ops import LAYER_GEMMS, GemmShape
 from sarathi_sim.profiler.kernels.stack_file import StackSpec, load_stack
+from sarathi_sim.profiler.physics.fit import Bools, Folds, Rows, median_p95_worst
 from sarathi_sim.profiler.physics.forms import GEMM
-from sarathi_sim.profiler.physics.hold_out import Bools, Folds, Rows, median_p95_worst
 from sarathi_sim.profiler.planning.grid import Key, SizeGrid
 from sarathi_sim.profiler.planning.settings import TILE, Limits, coarse_grid
 from sarathi_sim.profiler.storage.plain_yaml import read_mapping

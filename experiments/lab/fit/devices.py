@@ -28,7 +28,13 @@ from sarathi_sim.profiler.facts.device import (
     load_device,
 )
 from sarathi_sim.profiler.facts.roofline import Array
-from sarathi_sim.profiler.physics.fit import OpModel, fit_constants
+from sarathi_sim.profiler.physics.fit import (
+    Folds,
+    OpModel,
+    fit_constants,
+    leave_one_group_out,
+    median_p95_worst,
+)
 from sarathi_sim.profiler.physics.forms import (
     ATTN_CONTEXT,
     ATTN_PREFILL,
@@ -38,7 +44,6 @@ from sarathi_sim.profiler.physics.forms import (
     Form,
     decode_form,
 )
-from sarathi_sim.profiler.physics.hold_out import Folds, leave_one_group_out, median_p95_worst
 from sarathi_sim.profiler.physics.residual import fit_curve, fit_trees
 from sarathi_sim.profiler.storage.child import Say, silent
 from sarathi_sim.profiler.storage.files import data_dir, write_whole

@@ -1,6 +1,6 @@
 """Rows left out of a stack's fits, and the errors on them: one protocol for every table.
 
-A fold (:mod:`sarathi_sim.profiler.physics.hold_out`) has rows to fit and rows to score: what was
+A fold (:mod:`sarathi_sim.profiler.physics.fit`) has rows to fit and rows to score: what was
 fitted to the former predicts the latter. A table has several kinds of hold-outs: between its sizes,
 between its shapes or head counts, and beyond them.
 """
@@ -39,12 +39,7 @@ from sarathi_sim.profiler.kernels.moe_surface import MoeTable, Rates, between_kn
 from sarathi_sim.profiler.kernels.reduce_curves import fit_reduce
 from sarathi_sim.profiler.kernels.sparse_law import fit_sparse
 from sarathi_sim.profiler.kernels.stack_file import KernelFit, LeftOut, StoredSurface
-from sarathi_sim.profiler.physics.hold_out import (
-    Folds,
-    Rows,
-    leave_one_group_out,
-    median_p95_worst,
-)
+from sarathi_sim.profiler.physics.fit import Folds, Rows, leave_one_group_out, median_p95_worst
 from sarathi_sim.profiler.physics.prompt_law import NEAR_CALLS, PromptLaw
 
 #: Log errors against the cleaned rows, and against the rows as they were measured.
