@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -138,13 +137,10 @@ def read_peer(path: Path) -> dict[str, ServerTimes]:
     cells = read_cells(path)
     for both in _PEER_COLUMNS:
         if {"id", *both} <= set(cells.columns):
-            columns = (as_numbers(cells[name]).tolist() for name in both)
-            found = zip(cells["id"].astype(str), zip(*columns, strict=True), strict=True)
-            return {
-                name: ServerTimes(*pair)
-                for name, pair in found
-                if all(0 < x < math.inf for x in pair)
-            }
+            pairs = np.stack([as_numbers(cells[name]) for name in both], axis=1)
+            found = zip(cells["id"].astype(str), pairs.tolist(), strict=True)
+            usable = ((id, pair) for id, pair in found if all(0 < x < math.inf for x in pair))
+            return {id: ServerTimes(*pair) for id, pair in usable}
     raise UserError(f"{path}: needs the columns id, ttft_ms and tpot_ms")
 
 
@@ -179,14 +175,14 @@ def predictions_table(
 ) -> pd.DataFrame:
     """A row for each measured one, in their order: id, all that is predicted, the ends of its
     bands, reason and detail. Rows that could not be read come last."""
-    by_id, table = {row.id: row for row in rows}, list[list[Any]]()
+    by_id, table = {row.id: row for row in rows}, []
     for id in dict.fromkeys([*by_id, *refused]):
-        values: list[float | None] = [np.nan] * len(SCORED)
-        ends, detail = _NO_BAND * len(SCORED), " ".join(refused.get(id, "").split())
-        reason = short_reason(refused.get(id, ""))
+        why = refused.get(id, "")
+        line: dict[str, Any] = {"reason": short_reason(why), "detail": " ".join(why.split())}
         if (times := predictions.get(id)) is not None:
-            values = [times.of(by_id[id], metric) for metric in SCORED]
-            ends = tuple(chain(*(times.bands.get(metric, _NO_BAND) for metric in SCORED)))
-            reason = detail = TOO_WIDE if too_wide(times) else ""
-        table.append([id, *values, *ends, reason, detail])
+            line = dict.fromkeys(line, TOO_WIDE if too_wide(times) else "")
+            for metric, name in SCORED.items():
+                line[name] = times.of(by_id[id], metric)
+                line[f"{name}_low"], line[f"{name}_high"] = times.bands.get(metric, _NO_BAND)
+        table.append({"id": id, **line})
     return pd.DataFrame(table, columns=["id", *_PREDICTED, "reason", "detail"])

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 from sarathi_sim.profiler.storage.child import Progress, Say
 from ...config.inputs import HostConstants, host_times
@@ -19,7 +19,6 @@ from .rows import Measured, ServerTimes, read_servers
 from .runs import Variant, with_bands
 from .scenarios import campaign_of, scenario_of
 
-T = TypeVar("T")
 FITTED = "fitted"
 Predictions = Mapping[str, ServerTimes]
 KINDS = {True: "dense", False: "mixtures"}
@@ -47,59 +46,46 @@ class ScoredRows:
         """As ``score --json`` prints it; percentages. Of each other predictor the errors, and ours
         on the rows that both answer. Of dense models and mixtures together ``classes`` has the same
         of each."""
-        best, known = self.best, {row.id for row in self.rows}
-        groups = errors.grouped(self.rows, {id for id, times in best.items() if times.kv_full})
-        wide = sum(map(errors.too_wide, best.values()))
+        best, known = self.best, {row.id: row for row in self.rows}
+        answered = {id: best[id] for id in known if id in best}
+        wide = sum(map(errors.too_wide, answered.values()))
+        groups = errors.grouped(self.rows, {id for id, times in answered.items() if times.kv_full})
         content: dict[str, Any] = {
             "rows": len(self.rows) + sum(name not in known for name in self.refused),
-            "answered": len(best) - wide,
+            "answered": len(answered) - wide,
             "too_wide": wide,
             "groups": errors.of_groups(groups, best),
             "refused": dict(Counter(map(errors.short_reason, self.refused.values())).most_common()),
         }
         for peer, theirs in self.peers.items():
-            ours = {name: best[name] for name in best.keys() & theirs.keys()}
-            content.setdefault("peers", {})[peer] = {
-                "groups": {
-                    name: {
-                        "n": sum(row.id in ours for row in group),
-                        "ours": errors.of_group(group, ours),
-                        "theirs": errors.of_group(group, {id: theirs[id] for id in ours}),
-                    }
-                    for name, group in groups.items()
-                },
+            both = best.keys() & theirs.keys()
+            ours, theirs = ({id: of[id] for id in both} for of in (best, theirs))
+            beside = {
+                name: {
+                    "n": sum(row.id in both for row in group),
+                    "ours": errors.of_group(group, ours),
+                    "theirs": errors.of_group(group, theirs),
+                }
+                for name, group in groups.items()
             }
+            content.setdefault("peers", {})[peer] = {"groups": beside}
+        classes = {row.dense for row in self.rows}
+        hosts = {dense: fit for dense, fit in self.hosts.items() if dense in classes}
         for dense, name in _CONTENT.items():
-            fit = self.hosts.get(dense)
-            times = host_times(not dense) if fit is None else fit.times
+            times = hosts[dense].times if dense in hosts else host_times(not dense)
             content[f"constants{name}"] = times.fitted_to
         variants = {BASE: self.zero_fit, **self.fits}
         content["variants"] = {name: errors.of_groups(groups, of) for name, of in variants.items()}
         redrawn = {"rows": self.redrawn, "draws": runs.REDRAWS}
         content["bands"] = {"draws": runs.DRAWS, "redrawn": redrawn}
-        for dense, fit in self.hosts.items():
+        for dense, fit in hosts.items():
             content[f"host_time{_CONTENT[dense]}"] = asdict(fit.times)["stacks"]
-        if len({row.dense for row in self.rows}) == 2:
-            content["classes"] = {n: self._of(dense).content() for dense, n in KINDS.items()}
+        for dense, kind in KINDS.items() if len(classes) == 2 else ():
+            own = [row for row in self.rows if row.dense == dense]
+            refused = {row.id: self.refused[row.id] for row in own if row.id in self.refused}
+            part = replace(self, rows=own, refused=refused)
+            content.setdefault("classes", {})[kind] = part.content()
         return content
-
-    def _of(self, dense: bool) -> ScoredRows:
-        """Of dense models, or of mixtures, alone."""
-        rows = [row for row in self.rows if row.dense == dense]
-
-        def own(of: Mapping[str, T]) -> dict[str, T]:
-            return {row.id: of[row.id] for row in rows if row.id in of}
-
-        return replace(
-            self,
-            rows=rows,
-            best=own(self.best),
-            zero_fit=own(self.zero_fit),
-            refused=own(self.refused),
-            fits={name: own(of) for name, of in self.fits.items()},
-            hosts={kind: fit for kind, fit in self.hosts.items() if kind == dense},
-            peers={name: own(of) for name, of in self.peers.items()},
-        )
 
     def write(self, folder: Path) -> None:
         """``predictions.csv``, and the constants that were fitted."""
@@ -139,9 +125,12 @@ def score_servers(
     }
     off = {id: runs.draws(one.shares) for id, one in answered.items()} | again
     without = {row.id: host.fitted_without(row) for row in rows if row.id in answered}
-    error_of = {row.id: asdict(without[row.id].of(row)[1]) for row in rows if row.id in answered}
-    known = {row.id: without[row.id].apart.get(campaign_of(row), host.HALFWAY)
-             for row in rows if row.id in answered}  # fmt: skip
+    error_of = {row.id: asdict(without[row.id].of(row)[1]) for row in rows if row.id in without}
+    known = {
+        row.id: without[row.id].apart.get(campaign_of(row), host.HALFWAY)
+        for row in rows
+        if row.id in without
+    }
     unknown = dict.fromkeys(known, host.HALFWAY)
     zero_fit, best = (
         with_bands(rows, _between(rows, simulated, name, shares), off, error_of)

@@ -76,8 +76,7 @@ def _theirs(name: str) -> str:
 def gemms(datasets: Path, device: str, stack: str, dtype: WeightDtype) -> Iterator[Table]:
     """GEMM rows (m, n, k, time_us) of every version that has some, newest first."""
     names, chosen = {"m": "m", "n": "n", "k": "k"}, {"gemm_dtype": _theirs(dtype)}
-    for rows, version in _tables(datasets, device, stack, "gemm/gemm_perf", names, chosen):
-        yield merged(rows), version
+    return _tables((datasets, device, stack), "gemm/gemm_perf", names, chosen)
 
 
 def gemm_kernel(datasets: Path, device: str, stack: str, dtype: WeightDtype, version: str) -> str:
@@ -119,7 +118,7 @@ def prefill(
             chosen = {"kv_cache_dtype": _theirs(kv_dtype), "attn_dtype": kernel, "step": 0}
             rows = _read(path, [*_ATTENTION], chosen, window=window).rename(columns=_ATTENTION)
             if (rows["batch"] == 1).any():
-                return merged(rows.drop(columns="context")), path.parent.name
+                return _without("context")(rows), path.parent.name
     return None
 
 
@@ -127,10 +126,9 @@ def decode(
     datasets: Path, device: str, stack: str, kv_dtype: KvDtype, window: int = 0
 ) -> Table | None:
     """Attention of one new token a sequence: batch, context, heads, kv_heads, head_dim."""
+    of, table = (datasets, device, stack), "attention/generation_attention_perf"
     chosen = {"kv_cache_dtype": _theirs(kv_dtype), "attn_dtype": "bfloat16"}
-    table = "attention/generation_attention_perf"
-    found = _tables(datasets, device, stack, table, _ATTENTION, chosen, window=window)
-    return _newest(found, _decodes)
+    return _newest(of, table, _ATTENTION, chosen, _decodes, window=window)
 
 
 def _decodes(rows: pd.DataFrame) -> pd.DataFrame:
@@ -146,16 +144,14 @@ def _without(*columns: str) -> Callable[[pd.DataFrame], pd.DataFrame]:
 def latent(
     datasets: Path, device: str, stack: str, kind: str, kv_dtype: KvDtype, whole: bool = False
 ) -> Table | None:
-    """Latent attention of ``prefill`` (heads, chunk) or ``decode`` (heads, batch, context).
-
-    The attention kernel alone or the ``whole`` block of DeepSeek V3 with its bf16 GEMMs.
-    """
+    """Latent attention of ``prefill`` (heads, chunk) or ``decode`` (heads, batch, context): the
+    kernel alone, or the ``whole`` block of DeepSeek V3 with its bf16 GEMMs."""
     table = f"mla/mla_{_theirs(kind)}_module_perf" if whole else f"mla/{_theirs(kind)}_mla_perf"
     chosen: dict[str, Any] = {"kv_cache_dtype": _theirs(kv_dtype), "mla_dtype": "bfloat16"}
     chosen |= {"gemm_type": "bfloat16"} if whole else {}
     chosen |= {"batch_size": 1, "step": 0} if kind == "prefill" else {}
-    found = _tables(datasets, device, stack, table, _BLOCK, chosen)
-    return _newest(found, _decodes if kind == "decode" else _without("batch", "context"))
+    change = _decodes if kind == "decode" else _without("batch", "context")
+    return _newest((datasets, device, stack), table, _BLOCK, chosen, change)
 
 
 def latent_blocks(datasets: Path, device: str, stack: str) -> Table | None:
@@ -163,8 +159,7 @@ def latent_blocks(datasets: Path, device: str, stack: str) -> Table | None:
     decodes with data-parallel attention by FlashAttention 3, its default on Hopper."""
     names = {"num_heads": "heads", "batch_size": "batch", "isl": "context"}
     chosen = {_KERNEL: "fa3", "mla_dtype": "fp8_block", "step": 0}
-    table = "mla/wideep_generation_mla_perf"
-    return _newest(_tables(datasets, device, stack, table, names, chosen))
+    return _newest((datasets, device, stack), "mla/wideep_generation_mla_perf", names, chosen)
 
 
 def sparse(
@@ -183,8 +178,8 @@ def sparse(
     chosen: dict[str, Any] = {"kv_cache_dtype": _theirs(kv_dtype), "gemm_type": _theirs(dtype)}
     chosen |= {"architecture": architecture, "op_name": name}
     chosen |= {"batch_size": 1} if kind == "prefill" else {}
-    found = _tables(datasets, device, stack, f"sparse_attention/{name}_perf", _BLOCK, chosen)
-    return _newest(found, _decodes if kind == "decode" else _without("batch"))
+    of, table = (datasets, device, stack), f"sparse_attention/{name}_perf"
+    return _newest(of, table, _BLOCK, chosen, _decodes if kind == "decode" else _without("batch"))
 
 
 def recurrent(datasets: Path, device: str, stack: str, kind: str) -> Table | None:
@@ -200,8 +195,7 @@ def recurrent(datasets: Path, device: str, stack: str, kind: str) -> Table | Non
         both = kernels.agg(["size", "sum"]).reset_index().rename(columns={"sum": "time_us"})
         return both[both.pop("size") == 2]
 
-    table = "linear_attention/gdn_perf"
-    return _newest(_tables(datasets, device, stack, table, names, chosen), whole)
+    return _newest((datasets, device, stack), "linear_attention/gdn_perf", names, chosen, whole)
 
 
 def experts(
@@ -222,6 +216,7 @@ def experts(
     ``wide``: on more ranks than that, which share whole experts; TensorRT-LLM's ``WIDEEP`` kernels
     are among them.
     """
+    of = (datasets, device, stack)
 
     def fitting(rows: pd.DataFrame) -> pd.DataFrame:
         kernel = rows.pop("kernel").astype(str)
@@ -233,14 +228,13 @@ def experts(
         one_way = (rows["tp"] == 1) | (rows["ep"] == 1)
         among = (ranks > MOST_RANKS) & (rows["tp"] == 1) if wide else ranks <= MOST_RANKS
         rows = rows[~other & (ungated != gated) & one_way & among]
-        own = even_experts(datasets, device, stack, dtype, distribution, False) if wide else None
-        if own is not None and gated:
+        own = even_experts(*of, dtype, distribution, False) if wide and gated else None
+        if own is not None:
             rows = pd.concat([rows, own[0][own[0]["ep"] > MOST_RANKS]])
         return _fastest(rows)
 
-    names = {**_MOE, _KERNEL: "kernel"}
     chosen = {"moe_dtype": _theirs(dtype), "distribution": distribution}
-    return _newest(_tables(datasets, device, stack, "moe/moe_perf", names, chosen), fitting)
+    return _newest(of, "moe/moe_perf", {**_MOE, _KERNEL: "kernel"}, chosen, fitting)
 
 
 def even_experts(
@@ -249,10 +243,10 @@ def even_experts(
     """Experts of TensorRT-LLM's wide expert parallelism, as :func:`experts`; ``tokens`` are those
     of all ranks. ``even``: placed by a load balancer, their number that of the slots, copies
     included; else one slot an expert, as they come."""
-    names = {**_MOE, "num_slots": "slots"}
+    of, table, names = (datasets, device, stack), "moe/wideep_moe_perf", {**_MOE}
+    names |= {"num_slots": "slots"}
     chosen = {"moe_dtype": _theirs(dtype), "distribution": distribution + ("_eplb" if even else "")}
-    found = _tables(datasets, device, stack, "moe/wideep_moe_perf", names, chosen)
-    return _newest(found, lambda rows: rows.assign(experts=rows["slots"]).drop(columns="slots"))
+    return _newest(of, table, names, chosen, lambda rows: rows.assign(experts=rows.pop("slots")))
 
 
 def deepep_experts(
@@ -262,10 +256,9 @@ def deepep_experts(
     ``low_latency`` mode or those of ``normal``, which were timed with their launches. ``tokens``
     are those of all ranks."""
     phase = {"low_latency": "generation", "normal": "context"}[kind]
-    chosen = {"moe_dtype": "fp8_block"}
-    chosen["distribution"] = "uniform" if distribution == "balanced" else distribution
-    table = f"moe/wideep_{phase}_moe_perf"
-    return _newest(_tables(datasets, device, stack, table, _MOE, chosen), _fastest)
+    spread = "uniform" if distribution == "balanced" else distribution
+    of, table = (datasets, device, stack), f"moe/wideep_{phase}_moe_perf"
+    return _newest(of, table, _MOE, {"moe_dtype": "fp8_block", "distribution": spread}, _fastest)
 
 
 def deepep(datasets: Path, device: str, stack: str, kind: str, between_nodes: bool) -> Table | None:
@@ -283,8 +276,8 @@ def deepep(datasets: Path, device: str, stack: str, kind: str, between_nodes: bo
         rows = rows[(rows["ranks"] > 1) == between_nodes]
         return _fastest(rows.assign(ranks=rows["ranks"] * load_device(device).gpus_per_node))
 
-    table = f"comm/wideep_deepep_{name}_perf"
-    return _newest(_tables(datasets, device, stack, table, names, sms, times=times), exchanges)
+    of, table = (datasets, device, stack), f"comm/wideep_deepep_{name}_perf"
+    return _newest(of, table, names, sms, exchanges, times=times)
 
 
 def nvlink_exchange(
@@ -296,17 +289,15 @@ def nvlink_exchange(
     names |= {"moe_ep_size": "ranks", "num_tokens": "tokens"}
     theirs = {"nvlink_one_sided": "NVLinkOneSided", "nvlink_two_sided": "NVLinkTwoSided"}[kernel]
     chosen = {_KERNEL: theirs, "op_name": f"alltoall_{part}", "moe_dtype": _theirs(dtype)}
-    table = "comm/trtllm_alltoall_perf"
-    return _newest(_tables(datasets, device, stack, table, names, chosen), _fastest)
+    return _newest((datasets, device, stack), "comm/trtllm_alltoall_perf", names, chosen, _fastest)
 
 
 def all_to_alls(datasets: Path, device: str, op: str = "alltoall") -> Table | None:
     """NCCL's all-to-all (gpus, num_bytes, time_us): all bytes that a rank sends, also to itself.
 
     Of another ``op``, ``all_gather`` or ``reduce_scatter``: the bytes of all ranks together."""
-    chosen = {"op_name": op, "nccl_dtype": "half"}
-    found = _tables(datasets, device, "nccl", "comm/nccl_perf", _MESSAGE, chosen)
-    return _newest(found, _messages)
+    of, chosen = (datasets, device, "nccl"), {"op_name": op, "nccl_dtype": "half"}
+    return _newest(of, "comm/nccl_perf", _MESSAGE, chosen, _messages)
 
 
 def all_reduces(datasets: Path, device: str, stack: str) -> dict[str, Table]:
@@ -314,9 +305,8 @@ def all_reduces(datasets: Path, device: str, stack: str) -> dict[str, Table]:
 
     ``graph`` and ``eager`` are the stack's own (one kernel for both in TensorRT-LLM); ``nccl``.
     """
-    found, names = {}, {**_MESSAGE, _KERNEL: "kernel"}
-    table = "comm/custom_allreduce_perf"
-    if own := next(_tables(datasets, device, stack, table, names, {}), None):
+    of, found, names = (datasets, device, stack), {}, {**_MESSAGE, _KERNEL: "kernel"}
+    if own := _newest(of, "comm/custom_allreduce_perf", names, {}, lambda rows: rows):
         kernel = own[0]["kernel"].astype(str)
         # SGLang 0.5.6's table holds TensorRT-LLM's kernel.
         both = (kernel == "TRTLLM") & stack.startswith("trtllm")
@@ -329,8 +319,7 @@ def all_reduces(datasets: Path, device: str, stack: str) -> dict[str, Table]:
 
 
 def _messages(rows: pd.DataFrame) -> pd.DataFrame:
-    sizes = {"num_bytes": _HALF * rows["num_bytes"], "gpus": rows["gpus"]}
-    return tidy(rows["time_us"], **sizes)
+    return tidy(rows["time_us"], num_bytes=_HALF * rows["num_bytes"], gpus=rows["gpus"])
 
 
 def _fastest(rows: pd.DataFrame) -> pd.DataFrame:
@@ -339,29 +328,25 @@ def _fastest(rows: pd.DataFrame) -> pd.DataFrame:
     return rows.groupby(sizes)["time_us"].min().reset_index()
 
 
-def _newest(
-    found: Iterator[Table], change: Callable[[pd.DataFrame], pd.DataFrame] = merged
-) -> Table | None:
-    """The first table with rows that are left after the ``change``."""
-    changed = ((change(rows), version) for rows, version in found)
-    return next((table for table in changed if len(table[0])), None)
+def _newest(*table: Any, **how: Any) -> Table | None:
+    """The first of :func:`_tables`."""
+    return next(_tables(*table, **how), None)
 
 
 def _tables(
-    datasets: Path,
-    device: str,
-    stack: str,
+    of: tuple[Path, str, str],
     table: str,
     names: Mapping[str, str],
     chosen: Mapping[str, Any],
+    change: Callable[[pd.DataFrame], pd.DataFrame] = merged,
     **how: Any,
 ) -> Iterator[Table]:
-    """A table's rows (:func:`_read`) in every version that has some, newest first; columns by
-    our ``names``."""
-    for path in _versions(datasets, device, stack, table):
-        rows = _read(path, [*names], chosen, **how)
+    """The rows (:func:`_read`), with columns by our ``names`` and after a ``change``, in every
+    version ``of`` a device's stack that has some, newest first."""
+    for path in _versions(*of, table):
+        rows = change(_read(path, [*names], chosen, **how).rename(columns=dict(names)))
         if len(rows):
-            yield rows.rename(columns=dict(names)), path.parent.name
+            yield rows, path.parent.name
 
 
 def _versions(datasets: Path, device: str, stack: str, table: str) -> list[Path]:
@@ -372,11 +357,9 @@ def _versions(datasets: Path, device: str, stack: str, table: str) -> list[Path]
         raise FileNotFoundError(f"{root}: no such folder among the public measurements")
     (family, name), (engine, _, version) = table.split("/"), stack.partition("@")
     found = (root / family / engine).glob(f"{version or '*'}/{name}.parquet")
-    return sorted(found, key=lambda path: _numbers(path.parent.name), reverse=True)
-
-
-def _numbers(version: str) -> list[int]:
-    return [*map(int, re.findall(r"\d+", version))]
+    return sorted(
+        found, key=lambda path: [*map(int, re.findall(r"\d+", path.parent.name))], reverse=True
+    )
 
 
 def _columns(path: Path) -> set[str]:
@@ -402,14 +385,13 @@ def _read(
     timed, counts = [*(times or ("latency",))], [name for name in columns if name != _KERNEL]
     try:
         has = _columns(path)
-        for column in (*columns, *timed, *chosen):
-            if column not in has:
-                raise BundleError(f"{path}: column {column!r} is missing; has {show(sorted(has))}")
         filters = [(column, "==", value) for column, value in chosen.items()]
         if window is not None and "window_size" in has:
             filters.append(("window_size", "==", window))
         elif window:
             filters.append((counts[0], "<", 0))  # none
+        if missing := [name for name in (*columns, *timed, *chosen) if name not in has]:
+            raise BundleError(f"{path}: column {missing[0]!r} is missing; has {show(sorted(has))}")
         rows = pd.read_parquet(path, columns=[*columns, *timed], filters=filters or None)
     except (OSError, ValueError) as error:
         if isinstance(error, BundleError):
@@ -420,8 +402,7 @@ def _read(
             raise BundleError(f"{path}: column {column!r} holds {rows[column].dtype}")
     time_us = (1.0 if times else 1e3) * rows[timed].astype(np.float64).sum(axis=1, skipna=False)
     wrong = ~np.isfinite(time_us) | (time_us < 0) | ((time_us == 0) & (not zero))
-    if wrong.any():
-        at = int(np.argmax(np.asarray(wrong)))
+    for at in np.flatnonzero(wrong):
         where = ", ".join(f"{column}={rows[column].iloc[at]}" for column in counts)
         latency = f"{time_us.iloc[at] / 1e3} ms"
         raise BundleError(f"{path}: a latency must be positive, got {latency} at {where}")
@@ -476,8 +457,9 @@ def measurements(folder: Path, model: ModelSpec, tp: int, device: DeviceSpec) ->
 
 def aic_gemm(datasets: Path, framework: str = "SGLang") -> pd.DataFrame:
     """A100-SXM bf16 GEMMs: m, n, k, time_us of one serving framework."""
-    raw = _csv(datasets, _GEMM, counts=("m", "n", "k"), keep=("framework", framework))
-    return merged(raw[["m", "n", "k", "time_us"]])
+    sizes = ("m", "n", "k")
+    rows = _csv(datasets, _GEMM, counts=sizes, keep={"framework": framework})
+    return merged(rows[[*sizes, "time_us"]])
 
 
 def aic_prefill(datasets: Path, framework: str = "VLLM") -> pd.DataFrame:
@@ -491,18 +473,18 @@ def aic_decode(datasets: Path, framework: str = "VLLM") -> pd.DataFrame:
 
 
 def _attention_csv(datasets: Path, file: str, framework: str) -> pd.DataFrame:
-    counts, keep = [name for name in _ATTENTION if name != "step"], ("framework", framework)
-    raw = _csv(datasets, file, counts=counts, from_zero=("step",), keep=keep)
+    counts = [name for name in _ATTENTION if name != "step"]
+    sizes = {"counts": counts, "from_zero": ("step",)}
+    raw = _csv(datasets, file, **sizes, keep={"framework": framework})
     return raw.rename(columns=_ATTENTION)[[*_ATTENTION.values(), "time_us"]]
 
 
 def aic_all_reduce(datasets: Path, gpus: int) -> pd.DataFrame:
     """NCCL all-reduce on NVLink. Sizes are ELEMENTS in the file: 2 bytes each for half."""
-    sizes, keep = ("num_gpus", "message_size_elements"), ("op_name", "all_reduce")
-    raw = _csv(datasets, _NCCL, labels=("nccl_dtype",), counts=sizes, keep=keep)
-    raw = raw[(raw["nccl_dtype"] == "half") & (raw["num_gpus"] == gpus)]
+    keep = {"op_name": "all_reduce", "nccl_dtype": "half", "num_gpus": gpus}
+    raw = _csv(datasets, _NCCL, counts=("message_size_elements",), keep=keep)
     return tidy(raw["time_us"], num_bytes=_HALF * raw["message_size_elements"])
 
 
 def _csv(datasets: Path, file: str, **columns: Any) -> pd.DataFrame:
-    return timed(source_folder(datasets, A100) / file, "latency_ms", 1e3, **columns)
+    return timed(source_folder(datasets, A100) / file, "latency_ms", **columns)

@@ -218,16 +218,13 @@ def alone(cells: pd.DataFrame, sizes: dict[str, str]) -> pd.DataFrame:
 
 def llmservingsim_gemm(datasets: Path) -> pd.DataFrame:
     """A6000 fp16 GEMMs of Llama-3.1-8B at every token count 1..2048 (unfused projections)."""
-    raw = read_measurements(
-        source_folder(datasets, A6000) / _GEMMS,
-        labels=("layer_name",),
-        counts=("input", "tp_size"),
-        times=("latency(ns)",),
-    )
-    raw = raw[(raw["tp_size"] == 1) & raw["layer_name"].isin([*_WIDTHS])]
+    path, time = source_folder(datasets, A6000) / _GEMMS, "latency(ns)"
+    sizes: dict[str, Any] = {"labels": ("layer_name",), "counts": ("input",)}
+    raw = read_measurements(path, **sizes, times=(time,), keep={"tp_size": 1})
+    raw = raw[raw["layer_name"].isin([*_WIDTHS])]
     n = raw["layer_name"].map(_WIDTHS)
     k = raw["layer_name"].map(dict.fromkeys(_WIDTHS, 4096) | {"down_proj": 14336})
-    return tidy(raw["latency(ns)"] / 1e3, m=raw["input"], n=n, k=k)
+    return tidy(raw[time] / 1e3, m=raw["input"], n=n, k=k)
 
 
 def llmservingsim_attention(datasets: Path) -> tuple[pd.DataFrame, pd.DataFrame]:

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -59,23 +58,23 @@ def measurements(folder: Path, model: ModelSpec, tp: int, device: DeviceSpec) ->
     FileNotFoundError for a folder without files of the device.
     """
     gpu, here = device.name.split("-")[0], source_folder(folder, FOLDER)
-    if not _files(folder, gpu):
+    if not (files := _files(folder, gpu)):
         there = sorted({path.stem.split("_")[1] for path in here.glob("mlp_*_*.csv")})
         raise FileNotFoundError(
             f"vidur: {here} has no mlp_{gpu}_MODEL.csv, so nothing was measured on {device.name}; "
             f"devices there: {', '.join(there) or 'none'}"
         )
     ops: dict[str, OpRows] = {}
-    for name, path in _files(folder, gpu).items():
+    for name, path in files.items():
         raw = _read_mlp(path)
         if _is(model, raw.iloc[0]):
             ops = _ops(raw[raw[_TP] == tp], f"of {name}, tp {tp}")
             break
     attention = {}
     if gpu == "a100" and (here / _ATTENTION).is_file():
+        rows = {"attn_prefill": prefill(folder), "attn_decode": decode(folder)}
         origin = f"{_ATTENTION} (paged FlashAttention)"
-        attention["attn_prefill"] = OpRows(prefill(folder), origin)
-        attention["attn_decode"] = OpRows(decode(folder), origin)
+        attention = {op: OpRows(frame, origin) for op, frame in rows.items()}
     return Measurements(
         hardware=f"NVIDIA {gpu.upper()}, as the repository has it",
         dtype="float16",
@@ -227,9 +226,8 @@ def attention_rows(path: Path, kind: str) -> pd.DataFrame:
     """A ``prefill`` or ``decode``: size (of chunk or batch), cached (kv_cache_size as it stands
     there), time_us. Rows keep their number in the file."""
     size = {"prefill": "prefill_chunk_size", "decode": "batch_size"}[kind]
-    keep = ("is_prefill", kind == "prefill")
-    columns: dict[str, Any] = {"counts": (size,), "from_zero": ("kv_cache_size",), "keep": keep}
-    raw = timed(path, _median(f"attn_{kind}"), 1e3, **columns)
+    sizes = {"counts": (size,), "from_zero": ("kv_cache_size",)}
+    raw = timed(path, _median(f"attn_{kind}"), **sizes, keep={"is_prefill": kind == "prefill"})
     return raw.rename(columns={size: "size", "kv_cache_size": "cached"})
 
 
@@ -239,7 +237,7 @@ def all_reduce(datasets: Path, file: str, gpus: int) -> pd.DataFrame:
     The files also hold ranks that are spread over nodes (fewer devices per node than workers).
     """
     sizes = ("size", "num_workers", "devices_per_node", "max_devices_per_node")
-    raw = timed(source_folder(datasets, FOLDER) / file, _median("all_reduce"), 1e3, counts=sizes)
+    raw = timed(source_folder(datasets, FOLDER) / file, _median("all_reduce"), counts=sizes)
     raw = raw[(raw["num_workers"] == gpus) & (raw["devices_per_node"] == gpus)]
     return tidy(raw["time_us"], num_bytes=raw["size"])
 
@@ -254,7 +252,7 @@ def all_reduce_2023(datasets: Path, gpus: int) -> tuple[pd.DataFrame, float]:
     the time of an empty one."""
     path = source_folder(datasets, FOLDER) / "all_reduce_a100_2023_n_embd_not_12288.csv"
     sizes = {"counts": ("num_workers", "n_embd"), "from_zero": ("num_tokens", "rank")}
-    raw = timed(path, _median("all_reduce"), 1e3, **sizes, keep=("num_workers", gpus))
+    raw = timed(path, _median("all_reduce"), **sizes, keep={"num_workers": gpus})
     empty_us = float(raw["time_us"][raw["num_tokens"] == 0].median())
     raw = raw[(raw["num_tokens"] > 0) & (raw["num_tokens"] <= 512)]
     return tidy(raw["time_us"], num_bytes=2 * raw["num_tokens"] * raw["n_embd"]), empty_us
@@ -262,9 +260,9 @@ def all_reduce_2023(datasets: Path, gpus: int) -> tuple[pd.DataFrame, float]:
 
 def send_recv_a40(datasets: Path, scope: str) -> pd.DataFrame:
     """A40 point to point; two devices of one node, or one of each of two nodes."""
-    path = source_folder(datasets, FOLDER) / _SEND_A40
-    raw = timed(path, _median("send_recv"), 1e3, counts=("size", "devices_per_node"))
-    raw = raw[raw["devices_per_node"] == (2 if scope == "intra_node" else 1)]
+    path, devices = source_folder(datasets, FOLDER) / _SEND_A40, 1 + (scope == "intra_node")
+    keep = {"devices_per_node": devices}
+    raw = timed(path, _median("send_recv"), counts=("size",), keep=keep)
     return tidy(raw["time_us"], num_bytes=raw["size"])
 
 
@@ -275,6 +273,6 @@ def p2p_2023(datasets: Path, scope: str) -> pd.DataFrame:
     """
     path = source_folder(datasets, FOLDER) / _P2P.format(scope)
     sizes = {"counts": ("n_embd", _TP), "from_zero": ("num_tokens", "rank")}
-    raw = timed(path, _median("send_recv"), 1e3, **sizes)
+    raw = timed(path, _median("send_recv"), **sizes)
     raw = raw[raw["num_tokens"] > 0]
     return tidy(raw["time_us"], num_bytes=2 * raw["num_tokens"] * raw["n_embd"] // raw[_TP])
