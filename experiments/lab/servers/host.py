@@ -24,13 +24,7 @@ from ...config.inputs import HostConstants, HostTimes, StackErrors, host_times
 from .errors import errors
 from .rows import METRICS, Measured, ServerTimes
 from .runs import Draws, stack_sigma, with_bands
-from .scenarios import (
-    campaign_of,
-    mean_prompt,
-    measured_cold,
-    server_of,
-    stack_of,
-)
+from .scenarios import campaign_of, mean_prompt, measured_cold, server_of, stack_of
 
 PARTS = 5
 """Parts of the servers that are left out in turn."""
@@ -55,6 +49,7 @@ LAUNCHES = {"launches": 4e-5, "long launches": 1e-4}
 CLIENTS, MOST_TOKENS = (4, 16, 64), 2048
 """Of the mixtures' rows that are fitted to: all would take long to simulate five times. Of rows
 with pools those with up to as many clients as the most."""
+_FILES = {False: "host_time", True: "host_time_mixtures"}
 BASE = "zero_fit"
 APART = ", apart"
 """Behind the name of a variant whose clients have drifted apart."""
@@ -102,12 +97,8 @@ class Folds:
 @cache
 def shipped_folds(mixtures: bool = False) -> list[Fold]:
     """Of dense models, or of ``mixtures`` of experts."""
-    path = data_dir() / "lab" / f"{_file(mixtures)}_folds.yaml"
+    path = data_dir() / "lab" / f"{_FILES[mixtures]}_folds.yaml"
     return parse(Folds, read_mapping(path), path).folds
-
-
-def _file(mixtures: bool) -> str:
-    return "host_time_mixtures" if mixtures else "host_time"
 
 
 def fitted_without(row: Measured) -> Fold:
@@ -134,10 +125,10 @@ def grid(measured: HostConstants) -> dict[str, HostConstants]:
 def fitting(row: Measured, mixtures: bool = False) -> bool:
     """Whether a row is fitted to, with the dense models or with the ``mixtures``; none with
     flags, none that was measured cold, none with drafted tokens."""
+    if row.dense == mixtures or row.flags or row.drafts or measured_cold(row):
+        return False
     some = row.concurrency in CLIENTS if row.launch is None else row.concurrency <= max(CLIENTS)
-    short = some and row.osl <= MOST_TOKENS
-    plain = not row.flags and not row.drafts and not measured_cold(row)
-    return row.dense != mixtures and plain and (row.dense or short)
+    return row.dense or (some and row.osl <= MOST_TOKENS)
 
 
 @dataclass(frozen=True, eq=False)
@@ -154,7 +145,7 @@ class Slopes:
     draws: Draws
     base: Sequence[ServerTimes]
     limits: HostTimes
-    apart: tuple[Floats, Floats]
+    apart: Sequence[Floats]
     fits: dict[Any, HostConstants] = field(default_factory=dict)
 
     @property
@@ -165,21 +156,21 @@ class Slopes:
     def predicted(self, which: Ints, host: HostConstants) -> Floats:
         """(metric, row), in ms."""
         linear = self.times[:, which] @ np.array([1.0, *astuple(host)][:-1])
-        return np.asarray(linear + self.launched[:, which] @ _between_launches(host.launch_s))
+        short, long = LAUNCHES.values()
+        share = (host.launch_s - short) / (long - short)  # beyond the last two they go on
+        weights = [1 - share, share] if share > 0 else [host.launch_s / short, 0.0]
+        return np.asarray(linear + self.launched[:, which] @ np.array(weights))
 
     def fitted(self, which: Ints) -> HostConstants:
         """The constants with the least absolute errors of the logarithms, within their ranges.
         Those measured elsewhere weigh as much as :data:`PRIOR_ROWS` rows, so that what the rows do
         not tell stays there."""
-        inputs = (self.times, self.launched, self.measured_ms)
-        key = (repr(self.limits.constants), *(each[:, which].tobytes() for each in inputs))
-        if key not in self.fits:
-            self.fits[key] = self._fit(which)
-        return self.fits[key]
-
-    def _fit(self, which: Ints) -> HostConstants:
         from scipy.optimize import minimize
 
+        inputs = (self.times, self.launched, self.measured_ms)
+        key = (repr(self.limits.constants), *(each[:, which].tobytes() for each in inputs))
+        if key in self.fits:
+            return self.fits[key]
         names = [*self.limits.constants]
         bounds = np.array([self.limits.constants[name].range for name in names])
         if all(self.rows[row].launch and self.rows[row].backend == "sglang" for row in which):
@@ -198,7 +189,8 @@ class Slopes:
         limits = bounds / unit[:, None]
         starts = (prior, np.full(len(names), 0.5))
         tried = [minimize(cost, start, method="Powell", bounds=limits) for start in starts]
-        return _rounded(astuple(host_of(min(tried, key=lambda one: one.fun).x)))
+        best = host_of(min(tried, key=lambda one: one.fun).x)
+        return self.fits.setdefault(key, _rounded(astuple(best)))
 
     def loss(self, which: Ints, host: HostConstants) -> float:
         """The mean absolute logarithm of TTFT's errors and, with more weight, TPOT's."""
@@ -210,8 +202,8 @@ class Slopes:
     def drifted(self, shares: Mapping[str, float]) -> Slopes:
         """With the clients of each campaign so far apart."""
         share = np.array([shares.get(campaign_of(row), 0.0) for row in self.rows])[:, None]
-        near, far = (self.times, self.launched), self.apart
-        times, launched = (a + share * (b - a) for a, b in zip(near, far, strict=True))
+        ends = zip((self.times, self.launched), self.apart, strict=True)
+        times, launched = (near + share * (far - near) for near, far in ends)
         return replace(self, times=times, launched=launched)
 
     def shares(self, which: Ints) -> dict[str, float]:
@@ -262,10 +254,8 @@ class Slopes:
         which = own if len(own) >= FEWEST else which
         off = np.log(self.measured_ms[:, which] / predicted[:, which])
         known = [self.draws[self.rows[row].id] for row in which]
-        sigmas = (
-            stack_sigma(of, [one[metric] for one in known], INSIDE)
-            for of, metric in zip(off, METRICS, strict=True)
-        )
+        errors = zip(off, METRICS, strict=True)
+        sigmas = (stack_sigma(of, [one[m] for one in known], INSIDE) for of, m in errors)
         return StackErrors(*(round(sigma, 4) for sigma in sigmas))
 
     def fold(self, which: Ints, predictions: Mapping[str, ServerTimes], out: Ints) -> Fold:
@@ -286,16 +276,6 @@ def _rounded(values: Iterable[float]) -> HostConstants:
     return HostConstants(*np.round([*values], 7).tolist())
 
 
-def _between_launches(launch_s: float) -> Floats:
-    """The weights of :data:`LAUNCHES` between which ``launch_s`` lies; beyond them the last two
-    go on."""
-    short, long = LAUNCHES.values()
-    if launch_s <= short:
-        return np.array([launch_s / short, 0.0])
-    share = (launch_s - short) / (long - short)
-    return np.array([1 - share, share])
-
-
 def slopes(
     rows: Sequence[Measured],
     simulated: Mapping[str, Mapping[str, ServerTimes]],
@@ -309,23 +289,23 @@ def slopes(
     base, hosts = limits.measured, grid(limits.measured)
     frontend = np.broadcast_to([1000.0, 0.0], (len(rows), 2))
     prompt = np.array([mean_prompt(row) for row in rows]).reshape(-1, 1)
+    longer = {ITERATION: "host_iteration_s", SEQUENCE: "host_sequence_s"}
     ends = []
     for far in ("", APART):
         found = {name: {**simulated[name], **simulated.get(name + far, {})} for name in hosts}
         table = {name: _ms([found[name][row.id] for row in rows]) for name in hosts}
         terms = [
             (table[name] - table[BASE]) / (getattr(hosts[name], of) - getattr(base, of))
-            for name, of in ((ITERATION, "host_iteration_s"), (SEQUENCE, "host_sequence_s"))
+            for name, of in longer.items()
         ]
         terms += [frontend, prompt * frontend]
         known = zip(terms, astuple(base), strict=False)
         start = table[BASE] - sum(slope * value for slope, value in known)
         launched = [table[name] - table[BASE] for name in LAUNCHES]
-        times, added = (np.stack(x, -1).transpose(1, 0, 2) for x in ([start, *terms], launched))
-        ends.append((times, added))
-    near, apart = ends
+        ends.append([np.stack(x, -1).transpose(1, 0, 2) for x in ([start, *terms], launched)])
+    (times, added), apart = ends
     outcomes = [simulated[BASE][row.id] for row in rows]
-    return Slopes(rows, *near, _ms(rows).T, draws, outcomes, limits, apart)
+    return Slopes(rows, times, added, _ms(rows).T, draws, outcomes, limits, apart)
 
 
 def _ms(times: Iterable[ServerTimes | Measured]) -> Floats:
@@ -381,10 +361,9 @@ class HostFit:
 
     def write(self, folder: Path, mixtures: bool) -> None:
         """Its two files."""
-        name = _file(mixtures)
-        write_whole(folder / f"{name}.yaml", dump_yaml(asdict(self.times), width=96))
-        folds = dump_yaml(asdict(Folds(self.folds)), width=96)
-        write_whole(folder / f"{name}_folds.yaml", folds)
+        for end, content in (("", self.times), ("_folds", Folds(self.folds))):
+            path = folder / f"{_FILES[mixtures]}{end}.yaml"
+            write_whole(path, dump_yaml(asdict(content), width=96))
 
 
 def host_fit(linear: Slopes, fits: Mapping[str, Mapping[str, ServerTimes]], file: str) -> HostFit:

@@ -2,15 +2,13 @@
 
 A row has a deployment, a load, and measured means: the columns of NVIDIA AIConfigurator's
 ``silicon_sample.csv``. The load is a closed loop of ``concurrency`` clients with prompts of ``isl``
-and outputs of ``osl`` tokens, each times a factor between ``length_range_ratio`` and 1.
-``latency_ms`` and ``output_tokens_per_s`` are scored, too, if a table has them. A row that cannot
-be read is refused alone.
+and outputs of ``osl`` tokens, each times a factor between ``length_range_ratio`` and 1. A row that
+cannot be read is refused alone.
 
-A launch list has a row for each measured server with prefill and decode on separate workers
-(``id``): the layout of both pools (``prefill_workers, prefill_tp, prefill_ep,
-prefill_dp_attention``, the same of ``decode``) and, as ``prefill:KEY`` and ``decode:KEY``, the
-engine's own settings. SemiAnalysis InferenceX publishes its run lists
-(``.github/configs/nvidia-master.yaml``), NVIDIA the recipes that they name (NVIDIA/srt-slurm).
+A launch list has a row for each measured server with pools (``id``): the layout of both
+(``prefill_workers, prefill_tp, prefill_ep, prefill_dp_attention``, the same of ``decode``) and, as
+``prefill:KEY`` and ``decode:KEY``, the engine's own settings: InferenceX's run lists
+(``.github/configs/nvidia-master.yaml``), and the recipes that they name (NVIDIA/srt-slurm).
 """
 
 from __future__ import annotations
@@ -35,7 +33,8 @@ SCORED |= {"throughput": "output_tokens_per_s"}
 
 _Number = TypeVar("_Number", float, Floats)
 _Row = TypeVar("_Row", bound=BaseModel)
-_Id = Annotated[str, Field(min_length=1, max_length=300)]
+Name = Annotated[str, Field(min_length=1, max_length=300)]
+Positive = Annotated[float, Field(gt=0, le=1e12)]
 _Count = Annotated[int, Field(ge=1, le=2**20)]
 _Limit = Annotated[int, Field(ge=1, le=2**24)]
 _Layout = Annotated[int, Field(ge=0, le=2**20)]  # dense rows may have 0
@@ -85,7 +84,7 @@ class StartedServer(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="ignore")
 
-    id: _Id
+    id: Name
     speculation: str = "none"
     prefill: StartedPool | None = None
     decode: StartedPool | None = None
@@ -123,14 +122,13 @@ class Measured(BaseModel):
     """One server under one load; ``ttft_ms`` and ``tpot_ms`` are means over its requests.
 
     ``flags`` say why a row is doubtful; ``mode`` is ``agg`` where prefill and decode share GPUs,
-    and else ``launch`` says how both pools were started, if that is known. A version of vLLM
-    that the table does not state is that of the benchmark's repository at that time
-    (docs/accuracy.md says why of vLLM alone).
+    and else ``launch`` says how both pools were started, if that is known. A missing version of
+    vLLM is that of the benchmark's repository (docs/accuracy.md says why of vLLM alone).
     """
 
     model_config = ConfigDict(frozen=True, extra="ignore")
 
-    id: _Id
+    id: Name
     backend: Annotated[str, Field(min_length=1)]
     model: Annotated[str, Field(min_length=1)]
     system: Annotated[str, Field(min_length=1)]
@@ -153,7 +151,7 @@ class Measured(BaseModel):
     measured_date: str = ""
     flags: str = ""
     latency_ms: _Milliseconds | None = None
-    output_tokens_per_s: Annotated[float, Field(gt=0, le=1e12)] | None = None
+    output_tokens_per_s: Positive | None = None
     launch: StartedServer | None = None
 
     @model_validator(mode="before")

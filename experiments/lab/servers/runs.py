@@ -1,16 +1,13 @@
-"""Rows of measured servers, simulated; and 90 % bands of the predictions.
+"""Rows of measured servers, simulated; and 90 % bands of TTFT, TPOT, latency and throughput.
 
-**Bands** are of TTFT, TPOT, latency and throughput (docs/accuracy.md). A row's times are divided
-among the ops of its bundle by their shares in the life of a request; each op's error is drawn from
-the half-width of its kernels, the host's from a factor of two. The residual of scored servers is
-the error of the stack, calibrated on servers other than the row's own. Rows with a full KV cache
-are simulated again under joint draws of the errors of op times, host time and KV blocks.
+A row's times are divided among ops by their shares in the life of a request; each op's error is
+drawn from the half-width of its kernels, the host's from a factor of two, the stack's from what
+other servers were off. Rows with a full KV cache are simulated again under joint draws.
 """
 
 from __future__ import annotations
 
 import zlib
-from collections import ChainMap
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -57,8 +54,8 @@ FULL = 0.98
 
 @dataclass(frozen=True)
 class OpShares:
-    """The shares of ops and host in each metric's time, by metric and op, and the standard
-    deviation of the logarithm of each op's time."""
+    """The shares of ops and host in each metric's time, and by op the standard deviation of the
+    logarithm of its time."""
 
     shares: Mapping[str, Mapping[str, float]]
     sigmas: Mapping[str, float]
@@ -78,9 +75,13 @@ def op_shares(deployment: Deployment, row: Measured) -> OpShares:
     if first is last:
         life = {op: beside * prompt[op] + time_s for op, time_s in life.items()}
     kernels = [pool.ops.meta.kernels for pool in (first, last)]
-    half = ChainMap(*({} if of is None else dict(of.half_width_pct) for of in reversed(kernels)))
+    half = {op: pct for of in kernels if of is not None for op, pct in of.half_width_pct.items()}
     sigmas = {op: np.log1p(half.get(op, 100 * UNKNOWN) / 100) / NORMAL_90 for op in prompt | decode}
-    return OpShares({"ttft": _of_one(prompt), "tpot": _of_one(life)}, sigmas | {HOST: HOST_SIGMA})
+    shares = {
+        metric: {op: time_s / sum(times.values()) for op, time_s in times.items() if time_s}
+        for metric, times in (("ttft", prompt), ("tpot", life))
+    }
+    return OpShares(shares, sigmas | {HOST: HOST_SIGMA})
 
 
 def _times(
@@ -88,23 +89,15 @@ def _times(
 ) -> dict[str, float]:
     """Seconds by op of a step in which each rank has so many rows and outputs: those of a
     ``prompt``, or of decodes with that ``context``."""
-    cost = IterationCost(pool.ops, host=host_of(pool.scenario.engine))
-    size, none = np.array([rows]), np.zeros(1)
+    cost, layers = IterationCost(pool.ops, host=host_of(pool.scenario.engine)), sum(pool.layers)
+    size, ends, none = np.array([rows]), np.array([outputs]), np.zeros(1)
     prefill_s = cost.prefill_s(size, none) if prompt else none
     decode_s = none if prompt else cost.decode_s(size, np.array([context]))
     found = cost.layer_parts(size, prefill_s, decode_s)
     if MOE in found:  # the experts see the rows of all ranks
         found[MOE] = cost.op_s(MOE, np.round(pool.scenario.cluster.dp * size))
-    layers = sum(pool.layers)
     times = {op: layers * float(time_s[0]) for op, time_s in found.items()}
-    times[LAST[0]] = float(cost.last_s(np.array([outputs]))[0])
-    times[HOST] = float(cost.host_s(np.array([outputs]))[0])
-    return times
-
-
-def _of_one(times: Mapping[str, float]) -> dict[str, float]:
-    total = sum(times.values())
-    return {op: time_s / total for op, time_s in times.items() if time_s}
+    return times | {LAST[0]: float(cost.last_s(ends)[0]), HOST: float(cost.host_s(ends)[0])}
 
 
 @dataclass(frozen=True)
@@ -129,8 +122,7 @@ class RowOutcome:
 Outcomes = dict[str, RowOutcome]
 """By the row's id."""
 Variant = Callable[[Measured], dict[str, Any] | None]
-"""Returns the scenario of a row; None if it is not simulated. Raises UserError, as
-``scenario_of`` does."""
+"""The scenario of a row; None if it is not simulated. Raises UserError, as ``scenario_of``."""
 
 
 @dataclass(frozen=True)
@@ -222,15 +214,13 @@ def redrawn(
 
     full = [row for row in rows if row.id in outcomes and outcomes[row.id].full]
     known, _ = simulate_rows(full, {f"draw {n}": drawn(n) for n in range(REDRAWS)}, at)
-    found = {}
+    found: dict[str, dict[str, Floats]] = {}
     for row in full:
         numbers = [of[row.id].numbers for of in known.values() if row.id in of]
-        if len(numbers) == REDRAWS:
-            base, off = outcomes[row.id].numbers, {}
-            for metric in METRICS:
-                key = f"{metric}_ms"
-                off[metric] = np.resize([np.log(one[key] / base[key]) for one in numbers], DRAWS)
-            found[row.id] = off
+        for metric in METRICS if len(numbers) == REDRAWS else ():
+            times = np.array([one[f"{metric}_ms"] for one in numbers])
+            off = np.log(times / outcomes[row.id].numbers[f"{metric}_ms"])
+            found.setdefault(row.id, {})[metric] = np.resize(off, DRAWS)
     return found
 
 
@@ -240,8 +230,8 @@ def draw(
     """A scenario under one draw of op errors, host time and KV blocks."""
     if scenario is None:
         return None
-    half = REDRAWS // 2
-    at = number if number < half else DRAWS // 2 + number - half
+    sign, at = divmod(number, REDRAWS // 2)
+    at += sign * (DRAWS // 2)
 
     def factor(name: str, sigma: float) -> float:
         return float(np.exp(sigma * normals(name)[at]))
@@ -275,10 +265,7 @@ def normals(name: str) -> Floats:
 
 def stack_sigma(off: Floats, op_draws: Sequence[Floats], share: float = 0.9) -> float:
     """The standard deviation of a stack's own error with which ``share`` of the errors ``off`` (log
-    of measured / predicted) lie inside their bands; ``op_draws`` are the ops' draws of each row.
-
-    It is 0 if the ops' errors alone cover them.
-    """
+    of measured / predicted) lie inside their bands; ``op_draws`` are the ops' draws of each row."""
     if not len(off):
         return float(np.log1p(UNKNOWN)) / NORMAL_90
     low, high = 0.0, LARGEST_SIGMA
@@ -304,8 +291,9 @@ def with_bands(
     """The predictions of these rows with bands; ``op_draws`` are the draws of op and host errors,
     ``sigma_of`` holds the stack's standard deviation by id and metric."""
     found = {}
-    for row in (row for row in rows if row.id in predictions):
-        times = predictions[row.id]
+    for row in rows:
+        if (times := predictions.get(row.id)) is None:
+            continue
         ttft, tpot = (
             getattr(times, SCORED[metric])
             * np.exp(op_draws[row.id][metric] + sigma_of[row.id][metric] * normals("stack"))

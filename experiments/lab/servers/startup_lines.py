@@ -2,9 +2,8 @@
 
     python -m sarathi_sim.experiments.lab.servers.startup_lines FILE docs/lab/memory.md
 
-FILE has a line for each server: its engine, version, GPU, layout, model, formats and flags, and the
-KV tokens, blocks of 16, or GiB a GPU that it printed. The page has the measured values, ours, and
-the parts of ours; what a line does not state is the engine's default.
+FILE has a line for each server, with the KV tokens, blocks of 16, or GiB a GPU that it printed. The
+page has these, ours, and the parts of ours; what a line does not state is the engine's default.
 """
 
 from __future__ import annotations
@@ -31,7 +30,7 @@ from sarathi_sim.simulator.load.engine_memory import (
 from ..pages import markdown
 from .page import put
 from .rows import read_whole
-from .scenarios import sglang_memory
+from .scenarios import VLLM_LIMITS, sglang_memory
 
 BLOCK = 16
 #: Shipped models of a line's checkpoint: the same sizes under another name.
@@ -53,7 +52,6 @@ _HEAD_DIM = 128
 #: Versions of lines that state none, by what their note says.
 _DATED = {"2026-01-26": "0.14", "0.8 to 0.11": "0.10", "between 0.11.0 and": "0.11"}
 _UNITS = {"tokens": BLOCK, "blocks of 16": 1}
-_LIMITS = ("max_num_batched_tokens", "max_num_seqs", "gpu_memory_utilization")
 _OF_SGLANG = ("chunked_prefill_size", "max_running_requests", "mem_fraction_static")
 
 
@@ -108,9 +106,9 @@ class StartupLine(BaseModel):
             usual = [known[key] for key in _OF_SGLANG]
         else:
             facts, memory = engine_facts("vllm"), memory_class(device)
-            usual = [facts.at(key, self.release, memory=memory) for key in _LIMITS]
+            usual = [facts.at(key, self.release, memory=memory) for key in VLLM_LIMITS]
         chunk, sequences, share = (
-            getattr(self, key) or value for key, value in zip(_LIMITS, usual, strict=True)
+            getattr(self, key) or value for key, value in zip(VLLM_LIMITS, usual, strict=True)
         )
         sampler = "flashinfer" if "FlashInfer sampler in use" in self.note else ""
         step = Step(int(chunk), int(sequences), version=self.release, sampler=sampler)

@@ -2,11 +2,9 @@
 
     python -m sarathi_sim.experiments.lab.servers.tuned_rows SCORE EVERY PAGE FILE...
 
-SCORE is the result of ``sarathi-sim lab score FILE...``. Of the rows of one server and one pair of
-lengths the middle load is given, and tuned to as ``sarathi-sim tune`` does; the other loads are
-predicted with these constants. EVERY is a step: of so many such groups one is taken, because a fit
-takes 50 simulations. Beside it stands a naive factor: by how much the given load is off. PAGE gets
-the table.
+SCORE is the result of ``sarathi-sim lab score FILE...``. Of each server and pair of lengths the
+middle load is tuned to as ``sarathi-sim tune`` does (50 simulations: every EVERYth group is taken),
+and the others are predicted with these constants, and with the factor by which that load is off.
 """
 
 from __future__ import annotations

@@ -3,9 +3,8 @@
 Tables lie under ``aiconfigurator/<system>/<family>/<stack>/<version>/``; the newest version that
 has a table comes first. Traps: times are milliseconds; sizes of messages are ELEMENTS of 2 bytes;
 the context of a decode is ``step + isl``, per sequence (``step`` in the CSVs); windows are other
-kernels, and asked for by their length; the time of dynamic quantisation is in TensorRT-LLM's fp8
-rows (:func:`quantisation`); some rows are so fast that their data came from L2, which does not
-happen in a server; a CSV holds several frameworks, of which one is used.
+kernels; the time of dynamic quantisation is in TensorRT-LLM's fp8 rows (:func:`quantisation`); some
+rows are so fast that their data came from L2; a CSV holds several frameworks, of which one is used.
 """
 
 from __future__ import annotations
@@ -25,15 +24,7 @@ from sarathi_sim.profiler.facts.model import ModelSpec
 from sarathi_sim.profiler.kernels.wide_times import MOST_RANKS
 from sarathi_sim.profiler.storage.files import regular
 from sarathi_sim.profiler.storage.strict import show
-from .measurements import (
-    Measurements,
-    OpRows,
-    merged,
-    source_folder,
-    tidy,
-    timed,
-    wrong_device,
-)
+from .measurements import Measurements, OpRows, check_device, merged, source_folder, tidy, timed
 
 FOLDER = "aiconfigurator"
 #: The tables' names of our devices.
@@ -108,11 +99,8 @@ def prefill(
     datasets: Path, device: str, stack: str, kv_dtype: KvDtype, window: int = 0
 ) -> Table | None:
     """Causal attention of ``batch`` equal sequences without a prefix: batch, chunk, heads,
-    kv_heads, head_dim.
-
-    ``window``: attention within the last ``window`` tokens (0: over all).
-    With an fp8 cache the kernel that computes in fp8 counts, where the stack has one.
-    """
+    kv_heads, head_dim; within the last ``window`` tokens (0: over all). With an fp8 cache the
+    kernel that computes in fp8 counts, where the stack has one."""
     for path in _versions(datasets, device, stack, "attention/context_attention_perf"):
         for kernel in ("fp8", "bfloat16") if kv_dtype == "fp8" else ("bfloat16",):
             chosen = {"kv_cache_dtype": _theirs(kv_dtype), "attn_dtype": kernel, "step": 0}
@@ -209,12 +197,11 @@ def experts(
 ) -> Table | None:
     """A mixture's experts on one rank: hidden, inter, top_k, experts, tp, ep, tokens.
 
-    Ranks that divide either the experts' width or their number, up to :data:`MOST_RANKS`. Experts
-    with a gate, or those without: Nemotron 3's. Left out are those with another activation, and
-    DeepSeek-V3's balanced rows of vLLM and SGLang: its gate sends their tokens to four of eight
-    groups of experts. Where two kernels were timed, the faster counts: an engine tunes.
-    ``wide``: on more ranks than that, which share whole experts; TensorRT-LLM's ``WIDEEP`` kernels
-    are among them.
+    Ranks divide either the experts' width or their number, up to :data:`MOST_RANKS`; on more
+    (``wide``) they share whole experts, TensorRT-LLM's ``WIDEEP`` kernels too. Without gates
+    (``gated``) are Nemotron 3's. Left out are another activation, and DeepSeek-V3's balanced rows
+    of vLLM and SGLang: its gate sends their tokens to four of eight groups of experts. Of two
+    kernels the faster counts: an engine tunes.
     """
     of = (datasets, device, stack)
 
@@ -293,18 +280,15 @@ def nvlink_exchange(
 
 
 def all_to_alls(datasets: Path, device: str, op: str = "alltoall") -> Table | None:
-    """NCCL's all-to-all (gpus, num_bytes, time_us): all bytes that a rank sends, also to itself.
-
-    Of another ``op``, ``all_gather`` or ``reduce_scatter``: the bytes of all ranks together."""
+    """NCCL's all-to-all (gpus, num_bytes, time_us): all bytes that a rank sends, also to itself; of
+    another ``op``, ``all_gather`` or ``reduce_scatter``, the bytes of all ranks together."""
     of, chosen = (datasets, device, "nccl"), {"op_name": op, "nccl_dtype": "half"}
     return _newest(of, "comm/nccl_perf", _MESSAGE, chosen, _messages)
 
 
 def all_reduces(datasets: Path, device: str, stack: str) -> dict[str, Table]:
-    """All-reduce rows (gpus, num_bytes, time_us) by kernel, each with its version.
-
-    ``graph`` and ``eager`` are the stack's own (one kernel for both in TensorRT-LLM); ``nccl``.
-    """
+    """All-reduce rows (gpus, num_bytes, time_us) and their version by kernel: ``graph`` and
+    ``eager`` are the stack's own (one kernel for both in TensorRT-LLM); ``nccl``."""
     of, found, names = (datasets, device, stack), {}, {**_MESSAGE, _KERNEL: "kernel"}
     if own := _newest(of, "comm/custom_allreduce_perf", names, {}, lambda rows: rows):
         kernel = own[0]["kernel"].astype(str)
@@ -376,12 +360,9 @@ def _read(
     zero: bool = False,
     times: tuple[str, ...] = (),
 ) -> pd.DataFrame:
-    """The ``columns`` and ``time_us`` of the rows with the ``chosen`` values.
-
-    ``times`` are columns in microseconds, whose sum it is; without, it is the ``latency`` in
-    milliseconds. ``window``: only rows with this one (0: with none), where the table knows windows;
-    a table that does not holds rows with none. ``zero``: a time may be 0.
-    """
+    """The ``columns`` and ``time_us`` of the rows with the ``chosen`` values: the sum of ``times``
+    in microseconds, else ``latency`` in milliseconds. ``window``: only rows with this one (0: with
+    none); a table without this column has rows with none. ``zero``: a time may be 0."""
     timed, counts = [*(times or ("latency",))], [name for name in columns if name != _KERNEL]
     try:
         has = _columns(path)
@@ -393,9 +374,9 @@ def _read(
         if missing := [name for name in (*columns, *timed, *chosen) if name not in has]:
             raise BundleError(f"{path}: column {missing[0]!r} is missing; has {show(sorted(has))}")
         rows = pd.read_parquet(path, columns=[*columns, *timed], filters=filters or None)
+    except BundleError:
+        raise
     except (OSError, ValueError) as error:
-        if isinstance(error, BundleError):
-            raise
         raise BundleError(f"{path}: not a parquet table: {error}") from None
     for column in (*counts, *timed):
         if not pd.api.types.is_numeric_dtype(rows[column]):
@@ -404,8 +385,8 @@ def _read(
     wrong = ~np.isfinite(time_us) | (time_us < 0) | ((time_us == 0) & (not zero))
     for at in np.flatnonzero(wrong):
         where = ", ".join(f"{column}={rows[column].iloc[at]}" for column in counts)
-        latency = f"{time_us.iloc[at] / 1e3} ms"
-        raise BundleError(f"{path}: a latency must be positive, got {latency} at {where}")
+        got = f"got {time_us.iloc[at] / 1e3} ms at {where}"
+        raise BundleError(f"{path}: a latency must be positive, {got}")
     return rows[columns].astype(dict.fromkeys(counts, np.int64)).assign(time_us=time_us)
 
 
@@ -420,14 +401,11 @@ _HBM_SHARE = 0.9
 
 
 def measurements(folder: Path, model: ModelSpec, tp: int, device: DeviceSpec) -> Measurements:
-    """One rank of ``model`` from the A100's CSVs. Raises BundleError for another device.
-
-    Decodes are TensorRT-LLM's for MHA and vLLM's for GQA, for the reasons given in the device
-    model; prompts vLLM's, of more than 64 heads SGLang's.
-    """
+    """One rank of ``model`` from the A100's CSVs. Decodes are TensorRT-LLM's for MHA and vLLM's for
+    GQA, for the reasons given in the device model; prompts vLLM's, of more than 64 heads SGLang's.
+    Raises BundleError for another device."""
     here = source_folder(folder, A100)
-    if device.name != A100_DEVICE:
-        raise wrong_device("aiconfigurator", here, A100_DEVICE, device)
+    check_device("aiconfigurator", here, A100_DEVICE, device)
     if (folder / FOLDER).is_dir() and not (here / _GEMM).is_file():
         raise BundleError(
             f"{folder}: of aiconfigurator this holds the parquet tables ({FOLDER}/), which a run "
@@ -447,10 +425,8 @@ def measurements(folder: Path, model: ModelSpec, tp: int, device: DeviceSpec) ->
         rows = rows[1e6 * kv_bytes / rows["time_us"] <= _HBM_SHARE * device.memory_bandwidth]
         left_out = f"rows above {100 * _HBM_SHARE:.0f} % of HBM bandwidth left out"
         attention["attn_decode"] = OpRows(rows, f"{_DECODE}, {framework}, {left_out}")
-    if tp > 1 and (here / _NCCL).is_file():
-        rows = aic_all_reduce(folder, tp)
-        if len(rows):
-            ops["all_reduce"] = OpRows(rows, f"{_NCCL}, {tp} GPUs, half")
+    if tp > 1 and (here / _NCCL).is_file() and len(rows := aic_all_reduce(folder, tp)):
+        ops["all_reduce"] = OpRows(rows, f"{_NCCL}, {tp} GPUs, half")
     versions = "GEMM SGLang 0.5.10, attention vLLM 0.14.0 and TensorRT-LLM 1.0.0, NCCL 2.27.3"
     return Measurements(f"NVIDIA A100-SXM4-80GB; {versions}", "bfloat16", ops, gemm, attention)
 

@@ -30,12 +30,12 @@ from .measurements import (
     DType,
     Measurements,
     OpRows,
+    check_device,
     merged,
     read_measurements,
     source_folder,
     sum_of,
     tidy,
-    wrong_device,
 )
 from .vidur import attention_rows
 
@@ -75,9 +75,8 @@ def measured_on(folder: Path) -> str:
     if not is_perf(folder):
         return _DEVICE
     hardware = str(perf_meta(folder).get("hardware"))
-    for name in list_devices():
-        if _plain(name) == _plain(hardware):
-            return name
+    if named := [name for name in list_devices() if _plain(name) == _plain(hardware)]:
+        return named[0]
     raise BundleError(
         f"{folder / META}: hardware {hardware}: no shipped device is called so "
         f"({', '.join(list_devices())}): name the YAML of one with --device"
@@ -86,17 +85,13 @@ def measured_on(folder: Path) -> str:
 
 def measurements(folder: Path, model: ModelSpec, tp: int, device: DeviceSpec) -> Measurements:
     """One rank of ``model`` from a ``profiler/perf`` folder, or GEMMs and attention of the A6000.
-
-    Raises BundleError for a folder of neither form, another device, or (``profiler/perf``) another
-    model, dtype or degree than was measured.
-    """
+    Raises BundleError for a folder of neither form, and what was not measured."""
     if is_perf(folder):
         return _perf(folder, model, tp, device)
     here = source_folder(folder, A6000)
     if not (here / _GEMMS).is_file():
         raise BundleError(f"llmservingsim: {here} has none of its forms: {FILES}")
-    if device.name != _DEVICE:
-        raise wrong_device("llmservingsim", here, _DEVICE, device)
+    check_device("llmservingsim", here, _DEVICE, device)
     attention = {}
     if (here / _A6000_ATTENTION).is_file():
         rows = zip((PREFILL, DECODE), llmservingsim_attention(folder), strict=True)
@@ -115,12 +110,10 @@ def _perf(folder: Path, model: ModelSpec, tp: int, device: DeviceSpec) -> Measur
     meta = perf_meta(folder)
     here = degree_folder(folder, tp)
     _check(folder / META, meta, model, device)
-    ops = {op: op_rows(here, op) for op in LAYERS}
-    cells = attention_cells(here)
+    ops, cells = {op: op_rows(here, op) for op in LAYERS}, attention_cells(here)
     for op, sizes in ((PREFILL, _CHUNK), (DECODE, _DECODES)):
-        names = dict(zip(sizes, OPS[op].columns, strict=True))
-        origin = f"rows of {ATTENTION} with nothing else in the call"
-        ops[op] = OpRows(alone(cells, names), origin)
+        frame = alone(cells, dict(zip(sizes, OPS[op].columns, strict=True)))
+        ops[op] = OpRows(frame, f"rows of {ATTENTION} with nothing else in the call")
     whole = _mixed(cells, [ops[op].frame for op in LAYER_OPS])
     origin = f"linear ops of {DENSE} + one call of {ATTENTION}"
     return Measurements(
@@ -146,11 +139,9 @@ def _mixed(cells: pd.DataFrame, linear: list[pd.DataFrame]) -> pd.DataFrame:
 def _check(where: Path, meta: dict[str, Any], model: ModelSpec, device: DeviceSpec) -> None:
     if _plain(device.name) != _plain(hardware := str(meta.get("hardware"))):
         raise BundleError(f"{where}: was measured on {hardware}, not on {device.name}")
-    if meta.get("variant") not in _DTYPES:
-        raise BundleError(
-            f"{where}: variant {meta.get('variant')!r} is not modelled: must be one of "
-            f"{', '.join(_DTYPES)}"
-        )
+    if (variant := meta.get("variant")) not in _DTYPES:
+        allowed = ", ".join(_DTYPES)
+        raise BundleError(f"{where}: variant {variant!r} is not modelled: must be one of {allowed}")
     engine, degrees = meta.get("engine_effective"), meta.get("tp_degrees")
     sizes = engine.get("hf_overrides") if isinstance(engine, dict) else None
     ranks = degrees[-1] if isinstance(degrees, list) and degrees else 1  # the last one's are stored
@@ -228,10 +219,7 @@ def llmservingsim_gemm(datasets: Path) -> pd.DataFrame:
 
 
 def llmservingsim_attention(datasets: Path) -> tuple[pd.DataFrame, pd.DataFrame]:
-    """A6000 flash attention, 32 query and 8 KV heads: (prefill, decode).
-
-    kv_cache_size INCLUDES the chunk in prefill rows, and is the TOTAL of the batch in decode rows.
-    """
+    """A6000 flash attention, 32 query and 8 KV heads: (prefill, decode)."""
     path = source_folder(datasets, A6000) / _A6000_ATTENTION
     heads = {"heads": 32, "kv_heads": 8, "head_dim": 128}
     rows = attention_rows(path, "prefill")

@@ -35,12 +35,9 @@ Kind = Literal["measured", "combined", "interpolated", "scaled"]
 
 @dataclass(frozen=True, eq=False)
 class OpRows:
-    """Rows of one op.
-
-    ``kind``: ``measured`` as the source has it, ``combined`` from several measured numbers,
+    """Rows of one op: ``measured`` as the source has it, ``combined`` from several numbers,
     ``interpolated`` over GEMM shapes, or ``scaled`` to another head count. ``origin`` is for the
-    reader: which file, and which of its rows.
-    """
+    reader: which file, and which of its rows."""
 
     frame: pd.DataFrame
     origin: str
@@ -49,12 +46,9 @@ class OpRows:
 
 @dataclass(frozen=True, eq=False)
 class Measurements:
-    """What a source has for one tensor-parallel rank of a model.
-
-    ``ops`` by name, in the columns of their tables in a bundle (``mixed``: whole layers).
-    ``gemms`` of any shape (m, n, k), for those that are not among them. ``attention`` of any heads,
-    by op: chunk or batch, context, heads, kv_heads, head_dim. ``profiled``: when, if it is known.
-    """
+    """What a source has for one tensor-parallel rank of a model: ``ops`` in the columns of their
+    tables in a bundle (``mixed``: whole layers), ``gemms`` of any shape (m, n, k), ``attention`` of
+    any heads by op (chunk or batch, context, heads, kv_heads, head_dim), and when, if known."""
 
     hardware: str
     dtype: DType
@@ -70,12 +64,11 @@ def source_folder(datasets: Path, name: str) -> Path:
     return inside if inside.is_dir() else datasets
 
 
-def wrong_device(source: str, folder: Path, measured_on: str, device: DeviceSpec) -> BundleError:
-    """The refusal of another device than a folder's."""
-    return BundleError(
-        f"{source}: {folder} was measured on {measured_on}, not on {device.name}: "
-        "leave --device out"
-    )
+def check_device(source: str, folder: Path, measured_on: str, device: DeviceSpec) -> None:
+    """Raises BundleError for another device than a folder's."""
+    if device.name != measured_on:
+        wrong = f"was measured on {measured_on}, not on {device.name}: leave --device out"
+        raise BundleError(f"{source}: {folder} {wrong}")
 
 
 def read_measurements(
@@ -155,6 +148,6 @@ def sum_of(rows: pd.DataFrame, counts: Mapping[str, int], of: str) -> OpRows:
 def _chosen(cells: pd.Series[Any], path: Path, value: Any) -> pd.Series[bool]:
     if isinstance(value, bool):
         # Of a column with an empty cell, pandas makes text; bool("False") would be true.
-        cells, raw, value = cells.astype(str).str.lower(), cells, str(value).lower()
+        raw, cells, value = cells, cells.astype(str).str.lower(), str(value).lower()
         refuse(~cells.isin(["true", "false"]), raw, path, f"{raw.name} must be True or False")
     return cells == value

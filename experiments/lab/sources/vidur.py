@@ -52,11 +52,8 @@ OPS: dict[str, dict[str, int]] = {
 
 
 def measurements(folder: Path, model: ModelSpec, tp: int, device: DeviceSpec) -> Measurements:
-    """One rank of ``model``, which is found by its architecture.
-
-    The first part of the device's name (``a100``, ``a40``) is that of the files' names. Raises
-    FileNotFoundError for a folder without files of the device.
-    """
+    """One rank of ``model``, which is found by its architecture. The first part of the device's
+    name (``a100``, ``a40``) is that of the files' names. Raises FileNotFoundError without any."""
     gpu, here = device.name.split("-")[0], source_folder(folder, FOLDER)
     if not (files := _files(folder, gpu)):
         there = sorted({path.stem.split("_")[1] for path in here.glob("mlp_*_*.csv")})
@@ -121,11 +118,8 @@ def _messages(folder: Path, gpu: str, tp: int) -> dict[str, OpRows]:
 
 
 def half_octaves(rows: pd.DataFrame) -> pd.DataFrame:
-    """Messages (num_bytes, time_us) thinned to two sizes an octave, never faster when larger.
-
-    Published small messages scatter by a factor of two; a median over half an octave smooths them.
-    Each bin gives its median size and median time; then a running maximum is taken.
-    """
+    """Messages (num_bytes, time_us) thinned to two sizes an octave, never faster when larger: the
+    medians of half an octave (small ones scatter by a factor of two), and a running maximum."""
     bins = np.floor(2 * np.log2(rows["num_bytes"])).astype(int)
     thin = rows.groupby(bins.to_numpy())[["num_bytes", "time_us"]].median()
     thin["num_bytes"] = thin["num_bytes"].round().astype(int)
@@ -162,8 +156,7 @@ def mlp(datasets: Path, device: str) -> dict[str, pd.DataFrame]:
     ``gemm``: m, n, k; gate and up are one GEMM of 2 x ffn / tp columns in gated models. The others:
     num_bytes moved. All with ``model``. ``norm`` is RMSNorm and ``act`` SiLU x up; phi-2 alone has
     ``layer_norm`` and ``act_plain`` (GELU). Its rotary covers part of a head and its ``add`` is two
-    additions, so both are left out. Token counts that occur twice are merged; the resolution is
-    1 microsecond.
+    additions, so both are left out. The resolution is 1 microsecond.
     """
     parts: dict[str, list[pd.DataFrame]] = {}
     for name, path in _files(datasets, device).items():
@@ -232,13 +225,11 @@ def attention_rows(path: Path, kind: str) -> pd.DataFrame:
 
 
 def all_reduce(datasets: Path, file: str, gpus: int) -> pd.DataFrame:
-    """All-reduce of ``gpus`` ranks of ONE node: num_bytes, time_us. Sizes are bytes.
-
-    The files also hold ranks that are spread over nodes (fewer devices per node than workers).
-    """
-    sizes = ("size", "num_workers", "devices_per_node", "max_devices_per_node")
-    raw = timed(source_folder(datasets, FOLDER) / file, _median("all_reduce"), counts=sizes)
-    raw = raw[(raw["num_workers"] == gpus) & (raw["devices_per_node"] == gpus)]
+    """All-reduce of ``gpus`` ranks of ONE node: num_bytes, time_us. Sizes are bytes. The files also
+    hold ranks that are spread over nodes (fewer devices per node than workers)."""
+    path = source_folder(datasets, FOLDER) / file
+    sizes, keep = ("size", "max_devices_per_node"), {"num_workers": gpus, "devices_per_node": gpus}
+    raw = timed(path, _median("all_reduce"), counts=sizes, keep=keep)
     return tidy(raw["time_us"], num_bytes=raw["size"])
 
 
@@ -267,10 +258,8 @@ def send_recv_a40(datasets: Path, scope: str) -> pd.DataFrame:
 
 
 def p2p_2023(datasets: Path, scope: str) -> pd.DataFrame:
-    """A100 point to point, InfiniBand between nodes. A tensor-parallel rank sends its share.
-
-    Rows of zero tokens (launch overhead only) are left out: the payload has no logarithm.
-    """
+    """A100 point to point, InfiniBand between nodes. A tensor-parallel rank sends its share. Rows
+    of zero tokens (launch overhead only) are left out: the payload has no logarithm."""
     path = source_folder(datasets, FOLDER) / _P2P.format(scope)
     sizes = {"counts": ("n_embd", _TP), "from_zero": ("num_tokens", "rank")}
     raw = timed(path, _median("send_recv"), **sizes)
