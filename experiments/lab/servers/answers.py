@@ -37,32 +37,36 @@ _CONSTANTS = {
 
 def servers_answer(content: Mapping[str, Any]) -> Section:
     """Of what a score of servers prints with ``--json``, or one of MLPerf's runs."""
-    return (_mlperf_answer if "mlperf" in content else _tables_answer)(content)
-
-
-def _tables_answer(content: Mapping[str, Any]) -> Section:
+    if "mlperf" in content:
+        return _mlperf_answer(content)
     groups = {group: one for group, one in content["groups"].items() if one["n"]}
     wide, drawn = content.get("too_wide", 0), content.get("bands", {})
     answer = f"{content['answered'] + wide:,} of {content['rows']:,} rows have a prediction"
     answer += f" ({wide:,} with {TOO_WIDE})" if wide else ""
     if which := next((name for name in ("all", DRAFTED, "flagged") if name in groups), ""):
-        of = f" of the {groups[which]['n']:,} that are {'not ' * (which == 'all')}flagged"
+        whose = f" of the {groups[which]['n']:,} that are {'not ' * (which == 'all')}flagged"
         median = " and ".join(
             f"{groups[which][m]['median']:.1f} % for {m.upper()}" for m in METRICS
         )
-        answer += f"; the median error{of * ('flagged' in groups)} is {median}"
+        answer += f"; the median error{whose * ('flagged' in groups)} is {median}"
+    again = "{rows} rows with a full KV cache were simulated again under {draws}"
     notes = {
         "host time": content.get("constants"),
         "host time of mixtures of experts": content.get("constants_of_mixtures"),
         "90 % bands": drawn
         and f"{drawn['draws']} joint draws of op errors, host time and the stack's error; "
-        "{rows} rows with a full KV cache were simulated again under {draws}".format(
-            **drawn["redrawn"]
-        ),
+        + again.format(**drawn["redrawn"]),
     }
     table, *details = (_errors_table(*each) for each in _tables(content))
     for kind, key in zip(KINDS, ("host_time", "host_time_of_mixtures"), strict=True):
-        details.append(_constants(kind, content.get(key, {})))
+        hosts = content.get(key, {})
+        of = {n: it for n, it in _CONSTANTS.items() if any(host.get(n) for host in hosts.values())}
+        rows = [
+            (stack, *(f"{factor * host[n]:{digits}}" for n, (factor, digits, _) in of.items()))
+            for stack, host in hosts.items()
+        ]
+        headings = ("stack", *(heading for _, _, heading in of.values()))
+        details.append(SortableTable(f"Host time fitted, {kind}", headings, rows))
     refused = [(reason, f"{count:,}") for reason, count in content["refused"].items()]
     details.append(SortableTable("Rows without a prediction", ("reason", "rows"), refused))
     return Section(
@@ -84,8 +88,8 @@ def _percent(share: float | None, half_width: float | None = None) -> str:
 def _errors_table(
     title: str, rows: Iterable[tuple[str, Mapping[str, Any]]], columns: Sequence[str]
 ) -> SortableTable:
-    """A row for each group that holds rows. A column is ``METRIC`` or ``METRIC, PART`` or ``METRIC
-    in band``; the part is a key of the group's where this has such errors beside its own."""
+    """A row for each group that holds rows. A column is ``METRIC``, ``METRIC in band``, or
+    ``METRIC, PART``: a key of the group's, or of the metric's."""
 
     def cell(group: Mapping[str, Any], column: str) -> str:
         metric, _, part = column.lower().partition(", ")
@@ -113,9 +117,8 @@ def _tables(
     parts = ("", ", p90", ", bias", " in band", ", zero-fit")
     yield "Errors by group", both, [f"{m.upper()}{part}" for m in METRICS for part in parts]
     more = [m for m in SCORED if m not in METRICS and any(one.get(m) for one in groups.values())]
-    if more:
-        columns = [f"{metric}{part}" for metric in more for part in ("", " in band")]
-        yield "Latency and throughput", groups.items(), columns
+    columns = [f"{metric}{part}" for metric in more for part in ("", " in band")]
+    yield "Latency and throughput", groups.items() if more else (), columns
     of = ("TTFT", "TPOT", "latency")
     columns = [*of, *(f"{name} in band" for name in of)]
     for kind, which in KINDS.items():
@@ -139,17 +142,6 @@ def _tables(
     for path, peer in peers:
         columns = [f"{m.upper()}, {side}" for m in METRICS for side in ("ours", "theirs")]
         yield f"Errors beside {Path(path).name}", peer["groups"].items(), columns
-
-
-def _constants(kind: str, hosts: Mapping[str, Mapping[str, float]]) -> SortableTable:
-    """The host's time as fitted to all rows."""
-    of = {n: it for n, it in _CONSTANTS.items() if any(host.get(n) for host in hosts.values())}
-    rows = [
-        (stack, *(f"{factor * host[n]:{digits}}" for n, (factor, digits, _) in of.items()))
-        for stack, host in hosts.items()
-    ]
-    headings = ("stack", *(heading for _, _, heading in of.values()))
-    return SortableTable(f"Host time fitted, {kind}", headings, rows)
 
 
 # Audited runs -----------------------------------------------------------------------------------

@@ -38,16 +38,13 @@ GROUPS: Mapping[str, Callable[[Measured], str | None]] = {
 
 
 def grouped(rows: Iterable[Measured], full: Collection[str] = ()) -> dict[str, list[Measured]]:
-    """Rows by group. ``all`` holds those without flags, and so do the groups of :data:`GROUPS`;
-    those with flags are in ``flagged``, and nowhere else. ``full`` are the ids of those whose KV
-    cache was full: where requests wait for memory, TTFT is a matter of its size. Those ``with
-    drafts`` are in no other group."""
+    """Rows by group: those without flags and drafts by :data:`GROUPS`, and by memory if any is of
+    the ids whose KV cache was ``full`` (where requests wait for memory, TTFT is a matter of its
+    size); the others are ``flagged`` or ``with drafts``, and nowhere else."""
     found: dict[tuple[str, str], list[Measured]] = {("all", ""): []}
-    ways = {**GROUPS}
-    if full:
-        ways["memory"] = lambda row: "full" if row.id in full else "not full"
     for row in rows:
-        names = [(word, which) for word, of in ways.items() if (which := of(row)) is not None]
+        names = [(word, which) for word, of in GROUPS.items() if (which := of(row)) is not None]
+        names += [("memory", "full" if row.id in full else "not full")] if full else []
         if row.flags or row.drafts:
             names = [(FLAGGED if row.flags else DRAFTED, "")]
         for name in names:
@@ -56,8 +53,7 @@ def grouped(rows: Iterable[Measured], full: Collection[str] = ()) -> dict[str, l
 
     def place(name: tuple[str, str]) -> tuple[int, int, str]:
         word, which = name
-        number = int(which.removeprefix("<= ")) if word == "concurrency" else 0
-        return order.index(word), number, which
+        return order.index(word), len(which) * (word == "concurrency"), which
 
     return {" ".join(filter(None, name)): found[name] for name in sorted(found, key=place)}
 
@@ -71,12 +67,10 @@ def errors(
     """Of the rows where one of :data:`SCORED` was measured and predicted, in percent of what was
     measured; None where there is no such row.
 
-    ``mape``, ``median`` and ``p90`` are of absolute errors; ``bias`` is the mean signed one, so
-    positive where predictions are too slow. ``coverage`` is the share of measured values inside the
-    predicted bands, in percent, and ``interval_score`` the mean width of these plus 20 times what
-    they miss by (for bands of 90 %); None where no prediction has one. ``coverage_pm`` is the half
-    width of the coverage's 95 % interval, with servers (not their rows) as independent; None for
-    fewer than two.
+    ``mape``, ``median`` and ``p90`` are of absolute errors, ``bias`` is the mean signed one.
+    ``coverage`` is the share of measured values inside the predicted bands, ``interval_score`` the
+    mean width of these plus 20 times what they miss by (for bands of 90 %), ``coverage_pm`` the
+    half-width of the coverage's 95 % interval, with servers as independent; None without any.
     """
     off, ends, servers = [], [], []
     for row in rows:
@@ -130,10 +124,8 @@ _PEER_COLUMNS = (("ttft_ms", "tpot_ms"), ("predicted_ttft_ms", "predicted_tpot_m
 
 
 def read_peer(path: Path) -> dict[str, ServerTimes]:
-    """Another predictor's file: ``id``, and ``ttft_ms, tpot_ms`` (as this program's
-    ``predictions.csv`` has them) or the same with ``predicted_`` before. Rows without both numbers
-    are left out. Raises UserError for a file that is no such table.
-    """
+    """Another predictor's file: ``id``, and ``ttft_ms, tpot_ms`` (as our ``predictions.csv``), or
+    the same with ``predicted_`` before; without rows that lack one. Raises UserError for others."""
     cells = read_cells(path)
     for both in _PEER_COLUMNS:
         if {"id", *both} <= set(cells.columns):

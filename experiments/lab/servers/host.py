@@ -2,8 +2,7 @@
 
 A row is simulated with the constants measured elsewhere, with a longer iteration, with a longer
 time a sequence, and with two times of launching a call. TTFT and TPOT are linear between and beyond
-these, so a fit needs no more simulations, however many rows it leaves out. Mixtures of experts have
-constants of their own, one more.
+these, so a fit needs no more simulations. Mixtures of experts have constants of their own.
 """
 
 from __future__ import annotations
@@ -133,10 +132,10 @@ def fitting(row: Measured, mixtures: bool = False) -> bool:
 
 @dataclass(frozen=True, eq=False)
 class Slopes:
-    """Rows, and their times in ms as linear functions of the constants; ``times`` has shape
-    (metric, row, 1 + constants). ``launched`` is what the :data:`LAUNCHES` add, (metric, row,
-    launches), without any 0. ``apart`` are these with clients that have drifted apart. ``fits`` are
-    the constants found so far, by their rows: several schemes leave out the same ones."""
+    """Rows, and their times in ms as linear functions of the constants, shape (metric, row, 1 +
+    constants). ``launched`` is what the :data:`LAUNCHES` add, (metric, row, launches). ``apart``
+    are both with clients that have drifted apart. ``fits`` are the constants of rows so far:
+    several schemes leave out the same ones."""
 
     rows: Sequence[Measured]
     times: Floats
@@ -233,9 +232,8 @@ class Slopes:
         return {str(name): which[names == name] for name in np.unique(names)}
 
     def host_of(self, which: Ints, stack: str) -> HostConstants:
-        """A stack's constants by the rows ``which``: fitted to its own, where there are enough. Of
-        any other stack they are the median of those of all stacks there and of those measured
-        elsewhere."""
+        """A stack's constants by the rows ``which``: fitted to its own, where there are enough;
+        else the median of those of all stacks there and of those measured elsewhere."""
         least = len(self.limits.constants) // 2  # a server says something of two constants
         own = {
             name: rows
@@ -317,8 +315,8 @@ def _ms(times: Iterable[ServerTimes | Measured]) -> Floats:
 
 
 def parts(rows: Sequence[Measured], scheme: str) -> list[tuple[Ints, Ints]]:
-    """(fitted to, left out) of each part. Of servers a fifth at a time are left out, of all else
-    one. Nothing is left out where there is but one group."""
+    """(fitted to, left out) of each part: of servers a fifth at a time are left out, of all else
+    one; nothing where there is but one group."""
     from sklearn.model_selection import GroupKFold  # takes a second to import
 
     groups = [SCHEMES[scheme](row) for row in rows]
@@ -341,14 +339,12 @@ def left_out(linear: Slopes, scheme: str) -> dict[str, ServerTimes]:
         settled = linear.settled(fit_to)
         predicted[:, which] = settled.predicted(which, settled.host_of(fit_to, stack))
     sigma: dict[str, dict[str, float]] = {}
+    times: dict[str, ServerTimes] = {}
     for fit_to, stack, which in split:
         own = asdict(linear.errors(fit_to, stack, predicted))
-        sigma |= {linear.rows[row].id: own for row in which}
-    times = {
-        row.id: base.at(row, float(ttft), float(tpot))
-        for row, ttft, tpot, base in zip(linear.rows, *predicted, linear.base, strict=True)
-        if row.id in sigma
-    }
+        for number in which:
+            row, (ttft, tpot) = linear.rows[number], predicted[:, number].tolist()
+            sigma[row.id], times[row.id] = own, linear.base[number].at(row, ttft, tpot)
     return with_bands(linear.rows, times, linear.draws, sigma)
 
 

@@ -74,9 +74,8 @@ _Count = Annotated[int, Field(ge=1, le=2**31)]
 
 @dataclass(frozen=True)
 class MlperfTask:
-    """A benchmark's model, where its output tokens are in the table of lengths (``{}`` is the
-    weights' format; None: all have the run's mean), and the most a request may generate.
-    ``drawn``: the column has a few samples, which any input may have."""
+    """A benchmark's model, the column of its outputs' lengths (``{}`` is the weights' format; None:
+    all have the run's mean; ``drawn``: any input may have any), and the most of a request."""
 
     model: str
     output: str | None = "reference_output_tokens"
@@ -117,8 +116,7 @@ FORMATS: dict[str, WeightDtype] = {"fp8": "fp8", "fp4": "nvfp4"}
 
 class MlperfRun(BaseModel):
     """One run. ``rate`` is that of the arrivals as drawn, ``target_rate_per_s`` that asked for.
-    Settings are one replica's; a run whose submitter published none has no ``tp``, ``pp``,
-    ``max_batch_size`` and ``max_num_tokens``."""
+    Settings are one replica's; some submitters published none."""
 
     model_config = ConfigDict(frozen=True, extra="ignore", protected_namespaces=())
 
@@ -202,8 +200,7 @@ class MlperfRun(BaseModel):
 
     @property
     def replicas(self) -> int:
-        """Replicas that hold the whole model. Raises UserError without the layout, and for GPUs
-        that are no multiple of a replica's."""
+        """Replicas that hold the whole model. Raises UserError if GPUs are no multiple of them."""
         if self.tp is None or self.pp is None:
             raise UserError("the submitter published no settings")
         replicas, over = divmod(self.n_gpus, self.tp * self.pp)
@@ -224,8 +221,7 @@ class MlperfHost:
     errors: dict[str, float]
 
     def without(self, cell: str = "") -> tuple[float, float]:
-        """Host time and factor on messages: the medians of the other cells, of all for a cell that
-        is not among them. Without any it is 0 and 1."""
+        """Host time and factor on messages: the medians of the other cells; without any 0 and 1."""
         found = ((self.host_iteration_s, 0.0), (self.all_reduce, 1.0))
         host_s, factor = (
             np.median([of[name] for name in of if name != cell] or [none]) for of, none in found
@@ -233,8 +229,8 @@ class MlperfHost:
         return float(host_s), float(factor)
 
     def error_without(self, cell: str) -> float:
-        """The root mean square of the other cells' errors; of mixtures of experts if it is one and
-        there is one, of dense models if it is none."""
+        """The root mean square of the other cells' errors; of those alike, dense models or mixtures
+        of experts, if there are any."""
         others = {name: error for name, error in self.errors.items() if name != cell}
         alike = [e for name, e in others.items() if _is_mixture(name) == _is_mixture(cell)]
         return _root_mean_square(alike or [*others.values()] or [0.0])
@@ -416,8 +412,7 @@ class PredictedRun:
 
 @dataclass(frozen=True)
 class ScoredMlperf:
-    """Runs, with predictions or reasons for none by id; ``host`` has the constants (``fitted``
-    here, or shipped)."""
+    """Runs, with predictions or reasons for none by id; ``host`` may be ``fitted`` here."""
 
     runs: Sequence[MlperfRun]
     best: Mapping[str, PredictedRun]
@@ -513,8 +508,7 @@ def score_mlperf(
     *,
     fit: bool = False,
 ) -> ScoredMlperf:
-    """Predict the runs of tables; with ``fit`` each cell with constants of these tables' others.
-    Raises UserError as :func:`read_tables` does."""
+    """Predict the runs of tables; with ``fit`` each cell with constants of these tables' others."""
     runs, refused = read_tables(files, MlperfRun)
     with bench(backend, progress, say) as at:
         options = options_of(runs, lengths, at, refused)
@@ -536,8 +530,8 @@ def score_mlperf(
 def errors_of_cells(
     best: Mapping[str, PredictedRun], runs: Iterable[MlperfRun]
 ) -> dict[str, float]:
-    """By cell, the root mean square of the logarithm of predicted over measured capacity: the rate
-    of a run that stopped at a limit; of others the nearer end from rate to Offline."""
+    """By cell, the root mean square of the logarithm of predicted over measured capacity: the
+    nearest from the rate to :attr:`MlperfRun.most`."""
     found: dict[str, list[float]] = {}
     for run in runs:
         if run.id in best:
@@ -596,8 +590,7 @@ def option_of(run: MlperfRun, deployment: Deployment) -> LoadGenOption:
 def options_of(
     runs: Sequence[MlperfRun], lengths: Path, at: Bench, refused: dict[str, str]
 ) -> dict[str, LoadGenOption]:
-    """The systems by id; the reasons for none are added to ``refused``. Runs with equal settings,
-    rate and data set share theirs."""
+    """The systems by id, shared by runs with equal scenarios; ``refused`` gets the reasons."""
     found: dict[str, LoadGenOption] = {}
     alike: dict[str, LoadGenOption] = {}
     requests = SharedRequests()
@@ -616,8 +609,8 @@ def options_of(
 
 
 def _trace(run: MlperfRun, runs: Sequence[MlperfRun], lengths: Path, folder: Path) -> Path:
-    """The requests of a run, in a file that is named by what they depend on. All ``runs`` of a
-    benchmark in a number format have their mean output: it differs by 1 %."""
+    """The requests of a run, in a file that is named by what they depend on. Their mean output is
+    that of all ``runs`` of the benchmark in the number format: it differs by 1 %."""
     what = (run.model, run.measurement_weight_type)
     alike = (run for run in runs if (run.model, run.measurement_weight_type) == what)
     mean = round(float(np.mean([one.output_tokens_mean for one in alike])), 2)
@@ -649,8 +642,7 @@ def fit_engines(
         tried: tuple[float, float],
         constants: Callable[[MlperfRun, float], tuple[float, float]],
     ) -> dict[str, float]:
-        """The constant with which a latency is right, on the line through two tried ones; the
-        median of a cell's runs."""
+        """The constant with which a latency is right, on the line through two; medians of cells."""
         systems = [
             [with_host(options[run.id], *constants(run, value)) for value in tried] for run in runs
         ]
@@ -682,8 +674,8 @@ def with_bands(
     options: Mapping[str, LoadGenOption],
     at: Bench,
 ) -> dict[str, PredictedRun]:
-    """The predictions with bands: all op times slower, and faster, by the other cells' error, and
-    by that of a GPU whose tables are another's."""
+    """With bands: all op times slower, and faster, by the other cells' error, and by that of a GPU
+    whose tables are another's."""
     lent = np.log1p(LENT_PCT["gemm"] / 100)
     factors: dict[str, list[float]] = {}
     for run in runs:
@@ -716,8 +708,7 @@ def search_all(searches: Mapping[LoadGenOption, Search[T]], at: Bench) -> dict[O
 def _at_rate(
     option: LoadGenOption, factors: Sequence[float] = ()
 ) -> Search[list[dict[str, float]]]:
-    """The latencies at the run's own rate, in ms by column: as predicted, and with op times that
-    are so many times as long."""
+    """Latencies at the run's own rate, in ms by column: as predicted, and with op times scaled."""
     rate, plan = option.natural_rate, option.plan
     at = yield [Probe(rate, plan.seed, plan.requests, slower) for slower in (1.0, *factors)]
     return [

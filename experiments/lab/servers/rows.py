@@ -188,9 +188,8 @@ class Measured(BaseModel):
 
 @dataclass(frozen=True)
 class ServerTimes:
-    """Predicted means of TTFT and TPOT in milliseconds, output tokens per second, and ``bands`` of
-    90 % by metric: (low, high), in the metric's unit. ``kv_full`` says whether the KV cache was
-    full at a time."""
+    """Predicted means, ``bands`` of 90 % by metric, (low, high) in its unit, and whether the KV
+    cache was full at a time."""
 
     ttft_ms: float
     tpot_ms: float
@@ -220,8 +219,8 @@ def present(**values: Any) -> dict[str, Any]:
 
 
 def read_tables(files: Sequence[Path], kind: type[_Row]) -> tuple[list[_Row], dict[str, str]]:
-    """The rows of tables, and the reasons of refused rows by id (or ``row N`` without an id).
-    Raises UserError for a file that is no such table, and for an id that stands in two of them."""
+    """The rows of tables, and the reasons of refused ones by id (or ``row N``). Raises UserError
+    for a file that is no such table, and for an id that stands in two of them."""
     rows: dict[str, _Row] = {}
     refused: dict[str, str] = {}
     for path in files:
@@ -235,8 +234,8 @@ def read_tables(files: Sequence[Path], kind: type[_Row]) -> tuple[list[_Row], di
 def read_servers(
     files: Sequence[Path], launch: Path | None = None
 ) -> tuple[list[Measured], dict[str, str]]:
-    """:func:`read_tables` of measured servers. A ``launch`` list says how those with pools were
-    started; raises UserError for a row of it that cannot be read."""
+    """:func:`read_tables` of measured servers; a ``launch`` list, read as a whole, says how those
+    with pools were started."""
     rows, refused = read_tables(files, Measured)
     if launch is not None:
         started = read_whole(launch, StartedServer)

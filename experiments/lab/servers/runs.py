@@ -62,9 +62,8 @@ class OpShares:
 
 
 def op_shares(deployment: Deployment, row: Measured) -> OpShares:
-    """The shares of one row. A request decodes ``osl`` tokens beside ``concurrency`` requests (or
-    as many as fit into the memory) on all ranks, and meanwhile each of them processes one prompt,
-    unless another pool does so."""
+    """The shares of one row. A request decodes beside ``concurrency`` requests on all ranks, or as
+    many as fit into the memory; meanwhile each processes a prompt, unless another pool does so."""
     first, last = deployment.pools[0], deployment.pools[-1]
     ranks = last.scenario.cluster.replicas * last.scenario.cluster.dp
     fitting = max(1, int(last.kv_capacity // (row.isl + row.osl)))
@@ -137,8 +136,8 @@ class Bench:
 
 @contextmanager
 def bench(backend: Backend, progress: Progress, say: Say) -> Iterator[Bench]:
-    """A bench on the runs of earlier scores, in the cache, or on none if it is off; locked, so that
-    a second score ends before it plans anything."""
+    """On the runs of earlier scores in the cache, or on none if it is off; locked, so that a second
+    score ends before it plans anything."""
     with TemporaryDirectory() as scratch:
         folder = (cache_folder() or Path(scratch)) / "scores"
         store = Store(folder, f"{VARIABLE}: {folder}")
@@ -163,8 +162,8 @@ def plan_row(
 def simulate_rows(
     rows: Sequence[Measured], variants: Mapping[str, Variant], at: Bench
 ) -> tuple[dict[str, Outcomes], dict[str, str]]:
-    """The outcomes of rows by variant, and the reasons of rows without one by id. A row that
-    cannot be simulated in one variant has no outcome in any."""
+    """The outcomes of rows by variant, and by id why rows have none. A row that cannot be simulated
+    in one variant has no outcome in any."""
     planned: dict[tuple[str, str], tuple[Run, OpShares]] = {}
     refused: dict[str, str] = {}
     requests_of = SharedRequests()
@@ -206,8 +205,7 @@ Draws = Mapping[str, Mapping[str, Floats]]
 def redrawn(
     rows: Sequence[Measured], described: Variant, outcomes: Outcomes, at: Bench
 ) -> dict[str, dict[str, Floats]]:
-    """:data:`Draws` of the rows whose KV cache was full in ``outcomes``, by simulation;
-    ``described`` has their scenarios."""
+    """:data:`Draws` of the rows whose KV cache was full, by simulation of these scenarios."""
 
     def drawn(number: int) -> Variant:
         return lambda row: draw(described(row), outcomes[row.id], number)
@@ -246,8 +244,7 @@ def draw(
 
 
 def draws(ops: OpShares) -> dict[str, Floats]:
-    """The logarithm of each metric's factor under each joint draw of op errors. An op has the same
-    draws in all metrics and rows."""
+    """:data:`Draws` of a row. An op has the same draws in all metrics and rows."""
     factors = {metric: np.zeros(DRAWS) for metric in METRICS}
     for op, sigma in ops.sigmas.items():
         factor = np.exp(sigma * normals(op))
@@ -288,8 +285,8 @@ def with_bands(
     op_draws: Draws,
     sigma_of: Mapping[str, Mapping[str, float]],
 ) -> dict[str, ServerTimes]:
-    """The predictions of these rows with bands; ``op_draws`` are the draws of op and host errors,
-    ``sigma_of`` holds the stack's standard deviation by id and metric."""
+    """The predictions of these rows with bands; ``sigma_of`` holds the standard deviation of the
+    stack's own error by id and metric."""
     found = {}
     for row in rows:
         if (times := predictions.get(row.id)) is None:

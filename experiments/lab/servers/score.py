@@ -105,13 +105,12 @@ def score_servers(
     fit: bool = False,
     launch: Path | None = None,
 ) -> ScoredRows:
-    """Simulate the rows of files, with the shipped constants or those that ``fit`` finds for rows
-    left out; ``peers`` are other predictors' files, ``launch`` is a launch list
-    (:func:`read_servers`). Raises UserError for what cannot be read.
+    """Simulate the rows of files with the shipped constants that were fitted without their server;
+    ``peers`` are other predictors' files, ``launch`` is a launch list (:func:`read_servers`).
+    Raises UserError for what cannot be read.
 
-    Rows of servers to which the shipped constants were fitted get those that were fitted without
-    them. With ``fit`` the best predictions of dense models are the cross-validated ones; rows that
-    are not fitted to keep the shipped constants, and so do mixtures, of which few loads are.
+    With ``fit`` the best predictions of dense models are cross-validated; rows that are not fitted
+    to keep the shipped constants, and so do mixtures, of which few loads are.
     """
     rows, unread = read_servers(files, launch)
     theirs = {str(path): errors.read_peer(path) for path in peers}
@@ -120,18 +119,13 @@ def score_servers(
         outcomes, refused = runs.simulate_rows(rows, variants, at)
         answered = outcomes[BASE]
         again = runs.redrawn(rows, variants[BASE], answered, at)
-    simulated = {
-        name: {id: outcome.times for id, outcome in of.items()} for name, of in outcomes.items()
-    }
+    simulated = {name: {id: one.times for id, one in of.items()} for name, of in outcomes.items()}
     off = {id: runs.draws(one.shares) for id, one in answered.items()} | again
-    without = {row.id: host.fitted_without(row) for row in rows if row.id in answered}
-    error_of = {row.id: asdict(without[row.id].of(row)[1]) for row in rows if row.id in without}
-    known = {
-        row.id: without[row.id].apart.get(campaign_of(row), host.HALFWAY)
-        for row in rows
-        if row.id in without
-    }
-    unknown = dict.fromkeys(known, host.HALFWAY)
+    folds = {row.id: (row, host.fitted_without(row)) for row in rows if row.id in answered}
+    error_of = {id: asdict(fold.of(row)[1]) for id, (row, fold) in folds.items()}
+    halfway = host.HALFWAY
+    known = {id: fold.apart.get(campaign_of(row), halfway) for id, (row, fold) in folds.items()}
+    unknown = dict.fromkeys(known, halfway)
     zero_fit, best = (
         with_bands(rows, _between(rows, simulated, name, shares), off, error_of)
         for name, shares in ((BASE, unknown), (FITTED, known))
@@ -167,9 +161,8 @@ def _fitted(
 
 
 def _variants(fit: bool) -> dict[str, Variant]:
-    """The scenarios that rows are simulated in: with constants measured elsewhere, with those
-    shipped, and those that a ``fit`` needs; each also with clients that have drifted apart, of rows
-    whose load tool is not recorded."""
+    """The scenarios of rows: with constants measured elsewhere, those shipped, and those that a
+    ``fit`` needs; each also with clients apart, where the load tool is not recorded."""
     measured = host_times().measured
     fixed = host.grid(measured) if fit else {BASE: measured}
 

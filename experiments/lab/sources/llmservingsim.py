@@ -105,10 +105,8 @@ def measurements(folder: Path, model: ModelSpec, tp: int, device: DeviceSpec) ->
 
 
 def _perf(folder: Path, model: ModelSpec, tp: int, device: DeviceSpec) -> Measurements:
-    """Every op as vLLM ran it; ``mixed`` are sums of the linear ops and one attention call over a
-    chunk and decodes."""
-    meta = perf_meta(folder)
-    here = degree_folder(folder, tp)
+    """Every op as vLLM ran it, and ``mixed`` iterations."""
+    meta, here = perf_meta(folder), degree_folder(folder, tp)
     _check(folder / META, meta, model, device)
     ops, cells = {op: op_rows(here, op) for op in LAYERS}, attention_cells(here)
     for op, sizes in ((PREFILL, _CHUNK), (DECODE, _DECODES)):
