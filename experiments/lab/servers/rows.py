@@ -38,7 +38,6 @@ Positive = Annotated[float, Field(gt=0, le=1e12)]
 _Count = Annotated[int, Field(ge=1, le=2**20)]
 _Limit = Annotated[int, Field(ge=1, le=2**24)]
 _Layout = Annotated[int, Field(ge=0, le=2**20)]  # dense rows may have 0
-_Milliseconds = Annotated[float, Field(gt=0, le=1e9)]
 _Chunk = Annotated[int, Field(ge=-1, le=2**24)]
 """-1 and 0 are SGLang's words for no chunks."""
 
@@ -129,14 +128,14 @@ class Measured(BaseModel):
     model_config = ConfigDict(frozen=True, extra="ignore")
 
     id: Name
-    backend: Annotated[str, Field(min_length=1)]
-    model: Annotated[str, Field(min_length=1)]
-    system: Annotated[str, Field(min_length=1)]
+    backend: Name
+    model: Name
+    system: Name
     isl: _Count
     osl: Annotated[int, Field(ge=2, le=2**20)]  # a single token has no TPOT
     concurrency: _Count
-    ttft_ms: _Milliseconds
-    tpot_ms: _Milliseconds
+    ttft_ms: Positive
+    tpot_ms: Positive
     tp: _Count | None = None
     pp: _Count = 1
     dp: _Count = 1
@@ -150,7 +149,7 @@ class Measured(BaseModel):
     backend_version: str = ""
     measured_date: str = ""
     flags: str = ""
-    latency_ms: _Milliseconds | None = None
+    latency_ms: Positive | None = None
     output_tokens_per_s: Positive | None = None
     launch: StartedServer | None = None
 

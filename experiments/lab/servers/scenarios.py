@@ -8,7 +8,7 @@ each names its document or the evidence. Nothing is fitted to the rows.
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import field
 from functools import lru_cache
 from typing import Any
@@ -269,9 +269,9 @@ def scenario_of(row: Measured, host: HostConstants, apart: bool = False) -> Sett
     spread = row.moe_ep > 1 if spread == "as_row" else spread
     ranks = {"dp": dp, "rank_router": router_of_ranks(row.backend)} if dp > 1 else {}
     version = _version(row) if row.backend in ("vllm", "sglang") else ""
+    groups: tuple[Iterable[str], ...] = (("moe_dtype", "kv_cache_dtype"), SHARES, OF_VLLM)
     formats, shares, engine = (
-        {name: known.pop(name) for name in names if name in known}
-        for names in (("moe_dtype", "kv_cache_dtype"), SHARES, OF_VLLM)
+        {name: known.pop(name) for name in names if name in known} for names in groups
     )
     return {
         **_base(row, apart),

@@ -150,4 +150,5 @@ def _chosen(cells: pd.Series[Any], path: Path, value: Any) -> pd.Series[bool]:
         # Of a column with an empty cell, pandas makes text; bool("False") would be true.
         raw, cells, value = cells, cells.astype(str).str.lower(), str(value).lower()
         refuse(~cells.isin(["true", "false"]), raw, path, f"{raw.name} must be True or False")
-    return cells == value
+    chosen: pd.Series[bool] = cells == value
+    return chosen
