@@ -254,8 +254,7 @@ _VALIDATED = {
 
 
 def validation_answer(result: Mapping[str, Any]) -> Section:
-    """Of the content of ``validation.json``: the cells side by side (medians over the accepted
-    repeats, with their range), and what was missed or cannot be said."""
+    """Of ``validation.json``: the cells side by side, and what was missed or cannot be said."""
     cells, repeats = result["cells"], result["repeats"]
     fewest = result["gates"]["fewest_repeats"]
     rows = [

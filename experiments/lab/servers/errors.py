@@ -103,8 +103,7 @@ def errors(
 
 
 def too_wide(times: ServerTimes) -> bool:
-    """Whether the band of TTFT or TPOT is wider than :data:`WIDEST` either way: this is no answer,
-    but counts in errors and coverage."""
+    """Whether the band of TTFT or TPOT is no answer, though it counts in errors and coverage."""
     bands = ((times.bands.get(name, _NO_BAND), getattr(times, SCORED[name])) for name in METRICS)
     return any(high - low > 2 * WIDEST * value for (low, high), value in bands)
 
@@ -165,8 +164,7 @@ def of_group(
 def predictions_table(
     rows: Sequence[Measured], predictions: Mapping[str, ServerTimes], refused: Mapping[str, str]
 ) -> pd.DataFrame:
-    """A row for each measured one, in their order: id, all that is predicted, the ends of its
-    bands, reason and detail. Rows that could not be read come last."""
+    """A row for each measured one, in their order; those that could not be read come last."""
     by_id, table = {row.id: row for row in rows}, []
     for id in dict.fromkeys([*by_id, *refused]):
         why = refused.get(id, "")

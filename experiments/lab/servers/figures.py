@@ -41,8 +41,7 @@ def _plain_ticks(axis: Axis, subs: Sequence[float]) -> None:
 
 
 def _draw_equality(axes: Axes, times: Floats, factors: Iterable[float]) -> None:
-    """Logarithmic axes with a line of equal predicted and measured ``times``, and lines at
-    ``factors`` of it."""
+    """Logarithmic axes with a line of equality, and lines at ``factors`` of it."""
     ends = np.array([times.min(), times.max()])
     axes.plot(ends, ends, "-", color=BLACK, linewidth=1.0)
     for factor in factors:
@@ -54,8 +53,7 @@ def _draw_equality(axes: Axes, times: Floats, factors: Iterable[float]) -> None:
 
 
 def draw_score(found: ScoredRows | ScoredMlperf, folder: Path) -> None:
-    """Of servers predicted over measured, a point a row without flags; of audited runs the
-    capacities."""
+    """Of servers a point a row without flags; of audited runs the capacities."""
     with styled():
         if isinstance(found, ScoredMlperf):
             if found.best:
@@ -82,7 +80,7 @@ def _measured_predicted(rows: Sequence[Measured], best: Mapping[str, ServerTimes
 
 def audited_capacities(found: ScoredMlperf) -> Figure:
     """A line a system and scenario: the predicted capacity with its band over the measured rate,
-    beside the bracket from the rate to Offline. Runs of one system stand on one line."""
+    beside the bracket from the rate to Offline."""
     runs = [run for run in found.runs if run.id in found.best]
     names = sorted({f"{run.cell}, {run.scenario}" for run in runs})
     figure = Figure(figsize=(9.6, 1.4 + 0.32 * len(names)), layout="constrained")

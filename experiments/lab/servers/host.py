@@ -72,7 +72,7 @@ SCHEMES: Mapping[str, Callable[[Measured], str]] = {
 @strict_dataclass
 class Fold:
     """The constants by stack that were fitted without some ``servers``. ``apart`` says how far the
-    clients of campaigns without a recorded load tool are spread (from 0, in lock-step, to 1)."""
+    clients of campaigns are spread (from 0, in lock-step, to 1)."""
 
     servers: list[str]
     stacks: dict[str, HostConstants]
@@ -122,8 +122,7 @@ def grid(measured: HostConstants) -> dict[str, HostConstants]:
 
 
 def fitting(row: Measured, mixtures: bool = False) -> bool:
-    """Whether a row is fitted to, with the dense models or with the ``mixtures``; none with
-    flags, none that was measured cold, none with drafted tokens."""
+    """Whether a row is fitted to, with the dense models or with the ``mixtures``."""
     if row.dense == mixtures or row.flags or row.drafts or measured_cold(row):
         return False
     some = row.concurrency in CLIENTS if row.launch is None else row.concurrency <= max(CLIENTS)
@@ -206,8 +205,7 @@ class Slopes:
         return replace(self, times=times, launched=launched)
 
     def shares(self, which: Ints) -> dict[str, float]:
-        """How far apart the clients of each campaign are, so that the rows ``which`` are predicted
-        best with constants of their own."""
+        """How far apart clients are by campaign, for the best predictions of the rows ``which``."""
         found: dict[str, float] = {}
         campaigns = np.array([campaign_of(self.rows[row]) for row in which])
         for campaign in filter(None, np.unique(campaigns)):
@@ -247,7 +245,7 @@ class Slopes:
 
     def errors(self, which: Ints, stack: str, predicted: Floats) -> StackErrors:
         """A stack's own error by metric, of its rows among ``which``, or of all if these are few;
-        ``predicted`` has shape (metric, row) and was not fitted to them."""
+        ``predicted``, (metric, row), was not fitted to them."""
         own = self.stacks(which).get(stack, which)
         which = own if len(own) >= FEWEST else which
         off = np.log(self.measured_ms[:, which] / predicted[:, which])
@@ -257,8 +255,8 @@ class Slopes:
         return StackErrors(*(round(sigma, 4) for sigma in sigmas))
 
     def fold(self, which: Ints, predictions: Mapping[str, ServerTimes], out: Ints) -> Fold:
-        """The constants of every stack and engine, fitted to the rows ``which``; errors are those
-        of ``predictions``, and ``out`` the rows of the servers that are left out."""
+        """The constants of every stack and engine, fitted to the rows ``which`` without those
+        ``out``, and the errors of ``predictions``."""
         rows, settled = self.rows, self.settled(which)
         names = sorted({stack_of(row) for row in rows} | {row.backend for row in rows})
         predicted = _ms([predictions[row.id] for row in rows]).T if predictions else None
@@ -281,8 +279,7 @@ def slopes(
     limits: HostTimes,
     mixtures: bool = False,
 ) -> Slopes:
-    """From the simulations with :func:`grid`, of the rows that are answered and :func:`fitting`;
-    also with clients that have drifted apart, where they can."""
+    """Of the rows that are answered and :func:`fitting`, from simulations with :func:`grid`."""
     rows = [row for row in rows if row.id in simulated[BASE] and fitting(row, mixtures)]
     base, hosts = limits.measured, grid(limits.measured)
     frontend = np.broadcast_to([1000.0, 0.0], (len(rows), 2))
@@ -363,8 +360,8 @@ class HostFit:
 
 
 def host_fit(linear: Slopes, fits: Mapping[str, Mapping[str, ServerTimes]], file: str) -> HostFit:
-    """The constants to ship. The errors of a server that was among those fitted to are
-    cross-validated ones; any other server's are those of GPUs left out."""
+    """The constants to ship. Errors of servers among those fitted to are cross-validated ones, any
+    other's those of GPUs left out."""
     rows, crossed = linear.rows, fits[CROSS_VALIDATED]
     count = len({server_of(row) for row in rows})
     kind = "dense" if rows[0].dense else "mixtures'"

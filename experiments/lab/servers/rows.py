@@ -78,8 +78,7 @@ class StartedPool(BaseModel):
 
 
 class StartedServer(BaseModel):
-    """How one row was started, by the first recipe that fits it, without pools where none does.
-    ``speculation`` is none, mtp, or both possible."""
+    """How one row was started, if it is known; ``speculation`` is none, mtp, or both possible."""
 
     model_config = ConfigDict(frozen=True, extra="ignore")
 

@@ -63,8 +63,7 @@ class ServedModel:
 
 @strict_dataclass
 class BenchmarkLoad:
-    """The requests of each benchmark: ``rounds`` of requests per client, and from the day
-    ``warm_since`` on some before them."""
+    """``rounds`` of requests per client, from the day ``warm_since`` on after some others."""
 
     documents: list[str]
     rounds: int
@@ -125,9 +124,8 @@ def origin(row: Measured) -> str:
 
 
 def settings_of(row: Measured) -> Settings:
-    """The known settings of the row's server: of the policy and the memory by their names in a
-    configuration, ``kv_cache_dtype``, ``expert_parallel`` and ``attention_dp``.
-    SGLang's limits are those of all ranks, other engines' of one."""
+    """The known settings of the row's server, by their names in a configuration, and
+    ``attention_dp``. SGLang's limits are those of all ranks, other engines' of one."""
     known: Settings = {}
     if row.backend == "vllm":
         version = row.backend_version if row.backend_version[:1].isdigit() else _UNDATED
@@ -143,9 +141,8 @@ def settings_of(row: Measured) -> Settings:
 
 
 def of_a_rank(server: Settings, ranks: int) -> Settings:
-    """The limits of each of SGLang's ranks with data-parallel attention, of those of their server:
-    ``server_args.py``, ``_handle_data_parallelism``, and ``kv_cache_configurator.py``,
-    ``resolve_max_num_reqs``."""
+    """The limits of each of SGLang's ranks: ``server_args.py``, ``_handle_data_parallelism``, and
+    ``kv_cache_configurator.py``, ``resolve_max_num_reqs``."""
     divided = ("chunked_prefill_size", "max_running_requests")
     return {key: max(server[key] // ranks, 1) for key in divided if server.get(key)}
 
@@ -225,8 +222,8 @@ def server_of(row: Measured) -> str:
 
 
 def campaign_of(row: Measured) -> str:
-    """The row's measurement campaign, if its load tool is not recorded, so that its clients may
-    have drifted apart; else empty. Lengths tell campaigns of one source apart."""
+    """The row's campaign, if its load tool is not recorded, so that its clients may have drifted
+    apart; else empty. Lengths tell campaigns of one source apart."""
     if origin(row) == INFERENCEX or row.length_range_ratio < 1:
         return ""
     return f"{row.source}, {'multiples of 1,000' if row.isl % 1000 == 0 else 'powers of two'}"
@@ -388,8 +385,7 @@ _REDUNDANT = 32
 
 
 def pools_of(row: Measured, engine: Mapping[str, float], experts: int) -> Settings:
-    """A row's pools, and what they have in common; ``experts`` are its model's. Raises UserError
-    for what is not known."""
+    """A row's pools, and what they have in common. Raises UserError for what is not known."""
     launch = row.launch
     if launch is None or launch.prefill is None or launch.decode is None:
         raise UserError("separate prefill workers: no launch settings are known")

@@ -29,9 +29,9 @@ _CONTENT = {True: "", False: "_of_mixtures"}
 @dataclass(frozen=True)
 class ScoredRows:
     """Predictions by id: ``best`` is what is scored, ``zero_fit`` has no constant fitted to such
-    rows. ``refused`` says why others have none. ``fits`` are predictions by scheme, and ``hosts``
-    the constants by ``dense``, where they were fitted here. So many rows were ``redrawn``:
-    simulated again for their bands. ``peers`` are other predictors' by their files."""
+    rows; ``refused`` says why others have none. ``fits`` are those by scheme and ``hosts`` the
+    constants by ``dense``, fitted here; ``peers`` are other predictors'. So many rows were
+    simulated again for their bands (``redrawn``)."""
 
     rows: Sequence[Measured]
     best: Predictions
@@ -43,9 +43,8 @@ class ScoredRows:
     peers: Mapping[str, Predictions] = field(default_factory=dict)
 
     def content(self) -> dict[str, Any]:
-        """As ``score --json`` prints it; percentages. Of each other predictor the errors, and ours
-        on the rows that both answer. Of dense models and mixtures together ``classes`` has the same
-        of each."""
+        """As ``score --json`` prints it; percentages. Beside other predictors those of rows that
+        both answer; ``classes`` has the same of dense models and of mixtures."""
         best, known = self.best, {row.id: row for row in self.rows}
         answered = {id: best[id] for id in known if id in best}
         wide = sum(map(errors.too_wide, answered.values()))
@@ -131,30 +130,20 @@ def score_servers(
         for name, shares in ((BASE, unknown), (FITTED, known))
     )
     scored = ScoredRows(rows, best, zero_fit, unread | refused, redrawn=len(again), peers=theirs)
+    if not fit:
+        return scored
     name = " and ".join(path.name for path in files)
-    return _fitted(scored, simulated, off, name, progress) if fit else scored
-
-
-def _fitted(
-    scored: ScoredRows,
-    simulated: Mapping[str, Predictions],
-    off: runs.Draws,
-    file: str,
-    progress: Progress,
-) -> ScoredRows:
-    """With constants fitted to the rows, and predictions of rows left out of the fit."""
     fits: dict[str, dict[str, ServerTimes]] = {scheme: {} for scheme in SCHEMES}
     hosts: dict[bool, HostFit] = {}
-    best = dict(scored.best)
     for number, dense in enumerate(KINDS):
-        linear = host.slopes(scored.rows, simulated, off, host_times(not dense), mixtures=not dense)
+        linear = host.slopes(rows, simulated, off, host_times(not dense), mixtures=not dense)
         own = {}
         for done, scheme in enumerate(SCHEMES, start=number * len(SCHEMES)):
             progress("fitting", done, 2 * len(SCHEMES))
             own[scheme] = host.left_out(linear, scheme)
             fits[scheme] |= own[scheme]
         if linear.rows:
-            hosts[dense] = host.host_fit(linear, own, file)
+            hosts[dense] = host.host_fit(linear, own, name)
         best |= own[host.CROSS_VALIDATED] if dense else {}
     progress("fitting", 1, 1)
     return replace(scored, best=best, fits=fits, hosts=hosts)

@@ -39,8 +39,8 @@ NAMES = ("ttft_s", "tpot_s")
 
 @dataclass(frozen=True, eq=False)
 class GivenLoad(MeasuredRun):
-    """A row as a target of a fit. What is simulated counts relative to the score's prediction (TTFT
-    and TPOT in ms), which knows how far apart the clients are."""
+    """A target of a fit. Simulations count relative to the score's prediction (TTFT and TPOT in
+    ms), which knows how far apart the clients are."""
 
     predicted: Floats
 
@@ -89,8 +89,7 @@ def groups(rows: Sequence[Measured], predicted: Mapping[str, ServerTimes]) -> li
 def of_group(
     rows: Sequence[Measured], predicted: Mapping[str, ServerTimes]
 ) -> list[dict[str, Any]]:
-    """Signed errors of each load but the first in percent: without calibration, with the naive
-    factor, and tuned to the first."""
+    """Signed errors of loads in percent: as they are, with the first's factor, and tuned to it."""
     try:
         given, *loads = (load_of(row, predicted[row.id]) for row in rows)
         tuned = fit([given], given.configured).overheads
@@ -110,8 +109,8 @@ def of_group(
 
 
 def table(found: pd.DataFrame) -> str:
-    """Mean / median absolute errors by class; and the 90 % quantile of the errors of other servers,
-    which is the half-width of a band, with the share of errors inside."""
+    """Mean / median absolute errors by class; the 90 % quantile of other servers' errors as the
+    half-width of a band, with the share inside."""
     cells = []
     for dense, rows in found.groupby("dense", sort=False):
         for name in ("plain", "naive", "tuned"):

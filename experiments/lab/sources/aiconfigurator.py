@@ -159,9 +159,8 @@ def sparse(
     architecture: str,
     dtype: WeightDtype,
 ) -> Table | None:
-    """Whole blocks of sparse attention with their indexer and their GEMMs in ``dtype``: of
-    ``prefill`` (heads, chunk, context: cached tokens; one sequence) or ``decode`` (heads, batch,
-    context)."""
+    """Whole blocks of sparse attention with indexer and GEMMs in ``dtype``: ``prefill`` of one
+    sequence (heads, chunk, context: cached tokens), or ``decode`` (heads, batch, context)."""
     name = f"dsa_{_theirs(kind)}_module"
     chosen: dict[str, Any] = {"kv_cache_dtype": _theirs(kv_dtype), "gemm_type": _theirs(dtype)}
     chosen |= {"architecture": architecture, "op_name": name}
@@ -228,8 +227,8 @@ def even_experts(
     datasets: Path, device: str, stack: str, dtype: MoeDtype, distribution: str, even: bool = True
 ) -> Table | None:
     """Experts of TensorRT-LLM's wide expert parallelism, as :func:`experts`; ``tokens`` are those
-    of all ranks. ``even``: placed by a load balancer, their number that of the slots, copies
-    included; else one slot an expert, as they come."""
+    of all ranks. ``even``: placed by a load balancer, their number that of the slots with copies.
+    """
     of, table, names = (datasets, device, stack), "moe/wideep_moe_perf", {**_MOE}
     names |= {"num_slots": "slots"}
     chosen = {"moe_dtype": _theirs(dtype), "distribution": distribution + ("_eplb" if even else "")}
@@ -239,9 +238,8 @@ def even_experts(
 def deepep_experts(
     datasets: Path, device: str, stack: str, kind: str, distribution: str
 ) -> Table | None:
-    """Experts behind DeepEP (DeepGEMM, fp8 in blocks), as :func:`experts`: masked GEMMs of the
-    ``low_latency`` mode or those of ``normal``, which were timed with their launches. ``tokens``
-    are those of all ranks."""
+    """Experts behind DeepEP (DeepGEMM, fp8 in blocks), as :func:`experts`: masked GEMMs in mode
+    ``low_latency``, or in ``normal`` with their launches. ``tokens`` are those of all ranks."""
     phase = {"low_latency": "generation", "normal": "context"}[kind]
     spread = "uniform" if distribution == "balanced" else distribution
     of, table = (datasets, device, stack), f"moe/wideep_{phase}_moe_perf"
@@ -334,8 +332,8 @@ def _tables(
 
 
 def _versions(datasets: Path, device: str, stack: str, table: str) -> list[Path]:
-    """The files of one table (``family/name``), newest version first; of one version only where
-    that is named (``vllm@0.14.0``)."""
+    """The files of one table (``family/name``), newest first; of a named version (``vllm@0.14.0``)
+    only."""
     root = source_folder(datasets, FOLDER) / SYSTEMS[device]
     if not root.is_dir():
         raise FileNotFoundError(f"{root}: no such folder among the public measurements")

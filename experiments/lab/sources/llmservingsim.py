@@ -112,7 +112,14 @@ def _perf(folder: Path, model: ModelSpec, tp: int, device: DeviceSpec) -> Measur
     for op, sizes in ((PREFILL, _CHUNK), (DECODE, _DECODES)):
         frame = alone(cells, dict(zip(sizes, OPS[op].columns, strict=True)))
         ops[op] = OpRows(frame, f"rows of {ATTENTION} with nothing else in the call")
-    whole = _mixed(cells, [ops[op].frame for op in LAYER_OPS])
+    # Whole layers of a chunk and decodes, at token counts that all linear ops reach.
+    rows = cells[(cells["prefill_chunk"] > 0) & (cells["n_decode"] > 0)]
+    rows = rows.rename(columns=dict(zip((*_CHUNK, *_DECODES), TABLES["mixed"].key, strict=True)))
+    linear, tokens = [ops[op].frame for op in LAYER_OPS], rows["chunk_tokens"] + rows["batch_size"]
+    measured = tokens <= min(op["num_tokens"].max() for op in linear)
+    rows, tokens = rows[measured], tokens[measured]
+    around = sum((np.interp(tokens, op["num_tokens"], op["time_us"]) for op in linear), 0.0)
+    whole = merged(rows.assign(time_us=rows["time_us"] + around))
     origin = f"linear ops of {DENSE} + one call of {ATTENTION}"
     return Measurements(
         hardware=f"{meta.get('gpu')}; {meta.get('model')}, vLLM {meta.get('vllm_version')}, "
@@ -121,17 +128,6 @@ def _perf(folder: Path, model: ModelSpec, tp: int, device: DeviceSpec) -> Measur
         ops={**ops, "mixed": OpRows(whole, origin, "combined")},
         profiled=str(meta.get("profiled_at")),
     )
-
-
-def _mixed(cells: pd.DataFrame, linear: list[pd.DataFrame]) -> pd.DataFrame:
-    """Whole layers of a chunk and decodes, at token counts that all linear ops reach."""
-    rows = cells[(cells["prefill_chunk"] > 0) & (cells["n_decode"] > 0)]
-    rows = rows.rename(columns=dict(zip((*_CHUNK, *_DECODES), TABLES["mixed"].key, strict=True)))
-    tokens = rows["chunk_tokens"] + rows["batch_size"]
-    measured = tokens <= min(op["num_tokens"].max() for op in linear)
-    rows, tokens = rows[measured], tokens[measured]
-    around = sum((np.interp(tokens, op["num_tokens"], op["time_us"]) for op in linear), 0.0)
-    return merged(rows.assign(time_us=rows["time_us"] + around))
 
 
 def _check(where: Path, meta: dict[str, Any], model: ModelSpec, device: DeviceSpec) -> None:

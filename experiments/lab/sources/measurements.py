@@ -83,11 +83,10 @@ def read_measurements(
 ) -> pd.DataFrame:
     """The columns named, of the rows whose columns have the values of ``keep``.
 
-    ``counts`` are whole numbers from 1, ``from_zero`` from 0; ``times`` are finite and positive,
-    as are ``optional_times`` where the file has them; ``labels`` are text. A point (equal counts
-    and labels) may occur twice, with times that differ by less than a factor of 2. Rows keep their
-    number in the file as index. Raises FileNotFoundError, or BundleError naming file, row (the
-    header is row 1) and value.
+    ``counts`` are whole numbers from 1, ``from_zero`` from 0; ``times`` are finite and positive, as
+    are ``optional_times`` if there; ``labels`` are text. A point may occur twice, with times that
+    differ by less than a factor of 2. Rows keep their number in the file as index. Raises
+    FileNotFoundError, or BundleError naming file, row (the header is row 1) and value.
     """
     if not path.is_file():
         raise FileNotFoundError(f"{path}: no such file among the public measurements")
