@@ -37,47 +37,47 @@ _CONSTANTS = {
 
 def servers_answer(content: Mapping[str, Any]) -> Section:
     """Of what a score of servers prints with ``--json``, or one of MLPerf's runs."""
-    return (_mlperf_answer if "mlperf" in content else _tables_answer)(content)
-
-
-def _tables_answer(content: Mapping[str, Any]) -> Section:
+    if "mlperf" in content:
+        return _mlperf_answer(content)
     groups = {group: one for group, one in content["groups"].items() if one["n"]}
-    drawn = content.get("bands", {})
-    again = drawn.get("redrawn", {})
+    wide, drawn = content.get("too_wide", 0), content.get("bands", {})
+    answer = f"{content['answered'] + wide:,} of {content['rows']:,} rows have a prediction"
+    answer += f" ({wide:,} with {TOO_WIDE})" if wide else ""
+    if which := next((name for name in ("all", DRAFTED, "flagged") if name in groups), ""):
+        whose = f" of the {groups[which]['n']:,} that are {'not ' * (which == 'all')}flagged"
+        median = " and ".join(
+            f"{groups[which][m]['median']:.1f} % for {m.upper()}" for m in METRICS
+        )
+        answer += f"; the median error{whose * ('flagged' in groups)} is {median}"
+    again = "{rows} rows with a full KV cache were simulated again under {draws}"
     notes = {
         "host time": content.get("constants"),
         "host time of mixtures of experts": content.get("constants_of_mixtures"),
         "90 % bands": drawn
         and f"{drawn['draws']} joint draws of op errors, host time and the stack's error; "
-        f"{again['rows']} rows with a full KV cache were simulated again under {again['draws']}",
+        + again.format(**drawn["redrawn"]),
     }
     table, *details = (_errors_table(*each) for each in _tables(content))
     for kind, key in zip(KINDS, ("host_time", "host_time_of_mixtures"), strict=True):
-        details.append(_constants(kind, content.get(key, {})))
+        hosts = content.get(key, {})
+        of = {n: it for n, it in _CONSTANTS.items() if any(host.get(n) for host in hosts.values())}
+        rows = [
+            (stack, *(f"{factor * host[n]:{digits}}" for n, (factor, digits, _) in of.items()))
+            for stack, host in hosts.items()
+        ]
+        headings = ("stack", *(heading for _, _, heading in of.values()))
+        details.append(SortableTable(f"Host time fitted, {kind}", headings, rows))
     refused = [(reason, f"{count:,}") for reason, count in content["refused"].items()]
     details.append(SortableTable("Rows without a prediction", ("reason", "rows"), refused))
     return Section(
         kind="score",
         name="",
         question="How far are predictions of TTFT and TPOT from measured servers?",
-        answer=_of_groups(content, groups),
+        answer=f"{answer}.",
         table=replace(table, note=_ERRORS),
         assumptions=[f"{topic}: {text}" for topic, text in notes.items() if text],
         details=[grid for grid in details if grid.rows],
     )
-
-
-def _of_groups(content: Mapping[str, Any], groups: Mapping[str, Any]) -> str:
-    wide = content.get("too_wide", 0)
-    answered = f"{content['answered'] + wide:,} of {content['rows']:,} rows have a prediction"
-    answered += f" ({wide:,} with {TOO_WIDE})" if wide else ""
-    which = next((name for name in ("all", DRAFTED, "flagged") if name in groups), None)
-    if which is None:
-        return f"{answered}."
-    one = groups[which]
-    errors = " and ".join(f"{one[m]['median']:.1f} % for {m.upper()}" for m in METRICS)
-    of = f" of the {one['n']:,} that are {'not ' * (which == 'all')}flagged"
-    return f"{answered}; the median error{of * ('flagged' in groups)} is {errors}."
 
 
 def _percent(share: float | None, half_width: float | None = None) -> str:
@@ -88,8 +88,8 @@ def _percent(share: float | None, half_width: float | None = None) -> str:
 def _errors_table(
     title: str, rows: Iterable[tuple[str, Mapping[str, Any]]], columns: Sequence[str]
 ) -> SortableTable:
-    """A row for each group that holds rows. A column is ``METRIC`` or ``METRIC, PART`` or ``METRIC
-    in band``; the part is a key of the group's where this has such errors beside its own."""
+    """A row for each group that holds rows. A column is ``METRIC``, ``METRIC in band``, or
+    ``METRIC, PART``: a key of the group's, or of the metric's."""
 
     def cell(group: Mapping[str, Any], column: str) -> str:
         metric, _, part = column.lower().partition(", ")
@@ -117,9 +117,10 @@ def _tables(
     parts = ("", ", p90", ", bias", " in band", ", zero-fit")
     yield "Errors by group", both, [f"{m.upper()}{part}" for m in METRICS for part in parts]
     more = [m for m in SCORED if m not in METRICS and any(one.get(m) for one in groups.values())]
-    if more:
-        columns = [f"{metric}{part}" for metric in more for part in ("", " in band")]
-        yield "Latency and throughput", groups.items(), columns
+    columns = [f"{metric}{part}" for metric in more for part in ("", " in band")]
+    yield "Latency and throughput", groups.items() if more else (), columns
+    of = ("TTFT", "TPOT", "latency")
+    columns = [*of, *(f"{name} in band" for name in of)]
     for kind, which in KINDS.items():
         if not zero.get(which, {"n": 0})["n"]:
             continue
@@ -129,32 +130,18 @@ def _tables(
         ]
         for path, peer in peers:
             one = peer["groups"][which]
-            there = f"{Path(path).stem}, on the rows that it answers"
-            league.append((there, {**one["theirs"], "n": one["n"]}))
-            league.append(("ours on those, cross-validated", {**one["ours"], "n": one["n"]}))
+            theirs = f"{Path(path).stem}, on the rows that it answers"
+            for name, side in ((theirs, "theirs"), ("ours on those, cross-validated", "ours")):
+                league.append((name, {**one[side], "n": one["n"]}))
         yield f"League, {kind}", league, ("TTFT", "TPOT")
-        others = [name for name in variants if name != BASE]
-        fits = [(name.replace("_", " "), variants[name][which]) for name in others]
-        of = ("TTFT", "TPOT", "latency")
-        columns = [*of, *(f"{name} in band" for name in of)]
-        yield f"Left out of the fit, {kind}", fits, columns
+        fits = {name.replace("_", " "): of[which] for name, of in variants.items() if name != BASE}
+        yield f"Left out of the fit, {kind}", fits.items(), columns
         models = {} if "classes" in content else variants.get(ONE_MODEL_OUT, {})
         alone = [(name, one) for name, one in models.items() if name.startswith("model ")]
         yield f"Each model left out, {kind}", alone, columns
     for path, peer in peers:
         columns = [f"{m.upper()}, {side}" for m in METRICS for side in ("ours", "theirs")]
         yield f"Errors beside {Path(path).name}", peer["groups"].items(), columns
-
-
-def _constants(kind: str, hosts: Mapping[str, Mapping[str, float]]) -> SortableTable:
-    """The host's time as fitted to all rows."""
-    of = {n: it for n, it in _CONSTANTS.items() if any(host.get(n) for host in hosts.values())}
-    rows = [
-        (stack, *(f"{factor * host[n]:{digits}}" for n, (factor, digits, _) in of.items()))
-        for stack, host in hosts.items()
-    ]
-    headings = ("stack", *(heading for _, _, heading in of.values()))
-    return SortableTable(f"Host time fitted, {kind}", headings, rows)
 
 
 # Audited runs -----------------------------------------------------------------------------------
@@ -230,20 +217,19 @@ def _mlperf_answer(content: Mapping[str, Any]) -> Section:
 
 def lockstep_answer(logs: Mapping[str, Replay]) -> Section:
     """Decisions of ours beside those of engines, log by log."""
-    total, same = (sum(getattr(one, key) for one in logs.values()) for key in _COUNTED)
-    rows = [(name, *(f"{getattr(one, key):,}" for key in _COUNTED)) for name, one in logs.items()]
+    rows = [(name, f"{one.decisions:,}", f"{one.identical:,}") for name, one in logs.items()]
+    total = sum(one.decisions for one in logs.values())
+    same = sum(one.identical for one in logs.values())
     differences = {name: one.first_difference for name, one in logs.items()}
     return Section(
         kind="lockstep",
         name=enumerated([*logs][:1]),
         question="Does our scheduler decide what the engine's decided?",
         answer=f"{len(logs)} logs, {same:,} of {total:,} decisions identical.",
-        table=SortableTable("Decisions", ("log", *_COUNTED), rows),
+        table=SortableTable("Decisions", ("log", "decisions", "identical"), rows),
         warnings=[f"{n}: first difference: {one}" for n, one in differences.items() if one],
     )
 
-
-_COUNTED = ("decisions", "identical")
 
 # A real engine ----------------------------------------------------------------------------------
 
@@ -268,8 +254,7 @@ _VALIDATED = {
 
 
 def validation_answer(result: Mapping[str, Any]) -> Section:
-    """Of the content of ``validation.json``: the cells side by side (medians over the accepted
-    repeats, with their range), and what was missed or cannot be said."""
+    """Of ``validation.json``: the cells side by side, and what was missed or cannot be said."""
     cells, repeats = result["cells"], result["repeats"]
     fewest = result["gates"]["fewest_repeats"]
     rows = [
@@ -277,10 +262,14 @@ def validation_answer(result: Mapping[str, Any]) -> Section:
         for label, keys in _VALIDATED.items()
     ]
     rows = [row for row in rows if set(row[1:]) != {"-"}]
-    ratios = [
-        [name, *("-" if (v := of[key]["median"]) is None else f"{v:.2f}" for key in _RATIO)]
-        for name, of in result["ratios"].items()
-    ]
+    ratios = []
+    for name, of in result["ratios"].items():
+        medians = (of[key]["median"] for key in ("measured", "calibrated"))
+        ratios.append([name, *("-" if value is None else f"{value:.2f}" for value in medians)])
+    met = [row["met"] for row in result["targets"]]
+    verdict = "all targets that could be judged were met" if None in met else "all targets met"
+    if missed := met.count(False):
+        verdict = f"{missed} of {len(met)} targets are missed"
     same = sum(cell["parity"] == 1 for cell in cells.values())
     warnings = [
         f"{layout}: repeat {r['repeat']} rejected: {r['why']}"
@@ -302,22 +291,12 @@ def validation_answer(result: Mapping[str, Any]) -> Section:
         kind="validation",
         name=str(result["name"]),
         question="Does a real engine do what the simulator says?",
-        answer=f"Batches are identical in {same} of {len(cells)} cells; {_verdict(result)}.",
+        answer=f"Batches are identical in {same} of {len(cells)} cells; {verdict}.",
         table=SortableTable("Cells", ["", *cells], rows, "Medians over the accepted repeats."),
         details=[SortableTable("Ratios", ["ratio", "measured", "simulated"], ratios)]
         * bool(ratios),
         warnings=warnings,
     )
-
-
-_RATIO = ("measured", "calibrated")
-
-
-def _verdict(result: Mapping[str, Any]) -> str:
-    met = [row["met"] for row in result["targets"]]
-    if False in met:
-        return f"{met.count(False)} of {len(met)} targets are missed"
-    return "all targets that could be judged were met" if None in met else "all targets met"
 
 
 def _cell_text(cell: Mapping[str, Any], keys: Sequence[str]) -> str:
@@ -342,13 +321,22 @@ def accuracy_answer(content: Mapping[str, Any]) -> Section:
     judged = [score["met"] for score in scores if score["met"] is not None]
     title = "By class: medians of the scores, and why some miss"
     headings = ("what", "scores", "median %", "p95 %", "aim", "met by", "in band", "")
+    rows = []
+    for one in classes:
+        covered = _percent(one["covered"])
+        if one["covered_range"] and one["scores"] > 1:
+            covered += " ({:.0f} to {:.0f})".format(*one["covered_range"])
+        met = "" if one["met"] is None else f"{one['met']} of {one['scores']}"
+        errors = (f"{one['median']:.1f}", f"{one['p95']:.1f}", _aim(one["aim"]))
+        text = (one["group"], str(one["scores"]))
+        rows.append((*text, *errors, met, covered, "; ".join(one["causes"])))
     return Section(
         kind="accuracy",
         name="accuracy",
         question="How far are the fitted op times off on rows that were not fitted?",
         answer=f"{sum(judged):,} of {len(judged):,} scores meet their aims.",
         table=scores_table(scores),
-        details=[SortableTable(title, headings, [*map(_of_class, classes)])],
+        details=[SortableTable(title, headings, rows)],
     )
 
 
@@ -365,15 +353,6 @@ def scores_table(scores: Iterable[Mapping[str, Any]]) -> SortableTable:
     text = ("what", "measured on", "fitted to")
     headings = (*text, "rows", "median %", "p95 %", "aim", "in band", "")
     return SortableTable("Errors on rows that were not fitted", headings, rows, text=3)
-
-
-def _of_class(one: Mapping[str, Any]) -> tuple[str, ...]:
-    covered = _percent(one["covered"])
-    if one["covered_range"] and one["scores"] > 1:
-        covered += " ({:.0f} to {:.0f})".format(*one["covered_range"])
-    met = "" if one["met"] is None else f"{one['met']} of {one['scores']}"
-    numbers = (f"{one['median']:.1f}", f"{one['p95']:.1f}", _aim(one["aim"]), met, covered)
-    return one["group"], str(one["scores"]), *numbers, "; ".join(one["causes"])
 
 
 def _aim(aim: Sequence[float] | None) -> str:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -39,16 +38,13 @@ GROUPS: Mapping[str, Callable[[Measured], str | None]] = {
 
 
 def grouped(rows: Iterable[Measured], full: Collection[str] = ()) -> dict[str, list[Measured]]:
-    """Rows by group. ``all`` holds those without flags, and so do the groups of :data:`GROUPS`;
-    those with flags are in ``flagged``, and nowhere else. ``full`` are the ids of those whose KV
-    cache was full: where requests wait for memory, TTFT is a matter of its size. Those ``with
-    drafts`` are in no other group."""
+    """Rows by group: those without flags and drafts by :data:`GROUPS`, and by memory if any is of
+    the ids whose KV cache was ``full`` (where requests wait for memory, TTFT is a matter of its
+    size); the others are ``flagged`` or ``with drafts``, and nowhere else."""
     found: dict[tuple[str, str], list[Measured]] = {("all", ""): []}
-    ways = {**GROUPS}
-    if full:
-        ways["memory"] = lambda row: "full" if row.id in full else "not full"
     for row in rows:
-        names = [(word, which) for word, of in ways.items() if (which := of(row)) is not None]
+        names = [(word, which) for word, of in GROUPS.items() if (which := of(row)) is not None]
+        names += [("memory", "full" if row.id in full else "not full")] if full else []
         if row.flags or row.drafts:
             names = [(FLAGGED if row.flags else DRAFTED, "")]
         for name in names:
@@ -57,8 +53,7 @@ def grouped(rows: Iterable[Measured], full: Collection[str] = ()) -> dict[str, l
 
     def place(name: tuple[str, str]) -> tuple[int, int, str]:
         word, which = name
-        number = int(which.removeprefix("<= ")) if word == "concurrency" else 0
-        return order.index(word), number, which
+        return order.index(word), len(which) * (word == "concurrency"), which
 
     return {" ".join(filter(None, name)): found[name] for name in sorted(found, key=place)}
 
@@ -72,12 +67,10 @@ def errors(
     """Of the rows where one of :data:`SCORED` was measured and predicted, in percent of what was
     measured; None where there is no such row.
 
-    ``mape``, ``median`` and ``p90`` are of absolute errors; ``bias`` is the mean signed one, so
-    positive where predictions are too slow. ``coverage`` is the share of measured values inside the
-    predicted bands, in percent, and ``interval_score`` the mean width of these plus 20 times what
-    they miss by (for bands of 90 %); None where no prediction has one. ``coverage_pm`` is the half
-    width of the coverage's 95 % interval, with servers (not their rows) as independent; None for
-    fewer than two.
+    ``mape``, ``median`` and ``p90`` are of absolute errors, ``bias`` is the mean signed one.
+    ``coverage`` is the share of measured values inside the predicted bands, ``interval_score`` the
+    mean width of these plus 20 times what they miss by (for bands of 90 %), ``coverage_pm`` the
+    half-width of the coverage's 95 % interval, with servers as independent; None without any.
     """
     off, ends, servers = [], [], []
     for row in rows:
@@ -110,8 +103,7 @@ def errors(
 
 
 def too_wide(times: ServerTimes) -> bool:
-    """Whether the band of TTFT or TPOT is wider than :data:`WIDEST` either way: this is no answer,
-    but counts in errors and coverage."""
+    """Whether the band of TTFT or TPOT is no answer, though it counts in errors and coverage."""
     bands = ((times.bands.get(name, _NO_BAND), getattr(times, SCORED[name])) for name in METRICS)
     return any(high - low > 2 * WIDEST * value for (low, high), value in bands)
 
@@ -131,20 +123,15 @@ _PEER_COLUMNS = (("ttft_ms", "tpot_ms"), ("predicted_ttft_ms", "predicted_tpot_m
 
 
 def read_peer(path: Path) -> dict[str, ServerTimes]:
-    """Another predictor's file: ``id``, and ``ttft_ms, tpot_ms`` (as this program's
-    ``predictions.csv`` has them) or the same with ``predicted_`` before. Rows without both numbers
-    are left out. Raises UserError for a file that is no such table.
-    """
+    """Another predictor's file: ``id``, and ``ttft_ms, tpot_ms`` (as our ``predictions.csv``), or
+    the same with ``predicted_`` before; without rows that lack one. Raises UserError for others."""
     cells = read_cells(path)
     for both in _PEER_COLUMNS:
         if {"id", *both} <= set(cells.columns):
-            columns = (as_numbers(cells[name]).tolist() for name in both)
-            found = zip(cells["id"].astype(str), zip(*columns, strict=True), strict=True)
-            return {
-                name: ServerTimes(*pair)
-                for name, pair in found
-                if all(0 < x < math.inf for x in pair)
-            }
+            pairs = np.stack([as_numbers(cells[name]) for name in both], axis=1)
+            found = zip(cells["id"].astype(str), pairs.tolist(), strict=True)
+            usable = ((id, pair) for id, pair in found if all(0 < x < math.inf for x in pair))
+            return {id: ServerTimes(*pair) for id, pair in usable}
     raise UserError(f"{path}: needs the columns id, ttft_ms and tpot_ms")
 
 
@@ -177,16 +164,15 @@ def of_group(
 def predictions_table(
     rows: Sequence[Measured], predictions: Mapping[str, ServerTimes], refused: Mapping[str, str]
 ) -> pd.DataFrame:
-    """A row for each measured one, in their order: id, all that is predicted, the ends of its
-    bands, reason and detail. Rows that could not be read come last."""
-    by_id, table = {row.id: row for row in rows}, list[list[Any]]()
+    """A row for each measured one, in their order; those that could not be read come last."""
+    by_id, table = {row.id: row for row in rows}, []
     for id in dict.fromkeys([*by_id, *refused]):
-        values: list[float | None] = [np.nan] * len(SCORED)
-        ends, detail = _NO_BAND * len(SCORED), " ".join(refused.get(id, "").split())
-        reason = short_reason(refused.get(id, ""))
+        why = refused.get(id, "")
+        line: dict[str, Any] = {"reason": short_reason(why), "detail": " ".join(why.split())}
         if (times := predictions.get(id)) is not None:
-            values = [times.of(by_id[id], metric) for metric in SCORED]
-            ends = tuple(chain(*(times.bands.get(metric, _NO_BAND) for metric in SCORED)))
-            reason = detail = TOO_WIDE if too_wide(times) else ""
-        table.append([id, *values, *ends, reason, detail])
+            line = dict.fromkeys(line, TOO_WIDE if too_wide(times) else "")
+            for metric, name in SCORED.items():
+                line[name] = times.of(by_id[id], metric)
+                line[f"{name}_low"], line[f"{name}_high"] = times.bands.get(metric, _NO_BAND)
+        table.append({"id": id, **line})
     return pd.DataFrame(table, columns=["id", *_PREDICTED, "reason", "detail"])

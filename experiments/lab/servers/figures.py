@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from matplotlib.axes import Axes
@@ -15,16 +15,7 @@ from matplotlib.ticker import LogLocator, NullFormatter
 from sarathi_sim.simulator.loop.records import Floats
 from sarathi_sim.simulator.views.metrics import Analysis
 from ...figures.slices import Window, stage_slices
-from ...figures.style import (
-    BLACK,
-    BLUE,
-    GREEN,
-    GREY,
-    KIND_COLOURS,
-    line_styles,
-    save,
-    styled,
-)
+from ...figures.style import BLACK, BLUE, GREEN, GREY, KIND_COLOURS, line_styles, save, styled
 from ...figures.timeline import stage_timeline
 from .mlperf import BOUND, CAPACITY, ScoredMlperf
 from .rows import Measured, ServerTimes
@@ -50,8 +41,7 @@ def _plain_ticks(axis: Axis, subs: Sequence[float]) -> None:
 
 
 def _draw_equality(axes: Axes, times: Floats, factors: Iterable[float]) -> None:
-    """Logarithmic axes with a line of equal predicted and measured ``times``, and lines at
-    ``factors`` of it."""
+    """Logarithmic axes with a line of equality, and lines at ``factors`` of it."""
     ends = np.array([times.min(), times.max()])
     axes.plot(ends, ends, "-", color=BLACK, linewidth=1.0)
     for factor in factors:
@@ -63,8 +53,7 @@ def _draw_equality(axes: Axes, times: Floats, factors: Iterable[float]) -> None:
 
 
 def draw_score(found: ScoredRows | ScoredMlperf, folder: Path) -> None:
-    """Of servers predicted over measured, a point a row without flags; of audited runs the
-    capacities."""
+    """Of servers a point a row without flags; of audited runs the capacities."""
     with styled():
         if isinstance(found, ScoredMlperf):
             if found.best:
@@ -91,7 +80,7 @@ def _measured_predicted(rows: Sequence[Measured], best: Mapping[str, ServerTimes
 
 def audited_capacities(found: ScoredMlperf) -> Figure:
     """A line a system and scenario: the predicted capacity with its band over the measured rate,
-    beside the bracket from the rate to Offline. Runs of one system stand on one line."""
+    beside the bracket from the rate to Offline."""
     runs = [run for run in found.runs if run.id in found.best]
     names = sorted({f"{run.cell}, {run.scenario}" for run in runs})
     figure = Figure(figsize=(9.6, 1.4 + 0.32 * len(names)), layout="constrained")
@@ -130,12 +119,12 @@ def draw_validation(outcomes: Mapping[str, Sequence[Comparison]], folder: Path) 
     }
     pipelines = {name: one for name, one in middle.items() if "bubble_stage1" in one.measured}
     with styled():
-        _save(iterations_figure(middle, "calibrated"), folder, "iterations")
+        _save(iterations_figure(middle), folder, "iterations")
         if pipelines:
-            _save(timelines_figure(pipelines, "calibrated"), folder, "timelines")
+            _save(timelines_figure(pipelines), folder, "timelines")
 
 
-def iterations_figure(outcomes: Mapping[str, Comparison], prediction: str) -> Figure:
+def iterations_figure(outcomes: Mapping[str, Comparison]) -> Figure:
     """A panel a cell: every micro-batch's time, predicted over measured; the line is equality."""
     across = min(2, len(outcomes))
     down = -(-len(outcomes) // across)
@@ -143,17 +132,15 @@ def iterations_figure(outcomes: Mapping[str, Comparison], prediction: str) -> Fi
     panels = figure.subplots(down, across, squeeze=False).ravel()
     for axes in panels[len(outcomes) :]:
         axes.remove()
+    look: dict[str, Any] = {"markeredgecolor": BLACK, "markeredgewidth": 0.5, "markersize": 6}
     for axes, (name, outcome) in zip(panels, outcomes.items(), strict=False):
         measured = 1e3 * outcome.measured_iterations
-        predicted = 1e3 * outcome.iterations[prediction]
-        kind = outcome.steps["kind"].to_numpy()
+        predicted = 1e3 * outcome.iterations["calibrated"]
         for label, mark in _MARKS.items():
-            some = kind == label
+            some = (outcome.steps["kind"] == label).to_numpy()
             if some.any():
-                axes.plot(
-                    measured[some], predicted[some], mark, color=KIND_COLOURS[label],
-                    markeredgecolor=BLACK, markeredgewidth=0.5, markersize=6, label=label,
-                )  # fmt: skip
+                look |= {"color": KIND_COLOURS[label], "label": label}
+                axes.plot(measured[some], predicted[some], mark, **look)
         _draw_equality(axes, np.concatenate([measured, predicted]), (0.9, 1.1))
         axes.set_title(name)
         for axis in (axes.xaxis, axes.yaxis):
@@ -162,12 +149,12 @@ def iterations_figure(outcomes: Mapping[str, Comparison], prediction: str) -> Fi
     return figure
 
 
-def timelines_figure(outcomes: Mapping[str, Comparison], prediction: str) -> Figure:
+def timelines_figure(outcomes: Mapping[str, Comparison]) -> Figure:
     """Measured and simulated stages above each other, cell by cell, in the middle of the run."""
     runs = {}
     for name, outcome in outcomes.items():
         runs[f"{name}: measured"] = Analysis(outcome.records["measured"])
-        runs[f"{name}: simulated"] = Analysis(outcome.records[prediction])
+        runs[f"{name}: simulated"] = Analysis(outcome.records["calibrated"])
     shortest = min(analysis.records.end_s for analysis in runs.values())
     window = Window(0.3 * shortest, 0.25 * shortest)
     panels = {name: stage_slices(analysis, window) for name, analysis in runs.items()}

@@ -2,8 +2,7 @@
 
 A row is simulated with the constants measured elsewhere, with a longer iteration, with a longer
 time a sequence, and with two times of launching a call. TTFT and TPOT are linear between and beyond
-these, so a fit needs no more simulations, however many rows it leaves out. Mixtures of experts have
-constants of their own, one more.
+these, so a fit needs no more simulations. Mixtures of experts have constants of their own.
 """
 
 from __future__ import annotations
@@ -24,13 +23,7 @@ from ...config.inputs import HostConstants, HostTimes, StackErrors, host_times
 from .errors import errors
 from .rows import METRICS, Measured, ServerTimes
 from .runs import Draws, stack_sigma, with_bands
-from .scenarios import (
-    campaign_of,
-    mean_prompt,
-    measured_cold,
-    server_of,
-    stack_of,
-)
+from .scenarios import campaign_of, mean_prompt, measured_cold, server_of, stack_of
 
 PARTS = 5
 """Parts of the servers that are left out in turn."""
@@ -55,6 +48,7 @@ LAUNCHES = {"launches": 4e-5, "long launches": 1e-4}
 CLIENTS, MOST_TOKENS = (4, 16, 64), 2048
 """Of the mixtures' rows that are fitted to: all would take long to simulate five times. Of rows
 with pools those with up to as many clients as the most."""
+_FILES = {False: "host_time", True: "host_time_mixtures"}
 BASE = "zero_fit"
 APART = ", apart"
 """Behind the name of a variant whose clients have drifted apart."""
@@ -78,7 +72,7 @@ SCHEMES: Mapping[str, Callable[[Measured], str]] = {
 @strict_dataclass
 class Fold:
     """The constants by stack that were fitted without some ``servers``. ``apart`` says how far the
-    clients of campaigns without a recorded load tool are spread (from 0, in lock-step, to 1)."""
+    clients of campaigns are spread (from 0, in lock-step, to 1)."""
 
     servers: list[str]
     stacks: dict[str, HostConstants]
@@ -102,12 +96,8 @@ class Folds:
 @cache
 def shipped_folds(mixtures: bool = False) -> list[Fold]:
     """Of dense models, or of ``mixtures`` of experts."""
-    path = data_dir() / "lab" / f"{_file(mixtures)}_folds.yaml"
+    path = data_dir() / "lab" / f"{_FILES[mixtures]}_folds.yaml"
     return parse(Folds, read_mapping(path), path).folds
-
-
-def _file(mixtures: bool) -> str:
-    return "host_time_mixtures" if mixtures else "host_time"
 
 
 def fitted_without(row: Measured) -> Fold:
@@ -132,20 +122,19 @@ def grid(measured: HostConstants) -> dict[str, HostConstants]:
 
 
 def fitting(row: Measured, mixtures: bool = False) -> bool:
-    """Whether a row is fitted to, with the dense models or with the ``mixtures``; none with
-    flags, none that was measured cold, none with drafted tokens."""
+    """Whether a row is fitted to, with the dense models or with the ``mixtures``."""
+    if row.dense == mixtures or row.flags or row.drafts or measured_cold(row):
+        return False
     some = row.concurrency in CLIENTS if row.launch is None else row.concurrency <= max(CLIENTS)
-    short = some and row.osl <= MOST_TOKENS
-    plain = not row.flags and not row.drafts and not measured_cold(row)
-    return row.dense != mixtures and plain and (row.dense or short)
+    return row.dense or (some and row.osl <= MOST_TOKENS)
 
 
 @dataclass(frozen=True, eq=False)
 class Slopes:
-    """Rows, and their times in ms as linear functions of the constants; ``times`` has shape
-    (metric, row, 1 + constants). ``launched`` is what the :data:`LAUNCHES` add, (metric, row,
-    launches), without any 0. ``apart`` are these with clients that have drifted apart. ``fits`` are
-    the constants found so far, by their rows: several schemes leave out the same ones."""
+    """Rows, and their times in ms as linear functions of the constants, shape (metric, row, 1 +
+    constants). ``launched`` is what the :data:`LAUNCHES` add, (metric, row, launches). ``apart``
+    are both with clients that have drifted apart. ``fits`` are the constants of rows so far:
+    several schemes leave out the same ones."""
 
     rows: Sequence[Measured]
     times: Floats
@@ -154,7 +143,7 @@ class Slopes:
     draws: Draws
     base: Sequence[ServerTimes]
     limits: HostTimes
-    apart: tuple[Floats, Floats]
+    apart: Sequence[Floats]
     fits: dict[Any, HostConstants] = field(default_factory=dict)
 
     @property
@@ -165,21 +154,21 @@ class Slopes:
     def predicted(self, which: Ints, host: HostConstants) -> Floats:
         """(metric, row), in ms."""
         linear = self.times[:, which] @ np.array([1.0, *astuple(host)][:-1])
-        return np.asarray(linear + self.launched[:, which] @ _between_launches(host.launch_s))
+        short, long = LAUNCHES.values()
+        share = (host.launch_s - short) / (long - short)  # beyond the last two they go on
+        weights = [1 - share, share] if share > 0 else [host.launch_s / short, 0.0]
+        return np.asarray(linear + self.launched[:, which] @ np.array(weights))
 
     def fitted(self, which: Ints) -> HostConstants:
         """The constants with the least absolute errors of the logarithms, within their ranges.
         Those measured elsewhere weigh as much as :data:`PRIOR_ROWS` rows, so that what the rows do
         not tell stays there."""
-        inputs = (self.times, self.launched, self.measured_ms)
-        key = (repr(self.limits.constants), *(each[:, which].tobytes() for each in inputs))
-        if key not in self.fits:
-            self.fits[key] = self._fit(which)
-        return self.fits[key]
-
-    def _fit(self, which: Ints) -> HostConstants:
         from scipy.optimize import minimize
 
+        inputs = (self.times, self.launched, self.measured_ms)
+        key = (repr(self.limits.constants), *(each[:, which].tobytes() for each in inputs))
+        if key in self.fits:
+            return self.fits[key]
         names = [*self.limits.constants]
         bounds = np.array([self.limits.constants[name].range for name in names])
         if all(self.rows[row].launch and self.rows[row].backend == "sglang" for row in which):
@@ -198,7 +187,8 @@ class Slopes:
         limits = bounds / unit[:, None]
         starts = (prior, np.full(len(names), 0.5))
         tried = [minimize(cost, start, method="Powell", bounds=limits) for start in starts]
-        return _rounded(astuple(host_of(min(tried, key=lambda one: one.fun).x)))
+        best = host_of(min(tried, key=lambda one: one.fun).x)
+        return self.fits.setdefault(key, _rounded(astuple(best)))
 
     def loss(self, which: Ints, host: HostConstants) -> float:
         """The mean absolute logarithm of TTFT's errors and, with more weight, TPOT's."""
@@ -210,13 +200,12 @@ class Slopes:
     def drifted(self, shares: Mapping[str, float]) -> Slopes:
         """With the clients of each campaign so far apart."""
         share = np.array([shares.get(campaign_of(row), 0.0) for row in self.rows])[:, None]
-        near, far = (self.times, self.launched), self.apart
-        times, launched = (a + share * (b - a) for a, b in zip(near, far, strict=True))
+        ends = zip((self.times, self.launched), self.apart, strict=True)
+        times, launched = (near + share * (far - near) for near, far in ends)
         return replace(self, times=times, launched=launched)
 
     def shares(self, which: Ints) -> dict[str, float]:
-        """How far apart the clients of each campaign are, so that the rows ``which`` are predicted
-        best with constants of their own."""
+        """How far apart clients are by campaign, for the best predictions of the rows ``which``."""
         found: dict[str, float] = {}
         campaigns = np.array([campaign_of(self.rows[row]) for row in which])
         for campaign in filter(None, np.unique(campaigns)):
@@ -241,9 +230,8 @@ class Slopes:
         return {str(name): which[names == name] for name in np.unique(names)}
 
     def host_of(self, which: Ints, stack: str) -> HostConstants:
-        """A stack's constants by the rows ``which``: fitted to its own, where there are enough. Of
-        any other stack they are the median of those of all stacks there and of those measured
-        elsewhere."""
+        """A stack's constants by the rows ``which``: fitted to its own, where there are enough;
+        else the median of those of all stacks there and of those measured elsewhere."""
         least = len(self.limits.constants) // 2  # a server says something of two constants
         own = {
             name: rows
@@ -257,20 +245,18 @@ class Slopes:
 
     def errors(self, which: Ints, stack: str, predicted: Floats) -> StackErrors:
         """A stack's own error by metric, of its rows among ``which``, or of all if these are few;
-        ``predicted`` has shape (metric, row) and was not fitted to them."""
+        ``predicted``, (metric, row), was not fitted to them."""
         own = self.stacks(which).get(stack, which)
         which = own if len(own) >= FEWEST else which
         off = np.log(self.measured_ms[:, which] / predicted[:, which])
         known = [self.draws[self.rows[row].id] for row in which]
-        sigmas = (
-            stack_sigma(of, [one[metric] for one in known], INSIDE)
-            for of, metric in zip(off, METRICS, strict=True)
-        )
+        errors = zip(off, METRICS, strict=True)
+        sigmas = (stack_sigma(of, [one[m] for one in known], INSIDE) for of, m in errors)
         return StackErrors(*(round(sigma, 4) for sigma in sigmas))
 
     def fold(self, which: Ints, predictions: Mapping[str, ServerTimes], out: Ints) -> Fold:
-        """The constants of every stack and engine, fitted to the rows ``which``; errors are those
-        of ``predictions``, and ``out`` the rows of the servers that are left out."""
+        """The constants of every stack and engine, fitted to the rows ``which`` without those
+        ``out``, and the errors of ``predictions``."""
         rows, settled = self.rows, self.settled(which)
         names = sorted({stack_of(row) for row in rows} | {row.backend for row in rows})
         predicted = _ms([predictions[row.id] for row in rows]).T if predictions else None
@@ -286,16 +272,6 @@ def _rounded(values: Iterable[float]) -> HostConstants:
     return HostConstants(*np.round([*values], 7).tolist())
 
 
-def _between_launches(launch_s: float) -> Floats:
-    """The weights of :data:`LAUNCHES` between which ``launch_s`` lies; beyond them the last two
-    go on."""
-    short, long = LAUNCHES.values()
-    if launch_s <= short:
-        return np.array([launch_s / short, 0.0])
-    share = (launch_s - short) / (long - short)
-    return np.array([1 - share, share])
-
-
 def slopes(
     rows: Sequence[Measured],
     simulated: Mapping[str, Mapping[str, ServerTimes]],
@@ -303,29 +279,28 @@ def slopes(
     limits: HostTimes,
     mixtures: bool = False,
 ) -> Slopes:
-    """From the simulations with :func:`grid`, of the rows that are answered and :func:`fitting`;
-    also with clients that have drifted apart, where they can."""
+    """Of the rows that are answered and :func:`fitting`, from simulations with :func:`grid`."""
     rows = [row for row in rows if row.id in simulated[BASE] and fitting(row, mixtures)]
     base, hosts = limits.measured, grid(limits.measured)
     frontend = np.broadcast_to([1000.0, 0.0], (len(rows), 2))
     prompt = np.array([mean_prompt(row) for row in rows]).reshape(-1, 1)
+    longer = {ITERATION: "host_iteration_s", SEQUENCE: "host_sequence_s"}
     ends = []
     for far in ("", APART):
         found = {name: {**simulated[name], **simulated.get(name + far, {})} for name in hosts}
         table = {name: _ms([found[name][row.id] for row in rows]) for name in hosts}
         terms = [
             (table[name] - table[BASE]) / (getattr(hosts[name], of) - getattr(base, of))
-            for name, of in ((ITERATION, "host_iteration_s"), (SEQUENCE, "host_sequence_s"))
+            for name, of in longer.items()
         ]
         terms += [frontend, prompt * frontend]
         known = zip(terms, astuple(base), strict=False)
         start = table[BASE] - sum(slope * value for slope, value in known)
         launched = [table[name] - table[BASE] for name in LAUNCHES]
-        times, added = (np.stack(x, -1).transpose(1, 0, 2) for x in ([start, *terms], launched))
-        ends.append((times, added))
-    near, apart = ends
+        ends.append([np.stack(x, -1).transpose(1, 0, 2) for x in ([start, *terms], launched)])
+    (times, added), apart = ends
     outcomes = [simulated[BASE][row.id] for row in rows]
-    return Slopes(rows, *near, _ms(rows).T, draws, outcomes, limits, apart)
+    return Slopes(rows, times, added, _ms(rows).T, draws, outcomes, limits, apart)
 
 
 def _ms(times: Iterable[ServerTimes | Measured]) -> Floats:
@@ -337,8 +312,8 @@ def _ms(times: Iterable[ServerTimes | Measured]) -> Floats:
 
 
 def parts(rows: Sequence[Measured], scheme: str) -> list[tuple[Ints, Ints]]:
-    """(fitted to, left out) of each part. Of servers a fifth at a time are left out, of all else
-    one. Nothing is left out where there is but one group."""
+    """(fitted to, left out) of each part: of servers a fifth at a time are left out, of all else
+    one; nothing where there is but one group."""
     from sklearn.model_selection import GroupKFold  # takes a second to import
 
     groups = [SCHEMES[scheme](row) for row in rows]
@@ -361,14 +336,12 @@ def left_out(linear: Slopes, scheme: str) -> dict[str, ServerTimes]:
         settled = linear.settled(fit_to)
         predicted[:, which] = settled.predicted(which, settled.host_of(fit_to, stack))
     sigma: dict[str, dict[str, float]] = {}
+    times: dict[str, ServerTimes] = {}
     for fit_to, stack, which in split:
         own = asdict(linear.errors(fit_to, stack, predicted))
-        sigma |= {linear.rows[row].id: own for row in which}
-    times = {
-        row.id: base.at(row, float(ttft), float(tpot))
-        for row, ttft, tpot, base in zip(linear.rows, *predicted, linear.base, strict=True)
-        if row.id in sigma
-    }
+        for number in which:
+            row, (ttft, tpot) = linear.rows[number], predicted[:, number].tolist()
+            sigma[row.id], times[row.id] = own, linear.base[number].at(row, ttft, tpot)
     return with_bands(linear.rows, times, linear.draws, sigma)
 
 
@@ -381,15 +354,14 @@ class HostFit:
 
     def write(self, folder: Path, mixtures: bool) -> None:
         """Its two files."""
-        name = _file(mixtures)
-        write_whole(folder / f"{name}.yaml", dump_yaml(asdict(self.times), width=96))
-        folds = dump_yaml(asdict(Folds(self.folds)), width=96)
-        write_whole(folder / f"{name}_folds.yaml", folds)
+        for end, content in (("", self.times), ("_folds", Folds(self.folds))):
+            path = folder / f"{_FILES[mixtures]}{end}.yaml"
+            write_whole(path, dump_yaml(asdict(content), width=96))
 
 
 def host_fit(linear: Slopes, fits: Mapping[str, Mapping[str, ServerTimes]], file: str) -> HostFit:
-    """The constants to ship. The errors of a server that was among those fitted to are
-    cross-validated ones; any other server's are those of GPUs left out."""
+    """The constants to ship. Errors of servers among those fitted to are cross-validated ones, any
+    other's those of GPUs left out."""
     rows, crossed = linear.rows, fits[CROSS_VALIDATED]
     count = len({server_of(row) for row in rows})
     kind = "dense" if rows[0].dense else "mixtures'"

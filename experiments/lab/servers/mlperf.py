@@ -1,11 +1,9 @@
 """MLPerf Inference runs of LLMs: their requests, their scenarios, and their predictions.
 
-A table has a row for each valid run of the scenarios Server and Interactive: what the submitter
-set, the rate, and what LoadGen logged; times in ms, rates in requests a second. The requests are
-LoadGen's (mlcommons/inference at b66003e1, ``loadgen/``), and lengths by sample are in
-``lengths_MODEL.csv``. docs/mlperf.md says what is compared, and how the **constants** of TensorRT's
-engines are fitted: a cell (GPU, number of GPUs, model) has the medians of the other cells, and the
-errors of their capacities make its 90 % band.
+A table has a row for each valid run: what the submitter set, the rate, and what LoadGen logged;
+times in ms, rates in requests a second. The requests are LoadGen's (mlcommons/inference at
+b66003e1, ``loadgen/``). docs/mlperf.md says what is compared, and how the constants of TensorRT's
+engines are fitted: a cell (GPU, number of GPUs, model) has the medians of the other cells.
 """
 
 from __future__ import annotations
@@ -44,7 +42,7 @@ from ...config.deployment import Deployment, deploy
 from ...config.loading import check_scenario
 from ...sweeps.backends import Backend
 from ...sweeps.plan import SharedRequests
-from .rows import METRICS, present, read_tables
+from .rows import METRICS, Name, Positive, present, read_tables
 from .runs import NORMAL_90, Bench, bench
 
 T = TypeVar("T")
@@ -71,18 +69,13 @@ WITHIN = (0.95, 1.10)
 """A capacity that is right for a run that stopped at a limit, over its rate."""
 BRACKET = (0.97, 1.05)
 """For other runs: the least capacity over the rate, and the largest over Offline."""
-_Name = Annotated[str, Field(min_length=1, max_length=300)]
 _Count = Annotated[int, Field(ge=1, le=2**31)]
-_Positive = Annotated[float, Field(gt=0, le=1e12)]
-_Share = Annotated[float, Field(gt=0, le=1)]
-_Seed = Annotated[int, Field(ge=0, lt=2**64)]
 
 
 @dataclass(frozen=True)
 class MlperfTask:
-    """A benchmark's model, where its output tokens are in the table of lengths (``{}`` is the
-    weights' format; None: all have the run's mean), and the most a request may generate.
-    ``drawn``: the column has a few samples, which any input may have."""
+    """A benchmark's model, the column of its outputs' lengths (``{}`` is the weights' format; None:
+    all have the run's mean; ``drawn``: any input may have any), and the most of a request."""
 
     model: str
     output: str | None = "reference_output_tokens"
@@ -123,31 +116,30 @@ FORMATS: dict[str, WeightDtype] = {"fp8": "fp8", "fp4": "nvfp4"}
 
 class MlperfRun(BaseModel):
     """One run. ``rate`` is that of the arrivals as drawn, ``target_rate_per_s`` that asked for.
-    Settings are one replica's; a run whose submitter published none has no ``tp``, ``pp``,
-    ``max_batch_size`` and ``max_num_tokens``."""
+    Settings are one replica's; some submitters published none."""
 
     model_config = ConfigDict(frozen=True, extra="ignore", protected_namespaces=())
 
-    id: _Name
-    gpu: _Name
+    id: Name
+    gpu: Name
     n_gpus: _Count
-    model: _Name
+    model: Name
     scenario: Literal["Server", "Interactive"]
-    rate: _Positive = Field(alias="scheduled_samples_per_s")
-    target_rate_per_s: _Positive
-    offline_samples_per_s: _Positive
+    rate: Positive = Field(alias="scheduled_samples_per_s")
+    target_rate_per_s: Positive
+    offline_samples_per_s: Positive
     n_queries: _Count
-    schedule_rng_seed: _Seed
-    schedule_duration_s: _Positive
-    output_tokens_mean: _Positive
-    ttft_ms_mean: _Positive
-    ttft_ms_p99: _Positive
-    tpot_ms_mean: _Positive
-    tpot_ms_p99: _Positive
-    ttft_limit_ms: _Positive
-    tpot_limit_ms: _Positive
+    schedule_rng_seed: Annotated[int, Field(ge=0, lt=2**64)]
+    schedule_duration_s: Positive
+    output_tokens_mean: Positive
+    ttft_ms_mean: Positive
+    ttft_ms_p99: Positive
+    tpot_ms_mean: Positive
+    tpot_ms_p99: Positive
+    ttft_limit_ms: Positive
+    tpot_limit_ms: Positive
     measurement_weight_type: Literal["fp8", "fp4"]
-    engine: _Name
+    engine: Name
     engine_version: str = ""
     tp: _Count | None = None
     pp: _Count | None = None
@@ -159,7 +151,7 @@ class MlperfRun(BaseModel):
     max_seq_tokens: _Count | None = None
     chunked_prefill: bool = False
     batch_scheduler_policy: Literal["max_util"] = "max_util"
-    kv_free_gpu_mem_fraction: _Share = 0.9
+    kv_free_gpu_mem_fraction: Annotated[float, Field(gt=0, le=1)] = 0.9
     tokens_per_block: _Count | None = None
     other_flags: Json[dict[str, Any]] = Field(default_factory=dict)
 
@@ -186,17 +178,20 @@ class MlperfRun(BaseModel):
         """Whether a limit stopped it."""
         return max(self.stresses.values()) >= BOUND
 
+    @property
+    def most(self) -> float:
+        """The most that it may carry: its rate if it stopped at a limit, else Offline."""
+        return self.rate if self.stopped else self.offline_samples_per_s
+
     def allows(self, capacity: float) -> bool:
-        """Whether a capacity is right: near the rate of a run that stopped at a limit, and between
-        its rate and Offline for others."""
+        """Whether a capacity is near enough to the range from the rate to :attr:`most`."""
         low, high = WITHIN if self.stopped else BRACKET
-        most = self.rate if self.stopped else self.offline_samples_per_s
-        return low * self.rate <= capacity <= high * most
+        return low * self.rate <= capacity <= high * self.most
 
     @property
     def binds(self) -> str:
         """Whose limit is nearer."""
-        return _largest(self.stresses)
+        return max(self.stresses, key=self.stresses.__getitem__)
 
     @property
     def simulated(self) -> int:
@@ -205,8 +200,7 @@ class MlperfRun(BaseModel):
 
     @property
     def replicas(self) -> int:
-        """Replicas that hold the whole model. Raises UserError without the layout, and for GPUs
-        that are no multiple of a replica's."""
+        """Replicas that hold the whole model. Raises UserError if GPUs are no multiple of them."""
         if self.tp is None or self.pp is None:
             raise UserError("the submitter published no settings")
         replicas, over = divmod(self.n_gpus, self.tp * self.pp)
@@ -217,9 +211,9 @@ class MlperfRun(BaseModel):
 
 @strict_dataclass
 class MlperfHost:
-    """What was fitted to the runs ``fitted_to``, by cell: seconds that an iteration of TensorRT's
-    engines waits for its host, with which mean TPOT is right, and the factor on the time of
-    messages with which mean TTFT is. ``errors`` of capacities are logarithms, root mean square."""
+    """By cell: seconds that an iteration of TensorRT's engines waits for its host, with which mean
+    TPOT is right, the factor on the time of messages with which mean TTFT is, and the root mean
+    square of the logarithms of capacities' ``errors``."""
 
     fitted_to: str
     host_iteration_s: dict[str, float]
@@ -227,22 +221,19 @@ class MlperfHost:
     errors: dict[str, float]
 
     def without(self, cell: str = "") -> tuple[float, float]:
-        """Host time and factor on messages: the medians of the other cells, of all for a cell that
-        is not among them. Without any it is 0 and 1."""
+        """Host time and factor on messages: the medians of the other cells; without any 0 and 1."""
         found = ((self.host_iteration_s, 0.0), (self.all_reduce, 1.0))
-        host_s, factor = (np.median([*_others(of, cell).values()] or [none]) for of, none in found)
+        host_s, factor = (
+            np.median([of[name] for name in of if name != cell] or [none]) for of, none in found
+        )
         return float(host_s), float(factor)
 
     def error_without(self, cell: str) -> float:
-        """The root mean square of the other cells' errors; of mixtures of experts if it is one and
-        there is one, of dense models if it is none."""
-        others = _others(self.errors, cell)
+        """The root mean square of the other cells' errors; of those alike, dense models or mixtures
+        of experts, if there are any."""
+        others = {name: error for name, error in self.errors.items() if name != cell}
         alike = [e for name, e in others.items() if _is_mixture(name) == _is_mixture(cell)]
         return _root_mean_square(alike or [*others.values()] or [0.0])
-
-
-def _others(by_cell: Mapping[str, float], cell: str) -> dict[str, float]:
-    return {name: value for name, value in by_cell.items() if name != cell}
 
 
 def _is_mixture(cell: str) -> bool:
@@ -251,10 +242,6 @@ def _is_mixture(cell: str) -> bool:
 
 def _root_mean_square(values: Sequence[float]) -> float:
     return float(np.sqrt(np.mean(np.square(values))))
-
-
-def _largest(values: Mapping[str, float]) -> str:
-    return max(values, key=values.__getitem__)
 
 
 @lru_cache(maxsize=1)
@@ -283,8 +270,8 @@ def schedule_s(run: MlperfRun) -> Floats:
 def requests_of(run: MlperfRun, folder: Path, seed: int = 0) -> Trace:
     """The run's requests: arrivals as they were, and lengths from the tables in ``folder``. Each
     round has every sample once, in a random order (LoadGen's is not known). Outputs are scaled, and
-    cut to the benchmark's limit, so that their mean is the run's. Raises UserError for an unknown
-    benchmark, and for a table that lacks the lengths."""
+    cut to the benchmark's limit, so that their mean is the run's. Raises UserError where there are
+    no lengths."""
     task = _task(run)
     path = folder / f"lengths_{run.model}.csv"
     rng = np.random.default_rng(seed)
@@ -331,30 +318,41 @@ def _task(run: MlperfRun) -> MlperfTask:
 
 
 def scenario_of(run: MlperfRun, trace: Path) -> dict[str, Any]:
-    """The run as a configuration would have it, with its requests in the file ``trace``; client
-    and engine share a process, so there is no front end. Raises UserError, with the reason, for a
-    run without settings, and for a GPU, engine or layout that is not modelled."""
+    """The run as a configuration has it, with its requests in the file ``trace``; client and engine
+    share a process, so there is no front end. Raises UserError for what is not modelled."""
     task, replicas = _task(run), run.replicas
     for key, value, known in (("gpu", run.gpu, DEVICES), ("engine", run.engine, ENGINES)):
         if value not in known:
             raise UserError(f"{key} {value}: has no tables; there: {', '.join(known)}")
-    stack, weights = ENGINES[run.engine], FORMATS[run.measurement_weight_type]
+    stack, flags = ENGINES[run.engine], run.other_flags
     version = TRTLLM if stack == "trtllm" else run.engine_version or None
-    layout, balance = _ranks(run)
+    layout: dict[str, Any] = {"tp": run.tp}
     if stack == "vllm":
         settings = {
             "version": version,
             "max_num_batched_tokens": run.max_num_tokens,
             "max_num_seqs": run.max_batch_size,
-            "long_prefill_token_threshold": run.other_flags.get("long-prefill-token-threshold"),
+            "long_prefill_token_threshold": flags.get("long-prefill-token-threshold"),
         }
     else:
-        settings = balance | {
+        settings = {
             "max_num_tokens": run.max_num_tokens,
             "max_batch_size": run.max_batch_size,
             "capacity_scheduler_policy": "max_utilization",  # ``max_util``, as all runs have it
             "enable_chunked_prefill": run.chunked_prefill,
             "disable_overlap_scheduler": run.in_engine,
+        }
+    if run.attention_dp:
+        # Each GPU of a replica is a rank. Its experts are gathered (TensorRT-LLM
+        # ``fused_moe_cutlass.py``, ``select_alltoall_method_type``: there are no more ranks than a
+        # token has experts). What a run does not say is the harness's default
+        # (``code/llmlib/config.py``).
+        router, spread = capacity.router_of_ranks(stack), (run.ep or 1) > 1
+        layout = {"tp": 1, "dp": run.tp, "rank_router": router, "expert_parallel": spread}
+        settings |= {
+            "enable_balance": flags.get("adp_balancing_enable", True),
+            "batching_wait_iters": flags.get("adp_balancing_batching_wait_iters", 10),
+            "timeout_iters": flags.get("adp_balancing_timeout_iters", 500),
         }
     computing = [op for op, of in OPS.items() if of.shape is not None or op == PREFILL]
     slower = dict.fromkeys(computing, SLOWER[run.gpu]) if run.gpu in SLOWER else None
@@ -362,7 +360,7 @@ def scenario_of(run: MlperfRun, trace: Path) -> dict[str, Any]:
         "model": task.model,
         "device": DEVICES[run.gpu],
         "stack": stack if version is None else f"{stack}@{version}",
-        "dtype": weights,
+        "dtype": FORMATS[run.measurement_weight_type],
         "kv_cache_dtype": "bf16" if run.kv_precision == "auto" else "fp8",
         "cluster": present(
             pp=run.pp,
@@ -378,28 +376,12 @@ def scenario_of(run: MlperfRun, trace: Path) -> dict[str, Any]:
         "policy": {"name": stack, **present(**settings)},
         "kv_cache": present(
             **{MEMORY[stack]: run.kv_free_gpu_mem_fraction},
-            block_size=run.tokens_per_block or run.other_flags.get("block-size"),
+            block_size=run.tokens_per_block or flags.get("block-size"),
             prefix_caching=False,
         ),
         "engine": present(
             frontend_s=0.0, executor="tensorrt" if run.in_engine else None, op_scale=slower
         ),
-    }
-
-
-def _ranks(run: MlperfRun) -> tuple[dict[str, Any], dict[str, Any]]:
-    """The layout, and how ranks wait for each other's prompts. With data-parallel attention each
-    GPU of a replica is a rank. Its experts are gathered (TensorRT-LLM ``fused_moe_cutlass.py``,
-    ``select_alltoall_method_type``: there are no more ranks than a token has experts). What a run
-    does not say is the harness's default (``code/llmlib/config.py``)."""
-    if not run.attention_dp:
-        return {"tp": run.tp}, {}
-    router, flags = capacity.router_of_ranks(ENGINES[run.engine]), run.other_flags
-    spread = (run.ep or 1) > 1
-    return {"tp": 1, "dp": run.tp, "rank_router": router, "expert_parallel": spread}, {
-        "enable_balance": flags.get("adp_balancing_enable", True),
-        "batching_wait_iters": flags.get("adp_balancing_batching_wait_iters", 10),
-        "timeout_iters": flags.get("adp_balancing_timeout_iters", 500),
     }
 
 
@@ -430,8 +412,7 @@ class PredictedRun:
 
 @dataclass(frozen=True)
 class ScoredMlperf:
-    """Runs, with predictions or reasons for none by id; ``host`` has the constants (``fitted``
-    here, or shipped)."""
+    """Runs, with predictions or reasons for none by id; ``host`` may be ``fitted`` here."""
 
     runs: Sequence[MlperfRun]
     best: Mapping[str, PredictedRun]
@@ -443,7 +424,6 @@ class ScoredMlperf:
         """As ``score --json`` prints it. Llama-3.1-8B is a judge of the host, and apart."""
         best = self.best
         answered = [run for run in self.runs if run.id in best]
-        stopped = [run for run in answered if run.stopped]
         large = [run for run in answered if run.model != "llama3.1-8b"]
         groups = {
             "all but 8B": large,
@@ -457,19 +437,25 @@ class ScoredMlperf:
             if key in LATENCIES
         ]
 
-        def judged(runs: Sequence[MlperfRun]) -> dict[str, int]:
+        def judged(stopped: bool) -> dict[str, int]:
+            runs = [run for run in answered if run.stopped == stopped]
             right = sum(run.allows(best[run.id].capacity) for run in runs)
             return {"rows": len(runs), "within": right}
 
-        same = sum(best[run.id].binds == run.binds for run in stopped)
+        def errors(runs: Sequence[MlperfRun], key: str) -> dict[str, float]:
+            off = [100 * (best[run.id].numbers[key][0] / getattr(run, key) - 1) for run in runs]
+            mape, bias = float(np.mean(np.abs(off))), float(np.mean(off))
+            return {"rows": len(off), "mape": mape, "bias": bias}
+
+        same = sum(run.stopped and best[run.id].binds == run.binds for run in answered)
         return {
             "mlperf": {
                 "rows": len({run.id for run in self.runs} | self.refused.keys()),
                 "answered": len(best),
-                "stopped_at_a_limit": judged(stopped) | {"same_limit": same},
-                "proven": judged([run for run in answered if not run.stopped]),
+                "stopped_at_a_limit": judged(True) | {"same_limit": same},
+                "proven": judged(False),
                 "latencies": {
-                    name: {key: _errors(of, best, key) for key in LATENCIES}
+                    name: {key: errors(of, key) for key in LATENCIES}
                     for name, of in groups.items()
                     if of
                 },
@@ -494,24 +480,20 @@ class ScoredMlperf:
 
     def write(self, folder: Path) -> None:
         """``predictions.csv``, and the constants if they were fitted."""
-        names, ends = (CAPACITY, *LATENCIES), ("", "_low", "_high")
-        columns = ["id", *(f"{name}{end}" for name in names for end in ends), "reason"]
-        lines = []
+        ends, lines = ("", "_low", "_high"), []
         for id in dict.fromkeys([*(run.id for run in self.runs), *self.refused]):
             numbers = self.best[id].numbers if id in self.best else {}
-            cells = chain.from_iterable(numbers.get(name, (np.nan,) * 3) for name in names)
-            lines.append([id, *cells, " ".join(self.refused.get(id, "").split())])
-        table = pd.DataFrame(lines, columns=columns)
+            cells = {
+                f"{key}{end}": x
+                for key, of in numbers.items()
+                for end, x in zip(ends, of, strict=True)
+            }
+            lines.append({"id": id, **cells, "reason": " ".join(self.refused.get(id, "").split())})
+        columns = [f"{name}{end}" for name in (CAPACITY, *LATENCIES) for end in ends]
+        table = pd.DataFrame(lines, columns=["id", *columns, "reason"])
         table.to_csv(folder / "predictions.csv", index=False, float_format="%.6g")
         if self.fitted:
             write_whole(folder / "mlperf_host.yaml", dump_yaml(asdict(self.host)).encode())
-
-
-def _errors(
-    runs: Sequence[MlperfRun], best: Mapping[str, PredictedRun], key: str
-) -> dict[str, float]:
-    off = [100 * (best[run.id].numbers[key][0] / getattr(run, key) - 1) for run in runs]
-    return {"rows": len(off), "mape": float(np.mean(np.abs(off))), "bias": float(np.mean(off))}
 
 
 # Simulation -------------------------------------------------------------------------------------
@@ -526,8 +508,7 @@ def score_mlperf(
     *,
     fit: bool = False,
 ) -> ScoredMlperf:
-    """Predict the runs of tables; with ``fit`` each cell with constants of these tables' others.
-    Raises UserError as :func:`read_tables` does."""
+    """Predict the runs of tables; with ``fit`` each cell with constants of these tables' others."""
     runs, refused = read_tables(files, MlperfRun)
     with bench(backend, progress, say) as at:
         options = options_of(runs, lengths, at, refused)
@@ -537,12 +518,9 @@ def score_mlperf(
             if run.in_engine:
                 options[run.id] = with_host(options[run.id], *host.without(run.cell))
         found = search_all({one: _predicted(one) for one in options.values()}, at)
-        best = {}
-        for id, option in options.items():
-            if isinstance(one := found[option], str):
-                refused[id] = one
-            else:
-                best[id] = one
+        of_run = {id: found[option] for id, option in options.items()}
+        refused |= {id: one for id, one in of_run.items() if isinstance(one, str)}
+        best = {id: one for id, one in of_run.items() if not isinstance(one, str)}
         if fit:
             host = replace(host, errors=errors_of_cells(best, runs))
         best = with_bands(best, runs, host, options, at)
@@ -552,14 +530,13 @@ def score_mlperf(
 def errors_of_cells(
     best: Mapping[str, PredictedRun], runs: Iterable[MlperfRun]
 ) -> dict[str, float]:
-    """By cell, the root mean square of the logarithm of predicted over measured capacity: the rate
-    of a run that stopped at a limit; of others the nearer end from rate to Offline."""
+    """By cell, the root mean square of the logarithm of predicted over measured capacity: the
+    nearest from the rate to :attr:`MlperfRun.most`."""
     found: dict[str, list[float]] = {}
     for run in runs:
         if run.id in best:
             capacity = best[run.id].capacity
-            most = run.rate if run.stopped else max(run.offline_samples_per_s, run.rate)
-            known = min(max(capacity, run.rate), most)
+            known = min(max(capacity, run.rate), max(run.most, run.rate))
             found.setdefault(run.cell, []).append(float(np.log(capacity / known)))
     return {cell: _root_mean_square(off) for cell, off in found.items()}
 
@@ -603,22 +580,17 @@ def option_of(run: MlperfRun, deployment: Deployment) -> LoadGenOption:
         requests=run.simulated,
         pilot_requests=min(run.simulated, OF_PILOT * run.replicas),
         seed=0,
-        pooled=partial(capacity.pooled, _section(slo)),
+        pooled=partial(capacity.pooled, CapacitySection(slo=slo, tolerance=TOLERANCE)),
         limit_s=run.ttft_limit_ms / 1e3,
         budget=run.simulated,
     )
     return LoadGenOption(run.id, {}, deployment, plan, slo)
 
 
-def _section(slo: str) -> CapacitySection:
-    return CapacitySection(slo=slo, tolerance=TOLERANCE)
-
-
 def options_of(
     runs: Sequence[MlperfRun], lengths: Path, at: Bench, refused: dict[str, str]
 ) -> dict[str, LoadGenOption]:
-    """The systems by id; the reasons for none are added to ``refused``. Runs with equal settings,
-    rate and data set share theirs."""
+    """The systems by id, shared by runs with equal scenarios; ``refused`` gets the reasons."""
     found: dict[str, LoadGenOption] = {}
     alike: dict[str, LoadGenOption] = {}
     requests = SharedRequests()
@@ -637,8 +609,8 @@ def options_of(
 
 
 def _trace(run: MlperfRun, runs: Sequence[MlperfRun], lengths: Path, folder: Path) -> Path:
-    """The requests of a run, in a file that is named by what they depend on. All ``runs`` of a
-    benchmark in a number format have their mean output: it differs by 1 %."""
+    """The requests of a run, in a file that is named by what they depend on. Their mean output is
+    that of all ``runs`` of the benchmark in the number format: it differs by 1 %."""
     what = (run.model, run.measurement_weight_type)
     alike = (run for run in runs if (run.model, run.measurement_weight_type) == what)
     mean = round(float(np.mean([one.output_tokens_mean for one in alike])), 2)
@@ -647,8 +619,9 @@ def _trace(run: MlperfRun, runs: Sequence[MlperfRun], lengths: Path, folder: Pat
     if not path.is_file():
         first = {"n_queries": run.simulated, "output_tokens_mean": mean}
         found = requests_of(run.model_copy(update=first), lengths)
-        columns = {"prompt_tokens": found.prompt, "output_tokens": found.output}
-        table = pd.DataFrame({"arrival_s": found.arrival_s, **columns})
+        columns = ("arrival_s", "prompt_tokens", "output_tokens")
+        values = (found.arrival_s, found.prompt, found.output)
+        table = pd.DataFrame(dict(zip(columns, values, strict=True)))
         path.parent.mkdir(parents=True, exist_ok=True)
         write_whole(path, table.to_csv(index=False).encode())
     return path
@@ -657,9 +630,8 @@ def _trace(run: MlperfRun, runs: Sequence[MlperfRun], lengths: Path, folder: Pat
 def fit_engines(
     runs: Iterable[MlperfRun], options: Mapping[str, LoadGenOption], at: Bench
 ) -> MlperfHost:
-    """The factor on messages with which the mean time to first token is right, then the host's
-    time with which the mean time per output token is, by cell. Runs near saturation tell neither.
-    """
+    """The factor on messages with which mean TTFT is right, then the host's time with which mean
+    TPOT is, by cell. Runs near saturation tell neither."""
     settled = [
         run for run in runs if run.in_engine and run.rate <= SETTLED * run.offline_samples_per_s
     ]
@@ -670,8 +642,7 @@ def fit_engines(
         tried: tuple[float, float],
         constants: Callable[[MlperfRun, float], tuple[float, float]],
     ) -> dict[str, float]:
-        """The constant with which a latency is right, on the line through two tried ones; the
-        median of a cell's runs."""
+        """The constant with which a latency is right, on the line through two; medians of cells."""
         systems = [
             [with_host(options[run.id], *constants(run, value)) for value in tried] for run in runs
         ]
@@ -703,8 +674,8 @@ def with_bands(
     options: Mapping[str, LoadGenOption],
     at: Bench,
 ) -> dict[str, PredictedRun]:
-    """The predictions with bands: all op times slower, and faster, by the other cells' error, and
-    by that of a GPU whose tables are another's."""
+    """With bands: all op times slower, and faster, by the other cells' error, and by that of a GPU
+    whose tables are another's."""
     lent = np.log1p(LENT_PCT["gemm"] / 100)
     factors: dict[str, list[float]] = {}
     for run in runs:
@@ -728,7 +699,8 @@ def search_all(searches: Mapping[LoadGenOption, Search[T]], at: Bench) -> dict[O
         by_limits.setdefault(option.slo, {})[option] = one
     found: dict[Option, T | str] = {}
     for slo, group in by_limits.items():
-        lab = Laboratory(_section(slo), at.store, at.backend, at.progress, at.say)
+        section = CapacitySection(slo=slo, tolerance=TOLERANCE)
+        lab = Laboratory(section, at.store, at.backend, at.progress, at.say)
         found |= lab.pursue(group, len(found), len(searches))
     return found
 
@@ -736,8 +708,7 @@ def search_all(searches: Mapping[LoadGenOption, Search[T]], at: Bench) -> dict[O
 def _at_rate(
     option: LoadGenOption, factors: Sequence[float] = ()
 ) -> Search[list[dict[str, float]]]:
-    """The latencies at the run's own rate, in ms by column: as predicted, and with op times that
-    are so many times as long."""
+    """Latencies at the run's own rate, in ms by column: as predicted, and with op times scaled."""
     rate, plan = option.natural_rate, option.plan
     at = yield [Probe(rate, plan.seed, plan.requests, slower) for slower in (1.0, *factors)]
     return [
@@ -758,6 +729,7 @@ def _predicted(option: LoadGenOption) -> Search[PredictedRun]:
     # It is run before it is said.
     load, _, verdict = yield from search.kept_at(plan, found.load, [found])
     at[CAPACITY] = load if verdict.holds else found.kept.probe.load
-    worst = _largest(found.broken.verdict.stresses)
+    stresses = found.broken.verdict.stresses
+    worst = max(stresses, key=stresses.__getitem__)
     numbers = {key: _band(value) for key, value in at.items()}
     return PredictedRun(numbers, "ttft" if "ttft" in worst else "tpot")

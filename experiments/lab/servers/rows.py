@@ -2,15 +2,13 @@
 
 A row has a deployment, a load, and measured means: the columns of NVIDIA AIConfigurator's
 ``silicon_sample.csv``. The load is a closed loop of ``concurrency`` clients with prompts of ``isl``
-and outputs of ``osl`` tokens, each times a factor between ``length_range_ratio`` and 1.
-``latency_ms`` and ``output_tokens_per_s`` are scored, too, if a table has them. A row that cannot
-be read is refused alone.
+and outputs of ``osl`` tokens, each times a factor between ``length_range_ratio`` and 1. A row that
+cannot be read is refused alone.
 
-A launch list has a row for each measured server with prefill and decode on separate workers
-(``id``): the layout of both pools (``prefill_workers, prefill_tp, prefill_ep,
-prefill_dp_attention``, the same of ``decode``) and, as ``prefill:KEY`` and ``decode:KEY``, the
-engine's own settings. SemiAnalysis InferenceX publishes its run lists
-(``.github/configs/nvidia-master.yaml``), NVIDIA the recipes that they name (NVIDIA/srt-slurm).
+A launch list has a row for each measured server with pools (``id``): the layout of both
+(``prefill_workers, prefill_tp, prefill_ep, prefill_dp_attention``, the same of ``decode``) and, as
+``prefill:KEY`` and ``decode:KEY``, the engine's own settings: InferenceX's run lists
+(``.github/configs/nvidia-master.yaml``), and the recipes that they name (NVIDIA/srt-slurm).
 """
 
 from __future__ import annotations
@@ -35,11 +33,11 @@ SCORED |= {"throughput": "output_tokens_per_s"}
 
 _Number = TypeVar("_Number", float, Floats)
 _Row = TypeVar("_Row", bound=BaseModel)
-_Id = Annotated[str, Field(min_length=1, max_length=300)]
+Name = Annotated[str, Field(min_length=1, max_length=300)]
+Positive = Annotated[float, Field(gt=0, le=1e12)]
 _Count = Annotated[int, Field(ge=1, le=2**20)]
 _Limit = Annotated[int, Field(ge=1, le=2**24)]
 _Layout = Annotated[int, Field(ge=0, le=2**20)]  # dense rows may have 0
-_Milliseconds = Annotated[float, Field(gt=0, le=1e9)]
 _Chunk = Annotated[int, Field(ge=-1, le=2**24)]
 """-1 and 0 are SGLang's words for no chunks."""
 
@@ -80,12 +78,11 @@ class StartedPool(BaseModel):
 
 
 class StartedServer(BaseModel):
-    """How one row was started, by the first recipe that fits it, without pools where none does.
-    ``speculation`` is none, mtp, or both possible."""
+    """How one row was started, if it is known; ``speculation`` is none, mtp, or both possible."""
 
     model_config = ConfigDict(frozen=True, extra="ignore")
 
-    id: _Id
+    id: Name
     speculation: str = "none"
     prefill: StartedPool | None = None
     decode: StartedPool | None = None
@@ -123,22 +120,21 @@ class Measured(BaseModel):
     """One server under one load; ``ttft_ms`` and ``tpot_ms`` are means over its requests.
 
     ``flags`` say why a row is doubtful; ``mode`` is ``agg`` where prefill and decode share GPUs,
-    and else ``launch`` says how both pools were started, if that is known. A version of vLLM
-    that the table does not state is that of the benchmark's repository at that time
-    (docs/accuracy.md says why of vLLM alone).
+    and else ``launch`` says how both pools were started, if that is known. A missing version of
+    vLLM is that of the benchmark's repository (docs/accuracy.md says why of vLLM alone).
     """
 
     model_config = ConfigDict(frozen=True, extra="ignore")
 
-    id: _Id
-    backend: Annotated[str, Field(min_length=1)]
-    model: Annotated[str, Field(min_length=1)]
-    system: Annotated[str, Field(min_length=1)]
+    id: Name
+    backend: Name
+    model: Name
+    system: Name
     isl: _Count
     osl: Annotated[int, Field(ge=2, le=2**20)]  # a single token has no TPOT
     concurrency: _Count
-    ttft_ms: _Milliseconds
-    tpot_ms: _Milliseconds
+    ttft_ms: Positive
+    tpot_ms: Positive
     tp: _Count | None = None
     pp: _Count = 1
     dp: _Count = 1
@@ -152,8 +148,8 @@ class Measured(BaseModel):
     backend_version: str = ""
     measured_date: str = ""
     flags: str = ""
-    latency_ms: _Milliseconds | None = None
-    output_tokens_per_s: Annotated[float, Field(gt=0, le=1e12)] | None = None
+    latency_ms: Positive | None = None
+    output_tokens_per_s: Positive | None = None
     launch: StartedServer | None = None
 
     @model_validator(mode="before")
@@ -190,9 +186,8 @@ class Measured(BaseModel):
 
 @dataclass(frozen=True)
 class ServerTimes:
-    """Predicted means of TTFT and TPOT in milliseconds, output tokens per second, and ``bands`` of
-    90 % by metric: (low, high), in the metric's unit. ``kv_full`` says whether the KV cache was
-    full at a time."""
+    """Predicted means, ``bands`` of 90 % by metric, (low, high) in its unit, and whether the KV
+    cache was full at a time."""
 
     ttft_ms: float
     tpot_ms: float
@@ -222,8 +217,8 @@ def present(**values: Any) -> dict[str, Any]:
 
 
 def read_tables(files: Sequence[Path], kind: type[_Row]) -> tuple[list[_Row], dict[str, str]]:
-    """The rows of tables, and the reasons of refused rows by id (or ``row N`` without an id).
-    Raises UserError for a file that is no such table, and for an id that stands in two of them."""
+    """The rows of tables, and the reasons of refused ones by id (or ``row N``). Raises UserError
+    for a file that is no such table, and for an id that stands in two of them."""
     rows: dict[str, _Row] = {}
     refused: dict[str, str] = {}
     for path in files:
@@ -237,8 +232,8 @@ def read_tables(files: Sequence[Path], kind: type[_Row]) -> tuple[list[_Row], di
 def read_servers(
     files: Sequence[Path], launch: Path | None = None
 ) -> tuple[list[Measured], dict[str, str]]:
-    """:func:`read_tables` of measured servers. A ``launch`` list says how those with pools were
-    started; raises UserError for a row of it that cannot be read."""
+    """:func:`read_tables` of measured servers; a ``launch`` list, read as a whole, says how those
+    with pools were started."""
     rows, refused = read_tables(files, Measured)
     if launch is not None:
         started = read_whole(launch, StartedServer)

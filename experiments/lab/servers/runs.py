@@ -1,16 +1,13 @@
-"""Rows of measured servers, simulated; and 90 % bands of the predictions.
+"""Rows of measured servers, simulated; and 90 % bands of TTFT, TPOT, latency and throughput.
 
-**Bands** are of TTFT, TPOT, latency and throughput (docs/accuracy.md). A row's times are divided
-among the ops of its bundle by their shares in the life of a request; each op's error is drawn from
-the half-width of its kernels, the host's from a factor of two. The residual of scored servers is
-the error of the stack, calibrated on servers other than the row's own. Rows with a full KV cache
-are simulated again under joint draws of the errors of op times, host time and KV blocks.
+A row's times are divided among ops by their shares in the life of a request; each op's error is
+drawn from the half-width of its kernels, the host's from a factor of two, the stack's from what
+other servers were off. Rows with a full KV cache are simulated again under joint draws.
 """
 
 from __future__ import annotations
 
 import zlib
-from collections import ChainMap
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -57,17 +54,16 @@ FULL = 0.98
 
 @dataclass(frozen=True)
 class OpShares:
-    """The shares of ops and host in each metric's time, by metric and op, and the standard
-    deviation of the logarithm of each op's time."""
+    """The shares of ops and host in each metric's time, and by op the standard deviation of the
+    logarithm of its time."""
 
     shares: Mapping[str, Mapping[str, float]]
     sigmas: Mapping[str, float]
 
 
 def op_shares(deployment: Deployment, row: Measured) -> OpShares:
-    """The shares of one row. A request decodes ``osl`` tokens beside ``concurrency`` requests (or
-    as many as fit into the memory) on all ranks, and meanwhile each of them processes one prompt,
-    unless another pool does so."""
+    """The shares of one row. A request decodes beside ``concurrency`` requests on all ranks, or as
+    many as fit into the memory; meanwhile each processes a prompt, unless another pool does so."""
     first, last = deployment.pools[0], deployment.pools[-1]
     ranks = last.scenario.cluster.replicas * last.scenario.cluster.dp
     fitting = max(1, int(last.kv_capacity // (row.isl + row.osl)))
@@ -78,9 +74,13 @@ def op_shares(deployment: Deployment, row: Measured) -> OpShares:
     if first is last:
         life = {op: beside * prompt[op] + time_s for op, time_s in life.items()}
     kernels = [pool.ops.meta.kernels for pool in (first, last)]
-    half = ChainMap(*({} if of is None else dict(of.half_width_pct) for of in reversed(kernels)))
+    half = {op: pct for of in kernels if of is not None for op, pct in of.half_width_pct.items()}
     sigmas = {op: np.log1p(half.get(op, 100 * UNKNOWN) / 100) / NORMAL_90 for op in prompt | decode}
-    return OpShares({"ttft": _of_one(prompt), "tpot": _of_one(life)}, sigmas | {HOST: HOST_SIGMA})
+    shares = {
+        metric: {op: time_s / sum(times.values()) for op, time_s in times.items() if time_s}
+        for metric, times in (("ttft", prompt), ("tpot", life))
+    }
+    return OpShares(shares, sigmas | {HOST: HOST_SIGMA})
 
 
 def _times(
@@ -88,23 +88,15 @@ def _times(
 ) -> dict[str, float]:
     """Seconds by op of a step in which each rank has so many rows and outputs: those of a
     ``prompt``, or of decodes with that ``context``."""
-    cost = IterationCost(pool.ops, host=host_of(pool.scenario.engine))
-    size, none = np.array([rows]), np.zeros(1)
+    cost, layers = IterationCost(pool.ops, host=host_of(pool.scenario.engine)), sum(pool.layers)
+    size, ends, none = np.array([rows]), np.array([outputs]), np.zeros(1)
     prefill_s = cost.prefill_s(size, none) if prompt else none
     decode_s = none if prompt else cost.decode_s(size, np.array([context]))
     found = cost.layer_parts(size, prefill_s, decode_s)
     if MOE in found:  # the experts see the rows of all ranks
         found[MOE] = cost.op_s(MOE, np.round(pool.scenario.cluster.dp * size))
-    layers = sum(pool.layers)
     times = {op: layers * float(time_s[0]) for op, time_s in found.items()}
-    times[LAST[0]] = float(cost.last_s(np.array([outputs]))[0])
-    times[HOST] = float(cost.host_s(np.array([outputs]))[0])
-    return times
-
-
-def _of_one(times: Mapping[str, float]) -> dict[str, float]:
-    total = sum(times.values())
-    return {op: time_s / total for op, time_s in times.items() if time_s}
+    return times | {LAST[0]: float(cost.last_s(ends)[0]), HOST: float(cost.host_s(ends)[0])}
 
 
 @dataclass(frozen=True)
@@ -129,8 +121,7 @@ class RowOutcome:
 Outcomes = dict[str, RowOutcome]
 """By the row's id."""
 Variant = Callable[[Measured], dict[str, Any] | None]
-"""Returns the scenario of a row; None if it is not simulated. Raises UserError, as
-``scenario_of`` does."""
+"""The scenario of a row; None if it is not simulated. Raises UserError, as ``scenario_of``."""
 
 
 @dataclass(frozen=True)
@@ -145,8 +136,8 @@ class Bench:
 
 @contextmanager
 def bench(backend: Backend, progress: Progress, say: Say) -> Iterator[Bench]:
-    """A bench on the runs of earlier scores, in the cache, or on none if it is off; locked, so that
-    a second score ends before it plans anything."""
+    """On the runs of earlier scores in the cache, or on none if it is off; locked, so that a second
+    score ends before it plans anything."""
     with TemporaryDirectory() as scratch:
         folder = (cache_folder() or Path(scratch)) / "scores"
         store = Store(folder, f"{VARIABLE}: {folder}")
@@ -171,8 +162,8 @@ def plan_row(
 def simulate_rows(
     rows: Sequence[Measured], variants: Mapping[str, Variant], at: Bench
 ) -> tuple[dict[str, Outcomes], dict[str, str]]:
-    """The outcomes of rows by variant, and the reasons of rows without one by id. A row that
-    cannot be simulated in one variant has no outcome in any."""
+    """The outcomes of rows by variant, and by id why rows have none. A row that cannot be simulated
+    in one variant has no outcome in any."""
     planned: dict[tuple[str, str], tuple[Run, OpShares]] = {}
     refused: dict[str, str] = {}
     requests_of = SharedRequests()
@@ -214,23 +205,20 @@ Draws = Mapping[str, Mapping[str, Floats]]
 def redrawn(
     rows: Sequence[Measured], described: Variant, outcomes: Outcomes, at: Bench
 ) -> dict[str, dict[str, Floats]]:
-    """:data:`Draws` of the rows whose KV cache was full in ``outcomes``, by simulation;
-    ``described`` has their scenarios."""
+    """:data:`Draws` of the rows whose KV cache was full, by simulation of these scenarios."""
 
     def drawn(number: int) -> Variant:
         return lambda row: draw(described(row), outcomes[row.id], number)
 
     full = [row for row in rows if row.id in outcomes and outcomes[row.id].full]
     known, _ = simulate_rows(full, {f"draw {n}": drawn(n) for n in range(REDRAWS)}, at)
-    found = {}
+    found: dict[str, dict[str, Floats]] = {}
     for row in full:
         numbers = [of[row.id].numbers for of in known.values() if row.id in of]
-        if len(numbers) == REDRAWS:
-            base, off = outcomes[row.id].numbers, {}
-            for metric in METRICS:
-                key = f"{metric}_ms"
-                off[metric] = np.resize([np.log(one[key] / base[key]) for one in numbers], DRAWS)
-            found[row.id] = off
+        for metric in METRICS if len(numbers) == REDRAWS else ():
+            times = np.array([one[f"{metric}_ms"] for one in numbers])
+            off = np.log(times / outcomes[row.id].numbers[f"{metric}_ms"])
+            found.setdefault(row.id, {})[metric] = np.resize(off, DRAWS)
     return found
 
 
@@ -240,8 +228,8 @@ def draw(
     """A scenario under one draw of op errors, host time and KV blocks."""
     if scenario is None:
         return None
-    half = REDRAWS // 2
-    at = number if number < half else DRAWS // 2 + number - half
+    sign, at = divmod(number, REDRAWS // 2)
+    at += sign * (DRAWS // 2)
 
     def factor(name: str, sigma: float) -> float:
         return float(np.exp(sigma * normals(name)[at]))
@@ -256,8 +244,7 @@ def draw(
 
 
 def draws(ops: OpShares) -> dict[str, Floats]:
-    """The logarithm of each metric's factor under each joint draw of op errors. An op has the same
-    draws in all metrics and rows."""
+    """:data:`Draws` of a row. An op has the same draws in all metrics and rows."""
     factors = {metric: np.zeros(DRAWS) for metric in METRICS}
     for op, sigma in ops.sigmas.items():
         factor = np.exp(sigma * normals(op))
@@ -275,10 +262,7 @@ def normals(name: str) -> Floats:
 
 def stack_sigma(off: Floats, op_draws: Sequence[Floats], share: float = 0.9) -> float:
     """The standard deviation of a stack's own error with which ``share`` of the errors ``off`` (log
-    of measured / predicted) lie inside their bands; ``op_draws`` are the ops' draws of each row.
-
-    It is 0 if the ops' errors alone cover them.
-    """
+    of measured / predicted) lie inside their bands; ``op_draws`` are the ops' draws of each row."""
     if not len(off):
         return float(np.log1p(UNKNOWN)) / NORMAL_90
     low, high = 0.0, LARGEST_SIGMA
@@ -301,11 +285,12 @@ def with_bands(
     op_draws: Draws,
     sigma_of: Mapping[str, Mapping[str, float]],
 ) -> dict[str, ServerTimes]:
-    """The predictions of these rows with bands; ``op_draws`` are the draws of op and host errors,
-    ``sigma_of`` holds the stack's standard deviation by id and metric."""
+    """The predictions of these rows with bands; ``sigma_of`` holds the standard deviation of the
+    stack's own error by id and metric."""
     found = {}
-    for row in (row for row in rows if row.id in predictions):
-        times = predictions[row.id]
+    for row in rows:
+        if (times := predictions.get(row.id)) is None:
+            continue
         ttft, tpot = (
             getattr(times, SCORED[metric])
             * np.exp(op_draws[row.id][metric] + sigma_of[row.id][metric] * normals("stack"))

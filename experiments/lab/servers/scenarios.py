@@ -1,10 +1,8 @@
 """From a measured row to the scenario that describes its server and its load.
 
-Engine settings that a row lacks are in ``data/serving/launch_scripts.yaml``: the engines' defaults,
-the known settings of ``nvidia_gap_sweep``, and the launch scripts of SemiAnalysis InferenceX
-(``benchmarks/single_node`` and its older versions). Entries that fit a row override each other in
-order. Each names its document, or is ``inferred``, with the evidence. Nothing is fitted to the
-rows.
+Engine settings that a row lacks are in ``data/serving/launch_scripts.yaml``: the engines' defaults
+and those of the benchmarks' launch scripts. Entries that fit a row override each other in order;
+each names its document or the evidence. Nothing is fitted to the rows.
 """
 
 from __future__ import annotations
@@ -19,7 +17,7 @@ from sarathi_sim.policies.request import release_of
 from sarathi_sim.profiler.facts.device import DeviceSpec, load_device
 from sarathi_sim.profiler.facts.engines import engine_facts, memory_class
 from sarathi_sim.profiler.facts.formats import STACKS
-from sarathi_sim.profiler.facts.model import ModelSpec, load_model
+from sarathi_sim.profiler.facts.model import load_model
 from sarathi_sim.profiler.storage.files import data_dir
 from sarathi_sim.profiler.storage.plain_yaml import read_mapping
 from sarathi_sim.profiler.storage.strict import UserError, parse, strict_dataclass
@@ -39,10 +37,7 @@ _BLACKWELL = ("b200_sxm", "b300_sxm", "gb200")
 INFERENCEX = "inferencex"
 #: AIConfigurator's tables under this name repeat InferenceX's numbers (58 of 61 loads of both).
 _REPEATED = "nvidia_gap_csv"
-_MIB = 2**20
-_VLLM_DEFAULTS = (
-    *("max_num_batched_tokens", "max_num_seqs", "async_scheduling", "gpu_memory_utilization"),
-)
+VLLM_LIMITS = ("max_num_batched_tokens", "max_num_seqs", "gpu_memory_utilization")
 _UNDATED = "0.27"
 """The release for which a build without one is taken: those measured are of 2025 and 2026."""
 THINK_S = 0.003
@@ -50,8 +45,6 @@ THINK_S = 0.003
 APART = 0.95
 """The shortest length as a share of the longest where clients have drifted apart: assumed. With
 equal lengths they go on in lock-step, as they began."""
-DYNAMO = "under dynamo"
-IN_POOLS = " in pools"
 Settings = dict[str, Any]
 
 
@@ -59,23 +52,22 @@ Settings = dict[str, Any]
 
 
 @strict_dataclass
-class BenchmarkLoad:
-    """The requests of each benchmark: ``rounds`` of requests per client, and from the day
-    ``warm_since`` on some before them."""
-
-    documents: list[str]
-    rounds: int
-    warm_since: str
-
-
-@strict_dataclass
 class ServedModel:
-    """The shipped model of a name in tables. ``formats`` of a layer's weights and, of a
-    ``mixture``, of its experts, by the row's precision; where there is none the usual."""
+    """A shipped model, and by a row's precision the ``formats`` of a layer's weights (by default
+    the usual) and, of a ``mixture``, of its experts."""
 
     model: str
     mixture: bool = False
     formats: dict[str, list[str]] = field(default_factory=dict)
+
+
+@strict_dataclass
+class BenchmarkLoad:
+    """``rounds`` of requests per client, from the day ``warm_since`` on after some others."""
+
+    documents: list[str]
+    rounds: int
+    warm_since: str
 
 
 @strict_dataclass
@@ -90,9 +82,9 @@ class ScriptCase:
 class LaunchScript:
     """Settings of all rows with the columns ``of``, and those of its ``cases``, in their order.
 
-    A condition is a value, a list of values, or a range ``{from: ..., below: ...}``, which excludes
-    rows without the column. A setting is a value, or a factor times columns of the row, ``plus`` a
-    number, rounded up to a ``multiple``, and at ``least`` one. ``expert_parallel: as_row`` and
+    A condition is a value, a list of values, or a range ``{from: ..., below: ...}``, never of an
+    empty cell. A setting is a value, or a factor times columns of the row, ``plus`` a number,
+    rounded up to a ``multiple``, and at ``least`` one. ``expert_parallel: as_row`` and
     ``attention_dp: true`` trust the row's layout. ``also`` are settings that no scenario has.
     """
 
@@ -120,11 +112,6 @@ def launch_scripts() -> LaunchScripts:
     return parse(LaunchScripts, read_mapping(path), path)
 
 
-def model_of(row: Measured) -> ModelSpec:
-    """The shipped model of a row's."""
-    return load_model(launch_scripts().models[row.model].model)
-
-
 def mixture(row: Measured) -> bool:
     """Whether the row's model is a known mixture of experts."""
     served = launch_scripts().models.get(row.model)
@@ -137,16 +124,15 @@ def origin(row: Measured) -> str:
 
 
 def settings_of(row: Measured) -> Settings:
-    """The known settings of the row's server: of the policy and the memory by their names in a
-    configuration, ``kv_cache_dtype``, ``expert_parallel`` and ``attention_dp``.
-    SGLang's limits are those of all ranks, other engines' of one."""
+    """The known settings of the row's server, by their names in a configuration, and
+    ``attention_dp``. SGLang's limits are those of all ranks, other engines' of one."""
     known: Settings = {}
     if row.backend == "vllm":
         version = row.backend_version if row.backend_version[:1].isdigit() else _UNDATED
         device = DEVICES.get(row.system)  # (one that is not known is refused later)
         memory = memory_class(load_device(device)) if device else ""
-        facts = engine_facts("vllm")
-        known |= {key: facts.at(key, version, memory=memory) for key in _VLLM_DEFAULTS}
+        keys, facts = (*VLLM_LIMITS, "async_scheduling"), engine_facts("vllm")
+        known |= {key: facts.at(key, version, memory=memory) for key in keys}
     for entry in launch_scripts().entries:
         if _holds(row, entry.of):
             parts = [entry.set, *(case.set for case in entry.cases if _holds(row, case.when))]
@@ -155,9 +141,8 @@ def settings_of(row: Measured) -> Settings:
 
 
 def of_a_rank(server: Settings, ranks: int) -> Settings:
-    """The limits of each of SGLang's ranks with data-parallel attention, of those of their server:
-    ``server_args.py``, ``_handle_data_parallelism``, and ``kv_cache_configurator.py``,
-    ``resolve_max_num_reqs``."""
+    """The limits of each of SGLang's ranks: ``server_args.py``, ``_handle_data_parallelism``, and
+    ``kv_cache_configurator.py``, ``resolve_max_num_reqs``."""
     divided = ("chunked_prefill_size", "max_running_requests")
     return {key: max(server[key] // ranks, 1) for key in divided if server.get(key)}
 
@@ -167,22 +152,20 @@ def sglang_memory(device: DeviceSpec, tp: int, pp: int = 1, ranks: int = 1) -> S
 
     Reserved are, in MiB, 512, 1.5 a token of the chunk, 2 a sequence of the largest CUDA graph (and
     3 for each rank of data-parallel attention, 4.5 if it has more than 300), and 128 a GPU; at
-    least 10 GiB of more than 60. Source: ``handle_gpu_memory_settings`` of SGLang
-    0.5.23, ``arg_groups/memory_hook.py``, without what it reserves for CUDA graphs of prompts;
-    older versions have the same form.
+    least 10 GiB of more than 60. Source: ``handle_gpu_memory_settings`` of SGLang 0.5.23,
+    ``arg_groups/memory_hook.py``, without what it reserves for CUDA graphs of prompts.
     """
-    total = (device.reported_bytes or device.memory_bytes) / _MIB
-    tp, large = tp * ranks, total >= 60 * 1024
-    large_nodes = 256 if tp < 4 else 512
-    chunk, graph = 4096, 160 if tp >= 4 else 32
-    if large:
-        chunk, graph = (16384, 512) if total >= 160 * 1024 else (8192, large_nodes)
+    total, tp = (device.reported_bytes or device.memory_bytes) / 2**20, tp * ranks
+    if total >= 160 * 1024:
+        chunk, graph, least = 16384, 512, 10 * 1024
+    elif total >= 60 * 1024:
+        chunk, graph, least = 8192, 512 if tp >= 4 else 256, 10 * 1024
+    else:
+        chunk, graph, least = 4096, 160 if tp >= 4 else 32, 0
     reserved = 512 + 1.5 * chunk + 2 * graph + tp * pp / 8 * 1024
     if ranks > 1:
         reserved += graph * ranks * (4.5 if graph > 300 else 3)
-    if large:
-        reserved = max(reserved, 10 * 1024)
-    share = round((total - reserved) / total, 3)
+    share = round((total - max(reserved, least)) / total, 3)
     return {"chunked_prefill_size": chunk, "mem_fraction_static": share}
 
 
@@ -219,13 +202,12 @@ def stack_of(row: Measured) -> str:
     of December 2025 and of 2026 differ by half)."""
     if row.mode != "agg":
         release = ".".join(row.backend_version.split(".")[:3]) if row.backend == "sglang" else ""
-        return f"{row.backend} {release}".rstrip() + IN_POOLS
-    return f"{row.backend} {DYNAMO}" if origin(row).startswith("nvidia_gap") else row.backend
+        return f"{row.backend} {release}".rstrip() + " in pools"
+    return f"{row.backend} under dynamo" if origin(row).startswith("nvidia_gap") else row.backend
 
 
 def _version(row: Measured) -> str:
-    """The engine's version, if the row has it: not for a nightly build, nor for an image of
-    Dynamo, which names its own version."""
+    """The engine's version; none of a nightly build, nor of Dynamo, which names its own."""
     version = re.fullmatch(r"\d+(\.\w+)*", row.backend_version)
     dynamo = row.backend == "trtllm" and row.backend_version.startswith("0.")
     return row.backend_version if version and not dynamo else ""
@@ -240,8 +222,8 @@ def server_of(row: Measured) -> str:
 
 
 def campaign_of(row: Measured) -> str:
-    """The row's measurement campaign, if its load tool is not recorded, so that its clients may
-    have drifted apart; else empty. Lengths tell campaigns of one source apart."""
+    """The row's campaign, if its load tool is not recorded, so that its clients may have drifted
+    apart; else empty. Lengths tell campaigns of one source apart."""
     if origin(row) == INFERENCEX or row.length_range_ratio < 1:
         return ""
     return f"{row.source}, {'multiples of 1,000' if row.isl % 1000 == 0 else 'powers of two'}"
@@ -252,10 +234,9 @@ def mean_prompt(row: Measured) -> float:
     return row.isl * (1 + row.length_range_ratio) / 2
 
 
-def scenario_of(row: Measured, host: HostConstants, apart: bool = False) -> dict[str, Any]:
-    """The row's scenario as a configuration would have it, with the ``host``'s constants; its
-    clients may be ``apart``, with lengths of the same mean. Raises UserError for what is not
-    modelled, with the reason."""
+def scenario_of(row: Measured, host: HostConstants, apart: bool = False) -> Settings:
+    """The row's scenario as a configuration has it, with the ``host``'s constants; its clients may
+    be ``apart``, with lengths of the same mean. Raises UserError for what is not modelled."""
     for name, value, allowed in (
         ("model", row.model, launch_scripts().models),
         ("system", row.system, DEVICES),
@@ -265,7 +246,7 @@ def scenario_of(row: Measured, host: HostConstants, apart: bool = False) -> dict
         if value not in allowed:
             raise UserError(f"{name} {value}: not modelled; modelled: {', '.join(allowed)}")
     if row.mode != "agg":
-        experts = model_of(row).experts
+        experts = load_model(launch_scripts().models[row.model].model).experts
         number = experts.num_experts if experts else 0
         return _base(row, apart) | pools_of(row, _engine(row, host), number)
     if row.tp is None:
@@ -283,15 +264,15 @@ def scenario_of(row: Measured, host: HostConstants, apart: bool = False) -> dict
     known.pop("attention_dp", None)
     spread = known.pop("expert_parallel", "as_row")
     spread = row.moe_ep > 1 if spread == "as_row" else spread
-
-    def own(names: Iterable[str]) -> Settings:
-        return {name: known.pop(name) for name in names if name in known}
-
     ranks = {"dp": dp, "rank_router": router_of_ranks(row.backend)} if dp > 1 else {}
     version = _version(row) if row.backend in ("vllm", "sglang") else ""
+    groups: tuple[Iterable[str], ...] = (("moe_dtype", "kv_cache_dtype"), SHARES, OF_VLLM)
+    formats, shares, engine = (
+        {name: known.pop(name) for name in names if name in known} for names in groups
+    )
     return {
         **_base(row, apart),
-        **own(("moe_dtype", "kv_cache_dtype")),
+        **formats,
         "cluster": present(
             tp=row.tp,
             pp=row.pp,
@@ -299,16 +280,16 @@ def scenario_of(row: Measured, host: HostConstants, apart: bool = False) -> dict
             max_length=sum(_lengths(row, apart)[:2]),
             expert_parallel=spread if mixture(row) else None,
         ),
-        "kv_cache": {"prefix_caching": False, **own(SHARES)},
-        "engine": _engine(row, host, **own(OF_VLLM)),
+        "kv_cache": {"prefix_caching": False, **shares},
+        "engine": _engine(row, host, **engine),
         "policy": {"name": row.backend, **present(version=version or None), **known},
     }
 
 
-def _base(row: Measured, apart: bool) -> dict[str, Any]:
+def _base(row: Measured, apart: bool) -> Settings:
     """Model, device, kernels and load."""
     isl, osl, ratio = _lengths(row, apart)
-    spread = {"tool": "sglang", "range_ratio": ratio}
+    lengths = {"prompt": isl, "decode": osl, "range_ratio": ratio}
     return {
         "model": launch_scripts().models[row.model].model,
         "device": DEVICES[row.system],
@@ -316,7 +297,7 @@ def _base(row: Measured, apart: bool) -> dict[str, Any]:
         **_weights(row),
         "workload": {
             "requests": launch_scripts().load.rounds * row.concurrency,
-            "lengths": {"kind": "random", "prompt": isl, "decode": osl, **spread},
+            "lengths": {"kind": "random", "tool": "sglang", **lengths},
             "arrivals": {"kind": "closed_loop", "clients": row.concurrency, "think_s": THINK_S},
             "declared": "exact",
         },
@@ -331,9 +312,10 @@ def _lengths(row: Measured, apart: bool) -> tuple[int, int, float]:
     return round(row.isl * longest), round(row.osl * longest), APART
 
 
-def _engine(row: Measured, host: HostConstants, **own: Any) -> dict[str, Any]:
+def _engine(row: Measured, host: HostConstants, **own: Any) -> Settings:
     launch_s = launch_s_of(host, Engine(**own))
-    calls = calls_of_layer(model_of(row), _weights(row)["dtype"]) if launch_s else 0
+    model = load_model(launch_scripts().models[row.model].model)
+    calls = calls_of_layer(model, _weights(row)["dtype"]) if launch_s else 0
     return {
         **own,
         "host_iteration_s": host.host_iteration_s,
@@ -351,10 +333,8 @@ def _weights(row: Measured) -> dict[str, str]:
         (dtype,) = served.formats.get(row.precision, [DTYPES[row.precision]])
         return {"dtype": dtype}
     if row.precision not in served.formats:
-        known = ", ".join(served.formats)
-        raise UserError(
-            f"precision {row.precision} of {row.model}: not modelled; modelled: {known}"
-        )
+        known = f"not modelled; modelled: {', '.join(served.formats)}"
+        raise UserError(f"precision {row.precision} of {row.model}: {known}")
     dtype, experts = served.formats[row.precision]
     if experts == "w4a16_mxfp4" and row.system in _BLACKWELL:
         experts = "w4a8_mxfp4_mxfp8"
@@ -363,9 +343,9 @@ def _weights(row: Measured) -> dict[str, str]:
 
 def attention_ranks(row: Measured) -> int:
     """Ranks of data-parallel attention: one if the launch script cannot ask for more, and as many
-    as the experts have GPUs for each of ``tp``, if a row has these alone.
-    (Rows have ``tp`` in ``dp``, too, where vLLM spreads experts; 17 loads of MiniMax that were
-    measured under both names have the same TPOT within 1 %.)"""
+    as the experts have GPUs for each of ``tp``, if a row has these alone. (Where vLLM spreads
+    experts rows have ``tp`` in ``dp``, too; 17 loads measured under both names agree within 1 %.)
+    """
     if not settings_of(row).get("attention_dp", True):
         return 1
     hidden = mixture(row) and origin(row) != INFERENCEX
@@ -373,26 +353,21 @@ def attention_ranks(row: Measured) -> int:
 
 
 def measured_cold(row: Measured) -> bool:
-    """Whether SGLang compiled kernels of a mixture while the first requests waited. This adds
-    seconds to the TTFT, which are not modelled, and nothing to the TPOT. (Rows without a date are
-    copies of later ones.)"""
+    """Whether SGLang compiled kernels of a mixture while the first requests waited, for seconds
+    that are not modelled. (Rows without a date are copies of later ones.)"""
     early = origin(row) == INFERENCEX and "" < row.measured_date < launch_scripts().load.warm_since
     return early and row.backend == "sglang" and mixture(row)
 
 
 def _check_layout(row: Measured) -> None:
     """Raises UserError if the GPUs of the experts do not tell the ranks of attention: they are no
-    multiple of its own, or ``moe_tp`` is TP and ``moe_ep`` GPUs of the same, as in tables that
-    multiply both. InferenceX's rows have the ranks in ``dp``, and TP in ``moe_tp``
-    (.github/configs/nvidia-master.yaml in InferenceMAX/InferenceMAX at 525079a)."""
+    multiple of its own, or ``moe_tp`` and ``moe_ep`` count the same ones. InferenceX's rows have
+    them in ``dp`` (.github/configs/nvidia-master.yaml in InferenceMAX/InferenceMAX at 525079a)."""
     gpus, experts = (row.tp or 1) * row.dp, row.moe_tp * row.moe_ep
-    if origin(row) == INFERENCEX or experts in (0, gpus):
-        return
-    if experts % gpus or (row.moe_ep > 1 and row.moe_tp == row.tp):
-        raise UserError(
-            "data-parallel attention: its degree is not told; "
-            f"moe_tp x moe_ep is {experts}, tp x dp {gpus}"
-        )
+    twice = experts % gpus > 0 or (row.moe_ep > 1 and row.moe_tp == row.tp)
+    if origin(row) != INFERENCEX and experts not in (0, gpus) and twice:
+        numbers = f"moe_tp x moe_ep is {experts}, tp x dp {gpus}"
+        raise UserError(f"data-parallel attention: its degree is not told; {numbers}")
 
 
 # Pools --------------------------------------------------------------------------------------------
@@ -409,14 +384,13 @@ _REDUNDANT = 32
 """Redundant experts of each recipe whose ranks do not divide the experts."""
 
 
-def pools_of(row: Measured, engine: Mapping[str, float], experts: int) -> dict[str, Any]:
-    """A row's pools, and what they have in common; ``experts`` are its model's. Raises UserError
-    for what is not known."""
+def pools_of(row: Measured, engine: Mapping[str, float], experts: int) -> Settings:
+    """A row's pools, and what they have in common. Raises UserError for what is not known."""
     launch = row.launch
     if launch is None or launch.prefill is None or launch.decode is None:
         raise UserError("separate prefill workers: no launch settings are known")
     pools = {"prefill": launch.prefill, "decode": launch.decode}
-    found: dict[str, Any] = {
+    found: Settings = {
         # Recipes for SGLang on Blackwell say fp8_e4m3, those for Hopper nothing: bf16 (srt-slurm,
         # recipes/; server_args.py, `kv_cache_dtype: auto`).
         "kv_cache_dtype": "bf16" if (row.backend, row.system) in _BF16_CACHE else "fp8",
@@ -432,7 +406,7 @@ def pools_of(row: Measured, engine: Mapping[str, float], experts: int) -> dict[s
     return found
 
 
-def _pool(row: Measured, pool: str, one: StartedPool, experts: int) -> dict[str, Any]:
+def _pool(row: Measured, pool: str, one: StartedPool, experts: int) -> Settings:
     """What a pool has of its own. Prompts go to a rank of SGLang by their bootstrap room, a random
     number, unless the recipe says round_robin: only those for GB200 do (srt-slurm, recipes/; SGLang
     `managers/data_parallel_controller.py`)."""
@@ -451,34 +425,32 @@ def _pool(row: Measured, pool: str, one: StartedPool, experts: int) -> dict[str,
         redundant_experts=more or None,
     )
     settings = _trtllm if row.backend == "trtllm" else _sglang
-    policy, memory = settings(row, pool, one)
+    policy, memory = settings(row, pool == "decode", one)
     return {"cluster": cluster, "policy": {"name": row.backend, **policy}, "kv_cache": memory}
 
 
-def _trtllm(row: Measured, pool: str, one: StartedPool) -> tuple[dict[str, Any], dict[str, Any]]:
+def _trtllm(row: Measured, decoding: bool, one: StartedPool) -> tuple[Settings, Settings]:
     """Limits are a rank's. Where none is known, no request waits for a slot, and a prefill worker
     takes 16 prompts of 16,384 tokens at a time, or two longer ones: as most known ones do."""
-    sharing = one.workers * one.ranks
-    decoding = pool == "decode"
-    batch = one.max_batch_size or (max(-(-row.concurrency // sharing), 1) if decoding else 16)
+    clients = max(-(-row.concurrency // (one.workers * one.ranks)), 1)
+    batch = one.max_batch_size or (clients if decoding else 16)
     rows = batch * (1 + row.drafts)
-    tokens = one.max_num_tokens or (max(rows, 64) if decoding else max(2 * row.isl + 64, 16384))
-    policy = {
-        "max_batch_size": batch,
-        "max_num_tokens": max(tokens, rows) if decoding else max(tokens, row.isl),
-    }
-    return policy, {"free_gpu_memory_fraction": one.free_share or (0.8 if decoding else 0.6)}
+    usual, least = (max(rows, 64), rows) if decoding else (max(2 * row.isl + 64, 16384), row.isl)
+    tokens = max(one.max_num_tokens or usual, least)
+    share = one.free_share or (0.8 if decoding else 0.6)
+    policy = {"max_batch_size": batch, "max_num_tokens": tokens}
+    return policy, {"free_gpu_memory_fraction": share}
 
 
-def _sglang(row: Measured, pool: str, one: StartedPool) -> tuple[dict[str, Any], dict[str, Any]]:
+def _sglang(row: Measured, decoding: bool, one: StartedPool) -> tuple[Settings, Settings]:
     """With drafts the server has no overlap (recipes for B200 switch it on), and 48 requests where
     no limit is given (server_args.py, `_handle_speculative_decoding`)."""
-    policy: dict[str, Any] = {"ignore_eos": True}
+    policy: Settings = {"ignore_eos": True}
     drafts = row.drafts and row.system != "b200_sxm"
     most, share = _WITH_DRAFTS if drafts else 2048 * one.ranks, 0.9
     if row.system == "b200_sxm" and one.chunked_prefill_size is None:
         policy |= _B200
-        share, most = _B200_STATIC, _B200_PROMPTS if pool == "prefill" else most
+        share, most = _B200_STATIC, most if decoding else _B200_PROMPTS
     for key in ("chunked_prefill_size", "max_prefill_tokens"):
         if (size := getattr(one, key)) is not None:
             policy[key] = size if size > 0 else None

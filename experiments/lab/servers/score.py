@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 from sarathi_sim.profiler.storage.child import Progress, Say
 from ...config.inputs import HostConstants, host_times
@@ -19,7 +19,6 @@ from .rows import Measured, ServerTimes, read_servers
 from .runs import Variant, with_bands
 from .scenarios import campaign_of, scenario_of
 
-T = TypeVar("T")
 FITTED = "fitted"
 Predictions = Mapping[str, ServerTimes]
 KINDS = {True: "dense", False: "mixtures"}
@@ -30,9 +29,9 @@ _CONTENT = {True: "", False: "_of_mixtures"}
 @dataclass(frozen=True)
 class ScoredRows:
     """Predictions by id: ``best`` is what is scored, ``zero_fit`` has no constant fitted to such
-    rows. ``refused`` says why others have none. ``fits`` are predictions by scheme, and ``hosts``
-    the constants by ``dense``, where they were fitted here. So many rows were ``redrawn``:
-    simulated again for their bands. ``peers`` are other predictors' by their files."""
+    rows; ``refused`` says why others have none. ``fits`` are those by scheme and ``hosts`` the
+    constants by ``dense``, fitted here; ``peers`` are other predictors'. So many rows were
+    simulated again for their bands (``redrawn``)."""
 
     rows: Sequence[Measured]
     best: Predictions
@@ -44,62 +43,48 @@ class ScoredRows:
     peers: Mapping[str, Predictions] = field(default_factory=dict)
 
     def content(self) -> dict[str, Any]:
-        """As ``score --json`` prints it; percentages. Of each other predictor the errors, and ours
-        on the rows that both answer. Of dense models and mixtures together ``classes`` has the same
-        of each."""
-        best, known = self.best, {row.id for row in self.rows}
-        groups = errors.grouped(self.rows, {id for id, times in best.items() if times.kv_full})
-        wide = sum(map(errors.too_wide, best.values()))
+        """As ``score --json`` prints it; percentages. Beside other predictors those of rows that
+        both answer; ``classes`` has the same of dense models and of mixtures."""
+        best, known = self.best, {row.id: row for row in self.rows}
+        answered = {id: best[id] for id in known if id in best}
+        wide = sum(map(errors.too_wide, answered.values()))
+        groups = errors.grouped(self.rows, {id for id, times in answered.items() if times.kv_full})
         content: dict[str, Any] = {
             "rows": len(self.rows) + sum(name not in known for name in self.refused),
-            "answered": len(best) - wide,
+            "answered": len(answered) - wide,
             "too_wide": wide,
             "groups": errors.of_groups(groups, best),
             "refused": dict(Counter(map(errors.short_reason, self.refused.values())).most_common()),
         }
         for peer, theirs in self.peers.items():
-            ours = {name: best[name] for name in best.keys() & theirs.keys()}
-            content.setdefault("peers", {})[peer] = {
-                "groups": {
-                    name: {
-                        "n": sum(row.id in ours for row in group),
-                        "ours": errors.of_group(group, ours),
-                        "theirs": errors.of_group(group, {id: theirs[id] for id in ours}),
-                    }
-                    for name, group in groups.items()
-                },
+            both = best.keys() & theirs.keys()
+            ours, theirs = ({id: of[id] for id in both} for of in (best, theirs))
+            beside = {
+                name: {
+                    "n": sum(row.id in both for row in group),
+                    "ours": errors.of_group(group, ours),
+                    "theirs": errors.of_group(group, theirs),
+                }
+                for name, group in groups.items()
             }
+            content.setdefault("peers", {})[peer] = {"groups": beside}
+        classes = {row.dense for row in self.rows}
+        hosts = {dense: fit for dense, fit in self.hosts.items() if dense in classes}
         for dense, name in _CONTENT.items():
-            fit = self.hosts.get(dense)
-            times = host_times(not dense) if fit is None else fit.times
+            times = hosts[dense].times if dense in hosts else host_times(not dense)
             content[f"constants{name}"] = times.fitted_to
         variants = {BASE: self.zero_fit, **self.fits}
         content["variants"] = {name: errors.of_groups(groups, of) for name, of in variants.items()}
         redrawn = {"rows": self.redrawn, "draws": runs.REDRAWS}
         content["bands"] = {"draws": runs.DRAWS, "redrawn": redrawn}
-        for dense, fit in self.hosts.items():
+        for dense, fit in hosts.items():
             content[f"host_time{_CONTENT[dense]}"] = asdict(fit.times)["stacks"]
-        if len({row.dense for row in self.rows}) == 2:
-            content["classes"] = {n: self._of(dense).content() for dense, n in KINDS.items()}
+        for dense, kind in KINDS.items() if len(classes) == 2 else ():
+            own = [row for row in self.rows if row.dense == dense]
+            refused = {row.id: self.refused[row.id] for row in own if row.id in self.refused}
+            part = replace(self, rows=own, refused=refused)
+            content.setdefault("classes", {})[kind] = part.content()
         return content
-
-    def _of(self, dense: bool) -> ScoredRows:
-        """Of dense models, or of mixtures, alone."""
-        rows = [row for row in self.rows if row.dense == dense]
-
-        def own(of: Mapping[str, T]) -> dict[str, T]:
-            return {row.id: of[row.id] for row in rows if row.id in of}
-
-        return replace(
-            self,
-            rows=rows,
-            best=own(self.best),
-            zero_fit=own(self.zero_fit),
-            refused=own(self.refused),
-            fits={name: own(of) for name, of in self.fits.items()},
-            hosts={kind: fit for kind, fit in self.hosts.items() if kind == dense},
-            peers={name: own(of) for name, of in self.peers.items()},
-        )
 
     def write(self, folder: Path) -> None:
         """``predictions.csv``, and the constants that were fitted."""
@@ -119,13 +104,12 @@ def score_servers(
     fit: bool = False,
     launch: Path | None = None,
 ) -> ScoredRows:
-    """Simulate the rows of files, with the shipped constants or those that ``fit`` finds for rows
-    left out; ``peers`` are other predictors' files, ``launch`` is a launch list
-    (:func:`read_servers`). Raises UserError for what cannot be read.
+    """Simulate the rows of files with the shipped constants that were fitted without their server;
+    ``peers`` are other predictors' files, ``launch`` is a launch list (:func:`read_servers`).
+    Raises UserError for what cannot be read.
 
-    Rows of servers to which the shipped constants were fitted get those that were fitted without
-    them. With ``fit`` the best predictions of dense models are the cross-validated ones; rows that
-    are not fitted to keep the shipped constants, and so do mixtures, of which few loads are.
+    With ``fit`` the best predictions of dense models are cross-validated; rows that are not fitted
+    to keep the shipped constants, and so do mixtures, of which few loads are.
     """
     rows, unread = read_servers(files, launch)
     theirs = {str(path): errors.read_peer(path) for path in peers}
@@ -134,53 +118,40 @@ def score_servers(
         outcomes, refused = runs.simulate_rows(rows, variants, at)
         answered = outcomes[BASE]
         again = runs.redrawn(rows, variants[BASE], answered, at)
-    simulated = {
-        name: {id: outcome.times for id, outcome in of.items()} for name, of in outcomes.items()
-    }
+    simulated = {name: {id: one.times for id, one in of.items()} for name, of in outcomes.items()}
     off = {id: runs.draws(one.shares) for id, one in answered.items()} | again
-    without = {row.id: host.fitted_without(row) for row in rows if row.id in answered}
-    error_of = {row.id: asdict(without[row.id].of(row)[1]) for row in rows if row.id in answered}
-    known = {row.id: without[row.id].apart.get(campaign_of(row), host.HALFWAY)
-             for row in rows if row.id in answered}  # fmt: skip
-    unknown = dict.fromkeys(known, host.HALFWAY)
+    folds = {row.id: (row, host.fitted_without(row)) for row in rows if row.id in answered}
+    error_of = {id: asdict(fold.of(row)[1]) for id, (row, fold) in folds.items()}
+    halfway = host.HALFWAY
+    known = {id: fold.apart.get(campaign_of(row), halfway) for id, (row, fold) in folds.items()}
+    unknown = dict.fromkeys(known, halfway)
     zero_fit, best = (
         with_bands(rows, _between(rows, simulated, name, shares), off, error_of)
         for name, shares in ((BASE, unknown), (FITTED, known))
     )
     scored = ScoredRows(rows, best, zero_fit, unread | refused, redrawn=len(again), peers=theirs)
+    if not fit:
+        return scored
     name = " and ".join(path.name for path in files)
-    return _fitted(scored, simulated, off, name, progress) if fit else scored
-
-
-def _fitted(
-    scored: ScoredRows,
-    simulated: Mapping[str, Predictions],
-    off: runs.Draws,
-    file: str,
-    progress: Progress,
-) -> ScoredRows:
-    """With constants fitted to the rows, and predictions of rows left out of the fit."""
     fits: dict[str, dict[str, ServerTimes]] = {scheme: {} for scheme in SCHEMES}
     hosts: dict[bool, HostFit] = {}
-    best = dict(scored.best)
     for number, dense in enumerate(KINDS):
-        linear = host.slopes(scored.rows, simulated, off, host_times(not dense), mixtures=not dense)
+        linear = host.slopes(rows, simulated, off, host_times(not dense), mixtures=not dense)
         own = {}
         for done, scheme in enumerate(SCHEMES, start=number * len(SCHEMES)):
             progress("fitting", done, 2 * len(SCHEMES))
             own[scheme] = host.left_out(linear, scheme)
             fits[scheme] |= own[scheme]
         if linear.rows:
-            hosts[dense] = host.host_fit(linear, own, file)
+            hosts[dense] = host.host_fit(linear, own, name)
         best |= own[host.CROSS_VALIDATED] if dense else {}
     progress("fitting", 1, 1)
     return replace(scored, best=best, fits=fits, hosts=hosts)
 
 
 def _variants(fit: bool) -> dict[str, Variant]:
-    """The scenarios that rows are simulated in: with constants measured elsewhere, with those
-    shipped, and those that a ``fit`` needs; each also with clients that have drifted apart, of rows
-    whose load tool is not recorded."""
+    """The scenarios of rows: with constants measured elsewhere, those shipped, and those that a
+    ``fit`` needs; each also with clients apart, where the load tool is not recorded."""
     measured = host_times().measured
     fixed = host.grid(measured) if fit else {BASE: measured}
 

@@ -2,9 +2,8 @@
 
     python -m sarathi_sim.experiments.lab.servers.startup_lines FILE docs/lab/memory.md
 
-FILE has a line for each server: its engine, version, GPU, layout, model, formats and flags, and the
-KV tokens, blocks of 16, or GiB a GPU that it printed. The page has the measured values, ours, and
-the parts of ours; what a line does not state is the engine's default.
+FILE has a line for each server, with the KV tokens, blocks of 16, or GiB a GPU that it printed. The
+page has these, ours, and the parts of ours; what a line does not state is the engine's default.
 """
 
 from __future__ import annotations
@@ -31,7 +30,7 @@ from sarathi_sim.simulator.load.engine_memory import (
 from ..pages import markdown
 from .page import put
 from .rows import read_whole
-from .scenarios import sglang_memory
+from .scenarios import VLLM_LIMITS, sglang_memory
 
 BLOCK = 16
 #: Shipped models of a line's checkpoint: the same sizes under another name.
@@ -53,7 +52,6 @@ _HEAD_DIM = 128
 #: Versions of lines that state none, by what their note says.
 _DATED = {"2026-01-26": "0.14", "0.8 to 0.11": "0.10", "between 0.11.0 and": "0.11"}
 _UNITS = {"tokens": BLOCK, "blocks of 16": 1}
-_LIMITS = ("max_num_batched_tokens", "max_num_seqs", "gpu_memory_utilization")
 _OF_SGLANG = ("chunked_prefill_size", "max_running_requests", "mem_fraction_static")
 
 
@@ -87,8 +85,8 @@ class StartupLine(BaseModel):
     def memory(self) -> EngineMemory | str:
         """Our account of the server, or why there is none."""
         try:
-            return _account(self)
-        except (UserError, ValueError) as error:
+            return self._account()
+        except ValueError as error:
             return str(error)
 
     @property
@@ -99,26 +97,30 @@ class StartupLine(BaseModel):
         blocks = _UNITS.get(self.unit)
         return float(self.memory.num_blocks * blocks) if blocks else self.memory.kv_bytes / 2**30
 
-
-def _account(line: StartupLine) -> EngineMemory:
-    device, model = load_device(line.gpu), _model(line.model)
-    if line.engine not in STACK_SHARES:
-        raise UserError(f"engine {line.engine}: one of {', '.join(STACK_SHARES)}")
-    if line.engine == "sglang":
-        known = {"max_running_requests": 2048} | sglang_memory(device, line.tp, line.pp)
-        usual = [known[key] for key in _OF_SGLANG]
-    else:
-        memory = memory_class(device)
-        usual = [engine_facts("vllm").at(key, line.release, memory=memory) for key in _LIMITS]
-    chunk, sequences, share = (
-        getattr(line, key) or value for key, value in zip(_LIMITS, usual, strict=True)
-    )
-    sampler = "flashinfer" if "FlashInfer sampler in use" in line.note else ""
-    step = Step(int(chunk), int(sequences), version=line.release, sampler=sampler)
-    layers, setting = stage_layers(model.num_layers, line.pp), STACK_SHARES[line.engine]
-    return engine_memory(
-        model, device, line.tp, layers, BLOCK, setting, float(share), step, _numbers(line)
-    )
+    def _account(self) -> EngineMemory:
+        device, model = load_device(self.gpu), _model(self.model)
+        if self.engine not in STACK_SHARES:
+            raise UserError(f"engine {self.engine}: one of {', '.join(STACK_SHARES)}")
+        if self.engine == "sglang":
+            known = {"max_running_requests": 2048} | sglang_memory(device, self.tp, self.pp)
+            usual = [known[key] for key in _OF_SGLANG]
+        else:
+            facts, memory = engine_facts("vllm"), memory_class(device)
+            usual = [facts.at(key, self.release, memory=memory) for key in VLLM_LIMITS]
+        chunk, sequences, share = (
+            getattr(self, key) or value for key, value in zip(VLLM_LIMITS, usual, strict=True)
+        )
+        sampler = "flashinfer" if "FlashInfer sampler in use" in self.note else ""
+        step = Step(int(chunk), int(sequences), version=self.release, sampler=sampler)
+        layers, setting = stage_layers(model.num_layers, self.pp), STACK_SHARES[self.engine]
+        dtype = self.dtype_quantization.partition(" ")[0].replace("int4", "int4_wo")
+        kv = KV_BYTES["fp8" if self.kv_cache_dtype.startswith("fp8") else "bf16"]
+        if "experts" in self.dtype_quantization:  # of which alone are quantised
+            numbers = NumberBytes(2, 2.0, kv, 0.5 + 2 / 32)
+        else:
+            numbers = NumberBytes(2, WEIGHT_BYTES[dtype], kv)  # type: ignore[index]
+        sizes = (model, device, self.tp, layers, BLOCK)
+        return engine_memory(*sizes, setting, float(share), step, numbers)
 
 
 def _model(name: str) -> ModelSpec:
@@ -130,14 +132,6 @@ def _model(name: str) -> ModelSpec:
         num_heads=heads, num_kv_heads=kv_heads, head_dim=_HEAD_DIM, ffn_hidden_size=ffn,
         gated_ffn=True, vocab_size=vocab, tied_embeddings=False, max_position_embeddings=131072,
     )  # fmt: skip
-
-
-def _numbers(line: StartupLine) -> NumberBytes:
-    dtype = line.dtype_quantization.partition(" ")[0].replace("int4", "int4_wo")
-    kv = KV_BYTES["fp8" if line.kv_cache_dtype.startswith("fp8") else "bf16"]
-    if "experts" in line.dtype_quantization:  # of which alone are quantised
-        return NumberBytes(2, 2.0, kv, 0.5 + 2 / 32)
-    return NumberBytes(2, WEIGHT_BYTES[dtype], kv)  # type: ignore[index]
 
 
 _HEADINGS = ("server", "measured", "ours", "difference", *("weights", "peak", "outside", "KV"))
@@ -153,20 +147,17 @@ def page_tables(lines: Sequence[StartupLine]) -> str:
 
 
 def _cells(line: StartupLine) -> list[str]:
-    memory, ours = line.memory, line.ours
+    memory, ours, unit = line.memory, line.ours, line.unit.replace(" available for KV", "")
     layout = f"TP {line.tp}" + (f" PP {line.pp}" if line.pp != 1 else "")
     release = line.release or "of unknown version"
     server = f"{line.engine} {release}, {line.gpu} {layout}, {line.model.rpartition('/')[2]}"
-    unit = line.unit.replace(" available for KV", "")
     if isinstance(memory, str) or ours is None:
         return [f"{server}: {memory}", f"{line.measured_value:,.6g} {unit}", *[""] * 6]
     sizes = (memory.weight_bytes, memory.activation_bytes, memory.non_torch_bytes, memory.kv_bytes)
-    parts = [f"{size / 2**30:.2f}" for size in sizes]
-    measured, own = (
-        f"{value:,.2f}" if "GiB" in unit else f"{value:,.0f}"
-        for value in (line.measured_value, ours)
-    )
-    return [server, f"{measured} {unit}", own, f"{ours / line.measured_value - 1:+.1%}", *parts]
+    digits = ",.2f" if "GiB" in unit else ",.0f"
+    numbers = (f"{line.measured_value:{digits}} {unit}", f"{ours:{digits}}")
+    off = f"{ours / line.measured_value - 1:+.1%}"
+    return [server, *numbers, off, *(f"{size / 2**30:.2f}" for size in sizes)]
 
 
 if __name__ == "__main__":

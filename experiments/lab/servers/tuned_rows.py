@@ -2,18 +2,16 @@
 
     python -m sarathi_sim.experiments.lab.servers.tuned_rows SCORE EVERY PAGE FILE...
 
-SCORE is the result of ``sarathi-sim lab score FILE...``. Of the rows of one server and one pair of
-lengths the middle load is given, and tuned to as ``sarathi-sim tune`` does; the other loads are
-predicted with these constants. EVERY is a step: of so many such groups one is taken, because a fit
-takes 50 simulations. Beside it stands a naive factor: by how much the given load is off. PAGE gets
-the table.
+SCORE is the result of ``sarathi-sim lab score FILE...``. Of each server and pair of lengths the
+middle load is tuned to as ``sarathi-sim tune`` does (50 simulations: every EVERYth group is taken),
+and the others are predicted with these constants, and with the factor by which that load is off.
 """
 
 from __future__ import annotations
 
 import logging
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -23,6 +21,7 @@ import numpy as np
 import pandas as pd
 
 from sarathi_sim.profiler.storage.strict import UserError
+from sarathi_sim.simulator.loop.records import Floats
 from ...config.base import Source
 from ...config.deployment import deploy
 from ...config.loading import check_scenario
@@ -40,24 +39,28 @@ NAMES = ("ttft_s", "tpot_s")
 
 @dataclass(frozen=True, eq=False)
 class GivenLoad(MeasuredRun):
-    """A row as a target of a fit. What is simulated counts relative to the score's prediction,
-    which knows how far apart the clients are."""
+    """A target of a fit. Simulations count relative to the score's prediction (TTFT and TPOT in
+    ms), which knows how far apart the clients are."""
 
-    row: Measured
-    predicted: ServerTimes
+    predicted: Floats
 
     @cached_property
-    def before(self) -> dict[str, Any]:
+    def before(self) -> Floats:
         """Simulated with the constants of the deployment."""
-        return numbers_of(simulated(self.deployment).requests)
+        return _means(numbers_of(simulated(self.deployment).requests))
 
     def numbers(self, overheads: Overheads) -> dict[str, Any]:
         """Simulated with others: the score's prediction, times what these change."""
-        after = super().numbers(overheads)
-        return {
-            key: {"mean": t / 1e3 * after[key]["mean"] / self.before[key]["mean"]}
-            for key, t in zip(NAMES, _times(self.predicted), strict=True)
-        }
+        change = _means(super().numbers(overheads)) / self.before
+        return _numbers(self.predicted * change)
+
+
+def _means(numbers: Mapping[str, Any]) -> Floats:
+    return np.array([numbers[name]["mean"] for name in NAMES])
+
+
+def _numbers(times_ms: Floats) -> dict[str, Any]:
+    return {name: {"mean": t} for name, t in zip(NAMES, (times_ms / 1e3).tolist(), strict=True)}
 
 
 def load_of(row: Measured, predicted: ServerTimes) -> GivenLoad:
@@ -65,59 +68,49 @@ def load_of(row: Measured, predicted: ServerTimes) -> GivenLoad:
     fold, source = fitted_without(row), Source("row", "row", {}, ())
     apart = fold.apart.get(campaign_of(row), 0.0) > 0.5
     described = check_scenario(scenario_of(row, fold.of(row)[0], apart), source)
-    deployment = deploy(described, source)
-    means = dict(zip(NAMES, ({"mean": t / 1e3} for t in _times(row)), strict=True))
-    return GivenLoad(row.id, means, deployment, row, predicted)
+    means = _numbers(_times(row))
+    return GivenLoad(row.id, means, deploy(described, source), _times(predicted))
 
 
-def _times(of: Measured | ServerTimes) -> tuple[float, float]:
-    return of.ttft_ms, of.tpot_ms
+def _times(of: Measured | ServerTimes) -> Floats:
+    return np.array([of.ttft_ms, of.tpot_ms])
 
 
-def groups(
-    rows: Sequence[Measured], predicted: Mapping[str, ServerTimes]
-) -> Iterator[tuple[Measured, list[Measured]]]:
-    """The middle load and the others of each server and pair of lengths; rows without flags."""
+def groups(rows: Sequence[Measured], predicted: Mapping[str, ServerTimes]) -> list[list[Measured]]:
+    """The loads of each server and pair of lengths, the middle one first; rows without flags."""
     found: dict[tuple[Any, ...], list[Measured]] = {}
     for row in rows:
         if not row.flags and row.id in predicted:
             found.setdefault((server_of(row), row.isl, row.osl), []).append(row)
-    for alike in found.values():
-        ordered = sorted(alike, key=lambda row: row.concurrency)
-        middle = ordered.pop(len(ordered) // 2)
-        if ordered:
-            yield middle, ordered
+    ordered = [sorted(of, key=lambda row: row.concurrency) for of in found.values() if len(of) > 1]
+    return [[of.pop(len(of) // 2), *of] for of in ordered]
 
 
 def of_group(
-    middle: Measured, others: Sequence[Measured], predicted: Mapping[str, ServerTimes]
+    rows: Sequence[Measured], predicted: Mapping[str, ServerTimes]
 ) -> list[dict[str, Any]]:
-    """Signed errors of each other load in percent: without calibration, with the naive factor, and
-    tuned to the middle one."""
+    """Signed errors of loads in percent: as they are, with the first's factor, and tuned to it."""
     try:
-        given = load_of(middle, predicted[middle.id])
-        tuned = fit([given], Overheads.configured(given.deployment.scenario.engine)).overheads
-        loads = [load_of(row, predicted[row.id]) for row in others]
-        ours = [load.numbers(tuned) for load in loads]
+        given, *loads = (load_of(row, predicted[row.id]) for row in rows)
+        tuned = fit([given], given.configured).overheads
+        ours = [1e3 * _means(load.numbers(tuned)) for load in loads]
     except UserError as error:
-        logging.warning("%s: %s", middle.id, error)
+        logging.warning("%s: %s", rows[0].id, error)
         return []
-    off = np.divide(_times(middle), _times(predicted[middle.id]))
-    found = []
-    for load, after in zip(loads, ours, strict=True):
-        line: dict[str, Any] = {"dense": load.row.dense, "server": server_of(load.row)}
-        times = (_times(load.predicted), off, _times(load.row), NAMES)
-        for metric, plain, naive, truth, name in zip(METRICS, *times, strict=True):
-            tuned_to = 1e3 * after[name]["mean"]
-            values = {"plain": plain, "naive": plain * naive, "tuned": tuned_to}
-            line |= {f"{metric} {k}": 100 * (v / truth - 1) for k, v in values.items()}
+    off, found = _times(rows[0]) / given.predicted, []
+    for row, load, after in zip(rows[1:], loads, ours, strict=True):
+        line: dict[str, Any] = {"dense": row.dense, "server": server_of(row)}
+        values = {"plain": load.predicted, "naive": load.predicted * off, "tuned": after}
+        for how, times in values.items():
+            errors = 100 * (times / _times(row) - 1)
+            line |= {f"{metric} {how}": e for metric, e in zip(METRICS, errors, strict=True)}
         found.append(line)
     return found
 
 
 def table(found: pd.DataFrame) -> str:
-    """Mean / median absolute errors by class; and the 90 % quantile of the errors of other servers,
-    which is the half-width of a band, with the share of errors inside."""
+    """Mean / median absolute errors by class; the 90 % quantile of other servers' errors as the
+    half-width of a band, with the share inside."""
     cells = []
     for dense, rows in found.groupby("dense", sort=False):
         for name in ("plain", "naive", "tuned"):
@@ -139,9 +132,7 @@ if __name__ == "__main__":
     folder, step, page, *files = sys.argv[1:]
     rows = read_servers([*map(Path, files)])[0]
     known = read_peer(Path(folder) / "predictions.csv")
-    chosen = list(groups(rows, known))[:: int(step)]
     lists = Parallel(n_jobs=-1, backend="multiprocessing")(
-        delayed(of_group)(*group, known) for group in chosen
+        delayed(of_group)(group, known) for group in groups(rows, known)[:: int(step)]
     )
-    made = table(pd.DataFrame([line for lines in lists for line in lines]))
-    put(Path(page), made)
+    put(Path(page), table(pd.DataFrame([line for lines in lists for line in lines])))

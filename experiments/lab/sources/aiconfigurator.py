@@ -3,9 +3,8 @@
 Tables lie under ``aiconfigurator/<system>/<family>/<stack>/<version>/``; the newest version that
 has a table comes first. Traps: times are milliseconds; sizes of messages are ELEMENTS of 2 bytes;
 the context of a decode is ``step + isl``, per sequence (``step`` in the CSVs); windows are other
-kernels, and asked for by their length; the time of dynamic quantisation is in TensorRT-LLM's fp8
-rows (:func:`quantisation`); some rows are so fast that their data came from L2, which does not
-happen in a server; a CSV holds several frameworks, of which one is used.
+kernels; the time of dynamic quantisation is in TensorRT-LLM's fp8 rows (:func:`quantisation`); some
+rows are so fast that their data came from L2; a CSV holds several frameworks, of which one is used.
 """
 
 from __future__ import annotations
@@ -25,15 +24,7 @@ from sarathi_sim.profiler.facts.model import ModelSpec
 from sarathi_sim.profiler.kernels.wide_times import MOST_RANKS
 from sarathi_sim.profiler.storage.files import regular
 from sarathi_sim.profiler.storage.strict import show
-from .measurements import (
-    Measurements,
-    OpRows,
-    merged,
-    source_folder,
-    tidy,
-    timed,
-    wrong_device,
-)
+from .measurements import Measurements, OpRows, check_device, merged, source_folder, tidy, timed
 
 FOLDER = "aiconfigurator"
 #: The tables' names of our devices.
@@ -76,8 +67,7 @@ def _theirs(name: str) -> str:
 def gemms(datasets: Path, device: str, stack: str, dtype: WeightDtype) -> Iterator[Table]:
     """GEMM rows (m, n, k, time_us) of every version that has some, newest first."""
     names, chosen = {"m": "m", "n": "n", "k": "k"}, {"gemm_dtype": _theirs(dtype)}
-    for rows, version in _tables(datasets, device, stack, "gemm/gemm_perf", names, chosen):
-        yield merged(rows), version
+    return _tables((datasets, device, stack), "gemm/gemm_perf", names, chosen)
 
 
 def gemm_kernel(datasets: Path, device: str, stack: str, dtype: WeightDtype, version: str) -> str:
@@ -109,17 +99,14 @@ def prefill(
     datasets: Path, device: str, stack: str, kv_dtype: KvDtype, window: int = 0
 ) -> Table | None:
     """Causal attention of ``batch`` equal sequences without a prefix: batch, chunk, heads,
-    kv_heads, head_dim.
-
-    ``window``: attention within the last ``window`` tokens (0: over all).
-    With an fp8 cache the kernel that computes in fp8 counts, where the stack has one.
-    """
+    kv_heads, head_dim; within the last ``window`` tokens (0: over all). With an fp8 cache the
+    kernel that computes in fp8 counts, where the stack has one."""
     for path in _versions(datasets, device, stack, "attention/context_attention_perf"):
         for kernel in ("fp8", "bfloat16") if kv_dtype == "fp8" else ("bfloat16",):
             chosen = {"kv_cache_dtype": _theirs(kv_dtype), "attn_dtype": kernel, "step": 0}
             rows = _read(path, [*_ATTENTION], chosen, window=window).rename(columns=_ATTENTION)
             if (rows["batch"] == 1).any():
-                return merged(rows.drop(columns="context")), path.parent.name
+                return _without("context")(rows), path.parent.name
     return None
 
 
@@ -127,10 +114,9 @@ def decode(
     datasets: Path, device: str, stack: str, kv_dtype: KvDtype, window: int = 0
 ) -> Table | None:
     """Attention of one new token a sequence: batch, context, heads, kv_heads, head_dim."""
+    of, table = (datasets, device, stack), "attention/generation_attention_perf"
     chosen = {"kv_cache_dtype": _theirs(kv_dtype), "attn_dtype": "bfloat16"}
-    table = "attention/generation_attention_perf"
-    found = _tables(datasets, device, stack, table, _ATTENTION, chosen, window=window)
-    return _newest(found, _decodes)
+    return _newest(of, table, _ATTENTION, chosen, _decodes, window=window)
 
 
 def _decodes(rows: pd.DataFrame) -> pd.DataFrame:
@@ -146,16 +132,14 @@ def _without(*columns: str) -> Callable[[pd.DataFrame], pd.DataFrame]:
 def latent(
     datasets: Path, device: str, stack: str, kind: str, kv_dtype: KvDtype, whole: bool = False
 ) -> Table | None:
-    """Latent attention of ``prefill`` (heads, chunk) or ``decode`` (heads, batch, context).
-
-    The attention kernel alone or the ``whole`` block of DeepSeek V3 with its bf16 GEMMs.
-    """
+    """Latent attention of ``prefill`` (heads, chunk) or ``decode`` (heads, batch, context): the
+    kernel alone, or the ``whole`` block of DeepSeek V3 with its bf16 GEMMs."""
     table = f"mla/mla_{_theirs(kind)}_module_perf" if whole else f"mla/{_theirs(kind)}_mla_perf"
     chosen: dict[str, Any] = {"kv_cache_dtype": _theirs(kv_dtype), "mla_dtype": "bfloat16"}
     chosen |= {"gemm_type": "bfloat16"} if whole else {}
     chosen |= {"batch_size": 1, "step": 0} if kind == "prefill" else {}
-    found = _tables(datasets, device, stack, table, _BLOCK, chosen)
-    return _newest(found, _decodes if kind == "decode" else _without("batch", "context"))
+    change = _decodes if kind == "decode" else _without("batch", "context")
+    return _newest((datasets, device, stack), table, _BLOCK, chosen, change)
 
 
 def latent_blocks(datasets: Path, device: str, stack: str) -> Table | None:
@@ -163,8 +147,7 @@ def latent_blocks(datasets: Path, device: str, stack: str) -> Table | None:
     decodes with data-parallel attention by FlashAttention 3, its default on Hopper."""
     names = {"num_heads": "heads", "batch_size": "batch", "isl": "context"}
     chosen = {_KERNEL: "fa3", "mla_dtype": "fp8_block", "step": 0}
-    table = "mla/wideep_generation_mla_perf"
-    return _newest(_tables(datasets, device, stack, table, names, chosen))
+    return _newest((datasets, device, stack), "mla/wideep_generation_mla_perf", names, chosen)
 
 
 def sparse(
@@ -176,15 +159,14 @@ def sparse(
     architecture: str,
     dtype: WeightDtype,
 ) -> Table | None:
-    """Whole blocks of sparse attention with their indexer and their GEMMs in ``dtype``: of
-    ``prefill`` (heads, chunk, context: cached tokens; one sequence) or ``decode`` (heads, batch,
-    context)."""
+    """Whole blocks of sparse attention with indexer and GEMMs in ``dtype``: ``prefill`` of one
+    sequence (heads, chunk, context: cached tokens), or ``decode`` (heads, batch, context)."""
     name = f"dsa_{_theirs(kind)}_module"
     chosen: dict[str, Any] = {"kv_cache_dtype": _theirs(kv_dtype), "gemm_type": _theirs(dtype)}
     chosen |= {"architecture": architecture, "op_name": name}
     chosen |= {"batch_size": 1} if kind == "prefill" else {}
-    found = _tables(datasets, device, stack, f"sparse_attention/{name}_perf", _BLOCK, chosen)
-    return _newest(found, _decodes if kind == "decode" else _without("batch"))
+    of, table = (datasets, device, stack), f"sparse_attention/{name}_perf"
+    return _newest(of, table, _BLOCK, chosen, _decodes if kind == "decode" else _without("batch"))
 
 
 def recurrent(datasets: Path, device: str, stack: str, kind: str) -> Table | None:
@@ -200,8 +182,7 @@ def recurrent(datasets: Path, device: str, stack: str, kind: str) -> Table | Non
         both = kernels.agg(["size", "sum"]).reset_index().rename(columns={"sum": "time_us"})
         return both[both.pop("size") == 2]
 
-    table = "linear_attention/gdn_perf"
-    return _newest(_tables(datasets, device, stack, table, names, chosen), whole)
+    return _newest((datasets, device, stack), "linear_attention/gdn_perf", names, chosen, whole)
 
 
 def experts(
@@ -215,13 +196,13 @@ def experts(
 ) -> Table | None:
     """A mixture's experts on one rank: hidden, inter, top_k, experts, tp, ep, tokens.
 
-    Ranks that divide either the experts' width or their number, up to :data:`MOST_RANKS`. Experts
-    with a gate, or those without: Nemotron 3's. Left out are those with another activation, and
-    DeepSeek-V3's balanced rows of vLLM and SGLang: its gate sends their tokens to four of eight
-    groups of experts. Where two kernels were timed, the faster counts: an engine tunes.
-    ``wide``: on more ranks than that, which share whole experts; TensorRT-LLM's ``WIDEEP`` kernels
-    are among them.
+    Ranks divide either the experts' width or their number, up to :data:`MOST_RANKS`; on more
+    (``wide``) they share whole experts, TensorRT-LLM's ``WIDEEP`` kernels too. Without gates
+    (``gated``) are Nemotron 3's. Left out are another activation, and DeepSeek-V3's balanced rows
+    of vLLM and SGLang: its gate sends their tokens to four of eight groups of experts. Of two
+    kernels the faster counts: an engine tunes.
     """
+    of = (datasets, device, stack)
 
     def fitting(rows: pd.DataFrame) -> pd.DataFrame:
         kernel = rows.pop("kernel").astype(str)
@@ -233,39 +214,36 @@ def experts(
         one_way = (rows["tp"] == 1) | (rows["ep"] == 1)
         among = (ranks > MOST_RANKS) & (rows["tp"] == 1) if wide else ranks <= MOST_RANKS
         rows = rows[~other & (ungated != gated) & one_way & among]
-        own = even_experts(datasets, device, stack, dtype, distribution, False) if wide else None
-        if own is not None and gated:
+        own = even_experts(*of, dtype, distribution, False) if wide and gated else None
+        if own is not None:
             rows = pd.concat([rows, own[0][own[0]["ep"] > MOST_RANKS]])
         return _fastest(rows)
 
-    names = {**_MOE, _KERNEL: "kernel"}
     chosen = {"moe_dtype": _theirs(dtype), "distribution": distribution}
-    return _newest(_tables(datasets, device, stack, "moe/moe_perf", names, chosen), fitting)
+    return _newest(of, "moe/moe_perf", {**_MOE, _KERNEL: "kernel"}, chosen, fitting)
 
 
 def even_experts(
     datasets: Path, device: str, stack: str, dtype: MoeDtype, distribution: str, even: bool = True
 ) -> Table | None:
     """Experts of TensorRT-LLM's wide expert parallelism, as :func:`experts`; ``tokens`` are those
-    of all ranks. ``even``: placed by a load balancer, their number that of the slots, copies
-    included; else one slot an expert, as they come."""
-    names = {**_MOE, "num_slots": "slots"}
+    of all ranks. ``even``: placed by a load balancer, their number that of the slots with copies.
+    """
+    of, table, names = (datasets, device, stack), "moe/wideep_moe_perf", {**_MOE}
+    names |= {"num_slots": "slots"}
     chosen = {"moe_dtype": _theirs(dtype), "distribution": distribution + ("_eplb" if even else "")}
-    found = _tables(datasets, device, stack, "moe/wideep_moe_perf", names, chosen)
-    return _newest(found, lambda rows: rows.assign(experts=rows["slots"]).drop(columns="slots"))
+    return _newest(of, table, names, chosen, lambda rows: rows.assign(experts=rows.pop("slots")))
 
 
 def deepep_experts(
     datasets: Path, device: str, stack: str, kind: str, distribution: str
 ) -> Table | None:
-    """Experts behind DeepEP (DeepGEMM, fp8 in blocks), as :func:`experts`: masked GEMMs of the
-    ``low_latency`` mode or those of ``normal``, which were timed with their launches. ``tokens``
-    are those of all ranks."""
+    """Experts behind DeepEP (DeepGEMM, fp8 in blocks), as :func:`experts`: masked GEMMs in mode
+    ``low_latency``, or in ``normal`` with their launches. ``tokens`` are those of all ranks."""
     phase = {"low_latency": "generation", "normal": "context"}[kind]
-    chosen = {"moe_dtype": "fp8_block"}
-    chosen["distribution"] = "uniform" if distribution == "balanced" else distribution
-    table = f"moe/wideep_{phase}_moe_perf"
-    return _newest(_tables(datasets, device, stack, table, _MOE, chosen), _fastest)
+    spread = "uniform" if distribution == "balanced" else distribution
+    of, table = (datasets, device, stack), f"moe/wideep_{phase}_moe_perf"
+    return _newest(of, table, _MOE, {"moe_dtype": "fp8_block", "distribution": spread}, _fastest)
 
 
 def deepep(datasets: Path, device: str, stack: str, kind: str, between_nodes: bool) -> Table | None:
@@ -283,8 +261,8 @@ def deepep(datasets: Path, device: str, stack: str, kind: str, between_nodes: bo
         rows = rows[(rows["ranks"] > 1) == between_nodes]
         return _fastest(rows.assign(ranks=rows["ranks"] * load_device(device).gpus_per_node))
 
-    table = f"comm/wideep_deepep_{name}_perf"
-    return _newest(_tables(datasets, device, stack, table, names, sms, times=times), exchanges)
+    of, table = (datasets, device, stack), f"comm/wideep_deepep_{name}_perf"
+    return _newest(of, table, names, sms, exchanges, times=times)
 
 
 def nvlink_exchange(
@@ -296,27 +274,21 @@ def nvlink_exchange(
     names |= {"moe_ep_size": "ranks", "num_tokens": "tokens"}
     theirs = {"nvlink_one_sided": "NVLinkOneSided", "nvlink_two_sided": "NVLinkTwoSided"}[kernel]
     chosen = {_KERNEL: theirs, "op_name": f"alltoall_{part}", "moe_dtype": _theirs(dtype)}
-    table = "comm/trtllm_alltoall_perf"
-    return _newest(_tables(datasets, device, stack, table, names, chosen), _fastest)
+    return _newest((datasets, device, stack), "comm/trtllm_alltoall_perf", names, chosen, _fastest)
 
 
 def all_to_alls(datasets: Path, device: str, op: str = "alltoall") -> Table | None:
-    """NCCL's all-to-all (gpus, num_bytes, time_us): all bytes that a rank sends, also to itself.
-
-    Of another ``op``, ``all_gather`` or ``reduce_scatter``: the bytes of all ranks together."""
-    chosen = {"op_name": op, "nccl_dtype": "half"}
-    found = _tables(datasets, device, "nccl", "comm/nccl_perf", _MESSAGE, chosen)
-    return _newest(found, _messages)
+    """NCCL's all-to-all (gpus, num_bytes, time_us): all bytes that a rank sends, also to itself; of
+    another ``op``, ``all_gather`` or ``reduce_scatter``, the bytes of all ranks together."""
+    of, chosen = (datasets, device, "nccl"), {"op_name": op, "nccl_dtype": "half"}
+    return _newest(of, "comm/nccl_perf", _MESSAGE, chosen, _messages)
 
 
 def all_reduces(datasets: Path, device: str, stack: str) -> dict[str, Table]:
-    """All-reduce rows (gpus, num_bytes, time_us) by kernel, each with its version.
-
-    ``graph`` and ``eager`` are the stack's own (one kernel for both in TensorRT-LLM); ``nccl``.
-    """
-    found, names = {}, {**_MESSAGE, _KERNEL: "kernel"}
-    table = "comm/custom_allreduce_perf"
-    if own := next(_tables(datasets, device, stack, table, names, {}), None):
+    """All-reduce rows (gpus, num_bytes, time_us) and their version by kernel: ``graph`` and
+    ``eager`` are the stack's own (one kernel for both in TensorRT-LLM); ``nccl``."""
+    of, found, names = (datasets, device, stack), {}, {**_MESSAGE, _KERNEL: "kernel"}
+    if own := _newest(of, "comm/custom_allreduce_perf", names, {}, lambda rows: rows):
         kernel = own[0]["kernel"].astype(str)
         # SGLang 0.5.6's table holds TensorRT-LLM's kernel.
         both = (kernel == "TRTLLM") & stack.startswith("trtllm")
@@ -329,8 +301,7 @@ def all_reduces(datasets: Path, device: str, stack: str) -> dict[str, Table]:
 
 
 def _messages(rows: pd.DataFrame) -> pd.DataFrame:
-    sizes = {"num_bytes": _HALF * rows["num_bytes"], "gpus": rows["gpus"]}
-    return tidy(rows["time_us"], **sizes)
+    return tidy(rows["time_us"], num_bytes=_HALF * rows["num_bytes"], gpus=rows["gpus"])
 
 
 def _fastest(rows: pd.DataFrame) -> pd.DataFrame:
@@ -339,44 +310,38 @@ def _fastest(rows: pd.DataFrame) -> pd.DataFrame:
     return rows.groupby(sizes)["time_us"].min().reset_index()
 
 
-def _newest(
-    found: Iterator[Table], change: Callable[[pd.DataFrame], pd.DataFrame] = merged
-) -> Table | None:
-    """The first table with rows that are left after the ``change``."""
-    changed = ((change(rows), version) for rows, version in found)
-    return next((table for table in changed if len(table[0])), None)
+def _newest(*table: Any, **how: Any) -> Table | None:
+    """The first of :func:`_tables`."""
+    return next(_tables(*table, **how), None)
 
 
 def _tables(
-    datasets: Path,
-    device: str,
-    stack: str,
+    of: tuple[Path, str, str],
     table: str,
     names: Mapping[str, str],
     chosen: Mapping[str, Any],
+    change: Callable[[pd.DataFrame], pd.DataFrame] = merged,
     **how: Any,
 ) -> Iterator[Table]:
-    """A table's rows (:func:`_read`) in every version that has some, newest first; columns by
-    our ``names``."""
-    for path in _versions(datasets, device, stack, table):
-        rows = _read(path, [*names], chosen, **how)
+    """The rows (:func:`_read`), with columns by our ``names`` and after a ``change``, in every
+    version ``of`` a device's stack that has some, newest first."""
+    for path in _versions(*of, table):
+        rows = change(_read(path, [*names], chosen, **how).rename(columns=dict(names)))
         if len(rows):
-            yield rows.rename(columns=dict(names)), path.parent.name
+            yield rows, path.parent.name
 
 
 def _versions(datasets: Path, device: str, stack: str, table: str) -> list[Path]:
-    """The files of one table (``family/name``), newest version first; of one version only where
-    that is named (``vllm@0.14.0``)."""
+    """The files of one table (``family/name``), newest first; of a named version (``vllm@0.14.0``)
+    only."""
     root = source_folder(datasets, FOLDER) / SYSTEMS[device]
     if not root.is_dir():
         raise FileNotFoundError(f"{root}: no such folder among the public measurements")
     (family, name), (engine, _, version) = table.split("/"), stack.partition("@")
     found = (root / family / engine).glob(f"{version or '*'}/{name}.parquet")
-    return sorted(found, key=lambda path: _numbers(path.parent.name), reverse=True)
-
-
-def _numbers(version: str) -> list[int]:
-    return [*map(int, re.findall(r"\d+", version))]
+    return sorted(
+        found, key=lambda path: [*map(int, re.findall(r"\d+", path.parent.name))], reverse=True
+    )
 
 
 def _columns(path: Path) -> set[str]:
@@ -393,38 +358,33 @@ def _read(
     zero: bool = False,
     times: tuple[str, ...] = (),
 ) -> pd.DataFrame:
-    """The ``columns`` and ``time_us`` of the rows with the ``chosen`` values.
-
-    ``times`` are columns in microseconds, whose sum it is; without, it is the ``latency`` in
-    milliseconds. ``window``: only rows with this one (0: with none), where the table knows windows;
-    a table that does not holds rows with none. ``zero``: a time may be 0.
-    """
+    """The ``columns`` and ``time_us`` of the rows with the ``chosen`` values: the sum of ``times``
+    in microseconds, else ``latency`` in milliseconds. ``window``: only rows with this one (0: with
+    none); a table without this column has rows with none. ``zero``: a time may be 0."""
     timed, counts = [*(times or ("latency",))], [name for name in columns if name != _KERNEL]
     try:
         has = _columns(path)
-        for column in (*columns, *timed, *chosen):
-            if column not in has:
-                raise BundleError(f"{path}: column {column!r} is missing; has {show(sorted(has))}")
         filters = [(column, "==", value) for column, value in chosen.items()]
         if window is not None and "window_size" in has:
             filters.append(("window_size", "==", window))
         elif window:
             filters.append((counts[0], "<", 0))  # none
+        if missing := [name for name in (*columns, *timed, *chosen) if name not in has]:
+            raise BundleError(f"{path}: column {missing[0]!r} is missing; has {show(sorted(has))}")
         rows = pd.read_parquet(path, columns=[*columns, *timed], filters=filters or None)
+    except BundleError:
+        raise
     except (OSError, ValueError) as error:
-        if isinstance(error, BundleError):
-            raise
         raise BundleError(f"{path}: not a parquet table: {error}") from None
     for column in (*counts, *timed):
         if not pd.api.types.is_numeric_dtype(rows[column]):
             raise BundleError(f"{path}: column {column!r} holds {rows[column].dtype}")
     time_us = (1.0 if times else 1e3) * rows[timed].astype(np.float64).sum(axis=1, skipna=False)
     wrong = ~np.isfinite(time_us) | (time_us < 0) | ((time_us == 0) & (not zero))
-    if wrong.any():
-        at = int(np.argmax(np.asarray(wrong)))
+    for at in np.flatnonzero(wrong):
         where = ", ".join(f"{column}={rows[column].iloc[at]}" for column in counts)
-        latency = f"{time_us.iloc[at] / 1e3} ms"
-        raise BundleError(f"{path}: a latency must be positive, got {latency} at {where}")
+        got = f"got {time_us.iloc[at] / 1e3} ms at {where}"
+        raise BundleError(f"{path}: a latency must be positive, {got}")
     return rows[columns].astype(dict.fromkeys(counts, np.int64)).assign(time_us=time_us)
 
 
@@ -439,14 +399,11 @@ _HBM_SHARE = 0.9
 
 
 def measurements(folder: Path, model: ModelSpec, tp: int, device: DeviceSpec) -> Measurements:
-    """One rank of ``model`` from the A100's CSVs. Raises BundleError for another device.
-
-    Decodes are TensorRT-LLM's for MHA and vLLM's for GQA, for the reasons given in the device
-    model; prompts vLLM's, of more than 64 heads SGLang's.
-    """
+    """One rank of ``model`` from the A100's CSVs. Decodes are TensorRT-LLM's for MHA and vLLM's for
+    GQA, for the reasons given in the device model; prompts vLLM's, of more than 64 heads SGLang's.
+    Raises BundleError for another device."""
     here = source_folder(folder, A100)
-    if device.name != A100_DEVICE:
-        raise wrong_device("aiconfigurator", here, A100_DEVICE, device)
+    check_device("aiconfigurator", here, A100_DEVICE, device)
     if (folder / FOLDER).is_dir() and not (here / _GEMM).is_file():
         raise BundleError(
             f"{folder}: of aiconfigurator this holds the parquet tables ({FOLDER}/), which a run "
@@ -466,18 +423,17 @@ def measurements(folder: Path, model: ModelSpec, tp: int, device: DeviceSpec) ->
         rows = rows[1e6 * kv_bytes / rows["time_us"] <= _HBM_SHARE * device.memory_bandwidth]
         left_out = f"rows above {100 * _HBM_SHARE:.0f} % of HBM bandwidth left out"
         attention["attn_decode"] = OpRows(rows, f"{_DECODE}, {framework}, {left_out}")
-    if tp > 1 and (here / _NCCL).is_file():
-        rows = aic_all_reduce(folder, tp)
-        if len(rows):
-            ops["all_reduce"] = OpRows(rows, f"{_NCCL}, {tp} GPUs, half")
+    if tp > 1 and (here / _NCCL).is_file() and len(rows := aic_all_reduce(folder, tp)):
+        ops["all_reduce"] = OpRows(rows, f"{_NCCL}, {tp} GPUs, half")
     versions = "GEMM SGLang 0.5.10, attention vLLM 0.14.0 and TensorRT-LLM 1.0.0, NCCL 2.27.3"
     return Measurements(f"NVIDIA A100-SXM4-80GB; {versions}", "bfloat16", ops, gemm, attention)
 
 
 def aic_gemm(datasets: Path, framework: str = "SGLang") -> pd.DataFrame:
     """A100-SXM bf16 GEMMs: m, n, k, time_us of one serving framework."""
-    raw = _csv(datasets, _GEMM, counts=("m", "n", "k"), keep=("framework", framework))
-    return merged(raw[["m", "n", "k", "time_us"]])
+    sizes = ("m", "n", "k")
+    rows = _csv(datasets, _GEMM, counts=sizes, keep={"framework": framework})
+    return merged(rows[[*sizes, "time_us"]])
 
 
 def aic_prefill(datasets: Path, framework: str = "VLLM") -> pd.DataFrame:
@@ -491,18 +447,18 @@ def aic_decode(datasets: Path, framework: str = "VLLM") -> pd.DataFrame:
 
 
 def _attention_csv(datasets: Path, file: str, framework: str) -> pd.DataFrame:
-    counts, keep = [name for name in _ATTENTION if name != "step"], ("framework", framework)
-    raw = _csv(datasets, file, counts=counts, from_zero=("step",), keep=keep)
+    counts = [name for name in _ATTENTION if name != "step"]
+    sizes = {"counts": counts, "from_zero": ("step",)}
+    raw = _csv(datasets, file, **sizes, keep={"framework": framework})
     return raw.rename(columns=_ATTENTION)[[*_ATTENTION.values(), "time_us"]]
 
 
 def aic_all_reduce(datasets: Path, gpus: int) -> pd.DataFrame:
     """NCCL all-reduce on NVLink. Sizes are ELEMENTS in the file: 2 bytes each for half."""
-    sizes, keep = ("num_gpus", "message_size_elements"), ("op_name", "all_reduce")
-    raw = _csv(datasets, _NCCL, labels=("nccl_dtype",), counts=sizes, keep=keep)
-    raw = raw[(raw["nccl_dtype"] == "half") & (raw["num_gpus"] == gpus)]
+    keep = {"op_name": "all_reduce", "nccl_dtype": "half", "num_gpus": gpus}
+    raw = _csv(datasets, _NCCL, counts=("message_size_elements",), keep=keep)
     return tidy(raw["time_us"], num_bytes=_HALF * raw["message_size_elements"])
 
 
 def _csv(datasets: Path, file: str, **columns: Any) -> pd.DataFrame:
-    return timed(source_folder(datasets, A100) / file, "latency_ms", 1e3, **columns)
+    return timed(source_folder(datasets, A100) / file, "latency_ms", **columns)

@@ -30,12 +30,12 @@ from .measurements import (
     DType,
     Measurements,
     OpRows,
+    check_device,
     merged,
     read_measurements,
     source_folder,
     sum_of,
     tidy,
-    wrong_device,
 )
 from .vidur import attention_rows
 
@@ -75,9 +75,8 @@ def measured_on(folder: Path) -> str:
     if not is_perf(folder):
         return _DEVICE
     hardware = str(perf_meta(folder).get("hardware"))
-    for name in list_devices():
-        if _plain(name) == _plain(hardware):
-            return name
+    if named := [name for name in list_devices() if _plain(name) == _plain(hardware)]:
+        return named[0]
     raise BundleError(
         f"{folder / META}: hardware {hardware}: no shipped device is called so "
         f"({', '.join(list_devices())}): name the YAML of one with --device"
@@ -86,17 +85,13 @@ def measured_on(folder: Path) -> str:
 
 def measurements(folder: Path, model: ModelSpec, tp: int, device: DeviceSpec) -> Measurements:
     """One rank of ``model`` from a ``profiler/perf`` folder, or GEMMs and attention of the A6000.
-
-    Raises BundleError for a folder of neither form, another device, or (``profiler/perf``) another
-    model, dtype or degree than was measured.
-    """
+    Raises BundleError for a folder of neither form, and what was not measured."""
     if is_perf(folder):
         return _perf(folder, model, tp, device)
     here = source_folder(folder, A6000)
     if not (here / _GEMMS).is_file():
         raise BundleError(f"llmservingsim: {here} has none of its forms: {FILES}")
-    if device.name != _DEVICE:
-        raise wrong_device("llmservingsim", here, _DEVICE, device)
+    check_device("llmservingsim", here, _DEVICE, device)
     attention = {}
     if (here / _A6000_ATTENTION).is_file():
         rows = zip((PREFILL, DECODE), llmservingsim_attention(folder), strict=True)
@@ -110,18 +105,21 @@ def measurements(folder: Path, model: ModelSpec, tp: int, device: DeviceSpec) ->
 
 
 def _perf(folder: Path, model: ModelSpec, tp: int, device: DeviceSpec) -> Measurements:
-    """Every op as vLLM ran it; ``mixed`` are sums of the linear ops and one attention call over a
-    chunk and decodes."""
-    meta = perf_meta(folder)
-    here = degree_folder(folder, tp)
+    """Every op as vLLM ran it, and ``mixed`` iterations."""
+    meta, here = perf_meta(folder), degree_folder(folder, tp)
     _check(folder / META, meta, model, device)
-    ops = {op: op_rows(here, op) for op in LAYERS}
-    cells = attention_cells(here)
+    ops, cells = {op: op_rows(here, op) for op in LAYERS}, attention_cells(here)
     for op, sizes in ((PREFILL, _CHUNK), (DECODE, _DECODES)):
-        names = dict(zip(sizes, OPS[op].columns, strict=True))
-        origin = f"rows of {ATTENTION} with nothing else in the call"
-        ops[op] = OpRows(alone(cells, names), origin)
-    whole = _mixed(cells, [ops[op].frame for op in LAYER_OPS])
+        frame = alone(cells, dict(zip(sizes, OPS[op].columns, strict=True)))
+        ops[op] = OpRows(frame, f"rows of {ATTENTION} with nothing else in the call")
+    # Whole layers of a chunk and decodes, at token counts that all linear ops reach.
+    rows = cells[(cells["prefill_chunk"] > 0) & (cells["n_decode"] > 0)]
+    rows = rows.rename(columns=dict(zip((*_CHUNK, *_DECODES), TABLES["mixed"].key, strict=True)))
+    linear, tokens = [ops[op].frame for op in LAYER_OPS], rows["chunk_tokens"] + rows["batch_size"]
+    measured = tokens <= min(op["num_tokens"].max() for op in linear)
+    rows, tokens = rows[measured], tokens[measured]
+    around = sum((np.interp(tokens, op["num_tokens"], op["time_us"]) for op in linear), 0.0)
+    whole = merged(rows.assign(time_us=rows["time_us"] + around))
     origin = f"linear ops of {DENSE} + one call of {ATTENTION}"
     return Measurements(
         hardware=f"{meta.get('gpu')}; {meta.get('model')}, vLLM {meta.get('vllm_version')}, "
@@ -132,25 +130,12 @@ def _perf(folder: Path, model: ModelSpec, tp: int, device: DeviceSpec) -> Measur
     )
 
 
-def _mixed(cells: pd.DataFrame, linear: list[pd.DataFrame]) -> pd.DataFrame:
-    """Whole layers of a chunk and decodes, at token counts that all linear ops reach."""
-    rows = cells[(cells["prefill_chunk"] > 0) & (cells["n_decode"] > 0)]
-    rows = rows.rename(columns=dict(zip((*_CHUNK, *_DECODES), TABLES["mixed"].key, strict=True)))
-    tokens = rows["chunk_tokens"] + rows["batch_size"]
-    measured = tokens <= min(op["num_tokens"].max() for op in linear)
-    rows, tokens = rows[measured], tokens[measured]
-    around = sum((np.interp(tokens, op["num_tokens"], op["time_us"]) for op in linear), 0.0)
-    return merged(rows.assign(time_us=rows["time_us"] + around))
-
-
 def _check(where: Path, meta: dict[str, Any], model: ModelSpec, device: DeviceSpec) -> None:
     if _plain(device.name) != _plain(hardware := str(meta.get("hardware"))):
         raise BundleError(f"{where}: was measured on {hardware}, not on {device.name}")
-    if meta.get("variant") not in _DTYPES:
-        raise BundleError(
-            f"{where}: variant {meta.get('variant')!r} is not modelled: must be one of "
-            f"{', '.join(_DTYPES)}"
-        )
+    if (variant := meta.get("variant")) not in _DTYPES:
+        allowed = ", ".join(_DTYPES)
+        raise BundleError(f"{where}: variant {variant!r} is not modelled: must be one of {allowed}")
     engine, degrees = meta.get("engine_effective"), meta.get("tp_degrees")
     sizes = engine.get("hf_overrides") if isinstance(engine, dict) else None
     ranks = degrees[-1] if isinstance(degrees, list) and degrees else 1  # the last one's are stored
@@ -218,23 +203,17 @@ def alone(cells: pd.DataFrame, sizes: dict[str, str]) -> pd.DataFrame:
 
 def llmservingsim_gemm(datasets: Path) -> pd.DataFrame:
     """A6000 fp16 GEMMs of Llama-3.1-8B at every token count 1..2048 (unfused projections)."""
-    raw = read_measurements(
-        source_folder(datasets, A6000) / _GEMMS,
-        labels=("layer_name",),
-        counts=("input", "tp_size"),
-        times=("latency(ns)",),
-    )
-    raw = raw[(raw["tp_size"] == 1) & raw["layer_name"].isin([*_WIDTHS])]
+    path, time = source_folder(datasets, A6000) / _GEMMS, "latency(ns)"
+    sizes: dict[str, Any] = {"labels": ("layer_name",), "counts": ("input",)}
+    raw = read_measurements(path, **sizes, times=(time,), keep={"tp_size": 1})
+    raw = raw[raw["layer_name"].isin([*_WIDTHS])]
     n = raw["layer_name"].map(_WIDTHS)
     k = raw["layer_name"].map(dict.fromkeys(_WIDTHS, 4096) | {"down_proj": 14336})
-    return tidy(raw["latency(ns)"] / 1e3, m=raw["input"], n=n, k=k)
+    return tidy(raw[time] / 1e3, m=raw["input"], n=n, k=k)
 
 
 def llmservingsim_attention(datasets: Path) -> tuple[pd.DataFrame, pd.DataFrame]:
-    """A6000 flash attention, 32 query and 8 KV heads: (prefill, decode).
-
-    kv_cache_size INCLUDES the chunk in prefill rows, and is the TOTAL of the batch in decode rows.
-    """
+    """A6000 flash attention, 32 query and 8 KV heads: (prefill, decode)."""
     path = source_folder(datasets, A6000) / _A6000_ATTENTION
     heads = {"heads": 32, "kv_heads": 8, "head_dim": 128}
     rows = attention_rows(path, "prefill")

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, Literal
 
 import pandas as pd
@@ -34,12 +35,9 @@ Kind = Literal["measured", "combined", "interpolated", "scaled"]
 
 @dataclass(frozen=True, eq=False)
 class OpRows:
-    """Rows of one op.
-
-    ``kind``: ``measured`` as the source has it, ``combined`` from several measured numbers,
+    """Rows of one op: ``measured`` as the source has it, ``combined`` from several numbers,
     ``interpolated`` over GEMM shapes, or ``scaled`` to another head count. ``origin`` is for the
-    reader: which file, and which of its rows.
-    """
+    reader: which file, and which of its rows."""
 
     frame: pd.DataFrame
     origin: str
@@ -48,12 +46,9 @@ class OpRows:
 
 @dataclass(frozen=True, eq=False)
 class Measurements:
-    """What a source has for one tensor-parallel rank of a model.
-
-    ``ops`` by name, in the columns of their tables in a bundle (``mixed``: whole layers).
-    ``gemms`` of any shape (m, n, k), for those that are not among them. ``attention`` of any heads,
-    by op: chunk or batch, context, heads, kv_heads, head_dim. ``profiled``: when, if it is known.
-    """
+    """What a source has for one tensor-parallel rank of a model: ``ops`` in the columns of their
+    tables in a bundle (``mixed``: whole layers), ``gemms`` of any shape (m, n, k), ``attention`` of
+    any heads by op (chunk or batch, context, heads, kv_heads, head_dim), and when, if known."""
 
     hardware: str
     dtype: DType
@@ -69,12 +64,11 @@ def source_folder(datasets: Path, name: str) -> Path:
     return inside if inside.is_dir() else datasets
 
 
-def wrong_device(source: str, folder: Path, measured_on: str, device: DeviceSpec) -> BundleError:
-    """The refusal of another device than a folder's."""
-    return BundleError(
-        f"{source}: {folder} was measured on {measured_on}, not on {device.name}: "
-        "leave --device out"
-    )
+def check_device(source: str, folder: Path, measured_on: str, device: DeviceSpec) -> None:
+    """Raises BundleError for another device than a folder's."""
+    if device.name != measured_on:
+        wrong = f"was measured on {measured_on}, not on {device.name}: leave --device out"
+        raise BundleError(f"{source}: {folder} {wrong}")
 
 
 def read_measurements(
@@ -85,28 +79,27 @@ def read_measurements(
     times: Sequence[str] = (),
     optional_times: Sequence[str] = (),
     labels: Sequence[str] = (),
-    keep: tuple[str, Any] | None = None,
+    keep: Mapping[str, Any] = MappingProxyType({}),
 ) -> pd.DataFrame:
-    """The columns named, of the rows whose column ``keep[0]`` is ``keep[1]`` (all by default).
+    """The columns named, of the rows whose columns have the values of ``keep``.
 
-    ``counts`` are whole numbers from 1, ``from_zero`` from 0; ``times`` are finite and positive,
-    as are ``optional_times`` where the file has them; ``labels`` are text. A point (equal counts
-    and labels) may occur twice, with times that differ by less than a factor of 2. Rows keep their
-    number in the file as index. Raises FileNotFoundError, or BundleError naming file, row (the
-    header is row 1) and value.
+    ``counts`` are whole numbers from 1, ``from_zero`` from 0; ``times`` are finite and positive, as
+    are ``optional_times`` if there; ``labels`` are text. A point may occur twice, with times that
+    differ by less than a factor of 2. Rows keep their number in the file as index. Raises
+    FileNotFoundError, or BundleError naming file, row (the header is row 1) and value.
     """
     if not path.is_file():
         raise FileNotFoundError(f"{path}: no such file among the public measurements")
     check_end(path)
     raw = read_cells(path, low_memory=False)
     times = [*times, *(column for column in optional_times if column in raw.columns)]
-    for column in [*labels, *counts, *from_zero, *times, *([keep[0]] if keep else [])]:
-        if column not in raw.columns:
-            raise BundleError(
-                f"{path}: column {column!r} is missing; has {show(list(raw.columns))}"
-            )
-    if keep is not None:
-        raw = raw[_chosen(raw[keep[0]], path, keep[1])]
+    key = [*labels, *counts, *from_zero]
+    if missing := [column for column in (*key, *times, *keep) if column not in raw.columns]:
+        raise BundleError(
+            f"{path}: column {missing[0]!r} is missing; has {show(list(raw.columns))}"
+        )
+    for column, value in keep.items():
+        raw = raw[_chosen(raw[column], path, value)]
     frame = pd.DataFrame(index=raw.index)
     for column in labels:
         refuse(raw[column].isna(), raw[column], path, f"{column} is missing")
@@ -116,14 +109,21 @@ def read_measurements(
     for column in times:
         frame[column] = numbers(raw[column], path)
         refuse(frame[column] <= 0, raw[column], path, f"{column} must be positive")
-    _check_repeats(frame, [*labels, *counts, *from_zero], times, path)
+    for column in times:
+        for point, same in frame[frame.duplicated(key, keep=False)].groupby(key)[column]:
+            if same.max() > _REPEAT_FACTOR * same.min():
+                named = ", ".join(f"{k}={v}" for k, v in zip(key, point, strict=True))
+                raise BundleError(
+                    f"{path}: rows {', '.join(map(str, same.index))} hold the same point ({named}) "
+                    f"with {column} from {same.min()} to {same.max()}: too far apart to be repeats"
+                )
     return frame
 
 
-def timed(path: Path, column: str, unit_us: float, **columns: Any) -> pd.DataFrame:
-    """:func:`read_measurements` with ``column`` as its times, and ``time_us`` of these."""
+def timed(path: Path, column: str, **columns: Any) -> pd.DataFrame:
+    """:func:`read_measurements` with ``column`` as its times, milliseconds, and ``time_us``."""
     rows = read_measurements(path, times=(column,), **columns)
-    return rows.assign(time_us=unit_us * rows[column])
+    return rows.assign(time_us=1e3 * rows[column])
 
 
 def tidy(time_us: pd.Series[float], **inputs: pd.Series[int] | int) -> pd.DataFrame:
@@ -147,21 +147,7 @@ def sum_of(rows: pd.DataFrame, counts: Mapping[str, int], of: str) -> OpRows:
 def _chosen(cells: pd.Series[Any], path: Path, value: Any) -> pd.Series[bool]:
     if isinstance(value, bool):
         # Of a column with an empty cell, pandas makes text; bool("False") would be true.
-        cells, raw, value = cells.astype(str).str.lower(), cells, str(value).lower()
+        raw, cells, value = cells, cells.astype(str).str.lower(), str(value).lower()
         refuse(~cells.isin(["true", "false"]), raw, path, f"{raw.name} must be True or False")
     chosen: pd.Series[bool] = cells == value
     return chosen
-
-
-def _check_repeats(frame: pd.DataFrame, key: list[str], times: list[str], path: Path) -> None:
-    repeated = frame[frame.duplicated(key, keep=False)]
-    for column in times:
-        for point, same in repeated.groupby(key):
-            least, most = same[column].min(), same[column].max()
-            if most > _REPEAT_FACTOR * least:
-                rows = ", ".join(map(str, same.index))
-                named = ", ".join(f"{k}={v}" for k, v in zip(key, point, strict=True))
-                raise BundleError(
-                    f"{path}: rows {rows} hold the same point ({named}) with {column} from "
-                    f"{least} to {most}: too far apart to be repeats"
-                )

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -53,29 +52,26 @@ OPS: dict[str, dict[str, int]] = {
 
 
 def measurements(folder: Path, model: ModelSpec, tp: int, device: DeviceSpec) -> Measurements:
-    """One rank of ``model``, which is found by its architecture.
-
-    The first part of the device's name (``a100``, ``a40``) is that of the files' names. Raises
-    FileNotFoundError for a folder without files of the device.
-    """
+    """One rank of ``model``, which is found by its architecture. The first part of the device's
+    name (``a100``, ``a40``) is that of the files' names. Raises FileNotFoundError without any."""
     gpu, here = device.name.split("-")[0], source_folder(folder, FOLDER)
-    if not _files(folder, gpu):
+    if not (files := _files(folder, gpu)):
         there = sorted({path.stem.split("_")[1] for path in here.glob("mlp_*_*.csv")})
         raise FileNotFoundError(
             f"vidur: {here} has no mlp_{gpu}_MODEL.csv, so nothing was measured on {device.name}; "
             f"devices there: {', '.join(there) or 'none'}"
         )
     ops: dict[str, OpRows] = {}
-    for name, path in _files(folder, gpu).items():
+    for name, path in files.items():
         raw = _read_mlp(path)
         if _is(model, raw.iloc[0]):
             ops = _ops(raw[raw[_TP] == tp], f"of {name}, tp {tp}")
             break
     attention = {}
     if gpu == "a100" and (here / _ATTENTION).is_file():
+        rows = {"attn_prefill": prefill(folder), "attn_decode": decode(folder)}
         origin = f"{_ATTENTION} (paged FlashAttention)"
-        attention["attn_prefill"] = OpRows(prefill(folder), origin)
-        attention["attn_decode"] = OpRows(decode(folder), origin)
+        attention = {op: OpRows(frame, origin) for op, frame in rows.items()}
     return Measurements(
         hardware=f"NVIDIA {gpu.upper()}, as the repository has it",
         dtype="float16",
@@ -122,11 +118,8 @@ def _messages(folder: Path, gpu: str, tp: int) -> dict[str, OpRows]:
 
 
 def half_octaves(rows: pd.DataFrame) -> pd.DataFrame:
-    """Messages (num_bytes, time_us) thinned to two sizes an octave, never faster when larger.
-
-    Published small messages scatter by a factor of two; a median over half an octave smooths them.
-    Each bin gives its median size and median time; then a running maximum is taken.
-    """
+    """Messages (num_bytes, time_us) thinned to two sizes an octave, never faster when larger: the
+    medians of half an octave (small ones scatter by a factor of two), and a running maximum."""
     bins = np.floor(2 * np.log2(rows["num_bytes"])).astype(int)
     thin = rows.groupby(bins.to_numpy())[["num_bytes", "time_us"]].median()
     thin["num_bytes"] = thin["num_bytes"].round().astype(int)
@@ -163,8 +156,7 @@ def mlp(datasets: Path, device: str) -> dict[str, pd.DataFrame]:
     ``gemm``: m, n, k; gate and up are one GEMM of 2 x ffn / tp columns in gated models. The others:
     num_bytes moved. All with ``model``. ``norm`` is RMSNorm and ``act`` SiLU x up; phi-2 alone has
     ``layer_norm`` and ``act_plain`` (GELU). Its rotary covers part of a head and its ``add`` is two
-    additions, so both are left out. Token counts that occur twice are merged; the resolution is
-    1 microsecond.
+    additions, so both are left out. The resolution is 1 microsecond.
     """
     parts: dict[str, list[pd.DataFrame]] = {}
     for name, path in _files(datasets, device).items():
@@ -227,20 +219,17 @@ def attention_rows(path: Path, kind: str) -> pd.DataFrame:
     """A ``prefill`` or ``decode``: size (of chunk or batch), cached (kv_cache_size as it stands
     there), time_us. Rows keep their number in the file."""
     size = {"prefill": "prefill_chunk_size", "decode": "batch_size"}[kind]
-    keep = ("is_prefill", kind == "prefill")
-    columns: dict[str, Any] = {"counts": (size,), "from_zero": ("kv_cache_size",), "keep": keep}
-    raw = timed(path, _median(f"attn_{kind}"), 1e3, **columns)
+    sizes = {"counts": (size,), "from_zero": ("kv_cache_size",)}
+    raw = timed(path, _median(f"attn_{kind}"), **sizes, keep={"is_prefill": kind == "prefill"})
     return raw.rename(columns={size: "size", "kv_cache_size": "cached"})
 
 
 def all_reduce(datasets: Path, file: str, gpus: int) -> pd.DataFrame:
-    """All-reduce of ``gpus`` ranks of ONE node: num_bytes, time_us. Sizes are bytes.
-
-    The files also hold ranks that are spread over nodes (fewer devices per node than workers).
-    """
-    sizes = ("size", "num_workers", "devices_per_node", "max_devices_per_node")
-    raw = timed(source_folder(datasets, FOLDER) / file, _median("all_reduce"), 1e3, counts=sizes)
-    raw = raw[(raw["num_workers"] == gpus) & (raw["devices_per_node"] == gpus)]
+    """All-reduce of ``gpus`` ranks of ONE node: num_bytes, time_us. Sizes are bytes. The files also
+    hold ranks that are spread over nodes (fewer devices per node than workers)."""
+    path = source_folder(datasets, FOLDER) / file
+    sizes, keep = ("size", "max_devices_per_node"), {"num_workers": gpus, "devices_per_node": gpus}
+    raw = timed(path, _median("all_reduce"), counts=sizes, keep=keep)
     return tidy(raw["time_us"], num_bytes=raw["size"])
 
 
@@ -254,7 +243,7 @@ def all_reduce_2023(datasets: Path, gpus: int) -> tuple[pd.DataFrame, float]:
     the time of an empty one."""
     path = source_folder(datasets, FOLDER) / "all_reduce_a100_2023_n_embd_not_12288.csv"
     sizes = {"counts": ("num_workers", "n_embd"), "from_zero": ("num_tokens", "rank")}
-    raw = timed(path, _median("all_reduce"), 1e3, **sizes, keep=("num_workers", gpus))
+    raw = timed(path, _median("all_reduce"), **sizes, keep={"num_workers": gpus})
     empty_us = float(raw["time_us"][raw["num_tokens"] == 0].median())
     raw = raw[(raw["num_tokens"] > 0) & (raw["num_tokens"] <= 512)]
     return tidy(raw["time_us"], num_bytes=2 * raw["num_tokens"] * raw["n_embd"]), empty_us
@@ -262,19 +251,17 @@ def all_reduce_2023(datasets: Path, gpus: int) -> tuple[pd.DataFrame, float]:
 
 def send_recv_a40(datasets: Path, scope: str) -> pd.DataFrame:
     """A40 point to point; two devices of one node, or one of each of two nodes."""
-    path = source_folder(datasets, FOLDER) / _SEND_A40
-    raw = timed(path, _median("send_recv"), 1e3, counts=("size", "devices_per_node"))
-    raw = raw[raw["devices_per_node"] == (2 if scope == "intra_node" else 1)]
+    path, devices = source_folder(datasets, FOLDER) / _SEND_A40, 1 + (scope == "intra_node")
+    keep = {"devices_per_node": devices}
+    raw = timed(path, _median("send_recv"), counts=("size",), keep=keep)
     return tidy(raw["time_us"], num_bytes=raw["size"])
 
 
 def p2p_2023(datasets: Path, scope: str) -> pd.DataFrame:
-    """A100 point to point, InfiniBand between nodes. A tensor-parallel rank sends its share.
-
-    Rows of zero tokens (launch overhead only) are left out: the payload has no logarithm.
-    """
+    """A100 point to point, InfiniBand between nodes. A tensor-parallel rank sends its share. Rows
+    of zero tokens (launch overhead only) are left out: the payload has no logarithm."""
     path = source_folder(datasets, FOLDER) / _P2P.format(scope)
     sizes = {"counts": ("n_embd", _TP), "from_zero": ("num_tokens", "rank")}
-    raw = timed(path, _median("send_recv"), 1e3, **sizes)
+    raw = timed(path, _median("send_recv"), **sizes)
     raw = raw[raw["num_tokens"] > 0]
     return tidy(raw["time_us"], num_bytes=2 * raw["num_tokens"] * raw["n_embd"] // raw[_TP])
