@@ -172,8 +172,8 @@ def read_log(path: Path) -> DecisionLog:
     config, requests = header.get("config"), header.get("requests")
     if not isinstance(config, dict) or not isinstance(requests, list):
         raise UserError(f"{where}: config must hold keys and values, and requests a list of rows")
-    player = ENGINES[known_as]
-    settings = parse(player.settings, _settings(header, player.settings), f"{where}: config")
+    player, kind = ENGINES[known_as]
+    settings = parse(kind, _settings(header, kind), f"{where}: config")
     if (number := _first_wrong(list[_Row | _RowWithMost], requests)) is not None:
         problem = "must be the numbers that docs/lockstep.md names"
         raise UserError(f"{where}: requests: row {number}: {show(requests[number])}: {problem}")
@@ -195,7 +195,6 @@ def _settings(header: Mapping[str, Any], kind: type) -> dict[str, Any]:
 
 
 def _first_wrong(kind: Any, rows: list[Any]) -> int | None:
-    """The number of the first row that is none of those of a list; None if all are."""
     try:
         TypeAdapter(kind).validate_python(rows)
     except ValidationError as error:
@@ -210,17 +209,15 @@ def replay(log: DecisionLog) -> Replay:
     """
     line = 1
     try:
-        player = ENGINES[" ".join(filter(None, (log.engine, log.mode)))](log)
+        player = ENGINES[f"{log.engine} {log.mode}".rstrip()][0](log)
         for line, event in enumerate(log.events, 2):
             difference = player.play(event)
             if difference is not None:
                 return Replay(player.decisions, player.identical, f"line {line}, {difference}")
-    except KeyError as error:
-        problem = f"request or step {error.args[0]} is unknown here"
-        raise UserError(f"{log.path}: line {line}: cannot be replayed: {problem}") from None
-    except (IndexError, TypeError, ValueError) as error:
-        problem = f"cannot be replayed: {one_line(error)}"
-        raise UserError(f"{log.path}: line {line}: {problem}") from None
+    except (LookupError, TypeError, ValueError) as error:
+        unknown = isinstance(error, KeyError)
+        why = f"request or step {error.args[0]} is unknown here" if unknown else one_line(error)
+        raise UserError(f"{log.path}: line {line}: cannot be replayed: {why}") from None
     return Replay(player.decisions, player.identical, None)
 
 
@@ -228,7 +225,6 @@ class _Player:
     """Our scheduler under the settings of a log; a subclass for each engine. ``events`` are the
     forms of all events."""
 
-    settings: ClassVar[type[Any]]
     events: ClassVar[Any]
 
     def __init__(self, log: DecisionLog) -> None:
@@ -294,7 +290,6 @@ class _Player:
 
 
 class _VllmPlayer(_Player):
-    settings: ClassVar[type[Any]] = VllmSettings
     events: ClassVar[Any] = list[
         _Add | tuple[_Schedule, _Whole, _Chunks, _Ids, _Whole, _Whole, _Whole] | _Return
     ]
@@ -363,12 +358,7 @@ class _VllmModePlayer(_VllmPlayer):
         return [*super()._stated(batch, rows, preempted), self._pool.holding]
 
 
-class _SpeculationPlayer(_VllmModePlayer):
-    settings: ClassVar[type[Any]] = SpeculationSettings
-
-
 class _SglangPlayer(_Player):
-    settings: ClassVar[type[Any]] = SglangSettings
     events: ClassVar[Any] = list[
         _Add
         | tuple[
@@ -418,15 +408,15 @@ class _SglangPlayer(_Player):
 
 VERSIONS = {"vllm": ("0.32", "0.33"), "sglang": ("0.5.23",)}
 """The releases that our policies reproduce: decisions change between minor ones."""
-ENGINES: dict[str, type[_Player]] = {
-    "vllm": _VllmPlayer,
-    "vllm pd": _VllmModePlayer,
-    "vllm decode_bench": _VllmModePlayer,
-    "vllm spec": _SpeculationPlayer,
-    "vllm pd spec": _SpeculationPlayer,
-    "sglang": _SglangPlayer,
+ENGINES: dict[str, tuple[type[_Player], type[Any]]] = {
+    "vllm": (_VllmPlayer, VllmSettings),
+    "vllm pd": (_VllmModePlayer, VllmSettings),
+    "vllm decode_bench": (_VllmModePlayer, VllmSettings),
+    "vllm spec": (_VllmModePlayer, SpeculationSettings),
+    "vllm pd spec": (_VllmModePlayer, SpeculationSettings),
+    "sglang": (_SglangPlayer, SglangSettings),
 }
-"""Players by the engine's name in the header, and its mode if it has one."""
+"""Player and settings by the engine's name in the header, and its mode if it has one."""
 _REMOTE = ("pd", "decode_bench", "pd spec")
 
 
@@ -480,10 +470,8 @@ def play_back(
     rejections: dict[int, str] = {}
 
     def arrive(event: Moment) -> None:
-        request = event._value
-        assert isinstance(request, Request)
-        reason = replica.submit(request)
-        if reason is not None:
+        request: Any = event._value
+        if (reason := replica.submit(request)) is not None:
             rejections[request.id] = reason
 
     for request in requests:
@@ -501,13 +489,10 @@ def records_of_one(
     requests: Sequence[Request], rejections: dict[int, str], log: ReplicaLog
 ) -> Records:
     """The records of requests that one replica served."""
-    ordered = sorted(requests, key=lambda request: request.id)
-    return Records(
-        request_id=np.array([r.id for r in ordered], np.int64),
-        arrival_s=quantize(np.array([r.arrival_s for r in ordered], np.float64)),
-        prompt_tokens=np.array([r.prompt_tokens for r in ordered], np.int64),
-        output_tokens=np.array([r.output_tokens for r in ordered], np.int64),
-        replica=np.array([-1 if r.id in rejections else 0 for r in ordered], np.int64),
-        rejections=rejections,
-        replicas=[log],
-    )
+    rows = [
+        (r.id, r.prompt_tokens, r.output_tokens, -(r.id in rejections), r.arrival_s)
+        for r in sorted(requests, key=lambda request: request.id)
+    ]
+    *whole, arrival_s = np.array(rows, np.float64).T
+    id, prompt, output, replica = (column.astype(np.int64) for column in whole)
+    return Records(id, quantize(arrival_s), prompt, output, replica, rejections, [log])

@@ -87,19 +87,14 @@ def measure(
     profiles: Path,
     progress: Progress,
     say: Say,
-    *,
-    timeout_s: float,
     realtime: bool,
 ) -> tuple[dict[str, Any], Comparisons]:
     """Run the engine, and compare; returns the content of ``validation.json`` and the comparisons.
 
     Raises ProfileError if the engine cannot run the cells.
     """
-    sessions = run_sessions(
-        *(cells, experiment.validation, progress, say, profiles),
-        realtime=realtime,
-        timeout_s=timeout_s,
-    )
+    how = (progress, say, profiles)
+    sessions = run_sessions(cells, experiment.validation, *how, realtime=realtime)
     outcomes = evaluate_all(sessions, progress)
     return to_json(report(experiment, sessions, outcomes) | {"realtime": realtime}), outcomes
 
@@ -220,7 +215,7 @@ def report(
             cells[cell.name] = {
                 "layout": layout,
                 "online": cell.online,
-                "policy": cell.policy,
+                "policy": cell.scenario.policy.described(),
                 **dict(zip(("pp", "tp"), cell.layout, strict=True)),
                 "requests": len(cell.requests()),
                 "scenario": cell.scenario.model_dump(mode="json"),

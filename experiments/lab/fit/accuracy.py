@@ -10,6 +10,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -32,7 +33,7 @@ from sarathi_sim.simulator.op_times.regression import coordinates, decode_surfac
 from ..sources import llmservingsim as data
 from ..sources import vidur
 from .devices import held_out, on
-from .kernels import check_fitted, fit_stack, fitted_devices
+from .kernels import fitted_devices
 
 LAYER_SHAPES = {(4096, 4096): 2, (1024, 4096): 2, (14336, 4096): 2, (4096, 14336): 1}
 """Llama-3.1-8B's GEMMs as measured, unfused, and their number in a layer."""
@@ -128,8 +129,6 @@ def by_class(scores: Sequence[Score]) -> list[ScoreClass]:
 
 #: Hold-outs, aims and causes: ``bundles`` by what is scored, ``kernels`` by family and kind.
 AIMS: dict[str, Any] = read_mapping(Path(__file__).with_name("aims.yaml"))
-
-Study = Callable[[Path], Iterator[Score]]
 
 
 def _score(
@@ -297,7 +296,7 @@ def messages(datasets: Path) -> Iterator[Score]:
             yield _score(what, source, f"{len(grid)} sizes", [part], (2.5, 10.0))
 
 
-STUDIES: dict[str, Study] = {
+STUDIES: dict[str, Callable[[Path], Iterator[Score]]] = {
     "GEMMs in range": gemm_in_range,
     "GEMMs beyond": gemm_beyond,
     "attention": attention,
@@ -318,17 +317,13 @@ _VARIANTS = {
 }
 
 
-def kernels(datasets: Path, device: str, again: bool = False) -> Iterator[Score]:
-    """The held-out scores of every stack's surfaces on a device, stored with the shipped ones
-    (which reads no ``datasets``), or fitted ``again``.
-
-    Raises SpecError for a device without published kernels.
-    """
-    check_fitted(device, STACKS[0])
-    for stack in STACKS:
-        if device in fitted_devices(stack):
-            spec = fit_stack(datasets, device, stack) if again else load_stack(device, stack)
-            yield from scores_of(spec[0])
+def shipped_stacks() -> list[StackSpec]:
+    """Every shipped stack, in the order of the devices, of which all have vLLM's kernels."""
+    return [
+        load_stack(device, stack)[0]
+        for device, stack in product(fitted_devices("vllm"), STACKS)
+        if device in fitted_devices(stack)
+    ]
 
 
 def scores_of(spec: StackSpec) -> Iterator[Score]:
