@@ -260,13 +260,6 @@ def claims_section(results: Sequence[ClaimResult]) -> Section:
     return Section("reproduce", "", "What of the paper is reproduced?", answer, table)
 
 
-def readings(claims: Sequence[Claim]) -> Section:
-    """How each claim is read."""
-    rows = [(c.id, c.section, f"{c.metric}; {c.setting}", c.reading) for c in claims]
-    table = SortableTable("", ("claim", "§", "what", "reading"), rows, text=4)
-    return Section("reproduce", "", "How is each number of the paper read?", "", table)
-
-
 # The fit ------------------------------------------------------------------------------------------
 
 _LIMITS = {"mixed_us": (0.0, 200.0), "p": (1.1, 20.0)}

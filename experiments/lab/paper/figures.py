@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from io import BytesIO
 from itertools import product
 from pathlib import Path
@@ -478,8 +479,8 @@ def orca_comparison(labs: Labs) -> Plot:
 
 def chunking_ablation(labs: Labs) -> Plot:
     """The cost of chunks in attention and in the whole prefill, and the end-to-end gain."""
-    attention = ours(labs, quantities.attention_overhead, "chunk", CHUNKS, LENGTHS)
-    prefill = ours(labs, quantities.prefill_overhead, "chunk", CHUNKS, LENGTHS)
+    parts = (partial(quantities.chunk_overhead, part=part) for part in ("attention", "total"))
+    attention, prefill = (ours(labs, part, "chunk", CHUNKS, LENGTHS) for part in parts)
     total = ours(labs, quantities.end_to_end, "chunk", CHUNKS, {"": (BLUE, {})})
     attention.append(stated(64, paper("ablation_attn_64")))
     prefill.append(stated((64, 128, 256, 512), (5, 2, 1 / 0.8, 1 / 0.9)))
