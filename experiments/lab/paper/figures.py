@@ -131,7 +131,7 @@ def draw(chart: Plot) -> Figure:
             axes.set_ylabel("")
     if names:
         look: Any = {"loc": "outside upper left", "ncols": 3, "fontsize": SMALL}
-        figure.legend(list(names.values()), list(names), **look)
+        figure.legend(names.values(), names, **look)
     figure.supxlabel(chart.note, fontsize=SMALL)
     return figure
 
@@ -186,16 +186,14 @@ def paper(id: str) -> float:
     return load_claims()[id].paper
 
 
-def stated(
-    x: ArrayLike, y: ArrayLike, colour: str = BLACK, texts: Sequence[str] = ()
-) -> DataSeries:
+def stated(x: ArrayLike, y: ArrayLike, colour: str = BLACK, **more: Any) -> DataSeries:
     """Points of the paper."""
-    return DataSeries("points", x, y, colour=colour, texts=texts)
+    return DataSeries("points", x, y, colour=colour, **more)
 
 
 def level(y: float, name: str = "", colour: str = BLACK, dash: Dash = ":") -> DataSeries:
     """A value for all ``x``."""
-    return DataSeries("level", y=y, name=name, colour=colour, dash=dash)
+    return DataSeries("level", 0, y, name, colour, dash)
 
 
 ONE = level(1, colour=GREY, dash="-")
@@ -402,6 +400,10 @@ def _gain_panel(series: Sequence[DataSeries], axes: Mapping[str, Any]) -> Subplo
     return Subplot([ONE, *series, *keys("line")], {**names, **axes})
 
 
+def _chunks(rule: str, colours: Mapping[int, str], name: str = "chunk") -> Each:
+    return {f"{name} {c}": (of, {"policy": c, "rule": rule}) for c, of in colours.items()}
+
+
 def throughput_over_pd(labs: Labs) -> Plot:
     """Throughput against the baseline by P:D: three chunks, three lengths, both chunk rules."""
     colours, panels = {128: SKY, 256: BLUE, 512: VERMILION}, []
@@ -416,8 +418,7 @@ def throughput_over_pd(labs: Labs) -> Plot:
     for (rule, text), (length, batch) in product(RULES.items(), MAX_BATCH.items()):
         series = [*points[length]]
         for chunk, colour in colours.items():
-            each = {f"chunk {chunk}": (colour, {"policy": chunk, "rule": rule})}
-            series += _gains(labs, length, chunk, each)
+            series += _gains(labs, length, chunk, _chunks(rule, {chunk: colour}))
         panels.append(_gain_panel(series, {"title": f"{length // 1024}K, B = {batch}\n{text}"}))
     return Plot(8.8, "abc;def", panels, share="xy")
 
@@ -439,9 +440,8 @@ def op_breakdown(labs: Labs) -> Plot:
             ends = np.arange(len(batches))[:, None] + offset + [-0.19, 0.19, np.nan]
             series.append(replace(sums, x=ends, y=np.repeat(sums.y, 3), base=0))
         title = f"{length // 1024}K, chunk {chunk}"
-        panels.append(
-            Subplot(series, {"title": title, "ylabel": "ms a token", **categories(batches)})
-        )
+        axes = {"title": title, "ylabel": "ms a token", **categories(batches)}
+        panels.append(Subplot(series, axes))
     note = "batch size B; left: baseline, right: Sarathi; predicted, at the balanced P:D"
     return Plot(8.4, "abc;def", panels, share="y", note=note)
 
@@ -466,10 +466,7 @@ def orca_comparison(labs: Labs) -> Plot:
     panels = [Subplot([*bars, *keys("bars")[1:]], axes, "upper center")]
     peaks = stated((14, 28), [paper(f"pd_peak_{chunk}_gain") for chunk in (256, 512)])
     for rule, title in RULES.items():
-        each = {
-            f"Sarathi, chunk {chunk}": (colour, {"policy": chunk, "rule": rule})
-            for chunk, colour in ((256, BLUE), (512, VERMILION))
-        }
+        each = _chunks(rule, {256: BLUE, 512: VERMILION}, "Sarathi, chunk")
         series = [peaks, level(best, "Orca's peak in the paper", ORANGE)]
         series += _gains(labs, 1024, 256, {**each, **orca})
         axes = {"title": title, "ylim": (0.75, 1.3), "xlabel": "P:D (1K, B = 18)"}
