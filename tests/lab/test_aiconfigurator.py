@@ -155,7 +155,7 @@ def test_latent_attention_is_the_kernel_or_the_block_less_its_gemms(tmp_path: Pa
         assert found[0]["time_us"].tolist() == pytest.approx(expected)
         assert set(found[0]["kv_heads"]) == ({1} if kind == "decode" else {16})
     assert latent_rows((tmp_path, "h100-80g-sxm", "vllm"), "decode", "bf16", None) is None
-    assert latent_rows(tmp_path, "h100-80g-sxm", "trtllm", "decode", "bf16", ten) is None
+    assert latent_rows((tmp_path, "h100-80g-sxm", "trtllm"), "decode", "bf16", ten) is None
 
 
 def test_the_l2_of_every_device_with_tables_is_known() -> None:

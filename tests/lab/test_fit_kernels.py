@@ -296,11 +296,8 @@ def test_shipped_tables(device: str, stack: str, families: set[str], pattern: st
 @needs_datasets
 def test_the_shipped_profile_is_what_its_folder_gives() -> None:
     """To the number; and close to what was measured, prefixes included."""
-    check(
-        kernels._fits((public_datasets(), "rtx-4090", "vllm"), {"gemm", "attention"}),
-        "rtx-4090",
-        "vllm",
-    )
+    of = public_datasets(), "rtx-4090", "vllm"
+    check(kernels._fits(of, {"gemm", "attention"}), *of[1:])
     times = StackTimes("rtx-4090", Kernels("vllm"), load_model("llama-3.1-8b"), 1)
     cells = perf_tables.attention_cells(public_datasets() / "llmservingsim_rtx4090")
     chunks = perf_tables.alone(cells, {"prefill_chunk": "chunk", "kv_prefill": "context"})

@@ -126,11 +126,8 @@ class DecisionLog:
 
 @dataclass(frozen=True)
 class Replay:
-    """The result of a replay: calls of the scheduler, identical decisions, and the first
-    difference.
-
-    A difference outside of a decision (a request that ends in another batch) counts, too.
-    """
+    """Calls of the scheduler, identical decisions, and the first difference, which may also be
+    outside of a decision (a request that ends in another batch)."""
 
     decisions: int
     identical: int
@@ -203,10 +200,8 @@ def _first_wrong(kind: Any, rows: list[Any]) -> int | None:
 
 
 def replay(log: DecisionLog) -> Replay:
-    """Feed the log's arrivals and returns to our scheduler, and compare every decision.
-
-    Raises UserError where the log's settings or requests cannot be used.
-    """
+    """Feed the log's arrivals and returns to our scheduler, and compare every decision. Raises
+    UserError where the log's settings or requests cannot be used."""
     line = 1
     try:
         player = ENGINES[f"{log.engine} {log.mode}".rstrip()][0](log)
@@ -251,7 +246,6 @@ class _Player:
         raise NotImplementedError
 
     def _build(self, log: DecisionLog) -> Pool:
-        """Our scheduler."""
         raise NotImplementedError
 
     def play(self, event: list[Any]) -> str | None:
@@ -272,7 +266,6 @@ class _Player:
         return None
 
     def _schedule(self) -> tuple[list[Any], Batch]:
-        """Our next decision, in the form of a log."""
         pool = self._pool
         before = list(pool.running)
         batch = pool.form()

@@ -78,10 +78,7 @@ def in_situ_bundle(
     spec: EngineSpec, works: list[GridWork], log: StageLog, send_s: float, device: str
 ) -> Bundle:
     """The bundle of a played grid; ``works`` may hold each micro-batch several times, which gives a
-    median and a spread.
-
-    ``send_s`` is the time of a transfer between two stages, for any size.
-    """
+    median and a spread. ``send_s`` is the time of any transfer between two stages."""
     # One layer of an op: the stages' sums, over all their layers.
     per_layer = log.ops[:, :, : _LAYERS + 1].sum(axis=1) / sum(spec.layers)
     first, last = (log.finish - log.start - log.ops[:, :, _LAYERS]).T[[0, -1]]
@@ -244,11 +241,8 @@ def measured_records(run: EngineRun, requests: Sequence[Request], scheduler: Sch
 
 def lockstep(run: EngineRun, requests: Sequence[Request], scheduler: Scheduler) -> str | None:
     """The first difference of the simulator's loop from the run, given the measured times and the
-    clocks of the decisions; None if there is none.
-
-    Each batch must be the same, and be formed at the same clock: by then its requests had returned
-    or arrived in the simulation, too.
-    """
+    clocks of the decisions; None if there is none. Each batch must be the same, and be formed at
+    the same clock: by then its requests had returned or arrived in the simulation, too."""
     log, (clock, returned) = run.stages, clocks(run)
     # The times must add up to the whole time between a decision and its return.
     service = log.finish - np.column_stack([clock, log.arrived[:, 1:]])
@@ -275,10 +269,8 @@ def first_difference(engine: Sequence[Decision], simulator: Sequence[Decision]) 
 def replay(
     run: EngineRun, requests: Sequence[Request], scheduler: Scheduler, less: Floats | float = 0.0
 ) -> Records:
-    """The simulator's loop with the measured service times alone; links take their medians.
-
-    ``less``: seconds by which each stage's work is shortened.
-    """
+    """The simulator's loop with the measured service times, ``less`` so many seconds, alone; links
+    take their medians."""
     times, around = stage_times(run), links(run)
     service = times.finish - times.start - less
     send = np.broadcast_to(around.sends, (len(service), len(around.sends)))
@@ -287,10 +279,8 @@ def replay(
 
 
 def totals(records: Records) -> dict[str, float]:
-    """A run in totals: seconds, and tokens a second.
-
-    Bubbles are the ledger's, with communication and turn-around; by stage if there is a pipeline.
-    """
+    """A run in totals: seconds, and tokens a second. Bubbles are the ledger's, with communication
+    and turn-around; by stage if there is a pipeline."""
     analysis = Analysis(records)
     table = analysis.requests
     rows = analysis.ledger.to_dict("records")
@@ -594,10 +584,8 @@ def run_sessions(
     profiles: Path | None = None,
     realtime: bool = False,
 ) -> list[Session]:
-    """Measure all cells, layout by layout. Raises ProfileError where an engine fails.
-
-    ``profiles`` is the root of the bundles that :func:`isolated_bundle` searches.
-    """
+    """Measure all cells, layout by layout. Raises ProfileError where an engine fails. ``profiles``
+    is the root of the bundles that :func:`isolated_bundle` searches."""
     by_layout = sorted(cells, key=lambda cell: cell.layout)
     layouts = [list(group) for _, group in groupby(by_layout, key=lambda cell: cell.layout)]
     # Checked before anything is measured.

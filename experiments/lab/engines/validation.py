@@ -90,9 +90,7 @@ def measure(
     realtime: bool,
 ) -> tuple[dict[str, Any], Comparisons]:
     """Run the engine, and compare; returns the content of ``validation.json`` and the comparisons.
-
-    Raises ProfileError if the engine cannot run the cells.
-    """
+    Raises ProfileError if the engine cannot run the cells."""
     how = (progress, say, profiles)
     sessions = run_sessions(cells, experiment.validation, *how, realtime=realtime)
     outcomes = evaluate_all(sessions, progress)
@@ -157,10 +155,8 @@ def median_p90(errors: Floats) -> dict[str, float]:
 
 
 def noise_floor(repeats: list[Floats]) -> float:
-    """Median relative difference of a micro-batch's time between two repeats, over all pairs.
-
-    NaN for a single repeat. Only repeats with the same micro-batches are compared.
-    """
+    """Median relative difference of a micro-batch's time between two repeats, over all pairs with
+    the same micro-batches; NaN without any."""
     pairs = ((a, b) for a, b in combinations(repeats, 2) if len(a) == len(b))
     differences = [np.abs(one / other - 1) for one, other in pairs]
     return float(np.median(np.concatenate(differences))) if differences else float("nan")

@@ -231,10 +231,8 @@ def gemm_beyond(datasets: Path) -> Iterator[Score]:
 
 
 def gemm_unseen(datasets: Path) -> Iterator[Score]:
-    """GEMMs of a held-out model, from the GPU's other models (Vidur).
-
-    The form is the device models': a roofline with learned residual, over all shapes at once.
-    """
+    """GEMMs of a held-out model, from the GPU's other models (Vidur), by the device models' form: a
+    roofline with learned residual, over all shapes at once."""
     for name, device in (("a100", "a100-80g-sxm"), ("a40", "a40")):
         of, spec = (f"{name.upper()} (Vidur)", "the other models"), load_device(device)
         bundles = [on(rows, spec) for rows in vidur.gemms_by_tp(datasets, name)]

@@ -64,10 +64,8 @@ class CalibrationResult:
     residuals: dict[str, npt.NDArray[Any]]
 
     def write(self, folder: Path | None = None) -> list[Path]:
-        """Write ``<device>.yaml`` (below its marker) and ``<device>.npz``; returns both paths.
-
-        ``folder`` defaults to the shipped devices. The same result gives the same bytes.
-        """
+        """Write ``<device>.yaml`` (below its marker) and ``<device>.npz``, into the shipped devices
+        by default; returns both paths. The same result gives the same bytes."""
         target = folder or data_dir() / "devices"
         shipped = data_dir() / "devices" / f"{self.device}.yaml"
         head = shipped.read_text(encoding="utf-8").partition(MARKER)[0]
@@ -81,16 +79,12 @@ class CalibrationResult:
 
 
 def calibrate(
-    device: str,
-    datasets: Path,
-    progress: Say = silent,
-    date: str | None = None,
+    device: str, datasets: Path, progress: Say = silent, date: str | None = None
 ) -> CalibrationResult:
-    """Fit every op of ``device`` to the files under ``datasets``; deterministic but for ``date``.
+    """Fit every op of ``device`` to the files under ``datasets``; deterministic but for the
+    ``date`` (ISO, default today) that is recorded.
 
-    ``progress`` is called with the name of each op before its fit; ``date`` (ISO, default today)
-    is recorded. Raises SpecError for a device without public measurements, FileNotFoundError for a
-    missing file.
+    Raises SpecError for a device without public measurements, FileNotFoundError for a missing file.
     """
     if device not in STUDIES:
         raise SpecError(
@@ -222,10 +216,8 @@ def _fit_physics(form: Form, columns: dict[str, Array]) -> dict[str, float]:
 
 
 def held_out(form: Form, frame: pd.DataFrame, folds: Folds) -> pd.DataFrame:
-    """Predictions for every scored row by a model fitted to the rows of its fold alone.
-
-    Returns the scored rows with ``predicted_us`` and ``roofline_us`` added.
-    """
+    """The scored rows, with ``predicted_us`` and ``roofline_us`` by a model fitted to the rows of
+    their fold alone."""
     parts = []
     for fitted, scored in folds:
         model, rows = fit_op(form, frame.iloc[fitted]), frame.iloc[scored]
@@ -275,10 +267,8 @@ ORIGINS = {name: Origin(*about) for name, about in _DESCRIBED["origins"].items()
 
 @dataclass(frozen=True)
 class HoldOut:
-    """Rows with equal ``by`` columns are held out together, in ``folds`` folds.
-
-    ``scored`` is a pandas query for the rows that count, all by default.
-    """
+    """Rows with equal ``by`` columns are held out together, in ``folds`` folds; ``scored`` is a
+    pandas query for the rows that count, all by default."""
 
     name: str
     by: Sequence[str]
@@ -299,11 +289,9 @@ class HoldOut:
 
 @dataclass(frozen=True, eq=False)
 class Study:
-    """One op of one device.
-
-    ``again`` is a second hold-out, reported beside the first; ``checks`` are named rows of other
-    sources, never fitted; ``stack_pct`` is the half-width that another stack's kernels add.
-    """
+    """One op of one device. ``again`` is a second hold-out, reported beside the first; ``checks``
+    are named rows of other sources, never fitted; ``stack_pct`` is the half-width that another
+    stack's kernels add."""
 
     op: str
     form: Form

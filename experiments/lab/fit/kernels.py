@@ -93,10 +93,8 @@ def fitted_devices(stack: str) -> list[str]:
 
 
 def check_fitted(device: str | None, stack: str) -> list[str]:
-    """The devices to fit: one, or all whose kernels are published.
-
-    Raises SpecError for a device or a stack that is not among the tables.
-    """
+    """The devices to fit: one, or all whose kernels are published. Raises SpecError for a device or
+    a stack that is not among the tables."""
     stack = stack.partition("@")[0]
     devices = fitted_devices(stack)
     for what, name, known in (("device", device, devices), ("stack", stack, formats.STACKS)):
@@ -224,7 +222,6 @@ def _gemm_table(of: Published, dtype: formats.WeightDtype) -> Table | None:
 
 
 def _as_timed(rows: pd.DataFrame) -> GemmLattice:
-    """A table's GEMMs as they are stored."""
     return GemmLattice.from_arrays(fit_gemm("", rows, "").surface.arrays())
 
 
@@ -383,10 +380,8 @@ def attention_fits(of: Published, gemms: GemmLattice | None) -> Iterator[Fitted]
 def latent_rows(
     of: Published, kind: str, kv_dtype: formats.KvDtype, gemms: GemmLattice | None
 ) -> Table | None:
-    """Rows (heads, kv_heads, chunk or batch and context, time_us) and the stack's version.
-
-    ``gemms`` are the stack's in bf16. None where nothing usable is published.
-    """
+    """Rows (heads, kv_heads, chunk or batch and context, time_us) and the stack's version; None
+    where nothing usable is published. ``gemms`` are the stack's in bf16."""
     found = tables.latent(*of, kind, kv_dtype)
     if found is None or found[0]["time_us"].quantile(0.01) > _LAUNCH_US:
         blocks = tables.latent(*of, kind, kv_dtype, whole=True)

@@ -307,10 +307,8 @@ def _one_row(time: TimeBySize, rows: ArrayLike) -> Floats:
 
 
 def _nothing_saved(ops: OpTimes) -> OpTimes:
-    """Every token row costs the same, and every pair of query and key of a prompt.
-
-    Then neither piggybacking on a chunk nor cutting a prompt changes the cost.
-    """
+    """Every token row costs the same, and every pair of query and key of a prompt: neither
+    piggybacking on a chunk nor cutting a prompt changes the cost."""
 
     def pairs(chunk: ArrayLike, context: ArrayLike) -> Floats:
         chunk = np.asarray(chunk, np.float64)

@@ -169,10 +169,8 @@ def ridge(m: Machine) -> float:
 
 
 def fitting_batch(m: Machine, length: int, pp: int = 1, layers: int | None = None) -> float:
-    """Requests in each of ``pp`` micro-batches, with 0.9 of the memory usable.
-
-    ``layers`` is the number of layers of a truncated model.
-    """
+    """Requests in each of ``pp`` micro-batches, with 0.9 of the memory usable; of a model cut to
+    ``layers``."""
     stages = stage_layers(layers or m.layers, pp)
     return max_batch(kv_capacity_tokens(m.ops.model, m.device, m.ops.tp, stages), length, pp)
 
@@ -255,10 +253,8 @@ def balanced(chunk: int, batch: int) -> float:
 def served(
     m: Machine, policy: Name, batch: int, length: int, pd: float, rule: ChunkRule = "reserve"
 ) -> Throughput:
-    """Equal requests of one length and P:D under a policy.
-
-    The baseline's batches follow each other without overlap, so a single one is enough.
-    """
+    """Equal requests of one length and P:D under a policy."""
+    # The baseline's batches follow each other without overlap, so a single one is enough.
     rounds = 1 if policy == "baseline" else 20
     return m.serve(policy_of(policy, rule), batch, *split(length, pd), rounds)
 
