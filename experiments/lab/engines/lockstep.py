@@ -170,7 +170,15 @@ def read_log(path: Path) -> DecisionLog:
     if not isinstance(config, dict) or not isinstance(requests, list):
         raise UserError(f"{where}: config must hold keys and values, and requests a list of rows")
     player, kind = ENGINES[known_as]
-    settings = parse(kind, _settings(header, kind), f"{where}: config")
+    names = {field.name for field in fields(kind)}
+    if "depth" in names:
+        config = config | {"depth": header.get("depth")}
+    known = {
+        key: _TRUTH.get(str(value), value)
+        for key, value in config.items()
+        if key in names or key not in _OF_TRAFFIC
+    }
+    settings = parse(kind, known, f"{where}: config")
     if (number := _first_wrong(list[_Row | _RowWithMost], requests)) is not None:
         problem = "must be the numbers that docs/lockstep.md names"
         raise UserError(f"{where}: requests: row {number}: {show(requests[number])}: {problem}")
@@ -178,17 +186,6 @@ def read_log(path: Path) -> DecisionLog:
         problem = "not an event: must be one of those that docs/lockstep.md has"
         raise UserError(f"{path}: line {number + 2}: {problem}")
     return DecisionLog(path, str(engine), same, mode or "", settings, requests, events)
-
-
-def _settings(header: Mapping[str, Any], kind: type) -> dict[str, Any]:
-    """The header's settings, without those of its traffic; of vLLM with its depth."""
-    names = {field.name for field in fields(kind)}
-    config = header["config"] | ({"depth": header.get("depth")} if "depth" in names else {})
-    return {
-        key: _TRUTH.get(str(value), value)
-        for key, value in config.items()
-        if key in names or key not in _OF_TRAFFIC
-    }
 
 
 def _first_wrong(kind: Any, rows: list[Any]) -> int | None:

@@ -298,16 +298,21 @@ def totals(records: Records) -> dict[str, float]:
     }
 
 
+def ratio_of(above: float, below: float) -> float:
+    """A ratio; NaN if the lower number is 0 (a run without bubbles, for example)."""
+    return above / below if below else math.nan
+
+
 def off(simulated: float, measured: float) -> float:
-    """The relative error; NaN if the measured value is 0 (a run without bubbles, for example)."""
-    return simulated / measured - 1 if measured else float("nan")
+    """The relative error; NaN as a ratio is."""
+    return ratio_of(simulated, measured) - 1
 
 
 def total_errors(simulated: Mapping[str, float], measured: Mapping[str, float]) -> dict[str, float]:
     """Relative errors of totals, signed; of bubbles only where there is a pipeline, else NaN."""
     alone = "bubble_stage1" not in measured
     return {
-        f"{key}_error": float("nan")
+        f"{key}_error": math.nan
         if alone and key.startswith("bubble")
         else off(simulated[key], value)
         for key, value in measured.items()
@@ -415,7 +420,7 @@ def lost(
     none. ``scheduler`` makes a fresh scheduler like the engine's.
     """
     if device == "cuda":
-        return dict.fromkeys(TARGETS, float("nan"))
+        return dict.fromkeys(TARGETS, math.nan)
     log, times = run.stages, stage_times(run)
     all_reduce = log.ops[:, :, TIMED_OPS.index(ALL_REDUCE)]
     seconds = np.maximum(0.0, log.finish - log.start - all_reduce - log.cpu)

@@ -18,15 +18,17 @@ from sarathi_sim.profiler.storage.strict import UserError
 from sarathi_sim.simulator.loop.records import Floats
 from ...config.base import Assignments
 from ...config.loading import Experiment, load_experiment
+from ...figures.slices import KINDS
 from ...results import VALIDATION_FORMAT, to_json
+from .cells import Cell
 from .session import (
     MOST_OF_TARGET,
     TARGETS,
-    Cell,
     Comparison,
     Session,
     agreement,
     off,
+    ratio_of,
     run_sessions,
     too_much,
     total_errors,
@@ -40,8 +42,6 @@ MOST_DRIFT = 0.05
 RATIO_TARGET = 0.10
 REPLAY_TARGET = 0.03
 PREDICTIONS = ("calibrated", "grid")
-KINDS = ("prefill", "decode", "mixed")
-"""Of micro-batches."""
 _RATIOS = {"makespan_s": "makespan", "bubble_s.mean": "bubble_per_request"}
 """The metrics that the ``compare`` section of a validation may name."""
 _MEASURED = {
@@ -128,9 +128,6 @@ def iterations(outcomes: Mapping[str, Sequence[Comparison]]) -> pd.DataFrame:
         for number, outcome in enumerate(repeats)
     ]
     return pd.concat(tables, ignore_index=True)
-
-
-# Statistics -------------------------------------------------------------------------------------
 
 
 def middle(values: Sequence[float]) -> dict[str, float]:
@@ -297,7 +294,7 @@ def _ratios(
             one, other = outcomes[above][n], outcomes[below][n]
             pairs = {"measured": (one.measured, other.measured)}
             pairs |= {key: (one.whole[key], other.whole[key]) for key in PREDICTIONS}
-            rows.append({key: _ratio(a[total], b[total]) for key, (a, b) in pairs.items()})
+            rows.append({key: ratio_of(a[total], b[total]) for key, (a, b) in pairs.items()})
         found = middles(rows)
         ratios[name] = {
             "of": [above, below],
@@ -308,10 +305,6 @@ def _ratios(
             "measured_spread": spread([row["measured"] for row in rows]),
         }
     return ratios
-
-
-def _ratio(above: float, below: float) -> float:
-    return above / below if below else float("nan")
 
 
 def _judged(result: Mapping[str, Any]) -> Iterator[dict[str, Any]]:

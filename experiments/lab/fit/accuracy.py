@@ -303,8 +303,6 @@ STUDIES: dict[str, Callable[[Path], Iterator[Score]]] = {
 }
 
 
-# The stacks' kernels ----------------------------------------------------------------------------
-
 _FEW_ROWS = 250
 _BAND = "band of few rows: the half-width of every second one, tried on the others"
 _VARIANTS = {

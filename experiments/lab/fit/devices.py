@@ -351,8 +351,29 @@ def _elementwise(datasets: Path, name: str, device: DeviceSpec) -> Iterator[Stud
 
 def _a100(datasets: Path) -> Iterator[Study]:
     device = load_device("a100-80g-sxm")
-    yield _a100_gemm(datasets, device)
-    yield from _a100_attention(datasets, device)
+    large = "n >= 512 and k >= 512"
+    rows = on(aic.aic_gemm(datasets).query(f"{large} and n * k >= 2**20"), device)
+    vllm = aic.aic_gemm(datasets, "VLLM").query(f"m == 384 and {large}")
+    checks = {
+        "m = 384, never in the fit, as vLLM measures it": on(vllm, device),
+        "other stack: Vidur A100 fp16": on(vidur.mlp(datasets, "a100")["gemm"], device),
+    }
+    yield _study("a100", "gemm", GEMM, rows, checks=checks)
+    prompts = aic.aic_prefill(datasets).query("batch == 1 and chunk > 1")
+    yield _study("a100", "attn_prefill", ATTN_PREFILL, on(prompts, device))
+    paged = vidur.prefill(datasets)
+    fresh = paged[paged["context"] == 0].set_index("chunk")["time_us"]
+    paged = paged.assign(base_us=paged["chunk"].map(fresh)).query("context > 0")
+    yield _study("a100", "attn_context", ATTN_CONTEXT, on(paged, device))
+    # Decodes of MHA and GQA are different kernels: each from a source that measured it well.
+    inside = "15 <= context <= 32768"
+    mha = aic.aic_decode(datasets, "TRTLLM").query(f"heads == kv_heads and {inside}")
+    mha = on(mha[bandwidth_share(mha, device) <= 0.9], device)
+    yield _study("a100", "attn_decode_mha", decode_form(splits=True, packed=True), mha)
+    gqa = on(aic.aic_decode(datasets).query(f"heads > kv_heads and {inside}"), device)
+    checks = {"other stack: Vidur A100, 32/4 heads": on(vidur.decode(datasets), device)}
+    form = decode_form(splits=False, packed=True)
+    yield _study("a100", "attn_decode_gqa", form, gqa, checks=checks)
     yield from _elementwise(datasets, "a100", device)
     for gpus in (2, 4, 8):
         yield _a100_reduce(datasets, device, gpus)
@@ -373,36 +394,6 @@ def _a100_reduce(datasets: Path, device: DeviceSpec, gpus: int) -> Study:
     return _study("a100", op, LINK, on(rows, device), words, "all_reduce", checks)
 
 
-def _a100_gemm(datasets: Path, device: DeviceSpec) -> Study:
-    large = "n >= 512 and k >= 512"
-    rows = on(aic.aic_gemm(datasets).query(f"{large} and n * k >= 2**20"), device)
-    vllm = aic.aic_gemm(datasets, "VLLM").query(f"m == 384 and {large}")
-    checks = {
-        "m = 384, never in the fit, as vLLM measures it": on(vllm, device),
-        "other stack: Vidur A100 fp16": on(vidur.mlp(datasets, "a100")["gemm"], device),
-    }
-    return _study("a100", "gemm", GEMM, rows, checks=checks)
-
-
-def _a100_attention(datasets: Path, device: DeviceSpec) -> Iterator[Study]:
-    """Decodes of MHA and GQA apart: they are different kernels. Each from a source that measured it
-    well."""
-    prompts = aic.aic_prefill(datasets).query("batch == 1 and chunk > 1")
-    yield _study("a100", "attn_prefill", ATTN_PREFILL, on(prompts, device))
-    paged = vidur.prefill(datasets)
-    fresh = paged[paged["context"] == 0].set_index("chunk")["time_us"]
-    paged = paged.assign(base_us=paged["chunk"].map(fresh)).query("context > 0")
-    yield _study("a100", "attn_context", ATTN_CONTEXT, on(paged, device))
-    inside = "15 <= context <= 32768"
-    mha = aic.aic_decode(datasets, "TRTLLM").query(f"heads == kv_heads and {inside}")
-    mha = on(mha[bandwidth_share(mha, device) <= 0.9], device)
-    yield _study("a100", "attn_decode_mha", decode_form(splits=True, packed=True), mha)
-    gqa = on(aic.aic_decode(datasets).query(f"heads > kv_heads and {inside}"), device)
-    checks = {"other stack: Vidur A100, 32/4 heads": on(vidur.decode(datasets), device)}
-    form = decode_form(splits=False, packed=True)
-    yield _study("a100", "attn_decode_gqa", form, gqa, checks=checks)
-
-
 def bandwidth_share(rows: pd.DataFrame, device: DeviceSpec) -> pd.Series[float]:
     """The share of HBM bandwidth at which each row's KV cache is read once in its time."""
     kv_bytes = 4 * rows["head_dim"] * rows["kv_heads"] * rows["batch"] * rows["context"]
@@ -413,8 +404,13 @@ def _ga102(datasets: Path, target: str) -> Iterator[Study]:
     """A6000 or A40: the same silicon (GA102, 84 SMs), so their measurements complement each
     other."""
     a6000, a40 = load_device("a6000"), load_device("a40")
-    yield _ga102_gemm(datasets, load_device(target))
     lent = target != "a6000"
+    gemms = vidur.mlp(datasets, "a40")["gemm"].drop(columns="model")
+    gemms = on(gemms.query("n >= 512 and k >= 512"), a40)
+    rows = pd.concat([on(data.llmservingsim_gemm(datasets), a6000), gemms], ignore_index=True)
+    words = {"target": target, "mine": f"peak_flops == {load_device(target).peak_flops}"}
+    gemm = _study("ga102", "gemm", GEMM, rows, words)
+    yield replace(gemm, again=None) if lent else gemm
     elsewhere = "measured on the A6000, not on this device; "
     words = {"lent": " (lent)" * lent, "elsewhere": elsewhere * lent}
     prompts, decodes = (on(rows, a6000) for rows in data.llmservingsim_attention(datasets))
@@ -431,16 +427,6 @@ def _ga102(datasets: Path, target: str) -> Iterator[Study]:
     for scope in ("intra_node", "inter_node"):
         rows = on(vidur.send_recv_a40(datasets, scope), a40)
         yield _study("ga102", f"send_recv_{scope}", LINK, rows, {"scope": scope}, "send_recv")
-
-
-def _ga102_gemm(datasets: Path, target: DeviceSpec) -> Study:
-    a6000 = on(data.llmservingsim_gemm(datasets), load_device("a6000"))
-    a40 = vidur.mlp(datasets, "a40")["gemm"].drop(columns="model")
-    a40 = on(a40.query("n >= 512 and k >= 512"), load_device("a40"))
-    rows = pd.concat([a6000, a40], ignore_index=True)
-    words = {"target": target.name, "mine": f"peak_flops == {target.peak_flops}"}
-    study = _study("ga102", "gemm", GEMM, rows, words)
-    return study if target.name == "a6000" else replace(study, again=None)
 
 
 #: The devices that the public measurements calibrate.
