@@ -141,7 +141,8 @@ def _tables(schema: Mapping[str, Any], classes: Mapping[str, Any], prefix: str) 
         forms = (f", `{key}: {keys[key]['const']}`" for key in ("kind", "name")
                  if "const" in keys.get(key, {}))  # fmt: skip
         yield from (f"### `{prefix}`{next(forms, '')}", "")
-    yield from (*_description(schema), "")
+    text = re.sub(r"``(.+?)``", r"`\1`", schema.get("description", ""))  # the class's docstring
+    yield from (re.sub(r":\w+:`~?(.+?)`", r"`\1`", line) for line in (*text.splitlines(), ""))
     inner: list[tuple[str, Mapping[str, Any]]] = []
     rows = []
     for key, form in keys.items():
@@ -162,12 +163,6 @@ def _tables(schema: Mapping[str, Any], classes: Mapping[str, Any], prefix: str) 
         yield from table(("key", "type", "default", "unit", "name", "example"), rows)
     for path, section in inner:
         yield from _tables(section, classes, path)
-
-
-def _description(schema: Mapping[str, Any]) -> list[str]:
-    """The class's docstring, in Markdown."""
-    text = re.sub(r"``(.+?)``", r"`\1`", schema.get("description", ""))
-    return [re.sub(r":\w+:`~?(.+?)`", r"`\1`", line) for line in text.splitlines()]
 
 
 def _references(form: Mapping[str, Any]) -> Iterator[str]:

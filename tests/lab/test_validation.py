@@ -160,8 +160,7 @@ def test_a_profile_of_single_ops_predicts_beside_the_grid(
     """The grid's own bundle, as if ``profile`` had written it: both say the same."""
     measured = session(experiment, repeats=1)
     spec, repeat = measured.spec, measured.repeats[0]
-    grid = se.joined(repeat.grids)
-    bundle = se.in_situ_bundle(spec, 2 * measured.works, grid, SEND_S, "my-cpu")
+    bundle = se.in_situ_bundle(spec, 2 * measured.works, repeat.grids, SEND_S, "my-cpu")
     known = {"processor": "a CPU"}
     bundle = replace(bundle, meta=replace(bundle.meta, environment=known))
     assert se.isolated_bundle(tmp_path, spec, known) is None
@@ -181,8 +180,8 @@ def test_a_profile_of_single_ops_predicts_beside_the_grid(
 def test_on_a_gpu_no_layer_is_faster_than_its_launch(experiment: Experiment) -> None:
     """Of a second, while the kernels take next to nothing: all layers wait for the host."""
     measured = session(experiment, repeats=1)
-    grid = se.joined(measured.repeats[0].grids)
-    bundle = se.in_situ_bundle(measured.spec, 2 * measured.works, grid, SEND_S, "my-gpu")
+    grids = measured.repeats[0].grids
+    bundle = se.in_situ_bundle(measured.spec, 2 * measured.works, grids, SEND_S, "my-gpu")
     launch = pd.DataFrame({"what": ["layer_launch", "layer_run"], "time_us": [1e6, 5.0]})
     measured = replace(measured, isolated=replace(bundle, overhead=launch))
     cell = cell_of(experiment, "sarathi")
@@ -562,7 +561,7 @@ def test_repeats_become_a_median_and_a_spread(tmp_path: Path) -> None:
     start = np.zeros((len(factors), 1))
     finish = (17.5 * base_s)[:, None]
     log = StageLog(start, start, finish, finish, ops)
-    bundle = se.in_situ_bundle(spec, 3 * WORKS, log, 1e-4, "in-situ")
+    bundle = se.in_situ_bundle(spec, 3 * WORKS, [log], 1e-4, "in-situ")
     write_bundle(bundle, tmp_path / "b")
     read = load_bundle(tmp_path / "b")
     # The quartiles of 1, 1.2 and 1.8 are 1.1 and 1.5.

@@ -75,10 +75,12 @@ _LAYERS, _HEAD = len(TIMED_OPS), len(TIMED_OPS) + 1
 
 
 def in_situ_bundle(
-    spec: EngineSpec, works: list[GridWork], log: StageLog, send_s: float, device: str
+    spec: EngineSpec, works: list[GridWork], grids: Sequence[StageLog], send_s: float, device: str
 ) -> Bundle:
-    """The bundle of a played grid; ``works`` may hold each micro-batch several times, which gives a
-    median and a spread. ``send_s`` is the time of any transfer between two stages."""
+    """The bundle of grids that were played one after the other; ``works`` may hold a micro-batch
+    several times, which gives a median and a spread. ``send_s``: any transfer between stages."""
+    parts = [vars(grid) for grid in grids]
+    log = StageLog(**{name: np.concatenate([part[name] for part in parts]) for name in parts[0]})
     # One layer of an op: the stages' sums, over all their layers.
     per_layer = log.ops[:, :, : _LAYERS + 1].sum(axis=1) / sum(spec.layers)
     first, last = (log.finish - log.start - log.ops[:, :, _LAYERS]).T[[0, -1]]
@@ -140,12 +142,6 @@ def _keys(
     else:
         keys[SKEWED] = (len(contexts), round(sum(contexts) / len(contexts)), max(contexts))
     return keys
-
-
-def joined(grids: tuple[StageLog, StageLog]) -> StageLog:
-    """The logs of the grids before and after, concatenated."""
-    before, after = (vars(log) for log in grids)
-    return StageLog(**{name: np.concatenate([before[name], after[name]]) for name in before})
 
 
 # The engine's log in the simulator's terms ------------------------------------------------------
@@ -525,8 +521,8 @@ class Session:
         """The comparison of one cell in one repeat."""
         (run, calibration), requests = repeat.served[cell.name], cell.requests()
         around = links(*(one for one, _ in calibration))
-        grid = joined(repeat.grids)
-        bundle = in_situ_bundle(self.spec, 2 * self.works, grid, around.send_s, "in-situ")
+        played = (self.spec, 2 * self.works, repeat.grids)
+        bundle = in_situ_bundle(*played, around.send_s, "in-situ")
         alone = StageTimePrediction.of(cell, bundle, around)
         predictions = {"grid": alone, "calibrated": alone.calibrated(calibration)}
         if self.isolated is not None:

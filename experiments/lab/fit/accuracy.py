@@ -22,7 +22,7 @@ from sarathi_sim.profiler.facts.formats import STACKS
 from sarathi_sim.profiler.facts.ops import LAYER_GEMMS, GemmShape
 from sarathi_sim.profiler.kernels.stack_file import StackSpec, load_stack
 from sarathi_sim.profiler.physics.forms import GEMM
-from sarathi_sim.profiler.physics.hold_out import Bools, Folds, Rows, median_p95_worst
+from sarathi_sim.profiler.physics.hold_out import Bools, Rows, median_p95_worst
 from sarathi_sim.profiler.planning.grid import Key, SizeGrid
 from sarathi_sim.profiler.planning.settings import TILE, Limits, coarse_grid
 from sarathi_sim.profiler.storage.plain_yaml import read_mapping
@@ -239,7 +239,13 @@ def gemm_unseen(datasets: Path) -> Iterator[Score]:
         everything = pd.concat(
             [rows.assign(bundle=i) for i, rows in enumerate(bundles)], ignore_index=True
         )
-        scores = held_out(GEMM, everything, _unseen_models(everything))
+        # A shape that a model shares with others is not fitted either.
+        shapes = pd.MultiIndex.from_frame(everything[["n", "k"]])
+        own = [
+            (everything["model"] == model).to_numpy() for model in np.unique(everything["model"])
+        ]
+        folds = [(np.flatnonzero(~shapes.isin(shapes[m])), np.flatnonzero(m)) for m in own]
+        scores = held_out(GEMM, everything, folds)
         layers = scores.groupby(["bundle", "m"])[["predicted_us", "time_us"]].sum()
         for what, rows, aim in (
             ("GEMM of an unseen shape", scores, (4, 14)),
@@ -247,13 +253,6 @@ def gemm_unseen(datasets: Path) -> Iterator[Score]:
         ):
             errors = np.log(rows["predicted_us"].to_numpy() / rows["time_us"].to_numpy())
             yield _score(what, *of, [(errors, None)], aim)
-
-
-def _unseen_models(rows: pd.DataFrame) -> Folds:
-    """Each model in turn, from the others' shapes; a shape that it shares is not fitted either."""
-    shapes = pd.MultiIndex.from_frame(rows[["n", "k"]])
-    own = [(rows["model"] == model).to_numpy() for model in sorted(rows["model"].unique())]
-    return [(np.flatnonzero(~shapes.isin(shapes[mine])), np.flatnonzero(mine)) for mine in own]
 
 
 def attention(datasets: Path) -> Iterator[Score]:

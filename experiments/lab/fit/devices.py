@@ -376,22 +376,18 @@ def _a100(datasets: Path) -> Iterator[Study]:
     yield _study("a100", "attn_decode_gqa", form, gqa, checks=checks)
     yield from _elementwise(datasets, "a100", device)
     for gpus in (2, 4, 8):
-        yield _a100_reduce(datasets, device, gpus)
+        # NCCL without launches; beside it the calls of 2023, which an engine launched one by one.
+        rows = aic.aic_all_reduce(datasets, gpus)
+        calls, empty_us = vidur.all_reduce_2023(datasets, gpus)
+        launch = empty_us - float(rows["time_us"].min())
+        calls = calls.assign(time_us=calls["time_us"] - launch)
+        checks = {f"2023, up to 512 tokens, {launch:.0f} us of launch taken off": on(calls, device)}
+        words = {"gpus": gpus, "empty_us": empty_us, "launch_us": launch}
+        of = (f"all_reduce_{gpus}", LINK, on(rows, device), words)
+        yield _study("a100", *of, "all_reduce", checks)
     for scope, wire in (("intra_node", "NVLink"), ("inter_node", "200 Gb/s InfiniBand")):
         rows = on(vidur.p2p_2023(datasets, scope), device)
         yield _study("a100", f"send_recv_{scope}", LINK, rows, {"wire": wire}, "send_recv")
-
-
-def _a100_reduce(datasets: Path, device: DeviceSpec, gpus: int) -> Study:
-    """NCCL without launches; beside it the calls of 2023, which an engine launched one by one."""
-    rows = aic.aic_all_reduce(datasets, gpus)
-    calls, empty_us = vidur.all_reduce_2023(datasets, gpus)
-    launch = empty_us - float(rows["time_us"].min())
-    calls = calls.assign(time_us=calls["time_us"] - launch)
-    checks = {f"2023, up to 512 tokens, {launch:.0f} us of launch taken off": on(calls, device)}
-    words = {"gpus": gpus, "empty_us": empty_us, "launch_us": launch}
-    op = f"all_reduce_{gpus}"
-    return _study("a100", op, LINK, on(rows, device), words, "all_reduce", checks)
 
 
 def bandwidth_share(rows: pd.DataFrame, device: DeviceSpec) -> pd.Series[float]:

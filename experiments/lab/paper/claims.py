@@ -298,14 +298,6 @@ def _scaled(group: str, factor: float, ops: OpTimes) -> OpTimes:
     return ops.scaled(dict.fromkeys(_GROUPS[group], factor))
 
 
-def _full_rate(time: TimeBySize, rows: ArrayLike) -> Floats:
-    return np.asarray(rows, np.float64) * time(LARGE) / LARGE
-
-
-def _one_row(time: TimeBySize, rows: ArrayLike) -> Floats:
-    return np.full(np.shape(rows), time(1))
-
-
 def _nothing_saved(ops: OpTimes) -> OpTimes:
     """Every token row costs the same, and every pair of query and key of a prompt: neither
     piggybacking on a chunk nor cutting a prompt changes the cost."""
@@ -317,7 +309,10 @@ def _nothing_saved(ops: OpTimes) -> OpTimes:
     def by_pair(chunk: ArrayLike, context: ArrayLike) -> Floats:
         return pairs(chunk, context) * (ops.prefill(_PROMPT, 0) / pairs(_PROMPT, 0))
 
-    return replace(with_rows(ops, _full_rate, _LINEAR), prefill=PairTimes(by_pair))
+    def full_rate(time: TimeBySize, rows: ArrayLike) -> Floats:
+        return np.asarray(rows, np.float64) * time(LARGE) / LARGE
+
+    return replace(with_rows(ops, full_rate, _LINEAR), prefill=PairTimes(by_pair))
 
 
 Change = Callable[[OpTimes], OpTimes]
@@ -330,7 +325,9 @@ _SCALINGS: dict[str, Change] = {
 DISTORTIONS: dict[str, Change] = {
     **_SCALINGS,
     NO_GAIN: _nothing_saved,
-    "rows are free": partial(with_rows, shape=_one_row, changed=_LINEAR),
+    "rows are free": partial(
+        with_rows, shape=lambda time, rows: np.full(np.shape(rows), time(1)), changed=_LINEAR
+    ),
 }
 """Op times that are strongly wrong, in size or in shape."""
 

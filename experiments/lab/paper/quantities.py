@@ -32,6 +32,7 @@ _EXTREMES: dict[Extreme, Callable[[Iterable[float]], float]] = {"least": min, "l
 
 
 Part = Literal["linear", "attention", "total"]
+Phase = Literal["prefill", "decode"]
 
 
 def iteration_ms(
@@ -80,7 +81,7 @@ def others_share(m: Machine) -> float:
     return 100 * block["others"] / (sum(block.values()) + m.attention(LENGTH) / m.layers)
 
 
-def op_token_ms(m: Machine, op: str, phase: Literal["prefill", "decode"], batch: int) -> float:
+def op_token_ms(m: Machine, op: str, phase: Phase, batch: int) -> float:
     """Milliseconds a token in one op of all layers; prompts or contexts of 1024."""
     rows = LENGTH * batch if phase == "prefill" else batch
     if op != "attention":
@@ -124,14 +125,11 @@ def saturation(rate: Callable[[int], float], sizes: Sequence[int]) -> float:
     return next((size for size in sizes if rate(2 * size) < 1.05 * rate(size)), 2 * sizes[-1])
 
 
-def decode_saturation(m: Machine) -> float:
-    """Batch from which doubling it gains less than 5 % of one layer's decode rate."""
+def saturated(m: Machine, phase: Phase) -> float:
+    """Prompt or batch from which doubling it gains less than 5 % of one layer's rate."""
+    if phase == "prefill":
+        return saturation(m.prefill_rate, (64, 128, 256, 512, 1024, 2048))
     return saturation(lambda batch: m.decode_rate(batch, LENGTH), (16, 32, 64, 128, 256, 512))
-
-
-def prefill_saturation(m: Machine) -> float:
-    """Prompt from which doubling it gains less than 5 % of one layer's prefill rate."""
-    return saturation(m.prefill_rate, (64, 128, 256, 512, 1024, 2048))
 
 
 def intensity(m: Machine, op: str, new: int, batch: int) -> float:
