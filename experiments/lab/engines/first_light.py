@@ -52,11 +52,9 @@ MODULE = "sarathi_sim.experiments.lab.engines.first_light"
 
 @dataclass(frozen=True)
 class HourStep:
-    """A step: killed after ``limit_s`` seconds, not begun with less than ``least_s``.
-
-    One with ``options`` of ``profile`` is such a profile, which keeps each finished point. Another
-    attention than xformers, and other weights, are part of the device's name.
-    """
+    """A step: killed after ``limit_s`` seconds, not begun with less than ``least_s``. One with
+    ``options`` of ``profile`` is such a profile, which keeps each finished point. Another attention
+    than xformers, and other weights, are part of the device's name."""
 
     name: str
     limit_s: float
@@ -337,11 +335,9 @@ _AGAIN_S = 15.0
 
 class Hour:
     """A first hour: results, logs, bundles and the ledger are in the folder ``out``, and after
-    every step in the file ``archive`` beside it. ``say`` gets lines for the user.
-
-    An ``out`` that is missing is made from another archive to resume, or from ``archive`` where
-    that exists. A ``rehearsal`` measures a tiny model, on the CPU where there is no GPU.
-    """
+    every step in the file ``archive`` beside it. ``say`` gets lines for the user. A missing ``out``
+    is made from the archive to resume, or from ``archive`` where that exists. A ``rehearsal``
+    measures a tiny model, on the CPU where there is no GPU."""
 
     def __init__(self, out: Path, say: Say, rehearsal: bool = False) -> None:
         self.out, self.say, self.rehearsal = out, say, rehearsal

@@ -439,9 +439,6 @@ def too_much(lost: Mapping[str, float]) -> str | None:
     return None
 
 
-# A session --------------------------------------------------------------------------------------
-
-
 CellRuns = tuple[EngineRun, list[tuple[EngineRun, list[Request]]]]
 """A cell's run, and the two calibration runs around it with their requests."""
 
@@ -497,11 +494,9 @@ class Comparison:
 @dataclass(frozen=True)
 class Session:
     """All measurements of one engine: its cells, their repeats, and the runs of cells that were
-    served once (``online``). ``about`` describes the engine in a report.
-
-    ``isolated`` is the bundle that ``profile`` measured for this model and device, op by op; it
-    predicts by its kernels alone, and on a GPU ("launched") with the launch of each layer, too.
-    """
+    served once (``online``). ``about`` describes the engine in a report. ``isolated`` is
+    the bundle that ``profile`` measured for this model and device, op by op; it predicts by its
+    kernels alone, and on a GPU ("launched") with the launch of each layer, too."""
 
     cells: list[Cell]
     repeats: list[Repeat]

@@ -182,9 +182,6 @@ def prediction_errors(outcome: Comparison, prediction: str) -> dict[str, float]:
     return found | total_errors(outcome.whole[prediction], outcome.measured)
 
 
-# The report -------------------------------------------------------------------------------------
-
-
 def report(
     experiment: Experiment, sessions: Sequence[Session], outcomes: Comparisons
 ) -> dict[str, Any]:

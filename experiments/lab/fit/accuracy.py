@@ -47,11 +47,9 @@ BAND = (85, 95)
 
 @dataclass(frozen=True)
 class Score:
-    """Absolute errors in percent on rows not fitted, and the aim where there is one.
-
-    ``covered`` is the share of these rows inside the 90 % band, in percent; None without a band.
-    ``group`` is the class that the score counts in. ``causes`` are the reasons of missed aims.
-    """
+    """Absolute errors in percent on rows not fitted, and the aim where there is one. ``covered`` is
+    the share of these rows inside the 90 % band, in percent; None without a band. ``group`` is the
+    class that the score counts in. ``causes`` are the reasons of missed aims."""
 
     what: str
     source: str
@@ -94,10 +92,8 @@ def inside_aim(covered: float) -> bool:
 
 @dataclass(frozen=True)
 class ScoreClass:
-    """The scores of one class: how many meet the aim, the medians of their errors in percent.
-
-    ``covered`` is the share inside the band over all rows, ``covered_range`` that of single scores.
-    """
+    """The scores of one class: how many meet the aim, the medians of their errors in percent, the
+    share inside the band over all rows and its range over single scores."""
 
     group: str
     scores: int

@@ -59,11 +59,9 @@ PAIR = ["heads", "kv_heads"]
 
 @dataclass(frozen=True, eq=False)
 class Fitted:
-    """One table's surface, and what its record is made of.
-
-    ``time_us`` were measured, ``clean_us`` fitted; ``timed_us`` are the times before those below
-    the memory's bound were raised (None: none were). ``kinds`` are iterated once.
-    """
+    """One table's surface, and what its record is made of: ``time_us`` were measured, ``clean_us``
+    fitted; ``timed_us`` are the times before those below the memory's bound were raised (None: none
+    were). ``kinds`` are iterated once."""
 
     table: str
     surface: StoredSurface

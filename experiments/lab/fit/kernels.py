@@ -165,7 +165,6 @@ def _fits(of: Published, families: Collection[str]) -> Iterator[Fitted]:
         yield from _messages(ALL_TO_ALL, {"nccl": table})
     if WIDE in families:
         yield from fit_wide(of)
-        yield from _block_fits(of)
 
 
 def _floor(datasets: Path, device: str, stack: str) -> tuple[float, str]:
@@ -309,11 +308,9 @@ def fit_decodes(
     window: float = np.inf,
     scored: bool = True,
 ) -> Fitted:
-    """The surface of decodes of one head dimension, which see ``window`` keys.
-
-    ``least_us`` is the least time to read each decode's KV cache from HBM. Of two ways to other
-    head counts the one with the smaller held-out error counts (the first if not ``scored``).
-    """
+    """The surface of decodes of one head dimension, which see ``window`` keys. ``least_us`` is the
+    least time to read each decode's KV cache from HBM. Of two ways to other head counts the one
+    with the smaller held-out error counts (the first if not ``scored``)."""
     published = microseconds(rows)
     rows = rows.assign(time_us=np.maximum(published, least_us))
     off = {way: [*holdout.decode_heads(rows, way, window)] for way in (False, True) if scored}
@@ -470,14 +467,6 @@ def sparse_decodes(rows: pd.DataFrame, gemms: AnyGemm, model: str) -> pd.DataFra
     return _kernels_of(rows, gemms, model, fastest_us=_FASTEST_SPARSE_US).assign(kv_heads=1)
 
 
-def _block_fits(of: Published) -> Iterator[Fitted]:
-    """Decodes of latent attention by ranks of data-parallel attention, from whole blocks."""
-    if found := tables.latent_blocks(*of):
-        rows = _kernels_of(found[0], _gemms_of_blocks(of)["fp8_block"]).assign(kv_heads=1)
-        least = reading_us(rows, attention.MEASURED_LATENT.cached, "fp8", of[1])
-        yield fit_decodes(attention.BLOCKS, rows, f"{found[1]} {attention.LESS}", least)
-
-
 def recurrent_fits(of: Published) -> Iterator[Fitted]:
     """Recurrent layers: prompts by chunk and batch, steps by batch. A scan works in chunks of
     :data:`STATE_CHUNK` tokens, as attention does in a window; a step reads one state."""
@@ -557,6 +546,11 @@ def fit_wide(of: Published) -> Iterator[Fitted]:
             for gpus, part in _by_gpus(rows).items():
                 name, kinds = f"{WIDE}.{op}.{gpus}", {"sizes": holdout.messages(part)}
                 yield fitted(name, fit_reduce(part), part, version, kinds)
+    # Decodes of latent attention by ranks of data-parallel attention, from whole blocks.
+    if found := tables.latent_blocks(*of):
+        rows = _kernels_of(found[0], _gemms_of_blocks(of)["fp8_block"]).assign(kv_heads=1)
+        least = reading_us(rows, attention.MEASURED_LATENT.cached, "fp8", of[1])
+        yield fit_decodes(attention.BLOCKS, rows, f"{found[1]} {attention.LESS}", least)
 
 
 def _wide_experts(of: Published) -> Iterator[Fitted]:

@@ -607,8 +607,6 @@ def readings_table(spreads: Mapping[str, tuple[Ratios, Ratios, Ratios]]) -> str:
     return markdown("Section 5.3 by reading", ["reading", *ratios], rows)
 
 
-# All of them --------------------------------------------------------------------------------------
-
 FIGURES: Sequence[Callable[[Labs], Plot]] = (
     *(per_token_cost, single_layer, bubble_schedule, tile_quantisation),
     *(decode_speedup, throughput_over_pd, op_breakdown, orca_comparison, chunking_ablation),
