@@ -353,7 +353,16 @@ class Hour:
         Raises ProfileError for a folder or archive that is not ours, or that another process uses.
         """
         until = time.monotonic() + 60 * minutes
-        self._make_folder(resume)
+        if resume and not resume.exists():
+            raise ProfileError(f"--resume {resume}: no such file")
+        source = resume or self.archive
+        if self.out.exists() and {path.name for path in self.out.iterdir()} - {"lock"}:
+            read_ledger(self.out)  # nothing is written into another's folder
+            if resume:
+                self.say(f"{self.out} is there already: going on from it, not from {resume}")
+        elif source.exists():
+            unpack(source, self.out)
+            self.say(f"{self.out}: made from {source}")
         try:
             lock = FolderLock(self.out)
         except FolderBusyError as holder:
@@ -367,18 +376,6 @@ class Hour:
             lock.release()
         self.say(f"everything so far: {self.archive}")
         return all(self.ledger.is_done(step.name) for step in steps)
-
-    def _make_folder(self, resume: Path | None) -> None:
-        if resume and not resume.exists():
-            raise ProfileError(f"--resume {resume}: no such file")
-        source = resume or self.archive
-        if self.out.exists() and {path.name for path in self.out.iterdir()} - {"lock"}:
-            read_ledger(self.out)  # nothing is written into another's folder
-            if resume:
-                self.say(f"{self.out} is there already: going on from it, not from {resume}")
-        elif source.exists():
-            unpack(source, self.out)
-            self.say(f"{self.out}: made from {source}")
 
     def _open_ledger(self) -> None:
         if (self.out / LEDGER).exists():

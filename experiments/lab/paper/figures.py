@@ -53,7 +53,6 @@ Labs = Sequence[Lab]
 Kind = Literal["line", "points", "bars", "boxes", "level", "edge"]
 Dash = Literal["-", "--", "-.", ":"]
 DASHES: tuple[Dash, Dash] = ("-", "--")
-"""Of the variants."""
 
 WIDTH, DPI = 9.4, 110
 SMALL = 12
