@@ -133,8 +133,7 @@ def session(
             served[cell.name] = engine.serve(cell.requests())[0], calibration
         found.append(se.Repeat((grid, grid), served, 0.5))
     online = {c.name: FakeEngine(c).serve(c.requests())[0] for c in cells if c.online}
-    about = {"engine": {"torch": "none"}}
-    return se.Session(cells, found, online, 1.0, about, spec, works)
+    return se.Session(cells, found, online, 1.0, {"engine": {"torch": "none"}}, spec, works)
 
 
 def outcomes_of(*measured: se.Session) -> va.Comparisons:
@@ -180,8 +179,9 @@ def test_a_profile_of_single_ops_predicts_beside_the_grid(
 def test_on_a_gpu_no_layer_is_faster_than_its_launch(experiment: Experiment) -> None:
     """Of a second, while the kernels take next to nothing: all layers wait for the host."""
     measured = session(experiment, repeats=1)
-    grids = measured.repeats[0].grids
-    bundle = se.in_situ_bundle(measured.spec, 2 * measured.works, grids, SEND_S, "my-gpu")
+    bundle = se.in_situ_bundle(
+        measured.spec, 2 * measured.works, measured.repeats[0].grids, SEND_S, "my-gpu"
+    )
     launch = pd.DataFrame({"what": ["layer_launch", "layer_run"], "time_us": [1e6, 5.0]})
     measured = replace(measured, isolated=replace(bundle, overhead=launch))
     cell = cell_of(experiment, "sarathi")
