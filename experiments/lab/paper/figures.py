@@ -128,10 +128,8 @@ def draw(chart: Plot) -> Figure:
             names |= zip(labels, handles, strict=True)
         place = axes.get_subplotspec()
         if place and "x" in chart.share and not place.is_last_row():
-            axes.tick_params(labelbottom=False)
             axes.set_xlabel("")
         if place and "y" in chart.share and not place.is_first_col():
-            axes.tick_params(labelleft=False)
             axes.set_ylabel("")
     if names:
         look: Any = {"loc": "outside upper left", "ncols": 3, "fontsize": SMALL}
