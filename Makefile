@@ -41,7 +41,7 @@ docs: $(VENV)/.installed-dev
 paper: $(VENV)/.installed
 	$(BIN)/python -m sarathi_sim.experiments.lab.paper.claims
 	$(BIN)/sarathi-sim lab reproduce --out runs/paper
-	$(BIN)/python -m sarathi_sim.experiments.lab.paper.page runs/paper docs
+	$(BIN)/python -m sarathi_sim.experiments.lab.paper.figures runs/paper docs
 
 # Wheels for a GPU node that has torch, NumPy, pandas, pyarrow, SciPy, scikit-learn, PyYAML, typer and rich,
 # and no network: what first-light needs beside those, for Python 3.11 and 3.12 on Linux x86-64.

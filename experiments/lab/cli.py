@@ -20,6 +20,7 @@ from ..options import (
     WorkersOption,
     backend_of,
     named,
+    written,
 )
 from ..own_server import PROFILES
 
@@ -53,8 +54,7 @@ def _folder(out: Path | None, kind: str) -> AbstractContextManager[Path | None]:
 
 
 def _answered(content: dict[str, Any], section: Section, out: Path | None, code: int = 0) -> Result:
-    written = [] if out is None else [out]
-    return Result(content | section.words(), section, written=written, code=code)
+    return Result(content | section.words(), section, written=written(out), code=code)
 
 
 def score(
@@ -148,9 +148,6 @@ def validate(
     realtime: Annotated[
         bool, typer.Option("--realtime", help="Take the cores from other programs (root, Linux).")
     ] = False,
-    timeout: Annotated[
-        float, typer.Option(min=1, help="End after so many seconds without a sign of life.")
-    ] = 30.0,
     profiles: Annotated[
         Path, typer.Option(help="Root folder of profiles with this device's bundle.")
     ] = PROFILES,
@@ -170,20 +167,9 @@ def validate(
       sarathi-sim lab validate validate_cpu --set validation.repeats=2 --out runs/quick
       sarathi-sim lab validate validate_gpu --set model=llama-3-8b --dry-run
     """
-    from ..results import (
-        ITERATIONS,
-        VALIDATION,
-        VALIDATION_FORMAT,
-        json_bytes,
-        result_folder,
-    )
-    from .engines.session import make_cells
-    from .engines.validation import (
-        check_machine,
-        iterations,
-        load_validation,
-        measure,
-    )
+    from ..results import ITERATIONS, VALIDATION, VALIDATION_FORMAT, json_bytes, result_folder
+    from .engines.cells import make_cells
+    from .engines.validation import check_machine, iterations, load_validation, measure
     from .servers.answers import validation_answer
     from .servers.figures import draw_validation
 
@@ -194,9 +180,7 @@ def validate(
     if realtime:
         say("warning: --realtime stops the machine's other programs during the run")
     with result_folder(folder, VALIDATION_FORMAT) as scratch:
-        content, outcomes = measure(
-            *(experiment, cells, profiles, progress, say), timeout_s=timeout, realtime=realtime
-        )
+        content, outcomes = measure(experiment, cells, profiles, progress, say, realtime)
         section = validation_answer(content)
         (scratch / VALIDATION).write_bytes(json_bytes(content | section.words()))
         write_section(scratch, section)
@@ -208,7 +192,7 @@ def validate(
 
 def cells(config: str = "validate_cpu", changes: SetOption = ()) -> Result:
     """Check CONFIG, and say what would run."""
-    from .engines.session import cells_table, make_cells
+    from .engines.cells import cells_table, make_cells
     from .engines.validation import load_validation
 
     table = cells_table(make_cells(load_validation(config, changes)))
@@ -291,39 +275,30 @@ def accuracy(
     *,
     datasets: DatasetsOption = None,
     out: AlsoOption = None,
-    kernels: Annotated[
-        list[str] | None,
-        typer.Option(help="Fit the kernels of this device again (one option a device)."),
-    ] = None,
     progress: Progress = silent,
 ) -> Result:
     """Score the regressions on public measurements (needs them).
 
     Only rows that were not fitted count: a row a score, with its aims and why it misses one; then
     a row a class of scores. The errors of the stacks' kernels are those of the shipped surfaces,
-    recorded when these were fitted, but for the devices named with --kernels.
+    recorded when these were fitted: `lab calibrate --stack` fits them again.
 
     \b
     Examples:
       sarathi-sim lab accuracy --datasets measurements
-      sarathi-sim lab accuracy --datasets measurements --kernels h100-80g-sxm --json
+      sarathi-sim lab accuracy --datasets measurements --json
     """
     from sarathi_sim.profiler.storage.files import public_datasets
     from ..results import ACCURACY_FORMAT, write_summary
     from .fit import accuracy as fits
-    from .fit.kernels import check_fitted, fitted_devices
     from .servers.answers import accuracy_answer
 
-    folder, stack = public_datasets(datasets), "vllm"  # of which every device has kernels
-    again = [name for device in kernels or () for name in check_fitted(device, stack)]
-    devices = fitted_devices(stack)
-    of_kernels = (partial(fits.kernels, device=name, again=name in again) for name in devices)
-    studies: list[fits.Study] = [*fits.STUDIES.values(), *of_kernels]
-    scores: list[fits.Score] = []
+    folder, scores = public_datasets(datasets), list[fits.Score]()
     with _folder(out, ACCURACY_FORMAT) as target:
-        for done, study in enumerate(studies):
-            progress("studies", done, len(studies))
+        for done, study in enumerate(fits.STUDIES.values()):
+            progress("studies", done, len(fits.STUDIES))
             scores += study(folder)
+        scores += (score for spec in fits.shipped_stacks() for score in fits.scores_of(spec))
         content = {
             "scores": [score.content() for score in scores],
             "classes": [asdict(one) for one in fits.by_class(scores)],

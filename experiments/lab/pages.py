@@ -18,10 +18,10 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from sarathi_sim.profiler.facts.formats import STACKS, WEIGHT_DTYPES
+from sarathi_sim.profiler.facts.formats import WEIGHT_DTYPES
 from sarathi_sim.profiler.facts.ops import ALL_REDUCE, MOE
 from sarathi_sim.profiler.kernels.stack_attention import STATE
-from sarathi_sim.profiler.kernels.stack_file import KernelFit, StackSpec, load_stack
+from sarathi_sim.profiler.kernels.stack_file import KernelFit, StackSpec
 from sarathi_sim.profiler.storage.files import write_whole
 from sarathi_sim.profiler.storage.not_modelled import LIMITS, Kind
 from sarathi_sim.profiler.storage.plain_yaml import read_mapping
@@ -39,8 +39,7 @@ from ..run.support import (
     supported,
 )
 from ..sweeps.points import SweepSpec
-from .fit.accuracy import by_class, scores_of
-from .fit.kernels import fitted_devices
+from .fit.accuracy import by_class, scores_of, shipped_stacks
 
 Rows = Iterator[Sequence[str]]
 
@@ -142,7 +141,8 @@ def _tables(schema: Mapping[str, Any], classes: Mapping[str, Any], prefix: str) 
         forms = (f", `{key}: {keys[key]['const']}`" for key in ("kind", "name")
                  if "const" in keys.get(key, {}))  # fmt: skip
         yield from (f"### `{prefix}`{next(forms, '')}", "")
-    yield from (*_description(schema), "")
+    text = re.sub(r"``(.+?)``", r"`\1`", schema.get("description", ""))  # the class's docstring
+    yield from (re.sub(r":\w+:`~?(.+?)`", r"`\1`", line) for line in (*text.splitlines(), ""))
     inner: list[tuple[str, Mapping[str, Any]]] = []
     rows = []
     for key, form in keys.items():
@@ -163,12 +163,6 @@ def _tables(schema: Mapping[str, Any], classes: Mapping[str, Any], prefix: str) 
         yield from table(("key", "type", "default", "unit", "name", "example"), rows)
     for path, section in inner:
         yield from _tables(section, classes, path)
-
-
-def _description(schema: Mapping[str, Any]) -> list[str]:
-    """The class's docstring, in Markdown."""
-    text = re.sub(r"``(.+?)``", r"`\1`", schema.get("description", ""))
-    return [re.sub(r":\w+:`~?(.+?)`", r"`\1`", line) for line in text.splitlines()]
 
 
 def _references(form: Mapping[str, Any]) -> Iterator[str]:
@@ -301,15 +295,6 @@ def support(cells: Sequence[Combination]) -> str:
 
 
 # data/README.md: the errors of the shipped kernels ----------------------------------------------
-
-
-def shipped_stacks() -> list[StackSpec]:
-    """Every shipped stack, in the order of the devices."""
-    return [
-        load_stack(device, stack)[0]
-        for device, stack in product(fitted_devices("vllm"), STACKS)
-        if device in fitted_devices(stack)
-    ]
 
 
 def kernel_tables(specs: Sequence[StackSpec]) -> str:

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from sarathi_sim.experiments.lab.engines.session import Cell
+from sarathi_sim.experiments.lab.engines.cells import Cell
 from sarathi_sim.policies.batch import Batch
 from sarathi_sim.policies.request import Request
 from sarathi_sim.profiler.engine.driver import Decision, Served

@@ -137,7 +137,7 @@ def test_latent_attention_is_the_kernel_or_the_block_less_its_gemms(tmp_path: Pa
         np.array([256.0, 1e5]), np.array([256.0, 1e5]), np.array([1.0, 1e6]), np.zeros((2, 2, 2))
     )
     object.__setattr__(ten, "time_us", lambda m, n, k: 10.0 + 0 * m)
-    found = latent_rows(tmp_path, "h100-80g-sxm", "sglang", "decode", "bf16", None)
+    found = latent_rows((tmp_path, "h100-80g-sxm", "sglang"), "decode", "bf16", None)
     assert found is not None and found[1] == "0.5"
     assert found[0].to_dict("records") == [
         {"heads": 16, "batch": 4, "context": 256, "time_us": 20.0, "kv_heads": 1}
@@ -150,12 +150,12 @@ def test_latent_attention_is_the_kernel_or_the_block_less_its_gemms(tmp_path: Pa
     prompt = {**block, "batch_size": 1, "isl": 512, "step": 0, "latency": 0.3}
     put_table(tmp_path, "mla/vllm/0.24.0/mla_context_module_perf.parquet", prompt)
     for kind, expected in (("decode", [10.0, 110.0]), ("prefill", [210.0])):
-        found = latent_rows(tmp_path, "h100-80g-sxm", "vllm", kind, "bf16", ten)
+        found = latent_rows((tmp_path, "h100-80g-sxm", "vllm"), kind, "bf16", ten)
         assert found is not None and found[1] == f"0.24.0 {LESS}"
         assert found[0]["time_us"].tolist() == pytest.approx(expected)
         assert set(found[0]["kv_heads"]) == ({1} if kind == "decode" else {16})
-    assert latent_rows(tmp_path, "h100-80g-sxm", "vllm", "decode", "bf16", None) is None
-    assert latent_rows(tmp_path, "h100-80g-sxm", "trtllm", "decode", "bf16", ten) is None
+    assert latent_rows((tmp_path, "h100-80g-sxm", "vllm"), "decode", "bf16", None) is None
+    assert latent_rows((tmp_path, "h100-80g-sxm", "trtllm"), "decode", "bf16", ten) is None
 
 
 def test_the_l2_of_every_device_with_tables_is_known() -> None:

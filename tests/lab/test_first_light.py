@@ -181,12 +181,7 @@ def test_the_difference_from_the_tables_is_what_was_put_in(tmp_path: Path) -> No
 def command(out: Path, **environment: str) -> subprocess.Popen[str]:
     words = [
         sys.executable,
-        "-m",
-        "sarathi_sim",
-        "lab",
-        "first-light",
-        "--dry-run",
-        "--out",
+        *["-m", "sarathi_sim", "lab", "first-light", "--dry-run", "--out"],
         str(out),
     ]
     variables = os.environ | environment

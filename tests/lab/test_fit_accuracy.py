@@ -110,15 +110,7 @@ def test_accuracy_has_every_shipped_kernel_and_names_what_misses(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(accuracy, "STUDIES", {})
-    call = [
-        "lab",
-        "accuracy",
-        "--datasets",
-        str(tmp_path),
-        "--json",
-        "--out",
-        str(tmp_path / "out"),
-    ]
+    call = ["lab", "accuracy", "--json", f"--datasets={tmp_path}", f"--out={tmp_path / 'out'}"]
     content = json.loads(CliRunner().invoke(app, call).stdout)
     scores = content["scores"]
     assert {s["source"].partition(",")[0] for s in scores} == {*fitted_devices("vllm")}

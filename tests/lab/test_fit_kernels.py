@@ -271,8 +271,8 @@ def check(found: Iterable[Fitted], device: str, stack: str) -> set[str]:
 @needs_datasets
 def test_shipped_experts_and_curves() -> None:
     of = public_datasets(), H100, "vllm"
-    check(kernels.fit_experts(kernels.expert_tables(*of, "w4a16_mxfp4")), *of[1:])
-    check(kernels._fits(*of, {"all_reduce", "all_to_all"}), *of[1:])
+    check(kernels.fit_experts(kernels.expert_tables(of, "w4a16_mxfp4")), *of[1:])
+    check(kernels._fits(of, {"all_reduce", "all_to_all"}), *of[1:])
 
 
 @pytest.mark.slow
@@ -288,7 +288,7 @@ def test_shipped_experts_and_curves() -> None:
 )
 def test_shipped_tables(device: str, stack: str, families: set[str], pattern: str) -> None:
     chosen = re.compile(pattern)
-    found = kernels._fits(public_datasets(), device, stack, families)
+    found = kernels._fits((public_datasets(), device, stack), families)
     names = check((one for one in found if chosen.match(one.table)), device, stack)
     assert names == {*filter(chosen.match, load_stack(device, stack)[0].kernels)}
 
@@ -296,11 +296,8 @@ def test_shipped_tables(device: str, stack: str, families: set[str], pattern: st
 @needs_datasets
 def test_the_shipped_profile_is_what_its_folder_gives() -> None:
     """To the number; and close to what was measured, prefixes included."""
-    check(
-        kernels._fits(public_datasets(), "rtx-4090", "vllm", {"gemm", "attention"}),
-        "rtx-4090",
-        "vllm",
-    )
+    of = public_datasets(), "rtx-4090", "vllm"
+    check(kernels._fits(of, {"gemm", "attention"}), *of[1:])
     times = StackTimes("rtx-4090", Kernels("vllm"), load_model("llama-3.1-8b"), 1)
     cells = perf_tables.attention_cells(public_datasets() / "llmservingsim_rtx4090")
     chunks = perf_tables.alone(cells, {"prefill_chunk": "chunk", "kv_prefill": "context"})

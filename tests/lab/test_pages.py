@@ -7,13 +7,13 @@ from pathlib import Path
 import pytest
 
 from sarathi_sim.experiments.config.loading import load_experiment
+from sarathi_sim.experiments.lab.fit.accuracy import shipped_stacks
 from sarathi_sim.experiments.lab.pages import (
     FILES,
     kernel_tables,
     limits,
     markdown,
     reference,
-    shipped_stacks,
     support,
     update,
 )

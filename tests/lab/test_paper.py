@@ -18,7 +18,7 @@ import pytest
 from matplotlib.text import Text
 
 from sarathi_sim.experiments.figures.style import styled
-from sarathi_sim.experiments.lab.paper import claims, figures, gpt3, page, quantities
+from sarathi_sim.experiments.lab.paper import claims, figures, gpt3, quantities
 from sarathi_sim.experiments.lab.paper.claims import ClaimResult, evaluate, load_claims
 from sarathi_sim.experiments.lab.paper.variants import TILE, VARIANTS, Lab, Variant
 from sarathi_sim.experiments.run.machine import Machine
@@ -147,7 +147,7 @@ def test_claims_that_cannot_fail_or_that_no_gain_would_pass_are_marked() -> None
 
 def test_the_tables_show_the_marks() -> None:
     results = as_recorded()
-    table = page.claims_table(results).splitlines()
+    table = figures.claims_table(results).splitlines()
     rows = {row.split("`")[1]: row for row in table if "`" in row}
     assert rows["orca_worst"].startswith(f"| `orca_worst` | {claims.CANNOT_FAIL} ")
     assert f"| {claims.UNMOVED} |" in rows["pd_peak_256_at"]
@@ -155,7 +155,7 @@ def test_the_tables_show_the_marks() -> None:
     shown = {row[0]: row for row in claims.claims_section(results).table.rows}
     assert shown["tile_128"][4:8] == ["55", "47.88", "0.87", "53.18*"]
     assert shown["decode_speedup_min"][5:7] == ["(2.225)", "(0.79)"]
-    assert "| `orca_best_1k` | 11 % | **4.2 %** | **0.38** |" in page.gains_table(results)
+    assert "| `orca_best_1k` | 11 % | **4.2 %** | **0.38** |" in figures.gains_table(results)
 
 
 def test_256_over_320_does_not_need_the_tile() -> None:

@@ -235,7 +235,9 @@ def test_one_layer_and_intensity_by_hand() -> None:
     machine = Lab("predicted").a6000
     assert quantities.attention_intensity(machine, 1) == pytest.approx(1024 / 1025)
     usable, weights = 0.9 * machine.device.memory_bytes, 2 * 13.016e9
-    assert quantities.one_layer_batch(machine) > machine.layers, "the weights shrink, too"
+    assert quantities.batch_ratio(machine, 1024, layers=1) > machine.layers, (
+        "the weights shrink, too"
+    )
     a_request = 1024 * 40 * 2 * 2 * 5120
     assert quantities.fitting_batch(machine, 1024) == (usable - weights) // a_request
 

@@ -17,6 +17,7 @@ from sarathi_sim.experiments.config.scenario import Validation
 from sarathi_sim.experiments.content import write_section
 from sarathi_sim.experiments.lab.engines import session as se
 from sarathi_sim.experiments.lab.engines import validation as va
+from sarathi_sim.experiments.lab.engines.cells import Cell, engine_spec, grid_of, make_cells
 from sarathi_sim.experiments.lab.servers.answers import validation_answer
 from sarathi_sim.experiments.report.sections import sections_of
 from sarathi_sim.experiments.results import to_json
@@ -65,8 +66,8 @@ def experiment(tmp_path: Path) -> Experiment:
     return load(tmp_path)
 
 
-def cell_of(experiment: Experiment, name: str = "orca") -> se.Cell:
-    return next(cell for cell in se.make_cells(experiment) if cell.name == name)
+def cell_of(experiment: Experiment, name: str = "orca") -> Cell:
+    return next(cell for cell in make_cells(experiment) if cell.name == name)
 
 
 @pytest.mark.parametrize("name", ["orca", "sarathi", "online"])
@@ -118,9 +119,9 @@ def session(
     pp: int = 2,
 ) -> se.Session:
     """``factor`` and ``offset_s``: how much slower serving is than the grid says."""
-    cells = [cell for cell in se.make_cells(experiment) if cell.layout == (pp, 1)]
+    cells = [cell for cell in make_cells(experiment) if cell.layout == (pp, 1)]
     offline = [cell for cell in cells if not cell.online]
-    spec, works = se.engine_spec(cells), se.grid_of(cells)
+    spec, works = engine_spec(cells), grid_of(cells)
     grid = FakeEngine(cells[0]).play(works)
     found = []
     for number in range(repeats):
@@ -132,8 +133,7 @@ def session(
             served[cell.name] = engine.serve(cell.requests())[0], calibration
         found.append(se.Repeat((grid, grid), served, 0.5))
     online = {c.name: FakeEngine(c).serve(c.requests())[0] for c in cells if c.online}
-    about = {"engine": {"torch": "none"}}
-    return se.Session(cells, found, online, 1.0, about, spec, works)
+    return se.Session(cells, found, online, 1.0, {"engine": {"torch": "none"}}, spec, works)
 
 
 def outcomes_of(*measured: se.Session) -> va.Comparisons:
@@ -159,8 +159,7 @@ def test_a_profile_of_single_ops_predicts_beside_the_grid(
     """The grid's own bundle, as if ``profile`` had written it: both say the same."""
     measured = session(experiment, repeats=1)
     spec, repeat = measured.spec, measured.repeats[0]
-    grid = se.joined(repeat.grids)
-    bundle = se.in_situ_bundle(spec, 2 * measured.works, grid, SEND_S, "my-cpu")
+    bundle = se.in_situ_bundle(spec, 2 * measured.works, repeat.grids, SEND_S, "my-cpu")
     known = {"processor": "a CPU"}
     bundle = replace(bundle, meta=replace(bundle.meta, environment=known))
     assert se.isolated_bundle(tmp_path, spec, known) is None
@@ -180,8 +179,9 @@ def test_a_profile_of_single_ops_predicts_beside_the_grid(
 def test_on_a_gpu_no_layer_is_faster_than_its_launch(experiment: Experiment) -> None:
     """Of a second, while the kernels take next to nothing: all layers wait for the host."""
     measured = session(experiment, repeats=1)
-    grid = se.joined(measured.repeats[0].grids)
-    bundle = se.in_situ_bundle(measured.spec, 2 * measured.works, grid, SEND_S, "my-gpu")
+    bundle = se.in_situ_bundle(
+        measured.spec, 2 * measured.works, measured.repeats[0].grids, SEND_S, "my-gpu"
+    )
     launch = pd.DataFrame({"what": ["layer_launch", "layer_run"], "time_us": [1e6, 5.0]})
     measured = replace(measured, isolated=replace(bundle, overhead=launch))
     cell = cell_of(experiment, "sarathi")
@@ -373,7 +373,7 @@ def test_what_the_engine_cannot_do_is_refused(
     tmp_path: Path, changes: list[str], message: str
 ) -> None:
     with pytest.raises(UserError, match=message):
-        se.make_cells(load(tmp_path, *changes))
+        make_cells(load(tmp_path, *changes))
 
 
 @pytest.mark.parametrize(
@@ -384,10 +384,10 @@ def test_a_dry_run_checks_the_shipped_configurations(
     config: str, layouts: set[tuple[int, int]], gigabytes: tuple[float, float]
 ) -> None:
     experiment = va.load_validation(config)
-    cells = se.make_cells(experiment)
+    cells = make_cells(experiment)
     assert {cell.layout for cell in cells} == layouts
     one = [cell for cell in cells if cell.layout == (1, 1)]
-    spec = se.engine_spec(one, experiment.validation.dtype)
+    spec = engine_spec(one, experiment.validation.dtype)
     assert spec.device == ("cuda" if config == "validate_gpu" else "cpu")
     assert gigabytes[0] < spec.bytes_needed(0) / 1e9 < gigabytes[1], "what the file says"
     words = ("lab", "validate", config, "--dry-run")
@@ -430,9 +430,8 @@ def test_the_order_of_the_work(experiment: Experiment, monkeypatch: pytest.Monke
     for limit_s, repeats in ((None, 2), (1e-9, 1)):
         log.clear()
         (found,) = se.run_sessions(
-            se.make_cells(experiment), settings.model_copy(update={"limit_s": limit_s}),
-            realtime=False, timeout_s=1.0, say=said.append,
-            progress=lambda _, done, total: counted.append((done, total)),
+            make_cells(experiment), settings.model_copy(update={"limit_s": limit_s}),
+            say=said.append, progress=lambda _, done, total: counted.append((done, total)),
         )  # fmt: skip
         assert len(found.repeats) == repeats and set(found.online) == {"online"}
         repeat = ["grid", *["orca"] * 3, *["sarathi"] * 3, "grid"]
@@ -505,7 +504,7 @@ def test_half_of_each_target_may_be_lost(name: str) -> None:
         assert why is not None and f" of {name}, and {limit:.2%} is allowed" in why
 
 
-def of_recorded(name: str) -> se.LostTime:
+def of_recorded(name: str) -> dict[str, float]:
     """Of a run of ``validate_cpu`` on two cores, as the engine logged it (times to 1 us)."""
     entry = json.loads((RECORDED / f"{name}.json").read_text(encoding="utf-8"))
     times = {key: np.array(entry[key]) for key in ("arrived", "start", "finish", "cpu")}
@@ -562,7 +561,7 @@ def test_repeats_become_a_median_and_a_spread(tmp_path: Path) -> None:
     start = np.zeros((len(factors), 1))
     finish = (17.5 * base_s)[:, None]
     log = StageLog(start, start, finish, finish, ops)
-    bundle = se.in_situ_bundle(spec, 3 * WORKS, log, 1e-4, "in-situ")
+    bundle = se.in_situ_bundle(spec, 3 * WORKS, [log], 1e-4, "in-situ")
     write_bundle(bundle, tmp_path / "b")
     read = load_bundle(tmp_path / "b")
     # The quartiles of 1, 1.2 and 1.8 are 1.1 and 1.5.

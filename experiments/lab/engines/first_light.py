@@ -52,11 +52,9 @@ MODULE = "sarathi_sim.experiments.lab.engines.first_light"
 
 @dataclass(frozen=True)
 class HourStep:
-    """A step: killed after ``limit_s`` seconds, not begun with less than ``least_s``.
-
-    One with ``options`` of ``profile`` is such a profile, which keeps each finished point. Another
-    attention than xformers, and other weights, are part of the device's name.
-    """
+    """A step: killed after ``limit_s`` seconds, not begun with less than ``least_s``. One with
+    ``options`` of ``profile`` is such a profile, which keeps each finished point. Another attention
+    than xformers, and other weights, are part of the device's name."""
 
     name: str
     limit_s: float
@@ -104,10 +102,8 @@ _SMALL_VALIDATION = (
 
 
 def words_of(step: HourStep, out: Path, seconds: float, rehearsal: bool) -> list[str]:
-    """The words of a step's process in the folder ``out``, with ``seconds`` left for it.
-
-    Raises ProfileError before a probe, and where published collectives are needed and do not ship.
-    """
+    """The words of a step's process in the folder ``out``, with ``seconds`` left for it. Raises
+    ProfileError before a probe, and where published collectives are needed and do not ship."""
     if step.name in OWN_STEPS:
         return [step.name, str(out), str(int(rehearsal))]
     facts = probed(out)
@@ -149,9 +145,7 @@ def probed(out: Path) -> dict[str, Any]:
 
 def published(out: Path) -> tuple[str, list[Stack]]:
     """The shipped device that this GPU is, and the stacks whose kernels on it ship, vLLM's first.
-
-    Raises ProfileError where none do.
-    """
+    Raises ProfileError where none do."""
     facts = probed(out)
     sheet = load_device(_STAND_IN) if facts["device"] == "cpu" else shipped_device("", facts["gpu"])
     stacks = stacks_on(sheet.name) if sheet is not None else []
@@ -176,11 +170,9 @@ def published_collectives(out: Path, model: str, tp: int) -> Path:
 
 
 def probe(out: Path, rehearsal: bool) -> str:
-    """Versions, memory and clocks, in ``results/probe.json``; in a few words.
-
-    A rehearsal takes the CPU where there is no GPU. Raises ProfileError where there is none
-    otherwise, and where it is another than the hour began on.
-    """
+    """Versions, memory and clocks, in ``results/probe.json``; in a few words. A rehearsal takes the
+    CPU where there is no GPU. Raises ProfileError for that otherwise, and for another GPU than the
+    hour began on."""
     from sarathi_sim.profiler.shard import environment
     from sarathi_sim.profiler.shard.timing import Sampler
 
@@ -205,9 +197,7 @@ def probe(out: Path, rehearsal: bool) -> str:
 
 def tables(out: Path, _: bool) -> str:
     """Every bundle of the folder beside the shipped kernels of its GPU: ``results/tables.json``.
-
-    Raises ProfileError where there is nothing to compare.
-    """
+    Raises ProfileError where there is nothing to compare."""
     gpu, stacks = published(out)
     found: dict[str, dict[str, float]] = {}
     profiles = out / "profiles"
@@ -239,10 +229,8 @@ OWN_STEPS = {PROBE: probe, "tables": tables}
 
 
 def main() -> int:
-    """Do a step of ours, or run ``sarathi-sim`` with these words; the exit code.
-
-    The last line that it prints says what became of it.
-    """
+    """Do a step of ours, or run ``sarathi-sim`` with these words; the exit code. The last line that
+    it prints says what became of it."""
     parent, *words = sys.argv[1:]
     end_with(int(parent))
     if words[0] not in OWN_STEPS:
@@ -325,10 +313,8 @@ def pack(folder: Path, archive: Path) -> None:
 
 
 def unpack(archive: Path, folder: Path) -> None:
-    """Make ``folder``, which is empty or missing, from an archive, whole or not at all.
-
-    Raises ProfileError for a file that is no archive of first-light, and a damaged one; OSError.
-    """
+    """Make ``folder``, which is empty or missing, from an archive, whole or not at all. Raises
+    ProfileError for a file that is no archive of first-light, and a damaged one; OSError."""
     read_ledger(archive)
     scratch = folder.with_name(f".{folder.name}-{secrets.token_hex(4)}")
     try:
@@ -349,11 +335,9 @@ _AGAIN_S = 15.0
 
 class Hour:
     """A first hour: results, logs, bundles and the ledger are in the folder ``out``, and after
-    every step in the file ``archive`` beside it. ``say`` gets lines for the user.
-
-    An ``out`` that is missing is made from another archive to resume, or from ``archive`` where
-    that exists. A ``rehearsal`` measures a tiny model, on the CPU where there is no GPU.
-    """
+    every step in the file ``archive`` beside it. ``say`` gets lines for the user. A missing ``out``
+    is made from the archive to resume, or from ``archive`` where that exists. A ``rehearsal``
+    measures a tiny model, on the CPU where there is no GPU."""
 
     def __init__(self, out: Path, say: Say, rehearsal: bool = False) -> None:
         self.out, self.say, self.rehearsal = out, say, rehearsal
@@ -369,7 +353,16 @@ class Hour:
         Raises ProfileError for a folder or archive that is not ours, or that another process uses.
         """
         until = time.monotonic() + 60 * minutes
-        self._make_folder(resume)
+        if resume and not resume.exists():
+            raise ProfileError(f"--resume {resume}: no such file")
+        source = resume or self.archive
+        if self.out.exists() and {path.name for path in self.out.iterdir()} - {"lock"}:
+            read_ledger(self.out)  # nothing is written into another's folder
+            if resume:
+                self.say(f"{self.out} is there already: going on from it, not from {resume}")
+        elif source.exists():
+            unpack(source, self.out)
+            self.say(f"{self.out}: made from {source}")
         try:
             lock = FolderLock(self.out)
         except FolderBusyError as holder:
@@ -383,18 +376,6 @@ class Hour:
             lock.release()
         self.say(f"everything so far: {self.archive}")
         return all(self.ledger.is_done(step.name) for step in steps)
-
-    def _make_folder(self, resume: Path | None) -> None:
-        if resume and not resume.exists():
-            raise ProfileError(f"--resume {resume}: no such file")
-        source = resume or self.archive
-        if self.out.exists() and {path.name for path in self.out.iterdir()} - {"lock"}:
-            read_ledger(self.out)  # nothing is written into another's folder
-            if resume:
-                self.say(f"{self.out} is there already: going on from it, not from {resume}")
-        elif source.exists():
-            unpack(source, self.out)
-            self.say(f"{self.out}: made from {source}")
 
     def _open_ledger(self) -> None:
         if (self.out / LEDGER).exists():
@@ -436,7 +417,6 @@ class Hour:
                 return
 
     def _attempt(self, step: HourStep, seconds: float) -> Entry:
-        """One try: run, booked, packed, however it ends."""
         self.say(f"{step.name}: up to {seconds:.0f} s")
         started, began = time.strftime("%F %T%z"), time.monotonic()
         state, why = INTERRUPTED, "by a signal"

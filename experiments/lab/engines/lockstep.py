@@ -126,11 +126,8 @@ class DecisionLog:
 
 @dataclass(frozen=True)
 class Replay:
-    """The result of a replay: calls of the scheduler, identical decisions, and the first
-    difference.
-
-    A difference outside of a decision (a request that ends in another batch) counts, too.
-    """
+    """Calls of the scheduler, identical decisions, and the first difference, which may also be
+    outside of a decision (a request that ends in another batch)."""
 
     decisions: int
     identical: int
@@ -172,8 +169,16 @@ def read_log(path: Path) -> DecisionLog:
     config, requests = header.get("config"), header.get("requests")
     if not isinstance(config, dict) or not isinstance(requests, list):
         raise UserError(f"{where}: config must hold keys and values, and requests a list of rows")
-    player = ENGINES[known_as]
-    settings = parse(player.settings, _settings(header, player.settings), f"{where}: config")
+    player, kind = ENGINES[known_as]
+    names = {field.name for field in fields(kind)}
+    if "depth" in names:
+        config = config | {"depth": header.get("depth")}
+    known = {
+        key: _TRUTH.get(str(value), value)
+        for key, value in config.items()
+        if key in names or key not in _OF_TRAFFIC
+    }
+    settings = parse(kind, known, f"{where}: config")
     if (number := _first_wrong(list[_Row | _RowWithMost], requests)) is not None:
         problem = "must be the numbers that docs/lockstep.md names"
         raise UserError(f"{where}: requests: row {number}: {show(requests[number])}: {problem}")
@@ -183,19 +188,7 @@ def read_log(path: Path) -> DecisionLog:
     return DecisionLog(path, str(engine), same, mode or "", settings, requests, events)
 
 
-def _settings(header: Mapping[str, Any], kind: type) -> dict[str, Any]:
-    """The header's settings, without those of its traffic; of vLLM with its depth."""
-    names = {field.name for field in fields(kind)}
-    config = header["config"] | ({"depth": header.get("depth")} if "depth" in names else {})
-    return {
-        key: _TRUTH.get(str(value), value)
-        for key, value in config.items()
-        if key in names or key not in _OF_TRAFFIC
-    }
-
-
 def _first_wrong(kind: Any, rows: list[Any]) -> int | None:
-    """The number of the first row that is none of those of a list; None if all are."""
     try:
         TypeAdapter(kind).validate_python(rows)
     except ValidationError as error:
@@ -204,23 +197,19 @@ def _first_wrong(kind: Any, rows: list[Any]) -> int | None:
 
 
 def replay(log: DecisionLog) -> Replay:
-    """Feed the log's arrivals and returns to our scheduler, and compare every decision.
-
-    Raises UserError where the log's settings or requests cannot be used.
-    """
+    """Feed the log's arrivals and returns to our scheduler, and compare every decision. Raises
+    UserError where the log's settings or requests cannot be used."""
     line = 1
     try:
-        player = ENGINES[" ".join(filter(None, (log.engine, log.mode)))](log)
+        player = ENGINES[f"{log.engine} {log.mode}".rstrip()][0](log)
         for line, event in enumerate(log.events, 2):
             difference = player.play(event)
             if difference is not None:
                 return Replay(player.decisions, player.identical, f"line {line}, {difference}")
-    except KeyError as error:
-        problem = f"request or step {error.args[0]} is unknown here"
-        raise UserError(f"{log.path}: line {line}: cannot be replayed: {problem}") from None
-    except (IndexError, TypeError, ValueError) as error:
-        problem = f"cannot be replayed: {one_line(error)}"
-        raise UserError(f"{log.path}: line {line}: {problem}") from None
+    except (LookupError, TypeError, ValueError) as error:
+        unknown = isinstance(error, KeyError)
+        why = f"request or step {error.args[0]} is unknown here" if unknown else one_line(error)
+        raise UserError(f"{log.path}: line {line}: cannot be replayed: {why}") from None
     return Replay(player.decisions, player.identical, None)
 
 
@@ -228,7 +217,6 @@ class _Player:
     """Our scheduler under the settings of a log; a subclass for each engine. ``events`` are the
     forms of all events."""
 
-    settings: ClassVar[type[Any]]
     events: ClassVar[Any]
 
     def __init__(self, log: DecisionLog) -> None:
@@ -255,7 +243,6 @@ class _Player:
         raise NotImplementedError
 
     def _build(self, log: DecisionLog) -> Pool:
-        """Our scheduler."""
         raise NotImplementedError
 
     def play(self, event: list[Any]) -> str | None:
@@ -276,7 +263,6 @@ class _Player:
         return None
 
     def _schedule(self) -> tuple[list[Any], Batch]:
-        """Our next decision, in the form of a log."""
         pool = self._pool
         before = list(pool.running)
         batch = pool.form()
@@ -292,7 +278,6 @@ class _Player:
 
 
 class _VllmPlayer(_Player):
-    settings: ClassVar[type[Any]] = VllmSettings
     events: ClassVar[Any] = list[
         _Add | tuple[_Schedule, _Whole, _Chunks, _Ids, _Whole, _Whole, _Whole] | _Return
     ]
@@ -361,12 +346,7 @@ class _VllmModePlayer(_VllmPlayer):
         return [*super()._stated(batch, rows, preempted), len(self._pool.loading)]
 
 
-class _SpeculationPlayer(_VllmModePlayer):
-    settings: ClassVar[type[Any]] = SpeculationSettings
-
-
 class _SglangPlayer(_Player):
-    settings: ClassVar[type[Any]] = SglangSettings
     events: ClassVar[Any] = list[
         _Add
         | tuple[
@@ -416,15 +396,15 @@ class _SglangPlayer(_Player):
 
 VERSIONS = {"vllm": ("0.32", "0.33"), "sglang": ("0.5.23",)}
 """The releases that our policies reproduce: decisions change between minor ones."""
-ENGINES: dict[str, type[_Player]] = {
-    "vllm": _VllmPlayer,
-    "vllm pd": _VllmModePlayer,
-    "vllm decode_bench": _VllmModePlayer,
-    "vllm spec": _SpeculationPlayer,
-    "vllm pd spec": _SpeculationPlayer,
-    "sglang": _SglangPlayer,
+ENGINES: dict[str, tuple[type[_Player], type[Any]]] = {
+    "vllm": (_VllmPlayer, VllmSettings),
+    "vllm pd": (_VllmModePlayer, VllmSettings),
+    "vllm decode_bench": (_VllmModePlayer, VllmSettings),
+    "vllm spec": (_VllmModePlayer, SpeculationSettings),
+    "vllm pd spec": (_VllmModePlayer, SpeculationSettings),
+    "sglang": (_SglangPlayer, SglangSettings),
 }
-"""Players by the engine's name in the header, and its mode if it has one."""
+"""Player and settings by the engine's name in the header, and its mode if it has one."""
 _REMOTE = ("pd", "decode_bench", "pd spec")
 
 
@@ -478,10 +458,8 @@ def play_back(
     rejections: dict[int, str] = {}
 
     def arrive(event: Moment) -> None:
-        request = event._value
-        assert isinstance(request, Request)
-        reason = replica.submit(request)
-        if reason is not None:
+        request: Any = event._value
+        if (reason := replica.submit(request)) is not None:
             rejections[request.id] = reason
 
     for request in requests:
@@ -499,13 +477,10 @@ def records_of_one(
     requests: Sequence[Request], rejections: dict[int, str], log: ReplicaLog
 ) -> Records:
     """The records of requests that one replica served."""
-    ordered = sorted(requests, key=lambda request: request.id)
-    return Records(
-        request_id=np.array([r.id for r in ordered], np.int64),
-        arrival_s=quantize(np.array([r.arrival_s for r in ordered], np.float64)),
-        prompt_tokens=np.array([r.prompt_tokens for r in ordered], np.int64),
-        output_tokens=np.array([r.output_tokens for r in ordered], np.int64),
-        replica=np.array([-1 if r.id in rejections else 0 for r in ordered], np.int64),
-        rejections=rejections,
-        replicas=[log],
-    )
+    rows = [
+        (r.id, r.prompt_tokens, r.output_tokens, -(r.id in rejections), r.arrival_s)
+        for r in sorted(requests, key=lambda request: request.id)
+    ]
+    *whole, arrival_s = np.array(rows, np.float64).T
+    id, prompt, output, replica = (column.astype(np.int64) for column in whole)
+    return Records(id, quantize(arrival_s), prompt, output, replica, rejections, [log])

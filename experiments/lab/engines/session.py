@@ -1,8 +1,8 @@
-"""The engine in torch beside the simulator: what it serves, its runs, its log in the simulator's
-terms, and predictions of its times.
+"""The engine in torch beside the simulator: its runs, its log in the simulator's terms, and
+predictions of its times.
 
-A cell is a scenario that the engine serves and the simulator simulates. A repeat is a grid of
-synthetic work; for each cell a calibration, the workload and a calibration; and a grid.
+A repeat is a grid of synthetic work; for each cell a calibration, the workload and a calibration;
+and a grid.
 """
 
 from __future__ import annotations
@@ -13,40 +13,30 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import date
-from functools import reduce
 from itertools import groupby
 from os import getloadavg
 from pathlib import Path
 from statistics import median
 from time import perf_counter
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 import pandas as pd
-from pydantic import BaseModel
 
 from sarathi_sim.policies.batch import Batch
-from sarathi_sim.policies.catalogue import is_pooled, of_micro_batches
-from sarathi_sim.policies.micro_batches import MicroBatches
 from sarathi_sim.policies.request import Request
 from sarathi_sim.policies.request import Sequence as Member
 from sarathi_sim.policies.scheduler import Scheduler
-from sarathi_sim.profiler.bundle.schema import (
-    Bundle,
-    BundleMeta,
-    bundle_path,
-    list_bundles,
-    load_bundle,
-)
+from sarathi_sim.profiler.bundle import schema
+from sarathi_sim.profiler.bundle.schema import Bundle
 from sarathi_sim.profiler.engine.driver import Decision, signature
 from sarathi_sim.profiler.engine.processes import EngineProcesses, EngineRun, Facts, StageLog
 from sarathi_sim.profiler.engine.spec import TIMED_OPS, EngineSpec, GridWork
-from sarathi_sim.profiler.facts.model import ModelSpec
 from sarathi_sim.profiler.facts.ops import ALL_REDUCE, DECODE, EDGE_OPS, OPS, OTHERS, PREFILL
 from sarathi_sim.profiler.measuring.to_bundle import tables_of
 from sarathi_sim.profiler.planning.grid import Key
 from sarathi_sim.profiler.planning.journal import Timing, relative_iqr
-from sarathi_sim.profiler.planning.settings import MIXED, SKEWED, skewed_contexts
+from sarathi_sim.profiler.planning.settings import MIXED, SKEWED
 from sarathi_sim.profiler.storage.child import Progress, Say
 from sarathi_sim.simulator.loop.clock import quantize
 from sarathi_sim.simulator.loop.pipeline import nominal_times
@@ -63,13 +53,8 @@ from sarathi_sim.simulator.op_times.predictor import BundlePredictor
 from sarathi_sim.simulator.op_times.regression import bundle_times
 from sarathi_sim.simulator.views.ledger import WAITS
 from sarathi_sim.simulator.views.metrics import Analysis
-from ...config.base import Source
-from ...config.deployment import layers_of
-from ...config.inputs import model_of
-from ...config.loading import Experiment
-from ...config.requests import build_requests
-from ...config.scenario import Engine, Scenario, Validation
-from ...content import SortableTable
+from ...config.scenario import Validation
+from .cells import Cell, engine_spec, grid_of
 from .lockstep import play_back, records_of_one
 
 TARGETS = {
@@ -84,233 +69,18 @@ MOST_OF_TARGET = 0.5
 its own error is larger than the machine's."""
 
 
-@dataclass(frozen=True)
-class Cell:
-    """A scenario that the engine serves and the simulator simulates."""
-
-    name: str
-    scenario: Scenario
-    source: Source
-    model: ModelSpec
-    device: Literal["cpu", "cuda"]
-    layers: tuple[int, ...]
-    max_batch: int
-    max_length: int
-
-    @property
-    def layout(self) -> tuple[int, int]:
-        """(pp, tp): cells of the same share an engine."""
-        return self.scenario.cluster.pp, self.scenario.cluster.tp
-
-    @property
-    def online(self) -> bool:
-        """Whether requests arrive over time, so that the clock decides the batches."""
-        return self.scenario.workload.arrivals.kind != "at_once"
-
-    @property
-    def policy(self) -> dict[str, Any]:
-        """As ``sarathi_sim.policies.catalogue.build`` takes it."""
-        return self.scenario.policy.described()
-
-    @property
-    def settings(self) -> dict[str, Any]:
-        """Keyword arguments of the scheduler."""
-        batching = self.scenario.batching
-        in_flight = batching.max_in_flight or self.scenario.cluster.pp
-        return {
-            "max_batch": self.max_batch,
-            "max_in_flight": in_flight,
-            "kv_capacity": self.max_batch * in_flight * self.max_length,
-            "max_length": self.max_length,
-            "reserve_declared": batching.kv_reservation == "declared",
-            "free_pool": batching.micro_batches == "free",
-        }
-
-    def scheduler(self) -> Scheduler:
-        """A fresh scheduler for the simulator."""
-        return MicroBatches(of_micro_batches(self.scenario.policy.build()), **self.settings)
-
-    def requests(self, seed: int | None = None, count: int | None = None) -> list[Request]:
-        """The workload; with another seed or count a similar workload for calibration."""
-        scenario = self.scenario
-        update: dict[str, Any] = {} if seed is None else {"seed": seed}
-        if count is not None:
-            update["workload"] = scenario.workload.model_copy(update={"requests": count})
-        made = build_requests(scenario.model_copy(update=update), self.max_length, self.source)
-        # Arrivals in whole quanta, so that engine and simulator compare the very same numbers.
-        return [
-            replace(request, arrival_s=float(quantize(request.arrival_s)), prefix=())
-            for request in made
-        ]
-
-
-_SUPPORTED: dict[str, tuple[tuple[Any, ...], str]] = {
-    "device": (("cpu", "cuda"), "must be cpu or cuda: the machine that runs this is validated"),
-    "cluster.replicas": ((1,), "must be 1: one engine is run"),
-    "batching.formation": (
-        ("lazy",), "must be lazy: the engine forms a batch when its first stage is free"
-    ),
-    "kv_cache": ((None,), "must be left out: the engine's memory is not paged"),
-    "workload.too_long": (
-        ("error",), "must be error: the engine's KV slots hold cluster.max_length tokens"
-    ),
-    "workload.arrivals.kind": (
-        ("at_once", "poisson", "gamma", "trace", "varying"),
-        "needs clients that wait for answers, which only the simulator has",
-    ),
-    "workload.sessions": ((None,), "must be left out: only the simulator waits for answers"),
-    "speculation": ((None,), "must be left out: the engine that is run has no drafter"),
-    "engine": ((Engine(),), "must be left out: a real engine is measured instead"),
-}  # fmt: skip
-"""Keys, their values that the engine supports, and what it supports in words."""
-
-
-def make_cells(experiment: Experiment) -> list[Cell]:
-    """Every scenario, checked. Raises UserError for settings that the engine does not support."""
-    return [
-        _cell(name, scenario, experiment.sources[name])
-        for name, scenario in experiment.scenarios.items()
-    ]
-
-
-def _cell(name: str, scenario: Scenario, source: Source) -> Cell:
-    cluster, batching = scenario.cluster, scenario.batching
-    model, policy = model_of(scenario, source), scenario.policy.build()
-    try:
-        model.check_plain("the engine")
-    except ValueError as error:
-        raise source.error("model", scenario.model, str(error)) from None
-    if is_pooled(policy):
-        problem = "must be request_level, orca, sarathi or your own that reserves memory for whole "
-        problem += "requests: the engine's memory is not paged"
-        raise source.error("policy.name", scenario.policy.name, problem)
-    if policy.needs_costs:
-        problem = "needs predicted times, which only the simulator has"
-        raise source.error("policy.name", scenario.policy.name, problem)
-    for key, (supported, problem) in _SUPPORTED.items():
-        value: Any = reduce(getattr, key.split("."), scenario)
-        if value not in supported:
-            if isinstance(value, BaseModel):
-                value = value.model_dump(exclude_defaults=True)
-            raise source.error(key, value, problem)
-    if batching.max_batch is None:
-        raise source.error("batching.max_batch", None, "this key is missing")
-    layers = layers_of(scenario, model, source)
-    device: Literal["cpu", "cuda"] = "cpu" if scenario.device == "cpu" else "cuda"
-    max_length = cluster.max_length or model.max_position_embeddings
-    cell = Cell(name, scenario, source, model, device, layers, batching.max_batch, max_length)
-    try:
-        cell.scheduler()
-    except ValueError as error:
-        raise source.error("batching.micro_batches", batching.micro_batches, str(error)) from None
-    return cell
-
-
-def cells_table(cells: Sequence[Cell]) -> SortableTable:
-    """The cells of a validation, side by side."""
-    rows: dict[str, list[str]] = {
-        "model": [cell.model.name for cell in cells],
-        "this machine's": [cell.device for cell in cells],
-        "policy": [cell.scenario.policy.name for cell in cells],
-        "TP x PP": [f"{tp} x {pp}" for pp, tp in (cell.layout for cell in cells)],
-        "sequences of a micro-batch": [str(cell.max_batch) for cell in cells],
-        "requests": [f"{len(cell.requests()):,}" for cell in cells],
-    }
-    return SortableTable(
-        "", ("", *(cell.name for cell in cells)), [[k, *v] for k, v in rows.items()]
-    )
-
-
-def engine_spec(
-    cells: Sequence[Cell],
-    dtype: Literal["float32", "bfloat16", "float16"] = "float32",
-    *,
-    realtime: bool = False,
-) -> EngineSpec:
-    """The engine that can serve all of the cells, which have one layout."""
-    first = cells[0]
-    for cell in cells:
-        problem = f"must be as in {first.name}, whose engine it shares"
-        if (cell.model, cell.layers) != (first.model, first.layers):
-            raise cell.source.error("model", cell.scenario.model, problem)
-        if cell.device != first.device:
-            raise cell.source.error("device", cell.device, problem)
-    longest = max(cell.max_length for cell in cells)
-    return EngineSpec(
-        first.model,
-        first.layers,
-        first.scenario.cluster.tp,
-        # The grid's chunk has a slot of its own.
-        slots=1 + max(cell.max_batch * cell.settings["max_in_flight"] for cell in cells),
-        max_length=longest,
-        max_tokens=max(cell.max_batch for cell in cells) * longest,
-        device=first.device,
-        dtype=dtype,
-        realtime=realtime,
-    )
-
-
 # The grid of synthetic work ---------------------------------------------------------------------
 
 _LAYERS, _HEAD = len(TIMED_OPS), len(TIMED_OPS) + 1
 
 
-def grid_of(cells: Sequence[Cell]) -> list[GridWork]:
-    """Micro-batches that cover the range of the cells' micro-batches.
-
-    Decodes alone: every number, at three contexts, and some with unequal ones. Chunks alone: parts
-    of the policies' chunks with and without context, other prompts without. Both: the largest of
-    each with few and many decodes. Slot 0 is the chunk's.
-    """
-    most = max(cell.max_batch for cell in cells)
-    requests = [request for cell in cells for request in cell.requests()]
-    prompt = max(request.prompt_tokens for request in requests)
-    longest = max(request.prompt_tokens + request.output_tokens for request in requests)
-    chunkings = [cell.scenario.policy.build().chunking for cell in cells]
-    sizes = {chunking.tokens for chunking in chunkings if chunking is not None}
-    parts = {n for size in sizes for n in (size // 4, size // 2, size - most, size)}
-    chunks = {max(1, tokens) for tokens in parts if tokens <= prompt}
-    whole = {16, 32, *range(64, prompt, 64), prompt}
-    mean = longest // 2
-    contexts = [
-        [context] * batch
-        for batch in range(1, most + 1)
-        for context in (longest // 8, mean, longest - 1)
-    ]
-    contexts += [
-        skewed_contexts(batch, mean, largest)
-        for batch in (most // 2, most)
-        for largest in (5 * mean // 4, 7 * mean // 4)
-        if largest <= batch * mean
-    ]
-    prompts = [
-        (tokens, context, 0)
-        for tokens in sorted(chunks | whole)
-        for context in (0, longest // 4, longest // 2)
-        if not context or (tokens in chunks and context + tokens <= longest)
-    ]
-    prompts += [
-        (tokens, 0, decodes)
-        for tokens in sorted({max(chunks, default=1), max(whole)})
-        for decodes in sorted({most // 2, most - 1} - {0})
-    ]
-    return [
-        *(([], [*enumerate(each, start=1)]) for each in contexts),
-        *(
-            ([(0, tokens, context, 1)], [*enumerate([mean] * decodes, start=1)])
-            for tokens, context, decodes in prompts
-        ),
-    ]
-
-
 def in_situ_bundle(
-    spec: EngineSpec, works: list[GridWork], log: StageLog, send_s: float, device: str
+    spec: EngineSpec, works: list[GridWork], grids: Sequence[StageLog], send_s: float, device: str
 ) -> Bundle:
-    """The bundle of a played grid; ``works`` may hold each micro-batch several times, which gives a
-    median and a spread.
-
-    ``send_s`` is the time of a transfer between two stages, for any size.
-    """
+    """The bundle of grids that were played one after the other; ``works`` may hold a micro-batch
+    several times, which gives a median and a spread. ``send_s``: any transfer between stages."""
+    parts = [vars(grid) for grid in grids]
+    log = StageLog(**{name: np.concatenate([part[name] for part in parts]) for name in parts[0]})
     # One layer of an op: the stages' sums, over all their layers.
     per_layer = log.ops[:, :, : _LAYERS + 1].sum(axis=1) / sum(spec.layers)
     first, last = (log.finish - log.start - log.ops[:, :, _LAYERS]).T[[0, -1]]
@@ -335,7 +105,7 @@ def in_situ_bundle(
     send = pd.DataFrame(
         {"num_bytes": [1, 2**30], "scope": "intra_node", "time_us": max(send_s * 1e6, 0.1)}
     )
-    meta = BundleMeta(
+    meta = schema.BundleMeta(
         device=device,
         model=spec.model.name,
         model_spec=spec.model,
@@ -374,20 +144,13 @@ def _keys(
     return keys
 
 
-def joined(grids: tuple[StageLog, StageLog]) -> StageLog:
-    """The logs of the grids before and after, concatenated."""
-    before, after = (vars(log) for log in grids)
-    return StageLog(**{name: np.concatenate([before[name], after[name]]) for name in before})
-
-
 # The engine's log in the simulator's terms ------------------------------------------------------
 
 
 def clocks(run: EngineRun) -> tuple[Floats, Floats]:
     """Of each decision: when it was made, and when its return had been handled."""
-    times = [(one.clock_s, one.returned_s) for one in run.served.decisions]
-    clock, returned = np.array(times).reshape(-1, 2).T
-    return clock, returned
+    made = run.served.decisions
+    return np.array([one.clock_s for one in made]), np.array([one.returned_s for one in made])
 
 
 def stage_times(run: EngineRun) -> StageTimes:
@@ -474,11 +237,8 @@ def measured_records(run: EngineRun, requests: Sequence[Request], scheduler: Sch
 
 def lockstep(run: EngineRun, requests: Sequence[Request], scheduler: Scheduler) -> str | None:
     """The first difference of the simulator's loop from the run, given the measured times and the
-    clocks of the decisions; None if there is none.
-
-    Each batch must be the same, and be formed at the same clock: by then its requests had returned
-    or arrived in the simulation, too.
-    """
+    clocks of the decisions; None if there is none. Each batch must be the same, and be formed at
+    the same clock: by then its requests had returned or arrived in the simulation, too."""
     log, (clock, returned) = run.stages, clocks(run)
     # The times must add up to the whole time between a decision and its return.
     service = log.finish - np.column_stack([clock, log.arrived[:, 1:]])
@@ -505,10 +265,8 @@ def first_difference(engine: Sequence[Decision], simulator: Sequence[Decision]) 
 def replay(
     run: EngineRun, requests: Sequence[Request], scheduler: Scheduler, less: Floats | float = 0.0
 ) -> Records:
-    """The simulator's loop with the measured service times alone; links take their medians.
-
-    ``less``: seconds by which each stage's work is shortened.
-    """
+    """The simulator's loop with the measured service times, ``less`` so many seconds, alone; links
+    take their medians."""
     times, around = stage_times(run), links(run)
     service = times.finish - times.start - less
     send = np.broadcast_to(around.sends, (len(service), len(around.sends)))
@@ -517,10 +275,8 @@ def replay(
 
 
 def totals(records: Records) -> dict[str, float]:
-    """A run in totals: seconds, and tokens a second.
-
-    Bubbles are the ledger's, with communication and turn-around; by stage if there is a pipeline.
-    """
+    """A run in totals: seconds, and tokens a second. Bubbles are the ledger's, with communication
+    and turn-around; by stage if there is a pipeline."""
     analysis = Analysis(records)
     table = analysis.requests
     rows = analysis.ledger.to_dict("records")
@@ -538,16 +294,21 @@ def totals(records: Records) -> dict[str, float]:
     }
 
 
+def ratio_of(above: float, below: float) -> float:
+    """A ratio; NaN if the lower number is 0 (a run without bubbles, for example)."""
+    return above / below if below else math.nan
+
+
 def off(simulated: float, measured: float) -> float:
-    """The relative error; NaN if the measured value is 0 (a run without bubbles, for example)."""
-    return simulated / measured - 1 if measured else float("nan")
+    """The relative error; NaN as a ratio is."""
+    return ratio_of(simulated, measured) - 1
 
 
 def total_errors(simulated: Mapping[str, float], measured: Mapping[str, float]) -> dict[str, float]:
     """Relative errors of totals, signed; of bubbles only where there is a pipeline, else NaN."""
     alone = "bubble_stage1" not in measured
     return {
-        f"{key}_error": float("nan")
+        f"{key}_error": math.nan
         if alone and key.startswith("bubble")
         else off(simulated[key], value)
         for key, value in measured.items()
@@ -632,36 +393,30 @@ def isolated_bundle(root: Path, spec: EngineSpec, environment: Facts) -> Bundle 
     """The bundle under ``root`` that ``profile`` measured for the engine's model, TP degree and
     number format, on the device in the engine's ``environment``; None without one."""
     hardware = "gpu" if spec.device == "cuda" else "processor"
-    for device, model, tp in list_bundles(root):
-        if (model, tp) != (spec.model.name, spec.tp):
-            continue
-        bundle = load_bundle(bundle_path(root, device, model, tp))
-        meta = bundle.meta
-        same = meta.environment.get(hardware) == environment.get(hardware)
-        if same and (meta.source, meta.dtype) == ("measured", spec.dtype):
-            return bundle
+    wanted = ("measured", spec.dtype, environment.get(hardware))
+    for device, model, tp in schema.list_bundles(root):
+        if (model, tp) == (spec.model.name, spec.tp):
+            bundle = schema.load_bundle(schema.bundle_path(root, device, model, tp))
+            meta = bundle.meta
+            if (meta.source, meta.dtype, meta.environment.get(hardware)) == wanted:
+                return bundle
     return None
 
 
 # The disturbance of a run -----------------------------------------------------------------------
 
 
-LostTime = dict[str, float]
-"""The apparent errors of a perfect prediction of the undisturbed run, fractions by the names of
-:data:`TARGETS`. NaN if they are unknown: on a GPU, whose work takes no CPU time, and for bubbles if
-there are none."""
-
-
 def lost(
     device: str, run: EngineRun, requests: Sequence[Request], scheduler: Callable[[], Scheduler]
-) -> LostTime:
-    """The effect of lost time on a run: on its iterations and, through the pipeline, on its totals.
-    A stage lost the time of its work that is neither CPU time nor an all-reduce.
+) -> dict[str, float]:
+    """The apparent errors of a perfect prediction of the undisturbed run, fractions by the names of
+    :data:`TARGETS`. A stage lost the time of its work that is neither CPU time nor an all-reduce.
 
-    ``scheduler`` makes a fresh scheduler like the engine's.
+    NaN if they are unknown: on a GPU, whose work takes no CPU time, and for bubbles if there are
+    none. ``scheduler`` makes a fresh scheduler like the engine's.
     """
     if device == "cuda":
-        return dict.fromkeys(TARGETS, float("nan"))
+        return dict.fromkeys(TARGETS, math.nan)
     log, times = run.stages, stage_times(run)
     all_reduce = log.ops[:, :, TIMED_OPS.index(ALL_REDUCE)]
     seconds = np.maximum(0.0, log.finish - log.start - all_reduce - log.cpu)
@@ -675,17 +430,13 @@ def lost(
     }
 
 
-def too_much(lost: LostTime) -> str | None:
+def too_much(lost: Mapping[str, float]) -> str | None:
     """The first target of which lost time uses up too much, in words, or None."""
     for name, share in lost.items():
-        limit = MOST_OF_TARGET * TARGETS[name]
-        if abs(share) > limit:
+        if abs(share) > (limit := MOST_OF_TARGET * TARGETS[name]):
             part = f"preempted work accounts for {abs(share):.1%} of {name}"
             return f"{part}, and {limit:.2%} is allowed"
     return None
-
-
-# A session --------------------------------------------------------------------------------------
 
 
 CellRuns = tuple[EngineRun, list[tuple[EngineRun, list[Request]]]]
@@ -710,7 +461,7 @@ class Repeat:
 @dataclass(frozen=True)
 class Agreement:
     """What holds of a run whatever the machine: whether all batches are the simulator's (``parity``
-    1 or 0) or their ``first_difference``, their hash, and errors of the totals of its replay."""
+    1 or 0) or their first difference, their hash, and errors of the totals of its replay."""
 
     parity: float
     batches_sha256: str
@@ -730,7 +481,7 @@ class Comparison:
     """
 
     agreement: Agreement
-    lost: LostTime
+    lost: dict[str, float]
     op_share: float
     steps: pd.DataFrame
     measured_iterations: Floats
@@ -743,11 +494,9 @@ class Comparison:
 @dataclass(frozen=True)
 class Session:
     """All measurements of one engine: its cells, their repeats, and the runs of cells that were
-    served once (``online``). ``about`` describes the engine in a report.
-
-    ``isolated`` is the bundle that ``profile`` measured for this model and device, op by op; it
-    predicts by its kernels alone, and on a GPU ("launched") with the launch of each layer, too.
-    """
+    served once (``online``). ``about`` describes the engine in a report. ``isolated`` is
+    the bundle that ``profile`` measured for this model and device, op by op; it predicts by its
+    kernels alone, and on a GPU ("launched") with the launch of each layer, too."""
 
     cells: list[Cell]
     repeats: list[Repeat]
@@ -767,8 +516,8 @@ class Session:
         """The comparison of one cell in one repeat."""
         (run, calibration), requests = repeat.served[cell.name], cell.requests()
         around = links(*(one for one, _ in calibration))
-        grid = joined(repeat.grids)
-        bundle = in_situ_bundle(self.spec, 2 * self.works, grid, around.send_s, "in-situ")
+        played = (self.spec, 2 * self.works, repeat.grids)
+        bundle = in_situ_bundle(*played, around.send_s, "in-situ")
         alone = StageTimePrediction.of(cell, bundle, around)
         predictions = {"grid": alone, "calibrated": alone.calibrated(calibration)}
         if self.isolated is not None:
@@ -778,10 +527,10 @@ class Session:
             launch = float(rows.loc[rows["what"] == "layer_launch", "time_us"].sum())
             if self.spec.device == "cuda" and launch:
                 predictions["launched"] = replace(predictions["isolated"], launch_s=1e-6 * launch)
-        decisions, times, ops = run.served.decisions, stage_times(run), run.stages.ops
+        decisions, times, log = run.served.decisions, stage_times(run), run.stages
         records = {"measured": measured_records(run, requests, cell.scheduler())}
         records |= {name: each.simulate(requests) for name, each in predictions.items()}
-        measured, *simulated = map(totals, records.values())
+        whole = {name: totals(each) for name, each in records.items()}
         kinds = [
             "decode" if not d.chunks else "mixed" if len(d.decodes) > d.padding else "prefill"
             for d in decisions
@@ -791,8 +540,8 @@ class Session:
             lost=lost(self.spec.device, run, requests, cell.scheduler),
             # Norms, rotary, activation and residuals are timed with the Python code between ops.
             op_share=float(
-                (ops[..., : len(TIMED_OPS)].sum() + ops[..., -1].sum())
-                / (run.stages.finish - run.stages.start).sum()
+                (log.ops[..., : len(TIMED_OPS)].sum() + log.ops[..., -1].sum())
+                / (log.finish - log.start).sum()
             ),
             steps=pd.DataFrame({"micro_batch": np.arange(len(decisions)), "kind": kinds}),
             measured_iterations=(times.finish - times.start).sum(axis=1),
@@ -800,8 +549,8 @@ class Session:
                 name: each.stages(decisions, requests).sum(axis=1)
                 for name, each in predictions.items()
             },
-            measured=measured,
-            whole=dict(zip(predictions, simulated, strict=True)),
+            measured=whole.pop("measured"),
+            whole=whole,
             records=records,
         )
 
@@ -819,6 +568,9 @@ def agreement(run: EngineRun, cell: Cell) -> Agreement:
 
 # Runs of the engine -----------------------------------------------------------------------------
 
+_SILENT_S = 30.0
+"""An engine that gives no sign of life for so many seconds has failed."""
+
 
 def run_sessions(
     cells: Sequence[Cell],
@@ -826,14 +578,10 @@ def run_sessions(
     progress: Progress,
     say: Say,
     profiles: Path | None = None,
-    *,
-    realtime: bool,
-    timeout_s: float,
+    realtime: bool = False,
 ) -> list[Session]:
-    """Measure all cells, layout by layout. Raises ProfileError where an engine fails.
-
-    ``profiles`` is the root of the bundles that :func:`isolated_bundle` searches.
-    """
+    """Measure all cells, layout by layout. Raises ProfileError where an engine fails. ``profiles``
+    is the root of the bundles that :func:`isolated_bundle` searches."""
     by_layout = sorted(cells, key=lambda cell: cell.layout)
     layouts = [list(group) for _, group in groupby(by_layout, key=lambda cell: cell.layout)]
     # Checked before anything is measured.
@@ -850,7 +598,7 @@ def run_sessions(
 
     def serve(engine: EngineProcesses, cell: Cell, requests: list[Request]) -> EngineRun:
         count()
-        return engine.serve(requests, cell.policy, cell.settings)
+        return engine.serve(requests, cell.scenario.policy.described(), cell.settings)
 
     def repeat(engine: EngineProcesses, works: list[GridWork], number: int) -> Repeat:
         """Calibration runs have other seeds than the workloads, and than those of another one."""
@@ -869,7 +617,7 @@ def run_sessions(
         name, works = f"pp {spec.pp}, tp {spec.tp}", grid_of(group)
         say(f"{name}: {spec.ranks} processes")
         repeated = [cell for cell in group if not cell.online]
-        with EngineProcesses(spec, timeout_s) as engine:
+        with EngineProcesses(spec, _SILENT_S) as engine:
             began, longest, repeats = perf_counter(), 0.0, list[Repeat]()
             count()
             engine.play(works)  # every shape once, as a warm-up

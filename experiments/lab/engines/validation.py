@@ -18,15 +18,17 @@ from sarathi_sim.profiler.storage.strict import UserError
 from sarathi_sim.simulator.loop.records import Floats
 from ...config.base import Assignments
 from ...config.loading import Experiment, load_experiment
+from ...figures.slices import KINDS
 from ...results import VALIDATION_FORMAT, to_json
+from .cells import Cell
 from .session import (
     MOST_OF_TARGET,
     TARGETS,
-    Cell,
     Comparison,
     Session,
     agreement,
     off,
+    ratio_of,
     run_sessions,
     too_much,
     total_errors,
@@ -40,8 +42,6 @@ MOST_DRIFT = 0.05
 RATIO_TARGET = 0.10
 REPLAY_TARGET = 0.03
 PREDICTIONS = ("calibrated", "grid")
-KINDS = ("prefill", "decode", "mixed")
-"""Of micro-batches."""
 _RATIOS = {"makespan_s": "makespan", "bubble_s.mean": "bubble_per_request"}
 """The metrics that the ``compare`` section of a validation may name."""
 _MEASURED = {
@@ -87,19 +87,12 @@ def measure(
     profiles: Path,
     progress: Progress,
     say: Say,
-    *,
-    timeout_s: float,
     realtime: bool,
 ) -> tuple[dict[str, Any], Comparisons]:
     """Run the engine, and compare; returns the content of ``validation.json`` and the comparisons.
-
-    Raises ProfileError if the engine cannot run the cells.
-    """
-    sessions = run_sessions(
-        *(cells, experiment.validation, progress, say, profiles),
-        realtime=realtime,
-        timeout_s=timeout_s,
-    )
+    Raises ProfileError if the engine cannot run the cells."""
+    how = (progress, say, profiles)
+    sessions = run_sessions(cells, experiment.validation, *how, realtime=realtime)
     outcomes = evaluate_all(sessions, progress)
     return to_json(report(experiment, sessions, outcomes) | {"realtime": realtime}), outcomes
 
@@ -137,9 +130,6 @@ def iterations(outcomes: Mapping[str, Sequence[Comparison]]) -> pd.DataFrame:
     return pd.concat(tables, ignore_index=True)
 
 
-# Statistics -------------------------------------------------------------------------------------
-
-
 def middle(values: Sequence[float]) -> dict[str, float]:
     """Median and range."""
     middle, low, high = (float(of(values)) for of in (np.median, np.min, np.max))
@@ -162,10 +152,8 @@ def median_p90(errors: Floats) -> dict[str, float]:
 
 
 def noise_floor(repeats: list[Floats]) -> float:
-    """Median relative difference of a micro-batch's time between two repeats, over all pairs.
-
-    NaN for a single repeat. Only repeats with the same micro-batches are compared.
-    """
+    """Median relative difference of a micro-batch's time between two repeats, over all pairs with
+    the same micro-batches; NaN without any."""
     pairs = ((a, b) for a, b in combinations(repeats, 2) if len(a) == len(b))
     differences = [np.abs(one / other - 1) for one, other in pairs]
     return float(np.median(np.concatenate(differences))) if differences else float("nan")
@@ -194,9 +182,6 @@ def prediction_errors(outcome: Comparison, prediction: str) -> dict[str, float]:
     return found | total_errors(outcome.whole[prediction], outcome.measured)
 
 
-# The report -------------------------------------------------------------------------------------
-
-
 def report(
     experiment: Experiment, sessions: Sequence[Session], outcomes: Comparisons
 ) -> dict[str, Any]:
@@ -220,7 +205,7 @@ def report(
             cells[cell.name] = {
                 "layout": layout,
                 "online": cell.online,
-                "policy": cell.policy,
+                "policy": cell.scenario.policy.described(),
                 **dict(zip(("pp", "tp"), cell.layout, strict=True)),
                 "requests": len(cell.requests()),
                 "scenario": cell.scenario.model_dump(mode="json"),
@@ -306,7 +291,7 @@ def _ratios(
             one, other = outcomes[above][n], outcomes[below][n]
             pairs = {"measured": (one.measured, other.measured)}
             pairs |= {key: (one.whole[key], other.whole[key]) for key in PREDICTIONS}
-            rows.append({key: _ratio(a[total], b[total]) for key, (a, b) in pairs.items()})
+            rows.append({key: ratio_of(a[total], b[total]) for key, (a, b) in pairs.items()})
         found = middles(rows)
         ratios[name] = {
             "of": [above, below],
@@ -317,10 +302,6 @@ def _ratios(
             "measured_spread": spread([row["measured"] for row in rows]),
         }
     return ratios
-
-
-def _ratio(above: float, below: float) -> float:
-    return above / below if below else float("nan")
 
 
 def _judged(result: Mapping[str, Any]) -> Iterator[dict[str, Any]]:

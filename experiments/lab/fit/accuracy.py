@@ -10,6 +10,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +21,7 @@ from sarathi_sim.profiler.facts.device import load_device
 from sarathi_sim.profiler.facts.formats import STACKS
 from sarathi_sim.profiler.facts.ops import LAYER_GEMMS, GemmShape
 from sarathi_sim.profiler.kernels.stack_file import StackSpec, load_stack
-from sarathi_sim.profiler.physics.fit import Bools, Folds, Rows, median_p95_worst
+from sarathi_sim.profiler.physics.fit import Bools, Rows, median_p95_worst
 from sarathi_sim.profiler.physics.forms import GEMM
 from sarathi_sim.profiler.planning.grid import Key, SizeGrid
 from sarathi_sim.profiler.planning.settings import TILE, Limits, coarse_grid
@@ -32,7 +33,7 @@ from sarathi_sim.simulator.op_times.regression import coordinates, decode_surfac
 from ..sources import llmservingsim as data
 from ..sources import vidur
 from .devices import held_out, on
-from .kernels import check_fitted, fit_stack, fitted_devices
+from .kernels import fitted_devices
 
 LAYER_SHAPES = {(4096, 4096): 2, (1024, 4096): 2, (14336, 4096): 2, (4096, 14336): 1}
 """Llama-3.1-8B's GEMMs as measured, unfused, and their number in a layer."""
@@ -46,11 +47,9 @@ BAND = (85, 95)
 
 @dataclass(frozen=True)
 class Score:
-    """Absolute errors in percent on rows not fitted, and the aim where there is one.
-
-    ``covered`` is the share of these rows inside the 90 % band, in percent; None without a band.
-    ``group`` is the class that the score counts in. ``causes`` are the reasons of missed aims.
-    """
+    """Absolute errors in percent on rows not fitted, and the aim where there is one. ``covered`` is
+    the share of these rows inside the 90 % band, in percent; None without a band. ``group`` is the
+    class that the score counts in. ``causes`` are the reasons of missed aims."""
 
     what: str
     source: str
@@ -93,10 +92,8 @@ def inside_aim(covered: float) -> bool:
 
 @dataclass(frozen=True)
 class ScoreClass:
-    """The scores of one class: how many meet the aim, the medians of their errors in percent.
-
-    ``covered`` is the share inside the band over all rows, ``covered_range`` that of single scores.
-    """
+    """The scores of one class: how many meet the aim, the medians of their errors in percent, the
+    share inside the band over all rows and its range over single scores."""
 
     group: str
     scores: int
@@ -128,8 +125,6 @@ def by_class(scores: Sequence[Score]) -> list[ScoreClass]:
 
 #: Hold-outs, aims and causes: ``bundles`` by what is scored, ``kernels`` by family and kind.
 AIMS: dict[str, Any] = read_mapping(Path(__file__).with_name("aims.yaml"))
-
-Study = Callable[[Path], Iterator[Score]]
 
 
 def _score(
@@ -232,17 +227,21 @@ def gemm_beyond(datasets: Path) -> Iterator[Score]:
 
 
 def gemm_unseen(datasets: Path) -> Iterator[Score]:
-    """GEMMs of a held-out model, from the GPU's other models (Vidur).
-
-    The form is the device models': a roofline with learned residual, over all shapes at once.
-    """
+    """GEMMs of a held-out model, from the GPU's other models (Vidur), by the device models' form: a
+    roofline with learned residual, over all shapes at once."""
     for name, device in (("a100", "a100-80g-sxm"), ("a40", "a40")):
         of, spec = (f"{name.upper()} (Vidur)", "the other models"), load_device(device)
         bundles = [on(rows, spec) for rows in vidur.gemms_by_tp(datasets, name)]
         everything = pd.concat(
             [rows.assign(bundle=i) for i, rows in enumerate(bundles)], ignore_index=True
         )
-        scores = held_out(GEMM, everything, _unseen_models(everything))
+        # A shape that a model shares with others is not fitted either.
+        shapes = pd.MultiIndex.from_frame(everything[["n", "k"]])
+        own = [
+            (everything["model"] == model).to_numpy() for model in np.unique(everything["model"])
+        ]
+        folds = [(np.flatnonzero(~shapes.isin(shapes[m])), np.flatnonzero(m)) for m in own]
+        scores = held_out(GEMM, everything, folds)
         layers = scores.groupby(["bundle", "m"])[["predicted_us", "time_us"]].sum()
         for what, rows, aim in (
             ("GEMM of an unseen shape", scores, (4, 14)),
@@ -250,13 +249,6 @@ def gemm_unseen(datasets: Path) -> Iterator[Score]:
         ):
             errors = np.log(rows["predicted_us"].to_numpy() / rows["time_us"].to_numpy())
             yield _score(what, *of, [(errors, None)], aim)
-
-
-def _unseen_models(rows: pd.DataFrame) -> Folds:
-    """Each model in turn, from the others' shapes; a shape that it shares is not fitted either."""
-    shapes = pd.MultiIndex.from_frame(rows[["n", "k"]])
-    own = [(rows["model"] == model).to_numpy() for model in sorted(rows["model"].unique())]
-    return [(np.flatnonzero(~shapes.isin(shapes[mine])), np.flatnonzero(mine)) for mine in own]
 
 
 def attention(datasets: Path) -> Iterator[Score]:
@@ -297,7 +289,7 @@ def messages(datasets: Path) -> Iterator[Score]:
             yield _score(what, source, f"{len(grid)} sizes", [part], (2.5, 10.0))
 
 
-STUDIES: dict[str, Study] = {
+STUDIES: dict[str, Callable[[Path], Iterator[Score]]] = {
     "GEMMs in range": gemm_in_range,
     "GEMMs beyond": gemm_beyond,
     "attention": attention,
@@ -305,8 +297,6 @@ STUDIES: dict[str, Study] = {
     "unseen GEMMs": gemm_unseen,
 }
 
-
-# The stacks' kernels ----------------------------------------------------------------------------
 
 _FEW_ROWS = 250
 _BAND = "band of few rows: the half-width of every second one, tried on the others"
@@ -318,17 +308,13 @@ _VARIANTS = {
 }
 
 
-def kernels(datasets: Path, device: str, again: bool = False) -> Iterator[Score]:
-    """The held-out scores of every stack's surfaces on a device, stored with the shipped ones
-    (which reads no ``datasets``), or fitted ``again``.
-
-    Raises SpecError for a device without published kernels.
-    """
-    check_fitted(device, STACKS[0])
-    for stack in STACKS:
-        if device in fitted_devices(stack):
-            spec = fit_stack(datasets, device, stack) if again else load_stack(device, stack)
-            yield from scores_of(spec[0])
+def shipped_stacks() -> list[StackSpec]:
+    """Every shipped stack, in the order of the devices, of which all have vLLM's kernels."""
+    return [
+        load_stack(device, stack)[0]
+        for device, stack in product(fitted_devices("vllm"), STACKS)
+        if device in fitted_devices(stack)
+    ]
 
 
 def scores_of(spec: StackSpec) -> Iterator[Score]:

@@ -81,17 +81,13 @@ SOURCES = {
 
 
 def import_bundle(
-    source: str,
-    folder: Path,
-    model: str | Path,
-    tp: int,
-    device: str | None = None,
+    source: str, folder: Path, model: str | Path, tp: int, device: str | None = None
 ) -> Bundle:
-    """The bundle of one ``tp`` rank of ``model`` from a folder of public measurements.
+    """The bundle of one ``tp`` rank of ``model`` from a folder of public measurements, the source's
+    own or the one that holds it.
 
-    ``folder`` is the source's own or the one that holds it. Raises BundleError (or SpecError, for
-    an unknown model or device) with what is wrong and what is allowed, FileNotFoundError where a
-    needed file is not there. Both say which files the source reads.
+    Raises BundleError (or SpecError, for an unknown model or device) with what is wrong and what is
+    allowed, FileNotFoundError for a missing file. Both say which files the source reads.
     """
     if source not in SOURCES:
         raise BundleError(
@@ -230,11 +226,9 @@ class ShapePool:
         self._source = rows.origin
 
     def part(self, shape: GemmShape) -> OpRows | None:
-        """Rows (num_tokens, time_us) of a shape, or None where nothing measured is near.
-
-        A measured shape is returned as it is. Otherwise the ratio measured / expected is
-        interpolated in log n between the neighbours that share a k, then in log k.
-        """
+        """Rows (num_tokens, time_us) of a shape: as measured, or the ratio measured / expected
+        interpolated in log n between the neighbours that share a k, then in log k. None where
+        nothing measured is near."""
         if (shape.n, shape.k) in self._times:
             return OpRows(_by_tokens(self._times[shape.n, shape.k]), self._source)
         by_depth = {
@@ -263,15 +257,10 @@ class ShapePool:
 
 
 def expectation(device: DeviceSpec) -> tuple[Expectation, str]:
-    """The expected time of a GEMM on ``device``, and the name of this model.
-
-    The calibrated device model where there is one (its form counts tiles and waves), else a
-    roofline with tiles and waves from the data sheet.
-    """
-    try:
+    """The expected time of a GEMM, and the name of this model: the calibrated device's (which
+    counts tiles and waves), else a roofline with tiles and waves from the data sheet."""
+    if device.fitted is not None:
         return DeviceModel(device.name).gemm, "the calibrated device model"
-    except SpecError:
-        pass
 
     def roofline(tokens: Array, shape: GemmShape) -> Array:
         sizes = on(pd.DataFrame({"m": tokens, "n": float(shape.n), "k": float(shape.k)}), device)

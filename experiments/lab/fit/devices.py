@@ -69,10 +69,8 @@ class CalibrationResult:
     residuals: dict[str, npt.NDArray[Any]]
 
     def write(self, folder: Path | None = None) -> list[Path]:
-        """Write ``<device>.yaml`` (below its marker) and ``<device>.npz``; returns both paths.
-
-        ``folder`` defaults to the shipped devices. The same result gives the same bytes.
-        """
+        """Write ``<device>.yaml`` (below its marker) and ``<device>.npz``, into the shipped devices
+        by default; returns both paths. The same result gives the same bytes."""
         target = folder or data_dir() / "devices"
         shipped = data_dir() / "devices" / f"{self.device}.yaml"
         head = shipped.read_text(encoding="utf-8").partition(MARKER)[0]
@@ -86,16 +84,12 @@ class CalibrationResult:
 
 
 def calibrate(
-    device: str,
-    datasets: Path,
-    progress: Say = silent,
-    date: str | None = None,
+    device: str, datasets: Path, progress: Say = silent, date: str | None = None
 ) -> CalibrationResult:
-    """Fit every op of ``device`` to the files under ``datasets``; deterministic but for ``date``.
+    """Fit every op of ``device`` to the files under ``datasets``; deterministic but for the
+    ``date`` (ISO, default today) that is recorded.
 
-    ``progress`` is called with the name of each op before its fit; ``date`` (ISO, default today)
-    is recorded. Raises SpecError for a device without public measurements, FileNotFoundError for a
-    missing file.
+    Raises SpecError for a device without public measurements, FileNotFoundError for a missing file.
     """
     if device not in STUDIES:
         raise SpecError(
@@ -227,10 +221,8 @@ def _fit_physics(form: Form, columns: dict[str, Array]) -> dict[str, float]:
 
 
 def held_out(form: Form, frame: pd.DataFrame, folds: Folds) -> pd.DataFrame:
-    """Predictions for every scored row by a model fitted to the rows of its fold alone.
-
-    Returns the scored rows with ``predicted_us`` and ``roofline_us`` added.
-    """
+    """The scored rows, with ``predicted_us`` and ``roofline_us`` by a model fitted to the rows of
+    their fold alone."""
     parts = []
     for fitted, scored in folds:
         model, rows = fit_op(form, frame.iloc[fitted]), frame.iloc[scored]
@@ -280,10 +272,8 @@ ORIGINS = {name: Origin(*about) for name, about in _DESCRIBED["origins"].items()
 
 @dataclass(frozen=True)
 class HoldOut:
-    """Rows with equal ``by`` columns are held out together, in ``folds`` folds.
-
-    ``scored`` is a pandas query for the rows that count, all by default.
-    """
+    """Rows with equal ``by`` columns are held out together, in ``folds`` folds; ``scored`` is a
+    pandas query for the rows that count, all by default."""
 
     name: str
     by: Sequence[str]
@@ -304,11 +294,9 @@ class HoldOut:
 
 @dataclass(frozen=True, eq=False)
 class Study:
-    """One op of one device.
-
-    ``again`` is a second hold-out, reported beside the first; ``checks`` are named rows of other
-    sources, never fitted; ``stack_pct`` is the half-width that another stack's kernels add.
-    """
+    """One op of one device. ``again`` is a second hold-out, reported beside the first; ``checks``
+    are named rows of other sources, never fitted; ``stack_pct`` is the half-width that another
+    stack's kernels add."""
 
     op: str
     form: Form
@@ -368,29 +356,6 @@ def _elementwise(datasets: Path, name: str, device: DeviceSpec) -> Iterator[Stud
 
 def _a100(datasets: Path) -> Iterator[Study]:
     device = load_device("a100-80g-sxm")
-    yield _a100_gemm(datasets, device)
-    yield from _a100_attention(datasets, device)
-    yield from _elementwise(datasets, "a100", device)
-    for gpus in (2, 4, 8):
-        yield _a100_reduce(datasets, device, gpus)
-    for scope, wire in (("intra_node", "NVLink"), ("inter_node", "200 Gb/s InfiniBand")):
-        rows = on(vidur.p2p_2023(datasets, scope), device)
-        yield _study("a100", f"send_recv_{scope}", LINK, rows, {"wire": wire}, "send_recv")
-
-
-def _a100_reduce(datasets: Path, device: DeviceSpec, gpus: int) -> Study:
-    """NCCL without launches; beside it the calls of 2023, which an engine launched one by one."""
-    rows = aic.aic_all_reduce(datasets, gpus)
-    calls, empty_us = vidur.all_reduce_2023(datasets, gpus)
-    launch = empty_us - float(rows["time_us"].min())
-    calls = calls.assign(time_us=calls["time_us"] - launch)
-    checks = {f"2023, up to 512 tokens, {launch:.0f} us of launch taken off": on(calls, device)}
-    words = {"gpus": gpus, "empty_us": empty_us, "launch_us": launch}
-    op = f"all_reduce_{gpus}"
-    return _study("a100", op, LINK, on(rows, device), words, "all_reduce", checks)
-
-
-def _a100_gemm(datasets: Path, device: DeviceSpec) -> Study:
     large = "n >= 512 and k >= 512"
     rows = on(aic.aic_gemm(datasets).query(f"{large} and n * k >= 2**20"), device)
     vllm = aic.aic_gemm(datasets, "VLLM").query(f"m == 384 and {large}")
@@ -398,18 +363,14 @@ def _a100_gemm(datasets: Path, device: DeviceSpec) -> Study:
         "m = 384, never in the fit, as vLLM measures it": on(vllm, device),
         "other stack: Vidur A100 fp16": on(vidur.mlp(datasets, "a100")["gemm"], device),
     }
-    return _study("a100", "gemm", GEMM, rows, checks=checks)
-
-
-def _a100_attention(datasets: Path, device: DeviceSpec) -> Iterator[Study]:
-    """Decodes of MHA and GQA apart: they are different kernels. Each from a source that measured it
-    well."""
+    yield _study("a100", "gemm", GEMM, rows, checks=checks)
     prompts = aic.aic_prefill(datasets).query("batch == 1 and chunk > 1")
     yield _study("a100", "attn_prefill", ATTN_PREFILL, on(prompts, device))
     paged = vidur.prefill(datasets)
     fresh = paged[paged["context"] == 0].set_index("chunk")["time_us"]
     paged = paged.assign(base_us=paged["chunk"].map(fresh)).query("context > 0")
     yield _study("a100", "attn_context", ATTN_CONTEXT, on(paged, device))
+    # Decodes of MHA and GQA are different kernels: each from a source that measured it well.
     inside = "15 <= context <= 32768"
     mha = aic.aic_decode(datasets, "TRTLLM").query(f"heads == kv_heads and {inside}")
     mha = on(mha[bandwidth_share(mha, device) <= 0.9], device)
@@ -418,6 +379,20 @@ def _a100_attention(datasets: Path, device: DeviceSpec) -> Iterator[Study]:
     checks = {"other stack: Vidur A100, 32/4 heads": on(vidur.decode(datasets), device)}
     form = decode_form(splits=False, packed=True)
     yield _study("a100", "attn_decode_gqa", form, gqa, checks=checks)
+    yield from _elementwise(datasets, "a100", device)
+    for gpus in (2, 4, 8):
+        # NCCL without launches; beside it the calls of 2023, which an engine launched one by one.
+        rows = aic.aic_all_reduce(datasets, gpus)
+        calls, empty_us = vidur.all_reduce_2023(datasets, gpus)
+        launch = empty_us - float(rows["time_us"].min())
+        calls = calls.assign(time_us=calls["time_us"] - launch)
+        checks = {f"2023, up to 512 tokens, {launch:.0f} us of launch taken off": on(calls, device)}
+        words = {"gpus": gpus, "empty_us": empty_us, "launch_us": launch}
+        of = (f"all_reduce_{gpus}", LINK, on(rows, device), words)
+        yield _study("a100", *of, "all_reduce", checks)
+    for scope, wire in (("intra_node", "NVLink"), ("inter_node", "200 Gb/s InfiniBand")):
+        rows = on(vidur.p2p_2023(datasets, scope), device)
+        yield _study("a100", f"send_recv_{scope}", LINK, rows, {"wire": wire}, "send_recv")
 
 
 def bandwidth_share(rows: pd.DataFrame, device: DeviceSpec) -> pd.Series[float]:
@@ -430,8 +405,13 @@ def _ga102(datasets: Path, target: str) -> Iterator[Study]:
     """A6000 or A40: the same silicon (GA102, 84 SMs), so their measurements complement each
     other."""
     a6000, a40 = load_device("a6000"), load_device("a40")
-    yield _ga102_gemm(datasets, load_device(target))
     lent = target != "a6000"
+    gemms = vidur.mlp(datasets, "a40")["gemm"].drop(columns="model")
+    gemms = on(gemms.query("n >= 512 and k >= 512"), a40)
+    rows = pd.concat([on(data.llmservingsim_gemm(datasets), a6000), gemms], ignore_index=True)
+    words = {"target": target, "mine": f"peak_flops == {load_device(target).peak_flops}"}
+    gemm = _study("ga102", "gemm", GEMM, rows, words)
+    yield replace(gemm, again=None) if lent else gemm
     elsewhere = "measured on the A6000, not on this device; "
     words = {"lent": " (lent)" * lent, "elsewhere": elsewhere * lent}
     prompts, decodes = (on(rows, a6000) for rows in data.llmservingsim_attention(datasets))
@@ -448,16 +428,6 @@ def _ga102(datasets: Path, target: str) -> Iterator[Study]:
     for scope in ("intra_node", "inter_node"):
         rows = on(vidur.send_recv_a40(datasets, scope), a40)
         yield _study("ga102", f"send_recv_{scope}", LINK, rows, {"scope": scope}, "send_recv")
-
-
-def _ga102_gemm(datasets: Path, target: DeviceSpec) -> Study:
-    a6000 = on(data.llmservingsim_gemm(datasets), load_device("a6000"))
-    a40 = vidur.mlp(datasets, "a40")["gemm"].drop(columns="model")
-    a40 = on(a40.query("n >= 512 and k >= 512"), load_device("a40"))
-    rows = pd.concat([a6000, a40], ignore_index=True)
-    words = {"target": target.name, "mine": f"peak_flops == {target.peak_flops}"}
-    study = _study("ga102", "gemm", GEMM, rows, words)
-    return study if target.name == "a6000" else replace(study, again=None)
 
 
 #: The devices that the public measurements calibrate.

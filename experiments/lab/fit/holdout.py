@@ -54,11 +54,9 @@ PAIR = ["heads", "kv_heads"]
 
 @dataclass(frozen=True, eq=False)
 class Fitted:
-    """One table's surface, and what its record is made of.
-
-    ``time_us`` were measured, ``clean_us`` fitted; ``timed_us`` are the times before those below
-    the memory's bound were raised (None: none were). ``kinds`` are iterated once.
-    """
+    """One table's surface, and what its record is made of: ``time_us`` were measured, ``clean_us``
+    fitted; ``timed_us`` are the times before those below the memory's bound were raised (None: none
+    were). ``kinds`` are iterated once."""
 
     table: str
     surface: StoredSurface
@@ -178,11 +176,8 @@ def every_other(place: npt.NDArray[Any], last: npt.NDArray[Any] | int) -> Folds:
 
 
 def gemm_kinds(rows: pd.DataFrame, clean: GemmCube, raw: GemmCube, knots: Rows, few: bool) -> Kinds:
-    """Of a table of GEMMs: token counts; every other n, then k; the largest sides and token counts.
-
-    Every second n chose the ``knots``, the others are scored between them. Of ``few`` shapes each
-    is left out alone.
-    """
+    """Of a table of GEMMs: token counts (every second n chose the ``knots``, the others are scored
+    between them); every other n, then k, or of ``few`` shapes each; the largest sides."""
     count_n, count_k, count_m = clean.time_us.shape
     group = np.cumsum(np.concatenate([[1], np.diff(clean.m) > 1]))  # neighbours one token apart
     small = (np.bincount(group)[group] <= 2) & (group > 1) & (group < group[-1])
@@ -201,7 +196,6 @@ def gemm_kinds(rows: pd.DataFrame, clean: GemmCube, raw: GemmCube, knots: Rows, 
 def _gemm_tokens(
     clean: GemmCube, raw: GemmCube, folds: Folds, n: Rows | slice = slice(None)
 ) -> Iterator[Errors]:
-    """Token counts, on lines through the others."""
     for kept, out in folds:
         if len(out):
             times = through(clean, kept), raw.time_us, clean.time_us

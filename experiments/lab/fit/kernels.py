@@ -77,6 +77,8 @@ from .holdout import Errors, Fitted, fitted, microseconds
 
 #: A public table and the version of its stack.
 Table = tuple[pd.DataFrame, str]
+#: Where tables are from: the folder of all measurements, the device, the stack.
+Published = tuple[Path, str, str]
 AnyGemm = GemmLattice | FastestGemm
 
 #: Families of tables that are fitted together.
@@ -91,10 +93,8 @@ def fitted_devices(stack: str) -> list[str]:
 
 
 def check_fitted(device: str | None, stack: str) -> list[str]:
-    """The devices to fit: one, or all whose kernels are published.
-
-    Raises SpecError for a device or a stack that is not among the tables.
-    """
+    """The devices to fit: one, or all whose kernels are published. Raises SpecError for a device or
+    a stack that is not among the tables."""
     stack = stack.partition("@")[0]
     devices = fitted_devices(stack)
     for what, name, known in (("device", device, devices), ("stack", stack, formats.STACKS)):
@@ -129,7 +129,7 @@ def fit_stack(
         fits = {table: fit for table, fit in order.items() if family_of(table) not in families}
         arrays = {name: kept[name] for name in kept if family_of(name) not in families}
     shipped = load_stack(device, engine)[0].kernels if version else {}
-    for found in _fits(datasets, device, stack, families):
+    for found in _fits((datasets, device, stack), families):
         if version:
             newest = shipped.get(found.table)
             if newest is None or newest.version == found.version:
@@ -147,15 +147,15 @@ def fit_stack(
     return StackSpec(*about, floor, source, fits), arrays
 
 
-def _fits(datasets: Path, device: str, stack: str, families: Collection[str]) -> Iterator[Fitted]:
-    of = (datasets, device, stack)
+def _fits(of: Published, families: Collection[str]) -> Iterator[Fitted]:
+    _, device, stack = of
     if device in PERF:
         yield from (one for one in _perf_fits(*of[:2]) if family_of(one.table) in families)
         return
     if {"gemm", "attention"} & set(families):
-        yield from _gemms_and_attention(*of, families)
+        yield from _gemms_and_attention(of, families)
     for dtype in formats.MOE_DTYPES if MOE in families else ():
-        yield from fit_experts(expert_tables(*of, dtype))
+        yield from fit_experts(expert_tables(of, dtype))
     if ALL_REDUCE in families:
         kernels = without_launches(tables.all_reduces(*of), load_device(device))
         yield from _messages(ALL_REDUCE, kernels)
@@ -164,8 +164,7 @@ def _fits(datasets: Path, device: str, stack: str, families: Collection[str]) ->
     if ALL_TO_ALL in families and (table := tables.all_to_alls(*of[:2])):
         yield from _messages(ALL_TO_ALL, {"nccl": table})
     if WIDE in families:
-        yield from fit_wide(*of)
-        yield from _block_fits(*of)
+        yield from fit_wide(of)
 
 
 def _floor(datasets: Path, device: str, stack: str) -> tuple[float, str]:
@@ -213,28 +212,24 @@ def _shapes(rows: pd.DataFrame) -> int:
     return rows.groupby(["n", "k"]).ngroups
 
 
-def _gemm_table(
-    datasets: Path, device: str, stack: str, dtype: formats.WeightDtype
-) -> Table | None:
+def _gemm_table(of: Published, dtype: formats.WeightDtype) -> Table | None:
     """The newest table that is large enough, and holds times of kernels rather than launches."""
-    for rows, version in tables.gemms(datasets, device, stack, dtype):
+    for rows, version in tables.gemms(*of, dtype):
         if _shapes(rows) >= _FEWEST_SHAPES and rows["time_us"].quantile(0.01) <= _LAUNCH_US:
             return rows, version
     return None
 
 
 def _as_timed(rows: pd.DataFrame) -> GemmLattice:
-    """A table's GEMMs as they are stored."""
     return GemmLattice.from_arrays(fit_gemm("", rows, "").surface.arrays())
 
 
-def _gemms_and_attention(
-    datasets: Path, device: str, stack: str, families: Collection[str]
-) -> Iterator[Fitted]:
+def _gemms_and_attention(of: Published, families: Collection[str]) -> Iterator[Fitted]:
     """GEMMs and attention: blocks of latent attention are taken without their GEMMs in bf16."""
-    of, bf16, engine = (datasets, device, stack), None, formats.named_stack(stack)[0]
+    datasets, device, stack = of
+    bf16, engine = None, formats.named_stack(stack)[0]
     for dtype in formats.WEIGHT_DTYPES:
-        if (found := _gemm_table(*of, dtype)) is None:
+        if (found := _gemm_table(of, dtype)) is None:
             continue
         rows, version = found
         if dtype == "fp8" and engine == "trtllm":
@@ -248,27 +243,20 @@ def _gemms_and_attention(
                 unlike=tables.UNLIKE.get((engine, version, dtype), ""),
             )
     if "attention" in families:
-        yield from attention_fits(*of, bf16)
-        yield from sparse_fits(*of) if "@" not in stack else ()
-        yield from recurrent_fits(*of)
+        yield from attention_fits(of, bf16)
+        yield from sparse_fits(of) if "@" not in stack else ()
+        yield from recurrent_fits(of)
 
 
-def _gemms_of_blocks(
-    datasets: Path, device: str, stack: str
-) -> dict[formats.WeightDtype, FastestGemm]:
+def _gemms_of_blocks(of: Published) -> dict[formats.WeightDtype, FastestGemm]:
     """By format: as they were timed, or those of other stacks that the stack chooses."""
     dtypes: tuple[formats.WeightDtype, ...] = ("bf16", "fp8_block")
-    found = {dtype: _gemm_table(datasets, device, stack, dtype) for dtype in dtypes}
-    return {
-        dtype: FastestGemm(
-            [
-                _as_timed(table[0]),
-                *map(GemmLattice.from_arrays, gemms_beside(device, stack, dtype).values()),
-            ]
-        )
-        for dtype, table in found.items()
-        if table
-    }
+    found: dict[formats.WeightDtype, FastestGemm] = {}
+    for dtype in dtypes:
+        if table := _gemm_table(of, dtype):
+            beside = map(GemmLattice.from_arrays, gemms_beside(*of[1:], dtype).values())
+            found[dtype] = FastestGemm([_as_timed(table[0]), *beside])
+    return found
 
 
 def _without_quantisation(rows: pd.DataFrame, quantisation: pd.DataFrame | None) -> pd.DataFrame:
@@ -320,11 +308,9 @@ def fit_decodes(
     window: float = np.inf,
     scored: bool = True,
 ) -> Fitted:
-    """The surface of decodes of one head dimension, which see ``window`` keys.
-
-    ``least_us`` is the least time to read each decode's KV cache from HBM. Of two ways to other
-    head counts the one with the smaller held-out error counts (the first if not ``scored``).
-    """
+    """The surface of decodes of one head dimension, which see ``window`` keys. ``least_us`` is the
+    least time to read each decode's KV cache from HBM. Of two ways to other head counts the one
+    with the smaller held-out error counts (the first if not ``scored``)."""
     published = microseconds(rows)
     rows = rows.assign(time_us=np.maximum(published, least_us))
     off = {way: [*holdout.decode_heads(rows, way, window)] for way in (False, True) if scored}
@@ -354,11 +340,10 @@ def reading_us(
     return fastest_us(num_bytes, load_device(device).memory_bandwidth)
 
 
-def attention_fits(
-    datasets: Path, device: str, stack: str, gemms: GemmLattice | None
-) -> Iterator[Fitted]:
+def attention_fits(of: Published, gemms: GemmLattice | None) -> Iterator[Fitted]:
     """Every table of plain and latent attention; ``gemms`` are the stack's in bf16."""
-    of, scored = (datasets, device, stack), "@" not in stack
+    _, device, stack = of
+    scored = "@" not in stack
     for kv_dtype, kind in product(formats.KV_DTYPES, ("prefill", "decode")):
         read = tables.prefill if kind == "prefill" else tables.decode
         for window, head_dims in _WINDOWS.items():
@@ -380,7 +365,7 @@ def attention_fits(
                 yield fit_prompts(f"prefill.{name}", alone, version, seen)
                 if len(alone) < len(rows):
                     yield fit_together(f"added.{name}", rows, version, seen)
-        if latent := latent_rows(*of, kind, kv_dtype, gemms):
+        if latent := latent_rows(of, kind, kv_dtype, gemms):
             name = f"{kind}.{kv_dtype}.{attention.LATENT}"
             if kind == "decode":
                 least = reading_us(latent[0], attention.MEASURED_LATENT.cached, kv_dtype, device)
@@ -390,18 +375,10 @@ def attention_fits(
 
 
 def latent_rows(
-    datasets: Path,
-    device: str,
-    stack: str,
-    kind: str,
-    kv_dtype: formats.KvDtype,
-    gemms: GemmLattice | None,
+    of: Published, kind: str, kv_dtype: formats.KvDtype, gemms: GemmLattice | None
 ) -> Table | None:
-    """Rows (heads, kv_heads, chunk or batch and context, time_us) and the stack's version.
-
-    ``gemms`` are the stack's in bf16. None where nothing usable is published.
-    """
-    of = (datasets, device, stack)
+    """Rows (heads, kv_heads, chunk or batch and context, time_us) and the stack's version; None
+    where nothing usable is published. ``gemms`` are the stack's in bf16."""
     found = tables.latent(*of, kind, kv_dtype)
     if found is None or found[0]["time_us"].quantile(0.01) > _LAUNCH_US:
         blocks = tables.latent(*of, kind, kv_dtype, whole=True)
@@ -443,10 +420,10 @@ def _rest(rows: pd.DataFrame, gemms: AnyGemm, model: str) -> pd.Series[float]:
     return left
 
 
-def sparse_fits(datasets: Path, device: str, stack: str) -> Iterator[Fitted]:
+def sparse_fits(of: Published) -> Iterator[Fitted]:
     """Sparse attention by shipped model and format: its blocks without their GEMMs, which the same
     formats get back, and without launches."""
-    of, gemms = (datasets, device, stack), _gemms_of_blocks(datasets, device, stack)
+    gemms = _gemms_of_blocks(of)
     for kv_dtype, dtype, (model, name) in product(
         formats.KV_DTYPES, gemms, attention.SPARSE_TABLES.items()
     ):
@@ -466,7 +443,7 @@ def sparse_fits(datasets: Path, device: str, stack: str) -> Iterator[Fitted]:
         if found.fit.left_out["heads"].half_width_pct > _USELESS_PCT:
             continue  # most rows are stalls of the host
         yield found
-        least = reading_us(decodes, spec.latent.cached, kv_dtype, device, seen)
+        least = reading_us(decodes, spec.latent.cached, kv_dtype, of[1], seen)
         yield fit_decodes(f"decode.{table}", decodes, f"{single[1]} {attention.LESS}", least, seen)
 
 
@@ -490,20 +467,10 @@ def sparse_decodes(rows: pd.DataFrame, gemms: AnyGemm, model: str) -> pd.DataFra
     return _kernels_of(rows, gemms, model, fastest_us=_FASTEST_SPARSE_US).assign(kv_heads=1)
 
 
-def _block_fits(datasets: Path, device: str, stack: str) -> Iterator[Fitted]:
-    """Decodes of latent attention by ranks of data-parallel attention, from whole blocks."""
-    if found := tables.latent_blocks(datasets, device, stack):
-        gemms = _gemms_of_blocks(datasets, device, stack)["fp8_block"]
-        rows = _kernels_of(found[0], gemms).assign(kv_heads=1)
-        least = reading_us(rows, attention.MEASURED_LATENT.cached, "fp8", device)
-        yield fit_decodes(attention.BLOCKS, rows, f"{found[1]} {attention.LESS}", least)
-
-
-def recurrent_fits(datasets: Path, device: str, stack: str) -> Iterator[Fitted]:
+def recurrent_fits(of: Published) -> Iterator[Fitted]:
     """Recurrent layers: prompts by chunk and batch, steps by batch. A scan works in chunks of
     :data:`STATE_CHUNK` tokens, as attention does in a window; a step reads one state."""
-    prompts = tables.recurrent(datasets, device, stack, "prefill")
-    steps = tables.recurrent(datasets, device, stack, "decode")
+    prompts, steps = (tables.recurrent(*of, kind) for kind in ("prefill", "decode"))
     if prompts is None or steps is None:
         return
     (rows, version), seen = prompts, float(attention.STATE_CHUNK)
@@ -514,8 +481,8 @@ def recurrent_fits(datasets: Path, device: str, stack: str) -> Iterator[Fitted]:
     both = [rows.assign(context=context) for context in (1, _ANY_CONTEXT)]
     table = pd.concat(both, ignore_index=True).drop(columns="chunk")
     moved = (8.0 * attention.STATE_HEAD**2) * (table["batch"] * table["heads"]).to_numpy(np.float64)
-    least = fastest_us(moved, load_device(device).memory_bandwidth)
-    yield fit_decodes(f"decode.{attention.STATE}", table, version, least, 1.0, "@" not in stack)
+    least = fastest_us(moved, load_device(of[1]).memory_bandwidth)
+    yield fit_decodes(f"decode.{attention.STATE}", table, version, least, 1.0, "@" not in of[2])
 
 
 # Experts ----------------------------------------------------------------------------------------
@@ -524,12 +491,12 @@ def recurrent_fits(datasets: Path, device: str, stack: str) -> Iterator[Fitted]:
 ExpertTables = Mapping[str, tuple[pd.DataFrame, str, Rates]]
 
 
-def expert_tables(datasets: Path, device: str, stack: str, dtype: formats.MoeDtype) -> ExpertTables:
+def expert_tables(of: Published, dtype: formats.MoeDtype) -> ExpertTables:
     """The tables of one format, by distribution of tokens."""
     return {
-        f"{MOE}.{dtype}.{spread}": (*table, rates_of(device, dtype, spread))
+        f"{MOE}.{dtype}.{spread}": (*table, rates_of(of[1], dtype, spread))
         for spread in formats.DISTRIBUTIONS
-        if (table := tables.experts(datasets, device, stack, dtype, spread))
+        if (table := tables.experts(*of, dtype, spread))
     }
 
 
@@ -568,21 +535,26 @@ _LAUNCHES = 1.3
 _SENT: tuple[formats.MoeDtype, ...] = ("nvfp4", "fp8", "bf16")
 
 
-def fit_wide(datasets: Path, device: str, stack: str) -> Iterator[Fitted]:
+def fit_wide(of: Published) -> Iterator[Fitted]:
     """Every table of wide expert parallelism of a stack; over PCIe the gathers alone."""
-    if load_device(device).intra_node.kind.startswith("NVLink"):
-        yield from _wide_experts(datasets, device, stack)
-        yield from _exchanges(datasets, device, stack)
+    if load_device(of[1]).intra_node.kind.startswith("NVLink"):
+        yield from _wide_experts(of)
+        yield from _exchanges(of)
     for op in GATHERS:
-        if table := tables.all_to_alls(datasets, device, op):
+        if table := tables.all_to_alls(*of[:2], op):
             rows, version = table
             for gpus, part in _by_gpus(rows).items():
                 name, kinds = f"{WIDE}.{op}.{gpus}", {"sizes": holdout.messages(part)}
                 yield fitted(name, fit_reduce(part), part, version, kinds)
+    # Decodes of latent attention by ranks of data-parallel attention, from whole blocks.
+    if found := tables.latent_blocks(*of):
+        rows = _kernels_of(found[0], _gemms_of_blocks(of)["fp8_block"]).assign(kv_heads=1)
+        least = reading_us(rows, attention.MEASURED_LATENT.cached, "fp8", of[1])
+        yield fit_decodes(attention.BLOCKS, rows, f"{found[1]} {attention.LESS}", least)
 
 
-def _wide_experts(datasets: Path, device: str, stack: str) -> Iterator[Fitted]:
-    of = (datasets, device, stack)
+def _wide_experts(of: Published) -> Iterator[Fitted]:
+    device = of[1]
     for dtype in formats.MOE_DTYPES:
         found, even = {}, rates_of(device, dtype, "balanced")
         for spread in formats.DISTRIBUTIONS:
@@ -603,8 +575,7 @@ def _wide_experts(datasets: Path, device: str, stack: str) -> Iterator[Fitted]:
         yield from fit_experts(found, wide=True)
 
 
-def _exchanges(datasets: Path, device: str, stack: str) -> Iterator[Fitted]:
-    of = (datasets, device, stack)
+def _exchanges(of: Published) -> Iterator[Fitted]:
     found = {
         f"{mode}{'.nodes' if between else ''}": tables.deepep(*of, mode, between)
         for mode, between in product(MODES, (False, True))

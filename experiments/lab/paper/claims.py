@@ -7,7 +7,6 @@ reproduced by no gain, too (``data/paper/scrutiny.csv``).
 
 from __future__ import annotations
 
-import csv
 import re
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass, field, replace
@@ -260,13 +259,6 @@ def claims_section(results: Sequence[ClaimResult]) -> Section:
     return Section("reproduce", "", "What of the paper is reproduced?", answer, table)
 
 
-def readings(claims: Sequence[Claim]) -> Section:
-    """How each claim is read."""
-    rows = [(c.id, c.section, f"{c.metric}; {c.setting}", c.reading) for c in claims]
-    table = SortableTable("", ("claim", "§", "what", "reading"), rows, text=4)
-    return Section("reproduce", "", "How is each number of the paper read?", "", table)
-
-
 # The fit ------------------------------------------------------------------------------------------
 
 _LIMITS = {"mixed_us": (0.0, 200.0), "p": (1.1, 20.0)}
@@ -305,19 +297,9 @@ def _scaled(group: str, factor: float, ops: OpTimes) -> OpTimes:
     return ops.scaled(dict.fromkeys(_GROUPS[group], factor))
 
 
-def _full_rate(time: TimeBySize, rows: ArrayLike) -> Floats:
-    return np.asarray(rows, np.float64) * time(LARGE) / LARGE
-
-
-def _one_row(time: TimeBySize, rows: ArrayLike) -> Floats:
-    return np.full(np.shape(rows), time(1))
-
-
 def _nothing_saved(ops: OpTimes) -> OpTimes:
-    """Every token row costs the same, and every pair of query and key of a prompt.
-
-    Then neither piggybacking on a chunk nor cutting a prompt changes the cost.
-    """
+    """Every token row costs the same, and every pair of query and key of a prompt: neither
+    piggybacking on a chunk nor cutting a prompt changes the cost."""
 
     def pairs(chunk: ArrayLike, context: ArrayLike) -> Floats:
         chunk = np.asarray(chunk, np.float64)
@@ -326,7 +308,10 @@ def _nothing_saved(ops: OpTimes) -> OpTimes:
     def by_pair(chunk: ArrayLike, context: ArrayLike) -> Floats:
         return pairs(chunk, context) * (ops.prefill(_PROMPT, 0) / pairs(_PROMPT, 0))
 
-    return replace(with_rows(ops, _full_rate, _LINEAR), prefill=PairTimes(by_pair))
+    def full_rate(time: TimeBySize, rows: ArrayLike) -> Floats:
+        return np.asarray(rows, np.float64) * time(LARGE) / LARGE
+
+    return replace(with_rows(ops, full_rate, _LINEAR), prefill=PairTimes(by_pair))
 
 
 Change = Callable[[OpTimes], OpTimes]
@@ -339,7 +324,9 @@ _SCALINGS: dict[str, Change] = {
 DISTORTIONS: dict[str, Change] = {
     **_SCALINGS,
     NO_GAIN: _nothing_saved,
-    "rows are free": partial(with_rows, shape=_one_row, changed=_LINEAR),
+    "rows are free": partial(
+        with_rows, shape=lambda time, rows: np.full(np.shape(rows), time(1)), changed=_LINEAR
+    ),
 }
 """Op times that are strongly wrong, in size or in shape."""
 
@@ -385,9 +372,9 @@ def scrutinise(ids: Iterable[str], workers: int = 1) -> dict[str, Scrutiny]:
 @cache
 def load_scrutiny() -> dict[str, Scrutiny]:
     """The findings by claim."""
-    with (data_dir() / "paper" / "scrutiny.csv").open(encoding="utf-8", newline="") as file:
-        rows = list(csv.reader(file))
-    return {id: Scrutiny(*map(int, columns)) for id, *columns in rows[1:]}
+    lines = (data_dir() / "paper" / "scrutiny.csv").read_text(encoding="utf-8").splitlines()
+    rows = (line.split(",") for line in lines[1:])
+    return {id: Scrutiny(*map(int, columns)) for id, *columns in rows}
 
 
 CANNOT_FAIL, UNMOVED, NO_GAIN_PASSES, CONTROL_HOLDS = "†", "(†)", "‡", "¶"

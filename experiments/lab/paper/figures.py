@@ -1,12 +1,19 @@
 """The paper's figures and tables from our runs: :func:`write_gallery` writes them into one folder.
 
-A figure is a :class:`Plot`, which is data; :func:`draw` draws it.
+A figure is a :class:`Plot`, which is data; :func:`draw` draws it. ``python -m
+sarathi_sim.experiments.lab.paper.figures RESULT DOCS`` puts the tables of `sarathi-sim lab
+reproduce --out RESULT` between ``<!-- table: TITLE -->`` and ``<!-- end -->`` of ``DOCS/paper.md``,
+and copies its figures to ``DOCS/images/paper``.
 """
 
 from __future__ import annotations
 
+import re
+import shutil
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from io import BytesIO
 from itertools import product
 from pathlib import Path
@@ -34,8 +41,9 @@ from sarathi_sim.simulator.views.metrics import Analysis
 from ...figures import style
 from ...figures.style import BLACK, BLUE, GREEN, GREY, ORANGE, SKY, VERMILION
 from ...run.machine import Machine
-from . import gpt3, page, quantities
-from .claims import ClaimResult, load_claims
+from ..pages import markdown, update
+from . import gpt3, quantities
+from .claims import ClaimResult, claim_rows, gains, headings, load_claims
 from .gpt3 import ORCA, PAPER, SARATHI, TP_ONLY, Ratios
 from .quantities import BATCHES, CHUNKS, MAX_BATCH, balanced
 from .variants import Lab
@@ -45,7 +53,6 @@ Labs = Sequence[Lab]
 Kind = Literal["line", "points", "bars", "boxes", "level", "edge"]
 Dash = Literal["-", "--", "-.", ":"]
 DASHES: tuple[Dash, Dash] = ("-", "--")
-"""Of the variants."""
 
 WIDTH, DPI = 9.4, 110
 SMALL = 12
@@ -86,10 +93,8 @@ class Subplot:
 
 @dataclass(frozen=True)
 class Plot:
-    """Panels a, b, c, ... where ``layout`` names them (rows apart by ``;``).
-
-    ``share`` has x, y, or both, where these axes are the same in all panels; ``note`` is below.
-    """
+    """Panels a, b, c, ... where ``layout`` names them (rows apart by ``;``). ``share`` has x, y, or
+    both, where these axes are the same in all panels; ``note`` is below."""
 
     height: float
     layout: str
@@ -123,14 +128,12 @@ def draw(chart: Plot) -> Figure:
             names |= zip(labels, handles, strict=True)
         place = axes.get_subplotspec()
         if place and "x" in chart.share and not place.is_last_row():
-            axes.tick_params(labelbottom=False)
             axes.set_xlabel("")
         if place and "y" in chart.share and not place.is_first_col():
-            axes.tick_params(labelleft=False)
             axes.set_ylabel("")
     if names:
         look: Any = {"loc": "outside upper left", "ncols": 3, "fontsize": SMALL}
-        figure.legend(list(names.values()), list(names), **look)
+        figure.legend(names.values(), names, **look)
     figure.supxlabel(chart.note, fontsize=SMALL)
     return figure
 
@@ -185,16 +188,14 @@ def paper(id: str) -> float:
     return load_claims()[id].paper
 
 
-def stated(
-    x: ArrayLike, y: ArrayLike, colour: str = BLACK, texts: Sequence[str] = ()
-) -> DataSeries:
+def stated(x: ArrayLike, y: ArrayLike, colour: str = BLACK, **more: Any) -> DataSeries:
     """Points of the paper."""
-    return DataSeries("points", x, y, colour=colour, texts=texts)
+    return DataSeries("points", x, y, colour=colour, **more)
 
 
 def level(y: float, name: str = "", colour: str = BLACK, dash: Dash = ":") -> DataSeries:
     """A value for all ``x``."""
-    return DataSeries("level", y=y, name=name, colour=colour, dash=dash)
+    return DataSeries("level", 0, y, name, colour, dash)
 
 
 ONE = level(1, colour=GREY, dash="-")
@@ -329,31 +330,6 @@ def _schedule(analysis: Analysis, title: str) -> Subplot:
     return Subplot(series, {"title": title, "xlim": (0, None), "ylim": (1.5, -0.5), **ticks})
 
 
-def attention_mask(_: Labs) -> Plot:
-    """Which keys each query of a chunk sees: chunks of four tokens, three iterations."""
-    panels = []
-    for cached in (0, 4, 8):
-        query, key = np.indices((4, cached + 4)).reshape(2, -1)
-        parts = {
-            "key of this chunk": (BLUE, (key >= cached) & (key <= cached + query)),
-            "cached key, read again": (SKY, key < cached),
-            "masked": ("#e8e8e8", key > cached + query),
-        }
-        series = [
-            DataSeries("boxes", key[i] - 0.5, 1, name, colour, base=query[i], width=1)
-            for name, (colour, i) in parts.items()
-        ]
-        axes = {
-            **categories([f"k{number}" for number in range(cached + 4)]),
-            "yticks": range(4),
-            "yticklabels": [f"q{cached + number}" for number in range(4)],
-            "ylim": (3.5, -0.5),
-            "xlabel": f"iteration {cached // 4 + 1}",
-        }
-        panels.append(Subplot(series, axes))
-    return Plot(2.8, "abbccc", panels)
-
-
 def tile_quantisation(labs: Labs) -> Plot:
     """Time of one prompt by its tokens, from 1 to 600."""
     at = sorted({*range(1, 601, 3), *(128 * n + more for n in range(1, 5) for more in (0, 1))})
@@ -401,6 +377,10 @@ def _gain_panel(series: Sequence[DataSeries], axes: Mapping[str, Any]) -> Subplo
     return Subplot([ONE, *series, *keys("line")], {**names, **axes})
 
 
+def _chunks(rule: str, colours: Mapping[int, str], name: str = "chunk") -> Each:
+    return {f"{name} {c}": (of, {"policy": c, "rule": rule}) for c, of in colours.items()}
+
+
 def throughput_over_pd(labs: Labs) -> Plot:
     """Throughput against the baseline by P:D: three chunks, three lengths, both chunk rules."""
     colours, panels = {128: SKY, 256: BLUE, 512: VERMILION}, []
@@ -415,8 +395,7 @@ def throughput_over_pd(labs: Labs) -> Plot:
     for (rule, text), (length, batch) in product(RULES.items(), MAX_BATCH.items()):
         series = [*points[length]]
         for chunk, colour in colours.items():
-            each = {f"chunk {chunk}": (colour, {"policy": chunk, "rule": rule})}
-            series += _gains(labs, length, chunk, each)
+            series += _gains(labs, length, chunk, _chunks(rule, {chunk: colour}))
         panels.append(_gain_panel(series, {"title": f"{length // 1024}K, B = {batch}\n{text}"}))
     return Plot(8.8, "abc;def", panels, share="xy")
 
@@ -438,9 +417,8 @@ def op_breakdown(labs: Labs) -> Plot:
             ends = np.arange(len(batches))[:, None] + offset + [-0.19, 0.19, np.nan]
             series.append(replace(sums, x=ends, y=np.repeat(sums.y, 3), base=0))
         title = f"{length // 1024}K, chunk {chunk}"
-        panels.append(
-            Subplot(series, {"title": title, "ylabel": "ms a token", **categories(batches)})
-        )
+        axes = {"title": title, "ylabel": "ms a token", **categories(batches)}
+        panels.append(Subplot(series, axes))
     note = "batch size B; left: baseline, right: Sarathi; predicted, at the balanced P:D"
     return Plot(8.4, "abc;def", panels, share="y", note=note)
 
@@ -465,10 +443,7 @@ def orca_comparison(labs: Labs) -> Plot:
     panels = [Subplot([*bars, *keys("bars")[1:]], axes, "upper center")]
     peaks = stated((14, 28), [paper(f"pd_peak_{chunk}_gain") for chunk in (256, 512)])
     for rule, title in RULES.items():
-        each = {
-            f"Sarathi, chunk {chunk}": (colour, {"policy": chunk, "rule": rule})
-            for chunk, colour in ((256, BLUE), (512, VERMILION))
-        }
+        each = _chunks(rule, {256: BLUE, 512: VERMILION}, "Sarathi, chunk")
         series = [peaks, level(best, "Orca's peak in the paper", ORANGE)]
         series += _gains(labs, 1024, 256, {**each, **orca})
         axes = {"title": title, "ylim": (0.75, 1.3), "xlabel": "P:D (1K, B = 18)"}
@@ -478,8 +453,8 @@ def orca_comparison(labs: Labs) -> Plot:
 
 def chunking_ablation(labs: Labs) -> Plot:
     """The cost of chunks in attention and in the whole prefill, and the end-to-end gain."""
-    attention = ours(labs, quantities.attention_overhead, "chunk", CHUNKS, LENGTHS)
-    prefill = ours(labs, quantities.prefill_overhead, "chunk", CHUNKS, LENGTHS)
+    parts = (partial(quantities.chunk_overhead, part=part) for part in ("attention", "total"))
+    attention, prefill = (ours(labs, part, "chunk", CHUNKS, LENGTHS) for part in parts)
     total = ours(labs, quantities.end_to_end, "chunk", CHUNKS, {"": (BLUE, {})})
     attention.append(stated(64, paper("ablation_attn_64")))
     prefill.append(stated((64, 128, 256, 512), (5, 2, 1 / 0.8, 1 / 0.9)))
@@ -554,8 +529,83 @@ def tornado(effects: Mapping[str, tuple[Ratios, Ratios]], plain: Ratios) -> Plot
     return Plot(12, "ab;cd", panels, share="y")
 
 
+# Tables of docs/paper.md, as Markdown -------------------------------------------------------------
+
+
+def claims_table(results: Sequence[ClaimResult]) -> str:
+    """All claims; misses in bold."""
+    header, rows = claim_rows(results, _MISS)
+    return markdown("Claims", header, [[f"`{id}`", *cells] for id, *cells in rows])
+
+
+_MISS = "**{}**"
+
+
+def gains_table(results: Sequence[ClaimResult]) -> str:
+    """The gains in throughput less 1, in percent; misses in bold."""
+    some, counts = gains(results)
+    rows: dict[str, list[str]] = {}
+    for result in some:
+        claim, gain, ours = result.claim, result.claim.paper - 1, result.ours - 1
+        cells = (f"{100 * ours:.1f} %", f"{ours / gain:.2f}")
+        row = rows.setdefault(claim.id, [f"`{claim.id}`", f"{100 * gain:.0f} %"])
+        row += cells if claim.gain_holds(result.ours) else map(_MISS.format, cells)
+    return markdown("Gains", ["gain", "paper", *headings(counts)], rows.values())
+
+
+def tile_control(labs: Sequence[Lab]) -> str:
+    """Gain by chunk, with the tile's step and without: the control of 256 over 320."""
+    chunks = (192, 256, 320, 384)
+    rows = [
+        [f"{lab.variant}, {step}", *(f"{quantities.end_to_end(m, chunk):.3f}" for chunk in chunks)]
+        for lab in labs
+        for step, m in (("as it is", lab.a6000), ("without the tile's step", lab.untiled.a6000))
+    ]
+    return markdown("Control", ["gain", *(f"chunk {chunk}" for chunk in chunks)], rows)
+
+
+def table_2(labs: Sequence[Lab]) -> str:
+    """Table 2 of the paper: paper / predicted / paper-calibrated in each cell."""
+    rows = [
+        [batch, *(_cell(f"{batch}_{part}", labs, 1) for part in ("linear", "attn", "total"))]
+        for batch in ("prefill1024", "decode4", "mixed")
+    ]
+    return markdown("Table 2", ["batch", "linear", "attention", "total"], rows)
+
+
+def table_4(labs: Sequence[Lab]) -> str:
+    """Table 4 of the paper: paper / predicted / paper-calibrated in each cell."""
+    models = {"13b": "LLaMA-13B, A6000", "33b": "LLaMA-33B, A100"}
+    rows = []
+    for id, claim in load_claims().items():
+        if row := re.fullmatch(r"(peak_(13b|33b)_(\dk)_)gain", id):
+            cells = [_cell(f"{row[1]}{part}", labs, 2) for part in ("decode", "gain")]
+            batch, pd_ratio = (claim.arguments[key] for key in ("batch", "pd"))
+            rows.append([models[row[2]], row[3].upper(), f"{batch}", f"{pd_ratio}:1", *cells])
+    header = ["model", "length", "batch", "P:D", "decode speedup", "throughput gain"]
+    return markdown("Table 4", header, rows)
+
+
+def _cell(id: str, labs: Sequence[Lab], digits: int) -> str:
+    claim = load_claims()[id]
+    return " / ".join([f"{claim.paper:g}", *(f"{claim.value(lab):.{digits}f}" for lab in labs)])
+
+
+def readings_table(spreads: Mapping[str, tuple[Ratios, Ratios, Ratios]]) -> str:
+    """Section 5.3's ratios by reading: median [least, most] over the seeds."""
+    rows = [["**the paper**", *(f"**{value:g}**" for value in PAPER)]]
+    for reading, spread in spreads.items():
+        cells = [
+            f"{middle:#.3g} [{low:#.3g}, {high:#.3g}]"
+            for middle, low, high in zip(*spread, strict=True)
+        ]
+        rows.append([f"`{reading}`", *cells])
+    ratios = ["Orca / Sarathi", "Orca / TP only", "TP only / Sarathi", "bubble", "waiting"]
+    return markdown("Section 5.3 by reading", ["reading", *ratios], rows)
+
+
 FIGURES: Sequence[Callable[[Labs], Plot]] = (
-    *(per_token_cost, single_layer, bubble_schedule, attention_mask, tile_quantisation),
+    *(per_token_cost, single_layer, bubble_schedule, tile_quantisation),
     *(decode_speedup, throughput_over_pd, op_breakdown, orca_comparison, chunking_ablation),
     pipeline,
 )
@@ -565,16 +615,13 @@ FIGURES: Sequence[Callable[[Labs], Plot]] = (
 def write_gallery(
     out: Path, labs: Labs, results: Sequence[ClaimResult] | None, progress: Progress
 ) -> None:
-    """Draw the figures as PNG; with all claims' ``results``, also tables and the readings.
-
-    ``labs`` are one of each variant; what was computed with them for the claims is not repeated.
-    The folder must exist; only files of these names are replaced.
-    """
+    """Draw the figures as PNG into a folder; with all claims' ``results``, also tables and the
+    readings. ``labs`` are one of each variant, with what they computed for the claims."""
     for number, chart in enumerate(FIGURES):
         progress("figures", number, len(FIGURES))
         save(chart(labs), out / f"{chart.__name__}.png")
     progress("figures", len(FIGURES), len(FIGURES))
-    text = [page.table_2(labs), page.table_4(labs)]
+    text = [table_2(labs), table_4(labs)]
     if results is not None:
         ratios = _all_ratios(progress)
         known = gpt3.load_readings()
@@ -587,8 +634,8 @@ def write_gallery(
             name: gpt3.spread(ratios[reading, seed] for seed in gpt3.SEEDS)
             for name, reading in known.readings.items()
         }
-        above = [page.claims_table(results), page.gains_table(results), page.tile_control(labs)]
-        text = [*above, *text, page.readings_table(spreads)]
+        above = [claims_table(results), gains_table(results), tile_control(labs)]
+        text = [*above, *text, readings_table(spreads)]
     write_whole(out / "tables.md", "\n".join(text))
 
 
@@ -610,3 +657,13 @@ def save(chart: Plot, file: Path) -> None:
     with style.styled(), matplotlib.rc_context(LOOK):
         draw(chart).savefig(image, dpi=DPI, format="png", metadata={"Software": None})
     write_whole(file, image.getvalue())
+
+
+if __name__ == "__main__":
+    result, docs = map(Path, sys.argv[1:])
+    page, images = docs / "paper.md", docs / "images" / "paper"
+    text = update(page.read_text(encoding="utf-8"), (result / "tables.md").read_text("utf-8"))
+    images.mkdir(parents=True, exist_ok=True)
+    for figure in result.glob("*.png"):
+        shutil.copy(figure, images)
+    write_whole(page, text)

@@ -74,11 +74,9 @@ def load_readings() -> Readings:
 
 
 class Ratios(NamedTuple):
-    """The numbers of section 5.3: of makespans, and of the median bubble time of a request.
-
-    The paper does not define a request's bubble time. ``bubble`` reads it as the idle time of the
-    stages before the request's micro-batches, ``waiting`` as the time that these wait themselves.
-    """
+    """The numbers of section 5.3: of makespans, and of the median bubble time of a request, which
+    the paper does not define. ``bubble`` reads it as the idle time of the stages before the
+    request's micro-batches, ``waiting`` as the time that these wait themselves."""
 
     orca_over_sarathi: float
     orca_over_tp: float

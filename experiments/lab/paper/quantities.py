@@ -17,7 +17,7 @@ from sarathi_sim.policies.sarathi import ChunkRule, Sarathi
 from sarathi_sim.profiler.facts.ops import GEMMS, GemmShape
 from sarathi_sim.simulator.load.engine_memory import kv_capacity_tokens, max_batch, stage_layers
 from ...run.machine import Machine, Throughput
-from .gpt3 import ORCA, SARATHI, outcome
+from .gpt3 import outcome
 from .variants import TILE
 
 LENGTH = 1024
@@ -25,21 +25,18 @@ MAX_BATCH = {1024: 18, 2048: 10, 3072: 6}
 """The most requests the paper fits, by sequence length."""
 
 Extreme = Literal["least", "largest"]
-
-
-def _extreme(values: Iterable[float], which: Extreme) -> float:
-    return min(values) if which == "least" else max(values)
+_EXTREMES: dict[Extreme, Callable[[Iterable[float]], float]] = {"least": min, "largest": max}
 
 
 # The cost of an iteration (3.1, 4.2, 4.4, Table 2) ------------------------------------------------
 
 
+Part = Literal["linear", "attention", "total"]
+Phase = Literal["prefill", "decode"]
+
+
 def iteration_ms(
-    m: Machine,
-    part: Literal["linear", "attention", "total"] = "total",
-    prompt: int = 0,
-    decodes: int = 0,
-    context: int = 0,
+    m: Machine, part: Part = "total", prompt: int = 0, decodes: int = 0, context: int = 0
 ) -> float:
     """Milliseconds of an iteration of a prompt, of decodes, or of both; or of a part of it."""
     iteration = m.iteration([(prompt, 0)] if prompt else [], decodes, context)
@@ -84,7 +81,7 @@ def others_share(m: Machine) -> float:
     return 100 * block["others"] / (sum(block.values()) + m.attention(LENGTH) / m.layers)
 
 
-def op_token_ms(m: Machine, op: str, phase: Literal["prefill", "decode"], batch: int) -> float:
+def op_token_ms(m: Machine, op: str, phase: Phase, batch: int) -> float:
     """Milliseconds a token in one op of all layers; prompts or contexts of 1024."""
     rows = LENGTH * batch if phase == "prefill" else batch
     if op != "attention":
@@ -105,8 +102,7 @@ def decode_rate(m: Machine, length: int, batch: int) -> float:
 
 def prefill_peak(m: Machine) -> float:
     """Tokens a millisecond, the best of a single layer at 512 to 4096 tokens."""
-    sizes = ((512, 1), (1024, 1), (1024, 2), (1024, 4))
-    return 1e-3 * max(m.prefill_rate(tokens, prompts) for tokens, prompts in sizes)
+    return max(prefill_rate(m, *size) for size in ((512, 1), (1024, 1), (1024, 2), (1024, 4)))
 
 
 def prefill_loss(m: Machine, tokens: int) -> float:
@@ -124,33 +120,22 @@ def decode_scaling(m: Machine, batch: int) -> float:
     return decode_token_ms(m, 1) / decode_token_ms(m, batch)
 
 
-SATURATED = 1.05
-"""A rate is saturated where the next size, twice as large, gains less than 5 %."""
-
-
 def saturation(rate: Callable[[int], float], sizes: Sequence[int]) -> float:
     """The first of ``sizes`` (each twice the one before) after which the rate gains under 5 %."""
-    for size in sizes:
-        if rate(2 * size) < SATURATED * rate(size):
-            return size
-    return 2 * sizes[-1]
+    return next((size for size in sizes if rate(2 * size) < 1.05 * rate(size)), 2 * sizes[-1])
 
 
-def decode_saturation(m: Machine) -> float:
-    """Batch from which doubling it gains less than 5 % of one layer's decode rate."""
+def saturated(m: Machine, phase: Phase) -> float:
+    """Prompt or batch from which doubling it gains less than 5 % of one layer's rate."""
+    if phase == "prefill":
+        return saturation(m.prefill_rate, (64, 128, 256, 512, 1024, 2048))
     return saturation(lambda batch: m.decode_rate(batch, LENGTH), (16, 32, 64, 128, 256, 512))
-
-
-def prefill_saturation(m: Machine) -> float:
-    """Prompt from which doubling it gains less than 5 % of one layer's prefill rate."""
-    return saturation(m.prefill_rate, (64, 128, 256, 512, 1024, 2048))
 
 
 def intensity(m: Machine, op: str, new: int, batch: int) -> float:
     """FLOPs a byte of a GEMM or of attention, for ``new`` tokens of each sequence of a batch."""
-    if op == "attention":
-        return attention_intensity(m, new)
-    return gemm_intensity(m.ops.model.gemms(1)[op], batch * new)
+    gemms = m.ops.model.gemms(1)
+    return gemm_intensity(gemms[op], batch * new) if op in gemms else attention_intensity(m, new)
 
 
 def gemm_intensity(shape: GemmShape, rows: int) -> float:
@@ -169,9 +154,8 @@ def attention_intensity(m: Machine, new: int) -> float:
 
 def intensity_drop(m: Machine) -> float:
     """Arithmetic intensity of a prompt of 1024 / of a decode, for the op with the smallest drop."""
-    shapes = m.ops.model.gemms(1).values()
-    drops = [gemm_intensity(shape, LENGTH) / gemm_intensity(shape, 1) for shape in shapes]
-    return min(*drops, attention_intensity(m, LENGTH) / attention_intensity(m, 1))
+    ops = ("attention", *m.ops.model.gemms(1))
+    return min(intensity(m, op, LENGTH, 1) / intensity(m, op, 1, 1) for op in ops)
 
 
 def ridge(m: Machine) -> float:
@@ -183,22 +167,15 @@ def ridge(m: Machine) -> float:
 
 
 def fitting_batch(m: Machine, length: int, pp: int = 1, layers: int | None = None) -> float:
-    """Requests in each of ``pp`` micro-batches, with 0.9 of the memory usable.
-
-    ``layers`` is the number of layers of a truncated model.
-    """
+    """Requests in each of ``pp`` micro-batches, with 0.9 of the memory usable; of a model cut to
+    ``layers``."""
     stages = stage_layers(layers or m.layers, pp)
     return max_batch(kv_capacity_tokens(m.ops.model, m.device, m.ops.tp, stages), length, pp)
 
 
-def one_layer_batch(m: Machine) -> float:
-    """Requests that fit beside a single layer / beside the whole model."""
-    return fitting_batch(m, LENGTH, layers=1) / fitting_batch(m, LENGTH)
-
-
-def pipeline_batch(m: Machine, length: int, pp: int) -> float:
-    """Requests of a micro-batch of ``pp`` stages / of a replica without a pipeline."""
-    return fitting_batch(m, length, pp) / fitting_batch(m, length)
+def batch_ratio(m: Machine, length: int, pp: int = 1, layers: int | None = None) -> float:
+    """:func:`fitting_batch` / that of the whole model without a pipeline."""
+    return fitting_batch(m, length, pp, layers) / fitting_batch(m, length)
 
 
 # Decode speedup (5.1.1, Table 4) ------------------------------------------------------------------
@@ -217,12 +194,11 @@ def decode_speedup(m: Machine, batch: int, length: int) -> float:
 
 def extreme_decode_speedup(m: Machine, which: Extreme) -> float:
     """The least or largest speedup over all lengths and batches from 2 to the largest."""
-    values = [
+    return _EXTREMES[which](
         decode_speedup(m, batch, length)
         for length, most in MAX_BATCH.items()
         for batch in range(2, most + 1)
-    ]
-    return _extreme(values, which)
+    )
 
 
 # End to end on one GPU, against the baseline (5.1.2 to 5.2, 5.4, Table 4) -------------------------
@@ -275,10 +251,8 @@ def balanced(chunk: int, batch: int) -> float:
 def served(
     m: Machine, policy: Name, batch: int, length: int, pd: float, rule: ChunkRule = "reserve"
 ) -> Throughput:
-    """Equal requests of one length and P:D under a policy.
-
-    The baseline's batches follow each other without overlap, so a single one is enough.
-    """
+    """Equal requests of one length and P:D under a policy."""
+    # The baseline's batches follow each other without overlap, so a single one is enough.
     rounds = 1 if policy == "baseline" else 20
     return m.serve(policy_of(policy, rule), batch, *split(length, pd), rounds)
 
@@ -338,14 +312,13 @@ def always_above(m: Machine, policy: Name, other: Name) -> float:
 def extreme_reduction(m: Machine, ops: str, which: Extreme) -> float:
     """Time in a group of ops a token under the baseline / under Sarathi, at the balanced P:D: the
     least or largest over chunks, lengths and batches."""
-    values = [
+    return _EXTREMES[which](
         served_token_s(m, ops, "baseline", chunk, length, batch)
         / served_token_s(m, ops, chunk, chunk, length, batch)
         for chunk in (256, 512)
         for length, batches in BATCHES.items()
         for batch in batches
-    ]
-    return _extreme(values, which)
+    )
 
 
 # The cost of chunks (5.4) -------------------------------------------------------------------------
@@ -353,19 +326,15 @@ def extreme_reduction(m: Machine, ops: str, which: Extreme) -> float:
 CHUNKS = (64, 128, 192, 256, 320, 384, 448, 512)
 
 
-def attention_overhead(m: Machine, chunk: int, length: int = LENGTH) -> float:
-    """Attention time of a prompt in chunks / in one piece."""
-    return m.prefill(length, chunk).attention_s / m.prefill(length).attention_s
-
-
-def prefill_overhead(m: Machine, chunk: int, length: int = LENGTH) -> float:
-    """Time of a prompt in chunks / in one piece."""
-    return m.prefill(length, chunk).total_s / m.prefill(length).total_s
+def chunk_overhead(m: Machine, chunk: int, part: Part = "total", length: int = LENGTH) -> float:
+    """Time of a prompt in chunks / in one piece; or of a part of it."""
+    chunked, whole = (getattr(m.prefill(length, c), f"{part}_s") for c in (chunk, None))
+    return float(chunked / whole)
 
 
 def efficiency_loss(m: Machine, chunk: int) -> float:
     """Percent of the prefill rate that chunking loses."""
-    return 100 * (1 - 1 / prefill_overhead(m, chunk))
+    return 100 * (1 - 1 / chunk_overhead(m, chunk))
 
 
 def end_to_end(m: Machine, chunk: Name) -> float:
@@ -382,14 +351,9 @@ def exceeds(m: Machine, what: str, of: Name, over: Name) -> float:
 # GPT-3 on 64 A100s (5.3) --------------------------------------------------------------------------
 
 
-def makespan_ratio(m: Machine, of: str, over: str) -> float:
-    """The ratio of two makespans, plain reading, seed 0."""
-    return outcome(m, of).makespan_s / outcome(m, over).makespan_s
-
-
-def bubble_ratio(m: Machine) -> float:
-    """Median bubble time of a request, Orca / Sarathi, plain reading, seed 0."""
-    return outcome(m, ORCA).bubble_s / outcome(m, SARATHI).bubble_s
+def pipeline_ratio(m: Machine, of: str, over: str, what: str = "makespan_s") -> float:
+    """The ratio of two makespans, or of another number of runs; plain reading, seed 0."""
+    return float(getattr(outcome(m, of), what) / getattr(outcome(m, over), what))
 
 
 def held_out_error(m: Machine) -> float:

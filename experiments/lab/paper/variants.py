@@ -84,11 +84,8 @@ def load_calibration() -> Calibration:
 
 
 class Lab:
-    """The machines of one variant, each made at its first use.
-
-    ``constants`` are fitted to the paper, by device; a device without constants is as shipped.
-    ``change`` replaces a machine's op times, for controls.
-    """
+    """The machines of one variant, each made at its first use. ``constants`` are fitted to the
+    paper, by device; without any it is as shipped. ``change`` replaces op times, for controls."""
 
     def __init__(
         self,
@@ -144,11 +141,8 @@ def calibrated(ops: OpTimes, constants: Constants) -> OpTimes:
 
 
 def _gemm_s(c: Constants, p: float, time: TimeBySize, rows: ArrayLike) -> Floats:
-    """A GEMM's times by rows, from the shipped ones at its two limits.
-
-    Up to one tile the kernel is bound by memory, and which tile it uses hardly shows; beyond, a
-    started tile costs as much as a whole one.
-    """
+    """A GEMM's times by rows, from the shipped ones at its two limits. Up to one tile the kernel is
+    bound by memory; beyond, a started tile costs as much as a whole one."""
     rows = np.asarray(rows, np.float64)
     padded = np.where(rows <= TILE, rows, np.ceil(rows / TILE) * TILE)
     read, compute = c.read * time(1), c.compute * time(LARGE) / LARGE * padded
