@@ -12,7 +12,15 @@ from sarathi_sim.profiler.storage.child import Progress, Say, silent
 from sarathi_sim.profiler.storage.strict import strict_dataclass
 from .config.base import Assignments, Config
 from .content import Result, Section, SortableTable
-from .options import AlsoOption, Folder, ModelOption, SetOption, further, in_a_paragraph, written
+from .options import (
+    AlsoOption,
+    Folder,
+    ModelOption,
+    SetOption,
+    further,
+    in_a_paragraph,
+    written,
+)
 
 if TYPE_CHECKING:
     from sarathi_sim.profiler.bundle.schema import Bundle

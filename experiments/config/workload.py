@@ -5,7 +5,14 @@ from __future__ import annotations
 from math import ceil
 from typing import Annotated, Literal
 
-from pydantic import Discriminator, Field, StringConstraints, Tag, ValidationInfo, field_validator
+from pydantic import (
+    Discriminator,
+    Field,
+    StringConstraints,
+    Tag,
+    ValidationInfo,
+    field_validator,
+)
 
 from .base import (
     Count,

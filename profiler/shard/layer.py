@@ -18,7 +18,15 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from ..facts.model import ModelSpec
-from ..facts.ops import ALL_REDUCE, DECODE, EDGE_OPS, MOE, OPS, OTHERS, PREFILL
+from ..facts.ops import (
+    ALL_REDUCE,
+    DECODE,
+    EDGE_OPS,
+    MOE,
+    OPS,
+    OTHERS,
+    PREFILL,
+)
 from .attention import KVCache
 from .rows import Chunk, Decodes, Routing, Rows
 

@@ -10,7 +10,14 @@ import difflib
 import json
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
-from typing import Any, TypeVar, dataclass_transform, get_args, get_origin, get_type_hints
+from typing import (
+    Any,
+    TypeVar,
+    dataclass_transform,
+    get_args,
+    get_origin,
+    get_type_hints,
+)
 
 from pydantic import BaseModel, ConfigDict, TypeAdapter, ValidationError
 

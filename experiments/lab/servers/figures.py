@@ -15,7 +15,16 @@ from matplotlib.ticker import LogLocator, NullFormatter
 from sarathi_sim.simulator.loop.records import Floats
 from sarathi_sim.simulator.views.metrics import Analysis
 from ...figures.slices import Window, stage_slices
-from ...figures.style import BLACK, BLUE, GREEN, GREY, KIND_COLOURS, line_styles, save, styled
+from ...figures.style import (
+    BLACK,
+    BLUE,
+    GREEN,
+    GREY,
+    KIND_COLOURS,
+    line_styles,
+    save,
+    styled,
+)
 from ...figures.timeline import stage_timeline
 from .mlperf import BOUND, CAPACITY, ScoredMlperf
 from .rows import Measured, ServerTimes

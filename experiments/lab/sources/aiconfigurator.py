@@ -24,7 +24,15 @@ from sarathi_sim.profiler.facts.model import ModelSpec
 from sarathi_sim.profiler.kernels.wide_times import MOST_RANKS
 from sarathi_sim.profiler.storage.files import regular
 from sarathi_sim.profiler.storage.strict import show
-from .measurements import Measurements, OpRows, check_device, merged, source_folder, tidy, timed
+from .measurements import (
+    Measurements,
+    OpRows,
+    check_device,
+    merged,
+    source_folder,
+    tidy,
+    timed,
+)
 
 FOLDER = "aiconfigurator"
 #: The tables' names of our devices.
