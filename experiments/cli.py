@@ -189,15 +189,16 @@ def _message(error: BaseException) -> tuple[str, int]:
 
 def _of_the_user(error: BaseException) -> str | None:
     """The message of an error that the user can mend; None for one of ours."""
-    from sarathi_sim.simulator.loop.simulation import SimulationError
-
     if isinstance(error, MemoryError):
         said = " ".join(str(error).split())
         return f"out of memory{': ' if said else ''}{said}"
     if isinstance(error, OSError) and error.strerror:  # a full disk, a missing file
         named = "" if error.filename is None else f"{os.fsdecode(error.filename)}: "
         return f"{named}{error.strerror}"
-    return str(error) if isinstance(error, UserError | OSError | SimulationError) else None
+    simulation: Any = sys.modules.get("sarathi_sim.simulator.loop.simulation")  # if there was one
+    ours = isinstance(error, UserError | OSError)
+    simulated = simulation is not None and isinstance(error, simulation.SimulationError)
+    return str(error) if ours or simulated else None
 
 
 def _shortened(line: str, longest: int = _LONGEST_LINE) -> str:

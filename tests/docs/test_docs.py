@@ -63,6 +63,9 @@ def small_sizes(page: str, monkeypatch: pytest.MonkeyPatch) -> None:
         "sarathi_sim.experiments.capacity.options.LEAST_REQUESTS": 100,
         "sarathi_sim.experiments.capacity.options.PILOT_REQUESTS": 100,
         "sarathi_sim.experiments.capacity.options.FINEST_REQUESTS": 100,
+        "sarathi_sim.experiments.capacity.recommend.FINALISTS": 1,
+        "sarathi_sim.experiments.capacity.recommend.MOST_SEARCHED": 1,
+        "sarathi_sim.experiments.lab.paper.gpt3.SEEDS": (0,),
     }.items():
         monkeypatch.setattr(name, size)
     for name in ("torch", "a GPU", "vLLM", "Dask"):
