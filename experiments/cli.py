@@ -214,15 +214,16 @@ def command(
     dry: Callable[..., Any] | None = None,
     json: bool = True,
     quiet: bool = True,
+    aside: bool = True,
     out: object = None,
     result: Callable[..., Any] = lambda found, out: found,
 ) -> Callable[..., None]:
     """A function of the library as a command: its options are those of its signature that have
     one, its help is its docstring.
 
-    ``json`` and ``quiet``: whether it has these options; without ``quiet``, --json prints nothing
-    else. With ``dry``, --dry-run calls this function in its place. ``out`` is where it writes if
-    --out is left out. ``result`` makes a Result of what the function returns.
+    ``json`` and ``quiet``: whether it has these options; ``aside``: whether --json has the answer
+    on stderr. With ``dry``, --dry-run calls this function in its place. ``out`` is where it writes
+    if --out is left out. ``result`` makes a Result of what the function returns.
     """
     options = {name: found for name, one in _options(function).items() if (found := one)}
 
@@ -230,7 +231,7 @@ def command(
         from .report.render import ProgressBar, consoles, print_result
 
         as_json = given.pop("json", False)
-        quietly = given.pop("quiet", as_json)
+        quietly = given.pop("quiet", as_json and not aside)
         used = dry if given.pop("dry_run", False) and dry is not None else function
         if "out" in given and given["out"] is None:
             given["out"] = out
@@ -331,7 +332,7 @@ GROUPS: dict[str, dict[str, Callable[..., None]]] = {
         "tune": command(own_server.tune),
     },
     "Data": {
-        "list": command(library.list_, quiet=False),
+        "list": command(library.list_, quiet=False, aside=False),
         "workload": command(library.workload, quiet=False),
     },
 }
