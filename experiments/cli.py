@@ -58,6 +58,8 @@ MOVED = {
         )
     },
     "profile-check": "fit DIR",
+    "sensitivity": "capacity CONFIG --sensitivity",
+    "advise": "recommend --policy sarathi --gpus TP",
 }
 """Commands by their old names."""
 MOVED_OPTIONS = {
@@ -303,6 +305,7 @@ def application(
         no_args_is_help=True,
         rich_markup_mode=None,
         pretty_exceptions_enable=False,
+        context_settings={"max_content_width": 100},
         **about,
     )
     for title, commands in groups.items():
@@ -322,8 +325,6 @@ GROUPS: dict[str, dict[str, Callable[..., None]]] = {
     "Decide": {
         "capacity": command(library.capacity, out=RUNS),
         "recommend": command(library.recommend, out=RUNS),
-        "sensitivity": command(library.sensitivity, out=RUNS),
-        "advise": command(library.advise, json=False, quiet=False),
     },
     "Your own server": {
         "profile": command(own_server.profile, json=False),

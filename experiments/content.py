@@ -5,9 +5,9 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from pydantic import TypeAdapter, ValidationError
 
@@ -36,13 +36,100 @@ class SortableTable:
     anchors: Sequence[str] = ()
 
 
+Kind = Literal["line", "step", "points", "bars", "gantt"]
+Dash = str | tuple[int, tuple[int, ...]]
+Numbers = Any
+"""An array of numbers, or a list of them as JSON has it."""
+_TOLD = 5
+
+
+@dataclass(frozen=True)
+class Axis:
+    """An axis: its label with the unit, and the ``ends`` that are seen at first.
+
+    ``rows`` are names at 0, 1, 2, ... from top to bottom, instead of numbers; of ``shares`` the
+    numbers are in percent. ``ticks`` are the only ones.
+    """
+
+    label: str
+    log: bool = False
+    ends: tuple[float | None, float | None] = (None, None)
+    rows: Sequence[str] = ()
+    shares: bool = False
+    ticks: Sequence[float] = ()
+
+
+@dataclass(frozen=True, eq=False)
+class Series:
+    """Values of one name, in one colour.
+
+    ``line``: y over x; ``step``: y stays until the next x, as of a CDF; ``points``; ``bars`` and
+    ``gantt``: in the rows y, from ``start`` (of bars 0, if left out) to x, ``thick`` parts of a row
+    high, bars without a start beside those of other series. ``marks`` are points on a line, and
+    diamonds of points; ``ends`` along y are the edges of a band around a line and, with ``ends_x``,
+    of whiskers of points. ``more`` are columns that are told beside the pointer, ``texts`` stand
+    beside points and in boxes, ``links`` are the runs of points.
+    """
+
+    kind: Kind
+    name: str
+    x: Numbers
+    y: Numbers
+    colour: str = "#000000"
+    dash: Dash = "-"
+    start: Numbers | None = None
+    marks: bool = False
+    ends: tuple[Numbers, Numbers] | None = None
+    ends_x: tuple[Numbers, Numbers] | None = None
+    faint: bool = False
+    thick: float = 0.86
+    more: Mapping[str, Any] = field(default_factory=dict)
+    texts: Sequence[str] = ()
+    links: Sequence[str] = ()
+
+    def in_words(self, rows: Sequence[str]) -> str:
+        """Its name, and some of its values."""
+        from sarathi_sim.simulator.views.metric_registry import number_text
+
+        if self.kind == "gantt":
+            return f"{self.name}: {len(self.x):,} boxes"
+        last, few = len(self.x) - 1, min(len(self.x), _TOLD)
+        some = [round(last * at / max(few - 1, 1)) for at in range(few)]
+        if self.kind == "bars":
+            start = [0.0] * len(self.x) if self.start is None else self.start
+            values = [
+                f"{rows[int(self.y[at])]} {number_text(self.x[at] - start[at])}" for at in some
+            ]
+        else:
+            values = [f"{number_text(self.y[at])} at {number_text(self.x[at])}" for at in some]
+        return f"{self.name}: {', '.join(values)}"
+
+
 @dataclass(frozen=True)
 class Chart:
-    """An interactive chart: a Bokeh model, with a text alternative."""
+    """Series on two axes, as data: :mod:`sarathi_sim.experiments.report.draw` draws it into a
+    file, :mod:`sarathi_sim.experiments.report.page` on a page.
+
+    A line across marks the ``level``, a y, and the ``edge``, an x. ``colour`` is the title's.
+    ``link`` is the path from a figure's file to a point's run, with ``{}`` for its name.
+    """
 
     title: str
-    model: Any
+    x: Axis
+    y: Axis
+    series: Sequence[Series]
     caption: str = ""
+    level: float | None = None
+    edge: float | None = None
+    colour: str = "#000000"
+    link: str = ""
+
+    @property
+    def alt(self) -> list[str]:
+        """The text alternative: the axes, and some values of each series."""
+        axes = " over ".join(filter(None, (self.y.label, self.x.label)))
+        named = (one for one in self.series if one.name)
+        return [f"{self.title}: {axes}", *(one.in_words(self.y.rows) for one in named)]
 
 
 @dataclass(frozen=True)
@@ -102,8 +189,8 @@ _SECTION = "section.json"
 
 
 def write_section(folder: Path, section: Section) -> None:
-    """Keep a section, without its charts, beside a result's numbers."""
-    text = json.dumps(asdict(replace(section, charts=())), indent=1)
+    """Keep a section, with its charts, beside a result's numbers."""
+    text = json.dumps(asdict(section), indent=1, default=list)
     (folder / _SECTION).write_text(text, encoding="utf-8")
 
 
@@ -130,6 +217,11 @@ def markdown(section: Section) -> str:
 def anchor(run: str) -> str:
     """The name of the row of a run."""
     return f"run-{run}"
+
+
+def first_upper(text: str) -> str:
+    """With a capital letter first; the others as they are."""
+    return text[:1].upper() + text[1:]
 
 
 def enumerated(names: Sequence[str]) -> str:

@@ -6,12 +6,13 @@ A parameter without an option (``progress``, ``say``) is Python's alone; there `
 keeps nothing, where the command writes ``runs/NAME``.
 """
 
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
@@ -89,22 +90,28 @@ def run(
       sarathi-sim run gpt3_pp --timeline --window 120:1.5   # open in ui.perfetto.dev
     """
     from .config.loading import Experiment
-    from .figures.slices import parse_window
-    from .run.experiment import run_experiment, simulate_all
+    from .report.timeline import default_window, parse_window, write_trace
+    from .run.experiment import simulate_all, writing
 
     if isinstance(config, Experiment) and changes:
         raise UserError("changes: give them to load(), which has made this experiment")
     experiment = config if isinstance(config, Experiment) else load(config, changes)
     if out is None:
         return simulate_all(experiment, progress)
-    return run_experiment(
-        experiment,
-        named(out, experiment.name),
-        figures=figures,
-        trace=timeline,
-        window=None if window is None else parse_window(window),
-        progress=progress,
-    )
+    chosen = None if window is None else parse_window(window)
+    with writing(experiment, named(out, experiment.name), progress) as (found, folder):
+        records = [one.analysis.records for one in found.runs.values()]
+        shown = chosen or default_window(records)
+        shown.check(max(log.end_s for log in records))
+        for name, one in found.runs.items() if timeline else ():
+            write_trace(one.analysis, shown, folder / name / "timeline.json.gz")
+        if figures:
+            from .report.charts import all_run_charts, heading
+            from .report.draw import draw_all
+
+            charts = all_run_charts(found, shown)
+            draw_all(charts, folder / "figures", progress, heading(found.summary()))
+    return found
 
 
 def result_of(found: "ExperimentResult", out: Folder | None) -> Result:
@@ -258,6 +265,14 @@ def _laboratory(
         yield Laboratory(section, store, backend, progress, say)
 
 
+def _figures(content: Mapping[str, Any]) -> dict[str, bytes]:
+    """The figures of a ``capacity`` or ``recommend``."""
+    from .report.capacity_charts import capacity_charts, heading
+    from .report.draw import figure_files
+
+    return figure_files(capacity_charts(content), heading(content))
+
+
 def workload(
     what: Annotated[
         Config,
@@ -294,10 +309,24 @@ def workload(
       sarathi-sim workload shared_prefixes --out runs/workload
       sarathi-sim workload 1024:256~0.5 --json
     """
-    from .run.traffic import describe, workload_answer
+    from .results import WORKLOAD_FORMAT, check_replaceable, result_folder, write_summary
+    from .run.traffic import describe, workload_answer, workloads_of
 
+    if out is not None:
+        check_replaceable(Path(out), WORKLOAD_FORMAT)
     own = columns if isinstance(columns, Mapping) else dict(c.partition("=")[::2] for c in columns)
-    described = describe(what, changes, own, None if out is None else Path(out))
+    found = workloads_of(what, changes, own)
+    described = describe(found)
+    if out is not None:
+        from .report.charts import workload_charts
+        from .report.draw import draw_all
+
+        with result_folder(Path(out), WORKLOAD_FORMAT) as folder:
+            write_summary(folder, WORKLOAD_FORMAT, {"workloads": described})
+            for name, (requests, clients) in found.items():
+                charts = {re.sub("[:@?~]", "-", name): workload_charts(requests, clients)}
+                said = f"{name}: {len(requests):,} requests"
+                draw_all(charts, folder / "figures", heading=said)
     return Result(described, workload_answer(described), written=written(out))
 
 
@@ -325,13 +354,20 @@ def compare(
     """
     from .results import FIGURES_FORMAT, check_replaceable
     from .run.compare import compare as compared
-    from .run.compare import comparison_answer, write_comparison
+    from .run.compare import comparison_answer
 
     if out is not None:
         check_replaceable(Path(out), FIGURES_FORMAT)
     found = compared(Path(a), Path(b), progress)
     if out is not None:
-        write_comparison(found, Path(out))
+        from .report.draw import draw_all
+        from .report.of_comparison import parts_charts
+        from .results import FIGURES_FORMAT, result_folder, write_summary
+
+        with result_folder(Path(out), FIGURES_FORMAT) as folder:
+            write_summary(folder, FIGURES_FORMAT, {"plotted": [found["a"], found["b"]]} | found)
+            charts = {"comparison": parts_charts(found)} if "summaries" not in found else {}
+            draw_all(charts, folder / "figures", progress)
     section = comparison_answer(found)
     return Result(found | section.words(), section, written=written(out))
 
@@ -373,21 +409,37 @@ def plot(
       sarathi-sim plot runs/pd_sweep
       sarathi-sim plot runs/pd_sweep --over policy.chunk_size --metric mfu --metric bubble_s.p50
     """
-    from .run.compare import plot_results
-    from .sweeps.plot import is_sweep, plot_sweep
+    from .report.draw import draw_all
+    from .results import FIGURES_FORMAT, check_replaceable, result_folder, write_summary
     from .sweeps.store import RESULTS
+    from .sweeps.sweep_answer import is_sweep, read_answer
 
     paths = [Path(folder) for folder in folders]
-    if len(paths) == 1 and is_sweep(paths[0]):
-        target = Path(out or paths[0] / "figures")
-        drawn = plot_sweep(paths[0], target, metrics, over, progress)
-        note = f"{drawn.note}; their numbers are in {paths[0] / RESULTS}" if drawn.note else ""
-        section = replace(drawn.section, warnings=[*drawn.section.warnings, *filter(None, [note])])
-        return Result({}, section, written=[target], rest=RESULTS)
-    if metrics or over:
+    of_sweep = len(paths) == 1 and is_sweep(paths[0])
+    if (metrics or over) and not of_sweep:
         raise UserError("--metric and --over go with the folder of one sweep")
-    target = Path(out or "runs/plot")
-    plot_results(paths, target)
+    target = Path(out or (paths[0] / "figures" if of_sweep else "runs/plot"))
+    if target.resolve() in {path.resolve() for path in paths}:
+        raise UserError(f"--out {target}: is one of the results to plot: name another folder")
+    check_replaceable(target, FIGURES_FORMAT)
+    if of_sweep:
+        from .report.sweep_charts import sweep_charts
+
+        swept, section = read_answer(paths[0])
+        charts, note = sweep_charts(swept, metrics, over)
+        note = f"{note}; their numbers are in {paths[0] / RESULTS}" if note else ""
+        section = replace(section, warnings=[*section.warnings, *filter(None, [note])])
+        with result_folder(target, FIGURES_FORMAT) as folder:
+            draw_all(charts, folder, progress, str(swept.summary.get("name")))
+            write_summary(folder, FIGURES_FORMAT, {"plotted": [paths[0].name]})
+        return Result({}, section, written=[target], rest=RESULTS)
+    from .report.charts import run_charts
+    from .run.compare import labelled_tables
+
+    tables = {label: table for label, (_, _, table) in labelled_tables(paths).items()}
+    with result_folder(target, FIGURES_FORMAT) as folder:
+        write_summary(folder, FIGURES_FORMAT, {"plotted": sorted(tables)})
+        draw_all(run_charts(tables), folder / "figures", progress)
     return Result({}, written=[target])
 
 
@@ -419,7 +471,7 @@ def report(
       sarathi-sim report runs/gpt3_pp
       sarathi-sim report runs/pd_sweep runs/difference --out for_the_team.html
     """
-    from .report.html_page import write_page
+    from .report.page import write_page
 
     folders = [Path(folder) for folder in results]
     first = folders[0].resolve()
@@ -445,6 +497,28 @@ def capacity(
             min=0, max=10, help="Rounds of trying half-way between the best and the next."
         ),
     ] = 0,
+    sensitivity: Annotated[
+        bool, typer.Option("--sensitivity", help="What moves it most? One factor at a time.")
+    ] = False,
+    by: Annotated[
+        float, typer.Option(help="Of --sensitivity: how far each factor is changed, 0.1 is 10 %.")
+    ] = 0.1,
+    only: Annotated[
+        Several, typer.Option(help="Of --sensitivity: some factors, with commas."), str | None
+    ] = None,
+    metrics: Annotated[
+        Sequence[str],
+        typer.Option(
+            "--metric",
+            metavar="NAME",
+            help="Of --sensitivity: of a run, such as ttft_s.p99, in place of the capacity; may be "
+            "repeated.",
+        ),
+        list[str],
+    ] = (),
+    replications: Annotated[
+        int, typer.Option(min=1, max=100, help="Of --sensitivity: runs with seeds of their own.")
+    ] = 3,
     out: OutOption = None,
     workers: WorkersOption = None,
     progress: Progress = silent,
@@ -455,7 +529,9 @@ def capacity(
     Every deployment of CONFIG is searched. Its section `capacity` states the SLO, and the space of
     deployments. Finished probes stay in the folder: the same command goes on where it was stopped.
     --workload gives lengths in place of those of CONFIG. --refine tries values of the space that
-    lie between the best and its neighbours.
+    lie between the best and its neighbours. --sensitivity changes each op's time, the links' speed,
+    the host's time, prompt and output lengths and burstiness, one at a time (docs/sensitivity.md);
+    without a section `capacity`, metrics of a run take the capacity's place.
 
     \b
     Examples:
@@ -463,7 +539,14 @@ def capacity(
       sarathi-sim capacity capacity_llama3_70b --set 'capacity.slo=p99 ttft 1s, p99 tbt 100ms'
       sarathi-sim capacity my.yaml --workload 1024:256 --refine 2
       sarathi-sim capacity my.yaml --out runs/capacity --json | jq '.deployments[].capacity'
+      sarathi-sim capacity my.yaml --sensitivity --by 0.2 --only 'attn_decode,link speed'
+      sarathi-sim capacity gpt3_pp --sensitivity --metric makespan_s --metric tbt_s.p99
     """
+    if sensitivity:
+        return _sensitivity(
+            *(config, changes, workload, by, [*filter(None, listed(only))], metrics),
+            *(replications, out, workers, progress, say),
+        )
     from .capacity.answer import answered, load_prices, read_question, result_files
     from .capacity.probing import CAPACITY_FORMAT, write_result
     from .capacity.written import capacities, capacity_answer
@@ -478,15 +561,56 @@ def capacity(
         asked = _laboratory(folder, CAPACITY_FORMAT, section, workers, progress, say)
         content = answered(stack.enter_context(asked), draft, options, bands, costs, refine)
         if out is not None:
-            write_result(folder, CAPACITY_FORMAT, result_files(draft, section, content))
+            files = result_files(draft, section, content) | _figures(content)
+            write_result(folder, CAPACITY_FORMAT, files)
     table = capacities(content["deployments"])
     return Result(content, capacity_answer(content), table=table, written=written(out, folder))
+
+
+def _sensitivity(
+    config: Config,
+    changes: Assignments,
+    workload: str | None,
+    by: float,
+    only: Sequence[str],
+    metrics: Sequence[str],
+    replications: int,
+    out: Folder | None,
+    workers: int | str | None,
+    progress: Progress,
+    say: Say,
+) -> Result:
+    """What ``capacity --sensitivity`` answers."""
+    from .capacity.probing import SENSITIVITY_FORMAT, write_result
+    from .capacity.sensitivity import read_sensitivity, sensitivity_files, table_of
+    from .capacity.sensitivity import sensitivity as found_by
+    from .capacity.written import sensitivity_answer
+
+    asked = read_sensitivity(
+        *(config, changes, workload),
+        by=by,
+        replications=replications,
+        only=only,
+        metrics=metrics,
+    )
+    with ExitStack() as stack:
+        folder = _folder(out, f"{asked.draft.header.name}_sensitivity", stack)
+        lab = _laboratory(folder, SENSITIVITY_FORMAT, asked.section, workers, progress, say)
+        content = found_by(stack.enter_context(lab), asked)
+        if out is not None:
+            from .report.capacity_charts import tornado_charts
+            from .report.draw import figure_files
+
+            figures = figure_files({"tornado": tornado_charts(content)}, content["name"])
+            write_result(folder, SENSITIVITY_FORMAT, sensitivity_files(asked, content) | figures)
+    section, table = sensitivity_answer(content), table_of(content)
+    return Result(content, section, table=table, written=written(out, folder))
 
 
 def recommend(
     model: ModelOption,
     device: Annotated[Several, typer.Option(help="Devices, with commas."), str],
-    slo: Annotated[str, typer.Option(help="Such as 'p99 ttft 1s, p99 tbt 50ms'.")],
+    slo: Annotated[str | None, typer.Option(help="Such as 'p99 ttft 1s, p99 tbt 50ms'.")] = None,
     *,
     gpus: Annotated[int | None, typer.Option(min=1, max=1024, help="How many there are.")] = None,
     rate: Annotated[
@@ -515,6 +639,10 @@ def recommend(
     pools: Annotated[
         bool, typer.Option("--pools", help="Also try prefill and decode workers of their own.")
     ] = False,
+    policy: Annotated[
+        Literal["sarathi"] | None,
+        typer.Option(help="Chunk size and largest batch of Sarathi, on --gpus of one TP group."),
+    ] = None,
     speculation: Annotated[
         str | None,
         typer.Option(
@@ -543,6 +671,8 @@ def recommend(
     exactly. A mixture's layouts also have ranks with attention of their own (DP). The result has
     the engine's own command line, and a configuration. --pools adds deployments whose prompts and
     decodes have workers of their own, and finds how many of each; --speculation draft lengths.
+    --policy sarathi chooses a chunk size and the largest batch: all requests come at once, the most
+    tokens/s win, and --slo may be left out or bound p99 tbt; --seqs is the largest batch to try.
 
     \b
     Examples:
@@ -550,14 +680,30 @@ def recommend(
         --stack vllm --slo "p99 ttft 1s, p99 tbt 50ms"
       sarathi-sim recommend --model llama-3.1-8b --device l40s,h100-80g-sxm --rate 20 \\
         --slo "attainment 95% ttft 1s tpot 50ms" --workload 1024:256 --set tolerance=0.1
+      sarathi-sim recommend --policy sarathi --model llama-13b --device a6000 --gpus 1 \\
+        --workload 1K@14 --seqs 18
     """
     from .capacity.answer import load_prices
-    from .capacity.options import wanted_of
+    from .capacity.options import counts, wanted_of
     from .capacity.probing import RECOMMEND_FORMAT, write_result
     from .capacity.recommend import recommend_files, recommended
     from .capacity.written import recommend_answer
 
     chosen = further(Choosing, changes)
+    if policy is not None:
+        unused = {"rate": rate, "stack": stack, "dtype": dtype, "budget": budget, "pools": pools}
+        for name, value in {**unused, "speculation": speculation}.items():
+            if value:
+                raise UserError(f"--{name}: has no effect with --policy {policy}")
+        if workload is None or gpus is None:
+            raise UserError(f"--policy {policy}: needs --workload and --gpus")
+        most = counts("--seqs", seqs, least=2)
+        return _advice(
+            *(model, ",".join(listed(device)), slo, gpus, workload),
+            *(max(most, default=None), chosen.profiles, progress),
+        )
+    if slo is None:
+        raise UserError("--slo: is missing: such as 'p99 ttft 1s, p99 tbt 50ms'")
     drafts = [chosen.drafts] if isinstance(chosen.drafts, int) else chosen.drafts
     wanted = wanted_of(
         *(model, device, slo, gpus, rate, workload, chosen.max_length),
@@ -570,100 +716,22 @@ def recommend(
         asked = _laboratory(folder, RECOMMEND_FORMAT, wanted.section, workers, progress, say)
         content = recommended(stack_.enter_context(asked), wanted, costs, say, chosen.refine)
         if out is not None:
-            write_result(folder, RECOMMEND_FORMAT, recommend_files(wanted, content))
+            files = recommend_files(wanted, content) | _figures(content)
+            write_result(folder, RECOMMEND_FORMAT, files)
     return Result(content, recommend_answer(content), written=written(out, folder))
 
 
-def sensitivity(
-    config: ConfigArgument,
-    changes: SetOption = (),
-    *,
-    by: Annotated[float, typer.Option(help="How far each factor is changed: 0.1 is 10 %.")] = 0.1,
-    only: Annotated[Several, typer.Option(help="Some factors, with commas."), str | None] = None,
-    metrics: Annotated[
-        Sequence[str],
-        typer.Option(
-            "--metric",
-            metavar="NAME",
-            help="Of a run, such as ttft_s.p99; may be repeated.  [default: the capacity]",
-        ),
-        list[str],
-    ] = (),
-    replications: Annotated[
-        int, typer.Option(min=1, max=100, help="Runs with seeds of their own.")
-    ] = 3,
-    out: Annotated[
-        Folder | None, typer.Option(help="[default: runs/NAME_sensitivity]"), Path | None
-    ] = None,
-    workers: WorkersOption = None,
-    progress: Progress = silent,
-    say: Say = silent,
+def _advice(
+    model: str,
+    device: str,
+    slo: str | None,
+    tp: int,
+    workload: str,
+    batch: int | None,
+    profiles: str | None,
+    progress: Progress,
 ) -> Result:
-    """Find what moves the capacity most.
-
-    Each op's time, the links' speed, the host's time, prompt lengths, output lengths and burstiness
-    are changed one at a time. Without a section `capacity`, metrics of a run take its place.
-
-    \b
-    Examples:
-      sarathi-sim sensitivity first_experiment --metric ttft_s.p99
-      sarathi-sim sensitivity gpt3_pp --metric makespan_s --metric tbt_s.p99
-      sarathi-sim sensitivity capacity_llama3_70b --out runs/sensitivity   # 20 minutes
-      sarathi-sim sensitivity my.yaml --by 0.2 --only 'attn_decode,link speed' --json
-    """
-    from .capacity.probing import SENSITIVITY_FORMAT, write_result
-    from .capacity.sensitivity import read_sensitivity, sensitivity_files, table_of
-    from .capacity.sensitivity import sensitivity as found_by
-    from .capacity.written import sensitivity_answer
-
-    asked = read_sensitivity(
-        *(config, changes),
-        by=by,
-        replications=replications,
-        only=[*filter(None, listed(only))],
-        metrics=metrics,
-    )
-    with ExitStack() as stack:
-        folder = _folder(out, f"{asked.draft.header.name}_sensitivity", stack)
-        lab = _laboratory(folder, SENSITIVITY_FORMAT, asked.section, workers, progress, say)
-        content = found_by(stack.enter_context(lab), asked)
-        if out is not None:
-            write_result(folder, SENSITIVITY_FORMAT, sensitivity_files(asked, content))
-    section, table = sensitivity_answer(content), table_of(content)
-    return Result(content, section, table=table, written=written(out, folder))
-
-
-def advise(
-    model: Annotated[str, typer.Option(help="A model of the profiles, or its Hub name.")],
-    device: Annotated[str, typer.Option(help="A device of the profiles, or its YAML file.")],
-    workload: Annotated[str, typer.Option(metavar="LENGTHS", help=LENGTHS)],
-    *,
-    tp: Annotated[int, typer.Option(min=1, help="Tensor-parallel degree.")] = 1,
-    batch: Annotated[
-        int | None, typer.Option(min=2, help="Largest batch.  [default: what the memory holds]")
-    ] = None,
-    tbt_limit: Annotated[
-        float | None,
-        typer.Option(min=0.001, metavar="MS", help="Longest time between tokens, in milliseconds."),
-    ] = None,
-    profiles: Annotated[
-        Folder | None,
-        typer.Option(help="Folder of profile bundles.  [default: the shipped ones]"),
-        Path | None,
-    ] = None,
-    progress: Progress = silent,
-) -> Result:
-    """Advise on Sarathi's chunk size and batch cap.
-
-    Simulates both on one tensor-parallel group, and says the lengths that it read, the best choice,
-    and what others lose.
-
-    \b
-    Examples:
-      sarathi-sim advise --model llama-13b --device a6000 --workload 1K@14 --batch 18
-      sarathi-sim advise --model llama-13b --device a6000 --workload "2K@?"
-      sarathi-sim advise --model llama-3-8b --device a100-80g-sxm --workload 1024:256
-    """
+    """What ``recommend --policy sarathi`` answers."""
     from dataclasses import asdict
 
     from sarathi_sim.profiler.bundle.schema import find_bundle, list_bundles, load_bundle
@@ -672,8 +740,8 @@ def advise(
     from sarathi_sim.profiler.kernels.op_source import op_source
     from sarathi_sim.simulator.op_times.modelled import modelled_times
     from sarathi_sim.simulator.op_times.regression import bundle_times
-    from .run.machine import Machine, explain
-    from .run.machine import advise as find
+    from .capacity.slo import limit_of
+    from .run.machine import Machine, advise, explain
     from .run.traffic import demand_of
 
     demand, gpu = demand_of(workload), load_device(device)
@@ -684,15 +752,16 @@ def advise(
             model = load_model(model).name
         source = find_bundle(Path(profiles), gpu.name, model, tp)
     ops = bundle_times(load_bundle(source)) if isinstance(source, Path) else modelled_times(source)
-    advice = find(
+    advice = advise(
         *(Machine(ops, device), demand),
         batch_cap=batch,
-        tbt_limit_s=None if tbt_limit is None else 1e-3 * tbt_limit,
+        tbt_limit_s=None if slo is None else limit_of(slo, "p99", "tbt_s"),
         progress=lambda done, total: progress("simulations", done, total),
     )
     question, answer = "Which chunk size and batch?", "\n".join(explain(advice))
-    section = Section("advise", model, question, answer, SortableTable("", (), ()))
-    return Result({"verified": [asdict(one) for one in advice.verified]}, section)
+    section = Section("recommend", model, question, answer, SortableTable("", (), ()))
+    content = {"verified": [asdict(one) for one in advice.verified]}
+    return Result(section.words() | content, section)
 
 
 def list_(

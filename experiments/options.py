@@ -88,6 +88,7 @@ class Choosing:
     drafts: Annotated[int | str | list[int] | None, "draft lengths to try, as 0,1,2"] = None
     refine: Annotated[int, Ge(0), Le(10), "rounds between the best and the next: 0"] = 0
     prices: Annotated[str | None, "YAML of prices"] = None
+    profiles: Annotated[str | None, "folder of profile bundles, with policy"] = None
 
 
 RUNS = Path("runs/NAME")

@@ -193,7 +193,7 @@ def fit(
       sarathi-sim fit profiles/cpu/tiny-llama-40m/tp1 --out runs/fits
     """
     from sarathi_sim.profiler.bundle.check import check_folder
-    from .figures.fits import describe, write_fits
+    from .report.fits import describe, write_fits
     from .results import FITS_FORMAT, check_replaceable
 
     path, question = Path(bundle), "How far off is this bundle?"
@@ -278,8 +278,9 @@ def score(
     """
     from .config.loading import load_experiment
     from .measured.replay import cases_of
-    from .measured.score import draw_runs, score_runs
-    from .report.score_answers import score_answer
+    from .measured.score import score_runs
+    from .report.draw import draw_all
+    from .report.score_answers import run_distributions, score_answer
     from .results import SCORE_FORMAT, check_replaceable, result_folder, write_summary
 
     experiment = load_experiment(config, changes)
@@ -292,7 +293,10 @@ def score(
         with result_folder(Path(out), SCORE_FORMAT) as folder:
             write_summary(folder, SCORE_FORMAT, content | section.words())
             found.write(folder)
-            draw_runs(found, folder / "figures")
+            charts = {
+                each.case.name.replace(", ", "_"): run_distributions(each) for each in found.runs
+            }
+            draw_all(charts, folder / "figures", progress)
     return Result(content | section.words(), section, written=written(out))
 
 

@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from sarathi_sim.experiments.config.loading import Experiment as Experiment
     from sarathi_sim.experiments.content import Result as Result
-    from sarathi_sim.experiments.library import advise as advise
     from sarathi_sim.experiments.library import capacity as capacity
     from sarathi_sim.experiments.library import check as check
     from sarathi_sim.experiments.library import compare as compare
@@ -21,20 +20,19 @@ if TYPE_CHECKING:
     from sarathi_sim.experiments.library import recommend as recommend
     from sarathi_sim.experiments.library import report as report
     from sarathi_sim.experiments.library import run as run
-    from sarathi_sim.experiments.library import sensitivity as sensitivity
     from sarathi_sim.experiments.library import sweep as sweep
     from sarathi_sim.experiments.library import workload as workload
     from sarathi_sim.experiments.own_server import fit as fit
     from sarathi_sim.experiments.own_server import profile as profile
     from sarathi_sim.experiments.own_server import score as score
     from sarathi_sim.experiments.own_server import tune as tune
+    from sarathi_sim.experiments.report.on_axes import plot_cdf as plot_cdf
+    from sarathi_sim.experiments.report.on_axes import plot_completions as plot_completions
+    from sarathi_sim.experiments.report.on_axes import plot_ledger as plot_ledger
+    from sarathi_sim.experiments.report.on_axes import plot_timeline as plot_timeline
     from sarathi_sim.experiments.results import Tables as Tables
     from sarathi_sim.experiments.run.experiment import ExperimentResult as ExperimentResult
     from sarathi_sim.experiments.run.experiment import ScenarioRun as ScenarioRun
-    from sarathi_sim.experiments.run.on_axes import plot_cdf as plot_cdf
-    from sarathi_sim.experiments.run.on_axes import plot_completions as plot_completions
-    from sarathi_sim.experiments.run.on_axes import plot_ledger as plot_ledger
-    from sarathi_sim.experiments.run.on_axes import plot_timeline as plot_timeline
     from sarathi_sim.profiler.storage.strict import UserError as UserError
 
 _HERE = Path(__file__).parent
@@ -45,20 +43,21 @@ _NAMES = {
     "experiments.config.loading": "Experiment",
     "experiments.content": "Result",
     "experiments.library": (
-        "advise capacity check compare list_ load plan plot read recommend report run sensitivity "
-        "sweep workload"
+        "capacity check compare list_ load plan plot read recommend report run sweep workload"
     ),
     "experiments.own_server": "fit profile score tune",
     "experiments.results": "Tables",
     "experiments.run.experiment": "ExperimentResult ScenarioRun",
-    "experiments.run.on_axes": "plot_cdf plot_completions plot_ledger plot_timeline",
+    "experiments.report.on_axes": "plot_cdf plot_completions plot_ledger plot_timeline",
     "profiler.storage.strict": "UserError",
 }
 _MODULES = {name: module for module, names in _NAMES.items() for name in names.split()}
 _MOVED = {
+    "advise": "recommend(..., policy='sarathi')",
     "describe_workload": "workload",
     "find_capacity": "capacity",
-    "find_sensitivity": "sensitivity",
+    "find_sensitivity": "capacity(..., sensitivity=True)",
+    "sensitivity": "capacity(..., sensitivity=True)",
     "score_files": "score",
     "simulate": "run",
     "support": "list_('support')",

@@ -5,7 +5,7 @@
 Simulates a frozen set of configurations twice, with the code of the commit BEFORE_REF and with
 that of this checkout, each in processes of its own. Compares tables, ledgers and the numbers of the
 summaries of every policy, with reserved and with paged memory; a sweep's table; what ``compare``,
-``advise``, ``reproduce``, ``score`` and ``lockstep`` print; the answers of ``capacity``,
+``recommend --policy``, ``reproduce``, ``score``, ``lockstep`` print; the answers of ``capacity``,
 ``recommend`` and ``sensitivity``; and the numbers of a report. Bands say how sure a number is, and
 are left out: their rule may change. A page and a table may show more than before, and no number
 less. Exits with 1 if anything differs, and names it.
@@ -30,7 +30,10 @@ import pandas as pd
 HERE = Path(__file__).resolve().parents[1]
 TABLES = ("requests.parquet", "iterations.parquet", "ledger.csv")
 PRINTED = {
-    "advise": ["advise", "--model", "llama-13b", "--device", "a6000", "--workload", "1K@14"],
+    "chunks": [
+        *("recommend", "--policy", "sarathi", "--gpus", "1"),
+        *("--model", "llama-13b", "--device", "a6000", "--workload", "1K@14"),
+    ],
     "reproduce": ["lab", "reproduce"],
 }
 
@@ -61,9 +64,17 @@ ANSWERED = {
     "capacity": ["capacity", "CONFIG", "--no-bands"],
     "recommend": [*RECOMMEND, "--gpus", "2", "--budget", "512", "--seqs", "64"],
     "rate": [*RECOMMEND, "--rate", "9", "--budget", "512", "--seqs", "64"],
-    "sensitivity": ["sensitivity", "CONFIG", "--only", "attn_decode,burstiness"],
+    "sensitivity": ["capacity", "CONFIG", "--sensitivity", "--only", "attn_decode,burstiness"],
     "moved": [
-        *("sensitivity", "bench_paged", "--metric", "makespan_s", "--only", "attn_decode"),
+        *(
+            "capacity",
+            "bench_paged",
+            "--sensitivity",
+            "--metric",
+            "makespan_s",
+            "--only",
+            "attn_decode",
+        ),
         *("--set", "workload.requests=100"),
     ],
 }
@@ -230,11 +241,18 @@ def _results(code: Path, work: Path, into: Path) -> dict[str, bytes | str]:
     environment = {**os.environ, "PYTHONPATH": str(code), "SARATHI_SIM_CACHE": str(into / "cache")}
     package = next(p for p in ("sarathi_sim", "experiments") if (code / p / "__main__.py").exists())
 
+    library = code / "experiments" / "library.py"
+    apart = not library.exists() or "def sensitivity(" in library.read_text()  # its own command
+
     def command(*arguments: str, expected: int = 0) -> str:
-        words = arguments
+        words = list(arguments)
+        if apart and "--policy" in words:
+            words = ["advise", *words[5:]]
+        if apart and "--sensitivity" in words:
+            words = ["sensitivity", *(w for w in words[1:] if w != "--sensitivity")]
         if (code / "experiments" / "api.py").exists():  # the names before `lab` and `list`
             old = {"tolerance=0.3": ["--tolerance", "0.3"], "lab": []}
-            words = [*chain.from_iterable(old.get(w, [w]) for w in arguments)]
+            words = [*chain.from_iterable(old.get(w, [w]) for w in words)]
             words = [
                 w for w, then in pairwise([*words, ""]) if (w, then) != ("--set", "--tolerance")
             ]

@@ -27,9 +27,9 @@ compare result/orca result/sarathi
 plot result --out drawn
 report result swept --out page.html
 capacity exp.yaml {CAPACITY} --no-bands --workers 1 --out c
-sensitivity exp.yaml --metric makespan_s --only 'all ops' --replications 1 --workers 1 --out s
+capacity exp.yaml --sensitivity --metric mfu --only lm_head --replications 1 --workers 1 --out s
 recommend --model llama-3.1-8b --device l40s --gpus 1 --stack vllm {RECOMMEND} --workers 1 --out r
-advise --model llama-13b --device a6000 --workload 1K@14 --batch 2
+recommend --policy sarathi --model llama-13b --device a6000 --gpus 1 --workload 1K@14 --seqs 2
 fit profiles/dev/tiny/tp1
 score server.jsonl --config own.yaml
 tune vllm.json --config stacked.yaml --out tuned.yaml

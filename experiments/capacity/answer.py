@@ -21,12 +21,10 @@ from ..config.base import Assignments, Config, Source
 from ..config.deployment import deploy
 from ..config.loading import Draft, read_draft
 from ..config.scenario import POOLS
-from ..figures.style import styled
 from ..results import SUMMARY, json_bytes
 from ..run.traffic import with_workload
 from ..run.uncertainty import QUANTILES, factors_of_pools, timing, uncertainty_of
 from ..sweeps.points import between, in_order
-from .curves import figure_files, frontier_figures, headroom_figure
 from .options import Option, option_at, options_of, plan_of
 from .probing import CAPACITY_FORMAT, Laboratory
 from .search import (
@@ -508,13 +506,9 @@ def result_files(
     found = content["deployments"]
     header = draft.header.model_dump(include={"name", "description"})
     question = {**header, **draft.raw, "capacity": section.model_dump(exclude_none=True)}
-    with styled():
-        fronts = frontier_figures(content)
-        figures = figure_files({"headroom": headroom_figure(found, section), **fronts})
     return {
         SUMMARY: json_bytes(content),
         "capacity.csv": capacities(found).to_csv(index=False).encode(),
         "headroom.csv": headroom(found).to_csv(index=False).encode(),
         "config.yaml": dump_yaml({**question, "scenarios": draft.overrides}).encode(),
-        **figures,
     }

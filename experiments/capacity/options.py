@@ -605,8 +605,8 @@ def wanted_of(
         rate,
         _words("--stack", stack, STACKS) if stack else (),
         _words("--dtype", dtype or own, WEIGHT_DTYPES),
-        _counts("--budget", budget) or BUDGETS,
-        _counts("--seqs", seqs) or SEQUENCES,
+        counts("--budget", budget) or BUDGETS,
+        counts("--seqs", seqs) or SEQUENCES,
         workload,
         pools,
         drafter,
@@ -621,7 +621,7 @@ def _speculation(
     """``METHOD`` with the model's published acceptance, ``METHOD:golden_thinking_off``, or
     ``METHOD:0.8,0.6``, the probability that each further draft holds, given those before; and the
     draft lengths to try. Raises UserError, also where no acceptance is known."""
-    lengths = _counts("--set drafts", drafts, least=0)
+    lengths = counts("--set drafts", drafts, least=0)
     if text is None:
         if lengths:
             raise UserError(f"--set drafts={drafts}: needs --speculation")
@@ -670,7 +670,7 @@ def _words(option: str, given: Several, allowed: Iterable[str] = ()) -> tuple[st
     return found
 
 
-def _counts(option: str, given: Several, least: int = 1) -> tuple[int, ...]:
+def counts(option: str, given: Several, least: int = 1) -> tuple[int, ...]:
     words = listed(given)
     try:
         found = tuple(int(word) for word in words)

@@ -22,7 +22,6 @@ from sarathi_sim.profiler.storage.plain_yaml import dump_yaml
 from sarathi_sim.profiler.storage.strict import UserError
 from sarathi_sim.simulator.views.metric_registry import number_text
 from ..config.two_pools import without_hidden
-from ..figures.style import styled
 from ..results import SUMMARY, json_bytes
 from ..sweeps.points import between
 from .answer import (
@@ -38,7 +37,6 @@ from .answer import (
     slower_factors,
 )
 from .bounds import alone, most_requests_per_s
-from .curves import figure_files, frontier_figures, headroom_figure
 from .launch import Launch, launch
 from .options import Option, Wanted, deployable, plan_of
 from .pool_layouts import pool_layouts
@@ -653,14 +651,10 @@ def recommend_files(wanted: Wanted, content: Mapping[str, Any]) -> dict[str, byt
             for row in rows
         ]
     )
-    with styled():
-        fronts = frontier_figures(content)
-        drawn = figure_files({"headroom": headroom_figure(rows, wanted.section), **fronts})
     files = {
         SUMMARY: json_bytes(content),
         "recommend.csv": table.to_csv(index=False).encode(),
         "headroom.csv": headroom(rows).to_csv(index=False).encode(),
-        **drawn,
     }
     if content["winner"] is not None:
         files["winner.yaml"] = dump_yaml(winner(content, wanted)).encode()

@@ -42,12 +42,10 @@ from ..config.loading import (
 from ..config.requests import build_requests
 from ..config.scenario import Engine, Scenario
 from ..config.workload import AtOnce, Closed
-from ..figures.style import styled
 from ..results import SUMMARY, check_kept, json_bytes, percentile_in
 from ..sweeps.execute import execute
 from ..sweeps.plan import Run, SweepPlan, run_key
 from .answer import read_question, said_of
-from .curves import figure_files, tornado_figure
 from .options import Option, plan_of, slowed, with_engines
 from .probing import NAME, SENSITIVITY_FORMAT, Laboratory
 from .search import (
@@ -198,6 +196,7 @@ Values = dict[tuple[Option, str, int], dict[str, list[float]] | str]
 def read_sensitivity(
     config: Config,
     assignments: Assignments = (),
+    workload: str | None = None,
     *,
     by: float = 0.1,
     replications: int = 3,
@@ -209,6 +208,8 @@ def read_sensitivity(
     if not 0 < by < 1:
         raise UserError(f"--by {by:g}: must be more than 0 and less than 1")
     draft, section = read_draft(config, given), _ANY_SLO
+    if workload is not None and (metrics or draft.header.capacity is None):
+        raise UserError("--workload: must be left out with metrics of a run: give --set workload")
     measures = () if draft.header.capacity is not None and not metrics else metrics or METRICS
     for path in measures:
         check_metric(path, "--metric")
@@ -221,7 +222,7 @@ def read_sensitivity(
         ]
         refuse_without_effect((found.sources[one.name], one.deployment) for one in options)
     else:
-        draft, section, options = read_question(config, given)
+        draft, section, options = read_question(config, given, workload)
     gaps = None if measures else section.load == "rate"
     for option in options:
         refuse_of_session(option.scenario, draft.source)
@@ -475,11 +476,8 @@ def sensitivity_files(asked: Question, content: Mapping[str, Any]) -> dict[str, 
     config = {**header, **draft.raw, "scenarios": draft.overrides}
     if not asked.measures:
         config["capacity"] = asked.section.model_dump(exclude_none=True)
-    with styled():
-        figures = figure_files({"tornado": tornado_figure(content)})
     return {
         SUMMARY: json_bytes(content),
         "sensitivity.csv": table_of(content).to_csv(index=False).encode(),
         "config.yaml": dump_yaml(config).encode(),
-        **figures,
     }

@@ -13,6 +13,7 @@ import numpy as np
 import pandas as pd
 from pydantic import AfterValidator, Field
 
+from sarathi_sim.profiler.storage.strict import UserError
 from sarathi_sim.simulator.loop.records import Floats
 from sarathi_sim.simulator.views.metric_registry import percentile
 from sarathi_sim.simulator.views.metrics import weighted_quantiles
@@ -67,6 +68,18 @@ def parse_slo(text: str) -> tuple[Objective, ...]:
         if key in seen[:number]:
             raise ValueError(f"{found[number].text!r}: is bounded twice")
     return found
+
+
+def limit_of(text: str, statistic: str, metric: str) -> float:
+    """The limit in seconds of an SLO of one clause. Raises UserError for any other SLO."""
+    try:
+        (clause,) = parse_slo(text)
+        if clause.statistic == statistic:
+            return clause.limits[metric]
+    except (KeyError, ValueError):
+        pass
+    word = next(word for word, key in LATENCIES.items() if key == metric)
+    raise UserError(f"--slo {text}: must be one clause, as '{statistic} {word} 100ms'")
 
 
 def _clause(clause: str) -> Objective:

@@ -2,7 +2,7 @@
 nothing that decides asks them."""
 
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
@@ -85,11 +85,12 @@ def score(
       sarathi-sim lab score mlperf_dev.csv --lengths mlperf --out runs/mlperf
       sarathi-sim lab score inferencex_dev.csv --launch disagg_recipes.csv --out runs/pools
     """
+    from ..report.draw import draw_all
     from ..results import SCORE_FORMAT, write_summary
     from .servers.answers import servers_answer
-    from .servers.figures import draw_score
     from .servers.mlperf import ScoredMlperf, score_mlperf
     from .servers.score import ScoredRows, score_servers
+    from .servers.score_charts import median_errors, score_charts
 
     for option, value in (("--launch", launch), ("--peer", peer)):
         if lengths is not None and value:
@@ -105,9 +106,10 @@ def score(
         section = servers_answer(content)
         if folder is not None:
             write_summary(folder, SCORE_FORMAT, content | section.words())
-            write_section(folder, section)
+            write_section(folder, replace(section, charts=median_errors(content.get("groups", {}))))
             scored.write(folder)
-            draw_score(scored, folder / "figures")
+            if charts := score_charts(scored):
+                draw_all(charts, folder / "figures", progress)
     return _answered(content, section, out)
 
 
@@ -167,11 +169,12 @@ def validate(
       sarathi-sim lab validate validate_cpu --set validation.repeats=2 --out runs/quick
       sarathi-sim lab validate validate_gpu --set model=llama-3-8b --dry-run
     """
+    from ..report.draw import draw_all
     from ..results import ITERATIONS, VALIDATION, VALIDATION_FORMAT, json_bytes, result_folder
     from .engines.cells import make_cells
     from .engines.validation import check_machine, iterations, load_validation, measure
     from .servers.answers import validation_answer
-    from .servers.figures import draw_validation
+    from .servers.score_charts import validation_charts
 
     experiment = load_validation(config, changes)
     folder = named(RUNS if out is None else out, experiment.name)
@@ -185,7 +188,7 @@ def validate(
         (scratch / VALIDATION).write_bytes(json_bytes(content | section.words()))
         write_section(scratch, section)
         iterations(outcomes).to_parquet(scratch / ITERATIONS, index=False)
-        draw_validation(outcomes, scratch / "figures")
+        draw_all(validation_charts(outcomes), scratch / "figures", progress)
     differ = any(cell["parity"] < 1 for cell in content["cells"].values())
     return _answered(content, section, folder, code=int(differ))
 

@@ -12,33 +12,14 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
-from matplotlib.figure import Figure
-from matplotlib.ticker import MaxNLocator
 
 from sarathi_sim.profiler.storage.child import Progress
-from sarathi_sim.simulator.views.metric_registry import METRICS
-from ..figures.style import (
-    BLACK,
-    BLUE,
-    GREEN,
-    PURPLE,
-    VERMILION,
-    save,
-    styled,
-)
 from ..run.compare import comparison
-from .replay import MEASURES, VARIANTS, Case, Overheads, Simulated
+from .replay import MEASURES, Case, Overheads, Simulated
 from .tune import fit, too_fast
 
 BATCHES = 4
 """Groups of requests by the number of requests that ran beside them."""
-_STYLES: dict[str, dict[str, Any]] = {
-    "measured": {"color": BLACK, "linestyle": "-"},
-    "zero": {"color": BLUE, "linestyle": "--"},
-    "configured": {"color": GREEN, "linestyle": "-."},
-    "fitted": {"color": VERMILION, "linestyle": ":"},
-    "left_out": {"color": PURPLE, "linestyle": (0, (5, 1, 1, 1))},
-}
 
 
 @dataclass(frozen=True, eq=False)
@@ -159,31 +140,3 @@ def score_runs(cases: Sequence[Case], progress: Progress) -> ScoredRuns:
         found.append(ScoredRun(case, runs, variants))
     progress("fits", len(cases), len(cases))
     return ScoredRuns(found)
-
-
-def draw_runs(found: ScoredRuns, folder: Path) -> None:
-    """The distributions of each run, in a file of its name."""
-    folder.mkdir()
-    with styled():
-        for each in found.runs:
-            save(distributions(each), folder, each.case.name.replace(", ", "_"))
-
-
-def distributions(scored: ScoredRun) -> Figure:
-    """A panel for each measure: the share of requests up to each time."""
-    tables = {"measured": scored.case.run.requests}
-    tables |= {name: each.requests for name, each in scored.simulated.items()}
-    figure = Figure(figsize=(11.0, 4.6), layout="constrained")
-    for axes, key in zip(figure.subplots(1, len(MEASURES), sharey=True), MEASURES, strict=True):
-        scale = 1e3 if key == "tpot_s" else 1.0
-        for name, table in tables.items():
-            values = np.sort(scale * table[key].dropna().to_numpy(np.float64))
-            share = np.arange(1, len(values) + 1) / len(values)
-            label, style = VARIANTS[name], _STYLES[name]
-            axes.step(values, share, where="post", linewidth=1.8, label=label, **style)
-        axes.xaxis.set_major_locator(MaxNLocator(5))
-        axes.set(xlabel=f"{METRICS[key].name} ({'ms' if scale > 1 else 's'})", ylim=(0, 1))
-    figure.axes[0].set_ylabel("share of requests")
-    handles, labels = figure.axes[0].get_legend_handles_labels()
-    figure.legend(handles, labels, loc="outside upper left", ncols=3, fontsize=11)
-    return figure

@@ -1,451 +1,422 @@
-"""The charts of a report, drawn by Bokeh (docs/report.md says why)."""
+"""Charts of runs and workloads, as data: a figure of ``run`` and a report's page show the same."""
 
 from __future__ import annotations
 
-import math
-from collections import Counter
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from textwrap import fill
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
-from bokeh.layouts import column
-from bokeh.models import (
-    ColumnDataSource,
-    FactorRange,
-    FixedTicker,
-    HoverTool,
-    Legend,
-    LegendItem,
-    NumeralTickFormatter,
-    OpenURL,
-    Range1d,
-    Span,
-    TapTool,
-)
-from bokeh.plotting import figure
-from bokeh.transform import dodge
+import pandas as pd
 
-from sarathi_sim.simulator.loop.records import Floats, Ints
-from sarathi_sim.simulator.views.metric_registry import number_text
+from sarathi_sim.policies.request import Request
+from sarathi_sim.simulator.load.describe import without_times
+from sarathi_sim.simulator.loop.records import Floats
+from sarathi_sim.simulator.views.metric_registry import METRICS, Metric, number_text, with_unit
 from sarathi_sim.simulator.views.metrics import Analysis
-from ..figures.slices import (
-    IDLE,
+from ..content import Axis, Chart, Series, enumerated, first_upper
+from ..results import Tables
+from ..run.experiment import ExperimentResult
+from .palette import (
+    BLACK,
+    BLUE,
+    GREEN,
+    GREY,
+    KIND_COLOURS,
+    ORANGE,
+    PURPLE,
+    SKY,
+    VERMILION,
+    YELLOW,
+    Style,
+    policy_colour,
+    policy_styles,
+)
+from .timeline import (
     KINDS,
     StageSlices,
     Window,
     bubble_name,
-    default_window,
-    iteration_kinds,
+    busy_shares,
+    memory_curves,
     stage_slices,
 )
-from ..figures.style import KIND_COLOURS, VERMILION
 
-SEEN = "#6b7280"
-"""The colour of limits, fronts and labels."""
-_TOOLS = "pan,box_zoom,wheel_zoom,reset,save"
-_DASHES = {"-": "solid", "--": "dashed", "-.": "dotdash", ":": "dotted"}
-_ROW = 22  # pixels of a bar
-_MOST_LABELS = 100  # beside points; more hide each other
-_WIDE = 20.0  # largest over smallest value, from which on an axis is logarithmic
+_MOST_POINTS = 1000
+MOST_ROWS = 16
+"""Rows of a timeline in a file."""
+WIDE = 20.0
+"""The largest value over the first decile, from which on an axis is logarithmic."""
 
-
-@dataclass(frozen=True)
-class StyledLine:
-    """A curve: its points, and the style that figures give it (a colour and a dash)."""
-
-    x: Floats
-    y: Floats
-    style: Mapping[str, Any]
-
-
-def canvas(x: str, y: str, *, height: int = 340, **options: Any) -> Any:
-    """An empty chart as wide as the page, with the labels of its axes."""
-    tools = {"tools": _TOOLS, "active_drag": "box_zoom"}
-    made = figure(
-        height=height,
-        sizing_mode="stretch_width",
-        toolbar_location="above",
-        background_fill_color=None,
-        border_fill_color=None,
-        outline_line_color=None,
-        **(tools | options),
-    )
-    made.toolbar.logo = None
-    made.xaxis.axis_label, made.yaxis.axis_label = x, y
-    made.axis.axis_label_text_font_style = "normal"
-    return made
+# Account of the ledger -> colour and name; the order in which they are stacked.
+ACCOUNTS = {
+    "busy_s": ("#d9d9d9", "busy"),
+    "sending_s": (GREY, "sending"),
+    "pb1_s": (BLUE, "PB1: prefills of different length"),
+    "pb2_s": (VERMILION, "PB2: prefill next to decodes"),
+    "pb3_s": (ORANGE, "PB3: decodes of different context"),
+    "equal_s": (YELLOW, "equal prefill, or equal decodes"),
+    "communication_s": (PURPLE, "communication"),
+    "turnaround_s": (GREEN, "scheduler turn-around"),
+    "slowest_rank_s": ("#8c564b", "waiting for the slowest rank"),
+    "fill_drain_s": (SKY, "pipeline fill and drain"),
+    "no_work_s": (BLACK, "no work"),
+}
+OTHER = "#bfbfbf"
+_MOST_ACCOUNTS = 6
+CDFS = {
+    "ttft_s": "Time to first token",
+    "tbt_s": "Time between tokens",
+    "latency_s": "Latency of requests",
+    "bubble_s": "Bubble time of requests",
+}
 
 
-def legend_below(chart: Any, items: Mapping[str, Sequence[Any]], columns: int = 1) -> None:
-    """A legend below the axes; a click on an entry hides its curve."""
-    made = Legend(
-        items=[LegendItem(label=label, renderers=list(drawn)) for label, drawn in items.items()],
-        click_policy="hide",
-        location="top_left",
-        ncols=columns,
-        border_line_alpha=0,
-        background_fill_alpha=0,
-        margin=0,
-        spacing=0,
-    )
-    chart.add_layout(made, "below")
-
-
-def lines(
-    curves: Mapping[str, StyledLine],
-    x: str,
-    y: str,
-    *,
-    share: bool = False,
-    marks: bool = False,
-    limit: float | None = None,
-) -> Any:
-    """Curves, logarithmic in x if their values differ by much.
-
-    ``share``: y is a share of all. ``marks``: each value has a point. A line marks the ``limit``;
-    above it the axis has room for half of the limit at least, and for as much at most.
-    """
-    values = np.concatenate([np.asarray(curve.x, np.float64) for curve in curves.values()])
-    positive = values[values > 0]
-    log = len(positive) > 0 and positive.max() > _WIDE * np.quantile(positive, 0.1)
-    log = log and not (marks and len(positive) < len(values))
-    options: dict[str, Any] = {"height": 300 + 22 * len(curves)}
-    if log:
-        low = float(positive.min() if marks else np.quantile(positive, 0.01))
-        ends = (low / 1.3, 1.3 * float(positive.max()))
-        options |= {"x_axis_type": "log", "x_range": Range1d(*ends)}
-    if share:
-        options["y_range"] = Range1d(0, 1.03)
-    chart = canvas(x + (", log scale" if log else ""), y, **options)
-    chart.xaxis.formatter = NumeralTickFormatter(format="0,0.[0000]")
-    if log:
-        chart.xaxis.ticker = FixedTicker(ticks=_log_ticks(*ends))
-    if limit is not None:
-        chart.add_layout(Span(location=limit, dimension="width", line_color=SEEN, line_width=1.5))
-        highest = max((float(y) for curve in curves.values() for y in curve.y), default=0.0)
-        chart.y_range = Range1d(0, min(max(1.05 * highest, 1.5 * limit), 2.1 * limit))
-    if share:
-        chart.yaxis.formatter = NumeralTickFormatter(format="0 %")
-    drawn, hovered = {}, []
-    for name, curve in curves.items():
-        colour, dash = curve.style["color"], curve.style["linestyle"]
-        source = ColumnDataSource({"x": np.asarray(curve.x), "y": np.asarray(curve.y)})
-        look = {"line_width": 2.4, "name": name, "source": source}
-        dashes = _DASHES[dash] if isinstance(dash, str) else [round(4 * part) for part in dash[1]]
-        line = chart.line("x", "y", color=colour, line_dash=dashes, **look)
-        hovered.append(line)
-        drawn[name] = [line]
-        if marks:
-            drawn[name].append(chart.scatter("x", "y", color=colour, size=7, source=source))
-    tips = [("", "$name"), (x, "@x{0,0.[000]}"), (y, "@y{0.0 %}" if share else "@y{0,0.[000]}")]
-    chart.add_tools(HoverTool(renderers=hovered, tooltips=tips, line_policy="nearest"))
-    legend_below(chart, drawn)
-    return chart
-
-
-_TOLD, _MOST_TOLD = 5, 40
-
-
-def described(model: Any) -> list[str]:
-    """The text alternative of a chart: some values of each curve, and the values of bars and
-    points, forty at most."""
-    told = []
-    for chart in getattr(model, "children", [model]):
-        axes = [axis[0].axis_label for axis in (chart.yaxis, chart.xaxis)]
-        told.append(": ".join(filter(None, [chart.title.text, " over ".join(filter(None, axes))])))
-        told += [f"{drawn.name}: {_values(drawn)}" for drawn in chart.renderers if drawn.name]
-    return told
-
-
-def _values(drawn: Any) -> str:
-    data = drawn.data_source.data
-    if "row" in data:
-        rows = [row if isinstance(row, str) else " ".join(row) for row in data["row"]]
-        values = zip(rows, data.get("value", data["right"]), strict=True)
-        return ", ".join(f"{row} {number_text(v)}" for row, v in list(values)[:_MOST_TOLD])
-    if "left" in data:
-        return f"{len(data['left']):,} boxes"
-    if "y" not in data:  # a part of a stack
-        return f"{number_text(np.mean(data[drawn.name]))} in the mean"
-    x, y = data["x"], data["y"]
-    most = _MOST_TOLD if "anchor" in data else _TOLD
-    some = np.unique(np.linspace(0, len(x) - 1, min(len(x), most)).round().astype(int))
-    return ", ".join(f"{number_text(y[place])} at {number_text(x[place])}" for place in some)
-
-
-def _log_ticks(low: float, high: float) -> list[float]:
-    """1, 2, 5, 10 and so on; over many decades the powers of ten alone."""
-    decades = range(math.floor(math.log10(low)), math.ceil(math.log10(high)) + 1)
-    steps = (1, 2, 5) if len(decades) < 6 else (1,)
-    ticks = [step * 10.0**decade for decade in decades for step in steps]
-    return [tick for tick in ticks if low <= tick <= high]
-
-
-def stacked_bars(
-    rows: Sequence[str] | Sequence[tuple[str, str]],
-    parts: Mapping[str, tuple[str, Floats]],
-    x: str,
-) -> Any:
-    """Bars from top to bottom, each the sum of its parts; ``parts``: label to colour and values."""
-    order = FactorRange(factors=list(reversed(rows)), group_padding=0.6, range_padding=0.01)
-    chart = canvas(x, "", height=150 + _ROW * len(rows) + 20 * len(parts), y_range=order)
-    left = np.zeros(len(rows))
-    drawn = {}
-    for label, (colour, values) in parts.items():
-        source = ColumnDataSource({"row": list(rows), "left": left, "right": left + values})
-        source.data["value"] = values
-        bar = chart.hbar(
-            "row",
-            0.86,
-            "right",
-            "left",
-            source=source,
-            color=colour,
-            line_width=0,
-            name=label,
+def axis_of(values: Iterable[Any], label: str, **options: Any) -> Axis:
+    """The axis of values: logarithmic, from the first percentile on, where they differ by much;
+    else from 0 on."""
+    every = np.concatenate([np.zeros(0), *(np.asarray(each, float) for each in values)])
+    positive = every[every > 0]
+    if not len(positive):
+        return Axis(label, ends=(0.0, 1.0), **options)
+    high = float(positive.max())
+    if high > WIDE * np.quantile(positive, 0.1):
+        low = float(np.quantile(positive, 0.01))
+        return Axis(
+            f"{label}, log scale",
+            log=True,
+            ends=(low / 1.5, 1.5 * high),
+            **options,
         )
-        drawn[label], left = [bar], left + values
-    tips = [("", "$name"), ("", "@row"), (x, "@value{0,0.[000]}")]
-    chart.add_tools(HoverTool(tooltips=tips))
-    chart.x_range = Range1d(0, float(left.max()) or 1.0)
-    if min(Counter(row[0] for row in rows).values()) < 4:  # too low for a name beside it
-        chart.yaxis.group_label_orientation = "horizontal"
-    chart.ygrid.visible = False
-    legend_below(chart, drawn)
-    return chart
+    return Axis(label, ends=(0.0, 1.05 * high), **options)
 
 
-def paired_bars(
-    rows: Sequence[str], sides: Mapping[str, tuple[str, Sequence[float]]], x: str
-) -> Any:
-    """Bars beside each other for each row; ``sides``: label to colour and values."""
-    names = [fill(row, 26) for row in rows]
-    order = FactorRange(factors=names[::-1])
-    height = 130 + _ROW * (len(names) + 1) * len(sides) + 20 * len(sides)
-    chart = canvas(x, "", height=height, y_range=order)
-    each = 0.8 / len(sides)
-    drawn = {}
-    for number, (side, (colour, values)) in enumerate(sides.items()):
-        place = dodge("row", (len(sides) - 1) * each / 2 - number * each, range=order)
-        bar = chart.hbar(
-            *(place, 0.9 * each, "right"),
-            source=ColumnDataSource({"row": names, "right": list(values)}),
-            color=colour,
-            line_width=0,
-            name=side,
-        )
-        drawn[side] = [bar]
-    chart.add_tools(HoverTool(tooltips=[("", "$name"), ("", "@row"), (x, "@right{0,0.[000]}")]))
-    chart.ygrid.visible = False
-    legend_below(chart, drawn)
-    return chart
+def run_charts(tables: Mapping[str, Tables]) -> dict[str, list[Chart]]:
+    """The charts that need only a run's tables, by the name of their figure. Those of bubbles need
+    a pipeline."""
+    keys = [key for key in CDFS if key != "bubble_s" or _pipelined(tables)]
+    found = {f"{key.removesuffix('_s')}_cdf": [cdf(key, tables)] for key in keys}
+    return {**found, "completions": [completions(tables)], "ledger": ledger(tables)}
 
 
-@dataclass(frozen=True)
-class Spots:
-    """Points of one colour, each with a hover text, a label beside it, and the row of a table to
-    which a click leads; and the ends of the ``steps`` between them, if any."""
-
-    colour: str
-    x: Floats
-    y: Floats
-    words: Sequence[str]
-    labels: Sequence[str]
-    anchors: Sequence[str]
-    steps: tuple[Floats, Floats] | None = None
+def _pipelined(tables: Mapping[str, Tables]) -> bool:
+    return any(table.ledger["stage"].nunique() > 1 for table in tables.values())
 
 
-def points(
-    groups: Mapping[str, Spots], front: tuple[Floats, Floats], x: str, y: str, **options: Any
-) -> Any:
-    """Points by their group's name, and the line of the best ones."""
-    chart = canvas(x, y, height=420, **options)
-    chart.y_range.range_padding = 0.2  # room for labels
-    chart.line(*front, color=SEEN, line_dash="dashed", line_width=1.5)
-    drawn, spots = {}, []
-    labelled = sum(len(group.x) for group in groups.values()) <= _MOST_LABELS
-    along = np.log if options.get("x_axis_type") == "log" else np.asarray
-    every = np.concatenate([np.zeros(0), *(along(group.x) for group in groups.values())])
-    middle = (every.min() + every.max()) / 2 if len(every) else 0.0
-    for name, group in groups.items():
-        right = along(group.x) > middle  # a label there goes to the left: it stays in the frame
-        source = ColumnDataSource(
-            {
-                "x": group.x, "y": group.y, "words": list(group.words),
-                "label": list(group.labels), "anchor": list(group.anchors),
-                "side": np.where(right, "right", "left").tolist(),
-                "shift": np.where(right, -6, 6),
-            }
-        )  # fmt: skip
-        colour = group.colour
-        spot = chart.scatter("x", "y", source=source, size=10, color=colour, name=name)
-        drawn[name] = [spot]
-        if group.steps is not None:
-            drawn[name].append(chart.step(*group.steps, mode="after", color=colour))
-        if labelled:
-            look = {"text_font_size": "11px", "text_color": SEEN, "y_offset": -4}
-            look |= {"text_align": {"field": "side"}, "x_offset": {"field": "shift"}}
-            drawn[name].append(chart.text("x", "y", text="label", source=source, **look))
-        spots.append(spot)
-    tips = [("", "$name"), ("", "@words"), (x, "@x{0,0.[000]}"), (y, "@y{0,0.[000]}")]
-    chart.add_tools(HoverTool(renderers=spots, tooltips=tips))
-    row = OpenURL(url="#@anchor", same_tab=True)
-    chart.add_tools(TapTool(renderers=spots, callback=row))
-    if any(drawn):
-        legend_below(chart, drawn)
-    return chart
+def table_styles(tables: Mapping[str, Tables]) -> list[Style]:
+    """Colour and dash of a line for each scenario, after its policy."""
+    return policy_styles([table.policy for table in tables.values()])
 
 
-MOST_BOXES = 50_000
-"""Boxes of all timelines of a report together: 3 MB of its file, with the bubbles."""
-_MOST_ROWS = 32
-_BINS = 240
+def cdf(key: str, tables: Mapping[str, Tables]) -> Chart:
+    """CDF of a metric, a line a scenario: over all tokens for ``tbt_s``, else over requests.
 
-
-def boxes_window(analyses: Mapping[str, Analysis], most: int = MOST_BOXES) -> Window:
-    """The part of the runs that the timelines hold: as long as ``most`` boxes allow.
-
-    It lies around the middle of the shortest run.
+    For a metric that grows in an overloaded run, the requests of a steady run's warm-up are left
+    out, as in the printed table. The names tell the overloaded runs.
     """
-    records = [analysis.records for analysis in analyses.values()]
-    first = default_window(records)
-    a_second = sum(
-        log.num_iterations * min(log.num_stages, _MOST_ROWS) / max(each.end_s, 1e-9)
-        for each in records
-        for log in each.replicas[:_MOST_ROWS]
+    metric, series, seen = METRICS[key], [], []
+    for (name, table), style in zip(tables.items(), table_styles(tables), strict=True):
+        values, share = distribution(table, key)
+        label = f"{name}: {middle_and_tail(metric, values, share)}"
+        if metric.grows and table.steady.get("state") == "overloaded":
+            label += " (overloaded)"
+        seen.append(values)
+        series.append(Series("step", label, *steps(values, share), *style))
+    along = axis_of(seen, with_unit(metric.name, metric.unit))
+    caption = "" if along.log or any(values.any() for values in seen) else "All are zero."
+    of = "all tokens" if key == "tbt_s" else "requests"
+    up = Axis(f"share of {of} (%)", ends=(0.0, 1.02), shares=True)
+    return Chart(
+        CDFS.get(key, first_upper(metric.name)),
+        along,
+        up,
+        series,
+        caption,
     )
-    length = max(0.9 * most / max(a_second, 1e-9), first.length_s)
-    end_s = max(each.end_s for each in records)
-    if length >= end_s:
-        return Window(0.0, max(end_s, 1e-9))
-    return Window(max(0.0, first.start_s - length / 2), length)
 
 
-def timelines(analyses: Mapping[str, Analysis], window: Window) -> Any:
-    """A timeline of each run, one above the other; all show the same seconds."""
-    first = default_window([analysis.records for analysis in analyses.values()])
-    seen = Range1d(first.start_s, first.end_s, bounds=(window.start_s, window.end_s))
+def distribution(table: Tables, key: str) -> tuple[Floats, Floats]:
+    """Values in rising order, and the cumulative share of each."""
+    if key == "tbt_s":
+        gaps = table.token_gaps
+        if gaps is None:
+            return np.zeros(0), np.zeros(0)
+        return gaps["tbt_s"].to_numpy(np.float64), gaps["share"].to_numpy(np.float64)
+    requests = table.requests.dropna(subset=["finish_s"])
+    if METRICS[key].grows and table.steady.get("state") == "steady":
+        requests = requests.sort_values("arrival_s", kind="stable")
+        requests = requests[table.steady["warmup_requests"] :]
+    return cumulative(requests[key].dropna())
+
+
+def cumulative(values: Any) -> tuple[Floats, Floats]:
+    """Values in rising order, and the share of all up to each."""
+    x = np.sort(np.asarray(values, np.float64))
+    return x, np.arange(1, len(x) + 1) / max(len(x), 1)
+
+
+def middle_and_tail(metric: Metric, values: Floats, share: Floats) -> str:
+    """The median and the 99th percentile, with their unit; as the summary has them."""
+    if not len(values):
+        return "not kept" if metric.key == "tbt_s" else "nothing finished"
+    if not values[-1]:
+        return "none"
+    if metric.key == "tbt_s":
+        middle, tail = (values[np.searchsorted(share, q - 1e-9)] for q in (0.5, 0.99))
+    else:
+        middle, tail = np.quantile(values, (0.5, 0.99))
+    return f"median {number_text(middle)}, p99 {number_text(tail)} {metric.unit}"
+
+
+def steps(x: Floats, y: Floats) -> tuple[Floats, Floats]:
+    """The curve from zero, thinned to the resolution of a figure."""
+    if not len(x):
+        return x, y
+    keep = np.unique(np.linspace(0, len(x) - 1, min(len(x), _MOST_POINTS)).round().astype(int))
+    return np.concatenate([x[:1], x[keep]]), np.concatenate([[0.0], y[keep]])
+
+
+def completions(tables: Mapping[str, Tables]) -> Chart:
+    """Completed requests over time, one line per scenario; and arrivals, if all share them."""
+    arrivals = [np.sort(table.requests["arrival_s"].to_numpy()) for table in tables.values()]
+    series = []
+    alike = all(np.array_equal(arrivals[0], other) for other in arrivals[1:])
+    if alike and arrivals[0][-1] > arrivals[0][0]:
+        counted = steps(arrivals[0], np.arange(1.0, len(arrivals[0]) + 1))
+        series.append(Series("step", "arrived", *counted, GREY))
+    for (name, table), style in zip(tables.items(), table_styles(tables), strict=True):
+        finish = np.sort(table.requests["finish_s"].dropna().to_numpy())
+        said = f"all after {number_text(finish[-1])} s" if len(finish) else "nothing finished"
+        counted = steps(finish, np.arange(1.0, len(finish) + 1))
+        series.append(Series("step", f"{name}: {said}", *counted, *style))
+    time, count = Axis("time (s)", ends=(0.0, None)), Axis("requests completed", ends=(0.0, None))
+    return Chart("Completed requests", time, count, series)
+
+
+def ledger(tables: Mapping[str, Tables]) -> list[Chart]:
+    """Each stage's time by account in percent of the run, averaged over replicas: a chart a
+    scenario."""
+    shares = {name: stage_shares(table.ledger) for name, table in tables.items()}
+    largest = pd.concat([share.max() for share in shares.values()], axis=1).max(axis=1)
+    used = [key for key in ACCOUNTS if key in largest.nlargest(_MOST_ACCOUNTS).index]
+    used = [key for key in used if largest[key] > 5e-5]
     charts = []
-    for name, analysis in analyses.items():
-        chart = _timeline(analysis, window, seen)
-        chart.title.text = name
-        charts.append(chart)
-    return column(charts, sizing_mode="stretch_width")
+    for (name, table), share in zip(tables.items(), shares.values(), strict=True):
+        replicas, left, series = table.ledger["replica"].nunique(), np.zeros(len(share)), []
+        rows = np.arange(len(share), dtype=float)
+        for key in used:
+            colour, label = ACCOUNTS[key]
+            right = left + 100 * share[key].to_numpy(np.float64)
+            series.append(Series("bars", label, right, rows, colour, start=left))
+            left = right
+        rest = 100 * share.drop(columns=used).to_numpy(np.float64).sum(axis=1)
+        if rest.max() > 0.05:
+            series.append(Series("bars", "other", left + rest, rows, OTHER, start=left))
+        where = f", mean of {replicas} replicas" if replicas > 1 else ""
+        title = f"{name}{where}: {100 * share['busy_s'].mean():.0f} % busy"
+        rows_of = Axis("", rows=[f"stage {stage}" for stage in share.index])
+        along = Axis("share of the run (%)", ends=(0.0, 100.0))
+        charts.append(Chart(title, along, rows_of, series, colour=policy_colour(table.policy)))
+    return charts
 
 
-def _timeline(analysis: Analysis, window: Window, seen: Range1d) -> Any:
-    stages = stage_slices(analysis, window)[:_MOST_ROWS]
-    chart = canvas(
-        "time (s)",
-        "",
-        height=130 + 22 * max(len(stages), 2),
-        x_range=seen,
-        y_range=Range1d(len(stages) - 0.4, -0.6),
-        tools="xpan,xbox_zoom,xwheel_zoom,xzoom_in,xzoom_out,reset,save",
-        active_drag="xpan",
-        output_backend="canvas",
-    )
-    drawn: dict[str, list[Any]] = {}
-    for kind, label in enumerate(KINDS):
-        data = _boxes(analysis, stages, kind)
-        if len(data["y"]):
-            box = chart.hbar(
-                *("y", 0.86, "right", "left"),
-                source=ColumnDataSource(data),
-                fill_color=KIND_COLOURS[label],
-                line_color=None,
-                name=label,
-            )
-            drawn[label] = [box]
-    for kind in range(len(IDLE)):
-        data = _bubbles(stages, kind)
-        if len(data["y"]):
-            gap = chart.hbar(
-                *("y", 0.86, "right", "left"),
-                source=ColumnDataSource(data),
-                fill_color=VERMILION,
-                fill_alpha=0.25,
-                line_color=None,
-                name=f"bubble: {bubble_name(kind)}",
-            )
-            drawn.setdefault("bubble", []).append(gap)
-    boxes = [box for label in KINDS for box in drawn.get(label, [])]
-    times = [("", "$name"), ("from (s)", "@left{0,0.000000}"), ("to (s)", "@right{0,0.000000}")]
-    work = [("prompt tokens", "@prefill{0,0}"), ("decodes", "@decodes{0,0}")]
-    chart.add_tools(HoverTool(renderers=boxes, tooltips=[*times, *work]))
-    chart.add_tools(HoverTool(renderers=drawn.get("bubble", []), tooltips=times))
-    replicas = {stage.replica for stage in stages}
-    several = len(replicas) > 1
-    chart.yaxis.ticker = FixedTicker(ticks=list(range(len(stages))))
-    chart.yaxis.major_label_overrides = {
-        row: stage.label if several else str(stage.stage) for row, stage in enumerate(stages)
-    }
-    chart.yaxis.axis_label = "replica:stage" if several else "stage"
-    chart.grid.visible = False
-    legend_below(chart, drawn, columns=4)
-    return chart
+def stage_shares(table: pd.DataFrame) -> pd.DataFrame:
+    """Accounts as shares of the wall clock, by stage."""
+    table = table.assign(fill_drain_s=table["fill_s"] + table["drain_s"])
+    mean = table.groupby("stage")[[*ACCOUNTS, "wall_s"]].mean()
+    return mean[list(ACCOUNTS)].div(mean["wall_s"].where(mean["wall_s"] > 0, 1.0), axis=0)
 
 
-def _boxes(analysis: Analysis, stages: list[StageSlices], kind: int) -> dict[str, Any]:
-    logs = analysis.records.replicas
-    found: dict[str, list[Any]] = {n: [] for n in ("y", "left", "right", "prefill", "decodes")}
+# Over simulated time -----------------------------------------------------------------------------
+
+
+def timelines(
+    analyses: Mapping[str, Analysis],
+    window: Window,
+    view: Window,
+    most: int,
+    policies: Sequence[str],
+) -> list[Chart]:
+    """The stages' work in a window of time, a chart a scenario and a row a stage (``most`` rows);
+    ``view`` is the part that is seen at first."""
+    charts = []
+    for (name, analysis), policy in zip(analyses.items(), policies, strict=True):
+        stages = stage_slices(analysis, window)
+        charts.append(_timeline(name, analysis, stages, view, most, policy_colour(policy)))
+    return charts
+
+
+def _timeline(
+    name: str, analysis: Analysis, stages: list[StageSlices], view: Window, most: int, colour: str
+) -> Chart:
+    shown = stages[:most]
+    series = [_worked(analysis, shown, kind) for kind in range(len(KINDS))]
+    series.append(_idle(shown))
+    one_replica = len({stage.replica for stage in stages}) == 1
+    if shown and shown[0].rank:
+        rows = [stage.label for stage in shown]
+    elif one_replica:
+        rows = [f"stage {stage.stage}" for stage in shown]
+    else:
+        several = len({stage.stage for stage in stages}) > 1
+        rows = [f"{s.called}:{s.stage}" if several else s.called for s in shown]
+        rows = [f"replica {row}" if row.isdecimal() else row for row in rows]
+    more = f" (first {len(shown)} of {len(stages)} rows)" if len(stages) > most else ""
+    along = Axis("time (s)", ends=(view.start_s, view.end_s))
+    drawn = [one for one in series if len(one.x)]
+    return Chart(name + more, along, Axis("", rows=rows), drawn, colour=colour)
+
+
+def _worked(analysis: Analysis, stages: Sequence[StageSlices], kind: int) -> Series:
+    """The batches of a kind."""
+    parts: dict[str, list[Any]] = {"prompt tokens": [], "decodes": []}
+    start, end, rows = [np.zeros(0)], [np.zeros(0)], [np.zeros(0)]
     for row, stage in enumerate(stages):
         chosen = stage.kind == kind
-        columns, rows = logs[stage.replica].iterations, stage.row[chosen]
-        found["y"].append(np.full(len(rows), row, np.int8))
-        found["left"].append(stage.start[chosen])
-        found["right"].append(stage.finish[chosen])
-        found["prefill"].append(columns["prefill_tokens"][rows].astype(np.int32))
-        found["decodes"].append(columns["decodes"][rows].astype(np.int32))
-    return {name: np.concatenate(parts) for name, parts in found.items()}
+        columns = analysis.records.replicas[stage.replica].iterations
+        which = stage.row[chosen]
+        parts["prompt tokens"].append(columns["prefill_tokens"][which].astype(np.int32))
+        parts["decodes"].append(columns["decodes"][which].astype(np.int32))
+        start.append(stage.start[chosen])
+        end.append(stage.finish[chosen])
+        rows.append(np.full(int(chosen.sum()), row))
+    x, y, begun = (np.concatenate(each) for each in (end, rows, start))
+    more = {name: np.concatenate([np.zeros(0, np.int32), *each]) for name, each in parts.items()}
+    colour = KIND_COLOURS[KINDS[kind]]
+    return Series("gantt", KINDS[kind], x, y, colour, start=begun, more=more)
 
 
-def _bubbles(stages: list[StageSlices], kind: int) -> dict[str, Any]:
-    found: dict[str, list[Any]] = {"y": [], "left": [], "right": []}
+def _idle(stages: Sequence[StageSlices]) -> Series:
+    """The idle time before batches, and why."""
+    x, y, start = [np.zeros(0)], [np.zeros(0)], [np.zeros(0)]
+    why = list[str]()
     for row, stage in enumerate(stages):
-        chosen = (stage.bubble_kind == kind) & (stage.bubble_s > 0)
-        found["y"].append(np.full(int(chosen.sum()), row, np.int8))
-        found["left"].append(stage.bubble_start[chosen])
-        found["right"].append(stage.start[chosen])
-    return {name: np.concatenate(parts) for name, parts in found.items()}
+        chosen = stage.bubble_s > 0
+        start.append(stage.bubble_start[chosen])
+        x.append(stage.start[chosen])
+        y.append(np.full(int(chosen.sum()), row))
+        why += [bubble_name(kind) for kind in stage.bubble_kind[chosen]]
+    ends, rows, begun = (np.concatenate(each) for each in (x, y, start))
+    about = {"why": np.array(why, dtype=object)}
+    return Series("gantt", "bubble", ends, rows, VERMILION, start=begun, faint=True, more=about)
 
 
-def overviews(analyses: Mapping[str, Analysis]) -> Any:
+def overviews(analyses: Mapping[str, Analysis]) -> list[Chart]:
     """The share of the stages' time that each kind of batch takes, over the whole run."""
     charts = []
     for name, analysis in analyses.items():
-        edges = np.linspace(0.0, max(analysis.records.end_s, 1e-9), _BINS + 1)
-        shares = busy_shares(analysis, edges)
-        chart = canvas("time (s)", "busy (%)", height=210, y_range=Range1d(0, 100))
-        chart.title.text = name
-        source = ColumnDataSource(
-            {"x": (edges[:-1] + edges[1:]) / 2, **dict(zip(KINDS, 100 * shares, strict=True))}
-        )
-        drawn = chart.varea_stack(
-            list(KINDS), x="x", color=[KIND_COLOURS[kind] for kind in KINDS], source=source
-        )
-        charts.append(chart)
-        parts = {kind: [area] for kind, area in zip(KINDS, drawn, strict=True)}
-    legend_below(charts[-1], parts, 3)
-    charts[-1].height += 30
-    return column(charts, sizing_mode="stretch_width")
+        edges, shares = busy_shares(analysis)
+        series = [
+            Series("step", kind, edges[:-1], share, KIND_COLOURS[kind])
+            for kind, share in zip(KINDS, shares, strict=True)
+        ]
+        up = Axis("share of the stages' time (%)", ends=(0.0, 1.0), shares=True)
+        charts.append(Chart(f"The whole run: {name}", Axis("time (s)"), up, series))
+    return charts
 
 
-def busy_shares(analysis: Analysis, edges: Floats) -> Floats:
-    """The share of each interval that stages spend on each of :data:`KINDS`, mean over stages."""
-    total, stages = np.zeros((len(KINDS), len(edges) - 1)), 0
-    for log, split in zip(analysis.records.replicas, analysis.gaps, strict=True):
-        stages += log.num_stages
-        kinds: Ints = iteration_kinds(log)
-        for stage in range(log.num_stages):
-            start, finish = split.times.start[:, stage], split.times.finish[:, stage]
-            when = np.stack([start, finish], axis=1).ravel()
-            for kind in range(len(KINDS)):
-                worked = np.where(kinds == kind, finish - start, 0.0)
-                done = np.stack([np.cumsum(worked) - worked, np.cumsum(worked)], axis=1).ravel()
-                if len(when):
-                    total[kind] += np.diff(np.interp(edges, when, done))
-    shares: Floats = total / (max(stages, 1) * np.diff(edges))
-    return shares
+_MEMORY = ("KV cache in use (%)", "tokens of an iteration", "sequences of an iteration")
+
+
+def occupancy(
+    analyses: Mapping[str, Analysis], policies: Sequence[str], budgets: Mapping[str, int]
+) -> list[Chart]:
+    """KV occupancy, tokens of an iteration and running sequences of the runs with paged memory,
+    over simulated time. ``budgets`` are the largest numbers of tokens in an iteration."""
+    charts = []
+    for number, label in enumerate(_MEMORY):
+        series = []
+        for (name, analysis), style in zip(analyses.items(), policy_styles(policies), strict=True):
+            if (curves := memory_curves(analysis.records)) is not None:
+                x, y = curves[number]
+                seen = ~np.isnan(y)
+                series.append(Series("line", name, x[seen], y[seen], *style))
+        ends = [series[0].x[0], max(float(one.x[-1]) for one in series)] if series else []
+        for budget in sorted(set(budgets.values())) if ends and number == 1 else ():
+            said = "token budget of an iteration"
+            series.append(Series("line", said, ends, [budget, budget], GREY, ":"))
+        if series:
+            up = Axis(label, ends=(0.0, None))
+            charts.append(
+                Chart(first_upper(label.partition(" (")[0]), Axis("time (s)"), up, series)
+            )
+    return charts
+
+
+def heading(content: Mapping[str, Any]) -> str:
+    """What stands above the figures of a run: its name, model, GPU and load, from its summary."""
+    used = content["deployments"].values()
+    what, on = (
+        enumerated(list(dict.fromkeys(one[key] for one in used))) for key in ("model", "device")
+    )
+    counts = {one["requests"] for one in content["scenarios"].values()}
+    requests = f", {counts.pop():,} requests" if len(counts) == 1 else ""
+    return f"{content['name']}: {what} on {on}{requests}"
+
+
+def all_run_charts(found: ExperimentResult, window: Window) -> dict[str, list[Chart]]:
+    """All charts of a run by the name of their figure; ``window`` is that of the timeline."""
+    tables = found.tables
+    analyses = {name: run.analysis for name, run in found.runs.items()}
+    policies = [table.policy for table in tables.values()]
+    cuts = {
+        name: run.deployment.pools[-1].scenario.policy.build().chunking
+        for name, run in found.runs.items()
+    }
+    budgets = {name: cut.rows for name, cut in cuts.items() if cut is not None}
+    charts = run_charts(tables)
+    charts["timeline"] = timelines(analyses, window, window, MOST_ROWS, policies)
+    if memory := occupancy(analyses, policies, budgets):
+        charts["occupancy"] = memory
+    return charts
+
+
+# A workload --------------------------------------------------------------------------------------
+
+_BINS, _MOST_ARRIVALS = 60, 5000
+
+
+def workload_charts(requests: Sequence[Request], clients: int | None = None) -> list[Chart]:
+    """Distributions of prompt and output tokens, each request by both, the arrival rate over time,
+    and the gaps between arrivals beside those of Poisson arrivals. The ``clients`` of a closed loop
+    have neither."""
+    arrival_s = np.sort([request.arrival_s for request in requests])
+    prompt = np.array([request.prompt_tokens for request in requests], float)
+    output = np.array([request.output_tokens for request in requests], float)
+    share = Axis("share of requests (%)", ends=(0.0, 1.0), shares=True)
+    lengths = [
+        Series("step", name, *steps(*cumulative(values)), colour)
+        for values, name, colour in ((prompt, "prompt", BLUE), (output, "output", VERMILION))
+    ]
+    some = slice(None, None, -(-len(requests) // _MOST_ARRIVALS))
+    both = Series("points", "", prompt[some], output[some], GREY)
+    note = ""
+    if arrival_s[-1] <= arrival_s[0]:
+        note = without_times(clients)
+    charts = [
+        Chart("Lengths", Axis("tokens, log scale", log=True), share, lengths, note),
+        Chart(
+            "Each request",
+            Axis("prompt tokens, log scale", log=True),
+            Axis("output tokens, log scale", log=True),
+            [both],
+        ),
+    ]
+    return charts if note else [*charts, *_arrivals(arrival_s, share)]
+
+
+def _arrivals(arrival_s: Floats, share: Axis) -> list[Chart]:
+    counts, edges = np.histogram(arrival_s, _BINS)
+    rates = Series("step", "", edges[:-1], counts / np.diff(edges), BLUE)
+    rate = Axis("requests a second", ends=(0.0, None))
+    between = np.diff(arrival_s)
+    wait = np.linspace(0, float(np.quantile(between, 0.995)), 200)
+    poisson = 1 - np.exp(-wait / between.mean())
+    gaps = [
+        Series("step", "gaps", *steps(*cumulative(between)), BLUE),
+        Series("line", "Poisson of the same rate", wait, poisson, GREY, "--"),
+    ]
+    along = Axis("gap between arrivals (s)", ends=(0.0, float(wait[-1]) or None))
+    return [
+        Chart("Arrivals", Axis("time (s)"), rate, [rates]),
+        Chart("Gaps between arrivals", along, share, gaps),
+    ]

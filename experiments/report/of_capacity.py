@@ -12,26 +12,14 @@ import pandas as pd
 
 from sarathi_sim.profiler.storage.strict import UserError
 from sarathi_sim.simulator.confidence.op_errors import NORMAL_90, OpError, op_errors
-from sarathi_sim.simulator.views.metric_registry import number_text
-from ..capacity import curves
-from ..capacity.curves import MOST_BARS
 from ..capacity.probing import PROBES
-from ..capacity.written import (
-    UNITS,
-    capacity_answer,
-    panels,
-    recommend_answer,
-    sensitivity_answer,
-    sides,
-    title,
-)
+from ..capacity.written import UNITS, capacity_answer, recommend_answer, sensitivity_answer
 from ..config.deployment import Deployment, deploy
 from ..config.loading import load_experiment
-from ..content import Chart, Section, SortableTable, anchor, number_or_dash
-from ..figures.style import BLUE, VERMILION, line_styles
+from ..content import Section, SortableTable, anchor, number_or_dash
 from ..results import read_text
 from ..sweeps.sweep_answer import read_table
-from .charts import Spots, StyledLine, lines, paired_bars, points
+from .capacity_charts import NAMES, axis_name, capacity_charts, points, probed, tornado_charts
 
 _MOST_BUNDLES = 8
 _BUNDLE_KEYS = ("model", "device", "stack", "dtype", "cluster.tp", "cluster", "scenario")
@@ -77,11 +65,6 @@ def first_deployments(folder: Path, table: pd.DataFrame) -> tuple[list[Deploymen
     return found, problems
 
 
-MOST_LINES = 14
-_RELAXED = "Steps: what each deployment costs when all limits are so many times what is asked. "
-Deployments = Sequence[Mapping[str, Any]]
-
-
 def op_times_of_probes(folder: Path) -> tuple[list[SortableTable], list[str]]:
     """Origin and error of the op times of the first probes, which are the runs of a sweep; or why
     there are none."""
@@ -94,115 +77,50 @@ def op_times_of_probes(folder: Path) -> tuple[list[SortableTable], list[str]]:
     return [found] if found else [], problems
 
 
-def headroom_charts(drawn: Deployments, unit: str) -> list[Chart]:
-    """For each clause of the SLO: its value over its limit, by load."""
-    probes = [probe for one in drawn for probe in one["curve"]]
-    clauses = dict.fromkeys(key for probe in probes for key in probe["stress"])
-    charts = []
-    for clause in clauses:
-        along = {}
-        for one, style in zip(drawn, line_styles(), strict=False):
-            loads = np.array([probe["load"] for probe in one["curve"]], np.float64)
-            parts = [100 * (probe["stress"].get(clause) or 0.0) for probe in one["curve"]]
-            along[one["name"]] = StyledLine(loads, np.array(parts), style)
-        chart = lines(along, f"load ({unit})", "part of the limit (%)", marks=True, limit=100.0)
-        caption = "Above the line the SLO breaks."
-        charts.append(Chart(f"Headroom: {clause}", chart, caption))
-    return charts
-
-
-def frontier_charts(
-    drawn: Deployments, unit: str, currency: str, screened: Deployments = ()
-) -> list[Chart]:
-    """Every deployment under every load, with the Pareto front."""
-    table, charts = curves.points(drawn, screened), []
-    for x, y in curves.PAIRS.values():
-        if not {x, y} <= set(table):
-            continue
-        some = table.dropna(subset=[x, y]).reset_index(drop=True)
-        some[[x, y]] = some[[x, y]].astype(float)
-        best = curves.front(some, x, y)
-        labels = some["number"].map(str).where(curves.numbered(some, best), "")
-        parts, relaxed = {}, x == curves.STRESS
-        groups = some.groupby("group", sort=False)
-        for (name, rows), style in zip(groups, line_styles(), strict=False):
-            said = [
-                f"{row['deployment']}: {number_text(row['load'])} {unit}, "
-                f"{'holds' if row['holds'] else 'breaks'} the SLO"
-                for _, row in rows.iterrows()
-            ]
-            spots = (rows[x].to_numpy(), rows[y].to_numpy(), said, labels[rows.index].tolist())
-            anchors = [anchor(run) for run in rows["run"]]
-            steps = curves.cheapest(rows) if relaxed and name != curves.SCREENED else None
-            parts[str(name)] = Spots(style["color"], *spots, anchors, steps)
-        line = (best[x].to_numpy(), best[y].to_numpy())
-        options = {"x_axis_type": "log"} if relaxed else {}
-        chart = points(parts, line, curves.named(x, currency), curves.named(y, currency), **options)
-        caption = _RELAXED if relaxed else ""
-        caption += (
-            "A point is a deployment under a load; its number is that of its row in 'Every "
-            "point', to which a click leads. The dashed line joins those that no other one beats "
-            "in both (of two latencies: where each deployment carries all it can). They and the "
-            "capacities have their number beside them."
-        )
-        title = f"{curves.NAMES[y]} against {curves.NAMES[x]}"
-        charts.append(Chart(title, chart, caption))
-    return charts
-
-
-def points_table(
-    drawn: Deployments, unit: str, currency: str, screened: Deployments = ()
-) -> SortableTable:
+def points_table(found: Mapping[str, Any]) -> SortableTable:
     """A row for each point of the fronts: its numbers and the place of its run."""
-    table = curves.points(drawn, screened)
-    keys = [key for key in curves.NAMES if key in table]
+    unit, currency = UNITS[found["load"]], found["prices"]["currency"]
+    table = points(*probed(found))
+    keys = [key for key in NAMES if key in table]
     rows = []
     for _, row in table.iterrows():
         numbers = (None if pd.isna(row[key]) else float(row[key]) for key in ("load", *keys))
         slo = "holds" if row["holds"] else "breaks"
-        words = (str(row["number"]), row["deployment"], slo, row["run"])
+        words = (row["deployment"], slo, row["run"])
         rows.append([*words, *map(number_or_dash, numbers)])
-    shown = [curves.named(key, currency) for key in keys]
-    headings = ["point", "deployment", "SLO", "run", f"load ({unit})", *shown]
+    headings = [
+        "deployment",
+        "SLO",
+        "run",
+        f"load ({unit})",
+        *(axis_name(k, currency) for k in keys),
+    ]
     note = "probes/runs/RUN of the result has the configuration and the requests of each run."
     anchors = [anchor(run) for run in table["run"]] if len(table) else []
-    return SortableTable("Every point", headings, rows, note, text=4, anchors=anchors)
+    return SortableTable("Every point", headings, rows, note, text=3, anchors=anchors)
 
 
 def capacity_section(folder: Path, found: Mapping[str, Any]) -> Section:
     """The section of a ``capacity`` result."""
-    section, unit = capacity_answer(found), UNITS[found["load"]]
-    currency = found["prices"]["currency"]
-    drawn = [one for one in found["deployments"] if one.get("curve")][:MOST_LINES]
-    op_times, problems = op_times_of_probes(folder)
-    return replace(
-        section,
-        charts=[*headroom_charts(drawn, unit), *frontier_charts(drawn, unit, currency)],
-        details=[*section.details, points_table(drawn, unit, currency), *op_times],
-        configuration={"config.yaml": read_text(folder / "config.yaml")},
-        warnings=[*section.warnings, *problems],
-    )
+    return _with_charts(folder, found, capacity_answer(found), "config.yaml")
 
 
 def recommend_section(folder: Path, found: Mapping[str, Any]) -> Section:
     """The section of a ``recommend`` result."""
-    section, unit = recommend_answer(found), UNITS[found["load"]]
-    currency = found["prices"]["currency"]
-    drawn = [one for one in found["deployments"] if one.get("curve")][:MOST_LINES]
-    screened = [one for one in found["screened"] if one.get("curve")]
-    op_times, problems = op_times_of_probes(folder)
     names = () if found["winner"] is None else ("winner.yaml",)
-    winner = {name: read_text(folder / name) for name in names}
+    return _with_charts(folder, found, recommend_answer(found), *names)
+
+
+def _with_charts(folder: Path, found: Mapping[str, Any], section: Section, *names: str) -> Section:
+    """The section with its charts, a row for each of their points, and the files of ``names``."""
+    op_times, problems = op_times_of_probes(folder)
     return replace(
         section,
-        charts=[*headroom_charts(drawn, unit), *frontier_charts(drawn, unit, currency, screened)],
-        details=[*section.details, points_table(drawn, unit, currency, screened), *op_times],
-        configuration=section.configuration | winner,
+        charts=[chart for charts in capacity_charts(found).values() for chart in charts],
+        details=[*section.details, points_table(found), *op_times],
+        configuration=section.configuration | {name: read_text(folder / name) for name in names},
         warnings=[*section.warnings, *problems],
     )
-
-
-_MOST_CHARTS = 24
 
 
 def sensitivity_section(folder: Path, found: Mapping[str, Any]) -> Section:
@@ -211,23 +129,8 @@ def sensitivity_section(folder: Path, found: Mapping[str, Any]) -> Section:
     section = sensitivity_answer(found)
     return replace(
         section,
-        charts=_charts(found),
+        charts=tornado_charts(found),
         details=op_times,
         configuration={"config.yaml": read_text(folder / "config.yaml")},
         warnings=[*section.warnings, *problems],
     )
-
-
-def _charts(found: Mapping[str, Any]) -> list[Chart]:
-    charts = []
-    for key, rows in list(panels(found).items())[:_MOST_CHARTS]:
-        some = rows[:MOST_BARS]
-        bars = {
-            side: (colour, [row[f"{end}_pct"] for row in some])
-            for side, end, colour in zip(
-                sides(found), ("low", "high"), (BLUE, VERMILION), strict=True
-            )
-        }
-        chart = paired_bars([row["factor"] for row in some], bars, "change (%)")
-        charts.append(Chart(title(found, *key), chart, "Each factor is changed by itself."))
-    return charts

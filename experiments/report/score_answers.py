@@ -7,24 +7,31 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from sarathi_sim.simulator.views.metric_registry import METRICS, known, number_text
 from ..content import (
+    Axis,
     Chart,
     Section,
+    Series,
     SortableTable,
     enumerated,
+    first_upper,
     read_section,
     thinned,
 )
-from ..figures.style import BLUE, ORANGE, line_styles
 from ..measured.replay import (
     COUNTS,
     MEASURES,
     NUMBERS,
     VARIANTS,
 )
+from ..measured.score import ScoredRun
 from ..measured.tune import NOISE
 from ..run.compare import part_label
+from .charts import cumulative
+from .palette import BLACK, BLUE, GREEN, PURPLE, VERMILION, Style, line_styles
 
 SETTLED, OPEN = 0.6, 0.2
 """A constant is settled, or still open, if the runs tell so much of it."""
@@ -206,30 +213,24 @@ def _beside(one: Mapping[str, float] | None) -> str:
     )
 
 
-# In a report ------------------------------------------------------------------------------------
+# Charts -----------------------------------------------------------------------------------------
 
-_MOST_DRAWN = 40
-_GROUPED = {"ttft": BLUE, "tpot": ORANGE}
+_STYLES = {
+    "measured": Style(BLACK, "-"),
+    "zero": Style(BLUE, "--"),
+    "configured": Style(GREEN, "-."),
+    "fitted": Style(VERMILION, ":"),
+    "left_out": Style(PURPLE, (0, (5, 1, 1, 1))),
+}
 
 
 def score_section(folder: Path, found: Mapping[str, Any]) -> Section:
     """The section of a ``score --out`` folder, of recorded runs or of the laboratory."""
     name = folder.resolve().name
-    if "groups" in found or "mlperf" in found:
-        section = replace(read_section(folder), name=name)
-        charts = [_medians(found["groups"])] if "groups" in found else []
-    else:
-        section, charts = score_answer(found, name), [_latencies(found["runs"])]
-    return replace(section, charts=charts if section.table.rows else [])
-
-
-def _medians(groups: Mapping[str, Any]) -> Chart:
-    drawn = dict([(name, one) for name, one in groups.items() if one["n"]][:_MOST_DRAWN])
-    medians = {
-        metric.upper(): (colour, [one[metric]["median"] for one in drawn.values()])
-        for metric, colour in _GROUPED.items()
-    }
-    return _bars("Median error by group", list(drawn), medians, "error (%)")
+    if "runs" not in found:
+        return replace(read_section(folder), name=name)
+    section = score_answer(found, name)
+    return replace(section, charts=[_latencies(found["runs"])] if section.table.rows else [])
 
 
 def _latencies(runs: Mapping[str, Any]) -> Chart:
@@ -238,17 +239,27 @@ def _latencies(runs: Mapping[str, Any]) -> Chart:
     for run in runs.values():
         for label, one in variants_of(run).items():
             latencies.setdefault(label, []).append(one["off_pct"]["latency_s"]["mean"])
-    sides = {
-        label: (style["color"], each)
+    places = np.arange(len(runs), dtype=float)
+    series = [
+        Series("bars", label, np.array(each, float), places, style.colour)
         for (label, each), style in zip(latencies.items(), line_styles(), strict=False)
         if len(each) == len(runs)
-    }
-    return _bars("Mean latency", [*runs], sides, "mean latency, off (%)")
+    ]
+    return Chart("Mean latency", Axis("mean latency, off (%)"), Axis("", rows=[*runs]), series)
 
 
-def _bars(
-    title: str, names: list[str], sides: Mapping[str, tuple[str, list[float]]], axis: str
-) -> Chart:
-    from .charts import paired_bars  # takes a second to import
-
-    return Chart(title, paired_bars(names, sides, axis))
+def run_distributions(scored: ScoredRun) -> list[Chart]:
+    """A chart for each measure: the share of requests up to each time."""
+    tables = {"measured": scored.case.run.requests}
+    tables |= {name: each.requests for name, each in scored.simulated.items()}
+    share = Axis("share of requests (%)", ends=(0.0, 1.0), shares=True)
+    charts = []
+    for key in MEASURES:
+        scale, unit = (1e3, "ms") if key == "tpot_s" else (1.0, "s")
+        series = [
+            Series("step", VARIANTS[name], *cumulative(scale * table[key].dropna()), *_STYLES[name])
+            for name, table in tables.items()
+        ]
+        title = METRICS[key].name
+        charts.append(Chart(first_upper(title), Axis(f"{title} ({unit})"), share, series))
+    return charts

@@ -1,4 +1,4 @@
-"""One experiment: run, print, plot, compare, advise. Imports ``figures``.
+"""One experiment: run, print, compare, chunk sizes. Imports ``results``.
 
 Read ``experiment.py`` first: what ``sarathi-sim run`` does.
 """

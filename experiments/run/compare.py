@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
@@ -21,24 +21,16 @@ from ..config.deployment import Deployment, deploy
 from ..config.loading import load_experiment
 from ..content import Section, SortableTable, assumed_of
 from ..results import (
-    FIGURES_FORMAT,
     FORMAT,
     SWEEP_FORMAT,
     Tables,
-    check_replaceable,
     no_run,
     read_summary,
     read_tables,
-    result_folder,
     to_json,
-    write_summary,
 )
 from .run_answer import SHOWN, shown_row, shown_value
 from .run_answer import answer as side_by_side
-
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
-    from matplotlib.figure import Figure
 
 _LABELS = {
     **ACCOUNTS,
@@ -320,23 +312,6 @@ def percent(part: float, whole: float) -> str:
     return f"{100 * part / whole:+.1f} %" if whole else "-"
 
 
-def plot_results(folders: Sequence[Path], out: Path) -> None:
-    """Draw all scenarios of the results in ``folders`` to ``out/figures``.
-
-    Raises UserError where a folder is not a result, or ``out`` is not ours to replace.
-    """
-    if out.resolve() in {folder.resolve() for folder in folders}:
-        raise UserError(f"--out {out}: is one of the results to plot: name another folder")
-    check_replaceable(out, FIGURES_FORMAT)
-    tables = {label: table for label, (_, _, table) in labelled_tables(folders).items()}
-    with result_folder(out, FIGURES_FORMAT) as scratch:
-        write_summary(scratch, FIGURES_FORMAT, {"plotted": sorted(tables)})
-        from ..figures.distributions import run_figures
-        from ..figures.timeline import draw_figures
-
-        draw_figures(run_figures(tables), scratch / "figures")
-
-
 def labelled_tables(folders: Sequence[Path]) -> dict[str, tuple[Path, str, Tables]]:
     """Every scenario of the results, by label: its folder, its name in it, and its tables.
 
@@ -359,48 +334,6 @@ def _label(folder: Path, folders: Sequence[Path]) -> str:
 SMALLEST, NOTICED = 0.005, 0.05
 """Parts below the first share of both totals are not drawn, unless their difference is at least the
 second share of the largest one."""
-_SIDES = (("a", -0.2), ("b", 0.2))
-
-
-def write_comparison(result: Mapping[str, Any], out: Path) -> None:
-    """Write :func:`sarathi_sim.experiments.run.compare.compare`'s result and figure, completely or
-    not at all.
-
-    Raises UserError if ``out`` holds anything but an earlier comparison.
-    """
-    from ..figures.style import save, styled
-
-    with result_folder(out, FIGURES_FORMAT) as folder:
-        plotted = {"plotted": [result["a"], result["b"]]}
-        write_summary(folder, FIGURES_FORMAT, plotted | dict(result))
-        (folder / "figures").mkdir()
-        if "summaries" not in result:
-            with styled():
-                save(parts_figure(result), folder / "figures", "comparison")
-
-
-def parts_figure(result: Mapping[str, Any]) -> Figure:
-    """A pair of bars for each part of the wall clock and of the mean latency, in seconds."""
-    from matplotlib.figure import Figure
-    from matplotlib.layout_engine import ConstrainedLayoutEngine
-    from matplotlib.patches import Patch
-
-    from ..figures.style import policy_styles
-
-    shown = {key: drawn_parts(result[key]) for key in TITLES}
-    heights = [len(names) + 1.5 for names in shown.values()]
-    layout = ConstrainedLayoutEngine(w_pad=0.2)  # text widths differ between paper and screen
-    figure = Figure(figsize=(10, 1.6 + 0.42 * sum(heights)), layout=layout)
-    panels = figure.subplots(len(shown), 1, height_ratios=heights)
-    colours = [style["color"] for style in policy_styles(result["policies"])]
-    for axes, (key, names) in zip(panels, shown.items(), strict=True):
-        _bars(axes, key, names, result[key], colours)
-    handles = [
-        Patch(color=colour, label=f"{side.upper()}: {result[side]}")
-        for (side, _), colour in zip(_SIDES, colours, strict=True)
-    ]
-    figure.legend(handles=handles, loc="outside upper left", fontsize=11)
-    return figure
 
 
 def drawn_parts(breakdown: Mapping[str, Any]) -> list[str]:
@@ -423,39 +356,6 @@ def left_out(breakdown: Mapping[str, Any]) -> str:
     rest = [parts[name]["difference_s"] for name in parts.keys() - set(drawn_parts(breakdown))]
     parts_are = "part is" if len(rest) == 1 else "parts are"
     return f"{len(rest)} smaller {parts_are} left out ({_signed(sum(rest))} s)" if rest else ""
-
-
-def _bars(
-    axes: Axes, key: str, names: list[str], breakdown: Mapping[str, Any], colours: list[str]
-) -> None:
-    parts, total = breakdown["parts"], breakdown["total"]
-    rows = np.arange(len(names))
-    for (side, shift), colour in zip(_SIDES, colours, strict=True):
-        seconds = [parts[name][f"{side}_s"] for name in names]
-        axes.barh(rows + shift, seconds, 0.38, color=colour)
-    for row, name in enumerate(names):
-        part = parts[name]
-        end = max(part["a_s"], part["b_s"], 0.0)
-        axes.annotate(
-            _signed(part["difference_s"]),
-            (end, row),
-            (4, 0),
-            textcoords="offset points",
-            va="center",
-            fontsize=10,
-        )
-    axes.set_yticks(rows, [part_label(key, name) for name in names])
-    axes.set_ylim(len(names) - 0.4, -0.6)
-    axes.margins(x=0.16)
-    axes.grid(False, axis="y")
-    axes.tick_params(axis="y", length=0, labelsize=11)
-    missing = left_out(breakdown)
-    axes.set_xlabel("time (s); beside the bars B - A" + (f"; {missing}" if missing else ""))
-    axes.set_title(
-        f"{TITLES[key]}:\nA {total['a_s']:,.4g} s, B {total['b_s']:,.4g} s, "
-        f"B - A {_signed(total['difference_s'])} s "
-        f"({percent(total['difference_s'], total['a_s'])} of A)"
-    )
 
 
 def _signed(seconds: float) -> str:

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from sarathi_sim.profiler.storage.child import Progress, silent
-from sarathi_sim.profiler.storage.strict import UserError
 from sarathi_sim.simulator.loop.simulation import SimulationError
 from sarathi_sim.simulator.views.metric_registry import asked_quantiles
 from sarathi_sim.simulator.views.metrics import Analysis
@@ -18,14 +18,6 @@ from ..config.effects import refuse_without_effect
 from ..config.loading import Experiment, metric, refuse_of_session
 from ..config.run_memory import check_together, workload_needs
 from ..config.scenario import Ratio
-from ..figures.slices import (
-    Drawing,
-    Window,
-    default_window,
-    first_decoder,
-    memory_curves,
-    stage_slices,
-)
 from ..results import (
     FORMAT,
     ITERATIONS,
@@ -196,19 +188,13 @@ def _with_bands(
     return ExperimentResult(experiment, runs, ratios, bands)
 
 
-def run_experiment(
-    experiment: Experiment,
-    out: Path,
-    *,
-    figures: bool = True,
-    trace: bool = False,
-    window: Window | None = None,
-    progress: Progress = silent,
-) -> ExperimentResult:
+@contextmanager
+def writing(
+    experiment: Experiment, out: Path, progress: Progress = silent
+) -> Iterator[tuple[ExperimentResult, Path]]:
     """Simulate every scenario and write the result folder ``out``, whole or not at all.
 
-    ``trace`` adds a Perfetto trace of the ``window`` (default: some passes through the pipeline in
-    the middle of the run). The stage timeline shows the same window. Raises UserError, before
+    The block gets the result and the folder, to which it may add files. Raises UserError, before
     any simulation, for mistakes of the user.
     """
     check_replaceable(out)
@@ -217,33 +203,9 @@ def run_experiment(
     deployments = deploy_all(experiment)
     with result_folder(out) as folder:  # made before simulating: writing there may not be allowed
         outcome = _simulate(experiment, deployments, progress)
-        runs = outcome.runs
-        window = _checked(window, runs)
-        _write_tables(runs, folder)
+        _write_tables(outcome.runs, folder)
         _write_summary(outcome, folder)
-        if trace:
-            from ..figures.slices import write_trace
-
-            for name, run in runs.items():
-                write_trace(run.analysis, window, folder / name / "timeline.json.gz")
-        if figures:
-            from ..figures.timeline import draw
-
-            drawing = _drawing(runs, window)
-            draw(drawing, folder / "figures", lambda *done: progress("figures", *done))
-    return outcome
-
-
-def _checked(window: Window | None, runs: Mapping[str, ScenarioRun]) -> Window:
-    """The window, which must begin before the last scenario ends; or a default one."""
-    records = [run.analysis.records for run in runs.values()]
-    end_s = max(log.end_s for log in records)
-    if window is not None and window.start_s >= end_s > 0:
-        raise UserError(
-            f"--window {window.start_s:g}:{window.length_s:g}: nothing happens there: "
-            f"START must be less than {end_s:.6g}, when the last scenario ends"
-        )
-    return window or default_window(records)
+        yield outcome, folder
 
 
 def tables_of(runs: Mapping[str, ScenarioRun]) -> dict[str, Tables]:
@@ -258,17 +220,6 @@ def tables_of(runs: Mapping[str, ScenarioRun]) -> dict[str, Tables]:
         )
         for name, run in runs.items()
     }
-
-
-def _drawing(runs: Mapping[str, ScenarioRun], window: Window) -> Drawing:
-    """The content of the runs' figures."""
-    slices = {name: stage_slices(run.analysis, window) for name, run in runs.items()}
-    logs = {name: first_decoder(run.analysis.records) for name, run in runs.items()}
-    curves = {name: memory_curves(log) for name, log in logs.items() if log.pool is not None}
-    last = {name: runs[name].deployment.pools[-1].scenario.policy for name in curves}
-    cuts = {name: policy.build().chunking for name, policy in last.items()}
-    budgets = {name: chunking.rows for name, chunking in cuts.items() if chunking is not None}
-    return Drawing(tables_of(runs), window, slices, curves, budgets)
 
 
 def _run(

@@ -256,7 +256,7 @@ def advise(
     fitting = min(max_batch(capacity, demand.length), _LARGEST_BATCH)
     if batch_cap is not None and batch_cap > fitting:
         raise UserError(
-            f"--batch {batch_cap}: does not fit: at most {fitting} requests of {demand.length} "
+            f"--seqs {batch_cap}: does not fit: at most {fitting} requests of {demand.length} "
             "tokens do"
         )
     largest, limit_s = batch_cap or fitting, tbt_limit_s or inf
@@ -265,7 +265,7 @@ def advise(
     if not verified:
         shortest = min(one.tbt_p99_s for one in found)
         raise UserError(
-            f"--tbt-limit {1e3 * limit_s:g}: no chunk and batch meets it; the least time "
+            f"--slo: p99 tbt {1e3 * limit_s:g}ms: no chunk and batch meets it; the least time "
             f"between tokens is {1e3 * shortest:.1f} ms"
         )
     excluded = None if found[0] is verified[0] else found[0]

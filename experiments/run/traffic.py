@@ -42,12 +42,6 @@ from ..config.requests import (
 )
 from ..config.workload import RandomLengths
 from ..content import Section, SortableTable, enumerated
-from ..results import (
-    WORKLOAD_FORMAT,
-    check_replaceable,
-    result_folder,
-    write_summary,
-)
 
 T = TypeVar("T")
 FORMS = (
@@ -294,19 +288,10 @@ Found = dict[str, tuple[Traffic, int | None]]
 """By name, the requests and the clients of a closed loop."""
 
 
-def describe(
-    what: Config, changes: Assignments, columns: Mapping[str, str], out: Path | None
-) -> dict[str, dict[str, Any]]:
+def describe(found: Found) -> dict[str, dict[str, Any]]:
     """The numbers of :func:`describe_workload`, ``left_out`` (the rows of a trace without tokens)
-    and the ``notes`` on its file, by scenario (a trace by its name, lengths in a word by the word).
-
-    ``columns`` are the names of a trace's columns by meaning. With ``out``, write the numbers and a
-    figure to this folder. Raises UserError.
-    """
-    if out is not None:
-        check_replaceable(out, WORKLOAD_FORMAT)
-    found = _requests(what, changes, columns)
-    described = {
+    and the ``notes`` on its file, by name."""
+    return {
         name: {
             **describe_workload(requests, clients),
             "left_out": requests.left_out,
@@ -314,18 +299,6 @@ def describe(
         }
         for name, (requests, clients) in found.items()
     }
-    if out is not None:
-        from ..figures.distributions import workload_figure
-        from ..figures.style import save, styled
-
-        with result_folder(out, WORKLOAD_FORMAT) as folder:
-            write_summary(folder, WORKLOAD_FORMAT, {"workloads": described})
-            (folder / "figures").mkdir()
-            for name, (requests, clients) in found.items():
-                with styled():
-                    drawn = workload_figure(requests, name, clients)
-                    save(drawn, folder / "figures", re.sub("[:@?~]", "-", name))
-    return described
 
 
 def workload_answer(described: Mapping[str, Mapping[str, Any]]) -> Section:
@@ -361,7 +334,7 @@ def _told(numbers: Mapping[str, Any]) -> str:
     return ", ".join([*said, f"{numbers['shared']:.1%} of prompt tokens shared"])
 
 
-def _requests(what: Config, changes: Assignments, columns: Mapping[str, str]) -> Found:
+def workloads_of(what: Config, changes: Assignments, columns: Mapping[str, str]) -> Found:
     """The requests of lengths in a word, of a trace, or of each scenario of a configuration that
     has its own."""
     text = None if isinstance(what, Mapping) else str(what)

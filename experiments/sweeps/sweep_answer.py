@@ -18,7 +18,7 @@ from sarathi_sim.profiler.storage.strict import UserError, one_line
 from sarathi_sim.simulator.views.metric_registry import METRICS, STEADY, Quantity, known
 from ..config.scenario import parameter, value_name
 from ..content import Section, SortableTable, anchor, enumerated, thinned
-from ..results import SUMMARY, read_summary
+from ..results import SUMMARY, SWEEP_FORMAT, read_summary
 from ..run.trade_off import (
     ALIKE,
     WEIGHED,
@@ -119,6 +119,11 @@ class Sweep:
         options = called(first, swept)
         lost = [options[place] for place in sorted(set(choice[growing]))]
         return Load(name, options, values, first.index.tolist(), lost)
+
+
+def is_sweep(folder: Path) -> bool:
+    """Whether a folder holds a sweep."""
+    return (folder / SUMMARY).is_file() and read_summary(folder).get("format") == SWEEP_FORMAT
 
 
 def read_sweep(folder: Path) -> Sweep:

@@ -193,7 +193,7 @@ def check_bundle(bundle: Bundle, device: DeviceSpec | None) -> list[Finding]:
 
 
 @dataclass(frozen=True, eq=False)
-class _Series:
+class _TimesBySize:
     """Times along one size, everything else fixed (``at``)."""
 
     op: str
@@ -206,7 +206,7 @@ class _Series:
         return f"{self.size}={int(self.sizes[i])}{self.at}"
 
 
-def _series(bundle: Bundle) -> Iterator[_Series]:
+def _series(bundle: Bundle) -> Iterator[_TimesBySize]:
     for op, rows in bundle.linear.groupby("op"):
         yield _line(str(op), "num_tokens", "", rows)
     for table in UNLABELLED:
@@ -223,13 +223,13 @@ def _series(bundle: Bundle) -> Iterator[_Series]:
         yield _line(f"send_recv {scope}", "num_bytes", "", rows)
 
 
-def _line(op: str, size: str, at: str, rows: pd.DataFrame) -> _Series:
+def _line(op: str, size: str, at: str, rows: pd.DataFrame) -> _TimesBySize:
     ordered = rows.sort_values(size)
     sizes, times = (ordered[c].to_numpy(np.float64) for c in (size, "time_us"))
-    return _Series(op, size, at, sizes, times)
+    return _TimesBySize(op, size, at, sizes, times)
 
 
-def _impossible(series: _Series) -> Iterator[Finding]:
+def _impossible(series: _TimesBySize) -> Iterator[Finding]:
     sizes = np.maximum(series.sizes, 1.0)
     most = IMPOSSIBLE * series.times[:-1] * (sizes[1:] / sizes[:-1]) ** 2
     least = series.times[:-1] / IMPOSSIBLE
@@ -241,14 +241,14 @@ def _impossible(series: _Series) -> Iterator[Finding]:
         yield Finding("error", series.op, text)
 
 
-def _drops(series: _Series) -> Iterator[Finding]:
+def _drops(series: _TimesBySize) -> Iterator[Finding]:
     change = series.times[1:] / series.times[:-1] - 1
     for i in np.flatnonzero(change < -DROP):
         text = f"takes {-100 * change[i]:.0f} % less at {series.name(i + 1)} than just before"
         yield Finding("warning", series.op, text)
 
 
-def _outliers(series: _Series) -> Iterator[Finding]:
+def _outliers(series: _TimesBySize) -> Iterator[Finding]:
     if len(series.sizes) < 3:
         return
     low, mid, high = (series.sizes[i : len(series.sizes) - 2 + i] for i in range(3))

@@ -73,20 +73,18 @@ class Clause:
 
 def read_slo(text: str) -> list[Clause]:
     """The clauses of an SLO."""
-    return [_clause(part.strip()) for part in text.split(",")]
-
-
-def _clause(text: str) -> Clause:
-    statistic, *words = text.lower().split()
-    share = 0.0
-    if statistic == "attainment":
-        share, words, statistic = float(words[0].rstrip("%")) / 100, words[1:], ""
-    limits = {}
-    for name, limit in zip(words[::2], words[1::2], strict=True):
-        found = _TIME.fullmatch(limit)
-        assert found, text
-        limits[METRICS[name]] = float(found[1]) * _SECONDS[found[2]]
-    return Clause(text, limits, statistic, share)
+    clauses = []
+    for clause in map(str.strip, text.split(",")):
+        statistic, *words = clause.lower().split()
+        share, limits = 0.0, {}
+        if statistic == "attainment":
+            share, words, statistic = float(words[0].rstrip("%")) / 100, words[1:], ""
+        for name, limit in zip(words[::2], words[1::2], strict=True):
+            found = _TIME.fullmatch(limit)
+            assert found, clause
+            limits[METRICS[name]] = float(found[1]) * _SECONDS[found[2]]
+        clauses.append(Clause(clause, limits, statistic, share))
+    return clauses
 
 
 # A run ---------------------------------------------------------------------------------------
@@ -276,11 +274,10 @@ def loaded(scenario: Scenario, factor: float) -> dict[str, Any]:
         if key in arrivals:
             arrivals[key] *= factor
             return changed
-    arrivals["clients"] = math.ceil(arrivals["clients"] * factor - 1e-9)
+    clients = arrivals["clients"]
+    arrivals["clients"] = math.ceil(clients * factor - 1e-9)
     if factor > 1:
-        arrivals["clients"] = max(
-            arrivals["clients"], scenario["workload"]["arrivals"]["clients"] + 1
-        )
+        arrivals["clients"] = max(arrivals["clients"], clients + 1)
     return changed
 
 

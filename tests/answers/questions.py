@@ -287,14 +287,6 @@ def _trace(draw: Draw, prompt: int, output: int, longest: int) -> Trace:
     return Trace(seed, rows, prompt, output, sigma, longest, cv)
 
 
-def _layouts(gpus: int, node: int) -> int:
-    """Layouts that ``recommend`` enumerates: TP inside a node, up to eight stages, each a power of
-    two."""
-    most = min(gpus, node)
-    tps = [tp for tp in (1, 2, 4, 8) if tp <= most]
-    return sum(1 for tp in tps for pp in (1, 2, 4, 8) if tp * pp <= gpus)
-
-
 def _recommend(number: int, draw: Draw, hard: bool) -> Question:
     model, device, tp = _pair(draw)
     gpu = GPUS[device]
@@ -337,7 +329,10 @@ def _recommend(number: int, draw: Draw, hard: bool) -> Question:
     options["tolerance"] = tolerance
     per_layout = 20 if full else len(budgets) * len(sequences)
     several = len(str(options.get("stack", "")).split(","))
-    layouts = _layouts(gpus, gpu.node) * per_layout * several
+    # TP inside a node, up to eight stages, each a power of two.
+    tps = [tp for tp in (1, 2, 4, 8) if tp <= min(gpus, gpu.node)]
+    degrees = sum(1 for tp in tps for pp in (1, 2, 4, 8) if tp * pp <= gpus)
+    layouts = degrees * per_layout * several
     return Question(
         number, "recommend", slo, tolerance, hard, kind, options, {}, trace, layouts=layouts
     )

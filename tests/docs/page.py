@@ -71,7 +71,8 @@ def blocks(text: str) -> Iterator[Block]:
         if line.startswith("```"):
             while lines[at] != "```":
                 at += 1
-            kind = _kind(line.removeprefix("```"), marks)
+            kinds = {"": "shown", "text": "shown", "python": "python"}
+            kind = "file" if "file" in marks else kinds.get(line.removeprefix("```"), "")
             if kind:
                 yield Block(kind, first + 1, lines[first + 1 : at], marks)
             at += 1
@@ -89,12 +90,6 @@ def blocks(text: str) -> Iterator[Block]:
         else:
             continue
         marks = {}
-
-
-def _kind(language: str, marks: dict[str, str]) -> str:
-    if "file" in marks:
-        return "file"
-    return {"": "shown", "text": "shown", "python": "python"}.get(language, "")
 
 
 def shown_again(text: str, block: Block, lines: list[str]) -> str:

@@ -68,7 +68,9 @@ def run_page(
     for block in blocks(text):
         where = f"{page.name}:{block.first + 1}"
         if block.kind == "files of":
-            _save_files(page.with_name(block.lines[0]), folder)
+            for each in blocks(page.with_name(block.lines[0]).read_text(encoding="utf-8")):
+                if each.kind == "file":
+                    (folder / each.marks["file"]).write_text(each.text, encoding="utf-8")
         elif block.kind == "file":
             (folder / block.marks["file"]).write_text(block.text, encoding="utf-8")
         elif block.kind == "numbers" and compare:
@@ -103,9 +105,3 @@ def run_page(
     if changed != text:
         page.write_text(changed, encoding="utf-8")
     return told
-
-
-def _save_files(page: Path, folder: Path) -> None:
-    for block in blocks(page.read_text(encoding="utf-8")):
-        if block.kind == "file":
-            (folder / block.marks["file"]).write_text(block.text, encoding="utf-8")

@@ -45,10 +45,6 @@ def smaller(path: Path) -> dict[str, Any]:
     return raw
 
 
-def _expanded(word: str) -> list[str]:
-    return sorted(map(str, Path().glob(word))) if "*" in word else [word]
-
-
 @pytest.fixture
 def small_sizes(page: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Fewer requests, seeds, trees and folds. What takes a GPU or a cluster is elsewhere."""
@@ -77,7 +73,8 @@ def small_sizes(page: str, monkeypatch: pytest.MonkeyPatch) -> None:
 def in_process(line: str, folder: Path) -> tuple[int, str]:
     """Runs a line as a shell does, without a new process."""
     program, *words = shlex.split(line, comments=True)
-    words = [name for word in words for name in _expanded(word)]
+    found = (sorted(map(str, Path().glob(word))) if "*" in word else [word] for word in words)
+    words = [name for names in found for name in names]
     if program == "cp":
         shutil.copy(*words)
         return 0, ""
@@ -96,10 +93,8 @@ TP 8 x 2   18.83   4.71   17.75 to 19.39
 
 
 def test_what_is_shown_was_printed_in_the_same_order_perhaps_without_columns() -> None:
-    assert (
-        not_printed(["│ makespan │ 1,172 │ …", "TP 4 x 2  24.64  22.48 to 25.80", "…"], PRINTED)
-        == []
-    )
+    shown = ["│ makespan │ 1,172 │ …", "TP 4 x 2  24.64  22.48 to 25.80", "…"]
+    assert not_printed(shown, PRINTED) == []
     (wrong,) = not_printed(["TP 8 x 2   18.90   4.71   17.75 to 19.39"], PRINTED)
     assert wrong.startswith("shown is: TP 8 x 2 18.90") and "printed was: TP 4 x 2" in wrong
     (wrong,) = not_printed(["makespan │ s │ 1,746 │ 1,172"], PRINTED)

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
+import sarathi_sim as sim
 from sarathi_sim.experiments.config import inputs
 from sarathi_sim.experiments.config.loading import load_experiment
-from sarathi_sim.experiments.run.compare import plot_results
-from sarathi_sim.experiments.run.experiment import run_experiment
 from sarathi_sim.experiments.sweeps.backends import InProcess
 from sarathi_sim.experiments.sweeps.plan import SweepPlan, plan_sweep
 from tests.experiments.small_config import SMALL
@@ -22,7 +22,7 @@ from tests.experiments.small_report import (
     write_score,
     write_sensitivity,
 )
-from tests.experiments.small_sweep import RUNS, SWEEP, swept, tree
+from tests.experiments.small_sweep import RUNS, SWEEP, Files, swept, tree
 
 
 @pytest.fixture
@@ -55,15 +55,21 @@ def result(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("result")
     config = folder / "small.yaml"
     config.write_text(SMALL, encoding="utf-8")
-    run_experiment(load_experiment(config), folder / "run", trace=True)
+    sim.run(load_experiment(config), out=folder / "run", timeline=True)
     return folder / "run"
+
+
+@pytest.fixture
+def copy(result: Path, tmp_path: Path) -> Path:
+    """A result that a test may disturb."""
+    return Path(shutil.copytree(result, tmp_path / "copy"))
 
 
 @pytest.fixture(scope="session")
 def plotted(result: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The folder of what ``plot`` draws of it. Tests only read it."""
     out = tmp_path_factory.mktemp("plotted") / "figures"
-    plot_results([result], out)
+    sim.plot([result], out=out)
     return out
 
 
@@ -82,26 +88,29 @@ def tiny_plan(tiny_config: Path) -> SweepPlan:
 
 
 @pytest.fixture(scope="session")
-def tiny_files(tiny_plan: SweepPlan, tmp_path_factory: pytest.TempPathFactory) -> dict[str, bytes]:
-    """Every file of it, where nothing happened on the way."""
+def tiny_sweep(tiny_plan: SweepPlan, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of it, where nothing happened on the way. Tests only read it."""
     folder = tmp_path_factory.mktemp("undisturbed") / "sweep"
     report = swept(tiny_plan, folder, InProcess())
     assert (report.finished, report.missing, report.failures) == (RUNS, 0, {})
-    return tree(folder)
+    return folder
+
+
+@pytest.fixture(scope="session")
+def tiny_files(tiny_sweep: Path) -> Files:
+    """Every file of it."""
+    return tree(tiny_sweep)
 
 
 @pytest.fixture(scope="session")
 def reported(
-    result: Path, tiny_files: dict[str, bytes], tmp_path_factory: pytest.TempPathFactory
+    result: Path, tiny_sweep: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> dict[str, Path]:
     """The folder of a finished result of each kind that a report shows. Tests only read them."""
     folder = tmp_path_factory.mktemp("reported")
-    for name, content in tiny_files.items():
-        (folder / "sweep" / name).parent.mkdir(parents=True, exist_ok=True)
-        (folder / "sweep" / name).write_bytes(content)
     return {
         "run": result,
-        "sweep": folder / "sweep",
+        "sweep": tiny_sweep,
         "comparison": write_difference(result, folder / "difference"),
         "score": write_score(folder / "score"),
         "recorded": write_recorded(folder / "recorded"),

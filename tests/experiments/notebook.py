@@ -9,13 +9,14 @@ from base64 import b64encode
 from collections.abc import Iterator
 from contextlib import redirect_stdout
 from io import BytesIO, StringIO
-from pathlib import Path
 from typing import Any
 
 import matplotlib
 from matplotlib import pyplot
 
-NOTEBOOK = Path(__file__).resolve().parents[2] / "docs" / "library.ipynb"
+from tests.experiments.small_config import ROOT
+
+NOTEBOOK = ROOT / "docs" / "library.ipynb"
 Outputs = list[dict[str, Any]]
 
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import json
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -11,11 +12,15 @@ import yaml
 from typer.testing import CliRunner, Result
 
 from sarathi_sim.experiments.cli import app
+from sarathi_sim.experiments.config.base import Source
 from sarathi_sim.experiments.config.deployment import Deployment
-from sarathi_sim.experiments.config.loading import load_experiment
+from sarathi_sim.experiments.config.loading import Experiment, load_experiment
 from sarathi_sim.experiments.run.experiment import deploy_all
 from sarathi_sim.profiler.storage.strict import UserError
 
+ROOT = Path(__file__).resolve().parents[2]
+HERE = Source("", "x", {}, ())
+Write = Callable[[str], Path]
 SMALL = """\
 name: small
 description: Two schedulers on a small load.
@@ -63,18 +68,28 @@ class AtMost:
 """A policy of a user's own."""
 
 
-def deployed(config: Path | str, *assignments: str) -> dict[str, Deployment]:
-    """The deployments of a file, of a shipped configuration's name, or of a text of YAML."""
-    tree = yaml.safe_load(config) if isinstance(config, str) else config
-    return deploy_all(load_experiment(tree, assignments))
+def loaded(config: Path | str | Mapping[str, Any], *assignments: str) -> Experiment:
+    """The experiment of a file, of a shipped configuration's name, or of a text of YAML."""
+    return load_experiment(
+        yaml.safe_load(config) if isinstance(config, str) else config, assignments
+    )
+
+
+def deployed(config: Path | str | Mapping[str, Any], *assignments: str) -> dict[str, Deployment]:
+    """Its deployments."""
+    return deploy_all(loaded(config, *assignments))
 
 
 def message(config: Path | str | Mapping[str, Any], *assignments: str) -> str:
     """The lines that say what is wrong with it."""
-    tree = yaml.safe_load(config) if isinstance(config, str) else config
     with pytest.raises(UserError) as caught:
-        deploy_all(load_experiment(tree, assignments))
+        deployed(config, *assignments)
     return str(caught.value)
+
+
+def summary_of(result: Path) -> Any:
+    """The content of its ``summary.json``."""
+    return json.loads((result / "summary.json").read_text())
 
 
 def called(*words: object, code: int = 0) -> Result:

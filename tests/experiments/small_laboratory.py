@@ -7,17 +7,18 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from sarathi_sim.experiments.capacity.options import Wanted, wanted_of
+from sarathi_sim.experiments.capacity.options import Option, Wanted, wanted_of
 from sarathi_sim.experiments.capacity.probing import Laboratory
+from sarathi_sim.experiments.capacity.search import AT_ONCE, Probe
 from sarathi_sim.experiments.capacity.slo import CapacitySection, Objective, Verdict, judge
 from sarathi_sim.experiments.capacity.written import recommend_answer
-from sarathi_sim.experiments.config.base import Source
 from sarathi_sim.experiments.config.deployment import deploy
 from sarathi_sim.experiments.config.scenario import Scenario
 from sarathi_sim.experiments.content import Section
 from sarathi_sim.experiments.sweeps.backends import InProcess
 from sarathi_sim.experiments.sweeps.store import Store
 from sarathi_sim.simulator.views.metrics import Analysis
+from tests.experiments.small_config import HERE
 
 
 def question(**given: object) -> Wanted:
@@ -26,23 +27,35 @@ def question(**given: object) -> Wanted:
     return wanted_of(**usual | {"tolerance": 0.1} | given)  # type: ignore[arg-type]
 
 
-@contextmanager
-def opened(folder: Path, section: CapacitySection) -> Iterator[Laboratory]:
+def laboratory(folder: Path, section: CapacitySection) -> Laboratory:
     """A laboratory whose probes lie in the folder, in this process."""
     store = Store(folder)
     store.open(resume=True)
-    with store.locked():
-        yield Laboratory(section, store, InProcess())
+    return Laboratory(section, store, InProcess())
+
+
+@contextmanager
+def opened(folder: Path, section: CapacitySection) -> Iterator[Laboratory]:
+    """It, its folder locked."""
+    found = laboratory(folder, section)
+    with found.store.locked():
+        yield found
 
 
 def analysed(scenario: Scenario) -> Analysis:
     """A run of the scenario."""
-    return Analysis(deploy(scenario, Source("", "x", {}, ())).simulate())
+    return Analysis(deploy(scenario, HERE).simulate())
+
+
+def served_per_s(option: Option, requests: int) -> float:
+    """The requests a second of a run in which so many arrive at once."""
+    full = deploy(option.at(Probe(AT_ONCE, 0, requests), "rate").scenario, HERE)
+    return float(full.summary(Analysis(full.simulate()))["requests_per_s"])
 
 
 def verdict_of(scenario: Scenario, objectives: Sequence[Objective]) -> Verdict:
     """Whether a run of the scenario keeps them."""
-    deployment = deploy(scenario, Source("", "x", {}, ()))
+    deployment = deploy(scenario, HERE)
     analysis = Analysis(deployment.simulate())
     summary = deployment.summary(analysis)
     summary["after_warmup"] = analysis.after_warmup()

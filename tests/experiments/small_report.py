@@ -5,12 +5,18 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from sarathi_sim import sensitivity
+import sarathi_sim as sim
 from sarathi_sim.experiments.capacity.answer import add_costs
 from sarathi_sim.experiments.capacity.probing import CAPACITY_FORMAT, RECOMMEND_FORMAT
-from sarathi_sim.experiments.content import Section, SortableTable, write_section
+from sarathi_sim.experiments.content import (
+    Axis,
+    Chart,
+    Section,
+    Series,
+    SortableTable,
+    write_section,
+)
 from sarathi_sim.experiments.results import SCORE_FORMAT, result_folder, write_summary
-from sarathi_sim.experiments.run.compare import compare, write_comparison
 
 PRICES = {"date": "2026-01-01", "currency": "USD", "mark": "assumed"}
 ALL_KINDS = (
@@ -28,13 +34,17 @@ def write_score(folder: Path) -> Path:
     )
     with result_folder(folder, SCORE_FORMAT) as scratch:
         write_summary(scratch, SCORE_FORMAT, {"groups": groups})
-        write_section(scratch, Section("score", "", "How far?", "By 45 %.", table))
+        bars = Series("bars", "TTFT", [45.0, 45.0], [0.0, 1.0])
+        rows = Axis("", rows=("all", "engine vllm"))
+        charts = [Chart("Median error by group", Axis("error (%)"), rows, [bars])]
+        section = Section("score", "", "How far?", "By 45 %.", table, charts=charts)
+        write_section(scratch, section)
     return folder
 
 
 def write_difference(result: Path, folder: Path) -> Path:
     """What ``compare --out`` writes of the two scenarios of a small run."""
-    write_comparison(compare(result / "orca", result / "sarathi"), folder)
+    sim.compare(result / "orca", result / "sarathi", out=folder)
     return folder
 
 
@@ -143,8 +153,9 @@ def write_sensitivity(folder: Path) -> Path:
         "cluster": {"max_length": 512},
         "policy": {"name": "sarathi", "chunk_size": 256},
     }
-    sensitivity(
+    sim.capacity(
         config,
+        sensitivity=True,
         metrics=["output_tokens_per_s"],
         only=["all ops", "attn_prefill", "output lengths"],
         replications=1,

@@ -5,10 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 
+import pandas as pd
+
 from sarathi_sim.experiments.sweeps.backends import Backend
 from sarathi_sim.experiments.sweeps.execute import Report, execute
 from sarathi_sim.experiments.sweeps.plan import SweepPlan
 from sarathi_sim.experiments.sweeps.store import Store
+from sarathi_sim.experiments.sweeps.sweep_answer import Sweep
 
 SWEEP = """\
 name: tiny
@@ -29,9 +32,19 @@ sweep:
   seeds: 3
 """
 RUNS = 18
+RATE, CHUNK = "workload.arrivals.rate", "policy.chunk_size"
+Files = dict[str, bytes]
 
 
-def tree(folder: Path) -> dict[str, bytes]:
+def of(table: pd.DataFrame, axes: list[str]) -> Sweep:
+    """A sweep with this table, of which a run says nothing else."""
+    own = {"name": "a", "policy.name": "sarathi", "steady.state": "steady"}
+    own |= {"run": table.index.map(str)}
+    missing = {key: value for key, value in own.items() if key not in table}
+    return Sweep(Path("sweep"), table.assign(**missing), axes, None, {"name": "layouts"})
+
+
+def tree(folder: Path) -> Files:
     """Every file below a folder, and what is in it."""
     return {
         str(path.relative_to(folder)): path.read_bytes()

@@ -30,8 +30,8 @@ def a6000() -> Machine:
 
 def test_advice_on_the_papers_settings() -> None:
     """1K, B = 18, at the paper's P:D: chunk 256, below the lengths that were read."""
-    asked = ("--model", "llama-13b", "--device", "a6000", "--workload", "1K@14", "--batch", "18")
-    read, *lines = called("advise", *asked).output.strip().splitlines()
+    words = "recommend --policy sarathi --gpus 1 --model llama-13b --device a6000 --workload 1K@14"
+    read, *lines = called(*words.split(), "--seqs", 18).output.strip().splitlines()
     assert read == (
         "workload: requests of 1,024 tokens in all, P:D 14: prompts of 956 tokens in the mean "
         "(P50 956, P99 956), outputs of 68 (P50 68, P99 68)"
@@ -104,7 +104,7 @@ def test_a_limit_on_the_time_between_tokens_is_kept(a6000: Machine) -> None:
     assert limited.verified[0].tokens_per_s < free.verified[0].tokens_per_s
     with pytest.raises(UserError, match="no chunk and batch meets it"):
         advise(a6000, demand, tbt_limit_s=0.001)
-    with pytest.raises(UserError, match="--batch 30: does not fit: at most 20"):
+    with pytest.raises(UserError, match="--seqs 30: does not fit: at most 20"):
         advise(a6000, demand, batch_cap=30)
 
 

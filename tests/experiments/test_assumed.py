@@ -7,13 +7,13 @@ from __future__ import annotations
 import html
 import json
 import re
+import shlex
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
-import yaml
 
 from sarathi_sim.experiments.capacity import options
 from sarathi_sim.experiments.capacity.answer import said_of
@@ -123,6 +123,7 @@ def test_lines_of_some_say_of_which_and_stand_together() -> None:
     assert thinned([*blocks, "op times: all modelled", *blocks]) == [
         *(blocks[0], "and 4 more like this, with other numbers", "op times: all modelled")
     ]
+    assert thinned(iter(blocks)) == [blocks[0], "and 4 more like this, with other numbers"]
     assert thinned(blocks[:3]) == blocks[:3]
 
 
@@ -198,9 +199,8 @@ def test_fp8_experts_on_hopper_are_warned_of_and_have_a_wide_band() -> None:
 
 
 def test_check_warns_of_fp8_experts_and_says_what_is_assumed(write_config: Any) -> None:
-    said = called(
-        "run", "--dry-run", write_config(yaml.safe_dump({**MIXTURE, "dtype": "fp8"}))
-    ).stdout
+    config = write_config(json.dumps(MIXTURE | {"dtype": "fp8"}))
+    said = called("run", "--dry-run", config).stdout
     assert "\n  traffic " in said and "give dtype fp8_block" in said
 
 
@@ -236,17 +236,12 @@ capacity:
   replications: {least: 2, most: 2}
 """
 ASKED = {
-    "run": ["run", "server.yaml", "--no-figures"],
-    "capacity": ["capacity", "searched.yaml", "--no-bands", "--workers", "1"],
-    "recommend": [
-        *("recommend", "--model", "llama-13b", "--device", "a6000", "--gpus", "2"),
-        *("--slo", "p90 ttft 1s", "--workload", "256:8", "--budget", "128", "--seqs", "2,4"),
-        *("--set", "tolerance=0.05", "--workers", "1"),
-    ],
-    "sensitivity": [
-        *("sensitivity", "server.yaml", "--metric", "makespan_s", "--replications", "1"),
-        *("--only", "all ops,output lengths", "--by", "0.01", "--workers", "1"),
-    ],
+    "run": "run server.yaml --no-figures",
+    "capacity": "capacity searched.yaml --no-bands --workers 1",
+    "recommend": "recommend --model llama-13b --device a6000 --gpus 2 --slo 'p90 ttft 1s' "
+    "--workload 256:8 --budget 128 --seqs 2,4 --set tolerance=0.05 --workers 1",
+    "sensitivity": "capacity server.yaml --sensitivity --metric makespan_s --replications 1 --only "
+    "'all ops,output lengths' --by 0.01 --workers 1",
 }
 
 
@@ -260,7 +255,7 @@ def test_terminal_json_and_page_say_the_same(
         monkeypatch.setattr(options, most, 400)  # of recommend, which chooses its runs itself
     Path("server.yaml").write_text(SERVER)
     Path("searched.yaml").write_text(SERVER + SEARCHED)
-    done = called(*ASKED[command], "--out", "out", "--json")
+    done = called(*shlex.split(ASKED[command]), "--out", "out", "--json")
     content, told = json.loads(done.stdout), done.stderr.splitlines()
     stored = json.loads(Path("out/summary.json").read_bytes())
     words = {key: content[key] for key in ("question", "answer", "assumptions", "warnings")}

@@ -6,11 +6,12 @@ import json
 
 import pytest
 
-from sarathi_sim.experiments.config.deployment import deploy
 from sarathi_sim.experiments.config.loading import load_experiment
+from sarathi_sim.experiments.run.experiment import deploy_all
 from sarathi_sim.profiler.storage.strict import UserError
 from tests.bench import main
 from tests.benchmarks.timing import _textbook, benchmark
+from tests.experiments.small_config import deployed
 from tests.simulator.oracle import assert_bitwise_equal
 
 SWITCHES = (
@@ -34,8 +35,7 @@ def few_sizes(few_trees: None, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_both_sides_heed_every_switch() -> None:
-    experiment = load_experiment("gpt3_pp", SWITCHES)
-    deployment = deploy(experiment.scenarios["orca_pp"], experiment.sources["orca_pp"])
+    deployment = deployed("gpt3_pp", *SWITCHES)["orca_pp"]
     assert_bitwise_equal(deployment.simulate(), _textbook(deployment))
 
 
@@ -43,8 +43,7 @@ def test_both_sides_heed_every_switch() -> None:
 def test_paged_memory_on_both_sides() -> None:
     """Preemption and the prefix cache, at two stages."""
     changes = ("workload.requests=60", "cluster.pp=2", "kv_cache.num_blocks=700")
-    experiment = load_experiment("vllm_llama3_8b", changes)
-    deployment = deploy(experiment.scenarios["vllm"], experiment.sources["vllm"])
+    deployment = deployed("vllm_llama3_8b", *changes)["vllm"]
     records = deployment.simulate()
     assert records.replicas[0].pool is not None and len(records.replicas[0].pool.events)
     assert_bitwise_equal(records, _textbook(deployment))
@@ -63,8 +62,7 @@ def test_paged_memory_is_compared_with_reserved_memory() -> None:
     """By default, beside the demo: with room for all, with preemption and with prefix caching."""
     changes = ("workload.requests=24", "scenarios.vllm_preempting.kv_cache.num_blocks=200")
     experiment = load_experiment("bench_paged", changes)
-    few = deploy(experiment.scenarios["vllm_preempting"], experiment.sources["vllm_preempting"])
-    pool = few.simulate().replicas[0].pool
+    pool = deploy_all(experiment)["vllm_preempting"].simulate().replicas[0].pool
     assert pool is not None and len(pool.events), "nobody is preempted"
     numbers = benchmark([experiment], 1, lambda *_: None)
     paged = ["vllm", "vllm_preempting", "vllm_caching"]

@@ -11,12 +11,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-from sarathi_sim.experiments.config.base import Source
 from sarathi_sim.experiments.config.loading import check_scenario
 from sarathi_sim.experiments.config.requests import Traffic
 from sarathi_sim.experiments.measured.load_tools import Benchmark, read_benchmarks
 from sarathi_sim.experiments.measured.replay import read_server_runs
 from sarathi_sim.profiler.storage.strict import UserError
+from tests.experiments.small_config import HERE
 
 Save = Callable[..., Path]
 WORKLOAD = {"requests": 1, "lengths": {"kind": "fixed", "prompt": 9, "decode": 2}}
@@ -240,8 +240,7 @@ def test_later_turns_of_conversations_are_named(
     said = f"{later} requests are later turns of a conversation" if later else ""
     assert run.note.startswith(said) and bool(run.note) == bool(later)
     config = {"model": "any", "device": "any", "policy": {"name": "orca"}, "workload": WORKLOAD}
-    source = Source("", "", {}, ())
-    requests = run.for_scenario(check_scenario(config, source), 999, source)
+    requests = run.for_scenario(check_scenario(config, HERE), 999, HERE)
     assert isinstance(requests, Traffic)
     assert requests.notes == ([f"workload: {run.note}"] if later else [])
 

@@ -19,15 +19,15 @@ from sarathi_sim.experiments.capacity import search as searching
 from sarathi_sim.experiments.capacity import slo as slos
 from sarathi_sim.experiments.capacity import written
 from sarathi_sim.experiments.capacity.answer import answers, read_question
-from sarathi_sim.experiments.capacity.curves import cheapest, points
 from sarathi_sim.experiments.capacity.options import options_of, plan_of
 from sarathi_sim.experiments.capacity.probing import Laboratory
 from sarathi_sim.experiments.capacity.search import Crossing, Probe, Probed, Search, SearchPlan
 from sarathi_sim.experiments.capacity.slo import Objective, Verdict, judge, parse_slo
 from sarathi_sim.experiments.config.loading import load_experiment
+from sarathi_sim.experiments.report.capacity_charts import cheapest, points
 from sarathi_sim.profiler.storage.strict import UserError
 from sarathi_sim.simulator.confidence.quantile import quantile
-from tests.experiments.small_config import called
+from tests.experiments.small_config import called, summary_of
 from tests.experiments.small_laboratory import analysed, opened, verdict_of
 
 T = TypeVar("T")
@@ -536,7 +536,7 @@ def test_the_command(tmp_path: Path) -> None:
     words = ("capacity", path, "--out", out, "--workers", "1", "--json")
     done = called(*words)
     content = json.loads(done.stdout)
-    assert content == json.loads((out / "summary.json").read_text())
+    assert content == summary_of(out)
     assert [one["name"] for one in content["deployments"]] == ["batch 2", "batch 6"]
     for one in content["deployments"]:
         assert one["interval"][0] <= one["capacity"] <= one["interval"][1]
@@ -683,7 +683,7 @@ def test_a_crossing_knows_its_slope() -> None:
 
 
 @pytest.mark.slow
-def test_the_number_of_replications_moves_no_capacity(tmp_path: Path) -> None:
+def test_the_number_of_replications_moves_no_capacity() -> None:
     """Once 23.0 of 3, 20.9 of 10 and 17.4 of 100 replications, beside the interval of the mean."""
     lengths = {"kind": "uniform", "min": 100, "max": 900}
     tree = {"name": "cap", "model": "llama-3-8b", "device": "a100-80g-sxm",

@@ -2,27 +2,16 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
 import pytest
 from PIL import Image
 
+import sarathi_sim as sim
 from sarathi_sim.experiments.config.loading import load_experiment
-from sarathi_sim.experiments.results import SUMMARY
-from sarathi_sim.experiments.run.compare import (
-    TITLES,
-    compare,
-    comparison_answer,
-)
-from sarathi_sim.experiments.run.experiment import run_experiment
-from tests.experiments.small_config import called
-
-
-@pytest.fixture(scope="module")
-def compared(result: Path) -> dict[str, Any]:
-    return compare(result / "orca", result / "sarathi")
+from sarathi_sim.experiments.run.compare import TITLES, compare, comparison_answer
+from tests.experiments.small_config import called, summary_of
 
 
 def test_the_headline_says_what_differs() -> None:
@@ -88,10 +77,10 @@ def test_of_nothing_there_is_no_share() -> None:
 @pytest.mark.slow
 def test_the_folder_is_written_whole(result: Path, tmp_path: Path) -> None:
     out = tmp_path / "difference"
-    words = ["compare", str(result / "orca"), str(result / "sarathi"), "--out", str(out)]
+    words = ("compare", result / "orca", result / "sarathi", "--out", out)
     done = called(*words)
     assert f"written: {out}" in done.stdout
-    assert json.loads((out / SUMMARY).read_text())["wall"]["total"]["a_s"] > 0
+    assert summary_of(out)["wall"]["total"]["a_s"] > 0
     with Image.open(out / "figures" / "comparison.png") as image:
         assert len(image.convert("RGB").getcolors(maxcolors=2**24) or []) > 20
     called(*words)  # an earlier one is replaced
@@ -101,7 +90,7 @@ def test_the_folder_is_written_whole(result: Path, tmp_path: Path) -> None:
 
 def test_an_overloaded_run_is_named(tmp_path: Path) -> None:
     changes = ["workload.requests=100", "workload.arrivals.rate=6"]
-    run_experiment(load_experiment("first_experiment", changes), tmp_path / "run", figures=False)
+    sim.run(load_experiment("first_experiment", changes), out=tmp_path / "run", figures=False)
     found = compare(tmp_path / "run" / "orca", tmp_path / "run" / "sarathi")
     notes, (traffic, arrivals, *others) = found["notes"], found["assumptions"]
     assert traffic.startswith("traffic: prompts of ") and "P50" in traffic
@@ -126,9 +115,9 @@ def test_the_frontend_is_part_of_a_latency_as_in_the_summary(tmp_path: Path) -> 
         scenarios: {none: {}, host: {engine: {frontend_s: 0.05, host_iteration_s: 0.002}}}
         """
     )
-    run_experiment(load_experiment(tmp_path / "c.yaml"), tmp_path / "run", figures=False)
+    sim.run(load_experiment(tmp_path / "c.yaml"), out=tmp_path / "run", figures=False)
     found = compare(tmp_path / "run" / "none", tmp_path / "run" / "host")
-    written = json.loads((tmp_path / "run" / SUMMARY).read_text())["scenarios"]
+    written = summary_of(tmp_path / "run")["scenarios"]
     for side, name in (("a_s", "none"), ("b_s", "host")):
         total = {key: found[key]["total"][side] for key in TITLES}
         assert total["mean_latency"] == pytest.approx(written[name]["latency_s"]["mean"], rel=1e-9)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -18,10 +17,8 @@ from sarathi_sim.profiler.bundle.schema import bundle_path
 from sarathi_sim.profiler.facts.hf_config import model_fields
 from sarathi_sim.profiler.storage.files import data_dir
 from sarathi_sim.profiler.storage.strict import SpecError, UserError
-from tests.experiments.small_config import SMALL, deployed, message
+from tests.experiments.small_config import SMALL, Write, deployed, message
 from tests.sampled import profile_folder
-
-Write = Callable[[str], Path]
 
 IN_FILE = [
     ("seed: 7", "sede: 7", "small.yaml: sede: unknown key (did you mean seed?)"),

@@ -14,15 +14,15 @@ import pandas as pd
 import pytest
 import yaml
 
+import sarathi_sim as sim
 from sarathi_sim.experiments.config.effects import ops_of
 from sarathi_sim.experiments.config.loading import load_experiment
-from sarathi_sim.experiments.run.experiment import run_experiment
 from sarathi_sim.profiler.bundle.schema import TABLES, bundle_path, load_bundle, write_bundle
 from sarathi_sim.profiler.storage.files import data_dir
 from sarathi_sim.profiler.storage.strict import UserError
 from sarathi_sim.simulator.op_times.regression import bundle_times
 from sarathi_sim.simulator.views.metrics import Analysis
-from tests.experiments.small_config import SMALL, deployed, message
+from tests.experiments.small_config import SMALL, deployed, loaded, message, summary_of
 from tests.profiler.hf_configs import LLAMA_3
 from tests.sampled import profile_folder
 
@@ -181,8 +181,8 @@ few_trees = pytest.mark.usefixtures("few_trees")
 @few_trees
 def test_preemption_is_in_tables_figures_and_summary(tmp_path: Path) -> None:
     out = tmp_path / "result"
-    run_experiment(load_experiment(yaml.safe_load(PAGED)), out)
-    summary = json.loads((out / "summary.json").read_text())["scenarios"]
+    sim.run(loaded(PAGED), out=out)
+    summary = summary_of(out)["scenarios"]
     assert summary["enough"]["preemptions"] == 0 == summary["enough"]["recomputed_share"]
     requests = pd.read_parquet(out / "few" / "requests.parquet")
     assert requests["preemptions"].sum() == summary["few"]["preemptions"] > 0
@@ -195,10 +195,9 @@ def test_preemption_is_in_tables_figures_and_summary(tmp_path: Path) -> None:
     assert (out / "figures" / "occupancy.png").is_file()
     # A resolved configuration gives the same run again.
     again = tmp_path / "again"
-    run_experiment(load_experiment(out / "config.yaml"), again)
-    assert (again / "few" / "requests.parquet").read_bytes() == (
-        out / "few" / "requests.parquet"
-    ).read_bytes()
+    sim.run(load_experiment(out / "config.yaml"), out=again)
+    table = "few/requests.parquet"
+    assert (again / table).read_bytes() == (out / table).read_bytes()
 
 
 @few_trees
@@ -206,10 +205,8 @@ def test_prefix_cache_hits_are_in_tables_and_summary(tmp_path: Path) -> None:
     """Of a system prompt of 170 tokens ten blocks are whole; all but the first find them."""
     out = tmp_path / "result"
     assignments = ["workload.system_prompts={all: {share: 1, tokens: 170}}", "scenarios={a: {}}"]
-    outcome = run_experiment(
-        load_experiment(yaml.safe_load(PAGED), assignments), out, figures=False
-    )
-    summary = json.loads((out / "summary.json").read_text())["scenarios"]["a"]
+    outcome = sim.run(loaded(PAGED, *assignments), out=out, figures=False)
+    summary = summary_of(out)["scenarios"]["a"]
     requests = pd.read_parquet(out / "a" / "requests.parquet")
     assert requests["hit_tokens"].tolist() == [0] + 39 * [160]
     assert summary["hit_rate"] == 39 * 160 / requests["prompt_tokens"].sum()
@@ -250,9 +247,9 @@ def test_blocks_by_the_engines_formula(tmp_path: Path) -> None:
     assert smaller.memory is not None and smaller.memory.num_blocks < found.memory.num_blocks
     assert smaller.memory.assumed == ("outside of torch",)
     assert not [note for note in runs["few"].notes if "KV blocks" in note], "those were given"
-    short = load_experiment(yaml.safe_load(PAGED), ["workload.requests=2"])
-    run_experiment(short, tmp_path / "result", figures=False)
-    summary = json.loads((tmp_path / "result" / "summary.json").read_text())["scenarios"]
+    short = loaded(PAGED, "workload.requests=2")
+    sim.run(short, out=tmp_path / "result", figures=False)
+    summary = summary_of(tmp_path / "result")["scenarios"]
     assert summary["few"]["kv_cache"]["num_blocks"] == 120
     assert summary["few"]["kv_cache"]["formula_blocks"] == found.memory.num_blocks
     assert summary["enough"]["kv_cache"]["assumed"] == ["activations", "outside of torch"]

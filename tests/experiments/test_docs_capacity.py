@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import re
 import shlex
-from pathlib import Path
 
 import pytest
 
@@ -16,10 +15,10 @@ from sarathi_sim.experiments.capacity.answer import read_question
 from sarathi_sim.experiments.capacity.options import LEAST_REQUESTS, layouts, plan_of, wanted_of
 from sarathi_sim.experiments.config.loading import load_experiment
 from sarathi_sim.experiments.run.experiment import simulate_all
+from tests.experiments.small_config import ROOT
 
-PAGE = (Path(__file__).resolve().parents[2] / "docs" / "capacity.md").read_text(encoding="utf-8")
+PAGE = (ROOT / "docs" / "capacity.md").read_text(encoding="utf-8")
 COMMANDS = [shlex.split(line) for line in re.findall(r"^    sarathi-sim (.*)$", PAGE, re.M)]
-BLOCKS = re.findall(r"```yaml\n(.*?)```", PAGE, re.DOTALL)
 pytestmark = pytest.mark.usefixtures("few_trees")
 
 

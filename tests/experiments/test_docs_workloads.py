@@ -8,20 +8,17 @@ from pathlib import Path
 
 import pytest
 
-from sarathi_sim.experiments.config.loading import load_experiment
-from sarathi_sim.experiments.run.experiment import deploy_all
+from tests.experiments.small_config import ROOT, deployed
 
-PAGE = (Path(__file__).resolve().parents[2] / "docs" / "workloads.md").read_text(encoding="utf-8")
+PAGE = (ROOT / "docs" / "workloads.md").read_text(encoding="utf-8")
 YAML = re.findall(r"```yaml\n(.*?)```", PAGE, re.DOTALL)
 pytestmark = pytest.mark.usefixtures("few_trees")
 
 
 @pytest.mark.parametrize("example", YAML[:-1])
 def test_an_example(example: str, tmp_path: Path) -> None:
-    path = tmp_path / "example.yaml"
     rest = "name: x\nmodel: llama-3-8b\ndevice: a100-80g-sxm\npolicy: {name: vllm}\n"
-    path.write_text(rest + whole(example, tmp_path))
-    (deployment,) = deploy_all(load_experiment(path)).values()
+    (deployment,) = deployed(rest + whole(example, tmp_path)).values()
     count = int((re.findall(r"requests: (\d+)", example) or ["50"])[0])
     assert len(deployment.requests) == count
     shared = sum(bool(request.prefix) for request in deployment.requests)

@@ -9,7 +9,6 @@ import contextlib
 import errno
 import re
 import shutil
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -29,11 +28,10 @@ from sarathi_sim.profiler.storage.plain_yaml import read_mapping
 from sarathi_sim.profiler.storage.strict import SpecError, UserError
 from sarathi_sim.simulator.load.trace import read_trace
 from sarathi_sim.simulator.load.workload import WorkloadError
-from tests.experiments.small_config import SMALL, called, refused
+from tests.experiments.small_config import ROOT, SMALL, Write, called, refused
 from tests.experiments.small_sweep import SWEEP
 from tests.sampled import profile_folder
 
-Write = Callable[[str], Path]
 ALONE = SMALL[: SMALL.index("scenarios:")]
 
 
@@ -255,7 +253,6 @@ def test_a_wrong_option_is_typers_and_its_value_not_repeated_whole() -> None:
 
 # Whatever is in a file --------------------------------------------------------------------------
 
-ROOT = Path(__file__).resolve().parents[2]
 # Digits are left out: a longer number of requests is not a mistake, it only takes long.
 edits = st.lists(
     st.tuples(

@@ -24,7 +24,6 @@ import yaml
 
 from sarathi_sim.experiments.capacity.launch import launch
 from sarathi_sim.experiments.capacity.options import router_of_ranks
-from sarathi_sim.experiments.config.base import Source
 from sarathi_sim.experiments.config.engine_version import version_defaults
 from sarathi_sim.experiments.config.loading import check_scenario
 from sarathi_sim.experiments.config.scenario import POOLS, Scenario
@@ -33,9 +32,9 @@ from sarathi_sim.profiler.facts.device import load_device
 from sarathi_sim.profiler.facts.engines import engine_facts
 from sarathi_sim.profiler.facts.model import checkpoints, list_models, load_model
 from sarathi_sim.profiler.storage.plain_yaml import parse_yaml
+from tests.experiments.small_config import HERE, ROOT
 from tests.profiler.hf_configs import LLAMA_3
 
-ROOT = Path(__file__).parents[2]
 ENGINES = ("vllm", "sglang", "trtllm")
 WORKLOAD = {"requests": 4, "lengths": {"kind": "fixed", "prompt": 200, "decode": 20}}
 OTHERWISE: dict[str, dict[str, Any]] = yaml.safe_load("""
@@ -66,7 +65,7 @@ def scenario(engine: str, model: str, otherwise: bool = False, **keys: Any) -> S
         tree["cluster"] |= {"pp": 2, "layers_per_stage": [3, 5], "expert_parallel": True}
         tree["policy"] |= OTHERWISE[engine]
         tree["kv_cache"] |= {"block_size": 32, "prefix_caching": False, SHARES[engine]: 0.8125}
-    return check_scenario(tree, Source("", "x", {}, ()))
+    return check_scenario(tree, HERE)
 
 
 def words(command: str) -> list[str]:
@@ -76,6 +75,18 @@ def words(command: str) -> list[str]:
         found = found[1:]
     starts = {"vllm": 2, "python": 3, "trtllm-serve": 1}  # vllm serve; python -m sglang...
     return found[starts[found[0]] :]
+
+
+def started(one: Scenario) -> str:
+    """The command that starts it."""
+    command = launch(one).command
+    assert command is not None
+    return command
+
+
+def drafts_of(method: str) -> dict[str, Any]:
+    """Two drafts a decode."""
+    return {"method": method, "draft_length": 2, "acceptance": [0.8, 0.6]}
 
 
 def test_every_policy_setting_is_another_one() -> None:
@@ -119,8 +130,8 @@ def test_a_quantised_format_is_a_quantised_checkpoint(
 def test_engines_that_quantise_on_the_fly_are_told_so(
     engine: str, dtype: str, quantisation: str
 ) -> None:
-    command = launch(scenario(engine, "mistral-7b", dtype=dtype)).command
-    assert command is not None and "mistralai/Mistral-7B-v0.1" in command
+    command = started(scenario(engine, "mistral-7b", dtype=dtype))
+    assert "mistralai/Mistral-7B-v0.1" in command
     assert f" --quantization {quantisation} " in command
 
 
@@ -192,9 +203,7 @@ def comments(command: str) -> list[str]:
     ],
 )
 def test_vllms_ranks_and_drafts(method: str, told: dict[str, Any]) -> None:
-    spec = {"method": method, "draft_length": 2, "acceptance": [0.8, 0.6]}
-    command = launch(with_ranks("vllm", tp=2, speculation=spec)).command
-    assert command is not None
+    command = started(with_ranks("vllm", tp=2, speculation=drafts_of(method)))
     found = options(command)
     assert json.loads(found["--speculative-config"]) == told
     assert found["--tensor-parallel-size"] == "2" and found["--data-parallel-size"] == "4"
@@ -212,14 +221,12 @@ def test_vllms_ranks_and_drafts(method: str, told: dict[str, Any]) -> None:
     ],
 )
 def test_sglangs_drafts_are_a_chain(method: str, algorithm: str, chain: str) -> None:
-    spec = {"method": method, "draft_length": 2, "acceptance": [0.8, 0.6]}
-    command = launch(scenario("sglang", "qwen3-30b-a3b", speculation=spec)).command
-    found = options(str(command))
+    found = options(started(scenario("sglang", "qwen3-30b-a3b", speculation=drafts_of(method))))
     assert found["--speculative-algorithm"] == algorithm and found[chain] == "1"
     steps = "--speculative-num-steps", "--speculative-num-draft-tokens"
     assert [found[key] for key in steps] == ["2", "3"]
     assert (found.get("--speculative-draft-model-path") == "DRAFTER") == (method == "eagle3")
-    both = launch(with_ranks("sglang", speculation=spec))
+    both = launch(with_ranks("sglang", speculation=drafts_of(method)))
     assert (both.command is None) == (method == "ngram")
     assert both.command is not None or "no n-gram drafts" in str(both.needs)
 
@@ -227,8 +234,7 @@ def test_sglangs_drafts_are_a_chain(method: str, algorithm: str, chain: str) -> 
 @pytest.mark.parametrize("tp", [1, 2])
 def test_sglang_divides_what_it_is_told_by_its_ranks(tp: int) -> None:
     policy = {"name": "sglang", "chunked_prefill_size": 512, "max_running_requests": 12}
-    command = launch(with_ranks("sglang", tp, policy=policy)).command
-    assert command is not None
+    command = started(with_ranks("sglang", tp, policy=policy))
     found = options(command)
     assert (found["--tp-size"], found["--dp-size"]) == (str(4 * tp), "4")
     assert found["--ep-size"] == str(4 * tp) and "--enable-dp-attention" in found
@@ -253,9 +259,7 @@ def test_sglang_divides_what_it_is_told_by_its_ranks(tp: int) -> None:
     ],
 )
 def test_tensorrt_llms_ranks_and_drafts(method: str, told: dict[str, Any]) -> None:
-    spec = {"method": method, "draft_length": 2, "acceptance": [0.8, 0.6]}
-    command = launch(with_ranks("trtllm", speculation=spec)).command
-    assert command is not None
+    command = started(with_ranks("trtllm", speculation=drafts_of(method)))
     content = parse_yaml(command.split("'END'\n")[1].partition("END\n")[0], "trtllm.yaml")
     assert content["enable_attention_dp"] is True and content["speculative_config"] == told
     found = options(command)
@@ -270,7 +274,7 @@ def test_tensorrt_llms_ranks_have_one_gpu_each() -> None:
 
 
 def test_ranks_on_several_nodes_are_said_to_be() -> None:
-    one, many = (str(launch(with_ranks("vllm", tp)).command) for tp in (2, 4))
+    one, many = (started(with_ranks("vllm", tp)) for tp in (2, 4))
     assert "nodes" not in one
     assert "16 GPUs are more than a node's 8" in " ".join(comments(many))
 
@@ -278,8 +282,8 @@ def test_ranks_on_several_nodes_are_said_to_be() -> None:
 def test_a_checkpoint_of_ones_own_is_its_folder(tmp_path: Path) -> None:
     (folder := tmp_path / "my model").mkdir()
     (folder / "config.json").write_text(json.dumps(LLAMA_3))
-    command = launch(scenario("vllm", str(folder))).command
-    assert command is not None and words(command)[0] == str(folder)
+    command = started(scenario("vllm", str(folder)))
+    assert words(command)[0] == str(folder)
     needs = launch(scenario("vllm", str(folder), dtype="int4_wo")).needs
     assert needs is not None and "int4_wo" in needs
     assert launch(scenario("vllm", str(folder / "config.json"))).command is None
@@ -287,19 +291,18 @@ def test_a_checkpoint_of_ones_own_is_its_folder(tmp_path: Path) -> None:
 
 def test_what_only_some_are_told() -> None:
     """Consent to a checkpoint's own code; uneven stages."""
-    assert "--trust-remote-code" in str(launch(scenario("vllm", "qwen-72b")).command)
+    assert "--trust-remote-code" in started(scenario("vllm", "qwen-72b"))
     for engine in ("vllm", "sglang"):
-        usual = str(launch(scenario(engine, "qwen3-32b")).command)
+        usual = started(scenario(engine, "qwen3-32b"))
         assert "--trust" not in usual and "PARTITION" not in usual
-        uneven = str(launch(scenario(engine, "qwen3-32b", otherwise=True)).command)
+        uneven = started(scenario(engine, "qwen3-32b", otherwise=True))
         assert uneven.splitlines()[-1].startswith(f"{engine.upper()}_PP_LAYER_PARTITION=3,5 ")
 
 
 @pytest.mark.parametrize("otherwise", [False, True])
 def test_all_settings_of_tensorrt_llm(otherwise: bool) -> None:
     one = scenario("trtllm", "qwen3-30b-a3b", otherwise, kv_cache_dtype="fp8")
-    policy, command = one.policy.described(), launch(one).command
-    assert command is not None
+    policy, command = one.policy.described(), started(one)
     before, _, rest = command.partition("END\n")
     assert before.startswith("cat > trtllm.yaml <<'END'\n")
     same = ("enable_chunked_prefill", "disable_overlap_scheduler", "batch_wait_max_tokens_ratio")
@@ -332,8 +335,7 @@ TWO = {"prefill": {"cluster": {"replicas": 2}}, "decode": {"cluster": {"tp": 4}}
 
 def workers(engine: str, **keys: Any) -> list[str]:
     """The commands of a prefill worker, of a decode worker and of the router."""
-    command = launch(scenario(engine, "qwen3-32b", disaggregation=TWO, **keys)).command
-    assert command is not None
+    command = started(scenario(engine, "qwen3-32b", disaggregation=TWO, **keys))
     parts = command.split("# ")[1:]
     if engine != "trtllm":
         version = parts.pop(0)
@@ -425,9 +427,9 @@ def test_a_launch_list_reads_what_was_written(engine: str) -> None:
     both = scenario(
         engine, "deepseek-r1", dtype="fp8_block", kv_cache_dtype="fp8", cluster=cluster,
         policy={"name": engine, **limits[engine]}, kv_cache={share: 0.8}, disaggregation=pools,
-        speculation={"method": "mtp", "draft_length": 2, "acceptance": [0.8, 0.6]},
+        speculation=drafts_of("mtp"),
     )  # fmt: skip
-    parts = re.split(r"^# (\d+) \w+ workers?, on .*\n", str(launch(both).command), flags=re.M)
+    parts = re.split(r"^# (\d+) \w+ workers?, on .*\n", started(both), flags=re.M)
     columns: dict[str, Any] = {"id": "x", "speculation": "mtp"}
     for pool, many, text in zip(POOLS, parts[1::2], parts[2::2], strict=True):
         columns[f"{pool}_workers"] = many
@@ -439,7 +441,7 @@ def test_a_launch_list_reads_what_was_written(engine: str) -> None:
     row: Any = SimpleNamespace(backend=engine, launch=server, **about)
     found = pools_of(row, {}, 256)["disaggregation"]
     for pool in POOLS:
-        simulated, _ = pool_of(both, pool, Source("", "x", {}, ()))
+        simulated, _ = pool_of(both, pool, HERE)
         assert found[pool]["kv_cache"] == {share: 0.8}
         keys = ["tp", "dp", "replicas", "expert_parallel"]
         keys += ["rank_router"] if simulated.cluster.dp > 1 else []
@@ -573,16 +575,15 @@ def test_the_engines_own_parser_reads_every_command(engine: str) -> None:
 
 def test_graphs_and_fusions_that_are_not_the_versions_are_said() -> None:
     """vLLM's own defaults are left to it."""
-    usual = launch(scenario("vllm", "llama-3.1-8b")).command
-    assert usual is not None and "--compilation-config" not in usual
+    usual = started(scenario("vllm", "llama-3.1-8b"))
+    assert "--compilation-config" not in usual
     keys = {"cudagraph_mode": "FULL_DECODE_ONLY", "splitting_ops": []}
     for size, told in (
         (0, {"fuse_allreduce_rms": False}),
         (8, {"fuse_allreduce_rms": True, "fi_allreduce_fusion_max_size_mb": 8.0}),
     ):
         engine = keys | {"fi_allreduce_fusion_max_size_mb": float(size)}
-        command = launch(scenario("vllm", "llama-3.1-8b").having("engine", **engine)).command
-        assert command is not None
+        command = started(scenario("vllm", "llama-3.1-8b").having("engine", **engine))
         words = shlex.split(command)
         found = json.loads(words[words.index("--compilation-config") + 1])
         assert found == keys | {"pass_config": told}

@@ -141,7 +141,10 @@ def test_of_a_device_small_and_capital_letters_are_alike() -> None:
         ("list support --model llava-13b", "read images"),
         ("list support --device tpu-v5e", "Google TPU"),
         ("list support --dtype gptq", "int4_wo"),
-        ("advise --model llava-13b --device a6000 --workload 1K@14", "read images"),
+        (
+            "recommend --policy sarathi --gpus 1 --model llava-13b --device a6000 --workload 1K@14",
+            "read images",
+        ),
         ("list support --model llama-13b --device mi300x", "AMD GPUs"),
     ],
 )

@@ -7,11 +7,9 @@ import tracemalloc
 from pathlib import Path
 
 import pytest
-import yaml
 
 from sarathi_sim.experiments.config import run_memory
 from sarathi_sim.experiments.config.deployment import deploy
-from sarathi_sim.experiments.config.loading import load_experiment
 from sarathi_sim.profiler.storage.memory import size_text
 from sarathi_sim.profiler.storage.strict import UserError
 from sarathi_sim.simulator.load import trace
@@ -19,7 +17,7 @@ from sarathi_sim.simulator.load.trace import read_trace
 from sarathi_sim.simulator.load.workload import WorkloadError
 from sarathi_sim.simulator.op_times.predictor import BundlePredictor, TableSizes
 from sarathi_sim.simulator.op_times.regression import bundle_times
-from tests.experiments.small_config import SMALL, deployed, message
+from tests.experiments.small_config import SMALL, deployed, loaded, message
 from tests.simulator.test_predictor import simple_bundle
 
 ALONE = SMALL.partition("scenarios:")[0]
@@ -58,7 +56,7 @@ def test_more_than_there_is(
     monkeypatch: pytest.MonkeyPatch, assignment: str, key: str, what: str
 ) -> None:
     _free(monkeypatch, 50_000_000)
-    one = load_experiment(yaml.safe_load(ALONE), [assignment])
+    one = loaded(ALONE, assignment)
     with pytest.raises(UserError) as caught:
         deploy(one.scenarios["small"], one.sources["small"])
     text = str(caught.value)

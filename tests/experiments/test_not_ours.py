@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 import shutil
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal
@@ -20,11 +19,9 @@ from sarathi_sim.profiler.measuring.measure import asked_for, missing_degrees
 from sarathi_sim.profiler.measuring.to_bundle import write_device
 from sarathi_sim.profiler.planning.settings import Limits, Settings
 from sarathi_sim.profiler.storage.strict import UserError
-from tests.experiments.small_config import SMALL, called, refused
-from tests.experiments.small_sweep import SWEEP, tree
+from tests.experiments.small_config import SMALL, Write, called, refused
+from tests.experiments.small_sweep import tree
 from tests.sampled import device_bundle, profile_folder
-
-Write = Callable[[str], Path]
 
 
 def put(path: Path, text: str = "mine") -> None:
@@ -41,46 +38,24 @@ def untouched(folder: Path, *words: object) -> str:
 
 
 @pytest.fixture
-def sweep_config(tmp_path: Path) -> Path:
-    file = tmp_path / "sweep.yaml"
-    file.write_text(SWEEP)
-    return file
-
-
-@pytest.fixture
-def copy(result: Path, tmp_path: Path) -> Path:
-    """A result that a test may disturb."""
-    return Path(shutil.copytree(result, tmp_path / "r1"))
-
-
-@pytest.fixture(scope="module")
-def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The folder of a sweep, beside its configuration."""
-    folder = tmp_path_factory.mktemp("sweep")
-    (folder / "sweep.yaml").write_text(SWEEP)
-    called("sweep", folder / "sweep.yaml", "--out", folder / "out", "--workers", 1, "--quiet")
-    return folder / "out"
-
-
-@pytest.fixture
-def swept(finished: Path, tmp_path: Path) -> Path:
+def swept(tiny_sweep: Path, tmp_path: Path) -> Path:
     """A sweep that a test may disturb."""
-    return Path(shutil.copytree(finished, tmp_path / "out"))
+    return Path(shutil.copytree(tiny_sweep, tmp_path / "out"))
 
 
-def resumed(finished: Path, out: Path) -> tuple[object, ...]:
-    return "sweep", finished.with_name("sweep.yaml"), "--out", out, "--resume", "--workers", 1
+def resumed(config: Path, out: Path) -> tuple[object, ...]:
+    return "sweep", config, "--out", out, "--resume", "--workers", 1
 
 
 def test_a_sweep_is_not_resumed_in_a_folder_that_only_looks_like_one(
-    tmp_path: Path, sweep_config: Path
+    tmp_path: Path, tiny_config: Path
 ) -> None:
     out = tmp_path / "precious"
     for name in ("runs/.git/HEAD", "runs/notes.md", "failed/thesis.txt", "summary.json", "lock"):
         put(out / name)
     put(out / "results.parquet")
     for flags in ([], ["--resume"]):
-        line = untouched(out, "sweep", sweep_config, "--out", out, "--workers", 1, *flags)
+        line = untouched(out, "sweep", tiny_config, "--out", out, "--workers", 1, *flags)
         assert "exists and is no earlier" in line and "runs/.git/HEAD" in line
         assert "failed/thesis.txt" in line
         assert "--resume" not in line, "nobody is invited to try that"
@@ -99,16 +74,16 @@ def test_a_sweep_is_not_resumed_in_a_folder_that_only_looks_like_one(
     ],
 )
 def test_a_resumed_sweep_touches_only_what_is_its_own(
-    finished: Path, swept: Path, name: str, named: str
+    tiny_config: Path, swept: Path, name: str, named: str
 ) -> None:
     put(swept / name)
-    assert named in untouched(swept, *resumed(finished, swept))
+    assert named in untouched(swept, *resumed(tiny_config, swept))
 
 
-def test_figures_in_a_sweep_are_no_obstacle_and_stay(finished: Path, swept: Path) -> None:
+def test_figures_in_a_sweep_are_no_obstacle_and_stay(tiny_config: Path, swept: Path) -> None:
     put(swept / "figures" / "mine.svg")
     before = tree(swept)
-    called(*resumed(finished, swept))
+    called(*resumed(tiny_config, swept))
     assert tree(swept) == before
 
 
@@ -132,7 +107,7 @@ def test_a_result_with_a_file_of_the_users_is_not_replaced(
 
 @pytest.mark.slow
 def test_figures_with_a_file_of_the_users_are_not_replaced(
-    copy: Path, plotted: Path, finished: Path, tmp_path: Path
+    copy: Path, plotted: Path, tiny_sweep: Path, tmp_path: Path
 ) -> None:
     """Of a run, and of a sweep: ours alone are replaced."""
     out = Path(shutil.copytree(plotted, tmp_path / "plotted"))
@@ -141,10 +116,10 @@ def test_figures_with_a_file_of_the_users_are_not_replaced(
     assert "not ours: figures/mine.svg" in untouched(out, "plot", copy, "--out", out)
     out = tmp_path / "figures"
     for _ in range(2):
-        called("plot", finished, "--out", out)
+        called("plot", tiny_sweep, "--out", out)
     put(out / "mine.svg")
     put(out / "cdf.svg")
-    line = untouched(out, "plot", finished, "--out", out)
+    line = untouched(out, "plot", tiny_sweep, "--out", out)
     assert "changed: cdf.svg" in line and "not ours: mine.svg" in line
 
 
@@ -278,10 +253,10 @@ def test_a_file_is_not_overwritten(tmp_path: Path, words: tuple[str, ...]) -> No
 
 
 @pytest.mark.parametrize("name", ["run", "sweep"])
-def test_out_on_a_loop_of_links(tmp_path: Path, sweep_config: Path, name: str) -> None:
+def test_out_on_a_loop_of_links(tmp_path: Path, tiny_config: Path, name: str) -> None:
     (tmp_path / "a").symlink_to(tmp_path / "b")
     (tmp_path / "b").symlink_to(tmp_path / "a")
-    config = sweep_config if name == "sweep" else "first_experiment"
+    config = tiny_config if name == "sweep" else "first_experiment"
     for out in (tmp_path / "a", tmp_path / "a" / "below"):
         assert "its links lead in a circle" in refused(name, config, "--out", out)
 

@@ -6,25 +6,24 @@ import hashlib
 import json
 import re
 import shutil
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 import yaml
 
+import sarathi_sim as sim
 from sarathi_sim.experiments.config.loading import load_experiment
 from sarathi_sim.experiments.config.policy import FilePolicy
-from sarathi_sim.experiments.run.experiment import run_experiment, simulate_all
+from sarathi_sim.experiments.run.experiment import simulate_all
 from sarathi_sim.experiments.sweeps.backends import Backend, InProcess, LocalProcesses
 from sarathi_sim.experiments.sweeps.plan import plan_sweep
 from sarathi_sim.profiler.storage.strict import UserError
-from tests.experiments.small_config import AT_MOST, SMALL, called, message, refused
+from tests.experiments.small_config import AT_MOST, SMALL, Write, called, message, refused
 from tests.experiments.small_sweep import SWEEP, swept, tree
 
 KEYS = "policy: {name: sarathi, chunk_size: 256}"
 CONSTRUCTOR = "    def __post_init__(self):\n        "
 OWN = "policy: {file: mine.py, name: at_most, prompts: 2}"
-Write = Callable[[str], Path]
 
 
 @pytest.fixture
@@ -191,7 +190,7 @@ def test_batches_that_leave_together_need_bound_ones(config: Path, tmp_path: Pat
 
 @pytest.mark.slow
 def test_a_result_can_be_simulated_again_anywhere(config: Path, tmp_path: Path) -> None:
-    run_experiment(load_experiment(config), tmp_path / "first", figures=False)
+    sim.run(load_experiment(config), out=tmp_path / "first", figures=False)
     moved = tmp_path / "moved"
     shutil.move(tmp_path / "first", moved)
     (tmp_path / "mine.py").unlink()
@@ -201,7 +200,7 @@ def test_a_result_can_be_simulated_again_anywhere(config: Path, tmp_path: Path) 
     told = {"name": "at_most", "file": "sarathi/policy.py", "prompts": 2, "eager": True}
     assert stored == told
     again = tmp_path / "again"
-    run_experiment(load_experiment(moved / "config.yaml"), again, figures=False)
+    sim.run(load_experiment(moved / "config.yaml"), out=again, figures=False)
     assert (again / "config.yaml").read_bytes() == (moved / "config.yaml").read_bytes()
     name = "sarathi/requests.parquet"
     assert (again / name).read_bytes() == (moved / name).read_bytes()
@@ -225,16 +224,12 @@ OWN_SWEEP = SWEEP.replace("policy: {name: sarathi, chunk_size: 128}", OWN).repla
 
 def swept_without(file: Path, backend: Backend) -> Path:
     """The folder of a sweep beside the policy's file, which is away meanwhile."""
-    plan, code, out = (
-        plan_sweep(file.with_name("sweep.yaml")),
-        file.read_bytes(),
-        file.parent / "out",
-    )
+    plan, code = plan_sweep(file.with_name("sweep.yaml")), file.read_bytes()
     file.unlink()
-    report = swept(plan, out, backend)
+    report = swept(plan, file.parent / "out", backend)
     assert (report.finished, report.failures) == (12, {})
     file.write_bytes(code)
-    return out
+    return file.parent / "out"
 
 
 @pytest.mark.slow

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 import yaml
 
+import sarathi_sim as sim
 from sarathi_sim import capacity
 from sarathi_sim.experiments.capacity.answer import (
     Answer,
@@ -23,26 +24,21 @@ from sarathi_sim.experiments.capacity.options import Option, plan_of
 from sarathi_sim.experiments.capacity.sensitivity import factors_of
 from sarathi_sim.experiments.capacity.written import capacities, sentence
 from sarathi_sim.experiments.config.base import Source
-from sarathi_sim.experiments.config.deployment import Deployment, PoolsDeployment, deploy
+from sarathi_sim.experiments.config.deployment import Deployment, PoolsDeployment
 from sarathi_sim.experiments.config.effects import ops_of
 from sarathi_sim.experiments.config.loading import load_experiment, stored
 from sarathi_sim.experiments.results import to_json
 from sarathi_sim.experiments.run.compare import comparison_answer, simulate_again
-from sarathi_sim.experiments.run.experiment import run_experiment
 from sarathi_sim.experiments.run.run_answer import shown_row
-from sarathi_sim.experiments.run.uncertainty import (
-    PER_MAKESPAN,
-    PoolsUncertainty,
-    factors_of_pools,
-)
+from sarathi_sim.experiments.run.uncertainty import PER_MAKESPAN, PoolsUncertainty, factors_of_pools
 from sarathi_sim.experiments.sweeps.jobs import Job, folder_files
 from sarathi_sim.experiments.sweeps.plan import plan_sweep, run_key
 from sarathi_sim.profiler.facts.ops import ALL_REDUCE, SEND_RECV
 from sarathi_sim.profiler.storage.strict import UserError
 from sarathi_sim.simulator.views.metrics import PARTS, Analysis, Hardware
-from tests.experiments.small_config import called, deployed, message
+from tests.experiments.small_config import called, deployed, message, summary_of
 
-TWO = """\
+TWO = yaml.safe_load("""\
 name: two
 model: llama-3-8b
 device: a100-80g-sxm
@@ -55,7 +51,7 @@ policy: {name: vllm, max_num_batched_tokens: 2048, max_num_seqs: 64}
 disaggregation:
   prefill: {cluster: {replicas: 2}}
   decode: {cluster: {tp: 2}, policy: {max_num_seqs: 8}}
-"""
+""")
 
 
 def two(*assignments: str) -> PoolsDeployment:
@@ -142,7 +138,7 @@ OWN = {"prefill": {"cluster": {"tp": 1}}, "decode": {"cluster": {"tp": 2}}}
 
 
 def test_what_both_pools_set_themselves_cannot_be_set_beside_them() -> None:
-    tree = yaml.safe_load(TWO) | {"disaggregation": OWN}
+    tree = TWO | {"disaggregation": OWN}
     why = "has no effect, because both pools set this themselves; change one with --set "
     there = f"{why}disaggregation.decode.cluster.tp=..."
     assert message(tree, "cluster.tp=4") == f"--set cluster.tp: {there}"
@@ -150,11 +146,11 @@ def test_what_both_pools_set_themselves_cannot_be_set_beside_them() -> None:
     assert message(tree, "cluster={tp: 4, max_length: 2048}") == f"--set cluster.tp: {there}"
     (found,) = deployed(tree, "cluster.usable_memory=0.8").values()
     assert [pool.scenario.cluster.tp for pool in found.pools] == [1, 2]
-    beside = yaml.safe_load(TWO) | {"disaggregation": OWN, "cluster": {"tp": 4, "max_length": 999}}
+    beside = TWO | {"disaggregation": OWN, "cluster": {"tp": 4, "max_length": 999}}
     assert message(beside) == f"configuration: cluster.tp: {there}"
     for own in ("cluster.tp=4", "disaggregation.decode.cluster.tp=4"):
         deployed(tree | {"scenarios": {"a": {}, "b": {"disaggregation": None}}}, own)
-    pooled = yaml.safe_load(TWO) | {"scenarios": {"a": {"disaggregation": OWN}}}
+    pooled = TWO | {"scenarios": {"a": {"disaggregation": OWN}}}
     for beside in ("cluster.tp", "scenarios.a.cluster.tp"):
         told = f"--set {beside}: {why}scenarios.a.disaggregation.decode.cluster.tp=..."
         assert message(pooled, f"{beside}=4") == told
@@ -169,7 +165,7 @@ def test_what_both_pools_set_themselves_cannot_be_set_beside_them() -> None:
 
 
 def test_an_axis_that_both_pools_set_themselves_is_refused() -> None:
-    tree = yaml.safe_load(TWO) | {"disaggregation": OWN}
+    tree = TWO | {"disaggregation": OWN}
     space = {"grid": {"cluster.tp": [1, 4]}}
     why = r"cluster\.tp: has no effect, because both pools"
     with pytest.raises(UserError, match=f"configuration: sweep: {why}"):
@@ -215,8 +211,7 @@ def test_a_resolved_scenario_gives_the_same_run() -> None:
         "seed=3", "disaggregation.frontends=2", "disaggregation.prefill.engine={frontend_s: 0.1}"
     )
     content, _ = stored(found.scenario, "two")
-    again = load_experiment({"name": "two", "scenarios": {"two": content}})
-    (other,) = (deploy(scenario, again.sources[name]) for name, scenario in again.scenarios.items())
+    (other,) = deployed({"name": "two", "scenarios": {"two": content}}).values()
     first, second = (Analysis(each.simulate()).requests for each in (found, other))
     assert first.equals(second)
     assert run_key(found, "two") == run_key(other, "two")
@@ -257,12 +252,12 @@ def test_the_summary_counts_both_pools() -> None:
 @pytest.fixture(scope="module")
 def ran(tmp_path_factory: pytest.TempPathFactory) -> Path:
     out = tmp_path_factory.mktemp("pools") / "two"
-    run_experiment(load_experiment(yaml.safe_load(TWO)), out, figures=False, trace=True)
+    sim.run(load_experiment(TWO), out=out, figures=False, timeline=True)
     return out
 
 
 def test_a_result_of_two_pools(ran: Path) -> None:
-    (summary,) = json.loads((ran / "summary.json").read_text())["scenarios"].values()
+    (summary,) = summary_of(ran)["scenarios"].values()
     assert summary["slot_s"]["mean"] > 0
     for metric in ("makespan_s", "tokens_per_s"):
         low, high = summary[f"{metric}_band"]
@@ -275,7 +270,7 @@ def test_a_result_of_two_pools(ran: Path) -> None:
 
 def test_the_bands_of_two_pools_are_runs_with_slower_and_faster_ops(ran: Path) -> None:
     """The wider band of the two pools' ops, in both: configured by hand, and simulated again."""
-    (summary,) = json.loads((ran / "summary.json").read_text())["scenarios"].values()
+    (summary,) = summary_of(ran)["scenarios"].values()
     found = two()
     factors = factors_of_pools(found, Analysis(found.simulate()))
     assert factors[0] < 0.99 and factors[1] > 1.01
@@ -314,10 +309,10 @@ def test_a_band_has_no_upper_end_where_the_slower_run_is_overloaded() -> None:
 @pytest.mark.slow
 def test_pools_and_servers_are_compared_by_their_numbers(ran: Path, tmp_path: Path) -> None:
     alone = tmp_path / "alone"
-    tree = yaml.safe_load(TWO) | {"disaggregation": None}
-    run_experiment(load_experiment(tree), alone, figures=False)
+    tree = TWO | {"disaggregation": None}
+    sim.run(load_experiment(tree), out=alone, figures=False)
     found = json.loads(called("compare", alone, ran, "--json").stdout)
-    stored = [json.loads((each / "summary.json").read_text()) for each in (alone, ran)]
+    stored = [summary_of(each) for each in (alone, ran)]
     both = [each["scenarios"]["two"] for each in stored]
     assert list(found["summaries"].values()) == both and found["same_requests"]
     section = comparison_answer(found)
@@ -337,13 +332,14 @@ def test_pools_and_servers_are_compared_by_their_numbers(ran: Path, tmp_path: Pa
 def test_what_moves_two_pools(tmp_path: Path) -> None:
     """Each op's time is changed in both pools; the time of a transfer without a latency is
     inversely proportional to the bandwidth, also that of waiting for the link, at a low rate."""
-    path = tmp_path / "two.yaml"
-    path.write_text(TWO)
-    words = ["sensitivity", path, "--json", "--replications", 1, "--out", tmp_path / "out"]
-    for metric in ("transfer_s.mean", "prefill_s.mean", "tpot_s.mean"):
-        words += ["--metric", metric]
-    words += ["--set", "disaggregation.handover.latency_s=0", "--set", "workload.arrivals.rate=0.5"]
-    found = json.loads(called(*words, "--only", "all ops,handover bandwidth").stdout)
+    (path := tmp_path / "two.yaml").write_text(json.dumps(TWO))
+    words = (
+        "--sensitivity --json --replications 1 --metric transfer_s.mean --metric prefill_s.mean "
+    )
+    words += "--metric tpot_s.mean --set disaggregation.handover.latency_s=0 "
+    words += "--set workload.arrivals.rate=0.5"
+    asked = ("--out", tmp_path / "out", "--only", "all ops,handover bandwidth")
+    found = json.loads(called("capacity", path, *words.split(), *asked).stdout)
     moved = {(row["factor"], row["measure"]): row["elasticity"] for row in found["rows"]}
     assert moved["handover bandwidth", "transfer_s.mean"] == pytest.approx(-1, abs=0.01)
     assert moved["handover bandwidth", "prefill_s.mean"] == 0
@@ -356,7 +352,7 @@ def test_what_moves_two_pools(tmp_path: Path) -> None:
 
 def test_a_sweep_over_the_workers_of_a_pool() -> None:
     axis = "disaggregation.decode.cluster.replicas"
-    tree = yaml.safe_load(TWO) | {"sweep": {"grid": {axis: [1, 2]}}}
+    tree = TWO | {"sweep": {"grid": {axis: [1, 2]}}}
     plan = plan_sweep(tree)
     assert plan.axes == (axis,) and len({run.key for run in plan.runs}) == 2
     gpus = []
@@ -375,7 +371,7 @@ def test_a_lone_pool_is_what_it_was() -> None:
     assert Source("x", "", {}, ()).name(("cluster", "tp")) == "x: cluster.tp"
 
 
-MIXTURE = """\
+MIXTURE = yaml.safe_load("""\
 name: ranks
 model: qwen3-30b-a3b
 device: h100-80g-sxm
@@ -389,13 +385,13 @@ policy: {name: vllm}
 disaggregation:
   prefill: {cluster: {tp: 2, replicas: 3}}
   decode: {cluster: {dp: 4, replicas: 2, expert_parallel: true, moe_a2a_backend: nccl}}
-"""
+""")
 
 
 def test_ranks_of_a_pool_in_an_answer() -> None:
     """Three prefill workers of two GPUs, two decode workers of four ranks. A run has the requests
     of three workers; one simulated deployment stands for itself."""
-    tree = yaml.safe_load(MIXTURE) | {"capacity": {"slo": "p90 ttft 1s", "tolerance": 0.1}}
+    tree = MIXTURE | {"capacity": {"slo": "p90 ttft 1s", "tolerance": 0.1}}
     _, section, (option,) = read_question(tree, [])
     assert option.gpus == 3 * 2 + 2 * 4
     assert option.replicas == 3
@@ -459,10 +455,10 @@ def test_capacity_names_the_slot_and_the_transfer(
     changed: dict[str, float], because: str, tmp_path: Path
 ) -> None:
     slo = {"slo": "p90 ttft 1s", "tolerance": 0.1, "requests": 400}
-    tree = yaml.safe_load(TWO) | {"capacity": slo | {"replications": {"least": 2, "most": 2}}}
+    tree = TWO | {"capacity": slo | {"replications": {"least": 2, "most": 2}}}
     few = {"disaggregation.decode.policy.max_num_seqs": 64}
     capacity(tree, few | changed, out=tmp_path, bands=False)
-    (found,) = json.loads((tmp_path / "summary.json").read_text())["deployments"]
+    (found,) = summary_of(tmp_path)["deployments"]
     assert found["binds"]["slo"] == "p90 ttft 1s" and found["binds"]["because"] == because
     assert found["capacity"] > 0 and found["gpus"] == (3 if because == "queueing" else 4)
 
@@ -471,7 +467,7 @@ def test_capacity_names_the_slot_and_the_transfer(
 def test_the_band_of_a_capacity_of_pools(tmp_path: Path) -> None:
     """Its ends are about the capacities that a search finds with slower, and with faster, ops."""
     slo = {"slo": "p90 ttft 1s", "tolerance": 0.02, "requests": 600}
-    tree = yaml.safe_load(TWO) | {"capacity": slo | {"replications": {"least": 2, "most": 2}}}
+    tree = TWO | {"capacity": slo | {"replications": {"least": 2, "most": 2}}}
     _, section, (option,) = read_question(tree, ())
     factors = slower_factors(option, plan_of(option, section, ""))  # those of a saturated run
     ends = []
@@ -479,7 +475,7 @@ def test_the_band_of_a_capacity_of_pools(tmp_path: Path) -> None:
         scale = {"engine": {"op_scale": dict.fromkeys(ops_of(option.deployment.pools[1]), times)}}
         out = tmp_path / str(number)
         capacity(tree | scale, {}, out=out, bands=number == 0)
-        (one,) = json.loads((out / "summary.json").read_text())["deployments"]
+        (one,) = summary_of(out)["deployments"]
         ends.append(one)
     first, fast, slow = ends
     low, high = first["band"]

@@ -8,10 +8,9 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from sarathi_sim.experiments.config.deployment import Deployment, deploy
+from sarathi_sim.experiments.config.deployment import Deployment
 from sarathi_sim.experiments.config.inputs import host_of
-from sarathi_sim.experiments.config.loading import load_experiment
-from sarathi_sim.experiments.figures.slices import Window, stage_slices
+from sarathi_sim.experiments.report.timeline import Window, stage_slices
 from sarathi_sim.experiments.run.compare import explanation
 from sarathi_sim.experiments.run.uncertainty import uncertainty
 from sarathi_sim.policies.batch import Batch
@@ -20,6 +19,7 @@ from sarathi_sim.profiler.facts.ops import ALL_TO_ALL, MOE
 from sarathi_sim.simulator.loop.records import Records
 from sarathi_sim.simulator.op_times.breakdown import breakdown
 from sarathi_sim.simulator.views.metrics import Analysis
+from tests.experiments.small_config import deployed
 
 CONFIG = """\
 name: ranks
@@ -38,11 +38,8 @@ scenarios: {it: {}}
 
 
 @pytest.fixture(scope="module")
-def deployment(tmp_path_factory: pytest.TempPathFactory) -> Deployment:
-    path = tmp_path_factory.mktemp("ranks") / "ranks.yaml"
-    path.write_text(CONFIG)
-    experiment = load_experiment(str(path), [])
-    return deploy(experiment.scenarios["it"], experiment.sources["it"])
+def deployment() -> Deployment:
+    return deployed(CONFIG)["it"]
 
 
 @pytest.fixture(scope="module")
@@ -123,11 +120,8 @@ def test_explanation_and_band_close(deployment: Deployment, records: Records) ->
     assert low < 1.05 and high > 0.95
 
 
-def test_ranks_are_rows_of_their_own_and_wait_before_the_next_step(
-    deployment: Deployment, records: Records
-) -> None:
-    analysis = Analysis(records)
-    slices = stage_slices(analysis, Window(0.0, records.end_s))
+def test_ranks_are_rows_of_their_own_and_wait_before_the_next_step(records: Records) -> None:
+    slices = stage_slices(Analysis(records), Window(0.0, records.end_s))
     assert slices[5].called == "1 rank 1"
     for one, log in zip(slices, records.replicas, strict=True):
         assert log.waited_s is not None

@@ -19,12 +19,7 @@ from sarathi_sim import capacity
 from sarathi_sim.experiments.capacity import recommend as chosen_by
 from sarathi_sim.experiments.capacity.answer import Prices, answers, load_prices, per_million_tokens
 from sarathi_sim.experiments.capacity.bounds import alone, most_requests_per_s
-from sarathi_sim.experiments.capacity.curves import (
-    front,
-    frontier_figures,
-)
 from sarathi_sim.experiments.capacity.options import Option, Wanted, deployable, plan_of
-from sarathi_sim.experiments.capacity.probing import Laboratory
 from sarathi_sim.experiments.capacity.recommend import (
     SCREENING,
     Worth,
@@ -36,25 +31,24 @@ from sarathi_sim.experiments.capacity.recommend import (
     whole,
     winner,
 )
-from sarathi_sim.experiments.capacity.search import AT_ONCE, Probe
+from sarathi_sim.experiments.capacity.search import Probe
 from sarathi_sim.experiments.capacity.slo import CapacitySection, Replications, parse_slo
-from sarathi_sim.experiments.config.base import Source
-from sarathi_sim.experiments.config.deployment import deploy
 from sarathi_sim.experiments.config.loading import check_scenario
-from sarathi_sim.experiments.sweeps.backends import InProcess
+from sarathi_sim.experiments.report.capacity_charts import capacity_charts, front
 from sarathi_sim.experiments.sweeps.points import between, halfway, in_order, neighbours
-from sarathi_sim.experiments.sweeps.store import Store
 from sarathi_sim.profiler.storage.child import silent
 from sarathi_sim.profiler.storage.strict import UserError
 from sarathi_sim.simulator.loop.routers import ROUTERS, Router
 from sarathi_sim.simulator.views.metric_registry import number_text
 from sarathi_sim.simulator.views.metrics import Analysis
-from tests.experiments.small_config import called
+from tests.experiments.small_config import HERE, called
 from tests.experiments.small_laboratory import (
     analysed,
+    laboratory,
     opened,
     question,
     recommendation,
+    served_per_s,
     verdict_of,
 )
 
@@ -68,12 +62,6 @@ wanted = partial(
     **{"model": "llama-13b", "device": "a6000", "gpus": 2, "slo": SLO, "workload": "200:20"},
     **{"seqs": "2,16", "budget": "256", "dtype": "bf16", "tolerance": 0.3},
 )
-
-
-def laboratory(folder: Path, asked: Wanted) -> Laboratory:
-    store = Store(folder)
-    store.open(resume=True)
-    return Laboratory(asked.section, store, InProcess())
 
 
 def regular(asked: Wanted, cv: float = 0.2, **given: object) -> Wanted:
@@ -100,10 +88,10 @@ def test_it_agrees_with_trying_everything(tmp_path: Path) -> None:
     asked, prices, said = regular(asked, **SHORT), load_prices(None), list[str]()
     tolerance, worth = asked.section.tolerance, Worth(asked, prices)
     assert tolerance == 0.03
-    found = recommend(laboratory(tmp_path / "a", asked), asked, prices, said.append)
+    found = recommend(laboratory(tmp_path / "a", asked.section), asked, prices, said.append)
     options, _ = deployable(asked)
     every = [whole(one, worth.of(one, 1.0).replicas) for one in options]
-    brute = answers(laboratory(tmp_path / "b", asked), every, "here", bands=False)
+    brute = answers(laboratory(tmp_path / "b", asked.section), every, "here", bands=False)
     loads = {one.name: answer.load for one, answer in zip(options, brute, strict=True)}
     best = max(loads.values())
     assert len(loads) == 6 and not any(answer.unsettled for answer in brute)
@@ -136,7 +124,7 @@ def test_it_agrees_with_trying_everything(tmp_path: Path) -> None:
     again = winner(content, asked)
     assert again.pop("name") == "winner"
     assert again.pop("capacity")["slo"] == asked.section.slo
-    assert check_scenario(again, Source("", "x", {}, ())).cluster.replicas >= 1
+    assert check_scenario(again, HERE).cluster.replicas >= 1
 
 
 def price_at(rate: float, option: Option, prices: Prices) -> float:
@@ -161,7 +149,7 @@ def test_the_replicas_for_a_rate_are_the_fewest(
     for about, replicas in ((20.0, [2, 1]), (7.0, [2, 3])):
         seen = worth.of(option, about)
         monkeypatch.setattr(chosen_by, "screen", lambda *_, seen=seen: [seen])
-        found = recommend(laboratory(tmp_path, asked), asked, prices, silent)
+        found = recommend(laboratory(tmp_path, asked.section), asked, prices, silent)
         assert [one.option.scenario.cluster.replicas for one in found.finalists] == replicas
         content = answer_of(found, asked, prices)
         first, fewer = content["deployments"][0], content["one_fewer"]
@@ -195,7 +183,7 @@ def test_a_rate_beyond_the_gpus_is_said(tmp_path: Path, monkeypatch: pytest.Monk
         seen = [] if about is None else [worth.of(option, about)]
         monkeypatch.setattr(chosen_by, "screen", lambda *_, seen=seen: seen)
         with pytest.raises(UserError, match=message.format(f"{rate:g}", f"{rate:g}")):
-            recommend(laboratory(tmp_path, asked), asked, load_prices(None), silent)
+            recommend(laboratory(tmp_path, asked.section), asked, load_prices(None), silent)
 
 
 @pytest.mark.parametrize("given", [{"gpus": 8}, {"gpus": None, "rate": 7.0}])
@@ -286,10 +274,7 @@ def test_nothing_exceeds_its_bound(shared: bool) -> None:
     options, _ = deployable(asked)
     assert options
     for option in options:
-        full = option.at(Probe(AT_ONCE, 0, 400), "rate")
-        deployment = deploy(full.scenario, Source("", "x", {}, ()))
-        summary = Analysis(deployment.simulate()).summary(deployment.model, deployment.device, 1)
-        assert 0.1 < summary["requests_per_s"] / most_requests_per_s(option) <= 1.0, option.name
+        assert 0.1 < served_per_s(option, 400) / most_requests_per_s(option) <= 1.0, option.name
 
 
 def test_a_limit_between_tokens_bounds_the_batch_and_the_chunks() -> None:
@@ -312,7 +297,7 @@ def test_what_breaks_the_slo_alone_needs_no_simulation(tmp_path: Path) -> None:
         assert alone(option, parse_slo(slo))[1].startswith(what)
     asked = wanted(slo="p99 tpot 1ms")
     with pytest.raises(UserError, match="keeps it under any load") as refused:
-        recommend(laboratory(tmp_path, asked), asked, load_prices(None), silent)
+        recommend(laboratory(tmp_path, asked.section), asked, load_prices(None), silent)
     (line,) = str(refused.value).splitlines()[1:]
     said = re.fullmatch(
         r"  a token .* takes (\d+) ms at least, .*, with (.*); elsewhere longer", line
@@ -356,7 +341,7 @@ def test_fronts() -> None:
     # Two latencies are compared at the capacities only.
     assert front(table, "ttft_p99_s", "tbt_p99_s").index.tolist() == [1, 2]
     nothing = {"deployments": [], "load": "rate", "prices": {"currency": "USD"}}
-    assert frontier_figures(nothing) == {}
+    assert capacity_charts(nothing) == {}
 
 
 @pytest.mark.parametrize(

@@ -25,12 +25,7 @@ from sarathi_sim.experiments.capacity.bounds import (
     sent_per_s,
 )
 from sarathi_sim.experiments.capacity.options import Option, Wanted, deployable, layouts, named
-from sarathi_sim.experiments.capacity.pool_layouts import (
-    MOST_PAIRS,
-    Pair,
-    _described,
-    pool_layouts,
-)
+from sarathi_sim.experiments.capacity.pool_layouts import MOST_PAIRS, Pair, _described, pool_layouts
 from sarathi_sim.experiments.capacity.recommend import (
     Worth,
     answer_of,
@@ -40,9 +35,7 @@ from sarathi_sim.experiments.capacity.recommend import (
     whole,
     winner,
 )
-from sarathi_sim.experiments.capacity.search import AT_ONCE, Probe
 from sarathi_sim.experiments.capacity.slo import CapacitySection, Replications, parse_slo
-from sarathi_sim.experiments.config.base import Source
 from sarathi_sim.experiments.config.deployment import default_handover, deploy
 from sarathi_sim.experiments.config.loading import check_scenario, load_experiment
 from sarathi_sim.experiments.config.scenario import POOLS
@@ -51,9 +44,9 @@ from sarathi_sim.profiler.facts.ops import MOE
 from sarathi_sim.profiler.storage.child import silent
 from sarathi_sim.profiler.storage.strict import UserError
 from sarathi_sim.simulator.views.metrics import Analysis
-from tests.experiments.small_laboratory import opened, question, verdict_of
+from tests.experiments.small_config import HERE
+from tests.experiments.small_laboratory import opened, question, served_per_s, verdict_of
 
-HERE = Source("", "x", {}, ())
 SLO = "p90 ttft 1s, p90 tbt 60ms"
 # A chunk of 2,048 tokens makes a gap longer than 60 ms: only pools keep this limit under load.
 GAPS = {"slo": "p90 ttft 1s, p90 tbt_max 60ms", "budget": "2048"}
@@ -190,11 +183,8 @@ def test_workers_never_exceed_their_saturation(stack: str) -> None:
     near."""
     _, found = pooled(wanted(stack=stack, gpus=2, workload="1000:50", budget="2048"))
     (one,) = found
-    full = one.at(Probe(AT_ONCE, 0, 300), "rate").scenario
-    deployment = deploy(full, HERE)
-    served = deployment.summary(Analysis(deployment.simulate()))["requests_per_s"]
     most = most_requests_per_s(one)
-    assert 0.5 < served / most <= 1.0
+    assert 0.5 < served_per_s(one, 300) / most <= 1.0
     prefill, decode = one.deployment.pools
     sent = sent_per_s(prefill, default_handover(prefill), one.deployment.requests)
     assert most == min(saturation(prefill), saturation(as_decode(decode)), sent)
@@ -358,9 +348,7 @@ def test_ranks_and_drafts_never_exceed_their_bound(stack: str, workload: str) ->
     tried = [*found.values()]
     assert len(tried) > 8
     for one in tried:
-        deployment = deploy(one.at(Probe(AT_ONCE, 0, 1500), "rate").scenario, HERE)
-        served = deployment.summary(Analysis(deployment.simulate()))["requests_per_s"]
-        assert 0.05 < served / most_requests_per_s(one) <= 1.0, one.name
+        assert 0.05 < served_per_s(one, 1500) / most_requests_per_s(one) <= 1.0, one.name
 
 
 @pytest.mark.slow

@@ -3,17 +3,14 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+import re
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-from typer.testing import CliRunner
 
-from sarathi_sim.experiments.cli import app
-from sarathi_sim.experiments.config.deployment import deploy
 from sarathi_sim.experiments.config.loading import load_experiment
 from sarathi_sim.experiments.measured.replay import (
     Case,
@@ -27,7 +24,7 @@ from sarathi_sim.experiments.measured.score import score_runs
 from sarathi_sim.experiments.measured.tune import fit
 from sarathi_sim.profiler.storage.child import silent
 from sarathi_sim.profiler.storage.strict import UserError
-from tests.experiments.small_config import refused
+from tests.experiments.small_config import Write, called, message, refused
 
 CONFIG = """\
 name: server
@@ -45,7 +42,6 @@ TOOL: dict[str, Any] = {
     "ttfts": [0.05, 0.06, 0.07],
     "itls": [[0.01, 0.03], [], [0.02]],
 }
-Write = Callable[[str], Path]
 
 
 def line(prompt: int, output: int, queued: float, first: float, last: float) -> str:
@@ -63,8 +59,13 @@ def replayed(tmp_path: Path) -> Path:
     return path
 
 
+def table_of(path: Path) -> Any:
+    (run,) = read_server_runs(path).values()
+    return run.requests
+
+
 def test_what_was_measured(replayed: Path) -> None:
-    (run,) = (one.requests for one in read_server_runs(replayed).values())
+    run = table_of(replayed)
     assert run["arrival_s"].tolist() == [0.0, 0.5]
     assert run["prompt_tokens"].tolist() == [300, 200]
     assert run["ttft_s"].tolist() == [0.25, 0.25]
@@ -100,14 +101,14 @@ def recorded(tmp_path: Path) -> Path:
 
 def test_the_tools_file(recorded: Path) -> None:
     """Arrivals are the gaps that the tool draws, one by one, from the legacy generator."""
-    (run,) = (one.requests for one in read_server_runs(recorded).values())
+    run = table_of(recorded)
     legacy = np.random.RandomState(0)
     gaps = [legacy.exponential(1 / 4) for _ in range(2)]
     assert run["arrival_s"].tolist() == [0.0, gaps[0], gaps[0] + gaps[1]]
     assert run["latency_s"].tolist() == pytest.approx([0.09, 0.06, 0.09])
     assert run["tpot_s"].dropna().tolist() == pytest.approx([0.02, 0.02])
     recorded.write_text(json.dumps(TOOL | {"request_rate": "inf"}))
-    (run,) = (one.requests for one in read_server_runs(recorded).values())
+    run = table_of(recorded)
     assert run["arrival_s"].tolist() == [0.0] * 3
 
 
@@ -140,9 +141,8 @@ def test_prompts_are_cached(recorded: Path, write_config: Write) -> None:
     found = case.under(Overheads()).analysis.requests["hit_tokens"]
     assert found.tolist() == [16 * ((p - 1) // 16) for p in run.requests["prompt_tokens"]]
     wrong = ["kv_cache.prompts_cached=true", "kv_cache.prefix_caching=false"]
-    experiment = load_experiment(write_config(CONFIG), wrong)
-    with pytest.raises(UserError, match=r"prompts_cached: .* needs kv_cache.prefix_caching"):
-        deploy(experiment.scenarios["server"], experiment.sources["server"])
+    said = message(CONFIG, *wrong)
+    assert re.search(r"prompts_cached: .* needs kv_cache.prefix_caching", said)
 
 
 def test_a_scenario_for_each_file(recorded: Path, write_config: Write) -> None:
@@ -230,20 +230,18 @@ def test_requests_that_run_beside(recorded: Path, write_config: Write) -> None:
 
 @pytest.mark.slow
 def test_the_command_of_a_score(recorded: Path, write_config: Write, tmp_path: Path) -> None:
-    out, config = tmp_path / "out", str(write_config(CONFIG))
-    given = ["score", str(recorded), "--config", config]
-    printed = CliRunner().invoke(app, [*given, "--out", str(out)])
-    assert printed.exit_code == 0, printed.output
+    out, config = tmp_path / "out", write_config(CONFIG)
+    given = ("score", recorded, "--config", config)
+    printed = called(*given, "--out", out)
     for text in ("time to first token, p90 (s)", "fitted to these", "What the mean latency lacks"):
         assert text in printed.stdout
     assert (out / "figures" / "rate_04.png").is_file()
     header, *rows = (out / "requests.csv").read_text().splitlines()
     assert len(rows) == 3 and header.startswith("run,request,arrival_s,prompt_tokens,output_tokens")
-    as_json = json.loads(CliRunner().invoke(app, [*given, "--json"]).stdout)
+    as_json = json.loads(called(*given, "--json").stdout)
     assert list(as_json["runs"]) == ["rate_04"]
-    for words in (["score", str(recorded)], ["score", "--config", config]):
-        wrong = CliRunner().invoke(app, words)
-        assert wrong.exit_code == 2 and "Missing" in wrong.output
+    for words in (["score", recorded], ["score", "--config", config]):
+        assert "Missing" in called(*words, code=2).output
     (table := tmp_path / "table.csv").write_text("prompt,decode\n1,2\n")
     said = refused("score", table, "--config", config)
     assert "table.csv" in said and "is not the file of a load tool" in said

@@ -11,7 +11,7 @@ from typer.testing import Result
 
 from sarathi_sim.experiments.capacity.bounds import most_requests_per_s
 from sarathi_sim.experiments.capacity.options import deployable
-from sarathi_sim.experiments.report.html_page import write_page
+from sarathi_sim.experiments.report.page import write_page
 from tests.experiments.small_config import called
 from tests.experiments.small_laboratory import question
 

@@ -16,21 +16,17 @@ from typing import Any
 import numpy as np
 import pandas as pd
 import pytest
-from bokeh.models import GlyphRenderer, Step, TapTool, Text
+from bokeh.models import TapTool
 
+import sarathi_sim as sim
 from sarathi_sim.experiments.config.loading import load_experiment
-from sarathi_sim.experiments.content import Chart, Section
-from sarathi_sim.experiments.report.charts import (
-    StyledLine,
-    boxes_window,
-    busy_shares,
-    lines,
-)
-from sarathi_sim.experiments.report.html_page import page, write_report
+from sarathi_sim.experiments.content import Axis, Chart, Section, Series, anchor
+from sarathi_sim.experiments.report.capacity_charts import capacity_charts
+from sarathi_sim.experiments.report.page import interactive, page, write_report
 from sarathi_sim.experiments.report.sections import sections_of
+from sarathi_sim.experiments.report.timeline import boxes_window, busy_shares
 from sarathi_sim.experiments.results import read_summary
 from sarathi_sim.experiments.run.compare import simulate_again
-from sarathi_sim.experiments.run.experiment import run_experiment
 from sarathi_sim.experiments.run.run_answer import answer
 from sarathi_sim.profiler.storage.strict import UserError
 from tests.experiments.small_config import called, refused
@@ -69,7 +65,8 @@ def test_the_numbers_of_a_run(sections: dict[str, Section], reported: dict[str, 
     assert section.answer.startswith("sarathi is the fastest")
     assert f"{ratio:.3g} times as fast as orca" in section.answer
     titles = [chart.title for chart in section.charts]
-    assert {"Time to first token", "Timeline of the stages", "The whole run"} <= set(titles)
+    wanted = {"Time to first token", "Timeline of the stages: orca", "The whole run: orca"}
+    assert wanted <= set(titles)
     assert "Bubble time of requests" in titles  # it has a pipeline
     origins = next(grid for grid in section.details if grid.title.startswith("Op times"))
     assert {row[1] for row in origins.rows} >= {"preproj", "attn_decode", "send_recv_inter_node"}
@@ -120,18 +117,28 @@ def test_capacities(sections: dict[str, Section]) -> None:
     assert section.assumptions[-1] == "prices: USD of 2026-01-01, assumed"
     assert section.details[0].rows[0][2:] == ["3.30", "25", "10", "90", "12"]
     assert section.charts[0].title == "Headroom: p99 ttft 1s"
-    assert section.charts[0].model.y_range.end == 210  # a probe at three times the limit is cut
+    assert section.charts[0].y.ends == (0.0, 2.1)  # a probe at three times the limit is cut
 
 
 def test_what_a_relaxed_slo_saves(sections: dict[str, Section]) -> None:
     """A step at each load that the next limits allow, at 1 / load of the cost."""
     chart = sections["capacity"].charts[-1]
     assert chart.title.startswith("cost of a million output tokens against all limits of the SLO")
-    renderers = chart.model.select({"type": GlyphRenderer})
-    steps = [drawn.data_source.data for drawn in renderers if isinstance(drawn.glyph, Step)]
-    assert [data["x"].tolist() for data in steps] == [[0.4, 1.0, 3.0]] * 2
-    costs = min(data["y"].tolist() for data in steps)
+    steps = [one for one in chart.series if one.kind == "step" and one.name != "the front"]
+    assert [one.x.tolist() for one in steps] == [[0.4, 1.0, 3.0]] * 2
+    costs = min(one.y.tolist() for one in steps)
     assert costs == pytest.approx([2 * 4.6296, 4.6296, 4.6296 / 1.1], rel=1e-4)
+
+
+def test_a_chart_of_many_deployments_says_which_it_leaves_out(reported: dict[str, Path]) -> None:
+    found = read_summary(reported["capacity"])
+    (one,) = [row for row in found["deployments"] if row["name"] == "TP 8"]
+    many = [one | {"name": f"server {n}", "capacity": float(n)} for n in range(9)]
+    for charts in capacity_charts(found | {"deployments": many}).values():
+        for chart in charts:
+            drawn = {line.name for line in chart.series if line.name.startswith("server")}
+            assert drawn == {f"server {n}" for n in range(2, 9)}
+            assert chart.caption.endswith(" Of 9 deployments those with most capacity are drawn.")
 
 
 def test_recommendations(sections: dict[str, Section]) -> None:
@@ -141,7 +148,7 @@ def test_recommendations(sections: dict[str, Section]) -> None:
     row = ["-25.0 % requests/s", "6.00", "5.40 to 6.00", "8", "20.00", "9.26"]
     assert section.table.rows[1] == ["TP 2 budget 256 seqs 16 x 4", *row]
     titles = [chart.title.split(" against ")[0] for chart in section.charts]
-    fronts = ("output tokens/s a GPU", "time between tokens, p99 (s)")
+    fronts = ("output tokens/s per GPU", "time between tokens, p99 (s)")
     assert titles == ["Headroom: p99 ttft 1s", *fronts, "cost of a million output tokens"]
     assert [grid.title for grid in section.details] == [
         *("What breaks first", "Screened only", "Not simulated, or dropped", "Every point")
@@ -163,29 +170,26 @@ def test_sensitivities(sections: dict[str, Section]) -> None:
 
 
 @pytest.mark.parametrize("kind", ["sweep", "capacity", "recommend"])
-def test_every_point_leads_to_its_row_by_its_number(
-    sections: dict[str, Section], kind: str
-) -> None:
+def test_every_point_leads_to_its_row(sections: dict[str, Section], kind: str) -> None:
     section = sections[kind]
     rows = {name for grid in (section.table, *section.details) for name in grid.anchors}
-    fronts = [chart.model for chart in section.charts if " against " in chart.title]
+    fronts = [chart for chart in section.charts if " against " in chart.title]
     assert rows
     assert fronts
     for front in fronts:
-        (tap,) = front.select({"type": TapTool})
-        assert tap.callback.url == "#@anchor"
+        (tap,) = interactive(front).select({"type": TapTool})
+        assert tap.callback.url == "#@link"
         sources = [drawn.data_source.data for drawn in tap.renderers]
-        assert {name for data in sources for name in data["anchor"]} <= rows
-        labels = [text.data_source.data["label"] for text in front.select({"type": GlyphRenderer})
-                  if isinstance(text.glyph, Text)]  # fmt: skip
-        assert [len(each) for each in labels] == [len(data["x"]) for data in sources]
+        assert {name for data in sources for name in data["link"]} <= rows
+        points = [one for one in front.series if one.links]
+        assert [len(one.texts) for one in points] == [len(data["x"]) for data in sources]
         if kind == "sweep":
-            assert all(label for each in labels for label in each)
             continue
         cells = dict(zip(section.details[-1].anchors, section.details[-1].rows, strict=True))
-        for data in sources:
-            for name, label in zip(data["anchor"], data["label"], strict=True):
-                assert label in ("", cells[name][0])
+        assert any(text for one in points for text in one.texts)
+        for one in points:
+            for name, text in zip(one.links, one.texts, strict=True):
+                assert text in ("", cells[anchor(name)][3])
 
 
 def test_several_runs_are_one_section(result: Path, tmp_path: Path) -> None:
@@ -208,7 +212,7 @@ def test_unlike_results_are_not_ranked(
     result: Path, tmp_path: Path, changes: list[str], unlike: str
 ) -> None:
     other = load_experiment(result.parent / "small.yaml", changes)
-    run_experiment(other, tmp_path / "other", figures=False)
+    sim.run(other, out=tmp_path / "other", figures=False)
     (section,) = sections_of([result, tmp_path / "other"])
     assert section.question.startswith("How do run/orca, run/sarathi, other/orca")
     assert section.answer.startswith(f"They differ in {unlike}, so none is called better. run/")
@@ -229,7 +233,10 @@ def test_the_page_asks_for_nothing_and_is_small(sections: dict[str, Section]) ->
     assert text.count("<section>") == len(sections)
     items = re.search(r'<script type="application/json" id="charts">(.*?)</script>', text)
     assert items is not None
-    assert len(json.loads(items[1])) == sum(len(one.charts) for one in sections.values())
+    places = text.count('<figure class="chart"')
+    assert len(json.loads(items[1])) == places
+    together = {c.title.partition(": ")[0] for one in sections.values() for c in one.charts}
+    assert len(together) <= places < sum(len(one.charts) for one in sections.values())
 
 
 def test_what_a_user_wrote_is_text(sections: dict[str, Section]) -> None:
@@ -273,10 +280,8 @@ class Scripts(HTMLParser):
     "evil", ["</SCRIPT><img src=x onerror=alert(1)>", "</script ><b>", "<!--<script>", "]]><svg/>"]
 )
 def test_no_text_of_a_chart_ends_its_script(sections: dict[str, Section], evil: str) -> None:
-    curve = StyledLine(
-        np.array([0.0, 1.0]), np.array([0.0, 1.0]), {"color": "#000000", "linestyle": "-"}
-    )
-    charts = [Chart(evil, lines({evil: curve}, evil, evil), evil)]
+    curve = Series("line", evil, np.array([0.0, 1.0]), np.array([0.0, 1.0]))
+    charts = [Chart(evil, Axis(evil), Axis(evil), [curve], evil)]
     section = replace(sections["run"], charts=charts)
     text = page("A", [section])
     found = Scripts()
@@ -285,6 +290,14 @@ def test_no_text_of_a_chart_ends_its_script(sections: dict[str, Section], evil: 
     assert found.tags.count("script") == 4
     items = re.search(r'<script type="application/json" id="charts">(.*?)</script>', text)
     assert items is not None and json.dumps(evil) in json.dumps(json.loads(items[1]))
+
+
+@pytest.mark.parametrize("ends", [(None, None), (0.0, None), (None, 2.0), (0.0, 2.0)])
+def test_an_axis_ends_where_it_is_said(ends: tuple[float | None, float | None]) -> None:
+    line = Series("line", "a", [0.0, 1.0], [0.0, 1.0])
+    drawn = interactive(Chart("A", Axis("x", ends=ends), Axis("y"), [line]))
+    found = (drawn.x_range.start, drawn.x_range.end)
+    assert all(end in (None, one) for end, one in zip(ends, found, strict=True))
 
 
 def test_the_policy_of_the_page_allows_its_own_scripts_only(sections: dict[str, Section]) -> None:
@@ -305,7 +318,7 @@ def test_a_run_that_cannot_be_simulated_again(result: Path, tmp_path: Path) -> N
     (folder / "config.yaml").write_text(config.replace("device: a100-80g-sxm", "device: gone"))
     (section,) = sections_of([folder])
     assert any(w.startswith("orca: no timeline, and no errors") for w in section.warnings)
-    assert "Timeline of the stages" not in [chart.title for chart in section.charts]
+    assert not any(chart.title.startswith("Timeline") for chart in section.charts)
     assert section.answer.startswith("sarathi is the fastest")
 
 
@@ -322,13 +335,12 @@ def test_a_run_that_has_changed_since(result: Path, tmp_path: Path) -> None:
 def test_the_boxes_of_a_timeline_are_few(result: Path) -> None:
     again = {name: simulate_again(result, name, name).analysis for name in ("orca", "sarathi")}
     ends = [analysis.records.end_s for analysis in again.values()]
-    everything = boxes_window(again)
+    everything = boxes_window(again.values())
     assert (everything.start_s, everything.length_s) == (0.0, max(ends))
-    few = boxes_window(again, most=400)
+    few = boxes_window(again.values(), most=400)
     assert 0 < few.start_s < few.end_s < min(ends)
-    edges = np.linspace(0.0, max(ends), 50)
     for analysis in again.values():
-        shares = busy_shares(analysis, edges)
+        edges, shares = busy_shares(analysis, 50)
         busy = (shares * np.diff(edges)).sum() * len(analysis.ledger)
         assert busy == pytest.approx(analysis.ledger["busy_s"].sum())
         assert shares.sum(axis=0).max() <= 1 + 1e-9
@@ -433,14 +445,20 @@ def test_what_is_no_result(tmp_path: Path, content: str) -> None:
     assert not (tmp_path / "x.html").exists()
 
 
-@pytest.mark.parametrize("kind", ["comparison", "score", "capacity", "recommend", "sensitivity"])
+@pytest.mark.parametrize("kind", ["comparison", "capacity", "recommend", "sensitivity"])
 def test_a_damaged_result(reported: dict[str, Path], tmp_path: Path, kind: str) -> None:
     shutil.copytree(reported[kind], tmp_path / "x")
     summary = json.loads((tmp_path / "x" / "summary.json").read_bytes())
-    keys = {"comparison": "mean_latency", "score": "groups"}
-    keys |= dict.fromkeys(("capacity", "recommend"), "prices")
+    keys = {"comparison": "mean_latency", "capacity": "prices", "recommend": "prices"}
     key = keys.get(kind, "measures")
     summary[key] = {"all": {"n": 1}, "total": {}, "parts": {}}
     (tmp_path / "x" / "summary.json").write_text(json.dumps(summary))
     command = "compare" if kind == "comparison" else kind
     assert f"the result of {command} is damaged" in refused("report", tmp_path / "x")
+
+
+@pytest.mark.parametrize("text", ["", "[]", '{"kind": "score"}'])
+def test_a_damaged_section(reported: dict[str, Path], tmp_path: Path, text: str) -> None:
+    shutil.copytree(reported["score"], tmp_path / "x")
+    (tmp_path / "x" / "section.json").write_text(text)
+    assert "x: has no readable section.json" in refused("report", tmp_path / "x")

@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from sarathi_sim.experiments.figures.style import BLUE, dark_colour
-from sarathi_sim.experiments.report.html_page import page, write_report
+from sarathi_sim.experiments.report.page import page, write_report
+from sarathi_sim.experiments.report.palette import BLUE, dark_colour
 from sarathi_sim.experiments.report.sections import sections_of
 
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser")
@@ -134,7 +134,7 @@ def test_a_click_on_a_heading_sorts(opened: Opened) -> None:
     """By the tokens/s a user of every probe of the capacity, which fall in the order of the page,
     deployment by deployment."""
     table = opened.tab.locator("table", has_text="all limits of the SLO").first
-    heading = table.locator("th", has_text="tokens/s a user")
+    heading = table.locator("th", has_text="tokens/s per user")
     place = int(heading.evaluate("heading => heading.cellIndex")) + 1
 
     def speeds() -> list[float]:
@@ -146,7 +146,7 @@ def test_a_click_on_a_heading_sorts(opened: Opened) -> None:
         heading.locator("button").click()
         assert speeds() == wanted
         assert heading.get_attribute("aria-sort") == sort
-    assert table.locator("tbody td:nth-child(2)").all_inner_texts() == ["TP 2"] * 3 + ["TP 8"] * 3
+    assert table.locator("tbody td:nth-child(1)").all_inner_texts() == ["TP 2"] * 3 + ["TP 8"] * 3
 
 
 def test_a_pointer_over_the_timeline_says_what_is_there(opened: Opened) -> None:
@@ -166,13 +166,13 @@ def test_a_pointer_over_the_timeline_says_what_is_there(opened: Opened) -> None:
 
 
 def test_a_click_on_a_point_leads_to_its_row(opened: Opened) -> None:
-    place = opened.tab.locator("figure.chart", has_text="output tokens/s a GPU against").first
+    place = opened.tab.locator("figure.chart", has_text="output tokens/s per GPU against").first
     place.evaluate("chart => chart.scrollIntoView()")
     x, y = opened.tab.evaluate(FIRST_POINT, place.locator("> div").get_attribute("id"))
     opened.tab.mouse.click(x, y)
     opened.until("document.querySelector('tr:target') !== null")
     row = opened.tab.locator("tr:target")
-    assert row.locator("td").nth(1).inner_text() == "TP 2"
+    assert row.locator("td").nth(0).inner_text() == "TP 2"
     assert row.bounding_box()["y"] < 900
     assert opened.errors == []
 

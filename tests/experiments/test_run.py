@@ -17,16 +17,16 @@ import pytest
 import yaml
 from PIL import Image
 
+import sarathi_sim as sim
 from sarathi_sim.experiments.config.loading import SHAPE, Experiment, load_experiment
-from sarathi_sim.experiments.figures.slices import Window, parse_window, stage_slices
+from sarathi_sim.experiments.report.timeline import Window, parse_window, stage_slices
 from sarathi_sim.experiments.results import FORMAT, csv_bytes, parquet_bytes, read_tables
-from sarathi_sim.experiments.run.compare import plot_results
-from sarathi_sim.experiments.run.experiment import ExperimentResult, run_experiment, simulate_all
+from sarathi_sim.experiments.run.experiment import ExperimentResult, simulate_all
 from sarathi_sim.experiments.run.uncertainty import PER_MAKESPAN
 from sarathi_sim.profiler.storage.strict import UserError
 from sarathi_sim.simulator.views.ledger import ACCOUNTS
 from sarathi_sim.simulator.views.metric_registry import METRICS
-from tests.experiments.small_config import SMALL
+from tests.experiments.small_config import SMALL, summary_of
 
 CDFS = ("ttft_cdf", "tbt_cdf", "latency_cdf", "bubble_cdf")
 FIGURES = (*CDFS, "completions", "ledger", "timeline")
@@ -54,7 +54,7 @@ def test_the_folder_is_complete(result: Path) -> None:
 
 
 def test_the_summary_says_what_the_tables_say(result: Path) -> None:
-    summary = json.loads((result / "summary.json").read_text())
+    summary = summary_of(result)
     assert summary["format"] == FORMAT
     for name, scenario in summary["scenarios"].items():
         requests = pd.read_parquet(result / name / "requests.parquet")
@@ -76,7 +76,7 @@ def test_the_summary_says_what_the_tables_say(result: Path) -> None:
 def test_the_resolved_config_gives_the_same_result(result: Path, tmp_path: Path) -> None:
     again = load_experiment(result / "config.yaml")
     assert again.scenarios["orca"].batching.max_in_flight == 8
-    run_experiment(again, tmp_path / "again", figures=False)
+    sim.run(again, out=tmp_path / "again", figures=False)
     for name in ("summary.json", "config.yaml", "orca/requests.parquet", "sarathi/ledger.csv"):
         assert (tmp_path / "again" / name).read_bytes() == (result / name).read_bytes(), name
 
@@ -100,9 +100,7 @@ def test_a_run_in_which_nothing_finishes(tmp_path: Path) -> None:
     """Where every request is rejected there is nothing to run; where all but the shortest are, the
     share and the longest one are told."""
     with pytest.raises(UserError, match="max_length: value 10: every request is rejected: the "):
-        run_experiment(
-            loaded("cluster.max_length=10", "workload.too_long=reject"), tmp_path / "run"
-        )
+        sim.run(loaded("cluster.max_length=10", "workload.too_long=reject"), out=tmp_path / "run")
     assert not (tmp_path / "run").exists()
     summary = simulated("cluster.max_length=210", "workload.too_long=reject").summary()
     orca, told = summary["scenarios"]["orca"], summary["rejections"]["orca"]
@@ -116,7 +114,7 @@ def test_json_has_no_nan(tmp_path: Path) -> None:
     one = "workload.lengths={kind: fixed, prompt: 100, decode: 1}"
     ratio = "compare.speedup={metric: tbt_s.p99, over: [orca, sarathi]}"
     short = loaded("workload.pd_ratio=null", one, ratio)
-    summary = run_experiment(short, tmp_path / "run", figures=False).summary()
+    summary = sim.run(short, out=tmp_path / "run", figures=False).summary()
     assert summary["scenarios"]["orca"]["tbt_s"]["p99"] is None
     assert summary["ratios"] == {"speedup": None}, "JSON has no NaN"
     assert "NaN" not in (tmp_path / "run" / "summary.json").read_text()
@@ -131,12 +129,12 @@ def test_a_run_that_fails_leaves_nothing(tmp_path: Path, monkeypatch: pytest.Mon
     def fails() -> None:
         with monkeypatch.context() as patch, pytest.raises(OSError, match="No space left"):
             patch.setattr("sarathi_sim.experiments.run.experiment._write_tables", full_disk)
-            run_experiment(loaded(), out)
+            sim.run(loaded(), out=out)
 
     out = tmp_path / "out" / "run"
     fails()
     assert not out.parent.exists()
-    run_experiment(loaded(), out, figures=False)
+    sim.run(loaded(), out=out, figures=False)
     before = (out / "summary.json").read_bytes()
     fails()
     assert [path.name for path in out.parent.iterdir()] == ["run"]
@@ -227,7 +225,7 @@ def test_windows() -> None:
 
 def test_plot_joins_runs(result: Path, plotted: Path, tmp_path: Path) -> None:
     shutil.copytree(plotted, tmp_path / "one")
-    plot_results([result, result], tmp_path / "one")  # its own result may be replaced
+    sim.plot([result, result], out=tmp_path / "one")  # its own result may be replaced
     names = {path.name for path in (tmp_path / "one" / "figures").iterdir()}
     assert names == {f"{n}.{k}" for n in FIGURES[:-1] for k in ("png", "svg")}
 
@@ -243,17 +241,11 @@ def test_plot_errors(result: Path, tmp_path: Path) -> None:
         (result, result, "is one of the results to plot"),
     ):
         with pytest.raises(UserError, match=expected):
-            plot_results([folder], where)
+            sim.plot([folder], out=where)
     assert not out.exists()
 
 
 # What is refused --------------------------------------------------------------------------------
-
-
-@pytest.fixture
-def copy(result: Path, tmp_path: Path) -> Path:
-    """A result that a test may damage."""
-    return Path(shutil.copytree(result, tmp_path / "copy"))
 
 
 def test_outs_that_are_refused(
@@ -273,10 +265,10 @@ def test_outs_that_are_refused(
         (tmp_path / "file" / "run", r"--out .*file/run: "),
     ):
         with pytest.raises(UserError, match=expected):
-            run_experiment(loaded(), out)
+            sim.run(loaded(), out=out)
     monkeypatch.chdir(tmp_path)
     with pytest.raises(UserError, match=r"another kind \(result\)"):
-        plot_results([result], copy)
+        sim.plot([result], out=copy)
     with pytest.raises(UserError, match="name the runs' own folders"):
         read_tables(plotted)
 
@@ -312,7 +304,7 @@ def test_damaged_tables(copy: Path, damage: Callable[[Path], object], expected: 
 
 
 def test_damaged_summaries(copy: Path) -> None:
-    content = json.loads((copy / "summary.json").read_text())
+    content = summary_of(copy)
     for scenarios in (None, [], {}, "orca", 3):
         (copy / "summary.json").write_text(json.dumps({**content, "scenarios": scenarios}))
         with pytest.raises(UserError, match=r"summary\.json names no scenarios"):
@@ -321,7 +313,7 @@ def test_damaged_summaries(copy: Path) -> None:
 
 def test_a_window_after_the_end_writes_nothing(tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"--window 1e\+06:1: nothing happens there: START must"):
-        run_experiment(loaded(), tmp_path / "a" / "b", window=Window(1e6, 1))
+        sim.run(loaded(), out=tmp_path / "a" / "b", window="1e6:1")
     assert not (tmp_path / "a").exists()
 
 
@@ -329,7 +321,7 @@ def test_the_metrics_one_can_name_are_those_of_a_run(result: Path) -> None:
     def keys(tree: object) -> object:
         return {k: keys(v) for k, v in tree.items()} if isinstance(tree, dict) else None
 
-    for summary in json.loads((result / "summary.json").read_text())["scenarios"].values():
+    for summary in summary_of(result)["scenarios"].values():
         numbers = {k: v for k, v in summary.items() if not isinstance(v, list)}
         other = {k for k, metric in METRICS.items() if metric.paged or metric.pools}
         assert keys(numbers) == keys({k: v for k, v in SHAPE.items() if k not in other})

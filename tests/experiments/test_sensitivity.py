@@ -10,17 +10,17 @@ import pandas as pd
 import pytest
 
 import sarathi_sim as sim
-from sarathi_sim.experiments.capacity.curves import figure_files, tornado_figure
 from sarathi_sim.experiments.capacity.options import Option
 from sarathi_sim.experiments.capacity.sensitivity import factors_of, read_sensitivity
-from sarathi_sim.experiments.config.deployment import deploy
 from sarathi_sim.experiments.config.loading import load_experiment
+from sarathi_sim.experiments.report.capacity_charts import tornado_charts
+from sarathi_sim.experiments.report.draw import drawn
+from sarathi_sim.experiments.run.experiment import deploy_all
 from sarathi_sim.profiler.storage.strict import UserError
-from tests.experiments.small_config import called
+from tests.experiments.small_config import called, summary_of
 
 # One request at a time, all alike, from clients that wait for their answers: N of them wait N times
 # the service time, so as many as the limit over the service time keep the SLO.
-DOCS = Path(__file__).resolve().parents[2] / "docs"
 WITHOUT: dict[str, Any] = {
     "name": "one_server",
     "model": "llama-13b",
@@ -48,16 +48,18 @@ def service_s(**scale: float) -> float:
 def test_the_closed_form_of_one_server(tmp_path: Path) -> None:
     """With all ops the capacity falls as they get slower; with one op, by its share of them."""
     out, asked = tmp_path / "out", {"only": ["all ops", "ffn_ln1"], "replications": 1}
-    table = sim.sensitivity(ONE_SERVER, **asked, out=out).table
+    table = sim.capacity(ONE_SERVER, sensitivity=True, **asked, out=out).table
     elasticity = table.set_index("factor")["elasticity"]
     assert elasticity["all ops"] == pytest.approx(-1, rel=0.02)
     share = service_s(ffn_ln1=2) / service_s() - 1
     assert elasticity["ffn_ln1"] == pytest.approx(-share, rel=0.03)
-    summary = json.loads((out / "summary.json").read_text())
+    summary = summary_of(out)
     base = summary["deployments"][0]["base"]["capacity"]
     assert base == pytest.approx(0.7 / service_s(), rel=0.02)
     before = (out / "summary.json").read_bytes()
-    pd.testing.assert_frame_equal(sim.sensitivity(ONE_SERVER, **asked, out=out).table, table)
+    pd.testing.assert_frame_equal(
+        sim.capacity(ONE_SERVER, sensitivity=True, **asked, out=out).table, table
+    )
     assert (out / "summary.json").read_bytes() == before
 
 
@@ -68,14 +70,14 @@ def test_a_long_limit_does_not_hide_an_overload() -> None:
     slo = {"slo": "p90 ttft 5s", "requests": 100}
     asked = {"only": ["all ops"], "replications": 2}
     one = {**ONE_SERVER, "workload": poisson, "capacity": slo}
-    (row,) = sim.sensitivity(one, **asked).table.to_dict("records")
+    (row,) = sim.capacity(one, sensitivity=True, **asked).table.to_dict("records")
     assert 0.9 < row["low"] * 0.9 * service_s() < 1.06
     assert row["elasticity"] == pytest.approx(-1, rel=0.05)
 
 
 def test_one_run_repeated_has_no_interval() -> None:
     asked = {"only": ["all ops"], "metrics": ["makespan_s"], "replications": 2}
-    (row,) = sim.sensitivity(WITHOUT, **asked).table.to_dict("records")
+    (row,) = sim.capacity(WITHOUT, sensitivity=True, **asked).table.to_dict("records")
     assert row["elasticity"] == pytest.approx(1, rel=0.02) and row["interval_low"] is None
 
 
@@ -87,10 +89,10 @@ def test_a_run_bound_by_its_ops(tmp_path: Path) -> None:
     given = WITHOUT | {"workload": {"requests": 4, "lengths": lengths}}
     given["cluster"] = {"max_length": 512, "tp": 2}
     path.write_text(json.dumps(given))
-    words = ("sensitivity", path, "--out", out, "--workers", "1", "--json", "--replications", "1")
-    done = called(*words, "--metric", "output_tokens_per_s")
+    words = "--sensitivity --workers 1 --json --replications 1 --metric output_tokens_per_s"
+    done = called("capacity", path, "--out", out, *words.split())
     content = json.loads(done.stdout)
-    assert content == json.loads((out / "summary.json").read_text())
+    assert content == summary_of(out)
     rows = {row["factor"]: row["elasticity"] for row in content["rows"]}
     ops = [row["elasticity"] for row in content["rows"] if row["kind"] == "op"]
     assert rows["all ops"] == pytest.approx(-1, abs=1e-4)
@@ -101,16 +103,12 @@ def test_a_run_bound_by_its_ops(tmp_path: Path) -> None:
     assert "moves most with" in done.stderr
     for name in ("sensitivity.csv", "config.yaml", "figures/tornado.svg", "probes/results.parquet"):
         assert (out / name).is_file(), name
-    one = sim.sensitivity(
-        given, {"engine.op_scale": {"ffn_ln1": 1000}}, metrics=["output_tokens_per_s"],
-        only=["ffn_ln1"], replications=1,
-    )  # fmt: skip
-    assert one.table["elasticity"].item() == pytest.approx(-1, abs=0.02)
-    one = sim.sensitivity(
-        given, {"engine.op_scale": {"ffn_ln1": 1000}}, metrics=["latency_s.p37"],
-        only=["ffn_ln1"], replications=1,
-    )  # fmt: skip
-    assert one.table["elasticity"].item() == pytest.approx(1, abs=0.02)
+    for metric, elasticity in (("output_tokens_per_s", -1), ("latency_s.p37", 1)):
+        one = sim.capacity(
+            given, {"engine.op_scale": {"ffn_ln1": 1000}}, sensitivity=True,
+            metrics=[metric], only=["ffn_ln1"], replications=1,
+        )  # fmt: skip
+        assert one.table["elasticity"].item() == pytest.approx(elasticity, abs=0.02)
     kept = r"--metric tbt_s\.p37: the runs of a sweep keep p50, p90"
     with pytest.raises(UserError, match=kept):
         read_sensitivity(given, metrics=["tbt_s.p37"])
@@ -124,13 +122,12 @@ def test_both_bars_of_a_factor_are_seen_whatever_their_signs() -> None:
         "by": 0.1,
         "rows": [row | {"low_pct": 2.0, "high_pct": 5.0}],
     }
-    figure = tornado_figure(content)
-    (first, second) = (bar for bars in figure.axes[0].containers for bar in bars)
-    assert (first.get_width(), second.get_width()) == (2.0, 5.0)
-    assert first.get_y() > second.get_y() + second.get_height() - 1e-9
-    figure_files({"tornado": figure})  # laid out as it is written
+    (chart,) = tornado_charts(content)
+    assert [bar.x.tolist() for bar in chart.series] == [[2.0], [5.0]]
+    figure = drawn([chart])
+    figure.draw_without_rendering()
     (label,) = figure.axes[0].get_yticklabels()
-    assert label.get_window_extent().x0 > 0
+    assert label.get_window_extent().x0 > 0 and label.get_text() == "prompt lengths"
 
 
 def test_every_factor_changes_its_own_keys() -> None:
@@ -139,8 +136,7 @@ def test_every_factor_changes_its_own_keys() -> None:
         {"workload.requests": 8, "engine.host_iteration_s": 1e-3, "engine.launch_layer_s": 1e-4,
          "workload.arrivals": {"kind": "poisson", "rate": 1}},
     )  # fmt: skip
-    name = next(iter(experiment.scenarios))
-    deployment = deploy(experiment.scenarios[name], experiment.sources[name])
+    deployment = next(iter(deploy_all(experiment).values()))
     option = Option("x", {}, deployment)
     found = {factor.name: factor for factor in factors_of(deployment)}
     kinds = [factor.kind for factor in found.values()]
@@ -166,6 +162,6 @@ def test_every_factor_changes_its_own_keys() -> None:
 )
 def test_mistakes_are_named(options: list[str], message: str, tmp_path: Path) -> None:
     (path := tmp_path / "asked.yaml").write_text(json.dumps(ONE_SERVER))
-    done = called("sensitivity", path, "--out", tmp_path / "out", *options, code=2)
+    done = called("capacity", path, "--sensitivity", "--out", tmp_path / "out", *options, code=2)
     assert message in done.stderr
     assert not (tmp_path / "out").exists()

@@ -11,9 +11,9 @@ from typing import Any, cast
 import numpy as np
 import pytest
 
-from sarathi_sim.experiments.config.deployment import Deployment, deploy
+from sarathi_sim.experiments.config.deployment import Deployment
 from sarathi_sim.experiments.config.inputs import host_of
-from sarathi_sim.experiments.config.loading import load_experiment, stored
+from sarathi_sim.experiments.config.loading import stored
 from sarathi_sim.experiments.run.compare import explanation
 from sarathi_sim.experiments.run.uncertainty import uncertainty
 from sarathi_sim.experiments.sweeps.plan import run_key
@@ -37,7 +37,7 @@ from sarathi_sim.simulator.op_times.iteration import IterationCost
 from sarathi_sim.simulator.op_times.modelled import modelled_times
 from sarathi_sim.simulator.op_times.predictor import BundlePredictor
 from sarathi_sim.simulator.views.metrics import Analysis
-from tests.experiments.small_config import deployed, message
+from tests.experiments.small_config import ROOT, deployed, message
 
 CONFIG: dict[str, Any] = {
     "name": "small",
@@ -52,14 +52,17 @@ CONFIG: dict[str, Any] = {
     },
     "cluster": {"max_length": 1024},
     "kv_cache": {"num_blocks": 2000, "prefix_caching": False},
+    "policy": {"name": "vllm", "async_scheduling": False},
+    "scenarios": {"one": {}},
 }
 POLICIES = {
-    "vllm": {"name": "vllm", "async_scheduling": False},
+    "vllm": CONFIG["policy"],
     "vllm_async": {"name": "vllm", "async_scheduling": True},
     "sglang": {"name": "sglang"},
     "trtllm": {"name": "trtllm"},
 }
-PROFILES = Path(__file__).parents[2] / "data/profiles"
+PROFILES = ROOT / "data/profiles"
+RANKS = {"max_length": 1024, "dp": 2, "expert_parallel": True, "moe_a2a_backend": "nccl"}
 MTP = {"method": "mtp", "draft_length": 3, "acceptance": 2.4}
 DRAFT = {**MTP, "method": "draft_model", "model": "llama-3.2-1b"}
 
@@ -67,7 +70,7 @@ DRAFT = {**MTP, "method": "draft_model", "model": "llama-3.2-1b"}
 def small(policy: str = "vllm", *assignments: str, **speculation: Any) -> Deployment:
     tree = CONFIG | {"policy": POLICIES[policy], "stack": POLICIES[policy]["name"]}
     tree |= {"speculation": speculation} if speculation else {}
-    (found,) = deployed(tree | {"scenarios": {"one": {}}}, *assignments).values()
+    (found,) = deployed(tree, *assignments).values()
     return found
 
 
@@ -270,7 +273,7 @@ def test_a_drafter_is_cut_as_its_model_is() -> None:
     """EAGLE-3 has the model's own heads: 64 of gpt-oss-120b, of KV 8, which eight GPUs divide. Of
     latent attention it has 56, which sixteen GPUs do not divide, though they do the model's 128."""
     eagle = {"method": "eagle3", "draft_length": 3, "acceptance": 2.0}
-    tree = CONFIG | {"policy": POLICIES["vllm"], "speculation": eagle, "scenarios": {"one": {}}}
+    tree = CONFIG | {"speculation": eagle}
     model = {"model": "gpt-oss-120b", "moe_dtype": "w4a16_mxfp4"}
     (found,) = deployed({**tree, **model}, "cluster.tp=8").values()
     assert found.drafter is not None and found.drafter.model.heads_per_rank(8) == (8, 1)
@@ -297,12 +300,8 @@ def config_json(folder: Path, name: str, **changes: Any) -> str:
 def test_the_drafter_is_a_part_of_its_own_in_an_explanation(method: dict[str, Any]) -> None:
     """The sum of its passes over the recorded decodes; without a drafter nothing."""
     one = ("workload.requests=1", "workload.lengths={kind: fixed, prompt: 100, decode: 91}")
-    deployment = small(
-        "sglang",
-        *one,
-        "workload.pd_ratio=null",
-        **method,
-    )
+    one += ("workload.pd_ratio=null",)
+    deployment = small("sglang", *one, **method)
     analysis = Analysis(deployment.simulate())
     found = explanation(analysis, deployment.predictor)
     assert sum(found.stages.values()) == found.wall
@@ -315,7 +314,7 @@ def test_the_drafter_is_a_part_of_its_own_in_an_explanation(method: dict[str, An
     prompt = Batch(0, ((s := Sequence(0, 100, 1, 0), 100, 0),), 100, 0, 0, 0, yields=(s,))
     passes += deployment.predictor.drafter([prompt])[0]
     assert float(found.stages["drafter"]) == pytest.approx(passes, rel=1e-6)
-    plain = small("sglang", *one, "workload.pd_ratio=null")
+    plain = small("sglang", *one)
     assert explanation(Analysis(plain.simulate()), plain.predictor).stages["drafter"] == 0
 
 
@@ -374,7 +373,7 @@ def test_the_memory_of_a_draft_model() -> None:
 
 def test_a_draft_model_is_computed_in_the_formats_of_its_checkpoint() -> None:
     """Its KV cache is in that of the model: there is one for both."""
-    tree = CONFIG | {"model": "qwen3-32b", "policy": POLICIES["vllm"], "scenarios": {"one": {}}}
+    tree = CONFIG | {"model": "qwen3-32b"}
     found = {}
     for name in ("qwen3-8b", "Qwen/Qwen3-8B-FP8"):
         for cache in ("bf16", "fp8"):
@@ -452,16 +451,14 @@ def test_of_two_pools_the_decode_pool_speculates(policy: str) -> None:
     summary = drafts.summary(Analysis(records))
     assert summary["accepted_per_step"] == pytest.approx(2.4, abs=0.1)
     content, _ = stored(drafts.scenario, "two")
-    experiment = load_experiment({"name": "two", "scenarios": {"two": content}})
-    again = deploy(experiment.scenarios["two"], experiment.sources["two"])
+    again = deployed({"name": "two", "scenarios": {"two": content}})["two"]
     assert Analysis(again.simulate()).requests.equals(after)
 
 
 def ranks(speculation: dict[str, Any] = MTP) -> Deployment:
     """Two ranks of a mixture, which drafts with a layer like its own, or with a dense model."""
-    cluster = {"max_length": 1024, "dp": 2, "expert_parallel": True, "moe_a2a_backend": "nccl"}
-    tree = {**CONFIG, "model": "qwen3-30b-a3b", "cluster": cluster, "policy": POLICIES["vllm"]}
-    (found,) = deployed({**tree, "speculation": speculation, "scenarios": {"one": {}}}).values()
+    tree = {**CONFIG, "model": "qwen3-30b-a3b", "cluster": RANKS, "speculation": speculation}
+    (found,) = deployed(tree).values()
     return found
 
 
@@ -528,50 +525,48 @@ def own(name: str) -> tuple[str, ...]:
 
 
 @pytest.mark.parametrize(
-    ("policy", "changes", "says"),
+    ("changes", "says"),
     [
-        ({"name": "sarathi", "chunk_size": 256}, ("kv_cache=null",), "sarathi verifies no drafts"),
-        ({"name": "sarathi_serve"}, (), "sarathi_serve verifies no drafts"),
-        (POLICIES["vllm"], ("cluster.pp=2",), "needs cluster.pp 1"),
         (
-            {"name": "sglang", "enable_mixed_chunk": True},
-            (),
+            ("policy={name: sarathi, chunk_size: 256}", "kv_cache=null"),
+            "sarathi verifies no drafts",
+        ),
+        (("policy={name: sarathi_serve}",), "sarathi_serve verifies no drafts"),
+        (("cluster.pp=2",), "needs cluster.pp 1"),
+        (
+            ("policy={name: sglang, enable_mixed_chunk: true}",),
             "needs policy.enable_mixed_chunk: false",
         ),
-        (POLICIES["vllm"], ("speculation.acceptance=golden",), "no acceptance of mtp of llama"),
-        (POLICIES["vllm"], ("speculation.acceptance=4.5",), "must lie between 1 and 4"),
-        (POLICIES["vllm"], ("speculation.acceptance=[0.5]",), "must be 3 probabilities"),
-        (POLICIES["vllm"], ("speculation.method=medusa",), "drafters other than"),
-        (POLICIES["vllm"], ("speculation.method=draft_model",), "speculation.model: is missing"),
-        (POLICIES["vllm"], ("speculation.model=llama-3.2-1b",), "mtp has no model of its own"),
-        (POLICIES["vllm"], own("llama-3.2-1"), "speculation.model: unknown model 'llama-3.2-1'"),
-        (POLICIES["vllm"], own("qwen3-0.6b"), "vocabulary of llama-3-8b: 128256 tokens, not 15193"),
-        (POLICIES["vllm"], own("golden"), "speculation.acceptance: value 'golden': no acceptance"),
-        (POLICIES["vllm"], own("golden"), "(1 to 4), or 3 probabilities, as you measured them"),
+        (("speculation.acceptance=golden",), "no acceptance of mtp of llama"),
+        (("speculation.acceptance=4.5",), "must lie between 1 and 4"),
+        (("speculation.acceptance=[0.5]",), "must be 3 probabilities"),
+        (("speculation.method=medusa",), "drafters other than"),
+        (("speculation.method=draft_model",), "speculation.model: is missing"),
+        (("speculation.model=llama-3.2-1b",), "mtp has no model of its own"),
+        (own("llama-3.2-1"), "speculation.model: unknown model 'llama-3.2-1'"),
+        (own("qwen3-0.6b"), "vocabulary of llama-3-8b: 128256 tokens, not 15193"),
+        (own("golden"), "speculation.acceptance: value 'golden': no acceptance"),
+        (own("golden"), "(1 to 4), or 3 probabilities, as you measured them"),
         (
-            {"name": "vllm", "max_num_batched_tokens": 1, "max_num_seqs": 1},
-            own("llama-3.2-1b"),
+            ("policy.max_num_batched_tokens=1", "policy.max_num_seqs=1", *own("llama-3.2-1b")),
             "needs policy.max_num_batched_tokens of 2 or more",
         ),
-        (POLICIES["vllm"], (*own("llama-3.2-1b"), "cluster.tp=64"), "cluster.tp: value 64"),
-        (POLICIES["vllm"], (*own("llama-3.2-1b"), "cluster.pp=2"), "needs cluster.pp 1"),
+        ((*own("llama-3.2-1b"), "cluster.tp=64"), "cluster.tp: value 64"),
+        ((*own("llama-3.2-1b"), "cluster.pp=2"), "needs cluster.pp 1"),
         (
-            POLICIES["vllm"],
             ("disaggregation={prefill: {speculation: {method: ngram}}, decode: {}}",),
             "disaggregation.prefill.speculation: value 'ngram': must be left out",
         ),
     ],
-)  # fmt: skip
-def test_what_is_refused(policy: dict[str, Any], changes: tuple[str, ...], says: str) -> None:
-    tree = CONFIG | {"policy": policy, "speculation": MTP, "scenarios": {"one": {}}}
-    assert says in message(tree, *changes)
+)
+def test_what_is_refused(changes: tuple[str, ...], says: str) -> None:
+    assert says in message(CONFIG | {"speculation": MTP}, *changes)
 
 
 def test_sglang_has_no_draft_model_beside_data_parallel_attention() -> None:
-    cluster = {"max_length": 1024, "dp": 2, "expert_parallel": True, "moe_a2a_backend": "nccl"}
-    tree = {**CONFIG, "model": "qwen3-30b-a3b", "cluster": cluster, "policy": POLICIES["sglang"]}
+    tree = {**CONFIG, "model": "qwen3-30b-a3b", "cluster": RANKS, "policy": POLICIES["sglang"]}
     tree |= {"stack": "sglang", "speculation": DRAFT | {"model": "qwen3-0.6b"}}
-    assert "needs cluster.dp 1" in message({**tree, "scenarios": {"one": {}}})
+    assert "needs cluster.dp 1" in message(tree)
 
 
 def test_op_times_of_a_draft_model_come_from_where_the_models_do() -> None:
@@ -581,13 +576,11 @@ def test_op_times_of_a_draft_model_come_from_where_the_models_do() -> None:
         assert found.drafter is not None and found.drafter.model.name == "llama-3.2-1b"
         assert (found.drafter.meta.kernels is None) == (stack is None)
     profiled = {"stack": None, "profiles": str(PROFILES), "device": str(PROFILES / "h200.yaml")}
-    tree = CONFIG | profiled | {"policy": POLICIES["vllm"], "scenarios": {"one": {}}}
+    tree = CONFIG | profiled
     said = message({**tree, "speculation": DRAFT})
     assert "no profile bundle for device h200, model llama-3.2-1b, tp 1" in said
     assert "to measure one: sarathi-sim profile" in said
-    said = message(
-        {**CONFIG, "policy": POLICIES["vllm"], "speculation": DRAFT}, "device=a100-80g-sxm"
-    )
+    said = message({**CONFIG, "speculation": DRAFT}, "device=a100-80g-sxm")
     assert "no prefill of vllm was measured" in said and "for the drafter, llama-3.2-1b" in said
     (both,) = deployed({**tree, "speculation": DRAFT | {"model": "llama-3-8b"}}).values()
     assert both.drafter is not None and both.drafter.bundle is not None

@@ -3,22 +3,15 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
-from pathlib import Path
 
 import numpy as np
 import pytest
-from typer.testing import CliRunner
 
-from sarathi_sim.experiments.cli import app
-from sarathi_sim.experiments.config.loading import load_experiment
-from sarathi_sim.experiments.run.experiment import deploy_all
 from sarathi_sim.experiments.run.support import Combination, build, cells
 from sarathi_sim.profiler.facts.device import list_devices, load_device
 from sarathi_sim.profiler.facts.model import list_models, load_model
 from sarathi_sim.profiler.physics.shard_times import KINDS
-
-Write = Callable[[str], Path]
+from tests.experiments.small_config import called, deployed
 
 
 @pytest.fixture(scope="module")
@@ -28,8 +21,7 @@ def every() -> list[Combination]:
 
 
 def say(*arguments: str) -> str:
-    done = CliRunner().invoke(app, ["list", "support", *arguments])
-    assert done.exit_code == 0, done.output
+    done = called("list", "support", *arguments)
     assert not done.stderr
     return done.stdout
 
@@ -56,7 +48,7 @@ def test_what_it_calls_supported_has_op_times(every: list[Combination]) -> None:
             build(cell, [cell.memory[0][0]])
 
 
-def test_details_are_those_of_a_run(write_config: Write) -> None:
+def test_details_are_those_of_a_run() -> None:
     """Origins, half-widths and memory are what ``run`` finds for the same layout."""
     text = say("--model", "llama-3.3-70b", "--device", "h100-80g-sxm", "--json")
     found = {(c["stack"], c["dtype"]): c for c in json.loads(text)["cells"]}
@@ -66,7 +58,7 @@ def test_details_are_those_of_a_run(write_config: Write) -> None:
     config = "name: s\nmodel: llama-3.3-70b\ndevice: h100-80g-sxm\nstack: vllm\ndtype: fp8\n"
     config += "workload: {requests: 1, lengths: {kind: uniform, min: 9, max: 9}, pd_ratio: 2}\n"
     config += "cluster: {tp: 1, max_length: 4096}\npolicy: {name: vllm}\nscenarios: {a: {}}\n"
-    run = deploy_all(load_experiment(write_config(config)))["a"]
+    run = deployed(config)["a"]
     meta = run.ops.meta
     assert meta.kernels is not None and run.memory is not None
     for op, origin in fp8["ops"].items():
@@ -75,12 +67,12 @@ def test_details_are_those_of_a_run(write_config: Write) -> None:
     assert fp8["memory"]["weight_bytes"] == run.memory.weight_bytes
 
 
-def test_a_calibrated_device_needs_no_bundle(write_config: Write) -> None:
+def test_a_calibrated_device_needs_no_bundle() -> None:
     """Without profiles of the user's own a run asks the calibrated device."""
     config = "name: s\nmodel: llama-3.1-8b\ndevice: a40\n"
     config += "workload: {requests: 3, lengths: {kind: uniform, min: 9, max: 99}, pd_ratio: 2}\n"
     config += "cluster: {max_length: 256}\npolicy: {name: sarathi}\nscenarios: {a: {}}\n"
-    run = deploy_all(load_experiment(write_config(config)))["a"]
+    run = deployed(config)["a"]
     assert run.ops.meta.source == "modelled" and len(run.bundle_sha256) == 64
     assert any(note.startswith("op times: all modelled") for note in run.notes)
     assert np.all(run.simulate().replicas[0].stage_durations() > 0)
@@ -96,8 +88,7 @@ def test_the_text() -> None:
     assert {cell["dtype"] for cell in json.loads(one)["cells"]} == {"fp8"}
     one = say("--model", "llama-2-7b", "--device", "h100-80g-sxm", "--stack", "sglang", "--json")
     assert {cell["stack"] for cell in json.loads(one)["cells"]} == {"sglang"}
-    wrong = CliRunner().invoke(app, ["list", "support", "--dtype", "fp7"])
-    assert wrong.exit_code == 2 and wrong.output == (
+    assert called("list", "support", "--dtype", "fp7", code=2).output == (
         "error: --dtype fp7: must be one of bf16, fp8, fp8_block, nvfp4, int4_wo "
         "(did you mean fp8?)\n"
     )

@@ -14,34 +14,19 @@ import pandas as pd
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from matplotlib.figure import Figure
 from PIL import Image
 from scipy import stats
 
+import sarathi_sim as sim
+from sarathi_sim.experiments.report import draw, sweep_charts
+from sarathi_sim.experiments.report.sweep_charts import CDF_COLUMNS, lines, pairs
+from sarathi_sim.experiments.report.sweep_charts import sweep_charts as charts_of
 from sarathi_sim.experiments.run.trade_off import pareto_front
-from sarathi_sim.experiments.sweeps import drawing as figures
-from sarathi_sim.experiments.sweeps import plot
-from sarathi_sim.experiments.sweeps.backends import InProcess
-from sarathi_sim.experiments.sweeps.execute import execute, paired_differences
-from sarathi_sim.experiments.sweeps.plan import plan_sweep
-from sarathi_sim.experiments.sweeps.plot import plot_sweep
-from sarathi_sim.experiments.sweeps.store import Store
+from sarathi_sim.experiments.sweeps.execute import paired_differences
 from sarathi_sim.experiments.sweeps.sweep_answer import Sweep, read_sweep
 from sarathi_sim.profiler.storage.strict import UserError
-from tests.experiments.small_config import called
-from tests.experiments.small_sweep import SWEEP
-
-
-@pytest.fixture(scope="module")
-def sweep(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A finished sweep. Tests only read it."""
-    folder = tmp_path_factory.mktemp("sweep")
-    config = folder / "tiny.yaml"
-    config.write_text(SWEEP, encoding="utf-8")
-    store = Store(folder / "out")
-    store.open(False)
-    execute(plan_sweep(config), store, InProcess())
-    return folder / "out"
+from tests.experiments.small_config import called, summary_of
+from tests.experiments.small_sweep import CHUNK, RATE, of
 
 
 def table(base: list[float], other: list[float]) -> pd.DataFrame:
@@ -56,18 +41,19 @@ def table(base: list[float], other: list[float]) -> pd.DataFrame:
 
 
 def test_any_percentile_of_the_requests_is_drawn(
-    sweep: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tiny_sweep: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     seen: list[pd.DataFrame] = []
-    lines = figures.lines
-    monkeypatch.setattr(figures, "lines", lambda s, *rest: seen.append(s.table) or lines(s, *rest))
-    plot_sweep(sweep, tmp_path / "figures", ["latency_s.p37", "latency_s.p50"])
+    monkeypatch.setattr(
+        sweep_charts, "lines", lambda s, *rest: seen.append(s.table) or lines(s, *rest)
+    )
+    charts_of(read_sweep(tiny_sweep), ["latency_s.p37", "latency_s.p50"])
     row = seen[0].iloc[0]
-    requests = pd.read_parquet(sweep / "runs" / row["run"] / row["name"] / "requests.parquet")
+    requests = pd.read_parquet(tiny_sweep / "runs" / row["run"] / row["name"] / "requests.parquet")
     assert row["latency_s.p37"] == requests["latency_s"].quantile(0.37)
     assert row["latency_s.p50"] == requests["latency_s"].quantile(0.5)
     with pytest.raises(UserError, match=r"--metric tbt_s\.p37: the runs of a sweep keep p50"):
-        plot_sweep(sweep, tmp_path / "figures", ["tbt_s.p37"])
+        charts_of(read_sweep(tiny_sweep), ["tbt_s.p37"])
 
 
 def test_a_paired_difference_is_that_of_a_t_test() -> None:
@@ -117,8 +103,8 @@ def test_points_and_seeds_that_lack_a_value() -> None:
     assert [entry["ratios"]["makespan_s"]["ratio"] for entry in found] == pytest.approx([3, 2])
 
 
-def test_common_requests_make_small_differences_significant(sweep: Path) -> None:
-    entries = json.loads((sweep / "summary.json").read_text())["paired"]
+def test_common_requests_make_small_differences_significant(tiny_sweep: Path) -> None:
+    entries = summary_of(tiny_sweep)["paired"]
     assert [entry["point"]["batching.max_batch"] for entry in entries] == [2, 4, 8]
     narrower = [entry["ratios"]["makespan_s"]["unpaired"] for entry in entries]
     assert np.median(narrower) > 3
@@ -141,33 +127,35 @@ def test_the_front_is_what_nothing_beats(found: list[tuple[int, int]]) -> None:
 
 
 @pytest.mark.slow
-def test_figures(sweep: Path, tmp_path: Path) -> None:
-    _, written, note = plot_sweep(sweep, tmp_path / "figures")
-    assert note == "", "none of its runs is overloaded"
+def test_figures(tiny_sweep: Path, tmp_path: Path) -> None:
+    made = sim.plot([tiny_sweep], out=tmp_path / "figures")
+    assert made.section is not None and not made.section.warnings, "none is overloaded"
+    written = sorted((tmp_path / "figures").glob("*.[ps]*g"))
     names = {path.stem for path in written}
     assert {"lines_batching.max_batch", "pareto", "cdf"} <= names
     for path in written:
         if path.suffix == ".png":
             with Image.open(path) as image:
                 assert len(image.convert("RGB").getcolors(maxcolors=2**24) or []) > 20
-    again = plot_sweep(sweep, tmp_path / "again").files
+    sim.plot([tiny_sweep], out=tmp_path / "again")
+    again = [tmp_path / "again" / path.name for path in written]
     assert [p.read_bytes() for p in written] == [p.read_bytes() for p in again]
 
 
-def test_plot_mistakes(sweep: Path, tmp_path: Path) -> None:
+def test_plot_mistakes(tiny_sweep: Path) -> None:
     with pytest.raises(UserError, match=r"--metric makespan: .*\(did you mean makespan_s\?\)"):
-        plot_sweep(sweep, tmp_path, ["makespan"])
+        charts_of(read_sweep(tiny_sweep), ["makespan"])
     with pytest.raises(UserError, match=r"--over scenario: not one of batching\.max_batch"):
-        plot_sweep(sweep, tmp_path, [], ["scenario"])
+        charts_of(read_sweep(tiny_sweep), [], ["scenario"])
 
 
-def damaged(sweep: Path, to: Path, change: Callable[[pd.DataFrame, dict[str, Any]], Any]) -> Path:
+Change = Callable[[pd.DataFrame, dict[str, Any]], Any]
+
+
+def damaged(sweep: Path, to: Path, change: Change) -> Path:
     """A copy of the sweep, its table and summary changed."""
     to.mkdir()
-    table, summary = (
-        pd.read_parquet(sweep / "results.parquet"),
-        json.loads((sweep / "summary.json").read_text()),
-    )
+    table, summary = pd.read_parquet(sweep / "results.parquet"), summary_of(sweep)
     change(table, summary)
     table.to_parquet(to / "results.parquet", index=False)
     (to / "summary.json").write_text(json.dumps(summary))
@@ -190,79 +178,59 @@ def damaged(sweep: Path, to: Path, change: Callable[[pd.DataFrame, dict[str, Any
         ),
     ],
 )
-def test_a_damaged_sweep_is_named(
-    sweep: Path, tmp_path: Path, change: Callable[[pd.DataFrame, dict[str, Any]], Any]
-) -> None:
+def test_a_damaged_sweep_is_named(tiny_sweep: Path, tmp_path: Path, change: Change) -> None:
     with pytest.raises(UserError, match="the sweep is damaged"):
-        plot_sweep(damaged(sweep, tmp_path / "copy", change), tmp_path / "figures")
+        sim.plot([damaged(tiny_sweep, tmp_path / "copy", change)], out=tmp_path / "figures")
     assert not (tmp_path / "figures").exists()
 
 
-def test_latencies_of_overloaded_runs_are_not_drawn(sweep: Path, tmp_path: Path) -> None:
-    table = pd.read_parquet(sweep / "results.parquet")
+def test_latencies_of_overloaded_runs_are_not_drawn(tiny_sweep: Path, tmp_path: Path) -> None:
+    table = pd.read_parquet(tiny_sweep / "results.parquet")
     table.loc[:3, "steady.state"] = "overloaded"
-    found = figures.shown(table, "latency_s.p50")
+    found = sweep_charts.shown(table, "latency_s.p50")
     assert found.isna().tolist() == [True] * 4 + [False] * (len(table) - 4)
-    assert figures.shown(table, "makespan_s").notna().all()
-
-    def all_of_them(table: pd.DataFrame, summary: dict[str, Any]) -> None:
-        table["steady.state"] = "overloaded"
-
-    folder = damaged(sweep, tmp_path / "all", all_of_them)
+    assert sweep_charts.shown(table, "makespan_s").notna().all()
+    states = ["overloaded"] * 18
+    folder = damaged(tiny_sweep, tmp_path / "all", lambda t, _: t.update({"steady.state": states}))
     with pytest.raises(UserError, match=r"--metric latency_s\.p50: no run has it, or all"):
-        plot_sweep(folder, tmp_path / "more", ["latency_s.p50"])
+        charts_of(read_sweep(folder), ["latency_s.p50"])
 
 
 def test_cdfs_leave_the_latencies_of_overloaded_runs_out_and_say_so(
-    sweep: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tiny_sweep: Path, tmp_path: Path
 ) -> None:
     states = ["overloaded"] * 4 + ["steady"] * 14
-    folder = damaged(sweep, tmp_path / "copy", lambda t, _: t.update({"steady.state": states}))
-    drawn: list[Figure] = []
-    monkeypatch.setattr(
-        plot, "_save", lambda all_of_them, *_: drawn.append(all_of_them["cdf"]()) or []
-    )
-    found = plot_sweep(folder, tmp_path / "figures")
-    assert found.note == "4 of 18 runs are overloaded and left out of: time to first token, latency"
-    assert drawn[0].get_suptitle() == found.note
+    folder = damaged(tiny_sweep, tmp_path / "copy", lambda t, _: t.update({"steady.state": states}))
+    charts, note = charts_of(read_sweep(folder))
+    assert note == "4 of 18 runs are overloaded and left out of: time to first token, latency"
+    assert {chart.caption for chart in charts["cdf"]} == {note}
 
     table = pd.read_parquet(folder / "results.parquet")
     steady = table["steady.state"] == "steady"
-    for axes, column in zip(drawn[0].axes, plot.CDF_COLUMNS, strict=True):
+    for chart, column in zip(charts["cdf"], CDF_COLUMNS, strict=True):
         shown = table if column == "tbt_max_s" else table[steady]
-        for line, name in zip(axes.lines, ("orca", "sarathi"), strict=True):
+        for line, name in zip(chart.series, ("orca", "sarathi"), strict=True):
             runs = shown[shown["name"] == name]
             parts = [
-                pd.read_parquet(sweep / "runs" / run / name / "requests.parquet")[column]
+                pd.read_parquet(tiny_sweep / "runs" / run / name / "requests.parquet")[column]
                 for run in runs["run"]
             ]
-            assert np.array_equal(line.get_xdata(), np.sort(np.concatenate(parts)))
+            assert np.array_equal(line.x[1:], np.sort(np.concatenate(parts)))
             lost = int((~steady & (table["name"] == name)).sum())
-            assert line.get_label() == (f"{name}: {lost} of 9 runs overloaded" if lost else name)
+            assert line.name == (f"{name}: {lost} of 9 runs overloaded" if lost else name)
 
 
-RATE, CHUNK = "workload.arrivals.rate", "policy.chunk_size"
-
-
-def of(table: pd.DataFrame, axes: list[str], contrast: str | None = None) -> Sweep:
-    own = {"name": "a", "policy.name": "sarathi", "steady.state": "steady"}
-    own |= {"run": table.index.map(str)}
-    missing = {key: value for key, value in own.items() if key not in table}
-    return Sweep(Path("sweep"), table.assign(**missing), axes, contrast, {})
-
-
-def test_a_heat_map_keeps_the_points_where_every_run_is_overloaded() -> None:
+def test_a_pair_of_axes_leaves_out_the_points_where_every_run_is_overloaded() -> None:
+    """And says so; a line for each value of the other axis."""
     points = [(x, y) for x in (1, 2, 3) for y in (10, 20)]
     table = pd.DataFrame(points, columns=["x", "y"])
     table["ttft_s.p50"] = np.arange(1.0, 7.0)
     table["steady.state"] = ["steady"] * 4 + ["overloaded"] * 2
-    figure = figures.heat_maps(of(table, ["x", "y"]), "x", "y", "ttft_s.p50")
-    assert figure is not None
-    (image,) = figure.axes[0].images
-    shown = np.ma.filled(image.get_array(), np.nan)
-    assert np.array_equal(shown, [[1, 3, np.nan], [2, 4, np.nan]], equal_nan=True)
-    assert [tick.get_text() for tick in figure.axes[0].get_xticklabels()] == ["1", "2", "3"]
-    assert figure.get_suptitle().startswith("2 of 6 runs are overloaded and left out of: time to")
+    (chart,) = pairs(of(table, ["x", "y"]), "x", "y", "ttft_s.p50")
+    found = {line.name: (line.x.tolist(), line.y.tolist()) for line in chart.series}
+    assert found == {"y 10": ([1, 2], [1, 3]), "y 20": ([1, 2], [2, 4])}
+    assert list(chart.x.ticks) == [1, 2, 3]
+    assert chart.caption.startswith("2 of 6 runs are overloaded and left out of: time to")
 
 
 def test_no_line_and_no_map_is_of_several_loads() -> None:
@@ -271,20 +239,19 @@ def test_no_line_and_no_map_is_of_several_loads() -> None:
     table = pd.DataFrame(rows, columns=[RATE, CHUNK, "cluster.tp"])
     table["tbt_s.p99"] = table[CHUNK] * 10.0 ** table[RATE] * table["cluster.tp"]
     swept = of(table, [RATE, CHUNK, "cluster.tp"])
-    figure = figures.lines(swept, CHUNK, ["tbt_s.p99"])
-    assert [axes.get_title() for axes in figure.axes] == ["rate 1", "rate 2"]
-    for axes, factor in zip(figure.axes, (10, 100), strict=True):
-        heights = [list(line.get_ydata()) for line in axes.lines]
+    charts = lines(swept, CHUNK, ["tbt_s.p99"])
+    assert [chart.title.rpartition(" (")[2] for chart in charts] == ["rate 1)", "rate 2)"]
+    for chart, factor in zip(charts, (10, 100), strict=True):
+        heights = [line.y.tolist() for line in chart.series]
         assert heights == [[factor * tp * chunk for chunk in (128, 256)] for tp in (1, 2)]
-    along = figures.lines(swept, RATE, ["tbt_s.p99"])
-    assert len(along.axes) == 1 and "median over TP; band" in along.get_suptitle()
-    maps = figures.heat_maps(swept, CHUNK, "cluster.tp", "tbt_s.p99")
-    assert maps is not None
-    assert [axes.get_title() for axes in maps.axes[:2]] == ["rate 1", "rate 2"]
+    (along,) = lines(swept, RATE, ["tbt_s.p99"])
+    assert along.caption.startswith("Median over TP; band")
+    both = pairs(swept, CHUNK, "cluster.tp", "tbt_s.p99")
+    assert [chart.title.rpartition(" (")[2] for chart in both] == ["rate 1)", "rate 2)"]
 
 
-def test_scenarios_of_other_requests_are_loads(sweep: Path) -> None:
-    swept = read_sweep(sweep)
+def test_scenarios_of_other_requests_are_loads(tiny_sweep: Path) -> None:
+    swept = read_sweep(tiny_sweep)
     assert (swept.given, swept.chosen) == ([], ["batching.max_batch", "scenario"])
     same = Sweep.configured
 
@@ -294,22 +261,21 @@ def test_scenarios_of_other_requests_are_loads(sweep: Path) -> None:
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(Sweep, "configured", other)
-        assert read_sweep(sweep).given == ["scenario"]
+        assert read_sweep(tiny_sweep).given == ["scenario"]
 
 
-def test_a_sweep_among_results_is_named(sweep: Path, result: Path, tmp_path: Path) -> None:
-    words = ["plot", str(sweep), str(result), "--out", str(tmp_path / "figures")]
-    done = called(*words, code=2)
+def test_a_sweep_among_results_is_named(tiny_sweep: Path, result: Path, tmp_path: Path) -> None:
+    done = called("plot", tiny_sweep, result, "--out", tmp_path / "figures", code=2)
     assert "is a sweep: name it alone, or the folders of its runs" in done.stderr
-    done = called("plot", result, "--out", sweep, code=2)
+    done = called("plot", result, "--out", tiny_sweep, code=2)
     assert "is a result of another kind (sweep)" in done.stderr
-    done = called("compare", sweep, sweep, code=2)
+    done = called("compare", tiny_sweep, tiny_sweep, code=2)
     assert "is a sweep: name two of its runs" in done.stderr
 
 
-def test_the_commands(sweep: Path, tmp_path: Path) -> None:
-    results = pd.read_parquet(sweep / "results.parquet").sort_values("makespan_s")
-    runs = [sweep / "runs" / results["run"].iloc[place] for place in (0, -1)]
+def test_the_commands(tiny_sweep: Path, tmp_path: Path) -> None:
+    results = pd.read_parquet(tiny_sweep / "results.parquet").sort_values("makespan_s")
+    runs = [tiny_sweep / "runs" / results["run"].iloc[place] for place in (0, -1)]
     done = called("compare", runs[0], runs[1])
     assert "+100.0 %" in done.stdout
     done = called("compare", runs[0], runs[1], "--json")
@@ -319,16 +285,16 @@ def test_the_commands(sweep: Path, tmp_path: Path) -> None:
             parts = [part[side] for part in result["parts"].values()]
             assert math.fsum(parts) == pytest.approx(result["total"][side], rel=1e-12, abs=1e-12)
     figures = tmp_path / "figures"
-    called("plot", sweep, "--out", figures, "--metric", "mfu")
+    called("plot", tiny_sweep, "--out", figures, "--metric", "mfu")
     assert (figures / "lines_batching.max_batch.png").exists()
 
 
 def test_plot_says_where_the_numbers_of_overloaded_runs_are(
-    sweep: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tiny_sweep: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(plot, "_save", lambda *_: [])
+    monkeypatch.setattr(draw, "files", lambda *_: {})
     folder = damaged(
-        sweep, tmp_path / "copy", lambda t, _: t.update({"steady.state": ["overloaded"] * 4})
+        tiny_sweep, tmp_path / "copy", lambda t, _: t.update({"steady.state": ["overloaded"] * 4})
     )
     done = called("plot", folder, "--out", tmp_path / "figures")
     assert "4 of 18 runs are overloaded and left out of: " in done.stdout

@@ -11,7 +11,7 @@ import pytest
 
 from sarathi_sim.experiments.sweeps.backends import InProcess
 from sarathi_sim.experiments.sweeps.plan import SweepPlan
-from tests.experiments.small_sweep import RUNS, swept, tree
+from tests.experiments.small_sweep import RUNS, Files, swept, tree
 
 
 def cut(path: Path) -> None:
@@ -37,7 +37,7 @@ def edit_a_number(path: Path) -> None:
 )
 def test_a_damaged_run_is_done_again_and_nothing_is_deleted(
     tiny_plan: SweepPlan,
-    tiny_files: dict[str, bytes],
+    tiny_files: Files,
     tmp_path: Path,
     name: str,
     damage: Callable[[Path], object],

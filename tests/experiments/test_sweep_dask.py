@@ -15,12 +15,10 @@ import pandas as pd
 import pytest
 
 from sarathi_sim.experiments.sweeps.backends import InProcess
-from sarathi_sim.experiments.sweeps.execute import execute
-from sarathi_sim.experiments.sweeps.plan import plan_sweep
-from sarathi_sim.experiments.sweeps.store import Store
+from sarathi_sim.experiments.sweeps.plan import SweepPlan, plan_sweep
 from sarathi_sim.profiler.storage.strict import UserError
 from tests.experiments.small_config import called
-from tests.experiments.small_sweep import RUNS, SWEEP, tree
+from tests.experiments.small_sweep import RUNS, SWEEP, swept, tree
 from tests.experiments.test_sweep_trust import ROOT, finished, wait_for_runs
 from tests.patience import PATIENCE_S
 
@@ -84,22 +82,17 @@ def cluster(tmp_path: Path) -> Iterator[Cluster]:
 
 
 @pytest.mark.slow
-def test_one_of_two_workers_is_killed_half_way(cluster: Cluster, tmp_path: Path) -> None:
-    config = tmp_path / "tiny.yaml"
-    config.write_text(SWEEP.replace("requests: 40", "requests: 400"), encoding="utf-8")
-    plan = plan_sweep(config)
-    here = Store(tmp_path / "here")
-    here.open(False)
-    execute(plan, here, InProcess())
-
+def test_one_of_two_workers_is_killed_half_way(
+    cluster: Cluster, tiny_config: Path, tmp_path: Path
+) -> None:
+    plan = plan_sweep(tiny_config, ["workload.requests=400"])
+    swept(plan, tmp_path / "here", InProcess())
     doomed = cluster.worker()
     cluster.worker()
-    there = Store(tmp_path / "there")
-    there.open(False)
     killed = []
 
     def kill() -> None:
-        wait_for_runs(there.folder, len(plan.runs) // 3)
+        wait_for_runs(tmp_path / "there", len(plan.runs) // 3)
         os.killpg(doomed, signal.SIGKILL)
         killed.append(doomed)
 
@@ -107,11 +100,11 @@ def test_one_of_two_workers_is_killed_half_way(cluster: Cluster, tmp_path: Path)
     backend._client.wait_for_workers(2, timeout=PATIENCE_S)
     killer = threading.Thread(target=kill)
     killer.start()
-    report = execute(plan, there, backend)
+    report = swept(plan, tmp_path / "there", backend)
     killer.join()
     assert killed
     assert (report.finished, report.failures) == (len(plan.runs), {})
-    assert tree(there.folder) == tree(here.folder)
+    assert tree(tmp_path / "there") == tree(tmp_path / "here")
 
 
 @pytest.mark.slow
@@ -136,7 +129,7 @@ def test_a_cluster_that_loses_its_last_worker_or_its_scheduler_is_not_waited_for
         wait_for_runs(out, 3)
         os.killpg(doomed, by)
 
-    words = ["sweep", str(config), "--out", str(out), "--quiet"]
+    words = ("sweep", config, "--out", out, "--quiet")
     killer = threading.Thread(target=kill)
     killer.start()
     stopped = called(*words, "--workers", cluster.address, code=2)
@@ -153,14 +146,10 @@ def test_a_cluster_that_loses_its_last_worker_or_its_scheduler_is_not_waited_for
 
 @pytest.mark.slow
 def test_a_worker_without_the_package_is_named_and_ends_the_sweep(
-    cluster: Cluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    cluster: Cluster, tiny_plan: SweepPlan, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Also one that joins while runs are under way: a task must not end it without a word."""
     monkeypatch.setattr("sarathi_sim.experiments.sweeps.backends.LOOK_S", 0.01)
-    config = tmp_path / "tiny.yaml"
-    config.write_text(SWEEP, encoding="utf-8")
-    store = Store(tmp_path / "there")
-    store.open(False)
     cluster.worker()
     backend = DaskWorkers(cluster.address)
     cluster.worker(without_package(tmp_path / "blocked"))
@@ -169,7 +158,7 @@ def test_a_worker_without_the_package_is_named_and_ends_the_sweep(
     with named:
         DaskWorkers(cluster.address)
     with named:
-        execute(plan_sweep(config), store, backend)
+        swept(tiny_plan, tmp_path / "there", backend)
 
 
 @pytest.mark.slow

@@ -7,15 +7,14 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 import pytest
-from matplotlib.axes import Axes
-from matplotlib.figure import Figure
 from pydantic import BaseModel
 
 from sarathi_sim.experiments.config.scenario import PARAMETERS, Scenario
-from sarathi_sim.experiments.sweeps.drawing import label, pareto, points
-from sarathi_sim.experiments.sweeps.sweep_answer import Sweep, sweep_answer
+from sarathi_sim.experiments.content import Chart
+from sarathi_sim.experiments.report.sweep_charts import label, pareto, points
+from sarathi_sim.experiments.sweeps.sweep_answer import sweep_answer
 from tests.experiments.small_config import called
-from tests.experiments.small_sweep import SWEEP
+from tests.experiments.small_sweep import CHUNK, RATE, of
 
 AXES = ["cluster.tp", "cluster.pp", "seed"]
 
@@ -37,47 +36,38 @@ def _table() -> pd.DataFrame:
     return pd.DataFrame(rows)
 
 
-def of(table: pd.DataFrame, axes: list[str], contrast: str | None = None) -> Sweep:
-    return Sweep(Path("sweep"), table, axes, contrast, {"name": "layouts"})
+def drawn(table: pd.DataFrame, x: str, y: str, axes: list[str] = AXES) -> Chart:
+    (chart,) = pareto(of(table, axes), x, y)
+    return chart
 
 
-def drawn(table: pd.DataFrame, x: str, y: str, axes: list[str] = AXES) -> Figure:
-    figure = pareto(of(table, axes), x, y)
-    assert figure is not None
-    return figure
-
-
-def _front(panel: Axes) -> list[tuple[float, float]]:
-    (front,) = (line for line in panel.lines if line.get_label() == "front")
-    return [(float(x), float(y)) for x, y in np.asarray(front.get_xydata()).round(6)]
+def _front(chart: Chart) -> list[tuple[float, float]]:
+    (front,) = (one for one in chart.series if one.name == "the front")
+    return list(zip(front.x.round(6).tolist(), front.y.round(6).tolist(), strict=True))
 
 
 def test_each_metric_has_its_own_direction() -> None:
     """Whatever stands first: less latency is better, more tokens are."""
     table = _table()
-    panel = drawn(table, "latency_s.p50", "tokens_per_s").axes[0]
-    assert _front(panel) == [(2.0, 100.0), (3.0, 120.0)]
-    assert panel.get_xlabel() == "latency, median (s),\nless is better"
-    assert panel.get_ylabel() == "token throughput (tokens/s),\nmore is better"
-    turned = drawn(table, "tokens_per_s", "latency_s.p50").axes[0]
+    chart = drawn(table, "latency_s.p50", "tokens_per_s")
+    assert _front(chart) == [(2.0, 100.0), (3.0, 120.0)]
+    assert chart.x.label == "latency, median (s), less is better"
+    assert chart.y.label == "token throughput (tokens/s), more is better"
+    turned = drawn(table, "tokens_per_s", "latency_s.p50")
     assert _front(turned) == [(120.0, 3.0), (100.0, 2.0)]
-    both = drawn(table, "makespan_s", "latency_s.p50").axes[0]
+    both = drawn(table, "makespan_s", "latency_s.p50")
     assert _front(both) == [(2.0, 2.0)], "of two metrics of which less is better"
 
 
 def test_seeds_are_averaged_and_their_spread_is_drawn() -> None:
     table = _table()
-    figure = drawn(table, "latency_s.p50", "tokens_per_s")
-    (points,) = (line for line in figure.axes[0].lines if line.get_label() != "front")
-    assert np.allclose(np.asarray(points.get_xydata()), [(2, 100), (3, 120), (4, 90)])
-    across, up = (
-        lines.get_segments()  # type: ignore[attr-defined]
-        for lines in figure.axes[0].collections
-    )
-    ends = np.array([[segment[:, 0] for segment in across], [segment[:, 1] for segment in up]])
-    assert np.allclose(ends[0], [(1.9, 2.1), (2.9, 3.1), (3.9, 4.1)])
-    assert np.allclose(ends[1], [(99, 101), (119, 121), (89, 91)])
-    assert figure.get_suptitle().startswith("mean over 2 seeds; whiskers: smallest and largest")
+    chart = drawn(table, "latency_s.p50", "tokens_per_s")
+    (spots,) = (one for one in chart.series if one.kind == "points")
+    assert np.allclose(np.stack([spots.x, spots.y], 1), [(2, 100), (3, 120), (4, 90)])
+    assert spots.ends_x is not None and spots.ends is not None
+    assert np.allclose(np.stack(spots.ends_x, 1), [(1.9, 2.1), (2.9, 3.1), (3.9, 4.1)])
+    assert np.allclose(np.stack(spots.ends, 1), [(99, 101), (119, 121), (89, 91)])
+    assert chart.caption.startswith("Mean over 2 seeds; whiskers: smallest and largest")
 
 
 def test_a_point_that_lacks_a_seed_is_left_out_and_shares_are_in_percent() -> None:
@@ -95,10 +85,10 @@ def test_an_equal_value_puts_no_point_on_the_front() -> None:
     """The third layout is worse in latency, and has 0.5 % more tokens than the second."""
     table = _table()
     table["tokens_per_s"] = [100.0, 100, 120, 120, 120.6, 120.6]
-    panel = drawn(table, "latency_s.p50", "tokens_per_s").axes[0]
-    assert _front(panel) == [(2.0, 100.0), (3.0, 120.0)]
+    chart = drawn(table, "latency_s.p50", "tokens_per_s")
+    assert _front(chart) == [(2.0, 100.0), (3.0, 120.0)]
     table["tokens_per_s"] = 120.0
-    assert pareto(of(table, AXES), "latency_s.p50", "tokens_per_s") is None
+    assert pareto(of(table, AXES), "latency_s.p50", "tokens_per_s") == []
 
 
 def _leaves(model: type[BaseModel], before: str = "") -> list[str]:
@@ -121,11 +111,8 @@ def test_every_key_of_a_scenario_has_a_name() -> None:
 
 
 @pytest.mark.slow
-def test_a_sweep_prints_its_answer_at_the_end(tmp_path: Path) -> None:
-    config = tmp_path / "tiny.yaml"
-    config.write_text(SWEEP, encoding="utf-8")
-    words = ["sweep", str(config), "--out", str(tmp_path / "out"), "--workers", "1"]
-    done = called(*words)
+def test_a_sweep_prints_its_answer_at_the_end(tiny_config: Path, tmp_path: Path) -> None:
+    done = called("sweep", tiny_config, "--out", tmp_path / "out", "--workers", 1)
     for words_of_it in ("batch (sequences)", "time to first token, p99 (s)", "means over 3 seeds"):
         assert words_of_it in done.stdout
     table = pd.read_parquet(tmp_path / "out" / "results.parquet")
@@ -160,9 +147,6 @@ def test_the_table_says_which_points_are_overloaded_and_where_their_numbers_are(
         "Predicted, means over 2 seeds. Latencies of overloaded runs are in results.parquet, over "
         "all their requests."
     )
-
-
-RATE, CHUNK = "workload.arrivals.rate", "policy.chunk_size"
 
 
 def test_choices_are_ranked_at_equal_load() -> None:

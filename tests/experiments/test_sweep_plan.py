@@ -4,25 +4,20 @@ from __future__ import annotations
 
 import subprocess
 import sys
-from collections.abc import Callable
 from copy import copy
 from pathlib import Path, PurePath
 
 import pytest
-from typer.testing import CliRunner
 
-from sarathi_sim.experiments.cli import app
 from sarathi_sim.experiments.config.loading import load_experiment
 from sarathi_sim.experiments.config.policy import POLICIES
 from sarathi_sim.experiments.sweeps.execute import seconds_of_work
 from sarathi_sim.experiments.sweeps.plan import _CODE, SweepPlan, coordinates, plan_sweep
 from sarathi_sim.profiler.bundle.schema import load_bundle, write_bundle
 from sarathi_sim.profiler.storage.strict import UserError
+from tests.experiments.small_config import ROOT, Write, called
 from tests.experiments.small_sweep import RUNS, SWEEP
 from tests.sampled import profile_folder
-
-ROOT = Path(__file__).resolve().parents[2]
-Write = Callable[[str], Path]
 
 
 def planned(write_config: Write, text: str = SWEEP, *assignments: str) -> SweepPlan:
@@ -46,12 +41,8 @@ def test_every_point_scenario_and_seed_is_a_run(write_config: Write) -> None:
 def test_what_is_swept_is_laid_over_the_scenarios(write_config: Write) -> None:
     text = SWEEP.replace("batching.max_batch: [2, 4, 8]", "policy.chunk_size: [64, 96]")
     text = text.replace("  orca: {policy: {name: orca, case: best}}\n", "")
-    assert [
-        r.scenario.policy.model_dump()["chunk_size"] for r in planned(write_config, text).runs
-    ] == [
-        *[64] * 3,
-        *[96] * 3,
-    ]
+    policies = [run.scenario.policy.model_dump() for run in planned(write_config, text).runs]
+    assert [policy["chunk_size"] for policy in policies] == [64] * 3 + [96] * 3
 
 
 def test_a_whole_policy_replaces_another(write_config: Write) -> None:
@@ -92,16 +83,20 @@ def test_the_key_is_that_of_the_content(write_config: Write, tmp_path: Path) -> 
     assert planned(write_config, SWEEP, elsewhere).runs[0].key != key
 
 
+def key_of(write_config: Write, trace: Path, content: str) -> str:
+    """The key of the first run where the trace has the requests."""
+    trace.write_text(content)
+    text = SWEEP.replace("  requests: 40\n", "").replace("  pd_ratio: 5\n", "")
+    lengths = f"workload.lengths={{kind: trace, path: {trace}}}"
+    return planned(write_config, text, lengths).runs[0].key
+
+
 def test_the_key_depends_on_what_is_in_the_trace(write_config: Write, tmp_path: Path) -> None:
     """Not on what it is called, nor on when it was written."""
 
     def key(name: str, rows: str) -> str:
-        path = tmp_path / name
-        path.write_text(f"arrival,prompt,decode\n{rows}")
-        lengths = f"workload.lengths={{kind: trace, path: {path}}}"
-        return planned(write_config, text, lengths).runs[0].key
+        return key_of(write_config, tmp_path / name, f"arrival,prompt,decode\n{rows}")
 
-    text = SWEEP.replace("  requests: 40\n", "").replace("  pd_ratio: 5\n", "")
     first = key("trace.csv", "0,50,10\n1,60,10\n")
     assert key("moved.csv", "0,50,10\n1,60,10\n") == first
     # The same file with other content of the same size, and the first content again.
@@ -111,14 +106,9 @@ def test_the_key_depends_on_what_is_in_the_trace(write_config: Write, tmp_path: 
 
 
 def test_the_key_depends_on_what_a_trace_shares(write_config: Write, tmp_path: Path) -> None:
-    path = tmp_path / "trace.jsonl"
-    text = SWEEP.replace("  requests: 40\n", "").replace("  pd_ratio: 5\n", "")
-
     def key(hash_ids: str) -> str:
         line = f'"timestamp": 0, "input_length": 300, "output_length": 9, "hash_ids": {hash_ids}'
-        path.write_text(f"{{{line}}}\n")
-        lengths = f"workload.lengths={{kind: trace, path: {path}}}"
-        return planned(write_config, text, lengths).runs[0].key
+        return key_of(write_config, tmp_path / "trace.jsonl", f"{{{line}}}\n")
 
     assert key("[1]") == key("[1]") != key("[2]")
 
@@ -205,10 +195,7 @@ def test_the_shipped_sweeps() -> None:
 
 
 def test_plan_says_how_many_and_how_long(write_config: Write) -> None:
-    done = CliRunner().invoke(
-        app, ["sweep", "--dry-run", str(write_config(SWEEP)), "--workers", "2"]
-    )
-    assert done.exit_code == 0, done.output
+    done = called("sweep", "--dry-run", write_config(SWEEP), "--workers", 2)
     assert "18 runs, predicted" in done.stdout
     assert "3: 2, 4, 8" in done.stdout
     assert 0 < seconds_of_work(planned(write_config)) < 600

@@ -15,12 +15,7 @@ import pandas as pd
 import pytest
 
 from sarathi_sim.experiments.config.deployment import Deployment
-from sarathi_sim.experiments.sweeps.backends import (
-    Bundles,
-    InProcess,
-    LocalProcesses,
-    Outcomes,
-)
+from sarathi_sim.experiments.sweeps.backends import Bundles, InProcess, LocalProcesses, Outcomes
 from sarathi_sim.experiments.sweeps.execute import ATTEMPTS
 from sarathi_sim.experiments.sweeps.jobs import work
 from sarathi_sim.experiments.sweeps.plan import SweepPlan, plan_sweep
@@ -28,10 +23,9 @@ from sarathi_sim.experiments.sweeps.store import Store
 from sarathi_sim.profiler.storage.files import partial
 from sarathi_sim.profiler.storage.strict import UserError
 from sarathi_sim.simulator.loop.records import Records
-from tests.experiments.small_sweep import RUNS, swept, tree
+from tests.experiments.small_config import ROOT, summary_of
+from tests.experiments.small_sweep import RUNS, Files, swept, tree
 from tests.patience import PATIENCE_S
-
-ROOT = Path(__file__).resolve().parents[2]
 
 
 def start(config: Path, out: Path, *more: str) -> subprocess.Popen[str]:
@@ -59,7 +53,7 @@ def wait_for_runs(out: Path, count: int) -> None:
         time.sleep(0.05)
 
 
-def test_the_table_has_a_row_per_run_in_order(tiny_files: dict[str, bytes], tmp_path: Path) -> None:
+def test_the_table_has_a_row_per_run_in_order(tiny_files: Files, tmp_path: Path) -> None:
     path = tmp_path / "results.parquet"
     path.write_bytes(tiny_files["results.parquet"])
     table = pd.read_parquet(path)
@@ -73,7 +67,7 @@ def test_the_table_has_a_row_per_run_in_order(tiny_files: dict[str, bytes], tmp_
 
 @pytest.mark.slow
 def test_a_killed_worker_costs_nothing(
-    tiny_plan: SweepPlan, tiny_files: dict[str, bytes], tmp_path: Path
+    tiny_plan: SweepPlan, tiny_files: Files, tmp_path: Path
 ) -> None:
     killed: list[int] = []
     backend = LocalProcesses(2)
@@ -112,7 +106,7 @@ class Deadly(InProcess):
 
 
 def test_what_was_lost_is_sent_again(
-    tiny_plan: SweepPlan, tiny_files: dict[str, bytes], tmp_path: Path
+    tiny_plan: SweepPlan, tiny_files: Files, tmp_path: Path
 ) -> None:
     backend = Deadly({tiny_plan.runs[4].key}, times=ATTEMPTS - 1)
     report = swept(tiny_plan, tmp_path / "sweep", backend)
@@ -121,7 +115,7 @@ def test_what_was_lost_is_sent_again(
 
 
 def test_a_run_that_kills_every_worker_is_given_up_alone(
-    tiny_plan: SweepPlan, tiny_files: dict[str, bytes], tmp_path: Path
+    tiny_plan: SweepPlan, tiny_files: Files, tmp_path: Path
 ) -> None:
     deadly = tiny_plan.runs[4].key
     backend = Deadly({deadly}, times=1000)
@@ -134,10 +128,7 @@ def test_a_run_that_kills_every_worker_is_given_up_alone(
 
 
 def test_a_run_that_raises(
-    tiny_plan: SweepPlan,
-    tiny_files: dict[str, bytes],
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
+    tiny_plan: SweepPlan, tiny_files: Files, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     simulate = Deployment.simulate
 
@@ -152,7 +143,7 @@ def test_a_run_that_raises(
         report = swept(tiny_plan, folder, InProcess())
     assert set(report.failures.values()) == {"ZeroDivisionError: a bug"}
     assert report.finished == RUNS - 2
-    summary = json.loads((folder / "summary.json").read_text())
+    summary = summary_of(folder)
     assert summary["missing"] == report.failures
     for key in report.failures:
         assert "in sometimes" in (folder / "failed" / f"{key}.txt").read_text()
@@ -164,7 +155,7 @@ def test_a_run_that_raises(
 @pytest.mark.parametrize("writes", [0, 1, 2, 7, 41])
 def test_a_full_disk(
     tiny_plan: SweepPlan,
-    tiny_files: dict[str, bytes],
+    tiny_files: Files,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     writes: int,
@@ -207,13 +198,13 @@ def test_interrupted(tiny_config: Path, tmp_path: Path, number: signal.Signals) 
     done = finished(out)
     assert 2 <= len(done) < RUNS
     assert f"of {RUNS} runs are finished; complete the sweep with the same command" in errors
-    assert json.loads((out / "summary.json").read_text())["finished"] == len(done)
+    assert summary_of(out)["finished"] == len(done)
     assert len(pd.read_parquet(out / "results.parquet")) == len(done)
 
 
 @pytest.mark.slow
 def test_resumed_after_kill_is_the_same(
-    tiny_config: Path, tiny_files: dict[str, bytes], tmp_path: Path
+    tiny_config: Path, tiny_files: Files, tmp_path: Path
 ) -> None:
     out = tmp_path / "sweep"
     process = start(tiny_config, out)
@@ -229,7 +220,7 @@ def test_resumed_after_kill_is_the_same(
     assert before.items() <= after.items(), "finished runs are not repeated"
 
 
-def test_two_sweeps_do_not_share_a_folder(tiny_plan: SweepPlan, tmp_path: Path) -> None:
+def test_two_sweeps_do_not_share_a_folder(tmp_path: Path) -> None:
     store, other = Store(tmp_path / "sweep"), Store(tmp_path / "sweep")
     store.open(False)
     with (

@@ -21,7 +21,7 @@ from sarathi_sim.experiments.sweeps.store import Store
 from sarathi_sim.profiler.storage import child
 from sarathi_sim.profiler.storage.strict import UserError
 from tests.experiments.odd_worker import VARIABLE, never_ends
-from tests.experiments.small_sweep import RUNS, SWEEP, swept, tree
+from tests.experiments.small_sweep import RUNS, Files, swept, tree
 from tests.experiments.test_sweep_trust import ROOT, start, wait_for_runs
 from tests.patience import PATIENCE_S
 from tests.processes import children, gone, state
@@ -31,10 +31,7 @@ ODD = "tests.experiments.odd_worker"
 
 @pytest.mark.slow
 def test_a_worker_killed_within_its_answer_costs_nothing(
-    tiny_plan: SweepPlan,
-    tiny_files: dict[str, bytes],
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
+    tiny_plan: SweepPlan, tiny_files: Files, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """With one pipe for all workers, the reader would wait for the other half for ever."""
     mark = tmp_path / "mark"
@@ -48,10 +45,7 @@ def test_a_worker_killed_within_its_answer_costs_nothing(
 
 @pytest.mark.slow
 def test_a_worker_that_stops_within_its_answer_is_named(
-    tiny_plan: SweepPlan,
-    tiny_files: dict[str, bytes],
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
+    tiny_plan: SweepPlan, tiny_files: Files, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(child, "MODULE", ODD)
     monkeypatch.setenv(VARIABLE, f"stop:{tmp_path / 'mark'}")
@@ -83,19 +77,15 @@ def test_workers_that_cannot_start(
     tiny_plan: SweepPlan, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(child, "MODULE", "no.such.module")
-    store = Store(tmp_path / "sweep")
-    store.open(False)
     with pytest.raises(
         UserError, match=rf"cannot be started: {child.STARTS} in a row ended .*code 1"
     ):
-        execute(tiny_plan, store, LocalProcesses(2))
+        swept(tiny_plan, tmp_path / "sweep", LocalProcesses(2))
 
 
 @pytest.mark.slow
-def test_workers_end_when_their_parent_is_killed(tmp_path: Path) -> None:
-    config = tmp_path / "tiny.yaml"
-    config.write_text(SWEEP, encoding="utf-8")
-    process = start(config, tmp_path / "sweep", "--set", "workload.requests=2000")
+def test_workers_end_when_their_parent_is_killed(tiny_config: Path, tmp_path: Path) -> None:
+    process = start(tiny_config, tmp_path / "sweep", "--set", "workload.requests=2000")
     wait_for_runs(tmp_path / "sweep", 1)
     workers = children(process.pid)
     process.kill()
@@ -130,7 +120,7 @@ def test_a_worker_ends_with_its_channel() -> None:
 
 @pytest.mark.slow
 def test_two_processes_give_the_same_bytes_and_leave_neither_process_nor_thread(
-    tiny_plan: SweepPlan, tiny_files: dict[str, bytes], tmp_path: Path
+    tiny_plan: SweepPlan, tiny_files: Files, tmp_path: Path
 ) -> None:
     before = set(threading.enumerate())
     backend = LocalProcesses(2)

@@ -6,21 +6,15 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Callable
 from pathlib import Path
 from time import sleep
 
 import pytest
-from typer.testing import CliRunner
 
 from sarathi_sim.experiments import cli
-from sarathi_sim.experiments.cli import app
 from sarathi_sim.experiments.report.render import consoles
-from tests.experiments.small_config import SMALL
+from tests.experiments.small_config import ROOT, SMALL, Write, called
 from tests.patience import PATIENCE_S
-
-ROOT = Path(__file__).resolve().parents[2]
-Write = Callable[[str], Path]
 
 
 @pytest.mark.slow
@@ -91,8 +85,8 @@ def test_a_signal_counts_whatever_it_was_turned_into(
     monkeypatch.setattr(cli, "signals_received", [])
     cli.end_on_signals()
     try:
-        done = CliRunner().invoke(app, ["run", "--dry-run", "gpt3_pp"])
+        done = called("run", "--dry-run", "gpt3_pp", code=code)
     finally:
         for each, handler in before.items():
             signal.signal(each, handler)
-    assert (done.exit_code, done.stderr) == (code, message)
+    assert done.stderr == message

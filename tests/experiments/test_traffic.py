@@ -14,7 +14,6 @@ import yaml
 import sarathi_sim as sim
 from sarathi_sim.experiments.capacity import answer
 from sarathi_sim.experiments.capacity.options import deployable
-from sarathi_sim.experiments.config.base import Source
 from sarathi_sim.experiments.config.loading import check_scenario, read_draft
 from sarathi_sim.experiments.config.requests import build_requests
 from sarathi_sim.experiments.run.traffic import (
@@ -28,10 +27,9 @@ from sarathi_sim.experiments.run.traffic import (
 from sarathi_sim.policies.request import Request
 from sarathi_sim.profiler.storage.strict import UserError
 from sarathi_sim.simulator.load.describe import lengths_line
-from tests.experiments.small_config import called, refused
+from tests.experiments.small_config import HERE, called, refused
 from tests.experiments.small_laboratory import question, recommendation
 
-SOURCE = Source("", "x", {}, ())
 CONFIG: dict[str, Any] = yaml.safe_load("""
 name: x
 model: llama-13b
@@ -53,8 +51,8 @@ WORDS = ["1024:256", "1024:256~0.5", "1K@14", "1K@5..50", "1K@?"]
 def drawn(workload: dict[str, Any], requests: int = 20_000) -> tuple[np.ndarray, np.ndarray]:
     given = {**workload, "requests": requests}
     rest = {"model": "any", "device": "any", "policy": {"name": "orca"}}
-    scenario = check_scenario({**rest, "workload": given}, SOURCE)
-    return tokens(build_requests(scenario, 2**24, SOURCE))
+    scenario = check_scenario({**rest, "workload": given}, HERE)
+    return tokens(build_requests(scenario, 2**24, HERE))
 
 
 def tokens(requests: list[Request]) -> tuple[np.ndarray, np.ndarray]:
@@ -220,7 +218,7 @@ def test_a_trace_brings_its_own_number_and_its_longest_request(tmp_path: Path) -
         parse_workload(str(path), None)
 
 
-@pytest.mark.parametrize("command", ["recommend", "capacity", "advise"])
+@pytest.mark.parametrize("command", ["recommend", "capacity"])
 def test_the_help_has_an_example(command: str) -> None:
     said = " ".join(called(command, "--help").output.split())
     assert "--workload 1024:256" in said and "1K@5..50" in said

@@ -11,19 +11,12 @@ from typing import Any
 import numpy as np
 import pandas as pd
 import pytest
-from typer.testing import CliRunner
 
-from sarathi_sim.experiments.cli import app
 from sarathi_sim.experiments.config.calibration import check_replaceable, read_calibration
 from sarathi_sim.experiments.config.deployment import Deployment
 from sarathi_sim.experiments.config.loading import load_experiment
 from sarathi_sim.experiments.measured.load_tools import Benchmark
-from sarathi_sim.experiments.measured.replay import (
-    MeasuredRun,
-    Overheads,
-    cases_of,
-    simulated,
-)
+from sarathi_sim.experiments.measured.replay import MeasuredRun, Overheads, cases_of, simulated
 from sarathi_sim.experiments.measured.tune import (
     TunedServer,
     least_kernels,
@@ -34,7 +27,7 @@ from sarathi_sim.experiments.measured.tune import (
 )
 from sarathi_sim.profiler.storage.child import silent
 from sarathi_sim.profiler.storage.strict import UserError
-from tests.experiments.small_config import called
+from tests.experiments.small_config import called, summary_of
 
 CONFIG = """\
 name: server
@@ -134,8 +127,7 @@ def off(config: Path, load: Benchmark, *assignments: str) -> tuple[float, float]
 def test_one_run_of_each_tool_predicts_another_load(config: Path, tool: Callable[..., Any]) -> None:
     """As the recipe has it: the command, then the calibration in a configuration."""
     path, out = bench(config, CLIENTS, tool), config.with_name("tuned.yaml")
-    words = ["tune", str(path), "--config", str(config), "--out", str(out)]
-    done = called(*words)
+    done = called("tune", path, "--config", config, "--out", out)
     assert f"written: {out}" in done.output
     before, after = off(config, BURST), off(config, BURST, f"calibration={out}")
     assert abs(before[1]) > 20 and abs(after[1]) < 8
@@ -229,9 +221,8 @@ def test_a_calibration_is_part_of_the_runs_key(config: Path) -> None:
 def test_what_tune_refuses(config: Path) -> None:
     path, out = bench(config, CLIENTS, sglang), config.with_name("mine.yaml")
     out.write_text("mine: 1\n")
-    words = ["tune", str(path), "--config", str(config), "--out", str(out)]
-    done = CliRunner().invoke(app, words)
-    assert done.exit_code == 2 and "tune did not write it" in done.output
+    done = called("tune", path, "--config", config, "--out", out, code=2)
+    assert "tune did not write it" in done.output
     assert out.read_text() == "mine: 1\n"
     with pytest.raises(UserError, match="there is no folder"):
         check_replaceable(config.parent / "no" / "tuned.yaml")
@@ -295,15 +286,10 @@ def test_outputs_of_one_token_and_answers_at_once(config: Path) -> None:
 def test_a_result_keeps_its_calibration(config: Path, tmp_path: Path) -> None:
     given, out = config.with_name("tuned.yaml"), tmp_path / "result"
     given.write_text(FACTORS)
-    words = ["run", str(config), "--set", f"calibration={given}", "--out", str(out), "--no-figures"]
-    called(*words)
+    called("run", config, "--set", f"calibration={given}", "--out", out, "--no-figures")
     given.write_text(FACTORS.replace("1.5", "3.0"))
-    again = ["run", str(out / "config.yaml"), "--out", str(tmp_path / "again"), "--no-figures"]
-    called(*again)
-    first, second = (
-        json.loads((folder / "summary.json").read_text())["scenarios"]
-        for folder in (out, tmp_path / "again")
-    )
+    called("run", out / "config.yaml", "--out", tmp_path / "again", "--no-figures")
+    first, second = (summary_of(folder)["scenarios"] for folder in (out, tmp_path / "again"))
     assert [one["tpot_s"] for one in first.values()] == [one["tpot_s"] for one in second.values()]
 
 

@@ -7,19 +7,17 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-import yaml
 
-from sarathi_sim.experiments.config.loading import load_experiment
 from sarathi_sim.experiments.run.experiment import simulate_all
 from sarathi_sim.profiler.bundle.schema import bundle_path, load_bundle, write_bundle
 from sarathi_sim.simulator.op_times.iteration import WholeLayer
-from tests.experiments.small_config import SMALL
+from tests.experiments.small_config import SMALL, loaded
 from tests.sampled import profile_folder
 from tests.simulator.test_interaction import layers
 
 
 def test_bands_hold_the_numbers_and_ratios_are_surer_than_runs() -> None:
-    summary = simulate_all(load_experiment(yaml.safe_load(SMALL))).summary()
+    summary = simulate_all(loaded(SMALL)).summary()
     widths = []
     for scenario in summary["scenarios"].values():
         low, high = scenario["makespan_s_band"]
@@ -40,9 +38,8 @@ def test_bands_hold_the_numbers_and_ratios_are_surer_than_runs() -> None:
 def test_ratios_of_a_run_over_itself_and_without_a_band() -> None:
     """A run over itself is sure; what does not follow from the makespan has no band."""
     same = "scenarios.sarathi.policy={name: orca, case: best}"
-    tree = yaml.safe_load(SMALL)
-    assert simulate_all(load_experiment(tree, [same])).ratio_bands == {"speedup": [1.0, 1.0]}
-    changed = load_experiment(tree, ["compare.speedup.metric=ttft_s.p50"])
+    assert simulate_all(loaded(SMALL, same)).ratio_bands == {"speedup": [1.0, 1.0]}
+    changed = loaded(SMALL, "compare.speedup.metric=ttft_s.p50")
     assert simulate_all(changed).ratio_bands == {}
 
 
@@ -57,7 +54,7 @@ def test_whole_layers_that_scatter_make_a_run_less_sure(tmp_path: Path) -> None:
         write_bundle(replace(shipped, mixed=mixed), bundle_path(root, *shard))
         both = []
         for more in ([], ["engine.layer_time=sum"]):
-            changed = load_experiment(yaml.safe_load(SMALL), [f"profiles={root}", *more])
+            changed = loaded(SMALL, f"profiles={root}", *more)
             one = simulate_all(changed).summary()["scenarios"]["sarathi"]
             both.append(np.diff(one["makespan_s_band"])[0] / one["makespan_s"])
         width, ops = both

@@ -9,7 +9,7 @@ import shutil
 import signal
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -18,10 +18,7 @@ from sarathi_sim.experiments.results import read_summary, result_folder
 from sarathi_sim.profiler.storage.files import LARGEST_FILE, open_file, read_bounded
 from sarathi_sim.profiler.storage.folder_lock import held, is_held
 from sarathi_sim.profiler.storage.strict import SpecError, UserError
-from tests.experiments.small_config import SMALL, refused
-
-ROOT = Path(__file__).parents[2]
-Write = Callable[[str], Path]
+from tests.experiments.small_config import ROOT, SMALL, Write, refused, summary_of
 
 
 @pytest.fixture(autouse=True)
@@ -89,17 +86,14 @@ def test_the_opener(tmp_path: Path) -> None:
         read_bounded(tmp_path / "large")
 
 
-def test_a_number_of_400_digits_in_a_summary(result: Path, tmp_path: Path) -> None:
-    folder = tmp_path / "run"
-    shutil.copytree(result, folder)
-    summary = json.loads((folder / "summary.json").read_text())
+def test_a_number_of_400_digits_in_a_summary(copy: Path, tmp_path: Path) -> None:
+    summary = summary_of(copy)
     for numbers in summary["scenarios"].values():
         numbers["makespan_s"] = 10**400
-    (folder / "summary.json").write_text(json.dumps(summary))
-    assert read_summary(folder) == {}
+    (copy / "summary.json").write_text(json.dumps(summary))
+    assert read_summary(copy) == {}
     for command in ("report", "plot"):
-        line = refused(command, folder, "--out", tmp_path / f"{command}.html")
-        assert str(folder) in line
+        assert str(copy) in refused(command, copy, "--out", tmp_path / f"{command}.html")
 
 
 def test_a_rate_beyond_all_clocks(write_config: Write) -> None:

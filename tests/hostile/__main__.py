@@ -32,7 +32,7 @@ def main() -> int:
     parser.add_argument("--keep", type=Path, help="folder for the inputs that ended badly")
     options = parser.parse_args()
     from tests.hostile.box import empty
-    from tests.hostile.harness import KNOWN_DOOR, Harness, inputs
+    from tests.hostile.harness import Harness, inputs
 
     began = time.monotonic()
     if options.keep is not None:
@@ -52,10 +52,7 @@ def main() -> int:
         kind = f"{outcome.word}: {outcome.detail.strip()[-400:]}"
         kinds[kind] += 1
         if kinds[kind] == 1:
-            name = (
-                f"{what.door} {what.which}" if what.door != KNOWN_DOOR else f"known: {what.which}"
-            )
-            print(f"\n{name}: {' '.join(argv)[:300]!a}\n    {kind!a}")
+            print(f"\n{what.door} {what.which}: {' '.join(argv)[:300]!a}\n    {kind!a}")
     print(f"\n{len(tried)} inputs, {len(report.bad)} ended badly, {time.monotonic() - began:.0f} s")
     return 1 if report.bad else 0
 

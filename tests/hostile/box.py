@@ -272,17 +272,12 @@ def outcomes(
 def _main(command: Command) -> None:
     from sarathi_sim.experiments.cli import app as cli
 
-    _forget()
+    for clear in caches():  # the last command's files had the same names
+        clear()
     sys.argv = ["sarathi-sim", *command.argv]
     if command.argv[0] == "fit":  # what it says on stdout are the mistakes
         sys.stdout = sys.stderr
     cli.main()
-
-
-def _forget() -> None:
-    """Empty our caches: the last command's files had the same names."""
-    for clear in caches():
-        clear()
 
 
 @cache

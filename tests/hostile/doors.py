@@ -32,6 +32,7 @@ _TRACE = [
     "--set", "workload.pd_ratio=null", "--set", "workload.requests=null",
     "--set", "workload.system_prompts={}", "--set", "workload.sessions=null",
 ]  # fmt: skip
+_OWN = ["run", "own.yaml", *_QUIET]
 Door = Callable[[Random, Path], Command]
 
 
@@ -92,8 +93,7 @@ def device(rng: Random, box: Path) -> Command:
 
 
 def _reads_bundle(rng: Random) -> Command:
-    kind = rng.random()
-    if kind < 0.1:
+    if rng.random() < 0.1:
         return Command(["fit", BUNDLE])
     return _checks_or_runs(rng)
 
@@ -106,10 +106,8 @@ def meta(rng: Random, box: Path) -> Command:
 
 def bundle(rng: Random, box: Path) -> Command:
     """A bundle with a damaged table; in most cases ``meta.yaml`` agrees with it."""
-    table = (
-        box / BUNDLE / f"{rng.choice(('linear', 'attn_prefill', 'attn_decode', 'send_recv'))}.csv"
-    )
-    _damage(table, damaged_csv, rng)
+    table = rng.choice(("linear", "attn_prefill", "attn_decode", "send_recv"))
+    _damage(box / BUNDLE / f"{table}.csv", damaged_csv, rng)
     if rng.random() < 0.85:
         _sign(box / BUNDLE)
     return _reads_bundle(rng)
@@ -184,10 +182,6 @@ def assignment(rng: Random, box: Path) -> Command:
     if rng.random() < 0.3:
         return Command(["sweep", "sweep.yaml", "--dry-run", *more])
     return _checks_or_runs(rng, *more)
-
-
-def _anywhere(folder: Path, rng: Random) -> list[Path]:
-    return sorted(path for path in folder.rglob("*") if path.is_file() and not path.is_symlink())
 
 
 _NO_FILES = ("pipe", "/dev/zero", "loop", "dangling", "mine", "locked.txt", "nowhere")
@@ -273,9 +267,6 @@ def policy(rng: Random, box: Path) -> Command:
     return Command(_OWN, "new")
 
 
-_OWN = ["run", "own.yaml", *_QUIET]
-
-
 _THE_USERS = (
     *("analysis.ipynb", ".git", "notes.txt", "summary.json.bak"),
     *("é", "0123456789abcdef", ".lock", "failed", "figures"),
@@ -285,13 +276,12 @@ _THE_USERS = (
 def _vandalise(folder: Path, rng: Random) -> None:
     """Damage a file of a result, remove it, put something else in its place, or add one."""
     for _ in range(rng.choice((1, 1, 2))):
-        path = rng.choice(_anywhere(folder, rng))
+        files = (path for path in folder.rglob("*") if path.is_file() and not path.is_symlink())
+        path = rng.choice(sorted(files))
         kind = rng.random()
         if kind < 0.3:
-            how = {".json": damaged_json, ".yaml": damaged_yaml, ".csv": damaged_csv}.get(
-                path.suffix
-            )
-            _damage(path, how or damaged_bytes, rng)
+            how = {".json": damaged_json, ".yaml": damaged_yaml, ".csv": damaged_csv}
+            _damage(path, how.get(path.suffix, damaged_bytes), rng)
         elif kind < 0.4:
             path.write_bytes(path.read_bytes()[: rng.randrange(path.stat().st_size + 1)])
         elif kind < 0.5:

@@ -18,7 +18,7 @@ from pathlib import Path
 from random import Random
 
 from tests.hostile import box as boxes
-from tests.hostile.box import Command, Outcome, Snapshot
+from tests.hostile.box import Command, Outcome
 from tests.hostile.doors import _REPORTED, DOORS
 from tests.hostile.known import KNOWN
 from tests.hostile.template import RUNS, write_results, write_template
@@ -55,7 +55,8 @@ class Report:
 
     def table(self) -> str:
         """A line a door: how many inputs had which outcome, longest time and most memory."""
-        words = sorted({w for c in self.counts.values() for w in c}, key=_good_first)
+        found = {(w not in boxes.GOOD, w) for c in self.counts.values() for w in c}
+        words = [word for _, word in sorted(found)]
         lines = [["door", "inputs", *words, "most s", "most MiB"]]
         for door, count in self.counts.items():
             numbers = [str(count[word]) for word in words]
@@ -71,10 +72,6 @@ class Report:
             )
             for line in lines
         )
-
-
-def _good_first(word: str) -> tuple[bool, str]:
-    return word not in boxes.GOOD, word
 
 
 def inputs(number: int, only: list[str] | None = None) -> list[Input]:
@@ -99,7 +96,8 @@ class Harness:
         os.environ["SARATHI_SIM_CACHE"] = str(folder / "cache")
         os.environ["MPLCONFIGDIR"] = str(folder / "matplotlib")
         self._warm()
-        self.ours = self._ours()
+        whole = boxes.snapshot(self.earlier)
+        self.ours = {os.path.relpath(path, self.earlier): each for path, each in whole.items()}
 
     def _warm(self) -> None:
         """In a child, as some libraries' threads do not survive a fork; then import the same."""
@@ -152,10 +150,6 @@ class Harness:
         gc.collect()
         gc.freeze()
 
-    def _ours(self) -> Snapshot:
-        whole = boxes.snapshot(self.earlier)
-        return {os.path.relpath(path, self.earlier): digest for path, digest in whole.items()}
-
     def try_batch(self, batch: list[Input]) -> list[tuple[Outcome, list[str]]]:
         """Try inputs in one child; those that did not end well once more, each in its own."""
         made = [self._make(what) for what in batch]
@@ -180,18 +174,11 @@ class Harness:
         box = self.folder / name.lstrip("-")[:60]
         plain = what.door in DOORS and what.door not in ("result", "sweep", "--out", "report")
         boxes.fill(box, self.template, *(() if plain else (self.earlier,)))
-        return self._prepare(what, box), box
-
-    def _prepare(self, what: Input, box: Path) -> Command:
-        here = Path.cwd()
-        os.chdir(box)
-        try:
+        with contextlib.chdir(box):
             if isinstance(what.which, str):
-                return KNOWN[what.which](box)
+                return KNOWN[what.which](box), box
             rng = Random(f"{self.seed} {what.door} {what.which}")
-            return DOORS[what.door][0](rng, box)
-        finally:
-            os.chdir(here)
+            return DOORS[what.door][0](rng, box), box
 
     def _keep(self, box: Path, command: Command, outcome: Outcome) -> None:
         assert self.keep is not None

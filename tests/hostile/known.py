@@ -19,8 +19,6 @@ from tests.hostile.values import laughs
 Known = Callable[[Path], Command]
 _TAGS = ("!!bool foo", "!!timestamp foo", "!!map [a, b]", "!!set [a]", "!!int ''")
 _CHECK = Command(["run", "exp.yaml", "--dry-run"])
-_RUN = ["run", "exp.yaml", "--quiet", "--no-figures", "--out"]
-_SWEEP = ["sweep", "sweep.yaml", "--workers", "1", "--quiet", "--out"]
 
 
 def _set(*assignments: str, dry: bool = True) -> Known:

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-import dataclasses
 import gzip
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pandas as pd
 
 from sarathi_sim.experiments.config.calibration import ServerCalibration
-from sarathi_sim.profiler.bundle.schema import Bundle, bundle_path, write_bundle
+from sarathi_sim.profiler.bundle.schema import bundle_path, write_bundle
 from sarathi_sim.profiler.facts.model import load_model
 from tests.experiments import test_benchmarks as load_tools
 from tests.experiments.small_config import AT_MOST
@@ -182,9 +182,18 @@ def write_template(folder: Path) -> None:
         path = folder / name
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(text, encoding="utf-8")
-    write_bundle(
-        _tiny_bundle(folder / "model.yaml"), bundle_path(folder / "profiles", "dev", "tiny", 1)
+    model = load_model(folder / "model.yaml")
+    whole = device_bundle("a6000", model, 1, max_tokens=256, max_context=256)
+    meta = replace(whole.meta, device="dev", source="imported", device_file_sha256=None)
+    bundle = replace(
+        whole,
+        meta=meta,
+        linear=_only(whole.linear, num_tokens=_TOKENS),
+        attn_prefill=_only(whole.attn_prefill, chunk_tokens=_TOKENS, context_tokens=_CONTEXTS),
+        attn_decode=_only(whole.attn_decode, batch_size=_TOKENS, context_tokens=_CONTEXTS),
+        send_recv=_only(whole.send_recv, num_bytes=_BYTES),
     )
+    write_bundle(bundle, bundle_path(folder / "profiles", "dev", "tiny", 1))
 
 
 def write_results(folder: Path) -> None:
@@ -194,20 +203,6 @@ def write_results(folder: Path) -> None:
     write_capacities(folder / "capacities")
     write_recommendation(folder / "recommended")
     write_sensitivity(folder / "sensitivity")
-
-
-def _tiny_bundle(model: Path) -> Bundle:
-    whole = device_bundle("a6000", load_model(model), 1, max_tokens=256, max_context=256)
-    return dataclasses.replace(
-        whole,
-        meta=dataclasses.replace(
-            whole.meta, device="dev", source="imported", device_file_sha256=None
-        ),
-        linear=_only(whole.linear, num_tokens=_TOKENS),
-        attn_prefill=_only(whole.attn_prefill, chunk_tokens=_TOKENS, context_tokens=_CONTEXTS),
-        attn_decode=_only(whole.attn_decode, batch_size=_TOKENS, context_tokens=_CONTEXTS),
-        send_recv=_only(whole.send_recv, num_bytes=_BYTES),
-    )
 
 
 def _only(frame: pd.DataFrame, **kept: set[int]) -> pd.DataFrame:

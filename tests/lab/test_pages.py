@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+import sarathi_sim as sim
 from sarathi_sim.experiments.config.loading import load_experiment
 from sarathi_sim.experiments.lab.fit.accuracy import shipped_stacks
 from sarathi_sim.experiments.lab.pages import (
@@ -17,7 +18,6 @@ from sarathi_sim.experiments.lab.pages import (
     support,
     update,
 )
-from sarathi_sim.experiments.run.experiment import run_experiment
 from sarathi_sim.experiments.run.support import supported
 from sarathi_sim.profiler.storage.child import silent
 
@@ -51,7 +51,7 @@ def test_the_reference_names_every_key_and_its_bounds() -> None:
 
 def test_every_file_of_a_result_is_in_the_reference(tmp_path: Path) -> None:
     experiment = load_experiment("first_experiment", ["workload.requests=5"])
-    run_experiment(experiment, tmp_path / "r", figures=False, trace=True, progress=silent)
+    sim.run(experiment, out=tmp_path / "r", figures=False, timeline=True, progress=silent)
     names = [path.relative_to(tmp_path / "r") for path in (tmp_path / "r").rglob("*.*")]
     scenarios = set(experiment.scenarios)
     found = {f"SCENARIO/{name.name}" if name.parts[0] in scenarios else str(name) for name in names}

@@ -8,19 +8,19 @@ import csv
 import json
 import re
 from collections import defaultdict
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-import matplotlib
 import numpy as np
 import pytest
 from matplotlib.text import Text
 
-from sarathi_sim.experiments.figures.style import styled
+from sarathi_sim.experiments.content import Chart
 from sarathi_sim.experiments.lab.paper import claims, figures, gpt3, quantities
 from sarathi_sim.experiments.lab.paper.claims import ClaimResult, evaluate, load_claims
 from sarathi_sim.experiments.lab.paper.variants import TILE, VARIANTS, Lab, Variant
+from sarathi_sim.experiments.report.draw import DPI, MOST_NAMED, drawn, files
 from sarathi_sim.experiments.run.machine import Machine
 from sarathi_sim.policies.orca import Orca
 from sarathi_sim.policies.sarathi import Sarathi
@@ -238,42 +238,19 @@ def test_mistakes_give_one_message(words: tuple[str, ...], message: str) -> None
 @pytest.mark.slow
 @pytest.mark.parametrize("make", figures.FIGURES[:-1], ids=lambda make: make.__name__)
 def test_figures_are_legible_at_half_their_size(
-    make: Callable[[figures.Labs], figures.Plot], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    make: Callable[[figures.Labs], Sequence[Chart]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Each letter is at least nine pixels high there; the whole is no wider than a page."""
     for costly in ("gain", "balanced_gain", "end_to_end", "served_token_s"):
         monkeypatch.setattr(quantities, costly, lambda *_, **__: 1.0)
-    chart = make([Lab(variant) for variant in VARIANTS])
-    with styled(), matplotlib.rc_context(figures.LOOK):
-        figure = figures.draw(chart)
-        figure.draw_without_rendering()
-    assert figure.get_figwidth() * figures.DPI <= 1100
+    charts = make([Lab(variant) for variant in VARIANTS])
+    figure = drawn(charts)
+    figure.draw_without_rendering()
+    assert figure.get_figwidth() * DPI / 2 <= 1200
     sizes = {t.get_fontsize() for t in figure.findobj(Text) if t.get_text() and t.get_visible()}
-    assert min(sizes) * figures.DPI / 72 / 2 >= 9
-    figures.save(chart, tmp_path / "figure.png")
-    assert 10_000 < (tmp_path / "figure.png").stat().st_size < 200_000
-
-
-def test_a_chart_is_drawn_as_its_data_say() -> None:
-    """Every kind of series, by what matplotlib then holds."""
-    data = figures.DataSeries
-    series = [
-        data("line", (0, 1), (2, 3), "a line", dash="--"),
-        data("points", 1, 2, texts=["text"]),
-        data("bars", (0, 1), (3, 4), "bars", base=(1, 2), width=0.5),
-        data("boxes", 2, 5, "", base=1, width=1),
-        *(data("level", y=7), data("edge", x=8)),
-    ]
-    panels = [figures.Subplot(series, {"title": "t"}, "best")]
-    axes = figures.draw(figures.Plot(4, "a", panels)).axes[0]
-    line, points, across, up = axes.get_lines()
-    assert (list(line.get_ydata()), line.get_linestyle()) == ([2, 3], "--")  # type: ignore[arg-type]
-    assert points.get_marker() == "D" and axes.texts[0].get_text() == "text"
-    boxes = [patch.get_bbox().bounds for patch in axes.patches]  # type: ignore[attr-defined]
-    assert boxes == [(-0.25, 1, 0.5, 3), (0.75, 2, 0.5, 4), (2, 0.5, 5, 1)]
-    assert across.get_ydata() == [7, 7] and up.get_xdata() == [8, 8]
-    legend = axes.get_legend()
-    assert legend is not None and [t.get_text() for t in legend.get_texts()] == ["a line", "bars"]
+    assert min(sizes) * DPI / 72 / 2 >= 9
+    assert len({one.name for chart in charts for one in chart.series} - {""}) <= MOST_NAMED
+    assert 10_000 < len(files(charts)["png"]) < 400_000
 
 
 def test_what_was_served_for_the_claims_is_not_served_again_for_the_gallery(

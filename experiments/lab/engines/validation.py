@@ -18,7 +18,7 @@ from sarathi_sim.profiler.storage.strict import UserError
 from sarathi_sim.simulator.loop.records import Floats
 from ...config.base import Assignments
 from ...config.loading import Experiment, load_experiment
-from ...figures.slices import KINDS
+from ...report.timeline import KINDS
 from ...results import VALIDATION_FORMAT, to_json
 from .cells import Cell
 from .session import (

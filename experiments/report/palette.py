@@ -1,4 +1,4 @@
-"""The style of figures, and their files: colour-blind safe, and the same bytes every time."""
+"""The colours and dashes of charts: colour-blind safe, on paper and on a dark page."""
 
 from __future__ import annotations
 
@@ -6,17 +6,9 @@ import math
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from colorsys import hls_to_rgb, rgb_to_hls
-from contextlib import contextmanager
 from itertools import count, cycle
-from pathlib import Path
-from typing import Any
+from typing import NamedTuple
 from zlib import crc32
-
-import matplotlib
-from matplotlib.backends.backend_agg import FigureCanvasAgg
-from matplotlib.backends.backend_svg import FigureCanvasSVG
-from matplotlib.colors import to_hex, to_rgb
-from matplotlib.figure import Figure
 
 # Okabe and Ito's palette, distinguishable with every common kind of colour blindness.
 BLUE, VERMILION, GREEN, PURPLE = "#0072B2", "#D55E00", "#009E73", "#CC79A7"
@@ -38,8 +30,18 @@ _LEAST, _MOST = 3.1, 12.0
 """Contrasts of a line with its background, for the first and the last shade of a policy (the first
 may be the policy's own colour). WCAG 2 asks for 3."""
 
-# Line styles differ too, for grey-scale prints.
-_LINES = (
+Dash = str | tuple[int, tuple[int, ...]]
+
+
+class Style(NamedTuple):
+    """A line's colour and dash."""
+
+    colour: str
+    dash: Dash
+
+
+# Dashes differ too, for grey-scale prints.
+_LINES: tuple[tuple[str, Dash], ...] = (
     (BLUE, "-"),
     (VERMILION, "--"),
     (GREEN, "-."),
@@ -49,39 +51,13 @@ _LINES = (
     (BLACK, ":"),
 )
 
-_SETTINGS: dict[str, Any] = {
-    "font.size": 13,  # legible when the figure is shown at half its size
-    "axes.spines.top": False,
-    "axes.spines.right": False,
-    "axes.titlesize": 13,
-    "axes.titleweight": "bold",
-    "axes.titlelocation": "left",
-    "axes.grid": True,
-    "grid.color": "#dddddd",
-    "grid.linewidth": 0.8,
-    "axes.axisbelow": True,
-    "legend.frameon": False,
-    "lines.linewidth": 2.4,
-    "hatch.linewidth": 0.9,
-    "hatch.color": VERMILION,
-    "svg.hashsalt": "sarathi-sim",  # element ids that do not change from run to run
-    "path.simplify_threshold": 0.3,
-}
 
-
-@contextmanager
-def styled() -> Iterator[None]:
-    """The settings all figures are drawn and written with."""
-    with matplotlib.rc_context(_SETTINGS):  # type: ignore[arg-type]
-        yield
-
-
-def line_styles() -> Iterator[dict[str, Any]]:
+def line_styles() -> Iterator[Style]:
     """Colour and dash of one line after the other; the first 49 all differ."""
     for number in count():
         turn, index = divmod(number, len(_LINES))
         dash = _LINES[(index + turn) % len(_LINES)][1]
-        yield {"color": _shade(_LINES[index][0], 0, 1), "linestyle": dash}
+        yield Style(_shade(_LINES[index][0], 0, 1), dash)
 
 
 def policy_colour(policy: str) -> str:
@@ -95,7 +71,7 @@ def policy_colour(policy: str) -> str:
     return _POLICY_COLOURS.get(policy, other)
 
 
-def policy_styles(policies: Sequence[str]) -> list[dict[str, Any]]:
+def policy_styles(policies: Sequence[str]) -> list[Style]:
     """Colour and dash of a line for each of ``policies``, which may name one several times.
 
     The lines of one policy are shades of its colour, all of which can be seen on white. All differ
@@ -106,7 +82,7 @@ def policy_styles(policies: Sequence[str]) -> list[dict[str, Any]]:
     styles = []
     for colour, (_, dash) in zip(colours, cycle(_LINES), strict=False):
         shade = _shade(colour, seen[colour], alike[colour])
-        styles.append({"color": shade, "linestyle": dash})
+        styles.append(Style(shade, dash))
         seen[colour] += 1
     return styles
 
@@ -141,6 +117,17 @@ def ink_on(colour: str) -> str:
     return max(BLACK, WHITE, key=lambda ink: contrast(ink, colour))
 
 
+def to_rgb(colour: str) -> tuple[float, float, float]:
+    """Shares of red, green and blue of ``#rrggbb``."""
+    red, green, blue = (int(colour[at : at + 2], 16) / 255 for at in (1, 3, 5))
+    return red, green, blue
+
+
+def to_hex(parts: Sequence[float]) -> str:
+    """``#rrggbb`` of shares of red, green and blue."""
+    return "#" + "".join(f"{round(255 * part):02x}" for part in parts)
+
+
 def _luminance(colour: str) -> float:
     """Relative luminance, as WCAG 2 defines it: 0 to 1."""
     parts = [p / 12.92 if p <= 0.04045 else ((p + 0.055) / 1.055) ** 2.4 for p in to_rgb(colour)]
@@ -158,19 +145,3 @@ def _with_luminance(colour: str, wanted: float) -> str:
         found = str(to_hex(hls_to_rgb(hue, middle, saturation)))
         low, high = (middle, high) if _luminance(found) < wanted else (low, middle)
     return found
-
-
-def save(figure: Figure, folder: Path, name: str) -> list[Path]:
-    """Write ``name.png`` and ``name.svg``; returns their paths."""
-    paths = [folder / f"{name}.png", folder / f"{name}.svg"]
-    # Laid out once for both files, and drawn once for each: `savefig` does so two times.
-    figure.dpi = 150
-    layout = figure.get_layout_engine()
-    if layout is not None:
-        layout.execute(figure)
-    figure.set_layout_engine("none")
-    pixels, lines = FigureCanvasAgg(figure), FigureCanvasSVG(figure)
-    pixels.print_png(paths[0], metadata={"Software": None})  # type: ignore[no-untyped-call]
-    metadata = {"Date": None, "Creator": None}
-    lines.print_svg(paths[1], metadata=metadata)  # type: ignore[no-untyped-call]
-    return paths

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import gzip
 import json
-from collections.abc import Mapping
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -15,7 +15,6 @@ from sarathi_sim.profiler.storage.strict import UserError
 from sarathi_sim.simulator.loop.records import Floats, Ints, Records, ReplicaLog
 from sarathi_sim.simulator.views.ledger import BUBBLES
 from sarathi_sim.simulator.views.metrics import Analysis
-from ..results import Tables
 
 _BINS = 240
 KINDS = ("prefill", "decode", "mixed")
@@ -23,7 +22,6 @@ KINDS = ("prefill", "decode", "mixed")
 Curve = tuple[Floats, Floats]
 IDLE = (*BUBBLES, "slowest rank")
 """The kinds of idle time before a batch."""
-MemoryCurves = tuple[Curve, Curve, Curve]
 
 
 @dataclass(frozen=True)
@@ -66,20 +64,13 @@ class Window:
     def end_s(self) -> float:
         return self.start_s + self.length_s
 
-
-@dataclass(frozen=True)
-class Drawing:
-    """The content of a run's figures.
-
-    ``slices`` are each scenario's in the ``window`` of the timeline; ``memory`` are the curves of
-    scenarios with paged memory, ``budgets`` the token budgets of scenarios that have one.
-    """
-
-    tables: Mapping[str, Tables]
-    window: Window
-    slices: Mapping[str, list[StageSlices]]
-    memory: Mapping[str, MemoryCurves]
-    budgets: Mapping[str, int]
+    def check(self, end_s: float) -> None:
+        """Raise UserError if it does not begin before ``end_s``, when the last scenario ends."""
+        if self.start_s >= end_s > 0:
+            raise UserError(
+                f"--window {self.start_s:g}:{self.length_s:g}: nothing happens there: "
+                f"START must be less than {end_s:.6g}, when the last scenario ends"
+            )
 
 
 def default_window(runs: list[Records]) -> Window:
@@ -143,17 +134,35 @@ def iteration_kinds(log: ReplicaLog) -> Ints:
     return np.where(has_prefill & has_decode, 2, np.where(has_prefill, 0, 1))
 
 
-def first_decoder(records: Records) -> ReplicaLog:
-    """The log of the first replica; with two pools, of the first decode worker."""
-    return records.replicas[records.prefill_logs]
+def busy_shares(analysis: Analysis, bins: int = _BINS) -> tuple[Floats, Floats]:
+    """The edges of equal intervals of the run, and the share of each that stages spend on each of
+    :data:`KINDS`, mean over stages."""
+    edges = np.linspace(0.0, max(analysis.records.end_s, 1e-9), bins + 1)
+    total, stages = np.zeros((len(KINDS), bins)), 0
+    for log, split in zip(analysis.records.replicas, analysis.gaps, strict=True):
+        stages += log.num_stages
+        kinds: Ints = iteration_kinds(log)
+        for stage in range(log.num_stages):
+            start, finish = split.times.start[:, stage], split.times.finish[:, stage]
+            when = np.stack([start, finish], axis=1).ravel()
+            for kind in range(len(KINDS)):
+                worked = np.where(kinds == kind, finish - start, 0.0)
+                done = np.stack([np.cumsum(worked) - worked, np.cumsum(worked)], axis=1).ravel()
+                if len(when):
+                    total[kind] += np.diff(np.interp(edges, when, done))
+    shares: Floats = total / (max(stages, 1) * np.diff(edges))
+    return edges, shares
 
 
-def memory_curves(log: ReplicaLog) -> MemoryCurves:
-    """Occupancy in percent, tokens and sequences of an iteration, of a replica with paged memory.
+def memory_curves(records: Records) -> tuple[Curve, Curve, Curve] | None:
+    """Occupancy in percent, tokens and sequences of an iteration, of the first replica (of two
+    pools the first decode worker); None without paged memory.
 
     Over simulated time; each point is the mean over the iterations formed in a 240th of the run.
     """
-    assert log.pool is not None
+    log = records.replicas[records.prefill_logs]
+    if log.pool is None:
+        return None
     columns = log.iterations
     return (
         _means(log, 100 * log.pool.kv_tokens / log.kv_capacity),
@@ -191,6 +200,30 @@ def parse_window(text: str) -> Window:
             "START must be at least 0, LENGTH more than 0, and both less than 1e9"
         )
     return window
+
+
+MOST_BOXES = 50_000
+"""Boxes of all timelines of a report together: 3 MB of its file, with the bubbles."""
+MOST_ROWS = 32
+
+
+def boxes_window(analyses: Iterable[Analysis], most: int = MOST_BOXES) -> Window:
+    """The part of the runs that the timelines of a page hold: as long as ``most`` boxes allow.
+
+    It lies around the middle of the shortest run.
+    """
+    records = [analysis.records for analysis in analyses]
+    first = default_window(records)
+    a_second = sum(
+        log.num_iterations * min(log.num_stages, MOST_ROWS) / max(each.end_s, 1e-9)
+        for each in records
+        for log in each.replicas[:MOST_ROWS]
+    )
+    length = max(0.9 * most / max(a_second, 1e-9), first.length_s)
+    end_s = max(each.end_s for each in records)
+    if length >= end_s:
+        return Window(0.0, max(end_s, 1e-9))
+    return Window(max(0.0, first.start_s - length / 2), length)
 
 
 # Perfetto's reserved colour names.

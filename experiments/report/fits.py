@@ -6,15 +6,16 @@ from pathlib import Path
 
 import numpy as np
 import pandas as pd
-from matplotlib.figure import Figure
 
 from sarathi_sim.profiler.bundle.schema import Bundle
 from sarathi_sim.profiler.facts.ops import op_of
 from sarathi_sim.profiler.storage.child import Progress
 from sarathi_sim.simulator.confidence.bands import Band, coverage, fit_band
 from sarathi_sim.simulator.confidence.held_out import OpTable, held_out_errors, op_tables
+from ..content import Axis, Chart, Series
 from ..results import FITS_FORMAT, result_folder, write_summary
-from .style import BLACK, line_styles, save, styled
+from .draw import draw_all
+from .palette import line_styles
 
 CURVES = 5
 """Contexts of an attention op that are drawn."""
@@ -39,7 +40,6 @@ def write_fits(bundle: Bundle, errors: pd.DataFrame, out: Path, progress: Progre
 
     Raises UserError where ``out`` holds something else.
     """
-    tables = op_tables(bundle)
     meta = bundle.meta
     with result_folder(out, FITS_FORMAT) as folder:
         errors.to_csv(folder / "errors.csv", index=False, float_format="%.4g")
@@ -49,20 +49,20 @@ def write_fits(bundle: Bundle, errors: pd.DataFrame, out: Path, progress: Progre
             "errors_percent": errors.to_dict("records"),
         }  # fmt: skip
         write_summary(folder, FITS_FORMAT, content)
-        (folder / "figures").mkdir()
-        for done, table in enumerate(tables):
-            progress("figures", done, len(tables))
-            with styled():
-                save(fit_figure(table, fit_band(table)), folder / "figures", table.op)
+        charts = {table.op: [fit_chart(table, fit_band(table))] for table in op_tables(bundle)}
+        draw_all(
+            charts,
+            folder / "figures",
+            progress,
+            f"{meta.model}, TP {meta.tp}, {meta.device}",
+        )
 
 
-def fit_figure(table: OpTable, band: Band) -> Figure:
+def fit_chart(table: OpTable, band: Band) -> Chart:
     """Points, fit and 90 % band of one op, a while beyond the range, on logarithmic axes."""
-    figure = Figure(figsize=(7.0, 4.6), layout="constrained")
-    axes = figure.subplots()
     size = table.points[:, 0]
-    steps = np.geomspace(max(float(size.min()), 1.0), 4 * float(size.max()), 400)
-    grid = np.unique(np.round(steps)).astype(np.float64)
+    sizes = np.geomspace(max(float(size.min()), 1.0), 4 * float(size.max()), 400)
+    grid = np.unique(np.round(sizes)).astype(np.float64)
     label, *others = (size.axis for size in op_of(table.op).sizes)
     curves: list[float | None] = [None]
     if table.points.shape[1] == 2:
@@ -70,23 +70,17 @@ def fit_figure(table: OpTable, band: Band) -> Figure:
         curves = contexts[np.linspace(0, len(contexts) - 1, CURVES).astype(int)].tolist()
     fit = table.fit(table.points, table.time_s)
     far = table.far(table.points, table.time_s)
+    series = []
     for context, style in zip(curves, line_styles(), strict=False):
-        own = slice(None) if context is None else table.points[:, 1] == context
         fixed = [] if context is None else [np.full(len(grid), context)]
         wanted = np.stack([grid, *fixed], axis=1)
-        model = far if context is None else fit
-        time = 1e6 * model(wanted)
+        time = 1e6 * (far if context is None else fit)(wanted)
         half = band.half_widths(table, wanted)
+        ends = (time * np.exp(-half), time * np.exp(half))
         name = "fit, 90 % band" if context is None else f"{others[0]} {context:.0f}"
-        axes.plot(grid, time, label=name, **style)
-        low, high = time * np.exp(-half), time * np.exp(half)
-        axes.fill_between(grid, low, high, color=style["color"], alpha=0.2, linewidth=0)
-        axes.plot(
-            size[own], 1e6 * table.time_s[own], ".", color=BLACK, markersize=4, zorder=3,
-            label="points" if context in (None, curves[-1]) else None,
-        )  # fmt: skip
-    axes.axvline(size.max(), color=BLACK, linewidth=1, linestyle=":")
-    axes.set(xscale="log", yscale="log", ylabel="time (µs)", title=table.op)
-    axes.set_xlabel(label)
-    axes.legend(loc="upper left")
-    return figure
+        series.append(Series("line", name, grid, time, *style, ends=ends))
+    drawn = [context for context in curves if context is not None]
+    own = np.isin(table.points[:, -1], drawn) if drawn else np.full(len(size), fill_value=True)
+    series.append(Series("points", "points", size[own], 1e6 * table.time_s[own]))
+    along, up = Axis(f"{label}, log scale", log=True), Axis("time (µs), log scale", log=True)
+    return Chart(table.op, along, up, series, edge=float(size.max()))

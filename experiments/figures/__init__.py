@@ -1,4 +1,0 @@
-"""Figures of runs: distributions, timelines, fits. Imports ``results``.
-
-Read ``distributions.py`` first: the figures of a run.
-"""

@@ -1,0 +1,263 @@
+"""Charts of capacities as data: headroom (every clause of the SLO over the load), Pareto fronts of
+deployments under loads (throughput per GPU against speed per user), and sensitivities."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pandas as pd
+
+from sarathi_sim.simulator.loop.records import Floats
+from sarathi_sim.simulator.views.metric_registry import number_text
+from ..capacity.written import UNITS, panels, sides, title
+from ..content import Axis, Chart, Series, enumerated
+from ..run.trade_off import pareto_front
+from .charts import axis_of
+from .palette import BLACK, BLUE, VERMILION, line_styles
+
+MOST_LINES = 7
+Deployments = Sequence[Mapping[str, Any]]
+
+
+def capacity_charts(found: Mapping[str, Any]) -> dict[str, list[Chart]]:
+    """The charts of a ``capacity`` or ``recommend``, from its summary, by the name of their
+    figure: ``headroom``, and a front for each pair of metrics."""
+    every, screened = probed(found)
+    most = sorted(every, key=lambda one: -(one["capacity"] or 0.0))[:MOST_LINES]
+    drawn = [one for one in every if one in most]
+    unit, currency = UNITS[found["load"]], found["prices"]["currency"]
+    charts = {"headroom": headroom_charts(drawn, unit)}
+    charts |= frontier_charts(drawn, unit, currency, screened)
+    left = f" Of {len(every)} deployments those with most capacity are drawn."
+    return {
+        name: [replace(one, caption=one.caption + left * (len(every) > len(drawn))) for one in some]
+        for name, some in charts.items()
+        if some
+    }
+
+
+def heading(found: Mapping[str, Any]) -> str:
+    """What stands above the figures: the question's name, the model, the GPUs and the SLO."""
+    on = dict.fromkeys(one["device"] for one in found["deployments"])
+    what = filter(None, (found.get("model", ""), enumerated(list(on))))
+    return f"{found['name']}: {' on '.join(what)}; {found['slo']}"
+
+
+def probed(found: Mapping[str, Any]) -> tuple[Deployments, Deployments]:
+    """The deployments that were searched, and those that were only screened."""
+    searched = [one for one in found["deployments"] if one.get("curve")]
+    return searched, [one for one in found.get("screened", ()) if one.get("curve")]
+
+
+def headroom_charts(drawn: Deployments, unit: str) -> list[Chart]:
+    """For each clause of the SLO: its value over its limit, by load."""
+    probes = [probe for one in drawn for probe in one["curve"]]
+    clauses = dict.fromkeys(key for probe in probes for key in probe["stress"])
+    return [_headroom(drawn, clause, unit) for clause in clauses]
+
+
+def _headroom(drawn: Deployments, clause: str, unit: str) -> Chart:
+    series, over, full = [], list[tuple[float, float]](), list[tuple[float, float]]()
+    for one, style in zip(drawn, line_styles(), strict=False):
+        loads = np.array([probe["load"] for probe in one["curve"]], float)
+        parts = np.array([probe["stress"].get(clause) or 0.01 for probe in one["curve"]], float)
+        series.append(Series("line", one["name"], loads, parts, *style, marks=True))
+        at = one.get("at_capacity") or {}
+        for probe, load, part in zip(one["curve"], loads, parts, strict=True):
+            over += [(load, part)] if probe["overloaded"] else []
+            full += [(load, part)] if probe["run"] == at.get("run") else []
+    for name, places in (("at its capacity", full), ("overloaded", over)):
+        if places:
+            x, y = np.array(places).T
+            series.append(Series("points", name, x, y, BLACK))
+    most = max((float(one.y.max()) for one in series), default=1.0)
+    up = Axis(
+        "share of the limit (%)",
+        shares=True,
+        ends=(0.0, min(max(1.05 * most, 1.5), 2.1)),
+    )
+    caption = "Above the line the SLO breaks; a probe at more than twice the limit is cut off."
+    return Chart(
+        f"Headroom: {clause}",
+        Axis(f"load ({unit})"),
+        up,
+        series,
+        caption,
+        level=1.0,
+    )
+
+
+# Pareto fronts ---------------------------------------------------------------------------------
+
+SCREENED = "screened only"
+STRESS, COST = "stress", "per_million_output_tokens"
+PAIRS = {
+    "throughput_interactivity": ("tokens_per_s_per_user", "output_tokens_per_s_per_gpu"),
+    "ttft_tbt": ("ttft_p99_s", "tbt_p99_s"),
+    "cost_slo": (STRESS, COST),
+}
+"""Figures by name: the metrics of the x and y axes."""
+NAMES = {
+    "tokens_per_s_per_user": "tokens/s per user (1 / median TPOT)",
+    "output_tokens_per_s_per_gpu": "output tokens/s per GPU",
+    "ttft_p99_s": "time to first token, p99 (s)",
+    "tbt_p99_s": "time between tokens, p99 (s)",
+    STRESS: "all limits of the SLO, times what is asked (1: the SLO)",
+    COST: "cost of a million output tokens",
+}
+_MORE = ("tokens_per_s_per_user", "output_tokens_per_s_per_gpu")
+"""Metrics of which more is better; of all others less is better."""
+_GAINS = (*_MORE, COST)
+"""The metrics of value under a load; the others are latencies."""
+_OF_PROBE = (*_MORE, "ttft_p99_s", "tbt_p99_s", "load", "holds", "run")
+_LINK = "../probes/runs/{}/summary.json"
+"""The path from the figures' folder to a run."""
+
+
+def points(
+    found: Sequence[Mapping[str, Any]], screened: Sequence[Mapping[str, Any]] = ()
+) -> pd.DataFrame:
+    """Every deployment under every load of its curve; ``full``: the load is its capacity.
+
+    Points are grouped by deployment; deployments that were only ``screened`` are one group.
+    ``stress`` is the factor on all limits under which the load just keeps them: less than 1 if the
+    SLO holds. For an overloaded point there is none (NaN).
+    """
+    rows = list[dict[str, Any]]()
+    grouped = [(one, one["name"]) for one in found] + [(one, SCREENED) for one in screened]
+    for one, group in grouped:
+        for probe in one.get("curve", ()):
+            row = {key: probe[key] for key in _OF_PROBE}
+            stress = np.nan if probe["overloaded"] else max(*probe["stress"].values(), 1e-2)
+            row |= {"deployment": one["name"], STRESS: stress}
+            at = one.get("at_capacity") or {}
+            row |= {"group": group, "full": group == SCREENED or probe["run"] == at.get("run")}
+            row |= {COST: probe[COST]} if COST in probe else {}
+            rows.append(row)
+    return pd.DataFrame(rows)
+
+
+def front(table: pd.DataFrame, x: str, y: str) -> pd.DataFrame:
+    """The rows of the Pareto front, in order of x. Two latencies are compared at each deployment's
+    capacity: under a smaller load both are always lower."""
+    table = table if {x, y} & set(_GAINS) else table[table["full"]]
+    along = table[x].to_numpy(np.float64) * (-1 if x in _MORE else 1)
+    up = table[y].to_numpy(np.float64) * (1 if y in _MORE else -1)
+    return table.iloc[pareto_front(along, up)].sort_values(x)
+
+
+def cheapest(rows: pd.DataFrame) -> tuple[Floats, Floats]:
+    """The cost of a deployment as its SLO is relaxed: the limits, and the least cost of the loads
+    that keep them."""
+    rows = rows.sort_values(STRESS)
+    return rows[STRESS].to_numpy(np.float64), rows[COST].cummin().to_numpy(np.float64)
+
+
+def numbered(table: pd.DataFrame, best: pd.DataFrame) -> npt.NDArray[np.bool_]:
+    """Whether a point has its load beside it: on the front, and at a capacity."""
+    return np.asarray(table["full"] | table.index.isin(best.index))
+
+
+def frontier_charts(
+    drawn: Deployments, unit: str, currency: str, screened: Deployments = ()
+) -> dict[str, list[Chart]]:
+    """Every deployment under every load, with the Pareto front, for each pair of metrics."""
+    table = points(drawn, screened)
+    return {
+        f"pareto_{name}": [_front(table.dropna(subset=[x, y]), x, y, unit, currency)]
+        for name, (x, y) in PAIRS.items()
+        if {x, y} <= set(table)
+    }
+
+
+def axis_name(key: str, currency: str) -> str:
+    """The label of an axis; a cost with its currency."""
+    return f"{NAMES[key]} ({currency})" if key == COST and currency else NAMES[key]
+
+
+_FRONT = (
+    "A point is a deployment under a load, which stands beside it on the front and at capacities. "
+    "The dashed line joins those that no other one beats in both (of two latencies: where each "
+    "deployment serves all it can)."
+)
+_RELAXED = "Steps: what each deployment costs when all limits are so many times what is asked. "
+
+
+def _front(table: pd.DataFrame, x: str, y: str, unit: str, currency: str) -> Chart:
+    table = table.reset_index(drop=True)
+    table[[x, y]] = table[[x, y]].astype(float)
+    best, relaxed, series = front(table, x, y), x == STRESS, []
+    labelled = numbered(table, best)
+    for (name, rows), style in zip(table.groupby("group", sort=False), line_styles(), strict=False):
+        said = [
+            f"{row['deployment']}: {number_text(row['load'])} {unit}, "
+            f"{'holds' if row['holds'] else 'breaks'} the SLO"
+            for _, row in rows.iterrows()
+        ]
+        loads = [number_text(load) for load in rows["load"]]
+        texts = [t if seen else "" for t, seen in zip(loads, labelled[rows.index], strict=True)]
+        places = (rows[x].to_numpy(), rows[y].to_numpy())
+        series.append(
+            Series(
+                *("points", str(name), *places, style.colour),
+                more={"deployment": said},
+                texts=texts,
+                links=rows["run"].tolist(),
+            )
+        )
+        if relaxed and name != SCREENED:
+            series.append(Series("step", str(name), *cheapest(rows), style.colour))
+    line = (best[x].to_numpy(), best[y].to_numpy())
+    series.append(Series("step" if relaxed else "line", "the front", *line, BLACK, "--"))
+    along = axis_of([table[x]], axis_name(x, currency))
+    if relaxed:
+        along = Axis(f"{NAMES[x]}, log scale", log=True)
+    up = Axis(axis_name(y, currency))
+    caption = (_RELAXED if relaxed else "") + _FRONT
+    edge = 1.0 if relaxed else None
+    heading = f"{NAMES[y]} against {NAMES[x]}"
+    return Chart(heading, along, up, series, caption, edge=edge, link=_LINK)
+
+
+MOST_PANELS, MOST_BARS = 12, 14
+
+
+def tornado_charts(content: Mapping[str, Any]) -> list[Chart]:
+    """A chart for each deployment and measure: the effect of each factor, the largest on top."""
+    charts = []
+    for key, rows in list(panels(content).items())[:MOST_PANELS]:
+        some = rows[:MOST_BARS]
+        looks = zip(
+            ("low_pct", "high_pct"),
+            (BLUE, VERMILION),
+            sides(content),
+            strict=True,
+        )
+        places = np.arange(len(some), dtype=float)
+        series = [
+            Series(
+                "bars",
+                name,
+                np.array([row[end] for row in some], float),
+                places,
+                colour,
+            )
+            for end, colour, name in looks
+        ]
+        factors = Axis("", rows=[row["factor"] for row in some])
+        caption = "Each factor is changed by itself."
+        charts.append(
+            Chart(
+                title(content, *key),
+                Axis("change (%)"),
+                factors,
+                series,
+                caption,
+                edge=0.0,
+            )
+        )
+    return charts
