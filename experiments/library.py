@@ -110,7 +110,7 @@ def run(
             from .report.draw import draw_all
 
             charts = all_run_charts(found, shown)
-            draw_all(charts, folder / "figures", progress, heading(found.summary()))
+            draw_all(charts, folder / "figures", progress, heading(found))
     return found
 
 
@@ -690,18 +690,30 @@ def recommend(
     from .capacity.written import recommend_answer
 
     chosen = further(Choosing, changes)
+    if policy is None and chosen.profiles is not None:
+        raise UserError("--set profiles: has no effect without --policy")
     if policy is not None:
-        unused = {"rate": rate, "stack": stack, "dtype": dtype, "budget": budget, "pools": pools}
-        for name, value in {**unused, "speculation": speculation}.items():
+        from .capacity.slo import limit_of
+        from .run.machine import advise, chunk_answer, machine_of
+        from .run.traffic import demand_of
+
+        unused: dict[str, object] = {"rate": rate, "stack": stack, "dtype": dtype, "pools": pools}
+        unused |= {"budget": budget, "speculation": speculation}
+        for name, default in vars(Choosing()).items():
+            unused[f"set {name}"] = name != "profiles" and getattr(chosen, name) != default
+        for name, value in unused.items():
             if value:
                 raise UserError(f"--{name}: has no effect with --policy {policy}")
         if workload is None or gpus is None:
             raise UserError(f"--policy {policy}: needs --workload and --gpus")
-        most = counts("--seqs", seqs, least=2)
-        return _advice(
-            *(model, ",".join(listed(device)), slo, gpus, workload),
-            *(max(most, default=None), chosen.profiles, progress),
+        machine = machine_of(model, ",".join(listed(device)), gpus, chosen.profiles)
+        advice = advise(
+            *(machine, demand_of(workload)),
+            batch_cap=max(counts("--seqs", seqs, least=2), default=None),
+            tbt_limit_s=None if slo is None else limit_of(slo, "p99", "tbt_s"),
+            progress=lambda done, total: progress("simulations", done, total),
         )
+        return chunk_answer(model, advice)
     if slo is None:
         raise UserError("--slo: is missing: such as 'p99 ttft 1s, p99 tbt 50ms'")
     drafts = [chosen.drafts] if isinstance(chosen.drafts, int) else chosen.drafts
@@ -719,49 +731,6 @@ def recommend(
             files = recommend_files(wanted, content) | _figures(content)
             write_result(folder, RECOMMEND_FORMAT, files)
     return Result(content, recommend_answer(content), written=written(out, folder))
-
-
-def _advice(
-    model: str,
-    device: str,
-    slo: str | None,
-    tp: int,
-    workload: str,
-    batch: int | None,
-    profiles: str | None,
-    progress: Progress,
-) -> Result:
-    """What ``recommend --policy sarathi`` answers."""
-    from dataclasses import asdict
-
-    from sarathi_sim.profiler.bundle.schema import find_bundle, list_bundles, load_bundle
-    from sarathi_sim.profiler.facts.device import load_device
-    from sarathi_sim.profiler.facts.model import load_model
-    from sarathi_sim.profiler.kernels.op_source import op_source
-    from sarathi_sim.simulator.op_times.modelled import modelled_times
-    from sarathi_sim.simulator.op_times.regression import bundle_times
-    from .capacity.slo import limit_of
-    from .run.machine import Machine, advise, explain
-    from .run.traffic import demand_of
-
-    demand, gpu = demand_of(workload), load_device(device)
-    if profiles is None:
-        source = op_source(gpu, load_model(model), tp)
-    else:
-        if model not in (name for _, name, _ in list_bundles(Path(profiles))):
-            model = load_model(model).name
-        source = find_bundle(Path(profiles), gpu.name, model, tp)
-    ops = bundle_times(load_bundle(source)) if isinstance(source, Path) else modelled_times(source)
-    advice = advise(
-        *(Machine(ops, device), demand),
-        batch_cap=batch,
-        tbt_limit_s=None if slo is None else limit_of(slo, "p99", "tbt_s"),
-        progress=lambda done, total: progress("simulations", done, total),
-    )
-    question, answer = "Which chunk size and batch?", "\n".join(explain(advice))
-    section = Section("recommend", model, question, answer, SortableTable("", (), ()))
-    content = {"verified": [asdict(one) for one in advice.verified]}
-    return Result(section.words() | content, section)
 
 
 def list_(

@@ -342,15 +342,14 @@ def occupancy(
     return charts
 
 
-def heading(content: Mapping[str, Any]) -> str:
-    """What stands above the figures of a run: its name, model, GPU and load, from its summary."""
-    used = content["deployments"].values()
-    what, on = (
-        enumerated(list(dict.fromkeys(one[key] for one in used))) for key in ("model", "device")
-    )
-    counts = {one["requests"] for one in content["scenarios"].values()}
+def heading(found: ExperimentResult) -> str:
+    """What stands above the figures of a run: its name, model, GPU and load."""
+    used = [run.deployment for run in found.runs.values()]
+    what = enumerated(list(dict.fromkeys(one.model.name for one in used)))
+    on = enumerated(list(dict.fromkeys(one.device.name for one in used)))
+    counts = {len(one.requests) for one in used}
     requests = f", {counts.pop():,} requests" if len(counts) == 1 else ""
-    return f"{content['name']}: {what} on {on}{requests}"
+    return f"{found.experiment.name}: {what} on {on}{requests}"
 
 
 def all_run_charts(found: ExperimentResult, window: Window) -> dict[str, list[Chart]]:

@@ -8,17 +8,21 @@ chunk the batch cap of most throughput is searched, on requests of the whole wor
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from functools import cached_property
 from math import ceil, inf, isnan
+from pathlib import Path
 
 import numpy as np
 
 from sarathi_sim.policies.micro_batches import MicroBatches
 from sarathi_sim.policies.policy import Policy
 from sarathi_sim.policies.sarathi import Sarathi
+from sarathi_sim.profiler.bundle.schema import find_bundle, list_bundles, load_bundle
 from sarathi_sim.profiler.facts.device import DeviceSpec, load_device
+from sarathi_sim.profiler.facts.model import load_model
 from sarathi_sim.profiler.facts.ops import ATTENTION, OPS
+from sarathi_sim.profiler.kernels.op_source import op_source
 from sarathi_sim.profiler.storage.strict import UserError
 from sarathi_sim.simulator.load.engine_memory import kv_capacity_tokens, max_batch
 from sarathi_sim.simulator.load.workload import at_once, make_requests
@@ -26,10 +30,13 @@ from sarathi_sim.simulator.loop.records import Ints, Records
 from sarathi_sim.simulator.loop.simulation import simulate
 from sarathi_sim.simulator.op_times.breakdown import breakdown, mixing_s
 from sarathi_sim.simulator.op_times.iteration import MIXING, IterationCost
+from sarathi_sim.simulator.op_times.modelled import modelled_times
 from sarathi_sim.simulator.op_times.op_times import OpTimes
 from sarathi_sim.simulator.op_times.predictor import BundlePredictor
+from sarathi_sim.simulator.op_times.regression import bundle_times
 from sarathi_sim.simulator.views.metrics import weighted_quantiles
 from sarathi_sim.simulator.views.spans import Spans
+from ..content import Result, Section, SortableTable
 from .traffic import Demand
 
 _LONGEST, _MOST_DECODES, _MOST_ROWS = 8192, 256, 4096
@@ -191,6 +198,20 @@ class Machine:
         return ops
 
 
+def machine_of(model: str, device: str, tp: int, profiles: str | None) -> Machine:
+    """A model on ``tp`` GPUs of a device, with the op times that a run takes: of a bundle in
+    ``profiles``, or without them of the calibrated device. Raises UserError."""
+    gpu = load_device(device)
+    if profiles is None:
+        source = op_source(gpu, load_model(model), tp)
+    else:
+        if model not in (name for _, name, _ in list_bundles(Path(profiles))):
+            model = load_model(model).name
+        source = find_bundle(Path(profiles), gpu.name, model, tp)
+    ops = bundle_times(load_bundle(source)) if isinstance(source, Path) else modelled_times(source)
+    return Machine(ops, device)
+
+
 TILE = 128
 FIXED = (256, 512)
 _CHUNKS = (128, 256, 384, 512, 640, 768, 1024, 1536, 2048)
@@ -322,6 +343,14 @@ def _simulate(machine: Machine, demand: Demand, chunk: int, batch: int) -> Candi
     (tbt_s,) = weighted_quantiles(*Spans(records.replicas[0]).token_gaps(), [0.99])
     tokens_per_s = int((prompt + output).sum()) / records.end_s
     return Candidate(chunk, batch, tokens_per_s, 0.0 if isnan(tbt_s) else tbt_s)
+
+
+def chunk_answer(model: str, advice: Advice) -> Result:
+    """The answer of ``recommend --policy sarathi``."""
+    question, answer = "Which chunk size and batch?", "\n".join(explain(advice))
+    section = Section("recommend", model, question, answer, SortableTable("", (), ()))
+    content = {"verified": [asdict(one) for one in advice.verified]}
+    return Result(section.words() | content, section)
 
 
 def explain(advice: Advice) -> list[str]:

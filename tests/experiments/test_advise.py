@@ -16,7 +16,7 @@ from sarathi_sim.profiler.physics.shard_times import DeviceTimes
 from sarathi_sim.profiler.storage.strict import UserError
 from sarathi_sim.simulator.op_times.modelled import modelled_times
 from sarathi_sim.simulator.views.spans import Spans
-from tests.experiments.small_config import called
+from tests.experiments.small_config import called, refused
 
 
 def machine(device: str, model: str) -> Machine:
@@ -119,3 +119,16 @@ def test_one_request_at_a_time() -> None:
 def test_more_decodes_than_the_chunk_has_tokens(a6000: Machine) -> None:
     found = advise(a6000, demand_of("64@1"))
     assert found.largest_batch == found.verified[0].batch == 256
+
+
+@pytest.mark.parametrize(
+    ("more", "message"),
+    [
+        (["--rate", "3"], "--rate: has no effect with --policy sarathi"),
+        (["--set", "tolerance=0.2"], "--set tolerance: has no effect with --policy sarathi"),
+        (["--slo", "p99 ttft 1s"], "--slo p99 ttft 1s: must be one clause, as 'p99 tbt 100ms'"),
+    ],
+)
+def test_what_has_no_effect_is_refused(more: list[str], message: str) -> None:
+    asked = ("--model", "llama-13b", "--device", "a6000", "--workload", "1K@14", "--gpus", "1")
+    assert message in refused("recommend", "--policy", "sarathi", *asked, *more)
