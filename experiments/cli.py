@@ -216,6 +216,7 @@ def command(
     dry: Callable[..., Any] | None = None,
     json: bool = True,
     quiet: bool = True,
+    verbose: bool = True,
     aside: bool = True,
     out: object = None,
     result: Callable[..., Any] = lambda found, out: found,
@@ -223,9 +224,9 @@ def command(
     """A function of the library as a command: its options are those of its signature that have
     one, its help is its docstring.
 
-    ``json`` and ``quiet``: whether it has these options; ``aside``: whether --json has the answer
-    on stderr. With ``dry``, --dry-run calls this function in its place. ``out`` is where it writes
-    if --out is left out. ``result`` makes a Result of what the function returns.
+    ``json``, ``quiet`` and ``verbose``: whether it has these options; ``aside``: whether --json
+    has the answer on stderr. With ``dry``, --dry-run calls this function in its place. ``out`` is
+    where it writes if --out is left out. ``result`` makes a Result of what the function returns.
     """
     options = {name: found for name, one in _options(function).items() if (found := one)}
 
@@ -234,6 +235,7 @@ def command(
 
         as_json = given.pop("json", False)
         quietly = given.pop("quiet", as_json and not aside)
+        whole = given.pop("verbose", not verbose)
         used = dry if given.pop("dry_run", False) and dry is not None else function
         if "out" in given and given["out"] is None:
             given["out"] = out
@@ -247,7 +249,7 @@ def command(
                 passed["progress"] = progress
             found = used(**passed)
         answer = found if used is dry else result(found, given.get("out"))
-        print_result(answer, json=as_json, quiet=quietly)
+        print_result(answer, json=as_json, quiet=quietly, verbose=whole)
         if answer.code:
             raise typer.Exit(answer.code)
 
@@ -258,6 +260,8 @@ def command(
         options["json"] = _flag("json", "--json", "Print one JSON object on stdout, and no table.")
     if quiet:
         options["quiet"] = _flag("quiet", "--quiet", "Print neither progress nor table.")
+    if verbose:
+        options["verbose"] = _flag("verbose", "--verbose", "Print all tables and assumptions.")
     called.__signature__ = Signature([*options.values()])  # type: ignore[attr-defined]
     called.__annotations__ = {name: one.annotation for name, one in options.items()}
     called.__doc__ = function.__doc__
@@ -333,8 +337,8 @@ GROUPS: dict[str, dict[str, Callable[..., None]]] = {
         "tune": command(own_server.tune),
     },
     "Data": {
-        "list": command(library.list_, quiet=False, aside=False),
-        "workload": command(library.workload, quiet=False),
+        "list": command(library.list_, quiet=False, verbose=False, aside=False),
+        "workload": command(library.workload, quiet=False, verbose=False),
     },
 }
 app = application(

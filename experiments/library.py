@@ -19,7 +19,6 @@ import typer
 from sarathi_sim.profiler.storage.child import Progress, Say, silent
 from sarathi_sim.profiler.storage.strict import UserError
 from .config.base import Assignments, Config, Several, listed
-from .content import Result, Section, SortableTable
 from .options import (
     LENGTHS,
     AlsoOption,
@@ -38,6 +37,7 @@ from .options import (
     named,
     written,
 )
+from .report.section import Result, Section, Table
 
 if TYPE_CHECKING:
     from .capacity.probing import Laboratory
@@ -128,7 +128,7 @@ def check(config: Config, changes: Assignments = ()) -> Result:
     The deployments side by side. Raises UserError, a line per mistake.
     """
     from .config.assumptions import assumed
-    from .content import assumed_of, deployments_table, thinned
+    from .report.section import assumed_of, deployments_table, thinned
     from .run.experiment import deploy_all
 
     experiment = load(config, changes)
@@ -142,8 +142,8 @@ def check(config: Config, changes: Assignments = ()) -> Result:
     question, answer = "What would run?", f"{experiment.file}: good"
     assumptions, warnings = assumed_of({"notes": notes}), thinned(doubts)
     section = Section(
-        *("check", experiment.name, question, answer, table),
-        assumptions=assumptions,
+        *("check", experiment.name, question, answer, [table]),
+        assumed=assumptions,
         warnings=warnings,
     )
     return Result({"scenarios": cells, "notes": notes}, section)
@@ -239,9 +239,9 @@ def plan(
         f"{len(planned.runs)} runs, predicted {duration(work_s)} "
         f"on {count} worker{'s' if count > 1 else ''}"
     )
-    table = SortableTable("", ("axis", "values", ""), axes_rows(planned), text=3)
+    table = Table("", ("axis", "values", ""), axes_rows(planned), text=3)
     question = "What would run?"
-    section = Section("plan", planned.name, question, answer, table, warnings=planned.notes)
+    section = Section("plan", planned.name, question, answer, [table], warnings=planned.notes)
     return Result({"runs": len(planned.runs), "predicted_s": work_s}, section)
 
 

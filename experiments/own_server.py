@@ -11,7 +11,6 @@ from annotated_types import Ge
 from sarathi_sim.profiler.storage.child import Progress, Say, silent
 from sarathi_sim.profiler.storage.strict import strict_dataclass
 from .config.base import Assignments, Config
-from .content import Result, Section, SortableTable
 from .options import (
     AlsoOption,
     Folder,
@@ -21,6 +20,7 @@ from .options import (
     in_a_paragraph,
     written,
 )
+from .report.section import Result, Section, Table
 
 if TYPE_CHECKING:
     from sarathi_sim.profiler.bundle.schema import Bundle
@@ -205,10 +205,10 @@ def fit(
         (op, there, ", ".join(dict.fromkeys(levels[op])) or "good")
         for op, there in checked.coverage.items()
     ]
-    findings = SortableTable(str(path), ("op", "what is there", "findings"), coverage, text=3)
+    findings = Table(str(path), ("op", "what is there", "findings"), coverage, text=3)
     said = [f"{f.level}: {f.where}: {f.message}" for f in checked.findings]
     if checked.failed:
-        section = Section("fit", str(path), question, "", findings, warnings=said)
+        section = Section("fit", str(path), question, "", [findings], warnings=said)
         return Result({}, section, code=2)
     loaded = checked.bundle
     errors = describe(loaded, progress)
@@ -220,16 +220,16 @@ def fit(
         for op, where, points, *percent in errors.itertuples(index=False)
     ]
     title = f"{path}: error on held-out points, percent"
-    table = SortableTable(title, ("op", "where", *headings, "p95", "in band"), rows, text=2)
+    table = Table(title, ("op", "where", *headings, "p95", "in band"), rows, text=2)
     details = (
         _beyond_single_ops(loaded) if len(loaded.mixed) or len(loaded.attn_decode_skew) else []
     )
     question = "How far off is this bundle?"
-    section = Section("fit", str(path), question, "", table, details=details)
+    section = Section("fit", str(path), question, "", [table, *details])
     return Result({}, section, table=errors, written=written(out))
 
 
-def _beyond_single_ops(bundle: "Bundle") -> list[SortableTable]:
+def _beyond_single_ops(bundle: "Bundle") -> list[Table]:
     """Held-out errors of whole layers and of skewed decodes, each beside doing nothing."""
     from sarathi_sim.simulator.op_times.interaction import interaction_errors, skew_errors
     from sarathi_sim.simulator.op_times.regression import bundle_times
@@ -253,7 +253,7 @@ def _beyond_single_ops(bundle: "Bundle") -> list[SortableTable]:
             rows.append((what, ways[column], str(len(errors)), *percent))
     title = "beyond single ops: error on held-out points, percent"
     headings = ("what", "predicted as", "points", "median", "p95", "worst")
-    return [SortableTable(title, headings, rows, text=2)]
+    return [Table(title, headings, rows, text=2)]
 
 
 def score(

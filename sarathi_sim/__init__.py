@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from sarathi_sim.experiments.config.loading import Experiment as Experiment
-    from sarathi_sim.experiments.content import Result as Result
     from sarathi_sim.experiments.library import capacity as capacity
     from sarathi_sim.experiments.library import check as check
     from sarathi_sim.experiments.library import compare as compare
@@ -30,6 +29,7 @@ if TYPE_CHECKING:
     from sarathi_sim.experiments.report.on_axes import plot_completions as plot_completions
     from sarathi_sim.experiments.report.on_axes import plot_ledger as plot_ledger
     from sarathi_sim.experiments.report.on_axes import plot_timeline as plot_timeline
+    from sarathi_sim.experiments.report.section import Result as Result
     from sarathi_sim.experiments.results import Tables as Tables
     from sarathi_sim.experiments.run.experiment import ExperimentResult as ExperimentResult
     from sarathi_sim.experiments.run.experiment import ScenarioRun as ScenarioRun
@@ -41,7 +41,7 @@ if not (_HERE / "policies").is_dir():  # a checkout: the four folders stand besi
 
 _NAMES = {
     "experiments.config.loading": "Experiment",
-    "experiments.content": "Result",
+    "experiments.report.section": "Result",
     "experiments.library": (
         "capacity check compare list_ load plan plot read recommend report run sweep workload"
     ),

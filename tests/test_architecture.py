@@ -42,8 +42,8 @@ NEAREST: dict[str, str] = {
     "experiments.configs": "policies",  # a policy of the user's kind
     "experiments.config": "simulator.confidence simulator.load profiler.kernels",
     "experiments.results": "experiments.config",
-    "experiments.content": "experiments.config",
-    "experiments.run": "experiments.results experiments.content",
+    "experiments.report.section": "experiments.config",
+    "experiments.run": "experiments.results experiments.report.section",
     "experiments.sweeps": "experiments.run",
     "experiments.capacity": "experiments.sweeps",
     "experiments.measured": "experiments.run",

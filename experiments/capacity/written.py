@@ -11,9 +11,9 @@ from typing import Any
 import pandas as pd
 
 from sarathi_sim.simulator.views.metric_registry import number_text
-from ..content import (
+from ..report.section import (
     Section,
-    SortableTable,
+    Table,
     assumed_of,
     doubts_of,
     enumerated,
@@ -54,9 +54,8 @@ def capacity_answer(found: Mapping[str, Any]) -> Section:
         name=str(found["name"]),
         question=f"Up to which {what} does each deployment hold the SLO {found['slo']}?",
         answer=sentence(deployments, unit, currency),
-        table=_table(deployments, unit, currency),
-        assumptions=assumed(found),
-        details=[broken] if broken.rows else [],
+        assumed=assumed(found),
+        tables=[_table(deployments, unit, currency), *([broken] if broken.rows else [])],
         about=str(found["description"] or ""),
         warnings=[
             *(*doubts_of(found), *doubts(deployments, found["tolerance"], MORE)),
@@ -65,7 +64,7 @@ def capacity_answer(found: Mapping[str, Any]) -> Section:
     )
 
 
-def _table(deployments: Deployments, unit: str, currency: str) -> SortableTable:
+def _table(deployments: Deployments, unit: str, currency: str) -> Table:
     rows = []
     for one in deployments:
         binds, capacity = one.get("binds") or {}, one["capacity"]
@@ -82,7 +81,7 @@ def _table(deployments: Deployments, unit: str, currency: str) -> SortableTable:
         f"{currency} a million output tokens".lstrip(),
     )
     note = "Predicted. docs/capacity.md says what each number is."
-    return SortableTable("Capacity", headings, rows, note, text=3)
+    return Table("Capacity", headings, rows, note, text=3)
 
 
 def capacity_text(one: Mapping[str, Any]) -> str:
@@ -251,7 +250,7 @@ def _price(one: Mapping[str, Any], currency: str) -> str:
     return f"{cost} {currency} per million output tokens"
 
 
-def breaking(deployments: Deployments) -> SortableTable:
+def breaking(deployments: Deployments) -> Table:
     """For each finished search: the clause that breaks first, the cause, and the utilisation."""
     rows = []
     for one in deployments:
@@ -273,7 +272,7 @@ def breaking(deployments: Deployments) -> SortableTable:
         *("deployment", "what breaks first", "at load", "KV cache full (%)", "bubbles (%)"),
         *("waiting, of TTFT (%)", "batch"),
     )
-    return SortableTable("What breaks first", headings, rows, text=2)
+    return Table("What breaks first", headings, rows, text=2)
 
 
 def headroom(found: Deployments) -> pd.DataFrame:
@@ -371,8 +370,8 @@ def sensitivity_answer(found: Mapping[str, Any]) -> Section:
         name=str(found["name"]),
         question=f"What moves {enumerated(list(found['measures'].values()))}{under} most?",
         answer=f"{'; '.join(said)}." if said else "Nothing that was changed.",
-        table=SortableTable("What each factor does", headings, rows, note, text=4),
-        assumptions=assumed_of(found),
+        tables=[Table("What each factor does", headings, rows, note, text=4)],
+        assumed=assumed_of(found),
         about=str(found["description"] or ""),
         warnings=[*doubts_of(found), *found["warnings"]],
     )
@@ -474,9 +473,8 @@ def recommend_answer(found: Mapping[str, Any]) -> Section:
         name=str(found["model"]),
         question=_question(found),
         answer=answer,
-        table=_best_table(found, unit),
-        assumptions=assumed(found),
-        details=[grid for grid in others if grid.rows],
+        assumed=assumed(found),
+        tables=[_best_table(found, unit), *(grid for grid in others if grid.rows)],
         command=found["command"] or "",
         warnings=[*warnings, found["needs"]] if found["needs"] else warnings,
     )
@@ -587,7 +585,7 @@ def _kind(reason: str) -> str:
     return _UNFIT
 
 
-def _best_table(found: Mapping[str, Any], unit: str) -> SortableTable:
+def _best_table(found: Mapping[str, Any], unit: str) -> Table:
     """The finalists, the best first."""
     rows = []
     for one in found["deployments"]:
@@ -609,10 +607,10 @@ def _best_table(found: Mapping[str, Any], unit: str) -> SortableTable:
         f"{len(screened)} screened{told}. Predicted; prices as stated. docs/capacity.md says what "
         "each number is."
     )
-    return SortableTable("The best deployments", headings, rows, note, text=2)
+    return Table("The best deployments", headings, rows, note, text=2)
 
 
-def _screened(found: Mapping[str, Any], unit: str) -> SortableTable:
+def _screened(found: Mapping[str, Any], unit: str) -> Table:
     """The deployments that were only screened: first the best of each layout not searched."""
     seen = {_layout(row["name"]) for row in found["deployments"]}
     first, others = list[Any](), list[Any]()
@@ -625,16 +623,16 @@ def _screened(found: Mapping[str, Any], unit: str) -> SortableTable:
     ]
     headings = ("deployment", "replicas", f"about ({unit})")
     note = "One replica in short runs, times their number: several percent off."
-    return SortableTable("Screened only", headings, rows, note)
+    return Table("Screened only", headings, rows, note)
 
 
-def _dropped(found: Mapping[str, Any]) -> SortableTable:
+def _dropped(found: Mapping[str, Any]) -> Table:
     """The deployments left out: first one of each shape that has no other row."""
     dropped = list((_left_out(found) | found["dropped"]).items())
     more = len(dropped) - _MOST_DROPPED
     note = f"And {more} more in summary.json." if more > 0 else ""
     rows = [[name, why] for name, why in dropped[:_MOST_DROPPED]]
-    return SortableTable("Not simulated, or dropped", ("deployment", "why"), rows, note, text=2)
+    return Table("Not simulated, or dropped", ("deployment", "why"), rows, note, text=2)
 
 
 def _left_out(content: Mapping[str, Any]) -> dict[str, str]:

@@ -12,7 +12,6 @@ import typer
 from sarathi_sim.profiler.storage.child import Progress, Say, silent
 from sarathi_sim.profiler.storage.strict import UserError, did_you_mean
 from ..cli import application, command
-from ..content import Result, Section, SortableTable, write_section
 from ..options import (
     RUNS,
     ModelOption,
@@ -23,6 +22,7 @@ from ..options import (
     written,
 )
 from ..own_server import PROFILES
+from ..report.section import Result, Section, Table, write_section
 
 DatasetsOption = Annotated[
     Path | None,
@@ -199,7 +199,7 @@ def cells(config: str = "validate_cpu", changes: SetOption = ()) -> Result:
     from .engines.validation import load_validation
 
     table = cells_table(make_cells(load_validation(config, changes)))
-    return Result({}, Section("validation", config, "What would run?", "", table))
+    return Result({}, Section("validation", config, "What would run?", "", [table]))
 
 
 def lockstep(
@@ -269,8 +269,8 @@ def import_profile(
     whole = ("repository", "licence", "hardware")
     rows = [(op, how, origin) for op, (how, _, origin) in marks.items() if op not in whole]
     answer = f"{about['repository']} ({about['licence']}), {about['hardware']}"
-    table = SortableTable("", ("op", "how", "from"), rows, text=3)
-    section = Section("import", source, "What was measured?", answer, table)
+    table = Table("", ("op", "how", "from"), rows, text=3)
+    section = Section("import", source, "What was measured?", answer, [table])
     return _answered({}, section, folder)
 
 
@@ -352,18 +352,18 @@ def calibrate(
         raise UserError("--write: does not go with --report, which fits nothing")
     fit = partial(_devices, device) if stack is None else partial(_kernels, device, stack, tables)
     grids, written = fit(None if report else public_datasets(datasets), write, say)
-    section = Section("calibrate", "", "How far off is the fit?", "", grids[0], details=grids[1:])
+    section = Section("calibrate", "", "How far off is the fit?", "", grids)
     return Result({}, section, written=written)
 
 
-Fits = tuple[list[SortableTable], list[Path]]
+Fits = tuple[list[Table], list[Path]]
 
 
 def _devices(device: str | None, datasets: Path | None, write: bool, say: Say) -> Fits:
     """The errors of device models, fitted or (without ``datasets``) stored."""
     from .fit import devices as fits
 
-    grids, written = list[SortableTable](), list[Path]()
+    grids, written = list[Table](), list[Path]()
     if datasets is None:
         models = fits.fitted_devices(device)
     else:
@@ -389,7 +389,7 @@ def _devices(device: str | None, datasets: Path | None, write: bool, say: Say) -
                 for row in frame.itertuples(index=False)
             ]
             columns = headings.split(",")
-            grids.append(SortableTable(f"{name}: {title}", columns, rows, text=len(columns)))
+            grids.append(Table(f"{name}: {title}", columns, rows, text=len(columns)))
     return grids, written
 
 
@@ -403,7 +403,7 @@ def _kernels(
     from .fit.kernels import FAMILIES, check_fitted, fit_stack
     from .servers.answers import scores_table
 
-    grids, written = list[SortableTable](), list[Path]()
+    grids, written = list[Table](), list[Path]()
     families = tables.split(",") if tables else FAMILIES
     for name in families:
         if name not in FAMILIES:
@@ -515,20 +515,22 @@ def first_light(
     return Result({}, written=[hour.archive], code=int(not done))
 
 
+_whole = partial(command, verbose=False)
+
 app = application(
     {
-        "Servers": {"score": command(score), "fit-host": command(fit_host)},
+        "Servers": {"score": _whole(score), "fit-host": _whole(fit_host)},
         "Engines": {
-            "lockstep": command(lockstep, quiet=False),
-            "validate": command(validate, dry=cells, json=False),
-            "first-light": command(first_light, json=False, quiet=False),
+            "lockstep": _whole(lockstep, quiet=False),
+            "validate": _whole(validate, dry=cells, json=False),
+            "first-light": _whole(first_light, json=False, quiet=False),
         },
         "Op times": {
-            "import": command(import_profile, json=False, quiet=False),
-            "calibrate": command(calibrate, json=False, quiet=False),
-            "accuracy": command(accuracy, quiet=False),
+            "import": _whole(import_profile, json=False, quiet=False),
+            "calibrate": _whole(calibrate, json=False, quiet=False),
+            "accuracy": _whole(accuracy, quiet=False),
         },
-        "The paper": {"reproduce": command(reproduce, quiet=False)},
+        "The paper": {"reproduce": _whole(reproduce, quiet=False)},
     },
     help="What proves: each number beside a measured one.",
     add_completion=False,

@@ -27,9 +27,9 @@ from sarathi_sim.profiler.storage.not_modelled import LIMITS, Kind
 from sarathi_sim.profiler.storage.plain_yaml import read_mapping
 from sarathi_sim.simulator.load.trace import NAMES, NEEDED
 from sarathi_sim.simulator.views.metric_registry import METRICS
-from .. import content
 from ..config.loading import CONFIGS
 from ..config.scenario import PARAMETERS, Header, Scenario
+from ..report import render
 from ..run.support import (
     Combination,
     by_device,
@@ -290,8 +290,8 @@ def support(cells: Sequence[Combination]) -> str:
     section = support_answer(cells, None, None, None)
     tables = [*(matrix(cells, dtype) for dtype in WEIGHT_DTYPES)]
     tables.append(refusals(never, " on a device with every stack"))
-    page = replace(section, table=by_device(cells), details=tables, about=_SUPPORT)
-    return content.markdown(page)
+    page = replace(section, tables=[by_device(cells), *tables], about=_SUPPORT)
+    return render.markdown(page)
 
 
 # data/README.md: the errors of the shipped kernels ----------------------------------------------

@@ -14,10 +14,10 @@ import pandas as pd
 from sarathi_sim.simulator.loop.records import Floats
 from sarathi_sim.simulator.views.metric_registry import number_text
 from ..capacity.written import UNITS, panels, sides, title
-from ..content import Axis, Chart, Series, enumerated
 from ..run.trade_off import pareto_front
 from .charts import axis_of
 from .palette import BLACK, BLUE, VERMILION, line_styles
+from .section import Axis, Chart, Series, enumerated
 
 MOST_LINES = 7
 Deployments = Sequence[Mapping[str, Any]]

@@ -13,7 +13,6 @@ from sarathi_sim.simulator.load.describe import without_times
 from sarathi_sim.simulator.loop.records import Floats
 from sarathi_sim.simulator.views.metric_registry import METRICS, Metric, number_text, with_unit
 from sarathi_sim.simulator.views.metrics import Analysis
-from ..content import Axis, Chart, Series, enumerated, first_upper
 from ..results import Tables
 from ..run.experiment import ExperimentResult
 from .palette import (
@@ -31,6 +30,7 @@ from .palette import (
     policy_colour,
     policy_styles,
 )
+from .section import Axis, Chart, Series, enumerated, first_upper
 from .timeline import (
     KINDS,
     StageSlices,

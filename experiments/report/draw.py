@@ -20,8 +20,8 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import FixedLocator, FuncFormatter, LogLocator, MaxNLocator, NullFormatter
 
 from sarathi_sim.profiler.storage.child import Progress, silent
-from ..content import Axis, Chart, Series
 from .palette import BLACK, VERMILION, WHITE, ink_on
+from .section import Axis, Chart, Series
 
 Figures = Mapping[str, Sequence[Chart]]
 """The charts of each file, by its name: panels that share a legend."""

@@ -12,10 +12,10 @@ from sarathi_sim.profiler.facts.ops import op_of
 from sarathi_sim.profiler.storage.child import Progress
 from sarathi_sim.simulator.confidence.bands import Band, coverage, fit_band
 from sarathi_sim.simulator.confidence.held_out import OpTable, held_out_errors, op_tables
-from ..content import Axis, Chart, Series
 from ..results import FITS_FORMAT, result_folder, write_summary
 from .draw import draw_all
 from .palette import line_styles
+from .section import Axis, Chart, Series
 
 CURVES = 5
 """Contexts of an attention op that are drawn."""

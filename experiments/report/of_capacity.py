@@ -16,16 +16,16 @@ from ..capacity.probing import PROBES
 from ..capacity.written import UNITS, capacity_answer, recommend_answer, sensitivity_answer
 from ..config.deployment import Deployment, deploy
 from ..config.loading import load_experiment
-from ..content import Section, SortableTable, anchor, number_or_dash
 from ..results import read_text
 from ..sweeps.sweep_answer import read_table
 from .capacity_charts import NAMES, axis_name, capacity_charts, points, probed, tornado_charts
+from .section import Section, Table, anchor, number_or_dash
 
 _MOST_BUNDLES = 8
 _BUNDLE_KEYS = ("model", "device", "stack", "dtype", "cluster.tp", "cluster", "scenario")
 
 
-def op_times_grid(deployments: Sequence[Deployment]) -> SortableTable | None:
+def op_times_grid(deployments: Sequence[Deployment]) -> Table | None:
     """A row for each op of each profile bundle: its origin, and its error. None without any."""
     bundles = {deployment.bundle_name: deployment.ops for deployment in deployments}
     rows = []
@@ -41,7 +41,7 @@ def op_times_grid(deployments: Sequence[Deployment]) -> SortableTable | None:
         "regression, and of the device model where the times are modelled."
     )
     headings = ["profile bundle", "op", "origin", "error (± %)"]
-    return SortableTable("Op times: origin and error", headings, rows, note, text=3)
+    return Table("Op times: origin and error", headings, rows, note, text=3)
 
 
 def _percent(error: OpError) -> float:
@@ -65,7 +65,7 @@ def first_deployments(folder: Path, table: pd.DataFrame) -> tuple[list[Deploymen
     return found, problems
 
 
-def op_times_of_probes(folder: Path) -> tuple[list[SortableTable], list[str]]:
+def op_times_of_probes(folder: Path) -> tuple[list[Table], list[str]]:
     """Origin and error of the op times of the first probes, which are the runs of a sweep; or why
     there are none."""
     probes = folder / PROBES
@@ -77,7 +77,7 @@ def op_times_of_probes(folder: Path) -> tuple[list[SortableTable], list[str]]:
     return [found] if found else [], problems
 
 
-def points_table(found: Mapping[str, Any]) -> SortableTable:
+def points_table(found: Mapping[str, Any]) -> Table:
     """A row for each point of the fronts: its numbers and the place of its run."""
     unit, currency = UNITS[found["load"]], found["prices"]["currency"]
     table = points(*probed(found))
@@ -97,7 +97,7 @@ def points_table(found: Mapping[str, Any]) -> SortableTable:
     ]
     note = "probes/runs/RUN of the result has the configuration and the requests of each run."
     anchors = [anchor(run) for run in table["run"]] if len(table) else []
-    return SortableTable("Every point", headings, rows, note, text=3, anchors=anchors)
+    return Table("Every point", headings, rows, note, text=3, anchors=anchors)
 
 
 def capacity_section(folder: Path, found: Mapping[str, Any]) -> Section:
@@ -117,7 +117,7 @@ def _with_charts(folder: Path, found: Mapping[str, Any], section: Section, *name
     return replace(
         section,
         charts=[chart for charts in capacity_charts(found).values() for chart in charts],
-        details=[*section.details, points_table(found), *op_times],
+        tables=[*section.tables, points_table(found), *op_times],
         configuration=section.configuration | {name: read_text(folder / name) for name in names},
         warnings=[*section.warnings, *problems],
     )
@@ -130,7 +130,7 @@ def sensitivity_section(folder: Path, found: Mapping[str, Any]) -> Section:
     return replace(
         section,
         charts=tornado_charts(found),
-        details=op_times,
+        tables=[*section.tables, *op_times],
         configuration={"config.yaml": read_text(folder / "config.yaml")},
         warnings=[*section.warnings, *problems],
     )

@@ -10,9 +10,9 @@ from typing import Any
 import numpy as np
 
 from sarathi_sim.profiler.storage.strict import UserError
-from ..content import Axis, Chart, Section, Series
 from ..run.compare import TITLES, comparison_answer, drawn_parts, left_out, part_label
 from .palette import policy_styles
+from .section import Axis, Chart, Section, Series
 
 
 def comparison_section(folder: Path, found: Mapping[str, Any]) -> Section:

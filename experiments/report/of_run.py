@@ -10,12 +10,12 @@ from typing import Any
 from sarathi_sim.profiler.storage.child import Progress, silent
 from sarathi_sim.profiler.storage.strict import UserError
 from sarathi_sim.simulator.views.metric_registry import number_text
-from ..content import Chart, Section, enumerated
 from ..results import Tables, read_summary, read_text
 from ..run.compare import SimulatedAgain, labelled_tables, simulate_again
 from ..run.run_answer import OF_SCENARIOS, ratios_table, run_answer
 from .charts import occupancy, overviews, run_charts, timelines
 from .of_capacity import op_times_grid
+from .section import Chart, Section, enumerated
 from .timeline import MOST_ROWS, boxes_window, default_window
 
 
@@ -41,7 +41,10 @@ def run_section(folders: Sequence[Path], progress: Progress = silent) -> Section
     return replace(
         section,
         charts=[*_of_tables(tables), *_again_charts(again, tables)],
-        details=[*filter(None, [*map(ratios_table, heads.values()), op_times])],
+        tables=[
+            section.tables[0],
+            *filter(None, [*map(ratios_table, heads.values()), op_times]),
+        ],
         configuration={
             f"{folder.name}/config.yaml": read_text(folder / "config.yaml") for folder in folders
         },

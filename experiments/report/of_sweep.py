@@ -9,10 +9,10 @@ from pathlib import Path
 from typing import Any
 
 from sarathi_sim.profiler.storage.strict import UserError
-from ..content import Section
 from ..results import read_text
 from ..sweeps.sweep_answer import Sweep, read_answer
 from .of_capacity import first_deployments, op_times_grid
+from .section import Section
 from .sweep_charts import SHOWN, lines, numeric_axes, pareto, that_vary
 
 _MOST_AXES, _MOST_LOADS, _MOST_CHARTS = 6, 3, 24
@@ -30,7 +30,7 @@ def sweep_section(folder: Path, found: Mapping[str, Any]) -> Section:
     return replace(
         section,
         charts=charts[:_MOST_CHARTS],
-        details=[*section.details, *([op_times] if op_times else [])],
+        tables=[*section.tables, *([op_times] if op_times else [])],
         configuration=_first_configuration(swept),
         warnings=[*section.warnings, *problems],
     )

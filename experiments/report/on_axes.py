@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING
 
 from sarathi_sim.profiler.storage.strict import UserError
 from sarathi_sim.simulator.views.metric_registry import METRICS
-from ..content import Chart
 from ..results import Tables
 from ..run.experiment import ExperimentResult, ScenarioRun
 from .charts import MOST_ROWS, cdf, completions, ledger, timelines
 from .draw import draw_on
+from .section import Chart
 from .timeline import Window
 
 if TYPE_CHECKING:

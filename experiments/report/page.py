@@ -37,9 +37,9 @@ from sarathi_sim.profiler.storage.child import Progress, silent
 from sarathi_sim.profiler.storage.files import LARGEST_DATA, make_folders, read_bounded, write_whole
 from sarathi_sim.profiler.storage.manifest import read_manifest
 from sarathi_sim.profiler.storage.strict import UserError
-from ..content import Axis, Chart, Section, Series, anchor, enumerated, topic_of
 from ..results import about_out, resolved
 from .palette import DARK_PAGE, dark_colour
+from .section import Axis, Chart, Section, Series, anchor, enumerated, topic_of
 from .sections import sections_of
 
 _SEAL = re.compile(rb"<!-- sarathi-sim report 1 ([0-9a-f]{64}) -->\n\Z")

@@ -1,4 +1,4 @@
-"""An answer in the terminal: sentences, tables, JSON, and the progress bar."""
+"""A section in the terminal, as JSON, Markdown and HTML; and the progress bar."""
 
 from __future__ import annotations
 
@@ -10,14 +10,82 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
-from ..content import Result, Section, SortableTable, topic_of
+from .section import Result, Section, Table, enumerated, topic_of
 
 if TYPE_CHECKING:
+    from rich import table as rich_tables
     from rich.console import Console
     from rich.progress import TaskID
-    from rich.table import Table
 
-_MOST_ROWS = 30
+_MOST_ROWS, _FEW = 30, 3
+
+
+def terminal(section: Section, console: Console, *, verbose: bool = False, rest: str = "") -> str:
+    """A section as text for a console: the answer, its command, the first table, what was assumed,
+    warnings; with ``verbose`` all of them, and all tables.
+
+    ``rest`` says where the rows are that are left out of long tables.
+    """
+    with console.capture() as text:
+        for line in filter(None, (section.answer, section.command and f"\n{section.command}")):
+            console.print(line, markup=False, highlight=False, soft_wrap=True)
+        for grid in section.tables if verbose else section.tables[:1]:
+            _print_table(grid, console, rest)
+        for words in (section.about, *section.configuration.values()) if verbose else ():
+            console.print(words.strip(), markup=False, highlight=False)
+        most = None if verbose else _FEW
+        _print_lines("Assumed", [topic_of(one) for one in section.assumed[:most]], console)
+        _print_lines("Keep in mind", [("", one) for one in section.warnings[:most]], console)
+        left = {"table": len(section.tables) - 1, "assumption": len(section.assumed) - _FEW}
+        left["warning"] = len(section.warnings) - _FEW
+        more = [f"{n} {what}{'s' * (n > 1)}" for what, n in left.items() if n > 0]
+        if more and not verbose:
+            console.print(f"Further {enumerated(more)}: --verbose", markup=False, highlight=False)
+    return text.get()
+
+
+def as_json(result: Result) -> str:
+    """What ``--json`` prints: one object, with NaN and infinities as null."""
+    from ..results import json_bytes
+
+    return json_bytes(result).decode()
+
+
+def markdown(section: Section) -> str:
+    """A section as a Markdown page."""
+    parts = [f"# {section.question}", section.about, section.answer]
+    parts.append(f"    {section.command}" if section.command else "")
+    for grid in section.tables:
+        ruler = ["---" if at < grid.text else "---:" for at in range(len(grid.headings))]
+        lines = (f"| {' | '.join(cells)} |" for cells in (grid.headings, ruler, *grid.rows))
+        parts += [f"## {grid.title}", "\n".join(lines), grid.note]
+    parts += [f"- {line}" for line in (*section.assumed, *section.warnings)]
+    return "\n\n".join(filter(None, parts)) + "\n"
+
+
+def html(sections: Sequence[Section], title: str) -> str:
+    """Sections as the text of one page, with interactive charts, which opens without a network."""
+    from .page import page
+
+    return page(title, sections)
+
+
+def print_result(
+    result: Result, *, json: bool = False, quiet: bool = False, verbose: bool = False
+) -> None:
+    """A command's answer: with ``json`` one object on stdout, and the rest on stderr; unless it is
+    ``quiet``, the section and where it is written."""
+    if json:
+        typer.echo(as_json(result), nl=False)
+    for line in result.failures:
+        typer.echo(line, err=True)
+    if quiet:
+        return
+    if result.section is not None:
+        text = terminal(result.section, consoles()[json], verbose=verbose, rest=result.rest)
+        typer.echo(text, nl=False, err=json)
+    for path in result.written:
+        typer.echo(f"written: {path}", err=json)
 
 
 def consoles() -> tuple[Console, Console]:
@@ -33,96 +101,58 @@ def consoles() -> tuple[Console, Console]:
     return wide(Console()), wide(Console(stderr=True))
 
 
-def print_result(result: Result, *, json: bool = False, quiet: bool = False) -> None:
-    """A command's answer: with ``json`` one object on stdout, and the rest on stderr; unless it is
-    ``quiet``, the section and where it is written."""
-    if json:
-        from ..results import json_bytes
-
-        typer.echo(json_bytes(result), nl=False)
-    for line in result.failures:
-        typer.echo(line, err=True)
-    if quiet:
-        return
-    if result.section is not None:
-        print_section(result.section, err=json, rest=result.rest)
-    for path in result.written:
-        typer.echo(f"written: {path}", err=json)
-
-
-def print_section(section: Section, *, err: bool = False, rest: str = "") -> None:
-    """An answer, on stdout or stderr: its sentence, what was assumed, its tables, its warnings.
-
-    The first table is whole, unless it is said where the ``rest`` of all tables is.
-    """
-    command = f"\nThis runs it:\n{section.command}\n" if section.command else ""
-    if section.answer:
-        typer.echo(section.answer, err=err)
-    if section.answer and section.table.headings:
-        typer.echo(command, err=err)
-    if section.about:
-        consoles()[err].print(section.about, markup=False, highlight=False)
-    print_assumed(section.assumptions, err=err)
-    print_grid(section.table, err=err, rest=rest)
-    for grid in section.details:
-        print_grid(grid, err=err, rest=rest or "--json")
-    for name, text in section.configuration.items():
-        typer.echo(f"{name}: {text.strip()}", err=err)
-    for line in section.warnings:
-        typer.echo(f"warning: {line}", err=err)
-
-
-def print_grid(grid: SortableTable, *, err: bool = False, rest: str = "") -> None:
-    """A table and its note; its first rows, where it is said where the ``rest`` is."""
-    if not grid.headings:
-        return
+def _print_table(grid: Table, console: Console, rest: str) -> None:
+    """A table and its note; its first rows, if it is long and it is said where the ``rest`` is."""
     rows = grid.rows[:_MOST_ROWS] if rest else grid.rows
     headings = (grid.headings[: grid.text], grid.headings[grid.text :])
-    table = rich_table(*headings, rows, title=grid.title or None)
-    consoles()[err].print(table, markup=False, highlight=False)
+    console.print()
+    console.print(rich_table(*headings, rows, title=grid.title or None), highlight=False)
     more = len(grid.rows) - len(rows)
     note = f"And {more} more: see {rest}. {grid.note}" if more else grid.note
-    typer.echo(f"{note}\n" if note else "", err=err)
+    if note:
+        console.print(note, markup=False, highlight=False)
 
 
 def rich_table(
     text: Sequence[str], numbers: Sequence[str], rows: Iterable[Sequence[str]], **about: Any
-) -> Table:
+) -> rich_tables.Table:
     """Columns of text to the left, then columns of numbers to the right, by their headings.
 
     A cell that is too wide continues in the next line. ``about`` are options of rich's tables: a
     title, a caption.
     """
+    from rich.box import SIMPLE_HEAD
+    from rich.markup import escape
     from rich.table import Table
 
-    table = Table(**{"title_justify": "left", "caption_justify": "left", **about})
+    look = {"title_justify": "left", "caption_justify": "left", "show_edge": False}
+    table = Table(**{"box": SIMPLE_HEAD, **look, **about})
     for heading in text:
-        table.add_column(heading, overflow="fold")
+        table.add_column(escape(heading), overflow="fold")
     for heading in numbers:
         # Without a heading it is no number: yes or no.
-        table.add_column(heading, justify="right" if heading else "left", overflow="fold")
+        table.add_column(escape(heading), justify="right" if heading else "left", overflow="fold")
     for row in rows:
-        table.add_row(*row)
+        table.add_row(*map(escape, row))
     return table
 
 
-def print_assumed(lines: Sequence[str], *, err: bool = False) -> None:
-    """The block "Assumed": a line a topic, aligned."""
+def _print_lines(title: str, lines: Sequence[tuple[str, str]], console: Console) -> None:
+    """A block of texts with their topics, aligned."""
     if not lines:
         return
-    parts = [topic_of(line) for line in lines]
-    wide, longest = consoles()[err].width, max(len(topic) for topic, _ in parts)
-    told = ["Assumed"]
-    for topic, text in parts:
-        begin, further = f"  {topic:{longest}}  ", " " * (longest + 4)
-        told += wrap(
-            *(text, wide),
+    longest = max(len(topic) for topic, _ in lines)
+    found = ["", title]
+    for topic, text in lines:
+        begin = f"  {topic:{longest}}  " if longest else "  "
+        found += wrap(
+            *(text, console.width),
             initial_indent=begin,
-            subsequent_indent=further,
+            subsequent_indent=" " * len(begin),
             break_long_words=False,
             break_on_hyphens=False,
         )
-    typer.echo("\n".join([*told, ""]), err=err)
+    console.print("\n".join(found), markup=False, highlight=False, soft_wrap=True)
 
 
 class ProgressBar:

@@ -10,17 +10,6 @@ from typing import Any
 import numpy as np
 
 from sarathi_sim.simulator.views.metric_registry import METRICS, known, number_text
-from ..content import (
-    Axis,
-    Chart,
-    Section,
-    Series,
-    SortableTable,
-    enumerated,
-    first_upper,
-    read_section,
-    thinned,
-)
 from ..measured.replay import (
     COUNTS,
     MEASURES,
@@ -32,6 +21,17 @@ from ..measured.tune import NOISE
 from ..run.compare import part_label
 from .charts import cumulative
 from .palette import BLACK, BLUE, GREEN, PURPLE, VERMILION, Style, line_styles
+from .section import (
+    Axis,
+    Chart,
+    Section,
+    Series,
+    Table,
+    enumerated,
+    first_upper,
+    read_section,
+    thinned,
+)
 
 SETTLED, OPEN = 0.6, 0.2
 """A constant is settled, or still open, if the runs tell so much of it."""
@@ -67,10 +67,13 @@ def score_answer(content: Mapping[str, Any], name: str = "") -> Section:
         name=name,
         question="How far are simulated runs of a server from the recorded ones?",
         answer=f"The mean latency of {len(runs)} recorded runs is off by at most {said}.",
-        table=SortableTable("Errors by run", headings, rows, note, text=2),
-        assumptions=thinned(notes),
+        assumed=thinned(notes),
         warnings=[found["too_fast"] for found in runs.values() if found.get("too_fast")],
-        details=[*details, *([_lacking(whole), _beside_others(whole)] if whole else [])],
+        tables=[
+            Table("Errors by run", headings, rows, note, text=2),
+            *details,
+            *([_lacking(whole), _beside_others(whole)] if whole else []),
+        ],
     )
 
 
@@ -81,7 +84,7 @@ def variants_of(run: Mapping[str, Any]) -> dict[str, Any]:
 
 def beside_table(
     title: str, measured: Mapping[str, Any], simulated: Mapping[str, Any], paths: Iterable[str]
-) -> SortableTable:
+) -> Table:
     """A row a number: what was measured, and each simulation with how far it is off."""
     rows = []
     for path in paths:
@@ -96,7 +99,7 @@ def beside_table(
         if any(key in one for one in simulated.values()):
             counts = (_number(one, key) for one in simulated.values())
             rows.append((key.replace("_", " "), "not recorded", *counts))
-    return SortableTable(title, ("", "measured", *(f"{name} (off)" for name in simulated)), rows)
+    return Table(title, ("", "measured", *(f"{name} (off)" for name in simulated)), rows)
 
 
 def _number(numbers: Mapping[str, Any], path: str, form: str = "{:.4g}") -> str:
@@ -107,7 +110,7 @@ def _number(numbers: Mapping[str, Any], path: str, form: str = "{:.4g}") -> str:
     return "-" if value is None else form.format(value)
 
 
-def _lacking(runs: Mapping[str, Any]) -> SortableTable:
+def _lacking(runs: Mapping[str, Any]) -> Table:
     rows = []
     for name, run in runs.items():
         remains = run["remains"]
@@ -120,10 +123,10 @@ def _lacking(runs: Mapping[str, Any]) -> SortableTable:
         rows.append((name, parts, *(f"{remains[key]:+.3f}" for key in keys)))
     what = ("in all", "host, fitted", "frontend, fitted", "first token", "later tokens")
     title = "What the mean latency lacks without host time (s)"
-    return SortableTable(title, ("run", "of which the host's", *what), rows, text=2)
+    return Table(title, ("run", "of which the host's", *what), rows, text=2)
 
 
-def _beside_others(runs: Mapping[str, Any]) -> SortableTable:
+def _beside_others(runs: Mapping[str, Any]) -> Table:
     rows = [
         (
             *(name, str(group["requests"]), f"{group['running']:.0f}"),
@@ -133,7 +136,7 @@ def _beside_others(runs: Mapping[str, Any]) -> SortableTable:
         for group in run["by_batch"]
     ]
     headings = ("run", "requests", "running", "TPOT measured (ms)", "no host time", "fitted")
-    return SortableTable("By requests running beside", headings, rows)
+    return Table("By requests running beside", headings, rows)
 
 
 def tune_answer(content: Mapping[str, Any], name: str = "") -> Section:
@@ -176,26 +179,26 @@ def tune_answer(content: Mapping[str, Any], name: str = "") -> Section:
         answer=f"Tuned to {', '.join(runs)}, the simulation is off in {change}."
         + "".join(f" The next run that would tell most: {best}." for best, _ in next_runs[:1]),
         command=content.get("command", ""),
-        table=SortableTable(
-            "Constants",
-            ("constant", "of the stack", "tuned", "settled by the runs"),
-            rows,
-            "Constants that the runs do not settle stay near those of the stack.",
-        ),
-        details=[
-            SortableTable(
+        tables=[
+            Table(
+                "Constants",
+                ("constant", "of the stack", "tuned", "settled by the runs"),
+                rows,
+                "Constants that the runs do not settle stay near those of the stack.",
+            ),
+            Table(
                 "Means beside measured",
                 ("run", *(f"{METRICS[m].name}: measured, before, after" for m in NOISE)),
                 errors,
                 "In sample: these runs were fitted to. Other loads are less certain.",
             ),
-            SortableTable(
+            Table(
                 "What a next run would tell",
                 ("load", "information (nats)"),
                 [(text, f"{gain:.2f}") for text, gain in next_runs],
             ),
         ],
-        assumptions=thinned(content["notes"]),
+        assumed=thinned(content["notes"]),
         warnings=warnings,
     )
 
@@ -230,7 +233,7 @@ def score_section(folder: Path, found: Mapping[str, Any]) -> Section:
     if "runs" not in found:
         return replace(read_section(folder), name=name)
     section = score_answer(found, name)
-    return replace(section, charts=[_latencies(found["runs"])] if section.table.rows else [])
+    return replace(section, charts=[_latencies(found["runs"])] if section.tables[0].rows else [])
 
 
 def _latencies(runs: Mapping[str, Any]) -> Chart:

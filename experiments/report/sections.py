@@ -15,7 +15,6 @@ from ..capacity.probing import (
     RECOMMEND_FORMAT,
     SENSITIVITY_FORMAT,
 )
-from ..content import Section, read_section
 from ..results import (
     ACCURACY_FORMAT,
     FIGURES_FORMAT,
@@ -35,6 +34,7 @@ from .of_comparison import comparison_section
 from .of_run import run_section
 from .of_sweep import sweep_section
 from .score_answers import score_section
+from .section import Section, read_section
 
 SectionOf = Callable[[Path, Mapping[str, Any]], Section]
 SECTIONS: dict[str, SectionOf] = {

@@ -19,7 +19,7 @@ from sarathi_sim.simulator.views.metric_registry import known, number_text
 from sarathi_sim.simulator.views.metrics import Analysis
 from ..config.deployment import Deployment, deploy
 from ..config.loading import load_experiment
-from ..content import Section, SortableTable, assumed_of
+from ..report.section import Section, Table, assumed_of
 from ..results import (
     FORMAT,
     SWEEP_FORMAT,
@@ -240,9 +240,8 @@ def comparison_answer(found: Mapping[str, Any]) -> Section:
         name=f"{a} and {b}",
         question=f"{what} {b} (B) differ from {a} (A)?",
         answer=said,
-        table=table,
-        assumptions=found.get("assumptions", ()),
-        details=details,
+        assumed=found.get("assumptions", ()),
+        tables=[table, *details],
         warnings=[*found["notes"], *unlike],
     )
 
@@ -267,11 +266,11 @@ def _said(breakdown: Mapping[str, Any], a: str, b: str, latency: bool = False) -
     )
 
 
-def _parts_table(title: str, key: str, breakdown: Mapping[str, Any]) -> SortableTable:
+def _parts_table(title: str, key: str, breakdown: Mapping[str, Any]) -> Table:
     total, parts = breakdown["total"], breakdown["parts"]
     divided = divisible(total)
     rows = [(part_label(key, name), parts[name]) for name in by_difference(parts)]
-    return SortableTable(
+    return Table(
         title,
         ["part", *_HEADINGS[: 5 if divided else 4]],
         [[label, *_cells(row, total, divided)] for label, row in [*rows, ("in all", total)]],
@@ -280,7 +279,7 @@ def _parts_table(title: str, key: str, breakdown: Mapping[str, Any]) -> Sortable
     )
 
 
-def _numbers_table(summaries: Mapping[str, Mapping[str, Any]]) -> SortableTable:
+def _numbers_table(summaries: Mapping[str, Mapping[str, Any]]) -> Table:
     """The numbers of both runs that ``run`` shows, and their differences."""
     rows = []
     for path in SHOWN:
@@ -289,7 +288,7 @@ def _numbers_table(summaries: Mapping[str, Mapping[str, Any]]) -> SortableTable:
             a, b = (shown_value(each, path, known(path)) for each in summaries.values())
             rows.append([*cells, "-" if a is None or b is None else percent(b - a, a)])
     note = "Predicted. docs/metrics.md defines every number."
-    return SortableTable("Numbers", ["number", "unit", "A", "B", "B - A"], rows, note, text=2)
+    return Table("Numbers", ["number", "unit", "A", "B", "B - A"], rows, note, text=2)
 
 
 _HEADINGS = ("A (s)", "B (s)", "B - A (s)", "of A's total", "of the difference")

@@ -10,7 +10,7 @@ from sarathi_sim.profiler.facts.device import list_devices, load_device
 from sarathi_sim.profiler.facts.model import list_models, load_model
 from sarathi_sim.profiler.kernels.stack_file import stacks_on
 from ..config.policy import POLICIES
-from ..content import Result, Section, SortableTable
+from ..report.section import Result, Section, Table
 
 
 def models() -> Result:
@@ -85,8 +85,8 @@ def _listed(
     columns: Mapping[str, Callable[[Any], str]],
 ) -> Result:
     rows = [(name, *(cell(spec) for cell in columns.values())) for name, spec in specs.items()]
-    table = SortableTable("", (what, *columns), rows, text=1 + len(columns))
-    return Result(content, Section("list", what, "What ships?", "", table))
+    table = Table("", (what, *columns), rows, text=1 + len(columns))
+    return Result(content, Section("list", what, "What ships?", "", [table]))
 
 
 def _others(annotation: object, default: object) -> str:

@@ -36,7 +36,7 @@ from sarathi_sim.simulator.op_times.predictor import BundlePredictor
 from sarathi_sim.simulator.op_times.regression import bundle_times
 from sarathi_sim.simulator.views.metrics import weighted_quantiles
 from sarathi_sim.simulator.views.spans import Spans
-from ..content import Result, Section, SortableTable
+from ..report.section import Result, Section
 from .traffic import Demand
 
 _LONGEST, _MOST_DECODES, _MOST_ROWS = 8192, 256, 4096
@@ -348,7 +348,7 @@ def _simulate(machine: Machine, demand: Demand, chunk: int, batch: int) -> Candi
 def chunk_answer(model: str, advice: Advice) -> Result:
     """The answer of ``recommend --policy sarathi``."""
     question, answer = "Which chunk size and batch?", "\n".join(explain(advice))
-    section = Section("recommend", model, question, answer, SortableTable("", (), ()))
+    section = Section("recommend", model, question, answer)
     content = {"verified": [asdict(one) for one in advice.verified]}
     return Result(section.words() | content, section)
 

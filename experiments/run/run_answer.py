@@ -16,9 +16,9 @@ from sarathi_sim.simulator.views.metric_registry import (
     number_text,
     quantity,
 )
-from ..content import (
+from ..report.section import (
     Section,
-    SortableTable,
+    Table,
     assumed_of,
     doubts_of,
     enumerated,
@@ -115,9 +115,11 @@ def run_answer(found: Mapping[str, Any], unlike: Sequence[str] = ()) -> Section:
         name=str(found["name"]),
         question=_question(found, ranked=not unlike),
         answer=_side_by_side(summaries, unlike) if unlike else answer(summaries),
-        table=SortableTable("Numbers", headings, list(rows), note, text=2),
-        assumptions=assumed_of(found),
-        details=[] if ratios is None else [ratios],
+        assumed=assumed_of(found),
+        tables=[
+            Table("Numbers", headings, list(rows), note, text=2),
+            *([] if ratios is None else [ratios]),
+        ],
         about=str(found.get("description") or ""),
         warnings=[
             *(*_once(found.get("rejections", {})), *doubts_of(found), *_overloaded(summaries)),
@@ -215,7 +217,7 @@ def _text(summary: Mapping[str, Any], path: str) -> str:
     return "-" if found is None else known(path).text(found)
 
 
-def ratios_table(found: Mapping[str, Any]) -> SortableTable | None:
+def ratios_table(found: Mapping[str, Any]) -> Table | None:
     """The ratios of the ``compare`` section beside those stated elsewhere; None without any."""
     ratios, bands, scenarios = found.get("ratios"), found.get("ratio_bands", {}), found["scenarios"]
     if not ratios:
@@ -236,7 +238,7 @@ def ratios_table(found: Mapping[str, Any]) -> SortableTable | None:
         rows.append([name, said, predicted, *cells])
     headings = ("ratio", "of what", "predicted", "90 % band", "stated elsewhere", "difference")
     columns = 6 if any("paper" in asked for asked in found.get("compare", {}).values()) else 4
-    return SortableTable("Ratios", headings[:columns], [row[:columns] for row in rows], text=2)
+    return Table("Ratios", headings[:columns], [row[:columns] for row in rows], text=2)
 
 
 def _once(said: Mapping[str, str]) -> list[str]:

@@ -39,7 +39,7 @@ from sarathi_sim.simulator.load.engine_memory import (
     engine_memory,
     stage_layers,
 )
-from ..content import Section, SortableTable
+from ..report.section import Section, Table
 
 #: A layout must hold a sequence of so many tokens, in iterations of this size.
 SEQUENCE, ITERATION, SHARE, BLOCK = 8192, Step(tokens=2048, sequences=256), 0.9, 16
@@ -272,7 +272,7 @@ def _pairs(cells: Iterable[Combination]) -> set[tuple[str, str]]:
     return {(cell.model.name, cell.device.name) for cell in cells}
 
 
-def _section(found: Sequence[Combination], tables: Sequence[SortableTable]) -> Section:
+def _section(found: Sequence[Combination], tables: Sequence[Table]) -> Section:
     every, runs = _pairs(found), _pairs(cell for cell in found if cell.memory is not None)
     answer = f"{len(runs)} of {len(every)} pairs of a model and a device run."
     if len(every) == 1:
@@ -280,16 +280,16 @@ def _section(found: Sequence[Combination], tables: Sequence[SortableTable]) -> S
         least = min((math.prod(cell.memory[0]) for cell in found if cell.memory), default=0)
         answer = f"{model} {f'runs on {least} x' if least else 'does not run on'} {device}."
     question = "What runs where?"
-    return Section("support", "models", question, answer, tables[0], details=tables[1:])
+    return Section("support", "models", question, answer, tables)
 
 
 def _grid(
     title: str, headings: Sequence[str], rows: Sequence[Sequence[str]], note: str = ""
-) -> SortableTable:
-    return SortableTable(title, headings, rows, note, text=len(headings))
+) -> Table:
+    return Table(title, headings, rows, note, text=len(headings))
 
 
-def matrix(found: Sequence[Combination], dtype: str) -> SortableTable:
+def matrix(found: Sequence[Combination], dtype: str) -> Table:
     """Models by devices in one number format of the weights."""
     devices = list(dict.fromkeys(cell.device.name for cell in found))
     best: dict[tuple[str, str], Combination] = {}
@@ -322,7 +322,7 @@ def _layout(cell: Combination) -> str:
     return f"{tp}" if pp == 1 else f"{tp}x{pp}"
 
 
-def by_device(found: Sequence[Combination]) -> SortableTable:
+def by_device(found: Sequence[Combination]) -> Table:
     """The measurements of each device: stacks, versions, number formats."""
     rows = list[tuple[str, ...]]()
     for device, stack in dict.fromkeys((cell.device.name, cell.stack) for cell in found):
@@ -346,7 +346,7 @@ def by_device(found: Sequence[Combination]) -> SortableTable:
     return _grid("Devices", ("device", "kernels of", "versions", "dtypes", "TP", "models"), rows)
 
 
-def details(found: Iterable[Combination]) -> SortableTable:
+def details(found: Iterable[Combination]) -> Table:
     """A row for every cell that runs."""
     rows = list[tuple[str, ...]]()
     for cell in found:
@@ -361,7 +361,7 @@ def details(found: Iterable[Combination]) -> SortableTable:
     return _grid("Layouts and op times", (*about, *half_widths), rows)
 
 
-def _of_cell(cell: Combination) -> list[SortableTable]:
+def _of_cell(cell: Combination) -> list[Table]:
     """Every op's origin, and the memory of a GPU in the smallest layout."""
     assert cell.memory is not None
     (tp, pp), memory = cell.memory
@@ -374,7 +374,7 @@ def _of_cell(cell: Combination) -> list[SortableTable]:
     ]
 
 
-def refusals(found: Iterable[Combination], where: str = "") -> SortableTable:
+def refusals(found: Iterable[Combination], where: str = "") -> Table:
     """Reasons for refusals, each with its TP degrees and models."""
     models: dict[tuple[str, str], dict[str, None]] = {}
     for cell in found:

@@ -18,7 +18,7 @@ import numpy as np
 
 from sarathi_sim.simulator.loop.records import Floats
 from sarathi_sim.simulator.views.metric_registry import Better, Quantity, known
-from ..content import enumerated
+from ..report.section import enumerated
 
 WEIGHED = ("output_tokens_per_s", "ttft_s.p99", "tbt_s.p99")
 """The metrics that rank options. The first decides if it differs by over :data:`DECIDES`, else the

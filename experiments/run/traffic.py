@@ -41,7 +41,7 @@ from ..config.requests import (
     trace_of,
 )
 from ..config.workload import RandomLengths
-from ..content import Section, SortableTable, enumerated
+from ..report.section import Section, Table, enumerated
 
 T = TypeVar("T")
 FORMS = (
@@ -314,8 +314,8 @@ def workload_answer(described: Mapping[str, Mapping[str, Any]]) -> Section:
         name=enumerated(list(described)),
         question="What is in these requests?",
         answer="\n".join(f"{name}: {_told(numbers)}." for name, numbers in described.items()),
-        table=SortableTable("Lengths", ("requests", "tokens", *kinds), rows, text=2),
-        assumptions=[f"{name}: {n}" for name, one in described.items() for n in one["notes"]],
+        tables=[Table("Lengths", ("requests", "tokens", *kinds), rows, text=2)],
+        assumed=[f"{name}: {n}" for name, one in described.items() for n in one["notes"]],
     )
 
 

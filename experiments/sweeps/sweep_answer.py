@@ -17,7 +17,7 @@ from sarathi_sim.profiler.storage.plain_yaml import read_mapping
 from sarathi_sim.profiler.storage.strict import UserError, one_line
 from sarathi_sim.simulator.views.metric_registry import METRICS, STEADY, Quantity, known
 from ..config.scenario import parameter, value_name
-from ..content import Section, SortableTable, anchor, enumerated, thinned
+from ..report.section import Section, Table, anchor, enumerated, thinned
 from ..results import SUMMARY, SWEEP_FORMAT, read_summary
 from ..run.trade_off import (
     ALIKE,
@@ -226,9 +226,8 @@ def sweep_answer(swept: Sweep) -> Section:
         question=_question(swept),
         answer=f"{said or 'No point has a result that can be compared'}.",
         command=_best_command(swept, compared),
-        table=tables[0],
-        assumptions=thinned(summary.get("notes", ())),
-        details=tables[1:],
+        assumed=thinned(summary.get("notes", ())),
+        tables=tables,
         about=str(summary.get("description") or ""),
         warnings=[
             *filter(None, [overload_note(table, _SHOWN)]),
@@ -266,7 +265,7 @@ def _best_command(swept: Sweep, loads: Sequence[Load]) -> str:
     return f"sarathi-sim run {swept.folder / 'runs' / run / 'config.yaml'}"
 
 
-def _best_table(swept: Sweep, loads: Sequence[Load]) -> SortableTable:
+def _best_table(swept: Sweep, loads: Sequence[Load]) -> Table:
     """A row for each load: the best choice in each metric."""
     shown = [known(metric) for metric in WEIGHED]
     rows = [
@@ -278,7 +277,7 @@ def _best_table(swept: Sweep, loads: Sequence[Load]) -> SortableTable:
         *(f"{best_word(each)} {each.axis}" for each in shown),
     ]
     note = "Not told apart: within 1 %, or within the noise of the seeds (95 %)."
-    return SortableTable("The best under each load", headings, rows, note, text=len(headings))
+    return Table("The best under each load", headings, rows, note, text=len(headings))
 
 
 def _leaders(load: Load, quantity: Quantity) -> str:
@@ -292,7 +291,7 @@ def _leaders(load: Load, quantity: Quantity) -> str:
     return f"{value}: {leaders[0]}{more}"
 
 
-def _points_table(swept: Sweep) -> SortableTable:
+def _points_table(swept: Sweep) -> Table:
     """A row per point of the swept keys: its values, and means over its seeds."""
     table, shown = swept.table, [known(path) for path in _SHOWN]
     keys = [axis for axis in swept.axes if axis != "seed"]
@@ -309,7 +308,7 @@ def _points_table(swept: Sweep) -> SortableTable:
     if (table["steady.state"] == "overloaded").any():
         said.append(f"Latencies of overloaded runs are in {RESULTS}, over all their requests.")
     headings = [parameter(axis).heading for axis in keys] + [each.axis for each in shown]
-    return SortableTable(
+    return Table(
         *("Every point", headings, rows[:_MOST_POINTS], " ".join(said), len(keys)),
         anchors[:_MOST_POINTS],
     )
@@ -322,7 +321,7 @@ def _mean(rows: pd.DataFrame, quantity: Quantity) -> str:
     return "-" if pd.isna(mean) else quantity.text(float(mean))
 
 
-def _paired_tables(summary: Mapping[str, Any]) -> list[SortableTable]:
+def _paired_tables(summary: Mapping[str, Any]) -> list[Table]:
     """The paired differences: ratios with their 95 % intervals. None if there are none."""
     entries = summary.get("paired")
     if not entries:
@@ -335,7 +334,7 @@ def _paired_tables(summary: Mapping[str, Any]) -> list[SortableTable]:
         rows.append([*names, *(_ratio(entry, metric) for metric in _PAIRED)])
     headings = [parameter(axis).heading for axis in (*others, summary["contrast"])]
     return [
-        SortableTable(
+        Table(
             f"{contrast.name}: ratio to {against}",
             [*headings, *(known(path).label for path in _PAIRED)],
             rows,

@@ -16,7 +16,7 @@ from ..facts.formats import SPEEDUP, Kernels
 from ..facts.ops import ALL_REDUCE, ATTENTION, LAYER_GEMMS, OPS, SEND_RECV
 from ..facts.roofline import HALF, Array
 from .schema import TABLES, Bundle, BundleError, load_bundle
-from .tables import UNLABELLED, Table
+from .tables import UNLABELLED, BundleTable
 
 #: Clocks above the data sheet's, and rounding, are forgiven.
 _SLACK = 1.05
@@ -285,7 +285,7 @@ def _edges(bundle: Bundle) -> Iterator[Finding]:
         yield Finding("warning", "linear", text)
 
 
-def _scatter(table: Table, name: str, rows: pd.DataFrame) -> Iterator[Finding]:
+def _scatter(table: BundleTable, name: str, rows: pd.DataFrame) -> Iterator[Finding]:
     """Points whose samples scatter too much for their median to be trusted, the worst first."""
     if "spread_pct" not in rows:
         return
@@ -298,7 +298,7 @@ def _scatter(table: Table, name: str, rows: pd.DataFrame) -> Iterator[Finding]:
         yield Finding("warning", where, text)
 
 
-def _backends(table: Table, name: str, rows: pd.DataFrame) -> Iterator[Finding]:
+def _backends(table: BundleTable, name: str, rows: pd.DataFrame) -> Iterator[Finding]:
     """A table whose points were computed in several ways: between them times may jump."""
     if "backend" not in rows or rows["backend"].nunique() < 2:
         return

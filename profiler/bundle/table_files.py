@@ -23,12 +23,12 @@ from .tables import (
     SHORTEST_US,
     TEXT,
     BundleError,
-    Table,
+    BundleTable,
     empty_table,
 )
 
 
-def read_table(path: Path, table: Table) -> pd.DataFrame:
+def read_table(path: Path, table: BundleTable) -> pd.DataFrame:
     """The rows of one CSV, typed and checked; empty for an optional table whose file is absent.
 
     The frame has the table's columns, and those of its ``extras`` that the file has. Raises
@@ -75,7 +75,7 @@ def _read_text_cells(path: Path) -> pd.DataFrame:
     return read_cells(path, dtype=str, keep_default_na=False)
 
 
-def _typed(cells: pd.Series[str], column: str, path: Path, table: Table) -> Any:
+def _typed(cells: pd.Series[str], column: str, path: Path, table: BundleTable) -> Any:
     """One column's values. Labels are checked against the allowed ones, numbers against range."""
     if column in TEXT:
         unprintable = [not cell.isprintable() or cell != cell.strip() for cell in cells]
@@ -103,7 +103,7 @@ def _typed(cells: pd.Series[str], column: str, path: Path, table: Table) -> Any:
     return found
 
 
-def _check_keys(frame: pd.DataFrame, path: Path, table: Table) -> None:
+def _check_keys(frame: pd.DataFrame, path: Path, table: BundleTable) -> None:
     """Raises where a key comes twice, or where rows are not sorted by key."""
     if frame.empty:
         if table.optional:
@@ -116,12 +116,12 @@ def _check_keys(frame: pd.DataFrame, path: Path, table: Table) -> None:
             raise BundleError(f"{path}: row {i + 2} ({_named(frame, table, i)}) {fault}")
 
 
-def _named(frame: pd.DataFrame, table: Table, row: int) -> str:
+def _named(frame: pd.DataFrame, table: BundleTable, row: int) -> str:
     """The key of a row, for a message."""
     return ", ".join(f"{key}={frame[key].iloc[row]}" for key in table.key)
 
 
-def write_table(frame: pd.DataFrame, path: Path, table: Table) -> None:
+def write_table(frame: pd.DataFrame, path: Path, table: BundleTable) -> None:
     """Write the table's columns of ``frame`` and the ``extras`` it has, sorted by key.
 
     Raises BundleError where a column is missing.

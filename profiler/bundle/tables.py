@@ -33,7 +33,7 @@ class BundleError(UserError):
 
 
 @dataclass(frozen=True)
-class Table:
+class BundleTable:
     """One CSV of a bundle: key columns (integers, or names from ``labels``), then ``time_us``.
 
     Rows are sorted by ``key`` and no key comes twice. ``extras`` are columns that follow where the
@@ -53,16 +53,16 @@ class Table:
     rules: tuple[Rule, ...] = ()
 
 
-_ATTENTION = (*Table.extras, "backend")
+_ATTENTION = (*BundleTable.extras, "backend")
 
-TABLES: dict[str, Table] = {
-    "linear": Table(
+TABLES: dict[str, BundleTable] = {
+    "linear": BundleTable(
         columns=("op", "num_tokens", "time_us"),
         key=("op", "num_tokens"),
         labels={"op": ALL_ROW_OPS},
     ),
     # One sequence's chunk; context_tokens are cached before the chunk.
-    "attn_prefill": Table(
+    "attn_prefill": BundleTable(
         columns=("chunk_tokens", "context_tokens", "time_us"),
         key=("chunk_tokens", "context_tokens"),
         extras=_ATTENTION,
@@ -70,7 +70,7 @@ TABLES: dict[str, Table] = {
         optional=True,
     ),
     # context_tokens per sequence, cached before the new token; all sequences equal.
-    "attn_decode": Table(
+    "attn_decode": BundleTable(
         columns=("batch_size", "context_tokens", "time_us"),
         key=("batch_size", "context_tokens"),
         extras=_ATTENTION,
@@ -78,8 +78,8 @@ TABLES: dict[str, Table] = {
         optional=True,
     ),
     # One call over the bundle's tp ranks; num_bytes is the tensor on each rank.
-    "all_reduce": Table(columns=("num_bytes", "time_us"), key=("num_bytes",), optional=True),
-    "send_recv": Table(
+    "all_reduce": BundleTable(columns=("num_bytes", "time_us"), key=("num_bytes",), optional=True),
+    "send_recv": BundleTable(
         columns=("num_bytes", "scope", "time_us"),
         key=("scope", "num_bytes"),
         labels={"scope": SCOPES},
@@ -87,7 +87,7 @@ TABLES: dict[str, Table] = {
         optional=True,
     ),
     # As attn_decode, but the contexts differ: context_tokens is their mean, the rest follows.
-    "attn_decode_skew": Table(
+    "attn_decode_skew": BundleTable(
         columns=("batch_size", "context_tokens", "max_context_tokens", "time_us"),
         key=("batch_size", "context_tokens", "max_context_tokens"),
         extras=_ATTENTION,
@@ -107,7 +107,7 @@ TABLES: dict[str, Table] = {
     ),
     # A whole layer, timed as one: a chunk (0 tokens: none) after context_tokens cached ones, and
     # batch_size decodes (0: none) that hold decode_context_tokens each.
-    "mixed": Table(
+    "mixed": BundleTable(
         columns=(
             "chunk_tokens",
             "context_tokens",
@@ -136,7 +136,7 @@ TABLES: dict[str, Table] = {
             ),
         ),
     ),
-    "overhead": Table(
+    "overhead": BundleTable(
         columns=("what", "time_us"), key=("what",), labels={"what": OVERHEADS}, optional=True
     ),
 }
@@ -145,7 +145,7 @@ TABLES: dict[str, Table] = {
 UNLABELLED = tuple(name for name, table in TABLES.items() if not table.labels)
 
 
-def empty_table(table: Table) -> pd.DataFrame:
+def empty_table(table: BundleTable) -> pd.DataFrame:
     """A table without rows, its columns typed."""
     kinds = {c: "float64" if c in REAL else "int64" for c in table.columns}
     kinds.update(dict.fromkeys(table.labels, "str"))

@@ -14,7 +14,7 @@ from sarathi_sim.experiments.capacity.slo import CapacitySection, Objective, Ver
 from sarathi_sim.experiments.capacity.written import recommend_answer
 from sarathi_sim.experiments.config.deployment import deploy
 from sarathi_sim.experiments.config.scenario import Scenario
-from sarathi_sim.experiments.content import Section
+from sarathi_sim.experiments.report.section import Section
 from sarathi_sim.experiments.sweeps.backends import InProcess
 from sarathi_sim.experiments.sweeps.store import Store
 from sarathi_sim.simulator.views.metrics import Analysis

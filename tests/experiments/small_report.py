@@ -8,12 +8,12 @@ from typing import Any
 import sarathi_sim as sim
 from sarathi_sim.experiments.capacity.answer import add_costs
 from sarathi_sim.experiments.capacity.probing import CAPACITY_FORMAT, RECOMMEND_FORMAT
-from sarathi_sim.experiments.content import (
+from sarathi_sim.experiments.report.section import (
     Axis,
     Chart,
     Section,
     Series,
-    SortableTable,
+    Table,
     write_section,
 )
 from sarathi_sim.experiments.results import SCORE_FORMAT, result_folder, write_summary
@@ -29,15 +29,13 @@ def write_score(folder: Path) -> Path:
     """What the laboratory writes of a score of three rows, one of them refused."""
     errors = {"ttft": {"median": 45.0}, "tpot": {"median": 33.0}}
     groups = {"all": {"n": 2, **errors}, "engine vllm": {"n": 2, **errors}, "none": {"n": 0}}
-    table = SortableTable(
-        "Errors by group", ("group", "rows"), [("all", "2"), ("engine vllm", "2")]
-    )
+    table = Table("Errors by group", ("group", "rows"), [("all", "2"), ("engine vllm", "2")])
     with result_folder(folder, SCORE_FORMAT) as scratch:
         write_summary(scratch, SCORE_FORMAT, {"groups": groups})
         bars = Series("bars", "TTFT", [45.0, 45.0], [0.0, 1.0])
         rows = Axis("", rows=("all", "engine vllm"))
         charts = [Chart("Median error by group", Axis("error (%)"), rows, [bars])]
-        section = Section("score", "", "How far?", "By 45 %.", table, charts=charts)
+        section = Section("score", "", "How far?", "By 45 %.", [table], charts=charts)
         write_section(scratch, section)
     return folder
 

@@ -22,8 +22,14 @@ from sarathi_sim.experiments.capacity.recommend import doubts_by_name
 from sarathi_sim.experiments.config.assumptions import assumed
 from sarathi_sim.experiments.config.deployment import Deployment
 from sarathi_sim.experiments.config.loading import load_experiment
-from sarathi_sim.experiments.content import Section, SortableTable, assumed_of, thinned, topic_of
-from sarathi_sim.experiments.report.render import print_section
+from sarathi_sim.experiments.report.render import consoles, terminal
+from sarathi_sim.experiments.report.section import (
+    Section,
+    Table,
+    assumed_of,
+    thinned,
+    topic_of,
+)
 from sarathi_sim.experiments.run.experiment import deploy_all, simulate_all
 from tests.experiments.small_config import called
 from tests.experiments.small_laboratory import question, recommendation
@@ -146,12 +152,12 @@ def test_azures_conversations_are_named_where_no_workload_was_given() -> None:
     shipped = wanted(model="llama-3.1-8b", workload="capacity_llama3_70b")
     assert asked.workload == shipped.workload
     azure = "workload: none was given, so Azure's conversations of 2023"
-    assert answered(asked).assumptions[0] == azure
-    assert not any("Azure" in line for line in answered(shipped).assumptions)
+    assert answered(asked).assumed[0] == azure
+    assert not any("Azure" in line for line in answered(shipped).assumed)
 
 
 def test_prices_and_what_was_not_tried_are_said() -> None:
-    *_, prices, not_tried = answered(wanted(model="llama-3.1-8b")).assumptions
+    *_, prices, not_tried = answered(wanted(model="llama-3.1-8b")).assumed
     assert prices == "prices: USD of 2026-01-01, assumed"
     assert not_tried == (
         "not tried: token budgets but 2048; sequence limits but 256; formats but fp8_block; "
@@ -255,24 +261,21 @@ def test_terminal_json_and_page_say_the_same(
         monkeypatch.setattr(options, most, 400)  # of recommend, which chooses its runs itself
     Path("server.yaml").write_text(SERVER)
     Path("searched.yaml").write_text(SERVER + SEARCHED)
-    done = called(*shlex.split(ASKED[command]), "--out", "out", "--json")
+    done = called(*shlex.split(ASKED[command]), "--out", "out", "--json", "--verbose")
     content, told = json.loads(done.stdout), done.stderr.splitlines()
     stored = json.loads(Path("out/summary.json").read_bytes())
     words = {key: content[key] for key in ("question", "answer", "assumptions", "warnings")}
     assert words == {key: stored[key] for key in words}
     assert words["assumptions"] and words["warnings"]
 
-    began = told.index(words["answer"])
-    lines = [line.partition(": ") for line in told[began:]]
-    block = told.index("Assumed", began) + 1
-    printed = told[block : told.index("", block)]
-    for said, line in zip(words["assumptions"], printed, strict=True):
+    began, block = told.index(words["answer"]), told.index("Assumed")
+    last = told.index("Keep in mind")
+    for said, line in zip(words["assumptions"], told[block + 1 : last - 1], strict=True):
         topic, text = topic_of(said)
         assert line.startswith(f"  {topic} ") and line.endswith(f"  {text}")
-    assert [rest for mark, _, rest in lines if mark == "warning"] == words["warnings"]
-    first_table = next(n for n, line in enumerate(told) if line.startswith("┏"))
-    warned = [n for n, line in enumerate(told) if line.startswith("warning: ")]
-    assert began < first_table < min(warned)
+    warned = [f"  {line}" for line in words["warnings"]]
+    assert told[last + 1 :][: len(warned)] == warned
+    assert began < next(n for n, line in enumerate(told) if "──" in line) < block
 
     called("report", "out", "--out", "page.html")
     page = Path("page.html").read_text()
@@ -287,16 +290,20 @@ def test_terminal_json_and_page_say_the_same(
     assert [tuple(map(html.unescape, one)) for one in drawn] == said
     items = [html.unescape(text) for text in re.findall("<li>(.*?)</li>", aside)]
     assert items == words["warnings"]
-    assert page.index(assumed) < page.index(aside) < page.index("<table>")
+    assert page.index(aside) < page.index("<table>") < page.index(assumed)
 
 
-def test_what_is_drawn_is_text(capsys: pytest.CaptureFixture[str]) -> None:
-    """Brackets are no markup; a long table of details ends with the number of its further rows."""
-    table = SortableTable("T", ("a [b]", "n"), [["[red]x", str(n)] for n in range(32)], "Noted.")
-    section = Section("run", "r", "?", "Is [bold]so[/].", table, details=[table], warnings=["[w]"])
-    print_section(section)
-    told = capsys.readouterr().out
+def test_a_terminal_shows_text() -> None:
+    """Brackets are no markup; a long table ends with the number of its further rows; without
+    verbose there are one table and three lines of each kind."""
+    table = Table("T", ("a [b]", "n"), [["[red]x", str(n)] for n in range(32)], "Noted.")
+    lines = [f"[w]{n}" for n in range(4)]
+    section = Section("run", "r", "?", "Is [bold]so[/].", [table, table], warnings=lines)
+    console = consoles()[0]
+    told = terminal(section, console, verbose=True)
     assert told.startswith("Is [bold]so[/].\n")
-    assert "a [b]" in told and told.count("[red]x") == 32 + 30
-    assert "And 2 more: see --json. Noted." in told
-    assert told.endswith("warning: [w]\n")
+    assert told.count("a [b]") == 2 and told.count("[red]x") == 2 * 32
+    assert told.endswith("Keep in mind\n  [w]0\n  [w]1\n  [w]2\n  [w]3\n")
+    told = terminal(section, console, rest="rows.csv")
+    assert told.count("[red]x") == 30 and "And 2 more: see rows.csv. Noted." in told
+    assert told.endswith("[w]2\nFurther 1 table and 1 warning: --verbose\n")

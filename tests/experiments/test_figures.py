@@ -10,7 +10,6 @@ import pandas as pd
 import pytest
 
 from sarathi_sim.experiments.config.loading import load_experiment
-from sarathi_sim.experiments.content import Axis, Chart, Series
 from sarathi_sim.experiments.report.charts import (
     all_run_charts,
     cdf,
@@ -29,6 +28,7 @@ from sarathi_sim.experiments.report.palette import (
     policy_colour,
     policy_styles,
 )
+from sarathi_sim.experiments.report.section import Axis, Chart, Series
 from sarathi_sim.experiments.report.timeline import Window
 from sarathi_sim.experiments.results import Tables
 from sarathi_sim.experiments.run.experiment import simulate_all, tables_of

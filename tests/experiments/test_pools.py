@@ -317,7 +317,7 @@ def test_pools_and_servers_are_compared_by_their_numbers(ran: Path, tmp_path: Pa
     assert list(found["summaries"].values()) == both and found["same_requests"]
     section = comparison_answer(found)
     assert (section.answer, section.warnings) == (found["answer"], found["warnings"])
-    rows = {row[0]: row[2:] for row in section.table.rows}
+    rows = {row[0]: row[2:] for row in section.tables[0].rows}
     a, b = (each["output_tokens_per_s"] for each in both)
     assert rows["output token throughput"][2] == f"{100 * (b / a - 1):+.1f} %"
     assert rows["wait for a decode slot, p99"][::2] == ["-", "-"]

@@ -20,9 +20,9 @@ from bokeh.models import TapTool
 
 import sarathi_sim as sim
 from sarathi_sim.experiments.config.loading import load_experiment
-from sarathi_sim.experiments.content import Axis, Chart, Section, Series, anchor
 from sarathi_sim.experiments.report.capacity_charts import capacity_charts
 from sarathi_sim.experiments.report.page import interactive, page, write_report
+from sarathi_sim.experiments.report.section import Axis, Chart, Section, Series, anchor
 from sarathi_sim.experiments.report.sections import sections_of
 from sarathi_sim.experiments.report.timeline import boxes_window, busy_shares
 from sarathi_sim.experiments.results import read_summary
@@ -45,16 +45,16 @@ def test_every_kind_has_its_parts(sections: dict[str, Section], kind: str) -> No
     section = sections[kind]
     assert section.question.endswith("?")
     assert section.answer.endswith(".")
-    assert section.table.rows
+    assert section.tables[0].rows
     assert section.charts
-    for grid in (section.table, *section.details):
+    for grid in section.tables:
         assert {len(row) for row in grid.rows} == {len(grid.headings)}
 
 
 def test_the_numbers_of_a_run(sections: dict[str, Section], reported: dict[str, Path]) -> None:
     section, summary = sections["run"], read_summary(reported["run"])["scenarios"]
-    assert list(section.table.headings[2:]) == list(summary) == ["orca", "sarathi"]
-    rows = {row[0]: row[1:] for row in section.table.rows}
+    assert list(section.tables[0].headings[2:]) == list(summary) == ["orca", "sarathi"]
+    rows = {row[0]: row[1:] for row in section.tables[0].rows}
     for label, key, factor, unit in (
         ("makespan", "makespan_s", 1, "s"), ("model FLOPs utilisation", "mfu", 100, "%")
     ):  # fmt: skip
@@ -68,7 +68,7 @@ def test_the_numbers_of_a_run(sections: dict[str, Section], reported: dict[str, 
     wanted = {"Time to first token", "Timeline of the stages: orca", "The whole run: orca"}
     assert wanted <= set(titles)
     assert "Bubble time of requests" in titles  # it has a pipeline
-    origins = next(grid for grid in section.details if grid.title.startswith("Op times"))
+    origins = next(grid for grid in section.tables[1:] if grid.title.startswith("Op times"))
     assert {row[1] for row in origins.rows} >= {"preproj", "attn_decode", "send_recv_inter_node"}
     assert all(0 < float(row[3]) < 100 for row in origins.rows)
     assert "policy:" in section.configuration["run/config.yaml"]
@@ -78,7 +78,9 @@ def test_the_points_of_a_sweep(sections: dict[str, Section], reported: dict[str,
     section = sections["sweep"]
     table = pd.read_parquet(reported["sweep"] / "results.parquet")
     means = table.groupby(["batching.max_batch", "scenario"])["output_tokens_per_s"].mean()
-    assert [tuple(row[:2]) for row in section.table.rows] == [(str(b), s) for b, s in means.index]
+    assert [tuple(row[:2]) for row in section.tables[0].rows] == [
+        (str(b), s) for b, s in means.index
+    ]
     ((batch, scenario),) = means.nlargest(1).index
     assert section.answer.startswith(f"batch {batch}, {scenario} has the highest output token")
     assert any("against" in chart.title for chart in section.charts)
@@ -88,10 +90,10 @@ def test_the_points_of_a_sweep(sections: dict[str, Section], reported: dict[str,
 def test_the_parts_of_a_comparison(sections: dict[str, Section], reported: dict[str, Path]) -> None:
     section, found = sections["comparison"], read_summary(reported["comparison"])
     assert "% less than" in section.answer
-    assert float(section.table.rows[-1][1]) == pytest.approx(
+    assert float(section.tables[0].rows[-1][1]) == pytest.approx(
         found["wall"]["total"]["a_s"], abs=1e-4
     )
-    parts = [float(row[3].replace(",", "")) for row in section.table.rows]
+    parts = [float(row[3].replace(",", "")) for row in section.tables[0].rows]
     assert sum(parts[:-1]) == pytest.approx(parts[-1], abs=2e-3)
 
 
@@ -101,7 +103,7 @@ def test_recorded_runs(sections: dict[str, Section]) -> None:
         "The mean latency of 2 recorded runs is off by at most 12.50 % (no host time) and 2.00 % "
         "(fitted to these)."
     )
-    assert section.table.rows[1] == ["first", "fitted to these", "50", "+1.0", "+1.0", "+1.0"]
+    assert section.tables[0].rows[1] == ["first", "fitted to these", "50", "+1.0", "+1.0", "+1.0"]
 
 
 def test_capacities(sections: dict[str, Section]) -> None:
@@ -110,12 +112,12 @@ def test_capacities(sections: dict[str, Section]) -> None:
     assert section.answer.startswith("TP 8, 1 server of 8 GPUs (TP 8), carries the most, 8.00 ")
     assert section.answer.endswith("TP 2 carries the most a GPU, 1.50 requests/s.")
     cells = ["3.00", "2.70 to 3.00", "1.00 to 9.00", "2", "1.50", "4.63"]
-    assert section.table.rows[0][3:] == cells
-    assert section.table.rows[2][:4] == ["TP 1", "does not fit", "", "-"]
+    assert section.tables[0].rows[0][3:] == cells
+    assert section.tables[0].rows[2][:4] == ["TP 1", "does not fit", "", "-"]
     assert section.warnings[2] == "TP 1: no capacity: does not fit"
     assert section.warnings[3].startswith("no errors of op times: ")
-    assert section.assumptions[-1] == "prices: USD of 2026-01-01, assumed"
-    assert section.details[0].rows[0][2:] == ["3.30", "25", "10", "90", "12"]
+    assert section.assumed[-1] == "prices: USD of 2026-01-01, assumed"
+    assert section.tables[1].rows[0][2:] == ["3.30", "25", "10", "90", "12"]
     assert section.charts[0].title == "Headroom: p99 ttft 1s"
     assert section.charts[0].y.ends == (0.0, 2.1)  # a probe at three times the limit is cut
 
@@ -146,11 +148,11 @@ def test_recommendations(sections: dict[str, Section]) -> None:
     assert section.question.startswith("Which deployment of llama-13b carries most for its price ")
     assert section.answer.startswith("1 server of 8 GPUs (TP 8), max_num_batched_tokens 256, ")
     row = ["-25.0 % requests/s", "6.00", "5.40 to 6.00", "8", "20.00", "9.26"]
-    assert section.table.rows[1] == ["TP 2 budget 256 seqs 16 x 4", *row]
+    assert section.tables[0].rows[1] == ["TP 2 budget 256 seqs 16 x 4", *row]
     titles = [chart.title.split(" against ")[0] for chart in section.charts]
     fronts = ("output tokens/s per GPU", "time between tokens, p99 (s)")
     assert titles == ["Headroom: p99 ttft 1s", *fronts, "cost of a million output tokens"]
-    assert [grid.title for grid in section.details] == [
+    assert [grid.title for grid in section.tables[1:]] == [
         *("What breaks first", "Screened only", "Not simulated, or dropped", "Every point")
     ]
     assert section.configuration == {"winner.yaml": "name: winner\n"}
@@ -162,17 +164,17 @@ def test_sensitivities(sections: dict[str, Section]) -> None:
     assert section.question == "What moves output token throughput (tokens/s) most?"
     strongest = r": moves most with output lengths \(\+0\.\d\d\), .*; with all ops together -1\.00 "
     assert re.search(strongest, section.answer)
-    cells = {row[2]: row for row in section.table.rows}
+    cells = {row[2]: row for row in section.tables[0].rows}
     assert cells["all ops"][3:7] == ["ops", "+11.11 %", "-9.09 %", "-1.000"]
     assert [chart.title for chart in section.charts] == [section.answer.split(":")[0]]
-    assert [grid.title for grid in section.details] == ["Op times: origin and error"]
+    assert [grid.title for grid in section.tables[1:]] == ["Op times: origin and error"]
     assert "model: llama-13b" in section.configuration["config.yaml"]
 
 
 @pytest.mark.parametrize("kind", ["sweep", "capacity", "recommend"])
 def test_every_point_leads_to_its_row(sections: dict[str, Section], kind: str) -> None:
     section = sections[kind]
-    rows = {name for grid in (section.table, *section.details) for name in grid.anchors}
+    rows = {name for grid in section.tables for name in grid.anchors}
     fronts = [chart for chart in section.charts if " against " in chart.title]
     assert rows
     assert fronts
@@ -185,7 +187,7 @@ def test_every_point_leads_to_its_row(sections: dict[str, Section], kind: str) -
         assert [len(one.texts) for one in points] == [len(data["x"]) for data in sources]
         if kind == "sweep":
             continue
-        cells = dict(zip(section.details[-1].anchors, section.details[-1].rows, strict=True))
+        cells = dict(zip(section.tables[-1].anchors, section.tables[-1].rows, strict=True))
         assert any(text for one in points for text in one.texts)
         for one in points:
             for name, text in zip(one.links, one.texts, strict=True):
@@ -195,9 +197,9 @@ def test_every_point_leads_to_its_row(sections: dict[str, Section], kind: str) -
 def test_several_runs_are_one_section(result: Path, tmp_path: Path) -> None:
     shutil.copytree(result, tmp_path / "other")
     (section,) = sections_of([result, tmp_path / "other"])
-    assert len(section.table.headings) == 2 + 4
-    assert set(section.table.headings) >= {"run/orca", "other/sarathi"}
-    assert [grid.title for grid in section.details].count("Ratios") == 2
+    assert len(section.tables[0].headings) == 2 + 4
+    assert set(section.tables[0].headings) >= {"run/orca", "other/sarathi"}
+    assert [grid.title for grid in section.tables[1:]].count("Ratios") == 2
 
 
 @pytest.mark.slow

@@ -10,7 +10,7 @@ import pytest
 from pydantic import BaseModel
 
 from sarathi_sim.experiments.config.scenario import PARAMETERS, Scenario
-from sarathi_sim.experiments.content import Chart
+from sarathi_sim.experiments.report.section import Chart
 from sarathi_sim.experiments.report.sweep_charts import label, pareto, points
 from sarathi_sim.experiments.sweeps.sweep_answer import sweep_answer
 from tests.experiments.small_config import called
@@ -164,7 +164,7 @@ def test_choices_are_ranked_at_equal_load() -> None:
         "tokens/s."
     )
     assert section.command == f"sarathi-sim run sweep/runs/{2:016x}/config.yaml"
-    assert section.table.rows == [
+    assert section.tables[0].rows == [
         ["rate 1", "100.5: all equal", "0.2: chunk 256", "0.05: chunk 128"],
         ["rate 2", "201.0: all equal", "0.4: all equal", "0.06: chunk 128"],
     ]

@@ -267,7 +267,7 @@ def test_a_logs_mean_rate_and_its_busiest_minute_stand_beside_the_answer(tmp_pat
     assert rates_of(str(path)) is None
     found = recommendation(rate=1.0, log_rates=(mean, busiest))
     told = "the log has 0.15 requests/s in the mean and 1.12 in its busiest minute, 7.4 times"
-    assert any(line.startswith(f"workload: {told}") for line in found.assumptions)
+    assert any(line.startswith(f"workload: {told}") for line in found.assumed)
     warned = (
         "the log has 1.12 requests/s in its busiest minute (0.15 in the mean), and 1 were asked"
     )

@@ -117,5 +117,5 @@ def test_accuracy_has_every_shipped_kernel_and_names_what_misses(
     assert all(bool(s["missed"]) == bool(all(s["causes"]) and s["causes"]) for s in scores)
     assert sum(one["scores"] for one in content["classes"]) == len(scores)
     (section,) = sections_of([tmp_path / "out"])
-    assert section.answer == content["answer"] and len(section.table.rows) == len(scores)
+    assert section.answer == content["answer"] and len(section.tables[0].rows) == len(scores)
     assert {*AIMS["kernels"]} == {s["what"].split()[0] for s in scores}

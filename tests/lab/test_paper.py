@@ -16,11 +16,11 @@ import numpy as np
 import pytest
 from matplotlib.text import Text
 
-from sarathi_sim.experiments.content import Chart
 from sarathi_sim.experiments.lab.paper import claims, figures, gpt3, quantities
 from sarathi_sim.experiments.lab.paper.claims import ClaimResult, evaluate, load_claims
 from sarathi_sim.experiments.lab.paper.variants import TILE, VARIANTS, Lab, Variant
 from sarathi_sim.experiments.report.draw import DPI, MOST_NAMED, drawn, files
+from sarathi_sim.experiments.report.section import Chart
 from sarathi_sim.experiments.run.machine import Machine
 from sarathi_sim.policies.orca import Orca
 from sarathi_sim.policies.sarathi import Sarathi
@@ -152,7 +152,7 @@ def test_the_tables_show_the_marks() -> None:
     assert rows["orca_worst"].startswith(f"| `orca_worst` | {claims.CANNOT_FAIL} ")
     assert f"| {claims.UNMOVED} |" in rows["pd_peak_256_at"]
     assert rows["tile_257"].startswith("| `tile_257` |  |")
-    shown = {row[0]: row for row in claims.claims_section(results).table.rows}
+    shown = {row[0]: row for row in claims.claims_section(results).tables[0].rows}
     assert shown["tile_128"][4:8] == ["55", "47.88", "0.87", "53.18*"]
     assert shown["decode_speedup_min"][5:7] == ["(2.225)", "(0.79)"]
     assert "| `orca_best_1k` | 11 % | **4.2 %** | **0.38** |" in figures.gains_table(results)

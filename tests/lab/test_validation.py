@@ -14,11 +14,11 @@ import yaml
 
 from sarathi_sim.experiments.config.loading import Experiment, load_experiment
 from sarathi_sim.experiments.config.scenario import Validation
-from sarathi_sim.experiments.content import write_section
 from sarathi_sim.experiments.lab.engines import session as se
 from sarathi_sim.experiments.lab.engines import validation as va
 from sarathi_sim.experiments.lab.engines.cells import Cell, engine_spec, grid_of, make_cells
 from sarathi_sim.experiments.lab.servers.answers import validation_answer
+from sarathi_sim.experiments.report.section import write_section
 from sarathi_sim.experiments.report.sections import sections_of
 from sarathi_sim.experiments.results import to_json
 from sarathi_sim.policies.catalogue import build
@@ -261,14 +261,14 @@ def test_the_report_holds_what_was_promised(experiment: Experiment, tmp_path: Pa
     assert all(row["met"] for row in result["targets"])
     section = validation_answer(result)
     assert section.answer == "Batches are identical in 3 of 3 cells; all targets met."
-    assert section.warnings == [] and len(section.table.rows) > 8
+    assert section.warnings == [] and len(section.tables[0].rows) > 8
     assert result["repeats"]["pp2_tp1"]["engine"] == {"torch": "none"}
     assert orca["scenario"]["workload"]["requests"] == 12
     (tmp_path / "validation.json").write_text(json.dumps(result, allow_nan=False))
     write_section(tmp_path, section)
     (shown,) = sections_of([tmp_path])
     assert shown.words() == section.words(), "what report puts on a page"
-    assert shown.table.rows == section.table.rows
+    assert shown.table.rows == section.tables[0].rows
 
 
 def restless(measured: se.Session) -> se.Session:
@@ -330,7 +330,7 @@ def test_a_run_without_bubbles_has_no_bubble_error(experiment: Experiment) -> No
     result = to_json(va.report(experiment, measured, outcomes))
     assert result["cells"]["orca"]["bubble_error"]["median"] is None
     assert {row["what"] for row in result["targets"]}.isdisjoint({"bubble_error", "ratio"})
-    assert "bubble" in result["ratios"] and len(validation_answer(result).table.rows) > 8
+    assert "bubble" in result["ratios"] and len(validation_answer(result).tables[0].rows) > 8
     json.dumps(result, allow_nan=False)
 
 

@@ -24,7 +24,7 @@ from ...config.inputs import model_of
 from ...config.loading import Experiment
 from ...config.requests import build_requests
 from ...config.scenario import Engine, Scenario
-from ...content import SortableTable
+from ...report.section import Table
 
 
 @dataclass(frozen=True)
@@ -144,7 +144,7 @@ def _cell(name: str, scenario: Scenario, source: Source) -> Cell:
     return cell
 
 
-def cells_table(cells: Sequence[Cell]) -> SortableTable:
+def cells_table(cells: Sequence[Cell]) -> Table:
     """The cells of a validation, side by side."""
     rows: dict[str, list[str]] = {
         "model": [cell.model.name for cell in cells],
@@ -154,9 +154,7 @@ def cells_table(cells: Sequence[Cell]) -> SortableTable:
         "sequences of a micro-batch": [str(cell.max_batch) for cell in cells],
         "requests": [f"{len(cell.requests()):,}" for cell in cells],
     }
-    return SortableTable(
-        "", ("", *(cell.name for cell in cells)), [[k, *v] for k, v in rows.items()]
-    )
+    return Table("", ("", *(cell.name for cell in cells)), [[k, *v] for k, v in rows.items()])
 
 
 def engine_spec(

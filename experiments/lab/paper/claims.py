@@ -24,7 +24,7 @@ from sarathi_sim.profiler.storage.strict import UserError, did_you_mean, parse, 
 from sarathi_sim.profiler.storage.threads import default_to_one_thread
 from sarathi_sim.simulator.loop.records import Floats
 from sarathi_sim.simulator.op_times.op_times import OpTimes, PairTimes, TimeBySize
-from ...content import Section, SortableTable
+from ...report.section import Section, Table
 from . import quantities
 from .variants import (
     LARGE,
@@ -254,9 +254,9 @@ def claims_section(results: Sequence[ClaimResult]) -> Section:
     note = (
         "*: fitted. Reproduced: within 15 %, or on the right side of a bound; else in parentheses. "
     )
-    table = SortableTable("", *claim_rows(results, "({})"), note=note + MARKS, text=4)
+    table = Table("", *claim_rows(results, "({})"), note=note + MARKS, text=4)
     answer = "\n".join(counts_text(results))
-    return Section("reproduce", "", "What of the paper is reproduced?", answer, table)
+    return Section("reproduce", "", "What of the paper is reproduced?", answer, [table])
 
 
 # The fit ------------------------------------------------------------------------------------------

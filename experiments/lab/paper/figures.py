@@ -31,7 +31,6 @@ from sarathi_sim.profiler.storage.files import write_whole
 from sarathi_sim.simulator.loop.simulation import simulate
 from sarathi_sim.simulator.op_times.predictor import BundlePredictor
 from sarathi_sim.simulator.views.metrics import Analysis
-from ...content import Axis, Chart, Dash, Series
 from ...report.draw import files
 from ...report.palette import (
     BLACK,
@@ -45,6 +44,7 @@ from ...report.palette import (
     VERMILION,
     YELLOW,
 )
+from ...report.section import Axis, Chart, Dash, Series
 from ...run.machine import Machine
 from ..pages import markdown, update
 from . import gpt3, quantities

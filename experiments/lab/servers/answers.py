@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from sarathi_sim.simulator.views.metric_registry import number_text
-from ...content import Section, SortableTable, enumerated
+from ...report.section import Section, Table, enumerated
 from ..engines.lockstep import Replay
 from .errors import DRAFTED, TOO_WIDE
 from .host import BASE, ONE_MODEL_OUT
@@ -66,17 +66,16 @@ def servers_answer(content: Mapping[str, Any]) -> Section:
             for stack, host in hosts.items()
         ]
         headings = ("stack", *(heading for _, _, heading in of.values()))
-        details.append(SortableTable(f"Host time fitted, {kind}", headings, rows))
+        details.append(Table(f"Host time fitted, {kind}", headings, rows))
     refused = [(reason, f"{count:,}") for reason, count in content["refused"].items()]
-    details.append(SortableTable("Rows without a prediction", ("reason", "rows"), refused))
+    details.append(Table("Rows without a prediction", ("reason", "rows"), refused))
     return Section(
         kind="score",
         name="",
         question="How far are predictions of TTFT and TPOT from measured servers?",
         answer=f"{answer}.",
-        table=replace(table, note=_ERRORS),
-        assumptions=[f"{topic}: {text}" for topic, text in notes.items() if text],
-        details=[grid for grid in details if grid.rows],
+        assumed=[f"{topic}: {text}" for topic, text in notes.items() if text],
+        tables=[replace(table, note=_ERRORS), *(grid for grid in details if grid.rows)],
     )
 
 
@@ -87,7 +86,7 @@ def _percent(share: float | None, half_width: float | None = None) -> str:
 
 def _errors_table(
     title: str, rows: Iterable[tuple[str, Mapping[str, Any]]], columns: Sequence[str]
-) -> SortableTable:
+) -> Table:
     """A row for each group that holds rows. A column is ``METRIC``, ``METRIC in band``, or
     ``METRIC, PART``: a key of the group's, or of the metric's."""
 
@@ -104,7 +103,7 @@ def _errors_table(
     cells = [
         (name, f"{of['n']:,}", *(cell(of, c) for c in columns)) for name, of in rows if of["n"]
     ]
-    return SortableTable(title, ("group", "rows", *columns), cells)
+    return Table(title, ("group", "rows", *columns), cells)
 
 
 def _tables(
@@ -182,32 +181,32 @@ def _mlperf_answer(content: Mapping[str, Any]) -> Section:
         f"to 1.10 times their rate, and {stopped['same_limit']} meet the same limit; of "
         f"{proven['rows']} others, {proven['within']} have one from 0.97 times their rate to 1.05 "
         "times Offline.",
-        table=SortableTable(
-            "Capacity",
-            (*heading, "nearest limit", "predicted limit", ""),
-            capacities,
-            "90 % bands in brackets. A run proves that its rate is carried, and Offline is about "
-            "the most; one whose P99 is at 0.9 of a limit or more stopped there.",
-            text=2,
-        ),
-        assumptions=[
+        assumed=[
             "constants of TensorRT's engines: those of other systems (GPU, number, model)",
             "" if inside is None else f"90 % bands: hold {inside:.0f} % of the measured latencies",
         ],
-        details=[
-            SortableTable(
+        tables=[
+            Table(
+                "Capacity",
+                (*heading, "nearest limit", "predicted limit", ""),
+                capacities,
+                "90 % bands in brackets. A run proves that its rate is carried, and Offline is "
+                "about the most; one whose P99 is at 0.9 of a limit or more stopped there.",
+                text=2,
+            ),
+            Table(
                 "Errors at the measured rate",
                 ("group", "rows", *columns.values()),
                 errors,
                 "Mean absolute error and bias in percent.",
             ),
-            SortableTable(
+            Table(
                 "Latencies at the measured rate",
                 ("run", *(f"{label} (ms)" for label in columns.values())),
                 latencies,
                 "Measured / predicted [90 % band].",
             ),
-            SortableTable("Runs without a prediction", ("run", "reason"), refused, text=2),
+            Table("Runs without a prediction", ("run", "reason"), refused, text=2),
         ],
     )
 
@@ -226,7 +225,7 @@ def lockstep_answer(logs: Mapping[str, Replay]) -> Section:
         name=enumerated([*logs][:1]),
         question="Does our scheduler decide what the engine's decided?",
         answer=f"{len(logs)} logs, {same:,} of {total:,} decisions identical.",
-        table=SortableTable("Decisions", ("log", "decisions", "identical"), rows),
+        tables=[Table("Decisions", ("log", "decisions", "identical"), rows)],
         warnings=[f"{n}: first difference: {one}" for n, one in differences.items() if one],
     )
 
@@ -292,9 +291,10 @@ def validation_answer(result: Mapping[str, Any]) -> Section:
         name=str(result["name"]),
         question="Does a real engine do what the simulator says?",
         answer=f"Batches are identical in {same} of {len(cells)} cells; {verdict}.",
-        table=SortableTable("Cells", ["", *cells], rows, "Medians over the accepted repeats."),
-        details=[SortableTable("Ratios", ["ratio", "measured", "simulated"], ratios)]
-        * bool(ratios),
+        tables=[
+            Table("Cells", ["", *cells], rows, "Medians over the accepted repeats."),
+            Table("Ratios", ["ratio", "measured", "simulated"], ratios),
+        ][: 1 + bool(ratios)],
         warnings=warnings,
     )
 
@@ -335,12 +335,11 @@ def accuracy_answer(content: Mapping[str, Any]) -> Section:
         name="accuracy",
         question="How far are the fitted op times off on rows that were not fitted?",
         answer=f"{sum(judged):,} of {len(judged):,} scores meet their aims.",
-        table=scores_table(scores),
-        details=[SortableTable(title, headings, rows)],
+        tables=[scores_table(scores), Table(title, headings, rows)],
     )
 
 
-def scores_table(scores: Iterable[Mapping[str, Any]]) -> SortableTable:
+def scores_table(scores: Iterable[Mapping[str, Any]]) -> Table:
     """A row a score, with its aim beside it, and why it misses one."""
     rows = []
     for score in scores:
@@ -352,7 +351,7 @@ def scores_table(scores: Iterable[Mapping[str, Any]]) -> SortableTable:
         rows.append((*text, *numbers, _aim(score["aim"]), _percent(score["covered"]), said))
     text = ("what", "measured on", "fitted to")
     headings = (*text, "rows", "median %", "p95 %", "aim", "in band", "")
-    return SortableTable("Errors on rows that were not fitted", headings, rows, text=3)
+    return Table("Errors on rows that were not fitted", headings, rows, text=3)
 
 
 def _aim(aim: Sequence[float] | None) -> str:

@@ -33,14 +33,14 @@ _APART = {DENSE: ("class ", "mode ", "model "), MIXTURES: ("class ", "mode ")}
 def tables(content: Mapping[str, Any]) -> str:
     """The tables of a score as Markdown, each under its title and the kind of its models."""
     section, found = servers_answer(content), []
-    grids = (section.table, *section.details)
+    grids = section.tables
     if "mlperf" in content:
         return "\n".join(markdown(grid.title, grid.headings, grid.rows) for grid in grids)
     kind = DENSE if content["groups"].get(KINDS[DENSE], {"n": 0})["n"] else MIXTURES
     for grid in grids:
         title = grid.title if kind in grid.title else f"{grid.title}, {kind}"
         rows = list(grid.rows)
-        if grid is section.table:
+        if grid is section.tables[0]:
             rows = [row for row in rows if not row[0].startswith(_APART[kind])]
         if title.startswith("Errors beside"):
             rows = [row for row in rows if row[0].startswith("model ")]

@@ -9,9 +9,9 @@ import numpy as np
 
 from sarathi_sim.simulator.loop.records import Floats
 from sarathi_sim.simulator.views.metrics import Analysis
-from ...content import Axis, Chart, Series
 from ...report.charts import MOST_ROWS, timelines
 from ...report.palette import BLACK, BLUE, GREEN, GREY, KIND_COLOURS, ORANGE, line_styles
+from ...report.section import Axis, Chart, Series
 from ...report.timeline import Window
 from .mlperf import BOUND, CAPACITY, ScoredMlperf
 from .rows import Measured, ServerTimes

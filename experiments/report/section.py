@@ -1,4 +1,5 @@
-"""The content of every answer, which terminal, JSON, HTML and Markdown draw."""
+"""An answer as data: a section with its tables and charts. :mod:`.render` shows it in the terminal,
+as JSON, Markdown and HTML."""
 
 from __future__ import annotations
 
@@ -16,13 +17,13 @@ from sarathi_sim.profiler.storage.strict import UserError, one_line
 if TYPE_CHECKING:
     import pandas as pd
 
-    from .config.deployment import Deployment
+    from ..config.deployment import Deployment
 
 _MOST_ALIKE = 3
 
 
 @dataclass(frozen=True)
-class SortableTable:
+class Table:
     """A table that a click on a heading sorts. The first ``text`` columns are left-aligned.
 
     ``anchors`` are the names of the rows: a click on a point of a chart leads to one.
@@ -136,20 +137,19 @@ class Chart:
 class Section:
     """One result, or several runs beside each other.
 
-    ``answer`` is one sentence, ``command`` the command line for the server or simulation that it
-    names, ``table`` the numbers behind it, ``details`` are further tables. ``assumptions`` are
-    lines ``topic: text``, ``warnings`` are caveats. ``about`` is the description of the
-    configuration, ``configuration`` maps names of files to their text.
+    ``answer`` is a :func:`sentence`, ``command`` the command line for the server or simulation that
+    it names. The first of ``tables`` has the numbers behind it. ``assumed`` are lines ``topic:
+    text``, ``warnings`` are caveats. ``about`` is the description of the configuration,
+    ``configuration`` maps names of files to their text.
     """
 
     kind: str
     name: str
     question: str
     answer: str
-    table: SortableTable
-    assumptions: Sequence[str] = ()
+    tables: Sequence[Table] = ()
+    assumed: Sequence[str] = ()
     charts: Sequence[Chart] = ()
-    details: Sequence[SortableTable] = ()
     about: str = ""
     command: str = ""
     configuration: dict[str, str] = field(default_factory=dict)
@@ -157,8 +157,15 @@ class Section:
 
     def words(self) -> dict[str, Any]:
         """JSON-able: the texts of the section, which a result's summary has beside its numbers."""
-        lists = {"assumptions": list(self.assumptions), "warnings": list(self.warnings)}
+        lists = {"assumptions": list(self.assumed), "warnings": list(self.warnings)}
         return {"question": self.question, "answer": self.answer, **lists}
+
+
+def sentence(parts: Mapping[str, str]) -> str:
+    """The sentence of every answer: ``best: value; next: value; limiting metric: value.`` Parts
+    without a value are left out."""
+    said = "; ".join(f"{name}: {value}" for name, value in parts.items() if value)
+    return f"{said}." if said else ""
 
 
 class Result(dict[str, Any]):
@@ -200,18 +207,6 @@ def read_section(folder: Path) -> Section:
         return TypeAdapter(Section).validate_json((folder / _SECTION).read_bytes())
     except (OSError, ValidationError) as error:
         raise UserError(f"{folder}: has no readable {_SECTION}: {one_line(error)}") from error
-
-
-def markdown(section: Section) -> str:
-    """A section as a Markdown page."""
-    parts = [f"# {section.question}", section.about, section.answer]
-    parts.append(f"    {section.command}" if section.command else "")
-    for grid in (section.table, *section.details):
-        ruler = ["---" if at < grid.text else "---:" for at in range(len(grid.headings))]
-        lines = (f"| {' | '.join(cells)} |" for cells in (grid.headings, ruler, *grid.rows))
-        parts += [f"## {grid.title}", "\n".join(lines), grid.note]
-    parts += [f"- {line}" for line in (*section.assumptions, *section.warnings)]
-    return "\n\n".join(filter(None, parts)) + "\n"
 
 
 def anchor(run: str) -> str:
@@ -281,7 +276,7 @@ def thinned(notes: Iterable[str]) -> list[str]:
     return found
 
 
-def deployments_table(deployments: Mapping[str, Deployment]) -> SortableTable:
+def deployments_table(deployments: Mapping[str, Deployment]) -> Table:
     """The deployment of each scenario, side by side."""
     rows: dict[str, Callable[[Deployment], str]] = {
         "model": lambda d: d.model.name,
@@ -307,4 +302,4 @@ def deployments_table(deployments: Mapping[str, Deployment]) -> SortableTable:
         ]
         for label, cell in rows.items()
     ]
-    return SortableTable("", ("", *deployments), cells)
+    return Table("", ("", *deployments), cells)
