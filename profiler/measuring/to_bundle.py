@@ -19,7 +19,7 @@ from ..bundle.schema import (
     list_bundles,
     load_bundle,
 )
-from ..bundle.tables import OVERHEADS, TABLES, UNLABELLED, Table
+from ..bundle.tables import OVERHEADS, TABLES, UNLABELLED, BundleTable
 from ..facts.device import DeviceSpec, Link
 from ..facts.model import ModelSpec
 from ..facts.ops import (
@@ -122,7 +122,7 @@ def measured(journal: Journal, op: str) -> dict[Key, Timing]:
     return {k: t for k, t in journal.points(op).items() if t.time_us is not None}
 
 
-def _frame(table: Table, points: Mapping[Any, Timing], backend: str) -> pd.DataFrame:
+def _frame(table: BundleTable, points: Mapping[Any, Timing], backend: str) -> pd.DataFrame:
     # Six digits are more than is known.
     rows = [
         (*key, float(f"{timing.time_us or 0.0:.6g}"), round(100 * timing.spread, 3))
