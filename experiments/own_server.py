@@ -193,7 +193,7 @@ def fit(
       sarathi-sim fit profiles/cpu/tiny-llama-40m/tp1 --out runs/fits
     """
     from sarathi_sim.profiler.bundle.check import check_folder
-    from .report.fits import describe, write_fits
+    from .report.charts import describe, write_fits
     from .results import FITS_FORMAT, check_replaceable
 
     path, question = Path(bundle), "How far off is this bundle?"

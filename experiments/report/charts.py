@@ -1,20 +1,29 @@
-"""Charts of runs and workloads, as data: a figure of ``run`` and a report's page show the same."""
+"""Charts of runs, workloads and fits, as data: a figure of ``run`` and a report's page show the
+same, and so do the user's own axes (docs/library.md)."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pandas as pd
 
 from sarathi_sim.policies.request import Request
+from sarathi_sim.profiler.bundle.schema import Bundle
+from sarathi_sim.profiler.facts.ops import op_of
+from sarathi_sim.profiler.storage.child import Progress
+from sarathi_sim.profiler.storage.strict import UserError
+from sarathi_sim.simulator.confidence.bands import Band, coverage, fit_band
+from sarathi_sim.simulator.confidence.held_out import OpTable, held_out_errors, op_tables
 from sarathi_sim.simulator.load.describe import without_times
 from sarathi_sim.simulator.loop.records import Floats
 from sarathi_sim.simulator.views.metric_registry import METRICS, Metric, number_text, with_unit
 from sarathi_sim.simulator.views.metrics import Analysis
-from ..results import Tables
-from ..run.experiment import ExperimentResult
+from ..config.assumptions import arrivals_line
+from ..results import FITS_FORMAT, Tables, result_folder, write_summary
+from ..run.experiment import ExperimentResult, ScenarioRun
 from .palette import (
     BLACK,
     BLUE,
@@ -27,23 +36,29 @@ from .palette import (
     VERMILION,
     YELLOW,
     Style,
+    line_colour,
+    line_styles,
     policy_colour,
     policy_styles,
 )
-from .section import Axis, Chart, Series, enumerated, first_upper
+from .section import Axis, Chart, Series, first_upper, heading
 from .timeline import (
     KINDS,
     StageSlices,
     Window,
     bubble_name,
     busy_shares,
+    joined,
     memory_curves,
     stage_slices,
 )
 
-_MOST_POINTS = 1000
-MOST_ROWS = 16
-"""Rows of a timeline in a file."""
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+_MOST_POINTS, _INSTANTS = 1000, 240
+MOST_ROWS, _MOST_BOXES = 16, 250
+"""Rows of a timeline in a file, and boxes in a row."""
 WIDE = 20.0
 """The largest value over the first decile, from which on an axis is logarithmic."""
 
@@ -81,12 +96,8 @@ def axis_of(values: Iterable[Any], label: str, **options: Any) -> Axis:
     high = float(positive.max())
     if high > WIDE * np.quantile(positive, 0.1):
         low = float(np.quantile(positive, 0.01))
-        return Axis(
-            f"{label}, log scale",
-            log=True,
-            ends=(low / 1.5, 1.5 * high),
-            **options,
-        )
+        ends = (low / 1.5, 1.5 * high)
+        return Axis(f"{label}, log scale", log=True, ends=ends, **options)
     return Axis(label, ends=(0.0, 1.05 * high), **options)
 
 
@@ -125,13 +136,7 @@ def cdf(key: str, tables: Mapping[str, Tables]) -> Chart:
     caption = "" if along.log or any(values.any() for values in seen) else "All are zero."
     of = "all tokens" if key == "tbt_s" else "requests"
     up = Axis(f"share of {of} (%)", ends=(0.0, 1.02), shares=True)
-    return Chart(
-        CDFS.get(key, first_upper(metric.name)),
-        along,
-        up,
-        series,
-        caption,
-    )
+    return Chart(CDFS.get(key, first_upper(metric.name)), along, up, series, caption)
 
 
 def distribution(table: Tables, key: str) -> tuple[Floats, Floats]:
@@ -176,47 +181,63 @@ def steps(x: Floats, y: Floats) -> tuple[Floats, Floats]:
 
 
 def completions(tables: Mapping[str, Tables]) -> Chart:
-    """Completed requests over time, one line per scenario; and arrivals, if all share them."""
-    arrivals = [np.sort(table.requests["arrival_s"].to_numpy()) for table in tables.values()]
-    series = []
-    alike = all(np.array_equal(arrivals[0], other) for other in arrivals[1:])
-    if alike and arrivals[0][-1] > arrivals[0][0]:
-        counted = steps(arrivals[0], np.arange(1.0, len(arrivals[0]) + 1))
-        series.append(Series("step", "arrived", *counted, GREY))
+    """Completed requests over time, a line a scenario. Where requests arrive one after the other,
+    those that have arrived and are not complete: the completed ones follow the arrivals."""
+    some = [table.requests for table in tables.values()]
+    arrives = any(one["arrival_s"].max() > one["arrival_s"].min() for one in some)
+    end = max(1e-9, *(float(one["finish_s"].max()) for one in some if len(one)))
+    when, series = np.linspace(0.0, end, _INSTANTS), []
     for (name, table), style in zip(tables.items(), table_styles(tables), strict=True):
         finish = np.sort(table.requests["finish_s"].dropna().to_numpy())
         said = f"all after {number_text(finish[-1])} s" if len(finish) else "nothing finished"
-        counted = steps(finish, np.arange(1.0, len(finish) + 1))
+        if arrives:
+            served = table.requests.dropna(subset=["finish_s"])
+            came = np.searchsorted(np.sort(served["arrival_s"].to_numpy()), when, "right")
+            left = np.searchsorted(finish, when, "right")
+            counted = (when, (came - left).astype(float))
+        else:
+            counted = steps(finish, np.arange(1.0, len(finish) + 1))
         series.append(Series("step", f"{name}: {said}", *counted, *style))
-    time, count = Axis("time (s)", ends=(0.0, None)), Axis("requests completed", ends=(0.0, None))
-    return Chart("Completed requests", time, count, series)
+    what = "requests in the system" if arrives else "requests completed"
+    time, count = Axis("time (s)", ends=(0.0, None)), Axis(what, ends=(0.0, None))
+    return Chart(first_upper(what), time, count, series)
 
 
 def ledger(tables: Mapping[str, Tables]) -> list[Chart]:
     """Each stage's time by account in percent of the run, averaged over replicas: a chart a
-    scenario."""
+    scenario; one for all without a pipeline, a row a scenario."""
     shares = {name: stage_shares(table.ledger) for name, table in tables.items()}
-    largest = pd.concat([share.max() for share in shares.values()], axis=1).max(axis=1)
-    used = [key for key in ACCOUNTS if key in largest.nlargest(_MOST_ACCOUNTS).index]
-    used = [key for key in used if largest[key] > 5e-5]
-    charts = []
+    titles, parts = list[str](), list[tuple[str, pd.DataFrame, list[str], str]]()
     for (name, table), share in zip(tables.items(), shares.values(), strict=True):
-        replicas, left, series = table.ledger["replica"].nunique(), np.zeros(len(share)), []
-        rows = np.arange(len(share), dtype=float)
-        for key in used:
-            colour, label = ACCOUNTS[key]
-            right = left + 100 * share[key].to_numpy(np.float64)
-            series.append(Series("bars", label, right, rows, colour, start=left))
-            left = right
-        rest = 100 * share.drop(columns=used).to_numpy(np.float64).sum(axis=1)
-        if rest.max() > 0.05:
-            series.append(Series("bars", "other", left + rest, rows, OTHER, start=left))
+        replicas = table.ledger["replica"].nunique()
         where = f", mean of {replicas} replicas" if replicas > 1 else ""
-        title = f"{name}{where}: {100 * share['busy_s'].mean():.0f} % busy"
-        rows_of = Axis("", rows=[f"stage {stage}" for stage in share.index])
-        along = Axis("share of the run (%)", ends=(0.0, 100.0))
-        charts.append(Chart(title, along, rows_of, series, colour=policy_colour(table.policy)))
-    return charts
+        titles.append(f"{name}{where}: {100 * share['busy_s'].mean():.0f} % busy")
+        stages = [f"stage {stage}" for stage in share.index]
+        parts.append((titles[-1], share, stages, policy_colour(table.policy)))
+    every = pd.concat(shares.values())
+    if not _pipelined(tables):
+        parts = [("Time of each scenario", every, titles, BLACK)]
+    largest = every[list(ACCOUNTS)].max().nlargest(_MOST_ACCOUNTS)
+    used = [key for key in ACCOUNTS if largest.get(key, 0.0) > 5e-5]
+    along = Axis("share of the run (%)", ends=(0.0, 100.0))
+    return [
+        Chart(title, along, Axis("", rows=rows), _accounts(share, used), colour=colour)
+        for title, share, rows, colour in parts
+    ]
+
+
+def _accounts(share: pd.DataFrame, used: Sequence[str]) -> list[Series]:
+    """A row of boxes for each row of shares; the accounts that are not ``used`` are one."""
+    left, rows, series = np.zeros(len(share)), np.arange(len(share), dtype=float), []
+    for key in used:
+        colour, label = ACCOUNTS[key]
+        right = left + 100 * share[key].to_numpy(np.float64)
+        series.append(Series("bars", label, right, rows, colour, start=left))
+        left = right
+    rest = 100 * share.drop(columns=list(used)).to_numpy(np.float64).sum(axis=1)
+    if rest.max() > 0.05:
+        series.append(Series("bars", "other", left + rest, rows, OTHER, start=left))
+    return series
 
 
 def stage_shares(table: pd.DataFrame) -> pd.DataFrame:
@@ -240,17 +261,21 @@ def timelines(
     ``view`` is the part that is seen at first."""
     charts = []
     for (name, analysis), policy in zip(analyses.items(), policies, strict=True):
-        stages = stage_slices(analysis, window)
-        charts.append(_timeline(name, analysis, stages, view, most, policy_colour(policy)))
+        charts.append(_timeline(name, analysis, window, view, most, policy_colour(policy)))
     return charts
 
 
 def _timeline(
-    name: str, analysis: Analysis, stages: list[StageSlices], view: Window, most: int, colour: str
+    name: str, analysis: Analysis, window: Window, view: Window, most: int, colour: str
 ) -> Chart:
-    shown = stages[:most]
-    series = [_worked(analysis, shown, kind) for kind in range(len(KINDS))]
-    series.append(_idle(shown))
+    stages = stage_slices(analysis, window)
+    shown, caption = stages[:most], ""
+    if window == view and sum(len(one.row) for one in shown) > _MOST_BOXES * len(shown):
+        series = _most(shown, window)
+        caption = "Boxes are joined: a 500th of the time has the colour of what takes most of it."
+    else:
+        series = [_worked(analysis, shown, kind) for kind in range(len(KINDS))]
+        series.append(_idle(shown))
     one_replica = len({stage.replica for stage in stages}) == 1
     if shown and shown[0].rank:
         rows = [stage.label for stage in shown]
@@ -263,7 +288,21 @@ def _timeline(
     more = f" (first {len(shown)} of {len(stages)} rows)" if len(stages) > most else ""
     along = Axis("time (s)", ends=(view.start_s, view.end_s))
     drawn = [one for one in series if len(one.x)]
-    return Chart(name + more, along, Axis("", rows=rows), drawn, colour=colour)
+    return Chart(name + more, along, Axis("", rows=rows), drawn, caption, colour=colour)
+
+
+def _most(stages: Sequence[StageSlices], window: Window) -> list[Series]:
+    """The boxes of each kind, and the bubbles, where single ones would be too thin to be seen."""
+    every = [joined(stage, window) for stage in stages]
+    series = []
+    for number, name in enumerate((*KINDS, "bubble")):
+        parts = [one[number] for one in every]
+        rows = np.repeat(np.arange(len(parts), dtype=float), [len(start) for start, _ in parts])
+        begun, end = (np.concatenate(some) for some in zip(*parts, strict=True))
+        colour = KIND_COLOURS.get(name, VERMILION)
+        faint = name == "bubble"
+        series.append(Series("gantt", name, end, rows, colour, start=begun, faint=faint))
+    return series
 
 
 def _worked(analysis: Analysis, stages: Sequence[StageSlices], kind: int) -> Series:
@@ -306,8 +345,9 @@ def overviews(analyses: Mapping[str, Analysis]) -> list[Chart]:
     for name, analysis in analyses.items():
         edges, shares = busy_shares(analysis)
         series = [
-            Series("step", kind, edges[:-1], share, KIND_COLOURS[kind])
+            Series("step", kind, edges[:-1], share, line_colour(KIND_COLOURS[kind]))
             for kind, share in zip(KINDS, shares, strict=True)
+            if share.any()
         ]
         up = Axis("share of the stages' time (%)", ends=(0.0, 1.0), shares=True)
         charts.append(Chart(f"The whole run: {name}", Axis("time (s)"), up, series))
@@ -342,14 +382,16 @@ def occupancy(
     return charts
 
 
-def heading(found: ExperimentResult) -> str:
-    """What stands above the figures of a run: its name, model, GPU and load."""
+def run_heading(found: ExperimentResult) -> str:
+    """What stands above the figures of a run."""
     used = [run.deployment for run in found.runs.values()]
-    what = enumerated(list(dict.fromkeys(one.model.name for one in used)))
-    on = enumerated(list(dict.fromkeys(one.device.name for one in used)))
+    pools = [pool for one in used for pool in one.pools]
+    loads = {arrivals_line(one.scenario.workload, None) for one in used}
     counts = {len(one.requests) for one in used}
-    requests = f", {counts.pop():,} requests" if len(counts) == 1 else ""
-    return f"{found.experiment.name}: {what} on {on}{requests}"
+    load = f"{counts.pop():,} requests" if len(counts) == 1 else ""
+    load += f", {loads.pop()}" if load and len(loads) == 1 else ""
+    models, gpus = [one.model.name for one in pools], [one.device.name for one in pools]
+    return heading(found.experiment.name, models, gpus, load)
 
 
 def all_run_charts(found: ExperimentResult, window: Window) -> dict[str, list[Chart]]:
@@ -384,34 +426,33 @@ def workload_charts(requests: Sequence[Request], clients: int | None = None) -> 
     share = Axis("share of requests (%)", ends=(0.0, 1.0), shares=True)
     lengths = [
         Series("step", name, *steps(*cumulative(values)), colour)
-        for values, name, colour in ((prompt, "prompt", BLUE), (output, "output", VERMILION))
+        for values, name, colour in (
+            (prompt, "prompt tokens", BLUE),
+            (output, "output tokens", VERMILION),
+        )
     ]
     some = slice(None, None, -(-len(requests) // _MOST_ARRIVALS))
     both = Series("points", "", prompt[some], output[some], GREY)
     note = ""
     if arrival_s[-1] <= arrival_s[0]:
         note = without_times(clients)
+    along, up = (Axis(f"{name} tokens, log scale", log=True) for name in ("prompt", "output"))
     charts = [
         Chart("Lengths", Axis("tokens, log scale", log=True), share, lengths, note),
-        Chart(
-            "Each request",
-            Axis("prompt tokens, log scale", log=True),
-            Axis("output tokens, log scale", log=True),
-            [both],
-        ),
+        Chart("Each request", along, up, [both]),
     ]
     return charts if note else [*charts, *_arrivals(arrival_s, share)]
 
 
 def _arrivals(arrival_s: Floats, share: Axis) -> list[Chart]:
     counts, edges = np.histogram(arrival_s, _BINS)
-    rates = Series("step", "", edges[:-1], counts / np.diff(edges), BLUE)
-    rate = Axis("requests a second", ends=(0.0, None))
+    rates = Series("step", "", edges[:-1], counts / np.diff(edges), GREEN)
+    rate = Axis("arrivals (requests/s)", ends=(0.0, None))
     between = np.diff(arrival_s)
     wait = np.linspace(0, float(np.quantile(between, 0.995)), 200)
     poisson = 1 - np.exp(-wait / between.mean())
     gaps = [
-        Series("step", "gaps", *steps(*cumulative(between)), BLUE),
+        Series("step", "gaps between arrivals", *steps(*cumulative(between)), GREEN),
         Series("line", "Poisson of the same rate", wait, poisson, GREY, "--"),
     ]
     along = Axis("gap between arrivals (s)", ends=(0.0, float(wait[-1]) or None))
@@ -419,3 +460,118 @@ def _arrivals(arrival_s: Floats, share: Axis) -> list[Chart]:
         Chart("Arrivals", Axis("time (s)"), rate, [rates]),
         Chart("Gaps between arrivals", along, share, gaps),
     ]
+
+
+# The fits of a bundle ----------------------------------------------------------------------------
+
+CURVES = 5
+"""Contexts of an attention op that are drawn."""
+
+
+def describe(bundle: Bundle, progress: Progress) -> pd.DataFrame:
+    """:func:`~sarathi_sim.simulator.confidence.held_out.held_out_errors`, and ``covered``: the
+    share of the points inside that the 90 % band covers, in percent."""
+    tables = op_tables(bundle)
+    steps = 2 * len(tables)
+    errors = held_out_errors(bundle, lambda done: progress("hold-outs", done, steps))
+    errors["covered"] = np.nan
+    for done, table in enumerate(tables):
+        progress("hold-outs", len(tables) + done, steps)
+        here = (errors["op"] == table.op) & (errors["where"] == "between")
+        errors.loc[here, "covered"] = 100 * coverage(table)[1]
+    return errors
+
+
+def write_fits(bundle: Bundle, errors: pd.DataFrame, out: Path, progress: Progress) -> None:
+    """``errors.csv``, ``summary.json`` and ``figures/<op>.png`` and ``.svg``, whole or not at all.
+
+    Raises UserError where ``out`` holds something else.
+    """
+    from .draw import draw_all
+
+    meta = bundle.meta
+    with result_folder(out, FITS_FORMAT) as folder:
+        errors.to_csv(folder / "errors.csv", index=False, float_format="%.4g")
+        content = {
+            "bundle": {"device": meta.device, "model": meta.model, "tp": meta.tp,
+                       "content_sha256": meta.content_sha256},
+            "errors_percent": errors.to_dict("records"),
+        }  # fmt: skip
+        write_summary(folder, FITS_FORMAT, content)
+        charts = {table.op: [fit_chart(table, fit_band(table))] for table in op_tables(bundle)}
+        name = heading("", [f"{meta.model}, TP {meta.tp},"], [meta.device])
+        draw_all(charts, folder / "figures", progress, name)
+
+
+def fit_chart(table: OpTable, band: Band) -> Chart:
+    """Points, fit and 90 % band of one op, a while beyond the range, on logarithmic axes."""
+    size = table.points[:, 0]
+    sizes = np.geomspace(max(float(size.min()), 1.0), 4 * float(size.max()), 400)
+    grid = np.unique(np.round(sizes)).astype(np.float64)
+    label, *others = (size.axis for size in op_of(table.op).sizes)
+    curves: list[float | None] = [None]
+    if table.points.shape[1] == 2:
+        contexts = np.unique(table.points[:, 1])
+        curves = contexts[np.linspace(0, len(contexts) - 1, CURVES).astype(int)].tolist()
+    fit = table.fit(table.points, table.time_s)
+    far = table.far(table.points, table.time_s)
+    series = []
+    for context, style in zip(curves, line_styles(), strict=False):
+        fixed = [] if context is None else [np.full(len(grid), context)]
+        wanted = np.stack([grid, *fixed], axis=1)
+        time = 1e6 * (far if context is None else fit)(wanted)
+        half = band.half_widths(table, wanted)
+        ends = (time * np.exp(-half), time * np.exp(half))
+        name = "fit, 90 % band" if context is None else f"{others[0]} {context:.0f}"
+        series.append(Series("line", name, grid, time, *style, ends=ends))
+    drawn = [context for context in curves if context is not None]
+    own = np.isin(table.points[:, -1], drawn) if drawn else np.full(len(size), fill_value=True)
+    series.append(Series("points", "points", size[own], 1e6 * table.time_s[own]))
+    along, up = Axis(f"{label}, log scale", log=True), Axis("time (µs), log scale", log=True)
+    note = "Dotted: the largest measured size; beyond it the fit is an extrapolation."
+    return Chart(table.op, along, up, series, note, edge=float(size.max()))
+
+
+# On the user's own axes --------------------------------------------------------------------------
+
+Shown = ExperimentResult | Mapping[str, Tables]
+
+
+def plot_cdf(axes: Axes, shown: Shown, metric: str = "ttft_s") -> None:
+    """Draw the distribution of a metric of requests (of all tokens for ``tbt_s``), a line per
+    scenario."""
+    known = [key for key, one in METRICS.items() if one.unit == "s" and one.statistics]
+    if metric not in known or metric == "ledger_s":
+        raise UserError(f"metric: value {metric!r}: one of {', '.join(known)}")
+    _draw(axes, cdf(metric, _tables(shown)))
+
+
+def plot_completions(axes: Axes, shown: Shown) -> None:
+    """Draw the requests completed over time, a line per scenario."""
+    _draw(axes, completions(_tables(shown)))
+
+
+def plot_ledger(axes: Axes, shown: Shown, scenario: str) -> None:
+    """Draw each stage's time by account, in percent of the run."""
+    (chart,) = ledger({scenario: _tables(shown)[scenario]})
+    _draw(axes, chart, titled=True)
+
+
+def plot_timeline(axes: Axes, run: ScenarioRun, start_s: float, length_s: float) -> None:
+    """Draw the work of every stage from ``start_s`` on, for ``length_s`` seconds."""
+    window = Window(start_s, length_s)
+    policy = run.deployment.scenario.policy.name
+    (chart,) = timelines({policy: run.analysis}, window, window, MOST_ROWS, [policy])
+    _draw(axes, chart, titled=True)
+
+
+def _draw(axes: Axes, chart: Chart, *, titled: bool = False) -> None:
+    from .draw import draw_on
+
+    draw_on(axes, chart)
+    if titled:
+        axes.set_title(chart.title, color=chart.colour)
+
+
+def _tables(shown: Shown) -> Mapping[str, Tables]:
+    return shown.tables if isinstance(shown, ExperimentResult) else shown

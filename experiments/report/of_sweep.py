@@ -13,7 +13,7 @@ from ..results import read_text
 from ..sweeps.sweep_answer import Sweep, read_answer
 from .of_capacity import first_deployments, op_times_grid
 from .section import Section
-from .sweep_charts import SHOWN, lines, numeric_axes, pareto, that_vary
+from .sweep_charts import SHOWN, lines, numeric_axes, pareto, sweep_heading, that_vary
 
 _MOST_AXES, _MOST_LOADS, _MOST_CHARTS = 6, 3, 24
 
@@ -29,6 +29,7 @@ def sweep_section(folder: Path, found: Mapping[str, Any]) -> Section:
     op_times = op_times_grid(deployments)
     return replace(
         section,
+        heading=sweep_heading(swept),
         charts=charts[:_MOST_CHARTS],
         tables=[*section.tables, *([op_times] if op_times else [])],
         configuration=_first_configuration(swept),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -34,7 +35,7 @@ from .of_comparison import comparison_section
 from .of_run import run_section
 from .of_sweep import sweep_section
 from .score_answers import score_section
-from .section import Section, read_section
+from .section import Section, heading_of, read_section
 
 SectionOf = Callable[[Path, Mapping[str, Any]], Section]
 SECTIONS: dict[str, SectionOf] = {
@@ -61,11 +62,14 @@ def sections_of(folders: Sequence[Path], progress: Progress = silent) -> list[Se
     found = []
     if runs:
         with _damaged(", ".join(map(str, runs)), "run"):
-            found.append(run_section(runs, progress))
+            section = run_section(runs, progress)
+            found.append(replace(section, heading=heading_of(*map(read_summary, runs))))
     for folder, kind in kinds.items():
         if kind != FORMAT:
             with _damaged(str(folder), "compare" if kind == FIGURES_FORMAT else spoken(kind)):
-                found.append(SECTIONS[kind](folder, read_summary(folder)))
+                summary = read_summary(folder)
+                section = SECTIONS[kind](folder, summary)
+                found.append(replace(section, heading=section.heading or heading_of(summary)))
     return found
 
 

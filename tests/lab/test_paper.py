@@ -19,8 +19,8 @@ from matplotlib.text import Text
 from sarathi_sim.experiments.lab.paper import claims, figures, gpt3, quantities
 from sarathi_sim.experiments.lab.paper.claims import ClaimResult, evaluate, load_claims
 from sarathi_sim.experiments.lab.paper.variants import TILE, VARIANTS, Lab, Variant
-from sarathi_sim.experiments.report.draw import DPI, MOST_NAMED, drawn, files
-from sarathi_sim.experiments.report.section import Chart
+from sarathi_sim.experiments.report.draw import DPI, drawn, files
+from sarathi_sim.experiments.report.section import MOST_NAMED, Chart
 from sarathi_sim.experiments.run.machine import Machine
 from sarathi_sim.policies.orca import Orca
 from sarathi_sim.policies.sarathi import Sarathi
