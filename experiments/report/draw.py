@@ -71,23 +71,26 @@ def draw_all(
     return written
 
 
+_styled = matplotlib.rc_context(_LOOK)  # type: ignore[arg-type]
+
+
+@_styled
 def files(charts: Sequence[Chart], heading: str = "") -> dict[str, bytes]:
     """The bytes of a figure, as ``png`` and ``svg``."""
-    with matplotlib.rc_context(_LOOK):  # type: ignore[arg-type]
-        figure = drawn(charts, heading)
-        # Laid out once for both files, and drawn once for each: `savefig` does so two times.
-        figure.dpi = DPI
-        if (layout := figure.get_layout_engine()) is not None:
-            layout.execute(figure)
-        figure.set_layout_engine("none")
-        words = {"Description": "\n".join(line for chart in charts for line in chart.alt)}
-        pixels, lines = BytesIO(), BytesIO()
-        FigureCanvasAgg(figure).print_png(  # type: ignore[no-untyped-call]
-            pixels, metadata={"Software": None, **words}
-        )
-        FigureCanvasSVG(figure).print_svg(  # type: ignore[no-untyped-call]
-            lines, metadata={"Date": None, "Creator": None, **words}
-        )
+    figure = drawn(charts, heading)
+    # Laid out once for both files, and drawn once for each: `savefig` does so two times.
+    figure.dpi = DPI
+    if (layout := figure.get_layout_engine()) is not None:
+        layout.execute(figure)
+    figure.set_layout_engine("none")
+    words = {"Description": "\n".join(line for chart in charts for line in chart.alt)}
+    pixels, lines = BytesIO(), BytesIO()
+    FigureCanvasAgg(figure).print_png(  # type: ignore[no-untyped-call]
+        pixels, metadata={"Software": None, **words}
+    )
+    FigureCanvasSVG(figure).print_svg(  # type: ignore[no-untyped-call]
+        lines, metadata={"Date": None, "Creator": None, **words}
+    )
     return {"png": pixels.getvalue(), "svg": lines.getvalue()}
 
 
@@ -100,6 +103,7 @@ def figure_files(figures: Figures, heading: str = "") -> dict[str, bytes]:
     }
 
 
+@_styled
 def drawn(charts: Sequence[Chart], heading: str = "") -> Figure:
     """The figure: a panel a chart, with one legend; below it the captions."""
     tall = any(chart.y.rows for chart in charts)

@@ -167,18 +167,20 @@ def test_no_text_is_cut_off_or_hides_another(
             assert min(over) <= 2, (name, one.get_text(), other.get_text())
 
 
+SERVED = {"name": "a", "deployments": {"x": {"model": "m", "device": "g"}}}
+ASKED = {"model": "m", "slo": "p99 ttft 1s", "deployments": [{"device": "g"}, {"device": "h"}]}
+
+
 @pytest.mark.parametrize(
     ("summaries", "said"),
     [
-        ([{"name": "a", "deployments": {"x": {"model": "m", "device": "g"}},
-           "assumptions": ["arrivals: Poisson, 2 requests/s (of x)"]}], "a: m on g; Poisson, 2 requests/s"),
-        ([{"model": "m", "slo": "p99 ttft 1s", "deployments": [{"device": "g"}, {"device": "h"}]}],
-         "m on g and h; p99 ttft 1s"),
-        ([{"name": "a", "assumptions": ["arrivals: one"]}, {"name": "b", "assumptions": ["arrivals: two"]}],
-         "a and b: one or two"),
+        ([SERVED], "a: m on g"),
+        ([SERVED | {"assumptions": ["arrivals: Poisson (of x)"]}], "a: m on g; Poisson"),
+        ([ASKED], "m on g and h; p99 ttft 1s"),
+        ([{"name": n, "assumptions": [f"arrivals: {n}"]} for n in "bc"], "b and c: b or c"),
         ([{}], ""),
     ],
-)  # fmt: skip
+)
 def test_the_heading_names_model_gpu_and_load(summaries: list[dict[str, Any]], said: str) -> None:
     assert heading_of(*summaries) == said
 
