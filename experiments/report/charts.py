@@ -354,6 +354,8 @@ def overviews(analyses: Mapping[str, Analysis]) -> list[Chart]:
     return charts
 
 
+_FAR = 5
+"""A limit is drawn if it is less than so many times what was used."""
 _MEMORY = ("KV cache in use (%)", "tokens of an iteration", "sequences of an iteration")
 
 
@@ -370,15 +372,18 @@ def occupancy(
                 x, y = curves[number]
                 seen = ~np.isnan(y)
                 series.append(Series("line", name, x[seen], y[seen], *style))
-        ends = [series[0].x[0], max(float(one.x[-1]) for one in series)] if series else []
-        for budget in sorted(set(budgets.values())) if ends and number == 1 else ():
-            said = "token budget of an iteration"
-            series.append(Series("line", said, ends, [budget, budget], GREY, ":"))
-        if series:
-            up = Axis(label, ends=(0.0, None))
-            charts.append(
-                Chart(first_upper(label.partition(" (")[0]), Axis("time (s)"), up, series)
-            )
+        if not series:
+            continue
+        caption, said = "", "token budget of an iteration"
+        ends = [series[0].x[0], max(float(one.x[-1]) for one in series)]
+        most = max(float(one.y.max()) for one in series)
+        for budget in sorted(set(budgets.values())) if number == 1 else ():
+            if budget < _FAR * most:
+                series.append(Series("line", said, ends, [budget, budget], GREY, ":"))
+            else:
+                caption += f"A {said}, {budget:,}, is far above. "
+        name, up = first_upper(label.partition(" (")[0]), Axis(label, ends=(0.0, None))
+        charts.append(Chart(name, Axis("time (s)"), up, series, caption.strip()))
     return charts
 
 
