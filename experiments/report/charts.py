@@ -261,82 +261,64 @@ def timelines(
     ``view`` is the part that is seen at first."""
     charts = []
     for (name, analysis), policy in zip(analyses.items(), policies, strict=True):
-        charts.append(_timeline(name, analysis, window, view, most, policy_colour(policy)))
+        stages = stage_slices(analysis, window)
+        shown, caption = stages[:most], ""
+        if window == view and sum(len(one.row) for one in shown) > _MOST_BOXES * len(shown):
+            caption = "Boxes are joined: a 500th of the time has the colour of what takes most."
+            every = [joined(stage, window) for stage in shown]
+            parts = [[dict(zip(("start", "end"), one[kind], strict=True)) for one in every]
+                     for kind in range(len(KINDS) + 1)]  # fmt: skip
+        else:
+            parts = [[_worked(analysis, s, kind) for s in shown] for kind in range(len(KINDS))]
+            parts.append([_idle(stage) for stage in shown])
+        kinds = zip((*KINDS, "bubble"), parts, strict=True)
+        series = [
+            _boxes(kind, some) for kind, some in kinds if any(len(one["end"]) for one in some)
+        ]
+        more = f" (first {len(shown)} of {len(stages)} rows)" if len(stages) > most else ""
+        along = Axis("time (s)", ends=(view.start_s, view.end_s))
+        rows, colour = Axis("", rows=_rows(stages)[:most]), policy_colour(policy)
+        charts.append(Chart(name + more, along, rows, series, caption, colour=colour))
     return charts
 
 
-def _timeline(
-    name: str, analysis: Analysis, window: Window, view: Window, most: int, colour: str
-) -> Chart:
-    stages = stage_slices(analysis, window)
-    shown, caption = stages[:most], ""
-    if window == view and sum(len(one.row) for one in shown) > _MOST_BOXES * len(shown):
-        series = _most(shown, window)
-        caption = "Boxes are joined: a 500th of the time has the colour of what takes most of it."
-    else:
-        series = [_worked(analysis, shown, kind) for kind in range(len(KINDS))]
-        series.append(_idle(shown))
-    one_replica = len({stage.replica for stage in stages}) == 1
-    if shown and shown[0].rank:
-        rows = [stage.label for stage in shown]
-    elif one_replica:
-        rows = [f"stage {stage.stage}" for stage in shown]
-    else:
-        several = len({stage.stage for stage in stages}) > 1
-        rows = [f"{s.called}:{s.stage}" if several else s.called for s in shown]
-        rows = [f"replica {row}" if row.isdecimal() else row for row in rows]
-    more = f" (first {len(shown)} of {len(stages)} rows)" if len(stages) > most else ""
-    along = Axis("time (s)", ends=(view.start_s, view.end_s))
-    drawn = [one for one in series if len(one.x)]
-    return Chart(name + more, along, Axis("", rows=rows), drawn, caption, colour=colour)
+def _rows(stages: Sequence[StageSlices]) -> list[str]:
+    """The names of stages, ranks or replicas."""
+    if stages and stages[0].rank:
+        return [stage.label for stage in stages]
+    if len({stage.replica for stage in stages}) == 1:
+        return [f"stage {stage.stage}" for stage in stages]
+    several = len({stage.stage for stage in stages}) > 1
+    rows = [f"{s.called}:{s.stage}" if several else s.called for s in stages]
+    return [f"replica {row}" if row.isdecimal() else row for row in rows]
 
 
-def _most(stages: Sequence[StageSlices], window: Window) -> list[Series]:
-    """The boxes of each kind, and the bubbles, where single ones would be too thin to be seen."""
-    every = [joined(stage, window) for stage in stages]
-    series = []
-    for number, name in enumerate((*KINDS, "bubble")):
-        parts = [one[number] for one in every]
-        rows = np.repeat(np.arange(len(parts), dtype=float), [len(start) for start, _ in parts])
-        begun, end = (np.concatenate(some) for some in zip(*parts, strict=True))
-        colour = KIND_COLOURS.get(name, VERMILION)
-        faint = name == "bubble"
-        series.append(Series("gantt", name, end, rows, colour, start=begun, faint=faint))
-    return series
+def _boxes(name: str, parts: Sequence[Mapping[str, Any]]) -> Series:
+    """The boxes of a kind: starts, ends and what else is known of them, of each row."""
+    rows = np.repeat(np.arange(len(parts), dtype=float), [len(one["end"]) for one in parts])
+    more = {key: np.concatenate([one[key] for one in parts]) for key in parts[0]}
+    colour, start, end = KIND_COLOURS.get(name, VERMILION), more.pop("start"), more.pop("end")
+    faint = name == "bubble"
+    return Series("gantt", name, end, rows, colour, start=start, faint=faint, more=more)
 
 
-def _worked(analysis: Analysis, stages: Sequence[StageSlices], kind: int) -> Series:
+def _worked(analysis: Analysis, stage: StageSlices, kind: int) -> dict[str, Any]:
     """The batches of a kind."""
-    parts: dict[str, list[Any]] = {"prompt tokens": [], "decodes": []}
-    start, end, rows = [np.zeros(0)], [np.zeros(0)], [np.zeros(0)]
-    for row, stage in enumerate(stages):
-        chosen = stage.kind == kind
-        columns = analysis.records.replicas[stage.replica].iterations
-        which = stage.row[chosen]
-        parts["prompt tokens"].append(columns["prefill_tokens"][which].astype(np.int32))
-        parts["decodes"].append(columns["decodes"][which].astype(np.int32))
-        start.append(stage.start[chosen])
-        end.append(stage.finish[chosen])
-        rows.append(np.full(int(chosen.sum()), row))
-    x, y, begun = (np.concatenate(each) for each in (end, rows, start))
-    more = {name: np.concatenate([np.zeros(0, np.int32), *each]) for name, each in parts.items()}
-    colour = KIND_COLOURS[KINDS[kind]]
-    return Series("gantt", KINDS[kind], x, y, colour, start=begun, more=more)
+    chosen = stage.kind == kind
+    columns, which = analysis.records.replicas[stage.replica].iterations, stage.row[chosen]
+    return {
+        "start": stage.start[chosen],
+        "end": stage.finish[chosen],
+        "prompt tokens": columns["prefill_tokens"][which].astype(np.int32),
+        "decodes": columns["decodes"][which].astype(np.int32),
+    }
 
 
-def _idle(stages: Sequence[StageSlices]) -> Series:
+def _idle(stage: StageSlices) -> dict[str, Any]:
     """The idle time before batches, and why."""
-    x, y, start = [np.zeros(0)], [np.zeros(0)], [np.zeros(0)]
-    why = list[str]()
-    for row, stage in enumerate(stages):
-        chosen = stage.bubble_s > 0
-        start.append(stage.bubble_start[chosen])
-        x.append(stage.start[chosen])
-        y.append(np.full(int(chosen.sum()), row))
-        why += [bubble_name(kind) for kind in stage.bubble_kind[chosen]]
-    ends, rows, begun = (np.concatenate(each) for each in (x, y, start))
-    about = {"why": np.array(why, dtype=object)}
-    return Series("gantt", "bubble", ends, rows, VERMILION, start=begun, faint=True, more=about)
+    chosen = stage.bubble_s > 0
+    why = np.array([bubble_name(kind) for kind in stage.bubble_kind[chosen]], dtype=object)
+    return {"start": stage.bubble_start[chosen], "end": stage.start[chosen], "why": why}
 
 
 def overviews(analyses: Mapping[str, Analysis]) -> list[Chart]:

@@ -113,7 +113,7 @@ def drawn(charts: Sequence[Chart], heading: str = "") -> Figure:
     width = 10.0 if tall else max(_WIDE, 5.2 * columns)
     names, notes = legend(charts)
     small = int(_LETTERS[1] * width)
-    note, above = "\n".join(fill(each, small) for each in notes), fill(heading, small)
+    note, above = fill(" ".join(notes), small), fill(heading, small)
     apart = 0.3 * len(names) + 0.2 * (note.count("\n") + above.count("\n")) + 0.5
     size = (width, sum(heights) + apart + 0.3 * bool(heading))
     figure = Figure(figsize=size, layout="constrained")

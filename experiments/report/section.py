@@ -153,32 +153,37 @@ class Chart:
         the right and up, in pixels); None where it would hide another text or a point."""
         spots = {at: one for at, one in enumerate(self.series) if any(one.texts)}
         spots = {at: one for at, one in spots.items() if one.kind == "points"}
-        along = _pixels(self.x, [one.x for one in spots.values()], self._seen("x"), _AREA[0])
-        up = _pixels(self.y, [one.y for one in spots.values()], self._seen("y"), _AREA[1])
-        pairs = zip(along, up, strict=True)
-        taken = [(x, y, 5.0, 5.0) for xs, ys in pairs for x, y in zip(xs, ys, strict=True)]
+        places = {
+            at: list(zip(self._pixels("x", one.x), self._pixels("y", one.y), strict=True))
+            for at, one in spots.items()
+        }
+        taken = [(x, y, 5.0, 5.0) for some in places.values() for x, y in some]
         found = dict[int, list[tuple[float, float] | None]]()
-        for (at, one), xs, ys in zip(spots.items(), along, up, strict=True):
+        for at, one in spots.items():
             found[at] = []
-            for x, y, text in zip(xs, ys, one.texts, strict=True):
+            for (x, y), text in zip(places[at], one.texts, strict=True):
                 half = _LETTER * len(text) / 2
-                for right, high in _around(half) if text else ():
-                    box = (x + right, y + high, half, 7.0)
-                    if _inside(box) and not any(_hides(box, other) for other in taken):
-                        taken.append(box)
-                        found[at].append((right, high))
-                        break
-                else:
-                    found[at].append(None)
+                boxes = ((x + right, y + up, half, 7.0) for right, up in _around(half))
+                free = (box for box in boxes if _is_free(box, taken))
+                box = next(free, None) if text else None
+                taken += [box] if box else []
+                found[at].append((box[0] - x, box[1] - y) if box else None)
         return found
 
-    def _seen(self, which: Literal["x", "y"]) -> tuple[float, float]:
-        """The smallest and largest value along an axis, with whiskers."""
+    def _pixels(self, which: Literal["x", "y"], values: Numbers) -> Numbers:
+        """Where values are on an axis, whose ends are seen."""
+        import numpy as np
+
+        axis, length = (self.x, _AREA[0]) if which == "x" else (self.y, _AREA[1])
+        scale = np.log10 if axis.log else np.asarray
         ends = (one.ends_x if which == "x" else one.ends for one in self.series)
         columns = [getattr(one, which) for one in self.series]
-        columns += [end for pair in ends for end in pair or ()]
-        values = [float(value) for column in columns for value in column]
-        return min(values, default=0.0), max(values, default=1.0)
+        every = np.concatenate([*columns, *(end for pair in ends for end in pair or ())])
+        low, high = (
+            end or own for end, own in zip(axis.ends, (every.min(), every.max()), strict=True)
+        )
+        width = max(float(scale(high) - scale(low)), 1e-12)
+        return length * (0.05 + 0.9 * (scale(values) - scale(low)) / width)
 
     @property
     def alt(self) -> list[str]:
@@ -188,17 +193,8 @@ class Chart:
         return [f"{self.title}: {axes}", *(one.in_words(self.y.rows) for one in named)]
 
 
-def _pixels(
-    axis: Axis, columns: Sequence[Numbers], seen: tuple[float, float], length: float
-) -> list[Numbers]:
-    """Where values are on an axis of this length, of which these ends are seen."""
-    import numpy as np
-
-    scale = np.log10 if axis.log else np.asarray
-    low, high = (end or own for end, own in zip(axis.ends, seen, strict=True))
-    room = 0.05 * length
-    width = max(float(scale(high) - scale(low)), 1e-12)
-    return [room + (length - 2 * room) * (scale(one) - scale(low)) / width for one in columns]
+Box = tuple[float, float, float, float]
+"""Its middle, and half of its width and height."""
 
 
 def _around(half: float) -> Iterator[tuple[float, float]]:
@@ -208,18 +204,14 @@ def _around(half: float) -> Iterator[tuple[float, float]]:
             yield x * (half + 8 + far), y * (12 + far)
 
 
-Box = tuple[float, float, float, float]
-"""Its middle, and half of its width and height."""
-
-
-def _inside(box: Box) -> bool:
+def _is_free(box: Box, taken: Sequence[Box]) -> bool:
+    """Whether it lies in the place for points, and hides no other."""
     x, y, half, high = box
-    return half < x < _AREA[0] - half and high < y < _AREA[1] - high
-
-
-def _hides(one: Box, other: Box) -> bool:
-    across, up = (abs(a - b) for a, b in zip(one[:2], other[:2], strict=True))
-    return across < one[2] + other[2] and up < one[3] + other[3]
+    inside = half < x < _AREA[0] - half and high < y < _AREA[1] - high
+    return inside and all(
+        abs(x - other[0]) >= half + other[2] or abs(y - other[1]) >= high + other[3]
+        for other in taken
+    )
 
 
 def legend(charts: Sequence[Chart]) -> tuple[list[str], list[str]]:

@@ -3,7 +3,7 @@ another one, CDFs of requests, and the Pareto front of two metrics."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import replace
 from itertools import combinations
 from pathlib import Path
@@ -315,74 +315,56 @@ def pareto(swept: Sweep, x: str, y: str, most: int = _MOST_PANELS) -> list[Chart
     found = [load for load in swept.loads((x, y)) if min(map(load.spread, (x, y))) > ALIKE]
     loads = few([load for load in found if load.front(x, y)], most)
     tables = [points(swept, load, x, y) for load in loads]
-    best = [
+    fronts = [
         rows.set_index("_option", drop=False).loc[load.front(x, y)]
         for load, rows in zip(loads, tables, strict=True)
     ]
     labelled = [
-        rows if len(rows) <= _ALL_TEXTS else front for rows, front in zip(tables, best, strict=True)
+        rows if len(rows) <= _ALL_TEXTS else best for rows, best in zip(tables, fronts, strict=True)
     ]
     layouts = dict.fromkeys(name for some in labelled for name in some["_layout"] if name)
-    letters = dict(zip(layouts, _letters(), strict=False))
-    by = swept.contrast
-    of_fronts = {value for front in best for value in (front[by] if by is not None else ())}
+    letters, by = dict(zip(layouts, _letters(), strict=False)), swept.contrast
+    of_fronts = {value for best in fronts for value in (best[by] if by is not None else ())}
     lines = groups(swept.policies, by, _MOST_LINES - 2, of_fronts)
-    return [
-        _front(swept, load.name, lines, rows, front, set(some["_option"]), letters, x, y)
-        for load, rows, front, some in zip(loads, tables, best, labelled, strict=True)
-    ]
-
-
-def _front(
-    swept: Sweep,
-    load: str,
-    lines: Sequence[RunGroup],
-    rows: pd.DataFrame,
-    best: pd.DataFrame,
-    labelled: set[str],
-    letters: Mapping[str, str],
-    x: str,
-    y: str,
-) -> Chart:
-    texts = [
-        letters.get(layout, "") if option in labelled else ""
-        for option, layout in zip(rows["_option"], rows["_layout"], strict=True)
-    ]
-    rows = rows.assign(_text=texts)
-    seen = [at for line in lines for at in line.rows.index]
-    shown_as = [one._replace(rows=rows[rows.index.isin(one.rows.index)]) for one in lines]
-    shown_as.append(RunGroup("others", rows[~rows.index.isin(seen)], Style(GREY, "-")))
-    series = [
-        Series(
-            *("points", name or "choices", some[x].to_numpy(), some[y].to_numpy(), style.colour),
-            ends=(some[f"{y} low"].to_numpy(), some[f"{y} high"].to_numpy()),
-            ends_x=(some[f"{x} low"].to_numpy(), some[f"{x} high"].to_numpy()),
-            more={"choice": some["_option"].tolist()},
-            texts=some["_text"].tolist(),
-            links=some["run"].tolist(),
-        )
-        for name, some, style in shown_as
-        if len(some)
-    ]
-    line = (best[x].to_numpy(float), best[y].to_numpy(float))
-    series.append(Series("line", "the front", *line, BLACK, "--"))
     seeds = swept.table["seed"].nunique() if "seed" in swept.axes else 1
-    of_seeds = f"mean over {seeds} seeds; whiskers: smallest and largest" if seeds > 1 else ""
-    noise = " and the noise" if seeds > 1 else ""
     # No-break spaces: a line ends between layouts.
     names = (f"{a}: {layout}".replace(" ", "\N{NO-BREAK SPACE}") for layout, a in letters.items())
     caption = _sentences(
-        of_seeds,
-        f"the front: not beaten by more than 1 %{noise}",
+        f"mean over {seeds} seeds; whiskers: smallest and largest" if seeds > 1 else "",
+        "the front: not beaten by more than 1 %" + " and the noise" * (seeds > 1),
         "; ".join(names),
         overload_note(swept.table, [x, y]),
     )
-    about = f"{label(y)} against {label(x)}" + _under(load)
-    along, up = (
-        axis(pd.concat([rows[f"{m} low"], rows[f"{m} high"]]), f"{label(m)}, {better(m)} is better")
-        for m in (x, y)
-    )
-    return Chart(about, along, up, series, caption)
+    charts = []
+    for load, rows, best, some in zip(loads, tables, fronts, labelled, strict=True):
+        seen = rows["_option"].isin(some["_option"])
+        rows = rows.assign(_text=rows["_layout"].map(letters).where(seen, "").fillna(""))
+        line = (best[x].to_numpy(float), best[y].to_numpy(float))
+        series = [*_spots(rows, lines, x, y), Series("line", "the front", *line, BLACK, "--")]
+        ends = (pd.concat([rows[f"{m} low"], rows[f"{m} high"]]) for m in (x, y))
+        ways = (f"{label(m)}, {better(m)} is better" for m in (x, y))
+        along, up = map(axis, ends, ways)
+        name = f"{label(y)} against {label(x)}" + _under(load.name)
+        charts.append(Chart(name, along, up, series, caption))
+    return charts
+
+
+def _spots(rows: pd.DataFrame, lines: Sequence[RunGroup], x: str, y: str) -> Iterator[Series]:
+    """The choices of each line, and those of none."""
+    own = [at for line in lines for at in line.rows.index]
+    parts = [line._replace(rows=rows[rows.index.isin(line.rows.index)]) for line in lines]
+    parts.append(RunGroup("others", rows[~rows.index.isin(own)], Style(GREY, "-")))
+    for name, some, style in parts:
+        if len(some):
+            yield Series(
+                *("points", name or "choices", some[x].to_numpy(), some[y].to_numpy()),
+                style.colour,
+                ends=(some[f"{y} low"].to_numpy(), some[f"{y} high"].to_numpy()),
+                ends_x=(some[f"{x} low"].to_numpy(), some[f"{x} high"].to_numpy()),
+                more={"choice": some["_option"].tolist()},
+                texts=some["_text"].tolist(),
+                links=some["run"].tolist(),
+            )
 
 
 def _letters() -> Iterable[str]:

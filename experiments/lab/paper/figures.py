@@ -58,7 +58,7 @@ Labs = Sequence[Lab]
 DASHES: tuple[Dash, Dash] = ("-", "--")
 """Of the variants."""
 NOTE = (
-    "Solid or plain: predicted. Dashed or hatched: paper-calibrated. Black: what the paper states."
+    "Solid or plain: predicted; dashed or hatched: paper-calibrated; black: what the paper states."
 )
 
 # Of what charts are made --------------------------------------------------------------------------
