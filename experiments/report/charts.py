@@ -216,7 +216,7 @@ def ledger(tables: Mapping[str, Tables]) -> list[Chart]:
         parts.append((titles[-1], share, stages, policy_colour(table.policy)))
     every = pd.concat(shares.values())
     if not _pipelined(tables):
-        parts = [("Time of each scenario", every, titles, BLACK)]
+        parts = [("Time by account", every, titles, BLACK)]
     largest = every[list(ACCOUNTS)].max().nlargest(_MOST_ACCOUNTS)
     used = [key for key in ACCOUNTS if largest.get(key, 0.0) > 5e-5]
     along = Axis("share of the run (%)", ends=(0.0, 100.0))

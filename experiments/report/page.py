@@ -60,6 +60,7 @@ _TOOLS = "pan,box_zoom,wheel_zoom,reset,save"
 _ALONG = "xpan,xbox_zoom,xwheel_zoom,xzoom_in,xzoom_out,reset,save"
 _DASHES = {"-": "solid", "--": "dashed", "-.": "dotdash", ":": "dotted"}
 _MARKERS = ("circle", "square", "triangle", "diamond", "inverted_triangle", "plus", "star")
+_LONGEST = 42  # letters of a name or an axis: what a telephone has room for
 _SEEN = "#6b7280"
 """The colour of limits and texts."""
 
@@ -67,11 +68,11 @@ _SEEN = "#6b7280"
 def interactive(chart: Chart) -> Any:
     """The chart as a Bokeh figure, as wide as the page: one may zoom, a click on a name hides its
     series, a click on a point leads to the row of its run."""
-    rows, names = chart.y.rows, legend([chart])[0]
+    rows, names = chart.y.rows, {name: fill(name, _LONGEST) for name in legend([chart])[0]}
     height = 130 + 22 * max(len(rows), 2) * max(1, len(chart.beside)) if rows else 320
     gantt = any(one.kind == "gantt" for one in chart.series)
     drawn = figure(
-        height=height + 22 * len(names),
+        height=height + sum(22 + 16 * label.count("\n") for label in names.values()),
         sizing_mode="stretch_width",
         toolbar_location="above",
         background_fill_color=None,
@@ -99,7 +100,7 @@ def interactive(chart: Chart) -> Any:
             look = {"line_color": _SEEN, "line_width": 1.5}
             drawn.add_layout(Span(location=place, dimension=across, **look))
     if names:
-        items = [LegendItem(label=fill(name, 90), renderers=entries[name]) for name in names]
+        items = [LegendItem(label=names[name], renderers=entries[name]) for name in names]
         clear = {"border_line_alpha": 0, "background_fill_alpha": 0, "margin": 0, "spacing": 0}
         look = {"click_policy": "hide", "location": "top_left"}
         drawn.add_layout(Legend(items=items, **look, **clear), "below")
@@ -125,7 +126,7 @@ def _column(charts: Sequence[Chart]) -> Any:
 
 
 def _set_axis(drawn: Any, axis: Axis, scale: Any, name: str) -> None:
-    scale.axis_label = fill(axis.label, 44 if name == "x" else 36)
+    scale.axis_label = fill(axis.label, _LONGEST)
     low, high = axis.ends
     if axis.rows:
         ends = (len(axis.rows) - 0.4, -0.6)

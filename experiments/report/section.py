@@ -44,7 +44,7 @@ Numbers = Any
 _TOLD = 5
 MOST_NAMED = 7
 """Entries of a legend."""
-_AREA = (300.0, 240.0)
+_AREA = (290.0, 190.0)
 """Width and height of the place for points, in pixels, at least."""
 _LETTER = 6.5
 
