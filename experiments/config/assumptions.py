@@ -6,7 +6,7 @@ from collections.abc import Callable, Collection
 from typing import Any
 
 from sarathi_sim.profiler.kernels.reduce_curves import CAPTURED_TOKENS
-from sarathi_sim.simulator.load.describe import traffic_line, without_times
+from sarathi_sim.simulator.load.requests import traffic_line, without_times
 from .deployment import Deployment
 from .engine_version import version_defaults
 from .inputs import prompts_captured

@@ -12,8 +12,7 @@ import numpy as np
 from sarathi_sim.policies.request import Prefix, Request
 from sarathi_sim.profiler.storage.files import user_path
 from sarathi_sim.profiler.storage.strict import SpecError, UserError
-from sarathi_sim.simulator.load.trace import Reading, Trace, read_trace
-from sarathi_sim.simulator.load.workload import (
+from sarathi_sim.simulator.load.requests import (
     WorkloadError,
     at_once,
     burstier,
@@ -34,6 +33,7 @@ from sarathi_sim.simulator.load.workload import (
     with_turns_before,
     zipf_lengths,
 )
+from sarathi_sim.simulator.load.trace import Reading, Trace, read_trace
 from sarathi_sim.simulator.loop.clock import HORIZON_S, quantize
 from sarathi_sim.simulator.loop.records import Floats, Ints
 from sarathi_sim.simulator.loop.simulation import Clients, ClosedLoop, Conversations

@@ -18,7 +18,7 @@ import pandas as pd
 
 from sarathi_sim.policies.request import Request
 from sarathi_sim.profiler.storage.strict import UserError
-from sarathi_sim.simulator.load.workload import make_requests
+from sarathi_sim.simulator.load.requests import make_requests
 from sarathi_sim.simulator.loop.records import Floats
 from sarathi_sim.simulator.views.explain import explain
 from sarathi_sim.simulator.views.metrics import Analysis

@@ -18,7 +18,7 @@ import numpy as np
 
 from ..loop.pipeline import Diagonal, stage_times
 from ..loop.records import Floats, Ints, Records, ReplicaLog
-from ..views.spans import Spans
+from ..views.ledger import Spans
 
 CHUNK = 256
 """Diagonals whose durations are prepared at a time: they fit into a CPU's cache."""

@@ -9,7 +9,7 @@ import numpy as np
 
 from ..loop.pipeline import stage_times
 from ..loop.records import Floats, Ints, ReplicaLog
-from ..views.spans import Spans
+from ..views.ledger import Spans
 from .retime import Extra
 
 _PARTS = ("layer_s", "first_s", "last_s", "send_s")

@@ -11,7 +11,7 @@ import numpy as np
 from sarathi_sim.profiler.facts.ops import OPS, PARTS
 from ..loop.records import Floats, Ints, Records
 from ..op_times.breakdown import OpUse, distinct_sizes
-from ..views.spans import Spans
+from ..views.ledger import Spans
 from .op_errors import (
     OCTAVES,
     LayerError,

@@ -35,7 +35,7 @@ from sarathi_sim.profiler.storage.files import LARGEST_DATA, open_file, unzipped
 from sarathi_sim.profiler.storage.memory import available_bytes, size_text
 from sarathi_sim.profiler.storage.strict import UserError
 from ..loop.records import Floats, Ints
-from .workload import WorkloadError, shared_prefixes
+from .requests import WorkloadError, shared_prefixes
 
 Flags = npt.NDArray[np.bool_]
 #: Each column's meaning, and its names in published traces and in tools' outputs; the first name

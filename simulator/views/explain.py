@@ -29,9 +29,8 @@ from ..loop.records import Floats, Ints, ReplicaLog
 from ..op_times.breakdown import breakdown, mixing_s
 from ..op_times.iteration import MIXING
 from ..op_times.predictor import BundlePredictor
-from .ledger import ACCOUNTS, WAITS
+from .ledger import ACCOUNTS, WAITS, Spans
 from .metrics import Analysis
-from .spans import Spans
 
 # A layer's accounts: those computed from its rows, then decodes; prefill attention is the rest.
 _ROWS = [op.account for op in OPS.values() if op.part == "layer" and op.name not in ATTENTION]

@@ -26,8 +26,8 @@ from sarathi_sim.profiler.bundle.table_files import read_table
 from sarathi_sim.profiler.storage.files import data_dir, user_path
 from sarathi_sim.profiler.storage.plain_yaml import read_mapping
 from sarathi_sim.profiler.storage.strict import SpecError, UserError
+from sarathi_sim.simulator.load.requests import WorkloadError
 from sarathi_sim.simulator.load.trace import read_trace
-from sarathi_sim.simulator.load.workload import WorkloadError
 from tests.experiments.small_config import ROOT, SMALL, Write, called, refused
 from tests.experiments.small_sweep import SWEEP
 from tests.sampled import profile_folder

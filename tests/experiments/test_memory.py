@@ -13,8 +13,8 @@ from sarathi_sim.experiments.config.deployment import deploy
 from sarathi_sim.profiler.storage.memory import size_text
 from sarathi_sim.profiler.storage.strict import UserError
 from sarathi_sim.simulator.load import trace
+from sarathi_sim.simulator.load.requests import WorkloadError
 from sarathi_sim.simulator.load.trace import read_trace
-from sarathi_sim.simulator.load.workload import WorkloadError
 from sarathi_sim.simulator.op_times.predictor import BundlePredictor, TableSizes
 from sarathi_sim.simulator.op_times.regression import bundle_times
 from tests.experiments.small_config import SMALL, deployed, loaded, message

@@ -38,8 +38,8 @@ from sarathi_sim.simulator.op_times.breakdown import OpUse, breakdown, whole_lay
 from sarathi_sim.simulator.op_times.op_times import OpTimes
 from sarathi_sim.simulator.op_times.predictor import BundlePredictor
 from sarathi_sim.simulator.op_times.regression import bundle_times, decode_surface
+from sarathi_sim.simulator.views.ledger import Spans
 from sarathi_sim.simulator.views.metrics import Analysis
-from sarathi_sim.simulator.views.spans import Spans
 from tests.experiments.small_config import called, refused
 from tests.simulator.oracle import System, make_requests, systems, with_ranks
 from tests.simulator.pools import PoolSystem, pool_systems
