@@ -42,19 +42,19 @@ from sarathi_sim.simulator.loop.handover import Handover, simulate_pools
 from sarathi_sim.simulator.loop.records import EngineSwitches, Records, Switches
 from sarathi_sim.simulator.loop.replica import Predictor
 from sarathi_sim.simulator.loop.simulation import Replicas, simulate_workers
-from sarathi_sim.simulator.op_times.group_times import GroupPredictor, beside_experts
 from sarathi_sim.simulator.op_times.iteration import NO_HOST, HostTime
 from sarathi_sim.simulator.op_times.op_times import OpTimes
 from sarathi_sim.simulator.op_times.predictor import (
     CHUNK_BLOCK,
     BundlePredictor,
     Drafter,
+    GroupPredictor,
     OfEach,
     TableSizes,
+    beside_experts,
 )
 from sarathi_sim.simulator.views.metrics import Analysis, Hardware
 from .base import Source
-from .calibration import calibration_of
 from .drafts import (
     DRAFT_MODEL,
     acceptance_of,
@@ -65,6 +65,7 @@ from .drafts import (
 )
 from .engine_version import of_its_version, running_of, with_running
 from .inputs import (
+    calibration_of,
     device_of,
     host_of,
     link_scope,

@@ -11,7 +11,7 @@ from sarathi_sim.profiler.facts.engines import capability, engine_facts
 from sarathi_sim.profiler.facts.formats import STACKS, Stack, named_stack
 from sarathi_sim.simulator.load.engine_memory import MORE_GPUS, SHARES, STACK_SHARES, EngineMemory
 from .base import Source
-from .links import node_gpus
+from .inputs import node_gpus
 from .scenario import FUSED, KvCache, Scenario
 
 

@@ -1,5 +1,5 @@
-"""The inputs of a scenario, read and checked: its model, its device, its profile bundle, and the
-host times of its engine.
+"""The inputs of a scenario, read and checked: its model, its device, its profile bundle, its links,
+the host times of its engine, and what ``sarathi-sim tune`` found of a user's own server.
 
 They are cached for the next scenario, because all runs of a sweep name the same few.
 ``data/host_time.yaml`` holds the host's constants by serving stack, with origin, plausible ranges
@@ -12,11 +12,13 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, field, fields
+from dataclasses import asdict, field, fields, replace
 from functools import cache, lru_cache
 from hashlib import sha256
 from pathlib import Path
-from typing import Literal
+from typing import Annotated, Literal
+
+from pydantic import Field
 
 from sarathi_sim.policies.request import Request
 from sarathi_sim.profiler.bundle.check import load_plausible
@@ -28,9 +30,11 @@ from sarathi_sim.profiler.facts.model import ModelSpec, load_model
 from sarathi_sim.profiler.facts.ops import (
     ALL_REDUCE,
     ALL_ROW_OPS,
+    ALL_TO_ALL,
     ATTENTION,
     MOE,
     OPS,
+    SEND_RECV,
     SENDS,
     elementwise,
 )
@@ -38,22 +42,84 @@ from sarathi_sim.profiler.kernels.borrowed import BY_RATIO
 from sarathi_sim.profiler.kernels.op_source import op_source, served_formats
 from sarathi_sim.profiler.kernels.stack_file import stacks_on
 from sarathi_sim.profiler.physics.shard_times import DOUBT
-from sarathi_sim.profiler.storage.files import data_dir, user_path
-from sarathi_sim.profiler.storage.plain_yaml import read_mapping
-from sarathi_sim.profiler.storage.strict import UserError, parse, strict_dataclass
+from sarathi_sim.profiler.storage.files import data_dir, read_bounded, user_path
+from sarathi_sim.profiler.storage.plain_yaml import dump_yaml, read_mapping
+from sarathi_sim.profiler.storage.strict import SpecError, UserError, parse, strict_dataclass
 from sarathi_sim.simulator.op_times.iteration import HostTime
-from sarathi_sim.simulator.op_times.link_times import LinkTimes
 from sarathi_sim.simulator.op_times.modelled import modelled_times
-from sarathi_sim.simulator.op_times.op_times import OpTimes
+from sarathi_sim.simulator.op_times.op_times import LinkTimes, OpTimes, Route
 from sarathi_sim.simulator.op_times.regression import bundle_times
 from .base import Source, Strict
-from .calibration import (
-    ServerCalibration,
-    calibration_of,
-    factors,
-)
-from .links import PCIE, links_of, node_gpus
-from .scenario import Engine, Scenario
+from .scenario import Engine, NetworkLink, NodeLink, Scenario
+
+MARK = "# written by sarathi-sim tune\n"
+LINKS = (ALL_REDUCE, ALL_TO_ALL, SEND_RECV)
+Constant = Literal[
+    "host_iteration_s", "host_sequence_s", "launch_layer_s", "frontend_s", "admission_s"
+]
+Factor = Annotated[float, Field(ge=0.1, le=10)]
+
+
+@strict_dataclass
+class ServerCalibration:
+    """The constants of one server's ``engine`` (of a ``stack``, with a ``model`` on a ``device``)
+    in seconds, and factors on the times of its ``kernels`` and of messages over its ``links``,
+    fitted to ``runs``. ``known`` is, by constant, 1 if the runs settle it and 0 if they say
+    nothing of it.
+    """
+
+    stack: str
+    model: str
+    device: str
+    runs: list[str]
+    engine: dict[Constant, Annotated[float, Field(ge=0, le=3600)]]
+    kernels: Factor
+    links: Factor
+    known: dict[str, float] = field(default_factory=dict)
+
+    def text(self) -> str:
+        """The file."""
+        return MARK + dump_yaml(asdict(self), width=96)
+
+
+def factors(kernels: float, links: float) -> dict[str, float]:
+    """Factors on the time of each op."""
+    return {op: links if op in LINKS else kernels for op in OPS}
+
+
+def check_replaceable(path: Path) -> None:
+    """Raises UserError for a file that tune did not write, or where there is no folder for it."""
+    if not path.parent.is_dir():
+        raise UserError(f"{path}: there is no folder {path.parent}")
+    if path.exists() and not (path.is_file() and read_bounded(path).startswith(MARK.encode())):
+        raise UserError(f"{path}: exists, and tune did not write it: give another name")
+
+
+def calibration_of(scenario: Scenario, source: Source) -> ServerCalibration | None:
+    """The calibration that a scenario names. On another device its factors are 1: they belong to
+    the device, the engine's constants to the host.
+
+    Raises UserError for a file that is none, or that is of another engine.
+    """
+    if scenario.calibration is None:
+        return None
+    try:
+        path = user_path(scenario.calibration)
+        found = read_calibration(path)
+    except (UserError, SpecError) as error:
+        raise source.error("calibration", scenario.calibration, str(error)) from None
+    engine = named_stack(scenario.stack)[0] if scenario.stack else "no stack"
+    if engine != found.stack:
+        problem = f"is of {found.stack}, and this scenario has {engine}"
+        raise source.error("calibration", scenario.calibration, problem)
+    if scenario.device == found.device:
+        return found
+    return replace(found, kernels=1.0, links=1.0)
+
+
+def read_calibration(path: Path) -> ServerCalibration:
+    """The calibration in a file. Raises SpecError if it is none."""
+    return parse(ServerCalibration, read_mapping(path), path)
 
 
 def model_of(scenario: Scenario, source: Source) -> ModelSpec:
@@ -491,3 +557,61 @@ def calls_of_layer(model: ModelSpec, dtype: str | None) -> float:
     beside += model.share_of("recurrent") * _RECURRENT_CALLS
     beside += _INDEX_CALLS if model.indexer else 0
     return gemms + beside + _OTHER_CALLS
+
+
+#: PCIe 5.0 x16, of a device whose own link is NVLink.
+PCIE = 64e9
+#: A message through the host's memory crosses PCIe twice and the memory bus as often: assumed. The
+#: latency is longer by half of what NCCL's smallest message takes longer between two RTX 4090
+#: without peer access (11.8 us, tinygrad/open-gpu-kernel-modules issue 17) than with it (5).
+PEER_LATENCY_S = 2e-6
+THROUGH_HOST, HOST_LATENCY_S = 0.25, PEER_LATENCY_S + 3.4e-6
+#: AIConfigurator's assumption for all networks; RoCE's is assumed.
+NETWORK_LATENCY_S = {"infiniband": 10e-6, "roce": 15e-6}
+#: NCCL over sockets: 4 to 6 GB/s by an adapter of 100 Gb/s (NVIDIA/nccl issue 450); an all-reduce
+#: of a few bytes on two nodes takes 120 us, two messages (issue 1184).
+TCP_BANDWIDTH, TCP_LATENCY_S = 5e9, 60e-6
+
+
+def node_gpus(scenario: Scenario, device: DeviceSpec) -> int:
+    """The GPUs of a node."""
+    return scenario.cluster.gpus_per_node or device.gpus_per_node
+
+
+def links_of(scenario: Scenario, device: DeviceSpec) -> LinkTimes:
+    """The links of a deployment, where they are others than those of the measurements."""
+    cluster, node = scenario.cluster, node_gpus(scenario, device)
+    within, between = cluster.intra_node or NodeLink(), cluster.inter_node or NetworkLink()
+    own = device.intra_node
+    measured = "nvlink" if own.bandwidth > PCIE else "pcie_peer"
+    kind = within.kind or (measured if own.peers else "pcie")
+    pcie = min(own.bandwidth, PCIE)
+    known = {
+        "nvlink": (own.bandwidth, PEER_LATENCY_S),
+        "pcie_peer": (pcie, PEER_LATENCY_S),
+        "pcie": (THROUGH_HOST * pcie, HOST_LATENCY_S),
+    }
+    bandwidth, latency_s = known[kind]
+    usual_s = known[measured][1]
+    other = kind != measured or within.bandwidth or within.latency_s is not None
+    inside = Route(
+        kind,
+        within.bandwidth or bandwidth,
+        latency_s if within.latency_s is None else within.latency_s,
+    )
+    rack = between.kind is None and PCIE < own.bandwidth <= device.inter_node.bandwidth
+    network = "nvlink" if rack else between.kind or "infiniband"
+    latency_s = PEER_LATENCY_S if rack else NETWORK_LATENCY_S.get(network, TCP_LATENCY_S)
+    shared = min(cluster.tp, node) if network == "tcp" else 1
+    rate = between.bandwidth or (TCP_BANDWIDTH if network == "tcp" else device.inter_node.bandwidth)
+    outside = Route(
+        network, rate / shared, latency_s if between.latency_s is None else between.latency_s
+    )
+    return LinkTimes(
+        inside if other else None,
+        outside if cluster.inter_node else None,
+        outside,
+        max(1, cluster.tp // node),
+        inside.bandwidth <= own.bandwidth,
+        max(0.0, inside.latency_s - usual_s),
+    )

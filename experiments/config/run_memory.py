@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 
-from sarathi_sim.profiler.storage.memory import available_bytes, size_text
+from sarathi_sim.profiler.storage.child import available_bytes, size_text
 from sarathi_sim.profiler.storage.strict import UserError
 from sarathi_sim.simulator.op_times.predictor import TableSizes
 from .base import Source

@@ -31,7 +31,7 @@ from torch import Tensor
 
 from sarathi_sim.policies.catalogue import build, of_micro_batches
 from sarathi_sim.policies.micro_batches import MicroBatches
-from ..planning.journal import ProfileError
+from ..planning.grid import ProfileError
 from ..shard.environment import devices_on_node, facts, memory_bytes, open_device
 from ..shard.rank_processes import LOST_A_PEER, channel_of_rank
 from .driver import Book, Returned, Served, serve

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from ..facts.ops import OTHERS
-from ..shard.attention import KVCache, choose_attention
+from ..shard.attention import Chunk, Decodes, KVCache, Rows, choose_attention
 from ..shard.layer import (
     EMBEDDING,
     LM_HEAD,
@@ -24,7 +24,6 @@ from ..shard.layer import (
     RandomWeights,
     ShardLayer,
 )
-from ..shard.rows import Chunk, Decodes, Rows
 from ..shard.timing import cuda_events
 from .spec import TIMED_OPS, StageShape, Work
 

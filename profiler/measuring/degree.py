@@ -12,12 +12,15 @@ from typing import TYPE_CHECKING
 
 from ..bundle.tables import OVERHEADS
 from ..facts.ops import OPS
-from ..planning.grid import Grid, Key
-from ..planning.journal import Journal, ProfileError, Timing
-from ..planning.settings import (
+from ..planning.grid import (
     DESIGNED,
     MIXED,
+    Grid,
+    Journal,
+    Key,
+    ProfileError,
     Settings,
+    Timing,
     coarse_grid,
     designed_points,
     make_grid,

@@ -20,9 +20,7 @@ from ..bundle.schema import (
     load_bundle,
     write_bundle,
 )
-from ..planning.grid import Grid
-from ..planning.journal import Journal, ProfileError, settings_hash
-from ..planning.settings import DESIGNED, Settings
+from ..planning.grid import DESIGNED, Grid, Journal, ProfileError, Settings, settings_hash
 from ..storage.child import Progress, Say
 from ..storage.manifest import check_files
 from ..storage.strict import did_you_mean

@@ -27,7 +27,7 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 
-from ..planning.journal import relative_iqr
+from ..planning.grid import relative_iqr
 from ..shard.rank_processes import channel_of_rank
 from ..shard.timing import cuda_events, no_garbage_collection
 

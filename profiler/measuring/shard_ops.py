@@ -22,19 +22,18 @@ from ..facts.formats import Distribution, Kernels, exponent_of
 from ..facts.layer_kinds import rows_of_experts
 from ..facts.model import ModelSpec
 from ..facts.ops import ATTENTION, DECODE, MOE, OPS, OTHERS, PREFILL
-from ..planning.grid import Key
-from ..planning.journal import Timing
-from ..planning.settings import (
+from ..planning.grid import (
     DESIGNED,
     MIXED,
     SKEWED,
     FlushMode,
+    Key,
     Limits,
+    Timing,
     skewed_contexts,
 )
-from ..shard.attention import Attention, KVCache
+from ..shard.attention import Attention, Chunk, Decodes, KVCache, Routing, Rows
 from ..shard.layer import LayerState, RandomWeights, ShardLayer
-from ..shard.rows import Chunk, Decodes, Routing, Rows
 from ..shard.timing import Timer, guarded
 
 #: On a CPU the weights rotate over sets of this many bytes in all, so that they are not in a cache

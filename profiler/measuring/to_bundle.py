@@ -28,9 +28,7 @@ from ..facts.ops import (
     MESSAGES,
     OPS,
 )
-from ..planning.grid import Key
-from ..planning.journal import Journal, ProfileError, Timing
-from ..planning.settings import DESIGNED, TILE
+from ..planning.grid import DESIGNED, TILE, Journal, Key, ProfileError, Timing
 from ..storage.manifest import replace_files
 from ..storage.plain_yaml import dump_yaml
 

@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ..facts.roofline import Array
-from ..storage.threads import one_thread
+from ..storage.child import one_thread
 
 Arrays = dict[str, npt.NDArray[Any]]
 #: Rows up to which gathering nodes takes less than comparing all rows in every node.

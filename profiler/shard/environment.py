@@ -12,7 +12,7 @@ from pathlib import Path
 import torch
 
 from ..facts.device import product_folder
-from ..planning.journal import ProfileError, Timing
+from ..planning.grid import ProfileError, Timing
 from .timing import Timer, guarded
 
 Facts = dict[str, str | int | float]
@@ -70,7 +70,7 @@ def memory_bytes(device: str) -> tuple[int, int]:
     if device == "cuda":
         free, total = torch.cuda.mem_get_info()
         return int(total), int(free)
-    from ..storage.memory import (
+    from ..storage.child import (
         host_memory,  # psutil, which a GPU node does not need
     )
 

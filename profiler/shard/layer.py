@@ -27,8 +27,7 @@ from ..facts.ops import (
     OTHERS,
     PREFILL,
 )
-from .attention import KVCache
-from .rows import Chunk, Decodes, Routing, Rows
+from .attention import Chunk, Decodes, KVCache, Routing, Rows
 
 _EPSILON = 1e-5
 

@@ -17,7 +17,7 @@ from pathlib import Path
 from queue import SimpleQueue
 from typing import Any
 
-from ..planning.journal import ProfileError
+from ..planning.grid import ProfileError
 from ..storage.child import how_it_ended, inbox, start_child
 
 _SCRATCH = "sarathi-sim-ranks-"

@@ -20,8 +20,7 @@ from typing import Any
 
 import torch
 
-from ..planning.journal import Timing, relative_iqr
-from ..planning.settings import FlushMode
+from ..planning.grid import FlushMode, Timing, relative_iqr
 
 #: Bits of nvmlDeviceGetCurrentClocksEventReasons (nvml.h); idle and set clocks slow nothing down.
 _REASONS = {

@@ -31,8 +31,8 @@ import numpy.typing as npt
 import pandas as pd
 
 from sarathi_sim.policies.request import Prefix
+from sarathi_sim.profiler.storage.child import available_bytes, size_text
 from sarathi_sim.profiler.storage.files import LARGEST_DATA, open_file, unzipped
-from sarathi_sim.profiler.storage.memory import available_bytes, size_text
 from sarathi_sim.profiler.storage.strict import UserError
 from ..loop.records import Floats, Ints
 from .requests import WorkloadError, shared_prefixes

@@ -8,9 +8,8 @@ import numpy as np
 
 from sarathi_sim.profiler.facts.ops import ALL_REDUCE, DECODE, PREFILL, SEND_RECV
 from ..loop.records import Floats, Ints, ReplicaLog
-from .group_times import ROWS_OF
 from .iteration import FIRST, LAST, IterationCost
-from .predictor import BundlePredictor
+from .predictor import ROWS_OF, BundlePredictor
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,7 @@ import pytest
 
 from sarathi_sim.experiments.config import run_memory
 from sarathi_sim.experiments.config.deployment import deploy
-from sarathi_sim.profiler.storage.memory import size_text
+from sarathi_sim.profiler.storage.child import size_text
 from sarathi_sim.profiler.storage.strict import UserError
 from sarathi_sim.simulator.load import trace
 from sarathi_sim.simulator.load.requests import WorkloadError

@@ -22,7 +22,7 @@ from sarathi_sim.profiler.engine.processes import EngineProcesses
 from sarathi_sim.profiler.engine.rank import Compute, open_compute
 from sarathi_sim.profiler.engine.spec import Work
 from sarathi_sim.profiler.engine.stage import Stage, Stopwatch
-from sarathi_sim.profiler.planning.journal import ProfileError
+from sarathi_sim.profiler.planning.grid import ProfileError
 from sarathi_sim.profiler.shard.layer import RandomWeights
 from tests.profiler_torch.test_engine_processes import spec
 

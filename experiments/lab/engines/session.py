@@ -34,9 +34,7 @@ from sarathi_sim.profiler.engine.processes import EngineProcesses, EngineRun, Fa
 from sarathi_sim.profiler.engine.spec import TIMED_OPS, EngineSpec, GridWork
 from sarathi_sim.profiler.facts.ops import ALL_REDUCE, DECODE, EDGE_OPS, OPS, OTHERS, PREFILL
 from sarathi_sim.profiler.measuring.to_bundle import tables_of
-from sarathi_sim.profiler.planning.grid import Key
-from sarathi_sim.profiler.planning.journal import Timing, relative_iqr
-from sarathi_sim.profiler.planning.settings import MIXED, SKEWED
+from sarathi_sim.profiler.planning.grid import MIXED, SKEWED, Key, Timing, relative_iqr
 from sarathi_sim.profiler.storage.child import Progress, Say
 from sarathi_sim.simulator.loop.clock import quantize
 from sarathi_sim.simulator.loop.pipeline import nominal_times

@@ -15,7 +15,7 @@ from typing import Any, Literal
 
 import pandas as pd
 
-from sarathi_sim.profiler.bundle.csv_cells import (
+from sarathi_sim.profiler.bundle.table_files import (
     check_end,
     numbers,
     read_cells,
