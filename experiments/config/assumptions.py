@@ -8,8 +8,7 @@ from typing import Any
 from sarathi_sim.profiler.kernels.reduce_curves import CAPTURED_TOKENS
 from sarathi_sim.simulator.load.requests import traffic_line, without_times
 from .deployment import Deployment
-from .engine_version import version_defaults
-from .inputs import prompts_captured
+from .inputs import prompts_captured, version_defaults
 from .scenario import FUSED, POOLS
 from .workload import Closed, Gamma, TraceArrivals, Varying, Workload
 

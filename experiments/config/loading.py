@@ -37,8 +37,8 @@ from .policy import (
     read_policy,
     session_policy,
 )
+from .pools import acting, check_pools, shared_keys, written
 from .scenario import POOLS, Header, Ratio, Scenario, Validation
-from .two_pools import acting, check_pools, shared_keys, written
 
 CONFIGS = Path(__file__).parents[1] / "configs"
 

@@ -28,12 +28,12 @@ from sarathi_sim.simulator.load.engine_memory import kv_capacity_tokens, max_bat
 from sarathi_sim.simulator.load.requests import at_once, make_requests
 from sarathi_sim.simulator.loop.records import Ints, Records
 from sarathi_sim.simulator.loop.simulation import simulate
-from sarathi_sim.simulator.op_times.breakdown import breakdown, mixing_s
 from sarathi_sim.simulator.op_times.iteration import MIXING, IterationCost
 from sarathi_sim.simulator.op_times.modelled import modelled_times
 from sarathi_sim.simulator.op_times.op_times import OpTimes
 from sarathi_sim.simulator.op_times.predictor import BundlePredictor
 from sarathi_sim.simulator.op_times.regression import bundle_times
+from sarathi_sim.simulator.views.explain import breakdown, mixing_s
 from sarathi_sim.simulator.views.ledger import Spans
 from sarathi_sim.simulator.views.metrics import weighted_quantiles
 from ..report.section import Result, Section

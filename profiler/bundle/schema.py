@@ -30,8 +30,7 @@ from ..storage.manifest import (
 )
 from ..storage.plain_yaml import dump_yaml, read_mapping
 from ..storage.strict import parse, strict_dataclass
-from .table_files import read_table, write_table
-from .tables import TABLES, BundleError, empty_table
+from .tables import TABLES, BundleError, empty_table, read_table, write_table
 
 __all__ = [
     "FORMAT_VERSION",

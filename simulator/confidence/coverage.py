@@ -8,8 +8,8 @@ import numpy as np
 
 from sarathi_sim.profiler.facts.ops import op_of
 from ..loop.records import Floats
-from ..op_times.breakdown import OpUse, distinct_sizes
 from ..op_times.regression import coordinates
+from ..views.explain import OpUse, distinct_sizes
 from .held_out import OpTable
 
 SLACK = 1e-9

@@ -10,7 +10,7 @@ import numpy as np
 
 from sarathi_sim.profiler.facts.ops import OPS, PARTS
 from ..loop.records import Floats, Ints, Records
-from ..op_times.breakdown import OpUse, distinct_sizes
+from ..views.explain import OpUse, distinct_sizes
 from ..views.ledger import Spans
 from .op_errors import (
     OCTAVES,
@@ -132,7 +132,7 @@ def makespan_samples(
 ) -> Floats:
     """The makespan in seconds under each of :data:`SAMPLES` joint draws of the op errors.
 
-    ``uses`` are the replicas' :func:`~sarathi_sim.simulator.op_times.breakdown.breakdown` (those of
+    ``uses`` are the replicas' :func:`~sarathi_sim.simulator.views.explain.breakdown` (those of
     idle ones may be empty); ``key`` names the bundle. Runs on the same bundle get the same draws.
     Replicas do not wait for each other, so they are re-timed some at a time, which bounds the
     memory; the ranks of one do, so its steps are re-timed.

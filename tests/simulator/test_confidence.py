@@ -34,10 +34,10 @@ from sarathi_sim.simulator.confidence.retime_steps import Steps
 from sarathi_sim.simulator.confidence.run_band import SAMPLES, makespan_samples, op_time_samples
 from sarathi_sim.simulator.loop.records import Floats, Ints, Records
 from sarathi_sim.simulator.loop.simulation import simulate
-from sarathi_sim.simulator.op_times.breakdown import OpUse, breakdown, whole_layer
 from sarathi_sim.simulator.op_times.op_times import OpTimes
 from sarathi_sim.simulator.op_times.predictor import BundlePredictor
 from sarathi_sim.simulator.op_times.regression import bundle_times, decode_surface
+from sarathi_sim.simulator.views.explain import OpUse, breakdown, whole_layer
 from sarathi_sim.simulator.views.ledger import Spans
 from sarathi_sim.simulator.views.metrics import Analysis
 from tests.experiments.small_config import called, refused

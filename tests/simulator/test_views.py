@@ -9,8 +9,13 @@ import pytest
 
 from sarathi_sim.experiments.config.deployment import Deployment, deploy
 from sarathi_sim.experiments.config.loading import SHAPE, load_experiment
-from sarathi_sim.simulator.op_times.breakdown import breakdown
-from sarathi_sim.simulator.views.explain import LATENCY_PARTS, STAGE_PARTS, Explanation, explain
+from sarathi_sim.simulator.views.explain import (
+    LATENCY_PARTS,
+    STAGE_PARTS,
+    Explanation,
+    breakdown,
+    explain,
+)
 from sarathi_sim.simulator.views.metrics import (
     METRICS,
     STEADY,
