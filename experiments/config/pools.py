@@ -85,10 +85,10 @@ def written(tree: Mapping[str, Any], above: KeyPath = ()) -> Iterator[KeyPath]:
         if isinstance(value, Mapping) and value:
             yield from written(value, path)
         elif path[0] in Scenario.model_fields.keys() - {"disaggregation"}:
-            yield from () if path in _NEEDED else (path,)
+            yield from () if path in NEEDED else (path,)
 
 
-_NEEDED = (("model",), ("device",), ("policy", "name"))
+NEEDED = (("model",), ("device",), ("policy", "name"))
 """Keys that stand above the scenarios although each, or both pools, may set them."""
 
 
