@@ -158,10 +158,8 @@ def get(tree: Mapping[str, Any], key: KeyPath) -> Any:
 
 @dataclass(frozen=True)
 class Source:
-    """The origin of a scenario's values, for messages.
-
-    ``override`` is what the scenario itself sets, ``assigned`` the key paths of ``--set``.
-    """
+    """The origin of a scenario's values, for messages. ``override`` is what the scenario itself
+    sets, ``assigned`` the key paths of ``--set``."""
 
     file: str
     scenario: str

@@ -111,10 +111,8 @@ free memory would take a tenth of their time."""
 
 
 def workload_bytes(scenario: Scenario) -> Counter[str]:
-    """This machine's memory for a scenario's requests: bytes by the key that causes them.
-
-    A trace's reader checks its own (``simulator/load/trace.py``).
-    """
+    """This machine's memory for a scenario's requests: bytes by the key that causes them. A trace's
+    reader checks its own (``simulator/load/trace.py``)."""
     workload, lengths = scenario.workload, scenario.workload.lengths
     each = REQUEST_BYTES + RECORD_BYTES + (TURN_BYTES if workload.sessions else 0)
     found = Counter({"workload.requests": each * (workload.requests or 0)})

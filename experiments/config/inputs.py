@@ -180,10 +180,8 @@ def device_of(scenario: Scenario, source: Source) -> DeviceSpec:
 def with_formats(
     scenario: Scenario, model: ModelSpec, device: DeviceSpec, source: Source
 ) -> Scenario:
-    """The scenario with the checkpoint's number formats, unless it names its own.
-
-    Raises UserError for a quantised checkpoint without a stack.
-    """
+    """The scenario with the checkpoint's number formats, unless it names its own. Raises UserError
+    for a quantised checkpoint without a stack."""
     engine = named_stack(scenario.stack)[0] if scenario.stack else None
     own = served_formats(model, device.name, engine)
     found = {k: v for k, v in own.items() if getattr(scenario, k) is None}
@@ -382,9 +380,7 @@ def link_scope(scenario: Scenario, device: DeviceSpec) -> Literal["intra_node", 
 
 def bundle_digest(path: Path) -> str:
     """SHA-256 of a bundle's ``meta.yaml``, which in turn holds that of its tables; empty without.
-
-    Reading the bundle checks the latter.
-    """
+    Reading the bundle checks the latter."""
     meta = path / "meta.yaml"
     return sha256(meta.read_bytes()).hexdigest() if meta.is_file() else ""
 
@@ -401,10 +397,8 @@ def _load_model(name: str, changed: int) -> ModelSpec:
 
 @lru_cache(maxsize=16)
 def _load(path: Path, digest: str) -> OpTimes:
-    """The regressions of one bundle; scenarios share them.
-
-    ``digest`` is that of the bundle: a worker may outlive a change of the folder.
-    """
+    """The regressions of one bundle; scenarios share them. ``digest`` is that of the bundle: a
+    worker may outlive a change of the folder."""
     return bundle_times(load_plausible(path))
 
 

@@ -70,10 +70,8 @@ def shipped_configs() -> list[str]:
 
 @dataclass(frozen=True)
 class Draft:
-    """A file with the values of the ``--set`` options, not yet turned into scenarios.
-
-    ``raw`` has the keys that all scenarios share, ``overrides`` the changes of each.
-    """
+    """A file with the values of the ``--set`` options, not yet turned into scenarios. ``raw`` has
+    the keys that all scenarios share, ``overrides`` the changes of each."""
 
     header: Header
     raw: dict[str, Any]
@@ -83,11 +81,8 @@ class Draft:
 
 
 def load_experiment(config: Config, assignments: Assignments = ()) -> Experiment:
-    """Read a configuration.
-
-    ``assignments`` are applied to the top level in order (a scenario by
-    ``scenarios.NAME.key.path=value``). Raises UserError with one line per mistake.
-    """
+    """Read a configuration. ``assignments`` are applied to the top level in order (a scenario by
+    ``scenarios.NAME.key.path=value``). Raises UserError with one line per mistake."""
     draft = read_draft(config, assignments)
     if "sweep" in draft.raw:
         raise UserError(

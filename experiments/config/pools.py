@@ -106,10 +106,8 @@ def _usual(tree: Mapping[str, Any], pool: str) -> dict[str, Any]:
 
 
 def pool_of(scenario: Scenario, pool: str, source: Source) -> tuple[Scenario, PoolSource]:
-    """The checked scenario of one pool alone, and the origin of its values.
-
-    Raises UserError, a line per mistake.
-    """
+    """The checked scenario of one pool alone, and the origin of its values. Raises UserError, a
+    line per mistake."""
     given = scenario.disaggregation
     assert given is not None
     own: dict[str, Any] = getattr(given, pool)
@@ -190,9 +188,7 @@ DRAFT_MODEL = "draft_model"
 
 def drafter_of(scenario: Scenario, model: ModelSpec, source: Source) -> ModelSpec | None:
     """The layers that draft for a scenario's model; None without speculation, and for ``ngram``.
-
-    Raises UserError for speculation that cannot be simulated, or of unknown acceptance.
-    """
+    Raises UserError for speculation that cannot be simulated, or of unknown acceptance."""
     spec = scenario.speculation
     if spec is None:
         return None

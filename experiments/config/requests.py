@@ -94,11 +94,8 @@ class Traffic(list[Request]):
 
 
 def build_requests(scenario: Scenario, max_length: int, source: Source) -> Traffic:
-    """The requests, in order of arrival; sessions one after the other.
-
-    None is longer than ``max_length`` unless ``too_long`` is ``reject``. Raises UserError, naming
-    the key at fault.
-    """
+    """The requests, in order of arrival; sessions one after the other. None is longer than
+    ``max_length`` unless ``too_long`` is ``reject``. Raises UserError, naming the key at fault."""
     workload, seed, session = scenario.workload, scenario.seed, None
     trace = trace_of(scenario, source)
     if workload.every > 1 and workload.requests is not None:  # only every n-th request is kept

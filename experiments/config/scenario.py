@@ -386,9 +386,7 @@ class Scenario(Strict):
 
 class Ratio(Strict):
     """A metric of one scenario divided by the same metric of another, beside a paper's value.
-
-    ``metric`` is a dotted path into the summary, such as ``makespan_s`` or ``bubble_s.p50``.
-    """
+    ``metric`` is a dotted path into the summary, such as ``makespan_s`` or ``bubble_s.p50``."""
 
     metric: Text
     over: Annotated[list[Name], Field(min_length=2, max_length=2)]

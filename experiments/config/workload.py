@@ -85,9 +85,7 @@ class RandomLengths(Strict):
 
     def bounds(self, tokens: int) -> tuple[int, int]:
         """The fewest and the most tokens of a prompt (an output) that is stated as ``tokens``.
-
-        Around it as vLLM rounds them, down and up, but never below 1: so it is the mean.
-        """
+        Around it as vLLM rounds them, down and up, but never below 1: so it is the mean."""
         if self.range_ratio is None:
             return tokens, tokens
         if self.tool == "sglang":
@@ -180,10 +178,8 @@ class Poisson(Strict):
 
 
 class Gamma(Strict):
-    """Gamma-distributed gaps between arrivals; ``cv`` is their coefficient of variation.
-
-    Below 0.001 the gaps are practically regular; above 10 nearly all gaps would be 0.
-    """
+    """Gamma-distributed gaps between arrivals; ``cv`` is their coefficient of variation. Below
+    0.001 the gaps are practically regular; above 10 nearly all gaps would be 0."""
 
     kind: Literal["gamma"]
     rate: Positive = key("arrival rate", "requests/s", "rate")

@@ -155,10 +155,8 @@ class Checked:
 
 
 def load_plausible(path: Path) -> Bundle:
-    """The bundle in a folder, with none of the errors that :func:`check_folder` finds.
-
-    Raises BundleError with them otherwise, and what :func:`load_bundle` raises.
-    """
+    """The bundle in a folder, with none of the errors that :func:`check_folder` finds. Raises
+    BundleError with them otherwise, and what :func:`load_bundle` raises."""
     checked = check_folder(path)
     errors = [f"{f.where}: {f.message}" for f in checked.findings if f.level == "error"]
     if errors:

@@ -160,10 +160,8 @@ def list_bundles(root: Path) -> list[tuple[str, str, int]]:
 
 
 def find_bundle(root: Path, device: str, model: str, tp: int) -> Path:
-    """The folder of one bundle under ``root``.
-
-    Raises BundleError if there is none, and names the existing ones and how to make it.
-    """
+    """The folder of one bundle under ``root``. Raises BundleError if there is none, and names the
+    existing ones and how to make it."""
     path = bundle_path(root, device, model, tp)
     if (path / "meta.yaml").is_file():
         return path

@@ -332,10 +332,8 @@ def _named(frame: pd.DataFrame, table: BundleTable, row: int) -> str:
 
 
 def write_table(frame: pd.DataFrame, path: Path, table: BundleTable) -> None:
-    """Write the table's columns of ``frame`` and the ``extras`` it has, sorted by key.
-
-    Raises BundleError where a column is missing.
-    """
+    """Write the table's columns of ``frame`` and the ``extras`` it has, sorted by key. Raises
+    BundleError where a column is missing."""
     missing = [c for c in table.columns if c not in frame.columns]
     if missing:
         raise BundleError(f"{path.name}: column {missing[0]!r} is missing")

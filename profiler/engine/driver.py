@@ -44,9 +44,7 @@ class Executor(Protocol):
 
     def returned(self, until: float | None = 0.0) -> Returned | None:
         """The next returned work; waits for it until that instant (None: as long as needed).
-
-        Instants are those of ``time.perf_counter``.
-        """
+        Instants are those of ``time.perf_counter``."""
 
 
 @dataclass

@@ -61,10 +61,8 @@ _APART = 1
 
 
 class Format:
-    """The layout of a message: words first, then rows of ``hidden`` numbers.
-
-    ``max_tokens`` and ``most_words`` bound what one message can hold.
-    """
+    """The layout of a message: words first, then rows of ``hidden`` numbers. ``max_tokens`` and
+    ``most_words`` bound what one message can hold."""
 
     def __init__(self, max_tokens: int, most_words: int, hidden: int, dtype: torch.dtype) -> None:
         self.max_tokens, self.most_words = max_tokens, most_words
@@ -110,10 +108,8 @@ class Format:
 
 
 class Inbox:
-    """Messages from one rank, in order; ``depth`` receives are posted at any time.
-
-    With a ``device`` they are words alone, and the activations go straight to it.
-    """
+    """Messages from one rank, in order; ``depth`` receives are posted at any time. With a
+    ``device`` they are words alone, and the activations go straight to it."""
 
     def __init__(
         self, source: int, form: Format, depth: int, device: torch.device | None = None
@@ -153,10 +149,8 @@ class Inbox:
 
 
 class Outbox:
-    """Messages to one rank; a buffer is reused after its message was taken.
-
-    With a ``device`` they are words alone, and activations are sent from it.
-    """
+    """Messages to one rank; a buffer is reused after its message was taken. With a ``device`` they
+    are words alone, and activations are sent from it."""
 
     def __init__(
         self, target: int, form: Format, depth: int, device: torch.device | None = None
@@ -294,10 +288,8 @@ class Stage:
         return out
 
     def seconds(self) -> list[float]:
-        """Seconds of the last work: :data:`TIMED_OPS` over all layers, all layers, the LM head.
-
-        A GPU's times are its own; its wait for a launch counts for the next op.
-        """
+        """Seconds of the last work: :data:`TIMED_OPS` over all layers, all layers, the LM head. A
+        GPU's times are its own; its wait for a launch counts for the next op."""
         spent = self._watch.read()
         spent.pop(EMBEDDING, None)
         head = spent.pop(LM_HEAD, 0.0)

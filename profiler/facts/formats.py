@@ -99,10 +99,8 @@ def exponent_of(distribution: str) -> float:
 
 
 def named_stack(text: str) -> tuple[Stack, str]:
-    """The engine and the version (empty: the newest) that ``vllm`` or ``vllm@0.24`` names.
-
-    Raises ValueError for an unknown engine, and for a version without a number.
-    """
+    """The engine and the version (empty: the newest) that ``vllm`` or ``vllm@0.24`` names. Raises
+    ValueError for an unknown engine, and for a version without a number."""
     engine, at, version = text.partition("@")
     if engine not in STACKS or bool(at) != bool(re.fullmatch(r"\d+(\.\w+)*", version)):
         allowed = f"one of {', '.join(STACKS)}, with a version or without (vllm@0.24)"

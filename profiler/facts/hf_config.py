@@ -134,9 +134,7 @@ _ONE_OF["activation_function"] = _ONE_OF["hidden_activation"] = _ONE_OF["hidden_
 
 def problems(config: Mapping[str, Any], used: Container[str] = ()) -> list[str]:
     """``key value: what is supported`` for every key that changes cost in a way not modelled.
-
-    ``used`` are keys whose values are modelled, or refused elsewhere.
-    """
+    ``used`` are keys whose values are modelled, or refused elsewhere."""
     found = []
     for key, value in config.items():
         if key in used:
@@ -214,10 +212,8 @@ _WINDOWED = ("sliding_attention", "chunked_attention")
 
 
 class HfConfig:
-    """Typed access to the keys of one config.json; errors name the file and the key.
-
-    ``used`` collects the keys that were asked for, and those declared to cost nothing.
-    """
+    """Typed access to the keys of one config.json; errors name the file and the key. ``used``
+    collects the keys that were asked for, and those declared to cost nothing."""
 
     def __init__(self, config: Mapping[str, Any], where: str) -> None:
         self.config, self.where = dict(config), where

@@ -218,9 +218,7 @@ def busiest(
     experts: int, top_k: int, ranks: int, tokens: tuple[float, ...], exponent: float
 ) -> Loads:
     """The load of the busiest rank, for each of ``tokens``; ``ranks`` divide the experts.
-
-    ``exponent`` is the exponent of the power law, 0 for balanced.
-    """
+    ``exponent`` is the exponent of the power law, 0 for balanced."""
     of = [_skewed(experts, top_k, ranks, t, exponent) for t in tokens] if exponent else [
         _even(experts / ranks, max(t * top_k / ranks, 1.0)) for t in tokens
     ]  # fmt: skip

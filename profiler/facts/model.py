@@ -363,9 +363,7 @@ class ModelSpec:
 
     def check_plain(self, what: str, mixtures: bool = False) -> None:
         """Raises ValueError for a model whose parts only the tables of serving stacks know.
-
-        ``mixtures``: those of experts without biases, in all layers, are let through.
-        """
+        ``mixtures``: those of experts without biases, in all layers, are let through."""
         mix = self.experts
         parts = {
             "a mixture of experts": mix and not mixtures,

@@ -62,10 +62,8 @@ class Shard:
 
 @dataclass(frozen=True)
 class Stream:
-    """``times`` elementwise kernels that move ``numbers`` values a token each.
-
-    ``kernel`` is its name in a device file. ``reduced``: a fused all-reduce does it, too.
-    """
+    """``times`` elementwise kernels that move ``numbers`` values a token each. ``kernel`` is its
+    name in a device file. ``reduced``: a fused all-reduce does it, too."""
 
     kernel: str
     numbers: int

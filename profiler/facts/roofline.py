@@ -49,9 +49,7 @@ def wave_fill(blocks: Array, sms: Array) -> Array:
 
 def split_fill(blocks: Array, sms: Array, most: Array) -> Array:
     """:func:`wave_fill` where a kernel with too few blocks splits each one in up to ``most`` parts.
-
-    Blocks that nearly fill the SMs (80 %) are left alone, as flash-decoding kernels do.
-    """
+    Blocks that nearly fill the SMs (80 %) are left alone, as flash-decoding kernels do."""
     parts = np.clip(np.floor(sms / blocks), 1.0, np.maximum(most, 1.0))
     parts = np.where(blocks >= 0.8 * sms, 1.0, parts)
     return np.minimum(wave_fill(blocks * parts, sms), 1.0)
@@ -82,9 +80,7 @@ def gemm_time_us(
 
 def gemm_us(c: Columns, k: Constants) -> Array:
     """``m x n x k`` GEMM on a known device: :func:`gemm_time_us`, in whole waves of output tiles.
-
-    ``wave_share`` is the share of the last wave's idle time that is paid.
-    """
+    ``wave_share`` is the share of the last wave's idle time that is paid."""
     m, n, sms = c["m"], c["n"], c["num_sms"]
     blocks = np.ceil(m / k["tile_m"]) * np.ceil(n / k["tile_n"])
     # With fewer blocks than SMs the library splits along k instead of leaving SMs idle.

@@ -51,9 +51,7 @@ class HeadGrid(StoredSurface):
 
     def around(self, heads: float, kv_heads: int) -> list[tuple[int, float]]:
         """(row, weight) of the query heads below and above, by ratio; a single row at the ends.
-
-        Only rows with exactly these KV heads count.
-        """
+        Only rows with exactly these KV heads count."""
         mine = np.flatnonzero(self.heads[:, 1] == kv_heads)
         rows = mine[np.argsort(self.heads[mine, 0])].tolist()
         counts, wanted = np.log(self.heads[rows, 0]), np.log(heads)
@@ -250,10 +248,8 @@ _BLOCK = 64
 
 
 def alike(chunk: Array, context: Array) -> Array:
-    """Tokens of the prompt with the query-key pairs of a chunk after ``context`` cached tokens.
-
-    A row of queries attends to the tokens before it and, on average, half a block of keys more.
-    """
+    """Tokens of the prompt with the query-key pairs of a chunk after ``context`` cached tokens. A
+    row of queries attends to the tokens before it and, on average, half a block of keys more."""
     pairs = attended(chunk, context, 0.5, KEY_BLOCK)[1]
     return np.asarray(np.sqrt(KEY_BLOCK**2 + 2 * pairs) - KEY_BLOCK)
 
@@ -261,10 +257,8 @@ def alike(chunk: Array, context: Array) -> Array:
 def expected_us(
     prompt: HeadGrid, chunk: Array, context: Array, heads: int, kv_heads: int, units: int
 ) -> Array:
-    """The chunk alone, and its pairs with the cached tokens at the rate of the longest prompt.
-
-    A chunk with fewer blocks of queries than ``units`` takes as long as one with a block for each.
-    """
+    """The chunk alone, and its pairs with the cached tokens at the rate of the longest prompt. A
+    chunk with fewer blocks of queries than ``units`` takes as long as one with a block for each."""
     longest = prompt.sizes[0][-1:]
     alone = prefill_us(prompt, np.append(longest, chunk), heads, kv_heads)
     rate = alone[0] / attended(longest, 0 * longest, 0.5, KEY_BLOCK)[1]
@@ -273,10 +267,8 @@ def expected_us(
 
 
 def fit_prefix(rows: pd.DataFrame, prompt: HeadGrid, units: int) -> HeadGrid:
-    """Measured times over those expected, by chunk and cached tokens.
-
-    From rows (chunk, context, heads, kv_heads, time_us) with a context; head counts are pooled.
-    """
+    """Measured times over those expected, by chunk and cached tokens. From rows (chunk, context,
+    heads, kv_heads, time_us) with a context; head counts are pooled."""
     parts = []
     for heads, kv_heads in rows[["heads", "kv_heads"]].drop_duplicates().to_numpy().tolist():
         part = rows[(rows["heads"] == heads) & (rows["kv_heads"] == kv_heads)]

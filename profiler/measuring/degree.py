@@ -73,10 +73,7 @@ def time_collectives(
 
 def read_inter_node(path: Path) -> dict[int, Timing]:
     """Sends by bytes, from the file that :mod:`sarathi_sim.profiler.measuring.ranks` wrote between
-    two nodes.
-
-    Raises ProfileError for a file that is not one.
-    """
+    two nodes. Raises ProfileError for a file that is not one."""
     found = {}
     lines = read_bounded(path).decode(errors="replace").splitlines()
     for number, line in enumerate(lines, start=1):

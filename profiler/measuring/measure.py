@@ -109,10 +109,8 @@ class _ProfileRun:
         }
 
     def degree(self, tp: int, budget_s: float) -> tuple[Path | None, float]:
-        """Measure one TP degree and write its bundle; its folder, and the seconds it took.
-
-        None where only some ops were asked for: their points stay in the journal.
-        """
+        """Measure one TP degree and write its bundle; its folder, and the seconds it took. None
+        where only some ops were asked for: their points stay in the journal."""
         from ..shard.timing import no_garbage_collection
 
         settings = self.settings

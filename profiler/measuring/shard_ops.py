@@ -166,10 +166,8 @@ class ShardOps:
         return float(4 * key[0] * widest * self.size)
 
     def call(self, op: str, key: Key) -> Callable[[int], object]:
-        """``call(i)`` runs the op once on the i-th set of buffers; a ``mixed`` layer whole.
-
-        Calls walk through the pool of KV slots, so that these are as cold as the weights.
-        """
+        """``call(i)`` runs the op once on the i-th set of buffers; a ``mixed`` layer whole. Calls
+        walk through the pool of KV slots, so that these are as cold as the weights."""
         chunk, context, contexts = _sequences(op, key)
         rows = self._rows(chunk, context, contexts, op)
         slots = _slots(chunk, context, contexts) if op in (*ATTENTION_POINTS, MIXED) else 0
@@ -333,11 +331,8 @@ _OVERHEAD_CONTEXT = 16
 
 
 def overheads(ops: ShardOps) -> dict[str, Callable[[], Timing]]:
-    """The measurement of each of ``OVERHEADS`` that this device has.
-
-    A layer of one decode with a short cache is launched, and run: kernel by kernel, and on a GPU as
-    a CUDA graph.
-    """
+    """The measurement of each of ``OVERHEADS`` that this device has. A layer of one decode with a
+    short cache is launched, and run: kernel by kernel, and on a GPU as a CUDA graph."""
 
     def layer() -> Callable[[int], object]:
         return ops.call(MIXED, (0, 0, 1, _OVERHEAD_CONTEXT))
@@ -400,10 +395,8 @@ def _captured(call: Callable[[], object]) -> Callable[[int], object]:
 
 
 def advice(device: str, layers: int, time_us: Mapping[str, float]) -> str:
-    """A message for the user: the time of a small batch's iteration beyond its op times.
-
-    Empty where what it takes could not be measured.
-    """
+    """A message for the user: the time of a small batch's iteration beyond its op times. Empty
+    where what it takes could not be measured."""
     run, launch = time_us.get("layer_run"), time_us.get("layer_launch")
     if run is None or launch is None:
         return ""

@@ -49,10 +49,8 @@ def measured_bundle(
     inter_node: Mapping[int, Timing],
     backend: str,
 ) -> Bundle:
-    """The bundle of everything in the journal.
-
-    ``inter_node`` are sends by bytes, ``backend`` names the attention kernel.
-    """
+    """The bundle of everything in the journal. ``inter_node`` are sends by bytes, ``backend`` names
+    the attention kernel."""
     points = {op: measured(journal, op) for op in (*_LOCAL, *UNLABELLED, "send_recv", "overhead")}
     meta = BundleMeta(
         device=device_name,

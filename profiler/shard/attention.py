@@ -314,10 +314,8 @@ class SdpaAttention:
 
 
 def load_cuda_12_runtime() -> None:
-    """Load libcudart.so.12, if the package nvidia-cuda-runtime-cu12 is there.
-
-    xformers' extension needs it, and torch from 2.11 on brings that of CUDA 13 only.
-    """
+    """Load libcudart.so.12, if the package nvidia-cuda-runtime-cu12 is there. xformers' extension
+    needs it, and torch from 2.11 on brings that of CUDA 13 only."""
     try:
         files = metadata.files("nvidia-cuda-runtime-cu12") or []
     except metadata.PackageNotFoundError:

@@ -91,10 +91,8 @@ class RandomWeights:
         return drawn.mul_(scale).to(self.dtype)
 
     def layer(self, index: int) -> Weights:
-        """One decoder layer.
-
-        The bias of a row-parallel GEMM is added once, hence kept by rank 0 alone.
-        """
+        """One decoder layer. The bias of a row-parallel GEMM is added once, hence kept by rank 0
+        alone."""
         model = self.model
         shapes = model.gemms(self.tp if self.rank is None else 1)
         matrix, bias = {}, {}

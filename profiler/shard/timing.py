@@ -46,10 +46,8 @@ class GpuState:
 
 
 class Sampler:
-    """Asks NVML about the GPU in a thread, from :meth:`__enter__` to :meth:`__exit__`.
-
-    Where NVML is missing, or tells something not, states are empty.
-    """
+    """Asks NVML about the GPU in a thread, from :meth:`__enter__` to :meth:`__exit__`. Where NVML
+    is missing, or tells something not, states are empty."""
 
     def __init__(self) -> None:
         self._samples: list[tuple[float, dict[str, float]]] = []
@@ -394,9 +392,7 @@ class Timer:
 
     def _cpu_sample(self, call: Callable[[int], object], index: int) -> float:
         """The wall-clock time; the thread's CPU time if another process had the core meanwhile.
-
-        With several threads it is always the wall-clock time, because they wait for each other.
-        """
+        With several threads it is always the wall-clock time, because they wait for each other."""
         cpu, began = time.thread_time(), time.perf_counter()
         call(index)
         wall, busy = time.perf_counter() - began, time.thread_time() - cpu

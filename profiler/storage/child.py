@@ -137,9 +137,7 @@ def start_child(
 @contextmanager
 def _ctrl_c_blocked() -> Iterator[None]:
     """Have processes started here never see Ctrl-C, which reaches all that belong to a terminal.
-
-    The parent handles it. A blocked signal is inherited, from the start of the child.
-    """
+    The parent handles it. A blocked signal is inherited, from the start of the child."""
     before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     try:
         yield
@@ -382,11 +380,8 @@ GROUPS, MEMBERSHIP = Path("/sys/fs/cgroup"), Path("/proc/self/cgroup")
 
 
 def host_memory() -> tuple[int, int]:
-    """(total, free) bytes that this process may have without swapping.
-
-    These are the machine's (free: ``MemAvailable``), or less if a control group or ``ulimit -v``
-    allows less.
-    """
+    """(total, free) bytes that this process may have without swapping. These are the machine's
+    (free: ``MemAvailable``), or less if a control group or ``ulimit -v`` allows less."""
     machine = psutil.virtual_memory()
     total, free = machine.total, machine.available
     for limit, used in _limits():

@@ -77,9 +77,7 @@ class FolderLock:
 @contextmanager
 def held(folder: Path) -> Iterator[None]:
     """Hold a folder of this process's own, so that :func:`is_held` tells others; it leaves no file.
-
-    Nothing is held on a file system that has no locks.
-    """
+    Nothing is held on a file system that has no locks."""
     import fcntl
 
     descriptor = os.open(folder, os.O_RDONLY)

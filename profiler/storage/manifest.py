@@ -106,9 +106,7 @@ def file_digest(file: Path) -> Digest:
 
 def write_manifest(folder: Path, kind: str) -> None:
     """Name everything that ``folder`` holds in its manifest, which is not flushed. Raises OSError.
-
-    Only for a folder that no other process uses yet.
-    """
+    Only for a folder that no other process uses yet."""
     files = {name: file_digest(folder / name) for name in _entries(folder) if name != MANIFEST}
     (folder / MANIFEST).write_bytes(Manifest(kind, files).dump())
 

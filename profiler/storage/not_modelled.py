@@ -294,9 +294,7 @@ def called_here(name: str) -> str:
 
 def not_modelled(name: str, *kinds: Kind) -> str:
     """``not modelled: what; what to do`` where a name asks for one of :data:`LIMITS`, else empty.
-
-    ``kinds`` are the possible kinds of the name (none: a feature or a format).
-    """
+    ``kinds`` are the possible kinds of the name (none: a feature or a format)."""
     plain = _plain(name)
     for kind in kinds or ("feature", "format"):
         for limit in LIMITS[kind]:

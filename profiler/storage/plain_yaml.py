@@ -59,10 +59,8 @@ def read_mapping(path: Path) -> dict[str, Any]:
 
 
 def parse_yaml(text: str, where: str) -> Any:
-    """The value in a piece of YAML: dict, list, str, int, float, bool or None.
-
-    Raises SpecError, one line that names ``where``, the line in it, and what is allowed.
-    """
+    """The value in a piece of YAML: dict, list, str, int, float, bool or None. Raises SpecError,
+    one line that names ``where``, the line in it, and what is allowed."""
     odd = Reader.NON_PRINTABLE.search(text)
     if odd is not None:
         line = text.count("\n", 0, odd.start()) + 1

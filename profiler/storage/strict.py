@@ -43,10 +43,8 @@ def strict_dataclass(cls: type[T]) -> type[T]:
 
 
 class UserError(ValueError):
-    """A mistake that the user can correct; the message says where, what, and what is allowed.
-
-    The command line prints it and exits with code 2.
-    """
+    """A mistake that the user can correct; the message says where, what, and what is allowed. The
+    command line prints it and exits with code 2."""
 
 
 class SpecError(UserError):
@@ -73,10 +71,8 @@ def did_you_mean(name: str, allowed: Iterable[str], *kinds: Kind) -> str:
 
 
 def parse(cls: type[T], fields: Mapping[str, Any], where: Path | str) -> T:
-    """An instance of the dataclass ``cls`` from ``fields``, strictly.
-
-    Raises SpecError with a line per mistake (:func:`mistakes`) that begins with ``where``.
-    """
+    """An instance of the dataclass ``cls`` from ``fields``, strictly. Raises SpecError with a line
+    per mistake (:func:`mistakes`) that begins with ``where``."""
     try:
         # Through JSON, because strict validation of Python objects refuses a mapping for a nested
         # dataclass.

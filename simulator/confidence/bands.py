@@ -138,10 +138,8 @@ def fit_band(table: OpTable) -> Band:
 
 
 def scored(table: OpTable, folds: Folds, fit: Fit) -> tuple[Floats, Bools, Rows]:
-    """Log errors of all scored rows, whether the band covers them, and the rows' indices.
-
-    The band, too, is fitted to a fold's fitted rows alone.
-    """
+    """Log errors of all scored rows, whether the band covers them, and the rows' indices. The band,
+    too, is fitted to a fold's fitted rows alone."""
     off, rows = residuals(table, folds, fit)
     widths = [np.empty(0)]
     for fitted, out in folds:

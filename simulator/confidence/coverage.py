@@ -38,10 +38,8 @@ class MeasuredRegion:
         return np.asarray(beyond)
 
     def times_beyond(self, wanted: Floats) -> Floats:
-        """The largest ratio to the measured points: in a size, in the sum or product of both.
-
-        It is 1 if no size is larger, also for sizes below or beside the points.
-        """
+        """The largest ratio to the measured points: in a size, in the sum or product of both. It is
+        1 if no size is larger, also for sizes below or beside the points."""
         over = (_extents(wanted) / np.maximum(self._largest, 1)).max(axis=1)
         return np.asarray(np.where(self.outside(wanted), np.maximum(over, 1.0), 1.0))
 
@@ -147,10 +145,8 @@ def queries_outside(uses: list[dict[str, OpUse]], tables: dict[str, OpTable]) ->
 
 
 def _proposed(points: Floats, weight: Floats, low: Floats) -> tuple[tuple[int, ...], ...]:
-    """Points to profile: the far ends of the octaves with most of the time outside.
-
-    The far end is the largest size, or the smallest in octaves below the measured sizes.
-    """
+    """Points to profile: the far ends of the octaves with most of the time outside. The far end is
+    the largest size, or the smallest in octaves below the measured sizes."""
     octave = np.floor(np.log2(np.maximum(points, 1)))
     cells, which = np.unique(octave, axis=0, return_inverse=True)
     which = which.ravel()

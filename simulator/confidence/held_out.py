@@ -62,9 +62,7 @@ _SURFACES = {"prefill": prefill_surface, "decode": decode_surface}
 @dataclass(frozen=True)
 class OpTable:
     """One op of a bundle: points, shape (n, sizes), times in seconds, and its regression ``fit``.
-
-    ``far`` is the regression used beyond the range, if it differs.
-    """
+    ``far`` is the regression used beyond the range, if it differs."""
 
     op: str
     points: Floats
@@ -174,10 +172,8 @@ def residuals(table: OpTable, folds: Folds, fit: Fit) -> tuple[Floats, Rows]:
 
 
 def unseen_shape(table: OpTable, tables: list[OpTable]) -> Floats:
-    """``log(predicted / measured)`` of a GEMM, from the bundle's GEMMs of other shapes.
-
-    Empty for an op that is no GEMM, or without another shape.
-    """
+    """``log(predicted / measured)`` of a GEMM, from the bundle's GEMMs of other shapes. Empty for
+    an op that is no GEMM, or without another shape."""
     others = {
         t.op: (t.shape, t.points[:, 0], t.time_s)
         for t in tables

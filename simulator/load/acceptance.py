@@ -41,10 +41,8 @@ def golden() -> Golden:
 
 
 def golden_length(model: str, method: str, thinking: str, draft_length: int) -> float:
-    """The measured mean tokens of a decode that drafts ``draft_length`` tokens.
-
-    Raises AcceptanceError, naming what was measured, where this was not.
-    """
+    """The measured mean tokens of a decode that drafts ``draft_length`` tokens. Raises
+    AcceptanceError, naming what was measured, where this was not."""
     known = golden().golden
     means = known.get(model, {}).get(method, {}).get(thinking, [])
     if draft_length <= len(means):

@@ -34,9 +34,7 @@ class CapacityError(UserError):
 
 def stage_layers(num_layers: int, pp: int) -> tuple[int, ...]:
     """Layers of each of ``pp`` pipeline stages: as even as possible, the longer stages first.
-
-    Raises :class:`CapacityError` when there are more stages than layers.
-    """
+    Raises :class:`CapacityError` when there are more stages than layers."""
     if not 1 <= pp <= num_layers:
         raise CapacityError(f"pp is {pp}, but a model of {num_layers} layers allows 1 to that many")
     short, longer = divmod(num_layers, pp)

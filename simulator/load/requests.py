@@ -177,19 +177,15 @@ def draw_groups(count: int, shares: Sequence[float], rng: np.random.Generator) -
 
 
 def draw_sessions(count: int, low: int, high: int, rng: np.random.Generator) -> Ints:
-    """The session of each of ``count`` requests, in order: 0, 0, 0, 1, 1, ...
-
-    A session has ``low`` to ``high`` turns, each number as likely; the last one may be cut short.
-    """
+    """The session of each of ``count`` requests, in order: 0, 0, 0, 1, 1, ... A session has ``low``
+    to ``high`` turns, each number as likely; the last one may be cut short."""
     ends = np.cumsum(rng.integers(low, high, size=count, endpoint=True, dtype=np.int64))
     return np.searchsorted(ends, np.arange(count), side="right")
 
 
 def with_turns_before(session: Ints, prompt: Ints, output: Ints) -> Ints:
-    """Prompt tokens of every turn, which hold its session's earlier prompts and answers.
-
-    ``prompt`` and ``output`` are the tokens that a turn adds.
-    """
+    """Prompt tokens of every turn, which hold its session's earlier prompts and answers. ``prompt``
+    and ``output`` are the tokens that a turn adds."""
     total = prompt + output
     before = np.cumsum(total) - total
     return np.asarray(prompt + before - before[np.searchsorted(session, session)], np.int64)
@@ -356,9 +352,7 @@ def peak_rate(arrival_s: Floats) -> float:
 
 def shared_tokens(requests: Iterable[Request]) -> int:
     """Prompt tokens that a prefix cache of unlimited size would find, left by earlier requests.
-
-    Whole blocks only, and never the last token of a prompt.
-    """
+    Whole blocks only, and never the last token of a prompt."""
     cached: dict[Hashable, int] = {}
     found = 0
     for request in sorted(requests, key=lambda request: request.arrival_s):

@@ -417,10 +417,8 @@ def _name(cell: object) -> object:
 
 
 def find_columns(path: Path, header: Sequence[str], columns: Mapping[str, str]) -> dict[str, str]:
-    """The column of ``header`` for each meaning: ``{"prompt": "input_length", ...}``.
-
-    Raises WorkloadError for a column that is named and absent, and without prompts or outputs.
-    """
+    """The column of ``header`` for each meaning: ``{"prompt": "input_length", ...}``. Raises
+    WorkloadError for a column that is named and absent, and without prompts or outputs."""
     found = {}
     has = f"the file has {', '.join(' '.join(name.split()) for name in header)}"
     for meaning, names in NAMES.items():
@@ -618,10 +616,8 @@ def _lines(path: Path, file: TextIO) -> Iterator[str]:
 
 
 def _check_memory(path: Path, rows: int, read: int, num_bytes: int, limit: int | None) -> None:
-    """Raises WorkloadError where ``limit`` rows (None: all) of the file need too much memory.
-
-    The first ``rows`` of them, ``read`` characters, take ``num_bytes``.
-    """
+    """Raises WorkloadError where ``limit`` rows (None: all) of the file need too much memory. The
+    first ``rows`` of them, ``read`` characters, take ``num_bytes``."""
     count = _content_bytes(path) / read * rows
     if limit is not None:
         count = min(count, limit + 1)

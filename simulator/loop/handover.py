@@ -69,10 +69,8 @@ def simulate_pools(
 
 
 class _TwoPools(Simulation):
-    """The way of each request through both pools.
-
-    What happens to several requests at one instant happens in the order of the list of requests.
-    """
+    """The way of each request through both pools. What happens to several requests at one instant
+    happens in the order of the list of requests."""
 
     def __init__(
         self,

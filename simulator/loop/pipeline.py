@@ -27,10 +27,8 @@ from .records import Floats, ReplicaLog, StageTimes, Switches
 
 
 class Pipeline:
-    """The stages of one replica, and when each is free (``free``).
-
-    ``layers`` are the transformer layers of each stage.
-    """
+    """The stages of one replica, and when each is free (``free``). ``layers`` are the transformer
+    layers of each stage."""
 
     def __init__(self, layers: tuple[int, ...], blocking_send: bool) -> None:
         self.layers = layers
@@ -75,10 +73,8 @@ class Pipeline:
     def launch_stages(
         self, now: float, durations: Sequence[float], sends: Sequence[float]
     ) -> float:
-        """Send a batch down the pipeline at given times; returns its finish time.
-
-        ``durations`` has a value for each stage, ``sends`` for each link between two stages.
-        """
+        """Send a batch down the pipeline at given times; returns its finish time. ``durations`` has
+        a value for each stage, ``sends`` for each link between two stages."""
         free = self.free
         last = len(free) - 1
         arrival = finish = now
@@ -129,10 +125,8 @@ def stage_times(log: ReplicaLog) -> StageTimes:
 
 
 def scan(ready_s: Floats, durations: Floats, sends: Floats, blocking_send: bool) -> StageTimes:
-    """The times of batches that were formed at ``ready_s``, shape (iterations,).
-
-    ``durations`` has the shape (iterations, stages), ``sends`` (iterations, stages - 1).
-    """
+    """The times of batches that were formed at ``ready_s``, shape (iterations,). ``durations`` has
+    the shape (iterations, stages), ``sends`` (iterations, stages - 1)."""
     stages = durations.shape[1]
     start, release = np.empty_like(durations), np.empty_like(durations)
     finish = np.empty_like(durations) if blocking_send else release
@@ -168,10 +162,8 @@ class Diagonal:
         self._sent, self._received = self.free[:-1], self.arrival[1:]
 
     def advance(self, duration: Floats, send: Floats) -> None:
-        """Every stage runs the batch that arrived, and sends it to the next stage.
-
-        ``duration`` has the shape of ``free``, ``send`` is one stage shorter.
-        """
+        """Every stage runs the batch that arrived, and sends it to the next stage. ``duration`` has
+        the shape of ``free``, ``send`` is one stage shorter."""
         np.maximum(self.arrival, self.free, out=self.free)
         np.add(self.free, duration, out=self.free)
         if len(self._sent):
@@ -182,9 +174,7 @@ class Diagonal:
 
 class Jitter:
     """Log-normal factors with mean 1 and coefficient of variation ``cv``, one per stage and batch.
-
-    The stream depends only on ``seed``, not on the number of factors per call.
-    """
+    The stream depends only on ``seed``, not on the number of factors per call."""
 
     def __init__(self, cv: float, num_stages: int, seed: np.random.SeedSequence) -> None:
         if not 0 < cv < 10:

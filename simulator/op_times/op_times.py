@@ -220,9 +220,7 @@ class OpTimes:
 
     def scaled(self, factors: Mapping[str, float]) -> OpTimes:
         """These op times, where each op takes ``factors[op]`` times as long (1 where not named).
-
-        The time of whole layers beyond their ops stays.
-        """
+        The time of whole layers beyond their ops stays."""
 
         def of(op: str, time: Callable[..., Floats]) -> Scaled:
             return Scaled(time, factors.get(op, 1.0))

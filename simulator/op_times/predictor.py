@@ -375,11 +375,8 @@ def _one_more(batch: Batch | None) -> Batch | None:
 
 
 def _context_grid(points: int, step: int) -> Floats:
-    """The contexts of an attention row.
-
-    The first point is one cached token. A context of 0 may run a faster kernel, so it has a table
-    of its own.
-    """
+    """The contexts of an attention row. The first point is one cached token. A context of 0 may run
+    a faster kernel, so it has a table of its own."""
     return np.maximum(np.arange(points) * step, 1.0)
 
 

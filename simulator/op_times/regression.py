@@ -129,11 +129,8 @@ TREES, LEAVES = 200, 15
 
 @dataclass(frozen=True)
 class Kind:
-    """Prior knowledge of an op over two sizes ``a`` and ``b``.
-
-    ``terms(a, b)`` are its physical terms and ``features(a, b)`` what the residual may depend on,
-    shape (..., columns).
-    """
+    """Prior knowledge of an op over two sizes ``a`` and ``b``. ``terms(a, b)`` are its physical
+    terms and ``features(a, b)`` what the residual may depend on, shape (..., columns)."""
 
     terms: Columns
     features: Columns

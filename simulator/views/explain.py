@@ -110,10 +110,8 @@ def _divided(
 
 
 def mixing_s(log: ReplicaLog, predict: BundlePredictor, used: dict[str, OpUse]) -> Floats:
-    """Extra seconds of a layer for a chunk and decodes in one batch; ``used`` is its breakdown.
-
-    The breakdown counts them as prefill attention.
-    """
+    """Extra seconds of a layer for a chunk and decodes in one batch; ``used`` is its breakdown. The
+    breakdown counts them as prefill attention."""
     columns = log.iterations
     mixed = (columns["prefill_tokens"] > 0) & (columns["decodes"] > 0)
     tokens = columns["prefill_tokens"] + columns["decodes"] + columns["drafts"]

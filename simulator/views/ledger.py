@@ -123,10 +123,8 @@ class Spans:
         return np.asarray(self.by_group[self.first[self.starts]], np.int64)
 
     def total(self, per_iteration: Floats) -> Floats:
-        """Sum of a quantity over the iterations that each request took part in.
-
-        Exact for whole quanta, whose prefix sums and differences are exact.
-        """
+        """Sum of a quantity over the iterations that each request took part in. Exact for whole
+        quanta, whose prefix sums and differences are exact."""
         until = np.zeros(len(per_iteration) + 1)
         np.cumsum(self._grouped(per_iteration), out=until[1:])
         along = until[self.last + 1] - until[self.first]
@@ -380,10 +378,8 @@ def _accounts(log: ReplicaLog, split: Gaps, end: float) -> dict[str, Floats | fl
 
 
 def iteration_bubbles(split: Gaps, cause: str = "bubble") -> Floats:
-    """For every micro-batch, the idle seconds before it, summed over the stages.
-
-    ``bubble`` is all idle time but fill, drain and no-work; the other causes are its :data:`WAITS`.
-    """
+    """For every micro-batch, the idle seconds before it, summed over the stages. ``bubble`` is all
+    idle time but fill, drain and no-work; the other causes are its :data:`WAITS`."""
     if cause in WAITS and cause not in BUBBLES:
         return _over_stages(getattr(split, cause))
     bubble = _over_stages(split.bubble)

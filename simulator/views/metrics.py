@@ -287,9 +287,7 @@ class Quantity:
 
 def quantity(path: str) -> Quantity | None:
     """The metric of a path such as ``ttft_s.p99`` or ``steady.ttft_s.p99``; None if there is none.
-
-    A distribution's key alone names it as a whole.
-    """
+    A distribution's key alone names it as a whole."""
     if path in METRICS:
         return Quantity(METRICS[path])
     steady = path.startswith(_STEADY)
@@ -613,10 +611,8 @@ class Analysis:
         return ledger(self.records, self.gaps)
 
     def tbt_quantiles(self, quantiles: Sequence[float]) -> list[float]:
-        """Quantiles of the time between successive tokens, over all tokens of all requests.
-
-        The smallest gap such that at least that share of all gaps is no longer. NaN without any.
-        """
+        """Quantiles of the time between successive tokens, over all tokens of all requests. The
+        smallest gap such that at least that share of all gaps is no longer. NaN without any."""
         values, weights = self._gaps_between_tokens()
         return weighted_quantiles(values, weights, quantiles)
 
@@ -664,10 +660,8 @@ class Analysis:
 
     @cached_property
     def _steady_part(self) -> npt.NDArray[np.intp]:
-        """The served requests in order of arrival, without the warm-up.
-
-        MSER-5 would choose the warm-up by latencies, and so sometimes drop the worst of a queue.
-        """
+        """The served requests in order of arrival, without the warm-up. MSER-5 would choose the
+        warm-up by latencies, and so sometimes drop the worst of a queue."""
         done = self.request_columns
         order = np.argsort(done["arrival_s"], kind="stable")
         order = order[~np.isnan(done["latency_s"][order])]
@@ -691,10 +685,8 @@ class Analysis:
 
     @cached_property
     def token_gaps(self) -> pd.DataFrame:
-        """The distribution of the time between tokens, tbt_s, at shares 0 to 1.
-
-        The first row is the shortest gap, the last one the longest. Empty without any.
-        """
+        """The distribution of the time between tokens, tbt_s, at shares 0 to 1. The first row is
+        the shortest gap, the last one the longest. Empty without any."""
         found = self.tbt_quantiles(GAP_SHARES)
         return pd.DataFrame({"share": GAP_SHARES, "tbt_s": found}).dropna()
 
