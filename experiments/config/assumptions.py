@@ -42,7 +42,6 @@ def _by_pool(
 
 
 def _arrivals(workload: Workload, searched: str | None) -> str:
-    """When requests arrive, in words."""
     given = workload.arrivals
     if searched == "clients":
         return "clients, each with a next request when it has its answer; their number is searched"
@@ -106,7 +105,6 @@ def _word(value: Any) -> str:
 
 
 def _formats(deployment: Deployment) -> str:
-    """The number formats, in words."""
     kernels = deployment.scenario.kernels
     if kernels is None:
         return f"{deployment.ops.meta.dtype} throughout, as in the profile"

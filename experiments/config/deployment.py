@@ -563,7 +563,6 @@ def deploy(
 
 
 def _deploy_pools(scenario: Scenario, source: Source, requests_of: Requests) -> Deployment:
-    """The deployment of each pool, and of both."""
     given = scenario.disaggregation
     assert given is not None
     (first, prefills), (second, decodes) = (pool_of(scenario, pool, source) for pool in POOLS)
@@ -889,7 +888,6 @@ def _notes(
 
 
 def _refuse_if_nothing_fits(found: Deployment, source: Source) -> None:
-    """Raise UserError where every request is rejected."""
     refused, why = found.refused
     if refused and len(refused) == len(found.requests):
         key, value = "cluster.max_length", found.scenario.cluster.max_length

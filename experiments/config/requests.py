@@ -210,7 +210,6 @@ def _refusals(workload: Workload) -> Iterator[tuple[str, object, str]]:
 
 
 def _rates(arrivals: Varying) -> tuple[Floats, Floats]:
-    """The times at which the rate is stated, and the rates there."""
     return np.array([r.at_s for r in arrivals.rates]), np.array([r.rate for r in arrivals.rates])
 
 
@@ -278,7 +277,6 @@ def trace_path(lengths: TraceLengths, source: Source) -> Path:
 
 
 def _turns(sessions: Sessions, count: int, seed: int) -> Ints:
-    """The session of each request."""
     return draw_sessions(count, sessions.min_turns, sessions.max_turns, stream(seed, "turns"))
 
 
@@ -303,7 +301,6 @@ def _sharing(
 def _lengths(
     workload: Workload, seed: int, trace: Trace | None, source: Source
 ) -> tuple[Ints, Ints]:
-    """Prompt and output tokens."""
     if trace is not None:
         return trace.prompt, trace.output
     count, given, rng = workload.requests or 0, workload.lengths, stream(seed, "lengths")
@@ -344,7 +341,6 @@ def no_arrivals(trace: Trace | None, source: Source) -> UserError:
 def _arrivals(
     workload: Workload, seed: int, count: int, trace: Trace | None, source: Source
 ) -> Floats:
-    """Seconds at which requests (or sessions) arrive."""
     rng = stream(seed, "arrivals")
     match given := workload.arrivals:
         case AtOnce() | Closed():

@@ -310,7 +310,6 @@ def _backends(table: BundleTable, name: str, rows: pd.DataFrame) -> Iterator[Fin
 
 
 def _coverage(bundle: Bundle) -> dict[str, str]:
-    """Per op: the number of points and their range."""
     found = {}
     for op, rows in bundle.linear.groupby("op"):
         found[str(op)] = f"{len(rows)} points, num_tokens {_range(rows['num_tokens'])}"

@@ -327,7 +327,6 @@ def _check_keys(frame: pd.DataFrame, path: Path, table: BundleTable) -> None:
 
 
 def _named(frame: pd.DataFrame, table: BundleTable, row: int) -> str:
-    """The key of a row, for a message."""
     return ", ".join(f"{key}={frame[key].iloc[row]}" for key in table.key)
 
 

@@ -322,7 +322,6 @@ class Stage:
         return rows
 
     def _outputs_of(self, work: Work) -> Tensor:
-        """The rows that yield a token."""
         rows = []
         first = 0
         for _, count, _, yields in work.chunks:

@@ -331,7 +331,6 @@ def _group(name: str, group: Any) -> str:
 
 
 def _numbers(part: Any) -> tuple[Any, Any]:
-    """Type and bits of weights, activations or cache."""
     return (part.get("type"), part.get("num_bits")) if isinstance(part, Mapping) else (None, None)
 
 

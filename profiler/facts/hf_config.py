@@ -151,7 +151,6 @@ def problems(config: Mapping[str, Any], used: Container[str] = ()) -> list[str]:
 
 
 def _switched_off(key: str, config: Mapping[str, Any]) -> bool:
-    """Whether another key switches this key off."""
     if key == "sliding_window":
         if not config.get("use_sliding_window", True):
             return True
@@ -498,7 +497,6 @@ class HfType:
         return fields | self._windows(config, fields) | self._mixture(config, fields)
 
     def _windows(self, config: HfConfig, fields: Fields) -> Fields:
-        """The layers that see only the last tokens."""
         if self.window is None:
             return {}
         window = self.window
@@ -515,7 +513,6 @@ class HfType:
         return {"windows": {"tokens": window, "layers": count}}
 
     def _mixture(self, config: HfConfig, fields: Fields) -> Fields:
-        """The experts, unless every layer is dense."""
         if self.experts is None:
             return {}
         config.free(_OF_ROUTING)

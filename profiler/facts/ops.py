@@ -266,7 +266,6 @@ def _gemm(
     layers: Layers = "all",
     present: Callable[[Shard], bool] = _always,
 ) -> Op:
-    """A GEMM of a layer."""
     return Op(
         name, "layer", (TOKENS,), "gemm", "linear", shape=shape, split=split, biased=biased,
         fitted=("gemm",), layers=layers, present=present,

@@ -366,7 +366,6 @@ class StackTimes:
 
     @cached_property
     def _reduces(self) -> set[str]:
-        """The kernels of the stack at this ``tp``."""
         pairs = (name.split(".") for name in self.spec.having(ALL_REDUCE))
         return {kernel for kernel, gpus in pairs if gpus == str(self._ranks)}
 

@@ -206,7 +206,6 @@ class DegreeSession:
         return timing
 
     def _book(self, op: str, key: Key, timing: Timing) -> None:
-        """Write a point down. Raises ProfileError where the GPU was lost with it."""
         self.journal.add(op, key, timing)
         if timing.lost:
             raise ProfileError(

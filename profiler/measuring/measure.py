@@ -143,7 +143,6 @@ class _ProfileRun:
             self.say(f"tp {tp}: {no_xformers}; torch SDPA is timed instead")
 
     def _ops(self, tp: int, free_bytes: float) -> ShardOps:
-        """The shard whose ops are timed. Raises ProfileError if it does not fit."""
         from ..shard.timing import reason
         from .shard_ops import ShardOps
 

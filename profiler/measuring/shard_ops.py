@@ -289,7 +289,6 @@ def _sequences(op: str, key: Key) -> tuple[int, int, list[int]]:
 
 
 def _slots(chunk: int, context: int, contexts: list[int]) -> int:
-    """KV slots of a chunk and decodes."""
     return chunk + context + len(contexts) * (max(contexts, default=0) + 1)
 
 

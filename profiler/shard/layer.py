@@ -133,7 +133,6 @@ class RandomWeights:
 
     @cached_property
     def _experts(self) -> tuple[Tensor, Tensor] | None:
-        """A rank's part of every expert."""
         model, mix = self.model, self.model.experts
         if mix is None:
             return None
@@ -278,7 +277,6 @@ class ShardLayer:
     def _attend(
         self, layer: LayerState, new: tuple[Tensor, ...], rows: Rows, do: Do
     ) -> list[Tensor]:
-        """Attention of the chunks, then of the decodes."""
         first, parts = sum(chunk.tokens for chunk in rows.chunks), []
         if rows.decodes is not None:  # before the chunks, which may share a block that this fills
             last = (part[first:] for part in new)

@@ -194,7 +194,6 @@ def _line(
 
 
 def _none_of(value: object, options: list[str]) -> str:
-    """The message for a value that is none of the options."""
     return f"value {show(value)}: one of {', '.join(options)}{did_you_mean(str(value), options)}"
 
 
@@ -269,14 +268,12 @@ def _models_in(model: type[Any], field: str) -> list[type[Any]]:
 
 
 def _has_keys(kind: Any) -> bool:
-    """Whether this is a model or a dataclass."""
     return isinstance(kind, type) and (
         issubclass(kind, BaseModel) or dataclasses.is_dataclass(kind)
     )
 
 
 def _fields(model: type[Any]) -> dict[str, Any]:
-    """The keys of a model or a dataclass, and their types."""
     if issubclass(model, BaseModel):
         return {name: field.annotation for name, field in model.model_fields.items()}
     types = get_type_hints(model)

@@ -179,7 +179,6 @@ class Trace:
 
 
 def _cut(prefix: Prefix, end: int) -> Prefix:
-    """The prefix as far as token ``end``."""
     kept = sum(until < end for _, until in prefix)
     return (*prefix[:kept], *((name, end) for name, _ in prefix[kept : kept + 1]))
 
@@ -512,7 +511,6 @@ def _json_rows(path: Path, file: TextIO, header: dict[str, None]) -> Iterator[_R
 
 
 def _benchmark_rows(path: Path, file: TextIO, header: dict[str, None]) -> Iterator[_Row]:
-    """The requests of a vLLM benchmark result that was saved with ``--save-detailed``."""
     start = file.read(_START)
     if start.lstrip().startswith("[") and '"conversations"' in start:
         raise WorkloadError(f"{path}: {OF_TEXT}")

@@ -214,7 +214,6 @@ class Replica:
         self._await_return()
 
     def _await_return(self) -> None:
-        """Schedule an event for the next return."""
         if self._in_flight and not self._awaiting:
             self._awaiting = True
             Moment(self.env, self._in_flight[0][0] - self.env.now, RETURN, self._returned)

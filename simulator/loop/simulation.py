@@ -250,7 +250,6 @@ class Simulation:
         raise NotImplementedError
 
     def _begin(self) -> None:
-        """Set the first arrivals."""
         if self._clients is not None:
             self._place = {request.id: place for place, request in enumerate(self.requests)}
             self._send(self._clients.begin())
@@ -280,7 +279,6 @@ class Simulation:
             Moment(self.env, when - self.env.now, ARRIVAL, self._sent, place)
 
     def _sent(self, moment: Moment) -> None:
-        """A client's request arrives."""
         place, now = moment._value, self.env.now
         self._arrival_s[place] = now
         self._arrived += 1
@@ -341,8 +339,6 @@ class Simulation:
 
 
 class _OnePool(Simulation):
-    """Requests go to replicas of one kind."""
-
     def __init__(
         self,
         requests: abc.Sequence[Request],

@@ -296,7 +296,6 @@ class Reduce:
     between: Route
 
     def __call__(self, num_bytes: ArrayLike) -> Floats:
-        """Seconds."""
         size = np.asarray(num_bytes, dtype=np.float64)
         time = np.zeros_like(size) if self.measured is None else self.measured(size)
         if self.within is not None and self.measured is not None:

@@ -349,7 +349,6 @@ class Drafter:
 
 
 def _with_rows(batch: Batch, rows: int) -> Batch:
-    """A batch with so many rows more of each sequence."""
     return replace(
         batch,
         chunks=tuple((sequence, chunk + rows, held) for sequence, chunk, held in batch.chunks),
@@ -398,7 +397,6 @@ def _token_rows(
 def _decode_rows(
     cost: IterationCost, most: int, points: int, step: int
 ) -> tuple[Floats, list[list[float]]]:
-    """By number of sequences: decode attention by mean context, as array and lists."""
     sizes, contexts = np.arange(1.0, most + 1), _context_grid(points, step)
     decode = cost.layer.scale * cost.ops.decode.table(sizes, contexts)
     table = np.vstack([np.zeros(points), decode])
@@ -407,7 +405,6 @@ def _decode_rows(
 
 @lru_cache(maxsize=16)
 def _head_rows(cost: IterationCost, most: int) -> list[float]:
-    """The LM head by the rows that yield a token."""
     return [0.0, *quantize(cost.last_s(np.arange(1.0, most + 1))).tolist()]
 
 

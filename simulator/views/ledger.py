@@ -352,7 +352,6 @@ def ledger(records: Records, splits: Sequence[Gaps]) -> dict[str, Floats | Ints]
 
 
 def _accounts(log: ReplicaLog, split: Gaps, end: float) -> dict[str, Floats | float]:
-    """Seconds in each account on every stage of one replica."""
     times = split.times
     first_ready = log.iterations["ready_s"][0]
     done = times.finish[-1, -1]

@@ -399,7 +399,6 @@ def extra_decodes(log: ReplicaLog) -> int:
 
 
 def _iterations_in(log: ReplicaLog, wanted: Callable[[Ints], npt.NDArray[np.bool_]]) -> int:
-    """Iterations of the spans whose role is wanted, summed."""
     _, role, _, first, last = log.spans.T
     return int((last - first + 1)[wanted(role)].sum())
 
