@@ -43,7 +43,7 @@ from sarathi_sim.simulator.loop.group import StepPredictor
 from sarathi_sim.simulator.loop.handover import Handover, simulate_pools
 from sarathi_sim.simulator.loop.records import EngineSwitches, Records, Switches
 from sarathi_sim.simulator.loop.replica import Predictor
-from sarathi_sim.simulator.loop.simulation import Replicas, simulate_workers
+from sarathi_sim.simulator.loop.simulation import Replicas, simulate
 from sarathi_sim.simulator.op_times.iteration import NO_HOST, HostTime
 from sarathi_sim.simulator.op_times.op_times import OpTimes
 from sarathi_sim.simulator.op_times.predictor import (
@@ -407,7 +407,7 @@ class Deployment:
         """
         scenario = self.scenario
         with policy_errors(scenario.policy):
-            records = simulate_workers(
+            records = simulate(
                 self.requests,
                 self.workers(predictor),
                 seed=scenario.seed,

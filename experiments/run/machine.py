@@ -27,7 +27,7 @@ from sarathi_sim.profiler.storage.strict import UserError
 from sarathi_sim.simulator.load.engine_memory import kv_capacity_tokens, max_batch
 from sarathi_sim.simulator.load.requests import at_once, make_requests
 from sarathi_sim.simulator.loop.records import Ints, Records
-from sarathi_sim.simulator.loop.simulation import simulate
+from sarathi_sim.simulator.loop.simulation import Replicas, simulate
 from sarathi_sim.simulator.op_times.iteration import MIXING, IterationCost
 from sarathi_sim.simulator.op_times.modelled import modelled_times
 from sarathi_sim.simulator.op_times.op_times import OpTimes
@@ -176,7 +176,7 @@ class Machine:
             max_length=longest,
         )
         requests = make_requests(at_once(len(prompt)), prompt, output, max_length=longest)
-        return simulate(requests, [scheduler], self.predictor, (self.layers,))
+        return simulate(requests, Replicas([scheduler], self.predictor, (self.layers,)))
 
     @cached_property
     def predictor(self) -> BundlePredictor:

@@ -34,8 +34,6 @@ class Pipeline:
         self.layers = layers
         self.blocking_send = blocking_send
         self.free = [0.0] * len(layers)
-        # Stages 1 and later. If all have as many layers, the layer time is multiplied only once.
-        self._alike = range(1, len(layers)) if len(set(layers)) == 1 else None
         self._later = tuple(enumerate(layers))[1:]
 
     def launch(
@@ -47,19 +45,9 @@ class Pipeline:
             return self.launch_stages(now, *times)
         free = self.free
         busy_until = free[0]
-        duration = self.layers[0] * layer_s
-        finish = (now if now > busy_until else busy_until) + duration + first_s
+        finish = now if now > busy_until else busy_until
+        finish += self.layers[0] * layer_s + first_s
         free[0] = finish
-        if self._alike is not None:
-            for stage in self._alike:
-                finish += send_s
-                busy_until = free[stage]
-                if busy_until > finish:
-                    finish = busy_until
-                finish += duration
-                free[stage] = finish
-            free[-1] = finish = finish + last_s
-            return finish
         for stage, layers in self._later:
             finish += send_s
             busy_until = free[stage]

@@ -29,7 +29,7 @@ from sarathi_sim.profiler.storage.strict import UserError
 from sarathi_sim.simulator.load.requests import at_once, make_requests
 from sarathi_sim.simulator.loop.pipeline import stage_times
 from sarathi_sim.simulator.loop.records import Records
-from sarathi_sim.simulator.loop.simulation import simulate
+from tests.simulator import simulate
 from tests.textbook.pipeline import TextbookPipeline
 from tests.textbook.simulation import simulate_textbook
 

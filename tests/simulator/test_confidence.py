@@ -33,7 +33,6 @@ from sarathi_sim.simulator.confidence.retime import causes, retimed_finish
 from sarathi_sim.simulator.confidence.retime_steps import Steps
 from sarathi_sim.simulator.confidence.run_band import SAMPLES, makespan_samples, op_time_samples
 from sarathi_sim.simulator.loop.records import Floats, Ints, Records
-from sarathi_sim.simulator.loop.simulation import simulate
 from sarathi_sim.simulator.op_times.op_times import OpTimes
 from sarathi_sim.simulator.op_times.predictor import BundlePredictor
 from sarathi_sim.simulator.op_times.regression import bundle_times, decode_surface
@@ -41,6 +40,7 @@ from sarathi_sim.simulator.views.explain import OpUse, breakdown, whole_layer
 from sarathi_sim.simulator.views.ledger import Spans
 from sarathi_sim.simulator.views.metrics import Analysis
 from tests.experiments.small_config import called, refused
+from tests.simulator import simulate
 from tests.simulator.oracle import System, make_requests, systems, with_ranks
 from tests.simulator.pools import PoolSystem, pool_systems
 from tests.simulator.test_predictor import GPT3, LAYER_OPS, shipped, simple_bundle

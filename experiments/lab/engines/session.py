@@ -46,7 +46,7 @@ from sarathi_sim.simulator.loop.records import (
     StageTimes,
     Switches,
 )
-from sarathi_sim.simulator.loop.simulation import simulate
+from sarathi_sim.simulator.loop.simulation import Replicas, simulate
 from sarathi_sim.simulator.op_times.predictor import BundlePredictor
 from sarathi_sim.simulator.op_times.regression import bundle_times
 from sarathi_sim.simulator.views.ledger import WAITS
@@ -372,7 +372,7 @@ class StageTimePrediction:
         """The open loop, without any number of the measured run."""
         switches = Switches(lazy=True, turnaround_s=self.links.turnaround_s)
         one = self.cell.scheduler()
-        return simulate(requests, [one], self, self.cell.layers, switches=switches)
+        return simulate(requests, Replicas([one], self, self.cell.layers, switches))
 
     def calibrated(self, runs: Sequence[tuple[EngineRun, list[Request]]]) -> StageTimePrediction:
         """The prediction with offset and factor fitted to relative errors of other runs' stages."""
