@@ -78,6 +78,9 @@ class TableSizes:
         return self.chunk_blocks * CHUNK_BLOCK * self.row_points
 
 
+NOTHING: Nominal = (0.0, 0.0, 0.0, 0.0)
+
+
 def _power_of_two(least: int) -> int:
     return 1 << (least - 1).bit_length()
 
@@ -145,7 +148,7 @@ class BundlePredictor:
         self._head: list[float] = []
         self._tabulate_decodes(max_batch)
 
-    def __call__(self, batch: Batch) -> tuple[float, float, float, float]:
+    def __call__(self, batch: Batch) -> Nominal:
         """Seconds: one layer; extra on the first stage; extra on the last; transfer to the next."""
         chunks, decodes, drafts = batch.chunks, batch.num_decodes, batch.drafts
         rows = sequences = decodes
@@ -215,32 +218,9 @@ class BundlePredictor:
             self._head = _head_rows(self.cost, 2 * rows)
         return self._head[rows]
 
-    def of_each(self, batches: Iterable[Batch | None]) -> list[tuple[float, float, float, float]]:
-        """The times of many batches, zeros for None: in half the time where there are no chunks."""
-        found = []
-        by_tokens, decode_rows, head = self._by_tokens, self._decode_rows, self._head
-        per_step, skew, host = self._per_step, self._skew, self._host
-        most = 0 if self.drafter is not None else min(self._most_tokens, self._most_sequences)
-        for batch in batches:
-            if batch is None:
-                found.append((0.0, 0.0, 0.0, 0.0))
-                continue
-            decodes = batch.num_decodes
-            if batch.chunks or batch.drafts or not 0 < decodes <= most:
-                found.append(self(batch))
-                continue
-            layer_s, first_s, send_s = by_tokens[decodes]
-            row = decode_rows[decodes]
-            position = batch.decode_context / decodes * per_step
-            low = int(position)
-            start = row[low]
-            decode_s = start + (row[low + 1] - start) * (position - low)
-            if skew:
-                decode_s += skew[decodes] * (self._longest_s(batch) - decode_s)
-            layer_s += decode_s
-            layer_s = (layer_s + ROUNDER) - ROUNDER
-            found.append((layer_s, first_s + host[decodes], head[decodes], send_s))
-        return found
+    def of_each(self, batches: Iterable[Batch | None]) -> list[Nominal]:
+        """The times of many batches, zeros for None."""
+        return [NOTHING if batch is None else self(batch) for batch in batches]
 
     def _saved_s(self, batch: Batch) -> float:
         """:meth:`~sarathi_sim.simulator.op_times.iteration.IterationCost.saved_s` of a batch."""
@@ -309,7 +289,7 @@ class BundlePredictor:
         self._most_tokens = len(self._by_tokens) - 1
 
 
-OfEach = Callable[[Sequence[Batch | None]], list[tuple[float, float, float, float]]]
+OfEach = Callable[[Sequence[Batch | None]], list[Nominal]]
 """The times of the batches of ranks that run in lock-step."""
 
 
