@@ -41,62 +41,63 @@ class BundleError(UserError):
 
 @dataclass(frozen=True)
 class BundleTable:
-    """One CSV of a bundle: key columns (integers, or names from ``labels``), then ``time_us``.
+    """One CSV of a bundle: ``sizes`` (integers, or names from ``labels``), then ``time_us``.
 
-    Rows are sorted by ``key`` and no key comes twice. ``extras`` are columns that follow where the
-    times were measured here: ``spread_pct``, a point's interquartile range over its median;
-    ``power_w`` and ``sm_clock_mhz``, a GPU's meanwhile (0: not told); ``backend``, what computed an
-    attention. ``minimum`` is the smallest allowed integer.
-    ``optional``: the file may be absent (``Bundle.lacking``: what a run needs). ``rules`` are about
-    several cells of a row.
+    Rows are sorted by ``key`` (labels first) and no key comes twice. ``extras`` are columns that
+    follow where the times were measured here: ``spread_pct``, a point's interquartile range over
+    its median; ``power_w`` and ``sm_clock_mhz``, a GPU's meanwhile (0: not told); ``backend``, what
+    computed an attention. ``minimum`` is the smallest allowed integer. ``optional``: the file may
+    be absent (``Bundle.lacking``: what a run needs). ``rules`` are about several cells of a row.
     """
 
-    columns: tuple[str, ...]
-    key: tuple[str, ...]
+    sizes: tuple[str, ...]
     extras: tuple[str, ...] = ("spread_pct", "power_w", "sm_clock_mhz")
     labels: dict[str, tuple[str, ...]] = field(default_factory=dict)
     minimum: dict[str, int] = field(default_factory=dict)
     optional: bool = False
     rules: tuple[Rule, ...] = ()
 
+    @property
+    def columns(self) -> tuple[str, ...]:
+        """Columns that every file has, in their order."""
+        return (*self.sizes, "time_us")
+
+    @property
+    def key(self) -> tuple[str, ...]:
+        """The columns by which rows are sorted: labels first."""
+        return tuple(sorted(self.sizes, key=lambda name: name not in self.labels))
+
 
 _ATTENTION = (*BundleTable.extras, "backend")
+_MIXED = ("chunk_tokens", "context_tokens", "batch_size", "decode_context_tokens")
 
 TABLES: dict[str, BundleTable] = {
-    "linear": BundleTable(
-        columns=("op", "num_tokens", "time_us"),
-        key=("op", "num_tokens"),
-        labels={"op": ALL_ROW_OPS},
-    ),
+    "linear": BundleTable(("op", "num_tokens"), labels={"op": ALL_ROW_OPS}),
     # One sequence's chunk; context_tokens are cached before the chunk.
     "attn_prefill": BundleTable(
-        columns=("chunk_tokens", "context_tokens", "time_us"),
-        key=("chunk_tokens", "context_tokens"),
+        ("chunk_tokens", "context_tokens"),
         extras=_ATTENTION,
         minimum={"context_tokens": 0},
         optional=True,
     ),
     # context_tokens per sequence, cached before the new token; all sequences equal.
     "attn_decode": BundleTable(
-        columns=("batch_size", "context_tokens", "time_us"),
-        key=("batch_size", "context_tokens"),
+        ("batch_size", "context_tokens"),
         extras=_ATTENTION,
         minimum={"context_tokens": 0},
         optional=True,
     ),
     # One call over the bundle's tp ranks; num_bytes is the tensor on each rank.
-    "all_reduce": BundleTable(columns=("num_bytes", "time_us"), key=("num_bytes",), optional=True),
+    "all_reduce": BundleTable(("num_bytes",), optional=True),
     "send_recv": BundleTable(
-        columns=("num_bytes", "scope", "time_us"),
-        key=("scope", "num_bytes"),
+        ("num_bytes", "scope"),
         labels={"scope": SCOPES},
         minimum={"num_bytes": 0},
         optional=True,
     ),
     # As attn_decode, but the contexts differ: context_tokens is their mean, the rest follows.
     "attn_decode_skew": BundleTable(
-        columns=("batch_size", "context_tokens", "max_context_tokens", "time_us"),
-        key=("batch_size", "context_tokens", "max_context_tokens"),
+        ("batch_size", "context_tokens", "max_context_tokens"),
         extras=_ATTENTION,
         optional=True,
         rules=(
@@ -115,18 +116,9 @@ TABLES: dict[str, BundleTable] = {
     # A whole layer, timed as one: a chunk (0 tokens: none) after context_tokens cached ones, and
     # batch_size decodes (0: none) that hold decode_context_tokens each.
     "mixed": BundleTable(
-        columns=(
-            "chunk_tokens",
-            "context_tokens",
-            "batch_size",
-            "decode_context_tokens",
-            "time_us",
-        ),
-        key=("chunk_tokens", "context_tokens", "batch_size", "decode_context_tokens"),
+        _MIXED,
         extras=_ATTENTION,
-        minimum=dict.fromkeys(
-            ("chunk_tokens", "context_tokens", "batch_size", "decode_context_tokens"), 0
-        ),
+        minimum=dict.fromkeys(_MIXED, 0),
         optional=True,
         rules=(
             (
@@ -143,9 +135,7 @@ TABLES: dict[str, BundleTable] = {
             ),
         ),
     ),
-    "overhead": BundleTable(
-        columns=("what", "time_us"), key=("what",), labels={"what": OVERHEADS}, optional=True
-    ),
+    "overhead": BundleTable(("what",), labels={"what": OVERHEADS}, optional=True),
 }
 
 #: Tables whose rows are the points of one op (or of whole layers); the others have labels.

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import fields, replace
 from functools import cached_property, lru_cache, partial
 from math import gcd
 from pathlib import Path
@@ -415,32 +415,23 @@ class ModelSpec:
 
     def shard(self, tp: int) -> Shard:
         """The shard of one of ``tp`` ranks. Raises ValueError if ``tp`` does not fit the model."""
-        heads, kv_heads = self.heads_per_rank(tp)
+        (heads, kv_heads), mix = self.heads_per_rank(tp), self.experts
+        own = {each.name for each in fields(Shard)} & {each.name for each in fields(self)}
         return Shard(
+            **{name: getattr(self, name) for name in own - {"experts"}},
             hidden=self.hidden_size,
             heads=heads,
             kv_heads=kv_heads,
-            head_dim=self.head_dim,
             ffn=self.ffn_hidden_size // tp,
             vocab_columns=-(-self.vocab_size // (64 * tp)) * 64,
-            gated_ffn=self.gated_ffn,
-            attention_bias=self.attention_bias,
-            ffn_bias=self.ffn_bias,
-            norm_bias=self.norm_bias,
-            qk_norm=self.qk_norm,
-            learned_positions=self.learned_positions,
-            experts=self.experts.num_experts if self.experts else 0,
-            shared_ffn=self.experts.shared_intermediate_size // tp if self.experts else 0,
-            shared_gate=self.experts is not None and self.experts.shared_gate,
-            expert_bias=self.experts is not None and self.experts.bias,
+            experts=mix.num_experts if mix else 0,
+            shared_ffn=mix.shared_intermediate_size // tp if mix else 0,
+            shared_gate=mix is not None and mix.shared_gate,
+            expert_bias=mix is not None and mix.bias,
             sparse_share=self.share_of("sparse"),
             recurrent_share=self.share_of("recurrent"),
             bare_share=self.share_of("bare"),
             norms=self.norms_per_layer,
-            latent=self.latent,
-            indexer=self.indexer,
-            recurrent=self.recurrent,
-            output_gate=self.output_gate,
             tp=tp,
         )
 

@@ -18,7 +18,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from itertools import accumulate, pairwise, product
 from pathlib import Path
-from typing import Any, Literal, Protocol
+from typing import Any, Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -41,26 +41,41 @@ class Proposal:
     score: float
 
 
-class Grid(Protocol):
-    """Points of one op, and the next one to measure."""
+class Grid:
+    """Points of one op, and the next one to measure.
 
-    #: Held-out errors of the points added, as fractions of their times, noise taken off.
-    held_out: list[float]
-    #: The relative spread of each of these points.
-    noise: list[float]
+    ``target`` is the held-out error (a fraction) to reach. ``held_out`` are the errors of the
+    points added, as fractions of their times, noise taken off; ``noise`` is the relative spread of
+    each.
+    """
+
+    def __init__(self, target: float) -> None:
+        self.held_out: list[float] = []
+        self.noise: list[float] = []
+        self._target = target
+        self._skipped: set[Key] = set()
 
     def propose(self) -> Proposal | None:
         """The next point, or None where the target is met everywhere."""
+        raise NotImplementedError
 
     def add(self, key: Key, time: float, noise: float = 0.0) -> None:
         """Book a measured point; ``noise`` is its relative spread, which is not an error of the
         fit."""
+        raise NotImplementedError
 
     def skip(self, key: Key) -> None:
         """Never propose ``key`` again (it does not fit in memory, say)."""
+        self._skipped.add(key)
+
+    def _book(self, guess: float, time: float, noise: float) -> float:
+        error = max(0.0, abs(guess - time) / time - noise)
+        self.held_out.append(error)
+        self.noise.append(noise)
+        return error
 
 
-class SizeGrid:
+class SizeGrid(Grid):
     """Times over one size, piecewise linear between the points.
 
     The next point halves the interval with the largest relative step between its ends, times the
@@ -68,19 +83,16 @@ class SizeGrid:
     finished if its ends are within ``target`` of each other, or if its last :data:`LOOKS` points
     were on the line (a single one may be so by accident, between a step up and a step down).
 
-    ``coarse`` are the points to start from, ``target`` the held-out error (a fraction) to reach,
-    ``resolution`` the finest interval to halve, as a fraction of the size (0: single tokens).
+    ``coarse`` are the points to start from, ``resolution`` the finest interval to halve, as a
+    fraction of the size (0: single tokens).
     """
 
     LOOKS = 2
 
     def __init__(self, coarse: Mapping[Key, float], target: float, resolution: float = 0.0) -> None:
-        self.held_out: list[float] = []
-        self.noise: list[float] = []
-        self._target = target
+        super().__init__(target)
         self._resolution = resolution
         self._time = {key[0]: time for key, time in coarse.items()}
-        self._skipped: set[int] = set()
         self._good_looks: dict[tuple[int, int], int] = {}  # of an interval, one after the other
 
     def propose(self) -> Proposal | None:
@@ -92,7 +104,7 @@ class SizeGrid:
             step = abs(self._time[high] / self._time[low] - 1)
             too_fine = high - low <= max(1.0, self._resolution * low)
             content = step <= self._target or self._good_looks.get((low, high), 0) >= self.LOOKS
-            if too_fine or content or middle in self._skipped:
+            if too_fine or content or (middle,) in self._skipped:
                 continue
             score = step * float(np.sqrt((high - low) / sizes[-1]))
             if best is None or score > best.score:
@@ -105,24 +117,15 @@ class SizeGrid:
         sizes = sorted(self._time)
         index = int(np.searchsorted(sizes, size))
         low, high = sizes[index - 1], sizes[index]
-        guess = _between(size, low, high, self._time[low], self._time[high])
-        error = max(0.0, abs(guess - time) / time - noise)
-        self.held_out.append(error)
-        self.noise.append(noise)
+        at_low, at_high = self._time[low], self._time[high]
+        guess = at_low + (at_high - at_low) * (size - low) / (high - low)
+        error = self._book(guess, time, noise)
         self._time[size] = time
         looks = self._good_looks.get((low, high), 0) + 1 if error <= self._target else 0
         self._good_looks[low, size] = self._good_looks[size, high] = looks
 
-    def skip(self, key: Key) -> None:
-        """Never propose ``key`` again."""
-        self._skipped.add(key[0])
 
-
-def _between(x: float, low: float, high: float, at_low: float, at_high: float) -> float:
-    return at_low + (at_high - at_low) * (x - low) / (high - low)
-
-
-class Surface:
+class Surface(Grid):
     """Times over two sizes: physical terms, times a ratio that is linear in each triangle.
 
     A triangle has the error of the point measured in it last (a coarse one: half the range of the
@@ -141,14 +144,12 @@ class Surface:
         terms: Callable[[Floats, Floats], Floats],
         allowed: Callable[[Key], bool],
     ) -> None:
-        self.held_out: list[float] = []
-        self.noise: list[float] = []
-        self._target = target
+        super().__init__(target)
         self._terms = terms
         self._allowed = allowed
         self._keys = list(coarse)
         self._times = list(coarse.values())
-        self._skipped: set[Key] = set(coarse)
+        self._skipped = set(coarse)
         self._error: list[float | None] = [None] * len(self._keys)
         self._refit()
 
@@ -215,18 +216,12 @@ class Surface:
 
     def add(self, key: Key, time: float, noise: float = 0.0) -> None:
         """Book a measured point."""
-        error = max(0.0, abs(self._guess(key) - time) / time - noise)
-        self.held_out.append(error)
-        self.noise.append(noise)
+        error = self._book(self._guess(key), time, noise)
         self._keys.append(key)
         self._times.append(time)
         self._error.append(error)
         self._skipped.add(key)
         self._refit()
-
-    def skip(self, key: Key) -> None:
-        """Never propose ``key`` again."""
-        self._skipped.add(key)
 
 
 class ProfileError(UserError):

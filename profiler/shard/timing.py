@@ -8,7 +8,6 @@ import contextlib
 import gc
 import math
 import os
-import statistics
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -282,13 +281,17 @@ class Timer:
             while not self._enough(samples, time.perf_counter() - began):
                 samples.append(self._sample(call, count))
                 count += 1
-        seconds = time.perf_counter() - began
-        median = max(statistics.median(samples), 1e-9)
-        spread = round(relative_iqr(samples), 5)
-        timing = Timing(median * 1e6, spread, len(samples), self._preempted, seconds)
-        if self._sampler is None:
+        return self._timing(samples, time.perf_counter() - began, began, self._preempted)
+
+    def _timing(
+        self, samples: list[float], seconds: float, from_s: float | None = None, preempted: int = 0
+    ) -> Timing:
+        """With the GPU's state since ``from_s``."""
+        time_us, spread = max(median(samples), 1e-9) * 1e6, round(relative_iqr(samples), 5)
+        timing = Timing(time_us, spread, len(samples), preempted, seconds)
+        if self._sampler is None or from_s is None:
             return timing
-        return replace(timing, **asdict(self._sampler.since(began)))
+        return replace(timing, **asdict(self._sampler.since(from_s)))
 
     def _warm_up(self, call: Callable[[int], object]) -> int:
         """Call until two calls in a row take the same time within a tenth; returns how many."""
@@ -360,13 +363,7 @@ class Timer:
         ended = time.perf_counter()
         from_s = min(max(began, ended - counted_s), runs[-1][0])
         samples = [one for at, calls, one in runs if at >= from_s and 2 * calls >= runs[-1][1]]
-        spread = round(relative_iqr(samples), 5)
-        timing = Timing(
-            statistics.median(samples) * 1e6, spread, len(samples), seconds=ended - began
-        )
-        if self._sampler is None:
-            return timing
-        return replace(timing, **asdict(self._sampler.since(from_s)))
+        return self._timing(samples, ended - began, from_s)
 
     def launch(self, call: Callable[[int], object]) -> Timing:
         """The host's time to enqueue a call on a GPU, of some in a row, the first on an idle one:
@@ -383,8 +380,7 @@ class Timer:
                 if number >= self.repeats:
                     samples.append((time.perf_counter() - start) / _IN_A_ROW)
             torch.cuda.synchronize(self.device)
-        spread, seconds = round(relative_iqr(samples), 5), time.perf_counter() - began
-        return Timing(median(samples) * 1e6, spread, len(samples), seconds=seconds)
+        return self._timing(samples, time.perf_counter() - began)
 
     def event_floor(self) -> Timing:
         """The time between two events without work: every GPU time includes it."""
