@@ -206,9 +206,8 @@ def run_files(
     runs: Mapping[str, tuple[Scenario, Analysis]], config: Mapping[str, Any]
 ) -> dict[str, bytes]:
     """Files of a result by name: each scenario's requests, its ledger, a policy of the user's own.
-
-    And ``config.yaml``: ``config`` with the resolved scenarios in it, to simulate the same again.
-    """
+    And ``config.yaml``: ``config`` with the resolved scenarios in it, to simulate the same
+    again."""
     from .config.loading import stored
 
     files, scenarios = dict[str, bytes](), {}
@@ -281,12 +280,9 @@ def percentile_in(folder: Path, path: str, steady: Mapping[str, Any]) -> float:
 
 @dataclass(frozen=True)
 class Tables:
-    """One scenario's tables, as the figures take them, and the policy it ran.
-
-    ``token_gaps`` is the table of :class:`sarathi_sim.simulator.views.metrics.Analysis`, None if it
-    was not kept; ``steady`` is the summary's section: whether the run is overloaded, and its
-    warm-up.
-    """
+    """One scenario's tables, as the figures take them, and the policy it ran. ``token_gaps`` is the
+    table of :class:`sarathi_sim.simulator.views.metrics.Analysis`, None if it was not kept;
+    ``steady`` is the summary's section: whether the run is overloaded, and its warm-up."""
 
     requests: pd.DataFrame
     ledger: pd.DataFrame

@@ -288,11 +288,9 @@ class Deployment:
 
     @cached_property
     def table_sizes(self) -> TableSizes:
-        """The sizes of the predictor's tables: the largest that this workload can need.
-
-        No micro-batch holds more sequences than there are requests or than reserve their KV
-        tokens, and no chunk is longer than a prompt.
-        """
+        """The sizes of the predictor's tables: the largest that this workload can need. No
+        micro-batch holds more sequences than there are requests or than reserve their KV tokens,
+        and no chunk is longer than a prompt."""
         scenario, requests = self.scenario, self.requests
         assert scenario.batching.max_batch and scenario.cluster.max_length
         length = scenario.cluster.max_length
@@ -421,9 +419,7 @@ class Deployment:
 class PoolsDeployment(Deployment):
     """A deployment of two pools, each a deployment of its own: ``prefill``, whose requests end with
     their first token, and ``decode``. ``given`` is the section before its defaults were filled in.
-
-    What is of one pool only, such as its layers and its KV capacity, is the decode pool's here.
-    """
+    What is of one pool only, such as its layers and its KV capacity, is the decode pool's here."""
 
     prefill: Deployment = field(kw_only=True)
     decode: Deployment = field(kw_only=True)
@@ -487,11 +483,8 @@ def deploy(
     remote: bool = False,
 ) -> Deployment:
     """Check a scenario against its model, device, profiles and workload, and fill in defaults.
-
     ``requests_of`` lets a sweep share requests between scenarios. With ``remote`` prompts are
-    computed elsewhere. Raises UserError, naming file,
-    key, value and what is allowed.
-    """
+    computed elsewhere. Raises UserError, naming file, key, value and what is allowed."""
     if scenario.disaggregation is not None:
         return _deploy_pools(scenario, source, requests_of)
     # 1. The names: model, device and number formats; and the layers of each stage.

@@ -106,10 +106,8 @@ def check_replaceable(path: Path) -> None:
 
 def calibration_of(scenario: Scenario, source: Source) -> ServerCalibration | None:
     """The calibration that a scenario names. On another device its factors are 1: they belong to
-    the device, the engine's constants to the host.
-
-    Raises UserError for a file that is none, or that is of another engine.
-    """
+    the device, the engine's constants to the host. Raises UserError for a file that is none, or
+    that is of another engine."""
     if scenario.calibration is None:
         return None
     try:
@@ -216,12 +214,9 @@ def _needing(section: Strict, prefix: str = "") -> Iterator[tuple[str, object, s
 def number_bytes_of(
     scenario: Scenario, model: ModelSpec, device: DeviceSpec, source: Source
 ) -> NumberBytes:
-    """Bytes of numbers in the profiled dtype; those of fp16 if there is no profile.
-
-    A missing profile is reported later, after the check of the memory. Raises UserError for a
-    number format without a stack whose kernels compute with it, and for experts of a model that
-    has none.
-    """
+    """Bytes of numbers in the profiled dtype; those of fp16 if there is no profile. A missing
+    profile is reported later, after the check of the memory. Raises UserError for a number format
+    without a stack whose kernels compute with it, and for experts of a model that has none."""
     cluster = scenario.cluster
     own = *_needing(scenario), *_needing(cluster, "cluster."), *_needing(scenario.engine, "engine.")
     for key, value, needs in own:
@@ -494,11 +489,9 @@ def with_host_time(
     requests: Sequence[Request],
     tuned: ServerCalibration | None = None,
 ) -> tuple[Engine, tuple[str, ...]]:
-    """The engine's section with every constant filled in, and notes on its host's time.
-
-    A mixture of experts has the constants of mixtures. The constant of a prompt token is taken
-    times the mean prompt of ``requests``, that of a launch times the calls of a layer of ``model``.
-    """
+    """The engine's section with every constant filled in, and notes on its host's time. A mixture
+    of experts has the constants of mixtures. The constant of a prompt token is taken times the mean
+    prompt of ``requests``, that of a launch times the calls of a layer of ``model``."""
     given = scenario.engine
     stack = named_stack(scenario.stack)[0] if scenario.stack else None
     times = host_times(mixtures=model.experts is not None)

@@ -374,11 +374,9 @@ def refuse_of_session(scenario: Scenario, source: Source) -> None:
 
 
 def stored(scenario: Scenario, name: str) -> tuple[dict[str, Any], dict[str, bytes]]:
-    """A resolved scenario as in a result's ``config.yaml``, and the files stored with it.
-
-    A user's policy and calibration are stored, so that the result can be simulated again anywhere;
-    profiles are stored as absolute paths, so on this machine it can be from any folder.
-    """
+    """A resolved scenario as in a result's ``config.yaml``, and the files stored with it. A user's
+    policy and calibration are stored, so that the result can be simulated again anywhere; profiles
+    are stored as absolute paths, so on this machine it can be from any folder."""
     content, policy = shared_keys(scenario, scenario.model_dump()), scenario.policy
     if scenario.profiles:
         content["profiles"] = str(user_path(scenario.profiles).absolute())

@@ -60,11 +60,9 @@ from .workload import (
 
 
 def build_clients(scenario: Scenario, requests: Sequence[Request]) -> Clients | None:
-    """The clients of sessions and closed loops; None if requests arrive at times of their own.
-
-    A client also waits for the front end: ``frontend_s`` in the mean, exponentially distributed.
-    The same delay for all would keep them in step, which measured clients are not.
-    """
+    """The clients of sessions and closed loops; None if requests arrive at times of their own. A
+    client also waits for the front end: ``frontend_s`` in the mean, exponentially distributed. The
+    same delay for all would keep them in step, which measured clients are not."""
     arrivals, sessions = scenario.workload.arrivals, scenario.workload.sessions
     sender = arrivals if sessions is None else sessions
     if not isinstance(sender, Closed | Sessions):

@@ -409,11 +409,9 @@ class Validation(Strict):
 
 
 class Header(Strict):
-    """The keys of a file beside those of its scenarios.
-
-    ``runs`` says for ``score`` which measured runs a scenario describes: a pattern of file names,
-    such as ``*_01.json`` (default: every run).
-    """
+    """The keys of a file beside those of its scenarios. ``runs`` says for ``score`` which measured
+    runs a scenario describes: a pattern of file names, such as ``*_01.json`` (default: every
+    run)."""
 
     name: Name
     description: Annotated[str, StringConstraints(max_length=20_000)] = ""

@@ -202,10 +202,8 @@ class RateAt(Strict):
 
 class Varying(Strict):
     """Independent arrivals at a rate that varies: straight between ``rates``, and after the last as
-    at the last, or with ``repeat`` from the first again.
-
-    Two at the same time are a jump. ``scale`` multiplies all rates.
-    """
+    at the last, or with ``repeat`` from the first again. Two at the same time are a jump. ``scale``
+    multiplies all rates."""
 
     kind: Literal["varying"]
     rates: list[RateAt] = key("arrival rates", min_length=1, max_length=10_000)
@@ -233,11 +231,9 @@ class SystemPrompt(Strict):
 
 
 class Sessions(Strict):
-    """Conversations of ``min_turns`` to ``max_turns`` requests, each number as likely.
-
-    A turn's prompt holds the prompts and answers of the turns before it. It is sent ``think_s``
-    seconds in the mean after the last answer was finished (exponentially distributed).
-    """
+    """Conversations of ``min_turns`` to ``max_turns`` requests, each number as likely. A turn's
+    prompt holds the prompts and answers of the turns before it. It is sent ``think_s`` seconds in
+    the mean after the last answer was finished (exponentially distributed)."""
 
     min_turns: Count = key("fewest turns of a session", short="turns from", default=1)
     max_turns: Count = key("most turns of a session", short="turns to")

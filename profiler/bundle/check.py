@@ -27,11 +27,9 @@ _L2_SPEEDUP = 6.0
 
 
 def too_fast(bundle: Bundle, device: DeviceSpec) -> Iterator[tuple[str, str]]:
-    """(op, message) of every row that is faster than ``device`` can compute or move bytes.
-
-    GEMMs, attention and whole layers: peak FLOP/s, and HBM bandwidth where the traffic exceeds what
-    L2 could hold. Messages: the link's bandwidth in one direction. Wrong units show up here.
-    """
+    """(op, message) of every row that is faster than ``device`` can compute or move bytes. GEMMs,
+    attention and whole layers: peak FLOP/s, and HBM bandwidth where the traffic exceeds what L2
+    could hold. Messages: the link's bandwidth in one direction. Wrong units show up here."""
     model, tp = bundle.meta.model_spec, bundle.meta.tp
     plain = Kernels(
         "vllm", dtype="fp8" if bundle.meta.environment.get("weights") == "fp8" else "bf16"

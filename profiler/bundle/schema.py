@@ -106,11 +106,9 @@ class BundleMeta:
 
 @dataclass(frozen=True, eq=False)
 class Bundle:
-    """Op times of one model shard on one device; the frames have the columns of TABLES.
-
-    Each frame of a measured bundle also has the ``extras`` of its table.
-    ``all_reduce`` is empty for tp 1; ``send_recv`` may be empty, as the later tables often are.
-    """
+    """Op times of one model shard on one device; the frames have the columns of TABLES. Each frame
+    of a measured bundle also has the ``extras`` of its table. ``all_reduce`` is empty for tp 1;
+    ``send_recv`` may be empty, as the later tables often are."""
 
     meta: BundleMeta
     linear: pd.DataFrame
@@ -217,11 +215,9 @@ def _bundles_below(path: Path) -> str:
 
 
 def check_replaceable(path: Path, *, force: bool = False) -> None:
-    """Check that a bundle may be written to the folder ``path``.
-
-    It is missing, empty, or a bundle as we wrote it; one that was measured is replaced only with
-    ``force``. Raises BundleError, which names files that are not ours.
-    """
+    """Check that a bundle may be written to the folder ``path``. It is missing, empty, or a bundle
+    as we wrote it; one that was measured is replaced only with ``force``. Raises BundleError, which
+    names files that are not ours."""
     restore(path)
     try:
         check_ours(path, KIND, MEASURED_KIND)
@@ -236,11 +232,9 @@ def check_replaceable(path: Path, *, force: bool = False) -> None:
 
 
 def write_bundle(bundle: Bundle, path: Path, *, force: bool = False) -> BundleMeta:
-    """Write ``bundle`` to the folder ``path``, replacing an earlier one; returns its meta.
-
-    The same bundle gives the same bytes. A reader sees the old folder or the new one, never half.
-    Raises BundleError for frames that a reader would refuse, and as :func:`check_replaceable`.
-    """
+    """Write ``bundle`` to the folder ``path``, replacing an earlier one; returns its meta. The same
+    bundle gives the same bytes. A reader sees the old folder or the new one, never half. Raises
+    BundleError for frames that a reader would refuse, and as :func:`check_replaceable`."""
     check_replaceable(path, force=force)
     made = make_folders(path.parent)
     scratch = path.with_name(f".{path.name}-{secrets.token_hex(4)}")

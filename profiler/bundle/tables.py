@@ -229,11 +229,9 @@ def whole_numbers(cells: pd.Series[Any], path: Path, least: int) -> npt.NDArray[
 
 
 def read_table(path: Path, table: BundleTable) -> pd.DataFrame:
-    """The rows of one CSV, typed and checked; empty for an optional table whose file is absent.
-
-    The frame has the table's columns, and those of its ``extras`` that the file has. Raises
-    BundleError naming file, row (the header is row 1) and value.
-    """
+    """The rows of one CSV, typed and checked; empty for an optional table whose file is absent. The
+    frame has the table's columns, and those of its ``extras`` that the file has. Raises BundleError
+    naming file, row (the header is row 1) and value."""
     if not path.is_file():
         if table.optional:
             return empty_table(table)

@@ -270,11 +270,8 @@ class Stage:
 
     def run(self, work: Work, x: Tensor | None = None) -> Tensor:
         """Activations (tokens, hidden) for the next stage; on the last one logits of the yielding
-        rows.
-
-        ``x`` comes from the previous stage, and is left out on the first. Logits are (outputs,
-        this rank's part of the vocabulary).
-        """
+        rows. ``x`` comes from the previous stage, and is left out on the first. Logits are
+        (outputs, this rank's part of the vocabulary)."""
         self._watch.start()
         if not work.num_tokens:  # an empty work only keeps its place in the pipeline
             width = self.ends.columns if self.shape.is_last else self.shape.model.hidden_size
@@ -333,11 +330,9 @@ class Stage:
 
 @dataclass(frozen=True)
 class Compute:
-    """A device, and the communication of its ranks.
-
-    ``backend`` is torch.distributed's. ``apart``: activations are separate messages from device to
-    device; else they are sent with the words that describe them.
-    """
+    """A device, and the communication of its ranks. ``backend`` is torch.distributed's. ``apart``:
+    activations are separate messages from device to device; else they are sent with the words that
+    describe them."""
 
     device: torch.device
     dtype: torch.dtype
@@ -352,11 +347,9 @@ class Compute:
 
 
 def open_compute(spec: EngineSpec, number: int) -> Compute:
-    """The device of rank ``number``, checked; a rank a GPU, counted as torch sees them.
-
-    Raises EngineError where there are too few GPUs or too little memory, ProfileError where the
-    device or its dtype cannot be used at all.
-    """
+    """The device of rank ``number``, checked; a rank a GPU, counted as torch sees them. Raises
+    EngineError where there are too few GPUs or too little memory, ProfileError where the device or
+    its dtype cannot be used at all."""
     device, dtype = open_device(spec.device, spec.dtype, spec.threads)
     if spec.device == "cpu":
         if number == 0:

@@ -181,11 +181,9 @@ def shipped_device(name: str, product: str = "") -> DeviceSpec | None:
 
 
 def load_device(name_or_path: str | Path) -> DeviceSpec:
-    """A shipped device by its name, or by the first words of it (h200) where no other begins so;
-    or one from a YAML file.
-
-    Raises SpecError for an unknown name (and lists the known ones), and for an invalid file.
-    """
+    """A shipped device by its name, or by the first words of it (h200) where no other begins so; or
+    one from a YAML file. Raises SpecError for an unknown name (and lists the known ones), and for
+    an invalid file."""
     path = user_path(name_or_path)
     if path.suffix != ".yaml":
         name = str(name_or_path)

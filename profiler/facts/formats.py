@@ -347,10 +347,8 @@ _METHODS: dict[str, Callable[[Mapping[str, Any]], str]] = {
 
 def _experts_alone(section: Mapping[str, Any], fields: Mapping[str, Any], named: int) -> bool:
     """Whether the checkpoint leaves all attention in bf16, so that only experts have its format.
-
     Layers from ``named`` on are those of MTP. Raises _Unsupported for lists of modules left out
-    that are not modelled.
-    """
+    that are not modelled."""
     whole: set[int] = set()
     partly, left_out = "", set[str]()
     for key in _LISTS:

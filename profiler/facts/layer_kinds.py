@@ -234,9 +234,8 @@ def rows_of_experts(
     experts: int, top_k: int, tokens: int, exponent: float
 ) -> npt.NDArray[np.int64]:
     """Rows of each expert of a layer, ``tokens * top_k`` together: one sample, in whole numbers.
-
-    The rows lost by rounding go, in equal parts if possible, to the experts with the fewest rows.
-    """
+    The rows lost by rounding go, in equal parts if possible, to the experts with the fewest
+    rows."""
     wanted = tokens * top_k
     if not exponent:
         return np.asarray(np.diff(np.arange(experts + 1) * wanted // experts), np.int64)

@@ -35,9 +35,8 @@ def fastest_us(num_bytes: Array, bandwidth: float) -> Array:
 @dataclass(frozen=True, eq=False)
 class HeadGrid(StoredSurface):
     """``log_us[i]`` are the times of ``heads[i]`` = (query heads, KV heads), one axis a size.
-
-    ``by_group``: for unmeasured KV heads, decodes with as many query heads per KV head come first.
-    """
+    ``by_group``: for unmeasured KV heads, decodes with as many query heads per KV head come
+    first."""
 
     heads: npt.NDArray[np.int64]
     sizes: tuple[Array, ...]
@@ -75,10 +74,8 @@ class HeadGrid(StoredSurface):
 
     def nearest_kv(self, heads: int, kv_heads: int) -> int:
         """The measured number of KV heads that is nearest by ratio; with ``by_group`` of the same
-        group, if there is one.
-
-        A power of two counts as an octave nearer: it maps measured batches to measured batches.
-        """
+        group, if there is one. A power of two counts as an octave nearer: it maps measured batches
+        to measured batches."""
         alike = self.heads[:, 0] * kv_heads == self.heads[:, 1] * heads
         have = np.unique(self.heads[alike if self.by_group and alike.any() else slice(None), 1])
         octaves = np.abs(np.log2(have / kv_heads))
@@ -176,11 +173,9 @@ def fit_prefill(rows: pd.DataFrame) -> HeadGrid:
 
 
 def fit_added(rows: pd.DataFrame) -> HeadGrid:
-    """The time that a prompt adds to a batch: its share of a call of 2, 4, ... equal prompts.
-
-    From rows (batch, chunk, heads, kv_heads, time_us) of one head dimension. Batches between are
-    interpolated linearly; beyond the largest the shares stay.
-    """
+    """The time that a prompt adds to a batch: its share of a call of 2, 4, ... equal prompts. From
+    rows (batch, chunk, heads, kv_heads, time_us) of one head dimension. Batches between are
+    interpolated linearly; beyond the largest the shares stay."""
     table = rows.pivot_table(
         index=["heads", "kv_heads", "chunk"], columns="batch", values="time_us"
     )
@@ -201,11 +196,9 @@ def _shares(batches: Array, times: Array) -> Array:
 
 
 def fit_decode(rows: pd.DataFrame, by_group: bool = False, window: float = np.inf) -> HeadGrid:
-    """From rows (batch, context, heads, kv_heads, time_us) of one head dimension.
-
-    A larger batch or context takes no less time: a running minimum from the largest on. Sizes that
-    did not fit the memory are extrapolated by the law of decodes within ``window``.
-    """
+    """From rows (batch, context, heads, kv_heads, time_us) of one head dimension. A larger batch or
+    context takes no less time: a running minimum from the largest on. Sizes that did not fit the
+    memory are extrapolated by the law of decodes within ``window``."""
     table = rows.pivot_table(
         index=["heads", "kv_heads"], columns=["batch", "context"], values="time_us"
     )

@@ -271,11 +271,9 @@ class DegreeSession:
             self._book("sustained", (when,), timing)
 
     def fused(self) -> None:
-        """Time ``others`` in fused kernels, too, at every fourth of its coarse points on a GPU.
-
-        No more after one that fails, which takes long (without a C compiler, say), or when the
-        time is over.
-        """
+        """Time ``others`` in fused kernels, too, at every fourth of its coarse points on a GPU. No
+        more after one that fails, which takes long (without a C compiler, say), or when the time is
+        over."""
         if self.ops.device.type == "cpu":
             return
         for key in self.coarse["others"][::4]:

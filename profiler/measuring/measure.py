@@ -44,11 +44,9 @@ if TYPE_CHECKING:
 
 
 def profile(settings: Settings, say: Say, progress: Progress) -> list[Path]:
-    """Profile every TP degree; returns the bundle folders and the device file, as written.
-
-    ``say`` gets lines for the user, ``progress`` the step, seconds done and seconds in all.
-    Raises ProfileError for a device, dtype or degree that cannot be measured here.
-    """
+    """Profile every TP degree; returns the bundle folders and the device file, as written. ``say``
+    gets lines for the user, ``progress`` the step, seconds done and seconds in all. Raises
+    ProfileError for a device, dtype or degree that cannot be measured here."""
     try:
         import torch  # noqa: F401
     except ImportError:
@@ -208,11 +206,9 @@ def _measure_collectives(run: DegreeSession, per_node: int) -> None:
 def missing_degrees(
     settings: Settings, name: str, identities: Mapping[int, Mapping[str, object]], say: Say
 ) -> list[int]:
-    """The TP degrees to measure: all but those whose bundles the same command wrote already.
-
-    Raises UserError, before anything is measured, where a file that is to be written exists and
-    is not ours, or was measured otherwise and ``settings`` do not say ``force``.
-    """
+    """The TP degrees to measure: all but those whose bundles the same command wrote already. Raises
+    UserError, before anything is measured, where a file that is to be written exists and is not
+    ours, or was measured otherwise and ``settings`` do not say ``force``."""
     missing = []
     check_files(settings.out, f"{name}.yaml")
     for tp, identity in identities.items():

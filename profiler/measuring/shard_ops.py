@@ -53,11 +53,9 @@ Calls = list[tuple[Callable[..., Any], tuple[Any, ...]]]
 
 
 class ShardOps:
-    """Times the ops of one TP shard. ``budget_bytes`` bounds weights and KV cache and inputs.
-
-    A point that needs more is not run: its Timing says so. Raises ValueError where the weights
-    alone do not fit.
-    """
+    """Times the ops of one TP shard. ``budget_bytes`` bounds weights and KV cache and inputs. A
+    point that needs more is not run: its Timing says so. Raises ValueError where the weights alone
+    do not fit."""
 
     def __init__(
         self,
@@ -115,11 +113,9 @@ class ShardOps:
         return guarded(lambda: self.timer.launch(self.call(MIXED, key)), self.device)
 
     def sustained(self, key: Key, seconds: float) -> tuple[Timing, Timing]:
-        """A ``mixed`` layer back to back for so long: its time at the start and at the end.
-
-        The layer must take longer than its launch: else both are the host's times. The caches are
-        as warm as in that layer's own loop, so only the two compare.
-        """
+        """A ``mixed`` layer back to back for so long: its time at the start and at the end. The
+        layer must take longer than its launch: else both are the host's times. The caches are as
+        warm as in that layer's own loop, so only the two compare."""
 
         def timed(*span: float) -> Timing:
             run = self.timer.without_pause
@@ -206,11 +202,9 @@ class ShardOps:
         )
 
     def routing(self, tokens: int) -> Routing:
-        """Experts for each of ``tokens``, spread as ``distribution`` says; weights that add to 1.
-
-        A run of as many rows as an expert has is dealt to the tokens in turn, so a token never
-        meets it twice.
-        """
+        """Experts for each of ``tokens``, spread as ``distribution`` says; weights that add to 1. A
+        run of as many rows as an expert has is dealt to the tokens in turn, so a token never meets
+        it twice."""
         mix = self.model.experts
         assert mix is not None
         exponent = exponent_of(self.distribution)

@@ -88,11 +88,9 @@ def tables_of(
 
 
 def collectives_source(folder: Path, tp: int) -> Bundle:
-    """The bundle to take the collectives of ``tp`` ranks from.
-
-    ``folder`` is that bundle's, or the one above with its ``tp<k>``. Raises ProfileError for a
-    bundle of another degree, BundleError for one that cannot be used.
-    """
+    """The bundle to take the collectives of ``tp`` ranks from. ``folder`` is that bundle's, or the
+    one above with its ``tp<k>``. Raises ProfileError for a bundle of another degree, BundleError
+    for one that cannot be used."""
     other = folder / f"tp{tp}" if (folder / f"tp{tp}").is_dir() else folder
     source = load_bundle(other)
     if source.meta.tp != tp:
@@ -210,11 +208,9 @@ def write_device(
     per_node: int,
     hardware: str,
 ) -> Path:
-    """Write ``root/<name>.yaml``, so that ``run`` can use the measurements; returns its path.
-
-    The peak is that of the best GEMM in any measured bundle of the device under ``root``, links
-    those of the fastest message. Raises NotOursError where a file of that name is not ours.
-    """
+    """Write ``root/<name>.yaml``, so that ``run`` can use the measurements; returns its path. The
+    peak is that of the best GEMM in any measured bundle of the device under ``root``, links those
+    of the fastest message. Raises NotOursError where a file of that name is not ours."""
     found = [key for key in list_bundles(root) if key[0] == name]
     bundles = [load_bundle(bundle_path(root, *key)) for key in found]
     bundles = [bundle for bundle in bundles if bundle.meta.source == "measured"]

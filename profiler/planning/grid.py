@@ -42,12 +42,9 @@ class Proposal:
 
 
 class Grid:
-    """Points of one op, and the next one to measure.
-
-    ``target`` is the held-out error (a fraction) to reach. ``held_out`` are the errors of the
-    points added, as fractions of their times, noise taken off; ``noise`` is the relative spread of
-    each.
-    """
+    """Points of one op, and the next one to measure. ``target`` is the held-out error (a fraction)
+    to reach. ``held_out`` are the errors of the points added, as fractions of their times, noise
+    taken off; ``noise`` is the relative spread of each."""
 
     def __init__(self, target: float) -> None:
         self.held_out: list[float] = []
@@ -364,11 +361,9 @@ FlushMode = Literal["write", "read", "rotate"]
 
 @dataclass(frozen=True)
 class Limits:
-    """The largest sizes to measure.
-
-    ``max_tokens``: tokens of a batch (linear ops). ``max_context``: chunk + cached tokens of one
-    sequence. ``max_batch``: sequences of a decode batch, and rows of the LM head.
-    """
+    """The largest sizes to measure. ``max_tokens``: tokens of a batch (linear ops).
+    ``max_context``: chunk + cached tokens of one sequence. ``max_batch``: sequences of a decode
+    batch, and rows of the LM head."""
 
     max_tokens: int
     max_context: int
@@ -541,11 +536,9 @@ def _powers(first: int, factor: int, most: int) -> list[int]:
 
 
 def skewed_contexts(batch: int, mean: int, longest: int) -> list[int]:
-    """Contexts that fall geometrically from ``longest`` and add up to ``batch * mean``.
-
-    The nearer ``longest`` is to the sum, the more it becomes one long sequence and many short ones.
-    Raises ValueError where no such contexts exist.
-    """
+    """Contexts that fall geometrically from ``longest`` and add up to ``batch * mean``. The nearer
+    ``longest`` is to the sum, the more it becomes one long sequence and many short ones. Raises
+    ValueError where no such contexts exist."""
     if not mean <= longest <= batch * mean:
         raise ValueError(f"no {batch} contexts have the mean {mean} and the maximum {longest}")
     low, high = 0.0, 1.0

@@ -57,10 +57,8 @@ class Chunk:
 @dataclass(frozen=True)
 class _Call:
     """One call: which rows of the decodes, where their K and V are, the longest length, the mask.
-
     ``rows`` is None where it is all of them, in order. ``held`` is the block of each, the run of
-    slots of all of them, or None for the whole cache.
-    """
+    slots of all of them, or None for the whole cache."""
 
     rows: Tensor | None
     held: Tensor | slice | None
@@ -326,11 +324,9 @@ def load_cuda_12_runtime() -> None:
 
 
 class XformersAttention:
-    """xformers.ops.memory_efficient_attention. Raises ImportError where xformers is missing.
-
-    It picks an operator by shape and bias: ``kernel`` is the last one that a call found out, as it
-    does where ``kernel`` is None.
-    """
+    """xformers.ops.memory_efficient_attention. Raises ImportError where xformers is missing. It
+    picks an operator by shape and bias: ``kernel`` is the last one that a call found out, as it
+    does where ``kernel`` is None."""
 
     def __init__(self) -> None:
         load_cuda_12_runtime()
@@ -439,11 +435,9 @@ def choose_attention(
     head_dim: int,
     wanted: AttentionChoice = "auto",
 ) -> tuple[Attention, str]:
-    """The attention to time, and why it is not xformers ("" where it is).
-
-    On CUDA each of its calls was tried with these sizes. Raises ValueError with the reason where
-    what is ``wanted`` does not work, or with "auto" neither xformers nor SDPA.
-    """
+    """The attention to time, and why it is not xformers ("" where it is). On CUDA each of its calls
+    was tried with these sizes. Raises ValueError with the reason where what is ``wanted`` does not
+    work, or with "auto" neither xformers nor SDPA."""
     if device.type != "cuda":
         if wanted not in ("auto", "sdpa"):
             raise ValueError(f"--attention {wanted}: needs CUDA")

@@ -42,9 +42,8 @@ def normed(x: Tensor, gain: Tensor | None = None, shift: Tensor | None = None) -
 @dataclass(frozen=True)
 class Weights:
     """One layer's: a matrix (n, k) and maybe a bias (n,) per GEMM; two norms' gains, and a shift.
-
-    ``experts`` of a mixture are the matrices (experts, n, k) of gate and up (or up), and of down.
-    """
+    ``experts`` of a mixture are the matrices (experts, n, k) of gate and up (or up), and of
+    down."""
 
     matrix: dict[str, Tensor]
     bias: dict[str, Tensor | None]
@@ -69,11 +68,8 @@ class Ends:
 @dataclass(frozen=True)
 class RandomWeights:
     """The weights of ``model`` on rank ``rank`` of ``tp``; with None as many numbers as a rank has,
-    of no whole matrix.
-
-    ``fp8``: the layers' matrices are float8_e4m3fn. Only with None there are mixtures, whose
-    experts are one set for all layers, as they are larger than any cache.
-    """
+    of no whole matrix. ``fp8``: the layers' matrices are float8_e4m3fn. Only with None there are
+    mixtures, whose experts are one set for all layers, as they are larger than any cache."""
 
     model: ModelSpec
     tp: int
@@ -229,10 +225,8 @@ class ShardLayer:
         do: Do = at_once,
     ) -> Tensor:
         """Activations (tokens, hidden) after the layers; where there are ``outputs`` logits
-        (outputs, columns).
-
-        ``x`` comes from the stage before; without it the tokens are embedded.
-        """
+        (outputs, columns). ``x`` comes from the stage before; without it the tokens are
+        embedded."""
         if x is None:
             x = do(EMBEDDING, self.embed, ends, rows.tokens, rows.positions)
         for layer in layers:

@@ -169,10 +169,8 @@ def _handle(nvml: Any) -> Any:
 
 def guarded(measure: Callable[[], Timing], device: torch.device) -> Timing:
     """The result of ``measure``, or a Timing without a time, with the reason for its failure.
-
     ``lost`` is set where the GPU answers nothing after it: an illegal access or a failed assertion
-    ends a process's CUDA context for good.
-    """
+    ends a process's CUDA context for good."""
     try:
         return measure()
     except Exception as error:  # memory, a library, a kernel that refuses: one point, not a profile
@@ -341,10 +339,8 @@ class Timer:
         self, call: Callable[[int], object], seconds: float, counted_s: float = math.inf
     ) -> Timing:
         """A GPU's time of one call of many in a row, over the last ``counted_s`` of ``seconds``.
-
         Calls are enqueued in runs that double until they take a twentieth of a second; a sample is
-        a run's time over its calls.
-        """
+        a run's time over its calls."""
         began = time.perf_counter()
         runs: list[tuple[float, int, float]] = []
         count, calls = 1, 0

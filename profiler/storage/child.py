@@ -112,11 +112,8 @@ def start_child(
     start_new_session: bool = False,
 ) -> tuple[subprocess.Popen[bytes], Connection]:
     """Start ``python -m module PARENT *arguments``, which calls :func:`channel_to_parent` or
-    :func:`end_with`; the process and a channel. ``environment`` has further variables.
-
-    Only the child holds the other end, so its end closes the channel at any time.
-    Raises OSError.
-    """
+    :func:`end_with`; the process and a channel. ``environment`` has further variables. Only the
+    child holds the other end, so its end closes the channel at any time. Raises OSError."""
     path = os.pathsep.join(filter(None, (str(_SOURCE), os.environ.get("PYTHONPATH"))))
     variables = dict(os.environ, **environment, PYTHONPATH=path)
     default_to_one_thread(variables)
@@ -168,11 +165,9 @@ def channel_to_parent() -> Connection:
 
 
 def inbox(channel: Connection, scratch: Path | None = None) -> SimpleQueue[Any]:
-    """The parent's messages, received by a thread while this process works.
-
-    The thread also is the watch on the parent: this process ends when the channel does, or when
-    what was sent cannot be read. First it removes the folder ``scratch``.
-    """
+    """The parent's messages, received by a thread while this process works. The thread also is the
+    watch on the parent: this process ends when the channel does, or when what was sent cannot be
+    read. First it removes the folder ``scratch``."""
     sent: SimpleQueue[Any] = SimpleQueue()
 
     def take_in() -> None:
@@ -353,11 +348,9 @@ def mapped(
     workers: int,
     progress: Callable[[int], object] = lambda done: None,
 ) -> list[T]:
-    """``function(item)`` of every item, in order, on ``workers`` processes.
-
-    ``progress`` is called with the number of finished calls. Raises what the function raises,
-    and UserError where a process dies.
-    """
+    """``function(item)`` of every item, in order, on ``workers`` processes. ``progress`` is called
+    with the number of finished calls. Raises what the function raises, and UserError where a
+    process dies."""
     found: dict[int, T] = {}
     with closing(Workers(workers)) as pool:
         for kind, (place, _), value in pool.calls(partial(_of_pair, function), enumerate(items)):

@@ -19,10 +19,8 @@ class FolderBusyError(Exception):
 
 class FolderLock:
     """Holds ``folder`` for this process, by a lock on the file ``lock`` in it; makes the folder.
-
     The system drops the lock with the process, however that ends. Raises FolderBusyError;
-    FileExistsError if ``lock`` is a foreign file.
-    """
+    FileExistsError if ``lock`` is a foreign file."""
 
     def __init__(self, folder: Path) -> None:
         self._path = folder / "lock"

@@ -16,11 +16,9 @@ PAGE = "docs/limits.md"
 
 @dataclass(frozen=True)
 class Limit:
-    """Something that is not modelled: ``what``, and what to do ``instead``.
-
-    ``names`` are patterns (``*`` is anything) of the keys, values, models, GPUs and formats that
-    ask for it: in small letters, words joined by ``-``, a model without its owner.
-    """
+    """Something that is not modelled: ``what``, and what to do ``instead``. ``names`` are patterns
+    (``*`` is anything) of the keys, values, models, GPUs and formats that ask for it: in small
+    letters, words joined by ``-``, a model without its owner."""
 
     what: str
     instead: str

@@ -116,11 +116,9 @@ def mistakes(
     origin: Callable[[KeyPath], str],
     also: tuple[str, ...] = (),
 ) -> list[str]:
-    """``FILE: key.path: value VALUE: what is allowed``, one line each.
-
-    ``origin`` turns a key path into the part before the value; ``also`` are keys that the file
-    may have at the top level beside the keys of ``model``.
-    """
+    """``FILE: key.path: value VALUE: what is allowed``, one line each. ``origin`` turns a key path
+    into the part before the value; ``also`` are keys that the file may have at the top level beside
+    the keys of ``model``."""
     lines = []
     found = error.errors(include_url=False)
     for item in found[:MOST]:

@@ -46,10 +46,8 @@ class MeasuredRegion:
 
 def _sides(points: Floats) -> Floats | None:
     """Outward unit normal and offset of each side of the points' convex hull, shape (sides, 3).
-
     None if all points are on one line: then their bounding box counts. This is Andrew's monotone
-    chain; scipy's hull gives the same, but takes a quarter of a second to import.
-    """
+    chain; scipy's hull gives the same, but takes a quarter of a second to import."""
     if np.linalg.matrix_rank(points - points[0]) < 2:
         return None
     ordered = np.unique(points, axis=0).tolist()

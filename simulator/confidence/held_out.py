@@ -114,10 +114,8 @@ def op_tables(bundle: Bundle) -> list[OpTable]:
 
 def modelled_tables(ops: OpTimes) -> list[OpTable]:
     """Tables of modelled op times, which are not fitted: the corners of their supported sizes.
-
     These are the tokens, sequences and bytes of batches, and contexts up to the longest that was
-    measured.
-    """
+    measured."""
     longest = float(ops.longest_context)
     chunks = np.array([(c, k) for c in (1.0, longest) for k in (0.0, longest)])
     decodes = np.array([(b, k) for b in (1.0, _MOST_SEQUENCES) for k in (1.0, longest)])

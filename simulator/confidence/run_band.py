@@ -34,11 +34,9 @@ WHOLE_LAYER = "whole_layer"
 
 
 class _Perturbed:
-    """The changes of the recorded times of one replica's iterations by op errors.
-
-    All sizes of an op in one octave share one relative error in each sample. Each (op, octave) is a
-    column of a table of times; its product with the table of errors gives the added times.
-    """
+    """The changes of the recorded times of one replica's iterations by op errors. All sizes of an
+    op in one octave share one relative error in each sample. Each (op, octave) is a column of a
+    table of times; its product with the table of errors gives the added times."""
 
     def __init__(self, uses: Mapping[str, OpUse], errors: Errors, key: str) -> None:
         self._ops: list[list[tuple[Floats, Ints]]] = [[] for _ in PARTS]
@@ -109,10 +107,8 @@ def op_time_samples(
     uses: Sequence[Mapping[str, OpUse]], errors: Errors, key: str, num_layers: int
 ) -> Floats:
     """The time of all ops in the iterations of these replicas, over the predicted one, under each
-    of :data:`SAMPLES` joint draws of the op errors. Transfers between stages are left out.
-
-    ``uses`` and ``key`` are those of :func:`makespan_samples`.
-    """
+    of :data:`SAMPLES` joint draws of the op errors. Transfers between stages are left out. ``uses``
+    and ``key`` are those of :func:`makespan_samples`."""
     times = {"layer": num_layers, "first": 1, "last": 1}
     added, total = np.zeros(SAMPLES), 0.0
     for used in uses:

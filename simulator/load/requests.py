@@ -194,11 +194,9 @@ def with_turns_before(session: Ints, prompt: Ints, output: Ints) -> Ints:
 def shared_prefixes(
     system_tokens: Sequence[int], group: Ints | None, session: Ints | None, length: Ints
 ) -> list[Prefix]:
-    """The shared prefix of each request.
-
-    It is the system prompt of its ``group`` and, for the later turns of its ``session``, the KV
-    tokens that it leaves: ``length`` (prompt and output) less the last token.
-    """
+    """The shared prefix of each request. It is the system prompt of its ``group`` and, for the
+    later turns of its ``session``, the KV tokens that it leaves: ``length`` (prompt and output)
+    less the last token."""
     systems = [((("system prompt", i), tokens),) for i, tokens in enumerate(system_tokens)]
     heads = [()] * len(length) if group is None else [systems[i] if i >= 0 else () for i in group]
     if session is None:
@@ -242,11 +240,8 @@ def longer_prefixes(prefixes: Iterable[Prefix], factor: float, ends: Ints) -> li
 
 def burstier(arrival_s: Floats, factor: float) -> Floats:
     """Arrivals in the same order and total time, with ``factor`` times the gaps' coefficient of
-    variation.
-
-    All gaps are raised to the same power, so long gaps grow and short ones shrink (exponential
-    gaps become Weibull-distributed). Equal gaps stay as they are.
-    """
+    variation. All gaps are raised to the same power, so long gaps grow and short ones shrink
+    (exponential gaps become Weibull-distributed). Equal gaps stay as they are."""
     gaps = np.diff(arrival_s)
     if factor == 1 or len(gaps) < 2 or not gaps.std():
         return arrival_s

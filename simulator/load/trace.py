@@ -141,10 +141,8 @@ class Trace:
 
     def resampled(self, count: int, block: int, rng: np.random.Generator) -> Trace:
         """``count`` requests: blocks of ``block`` consecutive ones, each with the gaps before its
-        requests, in a random order; when all were drawn, they are drawn again in another order.
-
-        So every request occurs equally often. Those of another round share no prefix with this one.
-        """
+        requests, in a random order; when all were drawn, they are drawn again in another order. So
+        every request occurs equally often. Those of another round share no prefix with this one."""
         size = len(self)
         starts = np.arange(0, size, block)
         rounds = [
@@ -456,11 +454,8 @@ class _Tree:
 
     def prefix(self, blocks: Sequence[int], tokens: int, size: int) -> Prefix:
         """The prefix that a prompt of ``tokens`` tokens shares with prompts of the same blocks of
-        ``size`` tokens.
-
-        A block is named by its node, and so by all blocks before it. The last block may be missing
-        if it is not full.
-        """
+        ``size`` tokens. A block is named by its node, and so by all blocks before it. The last
+        block may be missing if it is not full."""
         node, found = -1, []
         for end, block in enumerate(blocks, 1):
             name = self._nodes.setdefault((node, block), (len(self._nodes), end * size))

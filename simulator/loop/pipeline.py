@@ -138,10 +138,8 @@ def scan(ready_s: Floats, durations: Floats, sends: Floats, blocking_send: bool)
 
 class Diagonal:
     """The recurrence on all stages at once, each with a batch of its own, for many samples.
-
     ``free`` holds when each stage is released, ``arrival`` when its next batch arrives. Both have
-    the shape (stages, replicas, samples). The caller sets ``arrival[0]``.
-    """
+    the shape (stages, replicas, samples). The caller sets ``arrival[0]``."""
 
     def __init__(self, shape: tuple[int, int, int], blocking_send: bool) -> None:
         self.free = np.full(shape, -np.inf)

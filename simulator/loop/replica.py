@@ -189,11 +189,9 @@ class Replica:
             self._filled = 0
 
     def _returned(self, _: Moment) -> None:
-        """Book the batch that came back from the last stage and form its successor.
-
-        Batches come back in launch order. As long as nothing else in the simulation happens before
-        the next return, this return is handled here, too, without an event.
-        """
+        """Book the batch that came back from the last stage and form its successor. Batches come
+        back in launch order. As long as nothing else in the simulation happens before the next
+        return, this return is handled here, too, without an event."""
         self._awaiting = False
         env, scheduler, in_flight = self.env, self.scheduler, self._in_flight
         now, others = env.now, env.peek()

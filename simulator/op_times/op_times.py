@@ -95,12 +95,9 @@ class PairTimes:
 
 @dataclass(frozen=True)
 class WholeLayer:
-    """The time of a layer beyond its ops.
-
-    A layer takes ``scale`` times the sum of its ops, plus ``extra_s``. With a chunk and decodes it
-    takes in addition: the share ``both`` of all its scaled ops, the share ``decode`` of the scaled
-    decode attention, and ``both_s``.
-    """
+    """The time of a layer beyond its ops. A layer takes ``scale`` times the sum of its ops, plus
+    ``extra_s``. With a chunk and decodes it takes in addition: the share ``both`` of all its scaled
+    ops, the share ``decode`` of the scaled decode attention, and ``both_s``."""
 
     scale: float = 1.0
     extra_s: float = 0.0

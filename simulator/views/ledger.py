@@ -43,11 +43,9 @@ Counts = npt.NDArray[np.int32]
 
 
 class Spans:
-    """One replica's spans, sorted by request (and by time within a request).
-
-    ``requests`` are the distinct request ids, ascending. ``by_group`` lists the iterations' rows
-    group by group; quantities per iteration are indexed in that order to sum them along a span.
-    """
+    """One replica's spans, sorted by request (and by time within a request). ``requests`` are the
+    distinct request ids, ascending. ``by_group`` lists the iterations' rows group by group;
+    quantities per iteration are indexed in that order to sum them along a span."""
 
     def __init__(self, log: ReplicaLog) -> None:
         group = log.iterations["group"].astype(np.intp)
@@ -132,10 +130,8 @@ class Spans:
 
     def token_gaps(self, since_s: float = -np.inf) -> tuple[Floats, Counts]:
         """Times between successive tokens of a request: distinct values, and how often each occurs.
-
         A decode yields a token, and so does the iteration that finishes the prompt. Gaps that end
-        before ``since_s`` are left out.
-        """
+        before ``since_s`` are left out."""
         decode = np.flatnonzero(self.role == DECODE)
         within = np.diff(self._finish, prepend=np.nan)
         weight = np.zeros(len(within) + 1, np.int32)
@@ -173,9 +169,8 @@ class Spans:
 
     def _entry_gaps(self, spans: Ints) -> Floats:
         """Seconds from the token before each of these decode or recompute spans to its first token.
-
-        The prefill yields a request's first token, so there is a token before, here or elsewhere.
-        """
+        The prefill yields a request's first token, so there is a token before, here or
+        elsewhere."""
         yields = np.where(self.role != PART, np.arange(len(self.role)), -1)
         before = np.maximum.accumulate(yields)[spans - 1]
         came = self._finish[self.last[before]]

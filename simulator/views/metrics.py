@@ -54,10 +54,8 @@ State = Literal["steady", "overloaded", "closed", "short"]
 @dataclass(frozen=True)
 class SteadyState:
     """``state`` is closed if all requests arrive at once, and short if there are too few.
-
     ``kendall_s`` is the trend of the waiting requests, -45 to 45 (0 where not tested);
-    ``warmup_requests`` is the number of first requests that a steady state leaves out.
-    """
+    ``warmup_requests`` is the number of first requests that a steady state leaves out."""
 
     state: State
     kendall_s: int = 0
@@ -68,10 +66,8 @@ def waiting_at(
     arrival_s: Floats, finish_s: Floats, begin_s: Floats, end_s: Floats
 ) -> npt.NDArray[np.int64]:
     """How many earlier requests wait when each arrives: those in the system less those at work.
-
     ``arrival_s`` and ``finish_s`` (s) are of all requests, arrivals in order; ``begin_s`` and
-    ``end_s`` (s) of all stretches of iterations that they took part in, in any order.
-    """
+    ``end_s`` (s) of all stretches of iterations that they took part in, in any order."""
     done, *work = (
         np.searchsorted(np.sort(times), arrival_s, "right") for times in (finish_s, begin_s, end_s)
     )
@@ -117,11 +113,9 @@ def kendall_s(values: Floats) -> int:
 
 
 def mser5(values: Floats) -> int:
-    """How many of the first values are a warm-up: a multiple of five, at most half.
-
-    MSER-5 (White 1997): values are averaged in fives, and the first averages dropped so that the
-    standard error of the mean of the rest is smallest.
-    """
+    """How many of the first values are a warm-up: a multiple of five, at most half. MSER-5 (White
+    1997): values are averaged in fives, and the first averages dropped so that the standard error
+    of the mean of the rest is smallest."""
     count = len(values) // 5
     if count < 2:
         return 0
@@ -326,11 +320,9 @@ MOST_KEPT = 4_000_000
 
 
 class PerReplica(Sequence[T]):
-    """A value computed for each replica's log at its first use, and kept unless it is large.
-
-    For a million requests the gaps of all replicas would take more memory than the records. Then
-    they are computed for one replica at a time, more than once.
-    """
+    """A value computed for each replica's log at its first use, and kept unless it is large. For a
+    million requests the gaps of all replicas would take more memory than the records. Then they are
+    computed for one replica at a time, more than once."""
 
     def __init__(self, records: Records, work_out: Callable[[ReplicaLog], T]) -> None:
         self._logs = records.replicas
@@ -690,11 +682,9 @@ class Analysis:
         return pd.DataFrame({"share": GAP_SHARES, "tbt_s": found}).dropna()
 
     def kv_occupancy(self, replica: int) -> tuple[Floats, Floats]:
-        """KV tokens written on one replica: times in seconds, and the tokens from then on.
-
-        A micro-batch's tokens count from when it is formed; the tokens of requests that finish in
-        it are freed when it returns.
-        """
+        """KV tokens written on one replica: times in seconds, and the tokens from then on. A
+        micro-batch's tokens count from when it is formed; the tokens of requests that finish in it
+        are freed when it returns."""
         records, spans = self.records, self.spans[replica]
         log = records.replicas[replica]
         columns = log.iterations
