@@ -43,7 +43,7 @@ from sarathi_sim.simulator.loop.group import StepPredictor
 from sarathi_sim.simulator.loop.handover import Handover, simulate_pools
 from sarathi_sim.simulator.loop.records import EngineSwitches, Records, Switches
 from sarathi_sim.simulator.loop.replica import Predictor
-from sarathi_sim.simulator.loop.simulation import Replicas, simulate
+from sarathi_sim.simulator.loop.simulation import Clients, Replicas, simulate
 from sarathi_sim.simulator.op_times.iteration import NO_HOST, HostTime
 from sarathi_sim.simulator.op_times.op_times import OpTimes
 from sarathi_sim.simulator.op_times.predictor import (
@@ -401,18 +401,17 @@ class Deployment:
         predictor: Predictor | StepPredictor | None = None,
     ) -> Records:
         """Simulate it. ``progress`` gets the number of finished requests from time to time.
-        ``predictor`` replaces :attr:`predictor`, with several ranks :attr:`step_predictor`.
-        """
-        scenario = self.scenario
+        ``predictor`` replaces :attr:`predictor`, with several ranks :attr:`step_predictor`."""
+        engine = self.pools[0].scenario.engine  # requests come in and go out at its front end
+        scenario = self.scenario.model_copy(update={"engine": engine})
+        clients = build_clients(scenario, self.requests)
         with policy_errors(scenario.policy):
-            records = simulate(
-                self.requests,
-                self.workers(predictor),
-                seed=scenario.seed,
-                clients=build_clients(scenario, self.requests),
-                progress=progress,
-            )
-            return replace(records, frontend_s=scenario.engine.frontend_s or 0.0)
+            records = self._served(predictor, scenario.seed, clients, progress)
+            return replace(records, frontend_s=engine.frontend_s or 0.0)
+
+    def _served(self, predictor: Any, seed: int, clients: Clients | None, progress: Any) -> Records:
+        workers = self.workers(predictor)
+        return simulate(self.requests, workers, seed=seed, clients=clients, progress=progress)
 
 
 @dataclass(frozen=True)
@@ -450,26 +449,10 @@ class PoolsDeployment(Deployment):
     def memory_bytes(self) -> Counter[str]:
         return self.prefill.memory_bytes + self.decode.memory_bytes
 
-    def simulate(
-        self,
-        progress: Callable[[int], None] | None = None,
-        predictor: Predictor | StepPredictor | None = None,
-    ) -> Records:
-        scenario = self.scenario
-        with policy_errors(scenario.policy):
-            records = simulate_pools(
-                self.requests,
-                self.prefill.workers(predictor),
-                self.decode.workers(predictor),
-                self.handover,
-                seed=scenario.seed,
-                clients=build_clients(
-                    scenario.model_copy(update={"engine": self.prefill.scenario.engine}),
-                    self.requests,
-                ),
-                progress=progress,
-            )
-            return replace(records, frontend_s=self.prefill.scenario.engine.frontend_s or 0.0)
+    def _served(self, predictor: Any, seed: int, clients: Clients | None, progress: Any) -> Records:
+        first, second = self.prefill.workers(predictor), self.decode.workers(predictor)
+        around: dict[str, Any] = {"seed": seed, "clients": clients, "progress": progress}
+        return simulate_pools(self.requests, first, second, self.handover, **around)
 
 
 Requests = Callable[[Scenario, int, Source], list[Request]]

@@ -30,22 +30,9 @@ from ..storage.manifest import (
 )
 from ..storage.plain_yaml import dump_yaml, read_mapping
 from ..storage.strict import parse, strict_dataclass
-from .tables import TABLES, BundleError, empty_table, read_table, write_table
-
-__all__ = [
-    "FORMAT_VERSION",
-    "TABLES",
-    "Bundle",
-    "BundleError",
-    "BundleMeta",
-    "KernelOrigin",
-    "bundle_path",
-    "check_replaceable",
-    "find_bundle",
-    "list_bundles",
-    "load_bundle",
-    "write_bundle",
-]
+from .tables import TABLES as TABLES
+from .tables import BundleError as BundleError
+from .tables import empty_table, read_table, write_table
 
 FORMAT_VERSION = 1
 #: Fields of a model that a bundle does not hold where they have these values.
