@@ -396,7 +396,7 @@ def test_unchanged_durations_give_the_recorded_steps(system: System | PoolSystem
 
 
 def _unchanged(steps: Steps, _: int, rows: Ints) -> tuple[Floats, ...]:
-    return steps.extra(nothing, rows)  # type: ignore[arg-type]
+    return steps.extra(nothing, 0, rows)  # type: ignore[arg-type]
 
 
 def steps_of(records: Records) -> list[Steps]:
@@ -421,7 +421,7 @@ def test_one_rank_that_slows_down_holds_the_other() -> None:
         added = np.array([[0.0, gap, gap + 0.01]]) * (rows[:, None] == 0) * (rank == 1)
         return added, 0 * added, 0 * added, 0 * added
 
-    found = steps.extra(slower, np.arange(2))  # type: ignore[arg-type]
+    found = steps.extra(slower, 0, np.arange(2))  # type: ignore[arg-type]
     assert gap > 0 and found[0] == pytest.approx(np.array([[0, 0, 0.01], [0, 0, 0]]))
     assert not any(part.any() for part in found[1:])
 
