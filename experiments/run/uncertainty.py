@@ -7,7 +7,7 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import lru_cache
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 
@@ -211,7 +211,7 @@ class CapacityError:
 
     fitted_to: str
     date: str
-    half_width: dict[Literal["dense", "mixture"], float]
+    half_width: dict[str, float]
     inside: int
 
 

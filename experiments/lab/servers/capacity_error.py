@@ -7,7 +7,6 @@ left out. A table of them has the columns ``id``, ``cell``, ``measured_per_s``, 
 from __future__ import annotations
 
 from datetime import UTC, datetime
-from typing import Literal
 
 import numpy as np
 import pandas as pd
@@ -32,7 +31,7 @@ def recorded() -> pd.DataFrame:
     return pd.read_csv(data_dir() / "lab" / ROWS)
 
 
-def half_widths(rows: pd.DataFrame) -> dict[Literal["dense", "mixture"], float]:
+def half_widths(rows: pd.DataFrame) -> dict[str, float]:
     """The half-widths that cover 90 % of further runs (:func:`covering_width`): for dense models
     from their rows; for mixtures of experts, of which there are too few, from all."""
     errors = np.abs(_errors(rows))

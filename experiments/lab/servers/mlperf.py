@@ -499,9 +499,9 @@ class ScoredMlperf:
         if self.fitted:
             rows = self.capacities
             rows.to_csv(folder / capacity_error.ROWS, index=False, float_format="%.6g")
-            shipped = {"mlperf_host": self.host, "capacity_error": capacity_error.fitted(rows)}
-            for name, constants in shipped.items():
-                write_whole(folder / f"{name}.yaml", dump_yaml(asdict(constants)).encode())
+            error = capacity_error.fitted(rows)
+            for name, of in (("mlperf_host", asdict(self.host)), ("capacity_error", asdict(error))):
+                write_whole(folder / f"{name}.yaml", dump_yaml(of).encode())
 
 
 # Simulation -------------------------------------------------------------------------------------
