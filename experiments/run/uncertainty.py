@@ -200,7 +200,7 @@ def _band(values: Floats) -> list[float]:
 
 
 @strict_dataclass
-class CapacityError:
+class ErrorOfCapacities:
     """The error of predicted capacities, as ``fitted_to`` measured ones on ``date``.
 
     ``half_width`` is that of the 90 % interval of ln(measured / predicted), of ``dense`` models and
@@ -216,10 +216,10 @@ class CapacityError:
 
 
 @lru_cache(maxsize=1)
-def capacity_error() -> CapacityError:
+def capacity_error() -> ErrorOfCapacities:
     """The shipped one, ``data/capacity_error.yaml``."""
     path = data_dir() / "capacity_error.yaml"
-    return parse(CapacityError, read_mapping(path), path)
+    return parse(ErrorOfCapacities, read_mapping(path), path)
 
 
 def capacity_interval(
@@ -228,7 +228,7 @@ def capacity_interval(
     """The 90 % interval of a predicted capacity C > 0, in its unit.
 
     C exp(-sqrt(e**2 + sum(ln(C / low)**2))) and C exp(sqrt(e**2 + sum(ln(high / C)**2))), with the
-    ``error`` e of predicted capacities (:class:`CapacityError`), and the ``intervals`` (low, high)
+    ``error`` e of predicted capacities (:class:`ErrorOfCapacities`), and the ``intervals`` (low, high)
     of what is independent of it: sampling, op times.
     """
     with np.errstate(divide="ignore"):  # a low end of 0
