@@ -23,13 +23,7 @@ from ..config.loading import Draft, read_draft
 from ..config.scenario import POOLS
 from ..results import SUMMARY, json_bytes
 from ..run.traffic import with_workload
-from ..run.uncertainty import (
-    QUANTILES,
-    capacity_error,
-    capacity_interval,
-    factors_of_pools,
-    uncertainty_of,
-)
+from ..run.uncertainty import capacity_error, capacity_interval, op_factors
 from ..sweeps.points import between, in_order
 from .options import Option, option_at, options_of, plan_of
 from .probing import CAPACITY_FORMAT, Laboratory
@@ -143,11 +137,7 @@ def slower_factors(option: Option, plan: SearchPlan, loaded: Probe | None = None
         probe, kind = loaded, "clients"
     where = Source("capacity", option.name, {}, ())
     deployment = deploy(option.at(probe, kind).scenario, where)  # with the probe's own requests
-    analysis = Analysis(deployment.simulate())
-    if analysis.records.handovers is not None:
-        return factors_of_pools(deployment, analysis)
-    spread = uncertainty_of(deployment, analysis)
-    return [] if spread is None else [float(q) for q in np.quantile(spread.slower, QUANTILES)]
+    return op_factors(deployment, Analysis(deployment.simulate()))
 
 
 def _scaled_pilots(

@@ -348,10 +348,8 @@ def _weighed(
     own = _layout_of(first.option)
     others = [rival(one) for one in answers_ if _layout_of(one.option) != own and one.load]
     others = [one for one in others if one.value or rate is None]
-    rest, several = (
-        found.screened,
-        {one.option: whole(one.option, one.replicas) for one in found.screened},
-    )
+    rest = found.screened
+    several = {one.option: whole(one.option, one.replicas) for one in rest}
     if rate is not None:
         second = max([one.value for one in others if one.value < best.value], default=0.0)
         cheaper = sorted((one for one in rest if one.value > second), key=lambda one: -one.value)

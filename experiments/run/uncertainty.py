@@ -72,11 +72,6 @@ class PoolsUncertainty:
     summaries: tuple[Mapping[str, Any], Mapping[str, Any]]
     outside: list[Outside]
 
-    @property
-    def factors(self) -> dict[str, Floats]:
-        """Empty: two runs' errors are not drawn together."""
-        return {}
-
     def as_json(self, summary: Mapping[str, Any]) -> dict[str, Any]:
         """``<metric>_band`` for makespan, throughputs and latencies, and ``outside_profile``.
 
@@ -115,9 +110,7 @@ def uncertainty(
     ``progress`` gets the number of finished requests then."""
     if analysis.records.handovers is None:
         return uncertainty_of(deployment, analysis)
-    slow, fast = (
-        deployment.slowed(times) for times in reversed(factors_of_pools(deployment, analysis))
-    )
+    slow, fast = map(deployment.slowed, reversed(op_factors(deployment, analysis)))
     summaries = [one.summary(Analysis(one.simulate(progress))) for one in (slow, fast)]
     outside = [
         each for pool, logs in _by_pool(deployment, analysis) for each in _used(pool, logs)[2]
@@ -125,9 +118,12 @@ def uncertainty(
     return PoolsUncertainty((summaries[0], summaries[1]), outside)
 
 
-def factors_of_pools(deployment: Deployment, analysis: Analysis) -> list[float]:
-    """The ends of the 90 % band of the factor by which op errors lengthen a run's ops: of the two
-    pools' bands the lower end and the upper end."""
+def op_factors(deployment: Deployment, analysis: Analysis) -> list[float]:
+    """The ends of the 90 % band of the factor by which op errors lengthen a run: its makespan, or
+    of two pools their ops, of both bands the lower end and the upper end. Empty: nothing ran."""
+    if analysis.records.handovers is None:
+        found = uncertainty_of(deployment, analysis)
+        return [] if found is None else _band(found.slower)
     ends = []
     for pool, logs in _by_pool(deployment, analysis):
         uses, errors, _ = _used(pool, logs)
@@ -184,9 +180,11 @@ def ratio_band(
 
     Both runs are re-timed under the same draws, so common errors cancel.
     """
-    runs = (above, below)
-    over, under = (None if run is None else run.factors.get(metric) for run in runs)
-    return None if over is None or under is None else _band(ratio * over / under)
+    if not isinstance(above, Uncertainty) or not isinstance(below, Uncertainty):
+        return None  # of two pools: errors are not drawn together
+    if metric not in above.factors:
+        return None
+    return _band(ratio * above.factors[metric] / below.factors[metric])
 
 
 AnyUncertainty = Uncertainty | PoolsUncertainty
@@ -200,7 +198,7 @@ def _band(values: Floats) -> list[float]:
 
 
 @strict_dataclass
-class ErrorOfCapacities:
+class CapacityDiscrepancy:
     """The error of predicted capacities, as ``fitted_to`` measured ones on ``date``.
 
     ``half_width`` is that of the 90 % interval of ln(measured / predicted), of ``dense`` models and
@@ -216,10 +214,10 @@ class ErrorOfCapacities:
 
 
 @lru_cache(maxsize=1)
-def capacity_error() -> ErrorOfCapacities:
+def capacity_error() -> CapacityDiscrepancy:
     """The shipped one, ``data/capacity_error.yaml``."""
     path = data_dir() / "capacity_error.yaml"
-    return parse(ErrorOfCapacities, read_mapping(path), path)
+    return parse(CapacityDiscrepancy, read_mapping(path), path)
 
 
 def capacity_interval(
@@ -228,8 +226,8 @@ def capacity_interval(
     """The 90 % interval of a predicted capacity C > 0, in its unit.
 
     C exp(-sqrt(e**2 + sum(ln(C / low)**2))) and C exp(sqrt(e**2 + sum(ln(high / C)**2))), with the
-    ``error`` e of predicted capacities (:class:`ErrorOfCapacities`), and the ``intervals`` (low, high)
-    of what is independent of it: sampling, op times.
+    ``error`` e of predicted capacities (:class:`CapacityDiscrepancy`), and the ``intervals`` (low,
+    high) of what is independent of it: sampling, op times.
     """
     with np.errstate(divide="ignore"):  # a low end of 0
         off = np.log(np.reshape(intervals, (-1, 2)) / capacity) * (-1, 1)

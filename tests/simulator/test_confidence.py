@@ -391,12 +391,9 @@ def test_unchanged_durations_give_the_recorded_steps(system: System | PoolSystem
     for steps in steps_of(records):
         alone = dataclasses.replace(records, replicas=[steps.log])
         rows = [np.arange(steps.log.num_iterations)]
-        (finish,) = retimed_finish(alone, [steps.spans], partial(_unchanged, steps), 1, rows)
+        extra = partial(steps.extra, nothing)  # type: ignore[arg-type]
+        (finish,) = retimed_finish(alone, [steps.spans], extra, 1, rows)
         assert np.array_equal(finish[:, 0], steps.log.iterations["finish_s"])
-
-
-def _unchanged(steps: Steps, _: int, rows: Ints) -> tuple[Floats, ...]:
-    return steps.extra(nothing, 0, rows)  # type: ignore[arg-type]
 
 
 def steps_of(records: Records) -> list[Steps]:

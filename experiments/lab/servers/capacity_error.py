@@ -14,7 +14,7 @@ import pandas as pd
 from sarathi_sim.profiler.storage.files import data_dir
 from sarathi_sim.simulator.confidence.bands import UNKNOWN, covering_width
 from sarathi_sim.simulator.loop.records import Floats
-from ...run.uncertainty import ErrorOfCapacities
+from ...run.uncertainty import CapacityDiscrepancy
 
 ROWS = "mlperf_capacities.csv"
 MIXTURES = ("mixtral-8x7b", "deepseek-r1")
@@ -51,10 +51,10 @@ def inside(rows: pd.DataFrame) -> list[bool]:
     return found
 
 
-def fitted(rows: pd.DataFrame) -> ErrorOfCapacities:
+def fitted(rows: pd.DataFrame) -> CapacityDiscrepancy:
     """What the table says, today."""
     dense = sum(not is_mixture(cell) for cell in rows["cell"])
-    return ErrorOfCapacities(
+    return CapacityDiscrepancy(
         f"{len(rows)} runs of MLPerf Inference that stopped at a limit, {dense} of dense models",
         datetime.now(UTC).date().isoformat(),
         half_widths(rows),
