@@ -341,6 +341,10 @@ def test_constants_come_from_other_systems_and_the_capacity_is_carried(tmp_path:
     found = mlperf.score_mlperf([table], tmp_path, InProcess(), silent, silent, fit=True)
     assert not found.refused
     assert list(found.host.host_iteration_s.values()) == pytest.approx([0.007, 0.007], rel=0.02)
+    found.write(tmp_path)
+    kept = pd.read_csv(tmp_path / capacity_error.ROWS)
+    assert list(kept["id"]) == [run.id for run in found.runs if run.stopped]
+    assert "half_width" in (tmp_path / "capacity_error.yaml").read_text()
     for run in found.runs:
         best = found.best[run.id]
         for key in LATENCIES:
