@@ -197,13 +197,6 @@ def sglang(**keys: Any) -> Sglang:
     return Sglang(disable_overlap_schedule=True, **keys)
 
 
-def test_prompts_go_first_and_decodes_wait() -> None:
-    arrivals = {0: [request(0, 4, 3)], 1: [request(1, 8, 2)]}
-    steps = schedule(sglang(), arrivals, blocks=100)
-    assert chunks(steps) == [[(0, 4)], [(1, 8)], [], []]
-    assert decodes(steps) == [[], [], [0, 1], [0]]
-
-
 def test_new_requests_are_looked_for_every_so_many_decodes() -> None:
     """Request 1 comes after the look that follows a prefill batch, and waits for the third decode.
     Request 2 comes during its prefill, after which is a look at once."""
@@ -362,13 +355,6 @@ def test_with_overlap_a_retracted_request_loses_the_token_on_its_way() -> None:
     assert [step.preempted for step in steps[:9]] == [*[[]] * 8, [1]]
     assert chunks(steps)[:15] == [[(0, 3)], [(1, 4)], *[[]] * 12, [(1, 10)]]
     assert decodes(steps)[:15] == [[], [], *[[0, 1]] * 6, *[[0]] * 5, [], []]
-
-
-def test_overlap_forms_a_decode_before_the_token_is_there() -> None:
-    steps = schedule(Sglang(), {0: [request(0, 4, 3)]}, blocks=100, in_flight=2)
-    # Two in flight: the prompt and the first decode. After two decodes all tokens are scheduled.
-    assert chunks(steps) == [[(0, 4)], [], [], []]
-    assert decodes(steps) == [[], [0], [0], []]
 
 
 # TensorRT-LLM's in-flight batching on schedules worked out by hand from its source

@@ -31,6 +31,7 @@ from sarathi_sim.policies.trtllm import Trtllm
 from tests.experiments.small_config import AT_MOST
 
 DYNAMIC = {"enable_dynamic_chunking_schedule": True}
+BALANCE = {"disable_overlap_scheduler": True, "enable_balance": True}
 ONE = {"id": 3, "arrival_s": 0.0, "prompt_tokens": 4, "output_tokens": 6, "max_tokens": 5}
 
 
@@ -170,6 +171,11 @@ def test_equal_time_takes_the_largest_chunk_in_time() -> None:
         (Sglang, "scheduler_recv_interval must be at least 1", [{"scheduler_recv_interval": 0}]),
         (Trtllm, "must", [{"max_num_tokens": 0}, {"max_batch_size": 0}]),
         (Trtllm, "must", [{"batch_wait_max_tokens_ratio": 1.5}]),
+        (
+            Trtllm,
+            "timeout_iters must be at least 1",
+            [BALANCE | {"timeout_iters": n} for n in (0, -1)],
+        ),
         (Request, "at least 1", [ONE | {"prompt_tokens": 0}, ONE | {"output_tokens": 0}]),
         (Request, "request 3: generates 6 tokens but declares at most 5", [ONE]),
     ],

@@ -172,7 +172,7 @@ def test_2_every_block_is_free_or_held(system: PoolSystem) -> None:
 )
 def test_1_and_2_with_drafts(system: PoolSystem, length: int, slots: int) -> None:
     """Refused drafts are booked apart; their blocks come back with all others."""
-    system = system.with_drafts(length, slots, half_of_them)
+    system = system.with_drafts(length, slots)
     pools = system.pools(AuditedPool)
     records = system.fast(pools=pools)
     table = Analysis(records).requests
@@ -193,11 +193,6 @@ def test_1_and_2_with_drafts(system: PoolSystem, length: int, slots: int) -> Non
         <= sums[DRAFTED]
         <= sum(log.iterations["drafts"].sum() for log in records.replicas)
     )
-
-
-def half_of_them(id: int, known: int, drafts: int) -> int:
-    """About half of the drafts hold."""
-    return (id + known) % (drafts + 1)
 
 
 @settings(max_examples=100, deadline=None, suppress_health_check=[HealthCheck.too_slow])

@@ -170,15 +170,6 @@ def test_more_tokens_than_tabulated() -> None:
         assert small(many) == large(many)
 
 
-def test_predictors_of_one_bundle_share_their_tables() -> None:
-    ops = bundle_times(simple_bundle())
-    near, nearer, far = (
-        BundlePredictor(ops, max_tokens=n, max_length=512, max_batch=4) for n in (40, 60, 70)
-    )
-    assert near._by_tokens is nearer._by_tokens and near._decode_rows is far._decode_rows
-    assert far._by_tokens[: len(near._by_tokens)] == near._by_tokens
-
-
 @settings(max_examples=50, deadline=None)
 @given(st.data())
 def test_every_time_is_a_positive_whole_quantum(data: st.DataObject) -> None:

@@ -67,14 +67,6 @@ def test_single_server_queue_agrees_with_lindley_and_with_m_d_1() -> None:
     assert np.mean(waits) == pytest.approx(load * SERVICE_S / (2 * (1 - load)), rel=0.09)
 
 
-def test_least_tokens_avoids_the_loaded_replica() -> None:
-    lengths = [50, 5, 5, 5, 5, 50]
-    requests = [Request(i, 0.0, p, 2, 10) for i, p in enumerate(lengths)]
-    # 60 | 15 | 15; then 30, 30, and the tie between the two goes to the first of them.
-    records = serve(requests, replicas=3, router="least_tokens")
-    assert records.replica.tolist() == [0, 1, 2, 1, 2, 1]
-
-
 #: Tokens and arrival of A to G: each is served alone, a unit a token.
 SEVEN = [(3, 0), (1, 0), (1, 0), (9, 0), (1, 1), (1, 1), (1, 1)]
 
@@ -277,16 +269,6 @@ def test_a_front_end_admits_one_after_the_other_by_hand() -> None:
     assert units(records, "arrival_s") == [0, 0, 7, 9]
     assert units(records, "finish_s") == [7, 9, 13, 18]
     assert units(records, "queueing_s") == [3, 7, 3, 4]
-
-
-def test_never_more_under_way_than_clients() -> None:
-    records = run([1 + i % 7 for i in range(60)], ClosedLoop(3, np.zeros(60)))
-    table = Analysis(records).requests
-    events = sorted([(at, 1) for at in table["arrival_s"]] + [(at, -1) for at in table["finish_s"]])
-    under_way = np.cumsum([change for _, change in events])
-    assert under_way.max() == 3
-    # One is always sent where one finishes, until there are no more.
-    assert (under_way[3:-4] >= 2).all()
 
 
 def test_clients_who_forget_a_request() -> None:
