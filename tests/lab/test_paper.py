@@ -8,19 +8,15 @@ import csv
 import json
 import re
 from collections import defaultdict
-from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
-from matplotlib.text import Text
 
 from sarathi_sim.experiments.lab.paper import claims, figures, gpt3, quantities
 from sarathi_sim.experiments.lab.paper.claims import ClaimResult, evaluate, load_claims
 from sarathi_sim.experiments.lab.paper.variants import TILE, VARIANTS, Lab, Variant
-from sarathi_sim.experiments.report.draw import DPI, MOST_NAMED, drawn, files
-from sarathi_sim.experiments.report.section import Chart
 from sarathi_sim.experiments.run.machine import Machine
 from sarathi_sim.policies.orca import Orca
 from sarathi_sim.policies.sarathi import Sarathi
@@ -233,24 +229,6 @@ def test_reproduce_writes_what_it_prints(tmp_path: Path, monkeypatch: pytest.Mon
 )
 def test_mistakes_give_one_message(words: tuple[str, ...], message: str) -> None:
     assert message in refused("lab", "reproduce", *words)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("make", figures.FIGURES[:-1], ids=lambda make: make.__name__)
-def test_figures_are_legible_at_half_their_size(
-    make: Callable[[figures.Labs], Sequence[Chart]], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Each letter is at least nine pixels high there; the whole is no wider than a page."""
-    for costly in ("gain", "balanced_gain", "end_to_end", "served_token_s"):
-        monkeypatch.setattr(quantities, costly, lambda *_, **__: 1.0)
-    charts = make([Lab(variant) for variant in VARIANTS])
-    figure = drawn(charts)
-    figure.draw_without_rendering()
-    assert figure.get_figwidth() * DPI / 2 <= 1200
-    sizes = {t.get_fontsize() for t in figure.findobj(Text) if t.get_text() and t.get_visible()}
-    assert min(sizes) * DPI / 72 / 2 >= 9
-    assert len({one.name for chart in charts for one in chart.series} - {""}) <= MOST_NAMED
-    assert 10_000 < len(files(charts)["png"]) < 400_000
 
 
 def test_what_was_served_for_the_claims_is_not_served_again_for_the_gallery(

@@ -27,12 +27,11 @@ from sarathi_sim.experiments.lab.servers.errors import (
 from sarathi_sim.experiments.lab.servers.page import DENSE, MIXTURES, tables
 from sarathi_sim.experiments.lab.servers.rows import METRICS, Measured, ServerTimes, read_servers
 from sarathi_sim.experiments.lab.servers.runs import plan_row
-from sarathi_sim.experiments.lab.servers.scenarios import launch_scripts, scenario_of
+from sarathi_sim.experiments.lab.servers.scenarios import scenario_of
 from sarathi_sim.experiments.lab.servers.score import ScoredRows
 from sarathi_sim.experiments.report.sections import sections_of
 from sarathi_sim.experiments.sweeps.plan import SharedRequests
 from sarathi_sim.experiments.sweeps.store import Store
-from sarathi_sim.profiler.facts.model import list_models
 from sarathi_sim.profiler.storage.strict import UserError
 
 pytestmark = pytest.mark.lab
@@ -316,14 +315,6 @@ def test_a_model_has_its_checkpoints_formats() -> None:
             assert spread["cluster"]["expert_parallel"] is True
 
 
-def test_every_served_model_is_shipped() -> None:
-    models = launch_scripts().models.values()
-    assert {served.model for served in models} <= set(list_models())
-    row = measured("a", model="openai/gpt-oss-120b", precision="fp8")
-    with pytest.raises(UserError, match="precision fp8 of openai/gpt-oss-120b: not modelled"):
-        scenario_of(row, NONE)
-
-
 def test_a_score_of_few_rows_without_a_flag_says_which_errors_it_prints() -> None:
     """1 of 4 rows has no flag: the group of the most rows is that of the flagged ones."""
     one, three = (
@@ -386,28 +377,3 @@ def test_every_table_of_the_page_is_made() -> None:
     assert dense in PAGE and dense not in made
     groups = made.partition("table: Errors by group, dense models")[2].partition("<!-- end")[0]
     assert "| engine vllm |" in groups and "| flagged |" not in groups
-
-
-def test_a_score_of_mixtures_alone_leaves_the_other_tables() -> None:
-    content = {
-        "groups": {ALL: {"n": 0}, OF_MIXTURES: of(8.0), "model gpt": of(9.0), "mode agg": of(8.0)},
-        "variants": {
-            "zero_fit": {OF_MIXTURES: of(30.0), "model gpt": of(31.0)},
-            "cross_validated": {OF_MIXTURES: of(8.5)},
-        },
-        "host_time_of_mixtures": {
-            "trtllm": {"host_iteration_s": 0.0, "host_sequence_s": 0.0, "frontend_s": 0.0,
-                       "frontend_token_s": 4.8e-6, "launch_s": 7.5e-5},
-        },
-        "rows": 3,
-        "answered": 3,
-        "refused": {},
-    }  # fmt: skip
-    made = made_with(
-        content,
-        "| ours, nothing fitted to such rows | 3 | 30.0 / 15.0 | 30.0 / 15.0 |",
-        "| model gpt | 3 | 9.0 / 4.5 | -1.0 | 88 % | 31.0 / 15.5 |",
-        "| cross validated | 3 | 8.5 / 4.2 | 8.5 / 4.2 | 8.5 / 4.2 |",
-        "| trtllm | 4.8 | 75 |",
-    )
-    assert "mode agg" not in made and PAGE.partition("## What is simulated")[0] in made

@@ -264,12 +264,6 @@ def test_only_rows_with_a_full_cache_are_drawn_again(
     assert again["ttft"][: REDRAWS + 1] == pytest.approx(twice)
 
 
-def test_cross_validated_bands_cover_nine_tenths() -> None:
-    found = some(noise=0.1)
-    covered = errors(found.rows, left_out(found, "cross_validated"), "ttft")
-    assert covered is not None and 75 <= (covered["coverage"] or 0) <= 100
-
-
 def test_what_ships_can_be_read_again_and_leaves_servers_out(tmp_path: Path) -> None:
     found = some(noise=0.05)
     fit = hosts.host_fit(found, {scheme: left_out(found, scheme) for scheme in SCHEMES}, "rows.csv")
