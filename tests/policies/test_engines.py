@@ -136,10 +136,7 @@ def test_a_decode_needs_a_free_block_even_if_it_fills_none() -> None:
 
 def test_a_prompt_that_was_visited_is_no_victim() -> None:
     """Request 0 is still in its prompt, older than 1, which decodes and finds no free block."""
-    arrivals = {
-        0: [request(1, 4, 4)],
-        1: [request(0, 12, 1, arrival_s=0.0)],
-    }
+    arrivals = {0: [request(1, 4, 4)], 1: [request(0, 12, 1, arrival_s=0.0)]}
     steps = schedule(SarathiServe(chunk_size=5), arrivals, blocks=4)
     # 0: prompt of 1: 1 block. 1: it decodes, 1 more block; request 0 needs 3 of the 2 left: waits.
     # 2, 3: 1 decodes on (contexts 5, 6) with 2 free, and has its 4 tokens. 4: request 0 begins.

@@ -258,12 +258,7 @@ CASES += [
 
 @pytest.mark.parametrize(("kind", "table", "change", "message"), CASES)
 def test_every_table_with_every_fault_is_refused_by_file_and_row(
-    tmp_path: Path,
-    bundles: Path,
-    kind: str,
-    table: str,
-    change: Callable[[str], str],
-    message: str,
+    tmp_path: Path, bundles: Path, kind: str, table: str, change: Callable[[str], str], message: str
 ) -> None:
     copytree(bundles / kind, tmp_path / "b")
     path = tmp_path / "b" / f"{table}.csv"

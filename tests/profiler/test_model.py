@@ -25,15 +25,7 @@ from sarathi_sim.profiler.facts.model import (
     load_model,
     published,
 )
-from sarathi_sim.profiler.facts.ops import (
-    LAYER_GEMMS,
-    MOE,
-    OPS,
-    SENDS,
-    GemmShape,
-    Stream,
-    op_of,
-)
+from sarathi_sim.profiler.facts.ops import LAYER_GEMMS, MOE, OPS, SENDS, GemmShape, Stream, op_of
 from sarathi_sim.profiler.storage.files import data_dir
 from sarathi_sim.profiler.storage.not_modelled import not_modelled
 from sarathi_sim.profiler.storage.strict import SpecError, parse

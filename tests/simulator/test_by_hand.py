@@ -30,12 +30,7 @@ from sarathi_sim.simulator.loop.pipeline import stage_times
 from sarathi_sim.simulator.loop.records import DEFAULT, Records, ReplicaLog, Switches
 from sarathi_sim.simulator.loop.replica import Nominal, Predictor
 from sarathi_sim.simulator.loop.simulation import simulate
-from sarathi_sim.simulator.views.metrics import (
-    QUANTILES,
-    Analysis,
-    _useful_s,
-    paging_summary,
-)
+from sarathi_sim.simulator.views.metrics import QUANTILES, Analysis, _useful_s, paging_summary
 
 UNIT = 2.0**-10
 BEST = [(4, 3), (2, 2), (6, 2), (2, 2)]

@@ -28,11 +28,7 @@ from sarathi_sim.simulator.confidence.coverage import SLACK, MeasuredRegion
 from sarathi_sim.simulator.loop.clock import QUANTUM_S
 from sarathi_sim.simulator.op_times import regression
 from sarathi_sim.simulator.op_times.cache import VARIABLE, cache_folder, cached
-from sarathi_sim.simulator.op_times.iteration import (
-    HostTime,
-    IterationCost,
-    WholeLayer,
-)
+from sarathi_sim.simulator.op_times.iteration import HostTime, IterationCost, WholeLayer
 from sarathi_sim.simulator.op_times.op_times import OpTimes, Skew, Together
 from sarathi_sim.simulator.op_times.predictor import BundlePredictor
 from sarathi_sim.simulator.op_times.regression import (
@@ -101,10 +97,7 @@ def simple_bundle(tp: int = 2) -> Bundle:
 
 
 def batch(
-    *chunks: tuple[int, int, int],
-    decodes: int = 0,
-    context: int = 0,
-    longest: int = 0,
+    *chunks: tuple[int, int, int], decodes: int = 0, context: int = 0, longest: int = 0
 ) -> Batch:
     """Chunks are (prompt, tokens, cached)."""
     made = tuple((Sequence(i, p, 1, 1), n, c) for i, (p, n, c) in enumerate(chunks))

@@ -115,10 +115,7 @@ def test_an_idle_rank_of_trtllm_counts_as_one_that_decodes() -> None:
 
 def test_full_ranks_of_trtllm_hold_prompts_back_on_all() -> None:
     """A rank that decodes as many as it may has no slot for a prompt."""
-    arrivals = {
-        0: [request(0, 4, 20), request(1, 4, 3)],
-        1: [request(2, 4, 2), request(3, 4, 2)],
-    }
+    arrivals = {0: [request(0, 4, 20), request(1, 4, 3)], 1: [request(2, 4, 2), request(3, 4, 2)]}
     found = prompts(trtllm(max_batch_size=1, timeout_iters=50), 2, arrivals, 5)
     # Request 1 ends with step 2. Then nobody decodes on rank 1, so request 3 need not wait.
     assert found == [[[0], [1]], [[], []], [[], []], [[], [3]], [[], []]]

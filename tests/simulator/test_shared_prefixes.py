@@ -42,10 +42,7 @@ def made(seed: int = 0, longest: int = LONGEST, **workload: Any) -> list[Request
 def talking(seed: int = 0, **workload: Any) -> dict[str, Any]:
     """The requests of sessions, and who sends them."""
     requests = made(seed, **workload)
-    return {
-        "requests": requests,
-        "sender": build_clients(scenario_of(seed, workload), requests),
-    }
+    return {"requests": requests, "sender": build_clients(scenario_of(seed, workload), requests)}
 
 
 def traced(path: Path, rows: list[tuple[float, int, int, list[int]]], **more: Any) -> list[Request]:

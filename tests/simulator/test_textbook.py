@@ -101,10 +101,7 @@ VARIANTS = {
 
 
 # The same for pools; each pair of systems meets both kinds of cache.
-PAIRS = [
-    [(None, False, False), (40.0, True, False)],
-    [(40.0, False, False), (None, False, True)],
-]
+PAIRS = [[(None, False, False), (40.0, True, False)], [(40.0, False, False), (None, False, True)]]
 
 
 def compared_events(system: PoolSystem) -> Any:
@@ -231,9 +228,7 @@ def test_drafts_of_decodes_in_flight_need_kv(policy: Any, blocks: int, late: boo
 
 @settings(max_examples=100, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(
-    st.one_of(DRAFTING_SYSTEMS, with_ranks(DRAFTING_SYSTEMS)),
-    st.integers(1, 5),
-    st.integers(0, 1),
+    st.one_of(DRAFTING_SYSTEMS, with_ranks(DRAFTING_SYSTEMS)), st.integers(1, 5), st.integers(0, 1)
 )
 def test_any_pool_with_drafts(system: PoolSystem, length: int, slots: int) -> None:
     compare(system.with_drafts(length, slots))

@@ -50,12 +50,7 @@ def unit_each(batch: Batch) -> tuple[float, float, float, float]:
 
 
 def workers(
-    count: int,
-    blocks: int = 100,
-    seqs: int = 8,
-    size: int = 4,
-    caching: bool = False,
-    **about: Any,
+    count: int, blocks: int = 100, seqs: int = 8, size: int = 4, caching: bool = False, **about: Any
 ) -> Replicas:
     """Replicas of vLLM with blocks of a few tokens, one of which is never used."""
     policy = Vllm(64, seqs, async_scheduling=False)
@@ -241,7 +236,7 @@ def test_a_rank_of_a_prefill_worker_waits_until_kv_is_sent() -> None:
     assert (over.received_s / UNIT).tolist() == [18, 18, 36]
     assert columns(records, "queueing_s", "ttft_s") == [[0, 0, 18], [20, 20, 37]]
     assert [records.called(n) for n in range(3)] == [
-        *("prefill 0 rank 0", "prefill 0 rank 1", "decode 0"),
+        *("prefill 0 rank 0", "prefill 0 rank 1", "decode 0")
     ]
 
 

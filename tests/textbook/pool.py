@@ -308,11 +308,7 @@ class TextbookPool:
         return self.given.pop(sequence, 0)
 
     def admit(
-        self,
-        sequence: Sequence,
-        tokens: int,
-        hits: tuple[TextbookBlock, ...] = (),
-        hold: int = 0,
+        self, sequence: Sequence, tokens: int, hits: tuple[TextbookBlock, ...] = (), hold: int = 0
     ) -> None:
         """Let a waiting sequence run: it has the ``hits``, and computes ``tokens`` tokens more.
 
