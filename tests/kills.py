@@ -32,7 +32,6 @@ GONE_S, HANG_S = 10, 300
 
 
 def start(folder: Path) -> subprocess.Popen[str]:
-    """Begin a sweep, or go on with it."""
     options = ["--workers", "2", "--quiet", *["--resume"] * folder.exists()]
     config = str(folder.with_name("sixty.yaml"))
     return subprocess.Popen(
@@ -70,7 +69,6 @@ def disturb(process: subprocess.Popen[str], target: str, after_s: float) -> str:
 
 
 def main() -> int:
-    """Print counts; 1 after a failure."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--kills", type=int, default=100)
     parser.add_argument("--seed", type=int, default=10)

@@ -65,7 +65,6 @@ NEAREST: dict[str, str] = {
 
 
 def reachable(place: str) -> set[str]:
-    """The rooms that one may import."""
     nearest = NEAREST[place].split()
     return {*nearest, *(room for each in nearest for room in reachable(each))}
 
@@ -102,7 +101,6 @@ def _trees_are_forgotten() -> Iterator[None]:
 
 
 def inside(name: str) -> str:
-    """The name of a module of ours within the package."""
     return name.removeprefix("sarathi_sim.")
 
 
@@ -134,7 +132,6 @@ def within(module: str, places: str) -> bool:
 
 
 def allowed(here: str, name: str) -> bool:
-    """Whether a room may import that."""
     target = name.partition(".")[0]
     if target in PACKAGES:
         return room(name) == here or within(name, ROOMS[here])
@@ -262,7 +259,6 @@ def test_no_function_is_long() -> None:
 
 
 def calls(module: str, *names: str) -> list[str]:
-    """The calls of functions and methods of these names."""
     return [
         ast.unparse(node)
         for node in nodes(MODULES[module])

@@ -99,7 +99,6 @@ ROWS = (
 
 
 def bench_table(numbers: Mapping[str, Any]) -> Table:
-    """The benchmark's numbers."""
     policies, by_batch = list(numbers["loop_s"]), numbers["iteration_us"]
     found = [(label, form, numbers[key]) for label, key, form in ROWS]
     for batch in max(by_batch.values(), key=len):
@@ -237,6 +236,5 @@ def _timed(work: Callable[[Deployment], object], deployment: Deployment) -> floa
 
 
 def _peak_rss_mb() -> float:
-    """Largest resident size of this process so far, in units of 2**20 bytes."""
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     return peak / 2**20 if sys.platform == "darwin" else peak / 2**10

@@ -113,7 +113,6 @@ def _sign(folder: Path) -> None:
 
 
 def trace(rng: Random, box: Path) -> Command:
-    """A damaged trace of requests, or a strange name of one."""
     more = _TRACE if rng.random() < 0.5 else [*_TRACE, "--set", "workload.arrivals={kind: trace}"]
     name = "trace.csv"
     if rng.random() < 0.06:
@@ -132,7 +131,6 @@ def trace(rng: Random, box: Path) -> Command:
 
 
 def hugging_face(rng: Random, box: Path) -> Command:
-    """A damaged ``config.json``."""
     _damage(box / "hf/tiny/config.json", damaged_json, rng)
     named = rng.choice(("hf/tiny", "hf/tiny/config.json"))
     if rng.random() < 0.3:
@@ -199,7 +197,6 @@ def data(rng: Random, box: Path) -> Command:
 
 
 def load_tool(rng: Random, box: Path) -> Command:
-    """A damaged file of a load tool."""
     name = rng.choice([*RUNS])
     _damage(box / name, damaged_json_lines if name.endswith("l") else damaged_json, rng)
     if rng.random() < 0.1:
@@ -311,7 +308,6 @@ _REPORTED = (
 
 
 def report(rng: Random, box: Path) -> Command:
-    """A report of a damaged result of any kind."""
     name = rng.choice(_REPORTED)
     _vandalise(box / name, rng)
     also = [rng.choice(_REPORTED)] if rng.random() < 0.2 else []

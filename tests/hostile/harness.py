@@ -38,13 +38,10 @@ class Input:
 
 @dataclass
 class Report:
-    """What came of all inputs."""
-
     counts: dict[str, Counter[str]] = field(default_factory=dict)
     bad: list[tuple[Input, Outcome, list[str]]] = field(default_factory=list)
 
     def add(self, what: Input, outcome: Outcome, argv: list[str]) -> None:
-        """Count one."""
         self.counts.setdefault(what.door, Counter())[outcome.word] += 1
         if not outcome.good:
             self.bad.append((what, outcome, argv))
@@ -168,7 +165,6 @@ class Harness:
     def try_all(
         self, tried: list[Input], jobs: int, progress: Callable[[int], None] = lambda _: None
     ) -> Report:
-        """Every input, ``jobs`` at a time."""
         report = Report()
         batches = [tried[i : i + _BATCH] for i in range(0, len(tried), _BATCH)]
         with ProcessPoolExecutor(jobs, multiprocessing.get_context("fork")) as pool:

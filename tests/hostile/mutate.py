@@ -114,7 +114,6 @@ def _nearby(number: float, rng: Random) -> float:
 
 
 def damaged_yaml(content: bytes, rng: Random) -> bytes:
-    """A YAML file with wrong bytes, lines, keys or values."""
     kind = rng.random()
     if kind < 0.15:
         return damaged_bytes(content, rng)

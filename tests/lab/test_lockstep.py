@@ -33,7 +33,6 @@ Events = list[Any]
 
 
 def lockstep(*arguments: object) -> tuple[int, str]:
-    """Exit code and what was printed on stdout."""
     result = CliRunner().invoke(app, ["lab", "lockstep", *map(str, arguments)])
     return result.exit_code, result.stdout
 
@@ -286,7 +285,6 @@ def test_no_such_log_is_one_line(tmp_path: Path) -> None:
 
 
 def interpreter(engine: str) -> str | None:
-    """A Python with this engine."""
     own = sys.executable if importlib.util.find_spec(engine) else None
     return os.environ.get(f"SARATHI_SIM_{engine.upper()}_PYTHON") or own
 

@@ -32,7 +32,6 @@ DRIFT = 0.03
 
 
 def recorded() -> dict[str, dict[Variant, float]]:
-    """Ours, as written down."""
     with FILE.open(encoding="utf-8") as file:
         return {row["id"]: {v: float(row[v]) for v in VARIANTS} for row in csv.DictReader(file)}
 

@@ -477,7 +477,6 @@ def test_who_never_fits_once_it_was_paused_is_an_error_that_says_so() -> None:
 
 
 def admitted(steps: list[Step]) -> list[tuple[int, int]]:
-    """Who started in which iteration."""
     found: dict[int, int] = {}
     for number, step in enumerate(steps):
         for id, _ in step.chunks:

@@ -253,8 +253,6 @@ def test_finished_members_stay_as_padding() -> None:
 
 
 class Scripted:
-    """Plans what the test says."""
-
     holds_finished = False
 
     def __init__(self, *plans: Callable[[View], Plan | None]) -> None:
@@ -353,7 +351,6 @@ ROOT = Path(__file__).resolve().parents[2]
 
 
 def test_the_shipped_policies_are_found() -> None:
-    """By their names, with their arguments as keys."""
     for name, keys, expected in (
         ("orca", {"case": "worst"}, OrcaWorstCase()),
         ("orca", {}, Orca(max_prefills=1)),

@@ -71,7 +71,6 @@ def make(tp: int = 2) -> Bundle:
 
 
 def measured() -> Bundle:
-    """As ``make``, with all that a measurement adds."""
     bundle = make()
     tables = {}
     for name, frame in bundle.tables().items():
@@ -212,8 +211,6 @@ def cut_last_line(text: str) -> str:
 
 
 def in_last_row(column: str, value: str) -> Callable[[str], str]:
-    """Another value in the last row, wherever that column stands."""
-
     def change(text: str) -> str:
         *others, last = text.splitlines()
         cells = last.split(",")

@@ -51,7 +51,6 @@ LEFT_OUT = object()
 
 
 def _changed(config: Config, change: Config) -> Config:
-    """With other keys, and without those that are left out."""
     return {key: value for key, value in {**config, **change}.items() if value is not LEFT_OUT}
 
 

@@ -186,7 +186,6 @@ def times_of(device: str, model: str, tp: int) -> OpTimes:
 
 
 def layer_s(ops: OpTimes, tokens: int) -> float:
-    """The four GEMMs of a layer."""
     return sum(float(ops.by_rows[op](tokens)) for op in LAYER_GEMMS)
 
 

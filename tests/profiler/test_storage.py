@@ -139,7 +139,6 @@ KIND = "sarathi-sim thing 1"
 
 
 def manifest_of(kind: str, files: dict[str, bytes]) -> Manifest:
-    """The manifest of a folder that is to hold ``files``."""
     return Manifest(kind, {name: digest(content) for name, content in files.items()})
 
 
@@ -163,7 +162,6 @@ def put(place: Path, files: dict[str, str], kind: str = KIND) -> None:
 
 @pytest.fixture
 def place(tmp_path: Path) -> Path:
-    """A folder of ours."""
     put(tmp_path / "place", {"a.txt": "a", "below/b.txt": "b"})
     return tmp_path / "place"
 
@@ -186,7 +184,6 @@ def _add_a_key(file: Path) -> None:
 
 
 def _link(place: Path) -> None:
-    """A folder of ours becomes a link to one with the same content."""
     (place / "below").rename(place.parent / "elsewhere")
     (place / "below").symlink_to(place.parent / "elsewhere")
 

@@ -37,7 +37,6 @@ SETTINGS = Settings(
 
 @pytest.fixture(autouse=True)
 def few_points(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The smallest, a medium and the largest point of every op."""
     for name in ("coarse_grid", "designed_points"):
         all_points = getattr(degree, name)
 
@@ -49,7 +48,6 @@ def few_points(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def measured(out: Path, lines: list[str] | None = None, **changes: Any) -> Bundle:
-    """Profile on the GPU pretended at the time."""
     say = (lambda _: None) if lines is None else lines.append
     folder, _ = profile(replace(SETTINGS, out=out, **changes), say, lambda *_: None)
     return load_bundle(folder)
@@ -318,8 +316,6 @@ def test_nobody_asks_nvml_while_the_host_is_timed() -> None:
 
 
 class CountedOps(TorchDispatchMode):
-    """The names of what torch runs inside."""
-
     def __init__(self) -> None:
         super().__init__()
         self.names: list[str] = []

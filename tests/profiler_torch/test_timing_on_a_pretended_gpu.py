@@ -34,7 +34,6 @@ TINY = load_model("tiny-llama-40m")
 
 
 def shard(flush: Any = "read", **more: Any) -> ShardOps:
-    """Of TINY, on the GPU pretended at the time."""
     timer = Timer(CUDA, 1, flush=flush)
     return ShardOps(TINY, 1, CUDA, BF16, LIMITS, timer, 79e9, SdpaAttention(CUDA, BF16), **more)
 

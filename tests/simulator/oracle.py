@@ -154,8 +154,6 @@ arrivals = st.integers(0, 30).map(lambda k: k * 2.0**-7)
 
 @dataclass(frozen=True)
 class System(Surroundings):
-    """Micro-batches with reserved memory."""
-
     policy: str = "orca_best"
     layers: tuple[int, ...] = (3, 3)
     max_batch: int = 4

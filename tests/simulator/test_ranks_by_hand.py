@@ -55,7 +55,6 @@ def trtllm(**keys: Any) -> Trtllm:
 def prompts(
     policy: PoolPolicy, ranks: int, arrivals: Mapping[int, list[Request]], most: int
 ) -> Any:
-    """Whose prompts run on each rank in each step."""
     found = steps(policy, ranks, arrivals, most)
     return [[row[0] if row else [] for row in step] for step in found]
 

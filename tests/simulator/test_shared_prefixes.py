@@ -34,13 +34,11 @@ def scenario_of(seed: int, workload: dict[str, Any]) -> Scenario:
 
 
 def made(seed: int = 0, longest: int = LONGEST, **workload: Any) -> list[Request]:
-    """The requests of a workload."""
     scenario = scenario_of(seed, workload)
     return build_requests(scenario, longest, Source("here.yaml", "one", {}, ()))
 
 
 def talking(seed: int = 0, **workload: Any) -> dict[str, Any]:
-    """The requests of sessions, and who sends them."""
     requests = made(seed, **workload)
     return {"requests": requests, "sender": build_clients(scenario_of(seed, workload), requests)}
 

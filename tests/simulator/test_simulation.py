@@ -144,8 +144,6 @@ def test_jitter_does_not_depend_on_how_it_is_drawn() -> None:
 
 
 class Idle:
-    """Plans nothing."""
-
     holds_finished = False
 
     def plan(self, view: View) -> Plan | None:

@@ -72,13 +72,11 @@ def run(handover: Handover = OVER, **options: Any) -> Records:
 
 
 def handed(records: Records) -> Any:
-    """What went from one pool to the other."""
     assert records.handovers is not None
     return records.handovers
 
 
 def columns(records: Records, *names: str) -> list[list[float | None]]:
-    """Columns of the requests, in units."""
     table = Analysis(records).request_columns
     return [[None if np.isnan(v) else v / UNIT for v in table[name]] for name in names]
 
@@ -310,7 +308,6 @@ class TwoPoolSystem:
 
 @st.composite
 def half_systems(draw: st.DrawFn, policy: PoolPolicy, size: int) -> PoolSystem:
-    """The workers of one pool."""
     return PoolSystem(
         policy,
         layers=tuple(draw(st.lists(st.integers(1, 3), min_size=1, max_size=3))),
