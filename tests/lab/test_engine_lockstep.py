@@ -107,9 +107,7 @@ def test_the_replay_takes_no_longer_than_the_measurement(engine: EngineProcesses
 @pytest.mark.slow
 @pytest.mark.parametrize("engine", [2], indirect=True, ids=["pp2"])
 @pytest.mark.parametrize(("pp", "tp"), [(1, 2), (2, 2)])
-def test_tensor_parallel_ranks_yield_the_same_tokens(
-    engine: EngineProcesses, pp: int, tp: int
-) -> None:
+def test_ranks_yield_the_same_tokens(engine: EngineProcesses, pp: int, tp: int) -> None:
     load = requests(10, 1)
     expected = engine.serve(load, POLICIES["orca_best"], settings(2)).served.outputs
     with EngineProcesses(spec(pp, tp), PATIENCE_S) as parallel:
@@ -121,9 +119,7 @@ def test_tensor_parallel_ranks_yield_the_same_tokens(
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("pp", "tp"), [(2, 1), (2, 2)])
-def test_activations_that_travel_apart_yield_the_same_tokens(
-    monkeypatch: pytest.MonkeyPatch, pp: int, tp: int
-) -> None:
+def test_activations_that_travel_apart(monkeypatch: pytest.MonkeyPatch, pp: int, tp: int) -> None:
     load = requests(10, 1)
     with EngineProcesses(spec(1), PATIENCE_S) as engine:
         expected = engine.serve(load, POLICIES["orca_best"], settings(1)).served.outputs

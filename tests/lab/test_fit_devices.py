@@ -135,9 +135,7 @@ def test_equal_keys_share_a_fold() -> None:
     assert first == again
 
 
-def test_public_datasets_are_named_by_flag_or_environment(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_folder_of_public_datasets(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv(DATASETS_VARIABLE, raising=False)
     with pytest.raises(FileNotFoundError, match=f"--datasets DIR or in {DATASETS_VARIABLE}"):
         public_datasets()
@@ -218,9 +216,7 @@ def other_stacks(op: str, datasets: Path) -> list[pd.DataFrame]:
         ("attn_decode_gqa", (0.0, 0.4), 0.85, 0.95),
     ],
 )
-def test_the_band_covers_other_stacks(
-    op: str, without: tuple[float, float], least: float, most: float
-) -> None:
+def test_other_stacks(op: str, without: tuple[float, float], least: float, most: float) -> None:
     """In the mean over stacks: ``without`` the stack's term, and with it."""
     times = DeviceModel("a100-80g-sxm")
     fit, shares = times.spec.op(op), []

@@ -124,9 +124,7 @@ def test_few_served_outputs_are_drawn_for_any_input(tmp_path: Path) -> None:
         requests_of(run_of(measurement_weight_type="fp4"), tmp_path)
 
 
-def test_all_outputs_of_a_benchmark_of_one_length_and_no_longer_than_the_engine(
-    tmp_path: Path,
-) -> None:
+def test_outputs_of_one_length_and_no_longer_than_the_engine(tmp_path: Path) -> None:
     lengths(tmp_path, "llama3.1-8b")
     run = run_of(model="llama3.1-8b", output_tokens_mean="128.99")
     assert set(requests_of(run, tmp_path).output.tolist()) == {129}

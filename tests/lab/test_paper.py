@@ -230,9 +230,7 @@ def test_mistakes_give_one_message(words: tuple[str, ...], message: str) -> None
     assert message in refused("lab", "reproduce", *words)
 
 
-def test_what_was_served_for_the_claims_is_not_served_again_for_the_gallery(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_gallery_serves_nothing_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Table 4 is made from six claims; what the figures show besides is left out here."""
     served, serve = [], Machine.serve
     monkeypatch.setattr(

@@ -148,9 +148,7 @@ def test_an_engine_that_does_what_its_grid_says_is_predicted(experiment: Experim
             assert whole["bubble"] == pytest.approx(outcome.measured["bubble"], rel=0.03)
 
 
-def test_a_profile_of_single_ops_predicts_beside_the_grid(
-    tmp_path: Path, experiment: Experiment
-) -> None:
+def test_a_profile_of_single_ops_predicts_too(tmp_path: Path, experiment: Experiment) -> None:
     """The grid's own bundle, as if ``profile`` had written it: both say the same."""
     measured = session(experiment, repeats=1)
     spec, repeat = measured.spec, measured.repeats[0]
@@ -342,9 +340,7 @@ PAGED = "batching={}", "scenarios={paged: {policy: {name: vllm}}}"
         (["kv_cache={block_size: 4}"], "kv_cache: value {.*}: must be left out: the engine's"),
     ],
 )
-def test_what_the_engine_cannot_do_is_refused(
-    tmp_path: Path, changes: list[str], message: str
-) -> None:
+def test_what_the_engine_cannot_do(tmp_path: Path, changes: list[str], message: str) -> None:
     with pytest.raises(UserError, match=message):
         make_cells(load(tmp_path, *changes))
 

@@ -44,9 +44,7 @@ def test_no_more_run_than_may(name: str, key: str) -> None:
 
 
 @pytest.mark.parametrize(("version", "served"), [("0.32", [0]), ("0.33", [0, 2])])
-def test_after_a_request_that_preempts_itself(
-    version: Literal["0.32", "0.33"], served: list[int]
-) -> None:
+def test_a_request_preempts_itself(version: Literal["0.32", "0.33"], served: list[int]) -> None:
     """Five blocks of 4 tokens. Requests 0 and 1 take two each, request 2 the last one.
 
     In the third decode request 1 opens its third block, with its ninth token. There is none, and

@@ -180,9 +180,7 @@ def test_equal_time_takes_the_largest_chunk_in_time() -> None:
         (Request, "request 3: generates 6 tokens but declares at most 5", [ONE]),
     ],
 )
-def test_what_makes_no_sense_is_refused(
-    kind: type, message: str, refused: list[dict[str, object]]
-) -> None:
+def test_nonsense_is_refused(kind: type, message: str, refused: list[dict[str, object]]) -> None:
     for keys in refused:
         with pytest.raises(ValueError, match=message):
             kind(**keys)
@@ -395,9 +393,7 @@ def test_a_new_file_is_all_it_takes(tmp_path: Path) -> None:
     assert re.search(r"policy\.prompts: this key is missing", done.stderr), done.stderr
 
 
-def test_two_policies_of_one_name_are_an_error(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_two_policies_of_one_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("one", "other"):
         (tmp_path / f"{name}.py").write_text(AT_MOST)
     from sarathi_sim import policies

@@ -42,9 +42,7 @@ from tests.profiler.hf_configs import LLAMA_3
         ("nvidia/DeepSeek-V3.1-NVFP4", "deepseek-v3"),
     ],
 )
-def test_a_name_of_the_hub_that_is_not_listed_leads_to_the_shipped_model(
-    hub: str, shipped: str
-) -> None:
+def test_an_unlisted_name_leads_to_the_shipped_model(hub: str, shipped: str) -> None:
     with pytest.raises(SpecError, match=rf"did you mean {re.escape(shipped)}\?"):
         load_model(hub)
 

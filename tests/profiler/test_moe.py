@@ -183,9 +183,7 @@ def test_experts_without_a_gate_are_left_out_and_the_faster_kernel_counts(tmp_pa
     assert kernel_tables.experts(tmp_path, "h100-80g-sxm", "vllm", "fp8", "balanced") is None
 
 
-def test_tokens_that_the_gate_of_deepseek_sent_to_four_of_eight_groups_are_not_balanced(
-    tmp_path: Path,
-) -> None:
+def test_tokens_that_deepseeks_gate_grouped_are_not_balanced(tmp_path: Path) -> None:
     grouped = {**ROW, "hidden_size": 7168, "inter_size": 2048, "num_experts": 256}
     skewed = {**grouped, "distribution": "power_law_1.2"}
     for stack in ("vllm", "trtllm"):

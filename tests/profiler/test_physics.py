@@ -132,9 +132,7 @@ def test_exported_trees_predict_what_sklearn_predicts(data: tuple[Array, Array])
         np.testing.assert_allclose(ours, model.predict(rows), rtol=1e-6, atol=1e-6)
 
 
-def test_few_rows_take_their_own_way_to_the_same_numbers(
-    data: tuple[Array, Array], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_few_rows_are_as_many(data: tuple[Array, Array], monkeypatch: pytest.MonkeyPatch) -> None:
     """Many go down together; of neighbours that are alike all go one way in most nodes."""
     features, target = data
     trees = fit_trees(features, target, 40, 31)

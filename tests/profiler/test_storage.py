@@ -67,9 +67,7 @@ def events(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, int]]:
     return found
 
 
-def test_a_file_is_on_the_disk_before_it_replaces_another(
-    tmp_path: Path, events: list[tuple[str, int]]
-) -> None:
+def test_a_file_is_written_and_then_moved(tmp_path: Path, events: list[tuple[str, int]]) -> None:
     file = tmp_path / "a.txt"
     file.write_text("old")
     write_whole(file, "nöu")
@@ -79,9 +77,7 @@ def test_a_file_is_on_the_disk_before_it_replaces_another(
     assert list(tmp_path.iterdir()) == [file]
 
 
-def test_a_file_that_cannot_be_written_stays_as_it_was(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_full_disk_changes_no_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def full(descriptor: int) -> None:
         raise OSError(28, "No space left on device")
 
@@ -93,9 +89,7 @@ def test_a_file_that_cannot_be_written_stays_as_it_was(
     assert (file.read_text(), partial(file).exists()) == ("old", False)
 
 
-def test_a_folder_is_on_the_disk_before_it_is_in_its_place(
-    tmp_path: Path, events: list[tuple[str, int]]
-) -> None:
+def test_a_folder_is_written_and_then_moved(tmp_path: Path, events: list[tuple[str, int]]) -> None:
     scratch, place = tmp_path / ".new", tmp_path / "place"
     (scratch / "below").mkdir(parents=True)
     (scratch / "one.csv").write_text("1")
@@ -213,9 +207,7 @@ def test_what_is_not_ours_stays(place: Path, disturb: Callable[[Path], object], 
     assert tree(place) == before
 
 
-def test_folders_nested_without_bound_are_looked_into(
-    place: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_endless_folders_are_looked_into(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Beyond the recursion limit, and with a path that is longer than the system takes."""
     monkeypatch.chdir(place)
     depth = 3000
@@ -237,9 +229,7 @@ def test_a_folder_of_another_kind_stays(place: Path) -> None:
     check_ours(place, "sarathi-sim other 1", KIND)
 
 
-def test_what_is_put_there_at_the_last_moment_stays(
-    place: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_file_of_the_last_moment_stays(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Between the check and the exchange."""
     from sarathi_sim.profiler.storage.files import exchange
 
@@ -323,9 +313,7 @@ def test_a_manifest_is_written_for_all_that_is_there(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("atomic", [True, False])
-def test_a_kill_at_any_step_leaves_the_earlier_folder_or_the_new_one(
-    place: Path, atomic: bool
-) -> None:
+def test_a_kill_leaves_the_earlier_folder_or_the_new_one(place: Path, atomic: bool) -> None:
     """As kill -9 does: a child of this process ends without a word before its n-th step."""
     old = read_manifest(place)
     new = manifest_of(KIND, {"a.txt": b"A", "c.txt": b"c"})
@@ -497,9 +485,7 @@ def test_a_second_profiler_is_refused_and_told_of_the_first(tmp_path: Path) -> N
     Journal(tmp_path, {"a": 1}).close()
 
 
-def test_a_lock_on_a_file_that_was_removed_meanwhile_does_not_count(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_lock_on_a_removed_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Who had the folder removes it between our opening of the lock and our locking it."""
     lock = FolderLock._lock
     removed = []
@@ -573,9 +559,7 @@ def test_a_signal_ends_all_at_once() -> None:
 
 
 @pytest.mark.parametrize(("name", "stays"), [("sarathi-sim-ranks-x", False), ("mine", True)])
-def test_scratch_goes_with_the_parent_and_nothing_else(
-    tmp_path: Path, name: str, stays: bool
-) -> None:
+def test_scratch_goes_with_the_parent(tmp_path: Path, name: str, stays: bool) -> None:
     folder = tmp_path / name
     folder.mkdir()
     (folder / "spec.json").write_text("{}")
@@ -647,9 +631,7 @@ COMMAND = (
         (COMMAND + IMPORTS, {"OMP_NUM_THREADS": "2"}, {2}),
     ],
 )
-def test_one_thread_where_the_user_has_not_chosen(
-    code: str, chosen: dict[str, str], expected: set[int]
-) -> None:
+def test_one_thread_by_default(code: str, chosen: dict[str, str], expected: set[int]) -> None:
     """Before and after numpy is imported, and for the processes that are started."""
     (found,) = threads(code + COUNT, **chosen)
     assert set(found) == expected and len(found) >= 2, "numpy and scikit-learn bring one each"

@@ -64,9 +64,7 @@ def test_chunked_prefill_equals_full_prefill(model: ModelSpec, sizes: tuple[int,
 
 
 @pytest.mark.parametrize(("dtype", "bound"), [(torch.bfloat16, 0.1), (torch.float16, 0.0125)])
-def test_in_half_precision_the_bound_is_that_of_its_rounding(
-    dtype: torch.dtype, bound: float
-) -> None:
+def test_half_precision_is_as_exact_as_its_rounding(dtype: torch.dtype, bound: float) -> None:
     """bf16 has 8 bits: each of the ~20 roundings on the way is off by up to 2^-9 of its value.
 
     fp16 has 11, so its bound is an eighth of that.
@@ -197,9 +195,7 @@ def lockstep(shards: list[Stage], work: Work, x: torch.Tensor | None) -> torch.T
 
 @MODELS
 @pytest.mark.parametrize(("tp", "cuts"), [(2, ()), (4, ()), (1, (1,)), (2, (1, 2))])
-def test_shards_compute_what_the_unsharded_model_does(
-    model: ModelSpec, tp: int, cuts: tuple[int, ...]
-) -> None:
+def test_shards_compute_the_whole(model: ModelSpec, tp: int, cuts: tuple[int, ...]) -> None:
     """GQA with tp 4 has more ranks than KV heads; a vocabulary of 96 leaves ranks without rows."""
     whole = shard_logits(model, 1, ())
     split = shard_logits(model, tp, cuts)

@@ -174,9 +174,7 @@ def test_killed_and_started_again_it_measures_only_what_is_missing(tmp_path: Pat
         ),
     ],
 )
-def test_what_cannot_be_measured_is_refused(
-    tmp_path: Path, arguments: tuple[str, ...], text: str
-) -> None:
+def test_no_measurement_of_that(tmp_path: Path, arguments: tuple[str, ...], text: str) -> None:
     done = CliRunner().invoke(app, profile(tmp_path, *arguments))
     assert done.exit_code == 2
     assert text in done.stderr

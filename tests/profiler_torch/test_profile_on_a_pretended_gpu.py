@@ -112,9 +112,7 @@ def test_a_gpu_without_memory_for_the_timer_is_one_line(tmp_path: Path) -> None:
         measured(tmp_path)
 
 
-def test_weights_that_no_longer_fit_are_one_line(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_weights_that_no_longer_fit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def fail(*_: Any, **__: Any) -> None:
         raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 1 GiB.\nmore")
 
@@ -209,9 +207,7 @@ def test_clock_power_and_throttling_are_those_of_each_point(tmp_path: Path) -> N
 
 
 @pytest.mark.slow
-def test_without_nvml_a_profile_has_no_such_columns(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_profile_without_nvml(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with fake_cuda.pretend():
         monkeypatch.setitem(sys.modules, "pynvml", None)
         bundle = measured(tmp_path)
@@ -288,9 +284,7 @@ def test_each_way_to_make_the_cache_cold(flush: Any) -> None:
         (1000, [1, 2, 4, 8, 8, 1, 2, 4, 8], 1),
     ],
 )
-def test_a_gpu_that_waits_for_its_host_waits_longer(
-    late: int, flushes: list[int], preempted: int
-) -> None:
+def test_a_gpu_that_waits_for_its_host(late: int, flushes: list[int], preempted: int) -> None:
     """By hand: two warm-ups and a sample. A sample is taken again after a flush twice as long, up
     to eight times; one that waited even so is counted."""
     with fake_cuda.pretend() as gpu:

@@ -165,9 +165,7 @@ def test_fp8_accumulates_as_engines_do(monkeypatch: pytest.MonkeyPatch) -> None:
     assert set(fast) == {True}
 
 
-def test_the_probe_says_that_there_is_no_nvml_or_another_gpu(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_probe_says_what_is_missing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "results").mkdir()
     with fake_cuda.pretend(), no_numbers():
         with_nvml = probe(tmp_path, rehearsal=False)

@@ -73,9 +73,7 @@ def skewed(share: float) -> pd.DataFrame:
         WholeLayer(1.0, 0.0, -0.2, 1.5),
     ],
 )
-def test_a_known_effect_is_found_and_nothing_else(
-    true: WholeLayer, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_known_effect_is_found(true: WholeLayer, monkeypatch: pytest.MonkeyPatch) -> None:
     bundle = attention_bundle()
     found = fit_whole_layer(bundle_times(bundle), layers(bundle, true))
     # The prior holds every term back, by less than a fifth here; without it they are exact.

@@ -141,9 +141,7 @@ def test_sends_take_the_link_that_is_named(tmp_path: Any) -> None:
     assert "tcp" in found.ops.meta.environment["send_recv_inter_node"]
 
 
-def test_the_devices_own_link_by_its_numbers_is_not_slower_for_small_messages(
-    tmp_path: Any,
-) -> None:
+def test_the_devices_own_link_by_its_numbers(tmp_path: Any) -> None:
     own = deployment(tmp_path, "tp: 4")
     named = deployment(tmp_path, "tp: 4, intra_node: {bandwidth: 450.0e+9}")
     assert reduce_s(named, 16e3) == pytest.approx(reduce_s(own, 16e3), rel=0.05)

@@ -212,9 +212,7 @@ def test_every_rank_has_routers_and_norms_whole_and_in_two_bytes() -> None:
         (Kernels("trtllm", "nvfp4", "fp8"), 0.5 + 1 / 16, 0.5 + 1 / 16, 25.4),
     ],
 )
-def test_a_rank_of_attention_shares_the_experts_alone(
-    kernels: Kernels, layer: float, expert: float, billions: float
-) -> None:
+def test_weights_of_a_rank(kernels: Kernels, layer: float, expert: float, billions: float) -> None:
     """DeepSeek-R1 on 32 ranks, each with whole attention, layer by layer from its published sizes:
     256 experts and 32 copies, nine on each."""
     heads, hidden, width = 128, 7168, 2048

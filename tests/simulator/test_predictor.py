@@ -461,9 +461,7 @@ def test_an_array_is_computed_once(tmp_path: Path, monkeypatch: pytest.MonkeyPat
 
 
 @pytest.mark.slow
-def test_a_file_with_any_byte_changed_is_computed_again(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_any_byte_changed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Flags and methods of the archive among them, which zipfile answers in ways of their own."""
     monkeypatch.setenv(VARIABLE, str(tmp_path))
     file = tmp_path / "key.2.npz"
@@ -517,9 +515,7 @@ def test_another_content_is_found_out_and_said(
     assert np.array_equal(cached("key", fail), ARRAY)
 
 
-def test_it_can_be_switched_off_and_may_fail(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_cache_that_is_off_or_fails(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(VARIABLE, "off")
     assert cache_folder() is None
     assert cached("key", lambda: ARRAY) is ARRAY
@@ -531,9 +527,7 @@ def test_it_can_be_switched_off_and_may_fail(
     assert cache_folder() == tmp_path / "sarathi-sim"
 
 
-def test_times_are_the_same_with_and_without(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_times_with_and_without_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """To the bit, lazily tabulated chunks included; a hit fits nothing."""
     bundle, _ = shipped("a6000", "llama-13b", 1)
 

@@ -152,9 +152,7 @@ def test_latencies_of_an_overloaded_run_are_not_printed() -> None:
         ({"kind": "closed_loop", "clients": 4}, "they keep the arrivals as they were"),
     ],
 )
-def test_a_band_that_is_narrow_because_of_its_arrivals_says_so(
-    arrivals: dict[str, object], reason: str
-) -> None:
+def test_a_band_narrow_for_its_arrivals_says_so(arrivals: dict[str, object], reason: str) -> None:
     changes = ["workload.requests=20", f"workload.arrivals={json.dumps(arrivals)}"]
     outcome = simulate_all(load_experiment("first_experiment", changes))
     (note,) = run_answer(outcome.summary()).warnings
@@ -213,9 +211,7 @@ class ShortestFirst:
         ({"workload.arrivals.rate": 1}, "overloaded"),
     ],
 )
-def test_requests_that_wait_between_two_pools_or_are_overtaken(
-    tmp_path: Path, changes: dict[str, Any], state: str
-) -> None:
+def test_two_pools_and_overtaking(tmp_path: Path, changes: dict[str, Any], state: str) -> None:
     config: dict[str, Any] = {
         **{"name": "x", "model": "llama-3-8b", "device": "a100-80g-sxm"},
         "workload": {"requests": 300, "arrivals": {"kind": "poisson", "rate": 6}},

@@ -414,9 +414,7 @@ def test_any_two_pools_of_vllm(system: TwoPoolSystem) -> None:
 @pytest.mark.slow
 @settings(ANY, max_examples=60)
 @given(two_pools(vllm_policies, known=False))
-def test_every_request_is_computed_once_and_all_memory_is_free_in_the_end(
-    system: TwoPoolSystem,
-) -> None:
+def test_every_request_is_computed_once_and_all_memory_freed(system: TwoPoolSystem) -> None:
     """Invariants 1, 2 and 4 over both pools: each prompt is computed on one prefill worker, and all
     that follows on one decode worker; blocks are never more than there are."""
     halves = fast_workers(system.prefill), fast_workers(system.decode)
