@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 import yaml
 
-from sarathi_sim.experiments.config.loading import load_experiment, shipped_configs
+from sarathi_sim.experiments.config.loading import load_experiment
 from sarathi_sim.experiments.run.experiment import simulate_all
 from tests.patience import PATIENCE_S
 from tests.policies import by_hand
@@ -51,14 +51,6 @@ def test_the_example_policy(monkeypatch: pytest.MonkeyPatch, lazy: bool, free_po
     assert_bitwise_equal(records, system.textbook())
     columns = records.replicas[0].iterations
     assert not ((columns["prefill_tokens"] > 0) & (columns["decodes"] > 0)).any()
-
-
-def test_the_example_configuration(tmp_path: Path) -> None:
-    path = tmp_path / "mine.yaml"
-    path.write_text(blocks("yaml")[0], encoding="utf-8")
-    assert set(load_experiment(path).scenarios) == {"orca", "sarathi"}
-    shipped = yaml.safe_load(blocks("yaml")[0])
-    assert shipped["name"] in shipped_configs()
 
 
 def test_the_example_policy_in_a_file_of_ones_own(tmp_path: Path) -> None:
@@ -127,10 +119,6 @@ def test_a_shipped_policy_may_be_copied_as_a_start(tmp_path: Path, name: str) ->
     assert mine["finished"] == 30 and mine["latency_s"] == shipped["latency_s"]
 
 
-def test_no_count_of_tests_goes_stale() -> None:
-    assert not re.search(r"\d+ (passed|skipped)", README)
-
-
 def test_links_lead_somewhere() -> None:
     for page in (ROOT / "README.md", ROOT / "data" / "README.md", *ROOT.glob("docs/**/*.md")):
         for target in re.findall(r"\]\(([^)#]+)\)", page.read_text(encoding="utf-8")):
@@ -172,6 +160,7 @@ def test_messages_are_worded_as_in_the_code() -> None:
             assert part.strip() in code, message
 
 
+@pytest.mark.slow
 def test_the_site_is_built_and_its_links_lead_somewhere(tmp_path: Path) -> None:
     pytest.importorskip("mkdocs", reason="mkdocs is not installed (pip install -e '.[dev]')")
     done = subprocess.run(

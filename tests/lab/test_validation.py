@@ -22,9 +22,12 @@ from sarathi_sim.experiments.lab.servers.answers import validation_answer
 from sarathi_sim.experiments.report.section import write_section
 from sarathi_sim.experiments.report.sections import sections_of
 from sarathi_sim.experiments.results import to_json
+from sarathi_sim.policies.catalogue import build
+from sarathi_sim.policies.micro_batches import MicroBatches
 from sarathi_sim.policies.request import Request
 from sarathi_sim.profiler.bundle.schema import bundle_path, load_bundle, write_bundle
-from sarathi_sim.profiler.engine.processes import StageLog
+from sarathi_sim.profiler.engine.driver import Decision, Served
+from sarathi_sim.profiler.engine.processes import EngineRun, StageLog
 from sarathi_sim.profiler.engine.spec import TIMED_OPS, EngineSpec, GridWork
 from sarathi_sim.profiler.facts.model import load_model
 from sarathi_sim.profiler.storage.strict import UserError
@@ -48,6 +51,8 @@ CONFIG: dict[str, Any] = {
     },
     "compare": {"bubble": {"metric": "bubble_s.mean", "over": ["orca", "sarathi"]}},
 }  # fmt: skip
+
+RECORDED = Path(__file__).parent / "recorded"
 
 
 def load(tmp_path: Path, *assignments: str, **changes: Any) -> Experiment:
@@ -410,7 +415,7 @@ def test_the_order_of_the_work(experiment: Experiment, monkeypatch: pytest.Monke
     assert any(line.endswith("repeat 2 is left out: it could end after 1e-09 s") for line in said)
 
 
-# What other work took of a run ------------------------------------------------------------------
+# What other work took of a run: by hand, and recorded on a quiet and a busy machine --------------
 
 
 def largest_preempted(log: StageLog) -> None:
@@ -465,6 +470,40 @@ def test_half_of_each_target_may_be_lost(name: str) -> None:
     for share in (1.01 * limit, -1.01 * limit):
         why = se.too_much(nothing | {name: share})
         assert why is not None and f" of {name}, and {limit:.2%} is allowed" in why
+
+
+def of_recorded(name: str) -> dict[str, float]:
+    """Of a run of ``validate_cpu`` on two cores, as the engine logged it (times to 1 us)."""
+    entry = json.loads((RECORDED / f"{name}.json").read_text(encoding="utf-8"))
+    times = {key: np.array(entry[key]) for key in ("arrived", "start", "finish", "cpu")}
+    ops = np.zeros((*times["cpu"].shape, len(TIMED_OPS) + 2))
+    decisions = [Decision(**one) for one in entry["decisions"]]
+    run = EngineRun(Served(decisions=decisions), StageLog(**times, ops=ops))
+    requests = [Request(*one) for one in entry["requests"]]
+    return se.lost(
+        "cpu", run, requests, lambda: MicroBatches(build(**entry["policy"]), **entry["settings"])
+    )
+
+
+@pytest.mark.parametrize(
+    ("name", "why"),
+    [
+        # With real-time priority, so that nothing else ran beside it.
+        ("orca_quiet", None),
+        ("sarathi_quiet", None),
+        # Beside ten other processes: the two ranks ran a seventh of the time.
+        ("orca_busy", "88.8% of iteration_error_median"),
+        ("sarathi_busy", "87.2% of iteration_error_median"),
+        # Real-time priority, and the kernel took the core twice, for 50 ms each.
+        ("sarathi_throttled", "9.6% of bubble_error"),
+    ],
+)
+def test_a_run_that_had_its_cores_to_itself_is_accepted(name: str, why: str | None) -> None:
+    found = of_recorded(name)
+    if why is None:
+        assert se.too_much(found) is None and found["iteration_error_median"] < 0.01
+    else:
+        assert why in str(se.too_much(found))
 
 
 # The bundle of the grid --------------------------------------------------------------------------

@@ -217,17 +217,6 @@ def us(kernels: Kernels, op: str = MOE, tokens: float = 256, tp: int = 4) -> flo
     return float(times.by_rows(op, np.array([tokens]))[0])
 
 
-def test_experts_take_longer_with_more_tokens_and_bytes() -> None:
-    bf16 = Kernels("vllm")
-    assert us(bf16, tokens=16) < us(bf16, tokens=512) < us(bf16, tokens=8192)
-    assert us(bf16, tp=1) > 1.5 * us(bf16, tp=4)
-    assert us(replace(bf16, moe_dtype="fp8_block"), tp=1) < us(bf16, tp=1)
-    even = replace(bf16, expert_distribution="balanced")
-    assert us(even) != us(bf16)
-    # A router is in bf16, whatever the weights are.
-    assert us(Kernels("vllm", "fp8"), "moe_router") == us(Kernels("vllm"), "moe_router")
-
-
 def test_provenance_names_format_ranks_and_spread() -> None:
     origin = StackTimes("h100-80g-sxm", Kernels("trtllm", "fp8"), QWEN, 4).provenance()
     assert origin[MOE].mark == (

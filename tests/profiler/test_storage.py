@@ -103,10 +103,11 @@ def test_a_folder_is_written_and_then_moved(tmp_path: Path, events: list[tuple[s
     assert content <= {inode for what, inode in events if what == "to disk"}
 
 
+@pytest.mark.slow
 def test_folders_nested_beyond_the_recursion_limit(tmp_path: Path) -> None:
-    deep = Path(tmp_path, *(["d"] * 1500))
+    deep = Path(tmp_path, *(["d"] * 1100))
     made = make_folders(deep)
-    assert (len(made), made[0], deep.is_dir()) == (1500, deep, True)
+    assert (len(made), made[0], deep.is_dir()) == (1100, deep, True)
     (tmp_path / "d" / "mine").write_text("kept")
     remove_empty(made)
     assert [path.name for path in (tmp_path / "d").iterdir()] == ["mine"]
@@ -207,10 +208,11 @@ def test_what_is_not_ours_stays(place: Path, disturb: Callable[[Path], object], 
     assert tree(place) == before
 
 
+@pytest.mark.slow
 def test_endless_folders_are_looked_into(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Beyond the recursion limit, and with a path that is longer than the system takes."""
     monkeypatch.chdir(place)
-    depth = 3000
+    depth = 1500
     for _ in range(depth):
         Path("dd").mkdir()
         os.chdir("dd")
@@ -626,7 +628,6 @@ COMMAND = (
         (BEFORE + IMPORTS, {}, {1}),
         (IMPORTS + BEFORE, {}, {1}),
         (BEFORE + IMPORTS, {"OMP_NUM_THREADS": "2"}, {2}),
-        (IMPORTS + BEFORE, {"OPENBLAS_NUM_THREADS": "2"}, {1, 2}),
         (COMMAND + IMPORTS, {}, {1}),
         (COMMAND + IMPORTS, {"OMP_NUM_THREADS": "2"}, {2}),
     ],

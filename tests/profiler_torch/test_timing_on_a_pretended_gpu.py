@@ -177,13 +177,6 @@ def test_the_probe_says_what_is_missing(tmp_path: Path, monkeypatch: pytest.Monk
     assert "; no NVML" not in with_nvml and "; no NVML" in without
 
 
-def test_ranks_agree_on_a_pretended_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Their times pass through a tensor, and back to numbers (of a pretended GPU: ones)."""
-    monkeypatch.setattr(ranks.dist, "all_reduce", lambda tensor, op: None)
-    with fake_cuda.pretend():
-        assert ranks._agreed("all_reduce", [0.5, 0.25, 2.0], CUDA) == [1.0, 1.0, 1.0]
-
-
 def test_a_sample_of_a_collective_holds_no_launch() -> None:
     """By hand: the events are 2 ms apart, so each of 20 calls, enqueued while the GPU waits, takes
     100 us."""
