@@ -140,19 +140,6 @@ def test_claims_that_cannot_fail_or_that_no_gain_would_pass_are_marked() -> None
     assert values == pytest.approx([1.0] * len(ids), abs=0.06)
 
 
-def test_the_tables_show_the_marks() -> None:
-    results = as_recorded()
-    table = figures.claims_table(results).splitlines()
-    rows = {row.split("`")[1]: row for row in table if "`" in row}
-    assert rows["orca_worst"].startswith(f"| `orca_worst` | {claims.CANNOT_FAIL} ")
-    assert f"| {claims.UNMOVED} |" in rows["pd_peak_256_at"]
-    assert rows["tile_257"].startswith("| `tile_257` |  |")
-    shown = {row[0]: row for row in claims.claims_section(results).tables[0].rows}
-    assert shown["tile_128"][4:8] == ["55", "47.88", "0.87", "53.18*"]
-    assert shown["decode_speedup_min"][5:7] == ["(2.225)", "(0.79)"]
-    assert "| `orca_best_1k` | 11 % | **4.2 %** | **0.38** |" in figures.gains_table(results)
-
-
 def test_256_over_320_does_not_need_the_tile() -> None:
     """Its control holds: a prompt is four whole chunks of 239 tokens, and 3.2 of 303."""
     lab = Lab("predicted")
@@ -230,6 +217,7 @@ def test_mistakes_give_one_message(words: tuple[str, ...], message: str) -> None
     assert message in refused("lab", "reproduce", *words)
 
 
+@pytest.mark.slow
 def test_the_gallery_serves_nothing_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Table 4 is made from six claims; what the figures show besides is left out here."""
     served, serve = [], Machine.serve

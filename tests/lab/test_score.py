@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import warnings
 from dataclasses import replace
 from pathlib import Path
@@ -31,7 +30,6 @@ from sarathi_sim.experiments.lab.servers.scenarios import scenario_of
 from sarathi_sim.experiments.lab.servers.score import ScoredRows
 from sarathi_sim.experiments.report.sections import sections_of
 from sarathi_sim.experiments.sweeps.plan import SharedRequests
-from sarathi_sim.experiments.sweeps.store import Store
 from sarathi_sim.profiler.storage.strict import UserError
 
 pytestmark = pytest.mark.lab
@@ -265,23 +263,6 @@ def test_a_refusal_in_a_few_words() -> None:
     ):
         table = predictions_table([], {}, {"row 1": f"{message}\nmore"})
         assert table.loc[0, ["reason", "detail"]].tolist() == [reason, f"{message} more"]
-
-
-def test_two_scores_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("SARATHI_SIM_CACHE", str(tmp_path / "cache"))
-    folder = tmp_path / "cache" / "scores"
-    planned = Mock(side_effect=AssertionError("it plans before it asks for the lock"))
-    monkeypatch.setattr("sarathi_sim.experiments.lab.servers.runs.simulate_rows", planned)
-    store = Store(folder)
-    store.open(resume=False)
-    with store.locked():
-        call = ["lab", "score", str(table(tmp_path, f"{SMALL},80,20")), "--workers", "1"]
-        done = CliRunner().invoke(app, call)
-    assert done.exit_code == 2
-    assert done.stderr.splitlines()[-1].startswith(
-        "error: another score is at work: wait for it, or set SARATHI_SIM_CACHE=off "
-        f"(process {os.getpid()} on "
-    )
 
 
 def test_latency_and_throughput_are_scored() -> None:

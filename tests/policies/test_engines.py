@@ -79,11 +79,6 @@ def test_micro_batches_share_the_requests() -> None:
     assert sizes(VllmV0(2048, 256), 1, 2)[0] == 1
 
 
-def test_the_budget_is_each_schedulers() -> None:
-    """Of 20 requests with 10 tokens each scheduler has 10, and takes 3 of them at first."""
-    assert sizes(VllmV0(30, 256), 20, 3)[:4] == [3, 3, 6, 6]
-
-
 # Sarathi-Serve's scheduler on schedules worked out by hand from its source
 
 
@@ -198,13 +193,6 @@ def test_new_requests_are_looked_for_every_so_many_decodes() -> None:
     arrivals = {0: [request(0, 4, 9)], 2: [request(1, 8, 2)], 4: [request(2, 4, 2)]}
     steps = schedule(sglang(scheduler_recv_interval=3), arrivals, blocks=100)
     assert chunks(steps)[:6] == [[(0, 4)], [], [], [], [(1, 8), (2, 4)], []]
-
-
-def test_mixed_chunks_let_decodes_join() -> None:
-    arrivals = {0: [request(0, 4, 3)], 1: [request(1, 8, 2)]}
-    steps = schedule(sglang(enable_mixed_chunk=True), arrivals, blocks=100)
-    assert chunks(steps) == [[(0, 4)], [(1, 8)], []]
-    assert decodes(steps) == [[], [0], [0, 1]]
 
 
 def test_mixed_decodes_count_against_the_chunk() -> None:

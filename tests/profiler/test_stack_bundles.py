@@ -89,22 +89,6 @@ def test_a_run_gets_what_the_tables_give() -> None:
     assert ops.meta.content_sha256 != other.meta.content_sha256
 
 
-@pytest.mark.parametrize("device", MEASURED)
-def test_every_number_format_has_its_times(device: str) -> None:
-    """They grow with the work, and no decode reads its cache faster than memory gives it."""
-    tokens, batch = np.array([1.0, 256.0, 4096.0, 32768.0]), np.array([1.0, 32.0, 512.0])
-    spec = load_device(device)
-    for stack in STACKS:
-        for dtype in load_stack(device, stack)[0].having("gemm"):
-            times = StackTimes(device, Kernels(stack, dtype), LLAMA_8B, 2)  # type: ignore[arg-type]
-            for op in LLAMA_8B.gemms(2):
-                assert (np.diff(times.by_rows(op, tokens)) >= 0).all(), (stack, dtype)
-        decode = times.decode(batch, 8192 + 0 * batch)
-        read = 4 * 128 * times.attention.kv_heads * batch * 8192
-        assert (np.diff(decode) > 0).all()
-        assert (read / decode < 0.91e-6 * spec.memory_bandwidth).all()
-
-
 def test_a_bundle_says_of_every_op_where_it_came_from(tmp_path: Path) -> None:
     bundle = made("fp8", "fp8")
     write_bundle(bundle, tmp_path / "b")
