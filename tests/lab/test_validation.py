@@ -265,24 +265,6 @@ def restless(measured: se.Session) -> se.Session:
     return replace(measured, repeats=[replace(first, grids=(first.grids[0], slow)), *others])
 
 
-def test_on_a_busy_machine_nothing_is_claimed(experiment: Experiment) -> None:
-    spoilt = [restless(session(experiment))]
-    result = va.report(experiment, spoilt, outcomes_of(*spoilt))
-    assert not result["quiet"]
-    layout = result["repeats"]["pp2_tp1"]
-    assert (layout["run"], layout["accepted"], layout["quiet"]) == (3, 2, False)
-    assert layout["rejected"][0]["repeat"] == 0
-    # Scheduling does not depend on the machine, and is judged all the same.
-    judged = {row["what"] for row in result["targets"] if row["met"] is not None}
-    assert judged == {"parity"}
-    section = validation_answer(result)
-    assert section.answer.endswith("; all targets that could be judged were met.")
-    assert section.warnings[-1] == (
-        "pp2_tp1: the machine was not quiet: 2 of 3 repeats were accepted, fewer than 3, so "
-        "nothing is claimed of predicted times"
-    )
-
-
 def test_a_layout_is_judged_whatever_became_of_the_others(tmp_path: Path) -> None:
     """One stage: all repeats accepted, and a target missed. Two stages: too few accepted."""
     scenarios = CONFIG["scenarios"] | {

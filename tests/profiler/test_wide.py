@@ -8,7 +8,6 @@ from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
-import pandas as pd
 import pytest
 
 from sarathi_sim.experiments.lab.sources import aiconfigurator as kernel_tables
@@ -30,10 +29,9 @@ from sarathi_sim.profiler.kernels.moe_surface import MoeSurface, MoeTable, Rates
 from sarathi_sim.profiler.kernels.stack_file import load_stack, stored
 from sarathi_sim.profiler.kernels.stack_times import StackTimes
 from sarathi_sim.profiler.kernels.wide_times import MODES
-from sarathi_sim.profiler.storage.files import public_datasets
 from sarathi_sim.profiler.storage.strict import SpecError
 from sarathi_sim.simulator.op_times.modelled import modelled_times
-from tests.sampled import needs_datasets, put_table
+from tests.sampled import put_table
 
 R1 = load_model("deepseek-r1")
 #: GB200 has four GPUs in a node, and NVLink between them and the others of its rack.
@@ -434,24 +432,6 @@ def test_sglang_on_hopper_has_other_kernels_for_latent_attention() -> None:
     assert alone.wider == 1 and wide.wider == pytest.approx(3.4), "absorbed already"
     gb200 = StackTimes("gb200", ranks, R1, 1)
     assert "trtllm's where" not in gb200.provenance()["attn_prefill"].mark
-
-
-@needs_datasets
-def test_prompts_of_sglangs_ranks_on_hopper_are_no_absorbed_ones() -> None:
-    """Whole blocks on an H200 (SGLang 0.5.10, FlashAttention 3, 128 heads), less their GEMMs."""
-    table = "aiconfigurator/h200_sxm/mla/sglang/0.5.10/wideep_context_mla_perf.parquet"
-    rows = pd.read_parquet(public_datasets() / table)
-    rows = rows[(rows["kernel_source"] == "fa3") & (rows["num_heads"] == 128)]
-    rows = rows[(rows["batch_size"] == 1) & rows["isl"].between(2048, 16384)].sort_values("isl")
-    chunk = rows["isl"].to_numpy(np.float64)
-    ranks = Kernels("sglang", "fp8_block", "fp8", expert_parallel=True, dp=8)
-    wide, alone = (StackTimes("h200-sxm", k, R1, 1) for k in (ranks, replace(ranks, dp=1)))
-    gemms = [wide.by_rows(op, chunk) for op in ("preproj", "q_up", "kv_up", "postproj")]
-    rest = 1e3 * rows["latency"].to_numpy() - sum(gemms)
-    ratio = rest / wide.prefill(chunk, np.zeros_like(chunk))
-    assert len(chunk) == 4 and 0.835 < ratio.min() < 0.845 and 1.255 < ratio.max() < 1.265
-    own = (alone.prefill(chunk, np.zeros_like(chunk)) / rest)[chunk >= 4096]
-    assert own.min() > 3.45 and own.max() < 4.1
 
 
 # A decode step of a rank beside measured ones: InferenceX's disaggregated runs of DeepSeek-R1 on

@@ -23,12 +23,11 @@ from sarathi_sim.policies.request import Request
 from sarathi_sim.policies.trtllm import Trtllm
 from sarathi_sim.policies.vllm import Vllm
 from sarathi_sim.simulator.loop.handover import Handover, simulate_pools
-from sarathi_sim.simulator.loop.pipeline import stage_times
 from sarathi_sim.simulator.loop.records import Records
 from sarathi_sim.simulator.loop.routers import Router
 from sarathi_sim.simulator.loop.simulation import ClosedLoop, Replicas
 from sarathi_sim.simulator.views.metrics import Analysis
-from tests.simulator.oracle import closed_loop, start_finish, with_ranks
+from tests.simulator.oracle import assert_equal_log, closed_loop, with_ranks
 from tests.simulator.pools import (
     PoolSystem,
     served,
@@ -361,19 +360,7 @@ def assert_equal(system: TwoPoolSystem) -> None:
     assert over.prefill_logs == system.prefill.replicas * system.prefill.ranks
     assert set(records.rejections) == oracle.rejected
     for log, replica in zip(records.replicas, oracle.replicas, strict=True):
-        micros = replica.micros
-        assert log.num_iterations == len(micros) and log.pool is not None
-        assert log.pool.kv_tokens.tolist() == replica.kv_tokens
-        assert log.pool.events.tolist() == [list(event) for event in replica.pool.events]
-        assert log.iterations["ready_s"].tolist() == [m.ready_s for m in micros]
-        assert log.iterations["prefill_tokens"].tolist() == [
-            sum(n for _, n in m.chunks) for m in micros
-        ]
-        assert log.iterations["decode_context"].tolist() == [m.batch.decode_context for m in micros]
-        if micros:
-            start, finish = start_finish(micros)
-            times = stage_times(log)
-            assert np.array_equal(times.start, start) and np.array_equal(times.finish, finish)
+        assert_equal_log(log, replica)
     table = Analysis(records).requests.set_index("request")
     for place, request in enumerate(records.request_id.tolist()):
         if request in records.rejections:
