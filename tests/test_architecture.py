@@ -262,18 +262,6 @@ def calls(module: str, *names: str) -> list[str]:
     ]
 
 
-def test_nothing_is_set_by_its_name_as_a_string() -> None:
-    """What a module or an object holds is in its text."""
-    forbidden = re.compile(r"globals\(\)|vars\(.+\)\.update\(")
-    wrong = [
-        f"{name}: {call}"
-        for name in MODULES
-        for call in calls(name, "globals", "update")
-        if forbidden.match(call)
-    ]
-    assert wrong == []
-
-
 def test_policies_say_what_they_are() -> None:
     """Outside ``policies/`` no name of a policy is compared, and no attribute is guessed."""
     guesses = re.compile(r"(get|has)attr\(([\w.]+\.)?policy(\.\w+\(\))?,")

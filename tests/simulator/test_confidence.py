@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -18,7 +16,6 @@ from sarathi_sim.policies.micro_batches import MicroBatches
 from sarathi_sim.policies.orca import RequestLevel
 from sarathi_sim.policies.request import Request
 from sarathi_sim.policies.sarathi import Sarathi
-from sarathi_sim.profiler.bundle.schema import write_bundle
 from sarathi_sim.simulator.confidence.bands import Band, coverage, fit_band
 from sarathi_sim.simulator.confidence.coverage import queries_outside
 from sarathi_sim.simulator.confidence.held_out import (
@@ -41,7 +38,6 @@ from sarathi_sim.simulator.op_times.predictor import BundlePredictor
 from sarathi_sim.simulator.op_times.regression import bundle_times, decode_surface
 from sarathi_sim.simulator.views.metrics import Analysis
 from sarathi_sim.simulator.views.spans import Spans
-from tests.experiments.small_config import called, refused
 from tests.simulator.oracle import System, make_requests, systems, with_ranks
 from tests.simulator.pools import PoolSystem, pool_systems
 from tests.simulator.test_predictor import GPT3, LAYER_OPS, shipped, simple_bundle
@@ -121,20 +117,6 @@ def test_an_unseen_shape_is_known_from_the_others() -> None:
     assert unseen_shape(slower, others) == pytest.approx(-np.log(2), abs=1e-2)
     (plain,) = (table for table in tables if table.op == "others")
     assert len(unseen_shape(plain, tables)) == 0
-
-
-@pytest.mark.slow
-def test_the_command_writes_table_and_figures(tmp_path: Path) -> None:
-    folder, out = tmp_path / "bundle", tmp_path / "fits"
-    write_bundle(simple_bundle(), folder)
-    called("fit", folder, "--out", out)
-    errors = pd.read_csv(out / "errors.csv")
-    assert {"attn_decode", "attn_prefill", "ffn_ln1"} <= set(errors["op"])
-    summary = json.loads((out / "summary.json").read_text())
-    assert len(summary["errors_percent"]) == len(errors)
-    figures = {path.name for path in (out / "figures").iterdir()}
-    assert {"ffn_ln1.png", "ffn_ln1.svg", "attn_decode.png", "send_recv_inter_node.svg"} <= figures
-    assert "another kind (measured bundle)" in refused("fit", folder, "--out", folder)
 
 
 # The band of a run, from op errors that are known
