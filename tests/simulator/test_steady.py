@@ -12,7 +12,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sarathi_sim.experiments.config.deployment import deploy
 from sarathi_sim.experiments.config.loading import load_experiment
 from sarathi_sim.experiments.run.experiment import simulate_all
 from sarathi_sim.experiments.run.run_answer import ratios_table, run_answer
@@ -25,6 +24,7 @@ from sarathi_sim.simulator.views.steady import (
     steady_state,
     waiting_at,
 )
+from tests.experiments.small_config import deployed
 
 
 def queue(load: float, servers: int, count: int, seed: int, shortest: bool = False) -> str:
@@ -117,9 +117,8 @@ def test_closed_and_short() -> None:
 
 @pytest.mark.parametrize(("rate", "state"), [(0.5, "steady"), (4.0, "overloaded")])
 def test_of_a_simulated_cluster(rate: float, state: str) -> None:
-    changes = [f"workload.arrivals.rate={rate}", "workload.requests=400"]
-    experiment = load_experiment("first_experiment", changes)
-    deployment = deploy(experiment.scenarios["orca"], experiment.sources["orca"])
+    changes = (f"workload.arrivals.rate={rate}", "workload.requests=400")
+    deployment = deployed("first_experiment", *changes)["orca"]
     analysis = Analysis(deployment.simulate())
     summary = analysis.summary(deployment.model, deployment.device, 1)
     steady = summary["steady"]
@@ -193,8 +192,6 @@ def test_requests_that_wait_between_two_pools(changes: dict[str, Any], state: st
         "policy": {"name": "vllm"},
         "disaggregation": {"prefill": {}, "decode": {}},
     }
-    experiment = load_experiment(config, [f"{key}={value}" for key, value in changes.items()])
-    ((name, scenario),) = experiment.scenarios.items()
-    deployment = deploy(scenario, experiment.sources[name])
+    (deployment,) = deployed(config, *(f"{key}={value}" for key, value in changes.items())).values()
     summary = deployment.summary(Analysis(deployment.simulate()))
     assert summary["steady"]["state"] == state
