@@ -337,23 +337,17 @@ CONTENT = {
 }
 
 
-def made_with(content: dict[str, Any], *rows: str) -> str:
-    """The page made of a score, which has these rows."""
-    made = update(PAGE, tables(content), some=True)
-    assert [row for row in rows if row not in made] == []
-    return made
-
-
 def test_every_table_of_the_page_is_made() -> None:
-    made = made_with(
-        CONTENT,
+    made = update(PAGE, tables(CONTENT), some=True)
+    for row in (
         "| ours, nothing fitted to such rows | 3 | 6.0 / 3.0 | 6.0 / 3.0 |",
         "| peer, on the rows that it answers | 2 | 40.0 / 20.0 | 40.0 / 20.0 |",
         "| cross validated | 3 | 4.0 / 2.0 | 4.0 / 2.0 | 4.0 / 2.0 | 88 % | 88 % | 91 % |",
         "| engine vllm | 3 | 5.0 / 2.5 | -1.0 | 88 % | 7.0 / 3.5 | 5.0 / 2.5 |",
         "| vllm | 1.00 | 0.0200 | 10.0 |",
         "| mode disagg | 2 |",
-    )
+    ):
+        assert row in made
     dense = "| leave one gpu out | 499 |"
     assert dense in PAGE and dense not in made
     groups = made.partition("table: Errors by group, dense models")[2].partition("<!-- end")[0]
