@@ -312,13 +312,6 @@ def test_a_folder_of_that_name_goes_first(tmp_path: Path, monkeypatch: pytest.Mo
     assert load_model("Qwen3-8B") == load_model("qwen3-8b")
 
 
-def test_a_name_leads_to_its_model_and_formats() -> None:
-    assert checkpoints("gpt3-175b") == checkpoints("no-such-model") == ()
-    model, one = published()["nvidia/Qwen3-32B-NVFP4"]
-    assert (model, one.dtype, one.kv_cache_dtype) == ("qwen3-32b", "nvfp4", "fp8")
-    assert published()["openai/gpt-oss-20b"][1].moe_dtype == "w4a16_mxfp4"
-
-
 # Device files: what is there, and what a mistake in one says
 
 

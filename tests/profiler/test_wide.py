@@ -147,21 +147,6 @@ def test_a_gap_is_filled_by_the_expected_time() -> None:
     assert ratio[1, 0] == pytest.approx(ratio[1, 1])
 
 
-@pytest.mark.parametrize("device", ["h100-80g-sxm", "h200-sxm", "b200-sxm", "b300-sxm", "gb200"])
-def test_every_table_ships_with_its_held_out_errors(device: str) -> None:
-    for stack in ("sglang", "trtllm"):
-        spec = load_stack(device, stack)[0]
-        wide = {name: fit for name, fit in spec.kernels.items() if name.startswith("wide.")}
-        assert wide and all(fit.left_out and fit.version for fit in wide.values())
-        own = {"sglang": "low_latency_experts", "trtllm": "even"}[stack]
-        assert any(name.startswith(f"wide.{own}.") for name in wide)
-        errors = [
-            left.median_pct for name, fit in wide.items() for kind, left in fit.left_out.items()
-            if kind in ("between", "sizes") and "normal.nodes" not in name
-        ]  # fmt: skip
-        assert max(errors) < 7, "token counts are interpolated"
-
-
 # Op times ---------------------------------------------------------------------------------------
 
 
