@@ -21,6 +21,8 @@ from sarathi_sim.profiler.storage.child import Say
 from sarathi_sim.profiler.storage.plain_yaml import dump_yaml
 from sarathi_sim.profiler.storage.strict import UserError
 from sarathi_sim.simulator.views.metric_registry import number_text
+from ..config.base import Source
+from ..config.loading import check_scenario
 from ..config.two_pools import without_hidden
 from ..results import SUMMARY, json_bytes
 from ..sweeps.points import between
@@ -37,7 +39,7 @@ from .answer import (
     slower_factors,
 )
 from .bounds import alone, most_requests_per_s
-from .launch import Launch, launch
+from .launch import TRACE, Launch, Load, launch, load_of
 from .options import Option, Wanted, deployable, plan_of
 from .pool_layouts import pool_layouts
 from .probing import RECOMMEND_FORMAT, Laboratory
@@ -569,6 +571,7 @@ def answer_of(found: Recommendation, wanted: Wanted, prices: Prices) -> dict[str
         "winner": rows[0]["name"] if carries else None,
         "command": started.command,
         "needs": started.needs,
+        "load_command": load.command if (load := _load(rows[0])) and carries else None,
         "replicas": best.scenario.cluster.replicas,
         "deployments": rows,
         "one_fewer": _one_fewer(found, wanted) if carries else None,
@@ -660,7 +663,16 @@ def recommend_files(wanted: Wanted, content: Mapping[str, Any]) -> dict[str, byt
         files["winner.yaml"] = dump_yaml(winner(content, wanted)).encode()
     if content["command"] is not None:
         files["launch.sh"] = f"{content['command']}\n".encode()
+    if content["load_command"] is not None and (load := _load(rows[0])):
+        files["load.sh"] = f"{load.command}\n".encode()
+        files |= {TRACE: load.trace.encode()} if load.trace else {}
     return files
+
+
+def _load(row: Mapping[str, Any]) -> Load | None:
+    """What checks a deployment: the load at which it was simulated."""
+    scenario = without_hidden(row["scenario"])
+    return load_of(check_scenario(scenario, Source("winner.yaml", "", {}, ())))
 
 
 _COLUMNS = (
