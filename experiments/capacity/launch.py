@@ -1,8 +1,8 @@
 """The engine's own command line for a deployment, with every setting that was simulated; and a
 load tool's, with the load.
 
-Options are those of vLLM 0.32 and SGLang 0.5.23 and of their load tools, whose parsers read these
-commands in a test, and of TensorRT-LLM 1.x (``trtllm-serve`` and the fields of ``TorchLlmArgs`` in its YAML).
+Options are those of vLLM 0.32 and SGLang 0.5.23, whose parsers read these commands in a test, and
+of TensorRT-LLM 1.x (``trtllm-serve`` and the fields of ``TorchLlmArgs`` in its YAML).
 
 Workers of two pools send the KV cache by NIXL, behind a router that takes turns: vLLM's own proxy
 (its ``docs/features/nixl_connector_usage.md``), SGLang's router (0.5.23,
@@ -576,7 +576,7 @@ def load_of(scenario: Scenario) -> Load | None:
     every = build_requests(scenario, longest, Source("workload", "", {}, ()))
     requests = [one for one in every if one.prompt_tokens + one.output_tokens <= longest]
     notes, left_out = _notes_of_load(scenario, requests), len(every) - len(requests)
-    notes += [f"{left_out:,} requests that are too long are left out."] if left_out else []
+    notes += [f"Left out, as they are too long: {left_out:,}."] if left_out else []
     tools = ("sglang", "vllm") if engine == "sglang" else ("vllm",)
     drawn = {tool: "" if left_out else _drawn(workload, requests, tool) for tool in tools}
     tool, trace = next(filter(drawn.get, tools), "vllm"), ""

@@ -24,7 +24,7 @@ from sarathi_sim.simulator.views.explain import explain
 from sarathi_sim.simulator.views.metrics import Analysis
 from ..config.base import Source
 from ..config.calibration import factors
-from ..config.deployment import Deployment, deploy
+from ..config.deployment import Deployment, PoolsDeployment, deploy
 from ..config.effects import refuse_without_effect
 from ..config.inputs import DEFAULTS
 from ..config.loading import Experiment
@@ -113,6 +113,14 @@ def numbers_of(table: pd.DataFrame) -> dict[str, Any]:
     return found
 
 
+def number_at(numbers: Mapping[str, Any], path: str) -> float | None:
+    """The number at ``KEY`` or ``KEY.STATISTIC``; None where there is none."""
+    key, _, statistic = path.partition(".")
+    value = numbers.get(key)
+    found: float | None = value.get(statistic) if statistic and value is not None else value
+    return found
+
+
 def _off(found: Mapping[str, Any], measured: Mapping[str, Any]) -> dict[str, Any]:
     """Errors in percent, number by number."""
     return {
@@ -145,6 +153,9 @@ class Overheads:
 
     def of(self, deployment: Deployment) -> Deployment:
         """A deployment with these, in place of its own constants and on top of its op times."""
+        if isinstance(deployment, PoolsDeployment):
+            prefill, decode = map(self.of, deployment.pools)
+            return replace(deployment, prefill=prefill, decode=decode)
         constants = {key: getattr(self, key) for key in DEFAULTS}
         scenario, ops = deployment.scenario.having("engine", **constants), deployment.ops
         if (self.kernels, self.links) != (1.0, 1.0):
@@ -163,7 +174,7 @@ class MeasuredRun:
     @property
     def configured(self) -> Overheads:
         """The overheads of the configuration, or of its stack."""
-        return Overheads.configured(self.deployment.scenario.engine)
+        return Overheads.configured(self.deployment.pools[0].scenario.engine)
 
     def under(self, overheads: Overheads) -> Simulated:
         """The run's simulation with these overheads."""

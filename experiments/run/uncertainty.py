@@ -129,7 +129,7 @@ def uncertainty(
 
 
 def factors_of_pools(deployment: Deployment, analysis: Analysis) -> list[float]:
-    """The ends of the 90 % band of the factor by which op errors lengthen a run's ops: of the two
+    """The ends of the 90 % band of the factor by which op errors lengthen a run's ops: of two
     pools' bands the lower end and the upper end."""
     ends = []
     for pool, logs in _by_pool(deployment, analysis):
@@ -143,7 +143,8 @@ def _by_pool(
     deployment: Deployment, analysis: Analysis
 ) -> list[tuple[Deployment, Sequence[ReplicaLog]]]:
     logs, first = analysis.records.replicas, analysis.records.prefill_logs
-    return list(zip(deployment.pools, (logs[:first], logs[first:]), strict=True))
+    parts = (logs,) if analysis.records.handovers is None else (logs[:first], logs[first:])
+    return list(zip(deployment.pools, parts, strict=True))
 
 
 def timing(deployment: Deployment) -> tuple[OpTimes, BundlePredictor, str]:
