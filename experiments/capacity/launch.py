@@ -555,7 +555,7 @@ _TOOLS = {
 
 
 @dataclass(frozen=True)
-class Load:
+class LoadTest:
     """The shell command that sends a scenario's requests to its server and writes :data:`RESULT`,
     with comments above it. ``trace`` is the text of the file :data:`TRACE` that it reads, if any:
     a line for each request, with its time in seconds, its lengths, and a number for its text."""
@@ -564,7 +564,7 @@ class Load:
     trace: str = ""
 
 
-def load_of(scenario: Scenario) -> Load | None:
+def load_of(scenario: Scenario) -> LoadTest | None:
     """The load of a resolved scenario, by SGLang's tool for SGLang if it can send it, else by
     vLLM's, whose requests any engine takes. None without a checkpoint, and for sessions: no tool
     lets their turns wait for answers."""
@@ -591,7 +591,7 @@ def load_of(scenario: Scenario) -> Load | None:
     words = [program, f"--base-url http://localhost:{port}", f"--model {shlex.quote(served.name)}"]
     words += ["--trust-remote-code"] if served.custom_code and tool == "vllm" else []
     words += [f"--num-prompts {len(requests)} --seed {scenario.seed} --dataset-name {dataset}"]
-    return Load("".join(f"# {note}\n" for note in notes) + " ".join([*words, saved]), trace)
+    return LoadTest("".join(f"# {note}\n" for note in notes) + " ".join([*words, saved]), trace)
 
 
 def _drawn(workload: Workload, requests: Sequence[Request], tool: str) -> str:

@@ -39,7 +39,7 @@ from .answer import (
     slower_factors,
 )
 from .bounds import alone, most_requests_per_s
-from .launch import TRACE, Launch, Load, launch, load_of
+from .launch import TRACE, Launch, LoadTest, launch, load_of
 from .options import Option, Wanted, deployable, plan_of
 from .pool_layouts import pool_layouts
 from .probing import RECOMMEND_FORMAT, Laboratory
@@ -669,7 +669,7 @@ def recommend_files(wanted: Wanted, content: Mapping[str, Any]) -> dict[str, byt
     return files
 
 
-def _load(row: Mapping[str, Any]) -> Load | None:
+def _load(row: Mapping[str, Any]) -> LoadTest | None:
     """What checks a deployment: the load at which it was simulated."""
     scenario = without_hidden(row["scenario"])
     return load_of(check_scenario(scenario, Source("winner.yaml", "", {}, ())))

@@ -93,6 +93,8 @@ def score_section(content: Mapping[str, Any], name: str = "") -> Section:
         beside_table(run, found["measured"], variants_of(found), NUMBERS)
         for run, found in runs.items()
     ]
+    first = Table("Predicted and measured", headings, rows, note, text=len(headings) - 5)
+    tables = (first, _errors(runs), *details, _lacking(runs), _beside_others(runs))
     return Section(
         kind="score",
         name=name,
@@ -103,13 +105,7 @@ def score_section(content: Mapping[str, Any], name: str = "") -> Section:
             *thinned(note for found in runs.values() for note in found["zero"]["notes"]),
         ],
         warnings=[found["too_fast"] for found in runs.values() if found["too_fast"]],
-        tables=[
-            Table("Predicted and measured", headings, rows, note, text=len(headings) - 5),
-            _errors(runs),
-            *details,
-            _lacking(runs),
-            _beside_others(runs),
-        ],
+        tables=[grid for grid in tables if grid.rows],
     )
 
 
@@ -329,6 +325,7 @@ def run_distributions(scored: ScoredRun) -> list[Chart]:
 
 CURVES = 5
 """Contexts of an attention op that are drawn."""
+LEVELS = ("error", "warning", "note")
 
 
 def fit_section(
@@ -342,13 +339,13 @@ def fit_section(
         for op, there in checked.coverage.items()
     ]
     findings = Table("What is there", ("op", "what is there", "findings"), coverage, text=3)
-    said = [f"{f.level}: {f.where}: {f.message}" for f in checked.findings]
+    worst_first = sorted(checked.findings, key=lambda one: LEVELS.index(one.level))
+    said = [f"{f.level}: {f.where}: {f.message}" for f in worst_first]
     question = f"How far off is the bundle {path}?"
     if errors is None:
-        wrong = {
-            "errors that forbid its use": str(sum(all.count("error") for all in levels.values()))
-        }
-        return Section("fit", str(path), question, sentence(wrong), [findings], warnings=said)
+        wrong = (f.where for f in checked.findings if f.level == "error")
+        answer = sentence({"cannot be used": ", ".join(dict.fromkeys(wrong))})
+        return Section("fit", str(path), question, answer, [findings], warnings=said)
     headings = ("points", "median", "p95", "worst", "forest: median", "p95", "polynomial: median")
     rows = [
         (op, where, str(points), *("" if value != value else f"{value:.1f}" for value in percent))
@@ -688,10 +685,8 @@ def _listed(
 ) -> Result:
     rows = [(name, *(cell(spec) for cell in columns.values())) for name, spec in specs.items()]
     table = Table("", ("name", *columns), rows, text=1 + len(columns))
-    answer = sentence(
-        {"shipped": f"{len(rows)} {what.removesuffix('y')}{'ies' if what[-1] == 'y' else 's'}"}
-    )
-    return Result(content, Section("list", what, "What ships?", answer, [table]))
+    question, answer = f"Which {what} ship?", sentence({"shipped": str(len(rows))})
+    return Result(content, Section("list", what, question, answer, [table]))
 
 
 def _others(annotation: object, default: object) -> str:

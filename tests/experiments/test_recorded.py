@@ -232,7 +232,7 @@ def test_requests_that_run_beside(recorded: Path, write_config: Write) -> None:
 def test_the_command_of_a_score(recorded: Path, write_config: Write, tmp_path: Path) -> None:
     out, config = tmp_path / "out", write_config(CONFIG)
     given = ("score", recorded, "--config", config)
-    printed = called(*given, "--out", out)
+    printed = called(*given, "--out", out, "--verbose")
     for text in ("time to first token, p90 (s)", "fitted to these", "What the mean latency lacks"):
         assert text in printed.stdout
     assert (out / "figures" / "rate_04.png").is_file()

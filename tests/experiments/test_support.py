@@ -80,7 +80,7 @@ def test_a_calibrated_device_needs_no_bundle() -> None:
 
 def test_the_text() -> None:
     both = say("--model", "llama-2-70b", "--device", "a100-40g-sxm")
-    assert both.startswith("llama-2-70b runs on 1 x a100-40g-sxm.")
+    assert both.startswith("llama-2-70b on a100-40g-sxm: 1 GPU at least.")
     for part in ("derived: from a100-80g-sxm", "NCCL buffers", "assumed: engines' logs", "weights"):
         assert part in both
     assert "head_dim bf16.64" in say("--model", "tiny-llama-40m", "--device", "a100-40g-sxm")
