@@ -583,7 +583,7 @@ def load_of(scenario: Scenario) -> LoadTest | None:
     program, dataset, saved = _TOOLS[tool]
     dataset = f"{dataset} {drawn[tool]}"
     if not drawn[tool]:
-        dataset, trace = _replayed(workload.arrivals, requests), _trace(requests)
+        dataset, trace = _replayed(workload.arrivals, requests)
         notes.append(f"{TRACE} has the time and the lengths of each (vLLM 0.23 and later).")
     if tool not in (engine, tools[0]):
         notes.append("This is vLLM's tool: SGLang's cannot send this load.")
@@ -621,26 +621,19 @@ def _drawn(workload: Workload, requests: Sequence[Request], tool: str) -> str:
     )
 
 
-def _replayed(arrivals: Arrivals, requests: Sequence[Request]) -> str:
-    """The options with which vLLM's tool sends the requests of a :func:`_trace`."""
-    text = max(one.prompt_tokens for one in requests)
-    options = f"timed_trace --dataset-path {TRACE} --timed-trace-chunk-hash-size {text}"
+def _replayed(arrivals: Arrivals, requests: Sequence[Request]) -> tuple[str, str]:
+    """The options with which vLLM's tool sends these requests, and the :data:`TRACE`: one number
+    makes a prompt as long as its line says."""
+    longest = max(one.prompt_tokens for one in requests)
+    options = f"timed_trace --dataset-path {TRACE} --timed-trace-chunk-hash-size {longest}"
     if isinstance(arrivals, Closed):
         options += f" --no-self-timed --request-rate inf --max-concurrency {arrivals.clients}"
-    return options
-
-
-def _trace(requests: Sequence[Request]) -> str:
     rows = (
-        {
-            "timestamp": round(one.arrival_s, 6),
-            "input_length": one.prompt_tokens,
-            "output_length": one.output_tokens,
-            "hash_ids": [number],
-        }
+        {"timestamp": round(one.arrival_s, 6), "input_length": one.prompt_tokens}
+        | {"output_length": one.output_tokens, "hash_ids": [number]}
         for number, one in enumerate(requests)
     )
-    return "".join(f"{json.dumps(row)}\n" for row in rows)
+    return options, "".join(f"{json.dumps(row)}\n" for row in rows)
 
 
 def _notes_of_load(scenario: Scenario, requests: Sequence[Request]) -> list[str]:

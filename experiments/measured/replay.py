@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
-from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +18,6 @@ import pandas as pd
 from sarathi_sim.policies.request import Request
 from sarathi_sim.profiler.storage.strict import UserError
 from sarathi_sim.simulator.load.workload import make_requests
-from sarathi_sim.simulator.loop.records import Floats
 from sarathi_sim.simulator.views.explain import explain
 from sarathi_sim.simulator.views.metrics import Analysis
 from ..config.base import Source
@@ -196,17 +194,6 @@ class Case(MeasuredRun):
     scenario: str
     run: ServerRun
     server: str = ""
-
-    @cached_property
-    def beside(self) -> Floats:
-        """For each request, the mean number of requests that decoded while it decoded, as
-        measured."""
-        rows = self.run.requests
-        first = (rows["arrival_s"] + rows["ttft_s"]).to_numpy()
-        last = (rows["arrival_s"] + rows["latency_s"]).to_numpy()
-        shared = np.minimum.outer(last, last) - np.maximum.outer(first, first)
-        own = np.where(last > first, last - first, np.nan)
-        return np.asarray(np.maximum(shared, 0).sum(axis=1) / own)
 
 
 @dataclass(frozen=True, eq=False)

@@ -25,10 +25,10 @@ from ..run.uncertainty import factors_of_pools
 from .replay import MEASURES, NUMBERS, Case, Overheads, Simulated, number_at, numbers_of
 from .tune import fit, too_fast
 
-BATCHES = 4
-"""Groups of requests by the number of requests that ran beside them."""
 HOST = 2.0
 """The 90 % band of the host's times: a factor either way, assumed (as docs/accuracy.md does)."""
+REPEATS = 0.01
+"""No band is narrower, as a share: a server's runs do not repeat better (assumed)."""
 
 
 def errors_of(deployment: Deployment) -> StackErrors | None:
@@ -71,7 +71,8 @@ def bands_of(case: Case, plain: Simulated, overheads: Overheads) -> dict[str, li
         moved.append([ttft * share for share in of_ttft])
         up = math.hypot(*(max(0.0, *pair) for pair in moved))
         down = math.hypot(*(min(0.0, *pair) for pair in moved))
-        found[path] = [max(0.0, value - down), value + up]
+        least = REPEATS * value
+        found[path] = [max(0.0, value - max(down, least)), value + max(up, least)]
     return found
 
 
@@ -94,7 +95,7 @@ class ScoredRun:
         """Its numbers; ``check`` has the predicted ones, by path, with their 90 % band and whether
         it holds the measured one (``stack_error``: standard deviations of logarithms of what
         :func:`bands_of` adds for the stack), ``remains`` divides the difference in the mean
-        latency, ``by_batch`` has the time per output token by the number of requests beside."""
+        latency."""
         case, errors = self.case, errors_of(self.case.deployment)
         content: dict[str, Any] = {
             "scenario": case.scenario,
@@ -110,7 +111,7 @@ class ScoredRun:
                 **one.beside(case.run, case.measured),
                 "overheads": asdict(outside),
             }
-        return content | {"remains": self._remains(), "by_batch": self._by_batch()}
+        return content | {"remains": self._remains()}
 
     def _check(self) -> dict[str, Any]:
         before, found = numbers_of(self.simulated[predicted(self.simulated)].requests), {}
@@ -150,23 +151,6 @@ class ScoredRun:
             "parts": {name: part["difference_s"] for name, part in parts.items()},
             "predicted_parts": {name: part["a_s"] for name, part in parts.items()},
         }
-
-    def _by_batch(self) -> list[dict[str, Any]]:
-        """Groups of equally many requests: the median of requests beside, and mean times per output
-        token."""
-        columns = {"running": self.case.beside, "measured_s": self.case.run.requests["tpot_s"]}
-        columns |= {f"{n}_s": s.requests["tpot_s"] for n, s in self.simulated.items()}
-        table = pd.DataFrame(columns).dropna().sort_values("running", ignore_index=True)
-        groups = [table.iloc[each] for each in np.array_split(np.arange(len(table)), BATCHES)]
-        return [
-            {
-                "requests": len(rows),
-                "running": float(rows["running"].median()),
-                **{name: float(rows[name].mean()) for name in columns if name != "running"},
-            }
-            for rows in groups
-            if len(rows)
-        ]
 
 
 @dataclass(frozen=True, eq=False)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any, Literal, get_args, get_origin
@@ -94,7 +94,7 @@ def score_section(content: Mapping[str, Any], name: str = "") -> Section:
         for run, found in runs.items()
     ]
     first = Table("Predicted and measured", headings, rows, note, text=len(headings) - 5)
-    tables = (first, _errors(runs), *details, _lacking(runs), _beside_others(runs))
+    tables = (first, _errors(runs), *details, _lacking(runs))
     return Section(
         kind="score",
         name=name,
@@ -177,19 +177,6 @@ def _lacking(runs: Mapping[str, Any]) -> Table:
     what = ("in all", "host, fitted", "frontend, fitted", "first token", "later tokens")
     title = "What the mean latency lacks without host time (s)"
     return Table(title, ("run", "of which the host's", *what), rows, text=2)
-
-
-def _beside_others(runs: Mapping[str, Any]) -> Table:
-    rows = [
-        (
-            *(name, str(group["requests"]), f"{group['running']:.0f}"),
-            *(f"{1e3 * group[f'{key}_s']:.1f}" for key in ("measured", "zero", "fitted")),
-        )
-        for name, run in runs.items()
-        for group in run["by_batch"]
-    ]
-    headings = ("run", "requests", "running", "TPOT measured (ms)", "no host time", "fitted")
-    return Table("By requests running beside", headings, rows)
 
 
 def tune_section(content: Mapping[str, Any], name: str = "") -> Section:
@@ -586,7 +573,7 @@ def details(found: Iterable[Combination]) -> Table:
 
 
 def _of_cell(cell: Combination) -> list[Table]:
-    """Every op's origin, and the memory of a GPU in the smallest layout."""
+    """Every op's origin, and the memory per GPU in the smallest layout."""
     assert cell.memory is not None
     (tp, pp), memory = cell.memory
     title = f"{cell.kernels.name if cell.kernels else 'calibrated device'}, tp {tp}, pp {pp}"
@@ -594,7 +581,7 @@ def _of_cell(cell: Combination) -> list[Table]:
     parts = [(name, f"{size / 1e9:.2f}", how) for name, size, how in memory.parts()]
     return [
         _grid(title, ("op", "±%", "from"), ops),
-        _grid(title, ("of a GPU", "GB", "origin"), parts),
+        _grid(title, ("per GPU", "GB", "origin"), parts),
     ]
 
 
@@ -617,74 +604,62 @@ def models() -> Result:
     specs = {name: load_model(name) for name in list_models()}
     counted = ("num_parameters", "active_parameters")
     content = {n: asdict(m) | {key: getattr(m, key) for key in counted} for n, m in specs.items()}
-    columns: dict[str, Callable[[Any], str]] = {
-        "10^9 parameters": lambda spec: f"{spec.num_parameters / 1e9:.2f}",
-        "active": lambda spec: f"{spec.active_parameters / 1e9:.2f}",
-        "weights": lambda spec: spec.moe_dtype or spec.dtype,
-        "layers": lambda spec: str(spec.num_layers),
-        "hidden": lambda spec: str(spec.hidden_size),
-        "heads/KV": lambda spec: f"{spec.num_heads}/{spec.num_kv_heads}",
-        "context": lambda spec: str(spec.max_position_embeddings),
-        "KV KiB/token": lambda spec: f"{spec.kv_bytes_per_token() / 1024:.0f}",
-    }
-    return _listed("models", content, specs, columns)
+    rows = [
+        (
+            *(name, f"{m.num_parameters / 1e9:.2f}", f"{m.active_parameters / 1e9:.2f}"),
+            *(m.moe_dtype or m.dtype, str(m.num_layers), str(m.hidden_size)),
+            *(f"{m.num_heads}/{m.num_kv_heads}", str(m.max_position_embeddings)),
+            f"{m.kv_bytes_per_token() / 1024:.0f}",
+        )
+        for name, m in specs.items()
+    ]
+    headings = ("10^9 parameters", "active", "weights", "layers", "hidden", "heads/KV", "context")
+    return _listed("models", content, (*headings, "KV KiB/token"), rows)
 
 
 def devices() -> Result:
     """Every shipped device: its data sheet, and where its op times come from."""
     specs = {name: load_device(name) for name in list_devices()}
+    stacks = {name: stacks_on(name) for name in specs}
     content = {
         name: asdict(replace(spec, fitted=None))
-        | {"fitted": bool(spec.fitted), "stacks": stacks_on(name)}
+        | {"fitted": bool(spec.fitted), "stacks": stacks[name]}
         for name, spec in specs.items()
     }
-    columns: dict[str, Callable[[Any], str]] = {
-        "GB": lambda spec: f"{spec.memory_bytes / 1e9:.0f}",
-        "peak TFLOP/s": lambda spec: f"{spec.peak_flops / 1e12:.0f}",
-        "GB/s": lambda spec: f"{spec.memory_bandwidth / 1e9:.0f}",
-        "GPUs per node": lambda spec: str(spec.gpus_per_node),
-        "op times": lambda spec: ", ".join(
-            way
-            for way, there in {"calibrated": spec.fitted, "by stack": stacks_on(spec.name)}.items()
-            if there
-        ),
-        "stacks": lambda spec: ", ".join(stacks_on(spec.name)) or "-",
-    }
-    return _listed("devices", content, specs, columns)
+    rows = [
+        (
+            *(name, f"{one.memory_bytes / 1e9:.0f}", f"{one.peak_flops / 1e12:.0f}"),
+            *(f"{one.memory_bandwidth / 1e9:.0f}", str(one.gpus_per_node)),
+            ", ".join(["calibrated"] * bool(one.fitted) + ["by stack"] * bool(stacks[name])),
+            ", ".join(stacks[name]) or "-",
+        )
+        for name, one in specs.items()
+    ]
+    headings = ("GB", "peak TFLOP/s", "GB/s", "GPUs per node", "op times", "stacks")
+    return _listed("devices", content, headings, rows)
 
 
 def policies() -> Result:
     """Every scheduling policy, with the keys of its section and their defaults."""
-    keys = {
-        name: {key: one for key, one in policy.model_fields.items() if key != "name"}
-        for name, policy in POLICIES.items()
-    }
-    about = {name: " ".join((policy.__doc__ or "").split()) for name, policy in POLICIES.items()}
-    content = {
-        name: {"about": about[name], "keys": {key: one.default for key, one in fields.items()}}
-        for name, fields in keys.items()
-    }
-    columns: dict[str, Callable[[Any], str]] = {
-        "keys and defaults": lambda name: (
-            ", ".join(
-                f"{key}={one.default}{_others(one.annotation, one.default)}"
-                for key, one in keys[name].items()
-            )
-            or "-"
-        ),
-        "what it does": lambda name: about[name],
-    }
-    return _listed("policies", content, {name: name for name in POLICIES}, columns)
+    content, rows = {}, []
+    for name, policy in POLICIES.items():
+        about = " ".join((policy.__doc__ or "").split())
+        keys = {key: one for key, one in policy.model_fields.items() if key != "name"}
+        content[name] = {"about": about, "keys": {key: one.default for key, one in keys.items()}}
+        told = [
+            f"{k}={one.default}{_others(one.annotation, one.default)}" for k, one in keys.items()
+        ]
+        rows.append((name, ", ".join(told) or "-", about))
+    return _listed("policies", content, ("keys and defaults", "what it does"), rows)
 
 
 def _listed(
     what: str,
     content: Mapping[str, Any],
-    specs: Mapping[str, Any],
-    columns: Mapping[str, Callable[[Any], str]],
+    headings: Sequence[str],
+    rows: Sequence[Sequence[str]],
 ) -> Result:
-    rows = [(name, *(cell(spec) for cell in columns.values())) for name, spec in specs.items()]
-    table = Table("", ("name", *columns), rows, text=1 + len(columns))
+    table = Table("", ("name", *headings), rows, text=1 + len(headings))
     question, answer = f"Which {what} ship?", sentence({"shipped": str(len(rows))})
     return Result(content, Section("list", what, question, answer, [table]))
 

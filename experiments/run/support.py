@@ -11,8 +11,6 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from sarathi_sim.profiler.facts.device import DeviceSpec, list_devices, load_device
 from sarathi_sim.profiler.facts.engines import engine_facts
 from sarathi_sim.profiler.facts.formats import (
@@ -25,7 +23,7 @@ from sarathi_sim.profiler.facts.formats import (
     WeightDtype,
 )
 from sarathi_sim.profiler.facts.model import ModelSpec, list_models, load_model
-from sarathi_sim.profiler.facts.ops import ALL_REDUCE, ALL_ROW_OPS, ATTENTION, MOE, OPS, SENDS
+from sarathi_sim.profiler.facts.ops import ALL_REDUCE, ALL_ROW_OPS, ATTENTION, MOE, OPS
 from sarathi_sim.profiler.kernels.op_source import op_source, served_formats
 from sarathi_sim.profiler.kernels.stack_file import stacks_on
 from sarathi_sim.profiler.physics.shard_times import KINDS, DeviceTimes, Provenance, ShardTimes
@@ -83,7 +81,7 @@ class Combination:
 
     @cached_property
     def memory(self) -> tuple[tuple[int, int], EngineMemory] | None:
-        """The TP and PP of the smallest layout that holds the model, and a GPU's memory there."""
+        """The TP and PP of the smallest layout that holds the model, and the memory per GPU."""
         longest = max(self.sources, default=1)
         layouts = [(tp, 1) for tp in sorted(self.sources)]
         layouts += [(longest, pp) for pp in range(2, _MOST_STAGES + 1) if self.sources]
@@ -215,23 +213,3 @@ def _cell(
     if sources and cell.memory is None:
         refused[f"does not fit {max(sources)} x {_MOST_STAGES} GPUs"] = tuple(sources)
     return cell
-
-
-def build(cell: Combination, degrees: Iterable[int] | None = None) -> None:
-    """Time every op at a small and a large size, at these TP degrees (None: all of the cell).
-
-    Raises ValueError for a time that is not positive and finite.
-    """
-    one, many, model = np.array([1.0, 64.0]), np.array([512.0, 4096.0]), cell.model
-    for tp in cell.sources if degrees is None else degrees:
-        source = cell.sources[tp]
-        times = {op: source.by_rows(op, many) for op in model.row_ops}
-        times[ATTENTION[0]] = source.prefill(many, many)
-        times[ATTENTION[1]] = source.decode(one, many)
-        times |= {op: source.send_recv(1024 * many, scope) for op, scope in SENDS.items()}
-        if tp > 1:
-            times[ALL_REDUCE] = source.all_reduce(1024 * many)
-        for op, found in times.items():
-            if not (np.isfinite(found) & (found > 0)).all():
-                where = f"{model.name} on {cell.device.name}, tp {tp}, {cell.kernels}"
-                raise ValueError(f"{where}: {op} takes {found} us")

@@ -64,7 +64,7 @@ def recorded_run(
         for path, (ours, real, low, high) in check.items()
     }
     remains = dict.fromkeys(("latency_s", "host", "frontend", "first_token", "later_tokens"), 0.0)
-    about = {"requests": 50, "measured": {}, "too_fast": "", "stack_error": None, "by_batch": []}
+    about = {"requests": 50, "measured": {}, "too_fast": "", "stack_error": None}
     return {"check": numbers, "remains": {**remains, "parts": {}}, **about, **off}
 
 

@@ -217,15 +217,6 @@ def test_what_is_scored(measured: list[Case]) -> None:
     assert sum(remains[part] for part in parts) == pytest.approx(remains["latency_s"])
     assert sum(remains["parts"].values()) == pytest.approx(remains["host"])
     assert remains["parts"]["host"] > 0
-    assert sum(group["requests"] for group in slow["by_batch"]) == 12
-
-
-def test_requests_that_run_beside(recorded: Path, write_config: Write) -> None:
-    """Decoding from 0.05 to 0.09, never, and 0.07 to 0.09 s when all arrive at once."""
-    recorded.write_text(json.dumps(TOOL | {"request_rate": "inf"}))
-    (case,) = cases_of(load_experiment(write_config(CONFIG)), [recorded])
-    beside = case.beside
-    assert beside[[0, 2]].tolist() == pytest.approx([1.5, 2.0]) and np.isnan(beside[1])
 
 
 @pytest.mark.slow
