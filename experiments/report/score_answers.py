@@ -94,7 +94,7 @@ def score_section(content: Mapping[str, Any], name: str = "") -> Section:
         for run, found in runs.items()
     ]
     first = Table("Predicted and measured", headings, rows, note, text=len(headings) - 5)
-    tables = (first, _errors(runs), *details, _lacking(runs))
+    tables = (first, *details, _lacking(runs))
     return Section(
         kind="score",
         name=name,
@@ -122,20 +122,6 @@ def _of_bands(run: Mapping[str, Any]) -> str:
     return f"{host}, and what measured servers of the stack show beyond (standard deviations {own})"
 
 
-def _errors(runs: Mapping[str, Any]) -> Table:
-    rows = [
-        (
-            *(run, label, f"{found['requests']:,}"),
-            *(f"{one['off_pct'][measure]['mean']:+.1f}" for measure in MEASURES),
-        )
-        for run, found in runs.items()
-        for label, one in variants_of(found).items()
-    ]
-    off = (f"mean {METRICS[m].name} (off, %)" for m in MEASURES)
-    note = "'Fitted to these' has seen the run, the others have not."
-    return Table("Errors by run", ("run", "host time", "requests", *off), rows, note, text=2)
-
-
 def variants_of(run: Mapping[str, Any]) -> dict[str, Any]:
     """The simulations of a recorded run, by what they are shown as."""
     return {label: run[key] for key, label in VARIANTS.items() if "off_pct" in run.get(key, {})}
@@ -156,7 +142,8 @@ def beside_table(
         if any(key in one for one in simulated.values()):
             counts = (_number(one, key) for one in simulated.values())
             rows.append((key.replace("_", " "), "not recorded", *counts))
-    return Table(title, ("", "measured", *(f"{name} (off)" for name in simulated)), rows)
+    note = "'Fitted to these' has seen the run, the others have not."
+    return Table(title, ("", "measured", *(f"{name} (off)" for name in simulated)), rows, note)
 
 
 def _number(numbers: Mapping[str, Any], path: str, form: str = "{:.4g}") -> str:

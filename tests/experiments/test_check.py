@@ -24,29 +24,18 @@ from sarathi_sim.experiments.report.score_answers import CHECKED, score_section
 from tests.experiments.small_config import HERE, called, deployed
 from tests.experiments.small_report import recorded_run
 
-FLAG = {"action": "store_true"}
-WHOLE, NUMBER = {"type": int, "required": True}, {"type": float}
-OPTIONS: dict[str, dict[str, dict[str, Any]]] = {
-    "vllm": {
-        "backend": {"choices": ["vllm", "openai"]}, "base-url": {}, "model": {},
-        "trust-remote-code": FLAG, "num-prompts": WHOLE, "seed": WHOLE,
-        "dataset-name": {"choices": ["random", "timed_trace"]}, "dataset-path": {},
-        "timed-trace-chunk-hash-size": {"type": int}, "no-self-timed": FLAG,
-        "random-input-len": {"type": int}, "random-output-len": {"type": int},
-        "random-range-ratio": NUMBER, "request-rate": NUMBER | {"default": math.inf},
-        "burstiness": NUMBER | {"default": 1.0}, "max-concurrency": {"type": int},
-        "ignore-eos": FLAG, "save-result": FLAG, "save-detailed": FLAG, "result-filename": {},
-    },
-    "sglang": {
-        "backend": {"choices": ["sglang"]}, "base-url": {}, "model": {}, "num-prompts": WHOLE,
-        "seed": WHOLE, "dataset-name": {"choices": ["random-ids"]}, "tokenize-prompt": FLAG,
-        "random-input-len": WHOLE, "random-output-len": WHOLE, "random-range-ratio": NUMBER,
-        "request-rate": NUMBER, "max-concurrency": {"type": int}, "output-file": {},
-        "output-details": FLAG,
-    },
-}  # fmt: skip
-"""Options of each tool, of those that it has: read from ``vllm bench serve`` (the first and the
-last version that has them all: 0.23 and 0.33) and ``sglang.benchmark.serving`` 0.5.23."""
+OPTIONS = {
+    "vllm": "backend base-url model dataset-name dataset-path result-filename trust-remote-code! "
+    "num-prompts=int seed=int timed-trace-chunk-hash-size=int no-self-timed! random-input-len=int "
+    "random-output-len=int random-range-ratio=float request-rate=float burstiness=float "
+    "max-concurrency=int ignore-eos! save-result! save-detailed!",
+    "sglang": "backend base-url model num-prompts=int seed=int dataset-name tokenize-prompt! "
+    "random-input-len=int random-output-len=int random-range-ratio=float request-rate=float "
+    "max-concurrency=int output-file output-details!",
+}
+"""Options that each tool has (``!``: without a value): read in ``vllm bench serve`` of 0.23, 0.32
+and 0.33 and in ``sglang.benchmark.serving`` 0.5.23."""
+TYPES = {"int": int, "float": float}
 PROGRAMS = {"vllm bench serve": "vllm", "python -m sglang.bench_serving": "sglang"}
 POISSON = {"kind": "poisson", "rate": 2.5}
 FIXED = {"kind": "fixed", "prompt": 200, "decode": 20}
@@ -72,13 +61,15 @@ def parsed(command: str) -> tuple[str, dict[str, Any]]:
     line = command.splitlines()[-1]
     tool = next(tool for program, tool in PROGRAMS.items() if line.startswith(program))
     parser = argparse.ArgumentParser(allow_abbrev=False)
-    for name, about in OPTIONS[tool].items():
-        parser.add_argument(f"--{name}", **about)
+    for option in OPTIONS[tool].split():
+        name, _, kind = option.partition("=")
+        about: Any = {"action": "store_true"} if name[-1] == "!" else {"type": TYPES.get(kind, str)}
+        parser.add_argument(f"--{name.rstrip('!')}", **about)
     return tool, vars(parser.parse_args(shlex.split(line)[3:]))
 
 
 RANDOM = {"dataset_name": "random", "random_input_len": 200, "random_output_len": 20}
-RANDOM |= {"random_range_ratio": 0.0, "request_rate": 2.5, "burstiness": 1.0}
+RANDOM |= {"random_range_ratio": 0.0, "request_rate": 2.5, "burstiness": None}
 IDS = {"dataset_name": "random-ids", "tokenize_prompt": True, "random_input_len": 200}
 IDS |= {"random_output_len": 20, "random_range_ratio": 1.0, "request_rate": 2.5}
 BURSTS, CLIENTS = {"kind": "gamma", "rate": 3, "cv": 2}, {"kind": "closed_loop", "clients": 8}
