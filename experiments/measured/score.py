@@ -21,7 +21,7 @@ from sarathi_sim.simulator.confidence.op_errors import NORMAL_90
 from ..config.deployment import Deployment
 from ..config.inputs import DEFAULTS, StackErrors, host_times
 from ..run.compare import comparison
-from ..run.uncertainty import factors_of_pools
+from ..run.uncertainty import op_time_factors
 from .replay import MEASURES, NUMBERS, Case, Overheads, Simulated, number_at, numbers_of
 from .tune import fit, too_fast
 
@@ -49,7 +49,7 @@ def bands_of(case: Case, plain: Simulated, overheads: Overheads) -> dict[str, li
     latency, too. Errors of a server's means count for its percentiles (assumed).
     """
     errors = errors_of(plain.deployment) or StackErrors(0.0, 0.0)
-    low, high = map(math.log, factors_of_pools(plain.deployment, plain.analysis))
+    low, high = map(math.log, op_time_factors(plain.deployment, plain.analysis))
     beyond, causes = NORMAL_90 * errors.tpot, list[list[Overheads]]()
     ends = [math.exp(math.hypot(high, beyond)), math.exp(-math.hypot(low, beyond))]
     causes.append(

@@ -238,7 +238,7 @@ def test_a_band_joins_the_errors_of_ops_host_and_stack(
         saved("vllm", served, own, {"backend": "", "model": "", "request_rate": "inf"})
     )
     (case,) = cases_of(load_experiment(str(config)), [tmp_path / RESULT])
-    monkeypatch.setattr(score, "factors_of_pools", lambda *_: [0.9, 1.2])
+    monkeypatch.setattr(score, "op_time_factors", lambda *_: [0.9, 1.2])
     plain = case.under(own)
     found = score.bands_of(case, plain, own)
     (ttft,), (tpot,), (latency,) = (plain.requests[m] for m in ("ttft_s", "tpot_s", "latency_s"))
