@@ -158,11 +158,13 @@ def profile(
         max_s=chosen.max_seconds,
         sustained_s=chosen.sustained,
     )
-    bundles = measure(settings, say, progress)
-    answer = sentence({"measured": f"{len(bundles)} bundles of {model}"})
-    question, command = "How long does each op take here?", f"sarathi-sim fit {bundles[0]}"
-    section = Section("profile", str(model), question, answer, command=command)
-    return Result({}, section, written=bundles)
+    paths = measure(settings, say, progress)
+    bundles = [path for path in paths if path.is_dir()]
+    answer = sentence({"measured": ", ".join(f"{model}, {path.name}" for path in bundles)})
+    check = f"sarathi-sim fit {bundles[0]}" if bundles else ""
+    question = "How long does each op take here?"
+    section = Section("profile", str(model), question, answer, command=check)
+    return Result({}, section, written=paths)
 
 
 def fit(
