@@ -145,22 +145,12 @@ def _trtllm_lacks(scenario: Scenario) -> str:
 
 
 def _trtllm_drafts(given: Mapping[str, Any]) -> dict[str, Any]:
-    length = given["draft_length"]
-    found: dict[str, dict[str, Any]] = {
-        "mtp": {"decoding_type": "MTP", "num_nextn_predict_layers": length},
-        "eagle3": {
-            "decoding_type": "Eagle",
-            "max_draft_len": length,
-            "speculative_model_dir": DRAFTER,
-        },
-        "ngram": {"decoding_type": "NGram", "max_draft_len": length},
-        "draft_model": {
-            "decoding_type": "DraftTarget",
-            "max_draft_len": length,
-            "speculative_model_dir": given.get("model"),
-        },
-    }
-    return found[given["method"]]
+    kinds = {"mtp": "MTP", "eagle3": "Eagle", "ngram": "NGram", "draft_model": "DraftTarget"}
+    method, model = given["method"], given.get("model")
+    length = "num_nextn_predict_layers" if method == "mtp" else "max_draft_len"
+    found = {"decoding_type": kinds[method], length: given["draft_length"]}
+    drafter = DRAFTER if method == "eagle3" else model
+    return found | ({"speculative_model_dir": drafter} if drafter else {})
 
 
 def _sglang_notes(scenario: Scenario) -> list[str]:
@@ -554,20 +544,15 @@ _TOOLS = {
 """Load tools: program, its dataset of random tokens, and how it saves the times of each request."""
 
 
-@dataclass(frozen=True)
-class LoadTest:
-    """The shell command that sends a scenario's requests to its server and writes :data:`RESULT`,
-    with comments above it. ``trace`` is the text of the file :data:`TRACE` that it reads, if any:
-    a line for each request, with its time in seconds, its lengths, and a number for its text."""
+def load_test(scenario: Scenario) -> tuple[str, str] | None:
+    """The shell command that sends a resolved scenario's requests to its server and writes
+    :data:`RESULT`, with comments above it; and the text of the file :data:`TRACE` that it reads,
+    if any: a line for each request, with its time in seconds, its lengths, and a number for its
+    text.
 
-    command: str
-    trace: str = ""
-
-
-def load_of(scenario: Scenario) -> LoadTest | None:
-    """The load of a resolved scenario, by SGLang's tool for SGLang if it can send it, else by
-    vLLM's, whose requests any engine takes. None without a checkpoint, and for sessions: no tool
-    lets their turns wait for answers."""
+    SGLang's tool sends them to SGLang if it can, else vLLM's, whose requests any engine takes. None
+    without a checkpoint, and for sessions: no tool lets their turns wait for answers.
+    """
     workload, served = scenario.workload, launch(scenario).checkpoint
     if served is None or workload.sessions is not None:
         return None
@@ -591,7 +576,7 @@ def load_of(scenario: Scenario) -> LoadTest | None:
     words = [program, f"--base-url http://localhost:{port}", f"--model {shlex.quote(served.name)}"]
     words += ["--trust-remote-code"] if served.custom_code and tool == "vllm" else []
     words += [f"--num-prompts {len(requests)} --seed {scenario.seed} --dataset-name {dataset}"]
-    return LoadTest("".join(f"# {note}\n" for note in notes) + " ".join([*words, saved]), trace)
+    return "".join(f"# {note}\n" for note in notes) + " ".join([*words, saved]), trace
 
 
 def _drawn(workload: Workload, requests: Sequence[Request], tool: str) -> str:
@@ -607,18 +592,14 @@ def _drawn(workload: Workload, requests: Sequence[Request], tool: str) -> str:
         prompt, output, ratio = lengths.prompt, lengths.decode, lengths.range_ratio or ratio
     else:
         return ""
-    if isinstance(arrivals, Gamma) and tool == "vllm":
+    if isinstance(arrivals, Gamma) and tool == "vllm" and workload.shift.burstiness == 1:
         rate += f" --burstiness {arrivals.cv**-2:.6g}"
     elif isinstance(arrivals, Closed):
         rate += f" --max-concurrency {arrivals.clients}"
-    elif not isinstance(arrivals, AtOnce | Poisson):
+    elif not isinstance(arrivals, AtOnce | Poisson) or workload.shift.burstiness != 1:
         return ""
-    if workload.shift.burstiness != 1:
-        return ""
-    return (
-        f"--random-input-len {prompt} --random-output-len {output} "
-        f"--random-range-ratio {ratio:g} {rate}"
-    )
+    lens = f"--random-input-len {prompt} --random-output-len {output}"
+    return f"{lens} --random-range-ratio {ratio:g} {rate}"
 
 
 def _replayed(arrivals: Arrivals, requests: Sequence[Request]) -> tuple[str, str]:

@@ -40,7 +40,7 @@ from .answer import (
     slower_factors,
 )
 from .bounds import alone, most_requests_per_s
-from .launch import TRACE, Launch, LoadTest, launch, load_of
+from .launch import TRACE, Launch, launch, load_test
 from .options import Option, Wanted, deployable, plan_of
 from .pool_layouts import pool_layouts
 from .probing import RECOMMEND_FORMAT, Laboratory
@@ -595,7 +595,7 @@ def answer_of(found: Recommendation, wanted: Wanted, prices: Prices) -> dict[str
         "winner": rows[0]["name"] if carries else None,
         "command": started.command,
         "needs": started.needs,
-        "load_command": load.command if (load := _load(rows[0])) and carries else None,
+        "load_command": load[0] if (load := _load_test(rows[0])) and carries else None,
         "replicas": best.scenario.cluster.replicas,
         "deployments": rows,
         "one_fewer": _one_fewer(found, wanted) if carries else None,
@@ -688,16 +688,16 @@ def recommend_files(wanted: Wanted, content: Mapping[str, Any]) -> dict[str, byt
         files["winner.yaml"] = dump_yaml(winner(content, wanted)).encode()
     if content["command"] is not None:
         files["launch.sh"] = f"{content['command']}\n".encode()
-    if content["load_command"] is not None and (load := _load(rows[0])):
-        files["load.sh"] = f"{load.command}\n".encode()
-        files |= {TRACE: load.trace.encode()} if load.trace else {}
+    if content["load_command"] is not None and (load := _load_test(rows[0])):
+        files["load.sh"] = f"{load[0]}\n".encode()
+        files |= {TRACE: load[1].encode()} if load[1] else {}
     return files
 
 
-def _load(row: Mapping[str, Any]) -> LoadTest | None:
+def _load_test(row: Mapping[str, Any]) -> tuple[str, str] | None:
     """What checks a deployment: the load at which it was simulated."""
     scenario = without_hidden(row["scenario"])
-    return load_of(check_scenario(scenario, Source("winner.yaml", "", {}, ())))
+    return load_test(check_scenario(scenario, Source("winner.yaml", "", {}, ())))
 
 
 _COLUMNS = (

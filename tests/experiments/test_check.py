@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 import yaml
 
-from sarathi_sim.experiments.capacity.launch import RESULT, TRACE, load_of
+from sarathi_sim.experiments.capacity.launch import RESULT, TRACE, load_test
 from sarathi_sim.experiments.config.deployment import Deployment
 from sarathi_sim.experiments.config.loading import check_scenario, load_experiment
 from sarathi_sim.experiments.config.scenario import Scenario
@@ -54,6 +54,12 @@ def asked(of: str, lengths: Any, arrivals: Any = POISSON, **keys: Any) -> Scenar
     tree |= {"cluster": {"tp": 2, "max_length": 1024}, "policy": {"name": of}, "kv_cache": {}}
     workload |= keys.pop("workload", {})
     return check_scenario({**tree, "workload": workload, **keys}, HERE)
+
+
+def sent(scenario: Scenario) -> tuple[str, str]:
+    found = load_test(scenario)
+    assert found is not None
+    return found
 
 
 def parsed(command: str) -> tuple[str, dict[str, Any]]:
@@ -99,9 +105,8 @@ AT_ONCE = {"request_rate": math.inf, "max_concurrency": 8}
 def test_the_load_is_the_question(
     engine: str, lengths: Any, arrivals: Any, tool: str, options: dict[str, Any]
 ) -> None:
-    load = load_of(asked(engine, lengths, arrivals))
-    assert load is not None
-    used, found = parsed(load.command)
+    command, trace = sent(asked(engine, lengths, arrivals))
+    used, found = parsed(command)
     port = 30000 if engine == "sglang" else 8000
     options |= {"num_prompts": 40, "seed": 5, "base_url": f"http://localhost:{port}"}
     saved = {"vllm": ("result_filename", "save_result", "save_detailed", "ignore_eos"),
@@ -109,27 +114,26 @@ def test_the_load_is_the_question(
     options |= dict(zip(saved[tool], (RESULT, True, True, True), strict=False))
     assert (used, {key: found[key] for key in options}) == (tool, options)
     assert found["model"] == "Qwen/Qwen3-32B"
-    assert bool(load.trace) == (found.get("dataset_path") == TRACE)
-    assert ("This is vLLM's tool" in load.command) == (engine == "sglang" != tool)
-    assert f"sarathi-sim score {RESULT} --config winner.yaml" in load.command
+    assert bool(trace) == (found.get("dataset_path") == TRACE)
+    assert ("This is vLLM's tool" in command) == (engine == "sglang" != tool)
+    assert f"sarathi-sim score {RESULT} --config winner.yaml" in command
 
 
 def test_a_trace_has_every_request_that_fits() -> None:
     """As it is simulated: the tool makes a prompt of one number as long as its line says."""
     long = UNEQUAL | {"prompt": {"p0": 1, "p100": 1100}}
     scenario = asked("vllm", long, workload={"too_long": "reject"})
-    load = load_of(scenario)
-    assert load is not None
+    command, trace = sent(scenario)
     tree = {"name": "x", **scenario.model_dump(mode="json", exclude_none=True)}
     (one,) = deployed(tree).values()
-    sent = [r for r in one.requests if r.prompt_tokens + r.output_tokens <= 1024]
-    lines = [json.loads(line) for line in load.trace.splitlines()]
-    assert 30 < len(lines) < 40 and f"too long: {40 - len(lines)}." in load.command
-    for line, request in zip(lines, sent, strict=True):
+    fitting = [r for r in one.requests if r.prompt_tokens + r.output_tokens <= 1024]
+    lines = [json.loads(line) for line in trace.splitlines()]
+    assert 30 < len(lines) < 40 and f"too long: {40 - len(lines)}." in command
+    for line, request in zip(lines, fitting, strict=True):
         assert line["timestamp"] == pytest.approx(request.arrival_s, abs=1e-6)
         lengths = line["input_length"], line["output_length"]
         assert lengths == (request.prompt_tokens, request.output_tokens)
-    _, options = parsed(load.command)
+    _, options = parsed(command)
     assert options["num_prompts"] == len(lines)
     assert options["timed_trace_chunk_hash_size"] == max(line["input_length"] for line in lines)
     assert len({tuple(line["hash_ids"]) for line in lines}) == len(lines)
@@ -146,14 +150,13 @@ def test_a_trace_has_every_request_that_fits() -> None:
     ],
 )
 def test_what_a_load_does_not_have_is_said(keys: dict[str, Any], told: str) -> None:
-    load = load_of(asked("vllm", FIXED, **keys))
-    assert load is not None and told in load.command
+    assert told in sent(asked("vllm", FIXED, **keys))[0]
 
 
 def test_no_tool_sends_sessions_and_none_knows_a_model_without_a_checkpoint() -> None:
     turns = {"sessions": {"max_turns": 3, "think_s": 1}}
-    assert load_of(asked("vllm", FIXED, workload=turns)) is None
-    assert load_of(asked("vllm", FIXED, model="gpt3-175b", cluster={"tp": 8})) is None
+    assert load_test(asked("vllm", FIXED, workload=turns)) is None
+    assert load_test(asked("vllm", FIXED, model="gpt3-175b", cluster={"tp": 8})) is None
 
 
 # What score says of its file -------------------------------------------------------------------
@@ -200,9 +203,7 @@ def test_the_file_of_the_load_goes_through_score(engine: str, tmp_path: Path) ->
     """A server that is as predicted is inside every band, and one with kernels of half again is
     not inside those of the time per output token."""
     config = winner(tmp_path, engine)
-    load = load_of(load_experiment(str(config)).scenarios["winner"])
-    assert load is not None
-    tool, options = parsed(load.command)
+    tool, options = parsed(sent(load_experiment(str(config)).scenarios["winner"])[0])
     (served,) = deployed(config).values()
     own = Overheads.configured(served.scenario.engine)
     for kernels, inside in ((1.0, True), (1.5, False)):
