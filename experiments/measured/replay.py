@@ -93,7 +93,11 @@ VARIANTS = {
     "left_out": "fitted to others",
 }
 """Names of a run's simulations in a score."""
-COUNTS = ("preemptions", "hit_rate", "num_blocks")
+COUNTS = {
+    "preemptions": "preemptions",
+    "hit_rate": "hit rate of the prefix cache",
+    "num_blocks": "KV blocks",
+}
 
 
 def numbers_of(table: pd.DataFrame) -> dict[str, Any]:

@@ -138,10 +138,9 @@ def beside_table(
             for one in simulated.values()
         ]
         rows.append((known(path).axis, _number(measured, path), *off))
-    for key in COUNTS:
-        if any(key in one for one in simulated.values()):
-            counts = (_number(one, key) for one in simulated.values())
-            rows.append((key.replace("_", " "), "not recorded", *counts))
+    for key, label in COUNTS.items():
+        counts = [number_text(one[key]) for one in simulated.values() if key in one]
+        rows += [(label, "not recorded", *counts)] if counts else []
     note = "'Fitted to these' has seen the run, the others have not."
     return Table(title, ("", "measured", *(f"{name} (off)" for name in simulated)), rows, note)
 
