@@ -768,7 +768,7 @@ def list_(
       sarathi-sim list support --model llama-3.3-70b --device h100-80g-sxm
       sarathi-sim list support --device l40s --json | jq '.cells[] | select(.runs)'
     """
-    from .run.listing import devices, models, policies
+    from .report.score_answers import devices, models, policies, support_section
 
     if what != "support":
         if any(option is not None for option in (model, device, stack, dtype)):
@@ -776,9 +776,9 @@ def list_(
         return {"models": models, "devices": devices, "policies": policies}[what]()
     import pandas as pd
 
-    from .run.support import support_answer, supported
+    from .run.support import supported
 
     found = supported(model, device, stack, dtype)
     rows = [cell.as_json() for cell in found]
-    section = support_answer(found, model, device, dtype)
+    section = support_section(found, model, device, dtype)
     return Result({"cells": rows}, section, table=pd.DataFrame(rows))

@@ -30,14 +30,8 @@ from sarathi_sim.simulator.views.metrics import METRICS
 from ..config.loading import CONFIGS
 from ..config.scenario import PARAMETERS, Header, Scenario
 from ..report import render
-from ..run.support import (
-    Combination,
-    by_device,
-    matrix,
-    refusals,
-    support_answer,
-    supported,
-)
+from ..report.score_answers import by_device, matrix, refusals, support_section
+from ..run.support import Combination, supported
 from ..sweeps.points import SweepSpec
 from .fit.accuracy import by_class, scores_of, shipped_stacks
 
@@ -323,7 +317,7 @@ def support(cells: Sequence[Combination]) -> str:
         for cell in cells
         if cell.dtype == WEIGHT_DTYPES[0] and (cell.model.name, cell.device.name) not in runs
     ]
-    section = support_answer(cells, None, None, None)
+    section = support_section(cells, None, None, None)
     tables = [*(matrix(cells, dtype) for dtype in WEIGHT_DTYPES)]
     tables.append(refusals(never, " on a device with every stack"))
     page = replace(section, tables=[by_device(cells), *tables], about=_SUPPORT)

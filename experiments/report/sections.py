@@ -33,14 +33,14 @@ from .of_capacity import (
 from .of_comparison import comparison_section
 from .of_run import run_section
 from .of_sweep import sweep_section
-from .score_answers import score_section
+from .score_answers import scored
 from .section import Section, read_section
 
 SectionOf = Callable[[Path, Mapping[str, Any]], Section]
 SECTIONS: dict[str, SectionOf] = {
     SWEEP_FORMAT: sweep_section,
     FIGURES_FORMAT: comparison_section,
-    SCORE_FORMAT: score_section,
+    SCORE_FORMAT: scored,
     CAPACITY_FORMAT: capacity_section,
     RECOMMEND_FORMAT: recommend_section,
     SENSITIVITY_FORMAT: sensitivity_section,
