@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from sarathi_sim.profiler.storage.child import Progress, silent
 from sarathi_sim.profiler.storage.manifest import spoken
-from sarathi_sim.profiler.storage.strict import UserError, one_line
+from sarathi_sim.profiler.storage.strict import UserError
 from ..capacity.probing import (
     CAPACITY_FORMAT,
     RECOMMEND_FORMAT,
@@ -30,16 +29,21 @@ from .of_capacity import (
     recommend_section,
     sensitivity_section,
 )
-from .of_comparison import comparison_section
-from .of_run import run_section
-from .of_sweep import sweep_section
+from .run_answers import comparison_section, runs_section, whole_sweep_section
 from .score_answers import score_section
-from .section import Section, read_section
+from .section import Section, damaged, read_section
+
+
+def _comparison(folder: Path, found: Mapping[str, Any]) -> Section:
+    if not found.keys() >= {"a", "b", "policies", "notes", "summaries"}:
+        raise UserError(f"{folder}: holds figures only: name the folders of the results in them")
+    return comparison_section(found)
+
 
 SectionOf = Callable[[Path, Mapping[str, Any]], Section]
 SECTIONS: dict[str, SectionOf] = {
-    SWEEP_FORMAT: sweep_section,
-    FIGURES_FORMAT: comparison_section,
+    SWEEP_FORMAT: lambda folder, _: whole_sweep_section(folder),
+    FIGURES_FORMAT: _comparison,
     SCORE_FORMAT: score_section,
     CAPACITY_FORMAT: capacity_section,
     RECOMMEND_FORMAT: recommend_section,
@@ -47,8 +51,7 @@ SECTIONS: dict[str, SectionOf] = {
     VALIDATION_FORMAT: lambda folder, _: read_section(folder),
     ACCURACY_FORMAT: lambda folder, _: read_section(folder),
 }
-"""By the format of the result's summary, which they get with its folder. Runs are shown together:
-:func:`run_section`."""
+"""By the format of the result's summary, which they get with its folder; runs come together."""
 
 
 def sections_of(folders: Sequence[Path], progress: Progress = silent) -> list[Section]:
@@ -60,25 +63,13 @@ def sections_of(folders: Sequence[Path], progress: Progress = silent) -> list[Se
     runs = [folder for folder, kind in kinds.items() if kind == FORMAT]
     found = []
     if runs:
-        with _damaged(", ".join(map(str, runs)), "run"):
-            found.append(run_section(runs, progress))
+        with damaged(", ".join(map(str, runs)), "run"):
+            found.append(runs_section(runs, progress))
     for folder, kind in kinds.items():
         if kind != FORMAT:
-            with _damaged(str(folder), "compare" if kind == FIGURES_FORMAT else spoken(kind)):
+            with damaged(str(folder), "compare" if kind == FIGURES_FORMAT else spoken(kind)):
                 found.append(SECTIONS[kind](folder, read_summary(folder)))
     return found
-
-
-@contextmanager
-def _damaged(where: str, command: str) -> Iterator[None]:
-    """Turns any error of a section into a UserError: the result of ``command`` is damaged."""
-    try:
-        yield
-    except (UserError, MemoryError):
-        raise
-    except Exception as error:
-        problem = f"{type(error).__name__}: {one_line(error)}"
-        raise UserError(f"{where}: the result of {command} is damaged: {problem}") from error
 
 
 def _kind(folder: Path) -> str:

@@ -19,7 +19,6 @@ from ..config.loading import Experiment, metric, refuse_of_session
 from ..config.run_memory import check_together, workload_needs
 from ..config.scenario import Ratio
 from ..results import (
-    FORMAT,
     ITERATIONS,
     TOKEN_GAPS,
     Tables,
@@ -27,9 +26,7 @@ from ..results import (
     result_folder,
     run_files,
     to_json,
-    write_summary,
 )
-from .run_answer import run_answer
 from .uncertainty import AnyUncertainty, ratio_band, uncertainty
 
 if TYPE_CHECKING:
@@ -95,8 +92,7 @@ class ExperimentResult:
         return tables_of(self.runs)
 
     def summary(self) -> dict[str, Any]:
-        """JSON-able: question and answer in words, then ``{"scenarios": {name: summary}, "ratios":
-        {name: value}, "ratio_bands": …}``.
+        """JSON-able: ``{"scenarios": {name: summary}, "ratios": {name: value}, "ratio_bands": …}``.
 
         A scenario's summary has the keys of docs/metrics.md, bands and warnings included. ``notes``
         are the assumptions about its deployment: traffic, arrivals, settings at their default,
@@ -112,6 +108,8 @@ class ExperimentResult:
         content: dict[str, Any] = {"name": asked.name, "description": asked.description}
         content |= {"scenarios": scenarios, "compare": compare}
         content |= {"ratios": self.ratios, "ratio_bands": self.ratio_bands}
+        stated = {name: ratio.paper for name, ratio in asked.compare.items()}
+        content["reference"] = {name: one for name, one in stated.items() if one is not None}
         content["deployments"] = {
             name: {"model": d.model.name, "device": d.device.name, "op_times": d.bundle_name}
             for name, d in used.items()
@@ -122,7 +120,7 @@ class ExperimentResult:
         narrow = {name: _narrow_by(run) for name, run in self.runs.items()}
         content["narrow_bands"] = {name: why for name, why in narrow.items() if why}
         cleaned: dict[str, Any] = to_json(content)
-        return run_answer(cleaned).words() | cleaned
+        return cleaned
 
 
 def deploy_all(experiment: Experiment) -> dict[str, Deployment]:
@@ -194,8 +192,8 @@ def writing(
 ) -> Iterator[tuple[ExperimentResult, Path]]:
     """Simulate every scenario and write the result folder ``out``, whole or not at all.
 
-    The block gets the result and the folder, to which it may add files. Raises UserError, before
-    any simulation, for mistakes of the user.
+    The block gets the result and the folder, to which it adds the summary, and other files. Raises
+    UserError, before any simulation, for mistakes of the user.
     """
     check_replaceable(out)
     for name, scenario in experiment.scenarios.items():
@@ -203,8 +201,7 @@ def writing(
     deployments = deploy_all(experiment)
     with result_folder(out) as folder:  # made before simulating: writing there may not be allowed
         outcome = _simulate(experiment, deployments, progress)
-        _write_tables(outcome.runs, folder)
-        _write_summary(outcome, folder)
+        _write_tables(outcome, folder)
         yield outcome, folder
 
 
@@ -262,24 +259,19 @@ def _narrow_by(run: ScenarioRun) -> str | None:
     return "arrivals" if lasts_s > OF_ARRIVALS * run.summary["makespan_s"] else None
 
 
-def _write_tables(runs: Mapping[str, ScenarioRun], folder: Path) -> None:
+def _write_tables(outcome: ExperimentResult, folder: Path) -> None:
+    """The tables of every scenario, and the configuration that simulates the same again."""
+    experiment, runs = outcome.experiment, outcome.runs
     for name, run in runs.items():
         (folder / name).mkdir()
         run.analysis.token_gaps.to_parquet(folder / name / TOKEN_GAPS, index=False)
         run.analysis.iterations.to_parquet(folder / name / ITERATIONS, index=False)
-
-
-def _write_summary(outcome: ExperimentResult, folder: Path) -> None:
-    experiment = outcome.experiment
-    compare = experiment.compare
     config = {
         "name": experiment.name,
         "description": experiment.description,
         "scenarios": {},
-        "compare": {n: r.model_dump(exclude_none=True) for n, r in compare.items()},
+        "compare": {n: r.model_dump(exclude_none=True) for n, r in experiment.compare.items()},
     }
-    runs = {n: (run.deployment.scenario, run.analysis) for n, run in outcome.runs.items()}
-    reference = {name: r.paper for name, r in compare.items() if r.paper is not None}
-    write_summary(folder, FORMAT, {**outcome.summary(), "reference": reference})
-    for name, file in run_files(runs, config).items():
+    simulated = {n: (run.deployment.scenario, run.analysis) for n, run in runs.items()}
+    for name, file in run_files(simulated, config).items():
         (folder / name).write_bytes(file)

@@ -1,0 +1,703 @@
+"""The answers of run, sweep, compare and workload, and of their dry runs: sections from the data of
+their results."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
+from itertools import combinations
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pandas as pd
+
+from sarathi_sim.profiler.storage.child import Progress, silent
+from sarathi_sim.profiler.storage.strict import UserError
+from sarathi_sim.simulator.confidence.coverage import Outside
+from sarathi_sim.simulator.load.describe import without_times
+from sarathi_sim.simulator.views.metric_registry import (
+    METRICS,
+    STEADY,
+    known,
+    number_text,
+    number_texts,
+    quantity,
+)
+from ..config.scenario import parameter, value_name
+from ..results import SUMMARY, read_summary, read_text
+from ..run.compare import SimulatedAgain, labelled_tables, part_label, simulate_again
+from ..run.ranking import WEIGHED, Load, deciding, ranked
+from ..sweeps.store import RESULTS
+from ..sweeps.sweep import Sweep, called, overload_note, read_sweep, short_names, varying
+from .charts import occupancy, overviews, run_charts, timelines
+from .of_capacity import first_deployments, op_times_grid
+from .palette import policy_styles
+from .section import (
+    Axis,
+    Chart,
+    Section,
+    Series,
+    Table,
+    anchor,
+    assumed_of,
+    damaged,
+    doubts_of,
+    enumerated,
+    sentence,
+    thinned,
+)
+from .sweep_charts import SHOWN as DRAWN
+from .sweep_charts import lines, numeric_axes, pareto, that_vary
+from .timeline import MOST_ROWS, boxes_window, default_window
+
+if TYPE_CHECKING:
+    from ..config.deployment import Deployment
+
+Summaries = Mapping[str, Mapping[str, Any]]
+_FEW, _MOST_POINTS = 3, 1000
+_DEFINED = "docs/metrics.md defines every number."
+
+
+def _few(names: Iterable[str]) -> str:
+    some = list(dict.fromkeys(names))
+    return enumerated([*some[:_FEW], *([f"{len(some) - _FEW} more"] if len(some) > _FEW else [])])
+
+
+def _cannot_tell(seeds: int) -> str:
+    """Why no option is called better; empty with enough seeds."""
+    few = {1: "one seed", 2: "two seeds"}
+    return f"{few[seeds]} cannot tell, three can" if seeds in few else ""
+
+
+# Runs --------------------------------------------------------------------------------------------
+
+SHOWN = (
+    *("makespan_s", "makespan_s_band", "requests_per_s", "tokens_per_s", "tokens_per_s_band"),
+    *("output_tokens_per_s", "mfu", "mean_batch", "hit_rate", "preemption_rate"),
+    *("recomputed_share", "extra_decodes", "empty_iterations", "accepted_per_step"),
+    *("ttft_s.p50", "ttft_s.p50_band", "ttft_s.p99", "ttft_s.p99_band"),
+    *("slot_s.p50", "slot_s.p99", "transfer_s.p50", "transfer_s.p99"),
+    *("tbt_s.p50", "tbt_s.p99", "tbt_s.p99_band"),
+    *("latency_s.p50", "latency_s.p99", "bubble_s.p50", "bubble_share", "rejected"),
+)
+"""Paths of the metrics in the table; ``_band`` at the end stands for a metric's 90 % band."""
+_NARROW = {
+    "clients": "too narrow: with slower ops the clients would send later",
+    "arrivals": "narrow because the arrivals set makespan and throughput, and say nothing of "
+    "latencies",
+}
+_OF_SCENARIOS = ("scenarios", "deployments", "notes", "doubts", "rejections", "narrow_bands")
+"""The keys of a run's summary with entries by scenario."""
+
+
+def run_section(content: Mapping[str, Any]) -> Section:
+    """The answer of a run, from the content of its ``summary.json``."""
+    summaries: Summaries = content["scenarios"]
+    names, used = list(summaries), content.get("deployments", {})
+    models, devices = (
+        enumerated(list(dict.fromkeys(one[key] for one in used.values())))
+        for key in ("model", "device")
+    )
+    several = len(names) > 1
+    parts = _side_by_side({n: summaries[n] for n in names[:_FEW]}, *([] if several else ["p50"]))
+    parts["not named here"] = _few(names[_FEW:])
+    parts["they differ in"] = enumerated(_differences(content))
+    parts["winner"] = _cannot_tell(1) if several else ""
+    narrow = content.get("narrow_bands", {})
+    outside = [
+        (name, ": ".join(filter(None, [used.get(name, {}).get("op_times"), text])))
+        for name, one in summaries.items()
+        for text in _outside(one)
+    ]
+    note = f"Predicted. The 90 % bands follow from the errors of the op times. {_DEFINED}"
+    rows = filter(None, (number_row(path, list(summaries.values())) for path in SHOWN))
+    return Section(
+        kind="run",
+        name=str(content["name"]),
+        question=f"How {'do' if several else 'does'} {enumerated(names)} serve {models} on "
+        f"{devices}: throughput, time to first token, time between tokens?",
+        answer=sentence(parts),
+        tables=[
+            Table("Numbers", ("number", "unit", *names), list(rows), note, text=2),
+            *filter(None, [ratios_table(content)]),
+        ],
+        assumed=assumed_of(content),
+        about=str(content.get("description") or ""),
+        warnings=[
+            *_once(content.get("rejections", {}).items()),
+            *doubts_of(content),
+            *(_overloaded(name, one) for name, one in summaries.items() if _grows(one)),
+            *_once(outside),
+            *_once((name, f"the 90 % bands are {_NARROW[why]}") for name, why in narrow.items()),
+        ],
+    )
+
+
+def _side_by_side(summaries: Summaries, *further: str) -> dict[str, str]:
+    """The parts of a sentence: of each run the throughput, and the p99 of the time to first token
+    (unless it is overloaded) and between tokens, with ``further`` quantiles."""
+    parts = {}
+    for name, one in summaries.items():
+        said = [f"{number_text(one[WEIGHED[0]] or 0.0)} output tokens/s"]
+        for key in ("ttft_s", "tbt_s"):
+            values = {q: _shown(one, f"{key}.{q}") for q in (*further, "p99")}
+            texts = [f"{q} {number_text(v)} s" for q, v in values.items() if v is not None]
+            said += [f"{METRICS[key].name} {', '.join(texts)}"] if texts else []
+        parts[name] = ", ".join([*said, *(["overloaded"] if _grows(one) else [])])
+    if all(one["steady"]["state"] == "closed" for one in summaries.values()):
+        parts["arrivals"] = "all at once"
+    return parts
+
+
+def number_row(path: str, summaries: Sequence[Mapping[str, Any]]) -> list[str] | None:
+    """A row of the results: name, unit, the runs' numbers. None where no run has any but 0."""
+    metric = known(path.removesuffix("_band"))
+    values = [_shown(summary, path) for summary in summaries]
+    if not any(values):
+        return None
+    # A band without an end: the run with slower ops is overloaded.
+    cells = [cell.replace("to -", "to overload") for cell in _cells(metric.texts, values)]
+    band = ", 90 % band" if path.endswith("_band") else ""
+    return [metric.label + band, metric.metric.unit, *cells]
+
+
+def _cells(
+    texts: Callable[[Sequence[float | None]], list[str]], values: Sequence[Any]
+) -> list[str]:
+    """Numbers, or the two ends of bands, all with as many decimals."""
+    ends = [value if isinstance(value, list) else [value] for value in values]
+    found = iter(texts([end for pair in ends for end in pair]))
+    return [" to ".join(next(found) for _ in pair) for pair in ends]
+
+
+def _shown(summary: Mapping[str, Any], path: str) -> Any:
+    """A number, or a band's two. Latencies are those of the steady part, if a run has one;
+    overloaded: none."""
+    found: Any = summary
+    if known(path.removesuffix("_band")).metric.grows:
+        state = summary["steady"]["state"]
+        found = {"steady": summary["steady"], "overloaded": {}}.get(state, summary)
+    for part in path.split("."):
+        found = found.get(part) if found else None
+    return found
+
+
+def _grows(one: Mapping[str, Any]) -> bool:
+    return bool(one["steady"]["state"] == "overloaded")
+
+
+def _differences(content: Mapping[str, Any]) -> list[str]:
+    """The inputs in which the runs differ."""
+    used, notes = content.get("deployments", {}).values(), content.get("notes", {}).values()
+    topics = ("traffic: ", "arrivals: ")
+    found = {
+        "model": [one["model"] for one in used],
+        "GPU": [one["device"] for one in used],
+        "load": [str([line for line in each if line.startswith(topics)]) for each in notes],
+    }
+    return [what for what, values in found.items() if len(set(values)) > 1]
+
+
+def ratios_table(content: Mapping[str, Any]) -> Table | None:
+    """The ratios of the ``compare`` section beside those stated elsewhere; None without any."""
+    if not content.get("ratios"):
+        return None
+    names, stated, predicted = [], [], []
+    for name, value in content["ratios"].items():
+        asked = {"metric": name, "over": ()} | content.get("compare", {}).get(name, {})
+        metric, over = quantity(asked["metric"]), asked["over"]
+        usual = f"{metric.label if metric else name}, {' / '.join(over)}"
+        names.append((name, asked.get("label") or usual))
+        stated.append(asked.get("paper"))
+        growing = asked["metric"].startswith(STEADY)
+        growing = growing and any(_grows(content["scenarios"][one]) for one in over)
+        predicted.append(None if growing else value)
+    pairs = zip(predicted, stated, strict=True)
+    bands = [content.get("ratio_bands", {}).get(name) for name, _ in names]
+    off = [f"{100 * (p / s - 1):+.0f} %" if p is not None and s else "" for p, s in pairs]
+    columns = [number_texts(predicted), _cells(number_texts, bands), number_texts(stated), off]
+    shown = 4 if any(one is not None for one in stated) else 2
+    rows = [(*name, *cells) for name, *cells in zip(names, *columns[:shown], strict=True)]
+    headings = ("ratio", "of what", "predicted", "90 % band", "stated elsewhere", "difference")
+    note = "" if None not in predicted else "- of latencies: a run is overloaded."
+    return Table("Ratios", headings[: 2 + shown], rows, note, text=2)
+
+
+def _once(said: Iterable[tuple[str, str]]) -> list[str]:
+    """Each text once, with the names of all runs that have it."""
+    names: dict[str, list[str]] = {}
+    for name, text in said:
+        names.setdefault(text, []).append(name)
+    return [f"{', '.join(some)}: {text}" for text, some in names.items()]
+
+
+def _overloaded(name: str, one: Mapping[str, Any]) -> str:
+    return (
+        f"{name} is overloaded: its queue grows while requests arrive (Kendall's S "
+        f"{one['steady']['kendall_s']} of 45 over ten blocks), and latencies with it. Those over "
+        f"all its {one['finished']:,} requests are in {SUMMARY} (scenarios.{name})"
+    )
+
+
+def _outside(one: Mapping[str, Any]) -> list[str]:
+    """The ops of a run with batches outside the measured region."""
+    found = one.get("outside_profile", ())
+    return [str(Outside(**(op | {"profile": tuple(map(tuple, op["profile"]))}))) for op in found]
+
+
+def runs_section(folders: Sequence[Path], progress: Progress = silent) -> Section:
+    """All scenarios of the runs in ``folders``, with charts.
+
+    They are simulated again for the timelines; where that cannot be done, a warning says why.
+    Raises UserError where a folder is not a result.
+    """
+    found, again = labelled_tables(folders), dict[str, SimulatedAgain]()
+    problems: list[str] = []
+    for label, (folder, name, _) in found.items():
+        try:
+            again[label] = simulate_again(folder, name, label, progress)
+            problems += again[label].notes
+        except UserError as error:
+            problems.append(f"{label}: no timeline, and no errors of op times: {error}")
+    heads = {folder: read_summary(folder) for folder in folders}
+    content: dict[str, Any] = {
+        "name": enumerated([str(head["name"]) for head in heads.values()]),
+        "description": "\n\n".join(filter(None, (h.get("description") for h in heads.values()))),
+    }
+    for key in _OF_SCENARIOS:
+        content[key] = {
+            label: heads[folder][key][name]
+            for label, (folder, name, _) in found.items()
+            if name in heads[folder].get(key, ())
+        }
+    section = run_section(content)
+    charts = run_charts({label: table for label, (_, _, table) in found.items()})
+    bars = charts.pop("ledger")
+    del charts["completions"]
+    caption = "Each stage's time by account, mean over replicas. The accounts add up exactly."
+    said = "Where the time of the stages goes"
+    op_times = op_times_grid([each.deployment for each in again.values()])
+    return replace(
+        section,
+        charts=[
+            *(one for some in charts.values() for one in some if one.series),
+            *(replace(one, title=f"{said}: {one.title}", caption=caption) for one in bars),
+            *_again_charts(again, {label: table.policy for label, (_, _, table) in found.items()}),
+        ],
+        tables=[section.tables[0], *filter(None, [*map(ratios_table, heads.values()), op_times])],
+        configuration={f"{f.name}/config.yaml": read_text(f / "config.yaml") for f in folders},
+        warnings=[*section.warnings, *problems],
+    )
+
+
+def _again_charts(again: Mapping[str, SimulatedAgain], policy: Mapping[str, str]) -> list[Chart]:
+    """The charts that need the records of a run."""
+    worked = {n: each.analysis for n, each in again.items() if each.analysis.records.end_s > 0}
+    if not worked:
+        return []
+    window = boxes_window(worked.values())
+    view = default_window([analysis.records for analysis in worked.values()])
+    caption = (
+        f"Seconds {number_text(window.start_s)} to {number_text(window.end_s)} of the simulated "
+        "time: drag to move, and zoom with the buttons or the wheel. A box is a micro-batch; "
+        "the space before it is a bubble where it is tinted."
+    )
+    policies = [policy[name] for name in worked]
+    stages = timelines(worked, window, view, MOST_ROWS, policies)
+    named = [
+        replace(one, title=f"Timeline of the stages: {one.title}", caption=caption)
+        for one in stages
+    ]
+    return [*named, *overviews(worked), *occupancy(worked, policies, {})[:1]]
+
+
+# Two results beside each other -------------------------------------------------------------------
+
+_COMPARED = ("ttft_s.p50", "ttft_s.p99", "tbt_s.p50", "tbt_s.p99", "latency_s.p50", "latency_s.p99")
+PARTS = {
+    "mean_latency": "Latency of a request (mean)",
+    "wall": "Wall clock, by what the stages did (mean over stages)",
+}
+"""The two breakdowns of :func:`sarathi_sim.experiments.run.compare.comparison`."""
+_NEAR_NOTHING, _MOST_PARTS = 0.01, 12
+
+
+def comparison_section(content: Mapping[str, Any]) -> Section:
+    """The answer of :func:`sarathi_sim.experiments.run.compare.comparison`: the numbers of both,
+    then each part's difference in seconds and in percent."""
+    names = [Path(content[side]).name for side in "ab"]
+    a, b = names if names[0] != names[1] else (content["a"], content["b"])
+    summaries = content["summaries"]
+    parts = _side_by_side({f"{a} (A)": summaries["A"], f"{b} (B)": summaries["B"]}, "p50")
+    if (latency := content.get("mean_latency")) and _divisible(latency["total"]):
+        whole = latency["total"]["difference_s"]
+        name = max(latency["parts"], key=lambda n: latency["parts"][n]["difference_s"] / whole)
+        parts["mean latency, B - A"] = (
+            f"{_signed(whole)} s, the largest part {part_label('mean_latency', name)} "
+            f"({_signed(latency['parts'][name]['difference_s'])} s)"
+        )
+    rows = []
+    rest = (path for path in SHOWN if path not in _COMPARED and not path.endswith("_band"))
+    for path in (*_COMPARED, *rest):
+        if row := number_row(path, list(summaries.values())):
+            one, other = (_shown(each, path) for each in summaries.values())
+            rows.append([*row, "-" if None in (one, other) else _percent(other - one, one)])
+    headings = ("number", "unit", "A", "B", "B - A")
+    unlike = [] if content["same_requests"] else ["A and B serve different requests."]
+    return Section(
+        kind="comparison",
+        name=f"{a} and {b}",
+        question=f"How do the latencies of {a} (A) and {b} (B) differ?",
+        answer=sentence(parts | {"winner": _cannot_tell(1)}),
+        tables=[
+            Table("Numbers", headings, rows, f"Predicted. {_DEFINED}", text=2),
+            *(_parts_table(key, content[key]) for key in PARTS if key in content),
+        ],
+        assumed=assumed_of({"notes": content["assumed"]}),
+        charts=parts_charts(content),
+        warnings=[*content["notes"], *unlike],
+    )
+
+
+def _divisible(total: Mapping[str, float]) -> bool:
+    """Whether the totals differ by enough for shares of the difference."""
+    return abs(total["difference_s"]) >= _NEAR_NOTHING * max(total["a_s"], total["b_s"]) > 0
+
+
+def _percent(part: float, whole: float) -> str:
+    """A signed share; a dash if ``whole`` is 0."""
+    return f"{100 * part / whole:+.1f} %" if whole else "-"
+
+
+def _signed(seconds: float) -> str:
+    return f"{seconds:+,.0f}" if abs(seconds) >= 100 else f"{seconds:+.3g}"
+
+
+def _by_difference(parts: Summaries) -> list[str]:
+    """Names of the parts, the largest difference first."""
+    return sorted(parts, key=lambda name: -abs(parts[name]["difference_s"]))
+
+
+def _parts_table(key: str, breakdown: Mapping[str, Any]) -> Table:
+    """A row a part; shares of the difference unless the totals are nearly equal."""
+    total, parts = breakdown["total"], breakdown["parts"]
+    divided = _divisible(total)
+    rows = []
+    named = [(part_label(key, name), parts[name]) for name in _by_difference(parts)]
+    for label, row in [*named, ("in all", total)]:
+        shares = (_percent(row["difference_s"], total[of]) for of in ("a_s", "difference_s"))
+        seconds = (f"{row['a_s']:,.4f}", f"{row['b_s']:,.4f}", f"{row['difference_s']:+,.4f}")
+        rows.append([label, *seconds, *shares][: 5 + divided])
+    headings = ("part", "A (s)", "B (s)", "B - A (s)", "of A's total", "of the difference")
+    note = "" if divided else " The totals differ by less than 1 %: too little for shares of it."
+    note = f"The parts add up to the difference exactly.{note}"
+    return Table(PARTS[key], headings[: 5 + divided], rows, note)
+
+
+def parts_charts(content: Mapping[str, Any]) -> list[Chart]:
+    """A pair of bars for each part of the mean latency and of the wall clock, in seconds; none
+    where the results are not divided into parts."""
+    charts = []
+    for key, title in PARTS.items() if "wall" in content else ():
+        parts = content[key]["parts"]
+        names = _by_difference(parts)[:_MOST_PARTS]
+        places = np.arange(len(names), dtype=float)
+        series = [
+            Series(
+                *("bars", f"{side.upper()}: {content[side]}"),
+                np.array([parts[name][f"{side}_s"] for name in names]),
+                *(places, style.colour),
+            )
+            for side, style in zip("ab", policy_styles(content["policies"]), strict=True)
+        ]
+        left = f"The {_MOST_PARTS} largest differences of {len(parts)} parts."
+        rows = Axis("", rows=[part_label(key, name) for name in names])
+        caption = left if len(names) < len(parts) else ""
+        charts.append(Chart(title, Axis("time (s)"), rows, series, caption))
+    return charts
+
+
+# Sweeps ------------------------------------------------------------------------------------------
+
+_IN_TABLE = ("output_tokens_per_s", "ttft_s.p50", "ttft_s.p99", "tbt_s.p99", "latency_s.p50", "mfu")
+_PAIRED = ("makespan_s", "ttft_s.p50", "tbt_s.p99", "latency_s.p50")
+_MOST_AXES, _MOST_LOADS, _MOST_CHARTS = 6, 3, 24
+
+
+def sweep_section(swept: Sweep) -> Section:
+    """The answer of a sweep, from its table and its summary."""
+    summary, loads = swept.summary, swept.weighed
+    compared = [load for load in loads if len(load.options) > 1]
+    choices, given = (short_names(varying(swept.table, a)) for a in (swept.chosen, swept.given))
+    question = f"What does the {given or 'load'} do to throughput and latencies?"
+    if choices:
+        choices = f"combination of {choices}" if ", " in choices else choices
+        question = f"Which {choices} is best{f' at each {given}' if given else ''}?"
+    warnings = [overload_note(swept.table, _IN_TABLE)]
+    if missing := [one["point"] for one in summary.get("missing", {}).values()]:
+        named = _few(called(pd.DataFrame(missing), swept.axes))
+        warnings.append(f"{len(missing)} of {summary['runs']} runs have no result: {named}")
+    return Section(
+        kind="sweep",
+        name=str(summary.get("name")),
+        question=question,
+        answer=sentence(_ranking(compared) if compared else _over_loads(loads)),
+        command=_best_command(swept, compared),
+        assumed=thinned(summary.get("notes", ())),
+        tables=[
+            *([_best_table(given, compared)] if len(compared) > 1 else []),
+            *(_points_table(swept), *_paired_tables(summary)),
+        ],
+        about=str(summary.get("description") or ""),
+        warnings=[*filter(None, warnings)],
+    )
+
+
+def _phrase(metric: str, text: str) -> str:
+    """``980.0 output tokens/s``, ``0.40 s p99 time to first token``."""
+    first = metric == WEIGHED[0]
+    return f"{text} output tokens/s" if first else f"{text} s {known(metric).spoken}"
+
+
+def _ranges(loads: Sequence[Load], metric: str, options: Sequence[str]) -> list[str]:
+    """The smallest and the largest mean of each option over the loads; ``-`` without any."""
+    ends: list[float | None] = []
+    for option in options:
+        means = [load.means(metric)[option] for load in loads if option in load.means(metric)]
+        ends += [min(means, default=None), max(means, default=None)]
+    texts = known(metric).texts(ends)
+    return [" to ".join(dict.fromkeys(pair)) for pair in zip(texts[::2], texts[1::2], strict=True)]
+
+
+def _ranking(loads: Sequence[Load]) -> dict[str, str]:
+    """The parts of the sentence: the best option and the next in the metric that decides, both in
+    the others, and who is left out. No option is best whose lead is within the spread of the
+    seeds, or of less than three seeds."""
+    metric = deciding(loads)
+    two, seeds = ranked(loads, metric)[:2], min(load.seeds for load in loads)
+    wins = sum(load.winner(metric) == two[0] for load in loads) if two else 0
+    parts = dict[str, str]()
+    for name, text in zip(two, _ranges(loads, metric, two), strict=True):
+        next_ = bool(parts and wins)
+        parts["next" if next_ else name] = f"{name}, " * next_ + _phrase(metric, text)
+    for other in WEIGHED:
+        texts = [f"{text} {known(other).metric.unit}" for text in _ranges(loads, other, two)]
+        if other != metric and any(load.means(other) for load in loads):
+            second = f" ({two[1]} {texts[1]})" if two[1:] else ""
+            parts[known(other).spoken] = texts[0] + second
+    left = [(why, option) for load in loads for option, why in load.left_out(*WEIGHED).items()]
+    parts |= {why: _few(option for reason, option in left if reason == why) for why, _ in left}
+    if wins:
+        at = f" at {wins} of {len(loads)} loads" if len(loads) > 1 else ""
+        parts["lead"] = f"more than the spread over {seeds} seeds{at}"
+    elif len(two) > 1:
+        parts["winner"] = _cannot_tell(seeds) or f"no significant difference over {seeds} seeds"
+    return parts
+
+
+def _over_loads(loads: Sequence[Load]) -> dict[str, str]:
+    """The parts of the sentence of a single option: under the first and the last load."""
+    parts = {}
+    for load in (loads[0], loads[-1]):
+        texts = {metric: _ranges([load], metric, load.options)[0] for metric in WEIGHED}
+        said = [_phrase(metric, text) for metric, text in texts.items() if text != "-"]
+        parts[load.name or "all runs"] = ", ".join([*said, *load.left_out(*WEIGHED).values()])
+    return parts
+
+
+def _best_command(swept: Sweep, loads: Sequence[Load]) -> str:
+    """The command that runs the winner again, under the last load where it wins; empty without."""
+    metric = deciding(loads) if loads else ""
+    best = [*(ranked(loads, metric) if loads else ()), None][0]
+    won = [load for load in loads if best is not None and load.winner(metric) == best]
+    if best is None or not won:
+        return ""
+    run = swept.table["run"][won[-1].places[won[-1].options.index(best)]]
+    return f"sarathi-sim run {swept.folder / 'runs' / run / 'config.yaml'}"
+
+
+def _best_table(given: str, loads: Sequence[Load]) -> Table:
+    """A row for each load: the best value of each metric, and who has it."""
+    shown, columns = loads[:_MOST_POINTS], []
+    for metric in map(known, WEIGHED):
+        leaders = [load.leaders(metric.path) or [""] for load in shown]
+        means = [
+            load.means(metric.path).get(best[0]) for load, best in zip(shown, leaders, strict=True)
+        ]
+        columns.append(
+            [
+                f"{text}: {best[0]}" + f" and {len(best) - 1} equal" * (len(best) > 1)
+                for text, best in zip(metric.texts(means), leaders, strict=True)
+            ]
+        )
+    note = "Equal: no significant difference (within 1 %, or within the spread over seeds, 95 %)."
+    if why := _cannot_tell(min(load.seeds for load in loads)):
+        note += f" Which is best, {why}."
+    headings = [given, *(f"best {known(path).axis}" for path in WEIGHED)]
+    rows = list(zip((load.name for load in shown), *columns, strict=True))
+    return Table("The best under each load", headings, rows, note, text=len(headings))
+
+
+def _points_table(swept: Sweep) -> Table:
+    """A row per point of the swept keys: its values, and means over its seeds."""
+    keys = [axis for axis in swept.axes if axis != "seed"]
+    points = [rows for _, rows in swept.table.groupby(keys or ["name"], dropna=False, sort=False)]
+    firsts = [rows.iloc[0] for rows in points]
+    columns = [["-" if pd.isna(r[a]) else value_name(r[a]) for r in firsts] for a in keys]
+    headings = [parameter(axis).heading for axis in keys]
+    seeds = swept.table["seed"].nunique() if "seed" in swept.table else 1
+    if any(len(rows) < seeds for rows in points):
+        columns.append([f"{len(rows)} of {seeds}" for rows in points])
+        headings.append("seeds")
+    text = len(headings)
+    growing = [bool((rows["steady.state"] == "overloaded").any()) for rows in points]
+    for metric in map(known, _IN_TABLE):
+        out = [metric.metric.grows and grows for grows in growing]
+        means = [float(rows[metric.path].mean(skipna=False)) for rows in points]
+        texts = metric.texts([None if o else m for o, m in zip(out, means, strict=True)])
+        columns.append(["overloaded" if o else t for o, t in zip(out, texts, strict=True)])
+        headings.append(metric.axis)
+    said = ["Predicted." if seeds < 2 else f"Predicted, means over {seeds} seeds."]
+    if len(points) > _MOST_POINTS:
+        said.append(f"The first {_MOST_POINTS:,} of {len(points):,} points.")
+    if any(growing):
+        said.append(f"Latencies of overloaded runs are in {RESULTS}, over all their requests.")
+    rows = list(zip(*columns, strict=True))[:_MOST_POINTS]
+    anchors = [anchor(first["run"]) for first in firsts[:_MOST_POINTS]]
+    return Table("Every point", headings, rows, " ".join(said), text, anchors)
+
+
+def _paired_tables(summary: Mapping[str, Any]) -> list[Table]:
+    """The paired differences: ratios with their 95 % intervals. None if there are none."""
+    entries = summary.get("paired")
+    if not entries:
+        return []
+    contrast, against = parameter(summary["contrast"]), value_name(entries[0]["against"])
+    others = list(entries[0]["point"])
+    rows = []
+    for entry in entries[:_MOST_POINTS]:
+        names = [value_name(v) for v in (*map(entry["point"].get, others), entry["value"])]
+        rows.append([*names, *(_interval(entry["ratios"].get(metric)) for metric in _PAIRED)])
+    headings = [parameter(axis).heading for axis in (*others, summary["contrast"])]
+    note = "In brackets the 95 % interval." if entries[0]["seeds"] > 1 else ""
+    title, labels = f"{contrast.name}: ratio to {against}", [known(m).label for m in _PAIRED]
+    return [Table(title, [*headings, *labels], rows, note, len(headings))]
+
+
+def _interval(ratio: Mapping[str, Any] | None) -> str:
+    if ratio is None or ratio["low"] is None:
+        return "-" if ratio is None else f"{ratio['ratio']:.3f}"
+    return f"{ratio['ratio']:.3f} [{ratio['low']:.3f}, {ratio['high']:.3f}]"
+
+
+def read_sweep_section(folder: Path) -> tuple[Sweep, Section]:
+    """A sweep and its answer. Raises UserError for a damaged folder, whatever the error that its
+    content causes."""
+    with damaged(str(folder), "sweep"):
+        swept = read_sweep(folder)
+        return swept, sweep_section(swept)
+
+
+def whole_sweep_section(folder: Path) -> Section:
+    """The answer of a sweep with charts of each load by itself, and the origin of its op times.
+    Raises UserError where it is damaged, or no run is finished."""
+    swept, section = read_sweep_section(folder)
+    metrics = that_vary(swept, DRAWN)[0]
+    axes = [axis for axis in numeric_axes(swept) if axis != "seed"][:_MOST_AXES]
+    charts = [one for y, x in combinations(DRAWN, 2) for one in pareto(swept, x, y, _MOST_LOADS)]
+    charts += [one for axis in axes for one in lines(swept, axis, metrics)]
+    deployments, problems = first_deployments(folder, swept.table)
+    first = folder / "runs" / str(swept.table["run"].iloc[0]) / "config.yaml"
+    return replace(
+        section,
+        charts=charts[:_MOST_CHARTS],
+        tables=[*section.tables, *filter(None, [op_times_grid(deployments)])],
+        configuration={f"of the first run, {first.parent.name}": read_text(first)},
+        warnings=[*section.warnings, *problems],
+    )
+
+
+# Workloads, and dry runs -------------------------------------------------------------------------
+
+
+def workload_section(described: Mapping[str, Mapping[str, Any]]) -> Section:
+    """The numbers of :func:`sarathi_sim.experiments.run.traffic.describe`."""
+    kinds = ("mean", "p50", "p90", "p99", "max", "sum")
+    lengths = [
+        [name, what, *(f"{one[f'{what}_tokens'][kind]:,.0f}" for kind in kinds)]
+        for name, one in described.items()
+        for what in ("prompt", "output", "total")
+    ]
+    parts = {}
+    for name, one in described.items():
+        rate = None if one["rate"] is None else f"{number_text(one['rate'])} requests/s"
+        means = [f"{one[f'{w}_tokens']['mean']:,.0f} {w}" for w in ("prompt", "output")]
+        parts[name] = (
+            f"{one['requests']:,} requests, {rate or without_times(one['clients'])}, "
+            f"{' and '.join(means)} tokens on average"
+        )
+    headings = {
+        "users": "users",
+        "rate": "requests/s",
+        "peak_rate": "requests/s, busiest minute",
+        "duration_s": "duration (s)",
+        "gap_cv": "variation of gaps (Poisson: 1)",
+        "pd_ratio": "P:D",
+        "shared": "shared share of prompt tokens",
+    }
+    columns = [number_texts([one[key] for one in described.values()]) for key in headings]
+    arrivals = list(zip(described, *columns, strict=True))
+    left = {name: one["left_out"] for name, one in described.items() if one["left_out"]}
+    return Section(
+        kind="workload",
+        name=enumerated(list(described)),
+        question="What is in these requests?",
+        answer=sentence(parts),
+        tables=[
+            Table("Lengths", ("requests", "tokens", *kinds), lengths, text=2),
+            Table("Arrivals", ("requests", *headings.values()), arrivals),
+        ],
+        assumed=[f"{name}: {note}" for name, one in described.items() for note in one["notes"]],
+        warnings=[f"{n}: {c:,} without prompt or output tokens left out" for n, c in left.items()],
+    )
+
+
+_DEPLOYED: dict[str, Callable[[Deployment], str]] = {
+    "model": lambda d: d.model.name,
+    "device": lambda d: d.device.name,
+    "policy": lambda d: d.scenario.policy.name,
+    "TP x PP x replicas": lambda d: (
+        f"{d.scenario.cluster.tp} x {d.scenario.cluster.pp} x {d.scenario.cluster.replicas}"
+    ),
+    "max batch": lambda d: str(d.scenario.batching.max_batch),
+    "micro-batches in flight": lambda d: str(d.scenario.batching.max_in_flight),
+    "KV tokens": lambda d: f"{d.kv_capacity:,}",
+    "requests": lambda d: f"{len(d.requests):,}",
+    "data-parallel ranks of attention": lambda d: str(d.scenario.cluster.dp),
+}
+
+
+def check_section(
+    name: str, file: str, deployments: Mapping[str, Deployment], notes: Mapping[str, Any]
+) -> Section:
+    """The deployments of a configuration without mistakes, side by side, and what is assumed."""
+    rows = [
+        (
+            label,
+            *(" + ".join(dict.fromkeys(map(cell, each.pools))) for each in deployments.values()),
+        )
+        for label, cell in _DEPLOYED.items()
+    ]
+    if set(rows[-1][1:]) == {"1"}:
+        del rows[-1]
+    doubts = [line for d in deployments.values() for line in (d.rejections, *d.doubts) if line]
+    return Section(
+        kind="check",
+        name=name,
+        question="What would run?",
+        answer=sentence({file: "good"}),
+        tables=[Table("", ("", *deployments), rows)],
+        assumed=assumed_of({"notes": notes}),
+        warnings=thinned(doubts),
+    )
