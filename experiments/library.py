@@ -338,10 +338,10 @@ def compare(
     out: AlsoOption = None,
     progress: Progress = silent,
 ) -> Result:
-    """Say how the latencies of two results differ, and which part of the time makes it.
+    """Say how the latencies of two results differ, and why.
 
-    Both are simulated again from their config.yaml. The parts, in seconds, add up to the difference
-    exactly. If one has prefill and decode pools, their numbers alone are compared.
+    Both are simulated again from their config.yaml. The parts of the time, in seconds, add up to
+    the difference exactly. If one has prefill and decode pools, their numbers alone are compared.
 
     \b
     Examples:

@@ -3,75 +3,15 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
 import pytest
 from PIL import Image
 
 import sarathi_sim as sim
 from sarathi_sim.experiments.config.loading import load_experiment
-from sarathi_sim.experiments.run.compare import TITLES, compare, comparison_answer
+from sarathi_sim.experiments.report.run_answers import comparison_section
+from sarathi_sim.experiments.run.compare import compare
 from tests.experiments.small_config import called, summary_of
-
-
-def test_the_headline_says_what_differs() -> None:
-    breakdown = _breakdown(10.0, 15.0, {"linear": (9.0, 13.0), "pb1": (1.0, 2.0)})
-    found = {"a": "runs/orca", "b": "runs/sarathi", "notes": [], "same_requests": False}
-    section = comparison_answer(found | dict.fromkeys(TITLES, breakdown))
-    assert section.answer == (
-        "sarathi (B) takes 15.00 s, 50.0 % more than the 10.00 s of orca (A), the largest part of "
-        "it linear ops (+4 s); a request's mean latency is 15.00 s, 50.0 % more than the 10.00 s "
-        "of orca (A), the largest part of it linear ops (+4 s)."
-    )
-    # What goes the other way is no part of it.
-    breakdown = _breakdown(10.0, 11.0, {"linear": (9.0, 4.0), "pb1": (1.0, 7.0)})
-    assert (
-        "the largest part of it PB1"
-        in comparison_answer(found | dict.fromkeys(TITLES, breakdown)).answer
-    )
-    assert section.warnings == ["A and B serve different requests."]
-    alike = _breakdown(10.0, 9.95, {"linear": (10.0, 9.95)})
-    answer = comparison_answer(found | {"wall": alike, "mean_latency": breakdown}).answer
-    assert answer.startswith("sarathi (B) takes 9.95 s, within 1 % of orca (A); a request's mean")
-
-
-def _breakdown(total_a: float, total_b: float, parts: dict[str, tuple[float, float]]) -> Any:
-    def row(a: float, b: float) -> dict[str, float]:
-        return {"a_s": a, "b_s": b, "difference_s": b - a}
-
-    rows = {name: row(a, b) for name, (a, b) in parts.items()}
-    return {"total": row(total_a, total_b), "parts": rows}
-
-
-def _cells(breakdown: Any) -> tuple[list[str], dict[str, list[str]]]:
-    """Headings, and the cells of every row."""
-    sides = {"a": "one/x", "b": "two/y", "notes": [], "same_requests": True}
-    table = comparison_answer(sides | dict.fromkeys(TITLES, breakdown)).table
-    return list(table.headings), {row[0]: list(row[1:]) for row in table.rows}
-
-
-def test_of_a_difference_near_nothing_no_shares_are_printed() -> None:
-    """1.37 s of 0.05 s would be +2740 %: parts that cancel."""
-    parts = {"linear": (800.0, 801.37), "decode_attention": (7.9, 6.58)}
-    headings, rows = _cells(_breakdown(807.9, 807.95, parts))
-    assert headings == ["part", "A (s)", "B (s)", "B - A (s)", "of A's total"]
-    assert rows["linear ops"] == ["800.0000", "801.3700", "+1.3700", "+0.2 %"]
-    assert rows["in all"] == ["807.9000", "807.9500", "+0.0500", "+0.0 %"]
-
-
-def test_a_real_difference_is_divided() -> None:
-    headings, rows = _cells(_breakdown(10.0, 15.0, {"linear": (9.0, 13.0), "pb1": (1.0, 2.0)}))
-    assert headings[-2:] == ["of A's total", "of the difference"]
-    assert rows["linear ops"][-2:] == ["+40.0 %", "+80.0 %"]
-    assert rows["in all"][-2:] == ["+50.0 %", "+100.0 %"]
-
-
-def test_of_nothing_there_is_no_share() -> None:
-    assert _cells(_breakdown(0.0, 0.0, {"linear": (0.0, 0.0)}))[1]["in all"][-1] == "-"
-    assert _cells(_breakdown(0.0, 1.0, {"linear": (0.0, 1.0)}))[1]["in all"][-2:] == [
-        "-",
-        "+100.0 %",
-    ]
 
 
 @pytest.mark.slow
@@ -92,12 +32,14 @@ def test_an_overloaded_run_is_named(tmp_path: Path) -> None:
     changes = ["workload.requests=100", "workload.arrivals.rate=6"]
     sim.run(load_experiment("first_experiment", changes), out=tmp_path / "run", figures=False)
     found = compare(tmp_path / "run" / "orca", tmp_path / "run" / "sarathi")
-    notes, (traffic, arrivals, *others) = found["notes"], found["assumptions"]
+    section = comparison_section(found)
+    (traffic, arrivals, *others), notes = section.assumed, section.warnings
     assert traffic.startswith("traffic: prompts of ") and "P50" in traffic
     assert arrivals == "arrivals: Poisson, 6 requests/s"
     assert any(line.startswith("engine: ") and line.endswith("(of B)") for line in others)
     assert len(notes) == 2
     assert all("overloaded: its queue grows" in note for note in notes)
+    assert "time to first token" not in section.answer and "overloaded; sarathi" in section.answer
 
 
 @pytest.mark.slow
@@ -119,7 +61,7 @@ def test_the_frontend_is_part_of_a_latency_as_in_the_summary(tmp_path: Path) -> 
     found = compare(tmp_path / "run" / "none", tmp_path / "run" / "host")
     written = summary_of(tmp_path / "run")["scenarios"]
     for side, name in (("a_s", "none"), ("b_s", "host")):
-        total = {key: found[key]["total"][side] for key in TITLES}
+        total = {key: found[key]["total"][side] for key in ("wall", "mean_latency")}
         assert total["mean_latency"] == pytest.approx(written[name]["latency_s"]["mean"], rel=1e-9)
         assert total["wall"] > written[name]["makespan_s"]
     parts = found["mean_latency"]["parts"]

@@ -21,9 +21,9 @@ import sarathi_sim as sim
 from sarathi_sim.experiments.report import draw, sweep_charts
 from sarathi_sim.experiments.report.sweep_charts import CDF_COLUMNS, lines, pairs
 from sarathi_sim.experiments.report.sweep_charts import sweep_charts as charts_of
-from sarathi_sim.experiments.run.trade_off import pareto_front
+from sarathi_sim.experiments.run.ranking import pareto_front
 from sarathi_sim.experiments.sweeps.execute import paired_differences
-from sarathi_sim.experiments.sweeps.sweep_answer import Sweep, read_sweep
+from sarathi_sim.experiments.sweeps.sweep import Sweep, read_sweep
 from sarathi_sim.profiler.storage.strict import UserError
 from tests.experiments.small_config import called, summary_of
 from tests.experiments.small_sweep import CHUNK, RATE, of
@@ -179,7 +179,7 @@ def damaged(sweep: Path, to: Path, change: Change) -> Path:
     ],
 )
 def test_a_damaged_sweep_is_named(tiny_sweep: Path, tmp_path: Path, change: Change) -> None:
-    with pytest.raises(UserError, match="the sweep is damaged"):
+    with pytest.raises(UserError, match="sweep is damaged"):
         sim.plot([damaged(tiny_sweep, tmp_path / "copy", change)], out=tmp_path / "figures")
     assert not (tmp_path / "figures").exists()
 
@@ -276,7 +276,7 @@ def test_a_sweep_among_results_is_named(tiny_sweep: Path, result: Path, tmp_path
 def test_the_commands(tiny_sweep: Path, tmp_path: Path) -> None:
     results = pd.read_parquet(tiny_sweep / "results.parquet").sort_values("makespan_s")
     runs = [tiny_sweep / "runs" / results["run"].iloc[place] for place in (0, -1)]
-    done = called("compare", runs[0], runs[1])
+    done = called("compare", runs[0], runs[1], "--verbose")
     assert "+100.0 %" in done.stdout
     done = called("compare", runs[0], runs[1], "--json")
     for key in ("wall", "mean_latency"):

@@ -247,7 +247,9 @@ def test_a_trace_with_failed_requests(tmp_path: Path, monkeypatch: pytest.Monkey
     said = called("workload", "beside/log.csv", *skip).output
     assert "2 requests" in said and "1 without prompt or output tokens left out" in said
     assert "left out" in called("workload", "beside/failed.yaml").output
-    said = called("run", "beside/failed.yaml", "--no-figures", "--out", "result").output
+    said = called(
+        "run", "beside/failed.yaml", "--no-figures", "--out", "result", "--verbose"
+    ).output
     assert "(skip_empty): 1 left out" in said
     monkeypatch.chdir(tmp_path / "elsewhere")
     called("report", "../result", "--out", "page.html")
