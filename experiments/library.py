@@ -90,9 +90,6 @@ def run(
       sarathi-sim run gpt3_pp --timeline --window 120:1.5   # open in ui.perfetto.dev
     """
     from .config.loading import Experiment
-    from .report.run_answers import run_section
-    from .report.timeline import default_window, parse_window, write_trace
-    from .results import FORMAT, write_summary
     from .run.experiment import simulate_all, writing
 
     if isinstance(config, Experiment) and changes:
@@ -100,6 +97,10 @@ def run(
     experiment = config if isinstance(config, Experiment) else load(config, changes)
     if out is None:
         return simulate_all(experiment, progress)
+    from .report.run_answers import run_section
+    from .report.timeline import default_window, parse_window, write_trace
+    from .results import FORMAT, write_summary
+
     chosen = None if window is None else parse_window(window)
     with writing(experiment, named(out, experiment.name), progress) as (found, folder):
         content = found.summary()

@@ -102,7 +102,6 @@ def run_section(content: Mapping[str, Any]) -> Section:
     several = len(names) > 1
     parts = _side_by_side({n: summaries[n] for n in names[:_FEW]}, *([] if several else ["p50"]))
     parts["not named here"] = _few(names[_FEW:])
-    parts["they differ in"] = enumerated(_differences(content))
     parts["winner"] = _cannot_tell(1) if several else ""
     narrow = content.get("narrow_bands", {})
     outside = [
@@ -185,18 +184,6 @@ def _shown(summary: Mapping[str, Any], path: str) -> Any:
 
 def _grows(one: Mapping[str, Any]) -> bool:
     return bool(one["steady"]["state"] == "overloaded")
-
-
-def _differences(content: Mapping[str, Any]) -> list[str]:
-    """The inputs in which the runs differ."""
-    used, notes = content.get("deployments", {}).values(), content.get("notes", {}).values()
-    topics = ("traffic: ", "arrivals: ")
-    found = {
-        "model": [one["model"] for one in used],
-        "GPU": [one["device"] for one in used],
-        "load": [str([line for line in each if line.startswith(topics)]) for each in notes],
-    }
-    return [what for what, values in found.items() if len(set(values)) > 1]
 
 
 def ratios_table(content: Mapping[str, Any]) -> Table | None:
@@ -320,7 +307,7 @@ PARTS = {
     "wall": "Wall clock, by what the stages did (mean over stages)",
 }
 """The two breakdowns of :func:`sarathi_sim.experiments.run.compare.comparison`."""
-_NEAR_NOTHING, _MOST_PARTS = 0.01, 12
+_NEAR_NOTHING = 0.01
 
 
 def comparison_section(content: Mapping[str, Any]) -> Section:
@@ -367,7 +354,7 @@ def _divisible(total: Mapping[str, float]) -> bool:
 
 def _percent(part: float, whole: float) -> str:
     """A signed share; a dash if ``whole`` is 0."""
-    return f"{100 * part / whole:+.1f} %" if whole else "-"
+    return f"{round(100 * part / whole, 1) + 0.0:+.1f} %" if whole else "-"
 
 
 def _signed(seconds: float) -> str:
@@ -380,19 +367,17 @@ def _by_difference(parts: Summaries) -> list[str]:
 
 
 def _parts_table(key: str, breakdown: Mapping[str, Any]) -> Table:
-    """A row a part; shares of the difference unless the totals are nearly equal."""
+    """A row a part; no shares of the difference where the totals are nearly equal."""
     total, parts = breakdown["total"], breakdown["parts"]
-    divided = _divisible(total)
+    whole = total["difference_s"] if _divisible(total) else 0.0
     rows = []
     named = [(part_label(key, name), parts[name]) for name in _by_difference(parts)]
     for label, row in [*named, ("in all", total)]:
-        shares = (_percent(row["difference_s"], total[of]) for of in ("a_s", "difference_s"))
+        shares = (_percent(row["difference_s"], of) for of in (total["a_s"], whole))
         seconds = (f"{row['a_s']:,.4f}", f"{row['b_s']:,.4f}", f"{row['difference_s']:+,.4f}")
-        rows.append([label, *seconds, *shares][: 5 + divided])
+        rows.append([label, *seconds, *shares])
     headings = ("part", "A (s)", "B (s)", "B - A (s)", "of A's total", "of the difference")
-    note = "" if divided else " The totals differ by less than 1 %: too little for shares of it."
-    note = f"The parts add up to the difference exactly.{note}"
-    return Table(PARTS[key], headings[: 5 + divided], rows, note)
+    return Table(PARTS[key], headings, rows, "The parts add up to the difference exactly.")
 
 
 def parts_charts(content: Mapping[str, Any]) -> list[Chart]:
@@ -401,7 +386,7 @@ def parts_charts(content: Mapping[str, Any]) -> list[Chart]:
     charts = []
     for key, title in PARTS.items() if "wall" in content else ():
         parts = content[key]["parts"]
-        names = _by_difference(parts)[:_MOST_PARTS]
+        names = _by_difference(parts)
         places = np.arange(len(names), dtype=float)
         series = [
             Series(
@@ -411,10 +396,8 @@ def parts_charts(content: Mapping[str, Any]) -> list[Chart]:
             )
             for side, style in zip("ab", policy_styles(content["policies"]), strict=True)
         ]
-        left = f"The {_MOST_PARTS} largest differences of {len(parts)} parts."
         rows = Axis("", rows=[part_label(key, name) for name in names])
-        caption = left if len(names) < len(parts) else ""
-        charts.append(Chart(title, Axis("time (s)"), rows, series, caption))
+        charts.append(Chart(title, Axis("time (s)"), rows, series))
     return charts
 
 
@@ -426,7 +409,8 @@ _MOST_AXES, _MOST_LOADS, _MOST_CHARTS = 6, 3, 24
 
 
 def sweep_section(swept: Sweep) -> Section:
-    """The answer of a sweep, from its table and its summary."""
+    """The answer of a sweep, from its table and its summary: the best option and the next in the
+    metric that decides. The command runs the best again, under the last load where it wins."""
     summary, loads = swept.summary, swept.weighed
     compared = [load for load in loads if len(load.options) > 1]
     choices, given = (short_names(varying(swept.table, a)) for a in (swept.chosen, swept.given))
@@ -438,12 +422,18 @@ def sweep_section(swept: Sweep) -> Section:
     if missing := [one["point"] for one in summary.get("missing", {}).values()]:
         named = _few(called(pd.DataFrame(missing), swept.axes))
         warnings.append(f"{len(missing)} of {summary['runs']} runs have no result: {named}")
+    metric, command = deciding(compared or loads), ""
+    best = ranked(compared or loads, metric)[:2]
+    won = [load for load in compared if best and load.winner(metric) == best[0]]
+    if won:
+        run = swept.table["run"][won[-1].places[won[-1].options.index(best[0])]]
+        command = f"sarathi-sim run {swept.folder / 'runs' / run / 'config.yaml'}"
     return Section(
         kind="sweep",
         name=str(summary.get("name")),
         question=question,
-        answer=sentence(_ranking(compared) if compared else _over_loads(loads)),
-        command=_best_command(swept, compared),
+        answer=sentence(_ranking(compared or loads, metric, best, len(won))),
+        command=command,
         assumed=thinned(summary.get("notes", ())),
         tables=[
             *([_best_table(given, compared)] if len(compared) > 1 else []),
@@ -470,51 +460,29 @@ def _ranges(loads: Sequence[Load], metric: str, options: Sequence[str]) -> list[
     return [" to ".join(dict.fromkeys(pair)) for pair in zip(texts[::2], texts[1::2], strict=True)]
 
 
-def _ranking(loads: Sequence[Load]) -> dict[str, str]:
-    """The parts of the sentence: the best option and the next in the metric that decides, both in
-    the others, and who is left out. No option is best whose lead is within the spread of the
-    seeds, or of less than three seeds."""
-    metric = deciding(loads)
-    two, seeds = ranked(loads, metric)[:2], min(load.seeds for load in loads)
-    wins = sum(load.winner(metric) == two[0] for load in loads) if two else 0
-    parts = dict[str, str]()
-    for name, text in zip(two, _ranges(loads, metric, two), strict=True):
+def _ranking(loads: Sequence[Load], metric: str, best: Sequence[str], wins: int) -> dict[str, str]:
+    """The parts of the sentence: the ``best`` option and the next in the metric that decides, both
+    in the others, and who is left out. Without ``wins`` none is best: its lead is within the spread
+    of the seeds, or of less than three seeds."""
+    parts, seeds = dict[str, str](), min(load.seeds for load in loads)
+    alone = " to ".join(dict.fromkeys((loads[0].name, loads[-1].name))) or "all runs"
+    for name, text in zip(best, _ranges(loads, metric, best), strict=True):
         next_ = bool(parts and wins)
-        parts["next" if next_ else name] = f"{name}, " * next_ + _phrase(metric, text)
+        parts["next" if next_ else name or alone] = f"{name}, " * next_ + _phrase(metric, text)
     for other in WEIGHED:
-        texts = [f"{text} {known(other).metric.unit}" for text in _ranges(loads, other, two)]
+        texts = [f"{text} {known(other).metric.unit}" for text in _ranges(loads, other, best)]
         if other != metric and any(load.means(other) for load in loads):
-            second = f" ({two[1]} {texts[1]})" if two[1:] else ""
+            second = f" ({best[1]} {texts[1]})" if best[1:] else ""
             parts[known(other).spoken] = texts[0] + second
     left = [(why, option) for load in loads for option, why in load.left_out(*WEIGHED).items()]
-    parts |= {why: _few(option for reason, option in left if reason == why) for why, _ in left}
+    for why, _ in left:
+        parts[why] = _few(option or alone for reason, option in left if reason == why)
     if wins:
         at = f" at {wins} of {len(loads)} loads" if len(loads) > 1 else ""
         parts["lead"] = f"more than the spread over {seeds} seeds{at}"
-    elif len(two) > 1:
+    elif len(best) > 1:
         parts["winner"] = _cannot_tell(seeds) or f"no significant difference over {seeds} seeds"
     return parts
-
-
-def _over_loads(loads: Sequence[Load]) -> dict[str, str]:
-    """The parts of the sentence of a single option: under the first and the last load."""
-    parts = {}
-    for load in (loads[0], loads[-1]):
-        texts = {metric: _ranges([load], metric, load.options)[0] for metric in WEIGHED}
-        said = [_phrase(metric, text) for metric, text in texts.items() if text != "-"]
-        parts[load.name or "all runs"] = ", ".join([*said, *load.left_out(*WEIGHED).values()])
-    return parts
-
-
-def _best_command(swept: Sweep, loads: Sequence[Load]) -> str:
-    """The command that runs the winner again, under the last load where it wins; empty without."""
-    metric = deciding(loads) if loads else ""
-    best = [*(ranked(loads, metric) if loads else ()), None][0]
-    won = [load for load in loads if best is not None and load.winner(metric) == best]
-    if best is None or not won:
-        return ""
-    run = swept.table["run"][won[-1].places[won[-1].options.index(best)]]
-    return f"sarathi-sim run {swept.folder / 'runs' / run / 'config.yaml'}"
 
 
 def _best_table(given: str, loads: Sequence[Load]) -> Table:

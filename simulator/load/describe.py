@@ -63,7 +63,7 @@ def lengths_line(prompt: Ints, output: Ints) -> str:
     for each in (prompt, output):
         found = (each.mean(), *np.percentile(each, (50, 99)))
         mean, middle, most = (f"{x:,.0f}" if x >= 100 else f"{x:.3g}" for x in found)
-        tokens = "" if words else " tokens on average"
+        tokens = "" if words else " tokens in the mean"
         words.append(f"{mean}{tokens} (P50 {middle}, P99 {most})")
     return f"prompts of {words[0]}, outputs of {words[1]}"
 

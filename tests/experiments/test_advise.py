@@ -33,7 +33,7 @@ def test_advice_on_the_papers_settings() -> None:
     words = "recommend --policy sarathi --gpus 1 --model llama-13b --device a6000 --workload 1K@14"
     read, *lines = called(*words.split(), "--seqs", 18).output.strip().splitlines()
     assert read == (
-        "workload: requests of 1,024 tokens in all, P:D 14: prompts of 956 tokens on average "
+        "workload: requests of 1,024 tokens in all, P:D 14: prompts of 956 tokens in the mean "
         "(P50 956, P99 956), outputs of 68 (P50 68, P99 68)"
     )
     assert lines[0].startswith("best: chunk 256, batch 18")

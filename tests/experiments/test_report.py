@@ -17,8 +17,6 @@ import pandas as pd
 import pytest
 from bokeh.models import TapTool
 
-import sarathi_sim as sim
-from sarathi_sim.experiments.config.loading import load_experiment
 from sarathi_sim.experiments.report.capacity_charts import capacity_charts
 from sarathi_sim.experiments.report.page import interactive, page, write_report
 from sarathi_sim.experiments.report.section import Axis, Chart, Section, Series, anchor
@@ -212,26 +210,6 @@ def test_several_runs_are_one_section(result: Path, tmp_path: Path) -> None:
     assert len(section.tables[0].headings) == 2 + 4
     assert set(section.tables[0].headings) >= {"run/orca", "other/sarathi"}
     assert [grid.title for grid in section.tables[1:]].count("Ratios") == 2
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    ("changes", "unlike"),
-    [
-        (["workload.arrivals={kind: poisson, rate: 1}"], "load"),
-        (["model=llama-2-7b", "device=a40"], "model and GPU"),
-    ],
-)
-def test_unlike_results_are_named(
-    result: Path, tmp_path: Path, changes: list[str], unlike: str
-) -> None:
-    other = load_experiment(result.parent / "small.yaml", changes)
-    sim.run(other, out=tmp_path / "other", figures=False)
-    (section,) = sections_of([result, tmp_path / "other"])
-    assert section.question.startswith("How do run/orca, run/sarathi, other/orca")
-    assert f"; not named here: other/sarathi; they differ in: {unlike}; " in section.answer
-    (alike,) = sections_of([tmp_path / "other"])
-    assert "other" not in alike.question and "they differ" not in alike.answer
 
 
 @pytest.mark.slow
