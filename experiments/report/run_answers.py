@@ -4,16 +4,12 @@ their results."""
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import replace
-from itertools import combinations
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pandas as pd
 
-from sarathi_sim.profiler.storage.child import Progress, silent
-from sarathi_sim.profiler.storage.strict import UserError
 from sarathi_sim.simulator.confidence.coverage import Outside
 from sarathi_sim.simulator.load.describe import without_times
 from sarathi_sim.simulator.views.metric_registry import (
@@ -25,13 +21,11 @@ from sarathi_sim.simulator.views.metric_registry import (
     quantity,
 )
 from ..config.scenario import parameter, value_name
-from ..results import SUMMARY, read_summary, read_text
-from ..run.compare import SimulatedAgain, labelled_tables, part_label, simulate_again
+from ..results import SUMMARY
+from ..run.compare import part_label
 from ..run.ranking import WEIGHED, Load, deciding, ranked
 from ..sweeps.store import RESULTS
 from ..sweeps.sweep import Sweep, called, overload_note, read_sweep, short_names, varying
-from .charts import occupancy, overviews, run_charts, timelines
-from .of_capacity import first_deployments, op_times_grid
 from .palette import policy_styles
 from .section import (
     Axis,
@@ -47,9 +41,6 @@ from .section import (
     sentence,
     thinned,
 )
-from .sweep_charts import SHOWN as DRAWN
-from .sweep_charts import lines, numeric_axes, pareto, that_vary
-from .timeline import MOST_ROWS, boxes_window, default_window
 
 if TYPE_CHECKING:
     from ..config.deployment import Deployment
@@ -87,8 +78,6 @@ _NARROW = {
     "arrivals": "narrow because the arrivals set makespan and throughput, and say nothing of "
     "latencies",
 }
-_OF_SCENARIOS = ("scenarios", "deployments", "notes", "doubts", "rejections", "narrow_bands")
-"""The keys of a run's summary with entries by scenario."""
 
 
 def run_section(content: Mapping[str, Any]) -> Section:
@@ -233,72 +222,6 @@ def _outside(one: Mapping[str, Any]) -> list[str]:
     return [str(Outside(**(op | {"profile": tuple(map(tuple, op["profile"]))}))) for op in found]
 
 
-def runs_section(folders: Sequence[Path], progress: Progress = silent) -> Section:
-    """All scenarios of the runs in ``folders``, with charts.
-
-    They are simulated again for the timelines; where that cannot be done, a warning says why.
-    Raises UserError where a folder is not a result.
-    """
-    found, again = labelled_tables(folders), dict[str, SimulatedAgain]()
-    problems: list[str] = []
-    for label, (folder, name, _) in found.items():
-        try:
-            again[label] = simulate_again(folder, name, label, progress)
-            problems += again[label].notes
-        except UserError as error:
-            problems.append(f"{label}: no timeline, and no errors of op times: {error}")
-    heads = {folder: read_summary(folder) for folder in folders}
-    content: dict[str, Any] = {
-        "name": enumerated([str(head["name"]) for head in heads.values()]),
-        "description": "\n\n".join(filter(None, (h.get("description") for h in heads.values()))),
-    }
-    for key in _OF_SCENARIOS:
-        content[key] = {
-            label: heads[folder][key][name]
-            for label, (folder, name, _) in found.items()
-            if name in heads[folder].get(key, ())
-        }
-    section = run_section(content)
-    charts = run_charts({label: table for label, (_, _, table) in found.items()})
-    bars = charts.pop("ledger")
-    del charts["completions"]
-    caption = "Each stage's time by account, mean over replicas. The accounts add up exactly."
-    said = "Where the time of the stages goes"
-    op_times = op_times_grid([each.deployment for each in again.values()])
-    return replace(
-        section,
-        charts=[
-            *(one for some in charts.values() for one in some if one.series),
-            *(replace(one, title=f"{said}: {one.title}", caption=caption) for one in bars),
-            *_again_charts(again, {label: table.policy for label, (_, _, table) in found.items()}),
-        ],
-        tables=[section.tables[0], *filter(None, [*map(ratios_table, heads.values()), op_times])],
-        configuration={f"{f.name}/config.yaml": read_text(f / "config.yaml") for f in folders},
-        warnings=[*section.warnings, *problems],
-    )
-
-
-def _again_charts(again: Mapping[str, SimulatedAgain], policy: Mapping[str, str]) -> list[Chart]:
-    """The charts that need the records of a run."""
-    worked = {n: each.analysis for n, each in again.items() if each.analysis.records.end_s > 0}
-    if not worked:
-        return []
-    window = boxes_window(worked.values())
-    view = default_window([analysis.records for analysis in worked.values()])
-    caption = (
-        f"Seconds {number_text(window.start_s)} to {number_text(window.end_s)} of the simulated "
-        "time: drag to move, and zoom with the buttons or the wheel. A box is a micro-batch; "
-        "the space before it is a bubble where it is tinted."
-    )
-    policies = [policy[name] for name in worked]
-    stages = timelines(worked, window, view, MOST_ROWS, policies)
-    named = [
-        replace(one, title=f"Timeline of the stages: {one.title}", caption=caption)
-        for one in stages
-    ]
-    return [*named, *overviews(worked), *occupancy(worked, policies, {})[:1]]
-
-
 # Two results beside each other -------------------------------------------------------------------
 
 _COMPARED = ("ttft_s.p50", "ttft_s.p99", "tbt_s.p50", "tbt_s.p99", "latency_s.p50", "latency_s.p99")
@@ -405,7 +328,6 @@ def parts_charts(content: Mapping[str, Any]) -> list[Chart]:
 
 _IN_TABLE = ("output_tokens_per_s", "ttft_s.p50", "ttft_s.p99", "tbt_s.p99", "latency_s.p50", "mfu")
 _PAIRED = ("makespan_s", "ttft_s.p50", "tbt_s.p99", "latency_s.p50")
-_MOST_AXES, _MOST_LOADS, _MOST_CHARTS = 6, 3, 24
 
 
 def sweep_section(swept: Sweep) -> Section:
@@ -565,25 +487,6 @@ def read_sweep_section(folder: Path) -> tuple[Sweep, Section]:
     with damaged(str(folder), "sweep"):
         swept = read_sweep(folder)
         return swept, sweep_section(swept)
-
-
-def whole_sweep_section(folder: Path) -> Section:
-    """The answer of a sweep with charts of each load by itself, and the origin of its op times.
-    Raises UserError where it is damaged, or no run is finished."""
-    swept, section = read_sweep_section(folder)
-    metrics = that_vary(swept, DRAWN)[0]
-    axes = [axis for axis in numeric_axes(swept) if axis != "seed"][:_MOST_AXES]
-    charts = [one for y, x in combinations(DRAWN, 2) for one in pareto(swept, x, y, _MOST_LOADS)]
-    charts += [one for axis in axes for one in lines(swept, axis, metrics)]
-    deployments, problems = first_deployments(folder, swept.table)
-    first = folder / "runs" / str(swept.table["run"].iloc[0]) / "config.yaml"
-    return replace(
-        section,
-        charts=charts[:_MOST_CHARTS],
-        tables=[*section.tables, *filter(None, [op_times_grid(deployments)])],
-        configuration={f"of the first run, {first.parent.name}": read_text(first)},
-        warnings=[*section.warnings, *problems],
-    )
 
 
 # Workloads, and dry runs -------------------------------------------------------------------------
