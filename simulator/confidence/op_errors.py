@@ -21,6 +21,7 @@ from __future__ import annotations
 
 import zlib
 from dataclasses import astuple, dataclass
+from functools import lru_cache
 
 import numpy as np
 
@@ -86,6 +87,7 @@ class LayerError:
         return np.full(len(points), self.local)
 
 
+@lru_cache(maxsize=8)
 def layer_error(ops: OpTimes) -> LayerError:
     """From the held-out errors of the bundle's whole layers, which it must have."""
     bundle = ops.bundle
@@ -98,6 +100,7 @@ def layer_error(ops: OpTimes) -> LayerError:
     return LayerError(covering_width(misses, UNKNOWN) / NORMAL_90)
 
 
+@lru_cache(maxsize=8)
 def op_errors(ops: OpTimes) -> dict[str, OpError]:
     """The errors of every op, by name (``send_recv_<scope>`` for transfers)."""
     bundle, meta = ops.bundle, ops.meta

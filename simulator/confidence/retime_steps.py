@@ -57,7 +57,7 @@ class Steps:
         self.log = replace(first, iterations=columns, stage_s=takes_s, spans=np.vstack(spans))
         self.spans = Spans(self.log)
 
-    def extra(self, of: Extra, rows: Ints) -> tuple[Floats, Floats, Floats, Floats]:
+    def extra(self, of: Extra, _: int, rows: Ints) -> tuple[Floats, Floats, Floats, Floats]:
         """What each sample adds to the steps ``rows``, if it adds ``of(rank, rows)`` to the ranks'
         own times."""
         slower = self._of_steps(of, rows)

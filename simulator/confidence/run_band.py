@@ -99,12 +99,6 @@ def _added(
     return perturbed[replica](rows)
 
 
-def _added_to_steps(
-    steps: Steps, extra: Extra, _: int, rows: Ints
-) -> tuple[Floats, Floats, Floats, Floats]:
-    return steps.extra(extra, rows)
-
-
 def op_time_samples(
     uses: Sequence[Mapping[str, OpUse]], errors: Errors, key: str, num_layers: int
 ) -> Floats:
@@ -154,7 +148,7 @@ def makespan_samples(
                 continue
             steps = Steps(logs, its_spans)
             logs, its_spans = [steps.log], [steps.spans]
-            extra = partial(_added_to_steps, steps, extra)
+            extra = partial(steps.extra, extra)
         finish = retimed_finish(
             replace(records, replicas=logs),
             its_spans,

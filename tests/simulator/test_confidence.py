@@ -391,12 +391,9 @@ def test_unchanged_durations_give_the_recorded_steps(system: System | PoolSystem
     for steps in steps_of(records):
         alone = dataclasses.replace(records, replicas=[steps.log])
         rows = [np.arange(steps.log.num_iterations)]
-        (finish,) = retimed_finish(alone, [steps.spans], partial(_unchanged, steps), 1, rows)
+        extra = partial(steps.extra, nothing)  # type: ignore[arg-type]
+        (finish,) = retimed_finish(alone, [steps.spans], extra, 1, rows)
         assert np.array_equal(finish[:, 0], steps.log.iterations["finish_s"])
-
-
-def _unchanged(steps: Steps, _: int, rows: Ints) -> tuple[Floats, ...]:
-    return steps.extra(nothing, rows)  # type: ignore[arg-type]
 
 
 def steps_of(records: Records) -> list[Steps]:
@@ -421,7 +418,7 @@ def test_one_rank_that_slows_down_holds_the_other() -> None:
         added = np.array([[0.0, gap, gap + 0.01]]) * (rows[:, None] == 0) * (rank == 1)
         return added, 0 * added, 0 * added, 0 * added
 
-    found = steps.extra(slower, np.arange(2))  # type: ignore[arg-type]
+    found = steps.extra(slower, 0, np.arange(2))  # type: ignore[arg-type]
     assert gap > 0 and found[0] == pytest.approx(np.array([[0, 0, 0.01], [0, 0, 0]]))
     assert not any(part.any() for part in found[1:])
 
