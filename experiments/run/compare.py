@@ -204,15 +204,10 @@ def labelled_tables(folders: Sequence[Path]) -> dict[str, tuple[Path, str, Table
 
     Raises UserError where a folder is not a result.
     """
-    return {
-        name if len(folders) == 1 else f"{_label(folder, folders)}/{name}": (folder, name, table)
-        for folder in folders
-        for name, table in read_tables(folder).items()
-    }
-
-
-def _label(folder: Path, folders: Sequence[Path]) -> str:
-    """The folder's name, or its whole path if another folder has the same name."""
-    name = folder.resolve().name
-    alike = [other for other in folders if other.resolve().name == name]
-    return name if len(alike) == 1 else str(folder)
+    names = [folder.resolve().name for folder in folders]
+    found = {}
+    for folder, label in zip(folders, names, strict=True):
+        label = label if names.count(label) == 1 else str(folder)
+        for name, table in read_tables(folder).items():
+            found[name if len(folders) == 1 else f"{label}/{name}"] = (folder, name, table)
+    return found

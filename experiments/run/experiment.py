@@ -153,36 +153,19 @@ def _simulate(
 ) -> ExperimentResult:
     asked = quantiles_of(experiment)
     runs = {name: _run(name, each, asked, progress) for name, each in deployments.items()}
-    return _with_bands(experiment, runs, _effects(runs, progress))
-
-
-def _effects(
-    runs: Mapping[str, ScenarioRun], progress: Progress
-) -> dict[str, AnyUncertainty | None]:
-    found = {}
     for name, run in runs.items():
 
         def told(done: int, name: str = name, total: int = len(run.deployment.requests)) -> None:
             progress(f"{name}: errors of op times", done, total)
 
-        found[name] = uncertainty(run.deployment, run.analysis, told)
-    return found
-
-
-def _with_bands(
-    experiment: Experiment,
-    runs: Mapping[str, ScenarioRun],
-    effects: Mapping[str, AnyUncertainty | None],
-) -> ExperimentResult:
-    runs = {name: replace(run, uncertainty=effects[name]) for name, run in runs.items()}
-    ratios = {
-        name: _ratio(experiment, name, ratio, runs) for name, ratio in experiment.compare.items()
-    }
-    bands = {}
+        band = uncertainty(run.deployment, run.analysis, told)
+        runs[name] = replace(run, uncertainty=band)
+    ratios, bands = dict[str, float](), dict[str, list[float]]()
     for name, ratio in experiment.compare.items():
-        band = ratio_band(ratio.metric, ratios[name], *(runs[s].uncertainty for s in ratio.over))
-        if band is not None:
-            bands[name] = band
+        ratios[name] = _ratio(experiment, name, ratio, runs)
+        both = (runs[scenario].uncertainty for scenario in ratio.over)
+        if (one := ratio_band(ratio.metric, ratios[name], *both)) is not None:
+            bands[name] = one
     return ExperimentResult(experiment, runs, ratios, bands)
 
 
