@@ -83,9 +83,9 @@ _NARROW = {
 def run_section(content: Mapping[str, Any]) -> Section:
     """The answer of a run, from the content of its ``summary.json``."""
     summaries: Summaries = content["scenarios"]
-    names, used = list(summaries), content.get("deployments", {})
+    names, deployments = list(summaries), content.get("deployments", {})
     models, devices = (
-        enumerated(list(dict.fromkeys(one[key] for one in used.values())))
+        enumerated(list(dict.fromkeys(one[key] for one in deployments.values())))
         for key in ("model", "device")
     )
     several = len(names) > 1
@@ -94,7 +94,7 @@ def run_section(content: Mapping[str, Any]) -> Section:
     parts["winner"] = _cannot_tell(1) if several else ""
     narrow = content.get("narrow_bands", {})
     outside = [
-        (name, ": ".join(filter(None, [used.get(name, {}).get("op_times"), text])))
+        (name, ": ".join(filter(None, [deployments.get(name, {}).get("op_times"), text])))
         for name, one in summaries.items()
         for text in _outside(one)
     ]
@@ -113,11 +113,11 @@ def run_section(content: Mapping[str, Any]) -> Section:
         assumed=assumed_of(content),
         about=str(content.get("description") or ""),
         warnings=[
-            *_once(content.get("rejections", {}).items()),
+            *_by_text(content.get("rejections", {}).items()),
             *doubts_of(content),
             *(_overloaded(name, one) for name, one in summaries.items() if _grows(one)),
-            *_once(outside),
-            *_once((name, f"the 90 % bands are {_NARROW[why]}") for name, why in narrow.items()),
+            *_by_text(outside),
+            *_by_text((name, f"the 90 % bands are {_NARROW[why]}") for name, why in narrow.items()),
         ],
     )
 
@@ -127,12 +127,12 @@ def _side_by_side(summaries: Summaries, *further: str) -> dict[str, str]:
     (unless it is overloaded) and between tokens, with ``further`` quantiles."""
     parts = {}
     for name, one in summaries.items():
-        said = [f"{number_text(one[WEIGHED[0]] or 0.0)} output tokens/s"]
+        phrases = [f"{number_text(one[WEIGHED[0]] or 0.0)} output tokens/s"]
         for key in ("ttft_s", "tbt_s"):
-            values = {q: _shown(one, f"{key}.{q}") for q in (*further, "p99")}
+            values = {q: _value(one, f"{key}.{q}") for q in (*further, "p99")}
             texts = [f"{q} {number_text(v)} s" for q, v in values.items() if v is not None]
-            said += [f"{METRICS[key].name} {', '.join(texts)}"] if texts else []
-        parts[name] = ", ".join([*said, *(["overloaded"] if _grows(one) else [])])
+            phrases += [f"{METRICS[key].name} {', '.join(texts)}"] if texts else []
+        parts[name] = ", ".join([*phrases, *(["overloaded"] if _grows(one) else [])])
     if all(one["steady"]["state"] == "closed" for one in summaries.values()):
         parts["arrivals"] = "all at once"
     return parts
@@ -141,7 +141,7 @@ def _side_by_side(summaries: Summaries, *further: str) -> dict[str, str]:
 def number_row(path: str, summaries: Sequence[Mapping[str, Any]]) -> list[str] | None:
     """A row of the results: name, unit, the runs' numbers. None where no run has any but 0."""
     metric = known(path.removesuffix("_band"))
-    values = [_shown(summary, path) for summary in summaries]
+    values = [_value(summary, path) for summary in summaries]
     if not any(values):
         return None
     # A band without an end: the run with slower ops is overloaded.
@@ -155,20 +155,20 @@ def _cells(
 ) -> list[str]:
     """Numbers, or the two ends of bands, all with as many decimals."""
     ends = [value if isinstance(value, list) else [value] for value in values]
-    found = iter(texts([end for pair in ends for end in pair]))
-    return [" to ".join(next(found) for _ in pair) for pair in ends]
+    cells = iter(texts([end for pair in ends for end in pair]))
+    return [" to ".join(next(cells) for _ in pair) for pair in ends]
 
 
-def _shown(summary: Mapping[str, Any], path: str) -> Any:
+def _value(summary: Mapping[str, Any], path: str) -> Any:
     """A number, or a band's two. Latencies are those of the steady part, if a run has one;
     overloaded: none."""
-    found: Any = summary
+    value: Any = summary
     if known(path.removesuffix("_band")).metric.grows:
         state = summary["steady"]["state"]
-        found = {"steady": summary["steady"], "overloaded": {}}.get(state, summary)
+        value = {"steady": summary["steady"], "overloaded": {}}.get(state, summary)
     for part in path.split("."):
-        found = found.get(part) if found else None
-    return found
+        value = value.get(part) if value else None
+    return value
 
 
 def _grows(one: Mapping[str, Any]) -> bool:
@@ -179,31 +179,32 @@ def ratios_table(content: Mapping[str, Any]) -> Table | None:
     """The ratios of the ``compare`` section beside those stated elsewhere; None without any."""
     if not content.get("ratios"):
         return None
-    names, stated, predicted = [], [], []
+    names, references, values = [], [], []
     for name, value in content["ratios"].items():
-        asked = {"metric": name, "over": ()} | content.get("compare", {}).get(name, {})
-        metric, over = quantity(asked["metric"]), asked["over"]
+        ratio = {"metric": name, "over": ()} | content.get("compare", {}).get(name, {})
+        metric, over = quantity(ratio["metric"]), ratio["over"]
         usual = f"{metric.label if metric else name}, {' / '.join(over)}"
-        names.append((name, asked.get("label") or usual))
-        stated.append(asked.get("paper"))
-        growing = asked["metric"].startswith(STEADY)
-        growing = growing and any(_grows(content["scenarios"][one]) for one in over)
-        predicted.append(None if growing else value)
-    pairs = zip(predicted, stated, strict=True)
+        names.append((name, ratio.get("label") or usual))
+        references.append(ratio.get("paper"))
+        overloaded = ratio["metric"].startswith(STEADY)
+        overloaded = overloaded and any(_grows(content["scenarios"][one]) for one in over)
+        values.append(None if overloaded else value)
+    pairs = zip(values, references, strict=True)
     bands = [content.get("ratio_bands", {}).get(name) for name, _ in names]
     off = [f"{100 * (p / s - 1):+.0f} %" if p is not None and s else "" for p, s in pairs]
-    columns = [number_texts(predicted), _cells(number_texts, bands), number_texts(stated), off]
-    shown = 4 if any(one is not None for one in stated) else 2
-    rows = [(*name, *cells) for name, *cells in zip(names, *columns[:shown], strict=True)]
+    columns = [number_texts(values), _cells(number_texts, bands), number_texts(references), off]
+    width = 4 if any(one is not None for one in references) else 2
+    rows = [(*name, *cells) for name, *cells in zip(names, *columns[:width], strict=True)]
     headings = ("ratio", "of what", "predicted", "90 % band", "stated elsewhere", "difference")
-    note = "" if None not in predicted else "- of latencies: a run is overloaded."
-    return Table("Ratios", headings[: 2 + shown], rows, note, text=2)
+    lost = None in values and any(map(_grows, content["scenarios"].values()))
+    note = "A dash is a ratio of latencies of an overloaded run." if lost else ""
+    return Table("Ratios", headings[: 2 + width], rows, note, text=2)
 
 
-def _once(said: Iterable[tuple[str, str]]) -> list[str]:
+def _by_text(pairs: Iterable[tuple[str, str]]) -> list[str]:
     """Each text once, with the names of all runs that have it."""
     names: dict[str, list[str]] = {}
-    for name, text in said:
+    for name, text in pairs:
         names.setdefault(text, []).append(name)
     return [f"{', '.join(some)}: {text}" for text, some in names.items()]
 
@@ -218,8 +219,8 @@ def _overloaded(name: str, one: Mapping[str, Any]) -> str:
 
 def _outside(one: Mapping[str, Any]) -> list[str]:
     """The ops of a run with batches outside the measured region."""
-    found = one.get("outside_profile", ())
-    return [str(Outside(**(op | {"profile": tuple(map(tuple, op["profile"]))}))) for op in found]
+    ops = one.get("outside_profile", ())
+    return [str(Outside(**(op | {"profile": tuple(map(tuple, op["profile"]))}))) for op in ops]
 
 
 # Two results beside each other -------------------------------------------------------------------
@@ -251,7 +252,7 @@ def comparison_section(content: Mapping[str, Any]) -> Section:
     rest = (path for path in SHOWN if path not in _COMPARED and not path.endswith("_band"))
     for path in (*_COMPARED, *rest):
         if row := number_row(path, list(summaries.values())):
-            one, other = (_shown(each, path) for each in summaries.values())
+            one, other = (_value(each, path) for each in summaries.values())
             rows.append([*row, "-" if None in (one, other) else _percent(other - one, one)])
     headings = ("number", "unit", "A", "B", "B - A")
     unlike = [] if content["same_requests"] else ["A and B serve different requests."]
@@ -334,19 +335,20 @@ def sweep_section(swept: Sweep) -> Section:
     """The answer of a sweep, from its table and its summary: the best option and the next in the
     metric that decides. The command runs the best again, under the last load where it wins."""
     summary, loads = swept.summary, swept.weighed
-    compared = [load for load in loads if len(load.options) > 1]
-    choices, given = (short_names(varying(swept.table, a)) for a in (swept.chosen, swept.given))
-    question = f"What does the {given or 'load'} do to throughput and latencies?"
+    contests = [load for load in loads if len(load.options) > 1]
+    names = (short_names(varying(swept.table, axes)) for axes in (swept.chosen, swept.given))
+    choices, load_names = names
+    question = f"What does the {load_names or 'load'} do to throughput and latencies?"
     if choices:
         choices = f"combination of {choices}" if ", " in choices else choices
-        question = f"Which {choices} is best{f' at each {given}' if given else ''}?"
+        question = f"Which {choices} is best{f' at each {load_names}' if load_names else ''}?"
     warnings = [overload_note(swept.table, _IN_TABLE)]
     if missing := [one["point"] for one in summary.get("missing", {}).values()]:
-        named = _few(called(pd.DataFrame(missing), swept.axes))
-        warnings.append(f"{len(missing)} of {summary['runs']} runs have no result: {named}")
-    metric, command = deciding(compared or loads), ""
-    best = ranked(compared or loads, metric)[:2]
-    won = [load for load in compared if best and load.winner(metric) == best[0]]
+        points = _few(called(pd.DataFrame(missing), swept.axes))
+        warnings.append(f"{len(missing)} of {summary['runs']} runs have no result: {points}")
+    metric, command = deciding(contests or loads), ""
+    best = ranked(contests or loads, metric)[:2]
+    won = [load for load in contests if best and load.winner(metric) == best[0]]
     if won:
         run = swept.table["run"][won[-1].places[won[-1].options.index(best[0])]]
         command = f"sarathi-sim run {swept.folder / 'runs' / run / 'config.yaml'}"
@@ -354,11 +356,11 @@ def sweep_section(swept: Sweep) -> Section:
         kind="sweep",
         name=str(summary.get("name")),
         question=question,
-        answer=sentence(_ranking(compared or loads, metric, best, len(won))),
+        answer=sentence(_ranking(contests or loads, metric, best, len(won))),
         command=command,
         assumed=thinned(summary.get("notes", ())),
         tables=[
-            *([_best_table(given, compared)] if len(compared) > 1 else []),
+            *([_best_table(load_names, contests)] if len(contests) > 1 else []),
             *(_points_table(swept), *_paired_tables(summary)),
         ],
         about=str(summary.get("description") or ""),
@@ -407,13 +409,13 @@ def _ranking(loads: Sequence[Load], metric: str, best: Sequence[str], wins: int)
     return parts
 
 
-def _best_table(given: str, loads: Sequence[Load]) -> Table:
+def _best_table(load_names: str, loads: Sequence[Load]) -> Table:
     """A row for each load: the best value of each metric, and who has it."""
-    shown, columns = loads[:_MOST_POINTS], []
+    first, columns = loads[:_MOST_POINTS], []
     for metric in map(known, WEIGHED):
-        leaders = [load.leaders(metric.path) or [""] for load in shown]
+        leaders = [load.leaders(metric.path) or [""] for load in first]
         means = [
-            load.means(metric.path).get(best[0]) for load, best in zip(shown, leaders, strict=True)
+            load.means(metric.path).get(best[0]) for load, best in zip(first, leaders, strict=True)
         ]
         columns.append(
             [
@@ -424,8 +426,8 @@ def _best_table(given: str, loads: Sequence[Load]) -> Table:
     note = "Equal: no significant difference (within 1 %, or within the spread over seeds, 95 %)."
     if why := _cannot_tell(min(load.seeds for load in loads)):
         note += f" Which is best, {why}."
-    headings = [given, *(f"best {known(path).axis}" for path in WEIGHED)]
-    rows = list(zip((load.name for load in shown), *columns, strict=True))
+    headings = [load_names, *(f"best {known(path).axis}" for path in WEIGHED)]
+    rows = list(zip((load.name for load in first), *columns, strict=True))
     return Table("The best under each load", headings, rows, note, text=len(headings))
 
 
@@ -441,21 +443,21 @@ def _points_table(swept: Sweep) -> Table:
         columns.append([f"{len(rows)} of {seeds}" for rows in points])
         headings.append("seeds")
     text = len(headings)
-    growing = [bool((rows["steady.state"] == "overloaded").any()) for rows in points]
+    overloaded = [bool((rows["steady.state"] == "overloaded").any()) for rows in points]
     for metric in map(known, _IN_TABLE):
-        out = [metric.metric.grows and grows for grows in growing]
+        out = [metric.metric.grows and grows for grows in overloaded]
         means = [float(rows[metric.path].mean(skipna=False)) for rows in points]
         texts = metric.texts([None if o else m for o, m in zip(out, means, strict=True)])
         columns.append(["overloaded" if o else t for o, t in zip(out, texts, strict=True)])
         headings.append(metric.axis)
-    said = ["Predicted." if seeds < 2 else f"Predicted, means over {seeds} seeds."]
+    notes = ["Predicted." if seeds < 2 else f"Predicted, means over {seeds} seeds."]
     if len(points) > _MOST_POINTS:
-        said.append(f"The first {_MOST_POINTS:,} of {len(points):,} points.")
-    if any(growing):
-        said.append(f"Latencies of overloaded runs are in {RESULTS}, over all their requests.")
+        notes.append(f"The first {_MOST_POINTS:,} of {len(points):,} points.")
+    if any(overloaded):
+        notes.append(f"Latencies of overloaded runs are in {RESULTS}, over all their requests.")
     rows = list(zip(*columns, strict=True))[:_MOST_POINTS]
     anchors = [anchor(first["run"]) for first in firsts[:_MOST_POINTS]]
-    return Table("Every point", headings, rows, " ".join(said), text, anchors)
+    return Table("Every point", headings, rows, " ".join(notes), text, anchors)
 
 
 def _paired_tables(summary: Mapping[str, Any]) -> list[Table]:
@@ -492,16 +494,16 @@ def read_sweep_section(folder: Path) -> tuple[Sweep, Section]:
 # Workloads, and dry runs -------------------------------------------------------------------------
 
 
-def workload_section(described: Mapping[str, Mapping[str, Any]]) -> Section:
+def workload_section(workloads: Mapping[str, Mapping[str, Any]]) -> Section:
     """The numbers of :func:`sarathi_sim.experiments.run.traffic.describe`."""
     kinds = ("mean", "p50", "p90", "p99", "max", "sum")
     lengths = [
         [name, what, *(f"{one[f'{what}_tokens'][kind]:,.0f}" for kind in kinds)]
-        for name, one in described.items()
+        for name, one in workloads.items()
         for what in ("prompt", "output", "total")
     ]
     parts = {}
-    for name, one in described.items():
+    for name, one in workloads.items():
         rate = None if one["rate"] is None else f"{number_text(one['rate'])} requests/s"
         means = [f"{one[f'{w}_tokens']['mean']:,.0f} {w}" for w in ("prompt", "output")]
         parts[name] = (
@@ -517,19 +519,19 @@ def workload_section(described: Mapping[str, Mapping[str, Any]]) -> Section:
         "pd_ratio": "P:D",
         "shared": "shared share of prompt tokens",
     }
-    columns = [number_texts([one[key] for one in described.values()]) for key in headings]
-    arrivals = list(zip(described, *columns, strict=True))
-    left = {name: one["left_out"] for name, one in described.items() if one["left_out"]}
+    columns = [number_texts([one[key] for one in workloads.values()]) for key in headings]
+    arrivals = list(zip(workloads, *columns, strict=True))
+    left = {name: one["left_out"] for name, one in workloads.items() if one["left_out"]}
     return Section(
         kind="workload",
-        name=enumerated(list(described)),
+        name=enumerated(list(workloads)),
         question="What is in these requests?",
         answer=sentence(parts),
         tables=[
             Table("Lengths", ("requests", "tokens", *kinds), lengths, text=2),
             Table("Arrivals", ("requests", *headings.values()), arrivals),
         ],
-        assumed=[f"{name}: {note}" for name, one in described.items() for note in one["notes"]],
+        assumed=[f"{name}: {note}" for name, one in workloads.items() for note in one["notes"]],
         warnings=[f"{n}: {c:,} without prompt or output tokens left out" for n, c in left.items()],
     )
 

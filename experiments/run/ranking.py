@@ -102,8 +102,8 @@ class Load:
         """The option that leads all others by more than the spread over at least :data:`SEEDS`
         seeds."""
         leaders = self.leaders(metric)
-        told = self.seeds >= SEEDS and len(leaders) == 1 < len(self.means(metric))
-        return leaders[0] if told else None
+        alone = len(leaders) == 1 < len(self.means(metric))
+        return leaders[0] if alone and self.seeds >= SEEDS else None
 
     def equal(self, metric: str) -> bool:
         """Whether all options that have a value are equal."""
@@ -117,13 +117,13 @@ class Load:
     def left_out(self, *metrics: str) -> dict[str, str]:
         """The options that are not ranked by these metrics, and why: they are overloaded, or lack a
         seed. A metric that no option has counts for none."""
-        found = dict.fromkeys(self.overloaded, "overloaded")
+        reasons = dict.fromkeys(self.overloaded, "overloaded")
         for metric in metrics:
             seeds = np.isfinite(self.values[metric]).sum(axis=1)
             for option, count in zip(self.options, seeds.tolist(), strict=True):
-                if count < self.seeds and seeds.any() and option not in found:
-                    found[option] = f"only {count} of {self.seeds} seeds"
-        return found
+                if count < self.seeds and seeds.any() and option not in reasons:
+                    reasons[option] = f"only {count} of {self.seeds} seeds"
+        return reasons
 
     def front(self, *metrics: str) -> list[str]:
         """The Pareto front in two metrics, in order of the first. An option beats another if it is
