@@ -348,15 +348,15 @@ def sweep_section(swept: Sweep) -> Section:
         warnings.append(f"{len(missing)} of {summary['runs']} runs have no result: {points}")
     metric, command = deciding(contests or loads), ""
     best = ranked(contests or loads, metric)[:2]
-    won = [load for load in contests if best and load.winner(metric) == best[0]]
-    if won:
-        run = swept.table["run"][won[-1].places[won[-1].options.index(best[0])]]
+    wins = [load for load in contests if best and load.winner(metric) == best[0]]
+    if wins:
+        run = swept.table["run"][wins[-1].places[wins[-1].options.index(best[0])]]
         command = f"sarathi-sim run {swept.folder / 'runs' / run / 'config.yaml'}"
     return Section(
         kind="sweep",
         name=str(summary.get("name")),
         question=question,
-        answer=sentence(_ranking(contests or loads, metric, best, len(won))),
+        answer=sentence(_ranking(contests or loads, metric, best, wins)),
         command=command,
         assumed=thinned(summary.get("notes", ())),
         tables=[
@@ -384,25 +384,29 @@ def _ranges(loads: Sequence[Load], metric: str, options: Sequence[str]) -> list[
     return [" to ".join(dict.fromkeys(pair)) for pair in zip(texts[::2], texts[1::2], strict=True)]
 
 
-def _ranking(loads: Sequence[Load], metric: str, best: Sequence[str], wins: int) -> dict[str, str]:
+def _ranking(
+    loads: Sequence[Load], metric: str, best: Sequence[str], wins: Sequence[Load]
+) -> dict[str, str]:
     """The parts of the sentence: the ``best`` option and the next in the metric that decides, both
     in the others, and who is left out. Without ``wins`` none is best: its lead is within the spread
     of the seeds, or of less than three seeds."""
-    parts, seeds = dict[str, str](), min(load.seeds for load in loads)
+    parts, seeds = dict[str, str](), min(load.seeds for load in wins or loads)
     alone = " to ".join(dict.fromkeys((loads[0].name, loads[-1].name))) or "all runs"
     for name, text in zip(best, _ranges(loads, metric, best), strict=True):
-        next_ = bool(parts and wins)
-        parts["next" if next_ else name or alone] = f"{name}, " * next_ + _phrase(metric, text)
+        value = _phrase(metric, text)
+        parts |= {"next": f"{name}, {value}"} if parts and wins else {name or alone: value}
     for other in WEIGHED:
         texts = [f"{text} {known(other).metric.unit}" for text in _ranges(loads, other, best)]
         if other != metric and any(load.means(other) for load in loads):
             second = f" ({best[1]} {texts[1]})" if best[1:] else ""
             parts[known(other).spoken] = texts[0] + second
-    left = [(why, option) for load in loads for option, why in load.left_out(*WEIGHED).items()]
-    for why, _ in left:
-        parts[why] = _few(option or alone for reason, option in left if reason == why)
+    left: dict[str, list[str]] = {}
+    for load in loads:
+        for option, why in load.left_out(*WEIGHED).items():
+            left.setdefault(why, []).append(" at ".join(filter(None, (option, load.name))) or alone)
+    parts |= {why: _few(names) for why, names in left.items()}
     if wins:
-        at = f" at {wins} of {len(loads)} loads" if len(loads) > 1 else ""
+        at = f" at {len(wins)} of {len(loads)} loads" if len(loads) > 1 else ""
         parts["lead"] = f"more than the spread over {seeds} seeds{at}"
     elif len(best) > 1:
         parts["winner"] = _cannot_tell(seeds) or f"no significant difference over {seeds} seeds"
