@@ -87,18 +87,6 @@ def test_the_parts_of_a_comparison(sections: dict[str, Section], reported: dict[
         assert sum(parts[:-1]) == pytest.approx(parts[-1], abs=2e-3)
 
 
-@pytest.mark.parametrize(("kind", "along"), [("run", 0), ("comparison", 0), ("sweep", 1)])
-def test_the_numbers_of_a_metric_have_as_many_decimals(
-    sections: dict[str, Section], kind: str, along: int
-) -> None:
-    """Of a run in a row, a run a column; of a sweep in a column."""
-    grid = sections[kind].tables[0]
-    cells = [row[grid.text :] for row in grid.rows]
-    for some in zip(*cells, strict=True) if along else cells:
-        numbers = re.findall(r"[\d,]+(?:\.(\d+))?(?! %)\b", " ".join(some[:2]))
-        assert len({len(decimals) for decimals in numbers}) == 1
-
-
 def test_recorded_runs(sections: dict[str, Section]) -> None:
     section = sections["recorded"]
     assert section.answer == (
