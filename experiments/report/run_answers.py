@@ -521,9 +521,10 @@ def workload_section(workloads: Mapping[str, Mapping[str, Any]]) -> Section:
         "duration_s": "duration (s)",
         "gap_cv": "variation of gaps (Poisson: 1)",
         "pd_ratio": "P:D",
-        "shared": "shared share of prompt tokens",
+        "shared": "prompt tokens shared (%)",
     }
-    columns = [number_texts([one[key] for one in workloads.values()]) for key in headings]
+    numbers = [one | {"shared": 100 * one["shared"]} for one in map(dict, workloads.values())]
+    columns = [number_texts([one[key] for one in numbers]) for key in headings]
     arrivals = list(zip(workloads, *columns, strict=True))
     left = {name: one["left_out"] for name, one in workloads.items() if one["left_out"]}
     return Section(
