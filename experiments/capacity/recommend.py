@@ -21,8 +21,8 @@ import numpy as np
 from sarathi_sim.profiler.storage.child import Say
 from sarathi_sim.profiler.storage.plain_yaml import dump_yaml
 from sarathi_sim.profiler.storage.strict import UserError
-from sarathi_sim.simulator.views.metric_registry import number_text
-from ..config.two_pools import without_hidden
+from sarathi_sim.simulator.views.metrics import number_text
+from ..config.pools import without_hidden
 from ..results import SUMMARY, json_bytes
 from ..sweeps.points import between
 from .answer import (

@@ -11,8 +11,8 @@ import numpy as np
 import pandas as pd
 
 from sarathi_sim.simulator.confidence.coverage import Outside
-from sarathi_sim.simulator.load.describe import without_times
-from sarathi_sim.simulator.views.metric_registry import (
+from sarathi_sim.simulator.load.requests import without_times
+from sarathi_sim.simulator.views.metrics import (
     METRICS,
     STEADY,
     known,

@@ -24,8 +24,8 @@ from sarathi_sim.simulator.confidence.run_band import (
     op_time_samples,
 )
 from sarathi_sim.simulator.loop.records import Floats, ReplicaLog
-from sarathi_sim.simulator.op_times.breakdown import OpUse, breakdown, whole_layer
 from sarathi_sim.simulator.op_times.op_times import SUM
+from sarathi_sim.simulator.views.explain import OpUse, breakdown, whole_layer
 from sarathi_sim.simulator.views.metrics import Analysis
 from ..config.deployment import Deployment
 

@@ -55,11 +55,9 @@ an assumed one beyond."""
 
 @dataclass(frozen=True)
 class OpError:
-    """One op's errors: standard deviations on the logarithm of its time.
-
-    ``common`` and ``local`` come from the device model behind the op (0 if it was measured),
-    ``band`` from the regression, by place. ``slow`` is common, too, and only makes times shorter.
-    """
+    """One op's errors: standard deviations on the logarithm of its time. ``common`` and ``local``
+    come from the device model behind the op (0 if it was measured), ``band`` from the regression,
+    by place. ``slow`` is common, too, and only makes times shorter."""
 
     table: OpTable
     band: Band
@@ -152,11 +150,9 @@ def _split(sigma: float) -> tuple[float, float]:
 
 
 def standard_normals(key: str, samples: int) -> Floats:
-    """Draws for ``key``, shape (1 + OCTAVES, samples): a common draw, and one per octave.
-
-    Samples come in pairs of opposite sign, so their mean is 0. The same key gives the same draws,
-    so errors that two runs share cancel in their ratio.
-    """
+    """Draws for ``key``, shape (1 + OCTAVES, samples): a common draw, and one per octave. Samples
+    come in pairs of opposite sign, so their mean is 0. The same key gives the same draws, so errors
+    that two runs share cancel in their ratio."""
     half = np.random.default_rng(zlib.crc32(key.encode())).standard_normal(
         (1 + OCTAVES, samples // 2)
     )

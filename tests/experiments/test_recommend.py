@@ -41,8 +41,7 @@ from sarathi_sim.experiments.sweeps.points import between, halfway, in_order, ne
 from sarathi_sim.profiler.storage.child import silent
 from sarathi_sim.profiler.storage.strict import UserError
 from sarathi_sim.simulator.loop.routers import ROUTERS, Router
-from sarathi_sim.simulator.views.metric_registry import number_text
-from sarathi_sim.simulator.views.metrics import Analysis
+from sarathi_sim.simulator.views.metrics import Analysis, number_text
 from tests.experiments.small_config import HERE, called
 from tests.experiments.small_laboratory import (
     analysed,

@@ -12,7 +12,7 @@ from pydantic import BaseModel
 from sarathi_sim.experiments.config.scenario import PARAMETERS, Scenario
 from sarathi_sim.experiments.report.section import Chart
 from sarathi_sim.experiments.report.sweep_charts import label, pareto, points
-from sarathi_sim.simulator.views.metric_registry import known
+from sarathi_sim.simulator.views.metrics import known
 from tests.experiments.small_config import called
 from tests.experiments.small_sweep import of
 

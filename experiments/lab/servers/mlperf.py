@@ -20,7 +20,7 @@ import numpy as np
 import pandas as pd
 from pydantic import BaseModel, ConfigDict, Field, Json
 
-from sarathi_sim.profiler.bundle.csv_cells import read_cells
+from sarathi_sim.profiler.bundle.tables import read_cells
 from sarathi_sim.profiler.facts.formats import Stack, WeightDtype
 from sarathi_sim.profiler.facts.ops import ALL_REDUCE, OPS, PREFILL
 from sarathi_sim.profiler.kernels.borrowed import LENT_PCT
