@@ -17,7 +17,7 @@ from ..capacity.written import UNITS, capacity_answer, recommend_answer, sensiti
 from ..config.deployment import Deployment, deploy
 from ..config.loading import load_experiment
 from ..results import read_text
-from ..sweeps.sweep_answer import read_table
+from ..sweeps.sweep import read_table
 from .capacity_charts import NAMES, axis_name, capacity_charts, points, probed, tornado_charts
 from .section import Section, Table, anchor, number_or_dash
 
