@@ -61,8 +61,7 @@ from .search import (
     together,
     too_short,
 )
-from .slo import CapacitySection
-from .written import UNITS, sensitivity_answer
+from .slo import UNITS, CapacitySection
 
 HOST = tuple(key for key in Engine.model_fields if key.endswith("_s"))
 """The engine's keys that are seconds."""
@@ -262,7 +261,7 @@ def sensitivity(lab: Laboratory, asked: Question) -> dict[str, Any]:
             row |= {"factor": name, "kind": kinds[name]}
             rows.append(row | _row(values, low, high, measure, notes))
     rows = [row for row in rows if row["elasticity"] is not None]
-    content = {
+    return {
         "format": SENSITIVITY_FORMAT,
         "name": asked.draft.header.name,
         "description": asked.draft.header.description,
@@ -281,7 +280,6 @@ def sensitivity(lab: Laboratory, asked: Question) -> dict[str, Any]:
         **said_of(asked.options, None if asked.measures else asked.section.load),
         "provenance": "predicted",
     }
-    return content | sensitivity_answer(content).words()
 
 
 def label(measure: str, section: CapacitySection) -> str:

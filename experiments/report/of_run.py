@@ -14,7 +14,7 @@ from ..results import Tables, read_summary, read_text
 from ..run.compare import SimulatedAgain, labelled_tables, simulate_again
 from ..run.run_answer import OF_SCENARIOS, ratios_table, run_answer
 from .charts import occupancy, overviews, run_charts, timelines
-from .of_capacity import op_times_grid
+from .op_origins import op_times_grid
 from .section import Chart, Section, enumerated
 from .timeline import MOST_ROWS, boxes_window, default_window
 

@@ -11,7 +11,7 @@ from typing import Any
 from sarathi_sim.profiler.storage.strict import UserError
 from ..results import read_text
 from ..sweeps.sweep_answer import Sweep, read_answer
-from .of_capacity import first_deployments, op_times_grid
+from .op_origins import first_deployments, op_times_grid
 from .section import Section
 from .sweep_charts import SHOWN, lines, numeric_axes, pareto, that_vary
 

@@ -25,11 +25,7 @@ from ..results import (
     VALIDATION_FORMAT,
     read_summary,
 )
-from .of_capacity import (
-    capacity_section,
-    recommend_section,
-    sensitivity_section,
-)
+from .capacity_answers import capacity_section, recommend_section, sensitivity_section
 from .of_comparison import comparison_section
 from .of_run import run_section
 from .of_sweep import sweep_section
