@@ -63,6 +63,11 @@ STAGES = {
     "failed": "with a failed run",
 }
 """The stages at which deployments are left out, those that came furthest first."""
+SHARES = {
+    "KV cache full (%)": "kv_peak_share",
+    "bubbles (%)": "bubble_share",
+    "waiting, of TTFT (%)": "queueing_share_of_ttft",
+}
 FIRST_TOPICS = ("workload", "traffic", "prices")
 """The assumptions that matter most."""
 MOST_OPTIONS, MOST_LEFT_OUT = 8, 200
@@ -103,7 +108,7 @@ def capacity_section(folder: Path | None, found: Row) -> Section:
         name=str(found["name"]),
         question=f"Up to which {what} does each deployment keep the SLO {found['slo']}?",
         answer=_most(rows, unit, currency),
-        tables=[*_table("Capacity", table, 2, _NOTE), *_limits(rows)],
+        tables=[*_table("Capacity", table, 2, _NOTE), *_searched(rows, unit)],
         assumed=_assumed(found),
         about=str(found["description"] or ""),
         warnings=[
@@ -260,21 +265,25 @@ def _next_to(best: Row, other: str, load: str, option: str) -> str:
     )
 
 
-def _limits(rows: Sequence[Row]) -> list[Table]:
-    """For each search that ended: the limiting metric, the cause, and the use of the GPUs just
-    above the capacity."""
+def _searched(rows: Sequence[Row], unit: str, note: str = "") -> list[Table]:
+    """For each search: the capacity, the limiting metric with its cause, and the use of the GPUs
+    just above the capacity."""
     table = []
-    for one in (one for one in rows if one.get("binds")):
-        binds, at = one["binds"], [p for p in one["curve"] if p["load"] == one["binds"]["at_load"]]
-        row = {"deployment": one["name"], "limiting metric": binds["slo"]}
-        row |= {"because": BECAUSE[binds["because"]], "at load": binds["at_load"]}
-        row["times its limit"] = at[0]["stress"].get(binds["slo"]) if at else None
-        row["KV cache full (%)"] = f"{100 * binds['kv_peak_share']:.0f}"
-        row["bubbles (%)"] = f"{100 * binds['bubble_share']:.0f}"
-        row["waiting, of TTFT (%)"] = f"{100 * binds['queueing_share_of_ttft']:.0f}"
-        row["batch"] = f"{binds['mean_batch']:.0f}"
-        table.append(row | {"capacity with op errors, 90 %": one.get("band")})
-    return _table("Limiting metrics", table, 3)
+    for one in rows:
+        binds, known = one.get("binds") or {}, one["capacity"] is not None
+        stress = [p["stress"] for p in one.get("curve", ()) if p["load"] == binds.get("at_load")]
+        row = {"deployment": one["name"], "limiting metric": _metric(one)}
+        row |= {"because": BECAUSE.get(binds.get("because"), one.get("error", "-"))}
+        row |= {
+            f"capacity ({unit})": _capacity(one),
+            "95 % interval": one["interval"] if known else None,
+        }
+        row |= {"uncertainty, 90 %": one.get("uncertainty"), "op errors, 90 %": one.get("band")}
+        row |= {"at load": binds.get("at_load")}
+        row |= {"times its limit": stress[0].get(binds["slo"]) if stress else None}
+        row |= {name: 100 * binds[key] if binds else None for name, key in SHARES.items()}
+        table.append(row | {"batch": binds.get("mean_batch")})
+    return _table("Searched", table, 3, note)
 
 
 def _points(found: Row) -> list[Table]:
@@ -348,8 +357,12 @@ def recommend_section(folder: Path | None, found: Row) -> Section:
         for name, one in dropped.items()
         if one["stage"] == stage
     ]
-    more = len(left_out) - MOST_LEFT_OUT
-    note = f"And {more} more in summary.json." if more > 0 else ""
+    stages = Counter(one["stage"] for one in dropped.values())
+    counts = {"searched": len(rows), "only screened": len(screened)}
+    counts |= {said: stages[stage] for stage, said in STAGES.items()}
+    told = ", ".join(f"{count} {said}" for said, count in counts.items() if count)
+    note = f"Of {sum(counts.values())} deployments {told}. {_NOTE}"
+    more = max(len(left_out) - MOST_LEFT_OUT, 0)
     warnings += filter(None, [found["needs"]])
     answer, sizes = _best(found), _other_sizes(found)
     fixed = 10 + len(sizes) + len(answer) // COLUMNS + (len(warnings[:3]) + 1 if warnings else 0)
@@ -360,9 +373,11 @@ def recommend_section(folder: Path | None, found: Row) -> Section:
         answer=answer,
         assumed=_assumed(found),
         tables=[
-            *(*_options(found, LINES - fixed, sizes), *_searched(found), *_limits(rows)),
+            *(*_options(found, LINES - fixed, sizes), *_searched(rows, unit, note)),
             *_table("Only screened", screened, 2, of_one),
-            *_table("Left out", left_out[:MOST_LEFT_OUT], 4, note),
+            *_table(
+                "Left out", left_out[:MOST_LEFT_OUT], 4, f"{more} more: summary.json." * (more > 0)
+            ),
         ],
         command=found["command"] or "",
         warnings=warnings,
@@ -415,7 +430,8 @@ def _options(found: Row, lines: int, notes: Sequence[str]) -> list[Table]:
         row = {"deployment": "= " * (one["name"] in found["equal"]) + one["name"]}
         row |= {"limiting metric": _metric(one), "GPUs": one["gpus"]}
         row[f"{currency}/h"] = f"{one['per_hour']:,.2f}"
-        row[f"{currency}/M in"], row[f"{currency}/M out"] = _prices(one, rate)
+        for what, price in zip(("in", "out"), _prices(one, rate), strict=True):
+            row[f"{currency}/M {what}"] = None if price is None else f"{price:,.3f}"
         heading = "headroom" if rate else "requests/s"
         rows.append(row | {heading: "~" * ("about" in one) + reserve})
     return _table("", rows, 2, "\n".join(notes))
@@ -438,9 +454,8 @@ def _other_sizes(found: Row) -> list[str]:
     best, rate, currency = found["deployments"][0], found["rate"], found["prices"]["currency"]
     if found["winner"] is None:
         return []
-    marks = ["=: equal to the best as far as can be told; ~: from short runs"] * bool(
-        found["equal"]
-    )
+    marks = ["=: equal to the best as far as can be told"] * bool(found["equal"])
+    marks += ["~: from short runs"] * bool(found["screened"])
     count, gpus = best["replicas"], best["gpus"] // best["replicas"]
     load, price = best["capacity"] / count, best["per_hour"] / best["gpus_paid"] * gpus
     cases = {"One server fewer": count - 1, "One server more": count + 1}
@@ -456,27 +471,7 @@ def _other_sizes(found: Row) -> list[str]:
             does = f"{servers} servers (computed from one, not simulated)"
         cost = f"{servers * gpus} GPUs, {servers * price:,.2f} {currency} per hour"
         lines.append(f"{what}: {cost}, {does}")
-    return [*marks, *lines[count == 1 :]]
-
-
-def _searched(found: Row) -> list[Table]:
-    """The deployments that were searched exactly, the best first."""
-    rows, currency, most = found["deployments"], found["prices"]["currency"], 0.0
-    table = []
-    for one in rows:
-        load, most = one["capacity"], most or rows[0]["capacity"]
-        row = {"deployment": one["name"], "limiting metric": _limit(one) or one.get("error", "-")}
-        row[f"capacity ({UNITS[found['load']]})"] = _capacity(one)
-        row["to the best (%)"] = f"{100 * (load / most - 1):+.1f}" if load and most else "-"
-        row["95 % interval"] = one["interval"] if load is not None else None
-        row |= {"uncertainty, 90 %": one.get("uncertainty"), "GPUs": one["gpus"]}
-        row |= {f"{currency} per hour": one.get("per_hour")}
-        table.append(row | {f"{currency} per million output tokens": one.get(_OUTPUT)})
-    stages = Counter(one["stage"] for one in found["dropped"].values())
-    counts = {"searched": len(rows), "only screened": len(found["screened"])}
-    counts |= {said: stages[stage] for stage, said in STAGES.items()}
-    told = ", ".join(f"{count} {said}" for said, count in counts.items() if count)
-    return _table("Searched", table, 2, f"Of {sum(counts.values())} deployments {told}. {_NOTE}")
+    return [*filter(None, ["; ".join(marks)]), *lines[count == 1 :]]
 
 
 def chunk_section(found: Row) -> Section:
