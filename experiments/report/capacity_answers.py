@@ -63,10 +63,11 @@ STAGES = {
     "failed": "with a failed run",
 }
 """The stages at which deployments are left out, those that came furthest first."""
-SHARES = {
-    "KV cache full (%)": "kv_peak_share",
-    "bubbles (%)": "bubble_share",
-    "waiting, of TTFT (%)": "queueing_share_of_ttft",
+USE = {
+    "KV cache full (%)": ("kv_peak_share", 100),
+    "bubbles (%)": ("bubble_share", 100),
+    "waiting, of TTFT (%)": ("queueing_share_of_ttft", 100),
+    "batch": ("mean_batch", 1),
 }
 FIRST_TOPICS = ("workload", "traffic", "prices")
 """The assumptions that matter most."""
@@ -281,8 +282,9 @@ def _searched(rows: Sequence[Row], unit: str, note: str = "") -> list[Table]:
         row |= {"uncertainty, 90 %": one.get("uncertainty"), "op errors, 90 %": one.get("band")}
         row |= {"at load": binds.get("at_load")}
         row |= {"times its limit": stress[0].get(binds["slo"]) if stress else None}
-        row |= {name: 100 * binds[key] if binds else None for name, key in SHARES.items()}
-        table.append(row | {"batch": binds.get("mean_batch")})
+        for name, (key, factor) in USE.items():
+            row[name] = f"{factor * binds[key]:.0f}" if binds else "-"
+        table.append(row)
     return _table("Searched", table, 3, note)
 
 

@@ -100,7 +100,7 @@ def test_a_run_bound_by_its_ops(tmp_path: Path) -> None:
     assert rows["link speed"] == pytest.approx(-rows["all_reduce"], rel=0.02)
     assert "burstiness" not in rows
     assert content["warnings"][0].startswith("one replication has no interval")
-    assert "moves most with" in done.stderr
+    assert "percent for a percent; next: " in done.stderr
     for name in ("sensitivity.csv", "config.yaml", "figures/tornado.svg", "probes/results.parquet"):
         assert (out / name).is_file(), name
     for metric, elasticity in (("output_tokens_per_s", -1), ("latency_s.p37", 1)):
