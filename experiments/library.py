@@ -737,7 +737,8 @@ def recommend(
             files = recommend_files(wanted, content) | _figures(content)
             write_result(folder, RECOMMEND_FORMAT, files)
             if content["command"]:
-                section = replace(section, command=f"sh {folder / 'launch.sh'}")
+                whole = "cat" if content["deployments"][0].get("pools") else "sh"
+                section = replace(section, command=f"{whole} {folder / 'launch.sh'}")
     return Result(content, section, written=written(out, folder))
 
 

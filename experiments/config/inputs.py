@@ -33,7 +33,7 @@ from sarathi_sim.profiler.facts.ops import (
     OPS,
     SENDS,
     elementwise,
-    spoken,
+    op_label,
 )
 from sarathi_sim.profiler.kernels.borrowed import BY_RATIO
 from sarathi_sim.profiler.kernels.op_source import op_source, served_formats
@@ -286,10 +286,10 @@ def provenance(meta: BundleMeta) -> str:
     there = [op for op in (*ALL_ROW_OPS, *ATTENTION, ALL_REDUCE, *SENDS) if op in meta.environment]
     for op in there:
         kind, _, how = str(meta.environment[op]).partition(DOUBT)[0].partition(": ")
-        kinds.setdefault(kind, []).append(spoken(op))
+        kinds.setdefault(kind, []).append(op_label(op))
         if BY_RATIO in how and meta.kernels is not None:
             width = meta.kernels.half_width_pct[op]
-            borrowed.setdefault(f"{how} (within {width:.0f} %)", []).append(spoken(op))
+            borrowed.setdefault(f"{how} (within {width:.0f} %)", []).append(op_label(op))
     if not kinds:  # a measured bundle, or one of a calibrated device
         return f"all {meta.source} on {meta.device}"
     told = "; ".join(f"{kind}: {', '.join(dict.fromkeys(ops))}" for kind, ops in kinds.items())

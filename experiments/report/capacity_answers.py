@@ -12,7 +12,7 @@ from typing import Any
 
 import pandas as pd
 
-from sarathi_sim.profiler.facts.ops import spoken
+from sarathi_sim.profiler.facts.ops import op_label
 from sarathi_sim.simulator.views.metric_registry import number_text
 from ..capacity.answer import COSTS, per_million_tokens
 from ..capacity.recommend import MUCH_LESS
@@ -108,7 +108,7 @@ def capacity_section(folder: Path | None, found: Row) -> Section:
         kind="capacity",
         name=str(found["name"]),
         question=f"Up to which {what} does each deployment keep the SLO {found['slo']}?",
-        answer=_most(rows, unit, currency),
+        answer=_most(rows, unit),
         tables=[*_table("Capacity", table, 2, _NOTE), *_searched(rows, unit)],
         assumed=_assumed(found),
         about=str(found["description"] or ""),
@@ -169,8 +169,8 @@ def _refuses(one: Row) -> bool:
     return one["capacity"] == 0 and (one.get("binds") or {}).get("slo") == REJECTED
 
 
-def _most(rows: Sequence[Row], unit: str, currency: str) -> str:
-    """The deployment that sustains most, the next one, the cheapest, and what limits the first."""
+def _most(rows: Sequence[Row], unit: str) -> str:
+    """The deployment that sustains most, the next one, and what limits the first."""
     able = sorted((one for one in rows if one["capacity"]), key=lambda one: -one["capacity"])
     if not able:
         none = "none keeps the SLO, even under a small load"
@@ -183,20 +183,11 @@ def _most(rows: Sequence[Row], unit: str, currency: str) -> str:
         return f"{one['name']}, {_capacity(one)} {unit}{_sure(one, 'uncertainty')}"
 
     best = able[0]
-    per_gpu = max(able, key=lambda one: one["capacity"] / one["gpus"])
-    cheapest = min(able, key=lambda one: one.get(_OUTPUT) or math.inf)
     parts = {"best": load(best)}
     for second in able[1:2]:
         lower, upper = best.get("interval"), second.get("interval")
         unsure = lower and upper and upper[1] >= lower[0]
         parts["next"] = load(second) + (" (no significant difference)" if unsure else "")
-    if cheapest.get(_OUTPUT):
-        price = number_text(cheapest[_OUTPUT])
-        parts["cheapest"] = f"{cheapest['name']}, {price} {currency} per million output tokens"
-    if per_gpu["gpus"] != best["gpus"]:
-        parts["most per GPU"] = (
-            f"{per_gpu['name']}, {number_text(per_gpu['capacity'] / per_gpu['gpus'])} {unit}"
-        )
     return sentence(parts | {"limiting metric": _limit(best)})
 
 
@@ -291,24 +282,16 @@ def _searched(rows: Sequence[Row], unit: str, note: str = "") -> list[Table]:
 def _points(found: Row) -> list[Table]:
     """A row for each point of the fronts: its numbers and the place of its run."""
     unit, currency = UNITS[found["load"]], found["prices"]["currency"]
-    table = points(*probed(found))
-    rows = [
-        {
-            "deployment": row["deployment"],
-            "SLO": "holds" if row["holds"] else "breaks",
-            "run": row["run"],
-            f"load ({unit})": float(row["load"]),
-            **{
-                axis_name(key, currency): None if pd.isna(row[key]) else float(row[key])
-                for key in NAMES
-                if key in table
-            },
-        }
-        for _, row in table.iterrows()
-    ]
+    table, rows = points(*probed(found)), []
+    for _, one in table.iterrows():
+        row = {"deployment": one["deployment"], "SLO": "holds" if one["holds"] else "breaks"}
+        row |= {"run": one["run"], f"load ({unit})": float(one["load"])}
+        for key in (key for key in NAMES if key in table):
+            row[axis_name(key, currency)] = None if pd.isna(one[key]) else float(one[key])
+        rows.append(row)
     note = "probes/runs/RUN of the result has the configuration and the requests of each run."
-    found_ = _table("Every point", rows, 3, note)
-    return [replace(one, anchors=[anchor(run) for run in table["run"]]) for one in found_]
+    anchors = [anchor(row["run"]) for row in rows]
+    return [replace(one, anchors=anchors) for one in _table("Every point", rows, 3, note)]
 
 
 # recommend -------------------------------------------------------------------------------------
@@ -460,7 +443,10 @@ def _other_sizes(found: Row) -> list[str]:
     marks += ["~: from short runs"] * bool(found["screened"])
     count, gpus = best["replicas"], best["gpus"] // best["replicas"]
     load, price = best["capacity"] / count, best["per_hour"] / best["gpus_paid"] * gpus
-    cases = {"One server fewer": count - 1, "One server more": count + 1}
+    cases = {"One server fewer": count - 1} if count > 1 else {}
+    cases["One server more"] = count + 1
+    if "pools" in best:
+        cases = {"Twice the workers": 2}
     if rate:
         cases["Twice the rate"] = math.ceil(2 * rate / load * (1 - 1e-9))
     lines = []
@@ -473,7 +459,7 @@ def _other_sizes(found: Row) -> list[str]:
             does = f"{servers} servers (computed from one, not simulated)"
         cost = f"{servers * gpus} GPUs, {servers * price:,.2f} {currency} per hour"
         lines.append(f"{what}: {cost}, {does}")
-    return [*filter(None, ["; ".join(marks)]), *lines[count == 1 :]]
+    return [*filter(None, ["; ".join(marks)]), *lines]
 
 
 def chunk_section(found: Row) -> Section:
@@ -522,7 +508,7 @@ def sensitivity_section(folder: Path | None, found: Row) -> Section:
         {
             "deployment": name,
             "of what": found["measures"][measure],
-            "factor": spoken(row["factor"]),
+            "factor": op_label(row["factor"]),
             "is a": row["kind"],
             lower: f"{row['low_pct']:+.2f} %",
             higher: f"{row['high_pct']:+.2f} %",
@@ -537,10 +523,10 @@ def sensitivity_section(folder: Path | None, found: Row) -> Section:
     parts = {} if every else {"most": "nothing that was changed"}
     for key, some in every.items():
         first, *others = [row for row in some if row["kind"] != "ops"] or some
-        said = f"{spoken(first['factor'])} {first['elasticity']:+.2f}"
+        said = f"{op_label(first['factor'])} {first['elasticity']:+.2f}"
         parts[title(found, *key)] = f"{said} percent for a percent"
         if len(every) == 1:
-            few = (f"{spoken(one['factor'])} {one['elasticity']:+.2f}" for one in others[:2])
+            few = (f"{op_label(one['factor'])} {one['elasticity']:+.2f}" for one in others[:2])
             parts["next"] = ", ".join(few)
     section = Section(
         kind="sensitivity",

@@ -408,7 +408,7 @@ def op_of(name: str) -> Op:
 
 
 #: Names of the ops in answers.
-SPOKEN = {
+LABELS = {
     "preproj": "QKV projection",
     "q_up": "query up-projection",
     "kv_up": "KV up-projection",
@@ -432,9 +432,9 @@ SPOKEN = {
 }
 
 
-def spoken(name: str) -> str:
+def op_label(name: str) -> str:
     """The name of an op in answers; any other name as it is."""
-    return SPOKEN[op_of(name).name] if name in OPS or name in SENDS else name
+    return LABELS[op_of(name).name] if name in OPS or name in SENDS else name
 
 
 #: Names of the accounts in tables.

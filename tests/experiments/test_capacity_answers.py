@@ -45,16 +45,6 @@ UNKNOWN = {"name": "TP 2", "gpus": 2, "capacity": None, "error": "the SLO holds"
             "best: b, 4.00 requests/s; next: a, 2.00 requests/s; ",
         ),
         (
-            [free("a", 8, 4.0), free("b", 1, 1.0)],
-            "best: a, 4.00 requests/s; next: b, 1.00 requests/s; most per GPU: b, 1.00 requests/s"
-            "; ",
-        ),
-        # 2.50 USD an hour for 400 tokens/s.
-        (
-            [searched("a", 1, 4.0)],
-            "best: a, 4.00 requests/s; cheapest: a, 1.74 USD per million output tokens; ",
-        ),
-        (
             [free("a", 1, 4.0, uncertainty=[3.2, 5.0])],
             "best: a, 4.00 requests/s (3.20 to 5.00 at 90 %); ",
         ),

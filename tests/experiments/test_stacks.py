@@ -17,7 +17,7 @@ from sarathi_sim.experiments.config.inputs import host_of, host_times
 from sarathi_sim.profiler.facts.engines import engine_facts
 from sarathi_sim.profiler.facts.formats import MOE_BYTES
 from sarathi_sim.profiler.facts.model import load_model
-from sarathi_sim.profiler.facts.ops import ALL_REDUCE, ALL_TO_ALL, ATTENTION, MOE, OPS, spoken
+from sarathi_sim.profiler.facts.ops import ALL_REDUCE, ALL_TO_ALL, ATTENTION, MOE, OPS, op_label
 from sarathi_sim.profiler.physics.shard_times import KINDS
 from sarathi_sim.profiler.storage.files import data_dir
 from sarathi_sim.simulator.op_times.breakdown import breakdown
@@ -201,7 +201,7 @@ def test_mistakes(text: str, assignments: str, expected: str) -> None:
 def test_mixtures_run_and_say_where_their_experts_times_come_from() -> None:
     runs = deployed(MIXTURES)
     run, sent = runs["divided"], runs["sent"]
-    assert spoken(MOE) in note_of(run, "op times: ")
+    assert op_label(MOE) in note_of(run, "op times: ")
     mark = str(run.ops.meta.environment[MOE])
     assert mark.startswith("measured: fp8 experts of vllm 0.24.0") and "tp 2 x ep 1" in mark
     (log,) = run.simulate().replicas
@@ -389,7 +389,7 @@ def test_by_name(cell: tuple[str, str, str, int, int, str | None, str]) -> None:
     assert run.bundle_name == f"{device}/{model}/tp{tp}-{of}-{used}"
     note, marks = note_of(run, "op times: "), run.ops.meta.environment
     for op in (*run.model.row_ops, *ATTENTION, *([ALL_REDUCE] if tp > 1 else [])):
-        assert str(marks[op]).startswith(KINDS) and spoken(op) in note
+        assert str(marks[op]).startswith(KINDS) and op_label(op) in note
     assert run.memory is not None and run.memory.num_blocks > 100
 
 
