@@ -94,12 +94,12 @@ def capacity_section(folder: Path | None, found: Row) -> Section:
         {
             "deployment": one["name"],
             "limiting metric": _metric(one),
-            f"capacity ({unit})": _capacity(one),
+            unit: _capacity(one),
             "95 % interval": one["interval"] if one["capacity"] is not None else None,
-            "uncertainty, 90 %": one.get("uncertainty"),
+            "uncertainty": one.get("uncertainty"),
             "GPUs": one["gpus"],
-            f"{unit} per GPU": None if one["capacity"] is None else one["capacity"] / one["gpus"],
-            f"{currency} per million output tokens".lstrip(): one.get(_OUTPUT),
+            "per GPU": None if one["capacity"] is None else one["capacity"] / one["gpus"],
+            f"{currency}/M out": one.get(_OUTPUT),
         }
         for one in rows
     ]
@@ -265,7 +265,7 @@ def _searched(rows: Sequence[Row], unit: str, note: str = "") -> list[Table]:
         binds, known = one.get("binds") or {}, one["capacity"] is not None
         stress = [p["stress"] for p in one.get("curve", ()) if p["load"] == binds.get("at_load")]
         row = {"deployment": one["name"], "limiting metric": _metric(one)}
-        row |= {"because": BECAUSE.get(binds.get("because"), one.get("error", "-"))}
+        row |= {"because": BECAUSE.get(str(binds.get("because")), one.get("error", "-"))}
         row |= {
             f"capacity ({unit})": _capacity(one),
             "95 % interval": one["interval"] if known else None,
@@ -402,7 +402,7 @@ def _options(found: Row, lines: int, notes: Sequence[str]) -> list[Table]:
     many as fit in so many ``lines``."""
     rate, currency = found["rate"], found["prices"]["currency"]
     able = [one for one in found["deployments"] if one["carries"]] or found["deployments"]
-    every, first, rows = [*able, *found["screened"]], dict[object, Row](), []
+    every, first, rows = [*able, *found["screened"]], dict[object, Row](), list[Row]()
     several = len({(one["device"], one["stack"]) for one in every}) > 1
     for one in every:
         kind = (one["device"], one["stack"]) if several else one["point"]["shape"]

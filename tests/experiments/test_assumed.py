@@ -270,7 +270,7 @@ def test_terminal_json_and_page_say_the_same(
 
     began, block = told.index(words["answer"]), told.index("Assumed")
     last = told.index("Keep in mind")
-    for said, line in zip(words["assumptions"], told[block + 1 : last - 1], strict=True):
+    for said, line in zip(words["assumptions"], told[block + 1 : last], strict=True):
         topic, text = topic_of(said)
         assert line.startswith(f"  {topic} ") and line.endswith(f"  {text}")
     warned = [f"  {line}" for line in words["warnings"]]

@@ -66,8 +66,8 @@ def test_the_sentence_of_a_capacity(rows: list[dict[str, Any]], answer: str) -> 
 def test_the_table_of_capacities() -> None:
     found = capacities(searched("TP 8", 8, 8.0), UNKNOWN | {"point": {}})
     assert found.tables[0].headings == (
-        *("deployment", "limiting metric", "capacity (requests/s)", "95 % interval"),
-        *("uncertainty, 90 %", "GPUs", "requests/s per GPU", "USD per million output tokens"),
+        *("deployment", "limiting metric", "requests/s", "95 % interval", "uncertainty"),
+        *("GPUs", "per GPU", "USD/M out"),
     )
     first, second = found.tables[0].rows
     assert first == ["TP 8", "p99 ttft 1s", "8.00", "7.20 to 8.00", "-", "8", "1.00", "6.94"]

@@ -467,7 +467,7 @@ def test_capacity_refines_on_request(tmp_path: Path) -> None:
     assert best > 2 * far, "a chunk of 600 tokens takes longer than 150 ms"
     (warning,) = (line for line in content["warnings"] if "next to it" in line)
     assert warning.startswith("chunk 128 is the best, and chunk 1024 next to it is far behind ")
-    assert "give --refine" in warning and f"warning: {warning}" in printed
+    assert "give --refine" in warning and f"  {warning}\n" in printed
     runs = tmp_path / "out" / "probes" / "runs"
     before = {path.name: path.stat().st_mtime_ns for path in runs.iterdir()}
 

@@ -169,7 +169,7 @@ def test_a_run_warns_of_rejections(half: Path) -> None:
     told = f"{name}: 50.0% of the requests are rejected: the longest one needs 904 tokens"
     assert summary["rejected"] == 200
     assert content["warnings"][0].startswith(told)
-    assert f"warning: {told}" in done.stderr
+    assert f"Keep in mind\n  {told}" in done.stderr
     assert not any("rejected" in one for one in content["assumptions"])
     write_page([out], page, None)
     assert told in page.read_text()
