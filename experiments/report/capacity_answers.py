@@ -71,7 +71,7 @@ USE = {
 }
 FIRST_TOPICS = ("workload", "traffic", "prices")
 """The assumptions that matter most."""
-MOST_OPTIONS, MOST_LEFT_OUT = 8, 200
+MOST_OPTIONS = 8
 LINES, COLUMNS, LONG_NAME = 25, 100, 36
 """What ``recommend`` prints at most, and the length of a name that takes a line more."""
 _UNKNOWN = "not known, as the runs were too short, or failed"
@@ -347,7 +347,6 @@ def recommend_section(folder: Path | None, found: Row) -> Section:
     counts |= {said: stages[stage] for stage, said in STAGES.items()}
     told = ", ".join(f"{count} {said}" for said, count in counts.items() if count)
     note = f"Of {sum(counts.values())} deployments {told}. {_NOTE}"
-    more = max(len(left_out) - MOST_LEFT_OUT, 0)
     warnings += filter(None, [found["needs"]])
     answer, sizes = _best(found), _other_sizes(found)
     fixed = 10 + len(sizes) + len(answer) // COLUMNS + (len(warnings[:3]) + 1 if warnings else 0)
@@ -360,9 +359,7 @@ def recommend_section(folder: Path | None, found: Row) -> Section:
         tables=[
             *(*_options(found, LINES - fixed, sizes), *_searched(rows, unit, note)),
             *_table("Only screened", screened, 2, of_one),
-            *_table(
-                "Left out", left_out[:MOST_LEFT_OUT], 4, f"{more} more: summary.json." * (more > 0)
-            ),
+            *_table("Left out", left_out, 4),
         ],
         command=found["command"] or "",
         warnings=warnings,
@@ -459,7 +456,7 @@ def _other_sizes(found: Row) -> list[str]:
             does = f"{servers} servers (computed from one, not simulated)"
         cost = f"{servers * gpus} GPUs, {servers * price:,.2f} {currency} per hour"
         lines.append(f"{what}: {cost}, {does}")
-    return [*filter(None, ["; ".join(marks)]), *lines]
+    return [f"{line}." for line in ("; ".join(marks), *lines) if line]
 
 
 def chunk_section(found: Row) -> Section:
@@ -504,20 +501,17 @@ def sensitivity_section(folder: Path | None, found: Row) -> Section:
     """The answer of ``capacity --sensitivity``: the effect of each factor on each measure of each
     deployment. With the ``folder`` of the result also the charts."""
     every, (lower, higher) = panels(found), sides(found)
-    rows = [
-        {
-            "deployment": name,
-            "of what": found["measures"][measure],
-            "factor": op_label(row["factor"]),
-            "is a": row["kind"],
-            lower: f"{row['low_pct']:+.2f} %",
-            higher: f"{row['high_pct']:+.2f} %",
-            "elasticity": f"{row['elasticity']:+.3f}",
-            "95 % interval": " to ".join(f"{end:+.2f}" for end in row["interval"] or ()) or "-",
-        }
-        for (name, measure), some in every.items()
-        for row in some
-    ]
+    several = {"deployment": len(found["deployments"]) > 1, "of what": len(found["measures"]) > 1}
+    rows = []
+    for (name, measure), some in every.items():
+        of = {"deployment": name, "of what": found["measures"][measure]}
+        of = {heading: text for heading, text in of.items() if several[heading]}
+        for one in some:
+            row = of | {"factor": op_label(one["factor"]), "kind": one["kind"]}
+            row |= {lower: f"{one['low_pct']:+.2f} %", higher: f"{one['high_pct']:+.2f} %"}
+            row["elasticity"] = f"{one['elasticity']:+.3f}"
+            ends = " to ".join(f"{end:+.2f}" for end in one["interval"] or ())
+            rows.append(row | {"95 % interval": ends or "-"})
     under = f" under the SLO {found['slo']}" if found["slo"] else ""
     note = "Predicted. The elasticity is percent for a percent (docs/sensitivity.md)."
     parts = {} if every else {"most": "nothing that was changed"}
@@ -533,7 +527,7 @@ def sensitivity_section(folder: Path | None, found: Row) -> Section:
         name=str(found["name"]),
         question=f"What moves {enumerated(list(found['measures'].values()))}{under} most?",
         answer=sentence(parts),
-        tables=_table("What each factor does", rows, 4, note),
+        tables=_table("What each factor does", rows, 2 + sum(several.values()), note),
         assumed=assumed_of(found),
         about=str(found["description"] or ""),
         warnings=[*doubts_of(found), *found["warnings"]],

@@ -59,7 +59,7 @@ def markdown(section: Section) -> str:
     for grid in section.tables:
         ruler = ["---" if at < grid.text else "---:" for at in range(len(grid.headings))]
         lines = (f"| {' | '.join(cells)} |" for cells in (grid.headings, ruler, *grid.rows))
-        parts += [f"## {grid.title}", "\n".join(lines), grid.note]
+        parts += [f"## {grid.title}" * bool(grid.title), "\n".join(lines), grid.note]
     parts += [f"- {line}" for line in (*section.assumed, *section.warnings)]
     return "\n\n".join(filter(None, parts)) + "\n"
 

@@ -160,7 +160,7 @@ def test_the_replicas_for_a_rate_are_the_fewest(
         )
         per_server, each = first["capacity"] / replicas[0], first["per_hour"] / replicas[0]
         assert sizes[1].endswith(
-            f"sustains {number_text(per_server * (replicas[0] + 1))} requests/s (computed)"
+            f"sustains {number_text(per_server * (replicas[0] + 1))} requests/s (computed)."
         )
         twice = math.ceil(40 / per_server)
         assert sizes[2].startswith(f"Twice the rate: {twice} GPUs, {twice * each:.2f} USD per hour")
