@@ -349,7 +349,8 @@ def recommend_section(folder: Path | None, found: Row) -> Section:
     note = f"Of {sum(counts.values())} deployments {told}. {_NOTE}"
     warnings += filter(None, [found["needs"]])
     answer, sizes = _best(found), _other_sizes(found)
-    fixed = 10 + len(sizes) + len(answer) // COLUMNS + (len(warnings[:3]) + 1 if warnings else 0)
+    fixed = 10 + len(warnings[:3]) + bool(warnings) + len(answer) // COLUMNS
+    fixed += sum(1 + len(line) // COLUMNS for line in sizes)
     section = Section(
         kind="recommendation",
         name=str(found["model"]),

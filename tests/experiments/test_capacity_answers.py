@@ -146,7 +146,8 @@ def test_the_planners_table_and_other_numbers_of_servers() -> None:
         "One server fewer: 6 GPUs, 15.00 USD per hour, breaks p99 ttft 1s (1.25) at 8.00 "
         "requests/s.",
         "One server more: 10 GPUs, 25.00 USD per hour, sustains 15.00 requests/s (computed).",
-        "Twice the rate: 12 GPUs, 30.00 USD per hour, 6 servers (computed from one, not simulated).",
+        "Twice the rate: 12 GPUs, 30.00 USD per hour, 6 servers (computed from one, not "
+        "simulated).",
     ]
 
 
