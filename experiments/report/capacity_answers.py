@@ -396,25 +396,31 @@ def _best(found: Row) -> str:
 
 
 def _options(found: Row, lines: int, notes: Sequence[str]) -> list[Table]:
-    """The best deployment of each GPU and engine, or with one of each the best of each layout: as
-    many as fit in so many ``lines``."""
+    """The best deployment of each GPU and engine, or with one of each the best of each layout, the
+    cheapest first: as many as fit in so many ``lines``."""
     rate, currency = found["rate"], found["prices"]["currency"]
     able = [one for one in found["deployments"] if one["carries"]] or found["deployments"]
     every, first, rows = [*able, *found["screened"]], dict[object, Row](), list[Row]()
     several = len({(one["device"], one["stack"]) for one in every}) > 1
-    for one in every:
+
+    def price(one: Row) -> tuple[bool, float, float]:
+        load = one.get("about") or one.get("capacity") or 0.0
+        cost = one["per_hour"] / (rate or load) if load else math.inf
+        return one is not every[0], cost, -load
+
+    for one in sorted(every, key=price):
         kind = (one["device"], one["stack"]) if several else one["point"]["shape"]
         first.setdefault(kind, one)
     for one in list(first.values())[:MOST_OPTIONS]:
         if (lines := lines - 1 - len(one["name"]) // LONG_NAME) < 0 and rows:
             break
-        load = one["about"] if "about" in one else one["capacity"]
+        load = one.get("about") or one.get("capacity")
         reserve = number_or_dash(load / rate if rate and load else load)
         row = {"deployment": "= " * (one["name"] in found["equal"]) + one["name"]}
         row |= {"limiting metric": _metric(one), "GPUs": one["gpus"]}
         row[f"{currency}/h"] = f"{one['per_hour']:,.2f}"
-        for what, price in zip(("in", "out"), _prices(one, rate), strict=True):
-            row[f"{currency}/M {what}"] = None if price is None else f"{price:,.3f}"
+        for what, each in zip(("in", "out"), _prices(one, rate), strict=True):
+            row[f"{currency}/M {what}"] = None if each is None else f"{each:,.3f}"
         heading = "headroom" if rate else "requests/s"
         rows.append(row | {heading: "~" * ("about" in one) + reserve})
     return _table("", rows, 2, "\n".join(notes))

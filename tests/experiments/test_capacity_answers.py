@@ -163,6 +163,14 @@ def test_the_best_of_each_gpu_and_engine_or_of_each_layout() -> None:
     assert names == ["TP 8 budget 256 seqs 8", "TP 4 budget 256 seqs 8"]
 
 
+def test_the_options_are_in_the_order_of_their_price() -> None:
+    """The first is what was chosen; 20 USD an hour for 10 requests/s are less than for 6."""
+    exact = searched("TP 8 budget 512 seqs 64 x 1", 8, 6.0)
+    found = recommend_section(None, recommended(FOUR, exact, screened=[SCREENED]))
+    names = [row[0] for row in found.tables[0].rows]
+    assert names == [FOUR["name"], SCREENED["name"], exact["name"]]
+
+
 def test_what_was_left_out_is_a_table_that_begins_with_what_came_furthest() -> None:
     left = {"beaten_by": None, "at": None, "clause": None}
     dropped = {
