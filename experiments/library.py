@@ -618,7 +618,7 @@ def recommend(
     *,
     gpus: Annotated[int | None, typer.Option(min=1, max=1024, help="How many there are.")] = None,
     rate: Annotated[
-        float | None, typer.Option(min=1e-3, max=1e6, help="Or: requests a second to be carried.")
+        float | None, typer.Option(min=1e-3, max=1e6, help="Or: requests a second to sustain.")
     ] = None,
     workload: Annotated[
         str | None,
@@ -670,7 +670,7 @@ def recommend(
 ) -> Result:
     """Find the best deployment under an SLO.
 
-    That is the one that carries most on the GPUs, or costs least for a rate. Layouts, token budgets
+    That is the one that sustains most on the GPUs, or costs least for a rate. Layouts, token budgets
     and sequence limits are enumerated and bounded; the others race, and the best are searched
     exactly. A mixture's layouts also have ranks with attention of their own (DP). The result has
     the engine's own command line, and a configuration. --pools adds deployments whose prompts and
