@@ -670,13 +670,14 @@ def recommend(
 ) -> Result:
     """Find the best deployment under an SLO.
 
-    That is the one that sustains most on the GPUs, or costs least for a rate. Layouts, token budgets
-    and sequence limits are enumerated and bounded; the others race, and the best are searched
-    exactly. A mixture's layouts also have ranks with attention of their own (DP). The result has
-    the engine's own command line, and a configuration. --pools adds deployments whose prompts and
-    decodes have workers of their own, and finds how many of each; --speculation draft lengths.
-    --policy sarathi chooses a chunk size and the largest batch: all requests come at once, the most
-    tokens/s win, and --slo may be left out or bound p99 tbt; --seqs is the largest batch to try.
+    That is the one that sustains most on the GPUs, or costs least for a rate. Layouts, token
+    budgets and sequence limits are enumerated and bounded; the others race, and the best are
+    searched exactly. A mixture's layouts also have ranks with attention of their own (DP). The
+    result has the engine's own command line, and a configuration. --pools adds deployments
+    whose prompts and decodes have workers of their own, and finds how many of each;
+    --speculation draft lengths. --policy sarathi chooses a chunk size and the largest batch:
+    all requests come at once, the most tokens/s win, and --slo may be left out or bound p99
+    tbt; --seqs is the largest batch to try.
 
     \b
     Examples:
