@@ -21,14 +21,15 @@ from sarathi_sim.experiments.config.scenario import Scenario
 from sarathi_sim.experiments.run.traffic import is_trace
 from sarathi_sim.policies.request import Request
 from sarathi_sim.profiler.storage.strict import UserError
-from sarathi_sim.simulator.load.describe import describe_workload, peak_rate, shared_tokens
-from sarathi_sim.simulator.load.trace import Reading, Trace, read_trace
-from sarathi_sim.simulator.load.workload import (
+from sarathi_sim.simulator.load.requests import (
     WorkloadError,
     at_once,
+    describe_workload,
     gamma_arrivals,
     make_requests,
+    peak_rate,
     poisson_arrivals,
+    shared_tokens,
     split_lengths,
     stream,
     uniform_lengths,
@@ -36,6 +37,7 @@ from sarathi_sim.simulator.load.workload import (
     zipf_lengths,
     zipf_probabilities,
 )
+from sarathi_sim.simulator.load.trace import Reading, Trace, read_trace
 from tests.experiments.small_config import called, refused
 
 SOURCE = Source("here.yaml", "one", {}, ())

@@ -12,16 +12,22 @@ torch = pytest.importorskip("torch", reason="torch is not installed")
 from sarathi_sim.profiler.facts.model import ModelSpec
 from sarathi_sim.profiler.facts.ops import LAYER_GEMMS, LOCAL, OPS
 from sarathi_sim.profiler.measuring.shard_ops import ShardOps, advice, overheads
-from sarathi_sim.profiler.planning.journal import relative_iqr
-from sarathi_sim.profiler.planning.settings import (
+from sarathi_sim.profiler.planning.grid import (
     DESIGNED,
     Limits,
     designed_points,
+    relative_iqr,
     skewed_contexts,
 )
-from sarathi_sim.profiler.shard.attention import KVCache, SdpaAttention, choose_attention
+from sarathi_sim.profiler.shard.attention import (
+    Chunk,
+    Decodes,
+    KVCache,
+    Rows,
+    SdpaAttention,
+    choose_attention,
+)
 from sarathi_sim.profiler.shard.layer import LayerState, RandomWeights, ShardLayer
-from sarathi_sim.profiler.shard.rows import Chunk, Decodes, Rows
 from sarathi_sim.profiler.shard.timing import Timer, no_garbage_collection
 from tests.profiler_torch.small import GQA, MHA, PLAIN
 

@@ -11,7 +11,7 @@ from sarathi_sim.experiments.config.deployment import Deployment, deploy
 from sarathi_sim.experiments.config.loading import load_experiment
 from sarathi_sim.profiler.facts.ops import ALL_REDUCE
 from sarathi_sim.profiler.storage.strict import UserError
-from sarathi_sim.simulator.op_times.link_times import Reduce, Route
+from sarathi_sim.simulator.op_times.op_times import Reduce, Route
 
 SLOW = Route("pcie", 10e9, 5e-6)
 NET = Route("tcp", 1e9, 100e-6)

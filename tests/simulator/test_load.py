@@ -27,7 +27,7 @@ from sarathi_sim.simulator.load.engine_memory import (
     stage_layers,
     stage_weight_bytes,
 )
-from sarathi_sim.simulator.load.workload import burstier, longer_prefixes, longer_requests
+from sarathi_sim.simulator.load.requests import burstier, longer_prefixes, longer_requests
 from tests.sampled import device_bundle
 
 LLAMA_8B, LLAMA_70B = load_model("llama-3-8b"), load_model("llama-3-70b")

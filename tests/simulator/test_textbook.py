@@ -18,7 +18,8 @@ from sarathi_sim.policies.trtllm import Trtllm
 from sarathi_sim.policies.vllm import Vllm
 from sarathi_sim.simulator.loop.clock import quantize
 from sarathi_sim.simulator.loop.routers import ROUTERS
-from sarathi_sim.simulator.loop.simulation import SimulationError, simulate
+from sarathi_sim.simulator.loop.simulation import SimulationError
+from tests.simulator import simulate
 from tests.simulator.oracle import (
     POLICIES,
     System,
