@@ -22,7 +22,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from sarathi_sim.profiler.facts.ops import ALL_REDUCE, ALL_TO_ALL, OPS, SEND_RECV
+from sarathi_sim.profiler.facts.ops import ALL_REDUCE, ALL_TO_ALL, OPS, SEND_RECV, op_label
 from sarathi_sim.profiler.storage.child import silent
 from sarathi_sim.profiler.storage.plain_yaml import dump_yaml
 from sarathi_sim.profiler.storage.strict import UserError, did_you_mean
@@ -227,6 +227,8 @@ def read_sensitivity(
         refuse_of_session(option.scenario, draft.source)
     every = {option: factors_of(option.deployment, gaps) for option in options}
     names = dict.fromkeys(factor.name for factors in every.values() for factor in factors)
+    labels = {op_label(name): name for name in names}
+    only = [labels.get(name, name) for name in only]
     for name in only:
         if name not in names:
             hint = f"one of {', '.join(names)}{did_you_mean(name, names)}"

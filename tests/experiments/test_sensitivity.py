@@ -47,7 +47,7 @@ def service_s(**scale: float) -> float:
 
 def test_the_closed_form_of_one_server(tmp_path: Path) -> None:
     """With all ops the capacity falls as they get slower; with one op, by its share of them."""
-    out, asked = tmp_path / "out", {"only": ["all ops", "ffn_ln1"], "replications": 1}
+    out, asked = tmp_path / "out", {"only": ["all ops", "FFN up-projection"], "replications": 1}
     table = sim.capacity(ONE_SERVER, sensitivity=True, **asked, out=out).table
     elasticity = table.set_index("factor")["elasticity"]
     assert elasticity["all ops"] == pytest.approx(-1, rel=0.02)
