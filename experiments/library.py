@@ -21,6 +21,7 @@ from sarathi_sim.profiler.storage.strict import UserError
 from .config.base import Assignments, Config, Several, listed
 from .options import (
     LENGTHS,
+    RUNS,
     AlsoOption,
     Choosing,
     ConfigArgument,
@@ -545,10 +546,10 @@ def capacity(
             *(config, changes, workload, by, [*filter(None, listed(only))], metrics),
             *(replications, out, workers, progress, say),
         )
-    from .capacity.answer import answered, load_prices, read_question, result_files
+    from .capacity.answer import answered, capacities, load_prices, read_question, result_files
     from .capacity.probing import CAPACITY_FORMAT, write_result
-    from .capacity.written import capacities, capacity_answer
     from .config.loading import refuse_of_session
+    from .report.capacity_answers import capacity_section
 
     draft, section, options = read_question(config, changes, workload)
     costs = load_prices(prices)
@@ -558,11 +559,13 @@ def capacity(
         folder = _folder(out, draft.header.name, stack)
         asked = _laboratory(folder, CAPACITY_FORMAT, section, workers, progress, say)
         content = answered(stack.enter_context(asked), draft, options, bands, costs, refine)
+        answer = capacity_section(None, content)
+        content |= answer.words()
         if out is not None:
             files = result_files(draft, section, content) | _figures(content)
             write_result(folder, CAPACITY_FORMAT, files)
     table = capacities(content["deployments"])
-    return Result(content, capacity_answer(content), table=table, written=written(out, folder))
+    return Result(content, answer, table=table, written=written(out, folder))
 
 
 def _sensitivity(
@@ -582,7 +585,7 @@ def _sensitivity(
     from .capacity.probing import SENSITIVITY_FORMAT, write_result
     from .capacity.sensitivity import read_sensitivity, sensitivity_files, table_of
     from .capacity.sensitivity import sensitivity as found_by
-    from .capacity.written import sensitivity_answer
+    from .report.capacity_answers import sensitivity_section
 
     asked = read_sensitivity(
         *(config, changes, workload),
@@ -595,14 +598,15 @@ def _sensitivity(
         folder = _folder(out, f"{asked.draft.header.name}_sensitivity", stack)
         lab = _laboratory(folder, SENSITIVITY_FORMAT, asked.section, workers, progress, say)
         content = found_by(stack.enter_context(lab), asked)
+        section = sensitivity_section(None, content)
+        content |= section.words()
         if out is not None:
             from .report.capacity_charts import tornado_charts
             from .report.draw import figure_files
 
             figures = figure_files({"tornado": tornado_charts(content)}, content["name"])
             write_result(folder, SENSITIVITY_FORMAT, sensitivity_files(asked, content) | figures)
-    section, table = sensitivity_answer(content), table_of(content)
-    return Result(content, section, table=table, written=written(out, folder))
+    return Result(content, section, table=table_of(content), written=written(out, folder))
 
 
 def recommend(
@@ -612,7 +616,7 @@ def recommend(
     *,
     gpus: Annotated[int | None, typer.Option(min=1, max=1024, help="How many there are.")] = None,
     rate: Annotated[
-        float | None, typer.Option(min=1e-3, max=1e6, help="Or: requests a second to be carried.")
+        float | None, typer.Option(min=1e-3, max=1e6, help="Or: requests a second to sustain.")
     ] = None,
     workload: Annotated[
         str | None,
@@ -664,13 +668,14 @@ def recommend(
 ) -> Result:
     """Find the best deployment under an SLO.
 
-    That is the one that carries most on the GPUs, or costs least for a rate. Layouts, token budgets
-    and sequence limits are enumerated and bounded; the others race, and the best are searched
-    exactly. A mixture's layouts also have ranks with attention of their own (DP). The result has
-    the engine's own command line, and a configuration. --pools adds deployments whose prompts and
-    decodes have workers of their own, and finds how many of each; --speculation draft lengths.
-    --policy sarathi chooses a chunk size and the largest batch: all requests come at once, the most
-    tokens/s win, and --slo may be left out or bound p99 tbt; --seqs is the largest batch to try.
+    That is the one that sustains most on the GPUs, or costs least for a rate. Layouts, token
+    budgets and sequence limits are enumerated and bounded; the others race, and the best are
+    searched exactly. A mixture's layouts also have ranks with attention of their own (DP). The
+    result has the engine's own command line, and a configuration. --pools adds deployments
+    whose prompts and decodes have workers of their own, and finds how many of each;
+    --speculation draft lengths. --policy sarathi chooses a chunk size and the largest batch:
+    all requests come at once, the most tokens/s win, and --slo may be left out or bound p99
+    tbt; --seqs is the largest batch to try.
 
     \b
     Examples:
@@ -685,18 +690,18 @@ def recommend(
     from .capacity.options import counts, wanted_of
     from .capacity.probing import RECOMMEND_FORMAT, write_result
     from .capacity.recommend import recommend_files, recommended
-    from .capacity.written import recommend_answer
+    from .report.capacity_answers import chunk_section, recommend_section
 
     chosen = further(Choosing, changes)
     if policy is None and chosen.profiles is not None:
         raise UserError("--set profiles: has no effect without --policy")
     if policy is not None:
         from .capacity.slo import limit_of
-        from .run.machine import advise, chunk_answer, machine_of
+        from .run.machine import advise, machine_of
         from .run.traffic import demand_of
 
         unused: dict[str, object] = {"rate": rate, "stack": stack, "dtype": dtype, "pools": pools}
-        unused |= {"budget": budget, "speculation": speculation}
+        unused |= {"budget": budget, "speculation": speculation, "out": out not in (None, RUNS)}
         for name, default in vars(Choosing()).items():
             unused[f"set {name}"] = name != "profiles" and getattr(chosen, name) != default
         for name, value in unused.items():
@@ -705,13 +710,13 @@ def recommend(
         if workload is None or gpus is None:
             raise UserError(f"--policy {policy}: needs --workload and --gpus")
         machine = machine_of(model, ",".join(listed(device)), gpus, chosen.profiles)
-        advice = advise(
+        content = {"model": model} | advise(
             *(machine, demand_of(workload)),
             batch_cap=max(counts("--seqs", seqs, least=2), default=None),
             tbt_limit_s=None if slo is None else limit_of(slo, "p99", "tbt_s"),
             progress=lambda done, total: progress("simulations", done, total),
         )
-        return chunk_answer(model, advice)
+        return Result(content | chunk_section(content).words(), chunk_section(content))
     if slo is None:
         raise UserError("--slo: is missing: such as 'p99 ttft 1s, p99 tbt 50ms'")
     drafts = [chosen.drafts] if isinstance(chosen.drafts, int) else chosen.drafts
@@ -725,10 +730,15 @@ def recommend(
         folder = _folder(out, "recommend", stack_)
         asked = _laboratory(folder, RECOMMEND_FORMAT, wanted.section, workers, progress, say)
         content = recommended(stack_.enter_context(asked), wanted, costs, say, chosen.refine)
+        section = recommend_section(None, content)
+        content |= section.words()
         if out is not None:
             files = recommend_files(wanted, content) | _figures(content)
             write_result(folder, RECOMMEND_FORMAT, files)
-    return Result(content, recommend_answer(content), written=written(out, folder))
+            if content["command"]:
+                whole = "cat" if content["deployments"][0].get("pools") else "sh"
+                section = replace(section, command=f"{whole} {folder / 'launch.sh'}")
+    return Result(content, section, written=written(out, folder))
 
 
 def list_(

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal
 
 import numpy as np
+import pandas as pd
 from pydantic import Field
 
 from sarathi_sim.profiler.storage.files import data_dir, user_path
@@ -39,7 +40,6 @@ from .search import (
     crossing,
 )
 from .slo import OVERLOAD, REJECTED, CapacitySection, Verdict
-from .written import capacities, capacity_answer, headroom
 
 FINE = 0.005
 """The tolerance of searches for a band, which is a few percent wide."""
@@ -268,6 +268,7 @@ def as_json(answer: Answer, kind: str) -> dict[str, Any]:
         "point": option.point,
         "policy": pools[-1].scenario.policy.name,
         "device": " and ".join(option.deployment.gpus),
+        "stack": pools[-1].scenario.stack,
         "tp": cluster.tp,
         "pp": cluster.pp,
         "dp": cluster.dp,
@@ -331,15 +332,18 @@ def curve(found: Capacity) -> list[Probed]:
 def numbers(probed: Probed, option: Option) -> dict[str, Any]:
     """A probe's load, values, and throughput per user and per GPU.
 
-    ``output_tokens_per_s`` is the rate of all replicas if every accepted request is served: a run
-    takes longer than its requests take to arrive. For a closed loop it is the run's own rate.
+    ``input_tokens_per_s`` (prompts, those found in a cache too) and ``output_tokens_per_s`` are the
+    rates of all replicas if every accepted request is served: a run takes longer than its requests
+    take to arrive. For a closed loop they are the run's own rates.
     """
     summary, after = probed.summary, probed.summary["after_warmup"]
     tpot, served = after["tpot_s"]["p50"], probed.scale * summary["requests_per_s"]
-    tokens = probed.scale * summary["output_tokens_per_s"]
+    output = summary["output_tokens_per_s"]
+    tokens = [probed.scale * each for each in (summary["tokens_per_s"] - output, output)]
     clients = option.scenario.workload.arrivals.kind == "closed_loop"
     if not clients and served and math.isfinite(probed.probe.load):
-        tokens *= probed.probe.load * (1 - probed.verdict.rejected) / served
+        part = probed.probe.load * (1 - probed.verdict.rejected) / served
+        tokens = [part * each for each in tokens]
     return {
         "run": probed.run,
         "load": probed.probe.load,
@@ -349,8 +353,9 @@ def numbers(probed: Probed, option: Option) -> dict[str, Any]:
         "tbt_p99_s": after["tbt_s"]["p99"],
         "tokens_per_s_per_user": 1 / tpot if tpot else float("nan"),
         "requests_per_s": served,
-        "output_tokens_per_s": tokens,
-        "output_tokens_per_s_per_gpu": tokens / option.gpus,
+        "input_tokens_per_s": tokens[0],
+        "output_tokens_per_s": tokens[1],
+        "output_tokens_per_s_per_gpu": tokens[1] / option.gpus,
     }
 
 
@@ -370,7 +375,7 @@ def pooled_numbers(at: Sequence[Probed], verdict: Verdict, option: Option) -> di
     each = [numbers(probed, option) for probed in at]
     keys = (
         *("ttft_p99_s", "tbt_p99_s", "tokens_per_s_per_user", "requests_per_s"),
-        *("output_tokens_per_s", "output_tokens_per_s_per_gpu"),
+        *("input_tokens_per_s", "output_tokens_per_s", "output_tokens_per_s_per_gpu"),
     )
     means = {
         key: None if each[0][key] is None else float(np.mean([one[key] for one in each]))
@@ -418,25 +423,28 @@ def load_prices(path: str | None) -> Prices:
     return parse(Prices, read_mapping(file), file)
 
 
-def per_million_tokens(gpu_hour: float, gpus: int, output_tokens_per_s: float) -> float:
-    """The cost of a million output tokens at a throughput."""
-    if not output_tokens_per_s:
-        return float("inf")
-    return gpu_hour * gpus / 3600 / output_tokens_per_s * 1e6
+def per_million_tokens(gpu_hour: float, gpus: int, tokens_per_s: float) -> float:
+    """The cost of a million tokens at a throughput."""
+    return gpu_hour * gpus / 3600 / tokens_per_s * 1e6 if tokens_per_s else float("inf")
+
+
+COSTS = {f"per_million_{what}_tokens": f"{what}_tokens_per_s" for what in ("input", "output")}
+"""Each cost of a deployment at a load, and the throughput by which its price an hour is divided."""
 
 
 def add_costs(row: dict[str, Any], per_hour: float) -> None:
-    """Add the cost per hour to a deployment, and the cost of a million output tokens to it and each
-    of its probes. The deployment's tokens cost as at the rate that was asked for, or at its
-    capacity; None if it does not carry the rate."""
+    """Add the cost per hour to a deployment, and the costs of a million input and of a million
+    output tokens to it and each of its probes. The deployment's tokens cost as at the rate that was
+    asked for, or at its capacity; None if it does not sustain the rate."""
     row["per_hour"], at = per_hour, row.get("at_capacity")
     asked = row.get("at_rate")
     for probe in (*row.get("curve", ()), *filter(None, (at, asked))):
-        tokens = probe["output_tokens_per_s"]
-        probe["per_million_output_tokens"] = per_million_tokens(per_hour, 1, tokens)
+        probe |= {
+            cost: per_million_tokens(per_hour, 1, probe[rate]) for cost, rate in COSTS.items()
+        }
     known = at and row["settled"] and row["capacity"]
     there = (asked or at) if known else None
-    row["per_million_output_tokens"] = there["per_million_output_tokens"] if there else None
+    row |= {cost: there[cost] if there else None for cost in COSTS}
 
 
 def read_question(
@@ -481,7 +489,7 @@ def answered(
         gpus = each.option.deployment.gpus
         if gpus.keys() <= prices.gpu_hour.keys():
             add_costs(one, sum(prices.gpu_hour[device] * count for device, count in gpus.items()))
-    content = {
+    return {
         "format": CAPACITY_FORMAT,
         "name": draft.header.name,
         "description": draft.header.description,
@@ -496,7 +504,6 @@ def answered(
         "probes": len(lab.runs.keys() - lab.report.failures.keys()),
         "provenance": "predicted",
     }
-    return content | capacity_answer(content).words()
 
 
 def _halfway(lab: Laboratory, draft: Draft, found: Sequence[Answer]) -> list[Option]:
@@ -528,3 +535,54 @@ def result_files(
         "headroom.csv": headroom(found).to_csv(index=False).encode(),
         "config.yaml": dump_yaml({**question, "scenarios": draft.overrides}).encode(),
     }
+
+
+# Tables ----------------------------------------------------------------------------------------
+
+
+def headroom(found: Sequence[Mapping[str, Any]]) -> pd.DataFrame:
+    """A row a probe of the headroom curves."""
+    rows = []
+    for one in found:
+        for probe in one.get("curve", ()):
+            flat = {key: value for key, value in probe.items() if key not in ("slo", "stress")}
+            share = probe["load"] / one["offered"] if one["capacity"] else None
+            rows.append(
+                {"deployment": one["name"], "part_of_capacity": share, **flat, **probe["slo"]}
+                | {f"{text}, part of the limit": part for text, part in probe["stress"].items()}
+            )
+    return pd.DataFrame(rows)
+
+
+def capacities(found: Sequence[Mapping[str, Any]]) -> pd.DataFrame:
+    """A row a deployment."""
+    rows = []
+    for one in found:
+        binds = one.get("binds") or {}
+        row = {"name": one["name"], "device": one["device"], **layout(one)}
+        row |= {"policy": one["policy"], "capacity": one["capacity"], "settled": one["settled"]}
+        row |= {key: one.get(key) for key in ("offered", "rejected_share", "saturation")}
+        for key in ("interval", "band", "uncertainty"):
+            row[f"{key}_low"], row[f"{key}_high"] = one.get(key) or (None, None)
+        row |= {key: one.get(key) for key in ("per_hour", *COSTS)}
+        rows.append({**row, "limiting_metric": binds.get("slo"), "because": binds.get("because")})
+    return with_counts(rows)
+
+
+_COUNTS = ("tp", "pp", "dp", "drafts", "replicas", "gpus")
+
+
+def layout(one: Mapping[str, Any]) -> dict[str, int | None]:
+    """A deployment's degrees of parallelism, draft length, replicas and GPUs; of two pools each
+    pool's, too, as ``prefill_tp`` (its replicas are the workers)."""
+    found = {key: one[key] for key in _COUNTS if key in one}
+    for pool, each in one.get("pools", {}).items():
+        found |= {f"{pool}_{key}": each[key] for key in _COUNTS if key in each}
+    return found
+
+
+def with_counts(rows: Sequence[Mapping[str, Any]]) -> pd.DataFrame:
+    """A table whose counts (:func:`layout`) are whole numbers where some rows have none."""
+    table = pd.DataFrame(rows)
+    counts = [name for name in table if str(name).rpartition("_")[2] in _COUNTS]
+    return table.astype(dict.fromkeys(counts, "Int64"))

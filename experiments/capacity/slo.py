@@ -23,6 +23,8 @@ LATENCIES = {
     **{"tpot": "tpot_s", "latency": "latency_s", "e2e": "latency_s"},
 }
 """The words of an SLO, and the metric that each one means."""
+UNITS = {"rate": "requests/s", "clients": "clients"}
+"""The unit of each kind of load."""
 PER_REQUEST = ("ttft_s", "tbt_max_s", "tpot_s", "latency_s")
 BEYOND = 10
 """Requests that must lie beyond a percentile, or it is not known: P99 takes 1,000."""

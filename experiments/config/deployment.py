@@ -21,7 +21,7 @@ from sarathi_sim.policies.scheduler import OutputLengths, Scheduler
 from sarathi_sim.profiler.facts.device import DeviceSpec
 from sarathi_sim.profiler.facts.formats import NumberBytes
 from sarathi_sim.profiler.facts.model import ModelSpec
-from sarathi_sim.profiler.facts.ops import OPS
+from sarathi_sim.profiler.facts.ops import OPS, op_label
 from sarathi_sim.profiler.physics.shard_times import DOUBT
 from sarathi_sim.profiler.storage.child import available_bytes, size_text
 from sarathi_sim.profiler.storage.strict import UserError
@@ -278,7 +278,7 @@ class Deployment:
         ops_of: dict[str, list[str]] = {}
         for op, mark in self.ops.meta.environment.items():
             if doubt := str(mark).partition(DOUBT)[2]:
-                ops_of.setdefault(doubt, []).append(op)
+                ops_of.setdefault(doubt, []).append(op_label(op))
         return tuple(f"{', '.join(ops)}: {doubt}" for doubt, ops in ops_of.items())
 
     @property

@@ -45,6 +45,7 @@ from sarathi_sim.profiler.facts.ops import (
     SEND_RECV,
     SENDS,
     elementwise,
+    op_label,
 )
 from sarathi_sim.profiler.kernels.borrowed import BY_RATIO
 from sarathi_sim.profiler.kernels.op_source import op_source, served_formats
@@ -353,13 +354,13 @@ def provenance(meta: BundleMeta) -> str:
     there = [op for op in (*ALL_ROW_OPS, *ATTENTION, ALL_REDUCE, *SENDS) if op in meta.environment]
     for op in there:
         kind, _, how = str(meta.environment[op]).partition(DOUBT)[0].partition(": ")
-        kinds.setdefault(kind, []).append(op)
+        kinds.setdefault(kind, []).append(op_label(op))
         if BY_RATIO in how and meta.kernels is not None:
             width = meta.kernels.half_width_pct[op]
-            borrowed.setdefault(f"{how} (within {width:.0f} %)", []).append(op)
+            borrowed.setdefault(f"{how} (within {width:.0f} %)", []).append(op_label(op))
     if not kinds:  # a measured bundle, or one of a calibrated device
         return f"all {meta.source} on {meta.device}"
-    told = "; ".join(f"{kind}: {', '.join(ops)}" for kind, ops in kinds.items())
+    told = "; ".join(f"{kind}: {', '.join(dict.fromkeys(ops))}" for kind, ops in kinds.items())
     told += "".join(f"; borrowed: {', '.join(ops)}: {how}" for how, ops in borrowed.items())
     text = " ".join(str(meta.environment[op]) for op in there)
     versions = sorted(set(re.findall(r" of (\w+ \d[\w.]*)", text)))
@@ -514,7 +515,7 @@ def with_host_time(
     for key in DEFAULTS:
         if value := getattr(engine, key):
             where = shipped if value == defaults[key] else own
-            where.append(f"{key} {1e3 * value:.3g} ms")
+            where.append(f"{1e3 * value:.3g} ms {_TIMES[key]}")
     of = times.fitted_to if tuned is None else f"tuned to {', '.join(tuned.runs)}"
     if tuned is None and given.executor in executors:
         of = f"fitted to the runs of {_EXECUTORS[given.executor]}"
@@ -525,6 +526,16 @@ def with_host_time(
     notes = [f"host time: {whose}, {', '.join(shipped)}; {of}"] if shipped else []
     notes += [f"host time: as configured, {', '.join(own)}"] if own else []
     return engine, tuple(notes)
+
+
+_TIMES = {
+    "host_iteration_s": "an iteration",
+    "host_sequence_s": "a sequence",
+    "launch_layer_s": "to launch a layer",
+    "frontend_s": "a request",
+    "admission_s": "an admission",
+}
+"""What the host's constants are of, in answers."""
 
 
 def prompts_captured(engine: Engine) -> bool:

@@ -81,17 +81,21 @@ _FILES = """# Files: every field, with its unit
 
 `python -m sarathi_sim.experiments.lab.pages docs` makes this page from `data/schema.yaml`.
 
-What a command writes to its folder is an interface. `schema` in every `summary.json` and in what `--json` prints is the version
-of this page, {version}. It rises when a field is renamed or dropped, or means something else; new fields leave it as it is.
+What a command writes to its folder is an interface. `schema` in every `summary.json` and in what
+`--json` prints is the version of this page, {version}. It rises when a field is renamed or
+dropped, or means something else; new fields leave it as it is.
 
-Beside the files below, a folder holds `config.yaml`, the configuration with every default filled in (`sarathi-sim run` takes it
-again); `manifest.json`, the size and SHA-256 of every file; `figures/NAME.png` and `.svg`; with `run --timeline`
-`SCENARIO/timeline.json.gz`, a trace for Perfetto; of `recommend` `winner.yaml`, `launch.sh` and `load.sh`; of `capacity` and
-`recommend` `probes/`, the runs of the search, as a sweep has them.
+Beside the files below, a folder holds `config.yaml`, the configuration with every default filled
+in (`sarathi-sim run` takes it again); `manifest.json`, the size and SHA-256 of every file;
+`figures/NAME.png` and `.svg`; with `run --timeline` `SCENARIO/timeline.json.gz`, a trace for
+Perfetto; of `recommend` `winner.yaml`, `launch.sh` and `load.sh`; of `capacity` and `recommend`
+`probes/`, the runs of the search, as a sweep has them.
 
-In a path `*` is any name and `[]` every item of a list. METRIC is a metric of [metrics.md](metrics.md) and its statistic, such as
-`ttft_s.p99`, ACCOUNT an account of the ledger, KEY a swept key, CLAUSE a clause of an SLO, `**` a tree that is described
-elsewhere. A share is from 0 to 1. A load is in requests/s or clients, as `load` says. Every number is null where there is none.
+In a path `*` is any name and `[]` every item of a list. METRIC is a metric of
+[metrics.md](metrics.md) and its statistic, such as `ttft_s.p99`, ACCOUNT an account of the
+ledger, KEY a swept key, CLAUSE a clause of an SLO, `**` a tree that is described elsewhere. A
+share is from 0 to 1. A load is in requests/s or clients, as `load` says. Every number is null
+where there is none.
 """
 _REFERENCE = """# Reference
 
@@ -138,7 +142,7 @@ def fields_of(result: Mapping[str, Any], groups: Mapping[str, Mapping[str, str]]
     for name, places in result.get("groups", {}).items():
         for place in places.split(", "):
             fields |= {f"{place}{path}": unit for path, unit in groups[name].items()}
-    return fields | result["fields"]
+    return {**fields, **result["fields"]}
 
 
 def files() -> str:

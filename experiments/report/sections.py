@@ -29,14 +29,9 @@ from ..results import (
     read_text,
 )
 from ..run.compare import SimulatedAgain, labelled_tables, simulate_again
+from .capacity_answers import capacity_section, recommend_section, sensitivity_section
 from .charts import occupancy, overviews, run_charts, timelines
-from .of_capacity import (
-    capacity_section,
-    first_deployments,
-    op_times_grid,
-    recommend_section,
-    sensitivity_section,
-)
+from .op_origins import first_deployments, op_times_grid
 from .run_answers import comparison_section, ratios_table, read_sweep_section, run_section
 from .score_answers import scored
 from .section import Chart, Section, damaged, enumerated, read_section

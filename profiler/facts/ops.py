@@ -404,6 +404,36 @@ def op_of(name: str) -> Op:
     return OPS[name.removesuffix(f"_{SENDS[name]}") if name in SENDS else name]
 
 
+#: Names of the ops in answers.
+LABELS = {
+    "preproj": "QKV projection",
+    "q_up": "query up-projection",
+    "kv_up": "KV up-projection",
+    "attn_prefill": "attention of prompts",
+    "attn_decode": "attention of decodes",
+    "postproj": "output projection",
+    "recurrent_in": "recurrent input projection",
+    "recurrent_out": "recurrent output projection",
+    "ffn_ln1": "FFN up-projection",
+    "ffn_ln2": "FFN down-projection",
+    "moe_router": "router of experts",
+    "moe": "experts",
+    "all_to_all": "all-to-all of experts",
+    "shared_ln1": "shared experts' up-projection",
+    "shared_ln2": "shared experts' down-projection",
+    "others": "elementwise ops",
+    "all_reduce": "all-reduce",
+    "embedding": "embedding",
+    "lm_head": "LM head",
+    "send_recv": "transfers between stages",
+}
+
+
+def op_label(name: str) -> str:
+    """The name of an op in answers; any other name as it is."""
+    return LABELS[op_of(name).name] if name in OPS or name in SENDS else name
+
+
 #: Names of the accounts in tables.
 ACCOUNTS = {
     "linear": "linear ops",

@@ -312,12 +312,11 @@ def traffic_line(requests: Sequence[Request]) -> str:
 def lengths_line(prompt: Ints, output: Ints) -> str:
     """The line of :func:`traffic_line`, of prompt and output tokens."""
     words = list[str]()
-    for each in (prompt, output):
+    for what, each in (("prompts", prompt), ("outputs", output)):
         found = (each.mean(), *np.percentile(each, (50, 99)))
         mean, middle, most = (f"{x:,.0f}" if x >= 100 else f"{x:.3g}" for x in found)
-        tokens = "" if words else " tokens in the mean"
-        words.append(f"{mean}{tokens} (P50 {middle}, P99 {most})")
-    return f"prompts of {words[0]}, outputs of {words[1]}"
+        words.append(f"{what}: mean {mean}, P50 {middle}, P99 {most}")
+    return f"{words[0]} tokens; {words[1]}"
 
 
 def without_times(clients: int | None) -> str:

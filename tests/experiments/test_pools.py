@@ -17,12 +17,12 @@ from sarathi_sim.experiments.capacity.answer import (
     Answer,
     _after_prefill,
     as_json,
+    capacities,
     read_question,
     slower_factors,
 )
 from sarathi_sim.experiments.capacity.options import Option, plan_of
 from sarathi_sim.experiments.capacity.sensitivity import factors_of
-from sarathi_sim.experiments.capacity.written import capacities, sentence
 from sarathi_sim.experiments.config.base import Source
 from sarathi_sim.experiments.config.deployment import Deployment, PoolsDeployment
 from sarathi_sim.experiments.config.effects import ops_of
@@ -406,10 +406,6 @@ def test_ranks_of_a_pool_in_an_answer() -> None:
     assert row["pools"]["decode"] == {"tp": 1, "pp": 1, "dp": 4, "replicas": 2, "gpus": 8}
     assert row["pools"]["prefill"] == {"tp": 2, "pp": 1, "dp": 1, "replicas": 3, "gpus": 6}
     found = {**row, "capacity": 2.0, "rejected_share": 0.0}
-    assert sentence([found], "requests/s", "USD") == (
-        "ranks, 3 prefill workers of 2 GPUs each (TP 2) and 2 decode workers of 4 GPUs each (TP 1 "
-        "DP 4), carries 2.00 requests/s."
-    )
     one = {**found, "name": "one", "tp": 4, "pp": 2, "replicas": 1, "gpus": 8}
     del one["pools"]
     lines = capacities([found, one]).to_csv(index=False).splitlines()

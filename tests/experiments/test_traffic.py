@@ -262,11 +262,9 @@ def test_a_logs_mean_rate_and_its_busiest_minute_stand_beside_the_answer(tmp_pat
     path.write_text("prompt_tokens,output_tokens\n400,20\n")
     assert rates_of(str(path)) is None
     found = recommendation(rate=1.0, log_rates=(mean, busiest))
-    told = "the log has 0.15 requests/s in the mean and 1.12 in its busiest minute, 7.4 times"
+    told = "the log has 0.15 requests/s on average and 1.12 in its busiest minute, 7.4 times"
     assert any(line.startswith(f"workload: {told}") for line in found.assumed)
-    warned = (
-        "the log has 1.12 requests/s in its busiest minute (0.15 in the mean), and 1 were asked"
-    )
+    warned = "the log has 1.12 requests/s in its busiest minute (0.15 on average), and 1 were asked"
     assert any(line.startswith(warned) for line in found.warnings)
     enough = recommendation(rate=2.0, log_rates=(mean, busiest))
     assert not any("busiest" in line for line in enough.warnings)

@@ -152,7 +152,7 @@ def test_minimax_runs_on_a_b300_and_says_what_was_borrowed() -> None:
     np.testing.assert_allclose(ratio, said, atol=0.006)
     told = provenance(lent.meta)
     origin, _, doubt = mark.removeprefix("derived: ").partition(DOUBT)
-    assert f"; borrowed: preproj, postproj: {origin} (within 29 %)" in told
+    assert f"; borrowed: QKV projection, output projection: {origin} (within 29 %)" in told
     assert "take longer than bf16's for one token" in doubt
     assert "borrowed" not in provenance(own.meta)
 

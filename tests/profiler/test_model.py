@@ -25,7 +25,7 @@ from sarathi_sim.profiler.facts.model import (
     load_model,
     published,
 )
-from sarathi_sim.profiler.facts.ops import MOE, OPS, GemmShape, Stream
+from sarathi_sim.profiler.facts.ops import LABELS, MOE, OPS, SENDS, GemmShape, Stream, op_label
 from sarathi_sim.profiler.storage.files import data_dir
 from sarathi_sim.profiler.storage.not_modelled import not_modelled
 from sarathi_sim.profiler.storage.strict import SpecError, parse
@@ -375,3 +375,9 @@ def test_no_other_file_names_an_op() -> None:
                 texts = [n.value for n in ast.walk(tree) if isinstance(n, ast.Constant)]
                 found += [f"{file}: {text}" for text in texts if text in OPS]
     assert not found, f"ask profiler/facts/ops.py instead: {found}"
+
+
+def test_every_op_has_a_name_of_its_own_in_answers() -> None:
+    assert LABELS.keys() == OPS.keys() and len(set(LABELS.values())) == len(OPS)
+    assert {op_label(name) for name in SENDS} == {"transfers between stages"}
+    assert op_label("link speed") == "link speed"
